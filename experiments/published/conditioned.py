@@ -8,7 +8,6 @@ sooner, with what is there by then, and the command goes on from there. docs/rep
 """
 
 import math
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,8 +16,9 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
-from scoreboard import Orders, bound_text, is_ratio, number, orders, percent
+from scoreboard import Orders, is_ratio, orders, percent
 
+from experiments.reproduce.board import bound_text, number, span
 from experiments.reproduce.condition import (
     Draws,
     Kept,
@@ -35,6 +35,7 @@ from experiments.reproduce.condition import (
 from experiments.reproduce.ledger import Descriptor, read_ledger
 from experiments.reproduce.predict import PAPERS, Task
 from experiments.reproduce.score import Bound, published_rows
+from experiments.shared import errors_in_a_line, markdown
 from simrl.errors import InputError
 from simrl.files import write_whole_file
 from simrl.validation import in_words
@@ -98,7 +99,7 @@ def main(
     anew: Annotated[bool, typer.Option("--anew", help="forget the draws that are there")] = False,
     folder: Annotated[Path, typer.Option(help="where conditioned.parquet and conditioned.md are")] = HERE,
 ) -> None:
-    try:
+    with errors_in_a_line("conditioned"):
         table = folder / "conditioned.parquet"
         found = Draws({}, digests(), 0.0) if anew else read_draws(table)
         old = stale(found)
@@ -116,9 +117,6 @@ def main(
         with write_whole_file(folder / "conditioned.md") as temporary:
             temporary.write_text(page(found), encoding="utf-8")
         print(in_short(found))
-    except InputError as error:
-        print(f"conditioned: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
 
 
 def baselines(draws: Draws, count: int) -> list[Task]:
@@ -308,22 +306,27 @@ def page(draws: Draws) -> str:
         "## What the baselines do\n",
         "*Alone* is the share of the draws that meet a statement within its tolerance; *widened* is by how much its tolerance "
         "was multiplied until enough draws were kept. Ranges are the 10 to 90 % of all draws and of those that are kept.\n",
-        "| paper | statement | stated | tolerance | all draws | alone | widened | kept draws |",
-        "|---|---|---|---|---|---|---|---|",
-        *(line for paper, kept in kept_of(draws).items() for line in _descriptors(draws, paper, kept)),
+        *markdown(
+            ("paper", "statement", "stated", "tolerance", "all draws", "alone", "widened", "kept draws"),
+            [cells for paper, kept in kept_of(draws).items() for cells in _descriptors(draws, paper, kept)],
+        ),
         "",
         *_contradictions(),
         *_inputs(draws),
         "## Gains\n",
         "*Before* is the lowest to the highest of the middle and the board's sets. Figures of a row are compared element by "
         "element: `areal-eta/2 : 1` is the second over the first.\n",
-        *_gain_lines(draws),
+        *markdown(
+            ("gain", "published", "before", "conditioned", "covered", "half-width", "draws"),
+            list(map(_cells, gains(draws))),
+        ),
+        "",
         *_order_lines(draws),
     ]
     return "\n".join(lines)
 
 
-def _descriptors(draws: Draws, paper: str, kept: Kept) -> Iterator[str]:
+def _descriptors(draws: Draws, paper: str, kept: Kept) -> Iterator[tuple[str, ...]]:
     every = draws.of(paper)
     for name, of in read_ledger(paper).descriptors.items():
         values = {draw: draws.values[paper, draw, name] for draw in every}
@@ -331,7 +334,7 @@ def _descriptors(draws: Draws, paper: str, kept: Kept) -> Iterator[str]:
         alone = sum(of.misfit(value) <= 1 for value in able)
         widened = "not used" if of.unused else f"{kept.factors[name]:.2g} x"
         tolerance = f"{of.tolerance:g}" if of.share else f"{100 * of.tolerance:.0f} %"
-        cells = (
+        yield (
             f"{paper} ({len(kept.draws)} of {len(every)} draws kept)",
             f"`{name}`: {of.source}",
             _stated(of),
@@ -341,7 +344,6 @@ def _descriptors(draws: Draws, paper: str, kept: Kept) -> Iterator[str]:
             widened,
             _middle_range([values[draw] for draw in kept.draws]),
         )
-        yield "| " + " | ".join(cells) + " |"
 
 
 def _stated(of: Descriptor) -> str:
@@ -351,7 +353,7 @@ def _stated(of: Descriptor) -> str:
 
 
 def _middle_range(values: Sequence[float]) -> str:
-    return "–".join(number(float(end)) for end in np.quantile(values, (LOW, HIGH))) if values else "none"
+    return span(*map(float, np.quantile(values, (LOW, HIGH)))) if values else "none"
 
 
 def _contradictions() -> Iterator[str]:
@@ -391,22 +393,16 @@ def _inputs(draws: Draws) -> Iterator[str]:
     yield ""
 
 
-def _gain_lines(draws: Draws) -> Iterator[str]:
-    yield "| gain | published | before | conditioned | covered | half-width | draws |"
-    yield "|---|---|---|---|---|---|---|"
-    for gain in gains(draws):
-        ends = ("–".join(map(number, of)) if of else "" for of in (gain.prior, gain.interval))
-        covered = "yes" if gain.covered else "no, before yes" if gain.covered_before else "no"
-        cells = (
-            f"`{gain.name}`",
-            bound_text(gain.published),
-            *ends,
-            covered,
-            f"{100 * gain.half_width:.0f} %",
-            str(gain.draws),
-        )
-        yield "| " + " | ".join(cells) + " |"
-    yield ""
+def _cells(gain: Gain) -> tuple[str, ...]:
+    return (
+        f"`{gain.name}`",
+        bound_text(gain.published),
+        span(*gain.prior) if gain.prior else "",
+        span(*gain.interval),
+        "yes" if gain.covered else "no, before yes" if gain.covered_before else "no",
+        f"{100 * gain.half_width:.0f} %",
+        str(gain.draws),
+    )
 
 
 def _order_lines(draws: Draws) -> Iterator[str]:

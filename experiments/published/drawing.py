@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -21,6 +21,7 @@ from PIL import Image
 
 from experiments.reproduce.lab import Lab, Measures
 from experiments.reproduce.ledger import Inputs, read_ledger
+from experiments.reproduce.predict import PAPERS, paper_of
 from experiments.reproduce.score import Bound, published_rows
 from simrl.result.result import Result
 from simrl.result.timeline import Floats, Spans, running_requests, spans
@@ -66,18 +67,31 @@ class Bench:
     def inputs(self, paper: str) -> Inputs:
         return read_ledger(paper).middle
 
-    def published(self, row: str) -> tuple[Bound, ...]:
-        """Return the elements of a row, as ratios where it is a gain."""
-        return published_rows()[row].elements
+    def bound(self, row: str) -> Bound:
+        """Return the first published element of a row, as a ratio where it is a gain."""
+        return published_rows()[row].elements[0]
+
+    def value(self, row: str) -> float:
+        return self.bound(row).value
 
     def values(self, row: str) -> list[float]:
-        return [bound.value for bound in self.published(row)]
+        return [bound.value for bound in published_rows()[row].elements]
+
+    def predicted(self, row: str) -> list[float]:
+        """Return the elements of a row at the middle of its paper's inputs, as ratios where it is a gain."""
+        paper = paper_of(row)
+        assert paper is not None
+        return [published_rows()[row].comparable(x) for x in PAPERS[paper].ROWS[row](self.lab, self.inputs(paper))]
+
+    def both(self, *rows: str) -> tuple[list[float], list[float]]:
+        """Return the first element of each row, predicted and published."""
+        return [self.predicted(row)[0] for row in rows], [self.value(row) for row in rows]
 
     def intervals(self, row: str) -> list[Interval]:
         """Return the board's intervals of a row's elements; None each without a board, or without a prediction."""
         entry = self._board.get(row)
         if entry is None or entry["predicted"] is None:
-            return [None] * len(self.published(row))
+            return [None] * len(self.values(row))
         return list(zip(entry["low"], entry["high"], strict=True))
 
     def result(self, scenario: Scenario) -> Result:
@@ -107,6 +121,7 @@ class Scenarios(Lab):
 Draw = Callable[[Bench], Drawn]
 Mark = float | Bound | None  # what was published
 Interval = tuple[float, float] | None  # what is predicted of all the ranges of inputs
+T = TypeVar("T")
 
 
 def picture(rows: int = 1, columns: int = 1, height_in: float = 3.6, **options: Any) -> tuple[Picture, Any]:
@@ -122,6 +137,12 @@ def picture(rows: int = 1, columns: int = 1, height_in: float = 3.6, **options: 
         axes.set_axisbelow(True)
         axes.grid(axis="y", color=FAINT, alpha=0.25)
     return figure, panels
+
+
+def panel(height_in: float) -> tuple[Picture, Axes]:
+    """Return a figure of a single panel."""
+    figure, panels = picture(1, 1, height_in)
+    return figure, panels[0, 0]
 
 
 def bars(
@@ -168,14 +189,33 @@ def bar_picture(
     intervals: Mapping[str, Sequence[Interval]] | None = None,
 ) -> Picture:
     """Return a figure of `bars` alone, with its legend; `level` draws a line at 1."""
-    figure, panels = picture(1, 1, height_in)
-    bars(panels[0, 0], groups, series, published, intervals, form)
+    figure, axes = panel(height_in)
+    bars(axes, groups, series, published, intervals, form)
     if level:
-        panels[0, 0].axhline(1, color=INK, linewidth=0.8)
-    panels[0, 0].set(xlabel=x, ylabel=y)
+        axes.axhline(1, color=INK, linewidth=0.8)
+    axes.set(xlabel=x, ylabel=y)
     spread = [each for row in (intervals or {}).values() for each in row]
-    legend(panels[0, 0], marks, intervals=bool(spread) and None not in spread)
+    legend(axes, marks, intervals=bool(spread) and None not in spread)
     return figure
+
+
+def row_picture(
+    bench: Bench, rows: Mapping[str, str], systems: Sequence[str], **look: Any
+) -> tuple[Picture, list[list[float]], list[list[float]]]:
+    """Draw rows as groups of bars (by their labels), one of each system; also return what is predicted and published."""
+    found, marks = ([of(row) for row in rows.values()] for of in (bench.predicted, bench.values))
+    intervals = by_system([bench.intervals(row) for row in rows.values()], systems)
+    figure = bar_picture(list(rows), by_system(found, systems), by_system(marks, systems), intervals=intervals, **look)
+    return figure, found, marks
+
+
+def by_system(rows: Sequence[Sequence[T]], systems: Sequence[str]) -> dict[str, list[T]]:
+    return {name: list(values) for name, values in zip(systems, zip(*rows, strict=True), strict=True)}
+
+
+def single(values: Iterable[T]) -> dict[str, list[T]]:
+    """Return a series without another beside it."""
+    return {"simulated": list(values)}
 
 
 def at_foot(axes: Axes, x: float, text: str) -> None:
@@ -237,11 +277,25 @@ def lanes(axes: Axes, result: Result, start_s: float, end_s: float, copies: str 
 def batches(result: Result, start_s: float, end_s: float) -> Floats:
     """Return the requests at each worker in time, as a share of the most that any has. Shape: (rollout workers, 800)."""
     at_s = np.linspace(start_s, end_s, 800)
-    found = []
-    for worker in range(result.metadata["rollout_workers"]):
-        times, counts = running_requests(result, worker)
-        found.append(np.r_[0, counts][np.searchsorted(times, at_s, "right")])
+    found = [requests_at(result, at_s, worker) for worker in range(result.metadata["rollout_workers"])]
     return np.array(found) / max(np.max(found), 1)
+
+
+def requests_at(result: Result, at_s: Floats, worker: int | None = None) -> Any:
+    """Return the requests at all workers, or one, at these instants."""
+    times, counts = running_requests(result, worker)
+    return np.r_[0, counts][np.searchsorted(times, at_s, "right")]
+
+
+def rollout_window(result: Result, warmup_steps: int) -> tuple[float, float]:
+    """Return start and end of the first rollout after the warm-up."""
+    spans = result.spans.to_pandas()
+    mine = spans[(spans["kind"] == "rollout") & (spans["policy_version"] == warmup_steps)]
+    return float(mine["started_s"].min()), float(mine["ended_s"].max())
+
+
+def kinds_of(part: Spans) -> set[str]:
+    return {part.kinds[kind] for kind in np.unique(part.kind)}
 
 
 def look_of(kind: str) -> dict[str, Any]:
@@ -257,12 +311,16 @@ def kinds_legend(figure: Picture, kinds: Iterable[str], others: Mapping[str, str
     )
 
 
-def share(value: float) -> str:
-    return f"{value:.0%}".replace("%", " %")
+def share(value: float, form: str = "{:.0%}") -> str:
+    return form.format(value).replace("%", " %")
 
 
-def many(values: Sequence[float], form: str = "{:.3g}") -> str:
+def many(values: Iterable[float], form: str = "{:.2f}") -> str:
     return " / ".join(form.format(value) for value in values)
+
+
+def beside(predicted: T, published: T, text: Callable[[T], str] = share) -> str:
+    return f"{text(predicted)} (published: {text(published)})"
 
 
 def save(figure: Picture, path: Path) -> None:

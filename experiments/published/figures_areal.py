@@ -2,50 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
+import drawing
 import numpy as np
-from drawing import (
-    COLOURS,
-    MARK,
-    Bench,
-    Draw,
-    Drawn,
-    bar_picture,
-    bars,
-    batches,
-    kinds_legend,
-    lanes,
-    legend,
-    many,
-    picture,
-    share,
-)
+from drawing import COLOURS, MARK, Bench, Draw, Drawn, beside, many, share, single
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, ScalarFormatter
 
 from experiments.reproduce import areal
+from experiments.reproduce.lab import measured
+from experiments.reproduce.ledger import named
 from simrl.result.result import Result
 from simrl.result.timeline import time_shares
 from simrl.show.style import FAINT, INK
 
 SIZES = {"1.5B": areal.SMALL, "7B": areal.LARGE}
 _, WARMUP_STEPS = areal.ASYNCHRONOUS_STEPS
+RATIO = "{:.2f}".format
 
 
 def timelines(bench: Bench) -> Drawn:
     """Draw Figs. 1 and 3: equal seconds of a synchronous, a one-step-overlapped and an asynchronous run."""
     inputs = bench.inputs("areal")
-    synchronous = {**areal.verl(inputs), "name": "distflow"}
-    overlapped = {
-        "name": "one_step_off",
-        "minibatches": inputs["minibatches"],
-        "log_probs": inputs["log_probs"],
-        "rollout_share": inputs["rollout_share"],
-    }
+    overlapped = named(inputs, "minibatches", "log_probs", "rollout_share")
     systems = {
-        "synchronous (Sync.AReaL)": synchronous,
-        "one-step overlap": overlapped,
+        "synchronous (Sync.AReaL)": {**areal.verl(inputs), "name": "distflow"},
+        "one-step overlap": {"name": "one_step_off", **overlapped},
         f"AReaL, η {inputs['eta']}": areal.areal(inputs, inputs["eta"]),
     }
     cap = inputs["cap_tokens"]
@@ -53,27 +33,28 @@ def timelines(bench: Bench) -> Drawn:
         name: bench.result(areal.scenario(inputs, areal.SMALL, 128, system, cap, updates=areal.ASYNCHRONOUS_STEPS))
         for name, system in systems.items()
     }
-    longest_s = 2.5 * steps_s(runs["synchronous (Sync.AReaL)"])
-    length_s = min(longest_s, *(measured_s(run) for run in runs.values()))
-    figure, panels = picture(3, 1, 5.6, sharex=True)
-    idle, thin, seen = {}, {}, set()
+    synchronous = runs["synchronous (Sync.AReaL)"]
+    longest_s = 2.5 * (measured_s(synchronous) / (synchronous.steps.num_rows - WARMUP_STEPS))
+    length_s = min(longest_s, *map(measured_s, runs.values()))
+    figure, panels = drawing.picture(3, 1, 5.6, sharex=True)
+    idle, thin, seen = {}, {}, set[str]()
     for axes, (name, run) in zip(panels.flat, runs.items(), strict=True):
         finished_s = run.steps.column("finished_s").to_numpy()
         start_s = float(finished_s[WARMUP_STEPS - 1])
         end_s = start_s + length_s
-        part = lanes(axes, run, start_s, end_s)
+        part = drawing.lanes(axes, run, start_s, end_s)
         for at_s in finished_s[(finished_s > start_s) & (finished_s <= end_s)]:
             axes.axvline(at_s - start_s, color=INK, linewidth=1.6)
         idle[name] = time_shares(part.where(part.rolls_out())).get("idle", 0.0)
         thin[name] = thin_share(run, start_s, end_s)
-        seen |= {part.kinds[kind] for kind in np.unique(part.kind)}
+        seen |= drawing.kinds_of(part)
         title = f"{name}: rollout GPUs idle {share(idle[name])}, another {share(thin[name])} at less than a quarter of a batch"
         axes.set_title(title, loc="left", fontsize="medium", color=INK)
         axes.set_ylabel("GPUs")
     panels[-1, 0].set_xlabel(
         "seconds (red: policy updates; the paler a rollout, the fewer requests its worker has left)"
     )
-    kinds_legend(figure, seen)
+    drawing.kinds_legend(figure, seen)
     (first, second, third), (one, two, three) = idle.values(), thin.values()
     return Drawn(
         figure,
@@ -86,31 +67,26 @@ def timelines(bench: Bench) -> Drawn:
 
 def thin_share(run: Result, start_s: float, end_s: float) -> float:
     """Return the share of the rollout GPUs' time with requests, but less than a quarter of the most that a worker has."""
-    batch = batches(run, start_s, end_s)
+    batch = drawing.batches(run, start_s, end_s)
     return float(((batch > 0) & (batch < 0.25)).mean())
 
 
 def measured_s(run: Result) -> float:
     """Return the seconds from the end of the warm-up to the last update."""
-    finished_s = run.steps.column("finished_s").to_numpy()
-    return float(finished_s[-1] - finished_s[WARMUP_STEPS - 1])
-
-
-def steps_s(run: Result) -> float:
-    return measured_s(run) / (run.steps.num_rows - WARMUP_STEPS)
+    start_s, end_s = measured(run, WARMUP_STEPS)
+    return end_s - start_s
 
 
 def scaling(bench: Bench) -> Drawn:
     """Draw Fig. 4 at a context of 16K: throughput by GPUs, and AReaL over verl."""
-    inputs = bench.inputs("areal")
-    figure, panels = picture(2, 2, 5.8, height_ratios=(3, 2))
+    figure, panels = drawing.picture(2, 2, 5.8, height_ratios=(3, 2))
     said = []
     for column, (size, counts) in enumerate({"1.5B": (32, 64, 128, 256), "7B": (64, 128, 256, 512)}.items()):
         top, below = panels[:, column]
         simulated, read = {}, {}
         for name, colour in zip(("AReaL", "verl"), COLOURS, strict=False):
-            values = areal.throughput_by_gpus(SIZES[size], counts, name == "AReaL")(bench.lab, inputs)
-            marks = bench.values(f"areal-fig4-{row_name(size)}-16k-{name.lower()}")
+            row = f"areal-fig4-{row_name(size)}-16k-{name.lower()}"
+            values, marks = bench.predicted(row), bench.values(row)
             simulated[name], read[name] = np.array(values), np.array(marks)
             top.plot(counts, values, color=colour, marker="o", label=name)
             top.plot(counts, marks, **{**MARK, "color": colour, "linestyle": ":"})
@@ -129,11 +105,11 @@ def scaling(bench: Bench) -> Drawn:
         top.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         top.yaxis.set_major_formatter(ScalarFormatter())
         top.yaxis.set_minor_locator(NullLocator())
-        said.append(f"{size} {many(ratio, '{:.2f}')} (published: {many(published, '{:.2f}')})")
+        said.append(f"{size} {beside(ratio, published, many)}")
     panels[0, 0].set_ylabel("thousand tokens/s")
     panels[1, 0].set_ylabel("AReaL / verl")
-    legend(panels[0, 0], loc="upper left")
-    legend(panels[1, 0], loc="upper left")
+    drawing.legend(panels[0, 0], loc="upper left")
+    drawing.legend(panels[1, 0], loc="upper left")
     both = bench.values("areal-eta")[3] / bench.values("areal-fig4-1p5b-16k-areal")[2]  # η 4, 128 GPUs
     return Drawn(
         figure,
@@ -145,41 +121,36 @@ def scaling(bench: Bench) -> Drawn:
 
 
 def staleness(bench: Bench) -> Drawn:
-    inputs = bench.inputs("areal")
-    values, marks = areal.throughput_by_eta(bench.lab, inputs), bench.values("areal-eta")
-    figure = bar_picture(
+    values, marks = bench.predicted("areal-eta"), bench.values("areal-eta")
+    figure = drawing.bar_picture(
         ["0", "1", "2", "4", "8", "16", "∞"],
-        {"simulated": values},
-        {"simulated": marks},
+        single(values),
+        single(marks),
         x="η, the bound on staleness in updates",
         y="thousand tokens/s",
         form="{:.0f}",
-        intervals={"simulated": bench.intervals("areal-eta")},
+        intervals=single(bench.intervals("areal-eta")),
     )
     return Drawn(
         figure,
         "Fig. 5c: throughput by η (1.5B, 128 GPUs)",
-        f"The first update of staleness multiplies throughput by {values[1] / values[0]:.2f} (published: "
-        f"{marks[1] / marks[0]:.2f}), an unbounded one by {values[-1] / values[0]:.2f} ({marks[-1] / marks[0]:.2f}). "
+        f"The first update of staleness multiplies throughput by {beside(values[1] / values[0], marks[1] / marks[0], RATIO)}, "
+        f"an unbounded one by {values[-1] / values[0]:.2f} ({marks[-1] / marks[0]:.2f}). "
         f"At η 8 it is {values[4]:.0f} thousand tokens/s (published: {marks[4]:.0f}).",
     )
 
 
 def interruption(bench: Bench) -> Drawn:
-    inputs = bench.inputs("areal")
-    names, rows = ("interruptible", "not interruptible"), [f"areal-interrupt-{row_name(size)}" for size in SIZES]
-    runs, marks = [areal.ROWS[row](bench.lab, inputs) for row in rows], [bench.values(row) for row in rows]
-    figure = bar_picture(
-        list(SIZES),
-        by_system(runs, names),
-        by_system(marks, names),
+    figure, runs, marks = drawing.row_picture(
+        bench,
+        {size: f"areal-interrupt-{row_name(size)}" for size in SIZES},
+        ("interruptible", "not interruptible"),
         y="thousand tokens/s generated",
         height_in=3.2,
         form="{:.0f}",
-        intervals=by_system([bench.intervals(row) for row in rows], names),
     )
     said = "; ".join(
-        f"{size} {share(run[0] / run[1] - 1)} (published: {share(mark[0] / mark[1] - 1)})"
+        f"{size} {beside(run[0] / run[1] - 1, mark[0] / mark[1] - 1)}"
         for size, run, mark in zip(SIZES, runs, marks, strict=True)
     )
     return Drawn(
@@ -195,14 +166,15 @@ def microbatches(bench: Bench) -> Drawn:
     inputs = bench.inputs("areal")
     nodes = {"1.5B": 16, "7B": 24}
     gains = [areal.dynamic_gain(inputs, SIZES[size], nodes[size], row_name(size)) for size in SIZES]
-    published = bench.values("areal-dynbatch")[0]
-    figure, panels = picture(1, 1, 3.2)
-    axes = panels[0, 0]
+    published = bench.value("areal-dynbatch")
+    figure, axes = drawing.panel(3.2)
     names = (
         f"{inputs['fixed_microbatches']} of equal counts",
         f"up to {inputs['tokens_per_microbatch']:,} tokens each",
     )
-    bars(axes, list(SIZES), {names[0]: [1.0] * len(SIZES), names[1]: [1 + gain for gain in gains]}, form="{:.2f}")
+    drawing.bars(
+        axes, list(SIZES), {names[0]: [1.0] * len(SIZES), names[1]: [1 + gain for gain in gains]}, form="{:.2f}"
+    )
     axes.axhline(published, **{**MARK, "linestyle": "--", "marker": ""})
     axes.set_ylabel("training throughput, normalised")
     handles, labels = axes.get_legend_handles_labels()
@@ -226,17 +198,13 @@ def microbatches(bench: Bench) -> Drawn:
 
 
 def hours(bench: Bench) -> Drawn:
-    inputs = bench.inputs("areal")
-    names, rows = ("AReaL", "verl", "Sync.AReaL"), [f"areal-hours-{row_name(size)}" for size in SIZES]
-    found, marks = [areal.ROWS[row](bench.lab, inputs) for row in rows], [bench.values(row) for row in rows]
-    figure = bar_picture(
-        ["1.5B, 16 nodes", "7B, 24 nodes"],
-        by_system(found, names),
-        by_system(marks, names),
+    figure, found, marks = drawing.row_picture(
+        bench,
+        {"1.5B, 16 nodes": "areal-hours-1p5b", "7B, 24 nodes": "areal-hours-7b"},
+        ("AReaL", "verl", "Sync.AReaL"),
         y="hours of 250 updates",
         height_in=3.2,
         form="{:.1f}",
-        intervals=by_system([bench.intervals(row) for row in rows], names),
     )
     of_both = list(zip(SIZES, found, marks, strict=True))
     said = "; ".join(f"{size} {a[1] / a[0]:.2f} times (published: {b[1] / b[0]:.2f})" for size, a, b in of_both)
@@ -251,11 +219,6 @@ def hours(bench: Bench) -> Drawn:
 def row_name(size: str) -> str:
     """Return a model's size as the names of rows have it."""
     return size.lower().replace(".", "p")
-
-
-def by_system(sizes: Sequence[Sequence[Any]], names: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the values by system, from those by size, then system."""
-    return {name: list(values) for name, values in zip(names, zip(*sizes, strict=True), strict=True)}
 
 
 FIGURES: dict[str, Draw] = {

@@ -4,32 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import drawing
 import numpy as np
-from drawing import (
-    COLOURS,
-    MARK,
-    Bench,
-    Draw,
-    Drawn,
-    Mark,
-    Scenarios,
-    bar_picture,
-    bars,
-    batches,
-    kinds_legend,
-    lanes,
-    legend,
-    many,
-    picture,
-    put_mark,
-    share,
-)
+from drawing import COLOURS, MARK, Bench, Draw, Drawn, Mark, Scenarios, beside, many, share, single
 
 from experiments.reproduce import rhymerl
 from experiments.reproduce.ledger import Inputs
 from experiments.reproduce.ranks import rank_history
+from experiments.reproduce.score import Bound
 from simrl.speculation.passes import run_passes, stretches
-from simrl.speculation.run_model import RunModel, draw_runs
+from simrl.speculation.run_model import AcceptRuns, RunModel, draw_runs
 from simrl.speculation.windows import Aimd
 from simrl.trace.synthesis import LengthModel, synthesise
 from simrl.trace.trace import Trace
@@ -47,25 +31,21 @@ def survey(bench: Bench) -> Drawn:
     )
     result = bench.result(scenario)
     end_s = float(result.steps.column("finished_s")[0].as_py())
-    figure, panels = picture(2, 1, 4.6, sharex=True, height_ratios=(3, 2))
-    part = lanes(panels[0, 0], result, 0.0, end_s)
-    kinds = {part.kinds[kind] for kind in np.unique(part.kind)}
-    kinds_legend(figure, kinds)
-    batch = batches(result, 0.0, end_s)
+    figure, panels = drawing.picture(2, 1, 4.6, sharex=True, height_ratios=(3, 2))
+    drawing.kinds_legend(figure, drawing.kinds_of(drawing.lanes(panels[0, 0], result, 0.0, end_s)))
+    batch = drawing.batches(result, 0.0, end_s)
     at_s = np.linspace(0, end_s, batch.shape[1])
     panels[1, 0].plot(at_s, (batch > 0).mean(axis=0), color=COLOURS[0], label="workers with requests")
     panels[1, 0].plot(at_s, batch.mean(axis=0), color=COLOURS[1], label="requests left")
     panels[1, 0].set(xlabel="seconds of a step", ylabel="share", ylim=(0, 1.02))
     panels[0, 0].set_ylabel("workers of 4 GPUs")
-    legend(panels[1, 0], marks=False, loc="upper right")
-    found = bench.lab.run(scenario)
-    idle, published = found["earliest_idle_share"], bench.values("rhyme-idle")[0]
-    part_of = found["rollout_s"] / found["step_s"]
+    drawing.legend(panels[1, 0], marks=False, loc="upper right")
+    (idle, rollout), (idle_published, published) = bench.both("rhyme-idle", "rhyme-rollout-share-math")
     return Drawn(
         figure,
         "Fig. 3c: a step of verl, 32B on 64 GPUs",
-        f"The worker that is done first idles {share(idle)} of the rollout (published: {share(published)}), and rollout takes "
-        f"{share(part_of)} of the step (published: {share(bench.values('rhyme-rollout-share-math')[0])}). Half of the "
+        f"The worker that is done first idles {share(idle)} of the rollout (published: {share(idle_published)}), and rollout "
+        f"takes {share(rollout)} of the step (published: {share(published)}). Half of the "
         f"responses are over after {share(float(np.argmax(batch.mean(axis=0) < 0.5) / batch.shape[1]))} of the step.",
     )
 
@@ -75,27 +55,32 @@ def hits(bench: Bench) -> Drawn:
     inputs = bench.inputs("rhymerl")
     edges = [1, 3, 5, 9, 17, 33, 65, 129, 1_000_000]
     names = ["1–2", "3–4", "5–8", "9–16", "17–32", "33–64", "65–128", "more"]
-    figure, panels = picture(1, 2, 3.4, sharey=True)
+    figure, panels = drawing.picture(1, 2, 3.4, sharey=True)
     said = []
     for axes, task in zip(panels.flat, rhymerl.TASKS, strict=True):
-        model = RunModel.model_validate(rhymerl.history(inputs, task))
-        tokens = np.full(RESPONSES, round(rhymerl.lengths(inputs, task, "16k")["mean_tokens"]))
-        found = stretches(draw_runs(model, tokens, np.arange(RESPONSES)), tokens).hit
+        found = stretches(*drafts(inputs, task, "16k")).hit
         found = found[found > 0]
         number = np.histogram(found, edges)[0] / len(found)
         length = np.histogram(found, edges, weights=found)[0] / found.sum()
-        bars(axes, names, {"of the number": number, "of the tokens": length}, values=False)
+        drawing.bars(axes, names, {"of the number": number, "of the tokens": length}, values=False)
         axes.set_xlabel(f"{task}: tokens of a hit")
         axes.tick_params(axis="x", labelsize="small")
         said.append(f"{task} {share(number[0])} of the hits and {share(length[0])} of their tokens")
     panels[0, 0].set_ylabel("share")
-    legend(panels[0, 0], marks=False)
+    drawing.legend(panels[0, 0], marks=False)
     return Drawn(
         figure,
         "Fig. 8: lengths of hits",
         f"Hits of one or two tokens are {'; '.join(said)}. Published: short hits dominate in number, long ones have most of "
         "the tokens; here that is how the assumed share of short hits and the stated share of reusable tokens fit together.",
     )
+
+
+def drafts(inputs: Inputs, task: str, cap: str, *reuse: float) -> tuple[AcceptRuns, Any]:
+    """Return the drafts of some responses of the mean length, and their lengths."""
+    model = RunModel.model_validate(rhymerl.history(inputs, task, *reuse))
+    tokens = np.full(RESPONSES, round(rhymerl.lengths(inputs, task, cap)["mean_tokens"]))
+    return draw_runs(model, tokens, np.arange(RESPONSES)), tokens
 
 
 def trace(inputs: Inputs, task: str) -> Trace:
@@ -117,7 +102,7 @@ def trace(inputs: Inputs, task: str) -> Trace:
 def ranks(bench: Bench) -> Drawn:
     """Draw Fig. 9: the responses that come to a higher group than their prompt's last epoch says, by epoch."""
     inputs = bench.inputs("rhymerl")
-    figure, panels = picture(1, 2, 3.4, sharey=True)
+    figure, panels = drawing.picture(1, 2, 3.4, sharey=True)
     said = []
     for axes, task in zip(panels.flat, rhymerl.TASKS, strict=True):
         found = rank_history(trace(inputs, task), 8)
@@ -127,7 +112,7 @@ def ranks(bench: Bench) -> Drawn:
         axes.bar(epochs, same, 0.8, color=COLOURS[0], label="same group or lower")
         axes.bar(epochs, near, 0.8, bottom=same, color=COLOURS[1], label="next group, near the boundary")
         higher, published = 1 - found.overall["accurate"], inputs[f"moved_up_{task}"][0]
-        put_mark(axes, epochs[-1] + 1, 1 - published)
+        drawing.put_mark(axes, epochs[-1] + 1, 1 - published)
         axes.set_xticks(epochs)
         axes.set_xlabel(f"{task}: epoch")
         axes.set_ylim(0.5, 1)
@@ -137,7 +122,7 @@ def ranks(bench: Bench) -> Drawn:
             f"{share(published)}, {share(near_published)})"
         )
     panels[0, 0].set_ylabel("share of responses")
-    legend(panels[0, 0])
+    drawing.legend(panels[0, 0])
     return Drawn(
         figure,
         "Fig. 9: groups of responses from epoch to epoch (8 groups)",
@@ -158,7 +143,7 @@ def rank_table(bench: Bench) -> Drawn:
     read: dict[str, list[Any]] = {
         f"{groups} groups": [100 * np.mean(spans[groups]), None, None, None] for groups in found
     }
-    figure = bar_picture(named, series, read, y="percent of responses", height_in=3.2, form="{:.1f}")
+    figure = drawing.bar_picture(named, series, read, y="percent of responses", height_in=3.2, form="{:.1f}")
     said = "; ".join(
         f"{groups} groups {share(found[groups]['accurate'])} (published, three data sets: {share(min(spans[groups]))} to "
         f"{share(max(spans[groups]))}), migrated {100 * found[groups]['migrated']:.1f} %"
@@ -190,25 +175,13 @@ def throughputs(bench: Bench) -> Drawn:
             found = rhymerl.train(bench.lab, inputs, chosen, task, cap) if chosen else {"samples_per_s": np.nan}
             speed[name].append(rhymerl.SCALE * found["samples_per_s"])
     groups = [f"{task}, {cap}" for task, cap in settings]
-    figure = bar_picture(groups, speed, y="samples/s", form="{:.1f}", marks=False)
-    rows = {"verl": "verl", "AReaL, η 1": "areal1", "AReaL, η 8": "areal8"}
+    figure = drawing.bar_picture(groups, speed, y="samples/s", form="{:.1f}", marks=False)
     said = []
-    for name, row in rows.items():
-        ratios = {
-            cap: np.nanmean(
-                [
-                    speed["RhymeRL"][i] / speed[name][i]
-                    for i, (task, other) in enumerate(settings)
-                    if other == cap and (name == "verl" or task == "math")  # as its rows are predicted
-                ]
-            )
-            for cap in rhymerl.CAPS
-        }
-        read = [bench.values(f"rhyme-e2e-{cap}-{row}")[0] for cap in rhymerl.CAPS]
-        said.append(f"{name} {many(list(ratios.values()), '{:.2f}')} (published: {many(read)})")
-    waits = [
-        rhymerl.train(bench.lab, inputs, rhymerl.one_step_off(inputs), *setting)["train_idle"] for setting in settings
-    ]
+    for name, row in {"verl": "verl", "AReaL, η 1": "areal1", "AReaL, η 8": "areal8"}.items():
+        ratios, read = bench.both(*(f"rhyme-e2e-{cap}-{row}" for cap in rhymerl.CAPS))
+        said.append(f"{name} {many(ratios)} (published: {many(read, '{:.3g}')})")
+    verl = rhymerl.one_step_off(inputs)
+    waits = [rhymerl.train(bench.lab, inputs, verl, *setting)["train_idle"] for setting in settings]
     waited = " to ".join(dict.fromkeys((share(min(waits)), share(max(waits)))))
     return Drawn(
         figure,
@@ -220,35 +193,16 @@ def throughputs(bench: Bench) -> Drawn:
     )
 
 
-def parts(bench: Bench, task: str, growth: float = 1.0) -> list[float]:
-    """Return the throughput over verl's as HistoPipe, its tiers and HistoSpec are added, 16K."""
-    inputs = bench.inputs("rhymerl")
-    none = rhymerl.NO_DRAFTS
-    added = (
-        rhymerl.one_step_off(inputs),
-        rhymerl.rhymerl(inputs, task, two_tier=False, speculation=none),
-        rhymerl.rhymerl(inputs, task, speculation=none),
-        rhymerl.rhymerl(inputs, task),
-    )
-    speed = [rhymerl.train(bench.lab, inputs, system, task, "16k", growth)["samples_per_s"] for system in added]
-    return [each / speed[0] for each in speed]
-
-
 def breakdown(bench: Bench) -> Drawn:
     """Draw Fig. 14: the gain of each part."""
     names = ("verl", "+ HistoPipe", "+ two tiers", "+ HistoSpec")
-    found = {TITLES[task]: parts(bench, task) for task in rhymerl.TASKS}
-    gains = {
-        task: [bench.values(f"rhyme-abl-{part}-{task}")[0] for part in ("pipe", "2tier", "spec")] for task in TITLES
+    found = {
+        title: bench.both(*(f"rhyme-abl-{part}-{task}" for part in ("pipe", "2tier", "spec")))
+        for task, title in TITLES.items()
     }
-    read = {TITLES[task]: [1.0, *np.cumprod(gains[task])] for task in TITLES}
-    figure = bar_picture(names, found, read, y="throughput over verl's")
-    said = [
-        f"{TITLES[task]} "
-        f"{many([b / a for a, b in zip(found[TITLES[task]], found[TITLES[task]][1:], strict=False)], '{:.2f}')} "
-        f"(published: {many(gains[task], '{:.2f}')})"
-        for task in TITLES
-    ]
+    series, read = ({title: [1.0, *np.cumprod(of[i])] for title, of in found.items()} for i in (0, 1))
+    figure = drawing.bar_picture(names, series, read, y="throughput over verl's")
+    said = "; ".join(f"{title} {beside(*of, many)}" for title, of in found.items())
     inputs = bench.inputs("rhymerl")
     waits = [
         rhymerl.train(bench.lab, inputs, system, "math", "16k")["train_idle"]
@@ -257,7 +211,7 @@ def breakdown(bench: Bench) -> Drawn:
     return Drawn(
         figure,
         "Fig. 14: breakdown (16K)",
-        f"HistoPipe, two tiers and HistoSpec multiply throughput, one after the other, by: {'; '.join(said)}. They can bring "
+        f"HistoPipe, two tiers and HistoSpec multiply throughput, one after the other, by: {said}. They can bring "
         f"no more than the trainer waits for: on math {share(waits[0])} of verl's time, of which RhymeRL leaves "
         f"{share(waits[1])}. Marks are the products of the published factors.",
     )
@@ -267,20 +221,25 @@ def across_steps(bench: Bench) -> Drawn:
     """Draw Fig. 15: HistoPipe as responses grow."""
     inputs = bench.inputs("rhymerl")
     growths = {"mean length of the steps measured": 1.0, "of the last steps": rhymerl.late(inputs)}
-    found = {name: parts(bench, "math", growth)[1:3] for name, growth in growths.items()}
-    pipe, tier = (bench.values(f"rhyme-{part}-peak")[0] for part in ("pipe", "2tier"))
-    values = {
-        "HistoPipe over verl": [of[0] for of in found.values()],
-        "two tiers over HistoPipe": [of[1] / of[0] for of in found.values()],
+    tiers = rhymerl.rhymerl(inputs, "math", speculation=rhymerl.NO_DRAFTS)
+    piped = {**tiers, "two_tier": False}
+    pipe, tier = (bench.value(f"rhyme-{part}-peak") for part in ("pipe", "2tier"))
+    compared = {
+        "HistoPipe over verl": (piped, rhymerl.one_step_off(inputs), pipe),
+        "two tiers over HistoPipe": (tiers, piped, tier),
     }
-    names = list(values)
-    read: dict[str, list[Mark]] = {names[0]: [None, pipe], names[1]: [None, tier]}
-    figure = bar_picture(list(found), values, read, y="ratio of throughput", height_in=3.2, level=True)
+    values = {
+        name: [rhymerl.gain(bench.lab, inputs, system, over, "math", "16k", growth) for growth in growths.values()]
+        for name, (system, over, _) in compared.items()
+    }
+    read: dict[str, list[Mark]] = {name: [None, peak] for name, (_, _, peak) in compared.items()}
+    figure = drawing.bar_picture(list(growths), values, read, y="ratio of throughput", height_in=3.2, level=True)
+    of_pipe, of_tiers = map(many, values.values())
     return Drawn(
         figure,
         "Fig. 15: HistoPipe as training goes on (Math-14B, 16K)",
-        f"HistoPipe trains {many(values[names[0]], '{:.2f}')} times as much as verl at the mean length and at that of the "
-        f"last steps, and two tiers {many(values[names[1]], '{:.2f}')} times as much again. Published, the best ten steps: "
+        f"HistoPipe trains {of_pipe} times as much as verl at the mean length and at that of the "
+        f"last steps, and two tiers {of_tiers} times as much again. Published, the best ten steps: "
         f"{pipe:g} and {tier:g}.",
     )
 
@@ -288,20 +247,17 @@ def across_steps(bench: Bench) -> Drawn:
 def rollout_gains(bench: Bench) -> Drawn:
     """Draw Fig. 16: the speed-up of a rollout by HistoSpec, by model, 8K, last steps."""
     inputs = bench.inputs("rhymerl")
-    gains = []
-    for model, tp in zip(inputs["models"], inputs["tps"], strict=True):
-        one = {**inputs, "models": [model], "tps": [tp]}
-        gains.append(rhymerl.best_step(bench.lab, one)[0])
-    peak = bench.values("rhyme-spec-peak")[0]
-    figure, panels = picture(1, 1, 3.0)
-    bars(panels[0, 0], inputs["models"], {"simulated": gains}, {"simulated": [None] * len(gains)}, form="{:.2f}")
-    panels[0, 0].axhline(peak, **{**MARK, "linestyle": "--", "marker": ""}, label="published, best step of all")
-    panels[0, 0].set_ylabel("rollout throughput over none's")
-    legend(panels[0, 0], marks=False)
+    gains = rhymerl.last_steps(bench.lab, inputs)
+    peak = bench.value("rhyme-spec-peak")
+    figure, axes = drawing.panel(3.0)
+    drawing.bars(axes, inputs["models"], single(gains), form="{:.2f}")
+    axes.axhline(peak, **{**MARK, "linestyle": "--", "marker": ""}, label="published, best step of all")
+    axes.set_ylabel("rollout throughput over none's")
+    drawing.legend(axes, marks=False)
     return Drawn(
         figure,
         "Fig. 16: HistoSpec's rollout (8K, the last steps)",
-        f"With full histories a rollout is {many(gains, '{:.2f}')} times as fast at 8B / 14B / 32B. Published: up to {peak:g} "
+        f"With full histories a rollout is {many(gains)} times as fast at 8B / 14B / 32B. Published: up to {peak:g} "
         "times, growing through training.",
     )
 
@@ -310,29 +266,23 @@ def rates(bench: Bench) -> Drawn:
     """Draw Fig. 17: acceptance, as histories get closer."""
     inputs = bench.inputs("rhymerl")
     reuse = np.linspace(inputs["early_reuse"], 1.0, 7)
-    figure, panels = picture(1, 1, 3.4)
-    axes = panels[0, 0]
+    figure, axes = drawing.panel(3.4)
     said = {}
     for task, colour in zip(rhymerl.TASKS, COLOURS, strict=False):
-        tokens = np.full(RESPONSES, round(rhymerl.lengths(inputs, task, "8k")["mean_tokens"]))
-        accepted, drafted = [], []
-        for each in reuse:
-            model = RunModel.model_validate(rhymerl.history(inputs, task, float(each)))
-            found = run_passes(draw_runs(model, tokens, np.arange(RESPONSES)), tokens, Aimd().rule)
-            accepted.append(found.acceptance_rate)
-            drafted.append(found.speculation_rate)
+        found = [run_passes(*drafts(inputs, task, "8k", float(each)), Aimd().rule) for each in reuse]
+        accepted, drafted = [of.acceptance_rate for of in found], [of.speculation_rate for of in found]
         axes.plot(reuse, accepted, marker="o", color=colour, label=f"{task}: accepted of drafted")
         axes.plot(reuse, drafted, marker="s", linestyle="--", color=colour, label=f"{task}: tokens that were drafted")
         said[task] = (accepted[0], accepted[-1], drafted[0], drafted[-1])
-    low, high = bench.values("rhyme-accept-low")[0], bench.values("rhyme-accept-high")[0]
-    put_mark(axes, float(reuse[0]), low)
-    put_mark(axes, float(reuse[-1]), high)
+    low, high = bench.value("rhyme-accept-low"), bench.value("rhyme-accept-high")
+    drawing.put_mark(axes, float(reuse[0]), low)
+    drawing.put_mark(axes, float(reuse[-1]), high)
     axes.set(
         xlabel="reusable tokens over those of late epochs (training goes from left to right)",
         ylabel="share",
         ylim=(0, 1),
     )
-    legend(axes, ncols=2, loc="lower right")
+    drawing.legend(axes, ncols=2, loc="lower right")
     a = said["math"]
     return Drawn(
         figure,
@@ -346,14 +296,14 @@ def rates(bench: Bench) -> Drawn:
 def migrations(bench: Bench) -> Drawn:
     """Draw Fig. 18: samples that migrate."""
     inputs = bench.inputs("rhymerl")
-    found = [rhymerl.migrated(task)(bench.lab, inputs)[0] for task in rhymerl.TASKS]
-    read = [bench.published(f"rhyme-migr-{task}")[0] for task in rhymerl.TASKS]
-    scaled = [type(bound)(100 * bound.low, 100 * bound.high) for bound in read]
+    found = [100 * bench.predicted(f"rhyme-migr-{task}")[0] for task in rhymerl.TASKS]
+    read = [Bound(*(100 * end for end in bench.bound(f"rhyme-migr-{task}"))) for task in rhymerl.TASKS]
     groups = [f"{task}, {inputs[f'ranking_groups_{task}']} groups" for task in rhymerl.TASKS]
-    series = {"simulated": [100 * each for each in found]}
-    figure = bar_picture(groups, series, {"simulated": scaled}, y="percent of samples", height_in=3.0, form="{:.1f}")
+    figure = drawing.bar_picture(
+        groups, single(found), single(read), y="percent of samples", height_in=3.0, form="{:.1f}"
+    )
     said = "; ".join(
-        f"{task} {100 * value:.1f} % (published: {100 * bound.low:.1f} to {100 * bound.high:.1f} %)"
+        f"{task} {value:.1f} % (published: {bound.low:.1f} to {bound.high:.1f} %)"
         for task, value, bound in zip(rhymerl.TASKS, found, read, strict=True)
     )
     return Drawn(

@@ -5,27 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import drawing
 import numpy as np
-from drawing import (
-    COLOURS,
-    Bench,
-    Draw,
-    Drawn,
-    at_foot,
-    bar_picture,
-    kinds_legend,
-    lanes,
-    legend,
-    picture,
-    put_mark,
-    share,
-)
+from drawing import COLOURS, Bench, Draw, Drawn, share, single
 
 from experiments.reproduce import specactor
 from experiments.reproduce.lab import Measures
 from experiments.reproduce.ledger import Inputs
 from experiments.reproduce.score import Bound
-from simrl.result.result import Result
 from simrl.show.style import INK, LOOKS, SAND
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.speculation.best_of_n import draft_ladder
@@ -53,40 +40,32 @@ def run(bench: Bench, inputs: Inputs, trace: str, system: System) -> Measures:
     return bench.lab.run(specactor.scenario(inputs, trace, system))
 
 
-def rollout_window(result: Result) -> tuple[float, float]:
-    """Return start and end of the first rollout after the warm-up."""
-    spans = result.spans.to_pandas()
-    mine = spans[(spans["kind"] == "rollout") & (spans["policy_version"] == specactor.WARMUP_STEPS)]
-    return float(mine["started_s"].min()), float(mine["ended_s"].max())
-
-
 def idle(bench: Bench) -> Drawn:
     """Draw Fig. 2: a rollout of verl, and its step with overlap or more GPUs."""
     inputs = bench.inputs("specactor")
     result = bench.result(specactor.whole(inputs, "dapo", specactor.VERL))
-    start_s, end_s = rollout_window(result)
-    figure, panels = picture(1, 2, 3.8, width_ratios=(3, 2))
+    start_s, end_s = drawing.rollout_window(result, specactor.WARMUP_STEPS)
+    figure, panels = drawing.picture(1, 2, 3.8, width_ratios=(3, 2))
     left, right = panels[0]
-    lanes(left, result, start_s, end_s)
-    wasted = bench.lab.run(specactor.whole(inputs, "dapo", specactor.VERL))["idle_share"]
+    drawing.lanes(left, result, start_s, end_s)
+    (wasted,), (published,) = bench.both("spec-idle")
     left.set(xlabel="seconds of one rollout (paler: fewer requests left)", ylabel="workers of 4 GPUs")
     left.set_title(f"verl waits {share(wasted)} of its workers' time", fontsize="medium", color=INK)
-    kinds_legend(figure, ("rollout", "idle"))
+    drawing.kinds_legend(figure, ("rollout", "idle"))
     names = ("verl", "RLHFuse", "verl, 2× GPUs")
     runs = {name: bench.lab.run(specactor.whole(inputs, "dapo", systems(inputs)[name])) for name in names}
     stacked(right, names, [runs[name] for name in names])
     step_s = {name: found["step_s"] for name, found in runs.items()}
-    twice, fused = bench.published("spec-2x")[0], bench.published("spec-rlhfuse")[0]
-    put_mark(right, 1, step_s["verl"] / fused.value)
-    put_mark(right, 2, Bound(step_s["verl"] / twice.high, step_s["verl"] / twice.low))
-    legend(right, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
-    published = bench.values("spec-idle")[0]
+    twice, fused = bench.bound("spec-2x"), bench.bound("spec-rlhfuse")
+    drawing.put_mark(right, 1, step_s["verl"] / fused.value)
+    drawing.put_mark(right, 2, Bound(step_s["verl"] / twice.high, step_s["verl"] / twice.low))
+    drawing.legend(right, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
     return Drawn(
         figure,
         "Fig. 2: idle GPUs, and what overlap or twice the GPUs give (DAPO)",
-        f"Workers wait {share(wasted)} of a rollout for the slowest one (published: {share(published)}). RLHFuse makes verl's "
-        f"step {step_s['verl'] / step_s['RLHFuse']:.2f} times as fast (published: {fused.value:.2f}), twice the GPUs "
-        f"{step_s['verl'] / step_s['verl, 2× GPUs']:.2f} times (published: {twice.low:g} to {twice.high:g}).",
+        f"Workers wait {share(wasted)} of a rollout for the slowest one (published: {share(published)}). "
+        f"RLHFuse makes verl's step {step_s['verl'] / step_s['RLHFuse']:.2f} times as fast (published: {fused.value:.2f}), "
+        f"twice the GPUs {step_s['verl'] / step_s['verl, 2× GPUs']:.2f} times (published: {twice.low:g} to {twice.high:g}).",
     )
 
 
@@ -104,7 +83,7 @@ def stacked(axes: Any, names: Sequence[str], runs: Sequence[Measures]) -> None:
         axes.bar(range(len(runs)), values, 0.7, bottom=below, color=colour, label=label)
         below = below + values
     for i, total in enumerate(below):
-        at_foot(axes, i, f"{total:.0f}")
+        drawing.at_foot(axes, i, f"{total:.0f}")
     axes.set_xticks(range(len(runs)), [name.replace(", ", ",\n") for name in names])
     axes.set_ylabel("seconds a step")
     axes.margins(y=0.1)
@@ -138,18 +117,16 @@ def batch_sizes(bench: Bench) -> Drawn:
     drafts = Drafts(inputs, specactor.SMALL)
     p = inputs["accept_0p5b"]
     batches = [1, 2, 4, 8, 16, 32, 64, 128, 256]
-    figure, panels = picture(1, 1, 3.4)
-    axes = panels[0, 0]
-    windows = (2, 4, 6)
-    lines = {window: [drafts.speedup(p, window, b) for b in batches] for window in windows}
-    for (window, values), colour in zip(lines.items(), COLOURS, strict=False):
+    figure, axes = drawing.panel(3.4)
+    speed = {window: [drafts.speedup(p, window, b) for b in batches] for window in (2, 4, 6)}
+    for (window, values), colour in zip(speed.items(), COLOURS, strict=False):
         axes.plot(batches, values, marker="o", color=colour, label=f"{window} drafted tokens a pass")
     axes.axhline(1, color=INK, linewidth=0.8)
     axes.set(xscale="log", xlabel="requests at a worker", ylabel="speed-up over plain decoding", ylim=(0, None))
     axes.set_xticks(batches, [str(b) for b in batches])
     axes.minorticks_off()
-    legend(axes, marks=False)
-    most = {b: max(lines[w][batches.index(b)] for w in windows) for b in (1, 128, 256)}
+    drawing.legend(axes, marks=False)
+    most = dict(zip(batches, map(max, zip(*speed.values(), strict=True)), strict=True))
     return Drawn(
         figure,
         f"Fig. 6b: drafting by batch size (0.5B drafts for 32B, {p:.2f} of tokens accepted)",
@@ -176,15 +153,14 @@ def methods(bench: Bench) -> Drawn:
     verify = drafts.verify_s(1, window + 1) + runs.times.draft_s(1, window)
     found["n-gram"] = [n * drafts.verify_s(1, 1) / verify for n in tokens]
     order = np.argsort(found[specactor.SMALL])[::-1]
-    figure, panels = picture(1, 1, 3.4)
-    axes = panels[0, 0]
+    figure, axes = drawing.panel(3.4)
     for (name, values), colour in zip(found.items(), COLOURS, strict=False):
         look = {"marker": "o", "markersize": 4, "linestyle": "none", "color": colour, "label": name}
         axes.plot(range(1, count + 1), np.array(values)[order], **look)
     axes.axhline(1, color=INK, linewidth=0.8)
     x = "requests, the best served by the 0.5B drafter first"
     axes.set(xlabel=x, ylabel="speed-up alone at a worker", ylim=(0, None))
-    legend(axes, marks=False)
+    drawing.legend(axes, marks=False)
     best = np.argmax(list(found.values()), axis=0)
     shares = [float(np.mean(best == i)) for i in range(3)]
     return Drawn(
@@ -221,8 +197,7 @@ def ladder(bench: Bench) -> Drawn:
     at = inputs["b_max"]
     found = draft_ladder({name: t.draft_s for name, t in times.items()}, verify, at)
     known = {name: d.acceptance.by_position[0] for name, d in models.items()}
-    figure, panels = picture(1, 1, 3.4)
-    axes = panels[0, 0]
+    figure, axes = drawing.panel(3.4)
     for name, colour in zip(found.drafters, COLOURS, strict=False):
         axes.plot(found.acceptances, found.speedups[found.drafters.index(name)], color=colour, label=name)
         if name in known:
@@ -230,7 +205,7 @@ def ladder(bench: Bench) -> Drawn:
     axes.axhline(1, color=INK, linewidth=0.8)
     axes.set(xlabel="acceptance of a drafted token (dots: assumed of 0.5B and 1.5B)", ylabel="speed-up")
     axes.set(xlim=(0, 1), ylim=(0, 5))
-    legend(axes, marks=False)
+    drawing.legend(axes, marks=False)
     gains = {name: found.speedup(name, p) for name, p in known.items()}
     needed = float(np.interp(gains[specactor.SMALL], found.speedups[1], found.acceptances))
     return Drawn(
@@ -251,12 +226,12 @@ def step_times(bench: Bench) -> Drawn:
     for trace in TRACES:
         step_s = {name: run(bench, inputs, trace, system)["step_s"] for name, system in named.items()}
         over[trace] = {name: s / step_s["SpecActor"] for name, s in step_s.items()}
-    best, others = bench.published("spec-e2e-best")[0], bench.published("spec-e2e-others")[0]
+    best, others = bench.bound("spec-e2e-best"), bench.bound("spec-e2e-others")
     of_best = {"grpo": "draft model", "dapo": "verl, 2× GPUs"}
     names = [name for name in named if name != "SpecActor"]
     series = {TRACES[trace]: [over[trace][name] for name in names] for trace in TRACES}
     read = {TRACES[trace]: [best if of_best[trace] == name else others for name in names] for trace in TRACES}
-    figure = bar_picture(names, series, read, y="step time over SpecActor's", height_in=3.6, level=True)
+    figure = drawing.bar_picture(names, series, read, y="step time over SpecActor's", height_in=3.6, level=True)
     fastest = {trace: min(names, key=lambda name: over[trace][name]) for trace in TRACES}
     return Drawn(
         figure,
@@ -276,7 +251,7 @@ def breakdown(bench: Bench) -> Drawn:
     """Draw Fig. 12: the parts of a step."""
     inputs = bench.inputs("specactor")
     named = systems(inputs)
-    figure, panels = picture(2, 1, 5.4)
+    figure, panels = drawing.picture(2, 1, 5.4)
     ratios, shares = {}, []
     for axes, (trace, title) in zip(panels.flat, TRACES.items(), strict=True):
         runs = {name: run(bench, inputs, trace, system) for name, system in named.items()}
@@ -285,13 +260,13 @@ def breakdown(bench: Bench) -> Drawn:
         own_s = runs["SpecActor"]["rollout_s"]
         ratios[trace] = [runs[name]["rollout_s"] / own_s for name in ("verl", "verl, 2× GPUs", "draft model", "n-gram")]
         shares.append(runs["verl"]["rollout_s"] / runs["verl"]["step_s"])
-    legend(panels[0, 0], marks=False)
+    drawing.legend(panels[0, 0], marks=False)
     low, high = (
         np.array(end) for end in zip(*[sorted(pair) for pair in zip(*ratios.values(), strict=True)], strict=True)
     )
     rows = ("spec-rollout-verl", "spec-rollout-2x", "spec-rollout-vanilla")
-    said = [f"{b.low:g} to {b.high:g}" for b in (bench.published(row)[0] for row in rows)]
-    part = bench.published("spec-rollout-share")[0]
+    said = [f"{b.low:g} to {b.high:g}" for b in map(bench.bound, rows)]
+    part = bench.bound("spec-rollout-share")
     return Drawn(
         figure,
         "Fig. 12: what a step consists of",
@@ -304,38 +279,28 @@ def breakdown(bench: Bench) -> Drawn:
 
 def ablation(bench: Bench) -> Drawn:
     """Draw Fig. 13: rollout times as parts are added, in a late step."""
-    inputs = specactor.late(bench.inputs("specactor"))
-    parts: dict[str, System] = {
-        "verl": specactor.VERL,
-        "draft model": specactor.vanilla(inputs),
-        "+ decoupled": specactor.specactor(inputs, reconfigure=False, best_of_n=False),
-        "+ reconfigured": specactor.specactor(inputs, best_of_n=False),
-        "+ best-of-N": specactor.specactor(inputs),
-    }
-    seconds = [run(bench, inputs, "dapo", system)["rollout_s"] for system in parts.values()]
-    relative = [s / seconds[0] for s in seconds]
-    apart = 1 + specactor.ROWS["spec-abl-disagg"](bench.lab, bench.inputs("specactor"))[0]
-    vanilla = 2 - bench.values("spec-abl-vanilla")[0]  # a reduction, of which 1 + it is kept
-    marks = [1.0, vanilla, bench.values("spec-abl-disagg")[0]]
-    for row in ("spec-abl-decoupled", "spec-abl-reconf", "spec-abl-bon"):
-        marks.append((vanilla if row == "spec-abl-decoupled" else marks[-1]) / bench.values(row)[0])
-    names = [*list(parts)[:2], "in turns, on\nseparate GPUs", *list(parts)[2:]]
-    simulated = [*relative[:2], apart, *relative[2:]]
-    figure = bar_picture(names, {"simulated": simulated}, {"simulated": marks}, y="rollout time over verl's")
-    gains = [relative[1] / relative[2], relative[2] / relative[3], relative[3] / relative[4]]
-    published = [bench.values(row)[0] for row in ("spec-abl-decoupled", "spec-abl-reconf", "spec-abl-bon")]
+    names = ("verl", "draft model", "in turns, on\nseparate GPUs", "+ decoupled", "+ reconfigured", "+ best-of-N")
+    both = bench.both(*(f"spec-abl-{part}" for part in ("vanilla", "disagg", "decoupled", "reconf", "bon")))
+    (simulated, marks), (gains, published) = (ablated(*of) for of in both), (of[2:] for of in both)
+    figure = drawing.bar_picture(names, single(simulated), single(marks), y="rollout time over verl's")
     return Drawn(
         figure,
         "Fig. 13: ablation (DAPO)",
-        f"A draft model alone takes {relative[1]:.3f} times as long as verl (published: {vanilla:.3f}); decoupling "
+        f"A draft model alone takes {simulated[1]:.3f} times as long as verl (published: {marks[1]:.3f}); decoupling "
         "then makes it "
         + ", reconfiguration ".join(
             f"{g:.2f} times as fast (published: {p:g})" for g, p in zip(gains[:2], published[:2], strict=True)
         )
         + f" and best-of-N {gains[2]:.2f} times ({published[2]:g}). What the paper compares decoupling with is not "
         "named: the marks take it to be the draft model. On separate GPUs, in turns, drafting takes "
-        f"{apart:.2f} times as long as verl (published: {bench.values('spec-abl-disagg')[0]:.2f}).",
+        f"{simulated[2]:.2f} times as long as verl (published: {marks[2]:.2f}).",
     )
+
+
+def ablated(vanilla: float, apart: float, *gains: float) -> list[float]:
+    """Return the rollout times of Fig. 13 over verl's, from its rows."""
+    kept = 2 - vanilla  # a reduction, of which 1 + it is kept
+    return [1.0, kept, apart, *(kept / np.cumprod(gains))]
 
 
 def in_action(bench: Bench) -> Drawn:
@@ -346,20 +311,20 @@ def in_action(bench: Bench) -> Drawn:
         "decoupled": specactor.specactor(inputs, reconfigure=False, best_of_n=False),
         "decoupled, reconfigured, best-of-N": specactor.specactor(inputs),
     }
-    figure, panels = picture(3, 1, 5.6)
+    figure, panels = drawing.picture(3, 1, 5.6)
     lengths_s = {}
     results = {name: bench.result(specactor.scenario(inputs, "dapo", system)) for name, system in shown.items()}
-    windows = {name: rollout_window(result) for name, result in results.items()}
+    windows = {name: drawing.rollout_window(result, specactor.WARMUP_STEPS) for name, result in results.items()}
     most_s = max(end_s - start_s for start_s, end_s in windows.values())
     for axes, (name, result) in zip(panels.flat, results.items(), strict=True):
         start_s, end_s = windows[name]
         lengths_s[name] = end_s - start_s
-        lanes(axes, result, start_s, end_s, copies=SAND)
+        drawing.lanes(axes, result, start_s, end_s, copies=SAND)
         axes.set_xlim(0, most_s)
         axes.set_title(f"{name}: {lengths_s[name]:.0f} s", loc="left", fontsize="medium", color=INK)
         axes.set_ylabel("workers")
     panels[-1, 0].set_xlabel("seconds of one rollout (paler: fewer requests left)")
-    kinds_legend(figure, ("rollout", "idle"), {"copies of others' requests, other drafters": SAND})
+    drawing.kinds_legend(figure, ("rollout", "idle"), {"copies of others' requests, other drafters": SAND})
     first, second, third = lengths_s.values()
     return Drawn(
         figure,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import drawing
 import numpy as np
-from drawing import COLOURS, Bench, Draw, Drawn, Mark, bar_picture, legend, many, picture, put_mark
+from drawing import COLOURS, Bench, Draw, Drawn, Mark, many, single
 
 from experiments.reproduce import tlt
 from experiments.reproduce.ledger import Inputs
-from simrl.result.timeline import running_requests
 from simrl.show.style import INK
 from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.bandit import Strategy
@@ -32,14 +32,14 @@ def end_to_end(bench: Bench) -> Drawn:
             for system in (tlt.baseline(inputs), tlt.tlt(inputs))
         )
         ratios[NAMES[model]] = own["tokens_per_s"] / plain["tokens_per_s"]
-    published = bench.published("tlt-e2e")[0]
-    series, read = {"simulated": list(ratios.values())}, {"simulated": [published] * len(ratios)}
-    figure = bar_picture(list(ratios), series, read, y="tokens/s over verl's", height_in=3.2, level=True)
+    published = bench.bound("tlt-e2e")
+    series, read = single(ratios.values()), single([published] * len(ratios))
+    figure = drawing.bar_picture(list(ratios), series, read, y="tokens/s over verl's", height_in=3.2, level=True)
     least, most = (end(ratios, key=lambda name: ratios[name]) for end in (min, max))
     return Drawn(
         figure,
         "Fig. 11: token throughput over verl's (64 H100)",
-        f"TLT trains {many(list(ratios.values()), '{:.2f}')} times as many tokens a second as verl, the least on {least}, the "
+        f"TLT trains {many(ratios.values())} times as many tokens a second as verl, the least on {least}, the "
         f"most on {most}. Published: {published.low:g} to {published.high:g} times over the four models (lines; which is "
         "which is not in our text).",
     )
@@ -52,32 +52,35 @@ def length(inputs: Inputs, strategy: Strategy) -> float:
     return accept_length(tree_log_acceptances(ModelAcceptance(by_position=(probability,)), strategy))
 
 
+def speedup(inputs: Inputs, strategy: Strategy, batch: int = 1) -> float:
+    return tlt.speedup(inputs, batch, strategy, length(inputs, strategy))
+
+
 def grid(bench: Bench) -> Drawn:
     """Draw Fig. 13: accept length and speed-up by draft depth and tokens to verify."""
     inputs = bench.inputs("tlt")
     depths = (2, 4, 6, 8, 10, 12, 14, 16)
-    figure, panels = picture(1, 2, 3.6)
-    best = {}
+    figure, panels = drawing.picture(1, 2, 3.6)
+    speeds = {}
     for verified, colour in zip(VERIFIED, COLOURS, strict=False):
         trees = [Strategy(depth, inputs["topk"], verified) for depth in depths]
-        lengths = [length(inputs, tree) for tree in trees]
-        speed = [tlt.speedup(inputs, 1, tree, n) for tree, n in zip(trees, lengths, strict=True)]
-        panels[0, 0].plot(depths, lengths, marker="o", color=colour, label=f"{verified} tokens")
-        panels[0, 1].plot(depths, speed, marker="o", color=colour, label=f"{verified} tokens")
-        best[verified] = (depths[int(np.argmax(speed))], max(speed))
-    put_mark(panels[0, 0], inputs["table_depth"], inputs["grid_accept_length"])
-    put_mark(panels[0, 1], inputs["table_depth"], bench.values("tlt-topk8")[0])
+        lengths, speeds[verified] = ([of(inputs, tree) for tree in trees] for of in (length, speedup))
+        for axes, values in zip(panels.flat, (lengths, speeds[verified]), strict=True):
+            axes.plot(depths, values, marker="o", color=colour, label=f"{verified} tokens")
+    drawing.put_mark(panels[0, 0], inputs["table_depth"], inputs["grid_accept_length"])
+    drawing.put_mark(panels[0, 1], inputs["table_depth"], bench.value("tlt-topk8"))
     for axes, name in zip(panels.flat, ("accept length", "speed-up at batch 1"), strict=True):
         axes.set(xlabel="draft depth", ylabel=name, ylim=(0, None))
-    legend(panels[0, 0])
-    depth, speed = best[inputs["table_verify_tokens"]]
+    drawing.legend(panels[0, 0])
+    speed = speeds[inputs["table_verify_tokens"]]
     return Drawn(
         figure,
         "Fig. 13: accept length and speed-up of trees (batch 1, top-k 8)",
         "Deeper trees yield longer accepts, less and less so, while each level costs a pass of the drafter: with "
-        f"{inputs['table_verify_tokens']} tokens to verify the speed-up is largest at depth {depth}, {speed:.2f}. Published: "
+        f"{inputs['table_verify_tokens']} tokens to verify the speed-up is largest at depth "
+        f"{depths[int(np.argmax(speed))]}, {max(speed):.2f}. Published: "
         f"the same shape; at top-k 8 an accept length of {inputs['grid_accept_length']:g}, to which the drafter is set here, "
-        f"and {bench.values('tlt-topk8')[0]:g} times.",
+        f"and {bench.value('tlt-topk8'):g} times.",
     )
 
 
@@ -86,16 +89,15 @@ def top_k(bench: Bench) -> Drawn:
     inputs = bench.inputs("tlt")
     widths = (4, 6, 8, 10, 12, 16)
     trees = [Strategy(inputs["table_depth"], width, inputs["table_verify_tokens"]) for width in widths]
-    lengths = [length(inputs, tree) for tree in trees]
-    speed = [tlt.speedup(inputs, 1, tree, n) for tree, n in zip(trees, lengths, strict=True)]
-    marks: list[Mark] = [bench.values("tlt-topk8")[0] if width == inputs["topk"] else None for width in widths]
-    series, read = {"simulated": speed}, {"simulated": marks}
-    figure = bar_picture(list(map(str, widths)), series, read, x="top-k", y="speed-up at batch 1", height_in=3.0)
+    speed, published = [speedup(inputs, tree) for tree in trees], bench.value("tlt-topk8")
+    read = single(published if width == inputs["topk"] else None for width in widths)
+    look = {"x": "top-k", "y": "speed-up at batch 1", "height_in": 3.0}
+    figure = drawing.bar_picture(list(map(str, widths)), single(speed), read, **look)
     return Drawn(
         figure,
         "Table 1: top-k",
         f"Between top-k 4 and 16 the speed-up is {min(speed):.2f} to {max(speed):.2f}: it hardly depends on top-k, as "
-        f"published. At top-k 8 it is {speed[2]:.2f} (published: {bench.values('tlt-topk8')[0]:g}).",
+        f"published. At top-k 8 it is {speed[2]:.2f} (published: {published:g}).",
     )
 
 
@@ -104,32 +106,23 @@ def batches(bench: Bench) -> Drawn:
     inputs = bench.inputs("tlt")
     sizes = (1, 2, 4, 8, 16, 32)
     trees = {verified: Strategy(inputs["table_depth"], inputs["topk"], verified) for verified in VERIFIED}
-    cells = {
-        verified: [tlt.speedup(inputs, batch, tree, length(inputs, tree)) for batch in sizes]
-        for verified, tree in trees.items()
-    }
-    rows = {
-        (1, 48): "tlt-sd-bs1-v48",
-        (8, 16): "tlt-sd-bs8-v16",
-        (8, 64): "tlt-sd-bs8-v64",
-        (32, 16): "tlt-sd-bs32-v16",
-    }
+    cells = {verified: [speedup(inputs, tree, batch) for batch in sizes] for verified, tree in trees.items()}
     marks: dict[str, list[Mark]] = {
         f"{verified} tokens": [
-            bench.values(rows[batch, verified])[0] if (batch, verified) in rows else None for batch in sizes
+            bench.value(row) if (row := f"tlt-sd-bs{batch}-v{verified}") in tlt.ROWS else None for batch in sizes
         ]
         for verified in VERIFIED
     }
     series = {f"{verified} tokens": values for verified, values in cells.items()}
     groups, look = list(map(str, sizes)), {"form": "{:.1f}", "height_in": 3.6, "level": True}
-    figure = bar_picture(groups, series, marks, x="batch", y="speed-up", **look)
+    figure = drawing.bar_picture(groups, series, marks, x="batch", y="speed-up", **look)
     most = {batch: VERIFIED[int(np.argmax([cells[v][i] for v in VERIFIED]))] for i, batch in enumerate(sizes)}
     return Drawn(
         figure,
         "Table 2: speed-up by batch and tokens to verify",
         f"Larger batches gain less and are best with fewer tokens to verify: {most[1]} at batch 1, {most[8]} at 8, {most[32]} "
         f"at 32 (published: 64, 16, 16). At batch 32 and 16 tokens the speed-up is {cells[16][-1]:.2f} (published: "
-        f"{bench.values('tlt-sd-bs32-v16')[0]:g}).",
+        f"{bench.value('tlt-sd-bs32-v16'):g}).",
     )
 
 
@@ -137,19 +130,14 @@ def tail(bench: Bench) -> Drawn:
     """Draw Fig. 14: the requests that still run, of a worker with 128."""
     inputs = bench.inputs("tlt")
     prompts = inputs["gpus"] // inputs["tp_32b"] * inputs["case_requests"] // inputs["group"]
-    figure, panels = picture(1, 1, 3.4)
-    axes = panels[0, 0]
+    figure, axes = drawing.panel(3.4)
+    systems = {"no speculation": tlt.baseline(inputs), "TLT": tlt.tlt(inputs)}
     ends_s = {}
-    for (name, system), colour in zip(
-        {"no speculation": tlt.baseline(inputs), "TLT": tlt.tlt(inputs)}.items(), COLOURS, strict=False
-    ):
+    for (name, system), colour in zip(systems.items(), COLOURS, strict=False):
         result = bench.result(tlt.scenario(inputs, tlt.TARGET, system, prompts))
-        spans = result.spans.to_pandas()
-        mine = spans[(spans["kind"] == "rollout") & (spans["policy_version"] == tlt.WARMUP_STEPS)]
-        start_s, end_s = float(mine["started_s"].min()), float(mine["ended_s"].max())
-        times, counts = running_requests(result)
+        start_s, end_s = drawing.rollout_window(result, tlt.WARMUP_STEPS)
         at_s = np.linspace(start_s, end_s, 600)
-        each = np.r_[0, counts][np.searchsorted(times, at_s, "right")] / result.metadata["rollout_workers"]
+        each = drawing.requests_at(result, at_s) / result.metadata["rollout_workers"]
         axes.plot(at_s - start_s, each, color=colour, label=name)
         ends_s[name] = end_s - start_s
     axes.axhline(inputs["threshold"], color=INK, linewidth=0.8, linestyle=":")
@@ -157,15 +145,15 @@ def tail(bench: Bench) -> Drawn:
     axes.set(xlabel=f"seconds of a rollout ({begins})", ylabel="requests a worker")
     axes.set_yscale("symlog", linthresh=1)
     axes.set_ylim(0, None)
-    legend(axes, marks=False)
-    gain = tlt.rollout_of_a_worker(bench.lab, inputs)[0]
+    drawing.legend(axes, marks=False)
+    gain = bench.predicted("tlt-rollout-case")[0]
     longest = ends_s["no speculation"] / ends_s["TLT"]
     return Drawn(
         figure,
         "Fig. 14: a rollout of 128 requests a worker (Qwen2.5-32B, all workers' mean)",
         f"Drafting starts when {inputs['threshold']} requests are left, and makes a worker's rollout {gain:.2f} times as "
         f"fast, a mean over workers, that of the slowest {longest:.2f} times. Published: "
-        f"{bench.values('tlt-rollout-case')[0]:g} times, of one worker.",
+        f"{bench.value('tlt-rollout-case'):g} times, of one worker.",
     )
 
 

@@ -12,10 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from drawing import share
+
 from experiments.reproduce.lab import Lab
 from experiments.reproduce.ledger import read_ledger
 from experiments.reproduce.predict import PAPERS
 from experiments.reproduce.score import published_rows
+from experiments.shared import markdown
 from simrl.files import write_whole_file
 
 HERE = Path(__file__).resolve().parent
@@ -69,12 +72,8 @@ def page() -> Iterator[str]:
         "they are not on [the board](scoreboard.md): they show the errors that remain when the length is known.\n"
     )
     for row, elements in found.items():
-        yield f"| `{row}` | published | predicted | error |"
-        yield "|---|---|---|---|"
-        for line in elements:
-            yield f"| {line.what} | {line.published:.3g} | {line.predicted:.3g} | {line.error:+.0%} |".replace(
-                "%", " %"
-            )
+        cells = [(of.what, f"{of.published:.3g}", f"{of.predicted:.3g}", share(of.error, "{:+.0%}")) for of in elements]
+        yield from markdown((f"`{row}`", "published", "predicted", "error"), cells)
         errors = [abs(line.error) for i, line in enumerate(elements) if (row, i) not in LENGTH_IS_OF]
         within = sum(error <= 0.1 for error in errors)
         yield f"\n{within} of {len(errors)} within 10 %, without the one that gives the length.\n"

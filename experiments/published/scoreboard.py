@@ -10,7 +10,6 @@ Sentences are made from the figures beside them. Every picture takes less than a
 
 import json
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -21,10 +20,11 @@ import figures_rhymerl
 import figures_specactor
 import figures_tlt
 import typer
-from drawing import Bench, Draw, save
+from drawing import Bench, Draw, save, share
 
-from experiments.reproduce.board import board, hits_of, totals
-from experiments.reproduce.score import Bound, published_rows
+from experiments.reproduce.board import board, bound_text, covered_words, hits_of, number, span, totals
+from experiments.reproduce.score import published_rows
+from experiments.shared import errors_in_a_line, markdown
 from simrl.errors import InputError
 from simrl.files import write_whole_file
 
@@ -166,7 +166,7 @@ def main(
     figures: Annotated[bool, typer.Option("--figures", help="draw all of them")] = False,
     folder: Annotated[Path, typer.Option(help="where the page is, and its pictures in figures/")] = HERE,
 ) -> None:
-    try:
+    with errors_in_a_line("scoreboard"):
         found = read_board(results) if results else None
         entries = found.entries if found else []
         wanted = list(FIGURES) if figures else figure or []
@@ -177,9 +177,6 @@ def main(
                 temporary.write_text(page, encoding="utf-8")
         elif not wanted:
             raise InputError("give a board (python -m experiments.reproduce -o board.json), or --figure NAME")
-    except InputError as error:
-        print(f"scoreboard: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
 
 
 def read_board(path: Path) -> Board:
@@ -267,54 +264,51 @@ def goals(entries: Sequence[Entry]) -> Iterator[str]:
     found = orders(entries)
     ratios = [e for e in predicted if is_ratio(e["id"])]
     sided = [e for e in ratios if all(same_side(e, i) for i, value in enumerate(e["predicted"]) if value is not None)]
-    yield "## Goals\n"
-    yield "| goal | reached |"
-    yield "|---|---|"
-    yield (
-        f"| rows covered: 90 % or more | {percent(len(covered), len(entries))} of all ({len(covered)} of {len(entries)}), "
-        f"{percent(len(covered), len(predicted))} of the {len(predicted)} that are predicted; "
-        + f"{sums['covered_share'] or 0:.0%} of all {sums['elements']} elements |".replace("%", " %")
-    )
     width, error = sums["median_half_width"], sums["median_error"]
-    reached = f"{'none' if width is None else f'{width:.0%}'}; the median error at the middle is {error:.0%}"
-    reached = "nothing is predicted" if error is None else reached
-    yield "| median half-width: 15 % or less | " + reached.replace("%", " %") + " |"
-    yield (
-        "| rows given what their source prints of other phases (verl's page, TLT's Table 2): within 10 % | "
-        + f"{sum(error <= 0.1 for error in errors)} of {len(errors)} elements"
-        + (f": {', '.join(name(e) + ' ' + said_error(e) for e in given)}" if given else "")
-        + "; AReaL's, given the length that its figures come to: [given.md](given.md) |"
-    )
-    yield (
-        f"| rows that open inputs move little (half-width up to {100 * MOVES:.0f} %): within 10 % | "
-        + f"{len(near)} of {len(stated)}"
-        + (f": {', '.join(name(e) + ' ' + said_error(e) for e in stated)} |" if stated else " |")
-    )
+    reached = f"{'none' if width is None else share(width)}; the median error at the middle is "
     pairs = found.right + found.level + len(found.reversed)
-    yield (
-        f"| orders of systems and settings: all right | {found.right} of {pairs} pairs right, {found.level} predicted level, "
-        f"{len(found.reversed)} reversed |"
-    )
-    yield (
-        f"| ratios on the right side of 1 | {len(sided)} of {len(ratios)}"
-        + "".join(f"; not {name(e)}" for e in ratios if e not in sided)
-        + " |"
-    )
-    yield ""
+    rows = [
+        (
+            "rows covered: 90 % or more",
+            f"{percent(len(covered), len(entries))} of all ({len(covered)} of {len(entries)}), "
+            f"{percent(len(covered), len(predicted))} of the {len(predicted)} that are predicted; "
+            f"{share(sums['covered_share'] or 0)} of all {sums['elements']} elements",
+        ),
+        ("median half-width: 15 % or less", "nothing is predicted" if error is None else reached + share(error)),
+        (
+            "rows given what their source prints of other phases (verl's page, TLT's Table 2): within 10 %",
+            f"{sum(error <= 0.1 for error in errors)} of {len(errors)} elements{errors_of(given)}"
+            "; AReaL's, given the length that its figures come to: [given.md](given.md)",
+        ),
+        (
+            f"rows that open inputs move little (half-width up to {100 * MOVES:.0f} %): within 10 %",
+            f"{len(near)} of {len(stated)}{errors_of(stated)}",
+        ),
+        (
+            "orders of systems and settings: all right",
+            f"{found.right} of {pairs} pairs right, {found.level} predicted level, {len(found.reversed)} reversed",
+        ),
+        (
+            "ratios on the right side of 1",
+            f"{len(sided)} of {len(ratios)}" + "".join(f"; not {name(e)}" for e in ratios if e not in sided),
+        ),
+    ]
+    yield from ("## Goals\n", *markdown(("goal", "reached"), rows), "")
     if found.reversed:
         yield "Reversed: " + "; ".join(found.reversed) + ".\n"
 
 
+def errors_of(entries: Sequence[Entry]) -> str:
+    said = [f"{name(e)} " + "/".join(share(error, "{:+.0%}") for error in scored(e, "error")) for e in entries]
+    return f": {', '.join(said)}" if said else ""
+
+
 def percent(part: float, whole: float) -> str:
-    return f"{part / whole:.0%}".replace("%", " %") if whole else "none"
+    return share(part / whole) if whole else "none"
 
 
 def name(entry: Entry) -> str:
     return f"`{entry['id']}`"
-
-
-def said_error(entry: Entry) -> str:
-    return "/".join(f"{error:+.0%}" for error in scored(entry, "error")).replace("%", " %")
 
 
 def scored(entry: Entry, key: str) -> list[Any]:
@@ -382,24 +376,24 @@ def tables(entries: Sequence[Entry]) -> Iterator[str]:
         if not predicted:
             continue
         yield f"### {paper}\n"
-        yield "| row | what, of which setting | published | predicted | interval | error | covered | moved most by |"
-        yield "|---|---|---|---|---|---|---|---|"
-        for e in predicted:
-            published, hits = published_rows()[e["id"]].elements, hits_of(e)
-            cells = (
-                name(e),
-                what(e),
-                "<br>".join(map(bound_text, published)),
-                "<br>".join("given" if value is None else number(value) for value in e["predicted"]),
-                "<br>".join(
-                    "" if a is None else f"{number(a)}–{number(b)}" for a, b in zip(e["low"], e["high"], strict=True)
-                ),
-                "<br>".join("" if error is None else f"{error:+.0%}".replace("%", " %") for error in e["error"]),
-                "yes" if all(hits) else f"{sum(hits)} of {len(hits)}" if any(hits) else "no",
-                ", ".join(f"`{d['input']}` {d['rank_correlation']:+.1f}" for d in e["drivers"][:2]),
-            )
-            yield "| " + " | ".join(cells) + " |"
-        yield ""
+        heads = (
+            "row", "what, of which setting", "published", "predicted", "interval", "error", "covered", "moved most by"
+        )  # fmt: skip
+        yield from (*markdown(heads, list(map(cells, predicted))), "")
+
+
+def cells(entry: Entry) -> tuple[str, ...]:
+    ends = zip(entry["low"], entry["high"], strict=True)
+    return (
+        name(entry),
+        what(entry),
+        "<br>".join(map(bound_text, published_rows()[entry["id"]].elements)),
+        "<br>".join("given" if value is None else number(value) for value in entry["predicted"]),
+        "<br>".join("" if a is None else span(a, b) for a, b in ends),
+        "<br>".join("" if error is None else share(error, "{:+.0%}") for error in entry["error"]),
+        covered_words(entry),
+        ", ".join(f"`{d['input']}` {d['rank_correlation']:+.1f}" for d in entry["drivers"][:2]),
+    )
 
 
 def what(entry: Entry) -> str:
@@ -414,18 +408,6 @@ def by_paper(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
     return {
         paper: mine for paper, start in PAPERS.items() if (mine := [e for e in entries if e["id"].startswith(start)])
     }
-
-
-def number(value: float) -> str:
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
-def bound_text(bound: Bound) -> str:
-    if bound.low == bound.high:
-        return number(bound.low)
-    if bound.low == -float("inf"):
-        return f"< {number(bound.high)}"
-    return f"> {number(bound.low)}" if bound.high == float("inf") else f"{number(bound.low)}–{number(bound.high)}"
 
 
 def not_predicted(entries: Sequence[Entry]) -> Iterator[str]:

@@ -131,11 +131,11 @@ def published(rows: Sequence[str], samples: int) -> Board:
 
 def real_runs(rows: Sequence[str], samples: int, data: Path) -> Board:
     """Return the board of real runs. Raise `InputError` for an unknown row, and for data that is missing or damaged."""
+    from experiments.reproduce.board import ledger_of
     from experiments.reproduce.predict import FAMILIES, tasks
     from experiments.reproduce.real_board import (
         all_rows,
         entries_of,
-        ledger_of,
         print_entries,
         totals,
         training_steps,

@@ -7,8 +7,7 @@ that its prediction is given counts as nothing.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
@@ -74,14 +73,22 @@ def _entry(row: Published, predicted: Prediction | None) -> dict[str, Any]:
     return {
         **said,
         **{key: [None if e.given else getattr(e, key) for e in elements] for key in SCORED},
-        "ledger": {name: entry.model_dump(exclude_defaults=True) for name, entry in read_ledger(paper).inputs.items()},
+        "ledger": ledger_of(paper),
         "asked": sorted(predicted.asked),
-        "drivers": [
-            {"input": name, "rank_correlation": r}
-            for name, r in drivers(paper, predicted.inputs, [fmean(values) for values in scored], predicted.asked)
-        ],
+        "drivers": drivers_of(paper, predicted, [fmean(values) for values in scored]),
         "why_not": None,
     }
+
+
+def ledger_of(name: str) -> dict[str, Any]:
+    """Return the inputs of a paper or family, for `json.dumps`."""
+    return {key: entry.model_dump(exclude_defaults=True) for key, entry in read_ledger(name).inputs.items()}
+
+
+def drivers_of(name: str, predicted: Prediction, values: Sequence[float]) -> list[dict[str, Any]]:
+    """Return `drivers` of these values of a prediction, for `json.dumps`."""
+    found = drivers(name, predicted.inputs, values, predicted.asked)
+    return [{"input": key, "rank_correlation": correlation} for key, correlation in found]
 
 
 def _bound(bound: Bound) -> float | list[float | None]:
@@ -139,38 +146,38 @@ def print_board(entries: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Print a line for each row, without columns that need an interval if no row has one; for a single row, its ledger, too."""
     intervals = any(map(has_interval, entries))
     of_intervals = ("interval", "error", "covered", "moved most by") if intervals else ("error",)
-    table = Table("row", "published", "predicted", *of_intervals, box=None, pad_edge=False)
-    for e in entries:
-        published = _cell(e["published"], _range)
-        if e["predicted"] is None:
-            table.add_row(e["id"], published, "not predicted", *(["", "", "no", ""] if intervals else []))
-            continue
-        predicted = _cell(e["predicted"], lambda x: "given" if x is None else _number(x))
-        error = _cell(e["error"], lambda x: GIVEN_CELL if x is None else f"{x:+.0%}")
-        table.add_row(e["id"], published, predicted, *(_of_interval(e, error) if intervals else [error]))
-    console.print(table)
+    print_table(("row", "published", "predicted", *of_intervals), [_cells(e, intervals) for e in entries], console)
     for line in _notes(entries):
         console.print(line)
     if len(entries) == 1 and entries[0]["ledger"]:
-        console.print()
         print_ledger(entries[0]["ledger"], entries[0]["asked"], console)
 
 
-def _of_interval(entry: Mapping[str, Any], error: str) -> list[str]:
-    """Return the cells: interval, error, covered, moved most by."""
+def _cells(entry: Mapping[str, Any], intervals: bool) -> list[str]:
+    published = _cell(bound_text(bound, "") for bound in published_rows()[entry["id"]].elements)
+    if entry["predicted"] is None:
+        return [entry["id"], published, "not predicted", *(["", "", "no", ""] if intervals else [])]
+    predicted = _cell("given" if x is None else number(x) for x in entry["predicted"])
+    error = _cell(GIVEN_CELL if x is None else f"{x:+.0%}" for x in entry["error"])
+    if not intervals:
+        return [entry["id"], published, predicted, error]
     if not has_interval(entry):
-        return ["none: the middle alone", error, "no", ""]
+        return [entry["id"], published, predicted, "none: the middle alone", error, "no", ""]
     ends = zip(entry["low"], entry["high"], strict=True)
-    shown = [GIVEN_CELL if low is None else f"{_number(low)}–{_number(high)}" for low, high in ends]
-    hits = hits_of(entry)
-    covered = "yes" if all(hits) else f"{sum(hits)} of {len(hits)}" if any(hits) else "no"
-    driver = entry["drivers"][0] if entry["drivers"] else None
-    moved = f"{driver['input']} ({driver['rank_correlation']:+.2f})" if driver else ""
-    return [_cell(shown, str), error, covered, moved]
+    interval = _cell(GIVEN_CELL if low is None else span(low, high) for low, high in ends)
+    moved = moved_by(entry["drivers"][0] if entry["drivers"] else None)
+    return [entry["id"], published, predicted, interval, error, covered_words(entry), moved]
+
+
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], console: Console) -> None:
+    table = Table(*heads, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
 
 
 def print_ledger(ledger: Mapping[str, Any], asked: Sequence[str], console: Console) -> None:
-    """Print the inputs that the row asks for, then the paper's others."""
+    """Print, below an empty line, the inputs that the row asks for, then the paper's others."""
     table = Table("input", "value", "range", "kind", "where, or why", box=None, pad_edge=False)
     for name in sorted(ledger, key=lambda name: name not in asked):
         entry = ledger[name]
@@ -183,34 +190,60 @@ def print_ledger(ledger: Mapping[str, Any], asked: Sequence[str], console: Conso
             entry["source"],
             style="" if name in asked else "dim",
         )
+    console.print()
     console.print(table)
 
 
 def _notes(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return notes on rows without a prediction, with the reason, and on rows that lack some sets of inputs."""
-    said: dict[str, list[str]] = defaultdict(list)
+    said = []
     for e in entries:
         if e["why_not"] is not None:
-            said[f"not predicted: {e['why_not']}"].append(e["id"])
+            said.append((e["id"], f"not predicted: {e['why_not']}"))
         elif e["refused"]:
             sets = "1 set of inputs" if len(e["refused"]) == 1 else f"{len(e['refused'])} sets of inputs"
-            said[f"{sets} cannot be, and the interval is of the others: {e['refused'][0]}"].append(e["id"])
-    return [f"{', '.join(rows)}: {why}" for why, rows in said.items()]
+            said.append((e["id"], f"{sets} cannot be, and the interval is of the others: {e['refused'][0]}"))
+    return by_text(said)
 
 
-def _cell(values: Sequence[Any], text: Any) -> str:
-    shown = [text(value) for value in values[:MOST_SHOWN]]
-    return " / ".join([*shown, *(["…"] if len(values) > MOST_SHOWN else [])])
+def by_text(notes: Iterable[tuple[str, str]]) -> list[str]:
+    """Return each text of (row, text) once, behind its rows."""
+    rows: dict[str, dict[str, None]] = {}
+    for row, text in notes:
+        rows.setdefault(text, {})[row] = None
+    return [f"{', '.join(of)}: {text}" for text, of in rows.items()]
 
 
-def _range(value: Any) -> str:
-    if not isinstance(value, list):
-        return _number(value)
-    low, high = value
-    if low is None:
-        return f"<{_number(high)}"
-    return f">{_number(low)}" if high is None else f"{_number(low)}–{_number(high)}"
+def _cell(texts: Iterable[str]) -> str:
+    shown = list(texts)
+    return " / ".join([*shown[:MOST_SHOWN], *(["…"] if len(shown) > MOST_SHOWN else [])])
 
 
-def _number(value: float) -> str:
+def covered_words(entry: Mapping[str, Any]) -> str:
+    """Return in words how many elements of a row are covered."""
+    hits = hits_of(entry)
+    return "yes" if all(hits) else f"{sum(hits)} of {len(hits)}" if any(hits) else "no"
+
+
+def moved_by(driver: Mapping[str, Any] | None) -> str:
+    return f"{driver['input']} ({driver['rank_correlation']:+.2f})" if driver else ""
+
+
+def bound_text(bound: Bound, space: str = " ") -> str:
+    """Return a published value, range or side, its sign before `space`."""
+    if bound.low == bound.high:
+        return number(bound.low)
+    if math.isinf(bound.low):
+        return f"<{space}{number(bound.high)}"
+    return f">{space}{number(bound.low)}" if math.isinf(bound.high) else span(*bound)
+
+
+def span(low: float, high: float) -> str:
+    return f"{number(low)}–{number(high)}"
+
+
+def number(value: float | str) -> str:
+    """Return a number with three digits or, from 1,000, whole; a word as it is."""
+    if isinstance(value, str):
+        return value
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"

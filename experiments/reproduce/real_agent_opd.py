@@ -14,7 +14,7 @@ import pandas as pd
 
 from experiments.reproduce.lab import Lab, Predict, row, run_of
 from experiments.reproduce.ledger import Inputs, named
-from experiments.reproduce.real_lengths import of_run, trace_of, whole_lengths, with_turns
+from experiments.reproduce.real_lengths import of_run, phase_seconds, trace_of, whole_lengths, with_turns
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
 from simrl.runtime.training_costs import TrainingCosts
@@ -85,10 +85,9 @@ def steps_of(lab: Lab, inputs: Inputs, run: str) -> list[float]:
         log, run, lambda steps: window(run, steps), MOST_STEPS, inputs["group"], inputs["cap_tokens"]
     )
     trace = with_turns(trace, steps, inputs["most_pauses"], inputs["observation_tokens"])
-    found = lab.run(scenario(inputs, trace), trace)
-    phase_s, ref_s = found["phase_s"], reference_s(inputs, trace)
-    generation_s = found["step_s"] - phase_s["log_prob"] - phase_s["train"] - phase_s.get("transfer", 0.0)
-    return [generation_s, phase_s["log_prob"], ref_s, phase_s["train"], found["step_s"] + ref_s]
+    generation_s, log_probs_s, train_s, step_s = phase_seconds(lab.run(scenario(inputs, trace), trace))
+    ref_s = reference_s(inputs, trace)
+    return [generation_s, log_probs_s, ref_s, train_s, step_s + ref_s]
 
 
 ROWS: dict[str, Predict] = {f"opd-{run}": steps_of(run) for run in LOGS}

@@ -13,11 +13,19 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.table import Table
 
-from experiments.reproduce.board import print_ledger
+from experiments.reproduce.board import (
+    by_text,
+    drivers_of,
+    ledger_of,
+    moved_by,
+    number,
+    print_ledger,
+    print_table,
+    span,
+)
 from experiments.reproduce.ledger import read_ledger
-from experiments.reproduce.predict import FAMILIES, Prediction, drivers
+from experiments.reproduce.predict import FAMILIES, Prediction
 from experiments.reproduce.real_measured import again, measured
 from experiments.validate_training import read_steps, scored
 from simrl.errors import InputError, meant
@@ -132,8 +140,7 @@ def _predicted(row: str, of: Quantities, place: int, prediction: Prediction | No
     entry["asked"] = sorted(prediction.asked & set(ledger.inputs))
     entry["open_inputs"] = [name for name in ledger.open if name in prediction.asked]
     if max(values) - min(values) > LEVEL * abs(values[0]):
-        for name, correlation in drivers(of.family, prediction.inputs, values, prediction.asked)[:1]:
-            entry["driver"] = {"input": name, "rank_correlation": correlation}
+        entry["driver"] = next(iter(drivers_of(of.family, prediction, values)), None)
     return entry
 
 
@@ -194,17 +201,15 @@ def sentences(entries: Sequence[Entry]) -> list[str]:
 
 def cells(entry: Entry) -> list[str]:
     """Return the cells of an entry: row, quantity, measured, predicted, interval, error, moved most by."""
-    interval = "" if entry["low"] is None else f"{_number(entry['low'])}–{_number(entry['high'])}"
+    interval = "" if entry["low"] is None else span(entry["low"], entry["high"])
     error = "" if entry["error"] is None else f"{entry['error']:+.0%}"
     if entry["predicted"] is not None and not entry["scored"]:
         error = f"({error})"
-    driver = entry["driver"]
-    moved = f"{driver['input']} ({driver['rank_correlation']:+.2f})" if driver else ""
-    predicted = "not yet" if entry["predicted"] is None else _number(entry["predicted"])
-    measured = _number(entry["measured"])
+    predicted = "not yet" if entry["predicted"] is None else number(entry["predicted"])
+    measured = number(entry["measured"])
     if entry["measured_again"] is not None:
-        measured += f", again {_number(entry['measured_again'])}"
-    return [entry["id"], entry["quantity"], measured, predicted, interval, error, moved]
+        measured += f", again {number(entry['measured_again'])}"
+    return [entry["id"], entry["quantity"], measured, predicted, interval, error, moved_by(entry["driver"])]
 
 
 HEADS = ("run", "quantity", "measured", "predicted", "interval", "error", "moved most by")
@@ -212,35 +217,20 @@ HEADS = ("run", "quantity", "measured", "predicted", "interval", "error", "moved
 
 def print_entries(entries: Sequence[Entry], console: Console) -> None:
     """Print a line for each quantity, the notes and the totals; for a single row, its ledger, too."""
-    table = Table(*HEADS, box=None, pad_edge=False)
-    for entry in entries:
-        table.add_row(*cells(entry))
-    console.print(table)
+    print_table(HEADS, map(cells, entries), console)
     for line in [*notes(entries), "", *sentences(entries)]:
         console.print(line)
     ledger = entries[0]["ledger"]
     if len({entry["id"] for entry in entries}) == 1 and ledger and entries[0]["asked"]:
-        console.print()
         print_ledger(ledger_of(ledger), entries[0]["asked"], console)
-
-
-def ledger_of(name: str) -> dict[str, Any]:
-    """Return the inputs of a family, for `json.dumps`."""
-    return {key: entry.model_dump(exclude_defaults=True) for key, entry in read_ledger(name).inputs.items()}
 
 
 def notes(entries: Sequence[Entry]) -> list[str]:
     """Return why rows are not predicted, and the notes of others, each once."""
-    said: dict[str, list[str]] = {}
+    said = []
     for entry in entries:
         if entry["why_not"]:
-            said.setdefault(f"not yet: {entry['why_not']}", []).append(entry["id"])
+            said.append((entry["id"], f"not yet: {entry['why_not']}"))
         elif entry["note"] and entry["kind"] != "training step":
-            said.setdefault(entry["note"], []).append(entry["id"])
-    return [f"{', '.join(dict.fromkeys(ids))}: {text}" for text, ids in said.items()]
-
-
-def _number(value: float | str) -> str:
-    if isinstance(value, str):
-        return value
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+            said.append((entry["id"], entry["note"]))
+    return by_text(said)

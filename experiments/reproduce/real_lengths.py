@@ -1,4 +1,5 @@
-"""The lengths of a logged run's steps, which are inputs of its prediction: its trace, made from its metrics.
+"""Shared by the families of real runs: the lengths of a logged run's steps, which are inputs of its prediction (its trace, made
+from its metrics), and the names of a run's inputs and phases.
 
 Invariant: of a log, only the columns that this module names are read; seconds of phases are not among them. (Whether a step
 has them is: a step whose line was cut off is no step of the prediction either.)
@@ -15,6 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from experiments.reproduce.lab import Measures
 from experiments.reproduce.ledger import Inputs
 from simrl.errors import InputError
 from simrl.trace.importers.lengths import lengths_with
@@ -37,6 +39,13 @@ def of_run(inputs: Inputs, *run: str) -> Inputs:
         found = {name.removesuffix(f"_{end}"): inputs[name] for name in list(inputs) if name.endswith(f"_{end}")}
         inputs = inputs | found
     return inputs
+
+
+def phase_seconds(found: Measures) -> tuple[float, float, float, float]:
+    """Return the seconds of generation (with all that is no other phase: phases of logs and pages add up to their steps), of
+    log-probs, of training, and of a step."""
+    step_s, log_probs_s, train_s = found["step_s"], found["phase_s"]["log_prob"], found["phase_s"]["train"]
+    return step_s - log_probs_s - train_s - found["phase_s"].get("transfer", 0.0), log_probs_s, train_s, step_s
 
 
 def complete_steps(log: Path) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.reproduce import real_agent_opd, real_verl_fsdp
+from experiments.reproduce import real_agent_opd, real_nemo_rl, real_rlinf_verl, real_verl_fsdp
 from experiments.reproduce.real_lengths import complete_steps
 from simrl.errors import InputError
 
@@ -45,14 +45,14 @@ def measured(data: Path) -> Values:
     if not (data / RUNS).is_dir():
         raise InputError(f"{data}: has no folder {RUNS}; name the folder with the measurements with --data")
     found: Values = {}
-    for read in (_nemo, _nemo_phases, _rlinf, _verl_fsdp, _agent_opd, _lora, _verl_v1):
+    for read in (_nemo, _rlinf, _verl_fsdp, _agent_opd, _lora, _verl_v1):
         found |= read(data)
-    return found
+    return found | _nemo_phases(data, "published")
 
 
 def again(data: Path) -> Values:
     """Return what a second measurement of some rows found: the distance is their noise."""
-    return _phases_of(data, "user rerun")
+    return _nemo_phases(data, "user rerun")
 
 
 def _nemo(data: Path) -> Values:
@@ -63,25 +63,19 @@ def _nemo(data: Path) -> Values:
     return found
 
 
-def _nemo_phases(data: Path) -> Values:
-    return _phases_of(data, "published")
-
-
-def _phases_of(data: Path, source: str) -> Values:
+def _nemo_phases(data: Path, source: str) -> Values:
     lines = _lines(data / RUNS / "nemo_rl" / "phases.csv")
     return {
-        row: _numbers(
-            _line(lines, model=model, backend="megatron", source=source),
-            *("generation_s", "logprobs_s", "train_s", "step_s"),
-        )
+        row: _numbers(_line(lines, model=model, backend="megatron", source=source), *real_nemo_rl.QUANTITIES[row])
         for row, model in NEMO_PHASES.items()
     }
 
 
 def _rlinf(data: Path) -> Values:
     lines = _lines(data / RUNS / "rlinf_verl.csv")
-    names = ("generation_s", "log_prob_s", "train_s", "step_s")
-    found = {row: _numbers(_line(lines, system=system), *names) for row, system in RLINF.items()}
+    found = {
+        row: _numbers(_line(lines, system=system), *real_rlinf_verl.QUANTITIES[row]) for row, system in RLINF.items()
+    }
     return {**found, "rlinf-over-verl": [found["rlinf"][-1] / found["rlinf-verl"][-1]]}
 
 
@@ -105,28 +99,26 @@ def _verl_v1(data: Path) -> Values:
 
 def _verl_fsdp(data: Path) -> Values:
     steps = complete_steps(data / real_verl_fsdp.LOG)
-    names = ("gen", "old_log_prob", "update_actor", "step")
     return {
-        f"verl-qwen2-7b-{name}": _seconds(steps[real_verl_fsdp.window(name, steps)], names, pd.Series.median)
-        for name in ("short", "long")
+        row: _seconds(steps[real_verl_fsdp.window(row.rpartition("-")[2], steps)], names, pd.Series.median)
+        for row, names in real_verl_fsdp.QUANTITIES.items()
     }
 
 
 def _agent_opd(data: Path) -> Values:
     found = {}
     for run, log in real_agent_opd.LOGS.items():
-        steps = complete_steps(data / log)
-        names = ("gen", "old_log_prob", "ref", "update_actor", "step")
-        found[f"opd-{run}"] = _seconds(steps[real_agent_opd.window(run, steps)], names, pd.Series.mean)
+        steps, row = complete_steps(data / log), f"opd-{run}"
+        found[row] = _seconds(steps[real_agent_opd.window(run, steps)], real_agent_opd.QUANTITIES[row], pd.Series.mean)
     return found
 
 
 def _seconds(steps: pd.DataFrame, names: Sequence[str], mean: Callable[[pd.Series], float]) -> list[float]:
     """Return mean or median seconds; a step's are those without its evaluation and checkpoint."""
-    seconds = {name: steps[f"timing_s/{name}"] for name in names}
+    seconds = {name: steps[f"timing_s/{name.removesuffix('_s')}"] for name in names}
     for extra in ("testing", "save_checkpoint"):
         if f"timing_s/{extra}" in steps:
-            seconds["step"] = seconds["step"] - steps[f"timing_s/{extra}"].fillna(0.0)
+            seconds["step_s"] = seconds["step_s"] - steps[f"timing_s/{extra}"].fillna(0.0)
     return [float(mean(seconds[name])) for name in names]
 
 

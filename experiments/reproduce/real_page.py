@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from experiments.reproduce.ledger import LedgerInput, read_ledger
 from experiments.reproduce.predict import FAMILIES
 from experiments.reproduce.real_board import HEADS, Entry, cells, notes, sentences
+from experiments.shared import markdown
 from simrl.validation import in_words
 
 HEAD = """# Real runs, predicted
@@ -79,25 +80,21 @@ def _lines_of(note: str | None) -> list[str]:
     return [note, ""] if note else []
 
 
-def _line(texts: Sequence[str]) -> str:
-    return "| " + " | ".join(text.replace("|", "/") for text in texts) + " |"
+def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return markdown(heads, [[text.replace("|", "/") for text in row] for row in rows])
 
 
 def _table(entries: Sequence[Entry]) -> list[str]:
     shown = [cells(entry) for entry in entries]
     columns = [i for i, _ in enumerate(HEADS) if any(row[i] for row in shown)]
-    rows = [list(HEADS), *shown]
-    lines = [_line([row[i] for i in columns]) for row in rows]
-    return [lines[0], "|" + "---|" * len(columns), *lines[1:]]
+    return _markdown([HEADS[i] for i in columns], [[row[i] for i in columns] for row in shown])
 
 
 def _inputs(name: str) -> list[str]:
     """Return the inferred and assumed inputs of a family, as a table."""
     entries = read_ledger(name).inputs.items()
-    rows = [
-        _line([key, _value(entry), entry.kind, entry.source]) for key, entry in entries if entry.kind not in ("stated",)
-    ]
-    return ["| input | value | kind | why |", "|---|---|---|---|", *rows]
+    rows = [[key, _value(entry), entry.kind, entry.source] for key, entry in entries if entry.kind != "stated"]
+    return _markdown(["input", "value", "kind", "why"], rows)
 
 
 def _value(entry: LedgerInput) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from experiments.reproduce.lab import Lab, Predict, row, run_of
 from experiments.reproduce.ledger import Inputs, named
-from experiments.reproduce.real_lengths import of_run
+from experiments.reproduce.real_lengths import of_run, phase_seconds
 from simrl.scenario.model import Scenario
 
 STEPS = (3, 0)
@@ -49,12 +49,9 @@ def scenario(inputs: Inputs) -> Scenario:
 
 
 def seconds(lab: Lab, inputs: Inputs, name: str) -> list[float]:
-    """Return the seconds of generation (with all that is no other phase: the page's phases add up to its steps), of the old
-    policy's log-probs, of training, and of a step."""
+    """Return the seconds of generation, of the old policy's log-probs, of training, and of a step."""
     inputs = of_run(inputs, name)
-    found = lab.run(scenario(inputs))
-    step_s, log_probs_s, train_s = found["step_s"], found["phase_s"]["log_prob"], found["phase_s"]["train"]
-    generation_s = step_s - log_probs_s - train_s - found["phase_s"].get("transfer", 0.0)
+    generation_s, log_probs_s, train_s, step_s = phase_seconds(lab.run(scenario(inputs)))
     return [generation_s, log_probs_s / inputs["log_probs"], train_s, step_s]
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from experiments.reproduce.lab import Lab, Predict, launch_s, row, run_of
 from experiments.reproduce.ledger import Inputs, named
-from experiments.reproduce.real_lengths import trace_of
+from experiments.reproduce.real_lengths import phase_seconds, trace_of
 from simrl.scenario.model import Scenario
 from simrl.trace.trace import Trace
 
@@ -60,10 +60,7 @@ def phases(lab: Lab, inputs: Inputs, name: str) -> list[float]:
     """Predict the seconds of the phases of a window's steps, and of the steps, without evaluations and checkpoints."""
     log = Path(inputs["data"]) / LOG
     trace, _ = trace_of(log, name, lambda steps: window(name, steps), MOST_STEPS, inputs["group"], inputs["cap_tokens"])
-    found = lab.run(scenario(inputs, trace), trace)
-    phase_s = found["phase_s"]
-    generation_s = found["step_s"] - phase_s["log_prob"] - phase_s["train"] - phase_s.get("transfer", 0.0)
-    return [generation_s, phase_s["log_prob"], phase_s["train"], found["step_s"]]
+    return list(phase_seconds(lab.run(scenario(inputs, trace), trace)))
 
 
 ROWS: dict[str, Predict] = {f"verl-qwen2-7b-{name}": phases(name) for name in ("short", "long")}

@@ -283,14 +283,18 @@ def _drafting_gain(lab: Lab, inputs: Inputs, *of: Any) -> float:
 
 
 def best_step(lab: Lab, inputs: Inputs) -> list[float]:
-    """Predict Fig. 16: rollout without drafts over rollout with them, the largest of the models' ratios, in the last steps;
-    an eighth of the workers."""
+    """Predict Fig. 16: rollout without drafts over rollout with them, the largest of the models' ratios."""
+    return [max(last_steps(lab, inputs))]
+
+
+def last_steps(lab: Lab, inputs: Inputs) -> list[float]:
+    """Return this ratio of each model, in the last steps; an eighth of the workers."""
     gains = []
     for model, tp in zip(inputs["models"], inputs["tps"], strict=True):
         all_workers = inputs["gpus"] * split(lab, inputs, "8k") / tp
         workers = max(round(all_workers / 8), 1)
         gains.append(_drafting_gain(lab, inputs, model, tp, workers, round(inputs["prompts"] * workers / all_workers)))
-    return [max(gains)]
+    return gains
 
 
 def large_batches(lab: Lab, inputs: Inputs) -> list[float]:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ def double_settings(limits: Limits, model: str = "v0") -> EngineSettings:
         block_size=limits.block_size,
         max_model_len=limits.kv_blocks * limits.block_size,
         kv_blocks=limits.kv_blocks,
+        prefix_caching=limits.prefix_caching,
     )
 
 
@@ -58,23 +59,23 @@ def continuation(prompt_ids: Sequence[int], tokens: int, weights: str) -> list[i
     return ids[len(prompt_ids) :]
 
 
-@dataclass
-class _Text:
-    """A request's tokens, and how many of them are in its cache."""
+@dataclass(eq=False)
+class _TextRequest(Request):
+    """A request with its tokens, and how many of them are in its cache. As in vLLM, a block is found by the tokens up to its
+    end."""
 
-    ids: list[int]
+    ids: list[int] = field(default_factory=list)
     cached: int = 0
     cache: int = 0
 
+    def name(self, block: int, size: int) -> Hashable:
+        return tuple(self.ids[: (block + 1) * size])
+
 
 class _Passes(ReferenceEngine):
-    """The reference engine, which tells when it throws a cache away."""
-
-    def lose(self, request: Request) -> None:
-        self.lost(request)
-        ReferenceEngine.lose(self, request)
-
-    lost: Callable[[Request], None]
+    def lose(self, request: _TextRequest) -> None:
+        super().lose(request)
+        request.cached = request.cache = 0  # what it finds again counts as computed again
 
 
 class EngineDouble:
@@ -99,15 +100,19 @@ class EngineDouble:
         if settings.model == "broken":
             raise InputError("broken: no engine can be made of this")
         assert settings.kv_blocks is not None
-        limits = Limits(settings.max_num_seqs, settings.max_num_batched_tokens, settings.block_size, settings.kv_blocks)
+        limits = Limits(
+            settings.max_num_seqs,
+            settings.max_num_batched_tokens,
+            settings.block_size,
+            settings.kv_blocks,
+            prefix_caching=settings.prefix_caching,
+        )
         self.settings = settings
         self._load_s = load_s
         self._wait = wait
         self._weights = Path(settings.model).name
         self._passes = _Passes(tables or of_seconds(step_s), limits)
-        self._passes.lost = self._forget_cache
-        self._requests: dict[str, Request] = {}
-        self._texts: dict[int, _Text] = {}  # by id() of the request
+        self._requests: dict[str, _TextRequest] = {}
         if start_s:
             wait(start_s)
 
@@ -116,12 +121,12 @@ class EngineDouble:
 
     def add(self, request_id: str, prompt_ids: Sequence[int], tokens: int) -> None:
         assert request_id not in self._requests and tokens > 0
-        request = self._passes.submit(len(prompt_ids), tokens)
+        request = _TextRequest(len(prompt_ids), tokens, ids=list(prompt_ids))
+        self._passes.queue.append(request)
         self._requests[request_id] = request
-        self._texts[id(request)] = _Text(list(prompt_ids))
 
     def abort(self, request_id: str) -> None:
-        self._passes.abort(self._end(request_id))
+        self._passes.abort(self._requests.pop(request_id))
 
     def step(self) -> list[Progress]:
         before_s, passes = self._passes.now_s, self._passes
@@ -131,17 +136,17 @@ class EngineDouble:
         self._wait(passes.now_s - before_s)
         progress = []
         for request_id, request in list(self._requests.items()):
-            text, gained = self._texts[id(request)], request.generated - had[request_id]
-            reach = len(text.ids) if gained else request.computed
-            text.cache = computed(text.cache, text.ids[text.cached : reach], self._weights)
-            text.cached = reach
+            gained = request.generated - had[request_id]
+            reach = len(request.ids) if gained else request.computed
+            request.cache = computed(request.cache, request.ids[request.cached : reach], self._weights)
+            request.cached = reach
             if gained:
-                text.ids.append(next_token(text.cache, self._weights))
-                stopped = text.ids[-1] == self.settings.stop_token
+                request.ids.append(next_token(request.cache, self._weights))
+                stopped = request.ids[-1] == self.settings.stop_token
                 finished = request.generated == request.response or stopped
-                progress.append(Progress(request_id, text.ids[-1:], finished))
+                progress.append(Progress(request_id, request.ids[-1:], finished))
                 if finished:
-                    self._end(request_id)
+                    del self._requests[request_id]
                 if stopped and request.generated < request.response:
                     passes.abort(request)
         return progress
@@ -155,8 +160,6 @@ class EngineDouble:
 
     def recompute_running(self) -> None:
         self._passes.recompute_running()
-        for request in self._passes.waiting:
-            self._forget_cache(request)
 
     def admit(self, admitting: bool) -> None:
         self._passes.admitting = admitting
@@ -176,15 +179,6 @@ class EngineDouble:
     @property
     def passes(self) -> int:
         return self._passes.passes
-
-    def _end(self, request_id: str) -> Request:
-        request = self._requests.pop(request_id)
-        del self._texts[id(request)]
-        return request
-
-    def _forget_cache(self, request: Request) -> None:
-        if id(request) in self._texts:
-            self._texts[id(request)].cached = self._texts[id(request)].cache = 0
 
 
 def of_seconds(step_s: float) -> Tables:

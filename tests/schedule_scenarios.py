@@ -213,6 +213,15 @@ def random_scenario(seed: int, prefix_caching: bool, async_scheduling: bool, dra
     return Scenario(limits, tuple(samples), resets, draft_tokens, drafts)
 
 
+def full_cache_scenarios(async_scheduling: bool) -> list[Scenario]:
+    """Two responses fill a prefix cache to its last block before their ends: the second is preempted, or aborted just then,
+    and back at once or not at all."""
+    limits = Limits(2, 3, 1, 210, async_scheduling, prefix_caching=True)
+    aborts: list[tuple[tuple[int, int | None], ...]] = [(), *(((at, back),) for at in (104, 105) for back in (0, None))]
+    pairs = [(Sample(0, 0, 1, (Turn(105),)), Sample(0, 1, 2, (Turn(105),), aborted)) for aborted in aborts]
+    return [Scenario(limits, samples) for samples in pairs]
+
+
 def hybrid_scenario(seed: int, async_scheduling: bool) -> Scenario:
     """Draw a scenario of a model whose layers keep every token, the last ones alone, or a state: some of each, in groups."""
     scenario, rng = random_scenario(seed, False, async_scheduling), np.random.default_rng(seed)

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.schedule_scenarios import BLOCK, Pass, Progress, Scenario
+from tests.schedule_scenarios import Pass, Progress, Scenario
 
 
 @cache
@@ -31,7 +31,6 @@ def vllm_config(model: Path, async_scheduling: bool, draft_tokens: int) -> Any:
         max_num_seqs=64,
         max_num_batched_tokens=4096,
         max_model_len=4096,
-        block_size=BLOCK,
         async_scheduling=async_scheduling,
         speculative_config=drafter if draft_tokens else None,
     ).create_engine_config()
@@ -50,35 +49,35 @@ def vllm_scheduler(model: Path, scenario: Scenario) -> Any:
     )
     from vllm.v1.structured_output import StructuredOutputManager
 
-    limits = scenario.limits
+    limits, block = scenario.limits, scenario.limits.block_size
     config = vllm_config(model, limits.async_scheduling, scenario.draft_tokens)
     scheduling, caching = config.scheduler_config, config.cache_config
     scheduling.max_num_seqs, scheduling.max_num_batched_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
     scheduling.max_num_scheduled_tokens = None
     scheduling.async_scheduling = limits.async_scheduling  # which a CPU turns off
-    caching.enable_prefix_caching = limits.prefix_caching
+    caching.block_size, caching.enable_prefix_caching = block, limits.prefix_caching
     caching.num_gpu_blocks = limits.kv_blocks + 1  # one is never given out
-    config.model_config.max_model_len = limits.kv_blocks * BLOCK
+    config.model_config.max_model_len = limits.kv_blocks * block
     heads = {"num_kv_heads": 1, "head_size": 16, "dtype": torch.float32}
-    spec = FullAttentionSpec(block_size=BLOCK, **heads)
+    spec = FullAttentionSpec(block_size=block, **heads)
     specs: list[Any] = [spec] * limits.full_groups
-    specs += [SlidingWindowSpec(block_size=BLOCK, sliding_window=limits.window_tokens, **heads)] * limits.window_groups
+    specs += [SlidingWindowSpec(block_size=block, sliding_window=limits.window_tokens, **heads)] * limits.window_groups
     state = {"shapes": ((1, 1),), "dtypes": (torch.float32,), "page_size_padded": spec.page_size_bytes}
     specs += [MambaSpec(block_size=config.model_config.max_model_len, **state)] * limits.state_blocks
     groups = [KVCacheGroupSpec([f"layer {i}"], each) for i, each in enumerate(specs)]
     cache_config = KVCacheConfig(limits.kv_blocks + 1, [], groups)
     kind = AsyncScheduler if limits.async_scheduling else Scheduler
-    size = config.model_config.max_model_len if limits.state_blocks else BLOCK  # a multiple of all groups' sizes
+    size = config.model_config.max_model_len if limits.state_blocks else block  # a multiple of all groups' sizes
     return kind(config, cache_config, StructuredOutputManager(config), block_size=size, log_stats=True)
 
 
 @cache
-def block_hasher() -> Any:
+def block_hasher(block_size: int) -> Any:
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 
     init_none_hash(sha256)
-    return get_request_block_hasher(BLOCK, sha256)
+    return get_request_block_hasher(block_size, sha256)
 
 
 @dataclass
@@ -131,7 +130,7 @@ class VllmPlayer:
         params = SamplingParams(max_tokens=tokens, min_tokens=tokens, ignore_eos=True)
         name = f"{i}/{self.requests}"
         self.requests += 1
-        request = Request(name, text, params, None, block_hasher=block_hasher())
+        request = Request(name, text, params, None, block_hasher=block_hasher(self.scenario.limits.block_size))
         self.told[name] = Told(request, progress.generated, progress.prompt)
         self.computed[name] = 0
         self.scheduler.add_request(request)

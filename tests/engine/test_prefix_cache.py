@@ -8,6 +8,7 @@ import pytest
 from simrl.engine.engine import Engine
 from simrl.engine.requests import END, PAUSE, Limits
 from tests.engine.test_engine import TABLES
+from tests.schedule_scenarios import EnginePlayer, ReferencePlayer, different_passes, full_cache_scenarios, play
 
 AMPLE = Limits(8, 512, 4, 100, prefix_caching=True)
 
@@ -167,3 +168,15 @@ def test_many_prompts_that_nobody_asks_for_any_more_do_not_make_an_engine_large(
         engine.submit(9, 2, prompt_key=key)
         engine.run_until_idle()
     assert engine._state.requests.size <= 2048
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+def test_who_is_preempted_when_the_cache_is_exactly_full_finds_all_but_its_last_token(async_scheduling):
+    """vLLM's own scheduler does so, too (`test_scheduler_vllm`)."""
+    for scenario in full_cache_scenarios(async_scheduling):
+        theirs = play(ReferencePlayer(scenario), scenario)
+        assert different_passes(play(EnginePlayer(scenario), scenario), theirs) == 0
+        if not scenario.samples[1].aborts:
+            assert sum(done.preempted for done in theirs) == 1
+            known = 2 + 104 - async_scheduling  # what is sampled in the pass in flight has no name yet
+            assert sum(done.hit_tokens for done in theirs) == known - 1

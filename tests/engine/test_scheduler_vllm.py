@@ -13,6 +13,7 @@ from tests.schedule_scenarios import (
     ReferencePlayer,
     Scenario,
     different_passes,
+    full_cache_scenarios,
     hybrid_scenario,
     play,
     random_scenario,
@@ -72,6 +73,15 @@ def test_with_prefix_caching_passes_are_those_that_vllm_schedules(
     found, known = (sum(getattr(done, name) or 0 for done in passes) for name in ("hit_tokens", "known_tokens"))
     assert 0.4 < found / known < 0.8, "much is found and much is not"
     compare(player, scenarios, share)
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+def test_what_leaves_a_full_cache_finds_as_much_again_as_in_vllm(model, player, async_scheduling: bool):
+    scenarios = [
+        (each, play(VllmPlayer(each, vllm_scheduler(model, each)), each))
+        for each in full_cache_scenarios(async_scheduling)
+    ]
+    compare(player, scenarios, 1.0)
 
 
 @pytest.mark.parametrize(("async_scheduling", "drafts", "share"), CACHING)

@@ -144,7 +144,15 @@ def compare_with_the_rule(tables, limits, load_s, timeline):
     return real, seen
 
 
+# Two responses fill the cache to its last block: the second is preempted, or sent again, and finds all its tokens but the last.
+A_FULL_CACHE = Limits(max_num_seqs=2, max_num_batched_tokens=3, block_size=1, kv_blocks=210, prefix_caching=True)
+TWO_RESPONSES = [(0.0, ("submit", [(1, 105), (2, 105)]))]
+
+
 @examples(50)
+@example(limits=A_FULL_CACHE, timeline=(TWO_RESPONSES, []), load_s=0.02)
+@example(limits=A_FULL_CACHE, timeline=(TWO_RESPONSES, [(0, ("bounce", 1))]), load_s=0.02)
+@example(limits=A_FULL_CACHE, timeline=(TWO_RESPONSES, [(0, ("abort", 1))]), load_s=0.02)
 @given(any_limits, timelines(st.one_of(st.just(0.0), st.floats(0, 0.6))), st.sampled_from([0.02, 0.3]))
 def test_whatever_is_asked_and_whenever_a_real_loop_does_it_by_the_written_rule(limits, timeline, load_s):
     compare_with_the_rule(TABLES, limits, load_s, timeline)

@@ -17,15 +17,11 @@ from simrl.runtime.simulated_worker import SimulatedWorker
 from simrl.runtime.worker import WorkerCosts
 from simrl.trace.trace import Sample, Turn
 from tests.engine.test_engine import TABLES
-from tests.engine.test_engine import limits as limits_of_engines
+from tests.engine.test_engine import limits as any_limits
 from tests.helpers import RESPONSES, ROOMY, examples, one_second_a_pass, recorder, sample
 from tests.references.engine import ReferenceEngine, Request
 
 TICKS = one_second_a_pass()
-
-
-# What a prefix cache finds is the engine's (`test_engine`, `test_prefix_cache`), not the worker's.
-any_limits = limits_of_engines.map(lambda limits: limits._replace(prefix_caching=False))
 
 
 def a_worker(limits: Limits = ROOMY, load_s: float = 10.0) -> tuple[simpy.Environment, SimulatedWorker]:
@@ -110,11 +106,11 @@ class ReferenceWorker:
 
     def submit(self, requests) -> None:
         for uid, prompt, response in requests:
-            stay = ReferenceStay(uid, Request(prompt, response), 0, self.engine.now_s, [])
+            stay = ReferenceStay(uid, Request(prompt, response, sample_key=uid), 0, self.engine.now_s, [])
             self.begin(stay)
 
     def resubmit(self, old: ReferenceStay) -> None:
-        request = Request(old.request.prompt, old.request.response, old.request.generated)
+        request = Request(old.request.prompt, old.request.response, old.request.generated, sample_key=old.uid)
         stay = ReferenceStay(
             old.uid, request, request.generated, self.engine.now_s, list(old.segments), old.first_token_s
         )

@@ -14,8 +14,8 @@ from simrl.simulate.run import simulate
 from tests.command_line import CommandLine
 from tests.helpers import FEW_EXAMPLES
 
-# A first example may have to compile: no test is too slow for that. A run by default tries equal examples anywhere. A thorough one,
-# as every night, draws others each time, keeps what failed in .hypothesis, and prints how to try it again.
+# A first example may have to compile: no test is too slow for that. A run by default tries equal examples anywhere. A thorough
+# one, as every night, draws others each time, keeps what failed in .hypothesis, and prints how to try it again.
 settings.register_profile("thorough", deadline=None, print_blob=True)
 settings.register_profile("simrl", deadline=None, max_examples=FEW_EXAMPLES, derandomize=True)
 settings.load_profile("simrl")

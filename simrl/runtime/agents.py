@@ -2,10 +2,11 @@
 deadlines, figures.
 
 Invariant: a tool call belongs to its trajectory, not to the worker: it goes on if the trajectory moves, and ends early only
-with a trajectory that is killed. Offloading follows vLLM's `OffloadingConnector`: full blocks are copied, out only those that
-the host does not have, back only those that the engine does not find itself; they stay in host memory; what is needed is
-evicted from the least recently used trajectories, the end of each first, never one with a copy under way; where that does not
-suffice, nothing is stored.
+with the trajectory. Copies of a trajectory call for themselves; one made during a call waits for that call, too.
+
+Offloading follows vLLM's `OffloadingConnector`: full blocks are copied, out only those that the host does not have, back only
+those that the engine does not find itself; they stay in host memory; what is needed is evicted from the least recently used
+trajectories, the end of each first, never one with a copy under way; where that does not suffice, nothing is stored.
 """
 
 from __future__ import annotations
@@ -132,53 +133,62 @@ class Agents:
 
 @dataclass(eq=False, slots=True)
 class ToolCall:
-    """A tool call that waits for a slot, or has one until `until_s`; `over` is called when it is over."""
+    """A tool call that waits for a slot, or has one until `until_s`; each of `over` is called when it is over."""
 
     uid: int
+    answer_s: float
     seconds: float
     asked_s: float
-    over: Callable[[], None]
+    over: list[Callable[[], None]]
     until_s: float = math.inf
 
 
 class ToolSlots:
-    """Tool calls of all workers, of which so many run at a time: first come, first served."""
+    """Tool calls of all workers, of which so many run at a time: first come, first served. Copies of a trajectory
+    have calls of their own, known by `answer_s`: when the call would be over without a wait."""
 
     def __init__(self, env: simpy.Environment, slots: int, figures: AgentFigures) -> None:
         self._env = env
         self._free = slots
         self._figures = figures
-        self._calls: dict[int, ToolCall] = {}
+        self._calls: dict[int, list[ToolCall]] = {}
         self._waiting: deque[ToolCall] = deque()
 
-    def begin(self, uid: int, seconds: float, over: Callable[[], None]) -> None:
+    @property
+    def waiting(self) -> int:
+        """The calls that wait for a slot."""
+        return len(self._waiting)
+
+    def begin(self, uid: int, answer_s: float, seconds: float, over: Callable[[], None]) -> None:
         """Begin a call of a trajectory now, or when there is a slot."""
-        call = self._calls[uid] = ToolCall(uid, seconds, self._env.now, over)
+        call = ToolCall(uid, answer_s, seconds, self._env.now, [over])
+        self._calls.setdefault(uid, []).append(call)
         self._waiting.append(call)
         self._start()
 
-    def follow(self, uid: int, over: Callable[[], None]) -> bool:
-        """Call `over`, in place of what was to be called, when the trajectory's call is over. Return whether it has one."""
-        if call := self._calls.get(uid):
-            call.over = over
-        return call is not None
+    def follow(self, uid: int, answer_s: float, over: Callable[[], None]) -> bool:
+        """Call `over`, too, when a trajectory's call is over. Return whether there is such a call."""
+        for call in self._calls.get(uid, ()):
+            if call.answer_s == answer_s:
+                call.over.append(over)
+                return True
+        return False
 
     def kill(self, uid: int) -> None:
-        """End a trajectory's call, if it has one."""
-        call = self._calls.pop(uid, None)
-        if call is None:
-            return
-        self._cut(call)
-        if call.until_s < math.inf:
-            self._free += 1
-            self._start()
-        else:
-            self._waiting.remove(call)
+        """End the calls of a trajectory that has ended."""
+        for call in self._calls.pop(uid, ()):
+            self._cut(call)
+            if call.until_s < math.inf:
+                self._free += 1
+            else:
+                self._waiting.remove(call)
+        self._start()
 
     def stop(self) -> None:
         """End the simulation now."""
-        for call in self._calls.values():
-            self._cut(call)
+        for calls in self._calls.values():
+            for call in calls:
+                self._cut(call)
 
     def _cut(self, call: ToolCall) -> None:
         """Count what a call has taken until now, and no more."""
@@ -197,11 +207,13 @@ class ToolSlots:
             call_at(self._env, call.until_s, lambda call=call: self._end(call))  # type: ignore[misc]
 
     def _end(self, call: ToolCall) -> None:
-        if self._calls.get(call.uid) is call:
-            del self._calls[call.uid]
+        calls = self._calls.get(call.uid, [])
+        if call in calls:
+            calls.remove(call)
             self._free += 1
             self._start()
-            call.over()
+            for over in call.over:
+                over()
 
 
 @dataclass(eq=False, slots=True)

@@ -47,8 +47,8 @@ class Pauses:
             self._agents.figures.in_tools_s += turn.environment_s
             call_at(self._env, request.environment_until_s, over)
         else:
-            begin = partial(self._agents.tools.begin, request.sample.uid, turn.environment_s, over)
-            call_at(self._env, now_s, begin)
+            about = request.sample.uid, request.environment_until_s, turn.environment_s
+            call_at(self._env, now_s, partial(self._agents.tools.begin, *about, over))
 
     def wait(self, request: WorkerRequest, ready_s: float, enter: Callable[[], None]) -> bool:
         """Call `enter` at `ready_s`, or later if the tool that a request called elsewhere still runs. Return False if there is
@@ -58,12 +58,17 @@ class Pauses:
             call_at(self._env, ready_s, enter)
 
         tools = self._agents.tools
-        if tools is not None and tools.follow(request.sample.uid, wait):
+        if tools is not None and tools.follow(request.sample.uid, request.environment_until_s, wait):
             return True
         if ready_s > self._worker.engine.now_s:
             wait()
             return True
         return False
+
+    def ended(self, request: WorkerRequest, now_s: float) -> None:
+        """End the tool calls of a trajectory that has ended: copies of it may have some."""
+        if self._agents.tools is not None:
+            call_at(self._env, now_s, partial(self._agents.tools.kill, request.sample.uid))
 
     def forget(self) -> None:
         """Forget what is in host memory."""
@@ -139,7 +144,6 @@ class Pauses:
             return
         self._agents.figures.killed += 1
         now_s = self._worker.engine.now_s
-        if self._agents.tools is not None:
-            call_at(self._env, now_s, partial(self._agents.tools.kill, request.sample.uid))
+        self.ended(request, now_s)
         self.stop(request, now_s)
         self._worker.finish_early(request, True)

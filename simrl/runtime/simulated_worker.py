@@ -422,6 +422,8 @@ class SimulatedWorker:
                 del self._in_slot[slot], self._requests[request.sample.uid]
                 self._notify_if_idle(stopped_s)
                 done = request.length == request.response.tokens
+                if done and request.response.turns:
+                    self._pauses.ended(request, stopped_s)
                 turn = None if done else request.turn_at(request.length)
                 if turn is not None:  # cut just where a turn ends: the environment answers meanwhile
                     self._pauses.call_tool(request, turn, stopped_s, lambda: None)

@@ -24,6 +24,7 @@ from simrl.scenario.agents import AgentsConfig
 from simrl.scenario.load import load_scenarios
 from simrl.show.tables.explain import print_explanation
 from simrl.simulate.prepare import prepare
+from simrl.systems.recipes import RECIPES
 from simrl.trace.trace import Turn
 from tests.conservation import assert_nothing_is_lost
 from tests.helpers import (
@@ -259,6 +260,39 @@ def test_a_trajectory_that_moves_keeps_its_tool_call_and_its_place_in_the_queue(
     assert [ended(process.value)[1] for process in moved] == [(5, 13.0, 18.0), (5, 23.0, 28.0)]
 
 
+def test_copies_of_a_trajectory_call_for_themselves_and_all_go_on():
+    env = simpy.Environment()
+    workers, agents = workers_with(AgentRules(tool_slots=1), env, n=2)
+    what = sample(0, 4, 8, PAUSED)
+    first = workers[0].submit(what)
+    second = env.event()
+    at(env, 1.5, lambda: on_fire(workers[1].submit(what), second.trigger))
+    env.run()
+    # From 3 to 13, and from 4.5 on, with the slot from 13 to 23; but with the first one's end at 18 the call is over, too.
+    assert ended(first.value)[1] == (5, 13.0, 18.0)
+    assert agents.figures.in_tools_s == 10 + 5
+    assert not second.triggered  # whoever has copies aborts the others
+
+
+def test_the_copy_of_a_trajectory_waits_for_the_call_during_which_it_was_made_as_the_trajectory_does():
+    env = simpy.Environment()
+    workers, _ = workers_with(AgentRules(tool_slots=1), env, n=2)
+    what, fired = sample(0, 4, 8, PAUSED), {}
+
+    def copy():
+        first = workers[0].submit(what)
+        first.callbacks.append(lambda event: fired.setdefault("first", ended(event.value)))
+        yield env.timeout(5.0)
+        partial = yield workers[0].progress(what)
+        second = workers[1].submit(what, partial)
+        second.callbacks.append(lambda event: fired.setdefault("second", ended(event.value)))
+
+    env.process(copy())
+    env.run()
+    assert fired["first"][1] == (5, 13.0, 18.0)
+    assert fired["second"][1][:2] == (5, 13.0)
+
+
 # Deadlines.
 
 
@@ -393,6 +427,15 @@ def test_nothing_is_lost_and_runs_repeat_byte_for_byte(system, agents):
         assert runs[0].result.metadata["agents"]["killed"] > 0
     if "kv_while_tool_runs" in agents and agents["kv_while_tool_runs"] == "offload":
         assert runs[0].result.metadata["agents"]["offloaded_bytes"] > 0
+
+
+@pytest.mark.parametrize("agents", [{"tool_slots": 1}, {"max_concurrent": 3}], ids=["tool slots", "max concurrent"])
+@pytest.mark.parametrize("system", list(RECIPES))
+def test_every_system_finishes_and_loses_nothing_where_trajectories_wait(system, agents):
+    few = {**SHORT, "prompts_per_step": 4, "steps": 2}
+    workload = {"synthetic": {**few, **TURNS, "prompt_tokens": 20}}
+    config = scenario(system, steps=2, workload=workload, agents=agents, engine={"max_num_seqs": 4})
+    assert_nothing_is_lost(watch(prepared(config)))
 
 
 def test_a_deadline_holds_for_responses_of_one_turn_too():

@@ -7,11 +7,11 @@ from functools import partial
 import pytest
 import simpy
 
-from replay import replayer
 from simrl.errors import StoppedError
 from simrl.pipelines.context import RunContext
 from simrl.runtime.events import Background, idle
 from simrl.simulate.run import simulate_prepared
+from simrl_replay import replayer
 from simrl_replay.clock import LONGEST_WAIT_S, WallClock
 from simrl_replay.link import engine_link
 from simrl_replay.replayer import ReplayConfig, ReplayEngines, replay

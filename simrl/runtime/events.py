@@ -91,7 +91,7 @@ def call_at(env: simpy.Environment, time_s: float, call: Callable[[], object]) -
     heappush(env._queue, (time_s if time_s > now_s else now_s, simpy.events.NORMAL, next(env._eid), _Call(call)))  # type: ignore[misc]
 
 
-def call_last(env: simpy.Environment, call: Callable[[], None]) -> None:
+def call_last(env: simpy.Environment, call: Callable[[], object]) -> None:
     """Call at this instant, after every event that is scheduled for it in the ordinary way."""
     heappush(env._queue, (env.now, LAST, next(env._eid), _Call(call)))  # type: ignore[misc]
 

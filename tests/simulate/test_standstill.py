@@ -78,7 +78,7 @@ def test_calls_that_wait_for_a_tool_slot_are_counted():
 
 @pytest.mark.parametrize("faults", ["[]", "[{kind: lost, rate_per_hour: 60, duration_s: 3600}]"], ids=["none", "drawn"])
 @pytest.mark.parametrize(
-    "command", [("run", "scenario.yaml", "--system", "verl_colocated"), ("compare", "scenario.yaml")]
+    "command", [("run", "scenario.yaml", "--system", "verl_colocated"), ("compare", "scenario.yaml", "--jobs", "1")]
 )
 def test_the_command_line_ends_with_exit_code_1_and_that_line(simrl: CommandLine, monkeypatch, command, faults: str):
     monkeypatch.setattr("simrl.systems.on_policy.batchwise", lambda run, **_: update_then_wait_for_weights(run))

@@ -2,7 +2,7 @@
 
 Invariant: `now` never falls, and no event is processed before its time. A timeout is processed with its own instant as `now`,
 even if the process is late; an external message is processed with the instant at which it was read. An empty heap does not end
-the run while an external message may still arrive.
+the run while an external message may still arrive; nor do timers in the background keep a run going in which none is awaited.
 
 Times are seconds since the clock was started. A child process subtracts `monotonic_s` from its own `time.monotonic()` (one
 clock for all processes of a host) to get times on this clock.
@@ -18,9 +18,10 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import simpy
+from simpy.core import EmptySchedule
 
 from simrl.interrupts import ctrl_c_waits
-from simrl.runtime.events import call_at
+from simrl.runtime.events import Background, call_at, idle
 
 LONGEST_WAIT_S = 0.5  # a signal is noticed within this time
 
@@ -31,7 +32,7 @@ class WallClock(simpy.Environment):
     def __init__(self) -> None:
         super().__init__()
         self.monotonic_s = time.monotonic()
-        self._listeners: dict[Connection, tuple[Callable[[Any], None], Callable[[], None]]] = {}
+        self._listeners: dict[Connection, tuple[Callable[[Any], None], Callable[[], None], Callable[[], bool]]] = {}
         self._ended: set[Connection] = set()  # at their end, `on_end` not called yet
         self._checks: list[Callable[[], None]] = []
         self._checked_s = 0.0
@@ -47,10 +48,16 @@ class WallClock(simpy.Environment):
         """Return the time on the wall clock; `now` is never ahead of it by more than a timeout's rounding."""
         return time.monotonic() - self.monotonic_s
 
-    def listen(self, connection: Connection, on_message: Callable[[Any], None], on_end: Callable[[], None]) -> None:
+    def listen(
+        self,
+        connection: Connection,
+        on_message: Callable[[Any], None],
+        on_end: Callable[[], None],
+        awaits: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Call `on_message` with each message, at the instant at which it is read, and `on_end` once when the other side is
-        gone; neither is called after that, nor after `forget`."""
-        self._listeners[connection] = (on_message, on_end)
+        gone; neither is called after that, nor after `forget`. `awaits` says whether a message is to come."""
+        self._listeners[connection] = (on_message, on_end, awaits)
 
     def forget(self, connection: Connection) -> None:
         """Stop listening; drop messages that were read but not delivered."""
@@ -59,6 +66,10 @@ class WallClock(simpy.Environment):
     def check(self, call: Callable[[], None]) -> None:
         """Call `call` about twice a second, to detect failures that send no message, such as an engine that hangs."""
         self._checks.append(call)
+
+    def awaits_message(self) -> bool:
+        """Return whether a message is to come."""
+        return any(awaits() for _, _, awaits in self._listeners.values())
 
     def run(self, until: Any = None) -> Any:
         """Run like SimPy's environment. Ctrl-C is raised between two events, never within one."""
@@ -75,6 +86,8 @@ class WallClock(simpy.Environment):
                 raise KeyboardInterrupt
             if self.wall_s() - self._checked_s >= LONGEST_WAIT_S:
                 self._checked_s = self.wall_s()
+                if idle(self, Background):
+                    raise EmptySchedule
                 for call in self._checks:  # after the messages just read, which may answer the check
                     call_at(self, self._checked_s, call)
         if self._pressed:

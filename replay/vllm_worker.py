@@ -110,7 +110,7 @@ class VllmWorker:
         self._planned = False  # the scenario injects the loss, and notifies the dispatcher
         self._back: list[simpy.Event] = []
         self._restarts = 0
-        env.listen(link.connection, self._hear, self._gone)
+        env.listen(link.connection, self._hear, self._gone, self._awaits)
         env.check(self._look)
 
     # Calls of a schedule.
@@ -283,6 +283,10 @@ class VllmWorker:
     def _time_s(self, monotonic_s: float) -> float:
         return monotonic_s - self.link.offset_s - self._env.monotonic_s
 
+    def _awaits(self) -> bool:
+        """Return whether the engine has anything to report."""
+        return bool(self._requests or self._loads or self._asked or self._state == "starting")
+
     def _hear(self, reports: Sequence[host.Report]) -> None:
         self._heard_s = self._env.wall_s()
         for report in reports:
@@ -427,7 +431,7 @@ class VllmWorker:
         self._state = "starting"
         self._heard_s = self._env.wall_s()
         self.link = self._start()
-        self._env.listen(self.link.connection, self._hear, self._gone)
+        self._env.listen(self.link.connection, self._hear, self._gone, self._awaits)
 
     def _ready(self) -> None:
         self._state = "loading"

@@ -199,7 +199,9 @@ class LogicalClock(simpy.Environment):
     def wall_s(self) -> float:
         return self.now
 
-    def listen(self, connection: Any, on_message: Callable[[Any], None], on_end: Callable[[], None]) -> None:
+    def listen(
+        self, connection: Any, on_message: Callable[[Any], None], on_end: Callable[[], None], awaits: Callable[[], bool]
+    ) -> None:
         self.listeners[connection] = (on_message, on_end)
 
     def forget(self, connection: Any) -> None:

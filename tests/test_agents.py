@@ -450,6 +450,14 @@ def test_a_cap_that_is_never_reached_changes_nothing():
     assert free.steps.equals(capped.steps)
 
 
+@pytest.mark.parametrize("system", ["verl_colocated", "specactor"])
+def test_slots_that_are_never_short_change_nothing(system):
+    free, ample = (
+        watch(prepared(agentic(system, a, engine={"max_num_seqs": 4}))).result for a in ({}, {"tool_slots": 500})
+    )
+    assert all(getattr(free, name).equals(getattr(ample, name)) for name in ("spans", "segments", "steps"))
+
+
 def test_the_explanation_says_what_trajectories_waited_for():
     result = watch(prepared(agentic("one_step_off", MODES["all"], engine={"max_num_seqs": 4}))).result
     console = Console(record=True, width=200)

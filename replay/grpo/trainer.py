@@ -79,7 +79,7 @@ class LearningTrainer:
         self._publications = Publications(env)
         self._answer: simpy.Event | None = None  # fires with the learner's report
         self._asked_s = 0.0
-        env.listen(link.connection, self._hear, self._gone)
+        env.listen(link.connection, self._hear, self._gone, lambda: self._answer is not None)
         env.check(self._look)
 
     def train(self, rollouts: Sequence[Rollout], prepared: Sequence[Rollout] = (), publish: bool = True) -> simpy.Event:

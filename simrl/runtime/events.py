@@ -34,6 +34,16 @@ def gather(env: simpy.Environment, events: Iterable[simpy.Event]) -> simpy.Event
     return done if pending else done.succeed([])
 
 
+class Background(simpy.Timeout):
+    """A timeout whose end no run can be waiting for, such as the begin of a fault."""
+
+
+def idle(env: simpy.Environment, *background: type[simpy.Timeout]) -> bool:
+    """Return whether nothing is due but timeouts of these kinds, and no message from outside is awaited."""
+    awaits = getattr(env, "awaits_message", None)  # of a clock that hears messages
+    return not (awaits and awaits()) and all(isinstance(entry[-1], background) for entry in env._queue)
+
+
 class Signal:
     """An event that fires again and again: `next` is the event of the next time."""
 
@@ -81,7 +91,7 @@ def call_at(env: simpy.Environment, time_s: float, call: Callable[[], object]) -
     heappush(env._queue, (time_s if time_s > now_s else now_s, simpy.events.NORMAL, next(env._eid), _Call(call)))  # type: ignore[misc]
 
 
-def call_last(env: simpy.Environment, call: Callable[[], None]) -> None:
+def call_last(env: simpy.Environment, call: Callable[[], object]) -> None:
     """Call at this instant, after every event that is scheduled for it in the ordinary way."""
     heappush(env._queue, (env.now, LAST, next(env._eid), _Call(call)))  # type: ignore[misc]
 

@@ -3,7 +3,8 @@
 Invariant: a draw belongs to (seed, index of the fault in the scenario, worker) and to nothing else, so two systems see
 equal faults at equal times on equal workers. Faults on one worker add up: it is lost while any of them makes it so, slow
 by the product of their factors, late by the sum of their delays. The dispatcher hears of a loss at once, and of a worker that
-is back when it has its weights; what becomes of the samples then is the system's own rule.
+is back when it has its weights; what becomes of the samples then is the system's own rule. Faults keep no run going that stands
+still: they end once nothing else is due and no lost worker is to come back whose return may change that.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import simpy
 
 from simrl.errors import InputError
+from simrl.runtime.events import Background, call_last, idle
 from simrl.runtime.worker import Worker
 from simrl.scenario.faults import Fault, Lost, Slow, WeightSyncDelayed
 
@@ -62,7 +64,8 @@ def inject(
     """Let the faults happen. Return a list that grows by each one that does: its `kind`, `worker`, the times asked for
     (`at_s`, `until_s`; empty: to the end), its size, and the `fault` of the scenario that it came from."""
     happened: list[dict[str, Any]] = []
-    states = [_PresentFaults(env, i, worker, dispatcher) for i, worker in enumerate(workers)]
+    states: list[_PresentFaults] = []
+    states += (_PresentFaults(env, i, worker, dispatcher, states) for i, worker in enumerate(workers))
     for i, fault in enumerate(faults):
         drawn = fault.rate_per_hour is not None
         for state in states if drawn else [states[fault.worker or 0]]:
@@ -84,15 +87,23 @@ def _drawn(fault: Fault, seed: int, index: int, worker: int) -> Iterator[tuple[f
         yield began_s, ended_s
 
 
+class _Return(simpy.Timeout):
+    """The end of a loss."""
+
+
 @dataclass
 class _PresentFaults:
-    """The faults that a worker has at present, by their index in the scenario."""
+    """The faults that a worker has at present, by their index in the scenario. `vain`: it came back, and nothing but faults has
+    been due since. `everybody` are all workers'."""
 
     env: simpy.Environment
     index: int
     worker: Worker
     dispatcher: HearsOfLosses
+    everybody: list[_PresentFaults]
     now: dict[int, Fault] = field(default_factory=dict)
+    for_good: bool = False
+    vain: bool = False
 
     def happen(
         self, index: int, fault: Fault, times: Iterator[tuple[float, float | None]], happened: list[dict[str, Any]]
@@ -100,14 +111,18 @@ class _PresentFaults:
         """Let a fault of the scenario begin and end at these times."""
         size = fault.model_dump(include={"factor", "delay_s"})
         for at_s, until_s in times:
-            yield self.env.timeout(max(at_s - self.env.now, 0.0))
+            yield Background(self.env, max(at_s - self.env.now, 0.0))
+            if self.run_stands_still():
+                return
             happened.append(
                 {"kind": fault.kind, "worker": self.index, "at_s": at_s, "until_s": until_s, **size, "fault": index}
             )
             self.change(fault, {**self.now, index: fault})
             if until_s is None:
+                self.for_good |= isinstance(fault, Lost)
                 return
-            yield self.env.timeout(max(until_s - self.env.now, 0.0))
+            ending = _Return if isinstance(fault, Lost) else Background
+            yield ending(self.env, max(until_s - self.env.now, 0.0))
             self.change(fault, {other: kept for other, kept in self.now.items() if other != index})
 
     def change(self, fault: Fault, now: dict[int, Fault]) -> None:
@@ -134,3 +149,13 @@ class _PresentFaults:
         yield self.worker.restore()
         if not self.lost:
             self.dispatcher.found(self.index)
+            self.vain = True
+            call_last(self.env, self.run_stands_still)  # when this has had its effects
+
+    def run_stands_still(self) -> bool:
+        """Return whether nothing but faults is due, and no worker is to come back but those that did so in vain."""
+        if not idle(self.env, Background, _Return):
+            for each in self.everybody:
+                each.vain = False
+            return False
+        return not any(each.lost and not each.for_good and not each.vain for each in self.everybody)

@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import simpy
 from numpy.typing import NDArray
+from simpy.core import StopSimulation
 
 from simrl.dispatch.dispatcher import Dispatcher
 from simrl.dispatch.split import adapt
@@ -20,6 +21,7 @@ from simrl.dispatch.waiting import Fifo
 from simrl.engine.fleet import Fleet
 from simrl.engine.lock_step import engine_of
 from simrl.engine.requests import Limits
+from simrl.errors import StoppedError
 from simrl.pipelines.context import RunContext
 from simrl.pipelines.dynamic_sampling import rewards_differ
 from simrl.profile.profile import Tables
@@ -27,6 +29,7 @@ from simrl.profile.rollout_times import RolloutTimes
 from simrl.result.result import REST_LANE, Lane, Result
 from simrl.runtime.agents import Agents
 from simrl.runtime.drafting import Drafting, tail_drafting
+from simrl.runtime.events import on_fire
 from simrl.runtime.faults import inject
 from simrl.runtime.group_runs import GroupRuns
 from simrl.runtime.history import LengthHistory
@@ -195,8 +198,25 @@ class Schedule:
         )
 
     def run(self) -> None:
-        """Run to the last policy update; later work of the pipeline is not part of the result."""
-        self.env.run(until=self._finished)
+        """Run to the last policy update; later work of the pipeline is not part of the result. Raise `StoppedError` if the run
+        stands still before: nothing but faults is under way or due."""
+        on_fire(self._finished, StopSimulation.callback)
+        self.env.run()
+        if not self._finished.triggered:
+            raise StoppedError(self._standstill())
+
+    def _standstill(self) -> str:
+        """Return a line that says what a run that stands still waits for."""
+        at_workers = sum(int(dispatcher.unfinished.sum()) for dispatcher, _ in self._everybody)
+        waiting = sum(len(dispatcher.waiting()) for dispatcher, _ in self._everybody)
+        tools = self.agents.tools and f", {self.agents.tools.waiting} tool calls wait for a slot"
+        lost = ", ".join(map(str, self.dispatcher.lost))
+        return (
+            f"{self.prepared.system.name} stands still after {len(self.recorder.steps)} of {self.prepared.scenario.steps} "
+            f"updates: no forward pass, load, tool call, reward or training is under way or due; {at_workers} samples are at "
+            f"workers, {waiting} wait for one{tools or ''}{f'; lost: worker {lost}' if lost else ''}. Its pipeline waits for "
+            "something that never happens: report this with the scenario"
+        )
 
     def result(self) -> Result:
         """Return the result up to now. Call it once: it closes open spans and requests."""

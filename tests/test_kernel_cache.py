@@ -59,6 +59,7 @@ class Toys:
         monkeypatch.setattr(sys, "path", [str(self.place), *sys.path])
         monkeypatch.setattr(sys, "dont_write_bytecode", True)  # an edit within a second would not be noticed
         monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+        monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
         monkeypatch.setattr(kernel_cache.config, "CACHE_DIR", "")
         monkeypatch.setattr(kernel_cache, "SHIPPED", place / "shipped")
         kernel_cache._note.cache_clear()
@@ -182,7 +183,7 @@ def test_a_file_of_another_kernel_is_not_loaded(toys):
 
 def test_what_is_whole_but_cannot_be_loaded_is_compiled_anew(toys, caplog):
     toys.call()
-    key, payload = toys.key(), kernel_cache.dumps(("of another numba",))
+    key, payload = toys.key(), kernel_cache.serialize.dumps(("of another numba",))
     toys.file().write_bytes(kernel_cache._digest(key, payload) + payload)
     assert toys.call() == (7, True)
     assert len(caplog.messages) == 1 and "cannot be loaded (" in caplog.text

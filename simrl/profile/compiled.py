@@ -9,16 +9,17 @@ is called with, unless it is one of numpy's. What was compiled is kept on disk (
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from numba import njit
 
 from simrl.profile.kernel_cache import cached
 
+_njit: Any = njit  # whose types lack options
+
 
 def _decorator(**options: Any) -> Any:
-    compiled: Callable[[Any], Any] = njit(no_cfunc_wrapper=True, **options)
+    compiled = _njit(no_cfunc_wrapper=True, **options)
     return lambda function: cached(compiled(function))
 
 

@@ -27,10 +27,9 @@ from typing import Any
 import numba
 import numpy as np
 from numba import config, types
+from numba.core import compiler, serialize
 from numba.core.caching import NullCache
-from numba.core.compiler import CompileResult
 from numba.core.dispatcher import Dispatcher
-from numba.core.serialize import dumps
 
 SHIPPED = Path(__file__).parents[1] / "shipped" / "kernels"
 SHIPPED_CPU = "x86-64-v3"  # `.ci/wheels` compiles for it
@@ -43,12 +42,17 @@ log = logging.getLogger(__name__)
 
 def cached(kernel: Any) -> Any:
     """Return a numba function that keeps what it compiles in files; a plain function, where numba is switched off, as it is."""
-    if isinstance(kernel, Dispatcher):
+    if is_compiled(kernel):
         kernel._cache = KernelCache(kernel)
     return kernel
 
 
-class KernelCache(NullCache):  # type: ignore[misc]
+def is_compiled(value: Any) -> bool:
+    """Return whether a value is a function that numba compiles."""
+    return isinstance(value, Dispatcher)
+
+
+class KernelCache(NullCache):
     """The cache of a kernel, asked by numba before it compiles."""
 
     def __init__(self, kernel: Any) -> None:
@@ -68,7 +72,7 @@ class KernelCache(NullCache):  # type: ignore[misc]
             key = self._key(sig, target)
             if folder and key and (payload := _payload(folder / self._file(key), key, owner, forbidden)):
                 try:
-                    return CompileResult._rebuild(target_context, *pickle.loads(payload))
+                    return compiler.CompileResult._rebuild(target_context, *pickle.loads(payload))  # type: ignore[no-untyped-call]
                 except Exception as error:  # of any kind, where the packages around numba differ from the file's
                     _note(f"{folder / self._file(key)}: cannot be loaded ({error!r}); compiled anew")
         return None
@@ -78,7 +82,8 @@ class KernelCache(NullCache):  # type: ignore[misc]
         folder, key = own_folder(), self._key(sig, data.codegen.magic_tuple())
         if folder is None or key is None or data.library.has_dynamic_globals or data.lifted:
             return
-        payload = dumps(data._replace(type_annotation="")._reduce())  # annotations have paths, and nobody reads them
+        reduced = data._replace(type_annotation="")._reduce()  # annotations have paths, and nobody reads them
+        payload = serialize.dumps(reduced)  # type: ignore[no-untyped-call]
         path = folder / self._file(key)
         try:
             handle, name = tempfile.mkstemp(prefix=path.stem, dir=folder)
@@ -101,8 +106,9 @@ class KernelCache(NullCache):  # type: ignore[misc]
         python = f"{sys.implementation.cache_tag}{sys.abiflags}"
         options = f"{config.OPT:d} {config.BOUNDSCHECK}"  # type: ignore[attr-defined]
         circumstances = f"{self._name}\n{python} {numba.__version__} {options}\n{target}\n{_text_of_type(sig)}"
-        unknown = self._stamp is None or " at 0x" in circumstances  # the address of a function that is an argument
-        return None if unknown else (circumstances, self._stamp)
+        if self._stamp is None or not isinstance(sig, tuple) or " at 0x" in circumstances:  # functions are arguments
+            return None
+        return circumstances, self._stamp
 
     def _file(self, key: tuple[str, str]) -> str:
         circumstances, stamp = key
@@ -116,18 +122,18 @@ class KernelCache(NullCache):  # type: ignore[misc]
 def own_folder() -> Path | None:
     """Return the user's folder of kernels; None if it cannot be made, or if others can write in it."""
     chosen = config.CACHE_DIR  # type: ignore[attr-defined]  # NUMBA_CACHE_DIR
-    bases = [os.environ.get("XDG_CACHE_HOME", ""), Path(os.environ.get("HOME", ""), ".cache")]
-    base = chosen or next((base for base in bases if Path(base).is_absolute()), None)
-    if base is None:
+    bases = Path(os.environ.get("XDG_CACHE_HOME", "")), Path(os.environ.get("HOME", ""), ".cache")
+    absolute = [base for base in bases if base.is_absolute()]
+    if not chosen and not absolute:
         return None
-    folder = Path(base).absolute() / "simrl" / "kernels"
+    folder = (Path(chosen).absolute() if chosen else absolute[0]) / "simrl" / "kernels"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
+        status = folder.stat()
     except OSError as error:
         _note_not_kept(folder, error)
         return None
-    return folder if _is_safe(folder, found, os.geteuid(), OPEN_TO_OTHERS) else None
+    return folder if _is_safe(folder, status, os.geteuid(), OPEN_TO_OTHERS) else None
 
 
 def runs_shipped(features: str) -> bool:
@@ -148,7 +154,7 @@ def stamp_of(kernel: Any) -> str | None:
         python = function.py_func
         digest.update(f"{python.__module__}.{python.__qualname__}{function.targetoptions}".encode())
         for value in _values(python):
-            if isinstance(value, Dispatcher):
+            if is_compiled(value):
                 todo.append(value)
             text = _text_of_value(value)
             if text is None:
@@ -174,10 +180,11 @@ def _text_of_value(value: Any) -> str | None:
     if isinstance(value, tuple):
         texts = [_text_of_value(each) for each in value]
         return None if None in texts else f"{type(value).__name__}{texts}"
-    if isinstance(value, Dispatcher):
+    if is_compiled(value):
         return str(value.py_func.__qualname__)
-    if isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields"):
-        return f"{value.__qualname__}{value._fields}{value._field_defaults}"
+    fields = getattr(value, "_fields", None)
+    if isinstance(value, type) and issubclass(value, tuple) and fields:
+        return f"{value.__qualname__}{fields}{getattr(value, '_field_defaults', None)}"
     if isinstance(value, ModuleType):
         return value.__name__ if value.__name__ in MODULES else None
     plain = isinstance(value, int | float | str | bytes | np.number | np.bool_ | None)
@@ -186,10 +193,10 @@ def _text_of_value(value: Any) -> str | None:
 
 def _text_of_type(kind: Any) -> str:
     """Return the text of a numba type, with the fields of named tuples, which its own leaves out."""
-    if isinstance(kind, types.BaseTuple | tuple):
-        fields = (kind.instance_class, kind.fields) if isinstance(kind, types.BaseNamedTuple) else ()
-        return f"{type(kind).__name__}{fields}({', '.join(map(_text_of_type, kind))})"
-    return str(kind)
+    if not issubclass(type(kind), tuple | types.BaseTuple):
+        return str(kind)
+    fields = getattr(kind, "instance_class", None), getattr(kind, "fields", None)
+    return f"{type(kind).__name__}{fields}({', '.join(map(_text_of_type, kind))})"
 
 
 def _payload(path: Path, key: tuple[str, str], owner: int, forbidden: int) -> bytes | None:
@@ -215,9 +222,9 @@ def _digest(key: tuple[str, str], payload: bytes) -> bytes:
     return hashlib.sha256("\n".join(key).encode() + payload).digest()
 
 
-def _is_safe(path: Path, found: os.stat_result, owner: int, forbidden: int) -> bool:
+def _is_safe(path: Path, status: os.stat_result, owner: int, forbidden: int) -> bool:
     """Return whether a file or folder is its owner's, and nobody else's to write."""
-    safe = found.st_uid == owner and not found.st_mode & forbidden
+    safe = status.st_uid == owner and not status.st_mode & forbidden
     if not safe:
         _note(f"{path}: is not yours alone to write; it is not read, and its kernels are compiled (delete it)")
     return safe

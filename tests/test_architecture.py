@@ -13,7 +13,8 @@ LAYERS = (
     "errors",
     "interrupts validation",
     "extensions files",  # the files at simrl's top, used by all
-    "profile trace",
+    "profile",
+    "trace",
     "result",
     "speculation",
     "engine",
@@ -32,7 +33,7 @@ HEAVY = {"torch", "vllm", "ray", "transformers", "tokenizers", "aiconfigurator",
 
 LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names.split()}
 SOURCES = sorted((ROOT / "simrl").rglob("*.py"))
-COMPILED = {"kernel", "part", "inlined", "njit"}
+COMPILED = {"kernel", "threaded", "part", "inlined", "njit"}
 
 
 def place(path: Path) -> str:

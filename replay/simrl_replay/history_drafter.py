@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numba.typed import List
 from numpy.typing import NDArray
 
+from simrl.profile.compiled import threaded
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, Tokens
 from simrl.speculation.history_index import PAPER, HistoryRule, build_index, find_draft
 from simrl_replay.history_store import HistoryStore
@@ -94,7 +94,7 @@ class HistoryDrafter:
         self._free += range(2 * old - 1, old - 1, -1)
 
 
-@njit(cache=True, nogil=True)
+@threaded
 def _drafts_of(
     indexes: Any,
     tails: Tokens,
@@ -118,7 +118,7 @@ def _drafts_of(
             out[r, k] = index[start + k]
 
 
-@njit(cache=True, nogil=True)
+@threaded
 def _remember(tails: Tokens, tail_tokens: NDArray[np.int64], slot: int, ids: Tokens) -> bool:
     """Append tokens to a slot's row of `tails`; do nothing and return False if an id is below 0."""
     for id_ in ids:

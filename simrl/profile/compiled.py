@@ -1,10 +1,10 @@
-"""Decorators of compiled functions: `kernel` for those that Python calls, `part` for those that only kernels call, `inlined`
-for those that are compiled as a piece of each caller.
+"""Decorators of compiled functions: `kernel` for those that Python calls, `threaded` for those that threads call at a time,
+`part` for those that only kernels call, `inlined` for those that are compiled as a piece of each caller.
 
 numba compiles a function, with all that it calls, anew for every caller, and gives it a wrapper for Python and one for C, which
 take as long as the function where it has dozens of arrays. So a function that one other calls is `inlined`, and Python must not
 call a `part`: it has no wrapper, and the process ends. numba also compiles a function anew for each integer constant that it
-is called with, unless it is one of numpy's.
+is called with, unless it is one of numpy's. What was compiled is kept on disk (`simrl.profile.kernel_cache`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,17 @@ from typing import Any
 
 from numba import njit
 
+from simrl.profile.kernel_cache import cached
+
 _njit: Any = njit  # whose types lack options
-kernel = _njit(cache=True, no_cfunc_wrapper=True)
-part = _njit(cache=True, no_cfunc_wrapper=True, no_cpython_wrapper=True)
-inlined = _njit(cache=True, no_cfunc_wrapper=True, inline="always")
+
+
+def _decorator(**options: Any) -> Any:
+    compiled = _njit(no_cfunc_wrapper=True, **options)
+    return lambda function: cached(compiled(function))
+
+
+kernel = _decorator()
+threaded = _decorator(nogil=True)
+part = _decorator(no_cpython_wrapper=True)
+inlined = _decorator(inline="always")

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
+from simrl.profile.compiled import kernel
 from simrl.profile.interpolation import interpolate
 from simrl.profile.profile import TableProfile, Tables, pass_s, straggler_s
 
@@ -107,7 +107,7 @@ class RolloutTimes:
         return table
 
 
-@njit(cache=True)
+@kernel
 def _responses_s(
     tables: Tables,
     lengths: Floats,

@@ -7,13 +7,14 @@ before forward, which is 1F1B for one model alone.
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from simrl.profile.compiled import kernel
 
 Floats = NDArray[np.float64]
 
 
-@njit(cache=True)
+@kernel
 def pipelines_s(microbatches_s: Floats, stages: int, forward: float, models: int) -> float:
     """Return the seconds in which 1 or 2 models go through their micro-batches, each `microbatches_s` long at every stage, a
     share `forward` of it forward."""

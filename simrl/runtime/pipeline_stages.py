@@ -7,13 +7,14 @@ Micro-batches of unlike lengths therefore leave gaps that equal ones do not.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from simrl.profile.compiled import kernel
 
 Floats = NDArray[np.float64]
 
 
-@njit(cache=True)
+@kernel
 def forward_only(forward_s: Floats) -> float:
     """Return when the last forward pass ends; `forward_s` has the seconds of each micro-batch at each stage."""
     free_s = np.zeros(forward_s.shape[1])
@@ -25,7 +26,7 @@ def forward_only(forward_s: Floats) -> float:
     return float(free_s[-1])
 
 
-@njit(cache=True)
+@kernel
 def one_forward_one_backward(forward_s: Floats, backward_s: Floats) -> float:
     """Return when the last backward pass ends; the seconds are of each micro-batch at each stage. A stage begins with a forward
     pass for each stage from it on, and then alternates (1F1B; Megatron, without interleaving)."""

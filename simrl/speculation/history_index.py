@@ -23,11 +23,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, Field, model_validator
 
 from simrl.errors import InputError
+from simrl.profile.compiled import threaded
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, Tokens
 from simrl.speculation.matching import joined
 
@@ -138,7 +138,7 @@ def _weights(rewards: ArrayLike | None, responses: int, tokens: int) -> NDArray[
     return weights
 
 
-@njit(cache=True, nogil=True)
+@threaded
 def _build(text: Tokens, ends: NDArray[np.int64], weights: NDArray[np.int64], bits: int) -> Tokens:
     n = text.shape[0]
     order, runs = _sorted_suffixes(text, bits)
@@ -171,7 +171,7 @@ def _build(text: Tokens, ends: NDArray[np.int64], weights: NDArray[np.int64], bi
     return index
 
 
-@njit(cache=True, nogil=True)
+@threaded
 def _sorted_suffixes(text: Tokens, bits: int) -> tuple[Tokens, Tokens]:
     """Return the places of the text in the order of their suffixes, and where in it each run of three tokens begins."""
     n = text.shape[0]
@@ -210,7 +210,7 @@ def _sorted_suffixes(text: Tokens, bits: int) -> tuple[Tokens, Tokens]:
     return order, runs[:number]
 
 
-@njit(cache=True, nogil=True)
+@threaded
 def _sort_deeper(
     order: Tokens, rank: Tokens, begins: Tokens, ends: Tokens, groups: int, depth: int, scratch: NDArray[np.int64]
 ) -> None:
@@ -253,7 +253,7 @@ def _sort_deeper(
         depth *= 2
 
 
-@njit(cache=True, nogil=True)
+@threaded
 def _radix_sorted(keys: NDArray[np.int64], bits: int) -> tuple[NDArray[np.int64], Tokens]:
     """Return the sorted keys, and where each was."""
     n = keys.shape[0]
@@ -288,7 +288,7 @@ def _radix_sorted(keys: NDArray[np.int64], bits: int) -> tuple[NDArray[np.int64]
     return keys, order
 
 
-@njit(cache=True, nogil=True)
+@threaded
 def _slot(a: int, b: int, c: int, slots: int) -> int:
     """Return the slot where the directory begins to look for these three tokens."""
     z = np.uint64(a) * np.uint64(0x9E3779B97F4A7C15)
@@ -299,7 +299,7 @@ def _slot(a: int, b: int, c: int, slots: int) -> int:
     return int(np.int64(((z >> np.uint64(32)) * np.uint64(slots)) >> np.uint64(32)))
 
 
-@njit(cache=True, nogil=True)
+@threaded
 def find_draft(
     index: Tokens, tokens: Tokens, begin: int, end: int, most_tokens: int, rule: tuple[int, int, bool, float]
 ) -> tuple[int, int]:
@@ -312,7 +312,7 @@ def find_draft(
     return 0, 0
 
 
-@njit(cache=True, nogil=True)
+@threaded
 def _node(index: Tokens, tokens: Tokens, q: int, length: int) -> tuple[int, int]:
     """Return the interval of `order` that begins with tokens[q : q + length] and has a continuation; else an empty one."""
     n, slots = index[0], index[1]
@@ -337,7 +337,7 @@ def _node(index: Tokens, tokens: Tokens, q: int, length: int) -> tuple[int, int]
     return first, last
 
 
-@njit(cache=True, nogil=True)
+@threaded
 def _first_beyond(text: Tokens, order: Tokens, first: int, tokens: Tokens, q: int, length: int, least: int) -> int:
     """Return the first j from `first` on where order[j] compares at `least`, 0 or 1, or above: by doubling, then halving
     steps."""
@@ -358,7 +358,7 @@ def _first_beyond(text: Tokens, order: Tokens, first: int, tokens: Tokens, q: in
     return beyond
 
 
-@njit(cache=True, nogil=True)
+@threaded
 def _compared(text: Tokens, i: int, tokens: Tokens, q: int, length: int) -> int:
     """Compare the suffix at i with `length` tokens from q on: -1 if less, 0 if equal, 1 if more. An end differs from any token,
     so the comparison stays in the text."""
@@ -368,7 +368,7 @@ def _compared(text: Tokens, i: int, tokens: Tokens, q: int, length: int) -> int:
     return 0
 
 
-@njit(cache=True, nogil=True)
+@threaded
 def _path(
     index: Tokens, first: int, last: int, depth: int, most_tokens: int, by_reward: bool, least_probability: float
 ) -> tuple[int, int]:
@@ -403,7 +403,7 @@ def _path(
     return _SIZES + int(order[first]) + depth, at - depth
 
 
-@njit(cache=True, nogil=True)
+@threaded
 def _end_of_branch(text: Tokens, order: Tokens, first: int, last: int, at: int) -> int:
     """Return where in order[first:last] the branch of its first suffix ends: by doubling, then halving steps."""
     token = text[order[first] + at]
@@ -423,7 +423,7 @@ def _end_of_branch(text: Tokens, order: Tokens, first: int, last: int, at: int) 
     return last
 
 
-@njit(cache=True, nogil=True)
+@threaded
 def accept_runs_of(
     index: Tokens,
     tokens: Tokens,

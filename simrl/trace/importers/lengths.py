@@ -8,10 +8,11 @@ It is read at evenly spaced quantiles, so that it adds no noise.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 from scipy.integrate import trapezoid
 from scipy.special import log_ndtr
+
+from simrl.profile.compiled import kernel
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -71,7 +72,7 @@ def _densities(log_x: Floats, mu: Floats, sigmas: Floats) -> Floats:
     return densities
 
 
-@njit(cache=True)
+@kernel
 def means_to_mu(log_x: Floats, mean: float, sigmas: Floats) -> Floats:
     """Return, for each sigma, the mu with which the mean of exp(log_x) is `mean`; as far as mu can go if none has it."""
     x, found, mu = np.exp(log_x), np.empty(sigmas.size), np.log(mean)
@@ -93,7 +94,7 @@ def means_to_mu(log_x: Floats, mean: float, sigmas: Floats) -> Floats:
     return found
 
 
-@njit(cache=True)
+@kernel
 def _mean_and_slope(log_x: Floats, x: Floats, mu: float, sigma: float) -> tuple[float, float]:
     """Return the mean of x = exp(log_x), and the slope of its logarithm over mu."""
     last, step = x.size - 1, (log_x[-1] - log_x[0]) / (x.size - 1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from reference_bandit import BegMabSelector
 
-from simrl.speculation.bandit import Strategy
+from simrl.speculation.choices import Strategy
 from simrl.speculation.siblings import SiblingIndex
 
 

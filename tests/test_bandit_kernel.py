@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference_bandit import BegMabSelector
 
-from simrl.speculation.bandit import BegMab, Strategy, bandit_rule, bandit_state, choose, copied, observe, value
+from simrl.speculation.bandit import bandit_rule, bandit_state, choose, copied, observe, value
+from simrl.speculation.choices import BegMab, Strategy
 from simrl.speculation.draws import uniform
 
 KEY = 20251116

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from reference_bandit import BegMabSelector
 
-from simrl.speculation.bandit import BegMab, Strategy
-from simrl.speculation.windows import Aimd, Fixed, Mimd, Window, next_window
+from simrl.speculation.choices import BegMab, Strategy
+from simrl.speculation.passes import next_window
+from simrl.speculation.windows import Aimd, Fixed, Mimd, Window
 
 # --- Windows. An event is (drafted, accepted); None: a pass without a draft; "all": the whole window, all accepted.
 

@@ -16,7 +16,7 @@ from simrl.engine.requests import END, PAUSE, WATCH, Limits
 from simrl.errors import InputError
 from simrl.profile.profile import Tables
 from simrl.speculation.acceptance import ModelAcceptance
-from simrl.speculation.bandit import BegMab
+from simrl.speculation.choices import BegMab
 from simrl.speculation.decoding import (
     BATCH,
     ELASTIC,
@@ -35,8 +35,9 @@ from simrl.speculation.decoding import (
 from simrl.speculation.draft_times import DraftTimes
 from simrl.speculation.drafter import AcceptRuns
 from simrl.speculation.draws import uniform
+from simrl.speculation.passes import next_window
 from simrl.speculation.siblings import sibling_index
-from simrl.speculation.windows import Aimd, Fixed, Mimd, next_window
+from simrl.speculation.windows import Aimd, Fixed, Mimd
 
 SEQUENCES = np.array([0.0, 1, 2, 8, 64])
 KV = np.array([0.0, 16, 64, 256, 1024])

@@ -23,7 +23,8 @@ from replay.speculative import (
 )
 from simrl.errors import InputError
 from simrl.simulate.prepare import Prepared
-from simrl.speculation.gates import RATES, Elastic
+from simrl.speculation.choices import Elastic
+from simrl.speculation.gates import RATES
 from simrl.speculation.windows import Aimd, Fixed, Mimd
 from simrl.trace.trace import write_trace
 

@@ -28,7 +28,8 @@ from numba import njit
 from experiments.shared import AsJson, bench_row, median_s, print_bench
 from replay.history_drafter import HistoryDrafter
 from replay.history_store import HistoryStore
-from simrl.speculation.history_index import PAPER, PUBLIC_CODE, HistoryRule, build_index
+from simrl.speculation.choices import HistoryRule
+from simrl.speculation.history_index import PAPER, PUBLIC_CODE, build_index
 from simrl.speculation.trace_runs import history_runs
 from simrl.trace.trace import Trace, TraceMetadata
 

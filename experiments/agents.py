@@ -13,7 +13,7 @@ import pandas as pd
 import typer
 
 import simrl
-from experiments.shared import errors_in_a_line, markdown, write_parts
+from experiments.shared import Small, errors_in_a_line, markdown, shrink, write_parts
 
 SCENARIO = Path(__file__).parent / "agents_kv.yaml"
 PAGE = Path(__file__).parents[1] / "docs" / "agents.md"
@@ -27,6 +27,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "keep": {"engine.prefix_caching": True},
     "offload": {"engine.prefix_caching": True, "agents.host_memory_bytes": HOST_BYTES},
 }
+SMALLER: dict[str, Any] = {}  # overrides of a small run
 PAYS = 1.02  # times the throughput of the next best: less is not told apart
 
 
@@ -35,7 +36,7 @@ def swept(ways: list[str], jobs: int) -> pd.DataFrame:
     columns = {}
     for way in ways:
         varied = {"workload.synthetic.tools.tool.median_s": TOOL_S, "engine.kv_cache_tokens": KV_TOKENS}
-        overrides = {**WAYS[way], "agents.kv_while_tool_runs": way}
+        overrides = {**WAYS[way], "agents.kv_while_tool_runs": way, **SMALLER}
         table = simrl.sweep(SCENARIO, varied, overrides=overrides, jobs=jobs, folder=RESULTS / way).table
         columns[way] = table.set_index(list(varied))["samples_per_s"]
     return pd.DataFrame(columns).rename_axis(["tool_s", "kv_tokens"])
@@ -59,7 +60,10 @@ def main(
     page: Annotated[bool, typer.Option("--page", help="write the table into docs/agents.md")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="processes")] = 2,
     kv: Annotated[list[str] | None, typer.Option(help="ways of treating the cache: drop, cache, keep, offload")] = None,
+    small: Small = False,
 ) -> None:
+    prompts = {"steps": 1, "warmup_steps": 0, "workload.synthetic.prompts_per_step": 2}
+    shrink(globals(), small, TOOL_S=[1, 5], KV_TOKENS=[100_000, 200_000], SMALLER=prompts, RESULTS=RESULTS / "small")
     with errors_in_a_line("agents.py"):
         ways = kv or list(WAYS)
         if unknown := sorted(set(ways) - set(WAYS)):

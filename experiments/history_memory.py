@@ -22,12 +22,14 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.bench.history_index import GROUP, TEXTS, copied_responses, verl_responses, zipf_tokens
+from experiments.shared import Small, shrink
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.show.style import BLACK, INDIGO, MINT, ROSE
 from simrl.speculation.history_index import build_index
-from simrl.speculation.windows import Aimd, next_window
+from simrl.speculation.passes import next_window
+from simrl.speculation.windows import Aimd
 from simrl_replay.history_drafter import HistoryDrafter
 from simrl_replay.history_store import HistoryStore
 
@@ -193,7 +195,9 @@ def picture(outcomes: list[Outcome], plain_tokens_per_s: float, path: Path) -> N
 def main(
     data: Annotated[Path | None, typer.Option(help="the folder of measurements: adds sizes of real text")] = None,
     picture_path: Annotated[Path, typer.Option("--picture")] = PICTURE,
+    small: Small = False,
 ) -> None:
+    shrink(globals(), small, PROMPTS=2, TOKENS=200, SHARES=(0.5,))
     epochs = recorded()
     with HistoryStore() as store:
         for prompt in range(PROMPTS):

@@ -21,7 +21,14 @@ from simrl.trace.importers.logs import read_metrics
 from simrl.trace.importers.verl import trace_from_verl_metrics
 from simrl.trace.trace import Trace, write_trace
 
+Small = Annotated[bool, typer.Option("--small", help="the smallest input, to see that it runs: figures mean nothing")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of tables (stable)")]
+
+
+def shrink(constants: dict[str, Any], small: bool, **to: Any) -> None:
+    """Give a script's constants these values if it is to run on its smallest input (`--small`)."""
+    if small:
+        constants.update(to)
 
 
 def line(cells: Sequence[Any]) -> str:

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
+import typer
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from experiments.shared import Small, shrink
 from simrl.files import write_whole_file
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
@@ -65,17 +67,17 @@ Tables = dict[tuple[str, str], list[Row]]  # by drafter and phase
 
 
 def executed(
-    p: float, window: int, requests: int, draft_s: Seconds, verify_s: Seconds, tokens: int = TOKENS, seed: int = 0
+    p: float, window: int, requests: int, draft_s: Seconds, verify_s: Seconds, tokens: int = 0, seed: int = 0
 ) -> float:
     """Return the tokens/s of a request in a batch of constant size executed by two loops, without the first twenty windows.
 
-    `verify_s` gives the seconds for a number of requests with a window each; about `tokens` tokens are generated in total.
+    `verify_s` gives the seconds for a number of requests with a window each; about `tokens` (0: `TOKENS`) are generated.
     """
     batch = [Request(key=1_000_003 * i + seed, response=10**9, window=window) for i in range(requests)]
     worker = DecoupledWorker(batch, np.cumsum(np.full(window, -math.log(p))), draft_s, lambda n, *_: verify_s(n))
     window_s = window * draft_s(requests) + verify_s(requests)
     start_s = 20 * window_s
-    end_s = start_s + tokens / requests / renewal_rate(p, window, draft_s(requests), verify_s(requests))
+    end_s = start_s + (tokens or TOKENS) / requests / renewal_rate(p, window, draft_s(requests), verify_s(requests))
     worker.run(start_s)
     before = sum(request.generated for request in batch)
     worker.run(end_s)
@@ -97,7 +99,7 @@ class Pair(NamedTuple):
     def verify_s(self, verify_gpus: int, window: int, requests: int) -> float:
         return verification_s(self.profiles[verify_gpus], requests, requests * window, requests * KV_TOKENS)
 
-    def executed(self, p: float, choice: Choice, running: int, tokens: int = TOKENS, seed: int = 0) -> float:
+    def executed(self, p: float, choice: Choice, running: int, tokens: int = 0, seed: int = 0) -> float:
         draft_gpus, verify_gpus, window = choice
         draft_s, verify_s = partial(self.draft_s, draft_gpus), partial(self.verify_s, verify_gpus, window)
         return executed(p, window, batch(choice, running), draft_s, verify_s, tokens, seed)
@@ -407,7 +409,8 @@ TGS, as published, by default, and executes the loops.
 """)
 
 
-def main() -> None:
+def main(small: Small = False) -> None:
+    shrink(globals(), small, TOKENS=100, ACCEPTANCES=(0.5, 0.9), MOST_WINDOW=4)
     profiles = {g: read_profile(HERE.parent / "profiles" / f"{TARGET}_h100_tp{g}.parquet") for g in VERIFIERS}
     pairs = [make_pair(drafter, profiles) for drafter in DRAFTERS]
     said = draw_formulas(HERE / "specactor_tgs_formulas.png")
@@ -425,4 +428,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from experiments.shared import errors_in_a_line, line, verl_trace
+from experiments.shared import Small, errors_in_a_line, line, shrink, verl_trace
 from simrl.errors import InputError
 from simrl.result.metrics import summary
 from simrl.scenario.load import load_scenarios
@@ -32,6 +32,7 @@ PICTURES = HERE / "systems"
 ROWS = PICTURES / "rows.json"
 TRACE = HERE.parent / "results" / "verl_run.parquet"
 GPUS = (64, 256, 1024)
+OVERRIDES: list[str] = []
 WORKLOADS = {
     "systems_math": "Synthetic math, 16K",
     "systems_code": "Synthetic code, 16K",
@@ -74,7 +75,10 @@ def main(
     data: Annotated[Path | None, typer.Argument(help="the folder with verl_run/")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="simultaneous simulations")] = os.cpu_count() or 1,
     redraw: Annotated[bool, typer.Option("--redraw", help="write the page from rows.json, without simulating")] = False,
+    small: Small = False,
 ) -> None:
+    few = ["steps=2", "warmup_steps=1", "systems=[verl_colocated, one_step_off]"]
+    shrink(globals(), small, GPUS=(64,), OVERRIDES=few)
     with errors_in_a_line("systems"):
         names = list(WORKLOADS)
         if data is None:
@@ -82,7 +86,7 @@ def main(
         else:
             verl_trace(data, TRACE)
         scenarios = {
-            (name, gpus): load_scenarios(HERE / f"{name}.yaml", [f"cluster.gpus={gpus}"])
+            (name, gpus): load_scenarios(HERE / f"{name}.yaml", [f"cluster.gpus={gpus}", *OVERRIDES])
             for name in names
             for gpus in GPUS
         }

@@ -1,6 +1,8 @@
 """Imports run one way, checked from the source."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,6 +133,36 @@ def test_importing_simrl_imports_no_engine_no_framework_and_no_profiler():
         if name.split(".")[0] in HEAVY
     ]
     assert not eager, "import it inside the function that needs it"
+
+
+SCHEDULES = ("dispatch", "pipelines", "systems")
+COMPILING = ("numba", "simrl.engine", "simrl.profile.compiled")
+
+
+def test_schedules_name_no_engine_and_no_compiler_anywhere():
+    paths = [path for path in SOURCES if place(path) in SCHEDULES]
+    wrong = [
+        f"{path.name}:{line} imports {name}"
+        for path in paths
+        for name, line in imports(ast.parse(path.read_text()), place(path))
+        if name.startswith(COMPILING)
+    ]
+    assert len(paths) > 30 and not wrong, "ask the worker's protocol; the engine is built in `simulate`"
+
+
+def test_schedules_the_trainer_and_methods_are_imported_without_engine_and_compiler():
+    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in SOURCES if place(path) in SCHEDULES]
+    modules += ["simrl.runtime.trainer", "simrl.runtime.worker", "simrl.speculation.methods"]
+    program = f"import sys, {', '.join(modules)}; print(*sys.modules)".replace(".__init__", "")
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+    assert "simrl.dispatch.dispatcher" in loaded
+    assert not [name for name in loaded if name.startswith(COMPILING)]
+
+
+def test_listing_systems_and_methods_loads_no_compiler_and_no_tables():
+    program = "import sys; from simrl.commands.systems import *; systems(); speculation(); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+    assert not {"numba", "pyarrow", "pandas", "scipy", "matplotlib"} & set(loaded)
 
 
 def test_the_check_itself_sees_imports_wherever_they_stand():

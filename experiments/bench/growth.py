@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import track
 
 from experiments.bench.systems import scenario, simulate_s
-from experiments.shared import markdown_of, write_parts
+from experiments.shared import Small, markdown_of, shrink, write_parts
 from simrl.show.style import SERIES
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import compile_engine, compile_training, simulate_prepared
@@ -77,7 +77,9 @@ def main(
     most: Annotated[int, typer.Option(help="samples at most; ten millions take minutes a system")] = 1_024_000,
     write: Annotated[bool, typer.Option("--write", help=f"write {PAGE.name} and {PICTURE.name}, too")] = False,
     here: Annotated[str | None, typer.Option(hidden=True)] = None,
+    small: Small = False,
 ) -> None:
+    shrink(globals(), small, GPUS=(64, 128), STEP_SAMPLES=1024, SAMPLES=(1024, 2048), SYSTEMS=("areal",))
     if here is not None:
         print(json.dumps(measure(*json.loads(here))))
         return

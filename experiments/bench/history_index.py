@@ -26,7 +26,8 @@ import typer
 from numba import njit
 
 from experiments.shared import AsJson, bench_row, median_s, print_bench
-from simrl.speculation.history_index import PAPER, PUBLIC_CODE, HistoryRule, build_index
+from simrl.speculation.choices import HistoryRule
+from simrl.speculation.history_index import PAPER, PUBLIC_CODE, build_index
 from simrl.speculation.trace_runs import history_runs
 from simrl.trace.trace import Trace, TraceMetadata
 from simrl_replay.history_drafter import HistoryDrafter

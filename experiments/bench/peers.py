@@ -21,7 +21,7 @@ import typer
 import yaml
 
 from experiments.bench.one_engine import LIMITS, PROMPT_TOKENS, responses
-from experiments.shared import markdown_of, write_parts
+from experiments.shared import Small, markdown_of, shrink, write_parts
 
 PAGE = Path(__file__).with_suffix(".md")
 TRAFFIC = {"load": {"type": "trace_timestamps"}}
@@ -33,6 +33,7 @@ WORKER = {
         "capacity": {"type": "fixed", "blocks": LIMITS.kv_blocks},
     },
 }
+REQUESTS = (1024, 2048)
 ENGINE = {"mode": "aggregated", "model": "Qwen/Qwen3-8B", "hardware": "h100_sxm", "backend": "vllm"}
 
 
@@ -111,9 +112,11 @@ def compared(requests: int, program: str | None, repeats: int) -> list[dict[str,
 def main(
     aisimulate: Annotated[str | None, typer.Option(help="AISimulate's program; without it, simrl alone")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="processes of each; medians are printed")] = 5,
+    small: Small = False,
     write: Annotated[bool, typer.Option("--write", help=f"write the table into {PAGE.name}, too")] = False,
 ) -> None:
-    rows = [row for requests in (1024, 2048) for row in compared(requests, aisimulate, repeats)]
+    shrink(globals(), small, REQUESTS=(64,))
+    rows = [row for requests in REQUESTS for row in compared(requests, aisimulate, repeats)]
     lines = markdown_of(rows)
     print("\n".join(lines))
     if write:

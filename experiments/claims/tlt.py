@@ -12,8 +12,10 @@ from experiments.reproduce.lab import Lab, Measures
 from experiments.reproduce.ledger import Inputs, named
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
-from simrl.speculation.bandit import BegMab, Strategy, bandit_rule, bandit_state, choose
-from simrl.speculation.drafter_training import SpotTraining, pace_of
+from simrl.speculation.bandit import bandit_rule, bandit_state, choose
+from simrl.speculation.choices import BegMab, Strategy
+from simrl.speculation.draft_times import pace_of
+from simrl.speculation.drafter_training import SpotTraining
 from simrl.speculation.trees import accept_length
 
 LEDGER = "tlt"

@@ -15,8 +15,8 @@ from experiments.reproduce.ledger import Inputs
 from experiments.reproduce.score import Bound
 from simrl.show.style import INK, LOOKS, SAND
 from simrl.simulate.prepare import Prepared, prepare
-from simrl.speculation.best_of_n import draft_ladder
 from simrl.speculation.deployment import typical_context_tokens
+from simrl.speculation.ladder import draft_ladder
 from simrl.speculation.run_model import RunModel, draw_runs
 from simrl.speculation.specactor import coupled_tgs, verification_s
 

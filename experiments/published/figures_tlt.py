@@ -10,7 +10,7 @@ from experiments.reproduce import tlt
 from experiments.reproduce.ledger import Inputs
 from simrl.show.style import INK
 from simrl.speculation.acceptance import ModelAcceptance
-from simrl.speculation.bandit import Strategy
+from simrl.speculation.choices import Strategy
 from simrl.speculation.trees import accept_length, tree_log_acceptances
 
 NAMES = {

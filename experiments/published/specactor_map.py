@@ -19,6 +19,7 @@ from experiments.reproduce import specactor
 from experiments.reproduce.lab import Lab
 from experiments.reproduce.ledger import Inputs, read_ledger
 from experiments.reproduce.score import published_rows
+from experiments.shared import Small, shrink
 from simrl.show.style import INK, PALE, SERIES
 from simrl.study.progress import compile_kernels, progress_bar
 
@@ -105,7 +106,10 @@ def draw(idle: pd.DataFrame, gain: pd.DataFrame, path: Path) -> None:
 
 def main(
     folder: Annotated[Path, typer.Option(help="where the picture and the tables go")] = Path(__file__).parent,
+    small: Small = False,
 ) -> None:
+    lengths = {"SIGMAS": (0.5,), "MEANS_TOKENS": (2500,), "PROMPT_SHARES": (0.6,)}
+    shrink(globals(), small, ACCEPTED=(0.7,), ROUNDS_S=(0.005,), RESPONSES=(16,), **lengths)
     compile_kernels()
     middle, lab = read_ledger("specactor").middle, Lab()
     with progress_bar() as progress:

@@ -17,7 +17,7 @@ from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
 from simrl.scenario.model import Scenario
 from simrl.speculation.acceptance import ModelAcceptance
-from simrl.speculation.bandit import Strategy
+from simrl.speculation.choices import Strategy
 from simrl.speculation.draft_times import Overheads, eagle_drafts, graph_bytes, model_drafts
 from simrl.speculation.methods import EAGLE
 from simrl.speculation.trees import accept_length, tree_log_acceptances

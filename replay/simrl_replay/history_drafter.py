@@ -14,8 +14,9 @@ from numba.typed import List
 from numpy.typing import NDArray
 
 from simrl.profile.compiled import threaded
+from simrl.speculation.choices import HistoryRule
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, Tokens
-from simrl.speculation.history_index import PAPER, HistoryRule, build_index, find_draft
+from simrl.speculation.history_index import PAPER, build_index, find_draft
 from simrl_replay.history_store import HistoryStore
 
 

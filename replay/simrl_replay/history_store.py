@@ -31,8 +31,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from simrl.errors import InputError, first_line
 from simrl.files import write_whole_folder
+from simrl.speculation.choices import LARGEST_TOKEN_ID
 from simrl.speculation.drafter import Tokens
-from simrl.speculation.history_index import LARGEST_TOKEN_ID, build_index, text_of
+from simrl.speculation.history_index import build_index, text_of
 
 MANIFEST = "files.txt"
 _PROMPTS, _INDEXES = "prompts.parquet", "indexes.int32"

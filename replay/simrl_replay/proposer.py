@@ -25,12 +25,14 @@ import numpy as np
 
 from simrl.errors import InputError
 from simrl.speculation.acceptance import ModelAcceptance, accepted_tokens
+from simrl.speculation.choices import Elastic, HistoryRule
 from simrl.speculation.decoding import BATCH, ELASTIC, GAUGES, OPEN, Rule, gate_opens, remember
 from simrl.speculation.drafter import Drafter, Tokens
-from simrl.speculation.gates import ELASTIC_OFF, ELASTIC_ON, RATES, Elastic, next_elastic
-from simrl.speculation.history_index import HistoryRule, build_index
+from simrl.speculation.gates import ELASTIC_OFF, ELASTIC_ON, RATES, next_elastic
+from simrl.speculation.history_index import build_index
 from simrl.speculation.ngram import NgramRule
-from simrl.speculation.windows import Fixed, Window, next_window
+from simrl.speculation.passes import next_window
+from simrl.speculation.windows import Fixed, Window
 from simrl_replay.history_drafter import HistoryDrafter
 from simrl_replay.history_store import HistoryStore
 from simrl_replay.ngram_drafter import NgramDrafter

@@ -22,10 +22,10 @@ import numpy as np
 from simrl.errors import InputError
 from simrl.simulate.prepare import Prepared
 from simrl.speculation.acceptance import ModelAcceptance, sample_key
-from simrl.speculation.bandit import Strategy
+from simrl.speculation.choices import Elastic, Strategy
 from simrl.speculation.deployment import typical_context_tokens
 from simrl.speculation.draft_times import text_drafts_of
-from simrl.speculation.gates import Elastic, batch_gate
+from simrl.speculation.gates import batch_gate
 from simrl.speculation.methods import EAGLE, Speculation
 from simrl.speculation.ngram import DEFAULT
 from simrl.speculation.plan import DraftPlan, plan_drafting

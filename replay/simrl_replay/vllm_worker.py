@@ -69,7 +69,7 @@ class VllmWorker:
         forced: Callable[[Sample], Forced] | None = None,
         stop_token: int | None = None,
     ) -> None:
-        self.policy_version = 0
+        self.policy_version, self.groups = 0, None
         self.index = index
         self.link = link
         self.load_delay_s = 0.0

@@ -29,8 +29,9 @@ from simrl.dispatch.allocation import (
     two_tier,
 )
 from simrl.errors import InputError
+from simrl.profile.drafted import Drafted
 from simrl.profile.profile import TableProfile
-from simrl.profile.rollout_times import Drafted, RolloutTimes
+from simrl.profile.rollout_times import RolloutTimes
 from simrl.trace.trace import Trace
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -173,12 +174,15 @@ def _documented(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def _parameters(parameters: Mapping[str, inspect.Parameter]) -> Page:
+    return {key: {"default": each.default, "takes": _takes(each.annotation)} for key, each in parameters.items()}
+
+
+@cache
+def _takes(annotation: Any) -> str:
+    """Return `takes` of a type; most parameters share one with others."""
     from pydantic import TypeAdapter
 
-    return {
-        key: {"default": each.default, "takes": takes(TypeAdapter(each.annotation).json_schema())}
-        for key, each in parameters.items()
-    }
+    return takes(TypeAdapter(annotation).json_schema())
 
 
 def _parameter_lines(parameters: Page) -> list[str]:

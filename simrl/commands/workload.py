@@ -37,7 +37,6 @@ from simrl.scenario.yaml_text import parse_override, split_at_commas
 from simrl.simulate.cache import InputCache
 from simrl.study.grid import SYSTEMS, Dimension, Listed, by_key, listed
 from simrl.systems.recipes import RECIPES, parameters_of
-from simrl.trace.importers.tabular import import_csv, import_frame, import_jsonl
 from simrl.trace.trace import Trace, read_trace, write_trace
 
 LOG = logging.getLogger("simrl")
@@ -274,11 +273,15 @@ def _trace(workload: Any, cap_tokens: int | None) -> tuple[Trace, str | None]:
         return read_trace(os.fspath(workload)), os.fspath(workload)
     if isinstance(workload, Trace):
         return workload, None
+    from simrl.trace.importers.tabular import import_frame  # needs pandas, which takes 0.2 s to import
+
     return import_frame(workload, cap_tokens=cap_tokens), None
 
 
 def _table(path: Path) -> Trace:
     """Return the trace of a table of lengths, with columns of our names or of `ALIASES`; log which were taken."""
+    from simrl.trace.importers.tabular import import_csv, import_jsonl
+
     reader = import_csv if path.suffix == ".csv" else import_jsonl
     try:
         with path.open(encoding="utf-8") as file:

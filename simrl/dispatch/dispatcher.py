@@ -18,12 +18,11 @@ from simrl.dispatch.groups import submit_and_follow, together
 from simrl.dispatch.rules import Dispatch
 from simrl.dispatch.waiting import Copy, Fifo, Gate, Job, Room, Waiting
 from simrl.runtime.events import Signal, gather, on_fire, succeed_all
-from simrl.runtime.group_runs import GroupRun, GroupRuns
 from simrl.runtime.history import LengthHistory
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.rollout import Rollout
-from simrl.runtime.worker import RolloutWorker
-from simrl.trace.trace import Sample
+from simrl.runtime.worker import GroupRun, RolloutWorker
+from simrl.trace.sample import Sample
 
 
 class Dispatcher:
@@ -59,7 +58,6 @@ class Dispatcher:
         self._retired: set[int] = set()
         self._loss, self._freed = Signal(env), Signal(env)
         self._placed = 0
-        self.group_runs: GroupRuns | None = None  # of simulated workers that can generate a group as one
 
     @property
     def unfinished(self) -> NDArray[np.int64]:
@@ -82,7 +80,8 @@ class Dispatcher:
         runs = [GroupRun(*of_group, self._env.event(), self._env.event()) for of_group in each]
         idle = not self._jobs and not len(self._waiting.queue) and bool(self._room.active.all())
         cuts = [most for group in max_tokens or [[None] * len(group) for group in groups] for most in group]
-        if self.group_runs is None or not idle:
+        whole = self._workers[0].groups
+        if whole is None or not idle:
             submit_and_follow(runs, self.submit, cuts)
             return runs
         samples = [sample for group in groups for sample in group]
@@ -97,13 +96,13 @@ class Dispatcher:
         for run in runs:
             on_fire(run.complete, self._came_back_in_groups)
             on_fire(run.over, self._came_back_in_groups)
-        self.group_runs.submit(runs, places.tolist(), cuts, sorted(order) if self._rule.queue is Fifo else order)
+        whole.submit(runs, places.tolist(), cuts, sorted(order) if self._rule.queue is Fifo else order)
         return runs
 
     def withdraw_groups(self, runs: Sequence[GroupRun]) -> None:
         """Take the unfinished responses of groups back."""
-        if self.group_runs is not None:
-            self.group_runs.withdraw([run for run in runs if run.first is not None])
+        if (whole := self._workers[0].groups) is not None:
+            whole.withdraw([run for run in runs if run.first is not None])
         followed = [sample for run in runs if run.first is None for sample in run.samples]
         self.withdraw([sample for sample in followed if sample.uid in self._jobs])
 

@@ -12,8 +12,8 @@ from typing import Any
 import simpy
 
 from simrl.runtime.events import on_fire
-from simrl.runtime.group_runs import GroupRun
 from simrl.runtime.rollout import Rollout
+from simrl.runtime.worker import GroupRun
 
 
 def submit_and_follow(

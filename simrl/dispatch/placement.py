@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simrl.runtime.history import LengthHistory
-from simrl.trace.trace import Sample
+from simrl.trace.sample import Sample
 
 Ints = NDArray[np.int64]
 Placement = Callable[[Sequence[Sample], Ints, int, LengthHistory], Sequence[int]]

@@ -16,7 +16,7 @@ from collections import deque
 
 from simrl.runtime.history import LengthHistory
 from simrl.runtime.rollout import Rollout
-from simrl.trace.trace import Sample
+from simrl.trace.sample import Sample
 
 GroupKey = tuple[int, int, int]
 

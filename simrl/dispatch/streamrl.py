@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from simrl.dispatch.placement import Ints, least_requests
 from simrl.runtime.history import LengthHistory
 from simrl.runtime.rollout import Rollout
-from simrl.trace.trace import Sample
+from simrl.trace.sample import Sample
 
 Floats = NDArray[np.float64]
 

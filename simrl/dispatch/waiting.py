@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from simrl.runtime.history import LengthHistory
 from simrl.runtime.rollout import Rollout
-from simrl.trace.trace import Sample
+from simrl.trace.sample import Sample
 
 _NO_LIMIT = 1 << 40  # samples at a worker
 

@@ -40,8 +40,9 @@ from simrl.speculation.decoding import (
     remember,
 )
 from simrl.speculation.draws import uniform
+from simrl.speculation.passes import next_window
 from simrl.speculation.siblings import SiblingIndex, drawn_is_there, sibling_draft
-from simrl.speculation.windows import WindowRule, next_window
+from simrl.speculation.windows import WindowRule
 
 
 class Memory(NamedTuple):

@@ -11,7 +11,7 @@ from simrl.errors import InputError
 from simrl.pipelines.context import RunContext
 from simrl.runtime.events import gather, on_fire
 from simrl.runtime.rollout import Rollout
-from simrl.trace.workload import Group
+from simrl.trace.sample import Group
 
 
 class Batch:

@@ -27,12 +27,11 @@ import simpy
 from simrl.dispatch import allocation
 from simrl.pipelines.batch import Batch
 from simrl.pipelines.context import RunContext
-from simrl.profile.rollout_times import Drafted
+from simrl.profile.drafted import Drafted
 from simrl.runtime.events import gather, on_fire
 from simrl.runtime.rollout import Rollout
 from simrl.runtime.worker import TokensReached
-from simrl.trace.trace import Sample
-from simrl.trace.workload import Group
+from simrl.trace.sample import Group, Sample
 
 UNRANKED = -1
 

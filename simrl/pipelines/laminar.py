@@ -18,7 +18,7 @@ import simpy
 from simrl.pipelines.context import RunContext
 from simrl.pipelines.streaming import GroupStream
 from simrl.runtime.events import on_fire, once_an_instant
-from simrl.trace.trace import Sample
+from simrl.trace.sample import Sample
 
 
 def consolidate(left: Mapping[int, int], most: Mapping[int, int]) -> list[tuple[int, int]]:

@@ -11,16 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import simpy
 
 from simrl.pipelines.batch import Batch, submit_groups
 from simrl.pipelines.context import RunContext
-from simrl.profile.rollout_times import RolloutTimes
 from simrl.runtime.events import Signal, gather, on_fire, once_an_instant
 from simrl.runtime.rollout import Rollout
-from simrl.trace.workload import Group
+from simrl.trace.sample import Group
+
+if TYPE_CHECKING:  # compiled
+    from simrl.profile.rollout_times import RolloutTimes
 
 _LONGEST = 1 << 40  # tokens: more than any response has
 

@@ -25,7 +25,7 @@ from simrl.pipelines.rlhfuse import RolloutStep
 from simrl.pipelines.rounds import GroupProgress, Round, times
 from simrl.runtime.events import gather
 from simrl.runtime.rollout import Rollout
-from simrl.trace.workload import Group
+from simrl.trace.sample import Group
 
 Ints = NDArray[np.int64]
 

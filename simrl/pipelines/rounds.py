@@ -17,7 +17,7 @@ from simrl.pipelines.batch import Batch
 from simrl.pipelines.context import RunContext
 from simrl.runtime.events import call_last, on_fire
 from simrl.runtime.rollout import Rollout
-from simrl.trace.workload import Group
+from simrl.trace.sample import Group
 
 
 def times(factor: float, number: int) -> int:

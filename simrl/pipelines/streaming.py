@@ -17,8 +17,7 @@ from simrl.errors import StoppedError
 from simrl.pipelines.context import RunContext
 from simrl.runtime.events import Signal, gather, on_fire
 from simrl.runtime.rollout import Rollout
-from simrl.trace.trace import Sample
-from simrl.trace.workload import Group
+from simrl.trace.sample import Group, Sample
 
 
 class Finished(NamedTuple):

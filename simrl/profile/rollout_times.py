@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simrl.profile.compiled import kernel
+from simrl.profile.drafted import Drafted
 from simrl.profile.interpolation import interpolate
 from simrl.profile.profile import TableProfile, Tables, pass_s, straggler_s
 
@@ -31,13 +32,6 @@ class DraftCosts(NamedTuple):
     round_s: Floats
     step_s: Floats
     largest_batch: NDArray[np.int64]
-
-
-class Drafted(NamedTuple):
-    """Yield of drafts for some responses: tokens of each that a pass yielded, and tokens drafted for it."""
-
-    tokens: float = 1.0
-    drafted: float = 0.0
 
 
 _NO_DRAFTS = DraftCosts(np.zeros(1), np.zeros(1), np.zeros(1), np.full(1, 1 << 40))

@@ -21,7 +21,6 @@ from simrl.runtime.history import LengthHistory
 from simrl.runtime.rollout import Rollout
 from simrl.runtime.spot_trainer import SpotTrainer
 from simrl.speculation.acceptance import sample_key
-from simrl.speculation.best_of_n import TailPlan
 from simrl.speculation.decoding import MODEL, RUNS, SIBLINGS, Decoding, packed, read_only
 from simrl.speculation.deployment import Deployment
 from simrl.speculation.drafter import AcceptRuns
@@ -36,6 +35,7 @@ from simrl.speculation.siblings import (
     sibling_index,
     whole_response_runs,
 )
+from simrl.speculation.tail_plan import TailPlan
 from simrl.speculation.trace_runs import DrawnRuns, accepted_prefixes, drawn_sibling_runs, text_runs
 from simrl.trace.trace import Response, Sample, Trace
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -22,27 +21,11 @@ from simrl.engine.fleet import GROUP, IDLE, LOUD, Fleet
 from simrl.runtime.events import call_at, call_last, on_fire
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.rollout import Rollout, Segment, grown
-from simrl.trace.trace import Response, Sample
+from simrl.runtime.worker import GroupRun
+from simrl.trace.trace import Response
 
 if TYPE_CHECKING:
     from simrl.runtime.simulated_worker import SimulatedWorker
-
-
-@dataclass(eq=False, slots=True)
-class GroupRun:
-    """A group that is generated. `over` fires with all its rollouts when none of its samples is at a worker any more.
-
-    With `needed`, `complete` fires as soon as so many responses are finished, with these; they are, as those of `over` then, in
-    the order of their ends, otherwise in the order of the samples. A response that was withdrawn is not done. A failure of a
-    worker is a failure of `over`. `first` is the first of its tickets, where it has some.
-    """
-
-    samples: Sequence[Sample]
-    partials: Sequence[Rollout | None]
-    needed: int | None
-    complete: simpy.Event
-    over: simpy.Event
-    first: int | None = None
 
 
 class GroupRuns:

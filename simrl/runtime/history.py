@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simrl.runtime.rollout import Rollout
-from simrl.trace.trace import Sample
+from simrl.trace.sample import Sample
 
 
 class LengthHistory:

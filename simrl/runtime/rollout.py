@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple
 
-from simrl.trace.trace import Sample
+from simrl.trace.sample import Sample
 
 
 class Segment(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import simpy
@@ -19,9 +19,11 @@ from simrl.result.off_policyness import of_update
 from simrl.result.result import Step
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.rollout import Rollout, scored
-from simrl.runtime.spot_trainer import SpotTrainer
-from simrl.runtime.training_costs import Ints, Phase, TrainingCosts
 from simrl.trace.trace import Response
+
+if TYPE_CHECKING:  # compiled
+    from simrl.runtime.spot_trainer import SpotTrainer
+    from simrl.runtime.training_costs import Ints, Phase, TrainingCosts
 
 
 class Trainer(Protocol):

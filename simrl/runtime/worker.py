@@ -8,12 +8,14 @@ also when the worker is lost.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 import simpy
 
 from simrl.runtime.rollout import Rollout
-from simrl.trace.trace import Sample
+from simrl.trace.sample import Sample
 
 LoadMode = Literal["recompute", "keep", "drain"]
 
@@ -25,11 +27,55 @@ class TokensReached(NamedTuple):
     tokens: int
 
 
+@dataclass(eq=False, slots=True)
+class GroupRun:
+    """A group that is generated. `over` fires with all its rollouts when none of its samples is at a worker any more.
+
+    With `needed`, `complete` fires as soon as so many responses are finished, with these; they are, as those of `over` then, in
+    the order of their ends, otherwise in the order of the samples. A response that was withdrawn is not done. A failure of a
+    worker is a failure of `over`. `first` is the first of its tickets, where it has some.
+    """
+
+    samples: Sequence[Sample]
+    partials: Sequence[Rollout | None]
+    needed: int | None
+    complete: simpy.Event
+    over: simpy.Event
+    first: int | None = None
+
+
+class WholeGroups(Protocol):
+    """Workers that generate whole groups while nobody follows their single responses."""
+
+    def submit(
+        self, groups: Sequence[GroupRun], workers: Sequence[int], cuts: Sequence[int | None], order: Sequence[int]
+    ) -> None:
+        """Submit groups; `workers` and `cuts` have the worker and the `max_tokens` of each sample, which begin in `order`."""
+        ...
+
+    def withdraw(self, groups: Sequence[GroupRun]) -> None:
+        """Take the unfinished responses of groups back."""
+        ...
+
+    def flush(self) -> None:
+        """Begin what was submitted at this instant, and end what was withdrawn."""
+        ...
+
+    def stop(self) -> None:
+        """Record what is unfinished when the workers have stopped."""
+        ...
+
+
 class RolloutWorker(Protocol):
     """An inference engine that generates samples; a `submit` begins a request."""
 
     @property
     def policy_version(self) -> int: ...
+
+    @property
+    def groups(self) -> WholeGroups | None:
+        """What generates whole groups at this worker and those beside it; None if it follows each response."""
+        ...
 
     def submit(
         self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: float = 0.0

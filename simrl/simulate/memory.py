@@ -15,9 +15,9 @@ from simrl.errors import InputError
 from simrl.profile.model_shape import ModelShape
 from simrl.profile.precision import KV_SHARE, weight_bytes_per_gpu
 from simrl.scenario.model import Scenario
-from simrl.speculation.best_of_n import TailPlan
 from simrl.speculation.deployment import Deployment, typical_context_tokens
 from simrl.speculation.plan import DraftPlan
+from simrl.speculation.tail_plan import TailPlan
 
 LARGEST_GRAPH = 512  # tokens of the largest CUDA graph that vLLM captures, unless twice max_num_seqs are fewer
 MLA_BLOCK = 128  # blocks of MLA beside states are multiples of it

@@ -36,9 +36,9 @@ from simrl.simulate.training_checks import (
     require_training_fits,
     require_training_precision,
 )
-from simrl.speculation.best_of_n import TailPlan, plan_tail
 from simrl.speculation.deployment import Deployment
 from simrl.speculation.plan import DraftPlan, plan_drafting
+from simrl.speculation.tail_plan import TailPlan, plan_tail
 from simrl.systems.recipes import make_system
 from simrl.systems.system import System
 from simrl.trace.synthesis import MOST_SAMPLES

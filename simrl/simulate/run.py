@@ -44,8 +44,9 @@ from simrl.scenario.model import Scenario
 from simrl.simulate.memory import room_tokens
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.speculation.deployment import typical_context_tokens
-from simrl.speculation.drafter_training import pace_of
+from simrl.speculation.draft_times import pace_of
 from simrl.speculation.plan import draft_costs
+from simrl.speculation.specactor import counted_acceptance
 from simrl.trace.workload import Workload
 
 
@@ -114,8 +115,6 @@ class Schedule:
         self.dispatcher = self._dispatcher(self.workers, prepared.limits, ranker)
         self._simulates = make_workers is simulated_workers
         self._everybody: list[tuple[Dispatcher, Sequence[Worker]]] = [(self.dispatcher, self.workers)]
-        if self._simulates:
-            self.dispatcher.group_runs = _group_runs(self, prepared, self.dispatcher, self.workers)
         self.trainer, rewarder = (make_learners or simulated_learners)(self, train_lanes)
         context = RunContext(
             env=env,
@@ -133,6 +132,7 @@ class Schedule:
             tp=prepared.tp,
             load_s=prepared.costs.load_s,
             form=partial(_take_over, self.workers),
+            acceptance=counted_acceptance,
         )
         context = replace(context, layouts=tuple(self._formed(context, layout) for layout in prepared.layouts))
         if adapts:
@@ -168,7 +168,7 @@ class Schedule:
         more = OnLanes(self.recorder, each), None, None, agents
         workers = [SimulatedWorker(self.env, i, *shared, *more) for i in range(layout.workers)]
         dispatcher = self._dispatcher(workers, layout.limits, self.dispatcher.history)
-        dispatcher.group_runs = _group_runs(self, layout, dispatcher, workers)
+        _give_groups(workers, _group_runs(self, layout, workers, lambda: dispatcher))
         self._everybody.append((dispatcher, workers))
         return replace(
             run,
@@ -221,12 +221,13 @@ class Schedule:
     def result(self) -> Result:
         """Return the result up to now. Call it once: it closes open spans and requests."""
         for dispatcher, workers in self._everybody:
-            if dispatcher.group_runs is not None:
-                dispatcher.group_runs.flush()
+            groups = workers[0].groups
+            if groups is not None:
+                groups.flush()
             for worker in workers:
                 worker.stop(self.env.now)
-            if dispatcher.group_runs is not None:
-                dispatcher.group_runs.stop()
+            if groups is not None:
+                groups.stop()
             for rollout in dispatcher.waiting():
                 self.recorder.request_ended(rollout, 0)
         metadata = {
@@ -276,24 +277,35 @@ def simulated_workers(schedule: Schedule) -> list[SimulatedWorker]:
         drafters = tail_drafting(prepared.tail, prepared, most, seed)
     shared = prepared.profile.tables, prepared.limits, prepared.costs, schedule.workload.responses, schedule.recorder
     more = drafting, drafters, schedule.agents
-    return [SimulatedWorker(schedule.env, i, *shared, *more) for i in range(schedule.units)]
+    workers = [SimulatedWorker(schedule.env, i, *shared, *more) for i in range(schedule.units)]
+    _give_groups(workers, _group_runs(schedule, prepared, workers, lambda: schedule.dispatcher))
+    return workers
+
+
+def _give_groups(workers: Sequence[SimulatedWorker], groups: GroupRuns | None) -> None:
+    for worker in workers:
+        worker.groups = groups
 
 
 def _group_runs(
-    schedule: Schedule, prepared: Prepared, dispatcher: Dispatcher, workers: Sequence[Worker]
+    schedule: Schedule, prepared: Prepared, workers: Sequence[SimulatedWorker], dispatcher: Callable[[], Dispatcher]
 ) -> GroupRuns | None:
-    """Return what lets simulated workers generate groups of which only the end is an event; None where each response matters:
-    for drafting, turns of an environment, a rule of dispatch, faults, ranks in lock step."""
+    """Return what lets workers generate groups of which only the end is an event; None where each response matters: for
+    drafting, turns of an environment, a rule of dispatch, faults, ranks in lock step. `dispatcher` gives their dispatcher,
+    which is made after them."""
     scenario, rule = prepared.scenario, prepared.system.dispatch
     capped = scenario.agents.max_concurrent or scenario.agents.deadline_s or prepared.has_turns
     watched = prepared.drafts or prepared.tail or capped or scenario.faults or prepared.system.adapt_split_every
     watched = watched or prepared.limits.dp > 1
     if watched or rule.per_worker or rule.chunk_tokens or rule.kv_room or rule.queue not in (Fifo, LongestFirst):
         return None
-    simulated = cast("list[SimulatedWorker]", workers)
-    shared = prepared.profile.tables, prepared.limits, dispatcher.unfinished
+
+    def fleet() -> Fleet:
+        engines = [worker.engine for worker in workers]
+        return Fleet(engines, prepared.profile.tables, prepared.limits, dispatcher().unfinished)
+
     about = schedule.workload.responses, schedule.recorder, prepared.costs.request_s
-    return GroupRuns(schedule.env, simulated, lambda: Fleet([worker.engine for worker in simulated], *shared), *about)
+    return GroupRuns(schedule.env, workers, fleet, *about)
 
 
 def _take_over(workers: Sequence[Worker], version: int) -> None:

@@ -14,55 +14,14 @@ given. An arm that is alone in its group is chosen without being compared, so it
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, Field, model_validator
 
 from simrl.profile.compiled import kernel, part
+from simrl.speculation.choices import BegMab
 from simrl.speculation.draws import uniform
 from simrl.speculation.matching import Floats, Ints
-
-Tokens = Annotated[int, Field(ge=1, le=4096)]
-
-
-class Strategy(NamedTuple):
-    """An arm: a draft tree of `draft_depth` levels, `topk` branches at each node, of which the most probable
-    `tokens_to_verify` are verified."""
-
-    draft_depth: Tokens
-    topk: Tokens
-    tokens_to_verify: Tokens
-
-
-class BegMab(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """Parameters of BEG-MAB. Strategies that verify equally many tokens are a group; the groups, from the most tokens to the
-    fewest, are matched to the buckets of batch sizes, from the smallest to the largest."""
-
-    strategies: tuple[Strategy, ...] = Field(min_length=1, description="(draft_depth, topk, tokens_to_verify) each")
-    batch_thresholds: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        default=(1, 2, 5, 21),
-        description="the smallest batch of each bucket; the default (code) is 1, 2-4, 5-20, >= 21",
-    )
-    epsilon: float = Field(default=0.1, ge=0, le=1, description="probability of a strategy at random (code)")
-    window: int = Field(default=300, ge=1, le=1_000_000, description="rewards of an arm that count, the latest (code)")
-
-    @model_validator(mode="after")
-    def _every_bucket_has_its_group(self) -> BegMab:
-        twice = [strategy for i, strategy in enumerate(self.strategies) if strategy in self.strategies[:i]]
-        if twice:
-            raise ValueError(f"strategy {tuple(twice[0])} is there twice; give each once")
-        first, *more = self.batch_thresholds or (0,)
-        if first != 1 or any(a >= b for a, b in zip(self.batch_thresholds, more, strict=False)):
-            raise ValueError(f"batch_thresholds {self.batch_thresholds} must begin with 1 and rise")
-        groups = len({strategy.tokens_to_verify for strategy in self.strategies})
-        if groups != len(self.batch_thresholds):
-            raise ValueError(
-                f"the strategies verify {groups} different numbers of tokens, and batch_thresholds makes "
-                f"{len(self.batch_thresholds)} buckets; let there be one bucket for each number"
-            )
-        return self
-
 
 # Rows of `counts`, one column a window of rewards: their number, and the place of the oldest in a full one. The first entry of
 # the last column is the number of draws so far.

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from simrl.errors import InputError
 from simrl.profile.compiled import kernel, part
 from simrl.speculation.acceptance import ModelAcceptance, accepted_tokens
-from simrl.speculation.bandit import BanditRule, BegMab, Strategy, bandit_rule
+from simrl.speculation.bandit import BanditRule, bandit_rule
+from simrl.speculation.choices import BegMab, Strategy
 from simrl.speculation.draft_times import DraftTimes
 from simrl.speculation.drafter import AcceptRuns
 from simrl.speculation.gates import ELASTIC_ON, gate_allows

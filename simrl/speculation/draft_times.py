@@ -23,11 +23,11 @@ from simrl.errors import InputError
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape, require_dense
 from simrl.profile.profile import TableProfile
-from simrl.speculation.bandit import Strategy
+from simrl.speculation.choices import Capture, Strategy
+from simrl.speculation.drafter_training import Pace
 from simrl.speculation.matching import Floats
 
 Kind = Literal["measured", "derived", "assumed"]
-Capture = Literal["vanilla", "bucketed"]
 
 # Time of a layer in addition to its bytes and multiply-adds. Derived: decode steps of Qwen2.5-0.5B (24 layers) and 1.5B (28) on
 # one H100 by aiconfigurator 0.12 (kernels measured by NVIDIA, vLLM) take 1188 and 2097 µs at one sequence of 1k tokens. 80 % of
@@ -169,6 +169,16 @@ def eagle_shape(target: ModelShape) -> ModelShape:
         ("experts", "shared_intermediate", "dense_layers", "mlp_layers", "linear_layers", "window_layers"), 0
     )
     return target.model_copy(update={"name": f"eagle of {target.name}", "layers": 1, **plain})
+
+
+def pace_of(target: ModelShape, gpu: Gpu, tp: int, efficiency: float) -> Pace:
+    """Return the pace of an EAGLE-type drafter's training on workers of `tp` GPUs: forward and backward through its layer and
+    projection, and through the frozen output head without the gradient of its weights. Attention over the sequence is left out.
+    """
+    shape = eagle_shape(target)
+    trained, head = shape.layer_parameters + 2 * shape.hidden * shape.hidden, shape.vocab * shape.hidden
+    token_s = (6.0 * trained + 4.0 * head) / (tp * efficiency * gpu.bf16_flops)
+    return Pace(token_s, WEIGHT_BYTES * trained, WEIGHT_BYTES * 2 * head, gpu.host_bytes_per_s)
 
 
 def profiled_drafts(

@@ -23,10 +23,6 @@ from enum import Enum
 
 from pydantic import BaseModel, Field
 
-from simrl.profile.hardware import Gpu
-from simrl.profile.model_shape import ModelShape
-from simrl.speculation.draft_times import WEIGHT_BYTES, eagle_shape
-
 
 class SpotTraining(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The training of the drafter. The most important number, `recovery_iterations`, is read off Fig. 15, which has no scale
@@ -202,13 +198,3 @@ class Pace:
         saved_bytes = self.trained_bytes + (0.0 if parameters.selective_saves else self.frozen_bytes)
         stored_s, copied_s = saved_bytes / parameters.storage_bytes_per_s, saved_bytes / self.host_bytes_per_s
         return (copied_s, copied_s + stored_s) if parameters.asynchronous_saves else (stored_s, stored_s)
-
-
-def pace_of(target: ModelShape, gpu: Gpu, tp: int, efficiency: float) -> Pace:
-    """Return the pace of an EAGLE-type drafter's training on workers of `tp` GPUs: forward and backward through its layer and
-    projection, and through the frozen output head without the gradient of its weights. Attention over the sequence is left out.
-    """
-    shape = eagle_shape(target)
-    trained, head = shape.layer_parameters + 2 * shape.hidden * shape.hidden, shape.vocab * shape.hidden
-    token_s = (6.0 * trained + 4.0 * head) / (tp * efficiency * gpu.bf16_flops)
-    return Pace(token_s, WEIGHT_BYTES * trained, WEIGHT_BYTES * 2 * head, gpu.host_bytes_per_s)

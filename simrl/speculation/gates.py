@@ -13,7 +13,6 @@ TLT (arXiv 2511.16665, §5.1; code fastrl) speculates once few requests are left
 from __future__ import annotations
 
 import numpy as np
-from pydantic import BaseModel, Field
 
 from simrl.errors import InputError
 from simrl.profile.compiled import kernel
@@ -21,7 +20,8 @@ from simrl.profile.interpolation import interpolate4
 from simrl.profile.profile import TableProfile
 from simrl.speculation.draft_times import DraftTimes
 from simrl.speculation.matching import Floats, Ints
-from simrl.speculation.windows import WindowRule, next_window
+from simrl.speculation.passes import next_window
+from simrl.speculation.windows import WindowRule
 
 RATES = 101  # acceptance rates that a gate's table knows: 0, 1, … 100 %
 ELASTIC_OFF, ELASTIC_ON = 0, -1
@@ -106,13 +106,6 @@ def gate_allows(thresholds: Ints, recently_drafted: float, recently_accepted: fl
     nothing is learnt."""
     rate = recently_accepted / recently_drafted if recently_drafted >= 1.0 else 1.0
     return batch <= thresholds[int(rate * (RATES - 1) + 0.5)]
-
-
-class Elastic(BaseModel, frozen=True, extra="forbid"):
-    """TLT's elastic threshold; see `next_elastic`."""
-
-    threshold: int = Field(default=32, ge=1, description="running requests at most (paper §5.1, code bs_threshold)")
-    patience: int = Field(default=10, ge=1, description="consecutive decode passes that small before it starts (code)")
 
 
 @kernel

@@ -20,69 +20,19 @@ place in the text and a length.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, Field, model_validator
 
 from simrl.errors import InputError
 from simrl.profile.compiled import threaded
+from simrl.speculation.choices import LARGEST_TOKEN_ID, RUN_TOKENS, SORTED_TOKENS, HistoryRule
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, Tokens
 from simrl.speculation.matching import joined
 
-SORTED_TOKENS = 48
-LONGEST_MATCH_TOKENS = SORTED_TOKENS - MOST_DRAFT_TOKENS
-LARGEST_TOKEN_ID = (1 << 21) - 2
-
-_RUN = 3  # tokens that the directory looks up
 _SIZES = 3  # text tokens (with the ends), slots of the directory, 1 if there are weights
 _ENDS = -1
 _MODULO = 0xFFFFFFFF
-
-
-class HistoryRule(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """The rule by which HistoSpec finds a draft. The defaults are the paper's (RhymeRL §5.3-5.4)."""
-
-    longest_match_tokens: int = Field(default=7, ge=_RUN, le=LONGEST_MATCH_TOKENS, description="tried first")
-    shortest_match_tokens: int = Field(default=3, ge=_RUN, le=LONGEST_MATCH_TOKENS, description="tried last")
-    branch: Literal["reward", "count"] = Field(
-        default="reward",
-        description="where responses part: reward follows the largest sum of rewards, and of equals the most frequent token; "
-        "count follows the most frequent token. Of equals there, the smallest token id",
-    )
-    least_probability: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="the draft ends before its path's probability, the product of the branches' shares in count, is below",
-    )
-    prompt_tail_tokens: int = Field(
-        default=0,
-        ge=0,
-        le=LONGEST_MATCH_TOKENS,
-        description="last tokens of the prompt that stand before each response, old or new, and are matched with it",
-    )
-
-    @model_validator(mode="after")
-    def _in_order(self) -> HistoryRule:
-        if self.shortest_match_tokens > self.longest_match_tokens:
-            raise ValueError(
-                f"shortest_match_tokens {self.shortest_match_tokens} is more than longest_match_tokens "
-                f"{self.longest_match_tokens}; let it be at most that"
-            )
-        return self
-
-    @property
-    def compiled(self) -> tuple[int, int, bool, float]:
-        """Return the rule as the compiled functions take it."""
-        return self.longest_match_tokens, self.shortest_match_tokens, self.branch == "reward", self.least_probability
-
-    @property
-    def prompt_tail(self) -> Tokens:
-        """Return what stands for the prompt's last tokens, whose ids nobody needs: ids that no vocabulary has. (Where they also
-        occur within a response, they are not found.)"""
-        return np.arange(LARGEST_TOKEN_ID + 1 - self.prompt_tail_tokens, LARGEST_TOKEN_ID + 1, dtype=np.int32)
 
 
 PAPER = HistoryRule()
@@ -189,7 +139,7 @@ def _sorted_suffixes(text: Tokens, bits: int) -> tuple[Tokens, Tokens]:
     runs = np.empty(n, np.int32)
     groups, number = 0, 0
     low_bits = (1 << bits) - 1
-    run_shift = bits * (width - _RUN)
+    run_shift = bits * (width - RUN_TOKENS)
     begin = 0
     for j in range(n):
         if j > 0 and keys[j] != keys[j - 1]:

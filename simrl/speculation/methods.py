@@ -17,12 +17,9 @@ from pydantic import Field, ValidationError, validate_call
 
 from simrl.errors import InputError, meant
 from simrl.extensions import Extended
-from simrl.speculation.bandit import BegMab, Strategy
-from simrl.speculation.draft_times import Capture
+from simrl.speculation.choices import BegMab, Capture, Elastic, HistoryRule, Strategy
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, Drafter
 from simrl.speculation.drafter_training import SpotTraining
-from simrl.speculation.gates import Elastic
-from simrl.speculation.history_index import HistoryRule
 from simrl.speculation.windows import Aimd, Fixed, Mimd, Window
 from simrl.validation import call_error, with_parameters
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from simrl.profile.compiled import kernel
 from simrl.speculation.drafter import AcceptRuns
 from simrl.speculation.matching import Ints
-from simrl.speculation.windows import WindowRule, next_window
+from simrl.speculation.windows import AIMD, MIMD, WindowRule
 
 
 class Passes(NamedTuple):
@@ -54,6 +54,27 @@ def _share(part: Ints, whole: Ints) -> float:
 def run_passes(runs: AcceptRuns, response_tokens: Ints, rule: WindowRule) -> Passes:
     """Decode every response alone, drafting in every pass up to its window."""
     return Passes(*_run_passes(runs, response_tokens.astype(np.int64), rule))
+
+
+@kernel
+def next_window(rule: WindowRule, window: int, drafted: int, accepted: int) -> int:
+    """Return the window after a pass that verified `drafted` tokens and accepted the first `accepted`; all in tokens,
+    0 <= accepted <= drafted <= window.
+
+    AIMD (RhymeRL §5.4): additive increase, reset on a rejection. A fully accepted draft counts as success however short it was.
+    The paper does not say what a pass without a draft does: the window stays. MIMD (HistoSpec's public code): multiplicative
+    increase after a whole accepted window, decrease otherwise: after a rejection, a pass without a draft, and a fully accepted
+    draft shorter than the window (the tree ended, or its path became improbable).
+    """
+    if rule.code == AIMD:
+        if drafted == 0:
+            return window
+        return rule.start_tokens if accepted < drafted else min(window + rule.step, rule.most_tokens)
+    if rule.code == MIMD:
+        if accepted < window:
+            return max(window // rule.step, rule.start_tokens)
+        return min(window * rule.step, rule.most_tokens)
+    return window
 
 
 @kernel

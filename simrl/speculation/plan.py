@@ -17,6 +17,7 @@ from simrl.profile.profile import TableProfile, read_profile
 from simrl.profile.rollout_times import DraftCosts
 from simrl.profile.shipped import shipped_profile
 from simrl.speculation.acceptance import ModelAcceptance
+from simrl.speculation.choices import Elastic
 from simrl.speculation.decoding import BATCH, ELASTIC, Decoding, Rule, Runs, chains, trees
 from simrl.speculation.deployment import Deployment, typical_context_tokens
 from simrl.speculation.draft_times import (
@@ -29,7 +30,7 @@ from simrl.speculation.draft_times import (
     profiled_drafts,
     text_drafts_of,
 )
-from simrl.speculation.gates import Elastic, batch_gate
+from simrl.speculation.gates import batch_gate
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.speculation.ladder import MOST_WINDOW, draft_ladder
 from simrl.speculation.matching import has_token_ids

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from simrl.errors import InputError
 from simrl.profile.compiled import kernel, part
+from simrl.speculation.choices import HistoryRule
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns, Drafter
 from simrl.speculation.draws import mixed, uniform
-from simrl.speculation.history_index import PAPER, HistoryRule, accept_runs_of, build_index
+from simrl.speculation.history_index import PAPER, accept_runs_of, build_index
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.speculation.matching import Ints, epoch_keys, has_token_ids, joined, token_ids
 from simrl.speculation.methods import Speculation

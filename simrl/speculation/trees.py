@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from simrl.errors import InputError
 from simrl.profile.compiled import kernel
 from simrl.speculation.acceptance import ModelAcceptance
-from simrl.speculation.bandit import Strategy
+from simrl.speculation.choices import Strategy
 from simrl.speculation.draws import mixed, uniform
 from simrl.speculation.matching import Floats
 

@@ -12,10 +12,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, model_validator
 
-from simrl.profile.compiled import kernel
-
 MOST_TOKENS = 1024  # far beyond what a verification pass is worth; keeps sums and products small
-_AIMD, _MIMD, _FIXED = 0, 1, 2
+AIMD, MIMD, FIXED = 0, 1, 2
 
 
 class WindowRule(NamedTuple):
@@ -27,27 +25,6 @@ class WindowRule(NamedTuple):
     most_tokens: int
 
 
-@kernel
-def next_window(rule: WindowRule, window: int, drafted: int, accepted: int) -> int:
-    """Return the window after a pass that verified `drafted` tokens and accepted the first `accepted`; all in tokens,
-    0 <= accepted <= drafted <= window.
-
-    AIMD (RhymeRL §5.4): additive increase, reset on a rejection. A fully accepted draft counts as success however short it was.
-    The paper does not say what a pass without a draft does: the window stays. MIMD (HistoSpec's public code): multiplicative
-    increase after a whole accepted window, decrease otherwise: after a rejection, a pass without a draft, and a fully accepted
-    draft shorter than the window (the tree ended, or its path became improbable).
-    """
-    if rule.code == _AIMD:
-        if drafted == 0:
-            return window
-        return rule.start_tokens if accepted < drafted else min(window + rule.step, rule.most_tokens)
-    if rule.code == _MIMD:
-        if accepted < window:
-            return max(window // rule.step, rule.start_tokens)
-        return min(window * rule.step, rule.most_tokens)
-    return window
-
-
 def _in_order(window: Any) -> Any:
     start, most = window.start_tokens, window.most_tokens
     if start > most:
@@ -56,7 +33,7 @@ def _in_order(window: Any) -> Any:
 
 
 class Aimd(BaseModel, frozen=True, extra="forbid"):
-    """HistoSpec's window of the paper (RhymeRL §5.4); see `next_window`."""
+    """HistoSpec's window of the paper (RhymeRL §5.4); see `simrl.speculation.passes.next_window`."""
 
     kind: Literal["aimd"] = "aimd"
     start_tokens: int = Field(default=2, ge=1, le=MOST_TOKENS, description="at first, and after a rejection")
@@ -69,11 +46,11 @@ class Aimd(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def rule(self) -> WindowRule:
-        return WindowRule(_AIMD, self.start_tokens, self.increase_tokens, self.most_tokens)
+        return WindowRule(AIMD, self.start_tokens, self.increase_tokens, self.most_tokens)
 
 
 class Mimd(BaseModel, frozen=True, extra="forbid"):
-    """HistoSpec's window of the public code; see `next_window`."""
+    """HistoSpec's window of the public code; see `simrl.speculation.passes.next_window`."""
 
     kind: Literal["mimd"] = "mimd"
     start_tokens: int = Field(default=2, ge=1, le=MOST_TOKENS, description="at first, and the least")
@@ -84,7 +61,7 @@ class Mimd(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def rule(self) -> WindowRule:
-        return WindowRule(_MIMD, self.start_tokens, self.factor, self.most_tokens)
+        return WindowRule(MIMD, self.start_tokens, self.factor, self.most_tokens)
 
 
 class Fixed(BaseModel, frozen=True, extra="forbid"):
@@ -95,7 +72,7 @@ class Fixed(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def rule(self) -> WindowRule:
-        return WindowRule(_FIXED, self.tokens, 0, self.tokens)
+        return WindowRule(FIXED, self.tokens, 0, self.tokens)
 
 
 Window = Annotated[Aimd | Mimd | Fixed, Field(discriminator="kind")]

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,6 +41,7 @@ from simrl.study.corrections import (
     Correction,
     Floats,
     fit,
+    in_turns,
     rollout_s,
     seconds,
 )
@@ -53,6 +54,7 @@ from simrl.study.logged_lengths import (
     step_tokens,
     usable_steps,
 )
+from simrl.study.progress import progress_bar
 from simrl.study.store import write_json
 from simrl.systems.recipes import make_system, parameters_of
 from simrl.systems.system import System
@@ -189,15 +191,24 @@ def calibrate(
             f"{FEWEST_STEPS} are needed; choose another --window"
         )
     cache = InputCache()
-    with temporary_folder() as temporary:
+    with temporary_folder() as temporary, progress_bar() as progress:
+        runs = progress.add_task("calibrating: simulations", total=None)
+
+        def simulated(scenario: Scenario) -> Result:
+            result = simulate_prepared(prepare(scenario, cache))
+            progress.advance(runs)
+            return result
+
         scenario, trace = started(fitted, temporary / "window.parquet")
         prepared = _of_run(partial(prepare, inputs=cache), scenario)
         lengths = step_tokens(trace, prepared.system.needs_rewards)
         _require_updates_of(lengths, prepared)
-        fits, corrections, unclear = fit(fitted, lengths, prepared, cache)
-    whole, trace = started(usable, path)
-    fits = [whole.model_copy(update={"profile": each.profile, "training": each.training}) for each in fits]
-    steps = _beside(usable, window, turns, [_of_run(simulate, each) for each in fits], fits[0])
+        fits, corrections, unclear = fit(fitted, lengths, prepared, simulated)
+        whole, trace = started(usable, path)
+        fits = [whole.model_copy(update={"profile": each.profile, "training": each.training}) for each in fits]
+        unlike = {each.model_dump_json(): each for each in fits}  # the ends of the range may be one
+        results = {key: _of_run(simulated, each) for key, each in unlike.items()}
+        steps = _beside(usable, window, turns, [results[each.model_dump_json()] for each in fits], fits[0])
     errors = _errors(steps)
     assumed = tuple(_assumed(usable, fits[0], trace, recorded, batch))
     return Calibration(fits[0], window, corrections, errors, steps, assumed, tuple(fits[1:]), tuple(unclear))
@@ -216,8 +227,10 @@ def _errors(steps: pd.DataFrame) -> tuple[PhaseError, ...]:
 
 def _require_updates_of(lengths: Sequence[NDArray[np.int64]], prepared: Prepared) -> None:
     """Raise `InputError` if an update of the system trains another number of samples than a step of the log."""
+    if in_turns(prepared):  # the first update tells
+        prepared = replace(prepared, scenario=prepared.scenario.model_copy(update={"steps": 1}))
     trained = simulate_prepared(prepared).steps.column("samples").to_numpy()
-    logged = float(np.mean([tokens.size for tokens in lengths]))
+    logged = float(np.mean([tokens.size for tokens in lengths[: trained.size]]))
     if abs(trained.mean() / logged - 1) > 0.05:
         raise InputError(
             f"{prepared.scenario.file}: an update of {prepared.system.name} trains {trained.mean():.0f} samples, a step of the "

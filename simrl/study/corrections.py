@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -29,11 +29,12 @@ from simrl.result.result import Result
 from simrl.runtime.training_costs import TrainingCosts
 from simrl.scenario.model import Scenario
 from simrl.scenario.training import TrainingConfig
-from simrl.simulate.cache import InputCache
-from simrl.simulate.prepare import Prepared, prepare
-from simrl.simulate.run import simulate_prepared
+from simrl.simulate.prepare import Prepared
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+# Of each step, by corrections of the engine: its seconds, and those of its mean response.
+Times = Callable[..., tuple[Floats, Floats]]
 
 GENERATION, UPDATE, LOG_PROB, REFERENCE, STEP = (
     f"timing_s/{key}" for key in ("gen", "update_actor", "old_log_prob", "ref", "step")
@@ -48,6 +49,9 @@ TINY, COARSE = (  # of SciPy's solver
     {"diff_step": step, "xtol": step / 100, "ftol": step / 1000, "max_nfev": most}
     for step, most in ((1e-3, 40), (0.05, 6))
 )
+# Corrections of a pass, one changed at a time.
+CORNERS = ((1.0, 0.0, 0.0), (2.0, 0.0, 0.0), (1.0, 0.01, 0.0), (1.0, 0.0, 1e-4))
+EXACT = 1e-6  # relative error from which seconds are not linear in the corrections
 SOFT = 0.1  # of a logarithm: beyond, the loss is no longer quadratic
 
 
@@ -142,9 +146,13 @@ def seconds(rows: pd.DataFrame, key: str) -> Floats:
 
 
 def fit(
-    rows: pd.DataFrame, lengths: Sequence[NDArray[np.int64]], prepared: Prepared, cache: InputCache
+    rows: pd.DataFrame,
+    lengths: Sequence[NDArray[np.int64]],
+    prepared: Prepared,
+    simulated: Callable[[Scenario], Result],
 ) -> tuple[list[Scenario], tuple[Correction, ...], list[str]]:
-    """Fit these rows of a log, whose updates train sequences of `lengths`; `prepared` is the run as it was started.
+    """Fit these rows of a log, whose updates train sequences of `lengths`; `prepared` is the run as it was started, and
+    `simulated` simulates it with other corrections.
 
     Return the scenario with its corrections, followed by the ends of the range of fits that do as well; the corrections; and
     what the window cannot tell apart.
@@ -153,9 +161,15 @@ def fit(
     # The measured phases contain the changes between rollout and training.
     settled = {"switch_s": 0.0, "switch_transfer_s": 0.0}
     scenarios = [prepared.scenario.model_copy(update={"training": c.model_copy(update=settled)}) for c in configs]
+    turns = in_turns(prepared)
+    times = lru_cache(maxsize=None)(partial(_times, simulated, scenarios[0], turns))  # in turns without load_s
     # Where phases overlap, the order of events changes with the corrections: a slope over a tiny step is noise.
-    solved = TINY if in_turns(prepared) else COARSE
-    values, engine, more = equally_good(_of_generation(rows, scenarios[0], prepared, cache), ENGINE, solved)
+    solved = TINY if turns else COARSE
+    linear = _linear(simulated, scenarios[0]) if turns else None
+    values, engine, more = equally_good(_of_generation(rows, linear or times, turns), ENGINE, solved)
+    used = *map(float, values[0][:3]), 0.0
+    if linear is not None and not np.allclose(linear(*used), times(*used), rtol=EXACT, atol=0.0):
+        values, engine, more = equally_good(_of_generation(rows, times, turns), ENGINE, solved)
     fits = [with_generation(each, *map(float, x)) for each, x in zip(scenarios, values, strict=True)]
     return fits, (*engine, *corrections), [*more, *unclear]
 
@@ -165,25 +179,44 @@ def in_turns(prepared: Prepared) -> bool:
     return prepared.colocated and prepared.system.off_policyness == 0
 
 
-def _of_generation(
-    rows: pd.DataFrame, scenario: Scenario, prepared: Prepared, cache: InputCache
-) -> Callable[[Floats], Floats]:
+def _of_generation(rows: pd.DataFrame, times: Times, turns: bool) -> Callable[[Floats], Floats]:
     """Return the residuals of generation, a column a step. Where generation and training overlap, the time from update to
     update stands in for that of generation."""
-    turns = in_turns(prepared)
     measured, own = seconds(rows, GENERATION if turns else STEP), seconds(rows, RESPONSE_MEAN)
-    kept: dict[tuple[float, ...], tuple[Floats, Floats]] = {}  # in turns, the last correction is not simulated
 
     def residuals(x: Floats) -> Floats:
         forward, pass_s, sequence_s, step_s = map(float, x)
-        key = forward, pass_s, sequence_s, 0.0 if turns else step_s
-        if key not in kept:
-            result = simulate_prepared(prepare(with_generation(scenario, *key), cache))
-            kept[key] = rollout_s(result) if turns else updates_s(result)
-        whole_s, response_s = kept[key]
+        whole_s, response_s = times(forward, pass_s, sequence_s, 0.0 if turns else step_s)
         return np.log([(whole_s + step_s * turns) / measured, response_s / np.where(own > 0, own, np.nan)])
 
     return residuals
+
+
+def _times(
+    simulated: Callable[[Scenario], Result], scenario: Scenario, turns: bool, *engine: float
+) -> tuple[Floats, Floats]:
+    """Return the seconds of each step, and of its mean response, with these corrections of the engine."""
+    result = simulated(with_generation(scenario, *engine))
+    return rollout_s(result) if turns else updates_s(result)
+
+
+def _linear(simulated: Callable[[Scenario], Result], scenario: Scenario) -> Times | None:
+    """Return `_times` of a run in turns as a function that simulates nothing; None if the runs it is made of differ.
+
+    The lengths alone decide which request is in which pass, and a pass is linear in the corrections. So the seconds of each
+    response are linear in them, and follow from as many simulations as there are unknowns. The caller checks the result: a run
+    that waits for tools, or has a shortest pass, need not be linear."""
+    first, *others = (_response_ends(simulated(with_generation(scenario, *corner, 0.0))) for corner in CORNERS)
+    if not all(ends.index.equals(first.index) for ends in others):
+        return None
+    steps = np.diagonal(np.subtract(CORNERS[1:], CORNERS[0]))[:, None]
+    slopes = (np.array(others, dtype=np.float64) - first.to_numpy()) / steps
+    constant, counts = first.to_numpy() - np.array(CORNERS[0]) @ slopes, _responses_of_steps(first)
+
+    def times(*engine: float) -> tuple[Floats, Floats]:
+        return _of_steps(constant + np.array(engine[: len(slopes)]) @ slopes, counts)
+
+    return times
 
 
 def with_generation(scenario: Scenario, forward: float, pass_s: float, sequence_s: float, step_s: float) -> Scenario:
@@ -338,11 +371,28 @@ def _least_squares(
 def rollout_s(result: Result) -> tuple[Floats, Floats]:
     """Return for each step of a synchronous run the seconds from its first response's start to its last one's end, and the
     mean seconds of its responses, from that start."""
-    samples = result.samples.select(["trace_step", "started_s", "finished_s"]).to_pandas().dropna()
-    by_step = samples.groupby("trace_step")
-    finished, start_s = by_step["finished_s"], by_step["started_s"].min()
-    whole_s, mean_s = (end_s - start_s for end_s in (finished.max(), finished.mean()))
-    return whole_s.to_numpy(dtype=np.float64), mean_s.to_numpy(dtype=np.float64)
+    ends = _response_ends(result)
+    return _of_steps(ends.to_numpy(), _responses_of_steps(ends))
+
+
+def _response_ends(result: Result) -> pd.Series:
+    """Return when each finished response ended, in seconds from the first start of its step, by `trace_step` and `uid`."""
+    samples = result.samples.select(["trace_step", "uid", "started_s", "finished_s"]).to_pandas().dropna()
+    samples["ended_s"] = samples["finished_s"] - samples.groupby("trace_step")["started_s"].transform("min")
+    ends: pd.Series = samples.set_index(["trace_step", "uid"])["ended_s"]
+    return ends.sort_index()
+
+
+def _responses_of_steps(ends: pd.Series) -> Ints:
+    """Return the responses of each step."""
+    counts: Ints = np.unique(ends.index.get_level_values("trace_step"), return_counts=True)[1]
+    return counts
+
+
+def _of_steps(ends: Floats, counts: Ints) -> tuple[Floats, Floats]:
+    """Return the last and the mean end of each step's responses."""
+    first = np.cumsum(counts) - counts
+    return np.maximum.reduceat(ends, first), np.add.reduceat(ends, first) / counts
 
 
 def updates_s(result: Result) -> tuple[Floats, Floats]:

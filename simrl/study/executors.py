@@ -11,7 +11,9 @@ import atexit
 import hashlib
 import multiprocessing
 import os
+import pickle
 import socket
+import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -20,6 +22,8 @@ from dataclasses import replace
 from functools import cache
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
+from multiprocessing.spawn import get_preparation_data, prepare
 from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
@@ -114,8 +118,9 @@ class Processes:
                 while todo and self._idle:
                     (i, attempt), process = todo.popleft(), self._idle.pop()
                     busy[process.connection] = process, i, attempt
+                    message = _packed(work, tasks[i])
                     with suppress(OSError):  # it has died, which its pipe says when the result is awaited
-                        process.connection.send((work, tasks[i]))
+                        process.connection.send(message)
                 for connection in wait(list(busy)):
                     assert isinstance(connection, Connection)
                     process, i, attempt = busy.pop(connection)
@@ -170,13 +175,43 @@ def _serve(connection: Connection) -> None:
     compile_training()  # loaded before the first task comes
     with suppress(EOFError, OSError):  # the other end is closed
         while True:
-            work, task = connection.recv()
+            message = connection.recv()
             try:
+                work, task = _unpacked(*message)
                 result = work(task)
             except Exception as error:
                 error.add_note(traceback.format_exc())  # does not travel with the exception
                 result = error
             connection.send(result)
+
+
+def _packed(work: Callable[[A], T], task: A) -> tuple[str, Mapping[str, str], bytes]:
+    """Return what a process is sent: the function's name, where the caller's main module is, and function and task."""
+    function = getattr(work, "func", work)  # of a partial
+    name = f"{function.__module__}.{function.__qualname__}"
+    main = {key: place for key, place in get_preparation_data("").items() if key.startswith("init_main")}
+    try:
+        return name, main, bytes(ForkingPickler.dumps((work, task)))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise _not_loaded(name, error) from error
+
+
+def _unpacked(name: str, main: Mapping[str, str], packed: bytes) -> tuple[Callable[[Any], Any], Any]:
+    """Return a function and its task. Where they need the caller's main module, it is imported, as multiprocessing does."""
+    try:
+        return pickle.loads(packed)  # type: ignore[no-any-return]
+    except (AttributeError, ImportError) as error:
+        if not main or sys.modules["__main__"].__name__ == "__mp_main__":  # there is none, or it does not have them
+            raise _not_loaded(name, error) from error
+    prepare(dict(main))
+    return _unpacked(name, main, packed)
+
+
+def _not_loaded(name: str, error: Exception) -> InputError:
+    return InputError(
+        f"{name} cannot be loaded in a process of its own ({first_line(error)}); define it at the top of a module that can be "
+        "imported, or simulate in one process (--jobs 1)"
+    )
 
 
 def _end_with_parent() -> None:

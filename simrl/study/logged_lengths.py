@@ -109,10 +109,6 @@ def _require_own_lengths(usable: pd.DataFrame, recorded: Trace, source: str) -> 
     )
 
 
-def _source(metrics: pd.DataFrame) -> str:
-    return str(metrics.attrs.get("source", "the log"))
-
-
 def source_of(metrics: pd.DataFrame) -> str:
     """Return the name of the log in messages."""
     return str(metrics.attrs.get("source", "the log"))

@@ -10,8 +10,8 @@ from pydantic import Field
 from simrl.pipelines.best_of_n import best_of_n as best_of_n_batch
 from simrl.pipelines.full_batch import full_batch
 from simrl.speculation.best_of_n import BestOfN
+from simrl.speculation.choices import Elastic
 from simrl.speculation.drafter_training import SpotTraining
-from simrl.speculation.gates import Elastic
 from simrl.speculation.methods import SPECACTOR_DRAFTERS, draft_model, ngram, siblings
 from simrl.speculation.methods import specactor as specactor_drafting
 from simrl.speculation.methods import tlt as tlt_drafting

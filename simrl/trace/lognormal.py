@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from simrl.errors import InputError
 
@@ -38,6 +37,8 @@ def mean_under(cap: float, mean: float, sigma: float, mean_cap: float) -> float:
 
 def mean_of_cut_lognormal(location: float, sigma: float, cap: float) -> float:
     """Return E[min(max(X, 1), cap)] of a lognormal X with this mean and standard deviation of its logarithm."""
+    from scipy.special import ndtr
+
     top = math.log(cap)
     if sigma == 0:
         return math.exp(min(max(location, 0.0), top))

@@ -31,7 +31,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from scipy.special import ndtr, ndtri
 
 from simrl.errors import InputError
 from simrl.trace.lognormal import cut_tokens, location_of
@@ -304,6 +303,8 @@ def _epoch_columns(
     model: LengthModel, seed: int, epoch: int, location: Floats, effect: Floats, difficulty: Floats
 ) -> dict[str, NDArray[Any]]:
     """Return one epoch's rows in order of (step, prompt, sample); `cut` marks the responses that met the cap."""
+    from scipy.special import ndtr, ndtri
+
     first_step = epoch * model.steps_per_epoch
     steps = min(model.steps_per_epoch, model.steps - first_step)
     order = np.arange(model.dataset_prompts)
@@ -428,6 +429,8 @@ def _bits(seed: int, stream: _Stream, count: int, epoch: int = 0, sample: int = 
 
 def _normals(seed: int, stream: _Stream, count: int, epoch: int = 0, sample: int = 0, *turn: int) -> Floats:
     """Return standard normals from `_bits`; the 53 high bits, moved by half a step, are never 0 or 1."""
+    from scipy.special import ndtri  # takes 0.2 s to import, which a recorded trace need not pay
+
     uniform = ((_bits(seed, stream, count, epoch, sample, *turn) >> np.uint64(11)) + 0.5) * 2.0**-53
     normals: Floats = ndtri(uniform)
     return normals
@@ -446,6 +449,8 @@ def _locations(model: LengthModel) -> Floats:
 
 def share_of_equal(equal: float, reward_mean: float, group: int) -> float:
     """Return the `reward_prompt_share` that makes the share `equal` of groups all right or all wrong, or the nearest to it."""
+    from scipy.special import ndtr, ndtri
+
     nodes, weights = np.polynomial.hermite_e.hermegauss(201)
 
     def excess(share: float) -> float:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, count, repeat
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +32,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from simrl.errors import InputError, first_line, meant
 from simrl.files import is_count_like, parquet_metadata, read_parquet, write_parquet
+from simrl.trace.sample import Response as Response
+from simrl.trace.sample import Sample as Sample
+from simrl.trace.sample import Turn as Turn
 from simrl.trace.validate import list_sums, refuse, shown, validate
 
 SCHEMA_VERSION = 1
@@ -77,39 +80,6 @@ class TraceMetadata(BaseModel):
     shared_prefix_tokens: int = Field(default=0, ge=0, description="first tokens of all prompts that are one text")
     notes: str = ""
     schema_version: int = SCHEMA_VERSION
-
-
-class Sample(NamedTuple):
-    """One response to generate, as schedules see it: without its length and its reward.
-
-    `uid` is unique in a simulation, also when a trace is repeated; `epoch` counts on over the repetitions.
-    """
-
-    uid: int
-    step: int
-    epoch: int
-    prompt_id: int
-    sample: int
-    prompt_tokens: int
-
-
-class Turn(NamedTuple):
-    """A turn that the environment answers: the response has `end_tokens` at its end; the answer takes `environment_s` and adds
-    `observation_tokens` to the context."""
-
-    end_tokens: int
-    environment_s: float
-    observation_tokens: int
-
-
-class Response(NamedTuple):
-    """The outcome of a sample, known to workers and rewarders, not to schedules. `turns` are all but the last; `row` is the
-    trace's row, which has its tokens."""
-
-    tokens: int
-    reward: float
-    turns: tuple[Turn, ...] = ()
-    row: int = -1
 
 
 T = TypeVar("T")

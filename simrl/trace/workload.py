@@ -14,9 +14,8 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from simrl.trace.trace import Response, Sample, Trace
-
-Group = list[Sample]
+from simrl.trace.sample import Group, Response, Sample
+from simrl.trace.trace import Trace
 
 
 class Workload:

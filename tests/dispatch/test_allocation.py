@@ -30,8 +30,9 @@ from simrl.dispatch.allocation import (
 from simrl.engine.lock_step import engine_of
 from simrl.engine.requests import Limits
 from simrl.errors import InputError
+from simrl.profile.drafted import Drafted
 from simrl.profile.profile import read_profile
-from simrl.profile.rollout_times import DraftCosts, Drafted, RolloutTimes
+from simrl.profile.rollout_times import DraftCosts, RolloutTimes
 from simrl.trace.synthesis import LengthModel, synthesise
 from simrl.trace.trace import Trace, TraceMetadata, write_trace
 from tests.helpers import examples

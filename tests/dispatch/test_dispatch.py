@@ -122,7 +122,7 @@ def test_events_come_in_the_order_of_the_samples_and_carry_their_rollouts():
 class FailingWorker:
     """What a worker on real hardware does when its engine dies."""
 
-    policy_version = 0
+    policy_version, groups = 0, None
 
     def __init__(self, env):
         self.env = env

@@ -12,7 +12,7 @@ from simrl.engine.requests import END, PAUSE, WATCH, Limits
 from simrl.errors import InputError
 from simrl.profile.profile import Tables
 from simrl.speculation.acceptance import ModelAcceptance
-from simrl.speculation.bandit import BegMab
+from simrl.speculation.choices import BegMab
 from simrl.speculation.decoding import (
     BATCH,
     ELASTIC,
@@ -31,8 +31,9 @@ from simrl.speculation.decoding import (
 from simrl.speculation.draft_times import DraftTimes
 from simrl.speculation.drafter import AcceptRuns
 from simrl.speculation.draws import uniform
+from simrl.speculation.passes import next_window
 from simrl.speculation.siblings import sibling_index
-from simrl.speculation.windows import Aimd, Fixed, Mimd, next_window
+from simrl.speculation.windows import Aimd, Fixed, Mimd
 from tests.helpers import examples, limits_of
 from tests.references.bandit import BegMabSelector
 from tests.references.engine import Arm, ReferenceEngine, Rules

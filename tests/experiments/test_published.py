@@ -25,7 +25,7 @@ from experiments.reproduce.ledger import Asked, Ledger, LedgerInput, PaperError,
 from experiments.reproduce.predict import Prediction
 from simrl.errors import InputError, brief
 from simrl.speculation.acceptance import ModelAcceptance
-from simrl.speculation.bandit import Strategy
+from simrl.speculation.choices import Strategy
 from simrl.speculation.trees import accept_length, tree_log_acceptances
 
 PACKAGE = Path(score.__file__).parent

@@ -5,7 +5,7 @@ import pytest
 from experiments.reproduce import tlt
 from experiments.reproduce.ledger import read_ledger
 from simrl.simulate.prepare import prepare
-from simrl.speculation.bandit import Strategy
+from simrl.speculation.choices import Strategy
 
 LEDGER = read_ledger("tlt")
 INPUTS = LEDGER.middle

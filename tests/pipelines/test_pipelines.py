@@ -567,7 +567,7 @@ def test_a_split_that_generates_for_each_accumulation_step_alternates_between_ro
 class DyingWorker:
     """A worker on real hardware whose engine dies."""
 
-    policy_version = 0
+    policy_version, groups = 0, None
 
     def __init__(self, env):
         self.env = env

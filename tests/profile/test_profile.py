@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simrl.errors import InputError
+from simrl.profile.drafted import Drafted
 from simrl.profile.interpolation import interpolate4
 from simrl.profile.metadata import setting_differences
 from simrl.profile.profile import (
@@ -19,7 +20,7 @@ from simrl.profile.profile import (
     write_profile,
 )
 from simrl.profile.profilers.smoothing import settled
-from simrl.profile.rollout_times import Drafted, RolloutTimes
+from simrl.profile.rollout_times import RolloutTimes
 from tests.helpers import examples
 
 METADATA = ProfileMetadata(model="toy", gpu="h100", tp=1, kind="assumed", source="a test")

@@ -11,7 +11,7 @@ from collections import deque
 
 import numpy as np
 
-from simrl.speculation.bandit import BegMab, Strategy
+from simrl.speculation.choices import BegMab, Strategy
 
 
 class BegMabSelector:

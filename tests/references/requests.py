@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
-from simrl.speculation.bandit import Strategy
+from simrl.speculation.choices import Strategy
 from simrl.speculation.siblings import SiblingIndex
 from tests.references.bandit import BegMabSelector
 

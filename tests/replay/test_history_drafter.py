@@ -5,7 +5,8 @@ import pyarrow as pa
 import pytest
 
 from simrl.errors import InputError
-from simrl.speculation.history_index import PAPER, PUBLIC_CODE, HistoryRule, build_index, draft
+from simrl.speculation.choices import HistoryRule
+from simrl.speculation.history_index import PAPER, PUBLIC_CODE, build_index, draft
 from simrl.speculation.trace_runs import history_runs
 from simrl.trace.trace import Trace, TraceMetadata
 from simrl_replay.history_drafter import HistoryDrafter

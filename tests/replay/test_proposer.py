@@ -13,11 +13,12 @@ from simrl.engine.engine import Engine
 from simrl.engine.requests import Limits
 from simrl.errors import InputError
 from simrl.speculation.acceptance import ModelAcceptance
+from simrl.speculation.choices import Elastic, HistoryRule
 from simrl.speculation.decoding import BATCH, ELASTIC, MODEL, OPEN, RUNS, Decoding, Rule, chains, packed
 from simrl.speculation.draft_times import text_drafts
 from simrl.speculation.drafter import AcceptRuns
-from simrl.speculation.gates import RATES, Elastic
-from simrl.speculation.history_index import PAPER, PUBLIC_CODE, HistoryRule
+from simrl.speculation.gates import RATES
+from simrl.speculation.history_index import PAPER, PUBLIC_CODE
 from simrl.speculation.ngram import ngram_runs
 from simrl.speculation.trace_runs import history_runs
 from simrl.speculation.windows import Aimd, Fixed, Mimd, Window

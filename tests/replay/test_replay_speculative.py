@@ -11,7 +11,8 @@ import pytest
 
 from simrl.errors import InputError
 from simrl.simulate.prepare import Prepared
-from simrl.speculation.gates import RATES, Elastic
+from simrl.speculation.choices import Elastic
+from simrl.speculation.gates import RATES
 from simrl.speculation.windows import Aimd, Fixed, Mimd
 from simrl.trace.trace import write_trace
 from simrl_replay.proposer import DraftCounts, DrafterSetup, Proposer, Ran

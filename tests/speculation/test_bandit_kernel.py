@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simrl.speculation.bandit import BegMab, Strategy, bandit_rule, bandit_state, choose, copied, observe, value
+from simrl.speculation.bandit import bandit_rule, bandit_state, choose, copied, observe, value
+from simrl.speculation.choices import BegMab, Strategy
 from simrl.speculation.draws import uniform
 from tests.helpers import examples
 from tests.references.bandit import BegMabSelector

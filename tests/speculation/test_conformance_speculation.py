@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from simrl.speculation.bandit import BegMab, Strategy
-from simrl.speculation.windows import Aimd, Fixed, Mimd, Window, next_window
+from simrl.speculation.choices import BegMab, Strategy
+from simrl.speculation.passes import next_window
+from simrl.speculation.windows import Aimd, Fixed, Mimd, Window
 from tests.references.bandit import BegMabSelector
 
 # --- Windows. An event is (drafted, accepted); None: a pass without a draft; "all": the whole window, all accepted.

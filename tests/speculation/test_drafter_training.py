@@ -8,14 +8,8 @@ from hypothesis import strategies as st
 from simrl.profile.hardware import GPUS
 from simrl.profile.model_shape import MODELS
 from simrl.speculation.acceptance import ModelAcceptance
-from simrl.speculation.drafter_training import (
-    Coordinator,
-    DrafterStaleness,
-    Pace,
-    SpotTraining,
-    WorkerState,
-    pace_of,
-)
+from simrl.speculation.draft_times import pace_of
+from simrl.speculation.drafter_training import Coordinator, DrafterStaleness, Pace, SpotTraining, WorkerState
 
 BUSY, IDLE, TRAINING = WorkerState.BUSY, WorkerState.IDLE, WorkerState.TRAINING
 

@@ -8,17 +8,11 @@ from simrl.errors import InputError
 from simrl.profile.hardware import GPUS
 from simrl.profile.model_shape import MODELS
 from simrl.profile.profile import read_profile
+from simrl.speculation.choices import Elastic
 from simrl.speculation.draft_times import DraftTimes, eagle_drafts, text_drafts
-from simrl.speculation.gates import (
-    ELASTIC_OFF,
-    ELASTIC_ON,
-    Elastic,
-    batch_gate,
-    gate_allows,
-    next_elastic,
-    typical_drafts,
-)
-from simrl.speculation.windows import Aimd, Fixed, Mimd, next_window
+from simrl.speculation.gates import ELASTIC_OFF, ELASTIC_ON, batch_gate, gate_allows, next_elastic, typical_drafts
+from simrl.speculation.passes import next_window
+from simrl.speculation.windows import Aimd, Fixed, Mimd
 from tests.profile.test_profile import toy_profile
 
 PROFILES = Path(__file__).parents[2] / "profiles"

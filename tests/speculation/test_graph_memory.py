@@ -3,8 +3,8 @@
 import pytest
 
 from simrl.profile.model_shape import MODELS
-from simrl.speculation.bandit import Strategy
-from simrl.speculation.draft_times import BYTES_PER_LAYER, FIXED_BYTES, Capture, graph_bytes
+from simrl.speculation.choices import Capture, Strategy
+from simrl.speculation.draft_times import BYTES_PER_LAYER, FIXED_BYTES, graph_bytes
 
 TARGET = MODELS["qwen2.5-32b"]
 VANILLA: Capture = "vanilla"

@@ -8,17 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simrl.errors import InputError
-from simrl.speculation.history_index import (
-    LARGEST_TOKEN_ID,
-    PAPER,
-    PUBLIC_CODE,
-    SORTED_TOKENS,
-    HistoryRule,
-    accept_runs_of,
-    build_index,
-    draft,
-    text_of,
-)
+from simrl.speculation.choices import LARGEST_TOKEN_ID, SORTED_TOKENS, HistoryRule
+from simrl.speculation.history_index import PAPER, PUBLIC_CODE, accept_runs_of, build_index, draft, text_of
 from tests.helpers import examples
 
 

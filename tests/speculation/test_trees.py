@@ -12,7 +12,7 @@ from simrl.profile.hardware import GPUS
 from simrl.profile.model_shape import MODELS
 from simrl.profile.profile import read_profile
 from simrl.speculation.acceptance import ModelAcceptance, accepted_tokens
-from simrl.speculation.bandit import Strategy
+from simrl.speculation.choices import Strategy
 from simrl.speculation.draft_times import Overheads, eagle_drafts
 from simrl.speculation.inputs import assumed_acceptance
 from simrl.speculation.methods import TLT_STRATEGIES

@@ -19,8 +19,9 @@ from simrl.result.result import Result
 from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import Scenario
 from simrl.scenario.presets import read_presets, write_presets
-from simrl.simulate.prepare import prepare
+from simrl.simulate.prepare import Prepared, prepare
 from simrl.simulate.run import simulate
+from simrl.study import calibration
 from simrl.study.calibration import Calibration, calibrate, launched, phase_s, presets_of, scenario_yaml
 from simrl.study.corrections import Correction, rollout_s, updates_s, with_generation
 from simrl.study.logged_lengths import write_alike
@@ -128,6 +129,36 @@ def test_the_corrections_that_a_run_was_simulated_with_are_found_again(log, tmp_
     errors = {e.phase: e for e in found.errors}
     assert set(errors) == {"generation", "log_prob", "update", "step"}
     assert all(e.steps_in == 9 and e.steps_out == 5 and e.mape_out < 0.01 for e in errors.values())
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The updates of each simulation of a calibration, as they come."""
+    steps: list[int] = []
+    simulate_one = calibration.simulate_prepared
+
+    def counted(prepared: Prepared) -> Result:
+        steps.append(prepared.scenario.steps)
+        return simulate_one(prepared)
+
+    monkeypatch.setattr(calibration, "simulate_prepared", counted)
+    return steps
+
+
+def test_a_run_in_turns_is_simulated_once_a_correction_of_a_pass_and_not_for_each_guess(log, tmp_path, simulated):
+    calibrate(read_metrics(log), started, (1, 9), GROUP, tmp_path, cap_tokens=2000)
+    corners, check, prediction = [9] * 4, [9], [STEPS]  # no other fit does as well
+    assert simulated == [1, *corners, *check, *prediction]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_not_linear_in_its_corrections_is_simulated_for_each_guess(log, tmp_path, simulated):
+    def with_shortest_pass(path: Path, steps: int) -> Scenario:
+        return started(path, steps).with_fields("profile", least_pass_s=0.004)
+
+    found = calibrate(read_metrics(log), with_shortest_pass, (1, 9), GROUP, tmp_path, cap_tokens=2000)
+    assert len(simulated) > 30
+    assert found.errors[0].mape_in < 0.1
 
 
 SYSTEMS = [

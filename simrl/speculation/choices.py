@@ -1,0 +1,110 @@
+"""What a method of speculation chooses: a gate, draft trees and a bandit over them, the rule of a history, CUDA graphs.
+
+Invariant: nothing here is compiled, so methods and systems can be listed without a compiler. What kernels do with it is in
+`gates`, `bandit`, `history_index` and `draft_times`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, Field, model_validator
+
+from simrl.speculation.drafter import MOST_DRAFT_TOKENS, Tokens
+
+Capture = Literal["vanilla", "bucketed"]
+RUN_TOKENS = 3  # that the directory of a history looks up
+SORTED_TOKENS = 48  # by which the places of a history's text are sorted
+LONGEST_MATCH_TOKENS = SORTED_TOKENS - MOST_DRAFT_TOKENS
+LARGEST_TOKEN_ID = (1 << 21) - 2
+TreeTokens = Annotated[int, Field(ge=1, le=4096)]
+
+
+class Elastic(BaseModel, frozen=True, extra="forbid"):
+    """TLT's elastic threshold; see `next_elastic`."""
+
+    threshold: int = Field(default=32, ge=1, description="running requests at most (paper §5.1, code bs_threshold)")
+    patience: int = Field(default=10, ge=1, description="consecutive decode passes that small before it starts (code)")
+
+
+class Strategy(NamedTuple):
+    """An arm: a draft tree of `draft_depth` levels, `topk` branches at each node, of which the most probable
+    `tokens_to_verify` are verified."""
+
+    draft_depth: TreeTokens
+    topk: TreeTokens
+    tokens_to_verify: TreeTokens
+
+
+class BegMab(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+    """Parameters of BEG-MAB. Strategies that verify equally many tokens are a group; the groups, from the most tokens to the
+    fewest, are matched to the buckets of batch sizes, from the smallest to the largest."""
+
+    strategies: tuple[Strategy, ...] = Field(min_length=1, description="(draft_depth, topk, tokens_to_verify) each")
+    batch_thresholds: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=(1, 2, 5, 21),
+        description="the smallest batch of each bucket; the default (code) is 1, 2-4, 5-20, >= 21",
+    )
+    epsilon: float = Field(default=0.1, ge=0, le=1, description="probability of a strategy at random (code)")
+    window: int = Field(default=300, ge=1, le=1_000_000, description="rewards of an arm that count, the latest (code)")
+
+    @model_validator(mode="after")
+    def _every_bucket_has_its_group(self) -> BegMab:
+        twice = [strategy for i, strategy in enumerate(self.strategies) if strategy in self.strategies[:i]]
+        if twice:
+            raise ValueError(f"strategy {tuple(twice[0])} is there twice; give each once")
+        first, *more = self.batch_thresholds or (0,)
+        if first != 1 or any(a >= b for a, b in zip(self.batch_thresholds, more, strict=False)):
+            raise ValueError(f"batch_thresholds {self.batch_thresholds} must begin with 1 and rise")
+        groups = len({strategy.tokens_to_verify for strategy in self.strategies})
+        if groups != len(self.batch_thresholds):
+            raise ValueError(
+                f"the strategies verify {groups} different numbers of tokens, and batch_thresholds makes "
+                f"{len(self.batch_thresholds)} buckets; let there be one bucket for each number"
+            )
+        return self
+
+
+class HistoryRule(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+    """The rule by which HistoSpec finds a draft. The defaults are the paper's (RhymeRL §5.3-5.4)."""
+
+    longest_match_tokens: int = Field(default=7, ge=RUN_TOKENS, le=LONGEST_MATCH_TOKENS, description="tried first")
+    shortest_match_tokens: int = Field(default=3, ge=RUN_TOKENS, le=LONGEST_MATCH_TOKENS, description="tried last")
+    branch: Literal["reward", "count"] = Field(
+        default="reward",
+        description="where responses part: reward follows the largest sum of rewards, and of equals the most frequent token; "
+        "count follows the most frequent token. Of equals there, the smallest token id",
+    )
+    least_probability: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="the draft ends before its path's probability, the product of the branches' shares in count, is below",
+    )
+    prompt_tail_tokens: int = Field(
+        default=0,
+        ge=0,
+        le=LONGEST_MATCH_TOKENS,
+        description="last tokens of the prompt that stand before each response, old or new, and are matched with it",
+    )
+
+    @model_validator(mode="after")
+    def _in_order(self) -> HistoryRule:
+        if self.shortest_match_tokens > self.longest_match_tokens:
+            raise ValueError(
+                f"shortest_match_tokens {self.shortest_match_tokens} is more than longest_match_tokens "
+                f"{self.longest_match_tokens}; let it be at most that"
+            )
+        return self
+
+    @property
+    def compiled(self) -> tuple[int, int, bool, float]:
+        """Return the rule as the compiled functions take it."""
+        return self.longest_match_tokens, self.shortest_match_tokens, self.branch == "reward", self.least_probability
+
+    @property
+    def prompt_tail(self) -> Tokens:
+        """Return what stands for the prompt's last tokens, whose ids nobody needs: ids that no vocabulary has. (Where they also
+        occur within a response, they are not found.)"""
+        return np.arange(LARGEST_TOKEN_ID + 1 - self.prompt_tail_tokens, LARGEST_TOKEN_ID + 1, dtype=np.int32)

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from simrl.interrupts import ctrl_c_waits
 from simrl.simulate.run import compile_engine
 
-LINE_S = 10.0
+LINE_S = 60.0
 
 
 def compile_kernels(ranks: Iterable[int] = (1,)) -> None:

@@ -12,12 +12,12 @@ from experiments.claims.claim import Claim, Figure, all_above, within
 from experiments.reproduce import rhymerl as paper
 from experiments.reproduce.lab import Lab, Measures
 from experiments.reproduce.ledger import Inputs
+from experiments.reproduce.length_models import mean_under
 from simrl.speculation.history_index import PAPER
 from simrl.speculation.methods import EAGLE
 from simrl.speculation.passes import run_passes
 from simrl.speculation.trace_runs import history_runs
 from simrl.speculation.windows import Aimd
-from simrl.trace.lognormal import mean_under
 from simrl.trace.trace import read_trace
 
 LEDGER = "rhymerl"

@@ -12,11 +12,11 @@ import numpy as np
 
 from experiments.reproduce.lab import Lab, Measures, Predict, launch_s, row, run_of
 from experiments.reproduce.ledger import Inputs, named
+from experiments.reproduce.length_models import mean_under
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
 from simrl.runtime.training_costs import TrainingCosts
 from simrl.scenario.model import Scenario
-from simrl.trace.lognormal import mean_under
 from simrl.trace.synthesis import synthesise
 
 SMALL, LARGE = "deepseek-r1-distill-qwen-1.5b", "deepseek-r1-distill-qwen-7b"

@@ -12,12 +12,12 @@ from typing import Any
 
 from experiments.reproduce.lab import Lab, Measures, Predict, passes, row, run_model, run_of
 from experiments.reproduce.ledger import Inputs, named
+from experiments.reproduce.length_models import share_of_equal
 from simrl.engine.config import EngineConfig
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
 from simrl.result.result import Result
 from simrl.scenario.model import Scenario
-from simrl.trace.synthesis import share_of_equal
 
 GPUS = 40
 STEPS, WARMUP_STEPS = 2, 1

@@ -244,9 +244,6 @@ class PassWork(NamedTuple):
     straggler_of_all_s: float  # … and the pass
 
 
-Work = PassWork  # its name in kernels that an earlier version kept on disk
-
-
 @inlined
 def work_of(r: Requests, drafts: Drafts, t: Totals, tables: Tables) -> PassWork:
     """Return what the scheduled pass computes."""

@@ -30,11 +30,6 @@ def location_of(
     return float(brentq(excess, low, high, xtol=1e-12))
 
 
-def mean_under(cap: float, mean: float, sigma: float, mean_cap: float) -> float:
-    """Return the mean under `cap` of the lognormal lengths whose mean under `mean_cap` is `mean`."""
-    return mean_of_cut_lognormal(location_of(mean, sigma, round(mean_cap), "mean"), sigma, cap)
-
-
 def mean_of_cut_lognormal(location: float, sigma: float, cap: float) -> float:
     """Return E[min(max(X, 1), cap)] of a lognormal X with this mean and standard deviation of its logarithm."""
     from scipy.special import ndtr

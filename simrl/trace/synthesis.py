@@ -445,21 +445,3 @@ def _locations(model: LengthModel) -> Floats:
         return location_of(mean, model.sigma, model.longest_tokens, "mean_tokens", *stops)
 
     return np.array([location(mean) for mean in np.linspace(*model.means, model.steps).tolist()])
-
-
-def share_of_equal(equal: float, reward_mean: float, group: int) -> float:
-    """Return the `reward_prompt_share` that makes the share `equal` of groups all right or all wrong, or the nearest to it."""
-    from scipy.special import ndtr, ndtri
-
-    nodes, weights = np.polynomial.hermite_e.hermegauss(201)
-
-    def excess(share: float) -> float:
-        right = ndtr((ndtri(reward_mean) - math.sqrt(share) * nodes) / math.sqrt(1 - share))
-        return float(weights @ (right**group + (1 - right) ** group) / weights.sum()) - equal
-
-    from scipy.optimize import brentq
-
-    least, most = 0.0, 1 - 1e-6
-    if excess(least) >= 0:
-        return least
-    return float(brentq(excess, least, most, xtol=1e-6)) if excess(most) > 0 else most

@@ -243,7 +243,6 @@ class CompiledModel(NamedTuple):
     length_exponent: float
 
 
-_Compiled = CompiledModel  # its name in kernels that an earlier version kept on disk
 
 
 def compiled_model(model: RunModel) -> CompiledModel:

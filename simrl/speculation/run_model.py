@@ -243,8 +243,6 @@ class CompiledModel(NamedTuple):
     length_exponent: float
 
 
-
-
 def compiled_model(model: RunModel) -> CompiledModel:
     """Return a model for compiled code."""
     classes = model.classes

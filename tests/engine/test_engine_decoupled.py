@@ -2,6 +2,7 @@
 
 import math
 from multiprocessing import get_context
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,12 @@ from hypothesis import strategies as st
 
 from simrl.engine.engine import Engine
 from simrl.engine.requests import PAUSE, WATCH, Limits
-from simrl.pipelines.best_of_n import _acceptance
+from simrl.pipelines.best_of_n import _acceptances
 from simrl.profile.profile import Tables, pass_s
 from simrl.runtime.rollout import Rollout
 from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.decoding import MODEL, Decoding, Rule
-from simrl.speculation.specactor import reconfigured, renewal_rate, token_acceptance
+from simrl.speculation.specactor import counted_acceptance, reconfigured, renewal_rate, token_acceptance
 from simrl.speculation.windows import Fixed
 from simrl.trace.trace import Sample
 from tests.engine.test_engine import TABLES
@@ -195,7 +196,8 @@ def test_what_is_thrown_away_counts_as_drafted_and_says_nothing_of_the_acceptanc
         verifications=verifications,
         unverified_tokens=unverified,
     )
-    assert _acceptance(rollout) == pytest.approx(p, abs=0.02)
+    run = SimpleNamespace(acceptance=counted_acceptance)
+    assert _acceptances([rollout], run) == {0: pytest.approx(p, abs=0.02)}
 
 
 def test_a_request_that_leaves_has_what_was_drafted_ahead_of_it_counted():

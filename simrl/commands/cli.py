@@ -240,7 +240,8 @@ def main(commands: typer.Typer | None = None) -> None:
     try:
         try:
             _check_arguments(sys.argv[1:])
-            sys.argv[1:] = _as_commands(sys.argv[1:])
+            if commands is None:
+                sys.argv[1:] = _as_commands(sys.argv[1:])
             code = (commands or app)(standalone_mode=False, prog_name=None if commands else "simrl")
         finally:
             if sys.stdout is not None:

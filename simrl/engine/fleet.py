@@ -1,9 +1,9 @@
 """The engines of all workers side by side, for requests whose ends are no events: only the end of their group is one.
 
 Invariant: `requests` and `totals` are each engine where it stands; its next step is `stretch` passes of pure decoding, or one
-pass of any kind (0). Nothing of a step is done before `next_step_s`: the boundary where a stretch or a watched pass stops; of
-any other pass the boundary where it begins, from which on no command can come before its end. Steps are taken in the order of
-time over all engines, none beyond the next event of the schedule: no command can come before.
+pass of any kind (0). Nothing of a step is done before `next_step_s`: the boundary where it stops or, without a stop, from which
+on no command can come before the end of its pass. Steps are taken in the order of time over all engines, none beyond the next
+event of the schedule: no command can come before.
 A ticket is a request of a group; an engine whose stops somebody watches is `loud`, and stops for them one by one.
 """
 
@@ -190,7 +190,7 @@ def _plan_step(f: Engines, worker: int, tables: Tables, limits: Limits) -> None:
         return
     f.next_step_s[worker] = t.now_s
     f.stops[worker] = 0
-    if f.loud[worker] == 1 and may_stop(r, t, 1, limits.max_num_seqs - t.n_running):
+    if may_stop(r, t, 1, limits.max_num_seqs - t.n_running):
         _copy(f.requests_words, f.tried_requests_words, worker)
         _copy(f.totals_words, f.tried_totals_words, worker)
         one_pass(f.tried_requests[0], f.drafts, f.tried_totals[0], tables, limits)
@@ -318,7 +318,7 @@ def advance(f: Engines, tables: Tables, limits: Limits, now_s: float, event_s: f
                 return GROUP, ticket.group, due_s
         elif f.loud[worker] == 0 or f.stops[worker] == 0:
             take_step(f, worker, tables, limits)
-            stopped, stop_s = f.totals[worker, 0].n_stopped > 0, f.totals[worker, 0].now_s
+            stopped = f.totals[worker, 0].n_stopped > 0
             if stopped:
                 _note_all(f, worker, f.planned[worker])
                 f.planned[worker] = next_turn(f)

@@ -144,7 +144,7 @@ class ToolCall:
 
 
 class ToolSlots:
-    """Tool calls of all workers, of which so many run at a time: first come, first served. Copies of a trajectory
+    """Tool calls of all workers, of which `slots` run at a time: first come, first served. Copies of a trajectory
     have calls of their own, known by `answer_s`: when the call would be over without a wait."""
 
     def __init__(self, env: simpy.Environment, slots: int, figures: AgentFigures) -> None:

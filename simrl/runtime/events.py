@@ -35,7 +35,7 @@ def gather(env: simpy.Environment, events: Iterable[simpy.Event]) -> simpy.Event
 
 
 class Background(simpy.Timeout):
-    """A timeout whose end no run can be waiting for, such as the begin of a fault."""
+    """A timeout that no run can be waiting for, such as the start of a fault."""
 
 
 def idle(env: simpy.Environment, *background: type[simpy.Timeout]) -> bool:

@@ -4,7 +4,7 @@ Invariant: a draw belongs to (seed, index of the fault in the scenario, worker) 
 equal faults at equal times on equal workers. Faults on one worker add up: it is lost while any of them makes it so, slow
 by the product of their factors, late by the sum of their delays. The dispatcher hears of a loss at once, and of a worker that
 is back when it has its weights; what becomes of the samples then is the system's own rule. Faults keep no run going that stands
-still: they end once nothing else is due and no lost worker is to come back whose return may change that.
+still: they end once nothing else is due, unless a lost worker is still to come back and its return may help.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class _Return(simpy.Timeout):
 
 @dataclass
 class _PresentFaults:
-    """The faults that a worker has at present, by their index in the scenario. `vain`: it came back, and nothing but faults has
-    been due since. `everybody` are all workers'."""
+    """The faults that a worker has at present, by their index in the scenario; `everybody` has those of all workers.
+    `for_good`: a loss has no end. `vain`: nothing but faults has been due since its last return."""
 
     env: simpy.Environment
     index: int

@@ -56,8 +56,8 @@ class SimulatedWorker:
         }
         self.engines = [engine for engine, _ in self._engines.values()]
         self.engine, self._drafting = self._engines[None]
-        self.groups: GroupRuns | None = None  # that may be asked of it …
-        self.group_runs: GroupRuns | None = None  # … from the first one on
+        self.groups: GroupRuns | None = None  # which it offers to generate
+        self.group_runs: GroupRuns | None = None  # of which it has generated one
         self.load_delay_s, self._spent_before = 0.0, self.engine.spent
         self._env, self._costs, self._responses, self._recorder = env, costs, responses, recorder
         self._pauses = Pauses(env, self, agents or Agents(env, PLAIN))

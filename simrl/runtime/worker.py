@@ -31,9 +31,9 @@ class TokensReached(NamedTuple):
 class GroupRun:
     """A group that is generated. `over` fires with all its rollouts when none of its samples is at a worker any more.
 
-    With `needed`, `complete` fires as soon as so many responses are finished, with these; they are, as those of `over` then, in
-    the order of their ends, otherwise in the order of the samples. A response that was withdrawn is not done. A failure of a
-    worker is a failure of `over`. `first` is the first of its tickets, where it has some.
+    If `needed` is set, `complete` fires with the first `needed` finished responses, and both events list responses in the
+    order of finishing; otherwise `over` lists them in the order of the samples. A response that was withdrawn is not done. A
+    failure of a worker is a failure of `over`. `first` is the first of its tickets, where it has some.
     """
 
     samples: Sequence[Sample]

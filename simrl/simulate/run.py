@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import simpy
 from numpy.typing import NDArray
-from simpy.core import StopSimulation
+from simpy.core import EmptySchedule
 
 from simrl.dispatch.dispatcher import Dispatcher
 from simrl.dispatch.split import adapt
@@ -29,7 +29,6 @@ from simrl.profile.rollout_times import RolloutTimes
 from simrl.result.result import REST_LANE, Lane, Result
 from simrl.runtime.agents import Agents
 from simrl.runtime.drafting import Drafting, tail_drafting
-from simrl.runtime.events import on_fire
 from simrl.runtime.faults import inject
 from simrl.runtime.group_runs import GroupRuns
 from simrl.runtime.history import LengthHistory
@@ -200,10 +199,12 @@ class Schedule:
     def run(self) -> None:
         """Run to the last policy update; later work of the pipeline is not part of the result. Raise `StoppedError` if the run
         stands still before: nothing but faults is under way or due."""
-        on_fire(self._finished, StopSimulation.callback)
-        self.env.run()
-        if not self._finished.triggered:
-            raise StoppedError(self._standstill())
+        try:
+            self.env.run(until=self._finished)
+        except RuntimeError as error:
+            if not isinstance(error.__context__, EmptySchedule):
+                raise
+            raise StoppedError(self._standstill()) from error
 
     def _standstill(self) -> str:
         """Return a line that says what a run that stands still waits for."""

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from simrl.errors import InputError
+from simrl.interrupts import ctrl_c_waits
 from simrl.result.metrics import prices, summary
 from simrl.result.result import Result
 from simrl.scenario.model import Scenario
@@ -46,7 +47,8 @@ def require_possible(scenarios: Sequence[Scenario], inputs: InputCache) -> None:
     with progress_bar() as progress:
         for scenario in progress.track(scenarios, description="checking"):
             try:
-                prepared = prepare(scenario, inputs)
+                with ctrl_c_waits():  # the first one imports: Python ends by the signal if that is cut in two
+                    prepared = prepare(scenario, inputs)
                 needs.append(prepared.training_need(prepared.train_gpus))
             except TrainingMemoryError as error:
                 short[len(needs)] = scenario

@@ -271,7 +271,7 @@ def test_copies_of_a_trajectory_call_for_themselves_and_all_go_on():
     # From 3 to 13, and from 4.5 on, with the slot from 13 to 23; but with the first one's end at 18 the call is over, too.
     assert ended(first.value)[1] == (5, 13.0, 18.0)
     assert agents.figures.in_tools_s == 10 + 5
-    assert not second.triggered  # whoever has copies aborts the others
+    assert not second.triggered  # the dispatcher aborts the other copies
 
 
 def test_the_copy_of_a_trajectory_waits_for_the_call_during_which_it_was_made_as_the_trajectory_does():

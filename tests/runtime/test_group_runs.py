@@ -5,7 +5,7 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 import simpy
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from simrl.errors import InputError
@@ -107,7 +107,29 @@ def scenarios(draw):
     )
 
 
+def ends_at_one_instant(seed, group, pause_s, cluster_gpus, **engine):
+    """Rollouts that stop with the fastest prompts, of which several workers finish some at one instant."""
+    lengths = {"prompts_per_step": 9 if group > 3 or seed == 55 else 8, "group": group, "cap_tokens": 600}
+    workload = {**lengths, "steps": 3, "prompts": 9, "mean_tokens": 2.0, "sigma": 0.9, "prompt_share": 0.6}
+    return Scenario.model_validate(
+        {
+            "name": "small",
+            "seed": seed,
+            "steps": 3,
+            "model": "qwen3-0.6b",
+            "cluster": {"gpu": "h100", "gpus": cluster_gpus, "tp": 1},
+            "workload": {"synthetic": {**workload, "prompt_tokens": 256 if seed == 55 else 700}},
+            "profile": {"roofline": {"between_passes_s": pause_s}},
+            "engine": {"prefix_caching": True, **engine},
+            "training": {"reward_s": 0.0},
+            "system": {"name": "rollpacker"},
+        }
+    )
+
+
 @examples(300)
+@example(ends_at_one_instant(31, 3, 0.05, 10, max_num_seqs=2, kv_cache_tokens=1600))
+@example(ends_at_one_instant(55, 3, 0.001, 6, max_num_seqs=64, kv_cache_tokens=100_000, async_scheduling=True))
 @given(scenarios())
 def test_groups_as_one_have_the_tables_of_responses_watched_one_by_one(scenario):
     with patch.object(run, "_group_runs", return_value=None):

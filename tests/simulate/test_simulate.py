@@ -290,7 +290,7 @@ def test_nothing_of_a_run_stays_in_memory_when_it_is_over():
     config = load_scenarios(QUICKSTART)[0]  # a run that makes enough for garbage to be looked for at once
 
     def workers() -> list[SimulatedWorker]:
-        return [thing for thing in gc.get_objects() if isinstance(thing, SimulatedWorker)]
+        return [thing for thing in gc.get_objects() if type(thing) is SimulatedWorker]
 
     before = workers()  # of other tests
     known = set(map(id, before))

@@ -20,7 +20,7 @@ from simrl.pipelines.context import RunContext
 from simrl.pipelines.full_batch import full_batch
 from simrl.runtime.events import Signal, gather, on_fire, once_an_instant
 from simrl.runtime.rollout import Rollout
-from simrl.speculation.best_of_n import BestOfN, assign
+from simrl.speculation.best_of_n import BestOfN, assign, counted_acceptance
 
 
 def best_of_n(run: RunContext) -> Collector:
@@ -103,7 +103,7 @@ class _FreedWorkers:
         at = [samples + others for samples, others in zip(held, duplicated, strict=True)]
         load = {worker: len(samples) for worker, samples in enumerate(at)}
         already = {(sample.uid, drafters[worker]) for worker, samples in enumerate(at) for sample in samples}
-        acceptances = _acceptances([progress[uid] for uid in active], self._run)
+        acceptances = _acceptances([progress[uid] for uid in active])
         chosen = assign(rule, acceptances, by_drafter, freed, load, already)
         for name, own in chosen.workers.items():
             for worker in own:
@@ -114,10 +114,10 @@ class _FreedWorkers:
             dispatcher.duplicate(active[uid], worker, progress[uid], rule.fetched_share)
 
 
-def _acceptances(rollouts: Sequence[Rollout], run: RunContext) -> dict[int, float]:
+def _acceptances(rollouts: Sequence[Rollout]) -> dict[int, float]:
     """Return the acceptance of each request, by uid; the mean of the others where it is unknown, 0 if none is known."""
     found = {
-        r.sample.uid: run.acceptance(r.drafted_tokens - r.unverified_tokens, r.accepted_tokens, r.verifications)
+        r.sample.uid: counted_acceptance(r.drafted_tokens - r.unverified_tokens, r.accepted_tokens, r.verifications)
         for r in rollouts
     }
     known = [p for p in found.values() if not math.isnan(p)]

@@ -6,7 +6,6 @@ time is simulated.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -40,7 +39,6 @@ class RunContext:
     do, `dynamic_sampling` how batches are refilled. A scored group that `accepts` refuses is not trained.
     `layouts` are the same run with workers of other tensor-parallel sizes on these GPUs, of `lanes_each` lanes each. One layout
     rolls out at a time. It takes the GPUs over with `form`, called with the version loaded last, and a load of weights.
-    `acceptance` estimates it from the drafted and accepted tokens of a request, and its verifications.
     """
 
     env: simpy.Environment
@@ -60,7 +58,6 @@ class RunContext:
     load_s: float = 0.0
     layouts: tuple[RunContext, ...] = ()
     form: Callable[[int], None] = lambda version: None
-    acceptance: Callable[[int, int, int], float] = lambda drafted, accepted, verifications: math.nan
 
 
 Pipeline = Callable[[RunContext], simpy.events.ProcessGenerator]

@@ -45,7 +45,6 @@ from simrl.simulate.prepare import Prepared, prepare
 from simrl.speculation.deployment import typical_context_tokens
 from simrl.speculation.draft_times import pace_of
 from simrl.speculation.plan import draft_costs
-from simrl.speculation.specactor import counted_acceptance
 from simrl.trace.workload import Workload
 
 
@@ -131,7 +130,6 @@ class Schedule:
             tp=prepared.tp,
             load_s=prepared.costs.load_s,
             form=partial(_take_over, self.workers),
-            acceptance=counted_acceptance,
         )
         context = replace(context, layouts=tuple(self._formed(context, layout) for layout in prepared.layouts))
         if adapts:

@@ -6,6 +6,7 @@ several drafters is over when the first of them has finished it; the others' cop
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,3 +77,23 @@ def assign(
             if loads[worker] == rule.most_load:
                 room.remove(worker)
     return Assignment(by_drafter, added)
+
+
+def counted_acceptance(drafted: int, accepted: int, verifications: int) -> float:
+    """Return the estimate of p from a server's counts of a request, which lack the misses: the p that solves
+    Σ_{1<=j<=w} pʲ = accepted / verifications for a window w of the mean drafted length; nan without verifications. It makes
+    requests with windows of different lengths comparable, unlike accepted / drafted."""
+    if not verifications or not drafted:
+        return math.nan
+    if accepted in (0, drafted):
+        return float(accepted > 0)
+    return _probability(drafted / verifications, accepted / verifications)
+
+
+def _probability(window: float, tokens: float) -> float:
+    """Return the p that solves Σ_{1<=j<=window} pʲ = tokens, by bisection to 2**-50."""
+    p, step = 0.5, 0.25
+    for _ in range(50):
+        p += step if p * (1.0 - p**window) / (1.0 - p) < tokens else -step
+        step *= 0.5
+    return p

@@ -244,24 +244,3 @@ def token_acceptance(accepted: int, misses: int) -> float:
     """Return the estimate of p from verifications: the share of judged tokens that were right; nan if none was judged. (Tokens
     after a wrong one in a window never are.)"""
     return accepted / (accepted + misses) if accepted + misses else math.nan
-
-
-def counted_acceptance(drafted: int, accepted: int, verifications: int) -> float:
-    """Return the estimate of p from a server's counts of a request, which lack the misses: the p that solves
-    Σ_{1<=j<=w} pʲ = accepted / verifications for a window w of the mean drafted length; nan without verifications. It makes
-    requests with windows of different lengths comparable, unlike accepted / drafted."""
-    if not verifications or not drafted:
-        return math.nan
-    if accepted in (0, drafted):
-        return float(accepted > 0)
-    return _probability(drafted / verifications, accepted / verifications)
-
-
-@kernel
-def _probability(window: float, tokens: float) -> float:
-    """Return the p that solves Σ_{1<=j<=window} pʲ = tokens, by bisection to 2**-50."""
-    p, step = 0.5, 0.25
-    for _ in range(50):
-        p += step if p * (1.0 - p**window) / (1.0 - p) < tokens else -step
-        step *= 0.5
-    return p

@@ -16,8 +16,7 @@ from simrl.dispatch.rules import DISPATCHES
 from simrl.errors import InputError
 from simrl.runtime.events import call_at
 from simrl.simulate.prepare import prepare
-from simrl.speculation.best_of_n import BestOfN
-from simrl.speculation.specactor import counted_acceptance
+from simrl.speculation.best_of_n import BestOfN, counted_acceptance
 from simrl.trace.trace import Turn, write_trace
 from tests.conservation import assert_nothing_is_lost
 from tests.helpers import (

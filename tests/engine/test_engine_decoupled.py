@@ -2,7 +2,6 @@
 
 import math
 from multiprocessing import get_context
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from simrl.profile.profile import Tables, pass_s
 from simrl.runtime.rollout import Rollout
 from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.decoding import MODEL, Decoding, Rule
-from simrl.speculation.specactor import counted_acceptance, reconfigured, renewal_rate, token_acceptance
+from simrl.speculation.specactor import reconfigured, renewal_rate, token_acceptance
 from simrl.speculation.windows import Fixed
 from simrl.trace.trace import Sample
 from tests.engine.test_engine import TABLES
@@ -196,8 +195,7 @@ def test_what_is_thrown_away_counts_as_drafted_and_says_nothing_of_the_acceptanc
         verifications=verifications,
         unverified_tokens=unverified,
     )
-    run = SimpleNamespace(acceptance=counted_acceptance)
-    assert _acceptances([rollout], run) == {0: pytest.approx(p, abs=0.02)}
+    assert _acceptances([rollout]) == {0: pytest.approx(p, abs=0.02)}
 
 
 def test_a_request_that_leaves_has_what_was_drafted_ahead_of_it_counted():

@@ -14,6 +14,7 @@ where a log has them (verl's agent loop): they separate the cost of a full batch
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -31,6 +32,7 @@ from simrl.scenario.model import Scenario
 from simrl.scenario.training import TrainingConfig
 from simrl.simulate.prepare import Prepared
 
+log = logging.getLogger(__name__)
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 # Of each step, by corrections of the engine: its seconds, and those of its mean response.
@@ -167,8 +169,9 @@ def fit(
     solved = TINY if turns else COARSE
     linear = _linear(simulated, scenarios[0]) if turns else None
     values, engine, more = equally_good(_of_generation(rows, linear or times, turns), ENGINE, solved)
-    used = *map(float, values[0][:3]), 0.0
-    if linear is not None and not np.allclose(linear(*used), times(*used), rtol=EXACT, atol=0.0):
+    used = [(*map(float, x[:3]), 0.0) for x in values]
+    if linear is not None and not all(np.allclose(linear(*x), times(*x), rtol=EXACT, atol=0.0) for x in used):
+        _note_simulated(scenarios[0], "generation is not linear in them, as with tools or a shortest pass")
         values, engine, more = equally_good(_of_generation(rows, times, turns), ENGINE, solved)
     fits = [with_generation(each, *map(float, x)) for each, x in zip(scenarios, values, strict=True)]
     return fits, (*engine, *corrections), [*more, *unclear]
@@ -208,6 +211,7 @@ def _linear(simulated: Callable[[Scenario], Result], scenario: Scenario) -> Time
     that waits for tools, or has a shortest pass, need not be linear."""
     first, *others = (_response_ends(simulated(with_generation(scenario, *corner, 0.0))) for corner in CORNERS)
     if not all(ends.index.equals(first.index) for ends in others):
+        _note_simulated(scenario, "they change which responses finish")
         return None
     steps = np.diagonal(np.subtract(CORNERS[1:], CORNERS[0]))[:, None]
     slopes = (np.array(others, dtype=np.float64) - first.to_numpy()) / steps
@@ -217,6 +221,10 @@ def _linear(simulated: Callable[[Scenario], Result], scenario: Scenario) -> Time
         return _of_steps(constant + np.array(engine[: len(slopes)]) @ slopes, counts)
 
     return times
+
+
+def _note_simulated(scenario: Scenario, reason: str) -> None:
+    log.warning(f"{scenario.file}: every guess of the corrections is simulated, which takes longer: {reason}")
 
 
 def with_generation(scenario: Scenario, forward: float, pass_s: float, sequence_s: float, step_s: float) -> Scenario:

@@ -26,7 +26,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of tabl
 
 
 def shrink(constants: dict[str, Any], small: bool, **to: Any) -> None:
-    """Give a script's constants these values if it is to run on its smallest input (`--small`)."""
+    """Give a script's constants these values in this process if it is to run on its smallest input (`--small`). Processes that
+    it starts have the full ones, unless they get `--small` too: work sent to them gets what it needs as arguments."""
     if small:
         constants.update(to)
 

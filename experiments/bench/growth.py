@@ -89,7 +89,7 @@ def main(
     for system, over, gpus, samples in track(
         points, description="measuring", console=Console(stderr=True), transient=True
     ):
-        command = [sys.executable, __file__, "--here", json.dumps([system, gpus, samples])]
+        command = [sys.executable, __file__, "--here", json.dumps([system, gpus, samples]), *["--small"] * small]
         found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         rows.append({"system": system, "over": over, "gpus": gpus, "samples": samples, **found})
     lines = markdown_of(

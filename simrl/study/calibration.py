@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 import yaml
-from numpy.typing import NDArray
 
 from simrl.errors import InputError
 from simrl.files import temporary_folder, write_whole_folder
@@ -29,7 +28,7 @@ from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import RooflineConfig, Scenario
 from simrl.scenario.presets import Constant, Preset, named
 from simrl.simulate.cache import InputCache
-from simrl.simulate.prepare import Prepared, prepare
+from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate, simulate_prepared
 from simrl.study.corrections import (
     FEWEST_STEPS,
@@ -41,7 +40,6 @@ from simrl.study.corrections import (
     Correction,
     Floats,
     fit,
-    in_turns,
     rollout_s,
     seconds,
 )
@@ -202,7 +200,6 @@ def calibrate(
         scenario, trace = started(fitted, temporary / "window.parquet")
         prepared = _of_run(partial(prepare, inputs=cache), scenario)
         lengths = step_tokens(trace, prepared.system.needs_rewards)
-        _require_updates_of(lengths, prepared)
         fits, corrections, unclear = fit(fitted, lengths, prepared, simulated)
         whole, trace = started(usable, path)
         fits = [whole.model_copy(update={"profile": each.profile, "training": each.training}) for each in fits]
@@ -223,19 +220,6 @@ def predicted(steps: pd.DataFrame, started: Scenario, fits: Sequence[Scenario]) 
 
 def _errors(steps: pd.DataFrame) -> tuple[PhaseError, ...]:
     return tuple(_error(phase, steps) for phase in PHASES if f"{phase}_measured_s" in steps)
-
-
-def _require_updates_of(lengths: Sequence[NDArray[np.int64]], prepared: Prepared) -> None:
-    """Raise `InputError` if an update of the system trains another number of samples than a step of the log."""
-    if in_turns(prepared):  # the first update tells
-        prepared = replace(prepared, scenario=prepared.scenario.model_copy(update={"steps": 1}))
-    trained = simulate_prepared(prepared).steps.column("samples").to_numpy()
-    logged = float(np.mean([tokens.size for tokens in lengths[: trained.size]]))
-    if abs(trained.mean() / logged - 1) > 0.05:
-        raise InputError(
-            f"{prepared.scenario.file}: an update of {prepared.system.name} trains {trained.mean():.0f} samples, a step of the "
-            f"log {logged:.0f}; give the size of its updates, as systems=[{{name: verl_fully_async, mini_batch: 16}}] (groups)"
-        )
 
 
 def _system(scenario: Scenario) -> System:

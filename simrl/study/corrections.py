@@ -14,6 +14,7 @@ where a log has them (verl's agent loop): they separate the cost of a full batch
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -25,12 +26,14 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from simrl.errors import InputError
 from simrl.result.result import Result
 from simrl.runtime.training_costs import TrainingCosts
 from simrl.scenario.model import Scenario
 from simrl.scenario.training import TrainingConfig
 from simrl.simulate.prepare import Prepared
 
+log = logging.getLogger(__name__)
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 # Of each step, by corrections of the engine: its seconds, and those of its mean response.
@@ -155,7 +158,7 @@ def fit(
     `simulated` simulates it with other corrections.
 
     Return the scenario with its corrections, followed by the ends of the range of fits that do as well; the corrections; and
-    what the window cannot tell apart.
+    what the window cannot tell apart. Raise `InputError` if an update trains another number of samples than a step of the log.
     """
     configs, corrections, unclear = _fit_training(rows, prepared, lengths)
     # The measured phases contain the changes between rollout and training.
@@ -165,13 +168,27 @@ def fit(
     times = lru_cache(maxsize=None)(partial(_times, simulated, scenarios[0], turns))  # in turns without load_s
     # Where phases overlap, the order of events changes with the corrections: a slope over a tiny step is noise.
     solved = TINY if turns else COARSE
-    linear = _linear(simulated, scenarios[0]) if turns else None
+    first = simulated(with_generation(scenarios[0], *CORNERS[0], 0.0))
+    _require_updates_of(lengths, first, prepared)
+    linear = _linear(simulated, scenarios[0], first) if turns else None
     values, engine, more = equally_good(_of_generation(rows, linear or times, turns), ENGINE, solved)
-    used = *map(float, values[0][:3]), 0.0
-    if linear is not None and not np.allclose(linear(*used), times(*used), rtol=EXACT, atol=0.0):
+    used = [(*map(float, x[:3]), 0.0) for x in values]
+    if linear is not None and not all(np.allclose(linear(*x), times(*x), rtol=EXACT, atol=0.0) for x in used):
+        _note_simulated(scenarios[0], "generation is not linear in them, as with tools or a shortest pass")
         values, engine, more = equally_good(_of_generation(rows, times, turns), ENGINE, solved)
     fits = [with_generation(each, *map(float, x)) for each, x in zip(scenarios, values, strict=True)]
     return fits, (*engine, *corrections), [*more, *unclear]
+
+
+def _require_updates_of(lengths: Sequence[NDArray[np.int64]], result: Result, prepared: Prepared) -> None:
+    """Raise `InputError` if an update of the system trains another number of samples than a step of the log."""
+    trained = result.steps.column("samples").to_numpy().mean()
+    logged = float(np.mean([tokens.size for tokens in lengths]))
+    if abs(trained / logged - 1) > 0.05:
+        raise InputError(
+            f"{prepared.scenario.file}: an update of {prepared.system.name} trains {trained:.0f} samples, a step of the log "
+            f"{logged:.0f}; give the size of its updates, as systems=[{{name: verl_fully_async, mini_batch: 16}}] (groups)"
+        )
 
 
 def in_turns(prepared: Prepared) -> bool:
@@ -200,14 +217,17 @@ def _times(
     return rollout_s(result) if turns else updates_s(result)
 
 
-def _linear(simulated: Callable[[Scenario], Result], scenario: Scenario) -> Times | None:
-    """Return `_times` of a run in turns as a function that simulates nothing; None if the runs it is made of differ.
+def _linear(simulated: Callable[[Scenario], Result], scenario: Scenario, of_first: Result) -> Times | None:
+    """Return `_times` of a run in turns as a function that simulates nothing; None if the runs it is made of differ. `of_first`
+    is the run at the first corner.
 
     The lengths alone decide which request is in which pass, and a pass is linear in the corrections. So the seconds of each
     response are linear in them, and follow from as many simulations as there are unknowns. The caller checks the result: a run
     that waits for tools, or has a shortest pass, need not be linear."""
-    first, *others = (_response_ends(simulated(with_generation(scenario, *corner, 0.0))) for corner in CORNERS)
+    first = _response_ends(of_first)
+    others = [_response_ends(simulated(with_generation(scenario, *corner, 0.0))) for corner in CORNERS[1:]]
     if not all(ends.index.equals(first.index) for ends in others):
+        _note_simulated(scenario, "they change which responses finish")
         return None
     steps = np.diagonal(np.subtract(CORNERS[1:], CORNERS[0]))[:, None]
     slopes = (np.array(others, dtype=np.float64) - first.to_numpy()) / steps
@@ -217,6 +237,10 @@ def _linear(simulated: Callable[[Scenario], Result], scenario: Scenario) -> Time
         return _of_steps(constant + np.array(engine[: len(slopes)]) @ slopes, counts)
 
     return times
+
+
+def _note_simulated(scenario: Scenario, reason: str) -> None:
+    log.warning(f"{scenario.file}: every guess of the corrections is simulated, which takes longer: {reason}")
 
 
 def with_generation(scenario: Scenario, forward: float, pass_s: float, sequence_s: float, step_s: float) -> Scenario:

@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import pickle
 import socket
-import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -188,8 +187,13 @@ def _serve(connection: Connection) -> None:
 def _packed(work: Callable[[A], T], task: A) -> tuple[str, Mapping[str, str], bytes]:
     """Return what a process is sent: the function's name, where the caller's main module is, and function and task."""
     function = getattr(work, "func", work)  # of a partial
-    name = f"{function.__module__}.{function.__qualname__}"
-    main = {key: place for key, place in get_preparation_data("").items() if key.startswith("init_main")}
+    named = function if hasattr(function, "__qualname__") else type(function)
+    name = f"{named.__module__}.{named.__qualname__}"
+    main = {
+        key: place.removesuffix(".__main__")  # of `python -m package`, which multiprocessing would leave out
+        for key, place in get_preparation_data("").items()
+        if key.startswith("init_main")
+    }
     try:
         return name, main, bytes(ForkingPickler.dumps((work, task)))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -198,16 +202,16 @@ def _packed(work: Callable[[A], T], task: A) -> tuple[str, Mapping[str, str], by
 
 def _unpacked(name: str, main: Mapping[str, str], packed: bytes) -> tuple[Callable[[Any], Any], Any]:
     """Return a function and its task. Where they need the caller's main module, it is imported, as multiprocessing does."""
-    try:
+    with suppress(AttributeError, ImportError):
         return pickle.loads(packed)  # type: ignore[no-any-return]
-    except (AttributeError, ImportError) as error:
-        if not main or sys.modules["__main__"].__name__ == "__mp_main__":  # there is none, or it does not have them
-            raise _not_loaded(name, error) from error
-    prepare(dict(main))
-    return _unpacked(name, main, packed)
+    try:
+        prepare(dict(main))
+        return pickle.loads(packed)  # type: ignore[no-any-return]
+    except BaseException as error:  # a script without a main guard may also exit
+        raise _not_loaded(name, error) from error
 
 
-def _not_loaded(name: str, error: Exception) -> InputError:
+def _not_loaded(name: str, error: BaseException) -> InputError:
     return InputError(
         f"{name} cannot be loaded in a process of its own ({first_line(error)}); define it at the top of a module that can be "
         "imported, or simulate in one process (--jobs 1)"

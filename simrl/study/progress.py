@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
@@ -30,7 +31,10 @@ class _Lines(Progress):
     _said_s = 0.0
 
     def advance(self, task_id: TaskID, advance: float = 1) -> None:
-        super().advance(task_id, advance)
+        self.update(task_id, advance=advance)
+
+    def update(self, task_id: TaskID, *_: Any, **changes: Any) -> None:
+        super().update(task_id, **changes)
         self._said_s = self._said_s or self._tasks[task_id].start_time or self.get_time()
         if self.get_time() - self._said_s >= LINE_S:
             self._said_s, task = self.get_time(), self._tasks[task_id]

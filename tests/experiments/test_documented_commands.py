@@ -1,5 +1,8 @@
-"""Every command of a script in experiments/ that a page documents, as documented, on its smallest input: it ends well and
-writes what it is for.
+"""Every command of a script in experiments/ that a page documents, on its smallest input: it ends well and writes what it is
+for.
+
+Options that make an input large, or need what a checkout lacks (measurements, a program, a tokenizer), are left out or
+replaced: `Small.changes` has them, and nothing here runs them. All others are given as documented.
 
 The commands run in a copy of the folder, whose pages they may write. What needs the measurements beside this checkout
 (../shared/data), or an optional package, is skipped without it.
@@ -16,6 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
+TIMEOUT_S = 300
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
 PAGES = sorted(
@@ -152,7 +156,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, *command.split()[1:]]
     environment = {**os.environ, "PYTHONPATH": str(folder), "MPLBACKEND": "agg", "COLUMNS": "150"}
-    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
 @pytest.mark.slow

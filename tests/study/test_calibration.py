@@ -21,7 +21,7 @@ from simrl.scenario.model import Scenario
 from simrl.scenario.presets import read_presets, write_presets
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.simulate.run import simulate
-from simrl.study import calibration
+from simrl.study import calibration, corrections
 from simrl.study.calibration import Calibration, calibrate, launched, phase_s, presets_of, scenario_yaml
 from simrl.study.corrections import Correction, rollout_s, updates_s, with_generation
 from simrl.study.logged_lengths import write_alike
@@ -148,17 +148,34 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_run_in_turns_is_simulated_once_a_correction_of_a_pass_and_not_for_each_guess(log, tmp_path, simulated):
     calibrate(read_metrics(log), started, (1, 9), GROUP, tmp_path, cap_tokens=2000)
     corners, check, prediction = [9] * 4, [9], [STEPS]  # no other fit does as well
-    assert simulated == [1, *corners, *check, *prediction]
+    assert simulated == [*corners, *check, *prediction]
 
 
 @pytest.mark.slow
-def test_a_run_that_is_not_linear_in_its_corrections_is_simulated_for_each_guess(log, tmp_path, simulated):
+def test_a_run_that_is_not_linear_in_its_corrections_is_simulated_for_each_guess(log, tmp_path, simulated, caplog):
     def with_shortest_pass(path: Path, steps: int) -> Scenario:
         return started(path, steps).with_fields("profile", least_pass_s=0.004)
 
     found = calibrate(read_metrics(log), with_shortest_pass, (1, 9), GROUP, tmp_path, cap_tokens=2000)
     assert len(simulated) > 30
+    (note,) = caplog.messages
+    assert "every guess of the corrections is simulated" in note and "generation is not linear" in note
     assert found.errors[0].mape_in < 0.1
+
+
+@pytest.mark.parametrize("end", [1, 2])
+def test_every_fit_that_is_returned_is_checked_by_a_simulation(log, tmp_path, simulated, monkeypatch, end):
+    used = corrections.equally_good
+
+    def wide(residuals, parameters, *solved):
+        values, *others = used(residuals, parameters, *solved)
+        if parameters is corrections.ENGINE:
+            values[end, 0] *= 1.5
+        return values, *others
+
+    monkeypatch.setattr(corrections, "equally_good", wide)
+    calibrate(read_metrics(log), started, (1, 5), GROUP, tmp_path, cap_tokens=2000)
+    assert simulated.count(5) == 4 + 2  # corners, checks
 
 
 SYSTEMS = [

@@ -20,6 +20,7 @@ from simrl.errors import InputError
 from simrl.scenario.load import load_scenarios
 from simrl.show.comparison import compare_scenarios
 from simrl.simulate.run import compile_engine, compile_training
+from simrl.study import progress
 from simrl.study.compare import folder_name
 from tests.command_line import SCENARIO, contents
 
@@ -122,6 +123,14 @@ def test_json_is_all_that_stdout_gets_and_a_progress_bar_needs_a_terminal(simrl)
     assert [row["system"] for row in rows] == ["verl_colocated", "areal(eta=2)"]
     assert all(row.keys() >= DOCUMENTED for row in rows)
     assert rows == json.loads((simrl.folder / "out" / "comparison.json").read_text())
+
+
+@pytest.mark.parametrize(("jobs", "lines"), [("1", "updates: 1 of "), ("2", "runs simulated: 2 of 2\n")])
+def test_without_a_terminal_progress_is_a_line_a_minute(simrl, monkeypatch, jobs, lines):
+    assert progress.LINE_S == 60
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
+    code, _, err = simrl("compare", "scenario.yaml", "-o", "out", "--json", "--jobs", jobs)
+    assert code == 0 and lines in err
 
 
 def test_a_terminal_sees_progress_on_stderr_and_nothing_of_it_is_left(simrl, monkeypatch):

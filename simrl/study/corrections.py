@@ -204,8 +204,8 @@ def _linear(simulated: Callable[[Scenario], Result], scenario: Scenario) -> Time
     """Return `_times` of a run in turns as a function that simulates nothing; None if the runs it is made of differ.
 
     The lengths alone decide which request is in which pass, and a pass is linear in the corrections. So the seconds of each
-    response are linear in them, and follow from as many simulations as there are unknowns. The caller checks the result: a run
-    that waits for tools, or has a shortest pass, need not be linear."""
+    response are linear in them, and follow from one more simulation than there are unknowns. The caller checks the result: a
+    run that waits for tools, or has a shortest pass, need not be linear."""
     first, *others = (_response_ends(simulated(with_generation(scenario, *corner, 0.0))) for corner in CORNERS)
     if not all(ends.index.equals(first.index) for ends in others):
         return None

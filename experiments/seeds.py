@@ -2,10 +2,10 @@
 
     python experiments/seeds.py [ID ...] [--samples 4] [--json] [--page experiments/seeds.md]
 
-A claim's figure is simulated at the middle of the inputs that its paper leaves open (`reproduce/ledgers`), and at `--samples`
-points of their ranges. It agrees if the middle does; it is open if the middle does not and at least half of the points do, or
-if the middle cannot be simulated; else it disagrees. Where it does not agree, the changes of inputs that the claim names are
-simulated, each alone. Nothing is fitted.
+A claim's figure is simulated at the middle of the inputs that its paper leaves open (`experiments/reproduce/ledgers`), and
+at `--samples` points of their ranges. It agrees if the middle does; it is open if the middle does not and at least half of the
+points do, or if the middle cannot be simulated; else it disagrees. Where it does not agree, the changes of inputs that the
+claim names are simulated, each alone. Nothing is fitted.
 """
 
 import json

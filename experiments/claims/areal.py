@@ -1,4 +1,5 @@
-"""Claims of AReaL (arXiv 2505.24298), in the settings of `reproduce.areal`: H800, GPUs and prompts divided by eight."""
+"""Claims of AReaL (arXiv 2505.24298), in the settings of `experiments.reproduce.areal`: H800, GPUs and prompts divided by
+eight."""
 
 from __future__ import annotations
 

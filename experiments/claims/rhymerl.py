@@ -1,4 +1,5 @@
-"""Claims of RhymeRL (arXiv 2508.18588) in the settings of `reproduce.rhymerl`: 128 GPUs at half size, verl 0.4.1, AReaL 0.3."""
+"""Claims of RhymeRL (arXiv 2508.18588) in the settings of `experiments.reproduce.rhymerl`: 128 GPUs at half size,
+verl 0.4.1, AReaL 0.3."""
 
 from __future__ import annotations
 

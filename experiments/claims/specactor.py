@@ -1,4 +1,5 @@
-"""Claims of SpecActor (arXiv 2511.16193), in the settings of `reproduce.specactor`: Qwen2.5-32B on 256 H800, a cap of 20K."""
+"""Claims of SpecActor (arXiv 2511.16193), in the settings of `experiments.reproduce.specactor`: Qwen2.5-32B on 256
+H800, a cap of 20K."""
 
 from __future__ import annotations
 

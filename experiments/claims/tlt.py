@@ -1,4 +1,4 @@
-"""Claims of TLT (arXiv 2511.16665), in the settings of `reproduce.tlt`: 64 H100, responses up to 32K."""
+"""Claims of TLT (arXiv 2511.16665), in the settings of `experiments.reproduce.tlt`: 64 H100, responses up to 32K."""
 
 from __future__ import annotations
 

@@ -62,44 +62,42 @@ class KernelCache(NullCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return what was compiled for these types of arguments, or None."""
         target_context.refresh()
-        host = target_context.codegen().magic_tuple()
-        places = [(own_folder(), host, os.geteuid(), OPEN_TO_OTHERS)]
-        if runs_shipped(host[2]):
-            code = Path(__file__).stat()  # files that come with the code are as safe as the code is
-            target = (host[0], SHIPPED_CPU, SHIPPED_FEATURES)
-            places.append((SHIPPED, target, code.st_uid, OPEN_TO_OTHERS & ~code.st_mode))
-        for folder, target, owner, forbidden in places:
-            key = self._key(sig, target)
-            if folder and key and (payload := _payload(folder / self._file(key), key, owner, forbidden)):
-                try:
+        try:
+            host = target_context.codegen().magic_tuple()
+            places = [(own_folder(), host, os.geteuid(), OPEN_TO_OTHERS)]
+            if runs_shipped(host[2]):
+                code = Path(__file__).stat()  # files that come with the code are as safe as the code is
+                target = (host[0], SHIPPED_CPU, SHIPPED_FEATURES)
+                places.append((SHIPPED, target, code.st_uid, OPEN_TO_OTHERS & ~code.st_mode))
+            for folder, target, owner, forbidden in places:
+                key = self._key(sig, target)
+                if folder and key and (payload := _payload(folder / self._file(key), key, owner, forbidden)):
                     return compiler.CompileResult._rebuild(target_context, *pickle.loads(payload))  # type: ignore[no-untyped-call]
-                except Exception as error:  # of any kind, where the packages around numba differ from the file's
-                    _note(f"{folder / self._file(key)}: cannot be loaded ({error!r}); compiled anew")
+        except Exception as error:  # of any kind, where numba or the packages around it are others
+            _note_unusable(error, getattr(error, "filename", None))
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep what was compiled for these types of arguments, if a folder can be written."""
-        folder, key = own_folder(), self._key(sig, data.codegen.magic_tuple())
-        if folder is None or key is None or data.library.has_dynamic_globals or data.lifted:
+        if not (folder := own_folder()):
             return
-        reduced = data._replace(type_annotation="")._reduce()  # annotations have paths, and nobody reads them
-        payload = serialize.dumps(reduced)  # type: ignore[no-untyped-call]
-        path = folder / self._file(key)
         try:
-            handle, name = tempfile.mkstemp(prefix=path.stem, dir=folder)
-            temporary = Path(name)
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(_digest(key, payload) + payload)
-                temporary.replace(path)
-            finally:
-                temporary.unlink(missing_ok=True)
-        except OSError as error:
-            _note_not_kept(folder, error)
-        with suppress(OSError):  # another process was faster
-            versions = folder.glob(f"{path.stem}*")
-            for old in sorted(versions, key=lambda version: version.stat().st_mtime)[:-VERSIONS_KEPT]:
-                old.unlink()
+            key = self._key(sig, data.codegen.magic_tuple())
+            if key is None or data.library.has_dynamic_globals or data.lifted:
+                return
+            # without annotations, which have paths, and which nobody reads
+            payload = serialize.dumps(data._replace(type_annotation="")._reduce())  # type: ignore[no-untyped-call]
+            path = folder / self._file(key)
+            with tempfile.TemporaryDirectory(prefix=".", dir=folder) as temporary:
+                new = Path(temporary, path.name)
+                new.write_bytes(_digest(key, payload) + payload)
+                new.chmod(0o600)
+                new.replace(path)
+            with suppress(OSError):  # another process was faster
+                for old in sorted(folder.glob(f"{path.stem}*"), key=lambda file: file.stat().st_mtime)[:-VERSIONS_KEPT]:
+                    old.unlink()
+        except Exception as error:  # of any kind, as above
+            _note_unusable(error, folder if isinstance(error, OSError) else None)
 
     def _key(self, sig: Any, target: tuple[str, ...]) -> tuple[str, str] | None:
         """Return what a file answers for: the circumstances, and the stamp. None if the code depends on unknown values."""
@@ -122,18 +120,20 @@ class KernelCache(NullCache):
 def own_folder() -> Path | None:
     """Return the user's folder of kernels; None if it cannot be made, or if others can write in it."""
     chosen = config.CACHE_DIR  # type: ignore[attr-defined]  # NUMBA_CACHE_DIR
-    bases = Path(os.environ.get("XDG_CACHE_HOME", "")), Path(os.environ.get("HOME", ""), ".cache")
-    absolute = [base for base in bases if base.is_absolute()]
-    if not chosen and not absolute:
-        return None
-    folder = (Path(chosen).absolute() if chosen else absolute[0]) / "simrl" / "kernels"
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    folder = Path(chosen or (base if base.is_absolute() else "~/.cache"), "simrl", "kernels")
     try:
+        folder = folder.expanduser().absolute()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
-    except OSError as error:
-        _note_not_kept(folder, error)
+    except (OSError, RuntimeError) as error:  # the latter where there is no home
+        _note_unusable(error, folder)
         return None
-    return folder if _is_safe(folder, status, os.geteuid(), OPEN_TO_OTHERS) else None
+    if not _is_safe(folder, status, os.geteuid(), OPEN_TO_OTHERS):
+        return None
+    with suppress(OSError):  # of a disk that cannot be written
+        folder.chmod(0o700)
+    return folder
 
 
 def runs_shipped(features: str) -> bool:
@@ -208,9 +208,6 @@ def _payload(path: Path, key: tuple[str, str], owner: int, forbidden: int) -> by
             content = file.read()
     except FileNotFoundError:
         return None
-    except OSError as error:
-        _note(f"{path}: cannot be read ({error.strerror}); compiled anew")
-        return None
     payload = content[hashlib.sha256().digest_size :]
     if content != _digest(key, payload) + payload:
         _note(f"{path}: is damaged; compiled anew")
@@ -224,14 +221,17 @@ def _digest(key: tuple[str, str], payload: bytes) -> bytes:
 
 def _is_safe(path: Path, status: os.stat_result, owner: int, forbidden: int) -> bool:
     """Return whether a file or folder is its owner's, and nobody else's to write."""
-    safe = status.st_uid == owner and not status.st_mode & forbidden
-    if not safe:
-        _note(f"{path}: is not yours alone to write; it is not read, and its kernels are compiled (delete it)")
+    if not (safe := status.st_uid == owner and not status.st_mode & forbidden):
+        what = "is not yours alone to write; it is not read, and its kernels are compiled"
+        _note(f"{path}: {what}{' (delete it)' if status.st_uid == os.geteuid() else ''}")
     return safe
 
 
-def _note_not_kept(folder: Path, error: OSError) -> None:
-    _note(f"{folder}: compiled kernels cannot be kept ({error.strerror}); the next command compiles them again")
+def _note_unusable(error: Exception, place: Path | str | None) -> None:
+    reason = getattr(error, "strerror", None) or repr(error)
+    _note(
+        f"{place or 'numba ' + numba.__version__}: compiled kernels cannot be kept or loaded ({reason}); compiled anew"
+    )
 
 
 @cache

@@ -222,8 +222,8 @@ def _linear(simulated: Callable[[Scenario], Result], scenario: Scenario, of_firs
     is the run at the first corner.
 
     The lengths alone decide which request is in which pass, and a pass is linear in the corrections. So the seconds of each
-    response are linear in them, and follow from as many simulations as there are unknowns. The caller checks the result: a run
-    that waits for tools, or has a shortest pass, need not be linear."""
+    response are linear in them, and follow from one more simulation than there are unknowns. The caller checks the result: a
+    run that waits for tools, or has a shortest pass, need not be linear."""
     first = _response_ends(of_first)
     others = [_response_ends(simulated(with_generation(scenario, *corner, 0.0))) for corner in CORNERS[1:]]
     if not all(ends.index.equals(first.index) for ends in others):

@@ -3,6 +3,7 @@
 import importlib
 import os
 import pkgutil
+import pwd
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numba.core.codegen import get_host_cpu_features
+from numba.core import codegen, compiler
 from numba.core.dispatcher import Dispatcher
 
 import simrl
@@ -19,7 +20,7 @@ from simrl.profile import kernel_cache
 from tests.command_line import environment
 
 ROOT = Path(__file__).parents[2]
-X86_64_V3 = kernel_cache.runs_shipped(get_host_cpu_features())
+X86_64_V3 = kernel_cache.runs_shipped(codegen.get_host_cpu_features())
 CALLEE = """
 from typing import NamedTuple
 from simrl.profile.compiled import part
@@ -131,6 +132,9 @@ def test_a_kernel_is_compiled_once(toys):
 def test_files_are_the_users_own(toys):
     toys.call()
     assert toys.cache.stat().st_mode & 0o777 == 0o700
+    toys.cache.chmod(0o755)
+    assert toys.call() == (7, False)
+    assert toys.cache.stat().st_mode & 0o777 == 0o700
     assert {file.stat().st_mode & 0o777 for file in toys.cache.iterdir()} == {0o600}
 
 
@@ -186,7 +190,7 @@ def test_what_is_whole_but_cannot_be_loaded_is_compiled_anew(toys, caplog):
     key, payload = toys.key(), kernel_cache.serialize.dumps(("of another numba",))
     toys.file().write_bytes(kernel_cache._digest(key, payload) + payload)
     assert toys.call() == (7, True)
-    assert len(caplog.messages) == 1 and "cannot be loaded (" in caplog.text
+    assert len(caplog.messages) == 1 and "cannot be kept or loaded (TypeError" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -260,10 +264,34 @@ def test_where_no_folder_can_be_made_kernels_are_compiled_in_memory(toys, caplog
     monkeypatch.setenv("XDG_CACHE_HOME", str(toys.place / "file" / "none"))
     assert toys.call() == (7, True)
     assert toys.call() == (7, True)
-    assert len(caplog.messages) == 1 and "compiled kernels cannot be kept (Not a directory)" in caplog.text
+    assert len(caplog.messages) == 1 and "compiled kernels cannot be kept or loaded (Not a directory)" in caplog.text
+
+
+def test_without_variables_kernels_are_kept_in_the_users_home(toys, caplog, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", lambda number: SimpleNamespace(pw_dir=str(toys.place / "home")))
     assert toys.call() == (7, True)
+    assert toys.call() == (7, False)
+    assert list((toys.place / "home" / ".cache" / "simrl" / "kernels").iterdir())
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # a user without an entry
+    assert toys.call() == (7, True)
+    assert toys.call() == (7, True)
+    assert len(caplog.messages) == 1 and "cannot be kept or loaded (RuntimeError" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [(compiler.CompileResult, "_rebuild"), (compiler.CompileResult, "_reduce"), (codegen.CPUCodegen, "magic_tuple")],
+)
+def test_another_numba_goes_on_without_a_cache(toys, caplog, monkeypatch, part, name):
+    toys.call()
+    for file in toys.files() if name == "_reduce" else ():
+        file.unlink()
+    monkeypatch.delattr(part, name)
+    assert toys.call() == (7, True)
+    assert toys.call() == (7, True)
+    assert len(caplog.messages) == 1 and f"has no attribute '{name}'" in caplog.text
 
 
 def test_numbas_own_variable_names_the_folder(toys, tmp_path, monkeypatch):

@@ -161,4 +161,6 @@ def misplaced(word: str, group: str) -> str:
         return f"; did you mean simrl {_importing(word, 'my_run.parquet')}?"
     if group in ("simrl systems", "simrl speculation", "simrl presets") or suffix or word == "list":
         return f"; did you mean {group}{f' show {word}' if word != 'list' else ''}?"
+    if (group, word) == ("simrl", "reproduce"):
+        return "; published results are predicted in a checkout, by python -m experiments.reproduce"
     return f"; did you mean simrl systems show {word.lower()}?" if word.lower() in RECIPES else ""

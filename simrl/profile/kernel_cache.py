@@ -210,7 +210,7 @@ def _payload(path: Path, key: tuple[str, str], owner: int, forbidden: int) -> by
         return None
     payload = content[hashlib.sha256().digest_size :]
     if content != _digest(key, payload) + payload:
-        _note(f"{path}: is damaged; compiled anew")
+        _note(f"{path} is damaged; compiled anew")
         return None
     return payload
 
@@ -223,7 +223,7 @@ def _is_safe(path: Path, status: os.stat_result, owner: int, forbidden: int) -> 
     """Return whether a file or folder is its owner's, and nobody else's to write."""
     if not (safe := status.st_uid == owner and not status.st_mode & forbidden):
         what = "is not yours alone to write; it is not read, and its kernels are compiled"
-        _note(f"{path}: {what}{' (delete it)' if status.st_uid == os.geteuid() else ''}")
+        _note(f"{path} {what}{' (chmod 700 mends it)' if status.st_uid == os.geteuid() else ''}")
     return safe
 
 

@@ -184,6 +184,7 @@ TRACE = "--model qwen3-8b --gpu h100 --gpus 64 --system verl_colocated,areal"
         (["compare", "experiments/math14b.yaml"], "no such file; simrl examples copy math_14b writes such a file"),
         (["scenario.yaml"], "no such command 'scenario.yaml'; did you mean simrl compare scenario.yaml?"),
         (["systems", "areal"], "no such command 'areal'; did you mean simrl systems show areal?"),
+        (["reproduce", "areal-eta"], "predicted in a checkout, by python -m experiments.reproduce"),
         (["systems", "list"], "did you mean simrl systems?"),
         (["trace", "my.parquet"], "did you mean simrl trace show my.parquet?"),
         (["trace", "import", "my.csv"], "did you mean simrl trace import csv my.csv -o my_run.parquet?"),

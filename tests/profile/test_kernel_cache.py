@@ -167,7 +167,7 @@ def test_a_damaged_file_is_compiled_anew_with_a_note(toys, caplog):
         caplog.clear()
         kernel_cache._note.cache_clear()
         assert kernel_cache._payload(file, key, os.geteuid(), kernel_cache.OPEN_TO_OTHERS) is None, what
-        assert caplog.messages == [f"{file}: is damaged; compiled anew"], what
+        assert caplog.messages == [f"{file} is damaged; compiled anew"], what
     file.write_bytes(whole)
     assert kernel_cache._payload(file, key, os.geteuid(), kernel_cache.OPEN_TO_OTHERS) == whole[32:]
     for content in (b"", whole[:-1], whole[:40] + b"\xff" + whole[41:]):
@@ -241,7 +241,7 @@ def test_a_folder_that_others_can_write_is_not_read(toys, caplog, mode):
     toys.cache.chmod(mode)
     before = {file: file.stat().st_mtime_ns for file in toys.cache.iterdir()}
     assert toys.call() == (7, True)
-    assert caplog.messages[0].startswith(f"{toys.cache}: is not yours alone to write")
+    assert caplog.messages[0].startswith(f"{toys.cache} is not yours alone to write")
     assert {file: file.stat().st_mtime_ns for file in toys.cache.iterdir()} == before
 
 
@@ -331,7 +331,7 @@ def test_a_damaged_shipped_file_is_compiled_anew_once(toys, caplog):
     shipped = toys.ship()
     shipped.write_bytes(shipped.read_bytes()[:-1])
     assert toys.call() == (7, True)
-    assert caplog.messages == [f"{shipped}: is damaged; compiled anew"]
+    assert caplog.messages == [f"{shipped} is damaged; compiled anew"]
     kernel_cache._note.cache_clear()
     assert toys.call() == (7, False)
     assert len(caplog.messages) == 1

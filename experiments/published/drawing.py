@@ -277,8 +277,8 @@ def lanes(axes: Axes, result: Result, start_s: float, end_s: float, copies: str 
 def batches(result: Result, start_s: float, end_s: float) -> Floats:
     """Return the requests at each worker in time, as a share of the most that any has. Shape: (rollout workers, 800)."""
     at_s = np.linspace(start_s, end_s, 800)
-    found = [requests_at(result, at_s, worker) for worker in range(result.metadata["rollout_workers"])]
-    return np.array(found) / max(np.max(found), 1)
+    requests = [requests_at(result, at_s, worker) for worker in range(result.metadata["rollout_workers"])]
+    return np.array(requests) / max(np.max(requests), 1)
 
 
 def requests_at(result: Result, at_s: Floats, worker: int | None = None) -> Any:
@@ -290,8 +290,8 @@ def requests_at(result: Result, at_s: Floats, worker: int | None = None) -> Any:
 def rollout_window(result: Result, warmup_steps: int) -> tuple[float, float]:
     """Return start and end of the first rollout after the warm-up."""
     spans = result.spans.to_pandas()
-    mine = spans[(spans["kind"] == "rollout") & (spans["policy_version"] == warmup_steps)]
-    return float(mine["started_s"].min()), float(mine["ended_s"].max())
+    rollout = spans[(spans["kind"] == "rollout") & (spans["policy_version"] == warmup_steps)]
+    return float(rollout["started_s"].min()), float(rollout["ended_s"].max())
 
 
 def kinds_of(part: Spans) -> set[str]:

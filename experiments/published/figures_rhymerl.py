@@ -58,10 +58,10 @@ def hits(bench: Bench) -> Drawn:
     figure, panels = drawing.picture(1, 2, 3.4, sharey=True)
     said = []
     for axes, task in zip(panels.flat, rhymerl.TASKS, strict=True):
-        found = stretches(*drafts(inputs, task, "16k")).hit
-        found = found[found > 0]
-        number = np.histogram(found, edges)[0] / len(found)
-        length = np.histogram(found, edges, weights=found)[0] / found.sum()
+        hit_tokens = stretches(*drafts(inputs, task, "16k")).hit
+        hit_tokens = hit_tokens[hit_tokens > 0]
+        number = np.histogram(hit_tokens, edges)[0] / len(hit_tokens)
+        length = np.histogram(hit_tokens, edges, weights=hit_tokens)[0] / hit_tokens.sum()
         drawing.bars(axes, names, {"of the number": number, "of the tokens": length}, values=False)
         axes.set_xlabel(f"{task}: tokens of a hit")
         axes.tick_params(axis="x", labelsize="small")
@@ -269,8 +269,8 @@ def rates(bench: Bench) -> Drawn:
     figure, axes = drawing.panel(3.4)
     said = {}
     for task, colour in zip(rhymerl.TASKS, COLOURS, strict=False):
-        found = [run_passes(*drafts(inputs, task, "8k", float(each)), Aimd().rule) for each in reuse]
-        accepted, drafted = [of.acceptance_rate for of in found], [of.speculation_rate for of in found]
+        passes = [run_passes(*drafts(inputs, task, "8k", float(each)), Aimd().rule) for each in reuse]
+        accepted, drafted = [each.acceptance_rate for each in passes], [each.speculation_rate for each in passes]
         axes.plot(reuse, accepted, marker="o", color=colour, label=f"{task}: accepted of drafted")
         axes.plot(reuse, drafted, marker="s", linestyle="--", color=colour, label=f"{task}: tokens that were drafted")
         said[task] = (accepted[0], accepted[-1], drafted[0], drafted[-1])

@@ -142,7 +142,7 @@ MEANINGS = {
 
 
 class Board(NamedTuple):
-    """What `experiments.reproduce -o` wrote: its rows, the number of drawn sets of inputs, and the version of simrl (None in
+    """The output of `experiments.reproduce -o`: its rows, the number of drawn sets of inputs, and the version of simrl (None in
     old boards)."""
 
     entries: Sequence[Entry]

@@ -1,4 +1,4 @@
-"""What drafts yield for a response, as the times of rollouts count it."""
+"""The yield of drafts for a response, as the times of rollouts count it."""
 
 from typing import NamedTuple
 

@@ -1,9 +1,10 @@
 """The cache of compiled kernels: one file for a kernel, the types of its arguments, a processor, a Python and a numba.
 
 numba's own cache loads any file of the right name: a damaged one ends the process, and an old one answers after a change of a
-function that the kernel calls in another file. Here the name and the digest of a file hold the kernel's stamp: its code and
-constants, and those of all that it calls. Paths and times do not count, so a wheel can ship files. They are for x86-64-v3, as
-most processors since 2013 are; others compile. What is not shipped is compiled for the processor at hand.
+function that the kernel calls in another file. Here the name and the digest of a file hold the kernel's stamp: the code and
+constants of the kernel and of every function that it calls. Paths and times do not count, so a wheel can ship files. Shipped
+files are for x86-64-v3, which most processors since 2013 have; others compile. Everything else is compiled for the processor
+at hand.
 
 Invariant: no byte of a file is unpickled before its owner, its mode and its SHA-256 are checked. A file that fails is compiled
 anew, with a note; where no folder can be written, kernels are compiled in memory.
@@ -143,8 +144,8 @@ def runs_shipped(features: str) -> bool:
 
 
 def stamp_of(kernel: Any) -> str | None:
-    """Return the digest of the code and the constants of a kernel and of all that it calls. None if it uses a value whose
-    content is unknown here, such as a class."""
+    """Return the digest of the code and the constants of a kernel and of every function that it calls. None if it uses a
+    value whose content is unknown here, such as a class."""
     digest, known, todo = hashlib.sha256(), set[int](), [kernel]
     while todo:
         function = todo.pop()

@@ -93,7 +93,7 @@ class _Return(simpy.Timeout):
 
 @dataclass
 class _PresentFaults:
-    """The faults that a worker has at present, by their index in the scenario; `everybody` has those of all workers.
+    """The faults that a worker has at present, by their index in the scenario; `everybody` lists the state of each worker.
     `for_good`: a loss has no end. `vain`: nothing but faults has been due since its last return."""
 
     env: simpy.Environment

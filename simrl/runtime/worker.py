@@ -74,7 +74,7 @@ class RolloutWorker(Protocol):
 
     @property
     def groups(self) -> WholeGroups | None:
-        """What generates whole groups at this worker and those beside it; None if it follows each response."""
+        """The generator of whole groups of this worker and the workers beside it; None if it follows each response."""
         ...
 
     def submit(

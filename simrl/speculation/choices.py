@@ -1,4 +1,4 @@
-"""What a method of speculation chooses: a gate, draft trees and a bandit over them, the rule of a history, CUDA graphs.
+"""Choices of a method of speculation: a gate, draft trees and a bandit over them, the rule of a history, CUDA graphs.
 
 Invariant: nothing here is compiled, so methods and systems can be listed without a compiler. What kernels do with it is in
 `gates`, `bandit`, `history_index` and `draft_times`.

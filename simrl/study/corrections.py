@@ -36,7 +36,7 @@ from simrl.simulate.prepare import Prepared
 log = logging.getLogger(__name__)
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-# Of each step, by corrections of the engine: its seconds, and those of its mean response.
+# A function of the corrections of the engine: each step's seconds, and its mean response's seconds.
 Times = Callable[..., tuple[Floats, Floats]]
 
 GENERATION, UPDATE, LOG_PROB, REFERENCE, STEP = (

@@ -1,4 +1,4 @@
-"""What a schedule handles: samples and groups of them, and what only workers and rewarders know of their responses."""
+"""Samples, as schedules handle them, and the facts of their responses that only workers and rewarders know."""
 
 from __future__ import annotations
 

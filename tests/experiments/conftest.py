@@ -1,4 +1,4 @@
-"""What the tests of experiments share."""
+"""Fixtures of the tests of experiments."""
 
 from collections.abc import Iterator
 from pathlib import Path

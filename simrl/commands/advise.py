@@ -41,9 +41,9 @@ def advise(
     *,
     overrides: Any = None,
     clusters: Clusters = None,
-    updates: Annotated[int, typer.Option(min=1, help="policy updates of the planned run, of a whole batch")] = 500,
+    updates: o.Updates = 500,
     growth: Growth = 1.0,
-    price: Annotated[float | None, typer.Option(min=0, help="price of a GPU-hour")] = None,
+    price: o.Price = None,
     max_off_policyness: Annotated[
         float | None, typer.Option(min=0, help="limit for every trained token, in policy updates")
     ] = None,

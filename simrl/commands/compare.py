@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
@@ -41,14 +41,18 @@ class Comparison(View):
     rows: tuple[Mapping[str, Any], ...]
     source: Sequence[Result] | Path
     unranked: str = ""  # why the rows have no samples/s under other assumed seconds
+    brief: bool = False  # what is printed: the table and one line
+    columns: bool = False  # and what the columns mean
+    inputs: bool = False  # and every input
 
     def __repr__(self) -> str:
         return f"<Comparison of {', '.join(self.names)}>"
 
     def _show(self, console: Console) -> None:
-        from simrl.show.tables.compare import show_comparison
+        from simrl.show.tables.compare import Shown, show_comparison
 
-        show_comparison(self.rows, self.scenarios, self._metadata(), console, self.unranked)
+        shown = Shown(1 if self.brief else None, self.columns, self.inputs)
+        show_comparison(self.rows, self.scenarios, self._metadata(), console, self.unranked, shown)
 
     def json(self) -> Any:
         """Return what `--json` prints."""
@@ -150,12 +154,9 @@ def simulate_all(
         made = simulate_compared(scenarios, jobs, inputs, the_result, row_of, beside)
         return Comparison(tuple(made.scenarios), tuple(made.rows), made.kept, made.unranked)
     notes = [
-        f"Written to {folder}",
-        "with comparison.png and .json, and a folder per row: timeline.png, Parquet tables, result.json, perfetto.json",
-        "(open it at https://ui.perfetto.dev).",
+        f"Written to {folder}: comparison.png, a folder per row (perfetto.json opens in ui.perfetto.dev)"
+        + ", in place of an earlier run's" * (folder / "comparison.json").exists()
     ]
-    if (folder / "comparison.json").exists():
-        notes.append("It replaced the results of an earlier run there; --output names another folder.")
     written = compare_scenarios(scenarios, folder, jobs, inputs, beside)
     return Comparison(tuple(written.scenarios), tuple(written.rows), folder, written.unranked, notes=notes)
 
@@ -196,6 +197,11 @@ def compare(
         bool,
         typer.Option("--sure", help="simulate two further seeds, and print how far samples/s of the three are apart"),
     ] = False,
+    updates: o.Updates = None,
+    price: o.Price = None,
+    brief: o.Brief = False,
+    explain_columns: o.ExplainColumns = False,
+    inputs: o.Inputs = False,
     folder: o.Folder = None,
     jobs: o.Jobs = o.JOBS,
     **setup: Unpack[o.Setup],
@@ -225,7 +231,7 @@ def compare(
     from simrl.study.compared import Beside
     from simrl.systems.recipes import parameters_of
 
-    opening = "compare", workload, systems, overrides, {**setup, "seed": seed}
+    opening = "compare", workload, systems, overrides, {**setup, "seed": seed, "price": price}
     choices = Choices(pipelines or (), dispatches or (), speculations or ())
     if measured is not None:
         return agreement(measured, folder, choices, *opening)
@@ -237,7 +243,8 @@ def compare(
     for line in left_out:
         LOG.info(line)
     output = place(folder, Path("results") / scenarios[0].name)
-    return simulate_all(scenarios, opened.inputs(), jobs, output, Beside(ranking, best_split, sure))
+    compared = simulate_all(scenarios, opened.inputs(), jobs, output, Beside(ranking, best_split, sure, updates))
+    return replace(compared, brief=brief, columns=explain_columns, inputs=inputs)
 
 
 @command
@@ -254,6 +261,9 @@ def run(
     speculation: Annotated[
         o.OneSystem | None, typer.Option(help="method of speculation, in place of the system's own")
     ] = None,
+    brief: o.Brief = False,
+    explain_columns: o.ExplainColumns = False,
+    inputs: o.Inputs = False,
     folder: o.Folder = None,
     **setup: Unpack[o.Setup],
 ) -> Comparison:
@@ -287,4 +297,5 @@ def run(
             "compare"
         )
     name = f"{scenarios[0].name}-{scenarios[0].system.name}"
-    return simulate_all(scenarios, opened.inputs(), 1, place(folder, Path("results") / name))
+    ran = simulate_all(scenarios, opened.inputs(), 1, place(folder, Path("results") / name))
+    return replace(ran, brief=brief, columns=explain_columns, inputs=inputs)

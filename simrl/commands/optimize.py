@@ -55,7 +55,6 @@ SearchSpace = Annotated[
         "points",
     ),
 ]
-Updates = Annotated[int | None, typer.Option(min=1, help="policy updates of the planned run, of a whole batch")]
 Deadline = Annotated[
     str | None, typer.Option(help="time for these updates, such as 36h: choose the cheapest run that meets it")
 ]
@@ -88,7 +87,7 @@ def optimize(
         float | None, typer.Option(min=0, help="limit for every trained token, in policy updates")
     ] = None,
     max_cost: Annotated[float | None, typer.Option(min=0, help="limit per 1,000 trained samples")] = None,
-    updates: Updates = None,
+    updates: o.Updates = None,
     deadline: Deadline = None,
     budget: Budget = None,
     trials: Trials = 200,

@@ -91,6 +91,11 @@ Values = Annotated[
 ]
 Run = Annotated[RunLike, typer.Argument(metavar="RESULT", help="the folder of a run or of a replay")]
 Jobs = Annotated[int, typer.Option(min=1, help="processes that simulate at the same time")]
+Updates = Annotated[int | None, typer.Option(min=1, help="policy updates of the planned run, of a whole batch")]
+Price = Annotated[float | None, typer.Option(min=0, help="price of a GPU-hour")]
+Brief = Annotated[bool, typer.Option("--brief", help="print the table and one line")]
+ExplainColumns = Annotated[bool, typer.Option("--explain-columns", help="print what the columns mean")]
+Inputs = Annotated[bool, typer.Option("--inputs", help="print every input with its source, and what is not modelled")]
 Folder = Annotated[
     Place | None,
     typer.Option("--output", "-o", help="folder of the results (default: results/NAME)"),

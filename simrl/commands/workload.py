@@ -49,7 +49,8 @@ ALIASES = {
     "response_tokens": ("out_len", "response_length", "response_len", "output_tokens", "completion_tokens", "length"),
     "reward": ("score",),
 }
-FIELDS = {key: f"cluster.{key}" for key in ("gpu", "gpus", "tp")}  # of a scenario, where not called as the keyword
+# Fields of a scenario that are not called as the keyword.
+FIELDS = {key: f"cluster.{key}" for key in ("gpu", "gpus", "tp")} | {"price": "cluster.cost_per_gpu_hour"}
 NEEDED = {  # with a trace
     "model": "--model qwen3-8b",
     "gpu": "--gpu h100",

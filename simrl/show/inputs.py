@@ -7,7 +7,7 @@ Invariant: read from the result's metadata alone. Kinds are the metadata's own (
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
@@ -18,6 +18,7 @@ from simrl.profile.metadata import split_words
 from simrl.profile.precision import FP8_EXPERTS
 from simrl.scenario.presets import Used, constants
 from simrl.scenario.training import TrainingConfig, assumed_s, assumption, trained_by
+from simrl.show.text import listed
 from simrl.validation import in_words
 
 SECTIONS: Mapping[str, type[BaseModel]] = {"training": TrainingConfig, "engine": EngineConfig}
@@ -216,16 +217,15 @@ def _presets(metadata: Facts) -> list[str]:
 
 def not_modelled_lines(of_results: Iterable[Facts]) -> list[str]:
     """Return the line that lists what simulated runs have that is not modelled; none where nothing applies."""
-    listed = [each.get("not_modelled") or [] for each in of_results if "replay" not in each]
-    found = list(dict.fromkeys(words for each in listed for words in each))
-    return [f"Not modelled: {'; '.join(found)}"] * bool(found)
+    each = (words for facts in of_results if "replay" not in facts for words in facts.get("not_modelled") or ())
+    distinct = list(dict.fromkeys(each))
+    return [f"Not modelled: {'; '.join(distinct)}"] * bool(distinct)
 
 
-def provenance(of_results: Iterable[Facts]) -> list[str]:
+def provenance(of_results: Sequence[Facts]) -> list[str]:
     """Return the inputs behind the numbers, each once."""
     lines: list[str] = []
     links: list[str] = []
-    assumed: dict[str, float] = {}
     for metadata in of_results:
         profile, trace, training = metadata["profile"], metadata["trace"], metadata["scenario"]["training"]
         engine = f"{profile['model']} on {profile['gpu']} {split_words(profile, '', ' ')}"
@@ -247,10 +247,32 @@ def provenance(of_results: Iterable[Facts]) -> list[str]:
                 lines.append(f"Phases: {phase} {training[f'{phase}_s']:g} s every {training[f'{phase}_every']} updates")
         if metadata["scenario"]["faults"]:
             lines.append("Faults: as the scenario has them; result.json lists those that happened")
+    lines += [f"Links: {'; '.join(known_links)}"] if (known_links := dict.fromkeys(filter(None, links))) else []
+    found = sorted(dict.fromkeys(lines), key=lambda line: not line.startswith("Step times:"))
+    return [*found, *_assumed(of_results)]
+
+
+def rests_on(of_results: Sequence[Facts]) -> list[str]:
+    """Return in two lines where the numbers come from, and how to see it all."""
+    times, rollouts = (
+        listed(list(dict.fromkeys(metadata[part]["kind"] for metadata in of_results))) for part in ("profile", "trace")
+    )
+    presets = dict.fromkeys(used.preset for metadata in of_results for used in _used(metadata))
+    constants_of = f", constants of {listed(list(presets))}" if presets else ""
+    return [
+        *(line for line in provenance(of_results) if line.startswith("Model: ")),
+        f"Rests on step times {times}, rollouts {rollouts}, training computed{constants_of}.",
+        *_assumed(of_results),
+        "--inputs lists every input with its source and what is not modelled; --explain-columns, what the columns mean.",
+    ]
+
+
+def _assumed(of_results: Iterable[Facts]) -> list[str]:
+    """Return the line of the assumed seconds of these runs; none where nothing is assumed."""
+    assumed: dict[str, float] = {}
+    for metadata in of_results:
         rollout_gpus = metadata["rollout_workers"] * _worker_gpus(metadata)
         colocated = rollout_gpus + metadata["train_gpus"] > metadata["gpus"]
         known = {used.key.removeprefix("training.") for used in _used(metadata)}
-        assumed |= assumed_s(training, colocated, known)
-    lines += [f"Links: {'; '.join(known_links)}"] if (known_links := dict.fromkeys(filter(None, links))) else []
-    found = sorted(dict.fromkeys(lines), key=lambda line: not line.startswith("Step times:"))
-    return found + ([assumption(assumed)] if assumed else [])
+        assumed |= assumed_s(metadata["scenario"]["training"], colocated, known)
+    return [assumption(assumed)] if assumed else []

@@ -27,11 +27,13 @@ Row = dict[str, Any]
 @dataclass(frozen=True)
 class Beside:
     """Simulations beside the runs. `ranking`: with other assumed seconds (None: if it is quick). `best_split`: search
-    every system's split first (None: look at others, and warn). `sure`: with two further seeds."""
+    every system's split first (None: look at others, and warn). `sure`: with two further seeds. `updates`: of the whole
+    run whose hours and cost are wanted, of a whole batch each."""
 
     ranking: bool | None = None
     best_split: bool | None = None
     sure: bool = False
+    updates: int | None = None
 
 
 ALONE = Beside(ranking=False, best_split=False)
@@ -65,7 +67,7 @@ def simulate_compared(
         kept = simulate_each(scenarios, jobs, inputs, keep, pool)
         took_s = time.monotonic() - started
         rows = [
-            {**row, **_split(scenario, inputs)}
+            {**row, **_split(scenario, inputs), **_whole_run(scenario, row, inputs, beside.updates)}
             for scenario, row in zip(scenarios, map(as_row, scenarios, kept), strict=True)
         ]
         if beside.sure:
@@ -91,6 +93,16 @@ def _split(scenario: Scenario, inputs: InputCache) -> Row:
         "samples_per_s_spread": None,
         "better_split": None,
     }
+
+
+def _whole_run(scenario: Scenario, row: Row, inputs: InputCache, updates: int | None) -> Row:
+    """Return the hours of a run of `updates` whole batches at the row's rate, and their cost; None of what is not asked for."""
+    if updates is None:
+        return {"run_hours": None, "run_cost": None}
+    trace = prepare(scenario, inputs).trace
+    samples, price = updates * len(trace) / len(trace.step_slices), row["cost_per_1k_samples"]
+    hours = samples / row["samples_per_s"] / 3600
+    return {"run_hours": hours, "run_cost": None if price is None else price * samples / 1000}
 
 
 def _with_seeds(scenarios: Sequence[Scenario], rows: Sequence[Row], rows_of: Callable[..., list[Row]]) -> list[Row]:

@@ -30,7 +30,7 @@ from simrl.show.report.answer import of_sweep
 from simrl.show.report.lanes import TICKS, join, timeline
 from simrl.show.report.page import find, report_html, write_report
 from simrl.show.report.sources import Runs, SweepRows, runs_of
-from simrl.show.tables.compare import columns_of
+from simrl.show.tables.compare import columns_of, marked
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import Schedule, simulate, simulated_workers
 from simrl.study.ranking import FACTORS
@@ -85,7 +85,7 @@ def compared(tmp_path_factory):
 
 def test_the_table_has_every_cell_of_the_comparison_in_its_order(compared):
     found = find(compared)
-    rows = json.loads((compared / "comparison.json").read_text())
+    rows = marked(json.loads((compared / "comparison.json").read_text()))
     cells = [" ".join(column.cell(row).split()) for row in rows for column in columns_of(rows)]
     page = Texts(report_html(found))
     assert page.cells[: len(cells)] == cells
@@ -187,7 +187,7 @@ def test_one_run_a_comparison_and_a_replay_are_told_apart(compared, tmp_path):
 
 
 def test_rows_of_the_report_are_those_of_the_comparison(compared):
-    beside = ("samples_per_s_spread", "better_split")  # of further simulations
+    beside = ("samples_per_s_spread", "better_split", "run_hours", "run_cost")  # of further simulations and plans
     for row, run in zip(json.loads((compared / "comparison.json").read_text()), find(compared).runs, strict=True):
         of_the_comparison = ("folder", *beside, *FACTORS)
         assert {key: row[key] for key in row if key not in of_the_comparison} == json.loads(json.dumps(run.row))

@@ -42,6 +42,8 @@ def compared(tmp_path):
             "acceptance_rate": None,
             "speculation_rate": 0.0,
             "accept_length": None,
+            "acceptance": None,
+            "prefix_caching": True,
             "speedup": 1 + i / 5.774,
             "speedup_in_variant": 1 + i % 2 / 5.774,
             "folder": folder_name(scenario),
@@ -62,7 +64,8 @@ def shown(compared, capsys, monkeypatch, columns=None, **changes):
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns:
         monkeypatch.setenv("COLUMNS", str(columns))
-    Comparison(tuple(scenarios), tuple({**row, **changes} for row in rows), folder).print()
+    every = Comparison(tuple(scenarios), tuple({**row, **changes} for row in rows), folder, columns=True, inputs=True)
+    every.print()
     return capsys.readouterr().out.splitlines()
 
 
@@ -78,7 +81,7 @@ def test_no_line_is_wider_than_the_screen_and_no_cell_is_cut(compared, capsys, m
 
 def test_a_narrow_screen_keeps_what_matters_and_says_what_is_left_out(compared, capsys, monkeypatch):
     heading = " ".join(shown(compared, capsys, monkeypatch, 80)[1:3])
-    for name in ("gpus", "system", "samples/s", "speed-up", "bubble", "idle", "occupancy", "off-policy"):
+    for name in ("gpus", "system", "samples/s", "speed-up", "bubble", "off-policy"):
         assert name in heading
     left_out = re.search(
         "Left out for want of room, but in comparison.json: (.*)", "\n".join(shown(compared, capsys, monkeypatch, 80))
@@ -121,7 +124,7 @@ def test_a_long_label_goes_on_in_the_next_line(compared, capsys, monkeypatch):
 
 
 def test_numbers_keep_three_digits_that_matter(compared, capsys, monkeypatch):
-    for value, text in ((0.00312, "0.00312"), (1.2345, "1.23"), (12.345, "12.3"), (1234567.8, "1,234,568"), (0.0, "0")):
+    for value, text in ((0.00312, "0.00312"), (1.2345, "1.23"), (12.345, "12.3"), (1234567.8, "1,234,568")):
         lines = shown(compared, capsys, monkeypatch, samples_per_s=value)
         assert sum(f" {text} " in line for line in lines) >= 4, text
 
@@ -181,6 +184,85 @@ def test_tokens_that_were_dropped_or_carried_and_samples_that_moved_are_told_whe
         )
     )
     assert (
-        "areal(eta=2) (cluster.gpus=64): 12.5% of the generated tokens were dropped, 2.0% of the trained tokens came from a "
-        "step before, up to 2 updates old, 3.1% of the samples moved between workers" in told
+        "¹ 12.5% of the generated tokens were dropped ² 2.0% of the trained tokens came from a step before, up to 2 updates "
+        "old ³ 3.1% of the samples moved between workers" in told
     )
+    assert told.count("areal(eta=2)¹²³ ") == 2
+
+
+ASYNC = {"system": "areal(eta=4, rollout_share=0.5)", "colocated": False, "rollout_gpus": 32, "train_gpus": 32}
+SYNC = {"colocated": True}
+
+
+def short(compared, capsys, monkeypatch, *changes, columns=80, explain=False, **options):
+    """The lines that a screen gets of two rows with these changes."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    scenarios, rows, folder = compared
+    changed = tuple({**row, **change} for row, change in zip(rows[:2], changes, strict=True))
+    Comparison(tuple(scenarios[:2]), changed, folder, columns=explain, **options).print()
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_line_below_the_table_names_the_fastest_and_its_lead(compared, capsys, monkeypatch):
+    lines = short(compared, capsys, monkeypatch, {"samples_per_s": 5.0}, {"samples_per_s": 10.0})
+    assert "Fastest: areal(eta=2) (cluster.gpus=64), 2.00× verl_colocated" in lines
+
+
+def test_a_lead_within_the_error_of_the_model_is_called_level(compared, capsys, monkeypatch):
+    lines = " ".join(
+        short(compared, capsys, monkeypatch, {"samples_per_s": 10.0}, {"samples_per_s": 10.1}, columns=140)
+    )
+    assert "1.01× verl_colocated, level with verl_colocated (simrl's error is" in lines
+
+
+def test_a_run_that_had_not_settled_is_named_beside_the_answer(compared, capsys, monkeypatch):
+    lines = short(compared, capsys, monkeypatch, {}, {"settled": False}, columns=400, brief=True)
+    assert ". Not settled (↑): areal(eta=2) (cluster.gpus=64): off-policyness still grew" in lines[-1]
+
+
+def test_brief_prints_the_table_and_one_line(compared, capsys, monkeypatch):
+    whole = short(compared, capsys, monkeypatch, {}, {"dropped_share": 0.5}, columns=200)
+    lines = short(compared, capsys, monkeypatch, {}, {"dropped_share": 0.5}, columns=200, brief=True)
+    assert lines == whole[: len(lines)] and lines[-1].startswith("Fastest: ") and len(lines) == 7 < len(whole)
+
+
+def test_columns_and_inputs_are_explained_where_they_are_asked_for(compared, capsys, monkeypatch):
+    lines = "\n".join(short(compared, capsys, monkeypatch, {}, {}))
+    assert "samples/s: " not in lines and "Step times: " not in lines and "--inputs" in lines
+    assert "\nsamples/s: " in "\n".join(short(compared, capsys, monkeypatch, {}, {}, explain=True))
+
+
+def test_a_split_has_a_column_and_is_no_part_of_the_name_there(compared, capsys, monkeypatch):
+    lines = short(compared, capsys, monkeypatch, SYNC, ASYNC)
+    assert any(re.match(r"areal\(eta=4\) +32:32 ", line) for line in lines)
+    assert not any("rollout_share" in line for line in lines)
+
+
+def test_a_row_without_the_prefix_cache_of_the_others_is_marked(compared, capsys, monkeypatch):
+    scenarios, rows, folder = compared
+    mixed = [{**row, "prefix_caching": i != 1} for i, row in enumerate(rows)]
+    lines = " ".join(shown((scenarios, mixed, folder), capsys, monkeypatch))
+    assert "areal(eta=2)¹ " in lines and "¹ without prefix caching, unlike the others" in lines
+
+
+def test_a_row_of_assumed_acceptance_says_so_with_the_first_epoch_and_later_ones_apart(compared, capsys, monkeypatch):
+    drafts = {"speculation": "histospec", "accept_length": 2.0, "acceptance": "assumed", "speculation_rate": 0.3}
+    rates = {"first_epoch_speculation_rate": 0.0, "later_speculation_rate": 0.45}
+    lines = " ".join(short(compared, capsys, monkeypatch, {}, {**drafts, **rates}, columns=140))
+    assert "areal(eta=2)¹ " in lines
+    assert "¹ acceptance assumed: 0% from drafts in the first epoch and 45% from drafts in later ones" in lines
+
+
+def test_a_system_slower_than_the_first_names_the_defaults_that_make_it_so(compared, capsys, monkeypatch):
+    slow = {"system": "verl_fully_async(sync_step=2)", "samples_per_s": 3.0}
+    lines = " ".join(" ".join(short(compared, capsys, monkeypatch, {}, slow)).split())
+    assert (
+        "¹ slower than verl_colocated with its defaults staleness=0.1, require_batches=1, partial_rollout=on" in lines
+    )
+
+
+def test_hours_and_cost_of_the_whole_run_are_in_the_table_and_beside_the_answer(compared, capsys, monkeypatch):
+    slow, fast = ({"samples_per_s": rate, "run_hours": 100 / rate, "run_cost": 1000 / rate} for rate in (5.0, 10.0))
+    lines = short(compared, capsys, monkeypatch, slow, fast, columns=140)
+    assert lines[1].split().count("run") == 2 and re.match(r"areal.* 10\.0 +100 ", lines[5])
+    assert any("2.00× verl_colocated (10.0 h, cost 100)" in line for line in lines)

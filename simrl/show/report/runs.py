@@ -25,7 +25,7 @@ from simrl.show.report.answer import of_runs
 from simrl.show.report.sources import Run, Runs
 from simrl.show.style import Picture, rendered
 from simrl.show.tables.agree import print_agreement
-from simrl.show.tables.compare import columns_of, notes
+from simrl.show.tables.compare import columns_of, marked, notes
 from simrl.show.tables.explain import path_shares
 from simrl.show.text import Screen, number
 
@@ -41,7 +41,7 @@ MEANINGS = {
 def runs_context(found: Runs) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what the template shows, and the data of the page's own code, but for the timelines."""
     runs, several = found.runs, len(found.runs) > 1
-    rows, names = [run.row for run in runs], _names(runs)
+    rows, names = marked([run.row for run in runs]), _names(runs)
     columns = columns_of(rows)
     falls = [waterfall(run.result, *window(run.result, run.warmup_steps)) for run in runs]
     speeds = [row["samples_per_s"] for row in rows]

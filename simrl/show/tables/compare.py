@@ -3,58 +3,162 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
 from simrl.profile.metadata import split_words
 from simrl.scenario.model import Scenario
-from simrl.show.inputs import not_modelled_lines, provenance
-from simrl.show.tables.ranking import ranking_lines, row_name
-from simrl.show.text import Column, Line, fitting, folded, plain_table, say
+from simrl.show.inputs import not_modelled_lines, provenance, rests_on
+from simrl.show.tables.ranking import best_and_other, of_variants, ranking_lines, row_name, several
+from simrl.show.text import Column, Line, Page, fitting, folded, listed, plain_table, say
 from simrl.study.model_error import RATIO_ERROR
+from simrl.systems.recipes import RECIPES, parameters_of
+from simrl.systems.system import Shared
+from simrl.validation import in_words
 
 UNEQUAL = 0.03  # tokens a sample, between rows that are compared
-GROWING = "off-policyness had not settled, so samples/s may be another (a buffer fills, or lengths change): raise steps"
+GROWING = "off-policyness still grew, so samples/s may be another; raise steps"
 NOTHING_DRAFTED = (
-    "a history drafter needs prompts that repeat in the run and whose earlier responses all finished (use a multi-epoch trace, "
-    "or set workload.synthetic.prompts and more steps); a sibling drafter needs two responses of a group on one worker"
+    "a history needs prompts that repeat (workload.synthetic.prompts, or a trace of several epochs) and finished; siblings "
+    "need two of a group on one worker"
 )
 OCCUPANCY = (
     "share of the slots of its batch that a rollout worker fills while it runs (slots: max_num_seqs, or what its KV cache "
     "holds at the mean context)"
 )
+LEAST_SHARE = 0.005  # of tokens or samples: less is not said
+RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")  # of the mark of a fact
+EPOCHS = ("the first epoch", "later ones")
+SPLIT = re.compile(r"(, )?rollout_share=[\d.]+")
 LONGEST_LINE = 36  # characters of a label; the rest goes on in the next line
 Row = Mapping[str, Any]
 
 
+class Shown(NamedTuple):
+    """What is printed of a comparison: the first `lines` below the table (None: all, and where the numbers come from), the
+    meaning of the `columns`, all `inputs`."""
+
+    lines: int | None = None
+    columns: bool = False
+    inputs: bool = False
+
+
+SHORT = Shown()
+
+
 def show_comparison(
-    rows: Sequence[Row], scenarios: Sequence[Scenario], metadata: Sequence[Row], console: Console, unranked: str = ""
+    rows: Sequence[Row],
+    scenarios: Sequence[Scenario],
+    metadata: Sequence[Row],
+    console: Console,
+    unranked: str = "",
+    shown: Shown = SHORT,
 ) -> None:
-    """Print the table, the meaning of its columns and, from the results' metadata, the inputs behind the numbers."""
+    """Print the table, what it does not show, and what of the rest is asked for; a page folds the rest."""
+    page = isinstance(console, Page)
+    rows = marked(rows if page else _shortened(rows))
     table, columns, left_out = fitting(console, columns_of(rows), partial(_table, rows))
     say(console, title(scenarios), style="bold")
     console.print(table)
-    with folded(console, "What the columns mean"):
-        say(console, *(f"{column.name}: {column.meaning}" for column in columns if column.meaning))
-    if left_out:
-        say(console, f"Left out for want of room, but in comparison.json: {', '.join(left_out)}")
-    say(console, *notes(rows), *(ranking_lines(rows) or [unranked] * bool(unranked)), *not_modelled_lines(metadata))
-    console.print()
-    with folded(console, "What the numbers rest on"):
-        say(console, *provenance(metadata))
+    say(console, *[*headline(rows), *notes(rows), *(ranking_lines(rows) or [unranked] * bool(unranked))][: shown.lines])
+    if page or shown.columns:
+        with folded(console, "What the columns mean"):
+            say(console, *(f"{column.name}: {column.meaning}" for column in columns if column.meaning))
+            say(
+                console, *[f"Left out for want of room, but in comparison.json: {', '.join(left_out)}"] * bool(left_out)
+            )
+    if page or shown.inputs:
+        with folded(console, "What the numbers rest on"):
+            say(console, *not_modelled_lines(metadata), "", *provenance(metadata))
+    elif shown.lines is None:
+        say(console, *rests_on(metadata))
+
+
+def headline(rows: Sequence[Row]) -> list[str]:
+    """Return the line that answers: the fastest run of each variant, its lead, and the runs whose rates are still moving."""
+    leads = []
+    for group in several(rows):
+        best, other = best_and_other(group)
+        lead = f"{row_name(best)}, {best['samples_per_s'] / other['samples_per_s']:.2f}× {other['system']}"
+        if best.get("run_hours") is not None:
+            cost = "" if best["run_cost"] is None else f", cost {_number(best['run_cost'])}"
+            lead += f" ({_number(best['run_hours'])} h{cost})"
+        level = [row["system"] for row in group if row is not best and is_level(best, row)]
+        leads.append(lead + f", level with {listed(level)} (simrl's error is {RATIO_ERROR:.0%})" * bool(level))
+    unsettled = [row_name(row) for row in rows if not row["settled"]]
+    parts = [f"Fastest: {'; '.join(leads)}"] * bool(leads)
+    parts += [f"Not settled (↑): {', '.join(unsettled)}: {GROWING}"] * bool(unsettled)
+    return [". ".join(parts)] * bool(parts)
+
+
+def is_level(best: Row, other: Row) -> bool:
+    """Return whether a lead is within simrl's own error of a ratio and, if simulated, the spread of the seeds of both."""
+    apart = sum((row.get("samples_per_s_spread") or 0) / row["samples_per_s"] for row in (best, other))
+    return bool(best["samples_per_s"] / other["samples_per_s"] - 1 < RATIO_ERROR + apart)
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """Return what the table does not show: runs that had not settled, dropped or carried tokens, unequal work."""
-    unsettled = [row_name(row) for row in rows if not row["settled"]]
-    growing = [f"↑ {GROWING}: {', '.join(unsettled)}"] if unsettled else []
-    apart = [f"{row_name(row)}: {', '.join(facts)}" for row in rows if (facts := _tokens_apart(row))]
-    return [*growing, *_better_splits(rows), *_level(rows), *apart, *unequal_work(rows)]
+    """Return what the table does not show: what the marks of the rows say, other splits, unequal work."""
+    facts = {fact: mark for row in rows for fact, mark in row["facts"].items()}
+    return [*(f"{mark} {fact}" for fact, mark in facts.items()), *_better_splits(rows), *unequal_work(rows)]
+
+
+def marked(rows: Sequence[Row]) -> list[Row]:
+    """Return rows with their `facts`, a mark for each: whatever changes how a row compares. Equal facts have one mark."""
+    groups = {group[0]["variant"]: group for group in of_variants(rows)}
+    facts = [_facts(row, groups[row["variant"]]) for row in rows]
+    distinct = dict.fromkeys(fact for of_row in facts for fact in of_row)
+    marks = {fact: str(i).translate(RAISED) for i, fact in enumerate(distinct, 1)}
+    return [{**row, "facts": {fact: marks[fact] for fact in own}} for row, own in zip(rows, facts, strict=True)]
+
+
+def _facts(row: Row, group: Sequence[Row]) -> list[str]:
+    """Return another use of the prefix cache, where acceptance comes from, tokens dropped, carried over or duplicated, and the
+    defaults of a system that is slower than the first of its variant."""
+    cached = [each["prefix_caching"] for each in group]
+    few = 2 * cached.count(row["prefix_caching"]) - len(group)
+    unlike = few < 0 or (few == 0 and row["prefix_caching"] != cached[0])
+    own = [f"{'with' if row['prefix_caching'] else 'without'} prefix caching, unlike the others"] * unlike
+    slower = row["samples_per_s"] < group[0]["samples_per_s"] and _defaults(row["system"])
+    why = f"slower than {group[0]['system']} with its defaults {slower}; simrl diff says why"
+    return [*own, *_acceptance(row), *_tokens_apart(row), *[why] * bool(slower)]
+
+
+def _shortened(rows: Sequence[Row]) -> Sequence[Row]:
+    """Return rows whose systems are named without their split, which has a column, where the names stay apart."""
+    short = [{**row, "system": SPLIT.sub("", row["system"]).replace("()", "")} for row in rows]
+    apart = len({row_name(row) for row in short}) == len(rows)
+    return short if apart and all("colocated" in row for row in rows) else rows
+
+
+def _acceptance(row: Row) -> list[str]:
+    """Return where the acceptance of a row's drafts comes from, with the first epoch and later ones apart."""
+    if not row.get("acceptance"):
+        return []
+    if row["accept_length"] is None and row["speculation"] != "none":
+        return [not_drafted(row["speculation"])]
+    rates = [row["first_epoch_speculation_rate"], row["later_speculation_rate"]]
+    parts = [
+        f"{rate:.0%} from drafts in {words}" for rate, words in zip(rates, EPOCHS, strict=True) if rate is not None
+    ]
+    return [f"acceptance {row['acceptance']}{f': {listed(parts)}' if len(parts) > 1 else ''}"]
+
+
+def _defaults(label: str) -> str:
+    """Return a system's own parameters that the label does not give, with their defaults."""
+    name, _, given = label.partition("(")
+    if name not in RECIPES:
+        return ""
+    given_keys = {part.partition("=")[0] for part in given.strip(")").split(", ")}
+    own = {key: value for key, value in parameters_of(name).items() if key not in Shared.model_fields}
+    told = [f"{key}={in_words(value)}" for key, value in own.items() if value is not None and key not in given_keys]
+    return ", ".join(told)
 
 
 def _better_splits(rows: Sequence[Row]) -> list[str]:
@@ -70,35 +174,16 @@ def _better_splits(rows: Sequence[Row]) -> list[str]:
     )
 
 
-def _level(rows: Sequence[Row]) -> list[str]:
-    """Return a line on the runs that simrl cannot tell from the best of their variant, where seeds were simulated."""
-    lines = []
-    for variant in dict.fromkeys(row["variant"] for row in rows):
-        best, *others = sorted((r for r in rows if r["variant"] == variant), key=lambda row: -row["samples_per_s"])
-        level = [row_name(row) for row in others if row.get("samples_per_s_spread") is not None and is_level(best, row)]
-        if level:
-            lines.append(f"Level with {row_name(best)} (within {RATIO_ERROR:.0%} and the seeds' ±): {', '.join(level)}")
-    return lines
-
-
-def is_level(best: Row, other: Row) -> bool:
-    """Return whether a lead is within simrl's own error of a ratio and the spread of the seeds of both."""
-    apart = sum(row["samples_per_s_spread"] / row["samples_per_s"] for row in (best, other))
-    return bool(best["samples_per_s"] / other["samples_per_s"] - 1 < RATIO_ERROR + apart)
-
-
 def _tokens_apart(row: Row) -> list[str]:
-    """Return which tokens a system dropped, carried over or duplicated, samples that it moved, and that it drafted nothing."""
+    """Return which tokens a system dropped, carried over or duplicated, and samples that it moved."""
     age = row["carried_off_policyness_max"]
     facts = {
         "dropped_share": "of the generated tokens were dropped",
         "carried_share": f"of the trained tokens came from a step before, up to {age} updates old",
-        "duplicate_share": "of all that was generated were duplicates (best-of-N)",
+        "duplicate_share": "of all generated tokens were duplicates (best-of-N)",
         "migrated_share": "of the samples moved between workers",
     }
-    said = [f"{row[key]:.1%} {words}" for key, words in facts.items() if row[key] > 0]
-    drafted = row["speculation"] == "none" or row["accept_length"] is not None
-    return said if drafted else [*said, not_drafted(row["speculation"])]
+    return [f"{row[key]:.1%} {words}" for key, words in facts.items() if row[key] >= LEAST_SHARE]
 
 
 def not_drafted(method: str) -> str:
@@ -110,10 +195,8 @@ def unequal_work(rows: Sequence[Row]) -> list[str]:
     """Return a line where one system's window holds longer samples than another's: stragglers of one are in flight in the
     other, and in a short run this is a large part of the difference."""
     lines = []
-    for variant in dict.fromkeys(row["variant"] for row in rows):
-        per_sample = {
-            row_name(r): r["tokens_per_s"] / max(r["samples_per_s"], 1e-300) for r in rows if r["variant"] == variant
-        }
+    for group in of_variants(rows):
+        per_sample = {row_name(r): r["tokens_per_s"] / max(r["samples_per_s"], 1e-300) for r in group}
         most, least = max(per_sample, key=per_sample.__getitem__), min(per_sample, key=per_sample.__getitem__)
         if per_sample[most] > (1 + UNEQUAL) * per_sample[least]:
             lines.append(
@@ -132,7 +215,7 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
     # a system may take more GPUs than the cluster has
     more_gpus = len({(row["variant"], row["gpus"]) for row in rows}) > len(variants)
     drafts, filled = (any(row[key] is not None for row in rows) for key in ("accept_length", "occupancy"))
-    priced = any(row["cost_per_1k_samples"] is not None for row in rows)
+    priced, planned = (any(row.get(key) is not None for row in rows) for key in ("cost_per_1k_samples", "run_hours"))
 
     def variant(row: Row) -> str:
         return str(row["variant"].partition("=")[2] if varied != "variant" else row["variant"] or "-")
@@ -174,21 +257,26 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
     train_idle = "share of time that GPUs which only train idle (0% if all GPUs do both)"
     columns = [
         (several, Column(varied, variant)),
-        (True, Column("system", shown("system", "{}"))),
+        (True, Column("system", lambda row: row["system"] + "".join(row.get("facts", {}).values()))),
         (
             more_gpus,
             Column("GPUs", shown("gpus", "{:,}"), "all that the system takes; speed-ups do not divide by them"),
         ),
-        (divided, Column("rollout:\ntrain", split, "GPUs; shared: all do both, by turns", 6)),
+        (divided, Column("split", split, "GPUs that roll out : GPUs that train; shared: all do both, by turns", 9)),
         (True, Column("samples/s", rate, rates)),
         (True, Column("speed-up", shown("speedup_in_variant", "{:.2f}×"), f"samples/s over the first system's{among}")),
         (several, Column("overall\nspeed-up", shown("speedup", "{:.2f}×"), "samples/s over the first row's", 1)),
-        (True, Column("rollout\nbubble", shown("rollout_bubble"), "share of time that rollout GPUs idle", 8)),
-        (filled, Column("occupancy", shown("occupancy"), OCCUPANCY, 6)),
-        (True, Column("train\nidle", shown("train_idle"), train_idle, 8)),
-        (True, Column("off-policy\nmean / max", ages, off_policy, 7)),
+        (True, Column("rollout\nbubble", shown("rollout_bubble"), "share of time that rollout GPUs idle", 9)),
+        (filled, Column("occupancy", shown("occupancy"), OCCUPANCY, 5)),
+        (True, Column("train\nidle", shown("train_idle"), train_idle, 6)),
+        (True, Column("off-policy\nmean / max", ages, off_policy, 9)),
+        (
+            planned,
+            Column("run\nhours", digits("run_hours"), "hours of the --updates, of a whole batch each, at this rate", 8),
+        ),
+        (planned and priced, Column("run\ncost", digits("run_cost"), "what they cost at the price of a GPU-hour", 7)),
         (drafts, Column("tokens a\ndraft", shown("accept_length", "{:.2f}"), yielded, 5)),
-        (drafts, Column("from\ndrafts", shown("speculation_rate"), from_drafts, 5)),
+        (drafts, Column("from\ndrafts", shown("speculation_rate"), from_drafts, 6)),
         (True, Column("step s", digits("step_s"), "seconds a policy update", 4)),
         (True, Column("tokens/s", digits("tokens_per_s"), "trained, prompts and responses", 2)),
         (True, Column("GPU-h/1k\nsamples", of_pools("gpu_hours_per_1k_samples"), parts, 3)),

@@ -20,12 +20,21 @@ def row_name(row: Row) -> str:
     return f"{row['system']} ({row['variant']})" if row["variant"] else str(row["system"])
 
 
+def of_variants(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return the rows of each variant."""
+    return [[row for row in rows if row["variant"] == name] for name in dict.fromkeys(row["variant"] for row in rows)]
+
+
+def several(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return the rows of each variant that has several."""
+    return [group for group in of_variants(rows) if len(group) > 1]
+
+
 def ranking_lines(rows: Sequence[Row]) -> list[str]:
     """Return how the ranking of each variant's runs moves, and the best one's lead; nothing if none was simulated again."""
     if all(row[key] is None for row in rows for key in FACTORS):
         return []
-    variants = dict.fromkeys(row["variant"] for row in rows)
-    groups = [group for name in variants if len(group := [row for row in rows if row["variant"] == name]) > 1]
+    groups = several(rows)
     moves: dict[str, list[str]] = {}
     for how, name in (move for group in groups for move in _moves(group)):
         moves.setdefault(how, []).append(name)
@@ -51,10 +60,15 @@ def _moves(group: Sequence[Row]) -> Iterator[tuple[str, str]]:
                 yield f"at × {factor:g} level with {fast['system']} (within {RATIO_ERROR:.0%})", row_name(slow)
 
 
-def _lead(group: Sequence[Row]) -> tuple[float, str]:
-    """Return how far the lead of the best moves, over the first system or, if that is the best, the second best; in words."""
+def best_and_other(group: Sequence[Row]) -> tuple[Row, Row]:
+    """Return the run with the most samples/s, and what its lead is over: the first run, or the second best."""
     best, second = sorted(group, key=lambda row: -row["samples_per_s"])[:2]
-    other = second if best is group[0] else group[0]
+    return best, second if best is group[0] else group[0]
+
+
+def _lead(group: Sequence[Row]) -> tuple[float, str]:
+    """Return how far the lead of the best moves, and its range in words."""
+    best, other = best_and_other(group)
     leads = [_rate(best, key) / _rate(other, key) for key in ("samples_per_s", *FACTORS)]
     low, high = min(leads), max(leads)
     return high / low, f"{best['system']} is {low:.2f}× to {high:.2f}× as fast as {row_name(other)}"

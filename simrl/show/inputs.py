@@ -259,11 +259,12 @@ def rests_on(of_results: Sequence[Facts]) -> list[str]:
     )
     presets = dict.fromkeys(used.preset for metadata in of_results for used in _used(metadata))
     constants_of = f", constants of {listed(list(presets))}" if presets else ""
+    missing = len({words for metadata in of_results for words in metadata.get("not_modelled") or ()})
     return [
         *(line for line in provenance(of_results) if line.startswith("Model: ")),
         f"Rests on step times {times}, rollouts {rollouts}, training computed{constants_of}.",
         *_assumed(of_results),
-        "--inputs lists every input with its source and what is not modelled; --explain-columns, what the columns mean.",
+        f"--inputs lists all inputs, and {missing} things not modelled; --explain-columns, what the columns mean.",
     ]
 
 

@@ -442,7 +442,7 @@ def test_samples_that_one_run_alone_had_rolled_out_ahead_are_told_from_those_it_
 
 def test_a_method_that_drafts_and_drafted_nothing_is_told_with_what_it_needs():
     once, again = (simulated("verl_colocated", speculation=name) for name in ("histospec", "ngram"))
-    assert "histospec drafted nothing: a history drafter needs prompts that repeat" in " ".join(
+    assert "histospec drafted nothing: a history needs prompts that repeat" in " ".join(
         printed(agree(once, once)).split()
     )
     assert "drafted nothing" not in printed(agree(again, again))

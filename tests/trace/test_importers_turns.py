@@ -124,7 +124,7 @@ def test_a_dump_that_does_not_tell_says_so_and_a_comparison_repeats_it_for_agent
         write_trace(trace, tmp_path / f"{name}.parquet")
         said[name] = trace.metadata.notes
         folder = ["-o", str(tmp_path / f"{name}_out")]
-        done = simrl("compare", str(tmp_path / f"{name}.parquet"), *how, *folder)
+        done = simrl("compare", str(tmp_path / f"{name}.parquet"), *how, "--inputs", *folder)
         assert done.code == 0, done.err
         assert " ".join(done.out.split()).count(f"; o{UNSEPARATED[1:]}") == (name == "agent")  # not modelled
     assert f"{UNSEPARATED}: 4 responses call tools, and no mask or tag tells their output" in said["agent"]

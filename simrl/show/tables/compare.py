@@ -257,7 +257,7 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
     train_idle = "share of time that GPUs which only train idle (0% if all GPUs do both)"
     columns = [
         (several, Column(varied, variant)),
-        (True, Column("system", lambda row: row["system"] + "".join(row.get("facts", {}).values()))),
+        (True, Column("system", lambda row: row["system"] + ",".join(row.get("facts", {}).values()))),
         (
             more_gpus,
             Column("GPUs", shown("gpus", "{:,}"), "all that the system takes; speed-ups do not divide by them"),

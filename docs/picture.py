@@ -1,8 +1,10 @@
-"""Draw docs/picture.png: the 64 GPUs of experiments/reasoning.yaml under three systems, over one stretch of time.
+"""Draw docs/picture.png, the 64 GPUs of experiments/reasoning.yaml under three systems over one stretch of time, and
+docs/leads.png, their leads with smaller and larger batches.
 
-python docs/picture.py
+python docs/picture.py [picture] [leads]
 """
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path as Outline
 
+import simrl
 from simrl.result.metrics import summary
 from simrl.result.result import Result
 from simrl.result.timeline import rolls_out, spans
@@ -18,7 +21,10 @@ from simrl.show.style import FAINT, INK, LOOKS, PAPER, legend_below, save
 from simrl.simulate.run import simulate
 
 HERE = Path(__file__).parent
-FROM_S, SHOWN_S = 500.0, 330.0
+FILE = HERE.parent / "experiments" / "reasoning.yaml"
+FROM_S, SHOWN_S = 1500.0, 500.0
+BATCH = "workload.synthetic.prompts_per_step"
+PROMPTS = (24, 64, 128, 512)  # of a step, 16 responses each
 NAMES = {
     "rollout": "generates",
     "load_weights": "loads weights",
@@ -79,6 +85,37 @@ def draw(results: list[Result]) -> Figure:
     return figure
 
 
+def leads() -> Figure:
+    """Draw the samples/s of each system over those of the first, by the prompts of a step, each at its best split."""
+    figure = Figure(figsize=(6.4, 3.6), dpi=100, facecolor=PAPER)
+    axes = figure.subplots()
+    figure.subplots_adjust(left=0.11, right=0.98, top=0.86, bottom=0.16)
+    rows = {
+        prompts: simrl.compare(FILE, overrides={BATCH: prompts}, best_split=True, ranking=False).rows for prompts in PROMPTS
+    }
+    names = [row["system"].partition("(")[0] for row in rows[PROMPTS[0]]]
+    for i, name in enumerate(names):
+        lead = [rows[prompts][i]["speedup"] for prompts in PROMPTS]
+        (line,) = axes.plot(range(len(PROMPTS)), lead, marker="o", label=name, **line_look(i))
+        for x, prompts in enumerate(PROMPTS):
+            row = rows[prompts][i]
+            split = "" if row["colocated"] else f"\n{row['rollout_gpus']}:{row['train_gpus']}"
+            if i:
+                axes.annotate(f"{lead[x]:.2f}×{split}", (x, lead[x]), (0, 6), textcoords="offset points", fontsize=8, ha="center", color=line.get_color())
+        print(name, [f"{rows[prompts][i]['samples_per_s']:.3g}" for prompts in PROMPTS], [f"{each:.2f}" for each in lead])
+    axes.set_xticks(range(len(PROMPTS)), [f"{prompts} × 16" for prompts in PROMPTS])
+    axes.set_xlabel("responses of a step: prompts × 16", color=INK)
+    axes.set_ylabel(f"samples/s over {names[0]}'s", color=INK)
+    axes.set_ylim(0.8, axes.get_ylim()[1] * 1.12)
+    axes.set_title("The lead depends on the batch (64 GPUs, each system at its best split)", loc="left", fontsize=10, color=INK)
+    axes.legend(frameon=False, fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
 if __name__ == "__main__":
-    scenarios = load_scenarios(HERE.parent / "experiments" / "reasoning.yaml", ["vary=null"])
-    save(draw([simulate(scenario) for scenario in scenarios]), HERE / "picture.png")
+    asked = sys.argv[1:] or ["picture", "leads"]
+    if "picture" in asked:
+        save(draw([simulate(scenario) for scenario in load_scenarios(FILE)]), HERE / "picture.png")
+    if "leads" in asked:
+        save(leads(), HERE / "leads.png")

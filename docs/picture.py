@@ -17,7 +17,7 @@ from simrl.result.metrics import summary
 from simrl.result.result import Result
 from simrl.result.timeline import rolls_out, spans
 from simrl.scenario.load import load_scenarios
-from simrl.show.style import FAINT, INK, LOOKS, PAPER, legend_below, save
+from simrl.show.style import FAINT, INK, LOOKS, PAPER, SERIES, legend_below, save
 from simrl.simulate.run import simulate
 
 HERE = Path(__file__).parent
@@ -87,27 +87,26 @@ def draw(results: list[Result]) -> Figure:
 
 def leads() -> Figure:
     """Draw the samples/s of each system over those of the first, by the prompts of a step, each at its best split."""
+    rows = [simrl.compare(FILE, overrides={BATCH: prompts}, best_split=True, ranking=False).rows for prompts in PROMPTS]
     figure = Figure(figsize=(6.4, 3.6), dpi=100, facecolor=PAPER)
     axes = figure.subplots()
-    figure.subplots_adjust(left=0.11, right=0.98, top=0.86, bottom=0.16)
-    rows = {
-        prompts: simrl.compare(FILE, overrides={BATCH: prompts}, best_split=True, ranking=False).rows for prompts in PROMPTS
-    }
-    names = [row["system"].partition("(")[0] for row in rows[PROMPTS[0]]]
-    for i, name in enumerate(names):
-        lead = [rows[prompts][i]["speedup"] for prompts in PROMPTS]
-        (line,) = axes.plot(range(len(PROMPTS)), lead, marker="o", label=name, **line_look(i))
-        for x, prompts in enumerate(PROMPTS):
-            row = rows[prompts][i]
-            split = "" if row["colocated"] else f"\n{row['rollout_gpus']}:{row['train_gpus']}"
-            if i:
-                axes.annotate(f"{lead[x]:.2f}×{split}", (x, lead[x]), (0, 6), textcoords="offset points", fontsize=8, ha="center", color=line.get_color())
-        print(name, [f"{rows[prompts][i]['samples_per_s']:.3g}" for prompts in PROMPTS], [f"{each:.2f}" for each in lead])
-    axes.set_xticks(range(len(PROMPTS)), [f"{prompts} × 16" for prompts in PROMPTS])
+    figure.subplots_adjust(left=0.1, right=0.98, top=0.89, bottom=0.15)
+    for color, *of_system in zip(SERIES, *rows, strict=False):
+        name, places = of_system[0]["system"].partition("(")[0], range(len(PROMPTS))
+        axes.plot(places, [row["speedup"] for row in of_system], "o-", color=color, label=name)
+        print(name, *(f"{row['samples_per_s']:.3g}" for row in of_system))
+        for x, row in zip(places, of_system, strict=True):
+            if not row["colocated"]:
+                text = f"{row['speedup']:.2f}×\n{row['rollout_gpus']}:{row['train_gpus']}"
+                axes.annotate(
+                    text, (x, row["speedup"]), (0, 7), textcoords="offset points", color=color, ha="center", fontsize=8
+                )
+    axes.set_xticks(places, [f"{prompts} × 16" for prompts in PROMPTS])
+    axes.set_xlim(-0.3, len(PROMPTS) - 0.7)
+    axes.set_ylim(0.8, 1.15 * axes.get_ylim()[1])
     axes.set_xlabel("responses of a step: prompts × 16", color=INK)
-    axes.set_ylabel(f"samples/s over {names[0]}'s", color=INK)
-    axes.set_ylim(0.8, axes.get_ylim()[1] * 1.12)
-    axes.set_title("The lead depends on the batch (64 GPUs, each system at its best split)", loc="left", fontsize=10, color=INK)
+    axes.set_ylabel("samples/s over verl_colocated's", color=INK)
+    axes.set_title("The lead depends on the batch: 64 GPUs, each system at its best split", loc="left", fontsize=10)
     axes.legend(frameon=False, fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     return figure

@@ -24,6 +24,7 @@ HERE = Path(__file__).parent
 FILE = HERE.parent / "experiments" / "reasoning.yaml"
 FROM_S, SHOWN_S = 1500.0, 500.0
 BATCH = "workload.synthetic.prompts_per_step"
+SIDES = (1, -1, 1)  # of a line, on which its numbers stand
 PROMPTS = (24, 64, 128, 512)  # of a step, 16 responses each
 NAMES = {
     "rollout": "generates",
@@ -91,19 +92,20 @@ def leads() -> Figure:
     figure = Figure(figsize=(6.4, 3.6), dpi=100, facecolor=PAPER)
     axes = figure.subplots()
     figure.subplots_adjust(left=0.1, right=0.98, top=0.89, bottom=0.15)
-    for color, *of_system in zip(SERIES, *rows, strict=False):
+    for color, side, *of_system in zip(SERIES, SIDES, *rows, strict=False):
         name, places = of_system[0]["system"].partition("(")[0], range(len(PROMPTS))
         axes.plot(places, [row["speedup"] for row in of_system], "o-", color=color, label=name)
         print(name, *(f"{row['samples_per_s']:.3g}" for row in of_system))
         for x, row in zip(places, of_system, strict=True):
             if not row["colocated"]:
                 text = f"{row['speedup']:.2f}×\n{row['rollout_gpus']}:{row['train_gpus']}"
+                place = {"xytext": (0, 7 * side), "textcoords": "offset points", "ha": "center"}
                 axes.annotate(
-                    text, (x, row["speedup"]), (0, 7), textcoords="offset points", color=color, ha="center", fontsize=8
+                    text, (x, row["speedup"]), va="bottom" if side > 0 else "top", color=INK, fontsize=8, **place
                 )
     axes.set_xticks(places, [f"{prompts} × 16" for prompts in PROMPTS])
     axes.set_xlim(-0.3, len(PROMPTS) - 0.7)
-    axes.set_ylim(0.8, 1.15 * axes.get_ylim()[1])
+    axes.set_ylim(0.3, 1.15 * axes.get_ylim()[1])
     axes.set_xlabel("responses of a step: prompts × 16", color=INK)
     axes.set_ylabel("samples/s over verl_colocated's", color=INK)
     axes.set_title("The lead depends on the batch: 64 GPUs, each system at its best split", loc="left", fontsize=10)

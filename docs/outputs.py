@@ -63,7 +63,7 @@ ELSEWHERE = {
 
 
 class Block(NamedTuple):
-    """A fence of a page: its language and text, its first line, the comment above, the place of its text in the page, and whether
+    """A fence of a page: its language and text, its first line, the comment above, where in the page its text is, and whether
     nothing but comments is between it and the fence before."""
 
     language: str
@@ -183,8 +183,9 @@ class Unit(NamedTuple):
 
 
 def units(text: str, printed: Sequence[Unit] | None = None, width: int = COLUMNS) -> list[Unit]:
-    """Return lines without empty ones, frames and the breaks of wrapped paragraphs: `WRAPPED` is at these in what simrl printed. In
-    what a page shows, a line goes on with a paragraph if its first word had no room above, and nothing `printed` begins with it."""
+    """Return lines without empty ones, frames and the breaks of wrapped paragraphs. In what simrl printed, `WRAPPED` is at
+    these; in what a page shows, a line goes on with the one above if its first word had no room there, and nothing `printed`
+    begins with it."""
     every: list[Unit] = []
     lines = text.splitlines()
     for i, line in enumerate(lines):
@@ -195,8 +196,11 @@ def units(text: str, printed: Sequence[Unit] | None = None, width: int = COLUMNS
         if printed is None:
             goes_on = above.endswith(WRAPPED)
         else:
-            full = len(above) + 1 + len(line.partition(" ")[0]) > width
-            goes_on = full and _masked(words[:2]) not in [_masked(unit.words[:2]) for unit in printed]
+            prose = LEFT_OUT not in (above, line) and not re.search(
+                "[\u2500-\u257f]|\\S  ", f"{above}\n{line.rstrip()}"
+            )
+            full = len(above) + 1 + len(words[0] if words else "") > width
+            goes_on = prose and full and _masked(words[:2]) not in [_masked(unit.words[:2]) for unit in printed]
         if words and goes_on:
             every[-1] = Unit(every[-1].first, i + 1, every[-1].words + words)
         elif words:
@@ -362,7 +366,8 @@ def _line(old: Unit | None, old_lines: list[str], new: Unit, new_lines: list[str
         if _equal(old.words, new.words):
             return old_lines[old.first : old.end]
         if old.words[-1] == LEFT_OUT and LEFT_OUT not in old.words[:-1]:
-            return textwrap.wrap(" ".join((*new.words[: len(old.words) - 1], LEFT_OUT)), width)
+            words = " ".join((*new.words[: len(old.words) - 1], LEFT_OUT))
+            return [line.removesuffix(WRAPPED) for line in textwrap.wrap(words, width)]
     return new_lines[new.first : new.end]
 
 
@@ -472,22 +477,27 @@ def _simrl(words: list[str]) -> tuple[int, str, str]:
 
 @cache
 def _mark_wrapped_lines() -> None:
-    """Have rich put `WRAPPED` at the end of each line that it breaks for want of room."""
+    """Have `WRAPPED` put at the end of each line that is broken for want of room: by rich, and by textwrap."""
     from rich.containers import Lines
     from rich.text import Text
 
-    wrap = Text.wrap
+    of_text, of_words = Text.wrap, textwrap.TextWrapper.wrap
 
-    def marked(self: Text, *given: Any, **options: Any) -> Any:
+    def wrapped(self: Text, *given: Any, **options: Any) -> Lines:
         whole = Lines()
-        for hard in self.split(allow_blank=True):
-            lines = wrap(hard, *given, **options)
+        for paragraph in self.split(allow_blank=True):
+            lines = of_text(paragraph, *given, **options)
             for line in lines[:-1]:
                 line.append(WRAPPED)
             whole.extend(lines)
         return whole
 
-    Text.wrap = marked  # type: ignore[method-assign]
+    def marked(self: textwrap.TextWrapper, text: str) -> list[str]:
+        *lines, last = of_words(self, text) or [""]
+        return [*(f"{line}{WRAPPED}" for line in lines), *filter(None, [last])]
+
+    Text.wrap = wrapped  # type: ignore[method-assign]
+    textwrap.TextWrapper.wrap = marked  # type: ignore[method-assign]
 
 
 def examine(page: str, nightly: bool = False) -> Report:
@@ -545,7 +555,7 @@ def main() -> int:
     parser.add_argument("pages", nargs="*", default=PAGES, metavar="PAGE")
     parser.add_argument("--nightly", action="store_true", help="also what takes more than half a minute")
     parser.add_argument("--jobs", type=int, default=1, help="pages at a time")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     wrong = 0
     pages = [Path(page).resolve() if Path(page).exists() else ROOT / page for page in given.pages]
     context = multiprocessing.get_context("spawn")

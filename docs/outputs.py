@@ -270,9 +270,10 @@ def _parts(shown: list[Unit], printed: list[Unit]) -> list[Part]:
             continue
         at = {i - a - 1: of[i] for i in range(a + 1, b) if i in of}
         ends = list(at.values())
-        if printed and a == -1:
+        whole = a == -1 and b == len(shown)
+        if a == -1 and printed and (ends or whole):
             ends.append(0)
-        if printed and b == len(shown):
+        if b == len(shown) and printed and (ends or whole):
             ends.append(len(printed) - 1)
         parts.append(Part(shown[a + 1 : b], min(ends, default=None), max(ends, default=None), at))
     return parts

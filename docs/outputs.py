@@ -247,6 +247,7 @@ def _likeness(shown: Unit, printed: Unit) -> float:
         b = b[: len(a)]
     common = sum(min(a.count(word), b.count(word)) for word in set(a))
     share = 2 * common / max(len(a) + len(b), 1)
+    share *= 0.9 + 0.1 * sum(map(_close, shown.words, printed.words)) / len(shown.words)  # rows of numbers are alike
     return 0.9 * share if (share >= 0.4 and a[0] == b[0]) or share >= 0.7 else 0.0
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from docs.outputs import install
 from simrl.errors import InputError
 from simrl.extensions import Extended, checked
 from simrl.profile.profile import read_profile
@@ -27,17 +28,6 @@ from tests.token_traces import random_groups
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "docs" / "examples"
 SYSTEM = "from simrl.systems.on_policy import split\n\ndef mine(share: float = 0.5):\n    {}\n"
-
-
-def install(folder: Path, name: str, entries: dict[str, dict[str, str]]) -> None:
-    """What pip writes of a package's entry points, in a folder that is on Python's path."""
-    place = folder / f"{name}-1.0.dist-info"
-    place.mkdir(parents=True)
-    (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    lines = [
-        line for group, values in entries.items() for line in (f"[{group}]", *(f"{k} = {v}" for k, v in values.items()))
-    ]
-    (place / "entry_points.txt").write_text("\n".join(lines))
 
 
 @pytest.fixture

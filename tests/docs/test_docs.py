@@ -1,77 +1,38 @@
-"""What the pages tell people to type is there and runs: every command of a block marked `sh`, and every block of Python.
+"""What the pages tell people to type is there: simrl has the commands and options, the repository the files they name.
 
-Blocks marked `sh` run on a base install in seconds, one after the other in a folder of the page's own that has the
-repository's folders in it. Those marked `console` take longer, or need a GPU, vLLM or a reader's own files: that simrl has
-these commands and options, and that the repository has the files they name, is checked alone.
+`docs/outputs.py check` runs blocks marked `sh` and `python` and compares what is shown of their output; it says how blocks are
+marked. tests/docs/test_outputs.py tests it.
 """
 
 import importlib.util
-import os
 import re
-import shlex
-import subprocess
-import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
 from urllib.parse import unquote
 
 import pytest
 import typer
 import yaml
 
+from docs.outputs import EXECUTED, PRINTED, Block, commands
+from docs.outputs import PAGES as RUN_PAGES
+from docs.outputs import blocks as blocks_of
 from simrl.commands import cli
-from tests.command_line import CommandLine
-from tests.test_extensions import install
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
-FOLDERS = ("docs", "experiments", "profiles", "traces", "replay")
-EXECUTED, PARSED = ("sh", "python"), ("console",)
-OTHERS = ("text", "yaml", "toml", "json", "")  # what was printed, and files
-PAGES = sorted(
-    path.relative_to(ROOT).as_posix()
-    for path in (
-        ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "traces" / "README.md", ROOT / "profiles" / "README.md",
-        *(ROOT / "docs").glob("*.md"), *(ROOT / "experiments").glob("*.md"),
-    )
-)  # fmt: skip
-
-
-class Block(NamedTuple):
-    language: str
-    text: str
-    line: int
+PARSED = ("console",)
+OTHERS = ("text", "yaml", "toml", "json", PRINTED)  # what is no command, and files
+PAGES = [*RUN_PAGES, *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "experiments").glob("*.md"))]
 
 
 def blocks(page: str) -> list[Block]:
-    """The fenced blocks of a page, in order."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    found = re.finditer(r"^```([a-z]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [Block(m[1], m[2], text[: m.start()].count("\n") + 1) for m in found]
-
-
-def commands(block: Block) -> list[list[str]]:
-    """The words of each command of a block; a backslash ends no command, and a # begins a comment."""
-    lines = [line for line in block.text.replace("\\\n", " ").splitlines() if line.strip()]
-    words = [shlex.split(line, comments=True) for line in lines]
-    return [command for line in words for command in _at_ands(line) if command]
-
-
-def _at_ands(words: list[str]) -> list[list[str]]:
-    parts: list[list[str]] = [[]]
-    for word in words:
-        if word == "&&":
-            parts.append([])
-        else:
-            parts[-1].append(word)
-    return parts
+    return blocks_of((ROOT / page).read_text(encoding="utf-8"))
 
 
 def of_simrl(page: str, languages: tuple[str, ...]) -> list[list[str]]:
-    every = [words for block in blocks(page) if block.language in languages for words in commands(block)]
+    every = [words for block in blocks(page) if block.language in languages for words in commands(block.text)]
     return [words[1:] for words in every if words[0] == "simrl"]
 
 
@@ -84,60 +45,6 @@ def parsed(words: list[str]) -> None:
         context = command.make_context(name, list(rest), parent=context, resilient_parsing=True)
         name, command, rest = command.resolve_command(context, rest)
     command.make_context(name, list(rest), parent=context)
-
-
-@pytest.fixture
-def checkout(
-    simrl: CommandLine, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[CommandLine]:
-    """The command line where the pages' paths are this checkout's, their examples are installed, and results go elsewhere."""
-    for name in FOLDERS:
-        (simrl.folder / name).symlink_to(ROOT / name)
-    site = tmp_path_factory.mktemp("site")
-    project = tomllib.loads((EXAMPLES / "pyproject.toml").read_text())["project"]
-    install(site, project["name"], project["entry-points"])
-    for folder in (EXAMPLES, site):
-        monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, site, EXAMPLES))))
-    monkeypatch.setenv("COLUMNS", "140")
-    yield simrl
-    for name, module in list(sys.modules.items()):
-        if Path(getattr(module, "__file__", None) or "/").parent == EXAMPLES:
-            del sys.modules[name]
-
-
-def executed(checkout: CommandLine, words: list[str]) -> None:
-    """Runs a command of a page. Installing is done already, by whoever runs this."""
-    said = shlex.join(words)
-    if words[:2] == ["pip", "install"]:
-        return
-    added = words[:4] == ["simrl", "trace", "import", "groups"]  # a command that is made as simrl starts
-    if words[0] == "simrl" and not added:
-        code, out, err = checkout(*words[1:])
-    else:
-        programs = {"python": [sys.executable], "simrl": [sys.executable, "-m", "simrl.commands.cli"]}
-        assert words[0] in programs, f"{said}: neither simrl nor python; mark its block console"
-        ended = subprocess.run(
-            programs[words[0]] + words[1:], cwd=checkout.folder, capture_output=True, text=True, timeout=300
-        )
-        code, out, err = ended.returncode, ended.stdout, ended.stderr
-    assert code == 0, f"{said}: {err}"
-    assert out.strip(), said
-
-
-EXECUTED_PAGES = [page for page in PAGES if any(block.language in EXECUTED for block in blocks(page))]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page", EXECUTED_PAGES)
-def test_the_commands_of_a_page_run_one_after_the_other(checkout: CommandLine, page: str):
-    names: dict[str, object] = {"__name__": page}
-    for block in blocks(page):
-        if block.language == "sh":
-            for words in commands(block):
-                executed(checkout, words)
-        elif block.language == "python":
-            exec(compile(block.text, f"{page}, line {block.line}", "exec"), names)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -157,7 +64,7 @@ def test_commands_that_are_not_run_are_ones_that_simrl_has(page: str):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_shipped_file_that_a_command_names_is_there(page: str):
-    every = [words for block in blocks(page) if block.language in ("sh", "console") for words in commands(block)]
+    every = [words for block in blocks(page) if block.language in ("sh", "console") for words in commands(block.text)]
     made = {words[words.index("-o") + 1] for words in every if "-o" in words}
     named = {word.partition("=")[2] if re.match(r"[\w.]+=", word) else word for words in every for word in words}
     shipped = {word for word in named if re.match(r"(docs|experiments|profiles|traces|replay)/[^*]+$", word)}

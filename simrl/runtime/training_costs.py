@@ -134,7 +134,7 @@ class TrainingCosts:
     def after(self, version: int, publish: bool = True) -> list[Phase]:
         """Return the phases after the work: the weights go to the rollout workers (if published), and at times to disk."""
         publish_s = self.publish_s
-        handed_s = handing_s(self.model) if self.config.switch_transfer_s is None else 0.0
+        handed_s = handing_s(self.config, self.model) if self.config.switch_transfer_s is None else 0.0
         phases = [("switch", self.switch_s + handed_s)] if self.switch else [("publish", publish_s)] if publish else []
         if self.config.checkpoint_every and (version + 1) % self.config.checkpoint_every == 0:
             phases.append(("checkpoint", self.config.checkpoint_s))
@@ -146,7 +146,7 @@ class TrainingCosts:
         if self.config.weight_sync:
             return publication_s(self.config, self.model, self.gpu, self.gpus)
         gathered_s = self.model.weight_bytes / self.gpu.bytes_per_s_among(self.gpus)
-        return self.config.publish_s + handing_s(self.model) + gathered_s
+        return self.config.publish_s + handing_s(self.config, self.model) + gathered_s
 
     @property
     def switch_s(self) -> float:

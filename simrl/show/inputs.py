@@ -225,7 +225,7 @@ def provenance(of_results: Iterable[Facts]) -> list[str]:
     """Return the inputs behind the numbers, each once."""
     lines: list[str] = []
     links: list[str] = []
-    assumed: dict[str, float] = {}
+    assumed: dict[tuple[str, float], None] = {}
     for metadata in of_results:
         profile, trace, training = metadata["profile"], metadata["trace"], metadata["scenario"]["training"]
         engine = f"{profile['model']} on {profile['gpu']} {split_words(profile, '', ' ')}"
@@ -250,7 +250,8 @@ def provenance(of_results: Iterable[Facts]) -> list[str]:
         rollout_gpus = metadata["rollout_workers"] * _worker_gpus(metadata)
         colocated = rollout_gpus + metadata["train_gpus"] > metadata["gpus"]
         known = {used.key.removeprefix("training.") for used in _used(metadata)}
-        assumed |= assumed_s(training, colocated, known)
+        of_run = assumed_s(training, colocated, known) | metadata.get("extrapolated", {})
+        assumed |= dict.fromkeys(of_run.items())
     lines += [f"Links: {'; '.join(known_links)}"] if (known_links := dict.fromkeys(filter(None, links))) else []
     found = sorted(dict.fromkeys(lines), key=lambda line: not line.startswith("Step times:"))
     return found + ([assumption(assumed)] if assumed else [])

@@ -23,7 +23,7 @@ from simrl.profile.shipped import file_name, shipped_profile
 from simrl.runtime.agents import PLAIN, AgentRules, agent_rules, check_concurrency
 from simrl.runtime.faults import check_faults
 from simrl.runtime.training_costs import TrainingCosts
-from simrl.runtime.weight_sync import loading_s, synced_by
+from simrl.runtime.weight_sync import extrapolated, loading_s, synced_by
 from simrl.runtime.worker import WorkerCosts
 from simrl.scenario.model import ClusterConfig, Scenario
 from simrl.simulate.cache import InputCache
@@ -118,7 +118,13 @@ class Prepared(Deployment):
     def weight_sync(self) -> str | None:
         """Method of the weight syncs and the source of its constants; None where assumed seconds stand for it."""
         training = self.scenario.training
-        return synced_by(training) if training.weight_sync and not self.colocated else None
+        synced = training.weight_sync and not self.colocated
+        return synced_by(training, self.model, self.train_gpu) if synced else None
+
+    @property
+    def extrapolated(self) -> dict[str, float]:
+        """Constants of the weight sync that were measured on other models or nodes, by the field that replaces each."""
+        return extrapolated(self.scenario.training, self.model, self.train_gpu, self.colocated)
 
     @property
     def links(self) -> str:
@@ -139,7 +145,7 @@ class Prepared(Deployment):
             "tp": self.tp,
             "rollout_workers": self.workers,
             "kv_cache_tokens_per_worker": self.limits.dp * self.limits.kv_tokens,
-            "load_weights_s": self.costs.load_s,
+            "load_weights_s": self.costs.load_s + self.costs.pause_s,
             "profile": self.profile.metadata.source,
         }
 
@@ -158,11 +164,12 @@ class Prepared(Deployment):
             **({"model_config": read} if (read := understood(s.model)) else {}),
             "prefix_caching": self.limits.prefix_caching,
             "kv_cache_tokens_per_worker": self.limits.dp * self.limits.kv_tokens,
-            "load_weights_s": self.costs.load_s,
+            "load_weights_s": self.costs.load_s + self.costs.pause_s,
             "load_weights_kind": "given"
             if s.training.load_s is not None
             else ("derived" if self.weight_sync else "assumed"),
             **({"weight_sync": self.weight_sync} if self.weight_sync else {}),
+            **({"extrapolated": self.extrapolated} if self.extrapolated else {}),
             "trace": self.trace.metadata.model_dump(),
             "trace_steps": len(self.trace.step_slices),
             "profile": {**self.profile.metadata.model_dump(), "corrections": list(self.profile.corrections)},

@@ -107,8 +107,7 @@ class Evidence:
 def diagnose(evidence: Evidence) -> list[Finding]:
     """Return the findings, in the order of the rules below; the weight sync first where it is the largest loss."""
     findings = [finding for rule in RULES for finding in rule(evidence)]
-    first = SYNC_HOLDS_UP if evidence.loses_most_to_sync else ""
-    return sorted(findings, key=lambda finding: finding.name != first)
+    return sorted(findings, key=lambda finding: finding.name != SYNC_HOLDS_UP or not evidence.loses_most_to_sync)
 
 
 def few_drafts_accepted(e: Evidence) -> Iterator[Finding]:
@@ -268,8 +267,12 @@ def sync_holds_up(e: Evidence) -> Iterator[Finding]:
         return
     by_kind = seconds_of(e.paths)
     largest = max(SYNC, key=lambda kind: by_kind.get(kind, 0.0))
-    words = {"load_weights": "loading weights", "publish": "publishing them"}
-    words |= {"switch": "switching between rollout and training", "transfer": "handing on batches"}
+    words = {
+        "load_weights": "loading weights",
+        "publish": "publishing them",
+        "switch": "switching between rollout and training",
+        "transfer": "handing on batches",
+    }
     training, remedy, method = e.metadata["scenario"]["training"], e.beside("laminar", "rhymerl"), ""
     if largest in ("load_weights", "publish") and e.separate and training.get("load_s") is None:
         method = (

@@ -21,6 +21,8 @@ HOST_BYTES_PER_S = {
     "delta": 0.67e9,  # a GPU's shard is compared with the one it sent last (the same, 2 % changed: 6.2 s)
 }
 PAGEABLE_NODE_BYTES_PER_S = 17.6e9  # offload: to all GPUs of a node, not pinned (the same, on less off: 3.7 s)
+# Pinned copies of Adam's moments, by all GPUs of a node at once: 34.6 % of the link (verl's pull request 7347, PCIe 5).
+PINNED_SHARE = 0.346
 RESHARDED_TENSOR_S = 0.29e-3  # reshard: a tensor of a GPU (qwen3-4b: 0.21 to 0.34 s; 8 GPUs to 8, tp 1, are assumed)
 POSITION_BYTES = 4  # delta: of a changed parameter, beside its value
 FULL_BYTES = 4  # of a trained parameter as FSDP shards it
@@ -47,21 +49,27 @@ def synced_by(config: TrainingConfig, model: ModelShape, gpu: Gpu) -> str:
 
 def tensor_s(config: TrainingConfig, colocated: bool = False) -> float:
     """Return the seconds of a tensor at the hosts of both ends."""
-    if config.weight_sync_tensor_s is not None:
-        return config.weight_sync_tensor_s
-    return TENSOR_S if config.weight_sync == "broadcast" and not colocated else RESHARDED_TENSOR_S
+    measured = TENSOR_S if config.weight_sync == "broadcast" and not colocated else RESHARDED_TENSOR_S
+    return measured if config.weight_sync_tensor_s is None else config.weight_sync_tensor_s
 
 
 def extrapolated(config: TrainingConfig, model: ModelShape, gpu: Gpu, colocated: bool) -> dict[str, float]:
     """Return the constants that a scenario uses where no row measured them, by the field that replaces each: the cost of a
     tensor for a mixture of experts and in a reshard, whose row states no placement; the rate of a host for other nodes."""
-    method, found = None if colocated else config.weight_sync, {}
+    method = None if colocated else config.weight_sync
     tensors = model.experts > 0 if method in (None, "broadcast") else method == "reshard"
-    if tensors and config.weight_sync_tensor_s is None and not (colocated and config.switch_transfer_s is not None):
-        found["training.weight_sync_tensor_s"] = tensor_s(config, colocated)
-    if method in HOST_BYTES_PER_S and gpu.name != "h100" and config.weight_sync_host_bytes_per_s is None:
-        found["training.weight_sync_host_bytes_per_s"] = HOST_BYTES_PER_S[method]
-    return found
+    used = {
+        "weight_sync_tensor_s": (
+            tensors and not (colocated and config.switch_transfer_s is not None),
+            tensor_s(config, colocated),
+        ),
+        "weight_sync_host_bytes_per_s": (gpu.name != "h100", HOST_BYTES_PER_S.get(method or "", 0.0)),
+    }
+    return {
+        f"training.{key}": value
+        for key, (outside, value) in used.items()
+        if outside and value and getattr(config, key) is None
+    }
 
 
 def publication_s(config: TrainingConfig, model: ModelShape, gpu: Gpu, gpus: int) -> float:
@@ -69,7 +77,7 @@ def publication_s(config: TrainingConfig, model: ModelShape, gpu: Gpu, gpus: int
     method does before anything is sent."""
     trained = config.sharding == "fsdp" and not config.lora
     stored = FULL_BYTES * model.parameters if trained else model.weight_bytes
-    host_s = stored / gpus / pageable_bytes_per_s(gpu, gpus) if config.weight_sync_offload else 0.0
+    host_s = stored / gpus / copied_bytes_per_s(gpu, gpus, "pageable") if config.weight_sync_offload else 0.0
     gather_s = stored * (1 - 1 / gpus) / _gather_bytes_per_s(config, gpu, gpus)
     rate = config.weight_sync_host_bytes_per_s or HOST_BYTES_PER_S.get(config.weight_sync or "", 0.0)
     match config.weight_sync:
@@ -90,9 +98,11 @@ def handing_s(config: TrainingConfig, model: ModelShape) -> float:
     return tensor_s(config, colocated=True) * model.mlp_matrices * model.expert_layers * model.experts
 
 
-def pageable_bytes_per_s(gpu: Gpu, gpus: int) -> float:
-    """Return the rate at which each of `gpus` copies from or to host memory that is not pinned, all at once."""
-    return min(gpu.host_bytes_per_s, PAGEABLE_NODE_BYTES_PER_S / min(gpus, gpu.gpus_per_node))
+def copied_bytes_per_s(gpu: Gpu, gpus: int, memory: str = "pinned") -> float:
+    """Return the rate at which each of `gpus` copies from or to host memory, all at once: pinned memory over its own link;
+    pageable memory at its share of what the host of a node copies."""
+    pinned = PINNED_SHARE * gpu.host_bytes_per_s
+    return pinned if memory == "pinned" else min(pinned, PAGEABLE_NODE_BYTES_PER_S / min(gpus, gpu.gpus_per_node))
 
 
 def loading_s(

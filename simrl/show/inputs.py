@@ -241,6 +241,12 @@ def provenance(of_results: Iterable[Facts]) -> list[str]:
         links += (metadata.get("links") or "").split("; ")
         lines += _presets(metadata)
         lines += [f"Weight sync: {metadata['weight_sync']}"] if metadata.get("weight_sync") else []
+        presets = {used.key: used.preset for used in _used(metadata)}
+        whose = "the scenario" if training.get("offload") != TrainingConfig().offload else "default"
+        whose = presets.get("training.offload", whose)
+        lines += (
+            [f"Offload: {training['offload']} ({whose}): {offload}"] if (offload := metadata.get("offload")) else []
+        )
         lines += [f"{what}: {_drafts(facts)}" for what, facts in _drafters(metadata)]
         for phase in ("evaluate", "checkpoint"):
             if training[f"{phase}_every"]:
@@ -249,7 +255,7 @@ def provenance(of_results: Iterable[Facts]) -> list[str]:
             lines.append("Faults: as the scenario has them; result.json lists those that happened")
         rollout_gpus = metadata["rollout_workers"] * _worker_gpus(metadata)
         colocated = rollout_gpus + metadata["train_gpus"] > metadata["gpus"]
-        known = {used.key.removeprefix("training.") for used in _used(metadata)}
+        known = {key.removeprefix("training.") for key in presets}
         of_run = assumed_s(training, colocated, known) | metadata.get("extrapolated", {})
         assumed |= dict.fromkeys(of_run.items())
     lines += [f"Links: {'; '.join(known_links)}"] if (known_links := dict.fromkeys(filter(None, links))) else []

@@ -88,7 +88,7 @@ def test_open_constants_of_presets_are_varied_and_known_ones_are_not(scenario):
         "framework=verl-fsdp-0.5-sglang", "engine.enforce_eager=true", "profile.roofline.between_passes_s=1e-3"
     )
     assert eager == {
-        "training.load_overhead_s": 1.0,
+        "training.load_overhead_s": 1.6,
         "training.reward_s": 0.1,
         "profile.sequence_overhead_s": 1.8e-5,
         "engine.layer_launch_s": 0.0004,

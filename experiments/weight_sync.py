@@ -79,10 +79,10 @@ class Row:
 
 # Of rows by model, placement, method and offload: the constant that the row sets.
 SETS = {
-    ("qwen2.5-32b", "2+2 nodes", "nccl broadcast", "off"): "ASSEMBLED_BYTES_PER_S",
+    ("qwen2.5-32b", "2+2 nodes", "nccl broadcast", "off"): "HOST_BYTES_PER_S of broadcast",
     ("qwen3-0.6b", "1 node", "nccl broadcast", "off"): "TENSOR_S",
     ("qwen2.5-32b", "2+2 nodes", "nccl broadcast", "on"): "PAGEABLE_NODE_BYTES_PER_S",
-    ("qwen2.5-32b", "2+2 nodes", "sparse delta", "off"): "COMPARED_BYTES_PER_S",
+    ("qwen2.5-32b", "2+2 nodes", "sparse delta", "off"): "HOST_BYTES_PER_S of delta",
     ("qwen3-4b", "", "sharded reshard", ""): "RESHARDED_TENSOR_S",
 }
 

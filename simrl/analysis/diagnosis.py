@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from simrl.analysis.critical_path import CriticalPath, seconds_of
-from simrl.analysis.gpu_hours import SYNC, Waterfall
+from simrl.analysis.gpu_hours import PARTS, SYNC, Waterfall
 from simrl.analysis.run_view import busy_clock
 from simrl.dispatch.split import BUSY_ENOUGH, TARGET
 from simrl.result.result import Result
@@ -25,6 +25,7 @@ from simrl.validation import in_words
 
 RHYMERL = "RhymeRL's failure signatures (arXiv 2508.18588)"
 OWN = "simrl's own threshold"
+SYNC_HOLDS_UP = "sync on the critical path"
 
 
 class Finding(NamedTuple):
@@ -86,15 +87,27 @@ class Evidence:
         return self.parts.gpu_s[part] / self.rollout_gpu_s if self.rollout_gpu_s > 0 else 0.0
 
     @property
+    def separate(self) -> bool:
+        """Return whether the trainer has GPUs of its own."""
+        return any(lane.name == "train" for lane in spans(self.result).lanes)
+
+    @property
     def rollout_gpu_s(self) -> float:
         found = spans(self.result).within(self.parts.start_s, self.parts.end_s)
         here = found.where(found.rolls_out())
         return float(((here.ended_s - here.started_s) * here.gpus).sum())
 
+    @property
+    def loses_most_to_sync(self) -> bool:
+        """Return whether weights on their way take more GPU time than any other part that an ideal run lacks."""
+        lost = {part: gpu_s for part, gpu_s in self.parts.gpu_s.items() if not PARTS[part].ideal}
+        return lost.pop("load_weights") + lost.pop("publish") > max(lost.values())
+
 
 def diagnose(evidence: Evidence) -> list[Finding]:
-    """Return the findings, in the order of the rules below."""
-    return [finding for rule in RULES for finding in rule(evidence)]
+    """Return the findings, in the order of the rules below; the weight sync first where it is the largest loss."""
+    findings = [finding for rule in RULES for finding in rule(evidence)]
+    return sorted(findings, key=lambda finding: finding.name != SYNC_HOLDS_UP or not evidence.loses_most_to_sync)
 
 
 def few_drafts_accepted(e: Evidence) -> Iterator[Finding]:
@@ -191,8 +204,7 @@ def staleness_binds(e: Evidence) -> Iterator[Finding]:
     """Find workers that idle while the staleness bound is reached; without a numeric bound, while all wait for the trainer."""
     eta = {**parameters_of("areal"), **e.parameters}["eta"] if e.system == "areal" else None
     share = e.share("trainer_wait") if eta is None else _idle_at_bound(e, eta)
-    separate = any(lane.name == "train" for lane in spans(e.result).lanes)
-    if share <= 0.1 or not separate:
+    if share <= 0.1 or not e.separate:
         return
     if eta is None:
         says = f"all workers wait for {share:.0%} of their time while the trainer works: nothing newer may be rolled out yet"
@@ -247,23 +259,35 @@ def trainer_starves(e: Evidence) -> Iterator[Finding]:
 
 
 def sync_holds_up(e: Evidence) -> Iterator[Finding]:
-    """Find weight sync on the critical paths; what overlaps with other work holds nothing up."""
+    """Find weight sync on the critical paths; what overlaps with other work holds nothing up. Where weights go to GPUs of their
+    own, another method of the sync is tried first."""
     length_s = sum(path.ended_s - path.started_s for path in e.paths)
     sync_s = sum(path.sync_s for path in e.paths)
     if not length_s or sync_s <= 0.1 * length_s:
         return
     by_kind = seconds_of(e.paths)
     largest = max(SYNC, key=lambda kind: by_kind.get(kind, 0.0))
-    words = {"load_weights": "loading weights", "publish": "publishing them"}
-    words |= {"switch": "switching between rollout and training", "transfer": "handing on batches"}
+    words = {
+        "load_weights": "loading weights",
+        "publish": "publishing them",
+        "switch": "switching between rollout and training",
+        "transfer": "handing on batches",
+    }
+    training, remedy, method = e.metadata["scenario"]["training"], e.beside("laminar", "rhymerl"), ""
+    if largest in ("load_weights", "publish") and e.separate and training.get("load_s") is None:
+        method = (
+            f"; training.weight_sync is {training.get('weight_sync') or 'not given, so that its seconds are assumed'}"
+        )
+        if training.get("weight_sync") != "reshard":
+            remedy = e.again("training.weight_sync=reshard")
     yield Finding(
-        "sync on the critical path",
+        SYNC_HOLDS_UP,
         f"{sync_s / length_s:.0%} of the updates' critical paths is weights and batches on their way, most of it "
-        f"{words[largest]} ({by_kind[largest] / len(e.paths):.1f} s an update)",
+        f"{words[largest]} ({by_kind[largest] / len(e.paths):.1f} s an update){method}",
         sync_s / length_s,
         0.1,
         OWN,
-        e.beside("laminar", "rhymerl"),
+        remedy,
     )
 
 

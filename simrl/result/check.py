@@ -59,6 +59,7 @@ _ANY_RESULT = _facts(  # the partial results of a recorded run lack most of it
     (_POSITIVE, "scenario?.training.expert_parallel?"),
     (int, "scenario?.seed"),
     (dict[str, Any], "scenario?.workload"),
+    (dict[str, float], "extrapolated?"),
     (list[str], "not_modelled?"),
     (bool, "prefix_caching?"),
     (_COUNT, "rollout_workers? train_gpus? scenario?.warmup_steps scenario?.system.eta?"),

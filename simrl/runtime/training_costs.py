@@ -20,7 +20,7 @@ from simrl.profile.model_shape import ModelShape
 from simrl.runtime.fused_pipelines import pipelines_s
 from simrl.runtime.pipeline_stages import forward_only, one_forward_one_backward
 from simrl.runtime.training_kernels import MEMORY_SHARE, MicroBatch, microbatches_s
-from simrl.runtime.weight_sync import FULL_BYTES, handing_s, pageable_bytes_per_s, publication_s
+from simrl.runtime.weight_sync import FULL_BYTES, copied_bytes_per_s, handing_s, publication_s
 from simrl.scenario.training import TrainingConfig
 
 Ints = NDArray[np.int64]
@@ -79,8 +79,7 @@ class TrainingCosts:
         if not self.log_probs or not lengths.size:
             return []
         references = self.config.reference_passes
-        passes = self.log_probs - references + (self.critic is not None)
-        passes_s = passes * (self.pass_s(lengths, 1) + self._fetched_s(FULL_BYTES))
+        passes_s = self._own_passes * (self.pass_s(lengths, 1) + self._fetched_s(FULL_BYTES))
         if references:
             passes_s += references * self.reference_s(lengths)
         return [("log_prob", self.log_probs * self.config.log_prob_overhead_s + passes_s)]
@@ -106,13 +105,35 @@ class TrainingCosts:
         divided = config.expert_parallel if config.expert_parallel > 1 else tp
         return ((model.parameters - routed) / tp + routed / divided) / config.pipeline_parallel
 
+    @property
+    def _own_passes(self) -> int:
+        """The log-prob passes by models that are trained."""
+        return self.log_probs - self.config.reference_passes + (self.critic is not None)
+
+    @property
+    def _update_bytes(self) -> int:
+        """The bytes of a parameter that an update fetches: weights, and Adam's moments."""
+        return WEIGHT_BYTES if self.config.lora else FULL_BYTES + MOMENT_BYTES
+
     def _fetched_s(self, bytes_per_parameter: int) -> float:
         """Return the seconds in which a phase fetches its states from the host and returns them, if these are offloaded, as
         rollout runs on these GPUs, too."""
         if self.config.offload != "phases" or not self.switch:
             return 0.0
-        mine = bytes_per_parameter * self.model.parameters / self.gpus
-        return 2 * mine / pageable_bytes_per_s(self.gpu, self.gpus)
+        return 2 * bytes_per_parameter * self.model.parameters / self.gpus / self.copied_bytes_per_s
+
+    @property
+    def copied_bytes_per_s(self) -> float:
+        """Rate at which a GPU copies states from or to the host."""
+        return copied_bytes_per_s(self.gpu, self.gpus, self.config.offload_memory)
+
+    @property
+    def offloaded_bytes(self) -> float:
+        """Bytes of states that a GPU copies from and to the host for an update: with `phases` in each log-prob pass, in the
+        update and in the weight sync, with `switch` before and after rollout."""
+        each = FULL_BYTES * (self._own_passes + 1) + self._update_bytes
+        copied = {"switch": self._kept_bytes, "phases": each * self.model.parameters / self.gpus, "none": 0.0}
+        return 2 * copied[self.config.offload]
 
     def update(self, lengths: Ints, minibatches: int, begins: bool = True) -> list[Phase]:
         """Return the training phase: gradients and optimizer steps on some sequences, in `minibatches`, `ppo_epochs` times.
@@ -122,8 +143,7 @@ class TrainingCosts:
         passes_s = self.config.ppo_epochs * each_s * max(len(parts), 1)
         for part in parts:
             passes_s += sum(seconds for _, seconds in self.gradients(part))
-        fetched_s = self._fetched_s(WEIGHT_BYTES if self.config.lora else FULL_BYTES + MOMENT_BYTES)
-        once_s = self.config.update_overhead_s + fetched_s if begins else 0.0
+        once_s = self.config.update_overhead_s + self._fetched_s(self._update_bytes) if begins else 0.0
         return [("train", once_s + passes_s)]
 
     def gradients(self, lengths: Ints) -> list[Phase]:
@@ -133,9 +153,10 @@ class TrainingCosts:
 
     def after(self, version: int, publish: bool = True) -> list[Phase]:
         """Return the phases after the work: the weights go to the rollout workers (if published), and at times to disk."""
-        publish_s = self.publish_s
-        handed_s = handing_s(self.model) if self.config.switch_transfer_s is None else 0.0
-        phases = [("switch", self.switch_s + handed_s)] if self.switch else [("publish", publish_s)] if publish else []
+        handed_s = handing_s(self.config, self.model) if self.config.switch_transfer_s is None else 0.0
+        phases = (
+            [("switch", self.switch_s + handed_s)] if self.switch else [("publish", self.publish_s)] if publish else []
+        )
         if self.config.checkpoint_every and (version + 1) % self.config.checkpoint_every == 0:
             phases.append(("checkpoint", self.config.checkpoint_s))
         return phases
@@ -146,14 +167,14 @@ class TrainingCosts:
         if self.config.weight_sync:
             return publication_s(self.config, self.model, self.gpu, self.gpus)
         gathered_s = self.model.weight_bytes / self.gpu.bytes_per_s_among(self.gpus)
-        return self.config.publish_s + handing_s(self.model) + gathered_s
+        return self.config.publish_s + handing_s(self.config, self.model) + gathered_s
 
     @property
     def switch_s(self) -> float:
-        """Seconds of a switch (colocated), one way: weights, gradients and optimizer states to or from the host."""
+        """Seconds of a switch (colocated), one way: weights and optimizer states to or from the host."""
         transfer_s = self.config.switch_transfer_s
         if transfer_s is None:  # if phases fetch their states, the sync fetches the weights: half each way
-            states_s = self.state_bytes / self.gpu.host_bytes_per_s
+            states_s = self._kept_bytes / self.copied_bytes_per_s
             transfer_s = states_s if self.config.offload == "switch" else self._fetched_s(FULL_BYTES) / 2
         return self.config.switch_s + transfer_s
 
@@ -293,6 +314,12 @@ class TrainingCosts:
         whole = min(each, WEIGHT_BYTES + GRADIENT_BYTES)
         one = copies + whole * held + (each - whole) * self.model.parameters / self.gpus
         return one if self.critic is None else 2 * one
+
+    @property
+    def _kept_bytes(self) -> float:
+        """Bytes per GPU of the states that outlast an update: all but gradients."""
+        gradients = 0.0 if self.config.lora else GRADIENT_BYTES * self._held(self.model)
+        return self.state_bytes - gradients * (1 if self.critic is None else 2)
 
     def most_tokens(self, longest_tokens: int, batch: int = 1) -> int:
         """Return the tokens of a micro-batch for which there has to be memory, of an update of `batch` sequences."""

@@ -3,6 +3,9 @@
 Invariant: a method's seconds follow from bytes, tensors, placement and data-sheet rates, and from at most two constants. Each
 is set by one measured row, which `SOURCES` names; `experiments/weight_sync.py` tests the other rows. Publication and load
 follow one another, and add up to the measured time of a sync. With LoRA, merged weights are moved.
+
+A constant counts as measured where a scenario is like the rows that measured it, and as assumed elsewhere (`extrapolated`):
+the cost of a tensor is measured for dense models, of a few hundred tensors, and the rate of a host for nodes of H100.
 """
 
 from __future__ import annotations
@@ -13,9 +16,13 @@ from simrl.scenario.training import TrainingConfig
 
 # Each is set by one row of experiments/weight_sync.md, in brackets: verl's delta_weight_sync.md, NeMo-RL's for reshard.
 TENSOR_S = 1.24e-3  # broadcast: a tensor, on the hosts of both ends (qwen3-0.6b, one A100 node: 0.61 s)
-ASSEMBLED_BYTES_PER_S = 5.55e9  # broadcast: into buckets on the rank that sends (qwen2.5-32b, 2+2 H100 nodes: 14.2 s)
-COMPARED_BYTES_PER_S = 0.67e9  # delta: a GPU's shard with the one it sent last (the same, 2 % changed: 6.2 s)
+HOST_BYTES_PER_S = {
+    "broadcast": 5.55e9,  # into buckets on the rank that sends (qwen2.5-32b, 2+2 H100 nodes: 14.2 s)
+    "delta": 0.67e9,  # a GPU's shard is compared with the one it sent last (the same, 2 % changed: 6.2 s)
+}
 PAGEABLE_NODE_BYTES_PER_S = 17.6e9  # offload: to all GPUs of a node, not pinned (the same, on less off: 3.7 s)
+# Pinned copies of Adam's moments, by all GPUs of a node at once: 34.6 % of the link (verl's pull request 7347, PCIe 5).
+PINNED_SHARE = 0.346
 RESHARDED_TENSOR_S = 0.29e-3  # reshard: a tensor of a GPU (qwen3-4b: 0.21 to 0.34 s; 8 GPUs to 8, tp 1, are assumed)
 POSITION_BYTES = 4  # delta: of a changed parameter, beside its value
 FULL_BYTES = 4  # of a trained parameter as FSDP shards it
@@ -31,11 +38,38 @@ SOURCES = {
 OFFLOAD_SOURCE = "offload by verl's qwen2.5-32b on 2+2 H100 nodes, on less off"
 
 
-def synced_by(config: TrainingConfig) -> str:
-    """Return the method of a weight sync, and whose constants it has."""
+def synced_by(config: TrainingConfig, model: ModelShape, gpu: Gpu) -> str:
+    """Return the method of a weight sync, whose constants it has, and which of them are extrapolated."""
     assert config.weight_sync is not None
     offload = f"; {OFFLOAD_SOURCE}" if config.weight_sync_offload else ""
-    return f"{config.weight_sync} ({SOURCES[config.weight_sync]}{offload})"
+    outside = [key.removeprefix("training.") for key in extrapolated(config, model, gpu, colocated=False)]
+    added = f"; extrapolated: {', '.join(outside)}" if outside else ""
+    return f"{config.weight_sync} ({SOURCES[config.weight_sync]}{offload}{added})"
+
+
+def tensor_s(config: TrainingConfig, colocated: bool = False) -> float:
+    """Return the seconds of a tensor at the hosts of both ends."""
+    measured = TENSOR_S if config.weight_sync == "broadcast" and not colocated else RESHARDED_TENSOR_S
+    return measured if config.weight_sync_tensor_s is None else config.weight_sync_tensor_s
+
+
+def extrapolated(config: TrainingConfig, model: ModelShape, gpu: Gpu, colocated: bool) -> dict[str, float]:
+    """Return the constants that a scenario uses where no row measured them, by the field that replaces each: the cost of a
+    tensor for a mixture of experts and in a reshard, whose row states no placement; the rate of a host for other nodes."""
+    method = None if colocated else config.weight_sync
+    tensors = model.experts > 0 if method in (None, "broadcast") else method == "reshard"
+    used = {
+        "weight_sync_tensor_s": (
+            tensors and not (colocated and config.switch_transfer_s is not None),
+            tensor_s(config, colocated),
+        ),
+        "weight_sync_host_bytes_per_s": (gpu.name != "h100", HOST_BYTES_PER_S.get(method or "", 0.0)),
+    }
+    return {
+        f"training.{key}": value
+        for key, (outside, value) in used.items()
+        if outside and value and getattr(config, key) is None
+    }
 
 
 def publication_s(config: TrainingConfig, model: ModelShape, gpu: Gpu, gpus: int) -> float:
@@ -43,30 +77,32 @@ def publication_s(config: TrainingConfig, model: ModelShape, gpu: Gpu, gpus: int
     method does before anything is sent."""
     trained = config.sharding == "fsdp" and not config.lora
     stored = FULL_BYTES * model.parameters if trained else model.weight_bytes
-    host_s = stored / gpus / pageable_bytes_per_s(gpu, gpus) if config.weight_sync_offload else 0.0
+    host_s = stored / gpus / copied_bytes_per_s(gpu, gpus, "pageable") if config.weight_sync_offload else 0.0
     gather_s = stored * (1 - 1 / gpus) / _gather_bytes_per_s(config, gpu, gpus)
+    rate = config.weight_sync_host_bytes_per_s or HOST_BYTES_PER_S.get(config.weight_sync or "", 0.0)
     match config.weight_sync:
         case "reshard":
-            return host_s + RESHARDED_TENSOR_S * tensors_held(config, model)
+            return host_s + tensor_s(config) * tensors_held(config, model)
         case "delta":
-            found_s = model.weight_bytes / gpus / COMPARED_BYTES_PER_S
-            return host_s + found_s + gather_s * moved_bytes(config, model) / stored
+            return host_s + model.weight_bytes / gpus / rate + gather_s * moved_bytes(config, model) / stored
         case "file":
             return host_s + gather_s + model.weight_bytes / config.weight_sync_storage_bytes_per_s
         case "broadcast":
-            return host_s + gather_s + TENSOR_S * model.tensors + model.weight_bytes / ASSEMBLED_BYTES_PER_S
+            return host_s + gather_s + tensor_s(config) * model.tensors + model.weight_bytes / rate
     return host_s + gather_s
 
 
-def handing_s(model: ModelShape) -> float:
+def handing_s(config: TrainingConfig, model: ModelShape) -> float:
     """Return the seconds in which a trainer hands the experts' tensors to an engine on its GPUs, one by one, each taken to cost
     as in a reshard. The few hundred other tensors are in the measured constants of frameworks."""
-    return RESHARDED_TENSOR_S * model.mlp_matrices * model.expert_layers * model.experts
+    return tensor_s(config, colocated=True) * model.mlp_matrices * model.expert_layers * model.experts
 
 
-def pageable_bytes_per_s(gpu: Gpu, gpus: int) -> float:
-    """Return the rate at which each of `gpus` copies from or to host memory that is not pinned, all at once."""
-    return min(gpu.host_bytes_per_s, PAGEABLE_NODE_BYTES_PER_S / min(gpus, gpu.gpus_per_node))
+def copied_bytes_per_s(gpu: Gpu, gpus: int, memory: str = "pinned") -> float:
+    """Return the rate at which each of `gpus` copies from or to host memory, all at once: pinned memory over its own link;
+    pageable memory at its share of what the host of a node copies."""
+    pinned = PINNED_SHARE * gpu.host_bytes_per_s
+    return pinned if memory == "pinned" else min(pinned, PAGEABLE_NODE_BYTES_PER_S / min(gpus, gpu.gpus_per_node))
 
 
 def loading_s(

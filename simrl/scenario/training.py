@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -128,18 +128,29 @@ class TrainingConfig(BaseModel):
     """the trainer's weights are in host memory, and are moved to its GPUs before a weight sync"""
     weight_sync_delta_share: Annotated[float, Field(ge=1e-6, le=1)] = 0.02
     """delta: share of the parameters that an update changes (in bfloat16); verl's pages have 1 to 3 %"""
+    weight_sync_tensor_s: Annotated[float, Field(ge=0, le=1)] | None = None
+    """time of each tensor in a weight sync, at the hosts of both ends; if not given, 1.24 ms in a broadcast, and 0.29 ms in a
+    reshard or to an engine on the trainer's GPUs: measured on dense models, extrapolated (so: assumed) for experts"""
+    weight_sync_host_bytes_per_s: Rate | None = None
+    """rate at which the sending host puts weights into buckets (broadcast) or a GPU's shard is compared (delta); if not given,
+    5.55 and 0.67 GB/s: measured on nodes of H100, extrapolated (so: assumed) for others"""
     weight_sync_storage_bytes_per_s: Rate = 2e9
     """file: rate at which a node writes to storage or reads from it; assumed"""
     weight_sync_node_bytes_per_s: Rate | None = None
     """network rate of a whole node in weight syncs, where its GPUs share one network card (no RDMA); if not given, each GPU has
     the data sheet's"""
     offload: Literal["switch", "phases", "none"] = "switch"
-    """what goes to the host. switch: colocated weights, gradients and optimizer states, before a rollout and back after it, at
-    the data sheet's rate; phases: colocated, each phase fetches what it needs and returns it, over memory that is not pinned
-    (verl's param_offload and optimizer_offload); none: states stay on the GPUs"""
+    """what goes to the host. switch: colocated weights and optimizer states, before a rollout and back after it; phases:
+    colocated, each phase fetches what it needs and returns it (verl's param_offload and optimizer_offload); none: states stay
+    on the GPUs. No copy of gradients: an update has used them up"""
+    offload_memory: Literal["pinned", "pageable"] = "pinned"
+    """host memory of these states. pinned: each GPU copies at 35 % of its link (what verl's copies of optimizer states reach);
+    pageable: the GPUs of a node share 17.6 GB/s (measured on H100 nodes)"""
+    rollout_offload: bool = False
+    """colocated: the engine's weights go to pinned host memory before training and back after it (vLLM's sleep at level 1)"""
     switch_s: Seconds = 2.0
-    """colocated, each way: time to change between rollout and training, in addition to moving weights, gradients and optimizer
-    states to or from the host; assumed"""
+    """colocated, each way: time to change between rollout and training, in addition to moving weights and optimizer states to
+    or from the host; assumed"""
     switch_transfer_s: Seconds | None = None
     """time to move these states, if measured; replaces the transfer. A calibrated run has 0 here and in `switch_s`: the phases
     of its log contain both"""
@@ -199,6 +210,10 @@ def assumed_s(training: Mapping[str, Any], colocated: bool, known: Collection[st
     }
 
 
-def assumption(assumed: Mapping[str, float]) -> str:
-    """Return the line that names the assumed seconds, as settings."""
-    return f"Assumed seconds (set your own if known): {' '.join(f'{key}={value:g}' for key, value in assumed.items())}"
+def assumption(assumed: Iterable[tuple[str, float]]) -> str:
+    """Return the line that names the assumed seconds, as settings; runs may differ in one."""
+    values: dict[str, list[str]] = {}
+    for key, value in assumed:
+        values.setdefault(key, []).append(f"{value:g}")
+    settings = " ".join(f"{key}={' or '.join(of)}" for key, of in values.items())
+    return f"Assumed seconds (set your own if known): {settings}"

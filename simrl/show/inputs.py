@@ -241,6 +241,12 @@ def provenance(of_results: Sequence[Facts]) -> list[str]:
         links += (metadata.get("links") or "").split("; ")
         lines += _presets(metadata)
         lines += [f"Weight sync: {metadata['weight_sync']}"] if metadata.get("weight_sync") else []
+        presets = {used.key: used.preset for used in _used(metadata)}
+        whose = "the scenario" if training.get("offload") != TrainingConfig().offload else "default"
+        whose = presets.get("training.offload", whose)
+        lines += (
+            [f"Offload: {training['offload']} ({whose}): {offload}"] if (offload := metadata.get("offload")) else []
+        )
         lines += [f"{what}: {_drafts(facts)}" for what, facts in _drafters(metadata)]
         for phase in ("evaluate", "checkpoint"):
             if training[f"{phase}_every"]:
@@ -270,10 +276,11 @@ def rests_on(of_results: Sequence[Facts]) -> list[str]:
 
 def _assumed(of_results: Iterable[Facts]) -> list[str]:
     """Return the line of the assumed seconds of these runs; none where nothing is assumed."""
-    assumed: dict[str, float] = {}
+    assumed: dict[tuple[str, float], None] = {}
     for metadata in of_results:
         rollout_gpus = metadata["rollout_workers"] * _worker_gpus(metadata)
         colocated = rollout_gpus + metadata["train_gpus"] > metadata["gpus"]
         known = {used.key.removeprefix("training.") for used in _used(metadata)}
-        assumed |= assumed_s(metadata["scenario"]["training"], colocated, known)
+        of_run = assumed_s(metadata["scenario"]["training"], colocated, known) | metadata.get("extrapolated", {})
+        assumed |= dict.fromkeys(of_run.items())
     return [assumption(assumed)] if assumed else []

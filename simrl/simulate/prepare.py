@@ -23,7 +23,7 @@ from simrl.profile.shipped import file_name, shipped_profile
 from simrl.runtime.agents import PLAIN, AgentRules, agent_rules, check_concurrency
 from simrl.runtime.faults import check_faults
 from simrl.runtime.training_costs import TrainingCosts
-from simrl.runtime.weight_sync import loading_s, synced_by
+from simrl.runtime.weight_sync import PINNED_SHARE, extrapolated, loading_s, synced_by
 from simrl.runtime.worker import WorkerCosts
 from simrl.scenario.model import ClusterConfig, Scenario
 from simrl.simulate.cache import InputCache
@@ -118,7 +118,28 @@ class Prepared(Deployment):
     def weight_sync(self) -> str | None:
         """Method of the weight syncs and the source of its constants; None where assumed seconds stand for it."""
         training = self.scenario.training
-        return synced_by(training) if training.weight_sync and not self.colocated else None
+        synced = training.weight_sync and not self.colocated
+        return synced_by(training, self.model, self.train_gpu) if synced else None
+
+    @property
+    def extrapolated(self) -> dict[str, float]:
+        """Constants of the weight sync that were measured on other models or nodes, by the field that replaces each."""
+        return extrapolated(self.scenario.training, self.model, self.train_gpu, self.colocated)
+
+    @property
+    def offload(self) -> str | None:
+        """What an update of a colocated trainer copies to and from the host; None where a switch was measured."""
+        costs, training = self.training_costs(self.train_gpus), self.scenario.training
+        if not self.colocated or training.switch_transfer_s is not None:
+            return None
+        rate, copied, sleep_s = (
+            costs.copied_bytes_per_s,
+            costs.offloaded_bytes,
+            _sleep_s(self.scenario, self.model, self.tp),
+        )
+        at_rate = f"{training.offload_memory} at {rate / 1e9:.3g} GB/s: {copied / rate:.2f} s"
+        states = f"{copied / 1e9:.3g} GB of states a GPU, {at_rate}" if copied else "states stay on the GPUs"
+        return f"{states}; the engine's weights: {sleep_s:.2f} s" if sleep_s else states
 
     @property
     def links(self) -> str:
@@ -139,7 +160,7 @@ class Prepared(Deployment):
             "tp": self.tp,
             "rollout_workers": self.workers,
             "kv_cache_tokens_per_worker": self.limits.dp * self.limits.kv_tokens,
-            "load_weights_s": self.costs.load_s,
+            "load_weights_s": self.costs.load_s + self.costs.pause_s,
             "profile": self.profile.metadata.source,
         }
 
@@ -158,11 +179,13 @@ class Prepared(Deployment):
             **({"model_config": read} if (read := understood(s.model)) else {}),
             "prefix_caching": self.limits.prefix_caching,
             "kv_cache_tokens_per_worker": self.limits.dp * self.limits.kv_tokens,
-            "load_weights_s": self.costs.load_s,
+            "load_weights_s": self.costs.load_s + self.costs.pause_s,
             "load_weights_kind": "given"
             if s.training.load_s is not None
             else ("derived" if self.weight_sync else "assumed"),
             **({"weight_sync": self.weight_sync} if self.weight_sync else {}),
+            **({"offload": self.offload} if self.offload else {}),
+            **({"extrapolated": self.extrapolated} if self.extrapolated else {}),
             "trace": self.trace.metadata.model_dump(),
             "trace_steps": len(self.trace.step_slices),
             "profile": {**self.profile.metadata.model_dump(), "corrections": list(self.profile.corrections)},
@@ -380,6 +403,7 @@ def _worker_costs(
     elif load_s is None:
         own_bytes = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep, scenario.precision.weights)
         load_s = training.load_overhead_s * (not synced) + own_bytes / link
+        load_s += _sleep_s(scenario, model, tp) * (system.rollout_share is None)
     if training.load_s is None and drafts is not None and (trained := drafts.speculation.training) and trained.adaptive:
         load_s += drafts.weight_bytes / link  # what was trained of it comes with the policy's weights
     kv_bytes = model.kv_bytes_per_token * KV_SHARE[scenario.precision.kv_cache]
@@ -390,6 +414,14 @@ def _worker_costs(
         evaluate_s=training.evaluate_s,
         request_s=deployment.profile.metadata.request_s or 0.0,
     )
+
+
+def _sleep_s(scenario: Scenario, model: ModelShape, tp: int) -> float:
+    """Return the seconds in which an engine's weights go to pinned host memory and come back, unless a load was measured."""
+    cluster, training = scenario.cluster, scenario.training
+    held = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep, scenario.precision.weights)
+    copied = 2 * held * (training.rollout_offload and training.load_s is None)
+    return copied / (PINNED_SHARE * cluster.rollout_kind.host_bytes_per_s)
 
 
 def with_measured_loads(scenario: Scenario, profile: ProfileMetadata | str | Path) -> Scenario:

@@ -319,12 +319,13 @@ def _rests_on(prepared: Prepared) -> list[str]:
     trace, profile = prepared.trace.metadata, prepared.profile.metadata
     training = prepared.scenario.training
     assumed = assumed_s(training.model_dump(), prepared.colocated, known_fields(prepared.scenario.framework))
+    assumed |= prepared.extrapolated
     return [
         f"rollouts: {trace.name}" + (f", {trace.kind}" if trace.kind != trace.name else ""),
         f"step times: {profile.model} on {profile.gpu}, {profile.kind} ({profile.source})",
         f"training: {trained_by(prepared.scenario.model_dump())}",
         *([f"weight sync: {prepared.weight_sync}"] if prepared.weight_sync else []),
-        *([assumption(assumed)] if assumed else []),
+        *([assumption(assumed.items())] if assumed else []),
     ]
 
 

@@ -51,14 +51,20 @@ def assumed_rates(
 
 
 def assumed_seconds(prepared: Prepared) -> dict[str, float]:
-    """Return the seconds that nobody knows, by field: assumed defaults of `training`, and open constants of presets."""
+    """Return the seconds that nobody knows, by field: assumed defaults of `training`, constants of weight syncs that were
+    measured on other models or nodes, and open constants of presets."""
     scenario = prepared.scenario
     used = constants(scenario.model_dump(), prepared.profile.metadata.kind)
-    return assumed_s(scenario.training.model_dump(), prepared.colocated, known_fields(scenario.framework)) | {
-        key: constant.value
-        for _, key, constant in used
-        if constant.kind == "open" and key.endswith("_s") and type(constant.value) is float and constant.value > 0
-    }
+    assumed = assumed_s(scenario.training.model_dump(), prepared.colocated, known_fields(scenario.framework))
+    return (
+        assumed
+        | prepared.extrapolated
+        | {
+            key: constant.value
+            for _, key, constant in used
+            if constant.kind == "open" and key.endswith("_s") and type(constant.value) is float and constant.value > 0
+        }
+    )
 
 
 def scaled(prepared: Prepared, factor: float) -> Scenario:

@@ -26,7 +26,7 @@ WORDS = {
     "decode": "seconds of every forward pass (profile.forward_correction)",
     "train": "seconds of training and log-probs (training.correction)",
     "acceptance": "probability that a drafted token is accepted (speculation.acceptance_factor)",
-    "assumed": "all seconds that are assumed, as nobody gave them",
+    "assumed": "all seconds that are assumed or extrapolated, as nobody gave them",
 }
 ENDS = dict.fromkeys(WORDS, (0.8, 1.2)) | {"assumed": (0.5, 2.0)}  # factors, by what they multiply
 

@@ -112,6 +112,16 @@ def test_sync_is_found_where_it_is_on_the_path():
     assert "sync on the critical path" not in found("verl_colocated", training={"load_s": 0.0, "switch_s": 0.0})
 
 
+def test_a_weight_sync_that_loses_most_is_named_first_with_the_method_that_may_mend_it():
+    slow = {"weight_sync": "broadcast", "weight_sync_tensor_s": 0.05}
+    name, remedy = next(iter(found("areal", training=slow).items()))
+    assert name == "sync on the critical path" and remedy.endswith("--system areal training.weight_sync=reshard")
+    quick = found("one_step_off", training={"weight_sync": "broadcast", "weight_sync_tensor_s": 0.0003})
+    assert list(quick)[-2:] == ["trainer starves", "sync on the critical path"], "an idle trainer loses more"
+    best = found("areal", training={**slow, "weight_sync": "reshard"})["sync on the critical path"]
+    assert "weight_sync" not in best, "the method is the fastest one already"
+
+
 def test_preempted_caches_are_found_and_fewer_sequences_are_the_remedy():
     one = {"gpu": "h100", "gpus": 1, "tp": 1}
     remedy = found("verl_colocated", cluster=one, engine={"kv_cache_tokens": 240})["KV cache preempted"]

@@ -20,6 +20,7 @@ from simrl.result.metrics import summary
 from simrl.runtime.events import on_fire
 from simrl.runtime.trainer import SimulatedRewarder, SimulatedTrainer
 from simrl.runtime.training_costs import TrainingCosts
+from simrl.runtime.weight_sync import PINNED_SHARE
 from simrl.runtime.worker import WorkerCosts
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import Schedule, simulate_prepared, simulated_workers
@@ -398,7 +399,9 @@ EQUAL = trace([[[(4, 30)] * 2] * 2])  # two groups of two responses of 30 tokens
 
 def test_verl_colocated_rolls_out_scores_switches_trains_switches_and_loads():
     result = timed("verl_colocated", 3, EQUAL)
-    switch_s = 20 + 18 * model_shape("qwen3-0.6b").parameters / 64e9  # and moving the states of one GPU
+    switch_s = 20 + 14 * model_shape("qwen3-0.6b").parameters / (
+        PINNED_SHARE * 64e9
+    )  # and moving the states of one GPU
     first_s, period_s = 30 + 5 + 2 * switch_s, 10 + 30 + 5 + 2 * switch_s
     assert updates_at(result) == [first_s, first_s + period_s, first_s + 2 * period_s]
     kinds = [s["kind"] for s in lanes(result)["rollout-000"]]

@@ -9,11 +9,12 @@ from simrl.pipelines.rlhfuse import number_of_destinations
 from simrl.profile.model_shape import model_shape
 from simrl.runtime.fused_pipelines import pipelines_s
 from simrl.runtime.training_costs import TrainingCosts
+from simrl.runtime.weight_sync import PINNED_SHARE
 from simrl.simulate.run import simulate, simulate_prepared
 from tests.helpers import examples, lanes, on_gpus, prepared, rows, trace
 from tests.pipelines.test_pipelines import run, timed, traces, updates_at, workers
 
-SWITCH_S = 20 + 18 * model_shape("qwen3-0.6b").parameters / 2 / 64e9  # on two GPUs
+SWITCH_S = 20 + 14 * model_shape("qwen3-0.6b").parameters / 2 / (PINNED_SHARE * 64e9)  # on two GPUs
 # Ten responses, five at each of two workers; one of each five is long.
 TAILS = trace([[[(4, n)] for n in (70, 60, 30, 30, 30, 30, 30, 30, 30, 30)]])
 

@@ -12,7 +12,7 @@ from simrl.profile.model_shape import MODELS, ModelShape
 from simrl.runtime.pipeline_stages import forward_only, one_forward_one_backward
 from simrl.runtime.training_costs import TrainingCosts, deal, longest_first, pack
 from simrl.runtime.training_kernels import COLLECTIVE_S
-from simrl.runtime.weight_sync import PAGEABLE_NODE_BYTES_PER_S
+from simrl.runtime.weight_sync import PAGEABLE_NODE_BYTES_PER_S, PINNED_SHARE
 from simrl.scenario.training import TrainingConfig
 
 MODEL = ModelShape(name="toy", layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, intermediate=16, vocab=32)
@@ -125,7 +125,8 @@ def test_switching_moves_the_states_of_a_gpu_and_publishing_the_weights():
     slow = GPU.model_copy(update={"host_bytes_per_s": 10.0, "network_bytes_per_s": 2.0, "link_bytes_per_s": 20.0})
     switch_s = costs(gpus=2, switch=True, switch_s=4.0, gpu=slow).phases(np.array([10]))[0][1]
     parameters = MODEL.parameters
-    assert switch_s == pytest.approx(4.0 + 18 * parameters / 2 / 10)
+    kept = 2 + 4 + 8  # weights, master weights, moments; no gradients, which the update has used up
+    assert switch_s == pytest.approx(4.0 + kept * parameters / 2 / (PINNED_SHARE * 10))
     for gpus, rate in (
         (8, LINK_SHARE * 20.0),
         (16, LINK_SHARE * 20.0),
@@ -285,21 +286,32 @@ def test_padded_micro_batches_cost_as_much_as_the_longest_with_pipeline_stages_a
     assert costs(microbatching="padded", **one_stage).pass_s(lengths, 3) == costs(**one_stage).pass_s(lengths, 3)
 
 
-def test_offloaded_states_are_fetched_and_returned_in_each_phase_over_what_a_node_copies():
+@pytest.mark.parametrize(
+    ("memory", "gpus_rate"), [("pageable", PAGEABLE_NODE_BYTES_PER_S), ("pinned", 4 * PINNED_SHARE * 1e12)]
+)
+def test_offloaded_states_are_fetched_and_returned_in_each_phase_at_the_rate_of_their_memory(memory, gpus_rate):
     lengths, slow = np.array([10]), GPU.model_copy(update={"host_bytes_per_s": 1e12})
-    kept, fetched = (
-        dict(costs(gpus=4, gpu=slow, switch=True, offload=where).phases(lengths)) for where in ("none", "phases")
-    )
+    ways = {"gpus": 4, "gpu": slow, "switch": True, "offload_memory": memory}
+    kept, fetched = (dict(costs(offload=where, **ways).phases(lengths)) for where in ("none", "phases"))
     assert costs(gpus=4, offload="phases").phases(lengths) == costs(gpus=4, offload="none").phases(
         lengths
     )  # no rollout
-    each_s = 2 * MODEL.parameters / 4 / (PAGEABLE_NODE_BYTES_PER_S / 4)  # there and back, a byte a parameter
+    each_s = 2 * MODEL.parameters / 4 / (gpus_rate / 4)  # there and back, a byte a parameter
     assert fetched["log_prob"] - kept["log_prob"] == pytest.approx(4 * each_s)  # fp32 weights
     assert fetched["train"] - kept["train"] == pytest.approx(12 * each_s)  # and the optimizer's two moments
-    switches = [
-        costs(gpus=4, gpu=slow, switch=True, switch_s=1.0, offload=where).switch_s for where in ("none", "phases")
-    ]
+    switches = [costs(switch_s=1.0, offload=where, **ways).switch_s for where in ("none", "phases")]
     assert switches == pytest.approx([1.0, 1.0 + 2 * each_s])  # the weights there before a rollout, back after it
+
+
+@pytest.mark.parametrize("where", ["none", "phases", "switch"])
+@pytest.mark.parametrize("more", [{}, {"log_probs": 2}, {"log_probs": 2, "extra_log_probs": 1}])
+def test_the_bytes_that_are_told_of_offloading_are_those_that_take_the_time(where, more):
+    def total_s(offload):
+        each = costs(gpus=4, switch=True, offload=offload, offload_memory="pageable", **more)
+        return sum(seconds for _, seconds in each.phases(np.array([10])))
+
+    of_all = costs(gpus=4, switch=True, offload=where, offload_memory="pageable", **more)
+    assert total_s(where) - total_s("none") == pytest.approx(of_all.offloaded_bytes / of_all.copied_bytes_per_s)
 
 
 def test_a_swapped_reference_costs_three_copies_of_the_weights_and_a_streamed_one_a_copy_a_micro_batch():

@@ -10,7 +10,15 @@ from simrl.analysis.explanation import explain_result
 from simrl.errors import InputError
 from simrl.profile.hardware import GPUS
 from simrl.profile.model_shape import MODELS
-from simrl.runtime.weight_sync import SOURCES, loading_s, moved_bytes, publication_s, tensors_held
+from simrl.runtime.weight_sync import (
+    SOURCES,
+    TENSOR_S,
+    extrapolated,
+    loading_s,
+    moved_bytes,
+    publication_s,
+    tensors_held,
+)
 from simrl.scenario.load import load_scenarios
 from simrl.scenario.training import TrainingConfig, assumed_s
 from simrl.show.inputs import inputs, provenance
@@ -54,6 +62,40 @@ def test_a_broadcast_of_experts_takes_longer_than_of_as_many_bytes_in_few_tensor
     assert EXPERTS.weight_bytes < LARGE.weight_bytes
     assert seconds("broadcast", EXPERTS)[0] > 1.5 * seconds("broadcast", LARGE)[0]
     assert seconds("gather_broadcast", EXPERTS)[0] < seconds("gather_broadcast", LARGE)[0]
+
+
+def test_given_costs_of_a_tensor_and_of_a_host_take_the_place_of_the_measured_ones():
+    usual, free = seconds("broadcast", EXPERTS)[0], seconds("broadcast", EXPERTS, tensor_s=0.0)[0]
+    assert usual - free == pytest.approx(TENSOR_S * EXPERTS.tensors)
+    fast = seconds("broadcast", EXPERTS, tensor_s=0.0, host_bytes_per_s=1e12)[0]
+    assert free - fast == pytest.approx(EXPERTS.weight_bytes * (1 / 5.55e9 - 1e-12))
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "gpu", "given", "outside"),
+    [
+        ("broadcast", SMALL, "h100", {}, {}),
+        ("broadcast", EXPERTS, "h100", {}, {"tensor_s": 1.24e-3}),
+        ("broadcast", EXPERTS, "h100", {"weight_sync_tensor_s": 1e-4}, {}),
+        ("broadcast", SMALL, "a100", {}, {"host_bytes_per_s": 5.55e9}),
+        ("delta", EXPERTS, "b200", {}, {"host_bytes_per_s": 0.67e9}),
+        ("delta", EXPERTS, "b200", {"weight_sync_host_bytes_per_s": 1e9}, {}),
+        ("reshard", SMALL, "h100", {}, {"tensor_s": 0.29e-3}),
+        ("gather_broadcast", EXPERTS, "a100", {}, {}),
+        (None, SMALL, "h100", {}, {}),
+        (None, EXPERTS, "h100", {}, {"tensor_s": 0.29e-3}),
+    ],
+)
+def test_a_constant_is_extrapolated_where_no_row_is_like_the_scenario(method, model, gpu, given, outside):
+    config = TrainingConfig(weight_sync=method, **given)
+    expected = {f"training.weight_sync_{key}": value for key, value in outside.items()}
+    assert extrapolated(config, model, GPUS[gpu], colocated=False) == expected
+
+
+def test_a_colocated_trainer_hands_experts_over_at_an_extrapolated_cost_unless_its_switch_was_measured():
+    for given, outside in (({}, {"training.weight_sync_tensor_s": 0.29e-3}), ({"switch_transfer_s": 0.0}, {})):
+        config = TrainingConfig(weight_sync="broadcast", **given)
+        assert extrapolated(config, EXPERTS, H100, colocated=True) == outside
 
 
 def test_a_broadcast_is_sent_at_one_ranks_rate_whatever_the_number_of_workers():
@@ -176,6 +218,26 @@ def test_a_result_names_the_method_and_whose_constants_it_has():
     with console.capture() as captured:
         print_explanation(explain_result(result), console)
     assert f"Weight sync: {words}" in captured.get()
+
+
+def test_a_result_lists_what_is_extrapolated_with_the_assumed_seconds():
+    result = simulate(scenario(SPLIT, training={"weight_sync": "reshard"}, cluster=CLUSTER))
+    lines = provenance([result.metadata])
+    assert any(line.endswith("whose placement is assumed; extrapolated: weight_sync_tensor_s)") for line in lines)
+    assert lines[-1].startswith("Assumed seconds") and lines[-1].endswith("training.weight_sync_tensor_s=0.00029")
+    other = {**result.metadata, "extrapolated": {"training.weight_sync_tensor_s": 0.00124}}
+    assert provenance([result.metadata, other])[-1].endswith("training.weight_sync_tensor_s=0.00029 or 0.00124")
+
+
+def test_a_load_is_one_figure_in_the_metadata_and_on_the_workers_with_the_publication_that_they_pause_for():
+    for name, pauses in (("areal", True), ("one_step_off", False)):
+        result = simulate(scenario(name, training={"weight_sync": "broadcast"}, cluster=CLUSTER))
+        loads = [row for row in rows(result.spans) if row["kind"] == "load_weights"]
+        assert loads and result.metadata["load_weights_s"] == pytest.approx(
+            max(row["ended_s"] - row["started_s"] for row in loads)
+        )
+        prepared = ready({"name": name}, weight_sync="broadcast")
+        assert (result.metadata["load_weights_s"] > prepared.costs.load_s) == pauses
 
 
 def test_seconds_that_a_method_replaces_are_no_longer_assumed():

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from simrl.errors import InputError
+from simrl.profile.model_shape import MODELS
 from simrl.scenario.load import ScenarioFile, load_scenarios
 from simrl.scenario.model import Scenario
 from simrl.scenario.presets import ENGINES, FRAMEWORKS, OF_ENGINE, constants, read_presets, write_presets
@@ -90,11 +91,40 @@ def test_every_constant_has_a_source_and_a_value_within_its_range_and_is_a_field
 def test_every_result_names_the_constants_it_used_their_ranges_and_whose_they_are():
     metadata = prepare(scenario(framework="verl-fsdp-0.5")).inputs()
     lines = provenance([metadata])
-    assert any("training.load_overhead_s=1 (0.8 to 1.2)" in line for line in lines)
+    assert any("training.load_overhead_s=1.6 (1.4 to 1.8)" in line for line in lines)
     assert any("vllm-0.8: profile.between_passes_s=0.005 (0.001 to 0.006)" in line for line in lines)
     assert not any("load_overhead_s=1" in line and line.startswith("Assumed") for line in lines)
     row = next(entry for entry in inputs(metadata) if entry.name == "training.load_overhead_s")
     assert (row.kind, row.source.partition(":")[0]) == ("measured", "verl-fsdp-0.5")
+
+
+SPLIT = {"name": "split", "rollout_share": 0.5}
+
+
+def test_a_colocated_result_names_its_offload_whose_it_is_and_what_it_takes():
+    def offload(**changes):
+        lines = provenance([prepare(scenario(**changes)).inputs()])
+        return [line.removeprefix("Offload: ") for line in lines if line.startswith("Offload: ")]
+
+    (preset,) = offload(framework="verl-fsdp-0.5")
+    model, rate = MODELS["qwen3-8b"], 0.346 * 64e9
+    copied = 2 * (4 + 4 + 12) * model.parameters / 8  # log-probs, sync, update; there and back
+    states = f"{copied / 1e9:.3g} GB of states a GPU, pinned at 22.1 GB/s: {copied / rate:.2f} s"
+    asleep = f"the engine's weights: {2 * model.weight_bytes / rate:.2f} s"
+    assert preset == f"phases (verl-fsdp-0.5): {states}; {asleep}"
+    (own,) = offload(framework="verl-fsdp-0.5", training={"offload": "none"})
+    assert own == f"none (the scenario): states stay on the GPUs; {asleep}"
+    assert offload()[0].startswith("switch (default): ")
+    assert offload(framework="verl-fsdp-0.5", system=SPLIT) == [], "GPUs of its own keep their states"
+    assert offload(training={"switch_transfer_s": 0.0}) == [], "it was measured"
+
+
+def test_an_engine_that_sleeps_copies_its_weights_out_and_back_unless_its_load_was_measured():
+    stays, sleeps = (prepare(scenario(training={"rollout_offload": asleep})).costs.load_s for asleep in (False, True))
+    assert sleeps - stays == pytest.approx(2 * MODELS["qwen3-8b"].weight_bytes / (0.346 * 64e9))
+    assert prepare(scenario(training={"rollout_offload": True, "load_s": 0.5})).costs.load_s == 0.5
+    split = scenario(system=SPLIT, training={"rollout_offload": True})
+    assert prepare(split).costs.load_s == prepare(scenario(system=SPLIT)).costs.load_s, "it does not sleep"
 
 
 def test_a_value_of_the_scenario_s_own_is_no_constant_of_a_preset():

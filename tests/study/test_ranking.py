@@ -88,11 +88,21 @@ def test_open_constants_of_presets_are_varied_and_known_ones_are_not(scenario):
         "framework=verl-fsdp-0.5-sglang", "engine.enforce_eager=true", "profile.roofline.between_passes_s=1e-3"
     )
     assert eager == {
-        "training.load_overhead_s": 1.0,
+        "training.load_overhead_s": 1.6,
         "training.reward_s": 0.1,
         "profile.sequence_overhead_s": 1.8e-5,
         "engine.layer_launch_s": 0.0004,
     }
+
+
+def test_constants_that_were_measured_on_other_models_or_nodes_are_varied_where_they_are_used(scenario):
+    split = ["systems=[split]", "training.weight_sync=reshard", "training.reward_s=0.1"]
+    (one,) = load_scenarios(scenario, split)
+    prepared = prepare(one)
+    assert ranking.assumed_seconds(prepared) == {"training.weight_sync_tensor_s": 0.29e-3}
+    assert ranking.scaled(prepared, 2.0).training.weight_sync_tensor_s == 0.58e-3
+    (known,) = load_scenarios(scenario, [*split, "training.weight_sync_tensor_s=1e-4"])
+    assert ranking.assumed_seconds(prepare(known)) == {}
 
 
 def test_the_ranking_and_its_json_are_the_same_from_any_number_of_processes(simrl):

@@ -129,7 +129,9 @@ def _near(finding: ErrorDetails) -> str:
     """Suggest the closest allowed value, if only a few words are allowed."""
     if finding["type"] != "literal_error":
         return ""
-    return meant(finding["input"], re.findall(r"'([^']*)'", finding["ctx"]["expected"]))
+    digits = re.sub(r"\D", "", str(finding["input"]))  # int8 is no slip for int4
+    allowed = re.findall(r"'([^']*)'", finding["ctx"]["expected"])
+    return meant(finding["input"], [word for word in allowed if re.sub(r"\D", "", word) == digits])
 
 
 def _keys(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[list[str], type[BaseModel]]:

@@ -68,7 +68,7 @@ def make_app() -> typer.Typer:
         add_command(imports, trace.IMPORTERS.own[name], f"simrl trace import {name} {example}", name=name)
     for name in trace.IMPORTERS.added():
         add_command(imports, trace.added_importer(name), f"simrl trace import {name} --help", name=name)
-    profiles = _group(app, "profile", "Profiles of step times: look at one, derive one.")
+    profiles = _group(app, "profile", "Profiles of step times: list the shipped ones, look at one, derive one.")
     groups = {"trace": traces, "profile": profiles}
     for name, (listed, shown, *ends) in LISTS.items():
         groups[name] = typer.Typer(rich_markup_mode="rich")
@@ -218,6 +218,7 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
         "-o agent.parquet --agentic turns=20 context_cap_tokens=24576",
     ),
     "trace with-tools": (trace.with_tools, "areal_run.parquet -o my_run.parquet --tools tools.yaml"),
+    "profile list": (profile.listed, ""),
     "profile show": (profile.show, "qwen3-14b_h100_tp2", "my_profile.parquet"),
     "profile derive": (
         profile.derive,

@@ -1,4 +1,4 @@
-"""`simrl profile …`: look at step times, derive them."""
+"""`simrl profile …`: list the shipped step times, look at some, derive them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,43 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from simrl.profile.profile import TableProfile
+
+
+def listed() -> DataView:
+    """List the shipped profiles: models by GPUs, in each place the layouts and precisions.
+
+    Other layouts and precisions of these models are carried over from the nearest one, and marked as extrapolated.
+    """
+    from simrl.profile.shipped import layouts
+
+    return DataView([each.model_dump(exclude={"kind", "source"}) for each in layouts()], _print_list, width=100)
+
+
+def _print_list(rows: list[dict[str, Any]], console: Console) -> None:
+    from rich.table import Table
+
+    from simrl.profile.metadata import split_words
+
+    cells: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for row in rows:
+        of_precision = cells.setdefault((row["model"], row["gpu"]), {})
+        of_precision.setdefault(row.get("precision", ""), []).append(split_words(row))
+    gpus = sorted({gpu for _, gpu in cells})
+    table = Table("", *gpus, box=None, pad_edge=False)
+    for model in dict.fromkeys(model for model, _ in cells):
+        table.add_row(model, *(_layouts(cells.get((model, gpu), {})) for gpu in gpus))
+    console.print(table)
+
+
+def _layouts(of_precision: dict[str, list[str]]) -> str:
+    """Return layouts by precision in a few words, `tp 1 2 4, fp8 tp 1`; bfloat16 has no word."""
+    lines = []
+    for precision, layouts in sorted(of_precision.items()):
+        alone = [words.removeprefix("tp ") for words in layouts if "," not in words]
+        plain = [f"tp {' '.join(alone)}"] * bool(alone)
+        words = [*plain, *(each.replace(" ", "").replace(",", " ") for each in layouts if "," in each)]
+        lines += [f"{precision}:"] * bool(precision) + words
+    return "\n".join(lines)
 
 
 def show(file: Annotated[Path, typer.Argument(help="a profile (Parquet)")]) -> DataView:

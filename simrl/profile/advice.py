@@ -19,10 +19,10 @@ from simrl.profile.metadata import ProfileMetadata, split_words
 from simrl.profile.model_shape import MODELS, ModelShape
 from simrl.profile.precision import FP8_EXPERTS
 from simrl.profile.profilers.aiconfigurator import engine_of
-from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.profilers.setups import PACKAGES, EngineSetup, is_measurable, require_possible
 from simrl.profile.profilers.transformed import BASES
-from simrl.profile.shipped import PROFILES, file_name, shipped_profile
+from simrl.profile.roofline import roofline_of
+from simrl.profile.shipped import PROFILES, file_name, layouts, shipped_profile
 
 
 def advice(wanted: ProfileMetadata, shape: ModelShape, path: str, model: str = "") -> str:
@@ -36,9 +36,8 @@ def advice(wanted: ProfileMetadata, shape: ModelShape, path: str, model: str = "
     if shape.experts and wanted.precision == "fp8":
         ways.insert(0, f"{FP8_EXPERTS}: precision.weights=fp8-block")
     with suppress(InputError):
-        if split == (wanted.tp, 1, 1, "bf16", "bf16"):
-            roofline_profile(shape, GPUS[wanted.gpu], wanted.tp)
-            ways.append("take the data sheet's rates with profile.path=null profile.roofline={}")
+        roofline_of(wanted, shape, GPUS[wanted.gpu])
+        ways.append("take profile.path=shipped, carried over from the nearest layout or the data sheet")
     ways += [f"{'or ' if ways else ''}measure your own engine with `simrl measure`"] * is_measurable(_setup(wanted))
     lacking = f"no source has it: {wanted.model} in {wanted.precision}, {split_words(wanted.model_dump())}"
     return "; ".join(ways) or f"{lacking}; with dp 1, ep 1 and bf16, measure your own engine with `simrl measure`"
@@ -46,13 +45,11 @@ def advice(wanted: ProfileMetadata, shape: ModelShape, path: str, model: str = "
 
 def _existing(wanted: ProfileMetadata, folder: Path) -> list[str]:
     """Return the splits that have a profile of this model on this GPU, or the GPUs that have one."""
-    names = {file.stem for place in (folder, PROFILES) for file in place.glob(f"{wanted.model}_*.parquet".lower())}
-    of_model = sorted(name.removeprefix(f"{wanted.model}_").partition("_") for name in names)
-    splits = [split.replace("_", " ") for gpu, _, split in of_model if gpu == wanted.gpu]
-    if splits:
-        return [f"there are profiles of {wanted.model} on {wanted.gpu} for {', '.join(splits)}"]
-    gpus = dict.fromkeys(gpu for gpu, _, _ in of_model if gpu in GPUS)
-    return [f"there are profiles of {wanted.model} on {', '.join(gpus)}"] if gpus else []
+    there = sorted({file_name(each) for place in (folder, PROFILES) for each in layouts(wanted.model, folder=place)})
+    of_model = [name.removesuffix(".parquet").split("_")[1:] for name in there]
+    splits = [" ".join(split) for gpu, *split in of_model if gpu == wanted.gpu]
+    where = f"{wanted.gpu} for {', '.join(splits)}" if splits else ", ".join(dict.fromkeys(gpu for gpu, *_ in of_model))
+    return [f"there are profiles of {wanted.model} on {where}"] if there else []
 
 
 def derived(wanted: ProfileMetadata, shape: ModelShape, path: Path, model: str = "") -> list[str]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from simrl.errors import InputError, meant
 from simrl.profile.model_shape import Numbers
 
-MIB = 2**20
+MIB, GIB = 2**20, 2**30
 # Of a link's data sheet, in large collectives: aiconfigurator's NCCL tables (all-gather, reduce-scatter and all-to-all of
 # 512 MiB among 4 and 8 GPUs: 0.66 to 0.74 on A100, H100 and B200).
 LINK_SHARE = 0.7
@@ -42,6 +42,12 @@ class Gpu(BaseModel):
         default=8, gt=0, description="GPUs that the scale-up link joins; PCIe joins those of a node"
     )
     source: str
+
+    def memory_words(self, share: float, digits: int = 0) -> str:
+        """Return a GPU's memory in words, and the share of it that a process may use."""
+        article = "an" if self.name[0] in "ahr" else "a"
+        memory, usable = self.memory_bytes / GIB, f"{share * self.memory_bytes / GIB:.{digits}f}"
+        return f"{article} {self.name.upper()} has {memory:.0f} GiB ({usable} after a reserve for CUDA and NCCL)"
 
     @property
     def precisions(self) -> tuple[str, ...]:

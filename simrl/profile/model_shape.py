@@ -281,7 +281,7 @@ def understood(model: str) -> str:
         for n, what in (
             (s.full_layers, f"{kind} attention"),
             (s.window_layers, f"attention to {s.window_tokens} tokens"),
-            (s.linear_layers, f"a fixed state ({s.state_bytes / 1e6:.0f} MB a sequence)"),
+            (s.linear_layers, f"a fixed state ({s.state_bytes / 2**20:.0f} MiB a sequence)"),
         )
         if n
     ]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from simrl.engine.config import EngineConfig
 from simrl.engine.requests import Limits, blocks_to_start, is_plain
 from simrl.errors import InputError
+from simrl.profile.hardware import GIB
 from simrl.profile.model_shape import ModelShape
 from simrl.profile.precision import KV_SHARE, weight_bytes_per_gpu
 from simrl.scenario.model import Scenario
@@ -132,7 +133,7 @@ def _parts(scenario: Scenario, deployment: Deployment, drafters: Sequence[DraftP
 
 
 def _named(parts: dict[str, float]) -> str:
-    return ", ".join(f"{name} {taken / 1e9:.1f} GB" for name, taken in parts.items() if taken)
+    return ", ".join(f"{name} {taken / GIB:.1f} GiB" for name, taken in parts.items() if taken)
 
 
 def _kv_blocks(
@@ -158,13 +159,13 @@ def _kv_blocks(
     state = groups.state * groups.block_bytes
     if blocks <= groups.state:
         nothing = (
-            f"{max(free, 0) / 1e9:.1f} GB are left, and the states of one sequence take {state / 1e9:.2f}"
+            f"{max(free, 0) / GIB:.1f} GiB are left, and the states of one sequence take {state / GIB:.2f}"
             if groups.state
             else "nothing is left for the KV cache"
         )
         raise InputError(
-            f"{model.name} at tp {tp}: of a {gpu.name}'s {gpu.memory_bytes / 1e9:.1f} GB (× gpu_memory_utilization "
-            f"{engine.gpu_memory_utilization}), {_named(parts)} are taken: {nothing}; use a larger tp or another GPU"
+            f"{model.name} at tp {tp} needs {sum(parts.values()) / GIB:.0f} GiB a GPU ({_named(parts)}); "
+            f"{gpu.memory_words(engine.gpu_memory_utilization)}: {nothing}; use a larger tp or another GPU"
         )
     return blocks
 
@@ -194,10 +195,9 @@ def require_room_for_drafter(
         smaller = weights + kept > room
         raise InputError(
             f"speculation {drafts.speculation.name}: a GPU of the drafter {drafts.speculation.model} needs "
-            f"{weights / 1e9:.1f} GB for the weights of drafters, {kept / 1e9:.1f} for the weights of "
-            f"{model.name}, which it keeps, and {kv_bytes / 1e9:.1f} for the KV cache of {running} requests on "
-            f"{drafts.draft_gpus}; a {gpu.name} has "
-            f"{room / 1e9:.1f} (with gpu_memory_utilization {engine.gpu_memory_utilization}, less "
-            f"{engine.reserve_bytes / 1e9:.0f} reserve); use a smaller drafter, a larger tp or "
+            f"{weights / GIB:.1f} GiB for the weights of drafters, {kept / GIB:.1f} for the weights of "
+            f"{model.name}, which it keeps, and {kv_bytes / GIB:.1f} for the KV cache of {running} requests on "
+            f"{drafts.draft_gpus}; {gpu.memory_words(engine.gpu_memory_utilization)}, of which activations take "
+            f"{engine.reserve_bytes / GIB:.1f} (reserve_bytes); use a smaller drafter, a larger tp or "
             f"{'decoupled: false' if smaller else 'more draft_gpus'}"
         )

@@ -9,13 +9,14 @@ from itertools import combinations, islice, product
 from typing import Any
 
 from simrl.errors import InputError
-from simrl.profile.hardware import Gpu
+from simrl.profile.hardware import GIB, Gpu
 from simrl.profile.model_shape import ModelShape
 from simrl.runtime.training_costs import TrainingCosts
 from simrl.scenario.training import TrainingConfig
 from simrl.validation import in_words
 
 SIZES = [2**power for power in range(8)]  # of groups of GPUs, tried as remedies
+USABLE_SHARE = 0.9  # of a GPU's memory; the rest is CUDA's, NCCL's and fragments: assumed, as vLLM's default leaves
 MOST_CHANGES, MOST_COMBINATIONS = 3, 3
 
 
@@ -80,7 +81,7 @@ class TrainingNeed:
 
     @property
     def fits(self) -> bool:
-        return self.bytes_per_gpu <= self.costs.gpu.memory_bytes
+        return self.bytes_per_gpu <= USABLE_SHARE * self.costs.gpu.memory_bytes
 
     def fits_with(self, changes: Mapping[str, Any], times: int = 1) -> bool:
         """Return whether it would fit with other settings of the training, on `times` as many GPUs."""
@@ -96,20 +97,14 @@ class TrainingMemoryError(InputError):
 
     def __init__(self, need: TrainingNeed, all_needs: Sequence[TrainingNeed] = ()) -> None:
         self.need = need
-        costs, has = need.costs, need.costs.gpu.memory_bytes
-        needs_gb, has_gb = apart(need.bytes_per_gpu / 1e9, has / 1e9)
+        costs, needs, usable = need.costs, need.bytes_per_gpu / GIB, USABLE_SHARE * need.costs.gpu.memory_bytes / GIB
+        digits = next((d for d in range(3) if f"{needs:.{d}f}" != f"{usable:.{d}f}"), 3)  # that tell them apart
         microbatch = costs.most_tokens(need.longest_tokens, need.batch)
         super().__init__(
-            f"training: {costs.model.name} on {costs.gpus} {costs.gpu.name} needs {needs_gb} GB a GPU "
-            f"({costs.state_bytes / 1e9:.0f} of weights, gradients and optimizer states, the rest activations of "
-            f"{microbatch:,} tokens), it has {has_gb}; {_remedies(need, all_needs)}"
+            f"training: {costs.model.name} on {costs.gpus} {costs.gpu.name} needs {needs:,.{digits}f} GiB a GPU "
+            f"({costs.state_bytes / GIB:,.0f} of weights, gradients and optimizer states, the rest activations of "
+            f"{microbatch:,} tokens); {costs.gpu.memory_words(USABLE_SHARE, digits)}; {_remedies(need, all_needs)}"
         )
-
-
-def apart(larger: float, smaller: float) -> tuple[str, str]:
-    """Return two numbers that are not equal, with as few decimals as tell them apart."""
-    texts = [(f"{larger:,.{digits}f}", f"{smaller:,.{digits}f}") for digits in range(4)]
-    return next((pair for pair in texts if pair[0] != pair[1]), texts[-1])
 
 
 def _remedies(need: TrainingNeed, all_needs: Sequence[TrainingNeed]) -> str:

@@ -1,5 +1,6 @@
 """Slips of a newcomer: a command does what was meant, or says in one line what to write, and that works."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -139,22 +140,24 @@ def test_without_a_shipped_profile_it_is_a_roofline(simrl, scenarios):
     assert all(each.profile.path is None and each.profile.roofline is not None for each in scenarios)
 
 
-def test_a_shipped_profile_that_is_asked_for_and_is_none_is_refused_with_the_splits_that_there_are(simrl):
+def test_a_layout_that_is_not_shipped_is_carried_over_from_the_nearest_and_printed_as_extrapolated(simrl):
     without_profile(simrl, "profile: {path: shipped}")
-    refused = simrl.refuses("compare", "scenario.yaml", "cluster.gpus=16", "cluster.tp=16")
-    assert "qwen3-8b_h100_tp16.parquet: no such profile" in refused
-    assert "there are profiles of qwen3-8b on h100 for tp1, tp1 fp8, tp2, tp4" in refused
+    out = simrl("compare", "scenario.yaml", "cluster.gpus=32", "cluster.tp=8", "--output", "o").out
+    assert "qwen3-8b on h100 tp8, extrapolated (qwen3-8b on h100 tp4 bf16 × the ratio of rooflines, off by 7 %" in out
+    result = json.loads(next(Path("o").rglob("result.json")).read_text(encoding="utf-8"))
+    assert result["profile"]["kind"] == "extrapolated"
 
 
 def test_the_advice_for_a_gpu_without_a_profile_works(simrl):
     without_profile(simrl, "profile: {path: shipped}")
-    refused = simrl.refuses("compare", "scenario.yaml", "model=qwen3-14b", "cluster.gpu=b200")
+    settings = ("cluster.gpu=b200", "cluster.gpus=16", "profile.path=none.parquet")
+    refused = simrl.refuses("compare", "scenario.yaml", "model=qwen3-14b", *settings)
     assert "simrl profile derive qwen3-14b --gpu b200 --tp 1 -o " in refused
     assert "pip install 'aiconfigurator" in refused or "pip install" not in refused, (
         "simrl[…] needs an index that has simrl"
     )
-    assert "profile.path=null profile.roofline={}" in refused
-    taken = ["model=qwen3-14b", "cluster.gpu=b200", "cluster.gpus=16", "profile.path=null", "profile.roofline={}"]
+    assert "take profile.path=shipped" in refused
+    taken = ["model=qwen3-14b", "cluster.gpu=b200", "cluster.gpus=16", "profile.path=shipped"]
     require_possible(load_scenarios("scenario.yaml", taken), InputCache())
 
 

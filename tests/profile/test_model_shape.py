@@ -153,7 +153,7 @@ def test_of_an_unknown_architecture_it_is_said_what_was_understood(tmp_path: Pat
     assert (shape.full_layers, shape.window_layers, shape.linear_layers) == (2, 2, 4)
     assert shape.state_bytes == 4 * (2 * 3 * (2 * 128 + 256) + 2 * 8 * 32 * 32)
     assert understood(str(tmp_path)) == (
-        "understood: 2 layers of full attention, 2 layers of attention to 512 tokens, 4 layers of a fixed state (0 MB a "
+        "understood: 2 layers of full attention, 2 layers of attention to 512 tokens, 4 layers of a fixed state (0 MiB a "
         "sequence), 2 of 16 experts in 8 layers, shared ones beside; not read: mtp_num_hidden_layers, vision_config"
     )
     assert understood("qwen3-8b") == ""

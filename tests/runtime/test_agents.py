@@ -464,7 +464,7 @@ def test_the_explanation_says_what_trajectories_waited_for():
     print_explanation(explain_result(result), console)
     shown = " ".join(console.export_text().split())
     assert "Trajectories (KV cache while a tool runs: offload): " in shown
-    for part in (" s in tools;", " s waiting for tool slots;", "GB offloaded", "killed at their deadline."):
+    for part in (" s in tools;", " s waiting for tool slots;", "GiB offloaded", "killed at their deadline."):
         assert part in shown
     one_turn = watch(prepared(scenario("one_step_off"))).result
     print_explanation(explain_result(one_turn), console)

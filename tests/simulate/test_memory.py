@@ -86,10 +86,10 @@ def test_a_cache_of_given_tokens_holds_them_and_as_many_sequences_as_run(
 def test_states_that_do_not_fit_are_named() -> None:
     much = {"engine": {"reserve_bytes": 42.3e9}}
     with pytest.raises(
-        InputError, match=r"GB are left, and the states of one sequence take .* use a larger tp"
+        InputError, match=r"GiB are left, and the states of one sequence take .* use a larger tp"
     ) as error:
         prepare(scenario("qwen3.5-35b-a3b", "qwen3.5-35b-a3b_h100_tp2_ep2", 2, 2, **much))
-    assert "reserve_bytes (activations, CUDA graphs of plain decoding, buffers) 42.3 GB" in str(error.value)
+    assert "reserve_bytes (activations, CUDA graphs of plain decoding, buffers) 39.4 GiB" in str(error.value)
 
 
 def test_graphs_of_draft_strategies_are_not_called_weights() -> None:
@@ -97,8 +97,8 @@ def test_graphs_of_draft_strategies_are_not_called_weights() -> None:
     with pytest.raises(InputError) as error:
         prepare(scenario("qwen3-32b", "qwen3-32b_h100_tp2", 2, system=system))
     message = str(error.value)
-    assert "weights 32.8 GB, weights of drafters 0.5 GB, CUDA graphs of draft strategies " in message
-    assert "reserve_bytes (activations, CUDA graphs of plain decoding, buffers) 4.0 GB" in message
+    assert "weights 30.5 GiB, weights of drafters 0.5 GiB, CUDA graphs of draft strategies " in message
+    assert "reserve_bytes (activations, CUDA graphs of plain decoding, buffers) 3.7 GiB" in message
 
 
 def test_a_prefix_cache_of_windows_is_refused_where_it_is_asked_for() -> None:

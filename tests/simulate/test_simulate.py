@@ -23,7 +23,7 @@ from simrl.show.inputs import inputs
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate
-from simrl.simulate.training_checks import apart
+from simrl.simulate.training_checks import TrainingMemoryError, TrainingNeed
 from simrl.study.compare import require_possible
 from simrl.systems.recipes import RECIPES, make_system
 from simrl.trace.trace import write_trace
@@ -57,7 +57,8 @@ def refusal(scenario: Scenario) -> str:
         ),
         (
             {"model": "qwen3-32b", "engine": {"gpu_memory_utilization": 0.8}},
-            "qwen3-32b at tp 1: of a h100's 85.5 GB (× gpu_memory_utilization 0.8), weights 65.5 GB",
+            "qwen3-32b at tp 1 needs 65 GiB a GPU (weights 61.0 GiB, reserve_bytes (activations, CUDA graphs of plain "
+            "decoding, buffers) 3.7 GiB); an H100 has 80 GiB (64 after a reserve for CUDA and NCCL): nothing is left",
             "use a larger tp or another GPU",
         ),
         (
@@ -69,11 +70,6 @@ def refusal(scenario: Scenario) -> str:
             {"model": "qwen3-14b"},
             "training: qwen3-14b on 4 h100 needs",
             "it fits with",
-        ),
-        (
-            {"engine": {"max_num_seqs": 4096}},
-            "roofline qwen3-0.6b h100 tp 1: profiled up to 2048 decoding sequences (max_num_seqs), the scenario needs 4096",
-            "lower that limit or profile further",
         ),
         (
             {"system": {"name": "split", "rollout_share": 0.1}},
@@ -118,13 +114,14 @@ def test_a_profile_of_another_model_gpu_or_tp_is_refused(tmp_path):
         assert "name the profile that belongs to it" in line
 
 
-def test_a_profile_that_does_not_reach_the_longest_sample_is_refused(tmp_path):
+def test_a_profile_that_does_not_reach_the_engines_limits_is_extended_and_says_so(tmp_path):
     path = tmp_path / "p.parquet"
     metadata = ProfileMetadata(model="qwen3-0.6b", gpu="h100", tp=1, kind="assumed", source="a test")
     narrow = one_second_a_pass()._replace(dense_tokens=np.array([1.0]), dense_s=np.array([1.0]))
     write_profile(TableProfile(narrow, metadata), path)
-    line = refusal(scenario(profile={"path": str(path)}))
-    assert f"{path}: profiled up to 1 tokens in a pass (max_num_batched_tokens), the scenario needs 8192" in line
+    profile = prepare(scenario(profile={"path": str(path)})).profile
+    assert profile.tables.dense_tokens[-1] == 8192
+    assert "extrapolated by the roofline beyond 1 tokens of a pass" in profile.corrections[-1]
 
 
 # What is prepared.
@@ -316,13 +313,13 @@ SHARED = {"sharding": "optimizer", "sequence_parallel": 2, "recompute": True}
 
 
 def test_where_no_single_setting_makes_training_fit_several_together_are_offered_and_fit():
-    """264 GB a GPU: no GPU has that memory, and 8 tensor-parallel ones need none."""
+    """246 GiB a GPU: no GPU has that memory, and 8 tensor-parallel ones need none."""
     alone = TOO_LARGE | {"cluster": {"gpu": "h100", "gpus": 8, "tp": 2}}
     with pytest.raises(InputError) as refusal:
         prepare(scenario("verl_colocated", **alone, training=SHARED))
     assert "more memory" not in str(refusal.value)
     offered = str(refusal.value).partition("it fits with ")[2].split(" or with ")
-    assert "training.tensor_parallel=8 and training.sequence_parallel=1" in offered
+    assert all(" and " in text for text in offered if "GPUs" not in text)
     for text in offered:
         changes = dict(part.removeprefix("training.").split("=") for part in text.split(" and "))
         prepare(scenario("verl_colocated", **alone, training=SHARED | changes))
@@ -335,15 +332,20 @@ def test_a_comparison_is_offered_what_fits_all_of_its_systems():
     with pytest.raises(InputError) as refusal:
         require_possible(runs, InputCache())
     offered = str(refusal.value).partition("all 2 runs fit with ")[2].split(" or with ")
-    assert "training.tensor_parallel=8 and training.sequence_parallel=1" in offered
+    assert all(" and " in text for text in offered if "GPUs" not in text)
     settings = [text for text in offered if "GPUs" not in text]
     for text, system in itertools.product(settings, systems):
         changes = dict(part.removeprefix("training.").split("=") for part in text.split(" and "))
         prepare(scenario(system, **TOO_LARGE, training=SHARED | changes))
 
 
-def test_memory_that_is_just_too_little_is_told_in_figures_that_differ():
-    assert apart(85.94, 85.9) == ("85.94", "85.90") and apart(264, 86) == ("264", "86")
+def test_memory_that_is_just_too_little_is_told_in_figures_that_differ(monkeypatch):
+    need = prepare(scenario()).training_need(4)
+    usable = 0.9 * need.costs.gpu.memory_bytes / 2**30  # GiB
+    for more, words in ((0.03, ("needs 71.71 GiB", "71.68 after")), (100, ("needs 172 GiB", "72 after"))):
+        monkeypatch.setattr(TrainingNeed, "bytes_per_gpu", (usable + more) * 2**30)
+        line = str(TrainingMemoryError(need))
+        assert all(each in line for each in words)
 
 
 def test_experts_that_do_not_divide_the_train_gpus_name_them_and_what_divides_both():

@@ -636,7 +636,7 @@ def test_algorithm_1_goes_through_the_verifiers():
     }
     best = max((1,), (2,), key=lambda tp: rated[tp].drafts.decoupled.tgs)
     assert rated[1, 2].scenario.cluster.tp == best[0]
-    with pytest.raises(InputError, match="verifiers has 16, and no profile"):
+    with pytest.raises(InputError, match="no verifier of \\(16,\\) GPUs holds"):
         big(verifiers=[16])
 
 
@@ -739,8 +739,8 @@ def test_what_is_fixed_is_not_chosen_and_the_rest_is_the_best_for_it(draft_gpus,
         (
             {"model": "qwen2.5-32b"},
             {"model": "qwen3-14b"},
-            "a GPU of the drafter qwen2.5-32b needs 65.5 GB for the weights of drafters, 29.5 for the weights of qwen3-14b, "
-            "which it keeps, and 0.1 for the KV cache of 4 requests on 1; a h100 has 73",
+            "a GPU of the drafter qwen2.5-32b needs 61.0 GiB for the weights of drafters, 27.5 for the weights of qwen3-14b, "
+            "which it keeps, and 0.1 for the KV cache of 4 requests on 1; an H100 has 80 GiB",
         ),
         (
             {"model": "qwen2.5-7b"},

@@ -15,6 +15,7 @@ from rich.table import Table
 from simrl.analysis.critical_path import PathLink
 from simrl.analysis.explanation import Difference, Explanation, PoolShare, PrefixCache
 from simrl.analysis.gpu_hours import PARTS
+from simrl.profile.hardware import GIB
 from simrl.show.text import Line, aligned, listed, number, plain_table, say, signed
 
 SMALLEST = 0.001  # share of the whole that has a line of its own
@@ -140,7 +141,7 @@ def _agents(facts: Mapping[str, Any]) -> str:
     parts = [f"{number(each / unit_s)} {unit} {what}" for what, each in spent_s.items() if each]
     if facts["offloaded_bytes"]:
         missed = f", {facts['not_offloaded']:,} turns found no room" if facts["not_offloaded"] else ""
-        parts.append(f"{number(facts['offloaded_bytes'] / 1e9)} GB offloaded{missed}")
+        parts.append(f"{number(facts['offloaded_bytes'] / GIB)} GiB offloaded{missed}")
     if facts["killed"]:
         parts.append(f"{facts['killed']:,} killed at their deadline")
     kept = f" (KV cache while a tool runs: {facts['kv_while_tool_runs']})" if facts["in_tools_s"] else ""

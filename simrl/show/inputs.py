@@ -261,7 +261,8 @@ def provenance(of_results: Sequence[Facts]) -> list[str]:
 def rests_on(of_results: Sequence[Facts]) -> list[str]:
     """Return in two lines where the numbers come from, and how to see it all."""
     times, rollouts = (
-        listed(list(dict.fromkeys(metadata[part]["kind"] for metadata in of_results))) for part in ("profile", "trace")
+        listed(list(dict.fromkeys(words(metadata) for metadata in of_results)))
+        for words in (_step_times, lambda metadata: metadata["trace"]["kind"])
     )
     presets = dict.fromkeys(used.preset for metadata in of_results for used in _used(metadata))
     constants_of = f", constants of {listed(list(presets))}" if presets else ""
@@ -272,6 +273,15 @@ def rests_on(of_results: Sequence[Facts]) -> list[str]:
         *_assumed(of_results),
         f"--inputs lists all inputs, and {missing} things not modelled; --explain-columns, what the columns mean.",
     ]
+
+
+def _step_times(metadata: Facts) -> str:
+    """Return the kind of the step times, and how far they are off where they are beyond what was measured or derived."""
+    profile = metadata["profile"]
+    source = [] if profile["kind"] in ("measured", "derived") else [f"({profile['source']})"]
+    return ", ".join(
+        [" ".join([profile["kind"], *source]), *(each for each in profile["corrections"] if "beyond" in each)]
+    )
 
 
 def _assumed(of_results: Iterable[Facts]) -> list[str]:

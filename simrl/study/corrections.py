@@ -82,7 +82,8 @@ class Correction:
         if self.error is not None and self.error >= UNKNOWN_SHARE * self.value:
             known = f"{self.name} is not known from this window (± {self.error / self.value:.0%})"
             return f"{known}: choose one whose lengths differ more"
-        if self.key.startswith("profile.forward_correction") and not PLAUSIBLE[0] <= self.value <= PLAUSIBLE[1]:
+        is_factor = self.key.startswith("profile.forward_correction") and self.error is not None
+        if is_factor and not PLAUSIBLE[0] <= self.value <= PLAUSIBLE[1]:
             return (
                 f"{self.name} is {self.value:.2g}, outside {PLAUSIBLE[0]} to {PLAUSIBLE[1]}: its profile is "
                 "probably of another engine; check model, cluster.gpu, cluster.tp, precision and engine.enforce_eager"

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from operator import ne
 
 LONGEST_NAME = 80  # characters of an unknown name that are compared with the known ones
+MOST_LISTED = 8  # names that a message lists
 LONGEST_WORD, LONGEST_LINE = 200, 2000  # characters of a message; what is longer loses its middle
 
 
@@ -63,3 +64,13 @@ def meant(name: object, known: Iterable[str]) -> str:
     similar = [*get_close_matches(written, spelt, n=1), *slips]
     near = list(dict.fromkeys(spelt[each] for each in (begun or similar)[:3]))
     return f" (did you mean {' or '.join(near)}?)" if near else ""
+
+
+def choose(name: object, known: Iterable[str], lists: str) -> str:
+    """Return what may replace an unknown name: the known names if they are few, else the closest ones and the command that
+    `lists` all."""
+    names = list(known)
+    if len(names) <= MOST_LISTED:
+        return f"{meant(name, names)}; choose one of {', '.join(names)}"
+    closest = ", ".join(get_close_matches(str(name).lower()[:LONGEST_NAME], names, 3, 0.0))
+    return f"{meant(name, names) or f' (closest are {closest})'}; {lists} lists all {len(names)}"

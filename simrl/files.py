@@ -24,6 +24,7 @@ from pydantic import BaseModel, ValidationError
 
 from simrl.errors import InputError, first_line
 from simrl.interrupts import ctrl_c_ignored
+from simrl.validation import right
 
 M = TypeVar("M", bound=BaseModel)
 LOCKED_WITHIN_S = 60.0  # a temporary file is locked soon after it is made
@@ -316,7 +317,7 @@ def parquet_metadata(table: pa.Table, path: Path, key: bytes, kind: type[M], rem
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "(all)"
-        raise InputError(f"{path}: metadata field {field}: {first['msg']}; {remedy}") from error
+        raise InputError(f"{path}: metadata field {field}: {right(first)}; {remedy}") from error
 
 
 def read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Table:

@@ -12,6 +12,39 @@ from simrl.errors import meant
 LONGEST_VALUE = 80
 MOST_SEED = 2**63 - 1  # kernels take it as a 64-bit integer
 LEAST_PERCENTAGE = 2  # from here on, a number in place of a share is taken for a percentage; 1.5 is not
+# Remedies by the beginning of pydantic's kind of a finding, the first that fits; in braces, what the finding has.
+REMEDIES = {
+    "int": "a whole number is needed",
+    "float": "a number is needed",
+    "finite_number": "a finite number is needed",
+    "bool": "true or false is needed",
+    "string_too_short": "{min_length} or more characters are needed",
+    "string_too_long": "at most {max_length} characters fit",
+    "string": "a text is needed",
+    "literal_error": "choose {expected}",
+    "enum": "choose {expected}",
+    "union_tag_invalid": "choose {expected_tags}",
+    "union_tag_not_found": "give it a kind",
+    "greater_than_equal": "give {ge} or more",
+    "greater_than": "give more than {gt}",
+    "less_than_equal": "give {le} or less",
+    "less_than": "give less than {lt}",
+    "multiple_of": "give a multiple of {multiple_of}",
+    "too_short": "{min_length} or more values are needed, here are {actual_length}",
+    "too_long": "at most {max_length} values fit",
+    "list": "a list is needed, such as [1, 2]",
+    "tuple": "a list is needed, such as [1, 2]",
+    "named_tuple": "a list or an object with its keys is needed",
+    "set": "a list is needed, such as [1, 2]",
+    "none_required": "leave it out, or give null",
+    "missing": "it is missing; give it",
+    "json": "JSON is needed",
+    "multiple_argument_values": "it is given twice",
+    "unexpected": "no such argument; leave it out",
+    "recursion": "it contains itself; write it out",
+    "invalid_key": "its keys are texts",
+    "": "an object with keys is needed, such as {{key: value}}",
+}
 
 
 def no_truth(cls: type[BaseModel], value: object, info: ValidationInfo) -> object:
@@ -27,61 +60,66 @@ numbers_are_no_truth: Any = field_validator("*", mode="before")(classmethod(no_t
 
 
 def explain(error: ValidationError, model: type[BaseModel], name: str) -> tuple[str, str]:
-    """Return the key of the first finding (dotted, within `model`, which the message calls `name`), and the message.
+    """Return the key of a finding (dotted, within `model`, which the message calls `name`), and the message. Unknown keys come
+    before other findings.
 
     The message has the key, its value and the remedy; for an unknown key, the known ones, or the entry of its model's
     `ELSEWHERE`.
     """
-    first = error.errors()[0]
+    findings = error.errors()
+    first = next((each for each in findings if each["type"] == "extra_forbidden"), findings[0])
     keys, owner = _keys(first["loc"], model)
     key = ".".join(keys)
     if first["type"] in ("extra_forbidden", "invalid_key"):
         known = owner.model_fields
         if elsewhere := getattr(owner, "ELSEWHERE", {}).get(keys[-1]):
-            return key, f"unknown key {key}; {elsewhere}"
+            return key, f"unknown key {key}; {elsewhere.replace('{}', in_words(first['input']))}"
         return key, f"unknown key {key}{meant(keys[-1], known)}; {'.'.join(keys[:-1]) or name} has {', '.join(known)}"
     if first["type"] == "missing":
         return key, f"key {key} is missing"
     plain = not isinstance(first["input"], dict | BaseModel)
     found = f" is {shortened(first['input'])}{_near(first)}" if plain else ""
-    if first["type"] == "union_tag_not_found":
-        return key, f"{key} has no kind; give it one"
     if first["type"] == "model_type":
         return key, f"{key or name}{found}; it has the keys {', '.join(owner.model_fields)}"
-    message = _right(first).removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
-    return key, f"{key}{found}: {message}" if key else message
+    return key, f"{key}{found}: {right(first)}" if key else right(first)
 
 
 def call_error(error: ValidationError, known: Iterable[str]) -> str:
     """Return the first finding among the arguments of a call: the argument, its value and the remedy."""
     first = error.errors()[0]
-    place = ".".join(map(str, first["loc"]))
+    # pydantic's names of the alternatives that a type has are no keys: literal['open','batch'], Elastic
+    place = ".".join(str(part) for part in first["loc"] if re.fullmatch(r"[a-z_0-9]+", str(part)))
     if first["type"] == "unexpected_keyword_argument":
         names = list(known)
         return f"unknown parameter {place!r}{meant(place, names)}; it has {', '.join(names) or 'none'}"
     if first["type"] == "extra_forbidden":
         return f"unknown key {place}"
-    return f"{place} is {shortened(first['input'])}{_near(first)}: {_right(first)}"
+    if first["type"].startswith("missing"):
+        return f"{place} is missing; give it"
+    return f"{place} is {shortened(first['input'])}{_near(first)}: {right(first)}"
 
 
-def _right(finding: ErrorDetails) -> str:
-    """Return the remedy for a value; it names seconds, and for a percentage in place of a share, the share."""
-    value, bounds = finding["input"], finding.get("ctx", {})
-    if finding["type"].startswith(("int_", "float_")):
-        if isinstance(value, str) and (hint := number_meant(value, str(finding["loc"][-1]))):
-            return f"a number without a unit{hint}"
-        if isinstance(value, list | tuple) and len(value) > 1:
-            return f"{finding['msg']}; several are written {','.join(map(str, value))}, without brackets"
-    if re.search(r"(?<!_per)_s$", str(finding["loc"][-1] if finding["loc"] else "")):
-        return f"{finding['msg']} (seconds)" if {"gt", "ge", "lt", "le"} & set(bounds) else finding["msg"]
+def right(finding: ErrorDetails) -> str:
+    """Return what to give in place of a value, in words of simrl; they name seconds, and for a percentage in place of a share,
+    the share."""
+    value, bounds, kind = finding["input"], finding.get("ctx", {}), finding["type"]
+    key = str(finding["loc"][-1]) if finding["loc"] else ""
+    shown = {k: f"{v:g}" if isinstance(v, float) else str(v).replace("'", "") for k, v in bounds.items()}
+    words = finding["msg"].partition(" error, ")[2]  # a validator's own sentence
+    words = words or next(text for begin, text in REMEDIES.items() if kind.startswith(begin)).format(**shown)
+    if kind.startswith(("int_", "float_")) and isinstance(value, str) and (hint := number_meant(value, key)):
+        return f"{words}, without a unit{hint}"
+    if kind.startswith(("int_", "float_")) and isinstance(value, list | tuple) and len(value) > 1:
+        return f"{words}; several are written {','.join(map(str, value))}, without brackets"
+    if re.search(r"(?<!_per)_s$", key):
+        return f"{words} (seconds)" if {"gt", "ge", "lt", "le"} & set(bounds) else words
     if (
         1 in (bounds.get("lt"), bounds.get("le"))
         and isinstance(value, int | float)
         and LEAST_PERCENTAGE <= value <= 100
     ):
         return f"a share between 0 and 1; did you mean {value / 100:.6g}?"
-    return finding["msg"]
+    return words[:1].lower() + words[1:]
 
 
 _FACTORS = {

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from simrl.errors import InputError, meant
+from simrl.errors import InputError, choose
 from simrl.files import temporary_folder
 from simrl.profile.hardware import GPUS
 from simrl.profile.model_shape import ModelShape, model_shape
@@ -81,7 +81,7 @@ def measure_with(
     written: an error before that loses no measurement."""
     shape = model_shape(wanted.model)
     if wanted.gpu is not None and wanted.gpu not in GPUS:
-        raise InputError(f"--gpu {wanted.gpu}{meant(wanted.gpu, GPUS)}: choose one of {', '.join(GPUS)}")
+        raise InputError(f"--gpu {wanted.gpu}{choose(wanted.gpu, GPUS, 'simrl profile names')}")
     reach = Reach(wanted.max_num_seqs, wanted.max_num_batched_tokens, wanted.max_model_len)
     engine = engine_of(wanted)
     settings = json.loads(json.dumps({**asdict(wanted), "dtype": engine.dtype}, default=str))

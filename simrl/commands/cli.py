@@ -39,6 +39,7 @@ from simrl.commands.acceptance import acceptance
 from simrl.commands.command import add_command
 from simrl.commands.view import DataView
 from simrl.errors import InputError, StoppedError, brief, first_line
+from simrl.validation import right
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # of the click that this typer has
 INTERRUPTED = "interrupted; nothing was written"
@@ -55,7 +56,6 @@ def make_app() -> typer.Typer:
     """Return the command with all its commands: simrl's own, then those of other packages."""
     app = typer.Typer(
         no_args_is_help=True,
-        add_completion=False,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["--help", "-h"]},
@@ -220,6 +220,7 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
     "trace with-tools": (trace.with_tools, "areal_run.parquet -o my_run.parquet --tools tools.yaml"),
     "profile list": (profile.listed, ""),
     "profile show": (profile.show, "qwen3-14b_h100_tp2", "my_profile.parquet"),
+    "profile names": (profile.names, ""),
     "profile derive": (
         profile.derive,
         "qwen3-14b --gpu h100 --tp 2 -o qwen3-14b_h100_tp2.parquet",
@@ -300,6 +301,8 @@ def _end_of_usage(error: Any) -> NoReturn:
     said = str(error.format_message()).rstrip(".")
     if not said:
         sys.exit(2)
+    if findings := getattr(error.__cause__, "errors", None):  # of pydantic, which typer asks
+        said = f"{said.partition(': ')[0]}: {right(findings()[0])}"
     command = error.ctx.command_path if error.ctx else "simrl"
     slip = _slip(error, said)
     if slip.endswith("?"):
@@ -313,7 +316,7 @@ def _slip(error: Any, said: str) -> str:
     from simrl.commands.slips import misplaced, option_meant
     from simrl.validation import number_meant
 
-    if (option := getattr(error, "option_name", None)) is not None:
+    if said.startswith("No such option") and (option := getattr(error, "option_name", None)) is not None:
         words = [argument for argument in sys.argv[1:] if argument.partition("=")[0] == option] or [option]
         behind = sys.argv[sys.argv.index(words[0]) + 1 :] if words[0] in sys.argv else []
         value = behind[0] if behind and not behind[0].startswith("-") else ""
@@ -330,8 +333,9 @@ def _slip(error: Any, said: str) -> str:
         if several := next((value for value in values if "," in value or ".." in value), None):
             key = f"cluster.{parameter.name}" if parameter.name in ("gpu", "gpus", "tp") else parameter.name
             return f"; several values are KEY=VALUES without dashes, in simrl sweep: {key}={several}"
-        return next((hint for value in values if not value.isdigit() and (hint := number_meant(value))), "")
-    return ""
+        if "did you mean" not in said:
+            return next((hint for value in values if not value.isdigit() and (hint := number_meant(value))), "")
+    return "; write its value behind it" if said.endswith("requires an argument") else ""
 
 
 def _options(command: Any, path: str = "") -> Iterator[tuple[str, list[str]]]:

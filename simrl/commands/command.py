@@ -19,6 +19,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar, get_args, get_type_hints
 
 import typer
 
+from simrl.commands.completion import BY_NAME
 from simrl.commands.view import View
 from simrl.errors import InputError, StoppedError
 
@@ -33,7 +34,7 @@ _OPTION = re.compile(
     r"(?: (\d[\w.]*|[A-Z]+\b|(?!(?:or|and|without)\b)(?:[^\s:;,]|,(?=\S))+(?=[:;,]|$| --)))?"
 )
 _KEYWORDS = {"zip": "zips", "format": "log_format", "output": "folder", "pipeline": "pipelines"}
-_KEYWORDS |= {"dispatch": "dispatches", "system": "systems", "speculation": "speculations"}
+_KEYWORDS |= {"column": "columns", "dispatch": "dispatches", "system": "systems", "speculation": "speculations"}
 
 LOST = (
     "points that this machine could not simulate: {}; their errors are in the table, and the next run tries them again"
@@ -49,7 +50,7 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
         name, value = match[1].replace("-", "_"), match[2]
         name = name if name in parameters else _KEYWORDS.get(name, name)
         plain = value is None or value[0].isdigit() or value.isupper()
-        written_value = value if plain else repr(value.split(",")) if name == "systems" else repr(value)
+        written_value = value if plain else repr(value.split(",")) if name in ("systems", "columns") else repr(value)
         return name if value is None else f"{name}={written_value}"
 
     @wraps(function)
@@ -121,6 +122,8 @@ def add_command(
     the group is named."""
     inner = inspect.unwrap(function)
     parameters = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in options_of(inner)]
+    for parameter in parameters:
+        _option(parameter).autocompletion = BY_NAME.get(inner.__name__ if parameter.name == "name" else parameter.name)
 
     def run(**given: Any) -> None:
         context, as_json = given.pop("context", None), given.pop("as_json", False)

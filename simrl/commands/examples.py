@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from simrl.commands.view import DataView
-from simrl.errors import InputError, meant
+from simrl.errors import InputError, choose
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,7 +71,7 @@ def copy_example(
 
     known = shipped_examples()
     if name is not None and name not in known:
-        raise InputError(f"example {name!r} is unknown{meant(name, known)}; there are {', '.join(known)}")
+        raise InputError(f"example {name!r} is unknown{choose(name, known, 'simrl examples')}")
     chosen = [known[name]] if name is not None else list(known.values())
     files = dict.fromkeys(file for example in chosen for file in example.files)
     for file in files:

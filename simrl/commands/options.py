@@ -73,6 +73,12 @@ class Setup(TypedDict, total=False):
         int | None,
         typer.Option(help="first updates, which averages leave out; with a trace, by default a quarter of the updates"),
     ]
+    columns: Annotated[
+        ByKey | None,
+        typer.Option(
+            "--column", help="of a CSV or JSON Lines: OURS=THEIRS, such as response_tokens=out_len; may be repeated"
+        ),
+    ]
     cap_tokens: int | None
 
 

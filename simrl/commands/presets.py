@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simrl.commands.view import DataView
-from simrl.errors import InputError, meant
+from simrl.errors import InputError, choose
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,7 +39,7 @@ def show_preset(name: Annotated[str, typer.Argument(help="a preset, as `simrl pr
         console.print(f"\nIn a scenario:  {where}")
 
     if name not in (pages := _pages()):
-        raise InputError(f"preset {name!r} is unknown{meant(name, pages)}; choose one of {', '.join(pages)}")
+        raise InputError(f"preset {name!r} is unknown{choose(name, pages, 'simrl presets')}")
     return DataView(pages[name], show, ascii=False, width=250)
 
 

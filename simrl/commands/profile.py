@@ -60,6 +60,16 @@ def show(file: Annotated[Path, typer.Argument(help="a profile (Parquet)")]) -> D
     return _view(_description(read_profile(file)))
 
 
+def names() -> DataView:
+    """List the models and the GPUs that simrl knows by name."""
+    from simrl.profile.hardware import GPUS
+    from simrl.profile.model_shape import MODELS
+
+    known = {"models": list(MODELS), "gpus": list(GPUS)}
+    lines = "\n".join(f"{kind}: {', '.join(names)}" for kind, names in known.items())
+    return DataView(known, lambda _, console: console.print(lines, highlight=False), width=100)
+
+
 def derive(
     model: Annotated[str, typer.Argument(help="a model that simrl knows, or a Hugging Face config.json")],
     gpu: Annotated[

@@ -6,6 +6,7 @@ What it shows is what `simrl compare` prints of the scenario that it hands out a
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import webbrowser
@@ -24,6 +25,7 @@ from simrl.commands import options as o
 from simrl.commands.view import DataView
 from simrl.errors import InputError, StoppedError
 from simrl.extensions import install_command
+from simrl.validation import right, with_parameters
 
 if TYPE_CHECKING:
     from dash import Dash
@@ -34,14 +36,14 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 SHARES = tuple(i / 16 for i in range(4, 16))
-QUICK_UPDATES = 12  # that the page begins with, so that an answer takes about a second
 MOST_REQUEST_BYTES = 1_000_000
 GREY, PLAIN = {"opacity": "0.35"}, {"opacity": "1"}
 LOOK = "body { font: 14px system-ui, sans-serif; margin: 0 }"
 
 
 class Asked(NamedTuple):
-    """A choice on the page; `other` has further settings, `key=value`, one a line."""
+    """A choice on the page; None is as the file says. `systems` are names, or objects with parameters as JSON; `other` has
+    further settings, `key=value`, one a line."""
 
     systems: tuple[str, ...]
     gpus: int | None
@@ -51,26 +53,23 @@ class Asked(NamedTuple):
     other: str = ""
 
     def settings(self) -> list[str]:
-        """Return the settings as `simrl compare` takes them. Raise `InputError` for an empty field, and for no system."""
+        """Return the settings as `simrl compare` takes them. Raise `InputError` for no system."""
+        from simrl.scenario.yaml_text import parse_override
         from simrl.systems.recipes import parameters_of
 
         if not self.systems:
             raise InputError("systems: none is chosen; choose one")
-        for name, value in (("GPUs", self.gpus), ("updates", self.updates)):
-            if value is None:
-                raise InputError(f"{name}: give a whole number of 1 or more")
-        own = {"rollout_share": self.rollout_share, "eta": self.eta}
-        systems = []
-        for name in self.systems:
-            taken = {key: value for key, value in own.items() if value is not None and key in parameters_of(name)}
-            inside = ", ".join([f"name: {name}", *(f"{key}: {value}" for key, value in taken.items())])
-            systems.append(f"{{{inside}}}")
-        left_out = max(int(self.updates or 0) // 3, 0)
+        entries = [parse_override(f"system={each}")[1] for each in self.systems]
+        known = [parameters_of(str(each.get("name") if isinstance(each, Mapping) else each)) for each in entries]
+        values = {"system.rollout_share": self.rollout_share, "system.eta": self.eta, "cluster.gpus": self.gpus}
+        if self.updates is not None:
+            values |= {"steps": self.updates, "warmup_steps": max(self.updates // 3, 0)}
+        taken = [
+            key for key in values if any(key.removeprefix("system.") in own for own in known) or "system." not in key
+        ]
         return [
-            f"systems=[{', '.join(systems)}]",
-            f"cluster.gpus={self.gpus}",
-            f"steps={self.updates}",
-            f"warmup_steps={left_out}",
+            f"systems=[{', '.join(self.systems)}]",
+            *(f"{key}={values[key]}" for key in taken if values[key] is not None),
             *(line.strip() for line in self.other.splitlines() if line.strip()),
         ]
 
@@ -175,14 +174,14 @@ class _Source:
         self._drawn = lru_cache(maxsize=64)(self._timeline)
 
     def first_choice(self) -> Asked:
-        """Return what the file says, with a few updates."""
+        """Return what the file says."""
+        from simrl.systems.recipes import parameters_of
+
         file = self._file(self._overrides)
-        first = file.scenarios()[0]
-        names = tuple(dict.fromkeys(each if isinstance(each, str) else each["name"] for each in file.systems))
-        own = [each for each in file.systems if isinstance(each, Mapping)]
-        eta = next((each["eta"] for each in own if "eta" in each), None)
-        share = next((each["rollout_share"] for each in own if "rollout_share" in each), None)
-        return Asked(names, first.cluster.gpus, share, eta, min(first.steps, QUICK_UPDATES))
+        sizes = {each.cluster.gpus for each in file.scenarios(parameters_of=parameters_of)}
+        entries = file.data(parameters_of)["systems"]
+        systems = dict.fromkeys(json.dumps(each) if len(each) > 1 else each["name"] for each in entries)
+        return Asked(tuple(systems), sizes.pop() if len(sizes) == 1 else None, None, None, None)
 
     def answer(self, choice: Asked) -> Shown:
         """Return the answer to a choice. Raise `InputError` for one that cannot be simulated."""
@@ -204,12 +203,13 @@ class _Source:
 
     def _simulated(self, choice: Asked) -> Shown:
         from simrl.commands.compare import simulate_all
+        from simrl.study.compare import without_colocated
         from simrl.study.compared import Beside
         from simrl.systems.recipes import parameters_of
 
         began_s = perf_counter()
         file = self._file([*self._overrides, *choice.settings()])
-        scenarios = file.scenarios(parameters_of=parameters_of)
+        scenarios, _ = without_colocated(file.scenarios(parameters_of=parameters_of))
         compared = simulate_all(scenarios, self._inputs, 1, None, Beside(False, False, False))
         written = yaml.safe_dump(file.data(parameters_of), sort_keys=False, allow_unicode=True)
         return Shown(compared, written, perf_counter() - began_s)
@@ -225,25 +225,28 @@ def _layout(path: Path, first: Asked) -> Any:
         return html.Label([html.Span(label), control], htmlFor=name, style={"display": "block", "margin": "0 0 0.9em"})
 
     def number(name: str, value: int | None, least: int) -> Any:
-        look = {"width": "100%", "boxSizing": "border-box"}
-        return dcc.Input(id=name, type="number", value=value, min=least, step=1, debounce=0.3, style=look)
+        look: Any = {"style": {"width": "100%", "boxSizing": "border-box"}, "placeholder": "as in the file"}
+        return dcc.Input(id=name, type="number", value=value, min=least, step=1, debounce=0.3, **look)
 
-    shares: list[Any] = [{"label": "the system's own", "value": ""}]
+    labels = {each: _label(each) for each in dict.fromkeys([*first.systems, *RECIPES])}
+    shares: list[Any] = [{"label": "each system's own", "value": ""}]
     shares += [{"label": f"{share:.1%} of the GPUs roll out", "value": share} for share in SHARES]
     wide = {"width": "100%", "height": "5em", "boxSizing": "border-box", "fontFamily": "monospace"}
     choices = [
         html.H1(f"simrl: {path.name}", style={"fontSize": "1.2em"}),
-        field("Systems", "systems", dcc.Dropdown(list(RECIPES), list(first.systems), multi=True, id="systems")),
+        field("Systems", "systems", dcc.Dropdown(labels, list(first.systems), multi=True, id="systems")),
         field("GPUs", "gpus", number("gpus", first.gpus, 1)),
         field(
             "Split, where rollout and training have GPUs of their own",
             "share",
-            dcc.Dropdown(
-                shares, "" if first.rollout_share is None else first.rollout_share, id="share", clearable=False
-            ),
+            dcc.Dropdown(shares, "", id="share", clearable=False),
         ),
-        field("Staleness η, where a system has it (empty: its own)", "eta", number("eta", first.eta, 0)),
-        field("Updates, of which the first third is left out", "updates", number("updates", first.updates, 1)),
+        field("Staleness η, where a system has it (empty: each system's own)", "eta", number("eta", first.eta, 0)),
+        field(
+            "Updates, of which the first third is left out (empty: as in the file)",
+            "updates",
+            number("updates", first.updates, 1),
+        ),
         field(
             "Other keys, one a line: training.sharding=fsdp",
             "other",
@@ -280,13 +283,19 @@ def _layout(path: Path, first: Asked) -> Any:
     )
 
 
+def _label(system: str) -> str:
+    """Return a system with its parameters, as tables name it."""
+    parameters = json.loads(system) if system.startswith("{") else {"name": system}
+    return with_parameters(parameters.pop("name"), parameters)
+
+
 def _checked(values: Sequence[Any]) -> Asked:
     """Return the choice with these values, which may come from anywhere. Raise `InputError` for a value of another type."""
     try:
         return TypeAdapter(Asked).validate_python(values)
     except ValidationError as error:
-        place = Asked._fields[int(error.errors()[0]["loc"][0])]
-        raise InputError(f"{place}: {error.errors()[0]['msg'].lower()}; choose another") from None
+        first = error.errors()[0]
+        raise InputError(f"{Asked._fields[int(first['loc'][0])]}: {right(first)}; choose another") from None
 
 
 def _connect(page: Dash, source: _Source) -> None:

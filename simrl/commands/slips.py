@@ -17,8 +17,9 @@ from simrl.scenario.load import FILLED_IN, NAMES, PARAMETER
 from simrl.scenario.model import Scenario
 from simrl.study.grid import SYSTEMS
 from simrl.systems.recipes import RECIPES, parameters_of
+from simrl.trace.synthesis import LengthModel
 
-FIELDS = {*Scenario.model_fields, SYSTEMS, "vary"} - set(FILLED_IN)
+FIELDS = {*Scenario.model_fields, SYSTEMS, "vary", *LengthModel.ELSEWHERE} - set(FILLED_IN)
 OF_RESULTS = ("comparison.json", "sweep.json", "agreement.json")
 LOGGED = {".log": "verl --metrics --group N", ".txt": "verl --metrics --group N"}
 IMPORTED = {**LOGGED, ".csv": "csv", ".jsonl": "jsonl"}
@@ -127,18 +128,26 @@ def option_meant(option: str, value: str, commands: Mapping[str, Iterable[str]])
     key = option.lstrip("-").partition("=")[0]
     value = option.partition("=")[2] or value or "VALUE"
     name = key.replace("-", "_")
+    if name in _INSTEAD_OF:
+        return f"; {_INSTEAD_OF[name].format(value)}"
     if name.split(".")[0] in FIELDS and (name in FIELDS or "." in name):
         return f"; write {name}={value}, without dashes"
-    if name in ("staleness", "max_staleness") and any(
-        "--max-off-policyness" in options for options in commands.values()
-    ):
-        return f"; a bound on staleness is --max-off-policyness {value}, in simrl optimize and simrl advise"
     if is_bare_parameter(name):
         return f"; write {PARAMETER}{name}={value}, without dashes"
     has = [command for command, options in commands.items() if f"--{key}" in options]
     return f"; it is an option of simrl {', '.join(has[:3])}" if has else ""
 
 
+_INSTEAD_OF = {  # an option of another name
+    **dict.fromkeys(
+        LengthModel.ELSEWHERE, "responses per prompt are --group {0} of a log, or workload.synthetic.group={0}"
+    ),
+    **dict.fromkeys(
+        ("staleness", "max_staleness"),
+        "a bound on staleness is --max-off-policyness {}, in simrl optimize and simrl advise",
+    ),
+    "history": "simrl acceptance my_run.parquet counts what a history of responses predicts",
+}
 _INSTEAD = {"speculation": "--speculation {}", "engine": "engine.preset={}", "profile": "profile.path={}"}
 _INSTEAD |= {"workload": "workload.trace={}", "cluster": "cluster.gpu={}"}
 

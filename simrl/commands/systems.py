@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simrl.commands.view import DataView
-from simrl.errors import InputError, meant
+from simrl.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,10 +79,10 @@ def show_method(
     name: Annotated[str, typer.Argument(help="a method, as `simrl speculation` lists it")],
 ) -> DataView:
     """Describe a method: its rule, its parameters with their defaults, the paper, what is modelled and what is not."""
-    from simrl.speculation.methods import METHODS
+    from simrl.speculation.methods import METHODS, unknown_method
 
     if name not in METHODS:
-        raise InputError(f"method {name!r} is unknown{meant(name, METHODS)}; choose one of {', '.join(METHODS)}")
+        raise unknown_method(name)
     page = _method(name)
     facts = {key: page[key] for key in ("drafter", "paper")}
     return _page(page, facts, f"{{name: verl_colocated, speculation: {name}}}")

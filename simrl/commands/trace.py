@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
@@ -146,14 +145,11 @@ def _tabular(kind: Literal["csv", "jsonl"], summary: str) -> Callable[..., DataV
         ungrouped: Annotated[bool, typer.Option(help="every row has a prompt of its own")] = False,
         **options: Unpack[Common],
     ) -> DataView:
+        from simrl.commands.workload import columns_of
         from simrl.trace.importers import tabular
         from simrl.trace.importers.tokens import token_counter
 
-        column = [part for item in column or [] for part in re.split(r",(?=\w+=)", item)]
-        for item in column:
-            if "=" not in item:
-                raise InputError(f"--column {item!r}: write OURS=THEIRS, such as response_tokens=out_len")
-        columns = dict(item.split("=", 1) for item in column)
+        columns = columns_of(column)
         counted = tokenizer is not None or chars_per_token is not None
         counter = token_counter(tokenizer, chars_per_token) if counted else None
         importer = tabular.import_csv if kind == "csv" else tabular.import_jsonl
@@ -255,14 +251,9 @@ def synth(
     try:
         model = LengthModel.model_validate({**presets.get(preset or "", {}), **given})
     except ValidationError as error:
-        missing = [
-            str(each["loc"][0]) for each in error.errors() if each["type"] == "missing" and len(each["loc"]) == 1
-        ]
-        if missing:
-            raise InputError(
-                f"trace synth: no {', '.join(missing)}; give them, as in {A_LENGTH_MODEL}, or --preset rhymerl-math"
-            ) from error
-        raise InputError(f"trace synth: {explain(error, LengthModel, 'a length model')[1]}") from error
+        key, message = explain(error, LengthModel, "a length model")
+        more = f"; write {A_LENGTH_MODEL}, or --preset rhymerl-math" if message == f"key {key} is missing" else ""
+        raise InputError(f"trace synth: {message}{more}") from error
     return _written(synthesise(model, seed, name or output.stem), output)
 
 

@@ -17,6 +17,7 @@ from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from simrl.commands import slips
 from simrl.commands.slips import require_scenario, require_section, require_settings, with_section
 from simrl.errors import InputError, first_line, meant
 from simrl.files import temporary_folder
@@ -101,7 +102,9 @@ def open_workload(
         more = [text for texts in (overrides, values) if isinstance(texts, list) for text in texts]
         require_scenario(call, os.fspath(workload), more)
     fields = {name: value for name, value in (setup or {}).items() if value is not None}
-    profile, cap_tokens = fields.pop("profile", None), fields.pop("cap_tokens", None)
+    profile, cap_tokens, columns = (fields.pop(name, None) for name in ("profile", "cap_tokens", "columns"))
+    if columns and (is_scenario(workload) or Path(str(workload)).suffix == TRACE_SUFFIX):
+        raise InputError(f"{workload}: no table whose columns could be named; leave --column out, or name a CSV")
     overriding = settings_of(overrides)
     if call == "run" and systems:
         systems, overriding = _with_own(one_system(systems[0]), overriding)
@@ -118,7 +121,7 @@ def open_workload(
             return Opened(f"simrl.{call}", _plain(workload), settings, None)
         return Opened(os.fspath(workload), None, settings, None)
 
-    trace, path = _trace(workload, cap_tokens)
+    trace, path = _trace(workload, cap_tokens, columns_of(columns))
     values = {setting.key: setting.value for setting in settings}
     given_keys = {*values, *(key.partition(".")[0] for key in values if "." not in key)}
     lacks = {n: o for n, o in NEEDED.items() if not given_keys & {k := FIELDS.get(n, n), k.partition(".")[0]}}
@@ -216,11 +219,10 @@ def _with_own(entry: Any, settings: Sequence[Setting]) -> tuple[list[Any], list[
 
 def _is_parameter(key: str, system: Any) -> bool:
     """Return whether a dotted key is a parameter of a system, and no field of a scenario, misspelt or not."""
-    fields = {*Scenario.model_fields, SYSTEMS, "vary"} - set(FILLED_IN)
-    if key.startswith(PARAMETER) or key.split(".")[0] in fields:
+    if "." in key or key in slips.FIELDS:
         return key.startswith(PARAMETER)
     known = parameters_of(system) if system in RECIPES else ()
-    return bool(meant(key, known)) or not meant(key, fields)
+    return bool(meant(key, known)) or not meant(key, slips.FIELDS)
 
 
 def dimensions(values: Any) -> dict[str, Dimension]:
@@ -264,23 +266,35 @@ def folder_or_temporary(folder: Path | None) -> Iterator[Path]:
         yield temporary
 
 
-def _trace(workload: Any, cap_tokens: int | None) -> tuple[Trace, str | None]:
+def columns_of(columns: Any) -> dict[str, str]:
+    """Return a table's columns by our names, from texts OURS=THEIRS or a dictionary."""
+    if isinstance(columns, Mapping):
+        return dict(columns)
+    parts = [part.partition("=") for text in columns or () for part in re.split(r",(?=\w+=)", text)]
+    for ours, equals, _ in parts:
+        if not equals:
+            raise InputError(f"--column {ours}: write OURS=THEIRS, such as response_tokens=out_len")
+    return {ours: theirs for ours, _, theirs in parts}
+
+
+def _trace(workload: Any, cap_tokens: int | None, columns: dict[str, str]) -> tuple[Trace, str | None]:
     """Return a trace, and its file if it is one."""
     if isinstance(workload, str | os.PathLike):
         if cap_tokens is not None:
             raise InputError(f"cap_tokens={cap_tokens}: {os.fspath(workload)} has its own; leave it out")
         if Path(workload).suffix in TABLE_SUFFIXES:
-            return _table(Path(workload)), None
+            return _table(Path(workload), columns), None
         return read_trace(os.fspath(workload)), os.fspath(workload)
     if isinstance(workload, Trace):
         return workload, None
     from simrl.trace.importers.tabular import import_frame  # needs pandas, which takes 0.2 s to import
 
-    return import_frame(workload, cap_tokens=cap_tokens), None
+    return import_frame(workload, columns, cap_tokens=cap_tokens), None
 
 
-def _table(path: Path) -> Trace:
-    """Return the trace of a table of lengths, with columns of our names or of `ALIASES`; log which were taken."""
+def _table(path: Path, named: dict[str, str]) -> Trace:
+    """Return the trace of a table of lengths, with the columns that are named, or of our names or of `ALIASES`; log which were
+    taken."""
     from simrl.trace.importers.tabular import import_csv, import_jsonl
 
     reader = import_csv if path.suffix == ".csv" else import_jsonl
@@ -289,16 +303,16 @@ def _table(path: Path) -> Trace:
             line = file.readline()
         header = next(csv.reader([line])) if path.suffix == ".csv" else list(json.loads(line))
     except (OSError, ValueError, StopIteration, TypeError):  # its reader reports it
-        return reader(path)
+        return reader(path, named)
     columns = {
         ours: next(name for name in theirs if name in header)
         for ours, theirs in ALIASES.items()
-        if ours not in header and not {*header}.isdisjoint(theirs)
+        if ours not in {*header, *named} and not {*header}.isdisjoint(theirs)
     }
     if columns:
         read = ", ".join(f"{ours}={theirs}" for ours, theirs in columns.items())
-        LOG.info(f"{path}: read with {read}; `simrl trace import {path.suffix[1:]} --column …` reads other columns")
-    return reader(path, columns)
+        LOG.info(f"{path}: read with {read}; --column OURS=THEIRS reads other columns")
+    return reader(path, columns | named)
 
 
 def _profile(profile: Any) -> dict[str, Any]:

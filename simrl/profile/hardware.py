@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from simrl.errors import InputError, meant
+from simrl.errors import InputError, choose
 from simrl.profile.model_shape import Numbers
 
 MIB, GIB = 2**20, 2**30
@@ -113,5 +113,5 @@ def gpu(name: str) -> Gpu:
             raise InputError(
                 f"gpu {name!r}: the kind and the number are two keys: cluster.gpu={known_gpu(kind)} cluster.gpus={count}"
             )
-        raise InputError(f"gpu {name!r} is unknown{meant(name, GPUS)}; choose one of {', '.join(GPUS)}")
+        raise InputError(f"gpu {name!r} is unknown{choose(name, GPUS, 'simrl profile names')}")
     return GPUS[found]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from simrl.errors import InputError, first_line, meant
+from simrl.errors import InputError, choose, first_line
 from simrl.profile.model_config import CONFIG_KEYS, fields_of_config, left_out
 from simrl.validation import explain
 
@@ -299,7 +299,7 @@ def _config_of(model: str | Path) -> tuple[dict[str, Any], Path]:
         path = path / "config.json" if path.is_dir() else path
         if not path.is_file():
             raise InputError(
-                f"model {model}{meant(path.name, MODELS)}: neither a config.json nor one of {', '.join(MODELS)}"
+                f"model {model}: no known name, nor a config.json{choose(path.name, MODELS, 'simrl profile names')}"
             )
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -25,6 +25,7 @@ from simrl.profile.shipped import SHIPPED
 from simrl.scenario.model import Scenario
 from simrl.scenario.presets import is_preset_file, preset_of_file
 from simrl.scenario.yaml_text import parse_override, read_yaml, require_no_call, split_at_commas
+from simrl.trace.synthesis import LengthModel
 from simrl.validation import explain, in_words, shortened
 
 FILLED_IN = ("system", "variant", "file")  # fields that a file does not have: it has `systems` and `vary`
@@ -87,8 +88,8 @@ class ScenarioFile:
         self._presets: dict[tuple[str, str], dict[str, Any]] = {}  # each file is read once
         if not isinstance(self._config, DictConfig) or not self._config:
             raise InputError(f"{path}: no keys; a scenario has {', '.join(_KEYS)}")
-        for key in self._config:
-            _require_known(str(key), str(path))
+        for key, value in self._config.items_ex(resolve=False):
+            _require_known(str(key), str(path), value)
         values = [_values(setting) for setting in settings]
         self._parameters = [each for each in values if each[0].key.startswith(PARAMETER)]
         fields = [each for each in values if each not in self._parameters]
@@ -367,10 +368,13 @@ def _from_data(data: Mapping[str, Any], path: Path) -> Any:
         ) from error
 
 
-def _require_known(key: str, place: str) -> None:
-    if key not in _KEYS:
+def _require_known(key: str, place: str, value: object) -> None:
+    first, last = key.partition(".")[0], key.rpartition(".")[2]
+    if first not in _KEYS:
         raise InputError(
-            f"{place}: unknown key {key[:LONGEST_NAME]}{meant(key, NAMES)}; a scenario has {', '.join(_KEYS)}"
+            f"{place}: unknown key {key}; responses per prompt are workload.synthetic.group={value}; a trace has its own"
+            if last in LengthModel.ELSEWHERE
+            else f"{place}: unknown key {first[:LONGEST_NAME]}{meant(first, NAMES)}; a scenario has {', '.join(_KEYS)}"
         )
 
 
@@ -379,7 +383,7 @@ def _set(config: DictConfig, setting: Setting, path: Path) -> None:
     keys, place = setting.key.split("."), f"{path}, {setting.giver}"
     if not all(re.fullmatch(r"\w+", key) for key in keys):
         raise InputError(f"{place}: {setting.key!r} is no key; write one such as cluster.gpus")
-    _require_known(keys[0], place)
+    _require_known(setting.key, place, setting.value)
     require_no_call(setting.value, place)
     try:
         for i in range(1, len(keys)):
@@ -447,6 +451,8 @@ def _entries(config: DictConfig, key: str, example: str, path: Path) -> list[Any
     """Remove the list `key` from the config and return it; an empty list if there is none."""
     entries = _plain(config, key, path)
     config.pop(key, None)
+    if key == "systems" and isinstance(entries, str | dict):
+        entries = override(f"systems={entries}").value if isinstance(entries, str) else [entries]
     if entries is not None and not isinstance(entries, list):
         raise InputError(f"{path}: {key} is {entries!r}; give a list such as {example}")
     return entries or []

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeFloat,
@@ -48,7 +49,16 @@ class _Section(BaseModel):
 
 
 GpuCount = Annotated[int, Field(gt=0, le=262_144)]  # 2^18: more than any cluster for one run has
-GpuName = Annotated[str, AfterValidator(known_gpu)]
+
+
+def _no_number(kind: Any) -> Any:
+    """Refuse a number of GPUs in place of their kind."""
+    if str(kind).isdecimal():
+        raise ValueError(f"a kind of GPU is a name, such as h100; their number is gpus: cluster.gpus={kind}")
+    return kind
+
+
+GpuName = Annotated[str, BeforeValidator(_no_number), AfterValidator(known_gpu)]
 BytesPerS = Annotated[float, Field(ge=1e6, le=1e15)]
 
 

@@ -5,12 +5,13 @@ Invariant: an input that is not given is a stated default and marked so (`kind: 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, field_validator
 
-from simrl.errors import InputError, meant
+from simrl.errors import InputError, choose
 from simrl.profile.model_shape import MODELS
 from simrl.speculation.acceptance import ModelAcceptance, Verification
 from simrl.speculation.methods import EAGLE, Speculation
@@ -40,6 +41,14 @@ class HistoryWorkers(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False
 
 class SpeculationInputs(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The section `speculation` of a scenario. A trace's tokens take precedence over it."""
+
+    ELSEWHERE: ClassVar[Mapping[str, str]] = {  # vLLM's speculative_config, which a system says
+        **dict.fromkeys(
+            ("method", "name"), "a system has it, systems: [{name: areal, speculation: {}}], or --speculation {}"
+        ),
+        "model": "a method has it, speculation: {name: draft_model, model: {}} of a system",
+        "num_speculative_tokens": "a method has it, speculation: {name: ngram, window: {kind: fixed, tokens: {}}} of a system",
+    }
 
     _numbers = numbers_are_no_truth
 
@@ -89,8 +98,8 @@ class SpeculationInputs(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fa
         for name in given:
             if name != EAGLE and name not in MODELS and not Path(name).exists():
                 raise ValueError(
-                    f"{name!r} is no drafter{meant(name, (EAGLE, *MODELS))}; give the acceptance of eagle or of a model: "
-                    f"{', '.join(MODELS)}"
+                    f"{name!r} is no drafter; give the acceptance of eagle or of a model"
+                    f"{choose(name, (EAGLE, *MODELS), 'simrl profile names')}"
                 )
         return given
 

@@ -8,6 +8,7 @@ the scenario's inputs (`simrl.speculation.inputs`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from inspect import signature
@@ -15,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, validate_call
 
-from simrl.errors import InputError, meant
+from simrl.errors import InputError, choose
 from simrl.extensions import Extended
 from simrl.speculation.choices import BegMab, Capture, Elastic, HistoryRule, Strategy
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, Drafter
@@ -358,6 +359,17 @@ METHODS: Extended[Speculation] = Extended(
 )
 
 
+# What other engines and papers call a drafter, as a pattern, and simrl's name for it.
+OTHER_NAMES = {
+    r"eagle.?[123]?": "an EAGLE drafter is tlt; {name: tlt, adaptive: false} does not train it",
+    r"(deepseek.)?mtp|medusa|hydra": "such heads are not modelled; the closest is tlt, an EAGLE drafter",
+    r"suffix.*|arctic.*": "suffix matching is histospec, in the epoch before, or srt, in the group's running responses",
+    r"prompt.?lookup.*|pld|ngram.*|n.gram.*": "a lookup in the response's own text is ngram",
+    r"lookahead.*": "lookahead decoding is not modelled; the closest is ngram, a lookup in the response's own text",
+    r"spec(ulative)?(.?decod.*)?|draft(er|.?models?)?|vanilla": "a small model that drafts is draft_model",
+}
+
+
 def make_speculation(asked: str | dict[str, Any]) -> Speculation | None:
     """Return a method by its name, or by `{name: histospec, gate: open}`; None for `none`. Raise `InputError` for an unknown
     name or parameter, and for a value that the method does not take."""
@@ -366,9 +378,9 @@ def make_speculation(asked: str | dict[str, Any]) -> Speculation | None:
     if name == "none" and not given:
         return None
     if name not in METHODS:
-        named = f"speculation is {name!r}{meant(name, METHODS)}"
-        said = named if name is not None else f"speculation {asked!r} has no name"
-        raise InputError(f"{said}; give none, or one of {', '.join(METHODS)}, or {{name: histospec, gate: open}}")
+        if name is None:
+            raise InputError(f"speculation {asked!r} has no name; give one, such as {{name: histospec, gate: open}}")
+        raise unknown_method(name)
     try:
         made = METHODS[name](**given)
     except ValidationError as error:
@@ -384,3 +396,11 @@ def make_speculation(asked: str | dict[str, Any]) -> Speculation | None:
             f"speculation {name}: a window of {longest} tokens; texts are drafted up to {MOST_DRAFT_TOKENS}"
         )
     return made
+
+
+def unknown_method(name: object) -> InputError:
+    """Return the error for a name that no method has, with the method that another program's name means."""
+    written = str(name).lower().replace("-", "_")
+    own = next((own for other, own in OTHER_NAMES.items() if re.fullmatch(other, written)), None)
+    near = f": {own}; simrl speculation lists all" if own else choose(name, METHODS, "simrl speculation")
+    return InputError(f"speculation is {name!r}{near}")

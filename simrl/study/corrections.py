@@ -45,6 +45,7 @@ GENERATION, UPDATE, LOG_PROB, REFERENCE, STEP = (
 RESPONSE_MEAN = "timing_s/agent_loop/generate_sequences/mean"
 FEWEST_STEPS = 5  # of a window: one more than the corrections of generation
 UNKNOWN_SHARE = 0.5  # of a correction, from which its standard error is worth a warning
+PLAUSIBLE = 0.5, 1.5  # of a factor on measured kernels, beyond which its input is doubted (assumed)
 UNCLEAR = 0.25  # of a correction, from which the range of equally good fits is worth a warning
 CHANCE = 3.84  # 95 % quantile of chi-square with one degree of freedom
 GRID, MOST_FITS = 1.4, 8  # factor from fit to fit on the first correction; fits
@@ -73,13 +74,20 @@ class Correction:
 
     @property
     def warning(self) -> str | None:
-        """Return what is doubtful about it: a bound that is no absent overhead, or an error of half its value or more."""
+        """Return what is doubtful about it: a bound that is no absent overhead, an error of half its value or more,
+        or a factor far from 1."""
         if self.error is None and self.value > 0.0:
             asks = "the log asks for more than it can give; check the model and the GPU"
             return f"{self.name} ended at the bound of its range: {asks}"
         if self.error is not None and self.error >= UNKNOWN_SHARE * self.value:
             known = f"{self.name} is not known from this window (± {self.error / self.value:.0%})"
             return f"{known}: choose one whose lengths differ more"
+        is_factor = self.key.startswith("profile.forward_correction") and self.error is not None
+        if is_factor and not PLAUSIBLE[0] <= self.value <= PLAUSIBLE[1]:
+            return (
+                f"{self.name} is {self.value:.2g}, outside {PLAUSIBLE[0]} to {PLAUSIBLE[1]}: its profile is "
+                "probably of another engine; check model, cluster.gpu, cluster.tp, precision and engine.enforce_eager"
+            )
         return None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from simrl.errors import InputError, meant
+from simrl.errors import InputError, choose, meant
 from simrl.extensions import Extended
 from simrl.systems import drafting, off_policy, on_policy
 from simrl.systems.system import Recipe, System, recipe_of
@@ -59,4 +59,4 @@ def unknown_system(name: str) -> InputError:
     begins = re.split(r"[(:\[ =]", name)[0]
     if begins != name and begins in RECIPES:
         return InputError(f"system {name!r}: write parameters as {{'name': '{begins}', 'eta': 4}}, or as system.eta=4")
-    return InputError(f"system {name!r} is unknown{meant(name, RECIPES)}; choose one of {', '.join(RECIPES)}")
+    return InputError(f"system {name!r} is unknown{choose(name, RECIPES, 'simrl systems')}")

@@ -23,9 +23,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from enum import IntEnum
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -54,6 +55,10 @@ class LengthModel(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     _numbers = numbers_are_no_truth
+
+    ELSEWHERE: ClassVar[Mapping[str, str]] = dict.fromkeys(  # what verl, TRL and slime call it
+        ("rollout_n", "n", "num_generations", "n_samples_per_prompt"), "it is group={}"
+    )
 
     steps: int = Field(gt=0, description="training steps; the last epoch may stay unfinished")
     prompts_per_step: int = Field(gt=0, description="prompts a step, each sampled `group` times")

@@ -46,4 +46,4 @@ def test_what_a_page_shows_as_an_example_can_be_run(simrl: CommandLine, name: st
 def test_an_unknown_system_is_refused_with_the_known_ones(simrl: CommandLine) -> None:
     ended = simrl("systems", "show", "nope")
     assert ended.code == 2
-    assert "'nope' is unknown; choose one of verl_colocated" in ended.err
+    assert "'nope' is unknown (closest are " in ended.err

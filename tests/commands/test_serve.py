@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from simrl.commands.serve import Asked, _checked, _Source, make_page
+import simrl as simrl_package
+from simrl.commands.serve import Asked, _checked, _label, _Source, make_page
 from simrl.errors import InputError
 from simrl.scenario.load import load_scenarios
 from simrl.simulate.cache import InputCache
@@ -53,18 +54,36 @@ def fetched(address: str, **headers: str) -> tuple[int, str]:
 
 
 def test_a_parameter_goes_to_the_systems_that_have_it() -> None:
-    systems = CHOICE._replace(systems=("verl_colocated", "one_step_off", "areal")).settings()[0]
-    assert systems == (
-        "systems=[{name: verl_colocated}, {name: one_step_off, rollout_share: 0.5}, "
-        "{name: areal, rollout_share: 0.5, eta: 2}]"
+    choice = CHOICE._replace(systems=("verl_colocated", "one_step_off", '{"name": "areal", "eta": 8}'), other="")
+    scenarios = source(*FIRST).answer(choice).compared.scenarios
+    assert [each.system.parameters for each in scenarios] == [
+        {},
+        {"rollout_share": 0.5},
+        {"eta": 2, "rollout_share": 0.5},
+    ]
+    assert "system.eta=2" not in CHOICE._replace(systems=("verl_colocated",)).settings(), "no system has it"
+
+
+def test_the_page_begins_with_the_rows_of_a_comparison_of_the_file_each_system_at_its_own_split(tmp_path: Path) -> None:
+    text = (EXAMPLE.parent / "reasoning.yaml").read_text(encoding="utf-8")
+    file = tmp_path / "reasoning.yaml"
+    file.write_text(text.partition("\nvary:")[0], encoding="utf-8")
+    settings = ["model=qwen3-8b", "cluster.tp=1", "steps=4", "warmup_steps=1"]
+    page = _Source(file, tuple(settings), InputCache())
+    first = page.first_choice()
+    assert first.systems[1:] == (
+        '{"name": "one_step_off", "rollout_share": 0.7813}',
+        '{"name": "areal", "eta": 4, "rollout_share": 0.6875}',
     )
+    assert [_label(each) for each in first.systems][2] == "areal(eta=4, rollout_share=0.6875)"
+    compared = simrl_package.compare(file, overrides=settings, ranking=False, best_split=False)
+    assert page.answer(first).compared.rows == compared.rows
 
 
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
         ({"systems": ()}, "systems: none is chosen; choose one"),
-        ({"gpus": None}, "GPUs: give a whole number of 1 or more"),
         ({"gpus": 1}, "use more GPUs"),
         ({"other": "cluster.gpuz=3"}, "did you mean gpu or gpus?"),
         ({"other": "nonsense"}, "nonsense"),
@@ -92,7 +111,14 @@ def test_the_scenario_that_the_page_hands_out_is_the_one_it_shows(tmp_path: Path
 
 def test_the_page_begins_with_what_the_file_says() -> None:
     first = source().first_choice()
-    assert first.systems[0] == "verl_colocated" and first.gpus == load_scenarios(EXAMPLE)[0].cluster.gpus
+    assert first.systems == (
+        "verl_colocated",
+        "one_step_off",
+        '{"name": "areal", "eta": 1}',
+        '{"name": "areal", "eta": 4}',
+    )
+    assert first.gpus is None, "the file varies it"
+    assert source("cluster.gpus=16").first_choice().gpus == 16
 
 
 def test_a_page_of_another_host_is_not_answered() -> None:
@@ -108,7 +134,7 @@ def test_a_page_of_another_host_is_not_answered() -> None:
 )
 def test_a_request_with_a_value_of_another_type_is_answered_in_a_line(changed: dict[str, object]) -> None:
     values = {**CHOICE._asdict(), **changed}
-    with pytest.raises(InputError, match=f"{next(iter(changed))}: input should be"):
+    with pytest.raises(InputError, match=f"{next(iter(changed))}: .* needed"):
         _checked(tuple(values.values()))
 
 

@@ -209,7 +209,7 @@ TRACE = "--model qwen3-8b --gpu h100 --gpus 64 --system verl_colocated,areal"
         (["trace", "import", "verl", "run.log", "--metrics", "-o", "o.parquet"], "add it, such as --group 16"),
         (["trace", "import", "verl", "my.csv", "-o", "o.parquet"], "(English: --chars-per-token 4)"),
         (["trace", "import", "csv", "my.csv"], "name the file to write, such as -o my_run.parquet"),
-        (["trace", "synth", "-o", "t.parquet", "steps=10"], "no prompts_per_step, group, cap_tokens, sigma; give them, as in "),
+        (["trace", "synth", "-o", "t.parquet", "steps=10"], "key prompts_per_step is missing; write steps=10 "),
         # key=value
         (["compare", "scenario.yaml", "areal"], "a system is named with --system areal, or systems=areal,…"),
         (["compare", "scenario.yaml", "cluster.gpus", "=", "8"], "write KEY=VALUE without spaces, such as cluster.gpus=8"),
@@ -228,9 +228,9 @@ TRACE = "--model qwen3-8b --gpu h100 --gpus 64 --system verl_colocated,areal"
         # units
         (["compare", "scenario.yaml", "cluster.gpu=h100x8"], "two keys: cluster.gpu=h100 cluster.gpus=8"),
         (["compare", "scenario.yaml", "cluster.gpu=8xH100"], "two keys: cluster.gpu=h100 cluster.gpus=8"),
-        (["compare", "scenario.yaml", "cluster.gpus=h100x8"], "a number without a unit; did you mean 8?"),
+        (["compare", "scenario.yaml", "cluster.gpus=h100x8"], "without a unit; did you mean 8?"),
         (["compare", "scenario.yaml", "workload.synthetic.cap_tokens=32k"], "did you mean 32000 or 32768?"),
-        (["compare", "scenario.yaml", "training.switch_s=500ms"], "a number without a unit; did you mean 0.5?"),
+        (["compare", "scenario.yaml", "training.switch_s=500ms"], "without a unit; did you mean 0.5?"),
         (["compare", "scenario.yaml", "cluster.network_bytes_per_s=400Gb"], "did you mean 50000000000?"),
         (["compare", "scenario.yaml", "engine.gpu_memory_utilization=90%"], "did you mean 0.9?"),
         (["sweep", "scenario.yaml", "cluster.gpus=[16,32]"], "several are written 16,32, without brackets"),
@@ -326,3 +326,122 @@ def test_a_page_without_dash_says_what_to_install(simrl: CommandLine, monkeypatc
         monkeypatch.setitem(sys.modules, missing, None)
     said = simrl.refuses("serve", "experiments/reasoning.yaml", "--no-open", "--port", "0")
     assert "simrl serve needs Dash" in said
+
+
+# Names that other programs use.
+
+
+@pytest.mark.parametrize(
+    ("written", "answer"),
+    [
+        ("eagle", "an EAGLE drafter is tlt"),
+        ("eagle3", "an EAGLE drafter is tlt"),
+        ("EAGLE-2", "an EAGLE drafter is tlt"),
+        ("medusa", "such heads are not modelled; the closest is tlt"),
+        ("mtp", "such heads are not modelled; the closest is tlt"),
+        ("suffix", "suffix matching is histospec"),
+        ("lookahead", "lookahead decoding is not modelled; the closest is ngram"),
+        ("prompt_lookup", "a lookup in the response's own text is ngram"),
+        ("spec_decode", "a small model that drafts is draft_model"),
+        ("spaceship", "(closest are "),
+    ],
+)
+def test_a_drafter_by_another_engines_name_is_answered_with_the_method_that_it_is_here(simrl, written, answer):
+    for arguments in (["--speculation", written], [f"systems=[{{name: areal, speculation: {written}}}]"]):
+        refused = simrl.refuses("compare", "scenario.yaml", *arguments)
+        assert answer in refused and "simrl speculation lists all" in refused
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("speculation.method=ngram", "--speculation ngram"),
+        ("speculation.model=qwen3-0.6b", "speculation: {name: draft_model, model: qwen3-0.6b} of a system"),
+        ("speculation.num_speculative_tokens=5", "{name: ngram, window: {kind: fixed, tokens: 5}} of a system"),
+    ],
+)
+def test_vllms_speculative_config_is_answered_with_what_a_system_says(simrl, key, words):
+    assert words in simrl.refuses("compare", "scenario.yaml", key)
+
+
+@pytest.mark.parametrize(
+    "key", ["rollout_n", "n", "num_generations", "n_samples_per_prompt", "rollout.n", "actor_rollout_ref.rollout.n"]
+)
+def test_responses_per_prompt_by_another_frameworks_name_are_the_group(simrl, key):
+    for call in (
+        ["compare", "scenario.yaml"],
+        ["run", "scenario.yaml", "--system", "areal"],
+        ["sweep", "scenario.yaml"],
+    ):
+        assert "responses per prompt are workload.synthetic.group=8; " in simrl.refuses(*call, f"{key}=8")
+    name = key.rpartition(".")[2]
+    assert "it is group=8" in simrl.refuses("compare", "scenario.yaml", f"workload.synthetic.{name}=8")
+    assert "it is group=8" in simrl.refuses("trace", "synth", "-o", "t.parquet", f"{name}=8")
+    assert "--group 8 of a log" in simrl.refuses("compare", "scenario.yaml", f"--{name.replace('_', '-')}", "8")
+
+
+@pytest.mark.parametrize("arguments", [["cluster.gpu=32"], ["--gpu", "32"], ["cluster.train={gpu: 32, gpus: 8}"]])
+def test_a_number_in_place_of_a_gpus_name_is_told_where_it_goes(simrl, arguments):
+    assert "their number is gpus: cluster.gpus=32" in simrl.refuses("compare", "scenario.yaml", *arguments)
+
+
+@pytest.mark.parametrize("systems", ["areal, split", "{name: areal, eta: 2}", "[areal]"])
+def test_systems_of_a_file_are_a_list_a_text_with_commas_or_one_object(simrl, scenarios, systems):
+    text = SCENARIO.partition("systems:")[0] + f"systems: {systems}\n"
+    (simrl.folder / "own.yaml").write_text(text, encoding="utf-8")
+    simrl("compare", "own.yaml")
+    expected = {"areal, split": ["areal", "split"]}.get(systems, ["areal"])
+    assert [each.system.name for each in scenarios] == expected
+
+
+def test_a_history_of_a_trace_is_pointed_to_the_command_that_counts_it(simrl):
+    assert "simrl acceptance my_run.parquet counts" in simrl.refuses("trace", "show", "t.parquet", "--history")
+
+
+# Columns of a table.
+
+TABLE = "it,q,plen,olen,reward,score\n" + "".join(
+    f"{i // 4},{i // 2},10,{20 + i},{i % 2},0.{i + 1}\n" for i in range(8)
+)
+NAMED = ["--column", "step=it", "--column", "prompt_id=q,prompt_tokens=plen"]
+SETUP = ["--model", "qwen3-8b", "--gpu", "h100", "--gpus", "4", "--system", "areal"]
+
+
+@pytest.fixture
+def table(simrl: CommandLine) -> Path:
+    (simrl.folder / "mine.csv").write_text(TABLE, encoding="utf-8")
+    return simrl.folder / "mine.csv"
+
+
+@pytest.mark.parametrize("command", ["compare", "run", "optimize", "advise", "sweep"])
+def test_a_command_takes_the_columns_of_a_table_as_its_importer_does(simrl, table, command):
+    refused = simrl.refuses(command, "mine.csv", *SETUP, *NAMED)
+    assert "no column for response_tokens" in refused and "--column response_tokens=THEIRS" in refused
+    for name, doubt in (("nope", "no column 'nope' for response_tokens"), ("score", "is this column a reward?")):
+        assert doubt in simrl.refuses(command, "mine.csv", *SETUP, *NAMED, "--column", f"response_tokens={name}")
+
+
+def test_the_named_columns_of_a_table_are_simulated(simrl, scenarios, table):
+    simrl("compare", "mine.csv", *SETUP, *NAMED, "--column", "response_tokens=olen")
+    assert [(each.name, each.steps) for each in scenarios] == [("mine", 2)]
+
+
+def test_columns_are_refused_where_there_is_no_table(simrl, table):
+    assert "no table whose columns" in simrl.refuses("compare", "scenario.yaml", "--column", "step=it")
+    assert "--column olen: write OURS=THEIRS" in simrl.refuses("compare", "mine.csv", *SETUP, "--column", "olen")
+
+
+def test_lengths_of_zeros_and_ones_are_doubted(simrl, table):
+    ended = simrl("trace", "import", "csv", "mine.csv", "-o", "t.parquet", *NAMED, "--column", "response_tokens=reward")
+    assert ended.code == 0 and "all of 'reward' are 0 or 1 tokens; is this column a reward?" in ended.err
+
+
+def test_a_remedy_for_a_table_names_options_of_the_command_that_has_them(simrl, table):
+    refused = simrl.refuses("compare", "mine.csv", *SETUP)
+    assert "--column step=THEIRS, or give step to simrl trace import (--step 0)" in refused
+
+
+def test_a_value_of_an_option_is_refused_in_words_of_simrl(simrl):
+    assert "'--jobs': a whole number is needed" in simrl.refuses("compare", "scenario.yaml", "--jobs", "many")
+    assert "'--jobs': give 1 or more" in simrl.refuses("compare", "scenario.yaml", "--jobs", "0")
+    assert "requires an argument; write its value behind it" in simrl.refuses("compare", "scenario.yaml", "--measured")

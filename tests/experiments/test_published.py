@@ -117,9 +117,9 @@ def test_only_what_is_assumed_has_a_range():
     [
         ("{value: 1.0, kind: assumed, source: why}", "inputs.x: assumed, and no range; give low and high, or choices"),
         ("{value: 1.0, kind: stated, held: true, source: why}", "inputs.x: held, which is for what is assumed"),
-        ("{value: 1.0, kind: known, source: why}", "inputs.x.kind is 'known': input should be 'stated'"),
+        ("{value: 1.0, kind: known, source: why}", "inputs.x.kind is 'known': choose stated"),
         ("{value: 1.0, kind: stated}", "key inputs.x.source is missing"),
-        ("{value: 1.0, kind: stated, source: ' '}", "inputs.x.source is ' ': string should have at least 1 character"),
+        ("{value: 1.0, kind: stated, source: ' '}", "inputs.x.source is ' ': 1 or more characters are needed"),
         ("{value: 3, choices: [3], kind: assumed, source: why}", "inputs.x: 3 alone is no choice; give others"),
         ("{value: [3, 4], kind: assumed, source: why}", "inputs.x: a list, which has neither a range nor choices"),
         (

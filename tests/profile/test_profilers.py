@@ -349,7 +349,7 @@ def test_the_profile_agrees_with_aiconfigurator_on_and_between_its_points(engine
 
 
 def test_combinations_without_data_are_refused(engine_handle):
-    with pytest.raises(InputError, match="gpu 'tpu' is unknown; choose one of a100, h100"):
+    with pytest.raises(InputError, match="gpu 'tpu' is unknown"):
         aiconfigurator.derive(model_shape("qwen3-8b"), "tpu")
     with pytest.raises(InputError, match="no qwen3-8b on 3 h100 under vllm"):
         aiconfigurator.derive(model_shape("qwen3-8b"), "h100", EngineSetup(3))

@@ -226,7 +226,7 @@ def test_varied_files_each_give_their_own_constants(tmp_path):
             OWN.replace("value = 1,", "value = -1, "),
             r"\[run\]: switch_s: value -1.0, low 0.5, high 2.0: give low ≤ value",
         ),
-        (OWN.replace("value = 1, low = 0.5, high = 2", "value = -1"), r"\[run\]: switch_s is -1.0: input should be"),
+        (OWN.replace("value = 1, low = 0.5, high = 2", "value = -1"), r"\[run\]: switch_s is -1.0: give 0 or more"),
         (OWN.replace("stated", "guessed"), r"\[mine\]: async_scheduling.kind is 'guessed'.*; a constant is \{value"),
         (OWN.replace(', source = "my log"', ""), r"\[run\]: key switch_s.source is missing; a constant is"),
         (OWN.replace('"mine"', '"mime"'), r"\[run\]: engine is 'mime' \(did you mean mine\?\); name one of mine"),

@@ -296,10 +296,10 @@ def test_a_few_lines_that_would_unfold_to_millions_are_refused(file):
         ("{gpu: h100, gpus: 4, tp: 1}", "h100", "cluster is 'h100'; it has the keys gpu, gpus, tp, dp"),
         ("{gpu: h100, gpus: 4, tp: 1}", "[h100, 4]", "cluster is ['h100', 4]; it has the keys gpu, gpus, tp"),
         ("{gpu: h100, gpus: 4, tp: 1}", "", "cluster is None; it has the keys gpu, gpus, tp"),
-        ("gpus: 4", "gpus: four", "cluster.gpus is 'four': input should be a valid integer"),
-        ("gpus: 4", "gpus: 4.5", "cluster.gpus is 4.5: input should be a valid integer"),
-        ("gpus: 4", "gpus: [4]", "cluster.gpus is [4]: input should be a valid integer"),
-        ("name: tiny", "name: 3", "name is 3: input should be a valid string"),
+        ("gpus: 4", "gpus: four", "cluster.gpus is 'four': a whole number is needed"),
+        ("gpus: 4", "gpus: 4.5", "cluster.gpus is 4.5: a whole number is needed"),
+        ("gpus: 4", "gpus: [4]", "cluster.gpus is [4]: a whole number is needed"),
+        ("name: tiny", "name: 3", "name is 3: a text is needed"),
         (
             "name: tiny",
             "name: größe",
@@ -322,9 +322,9 @@ def test_a_few_lines_that_would_unfold_to_millions_are_refused(file):
         ),
         ("model: qwen3-0.6b", "model: '${cluster'", "${cluster"),
         ("warmup_steps: 1", "warmup_steps: 2", "warmup_steps 2 leaves none of the 2 steps; lower it"),
-        ("steps: 2\n", "steps: 0\n", "steps is 0: input should be greater than 0"),
-        ("gpus: 4", "gpus: 0", "cluster.gpus is 0: input should be greater than 0"),
-        ("gpus: 4", "gpus: 1e12", "cluster.gpus is 1000000000000.0: input should be less than or equal to 262144"),
+        ("steps: 2\n", "steps: 0\n", "steps is 0: give more than 0"),
+        ("gpus: 4", "gpus: 0", "cluster.gpus is 0: give more than 0"),
+        ("gpus: 4", "gpus: 1e12", "cluster.gpus is 1000000000000.0: give 262144 or less"),
         ("workload:", "workload:\n  trace: t.parquet", "give either a trace (path) or synthetic (a length model)"),
         ("{roofline: {}}", "{roofline: {}, path: p.parquet}", "give either path (a profile file) or roofline"),
         (
@@ -333,7 +333,7 @@ def test_a_few_lines_that_would_unfold_to_millions_are_refused(file):
             "workload.synthetic: prompts 3 is less than one step's prompts_per_step 4",
         ),
         ("{steps: 2,", "{steps: 1000000000,", "8,000,000,000 samples of 4,000,000,000 prompts; stay under 100,000,000"),
-        ("mean_tokens: 60", "mean_tokens: [1,2,3]", "workload.synthetic.mean_tokens is [1, 2, 3]: input should be"),
+        ("mean_tokens: 60", "mean_tokens: [1,2,3]", "workload.synthetic.mean_tokens is [1, 2, 3]: a number is needed"),
     ],
 )
 def test_a_mistake_in_the_file_is_named_by_key_and_value_with_what_would_be_right(file, old, new, what):
@@ -409,7 +409,7 @@ def test_a_workload_that_is_neither_recorded_nor_drawn_is_refused(file):
     ],
 )
 def test_a_number_that_is_not_finite_is_refused_everywhere(file, key, value):
-    assert re.search(rf"{key} is -?(nan|inf): input should be", refusal(file, f"{key}={value}"))
+    assert re.search(rf"{key} is -?(nan|inf): a finite number is needed", refusal(file, f"{key}={value}"))
 
 
 @pytest.mark.parametrize(
@@ -428,9 +428,7 @@ def test_a_number_that_is_not_finite_is_refused_everywhere(file, key, value):
 )
 def test_a_number_with_which_nothing_can_be_computed_is_refused(file, override):
     key = override.partition("=")[0]
-    assert re.search(
-        rf"override '{override}': {key} is .*: input should be (less|greater) than or equal", refusal(file, override)
-    )
+    assert re.search(rf"override '{override}': {key} is .*: give .* or (less|more)", refusal(file, override))
 
 
 # Overrides.
@@ -464,13 +462,13 @@ def test_a_number_with_which_nothing_can_be_computed_is_refused(file, override):
         ("cluster[gpus]=3", "'cluster[gpus]' is no key"),
         ("--cluster.gpus=3", "'--cluster.gpus' is no key"),
         ("cluster=5", "override 'cluster=5': cluster is 5; it has the keys gpu, gpus, tp"),
-        ("cluster.gpus=", "override 'cluster.gpus=': cluster.gpus is None: input should be a valid integer"),
+        ("cluster.gpus=", "override 'cluster.gpus=': cluster.gpus is None: a whole number is needed"),
         ("cluster.gpus.x=5", "override 'cluster.gpus.x=5': cluster.gpus is 4, it has no x"),
         ("systems.7=split", "override 'systems.7=split': does not fit"),
         ("systems.x=split", "override 'systems.x=split': does not fit"),
         ("system=split", f"override 'system=split': unknown key system (did you mean systems?); {KEYS}"),
         ("model=${nope}", "model: Interpolation key 'nope' not found"),
-        ("steps=-1", "override 'steps=-1': steps is -1: input should be greater than 0"),
+        ("steps=-1", "override 'steps=-1': steps is -1: give more than 0"),
         ("name=a b", "override 'name=a b': name is 'a b': use the letters a-z"),
     ],
 )
@@ -488,8 +486,7 @@ def test_a_mistake_in_an_override_names_the_override(file, override, what):
     [
         ("", "no systems; give a list such as [verl_colocated, {name: areal, eta: 8}]"),
         ("[]", "no systems; give a list such as"),
-        ("split", "systems is 'split'; give a list such as [verl_colocated, {name: areal, eta: 8}]"),
-        ("{name: split}", "systems is {'name': 'split'}; give a list such as"),
+        ("3", "systems is 3; give a list such as [verl_colocated, {name: areal, eta: 8}]"),
         ("[split, 3]", "entry 2 of systems is 3; give a name, or {name: areal, eta: 8}"),
         ("[null]", "entry 1 of systems is None; give a name"),
         ("[true]", "entry 1 of systems is True; give a name"),
@@ -520,8 +517,8 @@ def test_systems_that_are_no_list_of_systems_are_refused(file, systems, what):
             "[{cluster.gpsu: 8}]",
             "vary cluster.gpsu=8: unknown key cluster.gpsu (did you mean gpu?); cluster has gpu, gpus",
         ),
-        ("[{cluster.gpus: many}]", "vary cluster.gpus=many: cluster.gpus is 'many': input should be a valid integer"),
-        ("[{cluster.gpus: 4}, {cluster.gpus: 0}]", "vary cluster.gpus=0: cluster.gpus is 0: input should be greater"),
+        ("[{cluster.gpus: many}]", "vary cluster.gpus=many: cluster.gpus is 'many': a whole number is needed"),
+        ("[{cluster.gpus: 4}, {cluster.gpus: 0}]", "vary cluster.gpus=0: cluster.gpus is 0: give more than 0"),
         ("[{cluster: 8}]", "vary cluster=8: cluster is 8; it has the keys gpu, gpus, tp"),
         ("[{cluster.gpus.x: 8}]", "vary cluster.gpus.x=8: cluster.gpus is 4, it has no x"),
         ("[{3: 8}]", f"vary 3=8: unknown key 3; {KEYS}"),

@@ -1,6 +1,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -253,6 +254,20 @@ def test_the_legend_of_many_lines_of_a_sweep_covers_none_of_them() -> None:
     (legend,) = figure.legends
     assert len(legend.get_texts()) == 30
     assert not legend.get_window_extent(renderer).overlaps(figure.axes[0].get_window_extent(renderer))
+
+
+def test_a_map_has_a_bar_that_names_its_colours_and_axes_in_words() -> None:
+    keys = ["system.name", "system.rollout_share", "cluster.gpus", "engine.block_size"]
+    rows = [
+        dict(zip(keys, at, strict=True)) | {"samples_per_s": at[2] * at[1]}
+        for at in product(("areal", "split"), (0.5, 0.625, 0.75), (16, 32, 64), (16,))
+    ]
+    figure = sweep_figure(rows, keys, "samples_per_s")
+    bar = figure.axes[-1]
+    assert bar.get_ylabel() == "trained samples a second" and bar.get_ylim() == (8, 48)
+    assert {figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()} == {"share of GPUs that roll out", "GPUs"}
+    assert inside(figure)
+    assert sweep_figure(rows, keys[:2], "samples_per_s").axes[0].get_xlabel() == "share of GPUs that roll out"
 
 
 def test_a_colour_is_written_in_the_palette_alone_and_means_one_thing() -> None:

@@ -76,7 +76,7 @@ def refusal(scenario: Scenario) -> str:
             "system split: rollout_share 0.1 of 4 GPUs, 1 a worker, leaves 0 rollout and 4 train GPUs",
             "use more GPUs, or another share",
         ),
-        ({"system": {"name": "verl"}}, "system 'verl' is unknown", "choose one of verl_colocated, distflow, split"),
+        ({"system": {"name": "verl"}}, "system 'verl' is unknown", "simrl systems lists all"),
         (
             {"system": {"name": "areal", "staleness": 8}},
             "system areal: unknown parameter 'staleness'",
@@ -85,7 +85,7 @@ def refusal(scenario: Scenario) -> str:
         ({"system": {"name": "areal", "eta": -1}}, "system areal: eta is -1", "greater than or equal to 0"),
         ({"system": {"name": "split", "dispatch": "lpt"}}, "system split: dispatch is 'lpt'", "'even_split'"),
         ({"model": "qwen9"}, "model qwen9", "one of qwen3-0.6b"),
-        ({"cluster": {**H100, "gpu": "h900"}}, "gpu 'h900' is unknown", "choose one of a100, h100"),
+        ({"cluster": {**H100, "gpu": "h900"}}, "gpu 'h900' is unknown", "simrl profile names lists all 12"),
         ({"workload": {"trace": "nowhere.parquet"}}, "nowhere.parquet: no such file", "simrl trace import"),
         ({"profile": {"path": "nowhere.parquet"}}, "nowhere.parquet: no such profile", "simrl profile derive"),
     ],

@@ -390,8 +390,7 @@ def test_the_folder_of_a_run_is_a_scenario(command):
         ),
         (
             ("--price", "2.5 $"),
-            "invalid value for '--price': Input should be a valid number, unable to parse string as a number; "
-            "did you mean 2.5?",
+            "invalid value for '--price': a number is needed, without a unit; did you mean 2.5?",
         ),
     ],
 )

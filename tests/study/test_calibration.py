@@ -332,9 +332,15 @@ def test_recorded_lengths_take_the_place_of_made_ones(log, tmp_path):
         (1.2, 0.9, "decode_efficiency is not known from this window (± 75%)"),
         (2.0, None, "decode_efficiency ended at the bound of its range"),
         (0.0, None, None),  # an overhead that is not there
+        (
+            0.3,
+            0.05,
+            "decode_efficiency is 0.3, outside 0.5 to 1.5: its profile is probably of another engine; check model",
+        ),
+        (1.6, 0.05, "decode_efficiency is 1.6, outside 0.5 to 1.5"),
     ],
 )
-def test_a_correction_that_the_window_does_not_settle_is_a_warning(value, error, said):
+def test_a_correction_that_the_window_does_not_settle_or_that_is_far_from_its_input_is_a_warning(value, error, said):
     warning = Correction(
         "decode_efficiency", value, error, 0.02, 2.0, "", "speed", "profile.forward_correction"
     ).warning

@@ -175,7 +175,7 @@ def test_every_run_has_a_folder_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "what"),
     [
-        (["systems=[nope]"], r"\(nope\): system 'nope' is unknown; choose one of verl_colocated"),
+        (["systems=[nope]"], r"\(nope\): system 'nope' is unknown \(closest are "),
         (
             ["systems=[{name: areal, etta: 3}]"],
             r"\(areal\): system areal: unknown parameter 'etta'.*; it has eta",
@@ -191,8 +191,8 @@ def test_every_run_has_a_folder_of_its_own(tmp_path):
         (["systems=[{name: split, rollout_share: 0.99}]", "cluster.tp=2", "cluster.gpus=2"], "both need some"),
         (["cluster.tp=3"], "cluster.tp is 3: it does not divide the 4 GPUs; choose a divisor"),
         (["cluster.tp=32", "cluster.gpus=32"], "cluster.tp is 32: it does not divide the 16 attention heads"),
-        (["cluster.gpu=b9"], "gpu 'b9' is unknown; choose one of a100, h100"),
-        (["model=gpt-5"], "model gpt-5: neither a config.json nor one of qwen3-0.6b"),
+        (["cluster.gpu=b9"], r"gpu 'b9' is unknown \(closest are b200"),
+        (["model=gpt-5"], "model gpt-5: no known name, nor a config.json"),
         (["model=qwen3-32b"], "weights 61.0 GiB.*use a larger tp|needs .* GiB a GPU"),
         (
             ["training.tokens_per_microbatch=10000000"],

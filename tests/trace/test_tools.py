@@ -327,7 +327,7 @@ def test_commands_draw_an_agent_and_the_missing_times_of_a_recorded_one(simrl, t
     assert read_trace(tmp_path / "timed.parquet").table.column("turn_environment_s").to_pylist()[0] == [2, 2]
     for wrong, line in (
         ("tools: {a: {share: 0.5, median_s: 1}}", "tools.yaml: tools: the shares of a sum to 0.5; they must sum to 1"),
-        ("tools: {a: {share: 1, median_s: -1}}", "tools.yaml: tools.a.median_s is -1: input should be greater"),
+        ("tools: {a: {share: 1, median_s: -1}}", "tools.yaml: tools.a.median_s is -1: give 0 or more"),
     ):
         (tmp_path / "tools.yaml").write_text(wrong)
         code, out, err = simrl("trace", "synth", "--agentic", "--tools", "tools.yaml", "-o", "x.parquet")

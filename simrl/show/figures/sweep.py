@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 MARKERS = "os^D"  # of the systems of a search, when the colours have all been used
 MOST_PANELS = 12
-LEAST_WIDTH = 5.5  # inches, for the title
+LEAST_WIDTH, LEAST_HEIGHT, BAR_WIDTH = 5.5, 2.6, 0.9  # inches: for the title, the colour bar's label, the bar
 LIGHT = 0.6  # from this share of the range on, a field is light, and its number dark
 UNITS = {
     "samples_per_s": "trained samples a second",
@@ -37,6 +37,19 @@ UNITS = {
     "gpu_hours_per_1k_samples": "GPU-hours for 1,000 trained samples",
     "cost_per_1k_samples": "cost of 1,000 trained samples",
     "speedup": "speed-up over the first point",
+}
+AXES = {  # what varies, in words; other keys stand for themselves
+    "cluster.gpus": "GPUs",
+    "cluster.tp": "GPUs of a rollout worker (tensor parallelism)",
+    "cluster.dp": "attention ranks of a rollout worker",
+    "cluster.train.gpus": "GPUs that only train",
+    "system.name": "system",
+    "system.rollout_share": "share of GPUs that roll out",
+    "system.eta": "bound η on staleness, in updates",
+    "engine.max_num_seqs": "most running requests of a worker",
+    "training.mfu": "model FLOPs utilisation of training",
+    "workload.synthetic.mean_tokens": "mean response length in tokens",
+    "workload.synthetic.group": "responses of a prompt",
 }
 SMALLER_IS_BETTER = UNITS.keys() - {"samples_per_s", "tokens_per_s", "occupancy", "speedup"}
 
@@ -84,7 +97,7 @@ def _lines(groups: Mapping[str, Sequence[Row]], x: str, at: Sequence[Any], value
         places, measures = zip(*known, strict=True) if known else ((), ())
         axes.plot(places, measures, "o-", color=SERIES[i % len(SERIES)], label=plain(name) or None)
     axes.set_xticks(range(len(at)), [plain(_words(each)) for each in at])
-    axes.set(xlabel=plain(x), ylabel=UNITS.get(value, value))
+    axes.set(xlabel=plain(AXES.get(x, x)), ylabel=UNITS.get(value, value))
     axes.set_ylim(bottom=0)
     if any(groups):
         figure.legend(loc="outside right upper", frameon=False, fontsize="small", labelcolor=INK)
@@ -96,8 +109,8 @@ def _maps(
     groups: Mapping[str, Sequence[Row]], x: str, y: str, values: Mapping[str, Sequence[Any]], value: str
 ) -> Picture:
     across, down = values[x], values[y]
-    width, height = 1.3 + 0.75 * len(across), 1.2 + 0.42 * len(down)
-    figure = Picture(max(width * len(groups), LEAST_WIDTH), height, layout="constrained")
+    width, height = 1.3 + 0.75 * len(across), max(1.2 + 0.42 * len(down), LEAST_HEIGHT)
+    figure = Picture(max(width * len(groups), LEAST_WIDTH) + BAR_WIDTH, height, layout="constrained")
     panels: Sequence[Axes] = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
     measured = [row[value] for group in groups.values() for row in group if row[value] is not None]
     least, most = min(measured), max(measured)
@@ -106,15 +119,18 @@ def _maps(
         for row in group:
             if row[value] is not None:
                 field[down.index(row[y]), across.index(row[x])] = row[value]
-        axes.imshow(field, cmap="cividis", vmin=least, vmax=most, aspect="auto", origin="lower")
+        image = axes.imshow(field, cmap="cividis", vmin=least, vmax=most, aspect="auto", origin="lower")
         _write_fields(axes, field, least + LIGHT * (most - least), value in SMALLER_IS_BETTER)
         axes.set_xticks(range(len(across)), [plain(_words(each)) for each in across])
         axes.set_yticks(range(len(down)), [plain(_words(each)) for each in down])
-        axes.set_xlabel(plain(x), color=INK)
+        axes.set_xlabel(plain(AXES.get(x, x)), color=INK)
         axes.set_title(plain(name), fontsize="medium", color=INK)
         axes.tick_params(length=0, colors=INK)
         axes.spines[:].set_visible(False)
-    panels[0].set_ylabel(plain(y), color=INK)
+    panels[0].set_ylabel(plain(AXES.get(y, y)), color=INK)
+    bar = figure.colorbar(image, ax=panels)
+    bar.set_label(UNITS.get(value, value), color=INK)
+    bar.outline.set_visible(False)
     figure.suptitle(f"{UNITS.get(value, value)} (framed: the best of a panel)", fontsize="medium", color=INK)
     return figure
 

@@ -275,13 +275,13 @@ def text(row: Mapping[str, Any], name: str, place: str) -> str:
     return str(checked(row, name, place, lambda value: isinstance(value, str), "text"))
 
 
-def integer(row: Mapping[str, Any], name: str, place: str, low: int = 0) -> int:
-    """Return a field that holds a whole number from `low` to the largest 32-bit one."""
+def integer(row: Mapping[str, Any], name: str, place: str, low: int = 0, hint: str = "") -> int:
+    """Return a field that holds a whole number from `low` to the largest 32-bit one. `hint` ends the message about another."""
 
     def fits(value: Any) -> bool:
         return is_number(value) and value == value // 1 and low <= value <= INT32_MAX
 
-    return int(checked(row, name, place, fits, f"a whole number of at least {low}"))
+    return int(checked(row, name, place, fits, f"a whole number of at least {low}{hint}"))
 
 
 def number(row: Mapping[str, Any], name: str, place: str) -> float | None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -30,18 +32,25 @@ TEXTS = ("prompt", "response")
 NAMES = (*REQUIRED, *OPTIONAL, *TEXTS)
 BLOCK_BYTES = 1 << 26  # a CSV row must fit in one: a long response with line breaks is a single row
 SERVING = (
-    "No step column was given, as for serving traces (Azure, Mooncake, BurstGPT): "
+    "The table has arrival times, as serving traces have (Azure, Mooncake, BurstGPT): "
     "the lengths of such requests are far shorter than those of reasoning rollouts."
 )
+LOG = logging.getLogger("simrl")
+A_LENGTH = "is this column a reward? --column response_tokens=THEIRS names the lengths of responses"
 REMEDIES = {  # of a table without any column of these names
-    ("step",): "map one (--column step=THEIRS), or give step (--step 0) if all rows are one step's",
-    ("prompt_id", "prompt"): "map one (--column prompt_id=THEIRS), or say --ungrouped if each row is its own",
-    ("prompt_tokens", "prompt"): "map the prompts' lengths (--column prompt_tokens=THEIRS)",
+    (
+        "step",
+    ): "map one with --column step=THEIRS, or give step to simrl trace import (--step 0) if all rows are one step's",
+    (
+        "prompt_id",
+        "prompt",
+    ): "map one with --column prompt_id=THEIRS, or give --ungrouped to simrl trace import if each row is its own",
+    ("prompt_tokens", "prompt"): "map the prompts' lengths with --column prompt_tokens=THEIRS",
     (
         "response_tokens",
         "response",
         "response_ids",
-    ): "map the responses' lengths (--column response_tokens=THEIRS)",
+    ): "map the responses' lengths with --column response_tokens=THEIRS",
 }
 
 PlacedRow = tuple[str, Mapping[str, Any]]
@@ -128,7 +137,7 @@ def _trace(
             )
         given |= {} if value is None else {ours: repeat(value)}
     mapped = _mapped(path, header, columns, [*given], counter is not None)
-    notes = [SERVING] if "step" in given else []
+    notes = [SERVING] if "step" in given and re.search("timestamp|arriv", " ".join(header).lower()) else []
     if "prompt_id" in given:
         notes.append("Each row is taken for a prompt of its own, in a group of one.")
     tokenizer = options.get("tokenizer")
@@ -148,6 +157,8 @@ def _trace(
             yield place, row
 
     samples = list(_rows(watched() if texts else read(mapped), mapped, counter, given))
+    if len(samples) > 1 and all(row.response_tokens in (0, 1) for row in samples):
+        LOG.warning(f"{path}: all of {mapped.get('response_tokens')!r} are 0 or 1 tokens; {A_LENGTH}")
     if texts:
         notes.append(turns.note([row.turn_observation_tokens for row in samples], agents))
     return rows.trace_from_rows(
@@ -196,7 +207,7 @@ def _mapped(
     if not can_count and ("response" in mapped or "prompt_tokens" not in mapped):
         column = mapped["response"] if "response" in mapped else mapped["prompt"]
         raise InputError(
-            f"{path}: column {column!r} is text to count; name a tokenizer, or state the characters a token"
+            f"{path}: column {column!r} is text to count; give --tokenizer or --chars-per-token 3.2 to simrl trace import"
         )
     return mapped
 
@@ -283,7 +294,7 @@ def _turn_names(row: Mapping[str, Any], column: str, place: str) -> list[Any] | 
 
 _READERS: dict[str, Callable[[Mapping[str, Any], str, str], Any]] = {
     "response_ids": rows.token_ids,
-    "response_tokens": rows.integer,
+    "response_tokens": partial(rows.integer, hint=f"; {A_LENGTH}"),
     "step": rows.integer,
     "prompt_id": _prompt_id,
     "prompt_tokens": partial(rows.integer, low=1),

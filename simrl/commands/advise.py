@@ -41,7 +41,7 @@ def advise(
     *,
     overrides: Any = None,
     clusters: Clusters = None,
-    updates: o.Updates = 500,
+    updates: Annotated[int, typer.Option(min=1, help="policy updates of the planned run, of a whole batch")] = 500,
     growth: Growth = 1.0,
     price: o.Price = None,
     max_off_policyness: Annotated[

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -203,7 +204,7 @@ def _whole_run(
     return WholeRun(
         gpus=gpus,
         option=option,
-        reasons=reasons_of(option, outcomes, InputCache()),
+        reasons=outcomes.each(partial(reasons_of, outcomes.folder), [option])[0],
         stages=tuple(seconds),
         hours=hours,
         gpu_hours=hours * row["gpus"],
@@ -297,25 +298,36 @@ def _memory(scenario: Scenario, outcomes: Outcomes) -> KvPool | None:
         kept = json.loads(path.read_text(encoding="utf-8"))
         if "sha256" in kept and not is_broken(kept):
             return TypeAdapter(KvPool).validate_python({key: kept[key] for key in kept if key != "sha256"})
-    result = simulate_prepared(prepare(scenario, InputCache()))
+    inputs = InputCache()
+    result = simulate_prepared(prepare(scenario, inputs))
     full = result.metadata.get("full_batch")
     if not full:
         return None
     mean, peak = _running(result)
     pool = int(result.metadata["kv_cache_tokens_per_worker"])
     engine = scenario.engine
-    lower = [] if engine.kv_cache_tokens else [s for s in SHARES if s < engine.gpu_memory_utilization]
+    in_use = mean * full["context_tokens"]
     least, loss = engine.gpu_memory_utilization, 0.0
-    points = [make_point(scenario.with_fields("engine", gpu_memory_utilization=share), digests) for share in lower]
+    lower = [scenario.with_fields("engine", gpu_memory_utilization=share) for share in SHARES if share < least]
+    lower = [each for each in lower if _pool_tokens(each, inputs) > in_use] if not engine.kv_cache_tokens else []
+    points = [make_point(each, digests) for each in lower]
     rate, *others = ((outcome.get("row") or {}).get("samples_per_s", 0.0) for outcome in outcomes.of([own, *points]))
-    for share, other in zip(lower, others, strict=True):
-        if rate and other > (1 - AS_FAST) * rate:
-            least, loss = share, 1 - other / rate
+    for other, row_rate in zip(lower, others, strict=True):
+        if rate and row_rate > (1 - AS_FAST) * rate:
+            least, loss = other.engine.gpu_memory_utilization, 1 - row_rate / rate
             break
-    used = mean * full["context_tokens"] / pool
+    used = in_use / pool
     found = KvPool(pool, used, peak, engine.max_num_seqs, engine.gpu_memory_utilization, least, loss)
     write_json(path, sealed(asdict(found)), own=True)
     return found
+
+
+def _pool_tokens(scenario: Scenario, inputs: InputCache) -> int:
+    """Return the tokens of a worker's KV pool; 0 where memory does not allow the scenario."""
+    with suppress(InputError):
+        limits = prepare(scenario, inputs).limits
+        return limits.dp * limits.kv_tokens
+    return 0
 
 
 def _running(result: Result) -> tuple[float, int]:

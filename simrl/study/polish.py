@@ -210,10 +210,10 @@ class _Climber:
                 if dimension.low <= other <= dimension.high:
                     yield (Setting(name, other, dimension.text),)
             return
-        if dimension is not None:
-            yield from _listed(list(dimension.alternatives), scenario)
         if free and (key := name.removeprefix(PARAMETER)) in (*CHOICES, *COUNTS):
             yield from ((Setting(name, value, f"{name}={value}"),) for value in self._values(key, scenario, near))
+        elif dimension is not None:
+            yield from _listed(list(dimension.alternatives), scenario)
 
     def _wide(self) -> Iterator[Alternative]:
         """Yield splits of the whole range: one may be better that no step leads to."""
@@ -252,7 +252,8 @@ class _Climber:
             yield from (round(other, 3) for other in (value / 2, value * 2) if 0.05 <= other <= 4)
             return
         if key == "eta":
-            yield from (other for other in dict.fromkeys((value - 1, value + 1, value * 2)[: 3 - near]) if other >= 0)
+            steps = (value - 1, value + 1) if near else (value // 2, value - 1, value + 1, value * 2)
+            yield from (other for other in dict.fromkeys(steps) if other >= 0 and other != value)
             return
         steps = (value * 3 // 4, value * 4 // 3) if near else (value // 2, value * 3 // 4, value * 4 // 3, value * 2)
         yield from (other for other in dict.fromkeys(steps) if other >= 1 and other != value)

@@ -297,7 +297,13 @@ def _table(path: Path) -> Trace:
     if columns:
         read = ", ".join(f"{ours}={theirs}" for ours, theirs in columns.items())
         LOG.info(f"{path}: read with {read}; `simrl trace import {path.suffix[1:]} --column …` reads other columns")
-    return reader(path, columns)
+    try:
+        return reader(path, columns)
+    except InputError as error:
+        command = f"simrl trace import {path.suffix[1:]} {path} -o FILE.parquet"
+        raise InputError(
+            f"{error}: as options of `{command}`, whose trace goes here" if "--" in f"{error}" else f"{error}"
+        ) from error
 
 
 def _profile(profile: Any) -> dict[str, Any]:

@@ -30,9 +30,10 @@ TEXTS = ("prompt", "response")
 NAMES = (*REQUIRED, *OPTIONAL, *TEXTS)
 BLOCK_BYTES = 1 << 26  # a CSV row must fit in one: a long response with line breaks is a single row
 SERVING = (
-    "No step column was given, as for serving traces (Azure, Mooncake, BurstGPT): "
-    "the lengths of such requests are far shorter than those of reasoning rollouts."
+    "Requests have the times of their arrival, as in serving traces (Azure, Mooncake, BurstGPT): "
+    "their lengths are far shorter than those of reasoning rollouts."
 )
+ARRIVALS = ("timestamp", "arrival")  # columns of such traces
 REMEDIES = {  # of a table without any column of these names
     ("step",): "map one (--column step=THEIRS), or give step (--step 0) if all rows are one step's",
     ("prompt_id", "prompt"): "map one (--column prompt_id=THEIRS), or say --ungrouped if each row is its own",
@@ -128,7 +129,7 @@ def _trace(
             )
         given |= {} if value is None else {ours: repeat(value)}
     mapped = _mapped(path, header, columns, [*given], counter is not None)
-    notes = [SERVING] if "step" in given else []
+    notes = [SERVING] if "step" in given and not {*ARRIVALS}.isdisjoint(map(str.lower, header)) else []
     if "prompt_id" in given:
         notes.append("Each row is taken for a prompt of its own, in a group of one.")
     tokenizer = options.get("tokenizer")

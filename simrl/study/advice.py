@@ -298,36 +298,26 @@ def _memory(scenario: Scenario, outcomes: Outcomes) -> KvPool | None:
         kept = json.loads(path.read_text(encoding="utf-8"))
         if "sha256" in kept and not is_broken(kept):
             return TypeAdapter(KvPool).validate_python({key: kept[key] for key in kept if key != "sha256"})
-    inputs = InputCache()
-    result = simulate_prepared(prepare(scenario, inputs))
+    result = simulate_prepared(prepare(scenario, InputCache()))
     full = result.metadata.get("full_batch")
     if not full:
         return None
     mean, peak = _running(result)
     pool = int(result.metadata["kv_cache_tokens_per_worker"])
     engine = scenario.engine
-    in_use = mean * full["context_tokens"]
-    least, loss = engine.gpu_memory_utilization, 0.0
-    lower = [scenario.with_fields("engine", gpu_memory_utilization=share) for share in SHARES if share < least]
-    lower = [each for each in lower if _pool_tokens(each, inputs) > in_use] if not engine.kv_cache_tokens else []
-    points = [make_point(each, digests) for each in lower]
+    used, own_share = mean * full["context_tokens"] / pool, engine.gpu_memory_utilization
+    # The pool shrinks faster than the share, as the weights stay: a smaller share has no room for what is in use.
+    lower = [] if engine.kv_cache_tokens else [share for share in SHARES if used * own_share < share < own_share]
+    least, loss = own_share, 0.0
+    points = [make_point(scenario.with_fields("engine", gpu_memory_utilization=share), digests) for share in lower]
     rate, *others = ((outcome.get("row") or {}).get("samples_per_s", 0.0) for outcome in outcomes.of([own, *points]))
-    for other, row_rate in zip(lower, others, strict=True):
-        if rate and row_rate > (1 - AS_FAST) * rate:
-            least, loss = other.engine.gpu_memory_utilization, 1 - row_rate / rate
+    for share, other in zip(lower, others, strict=True):
+        if rate and other > (1 - AS_FAST) * rate:
+            least, loss = share, 1 - other / rate
             break
-    used = in_use / pool
-    found = KvPool(pool, used, peak, engine.max_num_seqs, engine.gpu_memory_utilization, least, loss)
+    found = KvPool(pool, used, peak, engine.max_num_seqs, own_share, least, loss)
     write_json(path, sealed(asdict(found)), own=True)
     return found
-
-
-def _pool_tokens(scenario: Scenario, inputs: InputCache) -> int:
-    """Return the tokens of a worker's KV pool; 0 where memory does not allow the scenario."""
-    with suppress(InputError):
-        limits = prepare(scenario, inputs).limits
-        return limits.dp * limits.kv_tokens
-    return 0
 
 
 def _running(result: Result) -> tuple[float, int]:

@@ -106,7 +106,7 @@ def _starts(searched: Searched) -> list[Option]:
 def _worth(option: Option) -> tuple[float, float]:
     """Return what makes an option better: its merit within the limits; else how little it exceeds them."""
     if option.allowed:
-        return 1.0, option.merit
+        return 1.0, option.weighed
     return 0.0, -sum(broken.excess for broken in option.broken)
 
 

@@ -164,8 +164,8 @@ class _Trial:
 
 
 def _in_reach(source: str, factor: float, choices: Sequence[Option]) -> Sequence[Option]:
-    """Return the first two, and those that would win if all time of theirs or of the first's changed by the factor: with fewer or
-    more seconds, no others can. Of acceptance, no such bound is known."""
+    """Return the first two, and those that would win if all time of theirs or of the first's changed by the factor: no others
+    can. Of acceptance, no such bound is known."""
     if source == "acceptance":
         return choices
     reach = max(factor, 1 / factor)

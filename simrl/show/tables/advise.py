@@ -100,8 +100,8 @@ def _under(found: Advice) -> Iterator[str]:
     drawn = "; lengths are recorded, and seeds move only what is drawn" if recorded else ""
     yield f"± of samples/s: the farthest of {SEEDS} seeds, from {LEAST_SPREAD:.1%} on{drawn}."
     yield (
-        f"Half of the predicted times of real steps were within {STEP_ERROR:.0%}. In that half, with the seeds, the first takes "
-        f"{duration(low * 3600)} to {duration(high * 3600)}; this is no bound."
+        f"Half of the predicted times of real steps were within {STEP_ERROR:.0%}. In that half, with the seeds, the first "
+        f"takes {duration(low * 3600)} to {duration(high * 3600)}; this is no bound."
     )
     if any(plan.offered for plan in found.plans):
         yield "Rows without a number of GPUs: the best that the framework offers there."
@@ -197,4 +197,4 @@ def _rests_on(plan: Plan) -> Iterator[str]:
         if is_left_out
     ]
     if left_out:
-        yield f"Not searched: {', '.join(left_out)} (--json: notes says why, space what was searched)."
+        yield f"Not searched: {', '.join(left_out)} (why: --json)."

@@ -169,7 +169,8 @@ class _Climber:
         if not (self._option.allowed and divides(own) and divides(scenario)):
             return False
         (rolls, of_all), (other, _) = units(own), units(scenario)
-        return of_all - other < ENOUGH * (1 - self._option.row["train_idle"]) * (of_all - rolls)
+        busy = 1 - float(self._option.row["train_idle"])
+        return of_all - other < ENOUGH * busy * (of_all - rolls)
 
     def move(self, found: Sequence[tuple[Option, Chosen]]) -> None:
         """Go to the best neighbour, if it is better, and on to the next coordinates."""

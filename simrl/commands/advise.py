@@ -50,8 +50,8 @@ def advise(
     framework: Annotated[
         str | None, typer.Option(help="framework to launch with: verl, AReaL or slime (default: the best choice's)")
     ] = None,
-    trials: Trials = 64,
-    polish: Polish = 120,
+    trials: Trials = 40,
+    polish: Polish = 56,
     best: Annotated[int, typer.Option(min=1, help="systems to report")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="seed of the search (seed=… is the scenarios')")] = 0,
     jobs: o.Jobs = o.JOBS,
@@ -111,7 +111,7 @@ def advise(
             write_json(written / "advise.json", found.as_json())
     name = f"Advice of {found.name}: {found.plans[0].choice.option.row['system']}"
     notes = [] if output is None else [f"Written to {output}/advise.json"]
-    return DataView(found, print_advice, name, found.rows, lost=outcomes.lost, ascii=False, width=100, notes=notes)
+    return DataView(found, print_advice, name, found.rows, lost=outcomes.lost, ascii=False, width=80, notes=notes)
 
 
 def _open(workload: Any, systems: Any, overrides: Any, setup: Mapping[str, Any], sizes: Sequence[int]) -> Opened:

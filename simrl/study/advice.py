@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -203,7 +204,7 @@ def _whole_run(
     return WholeRun(
         gpus=gpus,
         option=option,
-        reasons=reasons_of(option, outcomes, InputCache()),
+        reasons=outcomes.each(partial(reasons_of, outcomes.folder), [option])[0],
         stages=tuple(seconds),
         hours=hours,
         gpu_hours=hours * row["gpus"],
@@ -304,16 +305,17 @@ def _memory(scenario: Scenario, outcomes: Outcomes) -> KvPool | None:
     mean, peak = _running(result)
     pool = int(result.metadata["kv_cache_tokens_per_worker"])
     engine = scenario.engine
-    lower = [] if engine.kv_cache_tokens else [s for s in SHARES if s < engine.gpu_memory_utilization]
-    least, loss = engine.gpu_memory_utilization, 0.0
+    used, own_share = mean * full["context_tokens"] / pool, engine.gpu_memory_utilization
+    # The pool shrinks faster than the share, as the weights stay: a smaller share has no room for what is in use.
+    lower = [] if engine.kv_cache_tokens else [share for share in SHARES if used * own_share < share < own_share]
+    least, loss = own_share, 0.0
     points = [make_point(scenario.with_fields("engine", gpu_memory_utilization=share), digests) for share in lower]
     rate, *others = ((outcome.get("row") or {}).get("samples_per_s", 0.0) for outcome in outcomes.of([own, *points]))
     for share, other in zip(lower, others, strict=True):
         if rate and other > (1 - AS_FAST) * rate:
             least, loss = share, 1 - other / rate
             break
-    used = mean * full["context_tokens"] / pool
-    found = KvPool(pool, used, peak, engine.max_num_seqs, engine.gpu_memory_utilization, least, loss)
+    found = KvPool(pool, used, peak, engine.max_num_seqs, own_share, least, loss)
     write_json(path, sealed(asdict(found)), own=True)
     return found
 

@@ -74,7 +74,7 @@ class Here:
 
 def _simulate(point: Point, inputs: InputCache | None = None) -> Outcome | LostTask:
     try:
-        return simulate_point(point, inputs or _inputs_of_this_process())
+        return simulate_point(point, inputs or inputs_of_this_process())
     except MemoryError:
         return LostTask(OUT_OF_MEMORY)
 
@@ -302,7 +302,7 @@ def _simulate_on_node(point: Point, files: Mapping[str, tuple[Path, Any]]) -> Ou
     return outcome
 
 
-_inputs_of_this_process = cache(InputCache)
+inputs_of_this_process = cache(InputCache)
 
 
 @cache

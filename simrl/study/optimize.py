@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
@@ -23,6 +25,7 @@ from simrl.scenario.training import assumed_s, assumption, trained_by
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.simulate.run import simulate_prepared
+from simrl.study.executors import inputs_of_this_process
 from simrl.study.goal import Goal
 from simrl.study.launch import Launch, launch
 from simrl.study.model_error import RATIO_ERROR, SOURCE
@@ -216,7 +219,7 @@ def optimization(
     allowed = searched.allowed
     few = best_of_each(allowed, best)
     on_phase("reasons of the best", len(few))
-    reasons = [reasons_of(option, outcomes, inputs) for option in few]
+    reasons = outcomes.each(partial(reasons_of, outcomes.folder), few)
     close = [o for o in few[1:] if few[0].merit / o.merit - 1 < CLOSE * RATIO_ERROR]
     on_phase("further seeds of what is close", FURTHER_SEEDS * (1 + len(close)) if close else 0)
     leads = _leads(few, close, goal, outcomes)
@@ -268,13 +271,12 @@ def _leads(few: Sequence[Option], close: Sequence[Option], goal: Goal, outcomes:
     return [tuple(own[i] / merit - 1 for i, merit in merits[o.point.hash].items() if i in own) for o in few]
 
 
-def reasons_of(option: Option, outcomes: Outcomes, inputs: InputCache) -> Reasons:
+def reasons_of(folder: Path, option: Option) -> Reasons:
     """Simulate an option once more, with all its tables, and keep its reasons in the folder."""
-    path = outcomes.folder / "reasons" / f"{option.point.hash}.json"
-    outcomes.on_point()
+    path = folder / "reasons" / f"{option.point.hash}.json"
     with suppress(OSError, ValueError):
         return TypeAdapter(Reasons).validate_json(path.read_bytes())
-    prepared = prepare(option.point.scenario, inputs)
+    prepared = prepare(option.point.scenario, inputs_of_this_process())
     explained = explain_result(simulate_prepared(prepared))
     gpu_s, total = explained.steady.gpu_s, explained.steady.total_gpu_s
     losses = [(key, s / total) for key, s in gpu_s.items() if not PARTS[key].ideal and s > 0.005 * total]

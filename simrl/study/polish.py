@@ -24,7 +24,7 @@ from simrl.study.grid import SYSTEMS, Alternative, Between, Listed, value_of
 from simrl.study.point import Point
 from simrl.study.search import Option, Searched
 from simrl.study.search_space import LAYOUT, SHARE, Chosen, Space, parts
-from simrl.study.splits import possible, with_workers
+from simrl.study.splits import divides, possible, units, with_workers
 from simrl.study.store import Outcomes
 from simrl.systems.recipes import recipe_parameters
 from simrl.systems.system import Plain
@@ -33,6 +33,9 @@ LEAST_GAIN = 1e-3  # of a step: less is not worth the next one
 FAR = 0.7  # of the best merit: a system that has less seeks its split alone
 CLOSE = 0.9  # of the best merit: a system that has more tries steps along several coordinates at once
 WORKERS = 8  # the first step of a split is this part of all workers
+ENOUGH = (
+    0.9  # of the GPUs that now train without a wait: fewer are not simulated, though they may train a little better
+)
 WIDE = ("wide",)  # the coordinate of splits far from the present one
 CHOICES: Mapping[str, tuple[Any, ...]] = {"on_stale": ("train", "wait", "drop"), "dispatch": get_args(Plain)}
 GPUS = ("cluster.gpus", "cluster.train.gpus")
@@ -103,7 +106,7 @@ def _starts(searched: Searched) -> list[Option]:
 def _worth(option: Option) -> tuple[float, float]:
     """Return what makes an option better: its merit within the limits; else how little it exceeds them."""
     if option.allowed:
-        return 1.0, option.merit
+        return 1.0, option.weighed
     return 0.0, -sum(broken.excess for broken in option.broken)
 
 
@@ -143,14 +146,31 @@ class _Climber:
         wide = names == WIDE
         beside = [self._wide()] if wide else [self._beside(name, near=len(names) > 1) for name in names]
         for alternatives in product(*beside):
+            if len(names) > 1 and not self._one_way(names, alternatives):
+                continue
             chosen = {**self._chosen, **dict(zip((SHARE,) if wide else names, alternatives, strict=True))}
             try:
                 point = self._space.point(chosen)
             except InputError:  # a value that no scenario can have
                 continue
-            if point.hash != self._option.point.hash:
+            if point.hash != self._option.point.hash and not (SHARE in chosen and self._starves(point.scenario)):
                 found.append((point, chosen))
         return found
+
+    def _one_way(self, names: Sequence[str], alternatives: Sequence[Alternative]) -> bool:
+        """Return whether steps help each other: fewer GPUs that roll out, and more responses under way; or the reverse."""
+        scenario = self._option.point.scenario
+        values = ((name, setting.value) for name, (setting,) in zip(names, alternatives, strict=True) if setting.value)
+        return len({(value > self._present(name, scenario)) == (name == SHARE) for name, value in values}) <= 1
+
+    def _starves(self, scenario: Scenario) -> bool:
+        """Return whether GPUs that train are too few to keep the present rate, even if they never waited."""
+        own = self._option.point.scenario
+        if not (self._option.allowed and divides(own) and divides(scenario)):
+            return False
+        (rolls, of_all), (other, _) = units(own), units(scenario)
+        busy = 1 - float(self._option.row["train_idle"])
+        return of_all - other < ENOUGH * busy * (of_all - rolls)
 
     def move(self, found: Sequence[tuple[Option, Chosen]]) -> None:
         """Go to the best neighbour, if it is better, and on to the next coordinates."""
@@ -191,10 +211,10 @@ class _Climber:
                 if dimension.low <= other <= dimension.high:
                     yield (Setting(name, other, dimension.text),)
             return
-        if dimension is not None:
-            yield from _listed(list(dimension.alternatives), scenario)
         if free and (key := name.removeprefix(PARAMETER)) in (*CHOICES, *COUNTS):
             yield from ((Setting(name, value, f"{name}={value}"),) for value in self._values(key, scenario, near))
+        elif dimension is not None:
+            yield from _listed(list(dimension.alternatives), scenario)
 
     def _wide(self) -> Iterator[Alternative]:
         """Yield splits of the whole range: one may be better that no step leads to."""
@@ -215,9 +235,17 @@ class _Climber:
                 if not isinstance(within, Between) or within.low <= share <= within.high:
                     yield (Setting(SHARE, share, f"{SHARE}={share}"),)
 
+    def _present(self, name: str, scenario: Scenario) -> Any:
+        """Return the value of a coordinate; of a number that a system sets itself, that of its rule."""
+        value, key = value_of(scenario, name), name.removeprefix(PARAMETER)
+        if value is not None or key not in COUNTS:
+            return value
+        batch = self._space.batch_groups
+        return CONCURRENT_BATCHES * batch if key == "max_concurrent" else _even_part(scenario, batch)
+
     def _values(self, key: str, scenario: Scenario, near: bool) -> Iterator[Any]:
         """Yield the values of a parameter of a system beside its present one; `near`: only the next ones."""
-        value = value_of(scenario, f"{PARAMETER}{key}")
+        value = self._present(f"{PARAMETER}{key}", scenario)
         if key in CHOICES:
             yield from (each for each in CHOICES[key] if each != value)
             return
@@ -225,11 +253,9 @@ class _Climber:
             yield from (round(other, 3) for other in (value / 2, value * 2) if 0.05 <= other <= 4)
             return
         if key == "eta":
-            yield from (other for other in dict.fromkeys((value - 1, value + 1, value * 2)[: 3 - near]) if other >= 0)
+            steps = (value - 1, value + 1) if near else (value // 2, value - 1, value + 1, value * 2)
+            yield from (other for other in dict.fromkeys(steps) if other >= 0 and other != value)
             return
-        if value is None:
-            batch = self._space.batch_groups
-            value = CONCURRENT_BATCHES * batch if key == "max_concurrent" else _even_part(scenario, batch)
         steps = (value * 3 // 4, value * 4 // 3) if near else (value // 2, value * 3 // 4, value * 4 // 3, value * 2)
         yield from (other for other in dict.fromkeys(steps) if other >= 1 and other != value)
 

@@ -87,7 +87,9 @@ def robustness(
     trial = _Trial(choices, goal, outcomes)
     if not ends:
         return []
-    outcomes.of([point for end in ends for point, _ in trial.points(*end, choices)])  # as many at a time as can be
+    outcomes.of(
+        [point for end in ends for point, _ in trial.points(*end, _in_reach(*end, choices))]
+    )  # as many as can be
     return [trial.end(*end) for end in ends]
 
 
@@ -126,9 +128,14 @@ class _Trial:
                 merits[option.point.hash] = found.merit
         return merits, untried
 
+    def _merits(self, source: str, factor: float, choices: Sequence[Option]) -> tuple[dict[str, float], dict[str, str]]:
+        """Return what `_judged` does of those that can win; of all, if the first does not keep the limits."""
+        near = self._judged(source, factor, _in_reach(source, factor, choices))
+        return near if choices[0].point.hash in near[0] else self._judged(source, factor, choices)
+
     def end(self, source: str, factor: float) -> End:
         choice = self._choices[0]
-        merits, untried = self._judged(source, factor, self._choices)
+        merits, untried = self._merits(source, factor, self._choices)
         kept = choice.point.hash in merits
         if choice.point.hash in untried or not merits:
             return End(source, factor, None, 0.0, None, untried, kept)
@@ -148,12 +155,21 @@ class _Trial:
         holds, flips = 1.0, factor
         for _ in range(HALVINGS):
             middle = (holds + flips) / 2
-            best = _best(self._judged(source, middle, rivals)[0], rivals)
+            best = _best(self._merits(source, middle, rivals)[0], rivals)
             if best is choice:
                 holds = middle
             else:
                 flips, winner = middle, best
         return Flip(holds, flips, winner)
+
+
+def _in_reach(source: str, factor: float, choices: Sequence[Option]) -> Sequence[Option]:
+    """Return the first two, and those that would win if all time of theirs or of the first's changed by the factor: no others
+    can. Of acceptance, no such bound is known."""
+    if source == "acceptance":
+        return choices
+    reach = max(factor, 1 / factor)
+    return [option for i, option in enumerate(choices) if i < 2 or option.merit * reach >= choices[0].merit]
 
 
 def _best(merits: Mapping[str, float], choices: Sequence[Option]) -> Option:

@@ -14,6 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from simrl.errors import InputError
@@ -21,6 +22,7 @@ from simrl.study.goal import SETTLING, Broken, Goal
 from simrl.study.grid import SYSTEMS, Alternative, Between
 from simrl.study.point import Outcome, Point
 from simrl.study.search_space import Chosen, Space, parts
+from simrl.study.splits import weight
 from simrl.study.store import Outcomes
 
 if TYPE_CHECKING:
@@ -43,6 +45,11 @@ class Option:
     @property
     def allowed(self) -> bool:
         return not self.broken
+
+    @cached_property
+    def weighed(self) -> float:
+        """The merit to rank by (`simrl.study.splits.weight`)."""
+        return self.merit * weight(self.point.scenario)
 
     @property
     def system(self) -> str:
@@ -92,9 +99,10 @@ class Searched:
         return {name: found[name] for name in dict.fromkeys(parts(system.value)[0] for system in space.systems)}
 
     def sort(self) -> None:
-        """Put the best first; of equals the first by its scenario: they may come in another order where processes differ."""
+        """Put the best first, whole nodes before parts of them that are hardly better; of equals the first by its scenario:
+        they may come in another order where processes differ."""
         self.options.sort(
-            key=lambda o: (not o.allowed, -o.merit, json.dumps(o.point.document["scenario"], sort_keys=True))
+            key=lambda o: (not o.allowed, -o.weighed, json.dumps(o.point.document["scenario"], sort_keys=True))
         )
 
     def reasons(self) -> list[tuple[str, int]]:

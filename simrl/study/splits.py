@@ -20,6 +20,7 @@ from simrl.systems.recipes import make_system, parameters_of
 WORTH = 0.10  # a gain below this is no reason to warn, and a split that cannot gain it is not tried
 SLACK = 0.5  # occupancy below which rollout can give up GPUs at little cost
 FIRST = (0.25, 0.5, 0.75, 0.875)  # shares of rollout that a search tries first, beside the scenario's own
+FINER = 0.01  # gain below which parts of nodes are no better than whole ones
 FINEST = 32  # parts of all workers in which a search ends
 Row = Mapping[str, Any]
 Rows = Callable[[Sequence[Scenario]], Sequence[Row]]
@@ -49,6 +50,13 @@ def with_workers(scenario: Scenario, workers: int) -> Scenario:
     shown = math.ceil(exact * 1e4) / 1e4
     share = shown if int(gpus * shown + 1e-9) // unit == workers else exact
     return scenario.with_fields("system", rollout_share=share)
+
+
+def weight(scenario: Scenario) -> float:
+    """Return the factor of a split's worth in a ranking: less than 1 if rollout and training share a node, of several."""
+    gpus, node = scenario.cluster.gpus, scenario.cluster.rollout_kind.gpus_per_node
+    shares_node = gpus > node and divides(scenario) and units(scenario)[0] * scenario.cluster.worker_gpus % node
+    return 1 - FINER if shares_node else 1.0
 
 
 def possible(scenario: Scenario, inputs: InputCache) -> bool:
@@ -138,5 +146,6 @@ class _Search:
     def best(self) -> Scenario:
         if not self.rates:
             return self._scenario
-        best = max(self.rates, key=lambda n: (self.rates[n], n == self._own))
-        return self._scenario if best == self._own else with_workers(self._scenario, best)
+        splits = {n: with_workers(self._scenario, n) for n in self.rates}
+        best = max(self.rates, key=lambda n: (self.rates[n] * weight(splits[n]), n == self._own))
+        return self._scenario if best == self._own else splits[best]

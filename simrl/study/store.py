@@ -15,13 +15,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from simrl.errors import StoppedError
 from simrl.files import BROKEN_SEAL, is_broken, require_no_device, sealed, write_whole_file
-from simrl.study.executors import Executor, LostTask
+from simrl.study.executors import Executor, LostTask, Processes, each
 from simrl.study.point import Outcome, Point
 
+A = TypeVar("A")
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -68,6 +70,15 @@ class Outcomes:
                     write_outcome(self.folder, points[i], outcome)
                 self._know(points[i], outcome)
                 self.simulated += 1
+
+    def each(self, work: Callable[[A], T], tasks: Sequence[A]) -> list[T]:
+        """Return `work(task)` of each task, from the processes that simulate on this machine, or from this one."""
+        pool = self._executor if isinstance(self._executor, Processes) else None
+        results: dict[int, T] = {}
+        for i, result in each(work, tasks, pool):
+            results[i] = result
+            self.on_point()
+        return [results[i] for i in range(len(tasks))]
 
     def interrupted(self) -> StoppedError:
         """Return the message at Ctrl-C."""

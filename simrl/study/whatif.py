@@ -45,7 +45,7 @@ def alternatives(
     found, said = [own], []
     for system in systems:
         other = load_scenarios(file, [f"systems={json.dumps([system])}"])[0]
-        tried = list(_in_parts(other, cache))
+        tried, refused = _in_parts(other, cache)
         if tried[0].variant:
             same = tried[0].model_copy(update={"system": own.system})
             found += [same] if same not in found else []
@@ -61,7 +61,11 @@ def alternatives(
         best = int(np.argmax(_samples_per_s(tried, jobs, cache))) if len(tried) > 1 else 0
         if tried[0].system != other.system:
             shares = ", ".join(f"{each.system.parameters['rollout_share']:g}" for each in tried)
-            said.append(f"{other.system.name}: the best of rollout_share {shares}; no other was tried.")
+            why = (
+                "".join(f"; {share:g} cannot be: {reason}" for share, reason in refused.items())
+                or "; no other was tried"
+            )
+            said.append(f"{other.system.name}: the best of rollout_share {shares}{why}.")
         found.append(tried[best])
     return found, said, _ranges(found, fits, alike, jobs, cache)
 
@@ -108,9 +112,10 @@ def check_system(system: Any) -> None:
         raise InputError(f"system {system}: give a name, or {{name: areal, eta: 4}}")
 
 
-def _in_parts(scenario: Scenario, cache: InputCache) -> Iterator[Scenario]:
-    """Yield the possible splits of the scenario in the first parts that have one, when tp, and if need be the number of GPUs
-    that share a sequence in training, are halved repeatedly; a GPU trains as many tokens at a time as before."""
+def _in_parts(scenario: Scenario, cache: InputCache) -> tuple[list[Scenario], dict[float, str]]:
+    """Return the possible splits of the scenario in the first parts that have one, when tp, and if need be the number of GPUs
+    that share a sequence in training, are halved repeatedly, and why other shares are not possible, a reason once; a GPU
+    trains as many tokens at a time as before."""
     training, own_tp, own_shared = scenario.training, scenario.cluster.tp, scenario.training.sequence_parallel
     refused: InputError | None = None
     for tp, shared in product(_halved(own_tp), _halved(own_shared)):
@@ -119,16 +124,16 @@ def _in_parts(scenario: Scenario, cache: InputCache) -> Iterator[Scenario]:
         changed += [f"training.sequence_parallel={shared}"] if shared != own_shared else []
         smaller = scenario.model_copy(update={"variant": ", ".join(changed)}).with_fields("cluster", tp=tp)
         smaller = smaller.with_fields("training", sequence_parallel=shared, tokens_per_microbatch=tokens)
-        possible = []
+        possible, reasons = [], dict[str, float]()
         for split in _splits(smaller):
             try:
                 prepare(split, cache)
                 possible.append(split)
             except InputError as error:
                 refused = refused or error
+                reasons.setdefault(f"{error}", split.system.parameters.get("rollout_share", 0.0))
         if possible:
-            yield from possible
-            return
+            return possible, {share: reason for reason, share in reasons.items()}
     assert refused is not None
     raise refused
 

@@ -117,7 +117,7 @@ def rhymerl(
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.1,
     least_beta: Annotated[float, Field(ge=1, le=100, allow_inf_nan=False)] = 1.1,
 ) -> System:
-    """Each worker advances through the steps on its own; prompts are ranked by past lengths; off-policyness at most 1.
+    """Each worker advances through the steps on its own; prompts are ranked by past lengths; off-policyness 1, or 2 carried.
 
     Consists of HistoSpec (the method `histospec`; `speculation: none` leaves it out) and HistoPipe. When a worker has finished
     its part of a step, it loads the newest weights from its own host buffer; version k - 1 must be there before step k begins.
@@ -134,7 +134,7 @@ def rhymerl(
     epoch, and β is the 75th percentile of the length growth over the last epoch, at least `least_beta`.
     `histopipe=False`, and the first epoch, keep the independent weight loads of the workers, with equal contiguous parts of the
     batch, as verl 0.4.1 cuts it, on which it is built: compare with one_step_off of this version. Tokens
-    carried into the next step are up to 2 versions old; they are counted separately and are not in the bound.
+    carried into the next step are up to 2 versions old, all others 1 (§6.3): the bound is 2 where outliers migrate.
     Not modelled: the transfer of weights to the host buffers, beyond the phase `publish`.
     """
     rule = HistoPipe(
@@ -157,7 +157,7 @@ def rhymerl(
         dispatch=Dispatch(ranks, least_requests),
         host_buffer=weight_buffer,
         paper="RhymeRL, arXiv 2508.18588",
-        off_policyness=1,
+        off_policyness=2 if histopipe and migration else 1,
         speculation=histospec(),
     )
 

@@ -21,7 +21,7 @@ from simrl.scenario.model import Scenario
 from simrl.scenario.presets import read_presets, write_presets
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.simulate.run import simulate
-from simrl.study import calibration, corrections
+from simrl.study import calibration, corrections, progress
 from simrl.study.calibration import Calibration, calibrate, launched, phase_s, presets_of, scenario_yaml
 from simrl.study.corrections import Correction, rollout_s, updates_s, with_generation
 from simrl.study.logged_lengths import write_alike
@@ -436,7 +436,8 @@ def test_calibrate_prints_corrections_errors_and_assumptions_and_writes_a_scenar
 
 
 @pytest.mark.slow
-def test_whatif_compares_the_run_with_another_system_on_its_own_steps(simrl, log):
+def test_whatif_compares_the_run_with_another_system_on_its_own_steps(simrl, log, monkeypatch):
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
     how = ["model=qwen3-0.6b", "cluster.gpu=h100", "cluster.gpus=2", "cluster.tp=2", "--window", "1-6", "--group", "4"]
     done = simrl("whatif", str(log), *how, "--system", "one_step_off", "-o", "out", "--jobs", "1", "--json")
     assert done.code == 0, done.err
@@ -446,6 +447,8 @@ def test_whatif_compares_the_run_with_another_system_on_its_own_steps(simrl, log
     assert runs[0][0].startswith("verl_colocated") and runs[2][0].startswith("one_step_off")
     assert "extrapolation" in told["said"][0] and "cluster.tp=1" in told["said"][0]  # one engine cannot be split
     assert told["corrections"] and told["assumed"]
+    assert "calibrating: simulations: 1\n" in done.err
+    assert "the best of rollout_share 0.5; 0.125 cannot be: " in told["said"][-1]
 
 
 @pytest.mark.slow

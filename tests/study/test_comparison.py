@@ -133,6 +133,24 @@ def test_without_a_terminal_progress_is_a_line_a_minute(simrl, monkeypatch, jobs
     assert code == 0 and lines in err
 
 
+AREAL = ("systems=areal", "system.rollout_share=0.25,0.5", "system.eta=2", "cluster.tp=1", "system.speculation=none")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [(("advise", *AREAL, "--polish", "0"), "points simulated: 1 of 40\n"),
+     (("optimize", *AREAL, "--polish", "0", "--no-robust"), "points simulated: 1 of 200\n"),
+     (("compare", "--best-split"), "updates: 1 of "),
+     (("sweep", "seed=1,2"), "points simulated: 1 of ")],
+    ids=lambda each: each[0] if isinstance(each, tuple) else "",
+)  # fmt: skip
+def test_every_long_command_says_without_a_terminal_how_far_it_is(simrl, monkeypatch, arguments, line):
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
+    name, *words = arguments
+    code, _, err = simrl(name, "scenario.yaml", *words, "-o", "out", "--json", "--jobs", "1")
+    assert code == 0 and line in err, err
+
+
 def test_a_terminal_sees_progress_on_stderr_and_nothing_of_it_is_left(simrl, monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):

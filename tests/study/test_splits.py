@@ -7,6 +7,7 @@ from simrl.scenario.load import load_scenarios
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import prepare
 from simrl.study.point import Digests, make_point, simulate_point
+from simrl.study.search import Option, Searched
 from simrl.study.splits import best_splits, looks, units, with_workers
 
 SCENARIO = """\
@@ -79,6 +80,25 @@ def test_a_split_in_which_the_trainer_lacks_memory_is_passed_by(file):
     (found,) = best_splits([scenario], lambda scenarios: [row_of(each) for each in scenarios], InputCache())
     prepare(found)
     assert row_of(found)["samples_per_s"] >= row_of(scenario)["samples_per_s"]
+
+
+def test_whole_nodes_are_preferred_to_parts_of_them_that_gain_less_than_a_hundredth(file):
+    scenario = load_scenarios(file, ["systems=[areal]"])[0]
+    for gain, workers in ((0.005, 8), (0.02, 9)):
+
+        def rows(scenarios, gain=gain):
+            rates = {8: 1.0, 9: 1 + gain}
+            return [{"samples_per_s": rates.get(units(each)[0], 0.5)} for each in scenarios]
+
+        (found,) = best_splits([with_workers(scenario, 9)], rows, InputCache())
+        assert units(found) == (workers, 16)
+        row = row_of(found)
+        options = [
+            Option(make_point(with_workers(scenario, n), Digests()), row, merit, ())
+            for n, merit in ((8, 1), (9, 1 + gain))
+        ]
+        (searched := Searched(options)).sort()
+        assert units(searched.options[0].point.scenario)[0] == workers
 
 
 def test_with_best_split_every_row_has_its_own_and_no_warning(file):

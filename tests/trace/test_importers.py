@@ -481,6 +481,8 @@ def test_a_serving_trace_is_imported_when_told_and_says_its_lengths_are_short(tm
     assert "1 empty responses were left out" in trace.metadata.notes
     assert trace.metadata.tokenizer == "the source's own (lengths are from column 'out')"
     refused(lambda: import_csv(file, SERVING, ungrouped=True), "no column for step", "arrival, in, out", "--step 0")
+    file.write_text("in,out\n374,44\n396,109\n")  # a step of rollouts: nothing says that these are requests
+    assert "reasoning rollouts" not in import_csv(file, SERVING, step=0, ungrouped=True).metadata.notes
     refused(lambda: import_csv(file, SERVING, step=0), "no column for prompt_id", "ungrouped")
 
 

@@ -1,6 +1,6 @@
 """The answer of `simrl advise` on the screen: what to run on each cluster, for how long, at what cost, and how sure that is.
 
-Invariant: fits into 100 columns; every figure is one of the `Advice`'s.
+Invariant: fits into 80 columns; every figure is one of the `Advice`'s; what holds on all clusters is said once.
 """
 
 from __future__ import annotations
@@ -42,9 +42,14 @@ def print_advice(found: Advice, console: Console) -> None:
     say(console, f"{found.name}: what to run for {found.updates:,} updates of {batch} samples", style="bold")
     console.print(_table(found))
     fill(console, *_under(found))
-    for plan in found.plans:
+    lines = [list(_of_plan(plan)) for plan in found.plans]
+    shared = [line for line in lines[0] if len(lines) > 1 and all(line in others for others in lines)]
+    for plan, own in zip(found.plans, lines, strict=True):
         heading(console, f"On {plan.gpus:,} GPUs")
-        fill(console, *_of_plan(plan), hanging=2)
+        fill(console, *(line for line in own if line not in shared), hanging=2)
+    if shared:
+        heading(console, "On each of them")
+        fill(console, *shared, hanging=2)
     first = found.plans[0]
     heading(console, f"To launch it on {first.gpus:,} GPUs")
     print_launch(first.found, console)
@@ -67,10 +72,11 @@ def _table(found: Advice) -> Any:
         "samples/s": _rate,
         "off-policy\nmean / max": lambda plan: staleness_of(plan.option),
         "time": lambda plan: duration(plan.hours * 3600),
-        "GPU-h": lambda plan: number(plan.gpu_hours),
     }
     if priced:
         columns["cost"] = lambda plan: "–" if plan.cost is None else number(plan.cost)
+    else:
+        columns["GPU-h"] = lambda plan: number(plan.gpu_hours)
     return table_of(columns.items(), runs, names=1)
 
 
@@ -91,14 +97,14 @@ def _system(run: WholeRun) -> str:
 def _under(found: Advice) -> Iterator[str]:
     low, high = found.plans[0].interval_hours
     recorded = found.plans[0].option.point.scenario.workload.synthetic is None
-    drawn = "; the lengths are recorded, and seeds move only what is drawn" if recorded else ""
-    yield f"± of samples/s: the farthest of {SEEDS} seeds, where it is {LEAST_SPREAD:.1%} or more{drawn}."
+    drawn = "; lengths are recorded, and seeds move only what is drawn" if recorded else ""
+    yield f"± of samples/s: the farthest of {SEEDS} seeds, from {LEAST_SPREAD:.1%} on{drawn}."
     yield (
-        f"Half of the predicted times of real steps were within {STEP_ERROR:.0%}, the others were farther off. In that half, "
-        f"seeds counted in, the first takes {duration(low * 3600)} to {duration(high * 3600)}; this is no bound."
+        f"Half of the predicted times of real steps were within {STEP_ERROR:.0%}. In that half, with the seeds, the first "
+        f"takes {duration(low * 3600)} to {duration(high * 3600)}; this is no bound."
     )
     if any(plan.offered for plan in found.plans):
-        yield "Rows below a number of GPUs: the best that the framework offers, planned as the row above is."
+        yield "Rows without a number of GPUs: the best that the framework offers there."
     left_out = {line for plan in found.plans for line in plan.left_out}
     if left_out:
         yield f"Not in the times, as the scenario does not say: {'; '.join(sorted(left_out))}."
@@ -140,7 +146,7 @@ def _searched(plan: Plan) -> Iterator[str]:
         f"Tried: {first:,} points of {size}{around}; {len(searched.options):,} are possible, and {len(searched.allowed):,} "
         f"of these within the limits{end}."
     )
-    yield from left_out_lines(searched)
+    yield from [*left_out_lines(searched)][:1]
     few = [f"{name} ({count})" for name, count in searched.simulated(found.space).items() if count < FEW]
     if few and not searched.whole:
         yield f"Simulated fewer than {FEW} times, so hardly searched: {listed(few)}; --trials gives them more."
@@ -180,8 +186,15 @@ def _memory(plan: Plan) -> Iterator[str]:
 def _rests_on(plan: Plan) -> Iterator[str]:
     yield from (f"{line}." for line in plan.found.rests_on)
     assumed = any(end.source == "assumed" for end in plan.found.robustness)
-    if not assumed:
-        yield "The ranking rests on no assumed seconds."
-    yield f"simrl's own error: {RATIO_ERROR:.0%} between two options, {STEP_ERROR:.0%} of a time ({STEP_SOURCE})."
-    yield f"Searched: {' '.join(plan.found.space.asked)}"
-    yield from (f"{note}." for note in plan.found.space.notes)
+    ranking = "" if assumed else "; the ranking rests on no assumed seconds"
+    yield (
+        f"simrl's own error: {RATIO_ERROR:.0%} between two options, {STEP_ERROR:.0%} of a time "
+        f"({STEP_SOURCE.partition(':')[0]}){ranking}."
+    )
+    left_out = [
+        what
+        for what, is_left_out, _ in (note.partition(": left out") for note in plan.found.space.notes)
+        if is_left_out
+    ]
+    if left_out:
+        yield f"Not searched: {', '.join(left_out)} (why: --json)."

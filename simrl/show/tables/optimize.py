@@ -281,7 +281,9 @@ def _why(choice: Choice, console: Console) -> None:
         cluster, own = variant.point.scenario.cluster, choice.option.point.scenario.cluster
         other = (cluster.gpu, cluster.gpus, cluster.train) != (own.gpu, own.gpus, own.train)
         name = f"{variant.row['system']}, {_layout(variant)}" + (f", {cluster.words()}" if other else "")
-        lines.append(f"It is {choice.variant_loss:.1%} ahead of its next variant, {name}.")
+        loss = choice.variant_loss
+        faster = f"Its next variant, {name}, is {-loss:.1%} better, and its rollout and training share a node."
+        lines.append(faster if loss < 0 else f"It is {loss:.1%} ahead of its next variant, {name}.")
     fill(console, *lines, indent=3, hanging=2)
 
 
@@ -332,7 +334,7 @@ def robust_lines(found: Optimization) -> Iterator[str]:
     off = len(sources) - ("assumed" in sources)
     again = f", {off} inputs 20 % off in turn" if off else ""
     if sources:
-        yield f"The best few and the next best were simulated again{again}; splits and η stay as they are."
+        yield f"What can win was simulated again{again}; splits and η stay as they are."
     for source in sources:
         ends = [_of_end(end, found.choice.option) for end in found.robustness if end.source == source]
         yield f"{SOURCES[source]}: {'; '.join(ends)}."

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from simrl.errors import InputError
 from simrl.scenario.load import load_scenarios
+from simrl.show.tables.optimize import unsettled_lines
 from simrl.show.tables.advise import print_advice
 from simrl.study import advice, optimize
 from simrl.study.advice import advise, growth_stages, whole_periods
@@ -264,6 +265,9 @@ def test_points_left_out_are_told_by_their_reason(file):
     searched = Searched([Option(SimpleNamespace(scenario=load_scenarios(file)[1]), {}, 1.0, (unsettled,))])
     ((reason, count),) = searched.reasons()
     assert (reason, count) == ("not settled when the simulation ended: simulate more steps (one_step_off 1)", 1)
+    assert list(unsettled_lines([searched])) == ["Not settled, so not ranked: one_step_off; more steps may rank it."]
+    searched.options.append(Option(searched.options[0].point, {}, 1.0, ()))  # another point of it counts
+    assert list(unsettled_lines([searched])) == []
 
 
 def test_a_second_call_finds_the_closing_runs_of_a_plan_in_the_folder(offered, monkeypatch):

@@ -21,6 +21,7 @@ from simrl.show.tables.optimize import (
     split_of,
     staleness_of,
     table_of,
+    unsettled_lines,
 )
 from simrl.show.text import listed, number, say
 from simrl.study.advice import Advice, Plan, WholeRun
@@ -98,6 +99,7 @@ def _under(found: Advice) -> Iterator[str]:
     low, high = found.plans[0].interval_hours
     recorded = found.plans[0].option.point.scenario.workload.synthetic is None
     drawn = "; lengths are recorded, and seeds move only what is drawn" if recorded else ""
+    yield from unsettled_lines([plan.found.searched for plan in found.plans])
     yield f"± of samples/s: the farthest of {SEEDS} seeds, from {LEAST_SPREAD:.1%} on{drawn}."
     yield (
         f"Half of the predicted times of real steps were within {STEP_ERROR:.0%}. In that half, with the seeds, the first "

@@ -102,6 +102,7 @@ def _answer(found: Optimization) -> Iterator[str]:
     choice, goal, best = found.choice, found.goal, found.best
     option, why = choice.option, choice.reasons
     yield f"Asked for: {goal.words}{_limits(goal)}.{_of_how_many(found)}"
+    yield from unsettled_lines([found.searched])
     split = f"{why.rollout_gpus} GPUs that roll out and {why.train_gpus} that train"
     split = f"all {why.train_gpus} GPUs for both" if why.colocated else split
     drafts = f", drafts of {why.drafter} ({why.drafts})" if why.drafts else ""
@@ -262,6 +263,15 @@ def _under_best(found: Optimization) -> Iterator[str]:
     tokens = ", ".join(f"{row['tokens_per_s']:,.0f}" for row in rows)
     yield from (f"{note}. Tokens/s in the order of the table: {tokens}." for note in unequal_work(rows))
     yield from left_out_lines(searched)
+
+
+def unsettled_lines(searched: Sequence[Searched]) -> Iterator[str]:
+    """Yield the systems that a search could not rank, as they had not settled when their simulations ended."""
+    growing = {
+        o.point.scenario.system.name for of in searched for o in of.options if any(b.unsettled for b in o.broken)
+    }
+    if names := sorted(growing - {o.point.scenario.system.name for of in searched for o in of.allowed}):
+        yield f"Not settled, so not ranked: {listed(names)}; more steps may rank {'it' if len(names) == 1 else 'them'}."
 
 
 def left_out_lines(searched: Searched) -> Iterator[str]:

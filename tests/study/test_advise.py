@@ -12,8 +12,8 @@ from rich.console import Console
 
 from simrl.errors import InputError
 from simrl.scenario.load import load_scenarios
-from simrl.show.tables.optimize import unsettled_lines
 from simrl.show.tables.advise import print_advice
+from simrl.show.tables.optimize import unsettled_lines
 from simrl.study import advice, optimize
 from simrl.study.advice import advise, growth_stages, whole_periods
 from simrl.study.executors import Here
@@ -323,7 +323,7 @@ def test_a_table_of_lengths_is_read_by_its_usual_columns(command):
 def test_a_table_without_steps_is_referred_to_the_command_that_has_these_options(command):
     (command.folder / "own.csv").write_text("question,in_len,out_len\n1,20,100\n1,20,130\n")
     said = command("advise", "own.csv", "--model", "qwen3-0.6b", "--gpu", "h100", "--gpus", "4")
-    assert said.code == 2 and "--step 0" in said.err and "`simrl trace import csv own.csv -o FILE.parquet`" in said.err
+    assert said.code == 2 and "give step to simrl trace import (--step 0)" in said.err
 
 
 def own_run(folder):

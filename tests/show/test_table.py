@@ -266,3 +266,14 @@ def test_hours_and_cost_of_the_whole_run_are_in_the_table_and_beside_the_answer(
     lines = short(compared, capsys, monkeypatch, slow, fast, columns=140)
     assert lines[1].split().count("run") == 2 and re.match(r"areal.* 10\.0 +100 ", lines[5])
     assert any("2.00× verl_colocated (10.0 h, cost 100)" in line for line in lines)
+
+
+def test_of_many_variants_the_fastest_of_all_is_named_alone(compared, capsys, monkeypatch):
+    scenarios, rows, folder = compared
+    varied = [{**row, "variant": f"seed={i // 2}"} for i, row in enumerate([*rows, *rows[:2]])]
+    varied[3] = {**varied[3], "samples_per_s": 30.0}
+    Comparison((*scenarios, *scenarios[:2]), tuple(varied), folder, brief=True).print()
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Fastest")]
+    assert (
+        line.startswith(f"Fastest: {varied[3]['system']} (seed=1), ") and "seed=0" not in line and "seed=2" not in line
+    )

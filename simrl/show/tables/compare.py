@@ -36,7 +36,7 @@ LEAST_SHARE = 0.005  # of tokens or samples: less is not said
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")  # of the mark of a fact
 EPOCHS = ("the first epoch", "later ones")
 SPLIT = re.compile(r"(, )?rollout_share=[\d.]+")
-LONGEST_LINE = 36  # characters of a label; the rest goes on in the next line
+LONGEST_LINE = 31  # characters of a label; the rest goes on in the next line
 Row = Mapping[str, Any]
 
 
@@ -81,10 +81,9 @@ def show_comparison(
 
 
 def headline(rows: Sequence[Row]) -> list[str]:
-    """Return the line that answers: the fastest run of each variant, its lead, and the runs whose rates are still moving."""
-    leads = []
-    for group in several(rows):
-        best, other = best_and_other(group)
+    """Return the line that answers: the fastest run (of two variants each), its lead, and the runs that had not settled."""
+    leads, pairs = [], [(*best_and_other(group), group) for group in several(rows)]
+    for best, other, group in pairs if len(pairs) <= 2 else [max(pairs, key=lambda pair: pair[0]["samples_per_s"])]:
         lead = f"{row_name(best)}, {best['samples_per_s'] / other['samples_per_s']:.2f}× {other['system']}"
         if best.get("run_hours") is not None:
             cost = "" if best["run_cost"] is None else f", cost {_number(best['run_cost'])}"

@@ -30,6 +30,7 @@ from simrl.dispatch.allocation import (
 )
 from simrl.errors import InputError
 from simrl.profile.drafted import Drafted
+from simrl.profile.extension import covering
 from simrl.profile.profile import TableProfile
 from simrl.profile.rollout_times import RolloutTimes
 from simrl.trace.trace import Trace
@@ -66,7 +67,7 @@ def allocate_step(
     most = max(min(max_workers or workers, workers - (groups - 1) * min_workers), 1)
     prompt_tokens = of_history.pop("prompt_tokens")
     batch, longest = min(max(samples), max_num_seqs), round(max(float(group.lengths_tokens.max()) for group in ranked))
-    profile.require_covers(batch, batch, prompt_tokens + longest)
+    profile = covering(profile, batch, batch, prompt_tokens + longest)
     times = RolloutTimes(profile, longest, max_num_seqs, prompt_tokens)
     seconds = times.table([group.lengths_tokens for group in ranked], samples, most, [Drafted(accept_length)] * groups)
     if max_workers is None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from simrl.errors import InputError
+from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape
 
 Weights = Literal["bf16", "fp8", "fp8-block", "nvfp4", "int4", "w4a16_mxfp4"]
@@ -27,6 +29,21 @@ WEIGHT_BYTES: dict[str, float] = {
 EXPERTS_ALONE = ("w4a16_mxfp4",)
 FP8_EXPERTS = "experts in fp8 with one scale a tensor were measured slower than in bf16; fp8-block has the fast kernels"
 KV_SHARE = {"bf16": 1.0, "fp8": 0.5}  # of the bytes in bfloat16
+
+
+def precisions_of(gpu: Gpu, shape: ModelShape) -> list[str]:
+    """Return the precisions of a model's weights that a GPU multiplies in, or (4 bits) unpacks to bfloat16."""
+    blackwell = gpu.name.startswith(("b", "gb", "rtx"))  # the chips with units for nvfp4
+    has = {"fp8": gpu.fp8_flops, "fp8-block": gpu.fp8_flops, "nvfp4": blackwell, "w4a16_mxfp4": shape.experts}
+    return [name for name in WEIGHT_BYTES if has.get(name, True)]
+
+
+def require_precision(precision: str, gpu: Gpu, shape: ModelShape) -> None:
+    """Raise `InputError` for weights in a precision that a GPU does not multiply in, or a model does not have."""
+    if precision not in (has := precisions_of(gpu, shape)):
+        raise InputError(
+            f"precision.weights is {precision}: {shape.name} on {gpu.name} may have {', '.join(has)}; use one of these"
+        )
 
 
 def weight_bytes_per_gpu(model: ModelShape, tp: int, dp: int = 1, ep: int = 1, precision: str = "bf16") -> float:

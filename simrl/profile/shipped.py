@@ -6,6 +6,7 @@ They lie in one tree, `ROOT`: the folder `shipped` of an installed package, the 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from simrl.profile.metadata import ProfileMetadata
@@ -24,6 +25,17 @@ def file_name(of: ProfileMetadata) -> str:
     parts += [of.precision] if of.precision != "bf16" else []
     parts += [f"kv-{of.kv_precision}"] if of.kv_precision != "bf16" else []
     return f"{'_'.join(parts)}.parquet".lower()
+
+
+_LAYOUT = re.compile(r"(.+)_(.+?)_tp(\d+)(?:_dp(\d+))?(?:_ep(\d+))?(?:_((?!kv-).+?))?(?:_kv-(.+))?")
+
+
+def layouts(model: str = "*", gpu: str = "*", folder: Path = PROFILES) -> list[ProfileMetadata]:
+    """Return the layouts of a model on a GPU that have a profile in a folder, by the names of the files; all without names."""
+    found = [_LAYOUT.fullmatch(file.stem) for file in sorted(folder.glob(f"{model}_{gpu}_*.parquet".lower()))]
+    fields = ("model", "gpu", "tp", "dp", "ep", "precision", "kv_precision")
+    named = [{k: v for k, v in zip(fields, one.groups(), strict=True) if v} for one in found if one]
+    return [ProfileMetadata.model_validate({**each, "kind": "", "source": ""}) for each in named]
 
 
 def by_name(path: Path) -> Path:

@@ -22,6 +22,7 @@ from pydantic import (
 
 from simrl.engine.config import EngineConfig
 from simrl.errors import InputError
+from simrl.profile.derived_layouts import nearest
 from simrl.profile.hardware import Gpu, known_gpu
 from simrl.profile.hardware import gpu as gpu_named
 from simrl.profile.metadata import ProfileMetadata
@@ -162,8 +163,8 @@ TOPOLOGY = ("gpus_per_node", "nvlink_domain", "network_bytes_per_s")
 
 
 class PrecisionConfig(_Section):
-    """Precisions of the rollout's weights and KV cache, and of training's matrix products. What has no measured kernels in a
-    precision is refused."""
+    """Precisions of the rollout's weights and KV cache, and of training's matrix products. Without measured kernels in
+    a precision, step times are carried over by the roofline, and training is refused."""
 
     weights: Weights = "bf16"
     """of the layers' matrices in the rollout engines: bf16, fp8 (a scale a tensor or channel), fp8-block (a scale a block of
@@ -207,11 +208,11 @@ BETWEEN_PASSES_S = 0.001  # of a real engine's host, for shipped profiles, which
 
 class ProfileConfig(_Section):
     """Step times: a profile file, or a roofline of the cluster's GPU; with corrections from a measurement. Without either: the
-    shipped profile with 1 ms between passes, else a roofline."""
+    shipped profile with 1 ms between passes, or the nearest layout's carried over, else a roofline."""
 
     path: str | None = None
     """a profile file (Parquet) that `simrl profile derive` or `simrl measure` wrote, or `shipped`: the one that comes with
-    simrl for the model, GPU, tp, dp, ep and precision"""
+    simrl for the model, GPU, tp, dp, ep and precision, or one carried over from the nearest layout"""
     roofline: RooflineConfig | None = None
     """or step times from the data sheet of the cluster's GPU; {} takes the defaults"""
     forward_correction: Annotated[float, Field(ge=0.01, le=100)] = 1.0
@@ -298,16 +299,18 @@ class Scenario(_Section):
         return self
 
     def with_profile(self) -> Scenario:
-        """Return the scenario with the file of the shipped profile, where it leaves the profile to simrl; with a roofline where
-        no profile is shipped and none was asked for. Raise `InputError` for an unknown model."""
+        """Return the scenario with the file of the shipped profile, where it leaves the profile to simrl, also of one that is
+        derived from another layout; with a roofline where no layout is shipped and none was asked for. Raise `InputError` for
+        an unknown model."""
         path, roofline = self.profile.path, self.profile.roofline
         if path not in (None, SHIPPED) or roofline is not None:
             return self
         cluster, own = self.cluster, self.precision
         kind = {"model": model_shape(self.model).name, "gpu": cluster.gpu, "tp": cluster.tp, "dp": cluster.dp}
         kind |= {"ep": cluster.ep, "precision": own.weights, "kv_precision": own.kv_cache, "kind": "", "source": ""}
-        file = PROFILES / file_name(ProfileMetadata.model_validate(kind))
-        if path is None and not file.is_file():
+        wanted = ProfileMetadata.model_validate(kind)
+        file = PROFILES / file_name(wanted)
+        if path is None and not file.is_file() and nearest(wanted, model_shape(self.model)) is None:
             return self.with_fields("profile", roofline=RooflineConfig())
         values: dict[str, Any] = {"path": str(os.path.relpath(file) if file.is_relative_to(Path.cwd()) else file)}
         if path is None and self.profile.between_passes_s is None and self.engine.preset is None:

@@ -20,7 +20,7 @@ from simrl.files import write_whole_file
 from simrl.scenario.training import Seconds, TrainingConfig
 from simrl.validation import explain
 
-KERNELS_ALONE = ("derived", "assumed")  # kinds of profiles without the host's time
+KERNELS_ALONE = ("derived", "extrapolated", "assumed")  # kinds of profiles without the host's time
 USUAL = "vllm-0.19"  # the engine of a shipped profile where none is named
 MOST_BYTES = 100_000  # of a file
 EXAMPLE = 'a constant is {value = 0.5, low = 0.4, high = 0.6, kind = "measured", source = "where it is from"}'

@@ -12,12 +12,13 @@ from typing import TypeVar
 
 from simrl.errors import InputError
 from simrl.profile.advice import advice
+from simrl.profile.derived_layouts import derived_profile, in_layout
 from simrl.profile.hardware import GPUS, Gpu
 from simrl.profile.metadata import ProfileMetadata, split_words
 from simrl.profile.model_shape import ModelShape
 from simrl.profile.profile import TableProfile, read_profile
 from simrl.profile.profilers.roofline import roofline_profile
-from simrl.profile.shipped import file_name
+from simrl.profile.shipped import PROFILES, file_name
 from simrl.scenario.model import Scenario
 from simrl.scenario.presets import passes_preset
 from simrl.trace.synthesis import synthesise
@@ -89,44 +90,34 @@ def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
         source="",
     )
     if config.roofline is not None:
-        if model.experts or precision != ("bf16", "bf16"):
-            what = (
-                f"{model.name} is a mixture of experts" if model.experts else f"precision is {' and '.join(precision)}"
-            )
-            raise InputError(
-                f"profile.roofline: {what}, which needs measured kernels: set profile.roofline=null and "
-                f"profile.path to a profile of them; {advice(wanted, model, file_name(wanted), scenario.model)}"
-            )
-        profile = roofline_profile(model, kind, tp, **config.roofline.model_dump(exclude_none=True))
+        split = wanted.model_dump(include={"dp", "ep"}) | {"precision": precision[0], "kv_precision": precision[1]}
+        profile = roofline_profile(model, kind, tp, **split, **config.roofline.model_dump(exclude_none=True))
     else:
         assert config.path is not None
-        if not Path(config.path).exists():
-            beside = "" if Path(config.path).is_absolute() else " (paths in a scenario are relative to its file)"
-            raise InputError(
-                f"{config.path}: no such profile{beside}; {advice(wanted, model, config.path, scenario.model)}"
-            )
-        profile = read_profile(config.path)
-        has = profile.metadata
-        if file_name(has) != file_name(wanted):
-            raise InputError(
-                f"{config.path}: a profile of {has.model} on {_words(has)}, the scenario has {model.name} on "
-                f"{_words(wanted)}; name the profile that belongs to it: "
-                f"{advice(wanted, model, file_name(wanted), scenario.model)}"
-            )
-        _require_one_domain(config.path, profile.metadata.kind, kind, cluster.worker_gpus)
+        profile = _of_path(config.path, wanted, model, kind, scenario.model)
     pause_s, sequence_s, least_s, giver = _host_times(scenario, profile, model.layers)
     return profile.with_corrections(config.forward_correction, pause_s, sequence_s, least_s, giver)
 
 
-def _require_one_domain(path: str, source: str, kind: Gpu, gpus: int) -> None:
-    """Raise `InputError` where a derived profile's group was within a link's domain, and the cluster's is not."""
-    sheet = GPUS.get(kind.name, kind)
-    if source == "derived" and kind.nvlink_domain < gpus <= sheet.nvlink_domain:
+def _of_path(written: str, wanted: ProfileMetadata, model: ModelShape, kind: Gpu, named: str) -> TableProfile:
+    """Return the profile of a file; a shipped one that does not exist is derived. Times of GPUs within a link's domain, where
+    the cluster's are beyond it, are carried over to its links. Raise `InputError` for a file of another model or layout."""
+    path = Path(written)
+    if not path.exists():
+        if path.name == file_name(wanted) and path.parent.resolve() == PROFILES.resolve():
+            return derived_profile(wanted, model, kind)
+        beside = "" if path.is_absolute() else " (paths in a scenario are relative to its file)"
+        raise InputError(f"{path}: no such profile{beside}; {advice(wanted, model, written, named)}")
+    profile = read_profile(written)
+    has, gpus = profile.metadata, wanted.tp * wanted.dp
+    if file_name(has) != file_name(wanted):
         raise InputError(
-            f"{path}: derived for {gpus} GPUs in a node of {sheet.nvlink_domain}, and cluster.nvlink_domain is "
-            f"{kind.nvlink_domain}; lower cluster.tp or dp, or for a dense model take profile.path=null "
-            "profile.roofline={}, which pays the network"
+            f"{path}: a profile of {has.model} on {_words(has)}, the scenario has {model.name} on "
+            f"{_words(wanted)}; name the profile that belongs to it: {advice(wanted, model, file_name(wanted), named)}"
         )
+    if has.kind == "derived" and kind.nvlink_domain < gpus <= GPUS.get(kind.name, kind).nvlink_domain:
+        return in_layout(profile, wanted, model, kind)
+    return profile
 
 
 def _host_times(scenario: Scenario, profile: TableProfile, layers: int) -> tuple[float | None, float, float, str]:

@@ -15,11 +15,12 @@ import numpy as np
 import simrl
 from simrl.engine.requests import Limits
 from simrl.errors import InputError
+from simrl.profile.extension import covering
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape, model_shape, require_kv_heads, understood
 from simrl.profile.precision import KV_SHARE, weight_bytes_per_gpu
 from simrl.profile.profile import ProfileMetadata, TableProfile, read_profile
-from simrl.profile.shipped import file_name, shipped_profile
+from simrl.profile.shipped import PROFILES, SHIPPED, file_name
 from simrl.runtime.agents import PLAIN, AgentRules, agent_rules, check_concurrency
 from simrl.runtime.faults import check_faults
 from simrl.runtime.training_costs import TrainingCosts
@@ -206,11 +207,10 @@ def _layout(prepared: Prepared, tp: int, inputs: InputCache) -> Prepared:
     ep, given = tp * cluster.dp if cluster.ep > 1 else 1, scenario.engine.kv_cache_tokens
     update: dict[str, Any] = {"cluster": cluster.model_copy(update={"tp": tp, "ep": ep})}
     if scenario.profile.path is not None:
-        of = prepared.profile.metadata.model_copy(update={"tp": tp, "ep": ep})
-        beside = Path(scenario.profile.path).with_name(file_name(of))
-        split = (tp, cluster.dp, ep, of.precision, of.kv_precision)
-        path = beside if beside.is_file() else shipped_profile(of.model, of.gpu, *split) or beside
-        update["profile"] = scenario.profile.model_copy(update={"path": str(path)})
+        name = file_name(prepared.profile.metadata.model_copy(update={"tp": tp, "ep": ep}))
+        beside = Path(scenario.profile.path).with_name(name)
+        path = str(beside if beside.is_file() else PROFILES / name)
+        update["profile"] = scenario.profile.model_copy(update={"path": path})
     if given is not None:  # tokens of the cluster's workers: more GPUs share out the heads of more
         parts = [min(size, prepared.model.kv_heads) for size in (tp, cluster.tp)]
         update["engine"] = scenario.engine.model_copy(update={"kv_cache_tokens": given * parts[0] // parts[1]})
@@ -230,7 +230,7 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
     _require_ranks(cluster, model, system)
     trace = inputs.trace(scenario)
     _require_few_samples(scenario, trace)
-    deployment = Deployment(model, kind, cluster.tp, inputs.profile(scenario, model, kind), trace)
+    deployment = _deployment(scenario, system, model, inputs)
     drafts = tail = None
     if system.speculation is not None:
         drafts = plan_drafting(
@@ -252,9 +252,6 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
     limits = agents.limits(limits)
     if drafts is not None:
         require_room_for_drafter(scenario, deployment, drafts, tail, limits)
-    longest = _longest_allowed(trace)
-    verified = limits.max_num_batched_tokens if drafts or tail else 0
-    deployment.profile.require_covers(limits.max_num_batched_tokens, limits.max_num_seqs, longest, verified)
     costs = _worker_costs(scenario, system, deployment, drafts, train_gpus, workers)
     if tail is not None:
         share = _fetched_share(tail.rule.kv, costs, deployment.profile, limits)
@@ -279,6 +276,16 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
     return prepared
 
 
+def _deployment(scenario: Scenario, system: System, model: ModelShape, inputs: InputCache) -> Deployment:
+    """Return a worker's model, GPUs, step times up to the engine's limits and the longest sample, and what it generates."""
+    cluster, engine, trace = scenario.cluster, scenario.engine, inputs.trace(scenario)
+    kind, drafts = cluster.rollout_kind, system.speculation is not None or system.best_of_n is not None
+    tokens, limits = engine.max_num_batched_tokens, (engine.max_num_seqs, _longest_allowed(trace))
+    profile = inputs.profile(scenario, model, kind)
+    profile = covering(profile, tokens, *limits, tokens if drafts else 0, model, kind)
+    return Deployment(model, kind, cluster.tp, profile, trace)
+
+
 def _require_few_samples(scenario: Scenario, trace: Trace) -> None:
     """Raise `InputError` for more samples than a run can hold."""
     each = len(trace) / len(trace.step_slices)
@@ -291,24 +298,16 @@ def _require_few_samples(scenario: Scenario, trace: Trace) -> None:
 def _with_best_verifier(scenario: Scenario, system: System, inputs: InputCache) -> Scenario:
     """Return the scenario with the tensor-parallel size of a worker whose plan is the fastest, as Algorithm 1 of SpecActor goes
     through its verifiers. Raise `InputError` where none of them fits its GPUs."""
-    model, kind, speculation = model_shape(scenario.model), scenario.cluster.rollout_kind, system.speculation
+    model, speculation = model_shape(scenario.model), system.speculation
     assert speculation is not None
     rated = []
     for tp in speculation.verifiers:
-        update: dict[str, Any] = {"cluster": scenario.cluster.model_copy(update={"tp": tp})}
+        one = scenario.with_fields("cluster", tp=tp)
         if scenario.profile.path is not None and tp != scenario.cluster.tp:
-            precision = scenario.precision
-            path = shipped_profile(model.name, kind.name, tp, 1, 1, precision.weights, precision.kv_cache)
-            if path is None:
-                raise InputError(
-                    f"speculation {speculation.name}: verifiers has {tp}, and no profile of {model.name} on {tp} {kind.name} "
-                    "is shipped; leave it out"
-                )
-            update["profile"] = scenario.profile.model_copy(update={"path": str(path)})
-        one = scenario.model_copy(update=update)
+            one = one.with_fields("profile", path=SHIPPED).with_profile()
         with suppress(InputError):
             require_divisor("cluster.tp", tp, model.heads, f"attention heads of {model.name}", one.cluster.gpus)
-            deployment = Deployment(model, kind, tp, inputs.profile(one, model, kind), inputs.trace(one))
+            deployment = _deployment(one, system, model, inputs)
             gpus = _rollout_share_gpus(one.cluster, system)
             plan = plan_drafting(speculation, one.speculation, deployment, gpus)
             engine_limits(one, deployment, plan, None, prefix_caching=False)

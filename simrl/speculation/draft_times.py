@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from simrl.errors import InputError
+from simrl.profile.extension import covering
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape, require_dense
 from simrl.profile.profile import TableProfile
@@ -187,7 +188,8 @@ def profiled_drafts(
     """Return the times of a model drafter whose passes are profiled: a level is a decode step at sequences of `kv_tokens`."""
     t, m = profile.even, profile.metadata
     most = min(t.decode_sequences[-1], t.dense_tokens[-1], t.sampled_sequences[-1])
-    profile.require_covers(int(most), int(most), int(kv_tokens))
+    profile = covering(profile, int(most), int(most), int(kv_tokens), shape=shape)
+    t = profile.even
     sequences = _batches(most)
     return DraftTimes(
         sequences,

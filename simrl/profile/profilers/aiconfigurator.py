@@ -33,7 +33,6 @@ from simrl.profile.model_config import CONFIG_KEYS
 from simrl.profile.model_shape import MODELS, ModelShape
 from simrl.profile.precision import FP8_EXPERTS
 from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
-from simrl.profile.profilers.roofline import MEMORY_EFFICIENCY, states_s
 from simrl.profile.profilers.setups import (
     BUNDLED,
     ONE_GPU,
@@ -47,6 +46,7 @@ from simrl.profile.profilers.setups import (
     require_possible,
 )
 from simrl.profile.profilers.smoothing import moved, settled
+from simrl.profile.roofline import MEMORY_EFFICIENCY, states_s
 
 Floats = NDArray[np.float64]
 KV_PRECISIONS = {"bf16": "bfloat16", "fp8": "fp8"}

@@ -23,6 +23,13 @@ def settled(values: Floats) -> Floats:
     return values
 
 
+def rising(values: Floats) -> Floats:
+    """Return a grid in which no time falls along any axis: each is at least the times of less work."""
+    for axis in range(values.ndim):
+        values = np.maximum.accumulate(values, axis=axis)
+    return values
+
+
 def moved(before: Floats, after: Floats) -> str:
     """Describe how far `settled` moved the values that are not zero, for a profile's notes."""
     change = np.abs(after[before > 0] / before[before > 0] - 1)

@@ -79,7 +79,9 @@ def test_an_example_can_be_simulated_where_it_was_copied(simrl, name):
 
 def test_the_questions_of_dapo_and_of_the_mixture_have_the_published_batches_and_every_layout():
     published = load_scenarios(ROOT / "experiments" / "dapo_32b.yaml")
-    assert {(each.cluster.gpus, each.cluster.tp, each.training.sequence_parallel) for each in published} == {(128, 4, 8)}
+    assert {(each.cluster.gpus, each.cluster.tp, each.training.sequence_parallel) for each in published} == {
+        (128, 4, 8)
+    }
     lengths = published[0].workload.synthetic
     assert lengths is not None
     assert (lengths.prompts_per_step, lengths.group, lengths.cap_tokens) == (512, 16, 20480)

@@ -72,8 +72,24 @@ def test_an_installed_simrl_finds_its_profiles_and_writes_its_examples(installed
 def test_an_example_can_be_simulated_where_it_was_copied(simrl, name):
     assert simrl("examples", "copy", name, "mine").code == 0
     for scenario in load_scenarios(simrl.folder / "mine" / "experiments" / f"{name}.yaml"):
-        assert Path(scenario.profile.path or "").is_file(), scenario.profile.path
+        nearby = shipped.layouts(scenario.model, scenario.cluster.gpu)  # what an unshipped layout is derived from
+        assert Path(scenario.profile.path or "").is_file() or nearby, scenario.profile.path
         assert scenario.workload.trace is None or Path(scenario.workload.trace).is_file()
+
+
+def test_the_questions_of_dapo_and_of_the_mixture_have_the_published_batches_and_every_layout():
+    published = load_scenarios(ROOT / "experiments" / "dapo_32b.yaml")
+    assert {(each.cluster.gpus, each.cluster.tp, each.training.sequence_parallel) for each in published} == {
+        (128, 4, 8)
+    }
+    lengths = published[0].workload.synthetic
+    assert lengths is not None
+    assert (lengths.prompts_per_step, lengths.group, lengths.cap_tokens) == (512, 16, 20480)
+    layouts = [
+        (each.cluster.tp, each.cluster.ep, each.precision.weights)
+        for each in load_scenarios(ROOT / "experiments" / "moe_235b.yaml")
+    ]
+    assert {(8, 8, "bf16"), (8, 8, "fp8-block")} <= set(layouts), "one layout in both precisions"
 
 
 def test_an_example_is_never_written_over_another_file(simrl):

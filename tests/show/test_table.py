@@ -205,7 +205,7 @@ def short(compared, capsys, monkeypatch, *changes, columns=80, explain=False, **
 
 def test_the_line_below_the_table_names_the_fastest_and_its_lead(compared, capsys, monkeypatch):
     lines = short(compared, capsys, monkeypatch, {"samples_per_s": 5.0}, {"samples_per_s": 10.0})
-    assert "Fastest: areal(eta=2) (cluster.gpus=64), 2.00× verl_colocated" in lines
+    assert "Fastest: areal(eta=2) (gpus=64), 2.00× verl_colocated" in lines
 
 
 def test_a_lead_within_the_error_of_the_model_is_called_level(compared, capsys, monkeypatch):
@@ -217,7 +217,7 @@ def test_a_lead_within_the_error_of_the_model_is_called_level(compared, capsys, 
 
 def test_a_run_that_had_not_settled_is_named_beside_the_answer(compared, capsys, monkeypatch):
     lines = short(compared, capsys, monkeypatch, {}, {"settled": False}, columns=400, brief=True)
-    assert ". Not settled (↑): areal(eta=2) (cluster.gpus=64): off-policyness still grew" in lines[-1]
+    assert ". Not settled (↑): areal(eta=2) (gpus=64): off-policyness still grew" in lines[-1]
 
 
 def test_brief_prints_the_table_and_one_line(compared, capsys, monkeypatch):

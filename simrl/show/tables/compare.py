@@ -36,6 +36,7 @@ LEAST_SHARE = 0.005  # of tokens or samples: less is not said
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")  # of the mark of a fact
 EPOCHS = ("the first epoch", "later ones")
 SPLIT = re.compile(r"(, )?rollout_share=[\d.]+")
+SECTION = re.compile(r"\b\w+\.(?=[\w.]*=)")
 LONGEST_LINE = 31  # characters of a label; the rest goes on in the next line
 Row = Mapping[str, Any]
 
@@ -130,10 +131,18 @@ def _facts(row: Row, group: Sequence[Row]) -> list[str]:
 
 
 def _shortened(rows: Sequence[Row]) -> Sequence[Row]:
-    """Return rows whose systems are named without their split, which has a column, where the names stay apart."""
-    short = [{**row, "system": SPLIT.sub("", row["system"]).replace("()", "")} for row in rows]
-    apart = len({row_name(row) for row in short}) == len(rows)
-    return short if apart and all("colocated" in row for row in rows) else rows
+    """Return rows whose systems are named without their split, which has a column, and whose variants without the sections of
+    their keys, where the names stay apart."""
+    splits = all("colocated" in row for row in rows)
+    short = [
+        {
+            **row,
+            "system": SPLIT.sub("", row["system"]).replace("()", "") if splits else row["system"],
+            "variant": SECTION.sub("", row["variant"]),
+        }
+        for row in rows
+    ]
+    return short if len({row_name(row) for row in short}) == len(rows) else rows
 
 
 def _acceptance(row: Row) -> list[str]:
@@ -191,18 +200,17 @@ def not_drafted(method: str) -> str:
 
 
 def unequal_work(rows: Sequence[Row]) -> list[str]:
-    """Return a line where one system's window holds longer samples than another's: stragglers of one are in flight in the
-    other, and in a short run this is a large part of the difference."""
-    lines = []
+    """Return a line where one system's window holds longer samples than another's, for the variant where it is most: stragglers
+    of one are in flight in the other, and in a short run this is a large part of the difference."""
+    lines: dict[float, str] = {}
     for group in of_variants(rows):
         per_sample = {row_name(r): r["tokens_per_s"] / max(r["samples_per_s"], 1e-300) for r in group}
         most, least = max(per_sample, key=per_sample.__getitem__), min(per_sample, key=per_sample.__getitem__)
-        if per_sample[most] > (1 + UNEQUAL) * per_sample[least]:
-            lines.append(
-                f"In these updates {most} trained on {per_sample[most]:,.0f} tokens a sample, {least} on "
-                f"{per_sample[least]:,.0f}: compare tokens/s, or simulate more steps"
-            )
-    return lines
+        lines[per_sample[most] / per_sample[least]] = (
+            f"In these updates {most} trained on {per_sample[most]:,.0f} tokens a sample, {least} on "
+            f"{per_sample[least]:,.0f}: compare tokens/s, or simulate more steps"
+        )
+    return [lines[apart] for apart in lines if apart == max(lines) > 1 + UNEQUAL]
 
 
 def columns_of(rows: Sequence[Row]) -> list[Column]:

@@ -37,7 +37,7 @@ RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")  # of the ma
 EPOCHS = ("the first epoch", "later ones")
 SPLIT = re.compile(r"(, )?rollout_share=[\d.]+")
 SECTION = re.compile(r"\b\w+\.(?=[\w.]*=)")
-LONGEST_LINE = 31  # characters of a label; the rest goes on in the next line
+LONGEST_LINE = 30  # characters of a label; the rest goes on in the next line
 Row = Mapping[str, Any]
 
 

@@ -150,6 +150,12 @@ class Trace:
         ends = np.r_[starts[1:], len(step)]
         return [(int(step[a]), int(a), int(b)) for a, b in zip(starts, ends, strict=True)]
 
+    @cached_property
+    def group_starts(self) -> NDArray[np.int64]:
+        """The first row of each group, a prompt's samples in one step."""
+        step, prompt = self.column("step"), self.column("prompt_id")
+        return np.flatnonzero(np.r_[True, (step[1:] != step[:-1]) | (prompt[1:] != prompt[:-1])]).astype(np.int64)
+
     def samples(self, first: int, end: int, first_uid: int = 0, first_epoch: int = 0) -> list[Sample]:
         """Return rows `first` to `end` (excluded) as `Sample`s, numbered from `first_uid`, with epochs from `first_epoch`."""
         rows = self.table.slice(first, end - first)

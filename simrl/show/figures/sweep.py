@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 
 from simrl.errors import InputError, meant
 from simrl.show.style import BLACK, INK, PAPER, SERIES, Picture, plain, quiet
-from simrl.validation import in_words
+from simrl.show.text import shown_value
 
 if TYPE_CHECKING:
     from simrl.study.optimize import Optimization
@@ -65,7 +65,7 @@ def sweep_figure(
     rest = [key for key in varied if key not in (x, y)]
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        words = [_words(row[key]) if key == "system.name" else f"{key}={_words(row[key])}" for key in rest]
+        words = [shown_value(row[key]) if key == "system.name" else f"{key}={shown_value(row[key])}" for key in rest]
         groups.setdefault(", ".join(words), []).append(row)
     if y is None:
         return _lines(groups, x, values[x], value)
@@ -83,9 +83,8 @@ def _lines(groups: Mapping[str, Sequence[Row]], x: str, at: Sequence[Any], value
         known = sorted((at.index(row[x]), row[value]) for row in group if row[value] is not None)
         places, measures = zip(*known, strict=True) if known else ((), ())
         axes.plot(places, measures, "o-", color=SERIES[i % len(SERIES)], label=plain(name) or None)
-    axes.set_xticks(range(len(at)), [plain(_words(each)) for each in at])
-    axes.set(xlabel=plain(x), ylabel=UNITS.get(value, value))
-    axes.set_ylim(bottom=0)
+    axes.set_xticks(range(len(at)), [plain(shown_value(each)) for each in at])
+    axes.set(xlabel=plain(x), ylabel=UNITS.get(value, value), ylim=(0, None))
     if any(groups):
         figure.legend(loc="outside right upper", frameon=False, fontsize="small", labelcolor=INK)
     quiet(axes)
@@ -108,8 +107,8 @@ def _maps(
                 field[down.index(row[y]), across.index(row[x])] = row[value]
         axes.imshow(field, cmap="cividis", vmin=least, vmax=most, aspect="auto", origin="lower")
         _write_fields(axes, field, least + LIGHT * (most - least), value in SMALLER_IS_BETTER)
-        axes.set_xticks(range(len(across)), [plain(_words(each)) for each in across])
-        axes.set_yticks(range(len(down)), [plain(_words(each)) for each in down])
+        axes.set_xticks(range(len(across)), [plain(shown_value(each)) for each in across])
+        axes.set_yticks(range(len(down)), [plain(shown_value(each)) for each in down])
         axes.set_xlabel(plain(x), color=INK)
         axes.set_title(plain(name), fontsize="medium", color=INK)
         axes.tick_params(length=0, colors=INK)
@@ -137,10 +136,6 @@ def _values(rows: Sequence[Row], key: str) -> list[Any]:
     return sorted(found) if all(isinstance(each, int | float) for each in found) else found
 
 
-def _words(value: Any) -> str:
-    return "–" if value is None else in_words(value)
-
-
 def optimization_figure(found: Optimization) -> Picture:
     """Draw a point an option, coloured by its system, best system first; the front in full colour, the choice in a ring."""
     figure = Picture(8.0, 4.2, layout="constrained")
@@ -161,9 +156,8 @@ def optimization_figure(found: Optimization) -> Picture:
     choice = found.choice.option
     ring: dict[str, Any] = {"label": "the choice", "facecolors": "none", "edgecolors": BLACK}
     axes.scatter(choice.staleness, choice.row["samples_per_s"], 220, linewidths=1.5, zorder=4, **ring)
-    axes.set(xlabel=UNITS["off_policyness_mean"], ylabel=UNITS["samples_per_s"])
+    axes.set(xlabel=UNITS["off_policyness_mean"], ylabel=UNITS["samples_per_s"], ylim=(0, None))
     axes.set_title("edged: none beats it in throughput, staleness and cost", fontsize="medium", color=INK, loc="left")
-    axes.set_ylim(bottom=0)
     axes.margins(x=0.08)
     quiet(axes, grid="both")
     figure.legend(loc="outside right upper", frameon=False, fontsize="small", labelcolor=INK)

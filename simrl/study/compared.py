@@ -59,7 +59,7 @@ def simulate_compared(
 ) -> Compared[T]:
     """Simulate all scenarios, and what stands `beside` them. Raise `InputError` for one that cannot be executed."""
     with Processes(jobs, stay=True) as pool:
-        rows_of = partial(_rows, jobs, inputs, pool)
+        rows_of = partial(simulate_each, jobs=jobs, inputs=inputs, keep=row_of, pool=pool)
         if beside.best_split:
             scenarios = best_splits(scenarios, rows_of, inputs)
         require_possible(scenarios, inputs)
@@ -77,10 +77,6 @@ def simulate_compared(
             rows = _with_look(scenarios, rows, rows_of, inputs)
     rows = [{**row, **ranked} for row, ranked in zip(with_speedups(scenarios, rows), rates, strict=True)]
     return Compared(list(scenarios), kept, rows, unranked)
-
-
-def _rows(jobs: int, inputs: InputCache, pool: Processes, scenarios: Sequence[Scenario]) -> list[Row]:
-    return simulate_each(scenarios, jobs, inputs, row_of, pool)
 
 
 def _split(scenario: Scenario, inputs: InputCache) -> Row:

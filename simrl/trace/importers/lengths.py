@@ -65,7 +65,7 @@ def _weights(log_x: Floats, mean: float, tail: float) -> Floats:
 
 def _densities(log_x: Floats, mu: Floats, sigmas: Floats) -> Floats:
     exponent = -0.5 * ((log_x[None, :] - mu[:, None]) / sigmas[:, None]) ** 2
-    return np.exp(exponent - exponent.max(axis=1, keepdims=True))  # scaled, or far tails would underflow
+    return np.asarray(np.exp(exponent - exponent.max(axis=1, keepdims=True)))  # scaled, or far tails would underflow
 
 
 def means_to_mu(log_x: Floats, mean: float, sigmas: Floats) -> Floats:

@@ -103,8 +103,7 @@ def _whole_run(scenario: Scenario, row: Row, inputs: InputCache, updates: int | 
 
 def _with_seeds(scenarios: Sequence[Scenario], rows: Sequence[Row], rows_of: Callable[..., list[Row]]) -> list[Row]:
     """Add the largest distance of samples/s to those of the next seeds; a run has settled if it has at each."""
-    seeds = range(1, SEEDS)
-    further = [s.model_copy(update={"seed": s.seed + i}) for i in seeds for s in scenarios]
+    further = [s.model_copy(update={"seed": s.seed + i}) for i in range(1, SEEDS) for s in scenarios]
     found = rows_of(further)
     made = []
     for i, row in enumerate(rows):

@@ -55,8 +55,7 @@ class MeasuredDrafts(NamedTuple):
     @property
     def served(self) -> NDArray[np.bool_]:
         """Return the rows that have drafts; one token comes with the prompt and is not decoded."""
-        served: NDArray[np.bool_] = (self.runs.first >= 0) & (self.passes.tokens > 0)
-        return served
+        return np.logical_and(self.runs.first >= 0, self.passes.tokens > 0)
 
 
 def measure(
@@ -160,18 +159,18 @@ def _by_response(measured: MeasuredDrafts) -> dict[str, Any]:
     }
 
 
-def _records(columns: dict[str, Any]) -> Any:
+def _records(columns: dict[str, Any]) -> list[Any]:
     """Return a dictionary for each row of the columns."""
     return pd.DataFrame(columns).to_dict("records")
 
 
-def _hit_lengths(hits: Ints) -> list[dict[str, Any]]:
+def _hit_lengths(hits: Ints) -> list[Any]:
     """Return the hits between powers of two: their number, and their share of the hits and of the tokens."""
     hits = hits[hits > 0]
     bucket = np.ceil(np.log2(hits)).astype(np.int64)
     number, tokens = np.bincount(bucket), np.bincount(bucket, weights=hits)
     to_tokens = 2 ** np.arange(len(number))
-    records: list[dict[str, Any]] = _records(
+    return _records(
         {
             "from_tokens": to_tokens // 2 + 1,
             "to_tokens": to_tokens,
@@ -180,7 +179,6 @@ def _hit_lengths(hits: Ints) -> list[dict[str, Any]]:
             "share_of_tokens": tokens / tokens.sum(),
         }
     )
-    return records
 
 
 def _sequences_that_fit(profile: TableProfile, kv_tokens: float) -> float:

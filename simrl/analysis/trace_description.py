@@ -23,8 +23,7 @@ def describe(trace: Trace) -> dict[str, Any]:
     of two or where all lengths are equal. `share_at_cap` counts responses as long as the cap, whatever their finish_reason.
     """
     tokens, prompt_tokens = trace.column("response_tokens"), trace.column("prompt_tokens")
-    starts = _group_starts(trace)
-    sizes = np.diff(starts, append=len(trace))
+    sizes = np.diff(trace.group_starts, append=len(trace))
     return {
         "rows": len(trace),
         "steps": len(trace.step_slices),
@@ -40,7 +39,7 @@ def describe(trace: Trace) -> dict[str, Any]:
         "cap_tokens": trace.metadata.cap_tokens,
         "share_at_cap": float(np.mean(tokens >= trace.metadata.cap_tokens)),
         "share_cut": _share_cut(trace),
-        "within_group_variance_share": _within_group_variance_share(trace, starts, sizes),
+        "within_group_variance_share": _within_group_variance_share(trace, sizes),
         "reward_mean": _reward_mean(trace),
         "has_token_ids": "response_ids" in trace.table.column_names,
         **_turns(trace),
@@ -89,24 +88,20 @@ def _tools(trace: Trace) -> list[dict[str, Any]]:
     for tool, of_tool in calls.groupby("turn_tool"):
         seconds = of_tool["turn_environment_s"].to_numpy(np.float64)
         p50_s, p95_s = np.percentile(seconds, (50, 95)).tolist()
-        tool_facts = {
-            "tool": tool,
-            "calls": len(of_tool),
-            "mean_s": float(seconds.mean()),
-            "p50_s": p50_s,
-            "p95_s": p95_s,
-        }
-        tool_facts |= {"max_s": float(seconds.max())}
-        tool_facts["failed_tries"] = int(of_tool["turn_failures"].sum()) if "turn_failures" in calls else None
         observed = of_tool["turn_observation_tokens"].mean() if "turn_observation_tokens" in calls else 0.0
-        found.append({**tool_facts, "observation_tokens_mean": float(observed)})
+        found.append(
+            {
+                "tool": tool,
+                "calls": len(of_tool),
+                "mean_s": float(seconds.mean()),
+                "p50_s": p50_s,
+                "p95_s": p95_s,
+                "max_s": float(seconds.max()),
+                "failed_tries": int(of_tool["turn_failures"].sum()) if "turn_failures" in calls else None,
+                "observation_tokens_mean": float(observed),
+            }
+        )
     return sorted(found, key=lambda facts: -facts["calls"])
-
-
-def _group_starts(trace: Trace) -> NDArray[np.intp]:
-    """Return the first row of each group, a prompt's samples in one step."""
-    step, prompt = trace.column("step"), trace.column("prompt_id")
-    return np.flatnonzero(np.r_[True, (step[1:] != step[:-1]) | (prompt[1:] != prompt[:-1])])
 
 
 def _distribution(tokens: NDArray[Any]) -> dict[str, float]:
@@ -115,19 +110,19 @@ def _distribution(tokens: NDArray[Any]) -> dict[str, float]:
     return {"mean": float(tokens.mean()), **named, "max": float(tokens.max())}
 
 
-def _within_group_variance_share(trace: Trace, starts: NDArray[np.intp], sizes: NDArray[np.intp]) -> float | None:
+def _within_group_variance_share(trace: Trace, sizes: NDArray[np.int64]) -> float | None:
     log_tokens = np.log(trace.column("response_tokens"))
     step_starts = np.array([first for _, first, _ in trace.step_slices])
     step_sizes = np.diff(step_starts, append=len(trace))
 
-    def variance_around(first: NDArray[np.intp], size: NDArray[np.intp]) -> float:
+    def variance_around(first: NDArray[np.int64], size: NDArray[np.int64]) -> float:
         """Return the variance around the mean of each part; each part's mean takes one degree of freedom."""
         if len(trace) == len(first):
             return float("nan")
         rest = log_tokens - np.repeat(np.add.reduceat(log_tokens, first) / size, size)
         return float(rest @ rest) / (len(trace) - len(first))
 
-    inside, total = variance_around(starts, sizes), variance_around(step_starts, step_sizes)
+    inside, total = variance_around(trace.group_starts, sizes), variance_around(step_starts, step_sizes)
     return inside / total if inside >= 0 and total > 0 else None
 
 

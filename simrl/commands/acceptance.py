@@ -54,8 +54,7 @@ class AcceptanceView(DataView):
 
         from simrl.analysis.acceptance import model_yaml
 
-        section: dict[str, Any] = yaml.safe_load(model_yaml(self.data))["speculation"]
-        return section
+        return dict(yaml.safe_load(model_yaml(self.data))["speculation"])
 
     def figure(self) -> Drawn:
         """Draw hit lengths, epochs, responses and, with step times, the speed-up by batch."""

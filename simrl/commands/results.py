@@ -211,11 +211,10 @@ def agreement(
     errors = vars(found.errors)
     rows = [{"figure": k, **vars(getattr(found.figures, k)), "error": errors[name]} for k, name in ERRORS.items()]
     rows += [{"figure": name, "error": errors[name]} for name in ("sample_mape", "latency_mape")]
-    name = f"Agreement over {found.samples:,} samples"
     view = AgreementView(
         data=found,
         show=print_agreement,
-        name=name,
+        name=f"Agreement over {found.samples:,} samples",
         rows=rows,
         predicted=expected,
         measured=happened,

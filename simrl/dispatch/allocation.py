@@ -294,8 +294,7 @@ def two_step_sums(
     second = reversed_fill(workers_per_group) if alternation == "reversed" else ascending
     if alternation == "pairing":
         second = best_pairing(first, group_s, workers_per_group)
-    sums: Floats = first + times[second]
-    return sums
+    return np.add(first, times[second])
 
 
 def step_s(

@@ -230,10 +230,6 @@ class Dispatcher:
         """The workers that take samples."""
         return [int(worker) for worker in np.flatnonzero(self._room.active)]
 
-    def is_active(self, worker: int) -> bool:
-        """Return whether a worker takes samples."""
-        return bool(self._room.active[worker])
-
     @property
     def lost(self) -> list[int]:
         """The workers that are lost, and not back yet."""

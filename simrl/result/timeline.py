@@ -89,8 +89,7 @@ def spans(result: Result) -> Spans:
     columns |= {name: columns[name].astype(np.int64) for name in ("gpus", "policy_version", "tokens")}
     (lane, names), (kind, kinds) = (codes(result.spans.column(name)) for name in ("lane", "kind"))
     gpus = columns["gpus"][np.unique(lane, return_index=True)[1]].tolist()
-    lanes = tuple(map(Lane, names, gpus))
-    return Spans(lanes, tuple(kinds), lane, kind, **columns)
+    return Spans(tuple(map(Lane, names, gpus)), tuple(kinds), lane, kind, **columns)
 
 
 def shares(part: Spans) -> tuple[Floats, dict[str, Floats]]:

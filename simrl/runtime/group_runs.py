@@ -179,8 +179,7 @@ class GroupRuns:
     def _quiet(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return whether each ticket's engine has nothing else."""
         arrays = self._fleet.arrays
-        quiet: NDArray[np.bool_] = arrays.loud[arrays.tickets["worker"][numbers]] == 0
-        return quiet
+        return np.asarray(arrays.loud[arrays.tickets["worker"][numbers]] == 0)
 
     def _begin(self, numbers: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
         quiet = self._quiet(numbers)

@@ -26,13 +26,12 @@ class RankedLengths(LengthHistory):
 
     def __init__(self, trace: Trace, accuracy: float, seed: int) -> None:
         super().__init__()
-        columns = [trace.column(name).astype(np.int64) for name in ("step", "prompt_id", "epoch", "response_tokens")]
-        self._epochs = int(columns[2].max()) + 1
+        names = ("step", "prompt_id", "epoch", "response_tokens")
+        step, prompt, epoch, tokens = (trace.column(name).astype(np.int64) for name in names)
+        self._epochs = int(epoch.max()) + 1
         self._ranked: dict[tuple[int, int], NDArray[np.int64]] = {}
-        step, prompt, epoch, tokens = (column[np.lexsort((columns[1], columns[0]))] for column in columns)
-        starts = np.flatnonzero(np.r_[True, (np.diff(step) != 0) | (np.diff(prompt) != 0)])
         true: dict[int, dict[tuple[int, int], NDArray[np.int64]]] = defaultdict(dict)  # by step
-        for first, lengths in zip(starts.tolist(), np.split(tokens, starts[1:]), strict=True):
+        for first, lengths in zip(trace.group_starts.tolist(), np.split(tokens, trace.group_starts[1:]), strict=True):
             true[int(step[first])][int(prompt[first]), int(epoch[first])] = lengths
         for of_step in true.values():
             draws = {key: mixed(mixed(seed, key[0]), key[1]) for key in of_step}

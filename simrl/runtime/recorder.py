@@ -111,7 +111,7 @@ class Recorder:
         had = before.tokens if before else 0
         new = rollout.tokens - had if generated_tokens is None else generated_tokens
         self._generated[uid] = self._generated.get(uid, 0) + new
-        if rollout.tokens >= had and not self._is_finished(uid):
+        if rollout.tokens >= had and not self.is_back(rollout):
             self._rollouts[uid] = rollout
 
     def came_back(self, rollouts: Sequence[Rollout]) -> None:
@@ -121,10 +121,7 @@ class Recorder:
 
     def is_back(self, rollout: Rollout) -> bool:
         """Return whether a sample has come back finished."""
-        return self._is_finished(rollout.sample.uid)
-
-    def _is_finished(self, uid: int) -> bool:
-        return uid in self._finished or self._gone(uid)
+        return rollout.sample.uid in self._finished or self._gone(rollout.sample.uid)
 
     def _gone(self, uid: int) -> bool:
         return uid < len(self._is_put_away) and self._is_put_away[uid] == 1

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
+from matplotlib.ticker import Formatter, MaxNLocator
 
 from simrl.errors import InputError
 from simrl.files import write_whole_file
@@ -141,22 +142,35 @@ def panels(title: str, rows: int = 1, height_in: float = 4.4, **options: Any) ->
     return figure, figure.subplots(rows, 2, **options).ravel()
 
 
-def quiet(axes: Axes, grid: Literal["both", "x", "y"] = "y", **ticks: Any) -> None:
-    """Leave the left and the lower spine, and a faint grid behind the data."""
+def quiet(
+    axes: Axes,
+    grid: Literal["both", "x", "y"] = "y",
+    *,
+    x: str | Formatter = "",
+    y: str | Formatter = "",
+    whole_x: bool = False,
+    **ticks: Any,
+) -> None:
+    """Leave the left and the lower spine, and a faint grid behind the data. `x` and `y` are formats of the numbers along the
+    axes; with `whole_x`, those along x are whole."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)
     axes.tick_params(colors=INK, which="both", **ticks)
-    for axis in (axes.xaxis, axes.yaxis):
+    for axis, form in ((axes.xaxis, x), (axes.yaxis, y)):
         axis.label.set_color(INK)
+        if form:
+            axis.set_major_formatter(form)
+    if whole_x:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis=grid, color=FAINT, alpha=0.25)
     axes.set_axisbelow(True)
 
 
-def legend_above(axes: Axes, columns: int = 2) -> None:
-    """Put the legend above the axes, where it hides nothing, and make the axes quiet."""
+def legend_above(axes: Axes, columns: int = 2, **look: Any) -> None:
+    """Put the legend above the axes, where it hides nothing, and make the axes quiet, with this look."""
     place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
     axes.legend(ncols=columns, columnspacing=1.4, handlelength=1.8, fontsize="small", frameon=False, **place)
-    quiet(axes, labelsize="small")
+    quiet(axes, labelsize="small", **look)
 
 
 def fitting_legend(

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simrl.errors import printable
+from simrl.validation import in_words
 
 SMALL = "font-size: 85%; margin: 0.2em 0"
 WIDE = 10_000  # characters of a line on a page, in a file or a pipe
@@ -59,26 +60,27 @@ def say(console: Console, *lines: str, style: str = "", **options: Any) -> None:
 def plain_table(headings: Sequence[str], rows: Rows, left: Sequence[int] = (0,)) -> Table:
     """Return a table without frame whose columns stand to the right, those in `left` to the left."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    return _filled(table, headings, rows, left, no_wrap=True)
+    return filled(table, headings, rows, left, no_wrap=True)
 
 
 def framed_table(headings: Sequence[str], rows: Rows, title: str | None = None, left: Sequence[int] = (0,)) -> Table:
     """Return a table with a frame whose columns stand to the right, those in `left` to the left."""
-    return _filled(Table(title=title, title_justify="left"), headings, rows, left)
+    return filled(Table(title=title, title_justify="left"), headings, rows, left)
 
 
 def bare_table(headings: Sequence[str], rows: Rows) -> Table:
     """Return a table of left columns without any rules."""
-    return _filled(Table(box=None, pad_edge=False, header_style="bold"), headings, rows, range(len(headings)))
+    return filled(Table(box=None, pad_edge=False, header_style="bold"), headings, rows, range(len(headings)))
 
 
 def aligned(rows: Rows, sides: str) -> Table:
     """Return rows without headings; `sides` has an l or an r for each column."""
     table = Table.grid(padding=(0, 2, 0, 0))
-    return _filled(table, [""] * len(sides), rows, [i for i, side in enumerate(sides) if side == "l"])
+    return filled(table, [""] * len(sides), rows, [i for i, side in enumerate(sides) if side == "l"])
 
 
-def _filled(table: Table, headings: Sequence[str], rows: Rows, left: Sequence[int], **options: Any) -> Table:
+def filled(table: Table, headings: Sequence[str], rows: Rows, left: Sequence[int], **options: Any) -> Table:
+    """Return the table with these columns, those in `left` to the left and the others to the right, and the rows."""
     for i, heading in enumerate(headings):
         table.add_column(Text(heading), justify="left" if i in left else "right", **options)
     for row in rows:
@@ -101,6 +103,11 @@ def fitting(
         shown.remove(first)
         left_out.append(first.name)
     return table, shown, left_out
+
+
+def shown_value(value: Any) -> str:
+    """Return a value of a scenario's field in words; a dash for none."""
+    return "–" if value is None else in_words(value)
 
 
 def listed(words: Sequence[Any]) -> str:

@@ -6,9 +6,7 @@ scenarios that share a cache are prepared as if each read its own files.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from simrl.errors import InputError
 from simrl.profile.advice import advice
@@ -22,9 +20,8 @@ from simrl.profile.shipped import PROFILES, file_name
 from simrl.scenario.model import Scenario
 from simrl.scenario.presets import passes_preset
 from simrl.trace.synthesis import synthesise
-from simrl.trace.trace import Trace, read_trace
+from simrl.trace.trace import Trace, latest, read_trace
 
-T = TypeVar("T")
 MOST_TRACES, MOST_PROFILES = 4, 32  # kept
 
 
@@ -50,7 +47,7 @@ class InputCache:
             assert workload.trace is not None
             return read_trace(workload.trace)
 
-        return _kept(self._traces, MOST_TRACES, key, make)
+        return latest(self._traces, MOST_TRACES, key, make)
 
     def profile(self, scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
         """Return the scenario's profile. Raise `InputError` for a file of another model, GPU or tp."""
@@ -58,15 +55,7 @@ class InputCache:
         split = scenario.cluster.model_dump_json(include={"tp", "dp", "ep"}) + scenario.precision.model_dump_json()
         hardware = f"{model.model_dump_json()} {kind.model_dump_json()} {split}"
         key = f"{scenario.profile.model_dump_json()} {host} {hardware}"
-        return _kept(self._profiles, MOST_PROFILES, key, lambda: _profile(scenario, model, kind))
-
-
-def _kept(kept: dict[str, T], most: int, key: str, make: Callable[[], T]) -> T:
-    """Return the entry of a key, or make and keep it; the least recently used entry is removed."""
-    kept[key] = entry = kept.pop(key) if key in kept else make()
-    if len(kept) > most:
-        del kept[next(iter(kept))]
-    return entry
+        return latest(self._profiles, MOST_PROFILES, key, lambda: _profile(scenario, model, kind))
 
 
 def _words(of: ProfileMetadata) -> str:

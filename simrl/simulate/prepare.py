@@ -113,7 +113,8 @@ class Prepared(Deployment):
 
     def training_need(self, gpus: int) -> TrainingNeed:
         """Return the memory that an update needs on `gpus` train GPUs."""
-        return TrainingNeed(self.training_costs(gpus), _longest_allowed(self.trace), _largest_batch(self.trace))
+        largest_batch = max(end - first for _, first, end in self.trace.step_slices)
+        return TrainingNeed(self.training_costs(gpus), _longest_allowed(self.trace), largest_batch)
 
     @property
     def weight_sync(self) -> str | None:
@@ -505,11 +506,6 @@ def _longest_allowed(trace: Trace) -> int:
     return min(longest, trace.metadata.context_cap_tokens or longest)
 
 
-def _largest_batch(trace: Trace) -> int:
-    """Return the sequences of the largest step."""
-    return max(end - first for _, first, end in trace.step_slices)
-
-
 def _require_unequal_rewards(trace: Trace, system: str) -> None:
     """Raise `InputError` unless every sample has a reward and at least one group has unequal rewards."""
     name = trace.metadata.name
@@ -520,10 +516,9 @@ def _require_unequal_rewards(trace: Trace, system: str) -> None:
             f"{name}: {missing} of {len(trace)} samples have no reward, and {system} drops groups by their rewards; "
             "give them in the column 'reward'"
         )
-    groups = np.stack([trace.column("step"), trace.column("prompt_id")], axis=1)
-    first = np.flatnonzero(np.r_[True, (groups[1:] != groups[:-1]).any(axis=1)])
+    first = trace.group_starts
     unequal = np.minimum.reduceat(rewards, first) < np.maximum.reduceat(rewards, first)
-    single = np.diff(np.r_[first, len(trace)]) == 1
+    single = np.diff(first, append=len(trace)) == 1
     if not (unequal | single).any():
         raise InputError(
             f"{name}: all rewards of every group are equal, and {system} drops such groups; nothing is left"

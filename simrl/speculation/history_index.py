@@ -84,8 +84,7 @@ def _weights(rewards: ArrayLike | None, responses: int, tokens: int) -> NDArray[
         return np.empty(0, dtype=np.int64)
     values = values - min(0.0, float(values.min()))
     levels = min(65_535, _MODULO // max(tokens, 1))
-    weights: NDArray[np.int64] = np.rint(values / values.max() * levels).astype(np.int64)
-    return weights
+    return np.rint(values / values.max() * levels).astype(np.int64)
 
 
 @threaded

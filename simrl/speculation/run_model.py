@@ -215,8 +215,7 @@ def rows_with_drafts(model: RunModel, trace: Trace, epochs_back: int = 1) -> NDA
     keys, epochs = epoch_keys(trace)
     known = np.unique(keys)
     oldest = np.searchsorted(known, keys - np.minimum(keys % epochs, epochs_back))
-    served: NDArray[np.bool_] = oldest < np.searchsorted(known, keys)
-    return served
+    return np.asarray(oldest < np.searchsorted(known, keys))
 
 
 def sample_keys(trace: Trace, seed: int) -> Ints:

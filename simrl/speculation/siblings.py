@@ -63,23 +63,27 @@ def sibling_index(trace: Trace, shortest: int = SHORTEST, longest: int = LONGEST
     ids, first = token_ids(trace)
     starts, ends = _groups(trace)
     key, key_first, places = _list_places(ids, first, starts, ends, shortest)
-    groups = np.repeat(starts, ends - starts), np.repeat(ends, ends - starts)
-    return SiblingIndex(ids, first, *groups, key, key_first, places, shortest, longest, np.zeros(0, dtype=np.int64))
+    return SiblingIndex(
+        ids, first, *_of_rows(starts, ends), key, key_first, places, shortest, longest, np.zeros(0, dtype=np.int64)
+    )
 
 
 def drawn_sibling_index(trace: Trace, seed: int) -> SiblingIndex:
     """Return the index of a trace without token ids."""
     none, first = np.zeros(0, dtype=np.int32), np.r_[0, np.cumsum(trace.column("response_tokens"))].astype(np.int64)
-    starts, ends = _groups(trace)
-    groups = np.repeat(starts, ends - starts), np.repeat(ends, ends - starts)
-    return SiblingIndex(none, first, *groups, none, none, none, SHORTEST, LONGEST, sample_keys(trace, seed))
+    return SiblingIndex(
+        none, first, *_of_rows(*_groups(trace)), none, none, none, SHORTEST, LONGEST, sample_keys(trace, seed)
+    )
 
 
 def _groups(trace: Trace) -> tuple[Ints, Ints]:
     """Return the first row of each group, and the row after its last."""
-    step, prompt = trace.column("step"), trace.column("prompt_id")
-    starts = np.flatnonzero(np.r_[True, (step[1:] != step[:-1]) | (prompt[1:] != prompt[:-1])])
-    return starts.astype(np.int64), np.r_[starts[1:], len(trace)].astype(np.int64)
+    return trace.group_starts, np.r_[trace.group_starts[1:], len(trace)].astype(np.int64)
+
+
+def _of_rows(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """Return the start and the end of the group of each row."""
+    return np.repeat(starts, ends - starts), np.repeat(ends, ends - starts)
 
 
 @kernel

@@ -167,8 +167,7 @@ def drafter_runs(trace: Trace, make_drafter: Callable[[], Drafter], most_tokens:
     """
     ids, first = token_ids(trace)
     drafted, accepted = np.zeros((2, len(ids)), dtype=np.uint8)
-    prompts = trace.column("prompt_id").tolist()
-    for row, prompt_id in enumerate(prompts):
+    for row, prompt_id in enumerate(trace.column("prompt_id").tolist()):
         begin, end = int(first[row]), int(first[row + 1])
         drafter = make_drafter()
         drafter.start_request(row, prompt_id)

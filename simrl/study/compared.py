@@ -59,7 +59,7 @@ def simulate_compared(
 ) -> Compared[T]:
     """Simulate all scenarios, and what stands `beside` them. Raise `InputError` for one that cannot be executed."""
     with Processes(jobs, stay=True) as pool:
-        rows_of = partial(_rows, jobs, inputs, pool)
+        rows_of = partial(simulate_each, jobs=jobs, inputs=inputs, keep=row_of, pool=pool)
         if beside.best_split:
             scenarios = best_splits(scenarios, rows_of, inputs)
         require_possible(scenarios, inputs)
@@ -77,10 +77,6 @@ def simulate_compared(
             rows = _with_look(scenarios, rows, rows_of, inputs)
     rows = [{**row, **ranked} for row, ranked in zip(with_speedups(scenarios, rows), rates, strict=True)]
     return Compared(list(scenarios), kept, rows, unranked)
-
-
-def _rows(jobs: int, inputs: InputCache, pool: Processes, scenarios: Sequence[Scenario]) -> list[Row]:
-    return simulate_each(scenarios, jobs, inputs, row_of, pool)
 
 
 def _split(scenario: Scenario, inputs: InputCache) -> Row:
@@ -107,8 +103,7 @@ def _whole_run(scenario: Scenario, row: Row, inputs: InputCache, updates: int | 
 
 def _with_seeds(scenarios: Sequence[Scenario], rows: Sequence[Row], rows_of: Callable[..., list[Row]]) -> list[Row]:
     """Add the largest distance of samples/s to those of the next seeds; a run has settled if it has at each."""
-    seeds = range(1, SEEDS)
-    further = [s.model_copy(update={"seed": s.seed + i}) for i in seeds for s in scenarios]
+    further = [s.model_copy(update={"seed": s.seed + i}) for i in range(1, SEEDS) for s in scenarios]
     found = rows_of(further)
     made = []
     for i, row in enumerate(rows):

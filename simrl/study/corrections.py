@@ -417,8 +417,7 @@ def _response_ends(result: Result) -> pd.Series:
 
 def _responses_of_steps(ends: pd.Series) -> Ints:
     """Return the responses of each step."""
-    counts: Ints = np.unique(ends.index.get_level_values("trace_step"), return_counts=True)[1]
-    return counts
+    return np.unique(ends.index.get_level_values("trace_step").to_numpy(np.int64), return_counts=True)[1]
 
 
 def _of_steps(ends: Floats, counts: Ints) -> tuple[Floats, Floats]:

@@ -63,7 +63,8 @@ class Launch:
 def launch(prepared: Prepared) -> Launch | str:
     """Return the settings of a prepared scenario, or why it cannot be launched as it is."""
     system = prepared.system
-    template = _templates().get((system.name, _sharding(prepared)))
+    trains_with = "megatron" if prepared.scenario.training.sharding == "optimizer" else "fsdp"
+    template = _templates().get((system.name, trains_with))
     if template is None:
         nearest = "; its drafter HistoSpec alone is verl's recipe specRL/histoSpec" if system.name == "rhymerl" else ""
         return f"no documentation of verl, AReaL or slime has it ({system.paper}){nearest}"
@@ -90,11 +91,6 @@ def _templates() -> dict[tuple[str, str], Launch]:
             documents, notes = tuple(data["documents"][page] for page in pages), tuple(own.get("notes", ()))
             templates[name, sharding] = Launch(data["framework"], own["program"], settings, documents, notes)
     return templates
-
-
-def _sharding(prepared: Prepared) -> str:
-    """Return the trainer of a framework that shards as the scenario says: FSDP, or Megatron's distributed optimizer."""
-    return "megatron" if prepared.scenario.training.sharding == "optimizer" else "fsdp"
 
 
 def _values(prepared: Prepared) -> dict[str, Any]:

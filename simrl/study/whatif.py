@@ -78,12 +78,9 @@ def _ranges(
         kept = scenario.training.model_dump(include={"sequence_parallel", "tokens_per_microbatch"})
         return scenario.model_copy(update={"profile": fit.profile, "training": fit.training.model_copy(update=kept)})
 
-    def on(scenario: Scenario, trace: Path) -> Scenario:
-        return scenario.with_fields("workload", trace=str(trace))
-
     sets = {"fits": [[fitted(each, fit) for each in scenarios] for fit in fits]}
     if alike is not None:
-        sets["likeness"] = [list(scenarios), [on(each, alike) for each in scenarios]]
+        sets["likeness"] = [list(scenarios), [each.with_fields("workload", trace=str(alike)) for each in scenarios]]
     rates = iter(_samples_per_s([each for runs in sets.values() for run in runs for each in run], jobs, cache))
     ranges: list[Ranges] = [{} for _ in scenarios]
     for cause, runs in sets.items():

@@ -413,23 +413,20 @@ def _divided(
     lognormal weights of this sigma."""
     whole: NDArray[np.int64] = response.astype(np.int64)
     if not sigma:
-        equal: NDArray[np.int64] = (whole // turns)[row] + (keys[-1] < (whole % turns)[row])
-        return equal
+        return np.asarray((whole // turns)[row] + (keys[-1] < (whole % turns)[row]))
     # Whole weights have exact sums, so that the parts of a response depend on no other response.
     weights = np.rint(2.0**20 * np.exp(sigma * normals(seed, Kind.TURN_LENGTH, *keys))).astype(np.int64) + 1
     sums, ends = np.cumsum(weights), np.cumsum(turns)
     before = sums[ends - turns] - weights[ends - turns]
     share = (sums - before[row]) / (sums[ends - 1] - before)[row]
     done = np.rint(share * (whole - turns)[row]).astype(np.int64)
-    parts: NDArray[np.int64] = 1 + done - np.where(keys[-1] == 0, 0, np.r_[0, done[:-1]])
-    return parts
+    return np.asarray(1 + done - np.where(keys[-1] == 0, 0, np.r_[0, done[:-1]]))
 
 
 def _bits(seed: int, stream: _Stream, count: int, epoch: int = 0, sample: int = 0, *turn: int) -> NDArray[np.uint64]:
     """Return the first `count` 64-bit words of the stream: word i belongs to prompt i."""
     key = np.random.SeedSequence([stream, epoch, sample, *turn, seed])
-    words: NDArray[np.uint64] = np.random.PCG64(key).random_raw(count)
-    return words
+    return np.asarray(np.random.PCG64(key).random_raw(count))
 
 
 def _normals(seed: int, stream: _Stream, count: int, epoch: int = 0, sample: int = 0, *turn: int) -> Floats:
@@ -437,8 +434,7 @@ def _normals(seed: int, stream: _Stream, count: int, epoch: int = 0, sample: int
     from scipy.special import ndtri  # takes 0.2 s to import, which a recorded trace need not pay
 
     uniform = ((_bits(seed, stream, count, epoch, sample, *turn) >> np.uint64(11)) + 0.5) * 2.0**-53
-    normals: Floats = ndtri(uniform)
-    return normals
+    return np.asarray(ndtri(uniform))
 
 
 def _locations(model: LengthModel) -> Floats:

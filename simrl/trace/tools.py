@@ -89,8 +89,7 @@ class Tool(BaseModel):
         else:
             assert self.median_s is not None
             seconds = self.median_s * np.exp(self.sigma * normals)
-        clipped: Floats = np.clip(seconds, self.least_s, self.most_s)
-        return clipped
+        return np.asarray(np.clip(seconds, self.least_s, self.most_s))
 
     def tokens(self, normals: Floats) -> Ints:
         """Return the tokens of observations with these standard normals."""
@@ -152,16 +151,14 @@ def uniforms(seed: int, kind: Kind, *keys: NDArray[Any] | int) -> Floats:
             bits = (bits ^ (bits >> np.uint64(30))) * _MIX_1
             bits = (bits ^ (bits >> np.uint64(27))) * _MIX_2
             bits ^= bits >> np.uint64(31)
-    found: Floats = ((bits >> np.uint64(11)) + 0.5) * 2.0**-53
-    return found
+    return np.asarray(((bits >> np.uint64(11)) + 0.5) * 2.0**-53)
 
 
 def normals(seed: int, kind: Kind, *keys: NDArray[Any] | int) -> Floats:
     """Return a standard normal for each row of the keys."""
     from scipy.special import ndtri  # takes 0.2 s to import, which a trace without drawn tools need not pay
 
-    found: Floats = ndtri(uniforms(seed, kind, *keys))
-    return found
+    return np.asarray(ndtri(uniforms(seed, kind, *keys)))
 
 
 def draw_calls(tools: Mapping[str, Tool], seed: int, *keys: NDArray[Any]) -> Calls:

@@ -82,8 +82,17 @@ class TraceMetadata(BaseModel):
     schema_version: int = SCHEMA_VERSION
 
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 MOST_MADE = 8  # things that a trace keeps of itself (`Trace.once`)
+
+
+def latest(kept: dict[K, T], most: int, key: K, make: Callable[[], T]) -> T:
+    """Return the entry of a key, or make and keep it; the least recently used entry is removed."""
+    kept[key] = entry = kept.pop(key) if key in kept else make()
+    if len(kept) > most:
+        del kept[next(iter(kept))]
+    return entry
 
 
 @dataclass(frozen=True)
@@ -123,16 +132,12 @@ class Trace:
     def column(self, name: str) -> NDArray[Any]:
         """Return a column as a numpy array (without a copy where Arrow allows it). In an optional column with empty values,
         numbers are floats with NaN and texts are objects with None."""
-        array: NDArray[Any] = self.table.column(name).combine_chunks().to_numpy(zero_copy_only=False)
-        return array
+        return np.asarray(self.table.column(name).combine_chunks().to_numpy(zero_copy_only=False))
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return what `make` makes of this trace. The latest few are kept, by their keys, for other runs on it."""
         made: dict[Hashable, T] = self.__dict__.setdefault("_made", {})
-        made[key] = found = made.pop(key) if key in made else make()
-        if len(made) > MOST_MADE:
-            del made[next(iter(made))]
-        return found
+        return latest(made, MOST_MADE, key, make)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"table": self.table, "metadata": self.metadata}
@@ -144,6 +149,12 @@ class Trace:
         starts = np.flatnonzero(np.r_[True, step[1:] != step[:-1]])
         ends = np.r_[starts[1:], len(step)]
         return [(int(step[a]), int(a), int(b)) for a, b in zip(starts, ends, strict=True)]
+
+    @cached_property
+    def group_starts(self) -> NDArray[np.int64]:
+        """The first row of each group, a prompt's samples in one step."""
+        step, prompt = self.column("step"), self.column("prompt_id")
+        return np.flatnonzero(np.r_[True, (step[1:] != step[:-1]) | (prompt[1:] != prompt[:-1])]).astype(np.int64)
 
     def samples(self, first: int, end: int, first_uid: int = 0, first_epoch: int = 0) -> list[Sample]:
         """Return rows `first` to `end` (excluded) as `Sample`s, numbered from `first_uid`, with epochs from `first_epoch`."""

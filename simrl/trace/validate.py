@@ -90,8 +90,7 @@ def shown(value: object) -> str:
 
 def is_present(array: pa.Array) -> NDArray[np.bool_]:
     """Return where an array has a value."""
-    valid: NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
-    return valid
+    return np.asarray(array.is_valid().to_numpy(zero_copy_only=False))
 
 
 def list_sums(lists: pa.ListArray) -> NDArray[np.float64]:

@@ -33,8 +33,8 @@ class Workload:
         self._passes = 0
         self._once = once
         self._epochs = 1 + int(trace.column("epoch").max())
-        _, first, end = trace.step_slices[0]
-        self.batch_groups = sum(1 for _ in groupby(trace.column("prompt_id")[first:end].tolist()))
+        _, _, end = trace.step_slices[0]
+        self.batch_groups = int((trace.group_starts < end).sum())
 
     @property
     def ended(self) -> bool:
@@ -45,9 +45,8 @@ class Workload:
         """Return the tokens of the responses of each group of the first step, as a profiling run before the training would
         find them."""
         _, first, end = self._trace.step_slices[0]
-        begins = np.flatnonzero(np.diff(self._trace.column("prompt_id")[first:end])) + 1
-        tokens: NDArray[np.int64] = self._trace.column("response_tokens")[first:end].astype(np.int64)
-        return np.split(tokens, begins)
+        tokens = self._trace.column("response_tokens")[first:end].astype(np.int64)
+        return np.split(tokens, self._trace.group_starts[1 : self.batch_groups])
 
     def next_batch(self) -> list[Group]:
         """Return the groups of the next step of the trace, or those of it that single draws have left."""

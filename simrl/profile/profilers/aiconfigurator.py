@@ -200,7 +200,7 @@ def kernel_times(engine: Compiled, model: str) -> KernelTimes:
             milliseconds(engine.handle.evaluate_context_ops(context, batch_size=1, s=int(chunk), prefix=int(kv_tokens)))
         )
 
-    tokens = _ticks(MOST_TOKENS)
+    tokens = np.unique(np.round(2 ** np.arange(0, np.log2(MOST_TOKENS) + 1 / 16, 1 / 8)))  # eight an octave
 
     def by_operation(operations: list[int]) -> dict[str, Floats]:
         # Operations outside attention cost equal times in a context step and in a generation step of equally many tokens.
@@ -310,11 +310,6 @@ def source_of(gpu: str, setup: EngineSetup) -> str:
         f"{setup.package} {importlib.metadata.version(distribution)}, measured kernels of "
         f"{SYSTEMS[gpu]} under {setup.backend} {database}, {setup.precision.replace('bf16', 'bfloat16')}{kv}"
     )
-
-
-def _ticks(most: int) -> Floats:
-    """Return whole numbers from 1 to `most`, eight an octave."""
-    return np.unique(np.round(2 ** np.arange(0, np.log2(most) + 1 / 16, 1 / 8)))
 
 
 def engine_of(shape: ModelShape, gpu: str, setup: EngineSetup = ONE_GPU, apart: bool = False) -> Compiled:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 
 from simrl.analysis.acceptance import history_words
 from simrl.show.style import INK, LOOKS, P50, PAPER, PERCENT, SERIES, Picture, legend_above, panels
@@ -36,19 +36,16 @@ def _draw_hits(rows: list[dict[str, Any]], axes: Axes) -> None:
     axes.bar(x - 0.2, [row["share_of_hits"] for row in rows], 0.4, color=SERIES[0], label="of the hits")
     axes.bar(x + 0.2, [row["share_of_tokens"] for row in rows], 0.4, color=SERIES[1], label="of their tokens")
     axes.set_xticks(x, [token_range(row) for row in rows], rotation=45, ha="right")
-    axes.yaxis.set_major_formatter(PERCENT)
     axes.set(xlabel="hit length [tokens]", ylabel="share")
-    legend_above(axes)
+    legend_above(axes, y=PERCENT)
 
 
 def _draw_epochs(d: dict[str, Any], axes: Axes) -> None:
     rows = [row for row in d["by_epoch"] if row["responses_with_drafts"]]
     for key, color in (("acceptance_rate", SERIES[0]), ("speculation_rate", SERIES[1])):
         _plot(axes, rows, "epoch", key, color=color, marker="o", markersize=4, label=key.replace("_", " "))
-    axes.yaxis.set_major_formatter(PERCENT)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="epoch", ylabel="share of tokens", ylim=(0, 1))
-    legend_above(axes, columns=3)
+    legend_above(axes, columns=3, y=PERCENT, whole_x=True)
 
 
 def _draw_responses(by_response: dict[str, Any], axes: Axes) -> None:
@@ -67,10 +64,8 @@ def _draw_responses(by_response: dict[str, Any], axes: Axes) -> None:
     )
     for name, value in by_response["speculation_rate"].items():
         axes.axvline(value, color=P50, linestyle="-" if name == "p50" else ":", label=f"{name}: {value:.0%}")
-    axes.xaxis.set_major_formatter(PERCENT)
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
     axes.set(xlabel="accepted share of a response's tokens", ylabel="share of responses", xlim=(0, 1))
-    legend_above(axes, columns=3)
+    legend_above(axes, columns=3, x=PERCENT, y=PercentFormatter(1, decimals=None))
 
 
 def _draw_batches(pays: dict[str, Any], axes: Axes) -> None:
@@ -81,10 +76,9 @@ def _draw_batches(pays: dict[str, Any], axes: Axes) -> None:
         _plot(axes, pays["by_batch"], "batch", key, color=color, marker="o", label=label)
     axes.axhline(1.0, color=INK, linestyle="--", linewidth=1.2, label="plain decoding")
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.set(xlabel=f"batch [sequences] ({pays['profile']})", ylabel="speed-up of decoding [×]")
-    axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
-    legend_above(axes, columns=3)
+    top = 1.05 * axes.get_ylim()[1]
+    axes.set(xlabel=f"batch [sequences] ({pays['profile']})", ylabel="speed-up of decoding [×]", ylim=(0, top))
+    legend_above(axes, columns=3, x="{x:g}")
 
 
 def _plot(axes: Axes, rows: Iterable[dict[str, Any]], x: str, y: str, **look: Any) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from simrl.result.off_policyness import OLDEST, age_shares, ages
@@ -85,8 +84,7 @@ def _ages(result: Result, warmup_steps: int) -> Picture:
     axes.bar(x - 0.2, by_token[:shown], 0.4, color=AGES[2], label="tokens")
     axes.bar(x + 0.2, by_sample[:shown], 0.4, color=AGES[6], label="samples, by their oldest token")
     axes.set_xticks(x, [str(i) + " or more" * (i == OLDEST) for i in range(shown)])
-    axes.yaxis.set_major_formatter(PERCENT)
-    legend_above(axes)
+    legend_above(axes, y=PERCENT)
     return figure
 
 
@@ -101,8 +99,7 @@ def _updates(result: Result) -> Picture:
     axes.step(steps["step"], steps["off_policyness_max"], label="largest", **look)
     axes.plot(steps["step"], steps["off_policyness_mean"], "o-", color=MEAN, markersize=3, label="mean")
     axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    legend_above(axes)
+    legend_above(axes, whole_x=True)
     return figure
 
 
@@ -117,9 +114,7 @@ def _lengths(tokens: Values) -> Picture:
         value = np.percentile(tokens, percentile)
         axes.axvline(value, color=color, linestyle=":", label=f"p{percentile}: {value:,.0f}")
     axes.axvline(tokens.mean(), color=MEAN, linestyle="--", label=f"mean: {tokens.mean():,.0f}")
-    axes.xaxis.set_major_formatter(THOUSANDS)
-    axes.yaxis.set_major_formatter(PERCENT)
-    legend_above(axes, columns=4)
+    legend_above(axes, columns=4, x=THOUSANDS, y=PERCENT)
     return figure
 
 
@@ -129,9 +124,7 @@ def _lengths_by_update(steps: Sequence[int], tokens: Sequence[Values]) -> Pictur
         values = [float(np.percentile(each, percentile)) for each in tokens]
         axes.plot(steps, values, "o-", color=color, markersize=3, label=name)
     axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_formatter(THOUSANDS)
-    legend_above(axes, columns=3)
+    legend_above(axes, columns=3, y=THOUSANDS, whole_x=True)
     return figure
 
 
@@ -141,9 +134,7 @@ def _acceptance(samples: dict[str, Values]) -> dict[str, Picture]:
     counts, edges = np.histogram(shares, np.linspace(0, 1, 21))
     figure, axes = _panel("accepted share of a sample's drafted tokens", "share of the samples")
     axes.bar(edges[:-1], counts / len(shares), 0.0475, align="edge", color=LOOKS["drafts_stood"].color)
-    axes.xaxis.set_major_formatter(PERCENT)
-    axes.yaxis.set_major_formatter(PERCENT)
-    quiet(axes, labelsize="small")
+    quiet(axes, labelsize="small", x=PERCENT, y=PERCENT)
     bounds = np.unique(np.percentile(tokens, np.linspace(0, 100, 9)).astype(np.int64))
     bins = np.clip(np.searchsorted(bounds, tokens, side="right") - 1, 0, max(len(bounds) - 2, 0))
     lengths = [f"{a:,}–{b:,}" for a, b in pairwise(bounds.tolist())] or [f"{bounds[0]:,}"]

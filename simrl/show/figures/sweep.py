@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 
 from simrl.errors import InputError, meant
 from simrl.show.style import BLACK, INK, PAPER, SERIES, Picture, plain, quiet
-from simrl.validation import in_words
+from simrl.show.text import shown_value
 
 if TYPE_CHECKING:
     from simrl.study.optimize import Optimization
@@ -78,7 +78,7 @@ def sweep_figure(
     rest = [key for key in varied if key not in (x, y)]
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        words = [_words(row[key]) if key == "system.name" else f"{key}={_words(row[key])}" for key in rest]
+        words = [shown_value(row[key]) if key == "system.name" else f"{key}={shown_value(row[key])}" for key in rest]
         groups.setdefault(", ".join(words), []).append(row)
     if y is None:
         return _lines(groups, x, values[x], value)
@@ -96,9 +96,8 @@ def _lines(groups: Mapping[str, Sequence[Row]], x: str, at: Sequence[Any], value
         known = sorted((at.index(row[x]), row[value]) for row in group if row[value] is not None)
         places, measures = zip(*known, strict=True) if known else ((), ())
         axes.plot(places, measures, "o-", color=SERIES[i % len(SERIES)], label=plain(name) or None)
-    axes.set_xticks(range(len(at)), [plain(_words(each)) for each in at])
-    axes.set(xlabel=plain(AXES.get(x, x)), ylabel=UNITS.get(value, value))
-    axes.set_ylim(bottom=0)
+    axes.set_xticks(range(len(at)), [plain(shown_value(each)) for each in at])
+    axes.set(xlabel=plain(AXES.get(x, x)), ylabel=UNITS.get(value, value), ylim=(0, None))
     if any(groups):
         figure.legend(loc="outside right upper", frameon=False, fontsize="small", labelcolor=INK)
     quiet(axes)
@@ -121,8 +120,8 @@ def _maps(
                 field[down.index(row[y]), across.index(row[x])] = row[value]
         image = axes.imshow(field, cmap="cividis", vmin=least, vmax=most, aspect="auto", origin="lower")
         _write_fields(axes, field, least + LIGHT * (most - least), value in SMALLER_IS_BETTER)
-        axes.set_xticks(range(len(across)), [plain(_words(each)) for each in across])
-        axes.set_yticks(range(len(down)), [plain(_words(each)) for each in down])
+        axes.set_xticks(range(len(across)), [plain(shown_value(each)) for each in across])
+        axes.set_yticks(range(len(down)), [plain(shown_value(each)) for each in down])
         axes.set_xlabel(plain(AXES.get(x, x)), color=INK)
         axes.set_title(plain(name), fontsize="medium", color=INK)
         axes.tick_params(length=0, colors=INK)
@@ -153,10 +152,6 @@ def _values(rows: Sequence[Row], key: str) -> list[Any]:
     return sorted(found) if all(isinstance(each, int | float) for each in found) else found
 
 
-def _words(value: Any) -> str:
-    return "–" if value is None else in_words(value)
-
-
 def optimization_figure(found: Optimization) -> Picture:
     """Draw a point an option, coloured by its system, best system first; the front in full colour, the choice in a ring."""
     figure = Picture(8.0, 4.2, layout="constrained")
@@ -177,9 +172,8 @@ def optimization_figure(found: Optimization) -> Picture:
     choice = found.choice.option
     ring: dict[str, Any] = {"label": "the choice", "facecolors": "none", "edgecolors": BLACK}
     axes.scatter(choice.staleness, choice.row["samples_per_s"], 220, linewidths=1.5, zorder=4, **ring)
-    axes.set(xlabel=UNITS["off_policyness_mean"], ylabel=UNITS["samples_per_s"])
+    axes.set(xlabel=UNITS["off_policyness_mean"], ylabel=UNITS["samples_per_s"], ylim=(0, None))
     axes.set_title("edged: none beats it in throughput, staleness and cost", fontsize="medium", color=INK, loc="left")
-    axes.set_ylim(bottom=0)
     axes.margins(x=0.08)
     quiet(axes, grid="both")
     figure.legend(loc="outside right upper", frameon=False, fontsize="small", labelcolor=INK)

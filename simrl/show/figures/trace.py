@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 
 from simrl.show.style import (
     CAP,
@@ -51,11 +51,9 @@ def _plot_distribution(trace: Trace, axes: Axes) -> None:
     axes.axvline(tokens.mean(), color=MEAN, linewidth=1.8, label=f"mean: {tokens.mean():,.0f}")
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
-    axes.xaxis.set_major_formatter(THOUSANDS)
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
     axes.set(xlabel="response length [tokens]", ylabel="share of responses")
-    legend_above(axes, columns=3)
+    legend_above(axes, columns=3, x=THOUSANDS, y=PercentFormatter(1, decimals=None))
 
 
 def _plot_steps(trace: Trace, axes: Axes) -> None:
@@ -73,6 +71,4 @@ def _plot_steps(trace: Trace, axes: Axes) -> None:
     axes.set(xlabel="step", ylabel="response length [tokens]", ylim=(0, cap * 1.06))
     if len(step) == 1:
         axes.set_xlim(step[0] - 1, step[0] + 1)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_formatter(THOUSANDS)
-    legend_above(axes, columns=4)
+    legend_above(axes, columns=4, y=THOUSANDS, whole_x=True)

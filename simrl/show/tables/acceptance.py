@@ -18,12 +18,12 @@ def print_report(d: dict[str, Any], console: Console) -> None:
     drafted = f"{d['responses_with_drafts']:,} of {d['responses']:,} responses have drafts"
     console.print(Text.assemble((d["trace"]["name"], "bold"), f": {drafter}; {drafted}"))
     say(console, f"Tokens by: {d['trace']['tokenizer']}")
-    rates: list[tuple[object, ...]] = []
-    for row in d["by_epoch"]:
-        if row["responses_with_drafts"]:
-            rates.append((f"epoch {row['epoch']}", f"{row['responses_with_drafts']:,}", *_cells(row)))
-    rates.append((Text("all", "bold"), f"{d['responses_with_drafts']:,}", *_cells(d)))
-    rates.append(("longest tenth", "", *_cells(d["by_response"]["longest_tenth"])))
+    epochs = [row for row in d["by_epoch"] if row["responses_with_drafts"]]
+    rates = [
+        *((f"epoch {row['epoch']}", f"{row['responses_with_drafts']:,}", *_cells(row)) for row in epochs),
+        (Text("all", "bold"), f"{d['responses_with_drafts']:,}", *_cells(d)),
+        ("longest tenth", "", *_cells(d["by_response"]["longest_tenth"])),
+    ]
     console.print(framed_table(("", "responses", "acceptance rate", "speculation rate", "accept length"), rates))
     spread, tail = d["by_response"]["speculation_rate"], d["by_response"]["longest_tenth"]["accept_length"]
     say(

@@ -147,10 +147,6 @@ def _both(text: Callable[[Share], str]) -> Callable[[UpdatePart], str]:
     return cell
 
 
-def _accept_length(share: Share) -> str:
-    return "" if share.accept_length is None else f"{share.accept_length:.2f}"
-
-
 COLUMNS = (
     Column("update", lambda part: str(part.step)),
     Column("worker", lambda part: "" if part.worker is None else str(part.worker)),
@@ -158,7 +154,11 @@ COLUMNS = (
     Column("end s", _both(lambda share: _seconds(share.ended_s))),
     Column("tokens", _both(lambda share: f"{share.tokens:,}"), turn=1),
     Column("samples\nat a time", _both(lambda share: f"{share.batch:.1f}"), turn=4),
-    Column("tokens\na draft", _both(_accept_length), turn=3),
+    Column(
+        "tokens\na draft",
+        _both(lambda share: "" if share.accept_length is None else f"{share.accept_length:.2f}"),
+        turn=3,
+    ),
     Column("weights", _both(lambda share: _ranges(share.policy_versions))),
 )
 

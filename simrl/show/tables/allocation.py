@@ -27,10 +27,8 @@ def print_allocation(d: dict[str, Any], console: Console) -> None:
     searched = f"searched to {d['precision_s']:g} s; the smallest possible is {d['exact_gradient_s']:.2f} s"
     say(console, f"Target: t0 {d['t0_s']:.2f} s, gradient {d['gradient_s']:.2f} s a group ({searched})")
     figures = ("plan", "longest group", "longest two steps", "a step", "a step, paired")
-    plans = []
-    for p in d["plans"]:
-        seconds = (p["longest_group_s"], p["longest_two_steps_s"], p["step_s"]["reversed"], p["step_s"]["pairing"])
-        plans.append((PLAN_NAMES[p["plan"]], *(f"{each:,.1f}" for each in seconds)))
+    cells = "{longest_group_s:,.1f} {longest_two_steps_s:,.1f} {step_s[reversed]:,.1f} {step_s[pairing]:,.1f}"
+    plans = [(PLAN_NAMES[plan["plan"]], *cells.format(**plan).split()) for plan in d["plans"]]
     console.print(framed_table(figures, plans, "Predicted seconds"))
     if d["growth_factor"] is not None:
         say(console, f"Migration threshold β from the epoch before to the history: {d['growth_factor']:.2f}")

@@ -48,26 +48,20 @@ def print_explanation(e: Explanation, console: Console) -> None:
     head = f"{e.label}{variant}: {whole.gpus:,} GPUs for {whole.end_s:,.0f} s, {hours}, {e.updates} updates"
     say(console, head, style="bold")
     console.print(_waterfall(e))
-    left_out = f"the first {e.warmup_steps} updates left out, as in a comparison."
-    say(console, f"The last column: GPU-seconds a trained sample, {left_out}")
-    if e.full_batch:
-        full = e.full_batch
-        batch = f"{full['sequences']} responses of {full['context_tokens']:,.0f} tokens on average"
-        say(console, f"A full batch is what a worker can hold: {batch}, {1000 * full['pass_s']:.3g} ms a pass.")
-    if e.occupancy is not None:
-        say(console, f"Occupancy: a running worker fills {e.occupancy:.0%} of the slots of a full batch, {left_out}")
-    if e.admission:
-        say(console, f"Admission: {e.admission}.")
-    if e.planner:
-        say(console, f"Planner: {e.planner}.")
-    if e.pools:
-        say(console, _pools(e.pools))
-    if e.weight_sync:
-        say(console, f"Weight sync: {e.weight_sync}.")
-    if e.prefix_cache:
-        say(console, _prefix_cache(e.prefix_cache))
-    if e.not_modelled:
-        say(console, f"Not modelled: {'; '.join(e.not_modelled)}.")
+    left_out = f"the first {e.warmup_steps} updates left out, as in a comparison"
+    say(console, f"The last column: GPU-seconds a trained sample, {left_out}.")
+    filled = "" if e.occupancy is None else f"a running worker fills {e.occupancy:.0%} of the slots of a full batch"
+    facts = {
+        "A full batch is what a worker can hold": _full_batch(e.full_batch) if e.full_batch else "",
+        "Occupancy": filled and f"{filled}, {left_out}",
+        "Admission": e.admission,
+        "Planner": e.planner,
+        "Pools": _pools(e.pools) if e.pools else "",
+        "Weight sync": e.weight_sync,
+        "Prefix cache": _prefix_cache(e.prefix_cache) if e.prefix_cache else "",
+        "Not modelled": "; ".join(e.not_modelled),
+    }
+    say(console, *(f"{name}: {fact}." for name, fact in facts.items() if fact))
     if e.agents:
         say(console, _agents(e.agents))
     console.print()
@@ -114,20 +108,27 @@ def sentences(d: Difference, most: int = 3) -> list[str]:
     return lines
 
 
+def _full_batch(full: Mapping[str, Any]) -> str:
+    """Return the requests of a full batch, and how long its pass takes."""
+    batch = f"{full['sequences']} responses of {full['context_tokens']:,.0f} tokens on average"
+    return f"{batch}, {1000 * full['pass_s']:.3g} ms a pass"
+
+
 def _pools(pools: Sequence[PoolShare]) -> str:
     """Return the GPU-hours and the cost of each pool."""
-    words = []
-    for pool in pools:
-        cost = f" for {number(pool.cost)}" if pool.cost else ""
-        words.append(f"{pool.use} on {pool.gpus:,} {pool.gpu}, {number(pool.gpu_hours)} GPU-hours{cost}")
-    return f"Pools: {'; '.join(words)}. The table adds GPU-hours of both."
+    words = [
+        f"{pool.use} on {pool.gpus:,} {pool.gpu}, {number(pool.gpu_hours)} GPU-hours"
+        + (f" for {number(pool.cost)}" if pool.cost else "")
+        for pool in pools
+    ]
+    return f"{'; '.join(words)}. The table adds GPU-hours of both"
 
 
 def _prefix_cache(c: PrefixCache) -> str:
     """Say what prefix caches saved."""
     mean = f"at the run's mean of {1e6 * c.gpu_s_per_token:.3g} GPU-µs a prefilled token"
     saved = f"{number(c.saved_gpu_s)} GPU-seconds of prefill saved, {mean}"
-    return f"Prefix cache: {c.hit_rate:.0%} of {c.lookup_tokens:,} tokens of context found; {saved}."
+    return f"{c.hit_rate:.0%} of {c.lookup_tokens:,} tokens of context found; {saved}"
 
 
 def _agents(facts: Mapping[str, Any]) -> str:

@@ -14,14 +14,13 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from simrl.profile.metadata import split_words
 from simrl.result.metrics import prices
 from simrl.result.off_policyness import largest_off_policyness
 from simrl.show.tables.compare import unequal_work
 from simrl.show.tables.explain import KINDS
-from simrl.show.text import Page, listed, say
+from simrl.show.text import Page, filled, listed, say
 from simrl.study.goal import Goal, duration
 from simrl.study.model_error import RATIO_ERROR, SOURCE, WHOLE_RUNS_TOO_FAST
 from simrl.study.optimize import Choice, Optimization, Reasons
@@ -189,34 +188,31 @@ def table_of(columns: Iterable[tuple[str, Callable[[Any], object]]], rows: Itera
     """Return a table of (heading, cell) pairs, in which column `names` stands to the left."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     headings, cells = zip(*columns, strict=True)
-    for i, heading in enumerate(headings):
-        look: dict[str, Any] = {"max_width": 38} if i == names else {"justify": "right"}
-        table.add_column(heading, overflow="fold", **look)
-    for row in rows:
-        table.add_row(*(Text(str(cell(row))) for cell in cells))
+    filled(table, headings, ([cell(row) for cell in cells] for row in rows), (names,), overflow="fold")
+    table.columns[names].max_width = 38
     return table
 
 
 def _best(found: Optimization) -> Table:
-    goal, columns = found.goal, dict[str, Callable[[Choice], object]]()
-    columns["rank"] = lambda choice: choice.rank
-    columns["system"] = lambda choice: _system(choice.option)
-    columns["rollout\n: train"] = lambda choice: split_of(choice.reasons)
+    goal = found.goal
     heading, layout = _layout_column(choice.option for choice in found.best)
-    columns[heading] = lambda choice: layout(choice.option)
-    if any(choice.reasons.drafts for choice in found.best):
-        columns["drafter"] = lambda choice: choice.reasons.drafter
-    columns["samples/s"] = lambda choice: f"{choice.option.row['samples_per_s']:.3g}"
-    columns["off-policy\nmean / max"] = lambda choice: staleness_of(choice.option)
-    if found.choice.option.row["cost_per_1k_samples"] is not None:
-        columns["cost/1k"] = lambda choice: f"{choice.option.row['cost_per_1k_samples']:.3g}"
-    else:
-        columns["GPU-h/1k"] = lambda choice: f"{choice.option.gpu_hours:.3g}"
-    if goal.updates is not None:
-        columns["time"] = lambda choice: duration(goal.seconds(choice.option.row))
-        columns["cost" if goal.price else "GPU-h"] = lambda choice: f"{goal.cost(choice.option.row):,.4g}"
-    columns[f"best as\n{_good(goal)}"] = lambda choice: "" if choice is found.choice else _behind(choice)
-    return table_of(columns.items(), found.best, names=1)
+    drafts = any(choice.reasons.drafts for choice in found.best)
+    priced, planned = found.choice.option.row["cost_per_1k_samples"] is not None, goal.updates is not None
+    columns: tuple[tuple[str, Callable[[Choice], object], bool], ...] = (  # heading, cell, whether it is shown
+        ("rank", lambda choice: choice.rank, True),
+        ("system", lambda choice: _system(choice.option), True),
+        ("rollout\n: train", lambda choice: split_of(choice.reasons), True),
+        (heading, lambda choice: layout(choice.option), True),
+        ("drafter", lambda choice: choice.reasons.drafter, drafts),
+        ("samples/s", lambda choice: f"{choice.option.row['samples_per_s']:.3g}", True),
+        ("off-policy\nmean / max", lambda choice: staleness_of(choice.option), True),
+        ("cost/1k", lambda choice: f"{choice.option.row['cost_per_1k_samples']:.3g}", priced),
+        ("GPU-h/1k", lambda choice: f"{choice.option.gpu_hours:.3g}", not priced),
+        ("time", lambda choice: duration(goal.seconds(choice.option.row)), planned),
+        ("cost" if goal.price else "GPU-h", lambda choice: f"{goal.cost(choice.option.row):,.4g}", planned),
+        (f"best as\n{_good(goal)}", lambda choice: "" if choice is found.choice else _behind(choice), True),
+    )
+    return table_of([(name, cell) for name, cell, shown in columns if shown], found.best, names=1)
 
 
 def split_of(why: Reasons) -> str:

@@ -10,9 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from simrl.show.tables.compare import GROWING
-from simrl.show.text import Column, fitting, plain_table, say
+from simrl.show.text import Column, fitting, plain_table, say, shown_value
 from simrl.study.sweep import SweepPlan, Swept
-from simrl.validation import in_words
 
 SHOWN = 10
 # Heading, key, format, and the turn to be left out for want of room (the points' names and speeds never are).
@@ -40,12 +39,9 @@ def print_sweep(planned: SweepPlan, swept: Swept, console: Console) -> None:
         if not all(row["settled"] for row in best):
             say(console, f"↑ {GROWING}")
         console.print()
-    counts = [f"{points} points", f"{swept.simulated} simulated now"]
-    if swept.simulated < points:
-        counts.append(f"{points - swept.simulated} were there")
-    if planned.combinations > points:
-        counts.append(f"{planned.combinations} combinations, some of them the same")
-    say(console, f"{', '.join(counts)}.")
+    there = f", {points - swept.simulated} were there" if swept.simulated < points else ""
+    twice = f", {planned.combinations} combinations, some of them the same" if planned.combinations > points else ""
+    say(console, f"{points} points, {swept.simulated} simulated now{there}{twice}.")
     failed = [row for row in swept.rows if row["error"] is not None]
     if failed:
         say(console, f"{len(failed)} failed; point {failed[0]['point']}: {failed[0]['error']}")
@@ -55,7 +51,7 @@ def _columns(keys: Sequence[str]) -> list[Column]:
     """Return the columns of the points: number, what varies by the last part of its key, measures."""
 
     def varied(key: str) -> Column:
-        return Column(key.removesuffix(".name").rpartition(".")[2], lambda row: _shown(row[key]))
+        return Column(key.removesuffix(".name").rpartition(".")[2], lambda row: shown_value(row[key]))
 
     def measure(heading: str, key: str, form: str, turn: int) -> Column:
         def cell(row: Mapping[str, Any]) -> str:
@@ -66,10 +62,6 @@ def _columns(keys: Sequence[str]) -> list[Column]:
 
     point = Column("point", lambda row: str(row["point"]))
     return [point, *map(varied, keys), *(measure(*each) for each in MEASURES)]
-
-
-def _shown(value: Any) -> str:
-    return "–" if value is None else in_words(value)
 
 
 def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> Table:

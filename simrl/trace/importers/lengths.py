@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from scipy.integrate import trapezoid
 from scipy.special import log_ndtr
 
-from simrl.profile.compiled import kernel
-
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -62,63 +60,33 @@ def _weights(log_x: Floats, mean: float, tail: float) -> Floats:
     weight: Floats = _densities(log_x, mu, SIGMAS)
     means = trapezoid(weight * np.exp(log_x)) / trapezoid(weight)
     misfit = np.abs(log_ndtr((mu - log_x[-1]) / SIGMAS) - np.log(tail)) + 10 * np.abs(np.log(means / mean))
-    best: Floats = weight[int(np.argmin(misfit))]
-    return best
+    return np.asarray(weight[np.argmin(misfit)])
 
 
 def _densities(log_x: Floats, mu: Floats, sigmas: Floats) -> Floats:
     exponent = -0.5 * ((log_x[None, :] - mu[:, None]) / sigmas[:, None]) ** 2
-    densities: Floats = np.exp(exponent - exponent.max(axis=1, keepdims=True))  # scaled, or far tails would underflow
-    return densities
+    return np.asarray(np.exp(exponent - exponent.max(axis=1, keepdims=True)))  # scaled, or far tails would underflow
 
 
-@kernel
 def means_to_mu(log_x: Floats, mean: float, sigmas: Floats) -> Floats:
-    """Return, for each sigma, the mu with which the mean of exp(log_x) is `mean`; as far as mu can go if none has it."""
-    x, found, mu = np.exp(log_x), np.empty(sigmas.size), np.log(mean)
-    for k in range(sigmas.size):
-        below, above = log_x[0] - FAR, log_x[-1] + FAR
-        for _ in range(
-            STEPS
-        ):  # the mean grows with mu: Newton's steps on its log, halving where one leaves the bracket
-            here, slope = _mean_and_slope(log_x, x, mu, sigmas[k])
-            below, above = (mu, above) if here < mean else (below, mu)
-            following = mu + (np.log(mean) - np.log(here)) / slope if slope > 0.0 else below
-            if not below < following < above:
-                following = (below + above) / 2
-            done = abs(following - mu) <= 1e-12 * max(abs(mu), 1.0)
-            mu = following
-            if done:
-                break
-        found[k] = mu
-    return found
+    """Return, for each sigma, the mu with which the mean of exp(log_x) is `mean`; as far as mu can go if none has it.
 
-
-@kernel
-def _mean_and_slope(log_x: Floats, x: Floats, mu: float, sigma: float) -> tuple[float, float]:
-    """Return the mean of x = exp(log_x), and the slope of its logarithm over mu."""
-    last, step = x.size - 1, (log_x[-1] - log_x[0]) / (x.size - 1)
-    top = int(
-        min(max((mu - log_x[0]) / step, 0.0), last)
-    )  # from about the largest weight outwards, where none overflows
-    bend = np.exp(-((step / sigma) ** 2))
-    total, total_x, total_z, total_xz = 0.0, 0.0, 0.0, 0.0
-    for up in (True, False):
-        direction = 1 if up else -1
-        i, weight = (top, 1.0) if up else (top - 1, 0.0)
-        ratio = np.exp(
-            -(direction * (log_x[top] - mu) * step + step**2 / 2) / sigma**2
-        )  # of a weight to the one before
-        if not up:
-            weight = ratio
-            ratio *= bend
-        while 0 <= i <= last and weight > 1e-60:
-            z, share = (log_x[i] - mu) / sigma, 0.5 * weight if i == 0 or i == last else weight
-            total += share
-            total_x += share * x[i]
-            total_z += share * z
-            total_xz += share * x[i] * z
-            weight *= ratio
-            ratio *= bend
-            i += direction
-    return total_x / total, (total_xz / total_x - total_z / total) / sigma
+    The mean grows with mu: Newton's steps on its logarithm, halving where one leaves the bracket.
+    """
+    x, mu, left = np.exp(log_x), np.full(sigmas.size, np.log(mean)), np.arange(sigmas.size)
+    bounds = np.tile([[log_x[0] - FAR], [log_x[-1] + FAR]], sigmas.size)
+    ends = np.array([0.5, *np.ones(log_x.size - 2), 0.5])  # of the trapezoidal rule
+    for _ in range(STEPS):
+        weight = _densities(log_x, mu[left], sigmas[left]) * ends
+        total, total_x, total_z, total_xz = (weight @ np.stack([np.ones_like(x), x, log_x, x * log_x], axis=1)).T
+        slope = (total_xz / total_x - total_z / total) / sigmas[left] ** 2
+        bounds[np.where(total_x < mean * total, 0, 1), left] = mu[left]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            newton = mu[left] + np.log(mean * total / total_x) / slope
+        low, high = bounds[:, left]
+        following = np.where((low < newton) & (newton < high), newton, (low + high) / 2)
+        moved, mu[left] = np.abs(following - mu[left]), following
+        left = left[moved > 1e-12 * np.maximum(np.abs(following), 1.0)]
+        if not left.size:
+            break
+    return mu

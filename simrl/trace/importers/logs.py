@@ -72,6 +72,12 @@ VERL_TAGS = (
 )
 TAGS = (*VERL_TAGS, *SLIME_NAMES, *nemo.TAGS, *(f"train/{name}" for name in TRL_NAMES))
 EXPORTS = ("wandb", "tensorboard")  # names of tables, of any framework
+SIGNS = {  # of a framework: one is in each line with its metrics; slime's console has others, too
+    "trl": ("completions/mean_length",),
+    "nemo": ("timing/train/", "mean_gen_tokens_per_sample", *nemo.CONSOLE),
+    "slime": ("perf/rollout_time", "rollout/response_len/"),
+    "verl": ("timing_s/", "response_length/"),
+}
 LOGGED_AS = {  # the lengths of responses
     "verl": "response_length/…",
     "trl": "completions/…_length",
@@ -123,14 +129,9 @@ def recognised(path: Path) -> str | None:
     names = (tag for file in files if file.suffix == ".csv" and (tag := tag_of(file, TAGS)))
     lines = (line for file in files for _, line in rows.numbered_lines(file, **CONSOLE))
     for line in chain(names, lines):
-        if "completions/mean_length" in line:
-            return "trl"
-        if "timing/train/" in line or "mean_gen_tokens_per_sample" in line or nemo.is_console(line):
-            return "nemo"
-        if _slime_entry(line) or "perf/rollout_time" in line or "rollout/response_len/" in line:
-            return "slime"
-        if "timing_s/" in line or "response_length/" in line:
-            return "verl"
+        for name, signs in SIGNS.items():
+            if any(sign in line for sign in signs) or (name == "slime" and _slime_entry(line)):
+                return name
     return None
 
 

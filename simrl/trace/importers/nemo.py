@@ -30,15 +30,11 @@ TOTAL, ENVIRONMENT = "train/total_num_tokens", "train/mean_env_tokens_per_sample
 TAGS = (*NAMES, TOTAL, ENVIRONMENT)
 HEADER = re.compile(r"={5} (Epoch|Step) ([0-9]{1,9})/[0-9]+ ={5}")
 PRINTED = re.compile(r"• ([\w/]+|Total step time|Mean Generation Length): ([0-9.]{1,20})(s?)(?=\s|$)")
+CONSOLE = ("• Total step time: ", "• Mean Generation Length: ")  # of its lines about a step
 TITLES = {
     "Total step time": "timing/train/total_step_time",
     "Mean Generation Length": "train/mean_gen_tokens_per_sample",
 }
-
-
-def is_console(line: str) -> bool:
-    """Return whether a line is of NeMo-RL's console, about a step."""
-    return "• Total step time: " in line or "• Mean Generation Length: " in line
 
 
 def console_rows(path: Path, **mode: str) -> Iterator[Logged]:

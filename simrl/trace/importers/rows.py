@@ -15,7 +15,7 @@ import json
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
 
@@ -179,6 +179,18 @@ def _columns(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 # Reading files
+
+
+def one_of_each_step(folder: Path, files: Iterable[Path], step_of: Callable[[Path], int | None]) -> list[Path]:
+    """Return files in the order of their steps, those without one first. Raise `InputError` for two of one step."""
+    ordered = sorted(files, key=lambda file: (step_of(file) or 0, file.name))
+    for file, following in pairwise(ordered):
+        if step_of(file) is not None and step_of(file) == step_of(following):
+            names = f"{file.name} and {following.name}"
+            raise InputError(
+                f"{folder}: {names} are both of step {step_of(file)}, whose groups would be twice as large; keep one"
+            )
+    return ordered
 
 
 def batches(items: Iterable[T]) -> Iterator[list[T]]:

@@ -277,19 +277,18 @@ def _seconds(row: Mapping[str, Any], column: str, place: str) -> float | None:
     return value
 
 
-def _turn_values(row: Mapping[str, Any], column: str, place: str) -> list[Any] | None:
-    def fits(value: Any) -> bool:
-        return type(value) in (int, float) and 0 <= value <= rows.INT32_MAX
-
+def _of_turns(row: Mapping[str, Any], column: str, place: str, **must_be: Any) -> list[Any] | None:
     if rows.field(row, column, place) is None:
         return None
-    return rows.items(row, column, place, fits, "a list of numbers, one a turn")
+    return rows.items(row, column, place, **must_be)
 
 
-def _turn_names(row: Mapping[str, Any], column: str, place: str) -> list[Any] | None:
-    if rows.field(row, column, place) is None:
-        return None
-    return rows.items(row, column, place, lambda value: isinstance(value, str), "a list of names, one a turn")
+_numbers = partial(
+    _of_turns,
+    fits=lambda value: type(value) in (int, float) and 0 <= value <= rows.INT32_MAX,
+    must_be="a list of numbers, one a turn",
+)
+_names = partial(_of_turns, fits=lambda value: isinstance(value, str), must_be="a list of names, one a turn")
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any], str, str], Any]] = {
@@ -304,8 +303,8 @@ _READERS: dict[str, Callable[[Mapping[str, Any], str, str], Any]] = {
     "finish_reason": _finish_reason,
     "policy_version": rows.integer,
     "environment_s": _seconds,
-    **dict.fromkeys(rows.TURNS, _turn_values),
-    "turn_tool": _turn_names,
+    **dict.fromkeys(rows.TURNS, _numbers),
+    "turn_tool": _names,
 }
 
 

@@ -12,7 +12,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -75,14 +74,7 @@ def _files(path: Path) -> list[Path]:
     found = list(path.glob(pattern)) or list((path / "completions").glob(pattern))
     if not found:
         raise InputError(f"{path}: no {pattern} in it; name the output_dir of a run with log_completions=True")
-    files = sorted(found, key=lambda file: (_step_of(file) or 0, file.name))
-    for file, following in pairwise(files):
-        if _step_of(file) is not None and _step_of(file) == _step_of(following):
-            names = f"{file.name} and {following.name}"
-            raise InputError(
-                f"{path}: {names} are both of step {_step_of(file)}, whose groups would be twice as large; keep one"
-            )
-    return files
+    return rows.one_of_each_step(path, found, _step_of)
 
 
 def _step_of(file: Path) -> int | None:

@@ -8,7 +8,6 @@ same prompt text and step are one group.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -95,14 +94,7 @@ def refuse_metrics(path: Path) -> None:
 
 def _dumps(folder: Path) -> list[Path]:
     """Return the dumps of a folder by their steps. Raise `InputError` for two of one step."""
-    dumps = sorted((file for file in folder.glob("*.jsonl") if file.stem.isdecimal()), key=_step_of)
-    for file, following in pairwise(dumps):
-        if _step_of(file) == _step_of(following):
-            names = f"{file.name} and {following.name}"
-            raise InputError(
-                f"{folder}: {names} are both of step {_step_of(file)}, whose groups would be twice as large; keep one"
-            )
-    return dumps
+    return rows.one_of_each_step(folder, (file for file in folder.glob("*.jsonl") if file.stem.isdecimal()), _step_of)
 
 
 def _step_of(file: Path) -> int:

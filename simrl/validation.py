@@ -38,7 +38,7 @@ REMEDIES = {
     "set": "a list is needed, such as [1, 2]",
     "none_required": "leave it out, or give null",
     "missing": "it is missing; give it",
-    "json": "JSON is needed",
+    "json": "valid JSON is needed",
     "multiple_argument_values": "it is given twice",
     "unexpected": "no such argument; leave it out",
     "recursion": "it contains itself; write it out",

@@ -311,7 +311,7 @@ def test_the_source_of_an_import_is_not_overwritten(simrl):
         (f"{COLUMNS}0,0,0,0,5,-1\n", (), "lengths.csv: .*response_tokens.*-1"),
         (f"{COLUMNS}0,0,0,0,5,9\n", ("--cap-tokens", "3"), "lengths.csv: row 2.* 9 tokens, over the cap of 3"),
         ("step,length\n0,5\n", (), "lengths.csv: no column for"),
-        ("step,length\n0,5\n", ("--column", "length"), "--column 'length': write OURS=THEIRS"),
+        ("step,length\n0,5\n", ("--column", "length"), "--column length: write OURS=THEIRS"),
         ("step,length\n0,5\n", ("--column", "size=length"), "lengths.csv: 'size' is not a column of a trace"),
         ("step,length\n0,5\n", ("--chars-per-token", "nan"), "chars_per_token is nan"),
         ("step,length\n0,5\n", ("--chars-per-token", "3", "--tokenizer", "t"), "both given; choose one"),

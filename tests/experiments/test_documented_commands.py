@@ -51,9 +51,6 @@ COMMANDS = {
         "--jobs 1", changes=(("spec-decode-latency --samples 4", "--samples 1"),)
     ),
     "python -m experiments.reproduce -o board.json": Small(f"areal-hours-1p5b {FAST}", "board.json"),
-    "python -m experiments.reproduce --real --data FOLDER": Small(
-        f"nemo-8b-sync {FAST}", changes=(("FOLDER", SHARED),)
-    ),
     "python -m experiments.reproduce --real --data ../shared/data": Small(f"nemo-8b-sync {FAST}"),
     "python -m experiments.reproduce --real nemo-8b-sync --data ../shared/data": Small(FAST),
     "python -m experiments.reproduce --real --page experiments/real_runs.md --data ../shared/data": Small(

@@ -501,7 +501,7 @@ def test_bad_calls_are_told_in_one_line_with_the_remedy(simrl, log):
         (["calibrate", "scenario.yaml"], ["scenario.yaml", "no metrics of verl"]),
         (["calibrate", "nothing.log"], ["nothing.log", "no such file"]),
         (["whatif", str(log)], ["--system"]),
-        (["whatif", str(log), "--system", "magic"], ["magic", "verl_colocated"]),
+        (["whatif", str(log), "--system", "magic"], ["magic", "simrl systems lists all"]),
         (["whatif", str(log), "--system", "{eta: 4}"], ["eta", "name: areal"]),
     ):
         done = simrl(*arguments)

@@ -766,7 +766,7 @@ def experts_of(file, system, *overrides):
 
 @pytest.mark.parametrize(("system", "experts"), [("verl_colocated", None), ("split", "2")])
 def test_precision_and_experts_are_set_where_the_framework_has_a_key_and_else_said(file, system, experts):
-    found = experts_of(file, system, "precision.training=fp8", "training.expert_parallel=2")
+    found = experts_of(file, system, "precision.training=fp8", "training.expert_parallel=2", "cluster.gpus=64")
     key = "actor_rollout_ref.rollout.quantization"
     assert found.settings.get(key) == ("fp8" if found.framework == "verl" else None)
     assert any("FP8 RL" in page for page in found.documents) == (key in found.settings)
@@ -823,10 +823,10 @@ def test_parts_of_a_cluster_that_fill_whole_nodes_are_launched_on_whole_nodes_an
     assert [whole.settings[key] for key in keys] == ["2", "8", "2", "8"]
     assert not any("cross nodes" in note for note in whole.notes)
     small = ("training.sharding=optimizer", "training.expert_parallel=4", "training.sequence_parallel=2")
-    broken = experts_of(file, split.format(0.625), *small)
-    assert [broken.settings[key] for key in keys] == ["4", "5", "4", "3"]
+    broken = experts_of(file, split.format(0.6875), *small, "cluster.gpus=64")
+    assert [broken.settings[key] for key in keys] == ["11", "4", "4", "5"]
     (note,) = [note for note in broken.notes if "cross nodes" in note]
-    assert note.startswith("training.expert_parallel=4 is more than the 3 train GPUs a node")
+    assert note.startswith("training.expert_parallel=4 is more than the 5 train GPUs a node")
 
 
 def test_a_split_cluster_is_told_as_parts_of_every_node(file):

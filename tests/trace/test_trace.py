@@ -229,8 +229,8 @@ def test_parquet_of_another_program_is_told_to_be_imported(tmp_path):
     [
         (METADATA.model_copy(update={"cap_tokens": 0}).model_dump_json(), "metadata field cap_tokens: "),
         (METADATA.model_copy(update={"cap_tokens": 2**80}).model_dump_json(), "metadata field cap_tokens: "),
-        ('{"name": "run"}', "metadata field kind: Field required"),
-        ("{", "metadata field (all): Invalid JSON"),
+        ('{"name": "run"}', "metadata field kind: it is missing"),
+        ("{", "metadata field (all): valid JSON is needed"),
         (METADATA.model_copy(update={"schema_version": 99}).model_dump_json(), "trace schema 99, this simrl reads 1"),
     ],
 )

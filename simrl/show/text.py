@@ -92,8 +92,8 @@ def filled(table: Table, headings: Sequence[str], rows: Rows, left: Sequence[int
 
 def fitting(
     console: Console, columns: Sequence[Column], table_of: Callable[[Sequence[Column]], Table]
-) -> tuple[Table, list[Column], list[str]]:
-    """Return the table of as many columns as fit, these columns, and the names of the others."""
+) -> tuple[Table, list[str]]:
+    """Return the table of as many columns as fit, and the names of the others."""
     shown, left_out = list(columns), []
     unlimited = console.options.update(max_width=WIDE)
     while console.measure(table := table_of(shown), options=unlimited).maximum > console.width:
@@ -102,7 +102,7 @@ def fitting(
             break
         shown.remove(first)
         left_out.append(first.name)
-    return table, shown, left_out
+    return table, left_out
 
 
 def shown_value(value: Any) -> str:

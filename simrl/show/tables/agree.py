@@ -120,7 +120,7 @@ def _print_parts(agreement: Agreement, console: Console) -> None:
         lines.append(f"Shown are the {MOST_ROWS} of {len(parts):,} updates whose ends are furthest apart")
         parts = [part for part in parts if part in worst]
     columns = [column for column in COLUMNS if any(map(column.cell, parts))]
-    table, _, left_out = fitting(console, columns, partial(_parts_table, parts))
+    table, left_out = fitting(console, columns, partial(_parts_table, parts))
     say(console, "Updates at the workers: predicted / measured, one number if they are equal", style="bold")
     console.print(table)
     if left_out:

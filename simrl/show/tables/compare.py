@@ -64,13 +64,13 @@ def show_comparison(
     """Print the table, what it does not show, and what of the rest is asked for; a page folds the rest."""
     page = isinstance(console, Page)
     rows = marked(rows if page else _shortened(rows))
-    table, columns, left_out = fitting(console, columns_of(rows), partial(_table, rows))
+    table, left_out = fitting(console, columns_of(rows), partial(_table, rows))
     say(console, title(scenarios), style="bold")
     console.print(table)
     say(console, *[*headline(rows), *notes(rows), *(ranking_lines(rows) or [unranked] * bool(unranked))][: shown.lines])
     if page or shown.columns:
         with folded(console, "What the columns mean"):
-            say(console, *(f"{column.name}: {column.meaning}" for column in columns if column.meaning))
+            say(console, *(f"{column.name}: {column.meaning}" for column in columns_of(rows) if column.meaning))
             say(
                 console, *[f"Left out for want of room, but in comparison.json: {', '.join(left_out)}"] * bool(left_out)
             )

@@ -32,7 +32,7 @@ def print_sweep(planned: SweepPlan, swept: Swept, console: Console) -> None:
     points = len(swept.rows)
     if best:
         say(console, f"The fastest {len(best)} of {points} points (speed-up over the first point)")
-        table, _, left_out = fitting(console, _columns(planned.keys), partial(_table, best))
+        table, left_out = fitting(console, _columns(planned.keys), partial(_table, best))
         console.print(table)
         if left_out:
             say(console, f"Left out for want of room, but in the sweep's table: {', '.join(left_out)}")

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from simrl.commands.profile import listed
 from simrl.errors import InputError
 from simrl.profile.derived_layouts import OFF_BY, ROOFLINE_OFF_BY, derived_profile, in_layout, nearest
 from simrl.profile.extension import OFF_BY as HALF_OFF_BY
@@ -21,7 +20,7 @@ from simrl.profile.model_shape import MODELS
 from simrl.profile.precision import require_precision
 from simrl.profile.profile import TableProfile, read_profile
 from simrl.profile.profilers.roofline import roofline_profile
-from simrl.profile.shipped import PROFILES, ROOT, file_name, layouts
+from simrl.profile.shipped import PROFILES, file_name, layouts
 
 LIMITS = {"query_tokens": 16384, "sequences": 1024, "kv_tokens": 40960, "verified_positions": 16384}
 FAR = {"query_tokens": 65536, "sequences": 4096, "kv_tokens": 262144, "verified_positions": 65536}
@@ -197,16 +196,6 @@ def test_a_precision_that_the_gpu_does_not_multiply_in_is_refused_with_those_it_
 
 
 # The list of what is shipped.
-
-
-def test_the_list_of_shipped_profiles_is_the_table_of_the_documentation(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "100")
-    listed().print()
-    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    page = (ROOT / "docs" / "profiles.md").read_text(encoding="utf-8")
-    table = page.partition("simrl profile list\n```\n\n```\n")[2].partition("```")[0]
-    assert lines == [line.rstrip() for line in table.splitlines()]
-    assert max(map(len, lines)) <= 100
 
 
 def test_every_shipped_file_is_one_of_the_layouts():

@@ -190,7 +190,7 @@ def test_tokens_that_were_dropped_or_carried_and_samples_that_moved_are_told_whe
     assert told.count("areal(eta=2)¹,²,³ ") == 2
 
 
-ASYNC = {"system": "areal(eta=4, rollout_share=0.5)", "colocated": False, "rollout_gpus": 32, "train_gpus": 32}
+ASYNC = {"system": "areal(rollout_share=0.5, eta=4)", "colocated": False, "rollout_gpus": 32, "train_gpus": 32}
 SYNC = {"colocated": True}
 
 
@@ -234,6 +234,8 @@ def test_columns_and_inputs_are_explained_where_they_are_asked_for(compared, cap
 
 def test_a_split_has_a_column_and_is_no_part_of_the_name_there(compared, capsys, monkeypatch):
     lines = short(compared, capsys, monkeypatch, SYNC, ASYNC)
+    turned = short(compared, capsys, monkeypatch, SYNC, {**ASYNC, "system": "areal(eta=4, rollout_share=0.5)"})
+    assert turned == lines
     assert any(re.match(r"areal\(eta=4\) +32:32 ", line) for line in lines)
     assert not any("rollout_share" in line for line in lines)
 

@@ -35,7 +35,7 @@ OCCUPANCY = (
 LEAST_SHARE = 0.005  # of tokens or samples: less is not said
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")  # of the mark of a fact
 EPOCHS = ("the first epoch", "later ones")
-SPLIT = re.compile(r"(, )?rollout_share=[\d.]+")
+SPLIT = re.compile(r", rollout_share=[\d.]+|rollout_share=[\d.]+(, )?")
 SECTION = re.compile(r"\b\w+\.(?=[\w.]*=)")
 LONGEST_LINE = 30  # characters of a label; the rest goes on in the next line
 Row = Mapping[str, Any]
@@ -300,6 +300,13 @@ def _varied(variants: Sequence[str]) -> str:
     return keys.pop().rpartition(".")[2]
 
 
+def _wrapped(text: str) -> str:
+    """Return a cell in lines; a long label may also break after its bracket."""
+    if len(text) <= LONGEST_LINE:
+        return text
+    return textwrap.fill(text.replace("(", "( "), LONGEST_LINE, subsequent_indent="  ").replace("( ", "(")
+
+
 def _table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:
     labels = [i for i, column in enumerate(columns) if column.name in ("system", "variant")]
     most: dict[str, float] = {}
@@ -308,7 +315,7 @@ def _table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:
     lines = []
     for row, after in zip(rows, [*rows[1:], rows[-1]], strict=True):
         best = "bold" if row["samples_per_s"] == most[row["variant"]] else ""
-        cells = [textwrap.fill(column.cell(row), LONGEST_LINE, subsequent_indent="  ") for column in columns]
+        cells = [_wrapped(column.cell(row)) for column in columns]
         lines.append(Line(cells, best, after["variant"] != row["variant"]))
     return plain_table([column.heading for column in columns], lines, labels)
 

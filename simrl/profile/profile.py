@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from simrl.errors import InputError, broken, first_line, meant
+from simrl.errors import InputError, first_line, meant
 from simrl.files import is_count_like, parquet_metadata, read_parquet, write_parquet
 from simrl.profile.compiled import inlined, kernel, part
 from simrl.profile.interpolation import interpolate, interpolate4
@@ -465,18 +465,9 @@ def _validate(tables: Tables, origin: str) -> None:
         raise InputError(f"{origin}: table {EXPERTS!r} needs seconds of zero or more at each of its query_tokens")
     ticks, shares, beside = tables.straggler_sequences, tables.straggler_shares, tables.straggler_beside_prefill_s
     rising = all((np.diff(axis) > 0).all() for axis in (ticks, shares))
-    if wrong := broken(
-        (
-            tables.straggler_s.shape != (ticks.size, shares.size) or beside.shape != ticks.shape or not rising,
-            f"{origin}: the straggler tables need rising sequences and shares, and seconds at each",
-        ),
-        (
-            not all((np.isfinite(t) & (t >= 0)).all() for t in (ticks, shares, tables.straggler_s, beside)),
-            f"{origin}: the straggler tables need finite numbers of zero or more",
-        ),
-        (
-            not np.isfinite(tables.between_passes_s) or tables.between_passes_s < 0,
-            f"{origin}: between_passes is {tables.between_passes_s} s; it must be zero or more",
-        ),
-    ):
-        raise InputError(wrong)
+    if tables.straggler_s.shape != (ticks.size, shares.size) or beside.shape != ticks.shape or not rising:
+        raise InputError(f"{origin}: the straggler tables need rising sequences and shares, and seconds at each")
+    if not all((np.isfinite(t) & (t >= 0)).all() for t in (ticks, shares, tables.straggler_s, beside)):
+        raise InputError(f"{origin}: the straggler tables need finite numbers of zero or more")
+    if not np.isfinite(tables.between_passes_s) or tables.between_passes_s < 0:
+        raise InputError(f"{origin}: between_passes is {tables.between_passes_s} s; it must be zero or more")

@@ -136,7 +136,10 @@ def _require_split(shape: ModelShape, setup: EngineSetup) -> None:
             setup.ep not in (1, gpus),
             f"--ep {setup.ep}: experts are shared by all {gpus} GPUs of tp × dp or by none; give {gpus} or 1",
         ),
-        (shape.experts % setup.ep, f"--ep {setup.ep} does not divide the {shape.experts} experts of {shape.name}"),
+        (
+            shape.experts % (setup.ep or 1),
+            f"--ep {setup.ep} does not divide the {shape.experts} experts of {shape.name}",
+        ),
         (shape.heads % setup.tp, f"--tp {setup.tp} does not divide the {shape.heads} attention heads of {shape.name}"),
     ):
         raise InputError(wrong)

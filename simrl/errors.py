@@ -49,6 +49,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+def broken(*rules: tuple[object, str]) -> str:
+    """Return the words on the first rule that is broken, of pairs (whether it is, words); "" if none is."""
+    return next((words for is_broken, words in rules if is_broken), "")
+
+
 def meant(name: object, known: Iterable[str]) -> str:
     """Return " (did you mean areal?)" if a known name is close to an unknown one, else "".
 

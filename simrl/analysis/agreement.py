@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from simrl.analysis.decisions import Discrepancy, differences
-from simrl.analysis.run_view import Floats, Ints, RunView, view_run
+from simrl.analysis.run_view import RunView, view_run
 from simrl.errors import InputError
 from simrl.result.check import require
 from simrl.result.metrics import gpu_seconds, rollout_bubble
 from simrl.result.result import Result
-from simrl.result.timeline import spans
+from simrl.result.timeline import Floats, Ints, spans
 
 T = TypeVar("T")
 

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simrl.analysis.run_view import Floats, Ints, LoadedVersion, RunView
+from simrl.analysis.run_view import LoadedVersion, RunView
+from simrl.result.timeline import Floats, Ints
 
 Moment = Sequence[float]  # seconds since the start of the run: predicted, measured
 

@@ -16,11 +16,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from simrl.result.result import Result
-from simrl.result.timeline import Spans, rolls_out, spans
+from simrl.result.timeline import Floats, Ints, Spans, rolls_out, spans
 from simrl.validation import with_parameters
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 class Clock(NamedTuple):

@@ -11,7 +11,7 @@ import typer
 from simrl.commands.command import command
 from simrl.commands.options import GpuName, Picture
 from simrl.commands.view import DataView, drawn, frame
-from simrl.errors import InputError, meant
+from simrl.errors import InputError, broken, meant
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -118,12 +118,21 @@ def acceptance(
     chosen = next((name for name in DRAFTERS if name == drafter), None)
     if chosen is None:
         raise InputError(f"--drafter {drafter}{meant(drafter, DRAFTERS)}: choose one of {', '.join(DRAFTERS)}")
-    if epochs_back is not None and not chosen.startswith("history"):
-        raise InputError(f"--epochs-back {epochs_back}: only history drafts from epochs; {drafter} does not")
-    if siblings_known is not None and chosen != "siblings":
-        raise InputError(f"--siblings-known {siblings_known}: only the drafter siblings has it")
-    if siblings_known not in (None, "lockstep", "finished"):
-        raise InputError(f"--siblings-known {siblings_known}: choose lockstep or finished")
+    if wrong := broken(
+        (
+            epochs_back is not None and not chosen.startswith("history"),
+            f"--epochs-back {epochs_back}: only history drafts from epochs; {drafter} does not",
+        ),
+        (
+            siblings_known is not None and chosen != "siblings",
+            f"--siblings-known {siblings_known}: only the drafter siblings has it",
+        ),
+        (
+            siblings_known not in (None, "lockstep", "finished"),
+            f"--siblings-known {siblings_known}: choose lockstep or finished",
+        ),
+    ):
+        raise InputError(wrong)
     rule, times = _window(window), _step_times(profile, model, gpu, tp)
     recorded = trace if isinstance(trace, Trace) else read_trace(Path(trace))
     known: Known = "finished" if siblings_known == "finished" else "lockstep"

@@ -39,7 +39,7 @@ from simrl.commands.acceptance import acceptance
 from simrl.commands.command import add_command
 from simrl.commands.view import DataView
 from simrl.errors import InputError, StoppedError, brief, first_line
-from simrl.validation import right
+from simrl.validation import number_meant, right
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # of the click that this typer has
 INTERRUPTED = "interrupted; nothing was written"
@@ -314,7 +314,6 @@ def _end_of_usage(error: Any) -> NoReturn:
 def _slip(error: Any, said: str) -> str:
     """Return what to write in place of an unknown option or command, or of a value with a unit."""
     from simrl.commands.slips import misplaced, option_meant
-    from simrl.validation import number_meant
 
     if said.startswith("No such option") and (option := getattr(error, "option_name", None)) is not None:
         words = [argument for argument in sys.argv[1:] if argument.partition("=")[0] == option] or [option]

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
 
 import typer
+from pydantic import ValidationError
 
 from simrl.commands.options import Place
 from simrl.commands.view import DataView, drawn
 from simrl.errors import InputError, meant
-from simrl.extensions import Extended
-from simrl.validation import MOST_SEED
+from simrl.extensions import Extended, checked
+from simrl.validation import MOST_SEED, explain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -165,7 +166,6 @@ def added_importer(name: str) -> Callable[..., DataView]:
 
     def import_added(path: Source, output: Output, settings: Settings = None) -> DataView:
         """An importer that an installed package adds; its KEY=VALUE are the parameters of its function."""
-        from simrl.extensions import checked
         from simrl.scenario.yaml_text import parse_override
         from simrl.trace.trace import Trace
 
@@ -227,12 +227,9 @@ def synth(
     name: Name = None,
 ) -> DataView:
     """Draw a trace from a length model, if there is no run yet."""
-    from pydantic import ValidationError
-
     from simrl.scenario.yaml_text import parse_override
     from simrl.trace.agents import CODING_AGENT, SEARCH_AGENT
     from simrl.trace.synthesis import RHYMERL_CODE, RHYMERL_MATH, LengthModel, synthesise
-    from simrl.validation import explain
 
     presets: Mapping[str, Mapping[str, Any]] = {
         "rhymerl-math": RHYMERL_MATH,
@@ -273,11 +270,9 @@ def with_tools(
 def _tools(path: Path) -> dict[str, Tool]:
     """Return the tools of a YAML file."""
     from omegaconf import OmegaConf
-    from pydantic import ValidationError
 
     from simrl.scenario.yaml_text import read_yaml
     from simrl.trace.tools import ToolFile
-    from simrl.validation import explain
 
     try:
         data = OmegaConf.to_container(read_yaml(path, str(path), "a file of tools", ToolFile.model_fields))

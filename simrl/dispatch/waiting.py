@@ -100,7 +100,6 @@ class Queue(Protocol):
 
     def observe(self, rollout: Rollout) -> None:
         """Take note of a finished response; `history` has it already."""
-        ...
 
     def __len__(self) -> int: ...
 

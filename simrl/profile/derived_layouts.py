@@ -12,19 +12,15 @@ from collections.abc import Callable
 from math import log2
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simrl.profile.hardware import GPUS, Gpu
 from simrl.profile.metadata import ProfileMetadata, split_words
 from simrl.profile.model_shape import MODELS, ModelShape
 from simrl.profile.profile import TableProfile, read_profile
 from simrl.profile.profilers.roofline import roofline_profile
-from simrl.profile.profilers.smoothing import rising
+from simrl.profile.profilers.smoothing import Floats, rising
 from simrl.profile.roofline import Roofline, roofline_of
 from simrl.profile.shipped import PROFILES, file_name, layouts
-
-Floats = NDArray[np.float64]
-
 
 OFF_BY = {
     False: "off by 7 % at the median and 27 % at worst for 35 shipped layouts of dense models",

@@ -12,15 +12,13 @@ from __future__ import annotations
 from math import log2
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simrl.profile.hardware import GPUS, Gpu
 from simrl.profile.model_shape import MODELS, ModelShape
 from simrl.profile.profile import AXES, TableProfile, Tables
-from simrl.profile.profilers.smoothing import rising
+from simrl.profile.profilers.smoothing import Floats, rising
 from simrl.profile.roofline import Roofline, roofline_of
 
-Floats = NDArray[np.float64]
 OFF_BY = "shipped grids cut in half were off by 2 % at the median, 26 % at worst"
 
 _LENGTH = "tokens of a sequence"

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from simrl.errors import InputError, choose, first_line
+from simrl.errors import InputError, broken, choose, first_line
 from simrl.profile.model_config import CONFIG_KEYS, fields_of_config, left_out
 from simrl.validation import explain
 
@@ -69,25 +69,29 @@ class ModelShape(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> ModelShape:
-        if self.experts and not (0 < self.experts_per_token <= self.experts and self.moe_intermediate > 0):
-            raise ValueError(
-                f"{self.experts} experts need a moe_intermediate above 0 and 1 to {self.experts} experts_per_token"
-            )
-        if self.heads % self.kv_heads:
-            raise ValueError(f"{self.kv_heads} KV heads do not divide {self.heads} attention heads")
-        if self.kv_lora_rank and not (self.kv_heads == 1 and self.rope_head_dim and self.v_head_dim):
-            raise ValueError("a kv_lora_rank needs kv_heads 1, a rope_head_dim and a v_head_dim")
-        if bool(self.linear_layers) != bool(self.state_bytes and self.linear_parameters):
-            raise ValueError("linear_layers, linear_parameters and state_bytes belong together")
-        if self.linear_layers == self.layers:
-            raise ValueError("no layer has attention, which is not modelled")
-        if bool(self.window_layers) != bool(self.window_tokens):
-            raise ValueError("window_layers and window_tokens belong together")
-        if (
-            self.linear_layers + self.window_layers > self.layers
-            or max(self.mlp_layers, self.dense_layers) > self.layers
+        if wrong := broken(
+            (
+                self.experts and not (0 < self.experts_per_token <= self.experts and self.moe_intermediate > 0),
+                f"{self.experts} experts need a moe_intermediate above 0 and 1 to {self.experts} experts_per_token",
+            ),
+            (self.heads % self.kv_heads, f"{self.kv_heads} KV heads do not divide {self.heads} attention heads"),
+            (
+                self.kv_lora_rank and not (self.kv_heads == 1 and self.rope_head_dim and self.v_head_dim),
+                "a kv_lora_rank needs kv_heads 1, a rope_head_dim and a v_head_dim",
+            ),
+            (
+                bool(self.linear_layers) != bool(self.state_bytes and self.linear_parameters),
+                "linear_layers, linear_parameters and state_bytes belong together",
+            ),
+            (self.linear_layers == self.layers, "no layer has attention, which is not modelled"),
+            (bool(self.window_layers) != bool(self.window_tokens), "window_layers and window_tokens belong together"),
+            (
+                self.linear_layers + self.window_layers > self.layers
+                or max(self.mlp_layers, self.dense_layers) > self.layers,
+                f"more layers of a kind than the {self.layers} layers",
+            ),
         ):
-            raise ValueError(f"more layers of a kind than the {self.layers} layers")
+            raise ValueError(wrong)
         return self
 
     @property

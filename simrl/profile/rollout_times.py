@@ -15,10 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from simrl.profile.compiled import kernel
 from simrl.profile.drafted import Drafted
-from simrl.profile.interpolation import interpolate
+from simrl.profile.interpolation import Floats, interpolate
 from simrl.profile.profile import TableProfile, Tables, pass_s, straggler_s
-
-Floats = NDArray[np.float64]
 
 CHUNK_PASSES = 16.0  # that a pass in their middle stands for
 _SEED = 0

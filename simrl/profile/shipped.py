@@ -19,12 +19,14 @@ SHIPPED = "shipped"  # stands for a profile's path: the shipped one of the model
 
 def file_name(of: ProfileMetadata) -> str:
     """Return the name of a profile's file: model, GPU and split, and what is not the default."""
-    parts = [of.model, of.gpu, f"tp{of.tp}"]
-    parts += [f"dp{of.dp}"] if of.dp > 1 else []
-    parts += [f"ep{of.ep}"] if of.ep > 1 else []
-    parts += [of.precision] if of.precision != "bf16" else []
-    parts += [f"kv-{of.kv_precision}"] if of.kv_precision != "bf16" else []
-    return f"{'_'.join(parts)}.parquet".lower()
+    parts = {  # whether the name has it
+        f"dp{of.dp}": of.dp > 1,
+        f"ep{of.ep}": of.ep > 1,
+        of.precision: of.precision != "bf16",
+        f"kv-{of.kv_precision}": of.kv_precision != "bf16",
+    }
+    named = [of.model, of.gpu, f"tp{of.tp}", *(part for part, has in parts.items() if has)]
+    return f"{'_'.join(named)}.parquet".lower()
 
 
 _LAYOUT = re.compile(r"(.+)_(.+?)_tp(\d+)(?:_dp(\d+))?(?:_ep(\d+))?(?:_((?!kv-).+?))?(?:_kv-(.+))?")

@@ -35,21 +35,17 @@ class Trainer(Protocol):
     def train(self, rollouts: Sequence[Rollout], prepared: Sequence[Rollout] = (), publish: bool = True) -> simpy.Event:
         """Compute log-probs (except of `prepared`, rollouts that have theirs), update, publish the new weights. Fires with
         the `Step` when they can be loaded; without `publish`, when the update is made."""
-        ...
 
     def train_parts(self, parts: simpy.Store) -> simpy.Event:
         """Make one update on mini-batches (lists of rollouts) as they come, up to a None, and publish it."""
-        ...
 
     def infer(self, rollouts: Sequence[Rollout], lanes: Sequence[int], gradients: bool = False) -> simpy.Event:
         """Compute log-probs of some rollouts, and their part of the update's gradients if asked for, on the GPUs of some
         colocated lanes while the others work on: these lanes switch to training now, and back after the update. Fires when
         done."""
-        ...
 
     def published(self, version: int) -> simpy.Event:
         """Fires when `version`, or a newer one, can be loaded."""
-        ...
 
 
 class Rewarder(Protocol):
@@ -57,7 +53,6 @@ class Rewarder(Protocol):
 
     def score(self, rollouts: Sequence[Rollout]) -> simpy.Event:
         """Fires with the rollouts, each with its reward, once all of them have theirs."""
-        ...
 
 
 class SimulatedRewarder:

@@ -19,12 +19,11 @@ from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape
 from simrl.runtime.fused_pipelines import pipelines_s
 from simrl.runtime.pipeline_stages import forward_only, one_forward_one_backward
-from simrl.runtime.training_kernels import MEMORY_SHARE, MicroBatch, microbatches_s
+from simrl.runtime.training_kernels import MEMORY_SHARE, Floats, MicroBatch, microbatches_s
 from simrl.runtime.weight_sync import FULL_BYTES, copied_bytes_per_s, handing_s, publication_s
 from simrl.scenario.training import TrainingConfig
 
 Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 BYTES_PER_PARAMETER = 2 + 4 + 4 + 8  # bf16 weights, fp32 gradients, fp32 master weights, two fp32 Adam moments
 WEIGHT_BYTES = 2  # if only adapters are trained

@@ -51,19 +51,15 @@ class WholeGroups(Protocol):
         self, groups: Sequence[GroupRun], workers: Sequence[int], cuts: Sequence[int | None], order: Sequence[int]
     ) -> None:
         """Submit groups; `workers` and `cuts` have the worker and the `max_tokens` of each sample, which begin in `order`."""
-        ...
 
     def withdraw(self, groups: Sequence[GroupRun]) -> None:
         """Take the unfinished responses of groups back."""
-        ...
 
     def flush(self) -> None:
         """Begin what was submitted at this instant, and end what was withdrawn."""
-        ...
 
     def stop(self) -> None:
         """Record what is unfinished when the workers have stopped."""
-        ...
 
 
 class RolloutWorker(Protocol):
@@ -75,7 +71,6 @@ class RolloutWorker(Protocol):
     @property
     def groups(self) -> WholeGroups | None:
         """The generator of whole groups of this worker and the workers beside it; None if it follows each response."""
-        ...
 
     def submit(
         self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: float = 0.0
@@ -83,11 +78,9 @@ class RolloutWorker(Protocol):
         """Start a request, going on from `partial` if given. Fires with `Rollout`: done, or not done if the response has
         reached `max_tokens` or was aborted. `cached` is the share of the KV cache of `partial` that is fetched, from a pool or
         another worker: all of it first, or a part while the rest is recomputed."""
-        ...
 
     def abort(self, sample: Sample) -> simpy.Event:
         """End a request. Fires with the `Rollout` so far after the request's own event did, or with None if it had ended."""
-        ...
 
     def load_weights(self, version: int, running: LoadMode = "recompute") -> simpy.Event:
         """Load weights; fires with a `WeightLoad`.
@@ -96,20 +89,16 @@ class RolloutWorker(Protocol):
         and keep it ("keep"), or end first while nothing new is admitted ("drain"; a request that waits for an
         environment does not run, and recomputes its cache).
         """
-        ...
 
     def when(self, condition: TokensReached) -> simpy.Event:
         """Watch a request. Fires once, at the first boundary at which the condition holds; never if it ends before."""
-        ...
 
     def progress(self, sample: Sample) -> simpy.Event:
         """Report a request. Fires with its `Rollout` at the boundary, not done, its drafts counted; with None if it is not
         here. (A server that streams its tokens, and counts drafts by request, has it at hand.)"""
-        ...
 
     def draft_with(self, drafter: str | None) -> None:
         """Let an idle worker draft with another of the drafters that it holds; None: with its own again."""
-        ...
 
 
 class Worker(RolloutWorker, Protocol):
@@ -127,7 +116,6 @@ class Worker(RolloutWorker, Protocol):
 
     def stop(self, time_s: float) -> None:
         """End the run now: close the worker's spans and record what is unfinished."""
-        ...
 
 
 class WorkerCosts(NamedTuple):

@@ -320,6 +320,22 @@ class Scenario(_Section):
             raise ValueError(f"warmup_steps {self.warmup_steps} leaves none of the {self.steps} steps; lower it")
         return self
 
+    @property
+    def wanted_profile(self) -> ProfileMetadata:
+        """The model, GPU, split and precisions of the profile that the scenario needs; its kind and source are open. Raise
+        `InputError` for an unknown model."""
+        return ProfileMetadata(
+            model=model_shape(self.model).name,
+            gpu=known_gpu(self.cluster.gpu),
+            tp=self.cluster.tp,
+            dp=self.cluster.dp,
+            ep=self.cluster.ep,
+            precision=self.precision.weights,
+            kv_precision=self.precision.kv_cache,
+            kind="",
+            source="",
+        )
+
     def with_profile(self) -> Scenario:
         """Return the scenario with the file of the shipped profile, where it leaves the profile to simrl, also of one that is
         derived from another layout; with a roofline where no layout is shipped and none was asked for. Raise `InputError` for
@@ -327,10 +343,7 @@ class Scenario(_Section):
         path, roofline = self.profile.path, self.profile.roofline
         if path not in (None, SHIPPED) or roofline is not None:
             return self
-        cluster, own = self.cluster, self.precision
-        kind = {"model": model_shape(self.model).name, "gpu": cluster.gpu, "tp": cluster.tp, "dp": cluster.dp}
-        kind |= {"ep": cluster.ep, "precision": own.weights, "kv_precision": own.kv_cache, "kind": "", "source": ""}
-        wanted = ProfileMetadata.model_validate(kind)
+        wanted = self.wanted_profile
         file = PROFILES / file_name(wanted)
         if path is None and not file.is_file() and nearest(wanted, model_shape(self.model)) is None:
             return self.with_fields("profile", roofline=RooflineConfig())

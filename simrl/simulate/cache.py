@@ -65,22 +65,10 @@ def _words(of: ProfileMetadata) -> str:
 
 
 def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
-    config, cluster, tp = scenario.profile, scenario.cluster, scenario.cluster.tp
-    precision = scenario.precision.weights, scenario.precision.kv_cache
-    wanted = ProfileMetadata(
-        model=model.name,
-        gpu=kind.name,
-        tp=tp,
-        dp=cluster.dp,
-        ep=cluster.ep,
-        precision=precision[0],
-        kv_precision=precision[1],
-        kind="",
-        source="",
-    )
+    config, wanted = scenario.profile, scenario.wanted_profile
     if config.roofline is not None:
-        split = wanted.model_dump(include={"dp", "ep"}) | {"precision": precision[0], "kv_precision": precision[1]}
-        profile = roofline_profile(model, kind, tp, **split, **config.roofline.model_dump(exclude_none=True))
+        layout = {key: getattr(wanted, key) for key in ("tp", "dp", "ep", "precision", "kv_precision")}
+        profile = roofline_profile(model, kind, **layout, **config.roofline.model_dump(exclude_none=True))
     else:
         assert config.path is not None
         profile = _of_path(config.path, wanted, model, kind, scenario.model)

@@ -48,29 +48,32 @@ def _of_rollouts(prepared: Prepared) -> Iterator[str]:
     trace, engine = prepared.trace, prepared.scenario.engine.preset
     names, notes = set(trace.table.column_names), str(trace.metadata.notes or "").split(". ")
     yield from (said[0].lower() + said[1:].removesuffix(".") for said in notes if said.startswith(UNSEPARATED))
-    if "turn_tokens" in names and not names & {"environment_s", "turn_environment_s"}:
-        yield "the time between turns, which the trace does not have"
-    elif "environment_s" in names and "turn_environment_s" not in names:
-        yield "how a response's time in its environment is divided, of which the trace has the sum"
-    if trace.metadata.shared_prefix_tokens >= prepared.limits.block_size and prepared.limits.prefix_caching:
-        yield f"the {trace.metadata.shared_prefix_tokens:,} tokens that all prompts share are found within a group alone"
-    if not is_plain(prepared.limits) and prepared.system.prefix_caching:
-        yield "a prefix cache of layers with windows or states: vLLM has one, here none is used"
-    if (engine if isinstance(engine, str) else (engine or {}).get("name", "")).startswith("sglang"):
-        yield "SGLang's scheduler and radix cache: passes and blocks are vLLM's"
+    timed, divided = "environment_s" in names, "turn_environment_s" in names
+    prefix, limits = trace.metadata.shared_prefix_tokens, prepared.limits
+    shared = limits.prefix_caching and prefix >= limits.block_size
+    uncached = prepared.system.prefix_caching and not is_plain(limits)
+    name = engine if isinstance(engine, str) else (engine or {}).get("name", "")
+    missing = {  # what is not modelled, and whether the rollouts have it
+        "the time between turns, which the trace does not have": "turn_tokens" in names and not (timed or divided),
+        "how a response's time in its environment is divided, of which the trace has the sum": timed and not divided,
+        f"the {prefix:,} tokens that all prompts share are found within a group alone": shared,
+        "a prefix cache of layers with windows or states: vLLM has one, here none is used": uncached,
+        "SGLang's scheduler and radix cache: passes and blocks are vLLM's": name.startswith("sglang"),
+    }
+    yield from (words for words, has in missing.items() if has)
 
 
 def _of_cluster(prepared: Prepared) -> Iterator[str]:
-    scenario, training = prepared.scenario, prepared.scenario.training
-    if prepared.model.experts and training.expert_parallel > 1 and training.expert_imbalance == 1:
-        yield "experts of unequal load in training"
-    source = prepared.profile.metadata.kind
-    if scenario.cluster.worker_gpus > prepared.gpu.nvlink_domain and source != "measured":
-        what = "latency of links" if source == "assumed" else "rate of the cluster's links"
-        yield f"{what} between nodes in a forward pass ({scenario.cluster.worker_gpus} GPUs a worker)"
-    if scenario.cluster.dp > 1:
-        yield "the lag of the balancer's counts, and the last dummy passes, of ranks in lock step"
-    if not prepared.colocated and prepared.gpus > prepared.gpu.nvlink_domain and training.load_s is None:
-        yield "contention of weight syncs for the network"
-    if any(fault.kind == "lost" for fault in scenario.faults):
-        yield "tokens that are lost with their worker, and GPUs that the trainer loses (faults)"
+    scenario, training, domain = prepared.scenario, prepared.scenario.training, prepared.gpu.nvlink_domain
+    unit, source = scenario.cluster.worker_gpus, prepared.profile.metadata.kind
+    links = "latency of links" if source == "assumed" else "rate of the cluster's links"
+    uneven = prepared.model.experts and training.expert_parallel > 1 and training.expert_imbalance == 1
+    synced, lost = not prepared.colocated and training.load_s is None, any(f.kind == "lost" for f in scenario.faults)
+    missing = {  # what is not modelled, and whether the cluster has it
+        "experts of unequal load in training": uneven,
+        f"{links} between nodes in a forward pass ({unit} GPUs a worker)": unit > domain and source != "measured",
+        "the lag of the balancer's counts, and the last dummy passes, of ranks in lock step": scenario.cluster.dp > 1,
+        "contention of weight syncs for the network": synced and prepared.gpus > domain,
+        "tokens that are lost with their worker, and GPUs that the trainer loses (faults)": lost,
+    }
+    yield from (words for words, has in missing.items() if has)

@@ -14,7 +14,7 @@ import numpy as np
 
 import simrl
 from simrl.engine.requests import Limits
-from simrl.errors import InputError
+from simrl.errors import InputError, broken
 from simrl.profile.extension import covering
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape, model_shape, require_kv_heads, understood
@@ -362,15 +362,19 @@ def _fetched_share(kv: str, costs: WorkerCosts, profile: TableProfile, limits: L
 def _require_ranks(cluster: ClusterConfig, model: ModelShape, system: System) -> None:
     """Raise `InputError` for data-parallel ranks or shared experts that vLLM does not have, or that are not modelled."""
     gpus, ranks = cluster.worker_gpus, f"cluster.dp is {cluster.dp}"
-    if model.experts == 0 and cluster.dp > 1:
-        raise InputError(f"{ranks}: {model.name} has no experts, and its ranks are workers of their own; use 1")
-    if cluster.ep not in (1, gpus):
-        raise InputError(
+    if wrong := broken(
+        (
+            model.experts == 0 and cluster.dp > 1,
+            f"{ranks}: {model.name} has no experts, and its ranks are workers of their own; use 1",
+        ),
+        (
+            cluster.ep not in (1, gpus),
             f"cluster.ep is {cluster.ep}: all {gpus} GPUs of a worker (tp {cluster.tp} × dp {cluster.dp}) share the experts, "
-            f"or each has a part of all; use {gpus} or 1"
-        )
-    if model.experts == 0 and cluster.ep > 1:
-        raise InputError(f"cluster.ep is {cluster.ep}: {model.name} has no experts; use 1")
+            f"or each has a part of all; use {gpus} or 1",
+        ),
+        (model.experts == 0 and cluster.ep > 1, f"cluster.ep is {cluster.ep}: {model.name} has no experts; use 1"),
+    ):
+        raise InputError(wrong)
     if cluster.dp > 1:
         require_divisor("cluster.tp × cluster.dp", gpus, cluster.gpus, "GPUs")
     if cluster.ep > 1:
@@ -457,12 +461,18 @@ def _require_own_pools(cluster: ClusterConfig, system: System) -> None:
     if cluster.train is None:
         return
     pools = f"system {system.name}: cluster.train gives training GPUs of its own"
-    if system.rollout_share is None:
-        raise InputError(f"{pools}, and it trains on the GPUs that roll out; leave one of them out")
-    if system.adapt_split_every:
-        raise InputError(f"{pools}, and adapt_split_every lends GPUs from one pool to the other; leave one of them out")
-    if "rollout_share" in system.parameters:
-        raise InputError(f"{pools}, so cluster.gpus and cluster.train.gpus are the split; leave out its rollout_share")
+    if wrong := broken(
+        (system.rollout_share is None, f"{pools}, and it trains on the GPUs that roll out; leave one of them out"),
+        (
+            system.adapt_split_every,
+            f"{pools}, and adapt_split_every lends GPUs from one pool to the other; leave one of them out",
+        ),
+        (
+            "rollout_share" in system.parameters,
+            f"{pools}, so cluster.gpus and cluster.train.gpus are the split; leave out its rollout_share",
+        ),
+    ):
+        raise InputError(wrong)
 
 
 def _split(cluster: ClusterConfig, unit: int, system: System) -> tuple[int, int]:

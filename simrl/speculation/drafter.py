@@ -23,19 +23,15 @@ class Drafter(Protocol):
 
     def start_request(self, request: int, prompt_id: int, prompt_ids: Tokens | None = None) -> None:
         """Begin a response to this prompt. `prompt_ids` are the prompt's tokens where they are known, shape (n,)."""
-        ...
 
     def propose(self, requests: Sequence[int], most_tokens: Sequence[int]) -> list[Tokens]:
         """Return a draft for each request, of at most `most_tokens` each; empty where there is nothing to propose."""
-        ...
 
     def observe(self, request: int, token_ids: Tokens) -> None:
         """Continue a response with these tokens: the accepted ones, and the token that the pass itself yields."""
-        ...
 
     def stop_request(self, request: int) -> None:
         """End a response here: it is over, or runs elsewhere from now on."""
-        ...
 
 
 class AcceptRuns(NamedTuple):

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, validate_call
 
-from simrl.errors import InputError, choose
+from simrl.errors import InputError, broken, choose
 from simrl.extensions import Extended
 from simrl.speculation.choices import BegMab, Capture, Elastic, HistoryRule, Strategy
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, Drafter
@@ -326,18 +326,20 @@ def specactor(
     Not modelled: the drafter's prefill on GPUs of its own; messages between drafter and verifier; drafters that have no room
     for requests longer than typical.
     """
-    if model is None and not drafters:
-        raise InputError("speculation specactor: neither a model nor drafters; name one")
-    if decoupled and disaggregated:
-        raise InputError(
+    if wrong := broken(
+        (model is None and not drafters, "speculation specactor: neither a model nor drafters; name one"),
+        (
+            decoupled and disaggregated,
             "speculation specactor: disaggregated is true, which is for drafts in turns, and so is decoupled; add decoupled: "
-            "false, or leave it out"
-        )
-    if draft_gpus is not None and not (decoupled or disaggregated):
-        raise InputError(
+            "false, or leave it out",
+        ),
+        (
+            draft_gpus is not None and not (decoupled or disaggregated),
             f"speculation specactor: draft_gpus is {draft_gpus}, and with decoupled: false a worker drafts on its own GPUs; "
-            "leave it out, or add disaggregated: true"
-        )
+            "leave it out, or add disaggregated: true",
+        ),
+    ):
+        raise InputError(wrong)
     apart = Decoupled(draft_gpus, window, objective, 1000 if reconfigure and decoupled else 0, not decoupled)
     return Speculation(
         "specactor",

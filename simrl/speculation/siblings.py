@@ -231,11 +231,10 @@ def _common(ids: Ints32, first: Ints, old: Ints) -> Ints:
 
 
 class WholeResponseRuns(NamedTuple):
-    """SPEC-RL on recorded responses: arrays (rows,), the first two in tokens; all are 0 where a row has no old response."""
+    """SPEC-RL on recorded responses: arrays (rows,), in tokens; both are 0 where a row has no old response."""
 
     old_tokens: Ints  # to verify in one pass
     accepted: Ints  # from the beginning; the response goes on after them
-    epochs_ago: Ints  # how many epochs before the old response was generated
 
 
 def whole_response_runs(trace: Trace) -> WholeResponseRuns:
@@ -249,5 +248,4 @@ def whole_response_runs(trace: Trace) -> WholeResponseRuns:
     before, after = order[:-1], order[1:]
     same = (prompt[after] == prompt[before]) & (sample[after] == sample[before]) & (epoch[after] > epoch[before])
     old[after[same]] = before[same]
-    lengths, ago = (np.where(old >= 0, values, 0) for values in (np.diff(first)[old], epoch - epoch[old]))
-    return WholeResponseRuns(lengths, _common(ids, first, old), ago)
+    return WholeResponseRuns(np.where(old >= 0, np.diff(first)[old], 0), _common(ids, first, old))

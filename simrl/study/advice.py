@@ -278,14 +278,12 @@ def grown(trace: Trace, factor: float) -> Trace:
 def _unstated(scenario: Scenario, grows: bool) -> list[str]:
     """Return what a whole run usually has, and this scenario does not say."""
     training = scenario.training
-    said = []
-    if not training.checkpoint_every:
-        said.append("no checkpoints (training.checkpoint_every, checkpoint_s)")
-    if not training.evaluate_every:
-        said.append("no validation (training.evaluate_every, evaluate_s)")
-    if not grows:
-        said.append("no growth of responses (--growth 1.5, if they are 1.5 times as long at the end)")
-    return said
+    stated = {
+        "no checkpoints (training.checkpoint_every, checkpoint_s)": training.checkpoint_every,
+        "no validation (training.evaluate_every, evaluate_s)": training.evaluate_every,
+        "no growth of responses (--growth 1.5, if they are 1.5 times as long at the end)": grows,
+    }
+    return [what for what, is_stated in stated.items() if not is_stated]
 
 
 def _memory(scenario: Scenario, outcomes: Outcomes) -> KvPool | None:

@@ -289,32 +289,39 @@ def _assumed(
     usable: pd.DataFrame, scenario: Scenario, trace: Trace, recorded: Trace | None, batch: int | None
 ) -> list[str]:
     cluster, training = scenario.cluster, scenario.training
-    said = [
-        f"{scenario.model} on {cluster.gpus} × {cluster.gpu}, tp {cluster.tp}, under {scenario.system.name}: stated at the "
-        "start, no log says it"
-    ]
-    if recorded is None:
-        said.append(
+    turns = usable["num_turns/mean"].mean() if "num_turns/mean" in usable else 0
+    logged = f" (the log counts {turns:.1f} messages a response): what they took is in the corrections"
+    assumed = [  # whether it is assumed, what
+        (
+            True,
+            f"{scenario.model} on {cluster.gpus} × {cluster.gpu}, tp {cluster.tp}, under {scenario.system.name}: stated at the "
+            "start, no log says it",
+        ),
+        (
+            recorded is None,
             "lengths are made from each step's mean, min, max and share at the cap (logged); the shape between is a truncated "
-            "lognormal, and siblings are as unlike as strangers: without --trace, their likeness is unknown"
-        )
-    if batch is not None:
-        said.append(
-            f"lengths are of kept groups: {batch} responses are generated a step, all others as long as the kept ones"
-        )
-    if not {"turn_tokens", "environment_s"} & set(trace.table.column_names):
-        turns = usable["num_turns/mean"].mean() if "num_turns/mean" in usable else 0
-        logged = f" (the log counts {turns:.1f} messages a response): what they took is in the corrections"
-        said.append(f"no tool calls and turns are simulated{logged if turns > 2 else ''}")
-    if training.reference_model:
-        said.append(f"the reference's log-probs are of {training.reference_model}, at the policy's efficiency")
-    elif training.extra_log_probs:
-        said.append(
+            "lognormal, and siblings are as unlike as strangers: without --trace, their likeness is unknown",
+        ),
+        (
+            batch is not None,
+            f"lengths are of kept groups: {batch} responses are generated a step, all others as long as the kept ones",
+        ),
+        (
+            not {"turn_tokens", "environment_s"} & set(trace.table.column_names),
+            f"no tool calls and turns are simulated{logged if turns > 2 else ''}",
+        ),
+        (
+            training.reference_model,
+            f"the reference's log-probs are of {training.reference_model}, at the policy's efficiency",
+        ),
+        (
+            training.extra_log_probs and not training.reference_model,
             f"the reference's log-probs are {training.extra_log_probs} passes of the policy's cost (rounded from the window); "
-            "name its model with training.reference_model"
-        )
-    said.append("corrections found under the run's own system hold under another one")
-    return said
+            "name its model with training.reference_model",
+        ),
+        (True, "corrections found under the run's own system hold under another one"),
+    ]
+    return [what for is_assumed, what in assumed if is_assumed]
 
 
 def scenario_yaml(calibration: Calibration, source: str) -> str:

@@ -28,14 +28,13 @@ from scipy.optimize import least_squares
 
 from simrl.errors import InputError
 from simrl.result.result import Result
-from simrl.runtime.training_costs import TrainingCosts
+from simrl.runtime.training_costs import Ints, TrainingCosts
 from simrl.scenario.model import Scenario
 from simrl.scenario.training import TrainingConfig
 from simrl.simulate.prepare import Prepared
 
 log = logging.getLogger(__name__)
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 # A function of the corrections of the engine: each step's seconds, and its mean response's seconds.
 Times = Callable[..., tuple[Floats, Floats]]
 
@@ -158,7 +157,7 @@ def seconds(rows: pd.DataFrame, key: str) -> Floats:
 
 def fit(
     rows: pd.DataFrame,
-    lengths: Sequence[NDArray[np.int64]],
+    lengths: Sequence[Ints],
     prepared: Prepared,
     simulated: Callable[[Scenario], Result],
 ) -> tuple[list[Scenario], tuple[Correction, ...], list[str]]:
@@ -188,7 +187,7 @@ def fit(
     return fits, (*engine, *corrections), [*more, *unclear]
 
 
-def _require_updates_of(lengths: Sequence[NDArray[np.int64]], result: Result, prepared: Prepared) -> None:
+def _require_updates_of(lengths: Sequence[Ints], result: Result, prepared: Prepared) -> None:
     """Raise `InputError` if an update of the system trains another number of samples than a step of the log."""
     trained = result.steps.column("samples").to_numpy().mean()
     logged = float(np.mean([tokens.size for tokens in lengths]))
@@ -258,7 +257,7 @@ def with_generation(scenario: Scenario, forward: float, pass_s: float, sequence_
 
 
 def _fit_training(
-    rows: pd.DataFrame, prepared: Prepared, lengths: Sequence[NDArray[np.int64]]
+    rows: pd.DataFrame, prepared: Prepared, lengths: Sequence[Ints]
 ) -> tuple[list[TrainingConfig], list[Correction], list[str]]:
     """Fit the update and the log-probs; phases that the log does not time stay as the launch has them. Returns as `fit`."""
     config, system = prepared.scenario.training, prepared.system

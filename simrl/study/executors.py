@@ -60,7 +60,6 @@ class Executor(Protocol):
 
     def outcomes(self, points: Sequence[Point]) -> Outcomes:
         """Yield (place among the points, outcome) of each point, once, in any order."""
-        ...
 
 
 class Here:

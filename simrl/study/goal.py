@@ -84,16 +84,22 @@ class Goal:
 
     def broken(self, scenario: Scenario, row: Row) -> list[Broken]:
         """Return the limits that an option exceeds."""
-        found = [self._staleness(scenario, row)]
-        if self.settled and not row["settled"] and found == [None]:
-            found.append(Broken(SETTLING, f"had not settled after {scenario.steps} updates", 0.1, unsettled=True))
-        if self.max_cost is not None:
-            found.append(_over("cost", "cost of 1,000 samples", row["cost_per_1k_samples"], self.max_cost))
-        if self.deadline_s is not None and (s := self.seconds(row)) > self.deadline_s:
-            found.append(Broken("deadline", f"takes {duration(s)}", s / self.deadline_s - 1))
-        if self.budget is not None:
-            found.append(_over("budget", "cost", self.cost(row), self.budget))
-        return [broken for broken in found if broken is not None]
+        stale = self._staleness(scenario, row)
+        settling = self.settled and not row["settled"] and stale is None
+        limits = [
+            stale,
+            Broken(SETTLING, f"had not settled after {scenario.steps} updates", 0.1, unsettled=True)
+            if settling
+            else None,
+            _over("cost", "cost of 1,000 samples", row["cost_per_1k_samples"], self.max_cost)
+            if self.max_cost is not None
+            else None,
+            Broken("deadline", f"takes {duration(s)}", s / self.deadline_s - 1)
+            if self.deadline_s is not None and (s := self.seconds(row)) > self.deadline_s
+            else None,
+            _over("budget", "cost", self.cost(row), self.budget) if self.budget is not None else None,
+        ]
+        return [broken for broken in limits if broken is not None]
 
     def _staleness(self, scenario: Scenario, row: Row) -> Broken | None:
         """Judge by the oldest trained token, carried ones too. Where its age still grew, only the system's own rule bounds

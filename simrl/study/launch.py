@@ -187,49 +187,74 @@ def _parts(prepared: Prepared) -> tuple[tuple[int, int], tuple[int, int]]:
     return _nodes(rollout, prepared.gpu), _nodes(train, prepared.train_gpu)
 
 
-def _notes(framework: str, settings: Mapping[str, str], values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what may be wrong in the settings."""
-    own, train = values["prepared"].gpu.name, values["prepared"].train_gpu.name
-    if own != train:
-        yield f"rollout on {own}, training on {train}: no setting names a kind of GPU; see to it that each part gets its own"
-    training, unsaid = values["scenario"].training, values["scenario"].precision.model_dump()
-    if VERL_QUANTIZATION in settings:
-        del unsaid["weights"]
-        yield f"{VERL_QUANTIZATION}=fp8 is verl's block recipe (scales of 128 x 128 weights), as simulated"
-    if any(key.endswith(FP8_TRAINING) for key in settings):
-        del unsaid["training"]
-        yield "blockwise fp8 training needs NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1 in the environment, and CUDA 12.9"
-    for part, kind in unsaid.items():
-        if kind != "bf16":
-            yield f"precision.{part}={kind}: no setting here says so; set {UNSAID_PRECISIONS[part]}"
-    if framework != "slime" and training.sharding == "fsdp":
-        for key in ("tensor_parallel", "pipeline_parallel", "expert_parallel"):
-            if (size := getattr(training, key)) > 1:
-                yield f"training.{key}={size}: no setting of FSDP says so; training.sharding=optimizer is Megatron's"
-    if framework == "AReaL":
-        for key in ("interruptible", "recompute_kv", "pause"):
-            if not values[key]:
-                yield f"{key}=false is an ablation; the documentation has no key for it"
-        if values["on_stale"] != "train":
-            yield f"on_stale={values['on_stale']} is simrl's; AReaL trains what it has"
-        if values["ranks"] or values["expert_gpus"]:
-            yield "cluster.dp and cluster.ep are vLLM's data_parallel_size and enable_expert_parallel; AReaL's page has no key"
-    own_values = values["scenario"].system.parameters
-    for key in ("dispatch", "per_replica"):
-        if own_values.get(key) is not None:
-            yield f"{key}={own_values[key]}: no setting here says so; the framework's own may be slower"
-    if values.get("version") == "0.4":
-        yield 'version "0.4": a release since 0.5 sends single responses to the least loaded server, as version "0.7" here'
-    if LONGEST_PROMPT in settings:
-        yield f"{LONGEST_PROMPT}={settings[LONGEST_PROMPT]} is the longest of the trace; yours may be longer"
-    yield from _across_nodes(training, values)
-    key, cluster = next(key for key in ROLLOUT_GPUS_A_NODE if key in settings), values["scenario"].cluster
-    if int(settings[key]) % cluster.worker_gpus:
-        unit = f"tp {cluster.tp}" if cluster.dp == 1 else f"tp {cluster.tp} × dp {cluster.dp}"
-        yield (
+def _notes(framework: str, settings: Mapping[str, str], values: Mapping[str, Any]) -> list[str]:
+    """Return what may be wrong in the settings."""
+    prepared, scenario = values["prepared"], values["scenario"]
+    own, train = prepared.gpu.name, prepared.train_gpu.name
+    training, cluster, given = scenario.training, scenario.cluster, scenario.system.parameters
+    quantized, in_fp8 = VERL_QUANTIZATION in settings, any(key.endswith(FP8_TRAINING) for key in settings)
+    said = {"weights": quantized, "training": in_fp8}
+    precisions = [(part, kind) for part, kind in scenario.precision.model_dump().items() if not said.get(part)]
+    sizes = {key: getattr(training, key) for key in ("tensor_parallel", "pipeline_parallel", "expert_parallel")}
+    fsdp, areal = framework != "slime" and training.sharding == "fsdp", framework == "AReaL"
+    key = next(key for key in ROLLOUT_GPUS_A_NODE if key in settings)
+    unit = f"tp {cluster.tp}" if cluster.dp == 1 else f"tp {cluster.tp} × dp {cluster.dp}"
+    notes = [  # whether a note holds, the note
+        (
+            own != train,
+            f"rollout on {own}, training on {train}: no setting names a kind of GPU; see to it that each part gets its own",
+        ),
+        (
+            quantized,
+            f"{VERL_QUANTIZATION}=fp8 is verl's block recipe (scales of 128 x 128 weights), as simulated",
+        ),
+        (
+            in_fp8,
+            "blockwise fp8 training needs NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1 in the environment, and CUDA 12.9",
+        ),
+        *(
+            (kind != "bf16", f"precision.{part}={kind}: no setting here says so; set {UNSAID_PRECISIONS[part]}")
+            for part, kind in precisions
+        ),
+        *(
+            (
+                fsdp and size > 1,
+                f"training.{name}={size}: no setting of FSDP says so; training.sharding=optimizer is Megatron's",
+            )
+            for name, size in sizes.items()
+        ),
+        *(
+            (areal and not values.get(name), f"{name}=false is an ablation; the documentation has no key for it")
+            for name in ("interruptible", "recompute_kv", "pause")
+        ),
+        (
+            areal and values.get("on_stale") != "train",
+            f"on_stale={values.get('on_stale')} is simrl's; AReaL trains what it has",
+        ),
+        (
+            areal and (values["ranks"] or values["expert_gpus"]),
+            "cluster.dp and cluster.ep are vLLM's data_parallel_size and enable_expert_parallel; AReaL's page has no key",
+        ),
+        *(
+            (value is not None, f"{name}={value}: no setting here says so; the framework's own may be slower")
+            for name, value in ((name, given.get(name)) for name in ("dispatch", "per_replica"))
+        ),
+        (
+            values.get("version") == "0.4",
+            'version "0.4": a release since 0.5 sends single responses to the least loaded server, as version "0.7" here',
+        ),
+        (
+            LONGEST_PROMPT in settings,
+            f"{LONGEST_PROMPT}={settings.get(LONGEST_PROMPT)} is the longest of the trace; yours may be longer",
+        ),
+        *((True, note) for note in _across_nodes(training, values)),
+        (
+            int(settings[key]) % cluster.worker_gpus,
             f"{key}={settings[key]} GPUs a node are no multiple of {unit}: a worker would be on two nodes or GPUs stay empty; "
-            "simrl does not place workers on nodes"
-        )
+            "simrl does not place workers on nodes",
+        ),
+    ]
+    return [note for holds, note in notes if holds]
 
 
 def _across_nodes(training: TrainingConfig, values: Mapping[str, Any]) -> Iterator[str]:

@@ -288,22 +288,13 @@ def _layouts(varied: Varied, first: Scenario, profiles: Mapping[Layout, str]) ->
 
 def _lacks(first: Scenario, tp: int) -> str:
     """Return that the profiles beside the scenario's have none for more GPUs of a worker, and the command that makes it."""
-    cluster, precision, path = first.cluster, first.precision, Path(first.profile.path or "")
+    cluster, path = first.cluster, Path(first.profile.path or "")
+    one = first.with_fields("cluster", tp=tp, dp=1, ep=tp if cluster.ep > 1 else 1)
+    precision, wanted = first.precision, one.wanted_profile
     kinds = [precision.weights] * (precision.weights != "bf16") + [f"kv {precision.kv_cache}"] * (
         precision.kv_cache != "bf16"
     )
     words = f" in {' and '.join(kinds)}" if kinds else ""
-    experts = tp if cluster.ep > 1 else 1
-    wanted = ProfileMetadata(
-        model=first.model,
-        gpu=cluster.rollout_kind.name,
-        tp=tp,
-        ep=experts,
-        precision=precision.weights,
-        kv_precision=precision.kv_cache,
-        kind="",
-        source="",
-    )
     ways = derived(wanted, model_shape(first.model), path.with_name(file_name(wanted)), first.model)
     return "; ".join([f"{path.parent.name}/ has no profile of {first.model} on {cluster.gpu}{words} for it", *ways])
 

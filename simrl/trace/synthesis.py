@@ -35,11 +35,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simrl.errors import InputError
 from simrl.trace.lognormal import cut_tokens, location_of
-from simrl.trace.tools import Kind, Share, Sigma, Tools, call_columns, draw_calls, lists, normals
+from simrl.trace.tools import Floats, Ints, Kind, Share, Sigma, Tools, call_columns, draw_calls, lists, normals
 from simrl.trace.trace import Trace, TraceMetadata
 from simrl.validation import numbers_are_no_truth
 
-Floats = NDArray[np.float64]
 MeanTokens = Annotated[float, Field(gt=1, allow_inf_nan=False)]
 LARGEST_INT32 = 2**31 - 1  # the limit of a trace's columns
 MOST_SAMPLES = 100_000_000  # about 10 GB while they are drawn
@@ -405,13 +404,13 @@ def _divided(
     sigma: float,
     seed: int,
     response: NDArray[Any],
-    turns: NDArray[np.int64],
-    row: NDArray[np.int64],
+    turns: Ints,
+    row: Ints,
     keys: tuple[Any, ...],
-) -> NDArray[np.int64]:
+) -> Ints:
     """Return the tokens of all turns, of which each has one or more: equal parts, the first ones longer by a token, or parts by
     lognormal weights of this sigma."""
-    whole: NDArray[np.int64] = response.astype(np.int64)
+    whole: Ints = response.astype(np.int64)
     if not sigma:
         return np.asarray((whole // turns)[row] + (keys[-1] < (whole % turns)[row]))
     # Whole weights have exact sums, so that the parts of a response depend on no other response.

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simrl.errors import InputError, first_line
 from simrl.extensions import install_command
@@ -45,10 +44,9 @@ from simrl.profile.profilers.setups import (
     is_measurable,
     require_possible,
 )
-from simrl.profile.profilers.smoothing import moved, settled
+from simrl.profile.profilers.smoothing import Floats, moved, settled
 from simrl.profile.roofline import MEMORY_EFFICIENCY, states_s
 
-Floats = NDArray[np.float64]
 KV_PRECISIONS = {"bf16": "bfloat16", "fp8": "fp8"}
 SDK = ("config_builders", "models", "perf_database", "engine")
 # Kinds of operations that depend on sequences, not on tokens alone: attention (of MLA with its projections, which were

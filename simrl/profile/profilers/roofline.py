@@ -6,16 +6,14 @@ Invariant: no number here is measured. Each rate is the data sheet's times a nam
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simrl.profile.hardware import Gpu
 from simrl.profile.metadata import split_words
 from simrl.profile.model_shape import ModelShape
 from simrl.profile.precision import WEIGHT_BYTES
-from simrl.profile.profile import NOT_MEASURED, ProfileMetadata, TableProfile, Tables
+from simrl.profile.profile import NOT_MEASURED, Floats, ProfileMetadata, TableProfile, Tables
 from simrl.profile.roofline import MEMORY_EFFICIENCY, Roofline
 
-Floats = NDArray[np.float64]
 MOST_TOKENS, MOST_SEQUENCES, MOST_KV_TOKENS = 65536, 2048, 262144
 
 

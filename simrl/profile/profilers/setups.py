@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from simrl.errors import InputError, meant
+from simrl.errors import InputError, broken, meant
 from simrl.extensions import install_command
 from simrl.profile.model_shape import MODELS, ModelShape, require_kv_heads
 
@@ -123,16 +123,24 @@ def require_graphs(setup: EngineSetup) -> None:
 def _require_split(shape: ModelShape, setup: EngineSetup) -> None:
     """Raise `InputError` for experts that a dense model lacks, or that the GPUs cannot share."""
     gpus = setup.tp * setup.dp
-    if not shape.experts and setup.precision == "w4a16_mxfp4":
-        raise InputError(f"{shape.name} has no experts: w4a16_mxfp4 is a precision of experts alone")
-    if not shape.experts and (setup.dp, setup.ep) != (1, 1):
-        raise InputError(f"{shape.name} has no experts: --dp and --ep are for mixtures of experts; leave them out")
-    if setup.ep not in (1, gpus):
-        raise InputError(
-            f"--ep {setup.ep}: experts are shared by all {gpus} GPUs of tp × dp or by none; give {gpus} or 1"
-        )
-    if shape.experts % setup.ep:
-        raise InputError(f"--ep {setup.ep} does not divide the {shape.experts} experts of {shape.name}")
-    if shape.heads % setup.tp:
-        raise InputError(f"--tp {setup.tp} does not divide the {shape.heads} attention heads of {shape.name}")
+    if wrong := broken(
+        (
+            not shape.experts and setup.precision == "w4a16_mxfp4",
+            f"{shape.name} has no experts: w4a16_mxfp4 is a precision of experts alone",
+        ),
+        (
+            not shape.experts and (setup.dp, setup.ep) != (1, 1),
+            f"{shape.name} has no experts: --dp and --ep are for mixtures of experts; leave them out",
+        ),
+        (
+            setup.ep not in (1, gpus),
+            f"--ep {setup.ep}: experts are shared by all {gpus} GPUs of tp × dp or by none; give {gpus} or 1",
+        ),
+        (
+            shape.experts % (setup.ep or 1),
+            f"--ep {setup.ep} does not divide the {shape.experts} experts of {shape.name}",
+        ),
+        (shape.heads % setup.tp, f"--tp {setup.tp} does not divide the {shape.heads} attention heads of {shape.name}"),
+    ):
+        raise InputError(wrong)
     require_kv_heads("--tp", setup.tp, shape)

@@ -16,17 +16,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simrl.errors import InputError
 from simrl.profile.hardware import GPUS, Gpu
 from simrl.profile.model_shape import ModelShape
-from simrl.profile.profile import TableProfile
+from simrl.profile.profile import Floats, TableProfile
 from simrl.profile.profilers import aiconfigurator
 from simrl.profile.profilers.aiconfigurator import PREFILL_KV_TOKENS, PREFILL_TOKENS, KernelTimes
 from simrl.profile.profilers.setups import ONE_GPU, EngineSetup
 
-Floats = NDArray[np.float64]
 BASES = {"h800": "h100", "h20": "h200"}  # all of them Hopper
 COLLECTIVES = ("embedding_ar", "ar_1", "ar_2", "p2p", "moe_pre_dispatch", "moe_post_dispatch")
 MEMORY_KERNELS = ("embedding", "add_norm_1", "add_norm_2", "attention_q_norm", "attention_k_norm", "act_gate")

@@ -72,7 +72,7 @@ def import_slime(path: str | Path, *, reward_key: str | None = None, **labels: U
     path = rows.existing(path)
     files, evaluations = _files(path)
     samples: list[rows.Row] = []
-    notes, response_tokens = [], 0
+    response_tokens = 0
     file_of_step: dict[int, str] = {}
     for file, index, line in _read(files):
         place, sample = f"{file}: sample {index}", line["sample"]
@@ -82,17 +82,17 @@ def import_slime(path: str | Path, *, reward_key: str | None = None, **labels: U
         samples.append(_row(sample, step, reward_key, place))
         response_tokens += int(sample["response_length"])
     observed = sum(sum(row.turn_observation_tokens or ()) for row in samples)
-    if left_out := response_tokens - observed - sum(row.response_tokens for row in samples):
-        notes.append(f"{left_out} tokens after the last turn of a response, which loss_mask leaves out, are left out.")
-    if observed:
-        notes.append(f"{observed} of {response_tokens} response tokens are observations between turns, by loss_mask.")
-    if evaluations:
-        notes.append(f"{evaluations} dumps of evaluations were left out.")
+    left_out = response_tokens - observed - sum(row.response_tokens for row in samples)
+    counts = {
+        f"{left_out} tokens after the last turn of a response, which loss_mask leaves out, are left out.": left_out,
+        f"{observed} of {response_tokens} response tokens are observations between turns, by loss_mask.": observed,
+        f"{evaluations} dumps of evaluations were left out.": evaluations,
+    }
     return rows.trace_from_rows(
         samples,
         source=f"slime debug rollouts {path.name}",
         tokenizer="the run's own (slime recorded the token ids)",
-        notes=notes,
+        notes=[note for note, count in counts.items() if count],
         default_name=path.name.removesuffix(".pt"),
         **labels,
     )

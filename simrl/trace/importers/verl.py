@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from simrl.errors import InputError
+from simrl.errors import InputError, broken
 from simrl.trace.importers import rows, turns
 from simrl.trace.importers.lengths import lengths_with
 from simrl.trace.importers.logs import recognised
@@ -211,21 +211,21 @@ def _samples(row: dict[Hashable, Any], group: int, seed: int, cap: int, source: 
     total, mean = float(row["perf/total_num_tokens"]), float(row["response_length/mean"] + row["prompt_length/mean"])
     count = round(total / mean) if mean > 0 else 0
     longest, shortest = row["response_length/max"], row["response_length/min"]
-    if count < 1 or abs(total / mean - count) > 0.01 + count * ROUNDED / mean:
-        raise InputError(
-            f"{place}: {total:g} tokens over a mean of {mean:g} are no whole number of samples; check the log"
-        )
-    if count > MOST_SAMPLES:
-        raise InputError(f"{place}: {count:,} samples; no step has more than {MOST_SAMPLES:,}; check the log")
-    if count % group:
-        raise InputError(f"{place}: {count} samples are not whole groups of {group}; give the run's samples a prompt")
-    if longest > cap:
-        raise InputError(f"{place}: response_length/max is {longest:g}, over the cap of {cap}; give the run's cap")
-    if shortest < 1:
-        raise InputError(
+    if wrong := broken(
+        (
+            count < 1 or abs(total / mean - count) > 0.01 + count * ROUNDED / mean,
+            f"{place}: {total:g} tokens over a mean of {mean:g} are no whole number of samples; check the log",
+        ),
+        (count > MOST_SAMPLES, f"{place}: {count:,} samples; no step has more than {MOST_SAMPLES:,}; check the log"),
+        (count % group, f"{place}: {count} samples are not whole groups of {group}; give the run's samples a prompt"),
+        (longest > cap, f"{place}: response_length/max is {longest:g}, over the cap of {cap}; give the run's cap"),
+        (
+            shortest < 1,
             f"{place}: response_length/min is {shortest:g}, aborted or empty: cannot be generated again; "
-            "drop this step from the metrics"
-        )
+            "drop this step from the metrics",
+        ),
+    ):
+        raise InputError(wrong)
     clipped = round(float(row["response_length/clip_ratio"]) * count)
     rng = np.random.default_rng([seed, step])
     response_tokens = rng.permutation(_lengths(row, "response_length", count, clipped or None, place))

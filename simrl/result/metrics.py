@@ -100,11 +100,11 @@ def summary(
     acceptance_rate           accepted draft tokens / drafted ones, of all samples from the start on; None without drafts
     speculation_rate          share of all generated tokens that came from drafts
     first_epoch_speculation_rate, later_speculation_rate
-                              the same of the samples of the run's first epoch, in which a history has no responses yet, and of
+                              speculation_rate of the run's first epoch alone, in which a history has no responses yet, and of
                               later epochs; None without drafts or such samples
     acceptance                where it comes from: the kind of the drafter's model, such as assumed; counted, if tokens were
                               drafted; None without drafts
-    prefix_caching            whether the engines cache prefixes
+    prefix_caching            whether the engines cache prefixes; None where a result does not tell
     accept_length             tokens that a pass with a draft yields a response, the bonus token or correction included; None
                               without drafts
     """
@@ -151,7 +151,7 @@ def summary(
         "acceptance_rate": accepted / drafted if drafted else None,
         "speculation_rate": accepted / max(generated, 1),
         **_of_drafts(result),
-        "prefix_caching": bool(result.metadata.get("prefix_caching")),
+        "prefix_caching": result.metadata.get("prefix_caching"),
         "accept_length": verified / verifications if verifications else None,
     }
 
@@ -170,7 +170,7 @@ def _of_drafts(result: Result) -> dict[str, Any]:
     epoch, generated, accepted = (
         result.samples.column(name).to_numpy() for name in ("epoch", "generated_tokens", "accepted_tokens")
     )
-    first = epoch == epoch.min(initial=0)
+    first = epoch == epoch.min(initial=np.iinfo(epoch.dtype).max)
     parts = {"first_epoch": first, "later": ~first}
     return {"acceptance": "assumed" if "assumed" in kinds else next(iter(kinds), None)} | {
         f"{part}_speculation_rate": float(accepted[of].sum() / generated[of].sum())

@@ -542,3 +542,8 @@ def test_only_python_has_these_parameters():
     assert (
         only == {(path, "cap_tokens") for path in ("compare", "run", "sweep", "optimize", "advise")} | given_by_values
     )
+
+
+def test_updates_that_are_no_whole_number_are_refused_before_anything_runs():
+    with pytest.raises(simrl.InputError, match="updates='many': a whole number"):
+        simrl.compare("experiments/quickstart.yaml", updates="many")

@@ -32,6 +32,8 @@ OCCUPANCY = (
     "share of the slots of its batch that a rollout worker fills while it runs (slots: max_num_seqs, or what its KV cache "
     "holds at the mean context)"
 )
+UNLEARNED = "What stale tokens do to learning is not modelled"
+WITHOUT_CACHE = "without prefix caching, which others here have"
 LEAST_SHARE = 0.005  # of tokens or samples: less is not said
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")  # of the mark of a fact
 EPOCHS = ("the first epoch", "later ones")
@@ -63,7 +65,8 @@ def show_comparison(
 ) -> None:
     """Print the table, what it does not show, and what of the rest is asked for; a page folds the rest."""
     page = isinstance(console, Page)
-    rows = marked(rows if page else _shortened(rows))
+    rows = rows if page else _shortened(rows)
+    rows = rows if shown.lines else marked(rows)  # the one line of --brief explains no marks
     table, left_out = fitting(console, columns_of(rows), partial(_table, rows))
     say(console, title(scenarios), style="bold")
     console.print(table)
@@ -83,9 +86,11 @@ def show_comparison(
 
 def headline(rows: Sequence[Row]) -> list[str]:
     """Return the line that answers: the fastest run (of two variants each), its lead, and the runs that had not settled."""
-    leads, pairs = [], [(*best_and_other(group), group) for group in several(rows)]
+    groups = several(rows) or [list(rows)] * (len(rows) > 1)  # of variants with one run each, all
+    leads, pairs = [], [(*best_and_other(group), group) for group in groups]
     for best, other, group in pairs if len(pairs) <= 2 else [max(pairs, key=lambda pair: pair[0]["samples_per_s"])]:
-        lead = f"{row_name(best)}, {best['samples_per_s'] / other['samples_per_s']:.2f}× {other['system']}"
+        name = other["system"] if other["variant"] == best["variant"] else row_name(other)
+        lead = f"{row_name(best)}, {best['samples_per_s'] / other['samples_per_s']:.2f}× {name}"
         if best.get("run_hours") is not None:
             cost = "" if best["run_cost"] is None else f", cost {_number(best['run_cost'])}"
             lead += f" ({_number(best['run_hours'])} h{cost})"
@@ -94,6 +99,7 @@ def headline(rows: Sequence[Row]) -> list[str]:
     unsettled = [row_name(row) for row in rows if not row["settled"]]
     parts = [f"Fastest: {'; '.join(leads)}"] * bool(leads)
     parts += [f"Not settled (↑): {', '.join(unsettled)}: {GROWING}"] * bool(unsettled)
+    parts += [UNLEARNED] * any(best["off_policyness_mean"] > other["off_policyness_mean"] for best, other, _ in pairs)
     return [". ".join(parts)] * bool(parts)
 
 
@@ -105,7 +111,7 @@ def is_level(best: Row, other: Row) -> bool:
 
 def notes(rows: Sequence[Row]) -> list[str]:
     """Return what the table does not show: what the marks of the rows say, other splits, unequal work."""
-    facts = {fact: mark for row in rows for fact, mark in row["facts"].items()}
+    facts = {fact: mark for row in rows for fact, mark in row.get("facts", {}).items()}
     return [*(f"{mark} {fact}" for fact, mark in facts.items()), *_better_splits(rows), *unequal_work(rows)]
 
 
@@ -124,8 +130,9 @@ def _facts(row: Row, group: Sequence[Row]) -> list[str]:
     cached = [each["prefix_caching"] for each in group]
     few = 2 * cached.count(row["prefix_caching"]) - len(group)
     unlike = few < 0 or (few == 0 and row["prefix_caching"] != cached[0])
-    own = [f"{'with' if row['prefix_caching'] else 'without'} prefix caching, unlike the others"] * unlike
-    slower = row["samples_per_s"] < group[0]["samples_per_s"] and _defaults(row["system"])
+    caching = "with prefix caching, which others here lack" if row["prefix_caching"] else WITHOUT_CACHE
+    own = [caching] * (unlike and None not in cached)
+    slower = not is_level(group[0], row) and _defaults(row["system"])
     why = f"slower than {group[0]['system']} with its defaults {slower}; simrl diff says why"
     return [*own, *_acceptance(row), *_tokens_apart(row), *[why] * bool(slower)]
 
@@ -269,17 +276,19 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
             more_gpus,
             Column("GPUs", shown("gpus", "{:,}"), "all that the system takes; speed-ups do not divide by them"),
         ),
-        (divided, Column("split", split, "GPUs that roll out : GPUs that train; shared: all do both, by turns", 9)),
+        (divided, Column("split", split, "GPUs that roll out : GPUs that train; shared: all do both, by turns", 10)),
         (True, Column("samples/s", rate, rates)),
         (True, Column("speed-up", shown("speedup_in_variant", "{:.2f}×"), f"samples/s over the first system's{among}")),
         (several, Column("overall\nspeed-up", shown("speedup", "{:.2f}×"), "samples/s over the first row's", 1)),
-        (True, Column("rollout\nbubble", shown("rollout_bubble"), "share of time that rollout GPUs idle", 9)),
+        (True, Column("rollout\nbubble", shown("rollout_bubble"), "share of time that rollout GPUs idle", 8)),
         (filled, Column("occupancy", shown("occupancy"), OCCUPANCY, 5)),
         (True, Column("train\nidle", shown("train_idle"), train_idle, 6)),
         (True, Column("off-policy\nmean / max", ages, off_policy, 9)),
         (
             planned,
-            Column("run\nhours", digits("run_hours"), "hours of the --updates, of a whole batch each, at this rate", 8),
+            Column(
+                "run\nhours", digits("run_hours"), "hours of the --updates, of a whole batch each, at this rate", 11
+            ),
         ),
         (planned and priced, Column("run\ncost", digits("run_cost"), "what they cost at the price of a GPU-hour", 7)),
         (drafts, Column("tokens a\ndraft", shown("accept_length", "{:.2f}"), yielded, 5)),

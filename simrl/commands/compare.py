@@ -232,7 +232,7 @@ def compare(
     from simrl.systems.recipes import parameters_of
 
     if not isinstance(updates, int | None):
-        raise InputError(f"--updates {updates!r}: a whole number of policy updates is needed")
+        raise InputError(f"--updates {updates}: a whole number of policy updates is needed")
     opening = "compare", workload, systems, overrides, {**setup, "seed": seed, "price": price}
     choices = Choices(pipelines or (), dispatches or (), speculations or ())
     if measured is not None:

@@ -235,6 +235,7 @@ class WholeResponseRuns(NamedTuple):
 
     old_tokens: Ints  # to verify in one pass
     accepted: Ints  # from the beginning; the response goes on after them
+    epochs_ago: Ints  # how many epochs before the old response was generated
 
 
 def whole_response_runs(trace: Trace) -> WholeResponseRuns:
@@ -248,4 +249,5 @@ def whole_response_runs(trace: Trace) -> WholeResponseRuns:
     before, after = order[:-1], order[1:]
     same = (prompt[after] == prompt[before]) & (sample[after] == sample[before]) & (epoch[after] > epoch[before])
     old[after[same]] = before[same]
-    return WholeResponseRuns(np.where(old >= 0, np.diff(first)[old], 0), _common(ids, first, old))
+    lengths, ago = (np.where(old >= 0, values, 0) for values in (np.diff(first)[old], epoch - epoch[old]))
+    return WholeResponseRuns(lengths, _common(ids, first, old), ago)

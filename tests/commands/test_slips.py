@@ -142,7 +142,7 @@ def test_without_a_shipped_profile_it_is_a_roofline(simrl, scenarios):
 
 def test_a_layout_that_is_not_shipped_is_carried_over_from_the_nearest_and_printed_as_extrapolated(simrl):
     without_profile(simrl, "profile: {path: shipped}")
-    out = simrl("compare", "scenario.yaml", "cluster.gpus=32", "cluster.tp=8", "--output", "o").out
+    out = " ".join(simrl("compare", "scenario.yaml", "cluster.gpus=32", "cluster.tp=8", "--output", "o").out.split())
     assert "step times extrapolated (qwen3-8b on h100 tp4 bf16 × the ratio of rooflines, off by 7 %" in out
     result = json.loads(next(Path("o").rglob("result.json")).read_text(encoding="utf-8"))
     assert result["profile"]["kind"] == "extrapolated"

@@ -231,7 +231,7 @@ def _common(ids: Ints32, first: Ints, old: Ints) -> Ints:
 
 
 class WholeResponseRuns(NamedTuple):
-    """SPEC-RL on recorded responses: arrays (rows,), in tokens; both are 0 where a row has no old response."""
+    """SPEC-RL on recorded responses: arrays (rows,), the first two in tokens; all are 0 where a row has no old response."""
 
     old_tokens: Ints  # to verify in one pass
     accepted: Ints  # from the beginning; the response goes on after them

@@ -90,7 +90,8 @@ class ScenarioFile:
             raise InputError(f"{path}: no keys; a scenario has {', '.join(_KEYS)}")
         for key, value in self._config.items_ex(resolve=False):
             _require_known(str(key), str(path), value)
-        values = [_values(setting) for setting in settings]
+        last = {setting.key: setting for setting in settings}  # of equal keys the last one holds, one value or several
+        values = [_values(setting) for setting in settings if setting is last[setting.key]]
         self._parameters = [each for each in values if each[0].key.startswith(PARAMETER)]
         fields = [each for each in values if each not in self._parameters]
         self._several = {each[0].key: each for each in fields if len(each) > 1}

@@ -64,6 +64,16 @@ def test_every_combination_of_variations_and_systems_becomes_a_scenario_in_the_f
     assert [s.system.parameters for s in scenarios] == [{}, {"eta": 2}] * 2
 
 
+def test_of_two_overrides_of_a_key_the_last_holds_whether_one_value_or_several(file):
+    for overrides, gpus in (
+        (["cluster.gpus=16", "cluster.gpus=8,24"], [8, 24]),
+        (["cluster.gpus=8,24", "cluster.gpus=16"], [16]),
+        (["cluster.gpus=8", "cluster.gpus=16"], [16]),
+    ):
+        scenarios = load_scenarios(file, [*overrides, "systems=[split]", "vary=null"])
+        assert [scenario.cluster.gpus for scenario in scenarios] == gpus
+
+
 def test_an_override_wins_over_the_file_and_over_a_variation(file):
     written(file, ("systems: ", "vary: [{cluster.gpus: 4}, {cluster.gpus: 8}]\nsystems: "))
     scenarios = load_scenarios(file, ["cluster.gpus=16", "systems=[split]", "seed=1"])

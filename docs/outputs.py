@@ -101,7 +101,7 @@ class Timed(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What became of a page: the number of outputs compared, by line what is stale in them and what else is wrong, the commands
+    """The report on a page: the number of outputs compared, by line what is stale in them and what else is wrong, the commands
     that ran, the page's text with renewed outputs and by line what has no place in these."""
 
     page: str
@@ -157,10 +157,10 @@ def _commands_above(block: Block, before: Block | None) -> bool:
 
 
 def _output(block: Block, before: Block | None) -> Output:
-    said = re.match(r"(nightly\b:?)?\s*(?:COLUMNS=(\d+)\b)?\s*(.*)", block.comment, re.DOTALL)
-    assert said is not None
-    nightly, width = bool(said[1]), int(said[2] or COLUMNS)
-    named = commands(said[3])
+    parts = re.match(r"(nightly\b:?)?\s*(?:COLUMNS=(\d+)\b)?\s*(.*)", block.comment, re.DOTALL)
+    assert parts is not None
+    nightly, width = bool(parts[1]), int(parts[2] or COLUMNS)
+    named = commands(parts[3])
     if named:
         wrong = next((words[0] for words in named if words[0] not in ("simrl", "python")), "")
         return Output(block, None, named, nightly, width, wrong and f"neither simrl nor python: {wrong}")
@@ -212,7 +212,7 @@ NUMBER = re.compile(r"([^\w.+−-]*)([+−-]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d
 
 
 def _close(shown: str, printed: str) -> bool:
-    """Whether two words are equal, their numbers within the tolerance."""
+    """Return whether two words are equal, their numbers within the tolerance."""
     if shown == printed:
         return True
     a, b = NUMBER.fullmatch(shown), NUMBER.fullmatch(printed)
@@ -224,7 +224,7 @@ def _close(shown: str, printed: str) -> bool:
 
 
 def _equal(shown: Sequence[str], printed: Sequence[str]) -> bool:
-    """Whether two lines are equal; `…` in the shown one stands for any words."""
+    """Return whether two lines are equal; `…` in the shown one stands for any words."""
     for i, word in enumerate(shown):
         if word == LEFT_OUT:
             return any(_equal(shown[i + 1 :], printed[k:]) for k in range(i, len(printed) + 1))
@@ -414,13 +414,13 @@ class Runs:
 
     def command(self, words: Sequence[str], line: int, width: int, again: bool = True) -> str:
         """Return what a command prints; one that ran before runs again only if asked to."""
-        said = shlex.join(words)
-        if not again and (width, said) in self._printed:
-            return self._printed[width, said]
+        typed = shlex.join(words)
+        if not again and (width, typed) in self._printed:
+            return self._printed[width, typed]
         os.environ["COLUMNS"] = str(width)
         begin = _seconds()
         if words[:2] == ["pip", "install"]:
-            return ""  # whoever runs this has installed simrl, and `checkout` the examples
+            return ""  # simrl is installed already, and `checkout` the examples
         if words[0] == "simrl":
             code, out, err = _simrl(list(words))
         elif words[0] == "python":
@@ -429,13 +429,13 @@ class Runs:
             )
             code, out, err = ended.returncode, ended.stdout, ended.stderr
         else:
-            raise FailedError(f"{said}: neither simrl nor python; mark its block console")
-        self.ran.append(Timed(line, said, _seconds() - begin))
+            raise FailedError(f"{typed}: neither simrl nor python; mark its block console")
+        self.ran.append(Timed(line, typed, _seconds() - begin))
         if code != 0 or not out.strip():
             raise FailedError(
-                f"{said}: {f'exit code {code}' if code else 'printed nothing'}: {err.strip() or out.strip()}"
+                f"{typed}: {f'exit code {code}' if code else 'printed nothing'}: {err.strip() or out.strip()}"
             )
-        self._printed[width, said] = out
+        self._printed[width, typed] = out
         return out
 
     def block(self, block: Block, width: int) -> str:
@@ -485,10 +485,10 @@ def _mark_wrapped_lines() -> None:
 
     of_text, of_words = Text.wrap, textwrap.TextWrapper.wrap
 
-    def wrapped(self: Text, *given: Any, **options: Any) -> Lines:
+    def wrapped(self: Text, *arguments: Any, **options: Any) -> Lines:
         whole = Lines()
         for paragraph in self.split(allow_blank=True):
-            lines = of_text(paragraph, *given, **options)
+            lines = of_text(paragraph, *arguments, **options)
             for line in lines[:-1]:
                 line.append(WRAPPED)
             whole.extend(lines)
@@ -515,7 +515,7 @@ def examine(page: str, nightly: bool = False) -> Report:
         line: output for line, output in shown.items()
         if not output.problem and not output.elsewhere and (nightly or not output.nightly)
     }  # fmt: skip
-    asked = {output.source.line: output for output in compared.values() if output.source is not None}
+    shown_from = {output.source.line: output for output in compared.values() if output.source is not None}
     last = max(compared, default=0)
     runs, printed = Runs(), {}
     stale: list[tuple[int, str]] = []
@@ -524,8 +524,8 @@ def examine(page: str, nightly: bool = False) -> Report:
     with checkout():
         for block in blocks(text):
             try:
-                if block.line in asked or (block.language in EXECUTED and (nightly or block.line < last)):
-                    width = asked[block.line].width if block.line in asked else COLUMNS
+                if block.line in shown_from or (block.language in EXECUTED and (nightly or block.line < last)):
+                    width = shown_from[block.line].width if block.line in shown_from else COLUMNS
                     printed[block.line] = runs.block(block, width)
                 if block.line not in compared:
                     continue
@@ -557,19 +557,19 @@ def main() -> int:
     parser.add_argument("pages", nargs="*", default=PAGES, metavar="PAGE")
     parser.add_argument("--nightly", action="store_true", help="also what takes more than half a minute")
     parser.add_argument("--jobs", type=int, default=1, help="pages at a time")
-    given = parser.parse_intermixed_args()
+    options = parser.parse_intermixed_args()
     wrong = 0
-    pages = [Path(page).resolve() if Path(page).exists() else ROOT / page for page in given.pages]
+    pages = [Path(page).resolve() if Path(page).exists() else ROOT / page for page in options.pages]
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(given.jobs, mp_context=context, max_tasks_per_child=1) as pool:
-        waiting = [pool.submit(examine, os.path.relpath(page, ROOT), given.nightly) for page in pages]
+    with ProcessPoolExecutor(options.jobs, mp_context=context, max_tasks_per_child=1) as pool:
+        waiting = [pool.submit(examine, os.path.relpath(page, ROOT), options.nightly) for page in pages]
         for done in as_completed(waiting):
             report = done.result()
-            wrongs = report.problems + (report.lost if given.do == "write" else report.stale)
+            wrongs = report.problems + (report.lost if options.do == "write" else report.stale)
             if report.ran or wrongs:
                 _say(report, wrongs)
             wrong += len(wrongs)
-            if given.do == "write":
+            if options.do == "write":
                 (ROOT / report.page).write_text(report.text, encoding="utf-8")
     return int(wrong > 0)
 

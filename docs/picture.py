@@ -115,8 +115,8 @@ def leads() -> Figure:
 
 
 if __name__ == "__main__":
-    asked = sys.argv[1:] or ["picture", "leads"]
-    if "picture" in asked:
+    pictures = sys.argv[1:] or ["picture", "leads"]
+    if "picture" in pictures:
         save(draw([simulate(scenario) for scenario in load_scenarios(FILE)]), HERE / "picture.png")
-    if "leads" in asked:
+    if "leads" in pictures:
         save(leads(), HERE / "leads.png")

@@ -20,6 +20,7 @@ REMEDIES = {
     "bool": "true or false is needed",
     "string_too_short": "{min_length} or more characters are needed",
     "string_too_long": "at most {max_length} characters fit",
+    "string_pattern": "the text must fit {pattern}",
     "string": "a text is needed",
     "literal_error": "choose {expected}",
     "enum": "choose {expected}",

@@ -131,10 +131,10 @@ def _facts(row: Row, group: Sequence[Row]) -> list[str]:
     few = 2 * cached.count(row["prefix_caching"]) - len(group)
     unlike = few < 0 or (few == 0 and row["prefix_caching"] != cached[0])
     caching = "with prefix caching, which others here lack" if row["prefix_caching"] else WITHOUT_CACHE
-    own = [caching] * (unlike and None not in cached)
+    caches = [caching] * (unlike and None not in cached)
     slower = not is_level(group[0], row) and _defaults(row["system"])
     why = f"slower than {group[0]['system']} with its defaults {slower}; simrl diff says why"
-    return [*own, *_acceptance(row), *_tokens_apart(row), *[why] * bool(slower)]
+    return [*caches, *_acceptance(row), *_tokens_apart(row), *[why] * bool(slower)]
 
 
 def _shortened(rows: Sequence[Row]) -> Sequence[Row]:
@@ -167,13 +167,13 @@ def _acceptance(row: Row) -> list[str]:
 
 def _defaults(label: str) -> str:
     """Return a system's own parameters that the label does not give, with their defaults."""
-    name, _, given = label.partition("(")
+    name, _, parameters = label.partition("(")
     if name not in RECIPES:
         return ""
-    given_keys = {part.partition("=")[0] for part in given.strip(")").split(", ")}
+    in_label = {part.partition("=")[0] for part in parameters.strip(")").split(", ")}
     own = {key: value for key, value in parameters_of(name).items() if key not in Shared.model_fields}
-    told = [f"{key}={in_words(value)}" for key, value in own.items() if value is not None and key not in given_keys]
-    return ", ".join(told)
+    shown = [f"{key}={in_words(value)}" for key, value in own.items() if value is not None and key not in in_label]
+    return ", ".join(shown)
 
 
 def _better_splits(rows: Sequence[Row]) -> list[str]:

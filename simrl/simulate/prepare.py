@@ -130,7 +130,7 @@ class Prepared(Deployment):
 
     @property
     def offload(self) -> str | None:
-        """The bytes that an update of a colocated trainer copies to and from the host, in words; None where a switch was measured."""
+        """The copies of an update of a colocated trainer to and from the host, in words; None where a switch was measured."""
         costs, training = self.training_costs(self.train_gpus), self.scenario.training
         if not self.colocated or training.switch_transfer_s is not None:
             return None

@@ -33,9 +33,10 @@ from simrl_replay.host import (
     Loaded,
     LoadWeights,
     Report,
+    run_host,
 )
-from simrl_replay.link import device_variables, engine_link, start_all
-from simrl_replay.proposer import DrafterSetup
+from simrl_replay.link import EngineLink, device_variables, engine_link, start_all
+from simrl_replay.proposer import DrafterSetup, Forced
 from simrl_replay.vllm_adapter import EngineSettings, VllmEngine
 
 LEAD_TURNS = 2  # first turns of a batch, not timed
@@ -246,8 +247,11 @@ class Bench:
         numbers = list(range(self._numbers + 1, self._numbers + requests + 1))
         self._numbers += requests
         most = self._engine.vocabulary - 1
-        prompts = [tuple(self._random.randint(0, most) for _ in range(prompt_tokens)) for _ in numbers]
-        self._tap.put([Begin(number, 0, prompt, (), tokens) for number, prompt in zip(numbers, prompts, strict=True)])
+        for number in numbers:
+            prompt = tuple(self._random.randint(0, most) for _ in range(prompt_tokens))
+            # What an engine that follows recorded tokens does for them is part of its passes.
+            recorded = Forced((1,) * tokens, 0) if self._engine.settings.recorded else None
+            self._tap.put([Begin(number, 0, prompt, (), tokens, recorded)])
         return numbers
 
     def _turn(self) -> float:
@@ -309,24 +313,38 @@ def bench(engine: VllmEngine, channel: Channel) -> None:
             channel.send([stage.carry_out(order)])
 
 
+def bench_then_replay(engine: VllmEngine, channel: Channel) -> None:
+    """Run scenes up to `Close`, then the loop of a replay."""
+    bench(engine, channel)
+    run_host(engine, channel)
+
+
+def start_bench(
+    settings: EngineSettings, neighbours: int, traffic: int, logs: Path, deadline_s: float = 600.0
+) -> RemoteBench:
+    """Start an engine and its neighbours in processes of their own, and return the bench of the first."""
+    own, *others = device_variables(1 + neighbours, settings)
+    starts = [partial(engine_link, "measured engine", settings, logs / "measured.log", bench, variables=own)]
+    beside = settings if settings.speculative is None else replace(settings, speculative=None)
+    starts += [
+        partial(engine_link, f"neighbour {i}", beside, logs / f"neighbour-{i}.log", variables=variables)
+        for i, variables in enumerate(others)
+    ]
+    measured, *neighbouring = start_all(starts, deadline_s)
+    return RemoteBench(measured, neighbouring, traffic, settings.max_model_len)
+
+
 class RemoteBench:
-    """A bench in a process of its own, with neighbour engines that generate throughout, each with a batch of `traffic`
-    sequences: engines of one host slow each other down. `close` and `kill` leave no process."""
+    """The bench of an engine in another process, with neighbour engines that generate throughout, each with a batch of
+    `traffic` sequences of up to `max_model_len` tokens: engines of one host slow each other down. `close` and `kill` leave no
+    process."""
 
     def __init__(
-        self, settings: EngineSettings, neighbours: int, traffic: int, logs: Path, deadline_s: float = 600.0
+        self, measured: EngineLink, neighbours: Sequence[EngineLink], traffic: int, max_model_len: int
     ) -> None:
-        self._settings = settings
-        own, *others = device_variables(1 + neighbours, settings)
-        starts = [partial(engine_link, "measured engine", settings, logs / "measured.log", bench, variables=own)]
-        beside = settings if settings.speculative is None else replace(settings, speculative=None)
-        starts += [
-            partial(engine_link, f"neighbour {i}", beside, logs / f"neighbour-{i}.log", variables=variables)
-            for i, variables in enumerate(others)
-        ]
-        self._bench, *self._neighbours = start_all(starts, deadline_s)
+        self._bench, self._neighbours, self._most_tokens = measured, neighbours, max_model_len // 2
         self._numbers = 0
-        for link in self._neighbours:
+        for link in neighbours:
             link.send([self._request() for _ in range(traffic)])
 
     def __call__(self, scene: Scene) -> Seen:
@@ -354,9 +372,8 @@ class RemoteBench:
     def _request(self) -> Begin:
         """Return a request of random length, so that the traffic is always a mix."""
         self._numbers += 1
-        prompt = 16
-        tokens = self._settings.max_model_len // 2
-        return Begin(self._numbers, 0, tuple([1] * prompt), (), tokens - self._numbers * 37 % (tokens // 2))
+        tokens = self._most_tokens - self._numbers * 37 % (self._most_tokens // 2)
+        return Begin(self._numbers, 0, (1,) * 16, (), tokens)
 
     def close(self) -> None:
         for link in (self._bench, *self._neighbours):

@@ -290,7 +290,11 @@ class Host:
         self._requests[command.number] = self._by_engine_id[request_id] = request
         if (drafter := self._engine.drafter) is not None:
             drafter.begins(request_id, command.prompt_id, command.prompt_ids, command.token_ids, command.forced)
-        self._engine.add(request_id, command.prompt_ids + command.token_ids, command.tokens)
+        recorded = command.forced.recorded[len(command.token_ids) :] if command.forced else ()
+        follows = self._engine.settings.recorded
+        self._engine.add(
+            request_id, command.prompt_ids + command.token_ids, command.tokens, recorded if follows else ()
+        )
         self._reports.append(Begun(command.number, time.monotonic()))
 
     def _step(self) -> None:

@@ -17,7 +17,7 @@ from simrl.profile.model_shape import ModelShape, model_shape
 from simrl.profile.profile import ProfileMetadata, TableProfile, read_profile, write_profile
 from simrl.profile.shipped import shipped_profile
 from simrl.scenario.presets import KERNELS_ALONE, Constant, Preset, write_presets
-from simrl_replay.bench import Facts, RemoteBench, Scene, Seen
+from simrl_replay.bench import Facts, RemoteBench, Scene, Seen, start_bench
 from simrl_replay.cli_measure import Wanted
 from simrl_replay.measure import Journal, MeasuredEngine, MeasurePlan, check, measure
 from simrl_replay.profile_fit import Reach, host_seconds
@@ -187,7 +187,7 @@ class _Started:
         if self._bench is None:
             w = self._wanted
             traffic = max(w.max_num_seqs // 2, 1)
-            self._bench = RemoteBench(engine_of(w), w.neighbours, traffic, self._logs, w.start_deadline_s)
+            self._bench = start_bench(engine_of(w), w.neighbours, traffic, self._logs, w.start_deadline_s)
         return self._bench(scene)
 
     def close(self) -> None:

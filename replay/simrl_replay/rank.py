@@ -1,12 +1,22 @@
 """Parts for vLLM's workers, one process for each rank of an engine: a drafter that drafts nothing, one that
-rests, and a correction of sampling on a CPU.
+rests, sampling that follows recorded tokens, and a correction of sampling on a CPU.
 
 Where simrl drafts, it does so beside the scheduler (`simrl_replay.proposer`), once for all ranks.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Recorded(NamedTuple):
+    """Tokens that a request will sample, once it has `after_tokens` tokens, those of its prompt included."""
+
+    after_tokens: int
+    token_ids: np.ndarray[Any, np.dtype[np.int32]]
 
 
 class NoDrafts:
@@ -38,6 +48,28 @@ class Rank:
 
         drafter.propose = rested
 
+    def follow_recorded(self) -> None:
+        """Let requests sample the tokens that `record` has of them. The sampler runs as ever; then its draws are replaced, and
+        drafts stand as far as they are the recorded tokens. So weights may be random, and every pass is the recorded one's."""
+        runner = self.model_runner
+        sample, runner.recorded = runner._sample, {}
+
+        def followed(logits: Any, spec_decode_metadata: Any) -> Any:
+            output = sample(logits, spec_decode_metadata)
+            output.sampled_token_ids = as_recorded(output.sampled_token_ids, runner.input_batch, runner.recorded)
+            return output
+
+        runner._sample = followed
+
+    def record(self, request_id: str, after_tokens: int, token_ids: list[int]) -> None:
+        """Give a request its tokens."""
+        self.model_runner.recorded[request_id] = Recorded(after_tokens, np.array(token_ids, dtype=np.int32))
+
+    def forget(self, request_ids: list[str]) -> None:
+        """Drop the tokens of requests that are over."""
+        for request_id in request_ids:
+            self.model_runner.recorded.pop(request_id, None)
+
     def mend_cpu_sampling(self) -> None:
         """Give sampling at a temperature equal distributions with and without drafts.
 
@@ -48,6 +80,31 @@ class Rank:
         from vllm.v1.sample import rejection_sampler
 
         rejection_sampler.expand_batch_to_tokens = expanded
+
+
+def as_recorded(sampled: Any, batch: Any, recorded: Mapping[str, Recorded]) -> Any:
+    """Return the sampled tokens (requests, most tokens of a pass; -1 where there is none), those of recorded requests as
+    recorded. A request goes on with zeros where its record ends."""
+    rows, width = sampled.shape
+    records = [recorded.get(request_id.rpartition("-")[0]) for request_id in batch.req_ids[:rows]]
+    if not any(records):
+        return sampled
+    token_ids = np.full((rows, width), -1, dtype=np.int32)
+    for row, record in enumerate(records):
+        if record is None:
+            continue
+        have = int(batch.num_tokens_no_spec[row]) - record.after_tokens
+        coming = record.token_ids[have : have + width]
+        stand, drafts = 0, batch.spec_token_ids[row] if width > 1 else ()
+        while stand < len(drafts) and drafts[stand] == (coming[stand] if stand < len(coming) else 0):
+            stand += 1
+        token_ids[row, : stand + 1] = 0
+        token_ids[row, : min(stand + 1, len(coming))] = coming[: stand + 1]
+    following = sampled.new_tensor(token_ids)
+    if all(records):
+        return following
+    follows = sampled.new_tensor([[record is not None] for record in records], dtype=bool)
+    return following.where(follows, sampled)
 
 
 def expanded(x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Any:

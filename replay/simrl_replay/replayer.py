@@ -29,6 +29,7 @@ from simrl_replay.clock import WallClock
 from simrl_replay.host import Close, Command, DraftCall, Failed, Reached, Reset
 from simrl_replay.link import EngineLink, device_variables, engine_link, start_all, wait_until_ready
 from simrl_replay.proposer import DrafterSetup
+from simrl_replay.speculative import answers_of
 from simrl_replay.vllm_adapter import EngineSettings, check_model, check_weights, vllm_version
 from simrl_replay.vllm_worker import VllmWorker
 
@@ -41,7 +42,7 @@ class ReplayConfig:
     Without a report for `step_deadline_s`, an engine with work counts as hung; a starting one has `start_deadline_s`. With
     `forced_acceptance` an oracle drafts in place of a draft model: it has the trace's tokens, and its drafts are accepted
     exactly as often as simulated. That needs a scenario from `simrl_replay.speculative.forced` whose trace this model
-    generated at temperature 0.
+    generated at temperature 0. With `recorded_tokens` every response is the trace's own, token by token, whatever the weights.
     """
 
     model: Path
@@ -52,6 +53,7 @@ class ReplayConfig:
     draft_model: Path | None = None
     temperature: float = 1.0
     forced_acceptance: bool = False
+    recorded_tokens: bool = False
     threads: int = 1
     step_deadline_s: float = 60.0
     start_deadline_s: float = 600.0
@@ -103,6 +105,9 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
         "at temperature 0, and take the trace that it leaves": (
             config.forced_acceptance and "response_ids" not in prepared.trace.table.column_names
         ),
+        "its trace has no token ids to follow; give one that has (simrl trace show)": (
+            config.recorded_tokens and "response_ids" not in prepared.trace.table.column_names
+        ),
     }
     for why, is_so in refused.items():
         if is_so:
@@ -129,14 +134,16 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
     if prepared.drafts is not None:
         from simrl_replay.speculative import own_config, speculative_config
 
-        if config.dummy_weights and config.device == "cpu":
+        if config.dummy_weights and config.device == "cpu" and not config.recorded_tokens:
             raise InputError(
                 "--dummy with speculation: vLLM accepts drafts of random weights on CUDA alone; give a model's weights"
             )
         if config.forced_acceptance:
             speculative = own_config(prepared.drafts.speculation.window.rule.most_tokens)
         else:
-            speculative = speculative_config(prepared, draft_folder=config.draft_model, synthetic=config.dummy_weights)
+            speculative = speculative_config(
+                prepared, draft_folder=config.draft_model, synthetic=config.dummy_weights and not config.recorded_tokens
+            )
     drafted = int(speculative["num_speculative_tokens"]) if speculative else 0
     prompt_tokens, capacity = trace.column("prompt_tokens"), limits.kv_blocks * limits.block_size
     longest = int((prompt_tokens + trace.column("response_tokens")).max())
@@ -163,6 +170,7 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
         threads=config.threads,
         gpu_memory_utilization=prepared.scenario.engine.gpu_memory_utilization,
         prefix_caching=limits.prefix_caching,
+        recorded=config.recorded_tokens,
     )
 
 
@@ -221,7 +229,7 @@ def replay(
     check_replayable(prepared, config)
     setup = None
     if prepared.drafts is not None:
-        from simrl_replay.speculative import drafter_setup, forced_answers, forced_setup
+        from simrl_replay.speculative import drafter_setup, forced_setup
 
         setup = forced_setup(prepared) if config.forced_acceptance else drafter_setup(prepared)
     env = WallClock()
@@ -235,7 +243,9 @@ def replay(
 
     def make_workers(schedule: Schedule) -> list[VllmWorker]:
         responses = schedule.workload.responses
-        answers = forced_answers(prepared, responses) if config.forced_acceptance else None
+        answers = None
+        if config.forced_acceptance or config.recorded_tokens:
+            answers = answers_of(prepared, responses)
         return [
             VllmWorker(
                 env,
@@ -280,6 +290,7 @@ def replay(
         else f"{max(len(config.weights), 1)} versions from folders, really loaded",
         "temperature": config.temperature,
         "forced_acceptance": config.forced_acceptance,
+        "recorded_tokens": config.recorded_tokens,
         "prompts": "token ids drawn at random, by seed and prompt_id, as long as the trace says",
         "training": "held for as long as the simulator says; so are rewards",
         "happened": happened,

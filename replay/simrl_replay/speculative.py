@@ -178,16 +178,18 @@ def forced(prepared: Prepared) -> Prepared:
     return replace(prepared, drafts=drafts)
 
 
-def forced_answers(prepared: Prepared, responses: Mapping[int, Response]) -> Callable[[Sample], Forced]:
-    """Return the oracle's inputs by sample: the trace's tokens, and the key and hardness of the simulated engine's draws."""
-    acceptance, seed = _plan(prepared).acceptance, prepared.scenario.seed
-    ids = prepared.trace.table["response_ids"]
+def answers_of(prepared: Prepared, responses: Mapping[int, Response]) -> Callable[[Sample], Forced]:
+    """Return the trace's tokens by sample, and for a model drafter the key and hardness of the simulated engine's draws."""
+    acceptance = prepared.drafts.acceptance if prepared.drafts else None
+    ids, seed = prepared.trace.table["response_ids"], prepared.scenario.seed
 
     def answer(sample: Sample) -> Forced:
         response = responses[sample.uid]
+        recorded = tuple(ids[response.row].as_py())
+        if acceptance is None:
+            return Forced(recorded, 0)
         key = sample_key(seed, sample.prompt_id, sample.epoch, sample.sample)
-        assert acceptance is not None
-        return Forced(tuple(ids[response.row].as_py()), key, acceptance.hardness(key, response.tokens))
+        return Forced(recorded, key, acceptance.hardness(key, response.tokens))
 
     return answer
 

@@ -37,8 +37,8 @@ class EngineSettings:
     """Settings of an engine. `model` is a folder with a config.json; with `dummy_weights` nothing else is needed.
 
     `kv_blocks` of `block_size` tokens are the KV cache; with None vLLM takes the memory that is left. `speculative` is vLLM's
-    `speculative_config`. A response ends with `stop_token`, if there is one; else at the requested length. `threads` is for
-    CPU engines.
+    `speculative_config`. A response ends with `stop_token`, if there is one; else at the requested length. With `recorded`,
+    requests sample the tokens that they come with (`rank.Rank.follow_recorded`). `threads` is for CPU engines.
     """
 
     model: str
@@ -58,6 +58,7 @@ class EngineSettings:
     threads: int = 1
     gpu_memory_utilization: float = 0.9
     prefix_caching: bool = False
+    recorded: bool = False
 
 
 class Progress(NamedTuple):
@@ -162,6 +163,7 @@ class VllmEngine:
             arguments["num_gpu_blocks_override"] = settings.kv_blocks + 1  # vLLM keeps one block for itself
         if settings.speculative is not None:
             arguments["speculative_config"] = settings.speculative
+        if settings.speculative is not None or settings.recorded:
             arguments["worker_extension_cls"] = "simrl_replay.rank.Rank"
         with _no_main_module():
             self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
@@ -170,6 +172,8 @@ class VllmEngine:
         self._verified: dict[str, list[int]] = {}  # verified drafts of the running step, by vLLM's ids
         self._drafts: dict[str, list[int]] = {}  # of the next step
         self.drafter: Proposer | None = None  # simrl's own
+        if settings.recorded:
+            self._engine.collective_rpc("follow_recorded")
         if settings.speculative is not None:
             if settings.speculative["method"] in ("custom_class", *MODEL_DRAFTERS):
                 most_tokens = settings.speculative["num_speculative_tokens"]
@@ -182,8 +186,9 @@ class VllmEngine:
 
     # Requests.
 
-    def add(self, request_id: str, prompt_ids: Sequence[int], tokens: int) -> None:
-        """Add a request that gets exactly `tokens` more tokens, or ends with the stop token."""
+    def add(self, request_id: str, prompt_ids: Sequence[int], tokens: int, recorded: Sequence[int] = ()) -> None:
+        """Add a request that gets exactly `tokens` more tokens, or ends with the stop token; it samples the `recorded` ones
+        first."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -195,11 +200,14 @@ class VllmEngine:
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
+        if recorded:
+            self._engine.collective_rpc("record", args=(request_id, len(prompt_ids), list(recorded)))
         self._engine.add_request(request_id, {"prompt_token_ids": list(prompt_ids)}, params)
 
     def abort(self, request_id: str) -> None:
         """End a request; `step` has returned its tokens so far."""
         self._engine.abort_request([request_id])
+        self._over([request_id])
 
     def step(self) -> list[Progress]:
         """Run one forward pass and return its outcome. Drafts are renewed first if commands since the last pass made them
@@ -212,12 +220,17 @@ class VllmEngine:
         outputs = self._engine.step()
         put_drafts(self._scheduler, self._drafts)
         self._drafts = {}
+        self._over([output.request_id for output in outputs if output.finished])
         drafts = {vllm_id.rpartition("-")[0]: len(ids) for vllm_id, ids in self._verified.items()}
         return [
             Progress(output.request_id, output.outputs[0].token_ids, output.finished, drafts.get(output.request_id, 0))
             for output in outputs
             if output.outputs
         ]
+
+    def _over(self, request_ids: list[str]) -> None:
+        if self.settings.recorded and request_ids:
+            self._engine.collective_rpc("forget", args=(request_ids,))
 
     def _watch_passes(self) -> None:
         """Record the verified drafts of each step from its schedule (vLLM's drafters do not report them in all versions).

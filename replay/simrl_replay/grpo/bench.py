@@ -23,7 +23,7 @@ from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
 from simrl.runtime.training_costs import TrainingCosts
 from simrl.scenario.training import TrainingConfig
-from simrl_replay.bench import RemoteBench, Stairs
+from simrl_replay.bench import Stairs, start_bench
 from simrl_replay.grpo.config import RunConfig
 from simrl_replay.grpo.policy import TokenIds, make_policy, save_policy
 from simrl_replay.grpo.run import engine_settings
@@ -89,7 +89,7 @@ def generating(config: RunConfig, model: Path, logs: Path) -> Iterator[None]:
     """Run an engine with a whole batch on another core meanwhile, as beside the updates of an asynchronous schedule."""
     logs.mkdir(parents=True, exist_ok=True)
     settings = replace(engine_settings(config, model), stop_token=None)  # the batch stays whole
-    engine, ended, failed = RemoteBench(settings, 0, 0, logs), Event(), list[Exception]()
+    engine, ended, failed = start_bench(settings, 0, 0, logs), Event(), list[Exception]()
     batch = Stairs((config.engine.max_num_seqs,), 1, turns=config.task.most_tokens - 8)
 
     def generate() -> None:

@@ -102,7 +102,7 @@ def measure_with(
     check(plan)
     book = Journal(journal, settings, engines)
     facts = dict(book(Facts()).facts)
-    card = wanted.gpu or _card(facts["device"], wanted.device)
+    card = wanted.gpu or gpu_name(facts["device"], wanted.device)
     if blocks is None:
         plan = plan._replace(kv_cache_tokens=int(facts["kv_cache_tokens"]) // wanted.block_size * wanted.block_size)
     kernels = _kernels(shape.name, card, wanted.tp) if preset is not None else None
@@ -199,7 +199,8 @@ class _Started:
             self._bench.kill()
 
 
-def _card(device: str, kind: str) -> str:
+def gpu_name(device: str, kind: str) -> str:
+    """Return simrl's name of a device of this kind. Raise `InputError` for one that it does not know."""
     if kind == "cpu":
         return "cpu"
     words = device.lower().replace("-", " ").split()

@@ -175,11 +175,17 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
 
 
 class ReplayEngines:
-    """The engines of a replay, or of several in a row: up when it is made, gone when it is closed. A context manager."""
+    """The engines of a replay, or of several in a row: up when it is made, with `links` to those that are up already, gone when
+    it is closed. A context manager."""
 
-    def __init__(self, start: Sequence[Callable[[], EngineLink]], start_deadline_s: float = 600.0) -> None:
+    def __init__(
+        self,
+        start: Sequence[Callable[[], EngineLink]],
+        start_deadline_s: float = 600.0,
+        links: Sequence[EngineLink] | None = None,
+    ) -> None:
         self._start = list(start)
-        self.links = start_all(self._start, start_deadline_s)
+        self.links = start_all(self._start, start_deadline_s) if links is None else list(links)
 
     def restart(self, worker: int) -> EngineLink:
         """Replace an engine that is gone; return the line to the new one, which is still starting."""

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import simpy
 
 from simrl.errors import InputError
 from simrl.result.result import read_result

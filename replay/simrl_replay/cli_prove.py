@@ -1,0 +1,48 @@
+"""`simrl prove`: everything predicted, then measured, on one machine in minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simrl.errors import InputError
+
+RESULTS = Path("results/prove")
+EXAMPLE = (
+    "Examples:  simrl prove   |   simrl prove --gpu h200 --minutes 20 -o results/h200   |   simrl prove --device cpu"
+)
+
+
+def prove(
+    minutes: Annotated[float, typer.Option(min=1.0, help="the time for everything; what finds none is left out")] = 9.0,
+    device: Annotated[str, typer.Option(help="cuda, or cpu to rehearse it with models of two layers")] = "cuda",
+    gpu: Annotated[str | None, typer.Option(help="a100, h100, h200 …; default: the name of the device")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="folder of the page and of all results")] = Path(
+        "results/prove"
+    ),
+) -> None:
+    """Predict passes, replays and a whole step blind, measure them on this machine, and write a page.
+
+    Needs vLLM and one GPU, and no network, weights or data: models are random, of the shape of Qwen3-0.6B and 8B. Each step's
+    result is written before the next begins, so a short time or Ctrl-C still leaves a page.
+    """
+    from simrl.profile.hardware import GPUS
+    from simrl_replay.prove import Proof, gpu_here
+    from simrl_replay.prove_page import page
+    from simrl_replay.vllm_adapter import vllm_version
+
+    if device not in ("cpu", "cuda"):
+        raise InputError(f"--device {device}: choose cpu or cuda")
+    vllm_version()
+    name = gpu or gpu_here(device)
+    if name not in GPUS:
+        raise InputError(f"--gpu {name}: unknown; choose the most similar of {', '.join(GPUS)}")
+    output.mkdir(parents=True, exist_ok=True)
+    proof = Proof("cpu" if device == "cpu" else "cuda", name, minutes, output, lambda line: print(line, flush=True))
+    try:
+        proof.run()
+    finally:
+        (output / "prove.md").write_text(page(proof.record), encoding="utf-8")
+        print(f"The page: {output / 'prove.md'}")

@@ -1,0 +1,421 @@
+"""A proof on one machine: predicted blind, then measured, step by step, within minutes.
+
+Invariant: nothing is measured before the blind predictions are on disk, with their digest in the record; the record of a step
+is on disk before the next step begins. A step that fails or finds no time is recorded with the reason, and the others go on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast
+
+import simpy
+import yaml
+
+from simrl.analysis.agreement import agree, finished_on_clock, repeat_spread
+from simrl.errors import InputError, StoppedError, first_line
+from simrl.profile.hardware import GPUS
+from simrl.profile.profile import Tables
+from simrl.result.result import Result
+from simrl.runtime.simulated_worker import SimulatedWorker
+from simrl.scenario.load import load_scenarios
+from simrl.simulate.prepare import Prepared, prepare
+from simrl.simulate.run import Schedule, simulated_workers
+from simrl_replay.bench import RemoteBench, Shape, bench_then_replay
+from simrl_replay.cli_measure import Wanted
+from simrl_replay.host import Close, run_host
+from simrl_replay.link import EngineLink, engine_link, wait_until_ready
+from simrl_replay.measured_profile import gpu_name, measure_with
+from simrl_replay.profile_fit import predicted_s
+from simrl_replay.prove_plan import DRAFT_TOKENS, Case, cases, engines, scenario, settings, sizes, write_config
+from simrl_replay.replayer import Measured, ReplayConfig, ReplayEngines, replay
+from simrl_replay.speculative import replayed_form
+from simrl_replay.vllm_adapter import EngineSettings, vllm_version
+
+Tell = Callable[[str], None]
+COUNTS = {  # the simulator's, and the engine's own
+    "passes": "passes",
+    "preemptions": "preemptions",
+    "lookup_tokens": "prefix_queried_tokens",
+    "hit_tokens": "prefix_hit_tokens",
+}
+
+
+class Step(NamedTuple):
+    """A step of a proof: it is left out with less than `least_s` seconds to go."""
+
+    name: str
+    least_s: float
+    run: Callable[[], dict[str, Any]]
+
+
+class Engines:
+    """The engines of a proof that are up. Each begins with scenes; `fleet` lets it go on to replays, for good."""
+
+    def __init__(self, logs: Path, start_deadline_s: float) -> None:
+        self._logs, self._deadline_s = logs, start_deadline_s
+        self._links: dict[str, EngineLink] = {}
+        self._starts: dict[str, Callable[[], EngineLink]] = {}  # again, for a replay
+        self._replaying: set[str] = set()
+
+    def begin(self, name: str, of: EngineSettings, variables: Mapping[str, str]) -> None:
+        log = self._logs / f"{name.replace(' ', '-')}.log"
+        self._links[name] = engine_link(name, of, log, bench_then_replay, variables=variables)
+        self._starts[name] = partial(engine_link, name, of, log, run_host, variables=variables)
+
+    def wait(self, names: Sequence[str]) -> dict[str, str]:
+        """Wait until these are up, and return why others are not."""
+        failed = {}
+        for name in names:
+            try:
+                wait_until_ready([self._links[name]], self._deadline_s)
+            except (InputError, StoppedError) as error:
+                failed[name] = first_line(error)
+                self.close([name])
+        return failed
+
+    def bench(self, name: str, neighbour: str | None, traffic: int, max_model_len: int) -> RemoteBench:
+        beside = self.fleet([neighbour]).links if neighbour else []
+        return RemoteBench(self._up(name), beside, traffic, max_model_len)
+
+    def fleet(self, names: Sequence[str]) -> ReplayEngines:
+        links = [self._up(name) for name in names]
+        for name, link in zip(names, links, strict=True):
+            if name not in self._replaying:
+                link.send([Close()])  # of its scenes
+            self._replaying.add(name)
+        return ReplayEngines([self._starts[name] for name in names], links=links)
+
+    def close(self, names: Sequence[str] | None = None) -> None:
+        for name in list(self._links) if names is None else names:
+            if (link := self._links.pop(name, None)) is not None:
+                link.kill()
+
+    def _up(self, name: str) -> EngineLink:
+        if name not in self._links:
+            raise StoppedError(f"engine {name} is not up")
+        return self._links[name]
+
+
+class Proof:
+    """The state of a proof: its record, which `save` writes, and what its steps share."""
+
+    def __init__(self, device: Literal["cpu", "cuda"], gpu: str, minutes: float, folder: Path, tell: Tell) -> None:
+        self.device, self.gpu, self.folder, self.tell = device, gpu, folder, tell
+        self.until_s = time.monotonic() + 60 * minutes
+        self.of = sizes(device)
+        self.engines = engines(self.of)
+        self.models = (folder / "models").resolve()
+        for each in ("logs", "scenarios", "profiles"):
+            (folder / each).mkdir(parents=True, exist_ok=True)
+        self.up = Engines(folder / "logs", min(60 * minutes, 600.0))
+        self.record: dict[str, Any] = {"minutes": minutes, "gpu": gpu, "device": device, "steps": []}
+        self.predictions: dict[str, tuple[Prepared, Result]] = {}  # blind, by case
+        for shape in (self.of.small, self.of.large):
+            write_config(shape, self.models / shape.name, "bfloat16" if device == "cuda" else "float32")
+
+    @property
+    def left_s(self) -> float:
+        return self.until_s - time.monotonic()
+
+    def run(self) -> dict[str, Any]:
+        """Run the steps until the time is up, and return the record."""
+        try:
+            for step in self.steps():
+                self._run(step)
+        finally:
+            self.up.close()
+        return self.record
+
+    def steps(self) -> list[Step]:
+        small = [name for name, engine in self.engines.items() if engine.model == self.of.small.name]
+        replays = {case.name: Step(case.name, 15.0, partial(self._replay, case)) for case in cases(self.of)}
+        first = [name for name in small if name != "no graphs"]
+        return [
+            Step("here", 0.0, self._here),
+            Step("blind", 0.0, partial(self._blind, first)),
+            Step("engines", 10.0, partial(self._wait, first)),
+            Step("passes alone", 20.0, partial(self._passes, "alone", "a", None)),
+            Step("passes drafting", 20.0, partial(self._passes, "drafting", "drafting a", "drafting b")),
+            replays["rhymerl"],
+            Step("passes pair", 20.0, partial(self._passes, "pair", "a", "b")),
+            *(
+                replays[name]
+                for name in ("areal", "verl_colocated", "one_step_off", "april", "short of KV", "prefixes")
+            ),
+            Step("engines, second", 30.0, partial(self._next, first, ["large", "no graphs"])),
+            Step("passes large", 25.0, partial(self._passes, "large", "large", None)),
+            replays["large"],
+            Step("passes without graphs", 10.0, partial(self._passes, "no graphs", "no graphs", None)),
+        ]
+
+    def save(self) -> None:
+        text = json.dumps(self.record, indent=1, default=float)
+        (self.folder / "prove.json").write_text(text + "\n", encoding="utf-8")
+
+    def _run(self, step: Step) -> None:
+        entry: dict[str, Any] = {"step": step.name, "state": "skipped", "why": f"{self.left_s:.0f} s were left"}
+        began_s = time.monotonic()
+        if self.left_s >= step.least_s:
+            try:
+                with _until(self.left_s):
+                    entry = {"step": step.name, "state": "done", **step.run()}
+            except KeyboardInterrupt:
+                raise
+            except Exception as error:  # the steps after it are worth as much
+                entry = {"step": step.name, "state": "failed", "why": first_line(error) or type(error).__name__}
+                with (self.folder / "logs" / "steps.log").open("a", encoding="utf-8") as log:
+                    log.write(f"{step.name}\n{traceback.format_exc()}\n")
+        entry["took_s"] = round(time.monotonic() - began_s, 1)
+        self.record["steps"].append(entry)
+        self.save()
+        self.tell(
+            f"{step.name}: {entry['state']}, {entry['took_s']} s" + (f" ({entry['why']})" if "why" in entry else "")
+        )
+
+    # Steps.
+
+    def _here(self) -> dict[str, Any]:
+        found = facts(self.device)
+        for name, value in found.items():
+            self.tell(f"{name}: {value}")
+        return {"facts": found}
+
+    def _blind(self, starting: Sequence[str]) -> dict[str, Any]:
+        """Predict everything from what is shipped; engines come up meanwhile, and measure nothing."""
+        self._begin(starting)
+        replays, passes = {}, {}
+        for case in cases(self.of):
+            prepared = self._prepared(case, None)
+            result, counts = simulated(prepared)
+            self.predictions[case.name] = prepared, result
+            replays[case.name] = {**_summary(result), "counts": counts}
+            passes[case.engines[0]] = _grid(prepared.profile.tables)
+        blind = {
+            "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "profiles": {name: each.profile.metadata.source for name, (each, _) in self.predictions.items()},
+            "replays": replays,
+            "passes": passes,
+        }
+        text = json.dumps(blind, indent=1, default=float)
+        (self.folder / "blind.json").write_text(text + "\n", encoding="utf-8")
+        digest = hashlib.sha256((text + "\n").encode()).hexdigest()
+        self.tell(f"blind predictions in blind.json, sha256 {digest}")
+        return {"sha256": digest, "written": blind["made"]}
+
+    def _begin(self, names: Sequence[str]) -> None:
+        memory_bytes = GPUS[self.gpu].memory_bytes
+        for name in names:
+            of = settings(self.engines[name], self.of, self.models, self.device, memory_bytes)
+            self.up.begin(name, of, {})
+
+    def _wait(self, names: Sequence[str]) -> dict[str, Any]:
+        return {"not_up": self.up.wait(names)}
+
+    def _next(self, before: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
+        self.up.close(before)
+        self._begin(names)
+        return self._wait(names)
+
+    def _passes(self, profile: str, engine: str, neighbour: str | None) -> dict[str, Any]:
+        """Measure the passes of an engine, alone or beside one that generates, and write its profile."""
+        of, this = self.of, self.engines[engine]
+        case = next(case for case in cases(of) if self.engines[case.engines[0]].model == this.model)
+        wanted = Wanted(
+            model=self.models / this.model,
+            device=self.device,
+            gpu=self.gpu,
+            dummy=True,
+            dtype="bfloat16" if self.device == "cuda" else "float32",
+            max_num_seqs=of.max_num_seqs,
+            max_num_batched_tokens=of.max_num_batched_tokens,
+            max_model_len=of.max_model_len,
+            block_size=settings(this, of, self.models, self.device, 1.0).block_size,
+            kv_cache_tokens=this.kv_tokens,
+            draft_tokens=this.draft_tokens,
+            neighbours=int(neighbour is not None),
+            repeats=of.repeats,
+            tolerance=0.03,
+            budget_s=min(of.budget_s, self.left_s / 10),
+        )
+        run = self.up.bench(engine, neighbour, of.max_num_seqs // 2, of.max_model_len)
+        output = self._profile(profile)
+        measured = measure_with(run, vllm_version(), wanted, output, output.with_suffix(".points.jsonl"))
+        blind = self.predictions[case.name][0].profile.tables
+        return {
+            "profile": profile,
+            "model": this.model,
+            "beside": neighbour,
+            "passes": [
+                {
+                    **p.shape._asdict(),
+                    "measured_s": p.seconds,
+                    "spread": p.spread,
+                    "blind_s": predicted_s(blind, p.shape),
+                }
+                for p in measured.points
+            ],
+            "held_out": [
+                {
+                    **h.shape._asdict(),
+                    "measured_s": h.measured_s,
+                    "profile_s": h.predicted_s,
+                    "blind_s": predicted_s(blind, h.shape),
+                }
+                for h in measured.held_out
+            ],
+            "between_passes_s": measured.tables.between_passes_s,
+            "blind_between_passes_s": blind.between_passes_s,
+            "request_s": measured.request_s,
+            "measuring_s": measured.measuring_s,
+        }
+
+    def _replay(self, case: Case) -> dict[str, Any]:
+        """Replay a case, and compare it with both predictions."""
+        profile = self._profile(case.profile)
+        prepared, blind = self.predictions[case.name]
+        config = ReplayConfig(
+            model=self.models / self.engines[case.engines[0]].model,
+            device=self.device,
+            dummy_weights=True,
+            recorded_tokens=self.engines[case.engines[0]].recorded,
+            step_deadline_s=30.0,
+        )
+        fleet = self.up.fleet(case.engines)
+        measured: list[Measured] = []
+        for _ in range(case.times if self.left_s > 60 else 1):
+            measured.append(replay(prepared, fleet, config))
+            if (stopped := measured[-1].stopped) is not None:
+                raise StoppedError(str(stopped))
+        results = [each.result for each in measured]
+        spread = repeat_spread(results)
+        predicted = {"blind": (blind, simulated(prepared)[1])}
+        if profile.exists():
+            predicted["profile"] = simulated(self._prepared(case, profile))
+        for name, result in {**{name: each for name, (each, _) in predicted.items()}, "measured": results[0]}.items():
+            folder = self.folder / "results" / case.name.replace(" ", "-") / name
+            folder.mkdir(parents=True, exist_ok=True)
+            result.write(folder)
+        return {
+            "case": case.name,
+            "system": prepared.system.label,
+            "engines": len(case.engines),
+            "responses": len(finished_on_clock(blind, results[0])[0]),
+            "updates": case.updates,
+            "about": case.about,
+            "measured": {**_summary(results[0]), "counts": _engine_counts(results[0])},
+            "predicted": {
+                name: {**_summary(each), "counts": counts, "errors": asdict(agree(each, results[0]).errors)}
+                for name, (each, counts) in predicted.items()
+            },
+            "noise": None if spread is None else asdict(spread.largest),
+        }
+
+    def _profile(self, name: str) -> Path:
+        return self.folder / "profiles" / f"{name.replace(' ', '-')}.parquet"
+
+    def _prepared(self, case: Case, profile: Path | None) -> Prepared:
+        """Return a replay's scenario, which is also written: anybody can simulate it again."""
+        kind = "blind" if profile is None else "profile"
+        file = self.folder / "scenarios" / f"{case.name.replace(' ', '-')}-{kind}.yaml"
+        path = None if profile is None else profile.resolve()
+        described = scenario(case, self.of, self.device, self.gpu, self.models, path)
+        file.write_text(yaml.safe_dump(described, sort_keys=False), encoding="utf-8")
+        prepared, _ = replayed_form(prepare(load_scenarios(file)[0]))
+        return prepared
+
+
+def gpu_here(device: str) -> str:
+    """Return simrl's name of the GPU of this machine. Raise `InputError` if there is none."""
+    if device == "cpu":
+        return "cpu"
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise InputError(
+            f"no GPU here ({first_line(error)}); repair the driver, or rehearse with --device cpu"
+        ) from None
+    return gpu_name(listed.split("(UUID")[0], device)
+
+
+def facts(device: str) -> dict[str, str]:
+    """Return what is here: the processor or GPU and its driver, and the versions of what runs."""
+    found = {"host": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}"}
+    if device == "cuda":
+        query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+        found["GPU, memory, driver"] = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout.strip()
+    found |= {"python": platform.python_version(), "vllm": vllm_version()}
+    for name in ("torch", "triton", "transformers", "numpy", "numba", "simrl"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def simulated(prepared: Prepared) -> tuple[Result, dict[str, int]]:
+    """Simulate, and return the result and what all its engines counted."""
+    schedule = Schedule(prepared, simpy.Environment(), simulated_workers)
+    schedule.run()
+    result = schedule.result()
+    totals = [engine.totals for worker in schedule.workers for engine in cast(SimulatedWorker, worker).engines]
+    return result, {name: sum(each[name] for each in totals) for name in COUNTS}
+
+
+def _summary(result: Result) -> dict[str, Any]:
+    view = agree(result, result).figures
+    return {
+        "rollout_s": view.rollout_s.measured,
+        "wall_s": view.wall_s.measured,
+        "acceptance": view.acceptance.measured,
+        "accept_length": view.accept_length.measured,
+    }
+
+
+def _engine_counts(result: Result) -> dict[str, int] | None:
+    """Return what all real engines counted, by the simulator's names."""
+    each = result.metadata["replay"].get("engines")
+    if not each:
+        return None
+    names = {
+        "passes": "passes",
+        "preemptions": "preemptions",
+        "prefix_queried_tokens": "lookup_tokens",
+        "prefix_hit_tokens": "hit_tokens",
+    }
+    return {ours: sum(engine[name] for engine in each) for name, ours in names.items()}
+
+
+def _grid(tables: Tables) -> list[dict[str, float]]:
+    """Return the predicted seconds of decode steps and prompts over a fixed grid."""
+    decodes = [Shape(n, 0, kv) for n in (1, 4, 16, 64, 128) for kv in (64.0, 512.0, 2048.0)]
+    prompts = [Shape(prompts=1, chunk_tokens=tokens) for tokens in (16, 128, 512, 2048)]
+    verifying = [Shape(n, DRAFT_TOKENS, 64.0) for n in (1, 16, 128)]
+    return [{**shape._asdict(), "s": predicted_s(tables, shape)} for shape in (*decodes, *prompts, *verifying)]
+
+
+@contextmanager
+def _until(seconds: float) -> Iterator[None]:
+    """End what runs within with `StoppedError` after some seconds."""
+
+    def stop(*_: Any) -> None:
+        raise StoppedError("the time was up")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.1))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)

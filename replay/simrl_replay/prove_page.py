@@ -1,0 +1,5 @@
+"""page stub replaced below"""
+
+
+def page(record):
+    return str(record)

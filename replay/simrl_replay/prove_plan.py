@@ -1,0 +1,228 @@
+"""What `simrl prove` runs: the models, the engines and the schedules of a proof, for a GPU or, to rehearse it, for a CPU.
+
+Invariant: plain data, a function of the device alone. Nothing here measures or starts anything.
+
+Responses are those of a recorded run (traces/countdown), token by token, or for long contexts drawn from a stated length model.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simrl.profile.model_shape import ModelShape, model_shape
+from simrl.profile.shipped import ROOT
+from simrl_replay.speculative import own_config
+from simrl_replay.vllm_adapter import EngineSettings
+
+RECORDED = "traces/countdown/sync/trace.parquet"
+BLOCK_TOKENS = {"cuda": 16, "cpu": 32}
+DRAFT_TOKENS = 8
+# The host's seconds around a pass in the blind prediction: the shipped engine without asynchronous scheduling, as replays run.
+ENGINE = {"cuda": "vllm-0.12"}
+
+
+class Sizes(NamedTuple):
+    """Sizes of a proof. `small` and `large` are models; `cap_tokens` and `mean_tokens` are of the drawn responses."""
+
+    small: ModelShape
+    large: ModelShape
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    kv_tokens: int  # of an engine with everything in its cache
+    short_kv_tokens: int  # of one that preempts
+    large_kv_tokens: int
+    mean_tokens: int
+    cap_tokens: int
+    updates: int  # of 128 recorded responses
+    prompts: int  # of the drawn responses, in groups of 8
+    repeats: int  # of a measured pass
+    budget_s: float  # of the refinement of a profile
+
+
+def sizes(device: str) -> Sizes:
+    """Return the sizes for a GPU, or for one core of a CPU."""
+    if device == "cuda":
+        models = model_shape("qwen3-0.6b"), model_shape("qwen3-8b")
+        return Sizes(*models, 128, 2048, 4096, 53248, 8192, 81920, 250, 2048, 2, 32, 3, 10.0)
+    tiny = {"layers": 2, "hidden": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "intermediate": 192, "vocab": 512}
+    models = (
+        ModelShape(name="tiny", **tiny, qk_norm=True),
+        ModelShape(name="tiny-wide", **{**tiny, "hidden": 128}, qk_norm=True),
+    )
+    return Sizes(*models, 128, 512, 1024, 53248, 8192, 53248, 60, 240, 2, 32, 2, 1.0)
+
+
+class Engine(NamedTuple):
+    """An engine of a proof. The KV cache has `kv_tokens`; it drafts up to `draft_tokens`."""
+
+    name: str
+    model: str
+    kv_tokens: int
+    draft_tokens: int = 0
+    recorded: bool = True
+    prefix_caching: bool = False
+    graphs: str = "decode"
+
+
+def engines(of: Sizes) -> dict[str, Engine]:
+    """Return the engines, by name, in the order in which they are needed."""
+    small, large = of.small.name, of.large.name
+    each = (
+        Engine("a", small, of.kv_tokens),
+        Engine("b", small, of.kv_tokens),
+        Engine("drafting a", small, of.kv_tokens // 2, DRAFT_TOKENS),
+        Engine("drafting b", small, of.kv_tokens // 2, DRAFT_TOKENS),
+        Engine("short of KV", small, of.short_kv_tokens),
+        Engine("with prefixes", small, of.kv_tokens, recorded=False, prefix_caching=True),
+        Engine("large", large, of.large_kv_tokens, recorded=False),
+        Engine("no graphs", small, of.kv_tokens, recorded=False, graphs="none"),
+    )
+    return {engine.name: engine for engine in each}
+
+
+def settings(engine: Engine, of: Sizes, models: Path, device: str, memory_bytes: float) -> EngineSettings:
+    """Return the settings of an engine; of a GPU's memory it takes what its weights, KV cache and passes need."""
+    shape, block = of.large if engine.model == of.large.name else of.small, BLOCK_TOKENS[device]
+    kv_bytes = (engine.kv_tokens + block) * shape.kv_bytes_per_token
+    return EngineSettings(
+        model=str(models / engine.model),
+        max_num_seqs=of.max_num_seqs,
+        max_num_batched_tokens=of.max_num_batched_tokens,
+        block_size=block,
+        max_model_len=of.max_model_len + 2 * engine.draft_tokens,
+        kv_blocks=engine.kv_tokens // block,
+        device="cuda" if device == "cuda" else "cpu",
+        dtype="bfloat16" if device == "cuda" else "float32",
+        dummy_weights=True,
+        speculative=own_config(engine.draft_tokens) if engine.draft_tokens else None,
+        gpu_memory_utilization=round((shape.weight_bytes + kv_bytes + 3e9) / memory_bytes, 3),
+        prefix_caching=engine.prefix_caching,
+        recorded=engine.recorded,
+        graphs=engine.graphs,  # type: ignore[arg-type]
+    )
+
+
+class Case(NamedTuple):
+    """A replay: a system on engines that share the GPU, over `updates` policy updates; replayed `times` times. `profile` names
+    the measured profile that predicts it a second time."""
+
+    name: str
+    system: dict[str, Any]
+    engines: tuple[str, ...]
+    profile: str
+    updates: int
+    drawn: bool = False  # responses drawn from a length model, not recorded ones
+    times: int = 1
+    about: str = ""
+
+
+COLOCATED = ("verl_colocated", "april")
+HISTORY = {"name": "histospec", "window": {"kind": "aimd", "most_tokens": DRAFT_TOKENS}}
+
+
+def cases(of: Sizes) -> list[Case]:
+    """Return the replays in their order: the first ones are worth most."""
+    pair, drafting, n = ("a", "b"), ("drafting a", "drafting b"), of.updates
+    return [
+        Case(
+            "rhymerl",
+            {"name": "rhymerl", "speculation": HISTORY},
+            drafting,
+            "drafting",
+            3 * n,
+            about="HistoSpec, HistoPipe",
+        ),
+        Case("areal", {"name": "areal", "eta": 2}, pair, "pair", 2 * n, about="interruptions"),
+        Case("verl_colocated", {"name": "verl_colocated"}, ("a",), "alone", n, times=2),
+        Case("one_step_off", {"name": "one_step_off"}, pair, "pair", 2 * n),
+        Case("april", {"name": "april"}, pair, "pair", n, about="over-provisioned, partial rollouts"),
+        Case("short of KV", {"name": "verl_colocated"}, ("short of KV",), "alone", n, about="it preempts"),
+        Case(
+            "prefixes",
+            {"name": "verl_colocated"},
+            ("with prefixes",),
+            "alone",
+            1,
+            True,
+            about="a group shares its prompt",
+        ),
+        Case("large", {"name": "split"}, ("large",), "large", 1, True, about="long-tailed"),
+    ]
+
+
+def scenario(case: Case, of: Sizes, device: str, gpu: str, models: Path, profile: Path | None = None) -> dict[str, Any]:
+    """Return the scenario of a replay, to be written as YAML: with a measured profile, else with the shipped one."""
+    by_name = engines(of)
+    first = by_name[case.engines[0]]
+    shape = of.large if first.model == of.large.name else of.small
+    shipped = device == "cuda"
+    train = {} if case.system["name"] in COLOCATED else {"train": {"gpu": gpu, "gpus": 4}}
+    engine = {
+        "max_num_seqs": of.max_num_seqs,
+        "max_num_batched_tokens": of.max_num_batched_tokens,
+        "block_size": BLOCK_TOKENS[device],
+        "kv_cache_tokens": first.kv_tokens,
+        "prefix_caching": first.prefix_caching,
+        "async_scheduling": False,
+    }
+    if profile is not None:
+        steps: dict[str, Any] = {"path": str(profile)}
+    elif shipped:
+        steps, engine = {"path": "shipped"}, engine | {"preset": ENGINE[device]}
+    else:
+        steps = {"path": None, "roofline": {}}
+    drawn = {
+        "steps": case.updates,
+        "prompts_per_step": of.prompts,
+        "group": 8,
+        "mean_tokens": of.mean_tokens,
+        "cap_tokens": of.cap_tokens,
+        "sigma": 1.0,
+        "prompt_share": 0.5,
+        "prompt_tokens": of.max_model_len // 8,
+    }
+    # A CPU trains no faster than it generates: a stated time stands for a trainer there.
+    # A GPU's predicted training stands, but for what loads and switches take beyond their bytes: minutes are short.
+    training = {"reward_s": 0.05, "load_overhead_s": 0.1, "switch_s": 0.1} | (
+        {} if shipped else {"publish_s": 0.05, "mfu": 1.0}
+    )
+    return {
+        "name": f"prove-{case.name}".replace(" ", "-"),
+        "seed": 0,
+        "steps": case.updates,
+        "model": str(models / shape.name / "config.json"),
+        "cluster": {"gpu": gpu, "gpus": len(case.engines), "tp": 1, **train},
+        "workload": {"synthetic": drawn} if case.drawn else {"trace": str(ROOT / RECORDED)},
+        "profile": steps,
+        "engine": engine,
+        "training": training,
+        "systems": [case.system],
+    }
+
+
+def write_config(shape: ModelShape, folder: Path, dtype: str) -> None:
+    """Write the config.json of a dense Qwen3 or Qwen2.5, from which an engine makes random weights."""
+    family = "Qwen3" if shape.qk_norm else "Qwen2"
+    config = {
+        "architectures": [f"{family}ForCausalLM"],
+        "model_type": family.lower(),
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.intermediate,
+        "vocab_size": shape.vocab,
+        "tie_word_embeddings": shape.tied_embeddings,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "dtype": dtype,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")

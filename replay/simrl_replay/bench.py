@@ -314,17 +314,23 @@ class RemoteBench:
     sequences: engines of one host slow each other down. `close` and `kill` leave no process."""
 
     def __init__(
-        self, settings: EngineSettings, neighbours: int, traffic: int, logs: Path, deadline_s: float = 600.0
+        self,
+        settings: EngineSettings,
+        neighbours: int,
+        traffic: int,
+        logs: Path,
+        deadline_s: float = 600.0,
+        engines_per_gpu: int = 1,
     ) -> None:
         self._settings = settings
-        own, *others = device_variables(1 + neighbours, settings)
+        own, *others = device_variables(1 + neighbours, settings, engines_per_gpu)
         starts = [partial(engine_link, "measured engine", settings, logs / "measured.log", bench, variables=own)]
         beside = settings if settings.speculative is None else replace(settings, speculative=None)
         starts += [
             partial(engine_link, f"neighbour {i}", beside, logs / f"neighbour-{i}.log", variables=variables)
             for i, variables in enumerate(others)
         ]
-        self._bench, *self._neighbours = start_all(starts, deadline_s)
+        self._bench, *self._neighbours = start_all(starts, deadline_s, engines_per_gpu > 1)
         self._numbers = 0
         for link in self._neighbours:
             link.send([self._request() for _ in range(traffic)])

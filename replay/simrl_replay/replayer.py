@@ -10,11 +10,12 @@ from __future__ import annotations
 import platform
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -26,10 +27,10 @@ from simrl.simulate.prepare import Prepared
 from simrl.simulate.run import Schedule
 from simrl.trace.trace import Response, Trace, TraceMetadata
 from simrl_replay.clock import WallClock
-from simrl_replay.host import Close, Command, DraftCall, Failed, Reached, Reset
+from simrl_replay.host import Close, Command, Count, DraftCall, Failed, Reached, Report, Reset
 from simrl_replay.link import EngineLink, device_variables, engine_link, start_all, wait_until_ready
 from simrl_replay.proposer import DrafterSetup
-from simrl_replay.vllm_adapter import EngineSettings, check_model, check_weights, vllm_version
+from simrl_replay.vllm_adapter import EngineCounters, EngineSettings, check_model, check_weights, vllm_version
 from simrl_replay.vllm_worker import VllmWorker
 
 
@@ -41,7 +42,8 @@ class ReplayConfig:
     Without a report for `step_deadline_s`, an engine with work counts as hung; a starting one has `start_deadline_s`. With
     `forced_acceptance` an oracle drafts in place of a draft model: it has the trace's tokens, and its drafts are accepted
     exactly as often as simulated. That needs a scenario from `simrl_replay.speculative.forced` whose trace this model
-    generated at temperature 0.
+    generated at temperature 0. `engines_per_gpu` engines share a GPU: each gets its part of `engine.gpu_memory_utilization`,
+    and they start in turn.
     """
 
     model: Path
@@ -55,6 +57,7 @@ class ReplayConfig:
     threads: int = 1
     step_deadline_s: float = 60.0
     start_deadline_s: float = 600.0
+    engines_per_gpu: int = 1
 
     def folder(self, version: int) -> str:
         folders = self.weights or (self.model,)
@@ -161,7 +164,7 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
         seed=prepared.scenario.seed,
         speculative=speculative,
         threads=config.threads,
-        gpu_memory_utilization=prepared.scenario.engine.gpu_memory_utilization,
+        gpu_memory_utilization=prepared.scenario.engine.gpu_memory_utilization / config.engines_per_gpu,
         prefix_caching=limits.prefix_caching,
     )
 
@@ -169,9 +172,11 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
 class ReplayEngines:
     """The engines of a replay, or of several in a row: up when it is made, gone when it is closed. A context manager."""
 
-    def __init__(self, start: Sequence[Callable[[], EngineLink]], start_deadline_s: float = 600.0) -> None:
+    def __init__(
+        self, start: Sequence[Callable[[], EngineLink]], start_deadline_s: float = 600.0, in_turn: bool = False
+    ) -> None:
         self._start = list(start)
-        self.links = start_all(self._start, start_deadline_s)
+        self.links = start_all(self._start, start_deadline_s, in_turn)
 
     def restart(self, worker: int) -> EngineLink:
         """Replace an engine that is gone; return the line to the new one, which is still starting."""
@@ -200,7 +205,7 @@ def process_fleet(
     """Start engines in processes of this machine, each with a log. Their seed is the settings', or `seed(worker, earlier
     starts)`."""
     check_engine(config)
-    variables = device_variables(workers, settings)
+    variables = device_variables(workers, settings, config.engines_per_gpu)
 
     def start(i: int) -> Callable[[], EngineLink]:
         starts = count()
@@ -211,7 +216,7 @@ def process_fleet(
 
         return link
 
-    return ReplayEngines([start(i) for i in range(workers)], config.start_deadline_s)
+    return ReplayEngines([start(i) for i in range(workers)], config.start_deadline_s, config.engines_per_gpu > 1)
 
 
 def replay(
@@ -264,8 +269,10 @@ def replay(
         for worker in workers:
             worker.on_done, worker.on_back = history.finished, history.tell_all
     stopped: BaseException | None = None
+    engines: list[dict[str, int]] = []
     try:
         schedule.run()
+        engines = counted(fleet, config.step_deadline_s)
     except (KeyboardInterrupt, StoppedError) as error:
         stopped = error
     result = schedule.result()
@@ -282,6 +289,7 @@ def replay(
         "forced_acceptance": config.forced_acceptance,
         "prompts": "token ids drawn at random, by seed and prompt_id, as long as the trace says",
         "training": "held for as long as the simulator says; so are rewards",
+        "engines": engines,
         "happened": happened,
     }
     result = replace(result, metadata={**result.metadata, "replay": facts})
@@ -305,20 +313,37 @@ def reset(fleet: ReplayEngines, config: ReplayConfig, setup: DrafterSetup | None
         link.send(reset)
     vocabulary = 0
     for i, link in enumerate(fleet.links):
-        done = _wait_for_reset(link, config.start_deadline_s)
+        done = _answer(link, Reached, config.start_deadline_s)
         if done is None:  # the engine died in the last replay
             link = fleet.restart(i)
             wait_until_ready([link], config.start_deadline_s)
             link.send(reset)
-            done = _wait_for_reset(link, config.start_deadline_s)
+            done = _answer(link, Reached, config.start_deadline_s)
         if done is None:
             raise StoppedError(f"{link.name}: {link.death()}")
         vocabulary = done.vocabulary
     return vocabulary
 
 
-def _wait_for_reset(link: EngineLink, deadline_s: float) -> Reached | None:
-    """Return the answer of an engine to its reset; None if it is dead."""
+def counted(fleet: ReplayEngines, deadline_s: float) -> list[dict[str, int]]:
+    """Return the counters of each engine since its reset, or since its restart after a loss; {} for an engine that is gone.
+    Passes after the schedule's end, of requests that it left, count until the engine answers."""
+    for link in fleet.links:
+        link.send([Count()])
+    counters: list[dict[str, int]] = []
+    for link in fleet.links:
+        answer = None
+        with suppress(StoppedError):  # the result is worth more than its counters
+            answer = _answer(link, EngineCounters, deadline_s)
+        counters.append({} if answer is None else answer._asdict())
+    return counters
+
+
+R = TypeVar("R", bound=Report)
+
+
+def _answer(link: EngineLink, kind: type[R], deadline_s: float) -> R | None:
+    """Return the engine's answer to a reset or a count; drop other reports. None if it is dead."""
     while link.connection.poll(deadline_s):
         try:
             reports = link.connection.recv()
@@ -327,7 +352,7 @@ def _wait_for_reset(link: EngineLink, deadline_s: float) -> Reached | None:
         for report in reports:
             if isinstance(report, Failed):
                 raise StoppedError(f"{link.name}: {report.message}")
-            if isinstance(report, Reached) and report.key == -1:
+            if isinstance(report, kind) and getattr(report, "key", -1) == -1:
                 return report
     raise StoppedError(
         f"{link.name}: no answer for {deadline_s:g} s while it loads the first weights; raise --start-deadline"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import simpy
 
 from simrl.engine.requests import Limits
@@ -18,7 +19,7 @@ from simrl.errors import InputError
 from simrl.profile.profile import Tables
 from simrl.runtime.events import call_at
 from simrl_replay.host import Command, Host, Report
-from simrl_replay.vllm_adapter import EngineSettings, Progress
+from simrl_replay.vllm_adapter import EngineCounters, EngineSettings, Progress
 from tests.helpers import one_second_a_pass
 from tests.references.engine import ReferenceEngine, Request
 
@@ -113,6 +114,7 @@ class EngineDouble:
         self._weights = Path(settings.model).name
         self._passes = _Passes(tables or of_seconds(step_s), limits)
         self._requests: dict[str, _TextRequest] = {}
+        self._before = np.zeros(6, dtype=np.int64)
         if start_s:
             wait(start_s)
 
@@ -179,6 +181,14 @@ class EngineDouble:
     @property
     def passes(self) -> int:
         return self._passes.passes
+
+    def counters(self) -> EngineCounters:
+        p = self._passes
+        since_start = np.array([p.passes, p.preemptions, p.lookup_tokens, p.hit_tokens, 0, 0])
+        return EngineCounters(*(since_start - self._before).tolist())
+
+    def reset_counters(self) -> None:
+        self._before = self._before + self.counters()
 
 
 def of_seconds(step_s: float) -> Tables:

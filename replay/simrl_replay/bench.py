@@ -320,17 +320,22 @@ def bench_then_replay(engine: VllmEngine, channel: Channel) -> None:
 
 
 def start_bench(
-    settings: EngineSettings, neighbours: int, traffic: int, logs: Path, deadline_s: float = 600.0
+    settings: EngineSettings,
+    neighbours: int,
+    traffic: int,
+    logs: Path,
+    deadline_s: float = 600.0,
+    engines_per_gpu: int = 1,
 ) -> RemoteBench:
     """Start an engine and its neighbours in processes of their own, and return the bench of the first."""
-    own, *others = device_variables(1 + neighbours, settings)
+    own, *others = device_variables(1 + neighbours, settings, engines_per_gpu)
     starts = [partial(engine_link, "measured engine", settings, logs / "measured.log", bench, variables=own)]
     beside = settings if settings.speculative is None else replace(settings, speculative=None)
     starts += [
         partial(engine_link, f"neighbour {i}", beside, logs / f"neighbour-{i}.log", variables=variables)
         for i, variables in enumerate(others)
     ]
-    measured, *neighbouring = start_all(starts, deadline_s)
+    measured, *neighbouring = start_all(starts, deadline_s, engines_per_gpu > 1)
     return RemoteBench(measured, neighbouring, traffic, settings.max_model_len)
 
 

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from simrl.errors import InputError
 from simrl_replay.proposer import DrafterSetup, Forced
-from simrl_replay.vllm_adapter import EngineSettings, VllmEngine, explained
+from simrl_replay.vllm_adapter import EngineCounters, EngineSettings, VllmEngine, explained
 
 REPORT_EVERY_S = 0.25  # 13 thousand entries a second for 32 engines with 100 samples each
 
@@ -99,11 +99,15 @@ class Reset(NamedTuple):
     folder: str
 
 
+class Count(NamedTuple):
+    """Report the engine's counters since its reset."""
+
+
 class Close(NamedTuple):
     """End the process."""
 
 
-Command = Begin | Abort | LoadWeights | Watch | Ask | SlowDown | DraftCall | DraftWindow | Reset | Close
+Command = Begin | Abort | LoadWeights | Watch | Ask | SlowDown | DraftCall | DraftWindow | Reset | Count | Close
 
 # Reports.
 
@@ -175,7 +179,7 @@ class Alive(NamedTuple):
     at_s: float
 
 
-Report = Ready | Failed | Begun | Gained | Ended | Loaded | Reached | Alive
+Report = Ready | Failed | Begun | Gained | Ended | Loaded | Reached | EngineCounters | Alive
 
 
 class Channel(Protocol):
@@ -280,6 +284,8 @@ class Host:
                     self._engine.drafter.window(self._requests[number].request_id, tokens)
             case Reset():
                 self._reset(command)
+            case Count():
+                self._reports.append(self._engine.counters())
             case Close():
                 self.closed = True
 
@@ -352,6 +358,7 @@ class Host:
             self._engine.drafter.configure(DrafterSetup())
         self._engine.recompute_running()
         self._engine.load_weights(command.folder)
+        self._engine.reset_counters()
         self._reports.append(Reached(command.key, time.monotonic(), vocabulary=self._engine.vocabulary))
 
     # Reports.

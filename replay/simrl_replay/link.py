@@ -211,20 +211,22 @@ def _end_with_parent() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def device_variables(workers: int, settings: EngineSettings) -> list[dict[str, str]]:
-    """Return for each engine of this machine the variable that gives it its own `tp` GPUs. Raise `InputError` if there are too
-    few; if their number is unknown, CUDA reports it later."""
+def device_variables(workers: int, settings: EngineSettings, engines_per_gpu: int = 1) -> list[dict[str, str]]:
+    """Return for each engine of this machine the variable that gives it its `tp` GPUs, shared by `engines_per_gpu` engines.
+    Raise `InputError` if there are too few; if their number is unknown, CUDA reports it later."""
     if settings.device != "cuda":
         return [{}] * workers
     tp, known = settings.tp, _gpus()
+    needed = -(-workers // engines_per_gpu) * tp
     if known is None:
-        known = [str(i) for i in range(workers * tp)]
-    if workers * tp > len(known):
+        known = [str(i) for i in range(needed)]
+    if needed > len(known):
         raise InputError(
-            f"{workers} engines with cluster.tp {tp} need {workers * tp} GPUs, this machine shows {len(known)} "
+            f"{workers} engines with cluster.tp {tp} need {needed} GPUs, this machine shows {len(known)} "
             "(CUDA_VISIBLE_DEVICES, or `nvidia-smi -L`); use fewer --workers, a smaller cluster.tp, or --ray"
         )
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(known[i * tp : (i + 1) * tp])} for i in range(workers)]
+    firsts = [i // engines_per_gpu * tp for i in range(workers)]
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(known[first : first + tp])} for first in firsts]
 
 
 def spare_gpu(taken: int) -> dict[str, str]:
@@ -277,12 +279,17 @@ def first_report(link: EngineLink) -> Ready:
     return report
 
 
-def start_all(start: Sequence[Callable[[], EngineLink]], deadline_s: float) -> list[EngineLink]:
-    """Start engines in parallel and wait until all are up; if one fails, end all."""
+def start_all(start: Sequence[Callable[[], EngineLink]], deadline_s: float, in_turn: bool = False) -> list[EngineLink]:
+    """Start engines in parallel, or `in_turn`, and wait until all are up; if one fails, end all. Start engines of one GPU in
+    turn: vLLM takes what a neighbour allocates meanwhile for its own."""
     links: list[EngineLink] = []
     try:
         for each in start:
             links.append(each())
+            if in_turn:
+                wait_until_ready(links[-1:], deadline_s)
+        if in_turn:
+            return links
         wait_until_ready(links, deadline_s)
     except BaseException:
         with ctrl_c_waits():

@@ -64,7 +64,7 @@ class Engine(NamedTuple):
     draft_tokens: int = 0
     recorded: bool = True
     prefix_caching: bool = False
-    graphs: str = "decode"
+    graphs: str = "full"
 
 
 def engines(of: Sizes) -> dict[str, Engine]:
@@ -86,7 +86,7 @@ def engines(of: Sizes) -> dict[str, Engine]:
 def settings(engine: Engine, of: Sizes, models: Path, device: str, memory_bytes: float) -> EngineSettings:
     """Return the settings of an engine; of a GPU's memory it takes what its weights, KV cache and passes need."""
     shape, block = of.large if engine.model == of.large.name else of.small, BLOCK_TOKENS[device]
-    kv_bytes = (engine.kv_tokens + block) * shape.kv_bytes_per_token
+    kv_bytes = int((engine.kv_tokens + block) * shape.kv_bytes_per_token)
     return EngineSettings(
         model=str(models / engine.model),
         max_num_seqs=of.max_num_seqs,
@@ -101,6 +101,7 @@ def settings(engine: Engine, of: Sizes, models: Path, device: str, memory_bytes:
         gpu_memory_utilization=round((shape.weight_bytes + kv_bytes + 3e9) / memory_bytes, 3),
         prefix_caching=engine.prefix_caching,
         recorded=engine.recorded,
+        kv_cache_bytes=kv_bytes if device == "cuda" else None,
         graphs=engine.graphs,  # type: ignore[arg-type]
     )
 

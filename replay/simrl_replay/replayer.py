@@ -10,11 +10,12 @@ from __future__ import annotations
 import platform
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -26,11 +27,11 @@ from simrl.simulate.prepare import Prepared
 from simrl.simulate.run import Schedule
 from simrl.trace.trace import Response, Trace, TraceMetadata
 from simrl_replay.clock import WallClock
-from simrl_replay.host import Close, Command, DraftCall, Failed, Reached, Reset
+from simrl_replay.host import Close, Command, Count, DraftCall, Failed, Reached, Report, Reset
 from simrl_replay.link import EngineLink, device_variables, engine_link, start_all, wait_until_ready
 from simrl_replay.proposer import DrafterSetup
 from simrl_replay.speculative import answers_of
-from simrl_replay.vllm_adapter import EngineSettings, check_model, check_weights, vllm_version
+from simrl_replay.vllm_adapter import EngineCounters, EngineSettings, check_model, check_weights, vllm_version
 from simrl_replay.vllm_worker import VllmWorker
 
 
@@ -43,6 +44,7 @@ class ReplayConfig:
     `forced_acceptance` an oracle drafts in place of a draft model: it has the trace's tokens, and its drafts are accepted
     exactly as often as simulated. That needs a scenario from `simrl_replay.speculative.forced` whose trace this model
     generated at temperature 0. With `recorded_tokens` every response is the trace's own, token by token, whatever the weights.
+    `engines_per_gpu` engines share a GPU: each gets its part of `engine.gpu_memory_utilization`, and they start in turn.
     """
 
     model: Path
@@ -57,6 +59,7 @@ class ReplayConfig:
     threads: int = 1
     step_deadline_s: float = 60.0
     start_deadline_s: float = 600.0
+    engines_per_gpu: int = 1
 
     def folder(self, version: int) -> str:
         folders = self.weights or (self.model,)
@@ -168,7 +171,7 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
         seed=prepared.scenario.seed,
         speculative=speculative,
         threads=config.threads,
-        gpu_memory_utilization=prepared.scenario.engine.gpu_memory_utilization,
+        gpu_memory_utilization=prepared.scenario.engine.gpu_memory_utilization / config.engines_per_gpu,
         prefix_caching=limits.prefix_caching,
         recorded=config.recorded_tokens,
     )
@@ -182,10 +185,11 @@ class ReplayEngines:
         self,
         start: Sequence[Callable[[], EngineLink]],
         start_deadline_s: float = 600.0,
+        in_turn: bool = False,
         links: Sequence[EngineLink] | None = None,
     ) -> None:
         self._start = list(start)
-        self.links = start_all(self._start, start_deadline_s) if links is None else list(links)
+        self.links = start_all(self._start, start_deadline_s, in_turn) if links is None else list(links)
 
     def restart(self, worker: int) -> EngineLink:
         """Replace an engine that is gone; return the line to the new one, which is still starting."""
@@ -214,7 +218,7 @@ def process_fleet(
     """Start engines in processes of this machine, each with a log. Their seed is the settings', or `seed(worker, earlier
     starts)`."""
     check_engine(config)
-    variables = device_variables(workers, settings)
+    variables = device_variables(workers, settings, config.engines_per_gpu)
 
     def start(i: int) -> Callable[[], EngineLink]:
         starts = count()
@@ -225,7 +229,7 @@ def process_fleet(
 
         return link
 
-    return ReplayEngines([start(i) for i in range(workers)], config.start_deadline_s)
+    return ReplayEngines([start(i) for i in range(workers)], config.start_deadline_s, config.engines_per_gpu > 1)
 
 
 def replay(
@@ -280,8 +284,10 @@ def replay(
         for worker in workers:
             worker.on_done, worker.on_back = history.finished, history.tell_all
     stopped: BaseException | None = None
+    engines: list[dict[str, int]] = []
     try:
         schedule.run()
+        engines = counted(fleet, config.step_deadline_s)
     except (KeyboardInterrupt, StoppedError) as error:
         stopped = error
     result = schedule.result()
@@ -299,6 +305,7 @@ def replay(
         "recorded_tokens": config.recorded_tokens,
         "prompts": "token ids drawn at random, by seed and prompt_id, as long as the trace says",
         "training": "held for as long as the simulator says; so are rewards",
+        "engines": engines,
         "happened": happened,
     }
     result = replace(result, metadata={**result.metadata, "replay": facts})
@@ -322,20 +329,37 @@ def reset(fleet: ReplayEngines, config: ReplayConfig, setup: DrafterSetup | None
         link.send(reset)
     vocabulary = 0
     for i, link in enumerate(fleet.links):
-        done = _wait_for_reset(link, config.start_deadline_s)
+        done = _answer(link, Reached, config.start_deadline_s)
         if done is None:  # the engine died in the last replay
             link = fleet.restart(i)
             wait_until_ready([link], config.start_deadline_s)
             link.send(reset)
-            done = _wait_for_reset(link, config.start_deadline_s)
+            done = _answer(link, Reached, config.start_deadline_s)
         if done is None:
             raise StoppedError(f"{link.name}: {link.death()}")
         vocabulary = done.vocabulary
     return vocabulary
 
 
-def _wait_for_reset(link: EngineLink, deadline_s: float) -> Reached | None:
-    """Return the answer of an engine to its reset; None if it is dead."""
+def counted(fleet: ReplayEngines, deadline_s: float) -> list[dict[str, int]]:
+    """Return the counters of each engine since its reset, or since its restart after a loss; {} for an engine that is gone.
+    Passes after the schedule's end, of requests that it left, count until the engine answers."""
+    for link in fleet.links:
+        link.send([Count()])
+    counters: list[dict[str, int]] = []
+    for link in fleet.links:
+        answer = None
+        with suppress(StoppedError):  # the result is worth more than its counters
+            answer = _answer(link, EngineCounters, deadline_s)
+        counters.append({} if answer is None else answer._asdict())
+    return counters
+
+
+R = TypeVar("R", bound=Report)
+
+
+def _answer(link: EngineLink, kind: type[R], deadline_s: float) -> R | None:
+    """Return the engine's answer to a reset or a count; drop other reports. None if it is dead."""
     while link.connection.poll(deadline_s):
         try:
             reports = link.connection.recv()
@@ -344,7 +368,7 @@ def _wait_for_reset(link: EngineLink, deadline_s: float) -> Reached | None:
         for report in reports:
             if isinstance(report, Failed):
                 raise StoppedError(f"{link.name}: {report.message}")
-            if isinstance(report, Reached) and report.key == -1:
+            if isinstance(report, kind) and getattr(report, "key", -1) == -1:
                 return report
     raise StoppedError(
         f"{link.name}: no answer for {deadline_s:g} s while it loads the first weights; raise --start-deadline"

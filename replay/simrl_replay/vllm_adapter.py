@@ -14,6 +14,8 @@ import json
 import os
 import re
 import sys
+import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,14 +24,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
+from uuid import uuid4
 
 from simrl.errors import InputError, first_line
 from simrl_replay.proposer import Proposer, batch_of, put_drafts
 
 MOST_WARM_TOKENS = 512
 KNOWN = ("0.26", "0.27", "0.28", "0.29", "0.30", "0.31", "0.32")
-TRIED = ("0.32",)
+TRIED = ("0.26", "0.32")
 MODEL_DRAFTERS = ("draft_model", "eagle", "eagle3")
+# Modes of vLLM's CUDA graphs that need no compiler, whose run costs a start 20 to 60 s.
+UNCOMPILED_GRAPHS = {"decode": "FULL_DECODE_ONLY", "full": "FULL"}
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,15 @@ class EngineSettings:
 
     `kv_blocks` of `block_size` tokens are the KV cache; with None vLLM takes the memory that is left. `speculative` is vLLM's
     `speculative_config`. A response ends with `stop_token`, if there is one; else at the requested length. With `recorded`,
-    requests sample the tokens that they come with (`rank.Rank.follow_recorded`). `threads` is for CPU engines.
+    requests sample the tokens that they come with (`rank.Rank.follow_recorded`). `threads` is for CPU engines; `kv_cache_bytes`,
+    `graphs` and `sleep` are for GPUs.
+
+    With `kv_cache_bytes` for the KV cache, vLLM does not measure what is left: engines of one GPU may then start at once.
+
+    `graphs` are the CUDA graphs: "compiled", vLLM's own (graphs of compiled pieces for mixed passes, whole ones for decoding);
+    without the compiler, "decode" for passes in which each sequence decodes one token (or verifies the longest draft) and
+    "full" for all up to 512 tokens (FlashAttention 3 alone; else as "decode"); or "none". `sleep` lets the engine release its
+    memory.
     """
 
     model: str
@@ -59,6 +72,22 @@ class EngineSettings:
     gpu_memory_utilization: float = 0.9
     prefix_caching: bool = False
     recorded: bool = False
+    kv_cache_bytes: int | None = None
+    graphs: Literal["compiled", "decode", "full", "none"] = "compiled"
+    sleep: bool = False
+
+
+class EngineCounters(NamedTuple):
+    """An engine's own counts: forward passes; preemptions of running requests for want of KV blocks; with a prefix cache, the
+    tokens of requests when they were admitted (also after a preemption), and those of them that were cached; draft tokens
+    verified and accepted. As in vLLM, a draft counts also beyond the response's end."""
+
+    passes: int = 0
+    preemptions: int = 0
+    prefix_queried_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Progress(NamedTuple):
@@ -153,7 +182,7 @@ class VllmEngine:
             "tensor_parallel_size": settings.tp,
             "enable_prefix_caching": settings.prefix_caching,
             "enable_chunked_prefill": True,
-            "enforce_eager": settings.device == "cpu",
+            "enforce_eager": settings.device == "cpu" or settings.graphs == "none",
             "generation_config": "vllm",
             "disable_log_stats": True,
             "async_scheduling": False,  # a step's tokens are known when it ends
@@ -161,14 +190,21 @@ class VllmEngine:
         }
         if settings.kv_blocks is not None:
             arguments["num_gpu_blocks_override"] = settings.kv_blocks + 1  # vLLM keeps one block for itself
+        if settings.device == "cuda":
+            arguments["enable_sleep_mode"] = settings.sleep
+            arguments["kv_cache_memory_bytes"] = settings.kv_cache_bytes
+            if settings.graphs in UNCOMPILED_GRAPHS:
+                arguments["compilation_config"] = {"mode": 0, "cudagraph_mode": UNCOMPILED_GRAPHS[settings.graphs]}
         if settings.speculative is not None:
             arguments["speculative_config"] = settings.speculative
         if settings.speculative is not None or settings.recorded:
             arguments["worker_extension_cls"] = "simrl_replay.rank.Rank"
+        _meet_in_a_file()
         with _no_main_module():
             self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self._core = self._engine.engine_core.engine_core
         self._scheduler = self._core.scheduler
+        self._counts: Counter[str] = Counter()  # by the names of `EngineCounters`
         self._verified: dict[str, list[int]] = {}  # verified drafts of the running step, by vLLM's ids
         self._drafts: dict[str, list[int]] = {}  # of the next step
         self.drafter: Proposer | None = None  # simrl's own
@@ -182,7 +218,7 @@ class VllmEngine:
                 self._engine.collective_rpc("let_drafter_rest")
             if settings.device == "cpu":
                 self._engine.collective_rpc("mend_cpu_sampling")
-            self._watch_passes()
+        self._watch_passes()
 
     # Requests.
 
@@ -233,12 +269,18 @@ class VllmEngine:
             self._engine.collective_rpc("forget", args=(request_ids,))
 
     def _watch_passes(self) -> None:
-        """Record the verified drafts of each step from its schedule (vLLM's drafters do not report them in all versions).
-        Let simrl's drafter draft from its outcome, or tell vLLM's how much to draft."""
-        schedule, update = self._scheduler.schedule, self._scheduler.update_from_output
+        """Count each pass from its schedule and its output, and record its verified drafts (vLLM's drafters do not report them
+        in all versions). Let simrl's drafter draft from its outcome, or tell vLLM's how much to draft."""
+        scheduler, counts = self._scheduler, self._counts
+        schedule, update, preempt = scheduler.schedule, scheduler.update_from_output, scheduler._preempt_request
 
         def watched(*arguments: Any, **named: Any) -> Any:
             scheduled = schedule(*arguments, **named)
+            counts["passes"] += scheduled.total_num_scheduled_tokens > 0
+            if self.settings.prefix_caching:
+                for request_id, hit_tokens in _admitted(scheduled):
+                    counts["prefix_queried_tokens"] += scheduler.requests[request_id].num_tokens
+                    counts["prefix_hit_tokens"] += hit_tokens
             self._verified = scheduled.scheduled_spec_decode_tokens
             levels = None if self.drafter is None else self.drafter.levels(len(scheduled.num_scheduled_tokens))
             if levels is not None:
@@ -246,11 +288,27 @@ class VllmEngine:
             return scheduled
 
         def drafted(scheduled: Any, output: Any) -> Any:
+            for request_id, draft in scheduled.scheduled_spec_decode_tokens.items():
+                sampled = output.sampled_token_ids[output.req_id_to_index[request_id]]
+                if sampled and draft[0] >= 0:  # below 0: a place for a draft that is to come
+                    counts["drafted_tokens"] += len(draft)
+                    counts["accepted_tokens"] += len(sampled) - 1
             if self.drafter is not None:
-                self._drafts = self.drafter.propose(*batch_of(self._scheduler, scheduled, output))
+                self._drafts = self.drafter.propose(*batch_of(scheduler, scheduled, output))
             return update(scheduled, output)
 
-        self._scheduler.schedule, self._scheduler.update_from_output = watched, drafted
+        def preempted(*arguments: Any, **named: Any) -> Any:
+            counts["preemptions"] += 1
+            return preempt(*arguments, **named)
+
+        scheduler.schedule, scheduler.update_from_output, scheduler._preempt_request = watched, drafted, preempted
+
+    def counters(self) -> EngineCounters:
+        """Return the counts since the last reset, or since the warm-up."""
+        return EngineCounters(**self._counts)
+
+    def reset_counters(self) -> None:
+        self._counts.clear()
 
     @property
     def unfinished(self) -> int:
@@ -271,14 +329,18 @@ class VllmEngine:
 
     def warm_up(self) -> None:
         """Run passes of every size, so that no measurement has the first of a size: on a CPU, the first matrix product of a
-        shape takes milliseconds longer."""
-        most = min(self.settings.max_num_batched_tokens, self.settings.max_model_len - 2, MOST_WARM_TOKENS)
-        if self.settings.device != "cpu":
-            most = 1  # graphs were captured at the start
-        for tokens in range(1, most + 1):
-            self._run_to_the_end([tokens])
-        for sequences in range(2, min(self.settings.max_num_seqs, most) + 1):
-            self._run_to_the_end([1] * sequences)
+        shape takes milliseconds longer. On a GPU, graphs were captured at the start, and a kernel is loaded when it is first
+        used: sizes in powers of two use most."""
+        most = min(self.settings.max_num_batched_tokens, self.settings.max_model_len - 2)
+        most_sequences = min(self.settings.max_num_seqs, most, MOST_WARM_TOKENS)
+        if self.settings.device == "cpu":
+            prompts = [[tokens] for tokens in range(1, min(most, MOST_WARM_TOKENS) + 1)]
+            prompts += [[1] * sequences for sequences in range(2, most_sequences + 1)]
+        else:
+            prompts = [*([1 << i] for i in range(most.bit_length())), [1] * most_sequences]
+        for each in prompts:
+            self._run_to_the_end(each)
+        self.reset_counters()
 
     def _run_to_the_end(self, prompts: Sequence[int]) -> None:
         for i, tokens in enumerate(prompts):
@@ -297,7 +359,18 @@ class VllmEngine:
 
     def recompute_running(self) -> None:
         """Let running requests recompute their KV cache, and find no prefix again; they keep their tokens."""
+        preemptions = self._counts["preemptions"]
         self._scheduler.reset_prefix_cache(reset_running_requests=True)
+        self._counts["preemptions"] = preemptions  # not for want of blocks
+
+    def sleep(self, level: int = 1) -> None:
+        """Release the KV cache and the weights: level 1 keeps these in the host's memory, level 2 drops them. No request may
+        run."""
+        self._engine.sleep(level)
+
+    def wake(self) -> None:
+        """Take the memory back. After level 2, load weights next."""
+        self._engine.wake_up()
 
     # Properties of the engine.
 
@@ -318,6 +391,24 @@ def _require_device(settings: EngineSettings) -> None:
 
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise InputError(f"no CUDA device here (torch {torch.__version__}); add --device cpu, or repair the driver")
+
+
+def _admitted(scheduled: Any) -> Iterator[tuple[str, int]]:
+    """Yield the requests that a schedule admits, again or for the first time, and the tokens that each found cached."""
+    for new in scheduled.scheduled_new_reqs:
+        yield new.req_id, new.num_computed_tokens
+    cached = scheduled.scheduled_cached_reqs
+    for request_id, computed_tokens in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+        if request_id in cached.resumed_req_ids:
+            yield request_id, computed_tokens
+
+
+def _meet_in_a_file() -> None:
+    """Let the process group of an engine of one process meet in a file, as vLLM 0.32 does by itself. In 0.26 its store listens
+    on all addresses of the network."""
+    from vllm.v1.executor import uniproc_executor
+
+    uniproc_executor.get_distributed_init_method = lambda *_: f"file://{tempfile.gettempdir()}/simrl_dist_{uuid4().hex}"
 
 
 def _let_vllm_look_at_llvmlite() -> None:

@@ -92,7 +92,15 @@ class Live:
             )
         )
         self.scheduler = self.engine._scheduler
-        self.scheduler.spec_decode_metrics_level = "detailed"
+        self.verified: dict[str, list[tuple[int, int]]] = {}  # drafted and accepted, by request, as vLLM counts them
+        count = self.scheduler.make_spec_decoding_stats
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            drafted, accepted = named["num_draft_tokens"], named["num_accepted_tokens"]
+            self.verified.setdefault(named["request_id"].rpartition("-")[0], []).append((drafted, accepted))
+            return count(*arguments, **named)
+
+        self.scheduler.make_spec_decoding_stats = counted
 
     @property
     def proposer(self) -> Proposer:
@@ -102,14 +110,14 @@ class Live:
 
     def run(self, asks: Sequence[Ask], temperature: float = 0.0, abort_at: dict[str, int] | None = None) -> Ran:
         """All at once, to the end; an aborted one to the end of so many steps."""
-        ran, requests, left = Ran(), {}, set()
+        ran, left = Ran(), set()
+        self.verified.clear()
         self.engine.settings = replace(self.engine.settings, temperature=temperature)
         for ask in asks:
             self.proposer.begins(ask.name, ask.prompt_id, (), ask.had, Forced(ask.recorded, ask.prompt_id))
             self.engine.add(ask.name, ask.prompt_ids + ask.had, ask.tokens)
             ran.tokens[ask.name] = []
             left.add(ask.name)
-        requests = {r.request_id.rpartition("-")[0]: r for r in self.scheduler.requests.values()}
         while left:
             for progress in self.engine.step():
                 name = progress.request_id
@@ -122,9 +130,9 @@ class Live:
                 self.engine.abort(name)
                 left.remove(name)
                 ran.counts[name] = self.proposer.ends(name)
-        for name, request in requests.items():
-            told = request.spec_decode_metrics.to_dict()
-            ran.vllm[name] = (told.get("per_step_drafted", []), told.get("per_step_accepted", []))
+        for ask in asks:
+            verified = self.verified.get(ask.name, [])
+            ran.vllm[ask.name] = ([drafted for drafted, _ in verified], [accepted for _, accepted in verified])
         return ran
 
 

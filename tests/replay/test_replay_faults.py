@@ -424,6 +424,24 @@ def test_each_engine_of_a_machine_has_gpus_of_its_own(monkeypatch):
     assert device_variables(3, SETTINGS) == [{}, {}, {}]  # on a CPU
 
 
+def test_engines_share_a_gpu_if_they_should_and_each_starts_when_the_one_before_is_up(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    visible = [each["CUDA_VISIBLE_DEVICES"] for each in device_variables(5, cuda(1), engines_per_gpu=2)]
+    assert visible == ["4", "4", "5", "5", "6"]
+    with pytest.raises(InputError, match=r"7 engines with cluster\.tp 1 need 4 GPUs, this machine shows 3"):
+        device_variables(7, cuda(1), engines_per_gpu=2)
+    starts: list[float] = []
+
+    def start(name: str) -> EngineLink:
+        starts.append(time.monotonic())
+        return process_link(name, tmp_path / name, start_s=0.5)
+
+    links = start_all([partial(start, "0"), partial(start, "1")], 60.0, in_turn=True)
+    assert starts[1] - starts[0] > 0.5
+    for link in links:
+        link.close()
+
+
 def test_gpus_are_counted_by_the_driver_where_no_variable_names_them(monkeypatch, tmp_path):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -21,7 +21,7 @@ from simrl.runtime.worker import TokensReached
 from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import SystemConfig
 from simrl.simulate.prepare import Prepared, prepare
-from simrl.simulate.run import simulate_prepared
+from simrl.simulate.run import Schedule, simulate_prepared, simulated_workers
 from simrl.speculation.windows import Fixed
 from simrl.trace.trace import Sample, Trace, TraceMetadata, write_trace
 from simrl_replay.clock import WallClock
@@ -73,9 +73,9 @@ def prepared(tmp_path_factory, models) -> Prepared:
     return prepare(chosen)
 
 
-def a_trace(steps: int = 3, group: int = 4, prompts: int = 3, tokens: int = 300) -> Trace:
+def a_trace(steps: int = 3, group: int = 4, prompts: int = 3, tokens: int = 300, prompt_tokens: int = 10) -> Trace:
     rows = [
-        (step, 0, step * prompts + prompt, i, 10 + prompt, tokens + 37 * i)
+        (step, 0, step * prompts + prompt, i, prompt_tokens + prompt, tokens + 37 * i)
         for step in range(steps)
         for prompt in range(prompts)
         for i in range(group)
@@ -395,6 +395,27 @@ def test_random_weights_of_a_config_replay_with_loads_that_are_held(folder, mode
     assert loads and min(loads) >= measured.metadata["load_weights_s"]
 
 
+@pytest.mark.parametrize("caching", [False, True])
+def test_an_engine_counts_the_passes_preemptions_and_hits_that_were_simulated(models, tmp_path, caching):
+    write_trace(a_trace(steps=2, tokens=150, prompt_tokens=100), tmp_path / "trace.parquet")
+    text = scenario(models[0], tmp_path, steps=2, cache=1024).replace("one_step_off", "verl_colocated")
+    text = text.replace("gpus: 3", "gpus: 1").replace("block_size: 32", f"block_size: 32, prefix_caching: {caching}")
+    (tmp_path / "scenario.yaml").write_text(text)
+    [chosen] = load_scenarios(tmp_path / "scenario.yaml", [])
+    prepared, config = prepare(chosen), ReplayConfig(models[0], device="cpu", dtype="float32")
+    schedule = Schedule(prepared, simpy.Environment(), simulated_workers)
+    schedule.run()
+    with process_fleet(1, engine_settings(prepared, config), config, tmp_path) as fleet:
+        twice = [replay(prepared, fleet, config).result.metadata["replay"]["engines"] for _ in range(2)]
+    simulated = schedule.workers[0].engines[0].totals  # type: ignore[attr-defined]
+    named = {"passes": "passes", "preemptions": "preemptions"}
+    if caching:
+        named |= {"prefix_queried_tokens": "lookup_tokens", "prefix_hit_tokens": "hit_tokens"}
+    for [measured] in twice:
+        assert {name: measured[name] for name in named} == {name: simulated[of] for name, of in named.items()}
+        assert measured["preemptions"] > 0 and (measured["prefix_hit_tokens"] > 0) == caching
+
+
 def test_a_replay_with_forced_acceptance_accepts_sample_by_sample_what_was_simulated(models, tmp_path):
     def case(trace: Trace, speculation: str) -> Prepared:
         write_trace(trace, tmp_path / "trace.parquet")
@@ -420,6 +441,8 @@ def test_a_replay_with_forced_acceptance_accepts_sample_by_sample_what_was_simul
     )
     assert found == told
     assert sum(row[4] for row in found) > 500
+    [counts] = measured.result.metadata["replay"]["engines"]
+    assert counts["drafted_tokens"] == sum(row[3] for row in found)
     assert measured.result.metadata["replay"]["forced_acceptance"]
     with pytest.raises(InputError, match="the trace has no token ids; replay it once without speculation"):
         check_replayable(forced(case(a_trace(steps=1), "draft_model")), live)

@@ -46,3 +46,7 @@ def prove(
     finally:
         (output / "prove.md").write_text(page(proof.record), encoding="utf-8")
         print(f"The page: {output / 'prove.md'}")
+
+
+if __name__ == "__main__":  # where simrl is not installed, but on the path
+    typer.run(prove)

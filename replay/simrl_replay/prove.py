@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -32,6 +32,7 @@ from simrl.profile.profile import Tables
 from simrl.result.result import Result
 from simrl.runtime.simulated_worker import SimulatedWorker
 from simrl.scenario.load import load_scenarios
+from simrl.runtime.weight_sync import PINNED_SHARE
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.simulate.run import Schedule, simulated_workers
 from simrl_replay.bench import RemoteBench, Shape, bench_then_replay
@@ -40,9 +41,10 @@ from simrl_replay.host import Close, run_host
 from simrl_replay.link import EngineLink, engine_link, wait_until_ready
 from simrl_replay.measured_profile import gpu_name, measure_with
 from simrl_replay.profile_fit import predicted_s
-from simrl_replay.prove_plan import DRAFT_TOKENS, Case, cases, engines, scenario, settings, sizes, write_config
+from simrl_replay.prove_plan import DRAFT_TOKENS, Case, Engine, cases, engines, scenario, settings, sizes, write_config
 from simrl_replay.replayer import Measured, ReplayConfig, ReplayEngines, replay
 from simrl_replay.speculative import replayed_form
+from simrl_replay.trials import trials
 from simrl_replay.vllm_adapter import EngineSettings, vllm_version
 
 Tell = Callable[[str], None]
@@ -160,6 +162,7 @@ class Proof:
             Step("passes large", 25.0, partial(self._passes, "large", "large", None)),
             replays["large"],
             Step("passes without graphs", 10.0, partial(self._passes, "no graphs", "no graphs", None)),
+            Step("trials", 30.0, self._trials),
         ]
 
     def save(self) -> None:
@@ -214,13 +217,11 @@ class Proof:
         (self.folder / "blind.json").write_text(text + "\n", encoding="utf-8")
         digest = hashlib.sha256((text + "\n").encode()).hexdigest()
         self.tell(f"blind predictions in blind.json, sha256 {digest}")
-        return {"sha256": digest, "written": blind["made"]}
+        return {"sha256": digest, "written": blind["made"], "profiles": blind["profiles"]}
 
     def _begin(self, names: Sequence[str]) -> None:
-        memory_bytes = GPUS[self.gpu].memory_bytes
         for name in names:
-            of = settings(self.engines[name], self.of, self.models, self.device, memory_bytes)
-            self.up.begin(name, of, {})
+            self.up.begin(name, self._settings(self.engines[name]), {})
 
     def _wait(self, names: Sequence[str]) -> dict[str, Any]:
         return {"not_up": self.up.wait(names)}
@@ -243,7 +244,7 @@ class Proof:
             max_num_seqs=of.max_num_seqs,
             max_num_batched_tokens=of.max_num_batched_tokens,
             max_model_len=of.max_model_len,
-            block_size=settings(this, of, self.models, self.device, 1.0).block_size,
+            block_size=self._settings(this).block_size,
             kv_cache_tokens=this.kv_tokens,
             draft_tokens=this.draft_tokens,
             neighbours=int(neighbour is not None),
@@ -324,6 +325,30 @@ class Proof:
             "noise": None if spread is None else asdict(spread.largest),
         }
 
+    def _trials(self) -> dict[str, Any]:
+        """Time the sampler, and sleep and wake-up, of an engine of each model."""
+        self.up.close()
+        links = {}
+        for engine in (self.engines["a"], self.engines["large"]):
+            of = replace(self._settings(engine._replace(recorded=False)), sleep=self.device == "cuda")
+            log = self.folder / "logs" / f"trials-{engine.model}.log"
+            links[engine.model] = engine_link(f"trials of {engine.model}", of, log, trials)
+        figures, failed = [], {}
+        for model, link in links.items():
+            try:
+                wait_until_ready([link], self.left_s)
+                figures += [{"model": model, **trial._asdict()} for trial in _received(link)]
+            except (InputError, StoppedError, EOFError) as error:
+                failed[model] = f"{first_line(error)} {link.death()}"
+        for link in links.values():
+            link.kill()
+        shapes = {shape.name: shape.weight_bytes for shape in (self.of.small, self.of.large)}
+        pinned_s = {name: held / (PINNED_SHARE * GPUS[self.gpu].host_bytes_per_s) for name, held in shapes.items()}
+        return {"title": "Sampling, sleep and wake-up", "figures": figures, "pinned_copy_s": pinned_s, "not_up": failed}
+
+    def _settings(self, engine: Engine) -> EngineSettings:
+        return settings(engine, self.of, self.models, self.device, GPUS[self.gpu].memory_bytes)
+
     def _profile(self, name: str) -> Path:
         return self.folder / "profiles" / f"{name.replace(' ', '-')}.parquet"
 
@@ -336,6 +361,12 @@ class Proof:
         file.write_text(yaml.safe_dump(described, sort_keys=False), encoding="utf-8")
         prepared, _ = replayed_form(prepare(load_scenarios(file)[0]))
         return prepared
+
+
+def _received(link: EngineLink) -> Iterator[Any]:
+    """Yield what an engine's process sends, up to its empty list."""
+    while reports := link.connection.recv():
+        yield from reports
 
 
 def gpu_here(device: str) -> str:

@@ -1,5 +1,245 @@
-"""page stub replaced below"""
+"""The page of a proof: predicted blind, predicted with the measured profile, measured.
+
+Invariant: a function of the record alone (`prove.json`), whatever steps it has. A bar is shown with its figure, met or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+MAKESPAN_BLIND, MAKESPAN_PROFILE, SAMPLES = 0.12, 0.03, 0.05  # bars
+COUNTS = {
+    "passes": "passes",
+    "preemptions": "preemptions",
+    "lookup_tokens": "tokens looked up",
+    "hit_tokens": "tokens found cached",
+}
+
+Rows = Sequence[Sequence[str]]
 
 
-def page(record):
-    return str(record)
+def page(record: Mapping[str, Any]) -> str:
+    """Return the page as Markdown."""
+    steps = {each["step"]: each for each in record["steps"]}
+    done = [each for each in record["steps"] if each["state"] == "done"]
+    replays = [each for each in done if "predicted" in each]
+    parts = [_top(record, steps), _bars(replays)]
+    parts += [_replays(replays), _counts(replays)] if replays else []
+    parts += [_passes(each) for each in done if "passes" in each]
+    parts += [_whole(each) for each in done if "phases" in each]
+    parts += [_figures(each) for each in done if "figures" in each]
+    return "\n\n".join([part for part in (*parts, _steps(record)) if part]) + "\n"
+
+
+def bars(replays: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, float, float, list[float]]]:
+    """Return the bars: what is predicted, the prediction, the bar, the worst error, and all errors of engines that have the GPU
+    to themselves, and of engines that share it."""
+    found = []
+    for prediction, bar in (("blind", MAKESPAN_BLIND), ("profile", MAKESPAN_PROFILE)):
+        for alone in (True, False):
+            chosen = [
+                each["predicted"][prediction]["errors"]
+                for each in replays
+                if (each["engines"] == 1) == alone and prediction in each["predicted"]
+            ]
+            for key, limit in (("makespan_err", bar), ("sample_mape", SAMPLES)):
+                errors = [errors[key] for errors in chosen if errors[key] is not None]
+                if errors and (key == "makespan_err" or prediction == "profile"):
+                    where = "one engine on the GPU" if alone else "two engines share the GPU"
+                    found.append((f"{TITLES[key]}, {where}", prediction, limit, max(errors, key=abs), errors))
+    return found
+
+
+TITLES = {"makespan_err": "makespan", "sample_mape": "samples' ends (MAPE)"}
+NAMES = {"blind": "blind", "profile": "measured profile"}
+
+
+def _top(record: Mapping[str, Any], steps: Mapping[str, Any]) -> str:
+    facts = steps.get("here", {}).get("facts", {})
+    blind = steps.get("blind", {})
+    lines = [f"# Predicted, then measured: {facts.get('GPU, memory, driver', record['device'])}", ""]
+    lines += [f"{', '.join(f'{name} {value}' for name, value in facts.items())}.", ""]
+    if "sha256" in blind:
+        lines += [
+            f"Blind predictions were written at {blind['written']}, before anything was measured (`blind.json`, sha256 "
+            f"`{blind['sha256'][:16]}…`). {_sources(blind)} The second prediction has a profile that was measured here, on the "
+            "same engines. Nothing is fitted to a replay.",
+            "",
+        ]
+    lines += [
+        "Models are random, of the shape of the named ones. Recorded responses are followed token by token, so drafts are "
+        "accepted as in the recorded run. Training and rewards are held for their predicted time; errors are on the rollout "
+        "clock, which stops while no engine generates. An error is (predicted − measured) / measured.",
+    ]
+    return "\n".join(lines)
+
+
+def _sources(blind: Mapping[str, Any]) -> str:
+    return f"They rest on: {'; '.join(sorted(set(blind['profiles'].values())))}."
+
+
+def _bars(replays: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        [
+            what,
+            NAMES[prediction],
+            f"{limit:.0%}",
+            str(len(all_)),
+            _percent(median(all_)),
+            _percent(worst),
+            _met(abs(worst) <= limit),
+        ]
+        for what, prediction, limit, worst, all_ in bars(replays)
+    ]
+    return _table("## Bars", ["", "prediction", "bar", "replays", "median", "worst", ""], rows)
+
+
+def _replays(replays: Sequence[Mapping[str, Any]]) -> str:
+    rows = []
+    for each in replays:
+        measured, noise = each["measured"], each["noise"]
+        row = [
+            f"{each['case']}" + (f" ({each['about']})" if each["about"] else ""),
+            str(each["engines"]),
+            str(each["responses"]),
+            f"{measured['rollout_s']:.2f}",
+        ]
+        for prediction in NAMES:
+            errors = each["predicted"].get(prediction, {}).get("errors", {})
+            row += [_percent(errors.get("makespan_err")), _percent(errors.get("sample_mape"), sign="")]
+        acceptance = measured["acceptance"]
+        blind = each["predicted"]["blind"]["acceptance"]
+        row += ["" if acceptance is None else f"{blind:.3f} / {acceptance:.3f}"]
+        rows.append([*row, "" if noise is None else _percent(noise["makespan_err"], sign="")])
+    heads = ["replay", "engines", "responses", "measured s", "blind", "samples", "measured profile", "samples"]
+    return _table("## Replays", [*heads, "acceptance, predicted / measured", "a second run differs by"], rows)
+
+
+def _counts(replays: Sequence[Mapping[str, Any]]) -> str:
+    rows = []
+    for each in replays:
+        measured = each["measured"]["counts"]
+        if measured is None:
+            continue
+        for name, title in COUNTS.items():
+            predicted = {key: of["counts"][name] for key, of in each["predicted"].items()}
+            if measured[name] or any(predicted.values()):
+                both = [f"{predicted[key]:,}" if key in predicted else "" for key in NAMES]
+                rows.append([each["case"], title, *both, f"{measured[name]:,}"])
+    return _table("## What the engines counted", ["replay", "", "blind", "measured profile", "engine's own"], rows)
+
+
+def _passes(step: Mapping[str, Any]) -> str:
+    beside = f", beside {step['beside']}" if step["beside"] else ""
+    kinds = {
+        "decode": lambda p: not p["prompts"] and not p["draft_tokens"],
+        "verify": lambda p: p["draft_tokens"] > 0,
+        "prompts": lambda p: p["prompts"] and not p["sequences"],
+        "mixed": lambda p: p["prompts"] and p["sequences"],
+    }
+    points = step["passes"] + step["held_out"]
+    summary = []
+    for kind, belongs in kinds.items():
+        errors = [p["blind_s"] / p["measured_s"] - 1 for p in points if belongs(p)]
+        fitted = [p["profile_s"] / p["measured_s"] - 1 for p in step["held_out"] if belongs(p)]
+        if errors:
+            own = [_percent(median(fitted)), _percent(max(fitted, key=abs))] if fitted else ["", ""]
+            summary.append([kind, str(len(errors)), _percent(median(errors)), _percent(max(errors, key=abs)), *own])
+    heads = ["passes", "n", "blind: median", "worst", "measured profile, not fitted: median", "worst"]
+    host = (
+        f"Of a pass, {step['between_passes_s'] * 1e3:.2f} ms are outside the engine's step, at one sequence; a new request "
+        f"takes {step['request_s'] * 1e3:.2f} ms more."
+    )
+    grid = [
+        [
+            f"{p['sequences']}",
+            f"{p['draft_tokens'] or ''}",
+            f"{p['kv_tokens']:.0f}" if p["sequences"] else "",
+            f"{p['prompts'] or ''}",
+            f"{p['chunk_tokens'] or ''}",
+            f"{p['context_tokens'] or ''}",
+            f"{p['measured_s'] * 1e3:.2f}",
+            f"{p['blind_s'] * 1e3:.2f}",
+            _percent(p["blind_s"] / p["measured_s"] - 1),
+        ]
+        for p in sorted(
+            step["passes"],
+            key=lambda p: (p["prompts"], p["draft_tokens"], p["sequences"], p["kv_tokens"], p["chunk_tokens"]),
+        )
+    ]
+    each = [
+        "sequences",
+        "drafts each",
+        "tokens each",
+        "prompts",
+        "prompt tokens",
+        "after",
+        "measured ms",
+        "blind ms",
+        "error",
+    ]
+    return "\n\n".join(
+        [
+            _table(f"## Passes of {step['model']}{beside} ({step['profile']})", heads, summary),
+            host,
+            _table("", each, grid),
+        ]
+    )
+
+
+def _whole(step: Mapping[str, Any]) -> str:
+    rows = [
+        [
+            name,
+            "" if phase.get("predicted_s") is None else f"{phase['predicted_s']:.2f}",
+            "" if phase.get("measured_s") is None else f"{phase['measured_s']:.2f}",
+            _percent(phase["predicted_s"] / phase["measured_s"] - 1)
+            if phase.get("predicted_s") and phase.get("measured_s")
+            else "",
+            str(phase.get("rests_on", "")),
+        ]
+        for name, phase in step["phases"].items()
+    ]
+    return _table(
+        f"## {step['title']}", ["phase", "predicted s", "measured s", "error", "the prediction rests on"], rows
+    )
+
+
+def _figures(step: Mapping[str, Any]) -> str:
+    """Return the table of sampling, by sequences, and of sleep and wake-up, by level, beside the predicted copy."""
+    rows = []
+    for each in step["figures"]:
+        sized = f"{each['size']} sequences" if each["what"] == "sampler" else f"level {each['size']}"
+        copied = each["what"] != "sampler" and each["size"] == 1
+        predicted = f"{step['pinned_copy_s'][each['model']]:.3f}" if copied else ""
+        rows.append([each["model"], each["what"], sized, f"{each['seconds']:.4f}", predicted])
+    return _table(f"## {step['title']}", ["model", "", "", "measured s", "predicted s: the weights over PCIe"], rows)
+
+
+def _steps(record: Mapping[str, Any]) -> str:
+    rows = [[each["step"], each["state"], f"{each['took_s']:.1f}", _one_line(each)] for each in record["steps"]]
+    return _table(f"## Steps, of {record['minutes']:g} minutes", ["step", "", "s", ""], rows)
+
+
+def _one_line(step: Mapping[str, Any]) -> str:
+    why = [step["why"]] if "why" in step else []
+    return "; ".join([*why, *(f"{name}: {reason}" for name, reason in step.get("not_up", {}).items())]).replace(
+        "|", "/"
+    )
+
+
+def _percent(value: float | None, sign: str = "+") -> str:
+    return "" if value is None else f"{value:{sign}.1%}"
+
+
+def _met(met: bool) -> str:
+    return "met" if met else "**not met**"
+
+
+def _table(title: str, heads: Sequence[str], rows: Rows) -> str:
+    if not rows:
+        return ""
+    lines = [f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows)]
+    return "\n".join(([title, ""] if title else []) + lines)

@@ -6,6 +6,7 @@ Where simrl drafts, it does so beside the scheduler (`simrl_replay.proposer`), o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -47,6 +48,28 @@ class Rank:
             return propose(num_speculative_tokens=num_speculative_tokens, **named)
 
         drafter.propose = rested
+
+    def time_sampling(self) -> None:
+        """Time each sampling from now on, with the device idle before and after it."""
+        import torch
+
+        runner = self.model_runner
+        sample, runner.sampled = runner._sample, []
+        settle = torch.accelerator.synchronize if torch.accelerator.is_available() else lambda: None
+
+        def timed(logits: Any, spec_decode_metadata: Any) -> Any:
+            settle()
+            began_s = time.monotonic()
+            output = sample(logits, spec_decode_metadata)
+            settle()
+            runner.sampled.append((len(output.sampled_token_ids), time.monotonic() - began_s))
+            return output
+
+        runner._sample = timed
+
+    def sampling_s(self, sequences: int) -> list[float]:
+        """Return the seconds of each timed sampling of so many sequences."""
+        return [seconds for rows, seconds in self.model_runner.sampled if rows == sequences]
 
     def follow_recorded(self) -> None:
         """Let requests sample the tokens that `record` has of them. The sampler runs as ever; then its draws are replaced, and

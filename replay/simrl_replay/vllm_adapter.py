@@ -43,8 +43,8 @@ class EngineSettings:
 
     `kv_blocks` of `block_size` tokens are the KV cache; with None vLLM takes the memory that is left. `speculative` is vLLM's
     `speculative_config`. A response ends with `stop_token`, if there is one; else at the requested length. With `recorded`,
-    requests sample the tokens that they come with (`rank.Rank.follow_recorded`). `threads` is for CPU engines; `kv_cache_bytes`,
-    `graphs` and `sleep` are for GPUs.
+    requests sample the tokens that they come with (`rank.Rank.follow_recorded`). `threads` is for CPU engines;
+    `kv_cache_bytes`, `graphs` and `sleep` are for GPUs.
 
     With `kv_cache_bytes` for the KV cache, vLLM does not measure what is left: engines of one GPU may then start at once.
 
@@ -197,8 +197,7 @@ class VllmEngine:
                 arguments["compilation_config"] = {"mode": 0, "cudagraph_mode": UNCOMPILED_GRAPHS[settings.graphs]}
         if settings.speculative is not None:
             arguments["speculative_config"] = settings.speculative
-        if settings.speculative is not None or settings.recorded:
-            arguments["worker_extension_cls"] = "simrl_replay.rank.Rank"
+        arguments["worker_extension_cls"] = "simrl_replay.rank.Rank"
         _meet_in_a_file()
         with _no_main_module():
             self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
@@ -371,6 +370,14 @@ class VllmEngine:
     def wake(self) -> None:
         """Take the memory back. After level 2, load weights next."""
         self._engine.wake_up()
+
+    def time_sampling(self) -> None:
+        """Time the sampling of each pass from now on."""
+        self._engine.collective_rpc("time_sampling")
+
+    def sampling_s(self, sequences: int) -> list[float]:
+        """Return the seconds of each timed sampling of so many sequences."""
+        return list(self._engine.collective_rpc("sampling_s", args=(sequences,))[0])
 
     # Properties of the engine.
 

@@ -1,0 +1,61 @@
+"""Trials of an engine that no pass shows: the sampler's share, sleep and wake-up.
+
+Invariant: a trial times what the engine itself does, with nothing else under way. Run as the work of an engine's process.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+from simrl_replay.host import Channel
+from simrl_replay.vllm_adapter import VllmEngine
+
+BATCHES = (1, 16, 64, 128)
+STEPS, LEVELS = 24, (1, 1, 2)  # the first sleep of a process also pins memory
+
+
+class Trial(NamedTuple):
+    """A figure of an engine: what was timed, of which size, and its seconds."""
+
+    what: str
+    size: int
+    seconds: float
+
+
+def trials(engine: VllmEngine, channel: Channel) -> None:
+    """Run the process of an engine for its trials: send them one by one, then an empty list."""
+    for trial in (*_sampler(engine), *(_sleeps(engine) if engine.settings.sleep else ())):
+        channel.send([trial])  # type: ignore[list-item]
+    channel.send([])
+    channel.recv()
+
+
+def _sampler(engine: VllmEngine) -> list[Trial]:
+    """Return the median seconds of sampling in decode steps, the device idle before and after, by sequences."""
+    engine.time_sampling()
+    found = []
+    for sequences in BATCHES:
+        if sequences <= engine.settings.max_num_seqs:
+            for i in range(sequences):
+                engine.add(f"sampler-{sequences}-{i}", [1, 2, 3, 4], STEPS)
+            while engine.unfinished:
+                engine.step()
+            found.append(Trial("sampler", sequences, float(np.median(engine.sampling_s(sequences)))))
+    return found
+
+
+def _sleeps(engine: VllmEngine) -> list[Trial]:
+    """Return the seconds of sleeping and waking up; by a level, which releases the weights to the host's memory, or drops
+    them."""
+    found = []
+    for level in LEVELS:
+        began_s = time.monotonic()
+        engine.sleep(level)
+        asleep_s = time.monotonic()
+        engine.wake()
+        found.append(Trial("sleep", level, asleep_s - began_s))
+        found.append(Trial("wake-up", level, time.monotonic() - asleep_s))
+    return found

@@ -31,8 +31,8 @@ from simrl.profile.hardware import GPUS
 from simrl.profile.profile import Tables
 from simrl.result.result import Result
 from simrl.runtime.simulated_worker import SimulatedWorker
-from simrl.scenario.load import load_scenarios
 from simrl.runtime.weight_sync import PINNED_SHARE
+from simrl.scenario.load import load_scenarios
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.simulate.run import Schedule, simulated_workers
 from simrl_replay.bench import RemoteBench, Shape, bench_then_replay
@@ -42,7 +42,7 @@ from simrl_replay.link import EngineLink, engine_link, wait_until_ready
 from simrl_replay.measured_profile import gpu_name, measure_with
 from simrl_replay.profile_fit import predicted_s
 from simrl_replay.prove_plan import DRAFT_TOKENS, Case, Engine, cases, engines, scenario, settings, sizes, write_config
-from simrl_replay.replayer import Measured, ReplayConfig, ReplayEngines, replay
+from simrl_replay.replayer import Measured, ReplayConfig, ReplayEngines, engine_settings, replay
 from simrl_replay.speculative import replayed_form
 from simrl_replay.trials import trials
 from simrl_replay.vllm_adapter import EngineSettings, vllm_version
@@ -121,6 +121,8 @@ class Proof:
         self.of = sizes(device)
         self.engines = engines(self.of)
         self.models = (folder / "models").resolve()
+        self.cases = {case.name: case for case in cases(self.of, self.models)}
+        self.not_begun: dict[str, str] = {}  # engines, and why
         for each in ("logs", "scenarios", "profiles"):
             (folder / each).mkdir(parents=True, exist_ok=True)
         self.up = Engines(folder / "logs", min(60 * minutes, 600.0))
@@ -143,9 +145,11 @@ class Proof:
         return self.record
 
     def steps(self) -> list[Step]:
-        small = [name for name, engine in self.engines.items() if engine.model == self.of.small.name]
-        replays = {case.name: Step(case.name, 15.0, partial(self._replay, case)) for case in cases(self.of)}
-        first = [name for name in small if name != "no graphs"]
+        first, second = [
+            [name for name, engine in self.engines.items() if engine.model == shape.name]
+            for shape in (self.of.small, self.of.large)
+        ]
+        replays = {name: Step(name, 15.0, partial(self._replay, case)) for name, case in self.cases.items()}
         return [
             Step("here", 0.0, self._here),
             Step("blind", 0.0, partial(self._blind, first)),
@@ -201,7 +205,7 @@ class Proof:
         """Predict everything from what is shipped; engines come up meanwhile, and measure nothing."""
         self._begin(starting)
         replays, passes = {}, {}
-        for case in cases(self.of):
+        for case in self.cases.values():
             prepared = self._prepared(case, None)
             result, counts = simulated(prepared)
             self.predictions[case.name] = prepared, result
@@ -221,20 +225,26 @@ class Proof:
 
     def _begin(self, names: Sequence[str]) -> None:
         for name in names:
-            self.up.begin(name, self._settings(self.engines[name]), {})
+            try:
+                self.up.begin(name, self._settings(self.engines[name]), {})
+            except InputError as error:
+                self.not_begun[name] = first_line(error)
 
     def _wait(self, names: Sequence[str]) -> dict[str, Any]:
-        return {"not_up": self.up.wait(names)}
+        begun = [name for name in names if name not in self.not_begun]
+        return {
+            "not_up": self.up.wait(begun) | {name: self.not_begun[name] for name in names if name in self.not_begun}
+        }
 
-    def _next(self, before: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
-        self.up.close(before)
+    def _next(self, names: Sequence[str]) -> dict[str, Any]:
+        self.up.close()
         self._begin(names)
         return self._wait(names)
 
     def _passes(self, profile: str, engine: str, neighbour: str | None) -> dict[str, Any]:
         """Measure the passes of an engine, alone or beside one that generates, and write its profile."""
         of, this = self.of, self.engines[engine]
-        case = next(case for case in cases(of) if self.engines[case.engines[0]].model == this.model)
+        case = next(case for case in self.cases.values() if self.engines[case.engines[0]].model == this.model)
         wanted = Wanted(
             model=self.models / this.model,
             device=self.device,
@@ -288,13 +298,7 @@ class Proof:
         """Replay a case, and compare it with both predictions."""
         profile = self._profile(case.profile)
         prepared, blind = self.predictions[case.name]
-        config = ReplayConfig(
-            model=self.models / self.engines[case.engines[0]].model,
-            device=self.device,
-            dummy_weights=True,
-            recorded_tokens=self.engines[case.engines[0]].recorded,
-            step_deadline_s=30.0,
-        )
+        config = self._config(case)
         fleet = self.up.fleet(case.engines)
         measured: list[Measured] = []
         for _ in range(case.times if self.left_s > 60 else 1):
@@ -347,7 +351,22 @@ class Proof:
         return {"title": "Sampling, sleep and wake-up", "figures": figures, "pinned_copy_s": pinned_s, "not_up": failed}
 
     def _settings(self, engine: Engine) -> EngineSettings:
-        return settings(engine, self.of, self.models, self.device, GPUS[self.gpu].memory_bytes)
+        drafting = None
+        if engine.drafting is not None:
+            case = self.cases[engine.drafting]
+            drafting = engine_settings(self._prepared(case, None), self._config(case)).speculative
+        return settings(engine, self.of, self.models, self.device, GPUS[self.gpu].memory_bytes, drafting)
+
+    def _config(self, case: Case) -> ReplayConfig:
+        engine = self.engines[case.engines[0]]
+        return ReplayConfig(
+            model=self.models / engine.model,
+            device=self.device,
+            dummy_weights=True,
+            draft_model=self.models / self.of.small.name,
+            recorded_tokens=engine.recorded,
+            step_deadline_s=30.0,
+        )
 
     def _profile(self, name: str) -> Path:
         return self.folder / "profiles" / f"{name.replace(' ', '-')}.parquet"

@@ -56,7 +56,7 @@ def sizes(device: str) -> Sizes:
 
 
 class Engine(NamedTuple):
-    """An engine of a proof. The KV cache has `kv_tokens`; it drafts up to `draft_tokens`."""
+    """An engine of a proof. Its KV cache has `kv_tokens`; simrl drafts up to `draft_tokens`, or vLLM drafts for a case."""
 
     name: str
     model: str
@@ -65,6 +65,7 @@ class Engine(NamedTuple):
     recorded: bool = True
     prefix_caching: bool = False
     graphs: str = "full"
+    drafting: str | None = None
 
 
 def engines(of: Sizes) -> dict[str, Engine]:
@@ -77,14 +78,19 @@ def engines(of: Sizes) -> dict[str, Engine]:
         Engine("drafting b", small, of.kv_tokens // 2, DRAFT_TOKENS),
         Engine("short of KV", small, of.short_kv_tokens),
         Engine("with prefixes", small, of.kv_tokens, recorded=False, prefix_caching=True),
-        Engine("large", large, of.large_kv_tokens, recorded=False),
+        Engine("with n-grams", small, of.kv_tokens, drafting="n-grams"),
         Engine("no graphs", small, of.kv_tokens, recorded=False, graphs="none"),
+        Engine("large", large, of.large_kv_tokens, recorded=False),
+        Engine("with a draft model", large, of.large_kv_tokens, recorded=False, drafting="draft model"),
     )
     return {engine.name: engine for engine in each}
 
 
-def settings(engine: Engine, of: Sizes, models: Path, device: str, memory_bytes: float) -> EngineSettings:
-    """Return the settings of an engine; of a GPU's memory it takes what its weights, KV cache and passes need."""
+def settings(
+    engine: Engine, of: Sizes, models: Path, device: str, memory_bytes: float, drafting: dict[str, Any] | None = None
+) -> EngineSettings:
+    """Return the settings of an engine; of a GPU's memory it takes what its weights, KV cache and passes need. `drafting` is
+    vLLM's configuration of its own drafter."""
     shape, block = of.large if engine.model == of.large.name else of.small, BLOCK_TOKENS[device]
     kv_bytes = int((engine.kv_tokens + block) * shape.kv_bytes_per_token)
     return EngineSettings(
@@ -92,12 +98,12 @@ def settings(engine: Engine, of: Sizes, models: Path, device: str, memory_bytes:
         max_num_seqs=of.max_num_seqs,
         max_num_batched_tokens=of.max_num_batched_tokens,
         block_size=block,
-        max_model_len=of.max_model_len + 2 * engine.draft_tokens,
+        max_model_len=of.max_model_len + 2 * (DRAFT_TOKENS if engine.draft_tokens or drafting else 0),
         kv_blocks=engine.kv_tokens // block,
         device="cuda" if device == "cuda" else "cpu",
         dtype="bfloat16" if device == "cuda" else "float32",
         dummy_weights=True,
-        speculative=own_config(engine.draft_tokens) if engine.draft_tokens else None,
+        speculative=own_config(engine.draft_tokens) if engine.draft_tokens else drafting,
         gpu_memory_utilization=round((shape.weight_bytes + kv_bytes + 3e9) / memory_bytes, 3),
         prefix_caching=engine.prefix_caching,
         recorded=engine.recorded,
@@ -120,11 +126,13 @@ class Case(NamedTuple):
     about: str = ""
 
 
+NGRAMS = {"name": "ngram", "gate": "open", "window": {"kind": "fixed", "tokens": 4}}
+DRAFT_MODEL = {"name": "draft_model", "window": {"kind": "fixed", "tokens": 4}}
 COLOCATED = ("verl_colocated", "april")
 HISTORY = {"name": "histospec", "window": {"kind": "aimd", "most_tokens": DRAFT_TOKENS}}
 
 
-def cases(of: Sizes) -> list[Case]:
+def cases(of: Sizes, models: Path) -> list[Case]:
     """Return the replays in their order: the first ones are worth most."""
     pair, drafting, n = ("a", "b"), ("drafting a", "drafting b"), of.updates
     return [
@@ -150,7 +158,17 @@ def cases(of: Sizes) -> list[Case]:
             True,
             about="a group shares its prompt",
         ),
+        Case("n-grams", {"name": "split", "speculation": NGRAMS}, ("with n-grams",), "alone", n, about="vLLM's own"),
         Case("large", {"name": "split"}, ("large",), "large", 1, True, about="long-tailed"),
+        Case(
+            "draft model",
+            {"name": "split", "speculation": {**DRAFT_MODEL, "model": str(models / of.small.name / "config.json")}},
+            ("with a draft model",),
+            "large",
+            1,
+            True,
+            about="accepted at the stated rates",
+        ),
     ]
 
 

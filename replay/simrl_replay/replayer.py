@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -43,7 +43,7 @@ class ReplayConfig:
     `forced_acceptance` an oracle drafts in place of a draft model: it has the trace's tokens, and its drafts are accepted
     exactly as often as simulated. That needs a scenario from `simrl_replay.speculative.forced` whose trace this model
     generated at temperature 0. `engines_per_gpu` engines share a GPU: each gets its part of `engine.gpu_memory_utilization`,
-    and they start in turn.
+    and they start in turn. `graphs` are the CUDA graphs, as in `EngineSettings`.
     """
 
     model: Path
@@ -58,6 +58,7 @@ class ReplayConfig:
     step_deadline_s: float = 60.0
     start_deadline_s: float = 600.0
     engines_per_gpu: int = 1
+    graphs: Literal["compiled", "decode", "full", "none"] = "compiled"
 
     def folder(self, version: int) -> str:
         folders = self.weights or (self.model,)
@@ -166,6 +167,7 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
         threads=config.threads,
         gpu_memory_utilization=prepared.scenario.engine.gpu_memory_utilization / config.engines_per_gpu,
         prefix_caching=limits.prefix_caching,
+        graphs=config.graphs,
     )
 
 

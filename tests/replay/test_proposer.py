@@ -353,6 +353,30 @@ def test_with_speculation_off_nothing_is_drafted_and_a_change_takes_effect_at_on
     live.engine.step()
 
 
+def test_an_engine_that_slept_goes_on_as_before(recorded: Recorded) -> None:
+    engine, asks = recorded.live.engine, recorded.asks[:2]
+    recorded.live.proposer.configure(DrafterSetup())
+    before = recorded.live.run(asks).tokens
+    for level in (1, 2):
+        engine.sleep(level)
+        engine.wake()
+        assert recorded.live.run(asks).tokens == before
+
+
+@pytest.mark.parametrize("graphs", ["decode", "full"])
+def test_cuda_graphs_without_the_compiler_are_whole_passes(graphs: Any) -> None:
+    from vllm.config import CompilationConfig, CompilationMode
+
+    from simrl_replay.vllm_adapter import EngineSettings, gpu_arguments
+
+    settings = EngineSettings("model", 8, 64, 32, 512, device="cuda", graphs=graphs)
+    config = CompilationConfig(**gpu_arguments(settings)["compilation_config"])
+    assert config.mode == CompilationMode.NONE and not config.cudagraph_mode.has_piecewise_cudagraphs()
+    assert config.cudagraph_mode.decode_mode().name == "FULL"
+    assert config.cudagraph_mode.mixed_mode().name == {"decode": "NONE", "full": "FULL"}[graphs]
+    assert "compilation_config" not in gpu_arguments(replace(settings, graphs="compiled"))
+
+
 def test_a_request_it_was_not_told_of_drafts_nothing(recorded: Recorded) -> None:
     live, ask = recorded.live, recorded.asks[0]
     live.proposer.configure(DrafterSetup("fixed", Fixed(tokens=3)))

@@ -187,6 +187,8 @@ class VllmEngine:
             arguments["num_gpu_blocks_override"] = settings.kv_blocks + 1  # vLLM keeps one block for itself
         if settings.device == "cuda":
             arguments |= gpu_arguments(settings)
+            if find_spec("torchvision") is None:
+                leave_out_torchvision()
         if settings.speculative is not None:
             arguments["speculative_config"] = settings.speculative
             arguments["worker_extension_cls"] = "simrl_replay.rank.Rank"
@@ -371,6 +373,14 @@ def gpu_arguments(settings: EngineSettings) -> dict[str, Any]:
     if settings.graphs in UNCOMPILED_GRAPHS:
         arguments["compilation_config"] = {"mode": 0, "cudagraph_mode": UNCOMPILED_GRAPHS[settings.graphs]}
     return arguments
+
+
+def leave_out_torchvision() -> None:
+    """Let vLLM (0.26) start on a GPU without torchvision, which the warm-up of another model's kernels imports."""
+    name = "vllm.model_executor.warmup.minimax_m3_msa_warmup"
+    nothing: Any = ModuleType(name)
+    nothing.minimax_m3_msa_warmup = lambda worker: None
+    sys.modules[name] = nothing
 
 
 def _require_device(settings: EngineSettings) -> None:

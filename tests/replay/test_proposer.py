@@ -1,6 +1,8 @@
 """simrl's drafters in a real vLLM: token for token what vLLM generates without, pass by pass what the simulated engine does."""
 
+import importlib
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -361,6 +363,15 @@ def test_an_engine_that_slept_goes_on_as_before(recorded: Recorded) -> None:
         engine.sleep(level)
         engine.wake()
         assert recorded.live.run(asks).tokens == before
+
+
+def test_the_kernels_of_a_gpu_are_warmed_up_without_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    from simrl_replay.vllm_adapter import leave_out_torchvision
+
+    name = "vllm.model_executor.warmup.minimax_m3_msa_warmup"
+    monkeypatch.setitem(sys.modules, name, sys)  # restored after the test
+    leave_out_torchvision()
+    assert importlib.import_module(name).minimax_m3_msa_warmup(None) is None
 
 
 @pytest.mark.parametrize("graphs", ["decode", "full"])

@@ -48,6 +48,7 @@ from simrl_replay.trials import trials
 from simrl_replay.vllm_adapter import EngineSettings, vllm_version
 
 Tell = Callable[[str], None]
+SMALL_REPLAYS = "areal", "verl_colocated", "one_step_off", "april", "short of KV", "prefixes", "n-grams"
 COUNTS = {  # the simulator's, and the engine's own
     "passes": "passes",
     "preemptions": "preemptions",
@@ -158,14 +159,12 @@ class Proof:
             Step("passes drafting", 20.0, partial(self._passes, "drafting", "drafting a", "drafting b")),
             replays["rhymerl"],
             Step("passes pair", 20.0, partial(self._passes, "pair", "a", "b")),
-            *(
-                replays[name]
-                for name in ("areal", "verl_colocated", "one_step_off", "april", "short of KV", "prefixes")
-            ),
-            Step("engines, second", 30.0, partial(self._next, first, ["large", "no graphs"])),
-            Step("passes large", 25.0, partial(self._passes, "large", "large", None)),
-            replays["large"],
+            *(replays[name] for name in SMALL_REPLAYS),
             Step("passes without graphs", 10.0, partial(self._passes, "no graphs", "no graphs", None)),
+            Step("engines of the large model", 30.0, partial(self._next, second)),
+            Step("passes large", 20.0, partial(self._passes, "large", "large", None)),
+            replays["large"],
+            replays["draft model"],
             Step("trials", 30.0, self._trials),
         ]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -45,6 +45,7 @@ class ReplayConfig:
     exactly as often as simulated. That needs a scenario from `simrl_replay.speculative.forced` whose trace this model
     generated at temperature 0. With `recorded_tokens` every response is the trace's own, token by token, whatever the weights.
     `engines_per_gpu` engines share a GPU: each gets its part of `engine.gpu_memory_utilization`, and they start in turn.
+    `graphs` are the CUDA graphs, as in `EngineSettings`.
     """
 
     model: Path
@@ -60,6 +61,7 @@ class ReplayConfig:
     step_deadline_s: float = 60.0
     start_deadline_s: float = 600.0
     engines_per_gpu: int = 1
+    graphs: Literal["compiled", "decode", "full", "none"] = "compiled"
 
     def folder(self, version: int) -> str:
         folders = self.weights or (self.model,)
@@ -174,6 +176,7 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
         gpu_memory_utilization=prepared.scenario.engine.gpu_memory_utilization / config.engines_per_gpu,
         prefix_caching=limits.prefix_caching,
         recorded=config.recorded_tokens,
+        graphs=config.graphs,
     )
 
 

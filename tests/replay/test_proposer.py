@@ -1,6 +1,8 @@
 """simrl's drafters in a real vLLM: token for token what vLLM generates without, pass by pass what the simulated engine does."""
 
+import importlib
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -351,6 +353,39 @@ def test_with_speculation_off_nothing_is_drafted_and_a_change_takes_effect_at_on
     live.engine.abort(ask.name)
     assert live.proposer.ends(ask.name).drafted == 13
     live.engine.step()
+
+
+def test_an_engine_that_slept_goes_on_as_before(recorded: Recorded) -> None:
+    engine, asks = recorded.live.engine, recorded.asks[:2]
+    recorded.live.proposer.configure(DrafterSetup())
+    before = recorded.live.run(asks).tokens
+    for level in (1, 2):
+        engine.sleep(level)
+        engine.wake()
+        assert recorded.live.run(asks).tokens == before
+
+
+def test_the_kernels_of_a_gpu_are_warmed_up_without_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    from simrl_replay.vllm_adapter import leave_out_torchvision
+
+    name = "vllm.model_executor.warmup.minimax_m3_msa_warmup"
+    monkeypatch.setitem(sys.modules, name, sys)  # restored after the test
+    leave_out_torchvision()
+    assert importlib.import_module(name).minimax_m3_msa_warmup(None) is None
+
+
+@pytest.mark.parametrize("graphs", ["decode", "full"])
+def test_cuda_graphs_without_the_compiler_are_whole_passes(graphs: Any) -> None:
+    from vllm.config import CompilationConfig, CompilationMode
+
+    from simrl_replay.vllm_adapter import EngineSettings, gpu_arguments
+
+    settings = EngineSettings("model", 8, 64, 32, 512, device="cuda", graphs=graphs)
+    config = CompilationConfig(**gpu_arguments(settings)["compilation_config"])
+    assert config.mode == CompilationMode.NONE and not config.cudagraph_mode.has_piecewise_cudagraphs()
+    assert config.cudagraph_mode.decode_mode().name == "FULL"
+    assert config.cudagraph_mode.mixed_mode().name == {"decode": "NONE", "full": "FULL"}[graphs]
+    assert "compilation_config" not in gpu_arguments(replace(settings, graphs="compiled"))
 
 
 def test_a_request_it_was_not_told_of_drafts_nothing(recorded: Recorded) -> None:

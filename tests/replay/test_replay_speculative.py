@@ -187,6 +187,14 @@ def test_an_engine_caches_prefixes_if_the_simulated_one_does(of: Of) -> None:
         assert engine_settings(ready, config).prefix_caching == cached
 
 
+def test_engines_that_share_a_gpu_get_equal_parts_of_its_memory_and_the_graphs_of_the_replay(of: Of) -> None:
+    one, config = of("none"), ReplayConfig(Path("model"))
+    whole, half = (engine_settings(one, replace(config, engines_per_gpu=n, graphs="decode")) for n in (1, 2))
+    assert whole.gpu_memory_utilization == one.scenario.engine.gpu_memory_utilization
+    assert half.gpu_memory_utilization == whole.gpu_memory_utilization / 2
+    assert half.graphs == "decode" and engine_settings(one, config).graphs == "compiled"
+
+
 def test_passes_that_are_scheduled_ahead_are_not_replayed(of: Of) -> None:
     one = of("none")
     check_replayable(one, ReplayConfig(Path("model")))

@@ -148,9 +148,12 @@ def token_values(model: Any, sequences: Sequence[TokenIds], weights: Weights | N
     """Run one forward pass over all sequences, with gradients of the log-probs unless they are switched off; `weights` replace
     the model's own. The output head takes `HEAD_POSITIONS` at once: logits would fill a GPU."""
     device = next(model.parameters()).device
-    ids = pad_sequence([torch.tensor([*each.prompt, *each.response]) for each in sequences], batch_first=True).to(device)
+    ids = pad_sequence([torch.tensor([*each.prompt, *each.response]) for each in sequences], batch_first=True).to(
+        device
+    )
     belongs = [torch.arange(1, len(prompt) + len(response)) >= len(prompt) for prompt, response in sequences]
-    predicts = pad_sequence(belongs, batch_first=True).flatten().to(device)  # the next token belongs to a response
+    # Positions whose next token belongs to a response, counted here: a GPU would have to be waited for.
+    predicts = pad_sequence(belongs, batch_first=True).flatten().nonzero()[:, 0].to(device)
     named = {"input_ids": ids[:, :-1], "attention_mask": _CAUSAL, "use_cache": False}
     if weights is None:
         hidden, head = model.model(**named).last_hidden_state, model.lm_head.weight
@@ -160,7 +163,7 @@ def token_values(model: Any, sequences: Sequence[TokenIds], weights: Weights | N
         head = weights["lm_head.weight"]
     parts = zip(hidden.flatten(0, 1).split(HEAD_POSITIONS), ids[:, 1:].flatten().split(HEAD_POSITIONS), strict=True)
     values = [_values(positions, head, chosen) for positions, chosen in parts]
-    return TokenValues(*(torch.cat(each)[predicts] for each in zip(*values, strict=True)))
+    return TokenValues(*(torch.cat(each).index_select(0, predicts) for each in zip(*values, strict=True)))
 
 
 def _values(hidden: torch.Tensor, head: torch.Tensor, chosen: torch.Tensor) -> TokenValues:

@@ -118,10 +118,9 @@ def _gather(master: torch.Tensor, weight: torch.Tensor) -> None:
     weight.grad = None
 
 
-@torch.no_grad()
 def _copy(masters: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> None:
     for master, weight in zip(masters, weights, strict=True):
-        weight.copy_(master)
+        weight.data.copy_(master)
 
 
 def update(
@@ -134,8 +133,9 @@ def update(
     on_log_probs: Callable[[float], None] = lambda _: None,
 ) -> UpdateStats:
     """Update `model`, which is at `version`, in place. `past` has the weights of the other versions that generated tokens of
-    the batch. `on_log_probs` is called with the seconds of the log-probs, before the first step. Raise `ValueError` for tokens of a version without weights, or segments that do not add up to the response;
-    `StoppedError` for a gradient that is not finite."""
+    the batch. `on_log_probs` is called with the seconds of the log-probs, before the first step. Raise `ValueError` for tokens
+    of a version without weights, or segments that do not add up to the response; `StoppedError` for a gradient that is not
+    finite."""
     weighted = _with_advantages(batch, config)
     trained = [trajectory for trajectory, _ in weighted]
     started = time.perf_counter()
@@ -239,11 +239,11 @@ def _train_phase(
             for batch in micro_batches(lengths, config.micro_batch_tokens):
                 indices = [int(minibatch[k]) for k in batch]
                 at = np.concatenate([places[i] for i in indices])
-                gain = torch.tensor([weighted[i][1] for i in indices], device=device)
-                repeats = torch.tensor([len(sequences[i].response) for i in indices], device=device)
+                repeats = torch.tensor([len(sequences[i].response) for i in indices])
+                gain = torch.tensor([weighted[i][1] for i in indices]).repeat_interleave(repeats).to(device)
                 values = token_values(model, [sequences[i] for i in indices])
                 near, drawn = proximal[at].to(device), behaviour[at].to(device)
-                losses = token_losses(values.log_probs, near, drawn, gain.repeat_interleave(repeats), config.loss)
+                losses = token_losses(values.log_probs, near, drawn, gain, config.loss)
                 (losses.losses.sum() / tokens).backward()
                 seen = (losses.losses, losses.clipped, kl(values.log_probs, near), values.entropies, losses.capped)
                 sums[:5] += torch.stack([each.detach().sum().double() for each in seen])

@@ -16,6 +16,9 @@ from tests.command_line import environment
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 
+from transformers import Qwen3ForCausalLM  # noqa: E402
+
+from simrl_replay.grpo import policy as module  # noqa: E402
 from simrl_replay.grpo.policy import (  # noqa: E402
     PolicyConfig,
     TokenIds,
@@ -25,6 +28,7 @@ from simrl_replay.grpo.policy import (  # noqa: E402
     log_probs,
     make_policy,
     micro_batches,
+    qwen3,
     save_policy,
     token_values,
 )
@@ -87,6 +91,19 @@ def test_log_probs_under_other_weights_leave_the_model_its_own(sequences):
     assert not torch.allclose(own, log_probs(other, sequences, 100))
 
 
+def test_the_output_head_in_parts_changes_neither_values_nor_gradients(sequences, monkeypatch):
+    models, values = [policy(), policy()], []
+    for model, positions in zip(models, (10_000, 7), strict=True):
+        monkeypatch.setattr(module, "HEAD_POSITIONS", positions)
+        values.append(token_values(model, sequences))
+        values[-1].log_probs.sum().backward()
+    whole, parts = values
+    assert torch.allclose(whole.log_probs, parts.log_probs, atol=1e-5) and len(parts.log_probs) == 95
+    assert torch.allclose(whole.entropies, parts.entropies, atol=1e-5)
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.allclose(one.grad, other.grad, atol=1e-3, rtol=1e-3)
+
+
 def test_entropies_are_those_of_the_distribution_and_gradients_reach_all_weights(sequences):
     model = policy()
     values = token_values(model, [sequences[0]])
@@ -114,6 +131,14 @@ def test_a_folder_keeps_a_policy_to_the_bit(tmp_path, sequences):
     assert torch.equal(log_probs(model, sequences, 100), log_probs(again, sequences, 100))
     assert all(torch.equal(model.state_dict()[name], weights) for name, weights in load_weights(folder).items())
     save_policy(policy(1), folder)  # the next version takes its place
+
+
+def test_a_folder_keeps_tied_embeddings_once(tmp_path, sequences):
+    model = Qwen3ForCausalLM(qwen3(1, 64, 2, 1, 64, VOCABULARY, 128, head_dim=64, tie_word_embeddings=True))
+    folder = save_policy(model, tmp_path / "policy")
+    again = load_policy(folder)
+    assert "lm_head.weight" not in load_weights(folder) and again.lm_head.weight is again.model.embed_tokens.weight
+    assert torch.equal(log_probs(model, sequences, 100), log_probs(again, sequences, 100))
 
 
 def test_what_holds_no_policy_is_told_in_a_line(tmp_path):

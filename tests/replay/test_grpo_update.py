@@ -214,3 +214,36 @@ def test_a_gradient_that_is_not_finite_stops_the_update_and_leaves_the_weights(b
     with pytest.raises(StoppedError, match=r"the gradient is not finite .*; a lower learning_rate may help"):
         update(model, make_optimizer(model, FREE), batch(), 3, {}, FREE)
     assert all(torch.equal(before[n], w) or n == "lm_head.weight" for n, w in model.state_dict().items())
+
+
+def test_weights_in_bfloat16_follow_float32_masters_that_gather_all_micro_batches():
+    exact, rounded = policy(), policy().bfloat16()
+    for model in (exact, rounded):
+        with torch.no_grad():
+            for one, weights in zip(model.parameters(), policy().bfloat16().parameters(), strict=True):
+                one.copy_(weights)
+    config = UpdateConfig(micro_batch_tokens=50, learning_rate=1e-6)  # a step that bfloat16 cannot express
+    optimizers = [make_optimizer(model, config) for model in (exact, rounded)]
+    for version in range(3):
+        fresh = [t._replace(segments=((version, len(t.ids.response)),)) for t in batch()]
+        for model, optimizer in zip((exact, rounded), optimizers, strict=True):
+            update(model, optimizer, fresh, version, {}, config)
+    masters = optimizers[1].param_groups[0]["params"]
+    for start, weights, master, own in zip(
+        policy().parameters(), exact.parameters(), masters, rounded.parameters(), strict=True
+    ):
+        assert own.dtype == torch.bfloat16 and torch.equal(own, master.bfloat16())
+        moved, expected = master - start.bfloat16().float(), weights - start.bfloat16().float()
+        assert torch.nn.functional.cosine_similarity(moved.flatten(), expected.flatten(), dim=0) > 0.8
+
+
+def test_log_probs_are_reported_before_the_first_step():
+    model, seen = policy(), []
+    before = weights_of(model)
+
+    def known(seconds):
+        seen.append(seconds)
+        assert all(torch.equal(before[name], weights) for name, weights in model.state_dict().items())
+
+    stats = update(model, make_optimizer(model, FREE), batch(), 3, {}, FREE, known)
+    assert seen == [stats.log_prob_s]

@@ -1,19 +1,20 @@
-"""The policy: a small Qwen3 in float32, the log-probs of tokens under it, and its folders, which vLLM loads.
+"""The policy: a Qwen3 in float32 or bfloat16, the log-probs of tokens under it, and its folders, which vLLM loads.
 
-Invariant: values of tokens are flat, one per response token, in the order of the responses; they do not depend on
-the batching. Sequences are padded on the right, where a causal model never looks: no attention mask is needed.
+Invariant: values of tokens are flat, in float32, one per response token, in the order of the responses; they do not depend
+on the batching. Sequences are padded on the right, where a causal model never looks: no attention mask is needed.
 Temperature is 1 throughout, for log-probs of a policy that samples at 1.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as nnf
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -24,7 +25,10 @@ from simrl.errors import InputError, StoppedError, first_line
 from simrl.files import write_whole_folder
 
 WEIGHTS = "model.safetensors"
+HEAD_POSITIONS = 2048  # that pass the output head at once: 1.2 GB of logits in float32 for 152 thousand tokens
 _MANIFEST = "files.txt"
+# transformers then makes no mask, and sdpa runs its causal kernel.
+_CAUSAL = {"full_attention": None}
 
 Weights = Mapping[str, torch.Tensor]  # a state_dict
 
@@ -78,7 +82,14 @@ def qwen3(
     most_tokens: int,
     **others: Any,
 ) -> Any:
-    """Return the configuration of a float32 Qwen3; `others` are further fields of it."""
+    """Return the configuration of a Qwen3, in float32 and with an output head of its own unless `others`, further fields of
+    it, differ."""
+    fields = {
+        "head_dim": hidden // heads,
+        "tie_word_embeddings": False,
+        "dtype": "float32",
+        "architectures": ["Qwen3ForCausalLM"],
+    }
     return Qwen3Config(
         vocab_size=vocabulary,
         hidden_size=hidden,
@@ -86,12 +97,8 @@ def qwen3(
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        head_dim=hidden // heads,
         max_position_embeddings=most_tokens,
-        tie_word_embeddings=False,
-        dtype="float32",
-        architectures=["Qwen3ForCausalLM"],
-        **others,
+        **(fields | others),
     )
 
 
@@ -99,7 +106,7 @@ def save_policy(model: Any, folder: str | Path) -> Path:
     """Write config.json and model.safetensors, both or neither."""
     with write_whole_folder(Path(folder), _MANIFEST) as temporary:
         model.config.save_pretrained(temporary)
-        weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+        weights = {name: tensor.detach().contiguous() for name, tensor in model.named_parameters()}  # tied ones once
         save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
     return Path(folder)
 
@@ -118,8 +125,10 @@ def load_policy(folder: str | Path) -> Any:
     weights = load_weights(folder)
     try:
         model = Qwen3ForCausalLM(Qwen3Config.from_pretrained(folder, local_files_only=True, dtype="float32"))
+        if model.config.tie_word_embeddings:
+            weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
         model.load_state_dict(weights)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise InputError(f"{folder}: holds no policy ({first_line(error)}); name a folder of a policy") from error
     return model
 
@@ -136,21 +145,32 @@ def micro_batches(lengths: Sequence[int], most_tokens: int) -> Iterator[list[int
 
 
 def token_values(model: Any, sequences: Sequence[TokenIds], weights: Weights | None = None) -> TokenValues:
-    """Run one forward pass over all sequences, with gradients unless they are switched off; `weights` replace the model's
-    own."""
+    """Run one forward pass over all sequences, with gradients of the log-probs unless they are switched off; `weights` replace
+    the model's own. The output head takes `HEAD_POSITIONS` at once: logits would fill a GPU."""
     device = next(model.parameters()).device
-    whole = [torch.tensor([*each.prompt, *each.response][:-1], dtype=torch.long) for each in sequences]
-    ids = pad_sequence(whole, batch_first=True).to(device)
-    predicts = torch.zeros(
-        ids.shape, dtype=torch.bool, device=device
-    )  # positions whose next token belongs to a response
-    for row, each in zip(predicts, sequences, strict=True):
-        row[len(each.prompt) - 1 : len(each.prompt) + len(each.response) - 1] = True
-    named = {"input_ids": ids, "use_cache": False}
-    out = model(**named) if weights is None else torch.func.functional_call(model, dict(weights), (), named)
-    likely = out.logits[predicts].float().log_softmax(-1)
-    chosen = torch.tensor([token for each in sequences for token in each.response], dtype=torch.long, device=device)
-    return TokenValues(likely.gather(-1, chosen[:, None])[:, 0], -(likely.exp() * likely).sum(-1))
+    ids = pad_sequence([torch.tensor([*each.prompt, *each.response]) for each in sequences], batch_first=True).to(
+        device
+    )
+    belongs = [torch.arange(1, len(prompt) + len(response)) >= len(prompt) for prompt, response in sequences]
+    # Positions whose next token belongs to a response, counted here: a GPU would have to be waited for.
+    predicts = pad_sequence(belongs, batch_first=True).flatten().nonzero()[:, 0].to(device)
+    named = {"input_ids": ids[:, :-1], "attention_mask": _CAUSAL, "use_cache": False}
+    if weights is None:
+        hidden, head = model.model(**named).last_hidden_state, model.lm_head.weight
+    else:
+        body = {name.removeprefix("model."): value for name, value in weights.items() if name.startswith("model.")}
+        hidden = torch.func.functional_call(model.model, body, (), named).last_hidden_state
+        head = weights["lm_head.weight"]
+    parts = zip(hidden.flatten(0, 1).split(HEAD_POSITIONS), ids[:, 1:].flatten().split(HEAD_POSITIONS), strict=True)
+    values = [_values(positions, head, chosen) for positions, chosen in parts]
+    return TokenValues(*(torch.cat(each).index_select(0, predicts) for each in zip(*values, strict=True)))
+
+
+def _values(hidden: torch.Tensor, head: torch.Tensor, chosen: torch.Tensor) -> TokenValues:
+    likely = nnf.linear(hidden, head).float().log_softmax(-1)
+    with torch.no_grad():
+        entropies = -(likely.exp() * likely).sum(-1)
+    return TokenValues(likely.gather(-1, chosen[:, None])[:, 0], entropies)
 
 
 def log_probs(
@@ -166,9 +186,9 @@ def log_probs(
     return out
 
 
-def clip_gradient(model: Any, most: float) -> float:
+def clip_gradient(weights: Iterable[torch.Tensor], most: float) -> float:
     """Clip the gradient to the norm `most`; return its norm before. Raise `StoppedError` if it is not finite."""
-    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), most))
+    norm = float(torch.nn.utils.clip_grad_norm_(weights, most))
     if not math.isfinite(norm):
         raise StoppedError(f"the gradient is not finite (its length is {norm}); a lower learning_rate may help")
     return norm

@@ -5,13 +5,17 @@ before the first step. Equal models, optimizers and trajectories give equal weig
 version, and micro-batches change nothing but rounding.
 
 Weights of a past version are needed only for the tokens that it generated; its forward pass ends with the last of them.
+
+Weights in bfloat16 have masters in float32: these gather the gradients of all micro-batches and are what the optimizer
+changes; the weights are copies of them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -90,10 +94,33 @@ class UpdateStats:
 
 
 def make_optimizer(model: Any, config: UpdateConfig) -> Any:
-    """Return AdamW over all weights."""
-    return torch.optim.AdamW(
-        model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=config.weight_decay
+    """Return AdamW over all weights, or over their masters."""
+    weights = list(model.parameters())
+    masters = weights if weights[0].dtype == torch.float32 else [weight.detach().float() for weight in weights]
+    optimizer = torch.optim.AdamW(
+        masters,
+        lr=config.learning_rate,
+        betas=(0.9, 0.95),
+        weight_decay=config.weight_decay,
+        fused=weights[0].is_cuda or None,
     )
+    if masters is not weights:
+        for weight, master in zip(weights, masters, strict=True):
+            weight.register_post_accumulate_grad_hook(partial(_gather, master))
+        optimizer.register_step_post_hook(lambda *_: _copy(masters, weights))
+    return optimizer
+
+
+def _gather(master: torch.Tensor, weight: torch.Tensor) -> None:
+    """Add the gradient of a micro-batch to the master's."""
+    assert weight.grad is not None
+    master.grad = weight.grad.float() if master.grad is None else master.grad.add_(weight.grad)
+    weight.grad = None
+
+
+def _copy(masters: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> None:
+    for master, weight in zip(masters, weights, strict=True):
+        weight.data.copy_(master)
 
 
 def update(
@@ -103,14 +130,18 @@ def update(
     version: int,
     past: Mapping[int, Weights],
     config: UpdateConfig,
+    on_log_probs: Callable[[float], None] = lambda _: None,
 ) -> UpdateStats:
     """Update `model`, which is at `version`, in place. `past` has the weights of the other versions that generated tokens of
-    the batch. Raise `ValueError` for tokens of a version without weights, or segments that do not add up to the response;
-    `StoppedError` for a gradient that is not finite."""
+    the batch. `on_log_probs` is called with the seconds of the log-probs, before the first step. Raise `ValueError` for tokens
+    of a version without weights, or segments that do not add up to the response; `StoppedError` for a gradient that is not
+    finite."""
     weighted = _with_advantages(batch, config)
     trained = [trajectory for trajectory, _ in weighted]
     started = time.perf_counter()
     proximal, behaviour = _log_prob_phase(model, trained, version, past, config)
+    log_prob_s = time.perf_counter() - started
+    on_log_probs(log_prob_s)
     log_probs_known = time.perf_counter()
     sums, norms = _train_phase(model, optimizer, weighted, proximal, behaviour, version, config)
     ended = time.perf_counter()
@@ -126,7 +157,7 @@ def update(
         importance_weight=float((proximal - behaviour).exp().mean()) if len(proximal) else 1.0,
         capped_fraction=means[4],
         grad_norm=float(np.mean(norms)) if norms else 0.0,
-        log_prob_s=log_probs_known - started,
+        log_prob_s=log_prob_s,
         train_s=ended - log_probs_known,
     )
 
@@ -197,7 +228,7 @@ def _train_phase(
     device = next(model.parameters()).device
     sequences = [trajectory.ids for trajectory, _ in weighted]
     places = token_places([len(each.response) for each in sequences])
-    sums, norms = torch.zeros(6, dtype=torch.float64), []
+    sums, norms = torch.zeros(6, dtype=torch.float64, device=device), []
     for epoch in range(config.ppo_epochs):
         order = np.random.default_rng([config.seed, version, epoch]).permutation(len(sequences))
         for minibatch in np.array_split(order, config.minibatches):
@@ -208,15 +239,16 @@ def _train_phase(
             for batch in micro_batches(lengths, config.micro_batch_tokens):
                 indices = [int(minibatch[k]) for k in batch]
                 at = np.concatenate([places[i] for i in indices])
-                gain = torch.tensor([weighted[i][1] for i in indices], device=device)
-                repeats = torch.tensor([len(sequences[i].response) for i in indices], device=device)
+                repeats = torch.tensor([len(sequences[i].response) for i in indices])
+                gain = torch.tensor([weighted[i][1] for i in indices]).repeat_interleave(repeats).to(device)
                 values = token_values(model, [sequences[i] for i in indices])
                 near, drawn = proximal[at].to(device), behaviour[at].to(device)
-                losses = token_losses(values.log_probs, near, drawn, gain.repeat_interleave(repeats), config.loss)
+                losses = token_losses(values.log_probs, near, drawn, gain, config.loss)
                 (losses.losses.sum() / tokens).backward()
                 seen = (losses.losses, losses.clipped, kl(values.log_probs, near), values.entropies, losses.capped)
-                sums += torch.tensor([*(float(each.detach().sum()) for each in seen), len(at)], dtype=torch.float64)
-            norms.append(clip_gradient(model, config.grad_norm))
+                sums[:5] += torch.stack([each.detach().sum().double() for each in seen])
+                sums[5] += len(at)
+            norms.append(clip_gradient(optimizer.param_groups[0]["params"], config.grad_norm))
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-    return sums, norms
+    return sums.cpu(), norms  # waits for the last step of a GPU

@@ -68,7 +68,7 @@ def warm_up(model: Any, task: Countdown, config: WarmUpConfig, tell: Callable[[s
             (loss / own).backward()
             loss_sum += float(loss.detach())
         token_sum, tokens = token_sum + own, tokens + own
-        clip_gradient(model, config.grad_norm)
+        clip_gradient(model.parameters(), config.grad_norm)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, config)
         optimizer.step()

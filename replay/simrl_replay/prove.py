@@ -41,7 +41,19 @@ from simrl_replay.host import Close, run_host
 from simrl_replay.link import EngineLink, engine_link, wait_until_ready
 from simrl_replay.measured_profile import gpu_name, measure_with
 from simrl_replay.profile_fit import predicted_s
-from simrl_replay.prove_plan import DRAFT_TOKENS, Case, Engine, cases, engines, scenario, settings, sizes, write_config
+from simrl_replay.prove_plan import (
+    BLOCK_TOKENS,
+    DRAFT_TOKENS,
+    ENGINE,
+    Case,
+    Engine,
+    cases,
+    engines,
+    scenario,
+    settings,
+    sizes,
+    write_config,
+)
 from simrl_replay.replayer import Measured, ReplayConfig, ReplayEngines, engine_settings, replay
 from simrl_replay.speculative import replayed_form
 from simrl_replay.trials import trials
@@ -124,6 +136,7 @@ class Proof:
         self.models = (folder / "models").resolve()
         self.cases = {case.name: case for case in cases(self.of, self.models)}
         self.not_begun: dict[str, str] = {}  # engines, and why
+        self.partial: dict[str, Any] = {}  # of the running step, should it fail
         for each in ("logs", "scenarios", "profiles"):
             (folder / each).mkdir(parents=True, exist_ok=True)
         self.up = Engines(folder / "logs", min(60 * minutes, 600.0))
@@ -161,6 +174,7 @@ class Proof:
             Step("passes pair", 20.0, partial(self._passes, "pair", "a", "b")),
             *(replays[name] for name in SMALL_REPLAYS),
             Step("passes without graphs", 10.0, partial(self._passes, "no graphs", "no graphs", None)),
+            Step("whole step", 45.0, self._whole),
             Step("engines of the large model", 30.0, partial(self._next, second)),
             Step("passes large", 20.0, partial(self._passes, "large", "large", None)),
             replays["large"],
@@ -174,7 +188,7 @@ class Proof:
 
     def _run(self, step: Step) -> None:
         entry: dict[str, Any] = {"step": step.name, "state": "skipped", "why": f"{self.left_s:.0f} s were left"}
-        began_s = time.monotonic()
+        began_s, self.partial = time.monotonic(), {}
         if self.left_s >= step.least_s:
             try:
                 with _until(self.left_s):
@@ -182,7 +196,12 @@ class Proof:
             except KeyboardInterrupt:
                 raise
             except Exception as error:  # the steps after it are worth as much
-                entry = {"step": step.name, "state": "failed", "why": first_line(error) or type(error).__name__}
+                entry = {
+                    "step": step.name,
+                    "state": "failed",
+                    "why": first_line(error) or type(error).__name__,
+                    **self.partial,
+                }
                 with (self.folder / "logs" / "steps.log").open("a", encoding="utf-8") as log:
                     log.write(f"{step.name}\n{traceback.format_exc()}\n")
         entry["took_s"] = round(time.monotonic() - began_s, 1)
@@ -210,11 +229,13 @@ class Proof:
             self.predictions[case.name] = prepared, result
             replays[case.name] = {**_summary(result), "counts": counts}
             passes[case.engines[0]] = _grid(prepared.profile.tables)
+        whole = self._predicted_whole().phases
         blind = {
             "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "profiles": {name: each.profile.metadata.source for name, (each, _) in self.predictions.items()},
             "replays": replays,
             "passes": passes,
+            "whole step": whole,
         }
         text = json.dumps(blind, indent=1, default=float)
         (self.folder / "blind.json").write_text(text + "\n", encoding="utf-8")
@@ -327,6 +348,44 @@ class Proof:
             },
             "noise": None if spread is None else asdict(spread.largest),
         }
+
+    def _predicted_whole(self) -> Any:
+        from simrl_replay.whole_step import predict, scenario_of
+
+        workload = {"steps": 1, "prompts_per_step": 16, "group": 16, "sigma": 0.8}
+        lengths = {"prompt_tokens": 64, "mean_tokens": 2 * self.of.mean_tokens, "cap_tokens": self.of.cap_tokens}
+        engine: dict[str, Any] = {"block_size": BLOCK_TOKENS[self.device], "kv_cache_tokens": 2 * self.of.kv_tokens}
+        shipped = self.device == "cuda"
+        return predict(
+            scenario_of(
+                str(self.models / self.of.small.name / "config.json"),
+                self.gpu,
+                Path("shipped") if shipped else None,
+                workload={"synthetic": workload | lengths},
+                engine=engine | ({"preset": ENGINE[self.device]} if shipped else {}),
+            )
+        )
+
+    def _whole(self) -> dict[str, Any]:
+        """Run a whole colocated step, with a real update of the policy."""
+        from simrl_replay.whole_step import UNLIKE, whole_step
+
+        self.up.close()
+        folder, prediction = self.folder / "whole_step", self._predicted_whole()
+        phases = self.partial["phases"] = {name: dict(phase) for name, phase in prediction.phases.items()}
+        self.partial |= {"title": "A whole colocated step", "unlike": list(UNLIKE)}
+
+        def ended(name: str, seconds: float, details: dict[str, Any]) -> None:
+            phases[name] |= {"measured_s": seconds, "details": details}
+            self.tell(f"whole step: {name} {seconds:.2f} s, predicted {phases[name]['predicted_s']:.2f} s")
+
+        of = settings(
+            self.engines["a"]._replace(kv_tokens=2 * self.of.kv_tokens), self.of, self.models, self.device, 1.0
+        )
+        share = (self.of.small.weight_bytes + (of.kv_cache_bytes or 0) + 3e9) / GPUS[self.gpu].memory_bytes
+        others = {"gpu_memory_utilization": share, "kv_cache_bytes": of.kv_cache_bytes, "graphs": of.graphs}
+        whole_step(prediction, cast(Literal["cpu", "cuda"], self.device), folder, ended, **others)
+        return self.partial
 
     def _trials(self) -> dict[str, Any]:
         """Time the sampler, and sleep and wake-up, of an engine of each model."""

@@ -23,11 +23,11 @@ Rows = Sequence[Sequence[str]]
 def page(record: Mapping[str, Any]) -> str:
     """Return the page as Markdown."""
     steps = {each["step"]: each for each in record["steps"]}
-    done = [each for each in record["steps"] if each["state"] == "done"]
+    done = record["steps"]
     replays = [each for each in done if "predicted" in each]
     parts = [_top(record, steps), _bars(replays)]
     parts += [_replays(replays), _counts(replays)] if replays else []
-    parts += [_passes(each) for each in done if "passes" in each]
+    parts += [_passes(each) for each in done if "held_out" in each]
     parts += [_whole(each) for each in done if "phases" in each]
     parts += [_figures(each) for each in done if "figures" in each]
     return "\n\n".join([part for part in (*parts, _steps(record)) if part]) + "\n"
@@ -190,21 +190,22 @@ def _passes(step: Mapping[str, Any]) -> str:
 
 
 def _whole(step: Mapping[str, Any]) -> str:
-    rows = [
-        [
-            name,
-            "" if phase.get("predicted_s") is None else f"{phase['predicted_s']:.2f}",
-            "" if phase.get("measured_s") is None else f"{phase['measured_s']:.2f}",
-            _percent(phase["predicted_s"] / phase["measured_s"] - 1)
-            if phase.get("predicted_s") and phase.get("measured_s")
-            else "",
-            str(phase.get("rests_on", "")),
-        ]
-        for name, phase in step["phases"].items()
-    ]
-    return _table(
-        f"## {step['title']}", ["phase", "predicted s", "measured s", "error", "the prediction rests on"], rows
-    )
+    rows = []
+    for name, phase in step["phases"].items():
+        predicted_s, measured_s = phase["predicted_s"], phase.get("measured_s")
+        measured = ["", ""] if measured_s is None else [f"{measured_s:.3f}", _percent(predicted_s / measured_s - 1)]
+        mfu = phase.get("details", {}).get("mfu")
+        rows.append(
+            [
+                name,
+                f"{predicted_s:.3f}",
+                *measured,
+                "" if mfu is None else f"{mfu:.1%}",
+                phase["rests_on"].replace("|", "/"),
+            ]
+        )
+    heads = ["phase", "predicted s", "measured s", "error", "MFU measured", "the prediction rests on"]
+    return _table(f"## {step['title']}", heads, rows) + f"\n\nUnlike a trainer of its own: {'; '.join(step['unlike'])}."
 
 
 def _figures(step: Mapping[str, Any]) -> str:

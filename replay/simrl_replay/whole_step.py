@@ -191,11 +191,14 @@ def measure(
 
 
 def whole_step(
-    scenario: dict[str, Any], device: Device, folder: Path, on_phase: OnPhase = lambda *_: None
-) -> dict[str, Any]:
-    """Predict a step and run it, with files in a new folder. Return both by phase, and how it differs from a real trainer's.
-    `on_phase` is called when a phase has ended."""
-    prediction = predict(scenario)
+    prediction: Prediction,
+    device: Device,
+    folder: Path,
+    on_phase: OnPhase = lambda *_: None,
+    **engine: Any,
+) -> dict[str, dict[str, Any]]:
+    """Run a predicted step, with files in a new folder and an engine of these settings. Return both by phase; `on_phase` is
+    called when a phase has ended."""
     outcome = {name: {**phase, "measured_s": None, "details": {}} for name, phase in prediction.phases.items()}
 
     def ended(name: str, seconds: float, details: dict[str, Any]) -> None:
@@ -203,12 +206,12 @@ def whole_step(
         on_phase(name, seconds, details)
 
     model = make_weights(prediction, device, folder / "0")
-    link = start_engine(prediction, device, folder / "0", folder / "engine.log")
+    link = start_engine(prediction, device, folder / "0", folder / "engine.log", **engine)
     try:
         measure(prediction, model, link, folder, device, ended)
     finally:
         link.close()
-    return {"phases": outcome, "unlike": list(UNLIKE)}
+    return outcome
 
 
 def _longest(requests: Sequence[SampleRow]) -> int:

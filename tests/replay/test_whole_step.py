@@ -84,8 +84,8 @@ def test_an_engine_that_ends_stops_the_step():
 def test_phases_are_measured_in_order_and_reported_as_they_end(tmp_path):
     pytest.importorskip("vllm", reason="vLLM is not installed")
     ended = []
-    outcome = whole_step(tiny(tmp_path), "cpu", tmp_path / "step", lambda *phase: ended.append(phase))
-    phases = json.loads(json.dumps(outcome))["phases"]
+    outcome = whole_step(predict(tiny(tmp_path)), "cpu", tmp_path / "step", lambda *phase: ended.append(phase))
+    phases = json.loads(json.dumps(outcome))
     assert [name for name, _, _ in ended] == list(phases) == PHASES
     assert [phases[name]["measured_s"] for name in PHASES] == [seconds for _, seconds, _ in ended]
     assert all(phase["measured_s"] > 0 and phase["predicted_s"] > 0 for phase in phases.values())

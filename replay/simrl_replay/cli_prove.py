@@ -19,6 +19,10 @@ def prove(
     minutes: Annotated[float, typer.Option(min=1.0, help="the time for everything; what finds none is left out")] = 9.0,
     device: Annotated[str, typer.Option(help="cuda, or cpu to rehearse it with models of two layers")] = "cuda",
     gpu: Annotated[str | None, typer.Option(help="a100, h100, h200 …; default: the name of the device")] = None,
+    graphs: Annotated[
+        str,
+        typer.Option(help="CUDA graphs: full (FlashAttention 3), decode, compiled (vLLM's own; starts are slow), none"),
+    ] = "full",
     output: Annotated[Path, typer.Option("--output", "-o", help="folder of the page and of all results")] = Path(
         "results/prove"
     ),
@@ -35,12 +39,16 @@ def prove(
 
     if device not in ("cpu", "cuda"):
         raise InputError(f"--device {device}: choose cpu or cuda")
+    if graphs not in ("full", "decode", "compiled", "none"):
+        raise InputError(f"--graphs {graphs}: choose full, decode, compiled or none")
     vllm_version()
     name = gpu or gpu_here(device)
     if name not in GPUS:
         raise InputError(f"--gpu {name}: unknown; choose the most similar of {', '.join(GPUS)}")
     output.mkdir(parents=True, exist_ok=True)
-    proof = Proof("cpu" if device == "cpu" else "cuda", name, minutes, output, lambda line: print(line, flush=True))
+    proof = Proof(
+        "cpu" if device == "cpu" else "cuda", name, minutes, output, lambda line: print(line, flush=True), graphs
+    )
     try:
         proof.run()
     finally:

@@ -128,11 +128,13 @@ class Engines:
 class Proof:
     """The state of a proof: its record, which `save` writes, and what its steps share."""
 
-    def __init__(self, device: Literal["cpu", "cuda"], gpu: str, minutes: float, folder: Path, tell: Tell) -> None:
+    def __init__(
+        self, device: Literal["cpu", "cuda"], gpu: str, minutes: float, folder: Path, tell: Tell, graphs: str = "full"
+    ) -> None:
         self.device, self.gpu, self.folder, self.tell = device, gpu, folder, tell
         self.until_s = time.monotonic() + 60 * minutes
         self.of = sizes(device)
-        self.engines = engines(self.of)
+        self.engines = engines(self.of, graphs)
         self.models = (folder / "models").resolve()
         self.cases = {case.name: case for case in cases(self.of, self.models)}
         self.not_begun: dict[str, str] = {}  # engines, and why
@@ -384,7 +386,7 @@ class Proof:
         )
         share = (self.of.small.weight_bytes + (of.kv_cache_bytes or 0) + 3e9) / GPUS[self.gpu].memory_bytes
         others = {"gpu_memory_utilization": share, "kv_cache_bytes": of.kv_cache_bytes, "graphs": of.graphs}
-        whole_step(prediction, cast(Literal["cpu", "cuda"], self.device), folder, ended, **others)
+        whole_step(prediction, self.device, folder, ended, **others)
         return self.partial
 
     def _trials(self) -> dict[str, Any]:

@@ -133,17 +133,11 @@ def _counts(replays: Sequence[Mapping[str, Any]]) -> str:
 
 def _passes(step: Mapping[str, Any]) -> str:
     beside = f", beside {step['beside']}" if step["beside"] else ""
-    kinds = {
-        "decode": lambda p: not p["prompts"] and not p["draft_tokens"],
-        "verify": lambda p: p["draft_tokens"] > 0,
-        "prompts": lambda p: p["prompts"] and not p["sequences"],
-        "mixed": lambda p: p["prompts"] and p["sequences"],
-    }
     points = step["passes"] + step["held_out"]
     summary = []
-    for kind, belongs in kinds.items():
-        errors = [p["blind_s"] / p["measured_s"] - 1 for p in points if belongs(p)]
-        fitted = [p["profile_s"] / p["measured_s"] - 1 for p in step["held_out"] if belongs(p)]
+    for kind in ("decode", "verify", "prompts", "mixed"):
+        errors = [p["blind_s"] / p["measured_s"] - 1 for p in points if _kind(p) == kind]
+        fitted = [p["profile_s"] / p["measured_s"] - 1 for p in step["held_out"] if _kind(p) == kind]
         if errors:
             own = [_percent(median(fitted)), _percent(max(fitted, key=abs))] if fitted else ["", ""]
             summary.append([kind, str(len(errors)), _percent(median(errors)), _percent(max(errors, key=abs)), *own])
@@ -187,6 +181,12 @@ def _passes(step: Mapping[str, Any]) -> str:
             _table("", each, grid),
         ]
     )
+
+
+def _kind(shape: Mapping[str, Any]) -> str:
+    if shape["prompts"]:
+        return "mixed" if shape["sequences"] else "prompts"
+    return "verify" if shape["draft_tokens"] else "decode"
 
 
 def _whole(step: Mapping[str, Any]) -> str:

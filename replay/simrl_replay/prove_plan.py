@@ -19,6 +19,7 @@ from simrl_replay.vllm_adapter import EngineSettings
 RECORDED = "traces/countdown/sync/trace.parquet"
 BLOCK_TOKENS = {"cuda": 16, "cpu": 32}
 DRAFT_TOKENS = 8
+TINY = {"layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 32, "intermediate": 192, "vocab": 512, "qk_norm": True}
 # The host's seconds around a pass in the blind prediction: the shipped engine without asynchronous scheduling, as replays run.
 ENGINE = {"cuda": "vllm-0.12"}
 
@@ -45,14 +46,12 @@ class Sizes(NamedTuple):
 def sizes(device: str) -> Sizes:
     """Return the sizes for a GPU, or for one core of a CPU."""
     if device == "cuda":
-        models = model_shape("qwen3-0.6b"), model_shape("qwen3-8b")
+        models = (model_shape("qwen3-0.6b"), model_shape("qwen3-8b"))
         return Sizes(*models, 128, 2048, 4096, 53248, 8192, 81920, 250, 2048, 2, 32, 3, 10.0)
-    tiny = {"layers": 2, "hidden": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "intermediate": 192, "vocab": 512}
-    models = (
-        ModelShape(name="tiny", **tiny, qk_norm=True),
-        ModelShape(name="tiny-wide", **{**tiny, "hidden": 128}, qk_norm=True),
+    tiny, wide = (
+        ModelShape.model_validate({**TINY, "name": f"tiny-{hidden}", "hidden": hidden}) for hidden in (64, 128)
     )
-    return Sizes(*models, 128, 512, 1024, 53248, 8192, 53248, 60, 240, 2, 32, 2, 1.0)
+    return Sizes(tiny, wide, 128, 512, 1024, 53248, 8192, 53248, 60, 240, 2, 32, 2, 1.0)
 
 
 class Engine(NamedTuple):
@@ -64,12 +63,12 @@ class Engine(NamedTuple):
     draft_tokens: int = 0
     recorded: bool = True
     prefix_caching: bool = False
-    graphs: str = "full"
+    graphs: str | None = None  # if not those of the others
     drafting: str | None = None
 
 
-def engines(of: Sizes) -> dict[str, Engine]:
-    """Return the engines, by name, in the order in which they are needed."""
+def engines(of: Sizes, graphs: str) -> dict[str, Engine]:
+    """Return the engines, by name, in the order in which they are needed; with these CUDA graphs, but for one without."""
     small, large = of.small.name, of.large.name
     each = (
         Engine("a", small, of.kv_tokens),
@@ -83,7 +82,7 @@ def engines(of: Sizes) -> dict[str, Engine]:
         Engine("large", large, of.large_kv_tokens, recorded=False),
         Engine("with a draft model", large, of.large_kv_tokens, recorded=False, drafting="draft model"),
     )
-    return {engine.name: engine for engine in each}
+    return {engine.name: engine._replace(graphs=engine.graphs or graphs) for engine in each}
 
 
 def settings(
@@ -174,12 +173,11 @@ def cases(of: Sizes, models: Path) -> list[Case]:
 
 def scenario(case: Case, of: Sizes, device: str, gpu: str, models: Path, profile: Path | None = None) -> dict[str, Any]:
     """Return the scenario of a replay, to be written as YAML: with a measured profile, else with the shipped one."""
-    by_name = engines(of)
-    first = by_name[case.engines[0]]
+    first = engines(of, "none")[case.engines[0]]
     shape = of.large if first.model == of.large.name else of.small
     shipped = device == "cuda"
     train = {} if case.system["name"] in COLOCATED else {"train": {"gpu": gpu, "gpus": 4}}
-    engine = {
+    engine: dict[str, Any] = {
         "max_num_seqs": of.max_num_seqs,
         "max_num_batched_tokens": of.max_num_batched_tokens,
         "block_size": BLOCK_TOKENS[device],

@@ -28,7 +28,7 @@ class Trial(NamedTuple):
 def trials(engine: VllmEngine, channel: Channel) -> None:
     """Run the process of an engine for its trials: send them one by one, then an empty list."""
     for trial in (*_sampler(engine), *(_sleeps(engine) if engine.settings.sleep else ())):
-        channel.send([trial])  # type: ignore[list-item]
+        channel.send([trial])
     channel.send([])
     channel.recv()
 

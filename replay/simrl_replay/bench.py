@@ -37,6 +37,7 @@ from simrl_replay.host import (
 )
 from simrl_replay.link import EngineLink, device_variables, engine_link, start_all
 from simrl_replay.proposer import DrafterSetup, Forced
+from simrl_replay.trials import trials
 from simrl_replay.vllm_adapter import EngineSettings, VllmEngine
 
 LEAD_TURNS = 2  # first turns of a batch, not timed
@@ -314,9 +315,10 @@ def bench(engine: VllmEngine, channel: Channel) -> None:
 
 
 def bench_then_replay(engine: VllmEngine, channel: Channel) -> None:
-    """Run scenes up to `Close`, then the loop of a replay."""
+    """Run scenes up to `Close`, then the loop of a replay up to the next, then trials."""
     bench(engine, channel)
     run_host(engine, channel)
+    trials(engine, channel)
 
 
 def start_bench(

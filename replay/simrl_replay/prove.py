@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -56,9 +56,11 @@ from simrl_replay.prove_plan import (
 )
 from simrl_replay.replayer import Measured, ReplayConfig, ReplayEngines, engine_settings, replay
 from simrl_replay.speculative import replayed_form
-from simrl_replay.trials import trials
+from simrl_replay.trials import DONE, Trial
 from simrl_replay.vllm_adapter import EngineSettings, vllm_version
 
+TRIAL_S = 60.0  # at most
+NEIGHBOUR_TOKENS = 768  # half of it is the longest response of a neighbour: as long as the recorded ones
 Tell = Callable[[str], None]
 SMALL_REPLAYS = "areal", "verl_colocated", "one_step_off", "april", "short of KV", "prefixes", "n-grams"
 COUNTS = {  # the simulator's, and the engine's own
@@ -114,6 +116,17 @@ class Engines:
             self._replaying.add(name)
         return ReplayEngines([self._starts[name] for name in names], links=links)
 
+    def trials(self, name: str) -> list[Trial]:
+        """Let an engine go on to its trials, for good, and return their figures."""
+        link = self.fleet([name]).links[0]
+        link.send([Close()])  # of its replays
+        found: list[Trial] = []
+        while DONE not in found:
+            if not link.connection.poll(TRIAL_S):
+                raise StoppedError(f"engine {name}: no trial ended for {TRIAL_S:g} s")
+            found += [report for report in link.connection.recv() if isinstance(report, Trial)]
+        return found[:-1]
+
     def close(self, names: Sequence[str] | None = None) -> None:
         for name in list(self._links) if names is None else names:
             if (link := self._links.pop(name, None)) is not None:
@@ -161,10 +174,7 @@ class Proof:
         return self.record
 
     def steps(self) -> list[Step]:
-        first, second = [
-            [name for name, engine in self.engines.items() if engine.model == shape.name]
-            for shape in (self.of.small, self.of.large)
-        ]
+        first = [name for name, engine in self.engines.items() if engine.model == self.of.small.name]
         replays = {name: Step(name, 15.0, partial(self._replay, case)) for name, case in self.cases.items()}
         return [
             Step("here", 0.0, self._here),
@@ -176,12 +186,13 @@ class Proof:
             Step("passes pair", 20.0, partial(self._passes, "pair", "a", "b")),
             *(replays[name] for name in SMALL_REPLAYS),
             Step("passes without graphs", 10.0, partial(self._passes, "no graphs", "no graphs", None)),
+            Step("trials", 10.0, partial(self._trials, "a")),
             Step("whole step", 45.0, self._whole),
-            Step("engines of the large model", 30.0, partial(self._next, second)),
             Step("passes large", 20.0, partial(self._passes, "large", "large", None)),
             replays["large"],
+            Step("trials large", 10.0, partial(self._trials, "large")),
+            Step("engine with a draft model", 30.0, partial(self._next, ["with a draft model"])),
             replays["draft model"],
-            Step("trials", 30.0, self._trials),
         ]
 
     def save(self) -> None:
@@ -284,7 +295,7 @@ class Proof:
             tolerance=0.03,
             budget_s=min(of.budget_s, self.left_s / 10),
         )
-        run = self.up.bench(engine, neighbour, of.max_num_seqs // 2, of.max_model_len)
+        run = self.up.bench(engine, neighbour, of.max_num_seqs // 2, NEIGHBOUR_TOKENS)
         output = self._profile(profile)
         measured = measure_with(run, vllm_version(), wanted, output, output.with_suffix(".points.jsonl"))
         blind = self.predictions[case.name][0].profile.tables
@@ -373,6 +384,7 @@ class Proof:
         from simrl_replay.whole_step import UNLIKE, whole_step
 
         self.up.close()
+        self._begin(["large"])  # it comes up beside the step's engine, before anything is measured
         folder, prediction = self.folder / "whole_step", self._predicted_whole()
         phases = self.partial["phases"] = {name: dict(phase) for name, phase in prediction.phases.items()}
         self.partial |= {"title": "A whole colocated step", "unlike": list(UNLIKE)}
@@ -381,34 +393,19 @@ class Proof:
             phases[name] |= {"measured_s": seconds, "details": details}
             self.tell(f"whole step: {name} {seconds:.2f} s, predicted {phases[name]['predicted_s']:.2f} s")
 
-        of = settings(
-            self.engines["a"]._replace(kv_tokens=2 * self.of.kv_tokens), self.of, self.models, self.device, 1.0
-        )
-        share = (self.of.small.weight_bytes + (of.kv_cache_bytes or 0) + 3e9) / GPUS[self.gpu].memory_bytes
-        others = {"gpu_memory_utilization": share, "kv_cache_bytes": of.kv_cache_bytes, "graphs": of.graphs}
-        whole_step(prediction, self.device, folder, ended, **others)
+        own = self._settings(self.engines["a"]._replace(kv_tokens=2 * self.of.kv_tokens))
+        engine = {name: getattr(own, name) for name in ("gpu_memory_utilization", "kv_cache_bytes", "graphs")}
+        whole_step(prediction, self.device, folder, ended, lambda: self.partial.update(self._wait(["large"])), **engine)
         return self.partial
 
-    def _trials(self) -> dict[str, Any]:
-        """Time the sampler, and sleep and wake-up, of an engine of each model."""
-        self.up.close()
-        links = {}
-        for engine in (self.engines["a"], self.engines["large"]):
-            of = replace(self._settings(engine._replace(recorded=False)), sleep=self.device == "cuda")
-            log = self.folder / "logs" / f"trials-{engine.model}.log"
-            links[engine.model] = engine_link(f"trials of {engine.model}", of, log, trials)
-        figures, failed = [], {}
-        for model, link in links.items():
-            try:
-                wait_until_ready([link], self.left_s)
-                figures += [{"model": model, **trial._asdict()} for trial in _received(link)]
-            except (InputError, StoppedError, EOFError) as error:
-                failed[model] = f"{first_line(error)} {link.death()}"
-        for link in links.values():
-            link.kill()
-        shapes = {shape.name: shape.weight_bytes for shape in (self.of.small, self.of.large)}
-        pinned_s = {name: held / (PINNED_SHARE * GPUS[self.gpu].host_bytes_per_s) for name, held in shapes.items()}
-        return {"title": "Sampling, sleep and wake-up", "figures": figures, "pinned_copy_s": pinned_s, "not_up": failed}
+    def _trials(self, engine: str) -> dict[str, Any]:
+        """Time the sampler, and sleep and wake-up, of an engine that has replayed all."""
+        shape = self.of.large if self.engines[engine].model == self.of.large.name else self.of.small
+        return {
+            "title": f"Sampling, sleep and wake-up of {shape.name}",
+            "figures": [trial._asdict() for trial in self.up.trials(engine)],
+            "pinned_copy_s": shape.weight_bytes / (PINNED_SHARE * GPUS[self.gpu].host_bytes_per_s),
+        }
 
     def _settings(self, engine: Engine) -> EngineSettings:
         drafting = None
@@ -440,12 +437,6 @@ class Proof:
         file.write_text(yaml.safe_dump(described, sort_keys=False), encoding="utf-8")
         prepared, _ = replayed_form(prepare(load_scenarios(file)[0]))
         return prepared
-
-
-def _received(link: EngineLink) -> Iterator[Any]:
-    """Yield what an engine's process sends, up to its empty list."""
-    while reports := link.connection.recv():
-        yield from reports
 
 
 def gpu_here(device: str) -> str:

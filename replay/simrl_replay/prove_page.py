@@ -214,9 +214,9 @@ def _figures(step: Mapping[str, Any]) -> str:
     for each in step["figures"]:
         sized = f"{each['size']} sequences" if each["what"] == "sampler" else f"level {each['size']}"
         copied = each["what"] != "sampler" and each["size"] == 1
-        predicted = f"{step['pinned_copy_s'][each['model']]:.3f}" if copied else ""
-        rows.append([each["model"], each["what"], sized, f"{each['seconds']:.4f}", predicted])
-    return _table(f"## {step['title']}", ["model", "", "", "measured s", "predicted s: the weights over PCIe"], rows)
+        predicted = f"{step['pinned_copy_s']:.3f}" if copied else ""
+        rows.append([each["what"], sized, f"{each['seconds']:.4f}", predicted])
+    return _table(f"## {step['title']}", ["", "", "measured s", "predicted s: the weights over PCIe"], rows)
 
 
 def _steps(record: Mapping[str, Any]) -> str:

@@ -80,7 +80,8 @@ def engines(of: Sizes, graphs: str) -> dict[str, Engine]:
         Engine("with n-grams", small, of.kv_tokens, drafting="n-grams"),
         Engine("no graphs", small, of.kv_tokens, recorded=False, graphs="none"),
         Engine("large", large, of.large_kv_tokens, recorded=False),
-        Engine("with a draft model", large, of.large_kv_tokens, recorded=False, drafting="draft model"),
+        # vLLM captures no graph of a draft model's passes without the compiler.
+        Engine("with a draft model", large, of.large_kv_tokens, 0, False, False, "compiled", "draft model"),
     )
     return {engine.name: engine._replace(graphs=engine.graphs or graphs) for engine in each}
 
@@ -106,6 +107,7 @@ def settings(
         gpu_memory_utilization=round((shape.weight_bytes + kv_bytes + 3e9) / memory_bytes, 3),
         prefix_caching=engine.prefix_caching,
         recorded=engine.recorded,
+        sleep=device == "cuda" and engine.name in ("a", "large"),
         kv_cache_bytes=kv_bytes if device == "cuda" else None,
         graphs=engine.graphs,  # type: ignore[arg-type]
     )

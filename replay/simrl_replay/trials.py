@@ -25,12 +25,13 @@ class Trial(NamedTuple):
     seconds: float
 
 
+DONE = Trial("done", 0, 0.0)
+
+
 def trials(engine: VllmEngine, channel: Channel) -> None:
-    """Run the process of an engine for its trials: send them one by one, then an empty list."""
-    for trial in (*_sampler(engine), *(_sleeps(engine) if engine.settings.sleep else ())):
+    """Run the trials of an idle engine, send each, and `DONE` after the last."""
+    for trial in (*_sampler(engine), *(_sleeps(engine) if engine.settings.sleep else ()), DONE):
         channel.send([trial])
-    channel.send([])
-    channel.recv()
 
 
 def _sampler(engine: VllmEngine) -> list[Trial]:

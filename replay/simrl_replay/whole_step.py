@@ -195,10 +195,11 @@ def whole_step(
     device: Device,
     folder: Path,
     on_phase: OnPhase = lambda *_: None,
+    before: Callable[[], None] = lambda: None,
     **engine: Any,
 ) -> dict[str, dict[str, Any]]:
-    """Run a predicted step, with files in a new folder and an engine of these settings. Return both by phase; `on_phase` is
-    called when a phase has ended."""
+    """Run a predicted step, with files in a new folder and an engine of these settings. Return both by phase. `before` is
+    called when all is up, `on_phase` when a phase has ended."""
     outcome = {name: {**phase, "measured_s": None, "details": {}} for name, phase in prediction.phases.items()}
 
     def ended(name: str, seconds: float, details: dict[str, Any]) -> None:
@@ -208,6 +209,7 @@ def whole_step(
     model = make_weights(prediction, device, folder / "0")
     link = start_engine(prediction, device, folder / "0", folder / "engine.log", **engine)
     try:
+        before()
         measure(prediction, model, link, folder, device, ended)
     finally:
         link.close()

@@ -37,20 +37,9 @@ GPUS = {"h100": 90, "h200": 90}  # GPU: number of its architecture
 # Not needed for models in bfloat16 on one Hopper GPU. FlashAttention 2 has no machine code for it, nor have Marlin's
 # products of weights of 4 and 8 bits, whose intermediate code goes with that of other GPUs.
 LEFT_OUT = (
-    *("vllm/vllm-rs", "vllm/_rust_tool_parser*", "vllm/*flashmla*.so", "vllm/_qutlass*", "vllm/third_party/*.so"),
-    *(
-        "*/_vllm_fa2_C*",
-        "*.h",
-        "*.hpp",
-        "*.cuh",
-        "*.inl",
-        "*.cu",
-        "*.jpg",
-        "*/static/*",
-        "tvm_ffi/lib/*.a",
-        "tvm_ffi/3rdparty/*",
-    ),
-    *("tvm_ffi/include/*", "tvm_ffi/src/*", "tvm_ffi/share/*", "*/RECORD", "*.pyi", "*.pyx"),
+    *("vllm/vllm-rs", "vllm/_rust_tool_parser*", "vllm/*flashmla*.so", "vllm/_qutlass*", "*/_vllm_fa2_C*"),
+    *("vllm/third_party/*.so", "tvm_ffi/3rdparty/*", "tvm_ffi/include/*", "tvm_ffi/src/*", "tvm_ffi/share/*"),
+    *("*.h", "*.hpp", "*.cuh", "*.inl", "*.cu", "*.a", "*.pyi", "*.pyx", "*.jpg", "*/static/*", "*/RECORD"),
 )
 REGION, MACHINE_CODE = b"\x50\xed\x55\xba", 2  # head of a region of GPU code, and the kind of an entry in it
 UNPACK = """#!/usr/bin/env bash
@@ -115,7 +104,7 @@ def make(out: Path, gpu: str, part_bytes: int, wheels: Sequence[Path]) -> list[P
         if compressor.wait():
             raise InputError(f"{out}: xz failed; free some disk and memory")
         packed.seek(0)
-        parts = []
+        parts: list[Path] = []
         while content := packed.read(part_bytes):
             parts.append(out / f"part-{len(parts) + 1:02}")
             parts[-1].write_bytes(content)

@@ -68,6 +68,7 @@ class _TextRequest(Request):
     ids: list[int] = field(default_factory=list)
     cached: int = 0
     cache: int = 0
+    recorded: Sequence[int] = ()
 
     def name(self, block: int, size: int) -> Hashable:
         return tuple(self.ids[: (block + 1) * size])
@@ -121,9 +122,9 @@ class EngineDouble:
     def warm_up(self) -> None:
         pass
 
-    def add(self, request_id: str, prompt_ids: Sequence[int], tokens: int) -> None:
+    def add(self, request_id: str, prompt_ids: Sequence[int], tokens: int, recorded: Sequence[int] = ()) -> None:
         assert request_id not in self._requests and tokens > 0
-        request = _TextRequest(len(prompt_ids), tokens, ids=list(prompt_ids))
+        request = _TextRequest(len(prompt_ids), tokens, ids=list(prompt_ids), recorded=recorded)
         self._passes.queue.append(request)
         self._requests[request_id] = request
 
@@ -143,7 +144,9 @@ class EngineDouble:
             request.cache = computed(request.cache, request.ids[request.cached : reach], self._weights)
             request.cached = reach
             if gained:
-                request.ids.append(next_token(request.cache, self._weights))
+                place = request.generated - 1
+                follows = place < len(request.recorded)
+                request.ids.append(request.recorded[place] if follows else next_token(request.cache, self._weights))
                 stopped = request.ids[-1] == self.settings.stop_token
                 finished = request.generated == request.response or stopped
                 progress.append(Progress(request_id, request.ids[-1:], finished))
@@ -186,6 +189,18 @@ class EngineDouble:
         p = self._passes
         since_start = np.array([p.passes, p.preemptions, p.lookup_tokens, p.hit_tokens, 0, 0])
         return EngineCounters(*(since_start - self._before).tolist())
+
+    def time_sampling(self) -> None:
+        pass
+
+    def sampling_s(self, sequences: int) -> list[float]:
+        return [sequences * 1e-6]
+
+    def sleep(self, level: int = 1) -> None:
+        assert not self._requests
+
+    def wake(self) -> None:
+        pass
 
     def reset_counters(self) -> None:
         self._before = self._before + self.counters()

@@ -38,7 +38,7 @@ from simrl.simulate.run import Schedule, simulated_workers
 from simrl_replay.bench import RemoteBench, Shape, bench_then_replay
 from simrl_replay.cli_measure import Wanted
 from simrl_replay.host import Close, run_host
-from simrl_replay.link import EngineLink, engine_link, wait_until_ready
+from simrl_replay.link import EngineLink, Start, engine_link, wait_until_ready
 from simrl_replay.measured_profile import gpu_name, measure_with
 from simrl_replay.profile_fit import predicted_s
 from simrl_replay.prove_plan import (
@@ -57,7 +57,7 @@ from simrl_replay.prove_plan import (
 from simrl_replay.replayer import Measured, ReplayConfig, ReplayEngines, engine_settings, replay
 from simrl_replay.speculative import replayed_form
 from simrl_replay.trials import DONE, Trial
-from simrl_replay.vllm_adapter import EngineSettings, vllm_version
+from simrl_replay.vllm_adapter import EngineSettings, VllmEngine, vllm_version
 
 TRIAL_S = 60.0  # at most
 NEIGHBOUR_TOKENS = 768  # half of it is the longest response of a neighbour: as long as the recorded ones
@@ -82,16 +82,16 @@ class Step(NamedTuple):
 class Engines:
     """The engines of a proof that are up. Each begins with scenes; `fleet` lets it go on to replays, for good."""
 
-    def __init__(self, logs: Path, start_deadline_s: float) -> None:
-        self._logs, self._deadline_s = logs, start_deadline_s
+    def __init__(self, logs: Path, start_deadline_s: float, start: Start) -> None:
+        self._logs, self._deadline_s, self._start = logs, start_deadline_s, start
         self._links: dict[str, EngineLink] = {}
         self._starts: dict[str, Callable[[], EngineLink]] = {}  # again, for a replay
         self._replaying: set[str] = set()
 
     def begin(self, name: str, of: EngineSettings, variables: Mapping[str, str]) -> None:
         log = self._logs / f"{name.replace(' ', '-')}.log"
-        self._links[name] = engine_link(name, of, log, bench_then_replay, variables=variables)
-        self._starts[name] = partial(engine_link, name, of, log, run_host, variables=variables)
+        self._links[name] = engine_link(name, of, log, bench_then_replay, self._start, variables)
+        self._starts[name] = partial(engine_link, name, of, log, run_host, self._start, variables)
 
     def wait(self, names: Sequence[str]) -> dict[str, str]:
         """Wait until these are up, and return why others are not."""
@@ -142,7 +142,14 @@ class Proof:
     """The state of a proof: its record, which `save` writes, and what its steps share."""
 
     def __init__(
-        self, device: Literal["cpu", "cuda"], gpu: str, minutes: float, folder: Path, tell: Tell, graphs: str = "full"
+        self,
+        device: Literal["cpu", "cuda"],
+        gpu: str,
+        minutes: float,
+        folder: Path,
+        tell: Tell,
+        graphs: str = "full",
+        start: Start = VllmEngine,
     ) -> None:
         self.device, self.gpu, self.folder, self.tell = device, gpu, folder, tell
         self.until_s = time.monotonic() + 60 * minutes
@@ -154,7 +161,7 @@ class Proof:
         self.partial: dict[str, Any] = {}  # of the running step, should it fail
         for each in ("logs", "scenarios", "profiles"):
             (folder / each).mkdir(parents=True, exist_ok=True)
-        self.up = Engines(folder / "logs", min(60 * minutes, 600.0))
+        self.up = Engines(folder / "logs", min(60 * minutes, 600.0), start)
         self.record: dict[str, Any] = {"minutes": minutes, "gpu": gpu, "device": device, "steps": []}
         self.predictions: dict[str, tuple[Prepared, Result]] = {}  # blind, by case
         for shape in (self.of.small, self.of.large):

@@ -1,0 +1,170 @@
+"""A proof: what it predicts before it measures, what it writes when steps fail, and the page."""
+
+import hashlib
+import json
+from functools import partial
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from simrl.errors import StoppedError
+from simrl_replay import prove
+from simrl_replay.prove import Proof, Step
+from simrl_replay.prove_page import bars, page
+from simrl_replay.prove_plan import cases, engines, settings, sizes
+from simrl_replay.rank import Recorded, as_recorded
+from tests.command_line import CommandLine
+from tests.engine_double import EngineDouble
+
+
+@pytest.fixture
+def proof(tmp_path, monkeypatch) -> Proof:
+    """On engines that are doubles, each pass of half a millisecond."""
+    monkeypatch.setattr(prove, "vllm_version", lambda: "0.32.0")
+    monkeypatch.setattr("simrl_replay.replayer.vllm_version", lambda: "0.32.0")
+    return Proof("cpu", "cpu", 5.0, tmp_path, lambda _: None, start=partial(EngineDouble, step_s=5e-4))
+
+
+def test_a_proof_measures_after_the_blind_predictions_are_written(proof, monkeypatch):
+    written = []
+    replay = prove.replay
+    monkeypatch.setattr(proof, "_predicted_whole", lambda: SimpleNamespace(phases={}))  # needs torch
+
+    def watched(*arguments, **named):
+        written.append((proof.folder / "blind.json").exists())
+        return replay(*arguments, **named)
+
+    monkeypatch.setattr(prove, "replay", watched)
+    names = ["areal", "verl_colocated", "short of KV"]
+    steps = [
+        Step("blind", 0.0, partial(proof._blind, ["a", "b", "short of KV"])),
+        Step("engines", 0.0, partial(proof._wait, ["a", "b", "short of KV"])),
+        *(Step(name, 0.0, partial(proof._replay, proof.cases[name])) for name in names),
+        Step("trials", 0.0, partial(proof._trials, "a")),
+    ]
+    monkeypatch.setattr(proof, "steps", lambda: steps)
+    record = json.loads(json.dumps(proof.run(), default=float))
+    assert [(each["step"], each["state"]) for each in record["steps"]] == [(step.name, "done") for step in steps], (
+        record
+    )
+    assert written == [True] * 4  # one of the replays is made twice
+    blind = (proof.folder / "blind.json").read_bytes()
+    assert record["steps"][0]["sha256"] == hashlib.sha256(blind).hexdigest()
+    assert {*json.loads(blind)["replays"]} == {*proof.cases}
+    for each in record["steps"][2:5]:
+        blind_run = each["predicted"]["blind"]
+        assert blind_run["rollout_s"] == json.loads(blind)["replays"][each["case"]]["rollout_s"]
+        assert each["measured"]["rollout_s"] > 0 and each["responses"] >= 256
+    short = record["steps"][4]
+    # The reference engine of a double is the simulated one: every pass and preemption is predicted.
+    assert short["measured"]["counts"] == short["predicted"]["blind"]["counts"]
+    assert short["measured"]["counts"]["preemptions"] > 0
+    assert [figure["what"] for figure in record["steps"][5]["figures"]] == ["sampler"] * 4
+    assert json.loads((proof.folder / "prove.json").read_text()) == record
+    text = page(record)
+    assert "| short of KV | preemptions |" in text and record["steps"][0]["sha256"][:16] in text
+
+
+def test_a_step_that_fails_is_recorded_with_its_reason_and_the_others_go_on(proof, monkeypatch):
+    def fails():
+        proof.partial |= {"title": "A step", "phases": {}, "unlike": ["another one"]}
+        raise StoppedError("engine a: killed by signal 9")
+
+    steps = [Step("first", 0.0, fails), Step("late", 1e9, fails), Step("last", 0.0, lambda: {"value": 1})]
+    monkeypatch.setattr(proof, "steps", lambda: steps)
+    first, late, last = proof.run()["steps"]
+    assert (first["state"], first["why"], first["phases"]) == ("failed", "engine a: killed by signal 9", {})
+    assert late["state"] == "skipped" and late["why"].endswith("s were left")
+    assert (last["state"], last["value"]) == ("done", 1)
+    assert "StoppedError" in (proof.folder / "logs" / "steps.log").read_text()
+    assert "killed by signal 9" in page(json.loads((proof.folder / "prove.json").read_text()))
+
+
+def test_a_step_ends_when_the_time_is_up(proof, monkeypatch):
+    def waits():
+        while True:
+            pass
+
+    proof.until_s = prove.time.monotonic() + 0.3
+    monkeypatch.setattr(proof, "steps", lambda: [Step("waits", 0.0, waits), Step("after", 1.0, dict)])
+    waited, after = proof.run()["steps"]
+    assert (waited["state"], waited["why"]) == ("failed", "the time was up") and waited["took_s"] < 5
+    assert after["state"] == "skipped"
+
+
+def test_engines_that_share_a_gpu_fit_it_and_hold_a_whole_sequence(tmp_path):
+    of = sizes("cuda")
+    first = [engine for engine in engines(of, "full").values() if engine.model == of.small.name]
+    made = [settings(engine, of, tmp_path, "cuda", 85e9) for engine in first]
+    assert sum(each.gpu_memory_utilization for each in made) < 0.95
+    for each, engine in zip(made, first, strict=True):
+        assert each.kv_cache_bytes == (engine.kv_tokens + each.block_size) * of.small.kv_bytes_per_token
+        assert engine.kv_tokens >= each.max_model_len
+
+
+def test_each_replay_of_a_gpu_has_256_responses_and_its_engines(tmp_path):
+    proof = Proof("cuda", "h100", 9.0, tmp_path, lambda _: None)
+    for case in cases(proof.of, proof.models):
+        prepared = proof._prepared(case, None)
+        assert prepared.workers == len(case.engines)
+        assert prepared.profile.metadata.kind == "derived" and not prepared.limits.async_scheduling
+        assert prepared.scenario.steps * len(prepared.trace) // len(prepared.trace.step_slices) >= 256
+
+
+def test_a_bar_is_shown_with_its_figure_whether_met_or_not():
+    def replayed(engines: int, blind: float, profile: float, ends: float):
+        errors = {"makespan_err": blind, "sample_mape": ends}, {"makespan_err": profile, "sample_mape": ends}
+        return {
+            "engines": engines,
+            "predicted": {name: {"errors": each} for name, each in zip(("blind", "profile"), errors, strict=True)},
+        }
+
+    found = bars([replayed(1, -0.05, 0.01, 0.02), replayed(1, 0.2, -0.04, 0.09), replayed(2, -0.1, 0.02, 0.03)])
+    assert [(what, prediction, worst) for what, prediction, _, worst, _ in found] == [
+        ("makespan, one engine on the GPU", "blind", 0.2),
+        ("makespan, two engines share the GPU", "blind", -0.1),
+        ("makespan, one engine on the GPU", "profile", -0.04),
+        ("samples' ends (MAPE), one engine on the GPU", "profile", 0.09),
+        ("makespan, two engines share the GPU", "profile", 0.02),
+        ("samples' ends (MAPE), two engines share the GPU", "profile", 0.03),
+    ]
+
+
+def test_a_page_of_no_steps_names_the_minutes_and_nothing_else():
+    text = page({"minutes": 2.0, "gpu": "h100", "device": "cuda", "steps": []})
+    assert text.startswith("# Predicted, then measured: cuda") and "## Replays" not in text
+
+
+class Batch(NamedTuple):
+    req_ids: list[str]
+    num_tokens_no_spec: np.ndarray
+    spec_token_ids: list[list[int]]
+
+
+def test_requests_sample_their_record_and_drafts_stand_as_far_as_it_has_them():
+    torch = pytest.importorskip("torch")
+    recorded = {
+        "1.1": Recorded(4, np.array([10, 11, 12, 13], np.int32)),
+        "2.1": Recorded(2, np.array([20, 21], np.int32)),
+    }
+    batch = Batch(["1.1-ab", "2.1-cd", "warm-0-ef"], np.array([5, 3, 9]), [[11, 12, 99], [20], [7]])
+    sampled = torch.tensor([[1, -1, -1, -1], [2, 3, -1, -1], [4, 5, -1, -1]], dtype=torch.int32)
+    # The first goes on after its draft stood for two tokens; the second's draft is wrong; the third has no record.
+    expected = [[11, 12, 13, -1], [21, -1, -1, -1], [4, 5, -1, -1]]
+    assert as_recorded(sampled, batch, recorded).tolist() == expected
+    one = Batch(["1.1-ab"], np.array([8]), [[]])
+    assert as_recorded(sampled[:1, :1], one, recorded).tolist() == [[0]]  # beyond its end
+    assert as_recorded(sampled, batch, {}) is sampled
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--device", "tpu"], "--device tpu: choose cpu or cuda"),
+        (["--graphs", "some"], "--graphs some: choose full, decode, compiled or none"),
+    ],
+)
+def test_a_wrong_choice_is_one_line_and_leaves_nothing(simrl: CommandLine, options, named):
+    assert named in simrl.refuses("prove", *options)

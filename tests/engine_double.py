@@ -88,6 +88,7 @@ class EngineDouble:
 
     version = "double"
     drafter = None
+    graph_tokens = 0
     vocabulary = VOCABULARY
 
     def __init__(

@@ -290,6 +290,7 @@ def facts(engine: VllmEngine) -> dict[str, str]:
         except PackageNotFoundError:
             continue
     found["kv_cache_tokens"] = str(engine.kv_cache_tokens)
+    found["graph_tokens"] = str(engine.graph_tokens)
     found["dtype"] = engine.settings.dtype
     found["device"] = torch.cuda.get_device_name() if engine.settings.device == "cuda" else _processor()
     return found

@@ -37,9 +37,10 @@ Run = Callable[[Scene], Seen]
 
 
 class MeasurePlan(NamedTuple):
-    """Limits and precision of a measurement. `kv_cache_tokens` is the engine's KV cache; refinement ends when every interval
-    and point is expected to be within `tolerance`, or after `budget_s` of measuring; `weights` is a folder to load from, None
-    with dummy weights."""
+    """Limits and precision of a measurement. `kv_cache_tokens` is the engine's KV cache, `graph_tokens` the largest pass that
+    it has a CUDA graph of (0: none): beyond, a pass may take several times as long. Refinement ends when every interval and
+    point is expected to be within `tolerance`, or after `budget_s` of measuring; `weights` is a folder to load from, None with
+    dummy weights."""
 
     reach: Reach
     kv_cache_tokens: int
@@ -48,6 +49,7 @@ class MeasurePlan(NamedTuple):
     repeats: int = 5
     tolerance: float = 0.02
     budget_s: float = 60.0
+    graph_tokens: int = 0
 
 
 class HeldOut(NamedTuple):
@@ -248,8 +250,11 @@ def base_scenes(plan: MeasurePlan) -> list[Scene]:
     most, budget = plan.reach.max_num_seqs, plan.reach.max_num_batched_tokens
     batches = _octaves(most, 4)
     scenes: list[Scene] = [Stairs((n,), _short(plan)) for n in batches]
-    scenes += [Prompts(1, tokens) for tokens in _octaves(budget, 4)]
-    scenes += [Prompts(m, max(budget // (2 * m), 1)) for m in _octaves(min(most, budget // 2), 4)[1:]]
+    cliff = {plan.graph_tokens, plan.graph_tokens + 1} if 0 < plan.graph_tokens < budget else set()
+    scenes += [Prompts(1, tokens) for tokens in sorted({*_octaves(budget, 4), *cliff})]
+    # All in graphs, or all without: else what the launches take would be taken for the sampler's time.
+    together = min(budget // 2, plan.graph_tokens or budget)
+    scenes += [Prompts(m, max(together // m, 1)) for m in _octaves(min(most, together), 4)[1:]]
     scenes += [_stairs(plan, tokens) for tokens in _longest_prompts(plan)]
     longest = plan.reach.max_model_len - 4
     if longest > 2 * budget:
@@ -352,10 +357,14 @@ def _stairs_of(plan: MeasurePlan, kv_tokens: int) -> Stairs:
 
 
 def _longest_prompts(plan: MeasurePlan) -> list[int]:
-    """Return prompt lengths of the coarse grid: the longest sequence, the longest for a whole batch, and a quarter of it."""
-    most = _longest_prompt(plan, plan.reach.max_num_seqs, 0)
-    lengths = {_longest_prompt(plan, 1, 0), most, most // 4}
-    return sorted(tokens for tokens in lengths if tokens > 2 * SHORT_TOKENS)
+    """Return prompt lengths of the coarse grid: the longest for each batch size, and a quarter of the last. Of lengths that are
+    nearly equal the smaller one serves both: what is measured at one batch size alone is extrapolated at the others."""
+    longest = sorted(_longest_prompt(plan, batch, 0) for batch in _octaves(plan.reach.max_num_seqs, 4))
+    lengths = [longest[0] // 4]
+    for tokens in longest:
+        if tokens > 1.25 * lengths[-1]:
+            lengths.append(tokens)
+    return [tokens for tokens in lengths if tokens > 2 * SHORT_TOKENS]
 
 
 def _longest_prompt(plan: MeasurePlan, sequences: int, stairs: int) -> int:

@@ -106,6 +106,7 @@ def measure_with(
     if blocks is None:
         plan = plan._replace(kv_cache_tokens=int(facts["kv_cache_tokens"]) // wanted.block_size * wanted.block_size)
     kernels = _kernels(shape.name, card, wanted.tp) if preset is not None else None
+    plan = plan._replace(graph_tokens=int(facts.get("graph_tokens", 0)))
     measured = measure(book, plan, tell)
     beside = f", beside {wanted.neighbours} engines that generate" if wanted.neighbours else ""
     metadata = ProfileMetadata(
@@ -117,11 +118,14 @@ def measure_with(
         created=time.strftime("%Y-%m-%d", time.gmtime()),
         notes="" if measured.load_s is not None else "weight loads not measured: dummy weights have no files",
         host=f"{platform.node()}: {facts['device']}, {platform.system()} {platform.release()}",
-        versions={name: facts[name] for name in facts if name not in ("device", "dtype", "kv_cache_tokens")},
+        versions={
+            name: facts[name] for name in facts if name not in ("device", "dtype", "kv_cache_tokens", "graph_tokens")
+        },
         model_shape=shape.model_dump(),
         settings={
             **{name: value for name, value in settings.items() if name not in ("model", "vllm", "host")},
             "kv_cache_tokens": int(facts["kv_cache_tokens"]),
+            "graph_tokens": plan.graph_tokens,
         },
         repeats=wanted.repeats,
         spread=measured.spread,

@@ -157,6 +157,7 @@ class Proof:
         self.engines = engines(self.of, graphs)
         self.models = (folder / "models").resolve()
         self.cases = {case.name: case for case in cases(self.of, self.models)}
+        self.tables: dict[str, Tables] = {}  # blind, by engine
         self.not_begun: dict[str, str] = {}  # engines, and why
         self.partial: dict[str, Any] = {}  # of the running step, should it fail
         for each in ("logs", "scenarios", "profiles"):
@@ -242,19 +243,21 @@ class Proof:
     def _blind(self, starting: Sequence[str]) -> dict[str, Any]:
         """Predict everything from what is shipped; engines come up meanwhile, and measure nothing."""
         self._begin(starting)
-        replays, passes = {}, {}
+        replays = {}
         for case in self.cases.values():
             prepared = self._prepared(case, None)
             result, counts = simulated(prepared)
             self.predictions[case.name] = prepared, result
             replays[case.name] = {**_summary(result), "counts": counts}
-            passes[case.engines[0]] = _grid(prepared.profile.tables)
+        for name, engine in self.engines.items():
+            case = next(each for each in self.cases.values() if self.engines[each.engines[0]].model == engine.model)
+            self.tables[name] = self._prepared(case, None, engine.graphs == "none").profile.tables
         whole = self._predicted_whole().phases
         blind = {
             "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "profiles": {name: each.profile.metadata.source for name, (each, _) in self.predictions.items()},
             "replays": replays,
-            "passes": passes,
+            "passes": {name: _grid(tables) for name, tables in self.tables.items()},
             "whole step": whole,
         }
         text = json.dumps(blind, indent=1, default=float)
@@ -284,7 +287,6 @@ class Proof:
     def _passes(self, profile: str, engine: str, neighbour: str | None) -> dict[str, Any]:
         """Measure the passes of an engine, alone or beside one that generates, and write its profile."""
         of, this = self.of, self.engines[engine]
-        case = next(case for case in self.cases.values() if self.engines[case.engines[0]].model == this.model)
         wanted = Wanted(
             model=self.models / this.model,
             device=self.device,
@@ -305,7 +307,7 @@ class Proof:
         run = self.up.bench(engine, neighbour, of.max_num_seqs // 2, NEIGHBOUR_TOKENS)
         output = self._profile(profile)
         measured = measure_with(run, vllm_version(), wanted, output, output.with_suffix(".points.jsonl"))
-        blind = self.predictions[case.name][0].profile.tables
+        blind = self.tables[engine]
         return {
             "profile": profile,
             "model": this.model,
@@ -336,7 +338,7 @@ class Proof:
 
     def _replay(self, case: Case) -> dict[str, Any]:
         """Replay a case, and compare it with both predictions."""
-        profile = self._profile(case.profile)
+        profile = case.profile and self._profile(case.profile)
         prepared, blind = self.predictions[case.name]
         config = self._config(case)
         fleet = self.up.fleet(case.engines)
@@ -348,7 +350,7 @@ class Proof:
         results = [each.result for each in measured]
         spread = repeat_spread(results)
         predicted = {"blind": (blind, simulated(prepared)[1])}
-        if profile.exists():
+        if profile and profile.exists():
             predicted["profile"] = simulated(self._prepared(case, profile))
         for name, result in {**{name: each for name, (each, _) in predicted.items()}, "measured": results[0]}.items():
             folder = self.folder / "results" / case.name.replace(" ", "-") / name
@@ -435,12 +437,13 @@ class Proof:
     def _profile(self, name: str) -> Path:
         return self.folder / "profiles" / f"{name.replace(' ', '-')}.parquet"
 
-    def _prepared(self, case: Case, profile: Path | None) -> Prepared:
+    def _prepared(self, case: Case, profile: Path | None, eager: bool = False) -> Prepared:
         """Return a replay's scenario, which is also written: anybody can simulate it again."""
-        kind = "blind" if profile is None else "profile"
+        kind = "eager" if eager else "blind" if profile is None else "profile"
         file = self.folder / "scenarios" / f"{case.name.replace(' ', '-')}-{kind}.yaml"
         path = None if profile is None else profile.resolve()
         described = scenario(case, self.of, self.device, self.gpu, self.models, path)
+        described["engine"] |= {"enforce_eager": True} if eager else {}
         file.write_text(yaml.safe_dump(described, sort_keys=False), encoding="utf-8")
         prepared, _ = replayed_form(prepare(load_scenarios(file)[0]))
         return prepared

@@ -16,6 +16,7 @@ COUNTS = {
     "lookup_tokens": "tokens looked up",
     "hit_tokens": "tokens found cached",
 }
+CACHED = ("lookup_tokens", "hit_tokens")  # which an engine counts with a prefix cache alone
 
 Rows = Sequence[Sequence[str]]
 
@@ -125,7 +126,7 @@ def _counts(replays: Sequence[Mapping[str, Any]]) -> str:
             continue
         for name, title in COUNTS.items():
             predicted = {key: of["counts"][name] for key, of in each["predicted"].items()}
-            if measured[name] or any(predicted.values()):
+            if measured[name] or (any(predicted.values()) and name not in CACHED):
                 both = [f"{predicted[key]:,}" if key in predicted else "" for key in NAMES]
                 rows.append([each["case"], title, *both, f"{measured[name]:,}"])
     return _table("## What the engines counted", ["replay", "", "blind", "measured profile", "engine's own"], rows)

@@ -115,12 +115,12 @@ def settings(
 
 class Case(NamedTuple):
     """A replay: a system on engines that share the GPU, over `updates` policy updates; replayed `times` times. `profile` names
-    the measured profile that predicts it a second time."""
+    the measured profile that predicts it a second time, if there is one."""
 
     name: str
     system: dict[str, Any]
     engines: tuple[str, ...]
-    profile: str
+    profile: str | None
     updates: int
     drawn: bool = False  # responses drawn from a length model, not recorded ones
     times: int = 1
@@ -159,13 +159,13 @@ def cases(of: Sizes, models: Path) -> list[Case]:
             True,
             about="a group shares its prompt",
         ),
-        Case("n-grams", {"name": "split", "speculation": NGRAMS}, ("with n-grams",), "alone", n, about="vLLM's own"),
+        Case("n-grams", {"name": "split", "speculation": NGRAMS}, ("with n-grams",), None, n, about="vLLM's own"),
         Case("large", {"name": "split"}, ("large",), "large", 1, True, about="long-tailed"),
         Case(
             "draft model",
             {"name": "split", "speculation": {**DRAFT_MODEL, "model": str(models / of.small.name / "config.json")}},
             ("with a draft model",),
-            "large",
+            None,
             1,
             True,
             about="accepted at the stated rates",

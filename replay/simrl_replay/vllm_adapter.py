@@ -342,7 +342,7 @@ class VllmEngine:
 
     def _run_to_the_end(self, prompts: Sequence[int]) -> None:
         for i, tokens in enumerate(prompts):
-            self.add(f"warm-{i}", [1] * tokens, 2)
+            self.add(f"warm-{i}", [1] * tokens, 2, [1, 1] if self.settings.recorded else ())
         while self.unfinished:
             self.step()
 
@@ -385,6 +385,13 @@ class VllmEngine:
         """Capacity of the KV cache, in tokens."""
         blocks = self._scheduler.kv_cache_manager.block_pool.num_gpu_blocks
         return int(blocks - 1) * self.settings.block_size
+
+    @property
+    def graph_tokens(self) -> int:
+        """Tokens of the largest pass that has a CUDA graph; 0 without graphs."""
+        compilation = self._engine.vllm_config.compilation_config
+        eager = self.settings.device == "cpu" or self.settings.graphs == "none"
+        return 0 if eager else max(compilation.cudagraph_capture_sizes or [0])
 
     @property
     def vocabulary(self) -> int:

@@ -127,6 +127,38 @@ def test_passes_that_check_the_tables_have_the_work_of_new_prompts_too(tmp_path:
     assert mixes and max(abs(held.error) for held in mixes) < 0.05
 
 
+def test_no_line_is_drawn_across_the_limit_of_cuda_graphs(tmp_path: Path) -> None:
+    graphs = 128
+
+    class WithGraphs(KnownEngine):
+        """Launches take 12 ms where a pass has no graph, whatever is in it."""
+
+        def _timed(self, shape: Shape) -> Timed:
+            timed = super()._timed(shape)
+            no_graph = shape.sequences * (shape.draft_tokens + 1) + shape.chunk_tokens > graphs
+            return timed._replace(seconds=timed.seconds + 12e-3 * no_graph)
+
+    plan, tables = PLAN._replace(graph_tokens=graphs, budget_s=0.0), known_tables()
+    found = measured(WithGraphs(tables), tmp_path, plan).tables
+    for tokens, launches_s in ((100, 0.0), (128, 0.0), (129, 12e-3), (200, 12e-3)):
+        shape = Shape(prompts=1, chunk_tokens=tokens)
+        assert predicted_s(found, shape) == pytest.approx(predicted_s(tables, shape) + launches_s, rel=0.1), tokens
+    # What launches take is not taken for sampling: a batch that verifies drafts samples many tokens.
+    sampled_s = np.interp([16, 64], found.sampled_sequences, found.sampled_s)
+    assert sampled_s == pytest.approx(np.array([16, 64]) * 25e-6, rel=0.2)
+
+
+def test_every_batch_size_is_measured_near_its_longest_context() -> None:
+    plan = MeasurePlan(Reach(128, 2048, 4096), kv_cache_tokens=53248)
+    longest = {
+        batch: max(
+            scene.kv_tokens for scene in base_scenes(plan) if isinstance(scene, Stairs) and batch in scene.sequences
+        )
+        for batch in (1, 4, 16, 64, 128)
+    }
+    assert all(tokens > 0.7 * min(4096, 53248 // batch) for batch, tokens in longest.items()), longest
+
+
 def test_one_slow_repeat_of_everything_changes_nothing(tmp_path: Path) -> None:
     quiet = KnownEngine(known_tables())
     coarse = replace_plan(budget_s=0.0)

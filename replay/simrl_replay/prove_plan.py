@@ -187,7 +187,10 @@ def cases(of: Sizes, models: Path, gpus: int = 1) -> list[Case]:
             about="accepted at the stated rates",
         ),
         *([Case("tp 2", {"name": "split"}, ("tp 2",), "tp 2", 1, True, about="one engine, two GPUs")] * (gpus > 1)),
-        *([Case("areal, more engines", {"name": "areal", "eta": 2}, workers(gpus), "pair", 2 * n)] * (gpus > 5)),
+        *(
+            [Case("more engines", {"name": "areal", "eta": 2}, workers(gpus), "pair", 2 * n, about="areal")]
+            * (gpus > 5)
+        ),
     ]
 
 

@@ -190,7 +190,10 @@ class Proof:
 
     def steps(self) -> list[Step]:
         first = [name for name, engine in self.engines.items() if engine.model == self.of.small.name]
-        replays = {name: Step(name, 15.0, partial(self._replay, case)) for name, case in self.cases.items()}
+        replays = {
+            name: Step(name, 60.0 if self.ray and name == BY_RAY else 15.0, partial(self._replay, case))
+            for name, case in self.cases.items()
+        }
         return [
             Step("here", 0.0, self._here),
             Step("blind", 0.0, partial(self._blind, first)),

@@ -9,9 +9,9 @@ import typer
 
 from simrl.errors import InputError
 
-RESULTS = Path("results/prove")
 EXAMPLE = (
-    "Examples:  simrl prove   |   simrl prove --gpu h200 --minutes 20 -o results/h200   |   simrl prove --device cpu"
+    "Examples:  simrl prove   |   simrl prove --gpu h200 --minutes 20 -o results/h200   |   simrl prove --device cpu   |   "
+    "simrl prove --gpus 8 --ray local"
 )
 
 
@@ -23,13 +23,20 @@ def prove(
         str,
         typer.Option(help="CUDA graphs: full (FlashAttention 3), decode, compiled (vLLM's own; starts are slow), none"),
     ] = "full",
+    gpus: Annotated[
+        int,
+        typer.Option(min=1, help="GPUs of this node: engines have their own; adds tp 2, more engines, a weight sync"),
+    ] = 1,
+    ray: Annotated[
+        str | None, typer.Option(help="one replay's engines on this Ray cluster: auto, HOST:PORT, or local")
+    ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="folder of the page and of all results")] = Path(
         "results/prove"
     ),
 ) -> None:
     """Predict passes, replays and a whole step blind, measure them on this machine, and write a page.
 
-    Needs vLLM and one GPU, and no network, weights or data: models are random, of the shape of Qwen3-0.6B and 8B. Each step's
+    Needs vLLM and a GPU, and no network, weights or data: models are random, of the shape of Qwen3-0.6B and 8B. Each step's
     result is written before the next begins, so a short time or Ctrl-C still leaves a page.
     """
     from simrl.profile.hardware import GPUS
@@ -41,13 +48,25 @@ def prove(
         raise InputError(f"--device {device}: choose cpu or cuda")
     if graphs not in ("full", "decode", "compiled", "none"):
         raise InputError(f"--graphs {graphs}: choose full, decode, compiled or none")
+    if ray is not None and gpus == 1 and device == "cuda":
+        raise InputError(f"--ray {ray}: one GPU needs no cluster; add --gpus, or rehearse with --device cpu")
     vllm_version()
     name = gpu or gpu_here(device)
     if name not in GPUS:
         raise InputError(f"--gpu {name}: unknown; choose the most similar of {', '.join(GPUS)}")
-    output.mkdir(parents=True, exist_ok=True)
+    if ray is not None:
+        from simrl.study.executors import connect
+
+        connect(ray)
     proof = Proof(
-        "cpu" if device == "cpu" else "cuda", name, minutes, output, lambda line: print(line, flush=True), graphs
+        "cpu" if device == "cpu" else "cuda",
+        name,
+        minutes,
+        output,
+        lambda line: print(line, flush=True),
+        graphs,
+        gpus=gpus,
+        ray=ray,
     )
     try:
         proof.run()

@@ -216,7 +216,7 @@ def device_variables(workers: int, settings: EngineSettings, engines_per_gpu: in
     Raise `InputError` if there are too few; if their number is unknown, CUDA reports it later."""
     if settings.device != "cuda":
         return [{}] * workers
-    tp, known = settings.tp, _gpus()
+    tp, known = settings.tp, visible_gpus()
     needed = -(-workers // engines_per_gpu) * tp
     if known is None:
         known = [str(i) for i in range(needed)]
@@ -232,11 +232,11 @@ def device_variables(workers: int, settings: EngineSettings, engines_per_gpu: in
 def spare_gpu(taken: int) -> dict[str, str]:
     """Return the variable that gives a process the first GPU after the `taken` first ones, or the last GPU if there is no
     other; {} if the number of GPUs is unknown."""
-    known = _gpus()
+    known = visible_gpus()
     return {"CUDA_VISIBLE_DEVICES": known[min(taken, len(known) - 1)]} if known else {}
 
 
-def _gpus() -> list[str] | None:
+def visible_gpus() -> list[str] | None:
     """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; None if unknown."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:

@@ -15,7 +15,7 @@ import subprocess
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -38,7 +38,7 @@ from simrl.simulate.run import Schedule, simulated_workers
 from simrl_replay.bench import RemoteBench, Shape, bench_then_replay
 from simrl_replay.cli_measure import Wanted
 from simrl_replay.host import Close, run_host
-from simrl_replay.link import EngineLink, Start, engine_link, wait_until_ready
+from simrl_replay.link import EngineLink, Start, engine_link, visible_gpus, wait_until_ready
 from simrl_replay.measured_profile import gpu_name, measure_with
 from simrl_replay.profile_fit import predicted_s
 from simrl_replay.prove_plan import (
@@ -49,11 +49,13 @@ from simrl_replay.prove_plan import (
     Engine,
     cases,
     engines,
+    own_gpus,
     scenario,
     settings,
     sizes,
     write_config,
 )
+from simrl_replay.ray_link import ray_fleet
 from simrl_replay.replayer import Measured, ReplayConfig, ReplayEngines, engine_settings, replay
 from simrl_replay.speculative import replayed_form
 from simrl_replay.trials import DONE, Trial
@@ -63,6 +65,7 @@ TRIAL_S = 60.0  # at most
 NEIGHBOUR_TOKENS = 768  # half of it is the longest response of a neighbour: as long as the recorded ones
 Tell = Callable[[str], None]
 SMALL_REPLAYS = "areal", "verl_colocated", "one_step_off", "april", "short of KV", "prefixes", "n-grams"
+BY_RAY = "one_step_off"  # the replay that a cluster runs
 COUNTS = {  # the simulator's, and the engine's own
     "passes": "passes",
     "preemptions": "preemptions",
@@ -150,20 +153,25 @@ class Proof:
         tell: Tell,
         graphs: str = "full",
         start: Start = VllmEngine,
+        gpus: int = 1,
+        ray: str | None = None,
     ) -> None:
         self.device, self.gpu, self.folder, self.tell = device, gpu, folder, tell
+        self.gpus, self.ray = gpus, ray
         self.until_s = time.monotonic() + 60 * minutes
         self.of = sizes(device)
-        self.engines = engines(self.of, graphs)
+        self.engines = engines(self.of, graphs, gpus)
+        # Of engines, by name.
+        self.variables = own_gpus(self.engines.values(), gpus_here(gpus)) if device == "cuda" and gpus > 1 else {}
         self.models = (folder / "models").resolve()
-        self.cases = {case.name: case for case in cases(self.of, self.models)}
+        self.cases = {case.name: case for case in cases(self.of, self.models, gpus)}
         self.tables: dict[str, Tables] = {}  # blind, by engine
         self.not_begun: dict[str, str] = {}  # engines, and why
         self.partial: dict[str, Any] = {}  # of the running step, should it fail
         for each in ("logs", "scenarios", "profiles"):
             (folder / each).mkdir(parents=True, exist_ok=True)
         self.up = Engines(folder / "logs", min(60 * minutes, 600.0), start)
-        self.record: dict[str, Any] = {"minutes": minutes, "gpu": gpu, "device": device, "steps": []}
+        self.record: dict[str, Any] = {"minutes": minutes, "gpu": gpu, "gpus": gpus, "device": device, "steps": []}
         self.predictions: dict[str, tuple[Prepared, Result]] = {}  # blind, by case
         for shape in (self.of.small, self.of.large):
             write_config(shape, self.models / shape.name, "bfloat16" if device == "cuda" else "float32")
@@ -183,7 +191,10 @@ class Proof:
 
     def steps(self) -> list[Step]:
         first = [name for name, engine in self.engines.items() if engine.model == self.of.small.name]
-        replays = {name: Step(name, 15.0, partial(self._replay, case)) for name, case in self.cases.items()}
+        replays = {
+            name: Step(name, 60.0 if self.ray and name == BY_RAY else 15.0, partial(self._replay, case))
+            for name, case in self.cases.items()
+        }
         return [
             Step("here", 0.0, self._here),
             Step("blind", 0.0, partial(self._blind, first)),
@@ -193,12 +204,23 @@ class Proof:
             replays["rhymerl"],
             Step("passes pair", 20.0, partial(self._passes, "pair", "a", "b")),
             *(replays[name] for name in SMALL_REPLAYS),
+            *(replays[name] for name, case in self.cases.items() if len(case.engines) > 2),
             Step("passes without graphs", 10.0, partial(self._passes, "no graphs", "no graphs", None)),
             Step("trials", 10.0, partial(self._trials, "a")),
+            *([Step("weight sync", 20.0, self._weight_sync)] if self.gpus > 1 else []),
             Step("whole step", 45.0, self._whole),
             Step("passes large", 20.0, partial(self._passes, "large", "large", None)),
             replays["large"],
             Step("trials large", 10.0, partial(self._trials, "large")),
+            *(
+                [
+                    Step("engine of two GPUs", 30.0, partial(self._next, ["tp 2"])),
+                    Step("passes of two GPUs", 20.0, partial(self._passes, "tp 2", "tp 2", None)),
+                    replays["tp 2"],
+                ]
+                if self.gpus > 1
+                else []
+            ),
             Step("engine with a draft model", 30.0, partial(self._next, ["with a draft model"])),
             replays["draft model"],
         ]
@@ -235,7 +257,7 @@ class Proof:
     # Steps.
 
     def _here(self) -> dict[str, Any]:
-        found = facts(self.device)
+        found = facts(self.device) | ({"GPUs": str(self.gpus)} if self.gpus > 1 else {})
         for name, value in found.items():
             self.tell(f"{name}: {value}")
         return {"facts": found}
@@ -250,7 +272,11 @@ class Proof:
             self.predictions[case.name] = prepared, result
             replays[case.name] = {**_summary(result), "counts": counts}
         for name, engine in self.engines.items():
-            case = next(each for each in self.cases.values() if self.engines[each.engines[0]].model == engine.model)
+            case = next(
+                case
+                for case in self.cases.values()
+                if (first := self.engines[case.engines[0]]).model == engine.model and first.tp == engine.tp
+            )
             self.tables[name] = self._prepared(case, None, engine.graphs == "none").profile.tables
         whole = self._predicted_whole().phases
         blind = {
@@ -259,6 +285,7 @@ class Proof:
             "replays": replays,
             "passes": {name: _grid(tables) for name, tables in self.tables.items()},
             "whole step": whole,
+            "weight sync": self._predicted_sync() if self.gpus > 1 else {},
         }
         text = json.dumps(blind, indent=1, default=float)
         (self.folder / "blind.json").write_text(text + "\n", encoding="utf-8")
@@ -269,7 +296,7 @@ class Proof:
     def _begin(self, names: Sequence[str]) -> None:
         for name in names:
             try:
-                self.up.begin(name, self._settings(self.engines[name]), {})
+                self.up.begin(name, self._settings(self.engines[name]), self.variables.get(name, {}))
             except InputError as error:
                 self.not_begun[name] = first_line(error)
 
@@ -293,6 +320,7 @@ class Proof:
             gpu=self.gpu,
             dummy=True,
             dtype="bfloat16" if self.device == "cuda" else "float32",
+            tp=this.tp,
             max_num_seqs=of.max_num_seqs,
             max_num_batched_tokens=of.max_num_batched_tokens,
             max_model_len=of.max_model_len,
@@ -341,12 +369,12 @@ class Proof:
         profile = case.profile and self._profile(case.profile)
         prepared, blind = self.predictions[case.name]
         config = self._config(case)
-        fleet = self.up.fleet(case.engines)
         measured: list[Measured] = []
-        for _ in range(case.times if self.left_s > 60 else 1):
-            measured.append(replay(prepared, fleet, config))
-            if (stopped := measured[-1].stopped) is not None:
-                raise StoppedError(str(stopped))
+        with self._fleet(case, config) as fleet:
+            for _ in range(case.times if self.left_s > 60 else 1):
+                measured.append(replay(prepared, fleet, config))
+                if (stopped := measured[-1].stopped) is not None:
+                    raise StoppedError(str(stopped))
         results = [each.result for each in measured]
         spread = repeat_spread(results)
         predicted = {"blind": (blind, simulated(prepared)[1])}
@@ -360,15 +388,40 @@ class Proof:
             "case": case.name,
             "system": prepared.system.label,
             "engines": len(case.engines),
+            "gpus": self.gpus,
             "responses": len(finished_on_clock(blind, results[0])[0]),
             "updates": case.updates,
-            "about": case.about,
+            "about": "engines in Ray's actors" if self.ray and case.name == BY_RAY else case.about,
             "measured": {**_summary(results[0]), "counts": _engine_counts(results[0])},
             "predicted": {
                 name: {**_summary(each), "counts": counts, "errors": asdict(agree(each, results[0]).errors)}
                 for name, (each, counts) in predicted.items()
             },
             "noise": None if spread is None else asdict(spread.largest),
+        }
+
+    def _fleet(self, case: Case, config: ReplayConfig) -> AbstractContextManager[ReplayEngines]:
+        """Return the engines of a replay: those that are up, or actors of a cluster, which end with it."""
+        return (
+            ray_fleet(len(case.engines), self._settings(self.engines[case.engines[0]]), config, self.ray)
+            if self.ray and case.name == BY_RAY
+            else nullcontext(self.up.fleet(case.engines))
+        )
+
+    def _predicted_sync(self) -> dict[str, dict[str, Any]]:
+        from simrl_replay.weight_broadcast import predict
+
+        return predict(self.of.small, GPUS[self.gpu], self.gpus)
+
+    def _weight_sync(self) -> dict[str, Any]:
+        """Broadcast the small model's weights from one GPU to all others; engines idle meanwhile."""
+        from simrl_replay.weight_broadcast import UNLIKE, broadcast, tensor_shapes
+
+        measured = broadcast(tensor_shapes(self.models / self.of.small.name), self.gpus, self.device)
+        return {
+            "title": f"Weight sync: {self.of.small.name}, broadcast from one of {self.gpus} GPUs to the others",
+            "phases": {way: {**phase, "measured_s": measured[way]} for way, phase in self._predicted_sync().items()},
+            "unlike": list(UNLIKE),
         }
 
     def _predicted_whole(self) -> Any:
@@ -462,12 +515,26 @@ def gpu_here(device: str) -> str:
     return gpu_name(listed.split("(UUID")[0], device)
 
 
+def gpus_here(gpus: int) -> list[str]:
+    """Return so many GPUs, as CUDA_VISIBLE_DEVICES names them. Raise `InputError` if fewer are visible."""
+    visible = visible_gpus() or []
+    if len(visible) < gpus:
+        raise InputError(
+            f"--gpus {gpus}: {len(visible)} visible here (CUDA_VISIBLE_DEVICES, or `nvidia-smi -L`); choose fewer, or "
+            "rehearse with --device cpu"
+        )
+    return visible[:gpus]
+
+
 def facts(device: str) -> dict[str, str]:
     """Return what is here: the processor or GPU and its driver, and the versions of what runs."""
     found = {"host": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}"}
     if device == "cuda":
         query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-        found["GPU, memory, driver"] = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout.strip()
+        # Each kind once: a node has many of one.
+        found["GPU, memory, driver"] = "; ".join(
+            dict.fromkeys(subprocess.run(query, capture_output=True, text=True, timeout=30).stdout.strip().splitlines())
+        )
     found |= {"python": platform.python_version(), "vllm": vllm_version()}
     for name in ("torch", "triton", "transformers", "numpy", "numba", "simrl"):
         with suppress(PackageNotFoundError):

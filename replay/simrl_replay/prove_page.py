@@ -37,6 +37,11 @@ def page(record: Mapping[str, Any]) -> str:
 def bars(replays: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, float, float, list[float]]]:
     """Return the bars: what is predicted, the prediction, the bar, the worst error, and all errors of engines that have the GPU
     to themselves, and of engines that share it."""
+    several = (
+        "engines on GPUs of their own"
+        if any(each.get("gpus", 1) > 1 for each in replays)
+        else "two engines share the GPU"
+    )
     found = []
     for prediction, bar in (("blind", MAKESPAN_BLIND), ("profile", MAKESPAN_PROFILE)):
         for alone in (True, False):
@@ -48,7 +53,7 @@ def bars(replays: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, float, fl
             for key, limit in (("makespan_err", bar), ("sample_mape", SAMPLES)):
                 errors = [errors[key] for errors in chosen if errors[key] is not None]
                 if errors and (key == "makespan_err" or prediction == "profile"):
-                    where = "one engine on the GPU" if alone else "two engines share the GPU"
+                    where = "one engine on the GPU" if alone else several
                     found.append((f"{TITLES[key]}, {where}", prediction, limit, max(errors, key=abs), errors))
     return found
 

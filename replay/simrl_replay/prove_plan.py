@@ -8,6 +8,8 @@ Responses are those of a recorded run (traces/countdown), token by token, or for
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,14 +67,19 @@ class Engine(NamedTuple):
     prefix_caching: bool = False
     graphs: str | None = None  # if not those of the others
     drafting: str | None = None
+    tp: int = 1
 
 
-def engines(of: Sizes, graphs: str) -> dict[str, Engine]:
+def workers(gpus: int) -> tuple[str, ...]:
+    """Return the engines of the largest replay: one on each of half the GPUs, the others being the trainer's; at most 4."""
+    return ("a", "b", "c", "d")[: max(2, gpus // 2)]
+
+
+def engines(of: Sizes, graphs: str, gpus: int = 1) -> dict[str, Engine]:
     """Return the engines, by name, in the order in which they are needed; with these CUDA graphs, but for one without."""
     small, large = of.small.name, of.large.name
     each = (
-        Engine("a", small, of.kv_tokens),
-        Engine("b", small, of.kv_tokens),
+        *(Engine(name, small, of.kv_tokens) for name in workers(gpus)),
         Engine("drafting a", small, of.kv_tokens // 2, DRAFT_TOKENS),
         Engine("drafting b", small, of.kv_tokens // 2, DRAFT_TOKENS),
         Engine("short of KV", small, of.short_kv_tokens),
@@ -80,10 +87,18 @@ def engines(of: Sizes, graphs: str) -> dict[str, Engine]:
         Engine("with n-grams", small, of.kv_tokens, drafting="n-grams"),
         Engine("no graphs", small, of.kv_tokens, recorded=False, graphs="none"),
         Engine("large", large, of.large_kv_tokens, recorded=False),
+        *([Engine("tp 2", large, of.large_kv_tokens, recorded=False, tp=2)] * (gpus > 1)),
         # vLLM captures no graph of a draft model's passes without the compiler.
         Engine("with a draft model", large, of.large_kv_tokens, 0, False, False, "compiled", "draft model"),
     )
     return {engine.name: engine._replace(graphs=engine.graphs or graphs) for engine in each}
+
+
+def own_gpus(each: Iterable[Engine], visible: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return for each engine, by name, the variable that gives it its own of the visible GPUs. They go round: engines that
+    follow each other, as those of a replay do, share none."""
+    turns = cycle(visible)
+    return {engine.name: {"CUDA_VISIBLE_DEVICES": ",".join(islice(turns, engine.tp))} for engine in each}
 
 
 def settings(
@@ -92,7 +107,7 @@ def settings(
     """Return the settings of an engine; of a GPU's memory it takes what its weights, KV cache and passes need. `drafting` is
     vLLM's configuration of its own drafter."""
     shape, block = of.large if engine.model == of.large.name else of.small, BLOCK_TOKENS[device]
-    kv_bytes = int((engine.kv_tokens + block) * shape.kv_bytes_per_token)
+    kv_bytes = int((engine.kv_tokens + block) * shape.kv_bytes_per_token / min(engine.tp, shape.kv_heads))  # of a GPU
     return EngineSettings(
         model=str(models / engine.model),
         max_num_seqs=of.max_num_seqs,
@@ -100,11 +115,12 @@ def settings(
         block_size=block,
         max_model_len=of.max_model_len + 2 * (DRAFT_TOKENS if engine.draft_tokens or drafting else 0),
         kv_blocks=engine.kv_tokens // block,
+        tp=engine.tp,
         device="cuda" if device == "cuda" else "cpu",
         dtype="bfloat16" if device == "cuda" else "float32",
         dummy_weights=True,
         speculative=own_config(engine.draft_tokens) if engine.draft_tokens else drafting,
-        gpu_memory_utilization=round((shape.weight_bytes + kv_bytes + 3e9) / memory_bytes, 3),
+        gpu_memory_utilization=round((shape.weight_bytes / engine.tp + kv_bytes + 3e9) / memory_bytes, 3),
         prefix_caching=engine.prefix_caching,
         recorded=engine.recorded,
         sleep=device == "cuda" and engine.name in ("a", "large"),
@@ -114,8 +130,8 @@ def settings(
 
 
 class Case(NamedTuple):
-    """A replay: a system on engines that share the GPU, over `updates` policy updates; replayed `times` times. `profile` names
-    the measured profile that predicts it a second time, if there is one."""
+    """A replay: a system on engines, which share a single GPU, over `updates` policy updates; replayed `times` times.
+    `profile` names the measured profile that predicts it a second time, if there is one."""
 
     name: str
     system: dict[str, Any]
@@ -133,7 +149,7 @@ COLOCATED = ("verl_colocated", "april")
 HISTORY = {"name": "histospec", "window": {"kind": "aimd", "most_tokens": DRAFT_TOKENS}}
 
 
-def cases(of: Sizes, models: Path) -> list[Case]:
+def cases(of: Sizes, models: Path, gpus: int = 1) -> list[Case]:
     """Return the replays in their order: the first ones are worth most."""
     pair, drafting, n = ("a", "b"), ("drafting a", "drafting b"), of.updates
     return [
@@ -170,12 +186,17 @@ def cases(of: Sizes, models: Path) -> list[Case]:
             True,
             about="accepted at the stated rates",
         ),
+        *([Case("tp 2", {"name": "split"}, ("tp 2",), "tp 2", 1, True, about="one engine, two GPUs")] * (gpus > 1)),
+        *(
+            [Case("more engines", {"name": "areal", "eta": 2}, workers(gpus), "pair", 2 * n, about="areal")]
+            * (gpus > 5)
+        ),
     ]
 
 
 def scenario(case: Case, of: Sizes, device: str, gpu: str, models: Path, profile: Path | None = None) -> dict[str, Any]:
     """Return the scenario of a replay, to be written as YAML: with a measured profile, else with the shipped one."""
-    first = engines(of, "none")[case.engines[0]]
+    first = engines(of, "none", 8)[case.engines[0]]
     shape = of.large if first.model == of.large.name else of.small
     shipped = device == "cuda"
     train = {} if case.system["name"] in COLOCATED else {"train": {"gpu": gpu, "gpus": 4}}
@@ -213,7 +234,7 @@ def scenario(case: Case, of: Sizes, device: str, gpu: str, models: Path, profile
         "seed": 0,
         "steps": case.updates,
         "model": str(models / shape.name / "config.json"),
-        "cluster": {"gpu": gpu, "gpus": len(case.engines), "tp": 1, **train},
+        "cluster": {"gpu": gpu, "gpus": len(case.engines) * first.tp, "tp": first.tp, **train},
         "workload": {"synthetic": drawn} if case.drawn else {"trace": str(ROOT / RECORDED)},
         "profile": steps,
         "engine": engine,

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -164,7 +165,94 @@ def test_requests_sample_their_record_and_drafts_stand_as_far_as_it_has_them():
     [
         (["--device", "tpu"], "--device tpu: choose cpu or cuda"),
         (["--graphs", "some"], "--graphs some: choose full, decode, compiled or none"),
+        (["--ray", "local"], "--ray local: one GPU needs no cluster; add --gpus, or rehearse with --device cpu"),
+        (["--gpus", "0"], "--gpus"),
     ],
 )
 def test_a_wrong_choice_is_one_line_and_leaves_nothing(simrl: CommandLine, options, named):
     assert named in simrl.refuses("prove", *options)
+
+
+def test_each_engine_of_a_node_has_gpus_of_its_own_and_engines_of_a_replay_share_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7,8")
+    for gpus in range(2, 9):
+        proof = Proof("cuda", "h100", 9.0, tmp_path, lambda _: None, gpus=gpus)
+        own = {name: each["CUDA_VISIBLE_DEVICES"].split(",") for name, each in proof.variables.items()}
+        assert {*own} == {*proof.engines} and {gpu for each in own.values() for gpu in each} == {
+            str(gpu) for gpu in range(gpus)
+        }
+        for case in proof.cases.values():
+            taken = [gpu for name in case.engines for gpu in own[name]]
+            assert len({*taken}) == len(taken) == sum(proof.engines[name].tp for name in case.engines)
+        assert len({*own["drafting a"], *own["drafting b"]}) == 2 and len({*own["tp 2"]}) == 2
+    assert max(len(case.engines) for case in proof.cases.values()) == 4
+    assert [own[name] for name in ("a", "b", "c", "d")] == [["0"], ["1"], ["2"], ["3"]]
+    one = Proof("cuda", "h100", 9.0, tmp_path, lambda _: None)
+    assert not one.variables and not {"tp 2", "c"} & {*one.engines}
+    assert {step.name for step in proof.steps()} - {step.name for step in one.steps()} == {
+        "weight sync",
+        "engine of two GPUs",
+        "passes of two GPUs",
+        "tp 2",
+        "more engines",
+    }
+
+
+def test_an_engine_of_two_gpus_is_predicted_and_started_as_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
+    proof = Proof("cuda", "h100", 9.0, tmp_path, lambda _: None, gpus=8)
+    for name, workers, tp in (("tp 2", 1, 2), ("more engines", 4, 1)):
+        prepared = proof._prepared(proof.cases[name], None)
+        assert (prepared.workers, prepared.scenario.cluster.tp) == (workers, tp)
+        assert prepared.profile.metadata.kind == "derived" and prepared.profile.metadata.tp == tp
+        assert prepared.scenario.steps * len(prepared.trace) // len(prepared.trace.step_slices) >= 256
+    one, two = (proof._settings(proof.engines[name]) for name in ("large", "tp 2"))
+    assert (two.tp, two.kv_blocks) == (2, one.kv_blocks)
+    assert one.kv_cache_bytes is not None and two.kv_cache_bytes == one.kv_cache_bytes // 2  # on each GPU
+    assert two.gpu_memory_utilization < 0.6 * one.gpu_memory_utilization
+
+
+def test_the_blind_predictions_of_a_node_have_its_replays_passes_and_weight_sync(tmp_path, monkeypatch):
+    proof = Proof("cpu", "cpu", 5.0, tmp_path, lambda _: None, gpus=6)
+    monkeypatch.setattr(proof, "_predicted_whole", lambda: SimpleNamespace(phases={}))  # needs torch
+    monkeypatch.setattr(proof, "_predicted_sync", lambda: {"in buckets": {"predicted_s": 1.0}})  # likewise
+    proof._blind([])
+    blind = json.loads((tmp_path / "blind.json").read_text())
+    assert {"tp 2", "more engines"} <= {*blind["replays"]} and "tp 2" in blind["passes"]
+    assert blind["passes"]["tp 2"] != blind["passes"]["large"]
+    assert blind["weight sync"] == {"in buckets": {"predicted_s": 1.0}}
+
+
+def test_one_replay_goes_through_ray_if_a_cluster_is_named(tmp_path, monkeypatch):
+    proof = Proof("cpu", "cpu", 5.0, tmp_path, lambda _: None, gpus=2, ray="local")
+    fleets = []
+    monkeypatch.setattr(prove, "ray_fleet", lambda *arguments: fleets.append(arguments) or nullcontext(None))
+    monkeypatch.setattr(proof.up, "fleet", lambda names: names)
+    for case in proof.cases.values():
+        proof._fleet(case, proof._config(case))
+    [(workers, of, _, address)] = fleets
+    assert (workers, address) == (2, "local") and of == proof._settings(proof.engines["a"])
+
+
+def test_the_page_of_a_node_has_its_weight_sync_and_names_engines_on_gpus_of_their_own():
+    sync = {
+        "step": "weight sync",
+        "state": "done",
+        "took_s": 9.0,
+        "title": "Weight sync",
+        "phases": {"in buckets": {"predicted_s": 0.6, "measured_s": 0.5, "rests_on": "broadcast"}},
+        "unlike": ["nothing is gathered"],
+    }
+    text = page({"minutes": 9.0, "gpu": "h100", "gpus": 8, "device": "cuda", "steps": [sync]})
+    assert "| in buckets | 0.600 | 0.500 | +20.0% |  | broadcast |" in text
+    errors = {name: {"errors": {"makespan_err": 0.01, "sample_mape": 0.02}} for name in ("blind", "profile")}
+    found = bars([{"engines": 2, "gpus": 8, "predicted": errors}])
+    assert {what.partition(", ")[2] for what, *_ in found} == {"engines on GPUs of their own"}
+
+
+def test_more_gpus_than_are_visible_are_refused_with_their_number(simrl: CommandLine, monkeypatch):
+    monkeypatch.setattr("simrl_replay.vllm_adapter.vllm_version", lambda: "0.32.0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    line = simrl.refuses("prove", "--gpu", "h100", "--gpus", "8", "-o", "results")
+    assert "--gpus 8: 2 visible here (CUDA_VISIBLE_DEVICES, or `nvidia-smi -L`); choose fewer" in line
+    assert not (simrl.folder / "results").exists()

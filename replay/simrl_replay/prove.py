@@ -56,7 +56,7 @@ from simrl_replay.prove_plan import (
     write_config,
 )
 from simrl_replay.ray_link import ray_fleet
-from simrl_replay.replayer import Measured, ReplayConfig, ReplayEngines, engine_settings, replay
+from simrl_replay.replayer import Measured, ReplayConfig, ReplayEngines, engine_settings, replay, reset
 from simrl_replay.speculative import replayed_form
 from simrl_replay.trials import DONE, Trial
 from simrl_replay.vllm_adapter import EngineSettings, VllmEngine, vllm_version
@@ -281,7 +281,7 @@ class Proof:
         whole = self._predicted_whole().phases
         blind = {
             "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "profiles": {name: each.profile.metadata.source for name, (each, _) in self.predictions.items()},
+            "profiles": {name: _source(each) for name, (each, _) in self.predictions.items()},
             "replays": replays,
             "passes": {name: _grid(tables) for name, tables in self.tables.items()},
             "whole step": whole,
@@ -373,6 +373,8 @@ class Proof:
         with self._fleet(case, config) as fleet:
             for _ in range(case.times if self.left_s > 60 else 1):
                 measured.append(replay(prepared, fleet, config))
+                # What an asynchronous schedule leaves running would run on beside the next measurement.
+                reset(fleet, config, None)
                 if (stopped := measured[-1].stopped) is not None:
                     raise StoppedError(str(stopped))
         results = [each.result for each in measured]
@@ -540,6 +542,12 @@ def facts(device: str) -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
+
+
+def _source(prepared: Prepared) -> str:
+    """Return what a prediction's step times rest on: the profile, and the preset of the engine."""
+    preset = prepared.scenario.engine.preset
+    return prepared.profile.metadata.source + (f", and the host's time of {preset}" if preset else "")
 
 
 def simulated(prepared: Prepared) -> tuple[Result, dict[str, int]]:

@@ -87,19 +87,12 @@ def _sources(blind: Mapping[str, Any]) -> str:
 
 
 def _bars(replays: Sequence[Mapping[str, Any]]) -> str:
-    rows = [
-        [
-            what,
-            NAMES[prediction],
-            f"{limit:.0%}",
-            str(len(all_)),
-            _percent(median(all_)),
-            _percent(worst),
-            _met(abs(worst) <= limit),
-        ]
-        for what, prediction, limit, worst, all_ in bars(replays)
-    ]
-    return _table("## Bars", ["", "prediction", "bar", "replays", "median", "worst", ""], rows)
+    rows = []
+    for what, prediction, limit, worst, errors in bars(replays):
+        within = sum(abs(error) <= limit for error in errors)
+        of = f"{within} of {len(errors)}" + ("" if within == len(errors) else ": **not met**")
+        rows.append([what, NAMES[prediction], f"{limit:.0%}", _percent(median(errors)), _percent(worst), of])
+    return _table("## Bars", ["", "prediction", "bar", "median", "worst", "replays within"], rows)
 
 
 def _replays(replays: Sequence[Mapping[str, Any]]) -> str:
@@ -239,10 +232,6 @@ def _one_line(step: Mapping[str, Any]) -> str:
 
 def _percent(value: float | None, sign: str = "+") -> str:
     return "" if value is None else f"{value:{sign}.1%}"
-
-
-def _met(met: bool) -> str:
-    return "met" if met else "**not met**"
 
 
 def _table(title: str, heads: Sequence[str], rows: Rows) -> str:

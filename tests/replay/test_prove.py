@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from simrl.errors import StoppedError
+from simrl.profile.shipped import ROOT
 from simrl_replay import prove
 from simrl_replay.prove import Proof, Step
 from simrl_replay.prove_page import bars, page
@@ -256,3 +257,15 @@ def test_more_gpus_than_are_visible_are_refused_with_their_number(simrl: Command
     line = simrl.refuses("prove", "--gpu", "h100", "--gpus", "8", "-o", "results")
     assert "--gpus 8: 2 visible here (CUDA_VISIBLE_DEVICES, or `nvidia-smi -L`); choose fewer" in line
     assert not (simrl.folder / "results").exists()
+
+
+def test_the_page_of_the_h100_is_made_from_its_record_and_its_predictions_are_the_blind_ones():
+    folder = ROOT / "experiments" / "gpu" / "h100"
+    record = json.loads((folder / "prove.json").read_text())
+    assert (folder / "prove.md").read_text() == page(record)
+    steps = {each["step"]: each for each in record["steps"]}
+    blind = (folder / "blind.json").read_bytes()
+    assert hashlib.sha256(blind).hexdigest() == steps["blind"]["sha256"]
+    for name, predicted in json.loads(blind)["replays"].items():
+        if "predicted" in steps[name]:
+            assert steps[name]["predicted"]["blind"]["rollout_s"] == predicted["rollout_s"]

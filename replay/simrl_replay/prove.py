@@ -14,6 +14,7 @@ import signal
 import subprocess
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict
@@ -61,6 +62,7 @@ from simrl_replay.speculative import replayed_form
 from simrl_replay.trials import DONE, Trial
 from simrl_replay.vllm_adapter import EngineSettings, VllmEngine, vllm_version
 
+MOST_MEMORY = 0.97  # of a GPU, for all engines on it
 TRIAL_S = 60.0  # at most
 NEIGHBOUR_TOKENS = 768  # half of it is the longest response of a neighbour: as long as the recorded ones
 Tell = Callable[[str], None]
@@ -166,6 +168,7 @@ class Proof:
         self.models = (folder / "models").resolve()
         self.cases = {case.name: case for case in cases(self.of, self.models, gpus)}
         self.tables: dict[str, Tables] = {}  # blind, by engine
+        self.refused: dict[str, str] = {}  # cases that this GPU cannot have, and why
         self.not_begun: dict[str, str] = {}  # engines, and why
         self.partial: dict[str, Any] = {}  # of the running step, should it fail
         for each in ("logs", "scenarios", "profiles"):
@@ -184,7 +187,8 @@ class Proof:
         """Run the steps until the time is up, and return the record."""
         try:
             for step in self.steps():
-                self._run(step)
+                if self._run(step) != "done" and step.name == "blind":
+                    break  # nothing is measured that was not predicted
         finally:
             self.up.close()
         return self.record
@@ -229,15 +233,14 @@ class Proof:
         text = json.dumps(self.record, indent=1, default=float)
         (self.folder / "prove.json").write_text(text + "\n", encoding="utf-8")
 
-    def _run(self, step: Step) -> None:
+    def _run(self, step: Step) -> str:
+        """Run a step, record it, and return its state."""
         entry: dict[str, Any] = {"step": step.name, "state": "skipped", "why": f"{self.left_s:.0f} s were left"}
         began_s, self.partial = time.monotonic(), {}
         if self.left_s >= step.least_s:
             try:
                 with _until(self.left_s):
                     entry = {"step": step.name, "state": "done", **step.run()}
-            except KeyboardInterrupt:
-                raise
             except Exception as error:  # the steps after it are worth as much
                 entry = {
                     "step": step.name,
@@ -250,9 +253,9 @@ class Proof:
         entry["took_s"] = round(time.monotonic() - began_s, 1)
         self.record["steps"].append(entry)
         self.save()
-        self.tell(
-            f"{step.name}: {entry['state']}, {entry['took_s']} s" + (f" ({entry['why']})" if "why" in entry else "")
-        )
+        why = f" ({entry['why']})" if "why" in entry else ""
+        self.tell(f"{step.name}: {entry['state']}, {entry['took_s']} s{why}")
+        return str(entry["state"])
 
     # Steps.
 
@@ -267,17 +270,19 @@ class Proof:
         self._begin(starting)
         replays = {}
         for case in self.cases.values():
-            prepared = self._prepared(case, None)
+            try:
+                prepared = self._prepared(case, None)
+            except InputError as error:  # a GPU that is too small for it
+                self.refused[case.name] = first_line(error)
+                continue
             result, counts = simulated(prepared)
             self.predictions[case.name] = prepared, result
             replays[case.name] = {**_summary(result), "counts": counts}
         for name, engine in self.engines.items():
-            case = next(
-                case
-                for case in self.cases.values()
-                if (first := self.engines[case.engines[0]]).model == engine.model and first.tp == engine.tp
-            )
-            self.tables[name] = self._prepared(case, None, engine.graphs == "none").profile.tables
+            for case in map(self.cases.__getitem__, replays):
+                if (first := self.engines[case.engines[0]]).model == engine.model and first.tp == engine.tp:
+                    self.tables[name] = self._prepared(case, None, engine.graphs == "none").profile.tables
+                    break
         whole = self._predicted_whole().phases
         blind = {
             "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -291,12 +296,26 @@ class Proof:
         (self.folder / "blind.json").write_text(text + "\n", encoding="utf-8")
         digest = hashlib.sha256((text + "\n").encode()).hexdigest()
         self.tell(f"blind predictions in blind.json, sha256 {digest}")
-        return {"sha256": digest, "written": blind["made"], "profiles": blind["profiles"]}
+        return {
+            "sha256": digest,
+            "written": blind["made"],
+            "profiles": blind["profiles"],
+            "not_predicted": self.refused,
+        }
 
     def _begin(self, names: Sequence[str]) -> None:
+        """Start engines, as many as their GPU's memory holds, the first ones first."""
+        taken: defaultdict[str, float] = defaultdict(float)  # share of a GPU's memory
         for name in names:
             try:
-                self.up.begin(name, self._settings(self.engines[name]), self.variables.get(name, {}))
+                of, variables = self._settings(self.engines[name]), self.variables.get(name, {})
+                taken[str(variables)] += of.gpu_memory_utilization
+                if self.device == "cuda" and taken[str(variables)] > MOST_MEMORY:
+                    taken[str(variables)] -= of.gpu_memory_utilization
+                    raise InputError(
+                        f"{of.gpu_memory_utilization:.0%} of the GPU's memory is not left beside the others"
+                    )
+                self.up.begin(name, of, variables)
             except InputError as error:
                 self.not_begun[name] = first_line(error)
 
@@ -367,6 +386,8 @@ class Proof:
     def _replay(self, case: Case) -> dict[str, Any]:
         """Replay a case, and compare it with both predictions."""
         profile = case.profile and self._profile(case.profile)
+        if case.name in self.refused:
+            raise InputError(self.refused[case.name])
         prepared, blind = self.predictions[case.name]
         config = self._config(case)
         measured: list[Measured] = []

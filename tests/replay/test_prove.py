@@ -84,6 +84,32 @@ def test_a_step_that_fails_is_recorded_with_its_reason_and_the_others_go_on(proo
     assert "killed by signal 9" in page(json.loads((proof.folder / "prove.json").read_text()))
 
 
+def test_nothing_is_measured_that_was_not_predicted(proof, monkeypatch):
+    def fails():
+        raise ModuleNotFoundError("No module named 'torch'")
+
+    monkeypatch.setattr(proof, "_blind", lambda starting: fails())
+    record = proof.run()
+    assert [(each["step"], each["state"]) for each in record["steps"]] == [("here", "done"), ("blind", "failed")]
+
+
+def test_what_a_gpu_is_too_small_for_is_left_out_with_its_reason(tmp_path, monkeypatch):
+    proof = Proof("cuda", "a6000", 9.0, tmp_path, lambda _: None)
+    begun = []
+    monkeypatch.setattr(proof.up, "begin", lambda name, *_: begun.append(name))
+    monkeypatch.setattr(proof, "_predicted_whole", lambda: SimpleNamespace(phases={}))  # needs torch
+    small = [name for name, engine in proof.engines.items() if engine.model == "qwen3-0.6b"]
+    blind = proof._blind(small)
+    assert {*begun} | {*proof.not_begun} == {*small} and begun[:4] == ["a", "b", "drafting a", "drafting b"]
+    assert all("of the GPU's memory is not left" in why for why in proof.not_begun.values())
+    assert "needs" in blind["not_predicted"]["large"] and "large" not in proof.predictions
+    assert "rhymerl" in proof.predictions
+    step = Step("large", 0.0, partial(proof._replay, proof.cases["large"]))
+    monkeypatch.setattr(proof, "steps", lambda: [step])
+    (entry,) = proof.run()["steps"]
+    assert entry["state"] == "failed" and "qwen3-8b" in entry["why"]
+
+
 def test_a_step_ends_when_the_time_is_up(proof, monkeypatch):
     def waits():
         while True:

@@ -175,7 +175,7 @@ class Proof:
             (folder / each).mkdir(parents=True, exist_ok=True)
         self.up = Engines(folder / "logs", min(60 * minutes, 600.0), start)
         self.record: dict[str, Any] = {"minutes": minutes, "gpu": gpu, "gpus": gpus, "device": device, "steps": []}
-        self.predictions: dict[str, tuple[Prepared, Result]] = {}  # blind, by case
+        self.predictions: dict[str, tuple[Prepared, Result, dict[str, int]]] = {}  # blind, by case
         for shape in (self.of.small, self.of.large):
             write_config(shape, self.models / shape.name, "bfloat16" if device == "cuda" else "float32")
 
@@ -276,7 +276,7 @@ class Proof:
                 self.refused[case.name] = first_line(error)
                 continue
             result, counts = simulated(prepared)
-            self.predictions[case.name] = prepared, result
+            self.predictions[case.name] = prepared, result, counts
             replays[case.name] = {**_summary(result), "counts": counts}
         for name, engine in self.engines.items():
             for case in map(self.cases.__getitem__, replays):
@@ -286,7 +286,7 @@ class Proof:
         whole = self._predicted_whole().phases
         blind = {
             "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "profiles": {name: _source(each) for name, (each, _) in self.predictions.items()},
+            "profiles": {name: _source(each) for name, (each, *_) in self.predictions.items()},
             "replays": replays,
             "passes": {name: _grid(tables) for name, tables in self.tables.items()},
             "whole step": whole,
@@ -388,7 +388,7 @@ class Proof:
         profile = case.profile and self._profile(case.profile)
         if case.name in self.refused:
             raise InputError(self.refused[case.name])
-        prepared, blind = self.predictions[case.name]
+        prepared, blind, counts = self.predictions[case.name]
         config = self._config(case)
         measured: list[Measured] = []
         with self._fleet(case, config) as fleet:
@@ -400,7 +400,7 @@ class Proof:
                     raise StoppedError(str(stopped))
         results = [each.result for each in measured]
         spread = repeat_spread(results)
-        predicted = {"blind": (blind, simulated(prepared)[1])}
+        predicted = {"blind": (blind, counts)}
         if profile and profile.exists():
             predicted["profile"] = simulated(self._prepared(case, profile))
         for name, result in {**{name: each for name, (each, _) in predicted.items()}, "measured": results[0]}.items():
@@ -595,13 +595,7 @@ def _engine_counts(result: Result) -> dict[str, int] | None:
     each = result.metadata["replay"].get("engines")
     if not each:
         return None
-    names = {
-        "passes": "passes",
-        "preemptions": "preemptions",
-        "prefix_queried_tokens": "lookup_tokens",
-        "prefix_hit_tokens": "hit_tokens",
-    }
-    return {ours: sum(engine[name] for engine in each) for name, ours in names.items()}
+    return {ours: sum(engine[name] for engine in each) for ours, name in COUNTS.items()}
 
 
 def _grid(tables: Tables) -> list[dict[str, float]]:

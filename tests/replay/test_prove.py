@@ -190,10 +190,11 @@ def test_requests_sample_their_record_and_drafts_stand_as_far_as_it_has_them():
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (["--device", "tpu"], "--device tpu: choose cpu or cuda"),
-        (["--graphs", "some"], "--graphs some: choose full, decode, compiled or none"),
+        (["--device", "tpu"], "'tpu' is not one of 'cpu', 'cuda'"),
+        (["--graphs", "some"], "'some' is not one of 'full', 'decode', 'compiled', 'none'"),
         (["--ray", "local"], "--ray local: one GPU needs no cluster; add --gpus, or rehearse with --device cpu"),
         (["--gpus", "0"], "--gpus"),
+        (["-o", "scenario.yaml"], "--output scenario.yaml: is there already"),
     ],
 )
 def test_a_wrong_choice_is_one_line_and_leaves_nothing(simrl: CommandLine, options, named):

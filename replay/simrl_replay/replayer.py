@@ -27,10 +27,18 @@ from simrl.simulate.prepare import Prepared
 from simrl.simulate.run import Schedule
 from simrl.trace.trace import Response, Trace, TraceMetadata
 from simrl_replay.clock import WallClock
-from simrl_replay.host import Close, Command, Count, DraftCall, Failed, Reached, Report, Reset
-from simrl_replay.link import EngineLink, device_variables, engine_link, start_all, wait_until_ready
+from simrl_replay.host import Close, Command, Count, DraftCall, Reached, Report, Reset
+from simrl_replay.link import (
+    EngineLink,
+    GoneError,
+    device_variables,
+    engine_link,
+    reports_of,
+    start_all,
+    wait_until_ready,
+)
 from simrl_replay.proposer import DrafterSetup
-from simrl_replay.speculative import answers_of
+from simrl_replay.speculative import answers_of, drafter_setup, forced_setup, own_config, speculative_config
 from simrl_replay.vllm_adapter import EngineCounters, EngineSettings, check_model, check_weights, vllm_version
 from simrl_replay.vllm_worker import VllmWorker
 
@@ -137,8 +145,6 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
     limits, trace = prepared.limits, prepared.trace
     speculative = None
     if prepared.drafts is not None:
-        from simrl_replay.speculative import own_config, speculative_config
-
         if config.dummy_weights and config.device == "cpu" and not config.recorded_tokens:
             raise InputError(
                 "--dummy with speculation: vLLM accepts drafts of random weights on CUDA alone; give a model's weights"
@@ -242,8 +248,6 @@ def replay(
     check_replayable(prepared, config)
     setup = None
     if prepared.drafts is not None:
-        from simrl_replay.speculative import drafter_setup, forced_setup
-
         setup = forced_setup(prepared) if config.forced_acceptance else drafter_setup(prepared)
     env = WallClock()
     happened: list[dict[str, Any]] = []
@@ -256,9 +260,8 @@ def replay(
 
     def make_workers(schedule: Schedule) -> list[VllmWorker]:
         responses = schedule.workload.responses
-        answers = None
-        if config.forced_acceptance or config.recorded_tokens:
-            answers = answers_of(prepared, responses)
+        follows = config.forced_acceptance or config.recorded_tokens
+        answers = answers_of(prepared, responses) if follows else None
         return [
             VllmWorker(
                 env,
@@ -332,15 +335,13 @@ def reset(fleet: ReplayEngines, config: ReplayConfig, setup: DrafterSetup | None
         link.send(reset)
     vocabulary = 0
     for i, link in enumerate(fleet.links):
-        done = _answer(link, Reached, config.start_deadline_s)
-        if done is None:  # the engine died in the last replay
+        try:
+            vocabulary = _answer(link, Reached, config.start_deadline_s).vocabulary
+        except GoneError:  # the engine died in the last replay
             link = fleet.restart(i)
             wait_until_ready([link], config.start_deadline_s)
             link.send(reset)
-            done = _answer(link, Reached, config.start_deadline_s)
-        if done is None:
-            raise StoppedError(f"{link.name}: {link.death()}")
-        vocabulary = done.vocabulary
+            vocabulary = _answer(link, Reached, config.start_deadline_s).vocabulary
     return vocabulary
 
 
@@ -349,33 +350,20 @@ def counted(fleet: ReplayEngines, deadline_s: float) -> list[dict[str, int]]:
     Passes after the schedule's end, of requests that it left, count until the engine answers."""
     for link in fleet.links:
         link.send([Count()])
-    counters: list[dict[str, int]] = []
-    for link in fleet.links:
-        answer = None
+    counters: list[dict[str, int]] = [{} for _ in fleet.links]
+    for each, link in zip(counters, fleet.links, strict=True):
         with suppress(StoppedError):  # the result is worth more than its counters
-            answer = _answer(link, EngineCounters, deadline_s)
-        counters.append({} if answer is None else answer._asdict())
+            each.update(_answer(link, EngineCounters, deadline_s)._asdict())
     return counters
 
 
 R = TypeVar("R", bound=Report)
 
 
-def _answer(link: EngineLink, kind: type[R], deadline_s: float) -> R | None:
-    """Return the engine's answer to a reset or a count; drop other reports. None if it is dead."""
-    while link.connection.poll(deadline_s):
-        try:
-            reports = link.connection.recv()
-        except (EOFError, OSError):
-            return None
-        for report in reports:
-            if isinstance(report, Failed):
-                raise StoppedError(f"{link.name}: {report.message}")
-            if isinstance(report, kind) and getattr(report, "key", -1) == -1:
-                return report
-    raise StoppedError(
-        f"{link.name}: no answer for {deadline_s:g} s while it loads the first weights; raise --start-deadline"
-    )
+def _answer(link: EngineLink, kind: type[R], deadline_s: float) -> R:
+    """Return the engine's answer to a reset or a count; drop other reports. Raise `GoneError` if it has ended."""
+    reports = reports_of(link, deadline_s, " while it loads the first weights; raise --start-deadline")
+    return next(each for each in reports if isinstance(each, kind) and getattr(each, "key", -1) == -1)
 
 
 class _History:

@@ -136,14 +136,17 @@ def thread_variables(settings: EngineSettings) -> dict[str, str]:
 
 def prepare_environment(settings: EngineSettings) -> None:
     """Set the environment variables that vLLM reads on import, in this process."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine steps in this process
-    os.environ["VLLM_NO_USAGE_STATS"] = "1"
-    os.environ["DO_NOT_TRACK"] = "1"
-    os.environ["HF_HUB_OFFLINE"] = "1"  # models are folders
+    os.environ.update(
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",  # the engine steps in this process
+        VLLM_NO_USAGE_STATS="1",
+        DO_NOT_TRACK="1",
+        HF_HUB_OFFLINE="1",  # models are folders
+        # Address and network device of its process group: the loopback, since tensor parallelism stays on a host.
+        VLLM_HOST_IP="127.0.0.1",
+        GLOO_SOCKET_IFNAME="lo",
+        NCCL_SOCKET_IFNAME="lo",
+    )
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    # Address and network device of its process group: the loopback, since tensor parallelism stays on a host.
-    os.environ["VLLM_HOST_IP"] = "127.0.0.1"
-    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
     if settings.device == "cpu":
         os.environ.update(thread_variables(settings))
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -187,16 +190,14 @@ class VllmEngine:
             "disable_log_stats": True,
             "async_scheduling": False,  # a step's tokens are known when it ends
             "gpu_memory_utilization": settings.gpu_memory_utilization,
+            "num_gpu_blocks_override": settings.kv_blocks and settings.kv_blocks + 1,  # vLLM keeps one block for itself
+            "speculative_config": settings.speculative,
+            "worker_extension_cls": "simrl_replay.rank.Rank",
         }
-        if settings.kv_blocks is not None:
-            arguments["num_gpu_blocks_override"] = settings.kv_blocks + 1  # vLLM keeps one block for itself
         if settings.device == "cuda":
             arguments |= gpu_arguments(settings)
             if find_spec("torchvision") is None:
                 leave_out_torchvision()
-        if settings.speculative is not None:
-            arguments["speculative_config"] = settings.speculative
-        arguments["worker_extension_cls"] = "simrl_replay.rank.Rank"
         _meet_in_a_file()
         with _no_main_module():
             self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))

@@ -30,7 +30,6 @@ from simrl.speculation.decoding import BATCH, ELASTIC, GAUGES, OPEN, Rule, gate_
 from simrl.speculation.drafter import Drafter, Tokens
 from simrl.speculation.gates import ELASTIC_OFF, ELASTIC_ON, RATES, next_elastic
 from simrl.speculation.history_index import build_index
-from simrl.speculation.ngram import NgramRule
 from simrl.speculation.passes import next_window
 from simrl.speculation.windows import Fixed, Window
 from simrl_replay.history_drafter import HistoryDrafter
@@ -60,7 +59,6 @@ class DrafterSetup:
     gate: tuple[int, ...] | Elastic | None = None
     history: HistoryRule = field(default_factory=HistoryRule)
     epochs_back: int = 1
-    ngram: NgramRule = field(default_factory=NgramRule)
     own_text: bool = False
     levels_from_batch: tuple[tuple[int, int], ...] = ()
     acceptance: ModelAcceptance | None = None
@@ -243,7 +241,7 @@ class Proposer:
             _compile(drafter)
             return drafter
         if setup.kind == "ngram":
-            return NgramDrafter(setup.ngram)
+            return NgramDrafter()
         if setup.kind == "siblings":
             return SiblingDrafter(setup.own_text)
         if setup.kind == "own":

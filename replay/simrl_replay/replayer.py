@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import platform
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -229,16 +229,12 @@ def process_fleet(
     check_engine(config)
     variables = device_variables(workers, settings, config.engines_per_gpu)
 
-    def start(i: int) -> Callable[[], EngineLink]:
-        starts = count()
+    def start(i: int, earlier: Iterator[int]) -> EngineLink:
+        own = settings if seed is None else replace(settings, seed=seed(i, next(earlier)))
+        return engine_link(f"worker {i}", own, logs / f"worker-{i:03d}.log", variables=variables[i])
 
-        def link() -> EngineLink:
-            own = settings if seed is None else replace(settings, seed=seed(i, next(starts)))
-            return engine_link(f"worker {i}", own, logs / f"worker-{i:03d}.log", variables=variables[i])
-
-        return link
-
-    return ReplayEngines([start(i) for i in range(workers)], config.start_deadline_s, config.engines_per_gpu > 1)
+    starts = [partial(start, i, count()) for i in range(workers)]
+    return ReplayEngines(starts, config.start_deadline_s, config.engines_per_gpu > 1)
 
 
 def replay(
@@ -267,7 +263,7 @@ def replay(
                 env,
                 i,
                 fleet.links[i],
-                lambda i=i: fleet.restart(i),  # type: ignore[misc]
+                partial(fleet.restart, i),
                 responses,
                 lambda sample: prompt_ids(sample.prompt_id, sample.prompt_tokens),
                 config.folder,

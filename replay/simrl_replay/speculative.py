@@ -215,33 +215,7 @@ def _plan(prepared: Prepared) -> DraftPlan:
 def _replayable(prepared: Prepared) -> DraftPlan:
     """Return the plan; raise `InputError` for a method that no engine here supports."""
     plan = _plan(prepared)
-    _refuse(plan.speculation)
-    return plan
-
-
-def _plain(speculation: Speculation) -> bool:
-    """Return whether the method always drafts a fixed number of tokens, as vLLM's own drafters do."""
-    return speculation.window.kind == "fixed" and speculation.gate == "open"
-
-
-def _drafts_itself(speculation: Speculation) -> bool:
-    """Return whether simrl's drafter drafts; n-grams with a fixed window and without a gate are vLLM's."""
-    drafter = speculation.drafter
-    return drafter in ("history", "siblings", "own") or (drafter == "ngram" and not _plain(speculation))
-
-
-def _gate(prepared: Prepared, plan: DraftPlan) -> tuple[int, ...] | Elastic | None:
     speculation = plan.speculation
-    if speculation.gate == "open":
-        return None
-    if isinstance(speculation.gate, Elastic):
-        return speculation.gate
-    context, most_sequences = typical_context_tokens(prepared.trace), prepared.limits.max_num_seqs
-    gate = batch_gate(prepared.profile, plan.times, speculation.window.rule, context, most_sequences)
-    return tuple(gate.tolist())
-
-
-def _refuse(speculation: Speculation) -> None:
     chain = speculation.window.kind == "fixed" and speculation.gate != "batch"
     refused = {
         "vLLM verifies chains, not trees; give chains of d tokens as strategies (d, 1, d + 1)": (
@@ -259,3 +233,21 @@ def _refuse(speculation: Speculation) -> None:
     for why, is_so in refused.items():
         if is_so:
             raise InputError(f"speculation {speculation.label}: {why}")
+    return plan
+
+
+def _drafts_itself(speculation: Speculation) -> bool:
+    """Return whether simrl's drafter drafts; n-grams with a fixed window and without a gate are vLLM's."""
+    plain = speculation.window.kind == "fixed" and speculation.gate == "open"
+    return speculation.drafter in ("history", "siblings", "own") or (speculation.drafter == "ngram" and not plain)
+
+
+def _gate(prepared: Prepared, plan: DraftPlan) -> tuple[int, ...] | Elastic | None:
+    speculation = plan.speculation
+    if speculation.gate == "open":
+        return None
+    if isinstance(speculation.gate, Elastic):
+        return speculation.gate
+    context, most_sequences = typical_context_tokens(prepared.trace), prepared.limits.max_num_seqs
+    gate = batch_gate(prepared.profile, plan.times, speculation.window.rule, context, most_sequences)
+    return tuple(gate.tolist())

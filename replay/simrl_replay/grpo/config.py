@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from omegaconf import OmegaConf
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from simrl.errors import InputError
 from simrl.profile.hardware import GPUS
@@ -27,11 +27,7 @@ from simrl_replay.grpo.warm_up import WarmUpConfig
 WARM_UPS = "warm-ups"  # folder of the initial policies, beside the folders of the runs
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class EngineSizes(_Model):
+class EngineSizes(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Sizes of each rollout engine."""
 
     max_num_seqs: int = Field(default=64, gt=0)
@@ -51,7 +47,7 @@ class EngineSizes(_Model):
         return self.kv_cache_tokens // self.block_size
 
 
-class SystemChoice(_Model):
+class SystemChoice(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The schedule: `split` is synchronous, with separate GPUs for rollout and training; `eta` is AReaL's staleness bound."""
 
     name: Literal["split", "one_step_off", "areal"]
@@ -64,7 +60,7 @@ class SystemChoice(_Model):
         return self
 
 
-class RunConfig(_Model):
+class RunConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """A run. Every epoch has all prompts, in an order of its own; `prompts_per_step` of them make an update."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="of its folder, too")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as nnf
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.nn.utils.rnn import pad_sequence
@@ -33,10 +33,8 @@ _CAUSAL = {"full_attention": None}
 Weights = Mapping[str, torch.Tensor]  # a state_dict
 
 
-class PolicyConfig(BaseModel):
+class PolicyConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Shape of the model. vLLM's attention takes heads of 32, 64, 96 … dimensions."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     layers: int = Field(default=4, ge=1)
     hidden: int = Field(default=128, ge=1)

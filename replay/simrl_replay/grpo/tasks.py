@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from simrl.errors import InputError
 
@@ -61,10 +61,8 @@ class Try(NamedTuple):
     expression: str
 
 
-class Countdown(BaseModel):
+class Countdown(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The task and its parameters. A target is the value of a random try, so every problem has a solution."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["countdown"] = "countdown"
     counts: tuple[int, ...] = Field(
@@ -76,7 +74,6 @@ class Countdown(BaseModel):
 
     vocabulary: ClassVar[int] = VOCABULARY
     eos: ClassVar[int] = EOS
-    pad: ClassVar[int] = PAD
 
     @model_validator(mode="after")
     def _few_numbers(self) -> Countdown:

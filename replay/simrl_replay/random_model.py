@@ -31,7 +31,6 @@ from simrl.files import write_whole_folder
 
 INITIALIZER_RANGE = 0.08
 MOST_TOKENS = 8192
-_MANIFEST = "files.txt"
 
 
 def make_model(
@@ -97,7 +96,7 @@ def make_drafter(folder: str | Path, out: str | Path, eagle: bool = False) -> Pa
     import torch
     from safetensors.torch import save_file
 
-    from simrl_replay.grpo.policy import WEIGHTS, load_weights
+    from simrl_replay.grpo.policy import MANIFEST, WEIGHTS, load_weights
 
     every, source = load_weights(folder), Path(folder)
     config = json.loads((source / "config.json").read_text(encoding="utf-8")) | {"num_hidden_layers": 1}
@@ -117,7 +116,7 @@ def make_drafter(folder: str | Path, out: str | Path, eagle: bool = False) -> Pa
         }
         own = torch.eye(config["hidden_size"])
         weights["fc.weight"] = torch.cat((own, torch.zeros_like(own)), dim=1)
-    with write_whole_folder(Path(out), _MANIFEST) as temporary:
+    with write_whole_folder(Path(out), MANIFEST) as temporary:
         (temporary / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
         save_file({name: value.contiguous() for name, value in weights.items()}, temporary / WEIGHTS)
     return Path(out)

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from simrl.errors import InputError, StoppedError
+from simrl.errors import InputError, StoppedError, broken
 from simrl.interrupts import ctrl_c_waits
 from simrl.result.result import Result
 from simrl.runtime.rollout import Rollout
@@ -87,44 +87,59 @@ class Measured(NamedTuple):
 def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
     """Raise `InputError` for features that real engines of this replayer lack."""
     system, drafts = prepared.system, prepared.drafts
-    refused = {
-        "it forms workers of other tensor-parallel sizes anew, and engines here keep theirs; leave planner out": bool(
-            prepared.layouts
+    if wrong := broken(
+        (
+            bool(prepared.layouts),
+            "it forms workers of other tensor-parallel sizes anew, and engines here keep theirs; leave planner out",
         ),
-        "its samples have turns of an environment, and engines here keep no cache through a pause": any(
-            name in prepared.trace.table.column_names for name in ("turn_tokens", "environment_s")
+        (
+            any(name in prepared.trace.table.column_names for name in ("turn_tokens", "environment_s")),
+            "its samples have turns of an environment, and engines here keep no cache through a pause",
         ),
-        "trajectories of real engines here have no deadline (agents.deadline_s)": (
-            prepared.scenario.agents.deadline_s is not None
+        (
+            prepared.scenario.agents.deadline_s is not None,
+            "trajectories of real engines here have no deadline (agents.deadline_s)",
         ),
-        "its dispatch shares a pool of KV cache among workers, which vLLM has not; set kv_pool: false": system.dispatch.kv_pool,
-        "it moves GPUs between rollout and training (adapt_split_every)": system.adapt_split_every > 0,
-        "it copies the last responses to workers with other drafters (best_of_n), and an engine holds one; set "
-        "best_of_n: false": prepared.tail is not None,
-        "engines here are one rank each (cluster.dp); set it to 1": prepared.limits.dp > 1,
-        "engines here split every expert (cluster.ep); set it to 1": prepared.scenario.cluster.ep > 1,
-        "engines here run in bfloat16 (precision); leave it out": (
-            {prepared.scenario.precision.weights, prepared.scenario.precision.kv_cache} != {"bf16"}
+        (
+            system.dispatch.kv_pool,
+            "its dispatch shares a pool of KV cache among workers, which vLLM has not; set kv_pool: false",
         ),
-        "its drafter is trained while it runs, which engines here cannot; set adaptive: false": (
-            drafts is not None and drafts.speculation.training is not None and drafts.speculation.training.adaptive
+        (system.adapt_split_every > 0, "it moves GPUs between rollout and training (adapt_split_every)"),
+        (
+            prepared.tail is not None,
+            "it copies the last responses to workers with other drafters (best_of_n), and an engine holds one; set "
+            "best_of_n: false",
         ),
-        "engines here schedule no pass ahead (engine.async_scheduling); set it to false": prepared.limits.async_scheduling,
-        "evaluations (training.evaluate_every) are not replayed; set it to 0": prepared.costs.evaluate_every > 0,
-        "acceptance is forced of a draft model's tokens at temperature 0 alone": (
-            config.forced_acceptance and (drafts is None or drafts.acceptance is None or config.temperature > 0)
+        (prepared.limits.dp > 1, "engines here are one rank each (cluster.dp); set it to 1"),
+        (prepared.scenario.cluster.ep > 1, "engines here split every expert (cluster.ep); set it to 1"),
+        (
+            {prepared.scenario.precision.weights, prepared.scenario.precision.kv_cache} != {"bf16"},
+            "engines here run in bfloat16 (precision); leave it out",
         ),
-        "acceptance is forced by drafting what will come, and the trace has no token ids; replay it once without speculation "
-        "at temperature 0, and take the trace that it leaves": (
-            config.forced_acceptance and "response_ids" not in prepared.trace.table.column_names
+        (
+            drafts is not None and drafts.speculation.training is not None and drafts.speculation.training.adaptive,
+            "its drafter is trained while it runs, which engines here cannot; set adaptive: false",
         ),
-        "its trace has no token ids to follow; give one that has (simrl trace show)": (
-            config.recorded_tokens and "response_ids" not in prepared.trace.table.column_names
+        (
+            prepared.limits.async_scheduling,
+            "engines here schedule no pass ahead (engine.async_scheduling); set it to false",
         ),
-    }
-    for why, is_so in refused.items():
-        if is_so:
-            raise InputError(f"{prepared.scenario.file}: {system.label} cannot be replayed: {why}")
+        (prepared.costs.evaluate_every > 0, "evaluations (training.evaluate_every) are not replayed; set it to 0"),
+        (
+            config.forced_acceptance and (drafts is None or drafts.acceptance is None or config.temperature > 0),
+            "acceptance is forced of a draft model's tokens at temperature 0 alone",
+        ),
+        (
+            config.forced_acceptance and "response_ids" not in prepared.trace.table.column_names,
+            "acceptance is forced by drafting what will come, and the trace has no token ids; replay it once without "
+            "speculation at temperature 0, and take the trace that it leaves",
+        ),
+        (
+            config.recorded_tokens and "response_ids" not in prepared.trace.table.column_names,
+            "its trace has no token ids to follow; give one that has (simrl trace show)",
+        ),
+    ):
+        raise InputError(f"{prepared.scenario.file}: {system.label} cannot be replayed: {wrong}")
     if config.dummy_weights and config.weights:
         raise InputError("--dummy and --weights exclude each other: dummy weights have no versions")
 

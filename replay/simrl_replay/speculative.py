@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from simrl.errors import InputError
+from simrl.errors import InputError, broken
 from simrl.simulate.prepare import Prepared
 from simrl.speculation.acceptance import ModelAcceptance, sample_key
 from simrl.speculation.choices import Elastic, Strategy
@@ -217,22 +217,30 @@ def _replayable(prepared: Prepared) -> DraftPlan:
     plan = _plan(prepared)
     speculation = plan.speculation
     chain = speculation.window.kind == "fixed" and speculation.gate != "batch"
-    refused = {
-        "vLLM verifies chains, not trees; give chains of d tokens as strategies (d, 1, d + 1)": (
-            speculation.strategies is not None and not _are_chains(speculation)
+    if wrong := broken(
+        (
+            speculation.strategies is not None and not _are_chains(speculation),
+            "vLLM verifies chains, not trees; give chains of d tokens as strategies (d, 1, d + 1)",
         ),
-        "vLLM drafts and verifies in turns, not on GPUs of a drafter's own; choose specactor with decoupled: false "
-        "and without disaggregated": (speculation.decoupled is not None),
-        "vLLM verifies no whole old response with the prompt; choose histospec": speculation.drafter == "old_response",
-        "windows by the length of a prompt's responses are not replayed; choose histospec": speculation.budget
-        is not None,
-        "vLLM's draft models have a fixed window and no batch gate; leave out gate and window": (
-            speculation.drafter == "model" and not chain
+        (
+            speculation.decoupled is not None,
+            "vLLM drafts and verifies in turns, not on GPUs of a drafter's own; choose specactor with decoupled: false "
+            "and without disaggregated",
         ),
-    }
-    for why, is_so in refused.items():
-        if is_so:
-            raise InputError(f"speculation {speculation.label}: {why}")
+        (
+            speculation.drafter == "old_response",
+            "vLLM verifies no whole old response with the prompt; choose histospec",
+        ),
+        (
+            speculation.budget is not None,
+            "windows by the length of a prompt's responses are not replayed; choose histospec",
+        ),
+        (
+            speculation.drafter == "model" and not chain,
+            "vLLM's draft models have a fixed window and no batch gate; leave out gate and window",
+        ),
+    ):
+        raise InputError(f"speculation {speculation.label}: {wrong}")
     return plan
 
 

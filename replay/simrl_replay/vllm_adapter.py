@@ -17,7 +17,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -27,6 +26,7 @@ from typing import Any, Literal, NamedTuple
 from uuid import uuid4
 
 from simrl.errors import InputError, first_line
+from simrl.interrupts import main_left_alone
 from simrl_replay.proposer import Proposer, batch_of, put_drafts
 
 MOST_WARM_TOKENS = 512
@@ -199,7 +199,7 @@ class VllmEngine:
             if find_spec("torchvision") is None:
                 leave_out_torchvision()
         _meet_in_a_file()
-        with _no_main_module():
+        with main_left_alone():  # it may have numba, which the processes of ranks cannot start with
             self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self._core = self._engine.engine_core.engine_core
         self._scheduler = self._core.scheduler
@@ -454,17 +454,6 @@ def _let_vllm_look_at_llvmlite() -> None:
         return of_library(self, name)
 
     ffi._lib_wrapper.__getattr__ = of_library_alone
-
-
-@contextmanager
-def _no_main_module() -> Iterator[None]:
-    """Let the processes of ranks import nothing of the program that runs here: it may have numba, which they cannot start with
-    (`_let_vllm_look_at_llvmlite`)."""
-    before, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = before
 
 
 def check_model(folder: Path, dummy_weights: bool) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from omegaconf import OmegaConf
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from simrl.errors import InputError
+from simrl.errors import InputError, broken
 from simrl.profile.hardware import GPUS
 from simrl.scenario.yaml_text import parse_override, read_yaml
 from simrl.validation import MOST_SEED, explain
@@ -103,19 +103,20 @@ class RunConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         return name
 
     @model_validator(mode="after")
-    def _whole_steps(self) -> RunConfig:
-        if self.prompts % self.prompts_per_step:
-            raise ValueError("prompts is a multiple of prompts_per_step: an epoch is whole steps")
-        return self
-
-    @model_validator(mode="after")
-    def _cache_holds_a_response(self) -> RunConfig:
+    def _steps_are_whole_and_the_cache_holds_a_response(self) -> RunConfig:
         held_tokens = self.engine.kv_blocks * self.engine.block_size
-        if held_tokens < self.most_tokens:
-            raise ValueError(
+        if wrong := broken(
+            (
+                self.prompts % self.prompts_per_step,
+                "prompts is a multiple of prompts_per_step: an epoch is whole steps",
+            ),
+            (
+                held_tokens < self.most_tokens,
                 f"engine.kv_cache_tokens: {held_tokens} tokens in whole blocks do not hold a prompt and its response "
-                f"({self.most_tokens}); raise it, or lower task.most_tokens"
-            )
+                f"({self.most_tokens}); raise it, or lower task.most_tokens",
+            ),
+        ):
+            raise ValueError(wrong)
         return self
 
     @property

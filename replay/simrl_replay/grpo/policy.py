@@ -26,7 +26,7 @@ from simrl.files import write_whole_folder
 
 WEIGHTS = "model.safetensors"
 HEAD_POSITIONS = 2048  # that pass the output head at once: 1.2 GB of logits in float32 for 152 thousand tokens
-_MANIFEST = "files.txt"
+MANIFEST = "files.txt"
 # transformers then makes no mask, and sdpa runs its causal kernel.
 _CAUSAL = {"full_attention": None}
 
@@ -102,7 +102,7 @@ def qwen3(
 
 def save_policy(model: Any, folder: str | Path) -> Path:
     """Write config.json and model.safetensors, both or neither."""
-    with write_whole_folder(Path(folder), _MANIFEST) as temporary:
+    with write_whole_folder(Path(folder), MANIFEST) as temporary:
         model.config.save_pretrained(temporary)
         weights = {name: tensor.detach().contiguous() for name, tensor in model.named_parameters()}  # tied ones once
         save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})

@@ -235,24 +235,28 @@ class Proposer:
     def _make_drafter(self, setup: DrafterSetup) -> Drafter | None:
         self._store: HistoryStore | None = None
         self._oracle: _Oracle | None = None
-        if setup.kind == "history":
-            self._store = HistoryStore(epochs_kept=setup.epochs_back)
-            drafter = HistoryDrafter(self._store, setup.history)
-            _compile(drafter)
-            return drafter
-        if setup.kind == "ngram":
-            return NgramDrafter()
-        if setup.kind == "siblings":
-            return SiblingDrafter(setup.own_text)
-        if setup.kind == "own":
-            assert setup.make is not None
-            return setup.make()
-        if setup.kind == "oracle":
-            if setup.acceptance is None:
-                raise InputError("an oracle drafter needs an acceptance to follow")
-            self._oracle = _Oracle(setup.acceptance, self._window.most_tokens)
-            return self._oracle
-        return _Fixed() if setup.kind == "fixed" else None
+        match setup.kind:
+            case "history":
+                self._store = HistoryStore(epochs_kept=setup.epochs_back)
+                drafter = HistoryDrafter(self._store, setup.history)
+                _compile(drafter)
+                return drafter
+            case "ngram":
+                return NgramDrafter()
+            case "siblings":
+                return SiblingDrafter(setup.own_text)
+            case "own":
+                assert setup.make is not None
+                return setup.make()
+            case "oracle":
+                if setup.acceptance is None:
+                    raise InputError("an oracle drafter needs an acceptance to follow")
+                self._oracle = _Oracle(setup.acceptance, self._window.most_tokens)
+                return self._oracle
+            case "fixed":
+                return _Fixed()
+            case "none" | "engine":
+                return None
 
     # Calls of the controller.
 

@@ -158,17 +158,17 @@ def drafter_setup(prepared: Prepared) -> DrafterSetup | None:
     plan = _replayable(prepared)
     speculation = plan.speculation
     window, gate = speculation.window, _gate(prepared, plan)
-    if speculation.drafter == "model":
-        return DrafterSetup("engine", window, gate, levels_from_batch=levels_from_batch(speculation))
-    if not _drafts_itself(speculation):
-        return None
-    if speculation.drafter == "history":
-        return DrafterSetup("history", window, gate, speculation.history, speculation.epochs_back)
-    if speculation.drafter == "siblings":
-        return DrafterSetup("siblings", window, gate, own_text=speculation.own_text)
-    if speculation.drafter == "own":
-        return DrafterSetup("own", window, gate, make=speculation.make_drafter)
-    return DrafterSetup("ngram", window, gate)
+    match speculation.drafter:
+        case "model":
+            return DrafterSetup("engine", window, gate, levels_from_batch=levels_from_batch(speculation))
+        case "history":
+            return DrafterSetup("history", window, gate, speculation.history, speculation.epochs_back)
+        case "siblings":
+            return DrafterSetup("siblings", window, gate, own_text=speculation.own_text)
+        case "own":
+            return DrafterSetup("own", window, gate, make=speculation.make_drafter)
+        case _:
+            return DrafterSetup("ngram", window, gate) if _drafts_itself(speculation) else None
 
 
 def forced(prepared: Prepared) -> Prepared:

@@ -64,18 +64,15 @@ class Learner:
         self._past[self._version] = before
         self._past.pop(self._version - KEPT_WEIGHTS, None)
         self._version += 1
-        self._write()
+        with write_whole_folder(self._folder.version(self._version), MANIFEST) as temporary:
+            save_policy(self._model, temporary / "model")
+            torch.save(self._optimizer.state_dict(), temporary / "optimizer.pt")
         written_s = time.monotonic()
         known_s = min(started_s + stats.log_prob_s, trained_s)
         phases = (
             ("log_prob", started_s, known_s), ("train", known_s, trained_s), ("publish", trained_s, written_s)
         )  # fmt: skip
         return Updated(command.version, phases, asdict(stats))
-
-    def _write(self) -> None:
-        with write_whole_folder(self._folder.version(self._version), MANIFEST) as temporary:
-            save_policy(self._model, temporary / "model")
-            torch.save(self._optimizer.state_dict(), temporary / "optimizer.pt")
 
 
 def serve_learner(channel: Channel, config: RunConfig, folder: RunFolder, version: int) -> None:

@@ -22,6 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.shared import markdown, measure_engine, percent
+from experiments.training_costs import generating, measure_training
 from simrl.errors import InputError
 from simrl.profile.profile import read_profile
 from simrl.result.metrics import gpu_seconds, rollout_bubble
@@ -32,7 +33,6 @@ from simrl.show.style import INK, ROSE
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate_prepared
 from simrl.trace.trace import Trace, read_trace
-from simrl_replay.grpo.bench import generating, measure_training
 from simrl_replay.grpo.config import RunConfig, read_config
 from simrl_replay.grpo.records import RunFolder
 from simrl_replay.grpo.run import scenario_of

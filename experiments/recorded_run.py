@@ -4,7 +4,7 @@
       --varied traces/countdown-varied --page experiments/recorded_run.md
 
 Everything about tokens is counted on the traces. Predictions are made from a profile of the engine (`simrl measure`) and the
-efficiency of training (`simrl_replay.grpo.bench`), both measured apart from the runs, and from the lengths that were
+efficiency of training (`experiments.training_costs`), both measured apart from the runs, and from the lengths that were
 recorded. The measurements are kept in traces/countdown-costs; for runs of another machine name another --costs.
 Only the parts of the page between `<!-- NAME -->` and `<!-- /NAME -->` are written anew.
 """

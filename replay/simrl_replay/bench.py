@@ -18,24 +18,22 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simrl.errors import StoppedError
 from simrl.speculation.windows import Fixed
 from simrl_replay.host import (
     Abort,
     Begin,
     Channel,
-    Close,
     Command,
     DraftCall,
     Ended,
-    Failed,
     Host,
     Loaded,
     LoadWeights,
     Report,
+    answer_each,
     run_host,
 )
-from simrl_replay.link import EngineLink, device_variables, engine_link, start_all
+from simrl_replay.link import EngineLink, device_variables, engine_link, received, start_all
 from simrl_replay.proposer import DrafterSetup, Forced
 from simrl_replay.trials import trials
 from simrl_replay.vllm_adapter import EngineSettings, VllmEngine
@@ -307,12 +305,7 @@ def _processor() -> str:
 def bench(engine: VllmEngine, channel: Channel) -> None:
     """Run the process of a measured engine: receive scenes, send their measurements; the engine's reports come in between."""
     assert isinstance(channel, Connection)
-    stage = Bench(engine, channel)
-    while True:
-        for order in channel.recv():
-            if isinstance(order, Close):
-                return
-            channel.send([stage.carry_out(order)])
+    answer_each(channel, Bench(engine, channel).carry_out)
 
 
 def bench_then_replay(engine: VllmEngine, channel: Channel) -> None:
@@ -323,29 +316,24 @@ def bench_then_replay(engine: VllmEngine, channel: Channel) -> None:
 
 
 def start_bench(
-    settings: EngineSettings,
-    neighbours: int,
-    traffic: int,
-    logs: Path,
-    deadline_s: float = 600.0,
-    engines_per_gpu: int = 1,
+    settings: EngineSettings, neighbours: int, traffic: int, logs: Path, deadline_s: float = 600.0
 ) -> RemoteBench:
     """Start an engine and its neighbours in processes of their own, and return the bench of the first."""
-    own, *others = device_variables(1 + neighbours, settings, engines_per_gpu)
+    own, *others = device_variables(1 + neighbours, settings)
     starts = [partial(engine_link, "measured engine", settings, logs / "measured.log", bench, variables=own)]
     beside = settings if settings.speculative is None else replace(settings, speculative=None)
     starts += [
         partial(engine_link, f"neighbour {i}", beside, logs / f"neighbour-{i}.log", variables=variables)
         for i, variables in enumerate(others)
     ]
-    measured, *neighbouring = start_all(starts, deadline_s, engines_per_gpu > 1)
+    measured, *neighbouring = start_all(starts, deadline_s)
     return RemoteBench(measured, neighbouring, traffic, settings.max_model_len)
 
 
 class RemoteBench:
     """The bench of an engine in another process, with neighbour engines that generate throughout, each with a batch of
-    `traffic` sequences of up to `max_model_len` tokens: engines of one host slow each other down. `close` and `kill` leave no
-    process."""
+    `traffic` sequences of up to `max_model_len` tokens: engines of one host slow each other down. A context manager, which
+    leaves no process."""
 
     def __init__(
         self, measured: EngineLink, neighbours: Sequence[EngineLink], traffic: int, max_model_len: int
@@ -363,15 +351,7 @@ class RemoteBench:
             for connection in wait(list(links)):
                 assert isinstance(connection, Connection)
                 link = links[connection]
-                try:
-                    reports = connection.recv()
-                except (EOFError, OSError):
-                    raise StoppedError(
-                        f"{link.name}: {link.death()}; measured points are kept; run the command again to continue"
-                    ) from None
-                for report in reports:
-                    if isinstance(report, Failed):
-                        raise StoppedError(f"{link.name}: {report.message}")
+                for report in received(link):
                     if isinstance(report, Seen):
                         return report
                     if isinstance(report, Ended):
@@ -383,13 +363,15 @@ class RemoteBench:
         tokens = self._most_tokens - self._numbers * 37 % (self._most_tokens // 2)
         return Begin(self._numbers, 0, (1,) * 16, (), tokens)
 
-    def close(self) -> None:
-        for link in (self._bench, *self._neighbours):
-            link.close()
+    def __enter__(self) -> RemoteBench:
+        return self
 
-    def kill(self) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         for link in (self._bench, *self._neighbours):
-            link.kill()
+            if kind is None:
+                link.close()
+            else:
+                link.kill()
 
 
 def _mean(values: Sequence[float]) -> float:

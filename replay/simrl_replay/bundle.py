@@ -7,7 +7,6 @@ is overwritten with zeros in place, so that no address changes and compression l
 
 from __future__ import annotations
 
-import argparse
 import io
 import struct
 import subprocess
@@ -18,6 +17,9 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
 
 from simrl.errors import InputError, first_line
 
@@ -112,18 +114,15 @@ def make(out: Path, gpu: str, part_bytes: int, wheels: Sequence[Path]) -> list[P
     return parts
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Make a bundle, and print its parts."""
-    parser = argparse.ArgumentParser(
-        prog="python -m simrl_replay.bundle", description="Make a bundle for a machine without a network."
-    )
-    parser.add_argument("out", type=Path, help="folder of the parts")
-    parser.add_argument("--gpu", choices=GPUS, default="h100")
-    parser.add_argument("--part-mb", type=int, default=38, help="largest part, in MB")
-    options = parser.parse_args(arguments)
+def main(
+    out: Annotated[Path, typer.Argument(help="folder of the parts")],
+    gpu: Literal["h100", "h200"] = "h100",
+    part_mb: Annotated[int, typer.Option(help="largest part, in MB")] = 38,
+) -> None:
+    """Make a bundle for a machine without a network, and print its parts."""
     try:
         with tempfile.TemporaryDirectory() as folder:
-            for part in make(options.out, options.gpu, options.part_mb * 10**6, download(Path(folder))):
+            for part in make(out, gpu, part_mb * 10**6, download(Path(folder))):
                 print(f"{part}: {part.stat().st_size / 1e6:.1f} MB")
     except (InputError, OSError) as error:
         print(f"error: {first_line(error)}", file=sys.stderr)
@@ -131,4 +130,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -148,9 +148,7 @@ def _describe(measured: MeasuredEngine, output: Path) -> dict[str, Any]:
 
 
 def _print(measured: MeasuredEngine, output: Path) -> None:
-    from rich.table import Table
-
-    from simrl.show.text import Screen
+    from simrl.show.text import Screen, framed_table
 
     console = Screen()
     t = measured.tables
@@ -163,15 +161,20 @@ def _print(measured: MeasuredEngine, output: Path) -> None:
         "not measured: dummy weights have no files" if measured.load_s is None else f"{measured.load_s * 1e3:.1f} ms"
     )
     console.print(f"A load of weights: {loads}.")
-    table = Table(
-        "sequences", "tokens each", "prompts", "prompt tokens", "measured ms", "predicted ms", "error",
-        title="Passes that the profile is not made from", title_justify="left",
-    )  # fmt: skip
-    for held in measured.held_out:
-        s = held.shape
-        work = (str(s.sequences), f"{s.kv_tokens:.0f}", str(s.prompts), str(s.chunk_tokens))
-        table.add_row(*work, f"{held.measured_s * 1e3:.2f}", f"{held.predicted_s * 1e3:.2f}", f"{held.error:+.1%}")
-    console.print(table)
+    heads = ("sequences", "tokens each", "prompts", "prompt tokens", "measured ms", "predicted ms", "error")
+    rows = [
+        (
+            held.shape.sequences,
+            f"{held.shape.kv_tokens:.0f}",
+            held.shape.prompts,
+            held.shape.chunk_tokens,
+            f"{held.measured_s * 1e3:.2f}",
+            f"{held.predicted_s * 1e3:.2f}",
+            f"{held.error:+.1%}",
+        )
+        for held in measured.held_out
+    ]
+    console.print(framed_table(heads, rows, "Passes that the profile is not made from"))
     console.print(f"Median error {measured.held_out_error:.1%}. Profile: {output}")
 
 

@@ -16,11 +16,12 @@ import os
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-from simrl.errors import InputError
+from simrl.errors import InputError, StoppedError
 from simrl_replay.proposer import DrafterSetup, Forced
 from simrl_replay.vllm_adapter import EngineCounters, EngineSettings, VllmEngine, explained
 
@@ -79,17 +80,10 @@ class SlowDown(NamedTuple):
 
 
 class DraftCall(NamedTuple):
-    """Call a method of the drafter, such as `learn` or `enable`."""
+    """Call a method of the drafter, such as `configure` or `learn`."""
 
     call: str
     arguments: tuple[Any, ...]
-
-
-class DraftWindow(NamedTuple):
-    """Set the draft window of a request, in tokens, from the next pass on."""
-
-    number: int
-    tokens: int
 
 
 class Reset(NamedTuple):
@@ -107,7 +101,7 @@ class Close(NamedTuple):
     """End the process."""
 
 
-Command = Begin | Abort | LoadWeights | Watch | Ask | SlowDown | DraftCall | DraftWindow | Reset | Count | Close
+Command = Begin | Abort | LoadWeights | Watch | Ask | SlowDown | DraftCall | Reset | Count | Close
 
 # Reports.
 
@@ -223,11 +217,6 @@ class Host:
     def requests(self) -> Mapping[int, _RunningRequest]:
         return self._requests
 
-    @property
-    def idle(self) -> bool:
-        """True if there is nothing to do before the next command."""
-        return not self._requests and not self._loads
-
     def run(self) -> None:
         """Run until a `Close` command, or until the controller is gone."""
         while not self.closed:
@@ -235,7 +224,7 @@ class Host:
 
     def turn(self) -> None:
         loaded = self._load_what_may()  # if the last step drained the engine: before the commands of this boundary
-        self._take_commands(wait=self.idle and not loaded)
+        self._take_commands(wait=not (self._requests or self._loads or loaded))
         while not self.closed and self._load_what_may():
             self._take_commands(wait=False)  # those that arrived during the load
         if self.closed:
@@ -279,9 +268,6 @@ class Host:
                 self._slowdown = factor
             case DraftCall(call, arguments):
                 getattr(self._engine.drafter, call)(*arguments)
-            case DraftWindow(number, tokens):
-                if number in self._requests and self._engine.drafter is not None:
-                    self._engine.drafter.window(self._requests[number].request_id, tokens)
             case Reset():
                 self._reset(command)
             case Count():
@@ -431,7 +417,7 @@ def serve(
     start: Callable[[EngineSettings], VllmEngine] = VllmEngine,
 ) -> None:
     """Run an engine's process: start the engine, warm it up, run the loop. An error is sent before the process ends."""
-    try:
+    with errors_sent(channel, lambda error: explained(error, settings)):
         engine = start(settings)
         engine.warm_up()
         gc.collect()
@@ -439,11 +425,28 @@ def serve(
         ready = Ready(os.getpid(), engine.version, engine.kv_cache_tokens, engine.vocabulary, time.monotonic())
         channel.send([ready])
         work(engine, channel)
+
+
+@contextmanager
+def errors_sent(channel: Channel, describe: Callable[[BaseException], str]) -> Iterator[None]:
+    """Send an error of a process's work to its controller; an unexpected one, which `describe` puts in a line, ends the
+    process. Without a controller nothing is sent."""
+    try:
+        yield
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the controller is gone
-    except InputError as error:
+    except (InputError, StoppedError) as error:
         channel.send([Failed(str(error), "")])
     except BaseException as error:
         traceback.print_exc()  # to its log
-        channel.send([Failed(explained(error, settings), traceback.format_exc())])
+        channel.send([Failed(describe(error), traceback.format_exc())])
         raise SystemExit(1) from error
+
+
+def answer_each(channel: Channel, carry_out: Callable[[Any], Any]) -> None:
+    """Carry out what the controller sends, one after another, and send each outcome, up to `Close`."""
+    while True:
+        for order in channel.recv():
+            if isinstance(order, Close):
+                return
+            channel.send([carry_out(order)])

@@ -38,6 +38,10 @@ WANT_OF_MEMORY = (
 )
 
 
+class GoneError(StoppedError):
+    """An engine that has ended."""
+
+
 class EngineLink(Protocol):
     """A line to one engine. `connection` yields lists of reports; `offset_s` is how far the engine's clock is ahead of this
     one."""
@@ -48,19 +52,15 @@ class EngineLink(Protocol):
 
     def send(self, commands: Sequence[Command]) -> None:
         """Send commands; do nothing if the engine is gone, which the connection's end shows."""
-        ...
 
     def kill(self) -> None:
         """End the engine at once."""
-        ...
 
     def close(self) -> None:
         """Let the engine end by itself, for up to `CLOSE_S`."""
-        ...
 
     def death(self) -> str:
         """Describe how the engine ended."""
-        ...
 
 
 def engine_link(
@@ -277,6 +277,25 @@ def first_report(link: EngineLink) -> Ready:
         raise InputError(f"{link.name}: {report.message}")
     assert isinstance(report, Ready)
     return report
+
+
+def received(link: EngineLink) -> Sequence[Any]:
+    """Return the next reports of an engine. Raise `GoneError` if it has ended, `StoppedError` if it failed."""
+    try:
+        reports: Sequence[Any] = link.connection.recv()
+    except (EOFError, OSError):
+        raise GoneError(f"{link.name}: {link.death()}") from None
+    for report in reports:
+        if isinstance(report, Failed):
+            raise StoppedError(f"{link.name}: {report.message}")
+    return reports
+
+
+def reports_of(link: EngineLink, silence_s: float, remedy: str = "; see its log") -> Iterator[Any]:
+    """Yield the reports of an engine. Raise as `received` does, and `StoppedError` after `silence_s` without any."""
+    while link.connection.poll(silence_s):
+        yield from received(link)
+    raise StoppedError(f"{link.name}: no report for {silence_s:g} s{remedy}")
 
 
 def start_all(start: Sequence[Callable[[], EngineLink]], deadline_s: float, in_turn: bool = False) -> list[EngineLink]:

@@ -6,11 +6,13 @@ import json
 import platform
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from simrl.errors import InputError, choose
+from simrl.errors import InputError, StoppedError, choose
 from simrl.files import temporary_folder
 from simrl.profile.hardware import GPUS
 from simrl.profile.model_shape import ModelShape, model_shape
@@ -19,6 +21,7 @@ from simrl.profile.shipped import shipped_profile
 from simrl.scenario.presets import KERNELS_ALONE, Constant, Preset, write_presets
 from simrl_replay.bench import Facts, RemoteBench, Scene, Seen, start_bench
 from simrl_replay.cli_measure import Wanted
+from simrl_replay.link import GoneError
 from simrl_replay.measure import Journal, MeasuredEngine, MeasurePlan, check, measure
 from simrl_replay.profile_fit import Reach, host_seconds
 from simrl_replay.speculative import own_config
@@ -57,15 +60,19 @@ def measure_profile(
     """Measure, and write the profile to `output` and, if given, the engine to `preset`; continue a measurement whose points are
     in `journal`. Raise `InputError` for limits and models that cannot be measured, `StoppedError` if an engine dies."""
     version = vllm_version()
-    with temporary_folder() as logs:
-        engines = _Started(wanted, logs)
+    with temporary_folder() as logs, ExitStack() as running:
+
+        @cache
+        def engines() -> RemoteBench:  # from the first scene on: a complete journal needs none
+            traffic = max(wanted.max_num_seqs // 2, 1)
+            return running.enter_context(
+                start_bench(engine_of(wanted), wanted.neighbours, traffic, logs, wanted.start_deadline_s)
+            )
+
         try:
-            measured = measure_with(engines, version, wanted, output, journal, tell, preset)
-        except BaseException:
-            engines.kill()
-            raise
-        engines.close()
-    return measured
+            return measure_with(lambda scene: engines()(scene), version, wanted, output, journal, tell, preset)
+        except GoneError as error:
+            raise StoppedError(f"{error}; measured points are kept; run the command again to continue") from None
 
 
 def measure_with(
@@ -177,30 +184,6 @@ def engine_preset(
             value=reserve, kind="measured", source=f"KV cache of {metadata.model}, {engine}"
         )
     return Preset(name=f"vllm-{metadata.versions['vllm']}-measured", about=f"{engine}, measured", constants=found)
-
-
-class _Started:
-    """Engines that start at the first scene: a complete journal needs none."""
-
-    def __init__(self, wanted: Wanted, logs: Path) -> None:
-        self._wanted = wanted
-        self._logs = logs
-        self._bench: RemoteBench | None = None
-
-    def __call__(self, scene: Scene) -> Seen:
-        if self._bench is None:
-            w = self._wanted
-            traffic = max(w.max_num_seqs // 2, 1)
-            self._bench = start_bench(engine_of(w), w.neighbours, traffic, self._logs, w.start_deadline_s)
-        return self._bench(scene)
-
-    def close(self) -> None:
-        if self._bench is not None:
-            self._bench.close()
-
-    def kill(self) -> None:
-        if self._bench is not None:
-            self._bench.kill()
 
 
 def gpu_name(device: str, kind: str) -> str:

@@ -6,7 +6,7 @@ ran, not its proposals. A draft depends on the requests and this state, never on
 
 It drafts in the process of the scheduler, for all ranks of the engine: they verify the drafts that the scheduler sends. Drafts
 are made at the end of a pass (`propose`), when the batch of the next one is not settled: a command before the next
-pass (an abort, a window, speculation switched off) can change what should be drafted. Nothing of the state has moved by then:
+pass (an abort, a weight load) can change what should be drafted. Nothing of the state has moved by then:
 if `stale`, call `redraft` and pass its result to `put_drafts`.
 
 The controller of the engine calls `configure` once; then, for each request, `begins` before it is submitted
@@ -30,7 +30,6 @@ from simrl.speculation.decoding import BATCH, ELASTIC, GAUGES, OPEN, Rule, gate_
 from simrl.speculation.drafter import Drafter, Tokens
 from simrl.speculation.gates import ELASTIC_OFF, ELASTIC_ON, RATES, next_elastic
 from simrl.speculation.history_index import build_index
-from simrl.speculation.ngram import NgramRule
 from simrl.speculation.passes import next_window
 from simrl.speculation.windows import Fixed, Window
 from simrl_replay.history_drafter import HistoryDrafter
@@ -60,7 +59,6 @@ class DrafterSetup:
     gate: tuple[int, ...] | Elastic | None = None
     history: HistoryRule = field(default_factory=HistoryRule)
     epochs_back: int = 1
-    ngram: NgramRule = field(default_factory=NgramRule)
     own_text: bool = False
     levels_from_batch: tuple[tuple[int, int], ...] = ()
     acceptance: ModelAcceptance | None = None
@@ -230,7 +228,6 @@ class Proposer:
         self._gauges = np.zeros(1, dtype=GAUGES)[0]
         self._requests: dict[str, _DraftedRequest] = {}
         self._numbers = 0
-        self._enabled = True
         self._levels = 0  # that vLLM's own drafter drafts in the running pass
         self.stale = False  # the last drafts are outdated: call `redraft`
         self.restarts = False  # a drafter that is a model starts: let running requests recompute their caches
@@ -238,24 +235,28 @@ class Proposer:
     def _make_drafter(self, setup: DrafterSetup) -> Drafter | None:
         self._store: HistoryStore | None = None
         self._oracle: _Oracle | None = None
-        if setup.kind == "history":
-            self._store = HistoryStore(epochs_kept=setup.epochs_back)
-            drafter = HistoryDrafter(self._store, setup.history)
-            _compile(drafter)
-            return drafter
-        if setup.kind == "ngram":
-            return NgramDrafter(setup.ngram)
-        if setup.kind == "siblings":
-            return SiblingDrafter(setup.own_text)
-        if setup.kind == "own":
-            assert setup.make is not None
-            return setup.make()
-        if setup.kind == "oracle":
-            if setup.acceptance is None:
-                raise InputError("an oracle drafter needs an acceptance to follow")
-            self._oracle = _Oracle(setup.acceptance, self._window.most_tokens)
-            return self._oracle
-        return _Fixed() if setup.kind == "fixed" else None
+        match setup.kind:
+            case "history":
+                self._store = HistoryStore(epochs_kept=setup.epochs_back)
+                drafter = HistoryDrafter(self._store, setup.history)
+                _compile(drafter)
+                return drafter
+            case "ngram":
+                return NgramDrafter()
+            case "siblings":
+                return SiblingDrafter(setup.own_text)
+            case "own":
+                assert setup.make is not None
+                return setup.make()
+            case "oracle":
+                if setup.acceptance is None:
+                    raise InputError("an oracle drafter needs an acceptance to follow")
+                self._oracle = _Oracle(setup.acceptance, self._window.most_tokens)
+                return self._oracle
+            case "fixed":
+                return _Fixed()
+            case "none" | "engine":
+                return None
 
     # Calls of the controller.
 
@@ -279,12 +280,6 @@ class Proposer:
         """Shut an elastic gate again, until the batch has been small for long enough."""
         self._gauges["elastic_state"] = ELASTIC_OFF
         self.stale = True
-
-    def enable(self, value: bool) -> None:
-        """Switch drafting on or off."""
-        self.stale |= value != self._enabled
-        self.restarts |= value and not self._enabled and self._setup.kind == "engine"
-        self._enabled = value
 
     def begins(
         self,
@@ -315,17 +310,6 @@ class Proposer:
             self._oracle.tell(number, forced or Forced((), 0))
         drafter.observe(number, np.array(token_ids, dtype=np.int32))
 
-    def window(self, request_id: str, tokens: int) -> None:
-        """Set a request's window from the next pass on; a rule with moving windows continues from there."""
-        if not 1 <= tokens <= self._most_tokens:
-            raise InputError(f"a window of {tokens} tokens; the engine was started for 1 to {self._most_tokens}")
-        if self._setup.kind == "engine":
-            raise InputError(
-                "vLLM's own drafters have one window for all requests; choose histospec, ngram or siblings"
-            )
-        self._requests[request_id].window = tokens
-        self.stale = True
-
     def counts(self, request_id: str) -> DraftCounts:
         return DraftCounts(*self._requests[request_id].counts)
 
@@ -341,7 +325,7 @@ class Proposer:
         """Return new drafts for the next pass, by vLLM's ids, for `put_drafts`."""
         self.stale = False
         running = [request for request in self._requests.values() if request.ran and not request.over]
-        if self._setup.kind == "engine" and self._enabled and self._opens(len(running)):
+        if self._setup.kind == "engine" and self._opens(len(running)):
             return {}  # what vLLM's drafter has drafted stays
         return {request.vllm_id: draft for request, draft in zip(running, self._draft(running), strict=True)}
 
@@ -355,7 +339,7 @@ class Proposer:
         levels = self._window.most_tokens
         for smallest, of_batch in self._setup.levels_from_batch:
             levels = of_batch if batch >= smallest else levels
-        self._levels = levels if self._enabled and self._opens(batch) else 0
+        self._levels = levels if self._opens(batch) else 0
         return self._levels
 
     def propose(self, batch: list[Ran], sampled: list[list[int]]) -> dict[str, list[int]]:
@@ -423,7 +407,7 @@ class Proposer:
     def _draft(self, requests: list[_DraftedRequest], others: int = 0) -> list[list[int]]:
         """Return the drafts of these requests for the next pass, with `others` in the batch; empty ones where the gate is
         shut."""
-        speculates = self._enabled and self._drafter is not None and self._opens(len(requests) + others)
+        speculates = self._drafter is not None and self._opens(len(requests) + others)
         for request in requests:
             request.drafts = speculates and request.has_source and request.decodes
         drafting = [request for request in requests if request.drafts]

@@ -24,17 +24,13 @@ No token followed itself. Entropy does not drift with the length. Greedy respons
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from simrl.errors import InputError
 from simrl.files import write_whole_folder
 
 INITIALIZER_RANGE = 0.08
 MOST_TOKENS = 8192
-_MANIFEST = "files.txt"
 
 
 def make_model(
@@ -56,7 +52,7 @@ def make_model(
     import torch
     from transformers import Qwen3ForCausalLM
 
-    from simrl_replay.grpo.policy import qwen3
+    from simrl_replay.grpo.policy import qwen3, save_policy
 
     sizes = (layers, hidden, heads, kv_heads, 3 * hidden)
     config = qwen3(*sizes, vocab, MOST_TOKENS, initializer_range=INITIALIZER_RANGE)
@@ -74,34 +70,23 @@ def make_model(
         head = model.lm_head.weight
         head.sub_((head * alone).sum(1, keepdim=True) / (alone * alone).sum(1, keepdim=True) * alone)
         head.mul_(14.0 * (128 / hidden) ** 0.5)
-    with _quiet(), write_whole_folder(Path(folder), _MANIFEST) as temporary:
-        model.save_pretrained(temporary)
-    return Path(folder)
+    return save_policy(model, folder)
 
 
 def nudge(folder: str | Path, out: str | Path, scale: float = 0.01, seed: int = 1) -> Path:
     """Write a model after a small random update, as the next policy version: each matrix gets noise of `scale` times its own
     standard deviation. Raise `InputError` for a folder without a model."""
     import torch
-    from transformers import Qwen3ForCausalLM
 
-    try:
-        with _quiet():
-            model = Qwen3ForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
-            )
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{folder}: holds no model ({str(error).splitlines()[0]}); name what make_model wrote"
-        ) from error
+    from simrl_replay.grpo.policy import load_policy, save_policy
+
+    model = load_policy(folder)
     draws = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weights in model.parameters():
             if weights.dim() >= 2:
                 weights.add_(torch.randn(weights.shape, generator=draws), alpha=scale * float(weights.std()))
-    with _quiet(), write_whole_folder(Path(out), _MANIFEST) as temporary:
-        model.save_pretrained(temporary)
-    return Path(out)
+    return save_policy(model, out)
 
 
 def make_drafter(folder: str | Path, out: str | Path, eagle: bool = False) -> Path:
@@ -109,16 +94,16 @@ def make_drafter(folder: str | Path, out: str | Path, eagle: bool = False) -> Pa
     nothing from the target's hidden states. Such models accept most of its tokens, as attention adds little to a token's own
     next ones. Raise `InputError` for a folder without a model."""
     import torch
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import save_file
 
-    source = Path(folder)
-    if not (source / "model.safetensors").is_file():
-        raise InputError(f"{source}: no model.safetensors; name what make_model wrote")
+    from simrl_replay.grpo.policy import MANIFEST, WEIGHTS, load_weights
+
+    every, source = load_weights(folder), Path(folder)
     config = json.loads((source / "config.json").read_text(encoding="utf-8")) | {"num_hidden_layers": 1}
     config.pop("layer_types", None)
     weights = {
         name: value
-        for name, value in load_file(source / "model.safetensors").items()
+        for name, value in every.items()
         if not name.startswith("model.layers.") or name.startswith("model.layers.0.")
     }
     if eagle:
@@ -131,20 +116,7 @@ def make_drafter(folder: str | Path, out: str | Path, eagle: bool = False) -> Pa
         }
         own = torch.eye(config["hidden_size"])
         weights["fc.weight"] = torch.cat((own, torch.zeros_like(own)), dim=1)
-    with write_whole_folder(Path(out), _MANIFEST) as temporary:
+    with write_whole_folder(Path(out), MANIFEST) as temporary:
         (temporary / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
-        save_file({name: value.contiguous() for name, value in weights.items()}, temporary / "model.safetensors")
+        save_file({name: value.contiguous() for name, value in weights.items()}, temporary / WEIGHTS)
     return Path(out)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    from transformers.utils import logging
-
-    shown: Any = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

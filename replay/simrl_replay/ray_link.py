@@ -13,8 +13,9 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from shutil import rmtree
@@ -22,7 +23,7 @@ from typing import Any
 
 from simrl.study.executors import connect
 from simrl_replay.host import Command, Failed, Report
-from simrl_replay.link import CLOSE_S, EngineLink, engine_link
+from simrl_replay.link import CLOSE_S, engine_link
 from simrl_replay.replayer import ReplayConfig, ReplayEngines
 from simrl_replay.vllm_adapter import EngineSettings
 
@@ -153,8 +154,5 @@ def _not_up(error: Exception) -> str:
 def ray_fleet(workers: int, settings: EngineSettings, config: ReplayConfig, address: str) -> ReplayEngines:
     """Start engines as actors of the cluster at `address`, as `connect` takes it."""
     connect(address)
-
-    def start(i: int) -> Callable[[], EngineLink]:
-        return lambda: RayLink(f"worker {i}", settings)
-
-    return ReplayEngines([start(i) for i in range(workers)], config.start_deadline_s)
+    starts = [partial(RayLink, f"worker {i}", settings) for i in range(workers)]
+    return ReplayEngines(starts, config.start_deadline_s)

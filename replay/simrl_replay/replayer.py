@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import platform
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from simrl.errors import InputError, StoppedError
+from simrl.errors import InputError, StoppedError, broken
 from simrl.interrupts import ctrl_c_waits
 from simrl.result.result import Result
 from simrl.runtime.rollout import Rollout
@@ -27,10 +27,18 @@ from simrl.simulate.prepare import Prepared
 from simrl.simulate.run import Schedule
 from simrl.trace.trace import Response, Trace, TraceMetadata
 from simrl_replay.clock import WallClock
-from simrl_replay.host import Close, Command, Count, DraftCall, Failed, Reached, Report, Reset
-from simrl_replay.link import EngineLink, device_variables, engine_link, start_all, wait_until_ready
+from simrl_replay.host import Close, Command, Count, DraftCall, Reached, Report, Reset
+from simrl_replay.link import (
+    EngineLink,
+    GoneError,
+    device_variables,
+    engine_link,
+    reports_of,
+    start_all,
+    wait_until_ready,
+)
 from simrl_replay.proposer import DrafterSetup
-from simrl_replay.speculative import answers_of
+from simrl_replay.speculative import answers_of, drafter_setup, forced_setup, own_config, speculative_config
 from simrl_replay.vllm_adapter import EngineCounters, EngineSettings, check_model, check_weights, vllm_version
 from simrl_replay.vllm_worker import VllmWorker
 
@@ -79,44 +87,59 @@ class Measured(NamedTuple):
 def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
     """Raise `InputError` for features that real engines of this replayer lack."""
     system, drafts = prepared.system, prepared.drafts
-    refused = {
-        "it forms workers of other tensor-parallel sizes anew, and engines here keep theirs; leave planner out": bool(
-            prepared.layouts
+    if wrong := broken(
+        (
+            bool(prepared.layouts),
+            "it forms workers of other tensor-parallel sizes anew, and engines here keep theirs; leave planner out",
         ),
-        "its samples have turns of an environment, and engines here keep no cache through a pause": any(
-            name in prepared.trace.table.column_names for name in ("turn_tokens", "environment_s")
+        (
+            any(name in prepared.trace.table.column_names for name in ("turn_tokens", "environment_s")),
+            "its samples have turns of an environment, and engines here keep no cache through a pause",
         ),
-        "trajectories of real engines here have no deadline (agents.deadline_s)": (
-            prepared.scenario.agents.deadline_s is not None
+        (
+            prepared.scenario.agents.deadline_s is not None,
+            "trajectories of real engines here have no deadline (agents.deadline_s)",
         ),
-        "its dispatch shares a pool of KV cache among workers, which vLLM has not; set kv_pool: false": system.dispatch.kv_pool,
-        "it moves GPUs between rollout and training (adapt_split_every)": system.adapt_split_every > 0,
-        "it copies the last responses to workers with other drafters (best_of_n), and an engine holds one; set "
-        "best_of_n: false": prepared.tail is not None,
-        "engines here are one rank each (cluster.dp); set it to 1": prepared.limits.dp > 1,
-        "engines here split every expert (cluster.ep); set it to 1": prepared.scenario.cluster.ep > 1,
-        "engines here run in bfloat16 (precision); leave it out": (
-            {prepared.scenario.precision.weights, prepared.scenario.precision.kv_cache} != {"bf16"}
+        (
+            system.dispatch.kv_pool,
+            "its dispatch shares a pool of KV cache among workers, which vLLM has not; set kv_pool: false",
         ),
-        "its drafter is trained while it runs, which engines here cannot; set adaptive: false": (
-            drafts is not None and drafts.speculation.training is not None and drafts.speculation.training.adaptive
+        (system.adapt_split_every > 0, "it moves GPUs between rollout and training (adapt_split_every)"),
+        (
+            prepared.tail is not None,
+            "it copies the last responses to workers with other drafters (best_of_n), and an engine holds one; set "
+            "best_of_n: false",
         ),
-        "engines here schedule no pass ahead (engine.async_scheduling); set it to false": prepared.limits.async_scheduling,
-        "evaluations (training.evaluate_every) are not replayed; set it to 0": prepared.costs.evaluate_every > 0,
-        "acceptance is forced of a draft model's tokens at temperature 0 alone": (
-            config.forced_acceptance and (drafts is None or drafts.acceptance is None or config.temperature > 0)
+        (prepared.limits.dp > 1, "engines here are one rank each (cluster.dp); set it to 1"),
+        (prepared.scenario.cluster.ep > 1, "engines here split every expert (cluster.ep); set it to 1"),
+        (
+            {prepared.scenario.precision.weights, prepared.scenario.precision.kv_cache} != {"bf16"},
+            "engines here run in bfloat16 (precision); leave it out",
         ),
-        "acceptance is forced by drafting what will come, and the trace has no token ids; replay it once without speculation "
-        "at temperature 0, and take the trace that it leaves": (
-            config.forced_acceptance and "response_ids" not in prepared.trace.table.column_names
+        (
+            drafts is not None and drafts.speculation.training is not None and drafts.speculation.training.adaptive,
+            "its drafter is trained while it runs, which engines here cannot; set adaptive: false",
         ),
-        "its trace has no token ids to follow; give one that has (simrl trace show)": (
-            config.recorded_tokens and "response_ids" not in prepared.trace.table.column_names
+        (
+            prepared.limits.async_scheduling,
+            "engines here schedule no pass ahead (engine.async_scheduling); set it to false",
         ),
-    }
-    for why, is_so in refused.items():
-        if is_so:
-            raise InputError(f"{prepared.scenario.file}: {system.label} cannot be replayed: {why}")
+        (prepared.costs.evaluate_every > 0, "evaluations (training.evaluate_every) are not replayed; set it to 0"),
+        (
+            config.forced_acceptance and (drafts is None or drafts.acceptance is None or config.temperature > 0),
+            "acceptance is forced of a draft model's tokens at temperature 0 alone",
+        ),
+        (
+            config.forced_acceptance and "response_ids" not in prepared.trace.table.column_names,
+            "acceptance is forced by drafting what will come, and the trace has no token ids; replay it once without "
+            "speculation at temperature 0, and take the trace that it leaves",
+        ),
+        (
+            config.recorded_tokens and "response_ids" not in prepared.trace.table.column_names,
+            "its trace has no token ids to follow; give one that has (simrl trace show)",
+        ),
+    ):
+        raise InputError(f"{prepared.scenario.file}: {system.label} cannot be replayed: {wrong}")
     if config.dummy_weights and config.weights:
         raise InputError("--dummy and --weights exclude each other: dummy weights have no versions")
 
@@ -137,8 +160,6 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
     limits, trace = prepared.limits, prepared.trace
     speculative = None
     if prepared.drafts is not None:
-        from simrl_replay.speculative import own_config, speculative_config
-
         if config.dummy_weights and config.device == "cpu" and not config.recorded_tokens:
             raise InputError(
                 "--dummy with speculation: vLLM accepts drafts of random weights on CUDA alone; give a model's weights"
@@ -223,16 +244,12 @@ def process_fleet(
     check_engine(config)
     variables = device_variables(workers, settings, config.engines_per_gpu)
 
-    def start(i: int) -> Callable[[], EngineLink]:
-        starts = count()
+    def start(i: int, earlier: Iterator[int]) -> EngineLink:
+        own = settings if seed is None else replace(settings, seed=seed(i, next(earlier)))
+        return engine_link(f"worker {i}", own, logs / f"worker-{i:03d}.log", variables=variables[i])
 
-        def link() -> EngineLink:
-            own = settings if seed is None else replace(settings, seed=seed(i, next(starts)))
-            return engine_link(f"worker {i}", own, logs / f"worker-{i:03d}.log", variables=variables[i])
-
-        return link
-
-    return ReplayEngines([start(i) for i in range(workers)], config.start_deadline_s, config.engines_per_gpu > 1)
+    starts = [partial(start, i, count()) for i in range(workers)]
+    return ReplayEngines(starts, config.start_deadline_s, config.engines_per_gpu > 1)
 
 
 def replay(
@@ -242,8 +259,6 @@ def replay(
     check_replayable(prepared, config)
     setup = None
     if prepared.drafts is not None:
-        from simrl_replay.speculative import drafter_setup, forced_setup
-
         setup = forced_setup(prepared) if config.forced_acceptance else drafter_setup(prepared)
     env = WallClock()
     happened: list[dict[str, Any]] = []
@@ -256,15 +271,14 @@ def replay(
 
     def make_workers(schedule: Schedule) -> list[VllmWorker]:
         responses = schedule.workload.responses
-        answers = None
-        if config.forced_acceptance or config.recorded_tokens:
-            answers = answers_of(prepared, responses)
+        follows = config.forced_acceptance or config.recorded_tokens
+        answers = answers_of(prepared, responses) if follows else None
         return [
             VllmWorker(
                 env,
                 i,
                 fleet.links[i],
-                lambda i=i: fleet.restart(i),  # type: ignore[misc]
+                partial(fleet.restart, i),
                 responses,
                 lambda sample: prompt_ids(sample.prompt_id, sample.prompt_tokens),
                 config.folder,
@@ -332,15 +346,13 @@ def reset(fleet: ReplayEngines, config: ReplayConfig, setup: DrafterSetup | None
         link.send(reset)
     vocabulary = 0
     for i, link in enumerate(fleet.links):
-        done = _answer(link, Reached, config.start_deadline_s)
-        if done is None:  # the engine died in the last replay
+        try:
+            vocabulary = _answer(link, Reached, config.start_deadline_s).vocabulary
+        except GoneError:  # the engine died in the last replay
             link = fleet.restart(i)
             wait_until_ready([link], config.start_deadline_s)
             link.send(reset)
-            done = _answer(link, Reached, config.start_deadline_s)
-        if done is None:
-            raise StoppedError(f"{link.name}: {link.death()}")
-        vocabulary = done.vocabulary
+            vocabulary = _answer(link, Reached, config.start_deadline_s).vocabulary
     return vocabulary
 
 
@@ -349,33 +361,20 @@ def counted(fleet: ReplayEngines, deadline_s: float) -> list[dict[str, int]]:
     Passes after the schedule's end, of requests that it left, count until the engine answers."""
     for link in fleet.links:
         link.send([Count()])
-    counters: list[dict[str, int]] = []
-    for link in fleet.links:
-        answer = None
+    counters: list[dict[str, int]] = [{} for _ in fleet.links]
+    for each, link in zip(counters, fleet.links, strict=True):
         with suppress(StoppedError):  # the result is worth more than its counters
-            answer = _answer(link, EngineCounters, deadline_s)
-        counters.append({} if answer is None else answer._asdict())
+            each.update(_answer(link, EngineCounters, deadline_s)._asdict())
     return counters
 
 
 R = TypeVar("R", bound=Report)
 
 
-def _answer(link: EngineLink, kind: type[R], deadline_s: float) -> R | None:
-    """Return the engine's answer to a reset or a count; drop other reports. None if it is dead."""
-    while link.connection.poll(deadline_s):
-        try:
-            reports = link.connection.recv()
-        except (EOFError, OSError):
-            return None
-        for report in reports:
-            if isinstance(report, Failed):
-                raise StoppedError(f"{link.name}: {report.message}")
-            if isinstance(report, kind) and getattr(report, "key", -1) == -1:
-                return report
-    raise StoppedError(
-        f"{link.name}: no answer for {deadline_s:g} s while it loads the first weights; raise --start-deadline"
-    )
+def _answer(link: EngineLink, kind: type[R], deadline_s: float) -> R:
+    """Return the engine's answer to a reset or a count; drop other reports. Raise `GoneError` if it has ended."""
+    reports = reports_of(link, deadline_s, " while it loads the first weights; raise --start-deadline")
+    return next(each for each in reports if isinstance(each, kind) and getattr(each, "key", -1) == -1)
 
 
 class _History:

@@ -11,12 +11,11 @@ from simrl.speculation.drafter import Tokens
 from simrl.speculation.siblings import LONGEST, LOOKS_BACK, SHORTEST
 
 MOST_GROUPS = 1024  # then the oldest is forgotten
-_NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
 
 
 @dataclass
 class Text:
-    """A response as far as it is known."""
+    """A text as far as it is known, and the places that follow each run of its tokens, by the run."""
 
     ids: list[int] = field(default_factory=list)
     places: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
@@ -26,6 +25,13 @@ class Text:
             if len(self.ids) >= shortest:  # something stands after them now
                 self.places.setdefault(tuple(self.ids[-shortest:]), []).append(len(self.ids))
             self.ids.append(token)
+
+    def agreement(self, place: int, ids: Sequence[int], shortest: int, longest: int) -> int:
+        """Return how many tokens before `place` are the last ones of `ids`: at least `shortest`, which are known to be."""
+        length, furthest = shortest, min(longest, place, len(ids))
+        while length < furthest and self.ids[place - length - 1] == ids[-length - 1]:
+            length += 1
+        return length
 
 
 class SiblingDrafter:
@@ -58,18 +64,13 @@ class SiblingDrafter:
 
     def _draft(self, prompt_id: int, text: Text, most_tokens: int) -> Tokens:
         ids = text.ids
-        if len(ids) < self._shortest:
-            return _NO_TOKENS
         key = tuple(ids[-self._shortest :])
         best, best_length, source = 0, 0, ids
         for sibling in self._texts.get(prompt_id, ()):
             if sibling is text and not self._own:
                 continue
             for place in reversed(sibling.places.get(key, ())[-LOOKS_BACK:]):
-                length = self._shortest
-                furthest = min(self._longest, place, len(ids))
-                while length < furthest and sibling.ids[place - length - 1] == ids[-length - 1]:
-                    length += 1
+                length = sibling.agreement(place, ids, self._shortest, self._longest)
                 if length > best_length:
                     best, best_length, source = place, length, sibling.ids
         return np.array(source[best : best + most_tokens] if best_length else [], dtype=np.int32)

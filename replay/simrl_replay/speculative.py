@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from simrl.errors import InputError
+from simrl.errors import InputError, broken
 from simrl.simulate.prepare import Prepared
 from simrl.speculation.acceptance import ModelAcceptance, sample_key
 from simrl.speculation.choices import Elastic, Strategy
@@ -158,17 +158,17 @@ def drafter_setup(prepared: Prepared) -> DrafterSetup | None:
     plan = _replayable(prepared)
     speculation = plan.speculation
     window, gate = speculation.window, _gate(prepared, plan)
-    if speculation.drafter == "model":
-        return DrafterSetup("engine", window, gate, levels_from_batch=levels_from_batch(speculation))
-    if not _drafts_itself(speculation):
-        return None
-    if speculation.drafter == "history":
-        return DrafterSetup("history", window, gate, speculation.history, speculation.epochs_back)
-    if speculation.drafter == "siblings":
-        return DrafterSetup("siblings", window, gate, own_text=speculation.own_text)
-    if speculation.drafter == "own":
-        return DrafterSetup("own", window, gate, make=speculation.make_drafter)
-    return DrafterSetup("ngram", window, gate)
+    match speculation.drafter:
+        case "model":
+            return DrafterSetup("engine", window, gate, levels_from_batch=levels_from_batch(speculation))
+        case "history":
+            return DrafterSetup("history", window, gate, speculation.history, speculation.epochs_back)
+        case "siblings":
+            return DrafterSetup("siblings", window, gate, own_text=speculation.own_text)
+        case "own":
+            return DrafterSetup("own", window, gate, make=speculation.make_drafter)
+        case _:
+            return DrafterSetup("ngram", window, gate) if _drafts_itself(speculation) else None
 
 
 def forced(prepared: Prepared) -> Prepared:
@@ -215,19 +215,39 @@ def _plan(prepared: Prepared) -> DraftPlan:
 def _replayable(prepared: Prepared) -> DraftPlan:
     """Return the plan; raise `InputError` for a method that no engine here supports."""
     plan = _plan(prepared)
-    _refuse(plan.speculation)
+    speculation = plan.speculation
+    chain = speculation.window.kind == "fixed" and speculation.gate != "batch"
+    if wrong := broken(
+        (
+            speculation.strategies is not None and not _are_chains(speculation),
+            "vLLM verifies chains, not trees; give chains of d tokens as strategies (d, 1, d + 1)",
+        ),
+        (
+            speculation.decoupled is not None,
+            "vLLM drafts and verifies in turns, not on GPUs of a drafter's own; choose specactor with decoupled: false "
+            "and without disaggregated",
+        ),
+        (
+            speculation.drafter == "old_response",
+            "vLLM verifies no whole old response with the prompt; choose histospec",
+        ),
+        (
+            speculation.budget is not None,
+            "windows by the length of a prompt's responses are not replayed; choose histospec",
+        ),
+        (
+            speculation.drafter == "model" and not chain,
+            "vLLM's draft models have a fixed window and no batch gate; leave out gate and window",
+        ),
+    ):
+        raise InputError(f"speculation {speculation.label}: {wrong}")
     return plan
-
-
-def _plain(speculation: Speculation) -> bool:
-    """Return whether the method always drafts a fixed number of tokens, as vLLM's own drafters do."""
-    return speculation.window.kind == "fixed" and speculation.gate == "open"
 
 
 def _drafts_itself(speculation: Speculation) -> bool:
     """Return whether simrl's drafter drafts; n-grams with a fixed window and without a gate are vLLM's."""
-    drafter = speculation.drafter
-    return drafter in ("history", "siblings", "own") or (drafter == "ngram" and not _plain(speculation))
+    plain = speculation.window.kind == "fixed" and speculation.gate == "open"
+    return speculation.drafter in ("history", "siblings", "own") or (speculation.drafter == "ngram" and not plain)
 
 
 def _gate(prepared: Prepared, plan: DraftPlan) -> tuple[int, ...] | Elastic | None:
@@ -239,23 +259,3 @@ def _gate(prepared: Prepared, plan: DraftPlan) -> tuple[int, ...] | Elastic | No
     context, most_sequences = typical_context_tokens(prepared.trace), prepared.limits.max_num_seqs
     gate = batch_gate(prepared.profile, plan.times, speculation.window.rule, context, most_sequences)
     return tuple(gate.tolist())
-
-
-def _refuse(speculation: Speculation) -> None:
-    chain = speculation.window.kind == "fixed" and speculation.gate != "batch"
-    refused = {
-        "vLLM verifies chains, not trees; give chains of d tokens as strategies (d, 1, d + 1)": (
-            speculation.strategies is not None and not _are_chains(speculation)
-        ),
-        "vLLM drafts and verifies in turns, not on GPUs of a drafter's own; choose specactor with decoupled: false "
-        "and without disaggregated": (speculation.decoupled is not None),
-        "vLLM verifies no whole old response with the prompt; choose histospec": speculation.drafter == "old_response",
-        "windows by the length of a prompt's responses are not replayed; choose histospec": speculation.budget
-        is not None,
-        "vLLM's draft models have a fixed window and no batch gate; leave out gate and window": (
-            speculation.drafter == "model" and not chain
-        ),
-    }
-    for why, is_so in refused.items():
-        if is_so:
-            raise InputError(f"speculation {speculation.label}: {why}")

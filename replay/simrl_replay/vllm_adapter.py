@@ -17,7 +17,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -27,6 +26,7 @@ from typing import Any, Literal, NamedTuple
 from uuid import uuid4
 
 from simrl.errors import InputError, first_line
+from simrl.interrupts import main_left_alone
 from simrl_replay.proposer import Proposer, batch_of, put_drafts
 
 MOST_WARM_TOKENS = 512
@@ -136,14 +136,17 @@ def thread_variables(settings: EngineSettings) -> dict[str, str]:
 
 def prepare_environment(settings: EngineSettings) -> None:
     """Set the environment variables that vLLM reads on import, in this process."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine steps in this process
-    os.environ["VLLM_NO_USAGE_STATS"] = "1"
-    os.environ["DO_NOT_TRACK"] = "1"
-    os.environ["HF_HUB_OFFLINE"] = "1"  # models are folders
+    os.environ.update(
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",  # the engine steps in this process
+        VLLM_NO_USAGE_STATS="1",
+        DO_NOT_TRACK="1",
+        HF_HUB_OFFLINE="1",  # models are folders
+        # Address and network device of its process group: the loopback, since tensor parallelism stays on a host.
+        VLLM_HOST_IP="127.0.0.1",
+        GLOO_SOCKET_IFNAME="lo",
+        NCCL_SOCKET_IFNAME="lo",
+    )
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    # Address and network device of its process group: the loopback, since tensor parallelism stays on a host.
-    os.environ["VLLM_HOST_IP"] = "127.0.0.1"
-    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
     if settings.device == "cpu":
         os.environ.update(thread_variables(settings))
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -187,18 +190,16 @@ class VllmEngine:
             "disable_log_stats": True,
             "async_scheduling": False,  # a step's tokens are known when it ends
             "gpu_memory_utilization": settings.gpu_memory_utilization,
+            "num_gpu_blocks_override": settings.kv_blocks and settings.kv_blocks + 1,  # vLLM keeps one block for itself
+            "speculative_config": settings.speculative,
+            "worker_extension_cls": "simrl_replay.rank.Rank",
         }
-        if settings.kv_blocks is not None:
-            arguments["num_gpu_blocks_override"] = settings.kv_blocks + 1  # vLLM keeps one block for itself
         if settings.device == "cuda":
             arguments |= gpu_arguments(settings)
             if find_spec("torchvision") is None:
                 leave_out_torchvision()
-        if settings.speculative is not None:
-            arguments["speculative_config"] = settings.speculative
-        arguments["worker_extension_cls"] = "simrl_replay.rank.Rank"
         _meet_in_a_file()
-        with _no_main_module():
+        with main_left_alone():  # it may have numba, which the processes of ranks cannot start with
             self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self._core = self._engine.engine_core.engine_core
         self._scheduler = self._core.scheduler
@@ -453,17 +454,6 @@ def _let_vllm_look_at_llvmlite() -> None:
         return of_library(self, name)
 
     ffi._lib_wrapper.__getattr__ = of_library_alone
-
-
-@contextmanager
-def _no_main_module() -> Iterator[None]:
-    """Let the processes of ranks import nothing of the program that runs here: it may have numba, which they cannot start with
-    (`_let_vllm_look_at_llvmlite`)."""
-    before, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = before
 
 
 def check_model(folder: Path, dummy_weights: bool) -> None:

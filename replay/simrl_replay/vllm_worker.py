@@ -90,7 +90,6 @@ class VllmWorker:
         self._held_load_s = held_load_s
         self._forced = forced
         self._stop_token = stop_token
-        self._speculates = True
         self._groups: dict[tuple[int, int, int], int] = {}  # numbers, for a drafter of siblings
         self._commands: list[host.Command] = []
         self._requests: dict[int, EngineRequest] = {}  # by number
@@ -195,29 +194,6 @@ class VllmWorker:
         """Call the drafter of an engine that is up; `on_back` repeats the calls for a restarted one."""
         if self._state == "up":
             self._command(host.DraftCall(call, arguments))
-
-    def speculate(self, on: bool) -> None:
-        """Switch drafting on or off from the next pass on, also after a restart."""
-        self._require_own_drafter()
-        self._speculates = on
-        self.draft("enable", on)
-
-    def window(self, sample: Sample, tokens: int) -> None:
-        """Set a sample's window from the next pass on, if it is here; a rule with moving windows continues from there."""
-        self._require_own_drafter()
-        most_tokens = self._setup.window.rule.most_tokens
-        if not 1 <= tokens <= most_tokens:
-            raise InputError(f"a window of {tokens} tokens; the engine was started for 1 to {most_tokens}")
-        request = self._here.get(sample.uid)
-        if request is not None:
-            self._command(host.DraftWindow(request.number, tokens))
-
-    def _require_own_drafter(self) -> None:
-        if self._setup is None:
-            raise InputError(
-                f"{self.link.name}: vLLM's own n-grams have no windows and cannot be turned off; choose histospec, or ngram "
-                "with a gate or a window"
-            )
 
     # Faults that a scenario injects.
 
@@ -448,8 +424,6 @@ class VllmWorker:
         self._close_lost_span(self._env.now)
         if self._slowdown > 1.0:
             self._command(host.SlowDown(self._slowdown))
-        if not self._speculates:
-            self.draft("enable", False)
         if self.on_back is not None:
             self.on_back(self)
         waiting, self._back = self._back, []

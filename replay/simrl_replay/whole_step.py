@@ -8,7 +8,7 @@ at once. The trainer of `simrl_replay.grpo` runs in this process, the engine in 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,7 +18,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import simrl
-from simrl.errors import StoppedError
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
 from simrl.result.result import SampleRow
@@ -27,8 +26,8 @@ from simrl.scenario.presets import constants
 from simrl.scenario.training import TrainingConfig, trained_by
 from simrl_replay.grpo.policy import WEIGHTS, TokenIds, micro_batches, qwen3, save_policy
 from simrl_replay.grpo.update import Trajectory, UpdateConfig, make_optimizer, update
-from simrl_replay.host import Begin, Ended, Failed, Gained, Loaded, LoadWeights, Report
-from simrl_replay.link import EngineLink, engine_link, start_all
+from simrl_replay.host import Begin, Ended, Gained, Loaded, LoadWeights
+from simrl_replay.link import EngineLink, engine_link, reports_of, start_all
 from simrl_replay.vllm_adapter import EngineSettings
 
 Device = Literal["cpu", "cuda"]
@@ -225,7 +224,7 @@ def _generate(
 ) -> tuple[dict[int, list[int]], float]:
     """Return the responses by uid, and the seconds until the last of them ended."""
     responses: dict[int, list[int]] = {r.uid: [] for r in requests}
-    started_s, reports, ends = time.monotonic(), _reports(link), list[float]()
+    started_s, reports, ends = time.monotonic(), reports_of(link, SILENCE_S), list[float]()
     link.send([Begin(r.uid, r.prompt_id, prompts[r.prompt_id], (), r.generated_tokens) for r in requests])
     while len(ends) < len(requests):
         match next(reports):
@@ -239,17 +238,5 @@ def _generate(
 def _load(link: EngineLink, folder: Path) -> float:
     """Return the seconds in which the engine loads weights."""
     link.send([LoadWeights(0, 0, str(folder), "recompute", 0.0)])
-    return next(report.finished_s - report.started_s for report in _reports(link) if isinstance(report, Loaded))
-
-
-def _reports(link: EngineLink) -> Iterator[Report]:
-    while link.connection.poll(SILENCE_S):
-        try:
-            reports = link.connection.recv()
-        except (EOFError, OSError):
-            raise StoppedError(f"{link.name}: {link.death()}") from None
-        for report in reports:
-            if isinstance(report, Failed):
-                raise StoppedError(f"{link.name}: {report.message}")
-            yield report
-    raise StoppedError(f"{link.name}: no report for {SILENCE_S:g} s; see its log")
+    loaded = next(report for report in reports_of(link, SILENCE_S) if isinstance(report, Loaded))
+    return loaded.finished_s - loaded.started_s

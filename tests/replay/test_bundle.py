@@ -71,7 +71,7 @@ def test_without_a_package_index_the_bundle_is_an_error_of_one_line(
     for name in ("PIP_FIND_LINKS", "PIP_CONSTRAINT", "PIP_CONFIG_FILE"):
         monkeypatch.setenv(name, os.devnull if name == "PIP_CONFIG_FILE" else "")
     with pytest.raises(SystemExit) as stopped:
-        main([str(tmp_path / "bundle")])
+        main(tmp_path / "bundle")
     assert stopped.value.code == 2
     assert "error: pip found no wheel" in capfd.readouterr().err
     assert not (tmp_path / "bundle").exists()

@@ -10,9 +10,9 @@ import pytest
 from simrl.errors import InputError
 from simrl.scenario.load import Choices, load_scenarios
 from simrl.simulate.prepare import prepare
-from simrl_replay import cli_replay, replayer
-from simrl_replay.cli_replay import _measure_and_show, _scenario, _with_workers, default_folder
+from simrl_replay import replayed
 from simrl_replay.link import engine_link
+from simrl_replay.replayed import chosen_scenario, default_folder, measure_and_show, with_workers
 from simrl_replay.replayer import ReplayConfig, ReplayEngines
 from simrl_replay.vllm_adapter import EngineSettings
 from tests.command_line import CommandLine
@@ -45,7 +45,7 @@ def test_where_a_scenario_has_several_runs_what_they_differ_in_is_named(
     simrl: CommandLine, overrides: list[str], named: str
 ):
     with pytest.raises(InputError) as told:
-        _scenario(Path("scenario.yaml"), overrides, None, None, None)
+        chosen_scenario(Path("scenario.yaml"), overrides, None, None, None)
     assert named in str(told.value) and "choose it with --system NAME" in str(told.value)
     if not overrides:
         return
@@ -56,10 +56,10 @@ def test_where_a_scenario_has_several_runs_what_they_differ_in_is_named(
 
 @pytest.mark.parametrize("system", ["verl_colocated", "areal"])
 def test_more_workers_than_a_scenario_has_are_refused_before_anything_starts(simrl: CommandLine, system: str):
-    prepared = prepare(_scenario(Path("scenario.yaml"), [], system, None, None))
-    assert _with_workers(prepared, 1).workers == 1
+    prepared = prepare(chosen_scenario(Path("scenario.yaml"), [], system, None, None))
+    assert with_workers(prepared, 1).workers == 1
     with pytest.raises(InputError, match=f"--workers 99: .* give {system}.* ask for fewer, or set cluster.gpus"):
-        _with_workers(prepared, 99)
+        with_workers(prepared, 99)
 
 
 def test_errors_of_a_replay_stand_beside_how_far_its_repeats_are_apart(simrl: CommandLine, monkeypatch):
@@ -68,9 +68,9 @@ def test_errors_of_a_replay_stand_beside_how_far_its_repeats_are_apart(simrl: Co
         start = partial(EngineDouble, step_s=0.002)
         return ReplayEngines([partial(engine_link, "worker 0", settings, logs / "0.log", start=start)])
 
-    monkeypatch.setattr(cli_replay, "_start_engines", doubles)
-    monkeypatch.setattr(replayer, "check_engine", lambda config: None)
-    monkeypatch.setattr(replayer, "vllm_version", lambda: "double")
+    monkeypatch.setattr(replayed, "_start_engines", doubles)
+    monkeypatch.setattr(replayed, "check_engine", lambda config: None)
+    monkeypatch.setattr("simrl_replay.replayer.vllm_version", lambda: "double")
     (simrl.folder / "v0").mkdir()
     (simrl.folder / "v0" / "config.json").write_text("{}")
     quick = (
@@ -99,11 +99,11 @@ def test_kernels_are_compiled_before_a_replay_predicts_where_ctrl_c_waits(simrl:
         raise KeyboardInterrupt
 
     for name in ("check_replayable", "check_engine", "engine_settings"):
-        monkeypatch.setattr(f"simrl_replay.replayer.{name}", lambda *_: None)
-    monkeypatch.setattr("simrl_replay.cli_replay._timed_settings", lambda *_: {})
-    monkeypatch.setattr("simrl.study.progress.compile_kernels", stop)
-    monkeypatch.setattr("simrl.simulate.run.simulate_prepared", lambda prepared: pytest.fail("it predicts"))
-    prepared = prepare(_scenario(Path("scenario.yaml"), [], "verl_colocated", None, None))
+        monkeypatch.setattr(f"simrl_replay.replayed.{name}", lambda *_: None)
+    monkeypatch.setattr("simrl_replay.replayed._timed_settings", lambda *_: {})
+    monkeypatch.setattr("simrl_replay.replayed.compile_kernels", stop)
+    monkeypatch.setattr("simrl_replay.replayed.simulate_prepared", lambda prepared: pytest.fail("it predicts"))
+    prepared = prepare(chosen_scenario(Path("scenario.yaml"), [], "verl_colocated", None, None))
     with pytest.raises(KeyboardInterrupt):
-        _measure_and_show(prepared, ReplayConfig(Path("v0")), Path("out"), None, 1, False)
+        measure_and_show(prepared, ReplayConfig(Path("v0")), Path("out"), None, 1, False)
     assert [file.name for file in simrl.folder.iterdir()] == ["scenario.yaml"]

@@ -336,25 +336,6 @@ def test_a_response_that_is_aborted_goes_on_elsewhere_and_both_stays_count_as_si
     assert second.counts == simulated(decoding, rest, runs, [recorded.row(ask.name) for ask in rest])
 
 
-def test_with_speculation_off_nothing_is_drafted_and_a_change_takes_effect_at_once(recorded: Recorded) -> None:
-    live, ask = recorded.live, recorded.asks[0]
-    live.proposer.configure(DrafterSetup("fixed", Fixed(tokens=3)))
-    live.proposer.begins(ask.name, ask.prompt_id, (), ())
-    live.engine.add(ask.name, ask.prompt_ids, ask.tokens)
-    drafted = []
-    for enabled in (True, True, True, False, False, True, True):
-        live.proposer.enable(enabled)
-        live.engine.step()
-        drafted.append(live.proposer.counts(ask.name).drafted)
-    assert drafted == [0, 3, 6, 6, 6, 9, 12]  # the first pass is the prompt's
-    live.proposer.window(ask.name, 1)
-    live.engine.step()
-    assert live.proposer.counts(ask.name).drafted == 13
-    live.engine.abort(ask.name)
-    assert live.proposer.ends(ask.name).drafted == 13
-    live.engine.step()
-
-
 def test_an_engine_that_slept_goes_on_as_before(recorded: Recorded) -> None:
     engine, asks = recorded.live.engine, recorded.asks[:2]
     recorded.live.proposer.configure(DrafterSetup())
@@ -405,9 +386,6 @@ def test_drafts_that_the_engine_was_not_started_for_are_refused(recorded: Record
     proposer = recorded.live.proposer
     with pytest.raises(InputError, match="start it with 64"):
         proposer.configure(DrafterSetup("history", Fixed(tokens=64)))
-    proposer.configure(DrafterSetup("fixed", Fixed(tokens=3)))
-    with pytest.raises(InputError, match="a window of 40 tokens"):
-        proposer.window("nobody", 40)
 
 
 @pytest.mark.parametrize("window", [Aimd(), Mimd()], ids=["histospec", "histospec_code"])

@@ -69,6 +69,6 @@ def test_a_nudge_is_small_and_moves_every_matrix(tmp_path: Path) -> None:
 def test_a_shape_that_is_none_and_a_folder_without_a_model_are_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="let hidden be an even multiple of heads"):
         make_model(tmp_path / "0", hidden=100, heads=3)
-    with pytest.raises(InputError, match="holds no model"):
+    with pytest.raises(InputError, match="holds no weights"):
         nudge(tmp_path, tmp_path / "1")
     assert not list(tmp_path.iterdir())

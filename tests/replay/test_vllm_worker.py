@@ -13,7 +13,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from simrl.engine.requests import Limits
-from simrl.errors import InputError
 from simrl.runtime.events import on_fire
 from simrl.runtime.worker import TokensReached
 from simrl.speculation.windows import Fixed
@@ -375,12 +374,6 @@ class RecordingDrafter:
     def counts(self, request_id) -> tuple[int, int, int, int]:
         return 0, 0, 0, 0
 
-    def window(self, request_id, tokens) -> None:
-        self.told.append(("window", request_id, tokens))
-
-    def enable(self, value) -> None:
-        self.told.append(("enable", value))
-
     def learn(self, *group) -> None:
         self.told.append(("learn", *group))
 
@@ -390,31 +383,6 @@ def drafting_rig() -> tuple[Rig, list]:
     real.engine.settings = replace(real.engine.settings, speculative={"method": "custom_class"})
     real.engine.drafter = drafter
     return real, drafter.told
-
-
-def test_windows_of_requests_and_speculation_on_and_off_reach_the_drafter_at_the_next_boundary():
-    real, told = drafting_rig()
-    a, b = sample(0, 4, 9), sample(1, 4, 6)
-    real.worker.submit(a)
-    real.worker.submit(b)
-    real.at(2.5, lambda: real.worker.window(b, 3))
-    real.at(3.5, lambda: real.worker.speculate(False))
-    real.at(7.5, lambda: real.worker.speculate(True))
-    real.at(7.6, lambda: real.worker.window(b, 2))  # it is over
-    real.run()
-    (_, first), (_, second) = told[:2]
-    assert told[2:] == [("window", second, 3), ("enable", False), ("ends", second), ("enable", True), ("ends", first)]
-
-
-def test_windows_that_no_engine_was_started_for_and_drafters_of_vllms_own_are_refused():
-    real, _ = drafting_rig()
-    most = 4
-    for tokens in (0, most + 1):
-        with pytest.raises(InputError, match=f"started for 1 to {most}"):
-            real.worker.window(sample(0, 4, 9), tokens)
-    for call in (lambda: rig().worker.speculate(False), lambda: rig().worker.window(sample(0, 4, 9), 2)):
-        with pytest.raises(InputError, match="vLLM's own n-grams have no windows"):
-            call()
 
 
 def test_a_lost_engine_learns_nothing_before_it_is_back():

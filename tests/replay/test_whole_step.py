@@ -13,6 +13,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 from simrl_replay import whole_step as module  # noqa: E402
 from simrl_replay.grpo.policy import generate, load_policy, load_weights, qwen3  # noqa: E402
+from simrl_replay.link import reports_of  # noqa: E402
 from simrl_replay.whole_step import make_weights, measure, predict, scenario_of, start_engine, whole_step  # noqa: E402
 
 pytestmark = pytest.mark.vllm  # what it needs comes with it
@@ -77,7 +78,7 @@ def test_an_engine_that_ends_stops_the_step():
             return "killed by signal 9"
 
     with pytest.raises(StoppedError, match="engine: killed by signal 9"):
-        next(module._reports(Gone()))
+        next(reports_of(Gone(), 1.0))
 
 
 @pytest.mark.xdist_group("vllm")

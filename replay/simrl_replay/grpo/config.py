@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from omegaconf import OmegaConf
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from simrl.errors import InputError
+from simrl.errors import InputError, broken
 from simrl.profile.hardware import GPUS
 from simrl.scenario.yaml_text import parse_override, read_yaml
 from simrl.validation import MOST_SEED, explain
@@ -27,11 +27,7 @@ from simrl_replay.grpo.warm_up import WarmUpConfig
 WARM_UPS = "warm-ups"  # folder of the initial policies, beside the folders of the runs
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class EngineSizes(_Model):
+class EngineSizes(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Sizes of each rollout engine."""
 
     max_num_seqs: int = Field(default=64, gt=0)
@@ -51,7 +47,7 @@ class EngineSizes(_Model):
         return self.kv_cache_tokens // self.block_size
 
 
-class SystemChoice(_Model):
+class SystemChoice(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The schedule: `split` is synchronous, with separate GPUs for rollout and training; `eta` is AReaL's staleness bound."""
 
     name: Literal["split", "one_step_off", "areal"]
@@ -64,7 +60,7 @@ class SystemChoice(_Model):
         return self
 
 
-class RunConfig(_Model):
+class RunConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """A run. Every epoch has all prompts, in an order of its own; `prompts_per_step` of them make an update."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="of its folder, too")
@@ -107,19 +103,20 @@ class RunConfig(_Model):
         return name
 
     @model_validator(mode="after")
-    def _whole_steps(self) -> RunConfig:
-        if self.prompts % self.prompts_per_step:
-            raise ValueError("prompts is a multiple of prompts_per_step: an epoch is whole steps")
-        return self
-
-    @model_validator(mode="after")
-    def _cache_holds_a_response(self) -> RunConfig:
+    def _steps_are_whole_and_the_cache_holds_a_response(self) -> RunConfig:
         held_tokens = self.engine.kv_blocks * self.engine.block_size
-        if held_tokens < self.most_tokens:
-            raise ValueError(
+        if wrong := broken(
+            (
+                self.prompts % self.prompts_per_step,
+                "prompts is a multiple of prompts_per_step: an epoch is whole steps",
+            ),
+            (
+                held_tokens < self.most_tokens,
                 f"engine.kv_cache_tokens: {held_tokens} tokens in whole blocks do not hold a prompt and its response "
-                f"({self.most_tokens}); raise it, or lower task.most_tokens"
-            )
+                f"({self.most_tokens}); raise it, or lower task.most_tokens",
+            ),
+        ):
+            raise ValueError(wrong)
         return self
 
     @property

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import os
 import time
-import traceback
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
 
-from simrl.errors import InputError, StoppedError, first_line
+from simrl.errors import InputError, first_line
 from simrl.files import write_whole_folder
 from simrl_replay.grpo.config import RunConfig
 from simrl_replay.grpo.policy import load_policy, save_policy
 from simrl_replay.grpo.records import MANIFEST, RunFolder
 from simrl_replay.grpo.update import Trajectory, make_optimizer, update
-from simrl_replay.host import Channel, Close, Failed, Ready
+from simrl_replay.host import Channel, Ready, answer_each, errors_sent
 
 KEPT_WEIGHTS = 16  # past versions that may have generated tokens of a batch: AReaL has no bound on stragglers
 
@@ -65,7 +64,9 @@ class Learner:
         self._past[self._version] = before
         self._past.pop(self._version - KEPT_WEIGHTS, None)
         self._version += 1
-        self._write()
+        with write_whole_folder(self._folder.version(self._version), MANIFEST) as temporary:
+            save_policy(self._model, temporary / "model")
+            torch.save(self._optimizer.state_dict(), temporary / "optimizer.pt")
         written_s = time.monotonic()
         known_s = min(started_s + stats.log_prob_s, trained_s)
         phases = (
@@ -73,30 +74,13 @@ class Learner:
         )  # fmt: skip
         return Updated(command.version, phases, asdict(stats))
 
-    def _write(self) -> None:
-        with write_whole_folder(self._folder.version(self._version), MANIFEST) as temporary:
-            save_policy(self._model, temporary / "model")
-            torch.save(self._optimizer.state_dict(), temporary / "optimizer.pt")
-
 
 def serve_learner(channel: Channel, config: RunConfig, folder: RunFolder, version: int) -> None:
     """Run the learner's process from a version on. An error is sent before the process ends."""
-    try:
+    with errors_sent(channel, first_line):
         learner = Learner(config, folder, version)
         channel.send([Ready(os.getpid(), torch.__version__, 0, 0, time.monotonic())])
-        while True:
-            for command in channel.recv():
-                if isinstance(command, Close):
-                    return
-                channel.send([learner.update(command)])  # type: ignore[arg-type, list-item]
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the controller is gone
-    except (InputError, StoppedError) as error:
-        channel.send([Failed(str(error), "")])
-    except BaseException as error:
-        traceback.print_exc()  # to its log
-        channel.send([Failed(first_line(error), traceback.format_exc())])
-        raise SystemExit(1) from error
+        answer_each(channel, learner.update)
 
 
 def _load(file: Any) -> dict[str, Any]:

@@ -18,15 +18,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 _EPSILON = 1e-6  # added to a standard deviation
 
 
-class LossConfig(BaseModel):
+class LossConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Parameters of the objective. A clip of null does not clip on its side."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     clip_low: float | None = Field(default=0.2, ge=0, le=1)
     clip_high: float | None = Field(default=0.28, ge=0, description="DAPO §3.1: higher than clip_low; PPO: the same")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as nnf
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.nn.utils.rnn import pad_sequence
@@ -26,17 +26,15 @@ from simrl.files import write_whole_folder
 
 WEIGHTS = "model.safetensors"
 HEAD_POSITIONS = 2048  # that pass the output head at once: 1.2 GB of logits in float32 for 152 thousand tokens
-_MANIFEST = "files.txt"
+MANIFEST = "files.txt"
 # transformers then makes no mask, and sdpa runs its causal kernel.
 _CAUSAL = {"full_attention": None}
 
 Weights = Mapping[str, torch.Tensor]  # a state_dict
 
 
-class PolicyConfig(BaseModel):
+class PolicyConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Shape of the model. vLLM's attention takes heads of 32, 64, 96 … dimensions."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     layers: int = Field(default=4, ge=1)
     hidden: int = Field(default=128, ge=1)
@@ -104,7 +102,7 @@ def qwen3(
 
 def save_policy(model: Any, folder: str | Path) -> Path:
     """Write config.json and model.safetensors, both or neither."""
-    with write_whole_folder(Path(folder), _MANIFEST) as temporary:
+    with write_whole_folder(Path(folder), MANIFEST) as temporary:
         model.config.save_pretrained(temporary)
         weights = {name: tensor.detach().contiguous() for name, tensor in model.named_parameters()}  # tied ones once
         save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from simrl.errors import InputError, first_line
 from simrl.files import write_whole_file, write_whole_folder
 from simrl.result.result import Result
-from simrl.runtime.rollout import Rollout, Segment
+from simrl.runtime.rollout import Rollout
 from simrl.trace.trace import Trace, TraceMetadata
 
 KEPT_VERSIONS = 4  # engines are never more versions behind
@@ -192,11 +192,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
-
-
-def segments_of(row: dict[str, Any]) -> list[Segment]:
-    """Return the segments of a row of `RunFolder.read`."""
-    return [Segment(**segment) for segment in row["segments"]]
 
 
 def as_trace(samples: pa.Table, per_step: int, metadata: TraceMetadata) -> Trace:

@@ -15,13 +15,14 @@ parsed, never evaluated as code.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from simrl.errors import InputError
 
@@ -61,10 +62,8 @@ class Try(NamedTuple):
     expression: str
 
 
-class Countdown(BaseModel):
+class Countdown(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The task and its parameters. A target is the value of a random try, so every problem has a solution."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["countdown"] = "countdown"
     counts: tuple[int, ...] = Field(
@@ -76,7 +75,6 @@ class Countdown(BaseModel):
 
     vocabulary: ClassVar[int] = VOCABULARY
     eos: ClassVar[int] = EOS
-    pad: ClassVar[int] = PAD
 
     @model_validator(mode="after")
     def _few_numbers(self) -> Countdown:
@@ -140,39 +138,25 @@ def _random_try(numbers: Sequence[int], rng: np.random.Generator) -> Try:
 
 def _worth(answer: str, numbers: Sequence[int]) -> int | None:
     """Return the value of an expression of +, -, * and parentheses; None if it is invalid, or does not use each number once."""
-    tokens = re.findall("[0-9]+|[^0-9]", answer[: _LONGEST_ANSWER + 1])
-    used = Counter(token for token in tokens if token.isdigit())
-    if len(answer) > _LONGEST_ANSWER or used != Counter(map(str, numbers)):
+    if not re.fullmatch(f"[0-9+*()-]{{1,{_LONGEST_ANSWER}}}", answer):
         return None
-    tokens.reverse()  # the next one is the last
+    if Counter(re.findall("[0-9]+", answer)) != Counter(map(str, numbers)):
+        return None
     try:
-        value = _sum(tokens)
-    except ValueError:
+        return _value(ast.parse(answer, mode="eval").body)
+    except (SyntaxError, ValueError):
         return None
-    return None if tokens else value
 
 
-def _sum(tokens: list[str]) -> int:
-    value = _product(tokens)
-    while tokens and tokens[-1] in "+-":
-        value += _product(tokens) if tokens.pop() == "+" else -_product(tokens)
-    return value
-
-
-def _product(tokens: list[str]) -> int:
-    value = _atom(tokens)
-    while tokens and tokens[-1] == "*":
-        tokens.pop()
-        value *= _atom(tokens)
-    return value
-
-
-def _atom(tokens: list[str]) -> int:
-    """Parse a number, or a sum in parentheses. Raise `ValueError` for anything else."""
-    token = tokens.pop() if tokens else ""
-    if token != "(":
-        return int(token)
-    value = _sum(tokens)
-    if not tokens or tokens.pop() != ")":
-        raise ValueError("a parenthesis is not closed")
-    return value
+def _value(expression: ast.expr) -> int:
+    """Return the value of a parsed expression. Raise `ValueError` for anything but numbers and their sums and products."""
+    match expression:
+        case ast.Constant(int(number)):
+            return number
+        case ast.BinOp(left, ast.Add(), right):
+            return _value(left) + _value(right)
+        case ast.BinOp(left, ast.Sub(), right):
+            return _value(left) - _value(right)
+        case ast.BinOp(left, ast.Mult(), right):
+            return _value(left) * _value(right)
+    raise ValueError("neither a number nor a sum or product")

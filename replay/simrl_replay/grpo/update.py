@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from simrl.validation import MOST_SEED
 from simrl_replay.grpo.loss import LossConfig, advantages, kl, token_losses
@@ -35,10 +35,8 @@ from simrl_replay.grpo.policy import (
 )
 
 
-class UpdateConfig(BaseModel):
+class UpdateConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Parameters of an update."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     objective: Literal["decoupled", "ppo"] = Field(
         default="decoupled",

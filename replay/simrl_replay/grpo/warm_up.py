@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from simrl.validation import MOST_SEED
 from simrl_replay.grpo.evaluate import evaluate
@@ -22,10 +22,8 @@ from simrl_replay.grpo.policy import TokenIds, clip_gradient, micro_batches, tok
 from simrl_replay.grpo.tasks import Countdown
 
 
-class WarmUpConfig(BaseModel):
+class WarmUpConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """AdamW with a linear rise and a cosine decay to a tenth of the learning rate."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     steps: int = Field(default=600, ge=1)
     batch: int = Field(default=16, ge=1, description="solutions of the task in a step, each of a prompt of its own")

@@ -9,16 +9,16 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from simrl.errors import StoppedError
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
 from simrl.runtime.training_costs import TrainingCosts
@@ -89,26 +89,19 @@ def generating(config: RunConfig, model: Path, logs: Path) -> Iterator[None]:
     """Run an engine with a whole batch on another core meanwhile, as beside the updates of an asynchronous schedule."""
     logs.mkdir(parents=True, exist_ok=True)
     settings = replace(engine_settings(config, model), stop_token=None)  # the batch stays whole
-    engine, ended, failed = start_bench(settings, 0, 0, logs), Event(), list[Exception]()
-    batch = Stairs((config.engine.max_num_seqs,), 1, turns=config.task.most_tokens - 8)
+    ended, batch = Event(), Stairs((config.engine.max_num_seqs,), 1, turns=config.task.most_tokens - 8)
+    with start_bench(settings, 0, 0, logs) as engine, ThreadPoolExecutor(1) as pool:
 
-    def generate() -> None:
-        try:
+        def generate() -> None:
             while not ended.is_set():
                 engine(batch)
-        except StoppedError as error:
-            failed.append(error)
 
-    thread = Thread(target=generate)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-        engine.close()
-    if failed:  # the measurement ran without its neighbour
-        raise failed[0]
+        generated = pool.submit(generate)
+        try:
+            yield
+        finally:
+            ended.set()
+        generated.result()  # raises if the measurement ran without its neighbour
 
 
 def _batch(config: RunConfig, rng: np.random.Generator) -> list[Trajectory]:

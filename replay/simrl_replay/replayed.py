@@ -1,0 +1,191 @@
+"""A replay from a scenario file to its folder of results: predicted, replayed, compared and shown.
+
+Invariant: the folder is replaced as a whole, when all is written; a replay that is stopped leaves its results up to then.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from simrl.analysis.agreement import Agreement, agree, method_without_drafts, repeat_spread
+from simrl.errors import InputError, StoppedError
+from simrl.files import write_whole_folder
+from simrl.interrupts import ctrl_c_once
+from simrl.profile.metadata import setting_differences
+from simrl.result.result import Result
+from simrl.scenario.load import Choices, load_scenarios
+from simrl.scenario.model import Scenario
+from simrl.show.comparison import MANIFEST
+from simrl.show.figures.agree import agreement_figure
+from simrl.show.style import save
+from simrl.show.tables.agree import print_agreement, repeats_line
+from simrl.show.tables.compare import not_drafted
+from simrl.show.text import Screen, say
+from simrl.simulate.prepare import Prepared, gpus_for, prepare
+from simrl.simulate.run import simulate_prepared
+from simrl.study.compare import folder_name, run_names
+from simrl.study.executors import connect
+from simrl.study.progress import compile_kernels, progress_bar
+from simrl.systems.recipes import parameters_of
+from simrl.trace.trace import write_trace
+from simrl_replay.ray_link import ray_fleet
+from simrl_replay.replayer import (
+    Measured,
+    ReplayConfig,
+    ReplayEngines,
+    check_engine,
+    check_replayable,
+    engine_settings,
+    process_fleet,
+    replay,
+)
+from simrl_replay.vllm_adapter import EngineSettings
+
+
+def measure_and_show(
+    prepared: Prepared, config: ReplayConfig, folder: Path, ray: str | None, repeats: int, as_json: bool
+) -> None:
+    """Simulate, replay, write all results to `folder`, and print the agreement."""
+    check_replayable(prepared, config)
+    check_engine(config)
+    settings = engine_settings(prepared, config)
+    if ray is not None:
+        connect(ray)
+    steps = prepared.scenario.steps
+    replaced = (folder / "agreement.json").exists()
+    said = Screen(stderr=True)
+    for difference in setting_differences(prepared.profile.metadata, _timed_settings(settings, prepared.workers)):
+        said.print(f"note: the {difference}")
+    with ctrl_c_once(), write_whole_folder(folder, MANIFEST) as temporary:
+        compile_kernels([prepared.limits.dp])  # where Ctrl-C waits: within, it would end in a traceback of the compiler
+        predicted = simulate_prepared(prepared)
+        if method := method_without_drafts(predicted):
+            said.print(f"note: as predicted, {not_drafted(method)}")
+        said.print(f"predicted: {predicted.metadata['end_s']:.1f} s for {steps} updates; starting engines …")
+        fleet = _start_engines(prepared, settings, config, ray, temporary / "logs", folder)
+        said.print("engines are up; replaying …")
+        with fleet:
+            measured = _replays(prepared, fleet, config, repeats)
+        agreements, text = _write(temporary, folder, predicted, measured)
+    if as_json:
+        print(text)
+    else:
+        print_agreement(agreements[0], Screen(), repeat_spread(_complete(measured)))
+        say(Screen(), repeats_line(agreements[: len(_complete(measured))], prepared.profile.metadata.spread))
+        for number, each in enumerate(measured, 1):
+            where = f", replay {number}" if len(measured) > 1 else ""
+            for event in each.result.metadata["replay"]["happened"]:
+                print(f"At {event['at_s']:.1f} s{where}: {event['message']}.")
+        print(f"Training and rewards took the predicted time. Written to {folder}.")
+        if replaced:
+            print("The results of an earlier replay there were replaced; --output names another folder.")
+    if (stopped := measured[-1].stopped) is not None:
+        why = str(stopped) or "interrupted"
+        raise StoppedError(f"{why}; the results up to then are in {folder}")
+
+
+def _start_engines(
+    prepared: Prepared, settings: EngineSettings, config: ReplayConfig, ray: str | None, logs: Path, folder: Path
+) -> ReplayEngines:
+    """Start the engines on this machine, or on the Ray cluster at the address `ray`; keep the logs of a failed start."""
+    logs.mkdir()
+    if ray is not None:
+        return ray_fleet(prepared.workers, settings, config, ray)
+    try:
+        return process_fleet(prepared.workers, settings, config, logs)
+    except (InputError, StoppedError) as error:
+        if not any(log.stat().st_size for log in logs.iterdir()):
+            raise
+        kept = folder.with_name(f"{folder.name}-logs")
+        shutil.copytree(logs, kept, dirs_exist_ok=True)
+        raise type(error)(f"{error}; the engines' logs are in {kept}") from error
+
+
+def _replays(prepared: Prepared, fleet: ReplayEngines, config: ReplayConfig, repeats: int) -> list[Measured]:
+    """Replay on engines that stay up; what stops a replay ends the series."""
+    measured: list[Measured] = []
+    with progress_bar() as progress:
+        task = progress.add_task("replaying: updates", total=repeats * prepared.scenario.steps)
+        while len(measured) < repeats and not (measured and measured[-1].stopped):
+            measured.append(replay(prepared, fleet, config, lambda _: progress.advance(task)))
+    return measured
+
+
+def _complete(measured: Sequence[Measured]) -> list[Result]:
+    return [each.result for each in measured if each.stopped is None]
+
+
+def _write(
+    temporary: Path, folder: Path, predicted: Result, measured: Sequence[Measured]
+) -> tuple[list[Agreement], str]:
+    """Write all results, the trace and the agreements; return the agreements, and the JSON of the first, and of the
+    repeats, with the final `folder`."""
+    first = measured[0]
+    later = {f"repeats/{number}": each.result for number, each in enumerate(measured[1:], 2)}
+    for name, result in {"predicted": predicted, "measured": first.result, **later}.items():
+        (temporary / name).mkdir(parents=True)
+        result.write(temporary / name)
+    if first.trace is not None:
+        write_trace(first.trace, temporary / "trace.parquet")
+    agreements = [agree(predicted, each.result) for each in measured]
+    spread = repeat_spread(_complete(measured))
+    repeats = {"errors": [asdict(each.errors) for each in agreements], "spread": spread and asdict(spread)}
+    text = json.dumps({"folder": str(folder), **agreements[0].as_json(), "repeats": repeats}, indent=1)
+    (temporary / "agreement.json").write_text(text + "\n", encoding="utf-8")
+    save(agreement_figure(predicted, first.result, agreements[0]), temporary / "agreement.png")
+    return agreements, text
+
+
+def default_folder(scenario: Scenario, workers: int) -> Path:
+    """Return the results folder: distinct for each system, parameters (with dispatch and speculation) and number of workers."""
+    return Path("results") / f"{scenario.name}-{folder_name(scenario)}-workers-{workers}-replay"
+
+
+def _timed_settings(settings: EngineSettings, workers: int) -> dict[str, Any]:
+    """Return the settings that change a pass's time for equal work; on a CPU also the number of engines that share it."""
+    named = {name: getattr(settings, name) for name in ("device", "dtype", "tp", "block_size", "temperature")}
+    return named | ({"neighbours": workers - 1} if settings.device == "cpu" else {})
+
+
+def chosen_scenario(
+    file: Path, overrides: list[str], system: str | None, dispatch: str | None, speculation: str | None
+) -> Scenario:
+    """Return the one scenario of a file. Raise `InputError` if there are several."""
+    choices = Choices((), [dispatch] if dispatch else (), [speculation] if speculation else ())
+    scenarios = load_scenarios(file, overrides, system, choices, parameters_of)
+    if len(scenarios) > 1:
+        raise InputError(
+            f"{file}: {len(scenarios)} runs ({run_names(scenarios)}); a replay is of one: choose it with --system NAME, "
+            "its parameters (such as eta=8) and cluster.gpus=…"
+        )
+    return scenarios[0]
+
+
+def with_workers(prepared: Prepared, workers: int | None) -> Prepared:
+    """Reduce the number of rollout workers: a trainer with its own GPUs keeps them, one that shares the workers' GPUs has
+    fewer."""
+    if workers is None or workers == prepared.workers:
+        return prepared
+    if workers > prepared.workers:
+        raise InputError(
+            f"--workers {workers}: the scenario's {prepared.scenario.cluster.gpus} GPUs give {prepared.system.label} "
+            f"{prepared.workers} rollout workers; ask for fewer, or set cluster.gpus"
+        )
+    if prepared.colocated:
+        scenario = prepared.scenario
+        cluster = scenario.cluster.model_copy(update={"gpus": gpus_for(scenario, workers)})
+        return prepare(scenario.model_copy(update={"cluster": cluster}))
+    return replace(prepared, workers=workers)
+
+
+def model_folder(model: Path) -> Path:
+    """Return the folder of a model that was named by it or by its config.json. Raise `InputError` if it has none."""
+    folder = model.parent if model.name == "config.json" else model
+    if not (folder / "config.json").is_file():
+        raise InputError(f"model {model}: no folder with a config.json; name one with --model (a real engine needs it)")
+    return folder

@@ -43,7 +43,6 @@ def prove(
     """
     from simrl.profile.hardware import GPUS
     from simrl_replay.prove import Proof, gpu_here
-    from simrl_replay.prove_page import page
     from simrl_replay.vllm_adapter import vllm_version
 
     if ray is not None and gpus == 1 and device == "cuda":
@@ -71,7 +70,6 @@ def prove(
     try:
         proof.run()
     finally:
-        (output / "prove.md").write_text(page(proof.record), encoding="utf-8")
         print(f"The page: {output / 'prove.md'}")
 
 

@@ -84,6 +84,46 @@ def test_a_step_that_fails_is_recorded_with_its_reason_and_the_others_go_on(proo
     assert "killed by signal 9" in page(json.loads((proof.folder / "prove.json").read_text()))
 
 
+def test_the_time_ends_also_where_an_engine_is_waited_for(proof, monkeypatch):
+    waited = []
+
+    def waits(links, deadline_s):
+        waited.append(links)
+        prove.time.sleep(30.0)
+
+    monkeypatch.setattr(prove, "wait_until_ready", waits)
+    monkeypatch.setattr(
+        proof.up, "_links", {"a": SimpleNamespace(kill=lambda: None), "b": SimpleNamespace(kill=lambda: None)}
+    )
+    proof.until_s = prove.time.monotonic() + 0.3
+    monkeypatch.setattr(proof, "steps", lambda: [Step("engines", 0.0, partial(proof._wait, ["a", "b"]))])
+    (entry,) = proof.run()["steps"]
+    assert (entry["state"], entry["why"], len(waited)) == ("failed", "the time was up", 1) and entry["took_s"] < 5
+
+
+def test_an_engine_that_dies_in_a_replay_serves_the_next_one_and_ends_with_the_proof(proof, monkeypatch):
+    monkeypatch.setattr(proof, "_predicted_whole", lambda: SimpleNamespace(phases={}))  # needs torch
+    processes = []
+
+    def dies():
+        proof.up._links["a"].process.kill()
+        entry = proof._replay(proof.cases["verl_colocated"])
+        processes.append(proof.up._links["a"].process)
+        return entry
+
+    steps = [
+        Step("blind", 0.0, partial(proof._blind, ["a"])),
+        Step("engines", 0.0, partial(proof._wait, ["a"])),
+        Step("dies", 0.0, dies),
+        Step("next", 0.0, partial(proof._replay, proof.cases["verl_colocated"])),
+    ]
+    monkeypatch.setattr(proof, "steps", lambda: steps)
+    *_, died, after = proof.run()["steps"]
+    assert died["state"] == after["state"] == "done", (died, after)
+    assert after["measured"]["counts"] == after["predicted"]["blind"]["counts"]
+    assert not processes[0].is_alive()
+
+
 def test_nothing_is_measured_that_was_not_predicted(proof, monkeypatch):
     def fails():
         raise ModuleNotFoundError("No module named 'torch'")
@@ -100,8 +140,8 @@ def test_what_a_gpu_is_too_small_for_is_left_out_with_its_reason(tmp_path, monke
     monkeypatch.setattr(proof, "_predicted_whole", lambda: SimpleNamespace(phases={}))  # needs torch
     small = [name for name, engine in proof.engines.items() if engine.model == "qwen3-0.6b"]
     blind = proof._blind(small)
-    assert {*begun} | {*proof.not_begun} == {*small} and begun[:4] == ["a", "b", "drafting a", "drafting b"]
-    assert all("of the GPU's memory is not left" in why for why in proof.not_begun.values())
+    assert {*begun} | {*proof.up.failed} == {*small} and begun[:4] == ["a", "b", "drafting a", "drafting b"]
+    assert all("of the GPU's memory is not left" in why for why in proof.up.failed.values())
     assert "needs" in blind["not_predicted"]["large"] and "large" not in proof.predictions
     assert "rhymerl" in proof.predictions
     step = Step("large", 0.0, partial(proof._replay, proof.cases["large"]))

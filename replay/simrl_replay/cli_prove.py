@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from simrl.errors import InputError
+from simrl.errors import InputError, StoppedError
 
 EXAMPLE = (
     "Examples:  simrl prove   |   simrl prove --gpu h200 --minutes 20 -o results/h200   |   simrl prove --device cpu   |   "
@@ -71,7 +71,13 @@ def prove(
         proof.run()
     finally:
         print(f"The page: {output / 'prove.md'}")
+    if not any("measured" in step or "passes" in step for step in proof.record["steps"]):
+        raise StoppedError(f"nothing was measured in {minutes:g} minutes ({output / 'prove.md'}); give more --minutes")
 
 
 if __name__ == "__main__":  # where simrl is not installed, but on the path
-    typer.run(prove)
+    from simrl.commands.cli import main
+
+    alone = typer.Typer()
+    alone.command()(prove)
+    main(alone)

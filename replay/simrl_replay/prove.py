@@ -44,7 +44,7 @@ from simrl_replay.host import Close, run_host
 from simrl_replay.link import EngineLink, Start, engine_link, visible_gpus, wait_until_ready
 from simrl_replay.measured_profile import gpu_name, measure_with
 from simrl_replay.profile_fit import predicted_s
-from simrl_replay.prove_page import page
+from simrl_replay.prove_page import page, passes
 from simrl_replay.prove_plan import (
     BLOCK_TOKENS,
     DRAFT_TOKENS,
@@ -248,7 +248,8 @@ class Proof:
 
     def save(self) -> None:
         """Write the record and its page."""
-        texts = {"prove.json": json.dumps(self.record, indent=1, default=float) + "\n", "prove.md": page(self.record)}
+        record = json.dumps(self.record, indent=1, default=float) + "\n"
+        texts = {"prove.json": record, "prove.md": page(self.record), "passes.md": passes(self.record)}
         for name, text in texts.items():
             with write_whole_file(self.folder / name) as temporary:
                 temporary.write_text(text, encoding="utf-8")

@@ -22,16 +22,21 @@ Rows = Sequence[Sequence[str]]
 
 
 def page(record: Mapping[str, Any]) -> str:
-    """Return the page as Markdown."""
+    """Return the page as Markdown; `passes` is on another."""
     steps = {each["step"]: each for each in record["steps"]}
     done = record["steps"]
     replays = [each for each in done if "predicted" in each]
     parts = [_top(record, steps), _bars(replays)]
     parts += [_replays(replays), _counts(replays)] if replays else []
-    parts += [_passes(each) for each in done if "held_out" in each]
     parts += [_whole(each) for each in done if "phases" in each]
+    parts += [_errors_of_passes([each for each in done if "held_out" in each])]
     parts += [_figures(each) for each in done if "figures" in each]
     return "\n\n".join([part for part in (*parts, _steps(record)) if part]) + "\n"
+
+
+def passes(record: Mapping[str, Any]) -> str:
+    """Return the page of every measured pass, as Markdown."""
+    return "\n\n".join(["# Passes", *(_passes(each) for each in record["steps"] if "held_out" in each)]) + "\n"
 
 
 def bars(replays: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, float, float, list[float]]]:
@@ -74,10 +79,15 @@ def _top(record: Mapping[str, Any], steps: Mapping[str, Any]) -> str:
             "same engines. Nothing is fitted to a replay.",
             "",
         ]
+    replays = [each for each in record["steps"] if "predicted" in each]
+    unmet = [each for each in record["steps"] if each["state"] != "done"]
     lines += [
+        f"Measured: {len(replays)} replays; {len(unmet)} of {len(record['steps'])} steps failed or found no time.",
+        "",
         "Models are random, of the shape of the named ones. Recorded responses are followed token by token, so drafts are "
-        "accepted as in the recorded run. Training and rewards are held for their predicted time; errors are on the rollout "
-        "clock, which stops while no engine generates. An error is (predicted − measured) / measured.",
+        "accepted as in the recorded run. Training and rewards are held for their predicted time, loads and switches of "
+        "weights are set to 0.1 s; errors are on the rollout clock, which stops while no engine generates. An error is "
+        "(predicted − measured) / measured; of samples' ends, the mean of its size.",
     ]
     return "\n".join(lines)
 
@@ -91,7 +101,10 @@ def _bars(replays: Sequence[Mapping[str, Any]]) -> str:
     for what, prediction, limit, worst, errors in bars(replays):
         within = sum(abs(error) <= limit for error in errors)
         of = f"{within} of {len(errors)}" + ("" if within == len(errors) else ": **not met**")
-        rows.append([what, NAMES[prediction], f"{limit:.0%}", _percent(median(errors)), _percent(worst), of])
+        sign = "" if what.startswith(TITLES["sample_mape"]) else "+"
+        rows.append(
+            [what, NAMES[prediction], f"{limit:.0%}", _percent(median(errors), sign), _percent(worst, sign), of]
+        )
     return _table("## Bars", ["", "prediction", "bar", "median", "worst", "replays within"], rows)
 
 
@@ -112,7 +125,8 @@ def _replays(replays: Sequence[Mapping[str, Any]]) -> str:
         blind = each["predicted"]["blind"]["acceptance"]
         row += ["" if acceptance is None else f"{blind:.3f} / {acceptance:.3f}"]
         rows.append([*row, "" if noise is None else _percent(noise["makespan_err"], sign="")])
-    heads = ["replay", "engines", "responses", "measured s", "blind", "samples", "measured profile", "samples"]
+    heads = ["replay", "engines", "responses", "measured rollout s", "blind: makespan", "samples' ends"]
+    heads += ["measured profile: makespan", "samples' ends"]
     return _table("## Replays", [*heads, "acceptance, predicted / measured", "a second run differs by"], rows)
 
 
@@ -130,63 +144,54 @@ def _counts(replays: Sequence[Mapping[str, Any]]) -> str:
     return _table("## What the engines counted", ["replay", "", "blind", "measured profile", "engine's own"], rows)
 
 
+def _errors_of_passes(steps: Sequence[Mapping[str, Any]]) -> str:
+    """Return one table of the errors of passes; `passes` has the passes. `held out` are those that no profile was fitted to."""
+    rows = []
+    for step in steps:
+        points = step["passes"] + step["held_out"]
+        for kind in ("decode", "verify", "prefill", "prefill + decode"):
+            blind = [p["blind_s"] / p["measured_s"] - 1 for p in points if _kind(p) == kind]
+            held_out = [p["profile_s"] / p["measured_s"] - 1 for p in step["held_out"] if _kind(p) == kind]
+            errors = [
+                [str(len(e)), _percent(median(e)), _percent(max(e, key=abs))] if e else [""] * 3
+                for e in (blind, held_out)
+            ]
+            if blind:
+                rows.append([_engine(step), kind, *errors[0], *errors[1]])
+    heads = ["engine", "passes", "n", "blind: median", "worst", "n", "measured profile, held out: median", "worst"]
+    return _table("## Passes", heads, rows)
+
+
+def _engine(step: Mapping[str, Any]) -> str:
+    beside = f", beside engine {step['beside']}, which decodes" if step["beside"] else ""
+    return f"{step['model']}, {step['profile']}{beside}"
+
+
 def _passes(step: Mapping[str, Any]) -> str:
-    beside = f", beside {step['beside']}" if step["beside"] else ""
-    points = step["passes"] + step["held_out"]
-    summary = []
-    for kind in ("decode", "verify", "prompts", "mixed"):
-        errors = [p["blind_s"] / p["measured_s"] - 1 for p in points if _kind(p) == kind]
-        fitted = [p["profile_s"] / p["measured_s"] - 1 for p in step["held_out"] if _kind(p) == kind]
-        if errors:
-            measured = [_percent(median(fitted)), _percent(max(fitted, key=abs))] if fitted else ["", ""]
-            summary.append(
-                [kind, str(len(errors)), _percent(median(errors)), _percent(max(errors, key=abs)), *measured]
-            )
-    heads = ["passes", "n", "blind: median", "worst", "measured profile, not fitted: median", "worst"]
+    """Return the passes of an engine, the held-out ones last."""
+    work = ("sequences", "draft_tokens", "kv_tokens", "prompts", "chunk_tokens", "context_tokens")
+    rows = [
+        [
+            *(f"{p[name]:.0f}" if p[name] else "" for name in work),
+            f"{p['measured_s'] * 1e3:.2f}",
+            f"{p['blind_s'] * 1e3:.2f}",
+            _percent(p["blind_s"] / p["measured_s"] - 1),
+            _percent(p["profile_s"] / p["measured_s"] - 1) if "profile_s" in p else "",
+        ]
+        for p in [*sorted(step["passes"], key=lambda p: [p[name] for name in ("prompts", *work)]), *step["held_out"]]
+    ]
+    heads = ["sequences", "drafts each", "context tokens", "prompts", "prefill tokens", "after tokens"]
     host = (
         f"Of a pass, {step['between_passes_s'] * 1e3:.2f} ms are outside the engine's step, at one sequence; a new request "
         f"takes {step['request_s'] * 1e3:.2f} ms more."
     )
-    grid = [
-        [
-            f"{p['sequences']}",
-            f"{p['draft_tokens'] or ''}",
-            f"{p['kv_tokens']:.0f}" if p["sequences"] else "",
-            f"{p['prompts'] or ''}",
-            f"{p['chunk_tokens'] or ''}",
-            f"{p['context_tokens'] or ''}",
-            f"{p['measured_s'] * 1e3:.2f}",
-            f"{p['blind_s'] * 1e3:.2f}",
-            _percent(p["blind_s"] / p["measured_s"] - 1),
-        ]
-        for p in sorted(
-            step["passes"],
-            key=lambda p: (p["prompts"], p["draft_tokens"], p["sequences"], p["kv_tokens"], p["chunk_tokens"]),
-        )
-    ]
-    each = [
-        "sequences",
-        "drafts each",
-        "tokens each",
-        "prompts",
-        "prompt tokens",
-        "after",
-        "measured ms",
-        "blind ms",
-        "error",
-    ]
-    return "\n\n".join(
-        [
-            _table(f"## Passes of {step['model']}{beside} ({step['profile']})", heads, summary),
-            host,
-            _table("", each, grid),
-        ]
-    )
+    table = _table("", [*heads, "measured ms", "blind ms", "error", "measured profile (held out)"], rows)
+    return f"## {_engine(step)}\n\n{host}\n\n{table}"
 
 
 def _kind(shape: Mapping[str, Any]) -> str:
     if shape["prompts"]:
-        return "mixed" if shape["sequences"] else "prompts"
+        return "prefill + decode" if shape["sequences"] else "prefill"
     return "verify" if shape["draft_tokens"] else "decode"
 
 

@@ -14,7 +14,7 @@ from simrl.errors import StoppedError
 from simrl.profile.shipped import ROOT
 from simrl_replay import prove
 from simrl_replay.prove import Proof, Step
-from simrl_replay.prove_page import bars, page
+from simrl_replay.prove_page import bars, page, passes
 from simrl_replay.prove_plan import cases, engines, settings, sizes
 from simrl_replay.rank import Recorded, as_recorded
 from tests.command_line import CommandLine
@@ -330,6 +330,7 @@ def test_the_page_of_the_h100_is_made_from_its_record_and_its_predictions_are_th
     folder = ROOT / "experiments" / "gpu" / "h100"
     record = json.loads((folder / "prove.json").read_text())
     assert (folder / "prove.md").read_text() == page(record)
+    assert (folder / "passes.md").read_text() == passes(record)
     steps = {each["step"]: each for each in record["steps"]}
     blind = (folder / "blind.json").read_bytes()
     assert hashlib.sha256(blind).hexdigest() == steps["blind"]["sha256"]

@@ -287,11 +287,12 @@ def facts(engine: VllmEngine) -> dict[str, str]:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
-    found["kv_cache_tokens"] = str(engine.kv_cache_tokens)
-    found["graph_tokens"] = str(engine.graph_tokens)
-    found["dtype"] = engine.settings.dtype
-    found["device"] = torch.cuda.get_device_name() if engine.settings.device == "cuda" else _processor()
-    return found
+    return found | {
+        "kv_cache_tokens": str(engine.kv_cache_tokens),
+        "graph_tokens": str(engine.graph_tokens),
+        "dtype": engine.settings.dtype,
+        "device": torch.cuda.get_device_name() if engine.settings.device == "cuda" else _processor(),
+    }
 
 
 def _processor() -> str:

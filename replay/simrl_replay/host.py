@@ -179,11 +179,14 @@ Report = Ready | Failed | Begun | Gained | Ended | Loaded | Reached | EngineCoun
 class Channel(Protocol):
     """Receives lists of commands, sends lists of reports."""
 
-    def poll(self, timeout_s: float | None) -> bool: ...
+    def poll(self, timeout_s: float | None) -> bool:
+        """Return whether commands are here; wait so long for them, None: until they are."""
 
-    def recv(self) -> Sequence[Command]: ...
+    def recv(self) -> Sequence[Command]:
+        """Wait for the next commands, and return them."""
 
-    def send(self, reports: Sequence[Report]) -> None: ...
+    def send(self, reports: Sequence[Report]) -> None:
+        """Send reports."""
 
 
 @dataclass

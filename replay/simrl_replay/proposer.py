@@ -161,16 +161,19 @@ class _Oracle:
 
 
 class _Fixed:
-    """Drafts as many tokens as it may."""
+    """Drafts as many tokens as it may, whatever the text."""
 
-    def start_request(self, request: int, prompt_id: int, prompt_ids: Tokens | None = None) -> None: ...
+    def start_request(self, request: int, prompt_id: int, prompt_ids: Tokens | None = None) -> None:
+        """Take no note of a request."""
 
     def propose(self, requests: Sequence[int], most_tokens: Sequence[int]) -> list[Tokens]:
         return [np.zeros(most, dtype=np.int32) for most in most_tokens]
 
-    def observe(self, request: int, token_ids: Tokens) -> None: ...
+    def observe(self, request: int, token_ids: Tokens) -> None:
+        """Take no note of its tokens."""
 
-    def stop_request(self, request: int) -> None: ...
+    def stop_request(self, request: int) -> None:
+        """Take no note of its end."""
 
 
 @dataclass

@@ -23,9 +23,11 @@ class Recorded(NamedTuple):
 class NoDrafts:
     """vLLM's custom drafter (`method: custom_class`) where simrl drafts: it drafts nothing."""
 
-    def __init__(self, vllm_config: Any) -> None: ...
+    def __init__(self, vllm_config: Any) -> None:
+        """Take what vLLM gives to a drafter."""
 
-    def load_model(self, *arguments: Any, **named: Any) -> None: ...
+    def load_model(self, *arguments: Any, **named: Any) -> None:
+        """Load nothing."""
 
     def propose(self, sampled_token_ids: list[list[int]], *arguments: Any, **named: Any) -> list[list[int]]:
         return [[] for _ in sampled_token_ids]

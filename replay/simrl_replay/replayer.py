@@ -419,12 +419,14 @@ def _as_trace(rollouts: Sequence[Rollout], prepared: Prepared, responses: Mappin
     rollouts = list(first.values())
     samples = [rollout.sample for rollout in rollouts]
     names = ("step", "epoch", "prompt_id", "sample", "prompt_tokens")
-    columns: dict[str, Any] = {name: [getattr(sample, name) for sample in samples] for name in names}
-    columns["response_tokens"] = [rollout.tokens for rollout in rollouts]
-    columns["response_ids"] = [list(rollout.token_ids or ()) for rollout in rollouts]
+    columns: dict[str, Any] = {
+        **{name: [getattr(sample, name) for sample in samples] for name in names},
+        "response_tokens": [rollout.tokens for rollout in rollouts],
+        "response_ids": [list(rollout.token_ids or ()) for rollout in rollouts],
+        "policy_version": [rollout.segments[-1].policy_version for rollout in rollouts],
+    }
     if "reward" in prepared.trace.table.column_names:
         columns["reward"] = [responses[sample.uid].reward for sample in samples]
-    columns["policy_version"] = [rollout.segments[-1].policy_version for rollout in rollouts]
     return Trace.from_columns(
         columns,
         TraceMetadata(

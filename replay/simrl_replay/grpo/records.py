@@ -211,8 +211,10 @@ def as_trace(samples: pa.Table, per_step: int, metadata: TraceMetadata) -> Trace
         while epoch_at.setdefault((step, prompt), epoch) != epoch:
             step += 1
         steps.append(step)
-    columns["step"] = steps
-    columns["response_tokens"] = [len(response) for response in ids]
-    columns["response_ids"] = ids
-    columns["policy_version"] = [row[-1]["policy_version"] for row in samples["segments"].to_pylist()]
+    columns |= {
+        "step": steps,
+        "response_tokens": [len(response) for response in ids],
+        "response_ids": ids,
+        "policy_version": [row[-1]["policy_version"] for row in samples["segments"].to_pylist()],
+    }
     return Trace.from_columns(columns, metadata)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import simpy
 
@@ -446,6 +447,46 @@ def test_a_replay_with_forced_acceptance_accepts_sample_by_sample_what_was_simul
     assert measured.result.metadata["replay"]["forced_acceptance"]
     with pytest.raises(InputError, match="the trace has no token ids; replay it once without speculation"):
         check_replayable(forced(case(a_trace(steps=1), "draft_model")), live)
+
+
+def test_random_weights_follow_a_recorded_run_and_its_drafts_stand_as_simulated(models, tmp_path):
+    draws, epochs = np.random.default_rng(0), 2
+    texts = {prompt: draws.integers(0, 300, 120).tolist() for prompt in range(3)}
+    ids = {}
+    for epoch in range(epochs):  # the second epoch repeats parts of the first
+        for prompt in texts:
+            for i in range(4):
+                start, own = 10 * i, draws.integers(0, 300, 15).tolist()
+                ids[epoch, prompt, i] = texts[prompt][start : start + 40] + own + texts[prompt][start + 40 :]
+    keys = sorted(ids)
+    columns = {
+        "step": [epoch for epoch, _, _ in keys],
+        "epoch": [epoch for epoch, _, _ in keys],
+        "prompt_id": [prompt for _, prompt, _ in keys],
+        "sample": [i for _, _, i in keys],
+        "prompt_tokens": [9] * len(keys),
+        "response_tokens": [len(ids[key]) for key in keys],
+        "response_ids": [ids[key] for key in keys],
+    }
+    metadata = TraceMetadata(name="two epochs", kind="recorded", source="a test", tokenizer="none", cap_tokens=256)
+    write_trace(Trace.from_columns(columns, metadata), tmp_path / "trace.parquet")
+    drafting = "{name: histospec, gate: open, window: {kind: aimd, most_tokens: 8}}"
+    text = scenario(models[0], tmp_path, steps=2)
+    text = text.replace("[one_step_off]", f"[{{name: split, rollout_share: 0.34, speculation: {drafting}}}]")
+    (tmp_path / "scenario.yaml").write_text(text)
+    prepared, _ = replayed_form(prepare(load_scenarios(tmp_path / "scenario.yaml", [])[0]))
+    config = ReplayConfig(models[0], device="cpu", dtype="float32", dummy_weights=True, recorded_tokens=True)
+    with process_fleet(1, engine_settings(prepared, config), config, tmp_path) as fleet:
+        measured = replay(prepared, fleet, config)
+    assert measured.trace is not None
+    generated = {(r["epoch"], r["prompt_id"], r["sample"]): r["response_ids"] for r in rows(measured.trace.table)}
+    assert generated == {key: ids[key] for key in generated} and len(generated) == len(keys)
+    counts = ["epoch", "prompt_id", "sample", "drafted_tokens", "accepted_tokens", "verifications", "verified_tokens"]
+    simulated, replayed = (
+        sorted(tuple(row[name] for name in counts) for row in rows(result.samples) if row["status"] == "trained")
+        for result in (simulate_prepared(prepared), measured.result)
+    )
+    assert replayed == simulated and sum(row[4] for row in replayed) > 100
 
 
 def test_an_engine_of_two_processes_generates_drafts_for_both_loads_and_ends_with_both(tmp_path):

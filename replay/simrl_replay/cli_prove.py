@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -17,10 +17,12 @@ EXAMPLE = (
 
 def prove(
     minutes: Annotated[float, typer.Option(min=1.0, help="the time for everything; what finds none is left out")] = 9.0,
-    device: Annotated[str, typer.Option(help="cuda, or cpu to rehearse it with models of two layers")] = "cuda",
+    device: Annotated[
+        Literal["cpu", "cuda"], typer.Option(help="cuda, or cpu to rehearse it with models of two layers")
+    ] = "cuda",
     gpu: Annotated[str | None, typer.Option(help="a100, h100, h200 …; default: the name of the device")] = None,
     graphs: Annotated[
-        str,
+        Literal["full", "decode", "compiled", "none"],
         typer.Option(help="CUDA graphs: full (FlashAttention 3), decode, compiled (vLLM's own; starts are slow), none"),
     ] = "full",
     gpus: Annotated[
@@ -41,15 +43,12 @@ def prove(
     """
     from simrl.profile.hardware import GPUS
     from simrl_replay.prove import Proof, gpu_here
-    from simrl_replay.prove_page import page
     from simrl_replay.vllm_adapter import vllm_version
 
-    if device not in ("cpu", "cuda"):
-        raise InputError(f"--device {device}: choose cpu or cuda")
-    if graphs not in ("full", "decode", "compiled", "none"):
-        raise InputError(f"--graphs {graphs}: choose full, decode, compiled or none")
     if ray is not None and gpus == 1 and device == "cuda":
         raise InputError(f"--ray {ray}: one GPU needs no cluster; add --gpus, or rehearse with --device cpu")
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise InputError(f"--output {output}: is there already, perhaps an earlier proof; name a new folder")
     vllm_version()
     name = gpu or gpu_here(device)
     if name not in GPUS:
@@ -59,7 +58,7 @@ def prove(
 
         connect(ray)
     proof = Proof(
-        "cpu" if device == "cpu" else "cuda",
+        device,
         name,
         minutes,
         output,
@@ -71,7 +70,6 @@ def prove(
     try:
         proof.run()
     finally:
-        (output / "prove.md").write_text(page(proof.record), encoding="utf-8")
         print(f"The page: {output / 'prove.md'}")
 
 

@@ -188,6 +188,9 @@ def _child(connection: Connection, log: str, life: Callable[[Channel], None]) ->
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+    with open(log, "ab", buffering=0) as file:  # noqa: PTH123 (of the descriptor)
+        os.dup2(file.fileno(), sys.stdout.fileno())
+        os.dup2(file.fileno(), sys.stderr.fileno())
     # A resource tracker of its own, which prints to the log, clears up when the process is killed.
     resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]
     resource_tracker.ensure_running()  # outside the group, to outlive it
@@ -196,9 +199,6 @@ def _child(connection: Connection, log: str, life: Callable[[Channel], None]) ->
     code = 1
     # Registered first, so called last: without it, the interpreter takes seconds to tear torch down.
     atexit.register(lambda: os._exit(code))
-    with open(log, "ab", buffering=0) as file:  # noqa: PTH123 (of the descriptor)
-        os.dup2(file.fileno(), sys.stdout.fileno())
-        os.dup2(file.fileno(), sys.stderr.fileno())
     life(connection)
     code = 0
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import signal
 import subprocess
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict
@@ -27,6 +29,7 @@ import yaml
 
 from simrl.analysis.agreement import agree, finished_on_clock, repeat_spread
 from simrl.errors import InputError, StoppedError, first_line
+from simrl.files import write_whole_file
 from simrl.profile.hardware import GPUS
 from simrl.profile.profile import Tables
 from simrl.result.result import Result
@@ -41,6 +44,7 @@ from simrl_replay.host import Close, run_host
 from simrl_replay.link import EngineLink, Start, engine_link, visible_gpus, wait_until_ready
 from simrl_replay.measured_profile import gpu_name, measure_with
 from simrl_replay.profile_fit import predicted_s
+from simrl_replay.prove_page import page
 from simrl_replay.prove_plan import (
     BLOCK_TOKENS,
     DRAFT_TOKENS,
@@ -56,11 +60,12 @@ from simrl_replay.prove_plan import (
     write_config,
 )
 from simrl_replay.ray_link import ray_fleet
-from simrl_replay.replayer import Measured, ReplayConfig, ReplayEngines, engine_settings, replay
+from simrl_replay.replayer import Measured, ReplayConfig, ReplayEngines, engine_settings, replay, reset
 from simrl_replay.speculative import replayed_form
-from simrl_replay.trials import DONE, Trial
+from simrl_replay.trials import Trial
 from simrl_replay.vllm_adapter import EngineSettings, VllmEngine, vllm_version
 
+MOST_MEMORY = 0.97  # of a GPU, for all engines on it
 TRIAL_S = 60.0  # at most
 NEIGHBOUR_TOKENS = 768  # half of it is the longest response of a neighbour: as long as the recorded ones
 Tell = Callable[[str], None]
@@ -72,6 +77,10 @@ COUNTS = {  # the simulator's, and the engine's own
     "lookup_tokens": "prefix_queried_tokens",
     "hit_tokens": "prefix_hit_tokens",
 }
+
+
+class TimeUpError(BaseException):
+    """The end of the time: nothing but the loop over the steps catches it."""
 
 
 class Step(NamedTuple):
@@ -89,23 +98,25 @@ class Engines:
         self._logs, self._deadline_s, self._start = logs, start_deadline_s, start
         self._links: dict[str, EngineLink] = {}
         self._starts: dict[str, Callable[[], EngineLink]] = {}  # again, for a replay
+        self._ready: set[str] = set()
         self._replaying: set[str] = set()
+        self.failed: dict[str, str] = {}  # engines that are not up, and why
 
     def begin(self, name: str, of: EngineSettings, variables: Mapping[str, str]) -> None:
         log = self._logs / f"{name.replace(' ', '-')}.log"
         self._links[name] = engine_link(name, of, log, bench_then_replay, self._start, variables)
         self._starts[name] = partial(engine_link, name, of, log, run_host, self._start, variables)
 
-    def wait(self, names: Sequence[str]) -> dict[str, str]:
-        """Wait until these are up, and return why others are not."""
-        failed = {}
+    def wait(self, names: Sequence[str]) -> None:
+        """Wait until these are up, or have failed."""
         for name in names:
-            try:
-                wait_until_ready([self._links[name]], self._deadline_s)
-            except (InputError, StoppedError) as error:
-                failed[name] = first_line(error)
-                self.close([name])
-        return failed
+            if name in self._links and name not in self._ready:
+                try:
+                    wait_until_ready([self._links[name]], self._deadline_s)
+                    self._ready.add(name)
+                except (InputError, StoppedError) as error:
+                    self.failed[name] = first_line(error)
+                    self.close([name])
 
     def bench(self, name: str, neighbour: str | None, traffic: int, max_model_len: int) -> RemoteBench:
         beside = self.fleet([neighbour]).links if neighbour else []
@@ -119,25 +130,31 @@ class Engines:
             self._replaying.add(name)
         return ReplayEngines([self._starts[name] for name in names], links=links)
 
+    def keep(self, names: Sequence[str], fleet: ReplayEngines) -> None:
+        """Take over what was restarted during a replay."""
+        self._links |= dict(zip(names, fleet.links, strict=True))
+
     def trials(self, name: str) -> list[Trial]:
         """Let an engine go on to its trials, for good, and return their figures."""
         link = self.fleet([name]).links[0]
         link.send([Close()])  # of its replays
-        found: list[Trial] = []
-        while DONE not in found:
-            if not link.connection.poll(TRIAL_S):
-                raise StoppedError(f"engine {name}: no trial ended for {TRIAL_S:g} s")
-            found += [report for report in link.connection.recv() if isinstance(report, Trial)]
-        return found[:-1]
+        while link.connection.poll(TRIAL_S):
+            if figures := [report for report in link.connection.recv() if isinstance(report, Trial)]:
+                return figures
+        raise StoppedError(f"engine {name}: no trial ended for {TRIAL_S:g} s")
+
+    def begun(self, name: str) -> bool:
+        return name in self._links
 
     def close(self, names: Sequence[str] | None = None) -> None:
         for name in list(self._links) if names is None else names:
             if (link := self._links.pop(name, None)) is not None:
                 link.kill()
+                self._ready.discard(name)
 
     def _up(self, name: str) -> EngineLink:
-        if name not in self._links:
-            raise StoppedError(f"engine {name} is not up")
+        if name not in self._ready:
+            raise StoppedError(f"engine {name} is not up: {self.failed.get(name, 'it was not started')}")
         return self._links[name]
 
 
@@ -166,13 +183,15 @@ class Proof:
         self.models = (folder / "models").resolve()
         self.cases = {case.name: case for case in cases(self.of, self.models, gpus)}
         self.tables: dict[str, Tables] = {}  # blind, by engine
-        self.not_begun: dict[str, str] = {}  # engines, and why
+        self.refused: dict[str, str] = {}  # cases that this GPU cannot have, and why
         self.partial: dict[str, Any] = {}  # of the running step, should it fail
         for each in ("logs", "scenarios", "profiles"):
             (folder / each).mkdir(parents=True, exist_ok=True)
         self.up = Engines(folder / "logs", min(60 * minutes, 600.0), start)
-        self.record: dict[str, Any] = {"minutes": minutes, "gpu": gpu, "gpus": gpus, "device": device, "steps": []}
-        self.predictions: dict[str, tuple[Prepared, Result]] = {}  # blind, by case
+        asked = {"minutes": minutes, "gpu": gpu, "gpus": gpus, "device": device, "graphs": graphs}
+        self.record: dict[str, Any] = {**asked, "steps": []}
+        self.memory_bytes = min(GPUS[gpu].memory_bytes, memory_here(device))
+        self.predictions: dict[str, tuple[Prepared, Result, dict[str, int]]] = {}  # blind, by case
         for shape in (self.of.small, self.of.large):
             write_config(shape, self.models / shape.name, "bfloat16" if device == "cuda" else "float32")
 
@@ -184,7 +203,8 @@ class Proof:
         """Run the steps until the time is up, and return the record."""
         try:
             for step in self.steps():
-                self._run(step)
+                if self._run(step) != "done" and step.name == "blind":
+                    break  # nothing is measured that was not predicted
         finally:
             self.up.close()
         return self.record
@@ -209,6 +229,7 @@ class Proof:
             Step("trials", 10.0, partial(self._trials, "a")),
             *([Step("weight sync", 20.0, self._weight_sync)] if self.gpus > 1 else []),
             Step("whole step", 45.0, self._whole),
+            Step("engine of the large model", 10.0, self._large),
             Step("passes large", 20.0, partial(self._passes, "large", "large", None)),
             replays["large"],
             Step("trials large", 10.0, partial(self._trials, "large")),
@@ -226,23 +247,25 @@ class Proof:
         ]
 
     def save(self) -> None:
-        text = json.dumps(self.record, indent=1, default=float)
-        (self.folder / "prove.json").write_text(text + "\n", encoding="utf-8")
+        """Write the record and its page."""
+        texts = {"prove.json": json.dumps(self.record, indent=1, default=float) + "\n", "prove.md": page(self.record)}
+        for name, text in texts.items():
+            with write_whole_file(self.folder / name) as temporary:
+                temporary.write_text(text, encoding="utf-8")
 
-    def _run(self, step: Step) -> None:
+    def _run(self, step: Step) -> str:
+        """Run a step, record it, and return its state."""
         entry: dict[str, Any] = {"step": step.name, "state": "skipped", "why": f"{self.left_s:.0f} s were left"}
         began_s, self.partial = time.monotonic(), {}
         if self.left_s >= step.least_s:
             try:
                 with _until(self.left_s):
                     entry = {"step": step.name, "state": "done", **step.run()}
-            except KeyboardInterrupt:
-                raise
-            except Exception as error:  # the steps after it are worth as much
+            except (Exception, TimeUpError) as error:  # the steps after it are worth as much
                 entry = {
                     "step": step.name,
                     "state": "failed",
-                    "why": first_line(error) or type(error).__name__,
+                    "why": str(error).partition("\n")[0] or type(error).__name__,
                     **self.partial,
                 }
                 with (self.folder / "logs" / "steps.log").open("a", encoding="utf-8") as log:
@@ -250,38 +273,41 @@ class Proof:
         entry["took_s"] = round(time.monotonic() - began_s, 1)
         self.record["steps"].append(entry)
         self.save()
-        self.tell(
-            f"{step.name}: {entry['state']}, {entry['took_s']} s" + (f" ({entry['why']})" if "why" in entry else "")
-        )
+        why = f" ({entry['why']})" if "why" in entry else ""
+        self.tell(f"{step.name}: {entry['state']}, {entry['took_s']} s{why}")
+        return str(entry["state"])
 
     # Steps.
 
     def _here(self) -> dict[str, Any]:
-        found = facts(self.device) | ({"GPUs": str(self.gpus)} if self.gpus > 1 else {})
-        for name, value in found.items():
+        here = facts(self.device) | ({"GPUs": str(self.gpus)} if self.gpus > 1 else {})
+        for name, value in here.items():
             self.tell(f"{name}: {value}")
-        return {"facts": found}
+        return {"facts": here}
 
     def _blind(self, starting: Sequence[str]) -> dict[str, Any]:
         """Predict everything from what is shipped; engines come up meanwhile, and measure nothing."""
         self._begin(starting)
         replays = {}
         for case in self.cases.values():
-            prepared = self._prepared(case, None)
+            try:
+                prepared = self._prepared(case, None)
+            except InputError as error:  # a GPU that is too small for it
+                self.refused[case.name] = first_line(error)
+                continue
             result, counts = simulated(prepared)
-            self.predictions[case.name] = prepared, result
-            replays[case.name] = {**_summary(result), "counts": counts}
+            self.predictions[case.name] = prepared, result, counts
+            ends_s = finished_on_clock(result, result)[1].tolist()
+            replays[case.name] = {**_summary(result), "counts": counts, "ends_s": ends_s}
         for name, engine in self.engines.items():
-            case = next(
-                case
-                for case in self.cases.values()
-                if (first := self.engines[case.engines[0]]).model == engine.model and first.tp == engine.tp
-            )
-            self.tables[name] = self._prepared(case, None, engine.graphs == "none").profile.tables
+            for case in map(self.cases.__getitem__, replays):
+                if (first := self.engines[case.engines[0]]).model == engine.model and first.tp == engine.tp:
+                    self.tables[name] = self._prepared(case, None, engine).profile.tables
+                    break
         whole = self._predicted_whole().phases
         blind = {
             "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "profiles": {name: each.profile.metadata.source for name, (each, _) in self.predictions.items()},
+            "profiles": {name: _source(each) for name, (each, *_) in self.predictions.items()},
             "replays": replays,
             "passes": {name: _grid(tables) for name, tables in self.tables.items()},
             "whole step": whole,
@@ -291,20 +317,36 @@ class Proof:
         (self.folder / "blind.json").write_text(text + "\n", encoding="utf-8")
         digest = hashlib.sha256((text + "\n").encode()).hexdigest()
         self.tell(f"blind predictions in blind.json, sha256 {digest}")
-        return {"sha256": digest, "written": blind["made"], "profiles": blind["profiles"]}
+        return {
+            "sha256": digest,
+            "written": blind["made"],
+            "profiles": blind["profiles"],
+            "not_predicted": self.refused,
+        }
 
     def _begin(self, names: Sequence[str]) -> None:
+        """Start engines, as many as their GPU's memory holds, the first ones first."""
+        taken: defaultdict[str, float] = defaultdict(float)  # share of a GPU's memory
         for name in names:
             try:
-                self.up.begin(name, self._settings(self.engines[name]), self.variables.get(name, {}))
+                of, variables = self._settings(self.engines[name]), self.variables.get(name, {})
+                taken[str(variables)] += of.gpu_memory_utilization
+                if self.device == "cuda" and taken[str(variables)] > MOST_MEMORY:
+                    taken[str(variables)] -= of.gpu_memory_utilization
+                    raise InputError(
+                        f"{of.gpu_memory_utilization:.0%} of the GPU's memory is not left beside the others"
+                    )
+                self.up.begin(name, of, variables)
             except InputError as error:
-                self.not_begun[name] = first_line(error)
+                self.up.failed[name] = first_line(error)
 
     def _wait(self, names: Sequence[str]) -> dict[str, Any]:
-        begun = [name for name in names if name not in self.not_begun]
-        return {
-            "not_up": self.up.wait(begun) | {name: self.not_begun[name] for name in names if name in self.not_begun}
-        }
+        self.up.wait(names)
+        return {"not_up": {name: self.up.failed[name] for name in names if name in self.up.failed}}
+
+    def _large(self) -> dict[str, Any]:
+        """Wait for the engine of the large model, which started beside the whole step, if that ran."""
+        return self._wait(["large"]) if self.up.begun("large") else self._next(["large"])
 
     def _next(self, names: Sequence[str]) -> dict[str, Any]:
         self.up.close()
@@ -367,17 +409,25 @@ class Proof:
     def _replay(self, case: Case) -> dict[str, Any]:
         """Replay a case, and compare it with both predictions."""
         profile = case.profile and self._profile(case.profile)
-        prepared, blind = self.predictions[case.name]
+        if case.name in self.refused:
+            raise InputError(self.refused[case.name])
+        prepared, blind, counts = self.predictions[case.name]
         config = self._config(case)
         measured: list[Measured] = []
         with self._fleet(case, config) as fleet:
             for _ in range(case.times if self.left_s > 60 else 1):
                 measured.append(replay(prepared, fleet, config))
-                if (stopped := measured[-1].stopped) is not None:
-                    raise StoppedError(str(stopped))
-        results = [each.result for each in measured]
+                if measured[-1].stopped is not None:
+                    break
+                # What an asynchronous schedule leaves running would run on beside the next measurement.
+                reset(fleet, config, None)
+            if not (self.ray and case.name == BY_RAY):
+                self.up.keep(case.engines, fleet)
+        results = [each.result for each in measured if each.stopped is None]
+        if not results:
+            raise StoppedError(str(measured[0].stopped))
         spread = repeat_spread(results)
-        predicted = {"blind": (blind, simulated(prepared)[1])}
+        predicted = {"blind": (blind, counts)}
         if profile and profile.exists():
             predicted["profile"] = simulated(self._prepared(case, profile))
         for name, result in {**{name: each for name, (each, _) in predicted.items()}, "measured": results[0]}.items():
@@ -455,9 +505,9 @@ class Proof:
             phases[name] |= {"measured_s": seconds, "details": details}
             self.tell(f"whole step: {name} {seconds:.2f} s, predicted {phases[name]['predicted_s']:.2f} s")
 
-        own = self._settings(self.engines["a"]._replace(kv_tokens=2 * self.of.kv_tokens))
-        engine = {name: getattr(own, name) for name in ("gpu_memory_utilization", "kv_cache_bytes", "graphs")}
-        whole_step(prediction, self.device, folder, ended, lambda: self.partial.update(self._wait(["large"])), **engine)
+        of = self._settings(self.engines["a"]._replace(kv_tokens=2 * self.of.kv_tokens))
+        engine = {name: getattr(of, name) for name in ("gpu_memory_utilization", "kv_cache_bytes", "graphs")}
+        whole_step(prediction, self.device, folder, ended, lambda: self.up.wait(["large"]), **engine)
         return self.partial
 
     def _trials(self, engine: str) -> dict[str, Any]:
@@ -474,7 +524,7 @@ class Proof:
         if engine.drafting is not None:
             case = self.cases[engine.drafting]
             drafting = engine_settings(self._prepared(case, None), self._config(case)).speculative
-        return settings(engine, self.of, self.models, self.device, GPUS[self.gpu].memory_bytes, drafting)
+        return settings(engine, self.of, self.models, self.device, self.memory_bytes, drafting)
 
     def _config(self, case: Case) -> ReplayConfig:
         engine = self.engines[case.engines[0]]
@@ -490,8 +540,10 @@ class Proof:
     def _profile(self, name: str) -> Path:
         return self.folder / "profiles" / f"{name.replace(' ', '-')}.parquet"
 
-    def _prepared(self, case: Case, profile: Path | None, eager: bool = False) -> Prepared:
-        """Return a replay's scenario, which is also written: anybody can simulate it again."""
+    def _prepared(self, case: Case, profile: Path | None, engine: Engine | None = None) -> Prepared:
+        """Return a replay's scenario, on its own engines or like this one; it is also written: anybody can simulate it
+        again."""
+        eager = profile is None and (engine or self.engines[case.engines[0]]).graphs == "none"
         kind = "eager" if eager else "blind" if profile is None else "profile"
         file = self.folder / "scenarios" / f"{case.name.replace(' ', '-')}-{kind}.yaml"
         path = None if profile is None else profile.resolve()
@@ -515,6 +567,16 @@ def gpu_here(device: str) -> str:
     return gpu_name(listed.split("(UUID")[0], device)
 
 
+def memory_here(device: str) -> float:
+    """Return the bytes of the smallest GPU that is here; infinity if unknown."""
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        listed = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        return math.inf
+    return min((2**20 * float(each) for each in listed), default=math.inf) if device == "cuda" else math.inf
+
+
 def gpus_here(gpus: int) -> list[str]:
     """Return so many GPUs, as CUDA_VISIBLE_DEVICES names them. Raise `InputError` if fewer are visible."""
     visible = visible_gpus() or []
@@ -528,18 +590,24 @@ def gpus_here(gpus: int) -> list[str]:
 
 def facts(device: str) -> dict[str, str]:
     """Return what is here: the processor or GPU and its driver, and the versions of what runs."""
-    found = {"host": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}"}
+    here = {"host": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}"}
     if device == "cuda":
         query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
         # Each kind once: a node has many of one.
-        found["GPU, memory, driver"] = "; ".join(
+        here["GPU, memory, driver"] = "; ".join(
             dict.fromkeys(subprocess.run(query, capture_output=True, text=True, timeout=30).stdout.strip().splitlines())
         )
-    found |= {"python": platform.python_version(), "vllm": vllm_version()}
+    here |= {"python": platform.python_version(), "vllm": vllm_version()}
     for name in ("torch", "triton", "transformers", "numpy", "numba", "simrl"):
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            here[name] = version(name)
+    return here
+
+
+def _source(prepared: Prepared) -> str:
+    """Return what a prediction's step times rest on: the profile, and the preset of the engine."""
+    preset = prepared.scenario.engine.preset
+    return prepared.profile.metadata.source + (f", and the host's time of {preset}" if preset else "")
 
 
 def simulated(prepared: Prepared) -> tuple[Result, dict[str, int]]:
@@ -563,16 +631,11 @@ def _summary(result: Result) -> dict[str, Any]:
 
 def _engine_counts(result: Result) -> dict[str, int] | None:
     """Return what all real engines counted, by the simulator's names."""
-    each = result.metadata["replay"].get("engines")
-    if not each:
-        return None
-    names = {
-        "passes": "passes",
-        "preemptions": "preemptions",
-        "prefix_queried_tokens": "lookup_tokens",
-        "prefix_hit_tokens": "hit_tokens",
-    }
-    return {ours: sum(engine[name] for engine in each) for name, ours in names.items()}
+    facts = result.metadata["replay"]
+    each = facts.get("engines")
+    if not each or not all(each) or facts["happened"]:
+        return None  # an engine that was lost has counted a part
+    return {ours: sum(engine[name] for engine in each) for ours, name in COUNTS.items()}
 
 
 def _grid(tables: Tables) -> list[dict[str, float]]:
@@ -588,7 +651,7 @@ def _until(seconds: float) -> Iterator[None]:
     """End what runs within with `StoppedError` after some seconds."""
 
     def stop(*_: Any) -> None:
-        raise StoppedError("the time was up")
+        raise TimeUpError("the time was up")
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.1))

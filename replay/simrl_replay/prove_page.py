@@ -42,7 +42,7 @@ def bars(replays: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, float, fl
         if any(each.get("gpus", 1) > 1 for each in replays)
         else "two engines share the GPU"
     )
-    found = []
+    rows = []
     for prediction, bar in (("blind", MAKESPAN_BLIND), ("profile", MAKESPAN_PROFILE)):
         for alone in (True, False):
             chosen = [
@@ -54,8 +54,8 @@ def bars(replays: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, float, fl
                 errors = [errors[key] for errors in chosen if errors[key] is not None]
                 if errors and (key == "makespan_err" or prediction == "profile"):
                     where = "one engine on the GPU" if alone else several
-                    found.append((f"{TITLES[key]}, {where}", prediction, limit, max(errors, key=abs), errors))
-    return found
+                    rows.append((f"{TITLES[key]}, {where}", prediction, limit, max(errors, key=abs), errors))
+    return rows
 
 
 TITLES = {"makespan_err": "makespan", "sample_mape": "samples' ends (MAPE)"}
@@ -87,19 +87,12 @@ def _sources(blind: Mapping[str, Any]) -> str:
 
 
 def _bars(replays: Sequence[Mapping[str, Any]]) -> str:
-    rows = [
-        [
-            what,
-            NAMES[prediction],
-            f"{limit:.0%}",
-            str(len(all_)),
-            _percent(median(all_)),
-            _percent(worst),
-            _met(abs(worst) <= limit),
-        ]
-        for what, prediction, limit, worst, all_ in bars(replays)
-    ]
-    return _table("## Bars", ["", "prediction", "bar", "replays", "median", "worst", ""], rows)
+    rows = []
+    for what, prediction, limit, worst, errors in bars(replays):
+        within = sum(abs(error) <= limit for error in errors)
+        of = f"{within} of {len(errors)}" + ("" if within == len(errors) else ": **not met**")
+        rows.append([what, NAMES[prediction], f"{limit:.0%}", _percent(median(errors)), _percent(worst), of])
+    return _table("## Bars", ["", "prediction", "bar", "median", "worst", "replays within"], rows)
 
 
 def _replays(replays: Sequence[Mapping[str, Any]]) -> str:
@@ -131,7 +124,7 @@ def _counts(replays: Sequence[Mapping[str, Any]]) -> str:
             continue
         for name, title in COUNTS.items():
             predicted = {key: of["counts"][name] for key, of in each["predicted"].items()}
-            if measured[name] or (any(predicted.values()) and name not in CACHED):
+            if measured[name] or (any(predicted.values()) and (name not in CACHED or measured["lookup_tokens"])):
                 both = [f"{predicted[key]:,}" if key in predicted else "" for key in NAMES]
                 rows.append([each["case"], title, *both, f"{measured[name]:,}"])
     return _table("## What the engines counted", ["replay", "", "blind", "measured profile", "engine's own"], rows)
@@ -145,8 +138,10 @@ def _passes(step: Mapping[str, Any]) -> str:
         errors = [p["blind_s"] / p["measured_s"] - 1 for p in points if _kind(p) == kind]
         fitted = [p["profile_s"] / p["measured_s"] - 1 for p in step["held_out"] if _kind(p) == kind]
         if errors:
-            own = [_percent(median(fitted)), _percent(max(fitted, key=abs))] if fitted else ["", ""]
-            summary.append([kind, str(len(errors)), _percent(median(errors)), _percent(max(errors, key=abs)), *own])
+            measured = [_percent(median(fitted)), _percent(max(fitted, key=abs))] if fitted else ["", ""]
+            summary.append(
+                [kind, str(len(errors)), _percent(median(errors)), _percent(max(errors, key=abs)), *measured]
+            )
     heads = ["passes", "n", "blind: median", "worst", "measured profile, not fitted: median", "worst"]
     host = (
         f"Of a pass, {step['between_passes_s'] * 1e3:.2f} ms are outside the engine's step, at one sequence; a new request "
@@ -239,10 +234,6 @@ def _one_line(step: Mapping[str, Any]) -> str:
 
 def _percent(value: float | None, sign: str = "+") -> str:
     return "" if value is None else f"{value:{sign}.1%}"
-
-
-def _met(met: bool) -> str:
-    return "met" if met else "**not met**"
 
 
 def _table(title: str, heads: Sequence[str], rows: Rows) -> str:

@@ -25,38 +25,35 @@ class Trial(NamedTuple):
     seconds: float
 
 
-DONE = Trial("done", 0, 0.0)
-
-
 def trials(engine: VllmEngine, channel: Channel) -> None:
-    """Run the trials of an idle engine, send each, and `DONE` after the last."""
-    for trial in (*_sampler(engine), *(_sleeps(engine) if engine.settings.sleep else ()), DONE):
-        channel.send([trial])
+    """Run the trials of an idle engine, and send them together."""
+    figures = [*_sampler(engine), *(_sleeps(engine) if engine.settings.sleep else ())]
+    channel.send(figures)
 
 
 def _sampler(engine: VllmEngine) -> list[Trial]:
     """Return the median seconds of sampling in decode steps, the device idle before and after, by sequences."""
     engine.time_sampling()
-    found = []
+    figures = []
     for sequences in BATCHES:
         if sequences <= engine.settings.max_num_seqs:
             for i in range(sequences):
                 engine.add(f"sampler-{sequences}-{i}", [1, 2, 3, 4], STEPS)
             while engine.unfinished:
                 engine.step()
-            found.append(Trial("sampler", sequences, float(np.median(engine.sampling_s(sequences)))))
-    return found
+            figures.append(Trial("sampler", sequences, float(np.median(engine.sampling_s(sequences)))))
+    return figures
 
 
 def _sleeps(engine: VllmEngine) -> list[Trial]:
     """Return the seconds of sleeping and waking up; by a level, which releases the weights to the host's memory, or drops
     them."""
-    found = []
+    figures = []
     for level in LEVELS:
         began_s = time.monotonic()
         engine.sleep(level)
         asleep_s = time.monotonic()
         engine.wake()
-        found.append(Trial("sleep", level, asleep_s - began_s))
-        found.append(Trial("wake-up", level, time.monotonic() - asleep_s))
-    return found
+        figures.append(Trial("sleep", level, asleep_s - began_s))
+        figures.append(Trial("wake-up", level, time.monotonic() - asleep_s))
+    return figures

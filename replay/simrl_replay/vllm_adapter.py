@@ -50,8 +50,8 @@ class EngineSettings:
 
     `graphs` are the CUDA graphs: "compiled", vLLM's own (graphs of compiled pieces for mixed passes, whole ones for decoding);
     without the compiler, "decode" for passes in which each sequence decodes one token (or verifies the longest draft) and
-    "full" for all up to 512 tokens (FlashAttention 3 alone; else as "decode"); or "none". `sleep` lets the engine release its
-    memory.
+    "full" for all up to 2 × max_num_seqs or 512 tokens (FlashAttention 3 alone; else as "decode"); or "none". `sleep` lets the
+    engine release its memory.
     """
 
     model: str

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from simrl_replay import bundle
-from simrl_replay.bundle import keep_code_of, main, make
+import bundle
+from bundle import keep_code_of, main, make
 
 INTERMEDIATE, MACHINE = 1, 2
 KEPT, OTHER = b"kept code", b"other code"

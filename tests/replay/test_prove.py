@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from simrl.errors import StoppedError
+from simrl.profile.shipped import ROOT
 from simrl_replay import prove
 from simrl_replay.prove import Proof, Step
 from simrl_replay.prove_page import bars, page
@@ -81,6 +82,72 @@ def test_a_step_that_fails_is_recorded_with_its_reason_and_the_others_go_on(proo
     assert (last["state"], last["value"]) == ("done", 1)
     assert "StoppedError" in (proof.folder / "logs" / "steps.log").read_text()
     assert "killed by signal 9" in page(json.loads((proof.folder / "prove.json").read_text()))
+
+
+def test_the_time_ends_also_where_an_engine_is_waited_for(proof, monkeypatch):
+    waited = []
+
+    def waits(links, deadline_s):
+        waited.append(links)
+        prove.time.sleep(30.0)
+
+    monkeypatch.setattr(prove, "wait_until_ready", waits)
+    monkeypatch.setattr(
+        proof.up, "_links", {"a": SimpleNamespace(kill=lambda: None), "b": SimpleNamespace(kill=lambda: None)}
+    )
+    proof.until_s = prove.time.monotonic() + 0.3
+    monkeypatch.setattr(proof, "steps", lambda: [Step("engines", 0.0, partial(proof._wait, ["a", "b"]))])
+    (entry,) = proof.run()["steps"]
+    assert (entry["state"], entry["why"], len(waited)) == ("failed", "the time was up", 1) and entry["took_s"] < 5
+
+
+def test_an_engine_that_dies_in_a_replay_serves_the_next_one_and_ends_with_the_proof(proof, monkeypatch):
+    monkeypatch.setattr(proof, "_predicted_whole", lambda: SimpleNamespace(phases={}))  # needs torch
+    processes = []
+
+    def dies():
+        proof.up._links["a"].process.kill()
+        entry = proof._replay(proof.cases["verl_colocated"])
+        processes.append(proof.up._links["a"].process)
+        return entry
+
+    steps = [
+        Step("blind", 0.0, partial(proof._blind, ["a"])),
+        Step("engines", 0.0, partial(proof._wait, ["a"])),
+        Step("dies", 0.0, dies),
+        Step("next", 0.0, partial(proof._replay, proof.cases["verl_colocated"])),
+    ]
+    monkeypatch.setattr(proof, "steps", lambda: steps)
+    *_, died, after = proof.run()["steps"]
+    assert died["state"] == after["state"] == "done", (died, after)
+    assert after["measured"]["counts"] == after["predicted"]["blind"]["counts"]
+    assert not processes[0].is_alive()
+
+
+def test_nothing_is_measured_that_was_not_predicted(proof, monkeypatch):
+    def fails():
+        raise ModuleNotFoundError("No module named 'torch'")
+
+    monkeypatch.setattr(proof, "_blind", lambda starting: fails())
+    record = proof.run()
+    assert [(each["step"], each["state"]) for each in record["steps"]] == [("here", "done"), ("blind", "failed")]
+
+
+def test_what_a_gpu_is_too_small_for_is_left_out_with_its_reason(tmp_path, monkeypatch):
+    proof = Proof("cuda", "a6000", 9.0, tmp_path, lambda _: None)
+    begun = []
+    monkeypatch.setattr(proof.up, "begin", lambda name, *_: begun.append(name))
+    monkeypatch.setattr(proof, "_predicted_whole", lambda: SimpleNamespace(phases={}))  # needs torch
+    small = [name for name, engine in proof.engines.items() if engine.model == "qwen3-0.6b"]
+    blind = proof._blind(small)
+    assert {*begun} | {*proof.up.failed} == {*small} and begun[:4] == ["a", "b", "drafting a", "drafting b"]
+    assert all("of the GPU's memory is not left" in why for why in proof.up.failed.values())
+    assert "needs" in blind["not_predicted"]["large"] and "large" not in proof.predictions
+    assert "rhymerl" in proof.predictions
+    step = Step("large", 0.0, partial(proof._replay, proof.cases["large"]))
+    monkeypatch.setattr(proof, "steps", lambda: [step])
+    (entry,) = proof.run()["steps"]
+    assert entry["state"] == "failed" and "qwen3-8b" in entry["why"]
 
 
 def test_a_step_ends_when_the_time_is_up(proof, monkeypatch):
@@ -163,10 +230,11 @@ def test_requests_sample_their_record_and_drafts_stand_as_far_as_it_has_them():
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (["--device", "tpu"], "--device tpu: choose cpu or cuda"),
-        (["--graphs", "some"], "--graphs some: choose full, decode, compiled or none"),
+        (["--device", "tpu"], "'tpu' is not one of 'cpu', 'cuda'"),
+        (["--graphs", "some"], "'some' is not one of 'full', 'decode', 'compiled', 'none'"),
         (["--ray", "local"], "--ray local: one GPU needs no cluster; add --gpus, or rehearse with --device cpu"),
         (["--gpus", "0"], "--gpus"),
+        (["-o", "scenario.yaml"], "--output scenario.yaml: is there already"),
     ],
 )
 def test_a_wrong_choice_is_one_line_and_leaves_nothing(simrl: CommandLine, options, named):
@@ -256,3 +324,15 @@ def test_more_gpus_than_are_visible_are_refused_with_their_number(simrl: Command
     line = simrl.refuses("prove", "--gpu", "h100", "--gpus", "8", "-o", "results")
     assert "--gpus 8: 2 visible here (CUDA_VISIBLE_DEVICES, or `nvidia-smi -L`); choose fewer" in line
     assert not (simrl.folder / "results").exists()
+
+
+def test_the_page_of_the_h100_is_made_from_its_record_and_its_predictions_are_the_blind_ones():
+    folder = ROOT / "experiments" / "gpu" / "h100"
+    record = json.loads((folder / "prove.json").read_text())
+    assert (folder / "prove.md").read_text() == page(record)
+    steps = {each["step"]: each for each in record["steps"]}
+    blind = (folder / "blind.json").read_bytes()
+    assert hashlib.sha256(blind).hexdigest() == steps["blind"]["sha256"]
+    for name, predicted in json.loads(blind)["replays"].items():
+        if "predicted" in steps[name]:
+            assert steps[name]["predicted"]["blind"]["rollout_s"] == predicted["rollout_s"]

@@ -342,7 +342,9 @@ class Proof:
                 self.up.failed[name] = first_line(error)
 
     def _wait(self, names: Sequence[str]) -> dict[str, Any]:
-        self.up.wait(names)
+        for name in names:
+            self.up.wait([name])
+            self.tell(f"engine {name}: {self.up.failed.get(name, 'up')}")
         return {"not_up": {name: self.up.failed[name] for name in names if name in self.up.failed}}
 
     def _large(self) -> dict[str, Any]:

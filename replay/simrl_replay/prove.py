@@ -31,7 +31,8 @@ from simrl.analysis.agreement import agree, finished_on_clock, repeat_spread
 from simrl.errors import InputError, StoppedError, first_line
 from simrl.files import write_whole_file
 from simrl.profile.hardware import GPUS
-from simrl.profile.profile import Tables
+from simrl.profile.profile import Tables, read_profile
+from simrl.profile.shipped import shipped_profile
 from simrl.result.result import Result
 from simrl.runtime.simulated_worker import SimulatedWorker
 from simrl.runtime.weight_sync import PINNED_SHARE
@@ -43,7 +44,7 @@ from simrl_replay.cli_measure import Wanted
 from simrl_replay.host import Close, run_host
 from simrl_replay.link import EngineLink, Start, engine_link, visible_gpus, wait_until_ready
 from simrl_replay.measured_profile import gpu_name, measure_with
-from simrl_replay.profile_fit import predicted_s
+from simrl_replay.profile_fit import host_seconds, predicted_s
 from simrl_replay.prove_page import page, passes
 from simrl_replay.prove_plan import (
     BLOCK_TOKENS,
@@ -380,7 +381,7 @@ class Proof:
         run = self.up.bench(engine, neighbour, of.max_num_seqs // 2, NEIGHBOUR_TOKENS)
         output = self._profile(profile)
         measured = measure_with(run, vllm_version(), wanted, output, output.with_suffix(".points.jsonl"))
-        blind = self.tables[engine]
+        blind, kernels = self.tables[engine], shipped_profile(this.model, self.gpu, this.tp)
         return {
             "profile": profile,
             "model": this.model,
@@ -406,6 +407,7 @@ class Proof:
             "between_passes_s": measured.tables.between_passes_s,
             "blind_between_passes_s": blind.between_passes_s,
             "request_s": measured.request_s,
+            "host": None if kernels is None else host_seconds(measured.points, read_profile(kernels).tables),
             "measuring_s": measured.measuring_s,
         }
 

@@ -185,6 +185,12 @@ def _passes(step: Mapping[str, Any]) -> str:
         f"Of a pass, {step['between_passes_s'] * 1e3:.2f} ms are outside the engine's step, at one sequence; a new request "
         f"takes {step['request_s'] * 1e3:.2f} ms more."
     )
+    if step.get("host"):
+        pass_s, sequence_s = (step["host"][key][0] for key in ("between_passes_s", "sequence_overhead_s"))
+        host += (
+            f" Beyond the shipped kernels, decode steps take {pass_s * 1e3:.2f} ms and {sequence_s * 1e6:.0f} µs a sequence (a "
+            "line over them)."
+        )
     table = _table("", [*heads, "measured ms", "blind ms", "error", "measured profile (held out)"], rows)
     return f"## {_engine(step)}\n\n{host}\n\n{table}"
 

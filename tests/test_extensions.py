@@ -144,7 +144,7 @@ def test_what_an_importer_or_a_profiler_of_a_package_gives_is_looked_at(simrl: C
     derives = ("profile", "derive", "qwen3-8b", "--gpu", "h100", "-o", "p.parquet", "--source")
     assert "let it give a TableProfile" in simrl.refuses(*derives, "theirs")
     said = simrl.refuses(*derives, "nobodys")
-    assert "choose aiconfigurator or roofline or " in said and said.endswith(" or theirs\n")
+    assert "choose aiconfigurator or aisimulate or roofline or " in said and said.endswith(" or theirs\n")
 
 
 def test_a_drafter_of_ones_own_does_over_a_trace_what_simrls_own_does():

@@ -380,7 +380,7 @@ def test_ctrl_c_ends_with_1_and_keeps_what_was_done(simrl):
 
 def in_endless_points(simrl):
     """A sweep whose two processes are busy: the points of 300 steps are done, the others never end."""
-    process = simrl.start("sweep", "scenario.yaml", "steps=300,100000000", "-o", "out", "--jobs", "2")
+    process = simrl.start("sweep", "scenario.yaml", "steps=300,1000000", "-o", "out", "--jobs", "2")
     started = time.monotonic()
     while len(list(simrl.folder.glob("out/points/*/*.json"))) < 2:
         assert process.poll() is None, process.communicate()

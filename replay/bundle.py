@@ -37,7 +37,7 @@ GLIBC = (28, 27, 26, 24, 17, 5)  # pip matches the versions in wheels' names exa
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in GLIBC] + ["manylinux2014_x86_64", "manylinux1_x86_64"]
 GPUS = {"h100": 90, "h200": 90}  # GPU: number of its architecture
 # Not needed for models in bfloat16 on one Hopper GPU. FlashAttention 2 has no machine code for it, nor have Marlin's
-# products of weights of 4 and 8 bits, whose intermediate code goes with that of other GPUs.
+# products of weights of 4 and 8 bits; intermediate code, which could be compiled for it, is overwritten, too.
 LEFT_OUT = (
     *("vllm/vllm-rs", "vllm/_rust_tool_parser*", "vllm/*flashmla*.so", "vllm/_qutlass*", "*/_vllm_fa2_C*"),
     *("vllm/third_party/*.so", "tvm_ffi/3rdparty/*", "tvm_ffi/include/*", "tvm_ffi/src/*", "tvm_ffi/share/*"),

@@ -189,8 +189,8 @@ class Proof:
         for each in ("logs", "scenarios", "profiles"):
             (folder / each).mkdir(parents=True, exist_ok=True)
         self.up = Engines(folder / "logs", min(60 * minutes, 600.0), start)
-        asked = {"minutes": minutes, "gpu": gpu, "gpus": gpus, "device": device, "graphs": graphs}
-        self.record: dict[str, Any] = {**asked, "steps": []}
+        choices = {"minutes": minutes, "gpu": gpu, "gpus": gpus, "device": device, "graphs": graphs}
+        self.record: dict[str, Any] = {**choices, "steps": []}
         self.memory_bytes = min(GPUS[gpu].memory_bytes, memory_here(device))
         self.predictions: dict[str, tuple[Prepared, Result, dict[str, int]]] = {}  # blind, by case
         for shape in (self.of.small, self.of.large):
@@ -583,7 +583,7 @@ def memory_here(device: str) -> float:
 
 
 def gpus_here(gpus: int) -> list[str]:
-    """Return so many GPUs, as CUDA_VISIBLE_DEVICES names them. Raise `InputError` if fewer are visible."""
+    """Return this number of GPUs, as CUDA_VISIBLE_DEVICES names them. Raise `InputError` if fewer are visible."""
     visible = visible_gpus() or []
     if len(visible) < gpus:
         raise InputError(

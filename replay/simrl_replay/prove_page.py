@@ -123,7 +123,7 @@ def _replays(replays: Sequence[Mapping[str, Any]]) -> str:
             row += [_percent(errors.get("makespan_err")), _percent(errors.get("sample_mape"), sign="")]
         acceptance = measured["acceptance"]
         blind = each["predicted"]["blind"]["acceptance"]
-        row += ["" if acceptance is None else f"{blind:.3f} / {acceptance:.3f}"]
+        row += ["" if None in (acceptance, blind) else f"{blind:.3f} / {acceptance:.3f}"]
         rows.append([*row, "" if noise is None else _percent(noise["makespan_err"], sign="")])
     heads = ["replay", "engines", "responses", "measured rollout s", "blind: makespan", "samples' ends"]
     heads += ["measured profile: makespan", "samples' ends"]

@@ -1,8 +1,8 @@
-"""What `simrl prove` runs: the models, the engines and the schedules of a proof, for a GPU or, to rehearse it, for a CPU.
+"""Plan of a proof: its models, engines and schedules, for a GPU or, to rehearse it, for a CPU.
 
 Invariant: plain data, a function of the device alone. Nothing here measures or starts anything.
 
-Responses are those of a recorded run (traces/countdown), token by token, or for long contexts drawn from a stated length model.
+Responses are recorded ones (traces/countdown), token by token, or for long contexts drawn from a stated length model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RECORDED = "traces/countdown/sync/trace.parquet"
 BLOCK_TOKENS = {"cuda": 16, "cpu": 32}
 DRAFT_TOKENS = 8
 TINY = {"layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 32, "intermediate": 192, "vocab": 512, "qk_norm": True}
-# The host's seconds around a pass in the blind prediction: those of an earlier proof, on an H100.
+# The engine whose host's seconds the blind prediction has; they were measured in an earlier proof, on an H100.
 ENGINE = {"cuda": "vllm-0.26-replay"}
 
 
@@ -65,7 +65,7 @@ class Engine(NamedTuple):
     draft_tokens: int = 0
     recorded: bool = True
     prefix_caching: bool = False
-    graphs: str | None = None  # if not those of the others
+    graphs: str | None = None  # if others than the rest has
     drafting: str | None = None
     tp: int = 1
 
@@ -96,7 +96,7 @@ def engines(of: Sizes, graphs: str, gpus: int = 1) -> dict[str, Engine]:
 
 def own_gpus(each: Iterable[Engine], visible: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return for each engine, by name, the variable that gives it its own of the visible GPUs. They go round: engines that
-    follow each other, as those of a replay do, share none."""
+    follow each other share none, and a replay has such."""
     turns = cycle(visible)
     return {engine.name: {"CUDA_VISIBLE_DEVICES": ",".join(islice(turns, engine.tp))} for engine in each}
 

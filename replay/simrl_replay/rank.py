@@ -70,7 +70,7 @@ class Rank:
         runner._sample = timed
 
     def sampling_s(self, sequences: int) -> list[float]:
-        """Return the seconds of each timed sampling of so many sequences."""
+        """Return the seconds of each timed sampling of this number of sequences."""
         return [seconds for rows, seconds in self.model_runner.sampled if rows == sequences]
 
     def follow_recorded(self) -> None:

@@ -58,17 +58,17 @@ def measure_and_show(
         connect(ray)
     steps = prepared.scenario.steps
     replaced = (folder / "agreement.json").exists()
-    said = Screen(stderr=True)
+    notes = Screen(stderr=True)
     for difference in setting_differences(prepared.profile.metadata, _timed_settings(settings, prepared.workers)):
-        said.print(f"note: the {difference}")
+        notes.print(f"note: the {difference}")
     with ctrl_c_once(), write_whole_folder(folder, MANIFEST) as temporary:
         compile_kernels([prepared.limits.dp])  # where Ctrl-C waits: within, it would end in a traceback of the compiler
         predicted = simulate_prepared(prepared)
         if method := method_without_drafts(predicted):
-            said.print(f"note: as predicted, {not_drafted(method)}")
-        said.print(f"predicted: {predicted.metadata['end_s']:.1f} s for {steps} updates; starting engines …")
+            notes.print(f"note: as predicted, {not_drafted(method)}")
+        notes.print(f"predicted: {predicted.metadata['end_s']:.1f} s for {steps} updates; starting engines …")
         fleet = _start_engines(prepared, settings, config, ray, temporary / "logs", folder)
-        said.print("engines are up; replaying …")
+        notes.print("engines are up; replaying …")
         with fleet:
             measured = _replays(prepared, fleet, config, repeats)
         agreements, text = _write(temporary, folder, predicted, measured)

@@ -245,8 +245,8 @@ def process_fleet(
     variables = device_variables(workers, settings, config.engines_per_gpu)
 
     def start(i: int, earlier: Iterator[int]) -> EngineLink:
-        own = settings if seed is None else replace(settings, seed=seed(i, next(earlier)))
-        return engine_link(f"worker {i}", own, logs / f"worker-{i:03d}.log", variables=variables[i])
+        seeded = settings if seed is None else replace(settings, seed=seed(i, next(earlier)))
+        return engine_link(f"worker {i}", seeded, logs / f"worker-{i:03d}.log", variables=variables[i])
 
     starts = [partial(start, i, count()) for i in range(workers)]
     return ReplayEngines(starts, config.start_deadline_s, config.engines_per_gpu > 1)

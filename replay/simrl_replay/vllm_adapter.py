@@ -376,7 +376,7 @@ class VllmEngine:
         self._engine.collective_rpc("time_sampling")
 
     def sampling_s(self, sequences: int) -> list[float]:
-        """Return the seconds of each timed sampling of so many sequences."""
+        """Return the seconds of each timed sampling of this number of sequences."""
         return list(self._engine.collective_rpc("sampling_s", args=(sequences,))[0])
 
     # Properties of the engine.

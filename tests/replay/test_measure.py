@@ -139,12 +139,12 @@ def test_no_line_is_drawn_across_the_limit_of_cuda_graphs(tmp_path: Path) -> Non
             return timed._replace(seconds=timed.seconds + 12e-3 * no_graph)
 
     plan, tables = PLAN._replace(graph_tokens=graphs, budget_s=0.0), known_tables()
-    found = measured(WithGraphs(tables), tmp_path, plan).tables
+    fitted = measured(WithGraphs(tables), tmp_path, plan).tables
     for tokens, launches_s in ((100, 0.0), (128, 0.0), (129, 12e-3), (200, 12e-3)):
         shape = Shape(prompts=1, chunk_tokens=tokens)
-        assert predicted_s(found, shape) == pytest.approx(predicted_s(tables, shape) + launches_s, rel=0.1), tokens
+        assert predicted_s(fitted, shape) == pytest.approx(predicted_s(tables, shape) + launches_s, rel=0.1), tokens
     # What launches take is not taken for sampling: a batch that verifies drafts samples many tokens.
-    sampled_s = np.interp([16, 64], found.sampled_sequences, found.sampled_s)
+    sampled_s = np.interp([16, 64], fitted.sampled_sequences, fitted.sampled_s)
     assert sampled_s == pytest.approx(np.array([16, 64]) * 25e-6, rel=0.2)
 
 

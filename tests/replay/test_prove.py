@@ -189,8 +189,8 @@ def test_a_bar_is_shown_with_its_figure_whether_met_or_not():
             "predicted": {name: {"errors": each} for name, each in zip(("blind", "profile"), errors, strict=True)},
         }
 
-    found = bars([replayed(1, -0.05, 0.01, 0.02), replayed(1, 0.2, -0.04, 0.09), replayed(2, -0.1, 0.02, 0.03)])
-    assert [(what, prediction, worst) for what, prediction, _, worst, _ in found] == [
+    rows = bars([replayed(1, -0.05, 0.01, 0.02), replayed(1, 0.2, -0.04, 0.09), replayed(2, -0.1, 0.02, 0.03)])
+    assert [(what, prediction, worst) for what, prediction, _, worst, _ in rows] == [
         ("makespan, one engine on the GPU", "blind", 0.2),
         ("makespan, two engines share the GPU", "blind", -0.1),
         ("makespan, one engine on the GPU", "profile", -0.04),
@@ -264,16 +264,16 @@ def test_each_engine_of_a_node_has_gpus_of_its_own_and_engines_of_a_replay_share
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7,8")
     for gpus in range(2, 9):
         proof = Proof("cuda", "h100", 9.0, tmp_path, lambda _: None, gpus=gpus)
-        own = {name: each["CUDA_VISIBLE_DEVICES"].split(",") for name, each in proof.variables.items()}
-        assert {*own} == {*proof.engines} and {gpu for each in own.values() for gpu in each} == {
+        gpus_of = {name: each["CUDA_VISIBLE_DEVICES"].split(",") for name, each in proof.variables.items()}
+        assert {*gpus_of} == {*proof.engines} and {gpu for each in gpus_of.values() for gpu in each} == {
             str(gpu) for gpu in range(gpus)
         }
         for case in proof.cases.values():
-            taken = [gpu for name in case.engines for gpu in own[name]]
+            taken = [gpu for name in case.engines for gpu in gpus_of[name]]
             assert len({*taken}) == len(taken) == sum(proof.engines[name].tp for name in case.engines)
-        assert len({*own["drafting a"], *own["drafting b"]}) == 2 and len({*own["tp 2"]}) == 2
+        assert len({*gpus_of["drafting a"], *gpus_of["drafting b"]}) == 2 and len({*gpus_of["tp 2"]}) == 2
     assert max(len(case.engines) for case in proof.cases.values()) == 4
-    assert [own[name] for name in ("a", "b", "c", "d")] == [["0"], ["1"], ["2"], ["3"]]
+    assert [gpus_of[name] for name in ("a", "b", "c", "d")] == [["0"], ["1"], ["2"], ["3"]]
     one = Proof("cuda", "h100", 9.0, tmp_path, lambda _: None)
     assert not one.variables and not {"tp 2", "c"} & {*one.engines}
     assert {step.name for step in proof.steps()} - {step.name for step in one.steps()} == {
@@ -333,8 +333,8 @@ def test_the_page_of_a_node_has_its_weight_sync_and_names_engines_on_gpus_of_the
     text = page({"minutes": 9.0, "gpu": "h100", "gpus": 8, "device": "cuda", "steps": [sync]})
     assert "| in buckets | 0.600 | 0.500 | +20.0% |  | broadcast |" in text
     errors = {name: {"errors": {"makespan_err": 0.01, "sample_mape": 0.02}} for name in ("blind", "profile")}
-    found = bars([{"engines": 2, "gpus": 8, "predicted": errors}])
-    assert {what.partition(", ")[2] for what, *_ in found} == {"engines on GPUs of their own"}
+    rows = bars([{"engines": 2, "gpus": 8, "predicted": errors}])
+    assert {what.partition(", ")[2] for what, *_ in rows} == {"engines on GPUs of their own"}
 
 
 def test_more_gpus_than_are_visible_are_refused_with_their_number(simrl: CommandLine, monkeypatch):

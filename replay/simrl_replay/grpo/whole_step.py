@@ -107,11 +107,11 @@ def make_weights(prediction: Prediction, device: Device, folder: Path) -> Any:
     """Write random weights of the model's shape. Return the model that has them, on the device, ready for training."""
     s = model_shape(prediction.scenario["model"])
     sizes = s.layers, s.hidden, s.heads, s.kv_heads, s.intermediate, s.vocab, _longest(prediction.requests)
-    own: dict[str, Any] = {"head_dim": s.head_dim, "tie_word_embeddings": s.tied_embeddings, "dtype": DTYPES[device]}
+    others: dict[str, Any] = {"head_dim": s.head_dim, "tie_word_embeddings": s.tied_embeddings, "dtype": DTYPES[device]}
     torch.manual_seed(prediction.scenario["seed"])
     with torch.device(device):  # rotary frequencies stay in float32, as a later conversion would not leave them
         model = AutoModelForCausalLM.from_config(
-            qwen3(*sizes, **own), dtype=getattr(torch, DTYPES[device]), attn_implementation="sdpa"
+            qwen3(*sizes, **others), dtype=getattr(torch, DTYPES[device]), attn_implementation="sdpa"
         )
     # Activations are recomputed in the backward pass, as in the prediction; no layer draws random numbers.
     model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})

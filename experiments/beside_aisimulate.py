@@ -24,7 +24,7 @@ from experiments.bench.one_engine import responses
 from experiments.bench.peers import run
 from experiments.shared import AsJson, errors_in_a_line, markdown_of, write_parts
 from experiments.validate_profiles import predict, profile_for, read_points
-from simrl.engine.engine import Engine
+from simrl.engine.engine import Engine, one_engine
 from simrl.engine.requests import Limits
 from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import Tables
@@ -130,7 +130,7 @@ def predicted(case: Case, program: str, timing: dict[str, Any] | None = None) ->
 
 def simulated(case: Case, tables: Tables) -> tuple[Engine, float]:
     """Return simrl's engine when all requests of a case have ended, and their mean latency."""
-    engine = Engine(tables, case.limits)
+    engine = one_engine(tables, case.limits)
     slots = [
         engine.submit(case.prompt_tokens, tokens, prompt_key=i // case.group if case.group > 1 else -1)
         for i, tokens in enumerate(responses(REQUESTS))
@@ -146,7 +146,7 @@ def norms_s(case: Case) -> float:
     split = parallelism(case, "tp_size", "moe_tp_size", "moe_ep_size")
     kv = KV_PRECISIONS[setup.kv_precision]
     theirs = EngineHandle.compile(case.named, SYSTEMS[GPU], setup.backend, kvcache_quant_mode=kv, **split)
-    rows = [handle.decode_step_per_op(64, 2048, 2) for handle in (theirs, engine_of(shape, GPU, setup).handle)]
+    rows = [handle.decode_step_per_op(64, 2048, 2) for handle in (theirs, one_engine(shape, GPU, setup).handle)]
     both = [sum(ms for name, ms, *_ in row if name.startswith("generation_attention")) for row in rows]
     return 1e-3 * float(both[0] - both[1])
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from simrl.engine.engine import Engine
+from simrl.engine.engine import Engine, one_engine
 from simrl.engine.requests import END, PAUSE, Limits
 from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.decoding import RUNS, Decoding, Rule, chains, packed
@@ -319,7 +319,7 @@ def decoding_of(scenario: Scenario) -> Decoding | None:
 class EnginePlayer:
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
-        self._engine = Engine(one_second_a_pass(), scenario.limits, decoding_of(scenario))
+        self._engine = one_engine(one_second_a_pass(), scenario.limits, decoding_of(scenario))
         self._slots: dict[int, int] = {}
         self._at_tool: set[int] = set()
 

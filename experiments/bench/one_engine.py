@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simrl.engine.engine import Engine
+from simrl.engine.engine import Engine, one_engine
 from simrl.engine.requests import Limits
 from simrl.profile.profile import read_profile
 
@@ -32,7 +32,7 @@ def main(requests: int) -> None:
     lengths, loops_s = responses(requests), []
     for _ in range(2):
         started = time.perf_counter()
-        engine = Engine(profile.tables, LIMITS)
+        engine = one_engine(profile.tables, LIMITS)
         for tokens in lengths:
             engine.submit(PROMPT_TOKENS, tokens)
         engine.run_until_idle()

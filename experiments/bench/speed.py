@@ -13,7 +13,7 @@ import numpy as np
 import typer
 
 from experiments.shared import AsJson, bench_row, median_s, print_bench
-from simrl.engine.engine import Engine
+from simrl.engine.engine import Engine, one_engine
 from simrl.engine.requests import Limits
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
@@ -56,7 +56,7 @@ def engines_of_a_batch() -> str:
     lengths = batches()
     passes = 0
     for batch in lengths:
-        engine = Engine(tables, LIMITS)
+        engine = one_engine(tables, LIMITS)
         for tokens in batch:
             engine.submit(512, max(tokens, 1))
         engine.run_until_idle()
@@ -82,7 +82,7 @@ def speculative(source: int, repeats: int) -> tuple[float, str]:
         nonlocal verified
         verified, accepted, offset = 0, 0, 0
         for batch in lengths:
-            engine = Engine(tables, LIMITS, decoding)
+            engine = one_engine(tables, LIMITS, decoding)
             slots = []
             for tokens in batch:
                 slots.append(engine.submit(512, tokens))
@@ -113,7 +113,7 @@ def runs_of(tokens: int) -> AcceptRuns:
 
 def one_long_queue() -> str:
     """Run one engine with 2,048 requests queued at once, at most 256 running."""
-    engine = Engine(roofline_profile(model_shape("qwen3-14b"), gpu("h100"), 2).tables, LIMITS)
+    engine = one_engine(roofline_profile(model_shape("qwen3-14b"), gpu("h100"), 2).tables, LIMITS)
     lengths = np.minimum(np.random.default_rng(0).lognormal(7.5, 0.8, 2048), 8192).astype(int).tolist()
     for tokens in lengths:
         engine.submit(512, max(tokens, 1))

@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 from experiments.shared import AsJson
-from simrl.engine.engine import Engine
+from simrl.engine.engine import Engine, one_engine
 from simrl.scenario.model import Scenario
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.simulate.run import compile_engine, compile_training, simulate_prepared
@@ -67,7 +67,7 @@ def engines_s(prepared: Prepared) -> float:
     prompts, responses = (
         prepared.trace.column(f"{name}_tokens")[begin:end].tolist() for name in ("prompt", "response")
     )
-    engines = [Engine(prepared.profile.tables, prepared.limits) for _ in range(prepared.workers)]
+    engines = [one_engine(prepared.profile.tables, prepared.limits) for _ in range(prepared.workers)]
     for i, lengths in enumerate(zip(prompts, responses, strict=True)):
         engines[i % len(engines)].submit(*lengths)
     started = time.perf_counter()

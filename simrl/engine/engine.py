@@ -1,195 +1,324 @@
-"""One inference engine: continuous batching, exact to the iteration, over arrays.
+"""Engines and their fleet: continuous batching, exact to the iteration, over arrays.
 
-Invariant: `Engine.now_s` is a boundary between two forward passes, and every pass in the past happened as vLLM V1 would
-have scheduled it: running requests first, in order, then waiting ones first come first served, while `max_num_seqs`,
-`max_num_batched_tokens` and the KV blocks (for all known tokens) allow; prompts in chunks. When blocks run out, the caches
-of paused requests go, oldest first, then the youngest running request is preempted; what lost its cache computes it again.
-Under asynchronous scheduling a pass is scheduled when the one before starts, so that it knows neither who comes nor who ends
-during that one: requests join a pass later, and the places and blocks of those that end are free a pass later. (Decoupled
-drafting cannot do so: which windows a pass verifies is known when it starts.)
-What a caller asks takes effect at the boundary where the engine stands, so callers first `settle(t)`: the first boundary
-strictly after t, or t itself if the engine is idle. A request ends after exactly `response_tokens` generated tokens, and
-may have a pause, and a watched token, before.
+Invariant: `Engine.now_s` is a boundary between two forward passes, and every pass in the past
+happened as vLLM V1 would have scheduled it: running requests first, in order, then waiting ones
+first come first served, while `max_num_seqs`, `max_num_batched_tokens` and the KV blocks (for all
+known tokens) allow; prompts in chunks. When blocks run out, the caches of paused requests go, oldest
+first, then the youngest running request is preempted; what lost its cache computes it again.
+Under asynchronous scheduling a pass is scheduled when the one before starts, so that it knows
+neither who comes nor who ends during that one: requests join a pass later, and the places and
+blocks of those that end are free a pass later. (Decoupled drafting cannot do so: which windows a
+pass verifies is known when it starts.)
+What a caller asks takes effect at the boundary where the engine stands, so callers first `settle(t)`:
+the first boundary strictly after t, or t itself if the engine is idle. A request ends after exactly
+`response_tokens` generated tokens, and may have a pause, and a watched token, before.
 
-With speculation, a pass verifies drafts: a request that decodes brings `drafted` tokens, of which the first `accepted` stand,
-and gains one more (what a request has to gain is never exceeded). Which tokens it gains is never changed, only when.
+With speculation, a pass verifies drafts: a request that decodes brings `drafted` tokens, of which
+the first `accepted` stand, and gains one more (what a request has to gain is never exceeded). Which
+tokens it gains is never changed, only when.
 
 `tests/references/engine.py` is the rule, written slowly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from simrl.engine.decoupled import run_decoupled
-from simrl.engine.leaving import drop_caches, remove
-from simrl.engine.passes import run
-from simrl.engine.paused import Paused
+from simrl.engine.fleet import STOP, TICKETS, VOID, Engines, advance, submit, withdraw
+from simrl.engine.leaving import drop_caches, drop_held, pin, remove, requeue, unpin
 from simrl.engine.prefix_cache import MANY, enter_all, forget_oldest, found_blocks, short_of_nodes
 from simrl.engine.requests import (
     DRAFTS,
+    REQUESTS,
+    TOTALS,
     END,
     NEVER,
     PAUSE,
     RELOADED,
-    REQUESTS,
-    TOTALS,
     WATCH,
     Columns,
     Limits,
     Stop,
-    Until,
     capacity_tokens,
-    enqueue,
     is_plain,
 )
-from simrl.engine.resolved import Like, resolved, resolved_for
-from simrl.engine.speculative import run_speculative
-from simrl.engine.stretches import Memory
+from simrl.engine.resolved import resolved
 from simrl.errors import InputError
 from simrl.profile.profile import Tables
-from simrl.speculation.bandit import bandit_state, copied
-from simrl.speculation.decoding import OPEN, SIBLINGS, Decoding, Floats, Records
+from simrl.speculation.bandit import BanditState, bandit_state
+from simrl.speculation.decoding import OPEN, SIBLINGS, Decoding, Floats, Ints
 from simrl.speculation.gates import ELASTIC_OFF
 
 # What passes went to, in the order of `simrl.result.result.Work`: the totals from decode_s on.
 COUNTED = ("passes", "generated_tokens", "prefill_tokens", "preemptions", "hit_tokens", "lookup_tokens")
 SPENT = (*(TOTALS.names or ())[-12:], "preemptions")
+NO_ENGINES = np.zeros(0, np.int64)
 
 
-class _State:
-    """The state that a pass changes: totals, requests and their drafts in one piece of memory; the memory of drafting."""
+class Fleet:
+    """The engines of workers with one profile, one cache size and one way to draft. `keys` are of
+    the draws of each engine's bandit. `unfinished` counts the requests at each worker."""
 
-    def __init__(self, capacity: int, memory: Memory) -> None:
-        self._drafts_at = TOTALS.itemsize + capacity * REQUESTS.itemsize
-        self._bytes = np.zeros(self._drafts_at + capacity * DRAFTS.itemsize, dtype=np.uint8)  # records are slow to copy
-        self.hold(
-            self._bytes[: TOTALS.itemsize].view(TOTALS),
-            self._bytes[TOTALS.itemsize : self._drafts_at].view(REQUESTS),
-            self._bytes[self._drafts_at :].view(DRAFTS),
+    def __init__(
+        self,
+        tables: Tables,
+        limits: Limits,
+        decoding: Decoding | None = None,
+        keys: Sequence[int] = (0,),
+    ) -> None:
+        rule = (decoding or Decoding()).rule
+        if rule.decoupled and rule.trees:
+            raise ValueError("a decoupled drafter drafts chains; leave its strategies out")
+        if rule.decoupled:
+            limits = limits._replace(async_scheduling=False)
+        if limits.prefix_caching and not is_plain(limits):
+            raise ValueError("no prefix cache is modelled of layers with windows or states")
+        n, rows = len(keys), len(keys) * limits.dp
+        self.tables, self.limits, self.decoding = tables, limits, decoding
+        self.capacity_tokens = capacity_tokens(limits)
+        index, bandit = (decoding or Decoding()).siblings, bandit_state((decoding or Decoding()).bandit, rule.rewards)
+        self.arrays = Engines(
+            requests=np.zeros((rows, 0), REQUESTS),
+            drafts=np.zeros((rows, 0), DRAFTS),
+            totals=np.zeros(rows, TOTALS),
+            words=np.zeros((1, 1), np.int64),
+            bandit=BanditState(*(np.repeat(array[None], rows, axis=0) for array in bandit)),
+            places=np.zeros((rows, index.group_first.size), np.int64),
+            readable=np.zeros(np.max(index.group_end - index.group_first, initial=0), np.int64),
+            next_step_s=np.full(n, np.inf),
+            tickets=np.zeros(0, TICKETS),
+            orders=np.zeros(1, np.int64),
+            n_due=np.zeros(1, np.int64),
+            **{name: np.zeros(n, np.int64) for name in _BY_ENGINE},
+            **{name: np.zeros(0, np.int64) for name in ("left", "out", "due")},
         )
-        self.memory = memory
+        self.t = t = Columns(self.arrays.totals)
+        t["slowdown"][:] = t["drift"][:] = t["admitting"][:] = 1
+        t["free_blocks"][:], t["draft_ends_s"][:] = limits.kv_blocks, np.inf
+        t["bandit_key"][:] = np.repeat(np.array(keys), limits.dp)
+        t["block_size"][:], t["prefix_caching"][:] = limits.block_size, limits.prefix_caching
+        t["async_scheduling"][:] = limits.async_scheduling
+        t["hold_paused"][:] = not limits.prefix_caching if limits.hold_paused is None else limits.hold_paused
+        t["list_first"][:] = t["list_last"][:] = -1
+        self._groups = self._numbers = 0
+        self._free_groups: list[int] = []
+        self._free_numbers: dict[int, list[int]] = {}  # first ones, by the size of their group
+        self._make_slots(16)
+        self._resolve()
+        self.engines = [Engine(self, e) for e in range(n)]
 
-    def hold(self, totals: Records, requests: Records, drafts: Records) -> None:
-        """Be these arrays."""
-        self.totals, self.requests, self.drafts = totals, requests, drafts
-        self.t, self.r, self.d = Columns(totals), Columns(requests), Columns(drafts)
+    def _resolve(self) -> None:
+        some = NO_ENGINES, False, 0.0, 0.0
+        self._advance = resolved(advance, self.arrays, self.tables, self.limits, self.decoding, *some)
+        lengths = np.zeros((0, 8), np.int64)
+        self._submit = resolved(submit, self.arrays, self.limits, 0, lengths, NO_ENGINES, 0.0, NO_ENGINES)
 
-    def forget_drafts(self, slot: int) -> None:
-        """Zero a slot's drafts."""
-        first = self._drafts_at + slot * DRAFTS.itemsize
-        self._bytes[first : first + DRAFTS.itemsize] = 0
+    def advance(self, now_s: float, event_s: float) -> tuple[int, int, float]:
+        """Take steps; see the function `advance`."""
+        some = NO_ENGINES, True, now_s, event_s
+        news: tuple[int, int, float] = self._advance(self.arrays, self.tables, self.limits, self.decoding, *some)
+        return news
 
-    def copy_from(self, other: _State, with_drafts: bool) -> None:
-        """Become a copy of a state of this capacity."""
-        end = self._bytes.size if with_drafts else self._drafts_at
-        self._bytes[:end] = other._bytes[:end]
-        if with_drafts and self.memory is not other.memory:
-            for array, their_array in zip(self.memory.bandit, other.memory.bandit, strict=True):
-                array[:] = their_array
+    def stops_before(self, engine: Ints, time_s: float, heeds: bool = True) -> bool:
+        """Run an engine to the first boundary strictly after `time_s`, or to one where something stops that calls Python
+        (then return True); move an idle engine to `time_s`."""
+        what, _, _ = self._advance(
+            self.arrays, self.tables, self.limits, self.decoding, engine, heeds, time_s, np.inf
+        )
+        return what == STOP.value
+
+    def changed(self, engine: int) -> None:
+        """Plan an engine's next step anew, behind all that are planned, where it comes at one instant with them."""
+        f = self.arrays
+        f.next_step_s[engine], f.stopped[engine] = VOID, 0
+        f.orders[0] += f.requests.size
+        f.order[engine] = f.orders[0]
+
+    def submit(self, engine: int, lengths: Ints, numbers: Ints, request_s: float = 0.0) -> Ints:
+        """Queue requests at an engine, where it stands; see the function `submit`. Return their slots. Raise `InputError`
+        for one that never fits the KV cache."""
+        longest = lengths[int(lengths[:, :2].sum(axis=1).argmax())].tolist() if len(lengths) > 1 else lengths[0].tolist()
+        self.require_fits(*longest[:2])
+        self._make_room(engine, numbers.size)
+        slots = np.empty(numbers.size, np.int64)
+        self._submit(self.arrays, self.limits, engine, lengths, numbers, request_s, slots)
+        return slots
+
+    def require_fits(self, prompt_tokens: int, response_tokens: int) -> None:
+        """Raise `InputError` for a request that never fits the KV cache."""
+        if prompt_tokens + response_tokens > self.capacity_tokens:
+            raise InputError(
+                f"a sample of {prompt_tokens} + {response_tokens} tokens never fits the KV cache of {self.capacity_tokens} "
+                "tokens; use more memory for the cache, a larger tp or a lower cap"
+            )
+
+    # Groups.
+
+    def open_group(self, engines: list[int], needed: int) -> tuple[int, int]:
+        """Return the number of a new group, complete with `needed` responses, and of the first of its tickets, which are for
+        `engines`."""
+        group, size = self._free_groups.pop() if self._free_groups else self._groups, len(engines)
+        free = self._free_numbers.setdefault(size, [])
+        first = free.pop() if free else self._numbers
+        self._groups, self._numbers = max(self._groups, group + 1), max(self._numbers, first + size)
+        f = self.arrays
+        if self._numbers > f.tickets.size or self._groups > f.left.size:
+            tickets, groups = 2 * self._numbers, 2 * self._groups
+            f = self.arrays = f._replace(
+                tickets=_longer(f.tickets, tickets),
+                due=_longer(f.due, tickets),
+                left=_longer(f.left, groups),
+                out=_longer(f.out, groups),
+            )
+        opened = f.tickets[first : first + size]
+        opened["engine"], opened["group"] = engines, group
+        opened["closed_tokens"], opened["version"], opened["over"] = 0, -1, 0
+        opened["whole"], opened["done"] = 1, 0
+        f.left[group], f.out[group] = needed, size
+        return group, first
+
+    def close_group(self, group: int, first: int, size: int) -> None:
+        """Let the numbers of a group and its tickets be used again."""
+        self._free_groups.append(group)
+        self._free_numbers[size].append(first)
+
+    def withdraw(self, number: int) -> bool:
+        """Take a ticket out of its engine, where that stands. Return whether it was there."""
+        there: bool = withdraw(self.arrays, self.limits, number)
+        return there
+
+    def tickets_in(self, engine: int) -> list[tuple[int, int, float]]:
+        """Return the tickets in an engine: the number of each, its tokens, and when it had the first."""
+        r = self.arrays.requests[engine * self.limits.dp : (engine + 1) * self.limits.dp]
+        r = r[r["ticket"] >= 0]
+        return list(zip(*(r[name].tolist() for name in ("ticket", "generated", "first_token_s")), strict=True))
+
+    def _make_room(self, engine: int, more: int) -> None:
+        """Make room for more requests at any rank of an engine."""
+        t, slots = self.arrays.totals, self.arrays.requests.shape[1]
+        lacking = 0
+        for row in range(engine * self.limits.dp, (engine + 1) * self.limits.dp):
+            free = t["n_free"].item(row)
+            lacking = max(lacking, more - free)
+            if self.limits.prefix_caching:
+                spare = t["n_spare"].item(row)
+                if slots >= MANY and (nodes := short_of_nodes(slots, spare, free, more)) > 0:
+                    # some more, for this takes as long as there are nodes
+                    forget_oldest(self.arrays.requests[row], t[row : row + 1], spare + nodes + MANY // 4)
+                    spare = t["n_spare"].item(row)
+                lacking = max(lacking, short_of_nodes(slots, spare, free, more))
+        if lacking > 0:
+            self._make_slots(max(2 * slots, slots + lacking))
+
+    def _make_slots(self, slots: int) -> None:
+        """Give every row that many slots; the ring of waiting requests is laid out anew from its head."""
+        f = self.arrays
+        rows, old = f.requests.shape
+        requests, drafts = np.zeros((rows, slots), REQUESTS), np.zeros((rows, slots), DRAFTS)
+        requests[:, :old], drafts[:, :old] = f.requests, f.drafts
+        requests["last_token_s"][:, old:], requests["ticket"][:, old:] = np.nan, -1
+        for row in range(rows):
+            t = f.totals[row]
+            requests["waiting"][row, :old] = np.roll(f.requests["waiting"][row], -t["waiting_head"])
+            requests["free"][row, t["n_free"] : t["n_free"] + slots - old] = np.arange(slots - 1, old - 1, -1)
+            requests["node_spare"][row, t["n_spare"] : t["n_spare"] + slots - old] = np.arange(old, slots)
+            if self.limits.prefix_caching:
+                enter_all(requests[row])
+        f.totals["waiting_head"] = 0
+        f.totals["n_free"] += slots - old
+        f.totals["n_spare"] += slots - old
+        self.arrays = f._replace(requests=requests, drafts=drafts)
+        self.r, self.d = Columns(requests), Columns(drafts)
+
+
+_BY_ENGINE = ("passes", "stopped", "watched", "order", "submitted", "in_groups", "versions", "unfinished")
+
+
+def _longer(array: NDArray[Any], size: int) -> NDArray[Any]:
+    """Return an array with its entries, and more behind them."""
+    longer = np.zeros(size, array.dtype)
+    longer[: array.size] = array
+    return longer
 
 
 class Engine:
-    """The state of one engine in simulated time. A request is known by its slot, an integer that is reused after its end.
+    """One engine of a fleet: `limits.dp` data-parallel ranks that make their passes together. A request is known by its slot,
+    an integer that is reused after its end: a rank's slot, times the number of ranks, plus the rank.
 
     `slowdown` multiplies the duration of every pass from the boundary on at which it is set. With a `decoding` (how it drafts),
-    requests that have a source (`draft_from`) decode with drafts; `key` is the key of its bandit's draws.
-
-    Raises `InputError` for a request that could never fit the KV cache.
+    requests that have a source (`draft_from`) decode with drafts.
     """
 
-    def __init__(self, tables: Tables, limits: Limits, decoding: Decoding | None = None, key: int = 0) -> None:
-        self._tables = tables
-        given = decoding
-        decoding = decoding or Decoding()
-        if decoding.rule.decoupled and decoding.rule.trees:
-            raise ValueError("a decoupled drafter drafts chains; leave its strategies out")
-        if decoding.rule.decoupled:
-            limits = limits._replace(async_scheduling=False)
-        self.limits = limits
-        if limits.prefix_caching and not is_plain(limits):
-            raise ValueError("no prefix cache is modelled of layers with windows or states")
-        self._capacity_tokens = capacity_tokens(limits)
-        self.paused = Paused(resolved)
+    def __init__(self, fleet: Fleet, index: int) -> None:
+        self.fleet, self.index, self.limits = fleet, index, fleet.limits
+        self._dp = fleet.limits.dp
+        self._first = index * self._dp
+        self._rows = slice(self._first, self._first + self._dp)
+        self._one = np.array([index])
+        self._paused: set[int] = set()
         self._left_rows: list[int] = []
-        index = decoding.siblings
-        memory = Memory(
-            bandit_state(decoding.bandit, decoding.rule.rewards),
-            places=np.zeros(index.group_first.size, dtype=np.int64),
-            readable=np.zeros(np.max(index.group_end - index.group_first, initial=0), dtype=np.int64),
-        )
-        self._state = _State(0, memory)
-        t = self._state.totals
-        t["slowdown"] = t["drift"] = t["admitting"] = 1
-        t["free_blocks"], t["draft_ends_s"], t["bandit_key"] = limits.kv_blocks, np.inf, key
-        t["block_size"], t["prefix_caching"] = limits.block_size, limits.prefix_caching
-        t["async_scheduling"] = limits.async_scheduling
-        t["hold_paused"] = not limits.prefix_caching if limits.hold_paused is None else limits.hold_paused
-        t["list_first"] = t["list_last"] = -1
-        self._ahead: _State | None = None  # the state at the next stop; see `next_stop_s`
-        self._grow: Callable[[int], None] = self._make_room
-        self._grow(16)
-        self.decoding = given
-        self._enqueue = resolved_for(enqueue, Like(self._state.requests, t, *range(7), False))
+        self._take_decoding()
+
+    def _take_decoding(self) -> None:
+        decoding = self.fleet.decoding
+        if decoding is not None and decoding.rule.gate == OPEN and not (decoding.rule.decoupled or decoding.rule.trees):
+            self.fleet.t["padding"][self._rows] = decoding.rule.window.most_tokens
 
     @property
     def now_s(self) -> float:
-        return self._state.t["now_s"].item()
+        return self.fleet.t["now_s"].item(self._first)
 
     @now_s.setter
     def now_s(self, time_s: float) -> None:
-        self._state.t["now_s"][0] = time_s
+        self.fleet.t["now_s"][self._rows] = time_s
 
     @property
     def slowdown(self) -> float:
-        return self._state.t["slowdown"].item()
+        return self.fleet.t["slowdown"].item(self._first)
 
     @slowdown.setter
     def slowdown(self, factor: float) -> None:
-        self._state.t["slowdown"][0] = factor
+        self.fleet.t["slowdown"][self._rows] = factor
 
     @property
     def admitting(self) -> bool:
         """Return whether waiting requests may start."""
-        return self._state.t["admitting"].item() == 1
+        return self.fleet.t["admitting"].item(self._first) == 1
 
     @admitting.setter
     def admitting(self, admitting: bool) -> None:
-        self._state.t["admitting"][0] = admitting
+        self.fleet.t["admitting"][self._rows] = admitting
 
     @property
     def drift(self) -> float:
         """Factor on the hardness of every response: how far the policy is from the drafter."""
-        return self._state.t["drift"].item()
+        return self.fleet.t["drift"].item(self._first)
 
     @drift.setter
     def drift(self, drift: float) -> None:
-        self._state.t["drift"][0] = drift
+        self.fleet.t["drift"][self._rows] = drift
 
     @property
     def decoding(self) -> Decoding | None:
         """How it drafts. May be changed between passes, for a decoding with equal siblings, bandit and loops."""
-        return self._decoding
+        return self.fleet.decoding
 
     @decoding.setter
     def decoding(self, decoding: Decoding | None) -> None:
-        self._decoding, state, until = decoding, self._state, Until(0.0, True)
-        if decoding is not None and decoding.rule.gate == OPEN and not (decoding.rule.decoupled or decoding.rule.trees):
-            state.totals["padding"] = decoding.rule.window.most_tokens
-        common = state.requests, state.drafts, state.totals, self._tables, self.limits
-        if decoding is None:
-            self._run_kernel = resolved_for(run, Like(*common, until))
-        elif decoding.rule.decoupled:
-            self._run_kernel = resolved_for(run_decoupled, Like(*common, decoding, until))
-        else:
-            self._run_kernel = resolved_for(run_speculative, Like(*common, decoding, state.memory, until))
+        self.fleet.decoding = decoding
+        self._take_decoding()
 
     @property
     def running(self) -> int:
-        going = self._state.r["going"][self._state.r["running"][: self._total("n_running")]]
-        return self._total("n_running") - int(np.count_nonzero(going))
+        r, running = self.fleet.r, 0
+        for row in range(self._first, self._first + self._dp):
+            n = self.fleet.t["n_running"].item(row)
+            running += n - int(np.count_nonzero(r["going"][row, r["running"][row, :n]]))
+        return running
 
     @property
     def waiting(self) -> int:
@@ -197,7 +326,7 @@ class Engine:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks of the KV cache that no request holds."""
+        """Blocks of the KV caches that no request holds."""
         return self._total("free_blocks")
 
     @property
@@ -206,23 +335,24 @@ class Engine:
         return self._total("n_running") > 0 or (self._total("n_waiting") > self._total("n_going") and self.admitting)
 
     @property
-    def goes_pass_by_pass(self) -> bool:
-        """Whether it matters to no bit of a result where a run is divided: other runs sum the times of many passes."""
-        return self._decoding is not None and self._decoding.rule.decoupled
-
-    @property
     def generated_total(self) -> int:
         return self._total("generated_tokens")
 
     @property
     def spent(self) -> Floats:
-        """The seconds of the passes since the start by use: the totals `SPENT`."""
-        return np.array([self._state.t[name].item() for name in SPENT], dtype=np.float64)
+        """The totals `SPENT` since the start: the seconds of a mean rank, and the sums of the others over all ranks."""
+        t = self.fleet.t
+        if self._dp == 1:
+            return np.array([t[name].item(self._first) for name in SPENT], dtype=np.float64)
+        mean = [name.endswith("_s") and name != "slot_s" for name in SPENT]
+        summed = np.array([t[name][self._rows].sum() for name in SPENT], dtype=np.float64)
+        return np.where(mean, summed / self._dp, summed)
 
     @property
     def totals(self) -> dict[str, int]:
-        """Passes, generated tokens, prefilled tokens (recomputed ones included) and preemptions since the start."""
-        return {name: self._total(name) for name in COUNTED}
+        """Passes, and over all ranks generated tokens, prefilled tokens (recomputed ones included), preemptions and hits since
+        the start."""
+        return {name: self._total(name) for name in COUNTED} | {"passes": self.fleet.t["passes"].item(self._first)}
 
     def submit(
         self,
@@ -249,25 +379,12 @@ class Engine:
                 f"a request of {prompt_tokens} + {response_tokens} tokens with {generated_tokens} generated, "
                 f"{cached_tokens} cached"
             )
-        self.require_fits(prompt_tokens, response_tokens)
-        capacity, free = self._state.requests.size, self._total("n_free")
-        if not free or (self.limits.prefix_caching and self._lacks_nodes(capacity, free)):
-            self._grow(2 * capacity)
-        state = self._state
-        lengths = prompt_tokens, response_tokens, generated_tokens, cached_tokens
         shared = prompt_tokens if shared_tokens is None else shared_tokens
-        slot: int = self._enqueue(state.requests, state.totals, *lengths, prompt_key, shared, sample_key, continues)
-        if self.decoding is not None:  # else they never change
-            state.forget_drafts(slot)
+        lengths = prompt_tokens, response_tokens, generated_tokens, cached_tokens, prompt_key, shared, sample_key, continues
+        slot: int = self.fleet.submit(self.index, np.array([lengths], np.int64), np.array([-1])).item()
+        if self.fleet.decoding is not None:  # else they never change
+            self.fleet.arrays.drafts[self._at(slot)] = np.zeros((), DRAFTS)
         return slot
-
-    def _lacks_nodes(self, capacity: int, free: int) -> bool:
-        """Return whether there are too few nodes for one request more."""
-        lacking = short_of_nodes(capacity, self._total("n_spare"), free, 1)
-        if lacking > 0 and capacity >= MANY:  # some more, for this takes as long as there are nodes
-            forget_oldest(self._state.requests, self._state.totals, self._total("n_spare") + lacking + MANY // 4)
-            lacking = short_of_nodes(capacity, self._total("n_spare"), free, 1)
-        return bool(lacking > 0)
 
     def draft_from(
         self, slot: int, source: int, at: int, hardness: float = 1.0, window: int | None = None, runs_at: int = -1
@@ -281,48 +398,52 @@ class Engine:
         if source == SIBLINGS:
             if self.decoding.rule.decoupled:
                 raise ValueError("a decoupled drafter is a model; siblings are drafted from where the verifier is")
-            self._state.memory.places[at] = slot + 1  # -t: it left with t tokens; 0: it was never here
-        d = self._state.d
-        d["source"][slot], d["at"][slot], d["hardness"][slot], d["runs_at"][slot] = source, at, hardness, runs_at
-        d["window"][slot] = self.decoding.rule.window.start_tokens if window is None else window
+            self.fleet.arrays.places[self._first, at] = slot + 1  # -t: it left with t tokens; 0: it was never here
+        d, place = self.fleet.d, self._at(slot)
+        d["source"][place], d["at"][place], d["hardness"][place], d["runs_at"][place] = source, at, hardness, runs_at
+        d["window"][place] = self.decoding.rule.window.start_tokens if window is None else window
 
     def forget_rows(self) -> None:
         """Forget the responses that are over: no request drafts from them any more."""
+        places = self.fleet.arrays.places[self._first]
         for row in self._left_rows:
-            if self._state.memory.places[row] < 0:
-                self._state.memory.places[row] = 0
+            if places[row] < 0:
+                places[row] = 0
         self._left_rows = []
 
     def _leave_row(self, slot: int) -> None:
         """Keep how many tokens a sibling has that ends, or drafts from another source: its row will never have more."""
-        row, places = self._state.d["at"].item(slot), self._state.memory.places
-        if self._state.d["source"].item(slot) == SIBLINGS and places.item(row) == slot + 1:
+        if self.fleet.decoding is None:
+            return
+        d, place, places = self.fleet.d, self._at(slot), self.fleet.arrays.places[self._first]
+        row = d["at"].item(place)
+        if d["source"].item(place) == SIBLINGS and places.item(row) == slot + 1:
             places[row] = -self.generated_tokens(slot)
             self._left_rows.append(row)
 
     def verify_old(self, slot: int, old_tokens: int, accepted: int) -> None:
         """Let a request that has no token yet verify an old response with its prompt, of which `accepted` tokens stay."""
-        room = self._capacity_tokens - self._state.r["prompt"].item(slot) - 1
-        self._state.d["old_tokens"][slot] = min(old_tokens, room)
-        self._state.d["old_accepted"][slot] = min(accepted, room)
+        d, place = self.fleet.d, self._at(slot)
+        room = self.fleet.capacity_tokens - self.fleet.r["prompt"].item(place) - 1
+        d["old_tokens"][place], d["old_accepted"][place] = min(old_tokens, room), min(accepted, room)
 
     def new_rollout(self) -> None:
         """Shut an elastic gate until the batch has been small for long enough."""
-        self._state.t["elastic_state"][0] = ELASTIC_OFF
+        self.fleet.t["elastic_state"][self._rows] = ELASTIC_OFF
 
     def drafted(self, slot: int) -> tuple[int, int, int]:
         """Return the tokens that a request drafted (also ahead, whatever became of them), those accepted, and the passes that
         verified. An ended request has them until its slot is used again."""
-        d = self._state.d
-        return d["drafted_total"].item(slot), d["accepted_total"].item(slot), d["verifications"].item(slot)
+        d, place = self.fleet.d, self._at(slot)
+        return d["drafted_total"].item(place), d["accepted_total"].item(place), d["verifications"].item(place)
 
     def unverified_tokens(self, slot: int) -> int:
         """Return the drafted tokens in no window that was verified: thrown away, or ahead now. 0 unless decoupled."""
-        return self._state.d["unverified_total"].item(slot)
+        return self.fleet.d["unverified_total"].item(self._at(slot))
 
     def verified_tokens(self, slot: int) -> int:
         """Return the tokens that the verifying passes yielded, bonus tokens and corrections included."""
-        return self._state.d["verified_total"].item(slot)
+        return self.fleet.d["verified_total"].item(self._at(slot))
 
     def stop_at(self, slot: int, tokens: int, kind: int) -> None:
         """Set the next stop of a request, in place of the one before: the boundary at which it has `tokens` of its response.
@@ -330,66 +451,74 @@ class Engine:
         `kind` is PAUSE or WATCH; a request may have one of each. A pause comes at these tokens exactly, a watched token may be
         passed by a draft; where both come at once, the pause is reported. The end comes first: a stop at `response_tokens` or
         later never is. A stop that was reported is over. Raises ValueError for tokens that the request has already."""
-        r = self._state.r
-        generated, response = r["generated"].item(slot), r["response"].item(slot)
+        r, place = self.fleet.r, self._at(slot)
+        generated, response = r["generated"].item(place), r["response"].item(place)
         if tokens <= generated:
             raise ValueError(f"a stop at {tokens} tokens of a request that has {generated}")
         if kind == WATCH:
-            r["watch_at"][slot] = tokens if tokens < response else NEVER
+            r["watch_at"][place] = tokens if tokens < response else NEVER
             return
-        r["stop_at"][slot] = min(tokens, response)
-        r["stop_kind"][slot] = kind if tokens < response else END
+        r["stop_at"][place] = min(tokens, response)
+        r["stop_kind"][place] = kind if tokens < response else END
 
     def resume(self, slot: int, observation_tokens: int = 0, cached_tokens: int = 0) -> None:
         """Append a paused request to the queue, with the rest of its cache, or, without one, `cached_tokens` (see `submit`);
         `observation_tokens` of its environment are prefilled. Raises KeyError for a request whose pause was not reported."""
-        prompt_tokens = self._state.r["prompt"].item(slot) + observation_tokens
-        self.require_fits(prompt_tokens, self._state.r["response"].item(slot))
-        self.paused.resume(self._state, slot, prompt_tokens, cached_tokens)
+        row, at = self._at(slot)
+        prompt_tokens = self.fleet.r["prompt"].item(row, at) + observation_tokens
+        self.fleet.require_fits(prompt_tokens, self.fleet.r["response"].item(row, at))
+        self._paused.remove(slot)
+        requeue(self.fleet.arrays.requests[row], self.fleet.arrays.totals[row], at, prompt_tokens, cached_tokens)
 
     def drop_paused(self, slot: int) -> None:
         """Drop the cache of a request whose pause was reported at this boundary."""
-        self.paused.drop(self._state, slot)
+        self._on_row(drop_held, slot)
 
     def pin_paused(self, slot: int, until_s: float) -> None:
         """Keep the cache of a paused request until it resumes, is aborted or unpinned, at `until_s` at the latest."""
-        self.paused.pin(self._state, slot, until_s)
+        self._on_row(pin, slot, until_s)
 
     def unpin_paused(self, slot: int, until_s: float) -> None:
         """Drop a cache that was pinned until `until_s`, unless its request has resumed or was aborted."""
-        self.paused.unpin(self._state, slot, until_s)
+        self._on_row(unpin, slot, until_s)
 
     def abort(self, slot: int) -> int:
         """Take a request out at this boundary. Returns the response tokens it has."""
-        self.paused.forget(self._state, slot)
-        remove(self._state.requests, self._state.totals[0], slot)
+        self._paused.discard(slot)
+        self._on_row(remove, slot)
         self._leave_row(slot)
         return self.generated_tokens(slot)
 
     def recompute_running(self) -> None:
         """Drop the KV caches of all requests, also of paused and waiting ones. Running ones recompute theirs before anything
         that waits, in their order."""
-        self.paused.hold_all(self._state)
-        drop_caches(self._state.requests, self._state.totals[0], RELOADED)
+        f = self.fleet.arrays
+        for row in range(self._first, self._first + self._dp):
+            drop_caches(f.requests[row], f.totals[row], RELOADED)
 
     def found_tokens(self, slot: int) -> int:
         """Return the tokens of a paused request that it would find in the prefix cache now."""
-        if not self.limits.prefix_caching or self._state.r["blocks"].item(slot):
+        row, at = self._at(slot)
+        if not self.limits.prefix_caching or self.fleet.r["blocks"].item(row, at):
             return self.computed_tokens(slot)
-        known = self._state.r["prompt"].item(slot) + self._state.r["generated"].item(slot)
-        found: int = found_blocks(self._state.requests, self._state.totals, slot, known)
-        return found * self.limits.block_size
+        f, known = self.fleet.arrays, self.fleet.r["prompt"].item(row, at) + self.generated_tokens(slot)
+        blocks: int = found_blocks(f.requests[row], f.totals[row : row + 1], at, known)
+        return blocks * self.limits.block_size
 
     def computed_tokens(self, slot: int) -> int:
-        """Return the tokens of a request whose KV is in the cache."""
-        return self._state.r["computed"].item(slot)
+        """Return the tokens of a request whose KV is in its rank's cache."""
+        return self.fleet.r["computed"].item(self._at(slot))
 
     def generated_tokens(self, slot: int) -> int:
-        return self._state.r["generated"].item(slot)
+        return self.fleet.r["generated"].item(self._at(slot))
 
     def first_token_s(self, slot: int) -> float:
         """Return when the first token of a request came; of an ended one until its slot is used again."""
-        return self._state.r["first_token_s"].item(slot)
+        return self.fleet.r["first_token_s"].item(self._at(slot))
+
+    def stops_before(self, time_s: float) -> bool:
+        """Do as `Fleet.stops_before`."""
+        return self.fleet.stops_before(self._one, time_s)
 
     def settle(self, time_s: float) -> list[Stop]:
         """Run to the first boundary strictly after `time_s`; move an idle engine to `time_s`.
@@ -397,104 +526,50 @@ class Engine:
         Returns what stopped on the way, in order.
         """
         stops: list[Stop] = []
-        until, now_s = Until(time_s, True), -np.inf
-        while now_s <= time_s and self.busy:
-            now_s = self._run(self._state, until)
+        while self.stops_before(time_s):
             stops += self.stops()
-        if now_s <= time_s:
-            self.now_s = max(self.now_s, time_s)
         return stops
 
-    def next_stop_s(self) -> float:
-        """Return when the next request stops if there is no command before; infinity if none does. Changes nothing."""
-        if not self.busy:
-            return np.inf
-        if self._ahead is None:
-            memory = self._state.memory
-            self._ahead = _State(self._state.requests.size, memory._replace(bandit=copied(memory.bandit)))
-        self._ahead.copy_from(self._state, with_drafts=self.decoding is not None)
-        stop_s = self._run(self._ahead, self.paused.next_stop)
-        return stop_s if self._ahead.t["n_stopped"].item() else np.inf
-
-    def take_next_stop(self) -> list[Stop]:
-        """Move to the boundary that `next_stop_s` found, and return what stopped there."""
-        assert self._ahead is not None
-        self._state, self._ahead = self._ahead, self._state
-        return self.stops()
+    def next_stops(self, time_s: float = np.inf) -> list[Stop]:
+        """Run an engine that is alone in its fleet to its next stop, if that comes by `time_s`; return what stopped there."""
+        self.fleet.changed(self.index)
+        what, _, _ = self.fleet.advance(time_s, time_s)
+        return self.stops() if what == STOP.value else []
 
     def run_until_idle(self) -> Floats:
         """Run everything that was submitted. Returns when each slot ended, NaN for unused ones, shape (capacity,)."""
-        self._run(self._state, Until(np.inf, False))
-        return self._state.r["last_token_s"].copy()
-
-    def _total(self, name: str) -> int:
-        return self._state.t[name].item()
-
-    def require_fits(self, prompt_tokens: int, response_tokens: int) -> None:
-        """Raise `InputError` for a request that never fits the KV cache."""
-        if prompt_tokens + response_tokens > self._capacity_tokens:
-            raise InputError(
-                f"a sample of {prompt_tokens} + {response_tokens} tokens never fits the KV cache of {self._capacity_tokens} "
-                "tokens; use more memory for the cache, a larger tp or a lower cap"
-            )
-
-    def _run(self, state: _State, until: Until) -> float:
-        """Run a state from its boundary on. Returns the boundary reached."""
-        common = state.requests, state.drafts, state.totals, self._tables, self.limits
-        now_s: float
-        if self._decoding is None:
-            now_s = self._run_kernel(*common, until)
-        elif self._decoding.rule.decoupled:
-            now_s = self._run_kernel(*common, self._decoding, until)
-        else:
-            now_s = self._run_kernel(*common, self._decoding, state.memory, until)
-        return now_s
+        self.fleet.stops_before(self._one, np.inf, heeds=False)
+        return self.fleet.r["last_token_s"][self._first].copy()
 
     def stops(self) -> list[Stop]:
-        """Return what stopped in the last pass, now."""
+        """Return what stopped where the engine stands."""
         stops: list[Stop] = []
-        r, now_s = self._state.r, self.now_s
-        for i in range(self._total("n_stopped")):  # most often one: plain Python is fastest
-            slot, kind = r["stopped"].item(i), r["stopped_kind"].item(i)
-            stops.append((slot, now_s, kind))
-            if kind == END:
-                self._leave_row(slot)
-            elif kind == PAUSE:
-                self.paused.slots.add(slot)
+        r, now_s = self.fleet.r, self.now_s
+        for rank, row in enumerate(range(self._first, self._first + self._dp)):
+            for i in range(self.fleet.t["n_stopped"].item(row)):  # most often one: plain Python is fastest
+                slot, kind = r["stopped"].item(row, i) * self._dp + rank, r["stopped_kind"].item(row, i)
+                stops.append((slot, now_s, kind))
+                if kind == END:
+                    self._leave_row(slot)
+                elif kind == PAUSE:
+                    self._paused.add(slot)
+        self.fleet.arrays.stopped[self.index] = 0
         return stops
 
-    def slots(self) -> int:
-        return self._state.requests.size
+    def _total(self, name: str) -> int:
+        column = self.fleet.t[name]
+        return column.item(self._first) if self._dp == 1 else int(column[self._rows].sum())
 
-    def live_in(self, requests: Records, totals: Records, drafts: Records, grow: Callable[[int], None]) -> None:
-        """Keep the state in these arrays from now on; `grow` gives more room."""
-        state = _State(0, self._state.memory)
-        state.hold(totals, requests, drafts)
-        self._move(state)
-        self._grow = grow
+    def _at(self, slot: int) -> tuple[int, int]:
+        """Return the row and the column of a slot."""
+        return self._first + slot % self._dp, slot // self._dp
 
-    def hold(self, requests: Records, totals: Records, drafts: Records) -> None:
-        """Go on from the state in these arrays."""
-        self._state.hold(totals, requests, drafts)
+    def _on_row(self, kernel: Any, slot: int, *more: Any) -> None:
+        """Run a kernel on a request, where the engine stands."""
+        row, at = self._at(slot)
+        kernel(self.fleet.arrays.requests[row], self.fleet.arrays.totals[row], at, *more)
 
-    def _make_room(self, capacity: int) -> None:
-        """Make room for `capacity` requests."""
-        self._move(_State(capacity, self._state.memory))
 
-    def _move(self, state: _State) -> None:
-        """Keep the state in another one, as large or larger; the ring of waiting requests is laid out anew from its head."""
-        old, self._state = self._state, state
-        held, capacity = old.requests.size, state.requests.size
-        state.totals[:], state.requests[:held], state.drafts[:held] = old.totals, old.requests, old.drafts
-        state.requests["waiting"][:held] = np.roll(old.requests["waiting"], -self._total("waiting_head"))
-        state.requests["last_token_s"][held:], state.requests["ticket"][held:] = np.nan, -1
-        state.totals["waiting_head"] = 0
-        self._ahead = None
-        free = self._total("n_free")
-        state.requests["free"][free : free + capacity - held] = np.arange(capacity - 1, held - 1, -1)
-        state.totals["n_free"] = free + capacity - held
-        spare = self._total("n_spare")
-        state.requests["node_spare"][spare : spare + capacity - held] = np.arange(held, capacity)
-        state.totals["n_spare"] = spare + capacity - held
-        if self.limits.prefix_caching:
-            enter_all(state.requests)
+def one_engine(tables: Tables, limits: Limits, decoding: Decoding | None = None, key: int = 0) -> Engine:
+    """Return an engine that is alone in its fleet."""
+    return Fleet(tables, limits, decoding, [key]).engines[0]

@@ -1,50 +1,58 @@
-"""The engines of all workers side by side, for requests whose ends are no events: only the end of their group is one.
+"""A fleet: the engines of all workers side by side, one of them alone being a fleet of one.
 
-Invariant: `requests` and `totals` are each engine where it stands; its next step is `stretch` passes of pure decoding, or one
-pass of any kind (0). Nothing of a step is done before `next_step_s`: the boundary where it stops or, without a stop, from which
-on no command can come before the end of its pass. Steps are taken in the order of time over all engines, none beyond the next
-event of the schedule: no command can come before.
-A ticket is a request of a group; an engine whose stops somebody watches is `loud`, and stops for them one by one.
+Invariant: an engine stands at a boundary between two passes, and its next step is planned: passes
+that repeat its batch (`passes`), or one pass of any kind (0). A command takes effect at the first
+boundary strictly after it, so a pass is done as soon as the clock is where it begins, and passes
+that repeat once the clock is where they end: no command can come in between. Steps are taken in the
+order of time over all engines, none beyond the next event of the schedule.
+
+What stops at the end of a step calls Python, which then finds the engine there (`stopped`), or, of
+a request of a group, is noted in its ticket, and only the end of the group calls Python.
 """
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simrl.engine.engine import Engine
-from simrl.engine.leaving import remove, stop
-from simrl.engine.passes import one_pass, run
-from simrl.engine.prefix_cache import MANY, forget_oldest, short_of_nodes
-from simrl.engine.requests import DRAFTS, REQUESTS, TOTALS, Limits, Until, busy, enqueue, may_stop
-from simrl.engine.resolved import resolved
-from simrl.engine.stretches import end_of_stretch, go_to_end, stretch_length
+from simrl.engine.leaving import remove
+from simrl.engine.requests import Limits, enqueue
+from simrl.engine.step import busy, end_of_repeat, plan, repeat, step
 from simrl.profile.compiled import inlined, kernel, part
 from simrl.profile.profile import Tables
-from simrl.speculation.decoding import Floats, Ints, Records, fields_of
+from simrl.speculation.bandit import BanditState
+from simrl.speculation.decoding import Decoding, Floats, Ints, Records, fields_of
 
-# What `advance` returns: nothing is to be done before a time; a group is complete, or has ended; an engine has no ticket left;
-# a loud one stops.
-WAIT, GROUP, IDLE, LOUD = range(4)
-NOTHING = np.int64(0)  # of a prompt is computed already
+
+class News(IntEnum):
+    """What `advance` returns: nothing happens before a time; a group is complete, or over; an
+    engine has stopped for Python."""
+
+    WAIT = 0
+    GROUP = 1
+    STOP = 2
+
+
+WAIT, GROUP, STOP = News
+VOID = -1.0  # the time of a step that is to be planned anew
 
 
 class Ticket:
     """A request of a group, and what became of it."""
 
-    worker: int
+    engine: int
     group: int
     slot: int
     tokens: int  # of the response, when it ends
     closed_tokens: int  # of these, before its open segment
     version: int  # of the weights at its end; -1 until then
     whole: int  # 0 if it ends before its response does
-    done: int  # whether its response has ended
-    turn: int  # of the stop that it ended at, among all that were planned: which is first, of those at one instant …
-    noted: int  # … its place among all ends that were noted …
-    order: int  # … and among those whose time has come; -1 until then
+    done: int  # whether its response has ended …
+    over: int  # … and the time of its end has come
+    order: int  # of its end, among all ends of one instant
     started_s: float  # of its open segment
     first_token_s: float
     ended_s: float
@@ -54,200 +62,156 @@ TICKETS = fields_of(Ticket)
 
 
 class Engines(NamedTuple):
-    """The arrays of a fleet: a row an engine, a column a slot; `drafts`, which are none, are shared."""
+    """The arrays of a fleet. Engine e has the rows e · dp … e · dp + dp - 1, one a data-parallel
+    rank; a column is a slot."""
 
     requests: NDArray[Any]
+    drafts: NDArray[Any]
     totals: NDArray[Any]
-    tried_requests: NDArray[Any]  # of one engine: to try a pass
-    tried_totals: NDArray[Any]
-    requests_words: Ints  # of these: records are slow to copy
-    totals_words: Ints
-    tried_requests_words: Ints
-    tried_totals_words: Ints
-    drafts: Records
-    next_step_s: Floats
-    stretch: Ints
-    stops: Ints  # whether a loud engine stops at the end of its step
-    here: Ints  # tickets in each engine
+    words: Ints
+    bandit: BanditState  # a row each
+    places: Ints
+    readable: Ints
+    next_step_s: Floats  # where the next step ends, or where its only pass begins; VOID: not planned
+    passes: Ints
+    stopped: Ints  # whether something stopped where the engine stands that calls Python
+    watched: Ints  # whether each stop of an engine calls Python
+    order: Ints  # of the stop ahead, among all stops of one instant …
+    orders: Ints  # … and the next one, shape (1,)
+    submitted: Ints  # requests so far
+    in_groups: Ints  # requests of groups in each engine
     versions: Ints  # of its weights
-    loud: Ints
     unfinished: Ints  # requests at each worker, as its dispatcher counts them
     tickets: Records
     left: Ints  # responses of each group to finish before it is complete
-    out: Ints  # tickets of each group that have not ended
-    due: Ints  # tickets that have ended at a boundary that is still to come: a heap, the earliest end on top …
+    out: Ints  # tickets of each group that are not over
+    due: Ints  # tickets that have ended at a boundary that is still to come: a heap, the first on top …
     n_due: Ints  # … and their number, shape (1,)
-    planned: Ints  # turn of the stop that each engine has ahead …
-    turns: Ints  # … and the turns so far, shape (1,)
-    noted: Ints  # tickets so far whose end was noted, shape (1,) …
-    ends: Ints  # … and whose time has come, shape (1,)
+
+
+@inlined
+def _reorder(f: Engines, e: int) -> None:
+    """Let the next stop of an engine come behind all that are planned, where it comes at one instant with them."""
+    f.orders[0] += f.requests.shape[0] * f.requests.shape[1]
+    f.order[e] = f.orders[0]
 
 
 @kernel
-def begin(
+def advance(
     f: Engines,
     tables: Tables,
     limits: Limits,
-    numbers: Ints,
-    workers: Ints,
-    lengths: Ints,
+    d: Decoding | None,
+    settled: Ints,
+    heeds: bool,
     now_s: float,
-    request_s: float,
-) -> Floats:
-    """Queue tickets at their engines (`workers`), at the first boundary after `now_s`, and find the next stops of all `workers`
-    in turn, also of those beyond the tickets. `lengths` has prompt, response and generated tokens of each ticket, and the keys
-    of its prompt and its sample. Return the boundary before at which each engine had lost its last ticket, infinity if it had
-    not."""
-    settled = np.zeros(f.next_step_s.shape[0], np.bool_)
-    emptied_s = np.full(settled.shape[0], np.inf)
-    for i in range(numbers.shape[0]):
-        number, worker = numbers[i], workers[i]
-        r, totals = f.requests[worker], f.totals[worker]
-        if not settled[worker]:
-            settled[worker] = True
-            emptied_s[worker] = _settle(f, worker, tables, limits, now_s)
-        prompt, response, generated = lengths[i, 0], lengths[i, 1], lengths[i, 2]
-        prompt_key, sample_key, cut = lengths[i, 3], lengths[i, 4], f.tickets[number].whole == 0
-        slot = enqueue(r, totals, prompt, response, generated, NOTHING, prompt_key, prompt, sample_key, cut)
-        totals[0].now_s += request_s
-        r[slot].ticket = number
-        f.tickets[number].slot = slot
-        f.tickets[number].started_s = totals[0].now_s
-        f.here[worker] += 1
-    _look_ahead_in_turn(f, tables, limits, workers)
-    return emptied_s
+    event_s: float,
+) -> tuple[int, int, float]:
+    """Take steps up to `now_s`, and those before the next event of the schedule (`event_s`), up to
+    one that is an event itself. Return it: WAIT, GROUP or STOP, the group or the engine, its time.
+
+    With `settled` engines, take only their steps, to the first boundary strictly after `now_s`; one
+    that is idle moves to `now_s`. STOP is returned only if it `heeds` stops.
+    """
+    settling, i = settled.shape[0] > 0, 0
+    while True:
+        if settling:
+            if i == settled.shape[0]:
+                return WAIT, -1, np.inf
+            e = settled[i]
+            first = e * limits.dp
+            if f.stopped[e] == 1 and heeds:
+                return STOP, e, f.totals[first].now_s
+            f.stopped[e] = 0
+            is_busy = busy(f, first, limits)
+            if not is_busy or f.totals[first].now_s > now_s:
+                for row in range(first, first + limits.dp):
+                    if not is_busy and heeds:
+                        f.totals[row].now_s = max(f.totals[row].now_s, now_s)
+                i += 1
+                continue
+        else:
+            e = _first_to_step(f)
+            first = e * limits.dp
+            step_s = f.next_step_s[e]
+            if step_s != VOID:
+                due_s = f.tickets[f.due[0]].ended_s if f.n_due[0] > 0 else np.inf
+                next_s = min(due_s, step_s)
+                if next_s == np.inf or (next_s > now_s and next_s >= event_s):
+                    return WAIT, -1, next_s
+                if due_s < step_s or (due_s == step_s and f.tickets[f.due[0]].order < f.order[e]):
+                    ticket = f.tickets[f.due[0]]
+                    group = ticket.group
+                    left, out = f.left[group] - ticket.done, f.out[group] - 1
+                    news = out == 0 or (left == 0 and ticket.done == 1)
+                    if news and due_s > now_s:
+                        return WAIT, -1, due_s
+                    _pop_due(f)
+                    ticket.over = 1
+                    f.left[group], f.out[group] = left, out
+                    f.unfinished[ticket.engine] -= 1
+                    if news:
+                        return GROUP, group, due_s
+                    continue
+                if f.stopped[e] == 1:
+                    if step_s > now_s:
+                        return WAIT, -1, step_s
+                    return STOP, e, step_s
+        if settling or f.next_step_s[e] == VOID:
+            passes, end_s = plan(f, first, tables, limits, d), f.totals[first].now_s
+            if passes > 0:
+                passes, end_s = end_of_repeat(
+                    f, first, tables, limits, passes, now_s if settling else np.inf
+                )
+            elif not busy(f, first, limits):
+                end_s = np.inf
+            f.passes[e], f.next_step_s[e] = passes, end_s
+            if not settling:
+                continue
+        if f.passes[e] > 0:
+            repeat(f, first, tables, limits, d, f.passes[e], f.next_step_s[e])
+        else:
+            step(f, first, tables, limits, d)
+        _note(f, e, limits)
+
+
+@inlined
+def _note(f: Engines, e: int, limits: Limits) -> None:
+    """Note what stopped in an engine's step: its tickets, and whether something calls Python."""
+    first, n_stopped = e * limits.dp, 0
+    for row in range(first, first + limits.dp):
+        for i in range(f.totals[row].n_stopped):
+            slot = f.requests[row, i].stopped
+            if f.requests[row, slot].ticket >= 0:
+                note_end(f, e, row, slot, f.order[e] + n_stopped)
+            else:
+                f.stopped[e] = 1
+            n_stopped += 1
+        f.totals[row].n_stopped *= 1
+    f.next_step_s[e] = VOID
+    if n_stopped > 0:
+        if f.watched[e] == 1 or f.in_groups[e] == 0:
+            f.stopped[e] = 1
+        if f.stopped[e] == 1:
+            f.next_step_s[e] = f.totals[first].now_s
+        else:
+            _reorder(f, e)
 
 
 @kernel
-def withdraw(f: Engines, tables: Tables, limits: Limits, numbers: Ints, workers: Ints, now_s: float) -> Floats:
-    """Take tickets out of their `workers`, at the first boundary after `now_s`, unless they have ended by then. Return the
-    boundary at which each engine has lost its last one, infinity if it has not."""
-    settled = np.zeros(f.next_step_s.shape[0], np.bool_)
-    emptied_s = np.full(settled.shape[0], np.inf)
-    for i in range(numbers.shape[0]):
-        number, worker = numbers[i], workers[i]
-        if not settled[worker]:
-            settled[worker] = True
-            emptied_s[worker] = _settle(f, worker, tables, limits, now_s)
-        if take_out(f, number) and f.here[worker] == 0:
-            emptied_s[worker] = f.totals[worker, 0].now_s
-    _look_ahead_in_turn(f, tables, limits, workers)
-    return emptied_s
-
-
-@inlined
-def _look_ahead_in_turn(f: Engines, tables: Tables, limits: Limits, workers: Ints) -> None:
-    """Plan the next stops of engines from where they stand, in the order in which they come first."""
-    planned = np.zeros(f.next_step_s.shape[0], np.bool_)
-    for worker in workers:
-        if not planned[worker]:
-            planned[worker] = True
-            f.planned[worker] = next_turn(f)
-            _plan_step(f, worker, tables, limits)
-
-
-@inlined
-def take_out(f: Engines, number: int) -> bool:
-    """Take a ticket out of its engine, where that stands. Return whether it was there."""
-    worker, slot = f.tickets[number].worker, f.tickets[number].slot
-    r, totals = f.requests[worker], f.totals[worker]
-    if f.tickets[number].version >= 0:
-        return False
-    remove(r, totals[0], slot)
-    r[slot].last_token_s = totals[0].now_s
-    note(f, worker, slot, next_turn(f))
-    f.tickets[number].done = 0
-    return True
-
-
-@inlined
-def _settle(f: Engines, worker: int, tables: Tables, limits: Limits, now_s: float) -> float:
-    """Do as `Engine.settle`; what stops are tickets. Return the boundary at which the last one has ended, or infinity."""
-    r, totals = f.requests[worker], f.totals[worker]
-    t = totals[0]
-    emptied_s = np.inf
-    while busy(t) and t.now_s <= now_s:
-        run(r, f.drafts, totals, tables, limits, Until(now_s, True))
-        _note_all(f, worker, next_turn(f))
-        if f.here[worker] == 0:
-            emptied_s = t.now_s
-    if not busy(t):
-        t.now_s = max(t.now_s, now_s)
-    return emptied_s
-
-
-@inlined
-def _plan_step(f: Engines, worker: int, tables: Tables, limits: Limits) -> None:
-    """Plan an engine's next step."""
-    r, t = f.requests[worker], f.totals[worker, 0]
-    f.stretch[worker], f.next_step_s[worker] = 0, np.inf
-    if not busy(t):
-        return
-    passes = stretch_length(r, f.drafts, t, limits)
-    if passes > 0:
-        f.stretch[worker], f.next_step_s[worker] = end_of_stretch(r, t, tables, passes, np.inf)
-        f.stops[worker] = f.loud[worker] == 1 and may_stop(r, t, passes, 0)
-        return
-    f.next_step_s[worker] = t.now_s
-    f.stops[worker] = 0
-    if may_stop(r, t, 1, limits.max_num_seqs - t.n_running):
-        _copy(f.requests_words, f.tried_requests_words, worker)
-        _copy(f.totals_words, f.tried_totals_words, worker)
-        one_pass(f.tried_requests[0], f.drafts, f.tried_totals[0], tables, limits)
-        if f.tried_totals[0, 0].n_stopped > 0:
-            f.next_step_s[worker], f.stops[worker] = f.tried_totals[0, 0].now_s, 1
-
-
-@inlined
-def _copy(here: Ints, there: Ints, row: int) -> None:
-    """Copy a row; an assignment to it takes a second to compile."""
-    for i in range(here.shape[1]):
-        there[0, i] = here[row, i]
-
-
-@inlined
-def take_step(f: Engines, worker: int, tables: Tables, limits: Limits) -> None:
-    """Let an engine do its next step."""
-    r, totals = f.requests[worker], f.totals[worker]
-    if f.stretch[worker] > 0:
-        go_to_end(r, totals[0], limits, f.stretch[worker], f.next_step_s[worker])
-        stop(r, totals[0])
-    else:
-        one_pass(r, f.drafts, totals, tables, limits)
-    f.next_step_s[worker] = np.inf
-
-
-@kernel
-def next_turn(f: Engines) -> int:
-    """Return the next turn."""
-    f.turns[0] += 1
-    return int(f.turns[0])
-
-
-@inlined
-def _note_all(f: Engines, worker: int, turn: int) -> None:
-    """Note what has stopped in an engine's last pass, at a stop planned at that turn."""
-    r = f.requests[worker]
-    for i in range(f.totals[worker, 0].n_stopped):
-        note(f, worker, r[i].stopped, turn)
-
-
-@kernel
-def note(f: Engines, worker: int, slot: int, turn: int) -> None:
+def note_end(f: Engines, e: int, row: int, slot: int, order: int) -> None:
     """Note the end of a ticket: it is due at that boundary."""
-    r = f.requests[worker]
-    number = r[slot].ticket
-    r[slot].ticket = -1
+    request = f.requests[row, slot]
+    number = request.ticket
+    request.ticket = -1
     ticket = f.tickets[number]
-    ticket.tokens = r[slot].generated
-    ticket.version = f.versions[worker]
+    ticket.tokens = request.generated
+    ticket.version = f.versions[e]
     ticket.done = ticket.whole
-    ticket.first_token_s = r[slot].first_token_s
-    ticket.ended_s = r[slot].last_token_s
-    f.here[worker] -= 1
-    ticket.turn = turn
-    ticket.noted = f.noted[0]
-    f.noted[0] += 1
+    ticket.first_token_s = request.first_token_s
+    ticket.ended_s = request.last_token_s
+    ticket.order = order
+    f.in_groups[e] -= 1
     place = f.n_due[0]
     f.n_due[0] += 1
     while place > 0 and _earlier(f, number, f.due[(place - 1) // 2]):
@@ -258,7 +222,7 @@ def note(f: Engines, worker: int, slot: int, turn: int) -> None:
 
 @inlined
 def _pop_due(f: Engines) -> None:
-    """Take the earliest ticket off the heap."""
+    """Take the first ticket off the heap."""
     f.n_due[0] -= 1
     n, number, place = f.n_due[0], f.due[f.n_due[0]], 0
     while 2 * place + 1 < n:
@@ -274,225 +238,70 @@ def _pop_due(f: Engines) -> None:
 
 @part
 def _earlier(f: Engines, one: int, other: int) -> bool:
-    """Return whether one ticket ended before another; of those that ended at once, the one whose stop was planned first."""
+    """Return whether one ticket ends before another."""
     a, b = f.tickets[one], f.tickets[other]
-    if a.ended_s != b.ended_s:
-        return bool(a.ended_s < b.ended_s)
-    return bool(a.turn < b.turn or (a.turn == b.turn and a.noted < b.noted))
+    return bool(a.ended_s < b.ended_s or (a.ended_s == b.ended_s and a.order < b.order))
 
 
 @part
-def _next_to_step(f: Engines) -> int:
+def _first_to_step(f: Engines) -> int:
     """Return the engine whose step comes first; of those at once, the one whose stop was planned first."""
     first = 0
-    for worker in range(1, f.next_step_s.shape[0]):
-        step_s, first_s = f.next_step_s[worker], f.next_step_s[first]
-        if step_s < first_s or (step_s == first_s and f.planned[worker] < f.planned[first]):
-            first = worker
+    for e in range(1, f.next_step_s.shape[0]):
+        step_s, first_s = f.next_step_s[e], f.next_step_s[first]
+        if step_s < first_s or (step_s == first_s and f.order[e] < f.order[first]):
+            first = e
     return first
 
 
 @kernel
-def advance(f: Engines, tables: Tables, limits: Limits, now_s: float, event_s: float) -> tuple[int, int, float]:
-    """Take steps up to `now_s`, and those before the next event of the schedule (`event_s`), up to one that is an event itself.
-    Return it: WAIT, GROUP, IDLE or LOUD, the group or the engine, and the time of the stop."""
-    worker = _next_to_step(f)
-    while True:
-        stop_s = f.next_step_s[worker]
-        due_s = f.tickets[f.due[0]].ended_s if f.n_due[0] > 0 else np.inf
-        next_s = min(due_s, stop_s)
-        if next_s == np.inf or (next_s > now_s and next_s >= event_s):
-            return WAIT, -1, next_s
-        if due_s < stop_s or (due_s == stop_s and f.tickets[f.due[0]].turn <= f.planned[worker]):
-            ticket = f.tickets[f.due[0]]
-            left, out = f.left[ticket.group] - ticket.done, f.out[ticket.group] - 1
-            news = out == 0 or (left == 0 and ticket.done == 1)
-            if news and due_s > now_s:
-                return WAIT, -1, due_s
-            _pop_due(f)
-            f.left[ticket.group], f.out[ticket.group] = left, out
-            f.unfinished[ticket.worker] -= 1
-            ticket.order = f.ends[0]
-            f.ends[0] += 1
-            if news:
-                return GROUP, ticket.group, due_s
-        elif f.loud[worker] == 0 or f.stops[worker] == 0:
-            take_step(f, worker, tables, limits)
-            stopped = f.totals[worker, 0].n_stopped > 0
-            if stopped:
-                _note_all(f, worker, f.planned[worker])
-                f.planned[worker] = next_turn(f)
-            _plan_step(f, worker, tables, limits)
-            if stopped and f.here[worker] == 0:
-                return IDLE, worker, stop_s
-            worker = _next_to_step(f)
-        elif stop_s <= now_s:
-            return LOUD, worker, stop_s
-        else:
-            return WAIT, -1, stop_s
+def submit(
+    f: Engines, limits: Limits, e: int, lengths: Ints, numbers: Ints, request_s: float, slots: Ints
+) -> None:
+    """Queue requests at an engine, where it stands, and set their `slots`. `lengths` has a row for each:
+    prompt, response, generated and cached tokens, the key of its prompt, the prompt's shared
+    tokens, the key of its sample, and whether that goes on later; `numbers` the ticket of each, -1
+    for one whose end calls Python."""
+    first = e * limits.dp
+    for i in range(numbers.shape[0]):
+        rank = 0 if limits.dp == 1 else _least_loaded(f, first, limits, f.submitted[e] % limits.dp)
+        r, row, number = lengths[i], first + rank, numbers[i]
+        slot = enqueue(f.requests[row], f.totals[row : row + 1], r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7] == 1)
+        f.requests[row, slot].ticket = number
+        for k in range(first, first + limits.dp):
+            f.totals[k].now_s += request_s
+        f.submitted[e] += 1
+        slots[i] = slot * limits.dp + rank
+        if number >= 0:
+            f.tickets[number].slot = slots[i]
+            f.tickets[number].started_s = f.totals[first].now_s
+            f.in_groups[e] += 1
 
 
-class Fleet:
-    """Engines without drafts, and their tickets."""
-
-    def __init__(self, engines: list[Engine], tables: Tables, limits: Limits, unfinished: Ints) -> None:
-        n = len(engines)
-        self.engines = engines
-        self._shared = tables, limits
-        no_words = np.zeros((n, 0), np.int64)
-        self.arrays = Engines(
-            requests=np.zeros((n, 0), REQUESTS),
-            totals=np.zeros((n, 0), TOTALS),
-            tried_requests=np.zeros((1, 0), REQUESTS),
-            tried_totals=np.zeros((1, 0), TOTALS),
-            requests_words=no_words,
-            totals_words=no_words,
-            tried_requests_words=no_words,
-            tried_totals_words=no_words,
-            drafts=np.zeros(0, DRAFTS),
-            next_step_s=np.full(n, np.inf),
-            stretch=np.zeros(n, np.int64),
-            stops=np.zeros(n, np.int64),
-            here=np.zeros(n, np.int64),
-            versions=np.zeros(n, np.int64),
-            loud=np.zeros(n, np.int64),
-            unfinished=unfinished,
-            tickets=np.zeros(0, TICKETS),
-            left=np.zeros(0, np.int64),
-            out=np.zeros(0, np.int64),
-            due=np.zeros(0, np.int64),
-            n_due=np.zeros(1, np.int64),
-            planned=np.zeros(n, np.int64),
-            turns=np.zeros(1, np.int64),
-            noted=np.zeros(1, np.int64),
-            ends=np.zeros(1, np.int64),
-        )
-        self._groups = 0
-        self._free_groups: list[int] = []
-        self._numbers = 0
-        self._free_numbers: dict[int, list[int]] = {}  # first ones, by the size of their group
-        f, self._no_numbers, self._no_lengths = self.arrays, np.zeros(0, np.int64), np.zeros((0, 5), np.int64)
-        self._begin = resolved(begin, f, *self._shared, self._no_numbers, self._no_numbers, self._no_lengths, 0.0, 0.0)
-        self._advance = resolved(advance, f, *self._shared, 0.0, 0.0)
-        self._make_slots(max(16, *(engine.slots() for engine in engines)))
-
-    def open_group(self, workers: list[int], needed: int) -> tuple[int, int]:
-        """Return the number of a new group, complete with `needed` responses, and of the first of its tickets, which are for
-        `workers`."""
-        group, size = self._free_groups.pop() if self._free_groups else self._groups, len(workers)
-        free = self._free_numbers.setdefault(size, [])
-        first = free.pop() if free else self._numbers
-        self._groups, self._numbers = max(self._groups, group + 1), max(self._numbers, first + size)
-        f = self.arrays
-        if self._numbers > f.tickets.size or self._groups > f.left.size:
-            tickets, groups = 2 * self._numbers, 2 * self._groups
-            f = self.arrays = f._replace(
-                tickets=_longer(f.tickets, tickets),
-                due=_longer(f.due, tickets),
-                left=_longer(f.left, groups),
-                out=_longer(f.out, groups),
-            )
-        opened = f.tickets[first : first + size]
-        opened["worker"], opened["group"] = workers, group
-        opened["closed_tokens"], opened["version"], opened["order"] = 0, -1, -1
-        opened["whole"], opened["done"] = 1, 0
-        f.left[group], f.out[group] = needed, size
-        return group, first
-
-    def close_group(self, group: int, first: int, size: int) -> None:
-        """Let the numbers of a group and its tickets be used again."""
-        self._free_groups.append(group)
-        self._free_numbers[size].append(first)
-
-    def begin(self, numbers: Ints, lengths: Ints, now_s: float, request_s: float) -> Floats:
-        """See the function `begin`. Raises `InputError` for a request that never fits the KV cache."""
-        f = self.arrays
-        lengths_of_longest = lengths[int(lengths[:, :2].sum(axis=1).argmax())].tolist()
-        self.engines[0].require_fits(*lengths_of_longest[:2])
-        workers = f.tickets["worker"][numbers]
-        more = np.bincount(workers, minlength=len(self.engines))
-        free, spare = f.totals["n_free"][:, 0], f.totals["n_spare"][:, 0]
-        lacking = int((more - free).max())
-        if f.totals["prefix_caching"].any():
-            if f.drafts.size >= MANY:
-                for worker in np.flatnonzero(short_of_nodes(f.drafts.size, spare, free, more) > 0):
-                    forget_oldest(f.requests[worker], f.totals[worker], f.drafts.size)
-            lacking = max(lacking, int(short_of_nodes(f.drafts.size, spare, free, more).max()))
-        if lacking > 0:
-            self._make_slots(max(2 * f.drafts.size, f.drafts.size + lacking))
-        emptied_s: Floats = self._begin(self.arrays, *self._shared, numbers, workers, lengths, now_s, request_s)
-        return emptied_s
-
-    def withdraw(self, numbers: Ints, now_s: float) -> Floats:
-        """See the function `withdraw`."""
-        workers = self.arrays.tickets["worker"][numbers]
-        emptied_s: Floats = withdraw(self.arrays, *self._shared, numbers, workers, now_s)
-        return emptied_s
-
-    def take_out(self, number: int) -> bool:
-        """See the function `take_out`."""
-        there: bool = take_out(self.arrays, number)
-        return there
-
-    def advance(self, now_s: float, event_s: float) -> tuple[int, int, float]:
-        """See the function `advance`."""
-        found: tuple[int, int, float] = self._advance(self.arrays, *self._shared, now_s, event_s)
-        return found
-
-    @property
-    def next_s(self) -> float:
-        """When something stops next."""
-        f = self.arrays
-        due_s = f.tickets["ended_s"].item(f.due.item(0)) if f.n_due.item(0) else np.inf
-        return min(float(f.next_step_s.min()), due_s)
-
-    def look_ahead(self, worker: int) -> None:
-        """Find when an engine stops next."""
-        self._begin(self.arrays, *self._shared, self._no_numbers, np.array([worker]), self._no_lengths, 0.0, 0.0)
-
-    def move_to_next_stop(self, worker: int) -> None:
-        """Move a loud engine, which stops next, to that stop."""
-        take_step(self.arrays, worker, *self._shared)
-
-    def note(self, worker: int, slot: int) -> None:
-        note(self.arrays, worker, slot, next_turn(self.arrays))
-
-    def enter(self, worker: int, slot: int, number: int) -> None:
-        """Let a request of a loud engine be a ticket."""
-        f = self.arrays
-        f.requests["ticket"][worker, slot], f.tickets["slot"][number] = number, slot
-        f.tickets["started_s"][number] = self.engines[worker].now_s
-        f.here[worker] += 1
-
-    def running(self, worker: int) -> list[tuple[int, int, float]]:
-        """Return the tickets in an engine: the number of each, its tokens, and when it had the first."""
-        r = self.arrays.requests[worker]
-        r = r[np.flatnonzero(r["ticket"] >= 0)]
-        return list(zip(*(r[name].tolist() for name in ("ticket", "generated", "first_token_s")), strict=True))
-
-    def _make_slots(self, slots: int) -> None:
-        """Give every engine so many slots."""
-        n, drafts = len(self.engines), np.zeros(slots, DRAFTS)
-        requests, tried_requests = np.zeros((n, slots), REQUESTS), np.zeros((1, slots), REQUESTS)
-        totals, tried_totals = np.zeros((n, 1), TOTALS), np.zeros((1, 1), TOTALS)
-        self.arrays = self.arrays._replace(
-            requests=requests,
-            totals=totals,
-            tried_requests=tried_requests,
-            tried_totals=tried_totals,
-            requests_words=requests.view(np.int64),
-            totals_words=totals.view(np.int64),
-            tried_requests_words=tried_requests.view(np.int64),
-            tried_totals_words=tried_totals.view(np.int64),
-            drafts=drafts,
-        )
-        for worker, engine in enumerate(self.engines):
-            engine.live_in(requests[worker], totals[worker], drafts, self._make_slots)
-            self.look_ahead(worker)
+@inlined
+def _least_loaded(f: Engines, first: int, limits: Limits, turn: int) -> int:
+    """Return the rank with the least load, as vLLM's balancer counts it; ties go round."""
+    best, least = 0, np.inf
+    for i in range(limits.dp):
+        rank = (turn + i) % limits.dp
+        t = f.totals[first + rank]
+        used = 1.0 - t.free_blocks / limits.kv_blocks
+        load = t.n_running + t.n_waiting - t.n_going + 6.0 * t.n_waiting * max(used - 0.5, 0.0)
+        if load < least:
+            best, least = rank, load
+    return best
 
 
-def _longer(array: NDArray[Any], size: int) -> NDArray[Any]:
-    """Return an array with its entries, and more behind them."""
-    longer = np.zeros(size, array.dtype)
-    longer[: array.size] = array
-    return longer
+@kernel
+def withdraw(f: Engines, limits: Limits, number: int) -> bool:
+    """Take a ticket out of its engine, where that stands. Return whether it was there."""
+    ticket = f.tickets[number]
+    if ticket.version >= 0:
+        return False
+    e, row, slot = ticket.engine, ticket.engine * limits.dp + ticket.slot % limits.dp, ticket.slot // limits.dp
+    remove(f.requests[row], f.totals[row], slot)
+    f.requests[row, slot].last_token_s = f.totals[row].now_s
+    _reorder(f, e)
+    note_end(f, e, row, slot, f.order[e])
+    ticket.done = 0
+    return True

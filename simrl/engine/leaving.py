@@ -24,11 +24,11 @@ from simrl.engine.requests import (
     free_slot,
     hold,
     make_room,
+    queue_up,
     release,
     waiting_at,
 )
 from simrl.profile.compiled import inlined, kernel, part
-from simrl.speculation.decoding import Records
 
 
 @part
@@ -101,9 +101,8 @@ def let_leave(r: Requests, t: Totals) -> None:
 
 
 @kernel
-def drop_held(r: Requests, totals: Records, slot: int) -> None:
+def drop_held(r: Requests, t: Totals, slot: int) -> None:
     """Drop the cache of a paused request whose pause was reported just now. An async scheduler knows that a pass later."""
-    t = totals[0]
     release(r, t, slot)
     if t.async_scheduling == 0:
         leave(r, t, slot, PAUSE)
@@ -112,6 +111,39 @@ def drop_held(r: Requests, totals: Records, slot: int) -> None:
     r[t.n_leaving].leaving_kind = PAUSE
     r[t.n_leaving].leaving_at = -1
     t.n_leaving += 1
+
+
+@kernel
+def pin(r: Requests, t: Totals, slot: int, until_s: float) -> None:
+    """Let nobody have the blocks of a paused request, while they are copied out."""
+    release(r, t, slot)
+    r[slot].pinned_until_s = until_s
+
+
+@kernel
+def unpin(r: Requests, t: Totals, slot: int, until_s: float) -> None:
+    """Drop a cache that was pinned until then, unless its request has resumed or was aborted."""
+    if r[slot].pinned_until_s == until_s:
+        r[slot].pinned_until_s = 0.0
+        free(r, t, slot, MOVED)
+
+
+@inlined
+def _let_have(r: Requests, t: Totals, slot: int) -> None:
+    """Let others have the blocks of a request, if they are pinned."""
+    if r[slot].pinned_until_s > 0.0:
+        r[slot].pinned_until_s = 0.0
+        hold(r, t, slot)
+
+
+@kernel
+def requeue(r: Requests, t: Totals, slot: int, prompt: int, cached: int) -> None:
+    """Append a paused request to the queue again, with this context; of one without a cache, `cached` tokens are not computed."""
+    _let_have(r, t, slot)
+    r[slot].prompt = prompt
+    if r[slot].blocks == 0:
+        r[slot].computed = cached
+    queue_up(r, t, slot)
 
 
 @part
@@ -165,6 +197,7 @@ def stop(r: Requests, t: Totals) -> None:
 @kernel
 def remove(r: Requests, t: Totals, slot: int) -> None:
     """Take a request out of its list, and free its blocks and slot: after the pass that an async scheduler has scheduled."""
+    _let_have(r, t, slot)
     for i in range(t.n_leaving):
         if r[i].leaving == slot and r[i].leaving_kind == PAUSE:  # a turn of it has just ended
             r[i].leaving_kind = END
@@ -275,6 +308,8 @@ def know_all(r: Requests, t: Totals) -> None:
 def drop_caches(r: Requests, t: Totals, cause: int) -> None:
     """Drop the caches of all requests, also those that waiting ones would bring. Running ones go to the head of the queue. No
     pass is in flight then, or scheduled."""
+    for slot in range(len(r)):
+        _let_have(r, t, slot)
     know_all(r, t)
     while t.n_running > 0:
         preempt_last(r, t, cause)

@@ -63,6 +63,7 @@ class Request(Node):
     seen_at: int  # an async scheduler sees it waiting when that many passes are over
     first_token_s: float
     last_token_s: float
+    pinned_until_s: float  # of a paused one whose blocks nobody may have; else 0
     gained: int  # tokens in its last pass if that decoded, 0 if it computed the rest of its context, -1 if a part
     rejected: int  # draft tokens of its last pass that were rejected; an async scheduler does not know it yet
     going: int  # it takes part in one more pass, scheduled before it was aborted (1), paused (2) or ended (3); else 0
@@ -292,6 +293,7 @@ def enqueue(
     r[slot].lost_by = MOVED
     r[slot].first_token_s = np.nan
     r[slot].last_token_s = np.nan
+    r[slot].pinned_until_s = 0.0
     r[slot].ticket = -1
     r[slot].gained = -1
     r[slot].rejected = 0

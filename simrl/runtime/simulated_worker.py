@@ -7,57 +7,73 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 
-import numpy as np
 import simpy
 
-from simrl.engine.lock_step import engine_of
+from simrl.engine.engine import Fleet
 from simrl.engine.requests import END, PAUSE, Limits, Stop
 from simrl.profile.profile import Tables
 from simrl.result.result import Work
 from simrl.runtime.agents import PLAIN, Agents
 from simrl.runtime.drafting import Drafting
 from simrl.runtime.events import call_at, call_last
-from simrl.runtime.group_runs import GroupRuns
+from simrl.runtime.generation import Generation
 from simrl.runtime.pauses import Pauses
 from simrl.runtime.recorder import OnLanes, Recorder
 from simrl.runtime.requests import WorkerRequest
 from simrl.runtime.rollout import Rollout, Segment, WeightLoad
 from simrl.runtime.spot_trainer import SpotTrainer
 from simrl.runtime.worker import LoadMode, TokensReached, WorkerCosts
+from simrl.speculation.decoding import Ints
 from simrl.trace.trace import Response, Sample
+
+
+def simulated_workers(
+    env: simpy.Environment,
+    number: int,
+    tables: Tables,
+    limits: Limits,
+    costs: WorkerCosts,
+    responses: Mapping[int, Response],
+    recorder: Recorder | OnLanes,
+    drafting: Drafting | None = None,
+    drafters: Mapping[str, Drafting] | None = None,
+    agents: Agents | None = None,
+) -> list[SimulatedWorker]:
+    """Return workers with an engine for each drafter: one fleet a drafter."""
+    held: dict[str | None, tuple[Generation, Drafting | None]] = {}
+    for name, each in {None: drafting, **(drafters or {})}.items():
+        decoding, keys = (each.decoding, [each.key(i) for i in range(number)]) if each else (None, [0] * number)
+        fleet = Fleet(tables, limits, decoding, keys)
+        held[name] = Generation(env, fleet, responses, recorder, costs.request_s), each
+    workers = [SimulatedWorker(env, i, held, costs, responses, recorder, agents) for i in range(number)]
+    for generation, _ in held.values():
+        generation.workers += workers
+    return workers
 
 
 class SimulatedWorker:
     """A `RolloutWorker` on SimPy's clock around the exact engine. It looks the responses of its samples up in the trace.
 
-    The engine stands at a boundary that is never before `env.now` while it is busy: either where the last command took
-    effect, or where the last stop of a response was. From there it looks ahead to the next stop and sleeps until it.
+    Commands and stops find its engine at a boundary that is never before `env.now` while it is busy.
     """
 
     def __init__(
         self,
         env: simpy.Environment,
         index: int,
-        tables: Tables,
-        limits: Limits,
+        held: Mapping[str | None, tuple[Generation, Drafting | None]],
         costs: WorkerCosts,
         responses: Mapping[int, Response],
         recorder: Recorder | OnLanes,
-        drafting: Drafting | None = None,
-        drafters: Mapping[str, Drafting] | None = None,
         agents: Agents | None = None,
     ) -> None:
         self.policy_version, self.index, self.lane = 0, index, recorder.lane(index)
         # One for each drafter, all on these GPUs and this KV cache; no more than one of them has requests.
-        held: list[tuple[str | None, Drafting | None]] = [(None, drafting), *(drafters or {}).items()]
-        self._engines = {
-            name: (engine_of(tables, limits, each.decoding if each else None, each.key(index) if each else 0), each)
-            for name, each in held
-        }
-        self.engines = [engine for engine, _ in self._engines.values()]
-        self.engine, self._drafting = self._engines[None]
-        self.groups: GroupRuns | None = None  # which it offers to generate
-        self.group_runs: GroupRuns | None = None  # of which it has generated one
+        self._held = held
+        self.engines = [generation.fleet.engines[index] for generation, _ in held.values()]
+        self._generation, self._drafting = held[None]
+        self.engine = self.engines[0]
+        self.groups: Generation | None = None  # which it offers to generate
         self.load_delay_s, self._spent_before = 0.0, self.engine.spent
         self._env, self._costs, self._responses, self._recorder = env, costs, responses, recorder
         self._pauses = Pauses(env, self, agents or Agents(env, PLAIN))
@@ -65,10 +81,10 @@ class SimulatedWorker:
         self._in_slot: dict[int, WorkerRequest] = {}
         self._decoding: set[int] = set()  # slots that are not paused
         self._commands: list[Callable[[], object]] = []
-        self._changes, self._admits = False, True  # whether a command changes something; whether requests may enter
+        self._admits = True  # whether requests may enter
         self._loads: deque[tuple[int, LoadMode, simpy.Event]] = deque()
-        self._plan = self._tokens_before = self._asked_version = 0
-        self._spot = drafting.spot if drafting else None
+        self._tokens_before = self._asked_version = 0
+        self._spot = self._drafting.spot if self._drafting else None
         self._notices: deque[Callable[[], None]] = deque()  # to the spot trainer
         self._busy_since_s: float | None = None
         self._lost_since_s: float | None = None
@@ -99,7 +115,7 @@ class SimulatedWorker:
 
     def progress(self, sample: Sample) -> simpy.Event:
         event = self._env.event()
-        self.command(lambda: self._report(sample, event), changes=False)
+        self.command(lambda: self._report(sample, event))
         return event
 
     def draft_with(self, drafter: str | None) -> None:
@@ -131,20 +147,18 @@ class SimulatedWorker:
         """End the simulation now, at `time_s`: close spans, and record what is unfinished as the pass that runs leaves it."""
         if self._commands:
             self._flush()
-        self._stopped(self.engine.settle(time_s))
+        self._settle(time_s)
         self.close_rollout_span(self.engine.now_s)
         self._close_lost_span(time_s)
         for request in self._requests.values():
             self._pauses.stop(request, time_s)
             self._rollout(request, self.engine.now_s, done=False)
 
-    def command(self, command: Callable[[], object], changes: bool = True) -> None:
-        """Call at the boundary where this instant's commands take effect. Without `changes`, the next stop stays."""
+    def command(self, command: Callable[[], object]) -> None:
+        """Call at the boundary where this instant's commands take effect."""
         if not self._commands:
             call_last(self._env, self._flush)
-            self._changes = False
         self._commands.append(command)
-        self._changes |= changes
 
     def _ask(self, command: Callable[[simpy.Event], None]) -> simpy.Event:
         """Give a command that lets the returned event fire."""
@@ -159,16 +173,19 @@ class SimulatedWorker:
     def _flush(self) -> None:
         """Run to the boundary at which the commands of this instant take effect, and give them to the engine."""
         commands, self._commands = self._commands, []
-        stops = self.engine.settle(self._env.now)
-        steps = self.engine.busy and self.engine.goes_pass_by_pass
-        keeps = not self._changes and not stops and not self._loads and steps
-        for stopped_s, event, value in self._stopped(stops):
+        for stopped_s, event, value in self._settle(self._env.now):
             call_at(self._env, stopped_s, partial(event.succeed, value))
         self._load_what_may()
         for command in commands:
             command()
-        if not keeps:
-            self._sleep_until_next_stop()
+        self._generation.go_on(self)
+
+    def _settle(self, time_s: float) -> list[tuple[float, simpy.Event, object]]:
+        """Run to the first boundary after a time, or move the idle engine there; return the events to fire (`_stopped`)."""
+        fired = []
+        while self.engine.stops_before(time_s):
+            fired += self._stopped(self.engine.stops())
+        return fired
 
     def _begin(self, request: WorkerRequest) -> None:
         if self._lost_since_s is not None:
@@ -221,12 +238,18 @@ class SimulatedWorker:
 
     @property
     def _decodes(self) -> bool:
-        return bool(self._decoding) or (self.group_runs is not None and self.group_runs.here(self.index) > 0)
+        return bool(self._decoding) or self._generation.fleet.arrays.in_groups.item(self.index) > 0
 
     @property
-    def is_loud(self) -> bool:
-        """Whether something depends on each stop."""
-        return bool(self._requests or self._loads)
+    def heeds_stops(self) -> bool:
+        """Whether something depends on each stop: a load waits for all that run."""
+        return bool(self._loads)
+
+    def offer_groups(self, unfinished: Ints) -> None:
+        """Generate whole groups from now on; `unfinished` counts the requests at each worker, as their dispatcher does."""
+        self.groups = self._generation
+        fleet = self._generation.fleet
+        fleet.arrays = fleet.arrays._replace(unfinished=unfinished)
 
     def ticket_left(self) -> None:
         """Go on without a request of a group that was withdrawn."""
@@ -306,8 +329,7 @@ class SimulatedWorker:
             return self._fire(event, WeightLoad(version, self.engine.now_s, self.engine.now_s))
         for request in self._in_slot.values():
             self._close_segment(request, self.engine.now_s)
-        if self.group_runs is not None:
-            self.group_runs.close_segments(self.index, self.engine.now_s)
+        self._generation.close_segments(self, self.engine.now_s)
         if running != "keep":
             self._forget_caches()
         self.close_rollout_span(self.engine.now_s)
@@ -337,7 +359,8 @@ class SimulatedWorker:
         if self._requests:
             raise RuntimeError(f"worker {self.index} is to draft with {drafter} while it has requests")
         before = self.engine
-        self.engine, self._drafting = self._engines[drafter]
+        self._generation, self._drafting = self._held[drafter]
+        self.engine = self._generation.fleet.engines[self.index]
         self.engine.now_s, self.engine.slowdown = before.now_s, before.slowdown
         self.engine.admitting = before.admitting
         if self._drafting is not None:
@@ -381,41 +404,20 @@ class SimulatedWorker:
         if stop is not None:
             self.engine.stop_at(request.slot, *stop)
 
-    def _sleep_until_next_stop(self) -> None:
-        """Sleep until the next stop; a command in between makes another plan, and this one void."""
-        if self.group_runs is not None:
-            self.group_runs.look_ahead(self.index)
-            return
-        self._plan += 1
-        next_stop_s = self.engine.next_stop_s()
-        if next_stop_s < np.inf:
-            call_at(self._env, next_stop_s, partial(self._wake, self._plan))
-
-    def _wake(self, plan: int) -> None:
-        if plan == self._plan and self.group_runs is None:
-            self._take_stops(self.engine.take_next_stop())
-
-    def wake(self) -> None:
-        """Take the stop that the group runs have found."""
-        assert self.group_runs is not None
-        self.group_runs.move_to_next_stop(self.index)
-        self._take_stops(self.engine.stops())
-
-    def _take_stops(self, stops: list[Stop]) -> None:
-        for _, event, value in self._stopped(stops):
+    def take_stops(self) -> None:
+        """Take what has stopped where the engine stands."""
+        for _, event, value in self._stopped(self.engine.stops()):
             event.succeed(value)
         self._load_what_may()
-        self._sleep_until_next_stop()
 
     def _stopped(self, stops: list[Stop]) -> list[tuple[float, simpy.Event, object]]:
         """Handle the engine's stops. Return the events to fire: when, which, and with what value."""
         fired: list[tuple[float, simpy.Event, object]] = []
         for slot, stopped_s, kind in stops:
-            if self.group_runs is not None and slot not in self._in_slot:
-                self.group_runs.ended(self.index, slot)
+            request = self._in_slot.get(slot)
+            if request is None:  # of a group
                 self._rest(slot, stopped_s)
                 continue
-            request = self._in_slot[slot]
             if request.watches:
                 held = request.take_watches(self.engine.generated_tokens(slot))
                 fired += [(stopped_s, event, None) for event in held]

@@ -18,8 +18,7 @@ from simrl.dispatch.dispatcher import Dispatcher
 from simrl.dispatch.split import adapt
 from simrl.dispatch.streamrl import LongestFirst
 from simrl.dispatch.waiting import Fifo
-from simrl.engine.fleet import Fleet
-from simrl.engine.lock_step import engine_of
+from simrl.engine.engine import one_engine
 from simrl.engine.requests import Limits
 from simrl.errors import StoppedError
 from simrl.pipelines.context import RunContext
@@ -30,11 +29,11 @@ from simrl.result.result import REST_LANE, Lane, Result
 from simrl.runtime.agents import Agents
 from simrl.runtime.drafting import Drafting, tail_drafting
 from simrl.runtime.faults import inject
-from simrl.runtime.group_runs import GroupRuns
 from simrl.runtime.history import LengthHistory
 from simrl.runtime.length_ranker import RankedLengths
 from simrl.runtime.recorder import OnLanes, Recorder
 from simrl.runtime.simulated_worker import SimulatedWorker
+from simrl.runtime.simulated_worker import simulated_workers as worker_fleet
 from simrl.runtime.spot_trainer import SpotTrainer
 from simrl.runtime.trainer import Rewarder, SimulatedRewarder, SimulatedTrainer, Trainer
 from simrl.runtime.training_costs import deal, longest_first, pack
@@ -112,6 +111,8 @@ class Schedule:
         ranker = None if accuracy is None else RankedLengths(prepared.trace, accuracy, scenario.seed)
         self.dispatcher = self._dispatcher(self.workers, prepared.limits, ranker)
         self._simulates = make_workers is simulated_workers
+        if self._simulates:
+            _offer_groups(prepared, cast(list[SimulatedWorker], self.workers), self.dispatcher)
         self._everybody: list[tuple[Dispatcher, Sequence[Worker]]] = [(self.dispatcher, self.workers)]
         self.trainer, rewarder = (make_learners or simulated_learners)(self, train_lanes)
         context = RunContext(
@@ -163,9 +164,9 @@ class Schedule:
         agents = copy(self.agents)
         agents.rules = layout.agents
         more = OnLanes(self.recorder, each), None, None, agents
-        workers = [SimulatedWorker(self.env, i, *shared, *more) for i in range(layout.workers)]
+        workers = worker_fleet(self.env, layout.workers, *shared, *more)
         dispatcher = self._dispatcher(workers, layout.limits, self.dispatcher.history)
-        _give_groups(workers, _group_runs(self, layout, workers, lambda: dispatcher))
+        _offer_groups(layout, workers, dispatcher)
         self._everybody.append((dispatcher, workers))
         return replace(
             run,
@@ -221,8 +222,6 @@ class Schedule:
         """Return the result up to now. Call it once: it closes open spans and requests."""
         for dispatcher, workers in self._everybody:
             groups = workers[0].groups
-            if groups is not None:
-                groups.flush()
             for worker in workers:
                 worker.stop(self.env.now)
             if groups is not None:
@@ -276,35 +275,20 @@ def simulated_workers(schedule: Schedule) -> list[SimulatedWorker]:
         drafters = tail_drafting(prepared.tail, prepared, most, seed)
     shared = prepared.profile.tables, prepared.limits, prepared.costs, schedule.workload.responses, schedule.recorder
     more = drafting, drafters, schedule.agents
-    workers = [SimulatedWorker(schedule.env, i, *shared, *more) for i in range(schedule.units)]
-    _give_groups(workers, _group_runs(schedule, prepared, workers, lambda: schedule.dispatcher))
-    return workers
+    return worker_fleet(schedule.env, schedule.units, *shared, *more)
 
 
-def _give_groups(workers: Sequence[SimulatedWorker], groups: GroupRuns | None) -> None:
-    for worker in workers:
-        worker.groups = groups
-
-
-def _group_runs(
-    schedule: Schedule, prepared: Prepared, workers: Sequence[SimulatedWorker], dispatcher: Callable[[], Dispatcher]
-) -> GroupRuns | None:
-    """Return what lets workers generate groups of which only the end is an event; None where each response matters: for
-    drafting, turns of an environment, a rule of dispatch, faults, ranks in lock step. `dispatcher` gives their dispatcher,
-    which is made after them."""
+def _offer_groups(prepared: Prepared, workers: Sequence[SimulatedWorker], dispatcher: Dispatcher) -> None:
+    """Let workers generate groups of which only the end is an event; not where each response matters: for drafting, turns of an
+    environment, a rule of dispatch, faults, ranks in lock step."""
     scenario, rule = prepared.scenario, prepared.system.dispatch
     capped = scenario.agents.max_concurrent or scenario.agents.deadline_s or prepared.has_turns
     watched = prepared.drafts or prepared.tail or capped or scenario.faults or prepared.system.adapt_split_every
     watched = watched or prepared.limits.dp > 1
     if watched or rule.per_worker or rule.chunk_tokens or rule.kv_room or rule.queue not in (Fifo, LongestFirst):
-        return None
-
-    def fleet() -> Fleet:
-        engines = [worker.engine for worker in workers]
-        return Fleet(engines, prepared.profile.tables, prepared.limits, dispatcher().unfinished)
-
-    about = schedule.workload.responses, schedule.recorder, prepared.costs.request_s
-    return GroupRuns(schedule.env, workers, fleet, *about)
+        return
+    for worker in workers:
+        worker.offer_groups(dispatcher.unfinished)
 
 
 def _take_over(workers: Sequence[Worker], version: int) -> None:
@@ -354,7 +338,7 @@ def compile_engine(dp: int = 1) -> None:
     axis, flat = np.array([0.0, 8.0]), np.zeros(2)
     tables = Tables(axis, flat, axis, flat, axis, axis, axis, axis, np.zeros((2, 2, 2, 2)), 1.0)
     limits = Limits(max_num_seqs=2, max_num_batched_tokens=8, block_size=1, kv_blocks=8, hold_paused=False, dp=dp)
-    engine = engine_of(tables, limits)
+    engine = one_engine(tables, limits)
     engine.submit(1, 2)
     engine.settle(0.0)
     engine.recompute_running()

@@ -27,7 +27,7 @@ from simrl.dispatch.allocation import (
     two_tier,
     with_leftover,
 )
-from simrl.engine.lock_step import engine_of
+from simrl.engine.engine import one_engine
 from simrl.engine.requests import Limits
 from simrl.errors import InputError
 from simrl.profile.drafted import Drafted
@@ -140,7 +140,7 @@ def test_tau_of_a_batch_is_what_the_engine_takes_also_where_the_cache_is_too_sma
     profile = read_profile(PROFILE)
     lengths = np.random.default_rng(3).integers(50, 1000, 40)
     limits = Limits(max_num_seqs=32, max_num_batched_tokens=8192, block_size=16, kv_blocks=kv_tokens // 16)
-    engine = engine_of(profile.tables, limits)
+    engine = one_engine(profile.tables, limits)
     for tokens in lengths:
         engine.submit(60, int(tokens))
     engine.settle(0.0)

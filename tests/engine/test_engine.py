@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simrl.engine.engine import SPENT, Engine
+from simrl.engine.engine import SPENT, Engine, one_engine
 from simrl.engine.requests import END, PAUSE, WATCH, Limits
 from simrl.errors import InputError
 from simrl.profile.profile import Tables
@@ -245,9 +245,9 @@ def draftings(draw):
 @given(limits, st.booleans(), commands, st.one_of(st.none(), draftings()), st.sampled_from([TABLES, UNEVEN, LAUNCHED]))
 def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, ahead, commands, drafting, tables):
     limits = limits._replace(async_scheduling=ahead)
-    engine, reference = Engine(tables, limits), ReferenceEngine(tables, limits)
+    engine, reference = one_engine(tables, limits), ReferenceEngine(tables, limits)
     if drafting is not None:
-        engine, reference = Engine(tables, limits, drafting.decoding, drafting.key), ReferenceEngine(tables, limits)
+        engine, reference = one_engine(tables, limits, drafting.decoding, drafting.key), ReferenceEngine(tables, limits)
         reference.rules = drafting.rules
     slots, requests, stops, paused, aborted, clock = {}, [], [], [], [], 0.0
 
@@ -343,7 +343,7 @@ def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, ahead, c
 @examples(100)
 @given(limits, st.lists(requests, min_size=1, max_size=40))
 def test_running_to_the_end_at_once_gives_the_times_of_running_end_by_end(limits, requests):
-    at_once, by_end = Engine(TABLES, limits), Engine(TABLES, limits)
+    at_once, by_end = one_engine(TABLES, limits), one_engine(TABLES, limits)
     slots = [at_once.submit(*r) for r in requests]
     assert slots == [by_end.submit(*r) for r in requests]
     ended_s = {}
@@ -357,7 +357,7 @@ def test_running_to_the_end_at_once_gives_the_times_of_running_end_by_end(limits
 
 def test_a_request_whose_cache_does_not_fit_is_preempted_and_still_ends():
     limits = Limits(max_num_seqs=4, max_num_batched_tokens=64, block_size=4, kv_blocks=30)
-    engine = Engine(TABLES, limits)
+    engine = one_engine(TABLES, limits)
     for _ in range(3):
         engine.submit(20, 60)
     ended_s = engine.run_until_idle()
@@ -368,14 +368,14 @@ def test_a_request_whose_cache_does_not_fit_is_preempted_and_still_ends():
 
 
 def test_a_sample_longer_than_the_kv_cache_is_refused_with_the_sizes():
-    engine = Engine(TABLES, Limits(4, 64, 4, 30))
+    engine = one_engine(TABLES, Limits(4, 64, 4, 30))
     with pytest.raises(InputError, match=r"20 \+ 101 tokens never fits the KV cache of 120 tokens"):
         engine.submit(20, 101)
 
 
 def test_looking_ahead_changes_nothing():
     limits = Limits(4, 64, 4, 100)
-    looked, plain = Engine(TABLES, limits), Engine(TABLES, limits)
+    looked, plain = one_engine(TABLES, limits), one_engine(TABLES, limits)
     for engine in (looked, plain):
         engine.submit(10, 50)
         engine.submit(30, 20)
@@ -386,7 +386,7 @@ def test_looking_ahead_changes_nothing():
 
 
 def test_a_command_reaches_a_busy_engine_strictly_after_its_time_and_an_idle_one_at_once():
-    engine = Engine(TABLES, Limits(4, 64, 4, 100))
+    engine = one_engine(TABLES, Limits(4, 64, 4, 100))
     engine.settle(2.0)
     assert engine.now_s == 2.0
     engine.submit(10, 50)
@@ -398,14 +398,14 @@ def test_a_command_reaches_a_busy_engine_strictly_after_its_time_and_an_idle_one
 
 
 def test_requests_are_admitted_first_come_first_served():
-    engine = Engine(TABLES, Limits(1, 64, 4, 100))
+    engine = one_engine(TABLES, Limits(1, 64, 4, 100))
     first, second = engine.submit(10, 5), engine.submit(10, 1)
     ended_s = engine.run_until_idle()
     assert ended_s[first] < ended_s[second]
 
 
 def test_a_request_waits_until_its_whole_known_sequence_fits_not_only_its_first_chunk():
-    engine = Engine(TABLES, Limits(max_num_seqs=4, max_num_batched_tokens=16, block_size=4, kv_blocks=30))
+    engine = one_engine(TABLES, Limits(max_num_seqs=4, max_num_batched_tokens=16, block_size=4, kv_blocks=30))
     first = engine.submit(60, 40)
     engine.settle(0.0)
     second = engine.submit(70, 10)  # 18 blocks: with the first prompt's 15 never more than 15 are free; a chunk takes 4
@@ -416,7 +416,7 @@ def test_a_request_waits_until_its_whole_known_sequence_fits_not_only_its_first_
 
 def test_a_watched_request_is_told_at_exactly_its_token_and_decodes_on():
     limits = Limits(4, 64, 4, 100)
-    watched, plain = Engine(TABLES, limits), Engine(TABLES, limits)
+    watched, plain = one_engine(TABLES, limits), one_engine(TABLES, limits)
     for engine in (watched, plain):
         slot, _ = engine.submit(10, 50), engine.submit(20, 60)
     for tokens in (1, 2, 25, 49):
@@ -431,7 +431,7 @@ def test_a_watched_request_is_told_at_exactly_its_token_and_decodes_on():
 
 
 def test_only_the_last_stop_set_counts_and_none_comes_after_the_end():
-    engine = Engine(TABLES, Limits(4, 64, 4, 100))
+    engine = one_engine(TABLES, Limits(4, 64, 4, 100))
     slot = engine.submit(10, 20)
     engine.stop_at(slot, 5, WATCH)
     engine.stop_at(slot, 7, WATCH)
@@ -446,7 +446,7 @@ def test_only_the_last_stop_set_counts_and_none_comes_after_the_end():
 
 
 def test_a_stop_at_a_token_that_is_there_already_is_refused():
-    engine = Engine(TABLES, Limits(4, 64, 4, 100))
+    engine = one_engine(TABLES, Limits(4, 64, 4, 100))
     slot = engine.submit(10, 20, 5)
     with pytest.raises(ValueError, match="a stop at 5 tokens of a request that has 5"):
         engine.stop_at(slot, 5, WATCH)
@@ -473,7 +473,7 @@ def prefilled(engine, to_stop):
 
 
 def test_a_paused_request_keeps_its_cache_and_frees_its_slot_in_the_batch():
-    engine = Engine(TABLES, Limits(max_num_seqs=1, max_num_batched_tokens=64, block_size=4, kv_blocks=100))
+    engine = one_engine(TABLES, Limits(max_num_seqs=1, max_num_batched_tokens=64, block_size=4, kv_blocks=100))
     (slot,) = paused_at(engine, (10, 20, 5))
     assert engine.free_blocks == 100 - 4  # 14 tokens are computed, the 15th is known
     assert not engine.busy
@@ -488,7 +488,7 @@ def test_a_paused_request_keeps_its_cache_and_frees_its_slot_in_the_batch():
 
 
 def test_observation_tokens_are_prefilled_and_are_no_part_of_the_response():
-    engine = Engine(TABLES, Limits(4, 64, 4, 100))
+    engine = one_engine(TABLES, Limits(4, 64, 4, 100))
     (slot,) = paused_at(engine, (10, 20, 5))
     engine.resume(slot, 30)
     assert prefilled(engine, (slot, END)) == 31  # with the last token of the response, not computed so far
@@ -497,7 +497,7 @@ def test_observation_tokens_are_prefilled_and_are_no_part_of_the_response():
 
 
 def test_a_resumed_request_waits_behind_those_that_came_before():
-    engine = Engine(TABLES, Limits(1, 64, 4, 100))
+    engine = one_engine(TABLES, Limits(1, 64, 4, 100))
     (slot,) = paused_at(engine, (10, 20, 5))
     running, waiting = engine.submit(10, 30), engine.submit(10, 5)
     engine.settle(engine.now_s)
@@ -507,7 +507,7 @@ def test_a_resumed_request_waits_behind_those_that_came_before():
 
 
 def test_held_caches_are_evicted_oldest_first_and_before_a_running_request_is_preempted():
-    engine = Engine(TABLES, Limits(4, 64, 4, 30))
+    engine = one_engine(TABLES, Limits(4, 64, 4, 30))
     oldest, younger = paused_at(engine, (21, 30, 20), (21, 30, 20))  # 10 blocks each
     running = engine.submit(30, 30)  # 15 blocks in the end
     assert prefilled(engine, (running, END)) == 30
@@ -520,7 +520,7 @@ def test_held_caches_are_evicted_oldest_first_and_before_a_running_request_is_pr
 
 
 def test_a_waiting_request_is_admitted_in_place_of_held_caches_but_a_cache_that_waits_is_not_evicted_for_itself():
-    engine = Engine(TABLES, Limits(4, 128, 4, 30))
+    engine = one_engine(TABLES, Limits(4, 128, 4, 30))
     first, second = paused_at(engine, (40, 60, 20), (40, 60, 20))  # 15 blocks each: nothing is free
     assert engine.free_blocks == 0
     engine.resume(first, 20)  # the oldest cache, and it needs 5 blocks more: the other one goes
@@ -530,7 +530,7 @@ def test_a_waiting_request_is_admitted_in_place_of_held_caches_but_a_cache_that_
 
 
 def test_nothing_is_evicted_for_a_request_that_has_to_wait_anyway():
-    engine = Engine(TABLES, Limits(4, 128, 4, 30))
+    engine = one_engine(TABLES, Limits(4, 128, 4, 30))
     (paused,) = paused_at(engine, (12, 40, 5))  # 4 blocks
     running = engine.submit(60, 8)  # 15 blocks: 11 are free then, 15 with the held ones
     engine.submit(64, 4)  # 16 blocks at once
@@ -542,7 +542,7 @@ def test_nothing_is_evicted_for_a_request_that_has_to_wait_anyway():
 
 
 def test_an_aborted_pause_frees_its_blocks():
-    engine = Engine(TABLES, Limits(4, 64, 4, 30))
+    engine = one_engine(TABLES, Limits(4, 64, 4, 30))
     paused, waiting = paused_at(engine, (21, 30, 20), (21, 30, 20))
     engine.admitting = False
     engine.resume(waiting)
@@ -555,7 +555,7 @@ def test_an_aborted_pause_frees_its_blocks():
 
 
 def test_a_weight_update_drops_the_caches_of_paused_requests_too():
-    engine = Engine(TABLES, Limits(4, 64, 4, 30))
+    engine = one_engine(TABLES, Limits(4, 64, 4, 30))
     (slot,) = paused_at(engine, (21, 30, 20))
     engine.recompute_running()
     assert engine.free_blocks == 30
@@ -565,7 +565,7 @@ def test_a_weight_update_drops_the_caches_of_paused_requests_too():
 
 @pytest.mark.parametrize("kv_blocks", [20, 23, 31, 60])
 def test_many_paused_requests_in_little_memory_never_wait_for_one_another_for_ever(kv_blocks):
-    engine = Engine(TABLES, Limits(max_num_seqs=6, max_num_batched_tokens=32, block_size=4, kv_blocks=kv_blocks))
+    engine = one_engine(TABLES, Limits(max_num_seqs=6, max_num_batched_tokens=32, block_size=4, kv_blocks=kv_blocks))
     turns = {}
     for _ in range(40):
         slot = engine.submit(20, 40)
@@ -594,7 +594,7 @@ def test_many_paused_requests_in_little_memory_never_wait_for_one_another_for_ev
 
 
 def test_only_a_paused_request_is_resumed_and_only_if_it_still_fits():
-    engine = Engine(TABLES, Limits(4, 64, 4, 30))
+    engine = one_engine(TABLES, Limits(4, 64, 4, 30))
     with pytest.raises(KeyError):
         engine.resume(engine.submit(10, 20))
     engine.run_until_idle()
@@ -606,7 +606,7 @@ def test_only_a_paused_request_is_resumed_and_only_if_it_still_fits():
 
 
 def test_cached_tokens_are_not_computed_but_take_up_blocks_from_admission_on():
-    engine = Engine(TABLES, Limits(4, 64, 4, 30))
+    engine = one_engine(TABLES, Limits(4, 64, 4, 30))
     slot = engine.submit(40, 20, 10, cached_tokens=45)
     assert engine.free_blocks == 30
     engine.settle(0.0)
@@ -619,7 +619,7 @@ def test_cached_tokens_are_not_computed_but_take_up_blocks_from_admission_on():
 
 
 def test_a_cached_context_makes_the_pass_as_long_as_one_over_that_context():
-    cached, computed = Engine(TABLES, Limits(4, 64, 4, 100)), Engine(TABLES, Limits(4, 64, 4, 100))
+    cached, computed = one_engine(TABLES, Limits(4, 64, 4, 100)), one_engine(TABLES, Limits(4, 64, 4, 100))
     cached.submit(100, 2, cached_tokens=64)
     computed.submit(100, 2)
     computed.settle(0.0)
@@ -628,7 +628,7 @@ def test_a_cached_context_makes_the_pass_as_long_as_one_over_that_context():
 
 
 def test_a_weight_update_makes_a_waiting_request_compute_what_it_has_cached():
-    engine = Engine(TABLES, Limits(4, 64, 4, 30))
+    engine = one_engine(TABLES, Limits(4, 64, 4, 30))
     slot = engine.submit(40, 20, cached_tokens=39)
     engine.recompute_running()
     assert prefilled(engine, (slot, END)) == 40
@@ -637,11 +637,11 @@ def test_a_weight_update_makes_a_waiting_request_compute_what_it_has_cached():
 @pytest.mark.parametrize("request_", [(10, 20, 20), (10, 20, 5, 15), (10, 0), (10, 20, 0, -1)])
 def test_a_request_with_nothing_to_generate_or_to_compute_is_refused(request_):
     with pytest.raises(ValueError, match=r"a request of 10 \+"):
-        Engine(TABLES, Limits(4, 64, 4, 30)).submit(*request_)
+        one_engine(TABLES, Limits(4, 64, 4, 30)).submit(*request_)
 
 
 def test_a_slow_engine_takes_so_many_times_as_long_and_does_the_same():
-    slow, plain = Engine(TABLES, Limits(4, 64, 4, 30)), Engine(TABLES, Limits(4, 64, 4, 30))
+    slow, plain = one_engine(TABLES, Limits(4, 64, 4, 30)), one_engine(TABLES, Limits(4, 64, 4, 30))
     slow.slowdown = 2.5
     for engine in (slow, plain):
         for request_ in ((20, 60), (30, 50), (70, 20), (10, 5)):
@@ -651,7 +651,7 @@ def test_a_slow_engine_takes_so_many_times_as_long_and_does_the_same():
 
 
 def test_a_slowdown_holds_from_the_boundary_on_at_which_it_is_set():
-    engine, plain = Engine(TABLES, Limits(4, 64, 4, 100)), Engine(TABLES, Limits(4, 64, 4, 100))
+    engine, plain = one_engine(TABLES, Limits(4, 64, 4, 100)), one_engine(TABLES, Limits(4, 64, 4, 100))
     for each in (engine, plain):
         each.submit(10, 50)
         each.settle(0.1)
@@ -674,7 +674,7 @@ def flat_pass_s(sequences, drafted):
 
 def decode_s(decoding, responses, source=RUNS, tables=FLAT):
     """Requests of 10 tokens from the first token of all to the last one; the engine afterwards."""
-    engine = Engine(tables, ROOMY, decoding)
+    engine = one_engine(tables, ROOMY, decoding)
     slots = [engine.submit(10, response) for response in responses]
     if decoding is not None:
         for slot in slots:
@@ -766,7 +766,7 @@ def test_a_bandit_settles_on_the_strategy_that_yields_more_tokens_a_second():
 @examples(50)
 @given(limits, st.lists(requests, min_size=1, max_size=12), draftings())
 def test_drafts_change_when_tokens_come_never_how_many(limits, requests, drafting):
-    engine, reference = Engine(TABLES, limits, drafting.decoding), ReferenceEngine(TABLES, limits)
+    engine, reference = one_engine(TABLES, limits, drafting.decoding), ReferenceEngine(TABLES, limits)
     slots = [engine.submit(*r) for r in requests]
     for i, (slot, r) in enumerate(zip(slots, requests, strict=True)):
         drafting.give(engine, slot, reference, reference.submit(*r), i)
@@ -794,7 +794,7 @@ def rollout(engine, row, response):
 
 def test_a_response_like_its_sibling_s_is_drafted_from_it_until_it_is_forgotten():
     ids = np.arange(100)
-    engine = Engine(TABLES, ROOMY, from_siblings([ids, ids]))
+    engine = one_engine(TABLES, ROOMY, from_siblings([ids, ids]))
     assert rollout(engine, 0, 100) == (0, 0, 0)  # nobody to draft from, and its own text is not
     # Three tokens come one by one; then nine a pass. Of 97 tokens, ten passes gain 90, the eleventh the rest.
     assert rollout(engine, 1, 100) == (87, 87, 11)
@@ -805,7 +805,7 @@ def test_a_response_like_its_sibling_s_is_drafted_from_it_until_it_is_forgotten(
 
 def test_what_an_aborted_sibling_had_stays_known():
     ids = np.arange(100)
-    engine = Engine(TABLES, ROOMY, from_siblings([ids, ids]))
+    engine = one_engine(TABLES, ROOMY, from_siblings([ids, ids]))
     slot = engine.submit(10, 100)
     engine.draft_from(slot, SIBLINGS, 0)
     engine.stop_at(slot, 43, WATCH)
@@ -823,7 +823,7 @@ def test_what_siblings_will_generate_changes_no_draft(seed, n, until_s, own_text
     responses = [phrases(rng, rng.integers(20, 150)) for _ in range(n)]
 
     def run(ids):
-        engine = Engine(TABLES, ROOMY._replace(max_num_batched_tokens=budget), from_siblings(ids, own_text))
+        engine = one_engine(TABLES, ROOMY._replace(max_num_batched_tokens=budget), from_siblings(ids, own_text))
         slots = [engine.submit(10, response.size) for response in responses]
         for row, slot in enumerate(slots):
             engine.draft_from(slot, SIBLINGS, row)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simrl.engine.engine import Engine
+from simrl.engine.engine import Engine, one_engine
 from simrl.engine.requests import PAUSE, WATCH, Limits
 from simrl.pipelines.best_of_n import _acceptances
 from simrl.profile.profile import Tables, pass_s
@@ -66,7 +66,7 @@ def test_every_end_agrees_with_the_reference(requests, window, step_s, round_s, 
     table = {"best_window": rng.integers(1, 7, 101), "best_coupled": rng.integers(0, 2, 101)}
     every = 20 if reconfigures else 0
     limits = ROOMY._replace(async_scheduling=ahead)  # which a decoupled verifier cannot do
-    engine = Engine(TABLES, limits, decoupled(window, step_s, every, round_s, **table))
+    engine = one_engine(TABLES, limits, decoupled(window, step_s, every, round_s, **table))
     slots = []
     for i, (prompt, response, hardness) in enumerate(requests):
         slots.append(engine.submit(prompt, response, 0, prompt - 1))  # its first pass gives one token
@@ -129,7 +129,7 @@ def test_a_stretch_is_equal_to_single_passes(requests, window, step_s, round_s, 
     decoding = decoding._replace(log_acceptances=ModelAcceptance(by_position=(0.85, 0.7)).log_acceptances(64)[None, :])
     seen = []
     for tokens in (8 * 65, 64):  # what all might draft has room, or never: then there are no stretches
-        engine = Engine(tables if uneven else TABLES, ROOMY._replace(max_num_batched_tokens=tokens), decoding)
+        engine = one_engine(tables if uneven else TABLES, ROOMY._replace(max_num_batched_tokens=tokens), decoding)
         engine.slowdown = 1.5
         slots = [engine.submit(prompt, response, 0, prompt - 1) for prompt, response, _ in requests]
         for slot, (prompt, response, hardness) in zip(slots, requests, strict=True):
@@ -158,7 +158,7 @@ def alone(p: float, window: int, draft_s: float, verify_s: float, tokens: int) -
         step_s=np.array([[draft_s]]),
         round_s=np.array([[0.0]]),
     )
-    engine = Engine(tables, limits, decoding)
+    engine = one_engine(tables, limits, decoding)
     slot = engine.submit(8, tokens + 1, 0, 7)
     engine.draft_from(slot, MODEL, 7_000)
     engine.settle(0.0)
@@ -199,7 +199,7 @@ def test_what_is_thrown_away_counts_as_drafted_and_says_nothing_of_the_acceptanc
 
 
 def test_a_request_that_leaves_has_what_was_drafted_ahead_of_it_counted():
-    engine, counted = Engine(TABLES, ROOMY, decoupled(4, 2e-3)), 0
+    engine, counted = one_engine(TABLES, ROOMY, decoupled(4, 2e-3)), 0
     slots = [engine.submit(20, 400, 0, 19) for _ in range(6)]
     for key, slot in enumerate(slots):
         engine.draft_from(slot, MODEL, key)
@@ -215,7 +215,7 @@ def ends(ahead: bool, every_s: float) -> list[float]:
     """When nine requests end that come one after another, at an engine with places for three; the first finds it idle, the last
     ones too if they come seldom enough."""
     limits = Limits(max_num_seqs=3, max_num_batched_tokens=64, block_size=16, kv_blocks=24, async_scheduling=ahead)
-    engine = Engine(TABLES, limits, decoupled(4, 8e-3))
+    engine = one_engine(TABLES, limits, decoupled(4, 8e-3))
     ended: list[float] = []
     for key in range(9):
         ended += [time_s for _, time_s, _ in engine.settle(every_s * key)]

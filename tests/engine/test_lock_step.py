@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simrl.engine.engine import SPENT, Engine
-from simrl.engine.lock_step import LockStep
+from simrl.engine.engine import SPENT, Engine, one_engine
 from simrl.engine.requests import END, PAUSE, WATCH, Limits
 from simrl.profile.profile import Tables
 from tests.engine.test_engine import LAUNCHED, TABLES, UNEVEN, requests
@@ -56,7 +55,7 @@ limits = st.builds(
 @examples(60)
 @given(st.sampled_from(GRIDS), limits, commands)
 def test_ranks_do_what_slow_ranks_do(tables, limits, commands):
-    engine, slow = LockStep(tables, limits), ReferenceLockStep(tables, limits)
+    engine, slow = one_engine(tables, limits), ReferenceLockStep(tables, limits)
     pairs, paused = [], set()
 
     def compare(stops):
@@ -120,7 +119,7 @@ def test_ranks_do_what_slow_ranks_do(tables, limits, commands):
 def test_one_rank_is_an_engine_byte_for_byte(tables, limits, commands):
     without = tables._replace(expert_tokens=np.zeros(0), experts_s=np.zeros(0))
     limits = limits._replace(dp=1)
-    one, engine = LockStep(without, limits), Engine(without, limits)
+    one, engine = one_engine(without, limits), one_engine(without, limits)
     for after_s, (what, value) in commands:
         time_s = engine.now_s + after_s
         assert one.settle(time_s) == engine.settle(time_s)
@@ -145,7 +144,7 @@ def test_one_rank_is_an_engine_byte_for_byte(tables, limits, commands):
 @examples(30)
 @given(st.sampled_from(GRIDS), limits, st.lists(requests, min_size=1, max_size=30))
 def test_nothing_is_lost_and_the_seconds_of_a_mean_rank_sum_to_the_clock(tables, limits, lengths):
-    engine = LockStep(tables, limits)
+    engine = one_engine(tables, limits)
     slots = [engine.submit(*each) for each in lengths]
     assert len(set(slots)) == len(slots)
     stopped = engine.settle(1e9)
@@ -160,19 +159,19 @@ def test_nothing_is_lost_and_the_seconds_of_a_mean_rank_sum_to_the_clock(tables,
     assert seconds.sum() == pytest.approx(last_s, rel=1e-9)
 
 
-def ran(engine: LockStep, *lengths: tuple[int, int]) -> float:
+def ran(engine: Engine, *lengths: tuple[int, int]) -> float:
     """The seconds in which an engine runs these requests."""
     for each in lengths:
         engine.submit(*each)
     return engine.settle(1e9)[-1][1]
 
 
-def waited_s(engine: LockStep) -> list[float]:
+def waited_s(engine: Engine) -> list[float]:
     return [rank.spent[SPENT.index("lock_step_s")] for rank in engine.ranks]
 
 
 def test_an_idle_rank_makes_dummy_passes_as_long_as_those_of_the_others():
-    engine = LockStep(GRIDS[0], ROOMY._replace(dp=2))
+    engine = one_engine(GRIDS[0], ROOMY._replace(dp=2))
     seconds = ran(engine, (10, 50))
     assert [rank.totals["passes"] for rank in engine.ranks] == [50, 50]
     assert [rank.totals["generated_tokens"] for rank in engine.ranks] == [50, 0]
@@ -183,7 +182,7 @@ def test_an_idle_rank_makes_dummy_passes_as_long_as_those_of_the_others():
 
 def test_a_request_at_an_idle_rank_waits_for_the_dummy_pass_and_with_async_scheduling_for_the_next():
     for ahead, passes in ((False, 1), (True, 2)):
-        engine = LockStep(GRIDS[0], ROOMY._replace(dp=2, async_scheduling=ahead))
+        engine = one_engine(GRIDS[0], ROOMY._replace(dp=2, async_scheduling=ahead))
         engine.submit(10, 50)
         engine.settle(0.05)
         before, began_s = engine.totals["passes"], engine.now_s
@@ -195,14 +194,14 @@ def test_a_request_at_an_idle_rank_waits_for_the_dummy_pass_and_with_async_sched
         assert ended_s > began_s
 
 
-def iter_stops(engine: LockStep) -> list[tuple[int, float, int]]:
+def iter_stops(engine: Engine) -> list[tuple[int, float, int]]:
     engine.next_stop_s()
     return engine.take_next_stop()
 
 
 def test_unequal_ranks_are_slower_than_equal_ones_with_the_same_requests():
     limits = ROOMY._replace(dp=2, graph_tokens=0)
-    equal, unequal = LockStep(GRIDS[0], limits), LockStep(GRIDS[0], limits)
+    equal, unequal = one_engine(GRIDS[0], limits), one_engine(GRIDS[0], limits)
     equal_s = ran(equal, *[(500, 300)] * 2, *[(20, 300)] * 2)
     unequal_s = ran(unequal, *[(500, 300), (20, 300)] * 2)
     assert unequal_s > equal_s
@@ -213,12 +212,12 @@ def test_unequal_ranks_are_slower_than_equal_ones_with_the_same_requests():
 
 def test_ranks_are_padded_to_the_largest_while_that_has_a_cuda_graph():
     lengths = [(1, 40), (1, 2)] * 20
-    padded_s, plain_s = (ran(LockStep(GRIDS[0], ROOMY._replace(dp=2, graph_tokens=n)), *lengths) for n in (64, 0))
+    padded_s, plain_s = (ran(one_engine(GRIDS[0], ROOMY._replace(dp=2, graph_tokens=n)), *lengths) for n in (64, 0))
     assert padded_s > plain_s
 
 
 def test_experts_see_the_tokens_of_all_ranks():
-    one, two = (LockStep(GRIDS[0], ROOMY._replace(dp=dp)) for dp in (1, 2))
+    one, two = (one_engine(GRIDS[0], ROOMY._replace(dp=dp)) for dp in (1, 2))
     one_s, two_s = ran(one, *[(4, 100)] * 8), ran(two, *[(4, 100)] * 16)
     t = GRIDS[0]
     experts_s = [np.interp(n, t.expert_tokens, t.experts_s) for n in (8, 16)]
@@ -226,7 +225,7 @@ def test_experts_see_the_tokens_of_all_ranks():
 
 
 def test_new_requests_go_round_equal_ranks_and_then_where_fewest_are_unfinished():
-    engine = LockStep(GRIDS[0], ROOMY)
+    engine = one_engine(GRIDS[0], ROOMY)
     assert [engine.submit(10, 10 if i % 4 == 2 else 200) % 4 for i in range(8)] == [0, 1, 2, 3] * 2
     engine.settle(0.5)
     assert engine.running == 6
@@ -236,7 +235,7 @@ def test_new_requests_go_round_equal_ranks_and_then_where_fewest_are_unfinished(
 def test_slots_keep_their_numbers_when_room_grows_and_two_runs_are_equal():
     runs = []
     for _ in range(2):
-        engine = LockStep(GRIDS[1], ROOMY)
+        engine = one_engine(GRIDS[1], ROOMY)
         slots = [engine.submit(10 + i % 7, 5 + 3 * (i % 11)) for i in range(200)]
         assert [engine.generated_tokens(slot) for slot in slots] == [0] * 200
         runs.append((engine.settle(1e9), engine.spent.tobytes()))

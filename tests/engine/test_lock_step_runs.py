@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from simrl.analysis.gpu_hours import waterfall
-from simrl.engine.lock_step import LockStep
+from simrl.engine.engine import one_engine
 from simrl.errors import InputError
 from simrl.profile.profile import ProfileMetadata, TableProfile, write_profile
 from simrl.simulate.prepare import prepare

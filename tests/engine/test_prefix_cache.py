@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from simrl.engine.engine import Engine
+from simrl.engine.engine import Engine, one_engine
 from simrl.engine.requests import END, PAUSE, Limits
 from tests.engine.test_engine import TABLES
 from tests.schedule_scenarios import EnginePlayer, ReferencePlayer, different_passes, full_cache_scenarios, play
@@ -45,7 +45,7 @@ def asked_at_random(seed, hold_paused):
     rng = random.Random(seed)
     size, blocks = rng.choice([1, 2, 4, 16]), rng.randint(8, 60)
     widths = rng.choice([1, 3, 8, 64]), rng.choice([4, 16, 64, 512])
-    engine = Engine(TABLES, Limits(*widths, size, blocks, rng.random() < 0.5, True, hold_paused))
+    engine = one_engine(TABLES, Limits(*widths, size, blocks, rng.random() < 0.5, True, hold_paused))
     room, live, paused, number = size * blocks, {}, set(), 0
 
     def note(stops):
@@ -103,7 +103,7 @@ def test_no_block_is_lost_or_counted_twice_whatever_is_asked(hold_paused):
 
 
 def test_a_prompt_is_computed_once_for_its_group():
-    engine = Engine(TABLES, AMPLE)
+    engine = one_engine(TABLES, AMPLE)
     for _ in range(4):
         engine.submit(42, 3, prompt_key=7)
     engine.run_until_idle()
@@ -112,7 +112,7 @@ def test_a_prompt_is_computed_once_for_its_group():
 
 
 def test_the_last_block_of_a_prompt_is_computed_for_each_request_if_it_is_full():
-    engine = Engine(TABLES, AMPLE)
+    engine = one_engine(TABLES, AMPLE)
     for _ in range(4):
         engine.submit(40, 3, prompt_key=7)
     engine.run_until_idle()
@@ -120,7 +120,7 @@ def test_the_last_block_of_a_prompt_is_computed_for_each_request_if_it_is_full()
 
 
 def test_a_turn_finds_the_context_of_the_one_before():
-    engine = Engine(TABLES, AMPLE)
+    engine = one_engine(TABLES, AMPLE)
     slot = engine.submit(42, 20, prompt_key=7)
     engine.stop_at(slot, 10, PAUSE)
     engine.settle(1000.0)
@@ -130,7 +130,7 @@ def test_a_turn_finds_the_context_of_the_one_before():
 
 
 def test_new_weights_leave_nothing_to_be_found():
-    engine = Engine(TABLES, AMPLE)
+    engine = one_engine(TABLES, AMPLE)
     engine.submit(42, 3, prompt_key=7)
     engine.run_until_idle()
     engine.recompute_running()
@@ -141,7 +141,7 @@ def test_new_weights_leave_nothing_to_be_found():
 
 def test_what_has_been_used_up_since_new_weights_is_not_found():
     """A prompt's node outlives a weight update with its waiting request, and the dead blocks behind it must not."""
-    engine = Engine(TABLES, AMPLE)
+    engine = one_engine(TABLES, AMPLE)
     slot = engine.submit(200, 20, prompt_key=1)
     engine.stop_at(slot, 2, PAUSE)
     engine.settle(1000.0)
@@ -163,7 +163,7 @@ def test_what_has_been_used_up_since_new_weights_is_not_found():
 
 
 def test_many_prompts_that_nobody_asks_for_any_more_do_not_make_an_engine_large():
-    engine = Engine(TABLES, Limits(8, 512, 4, 50_000, prefix_caching=True))
+    engine = one_engine(TABLES, Limits(8, 512, 4, 50_000, prefix_caching=True))
     for key in range(4000):
         engine.submit(9, 2, prompt_key=key)
         engine.run_until_idle()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simrl.engine.engine import Engine
+from simrl.engine.engine import Engine, one_engine
 from simrl.engine.requests import Limits
 from simrl.errors import InputError
 from simrl.speculation.acceptance import ModelAcceptance
@@ -198,7 +198,7 @@ def simulated(
     abort_at: dict[str, int] | None = None,
 ) -> dict[str, DraftCounts]:
     """The same requests at a simulated engine."""
-    engine = Engine(one_second_a_pass(), Limits(SEQUENCES, BATCHED_TOKENS, BLOCK, BLOCKS), decoding)
+    engine = one_engine(one_second_a_pass(), Limits(SEQUENCES, BATCHED_TOKENS, BLOCK, BLOCKS), decoding)
     slots, counts = {}, {}
     for ask, row in zip(asks, rows, strict=True):
         slot = slots[ask.name] = engine.submit(len(ask.prompt_ids), len(ask.had) + ask.tokens, len(ask.had))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from simrl.engine.engine import Engine
+from simrl.engine.engine import Engine, one_engine
 from simrl.engine.requests import Limits
 from simrl.errors import InputError
 from simrl.profile.model_shape import MODELS
@@ -75,7 +75,7 @@ def test_a_cache_of_given_tokens_holds_them_and_as_many_sequences_as_run(
     given = {"engine": {"kv_cache_tokens": 200_000}, "precision": precision}
     limits = prepare(scenario(model, path, tp, ep, **given)).limits
     assert 0.95 * 200_000 < limits.kv_tokens <= 200_000
-    engine = Engine(one_second_a_pass(), limits._replace(max_num_seqs=4096, max_num_batched_tokens=1 << 20))
+    engine = one_engine(one_second_a_pass(), limits._replace(max_num_seqs=4096, max_num_batched_tokens=1 << 20))
     for _ in range(4096):
         engine.submit(1000, 2)
     engine.settle(0.0)
@@ -113,7 +113,7 @@ def test_a_prefix_cache_of_windows_is_refused_where_it_is_asked_for() -> None:
 
 def test_as_many_sequences_run_as_states_and_tokens_have_blocks() -> None:
     """Six blocks: two states a sequence and one block of tokens, so two sequences run and the third waits."""
-    engine = Engine(one_second_a_pass(), Limits(8, 64, 16, 6, state_blocks=2))
+    engine = one_engine(one_second_a_pass(), Limits(8, 64, 16, 6, state_blocks=2))
     for _ in range(3):
         engine.submit(8, 8)
     ended = engine.run_until_idle()
@@ -122,7 +122,7 @@ def test_as_many_sequences_run_as_states_and_tokens_have_blocks() -> None:
 
 def test_a_window_gives_back_what_it_has_left() -> None:
     limits = Limits(8, 64, 16, 100, full_groups=1, window_groups=1, window_tokens=32)
-    engine = Engine(one_second_a_pass(), limits)
+    engine = one_engine(one_second_a_pass(), limits)
     engine.submit(16, 400)
     free = []
     while engine.busy:

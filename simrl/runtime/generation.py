@@ -1,0 +1,231 @@
+"""Generation: the engines of some workers on the clock, and the groups of which only the ends are events.
+
+Invariant: workers hear of a stop at its instant, with their engine at that boundary. A group's event fires at the end of its
+last response, with what its samples' own events would have had; the other ends are no events. So a response costs no Python but
+for its `Rollout`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Protocol
+
+import numpy as np
+import simpy
+from numpy.typing import NDArray
+
+from simrl.engine.engine import Fleet
+from simrl.engine.fleet import GROUP, STOP
+from simrl.runtime.events import call_at, call_last, on_fire
+from simrl.runtime.recorder import OnLanes, Recorder
+from simrl.runtime.rollout import Rollout, Segment, grown
+from simrl.runtime.worker import GroupRun
+from simrl.trace.trace import Response
+
+
+class Member(Protocol):
+    """A worker, as its generation sees it."""
+
+    index: int
+    lane: int
+    policy_version: int
+
+    @property
+    def heeds_stops(self) -> bool:
+        """Whether it has to hear of each stop of its engine."""
+
+    def command(self, command: Callable[[], object]) -> None: ...
+
+    def take_stops(self) -> None:
+        """Take what has stopped where its engine stands."""
+
+    def open_rollout_span(self, now_s: float) -> None: ...
+
+    def ticket_left(self) -> None:
+        """Go on without a request of a group that was withdrawn."""
+
+
+class Generation:
+    """What one fleet generates, for workers with the numbers of its engines."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        fleet: Fleet,
+        responses: Mapping[int, Response],
+        recorder: Recorder | OnLanes,
+        request_s: float,
+    ) -> None:
+        self.fleet = fleet
+        self.workers: list[Member] = []
+        self._env = env
+        self._responses = responses
+        self._recorder = recorder
+        self._request_s = request_s
+        self._groups: dict[int, GroupRun] = {}
+        self._over: deque[list[Rollout]] = deque()  # of groups over at this instant, which nobody has heard yet
+        self._closed: dict[int, tuple[Segment, ...]] = {}  # by ticket
+        self._wakes_s = math.inf
+
+    # From a worker.
+
+    def go_on(self, worker: Member) -> None:
+        """Plan the next stop of a worker's engine from where it stands now, and wake for it."""
+        self._plan(worker)
+        if self._wakes_s > self._env.now:
+            self._wakes_s = self._env.now
+            call_last(self._env, partial(self._wake, self._env.now))
+
+    def _plan(self, worker: Member) -> None:
+        arrays, e = self.fleet.arrays, worker.index
+        arrays.watched[e], arrays.versions[e] = worker.heeds_stops, worker.policy_version
+        self.fleet.changed(e)
+
+    def close_segments(self, worker: Member, now_s: float) -> None:
+        """Close the open segments of a worker's tickets."""
+        tickets = self.fleet.arrays.tickets
+        for number, tokens, _ in self.fleet.tickets_in(worker.index):
+            ticket = tickets[number]
+            new = tokens - ticket["closed_tokens"].item()
+            if new > 0:
+                segment = Segment(worker.lane, worker.policy_version, new, ticket["started_s"].item(), now_s)
+                self._closed[number] = (*self._closed.get(number, ()), segment)
+            ticket["closed_tokens"], ticket["started_s"] = tokens, now_s
+
+    # From the schedule.
+
+    def submit(
+        self, groups: Sequence[GroupRun], workers: Sequence[int], cuts: Sequence[int | None], order: Sequence[int]
+    ) -> None:
+        """Submit groups; `workers` and `cuts` have the worker and the `max_tokens` of each sample, which begin in `order`."""
+        begin, responses = 0, self._responses
+        numbers: list[int] = []
+        lengths: list[tuple[int, ...]] = []
+        for group in groups:
+            size = len(group.samples)
+            number, first = self.fleet.open_group(list(workers[begin : begin + size]), group.needed or size)
+            tickets = self.fleet.arrays.tickets
+            group.first = first
+            self._groups[number] = group
+            numbers += range(first, first + size)
+            mine = zip(group.samples, group.partials, cuts[begin : begin + size], strict=True)
+            for i, (sample, before, cut) in enumerate(mine, first):
+                had, length = before.tokens if before else 0, responses[sample.uid].tokens
+                if is_cut := cut is not None and cut < length:
+                    length, tickets["whole"][i] = cut, 0
+                prompt = sample.prompt_tokens
+                lengths.append((prompt, length, had, 0, sample.prompt_id, prompt, sample.uid, is_cut))
+                if before and had:
+                    tickets["closed_tokens"][i], self._closed[i] = had, before.segments
+            begin += size
+        where, at = np.array(workers)[order], np.array(order)
+        all_numbers, all_lengths = np.array(numbers)[at], np.array(lengths)[at]
+        for worker in dict.fromkeys(where.tolist()):
+            here = where == worker
+            self.workers[worker].command(partial(self._begin, worker, all_numbers[here], all_lengths[here]))
+
+    def withdraw(self, groups: Sequence[GroupRun]) -> None:
+        """Take the unfinished responses of groups back."""
+        for group in groups:
+            assert group.first is not None
+            tickets = self.fleet.arrays.tickets[group.first : group.first + len(group.samples)]
+            for place in np.flatnonzero(tickets["version"] < 0).tolist():
+                worker = tickets["engine"].item(place)
+                self.workers[worker].command(partial(self._withdraw, worker, group.first + place))
+
+    def stop(self) -> None:
+        """Record what is unfinished, or over at this very instant, when the workers have stopped."""
+        for rollouts in self._over:
+            self._recorder.came_back([rollout for rollout in rollouts if not self._recorder.is_back(rollout)])
+        if not self._groups:
+            return
+        for worker in self.workers:
+            for number, tokens, first_token_s in self.fleet.tickets_in(worker.index):
+                ticket = self.fleet.arrays.tickets[number]
+                ticket["tokens"], ticket["first_token_s"], ticket["done"] = tokens, first_token_s, 0
+                ticket["version"] = worker.policy_version
+                ticket["ended_s"] = self.fleet.engines[worker.index].now_s
+        for group in self._groups.values():
+            for _, rollout in self._rollouts(group):
+                self._recorder.request_ended(rollout, rollout.tokens)
+
+    # From the engines.
+
+    def _begin(self, worker: int, numbers: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        self.fleet.submit(worker, lengths, numbers, self._request_s)
+        started_s = self.fleet.arrays.tickets["started_s"].item(numbers.item(0))
+        self.workers[worker].open_rollout_span(started_s)
+
+    def _withdraw(self, worker: int, number: int) -> None:
+        if self.fleet.withdraw(number):
+            self.workers[worker].ticket_left()
+
+    def _wake(self, time_s: float) -> None:
+        """Take the stops up to the next one that is an event."""
+        if time_s != self._wakes_s:
+            return
+        self._wakes_s = math.inf
+        while True:
+            what, number, next_s = self.fleet.advance(self._env.now, self._env.peek())
+            if what == GROUP.value:
+                self._news_of(number)
+            elif what == STOP.value:
+                self.workers[number].take_stops()
+                self._plan(self.workers[number])
+            else:
+                break
+        if next_s < self._wakes_s:
+            self._wakes_s = next_s
+            call_at(self._env, next_s, partial(self._wake, next_s))
+
+    def _news_of(self, number: int) -> None:
+        """Tell that a group is complete, or over."""
+        group = self._groups[number]
+        over = self.fleet.arrays.out.item(number) == 0
+        rollouts = self._rollouts(group)
+        if group.needed is not None:
+            rollouts = sorted((each for each in rollouts if over or each[0]), key=itemgetter(0))
+            if not group.complete.triggered and self.fleet.arrays.left.item(number) == 0:
+                group.complete.succeed([rollout for _, rollout in rollouts if rollout.done])
+        if over:
+            del self._groups[number]
+            assert group.first is not None
+            for i in range(group.first, group.first + len(group.samples)):
+                self._closed.pop(i, None)
+            self.fleet.close_group(number, group.first, len(group.samples))
+            self._over.append([rollout for _, rollout in rollouts])
+            on_fire(group.over, lambda _: self._over.popleft())
+            group.over.succeed(self._over[-1])
+
+    def _rollouts(self, group: GroupRun) -> list[tuple[tuple[float, int] | None, Rollout]]:
+        """Return the rollouts of a group as they are known, each with its place among all ends; None if its time has not
+        come."""
+        assert group.first is not None
+        tickets = self.fleet.arrays.tickets[group.first : group.first + len(group.samples)]
+        columns = [tickets[name].tolist() for name in _SHOWN]
+        rollouts = []
+        for number, (sample, before, *row) in enumerate(
+            zip(group.samples, group.partials, *columns, strict=True), group.first
+        ):
+            engine, tokens, closed_tokens, version, done, over, order, started_s, first_token_s, ended_s = row
+            segments = self._closed[number] if closed_tokens else ()
+            if version >= 0 and tokens > closed_tokens:
+                lane = self.workers[engine].lane
+                segments = (*segments, Segment(lane, version, tokens - closed_tokens, started_s, ended_s))
+            if before is not None:
+                first_token_s = first_token_s if math.isnan(before.first_token_s) else before.first_token_s
+                rollout = grown(before, segments, first_token_s, done == 1)
+            else:
+                rollout = Rollout(sample, segments, done == 1, first_token_s)
+            rollouts.append(((ended_s, order) if over else None, rollout))
+        return rollouts
+
+
+_SHOWN = (  # fields of a ticket
+    *("engine", "tokens", "closed_tokens", "version", "done", "over", "order"),
+    *("started_s", "first_token_s", "ended_s"),
+)

@@ -34,7 +34,6 @@ from simrl.profile.profilers.aiconfigurator import (
     SYSTEMS,
     EngineSetup,
     derive,
-    engine_of,
 )
 
 PAGE = Path(__file__).with_suffix(".md")

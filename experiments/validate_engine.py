@@ -32,7 +32,7 @@ from simrl.profile.model_shape import ModelShape, model_shape
 from simrl.profile.profile import TableProfile
 from simrl.result.result import Lane
 from simrl.runtime.recorder import Recorder
-from simrl.runtime.simulated_worker import SimulatedWorker
+from simrl.runtime.simulated_worker import simulated_workers
 from simrl.runtime.worker import WorkerCosts
 from simrl.trace.trace import Response, Sample
 
@@ -131,7 +131,7 @@ def simulate_run(data: Path, run: Run) -> tuple[NDArray[np.float64], NDArray[np.
     env = simpy.Environment()
     responses = {i: Response(int(tokens), 0.0) for i, tokens in enumerate(run.response_tokens)}
     record = Recorder([Lane("rollout-000", run.tp)])
-    worker = SimulatedWorker(env, 0, profile.tables, limits, WorkerCosts(load_s=0.0), responses, record)
+    (worker,) = simulated_workers(env, 1, profile.tables, limits, WorkerCosts(load_s=0.0), responses, record)
     first_s, last_s = np.full(run.arrival_s.size, np.nan), np.full(run.arrival_s.size, np.nan)
 
     def request(i: int) -> simpy.events.ProcessGenerator:

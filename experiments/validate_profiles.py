@@ -38,7 +38,7 @@ from simrl.profile.profile import TableProfile, pass_s, read_profile
 from simrl.profile.profilers import aiconfigurator
 from simrl.result.result import Lane
 from simrl.runtime.recorder import Recorder
-from simrl.runtime.simulated_worker import SimulatedWorker
+from simrl.runtime.simulated_worker import simulated_workers
 from simrl.runtime.worker import WorkerCosts
 from simrl.scenario.presets import ENGINES
 from simrl.trace.trace import Response, Sample
@@ -199,7 +199,7 @@ def closed_loop_tpot_s(point: Point, profile: TableProfile) -> float:
     lengths = [tokens for own in first for tokens in (own, *[point.output_tokens] * (REQUESTS - 1))]
     responses = {uid: Response(tokens, 0.0) for uid, tokens in enumerate(lengths)}
     record = Recorder([Lane("rollout-000", point.tp)])
-    worker = SimulatedWorker(env, 0, profile.even, limits, WorkerCosts(load_s=0.0), responses, record)
+    (worker,) = simulated_workers(env, 1, profile.even, limits, WorkerCosts(load_s=0.0), responses, record)
     tpots: list[float] = []
 
     def client(i: int) -> simpy.events.ProcessGenerator:

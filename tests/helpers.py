@@ -18,7 +18,7 @@ from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
 from simrl.result.result import Lane, Result
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.rollout import Rollout, Segment
-from simrl.runtime.simulated_worker import SimulatedWorker
+from simrl.runtime.simulated_worker import SimulatedWorker, simulated_workers
 from simrl.runtime.trainer import SimulatedTrainer
 from simrl.runtime.worker import GroupRun, WorkerCosts
 from simrl.scenario.model import Scenario
@@ -79,9 +79,8 @@ def a_worker(
     env: simpy.Environment, index: int = 0, limits: Limits = ROOMY, load_s: float = 10.0, record: Recorder | None = None
 ) -> SimulatedWorker:
     """A worker of which every pass takes a second."""
-    return SimulatedWorker(
-        env, index, one_second_a_pass(), limits, WorkerCosts(load_s), RESPONSES, record or recorder()
-    )
+    about = one_second_a_pass(), limits, WorkerCosts(load_s), RESPONSES, record or recorder()
+    return simulated_workers(env, index + 1, *about)[index]
 
 
 def rollout(uid: int, tokens_by_version: dict[int, int], done: bool = True, prompt_tokens: int = 4) -> Rollout:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from simrl.engine.engine import Engine, one_engine
+from simrl.engine.engine import one_engine
 from simrl.engine.requests import END, PAUSE, Limits
 from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.decoding import RUNS, Decoding, Rule, chains, packed
@@ -367,7 +367,7 @@ class EnginePlayer:
                 del self._slots[of[slot]]
             else:
                 self._at_tool.add(of[slot])
-        r = engine._state.requests
+        r = engine.fleet.arrays.requests[0]
         done = Pass(
             {
                 i: (int(r["computed"][s]), int(r["generated"][s]))

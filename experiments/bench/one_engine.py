@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simrl.engine.engine import Engine, one_engine
+from simrl.engine.engine import one_engine
 from simrl.engine.requests import Limits
 from simrl.profile.profile import read_profile
 

@@ -13,7 +13,7 @@ import numpy as np
 import typer
 
 from experiments.shared import AsJson, bench_row, median_s, print_bench
-from simrl.engine.engine import Engine, one_engine
+from simrl.engine.engine import one_engine
 from simrl.engine.requests import Limits
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape

@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 from experiments.shared import AsJson
-from simrl.engine.engine import Engine, one_engine
+from simrl.engine.engine import one_engine
 from simrl.scenario.model import Scenario
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.simulate.run import compile_engine, compile_training, simulate_prepared

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simrl.engine.engine import SPENT, Engine, one_engine
+from simrl.engine.engine import SPENT, one_engine
 from simrl.engine.requests import END, PAUSE, WATCH, Limits
 from simrl.errors import InputError
 from simrl.profile.profile import Tables
@@ -267,9 +267,9 @@ def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, ahead, c
                 paused.append(by_slot[slot])
 
     def follow(until_s):
-        """As a worker does: look ahead, take every stop that comes before the next command."""
-        while engine.next_stop_s() < np.inf and engine.next_stop_s() <= until_s:
-            taken.extend(engine.take_next_stop())
+        """As a worker does: take every stop that comes before the next command."""
+        while stopped := engine.next_stops(until_s):
+            taken.extend(stopped)
 
     for wait_s, (what, argument) in commands:
         clock += wait_s
@@ -347,8 +347,8 @@ def test_running_to_the_end_at_once_gives_the_times_of_running_end_by_end(limits
     slots = [at_once.submit(*r) for r in requests]
     assert slots == [by_end.submit(*r) for r in requests]
     ended_s = {}
-    while by_end.next_stop_s() < np.inf:
-        ended_s.update({slot: time_s for slot, time_s, _ in by_end.take_next_stop()})
+    while stopped := by_end.next_stops():
+        ended_s.update({slot: time_s for slot, time_s, _ in stopped})
     all_s = at_once.run_until_idle()
     assert {s: all_s[s] for s in slots} == ended_s
     assert at_once.totals == by_end.totals
@@ -373,16 +373,15 @@ def test_a_sample_longer_than_the_kv_cache_is_refused_with_the_sizes():
         engine.submit(20, 101)
 
 
-def test_looking_ahead_changes_nothing():
+def test_a_stop_that_is_planned_changes_nothing_before_its_time():
     limits = Limits(4, 64, 4, 100)
-    looked, plain = one_engine(TABLES, limits), one_engine(TABLES, limits)
-    for engine in (looked, plain):
+    planned, plain = one_engine(TABLES, limits), one_engine(TABLES, limits)
+    for engine in (planned, plain):
         engine.submit(10, 50)
         engine.submit(30, 20)
-    looked.next_stop_s()
-    looked.next_stop_s()
-    assert looked.settle(0.1) == plain.settle(0.1)
-    assert (looked.now_s, looked.totals) == (plain.now_s, plain.totals)
+    assert planned.next_stops(0.1) == planned.next_stops(0.1) == []
+    assert planned.settle(0.1) == plain.settle(0.1)
+    assert (planned.now_s, planned.totals) == (plain.now_s, plain.totals)
 
 
 def test_a_command_reaches_a_busy_engine_strictly_after_its_time_and_an_idle_one_at_once():
@@ -421,13 +420,11 @@ def test_a_watched_request_is_told_at_exactly_its_token_and_decodes_on():
         slot, _ = engine.submit(10, 50), engine.submit(20, 60)
     for tokens in (1, 2, 25, 49):
         watched.stop_at(slot, tokens, WATCH)
-        time_s = watched.next_stop_s()
-        assert watched.take_next_stop() == [(slot, time_s, WATCH)]
+        assert watched.next_stops() == [(slot, watched.now_s, WATCH)]
         assert watched.generated_tokens(slot) == tokens
     ends_s = plain.run_until_idle()
-    time_s = watched.next_stop_s()
-    assert watched.take_next_stop() == [(slot, time_s, END)]
-    assert time_s == pytest.approx(ends_s[slot], rel=1e-12)
+    assert watched.next_stops() == [(slot, watched.now_s, END)]
+    assert watched.now_s == pytest.approx(ends_s[slot], rel=1e-12)
 
 
 def test_only_the_last_stop_set_counts_and_none_comes_after_the_end():
@@ -435,13 +432,11 @@ def test_only_the_last_stop_set_counts_and_none_comes_after_the_end():
     slot = engine.submit(10, 20)
     engine.stop_at(slot, 5, WATCH)
     engine.stop_at(slot, 7, WATCH)
-    engine.next_stop_s()
-    engine.take_next_stop()
+    engine.next_stops()
     assert engine.generated_tokens(slot) == 7
     engine.stop_at(slot, 12, WATCH)
     engine.stop_at(slot, 20, WATCH)
-    engine.next_stop_s()
-    assert [kind for _, _, kind in engine.take_next_stop()] == [END]
+    assert [kind for _, _, kind in engine.next_stops()] == [END]
     assert engine.generated_tokens(slot) == 20
 
 
@@ -458,8 +453,7 @@ def paused_at(engine, *requests):
     for prompt, response, stop in requests:
         slots.append(engine.submit(prompt, response))
         engine.stop_at(slots[-1], stop, PAUSE)
-        engine.next_stop_s()
-        assert [stopped[::2] for stopped in engine.take_next_stop()] == [(slots[-1], PAUSE)]
+        assert [stopped[::2] for stopped in engine.next_stops()] == [(slots[-1], PAUSE)]
         assert engine.generated_tokens(slots[-1]) == stop
     return slots
 
@@ -467,8 +461,7 @@ def paused_at(engine, *requests):
 def prefilled(engine, to_stop):
     """Tokens that are prefilled until the next stop."""
     before = engine.totals["prefill_tokens"]
-    assert engine.next_stop_s() < np.inf
-    assert [(slot, kind) for slot, _, kind in engine.take_next_stop()] == [to_stop]
+    assert [(slot, kind) for slot, _, kind in engine.next_stops()] == [to_stop]
     return engine.totals["prefill_tokens"] - before
 
 
@@ -477,7 +470,7 @@ def test_a_paused_request_keeps_its_cache_and_frees_its_slot_in_the_batch():
     (slot,) = paused_at(engine, (10, 20, 5))
     assert engine.free_blocks == 100 - 4  # 14 tokens are computed, the 15th is known
     assert not engine.busy
-    assert engine.next_stop_s() == np.inf
+    assert engine.next_stops() == []
     engine.settle(9.0)
     assert engine.now_s == 9.0
     other = engine.submit(8, 3)
@@ -573,8 +566,8 @@ def test_many_paused_requests_in_little_memory_never_wait_for_one_another_for_ev
         turns[slot] = 0
     ended, passes = set(), 0
     resuming = []
-    while engine.next_stop_s() < np.inf or resuming:
-        for slot, _, kind in engine.take_next_stop() if engine.busy else []:
+    while (stopped := engine.next_stops()) or resuming:
+        for slot, _, kind in stopped:
             if kind == END:
                 ended.add(slot)
             else:
@@ -624,7 +617,8 @@ def test_a_cached_context_makes_the_pass_as_long_as_one_over_that_context():
     computed.submit(100, 2)
     computed.settle(0.0)
     first_chunk_s = computed.now_s
-    assert first_chunk_s + cached.next_stop_s() == pytest.approx(computed.next_stop_s(), rel=1e-12)
+    (_, ended_s, _), (_, computed_s, _) = *cached.next_stops(), *computed.next_stops()
+    assert first_chunk_s + ended_s == pytest.approx(computed_s, rel=1e-12)
 
 
 def test_a_weight_update_makes_a_waiting_request_compute_what_it_has_cached():
@@ -657,7 +651,8 @@ def test_a_slowdown_holds_from_the_boundary_on_at_which_it_is_set():
         each.settle(0.1)
     set_s = engine.now_s
     engine.slowdown = 3
-    assert engine.next_stop_s() - set_s == pytest.approx(3 * (plain.next_stop_s() - set_s), rel=1e-12)
+    (_, slowed_s, _), (_, plain_s, _) = *engine.next_stops(), *plain.next_stops()
+    assert slowed_s - set_s == pytest.approx(3 * (plain_s - set_s), rel=1e-12)
 
 
 # What a pass costs does not depend on the cache here, so speed-ups can be counted.
@@ -787,8 +782,7 @@ def rollout(engine, row, response):
     """One row alone, to its end. Returns its (drafted, accepted, verifications)."""
     slot = engine.submit(10, response)
     engine.draft_from(slot, SIBLINGS, row)
-    engine.next_stop_s()
-    engine.take_next_stop()
+    engine.next_stops()
     return engine.drafted(slot)
 
 
@@ -809,8 +803,7 @@ def test_what_an_aborted_sibling_had_stays_known():
     slot = engine.submit(10, 100)
     engine.draft_from(slot, SIBLINGS, 0)
     engine.stop_at(slot, 43, WATCH)
-    engine.next_stop_s()
-    engine.take_next_stop()
+    engine.next_stops()
     assert engine.abort(slot) == 43
     # Of the tokens from the 4th to the 43rd, every ninth comes besides.
     assert rollout(engine, 1, 100)[:2] == (36, 36)

@@ -96,8 +96,8 @@ def test_every_end_agrees_with_the_reference(requests, window, step_s, round_s, 
     start_s = engine.now_s
     worker.run()
     ended = {}
-    while engine.next_stop_s() < np.inf:
-        ended.update({slot: time_s for slot, time_s, _ in engine.take_next_stop()})
+    while stopped := engine.next_stops():
+        ended.update({slot: time_s for slot, time_s, _ in stopped})
     for slot, request in zip(slots, theirs, strict=True):
         assert ended[slot] - start_s == pytest.approx(request.ended_s, rel=1e-9, abs=1e-12)
         drafted = request.accepted + request.misses + request.wasted
@@ -105,7 +105,7 @@ def test_every_end_agrees_with_the_reference(requests, window, step_s, round_s, 
         assert drafted - engine.unverified_tokens(slot) == request.verified
         assert engine.verified_tokens(slot) == request.accepted + request.misses + request.bonuses
     assert engine.free_blocks == ROOMY.kv_blocks
-    assert engine._state.totals["draft_tokens"].item() == worker.drafted
+    assert engine.fleet.t["draft_tokens"].item() == worker.drafted
 
 
 @examples(100)
@@ -137,8 +137,8 @@ def test_a_stretch_is_equal_to_single_passes(requests, window, step_s, round_s, 
             if prompt % 2:
                 engine.stop_at(slot, 1 + response // 2, PAUSE if prompt % 3 else WATCH)
         stops = engine.settle(seconds)
-        while engine.next_stop_s() < np.inf:
-            stops += engine.take_next_stop()
+        while stopped := engine.next_stops():
+            stops += stopped
         drafted = [
             (engine.drafted(slot), engine.unverified_tokens(slot), engine.verified_tokens(slot)) for slot in slots
         ]
@@ -181,7 +181,7 @@ def test_what_is_thrown_away_counts_as_drafted_and_says_nothing_of_the_acceptanc
     engine, slot, _ = alone(p, 5, 1.0, 5.0, 15_000)
     drafted, accepted, verifications = engine.drafted(slot)
     unverified = engine.unverified_tokens(slot)
-    assert drafted == engine._state.totals["draft_tokens"].item()
+    assert drafted == engine.fleet.t["draft_tokens"].item()
     assert drafted - unverified == 5 * verifications
     misses = 15_000 - accepted
     # By the time a window is verified, the next has been drafted (the drafter's pass may lag by one); a miss throws it away.
@@ -208,7 +208,7 @@ def test_a_request_that_leaves_has_what_was_drafted_ahead_of_it_counted():
         engine.abort(slot)
         assert engine.unverified_tokens(slot) > 0
         counted += engine.drafted(slot)[0]
-    assert counted == engine._state.totals["draft_tokens"].item()
+    assert counted == engine.fleet.t["draft_tokens"].item()
 
 
 def ends(ahead: bool, every_s: float) -> list[float]:
@@ -220,8 +220,8 @@ def ends(ahead: bool, every_s: float) -> list[float]:
     for key in range(9):
         ended += [time_s for _, time_s, _ in engine.settle(every_s * key)]
         engine.draft_from(engine.submit(20 + key, 30 + 5 * key), MODEL, key)
-    while engine.next_stop_s() < np.inf:
-        ended += [time_s for _, time_s, _ in engine.take_next_stop()]
+    while stopped := engine.next_stops():
+        ended += [time_s for _, time_s, _ in stopped]
     assert not engine.busy and engine.free_blocks == limits.kv_blocks
     return ended
 

@@ -107,38 +107,10 @@ def test_ranks_do_what_slow_ranks_do(tables, limits, commands):
     for rank in slow.ranks:
         rank.admitting = True
     while engine.busy:
-        assert engine.next_stop_s() == pytest.approx(engine.now_s + 1e9, abs=1e9)
         slow.settle(engine.now_s * (1 + 1e-12))  # both add alike, but not in one order: a pass may end an ulp later
         compare(engine.settle(engine.now_s))
-    for rank, other in zip(engine.ranks, slow.ranks, strict=True):
-        assert rank.totals == other.totals
-
-
-@examples(30)
-@given(st.sampled_from(GRIDS), limits, commands)
-def test_one_rank_is_an_engine_byte_for_byte(tables, limits, commands):
-    without = tables._replace(expert_tokens=np.zeros(0), experts_s=np.zeros(0))
-    limits = limits._replace(dp=1)
-    one, engine = one_engine(without, limits), one_engine(without, limits)
-    for after_s, (what, value) in commands:
-        time_s = engine.now_s + after_s
-        assert one.settle(time_s) == engine.settle(time_s)
-        for each in (one, engine):
-            if what == "submit":
-                for lengths in value:
-                    each.submit(*lengths, prompt_key=lengths[0])
-            elif what == "load":
-                each.recompute_running()
-            elif what == "slow":
-                each.slowdown = value
-        assert one.next_stop_s() == engine.next_stop_s()
-        if engine.busy and what == "stop":
-            assert one.take_next_stop() == engine.take_next_stop()
-    one.run_until_idle()
-    engine.run_until_idle()
-    assert one.now_s == engine.now_s
-    assert one.totals == engine.totals
-    assert one.spent.tobytes() == engine.spent.tobytes()
+    for rank, other in enumerate(slow.ranks):
+        assert {name: of_ranks(engine, name)[rank] for name in other.totals} == other.totals
 
 
 @examples(30)
@@ -166,15 +138,20 @@ def ran(engine: Engine, *lengths: tuple[int, int]) -> float:
     return engine.settle(1e9)[-1][1]
 
 
+def of_ranks(engine: Engine, name: str) -> list[float]:
+    """A total of each rank."""
+    return engine.fleet.t[name].tolist()
+
+
 def waited_s(engine: Engine) -> list[float]:
-    return [rank.spent[SPENT.index("lock_step_s")] for rank in engine.ranks]
+    return of_ranks(engine, "lock_step_s")
 
 
 def test_an_idle_rank_makes_dummy_passes_as_long_as_those_of_the_others():
     engine = one_engine(GRIDS[0], ROOMY._replace(dp=2))
     seconds = ran(engine, (10, 50))
-    assert [rank.totals["passes"] for rank in engine.ranks] == [50, 50]
-    assert [rank.totals["generated_tokens"] for rank in engine.ranks] == [50, 0]
+    assert of_ranks(engine, "passes") == [50, 50]
+    assert of_ranks(engine, "generated_tokens") == [50, 0]
     assert waited_s(engine)[1] == pytest.approx(seconds)
     assert engine.totals["passes"] == 50
     assert engine.running == engine.waiting == 0
@@ -195,8 +172,7 @@ def test_a_request_at_an_idle_rank_waits_for_the_dummy_pass_and_with_async_sched
 
 
 def iter_stops(engine: Engine) -> list[tuple[int, float, int]]:
-    engine.next_stop_s()
-    return engine.take_next_stop()
+    return engine.next_stops()
 
 
 def test_unequal_ranks_are_slower_than_equal_ones_with_the_same_requests():

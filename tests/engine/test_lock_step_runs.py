@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from simrl.analysis.gpu_hours import waterfall
-from simrl.engine.engine import one_engine
 from simrl.errors import InputError
 from simrl.profile.profile import ProfileMetadata, TableProfile, write_profile
 from simrl.simulate.prepare import prepare
@@ -102,7 +101,7 @@ def test_equal_scenarios_with_ranks_give_equal_tables(mixture):
 def test_nothing_is_lost_with_ranks_in_any_system(name):
     limits = ROOMY._replace(dp=3, graph_tokens=16, max_num_seqs=4, kv_blocks=60, async_scheduling=name < "m")
     watched = watch(prepared(scenario(name), limits=limits._replace(prefix_caching=True)))
-    assert all(isinstance(engine, LockStep) for worker in watched.workers for engine in worker.engines)
+    assert all(engine.limits.dp == 3 for worker in watched.workers for engine in worker.engines)
     assert_nothing_is_lost(watched)
 
 

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from simrl.engine.engine import Engine, one_engine
+from simrl.engine.engine import one_engine
 from simrl.engine.requests import END, PAUSE, Limits
 from tests.engine.test_engine import TABLES
 from tests.schedule_scenarios import EnginePlayer, ReferencePlayer, different_passes, full_cache_scenarios, play
@@ -15,7 +15,7 @@ AMPLE = Limits(8, 512, 4, 100, prefix_caching=True)
 
 def audit(engine):
     """Count the blocks of an engine by who has them."""
-    r, t = engine._state.requests, engine._state.totals[0]
+    r, t = engine.fleet.arrays.requests[0], engine.fleet.arrays.totals[0]
     having = [slot for slot in range(len(r)) if r["blocks"][slot] > 0]
     own = sum(int(r["blocks"][s] - r["shared"][s] - (r["last_node"][s] >= 0)) for s in having)
     nodes = np.flatnonzero(r["node_kind"])
@@ -80,7 +80,7 @@ def asked_at_random(seed, hold_paused):
         elif what < 0.74:
             engine.recompute_running()
         elif what < 0.85:
-            note(engine.take_next_stop() if engine.next_stop_s() < np.inf else [])
+            note(engine.next_stops())
         else:
             note(engine.settle(engine.now_s + rng.choice([0.001, 0.01, 0.1, 1.0])))
         audit(engine)
@@ -167,7 +167,7 @@ def test_many_prompts_that_nobody_asks_for_any_more_do_not_make_an_engine_large(
     for key in range(4000):
         engine.submit(9, 2, prompt_key=key)
         engine.run_until_idle()
-    assert engine._state.requests.size <= 2048
+    assert engine.fleet.arrays.requests.size <= 2048
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simrl.engine.engine import Engine, one_engine
+from simrl.engine.engine import one_engine
 from simrl.engine.requests import Limits
 from simrl.errors import InputError
 from simrl.speculation.acceptance import ModelAcceptance

@@ -14,7 +14,7 @@ from simrl.dispatch.rules import Dispatch
 from simrl.errors import InputError
 from simrl.runtime.events import on_fire
 from simrl.runtime.rollout import Segment, WeightLoad
-from simrl.runtime.simulated_worker import SimulatedWorker
+from simrl.runtime.simulated_worker import simulated_workers
 from simrl.runtime.trainer import _lengths
 from simrl.runtime.worker import TokensReached, WorkerCosts
 from simrl.simulate.prepare import prepare
@@ -320,7 +320,7 @@ def test_a_pool_keeps_the_cache_over_a_pause_but_not_what_was_said_in_it():
     env = simpy.Environment()
     record, costs = recorder("rollout-000", "rollout-001"), WorkerCosts(10.0, fetch_s_per_token=0.5)
     moving = sample(0, 4, 8, [Turn(3, 10.0, 7)])
-    old, new = (SimulatedWorker(env, i, one_second_a_pass(), ROOMY, costs, RESPONSES, record) for i in range(2))
+    old, new = simulated_workers(env, 2, one_second_a_pass(), ROOMY, costs, RESPONSES, record)
     old.submit(moving)
     env.run(until=11.0)
     partial = env.run(old.abort(moving))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from simrl.engine.requests import PAUSE, Limits
 from simrl.runtime.events import gather, on_fire
 from simrl.runtime.rollout import Rollout, Segment, WeightLoad
-from simrl.runtime.simulated_worker import SimulatedWorker
+from simrl.runtime.simulated_worker import SimulatedWorker, simulated_workers
 from simrl.runtime.worker import WorkerCosts
 from simrl.trace.trace import Sample, Turn
 from tests.engine.test_engine import TABLES
@@ -26,7 +26,7 @@ TICKS = one_second_a_pass()
 
 def a_worker(limits: Limits = ROOMY, load_s: float = 10.0) -> tuple[simpy.Environment, SimulatedWorker]:
     env = simpy.Environment()
-    return env, SimulatedWorker(env, 0, TICKS, limits, WorkerCosts(load_s), RESPONSES, recorder())
+    return env, simulated_workers(env, 1, TICKS, limits, WorkerCosts(load_s), RESPONSES, recorder())[0]
 
 
 def at(env: simpy.Environment, time_s: float, call) -> None:
@@ -357,7 +357,7 @@ def compare_with_reference(tables, limits, load_s, timeline, turns=lambda uid, r
     reference.run(commands)
     env = simpy.Environment()
     record = recorder()
-    worker = SimulatedWorker(env, 0, tables, limits, WorkerCosts(load_s), RESPONSES, record)
+    (worker,) = simulated_workers(env, 1, tables, limits, WorkerCosts(load_s), RESPONSES, record)
     seen = Observed(env, worker, after_end, samples)
     seen.run(commands)
 
@@ -463,7 +463,7 @@ def test_samples_submitted_in_one_instant_start_in_one_pass_whatever_chain_of_ev
 def test_two_workers_whose_responses_end_at_one_instant_get_the_reaction_to_both_one_pass_later():
     env = simpy.Environment()
     record = recorder("rollout-000", "rollout-001")
-    workers = [SimulatedWorker(env, i, TICKS, ROOMY, WorkerCosts(10.0), RESPONSES, record) for i in range(2)]
+    workers = simulated_workers(env, 2, TICKS, ROOMY, WorkerCosts(10.0), RESPONSES, record)
     uids = iter(range(100))
     for worker in workers:
         worker.submit(sample(next(uids), response_tokens=9))  # keeps it busy
@@ -597,10 +597,8 @@ def test_what_is_aborted_before_its_first_token_has_none_however_far_its_prefill
 def test_a_migrated_response_keeps_its_tokens_its_versions_and_its_first_token():
     env = simpy.Environment()
     record = recorder("rollout-000", "rollout-001")
-    old, new = (
-        SimulatedWorker(env, i, TICKS, ROOMY._replace(max_num_batched_tokens=4), WorkerCosts(10.0), RESPONSES, record)
-        for i in (0, 1)
-    )
+    limits = ROOMY._replace(max_num_batched_tokens=4)
+    old, new = simulated_workers(env, 2, TICKS, limits, WorkerCosts(10.0), RESPONSES, record)
     new.load_weights(1)
     moving = sample(0, prompt_tokens=4, response_tokens=8)
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from simrl.errors import InputError
 from simrl.result.result import TABLES
-from simrl.runtime.group_runs import GroupRuns
+from simrl.runtime.generation import Generation
 from simrl.scenario.model import Scenario
 from simrl.simulate import run
 from simrl.simulate.prepare import prepare
 from tests.helpers import examples
 
-SUBMIT, END = GroupRuns.submit, GroupRuns._news_of
+SUBMIT, END = Generation.submit, Generation._news_of
 
 systems = st.one_of(
     st.fixed_dictionaries(
@@ -132,13 +132,13 @@ def ends_at_one_instant(seed, group, pause_s, cluster_gpus, **engine):
 @example(ends_at_one_instant(55, 3, 0.001, 6, max_num_seqs=64, kv_cache_tokens=100_000, async_scheduling=True))
 @given(scenarios())
 def test_groups_as_one_have_the_tables_of_responses_watched_one_by_one(scenario):
-    with patch.object(run, "_group_runs", return_value=None):
+    with patch.object(run, "_offer_groups"):
         try:
             one_by_one = run.simulate(scenario)
         except InputError as error:  # every reward of these few groups was drawn alike
             assume("nothing is left" not in str(error))
             raise
-    with patch.object(GroupRuns, "submit", autospec=True, side_effect=GroupRuns.submit) as submit:
+    with patch.object(Generation, "submit", autospec=True, side_effect=Generation.submit) as submit:
         as_one = run.simulate(scenario)
     assert submit.called
     for name in TABLES:
@@ -168,8 +168,8 @@ def test_a_group_that_is_over_at_the_last_instant_is_in_the_tables(scenario, nth
             raise simpy.core.StopSimulation(None)
 
     with (
-        patch.object(GroupRuns, "submit", autospec=True, side_effect=submit),
-        patch.object(GroupRuns, "_news_of", autospec=True, side_effect=end_of_a_group),
+        patch.object(Generation, "submit", autospec=True, side_effect=submit),
+        patch.object(Generation, "_news_of", autospec=True, side_effect=end_of_a_group),
     ):
         schedule = run.Schedule(prepare(scenario), simpy.Environment(), run.simulated_workers)
         schedule.run()

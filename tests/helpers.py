@@ -225,7 +225,7 @@ def watch(prepared: Prepared) -> Watched:
 
     with (
         patch("simrl.simulate.run.Dispatcher", WatchedDispatcher),
-        patch("simrl.simulate.run.SimulatedWorker", keeping(SimulatedWorker, watched.workers)),
+        patch("simrl.runtime.simulated_worker.SimulatedWorker", keeping(SimulatedWorker, watched.workers)),
         patch("simrl.simulate.run.SimulatedTrainer", keeping(SimulatedTrainer, trainers)),
         patch("simrl.simulate.run.Workload", keeping(Workload, workloads)),
         patch("simrl.simulate.run.Recorder", keeping(Recorder, recorders)),

@@ -235,7 +235,7 @@ class Fleet:
         self.r, self.d = Columns(requests), Columns(drafts)
 
 
-_BY_ENGINE = ("passes", "stopped", "watched", "order", "submitted", "in_groups", "versions", "unfinished")
+_BY_ENGINE = ("passes", "stopped", "calls", "watched", "order", "submitted", "in_groups", "versions", "unfinished")
 
 
 def _longer(array: NDArray[Any], size: int) -> NDArray[Any]:

@@ -74,7 +74,8 @@ class Engines(NamedTuple):
     readable: Ints
     next_step_s: Floats  # where the next step ends, or where its only pass begins; VOID: not planned
     passes: Ints
-    stopped: Ints  # whether something stopped where the engine stands that calls Python
+    stopped: Ints  # whether something stopped where the engine stands, whose time has not come …
+    calls: Ints  # … and whether that calls Python
     watched: Ints  # whether each stop of an engine calls Python
     order: Ints  # of the stop ahead, among all stops of one instant …
     orders: Ints  # … and the next one, shape (1,)
@@ -120,7 +121,7 @@ def advance(
                 return WAIT, -1, np.inf
             e = settled[i]
             first = e * limits.dp
-            if f.stopped[e] == 1 and heeds:
+            if f.stopped[e] == 1 and f.calls[e] == 1 and heeds:
                 return STOP, e, f.totals[first].now_s
             f.stopped[e] = 0
             is_busy = busy(f, first, limits)
@@ -153,10 +154,13 @@ def advance(
                     if news:
                         return GROUP, group, due_s
                     continue
+                if f.stopped[e] == 1 and f.calls[e] == 1:
+                    return (STOP, e, step_s) if step_s <= now_s else (WAIT, -1, step_s)
                 if f.stopped[e] == 1:
-                    if step_s > now_s:
-                        return WAIT, -1, step_s
-                    return STOP, e, step_s
+                    f.stopped[e] = 0
+                    _reorder(f, e)
+                    f.next_step_s[e] = VOID
+                    continue
         if settling or f.next_step_s[e] == VOID:
             passes, end_s = plan(f, first, tables, limits, d), f.totals[first].now_s
             if passes > 0:
@@ -178,24 +182,18 @@ def advance(
 @inlined
 def _note(f: Engines, e: int, limits: Limits) -> None:
     """Note what stopped in an engine's step: its tickets, and whether something calls Python."""
-    first, n_stopped = e * limits.dp, 0
+    first, n_stopped, calls = e * limits.dp, 0, f.watched[e]
     for row in range(first, first + limits.dp):
         for i in range(f.totals[row].n_stopped):
             slot = f.requests[row, i].stopped
             if f.requests[row, slot].ticket >= 0:
                 note_end(f, e, row, slot, f.order[e] + n_stopped)
             else:
-                f.stopped[e] = 1
+                calls = 1
             n_stopped += 1
-        f.totals[row].n_stopped *= 1
-    f.next_step_s[e] = VOID
-    if n_stopped > 0:
-        if f.watched[e] == 1 or f.in_groups[e] == 0:
-            f.stopped[e] = 1
-        if f.stopped[e] == 1:
-            f.next_step_s[e] = f.totals[first].now_s
-        else:
-            _reorder(f, e)
+    f.stopped[e] = n_stopped > 0
+    f.calls[e] = calls == 1 or f.in_groups[e] == 0
+    f.next_step_s[e] = f.totals[first].now_s if n_stopped > 0 else VOID
 
 
 @kernel

@@ -20,16 +20,16 @@ and gains one more (what a request has to gain is never exceeded). Which tokens 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from simrl.engine.decoupled import run_decoupled
+from simrl.engine.cost import end_of_stretch
 from simrl.engine.leaving import drop_caches, remove
-from simrl.engine.passes import run
 from simrl.engine.paused import Paused
 from simrl.engine.prefix_cache import MANY, enter_all, forget_oldest, found_blocks, short_of_nodes
+from simrl.engine.repeat import busy, plan, repeat
 from simrl.engine.requests import (
-    DRAFTS,
     END,
     NEVER,
     PAUSE,
@@ -38,6 +38,7 @@ from simrl.engine.requests import (
     TOTALS,
     WATCH,
     Columns,
+    Engines,
     Limits,
     Stop,
     Until,
@@ -46,47 +47,76 @@ from simrl.engine.requests import (
     is_plain,
 )
 from simrl.engine.resolved import Like, resolved, resolved_for
-from simrl.engine.speculative import run_speculative
-from simrl.engine.stretches import Memory
+from simrl.engine.step import step
 from simrl.errors import InputError
+from simrl.profile.compiled import kernel
 from simrl.profile.profile import Tables
-from simrl.speculation.bandit import bandit_state, copied
-from simrl.speculation.decoding import OPEN, SIBLINGS, Decoding, Floats, Records
+from simrl.speculation.bandit import BanditState, bandit_state, copied
+from simrl.speculation.decoding import OPEN, SIBLINGS, Decoding, Floats, Ints, Records
 from simrl.speculation.gates import ELASTIC_OFF
+from simrl.speculation.windows import MOST_TOKENS
 
 # What passes went to, in the order of `simrl.result.result.Work`: the totals from decode_s on.
 COUNTED = ("passes", "generated_tokens", "prefill_tokens", "preemptions", "hit_tokens", "lookup_tokens")
 SPENT = (*(TOTALS.names or ())[-12:], "preemptions")
 
 
+class Memory(NamedTuple):
+    """The memory of drafting beside the requests; see `Engines`."""
+
+    bandit: BanditState
+    places: Ints
+    readable: Ints
+
+
+@kernel
+def run(e: Engines, first: int, tables: Tables, limits: Limits, d: Decoding | None, until: Until) -> float:
+    """Run passes of an engine up to the end of the run. Returns the boundary reached."""
+    t = e.totals[first]
+    for k in range(limits.dp):
+        e.totals[first + k].n_stopped = 0
+    while t.now_s <= until.time_s and busy(e, first, limits):
+        passes, end_s = plan(e, first, tables, limits, d)
+        if passes > 0:
+            if end_s > until.time_s:
+                passes, end_s = end_of_stretch(e, first, tables, limits, passes, until.time_s)
+            repeat(e, first, limits, d, passes, end_s)
+        else:
+            step(e, first, tables, limits, d)
+        stopped = 0
+        for k in range(limits.dp):
+            stopped += e.totals[first + k].n_stopped
+        if until.first_stop and stopped > 0:
+            break
+    return float(t.now_s)
+
+
+MEANWHILE = np.zeros((2, 2 * MOST_TOKENS + 2), np.int64)
+
+
 class _State:
-    """The state that a pass changes: totals, requests and their drafts in one piece of memory; the memory of drafting."""
+    """The state that a pass changes: totals and requests in one piece of memory; the memory of drafting."""
 
     def __init__(self, capacity: int, memory: Memory) -> None:
-        self._drafts_at = TOTALS.itemsize + capacity * REQUESTS.itemsize
-        self._bytes = np.zeros(self._drafts_at + capacity * DRAFTS.itemsize, dtype=np.uint8)  # records are slow to copy
-        self.hold(
-            self._bytes[: TOTALS.itemsize].view(TOTALS),
-            self._bytes[TOTALS.itemsize : self._drafts_at].view(REQUESTS),
-            self._bytes[self._drafts_at :].view(DRAFTS),
-        )
+        self._bytes = np.zeros(
+            TOTALS.itemsize + capacity * REQUESTS.itemsize, dtype=np.uint8
+        )  # records are slow to copy
         self.memory = memory
+        self.hold(self._bytes[: TOTALS.itemsize].view(TOTALS), self._bytes[TOTALS.itemsize :].view(REQUESTS))
 
-    def hold(self, totals: Records, requests: Records, drafts: Records) -> None:
+    def hold(self, totals: Records, requests: Records) -> None:
         """Be these arrays."""
-        self.totals, self.requests, self.drafts = totals, requests, drafts
-        self.t, self.r, self.d = Columns(totals), Columns(requests), Columns(drafts)
+        self.totals, self.requests, self.drafts = totals, requests, requests
+        self.t, self.r, self.d = Columns(totals), Columns(requests), Columns(requests)
+        memory = self.memory
+        bandit = memory.bandit
+        bandits = BanditState(bandit.arrived[None], bandit.ordered[None], bandit.counts[None])
+        self.engines = Engines(requests[None], totals, bandits, memory.places[None], memory.readable, MEANWHILE)
 
-    def forget_drafts(self, slot: int) -> None:
-        """Zero a slot's drafts."""
-        first = self._drafts_at + slot * DRAFTS.itemsize
-        self._bytes[first : first + DRAFTS.itemsize] = 0
-
-    def copy_from(self, other: _State, with_drafts: bool) -> None:
+    def copy_from(self, other: _State) -> None:
         """Become a copy of a state of this capacity."""
-        end = self._bytes.size if with_drafts else self._drafts_at
-        self._bytes[:end] = other._bytes[:end]
-        if with_drafts and self.memory is not other.memory:
+        self._bytes[:] = other._bytes
+        if self.memory is not other.memory:
             for array, their_array in zip(self.memory.bandit, other.memory.bandit, strict=True):
                 array[:] = their_array
 
@@ -178,13 +208,7 @@ class Engine:
         self._decoding, state, until = decoding, self._state, Until(0.0, True)
         if decoding is not None and decoding.rule.gate == OPEN and not (decoding.rule.decoupled or decoding.rule.trees):
             state.totals["padding"] = decoding.rule.window.most_tokens
-        common = state.requests, state.drafts, state.totals, self._tables, self.limits
-        if decoding is None:
-            self._run_kernel = resolved_for(run, Like(*common, until))
-        elif decoding.rule.decoupled:
-            self._run_kernel = resolved_for(run_decoupled, Like(*common, decoding, until))
-        else:
-            self._run_kernel = resolved_for(run_speculative, Like(*common, decoding, state.memory, until))
+        self._run_kernel = resolved_for(run, Like(state.engines, 0, self._tables, self.limits, decoding, until))
 
     @property
     def running(self) -> int:
@@ -257,8 +281,6 @@ class Engine:
         lengths = prompt_tokens, response_tokens, generated_tokens, cached_tokens
         shared = prompt_tokens if shared_tokens is None else shared_tokens
         slot: int = self._enqueue(state.requests, state.totals, *lengths, prompt_key, shared, sample_key, continues)
-        if self.decoding is not None:  # else they never change
-            state.forget_drafts(slot)
         return slot
 
     def _lacks_nodes(self, capacity: int, free: int) -> bool:
@@ -412,7 +434,7 @@ class Engine:
         if self._ahead is None:
             memory = self._state.memory
             self._ahead = _State(self._state.requests.size, memory._replace(bandit=copied(memory.bandit)))
-        self._ahead.copy_from(self._state, with_drafts=self.decoding is not None)
+        self._ahead.copy_from(self._state)
         stop_s = self._run(self._ahead, self.paused.next_stop)
         return stop_s if self._ahead.t["n_stopped"].item() else np.inf
 
@@ -440,14 +462,7 @@ class Engine:
 
     def _run(self, state: _State, until: Until) -> float:
         """Run a state from its boundary on. Returns the boundary reached."""
-        common = state.requests, state.drafts, state.totals, self._tables, self.limits
-        now_s: float
-        if self._decoding is None:
-            now_s = self._run_kernel(*common, until)
-        elif self._decoding.rule.decoupled:
-            now_s = self._run_kernel(*common, self._decoding, until)
-        else:
-            now_s = self._run_kernel(*common, self._decoding, state.memory, until)
+        now_s: float = self._run_kernel(state.engines, 0, self._tables, self.limits, self._decoding, until)
         return now_s
 
     def stops(self) -> list[Stop]:
@@ -466,16 +481,16 @@ class Engine:
     def slots(self) -> int:
         return self._state.requests.size
 
-    def live_in(self, requests: Records, totals: Records, drafts: Records, grow: Callable[[int], None]) -> None:
+    def live_in(self, requests: Records, totals: Records, grow: Callable[[int], None]) -> None:
         """Keep the state in these arrays from now on; `grow` gives more room."""
         state = _State(0, self._state.memory)
-        state.hold(totals, requests, drafts)
+        state.hold(totals, requests)
         self._move(state)
         self._grow = grow
 
-    def hold(self, requests: Records, totals: Records, drafts: Records) -> None:
+    def hold(self, requests: Records, totals: Records) -> None:
         """Go on from the state in these arrays."""
-        self._state.hold(totals, requests, drafts)
+        self._state.hold(totals, requests)
 
     def _make_room(self, capacity: int) -> None:
         """Make room for `capacity` requests."""
@@ -485,7 +500,7 @@ class Engine:
         """Keep the state in another one, as large or larger; the ring of waiting requests is laid out anew from its head."""
         old, self._state = self._state, state
         held, capacity = old.requests.size, state.requests.size
-        state.totals[:], state.requests[:held], state.drafts[:held] = old.totals, old.requests, old.drafts
+        state.totals[:], state.requests[:held] = old.totals, old.requests
         state.requests["waiting"][:held] = np.roll(old.requests["waiting"], -self._total("waiting_head"))
         state.requests["last_token_s"][held:], state.requests["ticket"][held:] = np.nan, -1
         state.totals["waiting_head"] = 0

@@ -14,16 +14,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simrl.engine.engine import Engine
-from simrl.engine.leaving import remove, stop
-from simrl.engine.passes import one_pass, run
+from simrl.engine import requests as state
+from simrl.engine.engine import MEANWHILE, Engine, run
+from simrl.engine.leaving import remove
 from simrl.engine.prefix_cache import MANY, forget_oldest, short_of_nodes
-from simrl.engine.requests import DRAFTS, REQUESTS, TOTALS, Limits, Until, busy, enqueue, may_stop
+from simrl.engine.repeat import has_work, plan, repeat
+from simrl.engine.requests import REQUESTS, TOTALS, Limits, Until, enqueue, may_stop
 from simrl.engine.resolved import resolved
-from simrl.engine.stretches import end_of_stretch, go_to_end, stretch_length
+from simrl.engine.step import step
 from simrl.profile.compiled import inlined, kernel, part
 from simrl.profile.profile import Tables
-from simrl.speculation.decoding import Floats, Ints, Records, fields_of
+from simrl.speculation.bandit import bandit_states
+from simrl.speculation.decoding import Decoding, Floats, Ints, Records, fields_of
 
 # What `advance` returns: nothing is to be done before a time; a group is complete, or has ended; an engine has no ticket left;
 # a loud one stops.
@@ -54,8 +56,10 @@ TICKETS = fields_of(Ticket)
 
 
 class Engines(NamedTuple):
-    """The arrays of a fleet: a row an engine, a column a slot; `drafts`, which are none, are shared."""
+    """The arrays of a fleet: a row an engine, a column a slot."""
 
+    engines: state.Engines
+    tried: state.Engines
     requests: NDArray[Any]
     totals: NDArray[Any]
     tried_requests: NDArray[Any]  # of one engine: to try a pass
@@ -64,7 +68,6 @@ class Engines(NamedTuple):
     totals_words: Ints
     tried_requests_words: Ints
     tried_totals_words: Ints
-    drafts: Records
     next_step_s: Floats
     stretch: Ints
     stops: Ints  # whether a loud engine stops at the end of its step
@@ -163,15 +166,14 @@ def take_out(f: Engines, number: int) -> bool:
 @inlined
 def _settle(f: Engines, worker: int, tables: Tables, limits: Limits, now_s: float) -> float:
     """Do as `Engine.settle`; what stops are tickets. Return the boundary at which the last one has ended, or infinity."""
-    r, totals = f.requests[worker], f.totals[worker]
-    t = totals[0]
+    t = f.totals[worker, 0]
     emptied_s = np.inf
-    while busy(t) and t.now_s <= now_s:
-        run(r, f.drafts, totals, tables, limits, Until(now_s, True))
+    while has_work(t) and t.now_s <= now_s:
+        run(f.engines, worker, tables, limits, None, Until(now_s, True))
         _note_all(f, worker, next_turn(f))
         if f.here[worker] == 0:
             emptied_s = t.now_s
-    if not busy(t):
+    if not has_work(t):
         t.now_s = max(t.now_s, now_s)
     return emptied_s
 
@@ -181,11 +183,11 @@ def _plan_step(f: Engines, worker: int, tables: Tables, limits: Limits) -> None:
     """Plan an engine's next step."""
     r, t = f.requests[worker], f.totals[worker, 0]
     f.stretch[worker], f.next_step_s[worker] = 0, np.inf
-    if not busy(t):
+    if not has_work(t):
         return
-    passes = stretch_length(r, f.drafts, t, limits)
+    passes, end_s = plan(f.engines, worker, tables, limits, None)
     if passes > 0:
-        f.stretch[worker], f.next_step_s[worker] = end_of_stretch(r, t, tables, passes, np.inf)
+        f.stretch[worker], f.next_step_s[worker] = passes, end_s
         f.stops[worker] = f.loud[worker] == 1 and may_stop(r, t, passes, 0)
         return
     f.next_step_s[worker] = t.now_s
@@ -193,7 +195,7 @@ def _plan_step(f: Engines, worker: int, tables: Tables, limits: Limits) -> None:
     if may_stop(r, t, 1, limits.max_num_seqs - t.n_running):
         _copy(f.requests_words, f.tried_requests_words, worker)
         _copy(f.totals_words, f.tried_totals_words, worker)
-        one_pass(f.tried_requests[0], f.drafts, f.tried_totals[0], tables, limits)
+        step(f.tried, 0, tables, limits, None)
         if f.tried_totals[0, 0].n_stopped > 0:
             f.next_step_s[worker], f.stops[worker] = f.tried_totals[0, 0].now_s, 1
 
@@ -208,12 +210,10 @@ def _copy(here: Ints, there: Ints, row: int) -> None:
 @inlined
 def take_step(f: Engines, worker: int, tables: Tables, limits: Limits) -> None:
     """Let an engine do its next step."""
-    r, totals = f.requests[worker], f.totals[worker]
     if f.stretch[worker] > 0:
-        go_to_end(r, totals[0], limits, f.stretch[worker], f.next_step_s[worker])
-        stop(r, totals[0])
+        repeat(f.engines, worker, limits, None, f.stretch[worker], f.next_step_s[worker])
     else:
-        one_pass(r, f.drafts, totals, tables, limits)
+        step(f.engines, worker, tables, limits, None)
     f.next_step_s[worker] = np.inf
 
 
@@ -341,6 +341,8 @@ class Fleet:
         self._shared = tables, limits
         no_words = np.zeros((n, 0), np.int64)
         self.arrays = Engines(
+            engines=_rows(np.zeros((n, 0), REQUESTS), np.zeros((n, 1), TOTALS)),
+            tried=_rows(np.zeros((1, 0), REQUESTS), np.zeros((1, 1), TOTALS)),
             requests=np.zeros((n, 0), REQUESTS),
             totals=np.zeros((n, 0), TOTALS),
             tried_requests=np.zeros((1, 0), REQUESTS),
@@ -349,7 +351,6 @@ class Fleet:
             totals_words=no_words,
             tried_requests_words=no_words,
             tried_totals_words=no_words,
-            drafts=np.zeros(0, DRAFTS),
             next_step_s=np.full(n, np.inf),
             stretch=np.zeros(n, np.int64),
             stops=np.zeros(n, np.int64),
@@ -414,12 +415,12 @@ class Fleet:
         free, spare = f.totals["n_free"][:, 0], f.totals["n_spare"][:, 0]
         lacking = int((more - free).max())
         if f.totals["prefix_caching"].any():
-            if f.drafts.size >= MANY:
-                for worker in np.flatnonzero(short_of_nodes(f.drafts.size, spare, free, more) > 0):
-                    forget_oldest(f.requests[worker], f.totals[worker], f.drafts.size)
-            lacking = max(lacking, int(short_of_nodes(f.drafts.size, spare, free, more).max()))
+            if f.requests.shape[1] >= MANY:
+                for worker in np.flatnonzero(short_of_nodes(f.requests.shape[1], spare, free, more) > 0):
+                    forget_oldest(f.requests[worker], f.totals[worker], f.requests.shape[1])
+            lacking = max(lacking, int(short_of_nodes(f.requests.shape[1], spare, free, more).max()))
         if lacking > 0:
-            self._make_slots(max(2 * f.drafts.size, f.drafts.size + lacking))
+            self._make_slots(max(2 * f.requests.shape[1], f.requests.shape[1] + lacking))
         emptied_s: Floats = self._begin(self.arrays, *self._shared, numbers, workers, lengths, now_s, request_s)
         return emptied_s
 
@@ -472,7 +473,7 @@ class Fleet:
 
     def _make_slots(self, slots: int) -> None:
         """Give every engine so many slots."""
-        n, drafts = len(self.engines), np.zeros(slots, DRAFTS)
+        n = len(self.engines)
         requests, tried_requests = np.zeros((n, slots), REQUESTS), np.zeros((1, slots), REQUESTS)
         totals, tried_totals = np.zeros((n, 1), TOTALS), np.zeros((1, 1), TOTALS)
         self.arrays = self.arrays._replace(
@@ -484,11 +485,19 @@ class Fleet:
             totals_words=totals.view(np.int64),
             tried_requests_words=tried_requests.view(np.int64),
             tried_totals_words=tried_totals.view(np.int64),
-            drafts=drafts,
+            engines=_rows(requests, totals),
+            tried=_rows(tried_requests, tried_totals),
         )
         for worker, engine in enumerate(self.engines):
-            engine.live_in(requests[worker], totals[worker], drafts, self._make_slots)
+            engine.live_in(requests[worker], totals[worker], self._make_slots)
             self.look_ahead(worker)
+
+
+def _rows(requests: NDArray[Any], totals: NDArray[Any]) -> state.Engines:
+    """Return the rows of engines without drafts."""
+    none = np.zeros((len(requests), 0), np.int64)
+    bandits = bandit_states(Decoding().bandit, 0, len(requests))
+    return state.Engines(requests, totals[:, 0], bandits, none, none[0], MEANWHILE)
 
 
 def _longer(array: NDArray[Any], size: int) -> NDArray[Any]:

@@ -17,228 +17,26 @@ CUDA graphs in one rank's pass all ranks launch their kernels one by one; drafts
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simrl.engine.engine import COUNTED, SPENT, Engine
-from simrl.engine.leaving import know_all, stop
-from simrl.engine.passes import PassWork, end_pass, schedule, work_of
-from simrl.engine.requests import DRAFTS, NEVER, REQUESTS, TOTALS, Limits, Stop, Totals, Until, busy
+from simrl.engine.engine import COUNTED, MEANWHILE, SPENT, Engine, run
+from simrl.engine.requests import REQUESTS, TOTALS, Engines, Limits, Stop, Until
 from simrl.engine.resolved import resolved
-from simrl.engine.stretches import along_row, go_to_end, stretch_length
-from simrl.profile.compiled import kernel, part
-from simrl.profile.interpolation import interpolate, interpolate_row, locate
-from simrl.profile.profile import Tables, pass_s, straggler_s
-from simrl.speculation.decoding import Decoding, Floats, Ints, Records
-
-
-class Ranks(NamedTuple):
-    """The arrays of all ranks: a row a rank, a column a slot; `drafts`, which are none, are shared."""
-
-    requests: NDArray[Any]
-    totals: NDArray[Any]
-    requests_words: Ints  # of these: records are slow to copy
-    totals_words: Ints
-    drafts: Records
+from simrl.profile.compiled import kernel
+from simrl.profile.profile import Tables
+from simrl.speculation.bandit import bandit_states
+from simrl.speculation.decoding import Decoding, Floats
 
 
 @kernel
-def run_in_step(e: Ranks, tables: Tables, limits: Limits, until: Until) -> float:
-    """Do as `passes.run`, for all ranks."""
-    n_ranks = e.totals.shape[0]
-    for k in range(n_ranks):
-        e.totals[k, 0].n_stopped = 0
-    while e.totals[0, 0].now_s <= until.time_s and any_busy(e):
-        passes = _stretch_length(e, limits)
-        if passes > 0:
-            _stretch(e, tables, limits, passes, until.time_s)
-        else:
-            _pass(e, tables, limits)
-        stopped = 0
-        for k in range(n_ranks):
-            stop(e.requests[k], e.totals[k, 0])
-            stopped += e.totals[k, 0].n_stopped
-        if until.first_stop and stopped > 0:
-            break
-    return float(e.totals[0, 0].now_s)
-
-
-@part
-def any_busy(e: Ranks) -> bool:
-    """Return whether a next pass would do something at some rank."""
-    busy_ones = 0
-    for k in range(e.totals.shape[0]):
-        busy_ones += busy(e.totals[k, 0])
-    return bool(busy_ones > 0)
-
-
-@part
-def _rests(t: Totals) -> bool:
-    """Return whether a rank makes dummy passes, and nothing else, until somebody asks for something."""
-    return bool(not busy(t) and t.n_leaving + t.n_going == 0)
-
-
-@part
-def _stretch_length(e: Ranks, limits: Limits) -> int:
-    """Return for how many passes every rank surely decodes or rests; 0 if unsure."""
-    passes = NEVER
-    for k in range(e.totals.shape[0]):
-        if not _rests(e.totals[k, 0]):
-            passes = min(passes, stretch_length(e.requests[k], e.drafts, e.totals[k, 0], limits))
-    return passes
-
-
-@part
-def _experts_s(tables: Tables, tokens: int) -> float:
-    """Return the seconds of what sees the tokens of all ranks."""
-    if tables.expert_tokens.shape[0] == 0:
-        return 0.0
-    return interpolate(tables.expert_tokens, tables.experts_s, float(tokens))
-
-
-@part
-def _padded(tokens: Ints, limits: Limits) -> int:
-    """Return the tokens to which every rank is padded; 0 if none is."""
-    return tokens.max() if tokens.max() <= limits.graph_tokens else 0
-
-
-@part
-def _pass(e: Ranks, tables: Tables, limits: Limits) -> None:
-    """Run one pass of all ranks."""
-    n_ranks = e.totals.shape[0]
-    if _schedule(e, limits) == 0 and limits.async_scheduling:
-        for k in range(n_ranks):
-            know_all(e.requests[k], e.totals[k, 0])
-        _schedule(e, limits)
-    works = [work_of(e.requests[k], e.drafts, e.totals[k, 0], tables) for k in range(n_ranks)]
-    query, decoding = np.empty(n_ranks, np.int64), 0
-    for k in range(n_ranks):
-        query[k] = works[k].query
-        decoding += works[k].decoding
-    padded = _padded(query, limits)
-    own_experts_s, decoding_experts_s = _experts_s(tables, query.sum()), _experts_s(tables, decoding)
-    experts_s = _experts_s(tables, n_ranks * padded if padded > 0 else np.maximum(query, 1).sum())
-    seconds = 0.0
-    own_s = np.zeros(n_ranks)
-    for k in range(n_ranks):
-        w = works[k]
-        sampled, prefill, decodes, kv = float(w.sampled), float(w.prefill), float(w.decoding), float(w.decode_kv)
-        beside_s = w.straggler_of_all_s + experts_s
-        tokens = float(padded if padded > 0 else w.query)
-        rank_s = pass_s(tables, tokens, sampled, prefill, w.prefill_work, decodes, kv, beside_s)
-        seconds = max(seconds, rank_s)
-        if w.query > 0:  # a rank that only decodes waits for what the others' prefill adds to the experts
-            beside_s = w.straggler_of_all_s + (own_experts_s if w.prefill > 0 else decoding_experts_s)
-            own_s[k] = pass_s(tables, float(w.query), sampled, prefill, w.prefill_work, decodes, kv, beside_s)
-    for k in range(n_ranks):
-        w = works[k]
-        decoding_s = w.straggler_s + decoding_experts_s
-        work = PassWork(w.query, w.sampled, w.prefill, w.prefill_work, w.decoding, w.decode_kv, decoding_s, 0.0)
-        end_pass(e.requests[k], e.drafts, e.totals[k, 0], tables, work, seconds, own_s[k], 0.0)
-
-
-@part
-def _schedule(e: Ranks, limits: Limits) -> int:
-    """Schedule a pass at each rank; an async scheduler as of when the pass before it starts. Return its tokens in all."""
-    tokens = 0
-    for k in range(e.totals.shape[0]):
-        r, t = e.requests[k], e.totals[k, 0]
-        if limits.async_scheduling:
-            if t.ahead == 0:
-                know_all(r, t)
-            t.ahead = 1
-        tokens += schedule(r, e.drafts, t, limits)
-    return tokens
-
-
-@part
-def _stretch(e: Ranks, tables: Tables, limits: Limits, passes: int, until_s: float) -> None:
-    """Run up to `passes` passes in which ranks only decode or rest, no further than the first boundary after `until_s`."""
-    n_ranks, grid = e.totals.shape[0], tables.decode_kv_tokens
-    t = e.totals[0, 0]
-    slowdown, now_s, done = t.slowdown, t.now_s, 0
-    least_s = slowdown * (tables.least_pass_s + tables.between_passes_s)
-    running = np.array([e.totals[k, 0].n_running for k in range(n_ranks)])
-    padded = _padded(running, limits)
-    experts_s = _experts_s(tables, n_ranks * padded if padded > 0 else np.maximum(running, 1).sum())
-    own_experts_s = _experts_s(tables, running.sum())
-    rows, cell, mean_kv = np.zeros((n_ranks, grid.shape[0])), np.zeros(n_ranks, np.int64), np.zeros(n_ranks)
-    fixed_s, own_fixed_s, own_s, waited_s = np.zeros(n_ranks), np.zeros(n_ranks), np.zeros(n_ranks), np.zeros(n_ranks)
-    for k in range(n_ranks):
-        if running[k] > 0:
-            mean_kv[k], straggler = _lengths(e, k, tables)
-            cell[k], _ = locate(grid, mean_kv[k])
-            interpolate_row(tables.decode_sequences, tables.attention_s[0, 0], float(running[k]), rows[k])
-            rows[k] *= slowdown
-            tokens = padded if padded > 0 else running[k]
-            fixed_s[k] = _fixed_s(tables, slowdown, tokens, running[k], straggler, experts_s)
-            own_fixed_s[k] = _fixed_s(tables, slowdown, running[k], running[k], straggler, own_experts_s)
-    last = grid.shape[0] - 1
-    while done < passes:
-        seconds = 0.0
-        for k in range(n_ranks):
-            if running[k] > 0:
-                while cell[k] < last - 1 and mean_kv[k] >= grid[cell[k] + 1]:
-                    cell[k] += 1
-                attention_s = along_row(grid, rows[k], mean_kv[k], cell[k])
-                seconds = max(seconds, fixed_s[k] + attention_s)
-                own_s[k] = max(own_fixed_s[k] + attention_s, least_s)
-                mean_kv[k] += 1.0
-        seconds = max(seconds, least_s)
-        now_s += seconds
-        for k in range(n_ranks):
-            waited_s[k] += seconds - own_s[k]
-        done += 1
-        if now_s > until_s:
-            break
-    for k in range(n_ranks):
-        _go_to_end(e, k, limits, done, now_s, waited_s[k])
-
-
-@part
-def _lengths(e: Ranks, rank: int, tables: Tables) -> tuple[float, float]:
-    """Return the mean length of a rank's sequences in the pass to come, and what it waits for the longest ones."""
-    r, n = e.requests[rank], e.totals[rank, 0].n_running
-    lengths = np.empty(n)
-    for i in range(n):
-        lengths[i] = r[r[i].running].computed + 1
-    return lengths.sum() / n, straggler_s(tables, lengths)
-
-
-@part
-def _fixed_s(tables: Tables, slowdown: float, tokens: int, n: int, straggler: float, experts_s: float) -> float:
-    """Return the seconds of a rank's pass that decodes, without attention."""
-    own_s = (
-        interpolate(tables.dense_tokens, tables.dense_s, float(tokens))
-        + interpolate(tables.sampled_sequences, tables.sampled_s, float(n))
-        + tables.between_passes_s
-    )
-    return slowdown * own_s + slowdown * (straggler + experts_s)
-
-
-@part
-def _go_to_end(e: Ranks, rank: int, limits: Limits, done: int, now_s: float, waited_s: float) -> None:
-    """Give a rank's requests what they gain in a stretch, in which it waited for other ranks."""
-    t = e.totals[rank, 0]
-    decode_s, began_s, unslowed_s = t.decode_s, t.now_s, waited_s / t.slowdown
-    go_to_end(e.requests[rank], t, limits, done, now_s)
-    if t.n_running == 0:
-        t.decode_s = decode_s
-        t.lock_step_s += (now_s - began_s) / t.slowdown
-    elif unslowed_s > 0.0:
-        t.decode_s -= unslowed_s
-        t.lock_step_s += unslowed_s
-
-
-@kernel
-def least_loaded(e: Ranks, limits: Limits, first: int) -> int:
+def least_loaded(e: Engines, limits: Limits, first: int) -> int:
     """Return the rank that a new request goes to; of equal ones the first from `first` on, in turn."""
     n_ranks, best, least = e.totals.shape[0], 0, np.inf
     for i in range(n_ranks):
         k = (first + i) % n_ranks
-        t = e.totals[k, 0]
+        t = e.totals[k]
         used = 1.0 - t.free_blocks / limits.kv_blocks
         load = t.n_running + t.n_waiting - t.n_going + 6.0 * t.n_waiting * max(used - 0.5, 0.0)
         if load < least:
@@ -258,9 +56,9 @@ class LockStep:
         self._tables = tables
         self.ranks = [Engine(tables, limits) for _ in range(limits.dp)]
         self._submitted = 0
-        self._here = self._there = _ranks(limits.dp, 0, np.zeros(0, DRAFTS))
+        self._here = self._there = _ranks(limits.dp, 0)
         self._make_room(16)
-        self._run = resolved(run_in_step, self._here, tables, limits, Until(0.0, True))
+        self._run = resolved(run, self._here, 0, tables, limits, None, Until(0.0, True))
         self._least_loaded = resolved(least_loaded, self._here, limits, 0)
 
     @property
@@ -335,7 +133,7 @@ class LockStep:
         stops: list[Stop] = []
         until, now_s = Until(time_s, True), -np.inf
         while now_s <= time_s and self.busy:
-            now_s = self._run(self._here, self._tables, self.limits, until)
+            now_s = self._run(self._here, 0, self._tables, self.limits, None, until)
             stops += self.stops()
         if now_s <= time_s:
             self.now_s = max(self.now_s, time_s)
@@ -345,21 +143,21 @@ class LockStep:
         """Do as `Engine.next_stop_s`."""
         if not self.busy:
             return np.inf
-        self._there.requests_words[:] = self._here.requests_words
-        self._there.totals_words[:] = self._here.totals_words
-        stop_s: float = self._run(self._there, self._tables, self.limits, self._looks_ahead)
+        for array, other in zip(self._there[:2], self._here[:2], strict=True):
+            array.view(np.int64)[:] = other.view(np.int64)
+        stop_s: float = self._run(self._there, 0, self._tables, self.limits, None, self._looks_ahead)
         return stop_s if self._there.totals["n_stopped"].any() else np.inf
 
     def take_next_stop(self) -> list[Stop]:
         """Move to the boundary that `next_stop_s` found, and return what stopped there."""
         self._here, self._there = self._there, self._here
         for k, rank in enumerate(self.ranks):
-            rank.hold(self._here.requests[k], self._here.totals[k], self._here.drafts)
+            rank.hold(self._here.requests[k], self._here.totals[k : k + 1])
         return self.stops()
 
     def run_until_idle(self) -> None:
         """Run everything that was submitted."""
-        self._run(self._here, self._tables, self.limits, Until(np.inf, False))
+        self._run(self._here, 0, self._tables, self.limits, None, Until(np.inf, False))
 
     def stops(self) -> list[Stop]:
         """Return what stopped in the last pass, now."""
@@ -435,16 +233,16 @@ class LockStep:
 
     def _make_room(self, capacity: int) -> None:
         """Make room for `capacity` requests at each rank."""
-        drafts = np.zeros(capacity, DRAFTS)
-        self._here, self._there = _ranks(self.limits.dp, capacity, drafts), _ranks(self.limits.dp, capacity, drafts)
+        self._here, self._there = _ranks(self.limits.dp, capacity), _ranks(self.limits.dp, capacity)
         for k, rank in enumerate(self.ranks):
-            rank.live_in(self._here.requests[k], self._here.totals[k], drafts, self._make_room)
+            rank.live_in(self._here.requests[k], self._here.totals[k : k + 1], self._make_room)
 
 
-def _ranks(n: int, capacity: int, drafts: Records) -> Ranks:
+def _ranks(n: int, capacity: int) -> Engines:
     """Return arrays for n ranks."""
-    requests, totals = np.zeros((n, capacity), REQUESTS), np.zeros((n, 1), TOTALS)
-    return Ranks(requests, totals, requests.view(np.int64), totals.view(np.int64), drafts)
+    none = np.zeros((n, 0), np.int64)
+    bandits = bandit_states(Decoding().bandit, 0, n)
+    return Engines(np.zeros((n, capacity), REQUESTS), np.zeros(n, TOTALS), bandits, none, none[0], MEANWHILE)
 
 
 def engine_of(tables: Tables, limits: Limits, decoding: Decoding | None = None, key: int = 0) -> Engine:

@@ -85,7 +85,7 @@ def sample_key(seed: int, prompt_id: int, epoch: int, sample: int) -> int:
 @kernel
 def accepted_tokens(key: int, generated: int, hardness: float, log_acceptances: Floats, drafted: int) -> int:
     """Return how many of `drafted` tokens are accepted when a response has `generated` tokens."""
-    draw, accepted = uniform(key, generated), 0
-    while accepted < drafted and draw < np.exp(-hardness * log_acceptances[accepted]):
+    luck, accepted = -np.log(uniform(key, generated)), 0
+    while accepted < drafted and luck > hardness * log_acceptances[accepted]:
         accepted += 1
     return accepted

@@ -26,7 +26,7 @@ from simrl.engine.leaving import drop_caches
 from simrl.engine.requests import REDRAFTED, Engines, Request, Requests, Totals, known_tokens
 from simrl.profile.compiled import inlined, lean
 from simrl.profile.interpolation import interpolate
-from simrl.speculation.acceptance import accepted_tokens
+from simrl.speculation.acceptance import levels_accepted
 from simrl.speculation.bandit import BanditState, choose, observe
 from simrl.speculation.decoding import (
     BATCH,
@@ -42,6 +42,7 @@ from simrl.speculation.decoding import (
     gate_opens,
     remember,
 )
+from simrl.speculation.draws import uniform
 from simrl.speculation.gates import ELASTIC_ON, next_elastic
 from simrl.speculation.passes import next_window
 from simrl.speculation.siblings import drawn_is_there, sibling_draft
@@ -88,7 +89,7 @@ def choose_arm(e: Engines, row: int, d: Decoding) -> int:
     return choose(d.bandit, bandit_of(e, row), t.bandit_key, modelled) if modelled > 0 else 0
 
 
-@lean
+@inlined
 def propose(
     q: Request, t: Totals, most: int, runs: Runs, logs: Floats, tree_levels: int, tree_nodes: int
 ) -> None:
@@ -102,8 +103,8 @@ def propose(
         pass
     elif q.source == MODEL:
         drafted = min(tree_nodes, most) if trees else window
-        right = accepted_tokens(q.at, q.generated, q.hardness * t.drift, logs, levels)
-        accepted = min(right, drafted)
+        luck = -np.log(uniform(q.at, q.generated))
+        accepted = min(levels_accepted(luck, q.hardness * t.drift, logs, levels), drafted)
     elif q.source == RUNS:
         run = int(runs[q.at + q.generated])
         drafted = min(run & 255, window)
@@ -166,11 +167,11 @@ def learn(q: Request, t: Totals, window_rule: WindowRule, trees: bool) -> None:
         t.modelled_accepted += q.accepted
     else:
         q.window = next_window(window_rule, q.window, q.drafted, q.accepted)
-    if q.drafted > 0:
-        q.drafted_total += q.drafted
-        q.accepted_total += min(q.accepted, q.left)
-        q.verifications += 1
-        q.verified_total += min(1 + q.accepted, q.left)
+    verified = q.drafted > 0
+    q.drafted_total += q.drafted
+    q.accepted_total += min(q.accepted, q.left)
+    q.verifications += verified
+    q.verified_total += verified * min(1 + q.accepted, q.left)
     t.proposed += 1
     t.proposed_drafted += q.drafted
     t.proposed_accepted += q.accepted
@@ -220,13 +221,13 @@ def heed_gate(
         drop_caches(r, t, REDRAFTED)  # a model needs the hidden states of all that runs
 
 
-# Decoupled drafting. From one verification to the next, a request drafts in every drafter pass until
-# it has all it may: `meanwhile` has, by passes, how many requests then have, and for how many
-# requests a window begins in the pass after those.
+# Decoupled drafting. From one verification to the next, a request drafts in every drafter pass
+# until it has all it may. `meanwhile` has, by the number of passes, how many requests then have it,
+# and for how many a window begins in the next pass.
 HAVING, BEGINS = np.arange(2)
 
 
-@lean
+@inlined
 def take_window(
     q: Request, t: Totals, most: int, runs: Runs, logs: Floats, landed: bool, meanwhile: Ints
 ) -> bool:
@@ -240,8 +241,11 @@ def take_window(
         return True
     window, ready = q.window, q.ahead >= q.window
     if ready:
-        hardness = q.hardness * t.drift
-        _, right = draft(q.source, q.at, q.generated, window, hardness, runs, logs)
+        if q.source == MODEL:
+            luck = -np.log(uniform(q.at, q.generated))
+            right = levels_accepted(luck, q.hardness * t.drift, logs, window)
+        else:
+            _, right = draft(q.source, q.at, q.generated, window, 1.0, runs, logs)
         # Computed are the token known last and all drafted ones; decoupled, the last is not: nobody
         # asks what follows it.
         q.drafted = min(window if q.coupled == 1 else window - 1, most)

@@ -47,8 +47,8 @@ def busy(e: Engines, first: int, limits: Limits) -> bool:
 def plan(
     e: Engines, first: int, tables: Tables, limits: Limits, d: Decoding | None
 ) -> tuple[int, float]:
-    """Return for how many passes an engine that is busy surely only decodes, without drafts, and the
-    boundary after them. 0 passes: the next one may be of any kind."""
+    """Return for how many passes an engine that is busy surely only decodes, without drafts, and
+    the boundary after them. 0 passes: the next one may be of any kind."""
     t, passes = e.totals[first], NEVER
     if d is not None and (d.rule.decoupled or drafts_now(e.requests[first], t, d)):
         return 0, t.now_s
@@ -90,11 +90,11 @@ def _sure_passes(r: Requests, t: Totals, limits: Limits) -> int:
 
 @part
 def _passes_with_room(r: Requests, t: Totals, limits: Limits, enough: int) -> int:
-    """Return for how many passes of pure decoding there are blocks, at least; `enough` or more where
-    that is clear at once."""
+    """Return for how many passes of pure decoding there are blocks, at least; `enough` or more
+    where that is clear at once."""
     n, size = t.n_running, limits.block_size
-    # In block_size passes, a request needs one new block in each group, at most; what leaves windows
-    # is not counted.
+    # In block_size passes, a request needs one new block in each group, at most; what leaves
+    # windows is not counted.
     room = (t.free_blocks + t.held_blocks) // (limits.full_groups + limits.window_groups)
     passes = room // n * size
     if passes >= enough or size > LARGEST_COUNTED_BLOCK:

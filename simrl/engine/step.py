@@ -1,9 +1,9 @@
 """One forward pass of an engine: who computes how much, as in vLLM V1, and what everybody gains.
 
-Invariant: `step` is the rule, one pass of any kind. It walks over the running requests twice: first
-each proposes its draft and is scheduled, then each advances, learns and is looked at for a stop. What
-is rare (admission, preemption, prefill, stops) walks again, in the passes that have it. `engine.repeat`
-gives the result of many steps in which the batch only decodes without drafts, faster.
+Invariant: `step` is the rule, one pass of any kind. It walks over the running requests twice:
+first each proposes its draft and is scheduled, then each advances, learns and may stop. What is
+rare (admission, preemption, prefill, stops) walks again, in the passes that have it.
+`engine.repeat` gives the result of many steps that only decode without drafts, faster.
 
 Data-parallel ranks are rows that make their passes together, as vLLM runs a mixture of experts with
 `--data-parallel-size`; a rank without work makes a dummy pass while another has work.
@@ -73,9 +73,8 @@ def step(e: Engines, first: int, tables: Tables, limits: Limits, d: Decoding | N
     while tries == 0 or (tries == 1 and tokens == 0 and limits.async_scheduling):
         for k in range(limits.dp):
             r, t = e.requests[first + k], e.totals[first + k]
-            if (
-                limits.async_scheduling
-            ):  # as of when the pass before starts, if there is anything to do
+            if limits.async_scheduling:
+                # As of when the pass before starts; if nothing is to do then, as of its end.
                 if t.ahead == 0 or tries == 1:
                     know_all(r, t)
                 t.ahead = 1
@@ -150,10 +149,11 @@ def _schedule(
             most = max(capacity - q.computed - q.rejected - 1, 0)  # else it fits not even alone
             if decoupled:
                 works |= take_window(q, t, most, runs, logs, landed, meanwhile)
-            elif speculates and will_draft(q) and q.source == SIBLINGS:
-                propose_from_siblings(e, row, q, t, d, most)
             elif speculates and will_draft(q):
-                propose(q, t, most, runs, logs, tree_levels, tree_nodes)
+                if q.source == SIBLINGS:
+                    propose_from_siblings(e, row, q, t, d, most)
+                else:
+                    propose(q, t, most, runs, logs, tree_levels, tree_nodes)
             if all_draft or budget == 0:
                 continue
         slot = r[i].running
@@ -184,7 +184,7 @@ def _schedule(
             q.in_flight = new
         if q.covering == 1:
             cover(r, t, slot, min(q.computed + new, known_tokens(q)))
-        if q.drafted > 0:
+        if q.drafted >= new and q.drafted > 0:
             q.drafted = min(q.drafted, new - 1)
             q.accepted = min(q.accepted, new - 1)
         _count(q, t)
@@ -256,8 +256,8 @@ def _count(q: Request, t: Totals) -> None:
 
 @inlined
 def _draft_no_more(q: Request, t: Totals, meanwhile: Ints) -> None:
-    """Let the drafter draft no more for a request that is about to be preempted, but for a pass that
-    begins now."""
+    """Let the drafter draft no more for a request that is about to be preempted, but in a pass
+    that begins now."""
     begun = min(q.may, int(t.draft_ends_s <= t.now_s or t.flying == 0))
     if q.may > begun:
         bound = 2 * q.window if q.coupled == 0 else q.window
@@ -329,8 +329,8 @@ def _padding(r: Requests, t: Totals, limits: Limits, scheduled: int) -> int:
 
 @inlined
 def _fits(r: Requests, t: Totals, limits: Limits, padding: int) -> bool:
-    """Return whether there is room for `padding` tokens more than the known ones of the first waiting
-    request, which may start."""
+    """Return whether there is room for `padding` tokens more than the known ones of the first
+    waiting request, which may start."""
     slot = r[t.waiting_head].waiting
     known, cached, free_ones = known_tokens(r[slot]), 0, 0
     if t.prefix_caching == 1 and r[slot].blocks == 0:
@@ -428,7 +428,9 @@ def _advance(r: Requests, t: Totals, d: Decoding | None, drafted: int) -> bool:
         q.rejected = 0
         q.computed += new
         if q.computed == known_tokens(q) + q.drafted:
-            accepted = q.accepted if q.drafted > 0 else q.old_accepted
+            accepted = q.accepted
+            if q.old_tokens > 0 and q.drafted == 0:
+                accepted = q.old_accepted
             gain = min(1 + accepted, q.stop_at - q.generated)
             if q.generated == 0:
                 q.first_token_s = t.now_s

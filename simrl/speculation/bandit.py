@@ -70,8 +70,9 @@ def bandit_state(rule: BanditRule, window: int) -> BanditState:
 
 def bandit_states(rule: BanditRule, window: int, rows: int) -> BanditState:
     """Return `bandit_state` for each of some engines: arrays with a leading axis of `rows`."""
-    arrived, ordered, counts = (np.stack([array] * rows) for array in bandit_state(rule, window))
-    return BanditState(arrived, ordered, counts)
+    one = bandit_state(rule, window)
+    rewards = np.stack([one.arrived] * rows)
+    return BanditState(rewards, rewards.copy(), np.stack([one.counts] * rows))
 
 
 def copied(state: BanditState) -> BanditState:

@@ -98,14 +98,15 @@ def step(e: Engines, first: int, tables: Tables, limits: Limits, d: Decoding | N
             _account(r, t, seconds)
         stopping = _advance(r, t, d, drafted)
         let_leave(r, t)
-        t.passes += works
+        passes = int(works)
+        t.passes += passes
         if d is not None:
             end_round(e, first, d, arm, t.now_s - began_s, speculates)
         t.n_stopped, batch = 0, t.n_running
         if stopping or t.n_going > 0:
             stop(r, t)
         if d is not None and not d.rule.decoupled:
-            heed_gate(r, t, d, works, batch, speculates)
+            heed_gate(r, t, d, passes, batch, speculates)
 
 
 @inlined

@@ -4,8 +4,9 @@ piece of each caller.
 
 numba compiles a function, with all that it calls, anew for every caller, and gives it a wrapper for Python and one for C, which
 take as long as the function where it has dozens of arrays. So a function that one other calls is `inlined`, and Python must not
-call a `part`: it has no wrapper, and the process ends. numba also compiles a function anew for each integer constant that it
-is called with, unless it is one of numpy's. What was compiled is kept on disk (`simrl.profile.kernel_cache`).
+call a `part` or a `lean` one: it has no wrapper, and the process ends. numba also compiles a function anew for each integer
+constant that it is called with, unless it is one of numpy's. What was compiled is kept on disk
+(`simrl.profile.kernel_cache`).
 
 A `lean` part counts no references: with tuples of dozens of arrays, counting takes longer than the work itself. It may use and
 slice arrays, which its callers hold; it must not make one. What it calls says for itself whether it counts.

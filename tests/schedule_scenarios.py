@@ -367,7 +367,7 @@ class EnginePlayer:
                 del self._slots[of[slot]]
             else:
                 self._at_tool.add(of[slot])
-        r = engine.fleet.arrays.requests[0]
+        r = engine.fleet.arrays.engines.requests[0]
         done = Pass(
             {
                 i: (int(r["computed"][s]), int(r["generated"][s]))

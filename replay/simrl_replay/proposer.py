@@ -1,6 +1,6 @@
 """simrl's drafters, windows and gates beside a vLLM engine, whose scheduler gets their drafts.
 
-Invariant: pass by pass it follows the simulated engine (`engine.passes`): its drafter objects, windows by
+Invariant: pass by pass it follows the simulated engine (`engine.step`): its drafter objects, windows by
 `next_window`, gates by `gate_opens` with its fading gauges. It counts the tokens that vLLM verified, read from the batch that
 ran, not its proposals. A draft depends on the requests and this state, never on the time.
 

@@ -28,19 +28,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simrl.engine.fleet import STOP, TICKETS, VOID, Engines, advance, submit, withdraw
+from simrl.engine.fleet import STOP, TICKETS, VOID, State, advance, submit, withdraw
 from simrl.engine.leaving import drop_caches, drop_held, pin, remove, requeue, unpin
 from simrl.engine.prefix_cache import MANY, enter_all, forget_oldest, found_blocks, short_of_nodes
 from simrl.engine.requests import (
-    DRAFTS,
-    REQUESTS,
-    TOTALS,
     END,
     NEVER,
     PAUSE,
     RELOADED,
+    REQUESTS,
+    TOTALS,
     WATCH,
     Columns,
+    Engines,
     Limits,
     Stop,
     capacity_tokens,
@@ -49,9 +49,10 @@ from simrl.engine.requests import (
 from simrl.engine.resolved import resolved
 from simrl.errors import InputError
 from simrl.profile.profile import Tables
-from simrl.speculation.bandit import BanditState, bandit_state
+from simrl.speculation.bandit import bandit_states
 from simrl.speculation.decoding import OPEN, SIBLINGS, Decoding, Floats, Ints
 from simrl.speculation.gates import ELASTIC_OFF
+from simrl.speculation.windows import MOST_TOKENS
 
 # What passes went to, in the order of `simrl.result.result.Work`: the totals from decode_s on.
 COUNTED = ("passes", "generated_tokens", "prefill_tokens", "preemptions", "hit_tokens", "lookup_tokens")
@@ -80,15 +81,18 @@ class Fleet:
         n, rows = len(keys), len(keys) * limits.dp
         self.tables, self.limits, self.decoding = tables, limits, decoding
         self.capacity_tokens = capacity_tokens(limits)
-        index, bandit = (decoding or Decoding()).siblings, bandit_state((decoding or Decoding()).bandit, rule.rewards)
-        self.arrays = Engines(
+        drafts = decoding or Decoding()
+        index = drafts.siblings
+        engines = Engines(
             requests=np.zeros((rows, 0), REQUESTS),
-            drafts=np.zeros((rows, 0), DRAFTS),
             totals=np.zeros(rows, TOTALS),
-            words=np.zeros((1, 1), np.int64),
-            bandit=BanditState(*(np.repeat(array[None], rows, axis=0) for array in bandit)),
+            bandits=bandit_states(drafts.bandit, rule.rewards, rows),
             places=np.zeros((rows, index.group_first.size), np.int64),
             readable=np.zeros(np.max(index.group_end - index.group_first, initial=0), np.int64),
+            meanwhile=np.zeros((2, 2 * MOST_TOKENS + 2), np.int64),
+        )
+        self.arrays = State(
+            engines=engines,
             next_step_s=np.full(n, np.inf),
             tickets=np.zeros(0, TICKETS),
             orders=np.zeros(1, np.int64),
@@ -96,7 +100,7 @@ class Fleet:
             **{name: np.zeros(n, np.int64) for name in _BY_ENGINE},
             **{name: np.zeros(0, np.int64) for name in ("left", "out", "due")},
         )
-        self.t = t = Columns(self.arrays.totals)
+        self.t = t = Columns(engines.totals)
         t["slowdown"][:] = t["drift"][:] = t["admitting"][:] = 1
         t["free_blocks"][:], t["draft_ends_s"][:] = limits.kv_blocks, np.inf
         t["bandit_key"][:] = np.repeat(np.array(keys), limits.dp)
@@ -135,7 +139,7 @@ class Fleet:
         """Plan an engine's next step anew, behind all that are planned, where it comes at one instant with them."""
         f = self.arrays
         f.next_step_s[engine], f.stopped[engine] = VOID, 0
-        f.orders[0] += f.requests.size
+        f.orders[0] += f.engines.requests.size
         f.order[engine] = f.orders[0]
 
     def submit(self, engine: int, lengths: Ints, numbers: Ints, request_s: float = 0.0) -> Ints:
@@ -193,13 +197,13 @@ class Fleet:
 
     def tickets_in(self, engine: int) -> list[tuple[int, int, float]]:
         """Return the tickets in an engine: the number of each, its tokens, and when it had the first."""
-        r = self.arrays.requests[engine * self.limits.dp : (engine + 1) * self.limits.dp]
+        r = self.arrays.engines.requests[engine * self.limits.dp : (engine + 1) * self.limits.dp]
         r = r[r["ticket"] >= 0]
         return list(zip(*(r[name].tolist() for name in ("ticket", "generated", "first_token_s")), strict=True))
 
     def _make_room(self, engine: int, more: int) -> None:
         """Make room for more requests at any rank of an engine."""
-        t, slots = self.arrays.totals, self.arrays.requests.shape[1]
+        t, slots = self.arrays.engines.totals, self.arrays.engines.requests.shape[1]
         lacking = 0
         for row in range(engine * self.limits.dp, (engine + 1) * self.limits.dp):
             free = t["n_free"].item(row)
@@ -208,7 +212,7 @@ class Fleet:
                 spare = t["n_spare"].item(row)
                 if slots >= MANY and (nodes := short_of_nodes(slots, spare, free, more)) > 0:
                     # some more, for this takes as long as there are nodes
-                    forget_oldest(self.arrays.requests[row], t[row : row + 1], spare + nodes + MANY // 4)
+                    forget_oldest(self.arrays.engines.requests[row], t[row : row + 1], spare + nodes + MANY // 4)
                     spare = t["n_spare"].item(row)
                 lacking = max(lacking, short_of_nodes(slots, spare, free, more))
         if lacking > 0:
@@ -216,10 +220,10 @@ class Fleet:
 
     def _make_slots(self, slots: int) -> None:
         """Give every row that many slots; the ring of waiting requests is laid out anew from its head."""
-        f = self.arrays
+        f = self.arrays.engines
         rows, old = f.requests.shape
-        requests, drafts = np.zeros((rows, slots), REQUESTS), np.zeros((rows, slots), DRAFTS)
-        requests[:, :old], drafts[:, :old] = f.requests, f.drafts
+        requests = np.zeros((rows, slots), REQUESTS)
+        requests[:, :old] = f.requests
         requests["last_token_s"][:, old:], requests["ticket"][:, old:] = np.nan, -1
         for row in range(rows):
             t = f.totals[row]
@@ -231,8 +235,8 @@ class Fleet:
         f.totals["waiting_head"] = 0
         f.totals["n_free"] += slots - old
         f.totals["n_spare"] += slots - old
-        self.arrays = f._replace(requests=requests, drafts=drafts)
-        self.r, self.d = Columns(requests), Columns(drafts)
+        self.arrays = self.arrays._replace(engines=f._replace(requests=requests))
+        self.r = Columns(requests)
 
 
 _BY_ENGINE = ("passes", "stopped", "calls", "watched", "order", "submitted", "in_groups", "versions", "unfinished")
@@ -382,8 +386,6 @@ class Engine:
         shared = prompt_tokens if shared_tokens is None else shared_tokens
         lengths = prompt_tokens, response_tokens, generated_tokens, cached_tokens, prompt_key, shared, sample_key, continues
         slot: int = self.fleet.submit(self.index, np.array([lengths], np.int64), np.array([-1])).item()
-        if self.fleet.decoding is not None:  # else they never change
-            self.fleet.arrays.drafts[self._at(slot)] = np.zeros((), DRAFTS)
         return slot
 
     def draft_from(
@@ -398,14 +400,14 @@ class Engine:
         if source == SIBLINGS:
             if self.decoding.rule.decoupled:
                 raise ValueError("a decoupled drafter is a model; siblings are drafted from where the verifier is")
-            self.fleet.arrays.places[self._first, at] = slot + 1  # -t: it left with t tokens; 0: it was never here
-        d, place = self.fleet.d, self._at(slot)
+            self.fleet.arrays.engines.places[self._first, at] = slot + 1  # -t: it left with t tokens; 0: it was never here
+        d, place = self.fleet.r, self._at(slot)
         d["source"][place], d["at"][place], d["hardness"][place], d["runs_at"][place] = source, at, hardness, runs_at
         d["window"][place] = self.decoding.rule.window.start_tokens if window is None else window
 
     def forget_rows(self) -> None:
         """Forget the responses that are over: no request drafts from them any more."""
-        places = self.fleet.arrays.places[self._first]
+        places = self.fleet.arrays.engines.places[self._first]
         for row in self._left_rows:
             if places[row] < 0:
                 places[row] = 0
@@ -415,7 +417,7 @@ class Engine:
         """Keep how many tokens a sibling has that ends, or drafts from another source: its row will never have more."""
         if self.fleet.decoding is None:
             return
-        d, place, places = self.fleet.d, self._at(slot), self.fleet.arrays.places[self._first]
+        d, place, places = self.fleet.r, self._at(slot), self.fleet.arrays.engines.places[self._first]
         row = d["at"].item(place)
         if d["source"].item(place) == SIBLINGS and places.item(row) == slot + 1:
             places[row] = -self.generated_tokens(slot)
@@ -423,7 +425,7 @@ class Engine:
 
     def verify_old(self, slot: int, old_tokens: int, accepted: int) -> None:
         """Let a request that has no token yet verify an old response with its prompt, of which `accepted` tokens stay."""
-        d, place = self.fleet.d, self._at(slot)
+        d, place = self.fleet.r, self._at(slot)
         room = self.fleet.capacity_tokens - self.fleet.r["prompt"].item(place) - 1
         d["old_tokens"][place], d["old_accepted"][place] = min(old_tokens, room), min(accepted, room)
 
@@ -434,16 +436,16 @@ class Engine:
     def drafted(self, slot: int) -> tuple[int, int, int]:
         """Return the tokens that a request drafted (also ahead, whatever became of them), those accepted, and the passes that
         verified. An ended request has them until its slot is used again."""
-        d, place = self.fleet.d, self._at(slot)
+        d, place = self.fleet.r, self._at(slot)
         return d["drafted_total"].item(place), d["accepted_total"].item(place), d["verifications"].item(place)
 
     def unverified_tokens(self, slot: int) -> int:
         """Return the drafted tokens in no window that was verified: thrown away, or ahead now. 0 unless decoupled."""
-        return self.fleet.d["unverified_total"].item(self._at(slot))
+        return self.fleet.r["unverified_total"].item(self._at(slot))
 
     def verified_tokens(self, slot: int) -> int:
         """Return the tokens that the verifying passes yielded, bonus tokens and corrections included."""
-        return self.fleet.d["verified_total"].item(self._at(slot))
+        return self.fleet.r["verified_total"].item(self._at(slot))
 
     def stop_at(self, slot: int, tokens: int, kind: int) -> None:
         """Set the next stop of a request, in place of the one before: the boundary at which it has `tokens` of its response.
@@ -468,7 +470,7 @@ class Engine:
         prompt_tokens = self.fleet.r["prompt"].item(row, at) + observation_tokens
         self.fleet.require_fits(prompt_tokens, self.fleet.r["response"].item(row, at))
         self._paused.remove(slot)
-        requeue(self.fleet.arrays.requests[row], self.fleet.arrays.totals[row], at, prompt_tokens, cached_tokens)
+        requeue(self.fleet.arrays.engines.requests[row], self.fleet.arrays.engines.totals[row], at, prompt_tokens, cached_tokens)
 
     def drop_paused(self, slot: int) -> None:
         """Drop the cache of a request whose pause was reported at this boundary."""
@@ -492,7 +494,7 @@ class Engine:
     def recompute_running(self) -> None:
         """Drop the KV caches of all requests, also of paused and waiting ones. Running ones recompute theirs before anything
         that waits, in their order."""
-        f = self.fleet.arrays
+        f = self.fleet.arrays.engines
         for row in range(self._first, self._first + self._dp):
             drop_caches(f.requests[row], f.totals[row], RELOADED)
 
@@ -501,7 +503,7 @@ class Engine:
         row, at = self._at(slot)
         if not self.limits.prefix_caching or self.fleet.r["blocks"].item(row, at):
             return self.computed_tokens(slot)
-        f, known = self.fleet.arrays, self.fleet.r["prompt"].item(row, at) + self.generated_tokens(slot)
+        f, known = self.fleet.arrays.engines, self.fleet.r["prompt"].item(row, at) + self.generated_tokens(slot)
         blocks: int = found_blocks(f.requests[row], f.totals[row : row + 1], at, known)
         return blocks * self.limits.block_size
 
@@ -567,7 +569,7 @@ class Engine:
     def _on_row(self, kernel: Any, slot: int, *more: Any) -> None:
         """Run a kernel on a request, where the engine stands."""
         row, at = self._at(slot)
-        kernel(self.fleet.arrays.requests[row], self.fleet.arrays.totals[row], at, *more)
+        kernel(self.fleet.arrays.engines.requests[row], self.fleet.arrays.engines.totals[row], at, *more)
 
 
 def one_engine(tables: Tables, limits: Limits, decoding: Decoding | None = None, key: int = 0) -> Engine:

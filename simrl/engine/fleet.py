@@ -13,17 +13,17 @@ a request of a group, is noted in its ticket, and only the end of the group call
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simrl.engine.cost import end_of_stretch
 from simrl.engine.leaving import remove
-from simrl.engine.requests import Limits, enqueue
-from simrl.engine.step import busy, end_of_repeat, plan, repeat, step
+from simrl.engine.repeat import busy, plan, repeat
+from simrl.engine.requests import Engines, Limits, enqueue
+from simrl.engine.step import step
 from simrl.profile.compiled import inlined, kernel, part
 from simrl.profile.profile import Tables
-from simrl.speculation.bandit import BanditState
 from simrl.speculation.decoding import Decoding, Floats, Ints, Records, fields_of
 
 
@@ -61,17 +61,11 @@ class Ticket:
 TICKETS = fields_of(Ticket)
 
 
-class Engines(NamedTuple):
+class State(NamedTuple):
     """The arrays of a fleet. Engine e has the rows e · dp … e · dp + dp - 1, one a data-parallel
     rank; a column is a slot."""
 
-    requests: NDArray[Any]
-    drafts: NDArray[Any]
-    totals: NDArray[Any]
-    words: Ints
-    bandit: BanditState  # a row each
-    places: Ints
-    readable: Ints
+    engines: Engines
     next_step_s: Floats  # where the next step ends, or where its only pass begins; VOID: not planned
     passes: Ints
     stopped: Ints  # whether something stopped where the engine stands, whose time has not come …
@@ -91,15 +85,15 @@ class Engines(NamedTuple):
 
 
 @inlined
-def _reorder(f: Engines, e: int) -> None:
+def _reorder(f: State, e: int) -> None:
     """Let the next stop of an engine come behind all that are planned, where it comes at one instant with them."""
-    f.orders[0] += f.requests.shape[0] * f.requests.shape[1]
+    f.orders[0] += f.engines.requests.size
     f.order[e] = f.orders[0]
 
 
 @kernel
 def advance(
-    f: Engines,
+    f: State,
     tables: Tables,
     limits: Limits,
     d: Decoding | None,
@@ -122,13 +116,13 @@ def advance(
             e = settled[i]
             first = e * limits.dp
             if f.stopped[e] == 1 and f.calls[e] == 1 and heeds:
-                return STOP, e, f.totals[first].now_s
+                return STOP, e, f.engines.totals[first].now_s
             f.stopped[e] = 0
-            is_busy = busy(f, first, limits)
-            if not is_busy or f.totals[first].now_s > now_s:
+            is_busy = busy(f.engines, first, limits)
+            if not is_busy or f.engines.totals[first].now_s > now_s:
                 for row in range(first, first + limits.dp):
                     if not is_busy and heeds:
-                        f.totals[row].now_s = max(f.totals[row].now_s, now_s)
+                        f.engines.totals[row].now_s = max(f.engines.totals[row].now_s, now_s)
                 i += 1
                 continue
         else:
@@ -162,44 +156,42 @@ def advance(
                     f.next_step_s[e] = VOID
                     continue
         if settling or f.next_step_s[e] == VOID:
-            passes, end_s = plan(f, first, tables, limits, d), f.totals[first].now_s
-            if passes > 0:
-                passes, end_s = end_of_repeat(
-                    f, first, tables, limits, passes, now_s if settling else np.inf
-                )
-            elif not busy(f, first, limits):
-                end_s = np.inf
+            passes, end_s = 0, np.inf
+            if busy(f.engines, first, limits):
+                passes, end_s = plan(f.engines, first, tables, limits, d)
+            if settling and passes > 0 and end_s > now_s:
+                passes, end_s = end_of_stretch(f.engines, first, tables, limits, passes, now_s)
             f.passes[e], f.next_step_s[e] = passes, end_s
             if not settling:
                 continue
         if f.passes[e] > 0:
-            repeat(f, first, tables, limits, d, f.passes[e], f.next_step_s[e])
+            repeat(f.engines, first, limits, d, f.passes[e], f.next_step_s[e])
         else:
-            step(f, first, tables, limits, d)
+            step(f.engines, first, tables, limits, d)
         _note(f, e, limits)
 
 
 @inlined
-def _note(f: Engines, e: int, limits: Limits) -> None:
+def _note(f: State, e: int, limits: Limits) -> None:
     """Note what stopped in an engine's step: its tickets, and whether something calls Python."""
     first, n_stopped, calls = e * limits.dp, 0, f.watched[e]
     for row in range(first, first + limits.dp):
-        for i in range(f.totals[row].n_stopped):
-            slot = f.requests[row, i].stopped
-            if f.requests[row, slot].ticket >= 0:
+        for i in range(f.engines.totals[row].n_stopped):
+            slot = f.engines.requests[row, i].stopped
+            if f.engines.requests[row, slot].ticket >= 0:
                 note_end(f, e, row, slot, f.order[e] + n_stopped)
             else:
                 calls = 1
             n_stopped += 1
     f.stopped[e] = n_stopped > 0
     f.calls[e] = calls == 1 or f.in_groups[e] == 0
-    f.next_step_s[e] = f.totals[first].now_s if n_stopped > 0 else VOID
+    f.next_step_s[e] = f.engines.totals[first].now_s if n_stopped > 0 else VOID
 
 
 @kernel
-def note_end(f: Engines, e: int, row: int, slot: int, order: int) -> None:
+def note_end(f: State, e: int, row: int, slot: int, order: int) -> None:
     """Note the end of a ticket: it is due at that boundary."""
-    request = f.requests[row, slot]
+    request = f.engines.requests[row, slot]
     number = request.ticket
     request.ticket = -1
     ticket = f.tickets[number]
@@ -219,7 +211,7 @@ def note_end(f: Engines, e: int, row: int, slot: int, order: int) -> None:
 
 
 @inlined
-def _pop_due(f: Engines) -> None:
+def _pop_due(f: State) -> None:
     """Take the first ticket off the heap."""
     f.n_due[0] -= 1
     n, number, place = f.n_due[0], f.due[f.n_due[0]], 0
@@ -235,14 +227,14 @@ def _pop_due(f: Engines) -> None:
 
 
 @part
-def _earlier(f: Engines, one: int, other: int) -> bool:
+def _earlier(f: State, one: int, other: int) -> bool:
     """Return whether one ticket ends before another."""
     a, b = f.tickets[one], f.tickets[other]
     return bool(a.ended_s < b.ended_s or (a.ended_s == b.ended_s and a.order < b.order))
 
 
 @part
-def _first_to_step(f: Engines) -> int:
+def _first_to_step(f: State) -> int:
     """Return the engine whose step comes first; of those at once, the one whose stop was planned first."""
     first = 0
     for e in range(1, f.next_step_s.shape[0]):
@@ -254,7 +246,7 @@ def _first_to_step(f: Engines) -> int:
 
 @kernel
 def submit(
-    f: Engines, limits: Limits, e: int, lengths: Ints, numbers: Ints, request_s: float, slots: Ints
+    f: State, limits: Limits, e: int, lengths: Ints, numbers: Ints, request_s: float, slots: Ints
 ) -> None:
     """Queue requests at an engine, where it stands, and set their `slots`. `lengths` has a row for each:
     prompt, response, generated and cached tokens, the key of its prompt, the prompt's shared
@@ -264,25 +256,25 @@ def submit(
     for i in range(numbers.shape[0]):
         rank = 0 if limits.dp == 1 else _least_loaded(f, first, limits, f.submitted[e] % limits.dp)
         r, row, number = lengths[i], first + rank, numbers[i]
-        slot = enqueue(f.requests[row], f.totals[row : row + 1], r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7] == 1)
-        f.requests[row, slot].ticket = number
+        slot = enqueue(f.engines.requests[row], f.engines.totals[row : row + 1], r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7] == 1)
+        f.engines.requests[row, slot].ticket = number
         for k in range(first, first + limits.dp):
-            f.totals[k].now_s += request_s
+            f.engines.totals[k].now_s += request_s
         f.submitted[e] += 1
         slots[i] = slot * limits.dp + rank
         if number >= 0:
             f.tickets[number].slot = slots[i]
-            f.tickets[number].started_s = f.totals[first].now_s
+            f.tickets[number].started_s = f.engines.totals[first].now_s
             f.in_groups[e] += 1
 
 
 @inlined
-def _least_loaded(f: Engines, first: int, limits: Limits, turn: int) -> int:
+def _least_loaded(f: State, first: int, limits: Limits, turn: int) -> int:
     """Return the rank with the least load, as vLLM's balancer counts it; ties go round."""
     best, least = 0, np.inf
     for i in range(limits.dp):
         rank = (turn + i) % limits.dp
-        t = f.totals[first + rank]
+        t = f.engines.totals[first + rank]
         used = 1.0 - t.free_blocks / limits.kv_blocks
         load = t.n_running + t.n_waiting - t.n_going + 6.0 * t.n_waiting * max(used - 0.5, 0.0)
         if load < least:
@@ -291,14 +283,14 @@ def _least_loaded(f: Engines, first: int, limits: Limits, turn: int) -> int:
 
 
 @kernel
-def withdraw(f: Engines, limits: Limits, number: int) -> bool:
+def withdraw(f: State, limits: Limits, number: int) -> bool:
     """Take a ticket out of its engine, where that stands. Return whether it was there."""
     ticket = f.tickets[number]
     if ticket.version >= 0:
         return False
     e, row, slot = ticket.engine, ticket.engine * limits.dp + ticket.slot % limits.dp, ticket.slot // limits.dp
-    remove(f.requests[row], f.totals[row], slot)
-    f.requests[row, slot].last_token_s = f.totals[row].now_s
+    remove(f.engines.requests[row], f.engines.totals[row], slot)
+    f.engines.requests[row, slot].last_token_s = f.engines.totals[row].now_s
     _reorder(f, e)
     note_end(f, e, row, slot, f.order[e])
     ticket.done = 0

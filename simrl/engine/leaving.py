@@ -28,10 +28,10 @@ from simrl.engine.requests import (
     release,
     waiting_at,
 )
-from simrl.profile.compiled import inlined, kernel, part
+from simrl.profile.compiled import inlined, kernel, lean
 
 
-@part
+@lean
 def preempt_last(r: Requests, t: Totals, cause: int) -> None:
     """Preempt the youngest running request: it gives its blocks back and waits, first in line, to recompute its cache. One that
     stopped in the pass in flight, or was aborted, is gone."""
@@ -65,7 +65,7 @@ def _unhash_in_flight(request: Request, t: Totals) -> None:
         request.computed -= max(request.gained, 0)
 
 
-@part
+@lean
 def leave(r: Requests, t: Totals, slot: int, kind: int) -> None:
     """Let a request that has stopped go, or rest."""
     if kind == END:
@@ -91,7 +91,7 @@ def _leave_now(r: Requests, t: Totals, slot: int) -> None:
     t.n_leaving = kept
 
 
-@part
+@lean
 def let_leave(r: Requests, t: Totals) -> None:
     """Let those go that stopped in the last pass."""
     for i in range(t.n_leaving):
@@ -138,7 +138,7 @@ def _let_have(r: Requests, t: Totals, slot: int) -> None:
 
 @kernel
 def requeue(r: Requests, t: Totals, slot: int, prompt: int, cached: int) -> None:
-    """Append a paused request to the queue again, with this context; of one without a cache, `cached` tokens are not computed."""
+    """Append a paused request to the queue again, with this context; if it has no cache, `cached` tokens are there."""
     _let_have(r, t, slot)
     r[slot].prompt = prompt
     if r[slot].blocks == 0:
@@ -146,7 +146,7 @@ def requeue(r: Requests, t: Totals, slot: int, prompt: int, cached: int) -> None
     queue_up(r, t, slot)
 
 
-@part
+@lean
 def stop(r: Requests, t: Totals) -> None:
     """List the running requests that reached a stop; after a pause the next one is the end. Only watched ones run on.
 
@@ -248,7 +248,7 @@ def _waits(r: Requests, t: Totals, slot: int) -> bool:
     return bool(at < t.n_waiting)
 
 
-@part
+@lean
 def _take_from_running(r: Requests, t: Totals, slot: int) -> None:
     """Take a request out of the running ones."""
     kept = 0
@@ -260,7 +260,7 @@ def _take_from_running(r: Requests, t: Totals, slot: int) -> None:
     t.n_running = kept
 
 
-@part
+@lean
 def _take_from_queue(r: Requests, t: Totals, slot: int) -> None:
     """Take a request out of the queue, if it is there."""
     kept = 0
@@ -272,7 +272,7 @@ def _take_from_queue(r: Requests, t: Totals, slot: int) -> None:
     t.n_waiting = kept
 
 
-@part
+@lean
 def _let_go(r: Requests, t: Totals) -> None:
     """Take those out that have had one more pass, or would not have been in it."""
     for i in range(t.n_running + t.n_waiting - 1, -1, -1):
@@ -291,7 +291,7 @@ def _let_go(r: Requests, t: Totals) -> None:
     t.n_going = 0
 
 
-@part
+@lean
 def know_all(r: Requests, t: Totals) -> None:
     """Let an async scheduler that could schedule nothing ahead know who has left and who has come: it has waited."""
     t.ahead = 0

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from simrl.profile.compiled import inlined, kernel, part
+from simrl.profile.compiled import inlined, kernel, lean
 
 if TYPE_CHECKING:
     from simrl.engine.requests import Requests, Totals
@@ -163,7 +163,7 @@ def leave_node(r: Requests, t: Totals, node: int) -> None:
     drop_if_unused(r, t, node)
 
 
-@part
+@lean
 def drop_if_unused(r: Requests, t: Totals, node: int) -> None:
     """Forget a node that has no blocks and no user."""
     while node >= 0 and r[node].node_blocks == 0 and r[node].node_users == 0 and r[node].node_refs == 0:
@@ -203,7 +203,7 @@ def append_dead(r: Requests, t: Totals, blocks: int) -> None:
     t.free_blocks += blocks
 
 
-@part
+@lean
 def unlist(r: Requests, t: Totals, node: int) -> None:
     """Take a node out of the list, which keeps the dead blocks behind it. Its blocks are not free any more."""
     before, after = r[node].node_before, r[node].node_after
@@ -222,7 +222,7 @@ def unlist(r: Requests, t: Totals, node: int) -> None:
     t.free_blocks -= r[node].node_blocks
 
 
-@part
+@lean
 def evict(r: Requests, t: Totals) -> None:
     """Take the blocks out of the list that passes have used."""
     while t.listed_blocks > t.free_blocks and t.listed_blocks > 0:
@@ -241,7 +241,7 @@ def evict(r: Requests, t: Totals) -> None:
             drop_if_unused(r, t, node)
 
 
-@part
+@lean
 def find(r: Requests, t: Totals, slot: int, known: int) -> tuple[int, int]:
     """Return how many blocks of a request's `known` tokens, without the last one, are found, and how many of them are free
     or held."""
@@ -274,7 +274,7 @@ def found_blocks(r: Requests, totals: Records, slot: int, known: int) -> int:
     return find(r, totals[0], slot, known)[0]
 
 
-@part
+@lean
 def take_found(r: Requests, t: Totals, slot: int, known: int) -> None:
     """Give an admitted request what it finds. If more comes from elsewhere, that has blocks of its own."""
     found, _ = find(r, t, slot, known)
@@ -312,7 +312,7 @@ def _hold(r: Requests, t: Totals, node: int) -> None:
     r[node].node_refs += 1
 
 
-@part
+@lean
 def cover(r: Requests, t: Totals, slot: int, tokens: int) -> None:
     """Let others find the blocks of a prompt that a request computes in the pass to come, up to `tokens`. Others that start in
     it find them already."""
@@ -344,7 +344,7 @@ def _append_copy(r: Requests, prompt: int, copy: int) -> None:
     r[last].node_next = copy + 1
 
 
-@part
+@lean
 def give_back(r: Requests, t: Totals, slot: int, hashed_tokens: int, found_again: bool) -> None:
     """Give a request's blocks back: full ones of its first `hashed_tokens` tokens to the list, from which others may find its
     prompt, and it the rest, if it is `found_again`."""
@@ -391,7 +391,7 @@ def count_held(r: Requests, t: Totals, slot: int, change: int) -> None:
         t.held_blocks += held_alone(r, slot)
 
 
-@part
+@lean
 def held_alone(r: Requests, slot: int) -> int:
     """Return the blocks of a request that holds them that no running request has."""
     blocks = r[slot].blocks
@@ -403,7 +403,7 @@ def held_alone(r: Requests, slot: int) -> int:
     return int(blocks)
 
 
-@part
+@lean
 def forget_prefixes(r: Requests, t: Totals) -> None:
     """Forget all texts; no request holds blocks of one."""
     evict(r, t)

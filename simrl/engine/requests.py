@@ -3,9 +3,9 @@
 Invariant: free blocks, those of running requests, those held and those of requests that leave sum to all blocks; a request is
 in one list at most.
 
-`Request`, `Totals` and `simrl.speculation.decoding.Draft` name the fields of structured arrays (`fields_of`), one record a
-request, one for all totals. Compiled code reads a field as an attribute: `r[slot].computed`, `t.free_blocks`. Helpers called
-for every request take records, not arrays, and are inlined: an array costs a reference count a call.
+`Request` and `Totals` name the fields of structured arrays (`fields_of`), one record a request, one for all totals. Compiled
+code reads a field as an attribute: `r[slot].computed`, `t.free_blocks`. Helpers called for every request take records, not
+arrays, and are inlined: an array costs a reference count a call, unless its caller is `lean`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from simrl.engine.prefix_cache import (
     new_node,
     node_of,
 )
-from simrl.profile.compiled import inlined, kernel, part
-from simrl.speculation.decoding import Draft, Drafts, Gauges, Records, fields_of
+from simrl.profile.compiled import inlined, kernel, lean
+from simrl.speculation.bandit import BanditState
+from simrl.speculation.decoding import NONE, Draft, Gauges, Ints, Records, fields_of
 
 # A request's slot, the time of the boundary at which it stopped, and how: END, PAUSE or WATCH.
 Stop = tuple[int, float, int]
@@ -40,12 +41,15 @@ END, PAUSE, WATCH = range(3)
 # Why a request lost its cache: it moved to another worker, was preempted, got new weights, or a drafter started that needs it.
 MOVED, PREEMPTED, RELOADED, REDRAFTED = np.arange(4)
 FOUND_AGAIN = np.bool_(True)
-NEVER = 2**62
+NEVER = np.int64(2**62)  # numba compiles a function anew for each Python integer it is called with
 UNKNOWN = -2
 
 
-class Request(Node):
-    """One entry a request (a slot), but for nodes, and for the lists at the end, whose entries are slots."""
+class Request(Draft, Node):
+    """One entry a request (a slot), but for nodes, and for the lists at the end, whose entries are slots.
+
+    What every pass reads and writes comes first, on a few cache lines.
+    """
 
     running: int  # `n_running` slots in order of admission
     generated: int
@@ -91,7 +95,34 @@ class Request(Node):
 Requests = Sequence[Request]
 
 
-class Totals(Gauges, CacheTotals):
+class PassWork:
+    """The work of the pass that is scheduled, and its seconds."""
+
+    query: int  # tokens in all
+    sampled: int  # positions that need logits
+    prefill: int  # prefill tokens …
+    prefill_work: float  # … and their attention work
+    decoding: int  # decoding sequences …
+    decode_kv: int  # … the tokens that they attend to …
+    drafted: int  # … their draft tokens …
+    accepted: int  # … and those accepted
+    proposing: int  # requests that draft …
+    levels: int  # … the draft steps of the one that takes most …
+    proposed: int  # … of these, requests in the pass …
+    proposed_drafted: int  # … their draft tokens …
+    proposed_accepted: int  # … and those accepted
+    modelled: int  # requests in the pass with a tree …
+    modelled_accepted: int  # … and the accepted tokens of these
+    flying: int  # requests in the pass of a decoupled drafter
+    draft_s: float  # of the drafting round before the pass
+    straggler_s: float  # what decoding alone waits for its longest sequences …
+    straggler_of_all_s: float  # … and the pass
+    own_s: float  # of the pass (of planned ones: of them all) without the other ranks of lock step …
+    decoding_s: float  # … of its decoding alone, without drafts …
+    verifying_s: float  # … and what the draft tokens add
+
+
+class Totals(PassWork, Gauges, CacheTotals):
     """The state of the engine, and totals since it was made.
 
     The seconds of all passes are split by what they went to. `decode_s` is what passes would take without anything else. What
@@ -135,7 +166,18 @@ class Totals(Gauges, CacheTotals):
     slot_s: float  # seconds of the passes, times the requests that run in each
 
 
-REQUESTS, DRAFTS, TOTALS = fields_of(Request), fields_of(Draft), fields_of(Totals)
+REQUESTS, TOTALS = fields_of(Request), fields_of(Totals)
+
+
+class Engines(NamedTuple):
+    """The arrays of some engines: a row a data-parallel rank, the rows of an engine side by side; a column a slot."""
+
+    requests: NDArray[Any]  # (rows, slots)
+    totals: NDArray[Any]  # (rows,)
+    bandits: BanditState  # of each row
+    places: Ints  # (rows, rows of the trace): who has which (`Engine.draft_from`)
+    readable: Ints  # scratch: how many tokens of each row of a group may be read
+    meanwhile: Ints  # scratch, (2, 2 × longest window + 2): see `engine.drafts`
 
 
 class Columns(dict[str, NDArray[Any]]):
@@ -184,19 +226,13 @@ class Until(NamedTuple):
     first_stop: bool
 
 
-@part
-def busy(t: Totals) -> bool:
-    """Return whether a next pass would do something."""
-    return t.n_running > 0 or (t.n_waiting > t.n_going and t.admitting == 1)
-
-
-@part
+@lean
 def blocks_of(tokens: int, block_size: int) -> int:
     """Return the blocks that hold `tokens`."""
     return (tokens + block_size - 1) // block_size
 
 
-@part
+@lean
 def most_in_window(limits: Limits) -> int:
     """Return the most blocks that a sequence has in a window group: of the window and of the tokens that passes compute."""
     computing = limits.max_num_batched_tokens * (2 if limits.async_scheduling else 1)
@@ -216,9 +252,12 @@ def blocks_to_start(tokens: int, limits: Limits) -> int:
 @inlined
 def more_blocks(request: Request, tokens: int, limits: Limits) -> int:
     """Return the blocks that a request takes to have room for `tokens`; below 0: it gives back what left its windows."""
-    columns = blocks_of(tokens, limits.block_size)
     if limits.window_groups == 0:
-        return max(limits.full_groups * columns + limits.state_blocks - request.blocks, 0)
+        groups, blocks = limits.full_groups, request.blocks - limits.state_blocks
+        if groups * tokens <= blocks * limits.block_size:  # without the division
+            return 0
+        return groups * blocks_of(tokens, limits.block_size) - blocks
+    columns = blocks_of(tokens, limits.block_size)
     left = max(request.computed - request.in_flight - limits.window_tokens + 1, 0) // limits.block_size
     blocks = limits.full_groups * columns + limits.window_groups * (columns - left) + limits.state_blocks
     return blocks - request.blocks
@@ -242,12 +281,12 @@ def is_plain(limits: Limits) -> bool:
 
 
 @inlined
-def known_tokens(request: Request, draft: Draft) -> int:
+def known_tokens(request: Request) -> int:
     """Return the tokens whose KV a request needs before it decodes; an old response yet to be verified counts."""
-    return request.prompt + request.generated + draft.old_tokens
+    return request.prompt + request.generated + request.old_tokens
 
 
-@part
+@lean
 def waiting_at(r: Requests, t: Totals, place: int) -> int:
     """Return where the ring has entry `place` of the queue; -1 and `n_waiting` are free entries before and behind it."""
     return (t.waiting_head + place) % len(r)
@@ -306,10 +345,30 @@ def enqueue(
     r[slot].own_node = -1
     r[slot].covering = 0
     r[slot].continues = continues
+    _forget_drafts(r[slot])
     if t.prefix_caching == 1:
         _ask_for(r, t, slot, prompt_key, shared_tokens)
     queue_up(r, t, slot)
     return slot
+
+
+@inlined
+def _forget_drafts(request: Request) -> None:
+    """Let a new request draft from nothing."""
+    request.source = NONE
+    request.at = 0
+    request.proposed = 0
+    request.drafted = 0
+    request.accepted = 0
+    request.old_tokens = 0
+    request.old_accepted = 0
+    request.drafted_total = 0
+    request.accepted_total = 0
+    request.verifications = 0
+    request.verified_total = 0
+    request.coupled = 0
+    request.misses_total = 0
+    request.unverified_total = 0
 
 
 @inlined
@@ -348,7 +407,7 @@ def admit(r: Requests, t: Totals) -> int:
     return slot
 
 
-@part
+@lean
 def free(r: Requests, t: Totals, slot: int, cause: int) -> None:
     """Take a request's blocks and its cache; it may come back."""
     if t.prefix_caching == 0:
@@ -367,7 +426,7 @@ def _hashed_tokens(request: Request, t: Totals) -> int:
     return computed if t.async_scheduling == 1 else computed - max(request.gained - 1, 0)
 
 
-@part
+@lean
 def end(r: Requests, t: Totals, slot: int, found_again: bool) -> None:
     """Take the blocks and the cache of a request that has ended here; `found_again`: its text may be asked for later."""
     if t.prefix_caching == 0:
@@ -407,7 +466,7 @@ def hold(r: Requests, t: Totals, slot: int) -> None:
         t.held_blocks += r[slot].blocks
 
 
-@part
+@lean
 def release(r: Requests, t: Totals, slot: int) -> None:
     """Undo `hold`, if the request holds blocks: they are those of a running request now, or about to be freed."""
     if r[slot].blocks == 0:
@@ -425,7 +484,7 @@ def release(r: Requests, t: Totals, slot: int) -> None:
         t.held_blocks -= r[slot].blocks
 
 
-@part
+@lean
 def make_room(r: Requests, t: Totals, blocks: int, cause: int) -> None:
     """Drop held caches, oldest first, until `blocks` are free or none is held."""
     while blocks > t.free_blocks and t.n_holding > 0:
@@ -434,8 +493,8 @@ def make_room(r: Requests, t: Totals, blocks: int, cause: int) -> None:
         free(r, t, slot, cause)
 
 
-@part
-def admissible(r: Requests, drafts: Drafts, t: Totals, limits: Limits, budget: int) -> int:
+@lean
+def admissible(r: Requests, t: Totals, limits: Limits, budget: int) -> int:
     """Return the tokens of the first waiting request that may start now; 0 if it has to wait on.
 
     All its known tokens must fit the blocks that are free or held (its own among them), though only a chunk may start
@@ -448,7 +507,7 @@ def admissible(r: Requests, drafts: Drafts, t: Totals, limits: Limits, budget: i
     slot = r[t.waiting_head].waiting
     if limits.async_scheduling and r[slot].seen_at > t.passes:
         return 0
-    known = known_tokens(r[slot], drafts[slot])
+    known = known_tokens(r[slot])
     found, computed = 0, r[slot].computed
     room = t.free_blocks + t.held_blocks
     if t.prefix_caching == 1 and r[slot].blocks == 0:

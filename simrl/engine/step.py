@@ -1,154 +1,465 @@
-"""TEMPORARY adapter: the contract of a pass over today's kernels."""
+"""One forward pass of an engine: who computes how much, as in vLLM V1, and what everybody gains.
+
+Invariant: `step` is the rule, one pass of any kind. It walks over the running requests twice:
+first each proposes its draft and is scheduled, then each advances, learns and may stop. What is
+rare (admission, preemption, prefill, stops) walks again, in the passes that have it.
+`engine.repeat` gives the result of many steps that only decode without drafts, faster.
+
+Data-parallel ranks are rows that make their passes together, as vLLM runs a mixture of experts with
+`--data-parallel-size`; a rank without work makes a dummy pass while another has work.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from simrl.engine.decoupled import (
-    _abandon,
-    _end_draft,
-    _put_back,
-    _start_draft,
-    _take_windows,
-    _verified,
+from simrl.engine.cost import pass_seconds, wait_for_stragglers
+from simrl.engine.drafts import (
+    BEGINS,
+    HAVING,
+    choose_arm,
+    draft_meanwhile,
+    end_round,
+    heed_gate,
+    is_due,
+    judge,
+    land,
+    learn,
+    propose,
+    propose_from_siblings,
+    recent_share,
+    reconfigure,
+    round_s,
+    take_window,
+    will_draft,
 )
-from simrl.engine.leaving import drop_caches, stop
-from simrl.engine.lock_step import Ranks, _pass, any_busy
-from simrl.engine.passes import iterate
-from simrl.engine.requests import REDRAFTED
-from simrl.engine.requests import busy as row_busy
-from simrl.engine.speculative import _any_source, _prefill_drafter, _unsure, learn, propose
-from simrl.engine.stretches import Memory, end_of_stretch, go_to_end, stretch_length
-from simrl.profile.compiled import part
-from simrl.speculation.bandit import BanditState
-from simrl.speculation.decoding import BATCH, ELASTIC, MODEL, NONE, gate_opens, passes_to_next_try, remember
-from simrl.speculation.gates import ELASTIC_ON, next_elastic
+from simrl.engine.leaving import know_all, let_leave, preempt_last, stop
+from simrl.engine.prefix_cache import cover, find, held_alone, take_found
+from simrl.engine.requests import (
+    MOVED,
+    PREEMPTED,
+    REDRAFTED,
+    RELOADED,
+    Engines,
+    Limits,
+    Request,
+    Requests,
+    Totals,
+    admissible,
+    admit,
+    blocks_to_start,
+    capacity_tokens,
+    known_tokens,
+    make_room,
+    more_blocks,
+)
+from simrl.profile.compiled import inlined, lean
+from simrl.profile.profile import Tables
+from simrl.speculation.decoding import SIBLINGS, Decoding, Ints, gate_opens
 
 
-@part
-def ranks(e, first, dp):
-    return Ranks(
-        e.requests[first : first + dp],
-        e.totals[first : first + dp].reshape(dp, 1),
-        e.words,
-        e.words,
-        e.drafts[first],
-    )
+@lean
+def step(e: Engines, first: int, tables: Tables, limits: Limits, d: Decoding | None) -> None:
+    """Do one pass of all ranks, and list what stops in it. With a decoupled drafter it may be a
+    drafter's pass that the verifier waits for."""
+    began_s = e.totals[first].now_s
+    arm, speculates, works = 0, False, True
+    if d is not None:
+        t = e.totals[first]
+        speculates = not d.rule.decoupled and gate_opens(d.rule, d.gate_batch, t, t.n_running)
+        if d.rule.trees and speculates:
+            arm = choose_arm(e, first, d)
+    tries, tokens = 0, 0
+    while tries == 0 or (tries == 1 and tokens == 0 and limits.async_scheduling):
+        for k in range(limits.dp):
+            r, t = e.requests[first + k], e.totals[first + k]
+            if limits.async_scheduling:
+                # As of when the pass before starts; if nothing is to do then, as of its end.
+                if t.ahead == 0 or tries == 1:
+                    know_all(r, t)
+                t.ahead = 1
+            works = _schedule(e, first + k, tables, limits, d, arm, speculates)
+            tokens += t.query
+        tries += 1
+    seconds = pass_seconds(e, first, tables, limits) if works else 0.0
+    for k in range(limits.dp):
+        r, t = e.requests[first + k], e.totals[first + k]
+        drafted = 0
+        if d is not None:
+            t.draft_s = round_s(t, d, arm) if speculates else 0.0
+            rests = t.draft_ends_s <= began_s or t.flying == 0
+            if works:
+                _account(r, t, seconds)
+            if d.rule.decoupled:
+                drafted = draft_meanwhile(t, d, began_s, rests, e.meanwhile)
+                if not works:
+                    _wait_for_drafter(t)
+        else:
+            _account(r, t, seconds)
+        stopping = _advance(r, t, d, drafted)
+        let_leave(r, t)
+        passes = int(works)
+        t.passes += passes
+        if d is not None:
+            end_round(e, first, d, arm, t.now_s - began_s, speculates)
+        t.n_stopped, batch = 0, t.n_running
+        if stopping or t.n_going > 0:
+            stop(r, t)
+        if d is not None and not d.rule.decoupled:
+            heed_gate(r, t, d, passes, batch, speculates)
 
 
-@part
-def busy(e, first, limits) -> bool:
-    if limits.dp > 1:
-        return any_busy(ranks(e, first, limits.dp))
-    return row_busy(e.totals[first])
+@inlined
+def _schedule(
+    e: Engines,
+    row: int,
+    tables: Tables,
+    limits: Limits,
+    d: Decoding | None,
+    arm: int,
+    speculates: bool,
+) -> bool:
+    """Set the tokens that each request has in the pass to come, and its work; vLLM's `schedule()`.
+    Return whether there is anything to compute: decoupled, all may wait for the drafter."""
+    r, t = e.requests[row], e.totals[row]
+    budget, preempted = limits.max_num_batched_tokens, False
+    counts_flying = limits.async_scheduling and limits.window_groups > 0
+    _start_counting(t)
+    works, all_draft, n, drafting = d is None, False, t.n_running, t.n_running
+    if d is not None:
+        # Arrays of the loop, by name: each use of a tuple's array counts its references.
+        drafting, capacity, runs, logs = 0, capacity_tokens(limits), d.runs, d.log_acceptances[arm]
+        decoupled, landed = d.rule.decoupled, t.draft_ends_s <= t.now_s
+        works, tree_levels = not decoupled, d.arm_levels[arm] if d.rule.trees else 0
+        tree_nodes, meanwhile = d.arm_nodes[arm], e.meanwhile
+        if decoupled:
+            for k in range(2 * logs.shape[0] + 2):
+                meanwhile[HAVING, k] = 0
+                meanwhile[BEGINS, k] = 0
+
+    # First, the running requests. All draft before any is preempted, or lacks room.
+    i = 0
+    while i < t.n_running and (budget > 0 or drafting < n):
+        if d is not None and drafting < n and (drafting == i or all_draft or budget == 0):
+            q = r[r[drafting].running]
+            drafting += 1
+            q.proposed = 0
+            q.drafted = 0
+            q.accepted = 0
+            q.left = q.stop_at - q.generated
+            most = max(capacity - q.computed - q.rejected - 1, 0)  # else it fits not even alone
+            if decoupled:
+                works |= take_window(q, t, most, runs, logs, landed, meanwhile)
+            elif speculates and will_draft(q):
+                if q.source == SIBLINGS:
+                    propose_from_siblings(e, row, q, t, d, most)
+                else:
+                    propose(q, t, most, runs, logs, tree_levels, tree_nodes)
+            if all_draft or budget == 0:
+                continue
+        slot = r[i].running
+        q = r[slot]
+        if d is not None and q.drafted < 0:
+            i += 1
+            continue
+        left = 1 if q.going == 2 else known_tokens(q) - q.computed
+        new = min(left + q.drafted, budget)
+        need = more_blocks(q, q.computed + q.rejected + new, limits)
+        if need > t.free_blocks:
+            make_room(r, t, need, PREEMPTED)
+            if need > t.free_blocks and drafting < n:
+                all_draft = True
+                continue
+            while need > t.free_blocks and i < t.n_running:
+                preempted = True
+                t.preemptions += 1
+                if d is not None and decoupled:
+                    _draft_no_more(r[r[t.n_running - 1].running], t, meanwhile)
+                preempt_last(r, t, PREEMPTED)
+            if i == t.n_running:  # it had to preempt itself
+                break
+        t.free_blocks -= need
+        q.blocks += need
+        q.scheduled = new
+        if counts_flying:
+            q.in_flight = new
+        if q.covering == 1:
+            cover(r, t, slot, min(q.computed + new, known_tokens(q)))
+        if q.drafted >= new and q.drafted > 0:
+            q.drafted = min(q.drafted, new - 1)
+            q.accepted = min(q.accepted, new - 1)
+        _count(q, t)
+        budget -= new
+        i += 1
+
+    # Next, the waiting requests.
+    if not preempted and budget > 0 and t.n_waiting > 0:
+        _admit_waiting(r, t, limits, budget, i)
+    if t.decoding > 0 and tables.straggler_sequences.shape[0] > 0:  # few profiles have it
+        wait_for_stragglers(r, t, tables)
+    return works or t.query > 0
 
 
-@part
-def plan(e, first, tables, limits, d):
-    r, t, drafts = e.requests[first], e.totals[first], e.drafts[first]
-    if limits.dp > 1:
+@inlined
+def _start_counting(t: Totals) -> None:
+    """Set the work of the pass to none."""
+    t.query = 0
+    t.sampled = 0
+    t.prefill = 0
+    t.prefill_work = 0.0
+    t.decoding = 0
+    t.decode_kv = 0
+    t.drafted = 0
+    t.accepted = 0
+    t.proposing = 0
+    t.levels = 0
+    t.proposed = 0
+    t.proposed_drafted = 0
+    t.proposed_accepted = 0
+    t.modelled = 0
+    t.modelled_accepted = 0
+    t.flying = 0
+    t.draft_s = 0.0
+    t.straggler_s = 0.0
+    t.straggler_of_all_s = 0.0
+
+
+@inlined
+def _decodes(q: Request) -> bool:
+    """Return whether a request decodes in the scheduled pass, with drafts or without."""
+    return bool(q.scheduled > 0 and q.computed > 0 and q.scheduled == 1 + q.drafted)
+
+
+@inlined
+def _old_tokens(q: Request) -> int:
+    """Return how many tokens of an old response are verified in the scheduled chunk."""
+    if q.old_tokens == 0:
         return 0
-    if d is None:
-        return stretch_length(r, drafts, t, limits)
-    rule = d.rule
-    if rule.decoupled:
-        return 0
-    n = t.n_running
-    speculates = gate_opens(rule, d.gate_batch, t, n)
-    passes = stretch_length(r, drafts, t, limits)
-    plain = passes > 0 and not (speculates and _any_source(r, drafts, t, NONE))
-    if not plain or _unsure(r, t):
-        return 0
-    if rule.gate == ELASTIC and n <= rule.threshold:
-        passes = min(passes, max(rule.patience - t.elastic_state, 1))
-    elif rule.gate == BATCH and not speculates:
-        passes = passes_to_next_try(t, passes)
-    return passes
+    return max(q.computed + q.scheduled - max(q.computed, q.prompt), 0)
 
 
-@part
-def end_of_repeat(e, first, tables, limits, passes, until_s):
-    """Return (done, boundary) of a repeat."""
-    return end_of_stretch(e.requests[first], e.totals[first], tables, passes, until_s)
-
-
-@part
-def _after(e, first, d, passes_before, prefill_before, speculates):
-    r, t, drafts, rule = e.requests[first], e.totals[first], e.drafts[first], d.rule
-    batch = t.n_running
-    stop(r, t)
-    if rule.gate == BATCH and not speculates:
-        for _ in range(t.passes - passes_before):
-            remember(t, 0, 0)
-    if rule.gate == ELASTIC and t.elastic_state != ELASTIC_ON and t.prefill_tokens == prefill_before:
-        for _ in range(t.passes - passes_before):
-            t.elastic_state = next_elastic(t.elastic_state, batch, rule.threshold, rule.patience)
-        if t.elastic_state == ELASTIC_ON and _any_source(r, drafts, t, MODEL):
-            drop_caches(r, t, REDRAFTED)
-
-
-@part
-def repeat(e, first, tables, limits, d, passes, end_s):
-    r, t, drafts = e.requests[first], e.totals[first], e.drafts[first]
-    if d is None:
-        go_to_end(r, t, limits, passes, end_s)
-        stop(r, t)
+@inlined
+def _count(q: Request, t: Totals) -> None:
+    """Count the work of a scheduled request."""
+    new = q.scheduled
+    t.query += new
+    if _decodes(q):
+        t.decoding += 1
+        t.decode_kv += q.computed + new
+        t.sampled += new
+        t.drafted += q.drafted
+        t.accepted += q.accepted
     else:
-        speculates = gate_opens(d.rule, d.gate_batch, t, t.n_running)
-        passes_before, prefill_before = t.passes, t.prefill_tokens
-        go_to_end(r, t, limits, passes, end_s)
-        _after(e, first, d, passes_before, prefill_before, speculates)
+        t.prefill += new
+        t.prefill_work += new * (q.computed + 0.5 * new)
+        t.sampled += 1 + _old_tokens(q)
 
 
-@part
-def step(e, first, tables, limits, d):
-    r, t, drafts = e.requests[first], e.totals[first], e.drafts[first]
-    if limits.dp > 1:
-        k = ranks(e, first, limits.dp)
-        _pass(k, tables, limits)
-        for i in range(limits.dp):
-            stop(k.requests[i], k.totals[i, 0])
-    elif d is None:
-        iterate(r, drafts, t, tables, limits, 0.0)
-        stop(r, t)
-    elif d.rule.decoupled:
-        t.n_stopped = 0
-        _abandon(r, drafts, t)
-        if t.draft_ends_s <= t.now_s:
-            _end_draft(r, drafts, t)
-        works = _take_windows(r, drafts, t, limits, d)
-        _abandon(r, drafts, t)
-        if t.draft_ends_s == np.inf:
-            _start_draft(r, drafts, t, d, t.now_s)
-        if not works:
-            wait_s = t.draft_ends_s - t.now_s
-            share = t.recent_accepted / t.recent_drafted if t.recent_drafted > 0 else 0.0
-            t.drafts_accepted_s += share * wait_s
-            t.drafts_rejected_s += (1.0 - share) * wait_s
-            t.slot_s += t.n_running * wait_s
-            t.now_s = t.draft_ends_s
+@inlined
+def _draft_no_more(q: Request, t: Totals, meanwhile: Ints) -> None:
+    """Let the drafter draft no more for a request that is about to be preempted, but in a pass
+    that begins now."""
+    begun = min(q.may, int(t.draft_ends_s <= t.now_s or t.flying == 0))
+    if q.may > begun:
+        bound = 2 * q.window if q.coupled == 0 else q.window
+        unverified = bound - q.may
+        for begin in (0, q.window):
+            if unverified + begun <= begin < bound:
+                meanwhile[BEGINS, begin - unverified] -= 1
+        meanwhile[HAVING, q.may] -= 1
+        meanwhile[HAVING, begun] += 1
+        t.proposing -= begun == 0
+    q.drafted_total += begun
+    q.unverified_total += begun
+    q.may = begun
+
+
+@lean
+def _admit_waiting(r: Requests, t: Totals, limits: Limits, budget: int, scheduled: int) -> None:
+    """Start waiting requests, behind the `scheduled` running ones, within the budget of tokens."""
+    while budget > 0:
+        new = admissible(r, t, limits, budget)
+        if new == 0:
             return
-        iterate(r, drafts, t, tables, limits, 0.0)
-        _put_back(r, drafts, t)
-        while t.draft_ends_s < t.now_s:
-            ended_s = t.draft_ends_s
-            _end_draft(r, drafts, t)
-            _start_draft(r, drafts, t, d, ended_s)
-        _verified(r, drafts, t, d)
-        stop(r, t)
-    else:
-        memory = Memory(
-            BanditState(e.bandit.arrived[first], e.bandit.ordered[first], e.bandit.counts[first]),
-            e.places[first],
-            e.readable,
-        )
-        rule, n = d.rule, t.n_running
-        speculates = gate_opens(rule, d.gate_batch, t, n)
-        passes_before, prefill_before = t.passes, t.prefill_tokens
-        draft_s, arm = propose(r, drafts, t, limits, d, memory, speculates)
-        before_s = t.now_s
-        iterate(r, drafts, t, tables, limits, draft_s)
-        learn(r, drafts, t, d, memory, arm, t.now_s - before_s)
-        if d.prefill_s > 0.0 and t.prefill_tokens > prefill_before and (rule.gate != ELASTIC or speculates):
-            _prefill_drafter(t, d, t.prefill_tokens - prefill_before)
-        _after(e, first, d, passes_before, prefill_before, speculates)
+        padding = _padding(r, t, limits, scheduled) if t.padding > 0 else 0
+        if padding > 0 and (new + padding > budget or not _fits(r, t, limits, padding)):
+            return
+        new += padding
+        slot = admit(r, t)
+        q = r[slot]
+        if q.blocks == 0:
+            t.lookup_tokens += known_tokens(q)
+        if t.prefix_caching == 1 and q.blocks == 0:
+            take_found(r, t, slot, known_tokens(q))
+        need = more_blocks(q, q.computed + new, limits)
+        make_room(r, t, need, PREEMPTED)
+        t.free_blocks -= need
+        q.blocks += need
+        q.scheduled = new
+        q.in_flight = new if limits.async_scheduling and limits.window_groups > 0 else 0
+        q.gained = -1
+        if q.covering == 1:
+            cover(r, t, slot, q.computed + new)
+        q.proposed = 0
+        q.drafted = padding
+        q.accepted = 0
+        q.ahead = 0
+        q.in_verification = 0
+        q.drafting = 0
+        q.may = 0
+        _count(q, t)
+        budget -= new
+
+
+@inlined
+def _padding(r: Requests, t: Totals, limits: Limits, scheduled: int) -> int:
+    """Return the draft tokens that vLLM gives the first waiting request, which may start: where it
+    has one token to compute, so that a CUDA graph of decoding still fits. They are rejected."""
+    slot = r[t.waiting_head].waiting
+    known, computed = known_tokens(r[slot]), r[slot].computed
+    if t.prefix_caching == 1 and r[slot].blocks == 0:
+        computed = max(find(r, t, slot, known)[0] * limits.block_size, computed)
+    if known - computed != 1 or (scheduled == 0 and computed == 0):
+        return 0
+    for i in range(scheduled):
+        if r[r[i].running].gained < 0:  # computes its prompt
+            return 0
+    fits_alone = known + t.padding < capacity_tokens(limits)
+    return t.padding if fits_alone and t.padding < limits.max_num_batched_tokens else 0
+
+
+@inlined
+def _fits(r: Requests, t: Totals, limits: Limits, padding: int) -> bool:
+    """Return whether there is room for `padding` tokens more than the known ones of the first
+    waiting request, which may start."""
+    slot = r[t.waiting_head].waiting
+    known, cached, free_ones = known_tokens(r[slot]), 0, 0
+    if t.prefix_caching == 1 and r[slot].blocks == 0:
+        cached, free_ones = find(r, t, slot, known)
+    elif t.prefix_caching == 1:
+        cached, free_ones = r[slot].blocks, held_alone(r, slot)
+    need = blocks_to_start(known + padding, limits) - cached
+    return need <= t.free_blocks + t.held_blocks - free_ones
+
+
+@inlined
+def _account(r: Requests, t: Totals, seconds: float) -> None:
+    """End the scheduled pass, which took `seconds`, and split them by what they went to."""
+    drafts_s, slowed_s = t.draft_s + t.verifying_s, t.slowdown * (seconds + t.draft_s)
+    t.now_s += t.slowdown * t.draft_s + t.slowdown * seconds
+    t.slowed_s += (t.slowdown - 1.0) * (seconds + t.draft_s)
+    t.slot_s += t.n_running * slowed_s
+    t.lock_step_s += seconds - t.own_s
+    t.decodes += t.decoding
+    t.prefill_tokens += t.prefill
+    t.decode_s += t.decoding_s
+    share = t.accepted / t.drafted if t.drafted > 0 else 0.0
+    t.drafts_accepted_s += share * drafts_s
+    t.drafts_rejected_s += (1.0 - share) * drafts_s
+    if t.prefill > 0:
+        _account_prefill(r, t, (t.own_s - t.decoding_s - t.verifying_s) / t.prefill)
+
+
+@lean
+def _account_prefill(r: Requests, t: Totals, token_s: float) -> None:
+    """Split the seconds of prefill by why its tokens are computed."""
+    for i in range(t.n_running):
+        q = r[r[i].running]
+        if q.scheduled == 0 or _decodes(q):
+            continue
+        old, old_accepted = _old_tokens(q), 0.0
+        if q.old_tokens > 0:
+            old_accepted = old * q.old_accepted / q.old_tokens
+        again = 0
+        if q.reached > q.computed:  # with the token that was to decode
+            again = min(q.reached + 1 - q.computed, q.scheduled - old)
+        if q.lost_by == MOVED:
+            t.recompute_moved_s += again * token_s
+        elif q.lost_by == PREEMPTED:
+            t.recompute_preempted_s += again * token_s
+        elif q.lost_by == RELOADED:
+            t.recompute_reloaded_s += again * token_s
+        elif q.lost_by == REDRAFTED:
+            t.recompute_redrafted_s += again * token_s
+        t.prefill_s += (q.scheduled - again - old) * token_s
+        t.drafts_accepted_s += old_accepted * token_s
+        t.drafts_rejected_s += (old - old_accepted) * token_s
+
+
+@inlined
+def _wait_for_drafter(t: Totals) -> None:
+    """Wait until the drafter's pass ends."""
+    assert t.draft_ends_s < np.inf, "neither the verifier nor the drafter has anything to do"
+    share, wait_s = recent_share(t), t.draft_ends_s - t.now_s
+    t.drafts_accepted_s += share * wait_s
+    t.drafts_rejected_s += (1.0 - share) * wait_s
+    t.slot_s += t.n_running * wait_s
+    t.now_s = t.draft_ends_s
+
+
+@inlined
+def _advance(r: Requests, t: Totals, d: Decoding | None, drafted: int) -> bool:
+    """Give the requests what they gain in the scheduled pass, which is over, and learn from their
+    drafts. Return whether one has reached a stop."""
+    stopping = 0
+    if d is not None:
+        decoupled, trees, window_rule = d.rule.decoupled, d.rule.trees, d.rule.window
+        every = d.rule.reconfigure_every
+    for i in range(t.n_running):
+        q = r[r[i].running]
+        new = q.scheduled
+        q.scheduled = 0
+        if d is not None and decoupled:
+            land(q, t, drafted)
+        if new == 0:
+            q.proposed = 0
+            if t.async_scheduling == 1:
+                q.gained = min(q.gained, 0)
+                q.rejected = 0
+            if d is not None and decoupled and q.in_verification > 0:  # it waits on
+                q.ahead += q.in_verification
+                q.in_verification = 0
+            continue
+        decodes = new == 1 + q.drafted and q.computed > 0
+        if q.going > 0:
+            q.computed += 0 if decodes else new
+            continue
+        decoded = q.gained >= 0  # else it was just admitted, or its context was not complete
+        q.gained = -1
+        q.rejected = 0
+        q.computed += new
+        if q.computed == known_tokens(q) + q.drafted:
+            accepted = q.accepted
+            if q.old_tokens > 0 and q.drafted == 0:
+                accepted = q.old_accepted
+            gain = min(1 + accepted, q.stop_at - q.generated)
+            if q.generated == 0:
+                q.first_token_s = t.now_s
+            q.generated += gain
+            q.gained = gain if decoded else 0
+            q.computed = q.prompt + q.generated - 1
+            t.generated_tokens += gain
+            if q.old_tokens > 0:
+                _end_old(q, accepted, gain)
+            elif t.async_scheduling == 1 and decodes:
+                q.rejected = new - gain
+            stopping |= q.generated >= min(q.stop_at, q.watch_at)
+        if d is not None and q.proposed == 1:
+            if decoupled:
+                judge(q, t)
+                if is_due(q, every):
+                    reconfigure(r, t, d, q)
+            else:
+                learn(q, t, window_rule, trees)
+    return stopping > 0
+
+
+@inlined
+def _end_old(q: Request, accepted: int, gain: int) -> None:
+    """End the verification of an old response."""
+    q.drafted_total += q.old_tokens
+    q.accepted_total += min(accepted, gain)
+    q.verifications += 1
+    q.verified_total += gain
+    q.old_tokens = 0
+    q.old_accepted = 0

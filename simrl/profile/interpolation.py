@@ -7,12 +7,12 @@ the profile first, so that no number is extrapolated in silence.
 import numpy as np
 from numpy.typing import NDArray
 
-from simrl.profile.compiled import kernel, part
+from simrl.profile.compiled import kernel, lean
 
 Floats = NDArray[np.float64]
 
 
-@part
+@lean
 def locate(grid: Floats, x: float) -> tuple[int, float]:
     """Return the cell i and the fraction f in [0, 1] with x = grid[i] + f * (grid[i + 1] - grid[i])."""
     last = grid.shape[0] - 1
@@ -30,7 +30,7 @@ def locate(grid: Floats, x: float) -> tuple[int, float]:
     return i, (x - grid[i]) / (grid[i + 1] - grid[i])
 
 
-@part
+@lean
 def interpolate(grid: Floats, values: Floats, x: float) -> float:
     """Return the piecewise-linear `values` over `grid` at x."""
     i, f = locate(grid, x)
@@ -39,7 +39,7 @@ def interpolate(grid: Floats, values: Floats, x: float) -> float:
     return values[i] + f * (values[i + 1] - values[i])
 
 
-@part
+@lean
 def interpolate_row(grid: Floats, rows: Floats, x: float, out: Floats) -> None:
     """Interpolate `rows` (len(grid), m) at x along the first axis, into `out` (m)."""
     i, f = locate(grid, x)

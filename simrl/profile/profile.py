@@ -156,6 +156,46 @@ def equivalent_chunk(prefill_tokens: float, prefill_work: float) -> tuple[float,
     return np.sqrt(2.0 * prefill_work), 0.0
 
 
+@inlined
+def attention_alone_s(
+    tables: Tables,
+    prefill_tokens: float,
+    prefill_work: float,
+    decode_sequences: float,
+    decode_kv_tokens: float,
+) -> float:
+    """Return the seconds of the attention of a pass; see `pass_s`."""
+    chunk, context = 0.0, 0.0
+    if prefill_tokens > 0.0:
+        chunk, context = equivalent_chunk(prefill_tokens, prefill_work)
+    kv = decode_kv_tokens / decode_sequences if decode_sequences > 0.0 else 0.0
+    return interpolate4(
+        tables.prefill_tokens,
+        tables.prefill_kv_tokens,
+        tables.decode_sequences,
+        tables.decode_kv_tokens,
+        tables.attention_s,
+        (chunk, context, decode_sequences, kv),
+    )
+
+
+@inlined
+def without_attention_s(tables: Tables, query_tokens: float, sequences: float) -> float:
+    """Return the seconds of all but the attention and the wait for the longest sequences."""
+    dense = interpolate(tables.dense_tokens, tables.dense_s, query_tokens)
+    sampled = interpolate(tables.sampled_sequences, tables.sampled_s, sequences)
+    return dense + sampled + tables.between_passes_s
+
+
+@inlined
+def with_attention_s(
+    tables: Tables, query_tokens: float, sequences: float, attention_s: float, waiting_s: float
+) -> float:
+    """Return the seconds of a pass, `waiting_s` being what it waits for others than its own kernels."""
+    seconds = without_attention_s(tables, query_tokens, sequences) + attention_s + waiting_s
+    return max(seconds, tables.least_pass_s + tables.between_passes_s)
+
+
 @kernel
 def pass_s(
     tables: Tables,
@@ -172,22 +212,8 @@ def pass_s(
     `decode_kv_tokens` is the sum over the decoding sequences. `query_tokens` counts prefill and decode (and draft) tokens.
     `straggler` [s] is what it waits for its longest decoding sequences.
     """
-    chunk, context = 0.0, 0.0
-    if prefill_tokens > 0.0:
-        chunk, context = equivalent_chunk(prefill_tokens, prefill_work)
-    kv = decode_kv_tokens / decode_sequences if decode_sequences > 0.0 else 0.0
-    attention = interpolate4(
-        tables.prefill_tokens,
-        tables.prefill_kv_tokens,
-        tables.decode_sequences,
-        tables.decode_kv_tokens,
-        tables.attention_s,
-        (chunk, context, decode_sequences, kv),
-    )
-    dense = interpolate(tables.dense_tokens, tables.dense_s, query_tokens)
-    sampled = interpolate(tables.sampled_sequences, tables.sampled_s, sequences)
-    seconds = dense + attention + sampled + tables.between_passes_s + straggler
-    return max(seconds, tables.least_pass_s + tables.between_passes_s)
+    attention = attention_alone_s(tables, prefill_tokens, prefill_work, decode_sequences, decode_kv_tokens)
+    return with_attention_s(tables, query_tokens, sequences, attention, straggler)
 
 
 class TableProfile:

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, Field
 
-from simrl.profile.compiled import kernel
+from simrl.profile.compiled import inlined, kernel
 from simrl.speculation.draws import mixed, uniform
 from simrl.speculation.matching import Floats
 
@@ -82,10 +82,16 @@ def sample_key(seed: int, prompt_id: int, epoch: int, sample: int) -> int:
     return mixed(mixed(mixed(seed, prompt_id), epoch), sample)
 
 
+@inlined
+def levels_accepted(luck: float, hardness: float, log_acceptances: Floats, drafted: int) -> int:
+    """Return how many of `drafted` levels are accepted with a draw of which `luck` is -ln."""
+    accepted = 0
+    while accepted < drafted and luck > hardness * log_acceptances[accepted]:
+        accepted += 1
+    return accepted
+
+
 @kernel
 def accepted_tokens(key: int, generated: int, hardness: float, log_acceptances: Floats, drafted: int) -> int:
     """Return how many of `drafted` tokens are accepted when a response has `generated` tokens."""
-    draw, accepted = uniform(key, generated), 0
-    while accepted < drafted and draw < np.exp(-hardness * log_acceptances[accepted]):
-        accepted += 1
-    return accepted
+    return levels_accepted(-np.log(uniform(key, generated)), hardness, log_acceptances, drafted)

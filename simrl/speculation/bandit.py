@@ -68,6 +68,13 @@ def bandit_state(rule: BanditRule, window: int) -> BanditState:
     return BanditState(rewards, rewards.copy(), np.zeros((2, windows + 1), dtype=np.int64))
 
 
+def bandit_states(rule: BanditRule, window: int, rows: int) -> BanditState:
+    """Return `bandit_state` for each of some engines: arrays with a leading axis of `rows`."""
+    one = bandit_state(rule, window)
+    rewards = np.stack([one.arrived] * rows)
+    return BanditState(rewards, rewards.copy(), np.stack([one.counts] * rows))
+
+
 def copied(state: BanditState) -> BanditState:
     """Return a copy of a state, for a look ahead."""
     return BanditState(state.arrived.copy(), state.ordered.copy(), state.counts.copy())

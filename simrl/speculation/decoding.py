@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simrl.errors import InputError
-from simrl.profile.compiled import kernel, part
+from simrl.profile.compiled import kernel, lean
 from simrl.speculation.acceptance import ModelAcceptance, accepted_tokens
 from simrl.speculation.bandit import BanditRule, bandit_rule
 from simrl.speculation.choices import BegMab, Strategy
@@ -64,7 +64,7 @@ class Draft:
     in_verification: int  # tokens of the window in verification …
     right: int  # … of which that many are right
     drafting: int  # whether the drafter works for it now …
-    decodes: int  # … and whether it may
+    may: int  # tokens that it may draft until the verification to come ends
     misses_total: int  # drafts with a wrong token
     unverified_total: int  # drafted tokens in no window that was verified
 
@@ -208,7 +208,7 @@ def packed(runs: AcceptRuns) -> Runs:
     return both
 
 
-@part
+@lean
 def draft(
     source: int, at: int, generated: int, window: int, hardness: float, runs: Runs, log_acceptances: Floats
 ) -> tuple[int, int]:
@@ -230,7 +230,7 @@ def remember(gauges: Gauges, drafted: int, accepted: int) -> None:
     gauges.recent_accepted = (gauges.recent_accepted + accepted) * (1.0 - 1.0 / MEMORY_PASSES)
 
 
-@part
+@lean
 def passes_to_next_try(gauges: Gauges, most: int) -> int:
     """Return the passes without drafts, at most `most`, after which too little of the recent drafts is remembered."""
     recent, passes = gauges.recent_drafted, 0

@@ -15,7 +15,7 @@ AMPLE = Limits(8, 512, 4, 100, prefix_caching=True)
 
 def audit(engine):
     """Count the blocks of an engine by who has them."""
-    r, t = engine.fleet.arrays.requests[0], engine.fleet.arrays.totals[0]
+    r, t = engine.fleet.arrays.engines.requests[0], engine.fleet.arrays.engines.totals[0]
     having = [slot for slot in range(len(r)) if r["blocks"][slot] > 0]
     own = sum(int(r["blocks"][s] - r["shared"][s] - (r["last_node"][s] >= 0)) for s in having)
     nodes = np.flatnonzero(r["node_kind"])
@@ -167,7 +167,7 @@ def test_many_prompts_that_nobody_asks_for_any_more_do_not_make_an_engine_large(
     for key in range(4000):
         engine.submit(9, 2, prompt_key=key)
         engine.run_until_idle()
-    assert engine.fleet.arrays.requests.size <= 2048
+    assert engine.fleet.arrays.engines.requests.size <= 2048
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])

@@ -150,9 +150,9 @@ def test_nobody_drafts_from_what_is_not_finished(system, name, monkeypatch):
         real_ends(self, engine, slot, rollout, now_s)
 
     def give(self, engine, slot, sample, response, now_s, worker):
-        before = engine.fleet.arrays.drafts[engine.index, slot].copy()
+        before = engine.fleet.arrays.engines.requests[engine.index, slot].copy()
         later_s = real_give(self, engine, slot, sample, response, now_s, worker)
-        if before != engine.fleet.arrays.drafts[engine.index, slot]:
+        if before != engine.fleet.arrays.engines.requests[engine.index, slot]:
             needed = range(4) if name == "histospec" else [sample.sample]
             given.append(all((sample.prompt_id, sample.epoch - 1, i) in finished for i in needed))
         return later_s

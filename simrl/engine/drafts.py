@@ -1,0 +1,349 @@
+"""Drafts: what a request brings to a pass, what the pass teaches, and when an engine drafts at all.
+
+Invariant: what is drafted depends on a request, its tokens and its engine's memory, never on time.
+
+A drafter on GPUs of its own (decoupled: SpecActor, arXiv 2511.16193, §4.1) is a second loop. A
+request takes part in a pass of the verifier only when a window of drafted tokens is there. The
+drafter works in passes of its own, one token for every request that may draft: a decoupled one
+while fewer than two windows of its tokens are unverified, a coupled one until it has a window, and
+only while none of its tokens is in verification. A window that is right to the end yields its
+tokens (decoupled) or one more (coupled); otherwise the right ones and the correction, and all that
+was drafted ahead is thrown away. That request drafts again from the drafter's next boundary on,
+which is at once if the pass under way drafts for no request any more.
+
+At one instant, the order is: a verification ends, a drafter pass ends, a verification starts, a
+drafter pass starts. A token counts as drafted when the drafter's pass for it begins, so tokens that
+are thrown away count. A drafter pass in which a window begins for a request takes a round more.
+`tests/references/decoupled.py` is the rule, an event at a time. Not modelled: the drafter's own
+prefill, and the messages between the loops.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simrl.engine.leaving import drop_caches
+from simrl.engine.requests import REDRAFTED, Engines, Request, Requests, Totals, known_tokens
+from simrl.profile.compiled import inlined, lean
+from simrl.profile.interpolation import interpolate
+from simrl.speculation.acceptance import levels_accepted
+from simrl.speculation.bandit import BanditState, choose, observe
+from simrl.speculation.decoding import (
+    BATCH,
+    ELASTIC,
+    MODEL,
+    NONE,
+    RUNS,
+    Decoding,
+    Floats,
+    Ints,
+    Runs,
+    draft,
+    gate_opens,
+    remember,
+)
+from simrl.speculation.draws import uniform
+from simrl.speculation.gates import ELASTIC_ON, next_elastic
+from simrl.speculation.passes import next_window
+from simrl.speculation.siblings import drawn_is_there, sibling_draft
+from simrl.speculation.specactor import reconfigured, token_acceptance
+from simrl.speculation.windows import WindowRule
+
+
+@lean
+def drafts_now(r: Requests, t: Totals, d: Decoding) -> bool:
+    """Return whether running requests have drafts, and the engine speculates."""
+    return gate_opens(d.rule, d.gate_batch, t, t.n_running) and any_source(r, t, NONE)
+
+
+@lean
+def any_source(r: Requests, t: Totals, source: int) -> bool:
+    """Return whether a running request drafts from this source (`NONE`: from any)."""
+    for i in range(t.n_running):
+        other = r[r[i].running].source
+        if other != NONE and (other == source or source == NONE):
+            return True
+    return False
+
+
+@inlined
+def will_draft(q: Request) -> bool:
+    """Return whether a running request decodes, and so drafts if its engine speculates."""
+    one_token = q.going == 2 or known_tokens(q) - q.computed == 1
+    return bool(q.source != NONE and q.gained >= 0 and one_token)
+
+
+@inlined
+def bandit_of(e: Engines, row: int) -> BanditState:
+    """Return the bandit of an engine."""
+    return BanditState(e.bandits.arrived[row], e.bandits.ordered[row], e.bandits.counts[row])
+
+
+@lean
+def choose_arm(e: Engines, row: int, d: Decoding) -> int:
+    """Return the arm of the trees of the pass to come; 0 where no request has one."""
+    r, t, modelled = e.requests[row], e.totals[row], 0
+    for i in range(t.n_running):
+        q = r[r[i].running]
+        modelled += q.source == MODEL and will_draft(q)
+    return choose(d.bandit, bandit_of(e, row), t.bandit_key, modelled) if modelled > 0 else 0
+
+
+@inlined
+def propose(
+    q: Request, t: Totals, most: int, runs: Runs, logs: Floats, tree_levels: int, tree_nodes: int
+) -> None:
+    """Let a request that decodes draft for the pass to come, of `most` tokens at most. A model
+    drafts a tree if `tree_levels` are not 0; `logs` are its acceptances."""
+    trees = tree_levels > 0 and q.source == MODEL
+    window = min(q.window, most)
+    levels = tree_levels if trees else window
+    drafted, accepted = window, 0
+    if q.going > 0:  # nobody knows yet that it gains nothing
+        pass
+    elif q.source == MODEL:
+        drafted = min(tree_nodes, most) if trees else window
+        luck = -np.log(uniform(q.at, q.generated))
+        accepted = min(levels_accepted(luck, q.hardness * t.drift, logs, levels), drafted)
+    elif q.source == RUNS:
+        run = int(runs[q.at + q.generated])
+        drafted = min(run & 255, window)
+        accepted = min(run >> 8, drafted)
+        levels = drafted
+    _bring(q, t, drafted, accepted, levels)
+
+
+@inlined
+def _bring(q: Request, t: Totals, drafted: int, accepted: int, levels: int) -> None:
+    """Let a request bring a draft to the pass to come."""
+    t.proposing += 1
+    t.levels = max(t.levels, levels)
+    q.proposed = q.going == 0
+    q.drafted = drafted
+    q.accepted = accepted
+
+
+@lean
+def propose_from_siblings(
+    e: Engines, row: int, q: Request, t: Totals, d: Decoding, most: int
+) -> None:
+    """Do as `propose`, for a request that drafts from its siblings."""
+    window = min(q.window, most)
+    drafted, accepted = (window, 0) if q.going > 0 else _from_siblings(e, row, q, d, window)
+    _bring(q, t, drafted, accepted, drafted)
+
+
+@inlined
+def _from_siblings(e: Engines, row: int, q: Request, d: Decoding, window: int) -> tuple[int, int]:
+    """Return the tokens that a request drafts from its siblings, and how many are accepted."""
+    index, r, first = d.siblings, e.requests[row], d.siblings.group_first[q.at]
+    for i in range(index.group_end[q.at] - first):
+        place = e.places[row, first + i]
+        e.readable[i] = r[place - 1].generated if place > 0 else -place
+    if not d.rule.own_text:
+        e.readable[q.at - first] = 0
+    if q.runs_at < 0:
+        return sibling_draft(index, q.at, q.generated, e.readable, window)
+    if not drawn_is_there(index, q.at, q.generated, e.readable):
+        return 0, 0
+    return draft(RUNS, q.runs_at, q.generated, window, 1.0, d.runs, d.log_acceptances[0])
+
+
+@inlined
+def round_s(t: Totals, d: Decoding, arm: int) -> float:
+    """Return the seconds of the round in which the requests have drafted."""
+    if t.proposing == 0:
+        return 0.0
+    n = float(t.proposing)
+    step_s = interpolate(d.draft_sequences, d.step_s[arm], n)
+    return interpolate(d.draft_sequences, d.round_s[arm], n) + t.levels * step_s
+
+
+@inlined
+def learn(q: Request, t: Totals, window_rule: WindowRule, trees: bool) -> None:
+    """Count a verified draft, and set the window of the next; a tree's moves no window."""
+    if trees and q.source == MODEL:
+        t.modelled += 1
+        t.modelled_accepted += q.accepted
+    else:
+        q.window = next_window(window_rule, q.window, q.drafted, q.accepted)
+    verified = q.drafted > 0
+    q.drafted_total += q.drafted
+    q.accepted_total += min(q.accepted, q.left)
+    q.verifications += verified
+    q.verified_total += verified * min(1 + q.accepted, q.left)
+    t.proposed += 1
+    t.proposed_drafted += q.drafted
+    t.proposed_accepted += q.accepted
+
+
+@lean
+def end_round(
+    e: Engines, row: int, d: Decoding, arm: int, seconds: float, speculates: bool
+) -> None:
+    """Remember what a pass of `seconds` has verified, and let the drafter prefill what it has."""
+    t = e.totals[row]
+    if t.proposed > 0:
+        remember(t, t.proposed_drafted, t.proposed_accepted)
+    if t.modelled > 0:
+        tokens = 1.0 + t.modelled_accepted / t.modelled
+        observe(d.bandit, bandit_of(e, row), arm, tokens, t.modelled, seconds)
+    prefills = d.prefill_s > 0.0 and not d.rule.decoupled
+    if prefills and (d.rule.gate != ELASTIC or speculates):
+        prefill_s = d.prefill_s * t.prefill
+        share = recent_share(t)
+        t.drafts_accepted_s += share * prefill_s
+        t.drafts_rejected_s += (1.0 - share) * prefill_s
+        t.slowed_s += (t.slowdown - 1.0) * prefill_s
+        t.slot_s += t.n_running * t.slowdown * prefill_s
+        t.now_s += t.slowdown * prefill_s
+
+
+@inlined
+def recent_share(t: Totals) -> float:
+    """Return the accepted share of the recent drafts."""
+    return t.recent_accepted / t.recent_drafted if t.recent_drafted > 0 else 0.0
+
+
+@lean
+def heed_gate(
+    r: Requests, t: Totals, d: Decoding, passes: int, batch: int, speculates: bool
+) -> None:
+    """Let the gate see `passes` over `batch` requests, which are over."""
+    if d.rule.gate == BATCH and not speculates:
+        for _ in range(passes):
+            remember(t, 0, 0)
+    if d.rule.gate != ELASTIC or t.elastic_state == ELASTIC_ON or t.prefill > 0:
+        return
+    for _ in range(passes):
+        t.elastic_state = next_elastic(t.elastic_state, batch, d.rule.threshold, d.rule.patience)
+    if t.elastic_state == ELASTIC_ON and any_source(r, t, MODEL):
+        drop_caches(r, t, REDRAFTED)  # a model needs the hidden states of all that runs
+
+
+# Decoupled drafting. From one verification to the next, a request drafts in every drafter pass
+# until it has all it may. `meanwhile` has, by the number of passes, how many requests then have it,
+# and for how many a window begins in the next pass.
+HAVING, BEGINS = np.arange(2)
+
+
+@inlined
+def take_window(
+    q: Request, t: Totals, most: int, runs: Runs, logs: Floats, landed: bool, meanwhile: Ints
+) -> bool:
+    """Put a window into the pass to come, of which at most `most` tokens are computed, and plan
+    what is drafted until its end. Return whether the request takes part in the pass."""
+    if landed:
+        q.ahead += q.drafting
+        q.drafting = 0
+    q.may = 0
+    if q.generated == 0 or known_tokens(q) - q.computed != 1 or q.source == NONE:
+        return True
+    window, ready = q.window, q.ahead >= q.window
+    if ready:
+        if q.source == MODEL:
+            luck = -np.log(uniform(q.at, q.generated))
+            right = levels_accepted(luck, q.hardness * t.drift, logs, window)
+        else:
+            _, right = draft(q.source, q.at, q.generated, window, 1.0, runs, logs)
+        # Computed are the token known last and all drafted ones; decoupled, the last is not: nobody
+        # asks what follows it.
+        q.drafted = min(window if q.coupled == 1 else window - 1, most)
+        q.accepted = min(right, q.drafted)
+        q.proposed = 1
+        q.in_verification = window
+        q.right = right
+        q.ahead -= window
+        if q.coupled == 1:  # what was drafted beyond may contradict the bonus token
+            q.ahead = 0
+            q.drafting = 0
+    else:
+        q.drafted = -1
+    bound = 2 * window
+    if q.coupled == 1:
+        bound = window if q.in_verification == 0 else 0
+    unverified = q.in_verification + q.ahead + q.drafting
+    q.may = max(bound - unverified, 0)
+    t.flying += q.drafting
+    t.proposing += q.may > 0
+    meanwhile[HAVING, q.may] += 1
+    for begin in (0, window):
+        if unverified <= begin < bound:
+            meanwhile[BEGINS, begin - unverified] += 1
+    return ready
+
+
+@lean
+def draft_meanwhile(t: Totals, d: Decoding, began_s: float, rests: bool, meanwhile: Ints) -> int:
+    """Start the drafter's passes that begin from `began_s` to now, at least one if it rests. Return
+    their number; `t.draft_ends_s` is when the last one ends, infinity if the drafter rests then."""
+    passes, free_s, until_s = 0, began_s if rests else t.draft_ends_s, t.now_s
+    while t.proposing > 0 and (free_s < until_s or (rests and passes == 0)):
+        n = float(t.proposing)
+        seconds = interpolate(d.draft_sequences, d.step_s[0], n)
+        if meanwhile[BEGINS, passes] > 0:
+            seconds += interpolate(d.draft_sequences, d.round_s[0], n)
+        t.draft_tokens += t.proposing
+        free_s += t.slowdown * seconds
+        passes += 1
+        t.proposing -= meanwhile[HAVING, passes]
+    t.draft_ends_s = np.inf if free_s < until_s or (rests and passes == 0) else free_s
+    return passes
+
+
+@inlined
+def land(q: Request, t: Totals, passes: int) -> None:
+    """Give a request what the drafter began for it in so many passes: all but the last landed."""
+    if passes > 0 or t.draft_ends_s == np.inf:
+        drafted, flies = min(q.may, passes), t.draft_ends_s < np.inf and q.may >= passes
+        q.ahead += q.drafting + drafted - flies
+        q.drafting = flies
+        q.drafted_total += drafted
+        q.unverified_total += drafted
+
+
+@inlined
+def judge(q: Request, t: Totals) -> None:
+    """End the verification of a window: count it, and throw away what was drafted after a miss."""
+    window, right = q.in_verification, q.right
+    if q.drafted < (window if q.coupled == 1 else window - 1):  # the pass had room for a part
+        right = min(right, q.drafted)
+    accepted = min(right, q.left)
+    missed = right < min(window, q.left)
+    q.in_verification = 0
+    q.unverified_total -= window
+    q.accepted_total += accepted
+    q.misses_total += missed
+    q.verifications += 1
+    q.verified_total += q.generated - (q.stop_at - q.left)
+    if missed or q.generated >= q.stop_at:
+        q.ahead = 0
+        q.drafting = 0
+    t.proposed += 1
+    t.proposed_drafted += window
+    t.proposed_accepted += accepted
+
+
+@inlined
+def is_due(q: Request, every: int) -> bool:
+    """Return whether a request passed a multiple of `every` tokens in this verification."""
+    return bool(every > 0 and (q.stop_at - q.left) // every < q.generated // every)
+
+
+@lean
+def reconfigure(r: Requests, t: Totals, d: Decoding, q: Request) -> None:
+    """Give a request the window and the mode that suit its acceptance beside the others'."""
+    total, known = 0.0, 0
+    for i in range(t.n_running):
+        other = r[r[i].running]
+        acceptance = token_acceptance(other.accepted_total, other.misses_total)
+        if not np.isnan(acceptance):
+            total += acceptance
+            known += 1
+    q.window, q.coupled = reconfigured(
+        token_acceptance(q.accepted_total, q.misses_total),
+        total / known if known > 0 else 0.0,
+        d.rule.window.start_tokens,
+        d.best_window,
+        d.best_coupled,
+    )

@@ -18,8 +18,8 @@ from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
 from simrl.result.result import Lane, Result
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.rollout import Rollout, Segment
+from simrl.runtime.simulated_trainer import SimulatedTrainer
 from simrl.runtime.simulated_worker import SimulatedWorker
-from simrl.runtime.trainer import SimulatedTrainer
 from simrl.runtime.worker import GroupRun, WorkerCosts
 from simrl.scenario.model import Scenario
 from simrl.simulate.prepare import Prepared, prepare

@@ -23,8 +23,6 @@ from simrl.profile.profile import ProfileMetadata, TableProfile, read_profile
 from simrl.profile.shipped import PROFILES, SHIPPED, file_name
 from simrl.runtime.agents import PLAIN, AgentRules, agent_rules, check_concurrency
 from simrl.runtime.faults import check_faults
-from simrl.runtime.training_costs import TrainingCosts
-from simrl.runtime.weight_sync import PINNED_SHARE, extrapolated, loading_s, synced_by
 from simrl.runtime.worker import WorkerCosts
 from simrl.scenario.model import ClusterConfig, Scenario
 from simrl.simulate.cache import InputCache
@@ -44,6 +42,8 @@ from simrl.systems.recipes import make_system
 from simrl.systems.system import System
 from simrl.trace.synthesis import MOST_SAMPLES
 from simrl.trace.trace import Trace
+from simrl.training.costs import TrainingCosts
+from simrl.training.weight_sync import PINNED_SHARE, extrapolated, loading_s, synced_by
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any
 from simrl.errors import InputError
 from simrl.profile.hardware import GIB, Gpu
 from simrl.profile.model_shape import ModelShape
-from simrl.runtime.training_costs import TrainingCosts
-from simrl.scenario.training import TrainingConfig
+from simrl.training.config import TrainingConfig
+from simrl.training.costs import TrainingCosts
 from simrl.validation import in_words
 
 SIZES = [2**power for power in range(8)]  # of groups of GPUs, tried as remedies

@@ -18,14 +18,14 @@ from simrl.profile.profile import ProfileMetadata, TableProfile
 from simrl.profile.rollout_times import RolloutTimes
 from simrl.result.metrics import summary
 from simrl.runtime.events import on_fire
-from simrl.runtime.trainer import SimulatedRewarder, SimulatedTrainer
-from simrl.runtime.training_costs import TrainingCosts
-from simrl.runtime.weight_sync import PINNED_SHARE
+from simrl.runtime.simulated_trainer import SimulatedRewarder, SimulatedTrainer
 from simrl.runtime.worker import WorkerCosts
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import Schedule, simulate_prepared, simulated_workers
 from simrl.systems.recipes import RECIPES, make_system
 from simrl.trace.workload import Workload
+from simrl.training.costs import TrainingCosts
+from simrl.training.weight_sync import PINNED_SHARE
 from tests.helpers import (
     LINEAR,
     ROOMY,

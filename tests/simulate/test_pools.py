@@ -16,9 +16,7 @@ from simrl.profile.model_shape import MODELS
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.profilers.transformed import Transformation
 from simrl.result.metrics import prices, summary
-from simrl.runtime.weight_sync import loading_s
 from simrl.scenario.load import ScenarioFile
-from simrl.scenario.training import TrainingConfig
 from simrl.show.inputs import inputs, provenance
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate
@@ -26,6 +24,8 @@ from simrl.study.compare import without_colocated
 from simrl.study.goal import Goal
 from simrl.study.search_space import make_space
 from simrl.systems.recipes import RECIPES, make_system
+from simrl.training.config import TrainingConfig
+from simrl.training.weight_sync import loading_s
 from tests.helpers import scenario
 
 H20 = {"gpu": "h20", "gpus": 4, "tp": 1, "cost_per_gpu_hour": 1.0}

@@ -2,7 +2,7 @@
 
 Invariant: time follows from work that is carried out, not from a mean: sequences are dealt to data-parallel ranks, packed
 into micro-batches on each, and a phase ends when its slowest rank does. A micro-batch's time is computed from its operations
-(`training_kernels`), or from a model FLOPs utilisation that was measured; neither is fitted to the outcome of a schedule.
+(`operations`), or from a model FLOPs utilisation that was measured; neither is fitted to the outcome of a schedule.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from simrl.profile.compiled import kernel
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape
-from simrl.runtime.fused_pipelines import pipelines_s
-from simrl.runtime.pipeline_stages import forward_only, one_forward_one_backward
-from simrl.runtime.training_kernels import MEMORY_SHARE, Floats, MicroBatch, microbatches_s
-from simrl.runtime.weight_sync import FULL_BYTES, copied_bytes_per_s, handing_s, publication_s
-from simrl.scenario.training import TrainingConfig
+from simrl.training.config import TrainingConfig
+from simrl.training.operations import MEMORY_SHARE, Floats, MicroBatch, microbatches_s
+from simrl.training.stages import forward_only, one_forward_one_backward, pipelines_s
+from simrl.training.weight_sync import FULL_BYTES, copied_bytes_per_s, handing_s, publication_s
 
 Ints = NDArray[np.int64]
 
@@ -42,7 +41,7 @@ class TrainingCosts:
     them (old policy, reference, AReaL's proximal policy), the config's `reference_passes` among them, by `reference` if it is
     another model. `switch`: rollout runs on these GPUs, too. `controller`: the batch goes through one process on its way.
     `pauses`: workers are paused while weights are published. `critic`: a critic of the model's shape is trained, too, after the
-    policy or fused with it (`fused_pipelines`). `streams`: each micro-batch fetches the weights from the host. `precision`: of
+    policy or fused with it (`stages`). `streams`: each micro-batch fetches the weights from the host. `precision`: of
     the layers' matrix products."""
 
     model: ModelShape
@@ -191,7 +190,7 @@ class TrainingCosts:
         A micro-batch takes its work, or (FSDP) the gathering of the sharded weights, once for each of forward and backward, and
         the reduction of the gradients, whichever is longer. These bring the ranks together, so all wait for the slowest in each
         micro-batch, as ranks that divide experts do for each other; otherwise they wait at the end alone. Pipeline stages are
-        executed pass by pass (`pipeline_stages`); the last one has the output head, and no fewer layers than others.
+        executed pass by pass (`stages`); the last one has the output head, and no fewer layers than others.
         """
         config = self.config
         room = (config.log_prob_tokens_per_microbatch if passes == 1 else None) or config.tokens_per_microbatch

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from simrl.profile.hardware import GPUS, LINK_SHARE, Gpu
 from simrl.profile.model_shape import MODELS, ModelShape
-from simrl.runtime.pipeline_stages import forward_only, one_forward_one_backward
-from simrl.runtime.training_costs import TrainingCosts, deal, longest_first, pack
-from simrl.runtime.training_kernels import COLLECTIVE_S
-from simrl.runtime.weight_sync import PAGEABLE_NODE_BYTES_PER_S, PINNED_SHARE
-from simrl.scenario.training import TrainingConfig
+from simrl.training.config import TrainingConfig
+from simrl.training.costs import TrainingCosts, deal, longest_first, pack
+from simrl.training.operations import COLLECTIVE_S
+from simrl.training.stages import forward_only, one_forward_one_backward
+from simrl.training.weight_sync import PAGEABLE_NODE_BYTES_PER_S, PINNED_SHARE
 
 MODEL = ModelShape(name="toy", layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, intermediate=16, vocab=32)
 GPU = Gpu(

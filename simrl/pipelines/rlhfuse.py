@@ -179,7 +179,7 @@ class RolloutStep:
 
     def _free_workers(self) -> list[int]:
         """Return the workers that hold no sample and are not lost; none while a freed one still has to let go of samples."""
-        lost, held = self._run.dispatcher.lost, self._run.dispatcher.number_held()
+        lost, held = self._run.dispatcher.lost, self._run.dispatcher.unfinished.tolist()
         if any(held[worker] for worker in self._freed):
             return []
         return [worker for worker, number in enumerate(held) if not number and worker not in lost]

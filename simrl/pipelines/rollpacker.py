@@ -141,9 +141,6 @@ def tail_batching(
     its kind and its rollouts."""
     queue = deque() if queue is None else queue
 
-    def long_round(size: int) -> list[GroupProgress]:
-        return [GroupProgress(group) for group in _again(run, queue, size)]
-
     def short_round(size: int) -> list[GroupProgress]:
         groups = run.workload.next_groups(times(eta_prompts, size))
         extra = [times(eta_responses, len(group)) - len(group) for group in groups]
@@ -154,7 +151,9 @@ def tail_batching(
 
     def collect(batch: Batch) -> simpy.events.ProcessGenerator:
         is_long = len(queue) >= batch.size
-        prompts = (long_round if is_long else short_round)(batch.size)
+        prompts = (
+            [GroupProgress(group) for group in _again(run, queue, batch.size)] if is_long else short_round(batch.size)
+        )
         a_round = Round(
             run, prompts, batch.size, on_complete=lambda group: batch.add(group.trainable) if async_rewards else None
         )

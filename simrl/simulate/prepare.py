@@ -14,7 +14,7 @@ import numpy as np
 
 import simrl
 from simrl.engine.requests import Limits
-from simrl.errors import InputError, broken
+from simrl.errors import InputError, refuse
 from simrl.profile.extension import covering
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape, model_shape, require_kv_heads, understood
@@ -362,7 +362,7 @@ def _fetched_share(kv: str, costs: WorkerCosts, profile: TableProfile, limits: L
 def _require_ranks(cluster: ClusterConfig, model: ModelShape, system: System) -> None:
     """Raise `InputError` for data-parallel ranks or shared experts that vLLM does not have, or that are not modelled."""
     gpus, ranks = cluster.worker_gpus, f"cluster.dp is {cluster.dp}"
-    if wrong := broken(
+    refuse(
         (
             model.experts == 0 and cluster.dp > 1,
             f"{ranks}: {model.name} has no experts, and its ranks are workers of their own; use 1",
@@ -373,8 +373,7 @@ def _require_ranks(cluster: ClusterConfig, model: ModelShape, system: System) ->
             f"or each has a part of all; use {gpus} or 1",
         ),
         (model.experts == 0 and cluster.ep > 1, f"cluster.ep is {cluster.ep}: {model.name} has no experts; use 1"),
-    ):
-        raise InputError(wrong)
+    )
     if cluster.dp > 1:
         require_divisor("cluster.tp × cluster.dp", gpus, cluster.gpus, "GPUs")
     if cluster.ep > 1:
@@ -461,7 +460,7 @@ def _require_own_pools(cluster: ClusterConfig, system: System) -> None:
     if cluster.train is None:
         return
     pools = f"system {system.name}: cluster.train gives training GPUs of its own"
-    if wrong := broken(
+    refuse(
         (system.rollout_share is None, f"{pools}, and it trains on the GPUs that roll out; leave one of them out"),
         (
             system.adapt_split_every,
@@ -471,8 +470,7 @@ def _require_own_pools(cluster: ClusterConfig, system: System) -> None:
             "rollout_share" in system.parameters,
             f"{pools}, so cluster.gpus and cluster.train.gpus are the split; leave out its rollout_share",
         ),
-    ):
-        raise InputError(wrong)
+    )
 
 
 def _split(cluster: ClusterConfig, unit: int, system: System) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape
 from simrl.training.config import TrainingConfig
 from simrl.training.operations import MEMORY_SHARE, Floats, MicroBatch, microbatches_s
-from simrl.training.stages import forward_only, one_forward_one_backward, pipelines_s
+from simrl.training.stages import pipelines_s, stages_s
 from simrl.training.weight_sync import FULL_BYTES, copied_bytes_per_s, handing_s, publication_s
 
 Ints = NDArray[np.int64]
@@ -61,11 +61,6 @@ class TrainingCosts:
     @property
     def ranks(self) -> int:
         return self.gpus // self.config.gpus_per_rank
-
-    def phases(self, lengths: Ints, version: int = 0, publish: bool = True) -> list[Phase]:
-        """Return all phases in order, for a batch of sequences of `lengths` tokens; the update makes `version` + 1."""
-        before = self.transfer(lengths) + ([("switch", self.switch_s)] if self.switch else [])
-        return before + self.inference(lengths) + self.update(lengths, self.minibatches) + self.after(version, publish)
 
     def transfer(self, lengths: Ints) -> list[Phase]:
         """Return the batch's way through the controller, before the switch from rollout to training."""
@@ -198,7 +193,7 @@ class TrainingCosts:
         order = longest_first(lengths)
         rank_of = deal(lengths, order, self.ranks)
         if config.microbatching == "fixed":
-            parts = [self.microbatches(lengths[rank_of == rank], budget) for rank in range(self.ranks)]
+            parts = [self.fixed_microbatches(lengths[rank_of == rank], budget) for rank in range(self.ranks)]
             ranks = np.repeat(np.arange(self.ranks), list(map(len, parts)))
             packed = config.remove_padding
             sums = [
@@ -236,9 +231,9 @@ class TrainingCosts:
     def _staged_s(self, each_stage_s: Floats, passes: int) -> float:
         """Return the seconds of micro-batches through pipeline stages; forward passes are their part of the sweeps."""
         if passes == 1:
-            return forward_only(each_stage_s)
+            return stages_s(each_stage_s, np.zeros_like(each_stage_s), False)
         forward = self._forward_share
-        return one_forward_one_backward(forward * each_stage_s, (1 - forward) * each_stage_s)
+        return stages_s(forward * each_stage_s, (1 - forward) * each_stage_s, True)
 
     @property
     def _forward_share(self) -> float:
@@ -291,15 +286,12 @@ class TrainingCosts:
         mine = self._held(self.model)
         return moved + (4 + 2) * mine * (1 - 1 / self.ranks) / self.gpu.bytes_per_s_among(self.gpus)
 
-    def microbatches(self, lengths: Ints, budget_tokens: int) -> list[Ints]:
-        """Pack the sequences of one rank into micro-batches, none above the budget."""
-        if self.config.microbatching == "fixed":
-            if self.config.microbatches:
-                return [part for part in np.array_split(lengths, self.config.microbatches) if part.size]
-            each = self.config.sequences_per_microbatch or max(1, budget_tokens // int(lengths.max(initial=1)))
-            return [lengths[i : i + each] for i in range(0, lengths.size, each)]
-        bins, _ = pack(lengths, longest_first(lengths), np.zeros(lengths.size, np.int64), budget_tokens)
-        return [lengths[bins == b] for b in range(int(bins.max(initial=-1)) + 1)]
+    def fixed_microbatches(self, lengths: Ints, budget_tokens: int) -> list[Ints]:
+        """Return the micro-batches of one rank with fixed numbers of sequences, none above the budget if padded."""
+        if self.config.microbatches:
+            return [part for part in np.array_split(lengths, self.config.microbatches) if part.size]
+        each = self.config.sequences_per_microbatch or max(1, budget_tokens // int(lengths.max(initial=1)))
+        return [lengths[i : i + each] for i in range(0, lengths.size, each)]
 
     @property
     def state_bytes(self) -> float:

@@ -266,16 +266,9 @@ class Dispatcher:
         if lost:
             self._loss.fire()
 
-    def activate(self, worker: int) -> None:
-        """Let a worker that was retired take samples again, unless it is lost."""
-        self._take_samples(worker, self._retired)
-
-    def found(self, worker: int) -> None:
-        """Let a worker that was lost take samples again, unless it was also retired."""
-        self._take_samples(worker, self._lost)
-
-    def _take_samples(self, worker: int, back_from: set[int]) -> None:
-        back_from.discard(worker)
+    def activate(self, worker: int, lost: bool = False) -> None:
+        """End the retirement of a worker, or its loss. It takes samples again once neither lasts."""
+        (self._lost if lost else self._retired).discard(worker)
         if worker in self._lost or worker in self._retired:
             return
         self._room.active[worker] = True

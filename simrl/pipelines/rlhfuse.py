@@ -17,7 +17,7 @@ import simpy
 
 from simrl.pipelines.batch import Batch, submit_groups
 from simrl.pipelines.context import RunContext
-from simrl.runtime.events import Signal, gather, on_fire, once_an_instant
+from simrl.runtime.events import Signal, on_fire, once_an_instant
 from simrl.runtime.rollout import Rollout
 from simrl.trace.sample import Group
 
@@ -41,7 +41,7 @@ def rlhfuse(
     destinations_of = partial(number_of_destinations, run.times, destinations, slowdown) if migration else None
     for k in range(run.steps):
         if k:
-            yield gather(run.env, [worker.load_weights(run.trainer.version) for worker in run.workers])
+            yield run.load_weights()
         step = RolloutStep(run, threshold, destinations_of)
         yield from step.roll_out(run.workload.next_batch(), round_samples if fusion else 0)
         yield run.trainer.train(step.batch.rollouts, prepared=step.inferred)

@@ -23,7 +23,6 @@ from simrl.pipelines.batch import Batch, Collector
 from simrl.pipelines.context import RunContext
 from simrl.pipelines.rlhfuse import RolloutStep
 from simrl.pipelines.rounds import GroupProgress, Round, times
-from simrl.runtime.events import gather
 from simrl.runtime.rollout import Rollout
 from simrl.trace.sample import Group
 
@@ -48,7 +47,7 @@ def in_layouts(
         is_long = len(queue) >= run.workload.batch_groups
         at = planner.form(is_long)
         if k:
-            yield gather(run.env, [worker.load_weights(run.trainer.version) for worker in at.workers])
+            yield at.load_weights()
         if is_long and stream_from is not None:
             step = RolloutStep(at, 1 - stream_from, _half, gradients=True)
             yield from step.roll_out(_again(run, queue, run.workload.batch_groups), stream_samples)

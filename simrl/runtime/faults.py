@@ -57,7 +57,7 @@ class HearsOfLosses(Protocol):
 
     def retire(self, worker: int, lost: bool = False) -> None: ...
 
-    def found(self, worker: int) -> None: ...
+    def activate(self, worker: int, lost: bool = False) -> None: ...
 
 
 def inject(
@@ -150,7 +150,7 @@ class _PresentFaults:
         """Let a worker with its weights take samples again, unless it was lost again meanwhile."""
         yield self.worker.restore()
         if not self.lost:
-            self.dispatcher.found(self.index)
+            self.dispatcher.activate(self.index, lost=True)
             self.vain = True
             call_last(self.env, self.run_stands_still)  # when this has had its effects
 

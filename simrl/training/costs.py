@@ -226,14 +226,8 @@ class TrainingCosts:
         np.maximum.at(others_s, (groups, places), stage_s)
         each_stage_s = np.repeat(others_s[:, :, None], stages, axis=2)
         each_stage_s[:, :, -1] = slowest_s
-        return max(self._staged_s(of_group[of_group[:, -1] > 0], passes) for of_group in each_stage_s)
-
-    def _staged_s(self, each_stage_s: Floats, passes: int) -> float:
-        """Return the seconds of micro-batches through pipeline stages; forward passes are their part of the sweeps."""
-        if passes == 1:
-            return stages_s(each_stage_s, np.zeros_like(each_stage_s), False)
-        forward = self._forward_share
-        return stages_s(forward * each_stage_s, (1 - forward) * each_stage_s, True)
+        forward = self._forward_share if passes > 1 else 1.0
+        return max(stages_s(of_group[of_group[:, -1] > 0], forward, passes > 1) for of_group in each_stage_s)
 
     @property
     def _forward_share(self) -> float:

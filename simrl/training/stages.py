@@ -20,11 +20,12 @@ Floats = NDArray[np.float64]
 
 
 @kernel
-def stages_s(forward_s: Floats, backward_s: Floats, alternating: bool) -> float:
-    """Return when the last pass ends; the seconds are of each micro-batch at each stage. A stage begins with all forward
-    passes; `alternating`, with one for each stage from it on, and then alternates (1F1B; Megatron, without interleaving)."""
-    count, stages = forward_s.shape
-    forward_ended_s, backward_ended_s = np.full((count, stages), -1.0), np.full((count, stages), -1.0)
+def stages_s(microbatches_s: Floats, forward: float, alternating: bool) -> float:
+    """Return when the last pass ends; the seconds are of each micro-batch at each stage, a share `forward` of them forward. A
+    stage begins with all forward passes; `alternating`, with one for each stage from it on, and then alternates (1F1B;
+    Megatron, without interleaving)."""
+    count, stages = microbatches_s.shape
+    ended_s = np.full((2, count, stages), -1.0)  # by forward or backward
     free_s, done = np.zeros(stages), np.zeros(stages, np.int64)
     left = 2 * count * stages
     while left:
@@ -33,21 +34,18 @@ def stages_s(forward_s: Floats, backward_s: Floats, alternating: bool) -> float:
             mixed = 2 * (count - ahead)
             while done[stage] < 2 * count:
                 k = done[stage] - ahead
-                forward = k < 0 or (k < mixed and k % 2 == 1)
-                i = done[stage] if k < 0 else ahead + k // 2 if forward else k // 2 if k < mixed else k - mixed // 2
+                back = 0 if k < 0 or (k < mixed and k % 2 == 1) else 1
+                i = done[stage] if k < 0 else k - mixed // 2 if k >= mixed else k // 2 if back else ahead + k // 2
                 before_s = 0.0
-                if forward and stage > 0:
-                    before_s = forward_ended_s[i, stage - 1]
-                elif not forward:
-                    before_s = forward_ended_s[i, stage] if stage == stages - 1 else backward_ended_s[i, stage + 1]
+                if back:
+                    before_s = ended_s[0, i, stage] if stage == stages - 1 else ended_s[1, i, stage + 1]
+                elif stage > 0:
+                    before_s = ended_s[0, i, stage - 1]
                 if before_s < 0:
                     break
-                start_s = max(free_s[stage], before_s)
-                free_s[stage] = start_s + (forward_s[i, stage] if forward else backward_s[i, stage])
-                if forward:
-                    forward_ended_s[i, stage] = free_s[stage]
-                else:
-                    backward_ended_s[i, stage] = free_s[stage]
+                share = 1.0 - forward if back else forward
+                free_s[stage] = max(free_s[stage], before_s) + share * microbatches_s[i, stage]
+                ended_s[back, i, stage] = free_s[stage]
                 done[stage] += 1
                 left -= 1
     return float(free_s.max())

@@ -256,14 +256,14 @@ def test_micro_batches_of_a_fixed_count_have_equal_numbers_of_sequences_and_room
 
 def test_a_pipeline_of_equal_micro_batches_has_the_known_bubble():
     equal = np.ones((5, 4))
-    assert stages_s(equal[:, :1], 2 * equal[:, :1], True) == 15
+    assert stages_s(3 * equal[:, :1], 1 / 3, True) == pytest.approx(15)
     # Each further stage adds a forward pass to fill it, and a backward one to drain it.
-    assert stages_s(equal, 2 * equal, True) == 15 + 3 * 3
-    assert stages_s(equal, 0 * equal, False) == 5 + 3
+    assert stages_s(3 * equal, 1 / 3, True) == pytest.approx(15 + 3 * 3)
+    assert stages_s(equal, 1.0, False) == 5 + 3
     # The last stage: 1-2 forward, 2-4 backward, 4-7 forward, 7-13 backward; then the first one's last backward pass.
     unequal = np.array([[1.0, 1.0], [3.0, 3.0]])
-    assert stages_s(unequal, 2 * unequal, True) == 13 + 6
-    assert stages_s(unequal, 0 * unequal, False) == 1 + 3 + 3
+    assert stages_s(3 * unequal, 1 / 3, True) == pytest.approx(13 + 6)
+    assert stages_s(unequal, 1.0, False) == 1 + 3 + 3
 
 
 def test_micro_batches_by_tokens_fill_a_pipeline_better_than_a_fixed_count():

@@ -229,17 +229,16 @@ def _layout(prepared: Prepared, tp: int, inputs: InputCache) -> Prepared:
     if scenario.faults:
         raise InputError(f"{asked}, and faults are of workers that stay; leave planner or faults out")
     ep, given = tp * cluster.dp if cluster.ep > 1 else 1, scenario.engine.kv_cache_tokens
-    update: dict[str, Any] = {"cluster": cluster.model_copy(update={"tp": tp, "ep": ep})}
+    formed = scenario.with_fields("cluster", tp=tp, ep=ep)
     if scenario.profile.path is not None:
         name = file_name(prepared.profile.metadata.model_copy(update={"tp": tp, "ep": ep}))
         beside = Path(scenario.profile.path).with_name(name)
-        path = str(beside if beside.is_file() else PROFILES / name)
-        update["profile"] = scenario.profile.model_copy(update={"path": path})
+        formed = formed.with_fields("profile", path=str(beside if beside.is_file() else PROFILES / name))
     if given is not None:  # tokens of the cluster's workers: more GPUs share out the heads of more
         parts = [min(size, prepared.model.kv_heads) for size in (tp, cluster.tp)]
-        update["engine"] = scenario.engine.model_copy(update={"kv_cache_tokens": given * parts[0] // parts[1]})
+        formed = formed.with_fields("engine", kv_cache_tokens=given * parts[0] // parts[1])
     try:
-        return _prepared(scenario.model_copy(update=update), system, inputs)
+        return _prepared(formed, system, inputs)
     except InputError as error:
         raise InputError(f"{asked}: {error}") from error
 
@@ -433,8 +432,7 @@ def with_measured_loads(scenario: Scenario, profile: ProfileMetadata | str | Pat
     if scenario.training.load_s is not None:
         return scenario
     metadata = profile if isinstance(profile, ProfileMetadata) else read_profile(profile).metadata
-    training = scenario.training.model_copy(update={"load_s": metadata.load_weights_s})
-    return scenario.model_copy(update={"training": training})
+    return scenario.with_fields("training", load_s=metadata.load_weights_s)
 
 
 def gpus_for(scenario: Scenario, workers: int) -> int:

@@ -208,6 +208,17 @@ def test_only_who_lost_its_worker_waits_for_it():
     assert env.run(ends[1]).segments[-1].worker == 1
 
 
+def test_a_worker_that_was_retired_and_lost_takes_samples_again_once_neither_lasts():
+    env = simpy.Environment()
+    dispatcher = Dispatcher(env, workers(env), dispatch(), recorder())
+    dispatcher.retire(0)
+    dispatcher.retire(0, lost=True)
+    dispatcher.activate(0)
+    assert (dispatcher.active, dispatcher.lost) == ([1], [0])
+    dispatcher.activate(0, lost=True)
+    assert (dispatcher.active, dispatcher.lost) == ([0, 1], [])
+
+
 def test_what_was_withdrawn_while_it_waited_for_its_worker_is_not_started_when_the_worker_is_back():
     env = simpy.Environment()
     [worker] = workers(env, 1)

@@ -270,5 +270,5 @@ def test_no_sentence_of_pydantics_is_left_whatever_is_wrong_with_a_parameter_of_
 
 def test_the_first_broken_rule_is_named_and_rules_that_hold_are_not():
     refuse((False, "tp"), (None, "dp"))
-    with pytest.raises(InputError, match="^dp$"):
+    with pytest.raises(InputError, match=r"^dp$"):
         refuse((0, "tp"), (2, "dp"), (True, "ep"))

@@ -21,8 +21,8 @@ import torch
 
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
-from simrl.runtime.training_costs import TrainingCosts
-from simrl.scenario.training import TrainingConfig
+from simrl.training.config import TrainingConfig
+from simrl.training.costs import TrainingCosts
 from simrl_replay.bench import Stairs, start_bench
 from simrl_replay.grpo.config import RunConfig
 from simrl_replay.grpo.policy import TokenIds, make_policy, save_policy

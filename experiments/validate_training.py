@@ -3,7 +3,7 @@
     python experiments/validate_training.py ../shared/data [--json]
 
 `train_step_benchmarks/` in the data folder has prime-rl's own benchmarks: each step has two micro-batches a GPU, each one
-sequence. A step is computed from its operations (`simrl.runtime.training_kernels`), with rates of single kernels. One constant
+sequence. A step is computed from its operations (`simrl.training.operations`), with rates of single kernels. One constant
 is the framework's: the seconds that an RL step takes beyond them, wherever it runs. The steps of each GPU are judged with the
 constant that the dense steps of the other GPUs give.
 """
@@ -24,8 +24,8 @@ from experiments.shared import AsJson, errors_in_a_line
 from simrl.errors import InputError
 from simrl.profile.hardware import GPUS
 from simrl.profile.model_shape import MODELS, known_name
-from simrl.runtime.training_costs import TrainingCosts
-from simrl.scenario.training import TrainingConfig
+from simrl.training.config import TrainingConfig
+from simrl.training.costs import TrainingCosts
 
 GPU_NAMES = {"NVIDIA RTX A6000": "a6000", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA B200": "b200"}
 ATTENTION = {"flash_attention_2": "fa2", "flash_attention_3": "fa3"}

@@ -25,7 +25,6 @@ from rich.table import Table
 
 from experiments.shared import AsJson, errors_in_a_line, verl_trace
 from simrl.result.result import Result
-from simrl.runtime.training_costs import TrainingCosts
 from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import Scenario
 from simrl.show.style import BLACK, INDIGO, PALE, ROSE
@@ -35,6 +34,7 @@ from simrl.study.calibration import calibrate, predicted
 from simrl.study.logged_lengths import lengths_of, usable_steps
 from simrl.trace.importers.logs import read_metrics
 from simrl.trace.trace import Trace, write_trace
+from simrl.training.costs import TrainingCosts
 
 HERE = Path(__file__).parent
 TRACE = HERE.parent / "results" / "verl_run.parquet"

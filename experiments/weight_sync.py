@@ -3,7 +3,8 @@
     python experiments/weight_sync.py ../shared/data [--json]
 
 `real_runs/weight_sync.csv` in the data folder has the seconds of a sync by model, placement and method. Each constant of
-`simrl.runtime.weight_sync` is set by one row; the others test them. What a row does not state makes its prediction an interval.
+`simrl.training.weight_sync` is set by one row; the others test them. What a row does not state makes its prediction an
+interval.
 """
 
 import csv
@@ -21,8 +22,8 @@ from experiments.shared import AsJson, errors_in_a_line, markdown_of, write_part
 from simrl.errors import InputError
 from simrl.profile.hardware import GPUS
 from simrl.profile.model_shape import MODELS
-from simrl.runtime.weight_sync import loading_s, publication_s
-from simrl.scenario.training import TrainingConfig
+from simrl.training.config import TrainingConfig
+from simrl.training.weight_sync import loading_s, publication_s
 
 METHODS = {"nccl broadcast": "broadcast", "sparse delta": "delta", "sharded reshard": "reshard"}
 PAGE = Path(__file__).parent / "weight_sync.md"

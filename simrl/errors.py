@@ -54,6 +54,12 @@ def broken(*rules: tuple[object, str]) -> str:
     return next((words for is_broken, words in rules if is_broken), "")
 
 
+def refuse(*rules: tuple[object, str]) -> None:
+    """Raise `InputError` with the words on the first rule that is broken, if one is."""
+    if words := broken(*rules):
+        raise InputError(words)
+
+
 def meant(name: object, known: Iterable[str]) -> str:
     """Return " (did you mean areal?)" if a known name is close to an unknown one, else "".
 

@@ -18,8 +18,8 @@ from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
 from simrl.result.result import Lane, Result
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.rollout import Rollout, Segment
+from simrl.runtime.simulated_trainer import SimulatedTrainer
 from simrl.runtime.simulated_worker import SimulatedWorker, simulated_workers
-from simrl.runtime.trainer import SimulatedTrainer
 from simrl.runtime.worker import GroupRun, WorkerCosts
 from simrl.scenario.model import Scenario
 from simrl.simulate.prepare import Prepared, prepare
@@ -27,6 +27,7 @@ from simrl.simulate.run import simulate_prepared
 from simrl.systems.recipes import RECIPES
 from simrl.trace.trace import Response, Sample, Trace, TraceMetadata, Turn
 from simrl.trace.workload import Workload
+from simrl.training.costs import Ints, Phase, TrainingCosts
 
 Lengths = tuple[int, int]  # prompt tokens, response tokens
 ROOMY = Limits(max_num_seqs=64, max_num_batched_tokens=512, block_size=16, kv_blocks=1000)
@@ -288,3 +289,9 @@ def trained(result: Result) -> list[list[int]]:
 def with_status(result: Result, status: str) -> list[int]:
     """The uids with a status."""
     return [row["uid"] for row in rows(result.samples) if row["status"] == status]
+
+
+def update_phases(costs: TrainingCosts, lengths: Ints, publish: bool = True) -> list[Phase]:
+    """Return all phases of an update in order, for a batch of sequences of `lengths` tokens."""
+    before = costs.transfer(lengths) + ([("switch", costs.switch_s)] if costs.switch else [])
+    return before + costs.inference(lengths) + costs.update(lengths, costs.minibatches) + costs.after(0, publish)

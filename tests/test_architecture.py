@@ -16,6 +16,7 @@ LAYERS = (
     "interrupts validation",
     "extensions files",  # the files at simrl's top, used by all
     "profile",
+    "training",
     "trace",
     "result",
     "speculation",

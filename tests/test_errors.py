@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 import simrl
-from simrl.errors import LONGEST_LINE, LONGEST_WORD, InputError, meant
+from simrl.errors import LONGEST_LINE, LONGEST_WORD, InputError, meant, refuse
 from simrl.speculation.methods import METHODS, make_speculation
 from simrl.systems.recipes import RECIPES, make_system
 from simrl.validation import explain
@@ -266,3 +266,9 @@ def test_no_sentence_of_pydantics_is_left_whatever_is_wrong_with_a_parameter_of_
                 except InputError as error:
                     line = str(error)
                     assert not PYDANTIC.search(line) and "literal[" not in line, line
+
+
+def test_the_first_broken_rule_is_named_and_rules_that_hold_are_not():
+    refuse((False, "tp"), (None, "dp"))
+    with pytest.raises(InputError, match=r"^dp$"):
+        refuse((0, "tp"), (2, "dp"), (True, "ep"))

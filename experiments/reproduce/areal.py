@@ -15,9 +15,9 @@ from experiments.reproduce.ledger import Inputs, named
 from experiments.reproduce.length_models import mean_under
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
-from simrl.runtime.training_costs import TrainingCosts
 from simrl.scenario.model import Scenario
 from simrl.trace.synthesis import synthesise
+from simrl.training.costs import TrainingCosts
 
 SMALL, LARGE = "deepseek-r1-distill-qwen-1.5b", "deepseek-r1-distill-qwen-7b"
 SCALE = 8

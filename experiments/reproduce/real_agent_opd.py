@@ -17,9 +17,9 @@ from experiments.reproduce.ledger import Inputs, named
 from experiments.reproduce.real_lengths import of_run, phase_seconds, trace_of, whole_lengths, with_turns
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
-from simrl.runtime.training_costs import TrainingCosts
 from simrl.scenario.model import Scenario
 from simrl.trace.trace import Trace
+from simrl.training.costs import TrainingCosts
 
 LOGS = {
     "i80f2v90": "real_runs/agent_opd/i80f2v90/output.log",

@@ -21,10 +21,10 @@ import numpy as np
 from experiments.reproduce.lab import Lab, Measures, Predict, launch_s, made, row, run_model, run_of
 from experiments.reproduce.ledger import Inputs, named
 from simrl.scenario.model import Scenario
-from simrl.scenario.training import TrainingConfig
 from simrl.speculation.passes import run_passes
 from simrl.speculation.run_model import RunModel, draw_runs
 from simrl.speculation.windows import Aimd
+from simrl.training.config import TrainingConfig
 
 SCALE = 2
 MODEL, TP, SIZE = "qwen3-14b", 2, 1  # and its place among the three models

@@ -17,10 +17,10 @@ from experiments.reproduce.ledger import Inputs, named
 from simrl.errors import InputError
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
-from simrl.runtime.training_costs import TrainingCosts
 from simrl.scenario.model import Scenario
-from simrl.scenario.training import TrainingConfig
 from simrl.trace.synthesis import synthesise
+from simrl.training.config import TrainingConfig
+from simrl.training.costs import TrainingCosts
 
 COLOCATED_STEPS, ASYNCHRONOUS_STEPS = (3, 1), (6, 2)  # steps of the page, and the first of them that are left out
 AHEAD_STEPS = 1  # of the trace, which staleness lets run ahead

@@ -35,10 +35,10 @@ from simrl.profile.profile import Tables, read_profile
 from simrl.profile.shipped import shipped_profile
 from simrl.result.result import Result
 from simrl.runtime.simulated_worker import SimulatedWorker
-from simrl.runtime.weight_sync import PINNED_SHARE
 from simrl.scenario.load import load_scenarios
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.simulate.run import Schedule, simulated_workers
+from simrl.training.weight_sync import PINNED_SHARE
 from simrl_replay.bench import RemoteBench, Shape, bench_then_replay
 from simrl_replay.cli_measure import Wanted
 from simrl_replay.host import Close, run_host

@@ -431,4 +431,4 @@ class VllmWorker:
             event.succeed(load)
         if not self._planned:
             assert self.dispatcher is not None
-            self.dispatcher.found(self.index)
+            self.dispatcher.activate(self.index, lost=True)

@@ -11,7 +11,7 @@ import typer
 from simrl.commands.command import command
 from simrl.commands.options import GpuName, Picture
 from simrl.commands.view import DataView, drawn, frame
-from simrl.errors import InputError, broken, meant
+from simrl.errors import InputError, meant, refuse
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -118,7 +118,7 @@ def acceptance(
     chosen = next((name for name in DRAFTERS if name == drafter), None)
     if chosen is None:
         raise InputError(f"--drafter {drafter}{meant(drafter, DRAFTERS)}: choose one of {', '.join(DRAFTERS)}")
-    if wrong := broken(
+    refuse(
         (
             epochs_back is not None and not chosen.startswith("history"),
             f"--epochs-back {epochs_back}: only history drafts from epochs; {drafter} does not",
@@ -131,8 +131,7 @@ def acceptance(
             siblings_known not in (None, "lockstep", "finished"),
             f"--siblings-known {siblings_known}: choose lockstep or finished",
         ),
-    ):
-        raise InputError(wrong)
+    )
     rule, times = _window(window), _step_times(profile, model, gpu, tp)
     recorded = trace if isinstance(trace, Trace) else read_trace(Path(trace))
     known: Known = "finished" if siblings_known == "finished" else "lockstep"

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simrl.errors import InputError
+from simrl.errors import InputError, refuse
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -259,14 +259,19 @@ def with_leftover(seconds: ArrayLike, plan: Sequence[int], workers: int) -> tupl
     return tuple(counts)
 
 
-def ascending_fill(workers_per_group: Sequence[int]) -> Ints:
-    """Return the group of each worker in an odd step: workers are filled in order, group by group, the shortest first."""
-    return np.repeat(np.arange(len(workers_per_group)), workers_per_group)
-
-
-def reversed_fill(workers_per_group: Sequence[int]) -> Ints:
-    """Return the group of each worker in an even step: the longest group first (§6.2)."""
-    return ascending_fill(workers_per_group)[::-1]
+def fill(
+    step: int,
+    workers_per_group: Sequence[int],
+    alternation: Alternation = "reversed",
+    busy_s: ArrayLike = (),
+    group_s: Sequence[float] = (),
+) -> Ints:
+    """Return the group of each worker in a step, counted from 0. Workers are filled in order, group by group, the shortest
+    first; in odd steps the longest first (§6.2), or from the second step on by `best_pairing`."""
+    if alternation == "pairing" and step:
+        return best_pairing(busy_s, group_s, workers_per_group)
+    groups = np.repeat(np.arange(len(workers_per_group)), workers_per_group)
+    return groups[::-1] if alternation == "reversed" and step % 2 else groups
 
 
 def best_pairing(busy_s: ArrayLike, group_s: Sequence[float], workers_per_group: Sequence[int]) -> Ints:
@@ -276,7 +281,7 @@ def best_pairing(busy_s: ArrayLike, group_s: Sequence[float], workers_per_group:
     rearrangement inequality). After one ascending fill of groups whose times rise it *is* the reversed fill; it differs where
     times do not rise, and from the third step on. Equally busy workers keep their order.
     """
-    slots = ascending_fill(workers_per_group)
+    slots = fill(0, workers_per_group)
     groups = np.empty_like(slots)
     by_length = slots[np.argsort(-np.asarray(group_s)[slots], kind="stable")]
     groups[np.argsort(np.asarray(busy_s, dtype=np.float64), kind="stable")] = by_length
@@ -286,15 +291,10 @@ def best_pairing(busy_s: ArrayLike, group_s: Sequence[float], workers_per_group:
 def two_step_sums(
     group_s: Sequence[float], workers_per_group: Sequence[int], alternation: Alternation = "reversed"
 ) -> Floats:
-    """Return the seconds that each worker is busy in two steps, (workers,): an ascending fill, then a reversed one,
-    `best_pairing`'s, or the ascending one again."""
+    """Return the seconds that each worker is busy in two steps, (workers,)."""
     times = np.asarray(group_s, dtype=np.float64)
-    ascending = ascending_fill(workers_per_group)
-    first = times[ascending]
-    second = reversed_fill(workers_per_group) if alternation == "reversed" else ascending
-    if alternation == "pairing":
-        second = best_pairing(first, group_s, workers_per_group)
-    return np.add(first, times[second])
+    first = times[fill(0, workers_per_group)]
+    return np.add(first, times[fill(1, workers_per_group, alternation, first, group_s)])
 
 
 def step_s(
@@ -308,7 +308,7 @@ def step_s(
     and the step before is trained. Steps alternate between an ascending and a reversed fill, or go by `best_pairing`.
     """
     times = np.asarray(group_s, dtype=np.float64)
-    fills = ascending_fill(workers_per_group), reversed_fill(workers_per_group)
+    fills = fill(0, workers_per_group), fill(1, workers_per_group)
     free, trained = np.zeros(len(fills[0])), [0.0, 0.0]
     for step in range(3 * LONG_RUN_STEPS):
         begins = np.maximum(free, trained[-2])
@@ -333,21 +333,23 @@ def _problem(seconds: ArrayLike, workers: int, train_s: float, min_workers: int)
     """
     table = np.asarray(seconds, dtype=np.float64)
     groups = len(table)
-    if workers < groups * min_workers:
-        raise InputError(
-            f"allocation: {workers} workers are fewer than {groups} groups × {min_workers} (min_workers) = "
-            f"{groups * min_workers}; ask for fewer groups"
-        )
-    if not 1 <= min_workers <= table.shape[1]:
-        raise InputError(
-            f"allocation: min_workers {min_workers}, max_workers {table.shape[1]}; 1 ≤ min ≤ max is needed"
-        )
     most = min(table.shape[1], workers - (groups - 1) * min_workers)
-    if workers > groups * most:
-        raise InputError(
+    refuse(
+        (
+            workers < groups * min_workers,
+            f"allocation: {workers} workers are fewer than {groups} groups × {min_workers} (min_workers) = "
+            f"{groups * min_workers}; ask for fewer groups",
+        ),
+        (
+            not 1 <= min_workers <= table.shape[1],
+            f"allocation: min_workers {min_workers}, max_workers {table.shape[1]}; 1 ≤ min ≤ max is needed",
+        ),
+        (
+            workers > groups * most,
             f"allocation: {workers} workers are more than {groups} groups × {most} (max_workers) = {groups * most}; "
-            "raise max_workers or ask for more groups"
-        )
+            "raise max_workers or ask for more groups",
+        ),
+    )
     table = table[:, :most]
     t0 = max(float(table[0, -1]), train_s)
     first = np.where(table[:1] <= t0, -np.inf, np.inf)

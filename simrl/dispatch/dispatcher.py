@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from simrl.dispatch.groups import submit_and_follow, together
 from simrl.dispatch.rules import Dispatch
-from simrl.dispatch.waiting import Copy, Fifo, Gate, Job, Room, Waiting
+from simrl.dispatch.waiting import Copy, Fifo, Job, Room, Waiting
 from simrl.runtime.events import Signal, gather, on_fire, succeed_all
 from simrl.runtime.history import LengthHistory
 from simrl.runtime.recorder import Recorder
@@ -45,8 +45,7 @@ class Dispatcher:
         self._recorder = recorder
         kv_tokens = kv_cache_tokens if rule.kv_room else None
         self._room = Room(len(workers), rule.per_worker, rule.chunk_tokens, kv_tokens)
-        self._gate = Gate(max_concurrent)
-        self._waiting = Waiting(rule.queue(self.history), len(workers))
+        self._waiting = Waiting(rule.queue(self.history), len(workers), max_concurrent)
         self._jobs: dict[int, Job] = {}
         self._expected: set[int] = set()  # samples that the history waits for
         self._at: list[dict[int, Job]] = [{} for _ in workers]
@@ -61,7 +60,7 @@ class Dispatcher:
 
     @property
     def unfinished(self) -> NDArray[np.int64]:
-        """Unfinished samples at each worker."""
+        """Unfinished samples at each worker; duplicates not counted."""
         return self._room.unfinished
 
     def submit_groups(
@@ -139,18 +138,15 @@ class Dispatcher:
         for i, sample in enumerate(samples):
             if sample.uid in self._jobs:
                 raise ValueError(f"sample {sample.uid} is submitted although it has not come back")
-            job = Job(sample, self._env.event(), partials[i] if partials else None, max_tokens, min_version)
+            partial, destination = partials[i] if partials else None, None if to is None else to[i]
+            job = Job(sample, self._env.event(), partial, max_tokens, min_version, destination)
             self._jobs[sample.uid] = job
             on_fire(job.done, self._came_back)
             events.append(job.done)
             if job.partial is not None and max_tokens is not None and job.partial.tokens >= max_tokens:
                 self._hand_back(job, job.partial)
-            elif not self._gate.admits(job):
-                job.destination = None if to is None else to[i]
-            elif to is not None and self._room.active[to[i]]:
-                self._send(job, to[i])
-            else:
-                self._waiting.enqueue(job)
+            elif self._waiting.admits(job):
+                self._go_on(job)
         self._feed()
         return events
 
@@ -166,7 +162,6 @@ class Dispatcher:
                 self._workers[job.own.worker].abort(job.sample)
             else:
                 self._waiting.take_out(job)
-                self._gate.take_out(job)
                 self._hand_back(job, job.so_far)
         return gather(self._env, [job.done for job in jobs])
 
@@ -176,18 +171,16 @@ class Dispatcher:
         job = self._jobs[sample.uid]
         if job.done.triggered or job.fate == "withdraw":
             return
-        if self._gate.holds(job):
-            job.destination = worker
-        elif job.own is None:
+        if job.own is not None and job.fate == "run":
+            if job.own.worker != worker:
+                job.fate, job.destination = "move", worker
+                self._workers[job.own.worker].abort(sample)
+            return
+        job.destination = worker
+        if job.own is None and job.shelf is not self._waiting.outside:
             self._waiting.take_out(job)
-            job.destination = worker
             self._go_on(job)
             self._feed()
-        elif job.fate != "run":
-            job.destination = worker
-        elif job.own.worker != worker:
-            job.fate, job.destination = "move", worker
-            self._workers[job.own.worker].abort(sample)
 
     def duplicate(self, sample: Sample, worker: int, partial: Rollout, cached: float = 0.0) -> bool:
         """Let a sample that is at a worker be generated at another one, too, from `partial` on; `cached` is the share of its KV
@@ -212,10 +205,6 @@ class Dispatcher:
     def held(self) -> list[list[Sample]]:
         """Return the unfinished samples at each worker, in the order they came there; duplicates not counted."""
         return [[job.sample for job in jobs.values()] for jobs in self._at]
-
-    def number_held(self) -> list[int]:
-        """Return the number of unfinished samples at each worker; duplicates not counted."""
-        return [len(jobs) for jobs in self._at]
 
     def duplicated(self) -> list[list[Sample]]:
         """Return the samples of which each worker has a duplicate, in the order they came there; aborted ones till they end."""
@@ -277,16 +266,9 @@ class Dispatcher:
         if lost:
             self._loss.fire()
 
-    def activate(self, worker: int) -> None:
-        """Let a worker that was retired take samples again, unless it is lost."""
-        self._take_samples(worker, self._retired)
-
-    def found(self, worker: int) -> None:
-        """Let a worker that was lost take samples again, unless it was also retired."""
-        self._take_samples(worker, self._lost)
-
-    def _take_samples(self, worker: int, back_from: set[int]) -> None:
-        back_from.discard(worker)
+    def activate(self, worker: int, lost: bool = False) -> None:
+        """End the retirement of a worker, or its loss. It takes samples again once neither lasts."""
+        (self._lost if lost else self._retired).discard(worker)
         if worker in self._lost or worker in self._retired:
             return
         self._room.active[worker] = True
@@ -482,7 +464,7 @@ class Dispatcher:
         """Forget a job when its pipeline hears of it; until then it can still be asked for."""
         if done.ok:
             del self._jobs[done.value.sample.uid]
-            if (following := self._gate.came_back(done.value.sample.uid)) is not None:
+            if (following := self._waiting.came_back(done.value.sample.uid)) is not None:
                 self._go_on(following)
                 self._feed()
 

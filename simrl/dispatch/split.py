@@ -19,7 +19,7 @@ import simpy
 
 from simrl.dispatch.dispatcher import Dispatcher
 from simrl.runtime.recorder import Recorder
-from simrl.runtime.trainer import SimulatedTrainer
+from simrl.runtime.trainer import ResizableTrainer
 from simrl.runtime.worker import Worker
 
 TARGET = 0.85  # share of the time in which the trainer should be busy
@@ -44,7 +44,7 @@ def adapt(
     env: simpy.Environment,
     workers: Sequence[Worker],
     dispatcher: Dispatcher,
-    trainer: SimulatedTrainer,
+    trainer: ResizableTrainer,
     recorder: Recorder,
     every: int,
     may_train: Callable[[int], bool],

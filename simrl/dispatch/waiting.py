@@ -1,4 +1,4 @@
-"""Jobs that wait, for room, for one worker or for weights, and the room that workers have.
+"""Jobs that wait, to be let in, for room, for one worker or for weights, and the room that workers have.
 
 Invariant: a job that waits is either in the queue or on one shelf. Queues have no way to remove a sample, so a job taken out of
 the queue leaves a void entry there.
@@ -34,11 +34,11 @@ class Job:
     partial: Rollout | None
     max_tokens: int | None
     min_version: int
+    destination: int | None
     own: Copy | None = None
     duplicates: list[Copy] = field(default_factory=list)
     shelf: dict[int, Job] | None = None
     fate: Literal["run", "move", "lost", "withdraw"] = "run"
-    destination: int | None = None
     reserved_tokens: int = 0
     pooled: bool = False  # the KV cache of `partial` is in the pool
 
@@ -54,41 +54,6 @@ class Copy:
     job: Job
     worker: int
     end_tokens: int | None
-
-
-class Gate:
-    """Lets `most` jobs be in flight (None: all), from their start to their return; the others wait in the order of their
-    submission."""
-
-    def __init__(self, most: int | None) -> None:
-        self._most = _NO_LIMIT if most is None else most
-        self._in_flight: set[int] = set()
-        self._outside: dict[int, Job] = {}
-
-    def admits(self, job: Job) -> bool:
-        """Return whether a job may start; otherwise it waits."""
-        if len(self._in_flight) < self._most:
-            self._in_flight.add(job.sample.uid)
-            return True
-        self._outside[job.sample.uid] = job
-        return False
-
-    def holds(self, job: Job) -> bool:
-        """Return whether a job waits here."""
-        return job.sample.uid in self._outside
-
-    def take_out(self, job: Job) -> None:
-        """End a job's wait, if it waits."""
-        self._outside.pop(job.sample.uid, None)
-
-    def came_back(self, uid: int) -> Job | None:
-        """Forget a job in flight, if that one was. Return one that may start now."""
-        self._in_flight.discard(uid)
-        if not self._outside or len(self._in_flight) >= self._most:
-            return None
-        job = self._outside.pop(next(iter(self._outside)))
-        self._in_flight.add(job.sample.uid)
-        return job
 
 
 class Queue(Protocol):
@@ -124,12 +89,16 @@ class Fifo:
 
 
 class Waiting:
-    """The queue, and the shelves of jobs by uid: for one worker, or for a worker with newer weights."""
+    """The queue, and the shelves of jobs by uid: for one worker, for a worker with newer weights, or until fewer than `most`
+    jobs are in flight (None: any number may be), from their start to their return."""
 
-    def __init__(self, queue: Queue, workers: int) -> None:
+    def __init__(self, queue: Queue, workers: int, most: int | None = None) -> None:
         self.queue = queue
         self.for_worker: list[dict[int, Job]] = [{} for _ in range(workers)]
         self.for_weights: dict[int, Job] = {}
+        self.outside: dict[int, Job] = {}  # in the order of their submission
+        self._most = _NO_LIMIT if most is None else most
+        self._in_flight: set[int] = set()
         self._queued: dict[int, Job] = {}
         self._void: Counter[int] = Counter()  # void entries of the queue, by uid
 
@@ -157,6 +126,24 @@ class Waiting:
     def shelve(self, job: Job, shelf: dict[int, Job]) -> None:
         job.shelf = shelf
         shelf[job.sample.uid] = job
+
+    def admits(self, job: Job) -> bool:
+        """Return whether a job may start; otherwise it waits outside."""
+        if len(self._in_flight) >= self._most:
+            self.shelve(job, self.outside)
+            return False
+        self._in_flight.add(job.sample.uid)
+        return True
+
+    def came_back(self, uid: int) -> Job | None:
+        """Forget a job in flight, if that one was. Return one that may start now."""
+        self._in_flight.discard(uid)
+        job = next(iter(self.outside.values()), None)
+        if job is not None and len(self._in_flight) < self._most:
+            self.take_out(job)
+            self._in_flight.add(job.sample.uid)
+            return job
+        return None
 
     def take_out(self, job: Job) -> None:
         """End a job's wait, if it waits."""

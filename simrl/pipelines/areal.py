@@ -22,7 +22,6 @@ import simpy
 
 from simrl.pipelines.context import RunContext
 from simrl.pipelines.streaming import Finished, GroupStream
-from simrl.runtime.events import gather
 from simrl.runtime.worker import LoadMode
 
 
@@ -111,6 +110,6 @@ def areal(
             stream.admit()
             yield stream.drained()
             draining = False
-        loads = [w.load_weights(trainer.version, running) for w in run.workers]
+        loaded = run.load_weights(running)
         stream.admit()
-        yield gather(run.env, loads)
+        yield loaded

@@ -9,7 +9,7 @@ import simpy
 
 from simrl.errors import InputError
 from simrl.pipelines.context import RunContext
-from simrl.runtime.events import gather, on_fire
+from simrl.runtime.events import Signal, gather, on_fire
 from simrl.runtime.rollout import Rollout
 from simrl.trace.sample import Group
 
@@ -32,7 +32,7 @@ class Batch:
         self._part: list[list[Rollout]] = []
         self._being_scored = 0
         self._closed = False
-        self._until_settled: list[simpy.Event] = []
+        self._settled = Signal(run.env)
 
     @property
     def rollouts(self) -> list[Rollout]:
@@ -68,10 +68,7 @@ class Batch:
 
     def settled(self) -> simpy.Event:
         """Return an event that fires when everything that was added is scored."""
-        event = self._run.env.event()
-        self._until_settled.append(event)
-        self._fire_if_settled()
-        return event
+        return self._settled.next if self._being_scored else self._run.env.timeout(0)
 
     def _scored(self, scored: Any) -> None:
         self._being_scored -= 1
@@ -88,8 +85,7 @@ class Batch:
     def _fire_if_settled(self) -> None:
         if self._being_scored:
             return
-        while self._until_settled:
-            self._until_settled.pop().succeed()
+        self._settled.fire()
         if self._closed and not self.complete.triggered:
             if self._part:
                 self._put_part()

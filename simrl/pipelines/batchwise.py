@@ -17,7 +17,7 @@ from simrl.errors import InputError
 from simrl.pipelines.batch import Batch, MakeCollector, submit_groups
 from simrl.pipelines.context import RunContext
 from simrl.pipelines.dynamic_sampling import refilled
-from simrl.runtime.events import Signal, gather
+from simrl.runtime.events import Signal
 
 
 def batchwise(
@@ -54,7 +54,7 @@ def coupled(run: RunContext, *, generations: int) -> simpy.events.ProcessGenerat
         raise InputError("system: generations and dynamic_sampling exclude each other; leave one of them out")
     for k in range(run.steps):
         if k:
-            yield gather(run.env, [worker.load_weights(run.trainer.version) for worker in run.workers])
+            yield run.load_weights()
         groups, parts = run.workload.next_batch(), _OneByOne(run.env)
         asked = parts.asked.next
         updated = run.trainer.train_parts(parts)
@@ -82,7 +82,7 @@ def _roll_out(
         yield run.trainer.published(k - eta)
         if run.trainer.version > loaded:
             loaded = run.trainer.version
-            yield gather(run.env, [worker.load_weights(loaded) for worker in run.workers])
+            yield run.load_weights()
         batch = Batch(run, part_groups)
         batches.put(batch)
         yield from collect(batch)

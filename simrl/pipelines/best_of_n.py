@@ -45,22 +45,21 @@ class _FreedWorkers:
 
     def __init__(self, run: RunContext, rule: BestOfN) -> None:
         self.over = False  # nothing of the batch runs any more
-        self.wake = once_an_instant(run.env, self._wake)
         self._run = run
         self._rule = rule
         self._drafter: dict[int, str] = {}  # of the workers that were given one
         self._freed: set[int] = set(range(len(run.workers)))
         self._news = Signal(run.env)
-        self._woken = False
+        self.wake = once_an_instant(run.env, self._news.fire)
 
     def help(self) -> simpy.events.ProcessGenerator:
         """Put freed workers to work until the batch is rolled out, and wait until all duplicates have ended."""
         on_fire(self._run.dispatcher.freed(), self._is_freed)
+        news = self._news.next
         self.wake()
         while not self.over:
-            if not self._woken:  # it may have been in the middle of an assignment
-                yield self._news.next
-            self._woken = False
+            yield news
+            news = self._news.next  # it may come in the middle of an assignment
             freed, self._freed = sorted(self._freed & self._free_workers()), set()
             if freed and not self.over:
                 yield from self._assign(freed)
@@ -68,10 +67,6 @@ class _FreedWorkers:
             yield self._run.dispatcher.empty(worker)
         for worker in self._drafter:
             self._run.workers[worker].draft_with(None)
-
-    def _wake(self) -> None:
-        self._woken = True
-        self._news.fire()
 
     def _is_freed(self, freed: Any) -> None:
         if not self.over:
@@ -82,7 +77,7 @@ class _FreedWorkers:
     def _free_workers(self) -> set[int]:
         """Return the workers that take samples and have nothing."""
         dispatcher = self._run.dispatcher
-        held, duplicated = dispatcher.number_held(), dispatcher.duplicated()
+        held, duplicated = dispatcher.unfinished, dispatcher.duplicated()
         return {worker for worker in dispatcher.active if not held[worker] and not duplicated[worker]}
 
     def _assign(self, freed: Sequence[int]) -> simpy.events.ProcessGenerator:

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import simpy
 
+from simrl.runtime.events import gather
+
 if TYPE_CHECKING:  # so that systems can be listed without them
     from simrl.dispatch.dispatcher import Dispatcher
     from simrl.profile.rollout_times import RolloutTimes
     from simrl.runtime.recorder import Recorder
     from simrl.runtime.rollout import Rollout
     from simrl.runtime.trainer import Rewarder, Trainer
-    from simrl.runtime.worker import RolloutWorker
+    from simrl.runtime.worker import LoadMode, RolloutWorker
     from simrl.speculation.best_of_n import BestOfN
     from simrl.trace.workload import Workload
 
@@ -58,6 +60,10 @@ class RunContext:
     load_s: float = 0.0
     layouts: tuple[RunContext, ...] = ()
     form: Callable[[int], None] = lambda version: None
+
+    def load_weights(self, running: LoadMode = "recompute") -> simpy.Event:
+        """Load the newest weights at every worker. Fires when all have them."""
+        return gather(self.env, [worker.load_weights(self.trainer.version, running) for worker in self.workers])
 
 
 Pipeline = Callable[[RunContext], simpy.events.ProcessGenerator]

@@ -54,10 +54,9 @@ class HistoPipe(NamedTuple):
 def histopipe(run: RunContext, *, rule: HistoPipe) -> simpy.events.ProcessGenerator:
     """Train step after step, each when all its samples are finished or carried into the next step."""
     steps = _Steps(run, rule, simpy.Store(run.env))
-    for worker in range(len(run.workers)) if rule.weight_buffer else ():
-        run.env.process(steps.work(worker))
-    if not rule.weight_buffer:
-        run.env.process(steps.work_together())
+    workers = range(len(run.workers))
+    for together in [[worker] for worker in workers] if rule.weight_buffer else [[*workers]]:
+        run.env.process(steps.work(together))
     for _ in range(run.steps):
         batch = yield steps.batches.get()
         yield batch.complete
@@ -117,32 +116,19 @@ class _Steps:
     drafted: dict[int, Drafted] = field(default_factory=dict)
     betas: dict[int, float] = field(default_factory=dict)
 
-    def work(self, worker: int) -> simpy.events.ProcessGenerator:
-        """Take a worker through the steps."""
+    def work(self, workers: list[int]) -> simpy.events.ProcessGenerator:
+        """Take workers through the steps, each of which they begin at once."""
         run, loaded = self.run, 0
         for k in count():
-            yield run.dispatcher.empty(worker)
+            while run.dispatcher.unfinished[workers].any():
+                yield gather(run.env, [run.dispatcher.empty(worker) for worker in workers])
             yield run.trainer.published(k - 1)
             step = self.step(k)
             if run.trainer.version > loaded:
                 loaded = run.trainer.version
-                yield run.workers[worker].load_weights(loaded)
+                yield gather(run.env, [run.workers[worker].load_weights(loaded) for worker in workers])
                 run.dispatcher.weights_changed()
-            self.begin(step, worker)
-
-    def work_together(self) -> simpy.events.ProcessGenerator:
-        """Take all workers through the steps, each of which they begin at once (`weight_buffer=False`)."""
-        run, loaded = self.run, 0
-        for k in count():
-            while any(run.dispatcher.number_held()):
-                yield gather(run.env, [run.dispatcher.empty(worker) for worker in range(len(run.workers))])
-            yield run.trainer.published(k - 1)
-            step = self.step(k)
-            if run.trainer.version > loaded:
-                loaded = run.trainer.version
-                yield gather(run.env, [worker.load_weights(loaded) for worker in run.workers])
-                run.dispatcher.weights_changed()
-            for worker in range(len(run.workers)):
+            for worker in workers:
                 self.begin(step, worker)
 
     def step(self, k: int) -> _PlannedStep:
@@ -196,12 +182,9 @@ class _Steps:
         if self.rule.two_tier:
             workers = allocation.two_tier_workers(table, len(active), self.train_s, self.rule.max_workers)
         group_s = allocation.predicted_s(table, workers)
-        alternates = self.rule.alternation != "none" and step.k % 2
-        places = (allocation.reversed_fill if alternates else allocation.ascending_fill)(workers)
-        if self.rule.alternation == "pairing" and self.steps:
-            now_s, ends_s = self.run.env.now, self.steps[-1].ends_s
-            busy = [max(ends_s.get(worker, now_s), now_s) - now_s for worker in active]
-            places = allocation.best_pairing(busy, group_s, workers)
+        now_s, ends_s = self.run.env.now, self.steps[-1].ends_s if self.steps else {}
+        busy_s = [max(ends_s.get(worker, now_s), now_s) - now_s for worker in active]
+        places = allocation.fill(step.k, workers, self.rule.alternation, busy_s, group_s)
         for g, samples in enumerate(ranks):
             mine = [worker for worker, place in zip(active, places, strict=True) if place == g]
             for i, worker in enumerate(mine):

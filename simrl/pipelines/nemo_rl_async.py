@@ -14,7 +14,6 @@ import simpy
 
 from simrl.pipelines.context import RunContext
 from simrl.pipelines.streaming import GroupStream
-from simrl.runtime.events import gather
 from simrl.runtime.worker import LoadMode
 
 
@@ -37,6 +36,6 @@ def nemo_rl_async(run: RunContext, *, max_age: int, running: LoadMode) -> simpy.
             yield stream.news_for(batch)
         yield trainer.train(stream.take(sorted(stream.buffer)[:batch]))
         loading = True
-        yield gather(run.env, [worker.load_weights(trainer.version, running) for worker in run.workers])
+        yield run.load_weights(running)
         version, loading = trainer.version, False
         stream.admit()

@@ -17,7 +17,7 @@ import simpy
 
 from simrl.pipelines.batch import Batch, submit_groups
 from simrl.pipelines.context import RunContext
-from simrl.runtime.events import Signal, gather, on_fire, once_an_instant
+from simrl.runtime.events import Signal, on_fire, once_an_instant
 from simrl.runtime.rollout import Rollout
 from simrl.trace.sample import Group
 
@@ -41,7 +41,7 @@ def rlhfuse(
     destinations_of = partial(number_of_destinations, run.times, destinations, slowdown) if migration else None
     for k in range(run.steps):
         if k:
-            yield gather(run.env, [worker.load_weights(run.trainer.version) for worker in run.workers])
+            yield run.load_weights()
         step = RolloutStep(run, threshold, destinations_of)
         yield from step.roll_out(run.workload.next_batch(), round_samples if fusion else 0)
         yield run.trainer.train(step.batch.rollouts, prepared=step.inferred)
@@ -179,7 +179,7 @@ class RolloutStep:
 
     def _free_workers(self) -> list[int]:
         """Return the workers that hold no sample and are not lost; none while a freed one still has to let go of samples."""
-        lost, held = self._run.dispatcher.lost, self._run.dispatcher.number_held()
+        lost, held = self._run.dispatcher.lost, self._run.dispatcher.unfinished.tolist()
         if any(held[worker] for worker in self._freed):
             return []
         return [worker for worker, number in enumerate(held) if not number and worker not in lost]

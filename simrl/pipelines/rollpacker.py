@@ -23,7 +23,6 @@ from simrl.pipelines.batch import Batch, Collector
 from simrl.pipelines.context import RunContext
 from simrl.pipelines.rlhfuse import RolloutStep
 from simrl.pipelines.rounds import GroupProgress, Round, times
-from simrl.runtime.events import gather
 from simrl.runtime.rollout import Rollout
 from simrl.trace.sample import Group
 
@@ -48,7 +47,7 @@ def in_layouts(
         is_long = len(queue) >= run.workload.batch_groups
         at = planner.form(is_long)
         if k:
-            yield gather(run.env, [worker.load_weights(run.trainer.version) for worker in at.workers])
+            yield at.load_weights()
         if is_long and stream_from is not None:
             step = RolloutStep(at, 1 - stream_from, _half, gradients=True)
             yield from step.roll_out(_again(run, queue, run.workload.batch_groups), stream_samples)
@@ -141,9 +140,6 @@ def tail_batching(
     its kind and its rollouts."""
     queue = deque() if queue is None else queue
 
-    def long_round(size: int) -> list[GroupProgress]:
-        return [GroupProgress(group) for group in _again(run, queue, size)]
-
     def short_round(size: int) -> list[GroupProgress]:
         groups = run.workload.next_groups(times(eta_prompts, size))
         extra = [times(eta_responses, len(group)) - len(group) for group in groups]
@@ -154,7 +150,9 @@ def tail_batching(
 
     def collect(batch: Batch) -> simpy.events.ProcessGenerator:
         is_long = len(queue) >= batch.size
-        prompts = (long_round if is_long else short_round)(batch.size)
+        prompts = (
+            [GroupProgress(group) for group in _again(run, queue, batch.size)] if is_long else short_round(batch.size)
+        )
         a_round = Round(
             run, prompts, batch.size, on_complete=lambda group: batch.add(group.trainable) if async_rewards else None
         )

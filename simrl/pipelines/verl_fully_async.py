@@ -18,7 +18,6 @@ import simpy
 
 from simrl.pipelines.context import RunContext
 from simrl.pipelines.streaming import GroupStream
-from simrl.runtime.events import gather
 
 
 def max_required(mini_batch: int, require_batches: int, staleness: float, sync_step: int) -> int:
@@ -73,8 +72,8 @@ def verl_fully_async(
             paused = True
             while stream.running and not partial_rollout:
                 yield stream.news()
-            loads = [worker.load_weights(run.trainer.version) for worker in run.workers]
+            loaded = run.load_weights()
             counted_from = stream.submitted - len(stream.running) - len(stream.buffer)
             paused = False
             stream.admit()
-            yield gather(run.env, loads)
+            yield loaded

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import simpy
 
 from simrl.engine.requests import Limits, is_plain
-from simrl.errors import InputError, broken
+from simrl.errors import InputError, refuse
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape
 from simrl.runtime.events import call_at
@@ -53,7 +53,7 @@ def agent_rules(
     `InputError` for a KV cache that cannot be treated as asked for."""
     caching = limits.prefix_caching
     kv = config.kv_while_tool_runs or ("cache" if caching else "drop")
-    if wrong := broken(
+    refuse(
         (
             kv == "cache" and not caching,
             "agents.kv_while_tool_runs is cache, and an engine without prefix caching finds nothing again; use keep, drop or "
@@ -69,8 +69,7 @@ def agent_rules(
             f"agents.kv_while_tool_runs is offload: {model.name} has layers with windows or states, which are not offloaded "
             "here; use keep or drop",
         ),
-    ):
-        raise InputError(wrong)
+    )
     shard_bytes = limits.block_size * model.kv_bytes_per_token * kv_share / min(tp, model.kv_heads)
     block_bytes = shard_bytes * tp
     host_blocks = int((config.host_memory_bytes or 0.0) // block_bytes) if kv == "offload" else 0

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import simpy
 
-from simrl.errors import InputError
+from simrl.errors import InputError, refuse
 from simrl.runtime.events import Background, call_last, idle
 from simrl.runtime.worker import Worker
 from simrl.scenario.faults import Fault, Lost, Slow, WeightSyncDelayed
@@ -29,16 +29,18 @@ def check_faults(faults: Sequence[Fault], workers: int, waits_for_lost: bool, ad
     workers and trainer, and what the trainer does with lost ones is not modelled.
     """
     for i, fault in enumerate(faults):
-        if fault.kind == "lost" and adapts_split:
-            raise InputError(
+        refuse(
+            (
+                fault.kind == "lost" and adapts_split,
                 f"faults.{i} is lost: with adapt_split_every the GPUs may be the trainer's then, whose losses are not "
-                "modelled; leave one of the two out"
-            )
-        if fault.worker is not None and fault.worker >= workers:
-            raise InputError(
+                "modelled; leave one of the two out",
+            ),
+            (
+                fault.worker is not None and fault.worker >= workers,
                 f"faults.{i}.worker is {fault.worker}: the system has {workers} rollout workers, 0 to {workers - 1}; "
-                "name one of them"
-            )
+                "name one of them",
+            ),
+        )
     for_good = [(i, fault) for i, fault in enumerate(faults) if fault.kind == "lost" and fault.ends_s is None]
     gone = {fault.worker: i for i, fault in for_good if fault.worker is not None}
     if len(gone) == workers:
@@ -55,7 +57,7 @@ class HearsOfLosses(Protocol):
 
     def retire(self, worker: int, lost: bool = False) -> None: ...
 
-    def found(self, worker: int) -> None: ...
+    def activate(self, worker: int, lost: bool = False) -> None: ...
 
 
 def inject(
@@ -148,7 +150,7 @@ class _PresentFaults:
         """Let a worker with its weights take samples again, unless it was lost again meanwhile."""
         yield self.worker.restore()
         if not self.lost:
-            self.dispatcher.found(self.index)
+            self.dispatcher.activate(self.index, lost=True)
             self.vain = True
             call_last(self.env, self.run_stands_still)  # when this has had its effects
 

@@ -34,9 +34,9 @@ from simrl.profile.shipped import PROFILES, SHIPPED, file_name
 from simrl.scenario.agents import AgentsConfig
 from simrl.scenario.faults import Fault
 from simrl.scenario.presets import with_presets
-from simrl.scenario.training import Seconds, Share, TrainingConfig
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.trace.synthesis import LengthModel
+from simrl.training.config import Seconds, Share, TrainingConfig
 from simrl.validation import MOST_SEED, numbers_are_no_truth
 
 MOST_STEPS = 1_000_000  # an update a second for eleven days

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from simrl.errors import InputError, first_line, meant, printable
 from simrl.files import write_whole_file
-from simrl.scenario.training import Seconds, TrainingConfig
+from simrl.training.config import Seconds, TrainingConfig
 from simrl.validation import explain
 
 KERNELS_ALONE = ("derived", "extrapolated", "assumed")  # kinds of profiles without the host's time

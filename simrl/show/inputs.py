@@ -17,8 +17,8 @@ from simrl.engine.config import EngineConfig
 from simrl.profile.metadata import split_words
 from simrl.profile.precision import FP8_EXPERTS
 from simrl.scenario.presets import Used, constants
-from simrl.scenario.training import TrainingConfig, assumed_s, assumption, trained_by
 from simrl.show.text import listed
+from simrl.training.config import TrainingConfig, assumed_s, assumption, trained_by
 from simrl.validation import in_words
 
 SECTIONS: Mapping[str, type[BaseModel]] = {"training": TrainingConfig, "engine": EngineConfig}

@@ -14,7 +14,7 @@ import numpy as np
 
 import simrl
 from simrl.engine.requests import Limits
-from simrl.errors import InputError, broken
+from simrl.errors import InputError, refuse
 from simrl.profile.extension import covering
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape, model_shape, require_kv_heads, understood
@@ -23,8 +23,6 @@ from simrl.profile.profile import ProfileMetadata, TableProfile, read_profile
 from simrl.profile.shipped import PROFILES, SHIPPED, file_name
 from simrl.runtime.agents import PLAIN, AgentRules, agent_rules, check_concurrency
 from simrl.runtime.faults import check_faults
-from simrl.runtime.training_costs import TrainingCosts
-from simrl.runtime.weight_sync import PINNED_SHARE, extrapolated, loading_s, synced_by
 from simrl.runtime.worker import WorkerCosts
 from simrl.scenario.model import ClusterConfig, Scenario
 from simrl.simulate.cache import InputCache
@@ -44,6 +42,8 @@ from simrl.systems.recipes import make_system
 from simrl.systems.system import System
 from simrl.trace.synthesis import MOST_SAMPLES
 from simrl.trace.trace import Trace
+from simrl.training.costs import TrainingCosts
+from simrl.training.weight_sync import PINNED_SHARE, extrapolated, loading_s, synced_by
 
 
 @dataclass(frozen=True)
@@ -229,17 +229,16 @@ def _layout(prepared: Prepared, tp: int, inputs: InputCache) -> Prepared:
     if scenario.faults:
         raise InputError(f"{asked}, and faults are of workers that stay; leave planner or faults out")
     ep, given = tp * cluster.dp if cluster.ep > 1 else 1, scenario.engine.kv_cache_tokens
-    update: dict[str, Any] = {"cluster": cluster.model_copy(update={"tp": tp, "ep": ep})}
+    formed = scenario.with_fields("cluster", tp=tp, ep=ep)
     if scenario.profile.path is not None:
         name = file_name(prepared.profile.metadata.model_copy(update={"tp": tp, "ep": ep}))
         beside = Path(scenario.profile.path).with_name(name)
-        path = str(beside if beside.is_file() else PROFILES / name)
-        update["profile"] = scenario.profile.model_copy(update={"path": path})
+        formed = formed.with_fields("profile", path=str(beside if beside.is_file() else PROFILES / name))
     if given is not None:  # tokens of the cluster's workers: more GPUs share out the heads of more
         parts = [min(size, prepared.model.kv_heads) for size in (tp, cluster.tp)]
-        update["engine"] = scenario.engine.model_copy(update={"kv_cache_tokens": given * parts[0] // parts[1]})
+        formed = formed.with_fields("engine", kv_cache_tokens=given * parts[0] // parts[1])
     try:
-        return _prepared(scenario.model_copy(update=update), system, inputs)
+        return _prepared(formed, system, inputs)
     except InputError as error:
         raise InputError(f"{asked}: {error}") from error
 
@@ -362,7 +361,7 @@ def _fetched_share(kv: str, costs: WorkerCosts, profile: TableProfile, limits: L
 def _require_ranks(cluster: ClusterConfig, model: ModelShape, system: System) -> None:
     """Raise `InputError` for data-parallel ranks or shared experts that vLLM does not have, or that are not modelled."""
     gpus, ranks = cluster.worker_gpus, f"cluster.dp is {cluster.dp}"
-    if wrong := broken(
+    refuse(
         (
             model.experts == 0 and cluster.dp > 1,
             f"{ranks}: {model.name} has no experts, and its ranks are workers of their own; use 1",
@@ -373,8 +372,7 @@ def _require_ranks(cluster: ClusterConfig, model: ModelShape, system: System) ->
             f"or each has a part of all; use {gpus} or 1",
         ),
         (model.experts == 0 and cluster.ep > 1, f"cluster.ep is {cluster.ep}: {model.name} has no experts; use 1"),
-    ):
-        raise InputError(wrong)
+    )
     if cluster.dp > 1:
         require_divisor("cluster.tp × cluster.dp", gpus, cluster.gpus, "GPUs")
     if cluster.ep > 1:
@@ -434,8 +432,7 @@ def with_measured_loads(scenario: Scenario, profile: ProfileMetadata | str | Pat
     if scenario.training.load_s is not None:
         return scenario
     metadata = profile if isinstance(profile, ProfileMetadata) else read_profile(profile).metadata
-    training = scenario.training.model_copy(update={"load_s": metadata.load_weights_s})
-    return scenario.model_copy(update={"training": training})
+    return scenario.with_fields("training", load_s=metadata.load_weights_s)
 
 
 def gpus_for(scenario: Scenario, workers: int) -> int:
@@ -461,7 +458,7 @@ def _require_own_pools(cluster: ClusterConfig, system: System) -> None:
     if cluster.train is None:
         return
     pools = f"system {system.name}: cluster.train gives training GPUs of its own"
-    if wrong := broken(
+    refuse(
         (system.rollout_share is None, f"{pools}, and it trains on the GPUs that roll out; leave one of them out"),
         (
             system.adapt_split_every,
@@ -471,8 +468,7 @@ def _require_own_pools(cluster: ClusterConfig, system: System) -> None:
             "rollout_share" in system.parameters,
             f"{pools}, so cluster.gpus and cluster.train.gpus are the split; leave out its rollout_share",
         ),
-    ):
-        raise InputError(wrong)
+    )
 
 
 def _split(cluster: ClusterConfig, unit: int, system: System) -> tuple[int, int]:

@@ -30,21 +30,22 @@ from simrl.runtime.agents import Agents
 from simrl.runtime.drafting import Drafting, tail_drafting
 from simrl.runtime.faults import inject
 from simrl.runtime.history import LengthHistory
-from simrl.runtime.length_ranker import RankedLengths
 from simrl.runtime.recorder import OnLanes, Recorder
+from simrl.runtime.simulated_trainer import SimulatedRewarder, SimulatedTrainer
 from simrl.runtime.simulated_worker import SimulatedWorker
 from simrl.runtime.simulated_worker import simulated_workers as worker_fleet
 from simrl.runtime.spot_trainer import SpotTrainer
-from simrl.runtime.trainer import Rewarder, SimulatedRewarder, SimulatedTrainer, Trainer
-from simrl.runtime.training_costs import deal, longest_first, pack
+from simrl.runtime.trainer import Rewarder, Trainer
 from simrl.runtime.worker import Worker
 from simrl.scenario.model import Scenario
+from simrl.simulate.length_ranker import RankedLengths
 from simrl.simulate.memory import room_tokens
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.speculation.deployment import typical_context_tokens
 from simrl.speculation.draft_times import pace_of
 from simrl.speculation.plan import draft_costs
 from simrl.trace.workload import Workload
+from simrl.training.costs import deal, longest_first, pack
 
 
 def simulate(scenario: Scenario, on_step: Callable[[int], None] | None = None) -> Result:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from itertools import combinations, islice, product
 from typing import Any
 
-from simrl.errors import InputError
+from simrl.errors import InputError, refuse
 from simrl.profile.hardware import GIB, Gpu
 from simrl.profile.model_shape import ModelShape
-from simrl.runtime.training_costs import TrainingCosts
-from simrl.scenario.training import TrainingConfig
+from simrl.training.config import TrainingConfig
+from simrl.training.costs import TrainingCosts
 from simrl.validation import in_words
 
 SIZES = [2**power for power in range(8)]  # of groups of GPUs, tried as remedies
@@ -57,14 +57,16 @@ def require_parallelism(training: TrainingConfig, model: ModelShape, train_gpus:
 
 def require_training_precision(precision: str, gpu: Gpu, training: TrainingConfig) -> None:
     """Raise `InputError` for a precision without measured matrix products on the GPU, and for what a measured mfu holds."""
-    if training.mfu is not None and (precision != "bf16" or training.expert_imbalance > 1):
-        key = "precision.training" if precision != "bf16" else "training.expert_imbalance"
-        raise InputError(f"{key} has no effect beside training.mfu, which was measured with it; leave one of them out")
-    if precision not in gpu.precisions:
-        raise InputError(
+    without = "has no effect beside training.mfu, which was measured with it; leave one of them out"
+    refuse(
+        (training.mfu is not None and precision != "bf16", f"precision.training {without}"),
+        (training.mfu is not None and training.expert_imbalance > 1, f"training.expert_imbalance {without}"),
+        (
+            precision not in gpu.precisions,
             f"precision.training is {precision}: no matrix products in {precision} were measured on {gpu.name}; "
-            f"use {' or '.join(gpu.precisions)}"
-        )
+            f"use {' or '.join(gpu.precisions)}",
+        ),
+    )
 
 
 @dataclass(frozen=True)

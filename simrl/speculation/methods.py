@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, validate_call
 
-from simrl.errors import InputError, broken, choose
+from simrl.errors import InputError, choose, refuse
 from simrl.extensions import Extended
 from simrl.speculation.choices import BegMab, Capture, Elastic, HistoryRule, Strategy
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, Drafter
@@ -326,7 +326,7 @@ def specactor(
     Not modelled: the drafter's prefill on GPUs of its own; messages between drafter and verifier; drafters that have no room
     for requests longer than typical.
     """
-    if wrong := broken(
+    refuse(
         (model is None and not drafters, "speculation specactor: neither a model nor drafters; name one"),
         (
             decoupled and disaggregated,
@@ -338,8 +338,7 @@ def specactor(
             f"speculation specactor: draft_gpus is {draft_gpus}, and with decoupled: false a worker drafts on its own GPUs; "
             "leave it out, or add disaggregated: true",
         ),
-    ):
-        raise InputError(wrong)
+    )
     apart = Decoupled(draft_gpus, window, objective, 1000 if reconfigure and decoupled else 0, not decoupled)
     return Speculation(
         "specactor",

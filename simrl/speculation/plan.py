@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from simrl.errors import InputError, broken
+from simrl.errors import InputError, refuse
 from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import TableProfile, read_profile
 from simrl.profile.rollout_times import DraftCosts
@@ -154,7 +154,7 @@ def token_rate(plan: DraftPlan, trace: Trace) -> float:
 def _plan_text(speculation: Speculation, inputs: SpeculationInputs, deployment: Deployment) -> DraftPlan:
     trace, has_ids, factor = deployment.trace, has_token_ids(deployment.trace), inputs.acceptance_factor
     reads = _READS_TOKENS.get(speculation.drafter)
-    if wrong := broken(
+    refuse(
         (
             reads and not has_ids,
             f"{trace.metadata.name}: {speculation.name} {reads}, and the trace has no token ids; import it with its tokens, or "
@@ -169,8 +169,7 @@ def _plan_text(speculation: Speculation, inputs: SpeculationInputs, deployment: 
             factor < 1.0 and has_ids and speculation.drafter == "siblings",
             f"speculation.acceptance_factor is {factor:g}: {speculation.name} looks its drafts up while siblings run; give 1",
         ),
-    ):
-        raise InputError(wrong)
+    )
     acceptance: Any = "measured from the trace's tokens"
     if not has_ids:
         acceptance = inputs.runs_of(speculation.drafter).model_dump()  # type: ignore[arg-type]

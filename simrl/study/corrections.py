@@ -28,10 +28,10 @@ from scipy.optimize import least_squares
 
 from simrl.errors import InputError
 from simrl.result.result import Result
-from simrl.runtime.training_costs import Ints, TrainingCosts
 from simrl.scenario.model import Scenario
-from simrl.scenario.training import TrainingConfig
 from simrl.simulate.prepare import Prepared
+from simrl.training.config import TrainingConfig
+from simrl.training.costs import Ints, TrainingCosts
 
 log = logging.getLogger(__name__)
 Floats = NDArray[np.float64]

@@ -19,9 +19,9 @@ import numpy as np
 
 from simrl.pipelines.areal import CONCURRENT_BATCHES
 from simrl.profile.hardware import Gpu
-from simrl.scenario.training import TrainingConfig
 from simrl.simulate.prepare import Prepared
 from simrl.systems.recipes import parameters_of
+from simrl.training.config import TrainingConfig
 
 VERL_FP8 = "verl documentation, FP8 RL (docs/advance/fp8.md)"
 VERL_HISTOSPEC = "verl-recipe, specRL/histoSpec/README.md"

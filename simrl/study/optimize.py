@@ -21,7 +21,6 @@ from simrl.analysis.explanation import explain_result
 from simrl.analysis.gpu_hours import PARTS
 from simrl.errors import InputError
 from simrl.scenario.presets import known_fields
-from simrl.scenario.training import assumed_s, assumption, trained_by
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.simulate.run import simulate_prepared
@@ -37,6 +36,7 @@ from simrl.study.search_space import Space
 from simrl.study.staleness_quality import BENCHMARKS, Quality, near
 from simrl.study.staleness_quality import SOURCE as QUALITY_SOURCE
 from simrl.study.store import Outcomes, write_json
+from simrl.training.config import assumed_s, assumption, trained_by
 
 FURTHER_SEEDS = 2  # of options that are close
 CLOSE = 2.0  # times the model's error: options closer than this are simulated with further seeds

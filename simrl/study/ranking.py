@@ -11,11 +11,11 @@ from typing import Any
 
 from simrl.scenario.model import Scenario
 from simrl.scenario.presets import constants, known_fields
-from simrl.scenario.training import assumed_s
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.study.compare import row_of, simulate_each
 from simrl.study.executors import Processes
+from simrl.training.config import assumed_s
 
 FACTORS = {"samples_per_s_assumed_half": 0.5, "samples_per_s_assumed_double": 2.0}  # by the key in a row
 LONG_S = 600.0  # a comparison that took longer is repeated only if asked

@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 from simrl.dispatch.allocation import (
-    ascending_fill,
     best_max_workers,
     best_pairing,
     equal_workers,
     exact,
+    fill,
     growth_factor,
     median_tokens,
     predicted_s,
     ranking_groups,
-    reversed_fill,
     shortest_two_steps,
     step_s,
     two_step_sums,
@@ -298,8 +297,8 @@ def test_the_exact_gradient_is_the_smallest_of_all_plans(problem, train_s):
 
 def test_reversing_a_contiguous_fill_loses_part_of_the_complement():
     counts = [1, 1, 2, 4]
-    assert ascending_fill(counts).tolist() == [0, 1, 2, 2, 3, 3, 3, 3]
-    assert reversed_fill(counts).tolist() == [3, 3, 3, 3, 2, 2, 1, 0]
+    assert fill(0, counts).tolist() == [0, 1, 2, 2, 3, 3, 3, 3]
+    assert fill(1, counts).tolist() == [3, 3, 3, 3, 2, 2, 1, 0]
     # Linear times, a step of 1 from 0: with as many workers a group every sum would be 3.
     assert two_step_sums((0, 1, 2, 3), counts).tolist() == [3, 4, 5, 5, 5, 5, 4, 3]
     assert two_step_sums((0, 1, 2, 3), [2, 2, 2, 2]).tolist() == [3] * 8

@@ -119,7 +119,7 @@ def test_a_worker_with_a_duplicate_is_not_empty_until_it_has_gone_and_is_freed_t
     two.at(7.0, lambda: two.dispatcher.empty(1).callbacks.append(lambda _: heard.append(("empty", two.env.now))))
     two.at(7.0, lambda: two.dispatcher.freed().callbacks.append(lambda e: heard.append((e.value, two.env.now))))
     two.at(13.0, lambda: two.dispatcher.freed().callbacks.append(lambda e: heard.append((e.value, two.env.now))))
-    two.at(7.0, lambda: heard.append((two.dispatcher.number_held(), len(two.dispatcher.duplicated()[1]))))
+    two.at(7.0, lambda: heard.append((two.dispatcher.unfinished.tolist(), len(two.dispatcher.duplicated()[1]))))
     two.row()
     assert heard == [([1, 0], 1), (0, 12.0), (1, 15.0), ("empty", 15.0)]
 

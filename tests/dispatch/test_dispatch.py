@@ -203,9 +203,20 @@ def test_only_who_lost_its_worker_waits_for_it():
     dispatcher.activate(0)
     env.run(until=100.5)
     assert [rollout.tokens for rollout in dispatcher.waiting()] == [12]  # it ended with the pass that ran
-    dispatcher.found(1)
+    dispatcher.activate(1, lost=True)
     fleet[1].restore()
     assert env.run(ends[1]).segments[-1].worker == 1
+
+
+def test_a_worker_that_was_retired_and_lost_takes_samples_again_once_neither_lasts():
+    env = simpy.Environment()
+    dispatcher = Dispatcher(env, workers(env), dispatch(), recorder())
+    dispatcher.retire(0)
+    dispatcher.retire(0, lost=True)
+    dispatcher.activate(0)
+    assert (dispatcher.active, dispatcher.lost) == ([1], [0])
+    dispatcher.activate(0, lost=True)
+    assert (dispatcher.active, dispatcher.lost) == ([0, 1], [])
 
 
 def test_what_was_withdrawn_while_it_waited_for_its_worker_is_not_started_when_the_worker_is_back():
@@ -219,7 +230,7 @@ def test_what_was_withdrawn_while_it_waited_for_its_worker_is_not_started_when_t
     env.run(until=5.5)
     dispatcher.withdraw([sample(0, response_tokens=10)])
     worker.restore()
-    dispatcher.found(0)
+    dispatcher.activate(0, lost=True)
     env.run(until=50.0)
     assert dispatcher.held() == [[]]
 
@@ -366,7 +377,7 @@ def test_every_sample_comes_back_once_with_all_its_tokens_whatever_happens_to_it
         elif what == "activate":
             fleet[worker].lost = False
             fleet[worker].restore()
-            dispatcher.found(worker)
+            dispatcher.activate(worker, lost=True)
             dispatcher.activate(worker)
         elif what == "load":
             on_fire(
@@ -379,7 +390,7 @@ def test_every_sample_comes_back_once_with_all_its_tokens_whatever_happens_to_it
     for i, worker in enumerate(fleet):
         worker.lost = False
         worker.restore()
-        dispatcher.found(i)
+        dispatcher.activate(i, lost=True)
         dispatcher.activate(i)
         worker.load_weights(100)  # what anybody needs
     env.run(until=env.now + 10_000)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from simrl.dispatch.placement import least_requests
 from simrl.dispatch.streamrl import Expected, LongestFirst, SkewnessAware, share_out
 from simrl.runtime.history import LengthHistory
-from simrl.runtime.length_ranker import RankedLengths
+from simrl.simulate.length_ranker import RankedLengths
 from tests.helpers import ROOMY, examples, rollout, rows, sample, trace
 from tests.pipelines.test_pipelines import run, timed, updates_at, workers
 

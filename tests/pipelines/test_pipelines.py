@@ -18,14 +18,14 @@ from simrl.profile.profile import ProfileMetadata, TableProfile
 from simrl.profile.rollout_times import RolloutTimes
 from simrl.result.metrics import summary
 from simrl.runtime.events import on_fire
-from simrl.runtime.trainer import SimulatedRewarder, SimulatedTrainer
-from simrl.runtime.training_costs import TrainingCosts
-from simrl.runtime.weight_sync import PINNED_SHARE
+from simrl.runtime.simulated_trainer import SimulatedRewarder, SimulatedTrainer
 from simrl.runtime.worker import WorkerCosts
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import Schedule, simulate_prepared, simulated_workers
 from simrl.systems.recipes import RECIPES, make_system
 from simrl.trace.workload import Workload
+from simrl.training.costs import TrainingCosts
+from simrl.training.weight_sync import PINNED_SHARE
 from tests.helpers import (
     LINEAR,
     ROOMY,
@@ -39,6 +39,7 @@ from tests.helpers import (
     rollout,
     rows,
     trace,
+    update_phases,
     watch,
 )
 
@@ -226,7 +227,7 @@ def test_time_is_what_engines_loads_and_updates_take_and_no_less(system, trace, 
             for step, sequences in batch.items():
                 tokens = np.array([sum(sequence) for sequence in sequences])
                 published = publishes(system, step) and not (ready.system.pauses and step == 3)  # after the end
-                for kind, seconds in costs.phases(tokens, publish=published):
+                for kind, seconds in update_phases(costs, tokens, publish=published):
                     expected[kind] += seconds
             if "fused" in ready.system.schedule:  # some log-probs on some GPUs
                 del expected["log_prob"]

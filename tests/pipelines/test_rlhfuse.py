@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from simrl.pipelines.rlhfuse import number_of_destinations
 from simrl.profile.model_shape import model_shape
-from simrl.runtime.fused_pipelines import pipelines_s
-from simrl.runtime.training_costs import TrainingCosts
-from simrl.runtime.weight_sync import PINNED_SHARE
 from simrl.simulate.run import simulate, simulate_prepared
+from simrl.training.costs import TrainingCosts
+from simrl.training.stages import pipelines_s
+from simrl.training.weight_sync import PINNED_SHARE
 from tests.helpers import examples, lanes, on_gpus, prepared, rows, trace
 from tests.pipelines.test_pipelines import run, timed, traces, updates_at, workers
 

@@ -9,7 +9,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 from simrl.errors import StoppedError  # noqa: E402
 from simrl.profile.hardware import GPUS  # noqa: E402
-from simrl.runtime.weight_sync import HOST_BYTES_PER_S, TENSOR_S  # noqa: E402
+from simrl.training.weight_sync import HOST_BYTES_PER_S, TENSOR_S  # noqa: E402
 from simrl_replay.grpo import weight_broadcast as module  # noqa: E402
 from simrl_replay.grpo.weight_broadcast import METHODS, broadcast, predict, tensor_shapes  # noqa: E402
 from simrl_replay.prove_plan import sizes, write_config  # noqa: E402

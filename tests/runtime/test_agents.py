@@ -17,8 +17,8 @@ from simrl.profile.model_shape import model_shape
 from simrl.runtime.agents import AgentRules, Agents, agent_rules
 from simrl.runtime.events import on_fire
 from simrl.runtime.rollout import Rollout
+from simrl.runtime.simulated_trainer import SimulatedRewarder
 from simrl.runtime.simulated_worker import simulated_workers
-from simrl.runtime.trainer import SimulatedRewarder
 from simrl.runtime.worker import WorkerCosts
 from simrl.scenario.agents import AgentsConfig
 from simrl.scenario.load import load_scenarios

@@ -3,10 +3,10 @@
 import pytest
 import simpy
 
-from simrl.runtime.trainer import SimulatedRewarder, SimulatedTrainer
+from simrl.runtime.simulated_trainer import SimulatedRewarder, SimulatedTrainer
 from simrl.trace.trace import Response
 from tests.helpers import recorder, rollout
-from tests.runtime.test_training import costs, flops
+from tests.training.test_costs import costs, flops
 
 
 def a_trainer(lanes=(0,), **more):

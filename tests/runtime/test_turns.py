@@ -14,8 +14,8 @@ from simrl.dispatch.rules import Dispatch
 from simrl.errors import InputError
 from simrl.runtime.events import on_fire
 from simrl.runtime.rollout import Segment, WeightLoad
+from simrl.runtime.simulated_trainer import _lengths
 from simrl.runtime.simulated_worker import simulated_workers
-from simrl.runtime.trainer import _lengths
 from simrl.runtime.worker import TokensReached, WorkerCosts
 from simrl.simulate.prepare import prepare
 from simrl.systems.recipes import RECIPES

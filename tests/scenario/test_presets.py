@@ -10,10 +10,10 @@ from simrl.profile.model_shape import MODELS
 from simrl.scenario.load import ScenarioFile, load_scenarios
 from simrl.scenario.model import Scenario
 from simrl.scenario.presets import ENGINES, FRAMEWORKS, OF_ENGINE, constants, read_presets, write_presets
-from simrl.scenario.training import TrainingConfig
 from simrl.show.inputs import inputs, provenance
 from simrl.simulate.prepare import prepare
 from simrl.study.point import Digests, make_point
+from simrl.training.config import TrainingConfig
 
 SCENARIO = {
     "name": "small",

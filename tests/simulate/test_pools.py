@@ -16,9 +16,7 @@ from simrl.profile.model_shape import MODELS
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.profilers.transformed import Transformation
 from simrl.result.metrics import prices, summary
-from simrl.runtime.weight_sync import loading_s
 from simrl.scenario.load import ScenarioFile
-from simrl.scenario.training import TrainingConfig
 from simrl.show.inputs import inputs, provenance
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate
@@ -26,7 +24,9 @@ from simrl.study.compare import without_colocated
 from simrl.study.goal import Goal
 from simrl.study.search_space import make_space
 from simrl.systems.recipes import RECIPES, make_system
-from tests.helpers import scenario
+from simrl.training.config import TrainingConfig
+from simrl.training.weight_sync import loading_s
+from tests.helpers import scenario, update_phases
 
 H20 = {"gpu": "h20", "gpus": 4, "tp": 1, "cost_per_gpu_hour": 1.0}
 LENGTHS = np.array([4000, 3000, 2000, 1000])
@@ -55,7 +55,7 @@ def test_training_takes_the_time_and_the_memory_of_its_own_gpus():
         prepare(on_pools(cluster=each)).training_costs(2) for each in (POOLS, {**POOLS, "train": {"gpus": 2}})
     )
     assert costs.gpu.name == "h800" and slow.gpu.name == "h20"
-    assert sum(s for _, s in costs.phases(LENGTHS)) < sum(s for _, s in slow.phases(LENGTHS))
+    assert sum(s for _, s in update_phases(costs, LENGTHS)) < sum(s for _, s in update_phases(slow, LENGTHS))
     small = {**POOLS, "train": {"gpu": "a40", "gpus": 1, "cost_per_gpu_hour": 1.0}}
     assert "on 1 a40 needs" in refusal(on_pools(cluster=small, model="qwen3-4b"))
 

@@ -24,8 +24,8 @@ from simrl.errors import StoppedError
 from simrl.files import temporary_folder
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape
-from simrl.runtime.weight_sync import loading_s, publication_s, synced_by
-from simrl.scenario.training import TrainingConfig
+from simrl.training.config import TrainingConfig
+from simrl.training.weight_sync import loading_s, publication_s, synced_by
 
 METHODS = {"tensor by tensor": "gather_broadcast", "in buckets": "broadcast"}  # simrl's, by the way of sending
 UNLIKE = (

@@ -21,9 +21,9 @@ import simrl
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
 from simrl.result.result import SampleRow
-from simrl.runtime.weight_sync import loading_s, publication_s
 from simrl.scenario.presets import constants
-from simrl.scenario.training import TrainingConfig, trained_by
+from simrl.training.config import TrainingConfig, trained_by
+from simrl.training.weight_sync import loading_s, publication_s
 from simrl_replay.grpo.policy import WEIGHTS, TokenIds, micro_batches, qwen3, save_policy
 from simrl_replay.grpo.update import Trajectory, UpdateConfig, make_optimizer, update
 from simrl_replay.host import Begin, Ended, Gained, Loaded, LoadWeights

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from simrl.errors import InputError, broken, meant
+from simrl.errors import InputError, meant, refuse
 from simrl.extensions import install_command
 from simrl.profile.model_shape import MODELS, ModelShape, require_kv_heads
 
@@ -123,7 +123,7 @@ def require_graphs(setup: EngineSetup) -> None:
 def _require_split(shape: ModelShape, setup: EngineSetup) -> None:
     """Raise `InputError` for experts that a dense model lacks, or that the GPUs cannot share."""
     gpus = setup.tp * setup.dp
-    if wrong := broken(
+    refuse(
         (
             not shape.experts and setup.precision == "w4a16_mxfp4",
             f"{shape.name} has no experts: w4a16_mxfp4 is a precision of experts alone",
@@ -141,6 +141,5 @@ def _require_split(shape: ModelShape, setup: EngineSetup) -> None:
             f"--ep {setup.ep} does not divide the {shape.experts} experts of {shape.name}",
         ),
         (shape.heads % setup.tp, f"--tp {setup.tp} does not divide the {shape.heads} attention heads of {shape.name}"),
-    ):
-        raise InputError(wrong)
+    )
     require_kv_heads("--tp", setup.tp, shape)

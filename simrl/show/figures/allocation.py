@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
-from simrl.dispatch.allocation import ascending_fill, two_step_sums
+from simrl.dispatch.allocation import fill, two_step_sums
 from simrl.show.style import FAINT, INK, LOOKS, PAPER, SERIES, Picture, legend_above, panels
 
 
@@ -46,7 +46,7 @@ def _draw_workers(axes: Axes, d: dict[str, Any]) -> None:
     """Draw two steps of the two-tier plan stacked on each worker, and equal allocation as an outline."""
     times, counts = [g["predicted_s"] for g in d["groups"]], [g["workers"] for g in d["groups"]]
     sums = np.array(d["two_step_sums"])
-    first = np.array(times)[ascending_fill(counts)]
+    first = np.array(times)[fill(0, counts)]
     worker = np.arange(len(sums))
     look: dict[str, Any] = {"width": 1.0, "linewidth": 0.3, "edgecolor": PAPER}
     axes.bar(worker, first, color=SERIES[1], label="first step, ascending", **look)

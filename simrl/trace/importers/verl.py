@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from simrl.errors import InputError, broken
+from simrl.errors import InputError, refuse
 from simrl.trace.importers import rows, turns
 from simrl.trace.importers.lengths import lengths_with
 from simrl.trace.importers.logs import recognised
@@ -211,7 +211,7 @@ def _samples(row: dict[Hashable, Any], group: int, seed: int, cap: int, source: 
     total, mean = float(row["perf/total_num_tokens"]), float(row["response_length/mean"] + row["prompt_length/mean"])
     count = round(total / mean) if mean > 0 else 0
     longest, shortest = row["response_length/max"], row["response_length/min"]
-    if wrong := broken(
+    refuse(
         (
             count < 1 or abs(total / mean - count) > 0.01 + count * ROUNDED / mean,
             f"{place}: {total:g} tokens over a mean of {mean:g} are no whole number of samples; check the log",
@@ -224,8 +224,7 @@ def _samples(row: dict[Hashable, Any], group: int, seed: int, cap: int, source: 
             f"{place}: response_length/min is {shortest:g}, aborted or empty: cannot be generated again; "
             "drop this step from the metrics",
         ),
-    ):
-        raise InputError(wrong)
+    )
     clipped = round(float(row["response_length/clip_ratio"]) * count)
     rng = np.random.default_rng([seed, step])
     response_tokens = rng.permutation(_lengths(row, "response_length", count, clipped or None, place))

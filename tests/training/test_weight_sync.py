@@ -10,7 +10,13 @@ from simrl.analysis.explanation import explain_result
 from simrl.errors import InputError
 from simrl.profile.hardware import GPUS
 from simrl.profile.model_shape import MODELS
-from simrl.runtime.weight_sync import (
+from simrl.scenario.load import load_scenarios
+from simrl.show.inputs import inputs, provenance
+from simrl.show.tables.explain import print_explanation
+from simrl.simulate.prepare import prepare
+from simrl.simulate.run import simulate
+from simrl.training.config import TrainingConfig, assumed_s
+from simrl.training.weight_sync import (
     SOURCES,
     TENSOR_S,
     extrapolated,
@@ -19,12 +25,6 @@ from simrl.runtime.weight_sync import (
     publication_s,
     tensors_held,
 )
-from simrl.scenario.load import load_scenarios
-from simrl.scenario.training import TrainingConfig, assumed_s
-from simrl.show.inputs import inputs, provenance
-from simrl.show.tables.explain import print_explanation
-from simrl.simulate.prepare import prepare
-from simrl.simulate.run import simulate
 from tests.helpers import rows, scenario
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape
-from simrl.scenario.training import TrainingConfig
+from simrl.training.config import TrainingConfig
 
 Floats = NDArray[np.float64]
 

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from simrl.profile.hardware import GPUS, LINK_SHARE, Gpu
 from simrl.profile.model_shape import MODELS, ModelShape
-from simrl.runtime.pipeline_stages import forward_only, one_forward_one_backward
-from simrl.runtime.training_costs import TrainingCosts, deal, longest_first, pack
-from simrl.runtime.training_kernels import COLLECTIVE_S
-from simrl.runtime.weight_sync import PAGEABLE_NODE_BYTES_PER_S, PINNED_SHARE
-from simrl.scenario.training import TrainingConfig
+from simrl.training.config import TrainingConfig
+from simrl.training.costs import TrainingCosts, deal, longest_first, pack
+from simrl.training.operations import COLLECTIVE_S
+from simrl.training.stages import stages_s
+from simrl.training.weight_sync import PAGEABLE_NODE_BYTES_PER_S, PINNED_SHARE
+from tests.helpers import update_phases
 
 MODEL = ModelShape(name="toy", layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, intermediate=16, vocab=32)
 GPU = Gpu(
@@ -89,8 +90,9 @@ def test_packing_is_the_slow_rule_and_no_micro_batch_is_over_the_budget(lengths,
 @given(lengths, st.integers(5000, 30000))
 def test_dynamic_micro_batches_are_never_more_than_fixed_ones_and_both_hold_every_sequence(lengths, budget):
     """A new dynamic bin is opened only when all others hold at least as many sequences as a fixed one."""
-    dynamic = costs(microbatching="dynamic").microbatches(lengths, budget)
-    fixed = costs(microbatching="fixed").microbatches(lengths, budget)
+    bins, _ = pack(lengths, longest_first(lengths), np.zeros(lengths.size, np.int64), budget)
+    dynamic = [lengths[bins == b] for b in range(bins.max() + 1)]
+    fixed = costs(microbatching="fixed").fixed_microbatches(lengths, budget)
     assert len(dynamic) <= len(fixed)
     for microbatches in (dynamic, fixed):
         assert max(m.sum() for m in microbatches) <= budget
@@ -99,15 +101,15 @@ def test_dynamic_micro_batches_are_never_more_than_fixed_ones_and_both_hold_ever
 
 def test_a_rank_without_sequences_has_no_micro_batch():
     nothing = np.array([], dtype=np.int64)
-    assert costs(microbatching="dynamic").microbatches(nothing, 100) == []
-    assert costs(microbatching="fixed").microbatches(nothing, 100) == []
+    assert [each.size for each in pack(nothing, nothing, nothing, 100)] == [0, 0]
+    assert costs(microbatching="fixed").fixed_microbatches(nothing, 100) == []
 
 
 # Time.
 
 
 def test_an_update_on_one_gpu_takes_its_flops_over_the_rate_three_times_forward():
-    phases = costs(mfu=0.5, log_prob_mfu=0.25, publish_s=7.0).phases(np.array([10, 20]))
+    phases = update_phases(costs(mfu=0.5, log_prob_mfu=0.25, publish_s=7.0), np.array([10, 20]))
     work = flops(10) + flops(20)
     assert phases == [
         ("log_prob", pytest.approx(work / (0.25 * 1e6))),
@@ -117,13 +119,13 @@ def test_an_update_on_one_gpu_takes_its_flops_over_the_rate_three_times_forward(
 
 
 def test_a_colocated_update_switches_before_and_after_and_publishes_nothing():
-    kinds = [kind for kind, _ in costs(switch=True, switch_s=4.0).phases(np.array([10]))]
+    kinds = [kind for kind, _ in update_phases(costs(switch=True, switch_s=4.0), np.array([10]))]
     assert kinds == ["switch", "log_prob", "train", "switch"]
 
 
 def test_switching_moves_the_states_of_a_gpu_and_publishing_the_weights():
     slow = GPU.model_copy(update={"host_bytes_per_s": 10.0, "network_bytes_per_s": 2.0, "link_bytes_per_s": 20.0})
-    switch_s = costs(gpus=2, switch=True, switch_s=4.0, gpu=slow).phases(np.array([10]))[0][1]
+    switch_s = update_phases(costs(gpus=2, switch=True, switch_s=4.0, gpu=slow), np.array([10]))[0][1]
     parameters = MODEL.parameters
     kept = 2 + 4 + 8  # weights, master weights, moments; no gradients, which the update has used up
     assert switch_s == pytest.approx(4.0 + kept * parameters / 2 / (PINNED_SHARE * 10))
@@ -133,7 +135,7 @@ def test_switching_moves_the_states_of_a_gpu_and_publishing_the_weights():
         (32, 4.0),
     ):  # one node by its link, more by the network shares of a node's eight GPUs, if these are slower
         slow = slow if gpus < 32 else slow.model_copy(update={"network_bytes_per_s": 0.5})
-        publish_s = costs(gpus=gpus, publish_s=1.0, gpu=slow).phases(np.array([10]))[-1][1]
+        publish_s = update_phases(costs(gpus=gpus, publish_s=1.0, gpu=slow), np.array([10]))[-1][1]
         assert publish_s == pytest.approx(1.0 + 2 * parameters / rate)
 
 
@@ -142,7 +144,7 @@ def test_a_sequence_longer_than_a_micro_batch_still_needs_its_memory():
 
 
 def test_every_forward_pass_before_the_update_is_paid_and_none_if_there_is_none():
-    none, one, three = (dict(costs(log_probs=n).phases(np.array([10]))) for n in (0, 1, 3))
+    none, one, three = (dict(update_phases(costs(log_probs=n), np.array([10]))) for n in (0, 1, 3))
     assert "log_prob" not in none
     assert three["log_prob"] == pytest.approx(3 * one["log_prob"])
     assert three["train"] == one["train"] == none["train"]
@@ -163,7 +165,7 @@ def test_a_reference_of_its_own_size_is_paid_by_its_own_shape():
 
 def test_the_overhead_of_an_update_is_paid_once_whatever_its_mini_batches_and_epochs():
     plain, loaded = (
-        dict(costs(minibatches=3, ppo_epochs=2, **extra).phases(np.array([10, 20, 30])))["train"]
+        dict(update_phases(costs(minibatches=3, ppo_epochs=2, **extra), np.array([10, 20, 30])))["train"]
         for extra in ({}, {"update_overhead_s": 7.0})
     )
     assert loaded == pytest.approx(plain + 7.0)
@@ -184,15 +186,15 @@ def test_gpus_that_share_a_sequence_are_faster_at_it_and_make_fewer_ranks():
 
 def test_mini_batches_are_updates_one_after_the_other_each_waiting_for_its_slowest_rank():
     sequences = [(10, 90), (5, 5), (10, 90), (5, 5)]  # on two ranks: each mini-batch waits for its 100 tokens
-    one, two = (dict(costs(gpus=2, minibatches=n).phases(lengths_of(sequences))) for n in (1, 2))
+    one, two = (dict(update_phases(costs(gpus=2, minibatches=n), lengths_of(sequences))) for n in (1, 2))
     assert one["train"] == pytest.approx(3 * (flops(100) + flops(10)) / (0.35 * 1e6))
     assert two["train"] == pytest.approx(3 * 2 * flops(100) / (0.35 * 1e6))
     assert two["log_prob"] == one["log_prob"]
 
 
 def test_more_mini_batches_than_sequences_train_every_sequence_once():
-    assert dict(costs(minibatches=9).phases(np.array([10, 20]))) == dict(
-        costs(minibatches=2).phases(np.array([10, 20]))
+    assert dict(update_phases(costs(minibatches=9), np.array([10, 20]))) == dict(
+        update_phases(costs(minibatches=2), np.array([10, 20]))
     )
 
 
@@ -218,7 +220,7 @@ def test_ranks_that_gather_weights_wait_for_each_other_in_every_micro_batch_and_
 
 
 def test_micro_batches_of_a_number_of_sequences_have_that_many_whatever_their_tokens():
-    parts = costs(microbatching="fixed", sequences_per_microbatch=2).microbatches(np.array([9, 1, 500, 2, 3]), 10)
+    parts = costs(microbatching="fixed", sequences_per_microbatch=2).fixed_microbatches(np.array([9, 1, 500, 2, 3]), 10)
     assert [part.tolist() for part in parts] == [[9, 1], [500, 2], [3]]
 
 
@@ -246,7 +248,7 @@ def test_a_fixed_number_of_sequences_is_padded_to_the_longest_even_where_one_mic
 
 def test_micro_batches_of_a_fixed_count_have_equal_numbers_of_sequences_and_room_for_the_longest():
     config = costs(gpus=2, minibatches=3, microbatching="fixed", microbatches=4)
-    parts = config.microbatches(np.array([9, 1, 500, 2, 3]), 10)
+    parts = config.fixed_microbatches(np.array([9, 1, 500, 2, 3]), 10)
     assert [part.tolist() for part in parts] == [[9, 1], [500], [2], [3]]
     assert config.most_tokens(1000, batch=48) == 2 * 1000  # of 48: 3 mini-batches, 2 ranks, 4 micro-batches
     assert config.memory_bytes(1000, 480) > config.memory_bytes(1000, 48)
@@ -254,14 +256,14 @@ def test_micro_batches_of_a_fixed_count_have_equal_numbers_of_sequences_and_room
 
 def test_a_pipeline_of_equal_micro_batches_has_the_known_bubble():
     equal = np.ones((5, 4))
-    assert one_forward_one_backward(equal[:, :1], 2 * equal[:, :1]) == 15
+    assert stages_s(3 * equal[:, :1], 1 / 3, True) == pytest.approx(15)
     # Each further stage adds a forward pass to fill it, and a backward one to drain it.
-    assert one_forward_one_backward(equal, 2 * equal) == 15 + 3 * 3
-    assert forward_only(equal) == 5 + 3
+    assert stages_s(3 * equal, 1 / 3, True) == pytest.approx(15 + 3 * 3)
+    assert stages_s(equal, 1.0, False) == 5 + 3
     # The last stage: 1-2 forward, 2-4 backward, 4-7 forward, 7-13 backward; then the first one's last backward pass.
     unequal = np.array([[1.0, 1.0], [3.0, 3.0]])
-    assert one_forward_one_backward(unequal, 2 * unequal) == 13 + 6
-    assert forward_only(unequal) == 1 + 3 + 3
+    assert stages_s(3 * unequal, 1 / 3, True) == pytest.approx(13 + 6)
+    assert stages_s(unequal, 1.0, False) == 1 + 3 + 3
 
 
 def test_micro_batches_by_tokens_fill_a_pipeline_better_than_a_fixed_count():
@@ -292,9 +294,9 @@ def test_padded_micro_batches_cost_as_much_as_the_longest_with_pipeline_stages_a
 def test_offloaded_states_are_fetched_and_returned_in_each_phase_at_the_rate_of_their_memory(memory, gpus_rate):
     lengths, slow = np.array([10]), GPU.model_copy(update={"host_bytes_per_s": 1e12})
     ways = {"gpus": 4, "gpu": slow, "switch": True, "offload_memory": memory}
-    kept, fetched = (dict(costs(offload=where, **ways).phases(lengths)) for where in ("none", "phases"))
-    assert costs(gpus=4, offload="phases").phases(lengths) == costs(gpus=4, offload="none").phases(
-        lengths
+    kept, fetched = (dict(update_phases(costs(offload=where, **ways), lengths)) for where in ("none", "phases"))
+    assert update_phases(costs(gpus=4, offload="phases"), lengths) == update_phases(
+        costs(gpus=4, offload="none"), lengths
     )  # no rollout
     each_s = 2 * MODEL.parameters / 4 / (gpus_rate / 4)  # there and back, a byte a parameter
     assert fetched["log_prob"] - kept["log_prob"] == pytest.approx(4 * each_s)  # fp32 weights
@@ -308,7 +310,7 @@ def test_offloaded_states_are_fetched_and_returned_in_each_phase_at_the_rate_of_
 def test_the_bytes_that_are_told_of_offloading_are_those_that_take_the_time(where, more):
     def total_s(offload):
         each = costs(gpus=4, switch=True, offload=offload, offload_memory="pageable", **more)
-        return sum(seconds for _, seconds in each.phases(np.array([10])))
+        return sum(seconds for _, seconds in update_phases(each, np.array([10])))
 
     of_all = costs(gpus=4, switch=True, offload=where, offload_memory="pageable", **more)
     assert total_s(where) - total_s("none") == pytest.approx(of_all.offloaded_bytes / of_all.copied_bytes_per_s)
@@ -318,7 +320,7 @@ def test_a_swapped_reference_costs_three_copies_of_the_weights_and_a_streamed_on
     lengths, slow = np.array([10, 10]), GPU.model_copy(update={"host_bytes_per_s": 10.0})
     of = {"gpus": 1, "gpu": slow, "extra_log_probs": 1, "log_probs": 2, "tokens_per_microbatch": 10}
     resident, swapped, streamed = (
-        dict(costs(**of, reference_weights=where).phases(lengths))["log_prob"]
+        dict(update_phases(costs(**of, reference_weights=where), lengths))["log_prob"]
         for where in ("resident", "swapped", "streamed")
     )
     assert swapped - resident == pytest.approx(3 * MODEL.weight_bytes / 10.0)
@@ -350,18 +352,22 @@ def test_an_update_takes_longer_when_a_response_is_longer(sequences, data, minib
     """On one GPU, where it must; on several the greedy deal may happen to fit better."""
     i = data.draw(st.integers(0, len(sequences) - 1))
     longer = [(p, r + 50 * (j == i)) for j, (p, r) in enumerate(sequences)]
-    before, after = (dict(costs(minibatches=minibatches).phases(lengths_of(batch))) for batch in (sequences, longer))
+    before, after = (
+        dict(update_phases(costs(minibatches=minibatches), lengths_of(batch))) for batch in (sequences, longer)
+    )
     assert after["train"] > before["train"]
     assert after["log_prob"] > before["log_prob"]
 
 
 def trained_s(**config) -> float:
-    return dict(costs(mfu=0.5, **config).phases(np.array([10])))["train"]
+    return dict(update_phases(costs(mfu=0.5, **config), np.array([10])))["train"]
 
 
 def test_recomputed_activations_are_one_more_forward_pass_of_the_matrix_products_in_training_alone():
     assert trained_s(recompute=True) == pytest.approx((3 * flops(10) + DENSE * 10) / (0.5 * 1e6))
-    assert dict(costs(recompute=True).phases(np.array([10])))["log_prob"] == pytest.approx(flops(10) / (0.35 * 1e6))
+    assert dict(update_phases(costs(recompute=True), np.array([10])))["log_prob"] == pytest.approx(
+        flops(10) / (0.35 * 1e6)
+    )
 
 
 def test_adapters_need_no_gradients_and_no_states_of_the_weights():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape
-from simrl.scenario.training import TrainingConfig
+from simrl.training.config import TrainingConfig
 
 # Each is set by one row of experiments/weight_sync.md, in brackets: verl's delta_weight_sync.md, NeMo-RL's for reshard.
 TENSOR_S = 1.24e-3  # broadcast: a tensor, on the hosts of both ends (qwen3-0.6b, one A100 node: 0.61 s)

@@ -2,7 +2,7 @@
 
 Invariant: time follows from work that is carried out, not from a mean: sequences are dealt to data-parallel ranks, packed
 into micro-batches on each, and a phase ends when its slowest rank does. A micro-batch's time is computed from its operations
-(`training_kernels`), or from a model FLOPs utilisation that was measured; neither is fitted to the outcome of a schedule.
+(`operations`), or from a model FLOPs utilisation that was measured; neither is fitted to the outcome of a schedule.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from simrl.profile.compiled import kernel
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape
-from simrl.runtime.fused_pipelines import pipelines_s
-from simrl.runtime.pipeline_stages import forward_only, one_forward_one_backward
-from simrl.runtime.training_kernels import MEMORY_SHARE, Floats, MicroBatch, microbatches_s
-from simrl.runtime.weight_sync import FULL_BYTES, copied_bytes_per_s, handing_s, publication_s
-from simrl.scenario.training import TrainingConfig
+from simrl.training.config import TrainingConfig
+from simrl.training.operations import MEMORY_SHARE, Floats, MicroBatch, microbatches_s
+from simrl.training.stages import pipelines_s, stages_s
+from simrl.training.weight_sync import FULL_BYTES, copied_bytes_per_s, handing_s, publication_s
 
 Ints = NDArray[np.int64]
 
@@ -42,7 +41,7 @@ class TrainingCosts:
     them (old policy, reference, AReaL's proximal policy), the config's `reference_passes` among them, by `reference` if it is
     another model. `switch`: rollout runs on these GPUs, too. `controller`: the batch goes through one process on its way.
     `pauses`: workers are paused while weights are published. `critic`: a critic of the model's shape is trained, too, after the
-    policy or fused with it (`fused_pipelines`). `streams`: each micro-batch fetches the weights from the host. `precision`: of
+    policy or fused with it (`stages`). `streams`: each micro-batch fetches the weights from the host. `precision`: of
     the layers' matrix products."""
 
     model: ModelShape
@@ -62,11 +61,6 @@ class TrainingCosts:
     @property
     def ranks(self) -> int:
         return self.gpus // self.config.gpus_per_rank
-
-    def phases(self, lengths: Ints, version: int = 0, publish: bool = True) -> list[Phase]:
-        """Return all phases in order, for a batch of sequences of `lengths` tokens; the update makes `version` + 1."""
-        before = self.transfer(lengths) + ([("switch", self.switch_s)] if self.switch else [])
-        return before + self.inference(lengths) + self.update(lengths, self.minibatches) + self.after(version, publish)
 
     def transfer(self, lengths: Ints) -> list[Phase]:
         """Return the batch's way through the controller, before the switch from rollout to training."""
@@ -191,7 +185,7 @@ class TrainingCosts:
         A micro-batch takes its work, or (FSDP) the gathering of the sharded weights, once for each of forward and backward, and
         the reduction of the gradients, whichever is longer. These bring the ranks together, so all wait for the slowest in each
         micro-batch, as ranks that divide experts do for each other; otherwise they wait at the end alone. Pipeline stages are
-        executed pass by pass (`pipeline_stages`); the last one has the output head, and no fewer layers than others.
+        executed pass by pass (`stages`); the last one has the output head, and no fewer layers than others.
         """
         config = self.config
         room = (config.log_prob_tokens_per_microbatch if passes == 1 else None) or config.tokens_per_microbatch
@@ -199,7 +193,7 @@ class TrainingCosts:
         order = longest_first(lengths)
         rank_of = deal(lengths, order, self.ranks)
         if config.microbatching == "fixed":
-            parts = [self.microbatches(lengths[rank_of == rank], budget) for rank in range(self.ranks)]
+            parts = [self.fixed_microbatches(lengths[rank_of == rank], budget) for rank in range(self.ranks)]
             ranks = np.repeat(np.arange(self.ranks), list(map(len, parts)))
             packed = config.remove_padding
             sums = [
@@ -232,14 +226,8 @@ class TrainingCosts:
         np.maximum.at(others_s, (groups, places), stage_s)
         each_stage_s = np.repeat(others_s[:, :, None], stages, axis=2)
         each_stage_s[:, :, -1] = slowest_s
-        return max(self._staged_s(of_group[of_group[:, -1] > 0], passes) for of_group in each_stage_s)
-
-    def _staged_s(self, each_stage_s: Floats, passes: int) -> float:
-        """Return the seconds of micro-batches through pipeline stages; forward passes are their part of the sweeps."""
-        if passes == 1:
-            return forward_only(each_stage_s)
-        forward = self._forward_share
-        return one_forward_one_backward(forward * each_stage_s, (1 - forward) * each_stage_s)
+        forward = self._forward_share if passes > 1 else 1.0
+        return max(stages_s(of_group[of_group[:, -1] > 0], forward, passes > 1) for of_group in each_stage_s)
 
     @property
     def _forward_share(self) -> float:
@@ -292,15 +280,12 @@ class TrainingCosts:
         mine = self._held(self.model)
         return moved + (4 + 2) * mine * (1 - 1 / self.ranks) / self.gpu.bytes_per_s_among(self.gpus)
 
-    def microbatches(self, lengths: Ints, budget_tokens: int) -> list[Ints]:
-        """Pack the sequences of one rank into micro-batches, none above the budget."""
-        if self.config.microbatching == "fixed":
-            if self.config.microbatches:
-                return [part for part in np.array_split(lengths, self.config.microbatches) if part.size]
-            each = self.config.sequences_per_microbatch or max(1, budget_tokens // int(lengths.max(initial=1)))
-            return [lengths[i : i + each] for i in range(0, lengths.size, each)]
-        bins, _ = pack(lengths, longest_first(lengths), np.zeros(lengths.size, np.int64), budget_tokens)
-        return [lengths[bins == b] for b in range(int(bins.max(initial=-1)) + 1)]
+    def fixed_microbatches(self, lengths: Ints, budget_tokens: int) -> list[Ints]:
+        """Return the micro-batches of one rank with fixed numbers of sequences, none above the budget if padded."""
+        if self.config.microbatches:
+            return [part for part in np.array_split(lengths, self.config.microbatches) if part.size]
+        each = self.config.sequences_per_microbatch or max(1, budget_tokens // int(lengths.max(initial=1)))
+        return [lengths[i : i + each] for i in range(0, lengths.size, each)]
 
     @property
     def state_bytes(self) -> float:

@@ -8,12 +8,12 @@ import pytest
 from simrl.errors import InputError
 from simrl.profile.hardware import GPUS, LINK_SHARE
 from simrl.profile.model_shape import MODELS, ModelShape
-from simrl.runtime.training_costs import TrainingCosts
-from simrl.runtime.weight_sync import RESHARDED_TENSOR_S
 from simrl.scenario.model import Scenario
-from simrl.scenario.training import TrainingConfig
 from simrl.simulate.prepare import prepare
 from simrl.simulate.training_checks import require_parallelism
+from simrl.training.config import TrainingConfig
+from simrl.training.costs import TrainingCosts
+from simrl.training.weight_sync import RESHARDED_TENSOR_S
 
 MODEL, H100 = MODELS["qwen3-30b-a3b"], GPUS["h100"]
 QUIET = H100.model_copy(update={"link_bytes_per_s": 1e30, "network_bytes_per_s": 1e30})

@@ -1,0 +1,169 @@
+"""Trainer and Rewarder on a simulated clock.
+
+Invariant: colocated GPUs switch to training once an update: GPUs that begin earlier, with log-probs, do not switch again. Where
+workers pause for the publication, it begins with their load, which is as much longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import simpy
+
+from simrl.runtime.recorder import Recorder
+from simrl.runtime.rollout import Rollout, scored
+from simrl.runtime.spot_trainer import SpotTrainer
+from simrl.runtime.trainer import Publications, step_of
+from simrl.trace.trace import Response
+from simrl.training.costs import Ints, Phase, TrainingCosts
+
+
+class SimulatedRewarder:
+    """A `Rewarder` that scores all responses at once, each in `reward_s` (a rule, a verifier or a reward model elsewhere)."""
+
+    def __init__(
+        self, env: simpy.Environment, reward_s: float, responses: Mapping[int, Response], kills: bool = False
+    ) -> None:
+        self._env = env
+        self._reward_s = reward_s
+        self._responses = responses
+        self._kills = kills  # what ended before its end was killed, and has reward 0
+
+    def score(self, rollouts: Sequence[Rollout]) -> simpy.Event:
+        done = [scored(rollout, self._responses[rollout.sample.uid].reward) for rollout in rollouts]
+        if self._kills:
+            done = [
+                each if each.tokens == self._responses[each.sample.uid].tokens else scored(each, 0.0) for each in done
+            ]
+        return self._env.timeout(self._reward_s, value=done)
+
+
+class SimulatedTrainer:
+    """A `Trainer` whose phases take as long as `costs` says, on the lanes of its GPUs (colocated: the rollout workers')."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        costs: TrainingCosts,
+        lanes: Sequence[int],
+        recorder: Recorder,
+        spot: SpotTrainer | None = None,
+    ) -> None:
+        self.version = 0
+        self.busy_s = 0.0  # so far, at updates
+        self.costs = costs
+        self.lanes = tuple(lanes)
+        self._env = env
+        self._recorder = recorder
+        self._spot = spot
+        self._publications = Publications(env)
+        self._publishing: simpy.Event | None = None  # on the trainer's GPUs, while paused workers load already
+        self._switched: set[int] = set()  # lanes that train already, while others roll out
+        self._with_gradients: set[int] = set()  # uids of the next update whose gradients are there
+        self._resizing: tuple[tuple[int, ...], simpy.Event] | None = None
+
+    def resize(self, lanes: Sequence[int]) -> simpy.Event:
+        self._resizing = (tuple(lanes), self._env.event())
+        return self._resizing[1]
+
+    def train(self, rollouts: Sequence[Rollout], prepared: Sequence[Rollout] = (), publish: bool = True) -> simpy.Event:
+        return self._env.process(self._train(list(rollouts), {rollout.sample.uid for rollout in prepared}, publish))
+
+    def train_parts(self, parts: simpy.Store) -> simpy.Event:
+        return self._env.process(self._train_parts(parts))
+
+    def infer(self, rollouts: Sequence[Rollout], lanes: Sequence[int], gradients: bool = False) -> simpy.Event:
+        return self._env.process(self._infer(list(rollouts), lanes, gradients))
+
+    def published(self, version: int) -> simpy.Event:
+        return self._publications.of(version)
+
+    def _train(self, rollouts: list[Rollout], prepared: set[int], publish: bool) -> simpy.events.ProcessGenerator:
+        started_s, lengths = self._env.now, _lengths(rollouts)
+        yield from self._begin(lengths)
+        yield from self._work(self.costs.inference(_lengths([r for r in rollouts if r.sample.uid not in prepared])))
+        left = _lengths([r for r in rollouts if r.sample.uid not in self._with_gradients])
+        self._with_gradients.clear()
+        yield from self._work(self.costs.update(left, self.costs.minibatches))
+        return (yield from self._finish(rollouts, started_s, publish))
+
+    def _train_parts(self, parts: simpy.Store) -> simpy.events.ProcessGenerator:
+        rollouts: list[Rollout] = []
+        started_s = self._env.now
+        while (part := (yield parts.get())) is not None:
+            lengths, begins = _lengths(part), not rollouts
+            if begins:
+                started_s = self._env.now
+                yield from self._begin(lengths)
+            yield from self._work(self.costs.inference(lengths) + self.costs.update(lengths, 1, begins))
+            rollouts += part
+        assert rollouts, "an update without a rollout"
+        return (yield from self._finish(rollouts, started_s, publish=True))
+
+    def _infer(self, rollouts: list[Rollout], lanes: Sequence[int], gradients: bool) -> simpy.events.ProcessGenerator:
+        """Compute log-probs, and gradients if asked for, on these lanes. If they have fewer GPUs than share a sequence
+        otherwise, these share it."""
+        yield from self._switch(lanes)
+        gpus = sum(self._recorder.lanes[lane].gpus for lane in lanes)
+        shared = {key: min(getattr(self.costs.config, key), gpus) for key in ("sequence_parallel", "expert_parallel")}
+        if gpus % self.costs.config.gpus_per_rank:
+            shared |= {"tensor_parallel": 1, "pipeline_parallel": 1}
+        costs = replace(self.costs, gpus=gpus, config=self.costs.config.model_copy(update=shared))
+        yield from self._work(costs.inference(_lengths(rollouts)), lanes)
+        if gradients:
+            self._with_gradients.update(rollout.sample.uid for rollout in rollouts)
+            yield from self._work(costs.gradients(_lengths(rollouts)), lanes)
+
+    def _begin(self, lengths: Ints) -> simpy.events.ProcessGenerator:
+        """Do what precedes the work of an update. Lanes that the trainer leaves are free at once, the others move states."""
+        if self._publishing is not None:
+            yield self._publishing
+        if self._resizing is not None:
+            (self.lanes, resized), self._resizing = self._resizing, None
+            self.costs = replace(self.costs, gpus=sum(self._recorder.lanes[lane].gpus for lane in self.lanes))
+            resized.succeed()
+            yield from self._work([("switch", self.costs.reshard_s)])
+        yield from self._work(self.costs.transfer(lengths))
+        if self.costs.switch:
+            yield from self._switch(self.lanes)
+
+    def _switch(self, lanes: Sequence[int]) -> simpy.events.ProcessGenerator:
+        """Switch lanes from rollout to training, except those that have switched."""
+        late = [lane for lane in lanes if lane not in self._switched]
+        if late:
+            self._switched.update(late)
+            yield from self._work([("switch", self.costs.switch_s)], late)
+
+    def _finish(self, rollouts: list[Rollout], started_s: float, publish: bool) -> simpy.events.ProcessGenerator:
+        after = self.costs.after(self.version, publish)
+        if self.costs.pauses and publish:
+            self._publishing = self._env.process(self._work(after))  # a load lasts as much longer
+        else:
+            yield from self._work(after)
+        self._switched.clear()
+        step = step_of(rollouts, self.version, started_s, self._env.now)
+        self._recorder.trained(step, rollouts)
+        self.version += 1
+        if self._spot is not None:
+            self._spot.policy_updated(self._env.now)
+        if publish:
+            self._publications.publish(self.version)
+        return step
+
+    def _work(self, phases: Sequence[Phase], lanes: Sequence[int] | None = None) -> simpy.events.ProcessGenerator:
+        """Do the phases one after the other, on all lanes or some."""
+        for kind, seconds in phases:
+            started_s, occupied = self._env.now, self.lanes if lanes is None else lanes
+            if self._spot is not None:
+                self._spot.occupied(occupied, started_s)
+            yield self._env.timeout(seconds)
+            self.busy_s += seconds if lanes is None else 0.0
+            for lane in occupied:
+                self._recorder.span(lane, kind, started_s, self._env.now, self.version)
+
+
+def _lengths(rollouts: Sequence[Rollout]) -> Ints:
+    """Return the tokens of each sequence: prompt, response, and observations from the environment."""
+    return np.array([r.sample.prompt_tokens + r.observation_tokens + r.tokens for r in rollouts], dtype=np.int64)

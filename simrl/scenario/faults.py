@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator, model_validator
+from pydantic import BaseModel, Field, NonNegativeInt, field_validator, model_validator
 
 from simrl.validation import no_truth
 
@@ -22,10 +22,9 @@ NUMBERS = (
 )  # all fields but the kind: pydantic lets no validator precede a discriminator
 
 
-class _Fault(BaseModel):
+class _Fault(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True):
     """A fault of one `worker` at a stated time, or of every worker at drawn times (`rate_per_hour`, a Poisson process)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
     _numbers: Any = field_validator(*NUMBERS, mode="before", check_fields=False)(classmethod(no_truth))
 
     worker: NonNegativeInt | None = None

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from simrl.errors import InputError, first_line, meant, printable
 from simrl.files import write_whole_file
@@ -26,10 +26,8 @@ MOST_BYTES = 100_000  # of a file
 EXAMPLE = 'a constant is {value = 0.5, low = 0.4, high = 0.6, kind = "measured", source = "where it is from"}'
 
 
-class Constant(BaseModel):
+class Constant(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """A preset's value of a field, the range in which it is known, and its source."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     value: float | bool | str
     kind: Literal["measured", "stated", "open"]
@@ -61,10 +59,8 @@ class Used(NamedTuple):
     constant: Constant
 
 
-class EngineConstants(BaseModel):
+class EngineConstants(BaseModel, extra="forbid"):
     """The constants that an engine may have; a framework has fields of `training`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     between_passes_s: Seconds = 0.0
     sequence_overhead_s: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -73,10 +69,8 @@ class EngineConstants(BaseModel):
     reserve_bytes: Annotated[float, Field(ge=0)] = 0.0
 
 
-class Preset(BaseModel):
+class Preset(BaseModel, frozen=True, extra="forbid"):
     """An engine or a framework. `engine` is the engine that a framework drives: a shipped one, or one of the same file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     about: str

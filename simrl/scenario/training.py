@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -24,10 +23,9 @@ Share = Annotated[float, Field(ge=0.001, le=1)]
 Rate = Annotated[float, Field(ge=1e6, le=1e15)]  # bytes a second
 
 
-class TrainingConfig(BaseModel):
+class TrainingConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True):
     """Inputs of the training model. The defaults are assumptions until they are measured on the user's cluster."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
     _numbers = numbers_are_no_truth
 
     mfu: Share | None = None

@@ -31,7 +31,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from simrl.errors import InputError
 from simrl.trace.lognormal import cut_tokens, location_of
@@ -45,14 +45,13 @@ MOST_SAMPLES = 100_000_000  # about 10 GB while they are drawn
 CapTokens = Annotated[int, Field(gt=1, le=LARGEST_INT32)]
 
 
-class LengthModel(BaseModel):
+class LengthModel(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The lengths of prompts and responses, and their correlation within a group and over epochs.
 
     Raises pydantic's `ValidationError` for a value outside its bounds; `synthesise` checks that the mean is possible under
     the cap.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     _numbers = numbers_are_no_truth
 
     ELSEWHERE: ClassVar[Mapping[str, str]] = dict.fromkeys(  # what verl, TRL and slime call it

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from simrl.errors import InputError
 from simrl.trace.lognormal import cut_tokens, location_of
@@ -33,10 +33,8 @@ Seconds = Annotated[float, Field(ge=0, le=1e6)]
 _GOLDEN, _MIX_1, _MIX_2 = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
-class Tool(BaseModel):
+class Tool(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """A tool of an agent: the seconds of its calls, a lognormal or quantiles, and the tokens that they add to the context."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     share: float = Field(gt=0, le=1, description="share of all calls; the shares of the tools sum to 1")
     median_s: Seconds | None = Field(default=None, description="median seconds of a try, lognormal")
@@ -110,10 +108,8 @@ def _check_shares(tools: dict[str, Tool]) -> dict[str, Tool]:
 Tools = Annotated[dict[str, Tool], AfterValidator(_check_shares)]
 
 
-class ToolFile(BaseModel):
+class ToolFile(BaseModel, frozen=True, extra="forbid"):
     """The tools of an agent, by name."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tools: Tools = Field(min_length=1)
 

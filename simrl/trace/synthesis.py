@@ -34,8 +34,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field, model_validator
 
 from simrl.errors import InputError
+from simrl.trace.draws import normals
 from simrl.trace.lognormal import cut_tokens, location_of
-from simrl.trace.tools import Floats, Ints, Kind, Share, Sigma, Tools, call_columns, draw_calls, lists, normals
+from simrl.trace.tools import Floats, Ints, Kind, Share, Sigma, Tools, call_columns, draw_calls, lists
 from simrl.trace.trace import Trace, TraceMetadata
 from simrl.validation import numbers_are_no_truth
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from simrl.errors import InputError
+from simrl.trace.draws import normals, uniforms
 from simrl.trace.lognormal import cut_tokens, location_of
 from simrl.trace.trace import Trace
 
@@ -30,7 +31,6 @@ Ints = NDArray[np.int64]
 Share = Annotated[float, Field(ge=0, le=1)]
 Sigma = Annotated[float, Field(ge=0, le=3)]
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
-_GOLDEN, _MIX_1, _MIX_2 = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 class Tool(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -136,25 +136,6 @@ class Kind(IntEnum):
     FAILURE = 3
     OBSERVATION = 4
     TURN_LENGTH = 5
-
-
-def uniforms(seed: int, kind: Kind, *keys: NDArray[Any] | int) -> Floats:
-    """Return a number in the open interval (0, 1) for each row of the keys, by splitmix64 (Steele, Lea, Flood 2014)."""
-    bits: Any = np.full(np.broadcast_shapes(*(np.shape(key) for key in keys)), seed, dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        for key in (int(kind), *keys):
-            bits = bits + (np.asarray(key).astype(np.uint64) + np.uint64(1)) * _GOLDEN
-            bits = (bits ^ (bits >> np.uint64(30))) * _MIX_1
-            bits = (bits ^ (bits >> np.uint64(27))) * _MIX_2
-            bits ^= bits >> np.uint64(31)
-    return np.asarray(((bits >> np.uint64(11)) + 0.5) * 2.0**-53)
-
-
-def normals(seed: int, kind: Kind, *keys: NDArray[Any] | int) -> Floats:
-    """Return a standard normal for each row of the keys."""
-    from scipy.special import ndtri  # takes 0.2 s to import, which a trace without drawn tools need not pay
-
-    return np.asarray(ndtri(uniforms(seed, kind, *keys)))
 
 
 def draw_calls(tools: Mapping[str, Tool], seed: int, *keys: NDArray[Any]) -> Calls:

@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, Tokens
+from simrl.validation import in_order
 
 Capture = Literal["vanilla", "bucketed"]
 RUN_TOKENS = 3  # that the directory of a history looks up
@@ -89,14 +90,7 @@ class HistoryRule(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         description="last tokens of the prompt that stand before each response, old or new, and are matched with it",
     )
 
-    @model_validator(mode="after")
-    def _in_order(self) -> HistoryRule:
-        if self.shortest_match_tokens > self.longest_match_tokens:
-            raise ValueError(
-                f"shortest_match_tokens {self.shortest_match_tokens} is more than longest_match_tokens "
-                f"{self.longest_match_tokens}; let it be at most that"
-            )
-        return self
+    _checked = in_order("shortest_match_tokens", "longest_match_tokens")
 
     @property
     def compiled(self) -> tuple[int, int, bool, float]:

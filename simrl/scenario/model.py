@@ -42,7 +42,6 @@ MOST_STEPS = 1_000_000  # an update a second for eleven days
 
 
 class _Section(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True):
-
     _numbers = numbers_are_no_truth
 
 

@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from simrl.errors import InputError
 from simrl.profile.compiled import threaded
 from simrl.speculation.choices import LARGEST_TOKEN_ID, RUN_TOKENS, SORTED_TOKENS, HistoryRule
-from simrl.speculation.drafter import MOST_DRAFT_TOKENS, Tokens
+from simrl.speculation.drafter import Tokens
 from simrl.speculation.matching import joined
 
 _SIZES = 3  # text tokens (with the ends), slots of the directory, 1 if there are weights
@@ -61,13 +61,6 @@ def build_index(responses: Sequence[Tokens], rewards: ArrayLike | None = None) -
 def text_of(index: Tokens) -> Tokens:
     """Return the responses in an index, a -1 after each; a view."""
     return index[_SIZES : _SIZES + index[0]]
-
-
-def draft(index: Tokens, tail: Tokens, most_tokens: int, rule: HistoryRule = PAPER) -> Tokens:
-    """Return the draft after `tail`, a response's last tokens (at least `longest_match_tokens` if it has as many)."""
-    tail = np.ascontiguousarray(tail, dtype=np.int32)
-    start, tokens = find_draft(index, tail, 0, len(tail), min(most_tokens, MOST_DRAFT_TOKENS), rule.compiled)
-    return index[start : start + tokens].copy()
 
 
 def _weights(rewards: ArrayLike | None, responses: int, tokens: int) -> NDArray[np.int64]:

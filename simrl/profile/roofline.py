@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simrl.errors import InputError
+from simrl.errors import InputError, broken
 from simrl.profile.hardware import Gpu
 from simrl.profile.metadata import ProfileMetadata
 from simrl.profile.model_shape import ModelShape, require_kv_heads
@@ -48,13 +48,21 @@ class Roofline:
     link_latency_s: float = 3e-6
 
     def __post_init__(self) -> None:
-        for name in ("compute_efficiency", "memory_efficiency", "link_efficiency"):
-            if not 0 < getattr(self, name) <= 1:
-                raise InputError(f"roofline: {name} is {getattr(self, name)}; it must be above 0 and at most 1")
-        if self.tp < 1 or self.shape.heads % self.tp:
-            raise InputError(
-                f"roofline: tp is {self.tp}; it must divide the {self.shape.heads} attention heads of {self.shape.name}"
-            )
+        efficiencies = ("compute_efficiency", "memory_efficiency", "link_efficiency")
+        if wrong := broken(
+            *(
+                (
+                    not 0 < getattr(self, name) <= 1,
+                    f"{name} is {getattr(self, name)}; it must be above 0 and at most 1",
+                )
+                for name in efficiencies
+            ),
+            (
+                self.tp < 1 or self.shape.heads % self.tp,
+                f"tp is {self.tp}; it must divide the {self.shape.heads} attention heads of {self.shape.name}",
+            ),
+        ):
+            raise InputError(f"roofline: {wrong}")
         require_kv_heads("roofline: tp", self.tp, self.shape)
         require_precision(self.precision, self.gpu, self.shape)
 

@@ -408,15 +408,19 @@ def make_speculation(asked: str | dict[str, Any]) -> Speculation | None:
         raise InputError(f"speculation {name}: {call_error(error, signature(METHODS[name]).parameters)}") from error
     if not isinstance(made, Speculation):
         raise InputError(f"speculation {name}: its function gives {type(made).__name__}; let it give a Speculation")
-    if (made.drafter == "own") != (made.make_drafter is not None):
-        raise InputError(f'speculation {name}: drafter "own" and make_drafter come together; give both or none')
-    made = replace(made, parameters=given)
     longest = made.window.rule.most_tokens
-    if made.drafter != "model" and longest > MOST_DRAFT_TOKENS:
-        raise InputError(
-            f"speculation {name}: a window of {longest} tokens; texts are drafted up to {MOST_DRAFT_TOKENS}"
-        )
-    return made
+    if wrong := broken(
+        (
+            (made.drafter == "own") != (made.make_drafter is not None),
+            f'speculation {name}: drafter "own" and make_drafter come together; give both or none',
+        ),
+        (
+            made.drafter != "model" and longest > MOST_DRAFT_TOKENS,
+            f"speculation {name}: a window of {longest} tokens; texts are drafted up to {MOST_DRAFT_TOKENS}",
+        ),
+    ):
+        raise InputError(wrong)
+    return replace(made, parameters=given)
 
 
 def unknown_method(name: object) -> InputError:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from simrl.errors import InputError
+from simrl.errors import InputError, broken
 from simrl.trace.draws import normals, uniforms
 from simrl.trace.lognormal import cut_tokens, location_of
 from simrl.trace.trace import Trace
@@ -62,19 +62,25 @@ class Tool(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
     @model_validator(mode="after")
     def _check_seconds(self) -> Tool:
-        if (self.median_s is None) == (self.quantiles_s is None):
-            raise ValueError("give either median_s (with sigma) or quantiles_s")
-        if self.most_s is not None and self.most_s < self.least_s:
-            raise ValueError(f"most_s {self.most_s:g} is below least_s {self.least_s:g}")
-        if self.quantiles_s is not None:
-            seconds = [self.quantiles_s[share] for share in sorted(self.quantiles_s)]
-            if seconds != sorted(seconds):
-                raise ValueError(f"quantiles_s fall from {max(seconds):g}; give more seconds for a greater share")
-        if self.observation_tokens >= self.observation_cap_tokens:
-            raise ValueError(
+        most_s, quantiles_s = math.inf if self.most_s is None else self.most_s, self.quantiles_s or {}
+        seconds = [quantiles_s[share] for share in sorted(quantiles_s)]
+        if wrong := broken(
+            (
+                (self.median_s is None) == (self.quantiles_s is None),
+                "give either median_s (with sigma) or quantiles_s",
+            ),
+            (most_s < self.least_s, f"most_s {most_s:g} is below least_s {self.least_s:g}"),
+            (
+                seconds != sorted(seconds),
+                f"quantiles_s fall from {max(seconds, default=0):g}; give more seconds for a greater share",
+            ),
+            (
+                self.observation_tokens >= self.observation_cap_tokens,
                 f"observation_tokens {self.observation_tokens:g} is not below observation_cap_tokens "
-                f"{self.observation_cap_tokens}; ask for less"
-            )
+                f"{self.observation_cap_tokens}; ask for less",
+            ),
+        ):
+            raise ValueError(wrong)
         return self
 
     def try_s(self, normals: Floats) -> Floats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, NonNegativeInt, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator, model_validator
 
 from simrl.errors import broken
 from simrl.validation import no_truth
@@ -24,9 +24,10 @@ NUMBERS = (
 )  # all fields but the kind: pydantic lets no validator precede a discriminator
 
 
-class _Fault(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True):
+class _Fault(BaseModel):
     """A fault of one `worker` at a stated time, or of every worker at drawn times (`rate_per_hour`, a Poisson process)."""
 
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
     _numbers: Any = field_validator(*NUMBERS, mode="before", check_fields=False)(classmethod(no_truth))
 
     worker: NonNegativeInt | None = None

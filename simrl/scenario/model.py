@@ -12,6 +12,7 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -41,7 +42,8 @@ from simrl.validation import MOST_SEED, numbers_are_no_truth
 MOST_STEPS = 1_000_000  # an update a second for eleven days
 
 
-class _Section(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True):
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
     _numbers = numbers_are_no_truth
 
 

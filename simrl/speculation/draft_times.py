@@ -192,7 +192,6 @@ def profiled_drafts(
     t, m = profile.even, profile.metadata
     most = min(t.decode_sequences[-1], t.dense_tokens[-1], t.sampled_sequences[-1])
     profile = covering(profile, int(most), int(most), int(kv_tokens), shape=shape)
-    t = profile.even
     sequences = _batches(most)
     return DraftTimes(
         sequences,

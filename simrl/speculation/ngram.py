@@ -78,10 +78,10 @@ def _runs(
         short[:size] = -1
         whole[:size] = -1
         for here in range(begin + shortest, end):
-            slot = slot_of(ids, short, size, ids, here, shortest)
+            slot = slot_of(ids, short, size, here, shortest)
             place = -1
             if here - begin >= longest:
-                whole_slot = slot_of(ids, whole, size, ids, here, longest)
+                whole_slot = slot_of(ids, whole, size, here, longest)
                 place = whole[whole_slot]
                 if place < 0 or not earliest:
                     whole[whole_slot] = here

@@ -20,7 +20,8 @@ from simrl.profile.hardware import Gpu
 from simrl.profile.metadata import ProfileMetadata
 from simrl.profile.model_shape import ModelShape, require_kv_heads
 from simrl.profile.precision import EXPERTS_ALONE, KV_SHARE, WEIGHT_BYTES, require_precision
-from simrl.profile.profilers.collectives import BYTES_PER_VALUE, Floats, Link, logits_gather_s, pass_all_reduces_s
+from simrl.profile.profilers.collectives import BYTES_PER_VALUE, Link, logits_gather_s, pass_all_reduces_s
+from simrl.profile.profilers.smoothing import Floats
 
 MEMORY_EFFICIENCY = 0.8
 FP8_RATES = {"fp8": 1, "fp8-block": 1, "nvfp4": 2}  # of the weights' precision, over the rate of fp8

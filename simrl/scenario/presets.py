@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from simrl.errors import InputError, first_line, meant, printable
+from simrl.errors import InputError, broken, first_line, meant, printable
 from simrl.files import write_whole_file
 from simrl.scenario.training import Seconds, TrainingConfig
 from simrl.validation import explain
@@ -132,11 +132,15 @@ def preset_of_file(text: str, key: str) -> dict[str, Any]:
     path, hashed, table = text.partition(".toml#")
     file, kind = Path(f"{path}.toml" if hashed else text), "framework" if key == "framework" else "engine"
     tables = {name: each for name, each in read_presets(file).items() if each.is_engine == (kind == "engine")}
-    if not tables:
-        raise InputError(f"{file}: has no table of {kind} constants, such as [mine]; {EXAMPLE}")
-    first = next(iter(tables))
-    if table not in tables and (hashed or len(tables) > 1):
-        raise InputError(f"{file}: has the {kind}s {', '.join(tables)}; write {key}={file}#{first}")
+    first = next(iter(tables), "")
+    if wrong := broken(
+        (not tables, f"has no table of {kind} constants, such as [mine]; {EXAMPLE}"),
+        (
+            table not in tables and (hashed or len(tables) > 1),
+            f"has the {kind}s {', '.join(tables)}; write {key}={file}#{first}",
+        ),
+    ):
+        raise InputError(f"{file}: {wrong}")
     return tables[table if hashed else first].model_dump(exclude_none=True)
 
 

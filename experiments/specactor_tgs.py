@@ -37,7 +37,6 @@ from simrl.speculation.specactor import (
     fit_verify,
     plan_decoupled,
     renewal_rate,
-    verification_s,
 )
 
 HERE = Path(__file__).parent
@@ -97,7 +96,7 @@ class Pair(NamedTuple):
         return self.one_drafter_s(max(requests / draft_gpus, 1))
 
     def verify_s(self, verify_gpus: int, window: int, requests: int) -> float:
-        return verification_s(self.profiles[verify_gpus], requests, requests * window, requests * KV_TOKENS)
+        return self.profiles[verify_gpus].verify_s(requests, window - 1, KV_TOKENS)
 
     def executed(self, p: float, choice: Choice, running: int, tokens: int = 0, seed: int = 0) -> float:
         draft_gpus, verify_gpus, window = choice

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from simrl.errors import meant
@@ -58,6 +58,18 @@ def no_truth(cls: type[BaseModel], value: object, info: ValidationInfo) -> objec
 
 numbers_are_no_truth: Any = field_validator("*", mode="before")(classmethod(no_truth))
 """A validator, named in the body of a model, that refuses true and false where they are no values of a field."""
+
+
+def in_order(low: str, high: str) -> Any:
+    """Return a validator, named in the body of a model, that refuses a field `low` above the field `high`."""
+
+    def check(model: Any) -> Any:
+        least, most = getattr(model, low), getattr(model, high)
+        if least > most:
+            raise ValueError(f"{low} {least} is more than {high} {most}; let it be at most that")
+        return model
+
+    return model_validator(mode="after")(check)
 
 
 def explain(error: ValidationError, model: type[BaseModel], name: str) -> tuple[str, str]:

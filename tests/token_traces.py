@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from simrl.speculation.choices import HistoryRule
+from simrl.speculation.drafter import Tokens
+from simrl.speculation.history_index import PAPER, find_draft
 from simrl.trace.trace import Trace, TraceMetadata
 
 METADATA = TraceMetadata(name="ids", kind="synthetic", source="a test", tokenizer="numbers", cap_tokens=10_000)
@@ -36,3 +39,10 @@ def random_groups(seed: int, epochs: int = 1, prompts: int = 3, group: int = 4) 
         return np.concatenate([phrases[i] for i in rng.integers(0, 12, rng.integers(2, 15))]).tolist()
 
     return trace_of({(e, p): [response() for _ in range(group)] for e in range(epochs) for p in range(prompts)})
+
+
+def draft(index: Tokens, tail: Tokens, most_tokens: int, rule: HistoryRule = PAPER) -> Tokens:
+    """What a history drafts after `tail`, a response's last tokens."""
+    tail = np.ascontiguousarray(tail, dtype=np.int32)
+    start, tokens = find_draft(index, tail, 0, len(tail), most_tokens, rule.compiled)
+    return index[start : start + tokens]

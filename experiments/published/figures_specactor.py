@@ -18,7 +18,7 @@ from simrl.simulate.prepare import Prepared, prepare
 from simrl.speculation.deployment import typical_context_tokens
 from simrl.speculation.ladder import draft_ladder
 from simrl.speculation.run_model import RunModel, draw_runs
-from simrl.speculation.specactor import coupled_tgs, verification_s
+from simrl.speculation.specactor import coupled_tgs
 
 System = dict[str, Any]
 TRACES = {"grpo": "GRPO-32B-20K", "dapo": "DAPO-32B-20K"}
@@ -102,7 +102,7 @@ class Drafts:
 
     def verify_s(self, requests: int, tokens: int) -> float:
         """Return the seconds to verify `tokens` query tokens of each request."""
-        return verification_s(self.prepared.profile, requests, requests * tokens, requests * self.context)
+        return self.prepared.profile.verify_s(requests, tokens - 1, self.context)
 
     def speedup(self, acceptance: float, window: int, requests: int) -> float:
         """Return the speed-up over plain decoding, drafter and target in turns."""

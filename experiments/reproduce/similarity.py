@@ -141,7 +141,7 @@ def _compare(text: Ints32, begin: Ints, groups: _Groups, best: bool) -> tuple[ND
             table[:size] = -1
         while inserted < high:
             for place in range(begin[inserted] + PREFIX_TOKENS, begin[inserted + 1] - 1):
-                slot = slot_of(text, table, size, text, place, PREFIX_TOKENS)
+                slot = slot_of(text, table, size, place, PREFIX_TOKENS)
                 head = table[slot]
                 before[place] = head
                 elsewhere[place] = head if head < begin[inserted] else elsewhere[head]
@@ -152,7 +152,7 @@ def _compare(text: Ints32, begin: Ints, groups: _Groups, best: bool) -> tuple[ND
             has_history[row] = high - low > (low <= row < high)
             g = own + PREFIX_TOKENS
             while has_history[row] and g < end:
-                place = table[slot_of(text, table, size, text, g, PREFIX_TOKENS)]
+                place = table[slot_of(text, table, size, g, PREFIX_TOKENS)]
                 run = 0
                 while place >= begin[low]:
                     if own <= place < end:

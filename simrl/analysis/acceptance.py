@@ -137,11 +137,8 @@ def report(measured: MeasuredDrafts, profile: TableProfile | None = None) -> dic
 
 
 def _rates(passes: Passes) -> dict[str, float | None]:
-    return {name: _known(getattr(passes, name)) for name in ("acceptance_rate", "speculation_rate", "accept_length")}
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
+    rates = {name: getattr(passes, name) for name in ("acceptance_rate", "speculation_rate", "accept_length")}
+    return {name: None if math.isnan(rate) else rate for name, rate in rates.items()}
 
 
 def _by_response(measured: MeasuredDrafts) -> dict[str, Any]:

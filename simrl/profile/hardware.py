@@ -6,7 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from simrl.errors import InputError, choose
 from simrl.profile.model_shape import Numbers
@@ -18,12 +18,10 @@ LINK_SHARE = 0.7
 MEMORY_APART = 0.04  # the gigabytes in a GPU's name are of either kind, and rounded
 
 
-class Gpu(BaseModel):
+class Gpu(BaseModel, frozen=True, extra="forbid"):
     """The figures of a data sheet, and the topology around a GPU. `link_bytes_per_s` is one direction of the scale-up link,
     which joins `nvlink_domain` GPUs; `network_bytes_per_s` the GPU's share of the scale-out network, one direction;
     `gpus_per_node` share a host."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     memory_bytes: float = Field(gt=0)

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_serializer
+from pydantic import BaseModel, Field, model_serializer
 
 METADATA_KEY = b"simrl.profile"
 MAY_BE_ABSENT = ("dp", "ep", "precision", "kv_precision", "routing")
 
 
-class DraftRounds(BaseModel):
+class DraftRounds(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The measured extra time of a pass with drafts over one with as many plain positions: `round_s` + drafted tokens ×
     `step_s`, by the number of drafting `sequences`. It is the host's work of handing drafts over and verifying them; each
     sequence drafted equally many arbitrary tokens. The drafter's own work is not included."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     sequences: tuple[float, ...]
     round_s: tuple[float, ...]
@@ -24,10 +22,8 @@ class DraftRounds(BaseModel):
     source: str
 
 
-class ProfileMetadata(BaseModel):
+class ProfileMetadata(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The source of a profile, so that every number can be traced. Fields that only a measurement knows default to None."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     model: str
     gpu: str

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from simrl.errors import InputError, broken, choose, first_line
 from simrl.profile.model_config import CONFIG_KEYS, fields_of_config, left_out
@@ -21,7 +21,7 @@ Numbers = TypeVar("Numbers", float, NDArray[np.float64])
 MOST = 10**9  # of a count in a model's config
 
 
-class ModelShape(BaseModel):
+class ModelShape(BaseModel, frozen=True, extra="forbid"):
     """A decoder-only transformer, in the terms of a Hugging Face `config.json`. Weights and KV cache in bfloat16.
 
     A layer is a mixer of tokens and an MLP. `linear_layers` of the `layers` have a fixed state in place of KV (gated delta
@@ -35,8 +35,6 @@ class ModelShape(BaseModel):
     at all (0: every), of `mlp_matrices` matrices. `qk_norm`: queries and keys are normalised. `output_gate`: attention has a
     gate as wide as its queries.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     layers: int = Field(gt=0, le=MOST)

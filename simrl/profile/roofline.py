@@ -15,12 +15,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simrl.errors import InputError
+from simrl.errors import InputError, broken
 from simrl.profile.hardware import Gpu
 from simrl.profile.metadata import ProfileMetadata
 from simrl.profile.model_shape import ModelShape, require_kv_heads
 from simrl.profile.precision import EXPERTS_ALONE, KV_SHARE, WEIGHT_BYTES, require_precision
-from simrl.profile.profilers.collectives import BYTES_PER_VALUE, Floats, Link, logits_gather_s, pass_all_reduces_s
+from simrl.profile.profilers.collectives import BYTES_PER_VALUE, Link, logits_gather_s, pass_all_reduces_s
+from simrl.profile.profilers.smoothing import Floats
 
 MEMORY_EFFICIENCY = 0.8
 FP8_RATES = {"fp8": 1, "fp8-block": 1, "nvfp4": 2}  # of the weights' precision, over the rate of fp8
@@ -48,13 +49,21 @@ class Roofline:
     link_latency_s: float = 3e-6
 
     def __post_init__(self) -> None:
-        for name in ("compute_efficiency", "memory_efficiency", "link_efficiency"):
-            if not 0 < getattr(self, name) <= 1:
-                raise InputError(f"roofline: {name} is {getattr(self, name)}; it must be above 0 and at most 1")
-        if self.tp < 1 or self.shape.heads % self.tp:
-            raise InputError(
-                f"roofline: tp is {self.tp}; it must divide the {self.shape.heads} attention heads of {self.shape.name}"
-            )
+        efficiencies = ("compute_efficiency", "memory_efficiency", "link_efficiency")
+        if wrong := broken(
+            *(
+                (
+                    not 0 < getattr(self, name) <= 1,
+                    f"{name} is {getattr(self, name)}; it must be above 0 and at most 1",
+                )
+                for name in efficiencies
+            ),
+            (
+                self.tp < 1 or self.shape.heads % self.tp,
+                f"tp is {self.tp}; it must divide the {self.shape.heads} attention heads of {self.shape.name}",
+            ),
+        ):
+            raise InputError(f"roofline: {wrong}")
         require_kv_heads("roofline: tp", self.tp, self.shape)
         require_precision(self.precision, self.gpu, self.shape)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, Field, ValidationError, create_model
 
 from simrl.errors import InputError
 from simrl.validation import explain
@@ -24,10 +24,8 @@ STATUSES = ("trained", "dropped", "buffered", "in_flight")
 SAME_S = 1e-9  # relative: instants that differ only by rounding
 
 
-class _Facts(BaseModel):
+class _Facts(BaseModel, extra="allow", allow_inf_nan=False, strict=True):
     """An object of a result's metadata; unknown keys are allowed and ignored."""
-
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False, strict=True)
 
 
 def _facts(*rows: tuple[Any, str]) -> type[BaseModel]:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, Field, PositiveInt, model_validator
 
 from simrl.validation import numbers_are_no_truth
 
 Kv = Literal["cache", "keep", "drop", "offload"]
 
 
-class AgentsConfig(BaseModel):
+class AgentsConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True):
     """Trajectories of several turns with an environment: the KV cache while a tool runs, caps, a deadline. Responses of one
     turn know only `max_concurrent` and `deadline_s`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
     _numbers = numbers_are_no_truth
 
     kv_while_tool_runs: Kv | None = None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator, model_validator
 
+from simrl.errors import broken
 from simrl.validation import no_truth
 
 Seconds = Annotated[float, Field(ge=0, le=1e7)]  # four months
@@ -44,16 +46,23 @@ class _Fault(BaseModel):
 
     @model_validator(mode="after")
     def _stated_or_drawn(self) -> _Fault:
-        if (self.worker is None) == (self.rate_per_hour is None):
-            raise ValueError("give either a worker, or rate_per_hour and duration_s for all of them")
-        if (self.rate_per_hour is None) != (self.duration_s is None):
-            raise ValueError("rate_per_hour and duration_s come together")
-        if self.rate_per_hour is not None and (self.at_s or self.ends_s is not None):
-            raise ValueError(
-                "a fault with rate_per_hour begins at drawn times and lasts duration_s; leave the times out"
-            )
-        if self.ends_s is not None and self.ends_s <= self.at_s:
-            raise ValueError(f"it ends at {self.ends_s:g} s and begins at {self.at_s:g} s; let it end later")
+        ends_s = math.inf if self.ends_s is None else self.ends_s
+        if wrong := broken(
+            (
+                (self.worker is None) == (self.rate_per_hour is None),
+                "give either a worker, or rate_per_hour and duration_s for all of them",
+            ),
+            (
+                (self.rate_per_hour is None) != (self.duration_s is None),
+                "rate_per_hour and duration_s come together",
+            ),
+            (
+                self.rate_per_hour is not None and (self.at_s or self.ends_s is not None),
+                "a fault with rate_per_hour begins at drawn times and lasts duration_s; leave the times out",
+            ),
+            (ends_s <= self.at_s, f"it ends at {ends_s:g} s and begins at {self.at_s:g} s; let it end later"),
+        ):
+            raise ValueError(wrong)
         return self
 
 

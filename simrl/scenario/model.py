@@ -44,7 +44,6 @@ MOST_STEPS = 1_000_000  # an update a second for eleven days
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
-
     _numbers = numbers_are_no_truth
 
 
@@ -246,10 +245,8 @@ class ProfileConfig(_Section):
         return self
 
 
-class SystemConfig(BaseModel):
+class SystemConfig(BaseModel, frozen=True, extra="allow"):
     """A recipe's name and its parameters, flat: `{name: areal, eta: 8}`. The recipe checks the parameters."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
 
     name: str
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from simrl.errors import InputError, first_line, meant, printable
+from simrl.errors import InputError, broken, first_line, meant, printable
 from simrl.files import write_whole_file
 from simrl.training.config import Seconds, TrainingConfig
 from simrl.validation import explain
@@ -26,10 +26,8 @@ MOST_BYTES = 100_000  # of a file
 EXAMPLE = 'a constant is {value = 0.5, low = 0.4, high = 0.6, kind = "measured", source = "where it is from"}'
 
 
-class Constant(BaseModel):
+class Constant(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """A preset's value of a field, the range in which it is known, and its source."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     value: float | bool | str
     kind: Literal["measured", "stated", "open"]
@@ -61,10 +59,8 @@ class Used(NamedTuple):
     constant: Constant
 
 
-class EngineConstants(BaseModel):
+class EngineConstants(BaseModel, extra="forbid"):
     """The constants that an engine may have; a framework has fields of `training`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     between_passes_s: Seconds = 0.0
     sequence_overhead_s: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -73,10 +69,8 @@ class EngineConstants(BaseModel):
     reserve_bytes: Annotated[float, Field(ge=0)] = 0.0
 
 
-class Preset(BaseModel):
+class Preset(BaseModel, frozen=True, extra="forbid"):
     """An engine or a framework. `engine` is the engine that a framework drives: a shipped one, or one of the same file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     about: str
@@ -138,11 +132,15 @@ def preset_of_file(text: str, key: str) -> dict[str, Any]:
     path, hashed, table = text.partition(".toml#")
     file, kind = Path(f"{path}.toml" if hashed else text), "framework" if key == "framework" else "engine"
     tables = {name: each for name, each in read_presets(file).items() if each.is_engine == (kind == "engine")}
-    if not tables:
-        raise InputError(f"{file}: has no table of {kind} constants, such as [mine]; {EXAMPLE}")
-    first = next(iter(tables))
-    if table not in tables and (hashed or len(tables) > 1):
-        raise InputError(f"{file}: has the {kind}s {', '.join(tables)}; write {key}={file}#{first}")
+    first = next(iter(tables), "")
+    if wrong := broken(
+        (not tables, f"has no table of {kind} constants, such as [mine]; {EXAMPLE}"),
+        (
+            table not in tables and (hashed or len(tables) > 1),
+            f"has the {kind}s {', '.join(tables)}; write {key}={file}#{first}",
+        ),
+    ):
+        raise InputError(f"{file}: {wrong}")
     return tables[table if hashed else first].model_dump(exclude_none=True)
 
 

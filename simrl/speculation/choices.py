@@ -11,7 +11,9 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
+from simrl.errors import broken
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, Tokens
+from simrl.validation import in_order
 
 Capture = Literal["vanilla", "bucketed"]
 RUN_TOKENS = 3  # that the directory of a history looks up
@@ -51,18 +53,22 @@ class BegMab(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
     @model_validator(mode="after")
     def _every_bucket_has_its_group(self) -> BegMab:
-        twice = [strategy for i, strategy in enumerate(self.strategies) if strategy in self.strategies[:i]]
-        if twice:
-            raise ValueError(f"strategy {tuple(twice[0])} is there twice; give each once")
+        twice = next((each for i, each in enumerate(self.strategies) if each in self.strategies[:i]), ())
         first, *more = self.batch_thresholds or (0,)
-        if first != 1 or any(a >= b for a, b in zip(self.batch_thresholds, more, strict=False)):
-            raise ValueError(f"batch_thresholds {self.batch_thresholds} must begin with 1 and rise")
         groups = len({strategy.tokens_to_verify for strategy in self.strategies})
-        if groups != len(self.batch_thresholds):
-            raise ValueError(
+        if wrong := broken(
+            (twice, f"strategy {tuple(twice)} is there twice; give each once"),
+            (
+                first != 1 or any(a >= b for a, b in zip(self.batch_thresholds, more, strict=False)),
+                f"batch_thresholds {self.batch_thresholds} must begin with 1 and rise",
+            ),
+            (
+                groups != len(self.batch_thresholds),
                 f"the strategies verify {groups} different numbers of tokens, and batch_thresholds makes "
-                f"{len(self.batch_thresholds)} buckets; let there be one bucket for each number"
-            )
+                f"{len(self.batch_thresholds)} buckets; let there be one bucket for each number",
+            ),
+        ):
+            raise ValueError(wrong)
         return self
 
 
@@ -89,14 +95,7 @@ class HistoryRule(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         description="last tokens of the prompt that stand before each response, old or new, and are matched with it",
     )
 
-    @model_validator(mode="after")
-    def _in_order(self) -> HistoryRule:
-        if self.shortest_match_tokens > self.longest_match_tokens:
-            raise ValueError(
-                f"shortest_match_tokens {self.shortest_match_tokens} is more than longest_match_tokens "
-                f"{self.longest_match_tokens}; let it be at most that"
-            )
-        return self
+    _checked = in_order("shortest_match_tokens", "longest_match_tokens")
 
     @property
     def compiled(self) -> tuple[int, int, bool, float]:

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from simrl.errors import InputError
+from simrl.errors import InputError, broken
 from simrl.profile.extension import covering
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape, require_dense
@@ -70,16 +70,19 @@ class DraftTimes:
 
     def __post_init__(self) -> None:
         seconds = (self.round_s, self.step_s)
-        if not self.sequences.size or any(s.shape != self.sequences.shape for s in seconds):
-            raise InputError(
-                f"draft times ({self.source}): sequences, round_s and step_s need one entry for each batch"
-            )
         rise = all(np.isfinite(s).all() and (s >= 0).all() and (np.diff(s) >= -1e-12).all() for s in seconds)
-        if not rise or not (np.diff(self.sequences) > 0).all():
-            raise InputError(
+        if wrong := broken(
+            (
+                not self.sequences.size or any(s.shape != self.sequences.shape for s in seconds),
+                f"draft times ({self.source}): sequences, round_s and step_s need one entry for each batch",
+            ),
+            (
+                not rise or not (np.diff(self.sequences) > 0).all(),
                 f"draft times ({self.source}): batches must rise, and seconds be finite, 0 or more, and not fall where the "
-                "batch grows; smooth the measurement"
-            )
+                "batch grows; smooth the measurement",
+            ),
+        ):
+            raise InputError(wrong)
 
     def draft_s(self, sequences: float, levels: float) -> float:
         """Return the seconds of one round for `sequences`, `levels` tokens deep. Raise `InputError` beyond the grid."""
@@ -189,7 +192,6 @@ def profiled_drafts(
     t, m = profile.even, profile.metadata
     most = min(t.decode_sequences[-1], t.dense_tokens[-1], t.sampled_sequences[-1])
     profile = covering(profile, int(most), int(most), int(kv_tokens), shape=shape)
-    t = profile.even
     sequences = _batches(most)
     return DraftTimes(
         sequences,

@@ -8,23 +8,19 @@ from __future__ import annotations
 import numpy as np
 
 from simrl.profile.compiled import kernel
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
-_S30, _S27, _S31, _S11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
+from simrl.trace.draws import GOLDEN, MIX_1, MIX_2, S11, S27, S30, S31
 
 
 @kernel
 def mixed(key: int, place: int) -> int:
     """Return 64 bits for a key and a place (splitmix64: Steele, Lea, Flood 2014), as int64; a key for further draws."""
-    z = np.uint64(key) + (np.uint64(place) + np.uint64(1)) * _GOLDEN
-    z = (z ^ (z >> _S30)) * _MIX_1
-    z = (z ^ (z >> _S27)) * _MIX_2
-    return int(np.int64(z ^ (z >> _S31)))
+    z = np.uint64(key) + (np.uint64(place) + np.uint64(1)) * GOLDEN
+    z = (z ^ (z >> S30)) * MIX_1
+    z = (z ^ (z >> S27)) * MIX_2
+    return int(np.int64(z ^ (z >> S31)))
 
 
 @kernel
 def uniform(key: int, place: int) -> float:
     """Return a number in the open interval (0, 1) for a key and a place."""
-    return (float(np.uint64(mixed(key, place)) >> _S11) + 0.5) * 2.0**-53
+    return (float(np.uint64(mixed(key, place)) >> S11) + 0.5) * 2.0**-53

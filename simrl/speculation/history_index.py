@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from simrl.errors import InputError
 from simrl.profile.compiled import threaded
 from simrl.speculation.choices import LARGEST_TOKEN_ID, RUN_TOKENS, SORTED_TOKENS, HistoryRule
-from simrl.speculation.drafter import MOST_DRAFT_TOKENS, Tokens
+from simrl.speculation.drafter import Tokens
 from simrl.speculation.matching import joined
 
 _SIZES = 3  # text tokens (with the ends), slots of the directory, 1 if there are weights
@@ -61,13 +61,6 @@ def build_index(responses: Sequence[Tokens], rewards: ArrayLike | None = None) -
 def text_of(index: Tokens) -> Tokens:
     """Return the responses in an index, a -1 after each; a view."""
     return index[_SIZES : _SIZES + index[0]]
-
-
-def draft(index: Tokens, tail: Tokens, most_tokens: int, rule: HistoryRule = PAPER) -> Tokens:
-    """Return the draft after `tail`, a response's last tokens (at least `longest_match_tokens` if it has as many)."""
-    tail = np.ascontiguousarray(tail, dtype=np.int32)
-    start, tokens = find_draft(index, tail, 0, len(tail), min(most_tokens, MOST_DRAFT_TOKENS), rule.compiled)
-    return index[start : start + tokens].copy()
 
 
 def _weights(rewards: ArrayLike | None, responses: int, tokens: int) -> NDArray[np.int64]:
@@ -277,30 +270,31 @@ def _node(index: Tokens, tokens: Tokens, q: int, length: int) -> tuple[int, int]
         if text[i] == a and text[i + 1] == b and text[i + 2] == c:
             break
         slot = slot + 1 if slot + 1 < slots else 0
-    first = _first_beyond(text, order, first, tokens, q, length, 0)
+    first = _first_beyond(text, order, first, n, 0, tokens, q, length, 0)
     if first == n or _compared(text, order[first], tokens, q, length) != 0:
         return 0, 0
-    last = _first_beyond(text, order, first, tokens, q, length, 1)
+    last = _first_beyond(text, order, first, n, 0, tokens, q, length, 1)
     if text[order[last - 1] + length] == _ENDS:  # ends sort first: nothing follows anywhere
         return 0, 0
     return first, last
 
 
 @threaded
-def _first_beyond(text: Tokens, order: Tokens, first: int, tokens: Tokens, q: int, length: int, least: int) -> int:
-    """Return the first j from `first` on where order[j] compares at `least`, 0 or 1, or above: by doubling, then halving
-    steps."""
-    n = order.shape[0]
-    if _compared(text, order[first], tokens, q, length) >= least:
+def _first_beyond(
+    text: Tokens, order: Tokens, first: int, last: int, depth: int, tokens: Tokens, q: int, length: int, least: int
+) -> int:
+    """Return the first j of first … last - 1 where the suffix order[j], from its token `depth` on, compares at `least`, 0 or 1,
+    or above, else `last`: by doubling, then halving steps."""
+    if _compared(text, order[first] + depth, tokens, q, length) >= least:
         return first
     below, step = first, 1
-    while below + step < n and _compared(text, order[below + step], tokens, q, length) < least:
+    while below + step < last and _compared(text, order[below + step] + depth, tokens, q, length) < least:
         below += step
         step *= 2
-    beyond = min(below + step, n)
+    beyond = min(below + step, last)
     while beyond - below > 1:
         middle = (below + beyond) // 2
-        if _compared(text, order[middle], tokens, q, length) < least:
+        if _compared(text, order[middle] + depth, tokens, q, length) < least:
             below = middle
         else:
             beyond = middle
@@ -335,9 +329,9 @@ def _path(
         if low != high:
             all_of_them = last - first
             best_weight, best_count, best = np.int64(-1), 0, first
-            part = first if low != _ENDS else _end_of_branch(text, order, first, last, at)
+            part = first if low != _ENDS else _first_beyond(text, order, first, last, at, text, order[first] + at, 1, 1)
             while part < last:
-                end = _end_of_branch(text, order, part, last, at)
+                end = _first_beyond(text, order, part, last, at, text, order[part] + at, 1, 1)
                 weight = np.int64(0)
                 if weighted:
                     weight = (np.int64(index[cumulative + end]) - np.int64(index[cumulative + part])) & _MODULO
@@ -350,26 +344,6 @@ def _path(
             first, last = best, best + best_count
         at += 1
     return _SIZES + int(order[first]) + depth, at - depth
-
-
-@threaded
-def _end_of_branch(text: Tokens, order: Tokens, first: int, last: int, at: int) -> int:
-    """Return where in order[first:last] the branch of its first suffix ends: by doubling, then halving steps."""
-    token = text[order[first] + at]
-    if text[order[last - 1] + at] == token:
-        return last
-    step = 1
-    while first + step < last and text[order[first + step] + at] == token:
-        first += step
-        step *= 2
-    last = min(first + step, last)
-    while last - first > 1:
-        middle = (first + last) // 2
-        if text[order[middle] + at] == token:
-            first = middle
-        else:
-            last = middle
-    return last
 
 
 @threaded

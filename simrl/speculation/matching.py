@@ -80,26 +80,18 @@ def hashed(ids: Ints32, end: int, count: int) -> int:
 
 
 @part
-def _same(text: Ints32, a: int, ids: Ints32, b: int, count: int) -> bool:
-    for i in range(1, count + 1):  # noqa: SIM110 (compiled: a generator is slower)
-        if text[a - i] != ids[b - i]:
-            return False
-    return True
-
-
-@part
-def slot_of(text: Ints32, table: Ints32, size: int, ids: Ints32, end: int, count: int) -> int:
-    """Return the slot where the table of places in `text` has, or would have, the `count` tokens before `end` of `ids`."""
-    slot = hashed(ids, end, count) & (size - 1)
-    while table[slot] >= 0 and not _same(text, table[slot], ids, end, count):
-        slot = (slot + 1) & (size - 1)
-    return slot
-
-
-@part
 def common_tokens(ids: Ints32, a: int, b: int, most: int) -> int:
     """Return how many tokens from a on and from b on are equal, at most `most`."""
     common = 0
     while common < most and ids[a + common] == ids[b + common]:
         common += 1
     return common
+
+
+@part
+def slot_of(ids: Ints32, table: Ints32, size: int, end: int, count: int) -> int:
+    """Return the slot where the table of places in `ids` has, or would have, the `count` tokens before `end`."""
+    slot = hashed(ids, end, count) & (size - 1)
+    while table[slot] >= 0 and common_tokens(ids, table[slot] - count, end - count, count) < count:
+        slot = (slot + 1) & (size - 1)
+    return slot

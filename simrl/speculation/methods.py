@@ -133,8 +133,15 @@ def histospec(
         branch=branch,
         prompt_tail_tokens=prompt_tail_tokens,
     )
-    paper = "RhymeRL, arXiv 2508.18588 §5"
-    return Speculation("histospec", "history", paper, window or Aimd(), gate, history=rule, epochs_back=epochs_back)
+    return Speculation(
+        "histospec",
+        "history",
+        "RhymeRL, arXiv 2508.18588 §5",
+        window or Aimd(),
+        gate,
+        history=rule,
+        epochs_back=epochs_back,
+    )
 
 
 @validate_call
@@ -157,9 +164,14 @@ def histospec_code(
         least_probability=least_probability,
         prompt_tail_tokens=prompt_tail_tokens,
     )
-    paper = "RhymeRL's public code: verl recipe specRL/histoSpec"
     return Speculation(
-        "histospec_code", "history", paper, window or Mimd(), gate, history=rule, epochs_back=epochs_back
+        "histospec_code",
+        "history",
+        "RhymeRL's public code: verl recipe specRL/histoSpec",
+        window or Mimd(),
+        gate,
+        history=rule,
+        epochs_back=epochs_back,
     )
 
 
@@ -185,8 +197,14 @@ def siblings(
     one is not at the worker, there is no draft.
     Not modelled: on a trace without token ids, a text that several siblings have.
     """
-    paper = "Taming the Long Tail, arXiv 2511.16665 §5.3"
-    return Speculation("siblings", "siblings", paper, window or Fixed(tokens=8), gate, own_text=own_text)
+    return Speculation(
+        "siblings",
+        "siblings",
+        "Taming the Long Tail, arXiv 2511.16665 §5.3",
+        window or Fixed(tokens=8),
+        gate,
+        own_text=own_text,
+    )
 
 
 @validate_call
@@ -241,8 +259,9 @@ def draft_model(
     input of the scenario (speculation.acceptance).
     Not modelled: attention in the drafter's prefill.
     """
-    paper = "speculative decoding, arXiv 2211.17192"
-    return Speculation("draft_model", "model", paper, window or Fixed(tokens=4), gate, model)
+    return Speculation(
+        "draft_model", "model", "speculative decoding, arXiv 2211.17192", window or Fixed(tokens=4), gate, model
+    )
 
 
 @validate_call
@@ -388,15 +407,19 @@ def make_speculation(asked: str | dict[str, Any]) -> Speculation | None:
         raise InputError(f"speculation {name}: {call_error(error, signature(METHODS[name]).parameters)}") from error
     if not isinstance(made, Speculation):
         raise InputError(f"speculation {name}: its function gives {type(made).__name__}; let it give a Speculation")
-    if (made.drafter == "own") != (made.make_drafter is not None):
-        raise InputError(f'speculation {name}: drafter "own" and make_drafter come together; give both or none')
-    made = replace(made, parameters=given)
     longest = made.window.rule.most_tokens
-    if made.drafter != "model" and longest > MOST_DRAFT_TOKENS:
-        raise InputError(
-            f"speculation {name}: a window of {longest} tokens; texts are drafted up to {MOST_DRAFT_TOKENS}"
-        )
-    return made
+    if wrong := broken(
+        (
+            (made.drafter == "own") != (made.make_drafter is not None),
+            f'speculation {name}: drafter "own" and make_drafter come together; give both or none',
+        ),
+        (
+            made.drafter != "model" and longest > MOST_DRAFT_TOKENS,
+            f"speculation {name}: a window of {longest} tokens; texts are drafted up to {MOST_DRAFT_TOKENS}",
+        ),
+    ):
+        raise InputError(wrong)
+    return replace(made, parameters=given)
 
 
 def unknown_method(name: object) -> InputError:

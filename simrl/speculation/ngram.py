@@ -12,12 +12,13 @@ from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field
 
 from simrl.profile.compiled import kernel, part
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns
 from simrl.speculation.matching import Ints, Ints32, common_tokens, slot_of, table_size, token_ids
 from simrl.trace.trace import Trace
+from simrl.validation import in_order
 
 
 class NgramRule(BaseModel, frozen=True, extra="forbid"):
@@ -27,11 +28,7 @@ class NgramRule(BaseModel, frozen=True, extra="forbid"):
     longest: Annotated[int, Field(ge=1, le=64)] = 7
     match: Literal["earliest", "latest"] = "earliest"
 
-    @model_validator(mode="after")
-    def _in_order(self) -> NgramRule:
-        if self.shortest > self.longest:
-            raise ValueError(f"shortest {self.shortest} is more than longest {self.longest}; let it be at most that")
-        return self
+    _checked = in_order("shortest", "longest")
 
 
 DEFAULT = NgramRule()
@@ -81,10 +78,10 @@ def _runs(
         short[:size] = -1
         whole[:size] = -1
         for here in range(begin + shortest, end):
-            slot = slot_of(ids, short, size, ids, here, shortest)
+            slot = slot_of(ids, short, size, here, shortest)
             place = -1
             if here - begin >= longest:
-                whole_slot = slot_of(ids, whole, size, ids, here, longest)
+                whole_slot = slot_of(ids, whole, size, here, longest)
                 place = whole[whole_slot]
                 if place < 0 or not earliest:
                     whole[whole_slot] = here

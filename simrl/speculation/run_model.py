@@ -19,11 +19,12 @@ from pydantic import BaseModel, Field, model_validator
 
 from simrl.errors import InputError
 from simrl.profile.compiled import kernel, part
-from simrl.speculation.acceptance import InputKind, sample_key
+from simrl.speculation.acceptance import InputKind
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns
 from simrl.speculation.draws import uniform
 from simrl.speculation.matching import Floats, Ints, epoch_keys
 from simrl.speculation.passes import stretches
+from simrl.trace.draws import mixed
 from simrl.trace.trace import Trace
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -219,13 +220,8 @@ def rows_with_drafts(model: RunModel, trace: Trace, epochs_back: int = 1) -> NDA
 
 
 def sample_keys(trace: Trace, seed: int) -> Ints:
-    """Return the key of each row's draws."""
-    return _keys(seed, *(trace.column(name).astype(np.int64) for name in ("prompt_id", "epoch", "sample")))
-
-
-@kernel
-def _keys(seed: int, prompt: Ints, epoch: Ints, sample: Ints) -> Ints:
-    return np.array([sample_key(seed, prompt[i], epoch[i], sample[i]) for i in range(prompt.shape[0])])
+    """Return the key of each row's draws (`simrl.speculation.acceptance.sample_key`)."""
+    return mixed(seed, *(trace.column(name) for name in ("prompt_id", "epoch", "sample"))).view(np.int64)
 
 
 class CompiledModel(NamedTuple):

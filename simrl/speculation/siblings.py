@@ -101,7 +101,7 @@ def _list_places(ids: Ints32, first: Ints, starts: Ints, ends: Ints, shortest: i
         table[:size] = -1
         for row in range(starts[g], ends[g]):
             for place in range(first[row] + shortest, first[row + 1]):
-                slot = slot_of(ids, table, size, ids, place, shortest)
+                slot = slot_of(ids, table, size, place, shortest)
                 if table[slot] < 0:
                     table[slot] = place
                     key[place] = keys

@@ -65,7 +65,8 @@ def fit_verify(profile: TableProfile, most_query_tokens: int, requests: Sequence
     """Fit V_q(b) = b·V'_q + β_q for q = 1 … `most_query_tokens` query tokens a request, at index q - 1 (§4.1).
 
     From the profile: the dense part and the output head at b·q tokens, attention at b sequences of `kv_tokens` each. q = 1 is
-    plain decoding. Batches of more tokens than the profile covers are left out of a fit. The lower bound of a pass
+    plain decoding. Batches of more tokens than the profile covers are left out of a fit; beyond its sampled sequences the
+    output head's time stays at the last value (a percent of such a pass). The lower bound of a pass
     (`least_pass_s`) makes a kink that no line has: the fit ignores it, and its values are then bounded by it.
     Raise `InputError` where that leaves fewer than two batch sizes.
     """
@@ -76,15 +77,9 @@ def fit_verify(profile: TableProfile, most_query_tokens: int, requests: Sequence
     fits = []
     for q in range(1, most_query_tokens + 1):
         fitting = [b for b in requests if b * q <= dense and b <= sequences]
-        seconds = [verification_s(free, b, b * q, b * kv_tokens) for b in fitting]
+        seconds = [free.verify_s(b, q - 1, kv_tokens) for b in fitting]
         fits.append(fit_affine(fitting, seconds, f"verification of {q} tokens a request")._replace(least_s=least_s))
     return fits
-
-
-def verification_s(profile: TableProfile, requests: int, query_tokens: int, kv_tokens: int) -> float:
-    """Return the seconds of a pass that verifies `query_tokens` in total in `requests` that hold `kv_tokens` in total. Beyond
-    the profile's sampled sequences the output head's time stays at the last value (a percent of such a pass)."""
-    return profile.pass_s(query_tokens, query_tokens, decode_sequences=requests, decode_kv_tokens=kv_tokens)
 
 
 def decoupled_tgs(acceptance: float, window: int, draft_s: float, verify_s: float) -> float:

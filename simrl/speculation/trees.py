@@ -19,8 +19,8 @@ from simrl.errors import InputError
 from simrl.profile.compiled import kernel
 from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.choices import Strategy
-from simrl.speculation.draws import mixed, uniform
 from simrl.speculation.matching import Floats
+from simrl.trace.draws import uniforms
 
 # Assumed: with these two, trees of 12 levels and 64 tokens whose acceptance gives TLT's Table 1 at topk 8 (accept length 8.67)
 # give it at topk 4 to 12 within 1 %; at 16 it is 3 % too long, as more branches never harm a drafter that knows what it knows.
@@ -52,7 +52,8 @@ def tree_log_acceptances(
     middles = (np.arange(TREES) + 0.5) / TREES
     quantiles = betaincinv(concentration * means[:, None], concentration * (1 - means[:, None]), middles[None, :])
     quantiles *= (means / quantiles.mean(axis=1))[:, None]  # so that the mean of the quantiles is the level's
-    places = np.argsort(_draws(strategy.draft_depth, strategy.topk), axis=2)
+    branches = np.ogrid[: strategy.draft_depth, : strategy.topk, :TREES]
+    places = np.argsort(uniforms(_KEY, *branches), axis=2)
     reached = _levels_reached(np.minimum(quantiles, 1.0), places, strategy.tokens_to_verify, next_choice)
     with np.errstate(divide="ignore"):
         return np.asarray(-np.log(reached), dtype=np.float64)
@@ -61,17 +62,6 @@ def tree_log_acceptances(
 def accept_length(log_acceptances: Floats) -> float:
     """Return the tokens of a pass, with the one that the pass itself yields, at hardness 1."""
     return 1.0 + float(np.exp(-log_acceptances).sum())
-
-
-@kernel
-def _draws(depth: int, topk: int) -> Floats:
-    draws = np.empty((depth, topk, TREES))
-    for level in range(depth):
-        for parent in range(topk):
-            key = mixed(mixed(_KEY, level), parent)
-            for tree in range(TREES):
-                draws[level, parent, tree] = uniform(key, tree)
-    return draws
 
 
 @kernel

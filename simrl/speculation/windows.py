@@ -8,9 +8,11 @@ and its suffix cache). The token that a pass itself yields counts neither as dra
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field
+
+from simrl.validation import in_order
 
 MOST_TOKENS = 1024  # far beyond what a verification pass is worth; keeps sums and products small
 AIMD, MIMD, FIXED = 0, 1, 2
@@ -25,13 +27,6 @@ class WindowRule(NamedTuple):
     most_tokens: int
 
 
-def _in_order(window: Any) -> Any:
-    start, most = window.start_tokens, window.most_tokens
-    if start > most:
-        raise ValueError(f"start_tokens {start} is more than most_tokens {most}; let it be at most that")
-    return window
-
-
 class Aimd(BaseModel, frozen=True, extra="forbid"):
     """HistoSpec's window of the paper (RhymeRL §5.4); see `simrl.speculation.passes.next_window`."""
 
@@ -42,7 +37,7 @@ class Aimd(BaseModel, frozen=True, extra="forbid"):
     )
     most_tokens: int = Field(default=32, ge=1, le=MOST_TOKENS)
 
-    _checked = model_validator(mode="after")(_in_order)
+    _checked = in_order("start_tokens", "most_tokens")
 
     @property
     def rule(self) -> WindowRule:
@@ -57,7 +52,7 @@ class Mimd(BaseModel, frozen=True, extra="forbid"):
     factor: int = Field(default=2, ge=2, le=MOST_TOKENS, description="multiplies or divides the window")
     most_tokens: int = Field(default=16, ge=1, le=MOST_TOKENS)
 
-    _checked = model_validator(mode="after")(_in_order)
+    _checked = in_order("start_tokens", "most_tokens")
 
     @property
     def rule(self) -> WindowRule:

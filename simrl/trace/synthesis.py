@@ -31,11 +31,12 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
-from simrl.errors import InputError
+from simrl.errors import InputError, broken
+from simrl.trace.draws import normals
 from simrl.trace.lognormal import cut_tokens, location_of
-from simrl.trace.tools import Floats, Ints, Kind, Share, Sigma, Tools, call_columns, draw_calls, lists, normals
+from simrl.trace.tools import Floats, Ints, Kind, Share, Sigma, Tools, call_columns, draw_calls, lists
 from simrl.trace.trace import Trace, TraceMetadata
 from simrl.validation import numbers_are_no_truth
 
@@ -45,14 +46,13 @@ MOST_SAMPLES = 100_000_000  # about 10 GB while they are drawn
 CapTokens = Annotated[int, Field(gt=1, le=LARGEST_INT32)]
 
 
-class LengthModel(BaseModel):
+class LengthModel(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The lengths of prompts and responses, and their correlation within a group and over epochs.
 
     Raises pydantic's `ValidationError` for a value outside its bounds; `synthesise` checks that the mean is possible under
     the cap.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     _numbers = numbers_are_no_truth
 
     ELSEWHERE: ClassVar[Mapping[str, str]] = dict.fromkeys(  # what verl, TRL and slime call it
@@ -144,44 +144,50 @@ class LengthModel(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _check_sizes(self) -> LengthModel:
-        if self.prompts is not None and self.prompts < self.prompts_per_step:
-            raise ValueError(f"prompts {self.prompts} is less than one step's prompts_per_step {self.prompts_per_step}")
+    def _check(self) -> LengthModel:
         samples = self.steps * self.prompts_per_step * self.group
-        if max(samples, self.dataset_prompts) > MOST_SAMPLES:
-            raise ValueError(
+        has_turns = self.cap_turns > 1 and (self.turns > 1 or self.turn_tokens is not None)
+        between = ("tools", "environment_s", "environment_sigma", "observation_tokens")
+        first_between = next((key for key in between if getattr(self, key)), None)
+        largest = self.prompt_cap_tokens if self.prompt_sigma else round(self.prompt_tokens)
+        prompt = self.system_prompt_tokens + largest
+        if wrong := broken(
+            (
+                self.prompts is not None and self.prompts < self.prompts_per_step,
+                f"prompts {self.prompts} is less than one step's prompts_per_step {self.prompts_per_step}",
+            ),
+            (
+                max(samples, self.dataset_prompts) > MOST_SAMPLES,
                 f"steps × prompts_per_step × group is {samples:,} samples of {self.dataset_prompts:,} prompts; "
-                f"stay under {MOST_SAMPLES:,} (a trace that is too short is repeated)"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_turns(self) -> LengthModel:
-        if self.turn_tokens is None:
-            if self.mean_tokens is None:
-                raise ValueError("key mean_tokens is missing; or give turns and turn_tokens, whose product it is")
-        elif self.mean_tokens is not None and self.turns > 1:
-            raise ValueError(
-                f"turns {self.turns:g} beside mean_tokens and turn_tokens, whose ratio it is; let turns be 1"
-            )
-        elif self.turns >= self.cap_turns > 1:
-            raise ValueError(
-                f"turns {self.turns:g} cannot be reached under cap_turns {self.cap_turns}; raise cap_turns"
-            )
-        if self.tools and (self.environment_s or self.environment_sigma or self.observation_tokens):
-            raise ValueError("tools beside environment_s, environment_sigma or observation_tokens; leave these out")
-        if self.cap_turns == 1 or (self.turns == 1 and self.turn_tokens is None):
-            between = ("tools", "environment_s", "environment_sigma", "observation_tokens")
-            if inert := next((key for key in between if getattr(self, key)), None):
-                raise ValueError(f"{inert}: comes between turns, and there is one turn; give turns or turn_tokens")
-        prompt = self.system_prompt_tokens + (
-            self.prompt_cap_tokens if self.prompt_sigma else round(self.prompt_tokens)
-        )
-        if self.context_cap_tokens is not None and self.context_cap_tokens <= prompt:
-            raise ValueError(
+                f"stay under {MOST_SAMPLES:,} (a trace that is too short is repeated)",
+            ),
+            (
+                self.turn_tokens is None and self.mean_tokens is None,
+                "key mean_tokens is missing; or give turns and turn_tokens, whose product it is",
+            ),
+            (
+                self.turn_tokens is not None and self.mean_tokens is not None and self.turns > 1,
+                f"turns {self.turns:g} beside mean_tokens and turn_tokens, whose ratio it is; let turns be 1",
+            ),
+            (
+                self.turn_tokens is not None and self.turns >= self.cap_turns > 1,
+                f"turns {self.turns:g} cannot be reached under cap_turns {self.cap_turns}; raise cap_turns",
+            ),
+            (
+                self.tools and (self.environment_s or self.environment_sigma or self.observation_tokens),
+                "tools beside environment_s, environment_sigma or observation_tokens; leave these out",
+            ),
+            (
+                first_between and not has_turns,
+                f"{first_between}: comes between turns, and there is one turn; give turns or turn_tokens",
+            ),
+            (
+                self.context_cap_tokens is not None and self.context_cap_tokens <= prompt,
                 f"context_cap_tokens {self.context_cap_tokens} leaves no room behind the largest prompt of {prompt} tokens "
-                "(system_prompt_tokens and prompt_cap_tokens); raise it"
-            )
+                "(system_prompt_tokens and prompt_cap_tokens); raise it",
+            ),
+        ):
+            raise ValueError(wrong)
         return self
 
     @property

@@ -19,9 +19,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from simrl.errors import InputError
+from simrl.errors import InputError, broken
+from simrl.trace.draws import normals, uniforms
 from simrl.trace.lognormal import cut_tokens, location_of
 from simrl.trace.trace import Trace
 
@@ -30,13 +31,10 @@ Ints = NDArray[np.int64]
 Share = Annotated[float, Field(ge=0, le=1)]
 Sigma = Annotated[float, Field(ge=0, le=3)]
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
-_GOLDEN, _MIX_1, _MIX_2 = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
-class Tool(BaseModel):
+class Tool(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """A tool of an agent: the seconds of its calls, a lognormal or quantiles, and the tokens that they add to the context."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     share: float = Field(gt=0, le=1, description="share of all calls; the shares of the tools sum to 1")
     median_s: Seconds | None = Field(default=None, description="median seconds of a try, lognormal")
@@ -64,19 +62,25 @@ class Tool(BaseModel):
 
     @model_validator(mode="after")
     def _check_seconds(self) -> Tool:
-        if (self.median_s is None) == (self.quantiles_s is None):
-            raise ValueError("give either median_s (with sigma) or quantiles_s")
-        if self.most_s is not None and self.most_s < self.least_s:
-            raise ValueError(f"most_s {self.most_s:g} is below least_s {self.least_s:g}")
-        if self.quantiles_s is not None:
-            seconds = [self.quantiles_s[share] for share in sorted(self.quantiles_s)]
-            if seconds != sorted(seconds):
-                raise ValueError(f"quantiles_s fall from {max(seconds):g}; give more seconds for a greater share")
-        if self.observation_tokens >= self.observation_cap_tokens:
-            raise ValueError(
+        most_s, quantiles_s = math.inf if self.most_s is None else self.most_s, self.quantiles_s or {}
+        seconds = [quantiles_s[share] for share in sorted(quantiles_s)]
+        if wrong := broken(
+            (
+                (self.median_s is None) == (self.quantiles_s is None),
+                "give either median_s (with sigma) or quantiles_s",
+            ),
+            (most_s < self.least_s, f"most_s {most_s:g} is below least_s {self.least_s:g}"),
+            (
+                seconds != sorted(seconds),
+                f"quantiles_s fall from {max(seconds, default=0):g}; give more seconds for a greater share",
+            ),
+            (
+                self.observation_tokens >= self.observation_cap_tokens,
                 f"observation_tokens {self.observation_tokens:g} is not below observation_cap_tokens "
-                f"{self.observation_cap_tokens}; ask for less"
-            )
+                f"{self.observation_cap_tokens}; ask for less",
+            ),
+        ):
+            raise ValueError(wrong)
         return self
 
     def try_s(self, normals: Floats) -> Floats:
@@ -110,10 +114,8 @@ def _check_shares(tools: dict[str, Tool]) -> dict[str, Tool]:
 Tools = Annotated[dict[str, Tool], AfterValidator(_check_shares)]
 
 
-class ToolFile(BaseModel):
+class ToolFile(BaseModel, frozen=True, extra="forbid"):
     """The tools of an agent, by name."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tools: Tools = Field(min_length=1)
 
@@ -140,25 +142,6 @@ class Kind(IntEnum):
     FAILURE = 3
     OBSERVATION = 4
     TURN_LENGTH = 5
-
-
-def uniforms(seed: int, kind: Kind, *keys: NDArray[Any] | int) -> Floats:
-    """Return a number in the open interval (0, 1) for each row of the keys, by splitmix64 (Steele, Lea, Flood 2014)."""
-    bits: Any = np.full(np.broadcast_shapes(*(np.shape(key) for key in keys)), seed, dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        for key in (int(kind), *keys):
-            bits = bits + (np.asarray(key).astype(np.uint64) + np.uint64(1)) * _GOLDEN
-            bits = (bits ^ (bits >> np.uint64(30))) * _MIX_1
-            bits = (bits ^ (bits >> np.uint64(27))) * _MIX_2
-            bits ^= bits >> np.uint64(31)
-    return np.asarray(((bits >> np.uint64(11)) + 0.5) * 2.0**-53)
-
-
-def normals(seed: int, kind: Kind, *keys: NDArray[Any] | int) -> Floats:
-    """Return a standard normal for each row of the keys."""
-    from scipy.special import ndtri  # takes 0.2 s to import, which a trace without drawn tools need not pay
-
-    return np.asarray(ndtri(uniforms(seed, kind, *keys)))
 
 
 def draw_calls(tools: Mapping[str, Tool], seed: int, *keys: NDArray[Any]) -> Calls:

@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from simrl.errors import InputError, first_line, meant
 from simrl.files import is_count_like, parquet_metadata, read_parquet, write_parquet
@@ -63,10 +63,8 @@ OPTIONAL = {
 }
 
 
-class TraceMetadata(BaseModel):
+class TraceMetadata(BaseModel, frozen=True, extra="forbid"):
     """The source of a trace; stored inside the Parquet file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     kind: str = Field(description="recorded, imported or synthetic")

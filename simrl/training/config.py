@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -16,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from simrl.errors import broken
 from simrl.validation import numbers_are_no_truth
 
 MOST_SECONDS = 1e6  # of one phase: eleven days; more is a mistake, and would drown the rest in rounding
@@ -24,10 +24,9 @@ Share = Annotated[float, Field(ge=0.001, le=1)]
 Rate = Annotated[float, Field(ge=1e6, le=1e15)]  # bytes a second
 
 
-class TrainingConfig(BaseModel):
+class TrainingConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True):
     """Inputs of the training model. The defaults are assumptions until they are measured on the user's cluster."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
     _numbers = numbers_are_no_truth
 
     mfu: Share | None = None
@@ -157,16 +156,26 @@ class TrainingConfig(BaseModel):
 
     @model_validator(mode="after")
     def _settings_agree(self) -> TrainingConfig:
-        if self.lora and self.weight_sync == "delta":
-            raise ValueError("weight_sync is delta with lora: merging adapters changes all weights; use another method")
-        for key in ("sequences_per_microbatch", "microbatches", "remove_padding"):
-            if (value := getattr(self, key)) and self.microbatching != "fixed":
-                given = str(value).lower()
-                raise ValueError(f"{key} is {given}, and microbatching {self.microbatching}; use microbatching: fixed")
-        if self.sequences_per_microbatch and self.microbatches:
-            raise ValueError(
-                f"sequences_per_microbatch is {self.sequences_per_microbatch}, and microbatches {self.microbatches}; use one"
-            )
+        of_fixed = ("sequences_per_microbatch", "microbatches", "remove_padding")
+        if wrong := broken(
+            (
+                self.lora and self.weight_sync == "delta",
+                "weight_sync is delta with lora: merging adapters changes all weights; use another method",
+            ),
+            *(
+                (
+                    getattr(self, key) and self.microbatching != "fixed",
+                    f"{key} is {str(getattr(self, key)).lower()}, and microbatching {self.microbatching}; use "
+                    "microbatching: fixed",
+                )
+                for key in of_fixed
+            ),
+            (
+                self.sequences_per_microbatch and self.microbatches,
+                f"sequences_per_microbatch is {self.sequences_per_microbatch}, and microbatches {self.microbatches}; use one",
+            ),
+        ):
+            raise ValueError(wrong)
         return self
 
     @property

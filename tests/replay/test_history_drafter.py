@@ -6,11 +6,12 @@ import pytest
 
 from simrl.errors import InputError
 from simrl.speculation.choices import HistoryRule
-from simrl.speculation.history_index import PAPER, PUBLIC_CODE, build_index, draft
+from simrl.speculation.history_index import PAPER, PUBLIC_CODE, build_index
 from simrl.speculation.trace_runs import history_runs
 from simrl.trace.trace import Trace, TraceMetadata
 from simrl_replay.history_drafter import HistoryDrafter
 from simrl_replay.history_store import HistoryStore
+from tests.token_traces import draft
 
 METADATA = TraceMetadata(name="small", kind="synthetic", source="test", tokenizer="none", cap_tokens=1000)
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from simrl.errors import InputError
-from simrl.speculation.history_index import build_index, draft, text_of
+from simrl.speculation.history_index import build_index, text_of
 from simrl_replay import history_store
 from simrl_replay.history_store import HistoryStore
+from tests.token_traces import draft
 
 
 def responses_of(prompt_id, epoch, group=3, tokens=200):

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from simrl.errors import InputError
 from simrl.speculation.choices import LARGEST_TOKEN_ID, SORTED_TOKENS, HistoryRule
-from simrl.speculation.history_index import PAPER, PUBLIC_CODE, accept_runs_of, build_index, draft, text_of
+from simrl.speculation.history_index import PAPER, PUBLIC_CODE, accept_runs_of, build_index, text_of
 from tests.helpers import examples
+from tests.token_traces import draft
 
 
 def reference_draft(responses, rewards, tail, most_tokens, rule):

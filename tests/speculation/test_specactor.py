@@ -34,7 +34,6 @@ from simrl.speculation.specactor import (
     reconfigured,
     renewal_rate,
     token_acceptance,
-    verification_s,
 )
 from simrl.speculation.windows import Fixed
 from tests.helpers import examples, one_second_a_pass, prepared, rows, scenario, watch
@@ -85,7 +84,7 @@ def linear_profile(least_pass_s: float = 0.0) -> TableProfile:
 
 def test_verification_is_dense_by_tokens_and_attention_by_sequences():
     profile = linear_profile()
-    assert verification_s(profile, 10, 40, 10 * 500) == pytest.approx(0.4 + 0.04 + 0.5 + 0.5)
+    assert profile.verify_s(10, 3, 500) == pytest.approx(0.4 + 0.04 + 0.5 + 0.5)
     fits = fit_verify(profile, 4, [1, 5, 10, 25], 500)
     for tokens, fit in enumerate(fits, start=1):
         assert fit == pytest.approx((0.011 * tokens + 0.05, 0.5, 0.0))
@@ -99,7 +98,7 @@ def test_a_verification_takes_what_the_host_needs_to_launch_it_and_no_line_leans
     fit = fit_verify(profile, 7, [1, 2, 3, 5, 10], 500)[6]
     found_s = [fit(requests) for requests in (1, 3, 5, 10)]
     assert found_s == pytest.approx([1.0, 1.0, 0.127 * 5 + 0.5, 0.127 * 10 + 0.5])
-    assert found_s == pytest.approx([verification_s(profile, b, 7 * b, 500 * b) for b in (1, 3, 5, 10)])
+    assert found_s == pytest.approx([profile.verify_s(b, 6, 500) for b in (1, 3, 5, 10)])
 
 
 def test_a_window_is_as_long_as_what_is_drafted_while_the_host_launches():

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from simrl.errors import InputError
 from simrl.profile.model_shape import ModelShape
+from simrl.profile.profilers.smoothing import Floats
 
-Floats = NDArray[np.float64]
 BYTES_PER_VALUE = 2  # activations and logits travel in bfloat16
 
 

@@ -74,56 +74,12 @@ ONE_GPU = EngineSetup()
 
 def require_possible(shape: ModelShape, gpu: str, setup: EngineSetup) -> None:
     """Raise `InputError` for what no database has: a GPU, a split, a precision or a model."""
-    if gpu not in SYSTEMS:
-        raise InputError(
-            f"aiconfigurator: gpu {gpu!r} is unknown{meant(gpu, SYSTEMS)}; choose one of {', '.join(SYSTEMS)}"
-        )
-    _require_split(shape, setup)
-    require_graphs(setup)
-    has = _precisions(shape, gpu)
-    if setup.precision not in has:
-        wanted = f"{shape.name} on {setup.tp * setup.dp} {gpu} under {setup.backend} in {setup.precision}"
-        raise InputError(f"{setup.package}: no {wanted}; measured are at most {', '.join(has) or 'none'}")
-    unwritten = [field for field in NOT_WRITTEN if getattr(shape, field)]
-    if unwritten and not is_bundled(shape):
-        remedy = "measure it with `simrl measure`" if is_measurable(setup) else "nor can `simrl measure` label it"
-        raise InputError(
-            f"{setup.package}: no kernels are found for {shape.name}, as its {', '.join(unwritten)} are not those of a model "
-            f"that it knows ({', '.join(BUNDLED)}); {remedy}"
-        )
-
-
-def is_measurable(setup: EngineSetup) -> bool:
-    """Return whether `simrl measure` makes a profile of this setup: its profiles have no other precision, no ranks, no ep."""
-    return (setup.dp, setup.ep, setup.precision, setup.kv_precision) == (1, 1, "bf16", "bf16")
-
-
-def _precisions(shape: ModelShape, gpu: str) -> list[str]:
-    """Return the precisions of weights that were measured at all on a GPU; int4 was on none."""
-    if shape.name.startswith("gpt-oss"):
-        return [] if gpu == "a100" else ["w4a16_mxfp4"]
-    has = ["bf16"] if gpu == "a100" else ["bf16", "fp8", "fp8-block"]
-    return [*has, "nvfp4"] if gpu.startswith(("b", "gb", "rtx")) else has
-
-
-def is_bundled(shape: ModelShape) -> bool:
-    """Return whether the package has a config of exactly this model."""
-    return shape.name in BUNDLED and shape == MODELS.get(shape.name)
-
-
-def require_graphs(setup: EngineSetup) -> None:
-    """Raise `InputError` for kernels that were timed with the host's launches: tens of µs each, several times their own."""
-    if (setup.package, setup.backend, setup.precision) == ("aiconfigurator", "vllm", "fp8-block"):
-        raise InputError(
-            "aiconfigurator: its fp8-block matrix products were timed without CUDA graphs, the host's launches included; "
-            f"use --source aisimulate, which has them anew ({install_command('aisimulate')})"
-        )
-
-
-def _require_split(shape: ModelShape, setup: EngineSetup) -> None:
-    """Raise `InputError` for experts that a dense model lacks, or that the GPUs cannot share."""
     gpus = setup.tp * setup.dp
     refuse(
+        (
+            gpu not in SYSTEMS,
+            f"aiconfigurator: gpu {gpu!r} is unknown{meant(gpu, SYSTEMS)}; choose one of {', '.join(SYSTEMS)}",
+        ),
         (
             not shape.experts and setup.precision == "w4a16_mxfp4",
             f"{shape.name} has no experts: w4a16_mxfp4 is a precision of experts alone",
@@ -143,3 +99,42 @@ def _require_split(shape: ModelShape, setup: EngineSetup) -> None:
         (shape.heads % setup.tp, f"--tp {setup.tp} does not divide the {shape.heads} attention heads of {shape.name}"),
     )
     require_kv_heads("--tp", setup.tp, shape)
+    # The host's launches take tens of µs each, several times the kernels.
+    if (setup.package, setup.backend, setup.precision) == ("aiconfigurator", "vllm", "fp8-block"):
+        raise InputError(
+            "aiconfigurator: its fp8-block matrix products were timed without CUDA graphs, the host's launches included; "
+            f"use --source aisimulate, which has them anew ({install_command('aisimulate')})"
+        )
+    has, unwritten = _precisions(shape, gpu), [field for field in NOT_WRITTEN if getattr(shape, field)]
+    remedy = "measure it with `simrl measure`" if is_measurable(setup) else "nor can `simrl measure` label it"
+    if wrong := broken(
+        (
+            setup.precision not in has,
+            f"{setup.package}: no {shape.name} on {gpus} {gpu} under {setup.backend} in {setup.precision}; measured are at "
+            f"most {', '.join(has) or 'none'}",
+        ),
+        (
+            unwritten and not is_bundled(shape),
+            f"{setup.package}: no kernels are found for {shape.name}, as its {', '.join(unwritten)} are not those of a model "
+            f"that it knows ({', '.join(BUNDLED)}); {remedy}",
+        ),
+    ):
+        raise InputError(wrong)
+
+
+def is_measurable(setup: EngineSetup) -> bool:
+    """Return whether `simrl measure` makes a profile of this setup: its profiles have no other precision, no ranks, no ep."""
+    return (setup.dp, setup.ep, setup.precision, setup.kv_precision) == (1, 1, "bf16", "bf16")
+
+
+def _precisions(shape: ModelShape, gpu: str) -> list[str]:
+    """Return the precisions of weights that were measured at all on a GPU; int4 was on none."""
+    if shape.name.startswith("gpt-oss"):
+        return [] if gpu == "a100" else ["w4a16_mxfp4"]
+    has = ["bf16"] if gpu == "a100" else ["bf16", "fp8", "fp8-block"]
+    return [*has, "nvfp4"] if gpu.startswith(("b", "gb", "rtx")) else has
+
+
+def is_bundled(shape: ModelShape) -> bool:
+    """Return whether the package has a config of exactly this model."""
+    return shape.name in BUNDLED and shape == MODELS.get(shape.name)

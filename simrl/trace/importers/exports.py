@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from simrl.errors import InputError, first_line
+from simrl.errors import InputError, broken, first_line
 from simrl.trace.importers import rows
 
 Logged = tuple[str, dict[str, float]]  # the place of a row, and its numbers by tag
@@ -131,10 +131,14 @@ def _columns(path: Path, header: Sequence[str], tags: Sequence[str]) -> list[str
         return [{"Step": "Step", "Value": tag_of(path, tags) or ""}.get(name, "") for name in header]
     names = ["" if name.endswith(ENVELOPE) else name.rpartition(" - ")[2] for name in header]
     twice = next((name for name, times in Counter(names).items() if name and times > 1), None)
-    if twice is not None:
-        raise InputError(f"{path}: two columns are {rows.shown(twice)}, as of two runs; export one run alone")
-    if not set(STEPS) & set(names):
-        raise InputError(f"{path}: no column for the step, such as Step or _step (it has {rows.listed(header)})")
+    if wrong := broken(
+        (twice is not None, f"two columns are {rows.shown(twice)}, as of two runs; export one run alone"),
+        (
+            not set(STEPS) & set(names),
+            f"no column for the step, such as Step or _step (it has {rows.listed(header)})",
+        ),
+    ):
+        raise InputError(f"{path}: {wrong}")
     return names
 
 

@@ -372,6 +372,7 @@ def _advance(r: Requests, drafts: Drafts, t: Totals) -> None:
             if t.async_scheduling == 1:
                 r[slot].gained = min(r[slot].gained, 0)
                 r[slot].rejected = 0
+                r[slot].in_flight = 0
             continue
         decodes = new == 1 + drafts[slot].drafted and r[slot].computed > 0
         if r[slot].going > 0:

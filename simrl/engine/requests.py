@@ -218,7 +218,8 @@ def more_blocks(request: Request, tokens: int, limits: Limits) -> int:
     columns = blocks_of(tokens, limits.block_size)
     if limits.window_groups == 0:
         return max(limits.full_groups * columns + limits.state_blocks - request.blocks, 0)
-    left = max(request.computed - request.in_flight - limits.window_tokens + 1, 0) // limits.block_size
+    processed = request.computed + request.rejected - request.in_flight
+    left = max(processed - limits.window_tokens + 1, 0) // limits.block_size
     blocks = limits.full_groups * columns + limits.window_groups * (columns - left) + limits.state_blocks
     return blocks - request.blocks
 

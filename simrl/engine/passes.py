@@ -389,7 +389,7 @@ def _advance(r: Requests, drafts: Drafts, t: Totals) -> None:
                 r[slot].first_token_s = t.now_s
             r[slot].generated += gain
             r[slot].gained = gain if decoded else 0
-            if t.async_scheduling == 1 and decodes and drafts[slot].old_tokens == 0:
+            if t.async_scheduling == 1 and drafts[slot].drafted > 0:
                 r[slot].rejected = new - gain
             r[slot].computed = r[slot].prompt + r[slot].generated - 1
             if drafts[slot].old_tokens > 0:

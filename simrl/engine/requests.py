@@ -417,6 +417,8 @@ def release(r: Requests, t: Totals, slot: int) -> None:
         if other != slot:
             r[kept].holding = other
             kept += 1
+    if kept == t.n_holding:
+        return
     t.n_holding = kept
     if t.prefix_caching == 1:
         count_held(r, t, slot, -1)

@@ -1,13 +1,14 @@
 """Schedules against vLLM's own scheduler, driven without a model: equal passes, token by token, equal hits and preemptions."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 from tests.helpers import thorough
 from tests.schedule_scenarios import (
+    SMALL,
     EnginePlayer,
     ReferencePlayer,
     Scenario,
@@ -74,8 +75,13 @@ def test_without_prefix_caching_passes_are_those_that_vllm_schedules(model, asyn
     compare(model, (random_scenario(seed, False, async_scheduling, drafts) for seed in range(SCENARIOS)))
 
 
-@pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
-def test_windows_and_states_share_the_blocks_as_in_vllm(model, async_scheduling: bool):
+@pytest.mark.parametrize(("async_scheduling", "drafts"), MODES)
+def test_windows_and_states_share_the_blocks_as_in_vllm(model, async_scheduling: bool, drafts: int):
     """Groups of layers that keep every token, a window or a state, with room for all sequences or hardly one."""
-    totals = compare(model, (hybrid_scenario(seed, async_scheduling) for seed in range(SCENARIOS)))
+    totals = compare(model, (hybrid_scenario(seed, async_scheduling, drafts) for seed in range(SCENARIOS)))
     assert totals["preempted"] > SCENARIOS // 2, "the scenarios are scarce in blocks"
+
+
+@pytest.mark.parametrize("scenario", SMALL)
+def test_what_once_differed_is_as_in_vllm(model, scenario: Callable[[], Scenario]):
+    compare(model, [scenario()])

@@ -51,10 +51,14 @@ def times_trained(samples: Any) -> Counter[tuple[int, ...]]:
     return Counter(zip(*(samples[name].to_pylist() for name in names), strict=True))
 
 
+def thorough() -> bool:
+    """Return whether many random inputs are tried: with `--hypothesis-profile thorough`, as every night."""
+    return settings().max_examples > FEW_EXAMPLES
+
+
 def examples(most: int) -> settings:
-    """Try a property on so many random inputs with `--hypothesis-profile thorough`, and on a few without."""
-    thorough = settings().max_examples > FEW_EXAMPLES
-    return settings(max_examples=most if thorough else min(most, FEW_EXAMPLES))
+    """Try a property on `most` random inputs if the run is thorough, and on a few otherwise."""
+    return settings(max_examples=most if thorough() else min(most, FEW_EXAMPLES))
 
 
 def one_second_a_pass() -> Tables:

@@ -222,9 +222,36 @@ def full_cache_scenarios(async_scheduling: bool) -> list[Scenario]:
     return [Scenario(limits, samples) for samples in pairs]
 
 
-def hybrid_scenario(seed: int, async_scheduling: bool) -> Scenario:
+def two_aborted_at_once() -> Scenario:
+    """Two prompts fill most of a cache; their requests are aborted at one boundary, the first one first. What comes next
+    takes enough blocks for one of the prompts to be forgotten, before both come again."""
+    limits = Limits(4, 16, 1, 12, async_scheduling=True, prefix_caching=True)
+    aborted = [Sample(0, key, 3, (Turn(8),), ((2, None),)) for key in (0, 1)]
+    again = [Sample(5, key, 3, (Turn(2),)) for key in (0, 1)]
+    return Scenario(limits, (*aborted, Sample(3, 2, 6, (Turn(1),)), *again))
+
+
+def one_token_prompt_padded_with_drafts() -> Scenario:
+    """A prompt of one token starts beside a request that decodes, in a cache that is full when its padding counts."""
+    limits = Limits(4, 16, 1, 16, async_scheduling=True)
+    samples = (Sample(0, 0, 1, (Turn(8),)), Sample(2, 1, 1, (Turn(3),)))
+    return Scenario(limits, samples, draft_tokens=3, drafts=(((3, 0),) * MOST_TOKENS,) * 2)
+
+
+def window_behind_rejected_drafts() -> Scenario:
+    """Two requests with a window, all of whose drafts are rejected, in a cache that is full when windows free too little."""
+    limits = Limits(4, 32, 1, 52, async_scheduling=True, window_groups=1, window_tokens=4)
+    samples = (Sample(0, 0, 8, (Turn(10),)), Sample(0, 1, 8, (Turn(10),)))
+    return Scenario(limits, samples, draft_tokens=3, drafts=(((3, 0),) * MOST_TOKENS,) * 2)
+
+
+SMALL = [two_aborted_at_once, one_token_prompt_padded_with_drafts, window_behind_rejected_drafts]
+
+
+def hybrid_scenario(seed: int, async_scheduling: bool, draft_tokens: int = 0) -> Scenario:
     """Draw a scenario of a model whose layers keep every token, the last ones alone, or a state: some of each, in groups."""
-    scenario, rng = random_scenario(seed, False, async_scheduling), np.random.default_rng(seed)
+    scenario = random_scenario(seed, False, async_scheduling, draft_tokens)
+    rng = np.random.default_rng(seed)
     windows, states = (int(n) for n in rng.choice([(0, 3), (1, 0), (2, 2), (0, 1), (3, 0)]))
     groups = {"full_groups": int(rng.integers(1, 3)), "window_groups": windows, "state_blocks": states}
     columns = scenario.limits.kv_blocks  # of one sequence

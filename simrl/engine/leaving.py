@@ -35,22 +35,21 @@ from simrl.profile.compiled import inlined, kernel, lean
 def preempt_last(r: Requests, t: Totals, cause: int) -> None:
     """Preempt the youngest running request: it gives its blocks back and waits, first in line, to recompute its cache. One that
     stopped in the pass in flight, or was aborted, is gone."""
-    if t.n_leaving > 0 and r[t.n_leaving - 1].leaving_at >= t.n_running:
-        t.n_leaving -= 1
+    last = t.n_leaving - 1
+    while last >= 0 and r[last].leaving_at < 0:
+        last -= 1
+    if last >= 0 and r[last].leaving_at >= t.n_running:
         t.leaving_places -= 1
-        _unhash_in_flight(r[r[t.n_leaving].leaving], t)
-        leave(r, t, r[t.n_leaving].leaving, r[t.n_leaving].leaving_kind)
+        _unhash_in_flight(r[r[last].leaving], t)
+        _leave_now(r, t, r[last].leaving)
         return
     t.n_running -= 1
     slot = r[t.n_running].running
     _unhash_in_flight(r[slot], t)
     if r[slot].going > 0:
         t.n_going -= 1
-        if r[slot].going == 1:
-            leave(r, t, slot, END)
-        else:
-            _leave_now(r, t, slot)
         r[slot].going = 0
+        _leave_now(r, t, slot)
         return
     free(r, t, slot, cause)
     t.waiting_head = waiting_at(r, t, -1)
@@ -93,8 +92,11 @@ def _leave_now(r: Requests, t: Totals, slot: int) -> None:
 
 @lean
 def let_leave(r: Requests, t: Totals) -> None:
-    """Let those go that stopped in the last pass."""
+    """Let those go that stopped in the last pass, then those that were aborted since, in this order: it decides which of their
+    texts are forgotten first."""
     for i in range(t.n_leaving):
+        if r[r[i].leaving].going == 1:
+            release(r, t, r[i].leaving)
         leave(r, t, r[i].leaving, r[i].leaving_kind)
     t.n_leaving = 0
     t.leaving_places = 0
@@ -210,6 +212,10 @@ def remove(r: Requests, t: Totals, slot: int) -> None:
     if t.ahead == 1 and (runs or (more_to_do and r[slot].seen_at <= t.passes and _waits(r, t, slot))):
         r[slot].continues = 1
         _go_on_once(r, t, slot, 1)
+        r[t.n_leaving].leaving = slot
+        r[t.n_leaving].leaving_kind = END
+        r[t.n_leaving].leaving_at = -1
+        t.n_leaving += 1
         return
     if runs:
         _take_from_running(r, t, slot)
@@ -280,14 +286,11 @@ def _let_go(r: Requests, t: Totals) -> None:
         slot = r[i].running if runs else r[waiting_at(r, t, i - t.n_running)].waiting
         if r[slot].going == 0 or (r[slot].going == 2 and not runs):
             continue
+        r[slot].going = 0
         if runs:
             _take_from_running(r, t, slot)
         else:
-            release(r, t, slot)
             _take_from_queue(r, t, slot)
-        going, r[slot].going = r[slot].going, 0
-        if going == 1:
-            leave(r, t, slot, END)
     t.n_going = 0
 
 

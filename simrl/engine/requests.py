@@ -258,7 +258,8 @@ def more_blocks(request: Request, tokens: int, limits: Limits) -> int:
             return 0
         return groups * blocks_of(tokens, limits.block_size) - blocks
     columns = blocks_of(tokens, limits.block_size)
-    left = max(request.computed - request.in_flight - limits.window_tokens + 1, 0) // limits.block_size
+    processed = request.computed + request.rejected - request.in_flight
+    left = max(processed - limits.window_tokens + 1, 0) // limits.block_size
     blocks = limits.full_groups * columns + limits.window_groups * (columns - left) + limits.state_blocks
     return blocks - request.blocks
 
@@ -477,6 +478,8 @@ def release(r: Requests, t: Totals, slot: int) -> None:
         if other != slot:
             r[kept].holding = other
             kept += 1
+    if kept == t.n_holding:
+        return
     t.n_holding = kept
     if t.prefix_caching == 1:
         count_held(r, t, slot, -1)

@@ -416,6 +416,7 @@ def _advance(r: Requests, t: Totals, d: Decoding | None, drafted: int) -> bool:
             if t.async_scheduling == 1:
                 q.gained = min(q.gained, 0)
                 q.rejected = 0
+                q.in_flight = 0
             if d is not None and decoupled and q.in_verification > 0:  # it waits on
                 q.ahead += q.in_verification
                 q.in_verification = 0
@@ -441,7 +442,7 @@ def _advance(r: Requests, t: Totals, d: Decoding | None, drafted: int) -> bool:
             t.generated_tokens += gain
             if q.old_tokens > 0:
                 _end_old(q, accepted, gain)
-            elif t.async_scheduling == 1 and decodes:
+            if t.async_scheduling == 1 and q.drafted > 0:  # padding of a prompt of one token, too
                 q.rejected = new - gain
             stopping |= q.generated >= min(q.stop_at, q.watch_at)
         if d is not None and q.proposed == 1:

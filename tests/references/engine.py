@@ -292,7 +292,9 @@ class ReferenceEngine:
 
     def leave_windows(self, request: Request) -> None:
         """Let a request give back the blocks that no longer have a token of a window, by what the scheduler knows."""
-        computed = request.computed - (request.in_flight if self.limits.async_scheduling and not self.knows_all else 0)
+        computed = request.computed
+        if self.limits.async_scheduling and not self.knows_all:
+            computed += request.unsure - request.in_flight
         for window in request.windows:
             for column, block in enumerate(window):
                 last = (column + 1) * self.limits.block_size - 1
@@ -334,7 +336,6 @@ class ReferenceEngine:
                 break
             tokens = request.computed + request.unsure + new
             self.take(request, tokens)
-            request.in_flight = new
             self.name_blocks(request, min(tokens, request.delivered))
             budget -= new
             prefilling |= not request.sampled
@@ -366,7 +367,6 @@ class ReferenceEngine:
             while self.needed(request, computed + new) > self.free_blocks:
                 self.evict_oldest()
             self.take(request, computed + new)
-            request.in_flight = new
             self.name_blocks(request, min(computed + new, request.delivered))
             budget -= new
             plan.append((request, new))
@@ -393,7 +393,9 @@ class ReferenceEngine:
         if not plan:
             plan = self.schedule()
             seconds, places = self.pass_s(plan), self.places
-        self.plan = plan
+        self.plan, flying = plan, dict(plan)
+        for request in self.batch:
+            request.in_flight = flying.get(request, 0)
         self.knows_all = not self.limits.async_scheduling
         took_s = self.slowdown * (draft_s + seconds)
         self.now_s += took_s

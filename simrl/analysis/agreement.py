@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from simrl.analysis.decisions import Discrepancy, differences
 from simrl.analysis.run_view import RunView, view_run
-from simrl.errors import InputError, broken
+from simrl.errors import InputError, refuse
 from simrl.result.check import require
 from simrl.result.metrics import gpu_seconds, rollout_bubble
 from simrl.result.result import Result
@@ -212,7 +212,7 @@ def finished_on_clock(predicted: Result, measured: Result) -> tuple[Ints, Floats
 def _finished_in_both(p: RunView, m: RunView) -> list[int]:
     """Return their uids. Raise `InputError` for runs that cannot be compared."""
     systems = p.result.metadata.get("system"), m.result.metadata.get("system")
-    if wrong := broken(
+    refuse(
         (
             None not in systems and systems[0] != systems[1],
             f"predicted is {systems[0]}, measured {systems[1]}; compare two runs of one system",
@@ -222,8 +222,7 @@ def _finished_in_both(p: RunView, m: RunView) -> list[int]:
             f"predicted has {p.workers} rollout worker{'s' * (p.workers != 1)}, measured {m.workers}; "
             "compare runs with equal numbers",
         ),
-    ):
-        raise InputError(wrong)
+    )
     uids = sorted(p.finished_s.keys() & m.finished_s.keys())
     tokens = [dict(zip(v.samples["uid"].tolist(), v.samples["generated_tokens"].tolist(), strict=True)) for v in (p, m)]
     for uid in sorted(p.names.keys() & m.names.keys()):

@@ -67,9 +67,7 @@ def pass_seconds(e: Engines, first: int, tables: Tables, limits: Limits) -> floa
             waiting_s = t.straggler_of_all_s + decoding_experts_s
             if t.prefill > 0:
                 waiting_s = t.straggler_of_all_s + _experts_s(tables, query)
-            t.own_s = with_attention_s(
-                tables, float(t.query), float(t.sampled), attention_s, waiting_s
-            )
+            t.own_s = with_attention_s(tables, float(t.query), float(t.sampled), attention_s, waiting_s)
         t.decoding_s = t.own_s
         t.verifying_s = 0.0
         if t.query > t.decoding:

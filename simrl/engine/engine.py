@@ -130,9 +130,7 @@ class Fleet:
     def stops_before(self, engine: Ints, time_s: float, heeds: bool = True) -> bool:
         """Run an engine to the first boundary strictly after `time_s`, or to one where something stops that calls Python
         (then return True); move an idle engine to `time_s`."""
-        what, _, _ = self._advance(
-            self.arrays, self.tables, self.limits, self.decoding, engine, heeds, time_s, np.inf
-        )
+        what, _, _ = self._advance(self.arrays, self.tables, self.limits, self.decoding, engine, heeds, time_s, np.inf)
         return what == STOP.value
 
     def changed(self, engine: int) -> None:
@@ -145,7 +143,9 @@ class Fleet:
     def submit(self, engine: int, lengths: Ints, numbers: Ints, request_s: float = 0.0) -> Ints:
         """Queue requests at an engine, where it stands; see the function `submit`. Return their slots. Raise `InputError`
         for one that never fits the KV cache."""
-        longest = lengths[int(lengths[:, :2].sum(axis=1).argmax())].tolist() if len(lengths) > 1 else lengths[0].tolist()
+        longest = (
+            lengths[int(lengths[:, :2].sum(axis=1).argmax())].tolist() if len(lengths) > 1 else lengths[0].tolist()
+        )
         self.require_fits(*longest[:2])
         self._make_room(engine, numbers.size)
         slots = np.empty(numbers.size, np.int64)
@@ -384,7 +384,16 @@ class Engine:
                 f"{cached_tokens} cached"
             )
         shared = prompt_tokens if shared_tokens is None else shared_tokens
-        lengths = prompt_tokens, response_tokens, generated_tokens, cached_tokens, prompt_key, shared, sample_key, continues
+        lengths = (
+            prompt_tokens,
+            response_tokens,
+            generated_tokens,
+            cached_tokens,
+            prompt_key,
+            shared,
+            sample_key,
+            continues,
+        )
         slot: int = self.fleet.submit(self.index, np.array([lengths], np.int64), np.array([-1])).item()
         return slot
 
@@ -400,7 +409,9 @@ class Engine:
         if source == SIBLINGS:
             if self.decoding.rule.decoupled:
                 raise ValueError("a decoupled drafter is a model; siblings are drafted from where the verifier is")
-            self.fleet.arrays.engines.places[self._first, at] = slot + 1  # -t: it left with t tokens; 0: it was never here
+            self.fleet.arrays.engines.places[self._first, at] = (
+                slot + 1
+            )  # -t: it left with t tokens; 0: it was never here
         d, place = self.fleet.r, self._at(slot)
         d["source"][place], d["at"][place], d["hardness"][place], d["runs_at"][place] = source, at, hardness, runs_at
         d["window"][place] = self.decoding.rule.window.start_tokens if window is None else window
@@ -470,7 +481,13 @@ class Engine:
         prompt_tokens = self.fleet.r["prompt"].item(row, at) + observation_tokens
         self.fleet.require_fits(prompt_tokens, self.fleet.r["response"].item(row, at))
         self._paused.remove(slot)
-        requeue(self.fleet.arrays.engines.requests[row], self.fleet.arrays.engines.totals[row], at, prompt_tokens, cached_tokens)
+        requeue(
+            self.fleet.arrays.engines.requests[row],
+            self.fleet.arrays.engines.totals[row],
+            at,
+            prompt_tokens,
+            cached_tokens,
+        )
 
     def drop_paused(self, slot: int) -> None:
         """Drop the cache of a request whose pause was reported at this boundary."""

@@ -245,9 +245,7 @@ def _first_to_step(f: State) -> int:
 
 
 @kernel
-def submit(
-    f: State, limits: Limits, e: int, lengths: Ints, numbers: Ints, request_s: float, slots: Ints
-) -> None:
+def submit(f: State, limits: Limits, e: int, lengths: Ints, numbers: Ints, request_s: float, slots: Ints) -> None:
     """Queue requests at an engine, where it stands, and set their `slots`. `lengths` has a row for each:
     prompt, response, generated and cached tokens, the key of its prompt, the prompt's shared
     tokens, the key of its sample, and whether that goes on later; `numbers` the ticket of each, -1
@@ -256,7 +254,18 @@ def submit(
     for i in range(numbers.shape[0]):
         rank = 0 if limits.dp == 1 else _least_loaded(f, first, limits, f.submitted[e] % limits.dp)
         r, row, number = lengths[i], first + rank, numbers[i]
-        slot = enqueue(f.engines.requests[row], f.engines.totals[row : row + 1], r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7] == 1)
+        slot = enqueue(
+            f.engines.requests[row],
+            f.engines.totals[row : row + 1],
+            r[0],
+            r[1],
+            r[2],
+            r[3],
+            r[4],
+            r[5],
+            r[6],
+            r[7] == 1,
+        )
         f.engines.requests[row, slot].ticket = number
         for k in range(first, first + limits.dp):
             f.engines.totals[k].now_s += request_s

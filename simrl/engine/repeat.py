@@ -44,9 +44,7 @@ def busy(e: Engines, first: int, limits: Limits) -> bool:
 
 
 @lean
-def plan(
-    e: Engines, first: int, tables: Tables, limits: Limits, d: Decoding | None
-) -> tuple[int, float]:
+def plan(e: Engines, first: int, tables: Tables, limits: Limits, d: Decoding | None) -> tuple[int, float]:
     """Return for how many passes an engine that is busy surely only decodes, without drafts, and
     the boundary after them. 0 passes: the next one may be of any kind."""
     t, passes = e.totals[first], NEVER
@@ -111,9 +109,7 @@ def _passes_with_room(r: Requests, t: Totals, limits: Limits, enough: int) -> in
 
 
 @inlined
-def repeat(
-    e: Engines, first: int, limits: Limits, d: Decoding | None, passes: int, end_s: float
-) -> None:
+def repeat(e: Engines, first: int, limits: Limits, d: Decoding | None, passes: int, end_s: float) -> None:
     """Do the passes that `plan`, or `end_of_stretch`, has found last for this engine, and list what
     stops in the last one."""
     for k in range(limits.dp):

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from simrl.errors import InputError, broken
+from simrl.errors import InputError, refuse
 from simrl.profile.extension import covering
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape, require_dense
@@ -71,7 +71,7 @@ class DraftTimes:
     def __post_init__(self) -> None:
         seconds = (self.round_s, self.step_s)
         rise = all(np.isfinite(s).all() and (s >= 0).all() and (np.diff(s) >= -1e-12).all() for s in seconds)
-        if wrong := broken(
+        refuse(
             (
                 not self.sequences.size or any(s.shape != self.sequences.shape for s in seconds),
                 f"draft times ({self.source}): sequences, round_s and step_s need one entry for each batch",
@@ -81,8 +81,7 @@ class DraftTimes:
                 f"draft times ({self.source}): batches must rise, and seconds be finite, 0 or more, and not fall where the "
                 "batch grows; smooth the measurement",
             ),
-        ):
-            raise InputError(wrong)
+        )
 
     def draft_s(self, sequences: float, levels: float) -> float:
         """Return the seconds of one round for `sequences`, `levels` tokens deep. Raise `InputError` beyond the grid."""

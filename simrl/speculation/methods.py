@@ -408,7 +408,7 @@ def make_speculation(asked: str | dict[str, Any]) -> Speculation | None:
     if not isinstance(made, Speculation):
         raise InputError(f"speculation {name}: its function gives {type(made).__name__}; let it give a Speculation")
     longest = made.window.rule.most_tokens
-    if wrong := broken(
+    refuse(
         (
             (made.drafter == "own") != (made.make_drafter is not None),
             f'speculation {name}: drafter "own" and make_drafter come together; give both or none',
@@ -417,8 +417,7 @@ def make_speculation(asked: str | dict[str, Any]) -> Speculation | None:
             made.drafter != "model" and longest > MOST_DRAFT_TOKENS,
             f"speculation {name}: a window of {longest} tokens; texts are drafted up to {MOST_DRAFT_TOKENS}",
         ),
-    ):
-        raise InputError(wrong)
+    )
     return replace(made, parameters=given)
 
 

@@ -107,7 +107,7 @@ def require_possible(shape: ModelShape, gpu: str, setup: EngineSetup) -> None:
         )
     has, unwritten = _precisions(shape, gpu), [field for field in NOT_WRITTEN if getattr(shape, field)]
     remedy = "measure it with `simrl measure`" if is_measurable(setup) else "nor can `simrl measure` label it"
-    if wrong := broken(
+    refuse(
         (
             setup.precision not in has,
             f"{setup.package}: no {shape.name} on {gpus} {gpu} under {setup.backend} in {setup.precision}; measured are at "
@@ -118,8 +118,7 @@ def require_possible(shape: ModelShape, gpu: str, setup: EngineSetup) -> None:
             f"{setup.package}: no kernels are found for {shape.name}, as its {', '.join(unwritten)} are not those of a model "
             f"that it knows ({', '.join(BUNDLED)}); {remedy}",
         ),
-    ):
-        raise InputError(wrong)
+    )
 
 
 def is_measurable(setup: EngineSetup) -> bool:

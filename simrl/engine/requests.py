@@ -41,7 +41,7 @@ END, PAUSE, WATCH = range(3)
 # Why a request lost its cache: it moved to another worker, was preempted, got new weights, or a drafter started that needs it.
 MOVED, PREEMPTED, RELOADED, REDRAFTED = np.arange(4)
 FOUND_AGAIN = np.bool_(True)
-NEVER = np.int64(2**62)  # numba compiles a function anew for each Python integer it is called with
+NEVER: Any = np.int64(2**62)  # numba compiles a function anew for each Python integer it is called with
 UNKNOWN = -2
 
 

@@ -109,7 +109,7 @@ def step(e: Engines, first: int, tables: Tables, limits: Limits, d: Decoding | N
             heed_gate(r, t, d, passes, batch, speculates)
 
 
-@inlined
+@lean
 def _schedule(
     e: Engines,
     row: int,
@@ -397,7 +397,7 @@ def _wait_for_drafter(t: Totals) -> None:
     t.now_s = t.draft_ends_s
 
 
-@inlined
+@lean
 def _advance(r: Requests, t: Totals, d: Decoding | None, drafted: int) -> bool:
     """Give the requests what they gain in the scheduled pass, which is over, and learn from their
     drafts. Return whether one has reached a stop."""

@@ -96,9 +96,12 @@ class Fleet:
             next_step_s=np.full(n, np.inf),
             tickets=np.zeros(0, TICKETS),
             orders=np.zeros(1, np.int64),
-            n_due=np.zeros(1, np.int64),
+            due_s=np.full(n, np.inf),
+            heap=np.arange(n),
+            place=np.arange(n),
+            ended=np.full(n, -1),
             **{name: np.zeros(n, np.int64) for name in _BY_ENGINE},
-            **{name: np.zeros(0, np.int64) for name in ("left", "out", "due")},
+            **{name: np.zeros(0, np.int64) for name in ("left", "out")},
         )
         self.t = t = Columns(engines.totals)
         t["slowdown"][:] = t["drift"][:] = t["admitting"][:] = 1
@@ -143,10 +146,8 @@ class Fleet:
     def submit(self, engine: int, lengths: Ints, numbers: Ints, request_s: float = 0.0) -> Ints:
         """Queue requests at an engine, where it stands; see the function `submit`. Return their slots. Raise `InputError`
         for one that never fits the KV cache."""
-        longest = (
-            lengths[int(lengths[:, :2].sum(axis=1).argmax())].tolist() if len(lengths) > 1 else lengths[0].tolist()
-        )
-        self.require_fits(*longest[:2])
+        longest = lengths[lengths[:, :2].sum(axis=1).argmax()] if len(lengths) > 1 else lengths[0]
+        self.require_fits(longest.item(0), longest.item(1))
         self._make_room(engine, numbers.size)
         slots = np.empty(numbers.size, np.int64)
         self._submit(self.arrays, self.limits, engine, lengths, numbers, request_s, slots)
@@ -174,7 +175,6 @@ class Fleet:
             tickets, groups = 2 * self._numbers, 2 * self._groups
             f = self.arrays = f._replace(
                 tickets=_longer(f.tickets, tickets),
-                due=_longer(f.due, tickets),
                 left=_longer(f.left, groups),
                 out=_longer(f.out, groups),
             )
@@ -190,10 +190,10 @@ class Fleet:
         self._free_groups.append(group)
         self._free_numbers[size].append(first)
 
-    def withdraw(self, number: int) -> bool:
-        """Take a ticket out of its engine, where that stands. Return whether it was there."""
-        there: bool = withdraw(self.arrays, self.limits, number)
-        return there
+    def withdraw(self, engine: int, numbers: Ints) -> int:
+        """Take tickets out of their engine, where it stands. Return how many were there."""
+        taken: int = withdraw(self.arrays, self.limits, engine, numbers)
+        return taken
 
     def tickets_in(self, engine: int) -> list[tuple[int, int, float]]:
         """Return the tickets in an engine: the number of each, its tokens, and when it had the first."""
@@ -203,18 +203,17 @@ class Fleet:
 
     def _make_room(self, engine: int, more: int) -> None:
         """Make room for more requests at any rank of an engine."""
-        t, slots = self.arrays.engines.totals, self.arrays.engines.requests.shape[1]
-        lacking = 0
+        f, slots, lacking = self.arrays.engines, self.arrays.engines.requests.shape[1], 0
         for row in range(engine * self.limits.dp, (engine + 1) * self.limits.dp):
-            free = t["n_free"].item(row)
+            free = self.t["n_free"].item(row)
             lacking = max(lacking, more - free)
             if self.limits.prefix_caching:
-                spare = t["n_spare"].item(row)
-                if slots >= MANY and (nodes := short_of_nodes(slots, spare, free, more)) > 0:
-                    # some more, for this takes as long as there are nodes
-                    forget_oldest(self.arrays.engines.requests[row], t[row : row + 1], spare + nodes + MANY // 4)
-                    spare = t["n_spare"].item(row)
-                lacking = max(lacking, short_of_nodes(slots, spare, free, more))
+                nodes = short_of_nodes(slots, self.t["n_spare"].item(row), free, more)
+                if slots >= MANY and nodes > 0:  # some more, for this takes as long as there are nodes
+                    spare = self.t["n_spare"].item(row) + nodes + MANY // 4
+                    forget_oldest(f.requests[row], f.totals[row : row + 1], spare)
+                    nodes = short_of_nodes(slots, self.t["n_spare"].item(row), free, more)
+                lacking = max(lacking, nodes)
         if lacking > 0:
             self._make_slots(max(2 * slots, slots + lacking))
 
@@ -239,7 +238,7 @@ class Fleet:
         self.r = Columns(requests)
 
 
-_BY_ENGINE = ("passes", "stopped", "calls", "watched", "order", "submitted", "in_groups", "versions", "unfinished")
+_BY_ENGINE = ("passes", "stopped", "calls", "watched", "order", "submitted", "in_groups", "versions", "unfinished", "last_ended", "due_order")
 
 
 def _longer(array: NDArray[Any], size: int) -> NDArray[Any]:

@@ -56,6 +56,7 @@ class Ticket:
     started_s: float  # of its open segment
     first_token_s: float
     ended_s: float
+    next_ended: int  # the ticket of its engine that ended after it; -1 if there is none
 
 
 TICKETS = fields_of(Ticket)
@@ -80,8 +81,13 @@ class State(NamedTuple):
     tickets: Records
     left: Ints  # responses of each group to finish before it is complete
     out: Ints  # tickets of each group that are not over
-    due: Ints  # tickets that have ended at a boundary that is still to come: a heap, the first on top …
-    n_due: Ints  # … and their number, shape (1,)
+    ended: Ints  # the first ticket of each engine that has ended and is not over; -1 if none …
+    last_ended: Ints  # … and the last one
+    # What comes next of each engine, the end of a ticket or its step: a heap of engines.
+    due_s: Floats
+    due_order: Ints
+    heap: Ints
+    place: Ints  # of each engine in the heap
 
 
 @inlined
@@ -108,7 +114,7 @@ def advance(
     With `settled` engines, take only their steps, to the first boundary strictly after `now_s`; one
     that is idle moves to `now_s`. STOP is returned only if it `heeds` stops.
     """
-    settling, i = settled.shape[0] > 0, 0
+    settling, i, void, seen = settled.shape[0] > 0, 0, -1, 0
     while True:
         if settling:
             if i == settled.shape[0]:
@@ -126,35 +132,37 @@ def advance(
                 i += 1
                 continue
         else:
-            e = _first_to_step(f)
+            while void < 0 and seen < f.heap.shape[0]:
+                if f.next_step_s[seen] == VOID:
+                    void = seen
+                seen += 1
+            e = void if void >= 0 else f.heap[0]
             first = e * limits.dp
-            step_s = f.next_step_s[e]
-            if step_s != VOID:
-                due_s = f.tickets[f.due[0]].ended_s if f.n_due[0] > 0 else np.inf
-                next_s = min(due_s, step_s)
-                if next_s == np.inf or (next_s > now_s and next_s >= event_s):
-                    return WAIT, -1, next_s
-                if due_s < step_s or (due_s == step_s and f.tickets[f.due[0]].order < f.order[e]):
-                    ticket = f.tickets[f.due[0]]
+            if void < 0:
+                due_s, number = f.due_s[e], f.ended[e]
+                if due_s == np.inf or (due_s > now_s and due_s >= event_s):
+                    return WAIT, -1, due_s
+                if number >= 0:
+                    ticket = f.tickets[number]
                     group = ticket.group
                     left, out = f.left[group] - ticket.done, f.out[group] - 1
                     news = out == 0 or (left == 0 and ticket.done == 1)
                     if news and due_s > now_s:
                         return WAIT, -1, due_s
-                    _pop_due(f)
                     ticket.over = 1
+                    f.ended[e] = ticket.next_ended
                     f.left[group], f.out[group] = left, out
-                    f.unfinished[ticket.engine] -= 1
+                    f.unfinished[e] -= 1
+                    _move_in_heap(f, e)
                     if news:
                         return GROUP, group, due_s
                     continue
                 if f.stopped[e] == 1 and f.calls[e] == 1:
-                    return (STOP, e, step_s) if step_s <= now_s else (WAIT, -1, step_s)
+                    return (STOP, e, due_s) if due_s <= now_s else (WAIT, -1, due_s)
                 if f.stopped[e] == 1:
                     f.stopped[e] = 0
                     _reorder(f, e)
                     f.next_step_s[e] = VOID
-                    continue
         if settling or f.next_step_s[e] == VOID:
             passes, end_s = 0, np.inf
             if busy(f.engines, first, limits):
@@ -163,34 +171,40 @@ def advance(
                 passes, end_s = end_of_stretch(f.engines, first, tables, limits, passes, now_s)
             f.passes[e], f.next_step_s[e] = passes, end_s
             if not settling:
+                _move_in_heap(f, e)
+                void = -1
                 continue
         if f.passes[e] > 0:
             repeat(f.engines, first, limits, d, f.passes[e], f.next_step_s[e])
         else:
             step(f.engines, first, tables, limits, d)
-        _note(f, e, limits)
+        if _note(f, e, limits) > 0:
+            _move_in_heap(f, e)
+        else:
+            void = e
 
 
 @inlined
-def _note(f: State, e: int, limits: Limits) -> None:
-    """Note what stopped in an engine's step: its tickets, and whether something calls Python."""
+def _note(f: State, e: int, limits: Limits) -> int:
+    """Note what stopped in an engine's step: its tickets, and whether something calls Python. Return how much it was."""
     first, n_stopped, calls = e * limits.dp, 0, f.watched[e]
     for row in range(first, first + limits.dp):
         for i in range(f.engines.totals[row].n_stopped):
             slot = f.engines.requests[row, i].stopped
             if f.engines.requests[row, slot].ticket >= 0:
-                note_end(f, e, row, slot, f.order[e] + n_stopped)
+                _end_ticket(f, e, row, slot, f.order[e] + n_stopped)
             else:
                 calls = 1
             n_stopped += 1
     f.stopped[e] = n_stopped > 0
     f.calls[e] = calls == 1 or f.in_groups[e] == 0
     f.next_step_s[e] = f.engines.totals[first].now_s if n_stopped > 0 else VOID
+    return n_stopped
 
 
-@kernel
-def note_end(f: State, e: int, row: int, slot: int, order: int) -> None:
-    """Note the end of a ticket: it is due at that boundary."""
+@part
+def _end_ticket(f: State, e: int, row: int, slot: int, order: int) -> None:
+    """Note the end of a ticket, whose time has not come."""
     request = f.engines.requests[row, slot]
     number = request.ticket
     request.ticket = -1
@@ -201,47 +215,44 @@ def note_end(f: State, e: int, row: int, slot: int, order: int) -> None:
     ticket.first_token_s = request.first_token_s
     ticket.ended_s = request.last_token_s
     ticket.order = order
+    ticket.next_ended = -1
     f.in_groups[e] -= 1
-    place = f.n_due[0]
-    f.n_due[0] += 1
-    while place > 0 and _earlier(f, number, f.due[(place - 1) // 2]):
-        f.due[place] = f.due[(place - 1) // 2]
+    if f.ended[e] < 0:
+        f.ended[e] = number
+    else:
+        f.tickets[f.last_ended[e]].next_ended = number
+    f.last_ended[e] = number
+
+
+@part
+def _move_in_heap(f: State, e: int) -> None:
+    """Move an engine in the heap to where its next event belongs."""
+    f.due_s[e], f.due_order[e] = f.next_step_s[e], f.order[e]
+    if f.ended[e] >= 0:
+        ticket = f.tickets[f.ended[e]]
+        f.due_s[e], f.due_order[e] = ticket.ended_s, ticket.order
+    n, place = f.heap.shape[0], f.place[e]
+    while place > 0 and _comes_before(f, e, f.heap[(place - 1) // 2]):
+        f.heap[place] = f.heap[(place - 1) // 2]
+        f.place[f.heap[place]] = place
         place = (place - 1) // 2
-    f.due[place] = number
+    while 2 * place + 1 < n:
+        child = 2 * place + 1
+        if child + 1 < n and _comes_before(f, f.heap[child + 1], f.heap[child]):
+            child += 1
+        if not _comes_before(f, f.heap[child], e):
+            break
+        f.heap[place] = f.heap[child]
+        f.place[f.heap[place]] = place
+        place = child
+    f.heap[place], f.place[e] = e, place
 
 
 @inlined
-def _pop_due(f: State) -> None:
-    """Take the first ticket off the heap."""
-    f.n_due[0] -= 1
-    n, number, place = f.n_due[0], f.due[f.n_due[0]], 0
-    while 2 * place + 1 < n:
-        child = 2 * place + 1
-        if child + 1 < n and _earlier(f, f.due[child + 1], f.due[child]):
-            child += 1
-        if not _earlier(f, f.due[child], number):
-            break
-        f.due[place] = f.due[child]
-        place = child
-    f.due[place] = number
-
-
-@part
-def _earlier(f: State, one: int, other: int) -> bool:
-    """Return whether one ticket ends before another."""
-    a, b = f.tickets[one], f.tickets[other]
-    return bool(a.ended_s < b.ended_s or (a.ended_s == b.ended_s and a.order < b.order))
-
-
-@part
-def _first_to_step(f: State) -> int:
-    """Return the engine whose step comes first; of those at once, the one whose stop was planned first."""
-    first = 0
-    for e in range(1, f.next_step_s.shape[0]):
-        step_s, first_s = f.next_step_s[e], f.next_step_s[first]
-        if step_s < first_s or (step_s == first_s and f.order[e] < f.order[first]):
-            first = e
-    return first
+def _comes_before(f: State, one: int, other: int) -> bool:
+    """Return whether one engine's next event comes before another's; of those at once, the one that was planned first."""
+    a_s, b_s = f.due_s[one], f.due_s[other]
+    return bool(a_s < b_s or (a_s == b_s and f.due_order[one] < f.due_order[other]))
 
 
 @kernel
@@ -292,15 +303,17 @@ def _least_loaded(f: State, first: int, limits: Limits, turn: int) -> int:
 
 
 @kernel
-def withdraw(f: State, limits: Limits, number: int) -> bool:
-    """Take a ticket out of its engine, where that stands. Return whether it was there."""
-    ticket = f.tickets[number]
-    if ticket.version >= 0:
-        return False
-    e, row, slot = ticket.engine, ticket.engine * limits.dp + ticket.slot % limits.dp, ticket.slot // limits.dp
-    remove(f.engines.requests[row], f.engines.totals[row], slot)
-    f.engines.requests[row, slot].last_token_s = f.engines.totals[row].now_s
-    _reorder(f, e)
-    note_end(f, e, row, slot, f.order[e])
-    ticket.done = 0
-    return True
+def withdraw(f: State, limits: Limits, e: int, numbers: Ints) -> int:
+    """Take tickets out of their engine, where it stands. Return how many were there."""
+    taken = 0
+    for number in numbers:
+        ticket = f.tickets[number]
+        if ticket.version < 0:
+            row, slot = e * limits.dp + ticket.slot % limits.dp, ticket.slot // limits.dp
+            remove(f.engines.requests[row], f.engines.totals[row], slot)
+            f.engines.requests[row, slot].last_token_s = f.engines.totals[row].now_s
+            _reorder(f, e)
+            _end_ticket(f, e, row, slot, f.order[e])
+            ticket.done = 0
+            taken += 1
+    return taken

@@ -12,6 +12,7 @@ a request of a group, is noted in its ticket, and only the end of the group call
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from simrl.engine.requests import Engines, Limits, enqueue
 from simrl.engine.step import step
 from simrl.profile.compiled import inlined, kernel, part
 from simrl.profile.profile import Tables
-from simrl.speculation.decoding import Decoding, Floats, Ints, Records, fields_of
+from simrl.speculation.decoding import Decoding, Ints, Records, fields_of
 
 
 class News(IntEnum):
@@ -62,39 +63,53 @@ class Ticket:
 TICKETS = fields_of(Ticket)
 
 
+class Member:
+    """An engine in its fleet."""
+
+    next_step_s: float  # where its next step ends, or its only pass begins; VOID: it is not planned
+    passes: int  # that repeat in this step; 0: one pass of any kind
+    stopped: int  # whether something stopped where it stands, whose time has not come …
+    calls: int  # … and whether that calls Python
+    watched: int  # whether each of its stops calls Python
+    order: int  # of its next stop, among all stops of one instant
+    submitted: int  # requests so far
+    in_groups: int  # requests of groups in it
+    version: int  # of its weights
+    ended: int  # its first ticket that has ended and is not over; -1 if there is none …
+    last_ended: int  # … and the last one
+    due_s: float  # when its next event comes, the end of a ticket or of its step …
+    due_order: int  # … and its order
+    place: int  # in the heap
+
+    heap: int  # an entry beside: which engine is there, the one with the first event on top
+
+
+class Group:
+    """A group of requests; without relation to it, one entry."""
+
+    left: int  # responses to finish before it is complete
+    out: int  # tickets that are not over
+
+
+MEMBERS, GROUPS = fields_of(Member), fields_of(Group)
+
+
 class State(NamedTuple):
-    """The arrays of a fleet. Engine e has the rows e · dp … e · dp + dp - 1, one a data-parallel
-    rank; a column is a slot."""
+    """The arrays of a fleet."""
 
     engines: Engines
-    next_step_s: Floats  # where the next step ends, or where its only pass begins; VOID: not planned
-    passes: Ints
-    stopped: Ints  # whether something stopped where the engine stands, whose time has not come …
-    calls: Ints  # … and whether that calls Python
-    watched: Ints  # whether each stop of an engine calls Python
-    order: Ints  # of the stop ahead, among all stops of one instant …
-    orders: Ints  # … and the next one, shape (1,)
-    submitted: Ints  # requests so far
-    in_groups: Ints  # requests of groups in each engine
-    versions: Ints  # of its weights
-    unfinished: Ints  # requests at each worker, as its dispatcher counts them
+    members: Records
     tickets: Records
-    left: Ints  # responses of each group to finish before it is complete
-    out: Ints  # tickets of each group that are not over
-    ended: Ints  # the first ticket of each engine that has ended and is not over; -1 if none …
-    last_ended: Ints  # … and the last one
-    # What comes next of each engine, the end of a ticket or its step: a heap of engines.
-    due_s: Floats
-    due_order: Ints
-    heap: Ints
-    place: Ints  # of each engine in the heap
+    groups: Records
+    unfinished: Ints  # requests at each worker, as its dispatcher counts them
+    orders: Ints  # given so far, shape (1,)
 
 
 @inlined
 def _reorder(f: State, e: int) -> None:
     """Let the next stop of an engine come behind all that are planned, where it comes at one instant with them."""
     f.orders[0] += f.engines.requests.size
-    f.order[e] = f.orders[0]
+    f.members[e].order = f.orders[0]
 
 
 @kernel
@@ -120,10 +135,10 @@ def advance(
             if i == settled.shape[0]:
                 return WAIT, -1, np.inf
             e = settled[i]
-            first = e * limits.dp
-            if f.stopped[e] == 1 and f.calls[e] == 1 and heeds:
+            first, me = e * limits.dp, f.members[e]
+            if me.stopped == 1 and me.calls == 1 and heeds:
                 return STOP, e, f.engines.totals[first].now_s
-            f.stopped[e] = 0
+            me.stopped = 0
             is_busy = busy(f.engines, first, limits)
             if not is_busy or f.engines.totals[first].now_s > now_s:
                 for row in range(first, first + limits.dp):
@@ -132,50 +147,50 @@ def advance(
                 i += 1
                 continue
         else:
-            while void < 0 and seen < f.heap.shape[0]:
-                if f.next_step_s[seen] == VOID:
+            while void < 0 and seen < f.members.shape[0]:
+                if f.members[seen].next_step_s == VOID:
                     void = seen
                 seen += 1
-            e = void if void >= 0 else f.heap[0]
-            first = e * limits.dp
+            e = void if void >= 0 else f.members[0].heap
+            first, me = e * limits.dp, f.members[e]
             if void < 0:
-                due_s, number = f.due_s[e], f.ended[e]
+                due_s, number = me.due_s, me.ended
                 if due_s == np.inf or (due_s > now_s and due_s >= event_s):
                     return WAIT, -1, due_s
                 if number >= 0:
                     ticket = f.tickets[number]
                     group = ticket.group
-                    left, out = f.left[group] - ticket.done, f.out[group] - 1
+                    left, out = f.groups[group].left - ticket.done, f.groups[group].out - 1
                     news = out == 0 or (left == 0 and ticket.done == 1)
                     if news and due_s > now_s:
                         return WAIT, -1, due_s
                     ticket.over = 1
-                    f.ended[e] = ticket.next_ended
-                    f.left[group], f.out[group] = left, out
+                    me.ended = ticket.next_ended
+                    f.groups[group].left, f.groups[group].out = left, out
                     f.unfinished[e] -= 1
                     _move_in_heap(f, e)
                     if news:
                         return GROUP, group, due_s
                     continue
-                if f.stopped[e] == 1 and f.calls[e] == 1:
+                if me.stopped == 1 and me.calls == 1:
                     return (STOP, e, due_s) if due_s <= now_s else (WAIT, -1, due_s)
-                if f.stopped[e] == 1:
-                    f.stopped[e] = 0
+                if me.stopped == 1:
+                    me.stopped = 0
                     _reorder(f, e)
-                    f.next_step_s[e] = VOID
-        if settling or f.next_step_s[e] == VOID:
+                    me.next_step_s = VOID
+        if settling or me.next_step_s == VOID:
             passes, end_s = 0, np.inf
             if busy(f.engines, first, limits):
                 passes, end_s = plan(f.engines, first, tables, limits, d)
             if settling and passes > 0 and end_s > now_s:
                 passes, end_s = end_of_stretch(f.engines, first, tables, limits, passes, now_s)
-            f.passes[e], f.next_step_s[e] = passes, end_s
+            me.passes, me.next_step_s = passes, end_s
             if not settling:
                 _move_in_heap(f, e)
                 void = -1
                 continue
-        if f.passes[e] > 0:
-            repeat(f.engines, first, limits, d, f.passes[e], f.next_step_s[e])
+        if me.passes > 0:
+            repeat(f.engines, first, limits, d, me.passes, me.next_step_s)
         else:
             step(f.engines, first, tables, limits, d)
         if _note(f, e, limits) > 0:
@@ -187,18 +202,19 @@ def advance(
 @inlined
 def _note(f: State, e: int, limits: Limits) -> int:
     """Note what stopped in an engine's step: its tickets, and whether something calls Python. Return how much it was."""
-    first, n_stopped, calls = e * limits.dp, 0, f.watched[e]
+    me, first, n_stopped = f.members[e], e * limits.dp, 0
+    calls = me.watched
     for row in range(first, first + limits.dp):
         for i in range(f.engines.totals[row].n_stopped):
             slot = f.engines.requests[row, i].stopped
             if f.engines.requests[row, slot].ticket >= 0:
-                _end_ticket(f, e, row, slot, f.order[e] + n_stopped)
+                _end_ticket(f, e, row, slot, me.order + n_stopped)
             else:
                 calls = 1
             n_stopped += 1
-    f.stopped[e] = n_stopped > 0
-    f.calls[e] = calls == 1 or f.in_groups[e] == 0
-    f.next_step_s[e] = f.engines.totals[first].now_s if n_stopped > 0 else VOID
+    me.stopped = n_stopped > 0
+    me.calls = calls == 1 or me.in_groups == 0
+    me.next_step_s = f.engines.totals[first].now_s if n_stopped > 0 else VOID
     return n_stopped
 
 
@@ -208,51 +224,52 @@ def _end_ticket(f: State, e: int, row: int, slot: int, order: int) -> None:
     request = f.engines.requests[row, slot]
     number = request.ticket
     request.ticket = -1
-    ticket = f.tickets[number]
+    ticket, me = f.tickets[number], f.members[e]
     ticket.tokens = request.generated
-    ticket.version = f.versions[e]
+    ticket.version = me.version
     ticket.done = ticket.whole
     ticket.first_token_s = request.first_token_s
     ticket.ended_s = request.last_token_s
     ticket.order = order
     ticket.next_ended = -1
-    f.in_groups[e] -= 1
-    if f.ended[e] < 0:
-        f.ended[e] = number
+    me.in_groups -= 1
+    if me.ended < 0:
+        me.ended = number
     else:
-        f.tickets[f.last_ended[e]].next_ended = number
-    f.last_ended[e] = number
+        f.tickets[me.last_ended].next_ended = number
+    me.last_ended = number
 
 
 @part
 def _move_in_heap(f: State, e: int) -> None:
     """Move an engine in the heap to where its next event belongs."""
-    f.due_s[e], f.due_order[e] = f.next_step_s[e], f.order[e]
-    if f.ended[e] >= 0:
-        ticket = f.tickets[f.ended[e]]
-        f.due_s[e], f.due_order[e] = ticket.ended_s, ticket.order
-    n, place = f.heap.shape[0], f.place[e]
-    while place > 0 and _comes_before(f, e, f.heap[(place - 1) // 2]):
-        f.heap[place] = f.heap[(place - 1) // 2]
-        f.place[f.heap[place]] = place
+    m, me = f.members, f.members[e]
+    me.due_s, me.due_order = me.next_step_s, me.order
+    if me.ended >= 0:
+        ticket = f.tickets[me.ended]
+        me.due_s, me.due_order = ticket.ended_s, ticket.order
+    n, place = m.shape[0], me.place
+    while place > 0 and _comes_before(m, e, m[(place - 1) // 2].heap):
+        m[place].heap = m[(place - 1) // 2].heap
+        m[m[place].heap].place = place
         place = (place - 1) // 2
     while 2 * place + 1 < n:
         child = 2 * place + 1
-        if child + 1 < n and _comes_before(f, f.heap[child + 1], f.heap[child]):
+        if child + 1 < n and _comes_before(m, m[child + 1].heap, m[child].heap):
             child += 1
-        if not _comes_before(f, f.heap[child], e):
+        if not _comes_before(m, m[child].heap, e):
             break
-        f.heap[place] = f.heap[child]
-        f.place[f.heap[place]] = place
+        m[place].heap = m[child].heap
+        m[m[place].heap].place = place
         place = child
-    f.heap[place], f.place[e] = e, place
+    m[place].heap, me.place = e, place
 
 
 @inlined
-def _comes_before(f: State, one: int, other: int) -> bool:
+def _comes_before(m: Sequence[Member], one: int, other: int) -> bool:
     """Return whether one engine's next event comes before another's; of those at once, the one that was planned first."""
-    a_s, b_s = f.due_s[one], f.due_s[other]
-    return bool(a_s < b_s or (a_s == b_s and f.due_order[one] < f.due_order[other]))
+    a, b = m[one], m[other]
+    return bool(a.due_s < b.due_s or (a.due_s == b.due_s and a.due_order < b.due_order))
 
 
 @kernel
@@ -263,7 +280,7 @@ def submit(f: State, limits: Limits, e: int, lengths: Ints, numbers: Ints, reque
     for one whose end calls Python."""
     first = e * limits.dp
     for i in range(numbers.shape[0]):
-        rank = 0 if limits.dp == 1 else _least_loaded(f, first, limits, f.submitted[e] % limits.dp)
+        rank = 0 if limits.dp == 1 else _least_loaded(f, first, limits, f.members[e].submitted % limits.dp)
         r, row, number = lengths[i], first + rank, numbers[i]
         slot = enqueue(
             f.engines.requests[row],
@@ -280,12 +297,12 @@ def submit(f: State, limits: Limits, e: int, lengths: Ints, numbers: Ints, reque
         f.engines.requests[row, slot].ticket = number
         for k in range(first, first + limits.dp):
             f.engines.totals[k].now_s += request_s
-        f.submitted[e] += 1
+        f.members[e].submitted += 1
         slots[i] = slot * limits.dp + rank
         if number >= 0:
             f.tickets[number].slot = slots[i]
             f.tickets[number].started_s = f.engines.totals[first].now_s
-            f.in_groups[e] += 1
+            f.members[e].in_groups += 1
 
 
 @inlined
@@ -313,7 +330,7 @@ def withdraw(f: State, limits: Limits, e: int, numbers: Ints) -> int:
             remove(f.engines.requests[row], f.engines.totals[row], slot)
             f.engines.requests[row, slot].last_token_s = f.engines.totals[row].now_s
             _reorder(f, e)
-            _end_ticket(f, e, row, slot, f.order[e])
+            _end_ticket(f, e, row, slot, f.members[e].order)
             ticket.done = 0
             taken += 1
     return taken

@@ -82,8 +82,8 @@ class Generation:
             call_last(self._env, partial(self._wake, self._env.now))
 
     def _plan(self, worker: Member) -> None:
-        arrays, e = self.fleet.arrays, worker.index
-        arrays.watched[e], arrays.versions[e] = worker.heeds_stops, worker.policy_version
+        members, e = self.fleet.members, worker.index
+        members["watched"][e], members["version"][e] = worker.heeds_stops, worker.policy_version
         self.fleet.changed(e)
 
     def close_segments(self, worker: Member, now_s: float) -> None:
@@ -188,11 +188,11 @@ class Generation:
     def _news_of(self, number: int) -> None:
         """Tell that a group is complete, or over."""
         group = self._groups[number]
-        over = self.fleet.arrays.out.item(number) == 0
+        over = self.fleet.arrays.groups["out"].item(number) == 0
         rollouts = self._rollouts(group)
         if group.needed is not None:
             rollouts = sorted((each for each in rollouts if over or each[0]), key=itemgetter(0))
-            if not group.complete.triggered and self.fleet.arrays.left.item(number) == 0:
+            if not group.complete.triggered and self.fleet.arrays.groups["left"].item(number) == 0:
                 group.complete.succeed([rollout for _, rollout in rollouts if rollout.done])
         if over:
             del self._groups[number]

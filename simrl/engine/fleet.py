@@ -23,7 +23,7 @@ from simrl.engine.leaving import remove
 from simrl.engine.repeat import busy, plan, repeat
 from simrl.engine.requests import Engines, Limits, enqueue
 from simrl.engine.step import step
-from simrl.profile.compiled import inlined, kernel, part
+from simrl.profile.compiled import inlined, kernel, lean
 from simrl.profile.profile import Tables
 from simrl.speculation.decoding import Decoding, Ints, Records, fields_of
 
@@ -129,6 +129,21 @@ def advance(
     With `settled` engines, take only their steps, to the first boundary strictly after `now_s`; one
     that is idle moves to `now_s`. STOP is returned only if it `heeds` stops.
     """
+    return _advance(f, tables, limits, d, settled, heeds, now_s, event_s)
+
+
+@lean
+def _advance(
+    f: State,
+    tables: Tables,
+    limits: Limits,
+    d: Decoding | None,
+    settled: Ints,
+    heeds: bool,
+    now_s: float,
+    event_s: float,
+) -> tuple[int, int, float]:
+    """Do as `advance`, without counting references."""
     settling, i, void, seen = settled.shape[0] > 0, 0, -1, 0
     while True:
         if settling:
@@ -193,10 +208,13 @@ def advance(
             repeat(f.engines, first, limits, d, me.passes, me.next_step_s)
         else:
             step(f.engines, first, tables, limits, d)
-        if _note(f, e, limits) > 0:
-            _move_in_heap(f, e)
-        else:
+        n_stopped, t = _note(f, e, limits), f.engines.totals[first]
+        if d is not None and n_stopped == 0 and t.drafted > 0:
+            me.passes, me.next_step_s = 0, t.now_s  # it drafts on
+        if me.next_step_s == VOID:
             void = e
+        else:
+            _move_in_heap(f, e)
 
 
 @inlined
@@ -218,7 +236,7 @@ def _note(f: State, e: int, limits: Limits) -> int:
     return n_stopped
 
 
-@part
+@lean
 def _end_ticket(f: State, e: int, row: int, slot: int, order: int) -> None:
     """Note the end of a ticket, whose time has not come."""
     request = f.engines.requests[row, slot]
@@ -240,7 +258,7 @@ def _end_ticket(f: State, e: int, row: int, slot: int, order: int) -> None:
     me.last_ended = number
 
 
-@part
+@lean
 def _move_in_heap(f: State, e: int) -> None:
     """Move an engine in the heap to where its next event belongs."""
     m, me = f.members, f.members[e]

@@ -22,7 +22,7 @@ from simrl.engine.leaving import remove
 from simrl.engine.repeat import busy, plan, repeat
 from simrl.engine.requests import Engines, Limits, enqueue
 from simrl.engine.step import step
-from simrl.profile.compiled import inlined, kernel, part
+from simrl.profile.compiled import inlined, lean, lean_kernel
 from simrl.profile.profile import Tables
 from simrl.speculation.decoding import Decoding, Floats, Ints, Records, fields_of
 
@@ -91,7 +91,7 @@ def _reorder(f: State, e: int) -> None:
     f.order[e] = f.orders[0]
 
 
-@kernel
+@lean_kernel
 def advance(
     f: State,
     tables: Tables,
@@ -188,7 +188,7 @@ def _note(f: State, e: int, limits: Limits) -> None:
     f.next_step_s[e] = f.engines.totals[first].now_s if n_stopped > 0 else VOID
 
 
-@kernel
+@lean_kernel
 def note_end(f: State, e: int, row: int, slot: int, order: int) -> None:
     """Note the end of a ticket: it is due at that boundary."""
     request = f.engines.requests[row, slot]
@@ -226,14 +226,14 @@ def _pop_due(f: State) -> None:
     f.due[place] = number
 
 
-@part
+@lean
 def _earlier(f: State, one: int, other: int) -> bool:
     """Return whether one ticket ends before another."""
     a, b = f.tickets[one], f.tickets[other]
     return bool(a.ended_s < b.ended_s or (a.ended_s == b.ended_s and a.order < b.order))
 
 
-@part
+@lean
 def _first_to_step(f: State) -> int:
     """Return the engine whose step comes first; of those at once, the one whose stop was planned first."""
     first = 0
@@ -244,7 +244,7 @@ def _first_to_step(f: State) -> int:
     return first
 
 
-@kernel
+@lean_kernel
 def submit(f: State, limits: Limits, e: int, lengths: Ints, numbers: Ints, request_s: float, slots: Ints) -> None:
     """Queue requests at an engine, where it stands, and set their `slots`. `lengths` has a row for each:
     prompt, response, generated and cached tokens, the key of its prompt, the prompt's shared
@@ -291,7 +291,7 @@ def _least_loaded(f: State, first: int, limits: Limits, turn: int) -> int:
     return best
 
 
-@kernel
+@lean_kernel
 def withdraw(f: State, limits: Limits, number: int) -> bool:
     """Take a ticket out of its engine, where that stands. Return whether it was there."""
     ticket = f.tickets[number]

@@ -30,7 +30,7 @@ from simrl.engine.prefix_cache import (
     new_node,
     node_of,
 )
-from simrl.profile.compiled import inlined, kernel, lean
+from simrl.profile.compiled import inlined, lean, lean_kernel
 from simrl.speculation.bandit import BanditState
 from simrl.speculation.decoding import NONE, Draft, Gauges, Ints, Records, fields_of
 
@@ -239,7 +239,7 @@ def most_in_window(limits: Limits) -> int:
     return blocks_of(limits.window_tokens - 1 + computing, limits.block_size) + 1
 
 
-@kernel
+@lean_kernel
 def blocks_to_start(tokens: int, limits: Limits) -> int:
     """Return the blocks that have to be there before a sequence of `tokens` starts."""
     columns = blocks_of(tokens, limits.block_size)
@@ -264,7 +264,7 @@ def more_blocks(request: Request, tokens: int, limits: Limits) -> int:
     return blocks - request.blocks
 
 
-@kernel
+@lean_kernel
 def capacity_tokens(limits: Limits) -> int:
     """Return the tokens of the longest sequence that fits alone."""
     room = limits.kv_blocks - limits.state_blocks
@@ -275,7 +275,7 @@ def capacity_tokens(limits: Limits) -> int:
     return max(columns, 0) * limits.block_size
 
 
-@kernel
+@lean_kernel
 def is_plain(limits: Limits) -> bool:
     """Return whether all layers keep every token, so that a sequence has a block for each `block_size` tokens."""
     return limits.full_groups == 1 and limits.window_groups == 0 and limits.state_blocks == 0
@@ -301,7 +301,7 @@ def queue_up(r: Requests, t: Totals, slot: int) -> None:
     t.n_waiting += 1
 
 
-@kernel
+@lean_kernel
 def enqueue(
     r: Requests,
     totals: Records,
@@ -456,7 +456,7 @@ def forget(request: Request, cause: int) -> None:
     request.in_flight = 0
 
 
-@kernel
+@lean_kernel
 def hold(r: Requests, t: Totals, slot: int) -> None:
     """Let a request keep its blocks without running."""
     r[t.n_holding].holding = slot

@@ -24,12 +24,13 @@ _njit: Any = njit  # whose types lack options
 
 
 def _decorator(**options: Any) -> Any:
-    compiled = _njit(no_cfunc_wrapper=True, **{"_nrt": True, **options})
+    compiled = _njit(no_cfunc_wrapper=True, error_model="numpy", **{"_nrt": True, **options})
     return lambda function: cached(compiled(function))
 
 
 kernel = _decorator()
 threaded = _decorator(nogil=True)
+lean_kernel = _decorator(_nrt=False)
 part = _decorator(no_cpython_wrapper=True)
 lean = _decorator(no_cpython_wrapper=True, _nrt=False)
 inlined = _decorator(inline="always")

@@ -219,6 +219,10 @@ class Dispatcher:
         """The workers that take samples."""
         return [int(worker) for worker in np.flatnonzero(self._room.active)]
 
+    def takes_samples(self, worker: int) -> bool:
+        """Return whether a worker takes samples."""
+        return bool(self._room.active.item(worker))
+
     @property
     def lost(self) -> list[int]:
         """The workers that are lost, and not back yet."""

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simrl.engine.fleet import STOP, TICKETS, VOID, State, advance, submit, withdraw
+from simrl.engine.fleet import GROUPS, MEMBERS, STOP, TICKETS, VOID, State, advance, submit, withdraw
 from simrl.engine.leaving import drop_caches, drop_held, pin, remove, requeue, unpin
 from simrl.engine.prefix_cache import MANY, enter_all, forget_oldest, found_blocks, short_of_nodes
 from simrl.engine.requests import (
@@ -93,13 +93,15 @@ class Fleet:
         )
         self.arrays = State(
             engines=engines,
-            next_step_s=np.full(n, np.inf),
+            members=np.zeros(n, MEMBERS),
             tickets=np.zeros(0, TICKETS),
+            groups=np.zeros(0, GROUPS),
+            unfinished=np.zeros(n, np.int64),
             orders=np.zeros(1, np.int64),
-            n_due=np.zeros(1, np.int64),
-            **{name: np.zeros(n, np.int64) for name in _BY_ENGINE},
-            **{name: np.zeros(0, np.int64) for name in ("left", "out", "due")},
         )
+        self.members = m = Columns(self.arrays.members)
+        m["next_step_s"][:], m["due_s"][:], m["ended"][:] = np.inf, np.inf, -1
+        m["heap"][:] = m["place"][:] = np.arange(n)
         self.t = t = Columns(engines.totals)
         t["slowdown"][:] = t["drift"][:] = t["admitting"][:] = 1
         t["free_blocks"][:], t["draft_ends_s"][:] = limits.kv_blocks, np.inf
@@ -111,7 +113,7 @@ class Fleet:
         self._groups = self._numbers = 0
         self._free_groups: list[int] = []
         self._free_numbers: dict[int, list[int]] = {}  # first ones, by the size of their group
-        self._make_slots(16)
+        self._make_slots(64)
         self._resolve()
         self.engines = [Engine(self, e) for e in range(n)]
 
@@ -135,18 +137,16 @@ class Fleet:
 
     def changed(self, engine: int) -> None:
         """Plan an engine's next step anew, behind all that are planned, where it comes at one instant with them."""
-        f = self.arrays
-        f.next_step_s[engine], f.stopped[engine] = VOID, 0
-        f.orders[0] += f.engines.requests.size
-        f.order[engine] = f.orders[0]
+        orders = self.arrays.orders
+        orders[0] += self.arrays.engines.requests.size
+        self.members["next_step_s"][engine], self.members["stopped"][engine] = VOID, 0
+        self.members["order"][engine] = orders[0]
 
     def submit(self, engine: int, lengths: Ints, numbers: Ints, request_s: float = 0.0) -> Ints:
         """Queue requests at an engine, where it stands; see the function `submit`. Return their slots. Raise `InputError`
         for one that never fits the KV cache."""
-        longest = (
-            lengths[int(lengths[:, :2].sum(axis=1).argmax())].tolist() if len(lengths) > 1 else lengths[0].tolist()
-        )
-        self.require_fits(*longest[:2])
+        longest = lengths[lengths[:, :2].sum(axis=1).argmax()] if len(lengths) > 1 else lengths[0]
+        self.require_fits(longest.item(0), longest.item(1))
         self._make_room(engine, numbers.size)
         slots = np.empty(numbers.size, np.int64)
         self._submit(self.arrays, self.limits, engine, lengths, numbers, request_s, slots)
@@ -170,19 +170,14 @@ class Fleet:
         first = free.pop() if free else self._numbers
         self._groups, self._numbers = max(self._groups, group + 1), max(self._numbers, first + size)
         f = self.arrays
-        if self._numbers > f.tickets.size or self._groups > f.left.size:
-            tickets, groups = 2 * self._numbers, 2 * self._groups
-            f = self.arrays = f._replace(
-                tickets=_longer(f.tickets, tickets),
-                due=_longer(f.due, tickets),
-                left=_longer(f.left, groups),
-                out=_longer(f.out, groups),
-            )
+        if self._numbers > f.tickets.size or self._groups > f.groups.size:
+            tickets, groups = _longer(f.tickets, 2 * self._numbers), _longer(f.groups, 2 * self._groups)
+            f = self.arrays = f._replace(tickets=tickets, groups=groups)
         opened = f.tickets[first : first + size]
         opened["engine"], opened["group"] = engines, group
         opened["closed_tokens"], opened["version"], opened["over"] = 0, -1, 0
         opened["whole"], opened["done"] = 1, 0
-        f.left[group], f.out[group] = needed, size
+        f.groups[group] = needed, size
         return group, first
 
     def close_group(self, group: int, first: int, size: int) -> None:
@@ -190,10 +185,10 @@ class Fleet:
         self._free_groups.append(group)
         self._free_numbers[size].append(first)
 
-    def withdraw(self, number: int) -> bool:
-        """Take a ticket out of its engine, where that stands. Return whether it was there."""
-        there: bool = withdraw(self.arrays, self.limits, number)
-        return there
+    def withdraw(self, engine: int, numbers: Ints) -> int:
+        """Take tickets out of their engine, where it stands. Return how many were there."""
+        taken: int = withdraw(self.arrays, self.limits, engine, numbers)
+        return taken
 
     def tickets_in(self, engine: int) -> list[tuple[int, int, float]]:
         """Return the tickets in an engine: the number of each, its tokens, and when it had the first."""
@@ -203,18 +198,17 @@ class Fleet:
 
     def _make_room(self, engine: int, more: int) -> None:
         """Make room for more requests at any rank of an engine."""
-        t, slots = self.arrays.engines.totals, self.arrays.engines.requests.shape[1]
-        lacking = 0
+        f, slots, lacking = self.arrays.engines, self.arrays.engines.requests.shape[1], 0
         for row in range(engine * self.limits.dp, (engine + 1) * self.limits.dp):
-            free = t["n_free"].item(row)
+            free = self.t["n_free"].item(row)
             lacking = max(lacking, more - free)
             if self.limits.prefix_caching:
-                spare = t["n_spare"].item(row)
-                if slots >= MANY and (nodes := short_of_nodes(slots, spare, free, more)) > 0:
-                    # some more, for this takes as long as there are nodes
-                    forget_oldest(self.arrays.engines.requests[row], t[row : row + 1], spare + nodes + MANY // 4)
-                    spare = t["n_spare"].item(row)
-                lacking = max(lacking, short_of_nodes(slots, spare, free, more))
+                nodes = short_of_nodes(slots, self.t["n_spare"].item(row), free, more)
+                if slots >= MANY and nodes > 0:  # some more, for this takes as long as there are nodes
+                    spare = self.t["n_spare"].item(row) + nodes + MANY // 4
+                    forget_oldest(f.requests[row], f.totals[row : row + 1], spare)
+                    nodes = short_of_nodes(slots, self.t["n_spare"].item(row), free, more)
+                lacking = max(lacking, nodes)
         if lacking > 0:
             self._make_slots(max(2 * slots, slots + lacking))
 
@@ -237,9 +231,6 @@ class Fleet:
         f.totals["n_spare"] += slots - old
         self.arrays = self.arrays._replace(engines=f._replace(requests=requests))
         self.r = Columns(requests)
-
-
-_BY_ENGINE = ("passes", "stopped", "calls", "watched", "order", "submitted", "in_groups", "versions", "unfinished")
 
 
 def _longer(array: NDArray[Any], size: int) -> NDArray[Any]:
@@ -572,7 +563,7 @@ class Engine:
                     self._leave_row(slot)
                 elif kind == PAUSE:
                     self._paused.add(slot)
-        self.fleet.arrays.stopped[self.index] = 0
+        self.fleet.members["stopped"][self.index] = 0
         return stops
 
     def _total(self, name: str) -> int:

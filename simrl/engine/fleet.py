@@ -12,6 +12,7 @@ a request of a group, is noted in its ticket, and only the end of the group call
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from simrl.engine.requests import Engines, Limits, enqueue
 from simrl.engine.step import step
 from simrl.profile.compiled import inlined, lean, lean_kernel
 from simrl.profile.profile import Tables
-from simrl.speculation.decoding import Decoding, Floats, Ints, Records, fields_of
+from simrl.speculation.decoding import Decoding, Ints, Records, fields_of
 
 
 class News(IntEnum):
@@ -56,39 +57,59 @@ class Ticket:
     started_s: float  # of its open segment
     first_token_s: float
     ended_s: float
+    next_ended: int  # the ticket of its engine that ended after it; -1 if there is none
 
 
 TICKETS = fields_of(Ticket)
 
 
+class Member:
+    """An engine in its fleet."""
+
+    next_step_s: float  # where its next step ends, or its only pass begins; VOID: it is not planned
+    passes: int  # that repeat in this step; 0: one pass of any kind
+    stopped: int  # whether something stopped where it stands, whose time has not come …
+    calls: int  # … and whether that calls Python
+    watched: int  # whether each of its stops calls Python
+    order: int  # of its next stop, among all stops of one instant
+    submitted: int  # requests so far
+    in_groups: int  # requests of groups in it
+    version: int  # of its weights
+    ended: int  # its first ticket that has ended and is not over; -1 if there is none …
+    last_ended: int  # … and the last one
+    due_s: float  # when its next event comes, the end of a ticket or of its step …
+    due_order: int  # … and its order
+    place: int  # in the heap
+
+    heap: int  # an entry beside: which engine is there, the one with the first event on top
+
+
+class Group:
+    """A group of requests; without relation to it, one entry."""
+
+    left: int  # responses to finish before it is complete
+    out: int  # tickets that are not over
+
+
+MEMBERS, GROUPS = fields_of(Member), fields_of(Group)
+
+
 class State(NamedTuple):
-    """The arrays of a fleet. Engine e has the rows e · dp … e · dp + dp - 1, one a data-parallel
-    rank; a column is a slot."""
+    """The arrays of a fleet."""
 
     engines: Engines
-    next_step_s: Floats  # where the next step ends, or where its only pass begins; VOID: not planned
-    passes: Ints
-    stopped: Ints  # whether something stopped where the engine stands, whose time has not come …
-    calls: Ints  # … and whether that calls Python
-    watched: Ints  # whether each stop of an engine calls Python
-    order: Ints  # of the stop ahead, among all stops of one instant …
-    orders: Ints  # … and the next one, shape (1,)
-    submitted: Ints  # requests so far
-    in_groups: Ints  # requests of groups in each engine
-    versions: Ints  # of its weights
-    unfinished: Ints  # requests at each worker, as its dispatcher counts them
+    members: Records
     tickets: Records
-    left: Ints  # responses of each group to finish before it is complete
-    out: Ints  # tickets of each group that are not over
-    due: Ints  # tickets that have ended at a boundary that is still to come: a heap, the first on top …
-    n_due: Ints  # … and their number, shape (1,)
+    groups: Records
+    unfinished: Ints  # requests at each worker, as its dispatcher counts them
+    orders: Ints  # given so far, shape (1,)
 
 
 @inlined
 def _reorder(f: State, e: int) -> None:
     """Let the next stop of an engine come behind all that are planned, where it comes at one instant with them."""
     f.orders[0] += f.engines.requests.size
-    f.order[e] = f.orders[0]
+    f.members[e].order = f.orders[0]
 
 
 @lean_kernel
@@ -108,16 +129,16 @@ def advance(
     With `settled` engines, take only their steps, to the first boundary strictly after `now_s`; one
     that is idle moves to `now_s`. STOP is returned only if it `heeds` stops.
     """
-    settling, i = settled.shape[0] > 0, 0
+    settling, i, void, seen = settled.shape[0] > 0, 0, -1, 0
     while True:
         if settling:
             if i == settled.shape[0]:
                 return WAIT, -1, np.inf
             e = settled[i]
-            first = e * limits.dp
-            if f.stopped[e] == 1 and f.calls[e] == 1 and heeds:
+            first, me = e * limits.dp, f.members[e]
+            if me.stopped == 1 and me.calls == 1 and heeds:
                 return STOP, e, f.engines.totals[first].now_s
-            f.stopped[e] = 0
+            me.stopped = 0
             is_busy = busy(f.engines, first, limits)
             if not is_busy or f.engines.totals[first].now_s > now_s:
                 for row in range(first, first + limits.dp):
@@ -126,122 +147,129 @@ def advance(
                 i += 1
                 continue
         else:
-            e = _first_to_step(f)
-            first = e * limits.dp
-            step_s = f.next_step_s[e]
-            if step_s != VOID:
-                due_s = f.tickets[f.due[0]].ended_s if f.n_due[0] > 0 else np.inf
-                next_s = min(due_s, step_s)
-                if next_s == np.inf or (next_s > now_s and next_s >= event_s):
-                    return WAIT, -1, next_s
-                if due_s < step_s or (due_s == step_s and f.tickets[f.due[0]].order < f.order[e]):
-                    ticket = f.tickets[f.due[0]]
+            while void < 0 and seen < f.members.shape[0]:
+                if f.members[seen].next_step_s == VOID:
+                    void = seen
+                seen += 1
+            e = void if void >= 0 else f.members[0].heap
+            first, me = e * limits.dp, f.members[e]
+            if void < 0:
+                due_s, number = me.due_s, me.ended
+                if due_s == np.inf or (due_s > now_s and due_s >= event_s):
+                    return WAIT, -1, due_s
+                if number >= 0:
+                    ticket = f.tickets[number]
                     group = ticket.group
-                    left, out = f.left[group] - ticket.done, f.out[group] - 1
+                    left, out = f.groups[group].left - ticket.done, f.groups[group].out - 1
                     news = out == 0 or (left == 0 and ticket.done == 1)
                     if news and due_s > now_s:
                         return WAIT, -1, due_s
-                    _pop_due(f)
                     ticket.over = 1
-                    f.left[group], f.out[group] = left, out
-                    f.unfinished[ticket.engine] -= 1
+                    me.ended = ticket.next_ended
+                    f.groups[group].left, f.groups[group].out = left, out
+                    f.unfinished[e] -= 1
+                    _move_in_heap(f, e)
                     if news:
                         return GROUP, group, due_s
                     continue
-                if f.stopped[e] == 1 and f.calls[e] == 1:
-                    return (STOP, e, step_s) if step_s <= now_s else (WAIT, -1, step_s)
-                if f.stopped[e] == 1:
-                    f.stopped[e] = 0
+                if me.stopped == 1 and me.calls == 1:
+                    return (STOP, e, due_s) if due_s <= now_s else (WAIT, -1, due_s)
+                if me.stopped == 1:
+                    me.stopped = 0
                     _reorder(f, e)
-                    f.next_step_s[e] = VOID
-                    continue
-        if settling or f.next_step_s[e] == VOID:
+                    me.next_step_s = VOID
+        if settling or me.next_step_s == VOID:
             passes, end_s = 0, np.inf
             if busy(f.engines, first, limits):
                 passes, end_s = plan(f.engines, first, tables, limits, d)
             if settling and passes > 0 and end_s > now_s:
                 passes, end_s = end_of_stretch(f.engines, first, tables, limits, passes, now_s)
-            f.passes[e], f.next_step_s[e] = passes, end_s
+            me.passes, me.next_step_s = passes, end_s
             if not settling:
+                _move_in_heap(f, e)
+                void = -1
                 continue
-        if f.passes[e] > 0:
-            repeat(f.engines, first, limits, d, f.passes[e], f.next_step_s[e])
+        if me.passes > 0:
+            repeat(f.engines, first, limits, d, me.passes, me.next_step_s)
         else:
             step(f.engines, first, tables, limits, d)
-        _note(f, e, limits)
+        if _note(f, e, limits) > 0:
+            _move_in_heap(f, e)
+        else:
+            void = e
 
 
 @inlined
-def _note(f: State, e: int, limits: Limits) -> None:
-    """Note what stopped in an engine's step: its tickets, and whether something calls Python."""
-    first, n_stopped, calls = e * limits.dp, 0, f.watched[e]
+def _note(f: State, e: int, limits: Limits) -> int:
+    """Note what stopped in an engine's step: its tickets, and whether something calls Python. Return how much it was."""
+    me, first, n_stopped = f.members[e], e * limits.dp, 0
+    calls = me.watched
     for row in range(first, first + limits.dp):
         for i in range(f.engines.totals[row].n_stopped):
             slot = f.engines.requests[row, i].stopped
             if f.engines.requests[row, slot].ticket >= 0:
-                note_end(f, e, row, slot, f.order[e] + n_stopped)
+                _end_ticket(f, e, row, slot, me.order + n_stopped)
             else:
                 calls = 1
             n_stopped += 1
-    f.stopped[e] = n_stopped > 0
-    f.calls[e] = calls == 1 or f.in_groups[e] == 0
-    f.next_step_s[e] = f.engines.totals[first].now_s if n_stopped > 0 else VOID
+    me.stopped = n_stopped > 0
+    me.calls = calls == 1 or me.in_groups == 0
+    me.next_step_s = f.engines.totals[first].now_s if n_stopped > 0 else VOID
+    return n_stopped
 
 
-@lean_kernel
-def note_end(f: State, e: int, row: int, slot: int, order: int) -> None:
-    """Note the end of a ticket: it is due at that boundary."""
+@lean
+def _end_ticket(f: State, e: int, row: int, slot: int, order: int) -> None:
+    """Note the end of a ticket, whose time has not come."""
     request = f.engines.requests[row, slot]
     number = request.ticket
     request.ticket = -1
-    ticket = f.tickets[number]
+    ticket, me = f.tickets[number], f.members[e]
     ticket.tokens = request.generated
-    ticket.version = f.versions[e]
+    ticket.version = me.version
     ticket.done = ticket.whole
     ticket.first_token_s = request.first_token_s
     ticket.ended_s = request.last_token_s
     ticket.order = order
-    f.in_groups[e] -= 1
-    place = f.n_due[0]
-    f.n_due[0] += 1
-    while place > 0 and _earlier(f, number, f.due[(place - 1) // 2]):
-        f.due[place] = f.due[(place - 1) // 2]
+    ticket.next_ended = -1
+    me.in_groups -= 1
+    if me.ended < 0:
+        me.ended = number
+    else:
+        f.tickets[me.last_ended].next_ended = number
+    me.last_ended = number
+
+
+@lean
+def _move_in_heap(f: State, e: int) -> None:
+    """Move an engine in the heap to where its next event belongs."""
+    m, me = f.members, f.members[e]
+    me.due_s, me.due_order = me.next_step_s, me.order
+    if me.ended >= 0:
+        ticket = f.tickets[me.ended]
+        me.due_s, me.due_order = ticket.ended_s, ticket.order
+    n, place = m.shape[0], me.place
+    while place > 0 and _comes_before(m, e, m[(place - 1) // 2].heap):
+        m[place].heap = m[(place - 1) // 2].heap
+        m[m[place].heap].place = place
         place = (place - 1) // 2
-    f.due[place] = number
+    while 2 * place + 1 < n:
+        child = 2 * place + 1
+        if child + 1 < n and _comes_before(m, m[child + 1].heap, m[child].heap):
+            child += 1
+        if not _comes_before(m, m[child].heap, e):
+            break
+        m[place].heap = m[child].heap
+        m[m[place].heap].place = place
+        place = child
+    m[place].heap, me.place = e, place
 
 
 @inlined
-def _pop_due(f: State) -> None:
-    """Take the first ticket off the heap."""
-    f.n_due[0] -= 1
-    n, number, place = f.n_due[0], f.due[f.n_due[0]], 0
-    while 2 * place + 1 < n:
-        child = 2 * place + 1
-        if child + 1 < n and _earlier(f, f.due[child + 1], f.due[child]):
-            child += 1
-        if not _earlier(f, f.due[child], number):
-            break
-        f.due[place] = f.due[child]
-        place = child
-    f.due[place] = number
-
-
-@lean
-def _earlier(f: State, one: int, other: int) -> bool:
-    """Return whether one ticket ends before another."""
-    a, b = f.tickets[one], f.tickets[other]
-    return bool(a.ended_s < b.ended_s or (a.ended_s == b.ended_s and a.order < b.order))
-
-
-@lean
-def _first_to_step(f: State) -> int:
-    """Return the engine whose step comes first; of those at once, the one whose stop was planned first."""
-    first = 0
-    for e in range(1, f.next_step_s.shape[0]):
-        step_s, first_s = f.next_step_s[e], f.next_step_s[first]
-        if step_s < first_s or (step_s == first_s and f.order[e] < f.order[first]):
-            first = e
-    return first
+def _comes_before(m: Sequence[Member], one: int, other: int) -> bool:
+    """Return whether one engine's next event comes before another's; of those at once, the one that was planned first."""
+    a, b = m[one], m[other]
+    return bool(a.due_s < b.due_s or (a.due_s == b.due_s and a.due_order < b.due_order))
 
 
 @lean_kernel
@@ -252,7 +280,7 @@ def submit(f: State, limits: Limits, e: int, lengths: Ints, numbers: Ints, reque
     for one whose end calls Python."""
     first = e * limits.dp
     for i in range(numbers.shape[0]):
-        rank = 0 if limits.dp == 1 else _least_loaded(f, first, limits, f.submitted[e] % limits.dp)
+        rank = 0 if limits.dp == 1 else _least_loaded(f, first, limits, f.members[e].submitted % limits.dp)
         r, row, number = lengths[i], first + rank, numbers[i]
         slot = enqueue(
             f.engines.requests[row],
@@ -269,12 +297,12 @@ def submit(f: State, limits: Limits, e: int, lengths: Ints, numbers: Ints, reque
         f.engines.requests[row, slot].ticket = number
         for k in range(first, first + limits.dp):
             f.engines.totals[k].now_s += request_s
-        f.submitted[e] += 1
+        f.members[e].submitted += 1
         slots[i] = slot * limits.dp + rank
         if number >= 0:
             f.tickets[number].slot = slots[i]
             f.tickets[number].started_s = f.engines.totals[first].now_s
-            f.in_groups[e] += 1
+            f.members[e].in_groups += 1
 
 
 @inlined
@@ -292,15 +320,17 @@ def _least_loaded(f: State, first: int, limits: Limits, turn: int) -> int:
 
 
 @lean_kernel
-def withdraw(f: State, limits: Limits, number: int) -> bool:
-    """Take a ticket out of its engine, where that stands. Return whether it was there."""
-    ticket = f.tickets[number]
-    if ticket.version >= 0:
-        return False
-    e, row, slot = ticket.engine, ticket.engine * limits.dp + ticket.slot % limits.dp, ticket.slot // limits.dp
-    remove(f.engines.requests[row], f.engines.totals[row], slot)
-    f.engines.requests[row, slot].last_token_s = f.engines.totals[row].now_s
-    _reorder(f, e)
-    note_end(f, e, row, slot, f.order[e])
-    ticket.done = 0
-    return True
+def withdraw(f: State, limits: Limits, e: int, numbers: Ints) -> int:
+    """Take tickets out of their engine, where it stands. Return how many were there."""
+    taken = 0
+    for number in numbers:
+        ticket = f.tickets[number]
+        if ticket.version < 0:
+            row, slot = e * limits.dp + ticket.slot % limits.dp, ticket.slot // limits.dp
+            remove(f.engines.requests[row], f.engines.totals[row], slot)
+            f.engines.requests[row, slot].last_token_s = f.engines.totals[row].now_s
+            _reorder(f, e)
+            _end_ticket(f, e, row, slot, f.members[e].order)
+            ticket.done = 0
+            taken += 1
+    return taken

@@ -126,7 +126,7 @@ class _SubBatches:
         """Move the responses of workers that are ramping down to few of them, among workers with the same weights."""
         dispatcher = self._run.dispatcher
         ramping: dict[int, dict[int, int]] = defaultdict(dict)
-        for worker in sorted(self._ramping.intersection(dispatcher.active)):
+        for worker in sorted(filter(dispatcher.takes_samples, self._ramping)):
             ramping[self._at[worker].version][worker] = len(self._at[worker].left)
         for workers in ramping.values():
             for source, destination in consolidate(workers, {worker: self._at[worker].size for worker in workers}):

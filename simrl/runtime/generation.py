@@ -8,7 +8,7 @@ for its `Rollout`.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
@@ -19,7 +19,8 @@ import simpy
 from numpy.typing import NDArray
 
 from simrl.engine.engine import Fleet
-from simrl.engine.fleet import GROUP, STOP
+from simrl.engine.fleet import GROUP, STOP, TICKETS
+from simrl.engine.requests import Columns
 from simrl.runtime.events import call_at, call_last, on_fire
 from simrl.runtime.recorder import OnLanes, Recorder
 from simrl.runtime.rollout import Rollout, Segment, grown
@@ -81,8 +82,8 @@ class Generation:
             call_last(self._env, partial(self._wake, self._env.now))
 
     def _plan(self, worker: Member) -> None:
-        arrays, e = self.fleet.arrays, worker.index
-        arrays.watched[e], arrays.versions[e] = worker.heeds_stops, worker.policy_version
+        members, e = self.fleet.members, worker.index
+        members["watched"][e], members["version"][e] = worker.heeds_stops, worker.policy_version
         self.fleet.changed(e)
 
     def close_segments(self, worker: Member, now_s: float) -> None:
@@ -130,12 +131,14 @@ class Generation:
 
     def withdraw(self, groups: Sequence[GroupRun]) -> None:
         """Take the unfinished responses of groups back."""
+        tickets, here = Columns(self.fleet.arrays.tickets), defaultdict[int, list[int]](list)
         for group in groups:
             assert group.first is not None
-            tickets = self.fleet.arrays.tickets[group.first : group.first + len(group.samples)]
-            for place in np.flatnonzero(tickets["version"] < 0).tolist():
-                worker = tickets["engine"].item(place)
-                self.workers[worker].command(partial(self._withdraw, worker, group.first + place))
+            for number in range(group.first, group.first + len(group.samples)):
+                if tickets["version"].item(number) < 0:
+                    here[tickets["engine"].item(number)].append(number)
+        for worker, numbers in here.items():
+            self.workers[worker].command(partial(self._withdraw, worker, np.array(numbers)))
 
     def stop(self) -> None:
         """Record what is unfinished, or over at this very instant, when the workers have stopped."""
@@ -160,8 +163,8 @@ class Generation:
         started_s = self.fleet.arrays.tickets["started_s"].item(numbers.item(0))
         self.workers[worker].open_rollout_span(started_s)
 
-    def _withdraw(self, worker: int, number: int) -> None:
-        if self.fleet.withdraw(number):
+    def _withdraw(self, worker: int, numbers: NDArray[np.int64]) -> None:
+        if self.fleet.withdraw(worker, numbers):
             self.workers[worker].ticket_left()
 
     def _wake(self, time_s: float) -> None:
@@ -185,11 +188,11 @@ class Generation:
     def _news_of(self, number: int) -> None:
         """Tell that a group is complete, or over."""
         group = self._groups[number]
-        over = self.fleet.arrays.out.item(number) == 0
+        over = self.fleet.arrays.groups["out"].item(number) == 0
         rollouts = self._rollouts(group)
         if group.needed is not None:
             rollouts = sorted((each for each in rollouts if over or each[0]), key=itemgetter(0))
-            if not group.complete.triggered and self.fleet.arrays.left.item(number) == 0:
+            if not group.complete.triggered and self.fleet.arrays.groups["left"].item(number) == 0:
                 group.complete.succeed([rollout for _, rollout in rollouts if rollout.done])
         if over:
             del self._groups[number]
@@ -205,13 +208,12 @@ class Generation:
         """Return the rollouts of a group as they are known, each with its place among all ends; None if its time has not
         come."""
         assert group.first is not None
-        tickets = self.fleet.arrays.tickets[group.first : group.first + len(group.samples)]
-        columns = [tickets[name].tolist() for name in _SHOWN]
+        tickets = self.fleet.arrays.tickets[group.first : group.first + len(group.samples)].tolist()
         rollouts = []
-        for number, (sample, before, *row) in enumerate(
-            zip(group.samples, group.partials, *columns, strict=True), group.first
+        for number, (sample, before, ticket) in enumerate(
+            zip(group.samples, group.partials, tickets, strict=True), group.first
         ):
-            engine, tokens, closed_tokens, version, done, over, order, started_s, first_token_s, ended_s = row
+            engine, tokens, closed_tokens, version, done, over, order, started_s, first_token_s, ended_s = _shown(ticket)
             segments = self._closed[number] if closed_tokens else ()
             if version >= 0 and tokens > closed_tokens:
                 lane = self.workers[engine].lane
@@ -225,7 +227,9 @@ class Generation:
         return rollouts
 
 
-_SHOWN = (  # fields of a ticket
-    *("engine", "tokens", "closed_tokens", "version", "done", "over", "order"),
-    *("started_s", "first_token_s", "ended_s"),
+_shown = itemgetter(  # fields of a ticket
+    *map(
+        TICKETS.names.index,
+        ("engine", "tokens", "closed_tokens", "version", "done", "over", "order", "started_s", "first_token_s", "ended_s"),
+    )
 )

@@ -238,7 +238,7 @@ class SimulatedWorker:
 
     @property
     def _decodes(self) -> bool:
-        return bool(self._decoding) or self._generation.fleet.arrays.in_groups.item(self.index) > 0
+        return bool(self._decoding) or self._generation.fleet.members["in_groups"].item(self.index) > 0
 
     @property
     def heeds_stops(self) -> bool:

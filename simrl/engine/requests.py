@@ -120,6 +120,15 @@ class PassWork:
     own_s: float  # of the pass (of planned ones: of them all) without the other ranks of lock step …
     decoding_s: float  # … of its decoding alone, without drafts …
     verifying_s: float  # … and what the draft tokens add
+    lengths: int  # the sum of the decoding sequences' in the first of planned passes …
+    mean_kv: float  # … their mean in the next one …
+    cell: int  # … its cell in the attention's grid …
+    cell_kv: float  # … where that begins …
+    cell_s: float  # … the attention there …
+    slope_s: float  # … a token more …
+    cell_end_kv: float  # … and where it ends
+    fixed_s: float  # of planned passes without attention …
+    own_fixed_s: float  # … and without the other ranks of lock step
 
 
 class Totals(PassWork, Gauges, CacheTotals):
@@ -169,15 +178,22 @@ class Totals(PassWork, Gauges, CacheTotals):
 REQUESTS, TOTALS = fields_of(Request), fields_of(Totals)
 
 
+class Drafting(NamedTuple):
+    """What engines that draft keep beside their requests."""
+
+    bandits: BanditState  # of each row
+    places: Ints  # (rows, rows of the trace): who has which (`Engine.draft_from`)
+    readable: Ints  # scratch: how many tokens of each row of a group may be read
+    meanwhile: Ints  # scratch, (2, 2 × longest window + 2): see `engine.drafts`
+
+
 class Engines(NamedTuple):
     """The arrays of some engines: a row a data-parallel rank, the rows of an engine side by side; a column a slot."""
 
     requests: NDArray[Any]  # (rows, slots)
     totals: NDArray[Any]  # (rows,)
-    bandits: BanditState  # of each row
-    places: Ints  # (rows, rows of the trace): who has which (`Engine.draft_from`)
-    readable: Ints  # scratch: how many tokens of each row of a group may be read
-    meanwhile: Ints  # scratch, (2, 2 × longest window + 2): see `engine.drafts`
+    scratch: Ints  # (slots or more,)
+    drafting: Drafting | None
 
 
 class Columns(dict[str, NDArray[Any]]):

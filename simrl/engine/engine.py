@@ -60,6 +60,7 @@ from simrl.speculation.windows import MOST_TOKENS
 COUNTED = ("passes", "generated_tokens", "prefill_tokens", "preemptions", "hit_tokens", "lookup_tokens")
 SPENT = (*(TOTALS.names or ())[-12:], "preemptions")
 NO_ENGINES = np.zeros(0, np.int64)
+NO_TICKET = np.array([-1])
 
 
 class Fleet:
@@ -252,6 +253,19 @@ def _longer(array: NDArray[Any], size: int) -> NDArray[Any]:
     return longer
 
 
+class _Shared:
+    """A total that all ranks of an engine have alike."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, engine: Engine, _: type) -> Any:
+        return engine.fleet.t[self._name].item(engine.first_row)
+
+    def __set__(self, engine: Engine, value: float) -> None:
+        engine.fleet.t[self._name][engine.rows] = value
+
+
 class Engine:
     """One engine of a fleet: `limits.dp` data-parallel ranks that make their passes together. A request is known by its slot,
     an integer that is reused after its end: a rank's slot, times the number of ranks, plus the rank.
@@ -260,11 +274,15 @@ class Engine:
     requests that have a source (`draft_from`) decode with drafts.
     """
 
+    now_s, slowdown = _Shared("now_s"), _Shared("slowdown")
+    admitting = _Shared("admitting")  # whether waiting requests may start
+    drift = _Shared("drift")  # factor on the hardness of every response: how far the policy is from the drafter
+
     def __init__(self, fleet: Fleet, index: int) -> None:
         self.fleet, self.index, self.limits = fleet, index, fleet.limits
         self._dp = fleet.limits.dp
-        self._first = index * self._dp
-        self._rows = slice(self._first, self._first + self._dp)
+        self.first_row = index * self._dp
+        self.rows = slice(self.first_row, self.first_row + self._dp)
         self._one = np.array([index])
         self._paused: set[int] = set()
         self._left_rows: list[int] = []
@@ -273,41 +291,7 @@ class Engine:
     def _take_decoding(self) -> None:
         decoding = self.fleet.decoding
         if decoding is not None and decoding.rule.gate == OPEN and not (decoding.rule.decoupled or decoding.rule.trees):
-            self.fleet.t["padding"][self._rows] = decoding.rule.window.most_tokens
-
-    @property
-    def now_s(self) -> float:
-        return self.fleet.t["now_s"].item(self._first)
-
-    @now_s.setter
-    def now_s(self, time_s: float) -> None:
-        self.fleet.t["now_s"][self._rows] = time_s
-
-    @property
-    def slowdown(self) -> float:
-        return self.fleet.t["slowdown"].item(self._first)
-
-    @slowdown.setter
-    def slowdown(self, factor: float) -> None:
-        self.fleet.t["slowdown"][self._rows] = factor
-
-    @property
-    def admitting(self) -> bool:
-        """Return whether waiting requests may start."""
-        return self.fleet.t["admitting"].item(self._first) == 1
-
-    @admitting.setter
-    def admitting(self, admitting: bool) -> None:
-        self.fleet.t["admitting"][self._rows] = admitting
-
-    @property
-    def drift(self) -> float:
-        """Factor on the hardness of every response: how far the policy is from the drafter."""
-        return self.fleet.t["drift"].item(self._first)
-
-    @drift.setter
-    def drift(self, drift: float) -> None:
-        self.fleet.t["drift"][self._rows] = drift
+            self.fleet.t["padding"][self.rows] = decoding.rule.window.most_tokens
 
     @property
     def decoding(self) -> Decoding | None:
@@ -322,7 +306,7 @@ class Engine:
     @property
     def running(self) -> int:
         r, running = self.fleet.r, 0
-        for row in range(self._first, self._first + self._dp):
+        for row in range(self.first_row, self.first_row + self._dp):
             n = self.fleet.t["n_running"].item(row)
             running += n - int(np.count_nonzero(r["going"][row, r["running"][row, :n]]))
         return running
@@ -350,16 +334,16 @@ class Engine:
         """The totals `SPENT` since the start: the seconds of a mean rank, and the sums of the others over all ranks."""
         t = self.fleet.t
         if self._dp == 1:
-            return np.array([t[name].item(self._first) for name in SPENT], dtype=np.float64)
+            return np.array([t[name].item(self.first_row) for name in SPENT], dtype=np.float64)
         mean = [name.endswith("_s") and name != "slot_s" for name in SPENT]
-        summed = np.array([t[name][self._rows].sum() for name in SPENT], dtype=np.float64)
+        summed = np.array([t[name][self.rows].sum() for name in SPENT], dtype=np.float64)
         return np.where(mean, summed / self._dp, summed)
 
     @property
     def totals(self) -> dict[str, int]:
         """Passes, and over all ranks generated tokens, prefilled tokens (recomputed ones included), preemptions and hits since
         the start."""
-        return {name: self._total(name) for name in COUNTED} | {"passes": self.fleet.t["passes"].item(self._first)}
+        return {name: self._total(name) for name in COUNTED} | {"passes": self.fleet.t["passes"].item(self.first_row)}
 
     def submit(
         self,
@@ -397,7 +381,7 @@ class Engine:
             sample_key,
             continues,
         )
-        slot: int = self.fleet.submit(self.index, np.array([lengths], np.int64), np.array([-1])).item()
+        slot: int = self.fleet.submit(self.index, np.array([lengths], np.int64), NO_TICKET).item()
         return slot
 
     def draft_from(
@@ -412,7 +396,7 @@ class Engine:
         if source == SIBLINGS:
             if self.decoding.rule.decoupled:
                 raise ValueError("a decoupled drafter is a model; siblings are drafted from where the verifier is")
-            self.fleet.arrays.engines.drafting.places[self._first, at] = (
+            self.fleet.arrays.engines.drafting.places[self.first_row, at] = (
                 slot + 1
             )  # -t: it left with t tokens; 0: it was never here
         d, place = self.fleet.r, self._at(slot)
@@ -421,7 +405,7 @@ class Engine:
 
     def forget_rows(self) -> None:
         """Forget the responses that are over: no request drafts from them any more."""
-        places = self.fleet.arrays.engines.drafting.places[self._first]
+        places = self.fleet.arrays.engines.drafting.places[self.first_row]
         for row in self._left_rows:
             if places[row] < 0:
                 places[row] = 0
@@ -431,7 +415,7 @@ class Engine:
         """Keep how many tokens a sibling has that ends, or drafts from another source: its row will never have more."""
         if self.fleet.decoding is None:
             return
-        d, place, places = self.fleet.r, self._at(slot), self.fleet.arrays.engines.drafting.places[self._first]
+        d, place, places = self.fleet.r, self._at(slot), self.fleet.arrays.engines.drafting.places[self.first_row]
         row = d["at"].item(place)
         if d["source"].item(place) == SIBLINGS and places.item(row) == slot + 1:
             places[row] = -self.generated_tokens(slot)
@@ -445,7 +429,7 @@ class Engine:
 
     def new_rollout(self) -> None:
         """Shut an elastic gate until the batch has been small for long enough."""
-        self.fleet.t["elastic_state"][self._rows] = ELASTIC_OFF
+        self.fleet.t["elastic_state"][self.rows] = ELASTIC_OFF
 
     def drafted(self, slot: int) -> tuple[int, int, int]:
         """Return the tokens that a request drafted (also ahead, whatever became of them), those accepted, and the passes that
@@ -515,7 +499,7 @@ class Engine:
         """Drop the KV caches of all requests, also of paused and waiting ones. Running ones recompute theirs before anything
         that waits, in their order."""
         f = self.fleet.arrays.engines
-        for row in range(self._first, self._first + self._dp):
+        for row in range(self.first_row, self.first_row + self._dp):
             drop_caches(f.requests[row], f.totals[row], RELOADED)
 
     def found_tokens(self, slot: int) -> int:
@@ -561,13 +545,13 @@ class Engine:
     def run_until_idle(self) -> Floats:
         """Run everything that was submitted. Returns when each slot ended, NaN for unused ones, shape (capacity,)."""
         self.fleet.stops_before(self._one, np.inf, heeds=False)
-        return self.fleet.r["last_token_s"][self._first].copy()
+        return self.fleet.r["last_token_s"][self.first_row].copy()
 
     def stops(self) -> list[Stop]:
         """Return what stopped where the engine stands."""
         stops: list[Stop] = []
         r, now_s = self.fleet.r, self.now_s
-        for rank, row in enumerate(range(self._first, self._first + self._dp)):
+        for rank, row in enumerate(range(self.first_row, self.first_row + self._dp)):
             for i in range(self.fleet.t["n_stopped"].item(row)):  # most often one: plain Python is fastest
                 slot, kind = r["stopped"].item(row, i) * self._dp + rank, r["stopped_kind"].item(row, i)
                 stops.append((slot, now_s, kind))
@@ -580,11 +564,11 @@ class Engine:
 
     def _total(self, name: str) -> int:
         column = self.fleet.t[name]
-        return column.item(self._first) if self._dp == 1 else int(column[self._rows].sum())
+        return column.item(self.first_row) if self._dp == 1 else int(column[self.rows].sum())
 
     def _at(self, slot: int) -> tuple[int, int]:
         """Return the row and the column of a slot."""
-        return self._first + slot % self._dp, slot // self._dp
+        return self.first_row + slot % self._dp, slot // self._dp
 
     def _on_row(self, kernel: Any, slot: int, *more: Any) -> None:
         """Run a kernel on a request, where the engine stands."""

@@ -193,10 +193,13 @@ def advance(
             repeat(f.engines, first, limits, d, me.passes, me.next_step_s)
         else:
             step(f.engines, first, tables, limits, d)
-        if _note(f, e, limits) > 0:
-            _move_in_heap(f, e)
-        else:
+        n_stopped, t = _note(f, e, limits), f.engines.totals[first]
+        if d is not None and n_stopped == 0 and t.drafted > 0:
+            me.passes, me.next_step_s = 0, t.now_s  # it drafts on
+        if me.next_step_s == VOID:
             void = e
+        else:
+            _move_in_heap(f, e)
 
 
 @inlined

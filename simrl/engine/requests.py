@@ -59,6 +59,9 @@ class Request(Draft, Node):
     stop_at: int  # generated tokens at which it next leaves the batch …
     watch_at: int  # generated tokens at which the caller is informed
     scheduled: int  # tokens of the pass that is being scheduled
+    gained: int  # tokens in its last pass if that decoded, 0 if it computed the rest of its context, -1 if a part
+    rejected: int  # draft tokens of its last pass that were rejected; an async scheduler does not know it yet
+    going: int  # it takes part in one more pass, scheduled before it was aborted (1), paused (2) or ended (3); else 0
     response: int
     stop_kind: int  # … by END or PAUSE
     reached: int  # tokens that had been computed when the cache was last lost …
@@ -68,9 +71,6 @@ class Request(Draft, Node):
     first_token_s: float
     last_token_s: float
     pinned_until_s: float  # of a paused one whose blocks nobody may have; else 0
-    gained: int  # tokens in its last pass if that decoded, 0 if it computed the rest of its context, -1 if a part
-    rejected: int  # draft tokens of its last pass that were rejected; an async scheduler does not know it yet
-    going: int  # it takes part in one more pass, scheduled before it was aborted (1), paused (2) or ended (3); else 0
     # With a prefix cache (`engine.prefix_cache`):
     sample_key: int  # -1 of one whose text nobody asks for after its end
     prompt_node: int  # -1: its prompt is not shared …

@@ -22,7 +22,7 @@ from simrl.engine.engine import Fleet
 from simrl.engine.fleet import GROUP, STOP, TICKETS
 from simrl.engine.requests import Columns
 from simrl.runtime.events import call_at, call_last, on_fire
-from simrl.runtime.recorder import OnLanes, Recorder
+from simrl.runtime.recorder import Recorder
 from simrl.runtime.rollout import Rollout, Segment, grown
 from simrl.runtime.worker import GroupRun
 from simrl.trace.trace import Response
@@ -58,7 +58,7 @@ class Generation:
         env: simpy.Environment,
         fleet: Fleet,
         responses: Mapping[int, Response],
-        recorder: Recorder | OnLanes,
+        recorder: Recorder,
         request_s: float,
     ) -> None:
         self.fleet = fleet
@@ -213,7 +213,9 @@ class Generation:
         for number, (sample, before, ticket) in enumerate(
             zip(group.samples, group.partials, tickets, strict=True), group.first
         ):
-            engine, tokens, closed_tokens, version, done, over, order, started_s, first_token_s, ended_s = _shown(ticket)
+            engine, tokens, closed_tokens, version, done, over, order, started_s, first_token_s, ended_s = _shown(
+                ticket
+            )
             segments = self._closed[number] if closed_tokens else ()
             if version >= 0 and tokens > closed_tokens:
                 lane = self.workers[engine].lane
@@ -227,9 +229,6 @@ class Generation:
         return rollouts
 
 
-_shown = itemgetter(  # fields of a ticket
-    *map(
-        TICKETS.names.index,
-        ("engine", "tokens", "closed_tokens", "version", "done", "over", "order", "started_s", "first_token_s", "ended_s"),
-    )
-)
+_SHOWN = ("engine", "tokens", "closed_tokens", "version", "done", "over", "order")
+_SHOWN_S = ("started_s", "first_token_s", "ended_s")
+_shown = itemgetter(*(list(TICKETS.fields or ()).index(name) for name in (*_SHOWN, *_SHOWN_S)))

@@ -9,23 +9,35 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import simpy
 
+from simrl.engine.engine import Engine
 from simrl.runtime.agents import Agents, HostCopy, HostMemory
 from simrl.runtime.events import call_at, on_fire
 from simrl.runtime.requests import WorkerRequest
 from simrl.trace.trace import Turn
 
-if TYPE_CHECKING:
-    from simrl.runtime.simulated_worker import SimulatedWorker
+
+class Turning(Protocol):
+    """A worker whose requests have turns."""
+
+    engine: Engine
+
+    def command(self, command: Callable[[], object]) -> None: ...
+    def is_here(self, request: WorkerRequest) -> bool: ...
+    def has(self, slot: int, request: WorkerRequest) -> bool: ...
+    def decode(self, request: WorkerRequest, slot: int) -> None: ...
+    def tokens_of(self, request: WorkerRequest) -> int: ...
+    def watch(self, request: WorkerRequest, tokens: int, event: simpy.Event) -> None: ...
+    def finish_early(self, request: WorkerRequest, done: bool) -> None: ...
 
 
 class Pauses:
     """What happens between turns: tool calls, copies of KV cache and deadlines of a worker's requests."""
 
-    def __init__(self, env: simpy.Environment, worker: SimulatedWorker, agents: Agents) -> None:
+    def __init__(self, env: simpy.Environment, worker: Turning, agents: Agents) -> None:
         self._env = env
         self._worker = worker
         self._agents = agents

@@ -41,10 +41,12 @@ def simulated_workers(
 ) -> list[SimulatedWorker]:
     """Return workers with an engine for each drafter: one fleet a drafter."""
     held: dict[str | None, tuple[Generation, Drafting | None]] = {}
-    for name, each in {None: drafting, **(drafters or {})}.items():
+    of_groups = recorder.recorder if isinstance(recorder, OnLanes) else recorder
+    named: list[tuple[str | None, Drafting | None]] = [(None, drafting), *(drafters or {}).items()]
+    for name, each in named:
         decoding, keys = (each.decoding, [each.key(i) for i in range(number)]) if each else (None, [0] * number)
         fleet = Fleet(tables, limits, decoding, keys)
-        held[name] = Generation(env, fleet, responses, recorder, costs.request_s), each
+        held[name] = Generation(env, fleet, responses, of_groups, costs.request_s), each
     workers = [SimulatedWorker(env, i, held, costs, responses, recorder, agents) for i in range(number)]
     for generation, _ in held.values():
         generation.workers += workers

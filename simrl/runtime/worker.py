@@ -55,9 +55,6 @@ class WholeGroups(Protocol):
     def withdraw(self, groups: Sequence[GroupRun]) -> None:
         """Take the unfinished responses of groups back."""
 
-    def flush(self) -> None:
-        """Begin what was submitted at this instant, and end what was withdrawn."""
-
     def stop(self) -> None:
         """Record what is unfinished when the workers have stopped."""
 

@@ -37,7 +37,7 @@ HEAVY = {"torch", "vllm", "ray", "transformers", "tokenizers", "aiconfigurator",
 LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names.split()}
 SOURCES = sorted((ROOT / "simrl").rglob("*.py"))
 WITHOUT_WRAPPER = {"part", "lean"}
-COMPILED = {"kernel", "threaded", "inlined", "njit"} | WITHOUT_WRAPPER
+COMPILED = {"kernel", "lean_kernel", "threaded", "inlined", "njit"} | WITHOUT_WRAPPER
 
 
 def place(path: Path) -> str:

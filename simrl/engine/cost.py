@@ -14,8 +14,8 @@ from __future__ import annotations
 import numpy as np
 
 from simrl.engine.requests import Engines, Limits, Requests, Totals
-from simrl.profile.compiled import inlined, lean, part
-from simrl.profile.interpolation import interpolate, interpolate_row, locate
+from simrl.profile.compiled import inlined, lean
+from simrl.profile.interpolation import interpolate, locate
 from simrl.profile.profile import (
     Tables,
     attention_alone_s,
@@ -24,7 +24,7 @@ from simrl.profile.profile import (
     with_attention_s,
     without_attention_s,
 )
-from simrl.speculation.decoding import Floats
+from simrl.speculation.decoding import Ints
 
 
 @inlined
@@ -90,39 +90,36 @@ def _split(t: Totals, tables: Tables, attention_s: float, waiting_s: float) -> N
         t.verifying_s = verifying_s - t.decoding_s
 
 
-@part
-def wait_for_stragglers(r: Requests, t: Totals, tables: Tables) -> None:
+@lean
+def wait_for_stragglers(r: Requests, t: Totals, tables: Tables, scratch: Ints) -> None:
     """Set how long the scheduled pass waits for its longest decoding sequences."""
-    decoding, lengths, longest_prefill = 0, np.empty(t.n_running), 0
-    longest, summed = 0, 0
+    decoding, longest_prefill, longest, summed = 0, 0, 0, 0
     for i in range(t.n_running):
         q = r[r[i].running]
         if q.scheduled > 0 and q.computed > 0 and q.scheduled == 1 + q.drafted:
-            lengths[decoding] = q.computed
+            scratch[decoding] = q.computed
             longest = max(longest, q.computed)
             summed += q.computed
             decoding += 1
         elif q.scheduled > 0:
             longest_prefill = max(longest_prefill, q.computed + q.scheduled)
-    t.straggler_s = straggler_s(tables, lengths[:decoding])
+    t.straggler_s = straggler_s(tables, scratch[:decoding])
     t.straggler_of_all_s = t.straggler_s
     if longest_prefill > 0:
         ahead = longest - max(summed / decoding, float(longest_prefill))
         t.straggler_of_all_s = straggler_beside_prefill_s(tables, float(decoding), ahead)
 
 
-@part
+@lean
 def end_of_stretch(
     e: Engines, first: int, tables: Tables, limits: Limits, passes: int, until_s: float
 ) -> tuple[int, float]:
-    """Return how many of `passes`, in which the batch only decodes, begin up to `until_s`, and the
-    boundary after them. Changes nothing but `own_s`: what these passes take each rank alone.
+    """Return how many of `passes`, in which the batch only decodes and has `lengths` in the first,
+    begin up to `until_s`, and the boundary after them. Changes nothing but the work of passes.
 
     Only the lengths grow, so a pass is one step along a row of the attention's grid.
     """
-    grid, dp, slowdown = tables.decode_kv_tokens, limits.dp, e.totals[first].slowdown
-    rows, cells, mean_kv = np.zeros((dp, grid.shape[0])), np.zeros(dp, np.int64), np.zeros(dp)
-    fixed_s, own_fixed_s = np.zeros(dp), np.zeros(dp)
+    dp, slowdown = limits.dp, e.totals[first].slowdown
     decoding, largest, dummies = 0, 0, 0
     for k in range(dp):
         n = e.totals[first + k].n_running
@@ -134,54 +131,58 @@ def end_of_stretch(
     own_experts_s = _experts_s(tables, decoding)
     for k in range(dp):
         r, t = e.requests[first + k], e.totals[first + k]
-        t.own_s = 0.0
-        n = t.n_running
+        n, t.own_s, t.fixed_s, t.own_fixed_s = t.n_running, 0.0, 0.0, 0.0
+        t.mean_kv, t.cell_kv, t.cell_s, t.slope_s, t.cell_end_kv = 0.0, 0.0, 0.0, 0.0, np.inf
         if n > 0:
-            lengths = np.empty(n)
-            for i in range(n):
-                lengths[i] = r[r[i].running].computed + 1
-            mean_kv[k] = lengths.sum() / n
-            cells[k], _ = locate(grid, mean_kv[k])
-            interpolate_row(tables.decode_sequences, tables.attention_s[0, 0], float(n), rows[k])
-            for j in range(grid.shape[0]):
-                rows[k, j] *= slowdown
-            straggler = straggler_s(tables, lengths)  # all gain one token a pass
-            tokens = float(largest if padded else n)
-            rank_s = without_attention_s(tables, tokens, float(n)) + straggler
-            own_rank_s = without_attention_s(tables, float(n), float(n)) + straggler
-            fixed_s[k] = slowdown * (rank_s + experts_s)
-            own_fixed_s[k] = slowdown * (own_rank_s + own_experts_s)
+            straggler = 0.0
+            if tables.straggler_sequences.shape[0] > 0:
+                for i in range(n):
+                    e.scratch[i] = r[r[i].running].computed + 1
+                straggler = straggler_s(tables, e.scratch[:n])  # all gain one token a pass
+            t.mean_kv = t.lengths / n
+            t.cell, _ = locate(tables.decode_kv_tokens, t.mean_kv)
+            _enter_cell(t, tables)
+            own_s = without_attention_s(tables, float(n), float(n)) + straggler
+            t.own_fixed_s = slowdown * (own_s + own_experts_s)
+            rank_s = without_attention_s(tables, float(largest), float(n)) + straggler if padded else own_s
+            t.fixed_s = slowdown * (rank_s + experts_s)
     least_s = slowdown * (tables.least_pass_s + tables.between_passes_s)
     now_s, done = e.totals[first].now_s, 0
     while done < passes and now_s <= until_s:
         seconds = least_s
         for k in range(dp):
-            cells[k] = _next_cell(grid, mean_kv[k], cells[k])
-            attention_s = _along_row(grid, rows, k, mean_kv[k], cells[k])
-            seconds = max(seconds, fixed_s[k] + attention_s)
-            if dp > 1 and own_fixed_s[k] > 0.0:
-                e.totals[first + k].own_s += max(own_fixed_s[k] + attention_s, least_s)
-            mean_kv[k] += 1.0
+            t = e.totals[first + k]
+            if t.mean_kv >= t.cell_end_kv:
+                _enter_cell(t, tables)
+            attention_s = t.cell_s + t.slope_s * (t.mean_kv - t.cell_kv)
+            seconds = max(seconds, t.fixed_s + attention_s)
+            if dp > 1 and t.own_fixed_s > 0.0:
+                t.own_s += max(t.own_fixed_s + attention_s, least_s)
+            t.mean_kv += 1.0
         now_s += seconds
         done += 1
     return done, now_s
 
 
-@inlined
-def _next_cell(grid: Floats, mean_kv: float, cell: int) -> int:
-    """Return the cell of a length that has grown, at most the last one."""
-    while cell < grid.shape[0] - 2 and mean_kv >= grid[cell + 1]:
-        cell += 1
-    return cell
+@lean
+def _enter_cell(t: Totals, tables: Tables) -> None:
+    """Set the cell of the attention's grid in which a mean length that only grows is now."""
+    grid, last = tables.decode_kv_tokens, tables.decode_kv_tokens.shape[0] - 1
+    while t.cell < last - 1 and t.mean_kv >= grid[t.cell + 1]:
+        t.cell += 1
+    t.cell_kv, t.slope_s, t.cell_end_kv = t.mean_kv, 0.0, np.inf  # at an edge of the grid
+    if last == 0 or t.mean_kv >= grid[last]:
+        t.cell_s = _decode_attention_s(t, tables, last)
+        return
+    t.cell_s = _decode_attention_s(t, tables, t.cell)
+    if t.mean_kv <= grid[0]:
+        t.cell_end_kv = grid[0]
+        return
+    t.cell_kv, t.cell_end_kv = grid[t.cell], grid[t.cell + 1]
+    t.slope_s = (_decode_attention_s(t, tables, t.cell + 1) - t.cell_s) / (t.cell_end_kv - t.cell_kv)
 
 
-@inlined
-def _along_row(grid: Floats, rows: Floats, k: int, mean_kv: float, cell: int) -> float:
-    """Return a row of the attention's grid at a mean length, which is in that cell, or beyond."""
-    last = grid.shape[0] - 1
-    if last == 0 or mean_kv <= grid[0]:
-        return rows[k, 0]
-    if mean_kv >= grid[last]:
-        return rows[k, last]
-    slope = (rows[k, cell + 1] - rows[k, cell]) / (grid[cell + 1] - grid[cell])
-    return rows[k, cell] + slope * (mean_kv - grid[cell])
+@lean
+def _decode_attention_s(t: Totals, tables: Tables, cell: int) -> float:
+    """Return the seconds of the attention of the running requests, all of a length of the grid."""
+    return t.slowdown * interpolate(tables.decode_sequences, tables.attention_s[0, 0, :, cell], float(t.n_running))

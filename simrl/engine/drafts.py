@@ -76,7 +76,8 @@ def will_draft(q: Request) -> bool:
 @inlined
 def bandit_of(e: Engines, row: int) -> BanditState:
     """Return the bandit of an engine."""
-    return BanditState(e.bandits.arrived[row], e.bandits.ordered[row], e.bandits.counts[row])
+    bandits = e.drafting.bandits
+    return BanditState(bandits.arrived[row], bandits.ordered[row], bandits.counts[row])
 
 
 @lean
@@ -134,13 +135,13 @@ def _from_siblings(e: Engines, row: int, q: Request, d: Decoding, window: int) -
     """Return the tokens that a request drafts from its siblings, and how many are accepted."""
     index, r, first = d.siblings, e.requests[row], d.siblings.group_first[q.at]
     for i in range(index.group_end[q.at] - first):
-        place = e.places[row, first + i]
-        e.readable[i] = r[place - 1].generated if place > 0 else -place
+        place = e.drafting.places[row, first + i]
+        e.drafting.readable[i] = r[place - 1].generated if place > 0 else -place
     if not d.rule.own_text:
-        e.readable[q.at - first] = 0
+        e.drafting.readable[q.at - first] = 0
     if q.runs_at < 0:
-        return sibling_draft(index, q.at, q.generated, e.readable, window)
-    if not drawn_is_there(index, q.at, q.generated, e.readable):
+        return sibling_draft(index, q.at, q.generated, e.drafting.readable, window)
+    if not drawn_is_there(index, q.at, q.generated, e.drafting.readable):
         return 0, 0
     return draft(RUNS, q.runs_at, q.generated, window, 1.0, d.runs, d.log_acceptances[0])
 

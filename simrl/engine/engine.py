@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from simrl.engine.fleet import GROUPS, MEMBERS, STOP, TICKETS, VOID, State, advance, submit, withdraw
 from simrl.engine.leaving import drop_caches, drop_held, pin, remove, requeue, unpin
 from simrl.engine.prefix_cache import MANY, enter_all, forget_oldest, found_blocks, short_of_nodes
+from simrl.engine.repeat import LARGEST_COUNTED_BLOCK
 from simrl.engine.requests import (
     END,
     NEVER,
@@ -40,6 +41,7 @@ from simrl.engine.requests import (
     TOTALS,
     WATCH,
     Columns,
+    Drafting,
     Engines,
     Limits,
     Stop,
@@ -58,6 +60,7 @@ from simrl.speculation.windows import MOST_TOKENS
 COUNTED = ("passes", "generated_tokens", "prefill_tokens", "preemptions", "hit_tokens", "lookup_tokens")
 SPENT = (*(TOTALS.names or ())[-12:], "preemptions")
 NO_ENGINES = np.zeros(0, np.int64)
+NO_TICKET = np.array([-1])
 
 
 class Fleet:
@@ -81,15 +84,11 @@ class Fleet:
         n, rows = len(keys), len(keys) * limits.dp
         self.tables, self.limits, self.decoding = tables, limits, decoding
         self.capacity_tokens = capacity_tokens(limits)
-        drafts = decoding or Decoding()
-        index = drafts.siblings
         engines = Engines(
             requests=np.zeros((rows, 0), REQUESTS),
             totals=np.zeros(rows, TOTALS),
-            bandits=bandit_states(drafts.bandit, rule.rewards, rows),
-            places=np.zeros((rows, index.group_first.size), np.int64),
-            readable=np.zeros(np.max(index.group_end - index.group_first, initial=0), np.int64),
-            meanwhile=np.zeros((2, 2 * MOST_TOKENS + 2), np.int64),
+            scratch=np.zeros(0, np.int64),
+            drafting=_drafting(decoding, rows),
         )
         self.arrays = State(
             engines=engines,
@@ -229,8 +228,22 @@ class Fleet:
         f.totals["waiting_head"] = 0
         f.totals["n_free"] += slots - old
         f.totals["n_spare"] += slots - old
-        self.arrays = self.arrays._replace(engines=f._replace(requests=requests))
+        scratch = np.zeros(max(slots, min(self.limits.block_size, LARGEST_COUNTED_BLOCK)), np.int64)
+        self.arrays = self.arrays._replace(engines=f._replace(requests=requests, scratch=scratch))
         self.r = Columns(requests)
+
+
+def _drafting(decoding: Decoding | None, rows: int) -> Drafting | None:
+    """Return what engines of so many ranks keep to draft."""
+    if decoding is None:
+        return None
+    index = decoding.siblings
+    return Drafting(
+        bandits=bandit_states(decoding.bandit, decoding.rule.rewards, rows),
+        places=np.zeros((rows, index.group_first.size), np.int64),
+        readable=np.zeros(np.max(index.group_end - index.group_first, initial=0), np.int64),
+        meanwhile=np.zeros((2, 2 * MOST_TOKENS + 2), np.int64),
+    )
 
 
 def _longer(array: NDArray[Any], size: int) -> NDArray[Any]:
@@ -368,7 +381,7 @@ class Engine:
             sample_key,
             continues,
         )
-        slot: int = self.fleet.submit(self.index, np.array([lengths], np.int64), np.array([-1])).item()
+        slot: int = self.fleet.submit(self.index, np.array([lengths], np.int64), NO_TICKET).item()
         return slot
 
     def draft_from(
@@ -383,7 +396,7 @@ class Engine:
         if source == SIBLINGS:
             if self.decoding.rule.decoupled:
                 raise ValueError("a decoupled drafter is a model; siblings are drafted from where the verifier is")
-            self.fleet.arrays.engines.places[self.first_row, at] = (
+            self.fleet.arrays.engines.drafting.places[self.first_row, at] = (
                 slot + 1
             )  # -t: it left with t tokens; 0: it was never here
         d, place = self.fleet.r, self._at(slot)
@@ -392,7 +405,7 @@ class Engine:
 
     def forget_rows(self) -> None:
         """Forget the responses that are over: no request drafts from them any more."""
-        places = self.fleet.arrays.engines.places[self.first_row]
+        places = self.fleet.arrays.engines.drafting.places[self.first_row]
         for row in self._left_rows:
             if places[row] < 0:
                 places[row] = 0
@@ -402,7 +415,7 @@ class Engine:
         """Keep how many tokens a sibling has that ends, or drafts from another source: its row will never have more."""
         if self.fleet.decoding is None:
             return
-        d, place, places = self.fleet.r, self._at(slot), self.fleet.arrays.engines.places[self.first_row]
+        d, place, places = self.fleet.r, self._at(slot), self.fleet.arrays.engines.drafting.places[self.first_row]
         row = d["at"].item(place)
         if d["source"].item(place) == SIBLINGS and places.item(row) == slot + 1:
             places[row] = -self.generated_tokens(slot)

@@ -23,7 +23,7 @@ from simrl.engine.leaving import remove
 from simrl.engine.repeat import busy, plan, repeat
 from simrl.engine.requests import Engines, Limits, enqueue
 from simrl.engine.step import step
-from simrl.profile.compiled import inlined, kernel, lean
+from simrl.profile.compiled import inlined, lean, lean_kernel
 from simrl.profile.profile import Tables
 from simrl.speculation.decoding import Decoding, Ints, Records, fields_of
 
@@ -112,7 +112,7 @@ def _reorder(f: State, e: int) -> None:
     f.members[e].order = f.orders[0]
 
 
-@kernel
+@lean_kernel
 def advance(
     f: State,
     tables: Tables,
@@ -129,21 +129,6 @@ def advance(
     With `settled` engines, take only their steps, to the first boundary strictly after `now_s`; one
     that is idle moves to `now_s`. STOP is returned only if it `heeds` stops.
     """
-    return _advance(f, tables, limits, d, settled, heeds, now_s, event_s)
-
-
-@lean
-def _advance(
-    f: State,
-    tables: Tables,
-    limits: Limits,
-    d: Decoding | None,
-    settled: Ints,
-    heeds: bool,
-    now_s: float,
-    event_s: float,
-) -> tuple[int, int, float]:
-    """Do as `advance`, without counting references."""
     settling, i, void, seen = settled.shape[0] > 0, 0, -1, 0
     while True:
         if settling:
@@ -290,7 +275,7 @@ def _comes_before(m: Sequence[Member], one: int, other: int) -> bool:
     return bool(a.due_s < b.due_s or (a.due_s == b.due_s and a.due_order < b.due_order))
 
 
-@kernel
+@lean_kernel
 def submit(f: State, limits: Limits, e: int, lengths: Ints, numbers: Ints, request_s: float, slots: Ints) -> None:
     """Queue requests at an engine, where it stands, and set their `slots`. `lengths` has a row for each:
     prompt, response, generated and cached tokens, the key of its prompt, the prompt's shared
@@ -337,7 +322,7 @@ def _least_loaded(f: State, first: int, limits: Limits, turn: int) -> int:
     return best
 
 
-@kernel
+@lean_kernel
 def withdraw(f: State, limits: Limits, e: int, numbers: Ints) -> int:
     """Take tickets out of their engine, where it stands. Return how many were there."""
     taken = 0

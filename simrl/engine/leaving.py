@@ -28,7 +28,7 @@ from simrl.engine.requests import (
     release,
     waiting_at,
 )
-from simrl.profile.compiled import inlined, kernel, lean
+from simrl.profile.compiled import inlined, lean, lean_kernel
 
 
 @lean
@@ -102,7 +102,7 @@ def let_leave(r: Requests, t: Totals) -> None:
     t.leaving_places = 0
 
 
-@kernel
+@lean_kernel
 def drop_held(r: Requests, t: Totals, slot: int) -> None:
     """Drop the cache of a paused request whose pause was reported just now. An async scheduler knows that a pass later."""
     release(r, t, slot)
@@ -115,14 +115,14 @@ def drop_held(r: Requests, t: Totals, slot: int) -> None:
     t.n_leaving += 1
 
 
-@kernel
+@lean_kernel
 def pin(r: Requests, t: Totals, slot: int, until_s: float) -> None:
     """Let nobody have the blocks of a paused request, while they are copied out."""
     release(r, t, slot)
     r[slot].pinned_until_s = until_s
 
 
-@kernel
+@lean_kernel
 def unpin(r: Requests, t: Totals, slot: int, until_s: float) -> None:
     """Drop a cache that was pinned until then, unless its request has resumed or was aborted."""
     if r[slot].pinned_until_s == until_s:
@@ -138,7 +138,7 @@ def _let_have(r: Requests, t: Totals, slot: int) -> None:
         hold(r, t, slot)
 
 
-@kernel
+@lean_kernel
 def requeue(r: Requests, t: Totals, slot: int, prompt: int, cached: int) -> None:
     """Append a paused request to the queue again, with this context; if it has no cache, `cached` tokens are there."""
     _let_have(r, t, slot)
@@ -196,7 +196,7 @@ def stop(r: Requests, t: Totals) -> None:
     t.n_stopped = stopped
 
 
-@kernel
+@lean_kernel
 def remove(r: Requests, t: Totals, slot: int) -> None:
     """Take a request out of its list, and free its blocks and slot: after the pass that an async scheduler has scheduled."""
     _let_have(r, t, slot)
@@ -307,7 +307,7 @@ def know_all(r: Requests, t: Totals) -> None:
         r[r[waiting_at(r, t, i)].waiting].seen_at = 0
 
 
-@kernel
+@lean_kernel
 def drop_caches(r: Requests, t: Totals, cause: int) -> None:
     """Drop the caches of all requests, also those that waiting ones would bring. Running ones go to the head of the queue. No
     pass is in flight then, or scheduled."""

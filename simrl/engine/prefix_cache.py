@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from simrl.profile.compiled import inlined, kernel, lean
+from simrl.profile.compiled import inlined, lean, lean_kernel
 
 if TYPE_CHECKING:
     from simrl.engine.requests import Requests, Totals
@@ -69,7 +69,7 @@ def short_of_nodes(capacity: Any, spare: Any, free: Any, more: Any) -> Any:
     return 2 * (capacity - free) + 3 * more - spare
 
 
-@kernel
+@lean_kernel
 def forget_oldest(r: Requests, totals: Records, spare: int) -> None:
     """Forget texts that nobody may ask for now, the oldest first, until there are `spare` nodes or no more such texts."""
     t = totals[0]
@@ -128,7 +128,7 @@ def _enter(r: Requests, node: int) -> None:
     r[bucket].node_bucket = node + 1
 
 
-@kernel
+@lean_kernel
 def enter_all(r: Requests) -> None:
     """Let `node_of` find all nodes, in arrays of a new size."""
     for bucket in range(len(r)):
@@ -267,7 +267,7 @@ def find(r: Requests, t: Totals, slot: int, known: int) -> tuple[int, int]:
     return found, free
 
 
-@kernel
+@lean_kernel
 def found_blocks(r: Requests, totals: Records, slot: int, known: int) -> int:
     """Return how many blocks of a request that has none would be found now."""
     evict(r, totals[0])

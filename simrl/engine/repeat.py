@@ -21,9 +21,9 @@ from simrl.engine.requests import (
     make_room,
     more_blocks,
 )
-from simrl.profile.compiled import inlined, lean, part
+from simrl.profile.compiled import inlined, lean
 from simrl.profile.profile import Tables
-from simrl.speculation.decoding import BATCH, ELASTIC, Decoding, gate_opens, passes_to_next_try
+from simrl.speculation.decoding import BATCH, ELASTIC, Decoding, Ints, gate_opens, passes_to_next_try
 
 LARGEST_COUNTED_BLOCK = 4096  # tokens; with larger ones, passes are counted one by one if need be
 
@@ -53,7 +53,7 @@ def plan(e: Engines, first: int, tables: Tables, limits: Limits, d: Decoding | N
     for k in range(limits.dp):
         t = e.totals[first + k]
         if limits.dp == 1 or has_work(t) or t.n_leaving + t.n_going > 0:
-            passes = min(passes, _sure_passes(e.requests[first + k], t, limits))
+            passes = min(passes, _sure_passes(e.requests[first + k], t, limits, e.scratch))
     if d is not None and passes > 0:
         if d.rule.gate == ELASTIC and t.n_running <= d.rule.threshold:
             passes = min(passes, max(d.rule.patience - t.elastic_state, 1))
@@ -65,8 +65,9 @@ def plan(e: Engines, first: int, tables: Tables, limits: Limits, d: Decoding | N
 
 
 @inlined
-def _sure_passes(r: Requests, t: Totals, limits: Limits) -> int:
-    """Return for how many passes a rank surely only decodes, up to the first stop."""
+def _sure_passes(r: Requests, t: Totals, limits: Limits, scratch: Ints) -> int:
+    """Return for how many passes a rank surely only decodes, up to the first stop. Sets the
+    `lengths` in the first of them."""
     n = t.n_running
     if n == 0 or n > limits.max_num_batched_tokens or t.n_leaving + t.n_going > 0:
         return 0
@@ -77,17 +78,19 @@ def _sure_passes(r: Requests, t: Totals, limits: Limits) -> int:
         return 0
     if limits.window_groups > 0 and t.n_waiting > 0 and n < limits.max_num_seqs:
         return 0  # what leaves the windows may let it start
-    passes = NEVER
+    passes, lengths = NEVER, n
     for i in range(n):
         q = r[r[i].running]
         if q.generated == 0 or q.prompt + q.generated - q.computed != 1 or q.rejected > 0:
             return 0
         passes = min(passes, min(q.stop_at, q.watch_at) - q.generated)
-    return min(passes, _passes_with_room(r, t, limits, passes))
+        lengths += q.computed
+    t.lengths = lengths
+    return min(passes, _passes_with_room(r, t, limits, passes, scratch))
 
 
-@part
-def _passes_with_room(r: Requests, t: Totals, limits: Limits, enough: int) -> int:
+@lean
+def _passes_with_room(r: Requests, t: Totals, limits: Limits, enough: int, needs: Ints) -> int:
     """Return for how many passes of pure decoding there are blocks, at least; `enough` or more
     where that is clear at once."""
     n, size = t.n_running, limits.block_size
@@ -98,7 +101,8 @@ def _passes_with_room(r: Requests, t: Totals, limits: Limits, enough: int) -> in
     if passes >= enough or size > LARGEST_COUNTED_BLOCK:
         return passes
     room -= room // n * n
-    needs = np.zeros(size, np.int64)  # requests that need a block in the first pass, the second …
+    for k in range(size):  # requests that need a block in the first pass, the second …
+        needs[k] = 0
     for i in range(n):
         needs[-r[r[i].running].computed % size] += 1
     for k in range(size):

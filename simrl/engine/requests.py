@@ -30,7 +30,7 @@ from simrl.engine.prefix_cache import (
     new_node,
     node_of,
 )
-from simrl.profile.compiled import inlined, kernel, lean
+from simrl.profile.compiled import inlined, lean, lean_kernel
 from simrl.speculation.bandit import BanditState
 from simrl.speculation.decoding import NONE, Draft, Gauges, Ints, Records, fields_of
 
@@ -59,6 +59,9 @@ class Request(Draft, Node):
     stop_at: int  # generated tokens at which it next leaves the batch …
     watch_at: int  # generated tokens at which the caller is informed
     scheduled: int  # tokens of the pass that is being scheduled
+    gained: int  # tokens in its last pass if that decoded, 0 if it computed the rest of its context, -1 if a part
+    rejected: int  # draft tokens of its last pass that were rejected; an async scheduler does not know it yet
+    going: int  # it takes part in one more pass, scheduled before it was aborted (1), paused (2) or ended (3); else 0
     response: int
     stop_kind: int  # … by END or PAUSE
     reached: int  # tokens that had been computed when the cache was last lost …
@@ -68,9 +71,6 @@ class Request(Draft, Node):
     first_token_s: float
     last_token_s: float
     pinned_until_s: float  # of a paused one whose blocks nobody may have; else 0
-    gained: int  # tokens in its last pass if that decoded, 0 if it computed the rest of its context, -1 if a part
-    rejected: int  # draft tokens of its last pass that were rejected; an async scheduler does not know it yet
-    going: int  # it takes part in one more pass, scheduled before it was aborted (1), paused (2) or ended (3); else 0
     # With a prefix cache (`engine.prefix_cache`):
     sample_key: int  # -1 of one whose text nobody asks for after its end
     prompt_node: int  # -1: its prompt is not shared …
@@ -120,6 +120,15 @@ class PassWork:
     own_s: float  # of the pass (of planned ones: of them all) without the other ranks of lock step …
     decoding_s: float  # … of its decoding alone, without drafts …
     verifying_s: float  # … and what the draft tokens add
+    lengths: int  # the sum of the decoding sequences' in the first of planned passes …
+    mean_kv: float  # … their mean in the next one …
+    cell: int  # … its cell in the attention's grid …
+    cell_kv: float  # … where that begins …
+    cell_s: float  # … the attention there …
+    slope_s: float  # … a token more …
+    cell_end_kv: float  # … and where it ends
+    fixed_s: float  # of planned passes without attention …
+    own_fixed_s: float  # … and without the other ranks of lock step
 
 
 class Totals(PassWork, Gauges, CacheTotals):
@@ -169,15 +178,22 @@ class Totals(PassWork, Gauges, CacheTotals):
 REQUESTS, TOTALS = fields_of(Request), fields_of(Totals)
 
 
+class Drafting(NamedTuple):
+    """What engines that draft keep beside their requests."""
+
+    bandits: BanditState  # of each row
+    places: Ints  # (rows, rows of the trace): who has which (`Engine.draft_from`)
+    readable: Ints  # scratch: how many tokens of each row of a group may be read
+    meanwhile: Ints  # scratch, (2, 2 × longest window + 2): see `engine.drafts`
+
+
 class Engines(NamedTuple):
     """The arrays of some engines: a row a data-parallel rank, the rows of an engine side by side; a column a slot."""
 
     requests: NDArray[Any]  # (rows, slots)
     totals: NDArray[Any]  # (rows,)
-    bandits: BanditState  # of each row
-    places: Ints  # (rows, rows of the trace): who has which (`Engine.draft_from`)
-    readable: Ints  # scratch: how many tokens of each row of a group may be read
-    meanwhile: Ints  # scratch, (2, 2 × longest window + 2): see `engine.drafts`
+    scratch: Ints  # (slots or more,)
+    drafting: Drafting | None
 
 
 class Columns(dict[str, NDArray[Any]]):
@@ -239,7 +255,7 @@ def most_in_window(limits: Limits) -> int:
     return blocks_of(limits.window_tokens - 1 + computing, limits.block_size) + 1
 
 
-@kernel
+@lean_kernel
 def blocks_to_start(tokens: int, limits: Limits) -> int:
     """Return the blocks that have to be there before a sequence of `tokens` starts."""
     columns = blocks_of(tokens, limits.block_size)
@@ -264,7 +280,7 @@ def more_blocks(request: Request, tokens: int, limits: Limits) -> int:
     return blocks - request.blocks
 
 
-@kernel
+@lean_kernel
 def capacity_tokens(limits: Limits) -> int:
     """Return the tokens of the longest sequence that fits alone."""
     room = limits.kv_blocks - limits.state_blocks
@@ -275,7 +291,7 @@ def capacity_tokens(limits: Limits) -> int:
     return max(columns, 0) * limits.block_size
 
 
-@kernel
+@lean_kernel
 def is_plain(limits: Limits) -> bool:
     """Return whether all layers keep every token, so that a sequence has a block for each `block_size` tokens."""
     return limits.full_groups == 1 and limits.window_groups == 0 and limits.state_blocks == 0
@@ -301,7 +317,7 @@ def queue_up(r: Requests, t: Totals, slot: int) -> None:
     t.n_waiting += 1
 
 
-@kernel
+@lean_kernel
 def enqueue(
     r: Requests,
     totals: Records,
@@ -456,7 +472,7 @@ def forget(request: Request, cause: int) -> None:
     request.in_flight = 0
 
 
-@kernel
+@lean_kernel
 def hold(r: Requests, t: Totals, slot: int) -> None:
     """Let a request keep its blocks without running."""
     r[t.n_holding].holding = slot

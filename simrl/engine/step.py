@@ -91,7 +91,7 @@ def step(e: Engines, first: int, tables: Tables, limits: Limits, d: Decoding | N
             if works:
                 _account(r, t, seconds)
             if d.rule.decoupled:
-                drafted = draft_meanwhile(t, d, began_s, rests, e.meanwhile)
+                drafted = draft_meanwhile(t, d, began_s, rests, e.drafting.meanwhile)
                 if not works:
                     _wait_for_drafter(t)
         else:
@@ -131,7 +131,7 @@ def _schedule(
         drafting, capacity, runs, logs = 0, capacity_tokens(limits), d.runs, d.log_acceptances[arm]
         decoupled, landed = d.rule.decoupled, t.draft_ends_s <= t.now_s
         works, tree_levels = not decoupled, d.arm_levels[arm] if d.rule.trees else 0
-        tree_nodes, meanwhile = d.arm_nodes[arm], e.meanwhile
+        tree_nodes, meanwhile = d.arm_nodes[arm], e.drafting.meanwhile
         if decoupled:
             for k in range(2 * logs.shape[0] + 2):
                 meanwhile[HAVING, k] = 0
@@ -196,7 +196,7 @@ def _schedule(
     if not preempted and budget > 0 and t.n_waiting > 0:
         _admit_waiting(r, t, limits, budget, i)
     if t.decoding > 0 and tables.straggler_sequences.shape[0] > 0:  # few profiles have it
-        wait_for_stragglers(r, t, tables)
+        wait_for_stragglers(r, t, tables, e.scratch)
     return works or t.query > 0
 
 

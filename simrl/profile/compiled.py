@@ -1,14 +1,14 @@
 """Decorators of compiled functions: `kernel` for those that Python calls, `threaded` for those that threads call at a time,
-`part` for those that only kernels call, `lean` for parts that allocate nothing, `inlined` for those that are compiled as a
-piece of each caller.
+`part` for those that only kernels call, `lean` and `lean_kernel` for those that allocate nothing, `inlined` for those that are
+compiled as a piece of each caller.
 
 numba compiles a function, with all that it calls, anew for every caller, and gives it a wrapper for Python and one for C, which
 take as long as the function where it has dozens of arrays. So a function that one other calls is `inlined`, and Python must not
 call a `part` or a `lean` one: it has no wrapper, and the process ends. numba also compiles a function anew for each integer
-constant that it is called with, unless it is one of numpy's. What was compiled is kept on disk
-(`simrl.profile.kernel_cache`).
+constant that it is called with, unless it is one of numpy's. Kernels are kept on disk (`simrl.profile.kernel_cache`), with the
+parts that they call. A division by zero does not raise: it gives infinity, NaN, or among integers 0.
 
-A `lean` part counts no references: with tuples of dozens of arrays, counting takes longer than the work itself. It may use and
+What is `lean` counts no references: with tuples of dozens of arrays, counting takes longer than the work itself. It may use and
 slice arrays, which its callers hold; it must not make one. What it calls says for itself whether it counts.
 """
 
@@ -17,19 +17,63 @@ from __future__ import annotations
 from typing import Any
 
 from numba import njit
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 
 from simrl.profile.kernel_cache import cached
 
 _njit: Any = njit  # whose types lack options
 
 
+class _Unlinked:
+    """numba's code generator, for a function that no process runs by itself: it has no environment there."""
+
+    def __init__(self, codegen: Any) -> None:
+        self._codegen = codegen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._codegen, name)
+
+    def set_env(self, name: str, environment: Any) -> None:
+        """Leave out what only functions with a wrapper use."""
+
+
+class _PartLibrary(JITCodeLibrary):
+    """The code of a part: kept as it is, and optimized and translated only in the kernels that it goes into. numba does both
+    for every function, with all that it calls, so again on each level of calls."""
+
+    @property
+    def codegen(self) -> Any:
+        return _Unlinked(self._codegen)
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """Return that there is none, for want of a wrapper."""
+        self._ensure_finalized()
+        return 0
+
+
+class _PartCompiler(Compiler):
+    """numba's compiler, for parts."""
+
+    def __init__(self, typing: Any, target: Any, library: Any, *rest: Any) -> None:
+        super().__init__(typing, target, library or _PartLibrary(target.codegen(), "part"), *rest)
+
+
 def _decorator(**options: Any) -> Any:
-    compiled = _njit(no_cfunc_wrapper=True, **{"_nrt": True, **options})
-    return lambda function: cached(compiled(function))
+    compiled = _njit(no_cfunc_wrapper=True, error_model="numpy", **{"_nrt": True, **options})
+    return compiled if "pipeline_class" in options else lambda function: cached(compiled(function))
 
 
 kernel = _decorator()
 threaded = _decorator(nogil=True)
-part = _decorator(no_cpython_wrapper=True)
-lean = _decorator(no_cpython_wrapper=True, _nrt=False)
+lean_kernel = _decorator(_nrt=False)
+part = _decorator(no_cpython_wrapper=True, pipeline_class=_PartCompiler)
+lean = _decorator(no_cpython_wrapper=True, pipeline_class=_PartCompiler, _nrt=False)
 inlined = _decorator(inline="always")

@@ -7,7 +7,7 @@ the profile first, so that no number is extrapolated in silence.
 import numpy as np
 from numpy.typing import NDArray
 
-from simrl.profile.compiled import kernel, lean
+from simrl.profile.compiled import lean, lean_kernel
 
 Floats = NDArray[np.float64]
 
@@ -47,7 +47,7 @@ def interpolate_row(grid: Floats, rows: Floats, x: float, out: Floats) -> None:
         out[j] = rows[i, j] if f == 0.0 else rows[i, j] + f * (rows[i + 1, j] - rows[i, j])
 
 
-@kernel
+@lean_kernel
 def interpolate4(
     g0: Floats, g1: Floats, g2: Floats, g3: Floats, values: Floats, x: tuple[float, float, float, float]
 ) -> float:

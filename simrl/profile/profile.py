@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from simrl.errors import InputError, first_line, meant
 from simrl.files import is_count_like, parquet_metadata, read_parquet, write_parquet
-from simrl.profile.compiled import inlined, kernel, part
+from simrl.profile.compiled import inlined, lean, lean_kernel
 from simrl.profile.interpolation import interpolate, interpolate4
 from simrl.profile.metadata import METADATA_KEY as METADATA_KEY
 from simrl.profile.metadata import ProfileMetadata as ProfileMetadata
@@ -103,7 +103,7 @@ def _sort(values: Floats) -> None:
         gap //= 2
 
 
-@kernel
+@lean_kernel
 def straggler_s(tables: Tables, lengths: Floats) -> float:
     """Return the seconds that a pass without prefill waits for its longest decoding sequences; sorts their `lengths`.
 
@@ -124,7 +124,7 @@ def straggler_s(tables: Tables, lengths: Floats) -> float:
     return seconds
 
 
-@kernel
+@lean_kernel
 def straggler_beside_prefill_s(tables: Tables, sequences: float, tokens: float) -> float:
     """Return the seconds that a pass with prefill waits for its longest decoding sequence, `tokens` longer than the mean, or
     than a prefill that lasts longer. Kernels split no sequence there."""
@@ -133,7 +133,7 @@ def straggler_beside_prefill_s(tables: Tables, sequences: float, tokens: float) 
     return tokens * tables.straggler_beside_prefill_s[_straggler_row(tables, sequences)]
 
 
-@part
+@lean
 def _straggler_row(tables: Tables, sequences: float) -> int:
     """Return the row of a number of decoding sequences: between two measured ones, the larger one's."""
     measured, i = tables.straggler_sequences, 0
@@ -142,7 +142,7 @@ def _straggler_row(tables: Tables, sequences: float) -> int:
     return i
 
 
-@kernel
+@lean_kernel
 def equivalent_chunk(prefill_tokens: float, prefill_work: float) -> tuple[float, float]:
     """Return one chunk (tokens, cached context) with the attention work of several.
 
@@ -196,7 +196,7 @@ def with_attention_s(
     return max(seconds, tables.least_pass_s + tables.between_passes_s)
 
 
-@kernel
+@lean_kernel
 def pass_s(
     tables: Tables,
     query_tokens: float,

@@ -46,12 +46,6 @@ class Draft:
     runs_at: int  # the offset of what is drawn of a row's siblings; -1: their tokens are known
     hardness: float  # of its acceptance (`simrl.speculation.acceptance`)
     window: int
-    proposed: int  # whether it drafts for the present pass …
-    drafted: int  # … how many tokens (-1: it waits for its draft) …
-    accepted: int  # … and how many of them are accepted
-    left: int  # tokens that it may still gain
-    old_tokens: int  # of an old response that is verified as a whole …
-    old_accepted: int  # … and how many of them are accepted
 
     drafted_total: int
     accepted_total: int
@@ -67,6 +61,14 @@ class Draft:
     may: int  # tokens that it may draft until the verification to come ends
     misses_total: int  # drafts with a wrong token
     unverified_total: int  # drafted tokens in no window that was verified
+
+    # What every pass reads, beside what it reads of the request itself:
+    proposed: int  # whether it drafts for the present pass …
+    drafted: int  # … how many tokens (-1: it waits for its draft) …
+    accepted: int  # … and how many of them are accepted
+    left: int  # tokens that it may still gain
+    old_tokens: int  # of an old response that is verified as a whole …
+    old_accepted: int  # … and how many of them are accepted
 
 
 Drafts = Sequence[Draft]

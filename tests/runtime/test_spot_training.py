@@ -408,7 +408,7 @@ def test_graphs_of_the_strategies_come_out_of_the_kv_cache_and_buckets_leave_mor
 def test_with_the_bandit_a_worker_tries_more_than_one_tree():
     config = on_gpus("verl_colocated", tlt(threshold=100, patience=1), 1, steps=3)
     watched = watch(prepared(config))
-    bandit = watched.workers[0].engine.fleet.arrays.engines.bandits
+    bandit = watched.workers[0].engine.fleet.arrays.engines.drafting.bandits
     per_verification = {
         row["drafted_tokens"] / row["verifications"] for row in rows(watched.result.samples) if row["verifications"]
     }

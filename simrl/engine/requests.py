@@ -193,7 +193,7 @@ class Engines(NamedTuple):
     requests: NDArray[Any]  # (rows, slots)
     totals: NDArray[Any]  # (rows,)
     scratch: Ints  # (slots or more,)
-    drafting: Drafting | None
+    drafting: Any  # `Drafting` of engines that draft, else None
 
 
 class Columns(dict[str, NDArray[Any]]):

@@ -57,7 +57,7 @@ def preempt_last(r: Requests, t: Totals, cause: int) -> None:
     r[t.waiting_head].waiting = slot
 
 
-@inlined
+@lean
 def _unhash_in_flight(request: Request, t: Totals) -> None:
     """Let nobody find the tokens of the pass in flight: the scheduler does not know them."""
     if t.ahead == 1 and t.prefix_caching == 1:
@@ -130,7 +130,7 @@ def unpin(r: Requests, t: Totals, slot: int, until_s: float) -> None:
         free(r, t, slot, MOVED)
 
 
-@inlined
+@lean
 def _let_have(r: Requests, t: Totals, slot: int) -> None:
     """Let others have the blocks of a request, if they are pinned."""
     if r[slot].pinned_until_s > 0.0:

@@ -157,7 +157,7 @@ def _strike_out(r: Requests, node: int) -> None:
         r[other].node_next = r[node].node_next
 
 
-@inlined
+@lean
 def leave_node(r: Requests, t: Totals, node: int) -> None:
     """Let a node have a user less."""
     r[node].node_users -= 1
@@ -178,7 +178,7 @@ def drop_if_unused(r: Requests, t: Totals, node: int) -> None:
             r[node].node_users -= 1
 
 
-@inlined
+@lean
 def append(r: Requests, t: Totals, node: int) -> None:
     """Append a node that nobody holds any more to the list. Its blocks are free."""
     last = t.list_last
@@ -193,7 +193,7 @@ def append(r: Requests, t: Totals, node: int) -> None:
     t.free_blocks += r[node].node_blocks
 
 
-@inlined
+@lean
 def append_dead(r: Requests, t: Totals, blocks: int) -> None:
     """Append blocks to the list that nobody finds again."""
     if t.list_last >= 0:
@@ -305,7 +305,7 @@ def take_found(r: Requests, t: Totals, slot: int, known: int) -> None:
         leave_node(r, t, own)
 
 
-@inlined
+@lean
 def _hold(r: Requests, t: Totals, node: int) -> None:
     """Let a request hold a node's blocks."""
     if r[node].node_refs == 0 and r[node].node_blocks > 0:

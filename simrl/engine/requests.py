@@ -265,7 +265,7 @@ def blocks_to_start(tokens: int, limits: Limits) -> int:
     return blocks
 
 
-@inlined
+@lean
 def more_blocks(request: Request, tokens: int, limits: Limits) -> int:
     """Return the blocks that a request takes to have room for `tokens`; below 0: it gives back what left its windows."""
     if limits.window_groups == 0:
@@ -296,7 +296,7 @@ def is_plain(limits: Limits) -> bool:
     return limits.full_groups == 1 and limits.window_groups == 0 and limits.state_blocks == 0
 
 
-@inlined
+@lean
 def known_tokens(request: Request) -> int:
     """Return the tokens whose KV a request needs before it decodes; an old response yet to be verified counts."""
     return request.prompt + request.generated + request.old_tokens
@@ -308,7 +308,7 @@ def waiting_at(r: Requests, t: Totals, place: int) -> int:
     return (t.waiting_head + place) % len(r)
 
 
-@inlined
+@lean
 def queue_up(r: Requests, t: Totals, slot: int) -> None:
     """Append a request to the queue."""
     r[waiting_at(r, t, t.n_waiting)].waiting = slot
@@ -435,7 +435,7 @@ def free(r: Requests, t: Totals, slot: int, cause: int) -> None:
     forget(r[slot], cause)
 
 
-@inlined
+@lean
 def _hashed_tokens(request: Request, t: Totals) -> int:
     """Return the tokens whose full blocks others may find, of a request that leaves between two passes: without what drafts
     gained in the last one, which a scheduler that waits for it would have noted in the next."""
@@ -460,7 +460,7 @@ def end(r: Requests, t: Totals, slot: int, found_again: bool) -> None:
     forget(r[slot], MOVED)
 
 
-@inlined
+@lean
 def forget(request: Request, cause: int) -> None:
     """Forget what a request had computed."""
     if request.computed > 0:

@@ -114,6 +114,7 @@ def test_python_calls_no_compiled_function_without_a_wrapper_for_it():
 
 
 def test_a_module_imports_only_what_stands_above_it():
+    """I37: imports run one way."""
     wrong = []
     for path in SOURCES:
         own = place(path)
@@ -144,6 +145,7 @@ COMPILING = ("numba", "simrl.engine", "simrl.profile.compiled")
 
 
 def test_schedules_name_no_engine_and_no_compiler_anywhere():
+    """I38: schedules know workers by their protocol."""
     paths = [path for path in SOURCES if place(path) in SCHEDULES]
     wrong = [
         f"{path.name}:{line} imports {name}"
@@ -155,6 +157,7 @@ def test_schedules_name_no_engine_and_no_compiler_anywhere():
 
 
 def test_schedules_the_trainer_and_methods_are_imported_without_engine_and_compiler():
+    """I38: schedules load no engine and no compiler."""
     modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in SOURCES if place(path) in SCHEDULES]
     modules += ["simrl.runtime.trainer", "simrl.runtime.worker", "simrl.speculation.methods"]
     program = f"import sys, {', '.join(modules)}; print(*sys.modules)".replace(".__init__", "")
@@ -183,7 +186,7 @@ def test_the_check_itself_sees_imports_wherever_they_stand():
 
 
 def test_no_rule_of_a_schedule_looks_up_what_a_sample_will_turn_out_to_be():
-    """Samples do not carry their lengths (`Sample._fields`); the look-up that workers and rewarders have is not for rules."""
+    """I35: samples do not carry their lengths (`Sample._fields`); the look-up of workers and rewarders is not for rules."""
     rules = [*(ROOT / "simrl" / "pipelines").glob("*.py"), *(ROOT / "simrl" / "dispatch").glob("*.py")]
     rules += [ROOT / "simrl" / "runtime" / name for name in ("history.py", "faults.py")]
     assert len(rules) > 20

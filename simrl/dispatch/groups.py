@@ -1,6 +1,6 @@
 """Groups at the workers, as pipelines see them: their events, made of the events of single samples.
 
-Invariant: they are those of `simrl.runtime.group_runs`, which simulated workers generate without following each sample.
+Invariant: they are those of `simrl.runtime.generation`, which generates groups without following each sample.
 """
 
 from __future__ import annotations

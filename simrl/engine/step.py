@@ -58,7 +58,7 @@ from simrl.profile.profile import Tables
 from simrl.speculation.decoding import SIBLINGS, Decoding, Ints, gate_opens
 
 
-@lean
+@inlined
 def step(e: Engines, first: int, tables: Tables, limits: Limits, d: Decoding | None) -> None:
     """Do one pass of all ranks, and list what stops in it. With a decoupled drafter it may be a
     drafter's pass that the verifier waits for."""

@@ -7,9 +7,9 @@ Within a group, an ε-greedy bandit: now and then a strategy at random, else the
 sliding window. The reward of a pass is its tokens per second. An arm without a reward is worth more than any other, so such
 arms go first; of equals, the one that was given first. Where the paper is silent, this follows the code (fastrl).
 
-`choose` before a pass, `observe` after it, compiled; `tests/references/bandit.py` is the rule, readable. An engine can look
-ahead on a copy of the state: a draw belongs to (key, number of draws before). An arm is the index of a strategy as they were
-given. An arm that is alone in its group is chosen without being compared, so its rewards are not kept.
+`choose` before a pass, `observe` after it, compiled; `tests/references/bandit.py` is the rule, readable. A draw belongs to
+(key, number of draws before), so equal runs choose equally. An arm is the index of a strategy as they were given. An arm that
+is alone in its group is chosen without being compared, so its rewards are not kept.
 """
 
 from __future__ import annotations
@@ -73,11 +73,6 @@ def bandit_states(rule: BanditRule, window: int, rows: int) -> BanditState:
     one = bandit_state(rule, window)
     rewards = np.stack([one.arrived] * rows)
     return BanditState(rewards, rewards.copy(), np.stack([one.counts] * rows))
-
-
-def copied(state: BanditState) -> BanditState:
-    """Return a copy of a state, for a look ahead."""
-    return BanditState(state.arrived.copy(), state.ordered.copy(), state.counts.copy())
 
 
 @kernel

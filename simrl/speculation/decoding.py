@@ -1,7 +1,7 @@
 """Decoding with drafts: the sources from which each request may draft, and the fate of its draft in a pass.
 
-Invariant: what a pass drafts and accepts depends on the request, the tokens it has, and the state that is copied with the
-engine's (windows, gauges); never on the time. So an engine can look ahead on a copy, and two systems have equal luck.
+Invariant: what a pass drafts and accepts depends on the request, the tokens it has, and the engine's state (windows, gauges);
+never on the time. So two systems have equal luck.
 
 A request has a *source*: nothing, recorded runs (`AcceptRuns`), a model's acceptance, or its siblings' responses as far as
 this engine has generated them. The window, the gate and the strategy are the engine's. Drafts are chains as long as the window;

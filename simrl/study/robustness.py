@@ -2,7 +2,7 @@
 
 Invariant: a perturbed option is simulated, by a field of its scenario (every pass longer, training less efficient, fewer
 drafts accepted); no outcome is multiplied. A flip is bracketed by two simulated factors: at one the choice still wins, at the
-other it does not.
+other it does not. Splits and η are not searched again; a perturbation that cannot be executed is left out and reported.
 """
 
 from __future__ import annotations

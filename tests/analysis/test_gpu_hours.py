@@ -46,6 +46,7 @@ def test_the_parts_of_a_run_are_all_its_gpu_seconds(name):
     ends=st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted).filter(lambda x: x[1] - x[0] > 1e-3),
 )
 def test_the_parts_of_any_window_are_all_its_gpu_seconds(name, ends):
+    """I16: the parts of a window are the window."""
     result = run(name)
     a_s, b_s = (share * result.metadata["end_s"] for share in ends)
     fall = waterfall(result, a_s, b_s)
@@ -62,6 +63,7 @@ def test_the_parts_of_any_window_are_all_its_gpu_seconds(name, ends):
     factor=st.sampled_from((None, 1.5)),
 )
 def test_no_cluster_no_cache_and_no_fault_makes_a_gpu_second_vanish(name, seed, gpus, kv_cache_tokens, factor):
+    """I16: faults and short caches make no GPU-second vanish."""
     faults = [{"kind": "slow", "worker": 0, "factor": factor, "at_s": 0.5}] if factor else []
     faults += [{"kind": "lost", "worker": 1, "at_s": 0.4, "back_s": 0.9}] if factor else []
     result = simulate(
@@ -81,6 +83,7 @@ def test_no_cluster_no_cache_and_no_fault_makes_a_gpu_second_vanish(name, seed, 
 
 
 def test_what_passes_went_to_is_as_long_as_the_rollout():
+    """I15: the work of a rollout span is as long as the span."""
     for name in SYSTEMS:
         for span in rows(run(name).spans):
             work = [span[field] for field in Work._fields[:9]]

@@ -319,6 +319,7 @@ TIGHT = Limits(max_num_seqs=2, max_num_batched_tokens=16, block_size=4, kv_block
 @examples(300)
 @given(st.data(), RULES, st.integers(1, 3), st.sampled_from([ROOMY, TIGHT]))
 def test_every_sample_comes_back_once_with_all_its_tokens_whatever_happens_to_it_on_the_way(data, rule, count, limits):
+    """I12: a submission comes back once."""
     env, at = simpy.Environment(), {}
     record = recorder(*(f"rollout-{i:03d}" for i in range(count)))
     fleet = [Watched(a_worker(env, i, limits, 2.0, record), at, rule.per_worker or 10**9) for i in range(count)]

@@ -244,6 +244,7 @@ def draftings(draw):
 @examples(300)
 @given(limits, st.booleans(), commands, st.one_of(st.none(), draftings()), st.sampled_from([TABLES, UNEVEN, LAUNCHED]))
 def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, ahead, commands, drafting, tables):
+    """I25: the engine does as the slow reference."""
     limits = limits._replace(async_scheduling=ahead)
     engine, reference = one_engine(tables, limits), ReferenceEngine(tables, limits)
     if drafting is not None:
@@ -343,6 +344,7 @@ def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, ahead, c
 @examples(100)
 @given(limits, st.lists(requests, min_size=1, max_size=40))
 def test_running_to_the_end_at_once_gives_the_times_of_running_end_by_end(limits, requests):
+    """I28: a run may be divided anywhere."""
     at_once, by_end = one_engine(TABLES, limits), one_engine(TABLES, limits)
     slots = [at_once.submit(*r) for r in requests]
     assert slots == [by_end.submit(*r) for r in requests]
@@ -374,6 +376,7 @@ def test_a_sample_longer_than_the_kv_cache_is_refused_with_the_sizes():
 
 
 def test_a_stop_that_is_planned_changes_nothing_before_its_time():
+    """I5: to plan a stop is not to run to it."""
     limits = Limits(4, 64, 4, 100)
     planned, plain = one_engine(TABLES, limits), one_engine(TABLES, limits)
     for engine in (planned, plain):
@@ -385,6 +388,7 @@ def test_a_stop_that_is_planned_changes_nothing_before_its_time():
 
 
 def test_a_command_reaches_a_busy_engine_strictly_after_its_time_and_an_idle_one_at_once():
+    """I1: a command waits for a boundary only at a busy engine."""
     engine = one_engine(TABLES, Limits(4, 64, 4, 100))
     engine.settle(2.0)
     assert engine.now_s == 2.0
@@ -558,6 +562,7 @@ def test_a_weight_update_drops_the_caches_of_paused_requests_too():
 
 @pytest.mark.parametrize("kv_blocks", [20, 23, 31, 60])
 def test_many_paused_requests_in_little_memory_never_wait_for_one_another_for_ever(kv_blocks):
+    """I18: held caches make room."""
     engine = one_engine(TABLES, Limits(max_num_seqs=6, max_num_batched_tokens=32, block_size=4, kv_blocks=kv_blocks))
     turns = {}
     for _ in range(40):
@@ -761,6 +766,7 @@ def test_a_bandit_settles_on_the_strategy_that_yields_more_tokens_a_second():
 @examples(50)
 @given(limits, st.lists(requests, min_size=1, max_size=12), draftings())
 def test_drafts_change_when_tokens_come_never_how_many(limits, requests, drafting):
+    """I31: an engine generates as many tokens with drafts as without."""
     engine, reference = one_engine(TABLES, limits, drafting.decoding), ReferenceEngine(TABLES, limits)
     slots = [engine.submit(*r) for r in requests]
     for i, (slot, r) in enumerate(zip(slots, requests, strict=True)):
@@ -812,6 +818,7 @@ def test_what_an_aborted_sibling_had_stays_known():
 @examples(60)
 @given(st.integers(0, 10_000), st.integers(2, 6), st.floats(0.01, 0.8), st.integers(0, 1), st.sampled_from([16, 512]))
 def test_what_siblings_will_generate_changes_no_draft(seed, n, until_s, own_text, budget):
+    """I32: later tokens of siblings change no draft."""
     rng = np.random.default_rng(seed)
     responses = [phrases(rng, rng.integers(20, 150)) for _ in range(n)]
 

@@ -62,6 +62,7 @@ requests = st.lists(
     st.booleans(),
 )
 def test_every_end_agrees_with_the_reference(requests, window, step_s, round_s, reconfigures, seed, ahead):
+    """I26: decoupled drafting does as its slow reference."""
     rng = np.random.default_rng(seed)
     table = {"best_window": rng.integers(1, 7, 101), "best_coupled": rng.integers(0, 2, 101)}
     every = 20 if reconfigures else 0

@@ -55,6 +55,7 @@ limits = st.builds(
 @examples(60)
 @given(st.sampled_from(GRIDS), limits, commands)
 def test_ranks_do_what_slow_ranks_do(tables, limits, commands):
+    """I30: ranks do as the slow reference."""
     engine, slow = one_engine(tables, limits), ReferenceLockStep(tables, limits)
     pairs, paused = [], set()
 
@@ -116,6 +117,7 @@ def test_ranks_do_what_slow_ranks_do(tables, limits, commands):
 @examples(30)
 @given(st.sampled_from(GRIDS), limits, st.lists(requests, min_size=1, max_size=30))
 def test_nothing_is_lost_and_the_seconds_of_a_mean_rank_sum_to_the_clock(tables, limits, lengths):
+    """I15: the seconds of a mean rank sum to the clock."""
     engine = one_engine(tables, limits)
     slots = [engine.submit(*each) for each in lengths]
     assert len(set(slots)) == len(slots)

@@ -40,12 +40,12 @@ def audit(engine):
     assert t["held_blocks"] == alone
 
 
-def asked_at_random(seed, hold_paused):
+def asked_at_random(seed, prefix_caching, hold_paused):
     """Ask an engine of few blocks for this and that, and audit it after each; at the end all blocks are free."""
     rng = random.Random(seed)
     size, blocks = rng.choice([1, 2, 4, 16]), rng.randint(8, 60)
     widths = rng.choice([1, 3, 8, 64]), rng.choice([4, 16, 64, 512])
-    engine = one_engine(TABLES, Limits(*widths, size, blocks, rng.random() < 0.5, True, hold_paused))
+    engine = one_engine(TABLES, Limits(*widths, size, blocks, rng.random() < 0.5, prefix_caching, hold_paused))
     room, live, paused, number = size * blocks, {}, set(), 0
 
     def note(stops):
@@ -96,10 +96,12 @@ def asked_at_random(seed, hold_paused):
     assert engine.free_blocks == blocks
 
 
+@pytest.mark.parametrize("prefix_caching", [False, True])
 @pytest.mark.parametrize("hold_paused", [False, True])
-def test_no_block_is_lost_or_counted_twice_whatever_is_asked(hold_paused):
+def test_no_block_is_lost_or_counted_twice_whatever_is_asked(hold_paused, prefix_caching):
+    """I17: blocks are conserved, with a prefix cache and without."""
     for seed in range(60):
-        asked_at_random(seed, hold_paused)
+        asked_at_random(seed, prefix_caching, hold_paused)
 
 
 def test_a_prompt_is_computed_once_for_its_group():

@@ -30,6 +30,7 @@ def loaded(limits: Limits) -> Engine:
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("kv_blocks", [400, 20])  # with few blocks, requests are preempted
 def test_passes_at_once_end_as_passes_one_by_one(asynchronous: bool, kv_blocks: int):
+    """I27: `repeat` is `step`, many times."""
     limits = Limits(4, 64, 16, kv_blocks, async_scheduling=asynchronous)
     at_once, one_by_one = loaded(limits), loaded(limits)
     ends_s = at_once.run_until_idle()

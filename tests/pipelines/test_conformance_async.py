@@ -402,6 +402,7 @@ def rate_and_bound(name, parameters, steps=4):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_no_system_trains_more_than_engines_that_never_rest_generate(name):
+    """I19: no system trains more than full engines generate."""
     rate, bound = rate_and_bound(name, {})
     assert 0 < rate <= bound
 

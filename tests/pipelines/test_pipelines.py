@@ -130,6 +130,7 @@ def publishes(system, step):
 @examples(40)
 @given(traces, workers, updates, st.one_of(st.just(ROOMY), tight))
 def test_nothing_is_lost_and_nothing_happens_twice(system, trace, workers, steps, limits):
+    """I8, I9, I10, I36: samples, tokens and GPU-seconds are conserved by every system."""
     watched = run(system, trace, workers, steps, limits)
     result, samples = watched.result, rows(watched.result.samples)
     end_s = result.metadata["end_s"]
@@ -200,6 +201,7 @@ def test_nothing_is_lost_and_nothing_happens_twice(system, trace, workers, steps
 @examples(20)
 @given(traces, workers)
 def test_time_is_what_engines_loads_and_updates_take_and_no_less(system, trace, workers):
+    """I19, I36: no system is faster than its parts."""
     linear = on_gpus(*system, workers, steps=4).with_fields("training", **LINEAR)
     watched = watch(prepared(linear, trace, limits=ROOMY))
     ready, result = watched.prepared, watched.result
@@ -254,6 +256,40 @@ def test_time_is_what_engines_loads_and_updates_take_and_no_less(system, trace, 
             assert row["finished_s"] - row["started_s"] >= alone_s * (1 - 1e-9)
 
 
+# What nobody knows.
+
+LENGTHS = [5, 7, 10, 11, 15, 15, 19, 20, 23, 25, 27, 30, 31, 35, 35, 40]
+
+
+def begun(system, lengths):
+    """When the first response of a run ends, and when and where each segment of its responses begins."""
+    groups = [[(4, n) for n in lengths[i : i + 4]] for i in range(0, len(lengths), 4)]
+    result = run(system, trace([groups]), steps=1).result
+    first_end_s = min(row["finished_s"] for row in rows(result.samples) if row["finished_s"] is not None)
+    return first_end_s, {(part["started_s"], part["uid"], part["worker"]) for part in rows(result.segments)}
+
+
+def begun_alike(system, lengths):
+    """Whether two orders of equal lengths, so that plans made from their mean are equal, begin alike until a response ends."""
+    one, other = begun(system, LENGTHS), begun(system, lengths)
+    until_s = min(one[0], other[0])
+    starts, others = ({start for start in starts if start[0] < until_s} for _, starts in (one, other))
+    assert starts
+    return starts == others
+
+
+@systems(EVERY_RECIPE)
+@examples(4)
+@given(st.permutations(LENGTHS))
+def test_until_a_response_ends_nothing_depends_on_how_long_each_one_is(system, lengths):
+    """I35: no system looks ahead."""
+    assert begun_alike(system, lengths)
+
+
+def test_a_ranker_that_knows_the_lengths_to_come_is_seen():
+    assert not begun_alike(("streamrl", {"ranker": "oracle", "ranker_accuracy": 1.0}), LENGTHS[::-1])
+
+
 # Off-policyness.
 
 
@@ -261,6 +297,7 @@ def test_time_is_what_engines_loads_and_updates_take_and_no_less(system, trace, 
 @examples(25)
 @given(traces, workers, updates, st.one_of(st.just(ROOMY), tight))
 def test_no_token_is_trained_older_than_the_system_allows(system, trace, workers, steps, limits):
+    """I33: bounds of off-policyness hold."""
     watched = run(system, trace, workers, steps, limits)
     allowed = watched.prepared.system.off_policyness
     assert allowed is None or max(u["off_policyness_max"] for u in rows(watched.result.steps)) <= allowed

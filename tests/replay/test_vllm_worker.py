@@ -154,6 +154,7 @@ TWO_RESPONSES = [(0.0, ("submit", [(1, 105), (2, 105)]))]
 @example(limits=A_FULL_CACHE, timeline=(TWO_RESPONSES, [(0, ("abort", 1))]), load_s=0.02)
 @given(any_limits, timelines(st.one_of(st.just(0.0), st.floats(0, 0.6))), st.sampled_from([0.02, 0.3]))
 def test_whatever_is_asked_and_whenever_a_real_loop_does_it_by_the_written_rule(limits, timeline, load_s):
+    """I4: the loop around a real engine follows the rule of a simulated worker."""
     compare_with_the_rule(TABLES, limits, load_s, timeline)
 
 
@@ -165,6 +166,7 @@ ASKED_AS_A_LOAD_DRAINS = ([(0.0, ("submit", [(1, 2)])), (0.5, ("load", "drain"))
 @example(limits=AN_ENGINE_OF_ONE, timeline=ASKED_AS_A_LOAD_DRAINS, load_s=1.0)
 @given(any_limits, timelines(st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.0, 60.0])), st.sampled_from([1.0, 2.5]))
 def test_what_is_asked_exactly_at_a_boundary_waits_for_the_next_one_in_a_real_loop_too(limits, timeline, load_s):
+    """I4: the loop around a real engine follows the rule where commands and boundaries coincide."""
     compare_with_the_rule(TICKS, limits, load_s, timeline)
 
 

@@ -51,6 +51,7 @@ def test_a_span_without_duration_is_none():
 
 
 def test_a_lane_that_does_two_things_at_once_is_a_bug_and_says_so():
+    """I10: a lane does one thing at a time."""
     record = recorder()
     record.span(0, "rollout", 0.0, 4.0, 0)
     record.span(0, "train", 3.0, 5.0, 0)

@@ -79,6 +79,7 @@ def test_so_do_ngrams():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_speculation_changes_when_tokens_come_and_never_which(name):
+    """I31: no method of speculation changes what a run generates."""
     trace = random_groups(5, epochs=3)
     plain, other = simulated(trace, "none"), simulated(trace, name)
     assert {r["uid"]: r["generated_tokens"] for r in rows(plain.samples)} == {
@@ -121,6 +122,7 @@ def poisoned(trace: Trace, epoch: int) -> Trace:
 
 @pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name]().drafter != "model"])
 def test_nobody_drafts_from_a_later_epoch(name):
+    """I32: later epochs change no draft."""
     trace = random_groups(2, epochs=3)
     one = {"cluster": {"gpu": "h100", "gpus": 1, "tp": 1}}  # siblings are at one worker
     before, after = (simulated(t, name, **one) for t in (trace, poisoned(trace, 2)))
@@ -141,7 +143,7 @@ def test_nobody_drafts_from_a_later_epoch(name):
 @pytest.mark.parametrize("system", ["areal", "april", "sortedrl", "rollpacker", "rhymerl", "verl_colocated"])
 @pytest.mark.parametrize("name", ["spec_rl", "histospec"])
 def test_nobody_drafts_from_what_is_not_finished(system, name, monkeypatch):
-    """Whatever a sample is given to draft from was generated, to its end, before."""
+    """I32: whatever a sample is given to draft from was generated, to its end, before."""
     finished, given = set(), []
 
     def ends(self, engine, slot, rollout, now_s):

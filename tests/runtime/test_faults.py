@@ -190,6 +190,7 @@ DRAWN = [
 
 
 def test_two_systems_see_the_same_faults():
+    """I22: faults belong to their seed."""
     told = [simulate(scenario(name, faults=DRAWN, steps=6)).metadata for name in ("verl_colocated", "distflow")]
     both_s = min(metadata["end_s"] for metadata in told)
     first, second = ([f for f in m["faults"] if f["at_s"] < both_s] for m in told)
@@ -226,6 +227,7 @@ def test_a_lost_worker_ends_its_stays_with_their_tokens_after_the_pass_that_runs
 
 
 def test_a_lost_worker_holds_up_nobody_who_waits_for_all():
+    """I14: the loads of a lost worker count as done."""
     env = simpy.Environment()
     worker = a_worker(env)
     worker.submit(sample(0, response_tokens=50))
@@ -455,6 +457,7 @@ counted_faults = st.integers(1, 3).flatmap(lambda n: st.tuples(st.just(n), any_f
 @examples(15)
 @given(counted_faults, traces, st.one_of(st.just(ROOMY), tight))
 def test_no_sample_is_lost_or_trained_twice_and_staleness_stays_in_its_bound(name, counted, trace, limits):
+    """I11: faults lose no sample and break no bound."""
     workers, which = counted
     watched = watch(with_faults(name, which, trace, workers, limits=limits))
     assert_nothing_is_lost(watched)
@@ -492,6 +495,7 @@ def test_a_loss_for_good_leaves_the_rest_to_the_other_worker(name, worker, at_s)
 @examples(8)
 @given(traces, st.integers(0, 5))
 def test_drawn_faults_lose_no_sample_either_also_where_all_workers_are_lost_at_times(name, trace, seed):
+    """I11: drawn faults lose no sample, also where all workers are lost at times."""
     drawn = faults(
         {"kind": "lost", "rate_per_hour": 60, "duration_s": 40},
         {"kind": "slow", "factor": 3, "rate_per_hour": 30, "duration_s": 30},

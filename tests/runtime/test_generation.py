@@ -132,6 +132,7 @@ def ends_at_one_instant(seed, group, pause_s, cluster_gpus, **engine):
 @example(ends_at_one_instant(55, 3, 0.001, 6, max_num_seqs=64, kv_cache_tokens=100_000, async_scheduling=True))
 @given(scenarios())
 def test_groups_as_one_have_the_tables_of_responses_watched_one_by_one(scenario):
+    """I29: a group as one is its responses one by one."""
     with patch.object(run, "_offer_groups"):
         try:
             one_by_one = run.simulate(scenario)

@@ -10,6 +10,7 @@ def finished(uid: int, prompt: int, epoch: int, tokens: int):
 
 
 def test_an_epoch_counts_for_a_prompt_once_all_its_responses_are_finished():
+    """I35: a history knows whole epochs alone."""
     history = LengthHistory()
     first = [finished(uid, 7, 0, tokens) for uid, tokens in enumerate([10, 30])]
     second = [finished(uid, 7, 1, tokens) for uid, tokens in enumerate([5, 500], start=2)]

@@ -57,6 +57,7 @@ def test_a_colocated_trainer_occupies_every_lane_in_every_phase():
 
 
 def test_the_off_policyness_of_an_update_counts_tokens_by_the_version_that_generated_them():
+    """I34: off-policyness is as counted by hand."""
     env, trainer, _ = a_trainer()
     env.run(trainer.train([rollout(0, {0: 1})]))
     env.run(trainer.train([rollout(1, {0: 1})]))
@@ -77,6 +78,7 @@ def test_what_was_trained_is_recorded_with_its_step():
 
 
 def test_a_sample_cannot_be_trained_twice_after_it_was_dropped_or_before_it_is_done():
+    """I13: what may not be trained ends the run."""
     for spoil in ("trained", "dropped", "unfinished"):
         env, trainer, record = a_trainer()
         batch = [rollout(0, {0: 5}, done=spoil != "unfinished")]

@@ -392,13 +392,14 @@ def compare_with_reference(tables, limits, load_s, timeline, turns=lambda uid, r
 @examples(100)
 @given(any_limits, timelines(st.one_of(st.just(0.0), st.floats(0, 0.6))), st.sampled_from([0.02, 0.3]))
 def test_whatever_is_asked_and_whenever_a_worker_does_it_by_the_written_rule(limits, timeline, load_s):
+    """I3: a worker does as the slow reference."""
     compare_with_reference(TABLES, limits, load_s, timeline)
 
 
 @examples(100)
 @given(any_limits, timelines(st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.0, 60.0])), st.sampled_from([1.0, 2.5]))
 def test_what_is_asked_exactly_at_a_boundary_waits_for_the_next_one(limits, timeline, load_s):
-    """With passes of one second, commands and boundaries fall on the same instants."""
+    """I1: with passes of one second, commands and boundaries fall on the same instants."""
     record = compare_with_reference(TICKS, limits, load_s, timeline)
     busy = sorted((s.started_s, s.ended_s) for s in record.spans if s.ended_s > s.started_s)
     assert all(first[1] <= second[0] for first, second in pairwise(busy))
@@ -407,6 +408,7 @@ def test_what_is_asked_exactly_at_a_boundary_waits_for_the_next_one(limits, time
 @examples(50)
 @given(any_limits, timelines(st.one_of(st.just(0.0), st.floats(0, 0.6))), st.sampled_from([0.02, 0.3]))
 def test_what_waits_for_environments_follows_the_written_rule_too(limits, timeline, load_s):
+    """I3: a worker does as the slow reference also where requests have turns."""
     compare_with_reference(TABLES, roomier(limits), load_s, timeline, turns_of)
 
 
@@ -447,6 +449,7 @@ def test_a_busy_worker_takes_a_new_sample_after_the_pass_that_runs():
 
 
 def test_samples_submitted_in_one_instant_start_in_one_pass_whatever_chain_of_events_led_there():
+    """I2: commands of one instant arrive together."""
     env, worker = a_worker(ROOMY._replace(max_num_batched_tokens=8))
     short, long = sample(0, prompt_tokens=4, response_tokens=1), sample(1, prompt_tokens=4, response_tokens=1)
 

@@ -207,6 +207,7 @@ def test_the_result_says_what_it_rests_on():
 
 
 def test_a_run_ends_with_the_passes_under_way_at_its_last_update_and_nothing_is_submitted_after():
+    """I6: nothing begins after the last update."""
     result = simulate(on_gpus("areal", {"eta": 1}, workers=2))
     end_s, updated_s = result.metadata["end_s"], rows(result.steps)[-1]["finished_s"]
     segments = rows(result.segments)
@@ -246,6 +247,7 @@ def test_a_run_is_the_same_whether_its_trained_samples_are_put_away_or_not(tmp_p
 
 
 def test_another_process_gives_the_same_bytes_for_every_system_and_another_seed_others(tmp_path):
+    """I20: bytes are a function of scenario and seed."""
     chosen = [scenario(name, seed=3) for name in RECIPES]
     program = (
         "import sys, pathlib\n"
@@ -269,6 +271,7 @@ def test_another_process_gives_the_same_bytes_for_every_system_and_another_seed_
 
 
 def test_two_systems_see_the_same_lengths():
+    """I22: lengths are the trace's."""
     lengths = [
         {
             (r["trace_step"], r["prompt_id"], r["sample"]): r["generated_tokens"]

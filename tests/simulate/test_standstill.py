@@ -61,6 +61,7 @@ STANDS = "verl_colocated stands still after 1 of 3 updates: no forward pass, loa
     ids=["no faults", "rare losses", "somebody is always lost", "slow and late", "all", "one for good"],
 )
 def test_a_run_that_stands_still_ends_in_a_line_that_says_what_waits(which):
+    """I7: a run that stands still ends."""
     with pytest.raises(StoppedError) as stopped:
         simulate_prepared(stalling(faults=list(which)))
     line = str(stopped.value)

@@ -87,6 +87,7 @@ def test_a_model_of_a_real_drafter_tells_its_responses_apart():
 
 
 def test_draws_belong_to_their_keys():
+    """I23: the draws of a response depend on its key alone."""
     runs = draw_runs(MIXED, LENGTHS, KEYS)
     alone = draw_runs(MIXED, LENGTHS[5:6], KEYS[5:6])
     a, b = runs.first[5], runs.first[6]

@@ -251,6 +251,7 @@ def test_values_of_several_types_are_text_and_objects_json(file):
 
 
 def test_processes_write_the_same_bytes_as_this_one(file):
+    """I21: the executor changes no byte."""
     found = planned(file, "cluster.gpus=4,8", "cluster.tp=1,3")
     one = swept(found, Path("one"))
     two = swept(found, Path("two"), Processes(2))

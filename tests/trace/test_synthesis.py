@@ -56,11 +56,13 @@ def test_the_draws_stay_the_same_from_release_to_release():
 
 
 def test_a_longer_run_begins_with_the_shorter_one():
+    """I23: more steps change no draw."""
     short, long = synthesise(model(steps=6), 1), synthesise(model(steps=10), 1)
     assert long.table.slice(0, len(short)).equals(short.table)
 
 
 def test_a_larger_group_keeps_the_samples_of_the_smaller_one():
+    """I23: a larger group changes no draw."""
     small, large = (rows_by_key(synthesise(model(group=g), 1), "step", "prompt_id", "sample") for g in (4, 7))
     assert {key: large[key] for key in small} == small
 

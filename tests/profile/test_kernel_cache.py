@@ -1,5 +1,6 @@
 """Compiled kernels are kept in files that are checked before they are loaded."""
 
+import gc
 import importlib
 import os
 import pkgutil
@@ -15,6 +16,7 @@ import pytest
 from numba.core import codegen, compiler
 from numba.core.caching import NullCache
 from numba.core.dispatcher import Dispatcher
+from numba.core.errors import TypingError
 
 import simrl
 from simrl.profile import kernel_cache
@@ -362,6 +364,21 @@ def test_processes_that_compile_at_once_leave_whole_files(toys):
     assert [process.wait() for process in processes] == [0, 0]
     toys.file()
     assert toys.call() == (7, False)
+
+
+def test_a_part_is_kept_in_the_kernel_that_calls_it_and_nowhere_else(toys):
+    """So it is optimized and translated once, whatever lies between them."""
+    assert toys.call() == (7, True)
+    assert [file.name.split("-")[0] for file in toys.cache.iterdir()] == ["toy_caller.total"]
+    assert toys.call() == (7, False)
+
+
+def test_garbage_is_collected_again_once_a_kernel_is_compiled(toys):
+    caller = toys.load()
+    assert gc.isenabled() and caller.total(3) == 7 and gc.isenabled()
+    with pytest.raises(TypingError):
+        caller.total("three")
+    assert gc.isenabled()
 
 
 def test_every_kernel_of_simrl_has_a_stamp_and_this_cache():

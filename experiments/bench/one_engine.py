@@ -33,8 +33,10 @@ def main(requests: int) -> None:
     for _ in range(2):
         started = time.perf_counter()
         engine = one_engine(profile.tables, LIMITS)
-        for tokens in lengths:
-            engine.submit(PROMPT_TOKENS, tokens)
+        rows = np.zeros((len(lengths), 8), np.int64)  # prompt, response, …; see `simrl.engine.fleet.submit`
+        rows[:] = PROMPT_TOKENS, 0, 0, 0, -1, PROMPT_TOKENS, -1, 0
+        rows[:, 1] = lengths
+        engine.fleet.submit(engine.index, rows, np.full(len(lengths), -1))
         engine.run_until_idle()
         loops_s.append(time.perf_counter() - started)
     print(json.dumps({"first_s": loops_s[0], "loop_s": loops_s[1], "makespan_s": engine.now_s}))

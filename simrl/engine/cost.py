@@ -27,7 +27,7 @@ from simrl.profile.profile import (
 from simrl.speculation.decoding import Ints
 
 
-@inlined
+@lean
 def _experts_s(tables: Tables, tokens: int) -> float:
     """Return the seconds of what sees the tokens of all ranks."""
     if tables.expert_tokens.shape[0] == 0:

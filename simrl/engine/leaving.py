@@ -57,7 +57,7 @@ def preempt_last(r: Requests, t: Totals, cause: int) -> None:
     r[t.waiting_head].waiting = slot
 
 
-@inlined
+@lean
 def _unhash_in_flight(request: Request, t: Totals) -> None:
     """Let nobody find the tokens of the pass in flight: the scheduler does not know them."""
     if t.ahead == 1 and t.prefix_caching == 1:
@@ -130,7 +130,7 @@ def unpin(r: Requests, t: Totals, slot: int, until_s: float) -> None:
         free(r, t, slot, MOVED)
 
 
-@inlined
+@lean
 def _let_have(r: Requests, t: Totals, slot: int) -> None:
     """Let others have the blocks of a request, if they are pinned."""
     if r[slot].pinned_until_s > 0.0:
@@ -160,35 +160,36 @@ def stop(r: Requests, t: Totals) -> None:
     stopped = 0
     for i in range(t.n_running):
         slot = r[i].running
-        generated = r[slot].generated
-        ends, watched = generated >= r[slot].stop_at, generated >= r[slot].watch_at
-        kind = r[slot].stop_kind
+        q = r[slot]
+        generated = q.generated
+        ends, watched = generated >= q.stop_at, generated >= q.watch_at
+        kind = q.stop_kind
         if ends or watched:
             r[stopped].stopped = slot
             r[stopped].stopped_kind = kind if ends else WATCH
             stopped += 1
         if watched:
-            r[slot].watch_at = NEVER
-        if not ends or r[slot].going > 0:
+            q.watch_at = NEVER
+        if not ends or q.going > 0:
             r[kept].running = slot
             kept += 1
             continue
-        r[slot].stop_at = r[slot].response
-        r[slot].stop_kind = END
+        q.stop_at = q.response
+        q.stop_kind = END
         if kind == END:
-            r[slot].last_token_s = t.now_s
+            q.last_token_s = t.now_s
         elif t.hold_paused == 1:
             hold(r, t, slot)
             kind = WATCH  # nothing is left to do
-        if t.async_scheduling == 1 and r[slot].gained > 1 and kind != WATCH:  # the scheduler cannot know
+        if t.async_scheduling == 1 and q.gained > 1 and kind != WATCH:  # the scheduler cannot know
             _go_on_once(r, t, slot, 2 if kind == PAUSE else 3)
             r[kept].running = slot
             kept += 1
         if t.async_scheduling == 1:
             r[t.n_leaving].leaving = slot
             r[t.n_leaving].leaving_kind = kind
-            r[t.n_leaving].leaving_at = kept if r[slot].going == 0 else -1
-            t.leaving_places += r[slot].going == 0
+            r[t.n_leaving].leaving_at = kept if q.going == 0 else -1
+            t.leaving_places += q.going == 0
             t.n_leaving += 1
         else:
             leave(r, t, slot, kind)

@@ -104,17 +104,18 @@ def new_node(r: Requests, t: Totals, kind: int, key: int, blocks: int) -> int:
     """Return a new node, which `node_of` finds if it has a key."""
     t.n_spare -= 1
     node = r[t.n_spare].node_spare
-    r[node].node_kind = kind
-    r[node].node_key = key
-    r[node].node_blocks = blocks
-    r[node].node_most = blocks
-    r[node].node_refs = 0
-    r[node].node_held = 0
-    r[node].node_users = 0
-    r[node].node_prompt = -1
-    r[node].node_dead = 0
-    r[node].node_copy = 0
-    r[node].node_next = 0
+    n = r[node]
+    n.node_kind = kind
+    n.node_key = key
+    n.node_blocks = blocks
+    n.node_most = blocks
+    n.node_refs = 0
+    n.node_held = 0
+    n.node_users = 0
+    n.node_prompt = -1
+    n.node_dead = 0
+    n.node_copy = 0
+    n.node_next = 0
     if key >= 0:
         _enter(r, node)
     return node
@@ -156,7 +157,7 @@ def _strike_out(r: Requests, node: int) -> None:
         r[other].node_next = r[node].node_next
 
 
-@inlined
+@lean
 def leave_node(r: Requests, t: Totals, node: int) -> None:
     """Let a node have a user less."""
     r[node].node_users -= 1
@@ -177,7 +178,7 @@ def drop_if_unused(r: Requests, t: Totals, node: int) -> None:
             r[node].node_users -= 1
 
 
-@inlined
+@lean
 def append(r: Requests, t: Totals, node: int) -> None:
     """Append a node that nobody holds any more to the list. Its blocks are free."""
     last = t.list_last
@@ -192,7 +193,7 @@ def append(r: Requests, t: Totals, node: int) -> None:
     t.free_blocks += r[node].node_blocks
 
 
-@inlined
+@lean
 def append_dead(r: Requests, t: Totals, blocks: int) -> None:
     """Append blocks to the list that nobody finds again."""
     if t.list_last >= 0:
@@ -245,23 +246,24 @@ def evict(r: Requests, t: Totals) -> None:
 def find(r: Requests, t: Totals, slot: int, known: int) -> tuple[int, int]:
     """Return how many blocks of a request's `known` tokens, without the last one, are found, and how many of them are free
     or held."""
+    q = r[slot]
     most = (known - 1) // t.block_size
     found, free = 0, 0
-    prompt = r[slot].prompt_node
+    prompt = q.prompt_node
     if prompt >= 0:
         found = r[prompt].node_blocks
         free = found if r[prompt].node_refs == r[prompt].node_held else 0
         if found < r[prompt].node_most:
             return found, free
-        if r[slot].first_own > found:
+        if q.first_own > found:
             copy = r[prompt].node_copy - 1 if most > found else -1
             if copy < 0:
                 return found, free
             found += 1
             free += r[copy].node_refs == r[copy].node_held
-    own = r[slot].own_node
+    own = q.own_node
     if own >= 0:
-        blocks = min(r[own].node_blocks, most - r[slot].first_own)
+        blocks = min(r[own].node_blocks, most - q.first_own)
         found += blocks
         free += blocks
     return found, free
@@ -277,20 +279,21 @@ def found_blocks(r: Requests, totals: Records, slot: int, known: int) -> int:
 @lean
 def take_found(r: Requests, t: Totals, slot: int, known: int) -> None:
     """Give an admitted request what it finds. If more comes from elsewhere, that has blocks of its own."""
+    q = r[slot]
     found, _ = find(r, t, slot, known)
-    r[slot].blocks = found
-    r[slot].computed = max(found * t.block_size, r[slot].computed)
+    q.blocks = found
+    q.computed = max(found * t.block_size, q.computed)
     t.hit_tokens += found * t.block_size
-    prompt, own = r[slot].prompt_node, r[slot].own_node
+    prompt, own = q.prompt_node, q.own_node
     if prompt >= 0:
         _hold(r, t, prompt)
         found -= r[prompt].node_blocks
-        r[slot].shared = r[prompt].node_blocks
-        if found > 0 and r[slot].first_own > r[slot].shared:
-            r[slot].last_node = r[prompt].node_copy - 1
-            _hold(r, t, r[slot].last_node)
+        q.shared = r[prompt].node_blocks
+        if found > 0 and q.first_own > q.shared:
+            q.last_node = r[prompt].node_copy - 1
+            _hold(r, t, q.last_node)
             found -= 1
-    r[slot].covering = prompt >= 0
+    q.covering = prompt >= 0
     if own >= 0:
         if r[own].node_blocks > 0:
             unlist(r, t, own)
@@ -298,11 +301,11 @@ def take_found(r: Requests, t: Totals, slot: int, known: int) -> None:
             if left > 0:  # behind a block that was not found
                 append_dead(r, t, left)
             r[own].node_blocks = 0
-        r[slot].own_node = -1
+        q.own_node = -1
         leave_node(r, t, own)
 
 
-@inlined
+@lean
 def _hold(r: Requests, t: Totals, node: int) -> None:
     """Let a request hold a node's blocks."""
     if r[node].node_refs == 0 and r[node].node_blocks > 0:
@@ -348,25 +351,26 @@ def _append_copy(r: Requests, prompt: int, copy: int) -> None:
 def give_back(r: Requests, t: Totals, slot: int, hashed_tokens: int, found_again: bool) -> None:
     """Give a request's blocks back: full ones of its first `hashed_tokens` tokens to the list, from which others may find its
     prompt, and it the rest, if it is `found_again`."""
+    q = r[slot]
     evict(r, t)
-    own = r[slot].blocks - r[slot].shared - (r[slot].last_node >= 0)
-    full = min(max(hashed_tokens // t.block_size - r[slot].first_own, 0), own)
+    own = q.blocks - q.shared - (q.last_node >= 0)
+    full = min(max(hashed_tokens // t.block_size - q.first_own, 0), own)
     t.free_blocks += own - full
     if full > 0 and found_again and t.n_spare > 0:
-        node = new_node(r, t, OWN, r[slot].sample_key, full)
+        node = new_node(r, t, OWN, q.sample_key, full)
         r[node].node_users = 1
-        r[slot].own_node = node
+        q.own_node = node
         append(r, t, node)
     elif full > 0:
         append_dead(r, t, full)
-    if r[slot].last_node >= 0:
-        _let_go(r, t, r[slot].last_node)
-        r[slot].last_node = -1
-    if r[slot].prompt_node >= 0:
-        _let_go(r, t, r[slot].prompt_node)
-    r[slot].blocks = 0
-    r[slot].shared = 0
-    r[slot].covering = 0
+    if q.last_node >= 0:
+        _let_go(r, t, q.last_node)
+        q.last_node = -1
+    if q.prompt_node >= 0:
+        _let_go(r, t, q.prompt_node)
+    q.blocks = 0
+    q.shared = 0
+    q.covering = 0
 
 
 @inlined
@@ -394,10 +398,11 @@ def count_held(r: Requests, t: Totals, slot: int, change: int) -> None:
 @lean
 def held_alone(r: Requests, slot: int) -> int:
     """Return the blocks of a request that holds them that no running request has."""
-    blocks = r[slot].blocks
-    prompt, last = r[slot].prompt_node, r[slot].last_node
+    q = r[slot]
+    blocks = q.blocks
+    prompt, last = q.prompt_node, q.last_node
     if prompt >= 0 and r[prompt].node_held < r[prompt].node_refs:
-        blocks -= r[slot].shared
+        blocks -= q.shared
     if last >= 0 and r[last].node_held < r[last].node_refs:
         blocks -= 1
     return int(blocks)

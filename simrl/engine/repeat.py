@@ -28,13 +28,13 @@ from simrl.speculation.decoding import BATCH, ELASTIC, Decoding, Ints, gate_open
 LARGEST_COUNTED_BLOCK = 4096  # tokens; with larger ones, passes are counted one by one if need be
 
 
-@inlined
+@lean
 def has_work(t: Totals) -> bool:
     """Return whether a next pass would do something for this rank."""
     return t.n_running > 0 or (t.n_waiting > t.n_going and t.admitting == 1)
 
 
-@inlined
+@lean
 def busy(e: Engines, first: int, limits: Limits) -> bool:
     """Return whether a next pass would do something."""
     working = 0

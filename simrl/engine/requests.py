@@ -193,7 +193,7 @@ class Engines(NamedTuple):
     requests: NDArray[Any]  # (rows, slots)
     totals: NDArray[Any]  # (rows,)
     scratch: Ints  # (slots or more,)
-    drafting: Drafting | None
+    drafting: Any  # `Drafting` of engines that draft, else None
 
 
 class Columns(dict[str, NDArray[Any]]):
@@ -265,7 +265,7 @@ def blocks_to_start(tokens: int, limits: Limits) -> int:
     return blocks
 
 
-@inlined
+@lean
 def more_blocks(request: Request, tokens: int, limits: Limits) -> int:
     """Return the blocks that a request takes to have room for `tokens`; below 0: it gives back what left its windows."""
     if limits.window_groups == 0:
@@ -291,13 +291,12 @@ def capacity_tokens(limits: Limits) -> int:
     return max(columns, 0) * limits.block_size
 
 
-@lean_kernel
 def is_plain(limits: Limits) -> bool:
     """Return whether all layers keep every token, so that a sequence has a block for each `block_size` tokens."""
     return limits.full_groups == 1 and limits.window_groups == 0 and limits.state_blocks == 0
 
 
-@inlined
+@lean
 def known_tokens(request: Request) -> int:
     """Return the tokens whose KV a request needs before it decodes; an old response yet to be verified counts."""
     return request.prompt + request.generated + request.old_tokens
@@ -309,7 +308,7 @@ def waiting_at(r: Requests, t: Totals, place: int) -> int:
     return (t.waiting_head + place) % len(r)
 
 
-@inlined
+@lean
 def queue_up(r: Requests, t: Totals, slot: int) -> None:
     """Append a request to the queue."""
     r[waiting_at(r, t, t.n_waiting)].waiting = slot
@@ -335,34 +334,35 @@ def enqueue(
     t = totals[0]
     t.n_free -= 1
     slot = r[t.n_free].free
-    r[slot].prompt = prompt
-    r[slot].response = response
-    r[slot].generated = generated
-    r[slot].computed = cached
-    r[slot].scheduled = 0
-    r[slot].in_flight = 0
-    r[slot].blocks = 0
-    r[slot].stop_at = response
-    r[slot].stop_kind = END
-    r[slot].watch_at = NEVER
-    r[slot].reached = prompt + generated - 1 if generated > 0 else 0
-    r[slot].lost_by = MOVED
-    r[slot].first_token_s = np.nan
-    r[slot].last_token_s = np.nan
-    r[slot].pinned_until_s = 0.0
-    r[slot].ticket = -1
-    r[slot].gained = -1
-    r[slot].rejected = 0
-    r[slot].going = 0
-    r[slot].sample_key = sample_key
-    r[slot].prompt_node = -1
-    r[slot].shared = 0
-    r[slot].last_node = -1
-    r[slot].first_own = 0
-    r[slot].own_node = -1
-    r[slot].covering = 0
-    r[slot].continues = continues
-    _forget_drafts(r[slot])
+    q = r[slot]
+    q.prompt = prompt
+    q.response = response
+    q.generated = generated
+    q.computed = cached
+    q.scheduled = 0
+    q.in_flight = 0
+    q.blocks = 0
+    q.stop_at = response
+    q.stop_kind = END
+    q.watch_at = NEVER
+    q.reached = prompt + generated - 1 if generated > 0 else 0
+    q.lost_by = MOVED
+    q.first_token_s = np.nan
+    q.last_token_s = np.nan
+    q.pinned_until_s = 0.0
+    q.ticket = -1
+    q.gained = -1
+    q.rejected = 0
+    q.going = 0
+    q.sample_key = sample_key
+    q.prompt_node = -1
+    q.shared = 0
+    q.last_node = -1
+    q.first_own = 0
+    q.own_node = -1
+    q.covering = 0
+    q.continues = continues
+    _forget_drafts(q)
     if t.prefix_caching == 1:
         _ask_for(r, t, slot, prompt_key, shared_tokens)
     queue_up(r, t, slot)
@@ -391,7 +391,7 @@ def _forget_drafts(request: Request) -> None:
 @inlined
 def _ask_for(r: Requests, t: Totals, slot: int, prompt_key: int, shared_tokens: int) -> None:
     """Let a new request find its prompt, and what it left here before."""
-    most = (shared_tokens - 1) // t.block_size
+    q, most = r[slot], (shared_tokens - 1) // t.block_size
     if prompt_key >= 0 and shared_tokens >= t.block_size:
         node = node_of(r, PROMPT, prompt_key)
         if node < 0 and t.n_spare > 0:
@@ -399,10 +399,10 @@ def _ask_for(r: Requests, t: Totals, slot: int, prompt_key: int, shared_tokens: 
             r[node].node_most = most
         if node >= 0 and r[node].node_most == most:  # else it is another prompt of that name
             r[node].node_users += 1
-            r[slot].prompt_node = node
-            r[slot].first_own = shared_tokens // t.block_size
-    if r[slot].sample_key >= 0 and r[slot].generated > 0:
-        r[slot].own_node = UNKNOWN
+            q.prompt_node = node
+            q.first_own = shared_tokens // t.block_size
+    if q.sample_key >= 0 and q.generated > 0:
+        q.own_node = UNKNOWN
 
 
 @inlined
@@ -435,7 +435,7 @@ def free(r: Requests, t: Totals, slot: int, cause: int) -> None:
     forget(r[slot], cause)
 
 
-@inlined
+@lean
 def _hashed_tokens(request: Request, t: Totals) -> int:
     """Return the tokens whose full blocks others may find, of a request that leaves between two passes: without what drafts
     gained in the last one, which a scheduler that waits for it would have noted in the next."""
@@ -460,7 +460,7 @@ def end(r: Requests, t: Totals, slot: int, found_again: bool) -> None:
     forget(r[slot], MOVED)
 
 
-@inlined
+@lean
 def forget(request: Request, cause: int) -> None:
     """Forget what a request had computed."""
     if request.computed > 0:

@@ -224,13 +224,13 @@ def _start_counting(t: Totals) -> None:
     t.straggler_of_all_s = 0.0
 
 
-@inlined
+@lean
 def _decodes(q: Request) -> bool:
     """Return whether a request decodes in the scheduled pass, with drafts or without."""
     return bool(q.scheduled > 0 and q.computed > 0 and q.scheduled == 1 + q.drafted)
 
 
-@inlined
+@lean
 def _old_tokens(q: Request) -> int:
     """Return how many tokens of an old response are verified in the scheduled chunk."""
     if q.old_tokens == 0:
@@ -238,7 +238,7 @@ def _old_tokens(q: Request) -> int:
     return max(q.computed + q.scheduled - max(q.computed, q.prompt), 0)
 
 
-@inlined
+@lean
 def _count(q: Request, t: Totals) -> None:
     """Count the work of a scheduled request."""
     new = q.scheduled

@@ -50,12 +50,12 @@ class _PartLibrary(JITCodeLibrary):
         pass
 
     def _finalize_final_module(self) -> None:
-        self._finalize_dynamic_globals()
+        self._finalize_dynamic_globals()  # type: ignore[no-untyped-call]
         self._finalized = True
 
     def get_pointer_to_function(self, name: str) -> int:
         """Return that there is none, for want of a wrapper."""
-        self._ensure_finalized()
+        self._ensure_finalized()  # type: ignore[no-untyped-call]
         return 0
 
 
@@ -63,7 +63,8 @@ class _PartCompiler(Compiler):
     """numba's compiler, for parts."""
 
     def __init__(self, typing: Any, target: Any, library: Any, *rest: Any) -> None:
-        super().__init__(typing, target, library or _PartLibrary(target.codegen(), "part"), *rest)
+        code = library or _PartLibrary(target.codegen(), "part")  # type: ignore[no-untyped-call]
+        super().__init__(typing, target, code, *rest)  # type: ignore[no-untyped-call]
 
 
 def _decorator(**options: Any) -> Any:

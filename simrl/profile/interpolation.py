@@ -39,14 +39,6 @@ def interpolate(grid: Floats, values: Floats, x: float) -> float:
     return values[i] + f * (values[i + 1] - values[i])
 
 
-@lean
-def interpolate_row(grid: Floats, rows: Floats, x: float, out: Floats) -> None:
-    """Interpolate `rows` (len(grid), m) at x along the first axis, into `out` (m)."""
-    i, f = locate(grid, x)
-    for j in range(rows.shape[1]):  # loops, not slices: those compile twenty times slower
-        out[j] = rows[i, j] if f == 0.0 else rows[i, j] + f * (rows[i + 1, j] - rows[i, j])
-
-
 @lean_kernel
 def interpolate4(
     g0: Floats, g1: Floats, g2: Floats, g3: Floats, values: Floats, x: tuple[float, float, float, float]

@@ -51,7 +51,7 @@ def cached(kernel: Any) -> Any:
 
 
 def _without_collection(compiles: Any) -> Any:
-    """Return what compiles a kernel, without Python's search for cycles: a tenth of the time, as none is garbage before the end."""
+    """Return what compiles a kernel, without Python's search for garbage meanwhile, a tenth of the time."""
 
     @wraps(compiles)
     def compile_kernel(*arguments: Any) -> Any:

@@ -187,7 +187,7 @@ def without_attention_s(tables: Tables, query_tokens: float, sequences: float) -
     return dense + sampled + tables.between_passes_s
 
 
-@inlined
+@lean
 def with_attention_s(
     tables: Tables, query_tokens: float, sequences: float, attention_s: float, waiting_s: float
 ) -> float:

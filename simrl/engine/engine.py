@@ -396,19 +396,17 @@ class Engine:
         if source == SIBLINGS:
             if self.decoding.rule.decoupled:
                 raise ValueError("a decoupled drafter is a model; siblings are drafted from where the verifier is")
-            self.fleet.arrays.engines.drafting.places[self.first_row, at] = (
-                slot + 1
-            )  # -t: it left with t tokens; 0: it was never here
+            # -t: it left with t tokens; 0: it was never here
+            self.fleet.arrays.engines.drafting.places[self.first_row, at] = slot + 1
         d, place = self.fleet.r, self._at(slot)
         d["source"][place], d["at"][place], d["hardness"][place], d["runs_at"][place] = source, at, hardness, runs_at
         d["window"][place] = self.decoding.rule.window.start_tokens if window is None else window
 
     def forget_rows(self) -> None:
         """Forget the responses that are over: no request drafts from them any more."""
-        places = self.fleet.arrays.engines.drafting.places[self.first_row]
         for row in self._left_rows:
-            if places[row] < 0:
-                places[row] = 0
+            places = self.fleet.arrays.engines.drafting.places[self.first_row]
+            places[row] = max(places[row], 0)
         self._left_rows = []
 
     def _leave_row(self, slot: int) -> None:

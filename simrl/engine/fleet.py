@@ -194,7 +194,7 @@ def advance(
         else:
             step(f.engines, first, tables, limits, d)
         n_stopped, t = _note(f, e, limits), f.engines.totals[first]
-        if d is not None and n_stopped == 0 and t.drafted > 0:
+        if d is not None and n_stopped == 0 and t.drafted > 0 and t.n_running > 0:
             me.passes, me.next_step_s = 0, t.now_s  # it drafts on
         if me.next_step_s == VOID:
             void = e

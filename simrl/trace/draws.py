@@ -18,7 +18,7 @@ S30, S27, S31, S11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
 
 def mixed(seed: int, *keys: NDArray[Any] | int) -> NDArray[np.uint64]:
     """Return 64 bits for each row of the keys (splitmix64: Steele, Lea, Flood 2014)."""
-    bits: Any = np.uint64(seed)
+    bits: Any = np.int64(seed).astype(np.uint64) if seed < 0 else np.uint64(seed)
     with np.errstate(over="ignore"):
         for key in keys:
             bits = bits + (np.asarray(key).astype(np.uint64) + np.uint64(1)) * GOLDEN

@@ -277,7 +277,7 @@ def test_in_the_next_batch_every_worker_has_its_own_drafter_again():
     for row in rows(watched.result.samples)[2:]:
         assert (row["drafted_tokens"], row["duplicate_tokens"]) == (0, 0)
     assert trained(watched.result) == [[0, 1], [2, 3]]
-    assert all(worker.engine is worker._engines[None][0] for worker in watched.workers)
+    assert all(worker.engine is worker.engines[0] for worker in watched.workers)
 
 
 def test_requests_of_low_acceptance_go_first():

@@ -11,6 +11,7 @@ from simrl.result.metrics import summary
 from simrl.result.result import Result
 from simrl.runtime.drafting import Drafting, IndexBuilders
 from simrl.simulate.run import simulate
+from simrl.speculation.decoding import Draft
 from simrl.speculation.inputs import HistoryWorkers
 from simrl.speculation.methods import METHODS
 from simrl.speculation.ngram import ngram_runs
@@ -152,9 +153,10 @@ def test_nobody_drafts_from_what_is_not_finished(system, name, monkeypatch):
         real_ends(self, engine, slot, rollout, now_s)
 
     def give(self, engine, slot, sample, response, now_s, worker):
-        before = engine.fleet.arrays.engines.requests[engine.index, slot].copy()
+        drafts = list(Draft.__annotations__)  # a request has more, also times that are not known yet
+        before = engine.fleet.arrays.engines.requests[drafts][engine.index, slot].copy()
         later_s = real_give(self, engine, slot, sample, response, now_s, worker)
-        if before != engine.fleet.arrays.engines.requests[engine.index, slot]:
+        if before != engine.fleet.arrays.engines.requests[drafts][engine.index, slot]:
             needed = range(4) if name == "histospec" else [sample.sample]
             given.append(all((sample.prompt_id, sample.epoch - 1, i) in finished for i in needed))
         return later_s

@@ -67,6 +67,11 @@ class _PartCompiler(Compiler):
         super().__init__(typing, target, code, *rest)  # type: ignore[no-untyped-call]
 
 
+# numba's own, which other versions may lack: parts are then compiled as any function is.
+_INTERNALS = "_optimize_final_module", "_finalize_final_module", "_finalize_dynamic_globals", "_ensure_finalized"
+_AS_PARTS = {"pipeline_class": _PartCompiler} if all(hasattr(JITCodeLibrary, name) for name in _INTERNALS) else {}
+
+
 def _decorator(**options: Any) -> Any:
     compiled = _njit(no_cfunc_wrapper=True, error_model="numpy", **{"_nrt": True, **options})
     return compiled if "pipeline_class" in options else lambda function: cached(compiled(function))
@@ -75,6 +80,6 @@ def _decorator(**options: Any) -> Any:
 kernel = _decorator()
 threaded = _decorator(nogil=True)
 lean_kernel = _decorator(_nrt=False)
-part = _decorator(no_cpython_wrapper=True, pipeline_class=_PartCompiler)
-lean = _decorator(no_cpython_wrapper=True, pipeline_class=_PartCompiler, _nrt=False)
+part = _decorator(no_cpython_wrapper=True, **_AS_PARTS)
+lean = _decorator(no_cpython_wrapper=True, _nrt=False, **_AS_PARTS)
 inlined = _decorator(inline="always")

@@ -25,7 +25,7 @@ from experiments.bench.peers import run
 from experiments.shared import AsJson, errors_in_a_line, markdown_of, write_parts
 from experiments.validate_profiles import predict, profile_for, read_points
 from simrl.engine.engine import Engine, one_engine
-from simrl.engine.requests import Limits
+from simrl.engine.state import Limits
 from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import Tables
 from simrl.profile.profilers.aiconfigurator import (

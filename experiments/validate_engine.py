@@ -25,7 +25,7 @@ from rich.table import Table
 from experiments.kernel_tables import compose_kernel_tables, read_link
 from experiments.shared import AsJson, errors_in_a_line
 from simrl.engine.config import EngineConfig
-from simrl.engine.requests import Limits
+from simrl.engine.state import Limits
 from simrl.errors import InputError
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import ModelShape, model_shape

@@ -30,7 +30,7 @@ from rich.table import Table
 from scipy.optimize import least_squares
 
 from experiments.shared import AsJson, errors_in_a_line
-from simrl.engine.requests import Limits
+from simrl.engine.state import Limits
 from simrl.errors import InputError
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import MODELS

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import simpy
 
-from simrl.engine.requests import Limits
+from simrl.engine.state import Limits
 from simrl.errors import InputError
 from simrl.profile.profile import Tables
 from simrl.runtime.events import call_at

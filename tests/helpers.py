@@ -13,7 +13,7 @@ import simpy
 from hypothesis import settings
 
 from simrl.dispatch.dispatcher import Dispatcher
-from simrl.engine.requests import Limits
+from simrl.engine.state import Limits
 from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
 from simrl.result.result import Lane, Result
 from simrl.runtime.recorder import Recorder

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from simrl.engine.engine import one_engine
-from simrl.engine.requests import END, PAUSE, Limits
+from simrl.engine.state import END, PAUSE, Limits
 from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.decoding import RUNS, Decoding, Rule, chains, packed
 from simrl.speculation.draft_times import DraftTimes

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from simrl.engine.engine import one_engine
-from simrl.engine.requests import Limits
+from simrl.engine.state import Limits
 from simrl.profile.profile import read_profile
 
 PROFILE = Path(__file__).parents[2] / "profiles" / "qwen3-8b_h100_tp1.parquet"

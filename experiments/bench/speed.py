@@ -14,7 +14,7 @@ import typer
 
 from experiments.shared import AsJson, bench_row, median_s, print_bench
 from simrl.engine.engine import one_engine
-from simrl.engine.requests import Limits
+from simrl.engine.state import Limits
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
 from simrl.profile.profilers.roofline import roofline_profile

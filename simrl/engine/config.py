@@ -1,4 +1,5 @@
-"""The `engine` section of a scenario: settings of an inference engine, each with its meaning and default."""
+"""The `engine` section of a scenario: settings of an inference engine, each with its meaning and
+default."""
 
 from __future__ import annotations
 
@@ -11,46 +12,59 @@ from simrl.validation import numbers_are_no_truth
 
 
 class EngineConfig(BaseModel):
-    """Settings of an inference engine, named as in vLLM. vLLM's own defaults depend on the GPU and on how it is started; these
-    are usual for rollout."""
+    """Settings of an inference engine, named as in vLLM. vLLM's own defaults depend on the GPU and
+    on how it is started; these are usual for rollout."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     _numbers = numbers_are_no_truth
-    ELSEWHERE: ClassVar[Mapping[str, str]] = {  # vLLM's settings that a scenario says in another section
+    # vLLM's settings that a scenario says in another section
+    ELSEWHERE: ClassVar[Mapping[str, str]] = {
         "tensor_parallel_size": "it is cluster.tp",
     }
 
     preset: str | dict[str, Any] | None = Field(
         default=None,
-        description="the engine, of which the host's times and defaults are known: vllm-0.19, sglang-0.5 … (`simrl presets`), "
+        description="the engine, of which the host's times and defaults are known: vllm-0.19, "
+        "sglang-0.5 … (`simrl presets`), "
         "or a file of your own, my.toml",
     )
-    max_num_seqs: int = Field(default=256, gt=0, description="most sequences of a pass, at one worker")
+    max_num_seqs: int = Field(
+        default=256, gt=0, description="most sequences of a pass, at one worker"
+    )
     max_num_batched_tokens: int = Field(
         default=8192, gt=0, description="most tokens of a pass: prompts go in chunks of it"
     )
-    block_size: int = Field(default=16, gt=0, le=10**6, description="tokens of a block of the KV cache")
+    block_size: int = Field(
+        default=16, gt=0, le=10**6, description="tokens of a block of the KV cache"
+    )
     gpu_memory_utilization: float = Field(
-        default=0.9, gt=0, le=1, description="share of a GPU's memory for weights, KV cache and the reserve"
+        default=0.9,
+        gt=0,
+        le=1,
+        description="share of a GPU's memory for weights, KV cache and the reserve",
     )
     reserve_bytes: float = Field(
         default=4e9,
         ge=0,
-        description="activations, CUDA graphs and communication buffers of a GPU, not available to KV",
+        description="activations, CUDA graphs and communication buffers of a GPU, not available "
+        "to KV",
     )
     kv_cache_tokens: int | None = Field(
         default=None, gt=0, le=10**12, description="size of the KV cache where it is known"
     )
     enforce_eager: bool = Field(
         default=False,
-        description="no CUDA graphs: the host launches each layer, in the preset's time (verl's default until August 2025)",
+        description="no CUDA graphs: the host launches each layer, in the preset's time "
+        "(verl's default until August 2025)",
     )
     async_scheduling: bool = Field(
         default=False,
-        description="a pass is scheduled when the one before starts (vLLM's default where it can; not with decoupled drafts)",
+        description="a pass is scheduled when the one before starts (vLLM's default where it can; "
+        "not with decoupled drafts)",
     )
     prefix_caching: bool | None = Field(
         default=None,
-        description="blocks of the KV cache are found again by their tokens: shared prompts, turns, preempted requests "
+        description="blocks of the KV cache are found again by their tokens: shared prompts, "
+        "turns, preempted requests "
         "(null: as the system has it, on but for areal)",
     )

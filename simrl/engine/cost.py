@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simrl.engine.requests import Engines, Limits, Requests, Totals
+from simrl.engine.state import Engines, Limits, Requests, Totals
 from simrl.profile.compiled import inlined, lean
 from simrl.profile.interpolation import interpolate, locate
 from simrl.profile.profile import (
@@ -67,7 +67,9 @@ def pass_seconds(e: Engines, first: int, tables: Tables, limits: Limits) -> floa
             waiting_s = t.straggler_of_all_s + decoding_experts_s
             if t.prefill > 0:
                 waiting_s = t.straggler_of_all_s + _experts_s(tables, query)
-            t.own_s = with_attention_s(tables, float(t.query), float(t.sampled), attention_s, waiting_s)
+            t.own_s = with_attention_s(
+                tables, float(t.query), float(t.sampled), attention_s, waiting_s
+            )
         t.decoding_s = t.own_s
         t.verifying_s = 0.0
         if t.query > t.decoding:
@@ -144,7 +146,11 @@ def end_of_stretch(
             _enter_cell(t, tables)
             own_s = without_attention_s(tables, float(n), float(n)) + straggler
             t.own_fixed_s = slowdown * (own_s + own_experts_s)
-            rank_s = without_attention_s(tables, float(largest), float(n)) + straggler if padded else own_s
+            rank_s = (
+                without_attention_s(tables, float(largest), float(n)) + straggler
+                if padded
+                else own_s
+            )
             t.fixed_s = slowdown * (rank_s + experts_s)
     least_s = slowdown * (tables.least_pass_s + tables.between_passes_s)
     now_s, done = e.totals[first].now_s, 0
@@ -179,10 +185,14 @@ def _enter_cell(t: Totals, tables: Tables) -> None:
         t.cell_end_kv = grid[0]
         return
     t.cell_kv, t.cell_end_kv = grid[t.cell], grid[t.cell + 1]
-    t.slope_s = (_decode_attention_s(t, tables, t.cell + 1) - t.cell_s) / (t.cell_end_kv - t.cell_kv)
+    t.slope_s = (_decode_attention_s(t, tables, t.cell + 1) - t.cell_s) / (
+        t.cell_end_kv - t.cell_kv
+    )
 
 
 @lean
 def _decode_attention_s(t: Totals, tables: Tables, cell: int) -> float:
     """Return the seconds of the attention of the running requests, all of a length of the grid."""
-    return t.slowdown * interpolate(tables.decode_sequences, tables.attention_s[0, 0, :, cell], float(t.n_running))
+    return t.slowdown * interpolate(
+        tables.decode_sequences, tables.attention_s[0, 0, :, cell], float(t.n_running)
+    )

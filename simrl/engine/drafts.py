@@ -23,7 +23,8 @@ from __future__ import annotations
 import numpy as np
 
 from simrl.engine.leaving import drop_caches
-from simrl.engine.requests import REDRAFTED, Engines, Request, Requests, Totals, known_tokens
+from simrl.engine.requests import known_tokens
+from simrl.engine.state import REDRAFTED, Engines, Request, Requests, Totals
 from simrl.profile.compiled import inlined, lean
 from simrl.profile.interpolation import interpolate
 from simrl.speculation.acceptance import levels_accepted
@@ -91,7 +92,9 @@ def choose_arm(e: Engines, row: int, d: Decoding) -> int:
 
 
 @inlined
-def propose(q: Request, t: Totals, most: int, runs: Runs, logs: Floats, tree_levels: int, tree_nodes: int) -> None:
+def propose(
+    q: Request, t: Totals, most: int, runs: Runs, logs: Floats, tree_levels: int, tree_nodes: int
+) -> None:
     """Let a request that decodes draft for the pass to come, of `most` tokens at most. A model
     drafts a tree if `tree_levels` are not 0; `logs` are its acceptances."""
     trees = tree_levels > 0 and q.source == MODEL
@@ -123,7 +126,9 @@ def _bring(q: Request, t: Totals, drafted: int, accepted: int, levels: int) -> N
 
 
 @lean
-def propose_from_siblings(e: Engines, row: int, q: Request, t: Totals, d: Decoding, most: int) -> None:
+def propose_from_siblings(
+    e: Engines, row: int, q: Request, t: Totals, d: Decoding, most: int
+) -> None:
     """Do as `propose`, for a request that drafts from its siblings."""
     window = min(q.window, most)
     drafted, accepted = (window, 0) if q.going > 0 else _from_siblings(e, row, q, d, window)
@@ -175,7 +180,9 @@ def learn(q: Request, t: Totals, window_rule: WindowRule, trees: bool) -> None:
 
 
 @lean
-def end_round(e: Engines, row: int, d: Decoding, arm: int, seconds: float, speculates: bool) -> None:
+def end_round(
+    e: Engines, row: int, d: Decoding, arm: int, seconds: float, speculates: bool
+) -> None:
     """Remember what a pass of `seconds` has verified, and let the drafter prefill what it has."""
     t = e.totals[row]
     if t.proposed > 0:
@@ -201,7 +208,9 @@ def recent_share(t: Totals) -> float:
 
 
 @lean
-def heed_gate(r: Requests, t: Totals, d: Decoding, passes: int, batch: int, speculates: bool) -> None:
+def heed_gate(
+    r: Requests, t: Totals, d: Decoding, passes: int, batch: int, speculates: bool
+) -> None:
     """Let the gate see `passes` over `batch` requests, which are over."""
     if d.rule.gate == BATCH and not speculates:
         for _ in range(passes):
@@ -221,7 +230,9 @@ HAVING, BEGINS = np.arange(2)
 
 
 @inlined
-def take_window(q: Request, t: Totals, most: int, runs: Runs, logs: Floats, landed: bool, meanwhile: Ints) -> bool:
+def take_window(
+    q: Request, t: Totals, most: int, runs: Runs, logs: Floats, landed: bool, meanwhile: Ints
+) -> bool:
     """Put a window into the pass to come, of which at most `most` tokens are computed, and plan
     what is drafted until its end. Return whether the request takes part in the pass."""
     if landed:

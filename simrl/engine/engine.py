@@ -3,15 +3,15 @@
 Invariant: `Engine.now_s` is a boundary between two forward passes, and every pass in the past
 happened as vLLM V1 would have scheduled it: running requests first, in order, then waiting ones
 first come first served, while `max_num_seqs`, `max_num_batched_tokens` and the KV blocks (for all
-known tokens) allow; prompts in chunks. When blocks run out, the caches of paused requests go, oldest
-first, then the youngest running request is preempted; what lost its cache computes it again.
+known tokens) allow; prompts in chunks. When blocks run out, the caches of paused requests go,
+oldest first, then the youngest running request is preempted; what lost its cache computes it again.
 Under asynchronous scheduling a pass is scheduled when the one before starts, so that it knows
 neither who comes nor who ends during that one: requests join a pass later, and the places and
 blocks of those that end are free a pass later. (Decoupled drafting cannot do so: which windows a
-pass verifies is known when it starts.)
-What a caller asks takes effect at the boundary where the engine stands, so callers first `settle(t)`:
-the first boundary strictly after t, or t itself if the engine is idle. A request ends after exactly
-`response_tokens` generated tokens, and may have a pause, and a watched token, before.
+pass verifies is known when it starts.) What a caller asks takes effect at the boundary where the
+engine stands, so callers first `settle(t)`: the first boundary strictly after t, or t itself if the
+engine is idle. A request ends after exactly `response_tokens` generated tokens, and may have a
+pause, and a watched token, before.
 
 With speculation, a pass verifies drafts: a request that decodes brings `drafted` tokens, of which
 the first `accepted` stand, and gains one more (what a request has to gain is never exceeded). Which
@@ -28,11 +28,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simrl.engine.fleet import GROUPS, MEMBERS, STOP, TICKETS, VOID, State, advance, submit, withdraw
+from simrl.engine.fleet import (
+    GROUPS,
+    MEMBERS,
+    STOP,
+    TICKETS,
+    VOID,
+    State,
+    advance,
+    submit,
+    withdraw,
+)
 from simrl.engine.leaving import drop_caches, drop_held, pin, remove, requeue, unpin
 from simrl.engine.prefix_cache import MANY, enter_all, forget_oldest, found_blocks, short_of_nodes
 from simrl.engine.repeat import LARGEST_COUNTED_BLOCK
-from simrl.engine.requests import (
+from simrl.engine.requests import capacity_tokens, is_plain
+from simrl.engine.resolved import resolved
+from simrl.engine.state import (
     END,
     NEVER,
     PAUSE,
@@ -45,10 +57,7 @@ from simrl.engine.requests import (
     Engines,
     Limits,
     Stop,
-    capacity_tokens,
-    is_plain,
 )
-from simrl.engine.resolved import resolved
 from simrl.errors import InputError
 from simrl.profile.profile import Tables
 from simrl.speculation.bandit import bandit_states
@@ -57,7 +66,14 @@ from simrl.speculation.gates import ELASTIC_OFF
 from simrl.speculation.windows import MOST_TOKENS
 
 # What passes went to, in the order of `simrl.result.result.Work`: the totals from decode_s on.
-COUNTED = ("passes", "generated_tokens", "prefill_tokens", "preemptions", "hit_tokens", "lookup_tokens")
+COUNTED = (
+    "passes",
+    "generated_tokens",
+    "prefill_tokens",
+    "preemptions",
+    "hit_tokens",
+    "lookup_tokens",
+)
 SPENT = (*(TOTALS.names or ())[-12:], "preemptions")
 NO_ENGINES = np.zeros(0, np.int64)
 NO_TICKET = np.array([-1])
@@ -107,7 +123,9 @@ class Fleet:
         t["bandit_key"][:] = np.repeat(np.array(keys), limits.dp)
         t["block_size"][:], t["prefix_caching"][:] = limits.block_size, limits.prefix_caching
         t["async_scheduling"][:] = limits.async_scheduling
-        t["hold_paused"][:] = not limits.prefix_caching if limits.hold_paused is None else limits.hold_paused
+        t["hold_paused"][:] = (
+            not limits.prefix_caching if limits.hold_paused is None else limits.hold_paused
+        )
         t["list_first"][:] = t["list_last"][:] = -1
         self._groups = self._numbers = 0
         self._free_groups: list[int] = []
@@ -118,32 +136,41 @@ class Fleet:
 
     def _resolve(self) -> None:
         some = NO_ENGINES, False, 0.0, 0.0
-        self._advance = resolved(advance, self.arrays, self.tables, self.limits, self.decoding, *some)
+        self._advance = resolved(
+            advance, self.arrays, self.tables, self.limits, self.decoding, *some
+        )
         lengths = np.zeros((0, 8), np.int64)
-        self._submit = resolved(submit, self.arrays, self.limits, 0, lengths, NO_ENGINES, 0.0, NO_ENGINES)
+        self._submit = resolved(
+            submit, self.arrays, self.limits, 0, lengths, NO_ENGINES, 0.0, NO_ENGINES
+        )
 
     def advance(self, now_s: float, event_s: float) -> tuple[int, int, float]:
         """Take steps; see the function `advance`."""
         some = NO_ENGINES, True, now_s, event_s
-        news: tuple[int, int, float] = self._advance(self.arrays, self.tables, self.limits, self.decoding, *some)
+        news: tuple[int, int, float] = self._advance(
+            self.arrays, self.tables, self.limits, self.decoding, *some
+        )
         return news
 
     def stops_before(self, engine: Ints, time_s: float, heeds: bool = True) -> bool:
-        """Run an engine to the first boundary strictly after `time_s`, or to one where something stops that calls Python
-        (then return True); move an idle engine to `time_s`."""
-        what, _, _ = self._advance(self.arrays, self.tables, self.limits, self.decoding, engine, heeds, time_s, np.inf)
+        """Run an engine to the first boundary strictly after `time_s`, or to one where something
+        stops that calls Python (then return True); move an idle engine to `time_s`."""
+        what, _, _ = self._advance(
+            self.arrays, self.tables, self.limits, self.decoding, engine, heeds, time_s, np.inf
+        )
         return what == STOP.value
 
     def changed(self, engine: int) -> None:
-        """Plan an engine's next step anew, behind all that are planned, where it comes at one instant with them."""
+        """Plan an engine's next step anew, behind all that are planned, where it comes at one
+        instant with them."""
         orders = self.arrays.orders
         orders[0] += self.arrays.engines.requests.size
         self.members["next_step_s"][engine], self.members["stopped"][engine] = VOID, 0
         self.members["order"][engine] = orders[0]
 
     def submit(self, engine: int, lengths: Ints, numbers: Ints, request_s: float = 0.0) -> Ints:
-        """Queue requests at an engine, where it stands; see the function `submit`. Return their slots. Raise `InputError`
-        for one that never fits the KV cache."""
+        """Queue requests at an engine, where it stands; see the function `submit`. Return their
+        slots. Raise `InputError` for one that never fits the KV cache."""
         longest = lengths[lengths[:, :2].sum(axis=1).argmax()] if len(lengths) > 1 else lengths[0]
         self.require_fits(longest.item(0), longest.item(1))
         self._make_room(engine, numbers.size)
@@ -155,22 +182,25 @@ class Fleet:
         """Raise `InputError` for a request that never fits the KV cache."""
         if prompt_tokens + response_tokens > self.capacity_tokens:
             raise InputError(
-                f"a sample of {prompt_tokens} + {response_tokens} tokens never fits the KV cache of {self.capacity_tokens} "
-                "tokens; use more memory for the cache, a larger tp or a lower cap"
+                f"a sample of {prompt_tokens} + {response_tokens} tokens never fits the KV cache "
+                f"of {self.capacity_tokens} tokens; use more memory for the cache, a larger tp or a lower cap"
             )
 
     # Groups.
 
     def open_group(self, engines: list[int], needed: int) -> tuple[int, int]:
-        """Return the number of a new group, complete with `needed` responses, and of the first of its tickets, which are for
-        `engines`."""
+        """Return the number of a new group, complete with `needed` responses, and of the first of
+        its tickets, which are for `engines`."""
         group, size = self._free_groups.pop() if self._free_groups else self._groups, len(engines)
         free = self._free_numbers.setdefault(size, [])
         first = free.pop() if free else self._numbers
         self._groups, self._numbers = max(self._groups, group + 1), max(self._numbers, first + size)
         f = self.arrays
         if self._numbers > f.tickets.size or self._groups > f.groups.size:
-            tickets, groups = _longer(f.tickets, 2 * self._numbers), _longer(f.groups, 2 * self._groups)
+            tickets, groups = (
+                _longer(f.tickets, 2 * self._numbers),
+                _longer(f.groups, 2 * self._groups),
+            )
             f = self.arrays = f._replace(tickets=tickets, groups=groups)
         opened = f.tickets[first : first + size]
         opened["engine"], opened["group"] = engines, group
@@ -190,10 +220,16 @@ class Fleet:
         return taken
 
     def tickets_in(self, engine: int) -> list[tuple[int, int, float]]:
-        """Return the tickets in an engine: the number of each, its tokens, and when it had the first."""
+        """Return the tickets in an engine: the number of each, its tokens, and when it had the
+        first."""
         r = self.arrays.engines.requests[engine * self.limits.dp : (engine + 1) * self.limits.dp]
         r = r[r["ticket"] >= 0]
-        return list(zip(*(r[name].tolist() for name in ("ticket", "generated", "first_token_s")), strict=True))
+        return list(
+            zip(
+                *(r[name].tolist() for name in ("ticket", "generated", "first_token_s")),
+                strict=True,
+            )
+        )
 
     def _make_room(self, engine: int, more: int) -> None:
         """Make room for more requests at any rank of an engine."""
@@ -203,7 +239,9 @@ class Fleet:
             lacking = max(lacking, more - free)
             if self.limits.prefix_caching:
                 nodes = short_of_nodes(slots, self.t["n_spare"].item(row), free, more)
-                if slots >= MANY and nodes > 0:  # some more, for this takes as long as there are nodes
+                if (
+                    slots >= MANY and nodes > 0
+                ):  # some more, for this takes as long as there are nodes
                     spare = self.t["n_spare"].item(row) + nodes + MANY // 4
                     forget_oldest(f.requests[row], f.totals[row : row + 1], spare)
                     nodes = short_of_nodes(slots, self.t["n_spare"].item(row), free, more)
@@ -212,7 +250,8 @@ class Fleet:
             self._make_slots(max(2 * slots, slots + lacking))
 
     def _make_slots(self, slots: int) -> None:
-        """Give every row that many slots; the ring of waiting requests is laid out anew from its head."""
+        """Give every row that many slots; the ring of waiting requests is laid out anew from its
+        head."""
         f = self.arrays.engines
         rows, old = f.requests.shape
         requests = np.zeros((rows, slots), REQUESTS)
@@ -221,8 +260,12 @@ class Fleet:
         for row in range(rows):
             t = f.totals[row]
             requests["waiting"][row, :old] = np.roll(f.requests["waiting"][row], -t["waiting_head"])
-            requests["free"][row, t["n_free"] : t["n_free"] + slots - old] = np.arange(slots - 1, old - 1, -1)
-            requests["node_spare"][row, t["n_spare"] : t["n_spare"] + slots - old] = np.arange(old, slots)
+            requests["free"][row, t["n_free"] : t["n_free"] + slots - old] = np.arange(
+                slots - 1, old - 1, -1
+            )
+            requests["node_spare"][row, t["n_spare"] : t["n_spare"] + slots - old] = np.arange(
+                old, slots
+            )
             if self.limits.prefix_caching:
                 enter_all(requests[row])
         f.totals["waiting_head"] = 0
@@ -267,16 +310,19 @@ class _Shared:
 
 
 class Engine:
-    """One engine of a fleet: `limits.dp` data-parallel ranks that make their passes together. A request is known by its slot,
-    an integer that is reused after its end: a rank's slot, times the number of ranks, plus the rank.
+    """One engine of a fleet: `limits.dp` data-parallel ranks that make their passes together. A
+    request is known by its slot, an integer that is reused after its end: a rank's slot, times the
+    number of ranks, plus the rank.
 
-    `slowdown` multiplies the duration of every pass from the boundary on at which it is set. With a `decoding` (how it drafts),
-    requests that have a source (`draft_from`) decode with drafts.
+    `slowdown` multiplies the duration of every pass from the boundary on at which it is set. With a
+    `decoding` (how it drafts), requests that have a source (`draft_from`) decode with drafts.
     """
 
     now_s, slowdown = _Shared("now_s"), _Shared("slowdown")
     admitting = _Shared("admitting")  # whether waiting requests may start
-    drift = _Shared("drift")  # factor on the hardness of every response: how far the policy is from the drafter
+    drift = _Shared(
+        "drift"
+    )  # factor on the hardness of every response: how far the policy is from the drafter
 
     def __init__(self, fleet: Fleet, index: int) -> None:
         self.fleet, self.index, self.limits = fleet, index, fleet.limits
@@ -290,12 +336,17 @@ class Engine:
 
     def _take_decoding(self) -> None:
         decoding = self.fleet.decoding
-        if decoding is not None and decoding.rule.gate == OPEN and not (decoding.rule.decoupled or decoding.rule.trees):
+        if (
+            decoding is not None
+            and decoding.rule.gate == OPEN
+            and not (decoding.rule.decoupled or decoding.rule.trees)
+        ):
             self.fleet.t["padding"][self.rows] = decoding.rule.window.most_tokens
 
     @property
     def decoding(self) -> Decoding | None:
-        """How it drafts. May be changed between passes, for a decoding with equal siblings, bandit and loops."""
+        """How it drafts. May be changed between passes, for a decoding with equal siblings, bandit
+        and loops."""
         return self.fleet.decoding
 
     @decoding.setter
@@ -313,7 +364,12 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        return self._total("n_running") + self._total("n_waiting") - self._total("n_going") - self.running
+        return (
+            self._total("n_running")
+            + self._total("n_waiting")
+            - self._total("n_going")
+            - self.running
+        )
 
     @property
     def free_blocks(self) -> int:
@@ -323,7 +379,9 @@ class Engine:
     @property
     def busy(self) -> bool:
         """True if a next pass would do something now."""
-        return self._total("n_running") > 0 or (self._total("n_waiting") > self._total("n_going") and self.admitting)
+        return self._total("n_running") > 0 or (
+            self._total("n_waiting") > self._total("n_going") and self.admitting
+        )
 
     @property
     def generated_total(self) -> int:
@@ -331,7 +389,8 @@ class Engine:
 
     @property
     def spent(self) -> Floats:
-        """The totals `SPENT` since the start: the seconds of a mean rank, and the sums of the others over all ranks."""
+        """The totals `SPENT` since the start: the seconds of a mean rank, and the sums of the
+        others over all ranks."""
         t = self.fleet.t
         if self._dp == 1:
             return np.array([t[name].item(self.first_row) for name in SPENT], dtype=np.float64)
@@ -341,9 +400,11 @@ class Engine:
 
     @property
     def totals(self) -> dict[str, int]:
-        """Passes, and over all ranks generated tokens, prefilled tokens (recomputed ones included), preemptions and hits since
-        the start."""
-        return {name: self._total(name) for name in COUNTED} | {"passes": self.fleet.t["passes"].item(self.first_row)}
+        """Passes, and over all ranks generated tokens, prefilled tokens (recomputed ones included),
+        preemptions and hits since the start."""
+        return {name: self._total(name) for name in COUNTED} | {
+            "passes": self.fleet.t["passes"].item(self.first_row)
+        }
 
     def submit(
         self,
@@ -356,18 +417,25 @@ class Engine:
         shared_tokens: int | None = None,
         continues: bool = False,
     ) -> int:
-        """Queue a request at this boundary; `generated_tokens` of its response exist and are prefilled. Returns its slot.
+        """Queue a request at this boundary; `generated_tokens` of its response exist and are
+        prefilled. Returns its slot.
 
-        The first `cached_tokens` of all these are not computed: their KV came from elsewhere. They take up blocks from the
-        request's admission on. Raises ValueError if there is nothing left to generate or nothing to compute.
+        The first `cached_tokens` of all these are not computed: their KV came from elsewhere. They
+        take up blocks from the request's admission on. Raises ValueError if there is nothing left
+        to generate or nothing to compute.
 
-        With a prefix cache, requests of one `prompt_key` find each other's first `shared_tokens` (None: the whole prompt); one
-        with `generated_tokens` finds what an earlier request of its `sample_key` left when it was aborted, or ended though it
-        `continues`. A key of -1 finds nothing.
+        With a prefix cache, requests of one `prompt_key` find each other's first `shared_tokens`
+        (None: the whole prompt); one with `generated_tokens` finds what an earlier request of its
+        `sample_key` left when it was aborted, or ended though it `continues`. A key of -1 finds
+        nothing.
         """
-        if not 0 <= generated_tokens < response_tokens or not 0 <= cached_tokens < prompt_tokens + generated_tokens:
+        if (
+            not 0 <= generated_tokens < response_tokens
+            or not 0 <= cached_tokens < prompt_tokens + generated_tokens
+        ):
             raise ValueError(
-                f"a request of {prompt_tokens} + {response_tokens} tokens with {generated_tokens} generated, "
+                f"a request of {prompt_tokens} + {response_tokens} tokens with "
+                f"{generated_tokens} generated, "
                 f"{cached_tokens} cached"
             )
         shared = prompt_tokens if shared_tokens is None else shared_tokens
@@ -385,21 +453,37 @@ class Engine:
         return slot
 
     def draft_from(
-        self, slot: int, source: int, at: int, hardness: float = 1.0, window: int | None = None, runs_at: int = -1
+        self,
+        slot: int,
+        source: int,
+        at: int,
+        hardness: float = 1.0,
+        window: int | None = None,
+        runs_at: int = -1,
     ) -> None:
-        """Let a request draft from a source (see `simrl.speculation.decoding`) from the next pass on, its window as at first.
+        """Let a request draft from a source (see `simrl.speculation.decoding`) from the next pass
+        on, its window as at first.
 
-        With SIBLINGS, `at` is its row of the trace; the group's other rows may draft from its tokens, which stay known when it
-        has left until `forget_rows`. Of requests for one row, the latest counts. `runs_at`: the offset of drawn drafts."""
+        With SIBLINGS, `at` is its row of the trace; the group's other rows may draft from its
+        tokens, which stay known when it has left until `forget_rows`. Of requests for one row, the
+        latest counts. `runs_at`: the offset of drawn drafts."""
         assert self.decoding is not None
         self._leave_row(slot)
         if source == SIBLINGS:
             if self.decoding.rule.decoupled:
-                raise ValueError("a decoupled drafter is a model; siblings are drafted from where the verifier is")
+                raise ValueError(
+                    "a decoupled drafter is a model; siblings are drafted from where the verifier "
+                    "is"
+                )
             # -t: it left with t tokens; 0: it was never here
             self.fleet.arrays.engines.drafting.places[self.first_row, at] = slot + 1
         d, place = self.fleet.r, self._at(slot)
-        d["source"][place], d["at"][place], d["hardness"][place], d["runs_at"][place] = source, at, hardness, runs_at
+        d["source"][place], d["at"][place], d["hardness"][place], d["runs_at"][place] = (
+            source,
+            at,
+            hardness,
+            runs_at,
+        )
         d["window"][place] = self.decoding.rule.window.start_tokens if window is None else window
 
     def forget_rows(self) -> None:
@@ -410,45 +494,63 @@ class Engine:
         self._left_rows = []
 
     def _leave_row(self, slot: int) -> None:
-        """Keep how many tokens a sibling has that ends, or drafts from another source: its row will never have more."""
+        """Keep how many tokens a sibling has that ends, or drafts from another source: its row will
+        never have more."""
         if self.fleet.decoding is None:
             return
-        d, place, places = self.fleet.r, self._at(slot), self.fleet.arrays.engines.drafting.places[self.first_row]
+        d, place, places = (
+            self.fleet.r,
+            self._at(slot),
+            self.fleet.arrays.engines.drafting.places[self.first_row],
+        )
         row = d["at"].item(place)
         if d["source"].item(place) == SIBLINGS and places.item(row) == slot + 1:
             places[row] = -self.generated_tokens(slot)
             self._left_rows.append(row)
 
     def verify_old(self, slot: int, old_tokens: int, accepted: int) -> None:
-        """Let a request that has no token yet verify an old response with its prompt, of which `accepted` tokens stay."""
+        """Let a request that has no token yet verify an old response with its prompt, of which
+        `accepted` tokens stay."""
         d, place = self.fleet.r, self._at(slot)
         room = self.fleet.capacity_tokens - self.fleet.r["prompt"].item(place) - 1
-        d["old_tokens"][place], d["old_accepted"][place] = min(old_tokens, room), min(accepted, room)
+        d["old_tokens"][place], d["old_accepted"][place] = (
+            min(old_tokens, room),
+            min(accepted, room),
+        )
 
     def new_rollout(self) -> None:
         """Shut an elastic gate until the batch has been small for long enough."""
         self.fleet.t["elastic_state"][self.rows] = ELASTIC_OFF
 
     def drafted(self, slot: int) -> tuple[int, int, int]:
-        """Return the tokens that a request drafted (also ahead, whatever became of them), those accepted, and the passes that
-        verified. An ended request has them until its slot is used again."""
+        """Return the tokens that a request drafted (also ahead, whatever became of them), those
+        accepted, and the passes that verified. An ended request has them until its slot is used
+        again."""
         d, place = self.fleet.r, self._at(slot)
-        return d["drafted_total"].item(place), d["accepted_total"].item(place), d["verifications"].item(place)
+        return (
+            d["drafted_total"].item(place),
+            d["accepted_total"].item(place),
+            d["verifications"].item(place),
+        )
 
     def unverified_tokens(self, slot: int) -> int:
-        """Return the drafted tokens in no window that was verified: thrown away, or ahead now. 0 unless decoupled."""
+        """Return the drafted tokens in no window that was verified: thrown away, or ahead now. 0
+        unless decoupled."""
         return self.fleet.r["unverified_total"].item(self._at(slot))
 
     def verified_tokens(self, slot: int) -> int:
-        """Return the tokens that the verifying passes yielded, bonus tokens and corrections included."""
+        """Return the tokens that the verifying passes yielded, bonus tokens and corrections
+        included."""
         return self.fleet.r["verified_total"].item(self._at(slot))
 
     def stop_at(self, slot: int, tokens: int, kind: int) -> None:
-        """Set the next stop of a request, in place of the one before: the boundary at which it has `tokens` of its response.
+        """Set the next stop of a request, in place of the one before: the boundary at which it has
+        `tokens` of its response.
 
-        `kind` is PAUSE or WATCH; a request may have one of each. A pause comes at these tokens exactly, a watched token may be
-        passed by a draft; where both come at once, the pause is reported. The end comes first: a stop at `response_tokens` or
-        later never is. A stop that was reported is over. Raises ValueError for tokens that the request has already."""
+        `kind` is PAUSE or WATCH; a request may have one of each. A pause comes at these tokens
+        exactly, a watched token may be passed by a draft; where both come at once, the pause is
+        reported. The end comes first: a stop at `response_tokens` or later never is. A stop that
+        was reported is over. Raises ValueError for tokens that the request has already."""
         r, place = self.fleet.r, self._at(slot)
         generated, response = r["generated"].item(place), r["response"].item(place)
         if tokens <= generated:
@@ -460,8 +562,9 @@ class Engine:
         r["stop_kind"][place] = kind if tokens < response else END
 
     def resume(self, slot: int, observation_tokens: int = 0, cached_tokens: int = 0) -> None:
-        """Append a paused request to the queue, with the rest of its cache, or, without one, `cached_tokens` (see `submit`);
-        `observation_tokens` of its environment are prefilled. Raises KeyError for a request whose pause was not reported."""
+        """Append a paused request to the queue, with the rest of its cache, or, without one,
+        `cached_tokens` (see `submit`); `observation_tokens` of its environment are prefilled.
+        Raises KeyError for a request whose pause was not reported."""
         row, at = self._at(slot)
         prompt_tokens = self.fleet.r["prompt"].item(row, at) + observation_tokens
         self.fleet.require_fits(prompt_tokens, self.fleet.r["response"].item(row, at))
@@ -479,11 +582,13 @@ class Engine:
         self._on_row(drop_held, slot)
 
     def pin_paused(self, slot: int, until_s: float) -> None:
-        """Keep the cache of a paused request until it resumes, is aborted or unpinned, at `until_s` at the latest."""
+        """Keep the cache of a paused request until it resumes, is aborted or unpinned, at `until_s`
+        at the latest."""
         self._on_row(pin, slot, until_s)
 
     def unpin_paused(self, slot: int, until_s: float) -> None:
-        """Drop a cache that was pinned until `until_s`, unless its request has resumed or was aborted."""
+        """Drop a cache that was pinned until `until_s`, unless its request has resumed or was
+        aborted."""
         self._on_row(unpin, slot, until_s)
 
     def abort(self, slot: int) -> int:
@@ -494,8 +599,8 @@ class Engine:
         return self.generated_tokens(slot)
 
     def recompute_running(self) -> None:
-        """Drop the KV caches of all requests, also of paused and waiting ones. Running ones recompute theirs before anything
-        that waits, in their order."""
+        """Drop the KV caches of all requests, also of paused and waiting ones. Running ones
+        recompute theirs before anything that waits, in their order."""
         f = self.fleet.arrays.engines
         for row in range(self.first_row, self.first_row + self._dp):
             drop_caches(f.requests[row], f.totals[row], RELOADED)
@@ -505,7 +610,10 @@ class Engine:
         row, at = self._at(slot)
         if not self.limits.prefix_caching or self.fleet.r["blocks"].item(row, at):
             return self.computed_tokens(slot)
-        f, known = self.fleet.arrays.engines, self.fleet.r["prompt"].item(row, at) + self.generated_tokens(slot)
+        f, known = (
+            self.fleet.arrays.engines,
+            self.fleet.r["prompt"].item(row, at) + self.generated_tokens(slot),
+        )
         blocks: int = found_blocks(f.requests[row], f.totals[row : row + 1], at, known)
         return blocks * self.limits.block_size
 
@@ -517,7 +625,8 @@ class Engine:
         return self.fleet.r["generated"].item(self._at(slot))
 
     def first_token_s(self, slot: int) -> float:
-        """Return when the first token of a request came; of an ended one until its slot is used again."""
+        """Return when the first token of a request came; of an ended one until its slot is used
+        again."""
         return self.fleet.r["first_token_s"].item(self._at(slot))
 
     def stops_before(self, time_s: float) -> bool:
@@ -535,13 +644,15 @@ class Engine:
         return stops
 
     def next_stops(self, time_s: float = np.inf) -> list[Stop]:
-        """Run an engine that is alone in its fleet to its next stop, if that comes by `time_s`; return what stopped there."""
+        """Run an engine that is alone in its fleet to its next stop, if that comes by `time_s`;
+        return what stopped there."""
         self.fleet.changed(self.index)
         what, _, _ = self.fleet.advance(time_s, time_s)
         return self.stops() if what == STOP.value else []
 
     def run_until_idle(self) -> Floats:
-        """Run everything that was submitted. Returns when each slot ended, NaN for unused ones, shape (capacity,)."""
+        """Run everything that was submitted. Returns when each slot ended, NaN for unused ones,
+        shape (capacity,)."""
         self.fleet.stops_before(self._one, np.inf, heeds=False)
         return self.fleet.r["last_token_s"][self.first_row].copy()
 
@@ -550,8 +661,13 @@ class Engine:
         stops: list[Stop] = []
         r, now_s = self.fleet.r, self.now_s
         for rank, row in enumerate(range(self.first_row, self.first_row + self._dp)):
-            for i in range(self.fleet.t["n_stopped"].item(row)):  # most often one: plain Python is fastest
-                slot, kind = r["stopped"].item(row, i) * self._dp + rank, r["stopped_kind"].item(row, i)
+            for i in range(
+                self.fleet.t["n_stopped"].item(row)
+            ):  # most often one: plain Python is fastest
+                slot, kind = (
+                    r["stopped"].item(row, i) * self._dp + rank,
+                    r["stopped_kind"].item(row, i),
+                )
                 stops.append((slot, now_s, kind))
                 if kind == END:
                     self._leave_row(slot)
@@ -571,9 +687,16 @@ class Engine:
     def _on_row(self, kernel: Any, slot: int, *more: Any) -> None:
         """Run a kernel on a request, where the engine stands."""
         row, at = self._at(slot)
-        kernel(self.fleet.arrays.engines.requests[row], self.fleet.arrays.engines.totals[row], at, *more)
+        kernel(
+            self.fleet.arrays.engines.requests[row],
+            self.fleet.arrays.engines.totals[row],
+            at,
+            *more,
+        )
 
 
-def one_engine(tables: Tables, limits: Limits, decoding: Decoding | None = None, key: int = 0) -> Engine:
+def one_engine(
+    tables: Tables, limits: Limits, decoding: Decoding | None = None, key: int = 0
+) -> Engine:
     """Return an engine that is alone in its fleet."""
     return Fleet(tables, limits, decoding, [key]).engines[0]

@@ -21,7 +21,8 @@ import numpy as np
 from simrl.engine.cost import end_of_stretch
 from simrl.engine.leaving import remove
 from simrl.engine.repeat import busy, plan, repeat
-from simrl.engine.requests import Engines, Limits, enqueue
+from simrl.engine.requests import enqueue
+from simrl.engine.state import Engines, Limits
 from simrl.engine.step import step
 from simrl.profile.compiled import inlined, lean, lean_kernel
 from simrl.profile.profile import Tables
@@ -107,7 +108,8 @@ class State(NamedTuple):
 
 @inlined
 def _reorder(f: State, e: int) -> None:
-    """Let the next stop of an engine come behind all that are planned, where it comes at one instant with them."""
+    """Let the next stop of an engine come behind all that are planned, where it comes at one
+    instant with them."""
     f.orders[0] += f.engines.requests.size
     f.members[e].order = f.orders[0]
 
@@ -204,7 +206,8 @@ def advance(
 
 @inlined
 def _note(f: State, e: int, limits: Limits) -> int:
-    """Note what stopped in an engine's step: its tickets, and whether something calls Python. Return how much it was."""
+    """Note what stopped in an engine's step: its tickets, and whether something calls Python.
+    Return how much it was."""
     me, first, n_stopped = f.members[e], e * limits.dp, 0
     calls = me.watched
     for row in range(first, first + limits.dp):
@@ -270,20 +273,27 @@ def _move_in_heap(f: State, e: int) -> None:
 
 @inlined
 def _comes_before(m: Sequence[Member], one: int, other: int) -> bool:
-    """Return whether one engine's next event comes before another's; of those at once, the one that was planned first."""
+    """Return whether one engine's next event comes before another's; of those at once, the one that
+    was planned first."""
     a, b = m[one], m[other]
     return bool(a.due_s < b.due_s or (a.due_s == b.due_s and a.due_order < b.due_order))
 
 
 @lean_kernel
-def submit(f: State, limits: Limits, e: int, lengths: Ints, numbers: Ints, request_s: float, slots: Ints) -> None:
-    """Queue requests at an engine, where it stands, and set their `slots`. `lengths` has a row for each:
-    prompt, response, generated and cached tokens, the key of its prompt, the prompt's shared
+def submit(
+    f: State, limits: Limits, e: int, lengths: Ints, numbers: Ints, request_s: float, slots: Ints
+) -> None:
+    """Queue requests at an engine, where it stands, and set their `slots`. `lengths` has a row for
+    each: prompt, response, generated and cached tokens, the key of its prompt, the prompt's shared
     tokens, the key of its sample, and whether that goes on later; `numbers` the ticket of each, -1
     for one whose end calls Python."""
     first = e * limits.dp
     for i in range(numbers.shape[0]):
-        rank = 0 if limits.dp == 1 else _least_loaded(f, first, limits, f.members[e].submitted % limits.dp)
+        rank = (
+            0
+            if limits.dp == 1
+            else _least_loaded(f, first, limits, f.members[e].submitted % limits.dp)
+        )
         r, row, number = lengths[i], first + rank, numbers[i]
         slot = enqueue(
             f.engines.requests[row],

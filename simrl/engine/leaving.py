@@ -1,23 +1,15 @@
-"""How requests leave the running ones: they stop, are aborted or preempted, or lose their caches with all others.
+"""How requests leave the running ones: they stop, are aborted or preempted, or lose their caches
+with all others.
 
-Invariant: what an asynchronous scheduler does not know yet has happened for the caller, and not for the pass that it has
-scheduled already (`ahead`): those that stopped keep their place and blocks until that pass is scheduled here (`n_leaving`), and
-aborted ones take part in it (`n_going`).
+Invariant: what an asynchronous scheduler does not know yet has happened for the caller, and not for
+the pass that it has scheduled already (`ahead`): those that stopped keep their place and blocks
+until that pass is scheduled here (`n_leaving`), and aborted ones take part in it (`n_going`).
 """
 
 from __future__ import annotations
 
 from simrl.engine.prefix_cache import forget_prefixes
 from simrl.engine.requests import (
-    END,
-    MOVED,
-    NEVER,
-    PAUSE,
-    PREEMPTED,
-    WATCH,
-    Request,
-    Requests,
-    Totals,
     end,
     forget,
     free,
@@ -28,13 +20,14 @@ from simrl.engine.requests import (
     release,
     waiting_at,
 )
+from simrl.engine.state import END, MOVED, NEVER, PAUSE, PREEMPTED, WATCH, Request, Requests, Totals
 from simrl.profile.compiled import inlined, lean, lean_kernel
 
 
 @lean
 def preempt_last(r: Requests, t: Totals, cause: int) -> None:
-    """Preempt the youngest running request: it gives its blocks back and waits, first in line, to recompute its cache. One that
-    stopped in the pass in flight, or was aborted, is gone."""
+    """Preempt the youngest running request: it gives its blocks back and waits, first in line, to
+    recompute its cache. One that stopped in the pass in flight, or was aborted, is gone."""
     last = t.n_leaving - 1
     while last >= 0 and r[last].leaving_at < 0:
         last -= 1
@@ -92,8 +85,8 @@ def _leave_now(r: Requests, t: Totals, slot: int) -> None:
 
 @lean
 def let_leave(r: Requests, t: Totals) -> None:
-    """Let those go that stopped in the last pass, then those that were aborted since, in this order: it decides which of their
-    texts are forgotten first."""
+    """Let those go that stopped in the last pass, then those that were aborted since, in this
+    order: it decides which of their texts are forgotten first."""
     for i in range(t.n_leaving):
         if r[r[i].leaving].going == 1:
             release(r, t, r[i].leaving)
@@ -104,7 +97,8 @@ def let_leave(r: Requests, t: Totals) -> None:
 
 @lean_kernel
 def drop_held(r: Requests, t: Totals, slot: int) -> None:
-    """Drop the cache of a paused request whose pause was reported just now. An async scheduler knows that a pass later."""
+    """Drop the cache of a paused request whose pause was reported just now. An async scheduler
+    knows that a pass later."""
     release(r, t, slot)
     if t.async_scheduling == 0:
         leave(r, t, slot, PAUSE)
@@ -140,7 +134,8 @@ def _let_have(r: Requests, t: Totals, slot: int) -> None:
 
 @lean_kernel
 def requeue(r: Requests, t: Totals, slot: int, prompt: int, cached: int) -> None:
-    """Append a paused request to the queue again, with this context; if it has no cache, `cached` tokens are there."""
+    """Append a paused request to the queue again, with this context; if it has no cache, `cached`
+    tokens are there."""
     _let_have(r, t, slot)
     r[slot].prompt = prompt
     if r[slot].blocks == 0:
@@ -150,9 +145,11 @@ def requeue(r: Requests, t: Totals, slot: int, prompt: int, cached: int) -> None
 
 @lean
 def stop(r: Requests, t: Totals) -> None:
-    """List the running requests that reached a stop; after a pause the next one is the end. Only watched ones run on.
+    """List the running requests that reached a stop; after a pause the next one is the end. Only
+    watched ones run on.
 
-    Under async scheduling those that leave keep their places and blocks for one more pass: it is scheduled already.
+    Under async scheduling those that leave keep their places and blocks for one more pass: it is
+    scheduled already.
     """
     if t.n_going > 0:
         _let_go(r, t)
@@ -199,7 +196,8 @@ def stop(r: Requests, t: Totals) -> None:
 
 @lean_kernel
 def remove(r: Requests, t: Totals, slot: int) -> None:
-    """Take a request out of its list, and free its blocks and slot: after the pass that an async scheduler has scheduled."""
+    """Take a request out of its list, and free its blocks and slot: after the pass that an async
+    scheduler has scheduled."""
     _let_have(r, t, slot)
     for i in range(t.n_leaving):
         if r[i].leaving == slot and r[i].leaving_kind == PAUSE:  # a turn of it has just ended
@@ -210,7 +208,9 @@ def remove(r: Requests, t: Totals, slot: int) -> None:
             return
     runs = is_running(r, t, slot)
     more_to_do = t.n_running > 0 or (t.n_waiting > t.n_going + 1 and t.admitting == 1)
-    if t.ahead == 1 and (runs or (more_to_do and r[slot].seen_at <= t.passes and _waits(r, t, slot))):
+    if t.ahead == 1 and (
+        runs or (more_to_do and r[slot].seen_at <= t.passes and _waits(r, t, slot))
+    ):
         r[slot].continues = 1
         _go_on_once(r, t, slot, 1)
         r[t.n_leaving].leaving = slot
@@ -297,7 +297,8 @@ def _let_go(r: Requests, t: Totals) -> None:
 
 @lean
 def know_all(r: Requests, t: Totals) -> None:
-    """Let an async scheduler that could schedule nothing ahead know who has left and who has come: it has waited."""
+    """Let an async scheduler that could schedule nothing ahead know who has left and who has come:
+    it has waited."""
     t.ahead = 0
     let_leave(r, t)
     if t.n_going > 0:
@@ -310,8 +311,8 @@ def know_all(r: Requests, t: Totals) -> None:
 
 @lean_kernel
 def drop_caches(r: Requests, t: Totals, cause: int) -> None:
-    """Drop the caches of all requests, also those that waiting ones would bring. Running ones go to the head of the queue. No
-    pass is in flight then, or scheduled."""
+    """Drop the caches of all requests, also those that waiting ones would bring. Running ones go to
+    the head of the queue. No pass is in flight then, or scheduled."""
     for slot in range(len(r)):
         _let_have(r, t, slot)
     know_all(r, t)

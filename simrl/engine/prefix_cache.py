@@ -1,77 +1,46 @@
-"""The prefix cache: which free blocks hold tokens that a request may find again, as vLLM's block pool keeps them.
+"""The prefix cache: which free blocks hold tokens that a request may find again, as vLLM's block
+pool keeps them.
 
-Invariant: the free blocks are those in which nobody finds anything, which are used first, and then the *list*, used from its
-oldest end on. In the list are runs of blocks of one text, the last block of each first, and between them dead blocks: full
-ones that nobody asks for any more. A text is a *node*: the full blocks of a prompt that its group shares (PROMPT); the last
-block of a prompt that ends with a full block, of which each request has a copy, for its last token is never found (LAST); the
-tokens that a request alone has (OWN). A node is in the list if it has blocks and no request holds it.
+Invariant: the free blocks are those in which nobody finds anything, which are used first, and then
+the *list*, used from its oldest end on. In the list are runs of blocks of one text, the last block
+of each first, and between them dead blocks: full ones that nobody asks for any more. A text is a
+*node*: the full blocks of a prompt that its group shares (PROMPT); the last block of a prompt that
+ends with a full block, of which each request has a copy, for its last token is never found (LAST);
+the tokens that a request alone has (OWN). A node is in the list if it has blocks and no request
+holds it.
 
-Blocks are counted, not numbered, because only these runs matter: a request takes blocks from the front and finds a text from
-its beginning. At most one running request is in the middle of a prompt, so that a prompt's blocks exist once.
-What passes take (`free_blocks`) leaves the list no later than `evict`, before anything is found or given back.
+Blocks are counted, not numbered, because only these runs matter: a request takes blocks from the
+front and finds a text from its beginning. At most one running request is in the middle of a prompt,
+so that a prompt's blocks exist once. What passes take (`free_blocks`) leaves the list no later than
+`evict`, before anything is found or given back.
 
-Of more than `MANY` nodes, those whose requests have all ended are forgotten before their blocks are used, the oldest first.
-Nodes are entries of the requests' array (`simrl.engine.requests`), beside the slots and without relation to them.
+Of more than `MANY` nodes, those whose requests have all ended are forgotten before their blocks are
+used, the oldest first. Nodes are entries of the requests' array (`simrl.engine.state`), beside the
+slots and without relation to them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from simrl.engine.state import LAST, NO_NODE, OWN, PROMPT, Requests, Totals
 from simrl.profile.compiled import inlined, lean, lean_kernel
-
-if TYPE_CHECKING:
-    from simrl.engine.requests import Requests, Totals
-    from simrl.speculation.decoding import Records
+from simrl.speculation.decoding import Records
 
 MANY = 1024
-NO_NODE, PROMPT, LAST, OWN = range(4)
-
-
-class Node:
-    """One entry a node."""
-
-    node_kind: int
-    node_key: int  # of the prompt, or of the sample; -1 of one whose request alone may find it
-    node_blocks: int  # that hold the beginning of the text
-    node_most: int  # blocks of the whole text of a prompt
-    node_refs: int  # requests that have the blocks …
-    node_held: int  # … of which these are paused or waiting: if all are, the blocks can be had
-    node_users: int  # requests that may find it, and copies of a prompt's last block
-    node_prompt: int  # the prompt of which it is the last block
-    node_copy: int  # of a prompt: the first copy of its last block, + 1; 0: none
-    node_bucket: int  # the first node, + 1, whose key leaves this remainder (`node_of`) …
-    node_next: int  # … and the next one, + 1, or the next copy of a last block
-    node_before: int  # nodes beside it in the list, -1 at an end …
-    node_after: int
-    node_dead: int  # … and dead blocks behind it
-    node_spare: int  # `n_spare` entries without a node, the last one to be used next
-
-
-class CacheTotals:
-    """The list, and what was found."""
-
-    prefix_caching: int
-    hold_paused: int  # whether a paused request holds its blocks
-    block_size: int
-    n_spare: int
-    list_first: int  # -1: the list has no node
-    list_last: int
-    list_dead: int  # dead blocks ahead of the first node
-    listed_blocks: int
-    lookup_tokens: int  # known tokens of the requests that were admitted …
-    hit_tokens: int  # … of which these were found
 
 
 def short_of_nodes(capacity: Any, spare: Any, free: Any, more: Any) -> Any:
-    """Return by how many nodes `spare` ones are too few for `more` requests beside those in a `capacity` of which some are
-    `free`: each may need one for its prompt, and at a time one for its own text and one for a last block."""
+    """Return by how many nodes `spare` ones are too few for `more` requests beside those in a
+    `capacity` of which some are `free`: each may need one for its prompt, and at a time one for its
+    own text and one for a last block."""
     return 2 * (capacity - free) + 3 * more - spare
 
 
 @lean_kernel
 def forget_oldest(r: Requests, totals: Records, spare: int) -> None:
-    """Forget texts that nobody may ask for now, the oldest first, until there are `spare` nodes or no more such texts."""
+    """Forget texts that nobody may ask for now, the oldest first, until there are `spare` nodes or
+    no more such texts."""
     t = totals[0]
     evict(r, t)
     node = t.list_first
@@ -167,7 +136,12 @@ def leave_node(r: Requests, t: Totals, node: int) -> None:
 @lean
 def drop_if_unused(r: Requests, t: Totals, node: int) -> None:
     """Forget a node that has no blocks and no user."""
-    while node >= 0 and r[node].node_blocks == 0 and r[node].node_users == 0 and r[node].node_refs == 0:
+    while (
+        node >= 0
+        and r[node].node_blocks == 0
+        and r[node].node_users == 0
+        and r[node].node_refs == 0
+    ):
         prompt = r[node].node_prompt
         _strike_out(r, node)
         r[node].node_kind = NO_NODE
@@ -206,7 +180,8 @@ def append_dead(r: Requests, t: Totals, blocks: int) -> None:
 
 @lean
 def unlist(r: Requests, t: Totals, node: int) -> None:
-    """Take a node out of the list, which keeps the dead blocks behind it. Its blocks are not free any more."""
+    """Take a node out of the list, which keeps the dead blocks behind it. Its blocks are not free
+    any more."""
     before, after = r[node].node_before, r[node].node_after
     if before >= 0:
         r[before].node_after = after
@@ -244,8 +219,8 @@ def evict(r: Requests, t: Totals) -> None:
 
 @lean
 def find(r: Requests, t: Totals, slot: int, known: int) -> tuple[int, int]:
-    """Return how many blocks of a request's `known` tokens, without the last one, are found, and how many of them are free
-    or held."""
+    """Return how many blocks of a request's `known` tokens, without the last one, are found, and
+    how many of them are free or held."""
     q = r[slot]
     most = (known - 1) // t.block_size
     found, free = 0, 0
@@ -278,7 +253,8 @@ def found_blocks(r: Requests, totals: Records, slot: int, known: int) -> int:
 
 @lean
 def take_found(r: Requests, t: Totals, slot: int, known: int) -> None:
-    """Give an admitted request what it finds. If more comes from elsewhere, that has blocks of its own."""
+    """Give an admitted request what it finds. If more comes from elsewhere, that has blocks of its
+    own."""
     q = r[slot]
     found, _ = find(r, t, slot, known)
     q.blocks = found
@@ -317,8 +293,8 @@ def _hold(r: Requests, t: Totals, node: int) -> None:
 
 @lean
 def cover(r: Requests, t: Totals, slot: int, tokens: int) -> None:
-    """Let others find the blocks of a prompt that a request computes in the pass to come, up to `tokens`. Others that start in
-    it find them already."""
+    """Let others find the blocks of a prompt that a request computes in the pass to come, up to
+    `tokens`. Others that start in it find them already."""
     prompt, blocks = r[slot].prompt_node, tokens // t.block_size
     most = r[prompt].node_most
     r[slot].shared = max(min(blocks, most), r[prompt].node_blocks)
@@ -337,7 +313,8 @@ def cover(r: Requests, t: Totals, slot: int, tokens: int) -> None:
 
 @inlined
 def _append_copy(r: Requests, prompt: int, copy: int) -> None:
-    """Append a copy of a prompt's last block to those that there are, of which the first is found."""
+    """Append a copy of a prompt's last block to those that there are, of which the first is
+    found."""
     last = r[prompt].node_copy - 1
     if last < 0:
         r[prompt].node_copy = copy + 1
@@ -349,8 +326,8 @@ def _append_copy(r: Requests, prompt: int, copy: int) -> None:
 
 @lean
 def give_back(r: Requests, t: Totals, slot: int, hashed_tokens: int, found_again: bool) -> None:
-    """Give a request's blocks back: full ones of its first `hashed_tokens` tokens to the list, from which others may find its
-    prompt, and it the rest, if it is `found_again`."""
+    """Give a request's blocks back: full ones of its first `hashed_tokens` tokens to the list, from
+    which others may find its prompt, and it the rest, if it is `found_again`."""
     q = r[slot]
     evict(r, t)
     own = q.blocks - q.shared - (q.last_node >= 0)
@@ -385,7 +362,8 @@ def _let_go(r: Requests, t: Totals, node: int) -> None:
 
 @inlined
 def count_held(r: Requests, t: Totals, slot: int, change: int) -> None:
-    """Count a request among those that hold blocks without running (`change` 1), or no more (-1)."""
+    """Count a request among those that hold blocks without running (`change` 1), or no more
+    (-1)."""
     if change == -1:
         t.held_blocks -= held_alone(r, slot)
     for node in (r[slot].prompt_node, r[slot].last_node):

@@ -10,20 +10,18 @@ import numpy as np
 from simrl.engine.cost import end_of_stretch
 from simrl.engine.drafts import drafts_now, heed_gate
 from simrl.engine.leaving import stop
-from simrl.engine.requests import (
-    NEVER,
-    PREEMPTED,
-    Engines,
-    Limits,
-    Requests,
-    Totals,
-    admissible,
-    make_room,
-    more_blocks,
-)
+from simrl.engine.requests import admissible, make_room, more_blocks
+from simrl.engine.state import NEVER, PREEMPTED, Engines, Limits, Requests, Totals
 from simrl.profile.compiled import inlined, lean
 from simrl.profile.profile import Tables
-from simrl.speculation.decoding import BATCH, ELASTIC, Decoding, Ints, gate_opens, passes_to_next_try
+from simrl.speculation.decoding import (
+    BATCH,
+    ELASTIC,
+    Decoding,
+    Ints,
+    gate_opens,
+    passes_to_next_try,
+)
 
 LARGEST_COUNTED_BLOCK = 4096  # tokens; with larger ones, passes are counted one by one if need be
 
@@ -44,7 +42,9 @@ def busy(e: Engines, first: int, limits: Limits) -> bool:
 
 
 @lean
-def plan(e: Engines, first: int, tables: Tables, limits: Limits, d: Decoding | None) -> tuple[int, float]:
+def plan(
+    e: Engines, first: int, tables: Tables, limits: Limits, d: Decoding | None
+) -> tuple[int, float]:
     """Return for how many passes an engine that is busy surely only decodes, without drafts, and
     the boundary after them. 0 passes: the next one may be of any kind."""
     t, passes = e.totals[first], NEVER
@@ -113,7 +113,9 @@ def _passes_with_room(r: Requests, t: Totals, limits: Limits, enough: int, needs
 
 
 @inlined
-def repeat(e: Engines, first: int, limits: Limits, d: Decoding | None, passes: int, end_s: float) -> None:
+def repeat(
+    e: Engines, first: int, limits: Limits, d: Decoding | None, passes: int, end_s: float
+) -> None:
     """Do the passes that `plan`, or `end_of_stretch`, has found last for this engine, and list what
     stops in the last one."""
     for k in range(limits.dp):

@@ -22,7 +22,11 @@ class Like:
     def _key_of(self, value: Any) -> Any:
         if isinstance(value, tuple):
             return type(value), *map(self._key_of, value)
-        return (value.dtype, value.ndim, value.flags.num) if isinstance(value, np.ndarray) else type(value)
+        return (
+            (value.dtype, value.ndim, value.flags.num)
+            if isinstance(value, np.ndarray)
+            else type(value)
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Like) and self._key == other._key
@@ -33,9 +37,10 @@ class Like:
 
 @cache
 def resolved_for(kernel: Any, arguments: Like) -> Callable[..., Any]:
-    """Return a compiled kernel for arguments like these. It takes no others: it does not look at their types, which takes numba
-    7 µs a call, longer than a run to the next stop."""
-    if config.DISABLE_JIT:  # type: ignore[attr-defined]  # records of numpy lack the attributes that numba gives them
+    """Return a compiled kernel for arguments like these. It takes no others: it does not look at
+    their types, which takes numba 7 µs a call, longer than a run to the next stop."""
+    # type: ignore[attr-defined]  # records of numpy lack the attributes that numba gives them
+    if config.DISABLE_JIT:
         raise InputError("NUMBA_DISABLE_JIT is set, and engines run only compiled; unset it")
     types = tuple(typeof(value) for value in arguments.values)  # type: ignore[no-untyped-call]
     compiled: Callable[..., Any] = kernel.compile(types)

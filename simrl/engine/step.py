@@ -36,6 +36,15 @@ from simrl.engine.drafts import (
 from simrl.engine.leaving import know_all, let_leave, preempt_last, stop
 from simrl.engine.prefix_cache import cover, find, held_alone, take_found
 from simrl.engine.requests import (
+    admissible,
+    admit,
+    blocks_to_start,
+    capacity_tokens,
+    known_tokens,
+    make_room,
+    more_blocks,
+)
+from simrl.engine.state import (
     MOVED,
     PREEMPTED,
     REDRAFTED,
@@ -45,13 +54,6 @@ from simrl.engine.requests import (
     Request,
     Requests,
     Totals,
-    admissible,
-    admit,
-    blocks_to_start,
-    capacity_tokens,
-    known_tokens,
-    make_room,
-    more_blocks,
 )
 from simrl.profile.compiled import inlined, lean
 from simrl.profile.profile import Tables

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 import simpy
 
-from simrl.engine.requests import Limits, is_plain
+from simrl.engine.requests import is_plain
+from simrl.engine.state import Limits
 from simrl.errors import InputError, refuse
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape

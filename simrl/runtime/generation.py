@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from simrl.engine.engine import Fleet
 from simrl.engine.fleet import GROUP, STOP, TICKETS
-from simrl.engine.requests import Columns
+from simrl.engine.state import Columns
 from simrl.runtime.events import call_at, call_last, on_fire
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.rollout import Rollout, Segment, grown

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import simpy
 
-from simrl.engine.requests import PAUSE, WATCH
+from simrl.engine.state import PAUSE, WATCH
 from simrl.runtime.rollout import Rollout, Segment
 from simrl.trace.trace import Response, Sample, Turn
 

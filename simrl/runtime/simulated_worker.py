@@ -10,7 +10,7 @@ from functools import partial
 import simpy
 
 from simrl.engine.engine import Fleet
-from simrl.engine.requests import END, PAUSE, Limits, Stop
+from simrl.engine.state import END, PAUSE, Limits, Stop
 from simrl.profile.profile import Tables
 from simrl.result.result import Work
 from simrl.runtime.agents import PLAIN, Agents

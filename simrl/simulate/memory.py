@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from simrl.engine.config import EngineConfig
-from simrl.engine.requests import Limits, blocks_to_start, is_plain
+from simrl.engine.requests import blocks_to_start, is_plain
+from simrl.engine.state import Limits
 from simrl.errors import InputError
 from simrl.profile.hardware import GIB
 from simrl.profile.model_shape import ModelShape

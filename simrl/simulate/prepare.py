@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import simrl
-from simrl.engine.requests import Limits
+from simrl.engine.state import Limits
 from simrl.errors import InputError, refuse
 from simrl.profile.extension import covering
 from simrl.profile.hardware import Gpu

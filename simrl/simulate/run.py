@@ -19,7 +19,7 @@ from simrl.dispatch.split import adapt
 from simrl.dispatch.streamrl import LongestFirst
 from simrl.dispatch.waiting import Fifo
 from simrl.engine.engine import one_engine
-from simrl.engine.requests import Limits
+from simrl.engine.state import Limits
 from simrl.errors import StoppedError
 from simrl.pipelines.context import RunContext
 from simrl.pipelines.dynamic_sampling import rewards_differ

@@ -27,7 +27,7 @@ from simrl.dispatch.allocation import (
     with_leftover,
 )
 from simrl.engine.engine import one_engine
-from simrl.engine.requests import Limits
+from simrl.engine.state import Limits
 from simrl.errors import InputError
 from simrl.profile.drafted import Drafted
 from simrl.profile.profile import read_profile

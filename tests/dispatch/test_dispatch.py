@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from simrl.dispatch.dispatcher import Dispatcher
 from simrl.dispatch.placement import even_split, least_requests, round_robin, round_robin_groups
 from simrl.dispatch.rules import DISPATCHES, Dispatch
-from simrl.engine.requests import Limits
+from simrl.engine.state import Limits
 from simrl.errors import InputError
 from simrl.runtime.events import gather, on_fire
 from simrl.runtime.history import LengthHistory

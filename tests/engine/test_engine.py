@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simrl.engine.engine import SPENT, one_engine
-from simrl.engine.requests import END, PAUSE, WATCH, Limits
+from simrl.engine.state import END, PAUSE, WATCH, Limits
 from simrl.errors import InputError
 from simrl.profile.profile import Tables
 from simrl.speculation.acceptance import ModelAcceptance

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simrl.engine.engine import Engine, one_engine
-from simrl.engine.requests import PAUSE, WATCH, Limits
+from simrl.engine.state import PAUSE, WATCH, Limits
 from simrl.pipelines.best_of_n import _acceptances
 from simrl.profile.profile import Tables, pass_s
 from simrl.runtime.rollout import Rollout

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simrl.engine.engine import SPENT, Engine, one_engine
-from simrl.engine.requests import END, PAUSE, WATCH, Limits
+from simrl.engine.state import END, PAUSE, WATCH, Limits
 from simrl.profile.profile import Tables
 from tests.engine.test_engine import LAUNCHED, TABLES, UNEVEN, requests
 from tests.helpers import examples, limits_of

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from simrl.engine.engine import one_engine
-from simrl.engine.requests import END, PAUSE, Limits
+from simrl.engine.state import END, PAUSE, Limits
 from tests.engine.test_engine import TABLES
 from tests.schedule_scenarios import EnginePlayer, ReferencePlayer, different_passes, full_cache_scenarios, play
 

@@ -5,7 +5,7 @@ import pytest
 
 from simrl.engine.engine import Engine, one_engine
 from simrl.engine.repeat import busy
-from simrl.engine.requests import Engines, Limits
+from simrl.engine.state import Engines, Limits
 from simrl.engine.step import step
 from simrl.profile.compiled import kernel
 from simrl.profile.profile import Tables

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simrl.engine.requests import Limits
+from simrl.engine.state import Limits
 from simrl.pipelines.laminar import consolidate
 from tests.helpers import ROOMY, counted, examples, lanes, on_gpus, prepared, rows, trace, watch
 

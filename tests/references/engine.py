@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy.interpolate import RegularGridInterpolator
 
-from simrl.engine.requests import END, PAUSE, WATCH, Limits
+from simrl.engine.state import END, PAUSE, WATCH, Limits
 from simrl.profile.profile import Tables
 from simrl.speculation.acceptance import accepted_tokens
 from simrl.speculation.siblings import SiblingIndex, sibling_draft

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from simrl.engine.requests import Limits
+from simrl.engine.state import Limits
 from simrl.profile.profile import Tables
 from tests.references.engine import ReferenceEngine
 from tests.references.requests import Request

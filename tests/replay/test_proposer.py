@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from simrl.engine.engine import one_engine
-from simrl.engine.requests import Limits
+from simrl.engine.state import Limits
 from simrl.errors import InputError
 from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.choices import Elastic, HistoryRule

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from simrl.engine.requests import Limits
+from simrl.engine.state import Limits
 from simrl.runtime.events import on_fire
 from simrl.runtime.worker import TokensReached
 from simrl.speculation.windows import Fixed

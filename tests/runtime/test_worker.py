@@ -10,7 +10,7 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simrl.engine.requests import PAUSE, Limits
+from simrl.engine.state import PAUSE, Limits
 from simrl.runtime.events import gather, on_fire
 from simrl.runtime.rollout import Rollout, Segment, WeightLoad
 from simrl.runtime.simulated_worker import SimulatedWorker, simulated_workers

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from simrl.engine.engine import one_engine
-from simrl.engine.requests import Limits
+from simrl.engine.state import Limits
 from simrl.errors import InputError
 from simrl.profile.model_shape import MODELS
 from simrl.scenario.model import Scenario

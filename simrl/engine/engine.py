@@ -183,7 +183,8 @@ class Fleet:
         if prompt_tokens + response_tokens > self.capacity_tokens:
             raise InputError(
                 f"a sample of {prompt_tokens} + {response_tokens} tokens never fits the KV cache "
-                f"of {self.capacity_tokens} tokens; use more memory for the cache, a larger tp or a lower cap"
+                f"of {self.capacity_tokens} tokens; use more memory for the cache, a larger "
+                "tp or a lower cap"
             )
 
     # Groups.

@@ -39,8 +39,8 @@ class Like:
 def resolved_for(kernel: Any, arguments: Like) -> Callable[..., Any]:
     """Return a compiled kernel for arguments like these. It takes no others: it does not look at
     their types, which takes numba 7 µs a call, longer than a run to the next stop."""
-    # type: ignore[attr-defined]  # records of numpy lack the attributes that numba gives them
-    if config.DISABLE_JIT:
+    # Without numba, records of numpy lack the attributes that it gives them.
+    if config.DISABLE_JIT:  # type: ignore[attr-defined]
         raise InputError("NUMBA_DISABLE_JIT is set, and engines run only compiled; unset it")
     types = tuple(typeof(value) for value in arguments.values)  # type: ignore[no-untyped-call]
     compiled: Callable[..., Any] = kernel.compile(types)

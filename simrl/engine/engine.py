@@ -99,6 +99,8 @@ class Fleet:
             raise ValueError("no prefix cache is modelled of layers with windows or states")
         n, rows = len(keys), len(keys) * limits.dp
         self.tables, self.limits, self.decoding = tables, limits, decoding
+        # How engines draft that have weights for which another drafter is faster, or there is none.
+        self.other: Decoding | None = None
         self.capacity_tokens = capacity_tokens(limits)
         engines = Engines(
             requests=np.zeros((rows, 0), REQUESTS),
@@ -137,7 +139,7 @@ class Fleet:
     def _resolve(self) -> None:
         some = NO_ENGINES, False, 0.0, 0.0
         self._advance = resolved(
-            advance, self.arrays, self.tables, self.limits, self.decoding, *some
+            advance, self.arrays, self.tables, self.limits, self.decoding, self.other, *some
         )
         lengths = np.zeros((0, 8), np.int64)
         self._submit = resolved(
@@ -148,7 +150,7 @@ class Fleet:
         """Take steps; see the function `advance`."""
         some = NO_ENGINES, True, now_s, event_s
         news: tuple[int, int, float] = self._advance(
-            self.arrays, self.tables, self.limits, self.decoding, *some
+            self.arrays, self.tables, self.limits, self.decoding, self.other, *some
         )
         return news
 
@@ -156,9 +158,23 @@ class Fleet:
         """Run an engine to the first boundary strictly after `time_s`, or to one where something
         stops that calls Python (then return True); move an idle engine to `time_s`."""
         what, _, _ = self._advance(
-            self.arrays, self.tables, self.limits, self.decoding, engine, heeds, time_s, np.inf
+            *(self.arrays, self.tables, self.limits, self.decoding, self.other),
+            *(engine, heeds, time_s, np.inf),
         )
         return what == STOP.value
+
+    def keep(self, decoding: Decoding) -> bool:
+        """Keep a decoding in place of the one with equal times of drafting. Return whether that is
+        the other one."""
+        assert self.decoding is not None
+        is_other = decoding.round_s is not self.decoding.round_s
+        if not is_other:
+            self.decoding = decoding
+        else:
+            is_new, self.other = self.other is None, decoding
+            if is_new:
+                self._resolve()
+        return is_other
 
     def changed(self, engine: int) -> None:
         """Plan an engine's next step anew, behind all that are planned, where it comes at one
@@ -336,7 +352,7 @@ class Engine:
         self._take_decoding()
 
     def _take_decoding(self) -> None:
-        decoding = self.fleet.decoding
+        decoding = self.decoding
         if (
             decoding is not None
             and decoding.rule.gate == OPEN
@@ -348,11 +364,12 @@ class Engine:
     def decoding(self) -> Decoding | None:
         """How it drafts. May be changed between passes, for a decoding with equal siblings, bandit
         and loops."""
-        return self.fleet.decoding
+        otherwise = self.fleet.members["drafts_otherwise"].item(self.index)
+        return self.fleet.other if otherwise else self.fleet.decoding
 
     @decoding.setter
-    def decoding(self, decoding: Decoding | None) -> None:
-        self.fleet.decoding = decoding
+    def decoding(self, decoding: Decoding) -> None:
+        self.fleet.members["drafts_otherwise"][self.index] = self.fleet.keep(decoding)
         self._take_decoding()
 
     @property

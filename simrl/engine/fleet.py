@@ -74,6 +74,7 @@ class Member:
     watched: int  # whether each of its stops calls Python
     order: int  # of its next stop, among all stops of one instant
     submitted: int  # requests so far
+    drafts_otherwise: int  # whether it drafts as `Fleet.other` says
     in_groups: int  # requests of groups in it
     version: int  # of its weights
     ended: int  # its first ticket that has ended and is not over; -1 if there is none …
@@ -120,6 +121,7 @@ def advance(
     tables: Tables,
     limits: Limits,
     d: Decoding | None,
+    other: Decoding | None,
     settled: Ints,
     heeds: bool,
     now_s: float,
@@ -180,10 +182,14 @@ def advance(
                     me.stopped = 0
                     _reorder(f, e)
                     me.next_step_s = VOID
+        if other is None:  # noqa: SIM108  # so that numba leaves the rest out
+            own = d
+        else:
+            own = other if me.drafts_otherwise == 1 else d
         if settling or me.next_step_s == VOID:
             passes, end_s = 0, np.inf
             if busy(f.engines, first, limits):
-                passes, end_s = plan(f.engines, first, tables, limits, d)
+                passes, end_s = plan(f.engines, first, tables, limits, own)
             if settling and passes > 0 and end_s > now_s:
                 passes, end_s = end_of_stretch(f.engines, first, tables, limits, passes, now_s)
             me.passes, me.next_step_s = passes, end_s
@@ -192,9 +198,9 @@ def advance(
                 void = -1
                 continue
         if me.passes > 0:
-            repeat(f.engines, first, limits, d, me.passes, me.next_step_s)
+            repeat(f.engines, first, limits, own, me.passes, me.next_step_s)
         else:
-            step(f.engines, first, tables, limits, d)
+            step(f.engines, first, tables, limits, own)
         n_stopped, t = _note(f, e, limits), f.engines.totals[first]
         if d is not None and n_stopped == 0 and t.drafted > 0 and t.n_running > 0:
             me.passes, me.next_step_s = 0, t.now_s  # it drafts on

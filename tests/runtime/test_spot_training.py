@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from simrl.engine.engine import Fleet
 from simrl.result.metrics import summary
 from simrl.result.result import Result
+from simrl.runtime.drafting import Drafting
 from simrl.runtime.spot_trainer import SpotTrainer
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate_prepared
@@ -431,6 +433,20 @@ def test_running_samples_change_over_to_a_drafter_that_comes_with_new_weights():
     after = [drafted for uid, drafted in per_verification.items() if min(segments[uid]) >= 2]
     assert max(before) <= 8 and min(after) > 40
     assert across and all(8 < drafted < 47 for drafted in across)
+
+
+def test_an_engine_with_older_weights_keeps_the_drafter_that_comes_with_them():
+    config = on_gpus("areal", tlt(**FEW, adaptive=False, drafter_from_update=2), 1, steps=2)
+    ready = prepared(config)
+    drafting = Drafting(ready.drafts, ready, 8, 0)
+    fleet = Fleet(ready.profile.tables, ready.limits, drafting.decoding, [0, 1])
+    new, old = fleet.engines
+    assert drafting.weights_loaded(new, 2) and not drafting.weights_loaded(old, 1)
+    assert new.decoding is not old.decoding
+    for engine in fleet.engines:
+        engine.submit(4, 20)
+        assert len(engine.settle(1e9)) == 1
+    assert drafting.weights_loaded(old, 2) and old.decoding is new.decoding
 
 
 def test_host_time_of_a_round_makes_drafting_slower():

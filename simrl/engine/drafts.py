@@ -23,7 +23,7 @@ from __future__ import annotations
 import numpy as np
 
 from simrl.engine.leaving import drop_caches
-from simrl.engine.requests import known_tokens
+from simrl.engine.requests import is_resting, known_tokens
 from simrl.engine.state import REDRAFTED, Engines, Request, Requests, Totals
 from simrl.profile.compiled import inlined, lean
 from simrl.profile.interpolation import interpolate
@@ -70,8 +70,8 @@ def any_source(r: Requests, t: Totals, source: int) -> bool:
 @inlined
 def will_draft(q: Request) -> bool:
     """Return whether a running request decodes, and so drafts if its engine speculates."""
-    one_token = q.going == 2 or known_tokens(q) - q.computed == 1
-    return bool(q.source != NONE and q.gained >= 0 and one_token)
+    one_token = is_resting(q) or known_tokens(q) - q.computed == 1
+    return bool(q.source != NONE and q.complete == 1 and one_token)
 
 
 @inlined
@@ -101,7 +101,7 @@ def propose(
     window = min(q.window, most)
     levels = tree_levels if trees else window
     drafted, accepted = window, 0
-    if q.going > 0:  # nobody knows yet that it gains nothing
+    if q.once_more == 1:  # nobody knows yet that it gains nothing
         pass
     elif q.source == MODEL:
         drafted = min(tree_nodes, most) if trees else window
@@ -120,7 +120,7 @@ def _bring(q: Request, t: Totals, drafted: int, accepted: int, levels: int) -> N
     """Let a request bring a draft to the pass to come."""
     t.proposing += 1
     t.levels = max(t.levels, levels)
-    q.proposed = q.going == 0
+    q.proposed = q.once_more == 0
     q.drafted = drafted
     q.accepted = accepted
 
@@ -131,7 +131,7 @@ def propose_from_siblings(
 ) -> None:
     """Do as `propose`, for a request that drafts from its siblings."""
     window = min(q.window, most)
-    drafted, accepted = (window, 0) if q.going > 0 else _from_siblings(e, row, q, d, window)
+    drafted, accepted = (window, 0) if q.once_more == 1 else _from_siblings(e, row, q, d, window)
     _bring(q, t, drafted, accepted, drafted)
 
 
@@ -140,8 +140,9 @@ def _from_siblings(e: Engines, row: int, q: Request, d: Decoding, window: int) -
     """Return the tokens that a request drafts from its siblings, and how many are accepted."""
     index, r, first = d.siblings, e.requests[row], d.siblings.group_first[q.at]
     for i in range(index.group_end[q.at] - first):
-        place = e.drafting.places[row, first + i]
-        e.drafting.readable[i] = r[place - 1].generated if place > 0 else -place
+        sibling = e.drafting.siblings[row, first + i]
+        there = sibling.slot >= 0
+        e.drafting.readable[i] = r[sibling.slot].generated if there else sibling.tokens
     if not d.rule.own_text:
         e.drafting.readable[q.at - first] = 0
     if q.runs_at < 0:
@@ -239,6 +240,7 @@ def take_window(
         q.ahead += q.drafting
         q.drafting = 0
     q.may = 0
+    q.waits_for_drafts = 0
     if q.generated == 0 or known_tokens(q) - q.computed != 1 or q.source == NONE:
         return True
     window, ready = q.window, q.ahead >= q.window
@@ -260,7 +262,7 @@ def take_window(
             q.ahead = 0
             q.drafting = 0
     else:
-        q.drafted = -1
+        q.waits_for_drafts = 1
     bound = 2 * window
     if q.coupled == 1:
         bound = window if q.in_verification == 0 else 0

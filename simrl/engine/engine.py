@@ -47,9 +47,10 @@ from simrl.engine.resolved import resolved
 from simrl.engine.state import (
     END,
     NEVER,
-    PAUSE,
+    PAUSED,
     RELOADED,
     REQUESTS,
+    SIBLING,
     TOTALS,
     WATCH,
     Columns,
@@ -61,7 +62,7 @@ from simrl.engine.state import (
 from simrl.errors import InputError
 from simrl.profile.profile import Tables
 from simrl.speculation.bandit import bandit_states
-from simrl.speculation.decoding import OPEN, SIBLINGS, Decoding, Floats, Ints
+from simrl.speculation.decoding import OPEN, SIBLINGS, Decoding, Floats, Ints, Records
 from simrl.speculation.gates import ELASTIC_OFF
 from simrl.speculation.windows import MOST_TOKENS
 
@@ -298,9 +299,11 @@ def _drafting(decoding: Decoding | None, rows: int) -> Drafting | None:
     if decoding is None:
         return None
     index = decoding.siblings
+    siblings = np.zeros((rows, index.group_first.size), SIBLING)
+    siblings["slot"] = -1
     return Drafting(
         bandits=bandit_states(decoding.bandit, decoding.rule.rewards, rows),
-        places=np.zeros((rows, index.group_first.size), np.int64),
+        siblings=siblings,
         readable=np.zeros(np.max(index.group_end - index.group_first, initial=0), np.int64),
         meanwhile=np.zeros((2, 2 * MOST_TOKENS + 2), np.int64),
     )
@@ -347,7 +350,6 @@ class Engine:
         self.first_row = index * self._dp
         self.rows = slice(self.first_row, self.first_row + self._dp)
         self._one = np.array([index])
-        self._paused: set[int] = set()
         self._left_rows: list[int] = []
         self._take_decoding()
 
@@ -377,7 +379,7 @@ class Engine:
         r, running = self.fleet.r, 0
         for row in range(self.first_row, self.first_row + self._dp):
             n = self.fleet.t["n_running"].item(row)
-            running += n - int(np.count_nonzero(r["going"][row, r["running"][row, :n]]))
+            running += n - int(np.count_nonzero(r["once_more"][row, r["running"][row, :n]]))
         return running
 
     @property
@@ -385,7 +387,7 @@ class Engine:
         return (
             self._total("n_running")
             + self._total("n_waiting")
-            - self._total("n_going")
+            - self._total("n_once_more")
             - self.running
         )
 
@@ -398,7 +400,7 @@ class Engine:
     def busy(self) -> bool:
         """True if a next pass would do something now."""
         return self._total("n_running") > 0 or (
-            self._total("n_waiting") > self._total("n_going") and self.admitting
+            self._total("n_waiting") > self._total("n_once_more") and self.admitting
         )
 
     @property
@@ -493,8 +495,7 @@ class Engine:
                     "a decoupled drafter is a model; siblings are drafted from where the verifier "
                     "is"
                 )
-            # -t: it left with t tokens; 0: it was never here
-            self.fleet.arrays.engines.drafting.places[self.first_row, at] = slot + 1
+            self._siblings["slot"][at] = slot
         d, place = self.fleet.r, self._at(slot)
         d["source"][place], d["at"][place], d["hardness"][place], d["runs_at"][place] = (
             source,
@@ -506,24 +507,23 @@ class Engine:
 
     def forget_rows(self) -> None:
         """Forget the responses that are over: no request drafts from them any more."""
-        for row in self._left_rows:
-            places = self.fleet.arrays.engines.drafting.places[self.first_row]
-            places[row] = max(places[row], 0)
+        if self._left_rows:
+            self._siblings["tokens"][self._left_rows] = 0
         self._left_rows = []
+
+    @property
+    def _siblings(self) -> Records:
+        return self.fleet.arrays.engines.drafting.siblings[self.first_row]
 
     def _leave_row(self, slot: int) -> None:
         """Keep how many tokens a sibling has that ends, or drafts from another source: its row will
         never have more."""
         if self.fleet.decoding is None:
             return
-        d, place, places = (
-            self.fleet.r,
-            self._at(slot),
-            self.fleet.arrays.engines.drafting.places[self.first_row],
-        )
-        row = d["at"].item(place)
-        if d["source"].item(place) == SIBLINGS and places.item(row) == slot + 1:
-            places[row] = -self.generated_tokens(slot)
+        d, place = self.fleet.r, self._at(slot)
+        row, siblings = d["at"].item(place), self._siblings
+        if d["source"].item(place) == SIBLINGS and siblings["slot"].item(row) == slot:
+            siblings[row] = -1, self.generated_tokens(slot)
             self._left_rows.append(row)
 
     def verify_old(self, slot: int, old_tokens: int, accepted: int) -> None:
@@ -586,7 +586,8 @@ class Engine:
         row, at = self._at(slot)
         prompt_tokens = self.fleet.r["prompt"].item(row, at) + observation_tokens
         self.fleet.require_fits(prompt_tokens, self.fleet.r["response"].item(row, at))
-        self._paused.remove(slot)
+        if self.fleet.r["status"].item(row, at) != PAUSED:
+            raise KeyError(slot)
         requeue(
             self.fleet.arrays.engines.requests[row],
             self.fleet.arrays.engines.totals[row],
@@ -611,7 +612,6 @@ class Engine:
 
     def abort(self, slot: int) -> int:
         """Take a request out at this boundary. Returns the response tokens it has."""
-        self._paused.discard(slot)
         self._on_row(remove, slot)
         self._leave_row(slot)
         return self.generated_tokens(slot)
@@ -689,8 +689,6 @@ class Engine:
                 stops.append((slot, now_s, kind))
                 if kind == END:
                     self._leave_row(slot)
-                elif kind == PAUSE:
-                    self._paused.add(slot)
         self.fleet.members["stopped"][self.index] = 0
         return stops
 

@@ -332,7 +332,7 @@ def _least_loaded(f: State, first: int, limits: Limits, turn: int) -> int:
         rank = (turn + i) % limits.dp
         t = f.engines.totals[first + rank]
         used = 1.0 - t.free_blocks / limits.kv_blocks
-        load = t.n_running + t.n_waiting - t.n_going + 6.0 * t.n_waiting * max(used - 0.5, 0.0)
+        load = t.n_running + t.n_waiting - t.n_once_more + 6.0 * t.n_waiting * max(used - 0.5, 0.0)
         if load < least:
             best, least = rank, load
     return best

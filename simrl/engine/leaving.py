@@ -3,7 +3,7 @@ with all others.
 
 Invariant: what an asynchronous scheduler does not know yet has happened for the caller, and not for
 the pass that it has scheduled already (`ahead`): those that stopped keep their place and blocks
-until that pass is scheduled here (`n_leaving`), and aborted ones take part in it (`n_going`).
+until that pass is scheduled here (`n_leaving`), and aborted ones take part in it (`n_once_more`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,27 @@ from simrl.engine.requests import (
     free,
     free_slot,
     hold,
+    is_resting,
     make_room,
     queue_up,
     release,
     waiting_at,
 )
-from simrl.engine.state import END, MOVED, NEVER, PAUSE, PREEMPTED, WATCH, Request, Requests, Totals
+from simrl.engine.state import (
+    END,
+    LEAVING,
+    MOVED,
+    NEVER,
+    PAUSE,
+    PAUSED,
+    PREEMPTED,
+    RUNNING,
+    WAITING,
+    WATCH,
+    Request,
+    Requests,
+    Totals,
+)
 from simrl.profile.compiled import inlined, lean, lean_kernel
 
 
@@ -39,22 +54,23 @@ def preempt_last(r: Requests, t: Totals, cause: int) -> None:
     t.n_running -= 1
     slot = r[t.n_running].running
     _unhash_in_flight(r[slot], t)
-    if r[slot].going > 0:
-        t.n_going -= 1
-        r[slot].going = 0
+    if r[slot].once_more == 1:
+        t.n_once_more -= 1
+        r[slot].once_more = 0
         _leave_now(r, t, slot)
         return
     free(r, t, slot, cause)
     t.waiting_head = waiting_at(r, t, -1)
     t.n_waiting += 1
     r[t.waiting_head].waiting = slot
+    r[slot].status = WAITING
 
 
 @lean
 def _unhash_in_flight(request: Request, t: Totals) -> None:
     """Let nobody find the tokens of the pass in flight: the scheduler does not know them."""
     if t.ahead == 1 and t.prefix_caching == 1:
-        request.computed -= max(request.gained, 0)
+        request.computed -= request.gained
 
 
 @lean
@@ -88,7 +104,7 @@ def let_leave(r: Requests, t: Totals) -> None:
     """Let those go that stopped in the last pass, then those that were aborted since, in this
     order: it decides which of their texts are forgotten first."""
     for i in range(t.n_leaving):
-        if r[r[i].leaving].going == 1:
+        if r[i].leaving_kind == END:
             release(r, t, r[i].leaving)
         leave(r, t, r[i].leaving, r[i].leaving_kind)
     t.n_leaving = 0
@@ -151,7 +167,7 @@ def stop(r: Requests, t: Totals) -> None:
     Under async scheduling those that leave keep their places and blocks for one more pass: it is
     scheduled already.
     """
-    if t.n_going > 0:
+    if t.n_once_more > 0:
         _let_go(r, t)
     kept = 0
     stopped = 0
@@ -167,26 +183,27 @@ def stop(r: Requests, t: Totals) -> None:
             stopped += 1
         if watched:
             q.watch_at = NEVER
-        if not ends or q.going > 0:
+        if not ends:
             r[kept].running = slot
             kept += 1
             continue
         q.stop_at = q.response
         q.stop_kind = END
+        q.status = LEAVING if kind == END else PAUSED
         if kind == END:
             q.last_token_s = t.now_s
         elif t.hold_paused == 1:
             hold(r, t, slot)
             kind = WATCH  # nothing is left to do
         if t.async_scheduling == 1 and q.gained > 1 and kind != WATCH:  # the scheduler cannot know
-            _go_on_once(r, t, slot, 2 if kind == PAUSE else 3)
+            _go_on_once(q, t)
             r[kept].running = slot
             kept += 1
         if t.async_scheduling == 1:
             r[t.n_leaving].leaving = slot
             r[t.n_leaving].leaving_kind = kind
-            r[t.n_leaving].leaving_at = kept if q.going == 0 else -1
-            t.leaving_places += q.going == 0
+            r[t.n_leaving].leaving_at = kept if q.once_more == 0 else -1
+            t.leaving_places += q.once_more == 0
             t.n_leaving += 1
         else:
             leave(r, t, slot, kind)
@@ -198,27 +215,27 @@ def stop(r: Requests, t: Totals) -> None:
 def remove(r: Requests, t: Totals, slot: int) -> None:
     """Take a request out of its list, and free its blocks and slot: after the pass that an async
     scheduler has scheduled."""
+    q, was = r[slot], r[slot].status
     _let_have(r, t, slot)
+    q.status = LEAVING
     for i in range(t.n_leaving):
         if r[i].leaving == slot and r[i].leaving_kind == PAUSE:  # a turn of it has just ended
             r[i].leaving_kind = END
-            r[slot].continues = 1
-            r[slot].going = 3 if r[slot].going == 2 else 0
+            q.continues = 1
             _take_from_queue(r, t, slot)
             return
-    runs = is_running(r, t, slot)
-    more_to_do = t.n_running > 0 or (t.n_waiting > t.n_going + 1 and t.admitting == 1)
+    more_to_do = t.n_running > 0 or (t.n_waiting > t.n_once_more + 1 and t.admitting == 1)
     if t.ahead == 1 and (
-        runs or (more_to_do and r[slot].seen_at <= t.passes and _waits(r, t, slot))
+        was == RUNNING or (was == WAITING and more_to_do and q.seen_at <= t.passes)
     ):
-        r[slot].continues = 1
-        _go_on_once(r, t, slot, 1)
+        q.continues = 1
+        _go_on_once(q, t)
         r[t.n_leaving].leaving = slot
         r[t.n_leaving].leaving_kind = END
         r[t.n_leaving].leaving_at = -1
         t.n_leaving += 1
         return
-    if runs:
+    if was == RUNNING:
         _take_from_running(r, t, slot)
     else:
         release(r, t, slot)
@@ -228,31 +245,13 @@ def remove(r: Requests, t: Totals, slot: int) -> None:
 
 
 @inlined
-def _go_on_once(r: Requests, t: Totals, slot: int, going: int) -> None:
+def _go_on_once(q: Request, t: Totals) -> None:
     """Let a request take part in the pass that is scheduled already, and gain nothing."""
-    r[slot].going = going
-    if going != 2:
-        r[slot].stop_at = NEVER
-        r[slot].watch_at = NEVER
-    t.n_going += 1
-
-
-@inlined
-def is_running(r: Requests, t: Totals, slot: int) -> bool:
-    """Return whether a request runs."""
-    at = 0
-    while at < t.n_running and r[at].running != slot:
-        at += 1
-    return bool(at < t.n_running)
-
-
-@inlined
-def _waits(r: Requests, t: Totals, slot: int) -> bool:
-    """Return whether a request waits in the queue."""
-    at = 0
-    while at < t.n_waiting and r[waiting_at(r, t, at)].waiting != slot:
-        at += 1
-    return bool(at < t.n_waiting)
+    q.once_more = 1
+    if q.status == LEAVING:
+        q.stop_at = NEVER
+        q.watch_at = NEVER
+    t.n_once_more += 1
 
 
 @lean
@@ -285,14 +284,14 @@ def _let_go(r: Requests, t: Totals) -> None:
     for i in range(t.n_running + t.n_waiting - 1, -1, -1):
         runs = i < t.n_running
         slot = r[i].running if runs else r[waiting_at(r, t, i - t.n_running)].waiting
-        if r[slot].going == 0 or (r[slot].going == 2 and not runs):
+        if r[slot].once_more == 0 or (not runs and is_resting(r[slot])):  # it waits again
             continue
-        r[slot].going = 0
+        r[slot].once_more = 0
         if runs:
             _take_from_running(r, t, slot)
         else:
             _take_from_queue(r, t, slot)
-    t.n_going = 0
+    t.n_once_more = 0
 
 
 @lean
@@ -301,7 +300,7 @@ def know_all(r: Requests, t: Totals) -> None:
     it has waited."""
     t.ahead = 0
     let_leave(r, t)
-    if t.n_going > 0:
+    if t.n_once_more > 0:
         _let_go(r, t)
     for i in range(t.n_running):
         r[r[i].running].in_flight = 0

@@ -29,7 +29,7 @@ LARGEST_COUNTED_BLOCK = 4096  # tokens; with larger ones, passes are counted one
 @lean
 def has_work(t: Totals) -> bool:
     """Return whether a next pass would do something for this rank."""
-    return t.n_running > 0 or (t.n_waiting > t.n_going and t.admitting == 1)
+    return t.n_running > 0 or (t.n_waiting > t.n_once_more and t.admitting == 1)
 
 
 @lean
@@ -52,7 +52,7 @@ def plan(
         return 0, t.now_s
     for k in range(limits.dp):
         t = e.totals[first + k]
-        if limits.dp == 1 or has_work(t) or t.n_leaving + t.n_going > 0:
+        if limits.dp == 1 or has_work(t) or t.n_leaving + t.n_once_more > 0:
             passes = min(passes, _sure_passes(e.requests[first + k], t, limits, e.scratch))
     if d is not None and passes > 0:
         if d.rule.gate == ELASTIC and t.n_running <= d.rule.threshold:
@@ -69,7 +69,7 @@ def _sure_passes(r: Requests, t: Totals, limits: Limits, scratch: Ints) -> int:
     """Return for how many passes a rank surely only decodes, up to the first stop. Sets the
     `lengths` in the first of them."""
     n = t.n_running
-    if n == 0 or n > limits.max_num_batched_tokens or t.n_leaving + t.n_going > 0:
+    if n == 0 or n > limits.max_num_batched_tokens or t.n_leaving + t.n_once_more > 0:
         return 0
     late = limits.async_scheduling and t.n_waiting > 0
     if late and r[r[t.waiting_head].waiting].seen_at > t.passes:
@@ -142,6 +142,7 @@ def _repeat(r: Requests, t: Totals, limits: Limits, passes: int, end_s: float) -
         q.in_flight = flying
         q.computed += 1
         q.generated += passes
+        q.complete = 1
         q.gained = 1
         q.rejected = 0
         q.blocks += more

@@ -25,11 +25,14 @@ from simrl.engine.prefix_cache import (
 from simrl.engine.state import (
     END,
     FOUND_AGAIN,
+    LEAVING,
     MOVED,
     NEVER,
     OWN,
     PROMPT,
+    RUNNING,
     UNKNOWN,
+    WAITING,
     Limits,
     Request,
     Requests,
@@ -105,6 +108,13 @@ def known_tokens(request: Request) -> int:
     return request.prompt + request.generated + request.old_tokens
 
 
+@inlined
+def is_resting(request: Request) -> bool:
+    """Return whether a request is in the batch once more though it was paused: all that the
+    scheduler does not know is its next token."""
+    return bool(request.once_more == 1 and request.status != LEAVING)
+
+
 @lean
 def waiting_at(r: Requests, t: Totals, place: int) -> int:
     """Return where the ring has entry `place` of the queue; -1 and `n_waiting` are free entries
@@ -117,6 +127,7 @@ def queue_up(r: Requests, t: Totals, slot: int) -> None:
     """Append a request to the queue."""
     r[waiting_at(r, t, t.n_waiting)].waiting = slot
     r[slot].seen_at = t.passes + 1
+    r[slot].status = WAITING
     t.n_waiting += 1
 
 
@@ -155,9 +166,10 @@ def enqueue(
     q.last_token_s = np.nan
     q.pinned_until_s = 0.0
     q.ticket = -1
-    q.gained = -1
+    q.complete = 0
+    q.gained = 0
     q.rejected = 0
-    q.going = 0
+    q.once_more = 0
     q.sample_key = sample_key
     q.prompt_node = -1
     q.shared = 0
@@ -180,6 +192,7 @@ def _forget_drafts(request: Request) -> None:
     request.at = 0
     request.proposed = 0
     request.drafted = 0
+    request.waits_for_drafts = 0
     request.accepted = 0
     request.old_tokens = 0
     request.old_accepted = 0
@@ -224,6 +237,8 @@ def admit(r: Requests, t: Totals) -> int:
     t.n_waiting -= 1
     r[t.n_running].running = slot
     t.n_running += 1
+    if r[slot].status == WAITING:  # else it was aborted since
+        r[slot].status = RUNNING
     release(r, t, slot)
     return slot
 
@@ -275,7 +290,8 @@ def forget(request: Request, cause: int) -> None:
         request.reached = max(request.reached, request.computed)
         request.lost_by = cause
         request.computed = 0
-    request.gained = -1
+    request.complete = 0
+    request.gained = 0
     request.rejected = 0
     request.in_flight = 0
 

@@ -8,6 +8,7 @@ for all totals. Compiled code reads a field as an attribute: `r[slot].computed`,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,18 @@ from numpy.typing import NDArray
 from simrl.speculation.bandit import BanditState
 from simrl.speculation.decoding import Draft, Gauges, Ints, Records, fields_of
 
+
+class Status(IntEnum):
+    """Where a request is, for its caller: in the queue, in the batch, out of it at a pause, or gone
+    for good (ended or aborted). An asynchronous scheduler knows it a pass later (`once_more`)."""
+
+    WAITING = 0
+    RUNNING = 1
+    PAUSED = 2
+    LEAVING = 3
+
+
+WAITING, RUNNING, PAUSED, LEAVING = Status
 # A request's slot, the time of the boundary at which it stopped, and how: END, PAUSE or WATCH.
 Stop = tuple[int, float, int]
 # Kinds of stops: the response ends; the request leaves the batch and keeps its cache; the caller is
@@ -82,14 +95,14 @@ class Request(Draft, Node):
     stop_at: int  # generated tokens at which it next leaves the batch …
     watch_at: int  # generated tokens at which the caller is informed
     scheduled: int  # tokens of the pass that is being scheduled
-    # tokens in its last pass if that decoded, 0 if it computed the rest of its context, -1 if a
-    # part
-    gained: int
+    complete: int  # whether its last pass left nothing of its context to compute: it decodes …
+    gained: int  # … and the tokens of that pass, if it decoded too; else 0
     # draft tokens of its last pass that were rejected; an async scheduler does not know it yet
     rejected: int
-    # it takes part in one more pass, scheduled before it was aborted (1), paused (2) or ended (3);
-    # else 0
-    going: int
+    status: Status
+    # whether it takes part in one more pass, scheduled before it was paused or left; what is paused
+    # may wait again meanwhile
+    once_more: int
     response: int
     stop_kind: int  # … by END or PAUSE
     reached: int  # tokens that had been computed when the cache was last lost …
@@ -186,7 +199,7 @@ class Totals(PassWork, Gauges, CacheTotals):
     n_free: int
     n_leaving: int
     leaving_places: int  # that these have beside the running ones
-    n_going: int  # running or waiting ones that take part in one more pass
+    n_once_more: int  # running or waiting ones that take part in one more pass
     async_scheduling: int
     ahead: int  # whether the pass to come is scheduled already
     padding: (
@@ -216,11 +229,21 @@ class Totals(PassWork, Gauges, CacheTotals):
 REQUESTS, TOTALS = fields_of(Request), fields_of(Totals)
 
 
+class Sibling:
+    """Who has a row of the trace, from whose tokens the others of its group draft."""
+
+    slot: int  # of the latest request for it that drafts so; -1: none runs …
+    tokens: int  # … and it left with that many, which stay known
+
+
+SIBLING = fields_of(Sibling)
+
+
 class Drafting(NamedTuple):
     """What engines that draft keep beside their requests."""
 
     bandits: BanditState  # of each row
-    places: Ints  # (rows, rows of the trace): who has which (`Engine.draft_from`)
+    siblings: Records  # (rows, rows of the trace): a `Sibling` of each
     readable: Ints  # scratch: how many tokens of each row of a group may be read
     meanwhile: Ints  # scratch, (2, 2 × longest window + 2): see `engine.drafts`
 

@@ -40,6 +40,7 @@ from simrl.engine.requests import (
     admit,
     blocks_to_start,
     capacity_tokens,
+    is_resting,
     known_tokens,
     make_room,
     more_blocks,
@@ -105,7 +106,7 @@ def step(e: Engines, first: int, tables: Tables, limits: Limits, d: Decoding | N
         if d is not None:
             end_round(e, first, d, arm, t.now_s - began_s, speculates)
         t.n_stopped, batch = 0, t.n_running
-        if stopping or t.n_going > 0:
+        if stopping or t.n_once_more > 0:
             stop(r, t)
         if d is not None and not d.rule.decoupled:
             heed_gate(r, t, d, passes, batch, speculates)
@@ -161,10 +162,10 @@ def _schedule(
                 continue
         slot = r[i].running
         q = r[slot]
-        if d is not None and q.drafted < 0:
+        if d is not None and q.waits_for_drafts == 1:
             i += 1
             continue
-        left = 1 if q.going == 2 else known_tokens(q) - q.computed
+        left = 1 if is_resting(q) else known_tokens(q) - q.computed
         new = min(left + q.drafted, budget)
         need = more_blocks(q, q.computed + q.rejected + new, limits)
         if need > t.free_blocks:
@@ -299,7 +300,8 @@ def _admit_waiting(r: Requests, t: Totals, limits: Limits, budget: int, schedule
         q.blocks += need
         q.scheduled = new
         q.in_flight = new if limits.async_scheduling and limits.window_groups > 0 else 0
-        q.gained = -1
+        q.complete = 0
+        q.gained = 0
         if q.covering == 1:
             cover(r, t, slot, q.computed + new)
         q.proposed = 0
@@ -324,7 +326,7 @@ def _padding(r: Requests, t: Totals, limits: Limits, scheduled: int) -> int:
     if known - computed != 1 or (scheduled == 0 and computed == 0):
         return 0
     for i in range(scheduled):
-        if r[r[i].running].gained < 0:  # computes its prompt
+        if r[r[i].running].complete == 0:  # computes its prompt
             return 0
     fits_alone = known + t.padding < capacity_tokens(limits)
     return t.padding if fits_alone and t.padding < limits.max_num_batched_tokens else 0
@@ -416,7 +418,7 @@ def _advance(r: Requests, t: Totals, d: Decoding | None, drafted: int) -> bool:
         if new == 0:
             q.proposed = 0
             if t.async_scheduling == 1:
-                q.gained = min(q.gained, 0)
+                q.gained = 0
                 q.rejected = 0
                 q.in_flight = 0
             if d is not None and decoupled and q.in_verification > 0:  # it waits on
@@ -424,11 +426,12 @@ def _advance(r: Requests, t: Totals, d: Decoding | None, drafted: int) -> bool:
                 q.in_verification = 0
             continue
         decodes = new == 1 + q.drafted and q.computed > 0
-        if q.going > 0:
+        if q.once_more == 1:
             q.computed += 0 if decodes else new
             continue
-        decoded = q.gained >= 0  # else it was just admitted, or its context was not complete
-        q.gained = -1
+        decoded = q.complete == 1  # else it was just admitted, or its context was not complete
+        q.complete = 0
+        q.gained = 0
         q.rejected = 0
         q.computed += new
         if q.computed == known_tokens(q) + q.drafted:
@@ -439,6 +442,7 @@ def _advance(r: Requests, t: Totals, d: Decoding | None, drafted: int) -> bool:
             if q.generated == 0:
                 q.first_token_s = t.now_s
             q.generated += gain
+            q.complete = 1
             q.gained = gain if decoded else 0
             q.computed = q.prompt + q.generated - 1
             t.generated_tokens += gain

@@ -54,6 +54,7 @@ class Draft:
 
     # Where drafting is decoupled:
     coupled: int  # whether the request is nevertheless coupled
+    waits_for_drafts: int  # whether it has no window to verify, and is not in the pass
     ahead: int  # tokens drafted ahead
     in_verification: int  # tokens of the window in verification …
     right: int  # … of which that many are right
@@ -64,7 +65,7 @@ class Draft:
 
     # What every pass reads, beside what it reads of the request itself:
     proposed: int  # whether it drafts for the present pass …
-    drafted: int  # … how many tokens (-1: it waits for its draft) …
+    drafted: int  # … how many tokens …
     accepted: int  # … and how many of them are accepted
     left: int  # tokens that it may still gain
     old_tokens: int  # of an old response that is verified as a whole …

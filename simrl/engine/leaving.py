@@ -26,6 +26,7 @@ from simrl.engine.state import (
     LEAVING,
     MOVED,
     NEVER,
+    NO_PLACE,
     PAUSE,
     PAUSED,
     PREEMPTED,
@@ -44,7 +45,7 @@ def preempt_last(r: Requests, t: Totals, cause: int) -> None:
     """Preempt the youngest running request: it gives its blocks back and waits, first in line, to
     recompute its cache. One that stopped in the pass in flight, or was aborted, is gone."""
     last = t.n_leaving - 1
-    while last >= 0 and r[last].leaving_at < 0:
+    while last >= 0 and r[last].leaving_at == NO_PLACE:
         last -= 1
     if last >= 0 and r[last].leaving_at >= t.n_running:
         t.leaving_places -= 1
@@ -111,18 +112,26 @@ def let_leave(r: Requests, t: Totals) -> None:
     t.leaving_places = 0
 
 
+@lean
+def _leave_later(r: Requests, t: Totals, slot: int, kind: int, place: int) -> None:
+    """Let a request leave that an async scheduler still has in its next pass. `place`: how many
+    running ones are ahead of its place, which nobody has until then."""
+    r[t.n_leaving].leaving = slot
+    r[t.n_leaving].leaving_kind = kind
+    r[t.n_leaving].leaving_at = place
+    t.leaving_places += place != NO_PLACE
+    t.n_leaving += 1
+
+
 @lean_kernel
 def drop_held(r: Requests, t: Totals, slot: int) -> None:
     """Drop the cache of a paused request whose pause was reported just now. An async scheduler
     knows that a pass later."""
     release(r, t, slot)
-    if t.async_scheduling == 0:
+    if t.async_scheduling == 1:
+        _leave_later(r, t, slot, PAUSE, NO_PLACE)
+    else:
         leave(r, t, slot, PAUSE)
-        return
-    r[t.n_leaving].leaving = slot
-    r[t.n_leaving].leaving_kind = PAUSE
-    r[t.n_leaving].leaving_at = -1
-    t.n_leaving += 1
 
 
 @lean_kernel
@@ -200,11 +209,7 @@ def stop(r: Requests, t: Totals) -> None:
             r[kept].running = slot
             kept += 1
         if t.async_scheduling == 1:
-            r[t.n_leaving].leaving = slot
-            r[t.n_leaving].leaving_kind = kind
-            r[t.n_leaving].leaving_at = kept if q.once_more == 0 else -1
-            t.leaving_places += q.once_more == 0
-            t.n_leaving += 1
+            _leave_later(r, t, slot, kind, kept if q.once_more == 0 else NO_PLACE)
         else:
             leave(r, t, slot, kind)
     t.n_running = kept
@@ -230,10 +235,7 @@ def remove(r: Requests, t: Totals, slot: int) -> None:
     ):
         q.continues = 1
         _go_on_once(q, t)
-        r[t.n_leaving].leaving = slot
-        r[t.n_leaving].leaving_kind = END
-        r[t.n_leaving].leaving_at = -1
-        t.n_leaving += 1
+        _leave_later(r, t, slot, END, NO_PLACE)
         return
     if was == RUNNING:
         _take_from_running(r, t, slot)

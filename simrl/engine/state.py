@@ -33,13 +33,14 @@ WAITING, RUNNING, PAUSED, LEAVING = Status
 Stop = tuple[int, float, int]
 # Kinds of stops: the response ends; the request leaves the batch and keeps its cache; the caller is
 # informed, no more.
-END, PAUSE, WATCH = range(3)
+END, PAUSE, WATCH = np.arange(3)
 # Why a request lost its cache: it moved to another worker, was preempted, got new weights, or a
 # drafter started that needs it.
 MOVED, PREEMPTED, RELOADED, REDRAFTED = np.arange(4)
 FOUND_AGAIN = np.bool_(True)
 # numba compiles a function anew for each Python integer that it is called with.
 NEVER: Any = np.int64(2**62)
+NO_PLACE: Any = np.int64(-1)
 UNKNOWN = -2
 # Kinds of nodes.
 NO_NODE, PROMPT, LAST, OWN = range(4)
@@ -134,7 +135,7 @@ class Request(Draft, Node):
     # `n_leaving` slots that stopped in the last pass, which an async scheduler does not know yet …
     leaving: int
     leaving_kind: int  # … how …
-    leaving_at: int  # … and how many running requests are ahead; -1 of one that goes on once more
+    leaving_at: int  # … and how many running requests are ahead; NO_PLACE: it has none beside them
     free: int  # `n_free` slots without a request, the last one to be used next
 
 

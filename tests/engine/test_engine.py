@@ -591,6 +591,17 @@ def test_many_paused_requests_in_little_memory_never_wait_for_one_another_for_ev
     assert engine.free_blocks == kv_blocks
 
 
+def test_a_paused_request_that_is_aborted_is_not_resumed():
+    for scheduling in (False, True):
+        engine = one_engine(TABLES, Limits(4, 64, 4, 30, async_scheduling=scheduling))
+        (slot,) = paused_at(engine, (20, 30, 20))
+        assert engine.abort(slot) == 20
+        with pytest.raises(KeyError):
+            engine.resume(slot)
+        engine.run_until_idle()
+        assert engine.free_blocks == 30
+
+
 def test_only_a_paused_request_is_resumed_and_only_if_it_still_fits():
     engine = one_engine(TABLES, Limits(4, 64, 4, 30))
     with pytest.raises(KeyError):

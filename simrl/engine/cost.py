@@ -1,4 +1,4 @@
-"""The seconds of passes: of a scheduled one at every rank of an engine, and of many that repeat.
+"""Seconds of passes: of one scheduled pass on every rank, and of many repeated ones.
 
 Invariant: no other module of the engine knows how long a pass takes.
 

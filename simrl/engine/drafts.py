@@ -4,16 +4,16 @@ Invariant: what is drafted depends on a request, its tokens and its engine's mem
 
 A drafter on GPUs of its own (decoupled: SpecActor, arXiv 2511.16193, §4.1) is a second loop. A
 request takes part in a pass of the verifier only when a window of drafted tokens is there. The
-drafter works in passes of its own, one token for every request that may draft: a decoupled one
-while fewer than two windows of its tokens are unverified, a coupled one until it has a window, and
-only while none of its tokens is in verification. A window that is right to the end yields its
-tokens (decoupled) or one more (coupled); otherwise the right ones and the correction, and all that
-was drafted ahead is thrown away. That request drafts again from the drafter's next boundary on,
-which is at once if the pass under way drafts for no request any more.
+drafter works in passes of its own, one token for every request that may draft. A decoupled request
+may draft while fewer than two windows of its tokens are unverified; a coupled one until it has a
+window, and only while none of its tokens is in verification. A window that is right to the end
+yields its tokens (decoupled) or one more (coupled). Any other yields the right ones and the
+correction, and all that was drafted ahead is thrown away. The request then drafts again from the
+drafter's next boundary; at once if the running drafter pass serves nobody else.
 
 At one instant, the order is: a verification ends, a drafter pass ends, a verification starts, a
 drafter pass starts. A token counts as drafted when the drafter's pass for it begins, so tokens that
-are thrown away count. A drafter pass in which a window begins for a request takes a round more.
+are thrown away count. A drafter pass in which a window begins for a request also takes `round_s`.
 `tests/references/decoupled.py` is the rule, an event at a time. Not modelled: the drafter's own
 prefill, and the messages between the loops.
 """

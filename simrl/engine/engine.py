@@ -5,17 +5,18 @@ happened as vLLM V1 would have scheduled it: running requests first, in order, t
 first come first served, while `max_num_seqs`, `max_num_batched_tokens` and the KV blocks (for all
 known tokens) allow; prompts in chunks. When blocks run out, the caches of paused requests go,
 oldest first, then the youngest running request is preempted; what lost its cache computes it again.
-Under asynchronous scheduling a pass is scheduled when the one before starts, so that it knows
-neither who comes nor who ends during that one: requests join a pass later, and the places and
-blocks of those that end are free a pass later. (Decoupled drafting cannot do so: which windows a
-pass verifies is known when it starts.) What a caller asks takes effect at the boundary where the
-engine stands, so callers first `settle(t)`: the first boundary strictly after t, or t itself if the
-engine is idle. A request ends after exactly `response_tokens` generated tokens, and may have a
-pause, and a watched token, before.
+
+Under asynchronous scheduling, a pass is scheduled when the previous one starts. So requests join
+one pass later, and places and blocks are free one pass later. Decoupled drafting schedules at the
+start of a pass, when its windows are known.
+
+A command takes effect at the boundary where the engine stands, so callers first `settle(t)`: the
+first boundary strictly after t, or t itself if the engine is idle. A request ends after exactly
+`response_tokens` generated tokens, and may have one pause and one watched token before its end.
 
 With speculation, a pass verifies drafts: a request that decodes brings `drafted` tokens, of which
-the first `accepted` stand, and gains one more (what a request has to gain is never exceeded). Which
-tokens it gains is never changed, only when.
+the first `accepted` are accepted, and gains one more, never more than it has left. Drafts change
+when tokens come, never which.
 
 `tests/references/engine.py` is the rule, written slowly.
 """
@@ -57,6 +58,7 @@ from simrl.engine.state import (
     Drafting,
     Engines,
     Limits,
+    Spent,
     Stop,
 )
 from simrl.errors import InputError
@@ -66,7 +68,6 @@ from simrl.speculation.decoding import OPEN, SIBLINGS, Decoding, Floats, Ints, R
 from simrl.speculation.gates import ELASTIC_OFF
 from simrl.speculation.windows import MOST_TOKENS
 
-# What passes went to, in the order of `simrl.result.result.Work`: the totals from decode_s on.
 COUNTED = (
     "passes",
     "generated_tokens",
@@ -75,14 +76,14 @@ COUNTED = (
     "hit_tokens",
     "lookup_tokens",
 )
-SPENT = (*(TOTALS.names or ())[-12:], "preemptions")
+SPENT = (*Spent.__annotations__, "preemptions")
 NO_ENGINES = np.zeros(0, np.int64)
 NO_TICKET = np.array([-1])
 
 
 class Fleet:
-    """The engines of workers with one profile, one cache size and one way to draft. `keys` are of
-    the draws of each engine's bandit. `unfinished` counts the requests at each worker."""
+    """The engines of workers with one profile, one cache size and one drafter; `keys` seed the
+    draws of each engine's bandit."""
 
     def __init__(
         self,

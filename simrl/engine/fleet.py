@@ -2,12 +2,12 @@
 
 Invariant: an engine stands at a boundary between two passes, and its next step is planned: passes
 that repeat its batch (`passes`), or one pass of any kind (0). A command takes effect at the first
-boundary strictly after it, so a pass is done as soon as the clock is where it begins, and passes
-that repeat once the clock is where they end: no command can come in between. Steps are taken in the
-order of time over all engines, none beyond the next event of the schedule.
+boundary strictly after it. So one pass is done when the clock reaches its begin, and passes that
+repeat when it reaches their end: no command can still change them. Steps are taken in the order of
+time over all engines, none beyond the next event of the schedule.
 
-What stops at the end of a step calls Python, which then finds the engine there (`stopped`), or, of
-a request of a group, is noted in its ticket, and only the end of the group calls Python.
+A stop calls Python, which finds the engine at that boundary (`stopped`). The end of a request of a
+group is noted in its ticket, and only the end of the group calls Python.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Ticket:
     tokens: int  # of the response, when it ends
     closed_tokens: int  # of these, before its open segment
     version: int  # of the weights at its end; -1 until then
-    whole: int  # 0 if it ends before its response does
-    done: int  # whether its response has ended …
-    over: int  # … and the time of its end has come
+    whole: int  # 0 if a cut ends it before its response
+    done: int  # whether its response has ended
+    over: int  # whether the clock has reached its end
     order: int  # of its end, among all ends of one instant
     started_s: float  # of its open segment
     first_token_s: float
@@ -69,8 +69,8 @@ class Member:
 
     next_step_s: float  # where its next step ends, or its only pass begins; VOID: it is not planned
     passes: int  # that repeat in this step; 0: one pass of any kind
-    stopped: int  # whether something stopped where it stands, whose time has not come …
-    calls: int  # … and whether that calls Python
+    stopped: int  # whether something stopped at this boundary, which the clock has not reached
+    calls: int  # whether that calls Python
     watched: int  # whether each of its stops calls Python
     order: int  # of its next stop, among all stops of one instant
     submitted: int  # requests so far
@@ -79,15 +79,15 @@ class Member:
     version: int  # of its weights
     ended: int  # its first ticket that has ended and is not over; -1 if there is none …
     last_ended: int  # … and the last one
-    due_s: float  # when its next event comes, the end of a ticket or of its step …
-    due_order: int  # … and its order
+    due_s: float  # time of its next event: the end of a ticket, or its own step
+    due_order: int  # order of that event, among all of one instant
     place: int  # in the heap
 
-    heap: int  # an entry beside: which engine is there, the one with the first event on top
+    heap: int  # no field of this engine: a heap of all engines by `due_s`
 
 
 class Group:
-    """A group of requests; without relation to it, one entry."""
+    """A group of requests."""
 
     left: int  # responses to finish before it is complete
     out: int  # tickets that are not over
@@ -104,13 +104,12 @@ class State(NamedTuple):
     tickets: Records
     groups: Records
     unfinished: Ints  # requests at each worker, as its dispatcher counts them
-    orders: Ints  # given so far, shape (1,)
+    orders: Ints  # the last order given, shape (1,)
 
 
 @inlined
 def _reorder(f: State, e: int) -> None:
-    """Let the next stop of an engine come behind all that are planned, where it comes at one
-    instant with them."""
+    """Put an engine's next stop behind all that are planned; this breaks ties at one instant."""
     f.orders[0] += f.engines.requests.size
     f.members[e].order = f.orders[0]
 
@@ -127,11 +126,11 @@ def advance(
     now_s: float,
     event_s: float,
 ) -> tuple[int, int, float]:
-    """Take steps up to `now_s`, and those before the next event of the schedule (`event_s`), up to
-    one that is an event itself. Return it: WAIT, GROUP or STOP, the group or the engine, its time.
+    """Take steps up to `now_s`, and those before the next event of the schedule (`event_s`), until
+    one is an event itself. Return what it is (WAIT, GROUP or STOP), the group or engine, its time.
 
-    With `settled` engines, take only their steps, to the first boundary strictly after `now_s`; one
-    that is idle moves to `now_s`. STOP is returned only if it `heeds` stops.
+    With `settled`, take only the steps of those engines, to the first boundary strictly after
+    `now_s`; idle ones move to `now_s`. STOP is returned only if the caller `heeds` stops.
     """
     settling, i, void, seen = settled.shape[0] > 0, 0, -1, 0
     while True:

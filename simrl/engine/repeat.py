@@ -1,6 +1,6 @@
 """Many passes at once, in which the batch of an engine only decodes, without drafts.
 
-Invariant: `repeat` gives the result of as many `step`s, to the last token; only the lengths grow.
+Invariant: `repeat` equals that many `step`s, to the last token; only the lengths grow.
 """
 
 from __future__ import annotations

@@ -180,14 +180,31 @@ class PassWork:
     own_fixed_s: float  # … and without the other ranks of lock step
 
 
-class Totals(PassWork, Gauges, CacheTotals):
-    """The state of the engine, and totals since it was made.
+class Spent:
+    """What the passes went to, in the order of `simrl.result.result.Work`.
 
     The seconds of all passes are split by what they went to. `decode_s` is what passes would take
     without anything else. What prefill adds is split by its tokens: computed for the first time, or
     again, by why the cache was lost. Drafting and verification are split by accepted and rejected
     draft tokens. What a slow worker takes longer is `slowed_s` alone.
     """
+
+    decode_s: float
+    prefill_s: float
+    recompute_moved_s: float
+    recompute_preempted_s: float
+    recompute_reloaded_s: float
+    recompute_redrafted_s: float
+    drafts_accepted_s: float
+    drafts_rejected_s: float
+    slowed_s: float
+    lock_step_s: float  # what a rank waits for the other ranks
+    decodes: int  # sequences that decoded, summed over the passes
+    slot_s: float  # seconds of the passes, times the requests that run in each
+
+
+class Totals(PassWork, Gauges, CacheTotals, Spent):
+    """The state of an engine, or of one of its ranks, and totals since it was made."""
 
     now_s: float
     slowdown: float
@@ -203,9 +220,8 @@ class Totals(PassWork, Gauges, CacheTotals):
     n_once_more: int  # running or waiting ones that take part in one more pass
     async_scheduling: int
     ahead: int  # whether the pass to come is scheduled already
-    padding: (
-        int  # draft tokens, to be rejected, of an admitted request that has one token to compute
-    )
+    # Draft tokens, to be rejected, of an admitted request that has one token to compute:
+    padding: int
     free_blocks: int
     held_blocks: int
 
@@ -213,18 +229,6 @@ class Totals(PassWork, Gauges, CacheTotals):
     generated_tokens: int
     prefill_tokens: int
     preemptions: int
-    decode_s: float
-    prefill_s: float
-    recompute_moved_s: float
-    recompute_preempted_s: float
-    recompute_reloaded_s: float
-    recompute_redrafted_s: float
-    drafts_accepted_s: float
-    drafts_rejected_s: float
-    slowed_s: float
-    lock_step_s: float  # what a rank waits for the other ranks (`engine.lock_step`)
-    decodes: int  # sequences that decoded, summed over the passes
-    slot_s: float  # seconds of the passes, times the requests that run in each
 
 
 REQUESTS, TOTALS = fields_of(Request), fields_of(Totals)

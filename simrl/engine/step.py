@@ -1,8 +1,8 @@
-"""One forward pass of an engine: who computes how much, as in vLLM V1, and what everybody gains.
+"""One forward pass of an engine: who computes how much, as in vLLM V1, and what each request gains.
 
 Invariant: `step` is the rule, one pass of any kind. It walks over the running requests twice:
 first each proposes its draft and is scheduled, then each advances, learns and may stop. What is
-rare (admission, preemption, prefill, stops) walks again, in the passes that have it.
+rare (admission, preemption, prefill, stops) takes walks of its own.
 `engine.repeat` gives the result of many steps that only decode without drafts, faster.
 
 Data-parallel ranks are rows that make their passes together, as vLLM runs a mixture of experts with

@@ -1,7 +1,7 @@
-"""Generation: the engines of some workers on the clock, and the groups of which only the ends are events.
+"""Generation: a fleet on the clock, and groups whose ends alone are events.
 
 Invariant: workers hear of a stop at its instant, with their engine at that boundary. A group's event fires at the end of its
-last response, with what its samples' own events would have had; the other ends are no events. So a response costs no Python but
+last response, with the rollouts that its samples' own events would have carried. So a response costs no Python but
 for its `Rollout`.
 """
 

@@ -459,8 +459,7 @@ class SimulatedWorker:
             tokens = self.engine.generated_tokens(slot) - request.tokens
             if tokens > 0:
                 segment = Segment(self.lane, self.policy_version, tokens, request.started_s, now_s)
-            # Without a token yet, the engine's time may be one that it only looked ahead to.
-            if (segment or request.segments) and math.isnan(first_token_s):
+            if math.isnan(first_token_s):
                 first_token_s = self.engine.first_token_s(slot)
         return segment, first_token_s
 

@@ -33,7 +33,7 @@ WAITING, RUNNING, PAUSED, LEAVING = Status
 Stop = tuple[int, float, int]
 # Kinds of stops: the response ends; the request leaves the batch and keeps its cache; the caller is
 # informed, no more.
-END, PAUSE, WATCH = np.arange(3)
+END, PAUSE, WATCH = range(3)
 # Why a request lost its cache: it moved to another worker, was preempted, got new weights, or a
 # drafter started that needs it.
 MOVED, PREEMPTED, RELOADED, REDRAFTED = np.arange(4)

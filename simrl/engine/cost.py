@@ -1,6 +1,6 @@
 """Seconds of passes: of one scheduled pass on every rank, and of many repeated ones.
 
-Invariant: no other module of the engine knows how long a pass takes.
+Invariant: no other module of the engine knows how long a forward pass takes, without drafting.
 
     pass = max over ranks (dense + attention + sampled + straggler) + experts + between_passes_s
 

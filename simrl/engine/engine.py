@@ -93,6 +93,8 @@ class Fleet:
         keys: Sequence[int] = (0,),
     ) -> None:
         rule = (decoding or Decoding()).rule
+        if decoding is not None and limits.dp > 1:
+            raise ValueError("no drafts are modelled of data-parallel ranks")
         if rule.decoupled and rule.trees:
             raise ValueError("a decoupled drafter drafts chains; leave its strategies out")
         if rule.decoupled:

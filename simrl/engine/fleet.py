@@ -343,8 +343,9 @@ def withdraw(f: State, limits: Limits, e: int, numbers: Ints) -> int:
     taken = 0
     for number in numbers:
         ticket = f.tickets[number]
-        if ticket.version < 0:
-            row, slot = e * limits.dp + ticket.slot % limits.dp, ticket.slot // limits.dp
+        row, slot = e * limits.dp + ticket.slot % limits.dp, ticket.slot // limits.dp
+        is_here = ticket.engine == e and f.engines.requests[row, slot].ticket == number
+        if is_here and ticket.version < 0:
             remove(f.engines.requests[row], f.engines.totals[row], slot)
             f.engines.requests[row, slot].last_token_s = f.engines.totals[row].now_s
             _reorder(f, e)

@@ -2,7 +2,7 @@
 blocks.
 
 Invariant: free blocks, those of running requests, those held and those of requests that leave sum
-to all blocks; a request is in one list at most.
+to all blocks; a request is in the queue or in the batch, not in both.
 
 Helpers called for every request take records, not arrays, and are inlined: an array costs a
 reference count a call, unless its caller is `lean`.

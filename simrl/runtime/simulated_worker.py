@@ -361,6 +361,7 @@ class SimulatedWorker:
         if self._requests:
             raise RuntimeError(f"worker {self.index} is to draft with {drafter} while it has requests")
         before = self.engine
+        before.fleet.changed(before.index)
         self._generation, self._drafting = self._held[drafter]
         self.engine = self._generation.fleet.engines[self.index]
         self.engine.now_s, self.engine.slowdown = before.now_s, before.slowdown

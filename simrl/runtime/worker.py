@@ -1,4 +1,4 @@
-"""RolloutWorker: the inference engine as schedules see it, and its simulated form.
+"""RolloutWorker: the inference engine as schedules see it.
 
 Invariant, on both clocks: commands take effect in the order in which they were given, at the first boundary between two
 forward passes strictly after the instant of the command; at once if the worker is idle. So a reaction to the end of a response

@@ -30,7 +30,7 @@ from simrl.speculation.decoding import Decoding, Ints, Records, fields_of
 
 
 class News(IntEnum):
-    """What `advance` returns: nothing happens before a time; a group is complete, or over; an
+    """News of `advance`: nothing happens before a time; a group is complete, or over; an
     engine has stopped for Python."""
 
     WAIT = 0
@@ -182,13 +182,13 @@ def advance(
                     _reorder(f, e)
                     me.next_step_s = VOID
         if other is None:  # noqa: SIM108  # so that numba leaves the rest out
-            own = d
+            decoding = d
         else:
-            own = other if me.drafts_otherwise == 1 else d
+            decoding = other if me.drafts_otherwise == 1 else d
         if settling or me.next_step_s == VOID:
             passes, end_s = 0, np.inf
             if busy(f.engines, first, limits):
-                passes, end_s = plan(f.engines, first, tables, limits, own)
+                passes, end_s = plan(f.engines, first, tables, limits, decoding)
             if settling and passes > 0 and end_s > now_s:
                 passes, end_s = end_of_stretch(f.engines, first, tables, limits, passes, now_s)
             me.passes, me.next_step_s = passes, end_s
@@ -197,9 +197,9 @@ def advance(
                 void = -1
                 continue
         if me.passes > 0:
-            repeat(f.engines, first, limits, own, me.passes, me.next_step_s)
+            repeat(f.engines, first, limits, decoding, me.passes, me.next_step_s)
         else:
-            step(f.engines, first, tables, limits, own)
+            step(f.engines, first, tables, limits, decoding)
         n_stopped, t = _note(f, e, limits), f.engines.totals[first]
         if d is not None and n_stopped == 0 and t.drafted > 0 and t.n_running > 0:
             me.passes, me.next_step_s = 0, t.now_s  # it drafts on

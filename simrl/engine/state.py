@@ -19,7 +19,7 @@ from simrl.speculation.decoding import Draft, Gauges, Ints, Records, fields_of
 
 
 class Status(IntEnum):
-    """Where a request is, for its caller: in the queue, in the batch, out of it at a pause, or gone
+    """Place of a request, for its caller: in the queue, in the batch, out of it at a pause, or gone
     for good (ended or aborted). An asynchronous scheduler knows it a pass later (`once_more`)."""
 
     WAITING = 0
@@ -181,7 +181,7 @@ class PassWork:
 
 
 class Spent:
-    """What the passes went to, in the order of `simrl.result.result.Work`.
+    """Uses of the passes, in the order of `simrl.result.result.Work`.
 
     The seconds of all passes are split by what they went to. `decode_s` is what passes would take
     without anything else. What prefill adds is split by its tokens: computed for the first time, or
@@ -245,7 +245,7 @@ SIBLING = fields_of(Sibling)
 
 
 class Drafting(NamedTuple):
-    """What engines that draft keep beside their requests."""
+    """Memory of engines that draft, beside their requests."""
 
     bandits: BanditState  # of each row
     siblings: Records  # (rows, rows of the trace): a `Sibling` of each

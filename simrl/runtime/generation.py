@@ -37,7 +37,7 @@ class Member(Protocol):
 
     @property
     def heeds_stops(self) -> bool:
-        """Whether it has to hear of each stop of its engine."""
+        """Return whether it has to hear of each stop of its engine."""
 
     def command(self, command: Callable[[], object]) -> None: ...
 
@@ -51,7 +51,7 @@ class Member(Protocol):
 
 
 class Generation:
-    """What one fleet generates, for workers with the numbers of its engines."""
+    """The requests of one fleet, for the workers with its engines' numbers."""
 
     def __init__(
         self,
@@ -113,8 +113,8 @@ class Generation:
             group.first = first
             self._groups[number] = group
             numbers += range(first, first + size)
-            mine = zip(group.samples, group.partials, cuts[begin : begin + size], strict=True)
-            for i, (sample, before, cut) in enumerate(mine, first):
+            members = zip(group.samples, group.partials, cuts[begin : begin + size], strict=True)
+            for i, (sample, before, cut) in enumerate(members, first):
                 had, length = before.tokens if before else 0, responses[sample.uid].tokens
                 if is_cut := cut is not None and cut < length:
                     length, tickets["whole"][i] = cut, 0

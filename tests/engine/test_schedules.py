@@ -24,8 +24,8 @@ def test_engine_and_reference_run_the_same_passes(scenario: Callable[[], Scenari
 
 
 def test_of_two_aborted_at_once_the_first_is_forgotten_first():
-    found = [done.hit_tokens for done in play(EnginePlayer(two_aborted_at_once()), two_aborted_at_once())]
-    assert found == [0, 0, 0, 0, 4, 0]
+    hits = [done.hit_tokens for done in play(EnginePlayer(two_aborted_at_once()), two_aborted_at_once())]
+    assert hits == [0, 0, 0, 0, 4, 0]
 
 
 def test_the_padding_of_a_one_token_prompt_has_blocks_until_it_is_known_to_be_rejected():

@@ -37,8 +37,8 @@ def _experts_s(tables: Tables, tokens: int) -> float:
 
 @lean
 def pass_seconds(e: Engines, first: int, tables: Tables, limits: Limits) -> float:
-    """Return the seconds of the scheduled pass. Set those of each rank's own work, and the parts
-    of decoding and of draft tokens in them.
+    """Return the seconds of the scheduled pass. Set each rank's seconds of its own work, and the
+    shares of decoding and of draft tokens in them.
 
     A rank that only decodes waits for what the prefill of others adds to the experts.
     """

@@ -297,7 +297,7 @@ def draft_meanwhile(t: Totals, d: Decoding, began_s: float, rests: bool, meanwhi
 
 @inlined
 def land(q: Request, t: Totals, passes: int) -> None:
-    """Give a request what the drafter began for it in so many passes: all but the last landed."""
+    """Give a request what the drafter began for it in `passes` passes: all but the last landed."""
     if passes > 0 or t.draft_ends_s == np.inf:
         drafted, flies = min(q.may, passes), t.draft_ends_s < np.inf and q.may >= passes
         q.ahead += q.drafting + drafted - flies

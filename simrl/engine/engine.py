@@ -298,7 +298,7 @@ class Fleet:
 
 
 def _drafting(decoding: Decoding | None, rows: int) -> Drafting | None:
-    """Return what engines of so many ranks keep to draft."""
+    """Return what engines of `rows` ranks keep to draft."""
     if decoding is None:
         return None
     index = decoding.siblings

@@ -223,25 +223,25 @@ def find(r: Requests, t: Totals, slot: int, known: int) -> tuple[int, int]:
     how many of them are free or held."""
     q = r[slot]
     most = (known - 1) // t.block_size
-    found, free = 0, 0
+    hit_blocks, free = 0, 0
     prompt = q.prompt_node
     if prompt >= 0:
-        found = r[prompt].node_blocks
-        free = found if r[prompt].node_refs == r[prompt].node_held else 0
-        if found < r[prompt].node_most:
-            return found, free
-        if q.first_own > found:
-            copy = r[prompt].node_copy - 1 if most > found else -1
+        hit_blocks = r[prompt].node_blocks
+        free = hit_blocks if r[prompt].node_refs == r[prompt].node_held else 0
+        if hit_blocks < r[prompt].node_most:
+            return hit_blocks, free
+        if q.first_own > hit_blocks:
+            copy = r[prompt].node_copy - 1 if most > hit_blocks else -1
             if copy < 0:
-                return found, free
-            found += 1
+                return hit_blocks, free
+            hit_blocks += 1
             free += r[copy].node_refs == r[copy].node_held
-    own = q.own_node
-    if own >= 0:
-        blocks = min(r[own].node_blocks, most - q.first_own)
-        found += blocks
+    node = q.own_node
+    if node >= 0:
+        blocks = min(r[node].node_blocks, most - q.first_own)
+        hit_blocks += blocks
         free += blocks
-    return found, free
+    return hit_blocks, free
 
 
 @lean_kernel
@@ -256,29 +256,29 @@ def take_found(r: Requests, t: Totals, slot: int, known: int) -> None:
     """Give an admitted request what it finds. If more comes from elsewhere, that has blocks of its
     own."""
     q = r[slot]
-    found, _ = find(r, t, slot, known)
-    q.blocks = found
-    q.computed = max(found * t.block_size, q.computed)
-    t.hit_tokens += found * t.block_size
-    prompt, own = q.prompt_node, q.own_node
+    hit_blocks, _ = find(r, t, slot, known)
+    q.blocks = hit_blocks
+    q.computed = max(hit_blocks * t.block_size, q.computed)
+    t.hit_tokens += hit_blocks * t.block_size
+    prompt, own_node = q.prompt_node, q.own_node
     if prompt >= 0:
         _hold(r, t, prompt)
-        found -= r[prompt].node_blocks
+        hit_blocks -= r[prompt].node_blocks
         q.shared = r[prompt].node_blocks
-        if found > 0 and q.first_own > q.shared:
+        if hit_blocks > 0 and q.first_own > q.shared:
             q.last_node = r[prompt].node_copy - 1
             _hold(r, t, q.last_node)
-            found -= 1
+            hit_blocks -= 1
     q.covering = prompt >= 0
-    if own >= 0:
-        if r[own].node_blocks > 0:
-            unlist(r, t, own)
-            left = r[own].node_blocks - found
+    if own_node >= 0:
+        if r[own_node].node_blocks > 0:
+            unlist(r, t, own_node)
+            left = r[own_node].node_blocks - hit_blocks
             if left > 0:  # behind a block that was not found
                 append_dead(r, t, left)
-            r[own].node_blocks = 0
+            r[own_node].node_blocks = 0
         q.own_node = -1
-        leave_node(r, t, own)
+        leave_node(r, t, own_node)
 
 
 @lean
@@ -326,13 +326,14 @@ def _append_copy(r: Requests, prompt: int, copy: int) -> None:
 
 @lean
 def give_back(r: Requests, t: Totals, slot: int, hashed_tokens: int, found_again: bool) -> None:
-    """Give a request's blocks back: full ones of its first `hashed_tokens` tokens to the list, from
-    which others may find its prompt, and it the rest, if it is `found_again`."""
+    """Give a request's blocks back. Full blocks of its first `hashed_tokens` tokens go to the
+    list, where other requests find its prompt, and it finds the rest if it comes back
+    (`found_again`)."""
     q = r[slot]
     evict(r, t)
-    own = q.blocks - q.shared - (q.last_node >= 0)
-    full = min(max(hashed_tokens // t.block_size - q.first_own, 0), own)
-    t.free_blocks += own - full
+    unshared_blocks = q.blocks - q.shared - (q.last_node >= 0)
+    full = min(max(hashed_tokens // t.block_size - q.first_own, 0), unshared_blocks)
+    t.free_blocks += unshared_blocks - full
     if full > 0 and found_again and t.n_spare > 0:
         node = new_node(r, t, OWN, q.sample_key, full)
         r[node].node_users = 1

@@ -1,8 +1,8 @@
 """The requests of an engine, and what moves one between its lists: running, waiting, holding
 blocks.
 
-Invariant: free blocks, those of running requests, those held and those of requests that leave sum
-to all blocks; a request is in the queue or in the batch, not in both.
+Invariant: blocks that are free, of running requests, held, and of leaving requests sum to all
+blocks; a request is in the queue or in the batch, not in both.
 
 Helpers called for every request take records, not arrays, and are inlined: an array costs a
 reference count a call, unless its caller is `lean`.
@@ -309,8 +309,8 @@ def hold(r: Requests, t: Totals, slot: int) -> None:
 
 @lean
 def release(r: Requests, t: Totals, slot: int) -> None:
-    """Undo `hold`, if the request holds blocks: they are those of a running request now, or about
-    to be freed."""
+    """Undo `hold`, if the request holds blocks: it runs now, or its blocks are about to be
+    freed."""
     if r[slot].blocks == 0:
         return
     kept = 0
@@ -353,21 +353,21 @@ def admissible(r: Requests, t: Totals, limits: Limits, budget: int) -> int:
     if limits.async_scheduling and r[slot].seen_at > t.passes:
         return 0
     known = known_tokens(r[slot])
-    found, computed = 0, r[slot].computed
-    room = t.free_blocks + t.held_blocks
+    hit_blocks, computed = 0, r[slot].computed
+    free_blocks = t.free_blocks + t.held_blocks
     if t.prefix_caching == 1 and r[slot].blocks == 0:
         evict(r, t)
         if r[slot].own_node == UNKNOWN:
-            own = node_of(r, OWN, r[slot].sample_key)
-            if own >= 0:
-                r[own].node_users += 1
-                r[slot].own_node = own
-        found, free_ones = find(r, t, slot, known)
-        computed = max(found * limits.block_size, computed)
-        room -= free_ones
+            own_node = node_of(r, OWN, r[slot].sample_key)
+            if own_node >= 0:
+                r[own_node].node_users += 1
+                r[slot].own_node = own_node
+        hit_blocks, free_ones = find(r, t, slot, known)
+        computed = max(hit_blocks * limits.block_size, computed)
+        free_blocks -= free_ones
     elif t.prefix_caching == 1:
-        found = r[slot].blocks
-        room -= held_alone(r, slot)
-    if blocks_to_start(known, limits) - found > room:
+        hit_blocks = r[slot].blocks
+        free_blocks -= held_alone(r, slot)
+    if blocks_to_start(known, limits) - hit_blocks > free_blocks:
         return 0
     return min(known - computed, budget)

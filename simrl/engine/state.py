@@ -293,7 +293,7 @@ class Limits(NamedTuple):
     hold_paused: bool | None = (
         None  # whether paused requests keep their blocks; None: without a prefix cache
     )
-    # data-parallel ranks in lock step (`engine.step`); all other limits are those of a rank
+    # data-parallel ranks in lock step (`engine.step`); all other limits are of a rank
     dp: int = 1
     graph_tokens: int = 0  # up to which ranks are padded to the largest, for its CUDA graph
     full_groups: int = 1

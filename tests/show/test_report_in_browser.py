@@ -176,14 +176,29 @@ def test_workers_and_runs_can_be_chosen(browser, pages):
 
 def test_the_summary_sorts_by_a_heading_and_back(browser, pages):
     browser.open(pages / "race.html")
-    values = "return [...document.querySelectorAll('#summary tbody tr')].map(r => Number(r.cells[2].dataset.value))"
-    click = "[...document.querySelectorAll('#summary th')][2].firstElementChild.click()"
+    headings = browser.js("return [...document.querySelectorAll('#summary th')].map(h => h.textContent)")
+    column = headings.index("samples/s")
+    values = f"return [...document.querySelectorAll('#summary tbody tr')].map(r => Number(r.cells[{column}].dataset.value))"
+    click = f"[...document.querySelectorAll('#summary th')][{column}].firstElementChild.click()"
     browser.js(click)
     falling = browser.js(values)
     assert falling == sorted(falling, reverse=True) and len(set(falling)) > 2
     browser.js(click)
     assert browser.js(values) == sorted(falling)
-    assert browser.js("return document.querySelectorAll('#summary th')[2].getAttribute('aria-sort')") == "ascending"
+    sort = f"return document.querySelectorAll('#summary th')[{column}].getAttribute('aria-sort')"
+    assert browser.js(sort) == "ascending"
+
+
+def test_rows_without_a_number_stay_last_both_ways(browser, pages):
+    browser.open(pages / "race.html")
+    numbers = "[...document.querySelectorAll('#summary th')].findIndex((h, i) => !h.classList.contains('text') && i > 1)"
+    browser.js(f"document.querySelectorAll('#summary tbody tr')[0].cells[{numbers}].removeAttribute('data-value')")
+    for _ in range(2):
+        browser.js(f"document.querySelectorAll('#summary th')[{numbers}].firstElementChild.click()")
+        have_numbers = browser.js(
+            f"return [...document.querySelectorAll('#summary tbody tr')].map(r => 'value' in r.cells[{numbers}].dataset)"
+        )
+        assert have_numbers.index(False) == len(have_numbers) - have_numbers.count(False)
 
 
 def test_points_of_a_sweep_are_named_sorted_filtered_and_coloured(browser, pages):

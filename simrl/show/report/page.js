@@ -66,7 +66,7 @@ function show(place, height, drawing) {
   near.observe(place);
 }
 
-/* Tables: sorted by the number of a cell where it has one, else by its text. */
+/* Tables: sorted by the number of a cell where it has one, else by its text; in a column of numbers, cells without one stay last. */
 
 function sortable(table) {
   const headings = [...table.tHead.rows[0].cells];
@@ -77,10 +77,11 @@ function sortable(table) {
     const body = table.tBodies[0];
     const key = row => {
       const cell = row.cells[column];
-      return "value" in cell.dataset ? Number(cell.dataset.value) : cell.textContent;
+      if ("value" in cell.dataset) return Number(cell.dataset.value);
+      return heading.classList.contains("text") ? cell.textContent : null;
     };
     const rows = [...body.rows].map(row => [key(row), row]);
-    rows.sort((a, b) => compared(a[0], b[0]) * (falling ? -1 : 1));
+    rows.sort(([a], [b]) => a === null || b === null ? (a === null) - (b === null) : compared(a, b) * (falling ? -1 : 1));
     body.append(...rows.map(pair => pair[1]));
   }));
 }

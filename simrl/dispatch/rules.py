@@ -34,6 +34,12 @@ class Dispatch:
     on_loss: Literal["elsewhere", "wait"] = "elsewhere"
     ranker_accuracy: float | None = None
 
+    @property
+    def takes_groups(self) -> bool:
+        """Whether workers may generate groups of which only the end is an event: the rule follows no single response."""
+        limited = self.per_worker or self.chunk_tokens or self.kv_room
+        return not limited and self.queue in (Fifo, LongestFirst)
+
 
 DISPATCHES: dict[str, Dispatch] = {
     rule.name: rule

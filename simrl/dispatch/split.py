@@ -49,9 +49,13 @@ def adapt(
     every: int,
     may_train: Callable[[int], bool],
 ) -> simpy.events.ProcessGenerator:
-    """Adapt the split after every `every` updates. `workers` are all units, the trainer's too; `may_train` says whether the
-    trainer fits a number of GPUs."""
+    """Lend the trainer its units, then adapt the split after every `every` updates. `workers` are all units; `may_train` says
+    whether the trainer fits a number of GPUs."""
     gpus = recorder.lanes[0].gpus
+    for unit in (lane for lane in trainer.lanes if lane < len(workers)):
+        dispatcher.retire(unit)
+        workers[unit].lend()
+        recorder.role(unit, "train", env.now)
     own = [lane for lane in trainer.lanes if lane >= len(workers)]  # GPUs that make no unit
     own_gpus = sum(recorder.lanes[lane].gpus for lane in own)
     least = next(n for n in range(len(workers) + 1) if may_train(own_gpus + n * gpus))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from simrl.engine.config import EngineConfig
 from simrl.errors import InputError
 from simrl.profile.advice import advice
 from simrl.profile.derived_layouts import derived_profile, in_layout
@@ -17,7 +18,7 @@ from simrl.profile.model_shape import ModelShape
 from simrl.profile.profile import TableProfile, read_profile
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.shipped import PROFILES, file_name
-from simrl.scenario.model import Scenario
+from simrl.scenario.model import ProfileConfig, Scenario
 from simrl.scenario.presets import passes_preset
 from simrl.trace.synthesis import synthesise
 from simrl.trace.trace import Trace, latest, read_trace
@@ -72,7 +73,7 @@ def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
     else:
         assert config.path is not None
         profile = _of_path(config.path, wanted, model, kind, scenario.model)
-    pause_s, sequence_s, least_s, giver = _host_times(scenario, profile, model.layers)
+    pause_s, sequence_s, least_s, giver = _host_times(config, scenario.engine, profile, model.layers)
     return profile.with_corrections(config.forward_correction, pause_s, sequence_s, least_s, giver)
 
 
@@ -97,12 +98,14 @@ def _of_path(written: str, wanted: ProfileMetadata, model: ModelShape, kind: Gpu
     return profile
 
 
-def _host_times(scenario: Scenario, profile: TableProfile, layers: int) -> tuple[float | None, float, float, str]:
+def _host_times(
+    config: ProfileConfig, engine: EngineConfig, profile: TableProfile, layers: int
+) -> tuple[float | None, float, float, str]:
     """Return the pause between passes (None: the profile's), the host's time of a sequence, the shortest pass, and who gives
     the pause: the scenario, or its engine's preset."""
-    config, giver = scenario.profile, "set by the scenario"
+    giver = "set by the scenario"
     pause_s, sequence_s, least_s = config.between_passes_s, config.sequence_overhead_s, config.least_pass_s
-    preset = passes_preset(scenario.engine.preset, profile.metadata.kind)
+    preset = passes_preset(engine.preset, profile.metadata.kind)
     if preset is not None:
         constant_s = {key: float(one.value) for key, one in preset.constants.items() if key.endswith("_s")}
         own_pause = config.roofline is not None and config.roofline.between_passes_s is not None
@@ -110,6 +113,6 @@ def _host_times(scenario: Scenario, profile: TableProfile, layers: int) -> tuple
             pause_s, giver = constant_s["between_passes_s"], f"engine {preset.name}"
         if sequence_s is None:
             sequence_s = constant_s.get("sequence_overhead_s")
-        if scenario.engine.enforce_eager and not least_s:
+        if engine.enforce_eager and not least_s:
             least_s = layers * constant_s.get("layer_launch_s", 0.0)
     return pause_s, sequence_s or 0.0, least_s, giver

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from simrl.dispatch.histopipe import HistoPipe
 from simrl.dispatch.placement import least_requests
 from simrl.dispatch.rules import DISPATCHES, Dispatch
 from simrl.dispatch.streamrl import LongestFirst, SkewnessAware
@@ -14,7 +15,6 @@ from simrl.dispatch.waiting import Fifo
 from simrl.pipelines.areal import areal as areal_pipeline
 from simrl.pipelines.batchwise import batchwise
 from simrl.pipelines.full_batch import full_batch
-from simrl.pipelines.histopipe import HistoPipe
 from simrl.pipelines.histopipe import histopipe as histopipe_pipeline
 from simrl.pipelines.laminar import laminar as laminar_pipeline
 from simrl.pipelines.nemo_rl_async import nemo_rl_async as nemo_rl_async_pipeline

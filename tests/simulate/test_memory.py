@@ -8,7 +8,7 @@ from simrl.engine.state import Limits
 from simrl.errors import InputError
 from simrl.profile.model_shape import MODELS
 from simrl.scenario.model import Scenario
-from simrl.simulate.memory import groups_of, room_tokens
+from simrl.simulate.memory import cache_capacity_tokens, groups_of
 from simrl.simulate.prepare import prepare
 from tests.helpers import one_second_a_pass
 from tests.schedule_scenarios import EnginePlayer, ReferencePlayer, different_passes, hybrid_scenario, play
@@ -79,7 +79,7 @@ def test_a_cache_of_given_tokens_holds_them_and_as_many_sequences_as_run(
     for _ in range(4096):
         engine.submit(1000, 2)
     engine.settle(0.0)
-    held = room_tokens(limits._replace(max_num_batched_tokens=1 << 20), 1000) / 1000
+    held = cache_capacity_tokens(limits._replace(max_num_batched_tokens=1 << 20), 1000) / 1000
     assert engine.running == pytest.approx(held, abs=2)
 
 

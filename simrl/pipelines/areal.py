@@ -83,14 +83,13 @@ def areal(
         if draining:
             return admission.close(run.env.now)
         active = len(stream.running)
-        accepted = stream.submitted - stream.dropped - active
+        accepted = stream.kept - active
         return admission.note(*capacity(eta, trainer.version, batch, most, active, accepted), run.env.now)
 
     def next_batch() -> list[Finished] | None:
         """Return the finished groups submitted first, if they make a batch and no missing one has to train before."""
         if on_stale == "drop":
             stream.drop([group for group in stream.buffer if group.oldest_version < trainer.version - eta])
-            stream.admit()
         if len(stream.buffer) < batch:
             return None
         finished = sorted(stream.buffer)

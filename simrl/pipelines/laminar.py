@@ -45,7 +45,7 @@ def consolidate(left: Mapping[int, int], most: Mapping[int, int]) -> list[tuple[
 
 def laminar(run: RunContext, *, sub_batch: int | None, ramp_down: float | None) -> simpy.events.ProcessGenerator:
     """Train whenever a batch of groups is finished, and wait for no worker. `ramp_down` None: nothing is repacked."""
-    stream = GroupStream(run, room=lambda: 0)  # workers submit, each for itself
+    stream = GroupStream(run, room=None)  # workers submit, each for itself
     sub_batches = _SubBatches(run, stream, ramp_down)
     for worker in range(len(run.workers)):
         run.env.process(sub_batches.work(worker, sub_batch))

@@ -18,7 +18,7 @@ from simrl.dispatch.dispatcher import Dispatcher
 from simrl.dispatch.split import adapt
 from simrl.engine.engine import one_engine
 from simrl.engine.state import Limits
-from simrl.errors import StoppedError
+from simrl.errors import InputError, StoppedError
 from simrl.pipelines.context import Layout, RunContext
 from simrl.pipelines.dynamic_sampling import rewards_differ
 from simrl.profile.profile import TableProfile, Tables
@@ -182,13 +182,16 @@ class Schedule:
             fleet.dispatcher.forget(uids)
 
     def run(self) -> None:
-        """Run to the last policy update; later work of the pipeline is not part of the result. Raise `StoppedError` if the run
-        stands still before: nothing but faults is under way or due."""
+        """Run to the last policy update; later work of the pipeline is not part of the result. If the run stands still before,
+        nothing but faults being under way or due, raise `StoppedError`, or `InputError` if its pipeline submits no group."""
         try:
             self.env.run(until=self._finished)
         except RuntimeError as error:
             if not isinstance(error.__context__, EmptySchedule):
                 raise
+            stream = None if self.dispatcher.lost else self.recorder.facts.get("stream")
+            if stream is not None and (words := stream.starved()):
+                raise InputError(f"system {self.prepared.system.name} stands still: {words}") from error
             raise StoppedError(self._standstill()) from error
 
     def _standstill(self) -> str:
@@ -222,8 +225,7 @@ class Schedule:
         }
         if "admission" in facts:
             metadata["admission"] = dict(facts["admission"].seconds)
-        if "planner" in facts:
-            metadata["planner"] = facts["planner"]
+        metadata |= {key: facts[key] for key in ("planner", "stale_samples") if key in facts}
         if self._simulates and prepared.limits.prefix_caching:
             metadata["prefix_cache"] = _prefix_cache(fleet.workers for fleet in self._fleets)
         if self._simulates and (prepared.has_turns or self.agents.rules.deadline_s < np.inf):

@@ -111,7 +111,7 @@ class Planner:
         ranks = [[sample for prompt in part.prompts for sample in samples_of[prompt]] for part in ranking]
         counts, group_s = self._workers_of(ranking, list(map(len, ranks)), len(workers), train_s)
         places = allocation.fill(k, counts, self._rule.alternation, busy_s, group_s)
-        plan = Plan(groups=[self._ranked(*of) for of in zip(ranks, ranking, strict=True)])
+        plan = Plan(groups=[self._ranked(*pair) for pair in zip(ranks, ranking, strict=True)])
         for rank, samples in enumerate(ranks):
             of_rank = [worker for worker, place in zip(workers, places, strict=True) if place == rank]
             for i, worker in enumerate(of_rank):

@@ -56,20 +56,20 @@ def adapt(
         dispatcher.retire(unit)
         workers[unit].lend()
         recorder.role(unit, "train", env.now)
-    own = [lane for lane in trainer.lanes if lane >= len(workers)]  # GPUs that make no unit
-    own_gpus = sum(recorder.lanes[lane].gpus for lane in own)
-    least = next(n for n in range(len(workers) + 1) if may_train(own_gpus + n * gpus))
+    rest = [lane for lane in trainer.lanes if lane >= len(workers)]  # GPUs that make no unit
+    rest_gpus = sum(recorder.lanes[lane].gpus for lane in rest)
+    least = next(n for n in range(len(workers) + 1) if may_train(rest_gpus + n * gpus))
     while True:
         # Measured from the end of an update to the end of another; the wait for the first batch, and the update during which
         # units moved, are not typical.
         yield trainer.published(trainer.version + 1)
         since_s, busy_s = env.now, trainer.busy_s
         yield trainer.published(trainer.version + every)
-        lent = [lane for lane in trainer.lanes if lane not in own]
+        lent = [lane for lane in trainer.lanes if lane not in rest]
         wanted = wanted_train_units(len(workers), len(lent), (trainer.busy_s - busy_s) / (env.now - since_s), least)
-        while wanted < len(workers) - 1 and not may_train(own_gpus + wanted * gpus):
+        while wanted < len(workers) - 1 and not may_train(rest_gpus + wanted * gpus):
             wanted += 1  # the next number that the trainer fits
-        if not may_train(own_gpus + wanted * gpus):
+        if not may_train(rest_gpus + wanted * gpus):
             continue
         if wanted > len(lent):
             leaving = dispatcher.active[-(wanted - len(lent)) :]

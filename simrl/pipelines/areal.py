@@ -42,7 +42,7 @@ class Admission:
     _now: tuple[str, float] | None = None
 
     def note(self, running: int, submitted: int, time_s: float) -> int:
-        """Take note of the room under both bounds. Return the smaller one."""
+        """Note the room under both bounds. Return the smaller one."""
         self.close(time_s)
         self._now = ("concurrency" if running < submitted else "eta", time_s)
         return min(running, submitted)

@@ -1,8 +1,9 @@
-"""Batch: what one update trains, while it comes in. A collector decides what belongs to it."""
+"""Batch: the groups that one update trains, while they come in. A collector decides which belong to it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import simpy
@@ -115,8 +116,8 @@ def submit_groups(
         ends = run.dispatcher.submit([sample for group in groups for sample in group])
         for end in ends:
             on_fire(end, on_response)
-        each = iter(ends)
-        finished = [gather(run.env, [next(each) for _ in group]) for group in groups]
+        left = iter(ends)
+        finished = [gather(run.env, list(islice(left, len(group)))) for group in groups]
     for group in finished:
         on_fire(group, lambda group: batch.add(group.value) if group.ok else None)
     return gather(run.env, finished)

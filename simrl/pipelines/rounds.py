@@ -49,13 +49,12 @@ class GroupProgress:
 
     def come(self, rollout: Rollout) -> None:
         """Note a sample that came back from the workers, if that is news."""
-        if rollout.sample.uid not in self._unfinished:
-            return
-        if rollout.done:
-            del self._unfinished[rollout.sample.uid]
+        uid = rollout.sample.uid
+        if uid in self._unfinished and rollout.done:
+            del self._unfinished[uid]
             self.finished.append(rollout)
-        else:
-            self._unfinished[rollout.sample.uid] = rollout
+        elif uid in self._unfinished:
+            self._unfinished[uid] = rollout
 
 
 class Round:
@@ -82,18 +81,18 @@ class Round:
         self._on_complete = on_complete
         self._groups = list(groups)
         self._withdrawn: set[GroupProgress] = set()
-        going = [group.unfinished for group in groups]
-        ends_at = budget_tokens and [[rollout.tokens + budget_tokens for rollout in each] for each in going]
+        unfinished = [group.unfinished for group in groups]
+        end_tokens = budget_tokens and [[rollout.tokens + budget_tokens for rollout in group] for group in unfinished]
         at_workers = run.dispatcher.submit_groups(
-            [[rollout.sample for rollout in each] for each in going],
-            [[rollout if rollout.segments else None for rollout in each] for each in going],
+            [[rollout.sample for rollout in group] for group in unfinished],
+            [[rollout if rollout.segments else None for rollout in group] for group in unfinished],
             [group.needed - len(group.finished) for group in groups],
-            ends_at or None,
+            end_tokens or None,
         )
         self._out = dict(zip(self._groups, at_workers, strict=True))
-        for group, its in self._out.items():
-            on_fire(its.complete, partial(self._is_complete, group))
-            on_fire(its.over, partial(self._is_over, group))
+        for group, events in self._out.items():
+            on_fire(events.complete, partial(self._is_complete, group))
+            on_fire(events.over, partial(self._is_over, group))
         if not self._out:
             self.over.succeed()
 
@@ -130,9 +129,9 @@ class Round:
 
     def _take_back(self, groups: Sequence[GroupProgress]) -> None:
         """Withdraw the unfinished responses of groups, at the end of an instant, when all that ended in it is known."""
-        mine = [group for group in groups if group in self._out and group not in self._withdrawn]
-        self._withdrawn.update(mine)
-        self._run.dispatcher.withdraw_groups([self._out[group] for group in mine])
+        left = [group for group in groups if group in self._out and group not in self._withdrawn]
+        self._withdrawn.update(left)
+        self._run.dispatcher.withdraw_groups([self._out[group] for group in left])
 
 
 def hand_over(

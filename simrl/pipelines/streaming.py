@@ -128,7 +128,9 @@ class GroupStream:
         if self._room is None or self.running:
             return ""
         called = "call GroupStream.admit whenever what it counts has changed"
-        counted = "let it count GroupStream.kept, the groups submitted and not dropped, and grow with the trainer's version"
+        counted = (
+            "let it count GroupStream.kept, the groups submitted and not dropped, and grow with the trainer's version"
+        )
         return f"{self._words}. It waits for a group, and none is submitted; {called if self._room() > 0 else counted}"
 
     def news(self) -> simpy.Event:

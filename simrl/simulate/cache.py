@@ -27,19 +27,19 @@ MOST_TRACES, MOST_PROFILES = 4, 32  # kept
 
 
 class InputCache:
-    """Traces and profiles of the most recently prepared scenarios. A scenario whose workload names the trace `given` gets it,
-    and no file is read."""
+    """Traces and profiles of the most recently prepared scenarios. A scenario whose workload names the trace `opened` gets
+    it, and no file is read."""
 
-    def __init__(self, given: Trace | None = None) -> None:
-        self._given = given
+    def __init__(self, opened: Trace | None = None) -> None:
+        self._opened = opened
         self._traces: dict[str, Trace] = {}
         self._profiles: dict[str, TableProfile] = {}
 
     def trace(self, scenario: Scenario) -> Trace:
         """Return the scenario's trace. Raise `InputError` for a file that holds none."""
         workload, seed = scenario.workload, scenario.seed
-        if self._given is not None and workload.trace == self._given.metadata.name:
-            return self._given
+        if self._opened is not None and workload.trace == self._opened.metadata.name:
+            return self._opened
         key = f"{workload.model_dump_json()} {seed if workload.synthetic is not None else ''}"
 
         def make() -> Trace:
@@ -59,10 +59,10 @@ class InputCache:
         return latest(self._profiles, MOST_PROFILES, key, lambda: _profile(scenario, model, kind))
 
 
-def _words(of: ProfileMetadata) -> str:
+def _words(has: ProfileMetadata) -> str:
     """Return a profile's GPUs and split in words, and its precisions if they are not bfloat16."""
-    precisions = [of.precision] * (of.precision != "bf16") + [f"kv-{of.kv_precision}"] * (of.kv_precision != "bf16")
-    return " ".join([of.gpu, split_words(of.model_dump(), "", " "), *precisions])
+    precisions = [has.precision] * (has.precision != "bf16") + [f"kv-{has.kv_precision}"] * (has.kv_precision != "bf16")
+    return " ".join([has.gpu, split_words(has.model_dump(), "", " "), *precisions])
 
 
 def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
@@ -107,7 +107,7 @@ def _host_times(
     pause_s, sequence_s, least_s = config.between_passes_s, config.sequence_overhead_s, config.least_pass_s
     preset = passes_preset(engine.preset, profile.metadata.kind)
     if preset is not None:
-        constant_s = {key: float(one.value) for key, one in preset.constants.items() if key.endswith("_s")}
+        constant_s = {key: float(constant.value) for key, constant in preset.constants.items() if key.endswith("_s")}
         own_pause = config.roofline is not None and config.roofline.between_passes_s is not None
         if pause_s is None and not own_pause and "between_passes_s" in constant_s:
             pause_s, giver = constant_s["between_passes_s"], f"engine {preset.name}"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from simrl.engine.config import EngineConfig
 from simrl.engine.requests import blocks_to_start, is_plain
 from simrl.engine.state import Limits
-from simrl.errors import InputError
+from simrl.errors import InputError, refuse
 from simrl.profile.hardware import GIB
 from simrl.profile.model_shape import ModelShape
 from simrl.profile.precision import KV_SHARE, weight_bytes_per_gpu
@@ -23,11 +23,11 @@ from simrl.speculation.tail_plan import TailPlan
 
 LARGEST_GRAPH = 512  # tokens of the largest CUDA graph that vLLM captures, unless twice max_num_seqs are fewer
 MLA_BLOCK = 128  # blocks of MLA beside states are multiples of it
-UNEVEN = 1.5  # kinds of layers of which one has that many times the other's are cut to the smaller number a group
+UNEVEN = 1.5  # if one kind has this many times the layers of another, groups have the smaller number of layers
 
 
 class Groups(NamedTuple):
-    """How the layers of a model share blocks: groups of each kind, tokens of a block, and its bytes over a group's layers."""
+    """Groups of layers that share blocks: their number by kind, tokens of a block, and its bytes over a group's layers."""
 
     full: int
     window: int
@@ -81,17 +81,18 @@ def engine_limits(
     graphs = 0 if engine.enforce_eager else min(2 * engine.max_num_seqs, LARGEST_GRAPH, engine.max_num_batched_tokens)
     limits = limits._replace(prefix_caching=prefix_caching, dp=cluster.dp, graph_tokens=graphs)
     if not is_plain(limits):
-        limits = limits._replace(prefix_caching=False)
-        if engine.prefix_caching:
-            kind = "states" if groups.state else "windows"
-            raise InputError(
+        limits, kind = limits._replace(prefix_caching=False), "states" if groups.state else "windows"
+        refuse(
+            (
+                engine.prefix_caching,
                 f"engine.prefix_caching is true: a prefix cache of layers with {kind} ({model.name}) is not modelled; leave "
-                "it out"
-            )
-        if groups.state and drafters:
-            raise InputError(
-                f"{model.name} keeps states, and those of drafted tokens are not modelled; use system.speculation=none"
-            )
+                "it out",
+            ),
+            (
+                groups.state and drafters,
+                f"{model.name} keeps states, and the states of drafted tokens are not modelled; use system.speculation=none",
+            ),
+        )
     known = trace.column("prompt_tokens").astype(int) + trace.observation_tokens()
     longest = int((known + trace.column("response_tokens")).max())
     if blocks_to_start(longest, limits) > blocks:

@@ -66,17 +66,17 @@ class Prepared(Deployment):
 
     @property
     def deployment(self) -> Deployment:
-        """What of it drafters know."""
+        """The part that drafters know."""
         return Deployment(self.model, self.gpu, self.tp, self.profile, self.trace)
 
     @property
     def has_turns(self) -> bool:
-        """Whether responses may have turns with an environment."""
+        """True if responses may have turns with an environment."""
         return bool({"turn_tokens", "environment_s"} & set(self.trace.table.column_names))
 
     @property
     def only_ends_count(self) -> bool:
-        """Whether of a group only its end is an event: no draft, turn of an environment, fault, rank in lock step or rule of
+        """True if of a group only the end is an event: no draft, turn of an environment, fault, rank in lock step or rule of
         dispatch follows single responses."""
         agents, system = self.scenario.agents, self.system
         capped = agents.max_concurrent or agents.deadline_s or self.has_turns
@@ -202,7 +202,7 @@ class Prepared(Deployment):
             "trace": self.trace.metadata.model_dump(),
             "trace_steps": len(self.trace.step_slices),
             "profile": {**self.profile.metadata.model_dump(), "corrections": list(self.profile.corrections)},
-            **({"layouts": [each.layout for each in (self, *self.layouts)]} if self.layouts else {}),
+            **({"layouts": [size.layout for size in (self, *self.layouts)]} if self.layouts else {}),
             "speculation": self.drafts.facts if self.drafts else None,
             "best_of_n": self.tail.facts if self.tail else None,
             "not_modelled": not_modelled(self),
@@ -238,19 +238,16 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
     require_kv_heads("cluster.tp", cluster.tp, model)
     _require_ranks(cluster, model, system)
     deployment = _deployment(scenario, system, inputs)
-    trace = deployment.trace
-    _require_few_samples(scenario.steps, trace)
-    drafts = tail = None
-    if system.speculation is not None:
-        drafts = plan_drafting(system.speculation, scenario.speculation, deployment, pool)
-    if system.best_of_n is not None:
-        tail = plan_tail(system.best_of_n, drafts, scenario.speculation, deployment, cluster.gpus)
+    _require_few_samples(scenario.steps, deployment.trace)
+    method, rule, measured = system.speculation, system.best_of_n, scenario.speculation
+    drafts = plan_drafting(method, measured, deployment, pool) if method else None
+    tail = plan_tail(rule, drafts, measured, deployment, cluster.gpus) if rule else None
     workers, train_gpus = _split(cluster, cluster.worker_gpus + (drafts.draft_gpus if drafts else 0), system)
     require_parallelism(training, model, train_gpus)
     require_training_precision(precision.training, cluster.train_kind, training)
     check_faults(scenario.faults, workers, system.dispatch.on_loss == "wait", system.adapt_split_every > 0)
     if system.needs_rewards:
-        _require_unequal_rewards(trace, system.name)
+        _require_unequal_rewards(deployment.trace, system.name)
     caching = system.prefix_caching if engine.prefix_caching is None else engine.prefix_caching
     plans = [plan for plan in (drafts, tail) if plan is not None]
     limits = engine_limits(cluster, engine, precision, deployment, plans, caching)
@@ -321,8 +318,7 @@ def _require_ranks(cluster: ClusterConfig, model: ModelShape, system: System) ->
         ),
         (model.experts == 0 and cluster.ep > 1, f"cluster.ep is {cluster.ep}: {model.name} has no experts; use 1"),
     )
-    if cluster.dp > 1:
-        require_divisor("cluster.tp × cluster.dp", gpus, cluster.gpus, "GPUs")
+    require_divisor("cluster.tp × cluster.dp", gpus, cluster.gpus, "GPUs")
     if cluster.ep > 1:
         require_divisor("cluster.ep", cluster.ep, model.experts, f"experts of {model.name}")
     elif model.experts:
@@ -407,7 +403,10 @@ def _require_own_pools(cluster: ClusterConfig, system: System) -> None:
         return
     pools = f"system {system.name}: cluster.train gives training GPUs of its own"
     refuse(
-        (system.rollout_share is None, f"{pools}, and it trains on the GPUs that roll out; leave one of them out"),
+        (
+            system.rollout_share is None,
+            f"{pools}, and it trains on the GPUs that roll out; leave one of them out",
+        ),
         (
             system.adapt_split_every,
             f"{pools}, and adapt_split_every lends GPUs from one pool to the other; leave one of them out",
@@ -458,18 +457,18 @@ def _longest_allowed(trace: Trace) -> int:
 
 def _require_unequal_rewards(trace: Trace, system: str) -> None:
     """Raise `InputError` unless every sample has a reward and at least one group has unequal rewards."""
-    name = trace.metadata.name
     rewards = trace.column("reward") if "reward" in trace.table.column_names else np.full(len(trace), np.nan)
-    missing = int(np.isnan(rewards).sum())
-    if missing:
-        raise InputError(
-            f"{name}: {missing} of {len(trace)} samples have no reward, and {system} drops groups by their rewards; "
-            "give them in the column 'reward'"
-        )
-    first = trace.group_starts
+    missing, first = int(np.isnan(rewards).sum()), trace.group_starts
     unequal = np.minimum.reduceat(rewards, first) < np.maximum.reduceat(rewards, first)
     single = np.diff(first, append=len(trace)) == 1
-    if not (unequal | single).any():
-        raise InputError(
-            f"{name}: all rewards of every group are equal, and {system} drops such groups; nothing is left"
-        )
+    refuse(
+        (
+            missing,
+            f"{trace.metadata.name}: {missing} of {len(trace)} samples have no reward, and {system} drops groups by their "
+            "rewards; give them in the column 'reward'",
+        ),
+        (
+            not (unequal | single).any(),
+            f"{trace.metadata.name}: all rewards of every group are equal, and {system} drops such groups; nothing is left",
+        ),
+    )

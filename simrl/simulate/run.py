@@ -237,8 +237,8 @@ class Schedule:
 
 
 def _lanes(prepared: Prepared) -> tuple[int, list[Lane], list[int]]:
-    """Return the number of units (rollout workers, and where the split adapts what may become one), all lanes, those of the
-    units first, and the indices of the lanes that train."""
+    """Return the number of units (rollout workers; where the split adapts, also GPUs that may become one), all lanes, first
+    the lanes of units, and the indices of the lanes that train."""
     unit, units, adapts = prepared.gpus_per_worker, prepared.workers, prepared.system.adapt_split_every > 0
     if adapts:
         units = prepared.scenario.cluster.gpus // unit
@@ -282,7 +282,7 @@ def _prefix_cache(fleets: Iterable[Sequence[Worker]]) -> dict[str, int]:
     """Return what all engines were asked to find, what they found, and what they computed."""
     workers = (cast(SimulatedWorker, worker) for fleet in fleets for worker in fleet)
     totals = [engine.totals for worker in workers for engine in worker.engines]
-    return {name: sum(of[name] for of in totals) for name in ("lookup_tokens", "hit_tokens", "prefill_tokens")}
+    return {name: sum(engine[name] for engine in totals) for name in ("lookup_tokens", "hit_tokens", "prefill_tokens")}
 
 
 def simulated_learners(schedule: Schedule, train_lanes: Sequence[int]) -> tuple[Trainer, Rewarder]:

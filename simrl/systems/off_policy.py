@@ -84,8 +84,8 @@ def streamrl(
     the one with the shortest predicted makespan; the prediction assumes that a forward pass over `doubling_batch` + 1 sequences
     takes about twice as long as one over a single sequence (the paper uses a profile). `skewness_aware=False` distributes
     prompts by counts. The first epoch has no history and is also distributed by counts. With `ranker="oracle"`, lengths are
-    those of the epoch itself, for a share `ranker_accuracy` of the prompts, while the others are taken for one another: a
-    trained ranker of that accuracy, in the first epoch too. (Of the paper, the abstract says that a ranker model finds the
+    of the epoch itself, for a share `ranker_accuracy` of the prompts, while the others are taken for one another: a trained
+    ranker of this accuracy, in the first epoch too. (Of the paper, the abstract says that a ranker model finds the
     long-tail samples; no accuracy could be read there.)
     Not modelled: the ranker's own cost and training; adjusting the number of rollout workers.
     """

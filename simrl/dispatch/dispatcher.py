@@ -151,8 +151,8 @@ class Dispatcher:
         return events
 
     def withdraw(self, samples: Iterable[Sample]) -> simpy.Event:
-        """Take unfinished samples back: their events fire with the tokens there are. Return an event that fires with those
-        rollouts, in order; a sample that had ended meanwhile is done."""
+        """Take unfinished samples back: their events fire with the tokens so far. Return an event that fires with the rollouts,
+        in order; a sample that had ended meanwhile is done."""
         jobs = [self._jobs[sample.uid] for sample in samples]
         for job in jobs:
             if job.done.triggered:

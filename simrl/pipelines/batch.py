@@ -37,7 +37,7 @@ class Batch:
 
     @property
     def rollouts(self) -> list[Rollout]:
-        """Return the responses to train. Raises `InputError` if there is none."""
+        """Responses to train. Raises `InputError` if there is none."""
         if not self.groups:
             raise InputError(
                 "an update has no group to train: all rewards of each are equal, and such groups are dropped; use more prompts "
@@ -47,7 +47,7 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """Return the groups of an update: the target, or the number of groups in the trace's first step."""
+        """Number of groups of an update: the target, or the groups of the trace's first step."""
         return self._run.workload.batch_groups if self.target is None else self.target
 
     def add(self, group: list[Rollout]) -> None:

@@ -64,8 +64,8 @@ def number_of_destinations(
 
 
 class RolloutStep:
-    """The rollout of one step: what is finished, for which of that log-probs are inferred, and the workers freed for it. With
-    `gradients`, these are computed, too, of groups that are scored (RollPacker)."""
+    """The rollout of one step: its finished responses, those with inferred log-probs, and the workers freed to infer. With
+    `gradients`, freed workers also compute the gradients of scored groups (RollPacker)."""
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ class GroupProgress:
 
     @property
     def trainable(self) -> list[Rollout]:
-        """Return the first `needed` responses to finish."""
+        """First `needed` responses to finish."""
         return self.finished[: self.needed]
 
     @property
@@ -98,12 +98,12 @@ class Round:
 
     @property
     def first(self) -> list[GroupProgress]:
-        """Return the first `enough` groups to be complete."""
+        """First `enough` groups to be complete."""
         return self.complete[: self._enough]
 
     @property
     def rest(self) -> list[GroupProgress]:
-        """Return the other groups, in the order in which they came."""
+        """Other groups, in the order in which they came."""
         first = set(self.first)
         return [group for group in self._groups if group not in first]
 

@@ -78,8 +78,8 @@ def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
 
 
 def _of_path(written: str, wanted: ProfileMetadata, model: ModelShape, kind: Gpu, named: str) -> TableProfile:
-    """Return the profile of a file; a shipped one that does not exist is derived. Times of GPUs within a link's domain, where
-    the cluster's are beyond it, are carried over to its links. Raise `InputError` for a file of another model or layout."""
+    """Return the profile of a file; a shipped one that does not exist is derived. If a worker of the cluster spans link domains
+    and the profile's did not, its times are carried over. Raise `InputError` for a file of another model or layout."""
     path = Path(written)
     if not path.exists():
         if path.name == file_name(wanted) and path.parent.resolve() == PROFILES.resolve():

@@ -26,7 +26,7 @@ MLA_BLOCK = 128  # blocks of MLA beside states are multiples of it
 UNEVEN = 1.5  # if one kind has this many times the layers of another, groups have the smaller number of layers
 
 
-class Groups(NamedTuple):
+class LayerGroups(NamedTuple):
     """Groups of layers that share blocks: their number by kind, tokens of a block, and its bytes over a group's layers."""
 
     full: int
@@ -36,7 +36,7 @@ class Groups(NamedTuple):
     block_bytes: float
 
 
-def groups_of(model: ModelShape, tp: int, block_size: int, kv_share: float) -> Groups:
+def layer_groups(model: ModelShape, tp: int, block_size: int, kv_share: float) -> LayerGroups:
     """Return the groups of a model's layers on `tp` GPUs. A block of `block_size` tokens grows until a layer's state
     fits it."""
     token_bytes = model.layer_kv_bytes * kv_share / min(tp, model.kv_heads)
@@ -48,7 +48,7 @@ def groups_of(model: ModelShape, tp: int, block_size: int, kv_share: float) -> G
         state_bytes = model.state_bytes / model.linear_layers / tp
         block_size = unit * max(-int(-state_bytes // (unit * token_bytes)), 1)
     full, window, state = (-(-n // layers) for n in kinds)
-    return Groups(full, window, state, block_size, layers * block_size * token_bytes)
+    return LayerGroups(full, window, state, block_size, layers * block_size * token_bytes)
 
 
 def engine_limits(
@@ -62,7 +62,7 @@ def engine_limits(
     """Return the limits of a worker's rank. All drafters of a worker are resident; one at a time drafts. Raise `InputError` if
     its KV cache holds no block, or less than the longest sample."""
     model, gpu, trace = deployment.model, deployment.gpu, deployment.trace
-    groups = groups_of(model, deployment.tp, engine.block_size, KV_SHARE[precision.kv_cache])
+    groups = layer_groups(model, deployment.tp, engine.block_size, KV_SHARE[precision.kv_cache])
     share = groups.full + groups.window + groups.state
     weights = "weights" if precision.weights == "bf16" else f"weights in {precision.weights}"
     parts = {  # bytes of a rollout GPU that the KV cache does not get
@@ -107,7 +107,7 @@ def engine_limits(
     return limits
 
 
-def limits_in(groups: Groups, blocks: int, model: ModelShape, engine: EngineConfig) -> Limits:
+def limits_in(groups: LayerGroups, blocks: int, model: ModelShape, engine: EngineConfig) -> Limits:
     """Return the limits of an engine whose cache has `blocks`, which groups of layers share."""
     return Limits(
         engine.max_num_seqs,
@@ -138,7 +138,7 @@ def _kv_blocks(
     engine: EngineConfig,
     kv_share: float,
     deployment: Deployment,
-    groups: Groups,
+    groups: LayerGroups,
     drafted_bytes: float,
     parts: dict[str, float],
 ) -> int:

@@ -72,7 +72,7 @@ class TrainingCosts:
         if not self.log_probs or not lengths.size:
             return []
         references = self.config.reference_passes
-        passes_s = self._own_passes * (self.pass_s(lengths, 1) + self._fetched_s(FULL_BYTES))
+        passes_s = self._own_passes * (self.sweep_s(lengths, 1) + self._fetched_s(FULL_BYTES))
         if references:
             passes_s += references * self.reference_s(lengths)
         return [("log_prob", self.log_probs * self.config.log_prob_overhead_s + passes_s)]
@@ -82,11 +82,11 @@ class TrainingCosts:
         host, the reference's to the GPUs, and the policy's back; streamed weights come with the gathering of each
         micro-batch."""
         model, weights = self.reference or self.model, self.config.reference_weights
-        pass_s = replace(self, model=model, streams=weights == "streamed").pass_s(lengths, 1)
+        sweep_s = replace(self, model=model, streams=weights == "streamed").sweep_s(lengths, 1)
         if weights != "swapped":
-            return pass_s
+            return sweep_s
         copied = WEIGHT_BYTES * (2 * self._held(self.model) + self._held(model))
-        return pass_s + copied / self.gpu.host_bytes_per_s
+        return sweep_s + copied / self.gpu.host_bytes_per_s
 
     def _held(self, model: ModelShape) -> float:
         """Return the parameters of one copy of a model that a GPU holds: all GPUs divide them (FSDP), or the GPUs of a copy do;
@@ -109,8 +109,8 @@ class TrainingCosts:
         return WEIGHT_BYTES if self.config.lora else FULL_BYTES + MOMENT_BYTES
 
     def _fetched_s(self, bytes_per_parameter: int) -> float:
-        """Return the seconds in which a phase fetches its states from the host and returns them, if these are offloaded, as
-        rollout runs on these GPUs, too."""
+        """Return the seconds in which a phase fetches its states from the host and returns them; 0 unless phases offload states
+        because rollout runs on these GPUs, too."""
         if self.config.offload != "phases" or not self.switch:
             return 0.0
         return 2 * bytes_per_parameter * self.model.parameters / self.gpus / self.copied_bytes_per_s
@@ -142,7 +142,7 @@ class TrainingCosts:
     def gradients(self, lengths: Ints) -> list[Phase]:
         """Return the forward and backward passes over some sequences, by the policy and the critic, in all PPO epochs."""
         models = 2 if self.critic == "serial" else 1
-        return [("train", self.config.ppo_epochs * models * self.pass_s(lengths, 3))]
+        return [("train", self.config.ppo_epochs * models * self.sweep_s(lengths, 3))]
 
     def after(self, version: int, publish: bool = True) -> list[Phase]:
         """Return the phases after the work: the weights go to the rollout workers (if published), and at times to disk."""
@@ -176,7 +176,7 @@ class TrainingCosts:
         """Seconds to move all states over the network to where another number of GPUs needs them."""
         return self.config.switch_s + self.state_bytes / self.gpu.network_bytes_per_s
 
-    def pass_s(self, lengths: Ints, passes: int) -> float:
+    def sweep_s(self, lengths: Ints, passes: int) -> float:
         """Return the seconds of one sweep over the sequences: `passes` is 1 for a forward pass, 3 with the backward pass.
 
         A fixed number of sequences is padded to the longest of the micro-batch, for all but attention, unless padding is
@@ -228,8 +228,7 @@ class TrainingCosts:
 
     @property
     def _forward_share(self) -> float:
-        """Return the part of an update's seconds that is forward: one sweep of three, or of four where activations are
-        recomputed."""
+        """Part of an update's seconds that is forward: one sweep of three, or of four where activations are recomputed."""
         return 1 / (3 + (self.config.recompute is not False))
 
     @property

@@ -48,11 +48,13 @@ class Dispatcher:
         self._waiting = Waiting(rule.queue(self.history), len(workers), max_concurrent)
         self._jobs: dict[int, Job] = {}
         self._expected: set[int] = set()  # samples that the history waits for
-        self._at: list[dict[int, Job]] = [{} for _ in workers]
-        self._duplicates: list[list[Copy]] = [[] for _ in workers]  # in the order they came; aborted ones till they end
+        self._copies: list[dict[Copy, None]] = [
+            {} for _ in workers
+        ]  # in the order they came; aborted ones till they end
+        self._duplicates = np.zeros(len(workers), np.int64)  # of them
         self._until_empty: list[list[simpy.Event]] = [[] for _ in workers]
         self._until_active: list[list[simpy.Event]] = [[] for _ in workers]
-        self._empty = [True] * len(self._workers)  # as announced by `freed`
+        self._empty = [True] * len(workers)  # as announced by `freed`
         self._lost: set[int] = set()
         self._retired: set[int] = set()
         self._loss, self._freed = Signal(env), Signal(env)
@@ -203,18 +205,17 @@ class Dispatcher:
             return False
         copy = Copy(job, worker, job.copy.end_tokens)
         job.duplicates.append(copy)
-        self._duplicates[worker].append(copy)
-        self._empty[worker] = False
+        self._duplicates[worker] += 1
         self._submit(copy, partial, cached)
         return True
 
     def held(self) -> list[list[Sample]]:
         """Return the unfinished samples at each worker, in the order they came there; duplicates not counted."""
-        return [[job.sample for job in jobs.values()] for jobs in self._at]
+        return [[copy.job.sample for copy in copies if copy.job.copy is copy] for copies in self._copies]
 
     def duplicated(self) -> list[list[Sample]]:
         """Return the samples of which each worker has a duplicate, in the order they came there; aborted ones till they end."""
-        return [[copy.job.sample for copy in copies] for copies in self._duplicates]
+        return [[copy.job.sample for copy in copies if copy.job.copy is not copy] for copies in self._copies]
 
     def waiting(self) -> list[Rollout]:
         """Return the rollouts that are at no worker, as they are."""
@@ -223,7 +224,7 @@ class Dispatcher:
     @property
     def active(self) -> list[int]:
         """The workers that take samples."""
-        return [int(worker) for worker in np.flatnonzero(self._places.active)]
+        return list(map(int, np.flatnonzero(self._places.active)))
 
     def takes_samples(self, worker: int) -> bool:
         """Return whether a worker takes samples."""
@@ -261,13 +262,13 @@ class Dispatcher:
         """Give the worker no more samples; those it has go on elsewhere (a lost worker ends its copies itself)."""
         (self._lost if lost else self._retired).add(worker)
         self._places.active[worker] = False
-        for job in self._at[worker].values():
+        for job in [copy.job for copy in self._copies[worker] if copy.job.copy is copy]:
             if job.fate == "run":
                 job.fate = "lost" if lost else "move"
             if not lost:
                 self._workers[worker].abort(job.sample)
         if not lost:
-            self._abort(self._duplicates[worker])
+            self._abort(self._copies[worker])
         if not (lost and self._rule.on_loss == "wait"):
             for job in list(self._waiting.for_worker[worker].values()):
                 self._waiting.take_out(job)
@@ -285,7 +286,7 @@ class Dispatcher:
         succeed_all(self._until_active[worker])
         self._fill(worker)
         self.weights_changed()
-        if not self._at[worker] and not self._duplicates[worker]:
+        if not self._copies[worker]:
             self._freed.fire(worker)
 
     def weights_changed(self) -> None:
@@ -332,8 +333,7 @@ class Dispatcher:
 
     def _load(self) -> NDArray[np.int64]:
         """Return what rules see of each worker: duplicates take no place of a sample, but samples go where there are none."""
-        duplicates = any(self._duplicates) and np.array([len(copies) for copies in self._duplicates])
-        return self._places.unfinished + duplicates
+        return self._places.unfinished + self._duplicates
 
     def _fill(self, worker: int) -> None:
         """Start what waits for just this worker, or for weights as new as it has, while it has a free place."""
@@ -360,8 +360,7 @@ class Dispatcher:
     def _start(self, job: Job, worker: int) -> None:
         self._waiting.take_out(job)
         self._abort(copy for copy in job.duplicates if copy.worker == worker)
-        self._empty[worker], job.destination = False, None
-        self._at[worker][job.sample.uid] = job
+        job.destination = None
         self._places.take(worker, job)
         end_tokens = job.max_tokens
         if self._rule.chunk_tokens is not None:
@@ -373,27 +372,28 @@ class Dispatcher:
     def _submit(self, copy: Copy, partial: Rollout | None, cached: float) -> None:
         """Start a copy at its worker from `partial` on; its KV cache comes along if it is of the worker's weights."""
         worker, segments = self._workers[copy.worker], partial.segments if partial else ()
+        self._copies[copy.worker][copy], self._empty[copy.worker] = None, False
         cached = cached if segments and segments[-1].policy_version == worker.policy_version else 0.0
         end = worker.submit(copy.job.sample, partial, copy.end_tokens, cached)
         on_fire(end, lambda end: self._copy_ended(copy, end))
 
     def _copy_ended(self, copy: Copy, end: Any) -> None:
         crowded = len(self._waiting.queue) > 0  # then no worker had a free place
-        job, overtaken, worker = copy.job, copy.job.copy, copy.worker
-        if overtaken is not copy:
+        job, first, worker = copy.job, copy.job.copy, copy.worker
+        del self._copies[worker][copy]
+        if first is not copy:
+            self._duplicates[worker] -= 1
             if not self._duplicate_counts(copy, end):
-                self._fire_if_empty(copy.worker)
+                self._fire_if_empty(worker)
                 return
-            if overtaken is None:
-                self._waiting.take_out(job)
-            else:
-                worker = overtaken.worker
-                self._duplicates[worker].append(overtaken)
-                self._workers[worker].abort(job.sample)
-        if overtaken is not None:
+        if first is None:
+            self._waiting.take_out(job)
+        else:
+            worker, job.copy = first.worker, None
             self._places.give_back(worker, job)
-            del self._at[worker][job.sample.uid]
-            job.copy = None
+            if first is not copy:  # the duplicate has overtaken it
+                self._duplicates[worker] += 1
+                self._workers[worker].abort(job.sample)
         if end.ok:
             self._go_on_or_back(job, copy, end.value)
         else:
@@ -412,7 +412,6 @@ class Dispatcher:
         """Return whether a duplicate that has ended is the first copy of its job to come to its end. One that ends early, its
         worker lost or retired, leaves its job as it is."""
         job = copy.job
-        self._duplicates[copy.worker].remove(copy)
         if copy not in job.duplicates:
             end.defused = True
             return False
@@ -472,9 +471,10 @@ class Dispatcher:
                 self._feed()
 
     def _fire_if_empty(self, worker: int) -> None:
-        if not self._at[worker] and not self._duplicates[worker]:
-            if not self._empty[worker]:
-                self._empty[worker] = True
-                if self._places.active[worker]:
-                    self._freed.fire(worker)
-            succeed_all(self._until_empty[worker])
+        if self._copies[worker]:
+            return
+        if not self._empty[worker]:
+            self._empty[worker] = True
+            if self._places.active[worker]:
+                self._freed.fire(worker)
+        succeed_all(self._until_empty[worker])

@@ -95,17 +95,17 @@ class Planner:
 
 
 def _round_s(layout: Layout, tokens: Ints, number: int) -> float:
-    """Return the seconds in which a layout loads weights and generates `number` responses like these, which its fullest
-    worker needs, with the longest response. `RolloutTimes` knows passes, KV cache and pre-emptions; the order is drawn."""
+    """Predict the seconds of a round in a layout: its load of weights, and the fullest worker's share of `number` responses of
+    lengths like these, the longest among them. `RolloutTimes` knows passes, KV cache and pre-emptions; the order is drawn."""
     share = -(-number // len(layout.run.workers))
     lengths = np.quantile(tokens, np.arange(1, share + 1) / share)
     return layout.load_s + layout.run.times.responses_s(np.random.default_rng(0).permutation(lengths))
 
 
 def profiled(groups: Sequence[Ints], eta_prompts: float, eta_responses: float) -> dict[bool, tuple[Ints, int]]:
-    """Return the tokens of responses in a short round (False) and a long one (True), and their number, if prompts are like
-    these. Of its prompts, a short round ends with the share 1 / `eta_prompts` that is complete first, each with the share
-    1 / `eta_responses` of its responses; long ones have the others."""
+    """Return, for a short round (False) and a long one (True), the tokens of responses and their number, if prompts are like
+    these groups. A short round ends when the share 1 / `eta_prompts` of its prompts is complete, each with the share
+    1 / `eta_responses` of its responses; long rounds have the other prompts."""
     complete = np.array([np.quantile(group, 1 / eta_responses, method="inverted_cdf") for group in groups])
     end = np.quantile(complete, 1 / eta_prompts, method="inverted_cdf")
     short = np.concatenate([np.minimum(group, min(at, end)) for group, at in zip(groups, complete, strict=True)])

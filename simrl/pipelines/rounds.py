@@ -26,7 +26,7 @@ def times(factor: float, number: int) -> int:
 
 
 class GroupProgress:
-    """A group on its way. It is complete with `needed` finished responses (None: all)."""
+    """A group that is being generated. It is complete with `needed` finished responses (None: all)."""
 
     def __init__(self, samples: Group, needed: int | None = None) -> None:
         self.samples = samples
@@ -61,9 +61,9 @@ class Round:
     """Groups that are at the workers together. `over` fires when none of their samples is there any more.
 
     `on_complete` is called with each of the first `enough` groups to be complete, and the unfinished responses of a complete
-    group are taken back. When `enough` groups are complete, all other groups are taken back, too; those that are complete
-    at that very instant, or before their worker hears of it, follow in `complete`, in the order in which they became so. With
-    `budget_tokens`, each response is cut when it has that many tokens more than at the beginning.
+    group are taken back. When `enough` groups are complete, all other groups are taken back, too. A group that becomes complete
+    at that instant, or before its worker hears of the withdrawal, is in `complete`, too, in the order of completion. With
+    `budget_tokens`, each response is cut when it has `budget_tokens` more than at the beginning.
     """
 
     def __init__(

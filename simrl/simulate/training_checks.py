@@ -126,9 +126,9 @@ def _remedies(need: TrainingNeed, all_needs: Sequence[TrainingNeed]) -> str:
 
 
 def _fitting(needs: Sequence[TrainingNeed]) -> tuple[list[str], bool]:
-    """Return the least changes of settings with which all would fit, as few at a time as do: for each choice of settings the
-    first values, and for several at a time the first three choices; last, the number of GPUs with the settings as they are. If
-    these GPUs do not do, the same on more of them, and True."""
+    """Return the remedies that change the fewest settings: for each choice of settings the first values with which all would
+    fit (three choices of several settings), then the number of GPUs that suffices without a change. If no change fits these
+    GPUs, return remedies with more GPUs, and True."""
     changes = _changes(next(need for need in needs if not need.fits))
     for times in SIZES:
         more = [] if times == 1 else [_gpus(needs, times)]

@@ -130,7 +130,7 @@ class TrainingCosts:
 
     def update(self, lengths: Ints, minibatches: int, begins: bool = True) -> list[Phase]:
         """Return the training phase: gradients and optimizer steps on some sequences, in `minibatches`, `ppo_epochs` times.
-        What an update costs once is in the part that begins it."""
+        Costs that occur once an update are in the part that begins it."""
         parts = [part for part in np.array_split(lengths, minibatches) if part.size]
         minibatch_s = self.config.minibatch_overhead_s + (2 if self.critic else 1) * self.optimizer_s
         passes_s = self.config.ppo_epochs * minibatch_s * max(len(parts), 1)

@@ -28,7 +28,7 @@ from simrl.training.config import TrainingConfig
 from simrl.training.costs import TrainingCosts
 
 GPU_NAMES = {"NVIDIA RTX A6000": "a6000", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA B200": "b200"}
-ATTENTION = {"flash_attention_2": "fa2", "flash_attention_3": "fa3"}
+ATTENTION: dict[str, Literal["fa2", "fa3"]] = {"flash_attention_2": "fa2", "flash_attention_3": "fa3"}
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,8 @@ def training_s(trace: Trace, log_probs: int, costs: TrainingCosts) -> NDArray[np
     rows = []
     for _, first, end in trace.step_slices:
         step = lengths[first:end]
-        log_prob_s = log_probs * costs.pass_s(step, 1)
-        rows.append((log_prob_s, costs.pass_s(step, 3)))
+        log_prob_s = log_probs * costs.sweep_s(step, 1)
+        rows.append((log_prob_s, costs.sweep_s(step, 3)))
     return np.array(rows)
 
 

@@ -202,6 +202,28 @@ def test_the_example_pipeline_is_never_staler_than_it_says_and_publishes_less(ex
         assert steps.to_pandas().query("kind == 'publish'").shape[0] == 8 // k
 
 
+def test_the_example_stream_that_goes_as_far_ahead_as_groups_may_be_old_is_areal_that_drops(examples: CommandLine):
+    plain = (
+        "dispatch=least_requests",
+        "minibatches=1",
+        "pause=false",
+        "max_concurrent=1000",
+        "engine.prefix_caching=true",
+    )
+    ours = row(examples, "--system", "fresh_stream", "ahead=2", "max_age=2")
+    areal = row(examples, "--system", "areal", "eta=2", "on_stale=drop", *plain)
+    assert {key for key in ours if ours[key] != areal[key]} <= {"system", "folder"}
+
+
+def test_the_example_stream_trains_no_older_token_than_it_says_and_its_row_has_what_it_dropped(examples: CommandLine):
+    young = row(examples, "--system", "fresh_stream", "ahead=4", "max_age=1")
+    assert young["off_policyness_max"] == 1 and young["stale_samples"] > 0
+    samples = pq.read_table(examples.folder / "results" / "tiny-fresh_stream" / young["folder"] / "samples.parquet")
+    assert samples["status"].to_pylist().count("dropped") == young["stale_samples"]
+    old = row(examples, "--system", "fresh_stream", "ahead=4", "max_age=100")
+    assert old["off_policyness_max"] > 1 and old["stale_samples"] == 0
+
+
 def test_the_example_drafter_drafts_what_followed_the_last_n_tokens(examples: CommandLine):
     drafter = METHODS["fixed_suffix"](n=2).make_drafter()
     drafter.start_request(7, prompt_id=0)

@@ -162,7 +162,7 @@ def dynamic_gain(inputs: Inputs, model: str, nodes: int, size: str) -> float:
                 1,
                 0,
                 False,
-            ).pass_s(minibatch, 3)
+            ).sweep_s(minibatch, 3)
             for minibatch in np.array_split(lengths, inputs["minibatches"])
         )
         for how in ({}, fixed)

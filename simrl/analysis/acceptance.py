@@ -20,7 +20,7 @@ from simrl.profile.hardware import GPUS
 from simrl.profile.model_shape import MODELS
 from simrl.profile.precision import KV_SHARE, weight_bytes_per_gpu
 from simrl.profile.profile import TableProfile
-from simrl.simulate.memory import groups_of, limits_in, room_tokens
+from simrl.simulate.memory import cache_capacity_tokens, layer_groups, limits_in
 from simrl.speculation.draft_times import text_drafts_of
 from simrl.speculation.drafter import AcceptRuns
 from simrl.speculation.history_index import PAPER, PUBLIC_CODE
@@ -187,9 +187,9 @@ def _sequences_that_fit(profile: TableProfile, kv_tokens: float) -> float:
     config, tp = EngineConfig(), metadata.tp
     weight_bytes = weight_bytes_per_gpu(shape, tp, metadata.dp, metadata.ep, metadata.precision)
     free = max(memory_bytes * config.gpu_memory_utilization - config.reserve_bytes - weight_bytes, 0.0)
-    groups = groups_of(shape, tp, config.block_size, KV_SHARE[metadata.kv_precision])
+    groups = layer_groups(shape, tp, config.block_size, KV_SHARE[metadata.kv_precision])
     limits = limits_in(groups, int(free // groups.block_bytes), shape, config)
-    return metadata.dp * room_tokens(limits, kv_tokens) / kv_tokens
+    return metadata.dp * cache_capacity_tokens(limits, kv_tokens) / kv_tokens
 
 
 def _pays(measured: MeasuredDrafts, profile: TableProfile) -> dict[str, Any]:

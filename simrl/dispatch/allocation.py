@@ -36,12 +36,13 @@ Alternation = Literal["reversed", "pairing", "none"]  # of the second of two ste
 
 
 class RankingGroup(NamedTuple):
-    """Prompts of similar length (tier 1), the mean that represents them, and their responses' lengths in the history, scaled
-    to it."""
+    """Prompts of similar length (tier 1), the mean that represents them, their responses' lengths in the history, scaled to
+    it, and the median of the longest prompt."""
 
     prompts: tuple[int, ...]
     representative_tokens: float
     lengths_tokens: Floats
+    longest_tokens: float
 
 
 @dataclass(frozen=True)
@@ -89,13 +90,13 @@ def ranking_groups(
         raise InputError(f"groups {groups}: {len(medians)} prompts have a history; ask for 1 to {len(medians)} groups")
     prompts, tokens = np.asarray(prompt_ids), np.asarray(response_tokens)
     ranked = np.array(sorted(medians, key=lambda prompt: medians[prompt]))
-    found = []
+    ranking = []
     for part in np.array_split(ranked, groups):
         lengths = tokens[np.isin(prompts, part)].astype(np.float64)
         mean = float(lengths.mean())
         stands = mean if representative == "responses" else float(np.mean([medians[prompt] for prompt in part]))
-        found.append(RankingGroup(tuple(part.tolist()), stands, lengths * (stands / mean)))
-    return tuple(found)
+        ranking.append(RankingGroup(tuple(part.tolist()), stands, lengths * (stands / mean), medians[part[-1]]))
+    return tuple(ranking)
 
 
 def two_tier(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from simrl.dispatch.groups import submit_and_follow, together
 from simrl.dispatch.rules import Dispatch
-from simrl.dispatch.waiting import Copy, Fifo, Job, Room, Waiting
+from simrl.dispatch.waiting import Copy, Fifo, Job, Places, Waiting
 from simrl.runtime.events import Signal, gather, on_fire, succeed_all
 from simrl.runtime.history import LengthHistory
 from simrl.runtime.recorder import Recorder
@@ -44,15 +44,17 @@ class Dispatcher:
         self._rule = rule
         self._recorder = recorder
         kv_tokens = kv_cache_tokens if rule.kv_room else None
-        self._room = Room(len(workers), rule.per_worker, rule.chunk_tokens, kv_tokens)
+        self._places = Places(len(workers), rule.per_worker, rule.chunk_tokens, kv_tokens)
         self._waiting = Waiting(rule.queue(self.history), len(workers), max_concurrent)
         self._jobs: dict[int, Job] = {}
         self._expected: set[int] = set()  # samples that the history waits for
-        self._at: list[dict[int, Job]] = [{} for _ in workers]
-        self._duplicates: list[list[Copy]] = [[] for _ in workers]  # in the order they came; aborted ones till they end
+        self._copies: list[dict[Copy, None]] = [
+            {} for _ in workers
+        ]  # in the order they came; aborted ones till they end
+        self._duplicates = np.zeros(len(workers), np.int64)  # of them
         self._until_empty: list[list[simpy.Event]] = [[] for _ in workers]
         self._until_active: list[list[simpy.Event]] = [[] for _ in workers]
-        self._empty = [True] * len(self._workers)  # as announced by `freed`
+        self._empty = [True] * len(workers)  # as announced by `freed`
         self._lost: set[int] = set()
         self._retired: set[int] = set()
         self._loss, self._freed = Signal(env), Signal(env)
@@ -61,7 +63,7 @@ class Dispatcher:
     @property
     def unfinished(self) -> NDArray[np.int64]:
         """Unfinished samples at each worker; duplicates not counted."""
-        return self._room.unfinished
+        return self._places.unfinished
 
     def submit_groups(
         self,
@@ -75,9 +77,9 @@ class Dispatcher:
         with more `max_tokens` than a partial has."""
         before = partials or [[None] * len(group) for group in groups]
         counts: Sequence[int | None] = needed or [None] * len(groups)
-        each = zip(groups, before, counts, strict=True)
-        runs = [GroupRun(*of_group, self._env.event(), self._env.event()) for of_group in each]
-        idle = not self._jobs and not len(self._waiting.queue) and bool(self._room.active.all())
+        described = zip(groups, before, counts, strict=True)
+        runs = [GroupRun(*group, self._env.event(), self._env.event()) for group in described]
+        idle = not self._jobs and not len(self._waiting.queue) and bool(self._places.active.all())
         cuts = [most for group in max_tokens or [[None] * len(group) for group in groups] for most in group]
         whole = self._workers[0].groups
         if whole is None or not idle:
@@ -91,7 +93,7 @@ class Dispatcher:
             order += at
             places[at] = self._rule.place([samples[i] for i in at], self._load(), self._placed, self.history)
             self._placed += len(at)
-            self._room.unfinished += np.bincount(places[at], minlength=len(self._workers))
+            self._places.unfinished += np.bincount(places[at], minlength=len(self._workers))
         for run in runs:
             on_fire(run.complete, self._came_back_in_groups)
             on_fire(run.over, self._came_back_in_groups)
@@ -151,15 +153,15 @@ class Dispatcher:
         return events
 
     def withdraw(self, samples: Iterable[Sample]) -> simpy.Event:
-        """Take unfinished samples back: their events fire with the tokens there are. Return an event that fires with those
-        rollouts, in order; a sample that had ended meanwhile is done."""
+        """Take unfinished samples back: their events fire with the tokens so far. Return an event that fires with the rollouts,
+        in order; a sample that had ended meanwhile is done."""
         jobs = [self._jobs[sample.uid] for sample in samples]
         for job in jobs:
             if job.done.triggered:
                 continue  # its event fires at this very instant
             job.fate = "withdraw"
-            if job.own is not None:
-                self._workers[job.own.worker].abort(job.sample)
+            if job.copy is not None:
+                self._workers[job.copy.worker].abort(job.sample)
             else:
                 self._waiting.take_out(job)
                 self._hand_back(job, job.so_far)
@@ -171,13 +173,13 @@ class Dispatcher:
         job = self._jobs[sample.uid]
         if job.done.triggered or job.fate == "withdraw":
             return
-        if job.own is not None and job.fate == "run":
-            if job.own.worker != worker:
+        if job.copy is not None and job.fate == "run":
+            if job.copy.worker != worker:
                 job.fate, job.destination = "move", worker
-                self._workers[job.own.worker].abort(sample)
+                self._workers[job.copy.worker].abort(sample)
             return
         job.destination = worker
-        if job.own is None and job.shelf is not self._waiting.outside:
+        if job.copy is None and job.shelf is not self._waiting.outside:
             self._waiting.take_out(job)
             self._go_on(job)
             self._feed()
@@ -190,38 +192,43 @@ class Dispatcher:
         already, takes no samples, or has too old weights.
         """
         job = self._jobs.get(sample.uid)
-        if job is None or job.done.triggered or job.own is None or job.fate != "run" or not self._room.active[worker]:
+        if (
+            job is None
+            or job.done.triggered
+            or job.copy is None
+            or job.fate != "run"
+            or not self._places.active[worker]
+        ):
             return False
-        here = [copy.worker for copy in (job.own, *job.duplicates)]
+        here = [copy.worker for copy in (job.copy, *job.duplicates)]
         if worker in here or self._workers[worker].policy_version < job.min_version:
             return False
-        copy = Copy(job, worker, job.own.end_tokens)
+        copy = Copy(job, worker, job.copy.end_tokens)
         job.duplicates.append(copy)
-        self._duplicates[worker].append(copy)
-        self._empty[worker] = False
+        self._duplicates[worker] += 1
         self._submit(copy, partial, cached)
         return True
 
     def held(self) -> list[list[Sample]]:
         """Return the unfinished samples at each worker, in the order they came there; duplicates not counted."""
-        return [[job.sample for job in jobs.values()] for jobs in self._at]
+        return [[copy.job.sample for copy in copies if copy.job.copy is copy] for copies in self._copies]
 
     def duplicated(self) -> list[list[Sample]]:
         """Return the samples of which each worker has a duplicate, in the order they came there; aborted ones till they end."""
-        return [[copy.job.sample for copy in copies] for copies in self._duplicates]
+        return [[copy.job.sample for copy in copies if copy.job.copy is not copy] for copies in self._copies]
 
     def waiting(self) -> list[Rollout]:
         """Return the rollouts that are at no worker, as they are."""
-        return [job.so_far for job in self._jobs.values() if job.own is None and not job.done.triggered]
+        return [job.so_far for job in self._jobs.values() if job.copy is None and not job.done.triggered]
 
     @property
     def active(self) -> list[int]:
         """The workers that take samples."""
-        return [int(worker) for worker in np.flatnonzero(self._room.active)]
+        return list(map(int, np.flatnonzero(self._places.active)))
 
     def takes_samples(self, worker: int) -> bool:
         """Return whether a worker takes samples."""
-        return bool(self._room.active.item(worker))
+        return bool(self._places.active.item(worker))
 
     @property
     def lost(self) -> list[int]:
@@ -238,7 +245,7 @@ class Dispatcher:
     def activated(self, worker: int) -> simpy.Event:
         """Return an event that fires when the worker takes samples; at once if it does."""
         event = self._env.event()
-        if self._room.active[worker]:
+        if self._places.active[worker]:
             return event.succeed()
         self._until_active[worker].append(event)
         return event
@@ -254,14 +261,14 @@ class Dispatcher:
     def retire(self, worker: int, lost: bool = False) -> None:
         """Give the worker no more samples; those it has go on elsewhere (a lost worker ends its copies itself)."""
         (self._lost if lost else self._retired).add(worker)
-        self._room.active[worker] = False
-        for job in self._at[worker].values():
+        self._places.active[worker] = False
+        for job in [copy.job for copy in self._copies[worker] if copy.job.copy is copy]:
             if job.fate == "run":
                 job.fate = "lost" if lost else "move"
             if not lost:
                 self._workers[worker].abort(job.sample)
         if not lost:
-            self._abort(self._duplicates[worker])
+            self._abort(self._copies[worker])
         if not (lost and self._rule.on_loss == "wait"):
             for job in list(self._waiting.for_worker[worker].values()):
                 self._waiting.take_out(job)
@@ -275,11 +282,11 @@ class Dispatcher:
         (self._lost if lost else self._retired).discard(worker)
         if worker in self._lost or worker in self._retired:
             return
-        self._room.active[worker] = True
+        self._places.active[worker] = True
         succeed_all(self._until_active[worker])
         self._fill(worker)
         self.weights_changed()
-        if not self._at[worker] and not self._duplicates[worker]:
+        if not self._copies[worker]:
             self._freed.fire(worker)
 
     def weights_changed(self) -> None:
@@ -290,22 +297,21 @@ class Dispatcher:
         self._feed()
 
     def _feed(self) -> None:
-        """Start what waits in the queue, as much of it as the workers have room for."""
+        """Start what waits in the queue, as much of it as there are free places."""
         queue = self._waiting.queue
-        while len(queue) and (room := self._room.total()):
+        while len(queue) and (free := self._places.number_free()):
             jobs: list[Job] = []
-            while len(queue) and len(jobs) < room:
-                job = self._waiting.dequeue()
-                if job is not None:
+            while len(queue) and len(jobs) < free:
+                if (job := self._waiting.dequeue()) is not None:
                     jobs.append(job)
             for version in sorted({job.min_version for job in jobs}):
                 self._place([job for job in jobs if job.min_version == version], version)
 
     def _place(self, jobs: list[Job], min_version: int) -> None:
-        """Place jobs that need the same version among the workers that have room. The rule does not know how much room there
-        is: a job placed at a worker that is full by then is placed again among the others."""
+        """Place jobs that need the same version among the workers with free places. The rule does not know their number: a job
+        placed at a worker that is full by then is placed again among the others."""
         while jobs:
-            able = self._room.by_worker()
+            able = self._places.free()
             if min_version:
                 able &= np.array([worker.policy_version >= min_version for worker in self._workers])
             workers = np.flatnonzero(able)
@@ -318,7 +324,7 @@ class Dispatcher:
             again = []
             for job, place in zip(jobs, places, strict=True):
                 worker = int(workers[place])
-                if self._room.at(worker):
+                if self._places.free_at(worker):
                     self._start(job, worker)
                     self._placed += 1
                 else:
@@ -326,26 +332,24 @@ class Dispatcher:
             jobs = again
 
     def _load(self) -> NDArray[np.int64]:
-        """Return what rules see of each worker: duplicates take no room from samples, but samples go where there are none."""
-        duplicates = any(self._duplicates) and np.array([len(copies) for copies in self._duplicates])
-        return self._room.unfinished + duplicates
+        """Return what rules see of each worker: duplicates take no place of a sample, but samples go where there are none."""
+        return self._places.unfinished + self._duplicates
 
     def _fill(self, worker: int) -> None:
-        """Start what waits for just this worker, or for weights as new as it has, while it has room."""
-        mine = self._waiting.for_worker[worker]
-        while mine and self._room.at(worker):
-            self._start(next(iter(mine.values())), worker)
-        if self._waiting.for_weights and self._room.at(worker):
+        """Start what waits for just this worker, or for weights as new as it has, while it has a free place."""
+        shelf = self._waiting.for_worker[worker]
+        while shelf and self._places.free_at(worker):
+            self._start(next(iter(shelf.values())), worker)
+        if self._waiting.for_weights and self._places.free_at(worker):
             version = self._workers[worker].policy_version
             able = (job for job in self._waiting.for_weights.values() if job.min_version <= version)
             if (job := next(able, None)) is not None:
                 self._start(job, worker)
 
     def _fill_from_queue(self, worker: int) -> None:
-        """Do what `_feed` does if no other worker has room: there is nothing to place."""
-        while len(self._waiting.queue) and self._room.at(worker):
-            job = self._waiting.dequeue()
-            if job is None:
+        """Do what `_feed` does if no other worker has a free place: there is nothing to place."""
+        while len(self._waiting.queue) and self._places.free_at(worker):
+            if (job := self._waiting.dequeue()) is None:
                 continue
             if job.min_version > self._workers[worker].policy_version:
                 self._waiting.shelve(job, self._waiting.for_weights)
@@ -353,50 +357,43 @@ class Dispatcher:
                 self._start(job, worker)
                 self._placed += 1
 
-    def _send(self, job: Job, worker: int) -> None:
-        """Start a job at just this worker, once it has room."""
-        if self._room.at(worker):
-            self._start(job, worker)
-        else:
-            self._waiting.shelve(job, self._waiting.for_worker[worker])
-
     def _start(self, job: Job, worker: int) -> None:
         self._waiting.take_out(job)
         self._abort(copy for copy in job.duplicates if copy.worker == worker)
-        self._empty[worker], job.destination = False, None
-        self._at[worker][job.sample.uid] = job
-        self._room.take(worker, job)
+        job.destination = None
+        self._places.take(worker, job)
         end_tokens = job.max_tokens
         if self._rule.chunk_tokens is not None:
             chunk_end = job.so_far.tokens + self._rule.chunk_tokens
             end_tokens = chunk_end if end_tokens is None else min(end_tokens, chunk_end)
-        job.own = Copy(job, worker, end_tokens)
-        self._submit(job.own, job.partial, job.pooled)
+        job.copy = Copy(job, worker, end_tokens)
+        self._submit(job.copy, job.partial, job.pooled)
 
     def _submit(self, copy: Copy, partial: Rollout | None, cached: float) -> None:
         """Start a copy at its worker from `partial` on; its KV cache comes along if it is of the worker's weights."""
         worker, segments = self._workers[copy.worker], partial.segments if partial else ()
+        self._copies[copy.worker][copy], self._empty[copy.worker] = None, False
         cached = cached if segments and segments[-1].policy_version == worker.policy_version else 0.0
         end = worker.submit(copy.job.sample, partial, copy.end_tokens, cached)
         on_fire(end, lambda end: self._copy_ended(copy, end))
 
     def _copy_ended(self, copy: Copy, end: Any) -> None:
-        crowded = len(self._waiting.queue) > 0  # then no worker had room
-        job, own, room_at = copy.job, copy.job.own, copy.worker
-        if own is not copy:
+        crowded = len(self._waiting.queue) > 0  # then no worker had a free place
+        job, first, worker = copy.job, copy.job.copy, copy.worker
+        del self._copies[worker][copy]
+        if first is not copy:
+            self._duplicates[worker] -= 1
             if not self._duplicate_counts(copy, end):
-                self._fire_if_empty(copy.worker)
+                self._fire_if_empty(worker)
                 return
-            if own is None:
-                self._waiting.take_out(job)
-            else:  # a duplicate has overtaken it
-                room_at = own.worker
-                self._duplicates[room_at].append(own)
-                self._workers[room_at].abort(job.sample)
-        if own is not None:
-            self._room.give_back(room_at, job)
-            del self._at[room_at][job.sample.uid]
-            job.own = None
+        if first is None:
+            self._waiting.take_out(job)
+        else:
+            worker, job.copy = first.worker, None
+            self._places.give_back(worker, job)
+            if first is not copy:  # the duplicate has overtaken it
+                self._duplicates[worker] += 1
+                self._workers[worker].abort(job.sample)
         if end.ok:
             self._go_on_or_back(job, copy, end.value)
         else:
@@ -404,9 +401,9 @@ class Dispatcher:
             self._abort(job.duplicates)
             del self._jobs[job.sample.uid]
             job.done.fail(end.value)
-        self._fill(room_at)
+        self._fill(worker)
         if crowded:
-            self._fill_from_queue(room_at)
+            self._fill_from_queue(worker)
         else:
             self._feed()
         self._fire_if_empty(copy.worker)
@@ -415,7 +412,6 @@ class Dispatcher:
         """Return whether a duplicate that has ended is the first copy of its job to come to its end. One that ends early, its
         worker lost or retired, leaves its job as it is."""
         job = copy.job
-        self._duplicates[copy.worker].remove(copy)
         if copy not in job.duplicates:
             end.defused = True
             return False
@@ -449,12 +445,14 @@ class Dispatcher:
             self._go_on(job)
 
     def _go_on(self, job: Job) -> None:
-        """Send a job to its destination, if that takes it, or into the queue."""
+        """Send a job to its destination, at once or when that has a free place, if it takes samples; else into the queue."""
         to, job.destination = job.destination, None
-        if to is not None and self._room.active[to] and self._workers[to].policy_version >= job.min_version:
-            self._send(job, to)
-        else:
+        if to is None or not self._places.active[to] or self._workers[to].policy_version < job.min_version:
             self._waiting.enqueue(job)
+        elif self._places.free_at(to):
+            self._start(job, to)
+        else:
+            self._waiting.shelve(job, self._waiting.for_worker[to])
 
     def _hand_back(self, job: Job, rollout: Rollout) -> None:
         self._abort(job.duplicates)
@@ -473,9 +471,10 @@ class Dispatcher:
                 self._feed()
 
     def _fire_if_empty(self, worker: int) -> None:
-        if not self._at[worker] and not self._duplicates[worker]:
-            if not self._empty[worker]:
-                self._empty[worker] = True
-                if self._room.active[worker]:
-                    self._freed.fire(worker)
-            succeed_all(self._until_empty[worker])
+        if self._copies[worker]:
+            return
+        if not self._empty[worker]:
+            self._empty[worker] = True
+            if self._places.active[worker]:
+                self._freed.fire(worker)
+        succeed_all(self._until_empty[worker])

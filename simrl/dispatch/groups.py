@@ -1,6 +1,7 @@
 """Groups at the workers, as pipelines see them: their events, made of the events of single samples.
 
-Invariant: they are those of `simrl.runtime.generation`, which generates groups without following each sample.
+Invariant: events and values equal the ones of `simrl.runtime.generation`, which generates groups without following each
+sample.
 """
 
 from __future__ import annotations

@@ -44,6 +44,8 @@ def round_robin(samples: Sequence[Sample], unfinished: Ints, placed: int, histor
 def round_robin_groups(samples: Sequence[Sample], unfinished: Ints, placed: int, history: LengthHistory) -> list[int]:
     """Place each group of samples, of equal sizes, at the next worker in turn, whatever it holds: AReaL 0.3 asks for a server
     once a prompt and sends all its responses there."""
-    groups = {prompt: i for i, prompt in enumerate(dict.fromkeys((each.step, each.prompt_id) for each in samples))}
+    groups = {
+        prompt: i for i, prompt in enumerate(dict.fromkeys((sample.step, sample.prompt_id) for sample in samples))
+    }
     before = placed * len(groups) // max(len(samples), 1)
-    return [(before + groups[each.step, each.prompt_id]) % unfinished.size for each in samples]
+    return [(before + groups[sample.step, sample.prompt_id]) % unfinished.size for sample in samples]

@@ -17,7 +17,7 @@ from simrl.runtime.history import LengthHistory
 class Dispatch:
     """A rule of dispatch. Without `per_worker`, nothing waits in the queue while a worker takes samples.
 
-    At most `per_worker` samples are at a worker at once, whoever sent them there. After `chunk_tokens` a sample leaves its
+    At most `per_worker` samples are at a worker at once, by whatever way they came. After `chunk_tokens` a sample leaves its
     worker and queues up anew; with `kv_pool` it finds its KV cache in a pool that all workers share, at the price of the
     transfer, unless its worker was lost or the weights have changed. With `kv_room`, a worker takes samples while its KV cache
     has room. A sample whose worker is lost goes on "elsewhere", its tokens prefilled anew, or has to "wait" for its worker.
@@ -33,6 +33,12 @@ class Dispatch:
     kv_room: bool = False
     on_loss: Literal["elsewhere", "wait"] = "elsewhere"
     ranker_accuracy: float | None = None
+
+    @property
+    def takes_groups(self) -> bool:
+        """True if the rule follows no single response, so that only the end of a group need be an event."""
+        limited = self.per_worker or self.chunk_tokens or self.kv_room
+        return not limited and self.queue in (Fifo, LongestFirst)
 
 
 DISPATCHES: dict[str, Dispatch] = {

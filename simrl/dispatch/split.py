@@ -24,7 +24,7 @@ from simrl.runtime.worker import Worker
 
 TARGET = 0.85  # share of the time in which the trainer should be busy
 BUSY_ENOUGH = (0.75, 0.95)  # nothing moves in between
-MOST_MOVED = 0.125  # share of all units that move at a time: the idle time of one window is no forecast
+MOST_MOVED = 0.125  # share of all units that move at a time: the idle time of a few updates is no forecast
 
 
 def wanted_train_units(units: int, train_units: int, train_busy: float, least: int) -> int:
@@ -49,23 +49,27 @@ def adapt(
     every: int,
     may_train: Callable[[int], bool],
 ) -> simpy.events.ProcessGenerator:
-    """Adapt the split after every `every` updates. `workers` are all units, the trainer's too; `may_train` says whether the
-    trainer fits a number of GPUs."""
+    """Lend the trainer its units, then adapt the split after every `every` updates. `workers` are all units; `may_train` says
+    whether the trainer fits a number of GPUs."""
     gpus = recorder.lanes[0].gpus
-    own = [lane for lane in trainer.lanes if lane >= len(workers)]  # GPUs that make no unit
-    own_gpus = sum(recorder.lanes[lane].gpus for lane in own)
-    least = next(n for n in range(len(workers) + 1) if may_train(own_gpus + n * gpus))
+    for unit in (lane for lane in trainer.lanes if lane < len(workers)):
+        dispatcher.retire(unit)
+        workers[unit].lend()
+        recorder.role(unit, "train", env.now)
+    rest = [lane for lane in trainer.lanes if lane >= len(workers)]  # GPUs that make no unit
+    rest_gpus = sum(recorder.lanes[lane].gpus for lane in rest)
+    least = next(n for n in range(len(workers) + 1) if may_train(rest_gpus + n * gpus))
     while True:
         # Measured from the end of an update to the end of another; the wait for the first batch, and the update during which
         # units moved, are not typical.
         yield trainer.published(trainer.version + 1)
         since_s, busy_s = env.now, trainer.busy_s
         yield trainer.published(trainer.version + every)
-        lent = [lane for lane in trainer.lanes if lane not in own]
+        lent = [lane for lane in trainer.lanes if lane not in rest]
         wanted = wanted_train_units(len(workers), len(lent), (trainer.busy_s - busy_s) / (env.now - since_s), least)
-        while wanted < len(workers) - 1 and not may_train(own_gpus + wanted * gpus):
+        while wanted < len(workers) - 1 and not may_train(rest_gpus + wanted * gpus):
             wanted += 1  # the next number that the trainer fits
-        if not may_train(own_gpus + wanted * gpus):
+        if not may_train(rest_gpus + wanted * gpus):
             continue
         if wanted > len(lent):
             leaving = dispatcher.active[-(wanted - len(lent)) :]

@@ -90,7 +90,9 @@ class Expected(NamedTuple):
             return None
         figures = {prompt: (np.median(n), n.mean(), n.max()) for prompt, n in known.items()}
         unknown = tuple(np.mean(list(figures.values()), axis=0))
-        table = np.array([figures.get((one.prompt_id, one.epoch), unknown) for one in samples], dtype=np.float64)
+        table = np.array(
+            [figures.get((sample.prompt_id, sample.epoch), unknown) for sample in samples], dtype=np.float64
+        )
         return cls(*table.T)
 
     def only(self, which: NDArray[np.bool_]) -> Expected:

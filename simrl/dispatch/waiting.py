@@ -1,4 +1,4 @@
-"""Jobs that wait, to be let in, for room, for one worker or for weights, and the room that workers have.
+"""Jobs that wait, to be let in, for a free place, for one worker or for weights, and the places that workers have free.
 
 Invariant: a job that waits is either in the queue or on one shelf. Queues have no way to remove a sample, so a job taken out of
 the queue leaves a void entry there.
@@ -24,9 +24,9 @@ _NO_LIMIT = 1 << 40  # samples at a worker
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A sample that was submitted and has not come back: where it is, and what becomes of it when its copy ends.
+    """A sample that was submitted and has not come back: its place, and its fate when its copy ends.
 
-    It is at a worker (`own`), in the queue, or on a shelf; a move or a withdrawal takes effect when its own copy has ended.
+    It is at a worker (`copy`), in the queue, or on a shelf; a move or a withdrawal takes effect when its copy has ended.
     """
 
     sample: Sample
@@ -35,7 +35,7 @@ class Job:
     max_tokens: int | None
     min_version: int
     destination: int | None
-    own: Copy | None = None
+    copy: Copy | None = None
     duplicates: list[Copy] = field(default_factory=list)
     shelf: dict[int, Job] | None = None
     fate: Literal["run", "move", "lost", "withdraw"] = "run"
@@ -49,7 +49,7 @@ class Job:
 
 @dataclass(slots=True, eq=False)
 class Copy:
-    """A job at a worker, its own copy or a duplicate. It ends at `end_tokens` tokens at the latest."""
+    """A job at a worker: its copy, or a duplicate. It ends at `end_tokens` tokens at the latest."""
 
     job: Job
     worker: int
@@ -64,7 +64,7 @@ class Queue(Protocol):
     def pop(self) -> Sample: ...
 
     def observe(self, rollout: Rollout) -> None:
-        """Take note of a finished response; `history` has it already."""
+        """Note a finished response; `history` has it already."""
 
     def __len__(self) -> int: ...
 
@@ -128,7 +128,7 @@ class Waiting:
         shelf[job.sample.uid] = job
 
     def admits(self, job: Job) -> bool:
-        """Return whether a job may start; otherwise it waits outside."""
+        """Let a job start, or wait outside. Return whether it starts."""
         if len(self._in_flight) >= self._most:
             self.shelve(job, self.outside)
             return False
@@ -138,12 +138,12 @@ class Waiting:
     def came_back(self, uid: int) -> Job | None:
         """Forget a job in flight, if that one was. Return one that may start now."""
         self._in_flight.discard(uid)
-        job = next(iter(self.outside.values()), None)
-        if job is not None and len(self._in_flight) < self._most:
-            self.take_out(job)
-            self._in_flight.add(job.sample.uid)
-            return job
-        return None
+        if not self.outside or len(self._in_flight) >= self._most:
+            return None
+        job = next(iter(self.outside.values()))
+        self.take_out(job)
+        self._in_flight.add(job.sample.uid)
+        return job
 
     def take_out(self, job: Job) -> None:
         """End a job's wait, if it waits."""
@@ -154,9 +154,9 @@ class Waiting:
             job.shelf = None
 
 
-class Room:
-    """The samples at each worker, and whether it takes another one: `per_worker` at most, and as many as `kv_tokens` of KV
-    cache hold with `chunk_tokens` more for each. A worker that holds none takes one, however small its cache."""
+class Places:
+    """The unfinished samples at each worker, and the places that are free: of `per_worker` at most, and as many as `kv_tokens`
+    of KV cache hold with `chunk_tokens` more for each. A worker that holds none has one, however small its cache."""
 
     def __init__(self, workers: int, per_worker: int | None, chunk_tokens: int | None, kv_tokens: int | None) -> None:
         self.unfinished = np.zeros(workers, dtype=np.int64)
@@ -178,21 +178,23 @@ class Room:
         self.unfinished[worker] -= 1
         self._reserved_tokens[worker] -= job.reserved_tokens
 
-    def at(self, worker: int) -> bool:
+    def free_at(self, worker: int) -> bool:
+        """Return whether a worker has a free place."""
         unfinished = self.unfinished.item(worker)
         if not self.active.item(worker) or unfinished >= self._most:
             return False
         reserved_tokens = self._reserved_tokens.item(worker) + self._chunk_tokens
         return self._kv_tokens is None or unfinished == 0 or reserved_tokens <= self._kv_tokens
 
-    def by_worker(self) -> NDArray[np.bool_]:
-        room: NDArray[np.bool_] = self.active & (self.unfinished < self._most)
+    def free(self) -> NDArray[np.bool_]:
+        """Return whether each worker has a free place."""
+        free: NDArray[np.bool_] = self.active & (self.unfinished < self._most)
         if self._kv_tokens is not None:
-            room &= (self.unfinished == 0) | (self._reserved_tokens + self._chunk_tokens <= self._kv_tokens)
-        return room
+            free &= (self.unfinished == 0) | (self._reserved_tokens + self._chunk_tokens <= self._kv_tokens)
+        return free
 
-    def total(self) -> int:
-        """Return how many samples may be placed at once; 1 at most where it depends on their lengths."""
+    def number_free(self) -> int:
+        """Return the number of samples that may be placed at once; 1 at most where it depends on their lengths."""
         if self._kv_tokens is not None:
-            return int(self.by_worker().any())
+            return int(self.free().any())
         return int(np.maximum(self._most - self.unfinished[self.active], 0).sum())

@@ -42,7 +42,7 @@ class Admission:
     _now: tuple[str, float] | None = None
 
     def note(self, running: int, submitted: int, time_s: float) -> int:
-        """Take note of the room under both bounds. Return the smaller one."""
+        """Note the room under both bounds. Return the smaller one."""
         self.close(time_s)
         self._now = ("concurrency" if running < submitted else "eta", time_s)
         return min(running, submitted)
@@ -83,14 +83,13 @@ def areal(
         if draining:
             return admission.close(run.env.now)
         active = len(stream.running)
-        accepted = stream.submitted - stream.dropped - active
+        accepted = stream.kept - active
         return admission.note(*capacity(eta, trainer.version, batch, most, active, accepted), run.env.now)
 
     def next_batch() -> list[Finished] | None:
         """Return the finished groups submitted first, if they make a batch and no missing one has to train before."""
         if on_stale == "drop":
             stream.drop([group for group in stream.buffer if group.oldest_version < trainer.version - eta])
-            stream.admit()
         if len(stream.buffer) < batch:
             return None
         finished = sorted(stream.buffer)

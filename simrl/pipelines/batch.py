@@ -1,8 +1,9 @@
-"""Batch: what one update trains, while it comes in. A collector decides what belongs to it."""
+"""Batch: the groups that one update trains, while they come in. A collector decides which belong to it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import simpy
@@ -36,7 +37,7 @@ class Batch:
 
     @property
     def rollouts(self) -> list[Rollout]:
-        """Return the responses to train. Raises `InputError` if there is none."""
+        """Responses to train. Raises `InputError` if there is none."""
         if not self.groups:
             raise InputError(
                 "an update has no group to train: all rewards of each are equal, and such groups are dropped; use more prompts "
@@ -46,7 +47,7 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """Return the groups of an update: the target, or the number of groups in the trace's first step."""
+        """Number of groups of an update: the target, or the groups of the trace's first step."""
         return self._run.workload.batch_groups if self.target is None else self.target
 
     def add(self, group: list[Rollout]) -> None:
@@ -115,8 +116,8 @@ def submit_groups(
         ends = run.dispatcher.submit([sample for group in groups for sample in group])
         for end in ends:
             on_fire(end, on_response)
-        each = iter(ends)
-        finished = [gather(run.env, [next(each) for _ in group]) for group in groups]
+        left = iter(ends)
+        finished = [gather(run.env, list(islice(left, len(group)))) for group in groups]
     for group in finished:
         on_fire(group, lambda group: batch.add(group.value) if group.ok else None)
     return gather(run.env, finished)

@@ -36,14 +36,14 @@ def batchwise(
 
 
 class _OneByOne(simpy.Store):
-    """Parts of an update that are made when the trainer is ready for them: `asked` fires whenever it asks for one."""
+    """Parts of an update that are made when the trainer is ready for them: `needed` fires whenever it takes one."""
 
     def __init__(self, env: simpy.Environment) -> None:
         super().__init__(env)
-        self.asked = Signal(env)
+        self.needed = Signal(env)
 
     def get(self) -> Any:
-        self.asked.fire()
+        self.needed.fire()
         return super().get()
 
 
@@ -56,16 +56,16 @@ def coupled(run: RunContext, *, generations: int) -> simpy.events.ProcessGenerat
         if k:
             yield run.load_weights()
         groups, parts = run.workload.next_batch(), _OneByOne(run.env)
-        asked = parts.asked.next
+        needed = parts.needed.next
         updated = run.trainer.train_parts(parts)
         for part in np.array_split(np.arange(len(groups)), min(generations, len(groups))):
-            yield asked
-            asked, batch = parts.asked.next, Batch(run)
+            yield needed
+            needed, batch = parts.needed.next, Batch(run)
             yield submit_groups(run, batch, [groups[i] for i in part])
             batch.close()
             yield batch.complete
             parts.put(batch.rollouts)
-        yield asked
+        yield needed
         parts.put(None)
         yield updated
 

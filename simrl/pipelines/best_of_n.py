@@ -41,7 +41,7 @@ def best_of_n(run: RunContext) -> Collector:
 
 
 class _FreedWorkers:
-    """The workers freed in the rollout of one batch, and what they do."""
+    """The workers freed in the rollout of one batch, and their help with its tail."""
 
     def __init__(self, run: RunContext, rule: BestOfN) -> None:
         self.over = False  # nothing of the batch runs any more
@@ -83,8 +83,8 @@ class _FreedWorkers:
     def _assign(self, freed: Sequence[int]) -> simpy.events.ProcessGenerator:
         """Give freed workers their drafters, and the requests that are assigned to them."""
         rule, dispatcher, workers = self._rule, self._run.dispatcher, self._run.workers
-        asked = [workers[i].progress(sample) for i, samples in enumerate(dispatcher.held()) for sample in samples]
-        reported = yield gather(self._run.env, asked)
+        reports = [workers[i].progress(sample) for i, samples in enumerate(dispatcher.held()) for sample in samples]
+        reported = yield gather(self._run.env, reports)
         progress = {rollout.sample.uid: rollout for rollout in reported if rollout is not None}
         # Meanwhile a sample may have ended or moved, and a worker may have left, or received samples.
         held, duplicated, free = dispatcher.held(), dispatcher.duplicated(), self._free_workers()
@@ -100,8 +100,8 @@ class _FreedWorkers:
         already = {(sample.uid, drafters[worker]) for worker, samples in enumerate(at) for sample in samples}
         acceptances = _acceptances([progress[uid] for uid in active])
         chosen = assign(rule, acceptances, by_drafter, freed, load, already)
-        for name, own in chosen.workers.items():
-            for worker in own:
+        for name, assigned in chosen.workers.items():
+            for worker in assigned:
                 if worker in freed and self._drafter.get(worker) != name:
                     self._drafter[worker] = name
                     workers[worker].draft_with(name)
@@ -111,10 +111,10 @@ class _FreedWorkers:
 
 def _acceptances(rollouts: Sequence[Rollout]) -> dict[int, float]:
     """Return the acceptance of each request, by uid; the mean of the others where it is unknown, 0 if none is known."""
-    found = {
+    counted = {
         r.sample.uid: counted_acceptance(r.drafted_tokens - r.unverified_tokens, r.accepted_tokens, r.verifications)
         for r in rollouts
     }
-    known = [p for p in found.values() if not math.isnan(p)]
+    known = [p for p in counted.values() if not math.isnan(p)]
     mean = fmean(known) if known else 0.0
-    return {uid: mean if math.isnan(p) else p for uid, p in found.items()}
+    return {uid: mean if math.isnan(p) else p for uid, p in counted.items()}

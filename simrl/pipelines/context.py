@@ -6,7 +6,7 @@ time is simulated.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,13 +38,12 @@ class RunContext:
     """The clock, the actors, the workload (endless) and the number of updates of one run.
 
     `times` is profiled before the run: how long a worker takes for responses of a length. `best_of_n` says what freed workers
-    do, `dynamic_sampling` how batches are refilled. A scored group that `accepts` refuses is not trained.
-    `layouts` are the same run with workers of other tensor-parallel sizes on these GPUs, of `lanes_each` lanes each. One layout
-    rolls out at a time. It takes the GPUs over with `form`, called with the version loaded last, and a load of weights.
+    do, `dynamic_sampling` how batches are refilled. A scored group that `accepts` refuses is not trained. A worker has
+    `lanes_each` lanes. `layouts`: the run with workers of each tensor-parallel size that a planner may choose; none otherwise.
     """
 
     env: simpy.Environment
-    workers: list[RolloutWorker]
+    workers: Sequence[RolloutWorker]
     dispatcher: Dispatcher
     trainer: Trainer
     rewarder: Rewarder
@@ -55,15 +54,23 @@ class RunContext:
     best_of_n: BestOfN | None = None
     dynamic_sampling: DynamicSampling | None = None
     accepts: Callable[[list[Rollout]], bool] = lambda group: True
-    tp: int = 1
     lanes_each: int = 1
-    load_s: float = 0.0
-    layouts: tuple[RunContext, ...] = ()
-    form: Callable[[int], None] = lambda version: None
+    layouts: tuple[Layout, ...] = ()
 
     def load_weights(self, running: LoadMode = "recompute") -> simpy.Event:
         """Load the newest weights at every worker. Fires when all have them."""
         return gather(self.env, [worker.load_weights(self.trainer.version, running) for worker in self.workers])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The GPUs of a run as workers of `tp` GPUs, which load weights in `load_s`. One layout rolls out at a time. It takes the
+    GPUs over with `form`, called with the version loaded last, and a load of weights."""
+
+    run: RunContext
+    tp: int
+    load_s: float
+    form: Callable[[int], None]
 
 
 Pipeline = Callable[[RunContext], simpy.events.ProcessGenerator]

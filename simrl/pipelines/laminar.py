@@ -22,9 +22,9 @@ from simrl.trace.sample import Sample
 
 
 def consolidate(left: Mapping[int, int], most: Mapping[int, int]) -> list[tuple[int, int]]:
-    """Return the pairs (source, destination) of workers in which the source gives away all it has left (best fit, the paper's
-    Algorithm 1): the emptiest source first, to the fullest destination that then holds no more than `most`; ties to the lower
-    index. A destination keeps what it has.
+    """Return the pairs (source, destination) of workers in which the source gives all its responses away (best fit, the
+    paper's Algorithm 1): the emptiest source first, to the fullest destination that then holds no more than `most`; ties to
+    the lower index. A destination keeps its responses.
 
     `left` and `most` are responses by worker, of workers that have the same weights and are ramping down.
     """
@@ -45,7 +45,7 @@ def consolidate(left: Mapping[int, int], most: Mapping[int, int]) -> list[tuple[
 
 def laminar(run: RunContext, *, sub_batch: int | None, ramp_down: float | None) -> simpy.events.ProcessGenerator:
     """Train whenever a batch of groups is finished, and wait for no worker. `ramp_down` None: nothing is repacked."""
-    stream = GroupStream(run, room=lambda: 0)  # workers submit, each for itself
+    stream = GroupStream(run, room=None)  # workers submit, each for itself
     sub_batches = _SubBatches(run, stream, ramp_down)
     for worker in range(len(run.workers)):
         run.env.process(sub_batches.work(worker, sub_batch))
@@ -77,9 +77,7 @@ class _SubBatches:
     def __init__(self, run: RunContext, stream: GroupStream, ramp_down: float | None) -> None:
         self.repack_soon = once_an_instant(run.env, self._repack)  # after everything else that happens in it
         self._at = [_SubBatch(run.env.event()) for _ in run.workers]
-        self._ramping: set[int] = (
-            set()
-        )  # workers with little left; kept up to date, as looking at all is slow with thousands
+        self._ramping: set[int] = set()  # workers with little left, kept up to date: there may be thousands of workers
         self._worker_of: dict[int, int] = {}  # by uid
         self._run = run
         self._stream = stream
@@ -87,22 +85,22 @@ class _SubBatches:
 
     def work(self, worker: int, groups: int | None) -> simpy.events.ProcessGenerator:
         """Take a worker through its sub-batches of `groups` groups (None: its even share of a batch)."""
-        run, mine = self._run, self._at[worker]
+        run, sub_batch = self._run, self._at[worker]
         while True:
             yield run.dispatcher.activated(worker)
-            if run.trainer.version > mine.version:
-                mine.version = run.trainer.version
-                # Nothing runs but what came from a lost worker, which ends first.
-                yield run.workers[worker].load_weights(mine.version, running="drain")
+            if run.trainer.version > sub_batch.version:
+                sub_batch.version = run.trainer.version
+                # Nothing runs but responses from a lost worker, which end first.
+                yield run.workers[worker].load_weights(sub_batch.version, running="drain")
             number = groups or -(-run.workload.batch_groups // max(len(run.dispatcher.active), 1))
             submitted = [pair for _ in range(number) for pair in self._stream.submit(to=worker)]
-            mine.left, mine.done = {sample.uid: sample for sample, _ in submitted}, run.env.event()
-            mine.size = len(submitted)
+            sub_batch.left, sub_batch.done = {sample.uid: sample for sample, _ in submitted}, run.env.event()
+            sub_batch.size = len(submitted)
             self._note(worker)
             for sample, end in submitted:
                 self._worker_of[sample.uid] = worker
                 on_fire(end, partial(self._ended, sample))
-            yield mine.done
+            yield sub_batch.done
 
     def _ended(self, sample: Sample, end: Any) -> None:
         """Take a finished response out of its worker's sub-batch."""

@@ -27,7 +27,7 @@ def nemo_rl_async(run: RunContext, *, max_age: int, running: LoadMode) -> simpy.
     def room() -> int:
         if loading:
             return 0
-        return min(max_age * batch - len(stream.running), (version + max_age + 1) * batch - stream.submitted)
+        return min(max_age * batch - len(stream.running), (version + max_age + 1) * batch - stream.kept)
 
     stream = GroupStream(run, room)
     stream.admit()

@@ -64,8 +64,8 @@ def number_of_destinations(
 
 
 class RolloutStep:
-    """The rollout of one step: what is finished, for which of that log-probs are inferred, and the workers freed for it. With
-    `gradients`, these are computed, too, of groups that are scored (RollPacker)."""
+    """The rollout of one step: its finished responses, those with inferred log-probs, and the workers freed to infer. With
+    `gradients`, freed workers also compute the gradients of scored groups (RollPacker)."""
 
     def __init__(
         self,
@@ -161,7 +161,8 @@ class RolloutStep:
         while round_samples and self._unfinished:
             free = self._free_workers() if self._in_tail and not self._recalled else []
             done = len(self.inferred)
-            usable = [each for group in self.batch.groups for each in group] if self._gradients else self._finished
+            scored = [rollout for group in self.batch.groups for rollout in group]
+            usable = scored if self._gradients else self._finished
             ready = usable[done : done + round_samples * len(free)]
             if free and len(ready) >= len(free):
                 for worker in free:
@@ -169,8 +170,8 @@ class RolloutStep:
                         self._free(worker)
                 self.inferred += ready
                 self._inferring = True
-                each = self._run.lanes_each
-                lanes = [lane for worker in free for lane in range(worker * each, (worker + 1) * each)]
+                count = self._run.lanes_each
+                lanes = [lane for worker in free for lane in range(worker * count, (worker + 1) * count)]
                 yield self._run.trainer.infer(ready, lanes, self._gradients)
                 self._inferring = False
                 self._wake()

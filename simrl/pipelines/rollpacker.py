@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from simrl.errors import InputError
 from simrl.pipelines.batch import Batch, Collector
-from simrl.pipelines.context import RunContext
+from simrl.pipelines.context import Layout, RunContext
 from simrl.pipelines.rlhfuse import RolloutStep
 from simrl.pipelines.rounds import GroupProgress, Round, times
 from simrl.runtime.rollout import Rollout
@@ -36,27 +36,27 @@ def in_layouts(
     `stream_from` is None, long rounds with the stream trainer, when that share of their samples is finished, in rounds of at
     most `stream_samples` per freed worker."""
     if run.dynamic_sampling is not None:
-        own = "planner" if stream_from is None else "stream_trainer"
-        raise InputError(f"system: {own} and dynamic_sampling exclude each other; leave one of them out")
+        option = "planner" if stream_from is None else "stream_trainer"
+        raise InputError(f"system: {option} and dynamic_sampling exclude each other; leave one of them out")
     queue: deque[Group] = deque()
     planner = Planner(run, rule["eta_prompts"], rule["eta_responses"])
-    collects = {
-        layout.tp: tail_batching(layout, queue=queue, observe=planner.observe, **rule) for layout in planner.layouts
+    collectors = {
+        layout.tp: tail_batching(layout.run, queue=queue, observe=planner.observe, **rule) for layout in planner.layouts
     }
     for k in range(run.steps):
         is_long = len(queue) >= run.workload.batch_groups
-        at = planner.form(is_long)
+        layout = planner.form(is_long)
         if k:
-            yield at.load_weights()
+            yield layout.run.load_weights()
         if is_long and stream_from is not None:
-            step = RolloutStep(at, 1 - stream_from, _half, gradients=True)
+            step = RolloutStep(layout.run, 1 - stream_from, _half, gradients=True)
             yield from step.roll_out(_again(run, queue, run.workload.batch_groups), stream_samples)
             planner.observe(is_long, step.batch.rollouts)
             yield run.trainer.train(step.batch.rollouts, prepared=step.inferred)
             step.give_back()
         else:
-            batch = Batch(at)
-            yield from collects[at.tp](batch)
+            batch = Batch(layout.run)
+            yield from collectors[layout.tp](batch)
             batch.close()
             yield batch.complete
             yield run.trainer.train(batch.rollouts)
@@ -69,8 +69,8 @@ class Planner:
     them."""
 
     def __init__(self, run: RunContext, eta_prompts: float, eta_responses: float) -> None:
-        self.layouts = (run, *run.layouts)
-        self._at = run
+        self.layouts = run.layouts or (Layout(run, 0, 0.0, lambda version: None),)
+        self._formed = self.layouts[0]
         self._rounds: list[dict[str, Any]] = []
         if run.layouts:
             self._last = profiled(run.workload.profiled_tokens(), eta_prompts, eta_responses)
@@ -81,31 +81,31 @@ class Planner:
         if self._rounds and rollouts:
             self._last[is_long] = np.array([rollout.tokens for rollout in rollouts]), len(rollouts)
 
-    def form(self, is_long: bool) -> RunContext:
-        """Return the run in the layout of the next round: of those predicted to be equal, the cluster's."""
+    def form(self, is_long: bool) -> Layout:
+        """Form the layout of the next round: of layouts predicted to be equal, the cluster's. Return it."""
         if len(self.layouts) == 1:
-            return self._at
+            return self._formed
         predicted_s = {layout.tp: _round_s(layout, *self._last[is_long]) for layout in self.layouts}
-        before, self._at = self._at, min(self.layouts, key=lambda layout: predicted_s[layout.tp])
-        if self._at is not before:
-            self._at.form(before.workers[0].policy_version)
-        about = {"step": len(self._rounds), "round": "long" if is_long else "short", "tp": self._at.tp}
+        before, self._formed = self._formed, min(self.layouts, key=lambda layout: predicted_s[layout.tp])
+        if self._formed is not before:
+            self._formed.form(before.run.workers[0].policy_version)
+        about = {"step": len(self._rounds), "round": "long" if is_long else "short", "tp": self._formed.tp}
         self._rounds.append({**about, "predicted_s": {str(tp): seconds for tp, seconds in predicted_s.items()}})
-        return self._at
+        return self._formed
 
 
-def _round_s(layout: RunContext, tokens: Ints, number: int) -> float:
-    """Return the seconds in which a layout loads weights and generates `number` responses like these, which its fullest
-    worker needs, with the longest response. `RolloutTimes` knows passes, KV cache and pre-emptions; the order is drawn."""
-    share = -(-number // len(layout.workers))
+def _round_s(layout: Layout, tokens: Ints, number: int) -> float:
+    """Predict the seconds of a round in a layout: its load of weights, and the fullest worker's share of `number` responses of
+    lengths like these, the longest among them. `RolloutTimes` knows passes, KV cache and pre-emptions; the order is drawn."""
+    share = -(-number // len(layout.run.workers))
     lengths = np.quantile(tokens, np.arange(1, share + 1) / share)
-    return layout.load_s + layout.times.responses_s(np.random.default_rng(0).permutation(lengths))
+    return layout.load_s + layout.run.times.responses_s(np.random.default_rng(0).permutation(lengths))
 
 
 def profiled(groups: Sequence[Ints], eta_prompts: float, eta_responses: float) -> dict[bool, tuple[Ints, int]]:
-    """Return the tokens of responses in a short round (False) and a long one (True), and their number, if prompts are like
-    these. Of its prompts, a short round ends with the share 1 / `eta_prompts` that is complete first, each with the share
-    1 / `eta_responses` of its responses; long ones have the others."""
+    """Return, for a short round (False) and a long one (True), the tokens of responses and their number, if prompts are like
+    these groups. A short round ends when the share 1 / `eta_prompts` of its prompts is complete, each with the share
+    1 / `eta_responses` of its responses; long rounds have the other prompts."""
     complete = np.array([np.quantile(group, 1 / eta_responses, method="inverted_cdf") for group in groups])
     end = np.quantile(complete, 1 / eta_prompts, method="inverted_cdf")
     short = np.concatenate([np.minimum(group, min(at, end)) for group, at in zip(groups, complete, strict=True)])

@@ -26,7 +26,7 @@ def times(factor: float, number: int) -> int:
 
 
 class GroupProgress:
-    """A group on its way. It is complete with `needed` finished responses (None: all)."""
+    """A group that is being generated. It is complete with `needed` finished responses (None: all)."""
 
     def __init__(self, samples: Group, needed: int | None = None) -> None:
         self.samples = samples
@@ -40,7 +40,7 @@ class GroupProgress:
 
     @property
     def trainable(self) -> list[Rollout]:
-        """Return the first `needed` responses to finish."""
+        """First `needed` responses to finish."""
         return self.finished[: self.needed]
 
     @property
@@ -49,22 +49,21 @@ class GroupProgress:
 
     def come(self, rollout: Rollout) -> None:
         """Note a sample that came back from the workers, if that is news."""
-        if rollout.sample.uid not in self._unfinished:
-            return
-        if rollout.done:
-            del self._unfinished[rollout.sample.uid]
+        uid = rollout.sample.uid
+        if uid in self._unfinished and rollout.done:
+            del self._unfinished[uid]
             self.finished.append(rollout)
-        else:
-            self._unfinished[rollout.sample.uid] = rollout
+        elif uid in self._unfinished:
+            self._unfinished[uid] = rollout
 
 
 class Round:
     """Groups that are at the workers together. `over` fires when none of their samples is there any more.
 
     `on_complete` is called with each of the first `enough` groups to be complete, and the unfinished responses of a complete
-    group are taken back. When `enough` groups are complete, all other groups are taken back, too; those that are complete
-    at that very instant, or before their worker hears of it, follow in `complete`, in the order in which they became so. With
-    `budget_tokens`, each response is cut when it has that many tokens more than at the beginning.
+    group are taken back. When `enough` groups are complete, all other groups are taken back, too. A group that becomes complete
+    at that instant, or before its worker hears of the withdrawal, is in `complete`, too, in the order of completion. With
+    `budget_tokens`, each response is cut when it has `budget_tokens` more than at the beginning.
     """
 
     def __init__(
@@ -82,29 +81,29 @@ class Round:
         self._on_complete = on_complete
         self._groups = list(groups)
         self._withdrawn: set[GroupProgress] = set()
-        going = [group.unfinished for group in groups]
-        ends_at = budget_tokens and [[rollout.tokens + budget_tokens for rollout in each] for each in going]
+        unfinished = [group.unfinished for group in groups]
+        end_tokens = budget_tokens and [[rollout.tokens + budget_tokens for rollout in group] for group in unfinished]
         at_workers = run.dispatcher.submit_groups(
-            [[rollout.sample for rollout in each] for each in going],
-            [[rollout if rollout.segments else None for rollout in each] for each in going],
+            [[rollout.sample for rollout in group] for group in unfinished],
+            [[rollout if rollout.segments else None for rollout in group] for group in unfinished],
             [group.needed - len(group.finished) for group in groups],
-            ends_at or None,
+            end_tokens or None,
         )
         self._out = dict(zip(self._groups, at_workers, strict=True))
-        for group, its in self._out.items():
-            on_fire(its.complete, partial(self._is_complete, group))
-            on_fire(its.over, partial(self._is_over, group))
+        for group, events in self._out.items():
+            on_fire(events.complete, partial(self._is_complete, group))
+            on_fire(events.over, partial(self._is_over, group))
         if not self._out:
             self.over.succeed()
 
     @property
     def first(self) -> list[GroupProgress]:
-        """Return the first `enough` groups to be complete."""
+        """First `enough` groups to be complete."""
         return self.complete[: self._enough]
 
     @property
     def rest(self) -> list[GroupProgress]:
-        """Return the other groups, in the order in which they came."""
+        """Other groups, in the order in which they came."""
         first = set(self.first)
         return [group for group in self._groups if group not in first]
 
@@ -130,9 +129,9 @@ class Round:
 
     def _take_back(self, groups: Sequence[GroupProgress]) -> None:
         """Withdraw the unfinished responses of groups, at the end of an instant, when all that ended in it is known."""
-        mine = [group for group in groups if group in self._out and group not in self._withdrawn]
-        self._withdrawn.update(mine)
-        self._run.dispatcher.withdraw_groups([self._out[group] for group in mine])
+        left = [group for group in groups if group in self._out and group not in self._withdrawn]
+        self._withdrawn.update(left)
+        self._run.dispatcher.withdraw_groups([self._out[group] for group in left])
 
 
 def hand_over(

@@ -35,6 +35,6 @@ def shortest_first(
         if unfinished == "restart":
             for progress in left:
                 run.recorder.dropped(progress.finished + progress.unfinished)
-            left = [GroupProgress([run.workload.again(sample) for sample in one.samples]) for one in left]
+            left = [GroupProgress([run.workload.again(sample) for sample in group.samples]) for group in left]
 
     return collect

@@ -2,7 +2,8 @@
 
 Invariant: submitted = running + buffered + taken + dropped, in groups, at every moment; a group runs until its last response
 is scored, and is taken or dropped once. What is counted, and what bounds it, is the pipeline's own rule
-(`simrl.pipelines.areal`, `simrl.pipelines.verl_fully_async`, `simrl.pipelines.laminar`).
+(`simrl.pipelines.areal`, `simrl.pipelines.verl_fully_async`, `simrl.pipelines.laminar`); a group that was submitted and dropped
+leaves its room as it was.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 import simpy
 
-from simrl.errors import StoppedError
+from simrl.errors import InputError, StoppedError
 from simrl.pipelines.context import RunContext
 from simrl.runtime.events import Signal, gather, on_fire
 from simrl.runtime.rollout import Rollout
@@ -34,23 +35,30 @@ class Finished(NamedTuple):
 
 
 class GroupStream:
-    """The groups of one run. `room` gives the number of groups that may be submitted now, whenever a group is finished. A
-    scored group that the run does not accept is dropped."""
+    """The groups of one run. `room` returns how many more groups may be submitted now; it is called whenever that may have
+    changed, so it changes nothing itself. None: the pipeline submits each group (`submit`). A scored group that the run does
+    not accept is dropped."""
 
-    def __init__(self, run: RunContext, room: Callable[[], int]) -> None:
+    def __init__(self, run: RunContext, room: Callable[[], int] | None) -> None:
         self.running: dict[int, int] = {}  # by number: the trainer's version when the group was submitted
         self.buffer: list[Finished] = []  # in the order in which they were finished
         self.submitted = 0
         self.dropped = 0
+        run.recorder.facts["stream"] = self
         self._run = run
         self._room = room
         self._news = Signal(run.env)
         self._generating = 0  # groups with a response that is not finished
         self._drained = Signal(run.env)
 
+    @property
+    def kept(self) -> int:
+        """Groups that were submitted and not dropped: what a rule of staleness counts."""
+        return self.submitted - self.dropped
+
     def admit(self) -> None:
         """Submit groups while the rule has room for them and the workload has groups."""
-        while self._room() > 0 and not self._run.workload.ended:
+        while self._room is not None and self._room() > 0 and not self._run.workload.ended:
             number, group = self._next()
             [at_workers] = self._run.dispatcher.submit_groups([group])
             on_fire(at_workers.over, partial(self._ended, number))
@@ -78,9 +86,52 @@ class GroupStream:
         return [rollout for group in groups for rollout in group.rollouts]
 
     def drop(self, groups: list[Finished]) -> None:
-        """Drop groups of the buffer."""
+        """Drop groups of the buffer that are too stale to be trained, and submit others in their place. Raise `InputError` if
+        the rule goes on counting them."""
+        if groups:
+            facts = self._run.recorder.facts
+            facts["stale_samples"] = facts.get("stale_samples", 0) + self._drop(groups)
+        self.admit()
+
+    def _drop(self, groups: list[Finished]) -> int:
+        """Drop groups of the buffer. Return the number of their responses."""
+        rollouts = self.take(groups)
         self.dropped += len(groups)
-        self._run.recorder.dropped(self.take(groups))
+        self._run.recorder.dropped(rollouts)
+        if self._room is not None and self._counts_dropped(self._room):
+            raise InputError(
+                f"{self._words}: it counts {self.dropped} dropped groups as if they ran, and the run would starve; count "
+                "GroupStream.kept, the groups submitted and not dropped, in place of GroupStream.submitted"
+            )
+        return len(rollouts)
+
+    def _counts_dropped(self, room: Callable[[], int]) -> bool:
+        """Return whether the rule would have less room if one more group had been submitted and dropped."""
+        before = room()
+        self.submitted, self.dropped = self.submitted + 1, self.dropped + 1
+        after = room()
+        self.submitted, self.dropped = self.submitted - 1, self.dropped - 1
+        return after != before
+
+    @property
+    def _words(self) -> str:
+        """The rule and what it holds, for messages."""
+        taken = self.kept - len(self.running) - len(self.buffer)
+        return (
+            f"pipeline {getattr(self._room, '__module__', '')}: its room for groups is {self._room() if self._room else 0} at "
+            f"version {self._run.trainer.version}; of {self.submitted} submitted, {len(self.running)} run, {len(self.buffer)} "
+            f"are finished, {taken} trained, {self.dropped} dropped"
+        )
+
+    def starved(self) -> str:
+        """Return why a run that stands still has no group left to wait for; "" where that is not its rule's doing."""
+        if self._room is None or self.running:
+            return ""
+        called = "call GroupStream.admit whenever what it counts has changed"
+        counted = (
+            "let it count GroupStream.kept, the groups submitted and not dropped, and grow with the trainer's version"
+        )
+        return f"{self._words}. It waits for a group, and none is submitted; {called if self._room() > 0 else counted}"
 
     def news(self) -> simpy.Event:
         """Return an event that fires when the next group is finished."""
@@ -112,6 +163,6 @@ class GroupStream:
         group = Finished(number, self.running.pop(number), scored.value)
         self.buffer.append(group)
         if not self._run.accepts(group.rollouts):
-            self.drop([group])
+            self._drop([group])
         self.admit()
         self._news.fire()

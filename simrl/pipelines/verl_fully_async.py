@@ -55,11 +55,11 @@ def verl_fully_async(
     mini_batch = mini_batch or max(1, run.workload.batch_groups // (require_batches * sync_step))
     update_groups = mini_batch * require_batches
     required = max_required(mini_batch, require_batches, staleness, sync_step)
-    counted_from, paused = 0, False  # groups submitted before the last synchronisation and not left over at it
+    counted_from, paused = 0, False  # groups trained before the last synchronisation
 
     def groups_with_room() -> int:
         concurrent = max_concurrent(max(len(run.dispatcher.active), 1), per_replica, required)
-        return 0 if paused else room(stream.submitted - counted_from, required, len(stream.running), concurrent)
+        return 0 if paused else room(stream.kept - counted_from, required, len(stream.running), concurrent)
 
     stream = GroupStream(run, groups_with_room)
     stream.admit()
@@ -73,7 +73,7 @@ def verl_fully_async(
             while stream.running and not partial_rollout:
                 yield stream.news()
             loaded = run.load_weights()
-            counted_from = stream.submitted - len(stream.running) - len(stream.buffer)
+            counted_from = stream.kept - len(stream.running) - len(stream.buffer)
             paused = False
             stream.admit()
             yield loaded

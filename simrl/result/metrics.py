@@ -88,6 +88,7 @@ def summary(
     carried_share             share of the trained tokens that an earlier step generated and carried over; they are not in
                               off_policyness: carried_off_policyness_max is theirs
     dropped_share             share of all generated tokens, from the start on, that a rule threw away
+    stale_samples             samples, from the start on, that were finished and dropped because they were too stale
     duplicate_share           share of all tokens generated, from the start on, that were duplicates of best-of-N: another
                               drafter finished the response first. No other column counts them
     migrated_share            share of all samples, from the start on, that were at more than one worker
@@ -141,6 +142,7 @@ def summary(
         "carried_share": carried / response,
         "carried_off_policyness_max": int(steps.column("carried_off_policyness_max").to_numpy().max()),
         "dropped_share": sum(totals(dropped, "generated_tokens")) / max(generated, 1),
+        "stale_samples": result.metadata.get("stale_samples", 0),
         "duplicate_share": duplicates / max(generated + duplicates, 1),
         "migrated_share": _migrated_share(result),
         "settled": abs(halves[-1] - halves[0]) <= max(0.1 * halves[0], 0.1) and age <= warmup_steps + 0.1,

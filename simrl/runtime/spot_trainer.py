@@ -18,11 +18,26 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from simrl.runtime.recorder import Recorder
+from simrl.speculation.deployment import Deployment
+from simrl.speculation.draft_times import pace_of
 from simrl.speculation.drafter_training import Coordinator, DrafterStaleness, Pace, SpotTraining, WorkerState
+from simrl.speculation.plan import DraftPlan
 
 KIND = "train_drafter"  # of its spans
+
+
+def spot_trainer(
+    plan: DraftPlan | None, deployment: Deployment, recorder: Recorder, workers: int, colocated: bool
+) -> SpotTrainer | None:
+    """Return the trainer of a plan's drafter on idle workers; None if the method trains no drafter."""
+    training = plan.speculation.training if plan else None
+    if plan is None or training is None or not training.adaptive:
+        return None
+    pace = pace_of(deployment.model, deployment.gpu, deployment.tp, training.efficiency)
+    return SpotTrainer(training, recorder, workers, colocated, plan.first_version, pace)
 
 
 class SpotTrainer:
@@ -116,6 +131,12 @@ class SpotTrainer:
         self._count(now_s)
         self._coordinator, stopped = self._coordinator.rollout_over()
         self._leave(stopped, now_s)
+
+    def facts(self, now_s: float) -> dict[str, Any]:
+        """End the simulation. Return what the metadata of a result say of the training."""
+        self.stop(now_s)
+        figures = {"iterations": self.iterations, "saving_s": self.saving_s}
+        return {"drafter_updates_behind": self.behind, "drafter_training": figures}
 
     def _take(self, worker: int, now_s: float) -> None:
         state = self._coordinator.states[worker]

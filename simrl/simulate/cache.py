@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from simrl.engine.config import EngineConfig
 from simrl.errors import InputError
 from simrl.profile.advice import advice
 from simrl.profile.derived_layouts import derived_profile, in_layout
@@ -17,7 +18,7 @@ from simrl.profile.model_shape import ModelShape
 from simrl.profile.profile import TableProfile, read_profile
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.shipped import PROFILES, file_name
-from simrl.scenario.model import Scenario
+from simrl.scenario.model import ProfileConfig, Scenario
 from simrl.scenario.presets import passes_preset
 from simrl.trace.synthesis import synthesise
 from simrl.trace.trace import Trace, latest, read_trace
@@ -26,19 +27,19 @@ MOST_TRACES, MOST_PROFILES = 4, 32  # kept
 
 
 class InputCache:
-    """Traces and profiles of the most recently prepared scenarios. A scenario whose workload names the trace `given` gets it,
-    and no file is read."""
+    """Traces and profiles of the most recently prepared scenarios. A scenario whose workload names the trace `opened` gets
+    it, and no file is read."""
 
-    def __init__(self, given: Trace | None = None) -> None:
-        self._given = given
+    def __init__(self, opened: Trace | None = None) -> None:
+        self._opened = opened
         self._traces: dict[str, Trace] = {}
         self._profiles: dict[str, TableProfile] = {}
 
     def trace(self, scenario: Scenario) -> Trace:
         """Return the scenario's trace. Raise `InputError` for a file that holds none."""
         workload, seed = scenario.workload, scenario.seed
-        if self._given is not None and workload.trace == self._given.metadata.name:
-            return self._given
+        if self._opened is not None and workload.trace == self._opened.metadata.name:
+            return self._opened
         key = f"{workload.model_dump_json()} {seed if workload.synthetic is not None else ''}"
 
         def make() -> Trace:
@@ -58,10 +59,10 @@ class InputCache:
         return latest(self._profiles, MOST_PROFILES, key, lambda: _profile(scenario, model, kind))
 
 
-def _words(of: ProfileMetadata) -> str:
+def _words(has: ProfileMetadata) -> str:
     """Return a profile's GPUs and split in words, and its precisions if they are not bfloat16."""
-    precisions = [of.precision] * (of.precision != "bf16") + [f"kv-{of.kv_precision}"] * (of.kv_precision != "bf16")
-    return " ".join([of.gpu, split_words(of.model_dump(), "", " "), *precisions])
+    precisions = [has.precision] * (has.precision != "bf16") + [f"kv-{has.kv_precision}"] * (has.kv_precision != "bf16")
+    return " ".join([has.gpu, split_words(has.model_dump(), "", " "), *precisions])
 
 
 def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
@@ -72,13 +73,13 @@ def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
     else:
         assert config.path is not None
         profile = _of_path(config.path, wanted, model, kind, scenario.model)
-    pause_s, sequence_s, least_s, giver = _host_times(scenario, profile, model.layers)
+    pause_s, sequence_s, least_s, giver = _host_times(config, scenario.engine, profile, model.layers)
     return profile.with_corrections(config.forward_correction, pause_s, sequence_s, least_s, giver)
 
 
 def _of_path(written: str, wanted: ProfileMetadata, model: ModelShape, kind: Gpu, named: str) -> TableProfile:
-    """Return the profile of a file; a shipped one that does not exist is derived. Times of GPUs within a link's domain, where
-    the cluster's are beyond it, are carried over to its links. Raise `InputError` for a file of another model or layout."""
+    """Return the profile of a file; a shipped one that does not exist is derived. If a worker of the cluster spans link domains
+    and the profile's did not, its times are carried over. Raise `InputError` for a file of another model or layout."""
     path = Path(written)
     if not path.exists():
         if path.name == file_name(wanted) and path.parent.resolve() == PROFILES.resolve():
@@ -97,19 +98,21 @@ def _of_path(written: str, wanted: ProfileMetadata, model: ModelShape, kind: Gpu
     return profile
 
 
-def _host_times(scenario: Scenario, profile: TableProfile, layers: int) -> tuple[float | None, float, float, str]:
+def _host_times(
+    config: ProfileConfig, engine: EngineConfig, profile: TableProfile, layers: int
+) -> tuple[float | None, float, float, str]:
     """Return the pause between passes (None: the profile's), the host's time of a sequence, the shortest pass, and who gives
     the pause: the scenario, or its engine's preset."""
-    config, giver = scenario.profile, "set by the scenario"
+    giver = "set by the scenario"
     pause_s, sequence_s, least_s = config.between_passes_s, config.sequence_overhead_s, config.least_pass_s
-    preset = passes_preset(scenario.engine.preset, profile.metadata.kind)
+    preset = passes_preset(engine.preset, profile.metadata.kind)
     if preset is not None:
-        constant_s = {key: float(one.value) for key, one in preset.constants.items() if key.endswith("_s")}
+        constant_s = {key: float(constant.value) for key, constant in preset.constants.items() if key.endswith("_s")}
         own_pause = config.roofline is not None and config.roofline.between_passes_s is not None
         if pause_s is None and not own_pause and "between_passes_s" in constant_s:
             pause_s, giver = constant_s["between_passes_s"], f"engine {preset.name}"
         if sequence_s is None:
             sequence_s = constant_s.get("sequence_overhead_s")
-        if scenario.engine.enforce_eager and not least_s:
+        if engine.enforce_eager and not least_s:
             least_s = layers * constant_s.get("layer_launch_s", 0.0)
     return pause_s, sequence_s or 0.0, least_s, giver

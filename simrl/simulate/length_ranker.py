@@ -1,4 +1,4 @@
-"""A length ranker: it tells how long responses will be, as a trained model would, with a stated accuracy (StreamRL).
+"""A length ranker: it predicts the lengths of responses, as a trained model would, with a stated accuracy (StreamRL).
 
 Invariant: only a dispatch rule that asks for one (`Dispatch.ranker_accuracy`) gets it; others know finished responses alone.
 """
@@ -14,11 +14,11 @@ from simrl.runtime.history import LengthHistory
 from simrl.speculation.draws import mixed, uniform
 from simrl.trace.trace import Trace
 
-_RANKED = -3  # the place of a prompt's draw of whether a ranker knows it
+_RANKED = -3  # index of the draw that decides whether a ranker knows a prompt
 
 
 class RankedLengths(LengthHistory):
-    """A ranker in place of a history: it is asked for a prompt and an epoch, and tells the lengths in this very epoch.
+    """A ranker in place of a history: for a prompt and an epoch, it returns the lengths of this very epoch.
 
     `accuracy` is the share of prompts that it knows, drawn for each prompt and epoch; the others of a step are taken for one
     another. 1 is an oracle, 0 knows nothing but the lengths of the step.

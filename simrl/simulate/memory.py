@@ -12,22 +12,22 @@ from typing import NamedTuple
 from simrl.engine.config import EngineConfig
 from simrl.engine.requests import blocks_to_start, is_plain
 from simrl.engine.state import Limits
-from simrl.errors import InputError
+from simrl.errors import InputError, refuse
 from simrl.profile.hardware import GIB
 from simrl.profile.model_shape import ModelShape
 from simrl.profile.precision import KV_SHARE, weight_bytes_per_gpu
-from simrl.scenario.model import Scenario
+from simrl.scenario.model import ClusterConfig, PrecisionConfig
 from simrl.speculation.deployment import Deployment, typical_context_tokens
 from simrl.speculation.plan import DraftPlan
 from simrl.speculation.tail_plan import TailPlan
 
 LARGEST_GRAPH = 512  # tokens of the largest CUDA graph that vLLM captures, unless twice max_num_seqs are fewer
 MLA_BLOCK = 128  # blocks of MLA beside states are multiples of it
-UNEVEN = 1.5  # kinds of layers of which one has that many times the other's are cut to the smaller number a group
+UNEVEN = 1.5  # if one kind has this many times the layers of another, groups have the smaller number of layers
 
 
-class Groups(NamedTuple):
-    """How the layers of a model share blocks: groups of each kind, tokens of a block, and its bytes over a group's layers."""
+class LayerGroups(NamedTuple):
+    """Groups of layers that share blocks: their number by kind, tokens of a block, and its bytes over a group's layers."""
 
     full: int
     window: int
@@ -36,7 +36,7 @@ class Groups(NamedTuple):
     block_bytes: float
 
 
-def groups_of(model: ModelShape, tp: int, block_size: int, kv_share: float) -> Groups:
+def layer_groups(model: ModelShape, tp: int, block_size: int, kv_share: float) -> LayerGroups:
     """Return the groups of a model's layers on `tp` GPUs. A block of `block_size` tokens grows until a layer's state
     fits it."""
     token_bytes = model.layer_kv_bytes * kv_share / min(tp, model.kv_heads)
@@ -48,31 +48,51 @@ def groups_of(model: ModelShape, tp: int, block_size: int, kv_share: float) -> G
         state_bytes = model.state_bytes / model.linear_layers / tp
         block_size = unit * max(-int(-state_bytes // (unit * token_bytes)), 1)
     full, window, state = (-(-n // layers) for n in kinds)
-    return Groups(full, window, state, block_size, layers * block_size * token_bytes)
+    return LayerGroups(full, window, state, block_size, layers * block_size * token_bytes)
 
 
 def engine_limits(
-    scenario: Scenario, deployment: Deployment, drafts: DraftPlan | None, tail: TailPlan | None, prefix_caching: bool
+    cluster: ClusterConfig,
+    engine: EngineConfig,
+    precision: PrecisionConfig,
+    deployment: Deployment,
+    drafters: Sequence[DraftPlan | TailPlan],
+    prefix_caching: bool,
 ) -> Limits:
-    """Return the limits of a worker's rank. Raise `InputError` if its KV cache holds no block, or less than the longest
-    sample."""
-    model, gpu, trace, engine = deployment.model, deployment.gpu, deployment.trace, scenario.engine
-    groups = groups_of(model, deployment.tp, engine.block_size, KV_SHARE[scenario.precision.kv_cache])
+    """Return the limits of a worker's rank. All drafters of a worker are resident; one at a time drafts. Raise `InputError` if
+    its KV cache holds no block, or less than the longest sample."""
+    model, gpu, trace = deployment.model, deployment.gpu, deployment.trace
+    groups = layer_groups(model, deployment.tp, engine.block_size, KV_SHARE[precision.kv_cache])
     share = groups.full + groups.window + groups.state
-    parts = _parts(scenario, deployment, [plan for plan in (drafts, tail) if plan is not None])
+    weights = "weights" if precision.weights == "bf16" else f"weights in {precision.weights}"
+    parts = {  # bytes of a rollout GPU that the KV cache does not get
+        weights: weight_bytes_per_gpu(model, deployment.tp, cluster.dp, cluster.ep, precision.weights),
+        "weights of drafters": sum(plan.weight_bytes for plan in drafters),
+        "CUDA graphs of draft strategies": sum(plan.graph_bytes for plan in drafters if isinstance(plan, DraftPlan)),
+        "reserve_bytes (activations, CUDA graphs of plain decoding, buffers)": engine.reserve_bytes,
+    }
     if engine.kv_cache_tokens:
         blocks = engine.kv_cache_tokens // groups.block_size * share
     else:
-        blocks = _kv_blocks(scenario, deployment, groups, drafts, tail, parts)
+        # A drafter's cache has the precision of the engine's.
+        token_bytes = max((plan.kv_bytes_per_token for plan in drafters), default=0.0) * KV_SHARE[precision.kv_cache]
+        blocks = _kv_blocks(engine, KV_SHARE[precision.kv_cache], deployment, groups, token_bytes, parts)
     limits = limits_in(groups, blocks, model, engine)
     graphs = 0 if engine.enforce_eager else min(2 * engine.max_num_seqs, LARGEST_GRAPH, engine.max_num_batched_tokens)
-    limits = limits._replace(prefix_caching=prefix_caching, dp=scenario.cluster.dp, graph_tokens=graphs)
+    limits = limits._replace(prefix_caching=prefix_caching, dp=cluster.dp, graph_tokens=graphs)
     if not is_plain(limits):
-        limits = _without_prefix_cache(scenario, model, limits)
-        if groups.state and (drafts or tail):
-            raise InputError(
-                f"{model.name} keeps states, and those of drafted tokens are not modelled; use system.speculation=none"
-            )
+        limits, kind = limits._replace(prefix_caching=False), "states" if groups.state else "windows"
+        refuse(
+            (
+                engine.prefix_caching,
+                f"engine.prefix_caching is true: a prefix cache of layers with {kind} ({model.name}) is not modelled; leave "
+                "it out",
+            ),
+            (
+                groups.state and drafters,
+                f"{model.name} keeps states, and the states of drafted tokens are not modelled; use system.speculation=none",
+            ),
+        )
     known = trace.column("prompt_tokens").astype(int) + trace.observation_tokens()
     longest = int((known + trace.column("response_tokens")).max())
     if blocks_to_start(longest, limits) > blocks:
@@ -87,7 +107,7 @@ def engine_limits(
     return limits
 
 
-def limits_in(groups: Groups, blocks: int, model: ModelShape, engine: EngineConfig) -> Limits:
+def limits_in(groups: LayerGroups, blocks: int, model: ModelShape, engine: EngineConfig) -> Limits:
     """Return the limits of an engine whose cache has `blocks`, which groups of layers share."""
     return Limits(
         engine.max_num_seqs,
@@ -102,35 +122,12 @@ def limits_in(groups: Groups, blocks: int, model: ModelShape, engine: EngineConf
     )
 
 
-def room_tokens(limits: Limits, context_tokens: float) -> int:
-    """Return the tokens of the sequences of `context_tokens` that a rank's cache holds at a time. States take of the cache's
-    tokens, and windows leave room."""
+def cache_capacity_tokens(limits: Limits, context_tokens: float) -> int:
+    """Return the tokens of the sequences of `context_tokens` that a rank's cache holds at a time. States take blocks of the
+    cache; windows leave blocks free."""
     if is_plain(limits):
         return limits.kv_tokens
     return int(limits.kv_blocks / blocks_to_start(max(round(context_tokens), 1), limits) * context_tokens)
-
-
-def _without_prefix_cache(scenario: Scenario, model: ModelShape, limits: Limits) -> Limits:
-    """Return limits without a prefix cache. Raise `InputError` where the scenario asks for one."""
-    if scenario.engine.prefix_caching:
-        kind = "states" if limits.state_blocks else "windows"
-        raise InputError(
-            f"engine.prefix_caching is true: a prefix cache of layers with {kind} ({model.name}) is not modelled; leave it out"
-        )
-    return limits._replace(prefix_caching=False)
-
-
-def _parts(scenario: Scenario, deployment: Deployment, drafters: Sequence[DraftPlan | TailPlan]) -> dict[str, float]:
-    """Return the bytes of a rollout GPU that the KV cache does not get, by what takes them. All drafters of a worker are
-    resident; one at a time drafts."""
-    cluster, precision = scenario.cluster, scenario.precision
-    weights = "weights" if precision.weights == "bf16" else f"weights in {precision.weights}"
-    return {
-        weights: weight_bytes_per_gpu(deployment.model, deployment.tp, cluster.dp, cluster.ep, precision.weights),
-        "weights of drafters": sum(plan.weight_bytes for plan in drafters),
-        "CUDA graphs of draft strategies": sum(plan.graph_bytes for plan in drafters if isinstance(plan, DraftPlan)),
-        "reserve_bytes (activations, CUDA graphs of plain decoding, buffers)": scenario.engine.reserve_bytes,
-    }
 
 
 def _named(parts: dict[str, float]) -> str:
@@ -138,24 +135,21 @@ def _named(parts: dict[str, float]) -> str:
 
 
 def _kv_blocks(
-    scenario: Scenario,
+    engine: EngineConfig,
+    kv_share: float,
     deployment: Deployment,
-    groups: Groups,
-    drafts: DraftPlan | None,
-    tail: TailPlan | None,
+    groups: LayerGroups,
+    drafted_bytes: float,
     parts: dict[str, float],
 ) -> int:
-    """Return the blocks of a rank's KV cache that fit in addition to the other parts."""
+    """Return the blocks of a rank's KV cache that fit in addition to the other parts; `drafted_bytes` of a token are a
+    drafter's."""
     model, gpu, tp = deployment.model, deployment.gpu, deployment.tp
-    engine, precision = scenario.engine, scenario.precision
     free = gpu.memory_bytes * engine.gpu_memory_utilization - sum(parts.values())
-    # A drafter's cache has the precision of the engine's.
-    drafted_bytes = max((plan.kv_bytes_per_token for plan in (drafts, tail) if plan is not None), default=0.0)
-    drafted_bytes *= KV_SHARE[precision.kv_cache]
     if groups.window or groups.state:
         blocks = int(free // (groups.block_bytes + drafted_bytes * groups.block_size))
     else:
-        kv_bytes = model.kv_bytes_per_token * KV_SHARE[precision.kv_cache] / min(tp, model.kv_heads) + drafted_bytes
+        kv_bytes = model.kv_bytes_per_token * kv_share / min(tp, model.kv_heads) + drafted_bytes
         blocks = int(free // kv_bytes) // groups.block_size
     state = groups.state * groups.block_bytes
     if blocks <= groups.state:
@@ -171,29 +165,31 @@ def _kv_blocks(
     return blocks
 
 
-def require_room_for_drafter(
-    scenario: Scenario, deployment: Deployment, drafts: DraftPlan, tail: TailPlan | None, limits: Limits
+def require_drafter_fits(
+    engine: EngineConfig,
+    precision: PrecisionConfig,
+    deployment: Deployment,
+    drafts: DraftPlan,
+    tail: TailPlan | None,
+    limits: Limits,
 ) -> None:
     """Raise `InputError` if a decoupled drafter's own GPU is too small. It holds the weights of its drafters, a worker's share
     of the target's (every worker keeps these, SpecActor §4.2), and the KV cache of its part of the requests that a worker runs
-    at a time, no more than the worker's own cache has room for."""
+    at a time, no more than the worker's own cache holds."""
     if drafts.decoupled is None:
         return
-    model, gpu, times, engine = deployment.model, deployment.gpu, drafts.times, scenario.engine
+    model, gpu, times = deployment.model, deployment.gpu, drafts.times
     running = min(drafts.decoupled.requests, engine.max_num_seqs)
     context = typical_context_tokens(deployment.trace)
-    tokens = min(running * context, room_tokens(limits, context))
-    kept = weight_bytes_per_gpu(model, deployment.tp, precision=scenario.precision.weights)
-    kv_bytes = tokens * KV_SHARE[scenario.precision.kv_cache] * times.kv_bytes_per_token_per_gpu / drafts.draft_gpus
-    room = gpu.memory_bytes * engine.gpu_memory_utilization - engine.reserve_bytes
-    own = (
-        {plan.speculation.model: plan.times.weight_bytes_per_gpu for plan in tail.plans.values() if plan.draft_gpus}
-        if tail
-        else {}
-    )
-    weights = sum((own | {drafts.speculation.model: times.weight_bytes_per_gpu}).values())
-    if weights + kept + kv_bytes > room:
-        smaller = weights + kept > room
+    tokens = min(running * context, cache_capacity_tokens(limits, context))
+    kept = weight_bytes_per_gpu(model, deployment.tp, precision=precision.weights)
+    kv_bytes = tokens * KV_SHARE[precision.kv_cache] * times.kv_bytes_per_token_per_gpu / drafts.draft_gpus
+    usable = gpu.memory_bytes * engine.gpu_memory_utilization - engine.reserve_bytes
+    plans = [*(tail.plans.values() if tail else ()), drafts]
+    by_drafter = {plan.speculation.model: plan.times.weight_bytes_per_gpu for plan in plans if plan.draft_gpus}
+    weights = sum(by_drafter.values())
+    if weights + kept + kv_bytes > usable:
+        smaller = weights + kept > usable
         raise InputError(
             f"speculation {drafts.speculation.name}: a GPU of the drafter {drafts.speculation.model} needs "
             f"{weights / GIB:.1f} GiB for the weights of drafters, {kept / GIB:.1f} for the weights of "

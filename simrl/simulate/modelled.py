@@ -26,19 +26,19 @@ def not_modelled(prepared: Prepared) -> list[str]:
 
 def _of_system(prepared: Prepared) -> Iterator[str]:
     system, drafts = prepared.system, prepared.drafts
-    known: list[tuple[Mapping[str, Any], str]] = [(RECIPES, system.name)]
-    known += [(METHODS, drafts.speculation.name)] if drafts else []
-    for functions, name in known:
-        if found := omitted(functions, name):
-            yield f"{found} ({name})"
+    described: list[tuple[Mapping[str, Any], str]] = [(RECIPES, system.name)]
+    described += [(METHODS, drafts.speculation.name)] if drafts else []
+    for functions, name in described:
+        if words := omitted(functions, name):
+            yield f"{words} ({name})"
     if system.off_policyness != 0:
         yield "what stale tokens do to learning"
 
 
 def omitted(functions: Mapping[str, Any], name: str) -> str:
     """Return what the docstring of a recipe or a method says under "Not modelled", also by naming another one."""
-    found = re.search(r"Not modelled: (.+?)\.?\s*(\n\n|$)", inspect.getdoc(functions.get(name)) or "", re.DOTALL)
-    text = " ".join(found[1].split()) if found else ""
+    section = re.search(r"Not modelled: (.+?)\.?\s*(\n\n|$)", inspect.getdoc(functions.get(name)) or "", re.DOTALL)
+    text = " ".join(section[1].split()) if section else ""
     if other := re.match(r"as (?:in )?(\w+)(?:, and the method \w+)?(?:; )?", text):
         return "; ".join(filter(None, [omitted(functions, other[1]), text[other.end() :]]))
     return "" if text.startswith("nothing") else text
@@ -47,7 +47,7 @@ def omitted(functions: Mapping[str, Any], name: str) -> str:
 def _of_rollouts(prepared: Prepared) -> Iterator[str]:
     trace, engine = prepared.trace, prepared.scenario.engine.preset
     names, notes = set(trace.table.column_names), str(trace.metadata.notes or "").split(". ")
-    yield from (said[0].lower() + said[1:].removesuffix(".") for said in notes if said.startswith(UNSEPARATED))
+    yield from (note[0].lower() + note[1:].removesuffix(".") for note in notes if note.startswith(UNSEPARATED))
     timed, divided = "environment_s" in names, "turn_environment_s" in names
     prefix, limits = trace.metadata.shared_prefix_tokens, prepared.limits
     shared = limits.prefix_caching and prefix >= limits.block_size

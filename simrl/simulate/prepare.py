@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,16 @@ from simrl.profile.extension import covering
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape, model_shape, require_kv_heads, understood
 from simrl.profile.precision import KV_SHARE, weight_bytes_per_gpu
-from simrl.profile.profile import ProfileMetadata, TableProfile, read_profile
-from simrl.profile.shipped import PROFILES, SHIPPED, file_name
+from simrl.profile.profile import ProfileMetadata, read_profile
 from simrl.runtime.agents import PLAIN, AgentRules, agent_rules, check_concurrency
 from simrl.runtime.faults import check_faults
 from simrl.runtime.worker import WorkerCosts
 from simrl.scenario.model import ClusterConfig, Scenario
 from simrl.simulate.cache import InputCache
-from simrl.simulate.memory import engine_limits, require_room_for_drafter
+from simrl.simulate.memory import engine_limits, require_drafter_fits
 from simrl.simulate.modelled import not_modelled
+from simrl.simulate.rollpacker import other_layouts
+from simrl.simulate.specactor import fetched_share, with_best_verifier
 from simrl.simulate.training_checks import (
     TrainingNeed,
     require_divisor,
@@ -63,9 +65,23 @@ class Prepared(Deployment):
     layouts: tuple[Prepared, ...] = ()  # at the other tensor-parallel sizes of `System.tp_sizes`
 
     @property
+    def deployment(self) -> Deployment:
+        """The part that drafters know."""
+        return Deployment(self.model, self.gpu, self.tp, self.profile, self.trace)
+
+    @property
     def has_turns(self) -> bool:
-        """Whether responses may have turns with an environment."""
+        """True if responses may have turns with an environment."""
         return bool({"turn_tokens", "environment_s"} & set(self.trace.table.column_names))
+
+    @property
+    def only_ends_count(self) -> bool:
+        """True if of a group only the end is an event: no draft, turn of an environment, fault, rank in lock step or rule of
+        dispatch follows single responses."""
+        agents, system = self.scenario.agents, self.system
+        capped = agents.max_concurrent or agents.deadline_s or self.has_turns
+        followed = self.drafts or self.tail or capped or self.scenario.faults or system.adapt_split_every
+        return not followed and self.limits.dp == 1 and system.dispatch.takes_groups
 
     @property
     def gpus_per_worker(self) -> int:
@@ -107,9 +123,7 @@ class Prepared(Deployment):
 
     def may_train(self, gpus: int) -> bool:
         """Return whether `gpus` GPUs can train: whole sequences, enough memory."""
-        if gpus == 0 or gpus % self.scenario.training.gpus_per_rank:
-            return False
-        return self.training_need(gpus).fits
+        return gpus > 0 and gpus % self.scenario.training.gpus_per_rank == 0 and self.training_need(gpus).fits
 
     def training_need(self, gpus: int) -> TrainingNeed:
         """Return the memory that an update needs on `gpus` train GPUs."""
@@ -134,11 +148,8 @@ class Prepared(Deployment):
         costs, training = self.training_costs(self.train_gpus), self.scenario.training
         if not self.colocated or training.switch_transfer_s is not None:
             return None
-        rate, copied, sleep_s = (
-            costs.copied_bytes_per_s,
-            costs.offloaded_bytes,
-            _sleep_s(self.scenario, self.model, self.tp),
-        )
+        rate, copied = costs.copied_bytes_per_s, costs.offloaded_bytes
+        sleep_s = _sleep_s(self.scenario, self.model, self.tp)
         at_rate = f"{training.offload_memory} at {rate / 1e9:.3g} GB/s: {copied / rate:.2f} s"
         states = f"{copied / 1e9:.3g} GB of states a GPU, {at_rate}" if copied else "states stay on the GPUs"
         return f"{states}; the engine's weights: {sleep_s:.2f} s" if sleep_s else states
@@ -147,13 +158,13 @@ class Prepared(Deployment):
     def links(self) -> str:
         """Nodes and links of the GPUs, and between pools, in words."""
         pools = [self.gpu] if self.train_gpu == self.gpu else [self.gpu, self.train_gpu]
-        each = [
+        nodes = [
             f"{kind.name} in nodes of {kind.gpus_per_node}, {kind.link_bytes_per_s / 1e9:g} GB/s among {kind.nvlink_domain}, "
             f"{kind.network_bytes_per_s / 1e9:g} GB/s a GPU between"
             for kind in pools
         ]
         between = f"; {min(kind.network_bytes_per_s for kind in pools) / 1e9:g} GB/s a GPU from pool to pool"
-        return "; ".join(each) + (between if len(pools) > 1 else "")
+        return "; ".join(nodes) + (between if len(pools) > 1 else "")
 
     @property
     def layout(self) -> dict[str, Any]:
@@ -191,7 +202,7 @@ class Prepared(Deployment):
             "trace": self.trace.metadata.model_dump(),
             "trace_steps": len(self.trace.step_slices),
             "profile": {**self.profile.metadata.model_dump(), "corrections": list(self.profile.corrections)},
-            **({"layouts": [each.layout for each in (self, *self.layouts)]} if self.layouts else {}),
+            **({"layouts": [size.layout for size in (self, *self.layouts)]} if self.layouts else {}),
             "speculation": self.drafts.facts if self.drafts else None,
             "best_of_n": self.tail.facts if self.tail else None,
             "not_modelled": not_modelled(self),
@@ -206,79 +217,48 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
     inputs = inputs or InputCache()
     system = make_system(scenario.system.name, scenario.system.parameters)
     if system.speculation is not None and system.speculation.verifiers:
-        scenario = _with_best_verifier(scenario, system, inputs)
+        gpus = _rollout_pool(scenario.cluster, system)
+        scenario = with_best_verifier(
+            scenario, system.speculation, gpus, partial(_deployment, system=system, inputs=inputs)
+        )
     prepared = _prepared(scenario, system, inputs)
-    others = sorted({*system.tp_sizes} - {prepared.tp})
-    return replace(prepared, layouts=tuple(_layout(prepared, tp, inputs) for tp in others)) if others else prepared
-
-
-def _layout(prepared: Prepared, tp: int, inputs: InputCache) -> Prepared:
-    """Return the scenario at another tensor-parallel size on its GPUs. Raise `InputError` where it cannot be formed."""
-    scenario, cluster, system = prepared.scenario, prepared.scenario.cluster, prepared.system
-    asked = f"system {system.name}: planner has {tp}"
-    if tp % cluster.tp:
-        raise InputError(
-            f"{asked}, and its workers are formed of whole workers of cluster.tp {cluster.tp}; use multiples of it, or set "
-            "cluster.tp to the smallest size"
-        )
-    if system.speculation is not None:
-        raise InputError(
-            f"{asked}, and {system.speculation.name} has its drafts planned for one size of worker; leave planner or "
-            "speculation out"
-        )
-    if scenario.faults:
-        raise InputError(f"{asked}, and faults are of workers that stay; leave planner or faults out")
-    ep, given = tp * cluster.dp if cluster.ep > 1 else 1, scenario.engine.kv_cache_tokens
-    formed = scenario.with_fields("cluster", tp=tp, ep=ep)
-    if scenario.profile.path is not None:
-        name = file_name(prepared.profile.metadata.model_copy(update={"tp": tp, "ep": ep}))
-        beside = Path(scenario.profile.path).with_name(name)
-        formed = formed.with_fields("profile", path=str(beside if beside.is_file() else PROFILES / name))
-    if given is not None:  # tokens of the cluster's workers: more GPUs share out the heads of more
-        parts = [min(size, prepared.model.kv_heads) for size in (tp, cluster.tp)]
-        formed = formed.with_fields("engine", kv_cache_tokens=given * parts[0] // parts[1])
-    try:
-        return _prepared(formed, system, inputs)
-    except InputError as error:
-        raise InputError(f"{asked}: {error}") from error
+    if not system.tp_sizes:
+        return prepared
+    return replace(prepared, layouts=other_layouts(prepared, lambda formed: _prepared(formed, system, inputs)))
 
 
 def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepared:
-    cluster, engine, training = scenario.cluster, scenario.engine, scenario.training
-    model, kind = model_shape(scenario.model), cluster.rollout_kind
+    """Return the scenario with its inputs, for one size of workers: checks that need no file, the inputs, the plans of drafts,
+    the split of the GPUs, the memory of a worker, its costs, the memory of training."""
+    cluster, engine, training, precision = scenario.cluster, scenario.engine, scenario.training, scenario.precision
+    model, pool = model_shape(scenario.model), _rollout_pool(cluster, system)
     _require_own_pools(cluster, system)
     require_divisor("cluster.tp", cluster.tp, cluster.gpus, "GPUs", model.heads)
     require_divisor("cluster.tp", cluster.tp, model.heads, f"attention heads of {model.name}", cluster.gpus)
     require_kv_heads("cluster.tp", cluster.tp, model)
     _require_ranks(cluster, model, system)
-    trace = inputs.trace(scenario)
-    _require_few_samples(scenario, trace)
-    deployment = _deployment(scenario, system, model, inputs)
-    drafts = tail = None
-    if system.speculation is not None:
-        drafts = plan_drafting(
-            system.speculation, scenario.speculation, deployment, _rollout_share_gpus(cluster, system)
-        )
-    if system.best_of_n is not None:
-        tail = plan_tail(system.best_of_n, drafts, scenario.speculation, deployment, cluster.gpus)
+    deployment = _deployment(scenario, system, inputs)
+    _require_few_samples(scenario.steps, deployment.trace)
+    method, rule, measured = system.speculation, system.best_of_n, scenario.speculation
+    drafts = plan_drafting(method, measured, deployment, pool) if method else None
+    tail = plan_tail(rule, drafts, measured, deployment, cluster.gpus) if rule else None
     workers, train_gpus = _split(cluster, cluster.worker_gpus + (drafts.draft_gpus if drafts else 0), system)
     require_parallelism(training, model, train_gpus)
-    require_training_precision(scenario.precision.training, cluster.train_kind, training)
+    require_training_precision(precision.training, cluster.train_kind, training)
     check_faults(scenario.faults, workers, system.dispatch.on_loss == "wait", system.adapt_split_every > 0)
     if system.needs_rewards:
-        _require_unequal_rewards(trace, system.name)
+        _require_unequal_rewards(deployment.trace, system.name)
     caching = system.prefix_caching if engine.prefix_caching is None else engine.prefix_caching
-    limits = engine_limits(scenario, deployment, drafts, tail, caching)
+    plans = [plan for plan in (drafts, tail) if plan is not None]
+    limits = engine_limits(cluster, engine, precision, deployment, plans, caching)
     check_concurrency(scenario.agents, workers, limits)
-    kv_share = KV_SHARE[scenario.precision.kv_cache]
-    agents = agent_rules(scenario.agents, limits, model, kind, cluster.tp, kv_share)
+    agents = agent_rules(scenario.agents, limits, model, deployment.gpu, cluster.tp, KV_SHARE[precision.kv_cache])
     limits = agents.limits(limits)
     if drafts is not None:
-        require_room_for_drafter(scenario, deployment, drafts, tail, limits)
+        require_drafter_fits(engine, precision, deployment, drafts, tail, limits)
     costs = _worker_costs(scenario, system, deployment, drafts, train_gpus, workers)
     if tail is not None:
-        share = _fetched_share(tail.rule.kv, costs, deployment.profile, limits)
-        tail = replace(tail, rule=replace(tail.rule, fetched_share=share))
+        tail = tail.fetching(fetched_share(tail.rule.kv, costs, deployment.profile, limits))
     prepared = Prepared(
         **vars(deployment),
         scenario=scenario,
@@ -294,68 +274,33 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
     )
     need = prepared.training_need(train_gpus)
     if system.pauses:
-        prepared = replace(prepared, costs=prepared.costs._replace(pause_s=need.costs.publish_s))
+        prepared = replace(prepared, costs=costs._replace(pause_s=need.costs.publish_s))
     require_training_fits(need)
     return prepared
 
 
-def _deployment(scenario: Scenario, system: System, model: ModelShape, inputs: InputCache) -> Deployment:
+def _deployment(scenario: Scenario, system: System, inputs: InputCache) -> Deployment:
     """Return a worker's model, GPUs, step times up to the engine's limits and the longest sample, and what it generates."""
-    cluster, engine, trace = scenario.cluster, scenario.engine, inputs.trace(scenario)
-    kind, drafts = cluster.rollout_kind, system.speculation is not None or system.best_of_n is not None
+    model, gpu, engine = model_shape(scenario.model), scenario.cluster.rollout_kind, scenario.engine
+    trace = inputs.trace(scenario)
+    drafts = system.speculation is not None or system.best_of_n is not None
     tokens, limits = engine.max_num_batched_tokens, (engine.max_num_seqs, _longest_allowed(trace))
-    profile = inputs.profile(scenario, model, kind)
-    profile = covering(profile, tokens, *limits, tokens if drafts else 0, model, kind)
-    return Deployment(model, kind, cluster.tp, profile, trace)
+    profile = covering(inputs.profile(scenario, model, gpu), tokens, *limits, tokens if drafts else 0, model, gpu)
+    return Deployment(model, gpu, scenario.cluster.tp, profile, trace)
 
 
-def _require_few_samples(scenario: Scenario, trace: Trace) -> None:
+def _require_few_samples(steps: int, trace: Trace) -> None:
     """Raise `InputError` for more samples than a run can hold."""
-    each = len(trace) / len(trace.step_slices)
-    if (samples := round(scenario.steps * each)) > MOST_SAMPLES:
+    of_step = len(trace) / len(trace.step_slices)
+    if (samples := round(steps * of_step)) > MOST_SAMPLES:
         raise InputError(
-            f"steps {scenario.steps:,} of {each:,.6g} samples are {samples:,} samples; stay under {MOST_SAMPLES:,}"
+            f"steps {steps:,} of {of_step:,.6g} samples are {samples:,} samples; stay under {MOST_SAMPLES:,}"
         )
 
 
-def _with_best_verifier(scenario: Scenario, system: System, inputs: InputCache) -> Scenario:
-    """Return the scenario with the tensor-parallel size of a worker whose plan is the fastest, as Algorithm 1 of SpecActor goes
-    through its verifiers. Raise `InputError` where none of them fits its GPUs."""
-    model, speculation = model_shape(scenario.model), system.speculation
-    assert speculation is not None
-    rated = []
-    for tp in speculation.verifiers:
-        one = scenario.with_fields("cluster", tp=tp)
-        if scenario.profile.path is not None and tp != scenario.cluster.tp:
-            one = one.with_fields("profile", path=SHIPPED).with_profile()
-        with suppress(InputError):
-            require_divisor("cluster.tp", tp, model.heads, f"attention heads of {model.name}", one.cluster.gpus)
-            deployment = _deployment(one, system, model, inputs)
-            gpus = _rollout_share_gpus(one.cluster, system)
-            plan = plan_drafting(speculation, one.speculation, deployment, gpus)
-            engine_limits(one, deployment, plan, None, prefix_caching=False)
-            decoupled = (
-                plan.decoupled if plan.speculation.decoupled and plan.speculation.decoupled.objective == "tgs" else None
-            )
-            rated.append((decoupled.tgs if decoupled else plan.rate, one))
-    if not rated:
-        raise InputError(
-            f"speculation {speculation.name}: no verifier of {speculation.verifiers} GPUs holds {model.name}; give larger ones"
-        )
-    return max(rated, key=lambda each: each[0])[1]
-
-
-def _rollout_share_gpus(cluster: ClusterConfig, system: System) -> int:
+def _rollout_pool(cluster: ClusterConfig, system: System) -> int:
+    """Return the GPUs that roll out, before they are divided into workers."""
     return cluster.gpus if cluster.train else _share(cluster.gpus, system.rollout_share or 1.0)
-
-
-def _fetched_share(kv: str, costs: WorkerCosts, profile: TableProfile, limits: Limits) -> float:
-    """Return the share of a duplicate's KV cache that is fetched. "mixed": its tail is, while its head is recomputed, and both
-    take equally long (SpecActor §4.3)."""
-    tokens = limits.max_num_batched_tokens
-    recompute_s = profile.prefill_s(tokens) / tokens
-    shares = {"recompute": 0.0, "transfer": 1.0, "mixed": recompute_s / (recompute_s + costs.fetch_s_per_token)}
-    return shares[kv]
 
 
 def _require_ranks(cluster: ClusterConfig, model: ModelShape, system: System) -> None:
@@ -373,13 +318,12 @@ def _require_ranks(cluster: ClusterConfig, model: ModelShape, system: System) ->
         ),
         (model.experts == 0 and cluster.ep > 1, f"cluster.ep is {cluster.ep}: {model.name} has no experts; use 1"),
     )
-    if cluster.dp > 1:
-        require_divisor("cluster.tp × cluster.dp", gpus, cluster.gpus, "GPUs")
+    require_divisor("cluster.tp × cluster.dp", gpus, cluster.gpus, "GPUs")
     if cluster.ep > 1:
         require_divisor("cluster.ep", cluster.ep, model.experts, f"experts of {model.name}")
     elif model.experts:
-        each = f"intermediate size of an expert of {model.name}, as cluster.ep is 1"
-        require_divisor("cluster.tp × cluster.dp", gpus, model.moe_intermediate, each)
+        size = f"intermediate size of an expert of {model.name}, as cluster.ep is 1"
+        require_divisor("cluster.tp × cluster.dp", gpus, model.moe_intermediate, size)
     if cluster.dp > 1 and (system.speculation is not None or system.best_of_n is not None):
         raise InputError(f"{ranks}: drafts of ranks in lock step are not modelled; use system.speculation=none, or 1")
 
@@ -459,7 +403,10 @@ def _require_own_pools(cluster: ClusterConfig, system: System) -> None:
         return
     pools = f"system {system.name}: cluster.train gives training GPUs of its own"
     refuse(
-        (system.rollout_share is None, f"{pools}, and it trains on the GPUs that roll out; leave one of them out"),
+        (
+            system.rollout_share is None,
+            f"{pools}, and it trains on the GPUs that roll out; leave one of them out",
+        ),
         (
             system.adapt_split_every,
             f"{pools}, and adapt_split_every lends GPUs from one pool to the other; leave one of them out",
@@ -475,26 +422,22 @@ def _split(cluster: ClusterConfig, unit: int, system: System) -> tuple[int, int]
     """Return the number of rollout workers, of `unit` GPUs each, and of train GPUs; leftover GPUs go to training, or stay idle
     where that has a pool of its own."""
     gpus = cluster.gpus
-    if cluster.train is not None:
-        if gpus < unit:
-            raise InputError(
-                f"system {system.name}: a rollout worker takes {unit} GPUs, those of its drafter included, and cluster.gpus "
-                f"is {gpus}; use more GPUs, or fewer draft_gpus"
-            )
-        return gpus // unit, cluster.train.gpus
-    if system.rollout_share is None:
+    if cluster.train is not None or system.rollout_share is None:
         extra = _share(gpus, system.extra_rollout_gpus) // unit
-        if system.extra_rollout_gpus and not extra:
-            raise InputError(
+        there = "there are" if cluster.train is None else "cluster.gpus is"
+        refuse(
+            (
+                system.extra_rollout_gpus and not extra,
                 f"system {system.name}: extra_rollout_gpus {system.extra_rollout_gpus} of {gpus} GPUs makes no worker of "
-                f"{unit}; use more"
-            )
-        if gpus < unit:
-            raise InputError(
-                f"system {system.name}: a rollout worker takes {unit} GPUs, those of its drafter included, and there are "
-                f"{gpus}; use more GPUs, or fewer draft_gpus"
-            )
-        return gpus // unit + extra, gpus
+                f"{unit}; use more",
+            ),
+            (
+                gpus < unit,
+                f"system {system.name}: a rollout worker takes {unit} GPUs, those of its drafter included, and {there} "
+                f"{gpus}; use more GPUs, or fewer draft_gpus",
+            ),
+        )
+        return gpus // unit + extra, cluster.train.gpus if cluster.train else gpus
     workers = _share(gpus, system.rollout_share) // unit
     train_gpus = gpus - workers * unit
     if workers == 0 or train_gpus == 0:
@@ -514,18 +457,18 @@ def _longest_allowed(trace: Trace) -> int:
 
 def _require_unequal_rewards(trace: Trace, system: str) -> None:
     """Raise `InputError` unless every sample has a reward and at least one group has unequal rewards."""
-    name = trace.metadata.name
     rewards = trace.column("reward") if "reward" in trace.table.column_names else np.full(len(trace), np.nan)
-    missing = int(np.isnan(rewards).sum())
-    if missing:
-        raise InputError(
-            f"{name}: {missing} of {len(trace)} samples have no reward, and {system} drops groups by their rewards; "
-            "give them in the column 'reward'"
-        )
-    first = trace.group_starts
+    missing, first = int(np.isnan(rewards).sum()), trace.group_starts
     unequal = np.minimum.reduceat(rewards, first) < np.maximum.reduceat(rewards, first)
     single = np.diff(first, append=len(trace)) == 1
-    if not (unequal | single).any():
-        raise InputError(
-            f"{name}: all rewards of every group are equal, and {system} drops such groups; nothing is left"
-        )
+    refuse(
+        (
+            missing,
+            f"{trace.metadata.name}: {missing} of {len(trace)} samples have no reward, and {system} drops groups by their "
+            "rewards; give them in the column 'reward'",
+        ),
+        (
+            not (unequal | single).any(),
+            f"{trace.metadata.name}: all rewards of every group are equal, and {system} drops such groups; nothing is left",
+        ),
+    )

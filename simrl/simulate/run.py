@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import simpy
@@ -16,14 +16,12 @@ from simpy.core import EmptySchedule
 
 from simrl.dispatch.dispatcher import Dispatcher
 from simrl.dispatch.split import adapt
-from simrl.dispatch.streamrl import LongestFirst
-from simrl.dispatch.waiting import Fifo
 from simrl.engine.engine import one_engine
 from simrl.engine.state import Limits
-from simrl.errors import StoppedError
-from simrl.pipelines.context import RunContext
+from simrl.errors import InputError, StoppedError
+from simrl.pipelines.context import Layout, RunContext
 from simrl.pipelines.dynamic_sampling import rewards_differ
-from simrl.profile.profile import Tables
+from simrl.profile.profile import TableProfile, Tables
 from simrl.profile.rollout_times import RolloutTimes
 from simrl.result.result import REST_LANE, Lane, Result
 from simrl.runtime.agents import Agents
@@ -34,15 +32,14 @@ from simrl.runtime.recorder import OnLanes, Recorder
 from simrl.runtime.simulated_trainer import SimulatedRewarder, SimulatedTrainer
 from simrl.runtime.simulated_worker import SimulatedWorker
 from simrl.runtime.simulated_worker import simulated_workers as worker_fleet
-from simrl.runtime.spot_trainer import SpotTrainer
+from simrl.runtime.spot_trainer import spot_trainer
 from simrl.runtime.trainer import Rewarder, Trainer
 from simrl.runtime.worker import Worker
 from simrl.scenario.model import Scenario
 from simrl.simulate.length_ranker import RankedLengths
-from simrl.simulate.memory import room_tokens
+from simrl.simulate.memory import cache_capacity_tokens
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.speculation.deployment import typical_context_tokens
-from simrl.speculation.draft_times import pace_of
 from simrl.speculation.plan import draft_costs
 from simrl.trace.workload import Workload
 from simrl.training.costs import deal, longest_first, pack
@@ -73,6 +70,14 @@ def _result_of(prepared: Prepared, on_step: Callable[[int], None] | None) -> Res
     return schedule.result()
 
 
+class _Fleet(NamedTuple):
+    """Workers of one size, with their dispatcher and what was profiled of them before the run."""
+
+    workers: Sequence[Worker]
+    dispatcher: Dispatcher
+    times: RolloutTimes
+
+
 class Schedule:
     """A prepared scenario with its actors, on SimPy's clock or the wall's.
 
@@ -92,9 +97,10 @@ class Schedule:
     ) -> None:
         scenario, system = prepared.scenario, prepared.system
         self.prepared, self.env = prepared, env
-        adapts = system.adapt_split_every > 0
-        self.units = scenario.cluster.gpus // prepared.gpus_per_worker if adapts else prepared.workers
-        lanes, train_lanes = _lanes(prepared, self.units)
+        self.units, lanes, train_lanes = _lanes(prepared)
+        self._simulates, self.deployment = make_workers is simulated_workers, prepared.deployment
+        self._by_groups = self._simulates and prepared.only_ends_count
+        self._inputs = prepared.inputs()
         self._finished = env.event()
 
         def stepped(step: int) -> None:
@@ -105,111 +111,93 @@ class Schedule:
 
         self.recorder = Recorder(lanes, stepped, self._forget)
         self.workload = Workload(prepared.trace, once)
-        self.spot = _spot_trainer(prepared, self.recorder, self.units)
+        self.spot = spot_trainer(prepared.drafts, self.deployment, self.recorder, self.units, prepared.colocated)
         self.agents = Agents(env, prepared.agents)
         self.workers = list(make_workers(self))
         accuracy = system.dispatch.ranker_accuracy
         ranker = None if accuracy is None else RankedLengths(prepared.trace, accuracy, scenario.seed)
-        self.dispatcher = self._dispatcher(self.workers, prepared.limits, ranker)
-        self._simulates = make_workers is simulated_workers
-        if self._simulates:
-            _offer_groups(prepared, cast(list[SimulatedWorker], self.workers), self.dispatcher)
-        self._everybody: list[tuple[Dispatcher, Sequence[Worker]]] = [(self.dispatcher, self.workers)]
+        self._fleets = [self._fleet(prepared, self.workers, ranker)]
+        self.dispatcher = self._fleets[0].dispatcher
         self.trainer, rewarder = (make_learners or simulated_learners)(self, train_lanes)
         context = RunContext(
             env=env,
-            workers=list(self.workers),
+            workers=self.workers,
             dispatcher=self.dispatcher,
             trainer=self.trainer,
             rewarder=rewarder,
             recorder=self.recorder,
             workload=self.workload,
-            times=self._times(prepared),
+            times=self._fleets[0].times,
             steps=scenario.steps,
             best_of_n=prepared.tail.rule if prepared.tail else None,
             dynamic_sampling=system.dynamic_sampling,
             accepts=rewards_differ if system.filter_groups else lambda group: True,
-            tp=prepared.tp,
-            load_s=prepared.costs.load_s,
-            form=partial(_take_over, self.workers),
         )
-        context = replace(context, layouts=tuple(self._formed(context, layout) for layout in prepared.layouts))
-        if adapts:
-            self._lend(train_lanes)
+        if prepared.layouts:
+            context = replace(context, layouts=self._layouts(context, prepared))
+        if system.adapt_split_every:
+            trainer, every = cast(SimulatedTrainer, self.trainer), system.adapt_split_every
+            shared = env, self.workers, self.dispatcher, trainer, self.recorder
+            env.process(adapt(*shared, every, prepared.may_train))
         self._faults = inject(env, scenario.faults, scenario.seed, self.workers, self.dispatcher)
         env.process(system.pipeline(context))
 
-    def _room_tokens(self, limits: Limits) -> int:
-        return room_tokens(limits, typical_context_tokens(self.prepared.trace))
+    def _fleet(self, size: Prepared, workers: Sequence[Worker], history: LengthHistory | None) -> _Fleet:
+        """Return workers with their dispatcher and their times."""
+        trace, limits = size.trace, size.limits
+        capacity, most = cache_capacity_tokens(limits, typical_context_tokens(trace)), limits.max_num_seqs
+        concurrent = size.scenario.agents.max_concurrent
+        shared = size.system.dispatch, self.recorder, limits.dp * capacity, concurrent, history
+        dispatcher = Dispatcher(self.env, workers, *shared)
+        if self._by_groups:
+            _offer_groups(cast(Sequence[SimulatedWorker], workers), dispatcher)
+        costs = draft_costs(size.drafts, size.deployment, most) if size.drafts else None
+        prompt_tokens = round(float(trace.column("prompt_tokens").mean()))
+        times = RolloutTimes(size.profile, trace.metadata.cap_tokens, most, prompt_tokens, capacity, costs)
+        return _Fleet(workers, dispatcher, times)
 
-    def _dispatcher(self, workers: Sequence[Worker], limits: Limits, history: LengthHistory | None) -> Dispatcher:
-        rule, most = self.prepared.system.dispatch, self.prepared.scenario.agents.max_concurrent
-        room = limits.dp * self._room_tokens(limits)
-        return Dispatcher(self.env, workers, rule, self.recorder, room, most, history)
-
-    def _times(self, layout: Prepared) -> RolloutTimes:
-        trace, most = self.prepared.trace, layout.limits.max_num_seqs
-        return RolloutTimes(
-            layout.profile,
-            trace.metadata.cap_tokens,
-            most,
-            round(float(trace.column("prompt_tokens").mean())),
-            self._room_tokens(layout.limits),
-            draft_costs(layout.drafts, layout, most) if layout.drafts else None,
-        )
-
-    def _formed(self, run: RunContext, layout: Prepared) -> RunContext:
-        """Return the run in another layout, whose workers are simulated ones on several of the lanes each."""
-        each = layout.gpus_per_worker // self.prepared.gpus_per_worker
-        shared = layout.profile.tables, layout.limits, layout.costs, self.workload.responses
-        agents = copy(self.agents)
-        agents.rules = layout.agents
-        more = OnLanes(self.recorder, each), None, None, agents
-        workers = worker_fleet(self.env, layout.workers, *shared, *more)
-        dispatcher = self._dispatcher(workers, layout.limits, self.dispatcher.history)
-        _offer_groups(layout, workers, dispatcher)
-        self._everybody.append((dispatcher, workers))
-        return replace(
-            run,
-            workers=list(workers),
-            dispatcher=dispatcher,
-            times=self._times(layout),
-            tp=layout.tp,
-            lanes_each=each,
-            load_s=layout.costs.load_s,
-            form=partial(_take_over, workers),
-        )
+    def _layouts(self, run: RunContext, first: Prepared) -> tuple[Layout, ...]:
+        """Return the run in each size of its planner (RollPacker), the cluster's first. Larger workers have several lanes."""
+        layouts = [Layout(run, first.tp, first.costs.load_s, partial(_take_over, self.workers))]
+        for size in first.layouts:
+            lanes, agents = size.gpus_per_worker // first.gpus_per_worker, copy(self.agents)
+            agents.rules = size.agents
+            shared = (
+                size.profile.tables,
+                size.limits,
+                size.costs,
+                self.workload.responses,
+                OnLanes(self.recorder, lanes),
+            )
+            workers = worker_fleet(self.env, size.workers, *shared, None, None, agents)
+            fleet = self._fleet(size, workers, self.dispatcher.history)
+            self._fleets.append(fleet)
+            formed = replace(run, workers=workers, dispatcher=fleet.dispatcher, times=fleet.times, lanes_each=lanes)
+            layouts.append(Layout(formed, size.tp, size.costs.load_s, partial(_take_over, workers)))
+        return tuple(layouts)
 
     def _forget(self, uids: Sequence[int]) -> None:
         self.workload.forget(uids)
-        for dispatcher, _ in self._everybody:
-            dispatcher.forget(uids)
-
-    def _lend(self, train_lanes: Sequence[int]) -> None:
-        """Give the trainer its workers' GPUs, and let the split adapt while it runs."""
-        for lane in train_lanes:
-            self.dispatcher.retire(lane)
-            self.workers[lane].lend()
-            self.recorder.role(lane, "train", 0.0)
-        every, trainer = self.prepared.system.adapt_split_every, cast(SimulatedTrainer, self.trainer)
-        self.env.process(
-            adapt(self.env, self.workers, self.dispatcher, trainer, self.recorder, every, self.prepared.may_train)
-        )
+        for fleet in self._fleets:
+            fleet.dispatcher.forget(uids)
 
     def run(self) -> None:
-        """Run to the last policy update; later work of the pipeline is not part of the result. Raise `StoppedError` if the run
-        stands still before: nothing but faults is under way or due."""
+        """Run to the last policy update; later work of the pipeline is not part of the result. If the run stands still before,
+        nothing but faults being under way or due, raise `StoppedError`, or `InputError` if its pipeline submits no group."""
         try:
             self.env.run(until=self._finished)
         except RuntimeError as error:
             if not isinstance(error.__context__, EmptySchedule):
                 raise
+            stream = None if self.dispatcher.lost else self.recorder.facts.get("stream")
+            if stream is not None and (words := stream.starved()):
+                raise InputError(f"system {self.prepared.system.name} stands still: {words}") from error
             raise StoppedError(self._standstill()) from error
 
     def _standstill(self) -> str:
         """Return a line that says what a run that stands still waits for."""
-        at_workers = sum(int(dispatcher.unfinished.sum()) for dispatcher, _ in self._everybody)
-        waiting = sum(len(dispatcher.waiting()) for dispatcher, _ in self._everybody)
+        at_workers = sum(int(fleet.dispatcher.unfinished.sum()) for fleet in self._fleets)
+        waiting = sum(len(fleet.dispatcher.waiting()) for fleet in self._fleets)
         tools = self.agents.tools and f", {self.agents.tools.waiting} tool calls wait for a slot"
         lost = ", ".join(map(str, self.dispatcher.lost))
         return (
@@ -221,73 +209,65 @@ class Schedule:
 
     def result(self) -> Result:
         """Return the result up to now. Call it once: it closes open spans and requests."""
-        for dispatcher, workers in self._everybody:
-            groups = workers[0].groups
+        prepared, now_s, facts = self.prepared, self.env.now, self.recorder.facts
+        for workers, dispatcher, _ in self._fleets:
             for worker in workers:
-                worker.stop(self.env.now)
-            if groups is not None:
-                groups.stop()
+                worker.stop(now_s)
+            if workers[0].groups is not None:
+                workers[0].groups.stop()
             for rollout in dispatcher.waiting():
                 self.recorder.request_ended(rollout, 0)
+        contexts = self.recorder.context().astype(np.float64)
         metadata = {
-            **self.prepared.inputs(),
-            "full_batch": _full_batch(self.prepared, *self.recorder.context().astype(np.float64)),
+            **self._inputs,
+            "full_batch": _full_batch(prepared.profile, prepared.limits, *contexts),
             "faults": self._faults,
         }
-        if (admission := self.recorder.facts.get("admission")) is not None:
-            metadata["admission"] = dict(admission.seconds)
-        if (planned := self.recorder.facts.get("planner")) is not None:
-            metadata["planner"] = planned
-        if self._simulates and self.prepared.limits.prefix_caching:
-            metadata["prefix_cache"] = _prefix_cache(
-                [cast(SimulatedWorker, each) for _, workers in self._everybody for each in workers]
-            )
-        if self._simulates and (self.prepared.has_turns or self.agents.rules.deadline_s < np.inf):
+        if "admission" in facts:
+            metadata["admission"] = dict(facts["admission"].seconds)
+        metadata |= {key: facts[key] for key in ("planner", "stale_samples") if key in facts}
+        if self._simulates and prepared.limits.prefix_caching:
+            metadata["prefix_cache"] = _prefix_cache(fleet.workers for fleet in self._fleets)
+        if self._simulates and (prepared.has_turns or self.agents.rules.deadline_s < np.inf):
             self.agents.stop()
             metadata["agents"] = self.agents.facts()
         if self.spot is not None:
-            self.spot.stop(self.env.now)
-            metadata["drafter_updates_behind"] = self.spot.behind
-            metadata["drafter_training"] = {"iterations": self.spot.iterations, "saving_s": self.spot.saving_s}
-        return self.recorder.result(self.env.now, metadata)
+            metadata |= self.spot.facts(now_s)
+        return self.recorder.result(now_s, metadata)
 
 
-def _lanes(prepared: Prepared, units: int) -> tuple[list[Lane], list[int]]:
-    """Return all lanes, first the lanes of `units` rollout workers, and the indices of the lanes that train."""
-    unit = prepared.gpus_per_worker
+def _lanes(prepared: Prepared) -> tuple[int, list[Lane], list[int]]:
+    """Return the number of units (rollout workers; where the split adapts, also GPUs that may become one), all lanes, first
+    the lanes of units, and the indices of the lanes that train."""
+    unit, units, adapts = prepared.gpus_per_worker, prepared.workers, prepared.system.adapt_split_every > 0
+    if adapts:
+        units = prepared.scenario.cluster.gpus // unit
     lanes = [Lane(f"rollout-{i:03d}", unit) for i in range(units)]
-    if prepared.system.adapt_split_every:
-        return lanes, list(range(prepared.workers, units))
+    if adapts:
+        return units, lanes, list(range(prepared.workers, units))
     if not prepared.colocated:
         rest = prepared.gpus - prepared.train_gpus - units * unit  # too few for another worker: idle
-        return [*lanes, Lane("train", prepared.train_gpus), *([Lane(REST_LANE, rest)] if rest else [])], [units]
+        lanes += [Lane("train", prepared.train_gpus), *([Lane(REST_LANE, rest)] if rest else [])]
+        return units, lanes, [units]
     if prepared.train_gpus > units * unit:  # too few for another worker: they train only
         lanes.append(Lane(REST_LANE, prepared.train_gpus - units * unit))
-    return lanes, list(range(min(-(-prepared.train_gpus // unit), len(lanes))))
+    return units, lanes, list(range(min(-(-prepared.train_gpus // unit), len(lanes))))
 
 
 def simulated_workers(schedule: Schedule) -> list[SimulatedWorker]:
     """Return the workers on SimPy's clock."""
     prepared, drafting, drafters = schedule.prepared, None, {}
-    seed, most = prepared.scenario.seed, prepared.limits.max_num_seqs
+    deployment, seed, most = schedule.deployment, prepared.scenario.seed, prepared.limits.max_num_seqs
     if prepared.drafts is not None:
-        drafting = Drafting(prepared.drafts, prepared, most, seed, schedule.spot)
+        drafting = Drafting(prepared.drafts, deployment, most, seed, schedule.spot)
     if prepared.tail is not None:
-        drafters = tail_drafting(prepared.tail, prepared, most, seed)
+        drafters = tail_drafting(prepared.tail, deployment, most, seed)
     shared = prepared.profile.tables, prepared.limits, prepared.costs, schedule.workload.responses, schedule.recorder
-    more = drafting, drafters, schedule.agents
-    return worker_fleet(schedule.env, schedule.units, *shared, *more)
+    return worker_fleet(schedule.env, schedule.units, *shared, drafting, drafters, schedule.agents)
 
 
-def _offer_groups(prepared: Prepared, workers: Sequence[SimulatedWorker], dispatcher: Dispatcher) -> None:
-    """Let workers generate groups of which only the end is an event; not where each response matters: for drafting, turns of an
-    environment, a rule of dispatch, faults, ranks in lock step."""
-    scenario, rule = prepared.scenario, prepared.system.dispatch
-    capped = scenario.agents.max_concurrent or scenario.agents.deadline_s or prepared.has_turns
-    watched = prepared.drafts or prepared.tail or capped or scenario.faults or prepared.system.adapt_split_every
-    watched = watched or prepared.limits.dp > 1
-    if watched or rule.per_worker or rule.chunk_tokens or rule.kv_room or rule.queue not in (Fifo, LongestFirst):
-        return
+def _offer_groups(workers: Sequence[SimulatedWorker], dispatcher: Dispatcher) -> None:
+    """Let workers generate groups of which only the end is an event."""
     for worker in workers:
         worker.offer_groups(dispatcher.unfinished)
 
@@ -298,10 +278,11 @@ def _take_over(workers: Sequence[Worker], version: int) -> None:
         cast(SimulatedWorker, worker).policy_version = version
 
 
-def _prefix_cache(workers: Sequence[SimulatedWorker]) -> dict[str, int]:
+def _prefix_cache(fleets: Iterable[Sequence[Worker]]) -> dict[str, int]:
     """Return what all engines were asked to find, what they found, and what they computed."""
+    workers = (cast(SimulatedWorker, worker) for fleet in fleets for worker in fleet)
     totals = [engine.totals for worker in workers for engine in worker.engines]
-    return {name: sum(each[name] for each in totals) for name in ("lookup_tokens", "hit_tokens", "prefill_tokens")}
+    return {name: sum(engine[name] for engine in totals) for name in ("lookup_tokens", "hit_tokens", "prefill_tokens")}
 
 
 def simulated_learners(schedule: Schedule, train_lanes: Sequence[int]) -> tuple[Trainer, Rewarder]:
@@ -313,25 +294,17 @@ def simulated_learners(schedule: Schedule, train_lanes: Sequence[int]) -> tuple[
     return trainer, SimulatedRewarder(env, prepared.scenario.training.reward_s, schedule.workload.responses, kills)
 
 
-def _spot_trainer(prepared: Prepared, recorder: Recorder, units: int) -> SpotTrainer | None:
-    """Return the trainer of the drafter on idle workers; None if the method trains no drafter."""
-    training = prepared.drafts.speculation.training if prepared.drafts else None
-    if prepared.drafts is None or training is None or not training.adaptive:
-        return None
-    pace = pace_of(prepared.model, prepared.gpu, prepared.scenario.cluster.tp, training.efficiency)
-    return SpotTrainer(training, recorder, units, prepared.colocated, prepared.drafts.first_version, pace)
-
-
-def _full_batch(prepared: Prepared, tokens: NDArray[np.float64], prompts: NDArray[np.float64]) -> dict[str, Any] | None:
+def _full_batch(
+    profile: TableProfile, limits: Limits, tokens: NDArray[np.float64], prompts: NDArray[np.float64]
+) -> dict[str, Any] | None:
     """Return the most sequences that a worker can decode at a time at the mean context in which this run's tokens were
     generated, and the seconds of such a pass (the ideal of `simrl explain`). None if nothing was generated."""
     if not tokens.sum():
         return None
     context = float(np.average(prompts + tokens / 2, weights=tokens))
-    limits = prepared.limits
-    sequences = max(min(limits.max_num_seqs, int(room_tokens(limits, context) / context)), 1)
-    seconds = prepared.profile.decode_s(sequences, context)
-    return {"sequences": limits.dp * sequences, "context_tokens": context, "pass_s": seconds}
+    sequences = max(min(limits.max_num_seqs, int(cache_capacity_tokens(limits, context) / context)), 1)
+    pass_s = profile.decode_s(sequences, context)
+    return {"sequences": limits.dp * sequences, "context_tokens": context, "pass_s": pass_s}
 
 
 def compile_engine(dp: int = 1) -> None:

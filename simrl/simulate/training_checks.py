@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import combinations, islice, product
@@ -20,11 +20,13 @@ USABLE_SHARE = 0.9  # of a GPU's memory; the rest is CUDA's, NCCL's and fragment
 MOST_CHANGES, MOST_COMBINATIONS = 3, 3
 
 
-def require_divisor(key: str, value: int, number: int, of: str, also: int = 0) -> None:
+def require_divisor(key: str, value: int, number: int, things: str, also: int = 0) -> None:
     """Raise `InputError` for a value that does not divide a number, with values that divide it, and `also` another."""
     if number % value:
         some = ", ".join(str(n) for n in range(1, 17) if number % n == 0 and also % n == 0)
-        raise InputError(f"{key} is {value}: it does not divide the {number} {of}; choose a divisor, such as {some}")
+        raise InputError(
+            f"{key} is {value}: it does not divide the {number} {things}; choose a divisor, such as {some}"
+        )
 
 
 def require_parallelism(training: TrainingConfig, model: ModelShape, train_gpus: int) -> None:
@@ -35,23 +37,25 @@ def require_parallelism(training: TrainingConfig, model: ModelShape, train_gpus:
     require_divisor(
         "training.tensor_parallel", training.tensor_parallel, model.heads, f"attention heads of {model.name}"
     )
-    stages = training.pipeline_parallel
-    if stages > model.layers:
+    stages, experts, parallel = training.pipeline_parallel, model.experts, training.expert_parallel
+    refuse(
+        (
+            stages > model.layers,
+            f"training.pipeline_parallel is {stages}: {model.name} has {model.layers} layers; use no more stages",
+        ),
+        (
+            parallel > 1 and not experts,
+            f"training.expert_parallel is {parallel}: {model.name} has no experts; use 1",
+        ),
+    )
+    if parallel > 1:
+        gpus = "GPUs of a stage" if stages > 1 else "GPUs that train"
+        require_divisor("training.expert_parallel", parallel, train_gpus // stages, gpus, experts)
+        require_divisor("training.expert_parallel", parallel, experts, f"experts of {model.name}")
+    if training.expert_imbalance > parallel:
         raise InputError(
-            f"training.pipeline_parallel is {stages}: {model.name} has {model.layers} layers; use no more stages"
-        )
-    if training.expert_parallel > 1:
-        if not model.experts:
-            raise InputError(
-                f"training.expert_parallel is {training.expert_parallel}: {model.name} has no experts; use 1"
-            )
-        of = "GPUs of a stage" if stages > 1 else "GPUs that train"
-        require_divisor("training.expert_parallel", training.expert_parallel, train_gpus // stages, of, model.experts)
-        require_divisor("training.expert_parallel", training.expert_parallel, model.experts, f"experts of {model.name}")
-    if training.expert_imbalance > training.expert_parallel:
-        raise InputError(
-            f"training.expert_imbalance is {training.expert_imbalance:g}: of {training.expert_parallel} GPUs that divide the "
-            f"experts (training.expert_parallel), the busiest has {training.expert_parallel} times the mean at most; use less"
+            f"training.expert_imbalance is {training.expert_imbalance:g}: of {parallel} GPUs that divide the experts "
+            f"(training.expert_parallel), the busiest has {parallel} times the mean at most; use less"
         )
 
 
@@ -122,29 +126,33 @@ def _remedies(need: TrainingNeed, all_needs: Sequence[TrainingNeed]) -> str:
 
 
 def _fitting(needs: Sequence[TrainingNeed]) -> tuple[list[str], bool]:
-    """Return the least changes of settings with which all would fit, as few at a time as do: for each choice of settings the
-    first values, and for several at a time the first three choices; last, the number of GPUs with the settings as they are. If
-    these GPUs do not do, the same on more of them, and True."""
-    changes = _changes(next(each for each in needs if not each.fits))
+    """Return the remedies that change the fewest settings: for each choice of settings the first values with which all would
+    fit (three choices of several settings), then the number of GPUs that suffices without a change. If no change fits these
+    GPUs, return remedies with more GPUs, and True."""
+    changes = _changes(next(need for need in needs if not need.fits))
     for times in SIZES:
-        also = [] if times == 1 else [_gpus(needs, times)]
-        if also and all(each.fits_with({}, times) for each in needs):
-            return also, True
+        more = [] if times == 1 else [_gpus(needs, times)]
+        if more and all(need.fits_with({}, times) for need in needs):
+            return more, True
         for count in range(1, MOST_CHANGES + 1):
-            found: list[str] = []
-            for keys in combinations(changes, count):
-                values = (dict(zip(keys, each, strict=True)) for each in product(*(changes[key] for key in keys)))
-                fitting = (each for each in values if all(one.fits_with(each, times) for one in needs))
-                if chosen := next(fitting, None):
-                    found.append(
-                        " and ".join([*(f"training.{key}={in_words(value)}" for key, value in chosen.items()), *also])
-                    )
-                if count > 1 and len(found) == MOST_COMBINATIONS:
-                    break
-            if found:
-                more = (n for n in SIZES[1:] if times == 1 and all(each.fits_with({}, n) for each in needs))
-                return [*found, *(_gpus(needs, n) for n in islice(more, 1))], times > 1
+            remedies = list(
+                islice(_remedied(needs, changes, count, times, more), None if count == 1 else MOST_COMBINATIONS)
+            )
+            if remedies:
+                alone = (n for n in SIZES[1:] if times == 1 and all(need.fits_with({}, n) for need in needs))
+                return [*remedies, *(_gpus(needs, n) for n in islice(alone, 1))], times > 1
     return [], True
+
+
+def _remedied(
+    needs: Sequence[TrainingNeed], changes: Mapping[str, list[Any]], count: int, times: int, more: Sequence[str]
+) -> Iterator[str]:
+    """Yield, for each choice of `count` settings, the first values with which all would fit on `times` the GPUs, in words."""
+    for keys in combinations(changes, count):
+        settings = (dict(zip(keys, values, strict=True)) for values in product(*(changes[key] for key in keys)))
+        fitting = (chosen for chosen in settings if all(need.fits_with(chosen, times) for need in needs))
+        if chosen := next(fitting, None):
+            yield " and ".join([*(f"training.{key}={in_words(value)}" for key, value in chosen.items()), *more])
 
 
 def _gpus(needs: Sequence[TrainingNeed], times: int) -> str:

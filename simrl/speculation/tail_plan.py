@@ -37,6 +37,10 @@ class TailPlan:
     kv_bytes_per_token: float
     facts: dict[str, Any]
 
+    def fetching(self, share: float) -> TailPlan:
+        """Return the plan of duplicates that fetch this share of their KV cache."""
+        return replace(self, rule=replace(self.rule, fetched_share=share))
+
 
 def plan_tail(
     rule: BestOfN, own: DraftPlan | None, inputs: SpeculationInputs, deployment: Deployment, gpus: int

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from simrl.dispatch.histopipe import HistoPipe
 from simrl.dispatch.placement import least_requests
 from simrl.dispatch.rules import DISPATCHES, Dispatch
 from simrl.dispatch.streamrl import LongestFirst, SkewnessAware
@@ -14,7 +15,6 @@ from simrl.dispatch.waiting import Fifo
 from simrl.pipelines.areal import areal as areal_pipeline
 from simrl.pipelines.batchwise import batchwise
 from simrl.pipelines.full_batch import full_batch
-from simrl.pipelines.histopipe import HistoPipe
 from simrl.pipelines.histopipe import histopipe as histopipe_pipeline
 from simrl.pipelines.laminar import laminar as laminar_pipeline
 from simrl.pipelines.nemo_rl_async import nemo_rl_async as nemo_rl_async_pipeline
@@ -84,8 +84,8 @@ def streamrl(
     the one with the shortest predicted makespan; the prediction assumes that a forward pass over `doubling_batch` + 1 sequences
     takes about twice as long as one over a single sequence (the paper uses a profile). `skewness_aware=False` distributes
     prompts by counts. The first epoch has no history and is also distributed by counts. With `ranker="oracle"`, lengths are
-    those of the epoch itself, for a share `ranker_accuracy` of the prompts, while the others are taken for one another: a
-    trained ranker of that accuracy, in the first epoch too. (Of the paper, the abstract says that a ranker model finds the
+    of the epoch itself, for a share `ranker_accuracy` of the prompts, while the others are taken for one another: a trained
+    ranker of this accuracy, in the first epoch too. (Of the paper, the abstract says that a ranker model finds the
     long-tail samples; no accuracy could be read there.)
     Not modelled: the ranker's own cost and training; adjusting the number of rollout workers.
     """

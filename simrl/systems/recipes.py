@@ -1,4 +1,4 @@
-"""Every recipe by its name, simrl's own and those of installed packages, and the systems that they make."""
+"""Every recipe by its name, of simrl and of installed packages, and the systems that recipes make."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from simrl.validation import call_error
 
 # In the order in which `simrl systems` lists them: the order of the modules, and of definition.
 _OWN: dict[str, Callable[..., System]] = {
-    each.__name__: each
+    function.__name__: function
     for module in (on_policy, off_policy, drafting)
-    for each in vars(module).values()
-    if isinstance(each, Recipe)
+    for function in vars(module).values()
+    if isinstance(function, Recipe)
 }
 RECIPES: Extended[System] = Extended(_OWN, "simrl.systems", "system")
 

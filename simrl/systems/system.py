@@ -130,30 +130,28 @@ class Recipe:
         self.__name__ = function.__name__
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
-        own = signature(function, eval_str=True).parameters
-        given = {key: parameter.default for key, parameter in own.items() if key in takes}
-        self._passed = tuple(given)
+        declared = signature(function, eval_str=True).parameters
+        passed = {key: parameter.default for key, parameter in declared.items() if key in takes}
+        self._passed = tuple(passed)
         self._takes = frozenset(takes)
-        self._defaults = {**_DEFAULTS, **defaults, **given}
-        first = list(own)
+        self._defaults = {**_DEFAULTS, **defaults, **passed}
+        first = list(declared)
         while first and first[-1] in takes:
             first.pop()
-        shared = [key for key in _KINDS if key in takes and key not in first]
-        self.__signature__ = Signature(
-            [own[key].replace(kind=Parameter.KEYWORD_ONLY) for key in first]
-            + [
-                Parameter(key, Parameter.KEYWORD_ONLY, default=self._defaults[key], annotation=_KINDS[key])
-                for key in shared
-            ]
-        )
+        shared = [
+            Parameter(key, Parameter.KEYWORD_ONLY, default=self._defaults[key], annotation=kind)
+            for key, kind in _KINDS.items()
+            if key in takes and key not in first
+        ]
+        self.__signature__ = Signature([declared[key].replace(kind=Parameter.KEYWORD_ONLY) for key in first] + shared)
 
     def __call__(self, **parameters: Any) -> System:
         """Raise pydantic's `ValidationError` for a value out of range, `InputError` if the function makes no `System`."""
-        own = {key: value for key, value in parameters.items() if key not in self._takes}
+        own_parameters = {key: value for key, value in parameters.items() if key not in self._takes}
         shared = Shared.model_validate(
-            self._defaults | {key: parameters[key] for key in parameters.keys() - own.keys()}
+            self._defaults | {key: parameters[key] for key in parameters.keys() - own_parameters.keys()}
         )
-        system = self.__wrapped__(**own, **{key: getattr(shared, key) for key in self._passed})
+        system = self.__wrapped__(**own_parameters, **{key: getattr(shared, key) for key in self._passed})
         if not isinstance(system, System):
             made = type(system).__name__
             raise InputError(f"system {self.__name__}: its function returns {made}, not a System; correct it")

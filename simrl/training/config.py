@@ -208,13 +208,13 @@ def trained_by(scenario: Mapping[str, Any]) -> str:
 def assumed_s(training: Mapping[str, Any], colocated: bool, known: Collection[str] = ()) -> dict[str, float]:
     """Return the assumed seconds of a system that still have their defaults, by field (`training.switch_s`), and the assumed
     rate of a storage that stands for seconds; without those that are `known` by the framework."""
-    asked = ["switch_s" if colocated else "publish_s", *([] if training["load_s"] is not None else ["load_overhead_s"])]
+    keys = ["switch_s" if colocated else "publish_s", *([] if training["load_s"] is not None else ["load_overhead_s"])]
     if (method := training.get("weight_sync")) and not colocated:
-        asked = ["weight_sync_storage_bytes_per_s"] if method == "file" else []
+        keys = ["weight_sync_storage_bytes_per_s"] if method == "file" else []
     defaults = TrainingConfig().model_dump()
     return {
         f"training.{key}": defaults[key]
-        for key in (*asked, "reward_s")
+        for key in (*keys, "reward_s")
         if 0 < defaults[key] == training[key] and key not in known
     }
 
@@ -224,5 +224,5 @@ def assumption(assumed: Iterable[tuple[str, float]]) -> str:
     values: dict[str, list[str]] = {}
     for key, value in assumed:
         values.setdefault(key, []).append(f"{value:g}")
-    settings = " ".join(f"{key}={' or '.join(of)}" for key, of in values.items())
+    settings = " ".join(f"{key}={' or '.join(alternatives)}" for key, alternatives in values.items())
     return f"Assumed seconds (set your own if known): {settings}"

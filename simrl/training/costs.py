@@ -72,7 +72,7 @@ class TrainingCosts:
         if not self.log_probs or not lengths.size:
             return []
         references = self.config.reference_passes
-        passes_s = self._own_passes * (self.pass_s(lengths, 1) + self._fetched_s(FULL_BYTES))
+        passes_s = self._own_passes * (self.sweep_s(lengths, 1) + self._fetched_s(FULL_BYTES))
         if references:
             passes_s += references * self.reference_s(lengths)
         return [("log_prob", self.log_probs * self.config.log_prob_overhead_s + passes_s)]
@@ -81,16 +81,16 @@ class TrainingCosts:
         """Return the seconds of one pass by the reference, overheads excluded. Swapping copies the policy's weights to the
         host, the reference's to the GPUs, and the policy's back; streamed weights come with the gathering of each
         micro-batch."""
-        mine = replace(self, model=self.reference or self.model, streams=self.config.reference_weights == "streamed")
-        pass_s = mine.pass_s(lengths, 1)
-        if self.config.reference_weights != "swapped":
-            return pass_s
-        copied = WEIGHT_BYTES * (2 * self._held(self.model) + self._held(mine.model))
-        return pass_s + copied / self.gpu.host_bytes_per_s
+        model, weights = self.reference or self.model, self.config.reference_weights
+        sweep_s = replace(self, model=model, streams=weights == "streamed").sweep_s(lengths, 1)
+        if weights != "swapped":
+            return sweep_s
+        copied = WEIGHT_BYTES * (2 * self._held(self.model) + self._held(model))
+        return sweep_s + copied / self.gpu.host_bytes_per_s
 
     def _held(self, model: ModelShape) -> float:
-        """Return the parameters of one copy of a model that a GPU holds: all GPUs divide them (FSDP), or those of a copy, with
-        expert parallelism more of them the routed experts."""
+        """Return the parameters of one copy of a model that a GPU holds: all GPUs divide them (FSDP), or the GPUs of a copy do;
+        with expert parallelism, more GPUs divide the routed experts."""
         config = self.config
         if config.sharding == "fsdp":
             return model.parameters / self.gpus
@@ -109,8 +109,8 @@ class TrainingCosts:
         return WEIGHT_BYTES if self.config.lora else FULL_BYTES + MOMENT_BYTES
 
     def _fetched_s(self, bytes_per_parameter: int) -> float:
-        """Return the seconds in which a phase fetches its states from the host and returns them, if these are offloaded, as
-        rollout runs on these GPUs, too."""
+        """Return the seconds in which a phase fetches its states from the host and returns them; 0 unless phases offload states
+        because rollout runs on these GPUs, too."""
         if self.config.offload != "phases" or not self.switch:
             return 0.0
         return 2 * bytes_per_parameter * self.model.parameters / self.gpus / self.copied_bytes_per_s
@@ -124,16 +124,16 @@ class TrainingCosts:
     def offloaded_bytes(self) -> float:
         """Bytes of states that a GPU copies from and to the host for an update: with `phases` in each log-prob pass, in the
         update and in the weight sync, with `switch` before and after rollout."""
-        each = FULL_BYTES * (self._own_passes + 1) + self._update_bytes
-        copied = {"switch": self._kept_bytes, "phases": each * self.model.parameters / self.gpus, "none": 0.0}
+        fetched = FULL_BYTES * (self._own_passes + 1) + self._update_bytes
+        copied = {"switch": self._kept_bytes, "phases": fetched * self.model.parameters / self.gpus, "none": 0.0}
         return 2 * copied[self.config.offload]
 
     def update(self, lengths: Ints, minibatches: int, begins: bool = True) -> list[Phase]:
         """Return the training phase: gradients and optimizer steps on some sequences, in `minibatches`, `ppo_epochs` times.
-        What an update costs once is in the part that begins it."""
+        Costs that occur once an update are in the part that begins it."""
         parts = [part for part in np.array_split(lengths, minibatches) if part.size]
-        each_s = self.config.minibatch_overhead_s + (2 if self.critic else 1) * self.optimizer_s
-        passes_s = self.config.ppo_epochs * each_s * max(len(parts), 1)
+        minibatch_s = self.config.minibatch_overhead_s + (2 if self.critic else 1) * self.optimizer_s
+        passes_s = self.config.ppo_epochs * minibatch_s * max(len(parts), 1)
         for part in parts:
             passes_s += sum(seconds for _, seconds in self.gradients(part))
         once_s = self.config.update_overhead_s + self._fetched_s(self._update_bytes) if begins else 0.0
@@ -142,7 +142,7 @@ class TrainingCosts:
     def gradients(self, lengths: Ints) -> list[Phase]:
         """Return the forward and backward passes over some sequences, by the policy and the critic, in all PPO epochs."""
         models = 2 if self.critic == "serial" else 1
-        return [("train", self.config.ppo_epochs * models * self.pass_s(lengths, 3))]
+        return [("train", self.config.ppo_epochs * models * self.sweep_s(lengths, 3))]
 
     def after(self, version: int, publish: bool = True) -> list[Phase]:
         """Return the phases after the work: the weights go to the rollout workers (if published), and at times to disk."""
@@ -176,7 +176,7 @@ class TrainingCosts:
         """Seconds to move all states over the network to where another number of GPUs needs them."""
         return self.config.switch_s + self.state_bytes / self.gpu.network_bytes_per_s
 
-    def pass_s(self, lengths: Ints, passes: int) -> float:
+    def sweep_s(self, lengths: Ints, passes: int) -> float:
         """Return the seconds of one sweep over the sequences: `passes` is 1 for a forward pass, 3 with the backward pass.
 
         A fixed number of sequences is padded to the longest of the micro-batch, for all but attention, unless padding is
@@ -188,8 +188,8 @@ class TrainingCosts:
         executed pass by pass (`stages`); the last one has the output head, and no fewer layers than others.
         """
         config = self.config
-        room = (config.log_prob_tokens_per_microbatch if passes == 1 else None) or config.tokens_per_microbatch
-        budget = max(room, int(lengths.max()))
+        most_tokens = (config.log_prob_tokens_per_microbatch if passes == 1 else None) or config.tokens_per_microbatch
+        budget = max(most_tokens, int(lengths.max()))
         order = longest_first(lengths)
         rank_of = deal(lengths, order, self.ranks)
         if config.microbatching == "fixed":
@@ -198,17 +198,14 @@ class TrainingCosts:
             packed = config.remove_padding
             sums = [
                 (part.sum() if packed else part.size * part.max(), (part**2).sum(), part.size)
-                for each in parts
-                for part in each
+                for of_rank in parts
+                for part in of_rank
             ]
             tokens, squares, sequences = np.array(sums, np.float64).T
         else:
             bin_of, ranks = pack(lengths, order, rank_of, budget)
-            tokens, squares, sequences = (
-                np.bincount(bin_of, lengths),
-                np.bincount(bin_of, lengths**2),
-                np.bincount(bin_of),
-            )
+            sequences = np.bincount(bin_of)
+            tokens, squares = np.bincount(bin_of, lengths), np.bincount(bin_of, lengths**2)
             if config.microbatching == "padded" and config.pipeline_parallel > 1:
                 tokens[:] = tokens.max()
         work, stages = self._work_s(tokens, squares / 2, passes), config.pipeline_parallel
@@ -231,8 +228,7 @@ class TrainingCosts:
 
     @property
     def _forward_share(self) -> float:
-        """Return the part of an update's seconds that is forward: one sweep of three, or of four where activations are
-        recomputed."""
+        """Part of an update's seconds that is forward: one sweep of three, or of four where activations are recomputed."""
         return 1 / (3 + (self.config.recompute is not False))
 
     @property
@@ -277,15 +273,14 @@ class TrainingCosts:
         moved = OPTIMIZER_BYTES * self.model.parameters / self.gpus / (self.gpu.memory_bytes_per_s * MEMORY_SHARE)
         if config.sharding == "fsdp" or self.ranks == 1:
             return moved
-        mine = self._held(self.model)
-        return moved + (4 + 2) * mine * (1 - 1 / self.ranks) / self.gpu.bytes_per_s_among(self.gpus)
+        return moved + (4 + 2) * self._held(self.model) * (1 - 1 / self.ranks) / self.gpu.bytes_per_s_among(self.gpus)
 
     def fixed_microbatches(self, lengths: Ints, budget_tokens: int) -> list[Ints]:
         """Return the micro-batches of one rank with fixed numbers of sequences, none above the budget if padded."""
         if self.config.microbatches:
             return [part for part in np.array_split(lengths, self.config.microbatches) if part.size]
-        each = self.config.sequences_per_microbatch or max(1, budget_tokens // int(lengths.max(initial=1)))
-        return [lengths[i : i + each] for i in range(0, lengths.size, each)]
+        size = self.config.sequences_per_microbatch or max(1, budget_tokens // int(lengths.max(initial=1)))
+        return [lengths[i : i + size] for i in range(0, lengths.size, size)]
 
     @property
     def state_bytes(self) -> float:
@@ -294,10 +289,10 @@ class TrainingCosts:
         divide. Products in 8 bits keep copies of their weights."""
         config, held = self.config, self._held(self.model)
         copies = 0 if self.precision == "bf16" else COPY_BYTES * held
-        each = WEIGHT_BYTES if config.lora else BYTES_PER_PARAMETER
-        whole = min(each, WEIGHT_BYTES + GRADIENT_BYTES)
-        one = copies + whole * held + (each - whole) * self.model.parameters / self.gpus
-        return one if self.critic is None else 2 * one
+        parameter = WEIGHT_BYTES if config.lora else BYTES_PER_PARAMETER
+        whole = min(parameter, WEIGHT_BYTES + GRADIENT_BYTES)
+        of_model = copies + whole * held + (parameter - whole) * self.model.parameters / self.gpus
+        return of_model if self.critic is None else 2 * of_model
 
     @property
     def _kept_bytes(self) -> float:
@@ -336,7 +331,7 @@ class TrainingCosts:
 
 
 def _places(ranks: Ints) -> Ints:
-    """Return the place of each micro-batch among those of its rank."""
+    """Return the place of each micro-batch among the micro-batches of its rank."""
     order = np.argsort(ranks, kind="stable")
     first = np.searchsorted(ranks[order], ranks[order])
     places = np.empty_like(order)
@@ -369,17 +364,10 @@ def pack(lengths: Ints, order: Ints, rank_of: Ints, budget_tokens: int) -> tuple
     """Return the micro-batch of each sequence, and the rank of each micro-batch (AReaL Algorithm 1): in `order`, each sequence
     goes into the micro-batch of its rank with room that has the fewest sequences, or into a new one."""
     n = lengths.size
-    bin_of, rank, tokens, count = (
-        np.empty(n, np.int64),
-        np.empty(n, np.int64),
-        np.zeros(n, np.int64),
-        np.zeros(n, np.int64),
-    )
-    ranks = 0
-    for each in rank_of:
-        ranks = max(ranks, each + 1)
-    latest = np.empty(ranks, np.int64)  # of each rank, and of each micro-batch the one before on its rank
-    latest[:] = -1
+    bin_of, rank = np.empty(n, np.int64), np.empty(n, np.int64)
+    tokens, count = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    ranks = rank_of.max() + 1 if rank_of.size else 0
+    latest = np.full(ranks, -1)  # of each rank, and of each micro-batch the one before on its rank
     before = np.empty(n, np.int64)
     bins = 0
     for i in order:

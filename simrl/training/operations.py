@@ -96,8 +96,7 @@ def microbatches_s(
     """Return the seconds of micro-batches of `tokens`, which attend to `attended` tokens in sum (causal: half the square of
     each sequence's length), forward or forward and backward, where all GPUs of a sequence and of a layer share the work.
     The layers' matrix products are in `precision`; attention, norms and the output head have 16 bits or more."""
-    mine = tokens / config.sequence_parallel
-    work = _TrainingPass(model, gpu, config, mine, backward, precision)
+    work = _TrainingPass(model, gpu, config, tokens / config.sequence_parallel, backward, precision)
     plain = (model.mlp_layers or model.layers) - model.expert_layers
     layers_s = model.full_layers * work.attention_s(attended, tokens)
     if model.window_layers:
@@ -114,13 +113,13 @@ def microbatches_s(
 
 @dataclass(frozen=True)
 class _TrainingPass:
-    """One pass of a GPU over `mine` tokens of each micro-batch: the seconds of a layer's parts, of which each GPU that shares
+    """One pass of a GPU over its `tokens` of each micro-batch: the seconds of a layer's parts, of which each GPU that shares
     the layer does its share."""
 
     model: ModelShape
     gpu: Gpu
     config: TrainingConfig
-    mine: Floats
+    tokens: Floats
     backward: bool
     precision: str
 
@@ -148,25 +147,27 @@ class _TrainingPass:
     def traffic(self) -> _Traffic:
         return TRAFFIC[self.config.kernels]
 
-    def product_s(self, of: _Matrices, precision: str) -> Floats:
-        rate = self.gpu.matmul_flops(precision) * of.inner / (of.inner + HALF_K * of.cut)
-        return 2.0 * self.mine * of.inner * sum(of.outers) / self.config.tensor_parallel / rate
+    def product_s(self, matrix: _Matrices, precision: str) -> Floats:
+        rate = self.gpu.matmul_flops(precision) * matrix.inner / (matrix.inner + HALF_K * matrix.cut)
+        return 2.0 * self.tokens * matrix.inner * sum(matrix.outers) / self.config.tensor_parallel / rate
 
     def moved_s(self, element_bytes: float, kernels: float, tokens: Floats | None = None) -> Floats:
-        """Return the seconds of element-wise kernels that move so many bytes a token of a GPU's part of the layer."""
-        mine = self.mine / self.config.tensor_parallel if tokens is None else tokens
+        """Return the seconds of element-wise kernels that move `element_bytes` a token of a GPU's part of the layer."""
+        tokens = self.tokens / self.config.tensor_parallel if tokens is None else tokens
         bandwidth = self.gpu.memory_bytes_per_s * MEMORY_SHARE
-        return self.sweeps * (element_bytes * mine / bandwidth + kernels * LAUNCH_S)
+        return self.sweeps * (element_bytes * tokens / bandwidth + kernels * LAUNCH_S)
 
     def products_s(self, matrices: Sequence[_Matrices]) -> Floats:
         """Return the seconds of matrix products, with adapters and casts to 8 bits beside them."""
-        seconds = self.products * sum((self.product_s(of, self.precision) for of in matrices), np.zeros_like(self.mine))
+        seconds = self.products * sum(
+            (self.product_s(matrix, self.precision) for matrix in matrices), np.zeros_like(self.tokens)
+        )
         if self.config.lora:
-            pairs = [(of.inner, outer) for of in matrices for outer in of.outers]
+            pairs = [(matrix.inner, outer) for matrix in matrices for outer in matrix.outers]
             moved = sum(ADAPTER_BYTES[0] * inner + ADAPTER_BYTES[1] * outer for inner, outer in pairs)
             seconds = seconds + self.moved_s(moved, ADAPTER_KERNELS * len(pairs))
         if self.precision != "bf16":
-            cast = sum(of.inner * (1 + self.again) + sum(of.outers) * self.backward for of in matrices)
+            cast = sum(matrix.inner * (1 + self.again) + sum(matrix.outers) * self.backward for matrix in matrices)
             seconds = seconds + self.moved_s(CAST_BYTES * cast / self.sweeps, 0)
         return seconds
 
@@ -227,17 +228,17 @@ class _TrainingPass:
         model, config, traffic = self.model, self.config, self.traffic
         parallel, chosen, inner = config.expert_parallel, model.experts_per_token, model.moe_intermediate
         hidden = model.expert_hidden or model.hidden
-        mine = self.mine / config.tensor_parallel
+        tokens = self.tokens / config.tensor_parallel
         imbalance = config.expert_imbalance if parallel > 1 else 1.0
-        routed = mine * chosen * imbalance  # of the busiest GPU, which as many tokens reach as work there
+        routed = tokens * chosen * imbalance  # of the busiest GPU, which as many tokens reach as work there
         share, half = EXPERTS[self.precision]
-        rows = (mine if parallel > 1 else self.mine) * chosen * imbalance * parallel / model.experts
+        rows = (tokens if parallel > 1 else self.tokens) * chosen * imbalance * parallel / model.experts
         rate = self.gpu.matmul_flops(self.precision) * share * rows / (rows + half)
         work_s = self.products * 2.0 * routed * model.expert_parameters / rate
         if not config.grouped_experts:
             operations = ADAPTED_EXPERT_OPERATIONS if config.lora else EXPERT_OPERATIONS
             work_s = np.maximum(work_s, self.sweeps * model.experts / parallel * operations * HOST_LAUNCH_S)
-        router_s = self.sweeps * 2.0 * mine * model.hidden * model.experts / self.gpu.matmul_flops("bf16")
+        router_s = self.sweeps * 2.0 * tokens * model.hidden * model.experts / self.gpu.matmul_flops("bf16")
 
         moved: float = (EXPERT_TRAFFIC + SORTED_BYTES * (parallel > 1)) * hidden + traffic.gate * inner
         if config.lora:
@@ -261,13 +262,13 @@ class _TrainingPass:
         the tokens shared between them), with sequence parallelism (Ulysses) all heads of some tokens for all tokens of some
         heads, and back."""
         model, tp, sp = self.model, self.config.tensor_parallel, self.config.sequence_parallel
-        total = np.zeros_like(self.mine)
+        total = np.zeros_like(self.tokens)
         if tp > 1:
-            moved = 2 * 2 * 2.0 * self.mine * model.hidden * (1 - 1 / tp)
+            moved = 2 * 2 * 2.0 * self.tokens * model.hidden * (1 - 1 / tp)
             total = total + self.passes * (moved / self.gpu.bytes_per_s_among(tp) + 4 * COLLECTIVE_S)
         if sp > 1:
             heads = 2 * (model.heads + model.kv_heads) * model.head_dim
-            moved = 2.0 * self.mine * heads * (1 - 1 / sp)
+            moved = 2.0 * self.tokens * heads * (1 - 1 / sp)
             total = total + self.passes * (moved / self.gpu.bytes_per_s_among(sp) + 4 * COLLECTIVE_S)
         return total
 
@@ -277,5 +278,5 @@ class _TrainingPass:
         work_s = (3 - self.config.lora if self.backward else 1) * self.product_s(
             _Matrices(self.model.hidden, (vocab,)), "bf16"
         )
-        moved = self.traffic.logits * vocab * self.mine / self.config.tensor_parallel
+        moved = self.traffic.logits * vocab * self.tokens / self.config.tensor_parallel
         return work_s + (3 if self.backward else 1) * moved / (self.gpu.memory_bytes_per_s * MEMORY_SHARE)

@@ -143,7 +143,7 @@ def moved_bytes(config: TrainingConfig, model: ModelShape) -> float:
 
 
 def tensors_held(config: TrainingConfig, model: ModelShape) -> float:
-    """Return the tensors of which a GPU of the trainer has a part: those of its pipeline stage, of its experts."""
+    """Return the number of tensors of which a GPU of the trainer has a part: of its pipeline stage and its experts."""
     experts = model.mlp_matrices * model.expert_layers * model.experts
     return (model.tensors - experts + experts / config.expert_parallel) / config.pipeline_parallel
 

@@ -113,7 +113,7 @@ def test_every_page_of_the_documentation_is_in_its_index():
 def test_the_page_of_extensions_has_the_files_that_are_run():
     page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
     files = [EXAMPLES / "pyproject.toml", *EXAMPLES.glob("*.py")]
-    assert len(files) == 5
+    assert len(files) == 6
     for file in files:
         assert f"```{'toml' if file.suffix == '.toml' else 'python'}\n{file.read_text()}```\n" in page, file.name
 

@@ -129,13 +129,13 @@ def test_a_workers_batch_of_96_takes_what_was_predicted_for_it():
         workload={"synthetic": {**lengths, "prompt_share": 0.6}},
         profile={"path": "profiles/qwen3-14b_h100_tp2.parquet"},
     )
-    begun, begin = [], histopipe._Steps.begin
+    begun, begin = [], histopipe._Steps._begin
 
     def begins(steps, step, worker):
-        begun.append((worker, steps.run.env.now, step.predicted_s[worker], len(step.parts[worker])))
+        begun.append((worker, steps._run.env.now, step.plan.predicted_s[worker], len(step.plan.parts[worker])))
         begin(steps, step, worker)
 
-    with patch.object(histopipe._Steps, "begin", begins):
+    with patch.object(histopipe._Steps, "_begin", begins):
         segments = rows(simulate(config).segments)
     ranked = [one for one in begun if one[2]]
     for worker, at_s, predicted_s, samples in ranked[: len(ranked) // 2]:

@@ -190,6 +190,12 @@ def test_tokens_that_were_dropped_or_carried_and_samples_that_moved_are_told_whe
     assert told.count("areal(eta=2)¹,²,³ ") == 2
 
 
+def test_the_row_of_a_system_that_drops_stale_samples_leads_to_their_number(compared, capsys, monkeypatch):
+    lines = short(compared, capsys, monkeypatch, {"stale_samples": 0}, {"stale_samples": 1234}, columns=200)
+    assert "¹ 1,234 samples were too stale and dropped" in lines
+    assert sum("areal(eta=2)¹" in line for line in lines) == 1
+
+
 ASYNC = {"system": "areal(rollout_share=0.5, eta=4)", "colocated": False, "rollout_gpus": 32, "train_gpus": 32}
 SYNC = {"colocated": True}
 

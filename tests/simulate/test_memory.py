@@ -8,7 +8,7 @@ from simrl.engine.state import Limits
 from simrl.errors import InputError
 from simrl.profile.model_shape import MODELS
 from simrl.scenario.model import Scenario
-from simrl.simulate.memory import groups_of, room_tokens
+from simrl.simulate.memory import cache_capacity_tokens, layer_groups
 from simrl.simulate.prepare import prepare
 from tests.helpers import one_second_a_pass
 from tests.schedule_scenarios import EnginePlayer, ReferencePlayer, different_passes, hybrid_scenario, play
@@ -32,16 +32,16 @@ def scenario(model: str, path: str, tp: int, ep: int = 1, **changes: object) -> 
 
 def test_a_block_of_a_hybrid_grows_until_a_state_fits_it() -> None:
     # vLLM's log: "Setting attention block size to 544 tokens", Qwen3-Next on one GPU.
-    assert groups_of(MODELS["qwen3-next-80b-a3b"], 1, 16, 1.0)[:4] == (1, 0, 3, 544)
+    assert layer_groups(MODELS["qwen3-next-80b-a3b"], 1, 16, 1.0)[:4] == (1, 0, 3, 544)
     # Two KV heads on four GPUs are copied: a quarter of the state beside half of the KV.
-    assert groups_of(MODELS["qwen3-next-80b-a3b"], 4, 16, 1.0)[:4] == (1, 0, 3, 272)
-    assert groups_of(MODELS["qwen3-next-80b-a3b"], 1, 16, 0.5).block_size == 1072
-    whole = groups_of(MODELS["qwen3.5-27b"], 1, 16, 1.0)
+    assert layer_groups(MODELS["qwen3-next-80b-a3b"], 4, 16, 1.0)[:4] == (1, 0, 3, 272)
+    assert layer_groups(MODELS["qwen3-next-80b-a3b"], 1, 16, 0.5).block_size == 1072
+    whole = layer_groups(MODELS["qwen3.5-27b"], 1, 16, 1.0)
     assert whole.state * whole.block_bytes == pytest.approx(MODELS["qwen3.5-27b"].state_bytes, rel=0.002)
 
 
 def test_layers_with_windows_have_a_group_of_their_own() -> None:
-    groups = groups_of(MODELS["gpt-oss-120b"], 1, 16, 1.0)
+    groups = layer_groups(MODELS["gpt-oss-120b"], 1, 16, 1.0)
     assert groups == (1, 1, 0, 16, 18 * 16 * 2 * 2 * 8 * 64)
 
 
@@ -79,7 +79,7 @@ def test_a_cache_of_given_tokens_holds_them_and_as_many_sequences_as_run(
     for _ in range(4096):
         engine.submit(1000, 2)
     engine.settle(0.0)
-    held = room_tokens(limits._replace(max_num_batched_tokens=1 << 20), 1000) / 1000
+    held = cache_capacity_tokens(limits._replace(max_num_batched_tokens=1 << 20), 1000) / 1000
     assert engine.running == pytest.approx(held, abs=2)
 
 

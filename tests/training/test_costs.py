@@ -157,8 +157,8 @@ def test_a_reference_of_its_own_size_is_paid_by_its_own_shape():
         own, log_probs=2, reference=teacher, config=own.config.model_copy(update={"reference_model": "x"})
     )
     ((_, both_s),) = with_teacher.inference(sequences)
-    teacher_s = replace(own, model=teacher).pass_s(sequences, 1)
-    assert both_s == pytest.approx(own.pass_s(sequences, 1) + teacher_s + 2 * 2.0) and teacher_s > own.pass_s(
+    teacher_s = replace(own, model=teacher).sweep_s(sequences, 1)
+    assert both_s == pytest.approx(own.sweep_s(sequences, 1) + teacher_s + 2 * 2.0) and teacher_s > own.sweep_s(
         sequences, 1
     )
 
@@ -173,15 +173,15 @@ def test_the_overhead_of_an_update_is_paid_once_whatever_its_mini_batches_and_ep
 
 def test_a_phase_ends_when_its_slowest_rank_does():
     both = np.array([100, 10])
-    two = costs(gpus=2).pass_s(both, 1)
+    two = costs(gpus=2).sweep_s(both, 1)
     assert two == pytest.approx(flops(100) / (0.35 * 1e6))
-    assert costs(gpus=1).pass_s(both, 1) == pytest.approx((flops(100) + flops(10)) / (0.35 * 1e6))
+    assert costs(gpus=1).sweep_s(both, 1) == pytest.approx((flops(100) + flops(10)) / (0.35 * 1e6))
 
 
 def test_gpus_that_share_a_sequence_are_faster_at_it_and_make_fewer_ranks():
     shared = costs(gpus=4, sequence_parallel=2)
     assert shared.ranks == 2
-    assert shared.pass_s(np.array([100]), 1) == pytest.approx(flops(100) / (2 * 0.35 * 1e6))
+    assert shared.sweep_s(np.array([100]), 1) == pytest.approx(flops(100) / (2 * 0.35 * 1e6))
 
 
 def test_mini_batches_are_updates_one_after_the_other_each_waiting_for_its_slowest_rank():
@@ -204,17 +204,17 @@ def test_a_micro_batch_never_takes_less_than_gathering_the_sharded_weights():
     lengths = np.array([10] * 8)
     together = costs(gpus=4, gpu=slow_network, tokens_per_microbatch=20)
     apart = costs(gpus=4, gpu=slow_network, tokens_per_microbatch=10)
-    assert together.pass_s(lengths, 3) == pytest.approx(4 * sharded)  # gathered twice; gradients are fp32
-    assert apart.pass_s(lengths, 3) == pytest.approx(2 * 4 * sharded)  # two micro-batches
-    assert costs(gpus=1, gpu=slow_network).pass_s(lengths, 3) == pytest.approx(3 * 8 * flops(10) / (0.35 * 1e6))
+    assert together.sweep_s(lengths, 3) == pytest.approx(4 * sharded)  # gathered twice; gradients are fp32
+    assert apart.sweep_s(lengths, 3) == pytest.approx(2 * 4 * sharded)  # two micro-batches
+    assert costs(gpus=1, gpu=slow_network).sweep_s(lengths, 3) == pytest.approx(3 * 8 * flops(10) / (0.35 * 1e6))
 
 
 def test_ranks_that_gather_weights_wait_for_each_other_in_every_micro_batch_and_others_at_the_end_alone():
     """Two ranks: 100 and 10 + 10 + 10 tokens, then 60 and 40: the longer of each place, or of the sums."""
     lengths = np.array([100, 60, 50, 40, 40])  # dealt: 100 + 40, 60 + 50 + 40; micro-batches of one sequence
     alone = {"microbatching": "fixed", "sequences_per_microbatch": 1, "remove_padding": True}
-    together = costs(gpus=2, **alone).pass_s(lengths, 1)
-    apart = costs(gpus=2, sharding="optimizer", **alone).pass_s(lengths, 1)
+    together = costs(gpus=2, **alone).sweep_s(lengths, 1)
+    apart = costs(gpus=2, sharding="optimizer", **alone).sweep_s(lengths, 1)
     assert together == pytest.approx(sum(map(flops, (100, 50, 40))) / (0.35 * 1e6))
     assert apart == pytest.approx(max(flops(100) + flops(40), flops(60) + flops(50) + flops(40)) / (0.35 * 1e6))
 
@@ -229,7 +229,7 @@ def test_a_fixed_number_of_sequences_never_beats_a_token_budget(lengths, gpus):
     """Both have the memory of the budget. What is fixed is padded, and has at least as many micro-batches."""
     of = {"gpus": gpus, "sharding": "optimizer", "tokens_per_microbatch": 20_000}
     dynamic, packed, padded = (
-        costs(**of, **how).pass_s(lengths, 3)
+        costs(**of, **how).sweep_s(lengths, 3)
         for how in ({}, {"microbatching": "fixed", "remove_padding": True}, {"microbatching": "fixed"})
     )
     assert dynamic <= packed * (1 + 1e-9)
@@ -239,11 +239,11 @@ def test_a_fixed_number_of_sequences_never_beats_a_token_budget(lengths, gpus):
 def test_a_fixed_number_of_sequences_is_padded_to_the_longest_even_where_one_micro_batch_holds_all():
     """A rank with few sequences has one micro-batch, whatever packs them."""
     lengths = np.array([300, 100, 200, 200])
-    dynamic, fixed = costs().pass_s(lengths, 1), costs(microbatching="fixed").pass_s(lengths, 1)
+    dynamic, fixed = costs().sweep_s(lengths, 1), costs(microbatching="fixed").sweep_s(lengths, 1)
     padded = sum(map(flops, lengths)) + DENSE * (4 * 300 - 800)  # attention sees no padding
     assert dynamic == pytest.approx(sum(map(flops, lengths)) / (0.35 * 1e6))
     assert fixed == pytest.approx(padded / (0.35 * 1e6))
-    assert costs(microbatching="fixed", remove_padding=True).pass_s(lengths, 1) == pytest.approx(dynamic)
+    assert costs(microbatching="fixed", remove_padding=True).sweep_s(lengths, 1) == pytest.approx(dynamic)
 
 
 def test_micro_batches_of_a_fixed_count_have_equal_numbers_of_sequences_and_room_for_the_longest():
@@ -270,8 +270,8 @@ def test_micro_batches_by_tokens_fill_a_pipeline_better_than_a_fixed_count():
     """AReaL §7.5: 32 micro-batches against a budget of 32,768 tokens; its gain, 30 % on average, is not an input."""
     drawn = np.random.default_rng(1).lognormal(np.log(6000), 0.9, 2048).clip(100, 27_648).astype(np.int64)
     staged = {"gpus": 32, "pipeline_parallel": 2, "sharding": "optimizer"}
-    fixed = costs(microbatching="fixed", microbatches=32, remove_padding=True, **staged).pass_s(drawn, 3)
-    assert 1.1 < fixed / costs(**staged).pass_s(drawn, 3) < 1.6
+    fixed = costs(microbatching="fixed", microbatches=32, remove_padding=True, **staged).sweep_s(drawn, 3)
+    assert 1.1 < fixed / costs(**staged).sweep_s(drawn, 3) < 1.6
 
 
 def test_padded_micro_batches_cost_as_much_as_the_longest_with_pipeline_stages_alone():
@@ -279,13 +279,13 @@ def test_padded_micro_batches_cost_as_much_as_the_longest_with_pipeline_stages_a
     staged = {"tokens_per_microbatch": 4096, "gpus": 2, "pipeline_parallel": 2, "mfu": None, "log_prob_mfu": None}
     staged |= {"sharding": "optimizer", "gpu": H100, "model": LARGE}
     dynamic, padded, equal = (
-        costs(microbatching=how, **staged).pass_s(of, 3)
+        costs(microbatching=how, **staged).sweep_s(of, 3)
         for how, of in (("dynamic", lengths), ("padded", lengths), ("dynamic", np.array([4096, 4096])))
     )
     assert dynamic < padded
     assert padded == pytest.approx(equal, rel=0.06)  # but for attention, which sees no padding
     one_stage = {**staged, "pipeline_parallel": 1}
-    assert costs(microbatching="padded", **one_stage).pass_s(lengths, 3) == costs(**one_stage).pass_s(lengths, 3)
+    assert costs(microbatching="padded", **one_stage).sweep_s(lengths, 3) == costs(**one_stage).sweep_s(lengths, 3)
 
 
 @pytest.mark.parametrize(
@@ -324,21 +324,21 @@ def test_a_swapped_reference_costs_three_copies_of_the_weights_and_a_streamed_on
         for where in ("resident", "swapped", "streamed")
     )
     assert swapped - resident == pytest.approx(3 * MODEL.weight_bytes / 10.0)
-    pass_s = costs(**of).pass_s(lengths, 1)
+    pass_s = costs(**of).sweep_s(lengths, 1)
     assert streamed - resident == pytest.approx(2 * MODEL.weight_bytes / 10.0 - pass_s)  # hides what it computes
 
 
 def test_the_host_s_time_of_a_sequence_is_paid_by_the_rank_that_has_it():
     lengths = np.array([10, 10, 10, 10])
     plain, slow = costs(gpus=2), costs(gpus=2, update_sequence_s=0.5, log_prob_sequence_s=0.25)
-    assert slow.pass_s(lengths, 3) - plain.pass_s(lengths, 3) == pytest.approx(2 * 0.5)
-    assert slow.pass_s(lengths, 1) - plain.pass_s(lengths, 1) == pytest.approx(2 * 0.25)
+    assert slow.sweep_s(lengths, 3) - plain.sweep_s(lengths, 3) == pytest.approx(2 * 0.5)
+    assert slow.sweep_s(lengths, 1) - plain.sweep_s(lengths, 1) == pytest.approx(2 * 0.25)
 
 
 def test_a_sequence_longer_than_the_budget_is_a_micro_batch_of_its_own():
     slow_network = GPU.model_copy(update={"link_bytes_per_s": 100.0})  # four GPUs are in one node
     alone = costs(gpus=2, gpu=slow_network, tokens_per_microbatch=8)
-    assert alone.pass_s(np.array([10, 10, 10, 10]), 1) == pytest.approx(
+    assert alone.sweep_s(np.array([10, 10, 10, 10]), 1) == pytest.approx(
         2 * MODEL.weight_bytes / 2 / (LINK_SHARE * 100.0)
     )
 
@@ -396,7 +396,7 @@ def test_a_forward_pass_is_the_sum_of_its_matrix_products_and_its_attention_coun
     for inner, outer in [*matrices * 28, (3584, 152064)]:
         seconds += 2 * tokens * inner * outer / (989e12 * 0.8 * inner / (inner + 130))
     attention_s = 28 * 4 * 3584 * tokens**2 / 2 / (560e12 * 0.66 * tokens / (tokens + 500))
-    forward_s = computed(gpu=WITHOUT_MEMORY).pass_s(np.array([tokens]), 1)
+    forward_s = computed(gpu=WITHOUT_MEMORY).sweep_s(np.array([tokens]), 1)
     assert forward_s == pytest.approx(seconds + attention_s + launches_s)
 
 
@@ -405,7 +405,7 @@ def test_what_a_gpu_reaches_follows_from_the_shapes():
 
     def utilisation(model: ModelShape, passes: int) -> float:
         lengths = np.full(16, 8192)
-        seconds = computed(model=model).pass_s(lengths, passes)
+        seconds = computed(model=model).sweep_s(lengths, passes)
         return passes * 16 * model.forward_flops(8192.0, 8192.0**2 / 2) / (H100.bf16_flops * seconds)
 
     assert 0.35 < utilisation(LARGE, 3) < utilisation(LARGE, 1) < 0.6
@@ -426,21 +426,21 @@ def test_what_a_gpu_reaches_follows_from_the_shapes():
 )
 def test_an_update_is_slower_with_what_makes_it_slower(slower, faster):
     lengths = np.array([16384, 4096])
-    assert computed(**slower).pass_s(lengths, 3) > 1.01 * computed(**faster).pass_s(lengths, 3)
+    assert computed(**slower).sweep_s(lengths, 3) > 1.01 * computed(**faster).sweep_s(lengths, 3)
 
 
 def test_recomputed_activations_are_one_more_forward_pass_of_the_layers():
     lengths, head = np.array([8192]), LARGE.model_copy(update={"layers": 1})
     whole, kept = computed(), computed(recompute=False)
-    again_s = whole.pass_s(lengths, 3) - kept.pass_s(lengths, 3)
-    layer_s = (whole.pass_s(lengths, 1) - computed(model=head).pass_s(lengths, 1)) / 27
+    again_s = whole.sweep_s(lengths, 3) - kept.sweep_s(lengths, 3)
+    layer_s = (whole.sweep_s(lengths, 1) - computed(model=head).sweep_s(lengths, 1)) / 27
     assert again_s == pytest.approx(28 * layer_s)
 
 
 def test_gpus_that_share_layers_are_faster_but_talk():
     lengths = np.array([8192])
-    alone, shared = computed().pass_s(lengths, 3), computed(4, tensor_parallel=4).pass_s(lengths, 3)
-    silent = computed(4, tensor_parallel=4, gpu=H100.model_copy(update={"link_bytes_per_s": 1e30})).pass_s(lengths, 3)
+    alone, shared = computed().sweep_s(lengths, 3), computed(4, tensor_parallel=4).sweep_s(lengths, 3)
+    silent = computed(4, tensor_parallel=4, gpu=H100.model_copy(update={"link_bytes_per_s": 1e30})).sweep_s(lengths, 3)
     assert alone / 4 < silent < shared < alone / 2
     talk_s = (
         28 * 3 * 2 * 2 * 2 * 8192 * 3584 * 3 / 4 / (LINK_SHARE * 450e9)
@@ -453,16 +453,16 @@ def test_pipeline_stages_pay_off_with_many_micro_batches_and_not_with_one():
     one, many = np.array([8192]), np.full(64, 8192)
     budget = {"tokens_per_microbatch": 8192}
     alone, staged = computed(**budget), computed(4, pipeline_parallel=4, **budget)
-    assert staged.pass_s(one, 3) == pytest.approx(alone.pass_s(one, 3))
-    assert alone.pass_s(many, 3) / 4 < staged.pass_s(many, 3) < alone.pass_s(many, 3) / 3
+    assert staged.sweep_s(one, 3) == pytest.approx(alone.sweep_s(one, 3))
+    assert alone.sweep_s(many, 3) / 4 < staged.sweep_s(many, 3) < alone.sweep_s(many, 3) / 3
 
 
 def test_adapters_spare_gradients_and_cost_memory_traffic():
     lengths = np.array([8192])
-    full, adapted = (computed(lora=lora, gpu=WITHOUT_MEMORY).pass_s(lengths, 3) for lora in (False, True))
+    full, adapted = (computed(lora=lora, gpu=WITHOUT_MEMORY).sweep_s(lengths, 3) for lora in (False, True))
     assert adapted < 0.9 * full
     small = MODELS["qwen3-0.6b"]
-    assert computed(model=small, lora=True).pass_s(lengths, 3) > computed(model=small).pass_s(lengths, 3)
+    assert computed(model=small, lora=True).sweep_s(lengths, 3) > computed(model=small).sweep_s(lengths, 3)
 
 
 def test_an_optimizer_step_reads_and_writes_the_states_of_a_gpu():

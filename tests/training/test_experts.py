@@ -28,7 +28,7 @@ def costs(gpus=8, model=MODEL, gpu=H100, switch=False, precision="bf16", **confi
 
 
 def update_s(*args, lengths=LENGTHS, **config) -> float:
-    return costs(*args, **config).pass_s(lengths, 3)
+    return costs(*args, **config).sweep_s(lengths, 3)
 
 
 def test_tokens_go_to_their_experts_and_back_over_the_link_in_a_node_and_over_the_network_beyond():
@@ -68,8 +68,8 @@ def test_ranks_that_divide_experts_wait_for_each_other_in_every_micro_batch():
     apart, together = costs(2, gpu=QUIET), costs(2, gpu=QUIET, expert_parallel=2)
     assert (apart._together, together._together) == (1, 2)
     assert costs(16, expert_parallel=8, tensor_parallel=2)._together == 4  # eight GPUs are four ranks
-    each = [together.pass_s(np.array([n, n]), 3) for n in lengths]
-    assert together.pass_s(lengths, 3) == pytest.approx(each[0] + each[2])
+    each = [together.sweep_s(np.array([n, n]), 3) for n in lengths]
+    assert together.sweep_s(lengths, 3) == pytest.approx(each[0] + each[2])
 
 
 def test_a_gpu_holds_its_part_of_the_experts_and_all_else():
@@ -86,7 +86,7 @@ def test_experts_that_are_divided_are_not_gathered():
     whole, part = (costs(gpu=slow, sharding="fsdp", expert_parallel=n) for n in (1, 8))
     gathered = 4 * 2 * ROUTED * (1 - 1 / 8) * 7 / 8 / (LINK_SHARE * 1e9)
     assert whole._gather_s(3) - part._gather_s(3) == pytest.approx(gathered)
-    assert part.pass_s(one, 3) < whole.pass_s(one, 3)
+    assert part.sweep_s(one, 3) < whole.sweep_s(one, 3)
 
 
 def test_all_tokens_pass_shared_experts_and_the_first_layers_have_a_plain_mlp():

@@ -190,7 +190,7 @@ def _better_splits(rows: Sequence[Row]) -> list[str]:
 
 
 def _tokens_apart(row: Row) -> list[str]:
-    """Return which tokens a system dropped, carried over or duplicated, and samples that it moved."""
+    """Return which tokens a system dropped, carried over or duplicated, and samples that were too stale or that it moved."""
     age = row["carried_off_policyness_max"]
     facts = {
         "dropped_share": "of the generated tokens were dropped",
@@ -198,7 +198,9 @@ def _tokens_apart(row: Row) -> list[str]:
         "duplicate_share": "of all generated tokens were duplicates (best-of-N)",
         "migrated_share": "of the samples moved between workers",
     }
-    return [f"{row[key]:.1%} {words}" for key, words in facts.items() if row[key] >= LEAST_SHARE]
+    stale = row.get("stale_samples", 0)
+    shares = [f"{row[key]:.1%} {words}" for key, words in facts.items() if row[key] >= LEAST_SHARE]
+    return [f"{stale:,} samples were too stale and dropped"] * bool(stale) + shares
 
 
 def not_drafted(method: str) -> str:

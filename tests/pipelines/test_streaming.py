@@ -1,0 +1,93 @@
+"""Streaming pipelines: what a rule of admission must count, and how one is told that it counts wrongly."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import simpy
+
+from simrl.errors import InputError
+from simrl.pipelines.context import RunContext
+from simrl.pipelines.streaming import GroupStream
+from simrl.result.metrics import summary
+from simrl.simulate.run import simulate_prepared
+from tests.helpers import prepared, scenario
+
+AHEAD = 4  # batches
+Rule = Callable[[RunContext, GroupStream], int]
+
+
+def may_be_submitted(run: RunContext) -> int:
+    """AReaL's bound on groups that were submitted and not dropped."""
+    return (run.trainer.version + 1 + AHEAD) * run.workload.batch_groups
+
+
+def simulated(rule: Rule, max_age: int = 1, admits: bool = True, filter_groups: bool = False):
+    """The result of a pipeline that trains finished groups, drops old ones, and has this rule; `admits`: it submits groups
+    after it began, too."""
+
+    def pipeline(run: RunContext) -> simpy.events.ProcessGenerator:
+        stream = GroupStream(run, lambda: rule(run, stream))
+        stream.admit()
+        for _ in range(run.steps):
+            while len(stream.buffer) < run.workload.batch_groups:
+                yield stream.news()
+                stream.drop([g for g in stream.buffer if g.oldest_version < run.trainer.version - max_age])
+            yield run.trainer.train(stream.take(stream.buffer[: run.workload.batch_groups]))
+            loaded = run.load_weights()
+            if admits:
+                stream.admit()
+            yield loaded
+
+    ready = prepared(scenario("one_step_off", steps=8))
+    system = replace(ready.system, pipeline=pipeline, filter_groups=filter_groups)
+    return simulate_prepared(replace(ready, system=system))
+
+
+def test_a_rule_that_goes_on_counting_dropped_groups_ends_the_run_in_a_line_that_names_it_and_its_counts():
+    with pytest.raises(InputError) as refused:
+        simulated(lambda run, stream: may_be_submitted(run) - stream.submitted)
+    line = str(refused.value)
+    assert line.startswith("pipeline tests.pipelines.test_streaming: its room for groups is ")
+    assert " submitted, " in line and " dropped groups as if they ran" in line and "count GroupStream.kept" in line
+    assert "\n" not in line
+
+
+def test_it_also_ends_where_groups_with_equal_rewards_are_dropped():
+    with pytest.raises(InputError, match="counts 1 dropped groups as if they ran"):
+        simulated(lambda run, stream: may_be_submitted(run) - stream.submitted, 100, filter_groups=True)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        lambda run, stream: may_be_submitted(run) - stream.kept,
+        lambda run, stream: 12 - len(stream.running),
+        lambda run, stream: min(12 - len(stream.running), may_be_submitted(run) - stream.kept),
+        lambda run, stream: 12 - len(stream.running) - len(stream.buffer),
+    ],
+    ids=["bound on staleness", "bound on concurrency", "both", "bound on all that is here"],
+)
+def test_a_rule_that_counts_what_is_kept_or_runs_may_drop_groups(rule: Rule):
+    result = simulated(rule, max_age=0)
+    row = summary(result, 2)
+    assert row["stale_samples"] == result.samples["status"].to_pylist().count("dropped") > 0
+    assert row["off_policyness_max"] == 0
+
+
+def test_a_pipeline_that_never_submits_again_is_told_that_there_is_room():
+    with pytest.raises(InputError) as refused:
+        simulated(
+            lambda run, stream: may_be_submitted(run) - AHEAD * run.workload.batch_groups - stream.kept, admits=False
+        )
+    line = str(refused.value)
+    assert line.startswith(
+        "system one_step_off stands still: pipeline tests.pipelines.test_streaming: its room for groups is "
+    )
+    assert " 0 run, " in line and line.endswith("call GroupStream.admit whenever what it counts has changed")
+
+
+def test_a_rule_whose_room_never_grows_is_told_what_to_count():
+    with pytest.raises(InputError, match="It waits for a group, and none is submitted; let it count") as refused:
+        simulated(lambda run, stream: 8 - stream.kept)
+    assert "8 submitted, 0 run, 0 are finished, 8 trained, 0 dropped" in str(refused.value)

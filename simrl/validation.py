@@ -11,6 +11,7 @@ from simrl.errors import meant
 
 LONGEST_VALUE = 80
 MOST_SEED = 2**63 - 1  # kernels take it as a 64-bit integer
+_SWITCHES = {"on": True, "yes": True, "off": False, "no": False}
 LEAST_PERCENTAGE = 2  # from here on, a number in place of a share is taken for a percentage; 1.5 is not
 # Remedies by the beginning of pydantic's kind of a finding, the first that fits; in braces, what the finding has.
 REMEDIES = {
@@ -230,6 +231,13 @@ def shortened(value: Any) -> str:
 def in_words(value: Any) -> str:
     """Return a value as people write it, in YAML and on the command line too: on and off for true and false."""
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
+def switched(value: Any) -> Any:
+    """Return data with true and false for the words of a switch: on and yes, off and no."""
+    if isinstance(value, dict):
+        return {key: switched(inner) for key, inner in value.items()}
+    return _SWITCHES.get(value.lower(), value) if isinstance(value, str) else value
 
 
 def with_parameters(name: str, parameters: Mapping[str, Any]) -> str:

@@ -37,7 +37,7 @@ from simrl.scenario.presets import with_presets
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.trace.synthesis import LengthModel
 from simrl.training.config import Seconds, Share, TrainingConfig
-from simrl.validation import MOST_SEED, numbers_are_no_truth
+from simrl.validation import MOST_SEED, numbers_are_no_truth, switched
 
 MOST_STEPS = 1_000_000  # an update a second for eleven days
 
@@ -246,9 +246,15 @@ class ProfileConfig(_Section):
 
 
 class SystemConfig(BaseModel, frozen=True, extra="allow"):
-    """A recipe's name and its parameters, flat: `{name: areal, eta: 8}`. The recipe checks the parameters."""
+    """A recipe's name and its parameters, flat: `{name: areal, eta: 8}`. The recipe checks the parameters. The
+    words of a switch, on and off, are true and false."""
 
     name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_switches(cls, data: Any) -> Any:
+        return switched(data)
 
     @property
     def parameters(self) -> dict[str, Any]:

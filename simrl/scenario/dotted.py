@@ -1,7 +1,7 @@
 """Plain data by dotted keys: `cluster.gpus` is a place in it, and a text `${cluster.gpus}` stands for the value there.
 
-Invariant: data is never changed in place. To put a value copies only the containers on the way to it, so the scenarios of a file
-share all that they have in common.
+Invariant: data is never changed in place. To put a value copies only the containers on the way to it, so the scenarios
+of a file share all that they have in common.
 """
 
 from __future__ import annotations

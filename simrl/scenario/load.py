@@ -47,7 +47,7 @@ ParametersOf = Callable[[str], Mapping[str, Any]]  # the parameters of a system,
 
 
 class Setting(NamedTuple):
-    """A value for a dotted key, and who gives it: the words with which a message names it."""
+    """A value for a dotted key, and its giver: the words with which a message names the source."""
 
     key: str
     value: Any
@@ -55,8 +55,8 @@ class Setting(NamedTuple):
 
 
 class Choices(NamedTuple):
-    """A system's three choices, several of each if given: every combination is a system. Without pipelines, the systems of the
-    file stay; a dispatch or a speculation replaces theirs."""
+    """The three choices of systems, several of each or none: every combination is a system. Without pipelines, the
+    systems of the file stay; a dispatch or a speculation replaces theirs."""
 
     pipelines: Sequence[str] = ()
     dispatches: Sequence[str] = ()
@@ -272,7 +272,7 @@ def _values(setting: Setting) -> list[Setting]:
 
 
 def given(key: str, value: Any, giver: str) -> Setting:
-    """Return a setting that no file gives: its paths are relative to the current folder."""
+    """Return a setting from outside a file: its paths are relative to the current folder."""
     if _may_have_paths(key):
         value = get(_located(put({}, key, value), Path.cwd()), key)
     return Setting(key, value, giver)
@@ -283,8 +283,8 @@ def _may_have_paths(key: str) -> bool:
 
 
 def gives(setting: Setting, key: str) -> bool:
-    """Return whether a setting decides a key below its own. A dictionary, which is merged, decides the keys that it has; any
-    other value replaces what was there, and decides all."""
+    """Return whether a setting decides a key below its own. A dictionary is merged and decides the keys in it; any
+    other value replaces all that was there and decides every key."""
     if not key.startswith(f"{setting.key}."):
         return False
     inner: Any = setting.value
@@ -298,7 +298,7 @@ def gives(setting: Setting, key: str) -> bool:
 
 
 def _require_whole(setting: Setting, varied: Setting, path: Path) -> None:
-    """Raise `InputError` if a setting and a variation would each hold in part."""
+    """Raise `InputError` if only a part of a setting, or of a variation, would hold."""
     if gives(setting, varied.key) or gives(varied, setting.key):
         raise InputError(
             f"{path}, {setting.giver}: vary sets {varied.key} too, and only one of them can hold; give {varied.key}=…, or "
@@ -323,10 +323,10 @@ def _keys_below(value: Any, key: str) -> Iterator[str]:
 
 def require_parameter(key: str, systems: Iterable[str], parameters_of: ParametersOf) -> None:
     """Raise `InputError` for a key such as `system.eta` that is a parameter of none of the systems."""
-    parameter, of_each = key.removeprefix(PARAMETER), {name: list(parameters_of(name)) for name in systems}
-    if not any(parameter in known for known in of_each.values()):
-        near = meant(parameter, [each for known in of_each.values() for each in known])
-        has = "; ".join(f"{name} has {', '.join(known) or 'none'}" for name, known in of_each.items())
+    parameter, known = key.removeprefix(PARAMETER), {name: list(parameters_of(name)) for name in systems}
+    if not any(parameter in names for names in known.values()):
+        near = meant(parameter, [name for names in known.values() for name in names])
+        has = "; ".join(f"{system} has {', '.join(names) or 'none'}" for system, names in known.items())
         raise InputError(f"{key}: no parameter of these systems{near}; {has}")
 
 
@@ -339,10 +339,10 @@ def with_parameters(entry: Any, settings: Iterable[Setting], parameters_of: Para
     """Return a system's entry with the values of `system.KEY` among the settings, if the system has a parameter KEY; with all
     of them where `parameters_of` is None."""
     system = _named(entry)
-    own = [s for s in settings if s.key.startswith(PARAMETER)]
+    taken = [s for s in settings if s.key.startswith(PARAMETER)]
     if parameters_of is not None:
-        own = [s for s in own if takes(system["name"], s.key, parameters_of)]
-    return {**system, **{s.key.removeprefix(PARAMETER): s.value for s in own}}
+        taken = [s for s in taken if takes(system["name"], s.key, parameters_of)]
+    return {**system, **{s.key.removeprefix(PARAMETER): s.value for s in taken}}
 
 
 def _chosen(systems: list[Any], choices: Choices) -> list[Any]:

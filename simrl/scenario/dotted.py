@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from simrl.errors import broken
+from simrl.errors import InputError, broken
 
 MOST_LEVELS = 50
 MOST_REFERENCES = 500  # written in a text, and followed in its data
@@ -31,17 +31,17 @@ def get(data: Any, key: str, otherwise: Any = None) -> Any:
     return data
 
 
-def put(data: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+def put(data: Mapping[str, Any], key: str, value: Any, place: str = "") -> dict[str, Any]:
     """Return data with a value at a dotted key. A dictionary is merged into one that is there; dictionaries that are missing on
-    the way are made. Raise `ValueError` for no key, or one that leads into a value without keys."""
+    the way are made. Raise `InputError` that begins with `place` for no key, or one that leads into a value without keys."""
     parts = key.split(".")
     if len(parts) > MOST_LEVELS or not all(re.fullmatch(r"\w+", part) for part in parts):
-        raise ValueError(f"{key!r} is no key; write one such as cluster.gpus")
+        raise InputError(f"{place}: {key!r} is no key; write one such as cluster.gpus")
     changed: Any = dict(data)
     inside = changed
     for i, part in enumerate(parts, 1):
         if isinstance(inside, list) and not _is_place(inside, part):
-            raise ValueError(f"does not fit ({'.'.join(parts[: i - 1])} has no entry {part}); correct the key")
+            raise InputError(f"{place}: does not fit ({'.'.join(parts[: i - 1])} has no entry {part}); correct the key")
         place: Any = int(part) if isinstance(inside, list) else part
         there = inside[place] if isinstance(inside, list) else inside.get(place)
         if i == len(parts):
@@ -50,7 +50,7 @@ def put(data: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
             inside[place] = there = {} if there is None else there.copy()
             inside = there
         else:
-            raise ValueError(f"{'.'.join(parts[:i])} is {there!r}, it has no {parts[i]}")
+            raise InputError(f"{place}: {'.'.join(parts[:i])} is {there!r}, it has no {parts[i]}")
     return changed  # type: ignore[no-any-return]
 
 
@@ -70,28 +70,31 @@ def refers_only_to_keys(text: str) -> bool:
 
 
 class References:
-    """The references in data, which are followed without end nowhere: in a circle, or more than `MOST_REFERENCES` of them."""
+    """The references in data, of which a value may follow `MOST_REFERENCES` and none in a circle. Messages begin with
+    the place of the data."""
 
-    def __init__(self, data: Mapping[str, Any]) -> None:
-        self._data = data
+    def __init__(self, data: Mapping[str, Any], place: str) -> None:
+        self._data, self._place = data, place
         self._followed = 0
 
     def resolved(self, value: Any, name: str = "", within: tuple[str, ...] = (), level: int = 0) -> Any:
-        """Return a value, called `name` in messages and inside the references `within`, with the values of the data in place of
-        its references; in a longer text they are texts. Raise `ValueError`."""
+        """Return a value, called `name` in messages and inside the references `within`, with the values of the
+        data in place of its references; in a longer text they are texts. Raise `InputError`."""
         if level > MOST_LEVELS:
-            raise ValueError(f"{name[:MOST_LEVELS]}: nested more than {MOST_LEVELS} levels deep; a handful will do")
+            raise InputError(
+                f"{self._place}: {name[:MOST_LEVELS]}: nested more than {MOST_LEVELS} levels deep; a handful will do"
+            )
         if isinstance(value, Mapping):
-            named = {key: f"{name}.{key}" if name else str(key) for key in value}
-            return {key: self.resolved(inner, named[key], within, level + 1) for key, inner in value.items()}
+            prefix = f"{name}." if name else ""
+            return {k: self.resolved(v, f"{prefix}{k}", within, level + 1) for k, v in value.items()}
         if isinstance(value, list | tuple):
-            return [self.resolved(inner, f"{name}[{i}]", within, level + 1) for i, inner in enumerate(value)]
+            return [self.resolved(v, f"{name}[{i}]", within, level + 1) for i, v in enumerate(value)]
         if value == "???":
-            raise ValueError(f"{name}: Missing mandatory value; give it in place of ???")
+            raise InputError(f"{self._place}: {name}: Missing mandatory value; give it in place of ???")
         if not isinstance(value, str) or "${" not in value:
             return value
         if not refers_only_to_keys(value):
-            raise ValueError(f"{name}: {NO_REFERENCE}")
+            raise InputError(f"{self._place}: {name}: {NO_REFERENCE}")
         if whole := _REFERENCE.fullmatch(value):
             return self._value(whole[1], name, within, level)
         return _REFERENCE.sub(lambda reference: str(self._value(reference[1], name, within, level)), value)
@@ -103,5 +106,5 @@ class References:
             (key in within, "Recursive interpolation detected"),
             (self._followed > MOST_REFERENCES, f"more than {MOST_REFERENCES} references are followed"),
         ):
-            raise ValueError(f"{name}: {wrong}; correct the reference or the key")
+            raise InputError(f"{self._place}: {name}: {wrong}; correct the reference or the key")
         return self.resolved(value, name, (*within, key), level)

@@ -82,13 +82,14 @@ class ScenarioFile:
         data = read_yaml(path, str(path), "a scenario", _KEYS) if data is None else data
         if not data:
             raise InputError(f"{path}: no keys; a scenario has {', '.join(_KEYS)}")
-        for key, value in data.items():
-            _require_known(str(key), str(path), value)
+        for key in (key for key in data if key not in _KEYS):
+            raise _unknown(str(key), str(path), data[key])
         if not refers_only_to_keys(repr(data)):
             raise InputError(f"{path}: {NO_REFERENCE}")
         self._presets: dict[tuple[str, str], dict[str, Any]] = {}  # each file is read once
         last = {setting.key: setting for setting in settings}  # of equal keys the last one holds, one value or several
-        values = [_values(setting) for setting in settings if setting is last[setting.key]]
+        settings = [setting for setting in settings if setting is last[setting.key]]
+        values = [_values(s) if isinstance(s.value, str) and "," in s.value else [s] for s in settings]
         self._parameters = [several for several in values if several[0].key.startswith(PARAMETER)]
         fields = [several for several in values if several not in self._parameters]
         self._several = {several[0].key: several for several in fields if len(several) > 1}
@@ -106,7 +107,7 @@ class ScenarioFile:
         """Return the scenario with these values and this system (a name, or a dictionary that has one)."""
         data = _with_known_names(self._with(self._data, varied), self.path.parent)
         data = {
-            **self._resolved(data, data),
+            **References(data, str(self.path)).resolved(data),
             "system": _named(system),
             "variant": ", ".join(f"{setting.key}={in_words(setting.value)}" for setting in varied),
             "file": str(self.path),
@@ -128,7 +129,7 @@ class ScenarioFile:
     def data(self, parameters_of: ParametersOf | None = None) -> dict[str, Any]:
         """Return the contents of a file that may lie anywhere: the keys after the overrides, references followed,
         paths absolute."""
-        data = _located(self._resolved(self._data, self._data), self.path.parent.absolute())
+        data = _located(References(self._data, str(self.path)).resolved(self._data), self.path.parent.absolute())
         variations = [{setting.key: setting.value for setting in entry} for entry in self.variations if entry]
         systems = self._with_parameters(self.systems, parameters_of)
         return {**data, "systems": systems, **({"vary": variations} if variations else {})}
@@ -158,18 +159,10 @@ class ScenarioFile:
         """Return data with the values of settings."""
         for setting in settings:
             place = f"{self.path}, {setting.giver}"
-            try:
-                data = put(data, setting.key, setting.value)
-            except ValueError as error:
-                raise InputError(f"{place}: {error}") from error
-            _require_known(setting.key, place, setting.value)
+            data = put(data, setting.key, setting.value, place)
+            if setting.key.partition(".")[0] not in _KEYS:
+                raise _unknown(setting.key, place, setting.value)
         return data
-
-    def _resolved(self, value: Any, data: Mapping[str, Any], name: str = "") -> Any:
-        try:
-            return References(data).resolved(value, name)
-        except ValueError as error:
-            raise InputError(f"{self.path}: {error}") from error
 
     def _with_files(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Return data with paths from the current folder, also to a model that is a folder beside the file, and
@@ -196,7 +189,7 @@ class ScenarioFile:
         return _distinct([with_parameters(entry, some, parameters_of) for entry in systems for some in combinations])
 
     def _systems(self, data: Mapping[str, Any]) -> list[Any]:
-        systems = self._resolved(data.get("systems"), self._data, "systems")
+        systems = References(self._data, str(self.path)).resolved(data.get("systems"), "systems")
         if isinstance(systems, str):  # split,areal
             systems = override(f"systems={systems}").value
         systems = _entries("systems", [systems] if isinstance(systems, dict) else systems, self.path)
@@ -210,7 +203,8 @@ class ScenarioFile:
         return systems
 
     def _entries_of_vary(self, data: Mapping[str, Any]) -> list[list[Setting]]:
-        entries = _entries("vary", self._resolved(data.get("vary"), self._data, "vary"), self.path) or [{}]
+        entries = References(self._data, str(self.path)).resolved(data.get("vary"), "vary")
+        entries = _entries("vary", entries, self.path) or [{}]
         for i, entry in enumerate(entries):
             if not isinstance(entry, dict):
                 raise InputError(
@@ -265,9 +259,7 @@ def _values(setting: Setting) -> list[Setting]:
     """Return a setting for each value of a text such as `16,32`; the setting itself if it has one value."""
     key, text, _ = setting
     is_field = key.startswith(PARAMETER) or (key.partition(".")[0] in _SECTIONS and key != "name")
-    if not isinstance(text, str) or "," not in text or key in _FILES or not is_field:
-        return [setting]
-    parts = [part for part in split_at_commas(text) if part]
+    parts = [part for part in split_at_commas(text) if part] if is_field and key not in _FILES else []
     return [setting._replace(value=parse_override(f"{key}={part}")[1]) for part in parts] or [setting]
 
 
@@ -373,14 +365,13 @@ def _distinct(values: list[Any]) -> list[Any]:
 # The file's data.
 
 
-def _require_known(key: str, place: str, value: object) -> None:
+def _unknown(key: str, place: str, value: object) -> InputError:
     first, last = key.partition(".")[0], key.rpartition(".")[2]
-    if first not in _KEYS:
-        raise InputError(
-            f"{place}: unknown key {key}; responses per prompt are workload.synthetic.group={value}; a trace has its own"
-            if last in LengthModel.ELSEWHERE
-            else f"{place}: unknown key {first[:LONGEST_NAME]}{meant(first, NAMES)}; a scenario has {', '.join(_KEYS)}"
-        )
+    return InputError(
+        f"{place}: unknown key {key}; responses per prompt are workload.synthetic.group={value}; a trace has its own"
+        if last in LengthModel.ELSEWHERE
+        else f"{place}: unknown key {first[:LONGEST_NAME]}{meant(first, NAMES)}; a scenario has {', '.join(_KEYS)}"
+    )
 
 
 def _entries(key: str, entries: Any, path: Path) -> list[Any]:

@@ -13,17 +13,13 @@ from typing import Any
 
 import yaml
 
-try:
-    from yaml import CSafeLoader as SafeLoader
-except ImportError:  # built without libyaml
-    from yaml import SafeLoader  # type: ignore[assignment]
-
 from simrl.errors import InputError, first_line
 from simrl.scenario.dotted import MOST_LEVELS, MOST_REFERENCES, NO_REFERENCE, refers_only_to_keys
 
 MOST_BYTES = 1_000_000
 MOST_VALUES = 10_000  # with every alias written out
 
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the second without libyaml
 _TAG = "tag:yaml.org,2002:"
 # Scalars of the core schema of YAML 1.2, and the merge key of 1.1: how they are written, and the first characters.
 _SCALARS = {
@@ -38,20 +34,16 @@ _SCALARS = {
 }
 
 
-class _Loader(SafeLoader):
-    """A loader of bounded YAML with the scalars of YAML 1.2: `017` is 17; `1:30:00`, `on` and `yes` are texts.
+class _Loader(_SafeLoader):  # type: ignore[misc]
+    """A loader of YAML with the scalars of YAML 1.2: `017` is 17; `1:30:00`, `on` and `yes` are texts.
     (A field that is a switch takes on and yes for true.)"""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (PyYAML's own)
     yaml_constructors = {  # noqa: RUF012
         tag: construct
-        for tag, construct in SafeLoader.yaml_constructors.items()
+        for tag, construct in _SafeLoader.yaml_constructors.items()
         if tag is None or tag.removeprefix(_TAG) in (*_SCALARS, "str", "seq", "map")
     }
-
-    def __init__(self, text: str) -> None:
-        _require_bounds(text)
-        super().__init__(text)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         """Return a mapping. Raise `yaml.MarkedYAMLError` for a key that is given twice, `ValueError` for a key that is null."""
@@ -83,7 +75,7 @@ def parse_override(text: str) -> tuple[str, Any]:
     if not equals or not key:
         raise InputError(f"override {text!r}: write key=value, such as steps=20")
     try:
-        return key, yaml.load(written, _Loader)
+        return key, yaml.load(_bounded(written), _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else None
         raise InputError(
@@ -114,7 +106,7 @@ def read_yaml(path: Traversable, place: str, kind: str, keys: Iterable[str]) -> 
     `kind` ("a scenario") with its `keys`."""
     try:
         with path.open("rb") as file:
-            data = yaml.load(file.read(4 * MOST_BYTES + 1).decode("utf-8"), _Loader)
+            data = yaml.load(_bounded(file.read(4 * MOST_BYTES + 1).decode("utf-8")), _Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "somewhere"
@@ -129,9 +121,10 @@ def read_yaml(path: Traversable, place: str, kind: str, keys: Iterable[str]) -> 
     return data
 
 
-def _require_bounds(text: str) -> None:
-    """Raise `yaml.MarkedYAMLError` for YAML that is too deep, or too large with its aliases written out, for a reference to
-    more than a key (`${oc.env:HOME}`), and for no YAML; `ValueError` for a text that is too long."""
+def _bounded(text: str) -> str:
+    """Return the text. Raise `yaml.MarkedYAMLError` for YAML that is too deep, or too large with its aliases
+    written out, for a reference to more than a key (`${oc.env:HOME}`), and for no YAML; `ValueError` for a text
+    that is too long."""
     if len(text) > MOST_BYTES:
         raise ValueError(f"{len(text):,} characters; {MOST_BYTES:,} are the most")
     if (references := text.count("${")) > MOST_REFERENCES:
@@ -139,7 +132,7 @@ def _require_bounds(text: str) -> None:
     sizes: dict[str | None, int] = {}  # by anchor: the values in it
     open_nodes: list[tuple[Any, int]] = []  # where it begins, values before it
     values = 0
-    for event in yaml.parse(text, Loader=SafeLoader):
+    for event in yaml.parse(text, Loader=_SafeLoader):
         if isinstance(event, yaml.AliasEvent):
             for begin, _ in open_nodes:
                 if begin.anchor == event.anchor:
@@ -160,6 +153,7 @@ def _require_bounds(text: str) -> None:
             raise _at(event, f"nested more than {MOST_LEVELS} levels deep; a handful will do")
         if values > MOST_VALUES:
             raise _at(event, f"more than {MOST_VALUES:,} values, aliases written out; a file has some hundreds")
+    return text
 
 
 def _at(node: Any, problem: str) -> yaml.MarkedYAMLError:

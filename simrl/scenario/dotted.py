@@ -42,12 +42,12 @@ def put(data: Mapping[str, Any], key: str, value: Any, place: str = "") -> dict[
     for i, part in enumerate(parts, 1):
         if isinstance(inside, list) and not _is_place(inside, part):
             raise InputError(f"{place}: does not fit ({'.'.join(parts[: i - 1])} has no entry {part}); correct the key")
-        place: Any = int(part) if isinstance(inside, list) else part
-        there = inside[place] if isinstance(inside, list) else inside.get(place)
+        at: Any = int(part) if isinstance(inside, list) else part
+        there = inside[at] if isinstance(inside, list) else inside.get(at)
         if i == len(parts):
-            inside[place] = _merged(there, value) if isinstance(value, dict) else value
+            inside[at] = _merged(there, value) if isinstance(value, dict) else value
         elif there is None or isinstance(there, dict | list):
-            inside[place] = there = {} if there is None else there.copy()
+            inside[at] = there = {} if there is None else there.copy()
             inside = there
         else:
             raise InputError(f"{place}: {'.'.join(parts[:i])} is {there!r}, it has no {parts[i]}")

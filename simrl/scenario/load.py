@@ -98,9 +98,10 @@ class ScenarioFile:
         keys = {setting.key for setting in self._settings if setting.value is not None}
         for other in {_EITHER[key] for key in keys & _EITHER.keys()} - {setting.key for setting in self._settings}:
             data = put(data, other, None) if get(data, other) is not None else data
-        self._data = {key: value for key, value in data.items() if key not in ("systems", "vary")}
-        self.systems = self._systems(data)
-        self._varied = self._entries_of_vary(data)
+        self._data = {key: value for key, value in data.items() if key not in _LISTS}
+        lists = References(self._data, str(path)).resolved({key: data.get(key) for key in _LISTS})
+        self.systems = self._systems(lists["systems"])
+        self._varied = self._entries_of_vary(lists["vary"])
         self.variations = self.variations_beside(())
 
     def scenario(self, varied: Sequence[Setting], system: Any) -> Scenario:
@@ -188,8 +189,7 @@ class ScenarioFile:
         combinations = list(product(*self._parameters))
         return _distinct([with_parameters(entry, some, parameters_of) for entry in systems for some in combinations])
 
-    def _systems(self, data: Mapping[str, Any]) -> list[Any]:
-        systems = References(self._data, str(self.path)).resolved(data.get("systems"), "systems")
+    def _systems(self, systems: Any) -> list[Any]:
         if isinstance(systems, str):  # split,areal
             systems = override(f"systems={systems}").value
         systems = _entries("systems", [systems] if isinstance(systems, dict) else systems, self.path)
@@ -202,8 +202,7 @@ class ScenarioFile:
                 )
         return systems
 
-    def _entries_of_vary(self, data: Mapping[str, Any]) -> list[list[Setting]]:
-        entries = References(self._data, str(self.path)).resolved(data.get("vary"), "vary")
+    def _entries_of_vary(self, entries: Any) -> list[list[Setting]]:
         entries = _entries("vary", entries, self.path) or [{}]
         for i, entry in enumerate(entries):
             if not isinstance(entry, dict):

@@ -152,7 +152,7 @@ _BITS = {"gbit": 1.25e8, "gbps": 1.25e8, "gbit/s": 1.25e8, "gb/s": 1e9}
 
 
 def number_meant(text: str, key: str = "") -> str:
-    """Suggest the number that a text with a unit, a currency or a kind of GPU may mean for a key; a range where it looks like
+    """Suggest the number that a text with a unit, a currency or a kind of GPU may mean for a key, or a range for a text like
     one; "" for another text."""
     text = text.strip()
     if ends := re.fullmatch(r"(\d+) *(?:-|:|to|\.\.) *(\d+)", text):
@@ -171,7 +171,7 @@ def number_meant(text: str, key: str = "") -> str:
         else dict.fromkeys(_BYTES)
     )
     factor = {**_FACTORS, **of_bytes}.get(unit, 1.0)
-    if factor is None:  # bytes for what is no size
+    if factor is None:  # bytes for a key that is no size
         return ""
     return (
         f"; did you mean {number * factor:.0f}?" if number * factor >= 1e5 else f"; did you mean {number * factor:.9g}?"
@@ -192,7 +192,7 @@ def _keys(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[list
     name the alternative of a type that it tried."""
     keys: list[str] = []
     by_kind: dict[str, type[BaseModel]] = {}
-    names = False  # whether the next key is the user's own, of a dictionary
+    names = False  # true if the next key is a name in a dictionary
     for key in location:
         if key in by_kind:  # pydantic's name for an alternative, no key
             model, by_kind = by_kind[str(key)], {}

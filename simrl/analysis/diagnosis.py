@@ -1,8 +1,8 @@
 """Diagnosis: known signs of a run that goes wrong, with their figures, thresholds, the sources of these, and remedies.
 
 Invariant: a figure is computed from the result's tables, over the updates after the warm-up unless its words say otherwise; a
-finding is made where it is beyond the threshold, and nowhere else. A remedy is a command whose options simrl has (SCENARIO is
-the run's scenario file). Whether it helps is for the command to say.
+finding is made where it is beyond the threshold, and nowhere else. A remedy is a command with existing options (SCENARIO is the
+run's scenario file), and only the command can tell if it helps.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def few_drafts_accepted(e: Evidence) -> Iterator[Finding]:
     wasted = e.share("drafts_wasted")
     yield Finding(
         "few drafts accepted",
-        f"{rate:.0%} of the tokens that {facts['method']} drafted were accepted, over the whole run; what was thrown away took "
-        f"{wasted:.1%} of the workers' time. Responses are not like what they are drafted from: look at clipping and "
+        f"{rate:.0%} of the tokens that {facts['method']} drafted were accepted, over the whole run; rejected drafts took "
+        f"{wasted:.1%} of the workers' time. Responses are unlike the texts that drafts are taken from: look at clipping and "
         "learning rate, or draft otherwise",
         rate,
         0.5,

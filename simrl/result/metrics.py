@@ -101,7 +101,7 @@ def summary(
     first_epoch_speculation_rate, later_speculation_rate
                               speculation_rate of the run's first epoch alone, in which a history has no responses yet, and of
                               later epochs; None without drafts or such samples
-    acceptance                where it comes from: the kind of the drafter's model, such as assumed; counted, if tokens were
+    acceptance                its source: the kind of the drafter's model, such as assumed; counted, if tokens were
                               drafted; None without drafts
     prefix_caching            true if the engines cache prefixes; None for a result without this record
     accept_length             tokens that a pass with a draft yields a response, the bonus token or correction included; None

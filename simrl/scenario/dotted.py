@@ -65,7 +65,7 @@ def _merged(there: Any, section: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def refers_only_to_keys(text: str) -> bool:
-    """Return whether every `${` of a text begins a reference to a key; others, such as `${oc.env:HOME}`, are refused."""
+    """Return whether every `${` of a text begins a reference to a key, unlike `${oc.env:HOME}`."""
     return "${" not in _REFERENCE.sub("", text)
 
 

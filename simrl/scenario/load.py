@@ -192,15 +192,15 @@ class ScenarioFile:
     def _systems(self, systems: Any) -> list[Any]:
         if isinstance(systems, str):  # split,areal
             systems = override(f"systems={systems}").value
-        systems = _entries("systems", [systems] if isinstance(systems, dict) else systems, self.path)
-        if not systems:
+        entries = _entries("systems", [systems] if isinstance(systems, dict) else systems, self.path)
+        if not entries:
             raise InputError(f"{self.path}: no systems; give a list such as {_LISTS['systems']}")
-        for i, entry in enumerate(systems):
+        for i, entry in enumerate(entries):
             if not isinstance(entry, str) and not (isinstance(entry, dict) and isinstance(entry.get("name"), str)):
                 raise InputError(
                     f"{self.path}: entry {i + 1} of systems is {entry!r}; give a name, or {{name: areal, eta: 8}}"
                 )
-        return systems
+        return entries
 
     def _entries_of_vary(self, entries: Any) -> list[list[Setting]]:
         entries = _entries("vary", entries, self.path) or [{}]

@@ -62,7 +62,7 @@ BytesPerS = Annotated[float, Field(ge=1e6, le=1e15)]
 
 
 class TrainPool(_Section):
-    """GPUs that only train, beside those of the cluster, which then only roll out; weights reach the workers over the
+    """GPUs that only train; the GPUs of the cluster then only roll out, and weights reach the workers over the
     network. A key that is left out has the cluster's value, or for another kind of GPU the data sheet's."""
 
     gpu: GpuName | None = None

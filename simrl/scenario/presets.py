@@ -123,7 +123,7 @@ def read_presets(path: Path) -> dict[str, Preset]:
 
 
 def is_preset_file(text: str) -> bool:
-    """Return whether a preset's name is a file's, `my.toml`, or a table's in it, `my.toml#name`."""
+    """Return whether a preset's name is a file, `my.toml`, or a table in it, `my.toml#name`."""
     return text.endswith(".toml") or ".toml#" in text
 
 

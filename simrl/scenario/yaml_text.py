@@ -1,7 +1,7 @@
 """YAML from any author, checked before it is loaded, and `key=value` overrides with YAML values.
 
-Invariant: a loaded text is as deep and as large as a person writes. Loaders build what they read by recursion, which in
-libyaml ends in a crash and not in an error, and aliases of aliases make a small text a huge object.
+Invariant: a loaded text is as deep and as large as a person writes. Loaders build objects by recursion, which in libyaml
+ends in a crash and not in an error, and aliases of aliases make a small text a huge object.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def split_at_commas(text: str) -> list[str]:
 
 
 def read_yaml(path: Traversable, place: str, kind: str, keys: Iterable[str]) -> dict[Any, Any]:
-    """Return a file's data, in which no key is given twice. Raise `InputError` naming `place`, where in it, and what is right:
-    `kind` ("a scenario") with its `keys`."""
+    """Return a file's data. Raise `InputError` with `place`, line and column, and the remedy, such as the `keys` of `kind`
+    ("a scenario")."""
     try:
         with path.open("rb") as file:
             data = yaml.load(_bounded(file.read(4 * MOST_BYTES + 1).decode("utf-8")), _Loader)
@@ -130,7 +130,7 @@ def _bounded(text: str) -> str:
     if (references := text.count("${")) > MOST_REFERENCES:
         raise ValueError(f"{references:,} references, ${{…}}; {MOST_REFERENCES} are the most")
     sizes: dict[str | None, int] = {}  # by anchor: the values in it
-    open_nodes: list[tuple[Any, int]] = []  # where it begins, values before it
+    open_nodes: list[tuple[Any, int]] = []  # the beginning, the number of values before it
     values = 0
     for event in yaml.parse(text, Loader=_SafeLoader):
         if isinstance(event, yaml.AliasEvent):

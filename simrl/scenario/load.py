@@ -109,7 +109,7 @@ class ScenarioFile:
         data = _with_known_names(self._with(self._data, varied), self.path.parent)
         data = {
             **References(data, str(self.path)).resolved(data),
-            "system": _named(system),
+            "system": {str(key): value for key, value in _named(system).items()},
             "variant": ", ".join(f"{setting.key}={in_words(setting.value)}" for setting in varied),
             "file": str(self.path),
         }

@@ -25,6 +25,7 @@ A scenario is a YAML file: all that a simulation depends on. One scenario gives 
 
 - Paths in a file are relative to the file; those on a command line, to the current folder.
 - `${model}` stands for the value of another key, `${cluster.gpu}` for one in a section.
+- Values are those of YAML 1.2: `017` is 17, `1:30:00` a text. A switch takes `true` and `false`, also as `on` and `off`.
 - Any key can be given on the command line, as `cluster.gpus=64 seed=3`; several values, `cluster.gpus=64,128`, are compared.
   `systems=split,areal` lists systems, and `eta=4` (or `system.eta=4`) is a parameter of those that have it. A trace takes the
   place of a length model (`workload.trace=my_run.parquet`), a roofline replaces a profile (`profile.roofline={}`). A section

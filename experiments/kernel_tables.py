@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import yaml
 from numpy.typing import NDArray
-from omegaconf import OmegaConf
 
 from simrl.errors import InputError, first_line
 from simrl.profile.interpolation import interpolate4
@@ -164,8 +164,8 @@ def _with_stragglers(tables: Tables, path: Path) -> Tables:
 
 def _read_meta(path: Path) -> dict[str, object]:
     try:
-        meta = OmegaConf.to_container(OmegaConf.load(path))
-    except Exception as error:  # omegaconf passes on what any layer of it raises
+        meta = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise InputError(f"{path}: cannot be read ({first_line(error)}); it stands above the tp folders") from error
     found = {str(key): value for key, value in meta.items()} if isinstance(meta, dict) else {}
     for key in ("model", "hardware", "attention_grid"):

@@ -28,7 +28,7 @@ VLLM = "vllm==0.26.0"  # the last release that pins torch 2.11
 NEEDS = (
     *("annotated-types==0.8.0", "apache-tvm-ffi==0.1.15.post2", "blake3==1.0.11", "cachetools==8.0.2"),
     *("cbor2==6.3.0", "colorlog==6.12.0", "distro==1.9.0", "fastapi==0.136.3", "jiter==0.19.0"),
-    *("llguidance==1.6.1", "loguru==0.7.3", "msgspec==0.22.0", "omegaconf==2.4.0", "openai==2.54.0"),
+    *("llguidance==1.6.1", "loguru==0.7.3", "msgspec==0.22.0", "openai==2.54.0"),
     *("openai-harmony==0.0.8", "optuna==5.0.0", "partial-json-parser==0.2.1.1.post7", "pybase64==1.5.1"),
     *("pydantic==2.14.4", "pydantic-core==2.50.5", "pyzmq==27.3.0", "setproctitle==1.3.8", "simpy==4.1.2"),
     *("sniffio==1.3.1", "starlette==1.10.0", "typing-inspection==0.4.5", "xgrammar==0.2.8"),

@@ -1,5 +1,5 @@
-"""Two kinds of errors, each one line on the screen: bad input (exit code 2), and a run that stopped for another reason (exit
-code 1). Any other exception is a bug and shows its traceback."""
+"""Two kinds of errors, each one line on the screen: bad input (exit code 2), and a run that stopped for another reason
+(exit code 1). Any other exception is a bug and shows its traceback."""
 
 import re
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from operator import ne
 
 LONGEST_NAME = 80  # characters of an unknown name that are compared with the known ones
 MOST_LISTED = 8  # names that a message lists
-LONGEST_WORD, LONGEST_LINE = 200, 2000  # characters of a message; what is longer loses its middle
+LONGEST_WORD, LONGEST_LINE = 200, 2000  # characters of a message; longer words and lines lose their middle
 
 
 class InputError(Exception):
@@ -18,7 +18,7 @@ class InputError(Exception):
         super().__init__(brief(printable(message)))
 
     def _render_traceback_(self) -> list[str]:
-        """Return what a notebook shows: the line alone."""
+        """Return the line alone, which a notebook shows."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -34,7 +34,7 @@ def printable(text: str) -> str:
 
 
 def brief(line: str) -> str:
-    """Return a line without the middle of a long word, such as a value or a path, nor its own where it is still long."""
+    """Return a line without the middles of long words, such as values and paths, and if it is still long, without its own."""
     words = re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda word: _without_middle(word[0], LONGEST_WORD), line)
     return _without_middle(words, LONGEST_LINE)
 
@@ -50,12 +50,12 @@ def first_line(error: BaseException) -> str:
 
 
 def broken(*rules: tuple[object, str]) -> str:
-    """Return the words on the first rule that is broken, of pairs (whether it is, words); "" if none is."""
+    """Return the words on the first broken rule of pairs (is it broken, words); "" if none is."""
     return next((words for is_broken, words in rules if is_broken), "")
 
 
 def refuse(*rules: tuple[object, str]) -> None:
-    """Raise `InputError` with the words on the first rule that is broken, if one is."""
+    """Raise `InputError` with the words on the first broken rule, if there is one."""
     if words := broken(*rules):
         raise InputError(words)
 
@@ -67,19 +67,19 @@ def meant(name: object, known: Iterable[str]) -> str:
     unknown one (verl: verl_colocated), and a key that ends with it (gpus: cluster.gpus). Case does not matter.
     """
     written = str(name).lower()[:LONGEST_NAME]
-    spelt = {part.lower(): each for each in known for part in (each.rpartition(".")[2], each)}
+    spelt = {part.lower(): key for key in known for part in (key.rpartition(".")[2], key)}
     if written in spelt:
         return f" (did you mean {spelt[written]}?)"
-    begun = [each for each in spelt if len(written) > 2 and each.startswith(written)]
-    slips = [each for each in spelt if len(each) == len(written) > 1 and sum(map(ne, each, written)) == 1]
+    begun = [name for name in spelt if len(written) > 2 and name.startswith(written)]
+    slips = [name for name in spelt if len(name) == len(written) > 1 and sum(map(ne, name, written)) == 1]
     similar = [*get_close_matches(written, spelt, n=1), *slips]
-    near = list(dict.fromkeys(spelt[each] for each in (begun or similar)[:3]))
+    near = list(dict.fromkeys(spelt[name] for name in (begun or similar)[:3]))
     return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 
 def choose(name: object, known: Iterable[str], lists: str) -> str:
-    """Return what may replace an unknown name: the known names if they are few, else the closest ones and the command that
-    `lists` all."""
+    """Return the names that may replace an unknown one: the known names if they are few, else the closest and the command
+    that `lists` all."""
     names = list(known)
     if len(names) <= MOST_LISTED:
         return f"{meant(name, names)}; choose one of {', '.join(names)}"

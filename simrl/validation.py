@@ -11,8 +11,9 @@ from simrl.errors import meant
 
 LONGEST_VALUE = 80
 MOST_SEED = 2**63 - 1  # kernels take it as a 64-bit integer
+_SWITCHES = {"on": True, "yes": True, "off": False, "no": False}
 LEAST_PERCENTAGE = 2  # from here on, a number in place of a share is taken for a percentage; 1.5 is not
-# Remedies by the beginning of pydantic's kind of a finding, the first that fits; in braces, what the finding has.
+# Remedies by the beginning of pydantic's kind of a finding, the first that fits; in braces, values of the finding.
 REMEDIES = {
     "int": "a whole number is needed",
     "float": "a number is needed",
@@ -80,7 +81,7 @@ def explain(error: ValidationError, model: type[BaseModel], name: str) -> tuple[
     `ELSEWHERE`.
     """
     findings = error.errors()
-    first = next((each for each in findings if each["type"] == "extra_forbidden"), findings[0])
+    first = next((finding for finding in findings if finding["type"] == "extra_forbidden"), findings[0])
     keys, owner = _keys(first["loc"], model)
     key = ".".join(keys)
     if first["type"] in ("extra_forbidden", "invalid_key"):
@@ -91,10 +92,10 @@ def explain(error: ValidationError, model: type[BaseModel], name: str) -> tuple[
     if first["type"] == "missing":
         return key, f"key {key} is missing"
     plain = not isinstance(first["input"], dict | BaseModel)
-    found = f" is {shortened(first['input'])}{_near(first)}" if plain else ""
+    value = f" is {shortened(first['input'])}{_near(first)}" if plain else ""
     if first["type"] == "model_type":
-        return key, f"{key or name}{found}; it has the keys {', '.join(owner.model_fields)}"
-    return key, f"{key}{found}: {right(first)}" if key else right(first)
+        return key, f"{key or name}{value}; it has the keys {', '.join(owner.model_fields)}"
+    return key, f"{key}{value}: {right(first)}" if key else right(first)
 
 
 def call_error(error: ValidationError, known: Iterable[str]) -> str:
@@ -113,8 +114,7 @@ def call_error(error: ValidationError, known: Iterable[str]) -> str:
 
 
 def right(finding: ErrorDetails) -> str:
-    """Return what to give in place of a value, in words of simrl; they name seconds, and for a percentage in place of a share,
-    the share."""
+    """Return the remedy for a value in words of simrl. They name seconds, and the share for a percentage in place of one."""
     value, bounds, kind = finding["input"], finding.get("ctx", {}), finding["type"]
     key = str(finding["loc"][-1]) if finding["loc"] else ""
     shown = {k: f"{v:g}" if isinstance(v, float) else str(v).replace("'", "") for k, v in bounds.items()}
@@ -152,24 +152,26 @@ _BITS = {"gbit": 1.25e8, "gbps": 1.25e8, "gbit/s": 1.25e8, "gb/s": 1e9}
 
 
 def number_meant(text: str, key: str = "") -> str:
-    """Suggest the number that a text with a unit, a currency or a kind of GPU may mean for a key; a range where it looks like
+    """Suggest the number that a text with a unit, a currency or a kind of GPU may mean for a key, or a range for a text like
     one; "" for another text."""
     text = text.strip()
     if ends := re.fullmatch(r"(\d+) *(?:-|:|to|\.\.) *(\d+)", text):
         return f"; a range is {ends[1]}..{ends[2]}, in simrl sweep"
     if counts := re.fullmatch(r"(\d+) *[x×*] *[a-z]\w+|[a-z]\w+ *[x×*:] *(\d+)", text.lower()):
         return f"; did you mean {counts[1] or counts[2]}?"
-    found = re.fullmatch(r"[$€£~]? *(\d[\d_]*\.?\d*) *([a-zA-Z/%$€£]*)", text)
-    if found is None:
+    measure = re.fullmatch(r"[$€£~]? *(\d[\d_]*\.?\d*) *([a-zA-Z/%$€£]*)", text)
+    if measure is None:
         return ""
-    number, unit = float(found[1]), found[2].lower()
+    number, unit = float(measure[1]), measure[2].lower()
     if unit == "k" and number % 1 == 0:
         return f"; did you mean {number * 1000:.0f} or {number * 1024:.0f}?"
     of_bytes = (
-        {**_BYTES, **_BITS, **({"gb": 1.25e8} if found[2] == "Gb" else {})} if "bytes" in key else dict.fromkeys(_BYTES)
+        {**_BYTES, **_BITS, **({"gb": 1.25e8} if measure[2] == "Gb" else {})}
+        if "bytes" in key
+        else dict.fromkeys(_BYTES)
     )
     factor = {**_FACTORS, **of_bytes}.get(unit, 1.0)
-    if factor is None:  # bytes for what is no size
+    if factor is None:  # bytes for a key that is no size
         return ""
     return (
         f"; did you mean {number * factor:.0f}?" if number * factor >= 1e5 else f"; did you mean {number * factor:.9g}?"
@@ -190,7 +192,7 @@ def _keys(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[list
     name the alternative of a type that it tried."""
     keys: list[str] = []
     by_kind: dict[str, type[BaseModel]] = {}
-    names = False  # whether the next key is the user's own, of a dictionary
+    names = False  # true if the next key is a name in a dictionary
     for key in location:
         if key in by_kind:  # pydantic's name for an alternative, no key
             model, by_kind = by_kind[str(key)], {}
@@ -198,12 +200,12 @@ def _keys(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[list
         keys.append(str(key))
         if isinstance(key, int) or names:
             names = False
-            continue  # a place in a list, or a name, of what the key before it holds
+            continue  # a place in a list, or a name in a dictionary
         field = model.model_fields.get(key)
         inner = [] if field is None else _models(field.annotation)
         if not inner:
             break
-        by_kind = {kind: each for each in inner if "kind" in each.model_fields for kind in _kinds(each)}
+        by_kind = {kind: model for model in inner if "kind" in model.model_fields for kind in _kinds(model)}
         names = get_origin(field.annotation) is dict if field is not None else False
         model = inner[0]
     return keys, model
@@ -228,11 +230,18 @@ def shortened(value: Any) -> str:
 
 
 def in_words(value: Any) -> str:
-    """Return a value as people write it, in YAML and on the command line too: on and off for true and false."""
+    """Return a value as people write it, also in YAML and on the command line: on and off for true and false."""
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
+def switched(value: Any) -> Any:
+    """Return data with true and false for the words of a switch: on and yes, off and no."""
+    if isinstance(value, dict):
+        return {key: switched(inner) for key, inner in value.items()}
+    return _SWITCHES.get(value.lower(), value) if isinstance(value, str) else value
 
 
 def with_parameters(name: str, parameters: Mapping[str, Any]) -> str:
     """Return a name with its parameters, such as `areal(eta=4)`."""
-    given = ", ".join(f"{key}={in_words(value)}" for key, value in parameters.items())
-    return f"{name}({given})" if given else name
+    values = ", ".join(f"{key}={in_words(value)}" for key, value in parameters.items())
+    return f"{name}({values})" if values else name

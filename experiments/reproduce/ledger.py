@@ -12,7 +12,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
-from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from simrl.errors import InputError
@@ -212,8 +211,7 @@ def read_ledger(name: str) -> Ledger:
     if not file.is_file():
         raise PaperError(f"{place}: is not there; every paper in PAPERS has a ledger")
     try:
-        written = OmegaConf.to_container(read_yaml(file, place, "a ledger", Ledger.model_fields), resolve=False)
-        return Ledger.model_validate(written)
+        return Ledger.model_validate(read_yaml(file, place, "a ledger", Ledger.model_fields))
     except ValidationError as error:
         raise PaperError(f"{place}: {explain(error, Ledger, 'a ledger')[1]}") from error
     except InputError as error:

@@ -1,7 +1,7 @@
 """Acceptance of drafts from texts on a recorded run.
 
-Invariant: every acceptance here was counted token by token on the trace; only seconds come from elsewhere, and they name their
-profile. Rates are over the responses for which there are drafts: without a history there is nothing to speculate with.
+Invariant: every acceptance is counted token by token on the trace; only seconds come from elsewhere, and they name their
+profile. Rates are over the responses that have drafts: without a history there are none.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ DRAFTERS: tuple[Drafter, ...] = ("history-paper", "history-code", "ngram", "sibl
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 FIXED_WINDOWS = (1, 2, 4, 8, 16, 32)
 MODEL_SEED = 0
-LONGEST_SHARE = 0.1  # of the responses, reported on its own: the tail decides when a rollout ends
+LONGEST_SHARE = 0.1  # of the responses, with rates of their own: the tail decides when a rollout ends
 
 
 class MeasuredDrafts(NamedTuple):
-    """The runs of a drafter on a trace, and what a window makes of them."""
+    """The runs of a drafter on a trace, and the passes that a window makes of them."""
 
     trace: Trace
     drafter: Drafter
@@ -50,11 +50,11 @@ class MeasuredDrafts(NamedTuple):
     window: Window
     runs: AcceptRuns
     passes: Passes
-    tokens: Ints  # of each response
+    tokens: Ints  # by response
 
     @property
     def served(self) -> NDArray[np.bool_]:
-        """Return the rows that have drafts; one token comes with the prompt and is not decoded."""
+        """Return which rows have drafts; the first token comes with the prompt and is not decoded."""
         return np.logical_and(self.runs.first >= 0, self.passes.tokens > 0)
 
 
@@ -68,7 +68,7 @@ def measure(
 ) -> MeasuredDrafts:
     """Run a drafter teacher-forced over a trace with token ids.
 
-    The window is the drafter's own if none is given: the paper's (AIMD), for "history-code" the public code's (MIMD). Raise
+    Without a window the drafter's own is taken: the paper's (AIMD), for "history-code" the public code's (MIMD). Raise
     `InputError` for a trace in which the drafter has nothing to draft from.
     """
     name = trace.metadata.name
@@ -78,27 +78,29 @@ def measure(
         )
     history: dict[str, Any]
     if drafter == "ngram":
-        runs, history, why = ngram_runs(trace), {"kind": "own text"}, "every response has one token"
+        runs, history, reason = ngram_runs(trace), {"kind": "own text"}, "every response has one token"
     elif drafter == "siblings":
         runs, history = sibling_runs(trace, known), {"kind": "siblings", "known": known}
-        why = "every group has one response"
+        reason = "every group has one response"
     else:
         rule = PAPER if drafter == "history-paper" else PUBLIC_CODE
         runs = history_runs(trace, rule, epochs_back, threads=threads)
-        history, why = {"kind": "epochs", "epochs_back": epochs_back}, "no prompt comes twice in epochs so near"
+        history, reason = {"kind": "epochs", "epochs_back": epochs_back}, "no prompt comes twice in epochs so near"
     tokens = trace.column("response_tokens").astype(np.int64)
     if not ((runs.first >= 0) & (tokens > 1)).any():
-        raise InputError(f"trace {name!r}: nothing to draft from ({why}); try another drafter, or more --epochs-back")
+        raise InputError(
+            f"trace {name!r}: nothing to draft from ({reason}); try another drafter, or more --epochs-back"
+        )
     chosen = window or (Mimd() if drafter == "history-code" else Aimd())
     return MeasuredDrafts(trace, drafter, history, chosen, runs, run_passes(runs, tokens, chosen.rule), tokens)
 
 
 def report(measured: MeasuredDrafts, profile: TableProfile | None = None) -> dict[str, Any]:
-    """Return everything that was measured, ready for JSON; what cannot be computed is None.
+    """Return all measurements, ready for JSON; None stands for values that cannot be computed.
 
-    `acceptance_rate`, `speculation_rate` and `accept_length` are `passes.Passes`'; `by_epoch` has them for each epoch.
-    `hit_lengths` has the stretches that the drafter knows by length (RhymeRL Fig. 8): share of their number, and of their
-    tokens. `pays` needs a profile.
+    `acceptance_rate`, `speculation_rate` and `accept_length` are defined by `passes.Passes`; `by_epoch` has them by epoch.
+    `hit_lengths` has the stretches that the drafter knows, by length (RhymeRL Fig. 8), with shares of their number and of
+    their tokens. `pays` needs a profile.
     """
     trace, served, tokens = measured.trace, measured.served, measured.tokens
     epoch = trace.column("epoch")
@@ -179,7 +181,8 @@ def _hit_lengths(hits: Ints) -> list[Any]:
 
 
 def _sequences_that_fit(profile: TableProfile, kv_tokens: float) -> float:
-    """Return how many sequences of this length fit in GPU memory next to the weights; infinite for an unknown model or GPU."""
+    """Return the number of sequences of this length that fit in GPU memory beside the weights; infinite for an unknown model
+    or GPU."""
     metadata = profile.metadata
     if metadata.model not in MODELS or metadata.gpu not in GPUS:
         return math.inf
@@ -195,17 +198,18 @@ def _sequences_that_fit(profile: TableProfile, kv_tokens: float) -> float:
 def _pays(measured: MeasuredDrafts, profile: TableProfile) -> dict[str, Any]:
     """Return seconds a token with and without drafts by batch, all sequences with the trace's typical length and acceptance.
 
-    The window asked for, and the best of the fixed ones. Batches go as far as the profile and the GPUs' memory do.
+    Drafts are of the window of `measured`, and of the best fixed window. The largest batch is one that the profile covers and
+    the GPUs' memory holds.
     """
     served, tokens = measured.served, measured.tokens
     prompts = measured.trace.column("prompt_tokens").astype(np.int64)
-    # Of a decoding sequence, seen at any of its tokens.
+    # The mean context of a decoding sequence over its tokens.
     weight = tokens[served].astype(np.float64)
     kv_tokens = float(np.average(prompts[served] + tokens[served] / 2, weights=weight))
     t, times = profile.even, text_drafts_of(profile)
     most_positions = min(t.dense_tokens[-1], t.sampled_sequences[-1])
     windows = {k: run_passes(measured.runs, tokens, Fixed(tokens=k).rule).of(served) for k in FIXED_WINDOWS}
-    asked = measured.passes.of(served)
+    of_window = measured.passes.of(served)
 
     def token_s(passes: Passes, batch: int) -> float:
         drafted = int(passes.drafted.sum()) / int(passes.passes.sum())
@@ -218,7 +222,7 @@ def _pays(measured: MeasuredDrafts, profile: TableProfile) -> dict[str, Any]:
     most = min(t.decode_sequences[-1], most_positions, room) if kv_tokens <= t.decode_kv_tokens[-1] else 0
     rows = []
     for batch in (batch for batch in BATCHES if batch <= most):
-        plain_s, speculative_s = profile.decode_s(batch, kv_tokens), token_s(asked, batch)
+        plain_s, speculative_s = profile.decode_s(batch, kv_tokens), token_s(of_window, batch)
         best_s, best = min((token_s(passes, batch), window) for window, passes in windows.items())
         rows.append(
             {
@@ -250,18 +254,20 @@ def _finite(value: float) -> float | None:
 
 
 def _words(measured: MeasuredDrafts, rows: list[dict[str, Any]]) -> str:
-    """Return a sentence on drafting: if it pays, and up to which batch."""
-    what = {"ngram": "N-gram drafting", "siblings": "Drafting from siblings"}.get(measured.drafter, "History drafting")
+    """Return a sentence that says if drafting pays, and up to which batch."""
+    drafting = {"ngram": "N-gram drafting", "siblings": "Drafting from siblings"}.get(
+        measured.drafter, "History drafting"
+    )
     gains = [(row["batch"], row["speed_up"] or 0.0) for row in rows]
     paying = [batch for batch, gain in gains if gain > 1.0]
     best_batch, best = max(gains, key=lambda pair: pair[1])
     last_batch, last = gains[-1]
     if not paying:
         return (
-            f"{what} does not pay on this workload at any batch: {best:.2f}× at best, at a batch of {best_batch}. "
+            f"{drafting} does not pay on this workload at any batch: {best:.2f}× at best, at a batch of {best_batch}. "
             "Leave it off, or try another drafter or window."
         )
-    text = f"{what} pays on this workload: {best:.2f}× at a batch of {best_batch}"
+    text = f"{drafting} pays on this workload: {best:.2f}× at a batch of {best_batch}"
     if paying[-1] == last_batch:
         return f"{text}, and still {last:.2f}× at {last_batch}, the largest batch looked at."
     after = next(pair for pair in gains if pair[0] > paying[-1])
@@ -272,13 +278,13 @@ def _words(measured: MeasuredDrafts, rows: list[dict[str, Any]]) -> str:
 def model_yaml(description: dict[str, Any]) -> str:
     """Return the fitted model as a section of a scenario."""
     model = RunModel.model_validate(description["run_model"]).model_dump(mode="json")
-    drafter = description["drafter"].partition("-")[0]  # history, be it the paper's or the code's
+    drafter = description["drafter"].partition("-")[0]  # history-paper and history-code are both history
     section = {"speculation": {"runs": {drafter: model}}}
     return yaml.safe_dump(section, default_flow_style=None, sort_keys=False, width=120, allow_unicode=True)
 
 
 def history_words(history: dict[str, Any]) -> str:
-    """Return the texts that a report's drafter drafts from."""
+    """Return words for the texts that the drafter of a report drafts from."""
     if history["kind"] == "epochs":
         return "the epoch before" if history["epochs_back"] == 1 else f"the {history['epochs_back']} epochs before"
     if history["kind"] == "siblings":

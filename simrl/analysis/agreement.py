@@ -1,4 +1,4 @@
-"""Agreement: how far a measured run is from the predicted one, in time and in what was decided.
+"""Agreement: the distance of a measured run from the predicted one, in time and in decisions.
 
 Invariant: computed from the tables of two results alone, over the samples that finished in both. So any two runs of one
 schedule on one trace can be compared: a simulation with a replay, also an interrupted one, and two repeats with each other.
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Both(Generic[T]):
-    """A value of each of the two runs."""
+    """A value of the predicted run and one of the measured run."""
 
     predicted: T
     measured: T
@@ -39,7 +39,7 @@ class Both(Generic[T]):
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures that are compared as a whole; None where there is nothing.
+    """Figures of whole runs; None where a run has no such figure.
 
     rollout_s, wall_s  rollout clock and wall clock at the last update that both runs made
     bubble             share of idle GPU time of rollout workers (`metrics.rollout_bubble`), from the start of the first rollout
@@ -57,7 +57,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Errors:
-    """Predicted against measured; None where there is nothing to compare.
+    """Errors of predicted figures; None where there is nothing to compare.
 
     makespan_err       (predicted - measured) / measured of the rollout clock
     wall_err           (predicted - measured) / measured of the wall clock, which includes training, rewards and waiting
@@ -81,10 +81,11 @@ class Errors:
 class Share:
     """A worker's share in the samples of one policy update.
 
-    From the start of the first of these samples at the worker to the end of the last: seconds since the start of the run; the
-    tokens it generated of them; the samples that were at the worker meanwhile, whichever update they are for, as a mean over
-    the time it rolled out; the tokens that a pass with a draft yielded (of the samples that finished there; None without
-    drafts); the weights that generated the tokens.
+    started_s, ended_s  first start of these samples at the worker, and their last end, in seconds since the start of the run
+    tokens              tokens of these samples that the worker generated
+    batch               samples of any update at the worker in that time, as a mean over the time that it rolled out
+    accept_length       tokens that a pass with a draft yielded, of the samples that finished there; None without drafts
+    policy_versions     versions of the weights that generated the tokens
     """
 
     started_s: float
@@ -97,7 +98,7 @@ class Share:
 
 @dataclass(frozen=True)
 class UpdatePart:
-    """The samples of a policy update at one worker, or at all (`worker` is None). None in a run in which there were none."""
+    """The samples of a policy update at one worker, or at all (`worker` is None); None for a run without such samples."""
 
     step: int
     worker: int | None
@@ -107,11 +108,15 @@ class UpdatePart:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Predicted against measured.
+    """Agreement of a predicted run with a measured one.
 
-    `updates` that either run made; samples that finished in both, or in one of them only, and how many of these waited
-    for a later update when their run ended; the figures and their errors; the updates that both runs made, as a whole (`steps`)
-    and by worker (`parts`); the differences, in time; the method of speculation that drafted nothing, as predicted.
+    updates          updates of either run
+    samples          samples that finished in both runs
+    finished_in_one  samples that finished in this run alone
+    finished_ahead   samples among these that waited for a later update when their run ended
+    steps, parts     updates that both runs made: as a whole, and by worker
+    differences      different decisions, in time
+    not_drafted      method of speculation that drafted nothing in the predicted run
     """
 
     workers: int
@@ -139,7 +144,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Spread:
-    """Distance between repeats of one run: sizes of the errors over all pairs, either way round."""
+    """Spread of repeats of one run: sizes of the errors over all ordered pairs."""
 
     repeats: int
     largest: Errors
@@ -149,12 +154,12 @@ class Spread:
 def agree(predicted: Result, measured: Result, near_tie_s: float | None = None) -> Agreement:
     """Compare two runs of one schedule on one trace.
 
-    Two events of a run that are no more than `near_tie_s` apart may change places. By default it is the time of two passes, as
-    a command waits for the end of one, in either run. Raises `InputError` for runs of different systems or traces, or on
-    different numbers of workers.
+    Two events of a run within `near_tie_s` may change places; by default within two passes, since a command of either run
+    waits for the end of a pass. Raise `InputError` for runs of different systems or traces, or on different numbers of
+    workers.
     """
-    for each in (predicted, measured):
-        require(each.metadata, "end_s")
+    for result in (predicted, measured):
+        require(result.metadata, "end_s")
     p, m = view_run(predicted), view_run(measured)
     uids = _finished_in_both(p, m)
     figures = _figures(p, m, uids)
@@ -188,13 +193,13 @@ def method_without_drafts(result: Result) -> str | None:
 
 
 def repeat_spread(results: Sequence[Result]) -> Spread | None:
-    """Return the errors between repeats of one run, to be read next to a prediction's; None for fewer than two."""
+    """Return the errors between repeats of one run, the scale for the errors of a prediction; None for fewer than two."""
     if len(results) < 2:
         return None
     views = [view_run(result) for result in results]
     pairs = [(a, b, _finished_in_both(a, b)) for a, b in permutations(views, 2)]
-    found = [asdict(_errors(a, b, uids, _figures(a, b, uids))) for a, b, uids in pairs]
-    sizes = {key: [abs(errors[key]) for errors in found if errors[key] is not None] for key in found[0]}
+    by_pair = [asdict(_errors(a, b, uids, _figures(a, b, uids))) for a, b, uids in pairs]
+    sizes = {key: [abs(errors[key]) for errors in by_pair if errors[key] is not None] for key in by_pair[0]}
     return Spread(
         repeats=len(results),
         largest=Errors(**{name: max(values, default=None) for name, values in sizes.items()}),
@@ -210,7 +215,7 @@ def finished_on_clock(predicted: Result, measured: Result) -> tuple[Ints, Floats
 
 
 def _finished_in_both(p: RunView, m: RunView) -> list[int]:
-    """Return their uids. Raise `InputError` for runs that cannot be compared."""
+    """Return the uids of the samples that finished in both runs. Raise `InputError` for runs that cannot be compared."""
     systems = p.result.metadata.get("system"), m.result.metadata.get("system")
     refuse(
         (
@@ -231,7 +236,7 @@ def _finished_in_both(p: RunView, m: RunView) -> list[int]:
                 f"sample {uid} is {p.names[uid]} (prompt/sample/epoch) predicted and {m.names[uid]} measured: runs of "
                 "different traces; compare two of one trace"
             )
-    # Beyond the end of its trace, a recorded run had new samples of other lengths, which cannot be predicted nor compared.
+    # A recorded run that went beyond the end of its trace had new samples of other lengths, which cannot be predicted.
     again = _repeated(p) | _repeated(m)
     other = {uid for uid in uids if tokens[0][uid] != tokens[1][uid]}
     for uid in sorted(other - again):
@@ -254,7 +259,7 @@ def _ahead(view: RunView, in_both: Sequence[int]) -> int:
     return len(set(buffered.column("uid").to_pylist()) & view.finished_s.keys() - set(in_both))
 
 
-# How far the times are apart.
+# Distances in time.
 
 
 def _figures(p: RunView, m: RunView, uids: Sequence[int]) -> Figures:
@@ -283,7 +288,7 @@ def _errors(p: RunView, m: RunView, uids: Sequence[int], figures: Figures) -> Er
 
 
 def _until(view: RunView, other: RunView, uids: Sequence[int]) -> float:
-    """Return when the run made the last update that both made; without one, when the last common sample finished."""
+    """Return the second of the last update that both runs made; without one, of the end of the last common sample."""
     updates = min(len(view.updated_s), len(other.updated_s))
     if updates:
         return float(view.updated_s[updates - 1])
@@ -329,20 +334,20 @@ def _mape(predicted: Floats, measured: Floats) -> float | None:
 
 def _share(view: RunView, step: int, worker: int | None) -> Share | None:
     segments, samples = view.segments, view.samples
-    mine, theirs = segments["trained_step"] == step, samples["trained_step"] == step
+    of_segments, of_samples = segments["trained_step"] == step, samples["trained_step"] == step
     if worker is not None:
-        mine &= segments["worker"] == worker
-        theirs &= samples["worker"] == worker
-    if not mine.any():
+        of_segments &= segments["worker"] == worker
+        of_samples &= samples["worker"] == worker
+    if not of_segments.any():
         return None
-    started_s, ended_s = float(segments["started_s"][mine].min()), float(segments["ended_s"][mine].max())
+    started_s, ended_s = float(segments["started_s"][of_segments].min()), float(segments["ended_s"][of_segments].max())
     return Share(
         started_s=started_s,
         ended_s=ended_s,
-        tokens=int(segments["tokens"][mine].sum()),
+        tokens=int(segments["tokens"][of_segments].sum()),
         batch=_batch(view, range(view.workers) if worker is None else (worker,), started_s, ended_s),
-        accept_length=_draft_rates(view, theirs)[1],
-        policy_versions=tuple(np.unique(segments["policy_version"][mine]).tolist()),
+        accept_length=_draft_rates(view, of_samples)[1],
+        policy_versions=tuple(np.unique(segments["policy_version"][of_segments]).tolist()),
     )
 
 
@@ -350,9 +355,9 @@ def _batch(view: RunView, workers: Sequence[int], start_s: float, end_s: float) 
     """Return the mean number of samples at a worker while it rolls out, over the window and the workers."""
     samples_s, rollout_s = 0.0, 0.0
     for worker in workers:
-        clock, here = view.clocks[worker], view.segments["worker"] == worker
+        clock, at_worker = view.clocks[worker], view.segments["worker"] == worker
         first, last = clock(start_s), clock(end_s)
-        begins, ends = (np.clip(clock(view.segments[n][here]), first, last) for n in ("started_s", "ended_s"))
+        begins, ends = (np.clip(clock(view.segments[n][at_worker]), first, last) for n in ("started_s", "ended_s"))
         samples_s += float((ends - begins).sum())
         rollout_s += float(last - first)
     return samples_s / rollout_s if rollout_s else 0.0

@@ -1,6 +1,6 @@
 """Allocation of one step of a trace to workers in RhymeRL's two tiers, as data.
 
-Invariant: every time here is predicted by `RolloutTimes` from the profile and the history's lengths; nothing is simulated.
+Invariant: every time is predicted by `RolloutTimes` from the profile and the history's lengths; nothing is simulated.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def allocate_step(
 ) -> dict[str, Any]:
     """Return the allocation of one step's prompts to `workers`, ready for JSON.
 
-    `epoch` is the history, `step` what is allocated; left out, they are the last epoch but one and the first step after it.
-    Where no epoch comes before the step, its own lengths stand for the history, which `notes` then say. `max_workers` left
-    out is `best_max_workers`. `optimum` adds `shortest_two_steps` to the plans compared. Raises `InputError` for what the
-    trace does not have and for an allocation that cannot be.
+    `epoch` is the history and `step` is allocated; by default, the last epoch but one and the first step after it. Where no
+    epoch comes before the step, its own lengths stand for the history, and `notes` say so. `max_workers` is by default
+    `best_max_workers`. `optimum` adds `shortest_two_steps` to the compared plans. Raise `InputError` for an epoch or a step
+    that the trace lacks and for an impossible allocation.
     """
     if not 1 <= groups <= workers:
         raise InputError(f"allocate: {groups} groups on {workers} workers; each group needs a worker of its own")
@@ -121,7 +121,7 @@ def allocate_step(
 def _ranked(
     trace: Trace, epoch: int, step: int, groups: int, representative: Representative
 ) -> tuple[Sequence[RankingGroup], list[int], dict[str, Any]]:
-    """Return the ranking groups of the step's prompts, the samples of each, and how far the history covers the step."""
+    """Return the ranking groups of the step's prompts, their samples, and the coverage of the step by the history."""
     epochs, steps, prompts, tokens = (trace.column(c) for c in ("epoch", "step", "prompt_id", "response_tokens"))
     in_step, in_history = steps == step, epochs == epoch
     known = in_step & np.isin(prompts, prompts[in_history])
@@ -144,7 +144,7 @@ def _records(**columns: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _history_and_step(trace: Trace, epoch: int | None, step: int | None) -> tuple[int, int]:
-    """Return the epoch whose lengths are the history, and the step to allocate, from either, both or neither."""
+    """Return the epoch of the history and the step to allocate, of which both, one or none may be given."""
     epochs, steps = trace.column("epoch"), trace.column("step")
     every = np.unique(epochs).tolist()
     if epoch is not None and epoch not in every:

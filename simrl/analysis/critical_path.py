@@ -1,8 +1,8 @@
-"""The critical path of a policy update: what it waited for last, and what that had waited for, back to the update before.
+"""The critical path of a policy update: its last cause, the last cause of that, and so on, back to the previous update.
 
-Invariant: every link is something recorded, a span of a lane or a segment of a response, that ended just as the next one began;
-links touch, and cover the time between the two updates. Where nothing recorded ended then, the path says so (a link of kind
-"unknown") and goes on with what had ended last before.
+Invariant: every link is a record, a span of a lane or a segment of a response, that ended just as the next link began;
+links touch, and cover the time between the two updates. Where no record ended just then, the path has a link of kind
+"unknown" and goes on with the record that ended last.
 
 "Just as" is one instant; at a busy worker, which reacts at its next boundary, within two passes before. The gap is then a
 link of kind "boundary".
@@ -22,14 +22,14 @@ from simrl.analysis.gpu_hours import SYNC, TRAINS
 from simrl.result.result import Result
 from simrl.result.timeline import spans
 
-SAME_S = 1e-9  # of instants that rounding kept apart, times their size
+SAME_S = 1e-9  # relative: instants that differ only by rounding
 MOST_LINKS = 100_000
-HELD_UP = 10  # samples that are named
+HELD_UP = 10  # samples in a list
 
 
 class PathLink(NamedTuple):
-    """Something on the path. `kind` is a span's, or generate, environment, reward, boundary, unknown; `where` its lane;
-    `sample` is prompt/sample/epoch where it is a response."""
+    """A link of the path. `kind` is the kind of a span, or generate, environment, reward, boundary, unknown; `where` is its
+    lane; `sample` is prompt/sample/epoch for a response."""
 
     kind: str
     where: str
@@ -41,7 +41,7 @@ class PathLink(NamedTuple):
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """The links of an update, in time, cut where the update before ended."""
+    """The links of an update in time, cut at the end of the update before."""
 
     step: int
     started_s: float
@@ -59,8 +59,8 @@ class CriticalPath:
 
 
 class HeldUp(NamedTuple):
-    """A sample of an update's batch: seconds of its first start and its end, and for how long the batch then waited for it
-    alone, those that came later left out and the trainer free."""
+    """A sample of an update's batch: its first start and its end. `held_s` are the seconds for which the batch waited for it
+    with the trainer free, after all samples that ended before it."""
 
     sample: str
     worker: int
@@ -84,7 +84,7 @@ def _summed(parts: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 class _Event(NamedTuple):
-    """Something that ended: a span of a lane, or a segment of a sample (its row), which `finishes` it or not."""
+    """The end of a span of a lane, or of a segment of a sample (its row), which `finishes` the sample or not."""
 
     link: PathLink
     lane: str
@@ -97,16 +97,16 @@ class Paths:
     """The critical paths of a run."""
 
     def __init__(self, result: Result) -> None:
-        found = spans(result)
+        timeline = spans(result)
         self._samples = samples = result.samples.to_pydict()
         names = (map(str, samples[key]) for key in ("prompt_id", "sample", "epoch"))
         self._names = list(map("/".join, zip(*names, strict=True)))
         self.finished_s: list[float] = result.steps.column("finished_s").to_pylist()
         self._reward_s = float(result.metadata["scenario"]["training"]["reward_s"])
-        shown = found.where(~found.of_kind("rollout", "idle", "train_drafter"))
+        shown = timeline.where(~timeline.of_kind("rollout", "idle", "train_drafter"))
         columns = (shown.lane.tolist(), shown.kind.tolist(), shown.started_s.tolist(), shown.ended_s.tolist())
         links = [
-            PathLink(found.kinds[kind], found.lanes[lane].name, *at_s)
+            PathLink(timeline.kinds[kind], timeline.lanes[lane].name, *at_s)
             for lane, kind, *at_s in zip(*columns, strict=True)
         ]
         events = [_Event(link, link.where) for link in links]
@@ -133,7 +133,7 @@ class Paths:
         begin_s = self.finished_s[step - 1] if step else 0.0
         end_s = at_s = self.finished_s[step]
         links: list[PathLink] = []
-        after: _Event | None = None  # what began at `at_s`
+        after: _Event | None = None  # the event that began at `at_s`
         while at_s > begin_s and len(links) < MOST_LINKS:
             event, gap = self._before(at_s, after, step)
             if event is None:
@@ -144,7 +144,7 @@ class Paths:
             if event.link.ended_s <= begin_s:
                 break
             links.append(event.link)
-            # A sample goes on behind what interrupted it.
+            # A sample goes on behind its interruption.
             if event.row < 0 and after is not None and after.lane == event.lane and after.row >= 0:
                 event = after._replace(link=event.link)
             after, at_s = event, event.link.started_s
@@ -167,7 +167,7 @@ class Paths:
 
         # In order: candidates, which of them count, and the kind of the gap.
         rules: tuple[tuple[Sequence[_Event], Callable[[_Event], bool], str], ...] = (
-            (part, lambda e: abs(e.link.ended_s - at_s) <= same_s, ""),  # whatever interrupted the response there
+            (part, lambda e: abs(e.link.ended_s - at_s) <= same_s, ""),  # its own segment before an interruption
             (ended, lambda e: e.row < 0 and e.lane == after.lane, ""),
             (scored, is_trained, "reward"),
             (ended, is_trained, ""),
@@ -189,19 +189,19 @@ class Paths:
         return [e for e in self._events[a:b] if e.link.started_s < before_s]
 
     def held_up(self, step: int) -> tuple[list[HeldUp], float]:
-        """Return the samples that came last, the last first, and by how many seconds the batch had been complete without
-        them."""
+        """Return the samples that ended last, the last first, and the seconds from the batch without them to the whole
+        batch."""
         begin_s = self.finished_s[step - 1] if step else 0.0
         samples, ends = self._samples, self._samples["finished_s"]
         rows = [row for row, trained in enumerate(samples["trained_step"]) if trained == step]
         rows.sort(key=lambda row: (-ends[row], row))
         before_s = [max(ends[row], begin_s) for row in rows[1:]] + [begin_s]
         columns = ("worker", "prompt_tokens", "generated_tokens", "started_s", "finished_s")
-        found = [
+        last_ones = [
             HeldUp._make([self._names[row], *(samples[name][row] for name in columns), max(ends[row] - free_s, 0.0)])
             for row, free_s in zip(rows[:HELD_UP], before_s, strict=False)
         ]
-        return found, sum(sample.held_s for sample in found)
+        return last_ones, sum(sample.held_s for sample in last_ones)
 
     def typical_step(self, warmup_steps: int) -> int:
         """Return the update of median length after the warm-up."""

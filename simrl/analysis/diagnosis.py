@@ -1,8 +1,8 @@
-"""Diagnosis: known signs of a run that goes wrong, each with its figure, the threshold and whose it is, and what to try.
+"""Diagnosis: known signs of a run that goes wrong, with their figures, thresholds, the sources of these, and remedies.
 
 Invariant: a figure is computed from the result's tables, over the updates after the warm-up unless its words say otherwise; a
-finding is made where it is beyond the threshold, and nowhere else. A remedy is a command whose options simrl has (SCENARIO is
-the run's scenario file). Whether it helps is for the command to say.
+finding is made where it is beyond the threshold, and nowhere else. A remedy is a command with existing options (SCENARIO is the
+run's scenario file), and only the command can tell if it helps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SYNC_HOLDS_UP = "sync on the critical path"
 
 
 class Finding(NamedTuple):
-    """A sign that shows: its name, what it means, its figure (a share) and the threshold, whose that is, what to try."""
+    """A sign in a run: its name and meaning, its figure (a share) and threshold, the source of the threshold, a remedy."""
 
     name: str
     says: str
@@ -58,7 +58,7 @@ class Evidence:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Return the system's parameters that the scenario gives."""
+        """Return the parameters of the system in the scenario."""
         return {key: value for key, value in self.metadata["scenario"]["system"].items() if key != "name"}
 
     def takes(self, parameter: str) -> bool:
@@ -68,8 +68,8 @@ class Evidence:
     def again(self, *changes: str) -> str:
         """Return the command of the run with changes."""
         changed = [change.partition("=")[0] for change in changes]
-        given = [(key, value) for key, value in self.parameters.items() if isinstance(value, str | int | float)]
-        kept = [f"{key}={in_words(value)}" for key, value in given if key not in changed]
+        plain = [(key, value) for key, value in self.parameters.items() if isinstance(value, str | int | float)]
+        kept = [f"{key}={in_words(value)}" for key, value in plain if key not in changed]
         return " ".join(["simrl run SCENARIO", f"--system {self.system}", *kept, *changes])
 
     def beside(self, *others: str) -> str:
@@ -93,33 +93,33 @@ class Evidence:
 
     @property
     def rollout_gpu_s(self) -> float:
-        found = spans(self.result).within(self.parts.start_s, self.parts.end_s)
-        here = found.where(found.rolls_out())
-        return float(((here.ended_s - here.started_s) * here.gpus).sum())
+        timeline = spans(self.result).within(self.parts.start_s, self.parts.end_s)
+        rollout = timeline.where(timeline.rolls_out())
+        return float(((rollout.ended_s - rollout.started_s) * rollout.gpus).sum())
 
     @property
     def loses_most_to_sync(self) -> bool:
-        """Return whether weights on their way take more GPU time than any other part that an ideal run lacks."""
+        """Return whether loading and publishing weights takes more GPU time than any other part that an ideal run lacks."""
         lost = {part: gpu_s for part, gpu_s in self.parts.gpu_s.items() if not PARTS[part].ideal}
         return lost.pop("load_weights") + lost.pop("publish") > max(lost.values())
 
 
 def diagnose(evidence: Evidence) -> list[Finding]:
-    """Return the findings, in the order of the rules below; the weight sync first where it is the largest loss."""
+    """Return the findings in the order of `RULES`; the weight sync first where it is the largest loss."""
     findings = [finding for rule in RULES for finding in rule(evidence)]
     return sorted(findings, key=lambda finding: finding.name != SYNC_HOLDS_UP or not evidence.loses_most_to_sync)
 
 
 def few_drafts_accepted(e: Evidence) -> Iterator[Finding]:
-    """Find low acceptance, but not of trees and drafts ahead of the verifier, which throw most away by design."""
+    """Find low acceptance, except of trees and of drafts ahead of the verifier, most of which are rejected by design."""
     facts, rate = e.metadata.get("speculation"), e.row["acceptance_rate"]
     if facts is None or rate is None or facts.get("trees") or "plan" in facts or rate >= 0.5:
         return
     wasted = e.share("drafts_wasted")
     yield Finding(
         "few drafts accepted",
-        f"{rate:.0%} of the tokens that {facts['method']} drafted were accepted, over the whole run; what was thrown away took "
-        f"{wasted:.1%} of the workers' time. Responses are not like what they are drafted from: look at clipping and "
+        f"{rate:.0%} of the tokens that {facts['method']} drafted were accepted, over the whole run; rejected drafts took "
+        f"{wasted:.1%} of the workers' time. Responses are unlike the texts that drafts are taken from: look at clipping and "
         "learning rate, or draft otherwise",
         rate,
         0.5,
@@ -145,22 +145,22 @@ def many_migrate(e: Evidence) -> Iterator[Finding]:
 
 
 def early_workers_idle(e: Evidence) -> Iterator[Finding]:
-    """Find the half of the workers that idles most next to busy ones, in each update: they had least to do."""
-    found = spans(e.result)
-    workers = [i for i, lane in enumerate(found.lanes) if rolls_out(lane) and lane.name[-1].isdecimal()]
+    """Find idle time of the half of the workers that idles most beside busy ones in an update, having least to do."""
+    timeline = spans(e.result)
+    workers = [i for i, lane in enumerate(timeline.lanes) if rolls_out(lane) and lane.name[-1].isdecimal()]
     if len(workers) < 2 or not e.paths:
         return
-    rolls, idle = found.of_kind("rollout"), found.of_kind("idle")
-    rolling = busy_clock(found.started_s[rolls], found.ended_s[rolls])
+    rolls, idle = timeline.of_kind("rollout"), timeline.of_kind("idle")
+    rolling = busy_clock(timeline.started_s[rolls], timeline.ended_s[rolls])
     shares = []
     for path in e.paths:
         rolled_s = float(rolling(path.ended_s) - rolling(path.started_s))
         if rolled_s <= 0:
             continue
-        a_s, b_s = (np.clip(at_s, path.started_s, path.ended_s) for at_s in (found.started_s, found.ended_s))
+        a_s, b_s = (np.clip(at_s, path.started_s, path.ended_s) for at_s in (timeline.started_s, timeline.ended_s))
         beside_s = np.where(idle, rolling(b_s) - rolling(a_s), 0.0)
-        of_each = np.sort(np.bincount(found.lane, beside_s, len(found.lanes))[workers] / rolled_s)[::-1]
-        shares.append(float(of_each[: len(workers) // 2].mean()))
+        idle_shares = np.sort(np.bincount(timeline.lane, beside_s, len(timeline.lanes))[workers] / rolled_s)[::-1]
+        shares.append(float(idle_shares[: len(workers) // 2].mean()))
     share = float(np.mean(shares)) if shares else 0.0
     if share <= 0.5:
         return
@@ -177,7 +177,7 @@ def early_workers_idle(e: Evidence) -> Iterator[Finding]:
 
 
 def caches_preempted(e: Evidence) -> Iterator[Finding]:
-    """Find preemptions, counted and not timed: the prefill that follows is cheap next to the smaller batch until then."""
+    """Find preemptions by their number, not their seconds: the repeated prefill costs less than the smaller batch before it."""
     work, samples = e.result.spans, e.result.samples.num_rows
     if "preemptions" not in work.column_names or not samples:
         return
@@ -201,7 +201,7 @@ def caches_preempted(e: Evidence) -> Iterator[Finding]:
 
 
 def staleness_binds(e: Evidence) -> Iterator[Finding]:
-    """Find workers that idle while the staleness bound is reached; without a numeric bound, while all wait for the trainer."""
+    """Find idle workers while the staleness bound is reached; without a numeric bound, while all wait for the trainer."""
     eta = {**parameters_of("areal"), **e.parameters}["eta"] if e.system == "areal" else None
     share = e.share("trainer_wait") if eta is None else _idle_at_bound(e, eta)
     if share <= 0.1 or not e.separate:
@@ -219,16 +219,16 @@ def staleness_binds(e: Evidence) -> Iterator[Finding]:
 
 
 def _idle_at_bound(e: Evidence, eta: int) -> float:
-    """Return the share of the workers' time that is idle while the begun samples are within a group of `eta` + 1 batches more
-    than the trained ones (AReaL's inequality)."""
+    """Return the share of the workers' time that is idle while the begun samples exceed the trained ones by `eta` + 1 batches,
+    less a group (AReaL's inequality)."""
     steps, samples, parts = e.result.steps, e.result.samples, e.parts
     batch = float(np.mean(steps.column("samples").to_numpy()))
     started_s = np.sort(pc.drop_null(samples.column("started_s")).to_numpy())
     trained_s = steps.column("finished_s").to_numpy()
     keys = np.stack([samples.column(name).to_numpy() for name in ("trace_step", "epoch", "prompt_id")])
     group = int(np.unique(keys, axis=1, return_counts=True)[1].max(initial=1))
-    found = spans(e.result).within(parts.start_s, parts.end_s)
-    idle = found.where(found.of_kind("idle") & found.rolls_out())
+    timeline = spans(e.result).within(parts.start_s, parts.end_s)
+    idle = timeline.where(timeline.of_kind("idle") & timeline.rolls_out())
     # Nothing begins and nothing is trained between two of these instants.
     times = np.unique(np.concatenate([started_s, trained_s, [parts.start_s, parts.end_s]]))
     begun = np.searchsorted(started_s, times, side="right")
@@ -240,7 +240,7 @@ def _idle_at_bound(e: Evidence, eta: int) -> float:
 
 
 def trainer_starves(e: Evidence) -> Iterator[Finding]:
-    """Find train GPUs that wait."""
+    """Find waiting train GPUs."""
     share, most = e.row["train_idle"], 1 - BUSY_ENOUGH[0]
     if share <= most:
         return
@@ -259,8 +259,8 @@ def trainer_starves(e: Evidence) -> Iterator[Finding]:
 
 
 def sync_holds_up(e: Evidence) -> Iterator[Finding]:
-    """Find weight sync on the critical paths; what overlaps with other work holds nothing up. Where weights go to GPUs of their
-    own, another method of the sync is tried first."""
+    """Find weight sync on the critical paths, where it is not hidden by other work. Where rollout and training have GPUs of
+    their own, the first remedy is another method of the sync."""
     length_s = sum(path.ended_s - path.started_s for path in e.paths)
     sync_s = sum(path.sync_s for path in e.paths)
     if not length_s or sync_s <= 0.1 * length_s:

@@ -1,7 +1,7 @@
 """An explanation of one result, and of the difference between two: data, for the screen and for scripts.
 
 Invariant: computed from the tables of results alone. Rates (GPU-seconds a trained sample, findings, critical paths) are of the
-window of `simrl.metrics`, the updates after the warm-up, as a comparison has them; GPU-hours are of the whole run.
+window of `simrl.result.metrics`, the updates after the warm-up, as a comparison has them; GPU-hours are of the whole run.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from simrl.result.result import Result
 
 @dataclass(frozen=True)
 class PrefixCache:
-    """What the prefix caches of a whole run found: tokens, their share of all that engines looked up, and the GPU-seconds of
-    computing them at the run's mean for a prefilled token (`gpu_s_per_token`)."""
+    """The hits of the prefix caches in a whole run: tokens, their share of the tokens that engines looked up, and the saved
+    GPU-seconds at the run's mean of a prefilled token (`gpu_s_per_token`)."""
 
     lookup_tokens: int
     hit_tokens: int
@@ -44,11 +44,11 @@ class PoolShare(NamedTuple):
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why one run took as long as it did.
+    """The reasons for the length of one run.
 
     `whole` is the waterfall of the run, `steady` the waterfall of the updates after the first `warmup_steps`; `path` is the
     critical path of one update, `paths_s` the seconds by kind on the paths of all updates after the warm-up; `held_up` are the
-    samples that came last in the update, and `held_up_s` the seconds by which its batch had been complete without them.
+    samples that ended last in the update, and `held_up_s` the seconds from the batch without them to the whole batch.
     """
 
     label: str
@@ -122,7 +122,7 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Change:
-    """A part of the waterfall, in GPU-seconds a trained sample of both runs, and by how much B has less."""
+    """A part of the waterfall in GPU-seconds a trained sample of both runs, and the saving of B."""
 
     part: str
     words: str
@@ -133,8 +133,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Difference:
-    """Run B against run A: GPU-seconds and seconds a trained sample, and the parts of the former, the largest change first.
-    `cautions` say why the two may not be comparable."""
+    """Run B against run A: GPU-seconds and seconds a trained sample, and the parts of the GPU-seconds, the largest change
+    first. `cautions` are reasons against comparing the two."""
 
     a: str
     b: str
@@ -186,7 +186,7 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
 
 
 def _pools(metadata: Mapping[str, Any]) -> Iterator[PoolShare]:
-    """Yield what rolls out and what trains where these are pools of their own."""
+    """Yield the pools for rollout and for training where training has a pool of its own."""
     cluster = metadata["scenario"]["cluster"]
     if (pool := cluster.get("train")) is None:
         return
@@ -200,7 +200,7 @@ def _pools(metadata: Mapping[str, Any]) -> Iterator[PoolShare]:
 
 
 def _admission(metadata: Mapping[str, Any], occupancy: float | None) -> str | None:
-    """Say which bounds held groups back: on those that run, η, or what an engine can hold."""
+    """Say which bounds held groups back: max_concurrent, η, or the capacity of an engine."""
     seconds, full = metadata.get("admission") or {}, metadata.get("full_batch")
     if not (total_s := sum(seconds.values())):
         return None
@@ -217,25 +217,25 @@ def _admission(metadata: Mapping[str, Any], occupancy: float | None) -> str | No
 
 def _planner(metadata: Mapping[str, Any]) -> str | None:
     """Say which tensor-parallel sizes the rounds of each kind had (RollPacker)."""
-    rounds = Counter((each["round"], each["tp"]) for each in metadata.get("planner") or ())
+    rounds = Counter((plan["round"], plan["tp"]) for plan in metadata.get("planner") or ())
     return ", ".join(f"{kind} rounds at tp {tp} ({number})" for (kind, tp), number in sorted(rounds.items())) or None
 
 
 def _prefix_cache(result: Result, whole: Waterfall) -> PrefixCache | None:
-    """Return what the prefix caches found; None where there were none, or nothing was prefilled."""
-    found = result.metadata.get("prefix_cache")
-    if not found or not found["prefill_tokens"]:
+    """Return the hits of the prefix caches; None without caches or prefill."""
+    counts = result.metadata.get("prefix_cache")
+    if not counts or not counts["prefill_tokens"]:
         return None
     prefill_gpu_s = sum(s for part, s in whole.gpu_s.items() if part == "prefill" or part.startswith("recompute_"))
-    per_token_s, hits = prefill_gpu_s / found["prefill_tokens"], found["hit_tokens"]
-    return PrefixCache(found["lookup_tokens"], hits, hits / found["lookup_tokens"], per_token_s, hits * per_token_s)
+    per_token_s, hits = prefill_gpu_s / counts["prefill_tokens"], counts["hit_tokens"]
+    return PrefixCache(counts["lookup_tokens"], hits, hits / counts["lookup_tokens"], per_token_s, hits * per_token_s)
 
 
 def diff_results(a: Result, b: Result) -> Difference:
     """Compare two results. Raise `InputError` for one without updates after its warm-up."""
-    for each in (a, b):
-        _require_facts(each)
-    falls = [waterfall(each, *window(each, counted_warmup(each))) for each in (a, b)]
+    for result in (a, b):
+        _require_facts(result)
+    falls = [waterfall(result, *window(result, counted_warmup(result))) for result in (a, b)]
     if any(fall.gpu_s["undivided"] for fall in falls):
         falls = [undivided(fall) for fall in falls]
     of_a, of_b = falls[0].per_sample, falls[1].per_sample
@@ -264,7 +264,7 @@ def _require_facts(result: Result) -> None:
 
 
 def counted_warmup(result: Result) -> int:
-    """Return the warm-up steps, of a run that was stopped early at most half of its updates."""
+    """Return the warm-up steps; at most half of the updates, for a run that was stopped early."""
     updates: int = result.steps.num_rows
     if not updates:
         raise InputError("the run made no policy update; explain one that made some")
@@ -283,27 +283,27 @@ def pool_kinds(cluster: Mapping[str, Any]) -> str:
 
 def _cautions(a: Result, b: Result, falls: list[Waterfall]) -> list[str]:
     """Return the differences of two runs beyond their systems."""
-    found = []
+    cautions = []
     facts = [
         {
-            "model": each.metadata["scenario"]["model"],
-            "GPU": pool_kinds(each.metadata["scenario"]["cluster"]),
-            "workload": each.metadata["scenario"]["workload"],
-            "seed": each.metadata["scenario"]["seed"],
-            "warm-up": counted_warmup(each),
-            "updates": each.steps.num_rows,
+            "model": result.metadata["scenario"]["model"],
+            "GPU": pool_kinds(result.metadata["scenario"]["cluster"]),
+            "workload": result.metadata["scenario"]["workload"],
+            "seed": result.metadata["scenario"]["seed"],
+            "warm-up": counted_warmup(result),
+            "updates": result.steps.num_rows,
         }
-        for each in (a, b)
+        for result in (a, b)
     ]
-    for what, value in facts[0].items():
-        if value != facts[1][what]:
-            shown = f": {value} and {facts[1][what]}" if isinstance(value, str | int) else ""
-            found.append(f"the two differ in {what}{shown}")
-    trained = [sum(totals(each.steps.slice(counted_warmup(each)), "response_tokens")) for each in (a, b)]
+    for name, value in facts[0].items():
+        if value != facts[1][name]:
+            shown = f": {value} and {facts[1][name]}" if isinstance(value, str | int) else ""
+            cautions.append(f"the two differ in {name}{shown}")
+    trained = [sum(totals(result.steps.slice(counted_warmup(result)), "response_tokens")) for result in (a, b)]
     tokens = [n / fall.samples for n, fall in zip(trained, falls, strict=True)]
     if abs(tokens[0] / tokens[1] - 1) > 0.03:
-        found.append(
+        cautions.append(
             f"A trained on {tokens[0]:,.0f} response tokens a sample, B on {tokens[1]:,.0f}: part of the difference is other "
             "samples; simulate more steps"
         )
-    return found
+    return cautions

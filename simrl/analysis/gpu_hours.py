@@ -1,10 +1,11 @@
-"""GPU-hours: what every GPU-second of a run went to, from the work that an ideal run would do to what came on top of it.
+"""GPU-hours: the use of every GPU-second of a run, from the work of an ideal run to everything on top of it.
 
-Invariant: the parts of a window sum to GPUs × seconds. Every span goes to parts as a whole; what is recorded in finer grain
-(the work of its passes, the fate of its tokens) divides it and adds nothing.
+Invariant: the parts of a window sum to GPUs × seconds. Every span goes to parts as a whole; finer records (the work
+of its passes, the fate of its tokens) divide it and add nothing.
 
-Ideal is decoding in full batches: each sequence that decoded takes its share of a pass with as many as a worker can hold
-(`full_batch` in the metadata). What generating dropped samples took is not known sample by sample: it is their tokens' share.
+Ideal is decoding in full batches: a decoding sequence takes its share of a pass with as many sequences as a worker can
+hold (`full_batch` in the metadata). The time of generating dropped samples is not known by sample: it is their share of
+the tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from simrl.result.timeline import Floats, Spans, spans
 
 
 class Part(NamedTuple):
-    """A part of the GPU time: its name in the table, its words in a difference, and whether an ideal run has it too."""
+    """A part of the GPU time: its name in the table, its words in a difference; `ideal` if an ideal run has it too."""
 
     words: str
     clause: str
@@ -46,8 +47,8 @@ PARTS: Mapping[str, Part] = {
     "recompute_preempted": Part("prefill again: preempted", "prefill again after preemptions"),
     "recompute_moved": Part("prefill again: moved, resumed", "prefill again of responses that moved or went on later"),
     "recompute_redrafted": Part("prefill again: drafter starts", "prefill again because a drafter starts"),
-    "drafts_stood": Part("drafts that stood", "drafting and verifying what stood"),
-    "drafts_wasted": Part("drafts that were wasted", "drafting and verifying what was thrown away"),
+    "drafts_stood": Part("drafts: accepted", "drafting and verifying accepted tokens"),
+    "drafts_wasted": Part("drafts: rejected", "drafting and verifying rejected tokens"),
     "train_drafter": Part("training the drafter", "training the drafter on idle workers"),
     "load_weights": Part("sync: workers load weights", "loading weights at the workers"),
     "publish": Part("sync: trainer publishes", "publishing weights"),
@@ -68,14 +69,14 @@ PARTS: Mapping[str, Part] = {
 _OF_WORK = {
     name: name.removesuffix("_s") for name in Work._fields if name.removesuffix("_s") in PARTS and name != "decode_s"
 }
-_GENERATES = ("decode", "small_batches", "host", "undivided", *_OF_WORK.values())  # what rollouts take
+_GENERATES = ("decode", "small_batches", "host", "undivided", *_OF_WORK.values())  # the work of rollouts
 SYNC = ("load_weights", "publish", "switch", "transfer")
 TRAINS = ("transfer", "switch", "log_prob", "train", "publish", "checkpoint")  # kinds of spans of a trainer
 
 
 @dataclass(frozen=True)
 class Waterfall:
-    """GPU-seconds of a window by part, every part of `PARTS` in its order; the samples that its updates trained."""
+    """GPU-seconds of a window by part, in the order of `PARTS`; the samples that the updates of the window trained."""
 
     start_s: float
     end_s: float
@@ -94,7 +95,7 @@ class Waterfall:
 
 
 def undivided(fall: Waterfall) -> Waterfall:
-    """Return the waterfall of a real engine's view: rollout beyond full batches in one part."""
+    """Return the waterfall as a real engine shows it: rollout beyond full batches in one part."""
     beyond = [part for part in _GENERATES if part not in ("decode", "undivided")]
     rollout = sum((fall.gpu_s[part] for part in beyond), fall.gpu_s["undivided"])
     return replace(fall, gpu_s={**fall.gpu_s, **dict.fromkeys(beyond, 0.0), "undivided": rollout})
@@ -103,29 +104,31 @@ def undivided(fall: Waterfall) -> Waterfall:
 def waterfall(result: Result, start_s: float = 0.0, end_s: float | None = None) -> Waterfall:
     """Return the parts of a window of the run, by default all of it."""
     end_s = float(result.metadata["end_s"]) if end_s is None else end_s
-    found = spans(result)
+    timeline = spans(result)
     gpu_s = dict.fromkeys(PARTS, 0.0)
-    a_s, b_s = np.clip(found.started_s, start_s, end_s), np.clip(found.ended_s, start_s, end_s)
-    for kind in found.kinds:
+    a_s, b_s = np.clip(timeline.started_s, start_s, end_s), np.clip(timeline.ended_s, start_s, end_s)
+    for kind in timeline.kinds:
         if kind not in ("rollout", "idle"):
-            gpu_s[kind if kind in PARTS else "other"] += float(((b_s - a_s) * found.gpus)[found.of_kind(kind)].sum())
-    _add_idle(gpu_s, result, found, a_s, b_s)
-    _add_rollout(gpu_s, result, found, b_s - a_s)
+            gpu_s[kind if kind in PARTS else "other"] += float(
+                ((b_s - a_s) * timeline.gpus)[timeline.of_kind(kind)].sum()
+            )
+    _add_idle(gpu_s, result, timeline, a_s, b_s)
+    _add_rollout(gpu_s, result, timeline, b_s - a_s)
     _set_apart(gpu_s, _fates(result, start_s, end_s))
     finished_s = result.steps.column("finished_s").to_numpy()
     trained = result.steps.column("samples").to_numpy()[(finished_s > start_s) & (finished_s <= end_s)]
-    gpus = sum(lane.gpus for lane in found.lanes)
+    gpus = sum(lane.gpus for lane in timeline.lanes)
     return Waterfall(start_s, end_s, gpus, int(trained.sum()), gpu_s)
 
 
-def _add_idle(gpu_s: dict[str, float], result: Result, found: Spans, a_s: Floats, b_s: Floats) -> None:
-    """Add idle rollout workers: next to others that roll out; else while a trainer works; else."""
-    idle, rolls, works = (found.of_kind(*kinds) for kinds in (("idle",), ("rollout",), ("rollout", *TRAINS)))
-    rolling, working = (busy_clock(found.started_s[where], found.ended_s[where]) for where in (rolls, works))
+def _add_idle(gpu_s: dict[str, float], result: Result, timeline: Spans, a_s: Floats, b_s: Floats) -> None:
+    """Add the idle time of rollout workers: beside others that roll out, else while a trainer works, else otherwise."""
+    idle, rolls, works = (timeline.of_kind(*kinds) for kinds in (("idle",), ("rollout",), ("rollout", *TRAINS)))
+    rolling, working = (busy_clock(timeline.started_s[where], timeline.ended_s[where]) for where in (rolls, works))
     beside_s: Floats = rolling(b_s) - rolling(a_s)
     training_s: Floats = working(b_s) - working(a_s) - beside_s
     is_rollout = np.array(result.spans.column("role").to_pylist()) == "rollout"
-    rest = np.array([lane.name == REST_LANE for lane in found.lanes])[found.lane]
+    rest = np.array([lane.name == REST_LANE for lane in timeline.lanes])[timeline.lane]
     parts: tuple[tuple[str, NDArray[np.bool_], Floats], ...] = (
         ("tail_idle", is_rollout & ~rest, beside_s),
         ("trainer_wait", is_rollout & ~rest, training_s),
@@ -134,14 +137,14 @@ def _add_idle(gpu_s: dict[str, float], result: Result, found: Spans, a_s: Floats
         ("train_idle", ~is_rollout & ~rest, b_s - a_s),
     )
     for part, where, seconds in parts:
-        gpu_s[part] += float((seconds * found.gpus)[idle & where].sum())
+        gpu_s[part] += float((seconds * timeline.gpus)[idle & where].sum())
 
 
-def _add_rollout(gpu_s: dict[str, float], result: Result, found: Spans, inside_s: Floats) -> None:
-    """Add spans of rollout by the work of their passes. Of real engines only the decoding is known, from the tokens."""
-    rolls = found.of_kind("rollout")
-    share = inside_s[rolls] / (found.ended_s - found.started_s)[rolls]
-    gpus, inside = found.gpus[rolls], inside_s[rolls]
+def _add_rollout(gpu_s: dict[str, float], result: Result, timeline: Spans, inside_s: Floats) -> None:
+    """Add spans of rollout by the work of their passes. Real engines record only tokens, from which the decoding follows."""
+    rolls = timeline.of_kind("rollout")
+    share = inside_s[rolls] / (timeline.ended_s - timeline.started_s)[rolls]
+    gpus, inside = timeline.gpus[rolls], inside_s[rolls]
     work = {name: _column(result, name)[rolls] * share for name in Work._fields}
     known = ~np.isnan(work["decode_s"])
     for name, part in _OF_WORK.items():
@@ -159,8 +162,8 @@ def _add_rollout(gpu_s: dict[str, float], result: Result, found: Spans, inside_s
     unrecorded_gpu_s = float((inside * gpus)[~known].sum())
     if unrecorded_gpu_s:
         generated, accepted = totals(result.samples, "generated_tokens", "accepted_tokens")
-        alone = 1.0 - accepted / max(generated, 1)  # of the tokens, those that a sequence decoded
-        tokens_gpus = float((found.tokens[rolls] * share * gpus)[~known].sum())
+        alone = 1.0 - accepted / max(generated, 1)  # the share of tokens that were decoded one by one
+        tokens_gpus = float((timeline.tokens[rolls] * share * gpus)[~known].sum())
         ideal_gpu_s = min(alone * tokens_gpus * sequence_s, unrecorded_gpu_s) if full else 0.0
         gpu_s["decode"] += ideal_gpu_s
         gpu_s["undivided"] += unrecorded_gpu_s - ideal_gpu_s
@@ -174,8 +177,8 @@ def _column(result: Result, name: str) -> Floats:
 
 
 def _fates(result: Result, start_s: float, end_s: float) -> dict[str, float]:
-    """Return the shares of the tokens generated in a window that a rule dropped, that were duplicates, and that were generated
-    for updates after the window in excess of what its updates found there."""
+    """Return shares of the tokens generated in a window: dropped by a rule, duplicates, and ahead: for updates after the
+    window, less the tokens that the updates of the window took from before it."""
     samples, segments = result.samples, result.segments
     generated, duplicate = totals(samples, "generated_tokens", "duplicate_tokens")
     twice = duplicate / max(generated + duplicate, 1.0)
@@ -186,21 +189,21 @@ def _fates(result: Result, start_s: float, end_s: float) -> dict[str, float]:
     row = np.searchsorted(samples.column("uid").to_numpy(), segments.column("uid").to_numpy())  # in the order of uids
     dropped = pc.equal(samples.column("status"), "dropped").to_numpy()[row]
     steps = pc.fill_null(samples.column("trained_step"), -1).to_numpy()[row]
-    finished_s = np.append(result.steps.column("finished_s").to_numpy(), np.inf)  # the last: no update
+    finished_s = np.append(result.steps.column("finished_s").to_numpy(), np.inf)  # place -1: trained in no update
     trained_s = finished_s[steps]
-    here = (trained_s > start_s) & (trained_s <= end_s)
+    trained = (trained_s > start_s) & (trained_s <= end_s)
     total = float(within.sum())
     if total <= 0:
         return {"duplicates": twice}
     lost = float(within[dropped].sum())
-    left = float(within[~dropped & ~here].sum())
-    brought = float((tokens - within)[here].sum())
+    left = float(within[~dropped & ~trained].sum())
+    brought = float((tokens - within)[trained].sum())
     counted = {"dropped": lost / total, "ahead": max(left - brought, 0.0) / total}
     return {**{key: share * (1 - twice) for key, share in counted.items()}, "duplicates": twice}
 
 
 def _set_apart(gpu_s: dict[str, float], fates: Mapping[str, float]) -> None:
-    """Move the GPU time of generating these tokens to parts of their own."""
+    """Move the GPU time of generating these shares of the tokens to their own parts."""
     generated = sum(gpu_s[part] for part in _GENERATES)
     for part, share in fates.items():
         gpu_s[part] += share * generated

@@ -1,7 +1,7 @@
-"""A run as it is compared: the tables of a `Result` by sample and by worker, and its rollout clock.
+"""A view of a run for comparison: the tables of a `Result` by sample and by worker, and its rollout clock.
 
-Invariant: what the tables say, looked up and nothing derived but the *rollout clock*: the seconds before an instant in which a
-worker rolled out.
+Invariant: everything is looked up in the tables but the *rollout clock*, which is derived: the seconds before an instant
+in which some worker rolled out.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Clock(NamedTuple):
 
 def rollout_clock(result: Result, worker: int | None = None) -> Clock:
     """Return the seconds in which some worker, or this one, rolled out."""
-    found = spans(result)
-    rolls = found.of_kind("rollout") & (worker is None or _at(found, worker))
-    return busy_clock(found.started_s[rolls], found.ended_s[rolls])
+    timeline = spans(result)
+    rolls = timeline.of_kind("rollout") & (worker is None or _at(timeline, worker))
+    return busy_clock(timeline.started_s[rolls], timeline.ended_s[rolls])
 
 
 def busy_clock(started_s: Floats, ended_s: Floats) -> Clock:
@@ -51,7 +51,7 @@ def busy_clock(started_s: Floats, ended_s: Floats) -> Clock:
 
 
 class LoadedVersion(NamedTuple):
-    """A version that comes to a worker."""
+    """A load of a version at a worker."""
 
     value: int
     started_s: float
@@ -63,8 +63,8 @@ class RunView(NamedTuple):
 
     result: Result
     workers: int
-    clock: Clock  # of all workers, and
-    clocks: tuple[Clock, ...]  # of each
+    clock: Clock  # of all workers together
+    clocks: tuple[Clock, ...]  # by worker
     updated_s: Floats
     names: Mapping[int, str]  # by uid: prompt/sample/epoch
     samples: Mapping[str, Ints]
@@ -75,7 +75,7 @@ class RunView(NamedTuple):
 
 
 def short_name(metadata: Mapping[str, Any]) -> str:
-    """Return system and model in a few words: of a nested parameter only the name, of a model's path only the folder."""
+    """Return system and model in a few words, with the name alone of a nested parameter, and the folder of a model's path."""
     scenario = metadata.get("scenario", {})
     system = scenario.get("system", {"name": metadata.get("label", "")})
     words = {key: value.get("name", value) if isinstance(value, dict) else value for key, value in system.items()}
@@ -87,7 +87,7 @@ def short_name(metadata: Mapping[str, Any]) -> str:
 def view_run(result: Result) -> RunView:
     """Return the tables of a result for comparison."""
     numbers = [lane.name.rpartition("-")[2] for lane in spans(result).lanes if rolls_out(lane)]
-    workers = sum(number.isdecimal() for number in numbers)  # the other is "rollout-rest", GPUs that make no worker
+    workers = sum(number.isdecimal() for number in numbers)  # "rollout-rest", GPUs that make no worker, has no number
     if not numbers:  # stopped before anything took time
         workers = result.metadata.get("rollout_workers") or 0
     samples = {
@@ -115,21 +115,17 @@ def view_run(result: Result) -> RunView:
         segments=segments,
         started_s=started_s,
         finished_s=finished_s,
-        loads=_loads(result, workers),
+        loads=tuple(_loads(result, worker) for worker in range(workers)),
     )
 
 
-def _at(found: Spans, worker: int) -> NDArray[np.bool_]:
-    """Return whether each span is at this worker."""
-    return np.array([lane.name == f"rollout-{worker:03d}" for lane in found.lanes], bool)[found.lane]
+def _at(timeline: Spans, worker: int) -> NDArray[np.bool_]:
+    """Return which spans are at this worker."""
+    return np.array([lane.name == f"rollout-{worker:03d}" for lane in timeline.lanes], bool)[timeline.lane]
 
 
-def _loads(result: Result, workers: int) -> tuple[tuple[LoadedVersion, ...], ...]:
-    found = spans(result)
-    loads = found.where(found.of_kind("load_weights"))
-    return tuple(_loads_of(loads.where(_at(loads, worker))) for worker in range(workers))
-
-
-def _loads_of(part: Spans) -> tuple[LoadedVersion, ...]:
-    columns = zip(part.policy_version.tolist(), part.started_s, part.ended_s, strict=True)
-    return tuple(sorted((LoadedVersion(*load) for load in columns), key=itemgetter(1)))
+def _loads(result: Result, worker: int) -> tuple[LoadedVersion, ...]:
+    timeline = spans(result)
+    loads = timeline.where(timeline.of_kind("load_weights") & _at(timeline, worker))
+    columns = zip(loads.policy_version.tolist(), loads.started_s, loads.ended_s, strict=True)
+    return tuple(sorted(map(LoadedVersion._make, columns), key=itemgetter(1)))

@@ -16,11 +16,11 @@ PERCENTILES = (5, 25, 50, 75, 95, 99)
 
 
 def describe(trace: Trace) -> dict[str, Any]:
-    """Return the trace in numbers, ready for JSON; what cannot be computed from it is None.
+    """Return the trace in numbers, ready for JSON; None stands for numbers that it cannot give.
 
-    `within_group_variance_share` is the share of the variance of log response lengths, each step's mean taken away,
+    `within_group_variance_share` is the share of the variance of log response lengths around the means of their steps
     that lies inside groups (a prompt's samples in one step); unbiased, so it may pass 1 a little. None without groups
-    of two or where all lengths are equal. `share_at_cap` counts responses as long as the cap, whatever their finish_reason.
+    of two or where all lengths are equal. `share_at_cap` counts responses as long as the cap, with any finish_reason.
     """
     tokens, prompt_tokens = trace.column("response_tokens"), trace.column("prompt_tokens")
     sizes = np.diff(trace.group_starts, append=len(trace))
@@ -50,14 +50,14 @@ def describe(trace: Trace) -> dict[str, Any]:
 
 
 def _share_cut(trace: Trace) -> float | None:
-    """Return the share of responses that a limit of length or context ended; None where no reason is recorded."""
+    """Return the share of responses ended by a limit of length or context; None without recorded reasons."""
     if "finish_reason" not in trace.table.column_names:
         return None
     return float(np.mean(trace.column("finish_reason") == "length"))
 
 
 def _turns(trace: Trace) -> dict[str, float]:
-    """Return the mean pauses, seconds and tokens of observations of a response."""
+    """Return a response's mean number of pauses, their seconds, and the tokens of observations."""
     table, seconds = trace.table, np.zeros(len(trace))
     if "environment_s" in table.column_names:
         seconds = table.column("environment_s").fill_null(0).to_numpy().astype(np.float64)
@@ -77,19 +77,19 @@ def _turns(trace: Trace) -> dict[str, float]:
 
 
 def _tools(trace: Trace) -> list[dict[str, Any]]:
-    """Return the calls of each tool, most frequent first: how many, their seconds, and the failed tries."""
+    """Return the calls by tool, the most frequent first: their number, seconds and failed tries."""
     names = ("turn_tool", "turn_environment_s", "turn_failures", "turn_observation_tokens")
     if not set(names[:2]) <= set(trace.table.column_names):
         return []
     rows = trace.table.select([name for name in names if name in trace.table.column_names])
     rows = rows.filter(pc.and_(*(pc.is_valid(rows.column(name)) for name in names[:2])))
     calls = pd.DataFrame({name: pc.list_flatten(rows.column(name)).to_numpy() for name in rows.column_names})
-    found = []
+    tools = []
     for tool, of_tool in calls.groupby("turn_tool"):
         seconds = of_tool["turn_environment_s"].to_numpy(np.float64)
         p50_s, p95_s = np.percentile(seconds, (50, 95)).tolist()
         observed = of_tool["turn_observation_tokens"].mean() if "turn_observation_tokens" in calls else 0.0
-        found.append(
+        tools.append(
             {
                 "tool": tool,
                 "calls": len(of_tool),
@@ -101,7 +101,7 @@ def _tools(trace: Trace) -> list[dict[str, Any]]:
                 "observation_tokens_mean": float(observed),
             }
         )
-    return sorted(found, key=lambda facts: -facts["calls"])
+    return sorted(tools, key=lambda facts: -facts["calls"])
 
 
 def _distribution(tokens: NDArray[Any]) -> dict[str, float]:
@@ -116,7 +116,7 @@ def _within_group_variance_share(trace: Trace, sizes: NDArray[np.int64]) -> floa
     step_sizes = np.diff(step_starts, append=len(trace))
 
     def variance_around(first: NDArray[np.int64], size: NDArray[np.int64]) -> float:
-        """Return the variance around the mean of each part; each part's mean takes one degree of freedom."""
+        """Return the variance around the means of the parts; a mean takes one degree of freedom."""
         if len(trace) == len(first):
             return float("nan")
         rest = log_tokens - np.repeat(np.add.reduceat(log_tokens, first) / size, size)

@@ -269,14 +269,11 @@ def with_tools(
 
 def _tools(path: Path) -> dict[str, Tool]:
     """Return the tools of a YAML file."""
-    from omegaconf import OmegaConf
-
     from simrl.scenario.yaml_text import read_yaml
     from simrl.trace.tools import ToolFile
 
     try:
-        data = OmegaConf.to_container(read_yaml(path, str(path), "a file of tools", ToolFile.model_fields))
-        return ToolFile.model_validate(data).tools
+        return ToolFile.model_validate(read_yaml(path, str(path), "a file of tools", ToolFile.model_fields)).tools
     except ValidationError as error:
         raise InputError(f"{path}: {explain(error, ToolFile, 'a file of tools')[1]}") from error
 

@@ -1,6 +1,6 @@
-"""Checks of a result that was read: columns and their types, rows that fit each other, the metadata that is looked up.
+"""Checks of a result that was read: columns and their types, rows that fit each other, required metadata.
 
-Invariant: a result that passes can be explained, compared and drawn without further checks. Its truth is not checked.
+Invariant: a valid result can be explained, compared and drawn without further checks. Its truth is not checked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Facts(BaseModel, extra="allow", allow_inf_nan=False, strict=True):
 
 
 def _facts(*rows: tuple[Any, str]) -> type[BaseModel]:
-    """Return a model of objects with these keys (a type, dotted keys). A key with `?` may be missing or null."""
+    """Return a model of objects with these keys (their type, dotted keys). A key with `?` may be missing or null."""
     fields: dict[str, Any] = {}
     inner: dict[str, list[tuple[Any, str]]] = {}
     for kind, key in ((kind, key) for kind, keys in rows for key in keys.split()):
@@ -108,12 +108,12 @@ def require(metadata: Mapping[str, Any], *keys: str) -> None:
 
 
 def _overlaps(rows: pd.DataFrame, of: str) -> Any:
-    """Return which rows begin before the previous row with an equal `of` has ended."""
+    """Return which rows begin before the end of the previous row with an equal `of`."""
     ended_s = rows["ended_s"].shift()
     return (rows[of] == rows[of].shift()) & (rows["started_s"] < ended_s - SAME_S * np.maximum(ended_s, 1.0))
 
 
-# Table, column, which of its rows `t` are wrong in a run `r`, and what a value must be.
+# Table, column, wrong rows of the table `t` of a run `r`, and the words for right ones.
 _RULES: tuple[tuple[str, str, Any, str], ...] = (
     ("spans", "ended_s", lambda t, r: t.ended_s <= t.started_s, "after started_s"),
     ("spans", "started_s", lambda t, r: _overlaps(t, "lane"), "after the end of the lane's previous span"),

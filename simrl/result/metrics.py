@@ -1,5 +1,5 @@
 """Metrics: pure functions of a `Result`. Every average is over one window: from the end of the last warm-up update to the
-end of the last update. That leaves the first filling of the pipelines out; whether staleness settled in it is `settled`."""
+end of the last update. The filling of the pipelines is before it; `settled` tells if staleness settled in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def window(result: Result, warmup_steps: int) -> tuple[float, float]:
 
 
 def gpu_seconds(result: Result, start_s: float, end_s: float) -> dict[tuple[bool, str], float]:
-    """Return the GPU-seconds within the window by (whether the lane is for rollout then, kind of span)."""
+    """Return the GPU-seconds within the window by pairs: is the lane for rollout then, and the kind of span."""
     spans = result.spans
     started_s, ended_s = (spans.column(name).to_numpy() for name in ("started_s", "ended_s"))
     overlap_s = np.clip(np.minimum(ended_s, end_s) - np.maximum(started_s, start_s), 0.0, None)
@@ -35,7 +35,7 @@ def gpu_seconds(result: Result, start_s: float, end_s: float) -> dict[tuple[bool
 
 
 def totals(table: pa.Table, *columns: str) -> Iterator[int]:
-    """Yield the sum of each of these columns."""
+    """Yield the sums of these columns."""
     return (int(table.column(name).to_numpy().sum()) for name in columns)
 
 
@@ -48,9 +48,9 @@ def rollout_bubble(gpu_s: Mapping[tuple[bool, str], float]) -> float:
 
 
 def occupancy(result: Result, start_s: float, end_s: float) -> float | None:
-    """Return the share of the slots of its batch that a rollout worker fills while it runs, a second like any other: the
-    requests in the batch over those of a full one (`full_batch` of the metadata: max_num_seqs, or what the KV cache holds at
-    the run's mean context). At most 1, also where contexts are shorter than the mean. None where an engine does not tell."""
+    """Return the mean share of the slots of its batch that a rollout worker fills while it runs: requests in the batch over
+    requests in a full one (`full_batch` of the metadata: max_num_seqs, or the capacity of the KV cache at the run's mean
+    context). At most 1, also where contexts are shorter than the mean. None for an engine that does not record it."""
     full, spans = result.metadata.get("full_batch"), result.spans
     if not full or "slot_s" not in spans.column_names:
         return None
@@ -62,13 +62,12 @@ def occupancy(result: Result, start_s: float, end_s: float) -> float | None:
 
 
 def prices(cluster: Mapping[str, Any]) -> tuple[float, float | None]:
-    """Return the prices of a GPU-hour of a scenario's cluster: of the cluster's GPUs, and of its training pool's, None without
-    such a pool."""
+    """Return the prices of a GPU-hour of the cluster's GPUs and of its training pool, None without such a pool."""
     price, pool = cluster.get("cost_per_gpu_hour") or 0.0, cluster.get("train")
     if pool is None:
         return price, None
-    own = pool.get("cost_per_gpu_hour")
-    return price, price if own is None else own
+    pool_price = pool.get("cost_per_gpu_hour")
+    return price, price if pool_price is None else pool_price
 
 
 def summary(
@@ -82,17 +81,17 @@ def summary(
     rollout_bubble            share of idle GPU-seconds on GPUs that roll out, their training and switching (colocated) not
                               counted; training the drafter meanwhile is no bubble
     occupancy                 share of the slots of its batch that a rollout worker fills while it runs (`occupancy`); None
-                              where an engine does not tell
+                              for an engine that does not record it
     train_idle                share of idle GPU-seconds on GPUs that only train; 0 if colocated, where waiting counts above
     off_policyness_mean, _max update's version minus the version that generated a token; the mean is over tokens
     carried_share             share of the trained tokens that an earlier step generated and carried over; they are not in
-                              off_policyness: carried_off_policyness_max is theirs
+                              off_policyness but in carried_off_policyness_max
     dropped_share             share of all generated tokens, from the start on, that a rule threw away
     stale_samples             samples, from the start on, that were finished and dropped because they were too stale
     duplicate_share           share of all tokens generated, from the start on, that were duplicates of best-of-N: another
                               drafter finished the response first. No other column counts them
     migrated_share            share of all samples, from the start on, that were at more than one worker
-    settled                   whether off-policyness no longer grew: its mean in the second half of the window is within 10 %
+    settled                   true if off-policyness no longer grew: its mean in the second half of the window is within 10 %
                               (or 0.1) of the first half's, and the mean token is no older than the warm-up is long. Where
                               not, a buffer was still filling
     gpu_hours_per_1k_samples  all GPUs, whatever they do
@@ -103,9 +102,9 @@ def summary(
     first_epoch_speculation_rate, later_speculation_rate
                               speculation_rate of the run's first epoch alone, in which a history has no responses yet, and of
                               later epochs; None without drafts or such samples
-    acceptance                where it comes from: the kind of the drafter's model, such as assumed; counted, if tokens were
+    acceptance                its source: the kind of the drafter's model, such as assumed; counted, if tokens were
                               drafted; None without drafts
-    prefix_caching            whether the engines cache prefixes; None where a result does not tell
+    prefix_caching            true if the engines cache prefixes; None for a result without this record
     accept_length             tokens that a pass with a draft yields a response, the bonus token or correction included; None
                               without drafts
     """
@@ -159,15 +158,15 @@ def summary(
 
 
 def _of_drafts(result: Result) -> dict[str, Any]:
-    """Return where the acceptance of drafts comes from, and the share of tokens from drafts, in the first epoch and later."""
+    """Return the source of the acceptance of drafts, and the shares of tokens from drafts in the first epoch and later."""
     drafters = [
         result.metadata.get("speculation"),
         *((result.metadata.get("best_of_n") or {}).get("drafters") or {}).values(),
     ]
     kinds = [
-        each["acceptance"].get("kind") if isinstance(each["acceptance"], Mapping) else "counted"
-        for each in drafters
-        if each
+        drafter["acceptance"].get("kind") if isinstance(drafter["acceptance"], Mapping) else "counted"
+        for drafter in drafters
+        if drafter
     ]
     epoch, generated, accepted = (
         result.samples.column(name).to_numpy() for name in ("epoch", "generated_tokens", "accepted_tokens")
@@ -183,7 +182,7 @@ def _of_drafts(result: Result) -> dict[str, Any]:
 
 
 def _of_pools(gpu_hours: float, metadata: Mapping[str, Any], price: float, train_price: float | None) -> dict[str, Any]:
-    """Return the part of a training pool in the GPU-hours of 1,000 samples and in their cost, and that cost; nothing where all
+    """Return the training pool's part of the GPU-hours of 1,000 samples and of their cost, and this cost; nothing where all
     GPUs have one price."""
     if train_price is None:
         return {}
@@ -197,7 +196,7 @@ def _of_pools(gpu_hours: float, metadata: Mapping[str, Any], price: float, train
 
 
 def _migrated_share(result: Result) -> float:
-    """Return the share of samples with several workers. Segments are in the order of samples, and of time within them."""
+    """Return the share of samples with several workers. Segments are in the order of samples, then of time."""
     uid, worker = (result.segments.column(name).to_numpy() for name in ("uid", "worker"))
     moved = (uid[1:] == uid[:-1]) & (worker[1:] != worker[:-1])
     return float(np.unique(uid[1:][moved]).size / max(result.samples.num_rows, 1))

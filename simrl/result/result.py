@@ -1,23 +1,23 @@
-"""Result: what happened, as four Arrow tables.
+"""Result: the record of a run in four Arrow tables.
 
 Invariant of a `Result`: every GPU-second between 0 and `end_s` lies in exactly one span (idle time is a span of kind
 "idle"), no segment ends after `end_s` (the end of the last update and of the passes then under way), and every sample that
 was submitted has one row in `samples` with one status. The replayer writes the same tables, so predicted against measured is
 a join.
 
-spans      lane, gpus, role (what the GPUs are for then: rollout, also where they train in turn, or train), kind, started_s,
+spans      lane, gpus, role (use of the GPUs then: rollout, also where they train in turn, or train), kind, started_s,
            ended_s, policy_version, tokens — kinds: rollout, train_drafter (on idle rollout workers), load_weights, evaluate,
-           lost, transfer, switch, log_prob, train, publish, checkpoint, idle. What the passes of a rollout went to, in the
-           columns of `Work`; empty for other kinds, and where an engine does not tell (a real one)
+           lost, transfer, switch, log_prob, train, publish, checkpoint, idle. The columns of `Work` divide the passes of a
+           rollout; they are empty for other kinds, and of real engines, which do not record them
 steps      one row a policy update: step, policy_version (before it), started_s, finished_s, samples, prompt_tokens,
            response_tokens, off_policyness_mean (over tokens), off_policyness_max; of the tokens that were carried over from
            an earlier step, which these two leave out: carried_tokens, carried_off_policyness_max
 samples    uid, trace_step, epoch, prompt_id, sample, prompt_tokens, generated_tokens, started_s, finished_s (empty while
            unfinished), worker (the last), status (trained, dropped, buffered, in_flight), trained_step; with speculation,
-           drafted_tokens (also those thrown away unverified, of which decoupled drafting has many), accepted_tokens of them,
-           verifications (passes that verified a draft), verified_tokens (what these yielded); with best-of-N,
-           duplicate_tokens: tokens of copies that did not finish first. All other columns are of the copy that did, or, while
-           none has, of the copy with the most tokens
+           drafted_tokens (also unverified ones, of which decoupled drafting has many), accepted_tokens of them,
+           verifications (passes that verified a draft), verified_tokens (the yield of these passes); with best-of-N,
+           duplicate_tokens: tokens of copies that did not finish first. All other columns are of the copy that finished
+           first, or, while none has, of the copy with the most tokens
 segments   uid, worker, policy_version, tokens, started_s, ended_s
 """
 
@@ -52,17 +52,17 @@ class Lane(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The work of the passes of a span of rollout. The seconds sum to its length, but for the host's work between passes.
+    """The work of the passes of a span of rollout. Its seconds, and the host's work between passes, sum to the span's length.
 
-    decode_s               decoding, as passes without anything else would take
-    prefill_s              what prefill makes them longer, of tokens that are computed for the first time; and of tokens
-    recompute_*_s          that are computed again because the cache was lost: the response moved or continued after a
-                           break, was preempted for want of KV blocks, got new weights, or got a drafter that needs it
-    drafts_stood_s         drafting, and what verification makes a pass longer, by accepted draft tokens
-    drafts_wasted_s        and by rejected ones
-    slowed_s               what a slow worker (a fault) takes longer
-    lock_step_s            what data-parallel ranks wait for the longest pass of a rank, dummy passes included; a mean over the
-                           ranks, as all seconds of a worker with several are
+    decode_s               decoding, as in passes without other work
+    prefill_s              added by the first prefill of tokens
+    recompute_*_s          added by repeated prefill of a lost cache: the response moved or continued after a break, was
+                           preempted for want of KV blocks, got new weights, or got a drafter that needs it
+    drafts_stood_s         added by drafting and verifying draft tokens that were accepted
+    drafts_wasted_s        added by drafting and verifying draft tokens that were rejected
+    slowed_s               added by a slow worker (a fault)
+    lock_step_s            waiting of data-parallel ranks for the longest pass of a rank, dummy passes included; like all
+                           seconds of a worker with several ranks, a mean over them
     decodes                sequences that decoded, summed over passes
     slot_s                 the seconds of the passes, times the requests that run in each
     preemptions            of running requests, for want of KV blocks
@@ -88,7 +88,7 @@ class Work(NamedTuple):
 
 
 class Span(NamedTuple):
-    """One lane doing one thing."""
+    """An activity of a lane."""
 
     lane: int
     kind: str
@@ -149,7 +149,7 @@ class SegmentRow(NamedTuple):
 
 
 def codes(column: Any) -> tuple[NDArray[np.int64], list[str]]:
-    """Return the texts of a column in the order in which they come first, and the place of each row's text among them."""
+    """Return the places of the rows' texts in the list of distinct texts, and this list, in the order of first rows."""
     encoded = column.combine_chunks().cast(pa.string()).dictionary_encode()
     return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
 
@@ -212,13 +212,13 @@ def read_result(folder: str | Path) -> Result:
 
 
 def _instead(folder: Path) -> str:
-    """Return the end of a message: the file or folder in place of a result, and the remedy."""
+    """Return the end of a message: the place's actual contents, and the remedy."""
     if folder.is_dir():
         return f", it has no {METADATA_FILE}; name one that `simrl run` wrote"
     if folder.exists():
-        runs = sorted(f"{each.parent}" for each in folder.parent.glob(f"*/{METADATA_FILE}"))
+        runs = sorted(f"{file.parent}" for file in folder.parent.glob(f"*/{METADATA_FILE}"))
         return f" but a file; name the folder that `simrl run` wrote{f', such as {runs[0]}' if runs else ''}"
-    beside = [each.name for each in folder.parent.iterdir() if each.is_dir()] if folder.parent.is_dir() else []
+    beside = [path.name for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
     return f", it does not exist{meant(folder.name, beside)}; name one that `simrl run` wrote"
 
 
@@ -227,10 +227,10 @@ def find_result(folder: str | Path) -> Result:
     folder = Path(folder)
     if (folder / METADATA_FILE).is_file():
         return read_result(folder)
-    inside = sorted(each.parent for each in folder.glob(f"*/{METADATA_FILE}"))
-    chosen = [each for each in inside if each.name == "measured"] or inside
+    inside = sorted(file.parent for file in folder.glob(f"*/{METADATA_FILE}"))
+    chosen = [result for result in inside if result.name == "measured"] or inside
     if len(chosen) > 1:
-        names = ", ".join(each.name for each in inside)
+        names = ", ".join(result.name for result in inside)
         raise InputError(
             f"{folder}: has {len(inside)} results; name one of them, such as {inside[0]} (there are {names})"
         )

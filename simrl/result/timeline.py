@@ -1,7 +1,7 @@
 """Timeline: a result as functions of time, for the pictures and the Perfetto export.
 
 Invariant: arrays computed from the tables alone, exact: at every instant the shares of a set of lanes sum to 1 ("idle" is a
-kind like the others), and integrated over a window they are what `metrics.gpu_seconds` says of it.
+kind like the others), and their integral over a window is `metrics.gpu_seconds`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Ints = NDArray[np.int64]
 
 
 class Window(NamedTuple):
-    """Some policy updates: steps `first_step` to `end_step` (not included), counted from 0 as in the table `steps`, and the
-    seconds from the end of the update before to the end of the last."""
+    """A window of policy updates: steps `first_step` to `end_step` (not included), counted from 0 as in the table `steps`,
+    and the seconds from the end of the update before to the end of the last."""
 
     first_step: int
     end_step: int
@@ -32,7 +32,7 @@ class Window(NamedTuple):
 def steady_window(result: Result, steps: int = 3, first_step: int | None = None) -> Window:
     """Return `steps` updates from `first_step` on; without it, the middle of the updates after the warm-up.
 
-    There, the filling and the draining of the pipelines are furthest away. If the run has fewer updates after its warm-up,
+    There, the filling and the draining of the pipelines are furthest away. With fewer updates after the warm-up,
     the window includes updates of the warm-up. Raise `InputError` for a window without a step.
     """
     total = result.steps.num_rows
@@ -70,11 +70,11 @@ class Spans(NamedTuple):
         return cut.where(cut.ended_s > cut.started_s)
 
     def of_kind(self, *kinds: str) -> NDArray[np.bool_]:
-        """Return whether each span is of one of these kinds."""
+        """Return which spans are of one of these kinds."""
         return np.isin(self.kinds, kinds)[self.kind]
 
     def rolls_out(self) -> NDArray[np.bool_]:
-        """Return whether each span is on a rollout worker's GPUs."""
+        """Return which spans are on a rollout worker's GPUs."""
         return np.array([rolls_out(lane) for lane in self.lanes], bool)[self.lane]
 
 
@@ -93,19 +93,19 @@ def spans(result: Result) -> Spans:
 
 
 def shares(part: Spans) -> tuple[Floats, dict[str, Floats]]:
-    """Return which share of the GPUs does what, for spans of some lanes that begin and end together.
+    """Return the shares of the GPUs by kind of span, for lanes whose spans begin and end together.
 
-    The result is the instants at which something changes (n + 1) and, by kind, the shares between them (n).
+    These are the instants of changes (n + 1) and, by kind, the shares between them (n).
     """
     times = np.unique(np.concatenate([part.started_s, part.ended_s]))
     begins, ends = np.searchsorted(times, part.started_s), np.searchsorted(times, part.ended_s)
     total = sum(part.lanes[lane].gpus for lane in np.unique(part.lane))
     by_kind = {}
     for code, kind in enumerate(part.kinds):
-        mine = part.kind == code
-        change = np.bincount(begins[mine], part.gpus[mine], len(times))
-        change -= np.bincount(ends[mine], part.gpus[mine], len(times))
-        if mine.any():
+        of_kind = part.kind == code
+        change = np.bincount(begins[of_kind], part.gpus[of_kind], len(times))
+        change -= np.bincount(ends[of_kind], part.gpus[of_kind], len(times))
+        if of_kind.any():
             by_kind[kind] = np.cumsum(change)[:-1] / total
     return times, by_kind
 
@@ -117,8 +117,8 @@ def time_shares(part: Spans) -> dict[str, float]:
 
 
 def idle_shares(part: Spans) -> tuple[float, float]:
-    """Return the shares of the GPU time of some rollout workers that are idle while others of them roll out (the long tail of a
-    batch, or uneven work) and while none does (all wait: for the trainer, the rewards or the staleness bound)."""
+    """Return two idle shares of the GPU time of some rollout workers: while others of them roll out (the long tail of a batch,
+    or uneven work), and while all wait (for the trainer, the rewards or the staleness bound)."""
     times, by_kind = shares(part)
     idle = by_kind.get("idle", np.zeros(len(times) - 1)) * np.diff(times) / (times[-1] - times[0])
     others = by_kind.get("rollout", np.zeros(len(times) - 1)) > 0
@@ -126,17 +126,17 @@ def idle_shares(part: Spans) -> tuple[float, float]:
 
 
 def running_requests(result: Result, worker: int | None = None) -> tuple[Floats, Ints]:
-    """Return the instants at which requests at all workers, or one, begin or end, and their number from each instant on:
-    submitted and not finished, waiting ones too. A request counts from the submission at the worker that gave its first token;
-    a request without a token before the end of the run is nowhere in the tables and does not count."""
+    """Return the instants at which requests at all workers, or one, begin or end, and the number of unfinished requests, also
+    waiting ones, from each instant on. A request counts from its submission at the worker that gave its first token; the
+    tables lack requests without a token."""
     table, samples = result.segments, result.samples
     uid, started_s, ended_s = (table.column(name).to_numpy() for name in ("uid", "started_s", "ended_s"))
     in_flight = samples.filter(pc.equal(samples.column("status"), "in_flight")).column("uid").to_numpy()
     last = np.r_[uid[1:] != uid[:-1], np.ones(min(len(uid), 1), bool)]  # segments are in the order of uid and time
     ends = ~(last & np.isin(uid, in_flight))
     if worker is not None:
-        mine = table.column("worker").to_numpy() == worker
-        started_s, ended_s = started_s[mine], ended_s[mine & ends]
+        at_worker = table.column("worker").to_numpy() == worker
+        started_s, ended_s = started_s[at_worker], ended_s[at_worker & ends]
     else:
         ended_s = ended_s[ends]
     times, where = np.unique(np.concatenate([started_s, ended_s]), return_inverse=True)

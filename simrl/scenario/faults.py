@@ -11,7 +11,7 @@ from simrl.errors import broken
 from simrl.validation import no_truth
 
 Seconds = Annotated[float, Field(ge=0, le=1e7)]  # four months
-Rate = Annotated[float, Field(gt=0, le=60)]  # beyond one a minute a worker might never finish what it recomputes
+Rate = Annotated[float, Field(gt=0, le=60)]  # beyond one a minute a worker might never finish its recomputation
 NUMBERS = (
     "worker",
     "at_s",
@@ -33,11 +33,11 @@ class _Fault(BaseModel):
     worker: NonNegativeInt | None = None
     """index of the rollout worker, from 0; none: drawn, for all workers"""
     at_s: Seconds = 0.0
-    """when it begins"""
+    """its beginning"""
     rate_per_hour: Rate | None = None
-    """drawn: faults per hour of each worker's healthy time"""
+    """drawn: faults in an hour of a worker's healthy time"""
     duration_s: Annotated[float, Field(gt=0, le=1e7)] | None = None
-    """drawn: how long each fault lasts"""
+    """drawn: length of a fault"""
 
     @property
     def ends_s(self) -> float | None:
@@ -73,7 +73,7 @@ class Slow(_Fault):
     factor: Annotated[float, Field(ge=1, le=1000)]
     """factor on every forward pass"""
     until_s: Seconds | None = None
-    """when it ends; none: never"""
+    """its end; none: never"""
 
 
 class Lost(_Fault):
@@ -81,7 +81,7 @@ class Lost(_Fault):
 
     kind: Literal["lost"]
     back_s: Seconds | None = None
-    """when it is back; none: never"""
+    """its return; none: never"""
 
 
 class WeightSyncDelayed(_Fault):
@@ -91,7 +91,7 @@ class WeightSyncDelayed(_Fault):
     delay_s: Seconds
     """added to the time of every weight sync at the worker"""
     until_s: Seconds | None = None
-    """when it ends; none: never"""
+    """its end; none: never"""
 
 
 Fault = Annotated[Slow | Lost | WeightSyncDelayed, Field(discriminator="kind")]

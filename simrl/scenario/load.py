@@ -1,40 +1,44 @@
-"""Loads scenarios: a YAML file with `${…}` references (OmegaConf), overrides, variations and systems.
+"""Loads scenarios: a YAML file with `${…}` references, overrides, variations and systems.
 
 A file names one or several `systems` and may `vary` any field; each combination becomes one frozen, validated `Scenario`. Paths
-in a file are relative to the file, paths in an override to the current folder.
+in a file are relative to the file, paths in an override to the current folder. An override takes three steps: `override` reads
+the text, `put` gives the value to its dotted key in plain data, and pydantic makes a field of it.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from simrl.errors import LONGEST_NAME, InputError, first_line, meant
+from simrl.errors import LONGEST_NAME, InputError, meant
 from simrl.profile.hardware import known_gpu
 from simrl.profile.model_shape import MODELS, known_name
 from simrl.profile.shipped import SHIPPED
+from simrl.scenario.dotted import NO_REFERENCE, References, get, put, refers_only_to_keys
 from simrl.scenario.model import Scenario
 from simrl.scenario.presets import is_preset_file, preset_of_file
-from simrl.scenario.yaml_text import parse_override, read_yaml, require_no_call, split_at_commas
+from simrl.scenario.yaml_text import parse_override, read_yaml, split_at_commas
 from simrl.trace.synthesis import LengthModel
 from simrl.validation import explain, in_words, shortened
 
 FILLED_IN = ("system", "variant", "file")  # fields that a file does not have: it has `systems` and `vary`
 _SECTIONS = {key: field.annotation for key, field in Scenario.model_fields.items() if key not in FILLED_IN}
-_KEYS = (*_SECTIONS, "systems", "vary")
+_LISTS = {  # of the file, with an example
+    "systems": "[verl_colocated, {name: areal, eta: 8}]",
+    "vary": "[{cluster.gpus: 64}, {cluster.gpus: 256}]",
+}
+_KEYS = (*_SECTIONS, *_LISTS)
 NAMES = [*_KEYS, *(f"{key}.{part}" for key, kind in _SECTIONS.items() for part in getattr(kind, "model_fields", ()))]
 _PRESETS = ("engine.preset", "framework")
 _FILES = ("workload.trace", "profile.path", "speculation.draft_profile")
 _PATHS = (*_FILES, *_PRESETS)
+_SHIPPED = ("profile.path", SHIPPED)  # a name that is no path
 _EITHER = {"workload.trace": "workload.synthetic", "profile.path": "profile.roofline"}
 _EITHER |= {other: key for key, other in _EITHER.items()}  # of such a pair, an override of one replaces the other
 
@@ -43,7 +47,7 @@ ParametersOf = Callable[[str], Mapping[str, Any]]  # the parameters of a system,
 
 
 class Setting(NamedTuple):
-    """A value for a dotted key, and who gives it: the words with which a message names it."""
+    """A value for a dotted key, and its giver: the words with which a message names the source."""
 
     key: str
     value: Any
@@ -51,8 +55,8 @@ class Setting(NamedTuple):
 
 
 class Choices(NamedTuple):
-    """A system's three choices, several of each if given: every combination is a system. Without pipelines, the systems of the
-    file stay; a dispatch or a speculation replaces theirs."""
+    """The three choices of systems, several of each or none: every combination is a system. Without pipelines, the
+    systems of the file stay; a dispatch or a speculation replaces theirs."""
 
     pipelines: Sequence[str] = ()
     dispatches: Sequence[str] = ()
@@ -62,79 +66,60 @@ class Choices(NamedTuple):
 _NO_CHOICES = Choices()
 
 
-class _Alike(NamedTuple):
-    """What scenarios have in common that differ only in the values of some keys: the resolved data, and the valid sections that
-    no such key is in."""
-
-    data: Mapping[str, Any]
-    sections: Mapping[str, Any]
-
-
 class ScenarioFile:
     """A file after the `key=value` overrides: its systems, its variations, and the scenarios that they make.
 
-    An override with several values, `16,32`, is a variation. An override of a key that the file varies replaces the
-    variation, which `overruled` reports. An override of a part of what
-    is varied, or the other way round, is refused, for a part would be lost. All methods raise `InputError` naming file, key and
-    value. Without a file, `data` is what it would hold, and `path` its name in messages.
+    An override with several values, `16,32`, is a variation. An override of a key that the file varies
+    replaces the variation, which `overruled` reports. An override of a part of a varied section, or of a
+    section with a varied part, is refused, for a part would be lost. All methods raise `InputError` naming
+    file, key and value. Without a file, `data` has its contents, and `path` is its name in messages.
     """
 
     def __init__(
         self, path: str | Path, settings: Sequence[Setting] = (), data: Mapping[str, Any] | None = None
     ) -> None:
         self.path = path = Path(path)
-        self._config = _from_data(data, path) if data is not None else read_yaml(path, str(path), "a scenario", _KEYS)
-        self._alike: dict[tuple[str, ...], _Alike | None] = {}  # scenarios that differ in these keys alone
-        self._presets: dict[tuple[str, str], dict[str, Any]] = {}  # each file is read once
-        if not isinstance(self._config, DictConfig) or not self._config:
+        data = read_yaml(path, str(path), "a scenario", _KEYS) if data is None else data
+        if not data:
             raise InputError(f"{path}: no keys; a scenario has {', '.join(_KEYS)}")
-        for key, value in self._config.items_ex(resolve=False):
-            _require_known(str(key), str(path), value)
+        for key in (key for key in data if key not in _KEYS):
+            raise _unknown(str(key), str(path), data[key])
+        if not refers_only_to_keys(repr(data)):
+            raise InputError(f"{path}: {NO_REFERENCE}")
+        self._presets: dict[tuple[str, str], dict[str, Any]] = {}  # each file is read once
         last = {setting.key: setting for setting in settings}  # of equal keys the last one holds, one value or several
-        values = [_values(setting) for setting in settings if setting is last[setting.key]]
-        self._parameters = [each for each in values if each[0].key.startswith(PARAMETER)]
-        fields = [each for each in values if each not in self._parameters]
-        self._several = {each[0].key: each for each in fields if len(each) > 1}
-        self._settings = [each[0] for each in fields if len(each) == 1]
-        for setting in self._settings:
-            _set(self._config, setting, path)
+        settings = [setting for setting in settings if setting is last[setting.key]]
+        values = [_values(s) if isinstance(s.value, str) and "," in s.value else [s] for s in settings]
+        self._parameters = [several for several in values if several[0].key.startswith(PARAMETER)]
+        fields = [several for several in values if several not in self._parameters]
+        self._several = {several[0].key: several for several in fields if len(several) > 1}
+        self._settings = [several[0] for several in fields if len(several) == 1]
+        data = self._with(data, self._settings)
         keys = {setting.key for setting in self._settings if setting.value is not None}
         for other in {_EITHER[key] for key in keys & _EITHER.keys()} - {setting.key for setting in self._settings}:
-            if OmegaConf.select(self._config, other) is not None:
-                OmegaConf.update(self._config, other, None)
-        self.systems = self._systems()
-        self._varied = self._entries_of_vary()
+            data = put(data, other, None) if get(data, other) is not None else data
+        self._data = {key: value for key, value in data.items() if key not in _LISTS}
+        lists = References(self._data, str(path)).resolved({key: data.get(key) for key in _LISTS})
+        self.systems = self._systems(lists["systems"])
+        self._varied = self._entries_of_vary(lists["vary"])
         self.variations = self.variations_beside(())
 
     def scenario(self, varied: Sequence[Setting], system: Any) -> Scenario:
         """Return the scenario with these values and this system (a name, or a dictionary that has one)."""
-        own = {
+        data = _with_known_names(self._with(self._data, varied), self.path.parent)
+        data = {
+            **References(data, str(self.path)).resolved(data),
             "system": {str(key): value for key, value in _named(system).items()},
             "variant": ", ".join(f"{setting.key}={in_words(setting.value)}" for setting in varied),
             "file": str(self.path),
         }
-        keys = tuple(setting.key for setting in varied) if all(_is_plain(s.value) for s in varied) else None
-        if keys and (alike := self._alike.get(keys)) is not None:
-            with suppress(ValidationError):  # the long way says why
-                return self._validated({**_with_values(alike, varied), **own})
-        config = self._config.copy()
-        for setting in varied:
-            _set(config, setting, self.path)
-        _use_known_names(config, self.path.parent)
         try:
-            scenario = self._validated({**_plain(config, None, self.path), **own})
-            if keys and keys not in self._alike:
-                self._alike[keys] = _alike(config, keys, _plain(config, None, self.path), scenario)
-            return scenario
+            return Scenario.model_validate(self._with_files(data)).with_profile()
         except ValidationError as error:
             key, message = explain(error, Scenario, "scenario")
             settings = (*varied, *self._settings)
             givers = [s.giver for s in settings if f"{key}.".startswith(f"{s.key}.") or s.key.startswith(f"{key}.")]
             raise InputError(f"{', '.join([str(self.path), *givers[:1]])}: {message}") from error
-
-    def _validated(self, data: dict[str, Any]) -> Scenario:
-        _find_files(data, self.path.parent, self._presets)
-        return Scenario.model_validate(data).with_profile()
 
     def scenarios(self, choices: Choices = _NO_CHOICES, parameters_of: ParametersOf | None = None) -> list[Scenario]:
         """Return every combination of the variations and systems, in the file's order; `choices` make systems of their own. An
@@ -143,22 +128,12 @@ class ScenarioFile:
         return [self.scenario(varied, entry) for varied in self.variations for entry in systems]
 
     def data(self, parameters_of: ParametersOf | None = None) -> dict[str, Any]:
-        """Return what a file would hold that stands anywhere: the keys after the overrides, references followed, paths
-        absolute."""
-        data: dict[str, Any] = _plain(self._config, None, self.path)
-        _locate(data, self.path.parent.absolute())
+        """Return the contents of a file that may lie anywhere: the keys after the overrides, references followed,
+        paths absolute."""
+        data = _located(References(self._data, str(self.path)).resolved(self._data), self.path.parent.absolute())
         variations = [{setting.key: setting.value for setting in entry} for entry in self.variations if entry]
         systems = self._with_parameters(self.systems, parameters_of)
         return {**data, "systems": systems, **({"vary": variations} if variations else {})}
-
-    def _with_parameters(self, systems: list[Any], parameters_of: ParametersOf | None) -> list[dict[str, Any]]:
-        """Return the systems with every combination of the overrides of their parameters, each once."""
-        names = dict.fromkeys(_named(entry)["name"] for entry in systems)
-        if parameters_of is not None:
-            for setting, *_ in self._parameters:
-                require_parameter(setting.key, names, parameters_of)
-        alternatives = list(product(*self._parameters))
-        return _distinct([with_parameters(entry, own, parameters_of) for entry in systems for own in alternatives])
 
     def overruled(self, keys: Iterable[str]) -> list[str]:
         """Return a line for each of these keys that the file varies, for a caller that gives them other values."""
@@ -170,8 +145,8 @@ class ScenarioFile:
         ]
 
     def variations_beside(self, settings: Iterable[Setting]) -> list[list[Setting]]:
-        """Return what each entry of `vary` sets, without overridden keys and the keys of these settings, each entry once; an
-        empty entry without `vary`."""
+        """Return the settings of each entry of `vary`, without overridden keys and the keys of these settings;
+        equal entries once, and one empty entry without `vary`."""
         settings = [*self._settings, *settings]
         several = [values for key, values in self._several.items() if all(key != setting.key for setting in settings)]
         settings += [values[0] for values in several]
@@ -181,26 +156,61 @@ class ScenarioFile:
         entries = _distinct([[setting for setting in entry if setting.key not in keys] for entry in self._varied])
         return [[*entry, *values] for entry in entries for values in product(*several)]
 
-    def _systems(self) -> list[Any]:
-        systems = _entries(self._config, "systems", "[verl_colocated, {name: areal, eta: 8}]", self.path)
-        if not systems:
-            raise InputError(f"{self.path}: no systems; give a list such as [verl_colocated, {{name: areal, eta: 8}}]")
-        for i, entry in enumerate(systems):
+    def _with(self, data: Mapping[str, Any], settings: Iterable[Setting]) -> Mapping[str, Any]:
+        """Return data with the values of settings."""
+        for setting in settings:
+            place = f"{self.path}, {setting.giver}"
+            data = put(data, setting.key, setting.value, place)
+            if setting.key.partition(".")[0] not in _KEYS:
+                raise _unknown(setting.key, place, setting.value)
+        return data
+
+    def _with_files(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return data with paths from the current folder, also to a model that is a folder beside the file, and
+        with the presets of files."""
+        folder, data = self.path.parent, _located(data, self.path.parent)
+        for key in _PRESETS:
+            if isinstance(text := get(data, key), str) and is_preset_file(text):
+                if (key, text) not in self._presets:
+                    self._presets[key, text] = preset_of_file(text, key)
+                data = put(data, key, self._presets[key, text])
+        model = data.get("model")
+        with suppress(OSError, ValueError):  # no name of a file; `model_shape` raises
+            if isinstance(model, str) and model.lower() not in MODELS and (folder / model).exists():
+                data["model"] = str(folder / model)
+        return data
+
+    def _with_parameters(self, systems: list[Any], parameters_of: ParametersOf | None) -> list[dict[str, Any]]:
+        """Return the systems with every combination of the overrides of their parameters, each once."""
+        names = dict.fromkeys(_named(entry)["name"] for entry in systems)
+        if parameters_of is not None:
+            for setting, *_ in self._parameters:
+                require_parameter(setting.key, names, parameters_of)
+        combinations = list(product(*self._parameters))
+        return _distinct([with_parameters(entry, some, parameters_of) for entry in systems for some in combinations])
+
+    def _systems(self, systems: Any) -> list[Any]:
+        if isinstance(systems, str):  # split,areal
+            systems = override(f"systems={systems}").value
+        entries = _entries("systems", [systems] if isinstance(systems, dict) else systems, self.path)
+        if not entries:
+            raise InputError(f"{self.path}: no systems; give a list such as {_LISTS['systems']}")
+        for i, entry in enumerate(entries):
             if not isinstance(entry, str) and not (isinstance(entry, dict) and isinstance(entry.get("name"), str)):
                 raise InputError(
                     f"{self.path}: entry {i + 1} of systems is {entry!r}; give a name, or {{name: areal, eta: 8}}"
                 )
-        return systems
+        return entries
 
-    def _entries_of_vary(self) -> list[list[Setting]]:
-        entries = _entries(self._config, "vary", "[{cluster.gpus: 64}, {cluster.gpus: 256}]", self.path) or [{}]
+    def _entries_of_vary(self, entries: Any) -> list[list[Setting]]:
+        entries = _entries("vary", entries, self.path) or [{}]
         for i, entry in enumerate(entries):
             if not isinstance(entry, dict):
                 raise InputError(
                     f"{self.path}: entry {i + 1} of vary is {entry!r}; give key: value, such as {{cluster.gpus: 64}}"
                 )
             for key in entry:
-                if str(key).split(".")[0] in ("systems", "vary"):
+                if str(key).split(".")[0] in _LISTS:
                     raise InputError(
                         f"{self.path}: vary has {key}; it takes fields such as cluster.gpus, and systems are a list already"
                     )
@@ -222,9 +232,9 @@ def load_scenarios(
     """
     settings = [override(text) for text in overrides]
     if system is not None:
-        own = [s for s in settings if s.key.split(".")[0] not in _KEYS]
-        settings = [s for s in settings if s not in own]
-        entry = {**{s.key.removeprefix(PARAMETER): s.value for s in own}, "name": system}
+        parameters = [s for s in settings if s.key.split(".")[0] not in _KEYS]
+        settings = [s for s in settings if s not in parameters]
+        entry = {**{s.key.removeprefix(PARAMETER): s.value for s in parameters}, "name": system}
         settings.insert(0, Setting("systems", [entry], f"system {system}"))
     return ScenarioFile(path, settings).scenarios(choices, parameters_of)
 
@@ -240,37 +250,32 @@ def override(text: str) -> Setting:
         value: Any = [entry for part in parts for entry in (part if isinstance(part, list) else [part])]
     else:
         key, value = parse_override(text)
-    return given(key, value, f"override {text!r}")
+    setting = Setting(key, value, f"override {text!r}")
+    return given(*setting) if _may_have_paths(key) else setting
 
 
 def _values(setting: Setting) -> list[Setting]:
     """Return a setting for each value of a text such as `16,32`; the setting itself if it has one value."""
-    if (
-        not isinstance(setting.value, str)
-        or "," not in setting.value
-        or setting.key in _FILES
-        or not _is_field(setting.key)
-    ):
-        return [setting]
-    parts = [part for part in split_at_commas(setting.value) if part]
-    return [setting._replace(value=parse_override(f"{setting.key}={part}")[1]) for part in parts] or [setting]
+    key, text, _ = setting
+    is_field = key.startswith(PARAMETER) or (key.partition(".")[0] in _SECTIONS and key != "name")
+    parts = [part for part in split_at_commas(text) if part] if is_field and key not in _FILES else []
+    return [setting._replace(value=parse_override(f"{key}={part}")[1]) for part in parts] or [setting]
 
 
 def given(key: str, value: Any, giver: str) -> Setting:
-    """Return a setting that no file gives: its paths are relative to the current folder."""
-    section, _, name = key.rpartition(".")
-    inside = {name: dict(value) if isinstance(value, dict) else value}
-    _locate({section: inside} if section else inside, Path.cwd())
-    return Setting(key, inside[name], giver)
+    """Return a setting from outside a file: its paths are relative to the current folder."""
+    if _may_have_paths(key):
+        value = get(_located(put({}, key, value), Path.cwd()), key)
+    return Setting(key, value, giver)
 
 
-def _is_field(key: str) -> bool:
-    return key.startswith(PARAMETER) or (key.partition(".")[0] in _SECTIONS and key != "name")
+def _may_have_paths(key: str) -> bool:
+    return any(f"{path}.".startswith(f"{key}.") for path in _PATHS)
 
 
 def gives(setting: Setting, key: str) -> bool:
-    """Return whether a setting decides a key below its own. A dictionary, which is merged, decides the keys that it has; any
-    other value replaces what was there, and decides all."""
+    """Return whether a setting decides a key below its own. A dictionary is merged and decides the keys in it; any
+    other value replaces all that was there and decides every key."""
     if not key.startswith(f"{setting.key}."):
         return False
     inner: Any = setting.value
@@ -284,7 +289,7 @@ def gives(setting: Setting, key: str) -> bool:
 
 
 def _require_whole(setting: Setting, varied: Setting, path: Path) -> None:
-    """Raise `InputError` if a setting and a variation would each hold in part."""
+    """Raise `InputError` if only a part of a setting, or of a variation, would hold."""
     if gives(setting, varied.key) or gives(varied, setting.key):
         raise InputError(
             f"{path}, {setting.giver}: vary sets {varied.key} too, and only one of them can hold; give {varied.key}=…, or "
@@ -309,10 +314,10 @@ def _keys_below(value: Any, key: str) -> Iterator[str]:
 
 def require_parameter(key: str, systems: Iterable[str], parameters_of: ParametersOf) -> None:
     """Raise `InputError` for a key such as `system.eta` that is a parameter of none of the systems."""
-    parameter, of_each = key.removeprefix(PARAMETER), {name: list(parameters_of(name)) for name in systems}
-    if not any(parameter in known for known in of_each.values()):
-        near = meant(parameter, [each for known in of_each.values() for each in known])
-        has = "; ".join(f"{name} has {', '.join(known) or 'none'}" for name, known in of_each.items())
+    parameter, known = key.removeprefix(PARAMETER), {name: list(parameters_of(name)) for name in systems}
+    if not any(parameter in names for names in known.values()):
+        near = meant(parameter, [name for names in known.values() for name in names])
+        has = "; ".join(f"{system} has {', '.join(names) or 'none'}" for system, names in known.items())
         raise InputError(f"{key}: no parameter of these systems{near}; {has}")
 
 
@@ -325,10 +330,10 @@ def with_parameters(entry: Any, settings: Iterable[Setting], parameters_of: Para
     """Return a system's entry with the values of `system.KEY` among the settings, if the system has a parameter KEY; with all
     of them where `parameters_of` is None."""
     system = _named(entry)
-    own = [s for s in settings if s.key.startswith(PARAMETER)]
+    taken = [s for s in settings if s.key.startswith(PARAMETER)]
     if parameters_of is not None:
-        own = [s for s in own if takes(system["name"], s.key, parameters_of)]
-    return {**system, **{s.key.removeprefix(PARAMETER): s.value for s in own}}
+        taken = [s for s in taken if takes(system["name"], s.key, parameters_of)]
+    return {**system, **{s.key.removeprefix(PARAMETER): s.value for s in taken}}
 
 
 def _chosen(systems: list[Any], choices: Choices) -> list[Any]:
@@ -359,145 +364,38 @@ def _distinct(values: list[Any]) -> list[Any]:
 # The file's data.
 
 
-def _from_data(data: Mapping[str, Any], path: Path) -> Any:
-    require_no_call(data, str(path))
-    try:
-        return OmegaConf.create(dict(data))
-    except (OmegaConfBaseException, ValueError) as error:
-        raise InputError(
-            f"{path}: does not fit a scenario ({first_line(error)}); give numbers, texts, lists"
-        ) from error
-
-
-def _require_known(key: str, place: str, value: object) -> None:
+def _unknown(key: str, place: str, value: object) -> InputError:
     first, last = key.partition(".")[0], key.rpartition(".")[2]
-    if first not in _KEYS:
-        raise InputError(
-            f"{place}: unknown key {key}; responses per prompt are workload.synthetic.group={value}; a trace has its own"
-            if last in LengthModel.ELSEWHERE
-            else f"{place}: unknown key {first[:LONGEST_NAME]}{meant(first, NAMES)}; a scenario has {', '.join(_KEYS)}"
-        )
-
-
-def _set(config: DictConfig, setting: Setting, path: Path) -> None:
-    """Give a key its value; dictionaries are merged, and a number in a key is a place in a list."""
-    keys, place = setting.key.split("."), f"{path}, {setting.giver}"
-    if not all(re.fullmatch(r"\w+", key) for key in keys):
-        raise InputError(f"{place}: {setting.key!r} is no key; write one such as cluster.gpus")
-    _require_known(setting.key, place, setting.value)
-    require_no_call(setting.value, place)
-    try:
-        for i in range(1, len(keys)):
-            parent = OmegaConf.select(config, ".".join(keys[:i]))
-            if parent is not None and not OmegaConf.is_config(parent):
-                raise InputError(f"{place}: {'.'.join(keys[:i])} is {parent!r}, it has no {keys[i]}")
-        merge = isinstance(setting.value, dict) and isinstance(OmegaConf.select(config, setting.key), DictConfig)
-        OmegaConf.update(config, setting.key, setting.value, merge=merge)
-    except (OmegaConfBaseException, ValueError, TypeError, IndexError) as error:
-        raise InputError(f"{place}: does not fit ({first_line(error)}); correct the key") from error
-
-
-def _use_known_names(config: DictConfig, folder: Path) -> None:
-    """Write a model and a GPU that are spelled otherwise (`Qwen/Qwen3-8B`, `H100`) as simrl and its files name them."""
-    with suppress(
-        OmegaConfBaseException, OSError, ValueError
-    ):  # what is wrong with them is said where they are checked
-        model = OmegaConf.select(config, "model")
-        if isinstance(model, str) and known_name(model) in MODELS and not (folder / model).exists():
-            config["model"] = known_name(model)
-        for key in ("cluster.gpu", "cluster.train.gpu"):
-            if isinstance(gpu := OmegaConf.select(config, key), str):
-                OmegaConf.update(config, key, known_gpu(gpu))
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether a value stands for itself alone."""
-    return value is None or isinstance(value, int | float) or (isinstance(value, str) and not set("$?") & set(value))
-
-
-def _alike(config: DictConfig, keys: Sequence[str], data: dict[str, Any], scenario: Scenario) -> _Alike | None:
-    """Return what scenarios with these keys have in common, given one of them and its data; None where one key is in another,
-    is a number or the framework, or a reference of the config may lead to it."""
-    parts = [part for key in keys for part in key.split(".")]
-    alone = [key for key in keys if sum(f"{key}.".startswith(f"{other}.") for other in keys) == 1]
-    written = repr(OmegaConf.to_container(config, resolve=False))
-    references = re.findall(r"\$\{([^}]*)", written)
-    followed = (f"{r}.".startswith(f"{key}.") or f"{key}.".startswith(f"{r}.") for r, key in product(references, keys))
-    known = all(re.fullmatch(r"\w+(\.\w+)*", reference) for reference in references)
-    if len(alone) < len(keys) or any(map(str.isdigit, parts)) or any(followed) or not known or "framework" in keys:
-        return None
-    changed = {key.partition(".")[0] for key in keys}
-    profile = data.get("profile")
-    if changed & {"model", "cluster", "precision"} and (profile is None or profile.get("path") in (None, SHIPPED)):
-        return None  # the shipped profile follows them
-    return _Alike(
-        data, {name: getattr(scenario, name) for name in _SECTIONS if name not in changed and name != "model"}
+    return InputError(
+        f"{place}: unknown key {key}; responses per prompt are workload.synthetic.group={value}; a trace has its own"
+        if last in LengthModel.ELSEWHERE
+        else f"{place}: unknown key {first[:LONGEST_NAME]}{meant(first, NAMES)}; a scenario has {', '.join(_KEYS)}"
     )
 
 
-def _with_values(alike: _Alike, varied: Sequence[Setting]) -> dict[str, Any]:
-    """Return the data of a scenario that is like others but for these values. It shares what it does not change."""
-    data: dict[str, Any] = {**alike.data, **alike.sections}
-    for setting in varied:
-        *keys, last = setting.key.split(".")
-        inside = data
-        for key in keys:
-            inside[key] = inside[key].copy()
-            inside = inside[key]
-        inside[last] = setting.value
-    return data
-
-
-def _entries(config: DictConfig, key: str, example: str, path: Path) -> list[Any]:
-    """Remove the list `key` from the config and return it; an empty list if there is none."""
-    entries = _plain(config, key, path)
-    config.pop(key, None)
-    if key == "systems" and isinstance(entries, str | dict):
-        entries = override(f"systems={entries}").value if isinstance(entries, str) else [entries]
+def _entries(key: str, entries: Any, path: Path) -> list[Any]:
     if entries is not None and not isinstance(entries, list):
-        raise InputError(f"{path}: {key} is {entries!r}; give a list such as {example}")
+        raise InputError(f"{path}: {key} is {entries!r}; give a list such as {_LISTS[key]}")
     return entries or []
 
 
-def _plain(config: DictConfig, key: str | None, path: Path) -> Any:
-    """Return plain data of a key, or of all, references followed."""
-    try:
-        value = config if key is None else OmegaConf.select(config, key)
-        if not OmegaConf.is_config(value):
-            return value
-        return OmegaConf.to_container(value, resolve=True, throw_on_missing=key is None)
-    except OmegaConfBaseException as error:
-        place = f"{error.full_key}: " if error.full_key else ""
-        raise InputError(f"{path}: {place}{first_line(error)}; correct the reference or the key") from error
-
-
-def _find_files(data: dict[str, Any], folder: Path, presets: dict[tuple[str, str], dict[str, Any]]) -> None:
-    """Replace the paths in a file's data, and a model that is a folder beside the file, by paths from the current folder, and
-    files of presets by what they hold, each read once."""
-    for part, name, path in _locate(data, folder):
-        if path in _PRESETS:
-            key = path, part[name]
-            part[name] = presets.get(key) or presets.setdefault(key, preset_of_file(part[name], path))
+def _with_known_names(data: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """Return data in which a model and GPUs have simrl's names, however they are spelled: `Qwen/Qwen3-8B`, `H100`."""
     model = data.get("model")
     with suppress(OSError, ValueError):  # no name of a file; `model_shape` raises
-        if isinstance(model, str) and model.lower() not in MODELS and (folder / model).exists():
-            data["model"] = str(folder / model)
+        if isinstance(model, str) and (name := known_name(model)) in MODELS and not (folder / model).exists():
+            data = {**data, "model": name}
+    for key in ("cluster.gpu", "cluster.train.gpu"):
+        if isinstance(gpu := get(data, key), str):
+            data = put(data, key, known_gpu(gpu))
+    return data
 
 
-def _is_path(key: str, text: str) -> bool:
-    """Return whether the value of one of `_PATHS` is a path, and no name of something that simrl has."""
-    return is_preset_file(text) if key in _PRESETS else (key, text) != ("profile.path", SHIPPED)
-
-
-def _locate(data: dict[str, Any], folder: Path) -> list[tuple[dict[str, Any], str, str]]:
-    """Replace the paths in data by paths from a folder; a name that is none, such as a shipped preset's, stays. Return the
-    places: a section, a key in it, and both."""
-    places = []
-    for path in _PATHS:
-        section, _, name = path.rpartition(".")
-        part = data.get(section) if section else data
-        text = part.get(name) if isinstance(part, dict) else None
-        if isinstance(part, dict) and isinstance(text, str) and _is_path(path, text):
-            part[name] = str(folder / os.path.expanduser(text))  # noqa: PTH111 (pathlib's raises for an unknown ~user)
-            places.append((part, name, path))
-    return places
+def _located(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return data with its paths as paths from a folder; a name that is none, such as a shipped preset's, stays."""
+    data = dict(data)
+    for key in _PATHS:
+        text = get(data, key)
+        if isinstance(text, str) and (is_preset_file(text) if key in _PRESETS else (key, text) != _SHIPPED):
+            data = put(data, key, str(folder / os.path.expanduser(text)))  # noqa: PTH111 (pathlib's raises for an unknown ~user)
+    return data

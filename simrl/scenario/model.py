@@ -37,7 +37,7 @@ from simrl.scenario.presets import with_presets
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.trace.synthesis import LengthModel
 from simrl.training.config import Seconds, Share, TrainingConfig
-from simrl.validation import MOST_SEED, numbers_are_no_truth
+from simrl.validation import MOST_SEED, numbers_are_no_truth, switched
 
 MOST_STEPS = 1_000_000  # an update a second for eleven days
 
@@ -62,8 +62,8 @@ BytesPerS = Annotated[float, Field(ge=1e6, le=1e15)]
 
 
 class TrainPool(_Section):
-    """GPUs that only train, beside those of the cluster, which then only roll out; weights reach the workers over the
-    network. A key that is not given is the cluster's, or for another kind of GPU its data sheet's."""
+    """GPUs that only train; the GPUs of the cluster then only roll out, and weights reach the workers over the
+    network. A key that is left out has the cluster's value, or for another kind of GPU the data sheet's."""
 
     gpu: GpuName | None = None
     """kind of GPU, as cluster.gpu"""
@@ -110,7 +110,7 @@ class ClusterConfig(_Section):
     def _whole_nodes(self) -> ClusterConfig:
         try:
             kinds = {"": self.rollout_kind, "train.": self.train_kind}
-        except InputError:  # an unknown GPU, which is told with its file where it is looked up
+        except InputError:  # an unknown GPU: the look-up names it, with the file
             return self
         for key, kind in kinds.items():
             node, domain = kind.gpus_per_node, kind.nvlink_domain
@@ -123,10 +123,10 @@ class ClusterConfig(_Section):
 
     @model_validator(mode="after")
     def _each_kind_has_its_price(self) -> ClusterConfig:
-        own = self.train
-        if own and self.cost_per_gpu_hour and own.cost_per_gpu_hour is None and own.gpu not in (None, self.gpu):
+        pool = self.train
+        if pool and self.cost_per_gpu_hour and pool.cost_per_gpu_hour is None and pool.gpu not in (None, self.gpu):
             raise ValueError(
-                f"train.cost_per_gpu_hour is missing: a {own.gpu} has another price than a {self.gpu}; give it, 0 for none"
+                f"train.cost_per_gpu_hour is missing: a {pool.gpu} has another price than a {self.gpu}; give it, 0 for none"
             )
         return self
 
@@ -152,7 +152,7 @@ class ClusterConfig(_Section):
 
     @property
     def worker_gpus(self) -> int:
-        """GPUs of a rollout worker, a drafter's own excluded."""
+        """Return the GPUs of a rollout worker, without the GPUs of a drafter."""
         return self.tp * self.dp
 
     @property
@@ -161,12 +161,13 @@ class ClusterConfig(_Section):
         return self.gpus + (self.train.gpus if self.train else 0)
 
 
-def _in_topology(kind: Gpu, given: ClusterConfig | TrainPool) -> Gpu:
-    """Return a GPU with the nodes and links that are given. A larger or smaller node is a domain, unless a domain is many."""
-    own = {key: value for key in TOPOLOGY if (value := getattr(given, key)) is not None}
-    if "gpus_per_node" in own and kind.nvlink_domain == kind.gpus_per_node:
-        own.setdefault("nvlink_domain", own["gpus_per_node"])
-    return kind.model_copy(update=own)
+def _in_topology(kind: Gpu, pool: ClusterConfig | TrainPool) -> Gpu:
+    """Return a GPU with the nodes and links of a pool. Of a kind whose domain is one node, a node of another size is a
+    domain, too."""
+    changes = {key: value for key in TOPOLOGY if (value := getattr(pool, key)) is not None}
+    if "gpus_per_node" in changes and kind.nvlink_domain == kind.gpus_per_node:
+        changes.setdefault("nvlink_domain", changes["gpus_per_node"])
+    return kind.model_copy(update=changes)
 
 
 TOPOLOGY = ("gpus_per_node", "nvlink_domain", "network_bytes_per_s")
@@ -201,7 +202,7 @@ class WorkloadConfig(_Section):
 
 
 class RooflineConfig(_Section):
-    """Efficiencies of `simrl.profile.profilers.roofline.roofline_profile`; keys that are not given have its defaults."""
+    """Efficiencies of `simrl.profile.profilers.roofline.roofline_profile`; keys that are left out have its defaults."""
 
     compute_efficiency: Share | None = None
     """share of the data sheet's dense bfloat16 rate; 0.7 if not given"""
@@ -246,9 +247,15 @@ class ProfileConfig(_Section):
 
 
 class SystemConfig(BaseModel, frozen=True, extra="allow"):
-    """A recipe's name and its parameters, flat: `{name: areal, eta: 8}`. The recipe checks the parameters."""
+    """A recipe's name and its parameters, flat: `{name: areal, eta: 8}`. The recipe checks the parameters. The
+    words of a switch, on and off, are true and false."""
 
     name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_switches(cls, data: Any) -> Any:
+        return switched(data)
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -284,9 +291,9 @@ class Scenario(_Section):
     """workers that are slow, lost, or late with their weights"""
     system: SystemConfig
     variant: str = ""
-    """what was varied to get here, as `key=value, …`"""
+    """the variation, as `key=value, …`"""
     file: str = Field(default="scenario", exclude=True)
-    """where it was read, for messages"""
+    """the place that it was read from, for messages"""
 
     @model_validator(mode="before")
     @classmethod
@@ -319,7 +326,7 @@ class Scenario(_Section):
 
     @property
     def wanted_profile(self) -> ProfileMetadata:
-        """The model, GPU, split and precisions of the profile that the scenario needs; its kind and source are open. Raise
+        """Return the model, GPU, split and precisions of the profile that the scenario needs; kind and source are open. Raise
         `InputError` for an unknown model."""
         return ProfileMetadata(
             model=model_shape(self.model).name,
@@ -334,9 +341,9 @@ class Scenario(_Section):
         )
 
     def with_profile(self) -> Scenario:
-        """Return the scenario with the file of the shipped profile, where it leaves the profile to simrl, also of one that is
-        derived from another layout; with a roofline where no layout is shipped and none was asked for. Raise `InputError` for
-        an unknown model."""
+        """Return the scenario with the file of the shipped profile, also of one that is to be derived from another layout,
+        where the scenario names none of its own; with a roofline where no layout is shipped. Raise `InputError` for an
+        unknown model."""
         path, roofline = self.profile.path, self.profile.roofline
         if path not in (None, SHIPPED) or roofline is not None:
             return self

@@ -99,31 +99,31 @@ def read_presets(path: Path) -> dict[str, Preset]:
             text = file.read(MOST_BYTES).decode("utf-8")
             if file.read(1):
                 raise ValueError(f"more than {MOST_BYTES:,} bytes")
-        found = {}
+        presets = {}
         for name, table in tomllib.loads(text).items():
             place = f"{path}, [{name}]"
             if not isinstance(table, dict):
                 raise InputError(f"{path}: {name} is in no table; write it below a [name]")
-            own = {key: table.pop(key) for key in ("about", "engine") if key in table}
-            found[name] = Preset.model_validate({"name": name, **own, "constants": table})
-        engines = {name: preset for name, preset in found.items() if preset.is_engine}
-        for name, preset in found.items():
+            facts = {key: table.pop(key) for key in ("about", "engine") if key in table}
+            presets[name] = Preset.model_validate({"name": name, **facts, "constants": table})
+        engines = {name: preset for name, preset in presets.items() if preset.is_engine}
+        for name, preset in presets.items():
             place, engine = f"{path}, [{name}]", preset.engine
             if isinstance(engine, str) and engine not in engines and engine not in ENGINES:
                 known = [*engines, *ENGINES]
                 raise InputError(f"{place}: engine is {engine!r}{meant(engine, known)}; name one of {', '.join(known)}")
-            found[name] = preset.model_copy(update={"engine": engines.get(str(engine), engine)})
-        return found
+            presets[name] = preset.model_copy(update={"engine": engines.get(str(engine), engine)})
+        return presets
     except ValidationError as error:
         message = explain(error, Preset, "a preset")[1].replace("constants.", "", 1)
         raise InputError(f"{place}: {message}; {EXAMPLE}") from error
     except (OSError, ValueError, RecursionError) as error:
-        what = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
-        raise InputError(f"{path}: cannot be read as presets ({what}); name a TOML file of them") from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        raise InputError(f"{path}: cannot be read as presets ({reason}); name a TOML file of them") from error
 
 
 def is_preset_file(text: str) -> bool:
-    """Return whether a preset's name is a file's, `my.toml`, or a table's in it, `my.toml#name`."""
+    """Return whether a preset's name is a file, `my.toml`, or a table in it, `my.toml#name`."""
     return text.endswith(".toml") or ".toml#" in text
 
 
@@ -131,7 +131,7 @@ def preset_of_file(text: str, key: str) -> dict[str, Any]:
     """Return the data of the engine or the framework (by the key) that a file has. Raise `InputError`."""
     path, hashed, table = text.partition(".toml#")
     file, kind = Path(f"{path}.toml" if hashed else text), "framework" if key == "framework" else "engine"
-    tables = {name: each for name, each in read_presets(file).items() if each.is_engine == (kind == "engine")}
+    tables = {name: preset for name, preset in read_presets(file).items() if preset.is_engine == (kind == "engine")}
     first = next(iter(tables), "")
     if wrong := broken(
         (not tables, f"has no table of {kind} constants, such as [mine]; {EXAMPLE}"),
@@ -174,10 +174,10 @@ def with_presets(data: Mapping[str, Any]) -> dict[str, Any]:
         engine = preset.engine.model_dump(exclude_none=True) if isinstance(preset.engine, Preset) else preset.engine
         filled["engine"] = _filled(data.get("engine"), {"preset": engine})
         filled["training"] = _filled(data.get("training"), {key: one.value for key, one in preset.constants.items()})
-    given = _given(filled.get("engine"))
-    if given.get("preset") is not None:
-        constants = named(given["preset"], "engine.preset").constants
-        filled["engine"] = _filled(given, {key: constants[key].value for key in OF_ENGINE if key in constants})
+    engine = filled.get("engine")
+    if isinstance(engine, Mapping) and engine.get("preset") is not None:
+        constants = named(engine["preset"], "engine.preset").constants
+        filled["engine"] = _filled(engine, {key: constants[key].value for key in OF_ENGINE if key in constants})
     return filled
 
 
@@ -190,28 +190,21 @@ def named(preset: object, key: str) -> Preset:
         near = meant(str(preset), presets)
         raise ValueError(f"{key} is {preset!r}{near}; there are {', '.join(presets)}, and files such as my.toml")
     try:
-        found = Preset.model_validate(preset)
+        whole = Preset.model_validate(preset)
     except ValidationError as error:
         raise ValueError(f"{key}: {explain(error, Preset, 'a preset')[1]}") from error
-    if found.is_engine != (presets is ENGINES):
+    if whole.is_engine != (presets is ENGINES):
         raise ValueError(
-            f"{key} is {found.name!r}, whose constants are no {'engine' if presets is ENGINES else 'framework'}'s"
+            f"{key} is {whole.name!r}, whose constants are no {'engine' if presets is ENGINES else 'framework'}'s"
         )
-    return found
-
-
-def _given(section: Any) -> dict[str, Any]:
-    """Return what a section gives itself."""
-    if isinstance(section, BaseModel):
-        return section.model_dump(exclude_unset=True)
-    return dict(section) if isinstance(section, Mapping) else {}
+    return whole
 
 
 def _filled(section: Any, values: Mapping[str, Any]) -> Any:
-    """Return a section with values for the fields that it does not give; one that is no section is left to the validation."""
-    if section is not None and not isinstance(section, BaseModel | Mapping):
-        return section
-    return {**{key: value for key, value in values.items() if value is not None}, **_given(section)}
+    """Return a section with values for the fields that it does not give; a value that is no section is left to pydantic."""
+    if section is None or isinstance(section, Mapping):
+        return {**{key: value for key, value in values.items() if value is not None}, **(section or {})}
+    return section
 
 
 def constants(scenario: Mapping[str, Any], profile_kind: str) -> Iterator[Used]:
@@ -224,8 +217,8 @@ def constants(scenario: Mapping[str, Any], profile_kind: str) -> Iterator[Used]:
     if (of_passes := passes_preset(engine, profile_kind)) is not None:
         profile = scenario["profile"]
         for key, constant in of_passes.constants.items():
-            own = key == "between_passes_s" and (profile.get("roofline") or {}).get(key) is not None
-            if key in ("between_passes_s", "sequence_overhead_s") and profile.get(key) is None and not own:
+            in_roofline = key == "between_passes_s" and (profile.get("roofline") or {}).get(key) is not None
+            if key in ("between_passes_s", "sequence_overhead_s") and profile.get(key) is None and not in_roofline:
                 yield Used(of_passes.name, f"profile.{key}", constant)
             if key == "layer_launch_s" and scenario["engine"].get("enforce_eager") and not profile.get("least_pass_s"):
                 yield Used(of_passes.name, f"engine.{key}", constant)

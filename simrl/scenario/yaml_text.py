@@ -1,31 +1,72 @@
 """YAML from any author, checked before it is loaded, and `key=value` overrides with YAML values.
 
-Invariant: a loaded text is as deep and as large as a person writes. Loaders build what they read by recursion, which in
-libyaml ends in a crash and not in an error, and aliases of aliases make a small text a huge object.
+Invariant: a loaded text is as deep and as large as a person writes. Loaders build objects by recursion, which in libyaml
+ends in a crash and not in an error, and aliases of aliases make a small text a huge object.
 """
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterable
 from importlib.resources.abc import Traversable
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from simrl.errors import InputError, first_line
+from simrl.scenario.dotted import MOST_LEVELS, MOST_REFERENCES, NO_REFERENCE, refers_only_to_keys
 
 MOST_BYTES = 1_000_000
-MOST_LEVELS = 50
 MOST_VALUES = 10_000  # with every alias written out
-MOST_REFERENCES = 500  # ${…}, which OmegaConf parses and writes out slowly
 
-NO_REFERENCE = "${name:…} is no reference to a key of the file, such as ${cluster.gpus}; write the value"
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the second without libyaml
+_TAG = "tag:yaml.org,2002:"
+# Scalars of the core schema of YAML 1.2, and the merge key of 1.1: how they are written, and the first characters.
+_SCALARS = {
+    "null": (r"~|null|Null|NULL|", "~nN"),
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    "float": (
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+    "merge": (r"<<", "<"),
+}
 
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+class _Loader(_SafeLoader):  # type: ignore[misc]
+    """A loader of YAML with the scalars of YAML 1.2: `017` is 17; `1:30:00`, `on` and `yes` are texts.
+    (A field that is a switch takes on and yes for true.)"""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (PyYAML's own)
+    yaml_constructors = {  # noqa: RUF012
+        tag: construct
+        for tag, construct in _SafeLoader.yaml_constructors.items()
+        if tag is None or tag.removeprefix(_TAG) in (*_SCALARS, "str", "seq", "map")
+    }
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """Return a mapping. Raise `yaml.MarkedYAMLError` for a key that is given twice, `ValueError` for a key that is null."""
+        written: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in written:
+                raise _at(key, f"found duplicate key {key.value}")
+            written.add(key.value)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        if None in mapping:
+            raise ValueError("a key is null")
+        return mapping
+
+
+def _whole_number(loader: Any, node: Any) -> int:
+    text = loader.construct_scalar(node)
+    base = {"0o": 8, "0x": 16}.get(text[:2])
+    return int(text) if base is None else int(text[2:], base)
+
+
+for _tag, (_written, _first) in _SCALARS.items():
+    _Loader.add_implicit_resolver(_TAG + _tag, re.compile(rf"(?:{_written})\Z"), list(_first) + [""] * (_tag == "null"))
+_Loader.add_constructor(f"{_TAG}int", _whole_number)
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -34,15 +75,12 @@ def parse_override(text: str) -> tuple[str, Any]:
     if not equals or not key:
         raise InputError(f"override {text!r}: write key=value, such as steps=20")
     try:
-        _refuse_unbounded(written)
-        parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={written}"]))
-    except (OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
+        return key, yaml.load(_bounded(written), _Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else None
         raise InputError(
             f"override {text!r}: the value is not YAML ({problem or first_line(error)}); quote it, or close its brackets"
         ) from error
-    assert isinstance(parsed, dict)
-    return key, parsed["value"]
 
 
 def split_at_commas(text: str) -> list[str]:
@@ -54,10 +92,8 @@ def split_at_commas(text: str) -> list[str]:
             quote = "" if character == quote else quote
         elif character in "'\"" and begins:  # elsewhere it is an apostrophe
             quote = character
-        elif character in "[{":
-            depth += 1
-        elif character in "]}":
-            depth -= 1
+        else:
+            depth += (character in "[{") - (character in "]}")
         if character == "," and depth == 0 and not quote:
             parts.append("")
         else:
@@ -65,76 +101,60 @@ def split_at_commas(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def read_yaml(path: Traversable, place: str, kind: str, keys: Iterable[str]) -> Any:
-    """Return a file's data as OmegaConf has it, which refuses duplicate keys. Raise `InputError` naming `place`, where in it,
-    and what is right: `kind` ("a scenario") with its `keys`."""
+def read_yaml(path: Traversable, place: str, kind: str, keys: Iterable[str]) -> dict[Any, Any]:
+    """Return a file's data. Raise `InputError` with `place`, line and column, and the remedy, such as the `keys` of `kind`
+    ("a scenario")."""
     try:
         with path.open("rb") as file:
-            text = file.read(4 * MOST_BYTES + 1).decode("utf-8")
-        _refuse_unbounded(text)
-        return OmegaConf.load(io.StringIO(text))
+            data = yaml.load(_bounded(file.read(4 * MOST_BYTES + 1).decode("utf-8")), _Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "somewhere"
         raise InputError(f"{place}: {where}: {error.problem or first_line(error)}; correct the YAML") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{place}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
-    except AssertionError as error:  # OmegaConf's answer to a quoted number
-        raise InputError(f"{place}: no keys; {kind} has {', '.join(keys)}") from error
-    except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
-        what = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
-        raise InputError(f"{place}: cannot be read ({what}); name the YAML of {kind}") from error
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        raise InputError(f"{place}: cannot be read ({reason}); name the YAML of {kind}") from error
+    if not isinstance(data, dict) or not data:
+        raise InputError(f"{place}: no keys; {kind} has {', '.join(keys)}")
+    return data
 
 
-def _refuse_unbounded(text: str) -> None:
-    """Raise `yaml.MarkedYAMLError` for YAML that is too deep, or too large with its aliases written out, for what would read
-    more than the file (`${oc.env:HOME}`), and for no YAML; `ValueError` for a text that is too long."""
+def _bounded(text: str) -> str:
+    """Return the text. Raise `yaml.MarkedYAMLError` for YAML that is too deep, or too large with its aliases
+    written out, for a reference to more than a key (`${oc.env:HOME}`), and for no YAML; `ValueError` for a text
+    that is too long."""
     if len(text) > MOST_BYTES:
         raise ValueError(f"{len(text):,} characters; {MOST_BYTES:,} are the most")
     if (references := text.count("${")) > MOST_REFERENCES:
         raise ValueError(f"{references:,} references, ${{…}}; {MOST_REFERENCES} are the most")
-    sizes: dict[str, int] = {}  # by anchor: the values in it
-    open_nodes: list[tuple[Any, int]] = []  # where it begins, values before it
+    sizes: dict[str | None, int] = {}  # by anchor: the values in it
+    open_nodes: list[tuple[Any, int]] = []  # the beginning, the number of values before it
     values = 0
-    for event in yaml.parse(text, Loader=_Loader):
+    for event in yaml.parse(text, Loader=_SafeLoader):
         if isinstance(event, yaml.AliasEvent):
             for begin, _ in open_nodes:
                 if begin.anchor == event.anchor:
                     raise _at(begin, f"the alias *{event.anchor} is inside the value that it names; write it out")
-            values += sizes.get(str(event.anchor), 0)
-        elif isinstance(event, yaml.NodeEvent):
-            if not isinstance(event, yaml.ScalarEvent):
-                open_nodes.append((event, values))
-            elif event.anchor:
-                sizes[event.anchor] = 1
-            if isinstance(event, yaml.ScalarEvent) and _calls(event.value):
+            values += sizes.get(event.anchor, 0)
+        elif isinstance(event, yaml.ScalarEvent):
+            if "${" in event.value and not refers_only_to_keys(event.value):
                 raise _at(event, NO_REFERENCE)
+            values += 1
+            sizes[event.anchor] = 1
+        elif isinstance(event, yaml.NodeEvent):
+            open_nodes.append((event, values))
             values += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             begin, before = open_nodes.pop()
-            if begin.anchor:
-                sizes[begin.anchor] = values - before
+            sizes[begin.anchor] = values - before
         if len(open_nodes) > MOST_LEVELS:
             raise _at(event, f"nested more than {MOST_LEVELS} levels deep; a handful will do")
         if values > MOST_VALUES:
             raise _at(event, f"more than {MOST_VALUES:,} values, aliases written out; a file has some hundreds")
+    return text
 
 
-def require_no_call(value: Any, place: str) -> None:
-    """Raise `InputError` for plain data that did not come as YAML and would read more than the file."""
-    if _calls(repr(value)):
-        raise InputError(f"{place}: {NO_REFERENCE}")
-
-
-def _calls(text: str) -> bool:
-    """Return whether a text has a colon in a reference, with which OmegaConf would call a function."""
-    depth = 0
-    for sign in re.findall(r"\$\{|[}:]", text):
-        depth = max(depth + {"${": 1, "}": -1, ":": 0}[sign], 0)
-        if sign == ":" and depth:
-            return True
-    return False
-
-
-def _at(event: Any, problem: str) -> yaml.MarkedYAMLError:
-    return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+def _at(node: Any, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)

@@ -24,7 +24,7 @@ from simrl.profile.profilers.roofline import roofline_profile
 from simrl.trace.trace import METADATA_KEY, Trace, TraceMetadata, read_trace, write_trace
 from tests.command_line import contents, environment
 
-HEAVY = ("numpy", "numba", "pandas", "pyarrow", "matplotlib", "scipy", "simpy", "omegaconf")
+HEAVY = ("numpy", "numba", "pandas", "pyarrow", "matplotlib", "scipy", "simpy")
 LENGTHS = ("steps=2", "prompts_per_step=2", "group=2", "cap_tokens=100", "mean_tokens=30", "sigma=0.5")
 COLUMNS = "step,epoch,prompt_id,sample,prompt_tokens,response_tokens\n"
 

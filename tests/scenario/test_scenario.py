@@ -12,6 +12,7 @@ from simrl.errors import InputError, brief
 from simrl.profile.model_shape import MODELS
 from simrl.scenario.load import Choices, ScenarioFile, Setting, load_scenarios
 from simrl.scenario.model import Scenario
+from simrl.scenario.yaml_text import parse_override
 from tests.command_line import ROOT, SCENARIO
 
 KEYS = (
@@ -213,8 +214,8 @@ def test_the_quick_start_is_a_scenario_and_names_models_and_files_that_exist():
         (b"", "no keys; a scenario has name"),
         (b"null", "no keys; a scenario has name"),
         (b"- name: a\n- name: b\n", "no keys; a scenario has name"),
-        (b"just words", "unknown key just words; a scenario has"),
-        (b"3", "cannot be read"),
+        (b"just words", "no keys; a scenario has name"),
+        (b"3", "no keys; a scenario has name"),
         (b"name: a\nsteps: [1, 2\nmodel: b\n", "line 3, column 6: did not find expected ',' or ']'"),
         (b"name: a\n\tsteps: 1\n", "line 2, column 1: found a tab character that violates indentation"),
         (b"name: a\nsteps: 1\nname: b\n", "line 3, column 1: found duplicate key name"),
@@ -391,6 +392,50 @@ def test_a_text_with_a_colon_beside_a_reference_is_no_call(file):
 
 def test_a_workload_that_is_neither_recorded_nor_drawn_is_refused(file):
     assert "give either a trace (path) or synthetic" in refusal(file, "workload.synthetic=null")
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        *(("017", 17), ("0o17", 15), ("0x1F", 31), ("+3", 3), ("1e3", 1000.0), (".5", 0.5), ("3.", 3.0)),
+        *(("1:30:00", "1:30:00"), ("1_000", "1_000"), ("0b11", "0b11"), ("2026-11-27", "2026-11-27"), ("=", "=")),
+        *(("yes", "yes"), ("on", "on"), ("No", "No"), ("true", True), ("False", False), ("~", None), ("", None)),
+        *(("'017'", "017"), ("[1, 0o7, on]", [1, 7, "on"]), ("{017: a}", {17: "a"}), ("!!str 017", "017")),
+    ],
+)
+def test_a_scalar_is_what_yaml_1_2_says(written, value):
+    key, parsed = parse_override(f"key={written}")
+    assert (key, parsed, type(parsed)) == ("key", value, type(value))
+
+
+@pytest.mark.parametrize(("words", "switched"), [(("on", "yes", "true", "On"), True), (("off", "no", "false"), False)])
+def test_a_switch_takes_the_words_in_which_it_is_printed(file, words, switched):
+    for word in words:
+        overrides = [f"engine.enforce_eager={word}", f"system.interruptible={word}", "systems=[areal]"]
+        (scenario,) = load_scenarios(file, overrides)
+        assert scenario.engine.enforce_eager is switched
+        assert scenario.system.parameters == {"interruptible": switched}
+    assert "cluster.gpus is 'on': a whole number is needed" in refusal(file, "cluster.gpus=on")
+
+
+def test_a_reference_alone_is_the_value_and_in_a_longer_text_a_text(file):
+    (scenario,) = load_scenarios(file, ["systems=[areal]", "steps=${cluster.gpus}", "name=a${ cluster.gpus }b"])
+    assert (scenario.steps, scenario.name) == (4, "a4b")
+    (found,) = load_scenarios(file, ["systems=[areal]", "cluster.train={gpu: '${cluster.gpu}', gpus: '${cluster.tp}'}"])
+    assert (found.cluster.train.gpu, found.cluster.train.gpus) == ("h100", 1)
+
+
+def test_references_that_would_unfold_to_millions_are_refused(file):
+    doubled = {f"k{i}": f"${{training.k{i + 1}}}${{training.k{i + 1}}}" for i in range(40)} | {"k40": "x"}
+    assert "more than 500 references are followed" in refusal(
+        written(file, ("seed: 3", f"training: {json.dumps(doubled)}"))
+    )
+
+
+def test_what_a_file_shares_by_an_alias_is_changed_in_one_place(file):
+    written(file, ("systems: ", "faults: [&f {kind: slow, worker: 0, factor: 2}, *f, {<<: *f, worker: 1}]\nsystems: "))
+    faults = load_scenarios(file, ["systems=[areal]", "faults.1.factor=3"])[0].faults
+    assert [(fault.worker, fault.factor) for fault in faults] == [(0, 2), (0, 3), (1, 2)]
 
 
 @pytest.mark.parametrize("value", [".nan", ".inf", "-.inf", "1e400"])

@@ -140,7 +140,8 @@ def test_every_recipe_makes_a_system_that_can_be_prepared_and_says_where_it_is_f
 def test_truth_values_in_a_name_are_words_that_can_be_typed():
     label = make_system("tlt", {"adaptive": False, "packing": True, "threshold": 8}).label
     assert label == "tlt(adaptive=off, packing=on, threshold=8)"
-    assert [override(f"system.{text}").value for text in ("adaptive=off", "packing=on")] == [False, True]
+    typed = {text.partition("=")[0]: override(f"system.{text}").value for text in ("adaptive=off", "packing=on")}
+    assert scenario({"name": "tlt", **typed}).system.parameters == {"adaptive": False, "packing": True}
 
 
 def test_gpus_that_make_no_whole_worker_train():

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from omegaconf import OmegaConf
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from simrl.errors import InputError, broken
@@ -137,7 +136,7 @@ class RunConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 def read_config(file: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Return the run of a file, changed by `key=value` (`update.learning_rate=1e-4`). Raise `InputError` that names the file,
     the place and the remedy."""
-    written: Any = OmegaConf.to_container(read_yaml(file, str(file), "a run", RunConfig.model_fields))
+    written: Any = read_yaml(file, str(file), "a run", RunConfig.model_fields)
     for key, value in map(parse_override, overrides):
         written = _changed(written, key.split("."), value)
     try:

@@ -30,7 +30,6 @@ from simrl.pipelines.context import RunContext
 from simrl.profile.drafted import Drafted
 from simrl.runtime.events import gather, on_fire
 from simrl.runtime.rollout import Rollout
-from simrl.runtime.worker import TokensReached
 from simrl.trace.sample import Group, Sample
 
 UNRANKED = -1
@@ -265,9 +264,7 @@ class _Steps:
             for sample in last.values():
                 if sample.uid not in self.migrated:
                     worker = self.run.workers[step.worker_of[sample.uid]]
-                    on_fire(
-                        worker.when(TokensReached(sample, group.outlier_tokens)), partial(self._migrate, step, sample)
-                    )
+                    on_fire(worker.when(sample, group.outlier_tokens), partial(self._migrate, step, sample))
 
     def _migrate(self, step: _PlannedStep, sample: Sample, reached: Any) -> None:
         """Move an outlier to a worker that is busy with a longer group of its step: with the longest group, and of its workers

@@ -30,7 +30,7 @@ from simrl.runtime.agents import Agents
 from simrl.runtime.drafting import Drafting, tail_drafting
 from simrl.runtime.faults import inject
 from simrl.runtime.history import LengthHistory
-from simrl.runtime.recorder import OnLanes, Recorder
+from simrl.runtime.recorder import Recorder
 from simrl.runtime.simulated_trainer import SimulatedRewarder, SimulatedTrainer
 from simrl.runtime.simulated_worker import SimulatedWorker
 from simrl.runtime.simulated_worker import simulated_workers as worker_fleet
@@ -164,8 +164,7 @@ class Schedule:
         shared = layout.profile.tables, layout.limits, layout.costs, self.workload.responses
         agents = copy(self.agents)
         agents.rules = layout.agents
-        more = OnLanes(self.recorder, each), None, None, agents
-        workers = worker_fleet(self.env, layout.workers, *shared, *more)
+        workers = worker_fleet(self.env, layout.workers, *shared, self.recorder, agents=agents, lanes=each)
         dispatcher = self._dispatcher(workers, layout.limits, self.dispatcher.history)
         _offer_groups(layout, workers, dispatcher)
         self._everybody.append((dispatcher, workers))

@@ -1,7 +1,8 @@
 """The first words of a page: who is fastest, by how much, and why.
 
-Invariant: figures are those of the tables below, reasons those of `simrl diff`; where a sweep varies the seed, settings are
-compared by their mean over seeds, and a setting that failed for one of them is none.
+Invariant: figures are those of the tables below, reasons those of `simrl diff`; where a sweep
+varies the seed, settings are compared by their mean over seeds, and a setting that failed for one
+of them is none.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def _of_all(runs: Sequence[Run]) -> Answer:
 
 
 def _of_group(group: Sequence[Run], variant: str) -> Answer:
-    """Return the fastest run of a variant, and why it beats the first or, if it is the first, the next."""
+    """Return the fastest run of a variant, and why it beats the first or, if it is the first, the
+    next."""
     ranked = sorted(group, key=lambda run: -_speed(run.row))
     best, row, where = ranked[0], ranked[0].row, f" with {variant}" if variant else ""
     filled = "" if row["occupancy"] is None else f"{row['occupancy']:.0%} occupancy, "
@@ -137,7 +139,8 @@ class _Setting(NamedTuple):
 
 
 def of_sweep(sweep: SweepRows, keys: Sequence[str]) -> list[Answer]:
-    """Return the fastest setting, the best of each other system, the cheapest, and which keys matter."""
+    """Return the fastest setting, the best of each other system, the cheapest, and which keys
+    matter."""
     good = [row for row in sweep.rows if row["error"] is None]
     if not good:
         return [Answer(f"None of the {len(sweep.rows):,} points could be simulated;", "their errors are below.")]
@@ -165,7 +168,8 @@ def of_sweep(sweep: SweepRows, keys: Sequence[str]) -> list[Answer]:
 
 
 def _settings(rows: Sequence[Row], keys: Sequence[str]) -> list[_Setting]:
-    """Return the settings without a failed seed; if each lost one, all with the seeds that are left."""
+    """Return the settings without a failed seed; if each lost one, all with the seeds that are
+    left."""
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(str(row[key]) for key in keys if key != SEED), []).append(row)
@@ -187,7 +191,8 @@ def plain(value: Any) -> Any:
 
 
 def _moves(good: Sequence[Row], keys: Sequence[str]) -> list[str]:
-    """Return the keys by how far the medians of their values are apart; a seed is none, nobody can choose a better one."""
+    """Return the keys by how far the medians of their values are apart; a seed is none, nobody can
+    choose a better one."""
     found = []
     for key in keys:
         by_value: dict[str, list[float]] = {}

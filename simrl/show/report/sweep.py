@@ -1,6 +1,8 @@
-"""The page of a sweep: its answer, the columns that pictures and table are drawn from, what failed, what it rests on.
+"""The page of a sweep: its answer, the columns that pictures and table are drawn from, what failed,
+what it rests on.
 
-Invariant: every number is one of the sweep's table; the page's own code filters, sorts and draws them.
+Invariant: every number is one of the sweep's table; the page's own code filters, sorts and draws
+them.
 """
 
 from __future__ import annotations
@@ -49,8 +51,8 @@ MOST_ERRORS = 200
 
 
 def sweep_context(sweep: SweepRows) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what the template shows, and the data of the page's own code. Raise `InputError` for rows of which no page can be
-    made."""
+    """Return what the template shows, and the data of the page's own code. Raise `InputError` for
+    rows of which no page can be made."""
     rows = sweep.rows
     for row in rows:
         for column in _wrong(row, sweep.keys):
@@ -126,7 +128,8 @@ def _provenance(good: Sequence[Row]) -> list[tuple[str, str]]:
 
 
 def _scenario(sweep: SweepRows, good: Sequence[Row]) -> str:
-    """Return the fastest point's scenario as it was simulated; files are named by the hash of their content."""
+    """Return the fastest point's scenario as it was simulated; files are named by the hash of their
+    content."""
     best = max(good or sweep.rows, key=lambda row: row.get("samples_per_s") or 0.0)
     place = sweep.folder / "points" / best["hash"][:2] / f"{best['hash']}.json"
     try:

@@ -260,12 +260,13 @@ class HostMemory:
         copy.until_s = self._out_free_s = max(now_s, self._out_free_s) + new * self._rules.block_s
         return copy.until_s
 
-    def load(self, uid: int, on_gpu: int, now_s: float) -> tuple[HostCopy, int, float] | None:
+    def load(self, uid: int, on_gpu: int, now_s: float) -> tuple[HostCopy | None, int, float]:
         """Copy back a trajectory's blocks behind the first `on_gpu`. Return the host's copy, its
-        blocks, and the time at which that is over; None if the host has no copy."""
+        blocks, and the time at which that is over; no copy and no blocks if the host has none, or a
+        copy is under way."""
         copy = self._copies.get(uid)
-        if copy is None:
-            return None
+        if copy is None or copy.until_s > now_s:
+            return None, 0, now_s
         self._copies.move_to_end(uid)
         if copy.blocks <= on_gpu:
             return copy, copy.blocks, now_s
@@ -277,10 +278,6 @@ class HostMemory:
     def has(self, uid: int, copy: HostCopy) -> bool:
         """Return whether a copy was computed with the present weights."""
         return self._copies.get(uid) is copy
-
-    def copying(self, uid: int, now_s: float) -> bool:
-        """Return whether a copy of a trajectory is under way."""
-        return uid in self._copies and self._copies[uid].until_s > now_s
 
     def clear(self) -> None:
         """Forget all copies, which other weights computed. Copies under way occupy the link to

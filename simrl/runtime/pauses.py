@@ -31,7 +31,7 @@ class Pauses:
         self._worker = worker
         self._agents = agents
         self._kv = agents.rules.kv
-        self._host = HostMemory(agents.rules, agents.figures)
+        self.host = HostMemory(agents.rules, agents.figures)
 
     def pause(self, request: WorkerRequest, slot: int, now_s: float) -> None:
         """End a turn at the engine's boundary."""
@@ -72,14 +72,10 @@ class Pauses:
         if self._agents.tools is not None:
             call_at(self._env, now_s, partial(self._agents.tools.kill, request.sample.uid))
 
-    def forget(self) -> None:
-        """Forget the copies in host memory."""
-        self._host.clear()
-
     def _offload(self, request: WorkerRequest, slot: int, now_s: float) -> None:
         engine = self._worker.engine
         blocks = engine.computed_tokens(slot) // engine.limits.block_size
-        until_s = self._host.store(request.sample.uid, blocks, now_s)
+        until_s = self.host.store(request.sample.uid, blocks, now_s)
         if until_s <= now_s:
             engine.drop_paused(slot)
             return
@@ -99,8 +95,7 @@ class Pauses:
         uid, now_s, engine = request.sample.uid, self._env.now, self._worker.engine
         resume = partial(self._resume, request, slot, observation_tokens)
         on_gpu = engine.found_tokens(slot) // engine.limits.block_size
-        loaded = None if self._host.copying(uid, now_s) else self._host.load(uid, on_gpu, now_s)
-        copy, blocks, ready_s = loaded or (None, 0, now_s)
+        copy, blocks, ready_s = self.host.load(uid, on_gpu, now_s)
         if ready_s > now_s:
             call_at(self._env, ready_s, lambda: self._worker.command(partial(resume, copy, blocks)))
         else:
@@ -112,7 +107,7 @@ class Pauses:
         if not self._worker.is_here(request):
             return
         tokens = blocks * self._worker.engine.limits.block_size
-        if copy is not None and not self._host.has(request.sample.uid, copy):
+        if copy is not None and not self.host.has(request.sample.uid, copy):
             tokens = 0  # a copy that old weights computed
         self._worker.engine.resume(slot, observation_tokens, tokens)
         self._worker.decode(request, slot)

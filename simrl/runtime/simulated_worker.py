@@ -326,7 +326,7 @@ class SimulatedWorker:
         """Drop all KV cache, which old weights computed."""
         for engine in self.engines:
             engine.recompute_running()
-        self._pauses.forget()
+        self._pauses.host.clear()
 
     def _load_what_may(self) -> None:
         """Load weights in the order of the commands; a "drain" delays itself and later loads until

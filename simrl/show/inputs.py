@@ -19,7 +19,7 @@ from simrl.engine.config import EngineConfig
 from simrl.profile.metadata import split_words
 from simrl.profile.precision import FP8_EXPERTS
 from simrl.scenario.presets import Used, constants
-from simrl.show.text import formatted, listed
+from simrl.show.text import formatted, grouped, listed
 from simrl.training.config import TrainingConfig, assumed_s, assumption, trained_by
 from simrl.validation import in_words
 
@@ -53,10 +53,7 @@ Facts = Mapping[str, Any]
 def shared(of_runs: Mapping[str, Facts]) -> list[SharedInput]:
     """Return the inputs of several runs by name: equal inputs once, in the order of the first run
     that has them."""
-    runs_of: dict[Input, list[str]] = {}
-    for name, metadata in of_runs.items():
-        for entry in inputs(metadata):
-            runs_of.setdefault(entry, []).append(name)
+    runs_of = grouped((entry, name) for name, metadata in of_runs.items() for entry in inputs(metadata))
     order = list(dict.fromkeys(entry.name for entry in runs_of))
     rows = [SharedInput(entry, () if len(runs) == len(of_runs) else tuple(runs)) for entry, runs in runs_of.items()]
     return sorted(rows, key=lambda row: order.index(row.input.name))
@@ -208,10 +205,11 @@ def _used(metadata: Facts) -> list[Used]:
 
 def _presets(metadata: Facts) -> list[str]:
     """Return a line for each preset: its numeric constants, each with its range."""
-    shown: dict[str, list[str]] = {}
-    for preset, key, constant in _used(metadata):
-        if type(constant.value) is float:
-            shown.setdefault(preset, []).append(f"{key}={constant.words}{' open' * (constant.kind == 'open')}")
+    shown = grouped(
+        (preset, f"{key}={constant.words}{' open' * (constant.kind == 'open')}")
+        for preset, key, constant in _used(metadata)
+        if type(constant.value) is float
+    )
     return [f"Constants of {preset}: {', '.join(words)}" for preset, words in shown.items()]
 
 

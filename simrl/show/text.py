@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -26,6 +26,8 @@ from simrl.validation import in_words
 
 SMALL = "font-size: 85%; margin: 0.2em 0"
 WIDE = 10_000  # characters of a line on a page, in a file or a pipe
+K = TypeVar("K")
+V = TypeVar("V")
 DASH = "–"  # in place of a missing value
 TABLE = """
 <table>
@@ -140,12 +142,21 @@ def listed(words: Sequence[Any]) -> str:
     return " and ".join(filter(None, (", ".join(map(str, words[:-1])), *map(str, words[-1:]))))
 
 
-def number(value: float) -> str:
-    """Return three significant digits, and all digits before the point; "0" below 0.0005."""
-    if abs(value) < 5e-4:
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Return the values of each key, keys in the order in which they come first."""
+    groups: dict[K, list[V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
+def number(value: float, decimals: int = 4) -> str:
+    """Return three significant digits, and all digits before the point, but at most `decimals`
+    behind it."""
+    if abs(value) < 5 * 10**-decimals:
         return "0"
     digits = 2 - math.floor(math.log10(abs(value)))
-    return f"{value:,.{min(max(0, digits), 4)}f}"
+    return f"{value:,.{min(max(0, digits), decimals)}f}"
 
 
 def signed(value: float) -> str:

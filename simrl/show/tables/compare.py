@@ -3,7 +3,6 @@ table does not show."""
 
 from __future__ import annotations
 
-import math
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from simrl.profile.metadata import split_words
 from simrl.scenario.model import Scenario
 from simrl.show.inputs import not_modelled_lines, provenance, rests_on
 from simrl.show.tables.ranking import best_and_other, of_variants, ranking_lines, row_name, several
-from simrl.show.text import Column, Line, Page, fitting, folded, formatted, listed, plain_table, say
+from simrl.show.text import Column, Line, Page, fitting, folded, formatted, listed, number, plain_table, say
 from simrl.study.model_error import RATIO_ERROR
 from simrl.systems.recipes import RECIPES, parameters_of
 from simrl.systems.system import Shared
@@ -347,9 +346,8 @@ def _table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:
 
 
 def _number(value: float) -> str:
-    """Return three significant digits, and all digits before the point."""
-    digits = 2 - math.floor(math.log10(value)) if value > 0 else 0
-    return f"{value:,.{max(0, digits)}f}"
+    """Return three significant digits, however small the value is."""
+    return number(value, 300)
 
 
 def title(scenarios: Sequence[Scenario]) -> str:

@@ -275,7 +275,9 @@ def test_an_impossible_value_in_the_table_of_a_sweep_is_named_with_its_point(tmp
     rows = sweep_rows(4)
     rows[2][column] = value
     found = find(a_sweep(tmp_path / "sweep", rows))
-    with pytest.raises(InputError, match=rf"the table's point 2 has {column}=.*, which cannot be; run the sweep's command"):
+    with pytest.raises(
+        InputError, match=rf"the table's point 2 has {column}=.*, which cannot be; run the sweep's command"
+    ):
         report_html(found)
 
 

@@ -30,19 +30,9 @@ from simrl.trace.trace import Response
 if TYPE_CHECKING:
     from simrl.runtime.simulated_worker import SimulatedWorker
 
-# What a rollout needs of its ticket.
-SHOWN = [
-    "engine",
-    "tokens",
-    "closed_tokens",
-    "version",
-    "done",
-    "over",
-    "order",
-    "started_s",
-    "first_token_s",
-    "ended_s",
-]
+# Fields of a ticket that its rollout is made of.
+SHOWN = ["engine", "tokens", "closed_tokens", "version", "done", "over", "order"]
+SHOWN += ["started_s", "first_token_s", "ended_s"]
 
 
 class Generation:

@@ -26,9 +26,9 @@ def report_figure(d: dict[str, Any]) -> Picture:
     _draw_responses(d["by_response"], responses)
     if d["pays"] is not None:
         _draw_batches(d["pays"], last)
-        return figure
-    last.axis("off")
-    last.text(0.5, 0.5, "no step times: give --profile, or --model and --gpu", ha="center", color=INK)
+    else:
+        last.axis("off")
+        last.text(0.5, 0.5, "no step times: give --profile, or --model and --gpu", ha="center", color=INK)
     return figure
 
 

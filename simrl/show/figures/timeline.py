@@ -6,7 +6,7 @@ covers is its GPU time in the window.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,6 @@ from simrl.result.timeline import Spans, Window, idle_shares, rolls_out, running
 from simrl.show.style import FAINT, INK, KINDS, LOOKS, PAPER, PERCENT, THOUSANDS, UNKNOWN, Picture, legend_below, plain
 
 WIDTH = 11.0  # inches
-ROLLOUT = "rollout GPUs"
 
 
 def timeline_figure(result: Result, window: Window) -> Picture:
@@ -35,13 +34,12 @@ def timeline_figure(result: Result, window: Window) -> Picture:
     its warm-up; the shares below are of the GPU time shown.
     """
     shown = spans(result).within(window.start_s, window.end_s)
-    of_pools = pools(shown)
-    rollout, trainer = of_pools.values()
+    rollout, trainer = shown.where(shown.rolls_out()), shown.where(~shown.rolls_out())
     workers = sum(map(rolls_out, shown.lanes))
     trainers = len(shown.lanes) - workers
     heights = [min(max(0.09 * workers, 1.2), 4.0), *[0.34 * trainers] * (trainers > 0), 1.0, 0.9]  # inches
     figure = Picture(WIDTH, WIDTH)  # until the height of the legend is known
-    place_legend, legend_in, waits = _write_legend(figure, of_pools)
+    place_legend, legend_in, waits = _write_legend(figure, rollout, trainer)
     above, gap, below = 1.22, 0.12, 0.62 + legend_in + 0.24 * bool(waits)
     height = above + sum(heights) + gap * (len(heights) - 1) + below
     figure.set_size_inches(WIDTH, height)
@@ -66,11 +64,6 @@ def timeline_figure(result: Result, window: Window) -> Picture:
     place_legend(0.08 + 0.24 * bool(waits))
     figure.text(0.5, 0.1 / height, waits, ha="center", va="bottom", fontsize="small", color=INK)
     return figure
-
-
-def pools(part: Spans) -> dict[str, Spans]:
-    """Return the spans of the rollout GPUs and of the trainer."""
-    return {ROLLOUT: part.where(part.rolls_out()), "trainer": part.where(~part.rolls_out())}
 
 
 def _draw_workers(axes: Axes, part: Spans, workers: int) -> None:
@@ -183,19 +176,19 @@ def write_head(figure: Figure, title: str, *lines: str) -> None:
         figure.text(0.012, 1 - (0.42 + 0.22 * i) / height, plain(line), **place)
 
 
-def _write_legend(figure: Figure, of_pools: Mapping[str, Spans]) -> tuple[Callable[[float], None], float, str]:
+def _write_legend(figure: Figure, rollout: Spans, trainer: Spans) -> tuple[Callable[[float], None], float, str]:
     """Write every kind with its share of the GPU time shown, below the panels. Return a function
     that places the legend, its height in inches, and a line on the bubbles: the shares with and
     without another worker that rolls out."""
-    shown = {pool: time_shares(part) for pool, part in of_pools.items()}
+    shown = {"rollout GPUs": time_shares(rollout), "trainer": time_shares(trainer)}
     patches = []
     for kind in _in_order({kind for by_kind in shown.values() for kind in by_kind}):
         percent = ", ".join(f"{pool} {by_kind[kind]:.1%}" for pool, by_kind in shown.items() if kind in by_kind)
         patches.append(Patch(label=f"{kind_words(kind)}\n{percent}", **_look(kind)))
     place, legend_in = legend_below(figure, patches, handleheight=1.8)
-    if "idle" not in shown[ROLLOUT]:
+    if "idle" not in shown["rollout GPUs"]:
         return place, legend_in, ""
-    others, nobody = idle_shares(of_pools[ROLLOUT])
+    others, nobody = idle_shares(rollout)
     while_ = f"{others:.1%} while other workers still roll out, {nobody:.1%} while none does"
     return place, legend_in, f"Rollout GPUs idle in the time shown: {while_}"
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from simrl.result.result import Result
 from simrl.result.timeline import Ints, Spans, rolls_out, running_requests, spans, steady_window, time_shares
-from simrl.show.figures.timeline import kind_words, pools
+from simrl.show.figures.timeline import kind_words
 from simrl.show.style import LOOKS, UNKNOWN
 
 TICKS = 1_000_000  # units of time in a run
@@ -111,9 +111,12 @@ def timeline(result: Result, most: int) -> dict[str, Any]:
 def _shares(part: Spans) -> dict[str, dict[str, float]]:
     """Return the share of each kind in the GPU time of the rollout workers and of the trainer, if
     there are such."""
-    of_pools = {pool: time_shares(of_pool) for pool, of_pool in pools(part).items() if len(of_pool.kind)}
+    pools = {
+        "rollout GPUs": time_shares(part.where(part.rolls_out())),
+        "trainer": time_shares(part.where(~part.rolls_out())),
+    }
     return {
-        kind: {pool: round(by_kind[kind], 5) for pool, by_kind in of_pools.items() if kind in by_kind}
+        kind: {pool: round(by_kind[kind], 5) for pool, by_kind in pools.items() if kind in by_kind}
         for kind in part.kinds
     }
 

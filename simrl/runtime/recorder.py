@@ -168,7 +168,7 @@ class Recorder:
     def _rows(self, rollouts: Sequence[Rollout]) -> _Rows:
         uids = [rollout.sample.uid for rollout in rollouts for _ in rollout.segments]
         segments = [segment for rollout in rollouts for segment in rollout.segments]
-        table = pa.table([uids, *_columns(segments, Segment._fields)], schema=TABLES["segments"])
+        table = _table_of("segments", [uids, *_columns(segments, Segment._fields)])
         return _Rows(self._samples_table(rollouts), table, _context(rollouts))
 
     def _with_late_copies(self, samples: pa.Table) -> pa.Table:
@@ -228,7 +228,7 @@ class Recorder:
             *_columns(drafts, SampleRow._fields[-5:-1]),
             [self._generated.get(uid, kept) - kept for uid, kept in zip(uids, tokens, strict=True)],
         ]
-        return pa.table(columns, schema=TABLES["samples"])
+        return _table_of("samples", columns)
 
     def _status(self, rollout: Rollout) -> str:
         uid = rollout.sample.uid
@@ -276,8 +276,14 @@ def _beneath(spans: list[Span]) -> list[Span]:
 
 def _table(name: str, rows: Sequence[Any]) -> pa.Table:
     """Return rows as the Arrow columns of a table."""
-    return pa.table(_columns(rows, TABLES[name].names), schema=TABLES[name])
+    return _table_of(name, _columns(rows, TABLES[name].names))
 
 
 def _columns(rows: Sequence[Any], names: Sequence[str]) -> list[Sequence[Any]]:
     return list(zip(*rows, strict=True)) if rows else [()] * len(names)
+
+
+def _table_of(name: str, columns: Sequence[Sequence[Any]]) -> pa.Table:
+    """Return columns as a table of this name, without the schema's marks of nullable columns."""
+    schema = TABLES[name]
+    return pa.table([pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)], schema.names)

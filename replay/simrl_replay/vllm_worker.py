@@ -22,7 +22,7 @@ from simrl.runtime.events import call_last, on_fire
 from simrl.runtime.faults import HearsOfLosses
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.rollout import Rollout, WeightLoad
-from simrl.runtime.worker import LoadMode, TokensReached
+from simrl.runtime.worker import LoadMode
 from simrl.trace.trace import Response, Sample
 from simrl_replay import host
 from simrl_replay.clock import WallClock
@@ -165,13 +165,13 @@ class VllmWorker:
         self._load(version, running, event)
         return event
 
-    def when(self, condition: TokensReached) -> simpy.Event:
+    def when(self, sample: Sample, tokens: int) -> simpy.Event:
         event = self._env.event()
-        request = self._here.get(condition.sample.uid)
+        request = self._here.get(sample.uid)
         if request is not None:
             key = self._key()
             self._watched[key] = event
-            self._command(host.Watch(key, request.number, condition.tokens))
+            self._command(host.Watch(key, request.number, tokens))
         return event
 
     def progress(self, sample: Sample) -> simpy.Event:

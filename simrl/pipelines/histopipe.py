@@ -24,7 +24,6 @@ from simrl.pipelines.batch import Batch
 from simrl.pipelines.context import RunContext
 from simrl.runtime.events import gather, on_fire
 from simrl.runtime.rollout import Rollout
-from simrl.runtime.worker import TokensReached
 from simrl.trace.sample import Sample
 
 
@@ -153,9 +152,7 @@ class _Steps:
             for sample in last.values():
                 if sample.uid not in self._migrated:
                     worker = self._run.workers[step.worker_of[sample.uid]]
-                    on_fire(
-                        worker.when(TokensReached(sample, group.outlier_tokens)), partial(self._migrate, step, sample)
-                    )
+                    on_fire(worker.when(sample, group.outlier_tokens), partial(self._migrate, step, sample))
 
     def _migrate(self, step: _Step, sample: Sample, reached: Any) -> None:
         """Migrate an outlier (§6.3): to another worker of its step or, if none is busy with a longer group, into the next."""

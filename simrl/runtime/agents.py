@@ -1,12 +1,14 @@
-"""Trajectories between their turns: what becomes of their KV cache while a tool runs, and what all workers share: tool slots,
-deadlines, figures.
+"""Trajectories between their turns: their KV cache while a tool runs, and the tool slots, deadlines
+and figures of all workers.
 
-Invariant: a tool call belongs to its trajectory, not to the worker: it goes on if the trajectory moves, and ends early only
-with the trajectory. Copies of a trajectory call for themselves; one made during a call waits for that call, too.
+Invariant: a tool call belongs to its trajectory, not to the worker: it continues if the trajectory
+moves, and ends early only with the trajectory. Copies of a trajectory make calls of their own; a
+copy made during a call waits for that call, too.
 
-Offloading follows vLLM's `OffloadingConnector`: full blocks are copied, out only those that the host does not have, back only
-those that the engine does not find itself; they stay in host memory; what is needed is evicted from the least recently used
-trajectories, the end of each first, never one with a copy under way; where that does not suffice, nothing is stored.
+Offloading follows vLLM's `OffloadingConnector`. Full blocks are copied: out, if the host lacks
+them; back, if the engine does not find them itself. They stay in host memory. Room is made by
+evicting the least recently used trajectories, the end of each first, but none with a copy under
+way. If the room does not suffice, nothing is stored.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ from simrl.scenario.agents import AgentsConfig, Kv
 
 
 class AgentRules(NamedTuple):
-    """The `agents` section for one model on one GPU: a worker's host memory in blocks of its KV cache, of `block_bytes` over
-    all its GPUs, whose shards are copied side by side in `block_s`."""
+    """The section `agents` for one model on one GPU. A worker's host memory holds `host_blocks`
+    blocks of its KV cache, of `block_bytes` over all its GPUs, whose shards are copied in parallel
+    in `block_s`."""
 
     kv: Kv = "keep"
     host_blocks: int = 0
@@ -40,7 +43,7 @@ class AgentRules(NamedTuple):
     deadline_s: float = math.inf
 
     def limits(self, limits: Limits) -> Limits:
-        """Return the limits of an engine that treats paused requests so."""
+        """Return the limits of an engine under these rules for paused requests."""
         return limits._replace(hold_paused=self.kv in ("keep", "offload"))
 
 
@@ -50,8 +53,8 @@ PLAIN = AgentRules()
 def agent_rules(
     config: AgentsConfig, limits: Limits, model: ModelShape, gpu: Gpu, tp: int, kv_share: float = 1.0
 ) -> AgentRules:
-    """Return the rules of a worker of `tp` GPUs; `kv_share`: of the KV cache's bytes in bfloat16. Raise
-    `InputError` for a KV cache that cannot be treated as asked for."""
+    """Return the rules of a worker of `tp` GPUs, whose KV cache takes `kv_share` of its bytes in
+    bfloat16. Raise `InputError` for a KV cache that the engine cannot treat so."""
     caching = limits.prefix_caching
     kv = config.kv_while_tool_runs or ("cache" if caching else "drop")
     refuse(
@@ -107,12 +110,12 @@ class AgentFigures:
     waiting_for_tool_slots_s: float = 0.0
     waiting_for_kv_s: float = 0.0
     offloaded_bytes: float = 0.0
-    not_offloaded: int = 0  # turns of which the host had no room for a block
+    not_offloaded: int = 0  # turns for which the host had no room
     killed: int = 0
 
 
 class Agents:
-    """What the trajectories of all workers share."""
+    """The rules, figures, tool slots and deadlines that the trajectories of all workers share."""
 
     def __init__(self, env: simpy.Environment, rules: AgentRules) -> None:
         self.rules = rules
@@ -121,7 +124,7 @@ class Agents:
         self._due_s: dict[int, float] = {}
 
     def due_s(self, uid: int, now_s: float) -> float:
-        """Return when a trajectory that begins at a worker now is killed."""
+        """Return the deadline of a trajectory that begins, or continues, at a worker now."""
         return self._due_s.setdefault(uid, now_s + self.rules.deadline_s)
 
     def stop(self) -> None:
@@ -136,19 +139,21 @@ class Agents:
 
 @dataclass(eq=False, slots=True)
 class ToolCall:
-    """A tool call that waits for a slot, or has one until `until_s`; each of `over` is called when it is over."""
+    """A tool call that waits for a slot, or has one until `until_s`; all of `over` are called at
+    its end."""
 
     uid: int
     answer_s: float
     seconds: float
-    asked_s: float
+    called_s: float
     over: list[Callable[[], None]]
     until_s: float = math.inf
 
 
 class ToolSlots:
-    """Tool calls of all workers, of which `slots` run at a time: first come, first served. Copies of a trajectory
-    have calls of their own, known by `answer_s`: when the call would be over without a wait."""
+    """Tool calls of all workers, of which `slots` run at a time: first come, first served. Calls of
+    one trajectory's copies differ in `answer_s`, the time at which a call would be over without a
+    wait."""
 
     def __init__(self, env: simpy.Environment, slots: int, figures: AgentFigures) -> None:
         self._env = env
@@ -159,18 +164,19 @@ class ToolSlots:
 
     @property
     def waiting(self) -> int:
-        """The calls that wait for a slot."""
+        """The number of calls that wait for a slot."""
         return len(self._waiting)
 
     def begin(self, uid: int, answer_s: float, seconds: float, over: Callable[[], None]) -> None:
-        """Begin a call of a trajectory now, or when there is a slot."""
+        """Begin a call of a trajectory, now or when a slot is free."""
         call = ToolCall(uid, answer_s, seconds, self._env.now, [over])
         self._calls.setdefault(uid, []).append(call)
         self._waiting.append(call)
         self._start()
 
     def follow(self, uid: int, answer_s: float, over: Callable[[], None]) -> bool:
-        """Call `over`, too, when a trajectory's call is over. Return whether there is such a call."""
+        """Call `over`, too, at the end of a trajectory's call. Return whether there is such a
+        call."""
         for call in self._calls.get(uid, ()):
             if call.answer_s == answer_s:
                 call.over.append(over)
@@ -194,11 +200,11 @@ class ToolSlots:
                 self._cut(call)
 
     def _cut(self, call: ToolCall) -> None:
-        """Count what a call has taken until now, and no more."""
+        """Count a call up to now only."""
         if call.until_s < math.inf:
             self._figures.in_tools_s -= call.until_s - self._env.now
         else:
-            self._figures.waiting_for_tool_slots_s += self._env.now - call.asked_s
+            self._figures.waiting_for_tool_slots_s += self._env.now - call.called_s
 
     def _start(self) -> None:
         while self._waiting and self._free > 0:
@@ -206,7 +212,7 @@ class ToolSlots:
             call, now_s = self._waiting.popleft(), self._env.now
             call.until_s = now_s + call.seconds
             self._figures.in_tools_s += call.seconds
-            self._figures.waiting_for_tool_slots_s += now_s - call.asked_s
+            self._figures.waiting_for_tool_slots_s += now_s - call.called_s
             call_at(self._env, call.until_s, lambda call=call: self._end(call))  # type: ignore[misc]
 
     def _end(self, call: ToolCall) -> None:
@@ -221,15 +227,16 @@ class ToolSlots:
 
 @dataclass(eq=False, slots=True)
 class HostCopy:
-    """The first `blocks` of a trajectory's KV cache in host memory; those of a copy under way are there at `until_s`."""
+    """The first `blocks` of a trajectory's KV cache in host memory. A copy under way, in or out,
+    ends at `until_s`."""
 
     blocks: int = 0
     until_s: float = -math.inf
 
 
 class HostMemory:
-    """KV cache of one worker's trajectories in host memory, least recently used first, and the link to it: a queue for each
-    direction."""
+    """KV cache of one worker's trajectories in host memory, least recently used first, and the link
+    to it, with a queue for each direction."""
 
     def __init__(self, rules: AgentRules, figures: AgentFigures) -> None:
         self._rules = rules
@@ -239,8 +246,8 @@ class HostMemory:
         self._out_free_s = self._in_free_s = 0.0
 
     def store(self, uid: int, blocks: int, now_s: float) -> float:
-        """Copy a trajectory's first `blocks` out, as far as the host does not have them. Return when that is over; now if there
-        is no room, or nothing to copy."""
+        """Copy out those of a trajectory's first `blocks` that the host lacks. Return the time at
+        which that is over; now if there is no room, or nothing to copy."""
         copy = self._copies.get(uid) or HostCopy()
         new = blocks - copy.blocks
         if new <= 0 or not self._make_room(new, copy, now_s):
@@ -253,44 +260,43 @@ class HostMemory:
         copy.until_s = self._out_free_s = max(now_s, self._out_free_s) + new * self._rules.block_s
         return copy.until_s
 
-    def load(self, uid: int, there: int, now_s: float) -> tuple[HostCopy, int, float] | None:
-        """Copy back what there is of a trajectory, behind the first blocks, which are `there`. Return it, its blocks, and when
-        that is over; None if there is nothing."""
+    def load(self, uid: int, on_gpu: int, now_s: float) -> tuple[HostCopy | None, int, float]:
+        """Copy back a trajectory's blocks behind the first `on_gpu`. Return the host's copy, its
+        blocks, and the time at which that is over; no copy and no blocks if the host has none, or a
+        copy is under way."""
         copy = self._copies.get(uid)
-        if copy is None:
-            return None
+        if copy is None or copy.until_s > now_s:
+            return None, 0, now_s
         self._copies.move_to_end(uid)
-        if copy.blocks <= there:
+        if copy.blocks <= on_gpu:
             return copy, copy.blocks, now_s
-        missing_s = (copy.blocks - there) * self._rules.block_s
+        missing_s = (copy.blocks - on_gpu) * self._rules.block_s
         copy.until_s = self._in_free_s = max(now_s, self._in_free_s) + missing_s
         self._figures.waiting_for_kv_s += copy.until_s - now_s
         return copy, copy.blocks, copy.until_s
 
     def has(self, uid: int, copy: HostCopy) -> bool:
-        """Return whether a copy is of the present weights."""
+        """Return whether a copy was computed with the present weights."""
         return self._copies.get(uid) is copy
 
-    def copying(self, uid: int, now_s: float) -> bool:
-        """Return whether a copy of a trajectory is under way."""
-        return uid in self._copies and self._copies[uid].until_s > now_s
-
     def clear(self) -> None:
-        """Forget everything: it was computed with other weights. Copies under way occupy the link to their end."""
+        """Forget all copies, which other weights computed. Copies under way occupy the link to
+        their end."""
         self._copies.clear()
         self._free = self._rules.host_blocks
 
-    def _make_room(self, blocks: int, own: HostCopy, now_s: float) -> bool:
-        """Free as many blocks as are missing, if that is possible."""
+    def _make_room(self, blocks: int, kept: HostCopy, now_s: float) -> bool:
+        """Evict other copies than `kept` until `blocks` are free. Return False, and evict none, if
+        they do not suffice."""
         missing, idle = blocks - self._free, []
-        found = 0
+        evictable = 0
         for uid, copy in self._copies.items():
-            if found >= missing:
+            if evictable >= missing:
                 break
-            if copy is not own and copy.until_s <= now_s:
+            if copy is not kept and copy.until_s <= now_s:
                 idle.append((uid, copy))
-                found += copy.blocks
-        if found < missing:
+                evictable += copy.blocks
+        if evictable < missing:
             return False
         for uid, copy in idle:
             evicted = min(missing, copy.blocks)

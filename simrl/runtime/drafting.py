@@ -1,9 +1,10 @@
-"""Drafting during a simulation: chooses the draft source of every sample, for one method of speculation.
+"""Drafting during a simulation: the draft source of every sample, for one method of speculation.
 
-Invariant: drafts have a source, decided when a sample begins at a worker, from responses finished by then, and anew only where
-other weights make the worker change its drafter, or an index arrives; siblings lend what they have so far. An index of the
-history is there once the prompt's epoch is complete, its builders were done, and the worker's host has it; nobody drafts from a
-response that is yet to come, though the trace knows it.
+Invariant: the source of a sample's drafts is chosen when it begins at a worker, from responses that
+are finished by then. It is chosen anew only if other weights make the worker change its drafter, or
+an index arrives; siblings lend their tokens so far. An index of the history can be used once the
+prompt's epoch is complete, a builder has made the index, and the worker's host has it. No sample
+drafts from a future response, though the trace knows it.
 """
 
 from __future__ import annotations
@@ -40,24 +41,24 @@ from simrl.speculation.trace_runs import DrawnRuns, accepted_prefixes, drawn_sib
 from simrl.trace.trace import Response, Sample, Trace
 
 MANY_UPDATES = 1e9  # after which a drafter that is not trained has drifted as far as it can
-MOST_BUILDERS = 4096  # more are never busy at a time
+MOST_BUILDERS = 4096  # more are never busy at once
 
 
 class IndexBuilders:
-    """HistoSpec's history workers: a queue of indexes to build, served by the builders, kept while there is memory, and sent to
-    the hosts of rollout workers, of which each has `workers_per_host`.
+    """HistoSpec's history workers. Builders take indexes from a queue; indexes are kept while there
+    is memory, and sent to the hosts of rollout workers, `workers_per_host` on each.
 
-    The index of a prompt's epoch is asked for once all of its responses are finished (a group of which one was dropped has
-    none: the trace's drafts hold for whole groups). Indexes of older epochs are evicted for newer ones; where there are none
-    left, a further index is not kept: the next epoch meets its prompts in this order, so evicting the oldest of an epoch
-    would evict the indexes that are needed first.
+    The index of a prompt's epoch is built once all its responses are finished. (A group with a
+    dropped response has none: the trace's drafts hold for whole groups.) Indexes of older epochs
+    are evicted for newer ones. If none is left, a further index is not kept: the next epoch has its
+    prompts in this order, so the oldest indexes of an epoch are needed first.
     """
 
     def __init__(self, parameters: HistoryWorkers, trace: Trace, workers_per_host: int = 1) -> None:
         self._parameters = parameters
         self._workers_per_host = workers_per_host
         self._link_free_s: dict[int, float] = defaultdict(float)  # by host
-        self._sent: dict[tuple[int, int], tuple[range, float]] = {}  # by host and prompt: the epochs, and their arrival
+        self._sent: dict[tuple[int, int], tuple[range, float]] = {}  # by host and prompt: epochs, and their arrival
         self._epochs = 1 + int(trace.column("epoch").max())
         groups = zip(trace.column("prompt_id").tolist(), trace.column("epoch").tolist(), strict=True)
         self._group_size = Counter(groups)
@@ -78,8 +79,9 @@ class IndexBuilders:
                 self._build(place, sum(self._finished[place].values()), now_s)
 
     def there_s(self, worker: int, prompt_id: int, epochs: range, now_s: float) -> float:
-        """Return when a worker, which gets a response to the prompt now, has all indexes that the prompt has in these epochs;
-        or when to ask again, as they are not built yet; infinity if never. Sends them if they are not on their way."""
+        """Send a worker that generates a response to the prompt all its indexes of these epochs, if
+        they are not on their way. Return their arrival; if they are not built yet, the time at
+        which to ask again; infinity if they never come."""
         places = [(prompt_id, epoch) for epoch in epochs if (prompt_id, epoch % self._epochs) in self._group_size]
         ready_s = max((self._ready_s.get(place, np.inf) for place in places), default=now_s)
         if ready_s > now_s:
@@ -94,30 +96,31 @@ class IndexBuilders:
 
     def _build(self, place: tuple[int, int], tokens: int, now_s: float) -> None:
         p = self._parameters
-        own = tokens * p.bytes_per_token
-        staying = sum(kept for epoch, kept in self._epoch_bytes.items() if epoch >= place[1])
-        if staying + own > p.memory_bytes:  # even without all older ones
+        index_bytes = tokens * p.bytes_per_token
+        not_older = sum(kept for epoch, kept in self._epoch_bytes.items() if epoch >= place[1])
+        if not_older + index_bytes > p.memory_bytes:
             return
-        while sum(self._epoch_bytes.values()) + own > p.memory_bytes:
+        while sum(self._epoch_bytes.values()) + index_bytes > p.memory_bytes:
             self._evict(min(self._epoch_bytes))
         self._kept[place[1]].append(place)
-        self._bytes[place] = own
-        self._epoch_bytes[place[1]] += own
+        self._bytes[place] = index_bytes
+        self._epoch_bytes[place[1]] += index_bytes
         start_s = max(heapq.heappop(self._free_s), now_s)
         self._ready_s[place] = start_s + tokens / p.tokens_per_s
         heapq.heappush(self._free_s, self._ready_s[place])
 
     def _evict(self, epoch: int) -> None:
         """Evict the oldest index of an epoch."""
-        gone = self._kept[epoch].popleft()
-        del self._ready_s[gone]
-        self._epoch_bytes[epoch] -= self._bytes.pop(gone)
+        oldest = self._kept[epoch].popleft()
+        del self._ready_s[oldest]
+        self._epoch_bytes[epoch] -= self._bytes.pop(oldest)
         if not self._kept[epoch]:
             del self._kept[epoch], self._epoch_bytes[epoch]
 
 
 class Drafting:
-    """The way in which engines decode, and the source from which a sample drafts. One for all workers of a simulation."""
+    """The decoding of engines, and the draft source of each sample; one object for all workers of a
+    simulation."""
 
     def __init__(
         self, plan: DraftPlan, deployment: Deployment, max_num_seqs: int, seed: int, spot: SpotTrainer | None = None
@@ -132,10 +135,12 @@ class Drafting:
         self._old: WholeResponseRuns | None = None
         self._builders: IndexBuilders | None = None
         self._lengths = LengthHistory() if plan.speculation.budget else None
-        self._edges: dict[int, tuple[int, NDArray[np.float64]]] = {}  # by epoch: responses finished then, the edges
+        # By epoch: the edges of DAS's windows, and the number of finished responses that they are from.
+        self._edges: dict[int, tuple[int, NDArray[np.float64]]] = {}
         self._finished: set[tuple[int, int, int]] = set()  # prompt, epoch, sample
         self._finished_in: Counter[int] = Counter()  # by epoch
-        self._uncovered: dict[int, tuple[float, float]] = {}  # by engine: what makes longer responses harder
+        # By engine: the most tokens that its drafter was trained on, and how much harder longer responses are.
+        self._uncovered: dict[int, tuple[float, float]] = {}
         trace, drafter = deployment.trace, plan.speculation.drafter
         if drafter == "history":
             per_host = max(deployment.gpu.gpus_per_node // deployment.tp, 1)
@@ -165,7 +170,8 @@ class Drafting:
     def give(
         self, engine: Engine, slot: int, sample: Sample, response: Response, now_s: float, worker: int = 0
     ) -> float | None:
-        """Give a sample at an engine the drafts that there are for it now. Return when to do so again; None if never."""
+        """Give a sample at an engine its present drafts. Return the time at which to do so again;
+        None if never."""
         if self._old is not None:
             old, accepted, ago = (int(column[response.row]) for column in self._old)
             if (sample.prompt_id, sample.epoch - ago, sample.sample) not in self._finished:
@@ -192,7 +198,7 @@ class Drafting:
         return None
 
     def _first_run(self, engine: Engine, slot: int, row: int) -> int:
-        """Return where the runs of a row begin in the array that the engine has, -1 if there are none."""
+        """Return the place of a row's runs in the engine's array, -1 if there are none."""
         if not isinstance(self._runs, DrawnRuns):
             return int(self._runs.first[row]) if self._runs is not None else -1
         first, runs = self._runs.first((id(engine), slot), row), self._runs.packed
@@ -205,12 +211,13 @@ class Drafting:
         return first
 
     def begins(self, sample: Sample) -> None:
-        """Record that a sample begins, or goes on, at a worker."""
+        """Record that a sample begins, or continues, at a worker."""
         if self._lengths is not None:
             self._lengths.expect([sample])
 
     def ends(self, engine: Engine, slot: int | None, rollout: Rollout, now_s: float) -> None:
-        """Record that a sample is finished at its worker, or leaves it; `slot` is its place in the engine, if it had one."""
+        """Record that a sample ends at its worker or leaves it; `slot` is its place in the engine,
+        if it had one."""
         sample = rollout.sample
         if isinstance(self._runs, DrawnRuns):
             self._runs.free((id(engine), slot))
@@ -225,7 +232,7 @@ class Drafting:
                 self.spot.finished(rollout.tokens, now_s)
 
     def counted(self, engine: Engine, slot: int | None, rollout: Rollout) -> Rollout:
-        """Return the rollout with what was also drafted for it in its place in the engine."""
+        """Return the rollout with the counts of drafts that the engine has for it, too."""
         if slot is None:
             return rollout
         drafted, accepted, verifications = engine.drafted(slot)
@@ -238,11 +245,12 @@ class Drafting:
         )
 
     def weights_loaded(self, engine: Engine, policy_version: int) -> bool:
-        """Tell an engine that it has other weights: their drift from the drafter's, and a shut elastic gate. Finished siblings
-        are forgotten. Return whether samples draft from another source now, and have to be given it.
+        """Set an engine to new weights: their drift from the drafter, a shut elastic gate, and no
+        finished siblings. Return whether samples draft from another source now, which they have to
+        be given.
 
-        A drafter that is trained comes with the weights as it was saved when they were made; any other stays as it was at
-        first."""
+        With weights comes the trained drafter that was saved when they were made; a drafter without
+        training never changes."""
         engine.new_rollout()
         engine.forget_rows()
         engine.drift = self._drift(policy_version)
@@ -253,20 +261,21 @@ class Drafting:
         return not _like(engine.decoding, before)
 
     def _drift(self, policy_version: int) -> float:
-        """Return the drift of the drafter that comes with these weights."""
+        """Return the drift of these weights from their drafter."""
         if self._acceptance is None:
             return 1.0
         untrained = max(policy_version - self._plan.first_version, 0)
         return self._acceptance.drift(self.spot.behind[policy_version] if self.spot is not None else untrained)
 
     def _decoding_of(self, policy_version: int) -> Decoding:
-        """Return the learned drafter's decoding, or the siblings' as long as there is none, or it is slower."""
+        """Return the learned drafter's decoding, or the siblings' while there is no drafter or it
+        is slower."""
         missing = policy_version < self._plan.first_version
         slower = missing or self._drift(policy_version) > self._plan.siblings_faster_beyond
         return self._model_free if self._model_free is not None and slower else self._own
 
     def _budget(self, sample: Sample) -> int | None:
-        """Return DAS's window: by the median of the prompt's earlier responses."""
+        """Return DAS's window, which depends on the median of the prompt's earlier responses."""
         budget = self._speculation.budget
         if budget is None or self._lengths is None:
             return None
@@ -283,12 +292,13 @@ class Drafting:
 
 
 def _like(one: Decoding | None, other: Decoding | None) -> bool:
-    """Return whether two decodings differ in the array of their runs at most."""
+    """Return whether two decodings are equal except for the array of their runs."""
     return one is other or (one is not None and other is not None and one.round_s is other.round_s)
 
 
 def tail_drafting(tail: TailPlan, deployment: Deployment, max_num_seqs: int, seed: int) -> dict[str, Drafting]:
-    """Return the drafters that freed workers may get, by name. A request's luck with one drafter says nothing of its luck with
-    another; with the drafter that all began with, it does not depend on the worker."""
+    """Return the drafters that freed workers may get, by name. The draws of a request with
+    different drafters are independent; with the drafter that all began with, they do not depend on
+    the worker."""
     keys = {name: int(mixed(seed, zlib.crc32(name.encode()))) for name in tail.plans} | {tail.rule.own: seed}
     return {name: Drafting(plan, deployment, max_num_seqs, keys[name]) for name, plan in tail.plans.items()}

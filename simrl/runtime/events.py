@@ -1,4 +1,4 @@
-"""Events of schedules in addition to SimPy's own, on a simulated and on a wall clock."""
+"""Events of schedules in addition to those of SimPy, on a simulated and on a wall clock."""
 
 from collections.abc import Callable, Iterable
 from heapq import heappush
@@ -6,13 +6,15 @@ from typing import Any
 
 import simpy
 
-LAST = 2  # after SimPy's URGENT (0) and NORMAL (1): what happens when everything else of an instant has happened
+LAST = 2  # priority after SimPy's URGENT (0) and NORMAL (1): at the end of an instant
 
 
 def gather(env: simpy.Environment, events: Iterable[simpy.Event]) -> simpy.Event:
-    """Fires with the list of the events' values, in their order, when all have fired; fails with the first failure.
+    """Return an event that fires with the list of the events' values when all have fired, and fails
+    with the first failure.
 
-    SimPy's `AllOf` gives a dict and leaves the later ones of several failures to crash the run; here they are defused.
+    SimPy's `AllOf` gives a dict, and the second of two failures crashes the run; here later
+    failures are defused.
     """
     pending = list(events)
     done = env.event()
@@ -35,23 +37,25 @@ def gather(env: simpy.Environment, events: Iterable[simpy.Event]) -> simpy.Event
 
 
 class Background(simpy.Timeout):
-    """A timeout that no run can be waiting for, such as the start of a fault."""
+    """A timeout for which no run waits, such as the start of a fault."""
 
 
 def idle(env: simpy.Environment, *background: type[simpy.Timeout]) -> bool:
-    """Return whether nothing is due but timeouts of these kinds, and no message from outside is awaited."""
-    awaits = getattr(env, "awaits_message", None)  # of a clock that hears messages
+    """Return whether only timeouts of these kinds are due, and no message from outside is
+    awaited."""
+    awaits = getattr(env, "awaits_message", None)  # of a wall clock, which receives messages
     return not (awaits and awaits()) and all(isinstance(entry[-1], background) for entry in env._queue)
 
 
 class Signal:
-    """An event that fires again and again: `next` is the event of the next time."""
+    """An event that fires repeatedly: `next` is the event of the next time."""
 
     def __init__(self, env: simpy.Environment) -> None:
         self._env = env
         self.next = env.event()
 
     def fire(self, value: object = None) -> None:
+        """Fire the present event, and make the next one."""
         fired, self.next = self.next, self._env.event()
         fired.succeed(value)
 
@@ -67,12 +71,12 @@ def on_fire(event: simpy.Event, call: Callable[[Any], object]) -> None:
     if event.callbacks is None:
         call(event)
     else:
-        event.callbacks.append(call)  # type: ignore[arg-type]  # what it returns is not looked at
+        event.callbacks.append(call)  # type: ignore[arg-type]  # SimPy ignores its return value
 
 
 class _Call:
-    """An entry of SimPy's queue that calls something, and nothing else: a fraction of the cost of an event, which others could
-    wait for."""
+    """An entry of SimPy's queue that only calls a function: much cheaper than an event, and nothing
+    can wait for it."""
 
     __slots__ = ("call", "callbacks")
     _ok = True
@@ -86,29 +90,31 @@ _HAPPENS = (lambda entry: entry.call(),)  # SimPy calls it with the entry
 
 
 def call_at(env: simpy.Environment, time_s: float, call: Callable[[], object]) -> None:
-    """Call at `time_s` exactly, or now if that has been. (SimPy takes delays: added to now, one may round beside the time.)"""
+    """Call at exactly `time_s`, or now if that is past. (SimPy takes delays, and now plus a delay
+    may round differently.)"""
     now_s = env.now
     heappush(env._queue, (time_s if time_s > now_s else now_s, simpy.events.NORMAL, next(env._eid), _Call(call)))  # type: ignore[misc]
 
 
 def call_last(env: simpy.Environment, call: Callable[[], object]) -> None:
-    """Call at this instant, after every event that is scheduled for it in the ordinary way."""
+    """Call at the end of this instant, after all of its ordinary events."""
     heappush(env._queue, (env.now, LAST, next(env._eid), _Call(call)))  # type: ignore[misc]
 
 
 def once_an_instant(env: simpy.Environment, call: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that asks for `call` at the end of the instant (`call_last`), once however often it is asked for."""
-    asked = False
+    """Return a function that requests `call` at the end of the instant (`call_last`), once for all
+    requests of the instant."""
+    is_requested = False
 
     def happen() -> None:
-        nonlocal asked
-        asked = False
+        nonlocal is_requested
+        is_requested = False
         call()
 
-    def ask() -> None:
-        nonlocal asked
-        if not asked:
-            asked = True
+    def request() -> None:
+        nonlocal is_requested
+        if not is_requested:
+            is_requested = True
             call_last(env, happen)
 
-    return ask
+    return request

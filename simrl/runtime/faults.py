@@ -1,10 +1,12 @@
-"""Faults: workers that are slow, lost, or late with their weights, as a scenario asks for or draws them.
+"""Faults: workers that are slow, lost, or late with their weights, at times that a scenario gives
+or draws.
 
-Invariant: a draw belongs to (seed, index of the fault in the scenario, worker) and to nothing else, so two systems see
-equal faults at equal times on equal workers. Faults on one worker add up: it is lost while any of them makes it so, slow
-by the product of their factors, late by the sum of their delays. The dispatcher hears of a loss at once, and of a worker that
-is back when it has its weights; what becomes of the samples then is the system's own rule. Faults keep no run going that stands
-still: they end once nothing else is due, unless a lost worker is still to come back and its return may help.
+Invariant: a draw depends only on (seed, index of the fault in the scenario, worker), so two systems
+see equal faults at equal times on equal workers. Faults on one worker add up: it is lost while one
+of them says so, slow by the product of their factors, late by the sum of their delays. The
+dispatcher hears of a loss at once, and of a return when the worker has its weights; the system
+decides what happens to the samples. Faults do not keep a run alive that stands still: they end once
+nothing else is due, unless a lost worker will return and that may help.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ from simrl.scenario.faults import Fault, Lost, Slow, WeightSyncDelayed
 
 
 def check_faults(faults: Sequence[Fault], workers: int, waits_for_lost: bool, adapts_split: bool) -> None:
-    """Raise `InputError` for a worker that the system does not have, and for losses after which nothing could continue.
+    """Raise `InputError` for a worker that the system does not have, and for losses after which
+    nothing could continue.
 
-    `waits_for_lost`: the system lets samples of a lost worker wait for just that worker. `adapts_split`: it moves GPUs between
-    workers and trainer, and what the trainer does with lost ones is not modelled.
+    `waits_for_lost`: in this system, samples of a lost worker wait for that worker. `adapts_split`:
+    it moves GPUs between workers and trainer, and a trainer that loses GPUs is not modelled.
     """
     for i, fault in enumerate(faults):
         refuse(
@@ -55,16 +58,19 @@ def check_faults(faults: Sequence[Fault], workers: int, waits_for_lost: bool, ad
 class HearsOfLosses(Protocol):
     """The dispatcher as fault injection needs it."""
 
-    def retire(self, worker: int, lost: bool = False) -> None: ...
+    def retire(self, worker: int, lost: bool = False) -> None:
+        """Submit nothing to a worker from now on."""
 
-    def activate(self, worker: int, lost: bool = False) -> None: ...
+    def activate(self, worker: int, lost: bool = False) -> None:
+        """Submit to a worker again."""
 
 
 def inject(
     env: simpy.Environment, faults: Sequence[Fault], seed: int, workers: Sequence[Worker], dispatcher: HearsOfLosses
 ) -> list[dict[str, Any]]:
-    """Let the faults happen. Return a list that grows by each one that does: its `kind`, `worker`, the times asked for
-    (`at_s`, `until_s`; empty: to the end), its size, and the `fault` of the scenario that it came from."""
+    """Start the faults. Return a list that gets an entry when one begins: its `kind`, `worker`,
+    planned times (`at_s`, `until_s`; None: to the end), size, and index in the scenario
+    (`fault`)."""
     happened: list[dict[str, Any]] = []
     states: list[_PresentFaults] = []
     states += (_PresentFaults(env, i, worker, dispatcher, states) for i, worker in enumerate(workers))
@@ -77,8 +83,8 @@ def inject(
 
 
 def _drawn(fault: Fault, seed: int, index: int, worker: int) -> Iterator[tuple[float, float]]:
-    """Yield (begin, end) of the drawn faults of a worker, one after the other. The key has five words, those of synthesis
-    four or fewer."""
+    """Yield (begin, end) of a worker's drawn faults in time. The key has five words; keys of
+    synthesis have at most four."""
     assert fault.rate_per_hour is not None and fault.duration_s is not None
     draws = np.random.PCG64(np.random.SeedSequence([seed, index, worker, 0, 1]))
     ended_s = 0.0
@@ -95,14 +101,15 @@ class _Return(simpy.Timeout):
 
 @dataclass
 class _PresentFaults:
-    """The faults that a worker has at present, by their index in the scenario; `everybody` lists the state of each worker.
-    `for_good`: a loss has no end. `vain`: nothing but faults has been due since its last return."""
+    """The present faults of a worker (`now`), by their index in the scenario; `workers` has this
+    state of all workers. `for_good`: a loss has no end. `vain`: only faults have been due since its
+    last return."""
 
     env: simpy.Environment
     index: int
     worker: Worker
     dispatcher: HearsOfLosses
-    everybody: list[_PresentFaults]
+    workers: list[_PresentFaults]
     now: dict[int, Fault] = field(default_factory=dict)
     for_good: bool = False
     vain: bool = False
@@ -110,7 +117,7 @@ class _PresentFaults:
     def happen(
         self, index: int, fault: Fault, times: Iterator[tuple[float, float | None]], happened: list[dict[str, Any]]
     ) -> simpy.events.ProcessGenerator:
-        """Let a fault of the scenario begin and end at these times."""
+        """Begin and end a fault of the scenario at these times."""
         size = fault.model_dump(include={"factor", "delay_s"})
         for at_s, until_s in times:
             yield Background(self.env, max(at_s - self.env.now, 0.0))
@@ -128,7 +135,7 @@ class _PresentFaults:
             self.change(fault, {other: kept for other, kept in self.now.items() if other != index})
 
     def change(self, fault: Fault, now: dict[int, Fault]) -> None:
-        """Begin or end a fault: from now on the worker has the faults `now`."""
+        """Begin or end a fault, so that the worker has the faults `now`."""
         was_lost, self.now = self.lost, now
         match fault:
             case Slow():
@@ -147,17 +154,18 @@ class _PresentFaults:
         return any(isinstance(fault, Lost) for fault in self.now.values())
 
     def come_back(self) -> simpy.events.ProcessGenerator:
-        """Let a worker with its weights take samples again, unless it was lost again meanwhile."""
+        """Reactivate a worker when it has its weights, unless it was lost again meanwhile."""
         yield self.worker.restore()
         if not self.lost:
             self.dispatcher.activate(self.index, lost=True)
             self.vain = True
-            call_last(self.env, self.run_stands_still)  # when this has had its effects
+            call_last(self.env, self.run_stands_still)  # after the effects of the return
 
     def run_stands_still(self) -> bool:
-        """Return whether nothing but faults is due, and no worker is to come back but those that did so in vain."""
+        """Return whether only faults are due, and only workers whose last return was in vain will
+        return."""
         if not idle(self.env, Background, _Return):
-            for each in self.everybody:
-                each.vain = False
+            for worker in self.workers:
+                worker.vain = False
             return False
-        return not any(each.lost and not each.for_good and not each.vain for each in self.everybody)
+        return not any(worker.lost and not worker.for_good and not worker.vain for worker in self.workers)

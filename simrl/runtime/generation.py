@@ -1,25 +1,25 @@
 """Generation: a fleet on the clock, and groups whose ends alone are events.
 
-Invariant: workers hear of a stop at its instant, with their engine at that boundary. A group's event fires at the end of its
-last response, with the rollouts that its samples' own events would have carried. So a response costs no Python but
-for its `Rollout`.
+Invariant: a worker hears of a stop at its instant, with its engine at that boundary. A group's
+event fires at the end of its last response, with the rollouts that the events of single samples
+would have carried. So the only Python object that a response costs is its `Rollout`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import simpy
 from numpy.typing import NDArray
 
 from simrl.engine.engine import Fleet
-from simrl.engine.fleet import GROUP, STOP, TICKETS
+from simrl.engine.fleet import GROUP, STOP
 from simrl.engine.state import Columns
 from simrl.runtime.events import call_at, call_last, on_fire
 from simrl.runtime.recorder import Recorder
@@ -27,31 +27,16 @@ from simrl.runtime.rollout import Rollout, Segment, grown
 from simrl.runtime.worker import GroupRun
 from simrl.trace.trace import Response
 
+if TYPE_CHECKING:
+    from simrl.runtime.simulated_worker import SimulatedWorker
 
-class Member(Protocol):
-    """A worker, as its generation sees it."""
-
-    index: int
-    lane: int
-    policy_version: int
-
-    @property
-    def heeds_stops(self) -> bool:
-        """Return whether it has to hear of each stop of its engine."""
-
-    def command(self, command: Callable[[], object]) -> None: ...
-
-    def take_stops(self) -> None:
-        """Take what has stopped where its engine stands."""
-
-    def open_rollout_span(self, now_s: float) -> None: ...
-
-    def ticket_left(self) -> None:
-        """Go on without a request of a group that was withdrawn."""
+# Fields of a ticket that its rollout is made of.
+SHOWN = ["engine", "tokens", "closed_tokens", "version", "done", "over", "order"]
+SHOWN += ["started_s", "first_token_s", "ended_s"]
 
 
 class Generation:
-    """The requests of one fleet, for the workers with its engines' numbers."""
+    """The requests of one fleet; the number of a worker is the number of its engine."""
 
     def __init__(
         self,
@@ -62,31 +47,31 @@ class Generation:
         request_s: float,
     ) -> None:
         self.fleet = fleet
-        self.workers: list[Member] = []
+        self.workers: list[SimulatedWorker] = []
         self._env = env
         self._responses = responses
         self._recorder = recorder
         self._request_s = request_s
         self._groups: dict[int, GroupRun] = {}
-        self._over: deque[list[Rollout]] = deque()  # of groups over at this instant, which nobody has heard yet
+        self._over: deque[list[Rollout]] = deque()  # of groups that end at this instant, before their events fire
         self._closed: dict[int, tuple[Segment, ...]] = {}  # by ticket
         self._wakes_s = math.inf
 
     # From a worker.
 
-    def go_on(self, worker: Member) -> None:
-        """Plan the next stop of a worker's engine from where it stands now, and wake for it."""
+    def go_on(self, worker: SimulatedWorker) -> None:
+        """Plan the next stop of a worker's engine, and wake for it."""
         self._plan(worker)
         if self._wakes_s > self._env.now:
             self._wakes_s = self._env.now
             call_last(self._env, partial(self._wake, self._env.now))
 
-    def _plan(self, worker: Member) -> None:
+    def _plan(self, worker: SimulatedWorker) -> None:
         members, e = self.fleet.members, worker.index
         members["watched"][e], members["version"][e] = worker.heeds_stops, worker.policy_version
         self.fleet.changed(e)
 
-    def close_segments(self, worker: Member, now_s: float) -> None:
+    def close_segments(self, worker: SimulatedWorker, now_s: float) -> None:
         """Close the open segments of a worker's tickets."""
         tickets = self.fleet.arrays.tickets
         for number, tokens, _ in self.fleet.tickets_in(worker.index):
@@ -102,7 +87,8 @@ class Generation:
     def submit(
         self, groups: Sequence[GroupRun], workers: Sequence[int], cuts: Sequence[int | None], order: Sequence[int]
     ) -> None:
-        """Submit groups; `workers` and `cuts` have the worker and the `max_tokens` of each sample, which begin in `order`."""
+        """Submit groups. `workers` and `cuts` have the worker and the `max_tokens` of each sample;
+        the samples begin in `order`."""
         begin, responses = 0, self._responses
         numbers: list[int] = []
         lengths: list[tuple[int, ...]] = []
@@ -130,7 +116,7 @@ class Generation:
             self.workers[worker].command(partial(self._begin, worker, all_numbers[here], all_lengths[here]))
 
     def withdraw(self, groups: Sequence[GroupRun]) -> None:
-        """Take the unfinished responses of groups back."""
+        """Abort the unfinished responses of groups."""
         tickets, here = Columns(self.fleet.arrays.tickets), defaultdict[int, list[int]](list)
         for group in groups:
             assert group.first is not None
@@ -141,7 +127,8 @@ class Generation:
             self.workers[worker].command(partial(self._withdraw, worker, np.array(numbers)))
 
     def stop(self) -> None:
-        """Record what is unfinished, or over at this very instant, when the workers have stopped."""
+        """Record the responses that are unfinished, or end at this instant, when the workers have
+        stopped."""
         for rollouts in self._over:
             self._recorder.came_back([rollout for rollout in rollouts if not self._recorder.is_back(rollout)])
         if not self._groups:
@@ -168,15 +155,16 @@ class Generation:
             self.workers[worker].ticket_left()
 
     def _wake(self, time_s: float) -> None:
-        """Take the stops up to the next one that is an event."""
+        """Advance the fleet to the next instant at which Python acts; handle all stops and groups
+        on the way."""
         if time_s != self._wakes_s:
             return
         self._wakes_s = math.inf
         while True:
-            what, number, next_s = self.fleet.advance(self._env.now, self._env.peek())
-            if what == GROUP.value:
+            news, number, next_s = self.fleet.advance(self._env.now, self._env.peek())
+            if news == GROUP:
                 self._news_of(number)
-            elif what == STOP.value:
+            elif news == STOP:
                 self.workers[number].take_stops()
                 self._plan(self.workers[number])
             else:
@@ -186,12 +174,12 @@ class Generation:
             call_at(self._env, next_s, partial(self._wake, next_s))
 
     def _news_of(self, number: int) -> None:
-        """Tell that a group is complete, or over."""
+        """Fire the event of a group that is complete or over."""
         group = self._groups[number]
         over = self.fleet.arrays.groups["out"].item(number) == 0
         rollouts = self._rollouts(group)
         if group.needed is not None:
-            rollouts = sorted((each for each in rollouts if over or each[0]), key=itemgetter(0))
+            rollouts = sorted((place for place in rollouts if over or place[0]), key=itemgetter(0))
             if not group.complete.triggered and self.fleet.arrays.groups["left"].item(number) == 0:
                 group.complete.succeed([rollout for _, rollout in rollouts if rollout.done])
         if over:
@@ -205,17 +193,14 @@ class Generation:
             group.over.succeed(self._over[-1])
 
     def _rollouts(self, group: GroupRun) -> list[tuple[tuple[float, int] | None, Rollout]]:
-        """Return the rollouts of a group as they are known, each with its place among all ends; None if its time has not
-        come."""
+        """Return the rollouts of a group so far, each with its place in the order of all ends; None
+        for one that has not ended."""
         assert group.first is not None
-        tickets = self.fleet.arrays.tickets[group.first : group.first + len(group.samples)].tolist()
+        tickets = self.fleet.arrays.tickets[group.first : group.first + len(group.samples)][SHOWN].tolist()
         rollouts = []
-        for number, (sample, before, ticket) in enumerate(
-            zip(group.samples, group.partials, tickets, strict=True), group.first
-        ):
-            engine, tokens, closed_tokens, version, done, over, order, started_s, first_token_s, ended_s = _shown(
-                ticket
-            )
+        members = zip(group.samples, group.partials, tickets, strict=True)
+        for number, (sample, before, ticket) in enumerate(members, group.first):
+            engine, tokens, closed_tokens, version, done, over, order, started_s, first_token_s, ended_s = ticket
             segments = self._closed[number] if closed_tokens else ()
             if version >= 0 and tokens > closed_tokens:
                 lane = self.workers[engine].lane
@@ -227,8 +212,3 @@ class Generation:
                 rollout = Rollout(sample, segments, done == 1, first_token_s)
             rollouts.append(((ended_s, order) if over else None, rollout))
         return rollouts
-
-
-_SHOWN = ("engine", "tokens", "closed_tokens", "version", "done", "over", "order")
-_SHOWN_S = ("started_s", "first_token_s", "ended_s")
-_shown = itemgetter(*(list(TICKETS.fields or ()).index(name) for name in (*_SHOWN, *_SHOWN_S)))

@@ -1,8 +1,8 @@
-"""LengthHistory: how long the responses of each prompt were in earlier epochs.
+"""LengthHistory: the lengths of each prompt's responses in earlier epochs.
 
-Invariant: it holds what was observed, the lengths of finished rollouts, and nothing else; so a rule that reads it cannot know
-a response before it is generated. An epoch counts for a prompt once all its responses of that epoch are finished: the first to
-finish are the short ones.
+Invariant: it holds the lengths of finished rollouts only, so a rule that reads it cannot know a
+response before it is generated. An epoch counts for a prompt once all its responses of that epoch
+are finished, as short responses finish first.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from simrl.trace.sample import Sample
 
 
 class LengthHistory:
-    """Response lengths by prompt and epoch, as they come in."""
+    """Response lengths by prompt and epoch, as responses finish."""
 
     def __init__(self) -> None:
         self._lengths: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         self._unfinished: dict[tuple[int, int], int] = defaultdict(int)  # by prompt and epoch
-        # Not in these yet, for most schedules never ask: prompt and epoch, and the tokens of what is finished, else -1.
+        # Not yet in the dictionaries, which most schedules never read: prompt and epoch of expected responses; prompt, epoch
+        # and tokens of observed ones, -1 for an unfinished one.
         self._expected = array("q")
         self._observed = array("q")
 
@@ -33,7 +34,7 @@ class LengthHistory:
         self._expected.extend(number for sample in samples for number in (sample.prompt_id, sample.epoch))
 
     def observe(self, rollouts: Iterable[Rollout]) -> None:
-        """Record responses that are finished, or expect them no longer."""
+        """Record finished responses, and stop expecting unfinished ones."""
         for rollout in rollouts:
             sample = rollout.sample
             self._observed.extend((sample.prompt_id, sample.epoch, rollout.tokens if rollout.done else -1))
@@ -48,7 +49,8 @@ class LengthHistory:
         self._expected, self._observed = array("q"), array("q")
 
     def lengths(self, prompt_id: int, before_epoch: int) -> NDArray[np.int64]:
-        """Return the tokens of the prompt's responses in its latest complete epoch before this one; empty if there is none."""
+        """Return the lengths of the prompt's responses in its latest complete epoch before
+        `before_epoch`; none without one."""
         self._take_in()
         epochs = self._lengths.get(prompt_id, {})
         earlier = [epoch for epoch in epochs if epoch < before_epoch and self._unfinished[prompt_id, epoch] <= 0]
@@ -57,7 +59,7 @@ class LengthHistory:
     def median(self, prompt_id: int, before_epoch: int) -> float:
         """Return the median of `lengths`; NaN if there are none."""
         lengths = self.lengths(prompt_id, before_epoch)
-        return float(np.median(lengths)) if lengths.size else float("nan")
+        return float(np.median(lengths)) if lengths.size else np.nan
 
     def medians(self, epoch: int) -> dict[int, float]:
         """Return the median response of each prompt for which this epoch is complete."""

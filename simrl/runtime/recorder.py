@@ -1,7 +1,7 @@
-"""Recorder: schedules and workers write what happens through it; `result` makes the four tables.
+"""Recorder: schedules and workers record events here; `result` makes the four tables.
 
-Invariant: simulated rollouts that are trained are put away as rows of these tables, many at a time, and forgotten: memory
-follows what is under way, and the tables.
+Invariant: trained rollouts of a simulation are put away as rows of these tables, many at a time.
+Memory holds these rows, and the rollouts that are not yet trained.
 """
 
 from __future__ import annotations
@@ -18,48 +18,21 @@ from simrl.result.result import TABLES, Lane, Result, SampleRow, Span, Step, Wor
 from simrl.runtime.rollout import Rollout, Segment
 from simrl.trace.trace import Sample
 
-MOST_TRAINED = 2**16  # rollouts that are trained and not put away
+MOST_TRAINED = 2**16  # rollouts that are trained and not yet put away
 
 
 class _Rows(NamedTuple):
-    """Rows of rollouts; `context` has the tokens of each, and the tokens that it was given, shape (2, rollouts)."""
+    """Rows of rollouts. `context`, of shape (2, rollouts), has the generated tokens and those of
+    prompt and environment."""
 
     samples: pa.Table
     segments: pa.Table
     context: NDArray[np.int64]
 
 
-class OnLanes(NamedTuple):
-    """A recorder for workers on `each` lanes side by side: all have the worker's spans, the first also what it counts."""
-
-    recorder: Recorder
-    each: int
-
-    def lane(self, worker: int) -> int:
-        return worker * self.each
-
-    def span(
-        self,
-        worker: int,
-        kind: str,
-        started_s: float,
-        ended_s: float,
-        policy_version: int,
-        tokens: int = 0,
-        work: Work | None = None,
-    ) -> None:
-        first, seconds = self.lane(worker), work and work._replace(decodes=0.0, slot_s=0.0, preemptions=0.0)
-        self.recorder.span(first, kind, started_s, ended_s, policy_version, tokens, work)
-        for lane in range(first + 1, first + self.each):
-            self.recorder.span(lane, kind, started_s, ended_s, policy_version, 0, seconds)
-
-    def request_ended(self, rollout: Rollout, generated_tokens: int | None = None) -> None:
-        self.recorder.request_ended(rollout, generated_tokens)
-
-
 class Recorder:
-    """The events of a run so far; `result` makes its tables. `on_put_away` is called with the uids of samples that nobody asks
-    for any more."""
+    """The events of a run so far; `result` makes its tables. `on_put_away` is called with the uids
+    of samples that no schedule needs any more."""
 
     def __init__(
         self,
@@ -84,10 +57,6 @@ class Recorder:
         self._put_away: list[_Rows] = []
         self._is_put_away = bytearray()  # by uid
 
-    def lane(self, worker: int) -> int:
-        """Return the lane of a worker, the first if it has several."""
-        return worker
-
     def span(
         self,
         lane: int,
@@ -97,16 +66,23 @@ class Recorder:
         policy_version: int,
         tokens: int = 0,
         work: Work | None = None,
+        lanes: int = 1,
     ) -> None:
+        """Record a span of a lane, or of several `lanes` side by side, of which the first has all
+        counts."""
         self.spans.append(Span(lane, kind, started_s, ended_s, policy_version, tokens, work))
+        seconds = work and work._replace(decodes=0.0, slot_s=0.0, preemptions=0.0) if lanes > 1 else None
+        for other in range(lane + 1, lane + lanes):
+            self.spans.append(Span(other, kind, started_s, ended_s, policy_version, 0, seconds))
 
     def role(self, lane: int, role: str, from_s: float) -> None:
-        """Set what a lane's GPUs are for from now on: "rollout" or "train"."""
+        """Set the role of a lane's GPUs from `from_s` on: "rollout" or "train"."""
         self._roles[lane].append((from_s, role))
 
     def request_ended(self, rollout: Rollout, generated_tokens: int | None = None) -> None:
-        """Record the end of a request at a worker: the rollout as it is now, done or not, and the tokens that this request
-        generated (None: those that were not there before). Of a sample at several workers, the furthest rollout counts."""
+        """Record the end of a request at a worker: its rollout, done or not, and the tokens that it
+        generated (None: all that are new to the recorder). Of a sample at several workers, the
+        longest rollout counts."""
         uid, before = rollout.sample.uid, self._rollouts.get(rollout.sample.uid)
         had = before.tokens if before else 0
         new = rollout.tokens - had if generated_tokens is None else generated_tokens
@@ -115,7 +91,8 @@ class Recorder:
             self._rollouts[uid] = rollout
 
     def came_back(self, rollouts: Sequence[Rollout]) -> None:
-        """Record that the dispatcher hands samples back: one that is done has this rollout, also if copies of it still run."""
+        """Record rollouts that the dispatcher returns. A done one is final, also if copies of its
+        sample still run."""
         self._rollouts.update((rollout.sample.uid, rollout) for rollout in rollouts)
         self._finished.update(rollout.sample.uid for rollout in rollouts if rollout.done)
 
@@ -127,7 +104,8 @@ class Recorder:
         return uid < len(self._is_put_away) and self._is_put_away[uid] == 1
 
     def trained(self, step: Step, rollouts: Sequence[Rollout]) -> None:
-        """Record a policy update on these rollouts. A sample is trained once: a second time is a bug in the schedule."""
+        """Record a policy update on these rollouts. To train a sample twice is a bug of the
+        schedule."""
         for rollout in rollouts:
             uid = rollout.sample.uid
             if uid in self._trained or uid in self._dropped or self._gone(uid) or not rollout.done:
@@ -140,27 +118,28 @@ class Recorder:
             self._on_step(step.step)
 
     def dropped(self, rollouts: Sequence[Rollout]) -> None:
-        """Record rollouts that a rule of the schedule drops, finished or not."""
+        """Record rollouts, finished or not, that a rule of the schedule drops."""
         for rollout in rollouts:
             if not self._gone(rollout.sample.uid):
                 self._rollouts.setdefault(rollout.sample.uid, rollout)
                 self._dropped.add(rollout.sample.uid)
 
     def rollouts(self) -> list[Rollout]:
-        """Return every sample as it is now, in the order of their uids, but for those that were put away."""
+        """Return the present rollout of every sample that is not put away, in the order of uids."""
         return [self._rollouts[uid] for uid in sorted(self._rollouts)]
 
     def context(self) -> NDArray[np.int64]:
-        """Return the tokens of every rollout, and the tokens that it was given (its prompt, its environment's); shape (2,
-        rollouts), in the order of their uids."""
+        """Return for every rollout, in the order of uids, its generated tokens and those of prompt
+        and environment; shape (2, rollouts)."""
         rollouts = self.rollouts()
         contexts = np.hstack([*(rows.context for rows in self._put_away), _context(rollouts)])
-        uids = [*(rows.samples["uid"].to_numpy() for rows in self._put_away), [each.sample.uid for each in rollouts]]
+        uids = [*(rows.samples["uid"].to_numpy() for rows in self._put_away), [r.sample.uid for r in rollouts]]
         return contexts[:, np.argsort(np.concatenate(uids))]
 
     def result(self, updated_s: float, metadata: dict[str, Any]) -> Result:
-        """Return the tables of everything that began before the last update ended (`updated_s`). The run ends with the passes
-        that were under way then, whose tokens are in segments and spans; all other spans that reach beyond are cut there."""
+        """Return the tables of all that began before the last update ended (`updated_s`). The run
+        ends with the passes that ran then, whose tokens are in segments and spans; all other spans
+        are cut there."""
         passes_s = (span.ended_s for span in self.spans if span.kind == "rollout" and span.started_s < updated_s)
         end_s = max(updated_s, max(passes_s, default=0.0))
         rows = self._rows(self.rollouts())
@@ -193,7 +172,8 @@ class Recorder:
         return _Rows(self._samples_table(rollouts), table, _context(rollouts))
 
     def _with_late_copies(self, samples: pa.Table) -> pa.Table:
-        """Return the samples with the tokens of copies that still ran when their samples were put away."""
+        """Return the samples, with the tokens of copies that ended after their samples were put
+        away."""
         late = [uid for uid in self._generated if self._gone(uid)]
         if not late:
             return samples
@@ -223,7 +203,7 @@ class Recorder:
         return _table("spans", columns)
 
     def _idle(self, lane: int, started_s: float, ended_s: float, policy_version: int) -> list[Span]:
-        """Return the idle spans of a gap, cut where the lane's role changes."""
+        """Return the idle spans of a gap, divided where the lane's role changes."""
         if ended_s <= started_s:
             return []
         changes = [time_s for time_s, _ in self._roles[lane] if started_s < time_s < ended_s]
@@ -258,8 +238,8 @@ class Recorder:
 
 
 def _context(rollouts: Sequence[Rollout]) -> NDArray[np.int64]:
-    given = [rollout.sample.prompt_tokens + rollout.observation_tokens for rollout in rollouts]
-    return np.array([[rollout.tokens for rollout in rollouts], given], np.int64)
+    not_generated = [rollout.sample.prompt_tokens + rollout.observation_tokens for rollout in rollouts]
+    return np.array([[rollout.tokens for rollout in rollouts], not_generated], np.int64)
 
 
 def _in_order(tables: Sequence[pa.Table]) -> pa.Table:
@@ -280,8 +260,8 @@ def _cut(span: Span, end_s: float) -> Span:
 
 
 def _beneath(spans: list[Span]) -> list[Span]:
-    """Return the spans of a lane, `lost` ones cut to where there is no other: a colocated lane that has lost its rollout worker
-    still trains."""
+    """Return the spans of a lane, `lost` ones cut to the gaps between others: a colocated lane
+    whose rollout worker is lost still trains."""
     others = sorted((span for span in spans if span.kind != "lost"), key=lambda s: s.started_s)
     shown = []
     for lost in (span for span in spans if span.kind == "lost"):
@@ -304,5 +284,6 @@ def _columns(rows: Sequence[Any], names: Sequence[str]) -> list[Sequence[Any]]:
 
 
 def _table_of(name: str, columns: Sequence[Sequence[Any]]) -> pa.Table:
+    """Return columns as a table of this name, without the schema's marks of nullable columns."""
     schema = TABLES[name]
-    return pa.table([pa.array(each, kind) for each, kind in zip(columns, schema.types, strict=True)], schema.names)
+    return pa.table([pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)], schema.names)

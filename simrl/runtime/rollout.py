@@ -1,4 +1,5 @@
-"""Rollout: what came out of a sample, and which weights made which of its tokens. Plain records, shared by both clocks."""
+"""Rollout: the response to a sample, and which weights generated which of its tokens. Plain records
+for both clocks."""
 
 import math
 from typing import NamedTuple
@@ -7,7 +8,7 @@ from simrl.trace.sample import Sample
 
 
 class Segment(NamedTuple):
-    """A run of response tokens that one worker generated under one policy version."""
+    """Consecutive response tokens that one worker generated under one policy version."""
 
     worker: int
     policy_version: int
@@ -17,12 +18,15 @@ class Segment(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """A sample's response so far; `done` when it has all its tokens. `first_token_s` is NaN before there is one, `reward`
-    before it is scored. The first `carried_tokens` were generated for a step that then went on without the sample.
-    In a rollout of several turns, `observation_tokens` came from the environment, which has answered at `environment_until_s`.
-    With speculation, `drafted_tokens` were drafted for it. Of these `unverified_tokens` were dropped before verification
-    (drafted ahead, decoupled), the others were verified in `verifications` passes, which accepted `accepted_tokens` and yielded
-    `verified_tokens`. `token_ids` if tokens are real."""
+    """A sample's response so far; `done` when it has all its tokens.
+
+    `first_token_s` is NaN before the first token, `reward` before scoring. The first
+    `carried_tokens` were generated for a step that then went on without the sample. In a rollout of
+    several turns, `observation_tokens` came from the environment, whose last answer arrives at
+    `environment_until_s`. With speculation, `drafted_tokens` were drafted. Of these, decoupled
+    drafting dropped `unverified_tokens` before verification; `verifications` passes verified the
+    others, accepted `accepted_tokens` and yielded `verified_tokens`. `token_ids` are set if tokens
+    are real."""
 
     sample: Sample
     segments: tuple[Segment, ...]
@@ -43,7 +47,7 @@ class Rollout(NamedTuple):
     def tokens(self) -> int:
         if len(self.segments) > 1:
             return sum(s.tokens for s in self.segments)
-        return self.segments[0].tokens if self.segments else 0  # most often; a simulation asks a million times
+        return self.segments[0].tokens if self.segments else 0  # the frequent case, a million times a simulation
 
     @property
     def started_s(self) -> float:
@@ -55,7 +59,8 @@ class Rollout(NamedTuple):
 
 
 def scored(rollout: Rollout, reward: float) -> Rollout:
-    """Return the rollout with its reward; faster than `_replace`, which every response would need once."""
+    """Return the rollout with its reward; faster than `_replace`, as each response needs it
+    once."""
     return tuple.__new__(Rollout, (*rollout[:_REWARD], reward, *rollout[_REWARD + 1 :]))
 
 
@@ -64,11 +69,11 @@ def grown(rollout: Rollout, segments: tuple[Segment, ...], first_token_s: float,
     return tuple.__new__(Rollout, (rollout[0], segments, done, first_token_s, *rollout[_REWARD:]))
 
 
-_REWARD = Rollout._fields.index("reward")  # behind the fields of `grown`
+_REWARD = Rollout._fields.index("reward")  # the first field that `grown` keeps
 
 
 class WeightLoad(NamedTuple):
-    """A worker's switch to `version`: it generated nothing between the two times."""
+    """A worker's switch to `version`, during which it generated nothing."""
 
     version: int
     started_s: float

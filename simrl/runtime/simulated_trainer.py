@@ -1,7 +1,8 @@
 """Trainer and Rewarder on a simulated clock.
 
-Invariant: colocated GPUs switch to training once an update: GPUs that begin earlier, with log-probs, do not switch again. Where
-workers pause for the publication, it begins with their load, which is as much longer.
+Invariant: colocated GPUs switch to training once an update: GPUs that begin earlier, with
+log-probs, do not switch again. Where workers pause for the publication, their load begins with it
+and takes as much longer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from simrl.training.costs import Ints, Phase, TrainingCosts
 
 
 class SimulatedRewarder:
-    """A `Rewarder` that scores all responses at once, each in `reward_s` (a rule, a verifier or a reward model elsewhere)."""
+    """A `Rewarder` that scores all responses in parallel, in `reward_s` (a rule, a verifier or a
+    reward model elsewhere)."""
 
     def __init__(
         self, env: simpy.Environment, reward_s: float, responses: Mapping[int, Response], kills: bool = False
@@ -29,19 +31,20 @@ class SimulatedRewarder:
         self._env = env
         self._reward_s = reward_s
         self._responses = responses
-        self._kills = kills  # what ended before its end was killed, and has reward 0
+        self._kills = kills  # a response that ended early was killed, and has reward 0
 
     def score(self, rollouts: Sequence[Rollout]) -> simpy.Event:
-        done = [scored(rollout, self._responses[rollout.sample.uid].reward) for rollout in rollouts]
-        if self._kills:
-            done = [
-                each if each.tokens == self._responses[each.sample.uid].tokens else scored(each, 0.0) for each in done
-            ]
+        done = []
+        for rollout in rollouts:
+            response = self._responses[rollout.sample.uid]
+            killed = self._kills and rollout.tokens != response.tokens
+            done.append(scored(rollout, 0.0 if killed else response.reward))
         return self._env.timeout(self._reward_s, value=done)
 
 
 class SimulatedTrainer:
-    """A `Trainer` whose phases take as long as `costs` says, on the lanes of its GPUs (colocated: the rollout workers')."""
+    """A `Trainer` whose phases take as long as `costs` says, on the lanes of its GPUs (colocated:
+    the rollout workers')."""
 
     def __init__(
         self,
@@ -103,8 +106,8 @@ class SimulatedTrainer:
         return (yield from self._finish(rollouts, started_s, publish=True))
 
     def _infer(self, rollouts: list[Rollout], lanes: Sequence[int], gradients: bool) -> simpy.events.ProcessGenerator:
-        """Compute log-probs, and gradients if asked for, on these lanes. If they have fewer GPUs than share a sequence
-        otherwise, these share it."""
+        """Compute log-probs, and with `gradients` also gradients, on these lanes. A sequence or an
+        expert is shared by at most the GPUs of these lanes."""
         yield from self._switch(lanes)
         gpus = sum(self._recorder.lanes[lane].gpus for lane in lanes)
         shared = {key: min(getattr(self.costs.config, key), gpus) for key in ("sequence_parallel", "expert_parallel")}
@@ -117,7 +120,8 @@ class SimulatedTrainer:
             yield from self._work(costs.gradients(_lengths(rollouts)), lanes)
 
     def _begin(self, lengths: Ints) -> simpy.events.ProcessGenerator:
-        """Do what precedes the work of an update. Lanes that the trainer leaves are free at once, the others move states."""
+        """Prepare an update: wait for the publication, resize, take over the batch, switch. Lanes
+        that the trainer leaves are free at once; the others move states."""
         if self._publishing is not None:
             yield self._publishing
         if self._resizing is not None:
@@ -139,7 +143,7 @@ class SimulatedTrainer:
     def _finish(self, rollouts: list[Rollout], started_s: float, publish: bool) -> simpy.events.ProcessGenerator:
         after = self.costs.after(self.version, publish)
         if self.costs.pauses and publish:
-            self._publishing = self._env.process(self._work(after))  # a load lasts as much longer
+            self._publishing = self._env.process(self._work(after))  # the loads take as much longer
         else:
             yield from self._work(after)
         self._switched.clear()
@@ -153,7 +157,7 @@ class SimulatedTrainer:
         return step
 
     def _work(self, phases: Sequence[Phase], lanes: Sequence[int] | None = None) -> simpy.events.ProcessGenerator:
-        """Do the phases one after the other, on all lanes or some."""
+        """Work through the phases, on all lanes or on some."""
         for kind, seconds in phases:
             started_s, occupied = self._env.now, self.lanes if lanes is None else lanes
             if self._spot is not None:
@@ -165,5 +169,5 @@ class SimulatedTrainer:
 
 
 def _lengths(rollouts: Sequence[Rollout]) -> Ints:
-    """Return the tokens of each sequence: prompt, response, and observations from the environment."""
+    """Return the tokens of each sequence: prompt, response, and observations of the environment."""
     return np.array([r.sample.prompt_tokens + r.observation_tokens + r.tokens for r in rollouts], dtype=np.int64)

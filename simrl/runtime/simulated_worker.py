@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Concatenate, ParamSpec
 
 import simpy
 
@@ -18,13 +19,15 @@ from simrl.runtime.drafting import Drafting
 from simrl.runtime.events import call_at, call_last
 from simrl.runtime.generation import Generation
 from simrl.runtime.pauses import Pauses
-from simrl.runtime.recorder import OnLanes, Recorder
+from simrl.runtime.recorder import Recorder
 from simrl.runtime.requests import WorkerRequest
-from simrl.runtime.rollout import Rollout, Segment, WeightLoad
+from simrl.runtime.rollout import Rollout, Segment, WeightLoad, grown
 from simrl.runtime.spot_trainer import SpotTrainer
-from simrl.runtime.worker import LoadMode, TokensReached, WorkerCosts
+from simrl.runtime.worker import LoadMode, WorkerCosts
 from simrl.speculation.decoding import Ints
 from simrl.trace.trace import Response, Sample
+
+Arguments = ParamSpec("Arguments")
 
 
 def simulated_workers(
@@ -34,50 +37,67 @@ def simulated_workers(
     limits: Limits,
     costs: WorkerCosts,
     responses: Mapping[int, Response],
-    recorder: Recorder | OnLanes,
+    recorder: Recorder,
     drafting: Drafting | None = None,
     drafters: Mapping[str, Drafting] | None = None,
     agents: Agents | None = None,
+    lanes: int = 1,
 ) -> list[SimulatedWorker]:
-    """Return workers with an engine for each drafter: one fleet a drafter."""
-    held: dict[str | None, tuple[Generation, Drafting | None]] = {}
-    of_groups = recorder.recorder if isinstance(recorder, OnLanes) else recorder
+    """Return workers with an engine for each drafter: one fleet a drafter. Each worker has `lanes`
+    of the recorder."""
+    fleets: dict[str | None, tuple[Generation, Drafting | None]] = {}
     named: list[tuple[str | None, Drafting | None]] = [(None, drafting), *(drafters or {}).items()]
-    for name, each in named:
-        decoding, keys = (each.decoding, [each.key(i) for i in range(number)]) if each else (None, [0] * number)
+    for name, method in named:
+        decoding, keys = (method.decoding, [method.key(i) for i in range(number)]) if method else (None, [0] * number)
         fleet = Fleet(tables, limits, decoding, keys)
-        held[name] = Generation(env, fleet, responses, of_groups, costs.request_s), each
-    workers = [SimulatedWorker(env, i, held, costs, responses, recorder, agents) for i in range(number)]
-    for generation, _ in held.values():
+        fleets[name] = Generation(env, fleet, responses, recorder, costs.request_s), method
+    workers = [SimulatedWorker(env, i, fleets, costs, responses, recorder, agents, lanes) for i in range(number)]
+    for generation, _ in fleets.values():
         generation.workers += workers
     return workers
 
 
-class SimulatedWorker:
-    """A `RolloutWorker` on SimPy's clock around the exact engine. It looks the responses of its samples up in the trace.
+def at_boundary(
+    act: Callable[Concatenate[SimulatedWorker, simpy.Event, Arguments], None],
+) -> Callable[Concatenate[SimulatedWorker, Arguments], simpy.Event]:
+    """Let a method of a worker act at its next boundary, and return the event that it lets fire."""
 
-    Commands and stops find its engine at a boundary that is never before `env.now` while it is busy.
+    def ask(worker: SimulatedWorker, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> simpy.Event:
+        event = worker.env.event()
+        worker.command(lambda: act(worker, event, *args, **kwargs))
+        return event
+
+    return ask
+
+
+class SimulatedWorker:
+    """A `RolloutWorker` on SimPy's clock with the exact engine, which looks up the responses of its
+    samples in the trace.
+
+    At commands and stops, its engine stands at a boundary that is never before `env.now` while it
+    is busy.
     """
 
     def __init__(
         self,
         env: simpy.Environment,
         index: int,
-        held: Mapping[str | None, tuple[Generation, Drafting | None]],
+        fleets: Mapping[str | None, tuple[Generation, Drafting | None]],
         costs: WorkerCosts,
         responses: Mapping[int, Response],
-        recorder: Recorder | OnLanes,
+        recorder: Recorder,
         agents: Agents | None = None,
+        lanes: int = 1,
     ) -> None:
-        self.policy_version, self.index, self.lane = 0, index, recorder.lane(index)
-        # One for each drafter, all on these GPUs and this KV cache; no more than one of them has requests.
-        self._held = held
-        self.engines = [generation.fleet.engines[index] for generation, _ in held.values()]
-        self._generation, self._drafting = held[None]
+        self.policy_version, self.index, self.lane, self._lanes = 0, index, index * lanes, lanes
+        # An engine for each drafter, all on these GPUs and this KV cache; at most one of them has requests.
+        self._fleets = fleets
+        self.engines = [generation.fleet.engines[index] for generation, _ in fleets.values()]
+        self._generation, self._drafting = fleets[None]
         self.engine = self.engines[0]
-        self.groups: Generation | None = None  # which it offers to generate
+        self.groups: Generation | None = None  # set where the worker takes whole groups
         self.load_delay_s, self._spent_before = 0.0, self.engine.spent
-        self._env, self._costs, self._responses, self._recorder = env, costs, responses, recorder
+        self.env, self._costs, self._responses, self._recorder = env, costs, responses, recorder
         self._pauses = Pauses(env, self, agents or Agents(env, PLAIN))
         self._requests: dict[int, WorkerRequest] = {}
         self._in_slot: dict[int, WorkerRequest] = {}
@@ -90,7 +110,7 @@ class SimulatedWorker:
         self._notices: deque[Callable[[], None]] = deque()  # to the spot trainer
         self._busy_since_s: float | None = None
         self._lost_since_s: float | None = None
-        self._away: str | None = None  # the kind of span that says so
+        self._is_lent = False  # its absence is no loss
 
     @property
     def generated_total(self) -> int:
@@ -102,51 +122,65 @@ class SimulatedWorker:
     ) -> simpy.Event:
         response, before = self._responses[sample.uid], partial or Rollout(sample, (), False)
         length = response.tokens if max_tokens is None else min(response.tokens, max_tokens)
-        request = WorkerRequest(self._env.event(), response, before, length, cached)
+        request = WorkerRequest(self.env.event(), response, before, before.tokens, length, cached)
         self.command(lambda: self._begin(request))
         return request.event
 
-    def abort(self, sample: Sample) -> simpy.Event:
-        return self._ask(partial(self._end_early, sample))
+    @at_boundary
+    def abort(self, event: simpy.Event, sample: Sample) -> None:
+        if request := self._requests.get(sample.uid):
+            self.finish_early(request, False, event)
+        else:
+            self._fire(event)
 
-    def load_weights(self, version: int, running: LoadMode = "recompute") -> simpy.Event:
-        return self._ask(partial(self._queue_load, version, running))
+    @at_boundary
+    def load_weights(self, event: simpy.Event, version: int, running: LoadMode = "recompute") -> None:
+        self._asked_version = version
+        self._loads.append((version, running, event))
+        self._load_what_may()
 
-    def when(self, condition: TokensReached) -> simpy.Event:
-        return self._ask(partial(self._watch, condition))
+    @at_boundary
+    def when(self, event: simpy.Event, sample: Sample, tokens: int) -> None:
+        if request := self._requests.get(sample.uid):
+            self.watch(request, tokens, event)
 
-    def progress(self, sample: Sample) -> simpy.Event:
-        event = self._env.event()
-        self.command(lambda: self._report(sample, event))
-        return event
+    @at_boundary
+    def progress(self, event: simpy.Event, sample: Sample) -> None:
+        request = self._requests.get(sample.uid)
+        rollout = request and self._so_far(request, self.engine.now_s)
+        if request and rollout and self._drafting is not None:
+            rollout = self._drafting.counted(self.engine, request.slot, rollout)
+        self._fire(event, rollout)
 
     def draft_with(self, drafter: str | None) -> None:
         self.command(lambda: self._change_drafter(drafter))
 
     def slow_down(self, factor: float) -> None:
-        """Let every forward pass take `factor` times as long from now on."""
         self.command(lambda: setattr(self.engine, "slowdown", factor))
 
     def fail(self) -> None:
-        """Lose the worker: its requests end as they are, its KV cache and weights are gone. Until `restore`, samples come back
-        at once, and weights count as loaded, so that a pipeline that waits for all workers does not wait for this one."""
-        self.command(self._lose)
+        self.command(self._leave_run)
 
-    def lend(self) -> simpy.Event:
-        """Hand the GPUs to the trainer: like `fail`, but no `lost` span is recorded. Fires when they are free."""
+    @at_boundary
+    def lend(self, event: simpy.Event) -> None:
+        self._leave_run(is_lent=True)
+        self._fire(event)
 
-        def leave(event: simpy.Event) -> None:
-            self._lose(None)
-            self._fire(event)
-
-        return self._ask(leave)
-
-    def restore(self) -> simpy.Event:
-        """Bring the worker back with the weights asked for last. Fires with a `WeightLoad`; None if it was not away."""
-        return self._ask(self._come_back)
+    @at_boundary
+    def restore(self, event: simpy.Event) -> None:
+        if self._lost_since_s is None:
+            return self._fire(event)
+        load = self._take_weights(self._asked_version)  # the others have evaluated what was due meanwhile
+        if self._is_lent:
+            self._span("load_weights", load.started_s, load.finished_s)
+        self._close_lost_span(self.engine.now_s)
+        self._lost_since_s = None
+        self._notify_if_idle()
+        self._fire(event, load)
 
     def stop(self, time_s: float) -> None:
-        """End the simulation now, at `time_s`: close spans, and record what is unfinished as the pass that runs leaves it."""
+        """End the simulation now, at `time_s`: close spans, and record unfinished requests as their
+        running pass ends."""
         if self._commands:
             self._flush()
         self._settle(time_s)
@@ -159,31 +193,27 @@ class SimulatedWorker:
     def command(self, command: Callable[[], object]) -> None:
         """Call at the boundary where this instant's commands take effect."""
         if not self._commands:
-            call_last(self._env, self._flush)
+            call_last(self.env, self._flush)
         self._commands.append(command)
-
-    def _ask(self, command: Callable[[simpy.Event], None]) -> simpy.Event:
-        """Give a command that lets the returned event fire."""
-        event = self._env.event()
-        self.command(lambda: command(event))
-        return event
 
     def _fire(self, event: simpy.Event, value: object = None) -> None:
         """Let an event fire at the engine's boundary."""
-        call_at(self._env, self.engine.now_s, partial(event.succeed, value))
+        call_at(self.env, self.engine.now_s, partial(event.succeed, value))
 
     def _flush(self) -> None:
-        """Run to the boundary at which the commands of this instant take effect, and give them to the engine."""
+        """Run to the boundary at which the commands of this instant take effect, and give them to
+        the engine."""
         commands, self._commands = self._commands, []
-        for stopped_s, event, value in self._settle(self._env.now):
-            call_at(self._env, stopped_s, partial(event.succeed, value))
+        for stopped_s, event, value in self._settle(self.env.now):
+            call_at(self.env, stopped_s, partial(event.succeed, value))
         self._load_what_may()
         for command in commands:
             command()
         self._generation.go_on(self)
 
     def _settle(self, time_s: float) -> list[tuple[float, simpy.Event, object]]:
-        """Run to the first boundary after a time, or move the idle engine there; return the events to fire (`_stopped`)."""
+        """Run to the first boundary after a time, or move the idle engine there; return the events
+        to fire (`_stopped`)."""
         fired = []
         while self.engine.stops_before(time_s):
             fired += self._stopped(self.engine.stops())
@@ -191,7 +221,7 @@ class SimulatedWorker:
 
     def _begin(self, request: WorkerRequest) -> None:
         if self._lost_since_s is not None:
-            return self._fire(request.event, request.before)
+            return self._fire(request.event, request.rollout)
         if not self._requests:
             self._notify(lambda spot, now_s: spot.serves(self.index, now_s))
         self._requests[request.sample.uid] = request
@@ -200,7 +230,7 @@ class SimulatedWorker:
         request.started_s = self.engine.now_s
         self._pauses.begin_deadline(request)
         fetch_s = self._costs.fetch_s_per_token * (request.computed_tokens if request.cached == 1.0 else 0)
-        ready_s = max(self.engine.now_s + fetch_s, request.environment_until_s)
+        ready_s = max(self.engine.now_s + fetch_s, request.rollout.environment_until_s)
         if not self._pauses.wait(request, ready_s, lambda: self.command(lambda: self._enter(request))):
             self._enter(request)
 
@@ -208,8 +238,8 @@ class SimulatedWorker:
         """Add a request to the engine's queue."""
         if not self.is_here(request):
             return  # aborted meanwhile
-        sample, tokens, length = request.sample, request.tokens, request.length
-        lengths = sample.prompt_tokens + request.observation_tokens, length, tokens, request.computed_tokens
+        sample, rollout, length = request.sample, request.rollout, request.length
+        lengths = sample.prompt_tokens + rollout.observation_tokens, length, rollout.tokens, request.computed_tokens
         keys = sample.prompt_id, sample.uid, sample.prompt_tokens, length < request.response.tokens
         request.slot = slot = self.engine.submit(*lengths, *keys)
         self.engine.now_s += self._costs.request_s
@@ -221,9 +251,9 @@ class SimulatedWorker:
         """Give a request in the engine its drafts, now or when they are there."""
         if self._drafting is None or request.slot is None or not self.is_here(request):
             return
-        about = request.slot, request.sample, request.response, self._env.now, self.index
-        if (later_s := self._drafting.give(self.engine, *about)) is not None:
-            call_at(self._env, later_s, lambda: self.command(lambda: self._give_drafts(request)))
+        of_request = request.slot, request.sample, request.response, self.env.now, self.index
+        if (later_s := self._drafting.give(self.engine, *of_request)) is not None:
+            call_at(self.env, later_s, lambda: self.command(lambda: self._give_drafts(request)))
 
     def decode(self, request: WorkerRequest, slot: int) -> None:
         """Follow a request that the engine queues now."""
@@ -244,29 +274,24 @@ class SimulatedWorker:
 
     @property
     def heeds_stops(self) -> bool:
-        """Whether something depends on each stop: a load waits for all that run."""
+        """True while each stop matters: a load waits for the running requests."""
         return bool(self._loads)
 
     def offer_groups(self, unfinished: Ints) -> None:
-        """Generate whole groups from now on; `unfinished` counts the requests at each worker, as their dispatcher does."""
+        """Offer to generate whole groups; `unfinished` is their dispatcher's count of requests at
+        each worker."""
         self.groups = self._generation
         fleet = self._generation.fleet
         fleet.arrays = fleet.arrays._replace(unfinished=unfinished)
 
     def ticket_left(self) -> None:
-        """Go on without a request of a group that was withdrawn."""
+        """Continue after a request of a group was withdrawn."""
         if not self._decodes:
             self.close_rollout_span(self.engine.now_s)
         self._load_what_may()
 
-    def _end_early(self, sample: Sample, event: simpy.Event) -> None:
-        if request := self._requests.get(sample.uid):
-            self.finish_early(request, False, event)
-        else:
-            self._fire(event)
-
     def finish_early(self, request: WorkerRequest, done: bool, *events: simpy.Event) -> None:
-        """End a request before its length, and let its event and more fire with its rollout."""
+        """End a request before its length, and let its event and `events` fire with its rollout."""
         del self._requests[request.sample.uid]
         rollout = self._leave(request, done)
         self._notify_if_idle()
@@ -284,10 +309,11 @@ class SimulatedWorker:
             request.slot = None
         return rollout
 
-    def _lose(self, kind: str | None = "lost") -> None:
+    def _leave_run(self, is_lent: bool = False) -> None:
+        """Lose the GPUs, or lend them: all requests end as they are, without their KV cache."""
         if self._lost_since_s is not None:
             return
-        self._away = kind
+        self._is_lent = is_lent
         for request in list(self._requests.values()):
             self._fire(request.event, self._leave(request))
         self._requests.clear()
@@ -297,29 +323,14 @@ class SimulatedWorker:
         self._load_what_may()
 
     def _forget_caches(self) -> None:
-        """Drop all KV: its weights are gone."""
+        """Drop all KV cache, which old weights computed."""
         for engine in self.engines:
             engine.recompute_running()
-        self._pauses.forget()
-
-    def _come_back(self, event: simpy.Event) -> None:
-        if self._lost_since_s is None:
-            return self._fire(event)
-        load = self._take_weights(self._asked_version)  # the others have evaluated what was due meanwhile
-        if self._away is None:
-            self._recorder.span(self.index, "load_weights", load.started_s, load.finished_s, load.version)
-        self._close_lost_span(self.engine.now_s)
-        self._lost_since_s = None
-        self._notify_if_idle()
-        self._fire(event, load)
-
-    def _queue_load(self, version: int, running: LoadMode, event: simpy.Event) -> None:
-        self._asked_version = version
-        self._loads.append((version, running, event))
-        self._load_what_may()
+        self._pauses.host.clear()
 
     def _load_what_may(self) -> None:
-        """Load weights in the order of the commands; a "drain" holds up the loads behind it until nothing runs."""
+        """Load weights in the order of the commands; a "drain" delays itself and later loads until
+        nothing runs."""
         if not self._loads and self._admits:
             return
         while self._loads and (self._loads[0][1] != "drain" or self.engine.running == 0):
@@ -339,10 +350,10 @@ class SimulatedWorker:
             self._notify(lambda spot, now_s: spot.occupied([self.index], now_s))
         every, before = self._costs.evaluate_every, self.policy_version
         load = self._take_weights(version)
-        self._recorder.span(self.index, "load_weights", load.started_s, load.finished_s, version)
+        self._span("load_weights", load.started_s, load.finished_s)
         if every and version // every > before // every:  # one is due, if not at this very version
             self.engine.now_s += self._costs.evaluate_s
-            self._recorder.span(self.index, "evaluate", load.finished_s, self.engine.now_s, version)
+            self._span("evaluate", load.finished_s, self.engine.now_s)
         if self._decodes:
             self.open_rollout_span(self.engine.now_s)
         self._notify_if_idle()
@@ -362,45 +373,31 @@ class SimulatedWorker:
             raise RuntimeError(f"worker {self.index} is to draft with {drafter} while it has requests")
         before = self.engine
         before.fleet.changed(before.index)
-        self._generation, self._drafting = self._held[drafter]
+        self._generation, self._drafting = self._fleets[drafter]
         self.engine = self._generation.fleet.engines[self.index]
         self.engine.now_s, self.engine.slowdown = before.now_s, before.slowdown
         self.engine.admitting = before.admitting
         if self._drafting is not None:
             self._drafting.weights_loaded(self.engine, self.policy_version)
 
-    def _report(self, sample: Sample, event: simpy.Event) -> None:
-        request = self._requests.get(sample.uid)
-        rollout = request and request.rollout(False, *self._open_segment(request, self.engine.now_s))
-        if request and rollout and self._drafting is not None:
-            rollout = self._drafting.counted(self.engine, request.slot, rollout)
-        self._fire(event, rollout)
-
     def is_here(self, request: WorkerRequest) -> bool:
         """Return whether a request has not left."""
         return self._requests.get(request.sample.uid) is request
 
-    def has(self, slot: int, request: WorkerRequest) -> bool:
-        """Return whether a request is in this place of the engine."""
-        return self._in_slot.get(slot) is request
-
     def tokens_of(self, request: WorkerRequest) -> int:
         """Return the tokens of a request's response at the boundary."""
-        return request.tokens if request.slot is None else self.engine.generated_tokens(request.slot)
-
-    def _watch(self, condition: TokensReached, event: simpy.Event) -> None:
-        if request := self._requests.get(condition.sample.uid):
-            self.watch(request, condition.tokens, event)
+        return request.rollout.tokens if request.slot is None else self.engine.generated_tokens(request.slot)
 
     def watch(self, request: WorkerRequest, tokens: int, event: simpy.Event) -> None:
-        """Let an event fire when a request has so many tokens."""
+        """Let an event fire when the response of a request has `tokens`."""
         if self.tokens_of(request) >= tokens:
             return self._fire(event)
         request.watches.append((tokens, event))
         self._set_stop(request)
 
     def _set_stop(self, request: WorkerRequest) -> None:
-        """Tell the engine at which token of a request to stop next: where a turn ends, or a watch holds."""
+        """Set the token at which the engine stops next for a request: the end of a turn, or a
+        watched count."""
         if request.slot is None or request.slot not in self._decoding:
             return
         stop = request.next_stop(self.engine.generated_tokens(request.slot))
@@ -408,13 +405,14 @@ class SimulatedWorker:
             self.engine.stop_at(request.slot, *stop)
 
     def take_stops(self) -> None:
-        """Take what has stopped where the engine stands."""
+        """Handle the stops at the engine's boundary."""
         for _, event, value in self._stopped(self.engine.stops()):
             event.succeed(value)
         self._load_what_may()
 
     def _stopped(self, stops: list[Stop]) -> list[tuple[float, simpy.Event, object]]:
-        """Handle the engine's stops. Return the events to fire: when, which, and with what value."""
+        """Handle the engine's stops. Return the events to fire: the time, the event and its
+        value."""
         fired: list[tuple[float, simpy.Event, object]] = []
         for slot, stopped_s, kind in stops:
             request = self._in_slot.get(slot)
@@ -422,8 +420,8 @@ class SimulatedWorker:
                 self._rest(slot, stopped_s)
                 continue
             if request.watches:
-                held = request.take_watches(self.engine.generated_tokens(slot))
-                fired += [(stopped_s, event, None) for event in held]
+                reached = request.take_watches(self.engine.generated_tokens(slot))
+                fired += [(stopped_s, event, None) for event in reached]
             if kind == END:
                 del self._in_slot[slot], self._requests[request.sample.uid]
                 self._notify_if_idle(stopped_s)
@@ -431,7 +429,7 @@ class SimulatedWorker:
                 if done and request.response.turns:
                     self._pauses.ended(request, stopped_s)
                 turn = None if done else request.turn_at(request.length)
-                if turn is not None:  # cut just where a turn ends: the environment answers meanwhile
+                if turn is not None:  # cut at the end of a turn: the environment answers meanwhile
                     self._pauses.call_tool(request, turn, stopped_s, lambda: None)
                 fired.append((stopped_s, request.event, self._rollout(request, stopped_s, done)))
                 self._rest(slot, stopped_s)
@@ -444,44 +442,47 @@ class SimulatedWorker:
         return fired
 
     def _rollout(self, request: WorkerRequest, now_s: float, done: bool) -> Rollout:
-        """Return and record what there is of a request that ends."""
+        """Return and record the rollout of a request that ends."""
         self._close_segment(request, now_s)
-        rollout = request.rollout(done)
+        request.rollout = rollout = request.rollout._replace(done=done)
         if self._drafting is not None:
             rollout = self._drafting.counted(self.engine, request.slot, rollout)
             self._drafting.ends(self.engine, request.slot, rollout, now_s)
-        self._recorder.request_ended(rollout, request.tokens - request.before.tokens)
+        self._recorder.request_ended(rollout, rollout.tokens - request.tokens_before)
         return rollout
 
-    def _open_segment(self, request: WorkerRequest, now_s: float) -> tuple[Segment | None, float]:
-        """Return the segment of a request that goes on, if it has tokens, and the time of its first token."""
-        slot, segment, first_token_s = request.slot, None, request.first_token_s
-        if slot is not None:
-            tokens = self.engine.generated_tokens(slot) - request.tokens
-            if tokens > 0:
-                segment = Segment(self.lane, self.policy_version, tokens, request.started_s, now_s)
-            if math.isnan(first_token_s):
-                first_token_s = self.engine.first_token_s(slot)
-        return segment, first_token_s
+    def _so_far(self, request: WorkerRequest, now_s: float) -> Rollout:
+        """Return the rollout of a request with its open segment, as if that ended now."""
+        slot, rollout = request.slot, request.rollout
+        if slot is None:
+            return rollout
+        segments, first_token_s = rollout.segments, rollout.first_token_s
+        tokens = self.engine.generated_tokens(slot) - rollout.tokens
+        if tokens > 0:
+            segments = (*segments, Segment(self.lane, self.policy_version, tokens, request.started_s, now_s))
+        if math.isnan(first_token_s):
+            first_token_s = self.engine.first_token_s(slot)
+        return grown(rollout, segments, first_token_s)
 
     def _close_segment(self, request: WorkerRequest, now_s: float) -> None:
-        segment, request.first_token_s = self._open_segment(request, now_s)
-        if segment is not None:
-            request.close_segment(segment)
-        request.started_s = now_s
+        request.rollout, request.started_s = self._so_far(request, now_s), now_s
+
+    def _span(self, kind: str, started_s: float, ended_s: float, tokens: int = 0, work: Work | None = None) -> None:
+        """Record a span on the worker's lanes, under its present weights."""
+        self._recorder.span(self.lane, kind, started_s, ended_s, self.policy_version, tokens, work, self._lanes)
 
     def _close_lost_span(self, now_s: float) -> None:
-        if self._lost_since_s is not None and self._away is not None:
-            self._recorder.span(self.index, self._away, self._lost_since_s, now_s, self.policy_version)
+        if self._lost_since_s is not None and not self._is_lent:
+            self._span("lost", self._lost_since_s, now_s)
 
     def _notify(self, notice: Callable[[SpotTrainer, float], None], now_s: float | None = None) -> None:
-        """Notify the spot trainer, if there is one, at the engine's boundary. The clock may round two notices of one instant
-        apart, so they arrive in the order in which they were made."""
+        """Notify the spot trainer, if there is one, at the engine's boundary. Notices arrive in the
+        order in which they were made, also where rounding sets two of one instant apart."""
         if self._spot is None:
             return
         at_s = self.engine.now_s if now_s is None else now_s
         self._notices.append(partial(notice, self._spot, at_s))
-        call_at(self._env, at_s, lambda: self._notices.popleft()())
+        call_at(self.env, at_s, lambda: self._notices.popleft()())
 
     def _notify_if_idle(self, now_s: float | None = None) -> None:
         if not self._requests:
@@ -499,5 +500,5 @@ class SimulatedWorker:
         if self._busy_since_s is not None:
             tokens = self.engine.generated_total - self._tokens_before
             work = Work(*(self.engine.spent - self._spent_before).tolist())
-            self._recorder.span(self.index, "rollout", self._busy_since_s, now_s, self.policy_version, tokens, work)
+            self._span("rollout", self._busy_since_s, now_s, tokens, work)
             self._busy_since_s = None

@@ -1,15 +1,18 @@
-"""The spot trainer in a simulation: which workers train the drafter when, and how far the decoding drafter is behind (TLT §4.2;
-the rules, without a clock, are `simrl.speculation.drafter_training`).
+"""The spot trainer in a simulation: the times at which workers train the drafter, and its staleness
+while it drafts (TLT §4.2; the rules, without a clock, are in `simrl.speculation.drafter_training`).
 
-Invariant: a worker trains only from the moment that it has nothing to serve to the moment that something else needs its GPUs,
-so training delays nothing. Policy weights of version v always come with the drafter as it was saved when v was made, on every
-worker and at any time: nothing changes inside a rollout, and training in one rollout is first used in the next (as in the
-public code, which pushes the drafter's weights into the engines after the policy's).
+Invariant: a worker trains only while it has nothing to serve and nothing else needs its GPUs, so
+training delays nothing. Policy weights of version v always come with the drafter that was saved
+when v was made, on every worker and at any time: a drafter never changes within a rollout, and the
+training of one rollout is first used in the next (as in the public code, which pushes the drafter's
+weights into the engines after the policy's).
 
-Nothing to serve means no sample at all, also none that waits for its environment: TLT's workers train when their KV memory is
-released. Where rollout and training share GPUs, a session ends when the last worker has nothing to serve; GPUs that the trainer
-takes are unavailable until their worker has loaded weights. On separate GPUs, which TLT does not describe, idle workers train
-while others serve or wait, and every policy update ends the session, saves, and begins another if its step trains.
+A worker has nothing to serve when it has no sample at all, waiting for an environment or not: TLT's
+workers train when their KV memory is released. Where rollout and training share GPUs, a session
+ends when the last worker has nothing to serve; GPUs that the trainer takes are unavailable until
+their worker has loaded weights. On separate GPUs, which TLT does not describe, idle workers train
+while others serve or wait, and every policy update ends the session, saves, and begins another if
+its step trains.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ def spot_trainer(
 
 
 class SpotTrainer:
-    """Follows workers and the trainer, event by event in order of time, and knows how stale each drafter is."""
+    """Follower of workers and the trainer, event by event in time, which knows the staleness of
+    each drafter."""
 
     def __init__(
         self,
@@ -56,24 +60,24 @@ class SpotTrainer:
         self._pace = pace
         self._recorder = recorder
         self._colocated = colocated
-        self._first_version = first_version  # with it comes the first drafter
+        self._first_version = first_version  # of the policy that has a drafter
         self._coordinator = Coordinator(parameters, (WorkerState.IDLE,) * workers, train=False)
         self._serving: set[int] = set()
         self._rolling = False
         self._drafter = DrafterStaleness()
-        self.behind = [0.0]  # by policy version: the updates that the drafter saved with its weights is behind them
-        self.beyond = [(math.inf, 0.0)]  # in responses with more tokens it is that far behind
+        self.behind = [0.0]  # by policy version: the updates by which its drafter is behind
+        self.beyond = [(math.inf, 0.0)]  # by policy version: tokens of a response, and the updates behind beyond them
         self.iterations = 0
-        self.saving_s = 0.0  # for which checkpoints kept it waiting
-        self._since_s: dict[int, float] = {}  # workers in the session
-        self._counted_s = 0.0  # to here its iterations are counted
-        self._over_s = math.inf  # then it has had all it may have
-        self._stored: deque[tuple[float, float]] = deque()  # when checkpoints will be stored, and their staleness
-        self._stored_s = 0.0  # then the last of them is
+        self.saving_s = 0.0  # during which training waited for checkpoints
+        self._since_s: dict[int, float] = {}  # the start of each worker in the session
+        self._counted_s = 0.0  # the time up to which the session's iterations are counted
+        self._over_s = math.inf  # the time of the session's last permitted iteration
+        self._stored: deque[tuple[float, float]] = deque()  # times at which checkpoints are stored, and their staleness
+        self._stored_s = 0.0  # the last of these times
         self._finished: list[int] = []  # tokens of the responses of this step …
         self._before: list[int] = []  # … and of the step before
-        self._pool: list[int] | None = None  # the buffer; None: to be made
-        self._longest = 0  # that the session has trained on
+        self._pool: list[int] | None = None  # tokens of the buffered responses; None: to be made
+        self._longest = 0  # tokens of a response that the session has trained on
         self._look(0.0)
 
     def serves(self, worker: int, now_s: float) -> None:
@@ -83,7 +87,7 @@ class SpotTrainer:
         self._look(now_s)
 
     def idle(self, worker: int, now_s: float) -> None:
-        """Record that a worker has nothing to serve, and nothing else uses its GPUs."""
+        """Record that a worker has nothing to serve, and its GPUs are free."""
         self._serving.discard(worker)
         self._look(now_s)
         if self._coordinator.states[worker] is WorkerState.BUSY:
@@ -92,8 +96,8 @@ class SpotTrainer:
             self._start(started, now_s)
 
     def occupied(self, lanes: Sequence[int], now_s: float) -> None:
-        """Record that GPUs are used for something else: a weight load, the trainer, a fault. Lanes without a worker are
-        ignored."""
+        """Record another use of GPUs: a weight load, the trainer, a fault. Lanes without a worker
+        are ignored."""
         for worker in (lane for lane in lanes if lane < len(self._coordinator.states)):
             self._serving.discard(worker)
             self._take(worker, now_s)
@@ -110,13 +114,13 @@ class SpotTrainer:
         self._look(now_s)
 
     def finished(self, tokens: int, now_s: float) -> None:
-        """Record a response that has ended: its hidden states go into the buffer."""
+        """Record a finished response, whose hidden states go into the buffer."""
         self._count(now_s)
         self._finished.append(tokens)
         self._pool = None
 
     def _look(self, now_s: float) -> None:
-        """Begin or end the rollout if workers have, or no longer have, something to serve."""
+        """Begin the rollout if a worker has something to serve; end it if none has."""
         rolls = bool(self._serving) or not self._colocated
         if rolls and not self._rolling:
             self._rolling = True
@@ -164,11 +168,12 @@ class SpotTrainer:
             self._drafter = self._drafter.session_over(self._parameters, self._longest)
 
     def _count(self, now_s: float) -> None:
-        """Count the session's iterations that have ended, each with the workers at its end, and its checkpoints."""
+        """Count the session's iterations that have ended, each with its workers at the end, and the
+        stored checkpoints."""
         p, workers = self._parameters, len(self._since_s)
         while workers and self._drafter.iterations < p.most_iterations:
             batch = self._batch()
-            if not batch and p.iteration_s is None:  # it waits for a response to end
+            if not batch and p.iteration_s is None:  # training waits for a finished response
                 self._counted_s = max(self._counted_s, now_s)
                 break
             ends_s = self._counted_s + self._pace.iteration_s(batch, workers, p)
@@ -185,7 +190,7 @@ class SpotTrainer:
             self._drafter = replace(self._drafter, saved=self._stored.popleft()[1])
 
     def _save(self) -> None:
-        """Begin a checkpoint, once the one before is stored."""
+        """Begin a checkpoint, once the last one is stored."""
         waits_s, stored_s = self._pace.save_s(self._parameters)
         starts_s = max(self._counted_s, self._stored_s)
         self._stored_s = starts_s + stored_s
@@ -194,13 +199,11 @@ class SpotTrainer:
         self._counted_s = starts_s + waits_s
 
     def _batch(self) -> list[int]:
-        """Return the tokens of the responses of the next iteration: the buffer's, in turn."""
+        """Return the tokens of each response of the next iteration, taken from the buffer in
+        turn."""
         if self._pool is None:
-            longest = max(self._finished, default=0)
-            long = (
-                sorted((n for n in self._before if n > longest), reverse=True) if self._parameters.data_buffer else []
-            )
-            self._pool = long + self._finished
+            longest, earlier = max(self._finished, default=0), self._before if self._parameters.data_buffer else []
+            self._pool = sorted((n for n in earlier if n > longest), reverse=True) + self._finished
         number, pool = self._parameters.batch_sequences, self._pool
         first = self._drafter.iterations * number
         return [pool[(first + i) % len(pool)] for i in range(min(number, len(pool)))]

@@ -1,9 +1,10 @@
 """RolloutWorker: the inference engine as schedules see it.
 
-Invariant, on both clocks: commands take effect in the order in which they were given, at the first boundary between two
-forward passes strictly after the instant of the command; at once if the worker is idle. So a reaction to the end of a response
-reaches a busy worker one pass later. The commands of one instant arrive together. `submit`'s event always fires, exactly once,
-also when the worker is lost.
+Invariant, on both clocks: commands take effect in the order in which they were given, at the first
+boundary between two forward passes strictly after the instant of the command; at once if the worker
+is idle. So a reaction to the end of a response reaches a busy worker one pass later. The commands
+of one instant arrive together. `submit`'s event always fires, exactly once, also when the worker is
+lost.
 """
 
 from __future__ import annotations
@@ -20,20 +21,15 @@ from simrl.trace.sample import Sample
 LoadMode = Literal["recompute", "keep", "drain"]
 
 
-class TokensReached(NamedTuple):
-    """A condition to watch: the sample's response has `tokens`, generated here or at workers before."""
-
-    sample: Sample
-    tokens: int
-
-
 @dataclass(eq=False, slots=True)
 class GroupRun:
-    """A group that is generated. `over` fires with all its rollouts when none of its samples is at a worker any more.
+    """A group that workers generate. `over` fires with all its rollouts when its last sample has
+    left its worker.
 
-    If `needed` is set, `complete` fires with the first `needed` finished responses, and both events list responses in the
-    order of finishing; otherwise `over` lists them in the order of the samples. A response that was withdrawn is not done. A
-    failure of a worker is a failure of `over`. `first` is the first of its tickets, where it has some.
+    If `needed` is set, `complete` fires with the first `needed` finished responses, and both events
+    list responses in the order of finishing; otherwise `over` lists them in the order of the
+    samples. A withdrawn response is not done. `over` fails if a worker fails. `first` is the number
+    of the group's first ticket, where it has tickets.
     """
 
     samples: Sequence[Sample]
@@ -45,15 +41,16 @@ class GroupRun:
 
 
 class WholeGroups(Protocol):
-    """Workers that generate whole groups while nobody follows their single responses."""
+    """Workers that generate whole groups, without an event for each response."""
 
     def submit(
         self, groups: Sequence[GroupRun], workers: Sequence[int], cuts: Sequence[int | None], order: Sequence[int]
     ) -> None:
-        """Submit groups; `workers` and `cuts` have the worker and the `max_tokens` of each sample, which begin in `order`."""
+        """Submit groups. `workers` and `cuts` have the worker and the `max_tokens` of each sample;
+        the samples begin in `order`."""
 
     def withdraw(self, groups: Sequence[GroupRun]) -> None:
-        """Take the unfinished responses of groups back."""
+        """Abort the unfinished responses of groups."""
 
     def stop(self) -> None:
         """Record what is unfinished when the workers have stopped."""
@@ -63,63 +60,81 @@ class RolloutWorker(Protocol):
     """An inference engine that generates samples; a `submit` begins a request."""
 
     @property
-    def policy_version(self) -> int: ...
+    def policy_version(self) -> int:
+        """The version of its weights."""
 
     @property
     def groups(self) -> WholeGroups | None:
-        """The generator of whole groups of this worker and the workers beside it; None if it follows each response."""
+        """The generator of whole groups on this worker's fleet; None if each response has an
+        event."""
 
     def submit(
         self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: float = 0.0
     ) -> simpy.Event:
-        """Start a request, going on from `partial` if given. Fires with `Rollout`: done, or not done if the response has
-        reached `max_tokens` or was aborted. `cached` is the share of the KV cache of `partial` that is fetched, from a pool or
-        another worker: all of it first, or a part while the rest is recomputed."""
+        """Start a request, continuing `partial` if given. Fires with a `Rollout`: done, or not done
+        if the response reached `max_tokens` or was aborted. `cached` is the share of the KV cache
+        of `partial` that is fetched from a pool or another worker. If it is 1, decoding begins
+        after the fetch; otherwise the rest is recomputed meanwhile."""
 
     def abort(self, sample: Sample) -> simpy.Event:
-        """End a request. Fires with the `Rollout` so far after the request's own event did, or with None if it had ended."""
+        """End a request. Fires with the `Rollout` so far after the request's own event did, or with
+        None if it had ended."""
 
     def load_weights(self, version: int, running: LoadMode = "recompute") -> simpy.Event:
         """Load weights; fires with a `WeightLoad`.
 
-        Running requests are interrupted and recompute their KV cache under the new weights ("recompute"), are interrupted
-        and keep it ("keep"), or end first while nothing new is admitted ("drain"; a request that waits for an
-        environment does not run, and recomputes its cache).
+        Running requests are interrupted and recompute their KV cache under the new weights
+        ("recompute"), are interrupted and keep it ("keep"), or end first while nothing new is
+        admitted ("drain"; a request that waits for an environment does not run, and recomputes its
+        cache).
         """
 
-    def when(self, condition: TokensReached) -> simpy.Event:
-        """Watch a request. Fires once, at the first boundary at which the condition holds; never if it ends before."""
+    def when(self, sample: Sample, tokens: int) -> simpy.Event:
+        """Watch a request. Fires at the first boundary at which its response has `tokens`, those of
+        other workers included; never if it ends before."""
 
     def progress(self, sample: Sample) -> simpy.Event:
-        """Report a request. Fires with its `Rollout` at the boundary, not done, its drafts counted; with None if it is not
-        here. (A server that streams its tokens, and counts drafts by request, has it at hand.)"""
+        """Report a request. Fires with its unfinished `Rollout` at the boundary, drafts included;
+        with None if it is not here. (A server that streams tokens and counts drafts by request can
+        answer this.)"""
 
     def draft_with(self, drafter: str | None) -> None:
-        """Let an idle worker draft with another of the drafters that it holds; None: with its own again."""
+        """Let an idle worker draft with another of its drafters; None: with its first one again."""
 
 
 class Worker(RolloutWorker, Protocol):
-    """A worker as a run needs it: one that may also be slow, lost or late (`load_delay_s`), lend its GPUs, and stop."""
+    """A worker as a run needs it: it may also be slow, lost or late (`load_delay_s`), lend its
+    GPUs, and stop."""
 
     load_delay_s: float
 
-    def slow_down(self, factor: float) -> None: ...
+    def slow_down(self, factor: float) -> None:
+        """Let every forward pass take `factor` times as long from now on."""
 
-    def fail(self) -> None: ...
+    def fail(self) -> None:
+        """Lose the worker: its requests end as they are; its KV cache and weights are gone. Until
+        `restore`, samples come back at once and weights count as loaded, so that no pipeline waits
+        for it."""
 
-    def lend(self) -> simpy.Event: ...
+    def lend(self) -> simpy.Event:
+        """Hand the GPUs to the trainer: like `fail`, but without a `lost` span. Fires when they are
+        free."""
 
-    def restore(self) -> simpy.Event: ...
+    def restore(self) -> simpy.Event:
+        """Bring the worker back with the weights requested last. Fires with a `WeightLoad`; None if
+        it was not away."""
 
     def stop(self, time_s: float) -> None:
         """End the run now: close the worker's spans and record what is unfinished."""
 
 
 class WorkerCosts(NamedTuple):
-    """Time that a worker's commands take in addition to forward passes. `pause_s` is what a load takes longer where workers are
-    paused for the publication of the weights. `fetch_s_per_token` is for KV cache from a pool; an
-    evaluation of `evaluate_s` follows the load of every `evaluate_every`th version, or of the first after it that is loaded
-    (0: none). `request_s` is the host's work for each request, before the next pass."""
+    """Time that a worker's commands take in addition to forward passes.
+
+    A load takes `load_s`, and `pause_s` more where workers pause while weights are published.
+    `fetch_s_per_token` is for KV cache from a pool. An evaluation of `evaluate_s` follows the load
+    of every `evaluate_every`th version, or of the first later version that is loaded (0: none).
+    `request_s` is the host's work for a request before the next pass."""
 
     load_s: float
     fetch_s_per_token: float = 0.0

@@ -1,7 +1,9 @@
-"""The inputs of a run: in full with value, kind and source (the report), and the main ones in lines (a comparison).
+"""The inputs of a run: all of them with value, kind and source (the report), and the main ones in
+lines (a comparison).
 
-Invariant: read from the result's metadata alone. Kinds are the metadata's own (recorded, synthetic, measured, derived, assumed
-…); a parameter that has its default is "default": an assumption until it is given.
+Invariant: read from the result's metadata alone. Kinds are those in the metadata (recorded,
+synthetic, measured, derived, assumed …). A parameter at its default has the kind "default": it is
+assumed until the scenario sets it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from simrl.engine.config import EngineConfig
 from simrl.profile.metadata import split_words
 from simrl.profile.precision import FP8_EXPERTS
 from simrl.scenario.presets import Used, constants
-from simrl.show.text import listed
+from simrl.show.text import formatted, grouped, listed
 from simrl.training.config import TrainingConfig, assumed_s, assumption, trained_by
 from simrl.validation import in_words
 
@@ -34,14 +36,14 @@ class Input(NamedTuple):
 
 
 class SharedInput(NamedTuple):
-    """An input and the runs that have it; none are named where all have it."""
+    """An input and the runs that have it; no runs are named if all have it."""
 
     input: Input
     runs: tuple[str, ...]
 
     @property
     def parameter(self) -> bool:
-        """Return whether it is a parameter of training or engine; the other inputs are words."""
+        """True for a parameter of training or engine; the other inputs are in words."""
         return self.input.name.startswith(tuple(f"{section}." for section in SECTIONS))
 
 
@@ -49,13 +51,11 @@ Facts = Mapping[str, Any]
 
 
 def shared(of_runs: Mapping[str, Facts]) -> list[SharedInput]:
-    """Return the inputs of several runs by name: equal inputs once, in the order of the first run that has them."""
-    found: dict[Input, list[str]] = {}
-    for name, metadata in of_runs.items():
-        for entry in inputs(metadata):
-            found.setdefault(entry, []).append(name)
-    order = list(dict.fromkeys(entry.name for entry in found))
-    rows = [SharedInput(entry, () if len(runs) == len(of_runs) else tuple(runs)) for entry, runs in found.items()]
+    """Return the inputs of several runs by name: equal inputs once, in the order of the first run
+    that has them."""
+    runs_of = grouped((entry, name) for name, metadata in of_runs.items() for entry in inputs(metadata))
+    order = list(dict.fromkeys(entry.name for entry in runs_of))
+    rows = [SharedInput(entry, () if len(runs) == len(of_runs) else tuple(runs)) for entry, runs in runs_of.items()]
     return sorted(rows, key=lambda row: order.index(row.input.name))
 
 
@@ -69,52 +69,48 @@ Entries = Iterator[tuple[str, str, str, str]]
 
 def _run(metadata: Facts) -> Entries:
     scenario, trace = metadata["scenario"], metadata["trace"]
-    cluster, given = scenario["cluster"], ("given", "the scenario")
-    yield "model", str(scenario["model"]), *given
+    cluster, from_scenario = scenario["cluster"], ("given", "the scenario")
+    yield "model", str(scenario["model"]), *from_scenario
     kinds, train = pool_kinds(cluster).split(" + "), metadata["train_gpus"]
     counts = [metadata["gpus"]] if len(kinds) == 1 else [metadata["gpus"] - train, train]
     gpus = " + ".join(f"{n:,} {kind}" for n, kind in zip(counts, kinds, strict=True)) + f", {split_words(cluster)}"
-    split = f"{metadata['rollout_workers']:,} rollout workers, {metadata['train_gpus']:,} GPUs that train"
+    split = f"{metadata['rollout_workers']:,} rollout workers, {train:,} GPUs that train"
     yield "cluster", f"{gpus}: {split}", "given", f"the scenario, and the system's split ({metadata['paper']})"
     if links := metadata.get("links"):
         yield "links", links, "given", "data sheets, and what the scenario's cluster has in their place"
-    yield "updates", f"{scenario['steps']}, of which {scenario['warmup_steps']} are warm-up", *given
-    yield "seed", str(scenario["seed"]), *given
+    yield "updates", f"{scenario['steps']}, of which {scenario['warmup_steps']} are warm-up", *from_scenario
+    yield "seed", str(scenario["seed"]), *from_scenario
     yield "simrl", str(metadata["simrl_version"]), "version", ""
     cap = f", responses of at most {trace['cap_tokens']:,} tokens" if trace.get("cap_tokens") else ""
     source = "; ".join(filter(None, (source_words(trace["source"]), f"licence {trace['licence']}")))
     yield "rollouts (trace)", f"{trace['name']}{cap}{_repeated(metadata)}", str(trace["kind"]), source
 
 
-def _worker_gpus(metadata: Facts) -> int:
-    cluster = metadata["scenario"]["cluster"]
-    return int(cluster["tp"] * (cluster.get("dp") or 1))
-
-
 def _times(metadata: Facts) -> Entries:
-    if read := metadata.get("model_config"):
-        yield "model", str(metadata["scenario"]["model"]), "given", str(read)
-    profile, load_kind = metadata["profile"], str(metadata["load_weights_kind"])
-    training = metadata["scenario"]["training"]
-    kind, source = ("derived", "rates of single kernels") if training.get("mfu") is None else ("given", "the scenario")
-    yield "training time", trained_by(metadata["scenario"]), kind, source
-    known = [profile["source"], profile.get("notes")]
+    scenario, profile, load_kind = metadata["scenario"], metadata["profile"], str(metadata["load_weights_kind"])
+    engine = scenario["engine"]
+    if model_file := metadata.get("model_config"):
+        yield "model", str(scenario["model"]), "given", str(model_file)
+    derived = scenario["training"].get("mfu") is None
+    source = ("derived", "rates of single kernels") if derived else ("given", "the scenario")
+    yield "training time", trained_by(scenario), *source
+    sources = [profile["source"], profile.get("notes")]
     for key, words in (("spread", "repeats {:.1%} apart"), ("held_out_error", "held-out error {:.1%}")):
-        known.append(words.format(profile[key]) if profile.get(key) is not None else "")
+        sources.append(formatted(profile.get(key), words, ""))
     corrections = f"; {', '.join(profile['corrections'])}" if profile["corrections"] else ""
     value = f"{profile['model']} on {profile['gpu']}, {split_words(profile)}{corrections}"
-    yield "step times (profile)", value, str(profile["kind"]), "; ".join(filter(None, known))
-    source = metadata.get("weight_sync") or "the model's bytes, the network, an overhead"
-    source = "training.load_s" if load_kind == "given" else source
-    yield "loading weights at a worker", f"{metadata['load_weights_s']:.3g} s", load_kind, source
-    derived = ("derived", "GPU memory by its data sheet, less weights and reserve")
-    given = metadata["scenario"]["engine"]["kv_cache_tokens"] is not None
+    yield "step times (profile)", value, str(profile["kind"]), "; ".join(filter(None, sources))
+    computed = metadata.get("weight_sync") or "the model's bytes, the network, an overhead"
+    load_source = "training.load_s" if load_kind == "given" else computed
+    yield "loading weights at a worker", f"{metadata['load_weights_s']:.3g} s", load_kind, load_source
+    derived = engine["kv_cache_tokens"] is None
+    memory = ("derived", "GPU memory by its data sheet, less weights and reserve")
     cache = f"{metadata['kv_cache_tokens_per_worker']:,} tokens"
-    yield "KV cache of a worker", cache, *(("given", "engine.kv_cache_tokens") if given else derived)
+    yield "KV cache of a worker", cache, *(memory if derived else ("given", "engine.kv_cache_tokens"))
     if (caching := metadata.get("prefix_caching")) is not None:
-        given = metadata["scenario"]["engine"].get("prefix_caching") is not None
-        kind, source = ("given", "engine.prefix_caching") if given else ("default", "as the system has it")
-        yield "prefix caching", "on" if caching else "off", kind, source
+        default = engine.get("prefix_caching") is None
+        source = ("default", "as the system has it") if default else ("given", "engine.prefix_caching")
+        yield "prefix caching", "on" if caching else "off", *source
 
 
 def _speculation(metadata: Facts) -> Entries:
@@ -127,9 +123,8 @@ def _speculation(metadata: Facts) -> Entries:
 
 
 def _happened(metadata: Facts) -> Entries:
-    asked = metadata["scenario"]["faults"]
-    if asked:
-        faults = "; ".join(source_words(json.dumps(fault)) for fault in asked)
+    if planned := metadata["scenario"]["faults"]:
+        faults = "; ".join(source_words(json.dumps(fault)) for fault in planned)
         yield "faults", f"{len(metadata.get('faults') or [])} happened", "given", faults
     for key, value in (metadata.get("replay") or {}).items():
         if isinstance(value, str | int | float) and not isinstance(value, bool):
@@ -142,7 +137,7 @@ def _parameters(metadata: Facts) -> Entries:
         values = metadata["scenario"][section]
         for key, field in model.model_fields.items():
             value = values.get(key)
-            if value is not None and key != "prefix_caching":  # which every run has
+            if value is not None and key != "prefix_caching":  # `_times` has it for every run
                 counts = isinstance(value, int | float) and not isinstance(value, bool)
                 shown = f"{value:,.10g}" if counts else in_words(value)
                 kind = "default" if value == field.default else "given"
@@ -162,7 +157,8 @@ def source_words(source: str) -> str:
 
 
 def _flat(facts: Facts, within: str | None = None) -> Iterator[str]:
-    """Yield facts as words; those two levels down, such as a model's tools, with the names above them."""
+    """Yield facts as words; a fact two levels down, such as a model's tool, with the names above
+    it."""
     for key, value in facts.items():
         if isinstance(value, Mapping):
             yield from _flat(value, "" if within is None else f"{within}{key}.")
@@ -171,7 +167,7 @@ def _flat(facts: Facts, within: str | None = None) -> Iterator[str]:
 
 
 def _drafters(metadata: Facts) -> Iterator[tuple[str, Facts]]:
-    """Yield the methods that drafted, with what they drafted for."""
+    """Yield the methods that drafted, each with its part of the rollout."""
     if metadata.get("speculation"):
         yield "Drafts", metadata["speculation"]
     if metadata.get("best_of_n"):
@@ -179,17 +175,17 @@ def _drafters(metadata: Facts) -> Iterator[tuple[str, Facts]]:
 
 
 def _repeated(metadata: Facts) -> str:
-    """Return that the run repeats its trace, if it does."""
-    steps, asked = metadata["trace_steps"], metadata["scenario"]["steps"]
-    return "" if steps >= asked else f"; its {steps} steps repeat, the run has {asked}"
+    """Return a note on a trace that the run repeats, else an empty text."""
+    steps, run_steps = metadata["trace_steps"], metadata["scenario"]["steps"]
+    return "" if steps >= run_steps else f"; its {steps} steps repeat, the run has {run_steps}"
 
 
 def _drafts(facts: Facts) -> str:
-    """Return where a method's acceptance and its times come from."""
+    """Return the sources of a method's acceptance and of its times."""
     acceptance, plan = facts["acceptance"], facts.get("plan")
-    found = acceptance if isinstance(acceptance, str) else f"acceptance {_source(acceptance)}"
+    accepted = acceptance if isinstance(acceptance, str) else f"acceptance {_source(acceptance)}"
     planned = f", {plan['draft_gpus']} draft GPUs a worker and windows of {plan['window']}" if plan else ""
-    return f"{facts['method']}{planned}, {found}; drafting {_source(facts['draft_times'])}"
+    return f"{facts['method']}{planned}, {accepted}; drafting {_source(facts['draft_times'])}"
 
 
 def _source(facts: Facts) -> str:
@@ -199,7 +195,8 @@ def _source(facts: Facts) -> str:
 
 
 def _used(metadata: Facts) -> list[Used]:
-    """Return the constants of presets that a run used; none where a preset is not known, as those of other versions."""
+    """Return the constants of presets that a run used; none for an unknown preset, such as one of
+    another version."""
     try:
         return list(constants(metadata["scenario"], metadata["profile"]["kind"]))
     except ValueError:
@@ -207,18 +204,19 @@ def _used(metadata: Facts) -> list[Used]:
 
 
 def _presets(metadata: Facts) -> list[str]:
-    """Return a line for each preset: its constants that are numbers, with the range of each."""
-    shown: dict[str, list[str]] = {}
-    for preset, key, constant in _used(metadata):
-        if type(constant.value) is float:
-            shown.setdefault(preset, []).append(f"{key}={constant.words}{' open' * (constant.kind == 'open')}")
+    """Return a line for each preset: its numeric constants, each with its range."""
+    shown = grouped(
+        (preset, f"{key}={constant.words}{' open' * (constant.kind == 'open')}")
+        for preset, key, constant in _used(metadata)
+        if type(constant.value) is float
+    )
     return [f"Constants of {preset}: {', '.join(words)}" for preset, words in shown.items()]
 
 
 def not_modelled_lines(of_results: Iterable[Facts]) -> list[str]:
-    """Return the line that lists what simulated runs have that is not modelled; none where nothing applies."""
-    each = (words for facts in of_results if "replay" not in facts for words in facts.get("not_modelled") or ())
-    distinct = list(dict.fromkeys(each))
+    """Return the line on parts of simulated runs that are not modelled; none where none applies."""
+    missing = (words for facts in of_results if "replay" not in facts for words in facts.get("not_modelled") or ())
+    distinct = list(dict.fromkeys(missing))
     return [f"Not modelled: {'; '.join(distinct)}"] * bool(distinct)
 
 
@@ -227,39 +225,44 @@ def provenance(of_results: Sequence[Facts]) -> list[str]:
     lines: list[str] = []
     links: list[str] = []
     for metadata in of_results:
-        profile, trace, training = metadata["profile"], metadata["trace"], metadata["scenario"]["training"]
+        scenario, profile, trace = metadata["scenario"], metadata["profile"], metadata["trace"]
         engine = f"{profile['model']} on {profile['gpu']} {split_words(profile, '', ' ')}"
         passes = f"{engine}, {profile['kind']} ({profile['source']})"
         passes += f"; {FP8_EXPERTS}" if profile.get("precision") == "fp8" and profile.get("routing") else ""
-        read = metadata.get("model_config")
         lines += [
-            *([f"Model: {metadata['scenario']['model']}, {read}"] if read else []),
+            *_model(metadata),
             f"Step times: {', '.join([passes, *profile['corrections']])}",
             f"Rollouts: {', '.join(dict.fromkeys((trace['name'], trace['kind'])))}{_repeated(metadata)}",
-            f"Training: {trained_by(metadata['scenario'])}",
+            f"Training: {trained_by(scenario)}",
+            *_presets(metadata),
         ]
         links += (metadata.get("links") or "").split("; ")
-        lines += _presets(metadata)
-        lines += [f"Weight sync: {metadata['weight_sync']}"] if metadata.get("weight_sync") else []
-        presets = {used.key: used.preset for used in _used(metadata)}
-        whose = "the scenario" if training.get("offload") != TrainingConfig().offload else "default"
-        whose = presets.get("training.offload", whose)
-        lines += (
-            [f"Offload: {training['offload']} ({whose}): {offload}"] if (offload := metadata.get("offload")) else []
-        )
-        lines += [f"{what}: {_drafts(facts)}" for what, facts in _drafters(metadata)]
+        if sync := metadata.get("weight_sync"):
+            lines.append(f"Weight sync: {sync}")
+        training = scenario["training"]
+        if offload := metadata.get("offload"):
+            default = "the scenario" if training.get("offload") != TrainingConfig().offload else "default"
+            source = {used.key: used.preset for used in _used(metadata)}.get("training.offload", default)
+            lines.append(f"Offload: {training['offload']} ({source}): {offload}")
+        lines += [f"{part}: {_drafts(facts)}" for part, facts in _drafters(metadata)]
         for phase in ("evaluate", "checkpoint"):
             if training[f"{phase}_every"]:
                 lines.append(f"Phases: {phase} {training[f'{phase}_s']:g} s every {training[f'{phase}_every']} updates")
-        if metadata["scenario"]["faults"]:
+        if scenario["faults"]:
             lines.append("Faults: as the scenario has them; result.json lists those that happened")
-    lines += [f"Links: {'; '.join(known_links)}"] if (known_links := dict.fromkeys(filter(None, links))) else []
-    found = sorted(dict.fromkeys(lines), key=lambda line: not line.startswith("Step times:"))
-    return [*found, *_assumed(of_results)]
+    if distinct := dict.fromkeys(filter(None, links)):
+        lines.append(f"Links: {'; '.join(distinct)}")
+    return [*sorted(dict.fromkeys(lines), key=lambda line: not line.startswith("Step times:")), *_assumed(of_results)]
+
+
+def _model(metadata: Facts) -> list[str]:
+    """Return the line on a model that was read from a file."""
+    model_file = metadata.get("model_config")
+    return [f"Model: {metadata['scenario']['model']}, {model_file}"] if model_file else []
 
 
 def rests_on(of_results: Sequence[Facts]) -> list[str]:
-    """Return in two lines where the numbers come from, and how to see it all."""
+    """Return lines on the sources of the numbers, and on the options that show all of them."""
     times, rollouts = (
         listed(list(dict.fromkeys(words(metadata) for metadata in of_results)))
         for words in (_step_times, lambda metadata: metadata["trace"]["kind"])
@@ -268,7 +271,7 @@ def rests_on(of_results: Sequence[Facts]) -> list[str]:
     constants_of = f", constants of {listed(list(presets))}" if presets else ""
     missing = len({words for metadata in of_results for words in metadata.get("not_modelled") or ()})
     return [
-        *(line for line in provenance(of_results) if line.startswith("Model: ")),
+        *dict.fromkeys(line for metadata in of_results for line in _model(metadata)),
         f"Rests on step times {times}, rollouts {rollouts}, training computed{constants_of}.",
         *_assumed(of_results),
         f"--inputs lists all inputs, and {missing} things not modelled; --explain-columns, what the columns mean.",
@@ -276,19 +279,19 @@ def rests_on(of_results: Sequence[Facts]) -> list[str]:
 
 
 def _step_times(metadata: Facts) -> str:
-    """Return the kind of the step times, and how far they are off where they are beyond what was measured or derived."""
+    """Return the kind of the step times, their source if it says more, and corrections beyond the
+    measured range."""
     profile = metadata["profile"]
-    source = [] if profile["kind"] in ("measured", "derived") else [f"({profile['source']})"]
-    return ", ".join(
-        [" ".join([profile["kind"], *source]), *(each for each in profile["corrections"] if "beyond" in each)]
-    )
+    source = "" if profile["kind"] in ("measured", "derived") else f" ({profile['source']})"
+    return ", ".join([f"{profile['kind']}{source}", *(c for c in profile["corrections"] if "beyond" in c)])
 
 
 def _assumed(of_results: Iterable[Facts]) -> list[str]:
-    """Return the line of the assumed seconds of these runs; none where nothing is assumed."""
+    """Return the line of the assumed seconds of these runs; none where none are assumed."""
     assumed: dict[tuple[str, float], None] = {}
     for metadata in of_results:
-        rollout_gpus = metadata["rollout_workers"] * _worker_gpus(metadata)
+        cluster = metadata["scenario"]["cluster"]
+        rollout_gpus = metadata["rollout_workers"] * cluster["tp"] * (cluster.get("dp") or 1)
         colocated = rollout_gpus + metadata["train_gpus"] > metadata["gpus"]
         known = {used.key.removeprefix("training.") for used in _used(metadata)}
         of_run = assumed_s(metadata["scenario"]["training"], colocated, known) | metadata.get("extrapolated", {})

@@ -1,8 +1,10 @@
-"""Perfetto: a run as Chrome trace events, to be opened at https://ui.perfetto.dev or in chrome://tracing and zoomed.
+"""Perfetto: a run as Chrome trace events, to be opened at https://ui.perfetto.dev or in
+chrome://tracing and zoomed.
 
-Invariant: the file is one JSON object in Google's Trace Event Format; its slices are the spans of the result except the idle
-ones, so a gap in a lane is a bubble. Times are microseconds since the start of the run, both ends of a span rounded alike:
-what did not overlap still does not, which Perfetto's importer requires of slices on one track.
+Invariant: the file is one JSON object in Google's Trace Event Format; its slices are the spans of
+the result except the idle ones, so a gap in a lane is a bubble. Times are microseconds since the
+start of the run. Both ends of a span are rounded alike, so that slices of one track do not overlap,
+which Perfetto's importer requires.
 """
 
 from __future__ import annotations
@@ -26,13 +28,15 @@ COUNTER_POINTS = 40_000
 
 
 def write_perfetto(result: Result, path: str | Path) -> None:
-    """Write the run as a JSON trace, a track a lane.
+    """Write the run as a JSON trace with a track for each lane.
 
-    Rollout workers are one process and trainers another; a slice is named by the kind of its span and carries its
-    policy_version, tokens and gpus. Policy updates are instants ("end of step 7") with the numbers of the table `steps`.
-    Counters are the requests at all workers (`timeline.running_requests`) and, up to 32 workers, at each. Each is cut
-    into 40,000 / counters equal intervals, at most 5,000, and has a point at the last change in each: every point is exact,
-    changes in between are left out. Raises `InputError` where nothing can be written.
+    Rollout workers are one process and trainers another; a slice is named by the kind of its span
+    and carries its policy_version, tokens and gpus. Policy updates are instants ("end of step 7")
+    with the numbers of the table `steps`. Counters are the requests at all workers
+    (`timeline.running_requests`) and, up to 32 workers, at each. Each counter is divided into
+    40,000 / counters equal intervals, at most 5,000, with a point at the last change in each: every
+    point is exact, changes in between are left out. Raises `InputError` if the file cannot be
+    written.
     """
     with write_whole_file(Path(path)) as temporary, temporary.open("w", encoding="utf-8") as file:
         head = {"displayTimeUnit": "ms", "otherData": _about(result)}
@@ -42,7 +46,7 @@ def write_perfetto(result: Result, path: str | Path) -> None:
 
 
 def _about(result: Result) -> dict[str, Any]:
-    """Return what the run was, as far as its metadata says."""
+    """Return the facts about the run that its metadata has."""
     metadata = result.metadata
     plain = ("label", "variant", "gpus", "paper", "simrl_version")
     about = {key: metadata[key] for key in plain if key in metadata}
@@ -50,13 +54,13 @@ def _about(result: Result) -> dict[str, Any]:
 
 
 def _events(result: Result) -> Iterator[str]:
-    """Return every event as JSON text. The frequent ones are written by format strings, about five times as fast as
-    `json.dumps`."""
-    every = spans(result)
-    yield from map(json.dumps, _names(every.lanes))
-    yield from _slices(every.where(~every.of_kind("idle")))
+    """Yield every event as JSON text. Format strings write the frequent ones, about five times as
+    fast as `json.dumps`."""
+    all_spans = spans(result)
+    yield from map(json.dumps, _names(all_spans.lanes))
+    yield from _slices(all_spans.where(~all_spans.of_kind("idle")))
     yield from map(json.dumps, _updates(result))
-    rollout = [lane.name for lane in every.lanes if rolls_out(lane)]
+    rollout = [lane.name for lane in all_spans.lanes if rolls_out(lane)]
     counted = rollout if 1 < len(rollout) <= COUNTED_WORKERS else []
     resolution_s = result.metadata["end_s"] / min(COUNTER_POINTS // (1 + len(counted)), 5000)
     yield from _counter("requests", running_requests(result), resolution_s)

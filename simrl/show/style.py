@@ -1,7 +1,8 @@
-"""Shared parts of all pictures: what each meaning looks like, the figure that a notebook shows, quiet axes, the way to a file.
+"""Shared parts of all pictures: colours and hatches by meaning, figures for notebooks, quiet axes,
+legends, files.
 
-Invariant: a colour is written here and nowhere else, and means the same in PNG, page and notebook. Equal figures give equal
-bytes, as PNG, PDF or SVG; no figure has a window or global state.
+Invariant: colours are defined here alone, and have one meaning in PNG, page and notebook. Equal
+figures give equal bytes, as PNG, PDF or SVG; no figure has a window or global state.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from simrl.files import write_whole_file
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILLION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
 
-# Not in that palette: text, axes, background, and kinds of work that are seldom seen.
+# Not in that palette: text, axes, background, and rare kinds of work.
 INK, FAINT, PAPER, SAND, TEAL = "#333333", "#999999", "#FFFFFF", "#C2B280", "#2F5F5F"
 PALE_SKY, LIGHT_SKY, PALE_TEAL, PALE = "#CFE6F5", "#A9D6F5", "#5F9F9F", "#DDDDDD"
 LILACS = ("#6B4C96", "#8A6FB0", "#B39BCB", "#D3C4E3")
 
-# Of systems, drafters and whatever else is compared: Paul Tol's muted palette, for any colour vision (personal.sron.nl/~pault).
+# Of systems, drafters and other compared things: Paul Tol's muted palette, for any colour vision (personal.sron.nl/~pault).
 INDIGO, ROSE, STRAW, MINT = "#332288", "#CC6677", "#DDCC77", "#44AA99"
 WINE, FOREST, VIOLET, OLIVE = "#882255", "#117733", "#AA4499", "#999933"
 SERIES = (INDIGO, ROSE, STRAW, MINT, WINE, FOREST, VIOLET, OLIVE)
 
 
 class Look(NamedTuple):
-    """A colour, and a hatch in it on `PAPER` for time in which GPUs idle and work that is lost."""
+    """A colour; for idle time and lost work, a hatch of this colour on `PAPER`."""
 
     color: str
     hatch: str = ""
@@ -50,8 +51,8 @@ class Look(NamedTuple):
         return {"facecolor": self.color, "linewidth": 0}
 
 
-# What each kind of span (first, in the order of the legend and of the stack) and each part of the GPU-seconds looks like in
-# every picture: the colour says at what the GPUs are, a hatch that nothing comes of it; idle is hatched in vermillion.
+# Looks in all pictures: first of the kinds of spans, in the order of legend and stack, then of the parts of the GPU-seconds.
+# The colour shows the work of the GPUs; a hatch, that it yields nothing. Idle time is hatched in vermillion.
 LOOKS: Mapping[str, Look] = {
     "rollout": Look(SKY),
     "train_drafter": Look(TEAL),
@@ -89,17 +90,17 @@ LOOKS: Mapping[str, Look] = {
     "other": Look(FAINT, "..."),
 }
 KINDS = tuple(LOOKS)[: list(LOOKS).index("idle") + 1]  # of spans
-UNKNOWN = Look(FAINT)  # another kind, which is drawn under its name
+UNKNOWN = Look(FAINT)  # of any other kind
 
 # Of trained tokens, by their age in updates.
 AGES = ("#F6E3EA", "#EBC4D2", "#DDA2B8", "#CC7F9D", "#B95C83", "#9E3A68", "#822150", "#64103B", "#450727", "#260314")
 
-# Figures of a distribution, wherever one is drawn.
+# Statistics of a distribution.
 P50, P95, P99, LARGEST, CAP, MEAN = INDIGO, ROSE, WINE, VIOLET, OLIVE, INK
 
 DPI = 120
 MARGIN_IN = 0.1  # between a legend and the edges
-DATES: Mapping[str, Mapping[str, None]] = {  # metadata that would differ from day to day
+DATES: Mapping[str, Mapping[str, None]] = {  # metadata that change from day to day
     "png": {"Software": None},
     "pdf": {"CreationDate": None},
     "svg": {"Date": None},
@@ -108,7 +109,8 @@ THOUSANDS, PERCENT = "{x:,.0f}", "{x:.0%}"  # formats of an axis
 
 
 class Picture(Figure):
-    """A matplotlib `Figure` without a window: save it, or let a notebook show it whatever backend is loaded there."""
+    """A matplotlib `Figure` without a window, to be saved or shown in a notebook with any
+    backend."""
 
     def __init__(self, width_in: float, height_in: float, **options: Any) -> None:
         super().__init__(figsize=(width_in, height_in), **{"dpi": DPI, "facecolor": PAPER, **options})
@@ -126,7 +128,8 @@ def rendered(figure: Figure, kind: str) -> bytes:
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Write the figure in the format of the path's suffix; raise `InputError` for an unknown one or a failed write."""
+    """Write the figure in the format of the path's suffix; raise `InputError` for an unknown one or
+    a failed write."""
     path = Path(path)
     kind = path.suffix.lstrip(".").lower()
     if kind not in figure.canvas.get_supported_filetypes():
@@ -136,7 +139,7 @@ def save(figure: Figure, path: str | Path) -> None:
 
 
 def panels(title: str, rows: int = 1, height_in: float = 4.4, **options: Any) -> tuple[Picture, Sequence[Axes]]:
-    """Return a figure with a title, and its axes: rows of two."""
+    """Return a figure with a title, and its axes in rows of two."""
     figure = Picture(11, height_in, layout="constrained", dpi=150)
     figure.suptitle(plain(title), fontsize="large", color=INK)
     return figure, figure.subplots(rows, 2, **options).ravel()
@@ -151,8 +154,8 @@ def quiet(
     whole_x: bool = False,
     **ticks: Any,
 ) -> None:
-    """Leave the left and the lower spine, and a faint grid behind the data. `x` and `y` are formats of the numbers along the
-    axes; with `whole_x`, those along x are whole."""
+    """Keep only the left and the lower spine, and a faint grid behind the data. `x` and `y` are
+    formats of the numbers along the axes; with `whole_x`, x has whole numbers only."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)
     axes.tick_params(colors=INK, which="both", **ticks)
@@ -167,7 +170,8 @@ def quiet(
 
 
 def legend_above(axes: Axes, columns: int = 2, **look: Any) -> None:
-    """Put the legend above the axes, where it hides nothing, and make the axes quiet, with this look."""
+    """Put the legend above the axes, where it hides no data, and make the axes quiet, with this
+    look."""
     place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
     axes.legend(ncols=columns, columnspacing=1.4, handlelength=1.8, fontsize="small", frameon=False, **place)
     quiet(axes, labelsize="small", **look)
@@ -176,21 +180,23 @@ def legend_above(axes: Axes, columns: int = 2, **look: Any) -> None:
 def fitting_legend(
     figure: Figure, handles: Sequence[Any], most_columns: int, place: Mapping[str, Any], **look: Any
 ) -> tuple[Legend, float]:
-    """Add a legend with as many columns as fit into the figure's width; return it, and how many inches high it is."""
+    """Add a legend with all columns that fit into the figure's width; return it, and its height in
+    inches."""
     renderer: Any = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
-    room = figure.get_figwidth() - 2 * MARGIN_IN
+    width_in = figure.get_figwidth() - 2 * MARGIN_IN
     look = {"fontsize": "small", "columnspacing": 2.0, "handlelength": 1.8, "frameon": False, **place, **look}
     for columns in range(max(min(most_columns, len(handles)), 1), 0, -1):
         legend = figure.legend(handles=handles, ncols=columns, borderpad=0, labelcolor=INK, **look)
         box = legend.get_window_extent(renderer)
-        if box.width / figure.dpi <= room or columns == 1:
+        if box.width / figure.dpi <= width_in or columns == 1:
             break
         legend.remove()
     return legend, float(box.height / figure.dpi)
 
 
 def legend_below(figure: Figure, handles: Sequence[Any], **look: Any) -> tuple[Callable[[float], None], float]:
-    """Add a legend in the middle; return a function that sets its inches above the lower edge, and its height in inches."""
+    """Add a centred legend; return a function that sets its inches above the lower edge, and its
+    height in inches."""
     legend, height_in = fitting_legend(
         figure, handles, len(handles), {"loc": "lower center", "borderaxespad": 0}, **look
     )
@@ -198,5 +204,5 @@ def legend_below(figure: Figure, handles: Sequence[Any], **look: Any) -> tuple[C
 
 
 def plain(text: str) -> str:
-    """Return text in which matplotlib finds no formula."""
+    """Return a text that matplotlib does not read as a formula."""
     return text.replace("$", r"\$")

@@ -28,7 +28,7 @@ from simrl.runtime.agents import Agents
 from simrl.runtime.drafting import Drafting, tail_drafting
 from simrl.runtime.faults import inject
 from simrl.runtime.history import LengthHistory
-from simrl.runtime.recorder import OnLanes, Recorder
+from simrl.runtime.recorder import Recorder
 from simrl.runtime.simulated_trainer import SimulatedRewarder, SimulatedTrainer
 from simrl.runtime.simulated_worker import SimulatedWorker
 from simrl.runtime.simulated_worker import simulated_workers as worker_fleet
@@ -162,14 +162,8 @@ class Schedule:
         for size in first.layouts:
             lanes, agents = size.gpus_per_worker // first.gpus_per_worker, copy(self.agents)
             agents.rules = size.agents
-            shared = (
-                size.profile.tables,
-                size.limits,
-                size.costs,
-                self.workload.responses,
-                OnLanes(self.recorder, lanes),
-            )
-            workers = worker_fleet(self.env, size.workers, *shared, None, None, agents)
+            shared = size.profile.tables, size.limits, size.costs, self.workload.responses
+            workers = worker_fleet(self.env, size.workers, *shared, self.recorder, agents=agents, lanes=lanes)
             fleet = self._fleet(size, workers, self.dispatcher.history)
             self._fleets.append(fleet)
             formed = replace(run, workers=workers, dispatcher=fleet.dispatcher, times=fleet.times, lanes_each=lanes)

@@ -18,7 +18,6 @@ from simrl.errors import InputError
 from simrl.result.result import read_result
 from simrl.runtime.events import gather
 from simrl.runtime.rollout import Rollout
-from simrl.runtime.worker import TokensReached
 from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import SystemConfig
 from simrl.simulate.prepare import Prepared, prepare
@@ -173,7 +172,7 @@ def test_a_response_that_moves_twice_is_token_for_token_what_it_would_have_been(
         for worker, tokens in ((0, 40), (1, 90), (0, 200)):
             stay = engines[worker].submit(a, rollout)
             if tokens < 200:
-                yield engines[worker].when(TokensReached(a, tokens))
+                yield engines[worker].when(a, tokens)
                 engines[worker].abort(a)
             rollout = yield stay
         return rollout
@@ -193,7 +192,7 @@ def test_an_interrupted_response_goes_on_as_one_aborted_and_submitted_again_unde
             stay = worker.submit(a)
             for other in others:
                 worker.submit(other)
-            yield worker.when(TokensReached(a, at))
+            yield worker.when(a, at)
             if how == "again":
                 partial_rollout = yield worker.abort(a)
                 yield worker.load_weights(1)

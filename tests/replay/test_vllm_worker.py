@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from simrl.engine.state import Limits
 from simrl.runtime.events import on_fire
-from simrl.runtime.worker import TokensReached
 from simrl.speculation.windows import Fixed
 from simrl.trace.trace import Sample
 from simrl_replay.proposer import DrafterSetup
@@ -262,9 +261,9 @@ def test_what_is_watched_is_told_at_the_boundary_at_which_it_is_so():
     a = sample(0, 4, 9)
     real.worker.submit(a)
     for tokens in (3, 9, 10):
-        real.note(tokens, real.worker.when(TokensReached(a, tokens)))
-    real.at(5.5, lambda: real.note("late", real.worker.when(TokensReached(a, 2))))
-    real.at(20.0, lambda: real.note("gone", real.worker.when(TokensReached(a, 2))))
+        real.note(tokens, real.worker.when(a, tokens))
+    real.at(5.5, lambda: real.note("late", real.worker.when(a, 2)))
+    real.at(20.0, lambda: real.note("gone", real.worker.when(a, 2)))
     real.run()
     assert [(name, at_s) for name, at_s, _ in real.log] == [(3, 3.0), ("late", 6.0), (9, 9.0)]
 

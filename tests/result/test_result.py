@@ -5,7 +5,7 @@ import json
 import pytest
 
 from simrl.errors import InputError
-from simrl.result.result import TABLES, Lane, Step, read_result
+from simrl.result.result import TABLES, Lane, Step, Work, read_result
 from simrl.runtime.recorder import Recorder
 from tests.helpers import recorder, rollout, rows
 
@@ -42,6 +42,14 @@ def test_spans_are_ordered_cut_at_the_end_and_left_out_beyond_it():
         ("rollout-000", "rollout", 0.0, 4.0),
         ("rollout-000", "load_weights", 4.0, 6.0),
     ]
+
+
+def test_a_worker_on_two_lanes_has_its_time_on_both_and_its_counts_on_the_first():
+    record = recorder("rollout-000", "rollout-001")
+    record.span(0, "rollout", 0.0, 4.0, 0, 30, Work(decode_s=4.0, decodes=30, slot_s=8.0), 2)
+    spans = rows(record.result(4.0, {}).spans)
+    counted = [(s["lane"], s["ended_s"], s["tokens"], s["decode_s"], s["decodes"], s["slot_s"]) for s in spans]
+    assert counted == [("rollout-000", 4.0, 30, 4.0, 30, 8.0), ("rollout-001", 4.0, 0, 4.0, 0, 0.0)]
 
 
 def test_a_span_without_duration_is_none():

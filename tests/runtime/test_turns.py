@@ -16,7 +16,7 @@ from simrl.runtime.events import on_fire
 from simrl.runtime.rollout import Segment, WeightLoad
 from simrl.runtime.simulated_trainer import _lengths
 from simrl.runtime.simulated_worker import simulated_workers
-from simrl.runtime.worker import TokensReached, WorkerCosts
+from simrl.runtime.worker import WorkerCosts
 from simrl.simulate.prepare import prepare
 from simrl.systems.recipes import RECIPES
 from simrl.trace.synthesis import LengthModel, synthesise
@@ -339,7 +339,7 @@ def test_who_is_watched_in_a_pause_is_told_when_it_has_the_tokens():
         at(
             env,
             6.0,
-            lambda tokens=tokens: on_fire(worker.when(TokensReached(what, tokens)), lambda _: told.append(env.now)),
+            lambda tokens=tokens: on_fire(worker.when(what, tokens), lambda _: told.append(env.now)),
         )
     env.run()
     assert told == [6.0, 15.0]

@@ -267,6 +267,20 @@ def test_a_sweep_whose_table_lacks_points_or_has_some_twice_is_refused(tmp_path)
         find(tmp_path / "sweep")
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("samples_per_s", None), ("samples_per_s", 0.0), ("off_policyness_mean", -1.0), ("occupancy", float("inf"))],
+)
+def test_an_impossible_value_in_the_table_of_a_sweep_is_named_with_its_point(tmp_path, column, value):
+    rows = sweep_rows(4)
+    rows[2][column] = value
+    found = find(a_sweep(tmp_path / "sweep", rows))
+    with pytest.raises(
+        InputError, match=rf"the table's point 2 has {column}=.*, which cannot be; run the sweep's command"
+    ):
+        report_html(found)
+
+
 @pytest.mark.slow
 def test_a_report_is_written_beside_its_results_and_never_into_them_or_over_something_else(compared, tmp_path, simrl):
     ended = simrl("report", str(compared), "-o", "page.html")

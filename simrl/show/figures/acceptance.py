@@ -1,4 +1,5 @@
-"""The picture of an acceptance report: hit lengths, epochs, responses and, with a profile, the speed-up by batch."""
+"""The picture of an acceptance report: hit lengths, epochs, responses and, with a profile, the
+speed-up by batch."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from simrl.show.tables.acceptance import token_range
 
 
 def report_figure(d: dict[str, Any]) -> Picture:
-    """Draw what `analysis.acceptance.report` returned, in four panels."""
+    """Draw the data of `simrl.analysis.acceptance.report` in four panels."""
     drafter = f"{d['drafter']} from {history_words(d['history'])}"
     title = f"{d['trace']['name']}: {drafter}, {d['accept_length']:.2f} tokens a pass"
     figure, (hits, epochs, responses, last) = panels(title, 2, 7.6)
@@ -53,15 +54,8 @@ def _draw_responses(by_response: dict[str, Any], axes: Axes) -> None:
     edges = [rows[0]["from"], *(row["to"] for row in rows)]
     counts = np.array([row["responses"] for row in rows])
     shares = counts / counts.sum()
-    axes.bar(
-        edges[:-1],
-        shares,
-        np.diff(edges),
-        color=LOOKS["drafts_stood"].color,
-        align="edge",
-        edgecolor=PAPER,
-        linewidth=0.4,
-    )
+    look: dict[str, Any] = {"color": LOOKS["drafts_stood"].color, "edgecolor": PAPER, "linewidth": 0.4}
+    axes.bar(edges[:-1], shares, np.diff(edges), align="edge", **look)
     for name, value in by_response["speculation_rate"].items():
         axes.axvline(value, color=P50, linestyle="-" if name == "p50" else ":", label=f"{name}: {value:.0%}")
     axes.set(xlabel="accepted share of a response's tokens", ylabel="share of responses", xlim=(0, 1))

@@ -1,6 +1,8 @@
-"""The picture of an agreement: for each worker, predicted above measured; below, when each sample finished.
+"""The picture of an agreement: each worker, predicted above measured; below, the finishing times of
+samples.
 
-Invariant: it shows what the two results' tables say and what `agreement` computes, nothing else.
+Invariant: it shows the tables of the two results and the figures of `agreement`, and computes
+nothing else.
 """
 
 from __future__ import annotations
@@ -36,17 +38,18 @@ from simrl.show.style import (
 )
 from simrl.show.tables.agree import error_rows
 
-VERSION_COLORS = (SKY, LIGHT_SKY, PALE_SKY)  # rollout's, of the policy version, over and over
+VERSION_COLORS = (SKY, LIGHT_SKY, PALE_SKY)  # of rollouts, repeated over the policy versions
 IDLE, OTHER = kind_words("idle"), "training and other"
-NAMED = ("load_weights", "train_drafter", "evaluate", "idle")  # the other kinds of spans are in one entry of the legend
-THICK = 0.43  # of a run's lane; a worker takes 1
+NAMED = ("load_weights", "train_drafter", "evaluate", "idle")  # all other kinds of spans have one entry of the legend
+THICK = 0.43  # of a run's lane; a worker has 1
 TITLE = 84  # characters that fit
-MOST_UPDATES = 6  # more in one picture nobody can tell apart
+MOST_UPDATES = 6  # that can be told apart in one picture
 
 
 def agreement_figure(predicted: Result, measured: Result, agreement: Agreement) -> Picture:
-    """Draw both runs. Of a long run the timeline shows `MOST_UPDATES` updates in its middle, the points below all samples."""
-    lanes_in = min(max(0.46 * agreement.workers, 1.2), 7.5)  # these are inches
+    """Draw both runs. The timeline of a long run shows `MOST_UPDATES` updates in its middle; the
+    points below, all samples."""
+    lanes_in = min(max(0.46 * agreement.workers, 1.2), 7.5)  # lengths in inches
     errors = [f"{name}: {error}" for name, _, _, error, _ in error_rows(agreement)] or ["nothing to compare"]
     lines = [" · ".join(errors[i : i + 4]) for i in range(0, len(errors), 4)]
     above, between, points_in, below = 0.85 + 0.22 * len(lines), 1.25, 3.0, 0.55  # below the legend's first line
@@ -70,7 +73,8 @@ def agreement_figure(predicted: Result, measured: Result, agreement: Agreement) 
 
 
 def _draw_runs(axes: Axes, runs: Sequence[Result], agreement: Agreement) -> list[Patch | Line2D]:
-    """Draw each worker as one unit of y, predicted in its upper half, measured in the lower. Return the legend's handles."""
+    """Draw each worker as one unit of y, predicted in the upper half, measured in the lower. Return
+    the legend's handles."""
     windows = [_window(run, agreement) for run in runs]
     start_s, end_s = min(start for start, _ in windows), max(end for _, end in windows)
     parts = [spans(run).within(start_s, end_s) for run in runs]
@@ -78,8 +82,8 @@ def _draw_runs(axes: Axes, runs: Sequence[Result], agreement: Agreement) -> list
     versions = np.unique(np.concatenate([part.policy_version[part.of_kind("rollout")] for part in parts])).tolist()
     workers, drawn = np.arange(agreement.workers), dict[str, Patch]()
     for top, run, part in zip((0.5 - THICK, 0.5), runs, parts, strict=True):
-        for label, look, mine in _looks(part, versions):
-            draw_spans(axes, part.where(mine), part.lane[mine] + top, THICK, **look)
+        for label, look, chosen in _looks(part, versions):
+            draw_spans(axes, part.where(chosen), part.lane[chosen] + top, THICK, **look)
             drawn.setdefault(label, Patch(label=label, **look))
         if agreement.workers <= 8:
             rolls, room_s = part.where(part.of_kind("rollout")), 0.035 * (end_s - start_s)
@@ -104,33 +108,36 @@ def _draw_runs(axes: Axes, runs: Sequence[Result], agreement: Agreement) -> list
 
 
 def _window(run: Result, agreement: Agreement) -> tuple[float, float]:
-    """Return the time to show: all updates that both runs made and what followed them, or `MOST_UPDATES` in the middle."""
+    """Return the time to show: all updates that both runs made and the rest of the run, or
+    `MOST_UPDATES` in the middle."""
     updates = min(agreement.updates.predicted, agreement.updates.measured)
     if updates > MOST_UPDATES:
         shown = steady_window(run, MOST_UPDATES, (updates - MOST_UPDATES) // 2)
         return shown.start_s, shown.end_s
     if agreement.updates.predicted != agreement.updates.measured and run.steps.num_rows > updates:
-        return 0.0, float(run.steps.column("finished_s")[updates].as_py())  # the one that the other did not end
+        return 0.0, float(run.steps.column("finished_s")[updates].as_py())  # the first that the other run did not end
     return 0.0, float(run.metadata["end_s"])
 
 
 def _looks(part: Spans, versions: Sequence[int]) -> Iterator[tuple[str, dict[str, Any], NDArray[np.bool_]]]:
-    """Yield the legend's words, a look, and the spans drawn in it; `versions` are all that are drawn."""
+    """Yield the legend's words, a look, and a mask of the spans drawn in it; `versions` are those
+    of all spans."""
     rolls, colors = part.of_kind("rollout"), len(VERSION_COLORS)
     for turn, color in enumerate(VERSION_COLORS):
-        mine = rolls & (part.policy_version % colors == turn)
-        if mine.any():
+        chosen = rolls & (part.policy_version % colors == turn)
+        if chosen.any():
             names = ", ".join(f"v{version}" for version in versions if version % colors == turn)
-            yield f"rollout, weights {names}", {"facecolor": color, "linewidth": 0}, mine
+            yield f"rollout, weights {names}", {"facecolor": color, "linewidth": 0}, chosen
     for code, kind in enumerate(part.kinds):
-        mine = part.kind == code
-        if kind != "rollout" and mine.any():
+        chosen = part.kind == code
+        if kind != "rollout" and chosen.any():
             words, look = (kind_words(kind), LOOKS[kind]) if kind in NAMED else (OTHER, UNKNOWN)
-            yield words, look.patch, mine
+            yield words, look.patch, chosen
 
 
 def _draw_completions(points: Axes, apart: Axes, predicted: Result, measured: Result, agreement: Agreement) -> None:
-    """Draw when each sample finished on the rollout clock: predicted over measured, and how far apart."""
+    """Draw the finishing times of samples on the rollout clock: predicted over measured, and their
+    differences."""
     uids, p_s, m_s = finished_on_clock(predicted, measured)
     other = np.isin(uids, [d.uid for d in agreement.real_differences if d.uid is not None])
     far = max([*p_s, *m_s, 1e-9]) * 1.03

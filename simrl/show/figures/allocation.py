@@ -1,4 +1,5 @@
-"""The picture of an allocation: the groups' times against the target, and two steps on each worker."""
+"""The picture of an allocation: the groups' times against the target, and two steps on each
+worker."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from simrl.show.style import FAINT, INK, LOOKS, PAPER, SERIES, Picture, legend_a
 
 
 def allocation_figure(d: dict[str, Any]) -> Picture:
-    """Draw what `analysis.allocation.allocate_step` returned."""
+    """Draw the data of `simrl.analysis.allocation.allocate_step`."""
     title = f"Step {d['step']}, history epoch {d['history_epoch']}: {d['workers']} workers, {d['profile']}"
     figure, (left, right) = panels(title, width_ratios=(1.15, 1))
     _draw_groups(left, d)
@@ -23,7 +24,8 @@ def allocation_figure(d: dict[str, Any]) -> Picture:
 
 
 def _draw_groups(axes: Axes, d: dict[str, Any]) -> None:
-    """Draw each group's time, equal next to two-tier, with the number of its workers on top; the target as a line."""
+    """Draw each group's time, equal next to two-tier, with the number of its workers on top; the
+    target as a line."""
     index = np.arange(len(d["groups"]))
     for shift, key, count, color, label in (
         (-0.21, "equal_predicted_s", "equal_workers", SERIES[0], "equal"),
@@ -31,7 +33,7 @@ def _draw_groups(axes: Axes, d: dict[str, Any]) -> None:
     ):
         bars = axes.bar(index + shift, [g[key] for g in d["groups"]], 0.4, color=color, label=label)
         names = [str(g[count]) for g in d["groups"]]
-        halo = [withStroke(linewidth=2, foreground=PAPER)]  # the line of the target may pass behind
+        halo = [withStroke(linewidth=2, foreground=PAPER)]  # against the line of the target
         axes.bar_label(bars, names, fontsize="x-small", color=INK, padding=1, zorder=4, path_effects=halo)
     target = f"target: {d['t0_s']:.1f} s + {d['gradient_s']:.1f} s a group"
     axes.plot(index, [g["target_s"] for g in d["groups"]], color=SERIES[4], marker="o", markersize=4, label=target)
@@ -43,7 +45,8 @@ def _draw_groups(axes: Axes, d: dict[str, Any]) -> None:
 
 
 def _draw_workers(axes: Axes, d: dict[str, Any]) -> None:
-    """Draw two steps of the two-tier plan stacked on each worker, and equal allocation as an outline."""
+    """Draw two steps of the two-tier plan stacked on each worker, and equal allocation as an
+    outline."""
     times, counts = [g["predicted_s"] for g in d["groups"]], [g["workers"] for g in d["groups"]]
     sums = np.array(d["two_step_sums"])
     first = np.array(times)[fill(0, counts)]

@@ -1,6 +1,8 @@
-"""Pictures of several runs side by side: speed, where GPU-seconds went, how long workers idled, how old trained tokens were.
+"""Pictures of several runs side by side: speed, parts of the GPU-seconds, idle workers, the age of
+trained tokens.
 
-Invariant: the runs stand in the order of their rows, from above, in every picture, under the names of their variants.
+Invariant: in every picture, runs are in the order of their rows, from above, under the names of
+their variants.
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ Row = Mapping[str, Any]
 
 LEGEND_COLUMNS = 3  # where they fit
 WIDTH, LINE, FRAME = 9.0, 0.34, 0.6  # inches: of a picture, of a run, of the axis
-SMALL = 0.004  # share of the longest bar below which a part is summed up with others
-MOST_POINTS = 128  # workers of a run that are drawn one by one beside their box
+SMALL = 0.004  # share of the longest bar below which parts are drawn as one
+MOST_POINTS = 128  # workers of a run that have a point beside their box
 
-# Beside a bar: heading, inches from the column's end to the right edge, text of a row.
+# Columns beside the bars: heading, inches from the column's end to the right edge, text of a row.
 COLUMNS = (
     ("samples/s", 4.65, "{samples_per_s:.3g}"),
     ("s a step", 3.8, "{step_s:,.1f}"),
@@ -41,7 +43,8 @@ COLUMNS = (
 
 
 def comparison_figure(rows: Sequence[Row]) -> Picture:
-    """Draw rows of `metrics.summary`: samples/s as bars, beside them bubbles and off-policyness; a variant's fastest is bold.
+    """Draw rows of `metrics.summary`: samples/s as bars, beside them bubbles and off-policyness; a
+    variant's fastest is bold.
 
     Raise `InputError` without rows.
     """
@@ -51,11 +54,11 @@ def comparison_figure(rows: Sequence[Row]) -> Picture:
     variants = list(dict.fromkeys(row["variant"] for row in rows))
     heads = {variant: 1.3 if variant else 0.3 for variant in variants}  # in lines, as all that lies along y
     lines = len(rows) + sum(heads.values())
-    above, each, below, bars, columns = 0.5, 0.3, 0.55, 5.0, 5.5  # inches
-    names = 0.25 + 0.083 * max(map(len, systems))  # a character takes 0.083 inches
-    height, width = above + each * lines + below, names + bars + columns
+    above, line_in, below, bars, columns = 0.5, 0.3, 0.55, 5.0, 5.5  # inches
+    names = 0.25 + 0.083 * max(map(len, systems))  # 0.083 inches a character
+    height, width = above + line_in * lines + below, names + bars + columns
     figure = Picture(width, height)
-    axes = figure.add_axes((names / width, below / height, bars / width, each * lines / height))
+    axes = figure.add_axes((names / width, below / height, bars / width, line_in * lines / height))
     beside = blended_transform_factory(figure.transFigure, axes.transData)
     text: dict[str, Any] = {"transform": beside, "va": "center", "color": INK}
     ends = [(1 - to_edge / width, heading, cell) for heading, to_edge, cell in COLUMNS]
@@ -84,7 +87,7 @@ def comparison_figure(rows: Sequence[Row]) -> Picture:
 
 
 def gpu_seconds_figure(rows: Sequence[Row], falls: Sequence[Waterfall]) -> Picture:
-    """Draw the GPU-seconds of a trained sample by part, a stacked bar a run."""
+    """Draw the GPU-seconds of a trained sample by part: a stacked bar for each run."""
     longest = max(fall.total_gpu_s / fall.samples for fall in falls)
     shown = [k for k in PARTS if k == "decode" or any(fall.per_sample[k] >= SMALL * longest for fall in falls)]
     stacks = [(PARTS[k].words, [fall.per_sample[k] for fall in falls], LOOKS[k]) for k in shown]
@@ -97,7 +100,7 @@ def gpu_seconds_figure(rows: Sequence[Row], falls: Sequence[Waterfall]) -> Pictu
 
 
 def staleness_figure(rows: Sequence[Row], results: Sequence[Result], warmups: Sequence[int]) -> Picture:
-    """Draw the trained tokens by their age in updates, a stacked bar a run."""
+    """Draw the trained tokens by their age in updates: a stacked bar for each run."""
     by_run = [age_shares(*ages(result, warmup)[:2]) for result, warmup in zip(results, warmups, strict=True)]
     oldest = max((int(np.flatnonzero(share)[-1]) for share in by_run if share.any()), default=0)
     stacks = [(_age(age), [share[age] for share in by_run], Look(AGES[age])) for age in range(oldest + 1)]
@@ -108,7 +111,8 @@ def staleness_figure(rows: Sequence[Row], results: Sequence[Result], warmups: Se
 
 
 def bubble_figure(rows: Sequence[Row], results: Sequence[Result], warmups: Sequence[int]) -> Picture:
-    """Draw the idle share of each rollout worker after the warm-up: a box a run, and a point a worker (128 at most)."""
+    """Draw the idle share of each rollout worker after the warm-up: a box for each run, and up to
+    128 points for workers."""
     figure, axes, places = _lines(rows)
     shares = [worker_idle_shares(result, warmup) for result, warmup in zip(results, warmups, strict=True)]
     line: dict[str, Any] = {"color": INK, "linewidth": 1}
@@ -126,17 +130,18 @@ def bubble_figure(rows: Sequence[Row], results: Sequence[Result], warmups: Seque
 
 
 def worker_idle_shares(result: Result, warmup_steps: int) -> NDArray[np.float64]:
-    """Return the idle share of each rollout worker after the warm-up, as `metrics.rollout_bubble` counts.
+    """Return the idle share of each rollout worker after the warm-up, counted as in
+    `metrics.rollout_bubble`.
 
-    Training and switching of colocated GPUs are left out, and workers that did nothing else.
+    Training and switching of colocated GPUs do not count; workers with nothing else are left out.
     """
-    found = spans(result).within(*window(result, warmup_steps))
-    seconds = found.ended_s - found.started_s
-    kinds = np.array(found.kinds)[found.kind]
+    part = spans(result).within(*window(result, warmup_steps))
+    seconds = part.ended_s - part.started_s
+    kinds = np.array(part.kinds)[part.kind]
     counts = np.isin(kinds, ("rollout", "load_weights", "train_drafter", "idle"))
-    whole = np.bincount(found.lane, seconds * counts, len(found.lanes))
-    idle = np.bincount(found.lane, seconds * (kinds == "idle"), len(found.lanes))
-    chosen = [i for i, lane in enumerate(found.lanes) if rolls_out(lane) and whole[i] > 0]
+    whole = np.bincount(part.lane, seconds * counts, len(part.lanes))
+    idle = np.bincount(part.lane, seconds * (kinds == "idle"), len(part.lanes))
+    chosen = [i for i, lane in enumerate(part.lanes) if rolls_out(lane) and whole[i] > 0]
     return np.asarray(idle[chosen] / whole[chosen], np.float64)
 
 
@@ -150,10 +155,10 @@ def _lines(rows: Sequence[Row], legend_rows: int = 0) -> tuple[Picture, Axes, li
             labels[line] = textwrap.fill(plain(variant), 40)
             line += 1
         name = textwrap.fill(plain(row["system"]), 34, subsequent_indent="  ")
-        room = max(1.0, 0.2 + 0.55 * (name.count("\n") + 1))
-        places.append(line + (room - 1) / 2)
+        lines = max(1.0, 0.2 + 0.55 * (name.count("\n") + 1))
+        places.append(line + (lines - 1) / 2)
         labels[places[-1]] = name
-        line += room
+        line += lines
     figure = Picture(WIDTH, FRAME + LINE * line + 0.24 * legend_rows, layout="constrained")
     axes = figure.subplots()
     axes.set_ylim(line - 0.5, -0.5)
@@ -167,7 +172,7 @@ def _lines(rows: Sequence[Row], legend_rows: int = 0) -> tuple[Picture, Axes, li
 
 
 def _stacked(rows: Sequence[Row], stacks: Sequence[tuple[str, Sequence[float], Look]]) -> tuple[Picture, Axes]:
-    """Draw (words, values, look) one behind the other on each run's line, and their legend above."""
+    """Draw (words, values, look) as stacked bars on the lines of runs, and their legend above."""
     figure, axes, places = _lines(rows, legend_rows=-(-len(stacks) // LEGEND_COLUMNS))
     left = np.zeros(len(places))
     for words, values, look in stacks:

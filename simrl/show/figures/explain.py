@@ -1,6 +1,8 @@
-"""The pictures of an explanation and of a difference: GPU-seconds a trained sample, a bar a part.
+"""The pictures of an explanation and of a difference: GPU-seconds a trained sample, a bar for each
+part.
 
-Invariant: the bars are the parts of the table, those under a hundredth of the whole left out; nothing else is computed.
+Invariant: the bars are the parts of the table, except those under a hundredth of the whole; nothing
+else is computed.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ WIDTH, BAR = 9.0, 0.3  # inches
 
 
 def explanation_figure(e: Explanation) -> Picture:
-    """Draw the GPU-seconds of a trained sample: first the ideal run's, then the losses, largest first."""
+    """Draw the GPU-seconds of a trained sample: first the ideal run's, then the losses, largest
+    first."""
     per_sample = e.steady.per_sample
     total = sum(per_sample.values())
     keys = [key for key, value in per_sample.items() if value >= SMALLEST * total]
@@ -34,7 +37,8 @@ def explanation_figure(e: Explanation) -> Picture:
 
 
 def difference_figure(d: Difference) -> Picture:
-    """Draw the GPU-seconds that B saves (to the right) or adds (to the left) a trained sample, the largest change first."""
+    """Draw the GPU-seconds that B saves (to the right) or adds (to the left) a trained sample, the
+    largest change first."""
     least = SMALLEST * max(d.a_gpu_s, d.b_gpu_s)
     changes = [(change.part, change.saved_gpu_s) for change in d.changes if abs(change.saved_gpu_s) >= least]
     bars = [(part, saved, signed(saved)) for part, saved in changes]
@@ -45,7 +49,8 @@ def difference_figure(d: Difference) -> Picture:
 
 
 def _bars(title: str, bars: Sequence[tuple[str, float, str]]) -> tuple[Picture, Axes]:
-    """Draw (part, value, text) as bars from above, the part's name on the left and the text at the end."""
+    """Draw (part, value, text) as bars from above, with the part's name on the left and the text at
+    the end."""
     figure = Picture(WIDTH, 1.15 + BAR * max(len(bars), 1), layout="constrained")
     axes = figure.subplots()
     look: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": "small", "color": INK}

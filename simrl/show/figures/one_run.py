@@ -1,4 +1,5 @@
-"""Small pictures of one run: staleness, updates, response lengths, and acceptance if drafts were made."""
+"""Small pictures of one run: staleness, updates, response lengths, and acceptance if drafts were
+made."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ OF_DRAFTS = (*SUMS, "generated_tokens", "epoch")
 
 
 def run_figures(result: Result, warmup_steps: int) -> dict[str, Picture]:
-    """Return the pictures of a run by title; what the run does not have has no picture."""
+    """Return the pictures of a run by title, without those for which it has no data."""
     figures = {"Off-policyness": _ages(result, warmup_steps), "Updates": _updates(result)}
     finished = result.samples.filter(pc.is_valid(result.samples.column("finished_s")))
     tokens = finished.column("generated_tokens").to_numpy()
@@ -49,9 +50,9 @@ def run_figures(result: Result, warmup_steps: int) -> dict[str, Picture]:
     if steps:
         figures["Response lengths by update"] = _lengths_by_update(steps, [tokens[trained_step == k] for k in steps])
     drafted = finished.filter(pc.greater(finished.column("drafted_tokens"), 0))
-    return figures | (
-        _acceptance({name: drafted.column(name).to_numpy() for name in OF_DRAFTS}) if len(drafted) else {}
-    )
+    if len(drafted):
+        figures |= _acceptance({name: drafted.column(name).to_numpy() for name in OF_DRAFTS})
+    return figures
 
 
 def _panel(xlabel: str, ylabel: str) -> tuple[Picture, Axes]:
@@ -62,7 +63,7 @@ def _panel(xlabel: str, ylabel: str) -> tuple[Picture, Axes]:
 
 
 def _twin(axes: Axes, ylabel: str) -> Axes:
-    """Return axes with a scale of their own on the right."""
+    """Return axes with another scale, on the right."""
     axes.set_position((0.14, 0.17, 0.73, 0.7))
     right = axes.twinx()
     right.set_ylabel(ylabel, color=INK)
@@ -121,7 +122,7 @@ def _lengths(tokens: Values) -> Picture:
 def _lengths_by_update(steps: Sequence[int], tokens: Sequence[Values]) -> Picture:
     figure, axes = _panel("policy update", "tokens of a response")
     for name, percentile, color in (("longest", 100, LARGEST), ("p95", 95, P95), ("median", 50, P50)):
-        values = [float(np.percentile(each, percentile)) for each in tokens]
+        values = [float(np.percentile(of_step, percentile)) for of_step in tokens]
         axes.plot(steps, values, "o-", color=color, markersize=3, label=name)
     axes.set_ylim(bottom=0)
     legend_above(axes, columns=3, y=THOUSANDS, whole_x=True)
@@ -139,15 +140,16 @@ def _acceptance(samples: dict[str, Values]) -> dict[str, Picture]:
     bins = np.clip(np.searchsorted(bounds, tokens, side="right") - 1, 0, max(len(bounds) - 2, 0))
     lengths = [f"{a:,}–{b:,}" for a, b in pairwise(bounds.tolist())] or [f"{bounds[0]:,}"]
     by_length = _by_group(bins, lengths, "tokens of the response", samples)
-    found = {"Acceptance by sample": figure, "Acceptance by length": by_length}
+    figures = {"Acceptance by sample": figure, "Acceptance by length": by_length}
     epochs, code = np.unique(samples["epoch"], return_inverse=True)
     if len(epochs) > 1:
-        found["Acceptance by epoch"] = _by_group(code, [str(e) for e in epochs], "epoch", samples)
-    return found
+        figures["Acceptance by epoch"] = _by_group(code, [str(e) for e in epochs], "epoch", samples)
+    return figures
 
 
 def _by_group(group: Values, names: Sequence[str], title: str, samples: dict[str, Values]) -> Picture:
-    """Draw the tokens that a pass with a draft yields, and the accepted share, of groups of samples."""
+    """Draw the tokens that a pass with a draft yields, and the accepted share, by group of
+    samples."""
     passes, yielded, drafted, accepted = (np.bincount(group, samples[name], len(names)) for name in SUMS)
     figure, axes = _panel(title, "tokens a pass with a draft (bars)")
     x = np.arange(len(names))

@@ -1,7 +1,9 @@
-"""Pictures of many points: a measure over one or two keys of a sweep, and the throughput against staleness of a search.
+"""Pictures of many points: a measure over one or two keys of a sweep, and the throughput against
+staleness of a search.
 
-Invariant: every point that has the measure is drawn where its keys say, none twice; a point that failed is an empty field.
-The Pareto front of a search is in throughput, staleness and cost, so it need not be the outline of the points.
+Invariant: every point that has the measure is drawn where its keys say, none twice; a point that
+failed is an empty field. The Pareto front of a search is in throughput, staleness and cost, so it
+need not be the outline of the points.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from matplotlib.patches import Rectangle
 
 from simrl.errors import InputError, meant
 from simrl.show.style import BLACK, INK, PAPER, SERIES, Picture, plain, quiet
-from simrl.show.text import shown_value
+from simrl.show.text import grouped, shown_value
 
 if TYPE_CHECKING:
     from simrl.study.optimize import Optimization
@@ -57,9 +59,11 @@ SMALLER_IS_BETTER = UNITS.keys() - {"samples_per_s", "tokens_per_s", "occupancy"
 def sweep_figure(
     rows: Sequence[Row], keys: Sequence[str], value: str, x: str | None = None, y: str | None = None
 ) -> Picture:
-    """Draw `value` over the keys `x` and, if given, `y`; by default over the keys with the most values.
+    """Draw `value` over the keys `x` and, if given, `y`; by default over the keys with the most
+    values.
 
-    Raises `InputError` for a key that does not vary, a column that holds no numbers, and more panels than anybody can read.
+    Raises `InputError` for a key that does not vary, a column that holds no numbers, and more than
+    `MOST_PANELS` panels.
     """
     values = {key: _values(rows, key) for key in keys}
     varied = [key for key in keys if len(values[key]) > 1]
@@ -76,10 +80,7 @@ def sweep_figure(
     if y is None and len(varied) > 2:
         y = next((key for key in varied if key not in (x, "system.name")), None)
     rest = [key for key in varied if key not in (x, y)]
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        words = [shown_value(row[key]) if key == "system.name" else f"{key}={shown_value(row[key])}" for key in rest]
-        groups.setdefault(", ".join(words), []).append(row)
+    groups = grouped((", ".join(f"{_prefix(key)}{shown_value(row[key])}" for key in rest), row) for row in rows)
     if y is None:
         return _lines(groups, x, values[x], value)
     if len(groups) > MOST_PANELS:
@@ -89,6 +90,15 @@ def sweep_figure(
     return _maps(groups, x, y, values, value)
 
 
+def _prefix(key: str) -> str:
+    return "" if key == "system.name" else f"{key}="
+
+
+def _labels(values: Sequence[Any]) -> list[str]:
+    """Return the values of a key as labels along an axis."""
+    return [plain(shown_value(value)) for value in values]
+
+
 def _lines(groups: Mapping[str, Sequence[Row]], x: str, at: Sequence[Any], value: str) -> Picture:
     figure = Picture(9.0, max(3.8, 0.4 + 0.21 * len(groups)), layout="constrained")
     axes = figure.subplots()
@@ -96,7 +106,7 @@ def _lines(groups: Mapping[str, Sequence[Row]], x: str, at: Sequence[Any], value
         known = sorted((at.index(row[x]), row[value]) for row in group if row[value] is not None)
         places, measures = zip(*known, strict=True) if known else ((), ())
         axes.plot(places, measures, "o-", color=SERIES[i % len(SERIES)], label=plain(name) or None)
-    axes.set_xticks(range(len(at)), [plain(shown_value(each)) for each in at])
+    axes.set_xticks(range(len(at)), _labels(at))
     axes.set(xlabel=plain(AXES.get(x, x)), ylabel=UNITS.get(value, value), ylim=(0, None))
     if any(groups):
         figure.legend(loc="outside right upper", frameon=False, fontsize="small", labelcolor=INK)
@@ -120,8 +130,8 @@ def _maps(
                 field[down.index(row[y]), across.index(row[x])] = row[value]
         image = axes.imshow(field, cmap="cividis", vmin=least, vmax=most, aspect="auto", origin="lower")
         _write_fields(axes, field, least + LIGHT * (most - least), value in SMALLER_IS_BETTER)
-        axes.set_xticks(range(len(across)), [plain(shown_value(each)) for each in across])
-        axes.set_yticks(range(len(down)), [plain(shown_value(each)) for each in down])
+        axes.set_xticks(range(len(across)), _labels(across))
+        axes.set_yticks(range(len(down)), _labels(down))
         axes.set_xlabel(plain(AXES.get(x, x)), color=INK)
         axes.set_title(plain(name), fontsize="medium", color=INK)
         axes.tick_params(length=0, colors=INK)
@@ -148,12 +158,13 @@ def _write_fields(axes: Axes, field: np.ndarray[Any, np.dtype[np.float64]], ligh
 
 def _values(rows: Sequence[Row], key: str) -> list[Any]:
     """Return the distinct values of a key: numbers sorted, others in order of appearance."""
-    found = list(dict.fromkeys(row[key] for row in rows))
-    return sorted(found) if all(isinstance(each, int | float) for each in found) else found
+    values = list(dict.fromkeys(row[key] for row in rows))
+    return sorted(values) if all(isinstance(value, int | float) for value in values) else values
 
 
 def optimization_figure(found: Optimization) -> Picture:
-    """Draw a point an option, coloured by its system, best system first; the front in full colour, the choice in a ring."""
+    """Draw a point an option, coloured by its system, best system first; the front in full colour,
+    the choice in a ring."""
     figure = Picture(8.0, 4.2, layout="constrained")
     axes: Axes = figure.subplots()
     on_front = {option.point.hash for option in found.front}

@@ -1,7 +1,7 @@
-"""The timeline of a run: what each GPU does in a window of time.
+"""The timeline of a run: the work of each GPU in a window of time.
 
-Invariant: the picture shows what the tables and `metrics` say and nothing else; the area that a kind of span covers is its GPU
-time in the window shown.
+Invariant: the picture shows the tables and `metrics` and nothing else; the area that a kind of span
+covers is its GPU time in the window.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ WIDTH = 11.0  # inches
 
 
 def timeline_figure(result: Result, window: Window) -> Picture:
-    """Draw what each GPU does in time, so that one sees who waits, how long and for whom.
+    """Draw the work of each GPU in time, to show which GPUs wait, how long and for which others.
 
-    From above: the rollout workers, a lane each; the trainer, if it has GPUs of its own; the share of rollout GPUs at each
-    kind of work; the requests at the workers. Vertical lines are policy updates. The averages above the picture are those of
-    `metrics.summary`, over the whole run after its warm-up; the shares below are of the GPU time shown.
+    From above: the rollout workers, a lane each; the trainer, if it has separate GPUs; the share of
+    rollout GPUs at each kind of work; the requests at the workers. Vertical lines are policy
+    updates. The averages above the picture are those of `metrics.summary`, over the whole run after
+    its warm-up; the shares below are of the GPU time shown.
     """
     shown = spans(result).within(window.start_s, window.end_s)
     rollout, trainer = shown.where(shown.rolls_out()), shown.where(~shown.rolls_out())
@@ -73,7 +74,7 @@ def _draw_workers(axes: Axes, part: Spans, workers: int) -> None:
 
 
 def _draw_trainers(axes: Axes, part: Spans, first_lane: int, lanes: int) -> None:
-    """Draw the lanes, and on each training span that has room its step."""
+    """Draw the lanes, and on each training span that is long enough its step."""
     _draw_lanes(axes, part, first_lane, lanes)
     axes.set_yticks([])
     axes.text(-0.008, 0.5, "trainer", transform=axes.transAxes, ha="right", va="center", color=INK)
@@ -83,16 +84,17 @@ def _draw_trainers(axes: Axes, part: Spans, first_lane: int, lanes: int) -> None
 
 
 def _draw_lanes(axes: Axes, part: Spans, first_lane: int, lanes: int) -> None:
-    """Draw spans as rectangles, a lane each unit of y from 0 at the top; one patch a kind, with the kind as its label."""
-    thick = 1.0 if lanes > 48 else 0.86  # thin lanes would drown in the white between them
+    """Draw spans as rectangles; a lane has one unit of y, from 0 at the top. A patch for each kind
+    has it as its label."""
+    thick = 1.0 if lanes > 48 else 0.86  # no gaps between thin lanes
     for code, kind in enumerate(part.kinds):
-        mine = part.where(part.kind == code)
-        draw_spans(axes, mine, mine.lane - first_lane + (1 - thick) / 2, thick, label=kind, **_look(kind))
+        of_kind = part.where(part.kind == code)
+        draw_spans(axes, of_kind, of_kind.lane - first_lane + (1 - thick) / 2, thick, label=kind, **_look(kind))
     axes.set_ylim(lanes, 0)
 
 
 def draw_spans(axes: Axes, part: Spans, top: NDArray[Any], thick: float, **look: Any) -> None:
-    """Draw each span as a rectangle below its `top`, all of them as one path."""
+    """Draw each span as a rectangle below its `top`; all rectangles are one path."""
     x = np.stack([part.started_s, part.ended_s, part.ended_s, part.started_s], axis=1)
     y = np.stack([top, top, top + thick, top + thick], axis=1)
     outline = Outline.make_compound_path_from_polys(np.stack([x, y], axis=2))
@@ -107,7 +109,7 @@ def write_on_spans(axes: Axes, part: Spans, middle: float, prefix: str, room_s: 
 
 
 def _draw_shares(axes: Axes, part: Spans) -> None:
-    """Draw the share of GPUs at each kind of work, stacked; the rest to 100% is the bubble."""
+    """Draw the share of GPUs at each kind of work, stacked; the rest up to 100% is the bubble."""
     times, by_kind = shares(part)
     below = np.zeros(len(times))
     for kind in _in_order(by_kind):
@@ -175,15 +177,16 @@ def write_head(figure: Figure, title: str, *lines: str) -> None:
 
 
 def _write_legend(figure: Figure, rollout: Spans, trainer: Spans) -> tuple[Callable[[float], None], float, str]:
-    """Write every kind with its share of the GPU time shown, below the panels; return how it is placed, how many inches high it
-    is, and how much of the bubbles is waiting for other workers."""
-    parts = {"rollout GPUs": time_shares(rollout), "trainer": time_shares(trainer)}
+    """Write every kind with its share of the GPU time shown, below the panels. Return a function
+    that places the legend, its height in inches, and a line on the bubbles: the shares with and
+    without another worker that rolls out."""
+    shown = {"rollout GPUs": time_shares(rollout), "trainer": time_shares(trainer)}
     patches = []
-    for kind in _in_order({kind for by_kind in parts.values() for kind in by_kind}):
-        found = ", ".join(f"{gpus} {by_kind[kind]:.1%}" for gpus, by_kind in parts.items() if kind in by_kind)
-        patches.append(Patch(label=f"{kind_words(kind)}\n{found}", **_look(kind)))
+    for kind in _in_order({kind for by_kind in shown.values() for kind in by_kind}):
+        percent = ", ".join(f"{pool} {by_kind[kind]:.1%}" for pool, by_kind in shown.items() if kind in by_kind)
+        patches.append(Patch(label=f"{kind_words(kind)}\n{percent}", **_look(kind)))
     place, legend_in = legend_below(figure, patches, handleheight=1.8)
-    if "idle" not in parts["rollout GPUs"]:
+    if "idle" not in shown["rollout GPUs"]:
         return place, legend_in, ""
     others, nobody = idle_shares(rollout)
     while_ = f"{others:.1%} while other workers still roll out, {nobody:.1%} while none does"
@@ -191,7 +194,7 @@ def _write_legend(figure: Figure, rollout: Spans, trainer: Spans) -> tuple[Calla
 
 
 def kind_words(kind: str) -> str:
-    """Return the name of a kind of spans for people."""
+    """Return the name of a kind of spans in words."""
     return "idle (bubble)" if kind == "idle" else kind.replace("_", " ")
 
 

@@ -24,7 +24,8 @@ from simrl.trace.trace import Trace
 
 
 def lengths_figure(trace: Trace) -> Picture:
-    """Draw the response lengths: their distribution, and their mean, median and 95th percentile by step."""
+    """Draw the response lengths: their distribution, and their mean, median and 95th percentile by
+    step."""
     title = f"{trace.metadata.name} ({trace.metadata.kind}): responses {len(trace):,}, steps {len(trace.step_slices):,}"
     figure, (left, right) = panels(title, width_ratios=(1.15, 1))
     _plot_distribution(trace, left)

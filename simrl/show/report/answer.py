@@ -1,7 +1,8 @@
-"""The first words of a page: who is fastest, by how much, and why.
+"""The first words of a page: the fastest run or setting, its lead, and the reasons.
 
-Invariant: figures are those of the tables below, reasons those of `simrl diff`; where a sweep varies the seed, settings are
-compared by their mean over seeds, and a setting that failed for one of them is none.
+Invariant: figures come from the tables below, reasons from `simrl diff`. If a sweep varies the
+seed, settings are compared by their means over seeds, and a setting that failed for one seed does
+not count.
 """
 
 from __future__ import annotations
@@ -17,35 +18,36 @@ from simrl.errors import InputError
 from simrl.result.metrics import window
 from simrl.show.report.sources import Run, Runs, SweepRows
 from simrl.show.tables.explain import sentences
+from simrl.show.text import grouped
 from simrl.validation import in_words
 
 Row = Mapping[str, Any]
 SEED = "seed"
 MOST_NAMED = 4  # keys, and systems, that the words name
-LITTLE = 1.02  # a key that moves the median less is not named
+LITTLE = 1.02  # ratio of medians up to which a key is not named
 
 
 class Answer(NamedTuple):
-    """A paragraph: what it says first, and the rest."""
+    """A paragraph: its first words, and the rest."""
 
     lead: str
     text: str
 
 
-def of_runs(found: Runs) -> list[Answer]:
-    """Return a paragraph for each variant: the fastest, and why it beats the first or the next."""
-    runs = found.runs
-    if found.replayed:
+def of_runs(source: Runs) -> list[Answer]:
+    """Return a paragraph for each variant: its fastest run, and why that beats the first or the
+    next one."""
+    runs = source.runs
+    if source.replayed:
         return [_of_replay(runs[0].row, runs[1].row)]
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(run.row["variant"], []).append(run)
+    groups = grouped((str(run.row["variant"]), run) for run in runs)
     answers = [_of_group(group, variant) for variant, group in groups.items()]
     return [_of_all(runs), *answers] if len(groups) > 1 else answers
 
 
 def _of_all(runs: Sequence[Run]) -> Answer:
-    """Return which run of all variants has the most samples/s, and which the fewest GPU-hours."""
+    """Return the run with the most samples/s of all variants, and the run with the fewest
+    GPU-hours."""
     fastest, cheapest = max((run.row for run in runs), key=_speed), min((run.row for run in runs), key=_gpu_hours)
     hours = f"{_gpu_hours(cheapest):.3g} for 1,000 samples"
     if cheapest is fastest:
@@ -58,7 +60,8 @@ def _of_all(runs: Sequence[Run]) -> Answer:
 
 
 def _of_group(group: Sequence[Run], variant: str) -> Answer:
-    """Return the fastest run of a variant, and why it beats the first or, if it is the first, the next."""
+    """Return the fastest run of a variant, and why it beats the first run, or the next if it is the
+    first."""
     ranked = sorted(group, key=lambda run: -_speed(run.row))
     best, row, where = ranked[0], ranked[0].row, f" with {variant}" if variant else ""
     filled = "" if row["occupancy"] is None else f"{row['occupancy']:.0%} occupancy, "
@@ -94,10 +97,10 @@ def _gpu_hours(row: Row) -> float:
 def _why(best: Run, other: Run) -> list[str]:
     """Return the sentences of `simrl diff`, in which the fastest is B."""
     try:
-        found = [f"it{line.removeprefix('B')}" for line in sentences(diff_results(other.result, best.result))]
+        reasons = [line.removeprefix("B") for line in sentences(diff_results(other.result, best.result))]
     except InputError:
         return []
-    return [f"In GPU-seconds a trained sample, {found[0]}", *(f"I{line[1:]}" for line in found[1:])] if found else []
+    return [f"{'It' if i else 'In GPU-seconds a trained sample, it'}{reason}" for i, reason in enumerate(reasons)]
 
 
 def _largest_losses(run: Run) -> str:
@@ -137,7 +140,8 @@ class _Setting(NamedTuple):
 
 
 def of_sweep(sweep: SweepRows, keys: Sequence[str]) -> list[Answer]:
-    """Return the fastest setting, the best of each other system, the cheapest, and which keys matter."""
+    """Return the fastest setting, the best of each other system, the cheapest, and which keys
+    matter."""
     good = [row for row in sweep.rows if row["error"] is None]
     if not good:
         return [Answer(f"None of the {len(sweep.rows):,} points could be simulated;", "their errors are below.")]
@@ -165,17 +169,16 @@ def of_sweep(sweep: SweepRows, keys: Sequence[str]) -> list[Answer]:
 
 
 def _settings(rows: Sequence[Row], keys: Sequence[str]) -> list[_Setting]:
-    """Return the settings without a failed seed; if each lost one, all with the seeds that are left."""
-    groups: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(tuple(str(row[key]) for key in keys if key != SEED), []).append(row)
+    """Return the settings without a failed seed; if there is none, all settings with their other
+    seeds."""
+    groups = grouped((tuple(str(row[key]) for key in keys if key != SEED), row) for row in rows)
     whole = [group for group in groups.values() if all(row["error"] is None for row in group)]
     left = whole or [[row for row in group if row["error"] is None] for group in groups.values()]
     return [_Setting(setting_name(group[0], keys), group) for group in left if group]
 
 
 def setting_name(row: Row, keys: Sequence[str]) -> str:
-    """Return the system with all that was varied except the seed."""
+    """Return the system with all varied keys except the seed."""
     varied = [key for key in keys if key not in ("system.name", SEED) and row[key] is not None]
     rest = ", ".join(f"{key.removeprefix('system.')}={plain(row[key])}" for key in varied)
     return f"{row['system.name']} ({rest})" if rest else str(row["system.name"])
@@ -187,15 +190,13 @@ def plain(value: Any) -> Any:
 
 
 def _moves(good: Sequence[Row], keys: Sequence[str]) -> list[str]:
-    """Return the keys by how far the medians of their values are apart; a seed is none, nobody can choose a better one."""
-    found = []
+    """Return the keys except the seed, which is no choice, by the ratio of the best to the worst
+    median of their values."""
+    moves = []
     for key in keys:
-        by_value: dict[str, list[float]] = {}
-        for row in good:
-            if key != SEED and row[key] is not None:
-                by_value.setdefault(in_words(row[key]), []).append(_speed(row))
+        by_value = grouped((in_words(row[key]), _speed(row)) for row in good if key != SEED and row[key] is not None)
         medians = {value: float(np.median(rates)) for value, rates in by_value.items()}
         if len(medians) > 1:
             best, times = max(medians, key=medians.__getitem__), max(medians.values()) / min(medians.values())
-            found.append((times, f"{key} {times:.2f}× (best {best})"))
-    return [text for times, text in sorted(found, reverse=True) if times > LITTLE]
+            moves.append((times, f"{key} {times:.2f}× (best {best})"))
+    return [text for times, text in sorted(moves, reverse=True) if times > LITTLE]

@@ -1,8 +1,9 @@
 """Spans of a run for the page's timeline, in few bytes and with a bound on their number.
 
-Invariant: every lane is covered from 0 to the end without a gap (as in the table `spans`), so durations are enough. Where a run
-has more spans than may be kept, those shorter than some seconds are joined with their neighbours of that stretch; the
-joined span has the kind that took most of it, all its tokens, and how many it was; no second is lost.
+Invariant: every lane is covered from 0 to the end without a gap (as in the table `spans`), so
+durations are enough. If a run has too many spans, those shorter than some seconds are joined with
+short neighbours. The joined span has the kind that took most of the time, all tokens, and the
+number of spans; no second is lost.
 """
 
 from __future__ import annotations
@@ -21,41 +22,42 @@ INSTANTS = 1_000  # at which requests are counted
 
 
 class Joined(NamedTuple):
-    """Spans, lane by lane and in time; `of` is how many each was, `shortest_s` what was left as it is."""
+    """Spans, lane by lane and in time; `of` is the number that each was, `shortest_s` the shortest
+    that was never joined."""
 
     spans: Spans
     of: Ints
     shortest_s: float
 
 
-def join(found: Spans, most: int) -> Joined:
-    """Return `most` spans at most, but never less than one for each lane."""
-    order = np.lexsort((found.started_s, found.lane))
-    found = found._replace(**{name: getattr(found, name)[order] for name in found._fields[2:]})
-    joined = Joined(found, np.ones(len(order), np.int64), 0.0)
-    if len(order) > max(most, len(found.lanes)):
-        whole_s = float(found.ended_s.max())
-        shortest_s = whole_s / 65536
-        while len(joined.of) > max(most, len(found.lanes)) and shortest_s <= 2 * whole_s:
-            joined = _join(found, shortest_s)
-            shortest_s *= 2
+def join(part: Spans, most: int) -> Joined:
+    """Return at most `most` spans, but at least one for each lane."""
+    order = np.lexsort((part.started_s, part.lane))
+    part = part._replace(**{name: getattr(part, name)[order] for name in part._fields[2:]})
+    joined, most = Joined(part, np.ones(len(order), np.int64), 0.0), max(most, len(part.lanes))
+    shortest_s = longest_s = float(part.ended_s.max(initial=0.0))
+    shortest_s /= 65536
+    while len(joined.of) > most and shortest_s <= 2 * longest_s:
+        joined = _join(part, shortest_s)
+        shortest_s *= 2
     return joined
 
 
-def _join(found: Spans, shortest_s: float) -> Joined:
-    """Join short spans that follow each other in a lane, up to the next multiple of `shortest_s`."""
-    seconds = found.ended_s - found.started_s
-    short, cell = seconds < shortest_s, np.floor(found.started_s / shortest_s)
+def _join(part: Spans, shortest_s: float) -> Joined:
+    """Join short spans that follow each other in a lane, up to the next multiple of
+    `shortest_s`."""
+    seconds = part.ended_s - part.started_s
+    short, cell = seconds < shortest_s, np.floor(part.started_s / shortest_s)
     first = np.ones(len(short), bool)
-    first[1:] = ~(short[1:] & short[:-1] & (found.lane[1:] == found.lane[:-1]) & (cell[1:] == cell[:-1]))
-    starts, kinds = np.flatnonzero(first), len(found.kinds)
+    first[1:] = ~(short[1:] & short[:-1] & (part.lane[1:] == part.lane[:-1]) & (cell[1:] == cell[:-1]))
+    starts, kinds = np.flatnonzero(first), len(part.kinds)
     ends = np.append(starts[1:], len(first))
-    by_kind = np.bincount((np.cumsum(first) - 1) * kinds + found.kind, seconds, len(starts) * kinds)
-    joined = found.where(first)._replace(
+    by_kind = np.bincount((np.cumsum(first) - 1) * kinds + part.kind, seconds, len(starts) * kinds)
+    joined = part.where(first)._replace(
         kind=by_kind.reshape(-1, kinds).argmax(axis=1),
-        ended_s=found.ended_s[ends - 1],
-        policy_version=found.policy_version[ends - 1],
-        tokens=np.add.reduceat(found.tokens, starts),
+        ended_s=part.ended_s[ends - 1],
+        policy_version=part.policy_version[ends - 1],
+        tokens=np.add.reduceat(part.tokens, starts),
     )
     return Joined(joined, ends - starts, shortest_s)
 
@@ -63,38 +65,39 @@ def _join(found: Spans, shortest_s: float) -> Joined:
 def timeline(result: Result, most: int) -> dict[str, Any]:
     """Return the lanes of a run with at most `most` spans, ready for JSON.
 
-    Times are in units of `unit_s`; of each lane `ends` are durations (differences of ends), `kinds` a digit in base 36 a span,
-    `versions` differences. `joined` is a list of [span, how many it was].
+    Times are in units of `unit_s`. Of each lane, `ends` are durations (differences of ends),
+    `kinds` has a digit in base 36 for each span, `versions` are differences, and `joined` is a list
+    of [span, number of spans that it was].
     """
-    found = spans(result)
+    of_run = spans(result)
     end_s = float(result.metadata["end_s"])
     unit_s = end_s / TICKS if end_s > 0 else 1.0
-    joined = join(found, most)
+    joined = join(of_run, most)
     lanes = []
-    for code, lane in enumerate(found.lanes):
+    for code, lane in enumerate(of_run.lanes):
         chosen = joined.spans.lane == code
-        mine, of = joined.spans.where(chosen), joined.of[chosen]
+        of_lane, counts = joined.spans.where(chosen), joined.of[chosen]
         lanes.append(
             {
                 "name": lane.name,
                 "gpus": lane.gpus,
                 "rollout": rolls_out(lane),
-                "ends": np.diff(np.rint(mine.ended_s / unit_s).astype(np.int64), prepend=0).tolist(),
-                "kinds": "".join(np.base_repr(k, 36) for k in mine.kind.tolist()),
-                "versions": np.diff(mine.policy_version, prepend=0).tolist(),
-                "tokens": mine.tokens.tolist(),
-                "joined": [[i, n] for i, n in enumerate(of.tolist()) if n > 1],
+                "ends": np.diff(np.rint(of_lane.ended_s / unit_s).astype(np.int64), prepend=0).tolist(),
+                "kinds": "".join(np.base_repr(k, 36) for k in of_lane.kind.tolist()),
+                "versions": np.diff(of_lane.policy_version, prepend=0).tolist(),
+                "tokens": of_lane.tokens.tolist(),
+                "joined": [[i, n] for i, n in enumerate(counts.tolist()) if n > 1],
             }
         )
-    middle, looks = steady_window(result), [LOOKS.get(kind, UNKNOWN) for kind in found.kinds]
+    middle, looks = steady_window(result), [LOOKS.get(kind, UNKNOWN) for kind in of_run.kinds]
     return {
         "unit_s": unit_s,
         "end_s": end_s,
-        "kinds": list(found.kinds),
-        "words": [kind_words(kind) for kind in found.kinds],
+        "kinds": list(of_run.kinds),
+        "words": [kind_words(kind) for kind in of_run.kinds],
         "colors": [look.color for look in looks],
         "hatched": [bool(look.hatch) for look in looks],
-        "shares": _shares(found),
+        "shares": _shares(of_run),
         "lanes": lanes,
         "shortest_s": joined.shortest_s,
         "joined": int((joined.of[joined.of > 1]).sum()),
@@ -105,18 +108,22 @@ def timeline(result: Result, most: int) -> dict[str, Any]:
     }
 
 
-def _shares(found: Spans) -> dict[str, dict[str, float]]:
-    """Return by kind its share of the GPU time of the rollout workers and of the trainer, if there are such."""
-    parts = {"rollout GPUs": found.where(found.rolls_out()), "trainer": found.where(~found.rolls_out())}
-    of_parts = {name: time_shares(part) for name, part in parts.items() if len(part.kind)}
+def _shares(part: Spans) -> dict[str, dict[str, float]]:
+    """Return the share of each kind in the GPU time of the rollout workers and of the trainer, if
+    there are such."""
+    pools = {
+        "rollout GPUs": time_shares(part.where(part.rolls_out())),
+        "trainer": time_shares(part.where(~part.rolls_out())),
+    }
     return {
-        kind: {name: round(shares[kind], 5) for name, shares in of_parts.items() if kind in shares}
-        for kind in found.kinds
+        kind: {pool: round(by_kind[kind], 5) for pool, by_kind in pools.items() if kind in by_kind}
+        for kind in part.kinds
     }
 
 
 def _requests(result: Result, end_s: float) -> dict[str, Any]:
-    """Return the requests at the workers: at each change, or at `INSTANTS` instants if there are more changes."""
+    """Return the number of requests at the workers: at each change, or at `INSTANTS` instants if
+    changes are more."""
     times, counts = running_requests(result)
     if not len(times):
         return {"times": [0.0, end_s], "counts": [0, 0]}

@@ -1,8 +1,8 @@
 """The report: results as one HTML file that needs no network and no server.
 
-Invariant: the file holds all that it shows, plotly included, and its content security policy forbids it to fetch anything; the
-equal results give equal bytes. What comes from data is escaped, in the page by jinja; pictures are
-images, in which no markup acts.
+Invariant: the file has all that it shows, plotly included, and its content security policy forbids
+it to fetch anything. Equal results give equal bytes. Data is escaped, in the page by jinja;
+pictures are images, in which no markup acts.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from simrl.show.report.runs import runs_context
 from simrl.show.report.sources import Runs, SweepRows, find
 from simrl.show.report.sweep import sweep_context
 
-PLOTLY = "plotly.min.js"  # plotly.js-cartesian-dist-min 4.1.1 of npm, MIT: a third of plotly, opens as much faster
+PLOTLY = (
+    "plotly.min.js"  # plotly.js-cartesian-dist-min 4.1.1 of npm, MIT: a third of plotly, and as much faster to open
+)
 MOST_BYTES = 6_000_000
-MOST_SPANS = 400_000  # of all timelines; fewer where the file would get too large
+MOST_SPANS = 400_000  # of all timelines; fewer if the file would be too large
 SECTIONS = {
     "runs": (("table", "Numbers"), ("pictures", "Pictures"), ("closely", "One run"), ("inputs", "What it rests on")),
     "sweep": (("pictures", "Pictures"), ("table", "Table"), ("inputs", "What it rests on")),
@@ -35,8 +37,9 @@ SECTIONS = {
 
 
 def write_report(folder: Path, path: Path) -> None:
-    """Write the report of a folder of results. Raise `InputError` for any other folder, and for a path that cannot be written
-    or lies among results, which their own command would then refuse to replace."""
+    """Write the report of a folder of results. Raise `InputError` for any other folder, and for a
+    path that cannot be written or lies among results, which their command would then refuse to
+    replace."""
     _require_page(path)
     written = _written_as_one(folder)
     if Path(os.path.realpath(path)).is_relative_to(written):
@@ -46,10 +49,11 @@ def write_report(folder: Path, path: Path) -> None:
     write_page(find(folder), path)
 
 
-def write_page(found: Runs | SweepRows, path: Path) -> None:
-    """Write the report of results. Raise `InputError` for a path that is no page or cannot be written."""
+def write_page(source: Runs | SweepRows, path: Path) -> None:
+    """Write the report of results. Raise `InputError` for a path that is no page or cannot be
+    written."""
     _require_page(path)
-    text = report_html(found)
+    text = report_html(source)
     with write_whole_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
@@ -66,13 +70,13 @@ def beside(folder: Path) -> Path:
 
 
 def _written_as_one(folder: Path) -> Path:
-    """Return the folder that one command wrote: for a run of a comparison the whole comparison."""
+    """Return the folder that one command wrote: for a run of a comparison, the whole comparison."""
     place = folder.resolve()
     return place.parent if (place.parent / MANIFEST).is_file() else place
 
 
-def report_html(found: Runs | SweepRows) -> str:
-    """Return the page. Its timelines are made coarser until it is small enough."""
+def report_html(source: Runs | SweepRows) -> str:
+    """Return the page, with timelines that are coarse enough for its size."""
     loader = PackageLoader("simrl.show.report", ".")
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -80,18 +84,18 @@ def report_html(found: Runs | SweepRows) -> str:
     environment.filters["first_word"] = lambda text: text.partition(" ")[0]
     template = environment.get_template("page.html")
     shared = {
-        "title": found.title,
+        "title": source.title,
         "version": simrl.__version__,
         "plotly": (Path(__file__).parent / PLOTLY).read_text(encoding="utf-8"),
     }
-    if isinstance(found, SweepRows):
-        context, data = sweep_context(found)
+    if isinstance(source, SweepRows):
+        context, data = sweep_context(source)
         return template.render(kind="sweep", sections=SECTIONS["sweep"], data=_packed(data), **shared, **context)
-    context, data = runs_context(found)
+    context, data = runs_context(source)
     most_spans = MOST_SPANS
     while True:
-        for run, shown in zip(found.runs, data["runs"], strict=True):
-            shown["timeline"] = timeline(run.result, most_spans // len(found.runs))
+        for run, shown in zip(source.runs, data["runs"], strict=True):
+            shown["timeline"] = timeline(run.result, most_spans // len(source.runs))
         text = template.render(kind="runs", sections=SECTIONS["runs"], data=_packed(data), **shared, **context)
         if len(text.encode()) <= MOST_BYTES or most_spans <= 10:
             return text
@@ -99,6 +103,6 @@ def report_html(found: Runs | SweepRows) -> str:
 
 
 def _packed(data: Any) -> str:
-    """Return the data as the page's code unpacks it: gzipped JSON without NaN."""
+    """Return the data for the page's script: gzipped JSON without NaN."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode("ascii")

@@ -1,7 +1,8 @@
-"""The page of runs: who is fastest and why, the table of a comparison, the pictures, and each run in detail.
+"""The page of runs: the fastest and why, the table of a comparison, the pictures, and each run in
+detail.
 
-Invariant: every number and every word on it comes from the functions that `simrl compare` and `simrl explain` print: `table`,
-`explanation`, `gpu_hours`, `diagnosis`.
+Invariant: all numbers and words on it come from the functions that `simrl compare` and `simrl
+explain` print: `table`, `explanation`, `gpu_hours`, `diagnosis`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from simrl.show.tables.compare import columns_of, marked, notes
 from simrl.show.tables.explain import path_shares
 from simrl.show.text import Screen, number
 
-# What the table's legend on the screen leaves out.
+# Meanings that the legend on the screen leaves out.
 MEANINGS = {
     "system": "the schedule, and the parameters that differ from its defaults",
     "step s": "seconds a policy update",
@@ -38,9 +39,10 @@ MEANINGS = {
 }
 
 
-def runs_context(found: Runs) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what the template shows, and the data of the page's own code, but for the timelines."""
-    runs, several = found.runs, len(found.runs) > 1
+def runs_context(source: Runs) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the context of the template, and the data of the page's script, without the
+    timelines."""
+    runs, several = source.runs, len(source.runs) > 1
     rows, names = marked([run.row for run in runs]), _names(runs)
     columns = columns_of(rows)
     falls = [waterfall(run.result, *window(run.result, run.warmup_steps)) for run in runs]
@@ -50,7 +52,7 @@ def runs_context(found: Runs) -> tuple[dict[str, Any], dict[str, Any]]:
     }
     variants = [None, *(row["variant"] for row in rows)]
     context = {
-        "answer": of_runs(found),
+        "answer": of_runs(source),
         "headings": [
             {
                 "lines": column.heading,
@@ -70,11 +72,11 @@ def runs_context(found: Runs) -> tuple[dict[str, Any], dict[str, Any]]:
         "notes": [*notes(rows), *not_modelled_lines([run.result.metadata for run in runs])],
         "runs": [(name, _details(run, fall)) for name, run, fall in zip(names, runs, falls, strict=True)],
         "several": several,
-        "raced": several and not found.replayed,
-        "chosen": 1 if found.replayed else speeds.index(max(speeds)),
+        "raced": several and not source.replayed,
+        "chosen": 1 if source.replayed else speeds.index(max(speeds)),
         "ledger": shared({name: run.result.metadata for name, run in zip(names, runs, strict=True)}),
         "scenarios": [(name, _yaml(run.result.metadata["scenario"])) for name, run in zip(names, runs, strict=True)],
-        "agreement": _agreement(runs) if found.replayed else None,
+        "agreement": _agreement(runs) if source.replayed else None,
         "carried": any(row["carried_share"] > 0 for row in rows),
         "updates": sorted({run.result.steps.num_rows - run.warmup_steps for run in runs}),
     }
@@ -82,44 +84,49 @@ def runs_context(found: Runs) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _pictures(runs: Sequence[Run], names: Sequence[str], falls: Sequence[Waterfall]) -> dict[str, Any]:
-    """Return the pictures of all runs, and those of each."""
+    """Return the pictures of all runs together, and the pictures of each run."""
     if any(fall.gpu_s["undivided"] for fall in falls):  # a real engine does not divide its work beyond decoding
         falls = [undivided(fall) for fall in falls]
-    rows = [run.row for run in runs]
-    each = (rows, [run.result for run in runs], [run.warmup_steps for run in runs])
+    rows, results, warmups = (
+        [run.row for run in runs],
+        [run.result for run in runs],
+        [run.warmup_steps for run in runs],
+    )
     figures = {
         "speed": comparison_figure(rows),
         "gpu_seconds": gpu_seconds_figure(rows, falls),
-        "bubble": bubble_figure(*each),
-        "staleness": staleness_figure(*each),
+        "bubble": bubble_figure(rows, results, warmups),
+        "staleness": staleness_figure(rows, results, warmups),
     }
-    of_runs = [run_figures(run.result, run.warmup_steps) for run in runs]
+    of_runs = [_svgs(run_figures(run.result, run.warmup_steps)) for run in runs]
     return {
         "figures": _svgs(figures),
-        "runs": [{"name": name, "figures": _svgs(own)} for name, own in zip(names, of_runs, strict=True)],
+        "runs": [{"name": name, "figures": of_run} for name, of_run in zip(names, of_runs, strict=True)],
     }
 
 
 def _svgs(figures: dict[str, Picture]) -> dict[str, str]:
-    """Return the pictures as the page shows them: images, in which no markup of a name can act."""
+    """Return the pictures as SVG. The page shows them as images, in which no markup of a name can
+    act."""
     return {title: rendered(figure, "svg").decode() for title, figure in figures.items()}
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """Return system and variant of each run, and the folder if two are alike."""
+    """Return system and variant of each run, and the folder if two runs have equal ones."""
     plain = [", ".join(filter(None, (run.row["system"], run.row["variant"]))) for run in runs]
     return [name if plain.count(name) == 1 else f"{name} ({run.name})" for name, run in zip(plain, runs, strict=True)]
 
 
 def _cell(text: str) -> dict[str, Any]:
-    """Return a cell and the number that it begins with, by which it is sorted (None: by its text)."""
+    """Return a cell and the number at its beginning, by which it is sorted (None: by its text)."""
     text = " ".join(text.split())
-    found = re.match(r"-?\d[\d,]*(\.\d+)?", text)
-    return {"text": text, "value": float(found[0].replace(",", "")) if found else None}
+    number_text = re.match(r"-?\d[\d,]*(\.\d+)?", text)
+    return {"text": text, "value": float(number_text[0].replace(",", "")) if number_text else None}
 
 
 def _details(run: Run, fall: Waterfall) -> dict[str, Any]:
-    """Return the words about one run: its GPU time and, unless it is too short, its critical paths and known problems."""
+    """Return the details of one run: its GPU time and, unless it is too short, its critical paths
+    and known problems."""
     try:
         explained = explain_result(run.result)
     except InputError:
@@ -138,16 +145,16 @@ def _details(run: Run, fall: Waterfall) -> dict[str, Any]:
 
 
 def _agreement(runs: Sequence[Run]) -> str:
-    """Return what `simrl compare PREDICTED --measured MEASURED` prints."""
+    """Return the output of `simrl compare PREDICTED --measured MEASURED`."""
     text = io.StringIO()
     try:
-        found = agree(runs[0].result, runs[1].result)
+        print_agreement(agree(runs[0].result, runs[1].result), Screen(file=text, width=100))
     except InputError as error:
         return str(error)
-    print_agreement(found, Screen(file=text, width=100))
     return text.getvalue().rstrip()
 
 
 def _yaml(data: Any) -> str:
-    """Return YAML sorted by key, like a folder of results: a run that was not written gives an equal page."""
+    """Return YAML sorted by key, as in a folder of results, so that a run that was not written
+    gives an equal page."""
     return str(yaml.safe_dump(data, sort_keys=True, allow_unicode=True))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simrl.analysis.explanation import counted_warmup
-from simrl.errors import InputError, first_line, printable
+from simrl.errors import InputError, first_line, printable, refuse
 from simrl.files import read_parquet, require_no_device
 from simrl.result.check import check_metadata
 from simrl.result.metrics import prices, summary
@@ -29,7 +29,8 @@ class Run(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """Runs side by side. `replayed`: the first is what was predicted, the second what was measured."""
+    """Runs side by side. `replayed`: the first one is the prediction, the second one the
+    measurement."""
 
     title: str
     runs: Sequence[Run]
@@ -37,12 +38,13 @@ class Runs(NamedTuple):
 
 
 class SweepRows(NamedTuple):
-    """The rows of a sweep's table, in the order of their points, what was asked, and the scenario of every point by hash."""
+    """The rows of a sweep's table in the order of points, the varied keys, the arguments of the
+    command, and its folder, which has the scenario of every point by hash."""
 
     title: str
     rows: Sequence[dict[str, Any]]
     keys: Sequence[str]
-    asked: dict[str, Any]
+    arguments: dict[str, Any]
     folder: Path
 
 
@@ -66,30 +68,32 @@ def find(folder: Path) -> Runs | SweepRows:
 
 
 def _read(folder: Path) -> Result:
-    """Return the result in a folder. Raise `InputError` if its metadata does not describe the run."""
+    """Return the result in a folder. Raise `InputError` if its metadata does not describe the
+    run."""
     result = read_result(folder)
     check_metadata(result.metadata, f"{folder / METADATA_FILE}", reported=True)
     return result
 
 
 def _result_folders(folder: Path) -> dict[str, Path]:
-    """Return the folders of results by name: a comparison's in its order, recorded runs' by their parts."""
-    found = {place.parent.name: place.parent for place in sorted(folder.glob(f"*/{METADATA_FILE}"))}
-    if not found:
+    """Return the folders of results by name: a comparison's in its order, recorded runs' by their
+    parts."""
+    folders = {place.parent.name: place.parent for place in sorted(folder.glob(f"*/{METADATA_FILE}"))}
+    if not folders:
         places = sorted([*folder.glob(f"parts/*/{METADATA_FILE}"), *folder.glob(f"*/parts/*/{METADATA_FILE}")])
-        names = [(place.parents[2].name, place.parent) for place in places]
-        runs = [run for run, _ in names]
-        found = {run if runs.count(run) == 1 else f"{run}, part {part.name}": part for run, part in names}
+        runs = [place.parents[2].name for place in places]
+        for run, place in zip(runs, places, strict=True):
+            folders[run if runs.count(run) == 1 else f"{run}, part {place.parent.name}"] = place.parent
     try:
         require_no_device(folder / COMPARISON_FILE)
         order = [row["folder"] for row in json.loads((folder / COMPARISON_FILE).read_text(encoding="utf-8"))]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return found
-    return {name: found[name] for name in sorted(found, key=lambda n: order.index(n) if n in order else len(order))}
+        return folders
+    return dict(sorted(folders.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
 
 
 def _instead(folder: Path) -> str:
-    """Return what the folder holds instead, if that may help."""
+    """Return the content of a folder without results, as far as that may help."""
     if (folder / SEARCH_FILE).is_file():
         return " but a search of `simrl optimize`: compare the systems that it named, and report that"
     deeper = sorted({p.parent.parent.name for p in folder.glob(f"*/*/{METADATA_FILE}")})
@@ -110,8 +114,8 @@ def runs_of(results: dict[str, Result], replayed: bool = False) -> Runs:
             steady = counted_warmup(result)
         except InputError as error:
             raise InputError(f"{name}: the run made no policy update; there is nothing to report") from error
-        asked = int(scenario["warmup_steps"])
-        warmup = asked if result.steps.num_rows > asked else steady
+        planned = int(scenario["warmup_steps"])
+        warmup = planned if result.steps.num_rows > planned else steady
         row = {**summary(result, warmup, *prices(scenario["cluster"])), **_split(result.metadata)}
         if replayed or "replay" in result.metadata:
             row["system"] = f"{row['system']}, {name if replayed else 'measured'}"
@@ -124,14 +128,15 @@ def runs_of(results: dict[str, Result], replayed: bool = False) -> Runs:
 
 
 def _split(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the GPUs that roll out and that train; where all train, they do both by turns."""
+    """Return the GPUs that roll out and that train; if all train, they do both by turns."""
     gpus, train_gpus = metadata["gpus"], metadata["train_gpus"]
     shared = train_gpus >= gpus
     return {"rollout_gpus": gpus if shared else gpus - train_gpus, "train_gpus": train_gpus, "colocated": shared}
 
 
 def _rows(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of a table in folders `system.name=NAME`. Raise `InputError` for a damaged or changed file."""
+    """Return the rows of a table in folders `system.name=NAME`. Raise `InputError` for a damaged or
+    changed file."""
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder")
     rows: list[dict[str, Any]] = []
@@ -143,27 +148,29 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
 
 def _sweep(folder: Path) -> SweepRows:
     try:
-        asked = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))
+        arguments = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))
         rows = _rows(folder / TABLE_FOLDER)
     except (OSError, ValueError, RecursionError, InputError) as error:
         raise InputError(
             f"{folder}: a sweep without a table that can be read ({first_line(error)}); run its command again, it goes on"
         ) from error
-    if not rows:
-        raise InputError(f"{folder}: a sweep without points; run it with some")
-    names, what = list(rows[0]), ""
-    lacking = [name for name in ("point", "hash", "system.name", "variant", "error") if name not in names]
-    if lacking:
-        what = f"its table has no column {lacking[0]}"
-    elif not all(isinstance(row["point"], int) and not isinstance(row["point"], bool) for row in rows):
-        what = "its table has points without a number"
-    elif {row["point"] for row in rows} != set(range(len(rows))):
-        what = "its table lacks points, or has some twice"
-    elif not isinstance(asked, dict):
-        what = f"{SWEEP_FILE} is no object"
-    if what:
-        raise InputError(f"{folder}: no sweep that `simrl sweep` wrote: {what}; run its command again, it goes on")
+    names, numbers = list(rows[0]) if rows else [], [row.get("point") for row in rows]
+    lacking = next((name for name in ("point", "hash", "system.name", "variant", "error") if name not in names), "")
+    wrong, again = f"{folder}: no sweep that `simrl sweep` wrote", "run its command again, it goes on"
+    refuse(
+        (not rows, f"{folder}: a sweep without points; run it with some"),
+        (lacking, f"{wrong}: its table has no column {lacking}; {again}"),
+        (
+            not all(type(number) is int for number in numbers),
+            f"{wrong}: its table has points without a number; {again}",
+        ),
+        (
+            sorted(map(str, numbers)) != sorted(map(str, range(len(rows)))),
+            f"{wrong}: its table lacks points, or has some twice; {again}",
+        ),
+        (not isinstance(arguments, dict), f"{wrong}: {SWEEP_FILE} is no object; {again}"),
+    )
     rows.sort(key=lambda row: row["point"])
     keys = ["system.name", *names[names.index("hash") + 1 : names.index("variant")]]
-    title = printable(Path(str(asked.get("scenario", folder.name))).stem)
-    return SweepRows(title, rows, keys, asked, folder)
+    title = printable(Path(str(arguments.get("scenario", folder.name))).stem)
+    return SweepRows(title, rows, keys, arguments, folder)

@@ -1,17 +1,17 @@
-"""The page of a sweep: its answer, the columns that pictures and table are drawn from, what failed, what it rests on.
+"""The page of a sweep: its answer, the columns of pictures and table, failed points, sources.
 
-Invariant: every number is one of the sweep's table; the page's own code filters, sorts and draws them.
+Invariant: every number is from the sweep's table; the page's script filters, sorts and draws them.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import yaml
+from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError, create_model
 
 from simrl.errors import InputError
 from simrl.show.report.answer import of_sweep, plain, setting_name
@@ -21,7 +21,7 @@ from simrl.validation import in_words, shortened
 
 Row = Mapping[str, Any]
 
-# Key of a column, its name on the page, its format in the page's code, what it means, and the unit that its name lacks.
+# Key of a column, its name on the page, its format in the page's script, its meaning, and the unit that its name lacks.
 METRICS = (
     ("samples_per_s", "samples/s", "g3", "trained samples a second"),
     ("speedup", "speed-up", "x2", "samples/s over the first point's", "×"),
@@ -43,17 +43,24 @@ METRICS = (
     ("gpu_hours_per_1k_samples", "GPU-h/1k", "g3", "hours of all GPUs for 1,000 trained samples"),
     ("cost_per_1k_samples", "cost/1k", "g3", "their cost at cluster.cost_per_gpu_hour"),
 )
-ALWAYS = ("samples_per_s", "gpu_hours_per_1k_samples", "off_policyness_mean")  # of a point that was simulated
+Measure = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+# The columns of a point, and those of a simulated one.
+MEASURES: dict[str, Any] = {key: (Measure | None, None) for key, *_ in METRICS}
+POINT = TypeAdapter(create_model("Point", hash=str, variant=str, **MEASURES))
+MEASURES |= {key: Measure for key in ("gpu_hours_per_1k_samples", "off_policyness_mean")}
+MEASURES["samples_per_s"] = Annotated[Measure, Field(gt=0)]
+SIMULATED = TypeAdapter(create_model("SimulatedPoint", hash=str, variant=str, **MEASURES))
+KEYS = TypeAdapter(dict[str, str | bool | int | FiniteFloat | None])
 PROVENANCE = {"trace_kind": "rollouts (trace)", "profile_kind": "step times (profile)", "speculation": "speculation"}
 MOST_ERRORS = 200
 
 
 def sweep_context(sweep: SweepRows) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what the template shows, and the data of the page's own code. Raise `InputError` for rows of which no page can be
-    made."""
+    """Return the context of the template, and the data of the page's script. Raise `InputError` for
+    impossible rows."""
     rows = sweep.rows
     for row in rows:
-        for column in _wrong(row, sweep.keys):
+        if column := _wrong(row, sweep.keys):
             raise InputError(
                 f"{sweep.folder}: the table's point {row['point']} has {column}={shortened(row.get(column))}, which cannot "
                 "be; run the sweep's command again, it goes on"
@@ -86,28 +93,20 @@ def sweep_context(sweep: SweepRows) -> tuple[dict[str, Any], dict[str, Any]]:
         "reasons": len(reasons),
         "fixed": [(key, in_words(rows[0][key])) for key in sweep.keys if key not in keys],
         "provenance": _provenance(good),
-        "asked": yaml.safe_dump(sweep.asked, sort_keys=False, allow_unicode=True),
+        "asked": yaml.safe_dump(sweep.arguments, sort_keys=False, allow_unicode=True),
         "scenario": _scenario(sweep, good),
     }
     return context, data
 
 
-def _wrong(row: Row, keys: Sequence[str]) -> Iterator[str]:
-    """Yield the columns whose values are impossible."""
-    yield from (key for key in ("hash", "variant") if not isinstance(row[key], str))
-    for key in keys:
-        value = row[key]
-        if not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
-            yield key
-    for key, *_ in METRICS:
-        value = row.get(key)
-        if value is None:
-            if row["error"] is None and key in ALWAYS:
-                yield key
-        elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            yield key
-    if row["error"] is None and not row["samples_per_s"] > 0:
-        yield "samples_per_s"
+def _wrong(row: Row, keys: Sequence[str]) -> str | None:
+    """Return the first column with an impossible value."""
+    try:
+        KEYS.validate_python({key: row[key] for key in keys})
+        (SIMULATED if row["error"] is None else POINT).validate_python(row)
+    except ValidationError as error:
+        return str(error.errors()[0]["loc"][0])
+    return None
 
 
 def _number(value: float | None) -> float | None:
@@ -116,17 +115,18 @@ def _number(value: float | None) -> float | None:
 
 
 def _provenance(good: Sequence[Row]) -> list[tuple[str, str]]:
-    found = []
+    lines = []
     for key, name in PROVENANCE.items():
         kinds = Counter(str(row[key]) for row in good if row.get(key) is not None)
         points = (f"{kind} ({n:,} points)" if len(kinds) > 1 else kind for kind, n in kinds.items())
         if kinds:
-            found.append((name, ", ".join(points)))
-    return found
+            lines.append((name, ", ".join(points)))
+    return lines
 
 
 def _scenario(sweep: SweepRows, good: Sequence[Row]) -> str:
-    """Return the fastest point's scenario as it was simulated; files are named by the hash of their content."""
+    """Return the fastest point's scenario as it was simulated; files are named by the hash of their
+    content."""
     best = max(good or sweep.rows, key=lambda row: row.get("samples_per_s") or 0.0)
     place = sweep.folder / "points" / best["hash"][:2] / f"{best['hash']}.json"
     try:

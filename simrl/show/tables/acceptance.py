@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.text import Text
 
 from simrl.analysis.acceptance import history_words, model_yaml
-from simrl.show.text import folded, framed_table, say
+from simrl.show.text import folded, formatted, framed_table, say
 
 
 def print_report(d: dict[str, Any], console: Console) -> None:
-    """Print what `report` returned."""
+    """Print the data of `simrl.analysis.acceptance.report`."""
     values = ", ".join(f"{key} {value}" for key, value in d["window"].items() if key != "kind")
     drafter = f"{d['drafter']} from {history_words(d['history'])}, window {d['window']['kind']} ({values})"
     drafted = f"{d['responses_with_drafts']:,} of {d['responses']:,} responses have drafts"
@@ -52,26 +52,27 @@ def _print_pays(pays: dict[str, Any] | None, console: Console) -> None:
         return
     headings = ("batch", "plain [ms/token]", "with drafts", "speed-up", "best fixed window", "its speed-up")
     rows = [
-        (row["batch"], f"{row['plain_s'] * 1e3:.2f}",
-         "–" if row["speculative_s"] is None else f"{row['speculative_s'] * 1e3:.2f}", _shown(row["speed_up"], "{:.2f}×"),
-         row["best_fixed_window"], _shown(row["best_fixed_speed_up"], "{:.2f}×"))
+        (
+            row["batch"],
+            f"{row['plain_s'] * 1e3:.2f}",
+            formatted(row["speculative_s"] and row["speculative_s"] * 1e3, "{:.2f}"),
+            formatted(row["speed_up"], "{:.2f}×"),
+            row["best_fixed_window"],
+            formatted(row["best_fixed_speed_up"], "{:.2f}×"),
+        )
         for row in pays["by_batch"]
-    ]  # fmt: skip
+    ]
     say(console, f"{pays['profile']}, sequences of {pays['kv_tokens']:,.0f} tokens; drafts: {pays['draft_source']}")
     console.print(framed_table(headings, rows, left=()))
     say(console, pays["words"], style="bold")
 
 
 def _cells(rates: dict[str, Any]) -> tuple[str, str, str]:
-    acceptance, speculation = _shown(rates["acceptance_rate"]), _shown(rates["speculation_rate"])
-    return acceptance, speculation, _shown(rates["accept_length"], "{:.2f}")
-
-
-def _shown(value: float | None, form: str = "{:.1%}") -> str:
-    return "–" if value is None else form.format(value)
+    acceptance, speculation = (formatted(rates[f"{key}_rate"], "{:.1%}") for key in ("acceptance", "speculation"))
+    return acceptance, speculation, formatted(rates["accept_length"], "{:.2f}")
 
 
 def token_range(row: dict[str, Any]) -> str:
-    """Return the hit lengths of a row, such as 5–8."""
+    """Return the range of a row's hit lengths, such as 5–8."""
     low, high = row["from_tokens"], row["to_tokens"]
     return f"{low:,}" if low == high else f"{low:,}–{high:,}"

@@ -1,6 +1,7 @@
-"""An agreement on the screen: what the updates took, the errors, the decisions.
+"""An agreement on the screen: the updates, the errors, the decisions.
 
-Invariant: fits into 80 columns; rows left out for want of room are counted, and stand in agreement.json.
+Invariant: fits into 80 columns; rows that are left out for want of room are counted, and are in
+agreement.json.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ POINTS = ("bubble_err", "acceptance_err")  # differences of shares, in percentag
 
 
 def print_agreement(agreement: Agreement, console: Console, spread: Spread | None = None) -> None:
-    """Print the updates at the workers, the errors (with the spread of repeats, if given) and the differences."""
+    """Print the updates at the workers, the errors (with the spread of repeats, if given) and the
+    differences."""
     if agreement.parts:
         with folded(console, "The updates at the workers, one by one"):
             _print_parts(agreement, console)
@@ -36,7 +38,7 @@ def print_agreement(agreement: Agreement, console: Console, spread: Spread | Non
     if agreement.samples:
         with folded(console, "What the rows mean"):
             say(console, MEANING)
-    # of what vLLM's own drafters do, measured results say nothing
+    # measured results do not say what vLLM's own drafters do
     drafted = [] if agreement.not_drafted is None else [not_drafted(agreement.not_drafted)]
     say(console, *_missing(agreement), *drafted, verdict(agreement))
     shown = sorted(agreement.differences, key=lambda d: d.near_tie_ms is not None)[:MOST_DIFFERENCES]
@@ -47,7 +49,7 @@ def print_agreement(agreement: Agreement, console: Console, spread: Spread | Non
 
 
 def verdict(agreement: Agreement) -> str:
-    """Return in a line whether both runs decided alike."""
+    """Return a line on the decisions of both runs: equal, or the number of differences."""
     if not agreement.samples:
         return "Decisions: no sample finished in both runs; there is nothing to compare"
     if not agreement.differences:
@@ -62,9 +64,10 @@ def verdict(agreement: Agreement) -> str:
 
 
 def repeats_line(agreements: Sequence[Agreement], pass_spread: float | None) -> str:
-    """Return in a line how far the machine's own times are apart, beside the prediction's error of each replay.
+    """Return a line with the spread of the machine's own times and the prediction's error of each
+    replay.
 
-    `pass_spread` is how far the repeats of a pass were apart when the profile was measured.
+    `pass_spread` is the spread of the repeats of a pass when the profile was measured.
     """
     compared = [a for a in agreements if a.figures.rollout_s.measured is not None and a.errors.makespan_err is not None]
     if len(compared) < 2:
@@ -79,7 +82,8 @@ def repeats_line(agreements: Sequence[Agreement], pass_spread: float | None) -> 
 
 
 def error_rows(agreement: Agreement) -> list[tuple[str, str, str, str, str]]:
-    """Return rows of: what is compared, predicted, measured, the error in words, and the error's name in `Errors`."""
+    """Return rows of quantity, predicted, measured, error in words, and the error's name in
+    `Errors`."""
     a = agreement.figures
     compared: list[tuple[str, Both[float | None] | None, Callable[[float], str], str]] = [
         ("Rollout clock", a.rollout_s, lambda s: f"{_seconds(s)} s", "makespan_err"),
@@ -109,7 +113,8 @@ def _errors(agreement: Agreement, spread: Spread | None) -> Table:
 
 
 def _print_parts(agreement: Agreement, console: Console) -> None:
-    """Print a row for each update and worker; if these are too many, for each update; or only the rows furthest apart."""
+    """Print a row for each update and worker. If these are too many, print one for each update; if
+    these are still too many, only the rows furthest apart."""
     parts: Sequence[UpdatePart] = agreement.parts
     lines = []
     if len(parts) > MOST_ROWS:
@@ -138,7 +143,7 @@ def _parts_table(parts: Sequence[UpdatePart], columns: Sequence[Column]) -> Tabl
 
 
 def _both(text: Callable[[Share], str]) -> Callable[[UpdatePart], str]:
-    """Return a cell with this text of both runs."""
+    """Return a function for cells with this text of both runs."""
 
     def cell(part: UpdatePart) -> str:
         predicted, measured = ("-" if share is None else text(share) for share in (part.predicted, part.measured))
@@ -171,7 +176,7 @@ def _ranges(versions: Sequence[int]) -> str:
 
 
 def _missing(agreement: Agreement) -> list[str]:
-    """Return what only one of the runs reached."""
+    """Return lines on updates and samples that only one of the runs reached."""
     lines = []
     updates, alone = agreement.updates, agreement.finished_in_one
     if updates.predicted != updates.measured:
@@ -205,5 +210,5 @@ def _error(key: str, value: float | None, sign: str = "+") -> str:
     return f"{value:.2%} MAPE" if key.endswith("mape") and sign == "+" else f"{value:{sign}.2%}"
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"

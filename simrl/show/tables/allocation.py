@@ -13,7 +13,7 @@ PLAN_NAMES = {"equal": "equal", "two_tier": "two-tier", "exact": "exact gradient
 
 
 def print_allocation(d: dict[str, Any], console: Console) -> None:
-    """Print what `allocate_step` returned."""
+    """Print the data of `simrl.analysis.allocation.allocate_step`."""
     samples = f"{d['samples']:,} samples in {len(d['groups'])} groups on {d['workers']} workers"
     head = f", history epoch {d['history_epoch']}: {samples}; predicted for {d['profile']}"
     console.print(Text.assemble((f"Step {d['step']}", "bold"), head))

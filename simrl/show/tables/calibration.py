@@ -1,4 +1,5 @@
-"""A calibration on the screen: the corrections, what they mean, the errors in and out of the window, and what is assumed."""
+"""A calibration on the screen: the corrections and their meaning, the errors in and out of the
+window, the assumptions."""
 
 from __future__ import annotations
 
@@ -11,21 +12,29 @@ from simrl.show.text import bare_table, say
 from simrl.study.calibration import Calibration
 
 
-def print_calibration(found: Calibration, console: Console) -> None:
+def print_calibration(calibration: Calibration, console: Console) -> None:
     """Print the corrections, the errors in and out of the window, and the assumptions."""
     corrections = [
-        (c.name, _shown(c.value, c.unit),
-         "at the bound of its range" if c.error is None else f"± {_shown(c.error, c.unit)}",
-         f"{_shown(c.low, c.unit)} to {_shown(c.high, c.unit)}", c.meaning)
-        for c in found.corrections
-    ]  # fmt: skip
+        (
+            c.name,
+            _with_unit(c.value, c.unit),
+            "at the bound of its range" if c.error is None else f"± {_with_unit(c.error, c.unit)}",
+            f"{_with_unit(c.low, c.unit)} to {_with_unit(c.high, c.unit)}",
+            c.meaning,
+        )
+        for c in calibration.corrections
+    ]
     console.print(bare_table(("correction", "value", "standard error", "range", "what it means"), corrections))
     errors = [
-        (e.phase, _apart(e.steps_in, e.mape_in, e.bias_in), _apart(e.steps_out, e.mape_out, e.bias_out),
-         f"{e.predicted_s:.4g} s ({e.low_s:.4g} to {e.high_s:.4g})")
-        for e in found.errors
-    ]  # fmt: skip
-    window = "in the window ({}-{})".format(*found.window)
+        (
+            e.phase,
+            _errors_of(e.steps_in, e.mape_in, e.bias_in),
+            _errors_of(e.steps_out, e.mape_out, e.bias_out),
+            f"{e.predicted_s:.4g} s ({e.low_s:.4g} to {e.high_s:.4g})",
+        )
+        for e in calibration.errors
+    ]
+    window = "in the window ({}-{})".format(*calibration.window)
     console.print()
     console.print(bare_table(("simulated against logged", window, "on the rest", "predicted a step"), errors))
     say(
@@ -33,28 +42,28 @@ def print_calibration(found: Calibration, console: Console) -> None:
         "Mean absolute error of a step, and in brackets the error of the total. Nothing was fitted to the rest. The range is "
         "of fits that do as well on the window.\n",
     )
-    say(console, *(f"Warning: {text}." for text in found.warnings))
-    say(console, *(f"Assumed: {text}." for text in found.assumed))
+    say(console, *(f"Warning: {text}." for text in calibration.warnings))
+    say(console, *(f"Assumed: {text}." for text in calibration.assumed))
 
 
 def print_ranges(
     rows: Sequence[Mapping[str, Any]], ranges: Sequence[Mapping[str, tuple[float, float]]], console: Console
 ) -> None:
-    """Print how far each speed-up moves with what a log does not say."""
+    """Print the range of each speed-up over the causes that a log leaves open."""
     shown = [
         (
             row["system"],
             row["variant"],
             f"{row['speedup']:.2f}×",
-            *(f"{low:.2f} to {high:.2f}×" for low, high in found.values()),
+            *(f"{low:.2f} to {high:.2f}×" for low, high in by_cause.values()),
         )
-        for row, found in zip(rows[1:], ranges[1:], strict=True)
+        for row, by_cause in zip(rows[1:], ranges[1:], strict=True)
     ]
     names = {"fits": "fits that do as well", "likeness": "responses of a prompt unlike or alike"}
     console.print(bare_table(("system", "", "speed-up", *(names[cause] for cause in ranges[0])), shown))
 
 
-def _shown(value: float, unit: str) -> str:
+def _with_unit(value: float, unit: str) -> str:
     if unit == "s" and 0 < abs(value) < 1e-3:
         return f"{value * 1e6:.3g} µs"
     if unit == "s" and 0 < abs(value) < 1:
@@ -62,5 +71,5 @@ def _shown(value: float, unit: str) -> str:
     return f"{value:.3g}{' ' + unit if unit else ''}"
 
 
-def _apart(steps: int, mape: Any, bias: Any) -> str:
+def _errors_of(steps: int, mape: Any, bias: Any) -> str:
     return f"{mape:.1%} ({bias:+.1%}), {steps} steps" if steps else "no steps"

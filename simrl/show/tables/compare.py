@@ -1,8 +1,8 @@
-"""A comparison on the screen: as many columns as fit, and the names of those left out."""
+"""A comparison on the screen: all columns that fit, the names of the others, and lines on what the
+table does not show."""
 
 from __future__ import annotations
 
-import math
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from simrl.profile.metadata import split_words
 from simrl.scenario.model import Scenario
 from simrl.show.inputs import not_modelled_lines, provenance, rests_on
 from simrl.show.tables.ranking import best_and_other, of_variants, ranking_lines, row_name, several
-from simrl.show.text import Column, Line, Page, fitting, folded, listed, plain_table, say
+from simrl.show.text import Column, Line, Page, fitting, folded, formatted, listed, number, plain_table, say
 from simrl.study.model_error import RATIO_ERROR
 from simrl.systems.recipes import RECIPES, parameters_of
 from simrl.systems.system import Shared
@@ -34,18 +34,18 @@ OCCUPANCY = (
 )
 UNLEARNED = "What stale tokens do to learning is not modelled"
 WITHOUT_CACHE = "without prefix caching, which others here have"
-LEAST_SHARE = 0.005  # of tokens or samples: less is not said
-RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")  # of the mark of a fact
+LEAST_SHARE = 0.005  # of tokens or samples that a line mentions
+RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")  # digits of a mark
 EPOCHS = ("the first epoch", "later ones")
 SPLIT = re.compile(r", rollout_share=[\d.]+|rollout_share=[\d.]+(, )?")
 SECTION = re.compile(r"\b\w+\.(?=[\w.]*=)")
-LONGEST_LINE = 30  # characters of a label; the rest goes on in the next line
+LONGEST_LINE = 30  # characters of a label before it is wrapped
 Row = Mapping[str, Any]
 
 
 class Shown(NamedTuple):
-    """What is printed of a comparison: the first `lines` below the table (None: all, and where the numbers come from), the
-    meaning of the `columns`, all `inputs`."""
+    """The parts of a comparison to print: the first `lines` below the table (None: all, and the
+    sources of the numbers), the meaning of the `columns`, all `inputs`."""
 
     lines: int | None = None
     columns: bool = False
@@ -63,7 +63,8 @@ def show_comparison(
     unranked: str = "",
     shown: Shown = SHORT,
 ) -> None:
-    """Print the table, what it does not show, and what of the rest is asked for; a page folds the rest."""
+    """Print the table, the lines below it, and the parts that `shown` names; a page folds these
+    parts."""
     page = isinstance(console, Page)
     rows = rows if page else _shortened(rows)
     rows = rows if shown.lines else marked(rows)  # the one line of --brief explains no marks
@@ -85,7 +86,8 @@ def show_comparison(
 
 
 def headline(rows: Sequence[Row]) -> list[str]:
-    """Return the line that answers: the fastest run (of two variants each), its lead, and the runs that had not settled."""
+    """Return the line with the answer: the fastest run (of each variant, up to two), its lead, and
+    unsettled runs."""
     groups = several(rows) or [list(rows)] * (len(rows) > 1)  # of variants with one run each, all
     leads, pairs = [], [(*best_and_other(group), group) for group in groups]
     for best, other, group in pairs if len(pairs) <= 2 else [max(pairs, key=lambda pair: pair[0]["samples_per_s"])]:
@@ -104,42 +106,51 @@ def headline(rows: Sequence[Row]) -> list[str]:
 
 
 def is_level(best: Row, other: Row) -> bool:
-    """Return whether a lead is within simrl's own error of a ratio and, if simulated, the spread of the seeds of both."""
+    """Return whether a lead is within simrl's own error of a ratio plus, if simulated, the seeds'
+    spread of both runs."""
     apart = sum((row.get("samples_per_s_spread") or 0) / row["samples_per_s"] for row in (best, other))
     return bool(best["samples_per_s"] / other["samples_per_s"] - 1 < RATIO_ERROR + apart)
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """Return what the table does not show: what the marks of the rows say, other splits, unequal work."""
+    """Return lines on the facts that rows are marked with, on better splits, and on unequal
+    work."""
     facts = {fact: mark for row in rows for fact, mark in row.get("facts", {}).items()}
     return [*(f"{mark} {fact}" for fact, mark in facts.items()), *_better_splits(rows), *unequal_work(rows)]
 
 
 def marked(rows: Sequence[Row]) -> list[Row]:
-    """Return rows with their `facts`, a mark for each: whatever changes how a row compares. Equal facts have one mark."""
+    """Return rows with their `facts`, which limit the comparison, and a mark for each; equal facts
+    have one mark."""
     groups = {group[0]["variant"]: group for group in of_variants(rows)}
-    facts = [_facts(row, groups[row["variant"]]) for row in rows]
-    distinct = dict.fromkeys(fact for of_row in facts for fact in of_row)
-    marks = {fact: str(i).translate(RAISED) for i, fact in enumerate(distinct, 1)}
-    return [{**row, "facts": {fact: marks[fact] for fact in own}} for row, own in zip(rows, facts, strict=True)]
+    marks: dict[str, str] = {}
+    facts = [
+        {
+            fact: marks.setdefault(fact, str(len(marks) + 1).translate(RAISED))
+            for fact in _facts(row, groups[row["variant"]])
+        }
+        for row in rows
+    ]
+    return [{**row, "facts": of_row} for row, of_row in zip(rows, facts, strict=True)]
 
 
 def _facts(row: Row, group: Sequence[Row]) -> list[str]:
-    """Return another use of the prefix cache, where acceptance comes from, tokens dropped, carried over or duplicated, and the
-    defaults of a system that is slower than the first of its variant."""
-    cached = [each["prefix_caching"] for each in group]
+    """Return facts on another use of the prefix cache, the source of acceptance, tokens that were
+    dropped, carried over or duplicated, and the defaults of a system that is slower than the first
+    one of its variant."""
+    cached = [other["prefix_caching"] for other in group]
     few = 2 * cached.count(row["prefix_caching"]) - len(group)
     unlike = few < 0 or (few == 0 and row["prefix_caching"] != cached[0])
     caching = "with prefix caching, which others here lack" if row["prefix_caching"] else WITHOUT_CACHE
     caches = [caching] * (unlike and None not in cached)
-    slower = not is_level(group[0], row) and _defaults(row["system"])
-    why = f"slower than {group[0]['system']} with its defaults {slower}; simrl diff says why"
-    return [*caches, *_acceptance(row), *_tokens_apart(row), *[why] * bool(slower)]
+    defaults = "" if is_level(group[0], row) else _defaults(row["system"])
+    slower = f"slower than {group[0]['system']} with its defaults {defaults}; simrl diff says why"
+    return [*caches, *_acceptance(row), *_tokens_apart(row), *[slower] * bool(defaults)]
 
 
 def _shortened(rows: Sequence[Row]) -> Sequence[Row]:
-    """Return rows whose systems are named without their split, which has a column, and whose variants without the sections of
-    their keys, where the names stay apart."""
+    """Return rows with shorter names, if these stay distinct: systems without their split, which
+    has a column; variants without the sections of their keys."""
     splits = all("colocated" in row for row in rows)
     short = [
         {
@@ -153,7 +164,8 @@ def _shortened(rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def _acceptance(row: Row) -> list[str]:
-    """Return where the acceptance of a row's drafts comes from, with the first epoch and later ones apart."""
+    """Return the source of the acceptance of a row's drafts, with the shares of the first epoch and
+    of later ones."""
     if not row.get("acceptance"):
         return []
     if row["accept_length"] is None and row["speculation"] != "none":
@@ -166,27 +178,29 @@ def _acceptance(row: Row) -> list[str]:
 
 
 def _defaults(label: str) -> str:
-    """Return a system's own parameters that the label does not give, with their defaults."""
+    """Return the parameters of a system alone that its label omits, with their defaults."""
     name, _, parameters = label.partition("(")
     if name not in RECIPES:
         return ""
     in_label = {part.partition("=")[0] for part in parameters.strip(")").split(", ")}
-    own = {key: value for key, value in parameters_of(name).items() if key not in Shared.model_fields}
-    shown = [f"{key}={in_words(value)}" for key, value in own.items() if value is not None and key not in in_label]
-    return ", ".join(shown)
+    omitted = {
+        key: value
+        for key, value in parameters_of(name).items()
+        if key not in Shared.model_fields and key not in in_label and value is not None
+    }
+    return ", ".join(f"{key}={in_words(value)}" for key, value in omitted.items())
 
 
 def _better_splits(rows: Sequence[Row]) -> list[str]:
     """Return a line on the runs that another split of their GPUs makes faster."""
-    found = [
+    faster = [
         f"{row_name(row)} {better['gain']:.2f}× at {better['rollout_gpus']}:{better['train_gpus']} "
         f"(rollout_share={better['rollout_share']:g})"
         for row in rows
         if (better := row.get("better_split"))
     ]
-    return (
-        [f"Faster with another split of the GPUs; --best-split searches the best: {', '.join(found)}"] if found else []
-    )
+    line = f"Faster with another split of the GPUs; --best-split searches the best: {', '.join(faster)}"
+    return [line] * bool(faster)
 
 
 def _tokens_apart(row: Row) -> list[str]:
@@ -204,13 +218,14 @@ def _tokens_apart(row: Row) -> list[str]:
 
 
 def not_drafted(method: str) -> str:
-    """Return that a method drafted nothing, and why."""
+    """Return a line on a method that drafted nothing, with the reason."""
     return f"{method} drafted nothing: {NOTHING_DRAFTED}"
 
 
 def unequal_work(rows: Sequence[Row]) -> list[str]:
-    """Return a line where one system's window holds longer samples than another's, for the variant where it is most: stragglers
-    of one are in flight in the other, and in a short run this is a large part of the difference."""
+    """Return a line if one system's window has longer samples than another's, for the variant with
+    the largest ratio. Stragglers that one has trained on are in flight in the other; in a short run
+    this is a large part of the difference."""
     lines: dict[float, str] = {}
     for group in of_variants(rows):
         per_sample = {row_name(r): r["tokens_per_s"] / max(r["samples_per_s"], 1e-300) for r in group}
@@ -223,12 +238,12 @@ def unequal_work(rows: Sequence[Row]) -> list[str]:
 
 
 def columns_of(rows: Sequence[Row]) -> list[Column]:
-    """Return the columns that these rows need: what varies, GPUs if systems differ in them, drafts if there are any, cost if
-    priced."""
+    """Return the columns that these rows need: the variant if several, GPUs if systems differ in
+    them, drafts if there are any, cost if priced."""
     variants = list(dict.fromkeys(row["variant"] for row in rows))
     varied, several = _varied(variants), len(variants) > 1
     among = f" with the same {varied}" if several else ""
-    # a system may take more GPUs than the cluster has
+    # a system may need more GPUs than the cluster has
     more_gpus = len({(row["variant"], row["gpus"]) for row in rows}) > len(variants)
     drafts, filled = (any(row[key] is not None for row in rows) for key in ("accept_length", "occupancy"))
     priced, planned = (any(row.get(key) is not None for row in rows) for key in ("cost_per_1k_samples", "run_hours"))
@@ -237,7 +252,7 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
         return str(row["variant"].partition("=")[2] if varied != "variant" else row["variant"] or "-")
 
     def shown(key: str, form: str = "{:.0%}") -> Callable[[Row], str]:
-        return lambda row: "-" if row[key] is None else form.format(row[key])
+        return lambda row: formatted(row[key], form, "-")
 
     def digits(key: str) -> Callable[[Row], str]:
         return lambda row: _number(row[key])
@@ -304,7 +319,7 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
 
 
 def _varied(variants: Sequence[str]) -> str:
-    """Return the last part of the only key that varies, such as gpus; else "variant"."""
+    """Return the last part of the only varied key, such as gpus; "variant" if several vary."""
     keys = {variant.partition("=")[0] for variant in variants}
     if len(keys) > 1 or any(", " in variant for variant in variants):
         return "variant"
@@ -312,7 +327,7 @@ def _varied(variants: Sequence[str]) -> str:
 
 
 def _wrapped(text: str) -> str:
-    """Return a cell in lines; a long label may also break after its bracket."""
+    """Return a cell in lines; a long label may also break after a bracket."""
     if len(text) <= LONGEST_LINE:
         return text
     return textwrap.fill(text.replace("(", "( "), LONGEST_LINE, subsequent_indent="  ").replace("( ", "(")
@@ -332,13 +347,12 @@ def _table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:
 
 
 def _number(value: float) -> str:
-    """Return three significant digits, and every digit before the point."""
-    digits = 2 - math.floor(math.log10(value)) if value > 0 else 0
-    return f"{value:,.{max(0, digits)}f}"
+    """Return three significant digits, however small the value is."""
+    return number(value, 300)
 
 
 def title(scenarios: Sequence[Scenario]) -> str:
-    """Return what all runs have in common."""
+    """Return a title of the facts that all runs share."""
     first = scenarios[0]
     gpus = first.cluster.words(len({s.cluster.words() for s in scenarios}) == 1)
     splits = [split_words(s.cluster.model_dump()) for s in scenarios]

@@ -1,6 +1,6 @@
 """An explanation, and a difference, on the screen.
 
-Invariant: fits into 80 columns; parts under a thousandth of the whole are summed up in one line.
+Invariant: fits into 80 columns; parts under a thousandth of the whole are one line together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from simrl.analysis.gpu_hours import PARTS
 from simrl.profile.hardware import GIB
 from simrl.show.text import Line, aligned, listed, number, plain_table, say, signed
 
-SMALLEST = 0.001  # share of the whole that has a line of its own
+SMALLEST = 0.001  # share of the whole that has its own line
 SHORT_GPU_S = 360.0  # a shorter run is shown in seconds, not hours
 MOST_LINKS = 14
 SHORTEST_S = 0.005  # of a reaction that has a line
@@ -41,7 +41,8 @@ KINDS = {  # of links of a critical path: words in its table, words in a sum ove
 
 
 def print_explanation(e: Explanation, console: Console) -> None:
-    """Print where the GPU-hours went, the critical path, the samples that held it up, and known problems."""
+    """Print the parts of the GPU-hours, the critical path, the samples that delayed it, and known
+    problems."""
     whole = e.whole
     variant = f" ({e.variant})" if e.variant else ""
     hours = f"{number(whole.total_gpu_s / 3600)} GPU-hours"
@@ -79,7 +80,7 @@ def print_explanation(e: Explanation, console: Console) -> None:
 
 
 def print_difference(d: Difference, console: Console) -> None:
-    """Print in words and as a table what made B faster or slower."""
+    """Print the changes that made B faster or slower, in words and as a table."""
     say(console, f"A: {d.a}, {d.a_gpus:,} GPUs", f"B: {d.b}, {d.b_gpus:,} GPUs", style="bold")
     a, b = number(d.a_gpu_s), number(d.b_gpu_s)
     if math.isclose(d.a_gpu_s, d.b_gpu_s, rel_tol=5e-4):
@@ -101,15 +102,15 @@ def sentences(d: Difference, most: int = 3) -> list[str]:
     least = SMALLEST * 10 * max(d.a_gpu_s, d.b_gpu_s)
     lines = []
     for saves in (True, False):
-        found = [c for c in d.changes if (c.saved_gpu_s > 0) == saves and abs(c.saved_gpu_s) >= least][:most]
-        if found:
-            changes = [f"{c.words} ({number(c.a_gpu_s)} to {number(c.b_gpu_s)})" for c in found]
+        largest = [c for c in d.changes if (c.saved_gpu_s > 0) == saves and abs(c.saved_gpu_s) >= least][:most]
+        if largest:
+            changes = [f"{c.words} ({number(c.a_gpu_s)} to {number(c.b_gpu_s)})" for c in largest]
             lines.append(f"B spends {'less' if saves else 'more'} on {listed(changes)}.")
     return lines
 
 
 def _full_batch(full: Mapping[str, Any]) -> str:
-    """Return the requests of a full batch, and how long its pass takes."""
+    """Return the requests of a full batch, and the time of its pass."""
     batch = f"{full['sequences']} responses of {full['context_tokens']:,.0f} tokens on average"
     return f"{batch}, {1000 * full['pass_s']:.3g} ms a pass"
 
@@ -125,21 +126,22 @@ def _pools(pools: Sequence[PoolShare]) -> str:
 
 
 def _prefix_cache(c: PrefixCache) -> str:
-    """Say what prefix caches saved."""
+    """Return the hits of the prefix caches, and the prefill that they saved."""
     mean = f"at the run's mean of {1e6 * c.gpu_s_per_token:.3g} GPU-µs a prefilled token"
     saved = f"{number(c.saved_gpu_s)} GPU-seconds of prefill saved, {mean}"
     return f"{c.hit_rate:.0%} of {c.lookup_tokens:,} tokens of context found; {saved}"
 
 
 def _agents(facts: Mapping[str, Any]) -> str:
-    """Return what trajectories of several turns waited for, and what became of them."""
+    """Return the waits of trajectories of several turns, the offloaded bytes, and the killed
+    ones."""
     spent_s = {
         "in tools": facts["in_tools_s"],
         "waiting for tool slots": facts["waiting_for_tool_slots_s"],
         "waiting for KV cache from the host": facts["waiting_for_kv_s"],
     }
     unit, unit_s = ("hours", 3600.0) if max(spent_s.values()) >= 3600 else ("s", 1.0)
-    parts = [f"{number(each / unit_s)} {unit} {what}" for what, each in spent_s.items() if each]
+    parts = [f"{number(seconds / unit_s)} {unit} {use}" for use, seconds in spent_s.items() if seconds]
     if facts["offloaded_bytes"]:
         missed = f", {facts['not_offloaded']:,} turns found no room" if facts["not_offloaded"] else ""
         parts.append(f"{number(facts['offloaded_bytes'] / GIB)} GiB offloaded{missed}")
@@ -204,7 +206,8 @@ def _print_path(e: Explanation, console: Console) -> None:
 
 
 def path_shares(e: Explanation) -> list[str]:
-    """Return what the critical paths of all updates consist of, in words, without what takes less than half a per cent."""
+    """Return the parts of the critical paths of all updates in words, without those under half a
+    per cent."""
     length_s = sum(e.paths_s.values())
     return [
         f"{KINDS.get(kind, (kind,))[-1]} {seconds / length_s:.0%}"
@@ -214,7 +217,8 @@ def path_shares(e: Explanation) -> list[str]:
 
 
 def _joined(links: Sequence[PathLink]) -> list[tuple[float, float, str]]:
-    """Return (start, seconds, words) of each link; a response that weight loads interrupted is one row."""
+    """Return (start, seconds, words) of each link; a response that weight loads interrupted is one
+    row."""
     rows: list[tuple[float, float, str]] = []
     i = 0
     while i < len(links):

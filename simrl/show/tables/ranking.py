@@ -1,6 +1,7 @@
 """The lines of a comparison on its ranking by samples/s with other assumed seconds.
 
-Invariant: a lead within the model's own error is no lead; runs that change places by less are level.
+Invariant: a lead within the model's own error is no lead; runs that change places by less are
+level.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from simrl.show.text import grouped
 from simrl.study.model_error import RATIO_ERROR
 from simrl.study.ranking import FACTORS, HEADING
 
@@ -22,7 +24,7 @@ def row_name(row: Row) -> str:
 
 def of_variants(rows: Sequence[Row]) -> list[list[Row]]:
     """Return the rows of each variant."""
-    return [[row for row in rows if row["variant"] == name] for name in dict.fromkeys(row["variant"] for row in rows)]
+    return list(grouped((str(row["variant"]), row) for row in rows).values())
 
 
 def several(rows: Sequence[Row]) -> list[list[Row]]:
@@ -31,25 +33,25 @@ def several(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def ranking_lines(rows: Sequence[Row]) -> list[str]:
-    """Return how the ranking of each variant's runs moves, and the best one's lead; nothing if none was simulated again."""
+    """Return a line on the changes of the ranking in each variant and on the lead of the best run;
+    none without factors."""
     if all(row[key] is None for row in rows for key in FACTORS):
         return []
     groups = several(rows)
-    moves: dict[str, list[str]] = {}
-    for how, name in (move for group in groups for move in _moves(group)):
-        moves.setdefault(how, []).append(name)
+    moves = grouped(move for group in groups for move in _moves(group))
     moved = "; ".join(f"{how}: {', '.join(names)}" for how, names in moves.items())
     _, lead = max(_lead(group) for group in groups)
     return [f"{HEADING}: {moved or 'unchanged'}. {lead}{', where it moves most' * (len(groups) > 1)}."]
 
 
 def _rate(row: Row, key: str) -> float:
-    """Return samples/s, by default those of a run that was not simulated again."""
+    """Return samples/s with a factor, or without for a run that was not simulated again."""
     return float(row[key] or row["samples_per_s"])
 
 
 def _moves(group: Sequence[Row]) -> Iterator[tuple[str, str]]:
-    """Yield how runs change places or become level with the best, at each factor, and their names."""
+    """Yield a change of places, or a run that becomes level with the best, at each factor; and the
+    run's name."""
     order = sorted(group, key=lambda row: -row["samples_per_s"])
     for key, factor in FACTORS.items():
         for fast, slow in combinations(order, 2):
@@ -61,13 +63,14 @@ def _moves(group: Sequence[Row]) -> Iterator[tuple[str, str]]:
 
 
 def best_and_other(group: Sequence[Row]) -> tuple[Row, Row]:
-    """Return the run with the most samples/s, and what its lead is over: the first run, or the second best."""
+    """Return the run with the most samples/s and the run that it leads: the first one, or the
+    second best."""
     best, second = sorted(group, key=lambda row: -row["samples_per_s"])[:2]
     return best, second if best is group[0] else group[0]
 
 
 def _lead(group: Sequence[Row]) -> tuple[float, str]:
-    """Return how far the lead of the best moves, and its range in words."""
+    """Return the ratio of the largest to the smallest lead of the best, and the range in words."""
     best, other = best_and_other(group)
     leads = [_rate(best, key) / _rate(other, key) for key in ("samples_per_s", *FACTORS)]
     low, high = min(leads), max(leads)

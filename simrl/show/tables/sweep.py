@@ -1,4 +1,4 @@
-"""A sweep on the screen: its fastest points, how many there are, and what failed."""
+"""A sweep on the screen: its fastest points, the number of points, and the failures."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from simrl.show.tables.compare import GROWING
-from simrl.show.text import Column, fitting, plain_table, say, shown_value
+from simrl.show.text import Column, fitting, formatted, plain_table, say, shown_value
 from simrl.study.sweep import SweepPlan, Swept
 
 SHOWN = 10
-# Heading, key, format, and the turn to be left out for want of room (the points' names and speeds never are).
+# Heading, key, format, and the turn in which a column is left out for want of room (0: never, as the names of points).
 MEASURES = (
     ("samples/s", "samples_per_s", "{:.3g}", 0),
     ("speed-up", "speedup", "{:.2f}×", 4),
@@ -27,7 +27,7 @@ MEASURES = (
 
 
 def print_sweep(planned: SweepPlan, swept: Swept, console: Console) -> None:
-    """Print the fastest points as a table, the number of points, and what failed."""
+    """Print the fastest points as a table, the number of points, and the failures."""
     best = sorted((row for row in swept.rows if row["error"] is None), key=lambda row: -row["samples_per_s"])[:SHOWN]
     points = len(swept.rows)
     if best:
@@ -39,29 +39,28 @@ def print_sweep(planned: SweepPlan, swept: Swept, console: Console) -> None:
         if not all(row["settled"] for row in best):
             say(console, f"↑ {GROWING}")
         console.print()
-    there = f", {points - swept.simulated} were there" if swept.simulated < points else ""
-    twice = f", {planned.combinations} combinations, some of them the same" if planned.combinations > points else ""
-    say(console, f"{points} points, {swept.simulated} simulated now{there}{twice}.")
+    stored = f", {points - swept.simulated} were there" if swept.simulated < points else ""
+    equal = f", {planned.combinations} combinations, some of them the same" if planned.combinations > points else ""
+    say(console, f"{points} points, {swept.simulated} simulated now{stored}{equal}.")
     failed = [row for row in swept.rows if row["error"] is not None]
     if failed:
         say(console, f"{len(failed)} failed; point {failed[0]['point']}: {failed[0]['error']}")
 
 
 def _columns(keys: Sequence[str]) -> list[Column]:
-    """Return the columns of the points: number, what varies by the last part of its key, measures."""
+    """Return the columns of points: number, varied keys (by their last part), measures."""
 
     def varied(key: str) -> Column:
         return Column(key.removesuffix(".name").rpartition(".")[2], lambda row: shown_value(row[key]))
 
     def measure(heading: str, key: str, form: str, turn: int) -> Column:
         def cell(row: Mapping[str, Any]) -> str:
-            growing = " ↑" * (key == "off_policyness_mean" and not row["settled"])
-            return "–" if row[key] is None else form.format(row[key]) + growing
+            return formatted(row[key], form) + " ↑" * (key == "off_policyness_mean" and not row["settled"])
 
         return Column(heading, cell, turn=turn)
 
     point = Column("point", lambda row: str(row["point"]))
-    return [point, *map(varied, keys), *(measure(*each) for each in MEASURES)]
+    return [point, *map(varied, keys), *(measure(*entry) for entry in MEASURES)]
 
 
 def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> Table:

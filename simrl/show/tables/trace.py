@@ -1,4 +1,4 @@
-"""A trace on the screen: what it holds."""
+"""The description of a trace on the screen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from simrl.show.text import aligned, framed_table, say
 
 
 def _cut(description: dict[str, Any]) -> str:
-    """Return how many responses ended by length, if limits other than their own cap ended some."""
+    """Return the share of responses that ended by length, if limits other than their cap ended
+    some."""
     cut = description["share_cut"]
     return f"; {cut:.1%} ended by length" if cut and round(cut - description["share_at_cap"], 3) > 0 else ""
 
@@ -24,7 +25,7 @@ def _tool_row(facts: dict[str, Any]) -> list[str]:
 
 
 def print_description(description: dict[str, Any], console: Console) -> None:
-    """Print what `describe` returned."""
+    """Print the data of `describe`."""
     d, metadata = description, description["metadata"]
     drawn = metadata["kind"] == "synthetic"
     kind = "synthetic: no model generated these responses" if drawn else metadata["kind"]
@@ -52,10 +53,10 @@ def print_description(description: dict[str, Any], console: Console) -> None:
     }
     console.print(aligned(((Text(label, "bold"), value) for label, value in size.items()), "ll"))
     in_turns = d["observation_tokens_mean"] > 0
-    named = [key for key in d["response_tokens"] if key != "p5" or not in_turns]  # 80 characters have room for no more
+    statistics = [key for key in d["response_tokens"] if key != "p5" or not in_turns]  # to fit into 80 characters
     kinds = ("prompt", "response", "context") if in_turns else ("prompt", "response")
-    lengths = [(kind, *(f"{d[f'{kind}_tokens'][key]:,.0f}" for key in named)) for kind in kinds]
-    console.print(framed_table(("tokens", *named), lengths))
+    lengths = [(kind, *(f"{d[f'{kind}_tokens'][key]:,.0f}" for key in statistics)) for kind in kinds]
+    console.print(framed_table(("tokens", *statistics), lengths))
     if d["tools"]:
         columns = ("tool", "calls", "mean s", "p50", "p95", "max", "failed tries", "tokens")
         console.print(framed_table(columns, [_tool_row(facts) for facts in d["tools"]]))

@@ -16,10 +16,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.metadata import entry_points
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
+import simrl
 from simrl.commands import (
     advise,
     allocate,
@@ -37,7 +38,6 @@ from simrl.commands import (
 )
 from simrl.commands.acceptance import acceptance
 from simrl.commands.command import add_command
-from simrl.commands.view import DataView
 from simrl.errors import InputError, StoppedError, brief, first_line
 from simrl.validation import number_meant, right
 
@@ -45,11 +45,10 @@ UsageError: Any = typer.BadParameter.__mro__[1]  # of the click that this typer 
 INTERRUPTED = "interrupted; nothing was written"
 
 
-def version() -> DataView:
-    """Print the version."""
-    from simrl import __version__
-
-    return DataView({"version": __version__}, lambda data, console: console.print(data["version"]))
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(simrl.__version__)
+        raise typer.Exit
 
 
 def make_app() -> typer.Typer:
@@ -62,6 +61,7 @@ def make_app() -> typer.Typer:
         help="Which RL post-training system finishes first on your model, rollouts and cluster, and why?",
         epilog="Start with:  simrl examples copy reasoning   and   simrl compare experiments/reasoning.yaml",
     )
+    app.callback()(_options_of_simrl)
     traces = _group(app, "trace", "Traces of rollouts: import a run, look at one, draw one.")
     imports = _group(traces, "import", "Convert what a framework wrote into a trace (Parquet).")
     for name, example in IMPORTS.items():
@@ -81,8 +81,15 @@ def make_app() -> typer.Typer:
         add_command(groups[above[0]] if above else app, function, *examples, name=name, keys=JSON_KEYS.get(path, ""))
     for entry in entry_points(group="simrl.commands"):
         _add_entry(app, entry)
-    add_command(app, version, "simrl version")
     return app
+
+
+def _options_of_simrl(
+    version: Annotated[
+        bool, typer.Option("--version", "-V", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass  # the option alone
 
 
 def _group(app: typer.Typer, name: str, summary: str) -> typer.Typer:
@@ -242,8 +249,8 @@ def main(commands: typer.Typer | None = None) -> None:
     try:
         try:
             _check_arguments(sys.argv[1:])
-            if commands is None:
-                sys.argv[1:] = _as_commands(sys.argv[1:])
+            if commands is None and sys.argv[1:2] == ["help"]:  # as other commands have it: help compare
+                sys.argv[1:] = [*sys.argv[2:], "--help"]
             code = (commands or app)(standalone_mode=False, prog_name=None if commands else "simrl")
         finally:
             if sys.stdout is not None:
@@ -279,13 +286,6 @@ def _report_on_stderr() -> None:
     handler.setFormatter(logging.Formatter("simrl: %(message)s"))
     log = logging.getLogger("simrl")
     log.handlers, log.level, log.propagate = [handler], logging.INFO, False
-
-
-def _as_commands(arguments: list[str]) -> list[str]:
-    """Return the arguments with the commands of simrl in place of habits: `--version`, `help compare`."""
-    if arguments[:1] in (["--version"], ["-V"]):
-        return ["version", *arguments[1:]]
-    return [*arguments[1:], "--help"] if arguments[:1] == ["help"] else arguments
 
 
 def _check_arguments(arguments: list[str]) -> None:

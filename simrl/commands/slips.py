@@ -148,6 +148,10 @@ _INSTEAD_OF = {  # an option of another name
     ),
     "history": "simrl acceptance my_run.parquet counts what a history of responses predicts",
 }
+_INSTEAD_OF_COMMANDS = {
+    "version": "simrl --version prints it",
+    "reproduce": "published results are predicted in a checkout, by python -m experiments.reproduce",
+}
 _INSTEAD = {"speculation": "--speculation {}", "engine": "engine.preset={}", "profile": "profile.path={}"}
 _INSTEAD |= {"workload": "workload.trace={}", "cluster": "cluster.gpu={}"}
 
@@ -170,6 +174,6 @@ def misplaced(word: str, group: str) -> str:
         return f"; did you mean simrl {_importing(word, 'my_run.parquet')}?"
     if group in ("simrl systems", "simrl speculation", "simrl presets") or suffix or word == "list":
         return f"; did you mean {group}{f' show {word}' if word != 'list' else ''}?"
-    if (group, word) == ("simrl", "reproduce"):
-        return "; published results are predicted in a checkout, by python -m experiments.reproduce"
+    if group == "simrl" and word in _INSTEAD_OF_COMMANDS:
+        return f"; {_INSTEAD_OF_COMMANDS[word]}"
     return f"; did you mean simrl systems show {word.lower()}?" if word.lower() in RECIPES else ""

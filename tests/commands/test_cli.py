@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import typer
 
+from simrl import __version__
 from simrl.commands import cli
 from simrl.errors import StoppedError
 from simrl.profile.hardware import gpu
@@ -114,6 +115,14 @@ def test_the_commands_are_all_tested():
         "trace import csv",
         "profile derive",
     }
+
+
+def test_a_reader_of_help_chooses_among_22_commands_at_most():
+    assert len([path for path in COMMANDS if len(path) == 1]) <= 22
+
+
+def test_the_version_is_an_option(simrl):
+    assert simrl("--version") == (0, f"{__version__}\n", "")
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)

@@ -39,6 +39,7 @@ from simrl.commands import (
 from simrl.commands.acceptance import acceptance
 from simrl.commands.command import add_command
 from simrl.errors import InputError, StoppedError, brief, first_line
+from simrl.trace.importers.sources import SOURCES
 from simrl.validation import number_meant, right
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # of the click that this typer has
@@ -64,8 +65,8 @@ def make_app() -> typer.Typer:
     app.callback()(_options_of_simrl)
     traces = _group(app, "trace", "Traces of rollouts: import a run, look at one, draw one.")
     imports = _group(traces, "import", "Convert what a framework wrote into a trace (Parquet).")
-    for name, example in IMPORTS.items():
-        add_command(imports, trace.IMPORTERS.own[name], f"simrl trace import {name} {example}", name=name)
+    for name, source in SOURCES.items():
+        add_command(imports, trace.IMPORTERS.own[name], f"simrl trace import {name} {source.example}", name=name)
     for name in trace.IMPORTERS.added():
         add_command(imports, trace.added_importer(name), f"simrl trace import {name} --help", name=name)
     profiles = _group(app, "profile", "Profiles of step times: list the shipped ones, look at one, derive one.")
@@ -86,7 +87,8 @@ def make_app() -> typer.Typer:
 
 def _options_of_simrl(
     version: Annotated[
-        bool, typer.Option("--version", "-V", is_eager=True, callback=_print_version, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", "-V", is_eager=True, callback=_print_version, help="Print the version and exit."),
     ] = False,
 ) -> None:
     pass  # the option alone
@@ -129,14 +131,6 @@ JSON_KEYS = {
     "allocate": "groups (group, prompts, samples, representative_tokens, workers, equal_workers, predicted_s, "
     "equal_predicted_s, target_s), t0_s, gradient_s, exact_gradient_s, needed_workers, leftover_workers, two_step_sums, plans, "
     "growth_factor, notes, and the arguments",
-}
-IMPORTS = {
-    "verl": "wandb/run-1 -o my_run.parquet --chars-per-token 3.2",
-    "trl": "out/completions -o my_run.parquet --tokenizer model/",
-    "areal": "logs/me/exp/trial/rollout -o my_run.parquet",
-    "slime": "debug/ -o my_run.parquet",
-    "csv": "lengths.csv -o my_run.parquet --column response_tokens=out_len",
-    "jsonl": "run.jsonl -o my_run.parquet --column prompt_id=question",
 }
 LISTS: dict[str, tuple[Any, ...]] = {
     "systems": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
@@ -13,6 +14,7 @@ from simrl.commands.options import Place
 from simrl.commands.view import DataView, drawn
 from simrl.errors import InputError, meant
 from simrl.extensions import Extended, checked
+from simrl.trace.importers.sources import SOURCES
 from simrl.validation import MOST_SEED, explain
 
 if TYPE_CHECKING:
@@ -43,6 +45,42 @@ class Common(TypedDict, total=False):
     licence: Annotated[str | None, typer.Option(help="licence of the data (default: unknown)")]
 
 
+def _of_source(name: str) -> Callable[..., DataView]:
+    """Return the command of a source, with the options that `sources.toml` names."""
+
+    def import_source(
+        path: Source,
+        output: Output,
+        tokenizer: Tokenizer = None,
+        chars_per_token: CharsPerToken = None,
+        reward_column: Annotated[
+            list[str] | None, typer.Option(help="a reward column; may be repeated, their sum is the reward")
+        ] = None,
+        reward_key: Annotated[
+            str | None, typer.Option(help="the entry that is the reward, if it is a dictionary")
+        ] = None,
+        **options: Unpack[Common],
+    ) -> DataView:
+        from simrl.trace.importers.dumps import import_dump, refuse_metrics
+        from simrl.trace.importers.tokens import token_counter
+
+        counter = None
+        if "tokenizer" in SOURCES[name].options:
+            if path.is_file():
+                refuse_metrics(path)
+            counter = token_counter(tokenizer, chars_per_token)
+        rewards = {"reward_column": reward_column, "reward_key": reward_key}
+        return _written(import_dump(name, path, counter, **_given(rewards), **_given(options)), output)
+
+    parameters = inspect.signature(import_source, eval_str=True).parameters.items()
+    names = ("path", "output", "options", *SOURCES[name].options)
+    import_source.__doc__ = SOURCES[name].about
+    import_source.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [parameter for key, parameter in parameters if key in names]
+    )
+    return import_source
+
+
 def import_verl(
     path: Source,
     output: Output,
@@ -68,65 +106,24 @@ def import_verl(
     ] = None,
     **options: Unpack[Common],
 ) -> DataView:
-    """verl: rollout dumps (rollout_data_dir), a wandb generations table, or with --metrics a metrics log."""
-    from simrl.trace.importers.logs import read_metrics
-    from simrl.trace.importers.tokens import token_counter
-    from simrl.trace.importers.verl import import_verl, refuse_metrics, trace_from_verl_metrics
-
-    common = _given(options)
-    if not metrics and path.is_file():
-        refuse_metrics(path)
+    """Import a dump or a metrics log of verl."""
     if not metrics:
-        return _written(import_verl(path, token_counter(tokenizer, chars_per_token), **common), output)
+        return _of_source("verl")(path, output, tokenizer, chars_per_token, **options)
+    from simrl.trace.importers.logs import read_metrics
+    from simrl.trace.importers.verl import trace_from_verl_metrics
+
     if group is None:
         raise InputError(
             "trace import verl --metrics: no --group; the log does not have the number of responses per prompt (rollout.n); "
             "add it, such as --group 16"
         )
-    common = {"name": path.stem, **common}
+    labels = {"name": path.stem, **_given(options)}
     logged = read_metrics(path, log_format, samples, prompt_tokens, times=False)
-    return _written(trace_from_verl_metrics(logged, group, seed, **common), output)
+    return _written(trace_from_verl_metrics(logged, group, seed, **labels), output)
 
 
-def import_trl(
-    path: Source,
-    output: Output,
-    tokenizer: Tokenizer = None,
-    chars_per_token: CharsPerToken = None,
-    reward_column: Annotated[
-        list[str] | None, typer.Option(help="a reward column; may be repeated, their sum is the reward")
-    ] = None,
-    **options: Unpack[Common],
-) -> DataView:
-    """TRL: the completions Parquet files of log_completions."""
-    from simrl.trace.importers.tokens import token_counter
-    from simrl.trace.importers.trl import import_trl
-
-    counter = token_counter(tokenizer, chars_per_token)
-    return _written(import_trl(path, counter, reward_columns=reward_column, **_given(options)), output)
-
-
-def import_areal(path: Source, output: Output, **options: Unpack[Common]) -> DataView:
-    """AReaL: the JSONL files of rollout.dump_to_file."""
-    from simrl.trace.importers.areal import import_areal
-
-    return _written(import_areal(path, **_given(options)), output)
-
-
-def import_slime(
-    path: Source,
-    output: Output,
-    reward_key: Annotated[str | None, typer.Option(help="the entry that is the reward, if it is a dictionary")] = None,
-    **options: Unpack[Common],
-) -> DataView:
-    """slime: the .pt files of --save-debug-rollout-data. Needs torch, and loads weights only: no code is run."""
-    from simrl.trace.importers.slime import import_slime
-
-    return _written(import_slime(path, reward_key=reward_key, **_given(options)), output)
-
-
-def _tabular(kind: Literal["csv", "jsonl"], summary: str) -> Callable[..., DataView]:
-    """Return the importer of a table with named columns."""
+def _of_table(name: Literal["csv", "jsonl"]) -> Callable[..., DataView]:
+    """Return the command of a table with columns that the user names."""
 
     def import_table(
         path: Source,
@@ -150,14 +147,14 @@ def _tabular(kind: Literal["csv", "jsonl"], summary: str) -> Callable[..., DataV
         from simrl.trace.importers import tabular
         from simrl.trace.importers.tokens import token_counter
 
-        columns = columns_of(column)
-        counted = tokenizer is not None or chars_per_token is not None
-        counter = token_counter(tokenizer, chars_per_token) if counted else None
-        importer = tabular.import_csv if kind == "csv" else tabular.import_jsonl
-        trace = importer(path, columns, counter, step=step, epoch=epoch, ungrouped=ungrouped, **_given(options))
+        is_text = tokenizer is not None or chars_per_token is not None
+        counter = token_counter(tokenizer, chars_per_token) if is_text else None
+        importer = tabular.import_csv if name == "csv" else tabular.import_jsonl
+        labels = _given(options)
+        trace = importer(path, columns_of(column), counter, step=step, epoch=epoch, ungrouped=ungrouped, **labels)
         return _written(trace, output)
 
-    import_table.__doc__ = summary
+    import_table.__doc__ = SOURCES[name].about
     return import_table
 
 
@@ -178,14 +175,13 @@ def added_importer(name: str) -> Callable[..., DataView]:
     return import_added
 
 
+import_verl.__doc__ = SOURCES["verl"].about
 IMPORTERS: Extended[Any] = Extended(
     {
+        **{name: _of_source(name) for name in SOURCES},
         "verl": import_verl,
-        "trl": import_trl,
-        "areal": import_areal,
-        "slime": import_slime,
-        "csv": _tabular("csv", "A CSV with named columns, one row per response."),
-        "jsonl": _tabular("jsonl", "JSON Lines with named fields, one object per response."),
+        "csv": _of_table("csv"),
+        "jsonl": _of_table("jsonl"),
     },
     "simrl.importers",
     "importer",

@@ -100,15 +100,21 @@ def is_agents(text: str) -> bool:
     return any(call in text for call in CALLS)
 
 
+def several(observed: Sequence[Sequence[int] | None], told_by: str) -> list[str]:
+    """Return the note of a trace whose responses have turns, given the observations of each; none if no response has."""
+    with_turns = [tokens for tokens in observed if tokens]
+    if not with_turns:
+        return []
+    return [
+        f"{len(with_turns)} of {len(observed)} responses have several turns, with {sum(map(sum, with_turns))} tokens of "
+        f"observations (tools, users) between them, {told_by}. What follows the last turn is left out; the environment's time "
+        "is not recorded."
+    ]
+
+
 def note(observed: Sequence[Sequence[int] | None], agents: int) -> str:
-    """Return what a trace's notes say of turns, given the observations of each response and the number of agents' ones."""
-    several = [tokens for tokens in observed if tokens]
-    if several:
-        return (
-            f"{len(several)} of {len(observed)} responses have several turns, with {sum(map(sum, several))} tokens of "
-            "observations (tools, users) between them, by mask or tags. What follows the last turn is left out; the "
-            "environment's time is not recorded."
-        )
-    return (
+    """Return the note on turns of a trace of texts, given the observations of each response and the number of agents' ones."""
+    untold = (
         f"{UNSEPARATED}: {agents} responses call tools, and no mask or tag tells their output." if agents else NO_SIGN
     )
+    return next(iter(several(observed, "by mask or tags")), untold)

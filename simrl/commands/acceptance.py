@@ -170,8 +170,8 @@ def _step_times(profile: Any, model: str | None, gpu: str | None, tp: int) -> Ta
     if model is None and gpu is None:
         return None
     if model is None or gpu is None:
-        given = "--gpu without --model" if model is None else "--model without --gpu"
-        raise InputError(f"{given}: step times need both, or --profile")
+        lacking = "--gpu without --model" if model is None else "--model without --gpu"
+        raise InputError(f"{lacking}: step times need both, or --profile")
     if shipped := shipped_profile(model, gpu, tp):
         return read_profile(shipped)
     shape, card = model_shape(model), gpu_named(gpu)

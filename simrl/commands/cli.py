@@ -292,43 +292,43 @@ def _check_arguments(arguments: list[str]) -> None:
 
 def _end_of_usage(error: Any) -> NoReturn:
     """End with the mistake in the words of a command; with nothing more where its help was shown."""
-    said = str(error.format_message()).rstrip(".")
-    if not said:
+    message = str(error.format_message()).rstrip(".")
+    if not message:
         sys.exit(2)
     if findings := getattr(error.__cause__, "errors", None):  # of pydantic, which typer asks
-        said = f"{said.partition(': ')[0]}: {right(findings()[0])}"
+        message = f"{message.partition(': ')[0]}: {right(findings()[0])}"
     command = error.ctx.command_path if error.ctx else "simrl"
-    slip = _slip(error, said)
+    slip = _slip(error, message)
     if slip.endswith("?"):
-        said = said.partition(". Did you mean")[0]
-    more = slip or ("" if said.endswith("?") else f"; {command} --help tells what it takes")
-    _end(f"{said[0].lower()}{said[1:]}{more}", 2)
+        message = message.partition(". Did you mean")[0]
+    more = slip or ("" if message.endswith("?") else f"; {command} --help tells what it takes")
+    _end(f"{message[0].lower()}{message[1:]}{more}", 2)
 
 
-def _slip(error: Any, said: str) -> str:
+def _slip(error: Any, message: str) -> str:
     """Return what to write in place of an unknown option or command, or of a value with a unit."""
     from simrl.commands.slips import misplaced, option_meant
 
-    if said.startswith("No such option") and (option := getattr(error, "option_name", None)) is not None:
+    if message.startswith("No such option") and (option := getattr(error, "option_name", None)) is not None:
         words = [argument for argument in sys.argv[1:] if argument.partition("=")[0] == option] or [option]
         behind = sys.argv[sys.argv.index(words[0]) + 1 :] if words[0] in sys.argv else []
         value = behind[0] if behind and not behind[0].startswith("-") else ""
         return option_meant(words[0], value, dict(_options(typer.main.get_command(app))))
-    if said.startswith("No such command"):
-        return misplaced(said.partition("'")[2].partition("'")[0], error.ctx.command_path if error.ctx else "simrl")
-    if said.startswith("Missing argument 'SCENARIO'"):
+    if message.startswith("No such command"):
+        return misplaced(message.partition("'")[2].partition("'")[0], error.ctx.command_path if error.ctx else "simrl")
+    if message.startswith("Missing argument 'SCENARIO'"):
         return "; name a scenario, such as experiments/math_14b.yaml (simrl examples lists some), or a trace"
-    if said.startswith("Missing option '--output'"):
+    if message.startswith("Missing option '--output'"):
         return "; name the file to write, such as -o my_run.parquet"
-    if said.startswith("Invalid value") and (parameter := getattr(error, "param", None)) is not None:
+    if message.startswith("Invalid value") and (parameter := getattr(error, "param", None)) is not None:
         after = (b for a, b in zip(sys.argv, [*sys.argv[1:], ""], strict=True) if a in parameter.opts)
         values = [*after, *(a.partition("=")[2] for a in sys.argv if a.partition("=")[0] in parameter.opts)]
         if several := next((value for value in values if "," in value or ".." in value), None):
             key = f"cluster.{parameter.name}" if parameter.name in ("gpu", "gpus", "tp") else parameter.name
             return f"; several values are KEY=VALUES without dashes, in simrl sweep: {key}={several}"
-        if "did you mean" not in said:
+        if "did you mean" not in message:
             return next((hint for value in values if not value.isdigit() and (hint := number_meant(value))), "")
-    return "; write its value behind it" if said.endswith("requires an argument") else ""
+    return "; write its value behind it" if message.endswith("requires an argument") else ""
 
 
 def _options(command: Any, path: str = "") -> Iterator[tuple[str, list[str]]]:

@@ -75,10 +75,10 @@ class Comparison(View):
         """The runs by name."""
         from simrl.result.result import read_result
 
-        found = self.source
-        if isinstance(found, Path):
-            found = [read_result(found / row["folder"]) for row in self.rows]
-        return dict(zip(self.names, found, strict=True))
+        results = self.source
+        if isinstance(results, Path):
+            results = [read_result(results / row["folder"]) for row in self.rows]
+        return dict(zip(self.names, results, strict=True))
 
     def figure(self) -> Picture:
         """Draw samples per second, bubbles and off-policyness by system."""
@@ -92,8 +92,8 @@ class Comparison(View):
         if name is None and len(self.names) == 1:
             name = self.names[0]
         if name is None or name not in self.names:
-            given = "no name" if name is None else f"{name!r}{meant(name, self.names)}"
-            raise InputError(f"{given}: name one of the runs, {', '.join(map(repr, self.names))}")
+            what = "no name" if name is None else f"{name!r}{meant(name, self.names)}"
+            raise InputError(f"{what}: name one of the runs, {', '.join(map(repr, self.names))}")
         return self.results[name]
 
     def timeline(self, name: str | None = None, steps: int = 3, first_step: int | None = None) -> Picture:
@@ -290,9 +290,11 @@ def run(
     choices = Choices((), [dispatch] if dispatch else (), [speculation] if speculation else ())
     scenarios = opened.scenarios(choices)
     if len(scenarios) > 1:
-        for each in scenarios:  # a misspelt parameter is reported first
-            make_system(each.system.name, each.system.parameters)
-        varied = {part.partition("=")[0]: None for each in scenarios for part in each.variant.split(", ") if part}
+        for scenario in scenarios:  # a misspelt parameter is reported first
+            make_system(scenario.system.name, scenario.system.parameters)
+        varied = {
+            part.partition("=")[0]: None for scenario in scenarios for part in scenario.variant.split(", ") if part
+        }
         choose = [*([] if chosen else ["--system NAME"]), *(f"{key}=…" for key in varied)]
         raise InputError(
             f"{opened.origin}: {len(scenarios)} runs ({run_names(scenarios)}); choose one with {' and '.join(choose)}, or "

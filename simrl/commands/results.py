@@ -129,8 +129,10 @@ def explain(
 
     run = result_of(result)
     with _named(result):
-        found = explain_result(run, step)
-    return ExplanationView(found, print_explanation, f"Explanation of {found.label}", found.as_json()["parts"])
+        explanation = explain_result(run, step)
+    return ExplanationView(
+        explanation, print_explanation, f"Explanation of {explanation.label}", explanation.as_json()["parts"]
+    )
 
 
 @command
@@ -149,9 +151,9 @@ def diff(
 
     runs = result_of(a), result_of(b)
     with _named(a, b):
-        found = diff_results(*runs)
-    changes = [vars(change) for change in found.changes]
-    return DifferenceView(found, print_difference, f"Difference of {found.a} and {found.b}", changes)
+        difference = diff_results(*runs)
+    changes = [vars(change) for change in difference.changes]
+    return DifferenceView(difference, print_difference, f"Difference of {difference.a} and {difference.b}", changes)
 
 
 @command
@@ -207,14 +209,14 @@ def agreement(
         require_possible(scenarios, inputs)
         (expected,) = simulate_each(scenarios, 1, inputs, the_result)
     with _named(predicted, measured):
-        found = agree(expected, happened)
-    errors = vars(found.errors)
-    rows = [{"figure": k, **vars(getattr(found.figures, k)), "error": errors[name]} for k, name in ERRORS.items()]
+        compared = agree(expected, happened)
+    errors = vars(compared.errors)
+    rows = [{"figure": k, **vars(getattr(compared.figures, k)), "error": errors[name]} for k, name in ERRORS.items()]
     rows += [{"figure": name, "error": errors[name]} for name in ("sample_mape", "latency_mape")]
     view = AgreementView(
-        data=found,
+        data=compared,
         show=print_agreement,
-        name=f"Agreement over {found.samples:,} samples",
+        name=f"Agreement over {compared.samples:,} samples",
         rows=rows,
         predicted=expected,
         measured=happened,

@@ -59,14 +59,15 @@ class Asked(NamedTuple):
 
         if not self.systems:
             raise InputError("systems: none is chosen; choose one")
-        entries = [parse_override(f"system={each}")[1] for each in self.systems]
-        known = [parameters_of(str(each.get("name") if isinstance(each, Mapping) else each)) for each in entries]
+        entries = [parse_override(f"system={system}")[1] for system in self.systems]
+        known = [
+            parameters_of(str(system.get("name") if isinstance(system, Mapping) else system)) for system in entries
+        ]
         values = {"system.rollout_share": self.rollout_share, "system.eta": self.eta, "cluster.gpus": self.gpus}
         if self.updates is not None:
             values |= {"steps": self.updates, "warmup_steps": max(self.updates // 3, 0)}
-        taken = [
-            key for key in values if any(key.removeprefix("system.") in own for own in known) or "system." not in key
-        ]
+        of_systems = {f"system.{key}" for parameters in known for key in parameters}
+        taken = [key for key in values if key in of_systems or "system." not in key]
         return [
             f"systems=[{', '.join(self.systems)}]",
             *(f"{key}={values[key]}" for key in taken if values[key] is not None),
@@ -95,7 +96,7 @@ def serve(
 
     The table and the timeline change with them, and the page hands out the scenario as YAML. It listens on this machine alone.
     """
-    page = make_page(scenario, [str(each) for each in overrides or ()])
+    page = make_page(scenario, [str(text) for text in overrides or ()])
     from werkzeug.serving import make_server  # comes with Dash, whose absence `make_page` tells
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line for each request
@@ -178,9 +179,9 @@ class _Source:
         from simrl.systems.recipes import parameters_of
 
         file = self._file(self._overrides)
-        sizes = {each.cluster.gpus for each in file.scenarios(parameters_of=parameters_of)}
+        sizes = {entry.cluster.gpus for entry in file.scenarios(parameters_of=parameters_of)}
         entries = file.data(parameters_of)["systems"]
-        systems = dict.fromkeys(json.dumps(each) if len(each) > 1 else each["name"] for each in entries)
+        systems = dict.fromkeys(json.dumps(entry) if len(entry) > 1 else entry["name"] for entry in entries)
         return Asked(tuple(systems), sizes.pop() if len(sizes) == 1 else None, None, None, None)
 
     def answer(self, choice: Asked) -> Shown:
@@ -327,8 +328,8 @@ def _connect(page: Dash, source: _Source) -> None:
         except (InputError, StoppedError) as error:
             return f"{error}", GREY, no_update, no_update, no_update, no_update, no_update
         runs, table = answer.compared.names, f"<style>{LOOK}</style>{answer.compared._repr_html_()}"
-        said = f"Simulated in {answer.seconds:.1f} s. A run of few updates may not have settled; its row says so."
-        return "", PLAIN, said, table, answer.scenario, runs, shown if shown in runs else runs[0]
+        status = f"Simulated in {answer.seconds:.1f} s. A run of few updates may not have settled; its row says so."
+        return "", PLAIN, status, table, answer.scenario, runs, shown if shown in runs else runs[0]
 
     @page.callback(
         output=[Output("timeline", "src"), Output("timeline", "alt")],

@@ -166,8 +166,8 @@ def added_importer(name: str) -> Callable[..., DataView]:
         from simrl.scenario.yaml_text import parse_override
         from simrl.trace.trace import Trace
 
-        given = dict(parse_override(text) for text in settings or [])
-        trace = checked(f"trace import {name}", IMPORTERS[name], path, **given)
+        parameters = dict(parse_override(text) for text in settings or [])
+        trace = checked(f"trace import {name}", IMPORTERS[name], path, **parameters)
         if not isinstance(trace, Trace):
             raise InputError(f"importer {name}: its function gives {type(trace).__name__}; let it give a Trace")
         return _written(trace, output)
@@ -224,25 +224,18 @@ def synth(
 ) -> DataView:
     """Draw a trace from a length model, if there is no run yet."""
     from simrl.scenario.yaml_text import parse_override
-    from simrl.trace.agents import CODING_AGENT, SEARCH_AGENT
-    from simrl.trace.synthesis import RHYMERL_CODE, RHYMERL_MATH, LengthModel, synthesise
+    from simrl.trace.synthesis import PRESETS, LengthModel, synthesise
 
-    presets: Mapping[str, Mapping[str, Any]] = {
-        "rhymerl-math": RHYMERL_MATH,
-        "rhymerl-code": RHYMERL_CODE,
-        "coding-agent": CODING_AGENT,
-        "search-agent": SEARCH_AGENT,
-    }
     preset = preset or ("coding-agent" if agentic else None)
-    if preset is not None and preset not in presets:
-        raise InputError(f"--preset {preset}: unknown{meant(preset, presets)}; choose {', '.join(presets)}")
-    if agentic and "tools" not in presets[preset or ""]:
+    if preset is not None and preset not in PRESETS:
+        raise InputError(f"--preset {preset}: unknown{meant(preset, PRESETS)}; choose {', '.join(PRESETS)}")
+    if agentic and "tools" not in PRESETS[preset or ""]:
         raise InputError(f"--agentic beside --preset {preset}, which has no tools; leave one of them out")
-    given = dict(parse_override(text) for text in settings or [])
+    fields = dict(parse_override(text) for text in settings or [])
     if tools is not None:
-        given["tools"] = _tools(tools)
+        fields["tools"] = _tools(tools)
     try:
-        model = LengthModel.model_validate({**presets.get(preset or "", {}), **given})
+        model = LengthModel.model_validate({**PRESETS.get(preset or "", {}), **fields})
     except ValidationError as error:
         key, message = explain(error, LengthModel, "a length model")
         more = f"; write {A_LENGTH_MODEL}, or --preset rhymerl-math" if message == f"key {key} is missing" else ""

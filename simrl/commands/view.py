@@ -98,7 +98,24 @@ class DataView(View):
         return frame(self.rows)
 
 
-def drawn(view: V, picture: Any, default: str, draw: Callable[[], "Figure"], said: str = "Drawn") -> V:
+def listing(
+    pages: Sequence[Mapping[str, Any]],
+    headings: Sequence[str],
+    cells: Callable[[Mapping[str, Any]], Sequence[str]],
+    footer: str,
+) -> DataView:
+    """Return pages, printed as a line each, with a footer that says how to see one."""
+
+    def show(pages: Any, console: "Console") -> None:
+        from simrl.show.text import bare_table
+
+        console.print(bare_table(headings, map(cells, pages)))
+        console.print(f"\n{footer}")
+
+    return DataView(pages, show, ascii=False, width=200)
+
+
+def drawn(view: V, picture: Any, default: str, draw: Callable[[], "Figure"], verb: str = "Drawn") -> V:
     """Draw a picture of the view, where one is wanted (`place`), and return the view that names its file."""
     from simrl.show.style import save
 
@@ -106,12 +123,12 @@ def drawn(view: V, picture: Any, default: str, draw: Callable[[], "Figure"], sai
     if file is None:
         return view
     save(draw(), file)
-    return replace(view, notes=[f"{said} in {file}"], more={"picture": str(file)})
+    return replace(view, notes=[f"{verb} in {file}"], more={"picture": str(file)})
 
 
-def place(given: Any, default: str | Path) -> Path | None:
+def place(wanted: Any, default: str | Path) -> Path | None:
     """Return where files go: nowhere (None, False), to the default place (True), or to the place that is given."""
-    return None if given is None or given is False else Path(default) if given is True else Path(given)
+    return None if wanted is None or wanted is False else Path(default) if wanted is True else Path(wanted)
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":

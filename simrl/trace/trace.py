@@ -114,8 +114,8 @@ class Trace:
             )
         for name in REQUIRED:
             if name not in columns:
-                found = ", ".join(map(str, columns))
-                raise InputError(f"{origin}: no column {name!r} (it has {found}); rename the one that holds it")
+                names = ", ".join(map(str, columns))
+                raise InputError(f"{origin}: no column {name!r} (it has {names}); rename the one that holds it")
         arrays = {name: _cast(columns[name], kind, name, origin) for name, kind in kinds.items() if name in columns}
         lengths = {name: len(array) for name, array in arrays.items()}
         if len(set(lengths.values())) > 1:

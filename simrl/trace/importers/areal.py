@@ -26,9 +26,9 @@ def files(path: Path) -> list[Path]:
     unique = {Path(os.path.realpath(file)) for file in below}  # a link to itself cannot be read, later
     strangers = sorted(file for file in unique if not VERSION.fullmatch(file.parent.name))
     if strangers or not unique:
-        found = f"{strangers[0].parent.name}/{strangers[0].name}" if strangers else "no .jsonl"
+        strange = f"{strangers[0].parent.name}/{strangers[0].name}" if strangers else "no .jsonl"
         raise InputError(
-            f"{path}: {found} in place of {{version}}/{{task_id}}.jsonl; name AReaL's rollout folder, versions and all"
+            f"{path}: {strange} in place of {{version}}/{{task_id}}.jsonl; name AReaL's rollout folder, versions and all"
         )
     ordered = sorted(unique, key=lambda file: (int(file.parent.name), len(file.name), file.name))
     tasks: dict[tuple[int, str], str] = {}

@@ -209,13 +209,13 @@ def _verl_console(path: Path) -> Iterator[Logged]:
     for place, line in rows.numbered_lines(path, **CONSOLE):
         if start := VERL_STEP.search(line):
             entries = [entry for entry in line[start.end() :].strip().split(" - ") if not entry.endswith(TRUTH)]
-            found = [VERL_ENTRY.fullmatch(entry) for entry in entries]
-            if None in found[:-1]:
-                wrong = rows.shown(entries[found.index(None)])
+            matches = [VERL_ENTRY.fullmatch(entry) for entry in entries]
+            if None in matches[:-1]:
+                wrong = rows.shown(entries[matches.index(None)])
                 raise InputError(f"{place}: entry {wrong} is not key:number; repair or remove the line")
-            if found and (not line.endswith("\n") or len(line) == CONSOLE_WIDTH + 1):  # the line was cut off
-                found.pop()
-            values = {entry[1]: float(entry[2] or entry[3]) for entry in found if entry}
+            if matches and (not line.endswith("\n") or len(line) == CONSOLE_WIDTH + 1):  # the line was cut off
+                matches.pop()
+            values = {entry[1]: float(entry[2] or entry[3]) for entry in matches if entry}
             yield place, {**values, STEPS[0]: _step(start[1], place)}
 
 
@@ -225,16 +225,16 @@ def _verl_console(path: Path) -> Iterator[Logged]:
 def _trl_steps(logged: Iterable[Logged]) -> Iterator[Logged]:
     """Yield a row a logged step, in verl's names; `timing_s/update_actor` is `step_time` without generation and log-probs."""
     timed: Counter[str] = Counter()  # seconds of each method since the last row of a step
-    for place, given in logged:
-        row = {key.removeprefix("train/"): value for key, value in given.items()}
+    for place, logged_row in logged:
+        row = {key.removeprefix("train/"): value for key, value in logged_row.items()}
         timed.update({key: seconds for key, seconds in row.items() if key.startswith(TRL_METHOD)})
         step = step_of(row, place)
         if "completions/mean_length" not in row or step is None:
             continue
         values = {ours: row[name] for name, ours in TRL_NAMES.items() if name in row}
         for ours, methods in TRL_METHODS.items():
-            if found := [timed[TRL_METHOD + method] for method in methods if TRL_METHOD + method in timed]:
-                values[ours] = found[0]
+            if seconds := [timed[TRL_METHOD + method] for method in methods if TRL_METHOD + method in timed]:
+                values[ours] = seconds[0]
         if "timing_s/gen" in values and "timing_s/step" in values:
             inference_s = values["timing_s/gen"] + values.get("timing_s/old_log_prob", 0.0)
             values["timing_s/update_actor"] = values["timing_s/step"] - inference_s
@@ -257,14 +257,14 @@ def _slime_steps(logged: Iterable[Logged]) -> Iterator[Logged]:
 
 def _slime_entry(line: str) -> tuple[str, str] | None:
     """Return the step and the dictionary at the end of a line; None if there is none."""
-    found, text = SLIME_STEP.search(line), line.rstrip()
-    return (found[1], text[found.start(2) :]) if found and text.endswith("}") else None
+    start, text = SLIME_STEP.search(line), line.rstrip()
+    return (start[1], text[start.start(2) :]) if start and text.endswith("}") else None
 
 
 def _slime_console(path: Path) -> Iterator[Logged]:
     for place, line in rows.numbered_lines(path, **CONSOLE):
-        if found := _slime_entry(line):
-            step, text = _step(found[0], place), found[1]
+        if entry := _slime_entry(line):
+            step, text = _step(entry[0], place), entry[1]
             if len(text) > MOST_CHARACTERS:
                 raise InputError(
                     f"{place}: {len(text):,} characters, {MOST_CHARACTERS:,} are the most; remove the line"
@@ -281,8 +281,8 @@ def _slime_console(path: Path) -> Iterator[Logged]:
             yield place, {**logged, STEPS[0]: step}
 
 
-def _plain(found: re.Match[str]) -> str:
-    return found[1] if found[1] is not None else "1e999" if found[2] == "inf" else "None"
+def _plain(match: re.Match[str]) -> str:
+    return match[1] if match[1] is not None else "1e999" if match[2] == "inf" else "None"
 
 
 Reader = tuple[Callable[[Path], Iterable[Logged]], Callable[[Iterable[Logged]], Iterable[Logged]], str]

@@ -47,10 +47,10 @@ def console_rows(path: Path, **mode: str) -> Iterator[Logged]:
                 step = before + number
             elif number > epoch:
                 epoch, before = number, step or 0
-        elif step is not None and (found := PRINTED.search(line)) and found[2].count(".") < 2 and found[2] != ".":
-            tag = TITLES.get(found[1], f"timing/train/{found[1]}" if found[3] else "")
+        elif step is not None and (printed := PRINTED.search(line)) and printed[2].count(".") < 2 and printed[2] != ".":
+            tag = TITLES.get(printed[1], f"timing/train/{printed[1]}" if printed[3] else "")
             if tag in NAMES:
-                yield place, {"global_step": step, tag: float(found[2])}
+                yield place, {"global_step": step, tag: float(printed[2])}
 
 
 def entries(logged: Iterable[Logged]) -> Iterator[Logged]:

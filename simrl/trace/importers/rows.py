@@ -88,8 +88,8 @@ def trace_from_rows(
     notes, every = list(notes), list(rows)
     kept = [row for row in every if row.response_tokens > 0]
     if not kept:
-        found = f"all {len(every)} responses are empty" if every else "no rows"
-        raise InputError(f"{source}: {found}; a trace needs at least one response of a token or more")
+        reason = f"all {len(every)} responses are empty" if every else "no rows"
+        raise InputError(f"{source}: {reason}; a trace needs at least one response of a token or more")
     if len(kept) < len(every):
         first = next(row for row in every if row.response_tokens == 0)
         notes.append(f"{len(every) - len(kept)} empty responses were left out (the first: {Path(first.place).name}).")
@@ -273,8 +273,8 @@ def mask(row: Mapping[str, Any], names: Sequence[str], place: str) -> list[int] 
 
 def items(row: Mapping[str, Any], name: str, place: str, fits: Callable[[Any], bool], must_be: str) -> list[Any]:
     """Return a field that holds a list of values that all fit; one that is absent or null is an empty list."""
-    given = {name: [] if row.get(name) is None else row[name]}
-    return list(checked(given, name, place, lambda value: isinstance(value, list) and all(map(fits, value)), must_be))
+    present = {name: [] if row.get(name) is None else row[name]}
+    return list(checked(present, name, place, lambda value: isinstance(value, list) and all(map(fits, value)), must_be))
 
 
 def is_number(value: Any) -> bool:

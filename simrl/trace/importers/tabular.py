@@ -55,6 +55,15 @@ REMEDIES = {  # of a table without any column of these names
     ): "map the responses' lengths with --column response_tokens=THEIRS",
 }
 
+# Columns of a table that are taken for ours where it has none of our names; a message says which were.
+ALIASES = {
+    "step": ("iteration", "global_step", "training_step", "rollout_id", "update"),
+    "prompt_id": ("question", "question_id", "prompt", "group_id", "uid", "problem_id"),
+    "prompt_tokens": ("in_len", "prompt_length", "prompt_len", "input_tokens", "num_prompt_tokens"),
+    "response_tokens": ("out_len", "response_length", "response_len", "output_tokens", "completion_tokens", "length"),
+    "reward": ("score",),
+}
+
 PlacedRow = tuple[str, Mapping[str, Any]]
 Columns = Mapping[str, str | tuple[str, ...]]  # theirs by our names; of `mask`, the first that a row has
 
@@ -63,13 +72,15 @@ class Options(rows.Labels, total=False):
     """The mapping of a table to a trace.
 
     `step` and `epoch` hold for all rows of a table without such a column, `ungrouped` makes each row a prompt of its own.
-    `tokenizer` says what counted the lengths that the table holds.
+    `tokenizer` says what counted the lengths that the table holds. With `aliases`, columns of usual names are read as ours, and
+    logged.
     """
 
     step: int | None
     epoch: int | None
     ungrouped: bool
     tokenizer: str | None
+    aliases: bool
 
 
 def import_csv(
@@ -132,6 +143,8 @@ def _trace(
     options: Options,
 ) -> Trace:
     """Return the trace of a table; `read` yields its rows, given the columns to read by our names."""
+    if options.get("aliases"):
+        columns = {**_usual(path, header, columns), **columns}
     given: dict[str, Iterator[int]] = {"prompt_id": count()} if options.get("ungrouped") else {}
     for ours, value in (("step", options.get("step")), ("epoch", options.get("epoch"))):
         if value is not None and (ours in columns or ours in header):
@@ -167,6 +180,19 @@ def _trace(
         licence=options.get("licence", "unknown"),
         cap_tokens=options.get("cap_tokens"),
     )
+
+
+def _usual(path: Path, header: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
+    """Return the columns of usual names that stand for ours, where a table has none of our names; log them."""
+    columns = {
+        ours: next(name for name in theirs if name in header)
+        for ours, theirs in ALIASES.items()
+        if ours not in {*header, *named} and not {*header}.isdisjoint(theirs)
+    }
+    if columns:
+        read = ", ".join(f"{ours}={theirs}" for ours, theirs in columns.items())
+        LOG.info(f"{path}: read with {read}; --column OURS=THEIRS reads other columns")
+    return columns
 
 
 def _mapped(

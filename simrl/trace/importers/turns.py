@@ -82,15 +82,15 @@ def text_parts(text: str) -> Iterator[tuple[bool, str]]:
     if not any(sign in text for sign in SIGNS):  # ten times as fast as the pattern
         yield True, text
         return
-    while found := opens.search(text, place):
-        kind = str(found.lastgroup)
-        end = ENDS[kind].search(text, found.end())
+    while opening := opens.search(text, place):
+        kind = str(opening.lastgroup)
+        end = ENDS[kind].search(text, opening.end())
         if end is None and kind == "roles":
             opens = WITHOUT_ROLES  # no such role ends after here, either
             continue
         stop = end.end() if end else len(text)
-        yield True, text[place : found.start()]
-        yield False, text[found.start() : stop]
+        yield True, text[place : opening.start()]
+        yield False, text[opening.start() : stop]
         place = stop
     yield True, text[place:]
 

@@ -48,7 +48,7 @@ class AcceptanceView(DataView):
 
     @property
     def speculation(self) -> dict[str, Any]:
-        """The model that was fitted to these drafts, as a scenario has it for traces without tokens:
+        """The model fitted to these drafts, as a scenario has it for traces without tokens:
         `overrides={"speculation": found.speculation}`."""
         import yaml
 

@@ -291,7 +291,7 @@ def _check_arguments(arguments: list[str]) -> None:
 
 
 def _end_of_usage(error: Any) -> NoReturn:
-    """End with the mistake in the words of a command; with nothing more where its help was shown."""
+    """End with the mistake in the words of a command; without a line if the help was printed instead."""
     message = str(error.format_message()).rstrip(".")
     if not message:
         sys.exit(2)
@@ -339,8 +339,8 @@ def _options(command: Any, path: str = "") -> Iterator[tuple[str, list[str]]]:
 
 
 def _end(message: object, code: int) -> NoReturn:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses Ctrl-C again gets no traceback
-    with suppress(OSError):  # nowhere left to tell it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C prints no traceback
+    with suppress(OSError):  # stderr is closed
         print(f"simrl: {brief(' '.join(str(message).split()))}", file=sys.stderr or io.StringIO(), flush=True)
     sys.exit(code)
 

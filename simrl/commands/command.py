@@ -94,8 +94,8 @@ def _option(parameter: Parameter) -> Any:
 
 
 def signature_of(function: Callable[..., Any]) -> Signature:
-    """Return the signature of a command. Keywords that it shares with others, `**setup: Unpack[Setup]`, are spelled out before
-    its own; they are None by default."""
+    """Return the signature of a command. Shared keywords, `**setup: Unpack[Setup]`, stand as single parameters before the
+    command's other keywords, and are None by default."""
     signature = inspect.signature(inspect.unwrap(function), eval_str=True)
     parameters = list(signature.parameters.values())
     shared: dict[str, Any] = {}
@@ -120,8 +120,8 @@ def add_command(
     keys: str = "",
     group: bool = False,
 ) -> None:
-    """Register a command whose help ends with examples and names the `keys` of --json. A `group` runs it where no command of
-    the group is named."""
+    """Register a command. Its help ends with examples and names the `keys` of --json. As a `group`, it runs if none of the
+    group's commands is named."""
     inner = inspect.unwrap(function)
     parameters = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in options_of(inner)]
     for parameter in parameters:

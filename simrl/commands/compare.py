@@ -143,7 +143,7 @@ def simulate_all(
     folder: Path | None,
     beside: Beside | None = None,
 ) -> Comparison:
-    """Simulate all scenarios, and what stands beside them, in memory or into a folder."""
+    """Simulate all scenarios and the runs that accompany them (`beside`), in memory or into a folder."""
     from simrl.show.comparison import compare_scenarios
     from simrl.simulate.cache import InputCache
     from simrl.study.compare import row_of, the_result
@@ -271,7 +271,7 @@ def run(
 ) -> Comparison:
     """Simulate one system of a scenario. With --system, overrides such as eta=8 are its parameters.
     \f
-    Returns a `Comparison` of one run, whose methods need no name. Arguments and errors are those of `compare`.
+    Returns a `Comparison` of one run, whose methods need no name. `compare` describes the other arguments and the errors.
 
     >>> import simrl
     >>> one = simrl.run("experiments/quickstart.yaml", {"name": "areal", "eta": 2}, gpus=16, steps=4, warmup_steps=1)

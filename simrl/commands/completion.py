@@ -1,7 +1,7 @@
 """What a shell completes behind a command: files of workloads, and the names of systems, methods, models and GPUs.
 
-Invariant: names are read from simrl's own files, without numpy and the modules that they are in, whose import takes as long as
-a completion may.
+Invariant: names are read from the text of simrl's own files. Importing their modules, and numpy, would take as long as a
+completion may.
 """
 
 import re

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class Example(NamedTuple):
-    """A file that comes with simrl: what it asks, the command that answers, and the files that this needs, by their paths
-    below `ROOT`."""
+    """A shipped example: its question, the command that answers it, and the files that the command needs, by their paths below
+    `ROOT`."""
 
     about: str
     command: str

@@ -1,4 +1,4 @@
-"""Finds what a person may have meant by arguments that a command does not take, and says in a line what to write."""
+"""Finds what was meant by arguments that a command does not take, for a message that says what to write."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ WITH_A_TRACE = "--model qwen3-8b --gpu h100 --gpus 64 --system verl_colocated,ar
 
 
 def require_scenario(call: str, path: str, more: Sequence[Any]) -> None:
-    """Raise `InputError` for a path that is no scenario, trace, table of lengths or folder of a run, by what it is instead.
-    `more` are the arguments behind it."""
+    """Raise `InputError` for a path that is no scenario, trace, table of lengths or folder of a run. The message says what it
+    is and what to write; `more` are the arguments behind it."""
     file, command = Path(path), f"simrl {call}"
     try:
         is_folder = file.is_dir()
@@ -103,7 +103,7 @@ def require_settings(texts: Iterable[Any]) -> None:
 def _all_parameters() -> frozenset[str]:
     parameters: set[str] = set()
     for name in RECIPES:
-        with suppress(InputError):  # a system of another package that cannot be loaded, which is told where it is named
+        with suppress(InputError):  # of a package that cannot be loaded: the error belongs where that system is named
             parameters.update(parameters_of(name))
     return frozenset(parameters)
 

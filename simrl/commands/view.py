@@ -21,9 +21,12 @@ WIDE = 10_000  # characters of a line in a file or a pipe, where no column has t
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class View:
-    """The result of a command. `notes` are lines about the files that the command wrote, `lost` the number of points that this
-    machine could not simulate: the command ends with exit code 1. `width` holds where the output is no terminal, and `ascii`
-    says whether --json escapes other characters."""
+    """The result of a command.
+
+    `notes` are lines about files that the command wrote. If `lost` points could not be simulated on this machine, the command
+    ends with exit code 1. `width` is the width of the output where this is no terminal. With `ascii`, --json escapes all other
+    characters.
+    """
 
     notes: Sequence[str] = ()
     lost: int = 0
@@ -127,7 +130,7 @@ def drawn(view: V, picture: Any, default: str, draw: Callable[[], "Figure"], ver
 
 
 def place(wanted: Any, default: str | Path) -> Path | None:
-    """Return where files go: nowhere (None, False), to the default place (True), or to the place that is given."""
+    """Return the place of files: none (None, False), the default (True), or the place that was named."""
     return None if wanted is None or wanted is False else Path(default) if wanted is True else Path(wanted)
 
 

@@ -41,7 +41,7 @@ from simrl.trace.trace import Trace, read_trace, write_trace
 
 LOG = logging.getLogger("simrl")
 TRACE_SUFFIX, TABLE_SUFFIXES = ".parquet", (".csv", ".jsonl")
-# Fields of a scenario that are not called as the keyword.
+# Fields of a scenario with another name than the keyword.
 FIELDS = {key: f"cluster.{key}" for key in ("gpu", "gpus", "tp")} | {"price": "cluster.cost_per_gpu_hour"}
 NEEDED = {  # with a trace
     "model": "--model qwen3-8b",
@@ -86,9 +86,9 @@ class Opened(NamedTuple):
 def open_workload(
     call: str, workload: Any, systems: Any, overrides: Any, setup: Mapping[str, Any] | None, values: Any = None
 ) -> Opened:
-    """Open a workload; the keywords of `setup` become settings, and overrides that are parameters of the one system of a `run`
-    its own. Raise `InputError` for a file that is neither a scenario nor a trace, by what it is (and `values`, further
-    arguments), and for what a trace needs and was not given."""
+    """Open a workload. The keywords of `setup` become settings. Overrides of a `run` that are parameters of its system become
+    parameters. Raise `InputError` for a file that is neither a scenario nor a trace, and for keywords that a trace needs and
+    that are missing; `values` are further arguments, which the message may name."""
     if isinstance(workload, str | os.PathLike):
         more = [text for texts in (overrides, values) if isinstance(texts, list) for text in texts]
         require_scenario(call, os.fspath(workload), more)
@@ -243,7 +243,7 @@ def texts_of(values: Any) -> list[str]:
 
 
 def report_overruled(file: ScenarioFile, keys: Any) -> None:
-    """Log each of these keys that the file varies, before minutes are spent on a simulation."""
+    """Log which of these keys the file varies, before minutes are spent on a simulation."""
     for line in file.overruled(keys):
         LOG.info(line)
 

@@ -1,8 +1,8 @@
-"""A choice as the settings with which a framework that offers it is launched: verl, AReaL or slime.
+"""The settings with which a framework (verl, AReaL or slime) is launched to run a chosen scenario.
 
 Invariant: a key stands in `scenario/frameworks/*.toml` only if the framework's own documentation has it; `documents` name the
 pages.
-Values are those of the simulated scenario. Paths of models and data, the optimizer and the reward are the user's. A system or a
+Values come from the simulated scenario. Paths of models and data, the optimizer and the reward are the user's. A system or a
 drafter that no framework is known to offer has no settings; the answer is the reason.
 """
 
@@ -205,7 +205,7 @@ def _nodes(gpus: int, kind: Gpu) -> tuple[int, int]:
 
 def _parts(prepared: Prepared) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return nodes and GPUs a node for rollout and for training: whole nodes where both fill them; else a part of every node
-    where that is even, so that no node stays empty; else nodes of their own. On shared GPUs, both are those of the trainer."""
+    where that is even, so that no node stays empty; else nodes of their own. On shared GPUs, both have the trainer's nodes."""
     rollout, train = prepared.rollout_gpus, prepared.train_gpus
     if prepared.colocated:
         return _nodes(train, prepared.gpu), _nodes(train, prepared.gpu)

@@ -1,7 +1,7 @@
 """Dumps of samples, as frameworks write them: the files of a source of `sources.toml`, and their rows as a trace.
 
-Invariant: a step is in one file, and the step that the name of a file tells is the one of its rows. Every source tells its
-lengths itself, or has text that a `TokenCounter` counts; rows with the same prompt and step are one group.
+Invariant: a step is in one file, and a step in the name of a file is the step of its rows. A source has lengths, or text that a
+`TokenCounter` counts. Rows with one prompt and step are a group.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _files(source: Source, path: Path, left_out: Counter[str]) -> list[Path]:
 
 
 def _step_of(source: Source, file: Path) -> int | None:
-    """Return the step that the name of a file tells; None for another name."""
+    """Return the step in the name of a file; None if there is none."""
     named = source.step.fullmatch(f"{file.parent.name}/{file.name}")
     return int(named[1]) if named else None
 
@@ -107,7 +107,7 @@ def _records(source: Source, files: Sequence[Path], reward_column: Sequence[str]
 
 
 def _without_repeats(source: Source, records: Iterable[Record], left_out: Counter[str]) -> Iterator[Record]:
-    """Yield rows but for files with the texts of the one before: a batch that several steps train is written several times."""
+    """Yield the rows of all files but repetitions: a batch that several steps train on is written once for each."""
     before: Counter[Any] = Counter()
     for _, of_file in groupby(records, key=lambda record: record[0]):
         records_of_file = list(of_file)
@@ -123,7 +123,7 @@ def _without_repeats(source: Source, records: Iterable[Record], left_out: Counte
 
 
 def _by_step(source: Source, records: Iterable[Record]) -> Iterator[Record]:
-    """Yield rows. Raises `InputError` for a step of two files, and for one that the name of its file denies."""
+    """Yield rows. Raises `InputError` for a step in two files, and for a step other than in the name of its file."""
     file_of: dict[int, Path] = {}
     for file, place, row in records:
         if "step" in source.columns:
@@ -172,7 +172,7 @@ def _reward_columns(file: Path, table: pa.Table, known: Sequence[str], wanted: S
 
 
 def _table_rows(file: Path) -> Iterator[PlacedRow]:
-    """Yield the samples of a wandb table of generations, whose row is a step with several slots."""
+    """Yield the samples of a wandb table of generations: a row is a step, with a sample in each slot."""
     table = rows.read_json(file)
     names, data = table.get("columns"), table.get("data")
     if not isinstance(names, list) or not isinstance(data, list):
@@ -198,7 +198,7 @@ def _table_rows(file: Path) -> Iterator[PlacedRow]:
 
 
 def refuse_metrics(path: Path) -> None:
-    """Raise `InputError` for a metrics log: a file whose first line is no sample, with metrics of a framework in it."""
+    """Raise `InputError` for a metrics log: its first line is no sample, and it has metrics of a framework."""
     first = next((line for _, line in rows.numbered_lines(path, mode="rb") if line.strip()), b"")
     if b'"output"' not in first and (name := recognised(path)):
         raise InputError(

@@ -6,7 +6,7 @@ responses or the length of prompts, one line asks for it. Of a step logged twice
 A log is a console's, or a table that W&B, TensorBoard or the framework itself wrote (`simrl.trace.importers.exports`).
 
 verl   console lines `step:N - key:value - …`; in tables the same keys. Where a line lacks `perf/total_num_tokens`, it is the
-       mean of `global_seqlen` over the ranks, whose number other lines, or the number of responses, tell.
+       mean of `global_seqlen` times the number of ranks, which follows from other lines or from the number of responses.
 TRL    `trainer_state.json`, or the run's history. TRL logs the times of its methods (`profiling/Time taken: GRPOTrainer.…`) to
        W&B, MLflow or Trackio only, in rows of their own before the row of the step: `trainer_state.json` has no generation
        time, and cannot be calibrated on.

@@ -65,7 +65,7 @@ def read(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, Any]]]:
         raise InputError(
             f"{files[0]}: a .pt is read by torch, which is not installed; pip install torch (the CPU build will do)"
         )
-    # -P keeps the working directory out of the import path: what lies beside a dump must not pass for torch.
+    # -P keeps the working directory out of the import path: a file beside a dump must not pass for torch.
     command = [sys.executable, "-P", "-c", READER, *map(str, files)]
     with (
         tempfile.TemporaryFile() as complaints,

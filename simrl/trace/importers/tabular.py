@@ -113,8 +113,8 @@ def import_jsonl(
 ) -> Trace:
     """Return the trace of JSON Lines, one object a sample, by the rules of `import_csv`.
 
-    The first line tells which fields there are; all lines must have those that are used. `response_ids` may be a list
-    of token ids, whose number is the response's length. Errors count lines from 1.
+    The first line names the fields; all lines must have the fields that are used. `response_ids` may be a list of token ids, as
+    long as the response. Errors count lines from 1.
     """
     path = rows.existing(path)
     _, first = next(rows.read_jsonl(path))
@@ -235,7 +235,7 @@ def _mapped(
 
 
 def _in_turns(columns: Columns) -> bool:
-    """Return whether responses are text to split into turns: no column tells these."""
+    """Return whether responses are text to split into turns, which no column has."""
     return "response" in columns and "response_tokens" not in columns and not set(rows.TURNS) & set(columns)
 
 
@@ -246,9 +246,11 @@ def table_rows(
     given: Mapping[str, Iterator[int]] | None = None,
     agents: list[bool] | None = None,
 ) -> Iterator[rows.Row]:
-    """Yield rows of the columns, by our names; `given` replaces columns that a table lacks. Text is counted where no column has
-    lengths, in turns where a mask or tags tell them, and a prompt once. `agents` takes whether each response looks like an
-    agent's."""
+    """Yield rows from records, with the columns by our names; `given` replaces columns that a table lacks.
+
+    Text is counted where no column has lengths: a prompt once, a response in turns, by its mask or tags. For each response,
+    `agents` gets whether it looks like an agent's.
+    """
     prompt_tokens: dict[str, int] = {}
     for batch in rows.batches(placed):
         every = [

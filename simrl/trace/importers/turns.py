@@ -1,7 +1,7 @@
 """Splits responses into what the model generated, in turns, and what its environment (tools, users) wrote between them.
 
-A mask of a response's tokens tells it (1: generated), or else the tags and roles of chat templates in its text. Context after
-the last turn is left out, as the model never answered it; context before the first belongs to the prompt.
+A mask of a response's tokens separates them (1: generated), or else the tags and roles of chat templates in its text. Context
+after the last turn is left out, as the model never answered it; context before the first belongs to the prompt.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CALLS = (
     "<information>",
     "<interpreter>",
     "<observation>",
-)  # an agent's text, not told apart
+)  # signs of an agent's text without turns
 NO_SIGN = "Without a mask or tags of tools it cannot be told whether tools wrote a part: all counts as generated."
 # What opens context, and what ends it: the roles of Qwen's and Llama's templates, tags of tools, roles without special tokens.
 CONTEXT = {
@@ -101,7 +101,7 @@ def is_agents(text: str) -> bool:
 
 
 def several(observed: Sequence[Sequence[int] | None], told_by: str) -> list[str]:
-    """Return the note of a trace whose responses have turns, given the observations of each; none if no response has."""
+    """Return the note on turns of a trace, given the observations of each response; none if no response has turns."""
     with_turns = [tokens for tokens in observed if tokens]
     if not with_turns:
         return []

@@ -13,7 +13,7 @@ import typer
 
 from simrl.commands import options as o
 from simrl.commands.command import command
-from simrl.commands.results import AgreementView, DifferenceView, ExplanationView, agreement, diff, explain
+from simrl.commands.results import AgreementView, DifferenceView, ExplanationView, agreement, diff, explain, write_runs
 from simrl.commands.view import View, frame, place
 from simrl.errors import InputError, meant
 
@@ -123,11 +123,7 @@ class Comparison(View):
     def report(self, path: str | Path) -> Path:
         """Write the page of `simrl report`, one HTML file that needs no network, and return its path. Raise `InputError` for a
         path that is no .html or cannot be written."""
-        from simrl.show.report.page import write_page
-        from simrl.show.report.sources import runs_of
-
-        write_page(runs_of(dict(self.results)), Path(path))
-        return Path(path)
+        return write_runs(self.results, path)
 
     def _metadata(self) -> list[Mapping[str, Any]]:
         if isinstance(self.source, Path):

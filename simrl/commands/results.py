@@ -101,11 +101,7 @@ class AgreementView(DataView):
     def report(self, path: str | Path) -> Path:
         """Write both as the page that `simrl report` makes of a replay, and return its path; errors as in
         `Comparison.report`."""
-        from simrl.show.report.page import write_page
-        from simrl.show.report.sources import runs_of
-
-        write_page(runs_of({"predicted": self.predicted, "measured": self.measured}, replayed=True), Path(path))
-        return Path(path)
+        return write_runs({"predicted": self.predicted, "measured": self.measured}, path, replayed=True)
 
 
 @command
@@ -266,8 +262,7 @@ def report(
     'sync.html'
     """
     from simrl.result.result import Result
-    from simrl.show.report.page import beside, write_page, write_report
-    from simrl.show.report.sources import runs_of
+    from simrl.show.report.page import beside, write_report
 
     if isinstance(results, str | os.PathLike):
         page = Path(path) if path is not None else beside(Path(results))
@@ -276,13 +271,20 @@ def report(
     if path is None:
         raise InputError("simrl.report: no path; name the page, such as 'page.html'")
     if isinstance(results, Result):
-        write_page(runs_of({"run": results}), Path(path))
-    elif hasattr(results, "report"):
-        results.report(Path(path))
-    else:
+        return write_runs({"run": results}, path)
+    if not hasattr(results, "report"):
         raise InputError(
             f"simrl.report: {results!r} has no page; give what compare, run, sweep or agree return, or a folder of results"
         )
+    return Path(results.report(path))
+
+
+def write_runs(results: Mapping[str, Result], path: str | os.PathLike[str], replayed: bool = False) -> Path:
+    """Write runs as a page and return its path."""
+    from simrl.show.report.page import write_page
+    from simrl.show.report.sources import runs_of
+
+    write_page(runs_of(dict(results), replayed=replayed), Path(path))
     return Path(path)
 
 

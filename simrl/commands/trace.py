@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
 import typer
 from pydantic import ValidationError
@@ -45,91 +45,42 @@ class Common(TypedDict, total=False):
     licence: Annotated[str | None, typer.Option(help="licence of the data (default: unknown)")]
 
 
-def _of_source(name: str) -> Callable[..., DataView]:
+def _importer(name: str) -> Callable[..., DataView]:
     """Return the command of a source, with the options that `sources.toml` names."""
+    source = SOURCES[name]
 
     def import_source(
         path: Source,
         output: Output,
         tokenizer: Tokenizer = None,
         chars_per_token: CharsPerToken = None,
+        metrics: Annotated[
+            bool,
+            typer.Option(
+                "--metrics",
+                help="PATH is a metrics log (console, JSONL, CSV; verl, TRL, slime, NeMo-RL): lengths are drawn from it",
+            ),
+        ] = False,
+        group: Annotated[
+            int | None, typer.Option(min=1, help="with --metrics: responses per prompt (rollout.n)")
+        ] = None,
+        seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="with --metrics: seed of the draw")] = 0,
+        samples: Annotated[
+            int | None, typer.Option(min=1, help="with --metrics: responses per step, if not logged")
+        ] = None,
+        prompt_tokens: Annotated[
+            float | None, typer.Option(min=1, help="with --metrics: mean prompt length, if not logged")
+        ] = None,
+        log_format: Annotated[
+            str | None,
+            typer.Option("--format", help="with --metrics: verl, trl, slime or nemo (default: from the file)"),
+        ] = None,
         reward_column: Annotated[
             list[str] | None, typer.Option(help="a reward column; may be repeated, their sum is the reward")
         ] = None,
         reward_key: Annotated[
             str | None, typer.Option(help="the entry that is the reward, if it is a dictionary")
         ] = None,
-        **options: Unpack[Common],
-    ) -> DataView:
-        from simrl.trace.importers.dumps import import_dump, refuse_metrics
-        from simrl.trace.importers.tokens import token_counter
-
-        counter = None
-        if "tokenizer" in SOURCES[name].options:
-            if path.is_file():
-                refuse_metrics(path)
-            counter = token_counter(tokenizer, chars_per_token)
-        rewards = {"reward_column": reward_column, "reward_key": reward_key}
-        return _written(import_dump(name, path, counter, **_given(rewards), **_given(options)), output)
-
-    parameters = inspect.signature(import_source, eval_str=True).parameters.items()
-    names = ("path", "output", "options", *SOURCES[name].options)
-    import_source.__doc__ = SOURCES[name].about
-    import_source.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [parameter for key, parameter in parameters if key in names]
-    )
-    return import_source
-
-
-def import_verl(
-    path: Source,
-    output: Output,
-    tokenizer: Tokenizer = None,
-    chars_per_token: CharsPerToken = None,
-    metrics: Annotated[
-        bool,
-        typer.Option(
-            "--metrics",
-            help="PATH is a metrics log (console, JSONL, CSV; verl, TRL, slime, NeMo-RL): lengths are drawn from it",
-        ),
-    ] = False,
-    group: Annotated[int | None, typer.Option(min=1, help="with --metrics: responses per prompt (rollout.n)")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="with --metrics: seed of the draw")] = 0,
-    samples: Annotated[
-        int | None, typer.Option(min=1, help="with --metrics: responses per step, if not logged")
-    ] = None,
-    prompt_tokens: Annotated[
-        float | None, typer.Option(min=1, help="with --metrics: mean prompt length, if not logged")
-    ] = None,
-    log_format: Annotated[
-        str | None, typer.Option("--format", help="with --metrics: verl, trl, slime or nemo (default: from the file)")
-    ] = None,
-    **options: Unpack[Common],
-) -> DataView:
-    """Import a dump or a metrics log of verl."""
-    if not metrics:
-        return _of_source("verl")(path, output, tokenizer, chars_per_token, **options)
-    from simrl.trace.importers.logs import read_metrics
-    from simrl.trace.importers.verl import trace_from_verl_metrics
-
-    if group is None:
-        raise InputError(
-            "trace import verl --metrics: no --group; the log does not have the number of responses per prompt (rollout.n); "
-            "add it, such as --group 16"
-        )
-    labels = {"name": path.stem, **_given(options)}
-    logged = read_metrics(path, log_format, samples, prompt_tokens, times=False)
-    return _written(trace_from_verl_metrics(logged, group, seed, **labels), output)
-
-
-def _of_table(name: Literal["csv", "jsonl"]) -> Callable[..., DataView]:
-    """Return the command of a table with columns that the user names."""
-
-    def import_table(
-        path: Source,
-        output: Output,
-        tokenizer: Tokenizer = None,
-        chars_per_token: CharsPerToken = None,
         column: Annotated[
             list[str] | None,
             typer.Option("--column", help="OURS=THEIRS, such as response_tokens=out_len; may be repeated"),
@@ -144,18 +95,37 @@ def _of_table(name: Literal["csv", "jsonl"]) -> Callable[..., DataView]:
         **options: Unpack[Common],
     ) -> DataView:
         from simrl.commands.workload import columns_of
-        from simrl.trace.importers import tabular
-        from simrl.trace.importers.tokens import token_counter
+        from simrl.trace.importers import dumps, logs, tabular, tokens
 
-        is_text = tokenizer is not None or chars_per_token is not None
-        counter = token_counter(tokenizer, chars_per_token) if is_text else None
-        importer = tabular.import_csv if name == "csv" else tabular.import_jsonl
         labels = _given(options)
-        trace = importer(path, columns_of(column), counter, step=step, epoch=epoch, ungrouped=ungrouped, **labels)
-        return _written(trace, output)
+        if metrics:
+            from simrl.trace.importers.verl import trace_from_verl_metrics  # imports scipy, which takes 0.3 s
 
-    import_table.__doc__ = SOURCES[name].about
-    return import_table
+            if group is None:
+                raise InputError(
+                    "trace import verl --metrics: no --group; the log does not have the number of responses per prompt "
+                    "(rollout.n); add it, such as --group 16"
+                )
+            logged = logs.read_metrics(path, log_format, samples, prompt_tokens, times=False)
+            return _written(trace_from_verl_metrics(logged, group, seed, **{"name": path.stem, **labels}), output)
+        if path.is_file() and "response" in source.columns:
+            dumps.refuse_metrics(path)
+        is_text = "response" in source.columns or tokenizer is not None or chars_per_token is not None
+        counter = tokens.token_counter(tokenizer, chars_per_token) if is_text else None
+        if source.title:
+            rewards = _given({"reward_column": reward_column, "reward_key": reward_key})
+            return _written(dumps.import_dump(name, path, counter, **rewards, **labels), output)
+        importer = tabular.import_csv if name == "csv" else tabular.import_jsonl
+        rows_have: dict[str, Any] = {"step": step, "epoch": epoch, "ungrouped": ungrouped}
+        return _written(importer(path, columns_of(column), counter, **rows_have, **labels), output)
+
+    parameters = inspect.signature(import_source, eval_str=True).parameters.items()
+    names = ("path", "output", "options", *source.options)
+    import_source.__doc__ = source.about
+    import_source.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [parameter for key, parameter in parameters if key in names]
+    )
+    return import_source
 
 
 def added_importer(name: str) -> Callable[..., DataView]:
@@ -175,14 +145,8 @@ def added_importer(name: str) -> Callable[..., DataView]:
     return import_added
 
 
-import_verl.__doc__ = SOURCES["verl"].about
 IMPORTERS: Extended[Any] = Extended(
-    {
-        **{name: _of_source(name) for name in SOURCES},
-        "verl": import_verl,
-        "csv": _of_table("csv"),
-        "jsonl": _of_table("jsonl"),
-    },
+    {name: _importer(name) for name in SOURCES},
     "simrl.importers",
     "importer",
     required=1,

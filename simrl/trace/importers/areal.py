@@ -43,9 +43,8 @@ def row(record: Mapping[str, Any], place: str, file: Path, *_: Any) -> rows.Row:
     """Return a sample as a row. `step` is the version folder: the training step that used a sample is not recorded, only the
     version that finished it. `policy_version` is `head_version`, the version that began it.
 
-    In a record with segments, segments of role "context" come from an environment, the generated ones between them are the turns
-    of the response; context before the first turn belongs to the prompt, context after the last is left out. The environment's
-    time is not recorded.
+    Segments of role "context" come from an environment; the generated ones between them are the turns of the response. Context
+    before the first turn belongs to the prompt, context after the last is left out. The environment's time is not recorded.
     """
     step = int(file.parent.name)
     prompt_tokens = rows.integer(record, "prompt_len", place, low=1)

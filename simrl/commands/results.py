@@ -276,7 +276,7 @@ def report(
         raise InputError(
             f"simrl.report: {results!r} has no page; give what compare, run, sweep or agree return, or a folder of results"
         )
-    return Path(results.report(path))
+    return results.report(Path(path))
 
 
 def write_runs(results: Mapping[str, Result], path: str | os.PathLike[str], replayed: bool = False) -> Path:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel
@@ -91,33 +91,24 @@ def launch(prepared: Prepared) -> Launch | str:
     """Return the settings of a prepared scenario, or why it cannot be launched as it is."""
     system = prepared.system
     trains_with = "megatron" if prepared.scenario.training.sharding == "optimizer" else "fsdp"
-    template = _templates().get((system.name, trains_with))
-    if template is None:
+    if (system.name, trains_with) not in _templates():
         nearest = "; its drafter HistoSpec alone is verl's recipe specRL/histoSpec" if system.name == "rhymerl" else ""
         return f"no documentation of verl, AReaL or slime has it ({system.paper}){nearest}"
+    template, keys = _templates()[system.name, trains_with]
     values = _values(prepared)
-    texts = {key: setting.text(values) for key, setting in template.settings.items()}
+    texts = {key: setting.text(values) for key, setting in keys.items()}
     settings = {key: text for key, text in texts.items() if text is not None}
     notes = (*template.notes, *_notes(template.framework, settings, values))
     documents = (*template.documents, *([VERL_FP8] if VERL_QUANTIZATION in settings else []))
-    made = Launch(template.framework, template.program, settings, documents, notes)
+    made = replace(template, settings=settings, documents=documents, notes=notes)
     return made if system.speculation is None else _with_drafts(made, prepared)
 
 
-class Template(NamedTuple):
-    """A launch before its settings have values."""
-
-    framework: str
-    program: str
-    settings: Mapping[str, Setting]
-    documents: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
 @cache
-def _templates() -> dict[tuple[str, str], Template]:
-    """Return the launch of each system that a framework offers, for training with FSDP and with Megatron."""
-    templates = {}
+def _templates() -> dict[tuple[str, str], tuple[Launch, Mapping[str, Setting]]]:
+    """Return the launch of each system that a framework offers, and the settings that it will have, for training with FSDP and
+    with Megatron."""
+    templates: dict[tuple[str, str], tuple[Launch, Mapping[str, Setting]]] = {}
     for file in FRAMEWORK_FILES:
         data = tomllib.loads(file.read_text(encoding="utf-8")).get("launch", {"systems": {}})
         for (name, system), sharding in product(data["systems"].items(), ("fsdp", "megatron")):
@@ -126,7 +117,7 @@ def _templates() -> dict[tuple[str, str], Template]:
             settings = {key: Setting.model_validate(one) for table in tables for key, one in table.items()}
             pages = [*system["documents"], *({sharding} & data["documents"].keys())]
             documents, notes = tuple(data["documents"][page] for page in pages), tuple(system.get("notes", ()))
-            templates[name, sharding] = Template(data["framework"], system["program"], settings, documents, notes)
+            templates[name, sharding] = Launch(data["framework"], system["program"], {}, documents, notes), settings
     return templates
 
 
@@ -178,11 +169,10 @@ def _values(prepared: Prepared) -> dict[str, Any]:
 
 
 def _of_training(prepared: Prepared) -> dict[str, Any]:
-    """Return the values of Megatron's layout of training, and its precision; None or 1 where there is none."""
+    """Return the values of Megatron's layout of training; None where there is none."""
     training, gpus = prepared.scenario.training, prepared.train_gpus
     tp, pp, cp, ep = (getattr(training, f"{key}_parallel") for key in ("tensor", "pipeline", "sequence", "expert"))
     attention = f"d{gpus // training.gpus_per_rank}p{pp}t{tp}c{cp}"
-    block = prepared.scenario.precision.training == "fp8-block"
     full = training.recompute is not False
     return {
         "expert_tensor_parallel": 1 if ep > 1 else None,  # experts stay whole
@@ -192,8 +182,6 @@ def _of_training(prepared: Prepared) -> dict[str, Any]:
         "recompute_granularity": "full" if full else None,
         "recompute_method": "uniform" if full else None,
         "recompute_layers": 1 if full else None,
-        "fp8_format": "hybrid" if block else None,
-        "fp8_recipe": "blockwise" if block else None,
     }
 
 

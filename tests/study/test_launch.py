@@ -13,10 +13,7 @@ from simrl.trace.synthesis import LengthModel
 def test_every_setting_of_a_framework_that_names_a_field_names_one_that_a_scenario_has():
     parameters = {key for name in RECIPES for key in parameters_of(name)}
     fields = {
-        field
-        for template in _templates().values()
-        for setting in template.settings.values()
-        if (field := setting.field)
+        field for _, settings in _templates().values() for setting in settings.values() if (field := setting.field)
     }
     assert {"cluster.tp", "system.eta", "workload.synthetic.group"} <= fields
     for field in fields:

@@ -2,6 +2,7 @@
 
 import json
 import time
+import tomllib
 from functools import partial
 from pathlib import Path
 
@@ -678,6 +679,29 @@ def test_a_source_with_a_column_a_fact_is_one_table_of_names(tmp_path, monkeypat
     assert "decoded text" not in trace.metadata.notes
     write_jsonl(tmp_path / "part-0.jsonl", {**row, "out_len": "nine"})
     refused(lambda: import_dump("mine", tmp_path), "part-0.jsonl: line 1: field 'out_len' is 'nine'")
+
+
+def test_a_source_in_parquet_has_its_reward_and_the_mask_of_its_tokens(tmp_path, monkeypatch):
+    names = {"step": "step", "prompt": "q", "response": "a", "reward": "score", "mask": ["loss_mask"]}
+    monkeypatch.setitem(SOURCES, "mine", Source(about="", example="", files=["*.parquet"], columns=names))
+    frame = pd.DataFrame(
+        {"step": [1], "q": ["p"], "a": ["text"], "score": [0.5], "loss_mask": [[1, 1, 0, 1]], "x": [{"y": 1}]}
+    )
+    frame.to_parquet(tmp_path / "1.parquet")
+    trace = import_dump("mine", tmp_path, BY_CHARACTER)
+    assert trace.column("reward").tolist() == [0.5]
+    assert trace.table.column("turn_tokens").to_pylist() == [[2, 1]]
+
+
+def test_the_source_of_the_page_on_extending_is_read_as_it_says(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+    table = tomllib.loads("[my_trainer]" + page.partition("[my_trainer]")[2].partition("```")[0])["my_trainer"]
+    monkeypatch.setitem(SOURCES, "mine", Source.model_validate(table))
+    row = {"update": 2, "question": "p", "answer": "text", "score": 1, "loss_mask": [1, 1, 0, 1]}
+    write_jsonl(tmp_path / "samples_0.jsonl", row)
+    trace = import_dump("mine", tmp_path, BY_CHARACTER)
+    assert (trace.column("step").tolist(), trace.column("reward").tolist()) == ([2], [1.0])
+    assert trace.column("response_tokens").tolist() == [3]
 
 
 def test_every_source_names_columns_that_a_reader_knows():

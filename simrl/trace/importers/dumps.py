@@ -140,9 +140,10 @@ def _by_step(source: Source, records: Iterable[Record]) -> Iterator[Record]:
 
 
 def _parquet_rows(source: Source, file: Path, reward_column: Sequence[str] | None) -> Iterator[PlacedRow]:
-    """Yield the rows of a file of columns, with the sum of its rewards."""
+    """Yield the rows of a file of columns; where a source has several rewards, with their sum as `reward`."""
     table = read_parquet(file)
-    columns = [str(name) for name in source.columns.values() if source.rewards is None or name != "reward"]
+    summed = source.rewards is not None
+    columns = [n for n in source.columns.values() if isinstance(n, str) and not (summed and n == "reward")]
     for name in columns:
         if name not in table.column_names:
             raise InputError(
@@ -150,12 +151,13 @@ def _parquet_rows(source: Source, file: Path, reward_column: Sequence[str] | Non
                 f"{', '.join(columns)}"
             )
     rewards = [] if source.rewards is None else _reward_columns(file, table, (*columns, *source.rewards), reward_column)
-    for index, row in enumerate(table.select(dict.fromkeys([*columns, *rewards])).to_pylist()):
+    read = {*columns, *rewards, *source.columns.get("mask", ())} & {*table.column_names}
+    for index, row in enumerate(table.select(sorted(read)).to_pylist()):
         place = f"{file}: row {index}"
         # TRL writes NaN where a reward function returned None, which its own sum leaves out.
         present = [name for name in rewards if row[name] is not None and row[name] == row[name]]
         numbers = [rows.number(row, name, place) or 0.0 for name in present]
-        yield place, {**row, "reward": sum(numbers) if numbers else None}
+        yield place, {**row, "reward": sum(numbers) if numbers else None} if summed else row
 
 
 def _reward_columns(file: Path, table: pa.Table, known: Sequence[str], wanted: Sequence[str] | None) -> list[str]:

@@ -763,7 +763,7 @@ def test_a_trl_file_of_another_step_than_its_name_says_is_refused(tmp_path):
 
 def test_several_trl_reward_columns_must_be_named(tmp_path):
     completions(tmp_path, 1, prompt=["p", "p"], completion=["x", "y"], right=[1.0, 1.0], form=[0.5, float("nan")])
-    refused(lambda: import_trl(tmp_path, BY_CHARACTER), "right, form", "reward_columns")
+    refused(lambda: import_trl(tmp_path, BY_CHARACTER), "right, form", "--reward-column")
     refused(lambda: import_trl(tmp_path, BY_CHARACTER, reward_column=["r"]), "no column of numbers 'r'")
     both = import_trl(tmp_path, BY_CHARACTER, reward_column=["right", "form"])
     assert both.column("reward").tolist() == [1.5, 1.0]

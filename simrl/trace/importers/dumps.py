@@ -168,7 +168,7 @@ def _reward_columns(file: Path, table: pa.Table, known: Sequence[str], wanted: S
         raise InputError(f"{file}: no column of numbers {unknown[0]!r}; it has {rows.listed(numbers)}")
     if wanted is None and len(numbers) > 1:
         raise InputError(
-            f"{file}: columns {rows.listed(numbers)} may be rewards; name those to add up as reward_columns"
+            f"{file}: columns {rows.listed(numbers)} may be rewards; name those to add up with --reward-column"
         )
     return numbers if wanted is None else list(wanted)
 

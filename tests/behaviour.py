@@ -221,7 +221,7 @@ COMMANDS = [
     "systems",
     "speculation",
 ]
-TEXT = ["version", "report runs -o {out}.html", "report points -o {out}.html", f"report {PARTS_OF} -o {{out}}.html"]
+TEXT = ["--version", "report runs -o {out}.html", "report points -o {out}.html", f"report {PARTS_OF} -o {{out}}.html"]
 
 
 def write_inputs() -> None:

@@ -38,13 +38,11 @@ from simrl.study.logged_lengths import lengths_of, usable_steps
 from simrl.study.point import Digests, make_point
 from simrl.study.sweep import kept, plan, table_rows
 from simrl.trace.importers import slime
-from simrl.trace.importers.areal import import_areal
+from simrl.trace.importers.dumps import import_dump
 from simrl.trace.importers.logs import read_metrics
-from simrl.trace.importers.slime import import_slime
 from simrl.trace.importers.tabular import import_csv, import_jsonl
 from simrl.trace.importers.tokens import token_counter
-from simrl.trace.importers.trl import import_trl
-from simrl.trace.importers.verl import import_verl, trace_from_verl_metrics
+from simrl.trace.importers.verl import trace_from_verl_metrics
 from simrl.trace.trace import Trace, TraceMetadata, read_trace, write_trace
 from tests.fuzzing import Reader
 from tests.helpers import scenario as small_scenario
@@ -463,7 +461,7 @@ def _compare_measured(folder: Path) -> None:
 
 
 def _read_verl(folder: Path) -> None:
-    _use(import_verl(folder, COUNTER))
+    _use(import_dump("verl", folder, COUNTER))
 
 
 def _rollout(step: int, prompt: str, response: str, score: float | None = 0.5) -> dict[str, Any]:
@@ -752,7 +750,7 @@ def _read_slime(folder: Path) -> None:
     real = slime.subprocess
     slime.subprocess = SimpleNamespace(Popen=_Inline, PIPE=real.PIPE)  # type: ignore[assignment]
     try:
-        _use(import_slime(folder, reward_key="a"))
+        _use(import_dump("slime", folder, reward_key="a"))
     finally:
         slime.subprocess = real
 
@@ -833,13 +831,13 @@ READERS: dict[str, Reader] = {
     "verl": Reader(_seeds_of_verl, _read_verl),
     "verl_table": Reader(_seeds_of_tables, _read_verl),
     "verl_metrics": Reader(_seeds_of_metrics, _read_metrics),
-    "trl": Reader(_seeds_of_trl, lambda folder: _use(import_trl(folder, COUNTER))),
+    "trl": Reader(_seeds_of_trl, lambda folder: _use(import_dump("trl", folder, COUNTER))),
     "trl_metrics": Reader(_seeds_of_trl_metrics, _read_metrics),
     "slime": Reader(_seeds_of_slime, _read_slime, needs="torch"),
     "slime_metrics": Reader(_seeds_of_slime_metrics, _read_metrics),
     "nemo_metrics": Reader(_seeds_of_nemo, _read_metrics),
     "exported_metrics": Reader(_seeds_of_exports, _read_metrics),
-    "areal": Reader(_seeds_of_areal, lambda folder: _use(import_areal(folder / "rollout"))),
+    "areal": Reader(_seeds_of_areal, lambda folder: _use(import_dump("areal", folder / "rollout"))),
     "csv": Reader(_seeds_of_csv, lambda folder: _use(import_csv(folder / "run.csv", counter=COUNTER))),
     "jsonl": Reader(_seeds_of_jsonl, lambda folder: _use(import_jsonl(folder / "run.jsonl", counter=COUNTER))),
     "config": Reader(lambda: [{"model/config.json": _config()}], _read_config),

@@ -28,9 +28,9 @@ from simrl.speculation.methods import make_speculation
 from simrl.study.calibration import calibrated
 from simrl.study.grid import resolved, vary
 from simrl.study.sweep import kept, write_table
+from simrl.trace.importers.dumps import import_dump
 from simrl.trace.importers.logs import read_metrics
 from simrl.trace.importers.tokens import token_counter
-from simrl.trace.importers.verl import import_verl
 from simrl.trace.trace import read_trace
 from tests import readers
 from tests.fuzzing import an_input, fuzz, lay
@@ -329,7 +329,7 @@ def test_an_outcome_that_is_none_is_simulated_again(tmp_path):
 def test_a_table_that_is_a_folder_or_a_broken_link_is_passed_over(tmp_path):
     (tmp_path / "a_generations.table.json").mkdir()
     (tmp_path / "b_generations.table.json").symlink_to("b_generations.table.json")
-    assert "neither" in refusal(import_verl, tmp_path, token_counter(chars_per_token=1))
+    assert "neither" in refusal(import_dump, "verl", tmp_path, token_counter(chars_per_token=1))
 
 
 def test_a_step_that_no_run_can_have_is_refused_by_its_line(tmp_path):

@@ -48,7 +48,7 @@ class AcceptanceView(DataView):
 
     @property
     def speculation(self) -> dict[str, Any]:
-        """The model that was fitted to these drafts, as a scenario has it for traces without tokens:
+        """The model fitted to these drafts, as a scenario has it for traces without tokens:
         `overrides={"speculation": found.speculation}`."""
         import yaml
 
@@ -156,12 +156,8 @@ def _window(window: Any) -> Window | None:
 
 
 def _step_times(profile: Any, model: str | None, gpu: str | None, tp: int) -> TableProfile | None:
-    from simrl.profile.derived_layouts import derived_profile
-    from simrl.profile.hardware import gpu as gpu_named
-    from simrl.profile.metadata import ProfileMetadata
-    from simrl.profile.model_shape import model_shape
+    from simrl.profile.derived_layouts import profile_of
     from simrl.profile.profile import TableProfile, read_profile
-    from simrl.profile.shipped import shipped_profile
 
     if profile is not None:
         if model or gpu:
@@ -170,10 +166,6 @@ def _step_times(profile: Any, model: str | None, gpu: str | None, tp: int) -> Ta
     if model is None and gpu is None:
         return None
     if model is None or gpu is None:
-        given = "--gpu without --model" if model is None else "--model without --gpu"
-        raise InputError(f"{given}: step times need both, or --profile")
-    if shipped := shipped_profile(model, gpu, tp):
-        return read_profile(shipped)
-    shape, card = model_shape(model), gpu_named(gpu)
-    wanted = ProfileMetadata(model=shape.name, gpu=card.name, tp=tp, kind="", source="")
-    return derived_profile(wanted, shape, card)
+        lacking = "--gpu without --model" if model is None else "--model without --gpu"
+        raise InputError(f"{lacking}: step times need both, or --profile")
+    return profile_of(model, gpu, tp)

@@ -109,7 +109,7 @@ class WhatIf(View):
 
     def json(self) -> Any:
         """Return what `--json` prints."""
-        rows = [{**row, "ranges": found} for row, found in zip(self.comparison.rows, self.ranges, strict=True)]
+        rows = [{**row, "ranges": of_row} for row, of_row in zip(self.comparison.rows, self.ranges, strict=True)]
         return {"systems": rows, **self.calibration.data.as_json(), "said": self.said}
 
     @property
@@ -142,18 +142,18 @@ def calibrate(
 
     output = place(folder, Path("results") / f"{run_name(Path(log))}-calibrated")
     with folder_or_temporary(output) as written:
-        found = _calibrated(log, overrides, window, group, written, logged)
+        view = _calibrated(log, overrides, window, group, written, logged)
     if preset is not None:
         made = f"Written by simrl calibrate from {Path(log).name}"
-        write_presets(Path(preset), presets_of(found.data, Path(log).name), made)
-        found = replace(found, more={"preset": str(preset)}, notes=[f"\nPreset: {preset} (framework={preset})"])
+        write_presets(Path(preset), presets_of(view.data, Path(log).name), made)
+        view = replace(view, more={"preset": str(preset)}, notes=[f"\nPreset: {preset} (framework={preset})"])
     if output is None:
-        return found
+        return view
     note = (
         f"\nWritten to {output}: calibrated.yaml, the run as a scenario (simrl compare {output / CALIBRATED}), its lengths, "
         "calibration.json"
     )
-    return replace(found, more={**found.more, "scenario": str(output / CALIBRATED)}, notes=[*found.notes, note])
+    return replace(view, more={**view.more, "scenario": str(output / CALIBRATED)}, notes=[*view.notes, note])
 
 
 @command
@@ -184,13 +184,13 @@ def whatif(
     for system in others:  # before minutes are spent on a calibration
         check_system(system)
     output = place(folder, Path("results") / f"{run_name(Path(log))}-whatif")
-    with folder_or_temporary(output and output.with_name(f"{output.name}-run")) as own:
-        found = _calibrated(log, overrides, window, group, own, logged)
-        alike = None if logged.get("trace") else write_alike(own)
-        fits = [found.data.scenario, *found.data.fits]
-        scenarios, said, ranges = alternatives(own / CALIBRATED, others, fits, jobs, alike)
+    with folder_or_temporary(output and output.with_name(f"{output.name}-run")) as run_folder:
+        calibration = _calibrated(log, overrides, window, group, run_folder, logged)
+        alike = None if logged.get("trace") else write_alike(run_folder)
+        fits = [calibration.data.scenario, *calibration.data.fits]
+        scenarios, remarks, ranges = alternatives(run_folder / CALIBRATED, others, fits, jobs, alike)
         compared = simulate_all(scenarios, None, jobs, output)
-    return WhatIf(found, compared, said, ranges, notes=compared.notes, width=200)
+    return WhatIf(calibration, compared, remarks, ranges, notes=compared.notes, width=200)
 
 
 def _calibrated(
@@ -211,6 +211,6 @@ def _calibrated(
         raise InputError(f"--window {steps}: write FIRST-LAST, steps of the log, such as 1-20")
     facts: dict[str, Any] = {**dict.fromkeys(Logged.__annotations__), **logged}
     facts |= {key: Path(facts[key]) for key in ("launch", "trace") if facts[key] is not None}
-    found = calibrated(Path(log), texts, window=(int(first), int(last)), group=group, folder=folder, **facts)
-    name = f"Calibration of {found.scenario.name} on steps {first} to {last}"
-    return CalibrationView(found, print_calibration, name, found.as_json()["corrections"], width=200)
+    calibration = calibrated(Path(log), texts, window=(int(first), int(last)), group=group, folder=folder, **facts)
+    name = f"Calibration of {calibration.scenario.name} on steps {first} to {last}"
+    return CalibrationView(calibration, print_calibration, name, calibration.as_json()["corrections"], width=200)

@@ -16,10 +16,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.metadata import entry_points
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
+import simrl
 from simrl.commands import (
     advise,
     allocate,
@@ -37,19 +38,18 @@ from simrl.commands import (
 )
 from simrl.commands.acceptance import acceptance
 from simrl.commands.command import add_command
-from simrl.commands.view import DataView
 from simrl.errors import InputError, StoppedError, brief, first_line
+from simrl.trace.importers.sources import SOURCES
 from simrl.validation import number_meant, right
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # of the click that this typer has
 INTERRUPTED = "interrupted; nothing was written"
 
 
-def version() -> DataView:
-    """Print the version."""
-    from simrl import __version__
-
-    return DataView({"version": __version__}, lambda data, console: console.print(data["version"]))
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(simrl.__version__)
+        raise typer.Exit
 
 
 def make_app() -> typer.Typer:
@@ -62,10 +62,11 @@ def make_app() -> typer.Typer:
         help="Which RL post-training system finishes first on your model, rollouts and cluster, and why?",
         epilog="Start with:  simrl examples copy reasoning   and   simrl compare experiments/reasoning.yaml",
     )
+    app.callback()(_options_of_simrl)
     traces = _group(app, "trace", "Traces of rollouts: import a run, look at one, draw one.")
     imports = _group(traces, "import", "Convert what a framework wrote into a trace (Parquet).")
-    for name, example in IMPORTS.items():
-        add_command(imports, trace.IMPORTERS.own[name], f"simrl trace import {name} {example}", name=name)
+    for name, source in SOURCES.items():
+        add_command(imports, trace.IMPORTERS.own[name], f"simrl trace import {name} {source.example}", name=name)
     for name in trace.IMPORTERS.added():
         add_command(imports, trace.added_importer(name), f"simrl trace import {name} --help", name=name)
     profiles = _group(app, "profile", "Profiles of step times: list the shipped ones, look at one, derive one.")
@@ -81,8 +82,16 @@ def make_app() -> typer.Typer:
         add_command(groups[above[0]] if above else app, function, *examples, name=name, keys=JSON_KEYS.get(path, ""))
     for entry in entry_points(group="simrl.commands"):
         _add_entry(app, entry)
-    add_command(app, version, "simrl version")
     return app
+
+
+def _options_of_simrl(
+    version: Annotated[
+        bool,
+        typer.Option("--version", "-V", is_eager=True, callback=_print_version, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    pass  # the option alone
 
 
 def _group(app: typer.Typer, name: str, summary: str) -> typer.Typer:
@@ -122,14 +131,6 @@ JSON_KEYS = {
     "allocate": "groups (group, prompts, samples, representative_tokens, workers, equal_workers, predicted_s, "
     "equal_predicted_s, target_s), t0_s, gradient_s, exact_gradient_s, needed_workers, leftover_workers, two_step_sums, plans, "
     "growth_factor, notes, and the arguments",
-}
-IMPORTS = {
-    "verl": "wandb/run-1 -o my_run.parquet --chars-per-token 3.2",
-    "trl": "out/completions -o my_run.parquet --tokenizer model/",
-    "areal": "logs/me/exp/trial/rollout -o my_run.parquet",
-    "slime": "debug/ -o my_run.parquet",
-    "csv": "lengths.csv -o my_run.parquet --column response_tokens=out_len",
-    "jsonl": "run.jsonl -o my_run.parquet --column prompt_id=question",
 }
 LISTS: dict[str, tuple[Any, ...]] = {
     "systems": (
@@ -242,8 +243,8 @@ def main(commands: typer.Typer | None = None) -> None:
     try:
         try:
             _check_arguments(sys.argv[1:])
-            if commands is None:
-                sys.argv[1:] = _as_commands(sys.argv[1:])
+            if commands is None and sys.argv[1:2] == ["help"]:  # as other commands have it: help compare
+                sys.argv[1:] = [*sys.argv[2:], "--help"]
             code = (commands or app)(standalone_mode=False, prog_name=None if commands else "simrl")
         finally:
             if sys.stdout is not None:
@@ -281,13 +282,6 @@ def _report_on_stderr() -> None:
     log.handlers, log.level, log.propagate = [handler], logging.INFO, False
 
 
-def _as_commands(arguments: list[str]) -> list[str]:
-    """Return the arguments with the commands of simrl in place of habits: `--version`, `help compare`."""
-    if arguments[:1] in (["--version"], ["-V"]):
-        return ["version", *arguments[1:]]
-    return [*arguments[1:], "--help"] if arguments[:1] == ["help"] else arguments
-
-
 def _check_arguments(arguments: list[str]) -> None:
     for argument in arguments:
         try:
@@ -297,44 +291,44 @@ def _check_arguments(arguments: list[str]) -> None:
 
 
 def _end_of_usage(error: Any) -> NoReturn:
-    """End with the mistake in the words of a command; with nothing more where its help was shown."""
-    said = str(error.format_message()).rstrip(".")
-    if not said:
+    """End with the mistake in the words of a command; without a line if the help was printed instead."""
+    message = str(error.format_message()).rstrip(".")
+    if not message:
         sys.exit(2)
     if findings := getattr(error.__cause__, "errors", None):  # of pydantic, which typer asks
-        said = f"{said.partition(': ')[0]}: {right(findings()[0])}"
+        message = f"{message.partition(': ')[0]}: {right(findings()[0])}"
     command = error.ctx.command_path if error.ctx else "simrl"
-    slip = _slip(error, said)
+    slip = _slip(error, message)
     if slip.endswith("?"):
-        said = said.partition(". Did you mean")[0]
-    more = slip or ("" if said.endswith("?") else f"; {command} --help tells what it takes")
-    _end(f"{said[0].lower()}{said[1:]}{more}", 2)
+        message = message.partition(". Did you mean")[0]
+    more = slip or ("" if message.endswith("?") else f"; {command} --help tells what it takes")
+    _end(f"{message[0].lower()}{message[1:]}{more}", 2)
 
 
-def _slip(error: Any, said: str) -> str:
+def _slip(error: Any, message: str) -> str:
     """Return what to write in place of an unknown option or command, or of a value with a unit."""
     from simrl.commands.slips import misplaced, option_meant
 
-    if said.startswith("No such option") and (option := getattr(error, "option_name", None)) is not None:
+    if message.startswith("No such option") and (option := getattr(error, "option_name", None)) is not None:
         words = [argument for argument in sys.argv[1:] if argument.partition("=")[0] == option] or [option]
         behind = sys.argv[sys.argv.index(words[0]) + 1 :] if words[0] in sys.argv else []
         value = behind[0] if behind and not behind[0].startswith("-") else ""
         return option_meant(words[0], value, dict(_options(typer.main.get_command(app))))
-    if said.startswith("No such command"):
-        return misplaced(said.partition("'")[2].partition("'")[0], error.ctx.command_path if error.ctx else "simrl")
-    if said.startswith("Missing argument 'SCENARIO'"):
+    if message.startswith("No such command"):
+        return misplaced(message.partition("'")[2].partition("'")[0], error.ctx.command_path if error.ctx else "simrl")
+    if message.startswith("Missing argument 'SCENARIO'"):
         return "; name a scenario, such as experiments/math_14b.yaml (simrl examples lists some), or a trace"
-    if said.startswith("Missing option '--output'"):
+    if message.startswith("Missing option '--output'"):
         return "; name the file to write, such as -o my_run.parquet"
-    if said.startswith("Invalid value") and (parameter := getattr(error, "param", None)) is not None:
+    if message.startswith("Invalid value") and (parameter := getattr(error, "param", None)) is not None:
         after = (b for a, b in zip(sys.argv, [*sys.argv[1:], ""], strict=True) if a in parameter.opts)
         values = [*after, *(a.partition("=")[2] for a in sys.argv if a.partition("=")[0] in parameter.opts)]
         if several := next((value for value in values if "," in value or ".." in value), None):
             key = f"cluster.{parameter.name}" if parameter.name in ("gpu", "gpus", "tp") else parameter.name
             return f"; several values are KEY=VALUES without dashes, in simrl sweep: {key}={several}"
-        if "did you mean" not in said:
+        if "did you mean" not in message:
             return next((hint for value in values if not value.isdigit() and (hint := number_meant(value))), "")
-    return "; write its value behind it" if said.endswith("requires an argument") else ""
+    return "; write its value behind it" if message.endswith("requires an argument") else ""
 
 
 def _options(command: Any, path: str = "") -> Iterator[tuple[str, list[str]]]:
@@ -345,8 +339,8 @@ def _options(command: Any, path: str = "") -> Iterator[tuple[str, list[str]]]:
 
 
 def _end(message: object, code: int) -> NoReturn:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses Ctrl-C again gets no traceback
-    with suppress(OSError):  # nowhere left to tell it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C prints no traceback
+    with suppress(OSError):  # stderr is closed
         print(f"simrl: {brief(' '.join(str(message).split()))}", file=sys.stderr or io.StringIO(), flush=True)
     sys.exit(code)
 

@@ -69,7 +69,7 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
         except InputError as error:
             raise InputError(_OPTION.sub(keyword, str(error))) from error
 
-    said, _, examples = inspect.cleandoc(function.__doc__ or "").partition("\f")
+    summary, _, examples = inspect.cleandoc(function.__doc__ or "").partition("\f")
     lines = [
         textwrap.fill(
             f"{name:15} {_OPTION.sub(keyword, option.help)}{NOTHING * (name in PLACES)}", 128, subsequent_indent=INDENT
@@ -77,13 +77,13 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
         for name, parameter in parameters.items()
         if (option := _option(parameter)) is not None
     ]
-    call.__doc__ = "\n\n".join(part for part in (said.strip(), "\n".join(lines), examples.strip()) if part)
+    call.__doc__ = "\n\n".join(part for part in (summary.strip(), "\n".join(lines), examples.strip()) if part)
     shown = []
-    for name, each in parameters.items():
-        annotation = getattr(each.annotation, "__origin__", each.annotation)
+    for name, parameter in parameters.items():
+        annotation = getattr(parameter.annotation, "__origin__", parameter.annotation)
         if name in written.parameters:  # as it is written: Python takes more types than the CLI
             annotation = written.parameters[name].annotation.removeprefix("Annotated[").partition(", typer.")[0]
-        shown.append(each.replace(annotation=annotation))
+        shown.append(parameter.replace(annotation=annotation))
     call.__signature__ = signature = written.replace(parameters=shown)  # type: ignore[attr-defined]
     return call
 
@@ -94,15 +94,17 @@ def _option(parameter: Parameter) -> Any:
 
 
 def signature_of(function: Callable[..., Any]) -> Signature:
-    """Return the signature of a command. Keywords that it shares with others, `**setup: Unpack[Setup]`, are spelled out before
-    its own; they are None by default."""
+    """Return the signature of a command. Shared keywords, `**setup: Unpack[Setup]`, stand as single parameters before the
+    command's other keywords, and are None by default."""
     signature = inspect.signature(inspect.unwrap(function), eval_str=True)
-    own = list(signature.parameters.values())
+    parameters = list(signature.parameters.values())
     shared: dict[str, Any] = {}
-    if own and own[-1].kind is Parameter.VAR_KEYWORD:
-        shared = get_type_hints(get_args(own.pop().annotation)[0], include_extras=True)
-        own += [_keyword(name, annotation, None) for name, annotation in shared.items()]
-    return signature.replace(parameters=sorted(own, key=lambda each: (each.kind, each.name not in shared)))
+    if parameters and parameters[-1].kind is Parameter.VAR_KEYWORD:
+        shared = get_type_hints(get_args(parameters.pop().annotation)[0], include_extras=True)
+        parameters += [_keyword(name, annotation, None) for name, annotation in shared.items()]
+    return signature.replace(
+        parameters=sorted(parameters, key=lambda parameter: (parameter.kind, parameter.name not in shared))
+    )
 
 
 def options_of(function: Callable[..., Any]) -> list[Parameter]:
@@ -118,18 +120,18 @@ def add_command(
     keys: str = "",
     group: bool = False,
 ) -> None:
-    """Register a command whose help ends with examples and names the `keys` of --json. A `group` runs it where no command of
-    the group is named."""
+    """Register a command. Its help ends with examples and names the `keys` of --json. As a `group`, it runs if none of the
+    group's commands is named."""
     inner = inspect.unwrap(function)
     parameters = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in options_of(inner)]
     for parameter in parameters:
         _option(parameter).autocompletion = BY_NAME.get(inner.__name__ if parameter.name == "name" else parameter.name)
 
-    def run(**given: Any) -> None:
-        context, as_json = given.pop("context", None), given.pop("as_json", False)
+    def run(**arguments: Any) -> None:
+        context, as_json = arguments.pop("context", None), arguments.pop("as_json", False)
         if context is not None and context.invoked_subcommand is not None:
             return
-        result = inner(**{key: True if key in PLACES and value is None else value for key, value in given.items()})
+        result = inner(**{key: True if key in PLACES and value is None else value for key, value in arguments.items()})
         if isinstance(result, Path):
             print(f"Written to {result} ({result.stat().st_size / 1e6:.1f} MB); any browser opens it.")
             return
@@ -142,8 +144,8 @@ def add_command(
             raise StoppedError(LOST.format(result.lost))
 
     if signature_of(inner).return_annotation is not Path:
-        said = f"print JSON on stdout instead of tables; its keys are stable{keys and f': {keys}'}"
-        parameters.append(_keyword("as_json", Annotated[bool, typer.Option("--json", help=said)], False))
+        help_text = f"print JSON on stdout instead of tables; its keys are stable{keys and f': {keys}'}"
+        parameters.append(_keyword("as_json", Annotated[bool, typer.Option("--json", help=help_text)], False))
     if group:
         parameters.append(_keyword("context", typer.Context, Parameter.empty))
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ import typer
 
 from simrl.commands import options as o
 from simrl.commands.command import command
-from simrl.commands.results import AgreementView, DifferenceView, ExplanationView, agreement, diff, explain
+from simrl.commands.results import AgreementView, DifferenceView, ExplanationView, agreement, diff, explain, write_runs
 from simrl.commands.view import View, frame, place
 from simrl.errors import InputError, meant
 
@@ -75,10 +75,10 @@ class Comparison(View):
         """The runs by name."""
         from simrl.result.result import read_result
 
-        found = self.source
-        if isinstance(found, Path):
-            found = [read_result(found / row["folder"]) for row in self.rows]
-        return dict(zip(self.names, found, strict=True))
+        results = self.source
+        if isinstance(results, Path):
+            results = [read_result(results / row["folder"]) for row in self.rows]
+        return dict(zip(self.names, results, strict=True))
 
     def figure(self) -> Picture:
         """Draw samples per second, bubbles and off-policyness by system."""
@@ -92,8 +92,8 @@ class Comparison(View):
         if name is None and len(self.names) == 1:
             name = self.names[0]
         if name is None or name not in self.names:
-            given = "no name" if name is None else f"{name!r}{meant(name, self.names)}"
-            raise InputError(f"{given}: name one of the runs, {', '.join(map(repr, self.names))}")
+            what = "no name" if name is None else f"{name!r}{meant(name, self.names)}"
+            raise InputError(f"{what}: name one of the runs, {', '.join(map(repr, self.names))}")
         return self.results[name]
 
     def timeline(self, name: str | None = None, steps: int = 3, first_step: int | None = None) -> Picture:
@@ -123,11 +123,7 @@ class Comparison(View):
     def report(self, path: str | Path) -> Path:
         """Write the page of `simrl report`, one HTML file that needs no network, and return its path. Raise `InputError` for a
         path that is no .html or cannot be written."""
-        from simrl.show.report.page import write_page
-        from simrl.show.report.sources import runs_of
-
-        write_page(runs_of(dict(self.results)), Path(path))
-        return Path(path)
+        return write_runs(self.results, path)
 
     def _metadata(self) -> list[Mapping[str, Any]]:
         if isinstance(self.source, Path):
@@ -143,7 +139,7 @@ def simulate_all(
     folder: Path | None,
     beside: Beside | None = None,
 ) -> Comparison:
-    """Simulate all scenarios, and what stands beside them, in memory or into a folder."""
+    """Simulate all scenarios and the runs that accompany them (`beside`), in memory or into a folder."""
     from simrl.show.comparison import compare_scenarios
     from simrl.simulate.cache import InputCache
     from simrl.study.compare import row_of, the_result
@@ -271,7 +267,7 @@ def run(
 ) -> Comparison:
     """Simulate one system of a scenario. With --system, overrides such as eta=8 are its parameters.
     \f
-    Returns a `Comparison` of one run, whose methods need no name. Arguments and errors are those of `compare`.
+    Returns a `Comparison` of one run, whose methods need no name. `compare` describes the other arguments and the errors.
 
     >>> import simrl
     >>> one = simrl.run("experiments/quickstart.yaml", {"name": "areal", "eta": 2}, gpus=16, steps=4, warmup_steps=1)
@@ -290,9 +286,11 @@ def run(
     choices = Choices((), [dispatch] if dispatch else (), [speculation] if speculation else ())
     scenarios = opened.scenarios(choices)
     if len(scenarios) > 1:
-        for each in scenarios:  # a misspelt parameter is reported first
-            make_system(each.system.name, each.system.parameters)
-        varied = {part.partition("=")[0]: None for each in scenarios for part in each.variant.split(", ") if part}
+        for scenario in scenarios:  # a misspelt parameter is reported first
+            make_system(scenario.system.name, scenario.system.parameters)
+        varied = {
+            part.partition("=")[0]: None for scenario in scenarios for part in scenario.variant.split(", ") if part
+        }
         choose = [*([] if chosen else ["--system NAME"]), *(f"{key}=…" for key in varied)]
         raise InputError(
             f"{opened.origin}: {len(scenarios)} runs ({run_names(scenarios)}); choose one with {' and '.join(choose)}, or "

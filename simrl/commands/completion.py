@@ -1,7 +1,7 @@
 """What a shell completes behind a command: files of workloads, and the names of systems, methods, models and GPUs.
 
-Invariant: names are read from simrl's own files, without numpy and the modules that they are in, whose import takes as long as
-a completion may.
+Invariant: names are read from the text of simrl's own files. Importing their modules, and numpy, would take as long as a
+completion may.
 """
 
 import re
@@ -16,8 +16,8 @@ _FUNCTION = re.compile(r"^@(?:recipe|validate_call)\b.*?^def (\w+)", re.MULTILIN
 
 def _functions(group: str, *files: str) -> list[str]:
     """Return the names of systems or methods: simrl's own in these files, then those of the entry points of `group`."""
-    own = [name for file in files for name in _FUNCTION.findall((ROOT / file).read_text(encoding="utf-8"))]
-    return [*own, *(entry.name for entry in entry_points(group=group))]
+    shipped = [name for file in files for name in _FUNCTION.findall((ROOT / file).read_text(encoding="utf-8"))]
+    return [*shipped, *(entry.name for entry in entry_points(group=group))]
 
 
 def _completed(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:

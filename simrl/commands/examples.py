@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class Example(NamedTuple):
-    """A file that comes with simrl: what it asks, the command that answers, and the files that this needs, by their paths
-    below `ROOT`."""
+    """A shipped example: its question, the command that answers it, and the files that the command needs, by their paths below
+    `ROOT`."""
 
     about: str
     command: str
@@ -36,15 +36,15 @@ def shipped_examples() -> dict[str, Example]:
     """Return the examples by name: every scenario of `experiments/` whose comment is a question and `simrl compare` on it."""
     from simrl.profile.shipped import ROOT
 
-    found = {}
+    by_name = {}
     for file in sorted((ROOT / "experiments").glob("*.yaml")):
         text, path = file.read_text(encoding="utf-8"), f"experiments/{file.name}"
         comment = " ".join(line.lstrip("# ") for line in text.split("\n\n")[0].splitlines())
         about, command, _ = comment.partition(f"simrl compare {path}")
         if command and about.rstrip().endswith("?"):
             traces = re.findall(r"^ *trace: *(?:\.\./)?(traces/\S+)", text, re.MULTILINE)
-            found[file.stem] = Example(about.strip(), command, (path, *traces))
-    return {**found, "own_run": OWN_RUN}
+            by_name[file.stem] = Example(about.strip(), command, (path, *traces))
+    return {**by_name, "own_run": OWN_RUN}
 
 
 def examples() -> DataView:
@@ -84,8 +84,8 @@ def copy_example(
                 temporary.write_bytes((ROOT / file).read_bytes())
 
     def show(written: Any, console: Console) -> None:
-        for each in written["files"]:
-            console.print(f"Written: {each}", soft_wrap=True, highlight=False)
+        for path in written["files"]:
+            console.print(f"Written: {path}", soft_wrap=True, highlight=False)
         here = "" if folder == Path() else f"cd {folder}; "
         console.print(f"Next:  {here}{chosen[0].command}", soft_wrap=True, highlight=False)
 

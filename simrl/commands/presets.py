@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simrl.commands.view import DataView
+from simrl.commands.view import DataView, listing
 from simrl.errors import InputError, choose
 
 if TYPE_CHECKING:
@@ -15,15 +15,12 @@ if TYPE_CHECKING:
 
 def presets() -> DataView:
     """List the presets of engines and frameworks, a line each; `show NAME` prints one."""
-
-    def show(pages: list[dict[str, Any]], console: Console) -> None:
-        from simrl.show.text import bare_table
-
-        rows = [(page["name"], page["kind"], page["about"]) for page in pages]
-        console.print(bare_table(("preset", "kind", "what it is"), rows))
-        console.print("\nsimrl presets show NAME prints each constant with its range, kind and source.")
-
-    return DataView(list(_pages().values()), show, ascii=False, width=200)
+    return listing(
+        list(_pages().values()),
+        ("preset", "kind", "what it is"),
+        lambda page: (page["name"], page["kind"], page["about"]),
+        "simrl presets show NAME prints each constant with its range, kind and source.",
+    )
 
 
 def show_preset(name: Annotated[str, typer.Argument(help="a preset, as `simrl presets` lists it")]) -> DataView:

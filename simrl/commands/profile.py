@@ -23,7 +23,7 @@ def listed() -> DataView:
     """
     from simrl.profile.shipped import layouts
 
-    return DataView([each.model_dump(exclude={"kind", "source"}) for each in layouts()], _print_list, width=100)
+    return DataView([layout.model_dump(exclude={"kind", "source"}) for layout in layouts()], _print_list, width=100)
 
 
 def _print_list(rows: list[dict[str, Any]], console: Console) -> None:
@@ -48,7 +48,7 @@ def _layouts(of_precision: dict[str, list[str]]) -> str:
     for precision, layouts in sorted(of_precision.items()):
         alone = [words.removeprefix("tp ") for words in layouts if "," not in words]
         plain = [f"tp {' '.join(alone)}"] * bool(alone)
-        words = [*plain, *(each.replace(" ", "").replace(",", " ") for each in layouts if "," in each)]
+        words = [*plain, *(layout.replace(" ", "").replace(",", " ") for layout in layouts if "," in layout)]
         lines += [f"{precision}:"] * bool(precision) + words
     return "\n".join(lines)
 
@@ -118,10 +118,10 @@ def derive(
 
     if source not in PROFILERS:
         raise InputError(f"--source {source}{meant(source, PROFILERS)}: choose {' or '.join(PROFILERS)}")
-    given = dict(parse_override(text) for text in settings or [])
+    parameters = dict(parse_override(text) for text in settings or [])
     setup = {"dp": dp, "ep": ep, "precision": precision, "kv_precision": kv_precision, "routing": routing}
-    given |= {key: value for key, value in setup.items() if value not in (1, "bf16", None)}
-    profile = checked(f"--source {source}", PROFILERS[source], model_shape(model), gpu_named(gpu), tp, **given)
+    parameters |= {key: value for key, value in setup.items() if value not in (1, "bf16", None)}
+    profile = checked(f"--source {source}", PROFILERS[source], model_shape(model), gpu_named(gpu), tp, **parameters)
     if not isinstance(profile, TableProfile):
         raise InputError(f"profiler {source}: its function gives {type(profile).__name__}; let it give a TableProfile")
     output = output or Path(file_name(profile.metadata))

@@ -101,11 +101,7 @@ class AgreementView(DataView):
     def report(self, path: str | Path) -> Path:
         """Write both as the page that `simrl report` makes of a replay, and return its path; errors as in
         `Comparison.report`."""
-        from simrl.show.report.page import write_page
-        from simrl.show.report.sources import runs_of
-
-        write_page(runs_of({"predicted": self.predicted, "measured": self.measured}, replayed=True), Path(path))
-        return Path(path)
+        return write_runs({"predicted": self.predicted, "measured": self.measured}, path, replayed=True)
 
 
 @command
@@ -129,8 +125,10 @@ def explain(
 
     run = result_of(result)
     with _named(result):
-        found = explain_result(run, step)
-    return ExplanationView(found, print_explanation, f"Explanation of {found.label}", found.as_json()["parts"])
+        explanation = explain_result(run, step)
+    return ExplanationView(
+        explanation, print_explanation, f"Explanation of {explanation.label}", explanation.as_json()["parts"]
+    )
 
 
 @command
@@ -149,9 +147,9 @@ def diff(
 
     runs = result_of(a), result_of(b)
     with _named(a, b):
-        found = diff_results(*runs)
-    changes = [vars(change) for change in found.changes]
-    return DifferenceView(found, print_difference, f"Difference of {found.a} and {found.b}", changes)
+        difference = diff_results(*runs)
+    changes = [vars(change) for change in difference.changes]
+    return DifferenceView(difference, print_difference, f"Difference of {difference.a} and {difference.b}", changes)
 
 
 @command
@@ -207,14 +205,14 @@ def agreement(
         require_possible(scenarios, inputs)
         (expected,) = simulate_each(scenarios, 1, inputs, the_result)
     with _named(predicted, measured):
-        found = agree(expected, happened)
-    errors = vars(found.errors)
-    rows = [{"figure": k, **vars(getattr(found.figures, k)), "error": errors[name]} for k, name in ERRORS.items()]
+        compared = agree(expected, happened)
+    errors = vars(compared.errors)
+    rows = [{"figure": k, **vars(getattr(compared.figures, k)), "error": errors[name]} for k, name in ERRORS.items()]
     rows += [{"figure": name, "error": errors[name]} for name in ("sample_mape", "latency_mape")]
     view = AgreementView(
-        data=found,
+        data=compared,
         show=print_agreement,
-        name=f"Agreement over {found.samples:,} samples",
+        name=f"Agreement over {compared.samples:,} samples",
         rows=rows,
         predicted=expected,
         measured=happened,
@@ -264,8 +262,7 @@ def report(
     'sync.html'
     """
     from simrl.result.result import Result
-    from simrl.show.report.page import beside, write_page, write_report
-    from simrl.show.report.sources import runs_of
+    from simrl.show.report.page import beside, write_report
 
     if isinstance(results, str | os.PathLike):
         page = Path(path) if path is not None else beside(Path(results))
@@ -274,13 +271,20 @@ def report(
     if path is None:
         raise InputError("simrl.report: no path; name the page, such as 'page.html'")
     if isinstance(results, Result):
-        write_page(runs_of({"run": results}), Path(path))
-    elif hasattr(results, "report"):
-        results.report(Path(path))
-    else:
+        return write_runs({"run": results}, path)
+    if not hasattr(results, "report"):
         raise InputError(
             f"simrl.report: {results!r} has no page; give what compare, run, sweep or agree return, or a folder of results"
         )
+    return results.report(Path(path))
+
+
+def write_runs(results: Mapping[str, Result], path: str | os.PathLike[str], replayed: bool = False) -> Path:
+    """Write runs as a page and return its path."""
+    from simrl.show.report.page import write_page
+    from simrl.show.report.sources import runs_of
+
+    write_page(runs_of(dict(results), replayed=replayed), Path(path))
     return Path(path)
 
 

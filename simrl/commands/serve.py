@@ -41,9 +41,9 @@ GREY, PLAIN = {"opacity": "0.35"}, {"opacity": "1"}
 LOOK = "body { font: 14px system-ui, sans-serif; margin: 0 }"
 
 
-class Asked(NamedTuple):
-    """A choice on the page; None is as the file says. `systems` are names, or objects with parameters as JSON; `other` has
-    further settings, `key=value`, one a line."""
+class Choice(NamedTuple):
+    """A choice on the page; None stands for the file's value. `systems` are names, or objects with parameters as JSON; `other`
+    has further settings, `key=value`, one a line."""
 
     systems: tuple[str, ...]
     gpus: int | None
@@ -59,14 +59,15 @@ class Asked(NamedTuple):
 
         if not self.systems:
             raise InputError("systems: none is chosen; choose one")
-        entries = [parse_override(f"system={each}")[1] for each in self.systems]
-        known = [parameters_of(str(each.get("name") if isinstance(each, Mapping) else each)) for each in entries]
+        entries = [parse_override(f"system={system}")[1] for system in self.systems]
+        known = [
+            parameters_of(str(system.get("name") if isinstance(system, Mapping) else system)) for system in entries
+        ]
         values = {"system.rollout_share": self.rollout_share, "system.eta": self.eta, "cluster.gpus": self.gpus}
         if self.updates is not None:
             values |= {"steps": self.updates, "warmup_steps": max(self.updates // 3, 0)}
-        taken = [
-            key for key in values if any(key.removeprefix("system.") in own for own in known) or "system." not in key
-        ]
+        of_systems = {f"system.{key}" for parameters in known for key in parameters}
+        taken = [key for key in values if key in of_systems or "system." not in key]
         return [
             f"systems=[{', '.join(self.systems)}]",
             *(f"{key}={values[key]}" for key in taken if values[key] is not None),
@@ -74,7 +75,7 @@ class Asked(NamedTuple):
         ]
 
 
-class Shown(NamedTuple):
+class Answer(NamedTuple):
     """The page's answer to a choice: the comparison, and the scenario as YAML."""
 
     compared: Comparison
@@ -95,8 +96,8 @@ def serve(
 
     The table and the timeline change with them, and the page hands out the scenario as YAML. It listens on this machine alone.
     """
-    page = make_page(scenario, [str(each) for each in overrides or ()])
-    from werkzeug.serving import make_server  # comes with Dash, whose absence `make_page` tells
+    page = make_page(scenario, [str(text) for text in overrides or ()])
+    from werkzeug.serving import make_server  # comes with Dash; without it, `make_page` has raised
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line for each request
     try:
@@ -125,7 +126,7 @@ def make_page(scenario: Path, overrides: Sequence[str] = ()) -> Dash:
     source = _Source(scenario, tuple(overrides), InputCache())
     first = source.first_choice()
     compile_kernels([1])
-    source.answer(first)  # what is wrong with the file is told before the page opens
+    source.answer(first)  # errors of the file are raised before the page opens
     page = Dash(
         __name__,
         title=f"simrl: {scenario.name}",
@@ -143,7 +144,7 @@ def make_page(scenario: Path, overrides: Sequence[str] = ()) -> Dash:
 
 
 def _refuse_other_hosts() -> Any:
-    """Refuse a request that names another host: a foreign page whose name leads here (DNS rebinding) is not answered."""
+    """Refuse a request that names another host, as a foreign page does by DNS rebinding."""
     from flask import abort, request
 
     name = request.host.rpartition(":")[0] or request.host
@@ -153,7 +154,7 @@ def _refuse_other_hosts() -> Any:
 
 
 def _refuse_malformed(error: Exception) -> Any:
-    """Answer a request that Dash cannot read in a line. An error of simrl itself is a bug, and shows its traceback."""
+    """Answer a request that Dash cannot read with one line. An error of simrl itself is a bug and shows its traceback."""
     from werkzeug.exceptions import HTTPException
 
     if isinstance(error, HTTPException):
@@ -165,7 +166,7 @@ def _refuse_malformed(error: Exception) -> Any:
 
 
 class _Source:
-    """Answers choices about one scenario file, one after the other; the last ones are kept."""
+    """A scenario file that answers choices, one at a time; the latest answers are kept."""
 
     def __init__(self, path: Path, overrides: tuple[str, ...], inputs: InputCache) -> None:
         self._path, self._overrides, self._inputs = path, overrides, inputs
@@ -173,27 +174,27 @@ class _Source:
         self._kept = lru_cache(maxsize=64)(self._simulated)
         self._drawn = lru_cache(maxsize=64)(self._timeline)
 
-    def first_choice(self) -> Asked:
-        """Return what the file says."""
+    def first_choice(self) -> Choice:
+        """Return the choice that the file makes."""
         from simrl.systems.recipes import parameters_of
 
         file = self._file(self._overrides)
-        sizes = {each.cluster.gpus for each in file.scenarios(parameters_of=parameters_of)}
+        sizes = {entry.cluster.gpus for entry in file.scenarios(parameters_of=parameters_of)}
         entries = file.data(parameters_of)["systems"]
-        systems = dict.fromkeys(json.dumps(each) if len(each) > 1 else each["name"] for each in entries)
-        return Asked(tuple(systems), sizes.pop() if len(sizes) == 1 else None, None, None, None)
+        systems = dict.fromkeys(json.dumps(entry) if len(entry) > 1 else entry["name"] for entry in entries)
+        return Choice(tuple(systems), sizes.pop() if len(sizes) == 1 else None, None, None, None)
 
-    def answer(self, choice: Asked) -> Shown:
+    def answer(self, choice: Choice) -> Answer:
         """Return the answer to a choice. Raise `InputError` for one that cannot be simulated."""
         with self._one_at_a_time:
             return self._kept(choice)
 
-    def timeline(self, choice: Asked, name: str) -> bytes:
+    def timeline(self, choice: Choice, name: str) -> bytes:
         """Return a picture (PNG) of two updates of a run. Raise `InputError` for one that cannot be simulated."""
         with self._one_at_a_time:
             return self._drawn(choice, name)
 
-    def _timeline(self, choice: Asked, name: str) -> bytes:
+    def _timeline(self, choice: Choice, name: str) -> bytes:
         return self._kept(choice).compared.timeline(name, steps=2)._repr_png_()
 
     def _file(self, settings: Sequence[str]) -> ScenarioFile:
@@ -201,7 +202,7 @@ class _Source:
 
         return ScenarioFile(self._path, [override(text) for text in settings])
 
-    def _simulated(self, choice: Asked) -> Shown:
+    def _simulated(self, choice: Choice) -> Answer:
         from simrl.commands.compare import simulate_all
         from simrl.study.compare import without_colocated
         from simrl.study.compared import Beside
@@ -212,10 +213,10 @@ class _Source:
         scenarios, _ = without_colocated(file.scenarios(parameters_of=parameters_of))
         compared = simulate_all(scenarios, self._inputs, 1, None, Beside(False, False, False))
         written = yaml.safe_dump(file.data(parameters_of), sort_keys=False, allow_unicode=True)
-        return Shown(compared, written, perf_counter() - began_s)
+        return Answer(compared, written, perf_counter() - began_s)
 
 
-def _layout(path: Path, first: Asked) -> Any:
+def _layout(path: Path, first: Choice) -> Any:
     """Return the elements of the page: the choices at the left, what follows from them at the right."""
     from dash import dcc, html
 
@@ -289,24 +290,24 @@ def _label(system: str) -> str:
     return with_parameters(parameters.pop("name"), parameters)
 
 
-def _checked(values: Sequence[Any]) -> Asked:
+def _checked(values: Sequence[Any]) -> Choice:
     """Return the choice with these values, which may come from anywhere. Raise `InputError` for a value of another type."""
     try:
-        return TypeAdapter(Asked).validate_python(values)
+        return TypeAdapter(Choice).validate_python(values)
     except ValidationError as error:
         first = error.errors()[0]
-        raise InputError(f"{Asked._fields[int(first['loc'][0])]}: {right(first)}; choose another") from None
+        raise InputError(f"{Choice._fields[int(first['loc'][0])]}: {right(first)}; choose another") from None
 
 
 def _connect(page: Dash, source: _Source) -> None:
-    """Let the page change with its choices."""
+    """Register the callbacks by which the page follows its choices."""
     from base64 import b64encode
 
     from dash import Input, Output, State, no_update
 
     names = ("systems", "gpus", "share", "eta", "updates", "other")
 
-    def choice(systems: Any, gpus: Any, share: Any, eta: Any, updates: Any, other: Any) -> Asked:
+    def choice(systems: Any, gpus: Any, share: Any, eta: Any, updates: Any, other: Any) -> Choice:
         return _checked((systems or (), gpus, share or None, eta, updates, other or ""))
 
     @page.callback(
@@ -327,8 +328,8 @@ def _connect(page: Dash, source: _Source) -> None:
         except (InputError, StoppedError) as error:
             return f"{error}", GREY, no_update, no_update, no_update, no_update, no_update
         runs, table = answer.compared.names, f"<style>{LOOK}</style>{answer.compared._repr_html_()}"
-        said = f"Simulated in {answer.seconds:.1f} s. A run of few updates may not have settled; its row says so."
-        return "", PLAIN, said, table, answer.scenario, runs, shown if shown in runs else runs[0]
+        status = f"Simulated in {answer.seconds:.1f} s. A run of few updates may not have settled; its row says so."
+        return "", PLAIN, status, table, answer.scenario, runs, shown if shown in runs else runs[0]
 
     @page.callback(
         output=[Output("timeline", "src"), Output("timeline", "alt")],
@@ -341,7 +342,7 @@ def _connect(page: Dash, source: _Source) -> None:
     def drawn(shown: str | None, _: Any, values: Sequence[Any]) -> tuple[Any, ...]:
         try:
             picture = source.timeline(choice(*values), str(shown or ""))
-        except (InputError, StoppedError):  # which the other callback tells
+        except (InputError, StoppedError):  # the other callback prints it
             return no_update, no_update
         return (
             f"data:image/png;base64,{b64encode(picture).decode()}",

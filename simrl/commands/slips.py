@@ -1,4 +1,4 @@
-"""Finds what a person may have meant by arguments that a command does not take, and says in a line what to write."""
+"""Finds what was meant by arguments that a command does not take, for a message that says what to write."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ WITH_A_TRACE = "--model qwen3-8b --gpu h100 --gpus 64 --system verl_colocated,ar
 
 
 def require_scenario(call: str, path: str, more: Sequence[Any]) -> None:
-    """Raise `InputError` for a path that is no scenario, trace, table of lengths or folder of a run, by what it is instead.
-    `more` are the arguments behind it."""
+    """Raise `InputError` for a path that is no scenario, trace, table of lengths or folder of a run. The message says what it
+    is and what to write; `more` are the arguments behind it."""
     file, command = Path(path), f"simrl {call}"
     try:
         is_folder = file.is_dir()
@@ -41,7 +41,7 @@ def require_scenario(call: str, path: str, more: Sequence[Any]) -> None:
             raise InputError(
                 f"{path}: a folder of results, which simrl explain, diff and report read; {command} takes a scenario file"
             )
-        names = sorted(each.name for each in file.glob("*") if each.suffix in (".yaml", ".yml"))[:6]
+        names = sorted(entry.name for entry in file.glob("*") if entry.suffix in (".yaml", ".yml"))[:6]
         inside = f"; name a file in it ({', '.join(names)})" if names else "; name a scenario file (YAML) or a trace"
         raise InputError(f"{path}: a folder{inside}")
     if file.exists():
@@ -61,9 +61,9 @@ def require_scenario(call: str, path: str, more: Sequence[Any]) -> None:
             f"{path}: no scenario before it; write {command} SCENARIO {path}, where SCENARIO is a file such as "
             f"experiments/math_14b.yaml (simrl examples lists some), or a trace with {WITH_A_TRACE}"
         )
-    shipped = {each.stem: f"experiments/{each.name}" for each in (ROOT / "experiments").glob("*.yaml")}
-    beside = [each for kind in ("*.yaml", "*.yml", "*.parquet") for each in file.parent.glob(kind)]
-    close = get_close_matches(file.name, [each.name for each in beside], n=1)
+    shipped = {entry.stem: f"experiments/{entry.name}" for entry in (ROOT / "experiments").glob("*.yaml")}
+    beside = [entry for kind in ("*.yaml", "*.yml", "*.parquet") for entry in file.parent.glob(kind)]
+    close = get_close_matches(file.name, [entry.name for entry in beside], n=1)
     near = f" (did you mean {file.with_name(close[0])}?)" if close else ""
     if not near and (named := meant(file.stem, shipped)):
         example = next(stem for stem in shipped if stem in named)
@@ -89,7 +89,7 @@ def require_settings(texts: Iterable[Any]) -> None:
             continue
         name = key.rstrip(":")
         if re.fullmatch(r"[a-z_]+(\.\w+)*", name) and (name.split(".")[0] in FIELDS or is_bare_parameter(name)):
-            value = next((each for behind in texts[i + 1 :] if (each := behind.lstrip("="))), "VALUE")
+            value = next((word for behind in texts[i + 1 :] if (word := behind.lstrip("="))), "VALUE")
             raise InputError(f"override {text!r}: write KEY=VALUE without spaces, such as {name}={value}")
         if (system := text.strip(",").lower()) in RECIPES:
             raise InputError(f"override {text!r}: a system is named with --system {system}, or systems={system},…")
@@ -101,11 +101,11 @@ def require_settings(texts: Iterable[Any]) -> None:
 
 
 def _all_parameters() -> frozenset[str]:
-    found: set[str] = set()
+    parameters: set[str] = set()
     for name in RECIPES:
-        with suppress(InputError):  # a system of another package that cannot be loaded, which is told where it is named
-            found.update(parameters_of(name))
-    return frozenset(found)
+        with suppress(InputError):  # of a package that cannot be loaded: the error belongs where that system is named
+            parameters.update(parameters_of(name))
+    return frozenset(parameters)
 
 
 def is_bare_parameter(key: str) -> bool:
@@ -148,6 +148,10 @@ _INSTEAD_OF = {  # an option of another name
     ),
     "history": "simrl acceptance my_run.parquet counts what a history of responses predicts",
 }
+_INSTEAD_OF_COMMANDS = {
+    "version": "simrl --version prints it",
+    "reproduce": "published results are predicted in a checkout, by python -m experiments.reproduce",
+}
 _INSTEAD = {"speculation": "--speculation {}", "engine": "engine.preset={}", "profile": "profile.path={}"}
 _INSTEAD |= {"workload": "workload.trace={}", "cluster": "cluster.gpu={}"}
 
@@ -170,6 +174,6 @@ def misplaced(word: str, group: str) -> str:
         return f"; did you mean simrl {_importing(word, 'my_run.parquet')}?"
     if group in ("simrl systems", "simrl speculation", "simrl presets") or suffix or word == "list":
         return f"; did you mean {group}{f' show {word}' if word != 'list' else ''}?"
-    if (group, word) == ("simrl", "reproduce"):
-        return "; published results are predicted in a checkout, by python -m experiments.reproduce"
+    if group == "simrl" and word in _INSTEAD_OF_COMMANDS:
+        return f"; {_INSTEAD_OF_COMMANDS[word]}"
     return f"; did you mean simrl systems show {word.lower()}?" if word.lower() in RECIPES else ""

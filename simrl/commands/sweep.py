@@ -139,8 +139,8 @@ def sweep(
     executed is a row with its error.
     \f
     `values` may be a dictionary of lists by dotted key, {"cluster.gpus": [64, 128], "system.eta": range(5)}; a text in it is
-    read as on the command line, "64,128", "0..4". All other arguments are those of `compare`. Raises `InputError` for what no
-    scenario can have.
+    read as on the command line, "64,128", "0..4". `compare` describes the other arguments. Raises `InputError` for a value
+    that no scenario can have.
 
     >>> import simrl
     >>> swept = simrl.sweep("experiments/quickstart.yaml", {"system.eta": [1, 4]}, ["areal"], gpus=16, steps=4, warmup_steps=1)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simrl.commands.view import DataView
+from simrl.commands.view import DataView, listing
 from simrl.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,12 +39,13 @@ def systems() -> DataView:
     """List the systems that can be compared, a line each; `show NAME` describes one."""
     from simrl.systems.recipes import RECIPES
 
-    headings = ("system", "what it does", "off-policyness", "paper")
-    footer = (
-        "\nsimrl systems show NAME prints the rule, the parameters, and what is not modelled.\n"
-        "simrl speculation lists the methods of speculation; any of them goes with any system."
+    return listing(
+        _pages(RECIPES, _system),
+        ("system", "what it does", "off-policyness", "paper"),
+        lambda page: (page["name"], page["summary"], _age(page), page["paper"]),
+        "simrl systems show NAME prints the rule, the parameters, and what is not modelled.\n"
+        "simrl speculation lists the methods of speculation; any of them goes with any system.",
     )
-    return _list(RECIPES, _system, headings, footer)
 
 
 def show_system(
@@ -68,11 +69,13 @@ def speculation() -> DataView:
     """List the methods of speculation, a line each; `show NAME` describes one."""
     from simrl.speculation.methods import METHODS
 
-    footer = (
-        "\nWith any system: simrl compare SCENARIO --speculation NAME, or {name: areal, speculation: NAME} in a scenario.\n"
-        "simrl speculation show NAME prints the rule, the parameters, and what is not modelled."
+    return listing(
+        _pages(METHODS, _method),
+        ("method", "what it does", "paper"),
+        lambda page: (page["name"], page["summary"], page["paper"]),
+        "With any system: simrl compare SCENARIO --speculation NAME, or {name: areal, speculation: NAME} in a scenario.\n"
+        "simrl speculation show NAME prints the rule, the parameters, and what is not modelled.",
     )
-    return _list(METHODS, _method, ("method", "what it does", "paper"), footer)
 
 
 def show_method(
@@ -88,29 +91,21 @@ def show_method(
     return _page(page, facts, f"{{name: verl_colocated, speculation: {name}}}")
 
 
-def _list(names: Iterable[str], describe: Callable[[str], Page], headings: tuple[str, ...], footer: str) -> DataView:
-    """Return the pages of all functions, printed as a line each. One that an installed package adds and that cannot be loaded
-    is only logged."""
+def _pages(names: Iterable[str], describe: Callable[[str], Page]) -> list[Page]:
+    """Return the pages of all functions. One that an installed package adds and that cannot be loaded is only logged."""
     pages = []
     for name in names:
         try:
             pages.append(describe(name))
         except InputError as error:
             LOG.info("left out: %s", error)
+    return pages
 
-    def show(pages: list[Page], console: Console) -> None:
-        from rich.table import Table
 
-        table = Table(*headings, box=None, pad_edge=False, header_style="bold")
-        for page in pages:
-            bound = page.get("off_policyness", 0)
-            age = "not bounded" if bound is None else f"at most {bound}" if bound else "0"
-            cells = {"off-policyness": age, "paper": page["paper"], "what it does": page["summary"]}
-            table.add_row(*(cells.get(heading, page["name"]) for heading in headings))
-        console.print(table)
-        console.print(footer)
-
-    return DataView(pages, show, ascii=False, width=200)
+def _age(page: Mapping[str, Any]) -> str:
+    """Return the off-policyness that a system allows, in words."""
+    bound = page["off_policyness"]
+    return "not bounded" if bound is None else f"at most {bound}" if bound else "0"
 
 
 def _page(page: Page, facts: Mapping[str, Any], example: str) -> DataView:
@@ -174,7 +169,10 @@ def _documented(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def _parameters(parameters: Mapping[str, inspect.Parameter]) -> Page:
-    return {key: {"default": each.default, "takes": _takes(each.annotation)} for key, each in parameters.items()}
+    return {
+        key: {"default": parameter.default, "takes": _takes(parameter.annotation)}
+        for key, parameter in parameters.items()
+    }
 
 
 @cache

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
 import typer
 from pydantic import ValidationError
@@ -13,6 +14,7 @@ from simrl.commands.options import Place
 from simrl.commands.view import DataView, drawn
 from simrl.errors import InputError, meant
 from simrl.extensions import Extended, checked
+from simrl.trace.importers.sources import SOURCES
 from simrl.validation import MOST_SEED, explain
 
 if TYPE_CHECKING:
@@ -43,96 +45,42 @@ class Common(TypedDict, total=False):
     licence: Annotated[str | None, typer.Option(help="licence of the data (default: unknown)")]
 
 
-def import_verl(
-    path: Source,
-    output: Output,
-    tokenizer: Tokenizer = None,
-    chars_per_token: CharsPerToken = None,
-    metrics: Annotated[
-        bool,
-        typer.Option(
-            "--metrics",
-            help="PATH is a metrics log (console, JSONL, CSV; verl, TRL, slime, NeMo-RL): lengths are drawn from it",
-        ),
-    ] = False,
-    group: Annotated[int | None, typer.Option(min=1, help="with --metrics: responses per prompt (rollout.n)")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="with --metrics: seed of the draw")] = 0,
-    samples: Annotated[
-        int | None, typer.Option(min=1, help="with --metrics: responses per step, if not logged")
-    ] = None,
-    prompt_tokens: Annotated[
-        float | None, typer.Option(min=1, help="with --metrics: mean prompt length, if not logged")
-    ] = None,
-    log_format: Annotated[
-        str | None, typer.Option("--format", help="with --metrics: verl, trl, slime or nemo (default: from the file)")
-    ] = None,
-    **options: Unpack[Common],
-) -> DataView:
-    """verl: rollout dumps (rollout_data_dir), a wandb generations table, or with --metrics a metrics log."""
-    from simrl.trace.importers.logs import read_metrics
-    from simrl.trace.importers.tokens import token_counter
-    from simrl.trace.importers.verl import import_verl, refuse_metrics, trace_from_verl_metrics
+def _importer(name: str) -> Callable[..., DataView]:
+    """Return the command of a source, with the options that `sources.toml` names."""
+    source = SOURCES[name]
 
-    common = _given(options)
-    if not metrics and path.is_file():
-        refuse_metrics(path)
-    if not metrics:
-        return _written(import_verl(path, token_counter(tokenizer, chars_per_token), **common), output)
-    if group is None:
-        raise InputError(
-            "trace import verl --metrics: no --group; the log does not have the number of responses per prompt (rollout.n); "
-            "add it, such as --group 16"
-        )
-    common = {"name": path.stem, **common}
-    logged = read_metrics(path, log_format, samples, prompt_tokens, times=False)
-    return _written(trace_from_verl_metrics(logged, group, seed, **common), output)
-
-
-def import_trl(
-    path: Source,
-    output: Output,
-    tokenizer: Tokenizer = None,
-    chars_per_token: CharsPerToken = None,
-    reward_column: Annotated[
-        list[str] | None, typer.Option(help="a reward column; may be repeated, their sum is the reward")
-    ] = None,
-    **options: Unpack[Common],
-) -> DataView:
-    """TRL: the completions Parquet files of log_completions."""
-    from simrl.trace.importers.tokens import token_counter
-    from simrl.trace.importers.trl import import_trl
-
-    counter = token_counter(tokenizer, chars_per_token)
-    return _written(import_trl(path, counter, reward_columns=reward_column, **_given(options)), output)
-
-
-def import_areal(path: Source, output: Output, **options: Unpack[Common]) -> DataView:
-    """AReaL: the JSONL files of rollout.dump_to_file."""
-    from simrl.trace.importers.areal import import_areal
-
-    return _written(import_areal(path, **_given(options)), output)
-
-
-def import_slime(
-    path: Source,
-    output: Output,
-    reward_key: Annotated[str | None, typer.Option(help="the entry that is the reward, if it is a dictionary")] = None,
-    **options: Unpack[Common],
-) -> DataView:
-    """slime: the .pt files of --save-debug-rollout-data. Needs torch, and loads weights only: no code is run."""
-    from simrl.trace.importers.slime import import_slime
-
-    return _written(import_slime(path, reward_key=reward_key, **_given(options)), output)
-
-
-def _tabular(kind: Literal["csv", "jsonl"], summary: str) -> Callable[..., DataView]:
-    """Return the importer of a table with named columns."""
-
-    def import_table(
+    def import_source(
         path: Source,
         output: Output,
         tokenizer: Tokenizer = None,
         chars_per_token: CharsPerToken = None,
+        metrics: Annotated[
+            bool,
+            typer.Option(
+                "--metrics",
+                help="PATH is a metrics log (console, JSONL, CSV; verl, TRL, slime, NeMo-RL): lengths are drawn from it",
+            ),
+        ] = False,
+        group: Annotated[
+            int | None, typer.Option(min=1, help="with --metrics: responses per prompt (rollout.n)")
+        ] = None,
+        seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="with --metrics: seed of the draw")] = 0,
+        samples: Annotated[
+            int | None, typer.Option(min=1, help="with --metrics: responses per step, if not logged")
+        ] = None,
+        prompt_tokens: Annotated[
+            float | None, typer.Option(min=1, help="with --metrics: mean prompt length, if not logged")
+        ] = None,
+        log_format: Annotated[
+            str | None,
+            typer.Option("--format", help="with --metrics: verl, trl, slime or nemo (default: from the file)"),
+        ] = None,
+        reward_column: Annotated[
+            list[str] | None, typer.Option(help="a reward column; may be repeated, their sum is the reward")
+        ] = None,
+        reward_key: Annotated[
+            str | None, typer.Option(help="the entry that is the reward, if it is a dictionary")
+        ] = None,
         column: Annotated[
             list[str] | None,
             typer.Option("--column", help="OURS=THEIRS, such as response_tokens=out_len; may be repeated"),
@@ -147,18 +95,37 @@ def _tabular(kind: Literal["csv", "jsonl"], summary: str) -> Callable[..., DataV
         **options: Unpack[Common],
     ) -> DataView:
         from simrl.commands.workload import columns_of
-        from simrl.trace.importers import tabular
-        from simrl.trace.importers.tokens import token_counter
+        from simrl.trace.importers import dumps, logs, tabular, tokens
 
-        columns = columns_of(column)
-        counted = tokenizer is not None or chars_per_token is not None
-        counter = token_counter(tokenizer, chars_per_token) if counted else None
-        importer = tabular.import_csv if kind == "csv" else tabular.import_jsonl
-        trace = importer(path, columns, counter, step=step, epoch=epoch, ungrouped=ungrouped, **_given(options))
-        return _written(trace, output)
+        labels = _given(options)
+        if metrics:
+            from simrl.trace.importers.verl import trace_from_verl_metrics  # imports scipy, which takes 0.3 s
 
-    import_table.__doc__ = summary
-    return import_table
+            if group is None:
+                raise InputError(
+                    "trace import verl --metrics: no --group; the log does not have the number of responses per prompt "
+                    "(rollout.n); add it, such as --group 16"
+                )
+            logged = logs.read_metrics(path, log_format, samples, prompt_tokens, times=False)
+            return _written(trace_from_verl_metrics(logged, group, seed, **{"name": path.stem, **labels}), output)
+        if path.is_file() and "response" in source.columns:
+            dumps.refuse_metrics(path)
+        is_text = "response" in source.columns or tokenizer is not None or chars_per_token is not None
+        counter = tokens.token_counter(tokenizer, chars_per_token) if is_text else None
+        if source.title:
+            rewards = _given({"reward_column": reward_column, "reward_key": reward_key})
+            return _written(dumps.import_dump(name, path, counter, **rewards, **labels), output)
+        importer = tabular.import_csv if name == "csv" else tabular.import_jsonl
+        rows_have: dict[str, Any] = {"step": step, "epoch": epoch, "ungrouped": ungrouped}
+        return _written(importer(path, columns_of(column), counter, **rows_have, **labels), output)
+
+    parameters = inspect.signature(import_source, eval_str=True).parameters.items()
+    names = ("path", "output", "options", *source.options)
+    import_source.__doc__ = source.about
+    import_source.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [parameter for key, parameter in parameters if key in names]
+    )
+    return import_source
 
 
 def added_importer(name: str) -> Callable[..., DataView]:
@@ -169,8 +136,8 @@ def added_importer(name: str) -> Callable[..., DataView]:
         from simrl.scenario.yaml_text import parse_override
         from simrl.trace.trace import Trace
 
-        given = dict(parse_override(text) for text in settings or [])
-        trace = checked(f"trace import {name}", IMPORTERS[name], path, **given)
+        parameters = dict(parse_override(text) for text in settings or [])
+        trace = checked(f"trace import {name}", IMPORTERS[name], path, **parameters)
         if not isinstance(trace, Trace):
             raise InputError(f"importer {name}: its function gives {type(trace).__name__}; let it give a Trace")
         return _written(trace, output)
@@ -179,14 +146,7 @@ def added_importer(name: str) -> Callable[..., DataView]:
 
 
 IMPORTERS: Extended[Any] = Extended(
-    {
-        "verl": import_verl,
-        "trl": import_trl,
-        "areal": import_areal,
-        "slime": import_slime,
-        "csv": _tabular("csv", "A CSV with named columns, one row per response."),
-        "jsonl": _tabular("jsonl", "JSON Lines with named fields, one object per response."),
-    },
+    {name: _importer(name) for name in SOURCES},
     "simrl.importers",
     "importer",
     required=1,
@@ -228,25 +188,18 @@ def synth(
 ) -> DataView:
     """Draw a trace from a length model, if there is no run yet."""
     from simrl.scenario.yaml_text import parse_override
-    from simrl.trace.agents import CODING_AGENT, SEARCH_AGENT
-    from simrl.trace.synthesis import RHYMERL_CODE, RHYMERL_MATH, LengthModel, synthesise
+    from simrl.trace.synthesis import PRESETS, LengthModel, synthesise
 
-    presets: Mapping[str, Mapping[str, Any]] = {
-        "rhymerl-math": RHYMERL_MATH,
-        "rhymerl-code": RHYMERL_CODE,
-        "coding-agent": CODING_AGENT,
-        "search-agent": SEARCH_AGENT,
-    }
     preset = preset or ("coding-agent" if agentic else None)
-    if preset is not None and preset not in presets:
-        raise InputError(f"--preset {preset}: unknown{meant(preset, presets)}; choose {', '.join(presets)}")
-    if agentic and "tools" not in presets[preset or ""]:
+    if preset is not None and preset not in PRESETS:
+        raise InputError(f"--preset {preset}: unknown{meant(preset, PRESETS)}; choose {', '.join(PRESETS)}")
+    if agentic and "tools" not in PRESETS[preset or ""]:
         raise InputError(f"--agentic beside --preset {preset}, which has no tools; leave one of them out")
-    given = dict(parse_override(text) for text in settings or [])
+    fields = dict(parse_override(text) for text in settings or [])
     if tools is not None:
-        given["tools"] = _tools(tools)
+        fields["tools"] = _tools(tools)
     try:
-        model = LengthModel.model_validate({**presets.get(preset or "", {}), **given})
+        model = LengthModel.model_validate({**PRESETS.get(preset or "", {}), **fields})
     except ValidationError as error:
         key, message = explain(error, LengthModel, "a length model")
         more = f"; write {A_LENGTH_MODEL}, or --preset rhymerl-math" if message == f"key {key} is missing" else ""

@@ -21,9 +21,12 @@ WIDE = 10_000  # characters of a line in a file or a pipe, where no column has t
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class View:
-    """The result of a command. `notes` are lines about the files that the command wrote, `lost` the number of points that this
-    machine could not simulate: the command ends with exit code 1. `width` holds where the output is no terminal, and `ascii`
-    says whether --json escapes other characters."""
+    """The result of a command.
+
+    `notes` are lines about files that the command wrote. If `lost` points could not be simulated on this machine, the command
+    ends with exit code 1. `width` is the width of the output where this is no terminal. With `ascii`, --json escapes all other
+    characters.
+    """
 
     notes: Sequence[str] = ()
     lost: int = 0
@@ -98,7 +101,24 @@ class DataView(View):
         return frame(self.rows)
 
 
-def drawn(view: V, picture: Any, default: str, draw: Callable[[], "Figure"], said: str = "Drawn") -> V:
+def listing(
+    pages: Sequence[Mapping[str, Any]],
+    headings: Sequence[str],
+    cells: Callable[[Mapping[str, Any]], Sequence[str]],
+    footer: str,
+) -> DataView:
+    """Return pages, printed as a line each, with a footer that says how to see one."""
+
+    def show(pages: Any, console: "Console") -> None:
+        from simrl.show.text import bare_table
+
+        console.print(bare_table(headings, map(cells, pages)))
+        console.print(f"\n{footer}")
+
+    return DataView(pages, show, ascii=False, width=200)
+
+
+def drawn(view: V, picture: Any, default: str, draw: Callable[[], "Figure"], verb: str = "Drawn") -> V:
     """Draw a picture of the view, where one is wanted (`place`), and return the view that names its file."""
     from simrl.show.style import save
 
@@ -106,12 +126,12 @@ def drawn(view: V, picture: Any, default: str, draw: Callable[[], "Figure"], sai
     if file is None:
         return view
     save(draw(), file)
-    return replace(view, notes=[f"{said} in {file}"], more={"picture": str(file)})
+    return replace(view, notes=[f"{verb} in {file}"], more={"picture": str(file)})
 
 
-def place(given: Any, default: str | Path) -> Path | None:
-    """Return where files go: nowhere (None, False), to the default place (True), or to the place that is given."""
-    return None if given is None or given is False else Path(default) if given is True else Path(given)
+def place(wanted: Any, default: str | Path) -> Path | None:
+    """Return the place of files: none (None, False), the default (True), or the place that was named."""
+    return None if wanted is None or wanted is False else Path(default) if wanted is True else Path(wanted)
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":

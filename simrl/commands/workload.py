@@ -6,13 +6,12 @@ equal rows from the CLI and from Python.
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,15 +41,7 @@ from simrl.trace.trace import Trace, read_trace, write_trace
 
 LOG = logging.getLogger("simrl")
 TRACE_SUFFIX, TABLE_SUFFIXES = ".parquet", (".csv", ".jsonl")
-# Columns of a table that are taken for ours where it has none of our names; a message says which were.
-ALIASES = {
-    "step": ("iteration", "global_step", "training_step", "rollout_id", "update"),
-    "prompt_id": ("question", "question_id", "prompt", "group_id", "uid", "problem_id"),
-    "prompt_tokens": ("in_len", "prompt_length", "prompt_len", "input_tokens", "num_prompt_tokens"),
-    "response_tokens": ("out_len", "response_length", "response_len", "output_tokens", "completion_tokens", "length"),
-    "reward": ("score",),
-}
-# Fields of a scenario that are not called as the keyword.
+# Fields of a scenario with another name than the keyword.
 FIELDS = {key: f"cluster.{key}" for key in ("gpu", "gpus", "tp")} | {"price": "cluster.cost_per_gpu_hour"}
 NEEDED = {  # with a trace
     "model": "--model qwen3-8b",
@@ -95,9 +86,9 @@ class Opened(NamedTuple):
 def open_workload(
     call: str, workload: Any, systems: Any, overrides: Any, setup: Mapping[str, Any] | None, values: Any = None
 ) -> Opened:
-    """Open a workload; the keywords of `setup` become settings, and overrides that are parameters of the one system of a `run`
-    its own. Raise `InputError` for a file that is neither a scenario nor a trace, by what it is (and `values`, further
-    arguments), and for what a trace needs and was not given."""
+    """Open a workload. The keywords of `setup` become settings. Overrides of a `run` that are parameters of its system become
+    parameters. Raise `InputError` for a file that is neither a scenario nor a trace, and for keywords that a trace needs and
+    that are missing; `values` are further arguments, which the message may name."""
     if isinstance(workload, str | os.PathLike):
         more = [text for texts in (overrides, values) if isinstance(texts, list) for text in texts]
         require_scenario(call, os.fspath(workload), more)
@@ -115,8 +106,8 @@ def open_workload(
         if profile is not None:
             named = {"path": None, "roofline": None, **_profile(profile)}
             settings.insert(0, given("profile", named, f"argument profile={str(profile)!r}"))
-        if (found := _result_of(workload)) is not None:
-            return Opened(os.fspath(workload), found, settings, None)
+        if (scenario := _result_of(workload)) is not None:
+            return Opened(os.fspath(workload), scenario, settings, None)
         if isinstance(workload, Mapping):
             return Opened(f"simrl.{call}", _plain(workload), settings, None)
         return Opened(os.fspath(workload), None, settings, None)
@@ -167,8 +158,8 @@ def listed_systems(call: str, systems: Any) -> list[Any]:
     """Return systems as a scenario lists them; a text such as {name: areal, eta: 4} is an object."""
     if isinstance(systems, str | Mapping):
         raise InputError(f"simrl.{call}: systems is {systems!r}; give a list, such as [{systems!r}]")
-    each = [part for one in systems for part in (split_at_commas(one) if isinstance(one, str) else [one]) if part]
-    return [one_system(system) for system in each]
+    parts = [part for one in systems for part in (split_at_commas(one) if isinstance(one, str) else [one]) if part]
+    return [one_system(system) for system in parts]
 
 
 def one_system(system: Any) -> Any:
@@ -187,34 +178,35 @@ def settings_of(overrides: Any) -> list[Setting]:
             given(with_section(key), _plain(value), f"override {key}={value!r}") for key, value in overrides.items()
         ]
     require_settings(overrides or ())
-    settings = [each if isinstance(each, Setting) else override(each) for each in overrides or ()]
-    for each in settings:
-        require_section(each.key, each.value)
-    return [each._replace(key=with_section(each.key)) for each in settings]
+    settings = [setting if isinstance(setting, Setting) else override(setting) for setting in overrides or ()]
+    for setting in settings:
+        require_section(setting.key, setting.value)
+    return [setting._replace(key=with_section(setting.key)) for setting in settings]
 
 
 def without_parameters(systems: Sequence[Any], overrides: Any) -> tuple[Sequence[Any], Any]:
     """Return the systems with the parameters among the overrides (eta=2), each where a system has it, and the other overrides.
     Raise `InputError` for a parameter that none has."""
     settings = settings_of(overrides)
-    own = [setting for setting in settings if setting.key.startswith(PARAMETER)]
-    if not own:
+    parameters = [setting for setting in settings if setting.key.startswith(PARAMETER)]
+    if not parameters:
         return systems, overrides
-    entries = [{"name": each} if isinstance(each, str) else each for each in systems]
-    for setting in own:
+    entries = [{"name": entry} if isinstance(entry, str) else entry for entry in systems]
+    for setting in parameters:
         require_parameter(setting.key, [str(entry.get("name")) for entry in entries], parameters_of)
-    left = [setting not in own for setting in settings]
-    if isinstance(overrides, Mapping):
-        return [with_parameters(each, own, parameters_of) for each in entries], dict(compress(overrides.items(), left))
-    return [with_parameters(each, own, parameters_of) for each in entries], list(compress(overrides, left))
+    left = [setting not in parameters for setting in settings]
+    others = (
+        dict(compress(overrides.items(), left)) if isinstance(overrides, Mapping) else list(compress(overrides, left))
+    )
+    return [with_parameters(entry, parameters, parameters_of) for entry in entries], others
 
 
 def _with_own(entry: Any, settings: Sequence[Setting]) -> tuple[list[Any], list[Setting]]:
     """Return a system with the settings that are parameters of it, and the others."""
     entry = entry if isinstance(entry, Mapping) else {"name": entry}
-    own = [setting for setting in settings if _is_parameter(setting.key, entry.get("name"))]
-    parameters = {setting.key.removeprefix(PARAMETER): setting.value for setting in own}
-    return [{**entry, **parameters}], [setting for setting in settings if setting not in own]
+    taken = [setting for setting in settings if _is_parameter(setting.key, entry.get("name"))]
+    parameters = {setting.key.removeprefix(PARAMETER): setting.value for setting in taken}
+    return [{**entry, **parameters}], [setting for setting in settings if setting not in taken]
 
 
 def _is_parameter(key: str, system: Any) -> bool:
@@ -245,25 +237,20 @@ def texts_of(values: Any) -> list[str]:
     if not isinstance(values, Mapping):
         return list(values or ())
     return [
-        f"{key}={','.join(map(str, each)) if isinstance(each, list | tuple | range) else each}"
-        for key, each in values.items()
+        f"{key}={','.join(map(str, several)) if isinstance(several, list | tuple | range) else several}"
+        for key, several in values.items()
     ]
 
 
 def report_overruled(file: ScenarioFile, keys: Any) -> None:
-    """Log each of these keys that the file varies, before minutes are spent on a simulation."""
+    """Log which of these keys the file varies, before minutes are spent on a simulation."""
     for line in file.overruled(keys):
         LOG.info(line)
 
 
-@contextmanager
-def folder_or_temporary(folder: Path | None) -> Iterator[Path]:
-    """Return the folder, or without one a temporary folder."""
-    if folder is not None:
-        yield folder
-        return
-    with temporary_folder() as temporary:
-        yield temporary
+def folder_or_temporary(folder: Path | None) -> AbstractContextManager[Path]:
+    """Give the folder, or without one a temporary folder."""
+    return temporary_folder() if folder is None else nullcontext(folder)
 
 
 def columns_of(columns: Any) -> dict[str, str]:
@@ -282,37 +269,16 @@ def _trace(workload: Any, cap_tokens: int | None, columns: dict[str, str]) -> tu
     if isinstance(workload, str | os.PathLike):
         if cap_tokens is not None:
             raise InputError(f"cap_tokens={cap_tokens}: {os.fspath(workload)} has its own; leave it out")
-        if Path(workload).suffix in TABLE_SUFFIXES:
-            return _table(Path(workload), columns), None
+        if (suffix := Path(workload).suffix) in TABLE_SUFFIXES:
+            from simrl.trace.importers.tabular import import_csv, import_jsonl
+
+            return (import_csv if suffix == ".csv" else import_jsonl)(Path(workload), columns, aliases=True), None
         return read_trace(os.fspath(workload)), os.fspath(workload)
     if isinstance(workload, Trace):
         return workload, None
     from simrl.trace.importers.tabular import import_frame  # needs pandas, which takes 0.2 s to import
 
     return import_frame(workload, columns, cap_tokens=cap_tokens), None
-
-
-def _table(path: Path, named: dict[str, str]) -> Trace:
-    """Return the trace of a table of lengths, with the columns that are named, or of our names or of `ALIASES`; log which were
-    taken."""
-    from simrl.trace.importers.tabular import import_csv, import_jsonl
-
-    reader = import_csv if path.suffix == ".csv" else import_jsonl
-    try:
-        with path.open(encoding="utf-8") as file:
-            line = file.readline()
-        header = next(csv.reader([line])) if path.suffix == ".csv" else list(json.loads(line))
-    except (OSError, ValueError, StopIteration, TypeError):  # its reader reports it
-        return reader(path, named)
-    columns = {
-        ours: next(name for name in theirs if name in header)
-        for ours, theirs in ALIASES.items()
-        if ours not in {*header, *named} and not {*header}.isdisjoint(theirs)
-    }
-    if columns:
-        read = ", ".join(f"{ours}={theirs}" for ours, theirs in columns.items())
-        LOG.info(f"{path}: read with {read}; --column OURS=THEIRS reads other columns")
-    return reader(path, columns | named)
 
 
 def _profile(profile: Any) -> dict[str, Any]:
@@ -324,7 +290,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(inner) for inner in value]
     return value.item() if hasattr(value, "item") else value

@@ -14,13 +14,14 @@ from math import log2
 import numpy as np
 
 from simrl.profile.hardware import GPUS, Gpu
+from simrl.profile.hardware import gpu as gpu_named
 from simrl.profile.metadata import ProfileMetadata, split_words
-from simrl.profile.model_shape import MODELS, ModelShape
+from simrl.profile.model_shape import MODELS, ModelShape, model_shape
 from simrl.profile.profile import TableProfile, read_profile
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.profilers.smoothing import Floats, rising
 from simrl.profile.roofline import Roofline, roofline_of
-from simrl.profile.shipped import PROFILES, file_name, layouts
+from simrl.profile.shipped import PROFILES, file_name, layouts, shipped_profile
 
 OFF_BY = {
     False: "off by 7 % at the median and 27 % at worst for 35 shipped layouts of dense models",
@@ -43,6 +44,15 @@ def nearest(wanted: ProfileMetadata, shape: ModelShape) -> ProfileMetadata | Non
 
     alike = [name for name, other in MODELS.items() if other.model_copy(update={"name": shape.name}) == shape]
     return min((each for name in alike for each in layouts(name, wanted.gpu)), key=distance, default=None)
+
+
+def profile_of(model: str, gpu: str, tp: int) -> TableProfile:
+    """Return the profile that is shipped for a model and a kind of GPU, else a derived one."""
+    if shipped := shipped_profile(model, gpu, tp):
+        return read_profile(shipped)
+    shape, kind = model_shape(model), gpu_named(gpu)
+    wanted = ProfileMetadata(model=shape.name, gpu=kind.name, tp=tp, kind="", source="")
+    return derived_profile(wanted, shape, kind)
 
 
 def derived_profile(wanted: ProfileMetadata, shape: ModelShape, gpu: Gpu) -> TableProfile:

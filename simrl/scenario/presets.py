@@ -1,4 +1,4 @@
-"""Presets: constants of engines (`engines.toml`) and frameworks (`frameworks.toml`), each with its range and source.
+"""Presets: constants of engines (`engines.toml`) and frameworks (`frameworks/*.toml`), each with its range and source.
 
 Invariant: a preset gives values that a scenario does not give itself, before the scenario is validated; so a scenario's fields
 say everything, and `constants` finds which of them are a preset's. A preset from a file of the user's stands whole in the
@@ -91,8 +91,8 @@ class Preset(BaseModel, frozen=True, extra="forbid"):
         return self
 
 
-def read_presets(path: Path) -> dict[str, Preset]:
-    """Return the presets of a file by its tables. Raise `InputError` naming file, table and key."""
+def read_presets(path: Path, below: str | None = None) -> dict[str, Preset]:
+    """Return the presets of a file by its tables, or of those `below` one. Raise `InputError` naming file, table and key."""
     place = str(path)
     try:
         with path.open("rb") as file:
@@ -100,7 +100,7 @@ def read_presets(path: Path) -> dict[str, Preset]:
             if file.read(1):
                 raise ValueError(f"more than {MOST_BYTES:,} bytes")
         presets = {}
-        for name, table in tomllib.loads(text).items():
+        for name, table in (tomllib.loads(text) if below is None else tomllib.loads(text).get(below, {})).items():
             place = f"{path}, [{name}]"
             if not isinstance(table, dict):
                 raise InputError(f"{path}: {name} is in no table; write it below a [name]")
@@ -162,7 +162,10 @@ def _quoted(value: str | float | bool) -> str:
 
 
 ENGINES = read_presets(Path(__file__).with_name("engines.toml"))
-FRAMEWORKS = read_presets(Path(__file__).with_name("frameworks.toml"))
+FRAMEWORK_FILES = sorted(
+    Path(__file__).with_name("frameworks").glob("*.toml"), reverse=True
+)  # verl, which most use, first
+FRAMEWORKS = {name: preset for file in FRAMEWORK_FILES for name, preset in read_presets(file, "presets").items()}
 OF_ENGINE = ("async_scheduling", "reserve_bytes")  # constants that are fields of `engine`; the others are of its passes
 
 

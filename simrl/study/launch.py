@@ -1,7 +1,8 @@
-"""A choice as the settings with which a framework that offers it is launched: verl, AReaL or slime.
+"""The settings with which a framework (verl, AReaL or slime) is launched to run a chosen scenario.
 
-Invariant: a key stands in `frameworks/*.toml` only if the framework's own documentation has it; `documents` name the pages.
-Values are those of the simulated scenario. Paths of models and data, the optimizer and the reward are the user's. A system or a
+Invariant: a key stands in `scenario/frameworks/*.toml` only if the framework's own documentation has it; `documents` name the
+pages.
+Values come from the simulated scenario. Paths of models and data, the optimizer and the reward are the user's. A system or a
 drafter that no framework is known to offer has no settings; the answer is the reason.
 """
 
@@ -12,13 +13,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from pathlib import Path
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel
 
 from simrl.pipelines.areal import CONCURRENT_BATCHES
 from simrl.profile.hardware import Gpu
+from simrl.scenario.presets import FRAMEWORK_FILES
 from simrl.simulate.prepare import Prepared
 from simrl.systems.recipes import parameters_of
 from simrl.training.config import TrainingConfig
@@ -43,6 +46,30 @@ ROLLOUT_GPUS_A_NODE = (  # the first that a framework's settings have
 )
 
 
+class Setting(BaseModel, frozen=True, extra="forbid"):
+    """A setting of a framework. `field` is the field of a scenario that it sets; `value` is written where it is not simply the
+    field's value, with names of `_values` in braces, and `values` where the framework has other words. At the field's value
+    `unless`, and at one that `values` lacks, the setting is left out. `default` is the framework's own, by its version."""
+
+    field: str | None = None
+    value: str | None = None
+    values: dict[str, str] = {}
+    unless: int | None = None
+    unit: str = ""
+    default: dict[str, float | bool | str] = {}
+    note: str = ""
+
+    def text(self, values: Mapping[str, Any]) -> str | None:
+        """Return what stands behind the key; None where the setting is left out."""
+        if self.value is not None:
+            text = self.value.format_map(values)
+            return None if text == "None" else text
+        chosen = attrgetter(str(self.field))(values["scenario"])
+        return (
+            None if chosen is None or chosen == self.unless else self.values.get(chosen) if self.values else str(chosen)
+        )
+
+
 @dataclass(frozen=True)
 class Launch:
     """The program of a framework, its settings in order, the pages that have them, and what to check."""
@@ -64,13 +91,13 @@ def launch(prepared: Prepared) -> Launch | str:
     """Return the settings of a prepared scenario, or why it cannot be launched as it is."""
     system = prepared.system
     trains_with = "megatron" if prepared.scenario.training.sharding == "optimizer" else "fsdp"
-    template = _templates().get((system.name, trains_with))
-    if template is None:
+    if (system.name, trains_with) not in _templates():
         nearest = "; its drafter HistoSpec alone is verl's recipe specRL/histoSpec" if system.name == "rhymerl" else ""
         return f"no documentation of verl, AReaL or slime has it ({system.paper}){nearest}"
+    template, keys = _templates()[system.name, trains_with]
     values = _values(prepared)
-    settings = {key: text.format_map(values) for key, text in template.settings.items()}
-    settings = {key: value for key, value in settings.items() if value != "None"}
+    texts = {key: setting.text(values) for key, setting in keys.items()}
+    settings = {key: text for key, text in texts.items() if text is not None}
     notes = (*template.notes, *_notes(template.framework, settings, values))
     documents = (*template.documents, *([VERL_FP8] if VERL_QUANTIZATION in settings else []))
     made = replace(template, settings=settings, documents=documents, notes=notes)
@@ -78,18 +105,19 @@ def launch(prepared: Prepared) -> Launch | str:
 
 
 @cache
-def _templates() -> dict[tuple[str, str], Launch]:
-    """Return the settings of each system that a framework offers, for training with FSDP and with Megatron, with names of
-    `_values` in braces."""
-    templates = {}
-    for file in sorted((Path(__file__).parent / "frameworks").glob("*.toml")):
-        data = tomllib.loads(file.read_text(encoding="utf-8"))
-        for (name, own), sharding in product(data["systems"].items(), ("fsdp", "megatron")):
-            tables = [data.get(part, {}) for table in own["settings"] for part in (table, f"{table}_{sharding}")]
-            settings = {key: text for table in tables for key, text in table.items()}
-            pages = [*own["documents"], *({sharding} & data["documents"].keys())]
-            documents, notes = tuple(data["documents"][page] for page in pages), tuple(own.get("notes", ()))
-            templates[name, sharding] = Launch(data["framework"], own["program"], settings, documents, notes)
+def _templates() -> dict[tuple[str, str], tuple[Launch, Mapping[str, Setting]]]:
+    """Return the launch of each system that a framework offers, and the settings that it will have, for training with FSDP and
+    with Megatron."""
+    templates: dict[tuple[str, str], tuple[Launch, Mapping[str, Setting]]] = {}
+    for file in FRAMEWORK_FILES:
+        data = tomllib.loads(file.read_text(encoding="utf-8")).get("launch", {"systems": {}})
+        for (name, system), sharding in product(data["systems"].items(), ("fsdp", "megatron")):
+            parts = [part for table in system["settings"] for part in (table, f"{table}_{sharding}")]
+            tables = [data["settings"].get(part, {}) for part in parts]
+            settings = {key: Setting.model_validate(one) for table in tables for key, one in table.items()}
+            pages = [*system["documents"], *({sharding} & data["documents"].keys())]
+            documents, notes = tuple(data["documents"][page] for page in pages), tuple(system.get("notes", ()))
+            templates[name, sharding] = Launch(data["framework"], system["program"], {}, documents, notes), settings
     return templates
 
 
@@ -98,7 +126,7 @@ def _values(prepared: Prepared) -> dict[str, Any]:
     None leaves a setting out."""
     system, scenario, trace = prepared.system, prepared.scenario, prepared.trace
     training = scenario.training
-    own = {**parameters_of(system.name), **system.parameters}
+    parameters = {**parameters_of(system.name), **system.parameters}
     _, first, end = trace.step_slices[0]
     prompts = np.unique(trace.column("prompt_id")[first:end]).size
     prompt_tokens = int((trace.column("prompt_tokens") + trace.observation_tokens()).max())
@@ -107,22 +135,21 @@ def _values(prepared: Prepared) -> dict[str, Any]:
     # verl's and slime's budget is one GPU's: GPUs that share a sequence add theirs up, to no less than the scenario's budget
     # and the longest sequence, for which simrl widens a budget and they do not.
     tokens = max(training.tokens_per_microbatch, prompt_tokens + trace.metadata.cap_tokens)
-    updates = own.get("require_batches", 1) * own.get("sync_step", 1)
+    updates = parameters.get("require_batches", 1) * parameters.get("sync_step", 1)
     shared = training.sequence_parallel if training.sequence_parallel > 1 else None
     return {
-        **own,
+        **parameters,
         "prepared": prepared,
         "scenario": scenario,
         "prompts": prompts,
-        "max_concurrent": own.get("max_concurrent") or CONCURRENT_BATCHES * prompts,
+        "max_concurrent": parameters.get("max_concurrent") or CONCURRENT_BATCHES * prompts,
         "group": round((end - first) / prompts),
         "prompt_tokens": prompt_tokens,
         "minibatch_prompts": max(prompts // system.minibatches, 1),
-        "fully_async_minibatch": own.get("mini_batch") or max(prompts // updates, 1),
-        "over_sampled_prompts": round(prompts * own.get("over_sampling", 1)),
-        "dynamic_sampling": bool(own.get("dynamic_sampling")),
-        "dynamic_microbatches": training.microbatching == "dynamic",
-        "most_rounds": own.get("max_rounds") or 0,
+        "fully_async_minibatch": parameters.get("mini_batch") or max(prompts // updates, 1),
+        "over_sampled_prompts": round(prompts * parameters.get("over_sampling", 1)),
+        "dynamic_sampling": bool(parameters.get("dynamic_sampling")),
+        "most_rounds": parameters.get("max_rounds") or 0,
         "no_log_probs": system.log_probs == 0,
         "tokens_of_a_gpu": -(-tokens // training.sequence_parallel),
         "eager": eager,
@@ -132,13 +159,9 @@ def _values(prepared: Prepared) -> dict[str, Any]:
         "no_prefix_caching_lower": str(not prepared.limits.prefix_caching).lower(),
         "no_prefix_caching_flag": None if prepared.limits.prefix_caching else "",
         "context": f"c{shared}" if shared else "",
-        "context_parallel": shared,
         "data_parallel": prepared.train_gpus // training.gpus_per_rank,
-        "ranks": scenario.cluster.dp if scenario.cluster.dp > 1 else None,
         "ranks_flag": "" if scenario.cluster.dp > 1 else None,
-        "expert_gpus": scenario.cluster.ep if scenario.cluster.ep > 1 else None,
         **_of_training(prepared),
-        "verl_quantization": "fp8" if scenario.precision.weights == "fp8-block" else None,
         "nodes": _nodes(prepared.gpus, prepared.train_gpu),
         "rollout": rollout,
         "train": train,
@@ -146,16 +169,12 @@ def _values(prepared: Prepared) -> dict[str, Any]:
 
 
 def _of_training(prepared: Prepared) -> dict[str, Any]:
-    """Return the values of Megatron's layout of training, and its precision; None or 1 where there is none."""
+    """Return the values of Megatron's layout of training; None where there is none."""
     training, gpus = prepared.scenario.training, prepared.train_gpus
     tp, pp, cp, ep = (getattr(training, f"{key}_parallel") for key in ("tensor", "pipeline", "sequence", "expert"))
     attention = f"d{gpus // training.gpus_per_rank}p{pp}t{tp}c{cp}"
-    block = prepared.scenario.precision.training == "fp8-block"
     full = training.recompute is not False
     return {
-        "tensor_parallel": tp if tp > 1 else None,
-        "pipeline_parallel": pp if pp > 1 else None,
-        "train_expert_parallel": ep if ep > 1 else None,
         "expert_tensor_parallel": 1 if ep > 1 else None,  # experts stay whole
         "megatron_layout": f"megatron:(attn:{attention}|ffn:d{gpus // (pp * ep)}p{pp}t1e{ep})"
         if ep > 1
@@ -163,20 +182,18 @@ def _of_training(prepared: Prepared) -> dict[str, Any]:
         "recompute_granularity": "full" if full else None,
         "recompute_method": "uniform" if full else None,
         "recompute_layers": 1 if full else None,
-        "fp8_format": "hybrid" if block else None,
-        "fp8_recipe": "blockwise" if block else None,
     }
 
 
 def _nodes(gpus: int, kind: Gpu) -> tuple[int, int]:
     """Return a number of nodes and of GPUs a node that make this many GPUs, the fullest nodes first."""
-    each = max(size for size in range(1, kind.gpus_per_node + 1) if gpus % size == 0)
-    return gpus // each, each
+    gpus_per_node = max(size for size in range(1, kind.gpus_per_node + 1) if gpus % size == 0)
+    return gpus // gpus_per_node, gpus_per_node
 
 
 def _parts(prepared: Prepared) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return nodes and GPUs a node for rollout and for training: whole nodes where both fill them; else a part of every node
-    where that is even, so that no node stays empty; else nodes of their own. On shared GPUs, both are those of the trainer."""
+    where that is even, so that no node stays empty; else nodes of their own. On shared GPUs, both have the trainer's nodes."""
     rollout, train = prepared.rollout_gpus, prepared.train_gpus
     if prepared.colocated:
         return _nodes(train, prepared.gpu), _nodes(train, prepared.gpu)
@@ -190,19 +207,19 @@ def _parts(prepared: Prepared) -> tuple[tuple[int, int], tuple[int, int]]:
 def _notes(framework: str, settings: Mapping[str, str], values: Mapping[str, Any]) -> list[str]:
     """Return what may be wrong in the settings."""
     prepared, scenario = values["prepared"], values["scenario"]
-    own, train = prepared.gpu.name, prepared.train_gpu.name
-    training, cluster, given = scenario.training, scenario.cluster, scenario.system.parameters
+    gpu, train = prepared.gpu.name, prepared.train_gpu.name
+    training, cluster, parameters = scenario.training, scenario.cluster, scenario.system.parameters
     quantized, in_fp8 = VERL_QUANTIZATION in settings, any(key.endswith(FP8_TRAINING) for key in settings)
-    said = {"weights": quantized, "training": in_fp8}
-    precisions = [(part, kind) for part, kind in scenario.precision.model_dump().items() if not said.get(part)]
+    is_set = {"weights": quantized, "training": in_fp8}
+    precisions = [(part, kind) for part, kind in scenario.precision.model_dump().items() if not is_set.get(part)]
     sizes = {key: getattr(training, key) for key in ("tensor_parallel", "pipeline_parallel", "expert_parallel")}
     fsdp, areal = framework != "slime" and training.sharding == "fsdp", framework == "AReaL"
     key = next(key for key in ROLLOUT_GPUS_A_NODE if key in settings)
     unit = f"tp {cluster.tp}" if cluster.dp == 1 else f"tp {cluster.tp} × dp {cluster.dp}"
     notes = [  # whether a note holds, the note
         (
-            own != train,
-            f"rollout on {own}, training on {train}: no setting names a kind of GPU; see to it that each part gets its own",
+            gpu != train,
+            f"rollout on {gpu}, training on {train}: no setting names a kind of GPU; see to it that each part gets its own",
         ),
         (
             quantized,
@@ -232,12 +249,12 @@ def _notes(framework: str, settings: Mapping[str, str], values: Mapping[str, Any
             f"on_stale={values.get('on_stale')} is simrl's; AReaL trains what it has",
         ),
         (
-            areal and (values["ranks"] or values["expert_gpus"]),
+            areal and (cluster.dp > 1 or cluster.ep > 1),
             "cluster.dp and cluster.ep are vLLM's data_parallel_size and enable_expert_parallel; AReaL's page has no key",
         ),
         *(
             (value is not None, f"{name}={value}: no setting here says so; the framework's own may be slower")
-            for name, value in ((name, given.get(name)) for name in ("dispatch", "per_replica"))
+            for name, value in ((name, parameters.get(name)) for name in ("dispatch", "per_replica"))
         ),
         (
             values.get("version") == "0.4",
@@ -260,15 +277,15 @@ def _notes(framework: str, settings: Mapping[str, str], values: Mapping[str, Any
 def _across_nodes(training: TrainingConfig, values: Mapping[str, Any]) -> Iterator[str]:
     """Yield the groups of train GPUs that the nodes of the settings break up, though the scale-up link joined them in the
     simulation."""
-    each, kind = values["train"][1], values["prepared"].train_gpu
+    gpus_per_node, kind = values["train"][1], values["prepared"].train_gpu
     within = {
         "training.tensor_parallel": training.tensor_parallel,
         "training.expert_parallel": training.expert_parallel,
     }
     for key, size in within.items():
-        if each % size and size <= kind.nvlink_domain <= kind.gpus_per_node:
+        if gpus_per_node % size and size <= kind.nvlink_domain <= kind.gpus_per_node:
             yield (
-                f"{key}={size} is more than the {each} train GPUs a node here hold whole: its groups cross nodes, "
+                f"{key}={size} is more than the {gpus_per_node} train GPUs a node here hold whole: its groups cross nodes, "
                 f"which was simulated within the {kind.nvlink_domain} GPUs of a node"
             )
 

@@ -23,9 +23,11 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from collections.abc import Mapping
 from enum import IntEnum
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -219,38 +221,9 @@ class LengthModel(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         return self.dataset_prompts // self.prompts_per_step
 
 
-# RhymeRL's production runs (arXiv 2508.18588). Stated there: group 16 (§2.1), cap 16K and mean 1K → 10K over 320 steps
-# (§3.1, Fig. 3), 20 epochs (§6.1). Assumed: linear growth, for code as for math (Fig. 3 is a math run);
-# sigma; 128 prompts a step and so, for 20 epochs in 320 steps, 2,048 prompts (theirs had more than 200,000). The rest was
-# fitted to Fig. 9.
-_RHYMERL: dict[str, Any] = {
-    "steps": 320,
-    "prompts_per_step": 128,
-    "group": 16,
-    "cap_tokens": 16384,
-    "prompts": 2048,
-    "mean_tokens": (1000.0, 10000.0),
-    "sigma": 0.8,
-}
-RHYMERL_MATH: dict[str, Any] = {**_RHYMERL, "prompt_share": 0.975, "epoch_correlation": 0.999}
-"""Math: 15.8 % of responses in a higher group of 8, 12.4 % near the boundary, 3.3 % strong (Fig. 9: 16, 13, 3).
-
-Fig. 9 fixes only the sum of the changes within a group and from epoch to epoch: 0.985 and 0.995 fit it equally well. Not
-fitted: with 16 groups 73.8 % are predicted right (Table 2, three datasets: 79.7, 76.9, 71.6 %).
-"""
-RHYMERL_CODE: dict[str, Any] = {
-    **_RHYMERL,
-    "prompt_share": 0.996,
-    "epoch_correlation": 0.9995,
-    "early_stop_share": 0.077,
-    "early_stop_factor": 0.06,
-}
-"""Code: 28.3 % of responses in a higher group of 8, 24.4 % near the boundary, 3.8 % strong (Fig. 9: 28, 24, 4).
-
-This ratio of small to large moves up cannot come from symmetric noise: without early stops, 28 % in a higher group come with
-13 % near the boundary. A few responses of any prompt that fall to the bottom lift the others by a little. This is one
-reading of Fig. 9, not the paper's.
-"""
+PRESETS: dict[str, dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("length_models.toml").read_text(encoding="utf-8")
+)
 
 
 class _Stream(IntEnum):
@@ -381,29 +354,29 @@ def _turn_columns(model: LengthModel, seed: int, columns: dict[str, Any]) -> dic
     if model.tools:
         calls = draw_calls(model.tools, seed, *(key[~last] for key in keys))
         pause_s, observations = calls.seconds, calls.observation_tokens
-    found: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     if model.context_cap_tokens is not None:
         added = np.zeros(len(row), dtype=np.int64)
         added[~last] = observations
         ends = np.cumsum(tokens + added)
         before = ends - tokens - added - np.r_[0, ends][np.cumsum(turns) - turns][row] + columns["prompt_tokens"][row]
         room = model.context_cap_tokens - before
-        found["cut"] = columns["cut"].copy()
-        found["cut"][row[tokens > room]] = True
+        changed["cut"] = columns["cut"].copy()
+        changed["cut"][row[tokens > room]] = True
         tokens, kept = np.minimum(tokens, room), room > 0
         turns = np.bincount(row[kept], minlength=len(turns))
         kept_pauses = (kept & (place < turns[row] - 1))[~last]
         tokens, pause_s, observations = tokens[kept], pause_s[kept_pauses], observations[kept_pauses]
         calls = None if calls is None else calls.at(kept_pauses)
-        found["response_tokens"] = np.bincount(row[kept], weights=tokens).astype(np.int32)
+        changed["response_tokens"] = np.bincount(row[kept], weights=tokens).astype(np.int32)
     edges, inner = np.r_[0, np.cumsum(turns)], np.r_[0, np.cumsum(turns - 1)]
     if model.turns > 1 or model.turn_tokens is not None:
-        found |= {
+        changed |= {
             "turn_tokens": lists(edges, tokens.astype(np.int32)),
             "turn_environment_s": lists(inner, pause_s.astype(np.float32)),
             "turn_observation_tokens": lists(inner, observations.astype(np.int32)),
         }
-    return found if calls is None else {**found, **call_columns(model.tools, calls, inner)}
+    return changed if calls is None else {**changed, **call_columns(model.tools, calls, inner)}
 
 
 def _divided(

@@ -4,7 +4,7 @@ Invariant: a draw depends on the seed, its kind, and the call alone: (epoch, pro
 So more samples or turns change no existing call, and a tool added behind the others changes only the calls that it takes over.
 
 A call tries its tool up to 1 + `retries` times. A try fails by chance (`failure_share`), or because it lasts longer than
-`timeout_s`, where it is ended. The seconds of a call are those of all its tries. The agent reads its observation, also after
+`timeout_s`, where it is ended. The seconds of a call are the sum over its tries. The agent reads its observation, also after
 a failure.
 """
 
@@ -177,16 +177,16 @@ def lists(edges: NDArray[Any], values: Any, absent: NDArray[np.bool_] | None = N
 def call_columns(
     tools: Mapping[str, Tool], calls: Calls, edges: NDArray[Any], absent: NDArray[np.bool_] | None = None
 ) -> dict[str, pa.ListArray]:
-    """Return the columns of a trace that tell the tool and the failed tries of each turn but the last, in rows of lists."""
+    """Return the columns of a trace with the tool and the failed tries of each turn but the last, as lists."""
     names = pa.array(list(tools), pa.string()).take(pa.array(calls.tool))
     failures = calls.failures.astype(np.int32)
     return {"turn_tool": lists(edges, names, absent), "turn_failures": lists(edges, failures, absent)}
 
 
 def with_tools(trace: Trace, tools: Mapping[str, Tool], seed: int, source: str) -> Trace:
-    """Return the trace with drawn calls in the responses whose turns have no recorded times; `source` names the tools.
+    """Return the trace with drawn calls where the turns of a response have no recorded times; `source` names the tools.
 
-    Recorded seconds and observations stay. The notes tell how many responses have drawn times. Raises `InputError` for a trace
+    Recorded seconds and observations stay. The notes count the responses with drawn times. Raises `InputError` for a trace
     without turns, and where all their times are recorded.
     """
     columns = {name: trace.table.column(name).combine_chunks() for name in trace.table.column_names}

@@ -1,4 +1,4 @@
-"""Trace: what was, or is to be, generated, one row a sample.
+"""Trace: samples that were, or are to be, generated, one row each.
 
 Invariant: a `Trace` is valid. Every trace (of `read_trace`, `Trace.from_columns`, the importers) keeps the rules of
 `simrl.trace.validate`; its rows are sorted by (step, prompt_id, sample), and that triple is unique. Lengths are in tokens; a
@@ -7,7 +7,7 @@ response ends at `response_tokens`, whatever its `finish_reason`. Error messages
 Turns with an environment (tools, users): `turn_tokens` are the tokens that the model generated in each turn, and sum to
 `response_tokens`; `turn_environment_s` and `turn_observation_tokens` have one value less: after each turn but the last, the
 seconds that the environment took and the tokens that it added to the context (absent or empty: none). Those tokens are no part
-of `response_tokens`. `turn_tool` and `turn_failures` tell, for descriptions alone, the tool and how many of its tries failed.
+of `response_tokens`. `turn_tool` and `turn_failures` are the tool and its failed tries, for descriptions alone.
 If only the total `environment_s` of a response is known, it is split equally among its pauses; without `turn_tokens`, it is one
 pause after the first half of the response (rounded down). One token, or one turn, has no pause.
 """
@@ -114,8 +114,8 @@ class Trace:
             )
         for name in REQUIRED:
             if name not in columns:
-                found = ", ".join(map(str, columns))
-                raise InputError(f"{origin}: no column {name!r} (it has {found}); rename the one that holds it")
+                names = ", ".join(map(str, columns))
+                raise InputError(f"{origin}: no column {name!r} (it has {names}); rename the one that holds it")
         arrays = {name: _cast(columns[name], kind, name, origin) for name, kind in kinds.items() if name in columns}
         lengths = {name: len(array) for name, array in arrays.items()}
         if len(set(lengths.values())) > 1:
@@ -133,7 +133,7 @@ class Trace:
         return np.asarray(self.table.column(name).combine_chunks().to_numpy(zero_copy_only=False))
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return what `make` makes of this trace. The latest few are kept, by their keys, for other runs on it."""
+        """Return the result of `make`. The latest few results are kept by their keys, for other runs on this trace."""
         made: dict[Hashable, T] = self.__dict__.setdefault("_made", {})
         return latest(made, MOST_MADE, key, make)
 

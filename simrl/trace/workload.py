@@ -1,7 +1,7 @@
 """Workload: a trace as an endless run of groups to generate.
 
 Invariant: schedules draw `Sample`s, which say nothing of their outcome; `responses` has it, by uid, for workers and
-rewarders alone. A sample is drawn once; a sample to generate anew, or a further one of its group, is requested here and
+rewarders alone. A sample is drawn once; a sample to generate again, or a further one of its group, is requested here and
 gets another uid. The response of a sample follows from the trace, never from the schedule.
 """
 
@@ -42,14 +42,14 @@ class Workload:
         return self._once and self._passes > 0 and not self._rest
 
     def profiled_tokens(self) -> list[NDArray[np.int64]]:
-        """Return the tokens of the responses of each group of the first step, as a profiling run before the training would
-        find them."""
+        """Return the response lengths of each group of the first step, which a profiling run before the training would
+        measure."""
         _, first, end = self._trace.step_slices[0]
         tokens = self._trace.column("response_tokens")[first:end].astype(np.int64)
         return np.split(tokens, self._trace.group_starts[1 : self.batch_groups])
 
     def next_batch(self) -> list[Group]:
-        """Return the groups of the next step of the trace, or those of it that single draws have left."""
+        """Return the groups of the next step of the trace, or the rest of a step of which single groups were drawn."""
         if not self._rest:
             self._draw_step()
         batch = list(self._rest)
@@ -63,7 +63,7 @@ class Workload:
         return [self._rest.popleft() for _ in range(count)]
 
     def again(self, sample: Sample) -> Sample:
-        """Return the sample under another uid, to be generated anew from its prompt with an equal response."""
+        """Return the sample under another uid, to be generated again from its prompt with an equal response."""
         return self._number(sample, self.responses[sample.uid])
 
     def more_of(self, group: Group, count: int) -> Group:
@@ -81,7 +81,7 @@ class Workload:
         return numbered
 
     def forget(self, uids: Sequence[int]) -> None:
-        """Forget samples for which nobody will ask again."""
+        """Forget samples that no caller needs again."""
         for uid in uids:
             del self.responses[uid]
             self._siblings.pop(uid, None)

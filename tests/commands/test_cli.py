@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import typer
 
+from simrl import __version__
 from simrl.commands import cli
 from simrl.errors import StoppedError
 from simrl.profile.hardware import gpu
@@ -114,6 +115,14 @@ def test_the_commands_are_all_tested():
         "trace import csv",
         "profile derive",
     }
+
+
+def test_a_reader_of_help_chooses_among_22_commands_at_most():
+    assert len([path for path in COMMANDS if len(path) == 1]) <= 22
+
+
+def test_the_version_is_an_option(simrl):
+    assert simrl("--version") == (0, f"{__version__}\n", "")
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
@@ -426,7 +435,6 @@ def test_of_a_model_of_its_own_config_derive_and_run_say_what_was_understood(sim
 
 def test_json_is_all_that_stdout_gets(simrl, trace, profile):
     for arguments in (
-        ("version",),
         ("trace", "show", "trace.parquet"),
         ("trace", "synth", "-o", "t.parquet", *LENGTHS),
         ("profile", "show", "profile.parquet"),
@@ -519,7 +527,7 @@ def test_a_name_that_is_no_text_is_refused(simrl):
 
 
 def test_a_terminal_that_knows_only_ascii_gets_something_readable(simrl):
-    process = simrl.start("version", b"gr\xc3\xb6\xc3\x9fe\xff", env=environment(PYTHONIOENCODING="ascii:strict"))
+    process = simrl.start("--version", b"gr\xc3\xb6\xc3\x9fe\xff", env=environment(PYTHONIOENCODING="ascii:strict"))
     out, err = process.communicate()
     assert (process.returncode, out) == (2, "")
     assert err == r"simrl: argument 'gr\xf6\xdfe\udcff' is not UTF-8; rename the file" + "\n"
@@ -528,7 +536,7 @@ def test_a_terminal_that_knows_only_ascii_gets_something_readable(simrl):
 def test_a_reader_that_leaves_early_is_no_error_to_talk_about(simrl):
     reading, writing = os.pipe()
     os.close(reading)
-    process = simrl.start("version", stdout=writing)
+    process = simrl.start("--version", stdout=writing)
     os.close(writing)
     assert process.communicate()[1] == ""
     assert process.returncode == 1
@@ -539,7 +547,7 @@ def test_a_full_disk_behind_stdout_is_told(simrl):
     if not full.exists():
         pytest.skip("this system has no /dev/full")
     with full.open("w") as stdout:
-        process = simrl.start("version", stdout=stdout)
+        process = simrl.start("--version", stdout=stdout)
         err = process.communicate()[1]
     assert err == "simrl: stdout cannot be written (No space left on device); send it where there is room\n"
     assert process.returncode == 2

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import simrl as simrl_package
-from simrl.commands.serve import Asked, _checked, _label, _Source, make_page
+from simrl.commands.serve import Choice, _checked, _label, _Source, make_page
 from simrl.errors import InputError
 from simrl.scenario.load import load_scenarios
 from simrl.simulate.cache import InputCache
@@ -22,7 +22,7 @@ from tests.command_line import CommandLine
 
 EXAMPLE = Path(__file__).parents[2] / "experiments" / "quickstart.yaml"
 FIRST = ["cluster.gpus=16", "steps=4", "warmup_steps=1"]
-CHOICE = Asked(("one_step_off", "areal"), 16, 0.5, 2, 4)
+CHOICE = Choice(("one_step_off", "areal"), 16, 0.5, 2, 4)
 
 
 def source(*settings: str) -> _Source:

@@ -187,6 +187,7 @@ TRACE = "--model qwen3-8b --gpu h100 --gpus 64 --system verl_colocated,areal"
         (["compare", "experiments/math14b.yaml"], "no such file; simrl examples copy math_14b writes such a file"),
         (["scenario.yaml"], "no such command 'scenario.yaml'; did you mean simrl compare scenario.yaml?"),
         (["systems", "areal"], "no such command 'areal'; did you mean simrl systems show areal?"),
+        (["version"], "simrl: no such command 'version'; simrl --version prints it"),
         (["reproduce", "areal-eta"], "predicted in a checkout, by python -m experiments.reproduce"),
         (["systems", "list"], "did you mean simrl systems?"),
         (["trace", "my.parquet"], "did you mean simrl trace show my.parquet?"),
@@ -261,7 +262,7 @@ def test_what_an_unknown_file_holds_is_not_printed_whole(simrl):
     assert len(simrl.refuses("compare", "notes")) < 400
 
 
-@pytest.mark.parametrize("words", [["--version"], ["help"], ["help", "compare"], ["-h"], ["compare", "-h"]])
+@pytest.mark.parametrize("words", [["--version"], ["-V"], ["help"], ["help", "compare"], ["-h"], ["compare", "-h"]])
 def test_habits_of_other_commands_work(simrl, words):
     assert simrl(*words).code == 0
 

@@ -10,8 +10,8 @@ import pytest
 
 from experiments.reproduce.similarity import similarities, similarity
 from simrl.errors import InputError
+from simrl.trace.importers.dumps import import_dump
 from simrl.trace.importers.tokens import token_counter
-from simrl.trace.importers.verl import import_verl
 from simrl.trace.trace import Trace
 from tests.token_traces import METADATA, random_groups, trace_of
 
@@ -139,7 +139,7 @@ def rl_samples(shared_data: Path) -> list[tuple[tuple[str, int], dict[str, Any]]
 def test_a_real_run_gives_the_figures_that_were_measured_on_it(shared_data: Path, tokenizer: Path):
     """../shared/data/README.md, there with Qwen's tokens: one checkpoint back 0.20-0.27 (best match 0.22-0.30), all earlier
     ones 0.37-0.47, another prompt's 0.05-0.08, siblings 0.23-0.31."""
-    trace = import_verl(shared_data / "verl_run" / "do7bl4gg", token_counter(tokenizer))
+    trace = import_dump("verl", shared_data / "verl_run" / "do7bl4gg", token_counter(tokenizer))
     tokens = trace.column("response_tokens")
 
     def share(**options: Any) -> float:

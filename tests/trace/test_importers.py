@@ -2,6 +2,8 @@
 
 import json
 import time
+import tomllib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +16,16 @@ from hypothesis import strategies as st
 from scipy.integrate import trapezoid
 
 from simrl.errors import InputError
-from simrl.trace.importers.areal import import_areal
+from simrl.trace.importers.dumps import import_dump
 from simrl.trace.importers.lengths import FAR, SIGMAS, lengths_with, means_to_mu
 from simrl.trace.importers.logs import read_metrics
-from simrl.trace.importers.tabular import import_csv, import_jsonl
+from simrl.trace.importers.sources import SOURCES, Source
+from simrl.trace.importers.tabular import NAMES, import_csv, import_jsonl
 from simrl.trace.importers.tokens import TokenCounter, token_counter
-from simrl.trace.importers.trl import import_trl
-from simrl.trace.importers.verl import import_verl, trace_from_verl_metrics
+from simrl.trace.importers.verl import trace_from_verl_metrics
 from simrl.trace.trace import read_trace, write_trace
 
+import_verl, import_trl, import_areal = (partial(import_dump, name) for name in ("verl", "trl", "areal"))
 BY_CHARACTER = token_counter(chars_per_token=1)
 
 
@@ -225,11 +228,11 @@ def test_the_largest_wandb_table_of_a_run_is_read_and_equal_prompts_of_a_step_ar
 @pytest.mark.parametrize(
     ("content", "parts"),
     [
-        (table([0, "p", None, 0]), ["data row 0", "field 'output_1' is empty"]),
+        (table([0, "p", None, 0]), ["data row 0", "slot 1: field 'output' is empty"]),
         (table([0, "p", "x"]), ["data row 0", "4 values"]),
         (table([0, "p", "x", 0], [0, "p", "x", 0]), ["data row 1", "step 0 occurs twice"]),
         (table([0], slots=0), ["no column 'input_1'"]),
-        ({"columns": ["step", "input_1"], "data": [[0, "p"]]}, ["data row 0", "no field 'output_1'"]),
+        ({"columns": ["step", "input_1"], "data": [[0, "p"]]}, ["data row 0", "slot 1: no field 'output'"]),
         ({"rows": []}, ["keys rows", "'columns' and 'data'"]),
         (table(), ["no rows"]),
     ],
@@ -253,7 +256,7 @@ def test_a_line_of_millions_of_values_is_refused_before_it_fills_the_memory(tmp_
 def test_two_verl_dumps_of_one_step_are_refused(tmp_path):
     write_jsonl(tmp_path / "1.jsonl", rollout(1, "p", "xx"))
     write_jsonl(tmp_path / "01.jsonl", rollout(1, "p", "xx"))
-    refused(lambda: import_verl(tmp_path, BY_CHARACTER), "01.jsonl and 1.jsonl are both of step 1", "keep one")
+    refused(lambda: import_verl(tmp_path, BY_CHARACTER), "01.jsonl: line 1: step 1 is also in 1.jsonl", "keep one")
 
 
 def test_a_verl_dump_of_another_step_than_its_name_says_is_refused(tmp_path):
@@ -650,6 +653,62 @@ def test_real_samples_of_a_trained_model_are_groups_of_three(shared_data, tmp_pa
     assert frame["reward"].sum() == pytest.approx(sum(row["score"] for row in rows), rel=1e-5)
 
 
+# Sources
+
+
+def test_a_source_with_a_column_a_fact_is_one_table_of_names(tmp_path, monkeypatch):
+    names = {
+        "step": "update",
+        "prompt_id": "task",
+        "prompt_tokens": "in_len",
+        "response_tokens": "out_len",
+        "reward": "score",
+    }
+    mine = Source(
+        about="", example="", title="my log", files=["part-*.jsonl"], columns=names, tokenizer="the run's own"
+    )
+    monkeypatch.setitem(SOURCES, "mine", mine)
+    row = {"update": 3, "task": "why", "in_len": 5, "out_len": 7, "score": 1}
+    write_jsonl(tmp_path / "part-0.jsonl", row, {**row, "out_len": 9})
+    trace = import_dump("mine", tmp_path)
+    assert trace.table.select(["step", "prompt_id", "sample", "prompt_tokens", "response_tokens"]).to_pylist() == [
+        {"step": 3, "prompt_id": 0, "sample": sample, "prompt_tokens": 5, "response_tokens": tokens}
+        for sample, tokens in enumerate((7, 9))
+    ]
+    assert (trace.metadata.source, trace.metadata.tokenizer) == (f"my log {tmp_path.name}", "the run's own")
+    assert "decoded text" not in trace.metadata.notes
+    write_jsonl(tmp_path / "part-0.jsonl", {**row, "out_len": "nine"})
+    refused(lambda: import_dump("mine", tmp_path), "part-0.jsonl: line 1: field 'out_len' is 'nine'")
+
+
+def test_a_source_in_parquet_has_its_reward_and_the_mask_of_its_tokens(tmp_path, monkeypatch):
+    names = {"step": "step", "prompt": "q", "response": "a", "reward": "score", "mask": ["loss_mask"]}
+    monkeypatch.setitem(SOURCES, "mine", Source(about="", example="", files=["*.parquet"], columns=names))
+    frame = pd.DataFrame(
+        {"step": [1], "q": ["p"], "a": ["text"], "score": [0.5], "loss_mask": [[1, 1, 0, 1]], "x": [{"y": 1}]}
+    )
+    frame.to_parquet(tmp_path / "1.parquet")
+    trace = import_dump("mine", tmp_path, BY_CHARACTER)
+    assert trace.column("reward").tolist() == [0.5]
+    assert trace.table.column("turn_tokens").to_pylist() == [[2, 1]]
+
+
+def test_the_source_of_the_page_on_extending_is_read_as_it_says(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+    table = tomllib.loads("[my_trainer]" + page.partition("[my_trainer]")[2].partition("```")[0])["my_trainer"]
+    monkeypatch.setitem(SOURCES, "mine", Source.model_validate(table))
+    row = {"update": 2, "question": "p", "answer": "text", "score": 1, "loss_mask": [1, 1, 0, 1]}
+    write_jsonl(tmp_path / "samples_0.jsonl", row)
+    trace = import_dump("mine", tmp_path, BY_CHARACTER)
+    assert (trace.column("step").tolist(), trace.column("reward").tolist()) == ([2], [1.0])
+    assert trace.column("response_tokens").tolist() == [3]
+
+
+def test_every_source_names_columns_that_a_reader_knows():
+    known = {*NAMES, "mask"}
+    assert all(set(source.columns) <= known for source in SOURCES.values())
+
+
 # TRL
 
 
@@ -691,7 +750,9 @@ def test_two_trl_files_of_one_step_are_refused(tmp_path):
     completions(tmp_path, 2, prompt=["p", "p"], completion=["xx", "yy"])
     (tmp_path / "completions_1.parquet").write_bytes(file.read_bytes())
     refused(
-        lambda: import_trl(tmp_path, BY_CHARACTER), "completions_00001.parquet and completions_1.parquet", "keep one"
+        lambda: import_trl(tmp_path, BY_CHARACTER),
+        "completions_00001.parquet: row 0: step 1 is also in completions_1.parquet",
+        "keep one",
     )
 
 
@@ -702,11 +763,11 @@ def test_a_trl_file_of_another_step_than_its_name_says_is_refused(tmp_path):
 
 def test_several_trl_reward_columns_must_be_named(tmp_path):
     completions(tmp_path, 1, prompt=["p", "p"], completion=["x", "y"], right=[1.0, 1.0], form=[0.5, float("nan")])
-    refused(lambda: import_trl(tmp_path, BY_CHARACTER), "right, form", "reward_columns")
-    refused(lambda: import_trl(tmp_path, BY_CHARACTER, reward_columns=["r"]), "no column of numbers 'r'")
-    both = import_trl(tmp_path, BY_CHARACTER, reward_columns=["right", "form"])
+    refused(lambda: import_trl(tmp_path, BY_CHARACTER), "right, form", "--reward-column")
+    refused(lambda: import_trl(tmp_path, BY_CHARACTER, reward_column=["r"]), "no column of numbers 'r'")
+    both = import_trl(tmp_path, BY_CHARACTER, reward_column=["right", "form"])
     assert both.column("reward").tolist() == [1.5, 1.0]
-    assert "reward" not in import_trl(tmp_path, BY_CHARACTER, reward_columns=()).table.column_names
+    assert "reward" not in import_trl(tmp_path, BY_CHARACTER, reward_column=()).table.column_names
 
 
 def test_trl_files_of_the_wrong_form_are_refused(tmp_path):
@@ -772,7 +833,7 @@ def test_areal_segments_are_turns_and_context_is_what_the_environment_said(tmp_p
     assert trace.column("response_tokens").tolist() == [19, 19, 20]
     assert trace.table.column("turn_tokens").to_pylist() == [[5, 14], [5, 14], None]
     assert trace.table.column("turn_observation_tokens").to_pylist() == [[7], [7], None]
-    assert "2 of 3 responses have several turns, with 14 tokens of context" in trace.metadata.notes
+    assert "2 of 3 responses have several turns, with 14 tokens of observations" in trace.metadata.notes
 
 
 @pytest.mark.parametrize(

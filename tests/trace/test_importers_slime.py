@@ -3,14 +3,16 @@
 import importlib.util
 import os
 import pickle
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from simrl.errors import InputError
 from simrl.trace.importers import slime
-from simrl.trace.importers.slime import import_slime
+from simrl.trace.importers.dumps import import_dump
 
+import_slime = partial(import_dump, "slime")
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 
@@ -129,7 +131,8 @@ def test_a_loss_mask_tells_turns_from_the_output_of_tools(tmp_path, monkeypatch)
     assert trace.table.column("turn_tokens").to_pylist() == [[2, 1], None, None]
     assert trace.table.column("turn_observation_tokens").to_pylist() == [[3], None, None]
     assert trace.table.column("response_ids").to_pylist() == [[2, 3, 7], [2, 3, 4], [2]]
-    assert "3 of 12 response tokens are observations between turns" in trace.metadata.notes
+    assert "1 of 3 responses have several turns, with 3 tokens of observations" in trace.metadata.notes
+    assert "between them, by loss_mask" in trace.metadata.notes
     assert "2 tokens after the last turn of a response" in trace.metadata.notes
     (turn,) = trace.responses(0, 1)[0].turns
     assert (turn.end_tokens, turn.observation_tokens) == (2, 3)
@@ -138,8 +141,8 @@ def test_a_loss_mask_tells_turns_from_the_output_of_tools(tmp_path, monkeypatch)
 def handed_over(monkeypatch, dump, *samples):
     """What a reader with torch would hand over."""
     dump.touch()
-    lines = [(str(dump), i, {"file": str(dump), "rollout_id": 0, "sample": s}) for i, s in enumerate(samples)]
-    monkeypatch.setattr(slime, "_read", lambda files: iter(lines))
+    read = [(dump, f"{dump}: sample {i}", {**fields, "rollout_id": 0}) for i, fields in enumerate(samples)]
+    monkeypatch.setattr(slime, "read", lambda files: iter(read))
 
 
 @needs_torch
@@ -208,4 +211,4 @@ def test_what_is_no_slime_dump_is_refused(tmp_path):
 def test_two_dumps_of_one_rollout_are_refused(tmp_path):
     save(tmp_path / "a.pt", 4, sample([1], [2]))
     save(tmp_path / "b.pt", 4, sample([1], [2]))
-    assert "b.pt: sample 0: rollout_id 4 is also in" in refusal(tmp_path)
+    assert "b.pt: sample 0: step 4 is also in a.pt" in refusal(tmp_path)

@@ -1,6 +1,7 @@
 """What the model generated is told from what tools and users wrote, by a mask, by tags, or by the roles of a template."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simrl.errors import InputError
+from simrl.trace.importers.dumps import import_dump
 from simrl.trace.importers.tabular import import_jsonl
 from simrl.trace.importers.tokens import token_counter
 from simrl.trace.importers.turns import mask_parts, text_parts, turns_of
-from simrl.trace.importers.verl import import_verl
 from simrl.trace.trace import UNSEPARATED, write_trace
 
+import_verl = partial(import_dump, "verl")
 BY_CHARACTER = token_counter(chars_per_token=1)
 CALL = '<tool_call>{"a": 1}</tool_call>'
 ANSWER = "<tool_response>\n42\n</tool_response>"

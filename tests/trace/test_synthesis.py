@@ -14,7 +14,7 @@ from scipy.integrate import trapezoid
 from experiments.reproduce.ranks import rank_stability
 from simrl.errors import InputError
 from simrl.trace.lognormal import mean_of_cut_lognormal
-from simrl.trace.synthesis import RHYMERL_CODE, RHYMERL_MATH, LengthModel, synthesise
+from simrl.trace.synthesis import PRESETS, LengthModel, synthesise
 
 SMALL = {
     "steps": 8,
@@ -40,7 +40,7 @@ def rows_by_key(trace, *keys):
 
 @cache
 def preset(name):
-    return synthesise(LengthModel(**{"math": RHYMERL_MATH, "code": RHYMERL_CODE}[name]), 0, name)
+    return synthesise(LengthModel(**PRESETS[f"rhymerl-{name}"]), 0, name)
 
 
 def test_the_same_seed_gives_the_same_trace_and_another_seed_another():

@@ -12,8 +12,7 @@ from rich.console import Console
 from simrl.analysis.trace_description import describe
 from simrl.errors import InputError
 from simrl.show.tables.trace import print_description
-from simrl.trace.agents import CODING_AGENT, SEARCH_AGENT
-from simrl.trace.synthesis import LengthModel, synthesise
+from simrl.trace.synthesis import PRESETS, LengthModel, synthesise
 from simrl.trace.tools import Tool, ToolFile, draw_calls, with_tools
 from simrl.trace.trace import Trace, TraceMetadata, read_trace, write_trace
 
@@ -31,7 +30,7 @@ def calls(*, seed=0, places=PLACES, **tools):
 
 def an_agent(**changes):
     small = {"steps": 4, "prompts_per_step": 16, "prompts": 32, "group": 4}
-    return LengthModel(**{**CODING_AGENT, **small, **changes})
+    return LengthModel(**{**PRESETS["coding-agent"], **small, **changes})
 
 
 def turns_of(trace):
@@ -186,7 +185,7 @@ def test_all_prompts_begin_with_the_system_prompt():
     assert (plain.metadata.shared_prefix_tokens, agent.metadata.shared_prefix_tokens) == (0, 1500)
 
 
-@pytest.mark.parametrize("preset", [CODING_AGENT, SEARCH_AGENT], ids=["coding", "search"])
+@pytest.mark.parametrize("preset", [PRESETS["coding-agent"], PRESETS["search-agent"]], ids=["coding", "search"])
 def test_a_preset_of_an_agent_says_how_to_draw_it_again(preset):
     trace = synthesise(LengthModel(**preset), 5, "agent")
     source = json.loads(trace.metadata.source)
@@ -317,7 +316,8 @@ def test_commands_draw_an_agent_and_the_missing_times_of_a_recorded_one(simrl, t
     code, out, err = simrl("trace", "synth", "--agentic", "steps=1", "prompts_per_step=4", "-o", "agent.parquet")
     assert (code, err) == (0, "") and "32 samples" in out
     agent = read_trace(tmp_path / "agent.parquet")
-    assert agent.table.equals(synthesise(LengthModel(**{**CODING_AGENT, "steps": 1, "prompts_per_step": 4}), 0).table)
+    small = {**PRESETS["coding-agent"], "steps": 1, "prompts_per_step": 4}
+    assert agent.table.equals(synthesise(LengthModel(**small), 0).table)
     shown = json.loads(simrl("trace", "show", "agent.parquet", "--json").out)
     assert {facts["tool"] for facts in shown["tools"]} == {"read", "edit", "test"}
     write_trace(recorded(), tmp_path / "run.parquet")

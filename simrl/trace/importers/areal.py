@@ -10,72 +10,43 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from simrl.errors import InputError
 from simrl.trace.importers import rows
 from simrl.trace.importers.turns import Turns, turns_of
-from simrl.trace.trace import Trace
 
 VERSION = re.compile(r"[0-9]{1,9}")
 ANY_INTEGER = -(2**31)  # AReaL gives version -1 to tokens that no engine generated
 
 
-def import_areal(path: str | Path, **labels: Unpack[rows.Labels]) -> Trace:
-    """Return the trace of a `rollout` folder, one `{version}` folder of it, or one `{version}/{task_id}.jsonl`.
-
-    `step` is the version folder: the training step that used a sample is not recorded, only the version that finished
-    it. `policy_version` is `head_version`, the version that began it. Prompts are identified by their text. `cap_tokens` is
-    the run's `gconfig.max_new_tokens`.
-
-    In a record with segments, those of role "context" come from an environment, the generated ones between them are the turns
-    of the response; context before the first turn belongs to the prompt, context after the last is left out. The
-    environment's time is not recorded.
-
-    Raises `InputError` for a folder without such files, and for fields that are missing, mistyped or contradictory.
-    """
-    path = rows.existing(path)
-    samples = [
-        _row(record, int(file.parent.name), place) for file in _files(path) for place, record in rows.read_jsonl(file)
-    ]
-    notes = ["A step is a weight version: the newest that a task was generated with."]
-    if in_turns := sum(row.turn_tokens is not None for row in samples):
-        context_tokens = sum(sum(row.turn_observation_tokens or ()) for row in samples)
-        notes.append(
-            f"{in_turns} of {len(samples)} responses have several turns, with {context_tokens} tokens of context "
-            "(tools, users) between them; the environment's time is not recorded."
-        )
-    return rows.trace_from_rows(
-        samples,
-        source=f"AReaL rollout dump {path.name}",
-        tokenizer="the run's own (AReaL recorded seqlen and prompt_len)",
-        notes=notes,
-        default_name=path.name.removesuffix(".jsonl"),
-        **labels,
-    )
-
-
-def _files(path: Path) -> list[Path]:
-    files = [path] if path.is_file() else [*path.glob("*.jsonl"), *path.glob("*/*.jsonl")]
-    files = list(
-        dict.fromkeys(Path(os.path.realpath(file)) for file in files)
-    )  # a link to itself cannot be read, later
-    strangers = [file for file in files if not VERSION.fullmatch(file.parent.name)]
-    if strangers or not files:
-        found = f"{strangers[0].parent.name}/{strangers[0].name}" if strangers else "no .jsonl"
+def files(path: Path) -> list[Path]:
+    """Return the files of a `rollout` folder, of one `{version}` folder of it, or one file, versions and tasks as numbers."""
+    below = [path] if path.is_file() else [*path.glob("*.jsonl"), *path.glob("*/*.jsonl")]
+    unique = {Path(os.path.realpath(file)) for file in below}  # a link to itself cannot be read, later
+    strangers = sorted(file for file in unique if not VERSION.fullmatch(file.parent.name))
+    if strangers or not unique:
+        strange = f"{strangers[0].parent.name}/{strangers[0].name}" if strangers else "no .jsonl"
         raise InputError(
-            f"{path}: {found} in place of {{version}}/{{task_id}}.jsonl; name AReaL's rollout folder, versions and all"
+            f"{path}: {strange} in place of {{version}}/{{task_id}}.jsonl; name AReaL's rollout folder, versions and all"
         )
-    files = sorted(files, key=lambda file: (int(file.parent.name), len(file.name), file.name))
+    ordered = sorted(unique, key=lambda file: (int(file.parent.name), len(file.name), file.name))
     tasks: dict[tuple[int, str], str] = {}
-    for file in files:
+    for file in ordered:
         name = f"{file.parent.name}/{file.name}"
         if (other := tasks.setdefault((int(file.parent.name), file.name.lstrip("0")), name)) != name:
             raise InputError(f"{path}: {other} and {name} are one task, whose group would be twice as large; keep one")
-    return files
+    return ordered
 
 
-def _row(record: Mapping[str, Any], step: int, place: str) -> rows.Row:
+def row(record: Mapping[str, Any], place: str, file: Path, *_: Any) -> rows.Row:
+    """Return a sample as a row. `step` is the version folder: the training step that used a sample is not recorded, only the
+    version that finished it. `policy_version` is `head_version`, the version that began it.
+
+    Segments of role "context" come from an environment; the generated ones between them are the turns of the response. Context
+    before the first turn belongs to the prompt, context after the last is left out. The environment's time is not recorded.
+    """
+    step = int(file.parent.name)
     prompt_tokens = rows.integer(record, "prompt_len", place, low=1)
     response_tokens = rows.integer(record, "seqlen", place, low=1) - prompt_tokens
     if response_tokens < 0:

@@ -37,10 +37,10 @@ def step_of(row: dict[str, float], place: str) -> int | None:
 
 def tables(path: Path) -> list[Path]:
     """Return the CSV files of a folder. Raises `InputError` if there is none."""
-    found = sorted(file for file in path.glob("*.csv") if file.is_file())
-    if not found:
+    files = sorted(file for file in path.glob("*.csv") if file.is_file())
+    if not files:
         raise InputError(f"{path}: is a folder without .csv; name the run's metrics log, or a folder of exported CSV")
-    return found
+    return files
 
 
 def read_rows(path: Path, tags: Sequence[str]) -> Iterator[Logged] | None:
@@ -58,8 +58,8 @@ def read_rows(path: Path, tags: Sequence[str]) -> Iterator[Logged] | None:
 
 def numbers(values: dict[Any, Any]) -> dict[str, float]:
     """Return the numbers of a row; true and false, texts and lists are left out. Half a character of a name becomes ?."""
-    found = {str(key): rows.as_float(value) for key, value in values.items() if rows.is_number(value)}
-    return {key.encode(errors="replace").decode(): value for key, value in found.items()}
+    by_name = {str(key): rows.as_float(value) for key, value in values.items() if rows.is_number(value)}
+    return {key.encode(errors="replace").decode(): value for key, value in by_name.items()}
 
 
 def tag_of(path: Path, tags: Sequence[str]) -> str | None:
@@ -86,11 +86,11 @@ def _jsonl_rows(path: Path) -> Iterator[Logged]:
 
 
 def _json_rows(path: Path) -> Iterator[Logged]:
-    given = rows.read_json(path)
-    if isinstance(given.get("log_history"), list):
-        yield from ((str(path), numbers(row)) for row in given["log_history"] if isinstance(row, dict))
+    content = rows.read_json(path)
+    if isinstance(content.get("log_history"), list):
+        yield from ((str(path), numbers(row)) for row in content["log_history"] if isinstance(row, dict))
         return
-    by_tag = {tag: values for tag, values in given.items() if isinstance(values, dict)}
+    by_tag = {tag: values for tag, values in content.items() if isinstance(values, dict)}
     if not by_tag:
         raise InputError(
             f"{path}: neither a list 'log_history', as in trainer_state.json, nor {{tag: {{step: value}}}}"

@@ -1,8 +1,8 @@
 """Makes lengths from their statistics: integers with a given count, sum, smallest, largest and share at the top.
 
-The statistics hold exactly; the shape between is a lognormal, truncated to the range. Of the lognormals that have the
-wanted mean there, the one is taken whose tail beyond the largest value is as heavy as the share at that value.
-It is read at evenly spaced quantiles, so that it adds no noise.
+The statistics hold exactly; the shape between is a lognormal, truncated to the range. Many lognormals have the wanted mean
+there; the chosen one has a tail beyond the largest value as heavy as the share at that value. It is read at evenly spaced
+quantiles, so that it adds no noise.
 """
 
 from __future__ import annotations

@@ -6,12 +6,12 @@ responses or the length of prompts, one line asks for it. Of a step logged twice
 A log is a console's, or a table that W&B, TensorBoard or the framework itself wrote (`simrl.trace.importers.exports`).
 
 verl   console lines `step:N - key:value - …`; in tables the same keys. Where a line lacks `perf/total_num_tokens`, it is the
-       mean of `global_seqlen` over the ranks, whose number other lines, or the number of responses, tell.
+       mean of `global_seqlen` times the number of ranks, which follows from other lines or from the number of responses.
 TRL    `trainer_state.json`, or the run's history. TRL logs the times of its methods (`profiling/Time taken: GRPOTrainer.…`) to
        W&B, MLflow or Trackio only, in rows of their own before the row of the step: `trainer_state.json` has no generation
        time, and cannot be calibrated on.
 slime  the lines `perf N: {…}` and `rollout N: {…}` that rollout manager and trainer write to the console; in tables their keys.
-nemo   NeMo-RL (`simrl.trace.importers.nemo`).
+nemo   NeMo-RL, from its console or from what it sends to W&B and TensorBoard.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from __future__ import annotations
 import ast
 import math
 import re
+import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from pydantic import BaseModel
 
 from simrl.errors import InputError, meant
-from simrl.trace.importers import nemo, rows
+from simrl.trace.importers import rows
 from simrl.trace.importers.exports import STEPS, Logged, numbers, read_rows, step_of, tables, tag_of
 
 CONSOLE = {"encoding": "utf-8", "errors": "replace"}  # other processes write into a console log, too
@@ -40,51 +42,35 @@ CONSOLE_WIDTH = 4096  # wandb's output.log cuts a line here, even in the middle 
 SLIME_STEP = re.compile(r"(?:^|\s)(?:perf|rollout) (\d+): (\{)")
 MOST_TAGS = 10_000  # of a log: a column each
 MOST_CHARACTERS = 1_000_000  # of slime's dictionary: parsed, each takes some hundred bytes
-SLIME_NAMES = {
-    "perf/rollout_time": "timing_s/gen",
-    "perf/log_probs_time": "timing_s/old_log_prob",
-    "perf/ref_log_probs_time": "timing_s/ref",
-    "perf/actor_train_time": "timing_s/update_actor",
-    "rollout/response_len/mean": "response_length/mean",
-    "rollout/response_len/max": "response_length/max",
-    "rollout/response_len/min": "response_length/min",
-    "rollout/truncated_ratio": "response_length/clip_ratio",
-    "rollout/num_training_samples": "samples",
-}
-TRL_NAMES = {
-    "completions/mean_length": "response_length/mean",
-    "completions/min_length": "response_length/min",
-    "completions/max_length": "response_length/max",
-    "completions/clipped_ratio": "response_length/clip_ratio",
-    "step_time": "timing_s/step",
-}
 TRL_METHOD = "profiling/Time taken: GRPOTrainer."
-TRL_METHODS = {  # the methods of a phase by TRL version, the newest first
-    "timing_s/gen": ("vLLM.generate", "transformers.generate", "transformers.generate_batch", "generate"),
-    "timing_s/old_log_prob": ("_get_per_token_logps_and_entropies", "_get_per_token_logps"),
+NEMO_HEADER = re.compile(r"={5} (Epoch|Step) ([0-9]{1,9})/[0-9]+ ={5}")
+NEMO_PRINTED = re.compile(r"• ([\w/]+|Total step time|Mean Generation Length): ([0-9.]{1,20})(s?)(?=\s|$)")
+NEMO_TITLES = {
+    "Total step time": "timing/train/total_step_time",
+    "Mean Generation Length": "train/mean_gen_tokens_per_sample",
 }
 
 
-VERL_TAGS = (
-    *(f"timing_s/{phase}" for phase in ("gen", "reward", "old_log_prob", "ref", "adv", "update_actor", "step")),
-    *(f"{kind}_length/{key}" for kind in ("response", "prompt") for key in ("mean", "max", "min", "clip_ratio")),
-    *("perf/total_num_tokens", "global_seqlen/mean", "training/epoch", "num_turns/mean"),
-)
-TAGS = (*VERL_TAGS, *SLIME_NAMES, *nemo.TAGS, *(f"train/{name}" for name in TRL_NAMES))
+class Format(BaseModel, frozen=True, extra="forbid"):
+    """The metrics of a framework; `metrics.toml` explains the keys."""
+
+    signs: tuple[str, ...]
+    lengths: str
+    nothing: str
+    prefix: str = ""
+    names: Mapping[str, str] = {}
+    tags: tuple[str, ...] = ()
+    methods: Mapping[str, tuple[str, ...]] = {}
+
+
+FORMATS = {
+    name: Format.model_validate(table)
+    for name, table in tomllib.loads(Path(__file__).with_name("metrics.toml").read_text(encoding="utf-8")).items()
+}
+TAGS = [tag for kind in FORMATS.values() for tag in (*kind.tags, *(f"{kind.prefix}{name}" for name in kind.names))]
 EXPORTS = ("wandb", "tensorboard")  # names of tables, of any framework
-SIGNS = {  # of a framework: one is in each line with its metrics; slime's console has others, too
-    "trl": ("completions/mean_length",),
-    "nemo": ("timing/train/", "mean_gen_tokens_per_sample", *nemo.CONSOLE),
-    "slime": ("perf/rollout_time", "rollout/response_len/"),
-    "verl": ("timing_s/", "response_length/"),
-}
-LOGGED_AS = {  # the lengths of responses
-    "verl": "response_length/…",
-    "trl": "completions/…_length",
-    "slime": "rollout/response_len/…",
-    "nemo": "train/…gen_tokens_per_sample…",
-}
 TOTAL, PER_RANK = "perf/total_num_tokens", "global_seqlen/mean"
+NEMO_TOTAL, NEMO_ENVIRONMENT = FORMATS["nemo"].tags
 
 
 def read_metrics(
@@ -129,15 +115,15 @@ def recognised(path: Path) -> str | None:
     names = (tag for file in files if file.suffix == ".csv" and (tag := tag_of(file, TAGS)))
     lines = (line for file in files for _, line in rows.numbered_lines(file, **CONSOLE))
     for line in chain(names, lines):
-        for name, signs in SIGNS.items():
-            if any(sign in line for sign in signs) or (name == "slime" and _slime_entry(line)):
+        for name, kind in reversed(FORMATS.items()):  # verl, whose signs are the least special, last
+            if any(sign in line for sign in kind.signs) or (name == "slime" and _slime_entry(line)):
                 return name
     return None
 
 
 def _by_step(path: Path, name: str) -> pd.DataFrame:
     """Return a row a step, in verl's names. Raises `InputError` if there is none."""
-    read_console, convert, nothing = FORMATS[name]
+    read_console, convert = READERS[name]
     logged = read_rows(path, TAGS)
     steps: dict[int, dict[str, float]] = {}
     tags: set[str] = set()
@@ -149,9 +135,13 @@ def _by_step(path: Path, name: str) -> pd.DataFrame:
                 raise InputError(f"{place}: more than {MOST_TAGS:,} metrics; is it the log of one run?")
             steps.setdefault(step, {}).update(values)
     if not any(steps.values()):
-        raise InputError(f"{path}: {nothing}")
+        raise InputError(f"{path}: {FORMATS[name].nothing}")
     metrics = pd.DataFrame([{"step": step, **values} for step, values in sorted(steps.items())])
-    return nemo.with_samples(metrics)
+    lengths = ["prompt_length/mean", "response_length/mean"]
+    if {NEMO_TOTAL, *lengths} <= set(metrics):  # a sequence is prompt, response and what the environment wrote
+        mean = metrics[lengths].sum(axis=1, skipna=False) + metrics.get(NEMO_ENVIRONMENT, 0.0)
+        metrics["samples"] = (metrics[NEMO_TOTAL] / mean).round()
+    return metrics
 
 
 def _with_lengths(metrics: pd.DataFrame, path: Path, samples: int | None, prompt_tokens: float | None) -> pd.DataFrame:
@@ -160,8 +150,8 @@ def _with_lengths(metrics: pd.DataFrame, path: Path, samples: int | None, prompt
     for key in ("mean", "max", "min"):
         if f"response_length/{key}" not in metrics:
             raise InputError(
-                f"{path}: a {name} log without the {key} length of responses ({LOGGED_AS[name]}); name the log that has it, "
-                "or give the run's own lengths, imported from a dump (simrl calibrate --trace)"
+                f"{path}: a {name} log without the {key} length of responses ({FORMATS[name].lengths}); name the log that "
+                "has it, or give the run's own lengths, imported from a dump (simrl calibrate --trace)"
             )
     if name != "verl":
         metrics["response_length/clip_ratio"] = metrics.get("response_length/clip_ratio", 0.0)
@@ -209,13 +199,13 @@ def _verl_console(path: Path) -> Iterator[Logged]:
     for place, line in rows.numbered_lines(path, **CONSOLE):
         if start := VERL_STEP.search(line):
             entries = [entry for entry in line[start.end() :].strip().split(" - ") if not entry.endswith(TRUTH)]
-            found = [VERL_ENTRY.fullmatch(entry) for entry in entries]
-            if None in found[:-1]:
-                wrong = rows.shown(entries[found.index(None)])
+            matches = [VERL_ENTRY.fullmatch(entry) for entry in entries]
+            if None in matches[:-1]:
+                wrong = rows.shown(entries[matches.index(None)])
                 raise InputError(f"{place}: entry {wrong} is not key:number; repair or remove the line")
-            if found and (not line.endswith("\n") or len(line) == CONSOLE_WIDTH + 1):  # the line was cut off
-                found.pop()
-            values = {entry[1]: float(entry[2] or entry[3]) for entry in found if entry}
+            if matches and (not line.endswith("\n") or len(line) == CONSOLE_WIDTH + 1):  # the line was cut off
+                matches.pop()
+            values = {entry[1]: float(entry[2] or entry[3]) for entry in matches if entry}
             yield place, {**values, STEPS[0]: _step(start[1], place)}
 
 
@@ -225,16 +215,16 @@ def _verl_console(path: Path) -> Iterator[Logged]:
 def _trl_steps(logged: Iterable[Logged]) -> Iterator[Logged]:
     """Yield a row a logged step, in verl's names; `timing_s/update_actor` is `step_time` without generation and log-probs."""
     timed: Counter[str] = Counter()  # seconds of each method since the last row of a step
-    for place, given in logged:
-        row = {key.removeprefix("train/"): value for key, value in given.items()}
+    for place, logged_row in logged:
+        row = {key.removeprefix(FORMATS["trl"].prefix): value for key, value in logged_row.items()}
         timed.update({key: seconds for key, seconds in row.items() if key.startswith(TRL_METHOD)})
         step = step_of(row, place)
         if "completions/mean_length" not in row or step is None:
             continue
-        values = {ours: row[name] for name, ours in TRL_NAMES.items() if name in row}
-        for ours, methods in TRL_METHODS.items():
-            if found := [timed[TRL_METHOD + method] for method in methods if TRL_METHOD + method in timed]:
-                values[ours] = found[0]
+        values = {ours: row[name] for name, ours in FORMATS["trl"].names.items() if name in row}
+        for ours, methods in FORMATS["trl"].methods.items():
+            if seconds := [timed[TRL_METHOD + method] for method in methods if TRL_METHOD + method in timed]:
+                values[ours] = seconds[0]
         if "timing_s/gen" in values and "timing_s/step" in values:
             inference_s = values["timing_s/gen"] + values.get("timing_s/old_log_prob", 0.0)
             values["timing_s/update_actor"] = values["timing_s/step"] - inference_s
@@ -249,7 +239,7 @@ def _slime_steps(logged: Iterable[Logged]) -> Iterator[Logged]:
     """Yield the rows in verl's names. If the trainer logs mean `rollout/total_lengths`, its excess over the mean response is
     the prompt. `perf/step_time` is of the trainer's loop and left out: it counts the next rollout's wait."""
     for place, row in logged:
-        values = {ours: row[name] for name, ours in SLIME_NAMES.items() if name in row}
+        values = {ours: row[name] for name, ours in FORMATS["slime"].names.items() if name in row}
         if {"rollout/total_lengths", "rollout/response_lengths"} <= set(row):
             values["prompt_length/mean"] = row["rollout/total_lengths"] - row["rollout/response_lengths"]
         yield place, values | {name: row[name] for name in STEPS if name in row}
@@ -257,14 +247,14 @@ def _slime_steps(logged: Iterable[Logged]) -> Iterator[Logged]:
 
 def _slime_entry(line: str) -> tuple[str, str] | None:
     """Return the step and the dictionary at the end of a line; None if there is none."""
-    found, text = SLIME_STEP.search(line), line.rstrip()
-    return (found[1], text[found.start(2) :]) if found and text.endswith("}") else None
+    start, text = SLIME_STEP.search(line), line.rstrip()
+    return (start[1], text[start.start(2) :]) if start and text.endswith("}") else None
 
 
 def _slime_console(path: Path) -> Iterator[Logged]:
     for place, line in rows.numbered_lines(path, **CONSOLE):
-        if found := _slime_entry(line):
-            step, text = _step(found[0], place), found[1]
+        if entry := _slime_entry(line):
+            step, text = _step(entry[0], place), entry[1]
             if len(text) > MOST_CHARACTERS:
                 raise InputError(
                     f"{place}: {len(text):,} characters, {MOST_CHARACTERS:,} are the most; remove the line"
@@ -281,24 +271,42 @@ def _slime_console(path: Path) -> Iterator[Logged]:
             yield place, {**logged, STEPS[0]: step}
 
 
-def _plain(found: re.Match[str]) -> str:
-    return found[1] if found[1] is not None else "1e999" if found[2] == "inf" else "None"
+def _plain(match: re.Match[str]) -> str:
+    return match[1] if match[1] is not None else "1e999" if match[2] == "inf" else "None"
 
 
-Reader = tuple[Callable[[Path], Iterable[Logged]], Callable[[Iterable[Logged]], Iterable[Logged]], str]
-FORMATS: dict[
-    str, Reader
-] = {  # the console of a format (TRL's has no metrics), its steps in verl's names, what it must have
-    "verl": (
-        _verl_console,
-        lambda logged: logged,
-        "no line of the form 'step:N - key:value - …' in it; is it the trainer's console log?",
-    ),
-    "trl": (lambda _: [], _trl_steps, "no row has completions/mean_length; is it the log of TRL's GRPOTrainer?"),
-    "slime": (_slime_console, _slime_steps, "no line of the form 'perf N: {…}' in it; is it slime's console log?"),
-    "nemo": (
-        lambda path: nemo.console_rows(path, **CONSOLE),
-        nemo.entries,
-        "no timing/train/…, and no printed 'Total step time' below a 'Step 1/N'; is it the log of NeMo-RL's GRPO?",
-    ),
+# NeMo-RL: `timing/train/generation` is generation alone; `exposed_generation`, of asynchronous runs, is a wait and left out.
+# The console has the mean length of responses, and no longest or shortest one.
+
+
+def _nemo_console(path: Path) -> Iterator[Logged]:
+    """Yield a row a printed number. A step is counted on over epochs, each of which prints its own from 1."""
+    step, before, epoch = None, 0, 0
+    for place, line in rows.numbered_lines(path, **CONSOLE):
+        if header := NEMO_HEADER.search(line):
+            number = int(header[2])
+            if header[1] == "Step":
+                step = before + number
+            elif number > epoch:
+                epoch, before = number, step or 0
+        elif (
+            step is not None and (printed := NEMO_PRINTED.search(line)) and re.fullmatch(r"\d+\.?\d*|\.\d+", printed[2])
+        ):
+            tag = NEMO_TITLES.get(printed[1], f"timing/train/{printed[1]}" if printed[3] else "")
+            if tag in FORMATS["nemo"].names:
+                yield place, {STEPS[0]: step, tag: float(printed[2])}
+
+
+def _nemo_steps(logged: Iterable[Logged]) -> Iterator[Logged]:
+    """Yield the rows in verl's names."""
+    for place, row in logged:
+        yield place, {FORMATS["nemo"].names.get(tag, tag): value for tag, value in row.items()}
+
+
+Reader = tuple[Callable[[Path], Iterable[Logged]], Callable[[Iterable[Logged]], Iterable[Logged]]]
+READERS: dict[str, Reader] = {  # the console of a format (TRL's has no metrics), and its steps in verl's names
+    "verl": (_verl_console, lambda logged: logged),
+    "trl": (lambda _: [], _trl_steps),
+    "slime": (_slime_console, _slime_steps),
+    "nemo": (_nemo_console, _nemo_steps),
 }

@@ -15,7 +15,7 @@ import json
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
 
@@ -26,8 +26,6 @@ from numpy.typing import NDArray
 
 from simrl.errors import InputError, first_line
 from simrl.files import require_no_device
-from simrl.trace.importers.tokens import TokenCounter
-from simrl.trace.importers.turns import Turns, mask_parts, text_parts, turns_of
 from simrl.trace.trace import Trace, TraceMetadata
 from simrl.trace.validate import shown as shortened
 
@@ -71,42 +69,6 @@ class Row(NamedTuple):
     turn_failures: Sequence[int] | None = None
 
 
-class TextRow(NamedTuple):
-    """One sample of a source that keeps text but no lengths. `mask` is 1 for each token that the model generated."""
-
-    place: str
-    step: int
-    prompt: str
-    response: str
-    reward: float | None
-    mask: Sequence[int] | None = None
-
-
-def count_rows(texts: Iterable[TextRow], counter: TokenCounter) -> Iterator[Row]:
-    """Yield rows with the lengths (and, from a tokenizer, the token ids) of their texts, in turns where a mask or tags tell.
-    A prompt is counted once."""
-    prompt_tokens: dict[str, int] = {}
-    for batch in batches(texts):
-        new = [p for p in dict.fromkeys(row.prompt for row in batch) if p not in prompt_tokens]
-        prompt_tokens.update(zip(new, (c.tokens for c in counter.count(new)), strict=True))
-        counted = count_turns([row.response if row.mask is None else "" for row in batch], counter)
-        for row, (turns, ids) in zip(batch, counted, strict=True):
-            if row.mask is not None:
-                turns, ids = turns_of(mask_parts(row.mask)), None
-            length = prompt_tokens[row.prompt] + turns.before
-            yield Row(*row[:3], length, reward=row.reward, response_ids=ids, **turns.fields())
-
-
-def count_turns(texts: Sequence[str], counter: TokenCounter) -> Iterator[tuple[Turns, NDArray[np.int32] | None]]:
-    """Yield the turns of each response by the tags in its text and, from a tokenizer, the token ids that were generated."""
-    parts = [list(text_parts(text)) for text in texts]
-    counted = iter(counter.count([text for of_text in parts for _, text in of_text]))
-    for of_text in parts:
-        found = [(generated, next(counted)) for generated, _ in of_text]
-        ids = [c.ids for generated, c in found if generated and c.ids is not None]
-        yield turns_of([(generated, c.tokens) for generated, c in found]), np.concatenate(ids) if ids else None
-
-
 def trace_from_rows(
     rows: Iterable[Row],
     *,
@@ -126,8 +88,8 @@ def trace_from_rows(
     notes, every = list(notes), list(rows)
     kept = [row for row in every if row.response_tokens > 0]
     if not kept:
-        found = f"all {len(every)} responses are empty" if every else "no rows"
-        raise InputError(f"{source}: {found}; a trace needs at least one response of a token or more")
+        reason = f"all {len(every)} responses are empty" if every else "no rows"
+        raise InputError(f"{source}: {reason}; a trace needs at least one response of a token or more")
     if len(kept) < len(every):
         first = next(row for row in every if row.response_tokens == 0)
         notes.append(f"{len(every) - len(kept)} empty responses were left out (the first: {Path(first.place).name}).")
@@ -179,18 +141,6 @@ def _columns(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 # Reading files
-
-
-def one_of_each_step(folder: Path, files: Iterable[Path], step_of: Callable[[Path], int | None]) -> list[Path]:
-    """Return files in the order of their steps, those without one first. Raise `InputError` for two of one step."""
-    ordered = sorted(files, key=lambda file: (step_of(file) or 0, file.name))
-    for file, following in pairwise(ordered):
-        if step_of(file) is not None and step_of(file) == step_of(following):
-            names = f"{file.name} and {following.name}"
-            raise InputError(
-                f"{folder}: {names} are both of step {step_of(file)}, whose groups would be twice as large; keep one"
-            )
-    return ordered
 
 
 def batches(items: Iterable[T]) -> Iterator[list[T]]:
@@ -323,8 +273,8 @@ def mask(row: Mapping[str, Any], names: Sequence[str], place: str) -> list[int] 
 
 def items(row: Mapping[str, Any], name: str, place: str, fits: Callable[[Any], bool], must_be: str) -> list[Any]:
     """Return a field that holds a list of values that all fit; one that is absent or null is an empty list."""
-    given = {name: [] if row.get(name) is None else row[name]}
-    return list(checked(given, name, place, lambda value: isinstance(value, list) and all(map(fits, value)), must_be))
+    present = {name: [] if row.get(name) is None else row[name]}
+    return list(checked(present, name, place, lambda value: isinstance(value, list) and all(map(fits, value)), must_be))
 
 
 def is_number(value: Any) -> bool:

@@ -11,16 +11,18 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count, repeat
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.csv as pa_csv
+from numpy.typing import NDArray
 
 from simrl.errors import InputError, first_line, meant
 from simrl.trace.importers import rows, turns
@@ -53,20 +55,32 @@ REMEDIES = {  # of a table without any column of these names
     ): "map the responses' lengths with --column response_tokens=THEIRS",
 }
 
+# Columns of a table that are taken for ours where it has none of our names; a message says which were.
+ALIASES = {
+    "step": ("iteration", "global_step", "training_step", "rollout_id", "update"),
+    "prompt_id": ("question", "question_id", "prompt", "group_id", "uid", "problem_id"),
+    "prompt_tokens": ("in_len", "prompt_length", "prompt_len", "input_tokens", "num_prompt_tokens"),
+    "response_tokens": ("out_len", "response_length", "response_len", "output_tokens", "completion_tokens", "length"),
+    "reward": ("score",),
+}
+
 PlacedRow = tuple[str, Mapping[str, Any]]
+Columns = Mapping[str, str | tuple[str, ...]]  # theirs by our names; of `mask`, the first that a row has
 
 
 class Options(rows.Labels, total=False):
     """The mapping of a table to a trace.
 
     `step` and `epoch` hold for all rows of a table without such a column, `ungrouped` makes each row a prompt of its own.
-    `tokenizer` says what counted the lengths that the table holds.
+    `tokenizer` says what counted the lengths that the table holds. With `aliases`, columns of usual names are read as ours, and
+    logged.
     """
 
     step: int | None
     epoch: int | None
     ungrouped: bool
     tokenizer: str | None
+    aliases: bool
 
 
 def import_csv(
@@ -99,8 +113,8 @@ def import_jsonl(
 ) -> Trace:
     """Return the trace of JSON Lines, one object a sample, by the rules of `import_csv`.
 
-    The first line tells which fields there are; all lines must have those that are used. `response_ids` may be a list
-    of token ids, whose number is the response's length. Errors count lines from 1.
+    The first line names the fields; all lines must have the fields that are used. `response_ids` may be a list of token ids, as
+    long as the response. Errors count lines from 1.
     """
     path = rows.existing(path)
     _, first = next(rows.read_jsonl(path))
@@ -129,6 +143,8 @@ def _trace(
     options: Options,
 ) -> Trace:
     """Return the trace of a table; `read` yields its rows, given the columns to read by our names."""
+    if options.get("aliases"):
+        columns = {**_usual(path, header, columns), **columns}
     given: dict[str, Iterator[int]] = {"prompt_id": count()} if options.get("ungrouped") else {}
     for ours, value in (("step", options.get("step")), ("epoch", options.get("epoch"))):
         if value is not None and (ours in columns or ours in header):
@@ -148,19 +164,12 @@ def _trace(
     if tokenizer is None:
         column = mapped.get("response_tokens") or mapped["response_ids"]
         tokenizer = f"the source's own (lengths are from column {column!r})"
-    agents, texts = 0, _in_turns(mapped)
-
-    def watched() -> Iterator[PlacedRow]:
-        nonlocal agents
-        for place, row in read(mapped):
-            agents += turns.is_agents(str(row.get(mapped["response"])))
-            yield place, row
-
-    samples = list(_rows(watched() if texts else read(mapped), mapped, counter, given))
+    agents: list[bool] = []
+    samples = list(table_rows(read(mapped), mapped, counter, given, agents))
     if len(samples) > 1 and all(row.response_tokens in (0, 1) for row in samples):
         LOG.warning(f"{path}: all of {mapped.get('response_tokens')!r} are 0 or 1 tokens; {A_LENGTH}")
-    if texts:
-        notes.append(turns.note([row.turn_observation_tokens for row in samples], agents))
+    if _in_turns(mapped):
+        notes.append(turns.note([row.turn_observation_tokens for row in samples], sum(agents)))
     return rows.trace_from_rows(
         samples,
         source=path.name,
@@ -171,6 +180,19 @@ def _trace(
         licence=options.get("licence", "unknown"),
         cap_tokens=options.get("cap_tokens"),
     )
+
+
+def _usual(path: Path, header: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
+    """Return the columns of usual names that stand for ours, where a table has none of our names; log them."""
+    columns = {
+        ours: next(name for name in theirs if name in header)
+        for ours, theirs in ALIASES.items()
+        if ours not in {*header, *named} and not {*header}.isdisjoint(theirs)
+    }
+    if columns:
+        read = ", ".join(f"{ours}={theirs}" for ours, theirs in columns.items())
+        LOG.info(f"{path}: read with {read}; --column OURS=THEIRS reads other columns")
+    return columns
 
 
 def _mapped(
@@ -212,43 +234,42 @@ def _mapped(
     return mapped
 
 
-def _in_turns(columns: Mapping[str, str]) -> bool:
-    """Return whether responses are text to split into turns: no column tells these."""
+def _in_turns(columns: Columns) -> bool:
+    """Return whether responses are text to split into turns, which no column has."""
     return "response" in columns and "response_tokens" not in columns and not set(rows.TURNS) & set(columns)
 
 
-def _rows(
-    placed: Iterator[PlacedRow],
-    columns: Mapping[str, str],
+def table_rows(
+    placed: Iterable[PlacedRow],
+    columns: Columns,
     counter: TokenCounter | None,
-    given: Mapping[str, Iterator[int]],
+    given: Mapping[str, Iterator[int]] | None = None,
+    agents: list[bool] | None = None,
 ) -> Iterator[rows.Row]:
-    counted = [name for name in TEXTS if name in columns and f"{name}_tokens" not in columns]
-    if split := _in_turns(columns):
-        counted.remove("response")
+    """Yield rows from records, with the columns by our names; `given` replaces columns that a table lacks.
+
+    Text is counted where no column has lengths: a prompt once, a response in turns, by its mask or tags. For each response,
+    `agents` gets whether it looks like an agent's.
+    """
+    prompt_tokens: dict[str, int] = {}
     for batch in rows.batches(placed):
-        counts = {
-            name: counter.count([rows.text(row, columns[name], place) for place, row in batch])
-            for name in counted
-            if counter is not None
-        }
-        found_turns = []
-        if split and counter is not None:
-            responses = [rows.text(row, columns["response"], place) for place, row in batch]
-            found_turns = list(rows.count_turns(responses, counter))
-        for i, (place, row) in enumerate(batch):
-            values = {ours: read(row, columns[ours], place) for ours, read in _READERS.items() if ours in columns}
-            values.update((ours, next(numbers)) for ours, numbers in given.items())
-            values["prompt"] = (
-                values.pop("prompt_id") if "prompt_id" in values else rows.text(row, columns["prompt"], place)
-            )
-            values.update((f"{name}_tokens", found[i].tokens) for name, found in counts.items())
-            if "response" in counts:
-                values["response_ids"] = counts["response"][i].ids
-            if found_turns:
-                of_response, values["response_ids"] = found_turns[i]
-                values |= of_response.fields()
-                values["prompt_tokens"] += of_response.before
+        every = [
+            {ours: read(row, columns[ours], place) for ours, read in _READERS.items() if ours in columns}
+            for place, row in batch
+        ]
+        if counter is not None:
+            if "prompt" in columns and "prompt_tokens" not in columns:
+                texts = [
+                    text for text in dict.fromkeys(values["prompt"] for values in every) if text not in prompt_tokens
+                ]
+                prompt_tokens.update(zip(texts, (c.tokens for c in counter.count(texts)), strict=True))
+                for values in every:
+                    values["prompt_tokens"] = prompt_tokens[values["prompt"]]
+            if "response" in columns:
+                _count_responses(every, _in_turns(columns), counter, [] if agents is None else agents)
+        for (place, _), values in zip(batch, every, strict=True):
+            values |= {ours: next(numbers) for ours, numbers in (given or {}).items()}
+            values["prompt"] = values.pop("prompt_id", values.get("prompt"))
             ids: Any = values.get("response_ids")
             if "response_tokens" not in values:
                 values["response_tokens"] = len(ids)
@@ -257,6 +278,38 @@ def _rows(
                     f"{place}: {len(ids)} response_ids for {values['response_tokens']} response_tokens; they must agree"
                 )
             yield rows.Row(place, **values)
+
+
+def _count_responses(
+    every: Sequence[dict[str, Any]], in_turns: bool, counter: TokenCounter, agents: list[bool]
+) -> None:
+    """Replace the text of responses, and the mask of its tokens, by their lengths and turns."""
+    texts = [values.pop("response") for values in every]
+    if not in_turns:
+        for values, counted in zip(every, counter.count(texts), strict=True):
+            values["response_tokens"], values["response_ids"] = counted
+        return
+    masks = [values.pop("mask", None) for values in every]
+    agents += map(turns.is_agents, texts)
+    unmasked = [text if mask is None else "" for text, mask in zip(texts, masks, strict=True)]
+    counted_turns = _turns_of_texts(unmasked, counter)
+    for values, mask, (of_response, ids) in zip(every, masks, counted_turns, strict=True):
+        if mask is not None:
+            of_response, ids = turns.turns_of(turns.mask_parts(mask)), None
+        values |= {**of_response.fields(), "response_ids": ids}
+        values["prompt_tokens"] += of_response.before
+
+
+def _turns_of_texts(
+    texts: Sequence[str], counter: TokenCounter
+) -> Iterator[tuple[turns.Turns, NDArray[np.int32] | None]]:
+    """Yield the turns of each response by the tags in its text and, from a tokenizer, the token ids that were generated."""
+    parts = [list(turns.text_parts(text)) for text in texts]
+    counted = iter(counter.count([text for of_text in parts for _, text in of_text]))
+    for of_text in parts:
+        lengths = [(generated, next(counted)) for generated, _ in of_text]
+        ids = [c.ids for generated, c in lengths if generated and c.ids is not None]
+        yield turns.turns_of([(generated, c.tokens) for generated, c in lengths]), np.concatenate(ids) if ids else None
 
 
 def _prompt_id(row: Mapping[str, Any], column: str, place: str) -> Hashable:
@@ -291,7 +344,10 @@ _numbers = partial(
 _names = partial(_of_turns, fits=lambda value: isinstance(value, str), must_be="a list of names, one a turn")
 
 
-_READERS: dict[str, Callable[[Mapping[str, Any], str, str], Any]] = {
+_READERS: dict[str, Callable[[Mapping[str, Any], Any, str], Any]] = {
+    "prompt": rows.text,
+    "response": rows.text,
+    "mask": rows.mask,
     "response_ids": rows.token_ids,
     "response_tokens": partial(rows.integer, hint=f"; {A_LENGTH}"),
     "step": rows.integer,

@@ -1,7 +1,7 @@
 """Splits responses into what the model generated, in turns, and what its environment (tools, users) wrote between them.
 
-A mask of a response's tokens tells it (1: generated), or else the tags and roles of chat templates in its text. Context after
-the last turn is left out, as the model never answered it; context before the first belongs to the prompt.
+A mask of a response's tokens separates them (1: generated), or else the tags and roles of chat templates in its text. Context
+after the last turn is left out, as the model never answered it; context before the first belongs to the prompt.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CALLS = (
     "<information>",
     "<interpreter>",
     "<observation>",
-)  # an agent's text, not told apart
+)  # signs of an agent's text without turns
 NO_SIGN = "Without a mask or tags of tools it cannot be told whether tools wrote a part: all counts as generated."
 # What opens context, and what ends it: the roles of Qwen's and Llama's templates, tags of tools, roles without special tokens.
 CONTEXT = {
@@ -82,15 +82,15 @@ def text_parts(text: str) -> Iterator[tuple[bool, str]]:
     if not any(sign in text for sign in SIGNS):  # ten times as fast as the pattern
         yield True, text
         return
-    while found := opens.search(text, place):
-        kind = str(found.lastgroup)
-        end = ENDS[kind].search(text, found.end())
+    while opening := opens.search(text, place):
+        kind = str(opening.lastgroup)
+        end = ENDS[kind].search(text, opening.end())
         if end is None and kind == "roles":
             opens = WITHOUT_ROLES  # no such role ends after here, either
             continue
         stop = end.end() if end else len(text)
-        yield True, text[place : found.start()]
-        yield False, text[found.start() : stop]
+        yield True, text[place : opening.start()]
+        yield False, text[opening.start() : stop]
         place = stop
     yield True, text[place:]
 
@@ -100,15 +100,21 @@ def is_agents(text: str) -> bool:
     return any(call in text for call in CALLS)
 
 
+def several(observed: Sequence[Sequence[int] | None], told_by: str) -> list[str]:
+    """Return the note on turns of a trace, given the observations of each response; none if no response has turns."""
+    with_turns = [tokens for tokens in observed if tokens]
+    if not with_turns:
+        return []
+    return [
+        f"{len(with_turns)} of {len(observed)} responses have several turns, with {sum(map(sum, with_turns))} tokens of "
+        f"observations (tools, users) between them, {told_by}. What follows the last turn is left out; the environment's time "
+        "is not recorded."
+    ]
+
+
 def note(observed: Sequence[Sequence[int] | None], agents: int) -> str:
-    """Return what a trace's notes say of turns, given the observations of each response and the number of agents' ones."""
-    several = [tokens for tokens in observed if tokens]
-    if several:
-        return (
-            f"{len(several)} of {len(observed)} responses have several turns, with {sum(map(sum, several))} tokens of "
-            "observations (tools, users) between them, by mask or tags. What follows the last turn is left out; the "
-            "environment's time is not recorded."
-        )
-    return (
+    """Return the note on turns of a trace of texts, given the observations of each response and the number of agents' ones."""
+    untold = (
         f"{UNSEPARATED}: {agents} responses call tools, and no mask or tag tells their output." if agents else NO_SIGN
     )
+    return next(iter(several(observed, "by mask or tags")), untold)

@@ -1,30 +1,19 @@
-"""verl: rollout dumps, wandb tables of generations, and a synthetic trace from the step metrics of runs that dumped no samples.
-
-verl writes decoded text without ids or lengths (`trainer.rollout_data_dir`: `{step}.jsonl` with input, output, gts, score,
-step; wandb: `*generations*.table.json` with step, input_k, output_k, score_k), so a `TokenCounter` counts it. Rows with the
-same prompt text and step are one group.
-"""
+"""A synthetic trace from the step metrics of a run that dumped no samples."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from pathlib import Path
-from typing import Any, Unpack
+from collections.abc import Hashable
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from simrl.errors import InputError, refuse
-from simrl.trace.importers import rows, turns
+from simrl.trace.importers import rows
 from simrl.trace.importers.lengths import lengths_with
-from simrl.trace.importers.logs import recognised
-from simrl.trace.importers.tokens import DECODED, TokenCounter
 from simrl.trace.trace import UNSEPARATED, Trace, TraceMetadata
 
-TABLE = ".table.json"
-MASKS = ("response_mask", "loss_mask")
-VALIDATION = "Validation generations that verl logged as a table, a few a checkpoint, not training rollouts."
 ROUNDED = 1e-3  # tokens that both means may be off together: some versions of verl log three decimals
 MOST_SAMPLES = 1_000_000  # of a step
 NEEDED = (
@@ -32,112 +21,6 @@ NEEDED = (
     *(f"prompt_length/{name}" for name in ("mean", "max", "min")),
     "perf/total_num_tokens",
 )
-
-
-def import_verl(path: str | Path, counter: TokenCounter, **labels: Unpack[rows.Labels]) -> Trace:
-    """Return the trace of verl's samples: a folder of `{step}.jsonl` rollout dumps, one such file, or a wandb table.
-
-    A run folder without dumps is searched for `*generations*.table.json`; the tables are cumulative, the largest
-    holds all steps. `cap_tokens` is the run's `data.max_response_length`. Token ids are kept where `counter` is a tokenizer.
-    The reward is verl's `score`.
-
-    Raises `InputError` for anything else at `path`, and for fields that are missing or of the wrong type.
-    """
-    path = rows.existing(path)
-    table = _table(path)
-    if path.is_file() and table is None:
-        refuse_metrics(path)
-    agents = 0
-
-    def watched() -> Iterator[rows.TextRow]:
-        nonlocal agents
-        for row in _table_texts(table) if table else _dump_texts(path):
-            agents += turns.is_agents(row.response)
-            yield row
-
-    samples = list(rows.count_rows(watched(), counter))
-    notes = [DECODED, turns.note([row.turn_observation_tokens for row in samples], agents)]
-    return rows.trace_from_rows(
-        samples,
-        source=f"verl wandb table {table.name}" if table else f"verl rollout dump {path.name}",
-        tokenizer=counter.tokenizer,
-        notes=[VALIDATION, *notes] if table else notes,
-        default_name=path.name.removesuffix(TABLE).removesuffix(".jsonl"),
-        **labels,
-    )
-
-
-def _table(path: Path) -> Path | None:
-    """Return the wandb table at `path`, None if there are rollout dumps instead."""
-    if path.is_file():
-        return path if path.name.endswith(TABLE) else None
-    if _dumps(path):
-        return None
-    tables = [file for file in path.rglob(f"*generations*{TABLE}") if file.is_file()]
-    if not tables:
-        raise InputError(
-            f"{path}: neither {{step}}.jsonl rollout dumps nor a *generations*{TABLE} in it; name the run's "
-            "trainer.rollout_data_dir, or with --metrics its console log"
-        )
-    return max(tables, key=lambda file: (file.stat().st_size, file.name))
-
-
-def refuse_metrics(path: Path) -> None:
-    """Raise `InputError` for a metrics log: a file whose first line is no sample, with metrics of a framework in it."""
-    first = next((line for _, line in rows.numbered_lines(path, mode="rb") if line.strip()), b"")
-    if b'"output"' not in first and (name := recognised(path)):
-        raise InputError(
-            f"{path}: a metrics log ({name}), not a dump of samples; add --metrics --group N (N responses a prompt, "
-            "rollout.n), which draws lengths from it"
-        )
-
-
-def _dumps(folder: Path) -> list[Path]:
-    """Return the dumps of a folder by their steps. Raise `InputError` for two of one step."""
-    return rows.one_of_each_step(folder, (file for file in folder.glob("*.jsonl") if file.stem.isdecimal()), _step_of)
-
-
-def _step_of(file: Path) -> int:
-    return int(file.stem)
-
-
-def _dump_texts(path: Path) -> Iterator[rows.TextRow]:
-    for file in _dumps(path) if path.is_dir() else [path]:
-        for place, row in rows.read_jsonl(file):
-            step = rows.integer(row, "step", place)
-            if file.stem.isdecimal() and step != _step_of(file):
-                raise InputError(f"{place}: step is {step} in the dump of step {_step_of(file)}; was the file renamed?")
-            texts = rows.text(row, "input", place), rows.text(row, "output", place)
-            yield rows.TextRow(place, step, *texts, rows.number(row, "score", place), rows.mask(row, MASKS, place))
-
-
-def _table_texts(file: Path) -> Iterator[rows.TextRow]:
-    table = rows.read_json(file)
-    columns, data = table.get("columns"), table.get("data")
-    if not isinstance(columns, list) or not isinstance(data, list):
-        raise InputError(f"{file}: keys {rows.listed(table)}; a wandb table has the lists 'columns' and 'data'")
-    names = list(map(str, columns))
-    slots = [name.removeprefix("input_") for name in names if name.startswith("input_")]
-    if not slots:
-        raise InputError(
-            f"{file}: no column 'input_1' in it; a table of generations has step, input_k, output_k, score_k"
-        )
-    seen: set[int] = set()
-    for index, values in enumerate(data):
-        place = f"{file}: data row {index}"
-        if not isinstance(values, list) or len(values) != len(names):
-            raise InputError(f"{place}: {rows.shown(values)} is not a list of {len(names)} values, one a column")
-        row = dict(zip(names, values, strict=True))
-        step = rows.integer(row, "step", place)
-        if step in seen:
-            raise InputError(f"{place}: step {step} occurs twice; remove the row of the run that was repeated")
-        seen.add(step)
-        for k in slots:
-            prompt, response = rows.text(row, f"input_{k}", place), rows.text(row, f"output_{k}", place)
-            yield rows.TextRow(f"{place}, slot {k}", step, prompt, response, rows.number(row, f"score_{k}", place))
-
-
-# A trace from step metrics
 
 
 def trace_from_verl_metrics(

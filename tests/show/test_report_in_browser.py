@@ -178,7 +178,9 @@ def test_the_summary_sorts_by_a_heading_and_back(browser, pages):
     browser.open(pages / "race.html")
     headings = browser.js("return [...document.querySelectorAll('#summary th')].map(h => h.textContent)")
     column = headings.index("samples/s")
-    values = f"return [...document.querySelectorAll('#summary tbody tr')].map(r => Number(r.cells[{column}].dataset.value))"
+    values = (
+        f"return [...document.querySelectorAll('#summary tbody tr')].map(r => Number(r.cells[{column}].dataset.value))"
+    )
     click = f"[...document.querySelectorAll('#summary th')][{column}].firstElementChild.click()"
     browser.js(click)
     falling = browser.js(values)
@@ -191,7 +193,9 @@ def test_the_summary_sorts_by_a_heading_and_back(browser, pages):
 
 def test_rows_without_a_number_stay_last_both_ways(browser, pages):
     browser.open(pages / "race.html")
-    numbers = "[...document.querySelectorAll('#summary th')].findIndex((h, i) => !h.classList.contains('text') && i > 1)"
+    numbers = (
+        "[...document.querySelectorAll('#summary th')].findIndex((h, i) => !h.classList.contains('text') && i > 1)"
+    )
     browser.js(f"document.querySelectorAll('#summary tbody tr')[0].cells[{numbers}].removeAttribute('data-value')")
     for _ in range(2):
         browser.js(f"document.querySelectorAll('#summary th')[{numbers}].firstElementChild.click()")

@@ -12,10 +12,12 @@ LONGEST_WORD, LONGEST_LINE = 200, 2000  # characters of a message; what is longe
 
 
 class InputError(Exception):
-    """Bad input. The message is one line: the file, the place in it, the value and the remedy."""
+    """Bad input. The message is one line: the file, the place in it, the value and the remedy. `cause` is equal for errors of
+    one kind, which differ in their numbers: by default it is the message."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, cause: str = "") -> None:
         super().__init__(brief(printable(message)))
+        self.cause = cause or str(self)
 
     def _render_traceback_(self) -> list[str]:
         """Return what a notebook shows: the line alone."""

@@ -240,7 +240,7 @@ def _layout(prepared: Prepared, tp: int, inputs: InputCache) -> Prepared:
     try:
         return _prepared(formed, system, inputs)
     except InputError as error:
-        raise InputError(f"{asked}: {error}") from error
+        raise InputError(f"{asked}: {error}", error.cause) from error
 
 
 def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepared:
@@ -314,7 +314,8 @@ def _require_few_samples(scenario: Scenario, trace: Trace) -> None:
     each = len(trace) / len(trace.step_slices)
     if (samples := round(scenario.steps * each)) > MOST_SAMPLES:
         raise InputError(
-            f"steps {scenario.steps:,} of {each:,.6g} samples are {samples:,} samples; stay under {MOST_SAMPLES:,}"
+            f"steps {scenario.steps:,} of {each:,.6g} samples are {samples:,} samples; stay under {MOST_SAMPLES:,}",
+            cause="samples of a run",
         )
 
 
@@ -479,7 +480,8 @@ def _split(cluster: ClusterConfig, unit: int, system: System) -> tuple[int, int]
         if gpus < unit:
             raise InputError(
                 f"system {system.name}: a rollout worker takes {unit} GPUs, those of its drafter included, and cluster.gpus "
-                f"is {gpus}; use more GPUs, or fewer draft_gpus"
+                f"is {gpus}; use more GPUs, or fewer draft_gpus",
+                cause="GPUs of a worker",
             )
         return gpus // unit, cluster.train.gpus
     if system.rollout_share is None:
@@ -487,12 +489,14 @@ def _split(cluster: ClusterConfig, unit: int, system: System) -> tuple[int, int]
         if system.extra_rollout_gpus and not extra:
             raise InputError(
                 f"system {system.name}: extra_rollout_gpus {system.extra_rollout_gpus} of {gpus} GPUs makes no worker of "
-                f"{unit}; use more"
+                f"{unit}; use more",
+                cause="GPUs of a worker",
             )
         if gpus < unit:
             raise InputError(
                 f"system {system.name}: a rollout worker takes {unit} GPUs, those of its drafter included, and there are "
-                f"{gpus}; use more GPUs, or fewer draft_gpus"
+                f"{gpus}; use more GPUs, or fewer draft_gpus",
+                cause="GPUs of a worker",
             )
         return gpus // unit + extra, gpus
     workers = _share(gpus, system.rollout_share) // unit
@@ -500,7 +504,8 @@ def _split(cluster: ClusterConfig, unit: int, system: System) -> tuple[int, int]
     if workers == 0 or train_gpus == 0:
         raise InputError(
             f"system {system.name}: rollout_share {system.rollout_share} of {gpus} GPUs, {unit} a worker, leaves "
-            f"{workers * unit} rollout and {train_gpus} train GPUs; both need some: use more GPUs, or another share"
+            f"{workers * unit} rollout and {train_gpus} train GPUs; both need some: use more GPUs, or another share",
+            cause="GPUs of a pool",
         )
     return workers, train_gpus
 

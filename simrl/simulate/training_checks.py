@@ -24,7 +24,10 @@ def require_divisor(key: str, value: int, number: int, of: str, also: int = 0) -
     """Raise `InputError` for a value that does not divide a number, with values that divide it, and `also` another."""
     if number % value:
         some = ", ".join(str(n) for n in range(1, 17) if number % n == 0 and also % n == 0)
-        raise InputError(f"{key} is {value}: it does not divide the {number} {of}; choose a divisor, such as {some}")
+        raise InputError(
+            f"{key} is {value}: it does not divide the {number} {of}; choose a divisor, such as {some}",
+            cause=f"{key} does not divide the {of}",
+        )
 
 
 def require_parallelism(training: TrainingConfig, model: ModelShape, train_gpus: int) -> None:
@@ -38,7 +41,8 @@ def require_parallelism(training: TrainingConfig, model: ModelShape, train_gpus:
     stages = training.pipeline_parallel
     if stages > model.layers:
         raise InputError(
-            f"training.pipeline_parallel is {stages}: {model.name} has {model.layers} layers; use no more stages"
+            f"training.pipeline_parallel is {stages}: {model.name} has {model.layers} layers; use no more stages",
+            cause="more pipeline stages than layers",
         )
     if training.expert_parallel > 1:
         if not model.experts:
@@ -105,7 +109,8 @@ class TrainingMemoryError(InputError):
         super().__init__(
             f"training: {costs.model.name} on {costs.gpus} {costs.gpu.name} needs {needs:,.{digits}f} GiB a GPU "
             f"({costs.state_bytes / GIB:,.0f} of weights, gradients and optimizer states, the rest activations of "
-            f"{microbatch:,} tokens); {costs.gpu.memory_words(USABLE_SHARE, digits)}; {_remedies(need, all_needs)}"
+            f"{microbatch:,} tokens); {costs.gpu.memory_words(USABLE_SHARE, digits)}; {_remedies(need, all_needs)}",
+            cause="memory of training",
         )
 
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from simrl.commands.calibrate import whatif as whatif
     from simrl.commands.compare import compare as compare
     from simrl.commands.compare import run as run
-    from simrl.commands.optimize import optimize as optimize
     from simrl.commands.results import agree as agree
     from simrl.commands.results import diff as diff
     from simrl.commands.results import explain as explain
@@ -36,7 +35,6 @@ _MODULES = {
     "simrl.commands.calibrate": ("calibrate", "whatif"),
     "simrl.commands.compare": ("compare", "run"),
     "simrl.commands.results": ("agree", "diff", "explain", "report"),
-    "simrl.commands.optimize": ("optimize",),
     "simrl.commands.sweep": ("sweep",),
     "simrl.errors": ("InputError", "StoppedError"),
     "simrl.result.result": ("Result", "read_result"),

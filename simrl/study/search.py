@@ -9,7 +9,6 @@ and then Optuna's tree-structured Parzen estimator proposes further ones and is 
 from __future__ import annotations
 
 import json
-import re
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -124,10 +123,11 @@ class Searched:
         return found.most_common()
 
     def add(self, point: Point, outcome: Outcome, goal: Goal) -> Option | None:
+        """Add the outcome of a point; return the option, None for a point that cannot be executed."""
         self.seen.add(point.hash)
         if "error" in outcome:
             error = outcome["error"].removeprefix(f"system {point.scenario.system.name}: ")
-            self.impossible.setdefault(re.sub(r"\d[\d.,]*", "#", error), []).append(error)
+            self.impossible.setdefault(outcome.get("cause", error), []).append(error)
             return None
         option = judged(point, outcome, goal)
         self.options.append(option)

@@ -33,7 +33,7 @@ from simrl.simulate.cache import InputCache
 from simrl.simulate.training_checks import require_parallelism
 from simrl.speculation.methods import METHODS
 from simrl.study.grid import SYSTEMS, Alternative, Between, Dimension, Listed, Varied, cross, listed, resolved, value_of
-from simrl.study.point import Digests, Point, make_point
+from simrl.study.point import Digests, Point
 from simrl.study.splits import units, with_workers
 from simrl.study.sweep import require_names
 from simrl.systems.recipes import make_system, parameters_of
@@ -67,13 +67,13 @@ Entries = Sequence[tuple[Any, Mapping[str, Any]]]  # systems, and their own valu
 
 @dataclass(frozen=True)
 class Space:
-    """The dimensions, `asked` in words. `named` are the keys of the user or the file, `varied_in_file` those of the file's
+    """The dimensions, also in `words`. `named` are the keys of the user or the file, `varied_in_file` those of the file's
     `vary`; `own` are the entries of the systems, the file's first, each with its own values of parameters that are searched.
     `profiles` has the profile of each layout of a worker, `batch_samples` and `batch_groups` the mean numbers of
     samples and of prompts in a step of the trace, `first` a scenario of the file, `notes` what was left out and why."""
 
     varied: Varied
-    asked: tuple[str, ...]
+    words: tuple[str, ...]
     named: frozenset[str]
     varied_in_file: frozenset[str]
     own: Entries
@@ -107,7 +107,7 @@ class Space:
         kept = [setting for setting in settings if not _drafts_anyway(system.value, setting)]
         scenario = self._with_profile(whole_workers(resolved(self.varied.file, kept), SHARE not in self.named))
         require_names(scenario, self._checked)
-        return make_point(scenario, self._digests)
+        return Point(scenario, self._digests)
 
     @property
     def size(self) -> int | None:
@@ -193,7 +193,7 @@ def make_space(open_file: Callable[[Sequence[Setting]], ScenarioFile], dimension
     varied.require_parameters()
     return Space(
         varied=varied,
-        asked=tuple(_in_words(key, dimension) for key, dimension in found.items()),
+        words=tuple(_in_words(key, dimension) for key, dimension in found.items()),
         named=frozenset(named),
         varied_in_file=frozenset(named - {*dimensions}),
         own=own,

@@ -30,14 +30,13 @@ from simrl.scenario.load import PARAMETER
 from simrl.scenario.model import Scenario
 from simrl.study.executors import Executor
 from simrl.study.grid import SYSTEMS, Between, Varied, resolved, value_of
-from simrl.study.point import Digests, Outcome, Point, make_point
+from simrl.study.point import Digests, Outcome, Point, Row
 from simrl.study.store import Outcomes, read_outcome, write_json
 from simrl.systems.recipes import make_system
 
 SYSTEM = "system.name"
 PATH_KEYS = ("workload.trace", "profile.path", "speculation.draft_profile")
 TABLE_FILES = re.compile(r"system\.name=\w+/part-0\.parquet")
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def plan(varied: Varied, sample: int | None, seed: int, on_point: Callable[[], N
     for settings in varied.combinations(sample, seed):
         scenario = resolved(varied.file, settings)
         require_names(scenario, checked)
-        point = make_point(scenario, digests)
+        point = Point(scenario, digests)
         points.setdefault(point.hash, point)
         combinations += 1
         on_point()

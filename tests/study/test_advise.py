@@ -14,8 +14,8 @@ from simrl.errors import InputError
 from simrl.scenario.load import load_scenarios
 from simrl.show.tables.advise import print_advice
 from simrl.show.tables.optimize import unsettled_lines
-from simrl.study import advice, optimize
-from simrl.study.advice import advise, growth_stages, whole_periods
+from simrl.study import advice, answer
+from simrl.study.advice import advise, goal_on, growth_stages, whole_periods
 from simrl.study.executors import Here
 from simrl.study.goal import SETTLING, Broken, Goal, duration
 from simrl.study.grid import value_of
@@ -25,7 +25,7 @@ from simrl.study.splits import units, with_workers
 from simrl.study.store import Outcomes
 from simrl.trace.trace import read_trace
 from tests.command_line import CommandLine
-from tests.study.test_optimize import SCENARIO, simulated, space_of
+from tests.study.test_answer import SCENARIO, simulated, space_of
 
 ALONE = ("cluster.tp=1", "system.speculation=none")
 SPLITS = "system.rollout_share=0.125,0.25,0.375,0.5,0.625,0.75,0.875"
@@ -166,7 +166,7 @@ GROWING = ("systems=areal", "system.rollout_share=0.5", "system.eta=2", "workloa
 
 def test_each_stage_and_seed_of_a_plan_has_its_own_row_in_whatever_order_they_end(file):
     space = space_of(file, *GROWING, *ALONE)
-    (plan,) = advise({8: space}, Outcomes(Path("out"), Doubled()), 900, trials=1, robust=()).plans
+    (plan,) = advise({8: (space, goal_on(space, 900))}, Outcomes(Path("out"), Doubled()), trials=1, robust=()).plans
     stages = growth_stages(plan.choice.option.point.scenario)
     rates = [simulated(stage)["samples_per_s"] for stage in stages]
     assert plan.stages == pytest.approx([space.batch_samples / rate for rate in rates])
@@ -184,7 +184,7 @@ def test_each_stage_and_seed_of_a_plan_has_its_own_row_in_whatever_order_they_en
 def test_a_stage_or_seed_that_cannot_be_simulated_ends_the_plan_and_gives_its_place_to_no_other(file, fails):
     space = space_of(file, *GROWING, *ALONE)
     with pytest.raises(InputError, match="the whole run of the choice cannot be simulated: no room for it"):
-        advise({8: space}, Outcomes(Path("out"), Doubled(fails)), 900, trials=1, robust=())
+        advise({8: (space, goal_on(space, 900))}, Outcomes(Path("out"), Doubled(fails)), trials=1, robust=())
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def offered(tmp_path_factory):
     space = space_of(folder / "small.yaml", "systems=areal,one_step_off,verl_colocated", *ALONE,
                      "system.eta=2", "system.rollout_share=0.5,0.75")  # fmt: skip
     outcomes = Outcomes(folder / "out", Here())
-    found = advise({8: space}, outcomes, 900, trials=4, best=3, robust=("assumed",), framework="AReaL")
+    found = advise({8: (space, goal_on(space, 900))}, outcomes, trials=4, best=3, robust=("assumed",), framework="AReaL")
     text = io.StringIO()
     print_advice(found, Console(file=text, width=100))
     return found, text.getvalue(), outcomes
@@ -247,15 +247,15 @@ def test_the_best_that_the_named_framework_offers_is_planned_as_the_choice_is(of
 def test_the_text_says_how_much_was_tried_and_what_staleness_cost_elsewhere(offered):
     found, text, _ = offered
     (plan,) = found.plans
-    said, searched = " ".join(text.split()), plan.found.searched
+    said, searched = " ".join(text.split()), plan.answer.searched
     assert (
         f"Tried: {searched.points} points of {searched.combinations} combinations; {len(searched.options)} are" in said
     )
-    few = [name for name, count in searched.simulated(plan.found.space).items() if count < 3]
+    few = [name for name, count in searched.simulated(plan.answer.space).items() if count < 3]
     assert few and all(f"{name} (" in said.partition("hardly searched: ")[2] for name in few)
     assert "AIME24 42.0 → 41.8 / 42.1" in said and "with η = 1" in said and "Not modelled: what stale tokens do" in said
     wins = said.split("the choice still wins, by ")[1:]
-    rivals = [end.rival.row["system"] for end in plan.found.robustness if end.winner is plan.option]
+    rivals = [end.rival.row["system"] for end in plan.answer.robustness if end.winner is plan.option]
     assert rivals and all(f" over {rival} (tp 1)" in win for rival, win in zip(rivals, wins, strict=True))
     assert "× as fast as " in said and f"Memory of {plan.option.row['system']}: " in said
 
@@ -278,12 +278,13 @@ def test_a_second_call_finds_the_closing_runs_of_a_plan_in_the_folder(offered, m
         def outcomes(self, points):
             raise AssertionError("simulated again")
 
-    for module in (advice, optimize):
+    for module in (advice, answer):
         monkeypatch.setattr(module, "simulate_prepared", lambda *_: pytest.fail("simulated again"))
-    space = plan.found.space
+    space = plan.answer.space
     again = advise(
-        {8: space}, Outcomes(before.folder, Never()), 900, trials=4, best=3, robust=("assumed",), framework="AReaL"
-    )
+        {8: (space, goal_on(space, 900))}, Outcomes(before.folder, Never()),
+        trials=4, best=3, robust=("assumed",), framework="AReaL",
+    )  # fmt: skip
     assert again.plans[0].memory == plan.memory and again.rows == found.rows
 
 

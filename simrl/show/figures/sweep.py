@@ -18,7 +18,7 @@ from simrl.show.style import BLACK, INK, PAPER, SERIES, Picture, plain, quiet
 from simrl.show.text import shown_value
 
 if TYPE_CHECKING:
-    from simrl.study.optimize import Optimization
+    from simrl.study.answer import Answer
 
 Row = Mapping[str, Any]
 MARKERS = "os^D"  # of the systems of a search, when the colours have all been used
@@ -152,7 +152,7 @@ def _values(rows: Sequence[Row], key: str) -> list[Any]:
     return sorted(found) if all(isinstance(each, int | float) for each in found) else found
 
 
-def optimization_figure(found: Optimization) -> Picture:
+def search_figure(found: Answer) -> Picture:
     """Draw a point an option, coloured by its system, best system first; the front in full colour, the choice in a ring."""
     figure = Picture(8.0, 4.2, layout="constrained")
     axes: Axes = figure.subplots()

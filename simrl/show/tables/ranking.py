@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from simrl.study.compare import FACTORS, HEADING
 from simrl.study.model_error import RATIO_ERROR
-from simrl.study.ranking import FACTORS, HEADING
 
 Row = Mapping[str, Any]
 

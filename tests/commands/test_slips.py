@@ -222,7 +222,9 @@ TRACE = "--model qwen3-8b --gpu h100 --gpus 64 --system verl_colocated,areal"
         # options
         (["compare", "scenario.yaml", "--eta", "4"], "; write system.eta=4, without dashes"),
         (["compare", "scenario.yaml", "--cluster.gpus=16"], "; write cluster.gpus=16, without dashes"),
-        (["compare", "scenario.yaml", "--trials", "10"], "no such option: --trials; it is an option of simrl advise, optimize"),
+        (["compare", "scenario.yaml", "--trials", "10"], "no such option: --trials; it is an option of simrl advise"),
+        (["optimize", "scenario.yaml", "system.eta=1,2", "--trials", "9"],
+         "it is simrl advise now: run simrl advise scenario.yaml system.eta=1,2 --trials 9 --details --robust"),
         (["compare", "scenario.yaml", "--gpus", "16,32"], "without dashes, in simrl sweep: cluster.gpus=16,32"),
         (["advise", "scenario.yaml", "--updates", "2k"], "did you mean 2000 or 2048?"),
         # units

@@ -304,7 +304,7 @@ def _memory(scenario: Scenario, outcomes: Outcomes) -> KvPool | None:
     lower = [] if engine.kv_cache_tokens else [share for share in SHARES if used * present < share < present]
     least, loss = present, 0.0
     smaller = [scenario.with_fields("engine", gpu_memory_utilization=share) for share in lower]
-    points = [as_it_is, *(Point(each, outcomes.digests) for each in smaller)]
+    points = [as_it_is, *(Point(changed, outcomes.digests) for changed in smaller)]
     rate, *others = ((outcome.get("row") or {}).get("samples_per_s", 0.0) for outcome in outcomes.of(points))
     for share, other in zip(lower, others, strict=True):
         if rate and other > (1 - AS_FAST) * rate:

@@ -87,14 +87,14 @@ def _require_own_lengths(usable: pd.DataFrame, recorded: Trace, source: str) -> 
 
     def apart(later: int) -> float:
         """Return the median distance from the logged means if step k of the trace is step k + `later` of the log."""
-        found = []
+        distances = []
         for tokens in (written, with_tools):
             means = pd.Series(tokens).groupby(steps + later).mean()
             both = means.index.intersection(logged.index)
-            found.append(
+            distances.append(
                 float((means[both] / logged[both] - 1).abs().median()) if len(both) >= FEWEST_STEPS else np.inf
             )
-        return min(found)
+        return min(distances)
 
     here = apart(0)
     if not np.isfinite(here) or here <= SAME_LENGTHS:

@@ -87,8 +87,8 @@ def _first_possible(space: Space, has: Collection[str]) -> Iterator[tuple[Point,
     """Yield for each system that has no option yet a point that can be executed: the file's own, but with a layout of a worker
     and a split that memory and the layout of training allow."""
     inputs = InputCache()
-    for own in space.as_in_the_file():
-        (system,) = own[SYSTEMS]
+    for as_written in space.as_in_the_file():
+        (system,) = as_written[SYSTEMS]
         dimensions = space.matters(system.value)
         deciding = {
             name: dimension.alternatives
@@ -96,7 +96,7 @@ def _first_possible(space: Space, has: Collection[str]) -> Iterator[tuple[Point,
             if isinstance(dimension, Listed) and {SHARE, *LAYOUT, *GPUS}.intersection(dimension.keys)
         }
         for values in () if parts(system.value)[0] in has else product(*deciding.values()):
-            chosen = {**own, **dict(zip(deciding, values, strict=True))}
+            chosen = {**as_written, **dict(zip(deciding, values, strict=True))}
             with suppress(InputError):  # a value that no scenario can have
                 if possible((point := space.point(chosen)).scenario, inputs):
                     yield point, chosen

@@ -33,7 +33,7 @@ MOST_REPEATS = 4  # draws a trial that may turn out to be known already
 
 @dataclass(frozen=True)
 class Option:
-    """A point that could be simulated, its row and its merit; `broken` are the limits that it exceeds."""
+    """A point that can be executed, its row and its merit; `broken` are the limits that it exceeds."""
 
     point: Point
     row: Mapping[str, Any]
@@ -60,7 +60,7 @@ class Option:
 
     @property
     def spent(self) -> float:
-        """Return the GPU-hours of 1,000 samples, or their cost where pools have prices of their own."""
+        """The GPU-hours of 1,000 samples, or their cost where pools have prices of their own."""
         of_pools = self.row.get("train_cost_per_1k_samples") is not None
         return float(self.row["cost_per_1k_samples"]) if of_pools else self.gpu_hours
 
@@ -72,9 +72,9 @@ class Option:
 
 @dataclass
 class Searched:
-    """Everything that was tried: the options, the best first; the errors of impossible points, by reason; whether this was the
-    whole space, its number of combinations (None: without end), what was chosen for each point, by hash, and
-    the hashes of all that was tried."""
+    """Everything that was tried: the options, the best first; the errors of impossible points, by cause;
+    whether this was the whole space, and its number of combinations (None: without end); the choices
+    of each point, by its hash, and the hashes of all points."""
 
     options: list[Option] = field(default_factory=list)
     impossible: dict[str, list[str]] = field(default_factory=dict)
@@ -93,33 +93,32 @@ class Searched:
 
     def simulated(self, space: Space) -> dict[str, int]:
         """Return the number of options of each system of the space."""
-        found = Counter(option.system for option in self.options)
-        return {name: found[name] for name in dict.fromkeys(parts(system.value)[0] for system in space.systems)}
+        counts = Counter(option.system for option in self.options)
+        return {name: counts[name] for name in dict.fromkeys(parts(system.value)[0] for system in space.systems)}
 
     def sort(self) -> None:
-        """Put the best first, whole nodes before parts of them that are hardly better; of equals the first by its scenario:
-        they may come in another order where processes differ."""
+        """Put the best first, whole nodes before parts of them that are hardly better; of equals the first
+        by its scenario, as processes may return them in another order."""
         self.options.sort(
             key=lambda o: (not o.allowed, -o.weighed, json.dumps(o.point.document["scenario"], sort_keys=True))
         )
 
     def reasons(self) -> list[tuple[str, int]]:
-        """Return why points were no choice, the most frequent first: an example of each reason, and a count. For a limit,
-        also the systems that exceeded it, and whether it was still growing."""
-        found = Counter({errors[0]: len(errors) for errors in self.impossible.values()})
+        """Return why points were no choice, the most frequent cause first: an example of its errors, and a
+        count; for a limit, also the systems that exceeded it, and whether it was still growing."""
+        tally = Counter({errors[0]: len(errors) for errors in self.impossible.values()})
         systems: dict[str, Counter[str]] = {}
         for option in self.options:
             for broken in option.broken[:1]:
                 growing = " was still growing when the simulation ended, and no rule ends it: simulate more steps"
                 reason = f"limit: {broken.limit}{growing if broken.unsettled else ''}"
-                reason = (
-                    "not settled when the simulation ended: simulate more steps" if broken.limit == SETTLING else reason
-                )
+                if broken.limit == SETTLING:
+                    reason = "not settled when the simulation ended: simulate more steps"
                 systems.setdefault(reason, Counter())[option.system] += 1
         for reason, several in systems.items():
             counts = ", ".join(f"{system} {count}" for system, count in several.most_common())
-            found[f"{reason} ({counts})"] = several.total()
-        return found.most_common()
+            tally[f"{reason} ({counts})"] = several.total()
+        return tally.most_common()
 
     def add(self, point: Point, outcome: Outcome, goal: Goal) -> Option | None:
         """Add the outcome of a point; return the option, None for a point that cannot be executed."""
@@ -191,15 +190,16 @@ def _draw(space: Space, searched: Searched, seed: int, number: int) -> Chosen:
 
 
 def front(options: Sequence[Option]) -> list[Option]:
-    """Return the allowed options that no other beats in throughput, staleness and cost at once, the freshest first. Staleness
-    counts as it is shown, in hundredths of an update: a share of the updates before the pipeline is full is no choice."""
+    """Return the allowed options that no other beats in throughput, staleness and cost at once, the
+    freshest first. Staleness counts as it is shown, in hundredths of an update: smaller differences
+    come from the updates before the pipeline is full."""
     kept: dict[tuple[float, ...], Option] = {}
     for option in options:
         if option.allowed:
             kept.setdefault((option.row["samples_per_s"], -round(option.staleness, 2), -option.spent), option)
 
-    def beaten(own: tuple[float, ...]) -> bool:
-        return any(other != own and all(a >= b for a, b in zip(other, own, strict=True)) for other in kept)
+    def beaten(goods: tuple[float, ...]) -> bool:
+        return any(other != goods and all(a >= b for a, b in zip(other, goods, strict=True)) for other in kept)
 
     best = [option for goods, option in kept.items() if not beaten(goods)]
     return sorted(best, key=lambda option: (option.staleness, -option.merit))
@@ -215,9 +215,9 @@ def require_choice(searched: Searched) -> None:
     """Raise `InputError`, with the reasons, if nothing that was tried is a choice."""
     if searched.allowed:
         return
-    said = [f"{count} × {reason}" for reason, count in searched.reasons()[:3]]
+    reasons = [f"{count} × {reason}" for reason, count in searched.reasons()[:3]]
     if searched.options:
         nearest = min(searched.options, key=lambda option: sum(broken.excess for broken in option.broken))
         why = ", ".join(broken.says for broken in nearest.broken)
-        said.append(f"the nearest to the limits is {nearest.row['system']}: {why}")
-    raise InputError(f"none of the {searched.points} points that were tried can be: {'; '.join(said)}")
+        reasons.append(f"the nearest to the limits is {nearest.row['system']}: {why}")
+    raise InputError(f"none of the {searched.points} points that were tried can be: {'; '.join(reasons)}")

@@ -99,9 +99,9 @@ def nearest_split(
 ) -> Scenario | None:
     """Return the other split that can be executed with the number of rollout workers closest to this,
     among the `most` closest (None: an eighth of all)."""
-    own, of_all = units(scenario)
+    present, of_all = units(scenario)
     closest = sorted(range(1, of_all), key=lambda n: abs(n - workers))[: most or max(of_all // 8, 2)]
-    splits = (with_workers(scenario, n) for n in closest if n != own)
+    splits = (with_workers(scenario, n) for n in closest if n != present)
     return next((split for split in splits if possible(split, inputs)), None)
 
 

@@ -35,7 +35,7 @@ NESTED = ("leads", "reasons", "variant", "variant_loss")  # of a choice: no colu
 
 
 class AdviceView(DataView):
-    """What to run on each cluster. `table` has a row per cluster, `best` a row per option of the best
+    """The system to run on each cluster, and why. `table` has a row per cluster, `best` a row per option of the best
     few, the choice of each cluster first: rank, tp, merit, the columns of a comparison, and whether it
     is closer to the choice than simrl's own error (`tied`). `data` has every option that was tried,
     with the reasons of the best few, the robustness of the choice, and its launch settings."""
@@ -137,9 +137,9 @@ def advise(
     for a deadline or a budget, on all of them at once; says which systems are level, what an update waits for, how much memory
     the KV cache needs, what the figures rest on, and how to launch it. A search that was stopped continues.
     \f
-    `values` may be a dictionary, as for `sweep`. What is not named has a default, systems too: one of each family, and a
-    scenario's own. All other arguments are those of `compare`; `tp` and the others that are given are not searched. `table` has
-    a row per cluster. Raises `InputError` also if no point keeps the limits, with the reasons.
+    `values` may be a dictionary, as for `sweep`. Keys without a value have defaults, systems too: one of each family, and a
+    scenario's own. Other arguments are `compare`'s; keywords that are given, such as `tp`, are not searched. `table` has a row
+    per cluster. Raises `InputError` also if no point keeps the limits, with the reasons.
 
     >>> import simrl
     >>> found = simrl.advise(

@@ -1,8 +1,8 @@
 """Advice: the choice on each candidate cluster, the hours and cost of a whole run there, its memory, and
 how sure that is.
 
-Invariant: every figure comes from a simulated run. Hours are those of the planned updates at the
-simulated rate: checkpoints and evaluations in a window of whole periods, and lengths that grow at
+Invariant: every figure comes from a simulated run. Hours are the time of the planned
+updates at the simulated rate: checkpoints and evaluations in a window of whole periods, and lengths that grow at
 the beginning, the middle and the end of the growth.
 """
 
@@ -255,7 +255,7 @@ def growth_stages(scenario: Scenario, traces: Sequence[str] = ()) -> list[Scenar
 
 def grown(trace: Trace, factor: float) -> Trace:
     """Return the trace with each response longer by the factor, up to the cap of the run. Raise
-    `InputError` where text or turns were recorded: those of a longer response are unknown."""
+    `InputError` where text or turns were recorded: a longer response's text is unknown."""
     if kept := {"response_ids", "turn_tokens"}.intersection(trace.table.column_names):
         raise InputError(
             f"--growth {factor:g}: trace {trace.metadata.name!r} has {' and '.join(sorted(kept))}, and nobody knows what "

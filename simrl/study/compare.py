@@ -241,8 +241,8 @@ def _named(scenario: Scenario) -> str:
 
 
 def without_colocated(scenarios: Sequence[Scenario]) -> tuple[list[Scenario], list[str]]:
-    """Return the scenarios without those whose system trains on the GPUs that roll out although training has a pool of its own,
-    and a line on these. Where no scenario would be left, all stay, and their check refuses them."""
+    """Return the scenarios whose system can train on a pool of its own, if training has one, and a line
+    on the others. If no scenario would be left, all stay, and their check refuses them."""
     out = [
         s
         for s in scenarios

@@ -94,7 +94,7 @@ class Goal:
         return [broken for broken in limits if broken is not None]
 
     def _staleness(self, scenario: Scenario, row: Row) -> Broken | None:
-        """Return the broken limit of staleness, of the oldest trained token, carried ones too. Where its
+        """Return the broken limit of staleness, of the oldest trained token, carried ones too. If its
         age still grew, only the system's own rule bounds it."""
         limit, most = "off-policyness", self.max_off_policyness
         if most is None:

@@ -250,7 +250,7 @@ def _zipped(dimensions: dict[str, Dimension], zips: Sequence[str]) -> Iterable[D
 
 def resolved(file: ScenarioFile, settings: Sequence[Setting]) -> Scenario:
     """Return the scenario of a combination. A parameter of the systems (`system.eta`) goes to a system that has it; another
-    system is left as it is. Raise `InputError`."""
+    system stays unchanged. Raise `InputError`."""
     (entry,) = [setting.value for setting in settings if setting.key == SYSTEMS]
     varied = [setting for setting in settings if setting.key != SYSTEMS and not setting.key.startswith(PARAMETER)]
     return file.scenario(varied, with_parameters(entry, settings, parameters_of))

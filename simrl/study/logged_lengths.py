@@ -53,7 +53,7 @@ def usable_steps(metrics: pd.DataFrame, recorded: Trace | None, turns: bool, gro
 
 
 def _of_kept_groups(rows: pd.DataFrame, group: int) -> pd.DataFrame:
-    """Return the rows with the tokens of the samples that their lengths describe, where the log counts those of the batch."""
+    """Return the rows with the tokens of the samples that their lengths describe, where the log counts the tokens of the batch."""
     mean = rows["response_length/mean"] + rows["prompt_length/mean"]
     count = rows[TOKENS] / mean
     described = seconds(rows, GENERATION) * 1000 / seconds(rows, PER_TOKEN) / rows["response_length/mean"]
@@ -150,7 +150,7 @@ def _with_dropped_groups(trace: Trace, rows: pd.DataFrame, group: int, batch: in
 
 
 def step_tokens(trace: Trace, kept: bool) -> list[NDArray[np.int64]]:
-    """Return the tokens of each sequence that a step trains: all, or those of groups whose rewards differ."""
+    """Return the tokens of each sequence that a step trains: all, or the tokens of groups whose rewards differ."""
     table = trace.table.select(["step", "prompt_id"]).to_pandas()
     table["tokens"] = (
         trace.column("prompt_tokens").astype(np.int64) + trace.column("response_tokens") + trace.observation_tokens()
@@ -162,7 +162,7 @@ def step_tokens(trace: Trace, kept: bool) -> list[NDArray[np.int64]]:
 
 
 def write_alike(folder: Path) -> Path | None:
-    """Write the run's trace with the responses of each step sorted by length, so those of a prompt are as alike as they can be.
+    """Write the run's trace with the responses of each step sorted by length: responses of a prompt are as alike as they can be.
     None if it has rewards, which say which groups are kept."""
     trace = read_trace(folder / RUN)
     if "reward" in trace.table.column_names:

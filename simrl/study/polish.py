@@ -243,7 +243,7 @@ class _Climber:
                     yield (Setting(SHARE, share, f"{SHARE}={share}"),)
 
     def _present(self, name: str) -> Any:
-        """Return the value of a coordinate; of a number that a system sets itself, that of its rule."""
+        """Return the value of a coordinate; of a number that a system sets itself, the number by its rule."""
         value, key = value_of(self._scenario, name), name.removeprefix(PARAMETER)
         if value is not None or key not in COUNTS:
             return value

@@ -82,7 +82,7 @@ def perturbed(
 
 
 def assumed_seconds(prepared: Prepared) -> dict[str, float]:
-    """Return the seconds that nobody knows, by field: assumed defaults of `training`, constants of
+    """Return the unknown seconds, by field: assumed defaults of `training`, constants of
     weight syncs that were measured on other models or nodes, and open constants of presets."""
     scenario = prepared.scenario
     used = constants(scenario.model_dump(), prepared.profile.metadata.kind)

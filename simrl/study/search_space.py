@@ -141,7 +141,7 @@ class Space:
             yield from _each({SYSTEMS: [(Setting(SYSTEMS, entry, SYSTEMS),)], **choices})
 
     def _as_in_the_file(self, dimension: Dimension, entry: Any, scenario: Scenario | None) -> Sequence[Alternative]:
-        """Return every variation of the file, else the alternative that leaves a system as it is."""
+        """Return every variation of the file, else the alternative that leaves a system unchanged."""
         if isinstance(dimension, Listed) and self.varied_in_file.intersection(dimension.keys):
             return dimension.alternatives
         has = {key: None if scenario is None else value_of(scenario, key) for key in dimension.keys}
@@ -154,7 +154,7 @@ class Space:
         return as_it_is[:1] or alternatives[:1]
 
     def _with_profile(self, scenario: Scenario) -> Scenario:
-        """Return the scenario with the step times of its layout, where it names those of another, or a missing file."""
+        """Return the scenario with the step times of its layout, if it names another layout's, or a missing file."""
         cluster = scenario.cluster
         path, measured = scenario.profile.path, self.profiles.get((cluster.tp, cluster.dp, cluster.ep))
         if path is None or measured is None or (path not in self.profiles.values() and Path(path).exists()):
@@ -212,7 +212,7 @@ def _listed(keys: tuple[str, ...], choices: Sequence[tuple[Any, ...]]) -> Listed
 
 
 def _parameters(entries: Entries) -> Iterator[Searched]:
-    """Yield each parameter that a system has with its default values and those of the entries, and no notes."""
+    """Yield each parameter that a system has with its default values and the values of the entries, and no notes."""
     has = [{**parameters_of(parts(entry)[0]), **parameters} for entry, parameters in entries]
     for parameter, default in DEFAULTS.items():
         values = [known[parameter] for known in has if parameter in known]

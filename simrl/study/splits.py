@@ -28,7 +28,7 @@ Row = Mapping[str, Any]
 
 
 def divides(scenario: Scenario) -> bool:
-    """Return whether the scenario's system divides the cluster's GPUs by a share that stays as it is."""
+    """Return whether the scenario's system divides the cluster's GPUs by a share that stays fixed."""
     try:
         system = make_system(scenario.system.name, scenario.system.parameters)
     except InputError:  # the error is raised where the scenario is prepared

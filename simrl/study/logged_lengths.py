@@ -53,7 +53,8 @@ def usable_steps(metrics: pd.DataFrame, recorded: Trace | None, turns: bool, gro
 
 
 def _of_kept_groups(rows: pd.DataFrame, group: int) -> pd.DataFrame:
-    """Return the rows with the tokens of the samples that their lengths describe, where the log counts the tokens of the batch."""
+    """Return the rows with the tokens of the samples that their lengths describe, if the log counts all
+    tokens of the batch."""
     mean = rows["response_length/mean"] + rows["prompt_length/mean"]
     count = rows[TOKENS] / mean
     described = seconds(rows, GENERATION) * 1000 / seconds(rows, PER_TOKEN) / rows["response_length/mean"]
@@ -162,8 +163,8 @@ def step_tokens(trace: Trace, kept: bool) -> list[NDArray[np.int64]]:
 
 
 def write_alike(folder: Path) -> Path | None:
-    """Write the run's trace with the responses of each step sorted by length: responses of a prompt are as alike as they can be.
-    None if it has rewards, which say which groups are kept."""
+    """Write the run's trace with the responses of each step sorted by length: responses of a prompt are as
+    alike as they can be. None if it has rewards, which say which groups are kept."""
     trace = read_trace(folder / RUN)
     if "reward" in trace.table.column_names:
         return None

@@ -217,6 +217,25 @@ def test_the_command_plans_the_run_of_each_cluster(command):
     assert len(said.out.partition("What this rests on")[2].partition("Written")[0].strip().splitlines()) <= 10
 
 
+def test_a_deadline_is_searched_on_all_clusters_at_once_and_met_at_the_lowest_cost(command):
+    few = ("--trials", "9", "--best", "1", "--polish", "0", "--no-robust", "--jobs", "1", "-o", "out")
+    words = ("advise", "small.yaml", "systems=areal", *FEW[1:], "--clusters", "4,8", "--updates", "900", *few)
+    assert command(*words).code == 0
+    each = json.loads((command.folder / "out" / "advise.json").read_text())["clusters"]
+    hours, costs = ([plan[key] for plan in each] for key in ("hours", "cost"))
+    assert hours[0] > hours[1]  # of 4 and of 8 GPUs
+    for deadline_h, place in ((1.01 * hours[0], costs.index(min(costs))), ((hours[0] + hours[1]) / 2, 1)):
+        said = command(*words, "--deadline", f"{3600 * deadline_h:.0f}s")
+        assert said.code == 0, said.err
+        (plan,) = json.loads((command.folder / "out" / "advise.json").read_text())["clusters"]
+        assert (plan["gpus"], plan["cost"]) == (each[place]["gpus"], pytest.approx(each[place]["cost"]))
+        goal = f"the lowest cost of 900 updates within {duration(round(3600 * deadline_h))}."
+        assert f"Asked for: {goal}" in " ".join(said.out.split())
+        assert "4/8 GPUs: points simulated" in said.err
+    late = command(*words, "--deadline", "1s")
+    assert late.code == 2 and "points that were tried can be: 4 × limit: deadline (areal 4); the nearest" in late.err
+
+
 @pytest.fixture(scope="module")
 def offered(tmp_path_factory):
     """An advice whose choice AReaL does not have, its text, and the folder."""

@@ -316,6 +316,15 @@ def test_what_cannot_be_is_counted_with_its_reason(file):
     assert divides == empty == 2 * 4 - (4 - 1) * 2 or divides + empty + len(found.options) == found.points
 
 
+def test_points_are_counted_by_the_cause_of_their_error_whatever_its_numbers(file):
+    text = SCENARIO.replace("qwen3-0.6b", "qwen3-32b").replace("mfu: 0.01, log_prob_mfu: 0.01", "mfu: 0.01")
+    file.write_text(text)
+    found, _ = searched(file, "systems=verl_colocated", "cluster.gpus=2,4", "cluster.tp=1,2")
+    errors = {error for errors in found.impossible.values() for error in errors}
+    assert len(errors) > len(found.impossible)
+    assert sum(count for _, count in found.reasons()) == found.points == 4
+
+
 def test_what_a_machine_could_not_simulate_is_tried_again_by_the_next_search(file):
     class Losing(Here):
         def outcomes(self, points):

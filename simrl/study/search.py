@@ -3,32 +3,34 @@
 Invariant: the points are a pure function of the space, the goal, the number of trials and the seed.
 They are chosen in batches of a fixed size, so neither the number of processes nor their order of
 finishing matters. A space of no more points than trials is simulated whole, however many
-combinations lead to them; in a larger one, the file's own choices come first, and then random ones:
-`simrl.study.polish` goes to the best from there.
+combinations lead to them; in a larger one, the file's own choices come first, and then proposals of
+Optuna's tree-structured Parzen estimator, which is given the limits.
 """
 
 from __future__ import annotations
 
 import json
-import random
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simrl.errors import InputError
 from simrl.study.goal import SETTLING, Broken, Goal
-from simrl.study.grid import SYSTEMS
+from simrl.study.grid import SYSTEMS, Alternative, Between
 from simrl.study.point import Outcome, Point
 from simrl.study.search_space import Chosen, Space, parts
 from simrl.study.splits import weight
 from simrl.study.store import Outcomes
 
-BATCH = 8  # points at a time
-TRIED_FIRST = 2  # draws of each system, after the file's own choices, before any is preferred
-MOST_REPEATS = 4  # draws a trial that may turn out to be known already
+if TYPE_CHECKING:
+    from optuna import Trial
+
+BATCH = 8  # proposals at a time
+TRIED_FIRST = 2  # proposals of each system, after the file's own choices, before any is preferred
+MOST_REPEATS = 4  # proposals a trial that may turn out to be known already
 
 
 @dataclass(frozen=True)
@@ -150,43 +152,84 @@ def search(space: Space, goal: Goal, outcomes: Outcomes, trials: int, seed: int)
         for point, outcome in zip(points, outcomes.of(points), strict=True):
             searched.add(point, outcome, goal)
     else:
-        _sample(space, goal, outcomes, trials, seed, searched)
+        _propose(space, goal, outcomes, trials, seed, searched)
     searched.sort()
     return searched
 
 
-def _sample(
+def _propose(
     space: Space, goal: Goal, outcomes: Outcomes, trials: int, seed: int, searched: Searched
 ) -> None:
-    """Simulate the file's own choices and then draws, a batch at a time, until `trials` can be executed."""
-    drawn = (_draw(space, searched, seed, i) for i in range(MOST_REPEATS * trials))
-    proposals = chain(space.as_in_the_file(), drawn)
-    while room := trials - len(searched.options):
-        batch = list(islice(proposals, BATCH))
-        if not batch:
-            break
-        points: dict[str, Point] = {}
-        for chosen in batch:
-            point = space.point(chosen)
-            if point.hash not in searched.seen and len(points) < room:
-                points.setdefault(point.hash, point)
+    """Simulate the file's own choices and then Optuna's proposals, a batch at a time, until `trials` can
+    be executed."""
+    import optuna  # takes a second to import
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    first = [_proposed(chosen, space) for chosen in space.as_in_the_file()]
+    first += [{SYSTEMS: place} for place in range(len(space.systems)) for _ in range(TRIED_FIRST)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of arguments that Optuna calls experimental
+        sampler = optuna.samplers.TPESampler(
+            n_startup_trials=len(first),
+            multivariate=True,
+            group=True,
+            constant_liar=True,
+            constraints_func=lambda trial: trial.user_attrs["excess"],
+            seed=seed,
+        )
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+        for proposed in first:
+            study.enqueue_trial(proposed)
+        known: dict[str, Option | None] = {}
+        for _ in range(0, MOST_REPEATS * trials, BATCH):
+            room = trials - len(searched.options)  # what cannot be executed costs no simulation
+            if room <= 0:
+                break
+            proposals = []
+            for trial in (study.ask() for _ in range(BATCH)):
+                point = space.point(chosen := _choose(trial, space))
                 searched.chosen.setdefault(point.hash, chosen)
-        for point, outcome in zip(points.values(), outcomes.of(list(points.values())), strict=True):
-            searched.add(point, outcome, goal)
+                proposals.append((trial, point))
+            new = list({point.hash: point for _, point in proposals if point.hash not in known}.values())[:room]
+            for point, outcome in zip(new, outcomes.of(new), strict=True):
+                known[point.hash] = searched.add(point, outcome, goal)
+            for trial, point in proposals:
+                if point.hash not in known:  # there was no room for it
+                    study.tell(trial, state=optuna.trial.TrialState.FAIL)
+                    continue
+                option = known[point.hash]
+                # By how much it is impossible, over 0 if it is.
+                excess = 1.0 if option is None else sum(min(broken.excess, 1.0) for broken in option.broken)
+                trial.set_user_attr("excess", [excess])
+                study.tell(trial, option.merit if option else 0.0)
 
 
-def _draw(space: Space, searched: Searched, seed: int, number: int) -> Chosen:
-    """Return random values: of each system in turn at first, then rather of the better ones."""
-    rng, systems = random.Random(f"{seed} {number}"), space.systems
-    place = number % len(systems)
-    if number >= TRIED_FIRST * len(systems):
-        searched.sort()
-        chosen = (searched.chosen[option.point.hash][SYSTEMS] for option in searched.options)
-        ranked = list(dict.fromkeys([*(systems.index(entry) for (entry,) in chosen), *range(len(systems))]))
-        place = ranked[int(len(ranked) * rng.random() ** 2)]
-    matters = space.matters(systems[place].value)
-    values = {name: dimension.drawn(rng.random()) for name, dimension in matters.items()}
-    return {SYSTEMS: (systems[place],), **values}
+def _choose(trial: Trial, space: Space) -> Chosen:
+    """Return an alternative of each dimension that matters for the proposed system."""
+    system = space.systems[trial.suggest_categorical(SYSTEMS, range(len(space.systems)))]
+    chosen: dict[str, Alternative] = {SYSTEMS: (system,)}
+    for name, dimension in space.matters(system.value).items():
+        if isinstance(dimension, Between):
+            chosen[name] = dimension.drawn(trial.suggest_float(name, 0.0, 1.0))
+        else:
+            count = len(dimension.alternatives)
+            ordered = all(isinstance(s.value, int | float) for a in dimension.alternatives for s in a)
+            number = trial.suggest_int(name, 0, count - 1) if ordered else trial.suggest_categorical(name, range(count))
+            chosen[name] = dimension.alternatives[number]
+    return chosen
+
+
+def _proposed(chosen: Chosen, space: Space) -> dict[str, float]:
+    """Return the proposal of Optuna from which `_choose` makes this."""
+    (system,) = chosen[SYSTEMS]
+    proposed: dict[str, float] = {SYSTEMS: space.systems.index(system)}
+    for name, dimension in space.matters(system.value).items():
+        if isinstance(dimension, Between):
+            width = dimension.high - dimension.low
+            proposed[name] = (chosen[name][0].value - dimension.low) / width if width else 0.0
+        else:
+            proposed[name] = list(dimension.alternatives).index(chosen[name])
+    return proposed
 
 
 def front(options: Sequence[Option]) -> list[Option]:

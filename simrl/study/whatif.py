@@ -22,7 +22,7 @@ from simrl.scenario.model import Scenario
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate_prepared
-from simrl.study.splits import best_splits, divides, nearest_split, units
+from simrl.study.splits import best_splits, divides, nearest_split, units, with_workers
 from simrl.study.store import Outcomes, simulating
 from simrl.systems.recipes import make_system
 
@@ -64,8 +64,9 @@ def alternatives(
                 scenario = scenario.model_copy(update={"steps": max(round(run.steps * share), 1)})
                 remarks.append(f"{name}: {scenario.steps} updates train the samples of the run's {run.steps}.")
             if divides(scenario) and "rollout_share" not in other.system.parameters:
-                (scenario,) = best_splits([scenario], outcomes.rows, cache)
-                workers, of_all = units(scenario)
+                (best,) = best_splits([scenario], outcomes.rows, cache)
+                workers, of_all = units(best)
+                scenario = with_workers(best, workers)  # its share is shown, also a default
                 remarks.append(f"{name}: {workers} of {of_all} workers roll out, the best split that was found.")
             scenarios.append(scenario)
         return scenarios, remarks, _ranges(scenarios, fits, alike, outcomes)

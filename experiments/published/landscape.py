@@ -44,9 +44,9 @@ from experiments.published.landscape_runs import (
 )
 from experiments.shared import errors_in_a_line, markdown, verl_trace, write_parts
 from simrl.analysis.gpu_hours import PARTS
-from simrl.study.answer import Answer
 from simrl.scenario.model import Scenario
 from simrl.show.style import INK, LOOKS, PAPER, SAND, SERIES
+from simrl.study.answer import Answer
 from simrl.study.model_error import RATIO_ERROR, RATIOS
 from simrl.study.progress import compile_kernels
 from simrl.study.store import Outcomes

@@ -259,9 +259,7 @@ def staleness_bound(option: Option) -> float:
     return float(eta if eta is not None else option.row["off_policyness_max"])
 
 
-def _leads(
-    few: Sequence[Option], close: Sequence[Option], goal: Goal, outcomes: Outcomes
-) -> list[tuple[float, ...]]:
+def _leads(few: Sequence[Option], close: Sequence[Option], goal: Goal, outcomes: Outcomes) -> list[tuple[float, ...]]:
     """Return the lead of the first option over each, and with further seeds over those that are close."""
     first = few[0]
     merits: dict[str, dict[int, float]] = {option.point.hash: {0: option.merit} for option in few}

@@ -202,7 +202,10 @@ def calibrate(
         lengths = step_tokens(trace, prepared.system.needs_rewards)
         fits, corrections, unclear = fit(fitted, lengths, prepared, simulated)
         whole, trace = started(usable, path)
-        fits = [whole.model_copy(update={"profile": corrected.profile, "training": corrected.training}) for corrected in fits]
+        fits = [
+            whole.model_copy(update={"profile": corrected.profile, "training": corrected.training})
+            for corrected in fits
+        ]
         unlike = {corrected.model_dump_json(): corrected for corrected in fits}  # the ends of the range may be one
         results = {key: _of_run(simulated, corrected) for key, corrected in unlike.items()}
         steps = _beside(usable, window, turns, [results[corrected.model_dump_json()] for corrected in fits], fits[0])
@@ -214,7 +217,9 @@ def calibrate(
 def predicted(steps: pd.DataFrame, started: Scenario, fits: Sequence[Scenario]) -> tuple[PhaseError, ...]:
     """Return the errors on all steps (`usable_steps`) of another run that generates and trains in turns, `started` on the trace
     of its lengths, with corrections of this run (`Calibration.scenario`, then its `fits`)."""
-    runs = [started.model_copy(update={"profile": corrected.profile, "training": corrected.training}) for corrected in fits]
+    runs = [
+        started.model_copy(update={"profile": corrected.profile, "training": corrected.training}) for corrected in fits
+    ]
     return _errors(_beside(steps, (-1, -1), True, [simulate(run) for run in runs], runs[0]))
 
 

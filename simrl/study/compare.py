@@ -171,9 +171,7 @@ def _seeds(scenarios: Sequence[Scenario]) -> Iterator[_Further]:
             yield _Further(place, "samples_per_s_spread", again)
 
 
-def _ranked_again(
-    runs: Sequence[Prepared], ranking: bool | None, took_s: float
-) -> tuple[list[_Further], str]:
+def _ranked_again(runs: Sequence[Prepared], ranking: bool | None, took_s: float) -> tuple[list[_Further], str]:
     """Return the runs with their assumed seconds at each of `FACTORS`, for a `ranking` (None: if the
     comparison took at most `LONG_S`); or why there are none."""
     compared = Counter(prepared.scenario.variant for prepared in runs)

@@ -61,9 +61,7 @@ class End:
     rival: Option | None = None
 
 
-def perturbed(
-    scenario: Scenario, source: str, factor: float, inputs: InputCache | None = None
-) -> Scenario | str:
+def perturbed(scenario: Scenario, source: str, factor: float, inputs: InputCache | None = None) -> Scenario | str:
     """Return the scenario with a source of error at a factor, or why it cannot be executed. Without
     drafts, there is no acceptance to perturb."""
     if source == "decode":
@@ -148,9 +146,7 @@ class _Trial:
                 points.append((Point(there, self._outcomes.digests), ""))
         return points
 
-    def _judged(
-        self, source: str, factor: float, options: Sequence[Option]
-    ) -> tuple[dict[str, float], dict[str, str]]:
+    def _judged(self, source: str, factor: float, options: Sequence[Option]) -> tuple[dict[str, float], dict[str, str]]:
         """Return the merits of the options that keep the limits there, by their own hashes, and why
         others could not be tried."""
         merits, untried = {}, {}
@@ -164,9 +160,7 @@ class _Trial:
                 merits[option.point.hash] = there.merit
         return merits, untried
 
-    def _merits(
-        self, source: str, factor: float, options: Sequence[Option]
-    ) -> tuple[dict[str, float], dict[str, str]]:
+    def _merits(self, source: str, factor: float, options: Sequence[Option]) -> tuple[dict[str, float], dict[str, str]]:
         """Return what `_judged` does of those that can win; of all, if the first does not keep the
         limits."""
         near = self._judged(source, factor, _in_reach(source, factor, options))

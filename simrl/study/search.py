@@ -157,9 +157,7 @@ def search(space: Space, goal: Goal, outcomes: Outcomes, trials: int, seed: int)
     return searched
 
 
-def _propose(
-    space: Space, goal: Goal, outcomes: Outcomes, trials: int, seed: int, searched: Searched
-) -> None:
+def _propose(space: Space, goal: Goal, outcomes: Outcomes, trials: int, seed: int, searched: Searched) -> None:
     """Simulate the file's own choices and then Optuna's proposals, a batch at a time, until `trials` can
     be executed."""
     import optuna  # takes a second to import

@@ -208,7 +208,9 @@ def make_space(open_file: Callable[[Sequence[Setting]], ScenarioFile], dimension
 
 def _listed(keys: tuple[str, ...], choices: Sequence[tuple[Any, ...]]) -> Listed:
     """Return the alternatives that set these keys together."""
-    return Listed(keys, [tuple(given(k, v, f"{k}={v}") for k, v in zip(keys, values, strict=True)) for values in choices])
+    return Listed(
+        keys, [tuple(given(k, v, f"{k}={v}") for k, v in zip(keys, values, strict=True)) for values in choices]
+    )
 
 
 def _parameters(entries: Entries) -> Iterator[Searched]:
@@ -307,7 +309,11 @@ def _profiles(path: Path) -> dict[Layout, str]:
     metadata_of_first, by_layout = _metadata(path), dict[Layout, str]()
     for file in (path, *sorted(path.parent.glob("*.parquet"))):
         metadata = _metadata(file)
-        if metadata_of_first and metadata and all(getattr(metadata, key) == getattr(metadata_of_first, key) for key in ENGINE):
+        if (
+            metadata_of_first
+            and metadata
+            and all(getattr(metadata, key) == getattr(metadata_of_first, key) for key in ENGINE)
+        ):
             by_layout.setdefault((metadata.tp, metadata.dp, metadata.ep), str(file))
     return by_layout
 

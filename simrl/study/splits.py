@@ -94,9 +94,7 @@ def looks(scenario: Scenario, row: Row, inputs: InputCache) -> Scenario | None:
     return None if wanted == workers else nearest_split(scenario, wanted, inputs)
 
 
-def nearest_split(
-    scenario: Scenario, workers: int, inputs: InputCache, most: int | None = None
-) -> Scenario | None:
+def nearest_split(scenario: Scenario, workers: int, inputs: InputCache, most: int | None = None) -> Scenario | None:
     """Return the other split that can be executed with the number of rollout workers closest to this,
     among the `most` closest (None: an eighth of all)."""
     present, of_all = units(scenario)
@@ -156,7 +154,5 @@ class SplitSearch:
     def best(self) -> Scenario:
         """The best split so far, whole nodes before parts of them that are hardly better."""
         splits = {n: with_workers(self.scenario, n) for n in self.rates}
-        best = max(
-            self.rates, key=lambda n: (self.rates[n] * weight(splits[n]), n == self._own), default=self._own
-        )
+        best = max(self.rates, key=lambda n: (self.rates[n] * weight(splits[n]), n == self._own), default=self._own)
         return self.scenario if best == self._own else splits[best]

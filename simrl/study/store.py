@@ -126,9 +126,7 @@ class Outcomes:
 
 
 @contextmanager
-def simulating(
-    jobs: int, folder: Path | None = None, inputs: InputCache | None = None
-) -> Iterator[Outcomes]:
+def simulating(jobs: int, folder: Path | None = None, inputs: InputCache | None = None) -> Iterator[Outcomes]:
     """Yield outcomes that up to `jobs` processes simulate, with one this process. `inputs` may have
     a trace that no file holds."""
     if jobs > 1:

@@ -296,7 +296,10 @@ def test_views_cannot_be_changed(compared):
             lambda trace: simrl.advise(trace, **GIVEN, updates=9, deadline="36"),
             "deadline=36: give a number and its unit",
         ),
-        (lambda trace: simrl.advise(trace, **GIVEN, budget=9), "^budget: cluster.cost_per_gpu_hour is 0; give the price"),
+        (
+            lambda trace: simrl.advise(trace, **GIVEN, budget=9),
+            "^budget: cluster.cost_per_gpu_hour is 0; give the price",
+        ),
         (
             lambda trace: simrl.sweep(trace, {"training.mfu": "0.2..0.4"}, ["areal"], **GIVEN),
             "list them, or draw some with sample=N$",
@@ -387,9 +390,7 @@ def test_advise_says_what_the_command_says_and_keeps_its_points(command_line):
     values = ("systems=verl_colocated,areal", "cluster.gpus=4", "cluster.tp=1", "system.eta=1,2")
     values += ("system.rollout_share=0.5", "system.speculation=none")
     out = command_line("advise", "scenario.yaml", *values, "--trials", "9", "--jobs", "1", "-o", "theirs").out
-    found = simrl.advise(
-        "scenario.yaml", SEARCHED, ["verl_colocated", "areal"], gpus=4, tp=1, trials=9, folder="ours"
-    )
+    found = simrl.advise("scenario.yaml", SEARCHED, ["verl_colocated", "areal"], gpus=4, tp=1, trials=9, folder="ours")
     *said, last = out.splitlines()
     assert str(found).split() == " ".join(said).split() and last == "Written to theirs/advise.json"
     assert contents(Path("ours")) == contents(Path("theirs"))
@@ -430,9 +431,7 @@ def test_advise_shows_itself_and_draws_its_front(advised):
 
 
 def test_advise_takes_a_frame_and_searches_a_system_of_each_family(frame):
-    found = simrl.advise(
-        frame, {"system.rollout_share": 0.5}, **GIVEN, tp=1, trials=8, best=3, robust=False, polish=0
-    )
+    found = simrl.advise(frame, {"system.rollout_share": 0.5}, **GIVEN, tp=1, trials=8, best=3, robust=False, polish=0)
     words = found.data.plans[0].answer.space.words
     searched = next(text for text in words if text.startswith("systems="))
     assert searched.startswith("systems=verl_colocated,april,one_step_off")
@@ -539,9 +538,7 @@ def test_only_python_has_these_parameters():
         for name in set(inspect.signature(function).parameters) - {option.name for option in options_of(function)}
     }
     given_by_values = {("sweep", "overrides"), ("advise", "overrides")}
-    assert (
-        only == {(path, "cap_tokens") for path in ("compare", "run", "sweep", "advise")} | given_by_values
-    )
+    assert only == {(path, "cap_tokens") for path in ("compare", "run", "sweep", "advise")} | given_by_values
 
 
 def test_updates_that_are_no_whole_number_are_refused_before_anything_runs():

@@ -244,7 +244,9 @@ def offered(tmp_path_factory):
     space = space_of(folder / "small.yaml", "systems=areal,one_step_off,verl_colocated", *ALONE,
                      "system.eta=2", "system.rollout_share=0.5,0.75")  # fmt: skip
     outcomes = Outcomes(folder / "out", Here())
-    found = advise({8: (space, goal_on(space, 900))}, outcomes, trials=4, best=3, robust=("assumed",), framework="AReaL")
+    found = advise(
+        {8: (space, goal_on(space, 900))}, outcomes, trials=4, best=3, robust=("assumed",), framework="AReaL"
+    )
     text = io.StringIO()
     print_advice(found, Console(file=text, width=100))
     return found, text.getvalue(), outcomes

@@ -93,10 +93,7 @@ def test_whole_nodes_are_preferred_to_parts_of_them_that_gain_less_than_a_hundre
         (found,) = best_splits([with_workers(scenario, 9)], rows, InputCache())
         assert units(found) == (workers, 16)
         row = row_of(found)
-        options = [
-            Option(Point(with_workers(scenario, n)), row, merit, ())
-            for n, merit in ((8, 1), (9, 1 + gain))
-        ]
+        options = [Option(Point(with_workers(scenario, n)), row, merit, ()) for n, merit in ((8, 1), (9, 1 + gain))]
         (searched := Searched(options)).sort()
         assert units(searched.options[0].point.scenario)[0] == workers
 

@@ -419,4 +419,3 @@ def print_launch(found: Answer, console: Console) -> None:
     console.print()
     fill(console, f"Option names: {'; '.join(settings.documents)}. Model, data, reward and optimizer are yours to add.")
     fill(console, *(f"Mind: {note}." for note in settings.notes))
-

@@ -204,7 +204,7 @@ def _advised(
 ) -> Answer:
     found = simrl.advise(
         data, {**values, "cluster.tp": [data["cluster"]["tp"]]}, systems, max_off_policyness=limit, robust=False,
-        trials=400, best=3, jobs=jobs, folder=folder / "advise",
+        trials=400, polish=100, best=3, jobs=jobs, folder=folder / "advise",
     )  # fmt: skip
     return found.data.plans[0].answer
 

@@ -532,7 +532,7 @@ def test_every_command_of_the_cli_has_the_parameters_and_defaults_of_its_functio
 
 
 def test_the_old_name_of_a_search_tells_the_new_one():
-    with pytest.raises(AttributeError, match="no attribute 'optimize'; it is simrl.advise now"):
+    with pytest.raises(AttributeError, match=r"no attribute 'optimize'; it is simrl\.advise now"):
         simrl.optimize  # noqa: B018
 
 

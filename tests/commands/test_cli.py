@@ -100,7 +100,7 @@ def test_what_replaces_a_variation_is_told_before_anything_is_simulated(simrl, m
         ("advise", "simrl.study.advice.advise"),
     ):
         monkeypatch.setattr(simulates, stop)
-        said, stopped = simrl(command, "scenario.yaml", "faults=[]", "--jobs", "1").err.splitlines()
+        said, *_, stopped = simrl(command, "scenario.yaml", "faults=[]", "--jobs", "1").err.splitlines()
         assert said.startswith("simrl: scenario.yaml: vary has faults [[{'kind': 'slow'") and len(said) < 200
         assert stopped == "simrl: nothing was simulated"
 

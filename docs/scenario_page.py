@@ -38,7 +38,7 @@ A scenario is a YAML file: all that a simulation depends on. One scenario gives 
 Two keys belong to the file and not to one simulation. `systems` is a list of [systems](systems.md), each a name or a name
 with parameters: `[verl_colocated, {name: areal, eta: 8}]`. `vary` is a list of changes, such as
 `[{cluster.gpus: 64}, {cluster.gpus: 256}]`; each makes a group of runs, of all systems. Every combination is simulated. A
-key that is given on the command line is no longer varied; `compare`, `sweep` and `optimize` print which keys.
+key that is given on the command line is no longer varied; `compare`, `sweep` and `advise` print which keys.
 
 """
 

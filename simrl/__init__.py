@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from simrl.commands.calibrate import whatif as whatif
     from simrl.commands.compare import compare as compare
     from simrl.commands.compare import run as run
-    from simrl.commands.optimize import optimize as optimize
     from simrl.commands.results import agree as agree
     from simrl.commands.results import diff as diff
     from simrl.commands.results import explain as explain
@@ -36,7 +35,6 @@ _MODULES = {
     "simrl.commands.calibrate": ("calibrate", "whatif"),
     "simrl.commands.compare": ("compare", "run"),
     "simrl.commands.results": ("agree", "diff", "explain", "report"),
-    "simrl.commands.optimize": ("optimize",),
     "simrl.commands.sweep": ("sweep",),
     "simrl.errors": ("InputError", "StoppedError"),
     "simrl.result.result": ("Result", "read_result"),
@@ -48,7 +46,8 @@ __all__ = sorted(["__version__", *_MODULE_OF])
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
-        raise AttributeError(f"module 'simrl' has no attribute {name!r}")
+        instead = "; it is simrl.advise now" if name == "optimize" else ""
+        raise AttributeError(f"module 'simrl' has no attribute {name!r}{instead}")
     value = getattr(import_module(_MODULE_OF[name]), name)
     globals()[name] = value  # the next time it is there
     return value

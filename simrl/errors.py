@@ -12,10 +12,12 @@ LONGEST_WORD, LONGEST_LINE = 200, 2000  # characters of a message; longer words 
 
 
 class InputError(Exception):
-    """Bad input. The message is one line: the file, the place in it, the value and the remedy."""
+    """Bad input. The message is one line: the file, the place in it, the value and the remedy. `cause` is equal for errors of
+    one kind, which differ in their numbers: by default it is the message."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, cause: str = "") -> None:
         super().__init__(brief(printable(message)))
+        self.cause = cause or str(self)
 
     def _render_traceback_(self) -> list[str]:
         """Return the line alone, which a notebook shows."""
@@ -54,10 +56,10 @@ def broken(*rules: tuple[object, str]) -> str:
     return next((words for is_broken, words in rules if is_broken), "")
 
 
-def refuse(*rules: tuple[object, str]) -> None:
-    """Raise `InputError` with the words on the first broken rule, if there is one."""
+def refuse(*rules: tuple[object, str], cause: str = "") -> None:
+    """Raise `InputError` with the words on the first broken rule, if there is one, and the cause of all of them."""
     if words := broken(*rules):
-        raise InputError(words)
+        raise InputError(words, cause)
 
 
 def meant(name: object, known: Iterable[str]) -> str:

@@ -453,7 +453,7 @@ API: dict[str, Callable[[], object]] = {
     "compare with jobs=0": lambda: simrl.compare("tiny.yaml", jobs=0),
     "sweep without values": lambda: simrl.sweep("tiny.yaml", {}),
     "sweep with sample=0": lambda: simrl.sweep("tiny.yaml", {"seed": [1, 2]}, sample=0),
-    "optimize with trials=0": lambda: simrl.optimize("tiny.yaml", trials=0),
+    "advise with trials=0": lambda: simrl.advise("tiny.yaml", trials=0),
     "explain of two runs": lambda: simrl.explain(simrl.compare("tiny.yaml")),
     "explain with step=9": lambda: simrl.explain("runs/verl-colocated", step=9),
     "result of an unknown label": lambda: simrl.compare("tiny.yaml").result("split"),

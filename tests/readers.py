@@ -35,7 +35,7 @@ from simrl.simulate.run import simulate
 from simrl.study.calibration import launched
 from simrl.study.grid import resolved, vary
 from simrl.study.logged_lengths import lengths_of, usable_steps
-from simrl.study.point import Digests, make_point
+from simrl.study.point import Digests, Point
 from simrl.study.sweep import kept, plan, table_rows
 from simrl.trace.importers import slime
 from simrl.trace.importers.dumps import import_dump
@@ -347,7 +347,7 @@ def _read_sweep(folder: Path) -> None:
     varied = vary(folder / "scenario.yaml", words.get("texts", []), words.get("zips", []))
     digests = Digests()
     for settings in islice(varied.combinations(3, 0), 3):
-        make_point(resolved(varied.file, settings), digests)
+        Point(resolved(varied.file, settings), digests)
     with_all = varied.combinations(None, 0)
     for settings in islice(with_all, 5):
         resolved(varied.file, settings)

@@ -122,11 +122,11 @@ def test_a_message_is_one_line_whatever_is_in_it():
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (["optimize", "scenario.yaml", "--max-off-policyness", "nan"], "invalid value for '--max-off-policyness': "),
-        (["optimize", "scenario.yaml", "--trials", "few"], "invalid value for '--trials': "),
+        (["advise", "scenario.yaml", "--max-off-policyness", "nan"], "invalid value for '--max-off-policyness': "),
+        (["advise", "scenario.yaml", "--trials", "few"], "invalid value for '--trials': "),
         (["compare", "scenario.yaml", "--jbos", "3"], "no such option: --jbos"),
         (["compare"], "missing argument 'SCENARIO'"),
-        (["optimise", "scenario.yaml"], "no such command 'optimise'. Did you mean 'optimize'?\n"),
+        (["advice", "scenario.yaml"], "no such command 'advice'. Did you mean 'advise'?\n"),
     ],
 )
 def test_a_command_that_is_written_wrongly_is_told_in_a_line(simrl, arguments, what):

@@ -4,7 +4,7 @@
 
 Writes the parts of landscape.md between `<!-- NAME -->` and `<!-- /NAME -->`, its pictures and landscape.csv. Without --data
 (the folder with verl_run/) that run is left out. Invariant: a figure of the page is a row of the table or of an answer of
-`simrl.optimize`; simulated rows are kept in a folder, so a stopped command continues, and simulates all anew once simrl's code
+`simrl.advise`; simulated rows are kept in a folder, so a stopped command continues, and simulates all anew once simrl's code
 or a scenario has changed.
 """
 
@@ -44,9 +44,9 @@ from experiments.published.landscape_runs import (
 )
 from experiments.shared import errors_in_a_line, markdown, verl_trace, write_parts
 from simrl.analysis.gpu_hours import PARTS
-from simrl.commands.optimize import OptimizationView
 from simrl.scenario.model import Scenario
 from simrl.show.style import INK, LOOKS, PAPER, SAND, SERIES
+from simrl.study.answer import Answer
 from simrl.study.model_error import RATIO_ERROR, RATIOS
 from simrl.study.progress import compile_kernels
 from simrl.study.store import Outcomes
@@ -169,7 +169,7 @@ def varied(size: Size, table: Table, entries: Mapping[str, Any]) -> dict[str, li
 
 
 def combination(size: Size, table: Table, entries: Mapping[str, Any], folder: Path, jobs: int) -> dict[str, list[str]]:
-    """Search every pipeline with every drafter, then dispatch and split of the best (`simrl.optimize`), for each limit of
+    """Search every pipeline with every drafter, then dispatch and split of the best (`simrl.advise`), for each limit of
     staleness."""
     steps = size.combination_steps
     changes = {"steps": steps, "warmup_steps": steps * 2 // EPOCHS}
@@ -179,15 +179,15 @@ def combination(size: Size, table: Table, entries: Mapping[str, Any], folder: Pa
     tables: list[str] = []
     why: list[str] = []
     for limit in size.limits:
-        first = _optimized(data, pipelines, {"system.speculation": list(size.drafters)}, limit, folder, jobs)
-        few = [dict(choice.option.point.scenario.system) for choice in first.data.best[:2]]
+        first = _advised(data, pipelines, {"system.speculation": list(size.drafters)}, limit, folder, jobs)
+        few = [dict(choice.option.point.scenario.system) for choice in first.best[:2]]
         placed = [entry for entry in few if "dispatch" in parameters_of(entry["name"])]
         second = first
         if placed:
             placing = {"system.dispatch": ["least_requests", "round_robin", "streamrl", "seer"]}
             # What the first search found with each pipeline stands among the choices.
-            second = _optimized(data, placed, placing, limit, folder, jobs)
-        best = max((first, second), key=lambda found: found.data.choice.option.merit)
+            second = _advised(data, placed, placing, limit, folder, jobs)
+        best = max((first, second), key=lambda found: found.choice.option.merit)
         tables += _choices(limit, first, second)
         why += _why(limit, best, base, table)
     return {"combination": tables, "why": why}
@@ -199,20 +199,21 @@ def _bounded(entry: Mapping[str, Any], limits: Sequence[int]) -> list[dict[str, 
     return [{**entry, "eta": eta} for eta in limits]
 
 
-def _optimized(
+def _advised(
     data: Mapping[str, Any], systems: Sequence[Any], values: Mapping[str, Any], limit: int, folder: Path, jobs: int
-) -> OptimizationView:
-    return simrl.optimize(
+) -> Answer:
+    found = simrl.advise(
         data, {**values, "cluster.tp": [data["cluster"]["tp"]]}, systems, max_off_policyness=limit, robust=False,
-        trials=400, best=3, jobs=jobs, folder=folder / "optimize",
+        trials=400, polish=100, best=3, jobs=jobs, folder=folder / "advise",
     )  # fmt: skip
+    return found.data.plans[0].answer
 
 
-def _choices(limit: int, *found: OptimizationView) -> list[str]:
+def _choices(limit: int, *found: Answer) -> list[str]:
     heads = ["combination", "samples/s", "off-policyness mean / most", "the largest losses", ""]
     seen: dict[str, Any] = {}
     for each in found:
-        for choice in each.data.best:
+        for choice in each.best:
             seen.setdefault(choice.option.point.hash, choice)
     # A dispatch rule that changes nothing is no other choice.
     distinct = {(choice.option.system, choice.option.merit): choice for choice in reversed(list(seen.values()))}
@@ -224,7 +225,7 @@ def _choices(limit: int, *found: OptimizationView) -> list[str]:
         losses = ", ".join(f"{words} {share:.0%}" for _, words, share in choice.reasons.parts)
         near = "" if choice is ranked[0] or best / choice.option.merit - 1 >= RATIO_ERROR else "≈ the first"
         lines.append([_combined(choice.option.point.scenario), f"{row['samples_per_s']:.3g}", ages(row), losses, near])
-    first = found[0].data.searched
+    first = found[0].searched
     counts = f"{first.points} combinations of pipeline and drafter, {len(first.allowed)} of them within the limit."
     return ["", f"**At most {limit} updates old.**", "", *markdown(heads, lines), "", counts]
 
@@ -237,9 +238,9 @@ def _combined(scenario: Scenario) -> str:
     return words if drafts is None else f"{words}, {'no drafts' if drafts == 'none' else drafts}"
 
 
-def _why(limit: int, best: OptimizationView, base: Scenario, table: Table) -> list[str]:
+def _why(limit: int, best: Answer, base: Scenario, table: Table) -> list[str]:
     """Compare the GPU time of a trained sample: verl_colocated, the choice without its drafts, the choice."""
-    chosen = best.data.choice.option.point.scenario
+    chosen = best.choice.option.point.scenario
     without = dict(chosen.system.parameters) | {"speculation": "none"}
     plain = _scenario_like(chosen, {"name": chosen.system.name, **without})
     drafts = chosen.system.parameters.get("speculation", "none")

@@ -21,7 +21,7 @@ from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate_prepared
 from simrl.study.executors import Outcomes as Coming
 from simrl.study.executors import Processes, each
-from simrl.study.point import Digests, Point, make_point
+from simrl.study.point import Digests, Point
 from simrl.study.store import Outcomes
 from simrl.systems.recipes import RECIPES, parameters_of
 
@@ -209,7 +209,7 @@ class Table:
     def of(self, part: str, asked: Mapping[tuple[Any, str], Scenario]) -> dict[tuple[Any, str], dict[str, Any]]:
         """Return the rows of a part of the page, by varied value and system; `error` has the reason for a missing one."""
         digests = Digests()
-        points = [make_point(scenario, digests) for scenario in asked.values()]
+        points = [Point(scenario, digests) for scenario in asked.values()]
         found: dict[tuple[Any, str], dict[str, Any]] = {}
         for (key, point), outcome in zip(zip(asked, points, strict=True), self.outcomes.of(points), strict=True):
             row = dict(outcome.get("row", {"error": outcome.get("error", "")}))

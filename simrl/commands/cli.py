@@ -27,7 +27,6 @@ from simrl.commands import (
     calibrate,
     compare,
     examples,
-    optimize,
     presets,
     profile,
     results,
@@ -174,14 +173,9 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
     "advise": (
         advise.advise,
         "experiments/math_14b.yaml --clusters 32,64,128 --updates 500",
+        "experiments/quickstart.yaml cluster.gpus=16 systems=one_step_off,areal system.eta=1,2,4 --details",
+        "experiments/math_14b.yaml --clusters 32,64,128 --updates 500 --deadline 36h",
         "my_run.csv --model qwen3-8b --gpu h100 --clusters 32,64 --price 2.5 --framework verl --max-off-policyness 4",
-    ),
-    "optimize": (
-        optimize.optimize,
-        "experiments/quickstart.yaml cluster.gpus=16",
-        "experiments/quickstart.yaml cluster.gpus=16 systems=one_step_off,areal system.eta=1,2,4 --max-off-policyness 2",
-        "experiments/math_14b.yaml cluster.gpus=32,64,128 --updates 500 --deadline 36h",
-        "experiments/math_14b.yaml cluster.gpus=32,64,128 --updates 500 --budget 5000",
     ),
     "explain": (results.explain, "results/quickstart/cluster.gpus-64-areal-eta-4"),
     "diff": (

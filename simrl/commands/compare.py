@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from simrl.scenario.model import Scenario
     from simrl.show.style import Picture
     from simrl.simulate.cache import InputCache
-    from simrl.study.compared import Beside
+    from simrl.study.compare import Beside
 
 
 @dataclass(frozen=True, repr=False)
@@ -142,12 +142,11 @@ def simulate_all(
     """Simulate all scenarios and the runs that accompany them (`beside`), in memory or into a folder."""
     from simrl.show.comparison import compare_scenarios
     from simrl.simulate.cache import InputCache
-    from simrl.study.compare import row_of, the_result
-    from simrl.study.compared import ALONE, simulate_compared
+    from simrl.study.compare import ALONE, simulate_compared, the_result
 
     inputs, beside = inputs or InputCache(), beside or ALONE
     if folder is None:
-        made = simulate_compared(scenarios, jobs, inputs, the_result, row_of, beside)
+        made = simulate_compared(scenarios, jobs, inputs, the_result, beside)
         return Comparison(tuple(made.scenarios), tuple(made.rows), made.kept, made.unranked)
     notes = [
         f"Written to {folder}: comparison.png, a folder per row (perfetto.json opens in ui.perfetto.dev)"
@@ -223,8 +222,7 @@ def compare(
     """
     from simrl.commands.workload import LOG, open_workload, report_overruled
     from simrl.scenario.load import Choices
-    from simrl.study.compare import without_colocated
-    from simrl.study.compared import Beside
+    from simrl.study.compare import Beside, without_colocated
     from simrl.systems.recipes import parameters_of
 
     if not isinstance(updates, int | None):

@@ -87,7 +87,8 @@ class AgreementView(DataView):
         from simrl.files import write_whole_folder
         from simrl.show.comparison import MANIFEST, write_comparison
         from simrl.show.style import save
-        from simrl.study.compare import row_of, with_speedups
+        from simrl.study.compare import with_speedups
+        from simrl.study.point import row_of
 
         with write_whole_folder(Path(folder), MANIFEST) as temporary:
             if self.scenario is not None:
@@ -183,7 +184,7 @@ def agreement(
     from simrl.analysis.agreement import agree
     from simrl.commands.workload import open_workload
     from simrl.show.tables.agree import print_agreement
-    from simrl.study.compare import folder_name, require_possible, run_names, simulate_each, the_result
+    from simrl.study.compare import folder_name, run_names, simulate_compared, the_result
 
     happened = _read(measured, "measured")  # before anything is simulated
     scenario = None
@@ -201,9 +202,7 @@ def agreement(
                 f"{opened.origin}: {len(scenarios)} runs ({run_names(scenarios)}), but one was measured; choose it with "
                 "systems=[NAME] and cluster.gpus=…, or name its result folder"
             )
-        inputs = opened.inputs()
-        require_possible(scenarios, inputs)
-        (expected,) = simulate_each(scenarios, 1, inputs, the_result)
+        (expected,) = simulate_compared(scenarios, 1, opened.inputs(), the_result).kept
     with _named(predicted, measured):
         compared = agree(expected, happened)
     errors = vars(compared.errors)

@@ -204,8 +204,7 @@ class _Source:
 
     def _simulated(self, choice: Choice) -> Answer:
         from simrl.commands.compare import simulate_all
-        from simrl.study.compare import without_colocated
-        from simrl.study.compared import Beside
+        from simrl.study.compare import Beside, without_colocated
         from simrl.systems.recipes import parameters_of
 
         began_s = perf_counter()

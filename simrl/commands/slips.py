@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
@@ -144,7 +146,7 @@ _INSTEAD_OF = {  # an option of another name
     ),
     **dict.fromkeys(
         ("staleness", "max_staleness"),
-        "a bound on staleness is --max-off-policyness {}, in simrl optimize and simrl advise",
+        "a bound on staleness is --max-off-policyness {}, in simrl advise",
     ),
     "history": "simrl acceptance my_run.parquet counts what a history of responses predicts",
 }
@@ -174,6 +176,11 @@ def misplaced(word: str, group: str) -> str:
         return f"; did you mean simrl {_importing(word, 'my_run.parquet')}?"
     if group in ("simrl systems", "simrl speculation", "simrl presets") or suffix or word == "list":
         return f"; did you mean {group}{f' show {word}' if word != 'list' else ''}?"
+    if (group, word) == ("simrl", "optimize"):
+        words = [*sys.argv[sys.argv.index(word) + 1 :], "--details"]
+        if not {"--robust", "--no-robust"}.intersection(words):
+            words.append("--robust")  # it varied all inputs by default
+        return f"; it is simrl advise now: run simrl advise {shlex.join(words)}"
     if group == "simrl" and word in _INSTEAD_OF_COMMANDS:
         return f"; {_INSTEAD_OF_COMMANDS[word]}"
     return f"; did you mean simrl systems show {word.lower()}?" if word.lower() in RECIPES else ""

@@ -204,7 +204,8 @@ class Fleet:
             raise InputError(
                 f"a sample of {prompt_tokens} + {response_tokens} tokens never fits the KV cache "
                 f"of {self.capacity_tokens} tokens; use more memory for the cache, a larger "
-                "tp or a lower cap"
+                "tp or a lower cap",
+                cause="KV cache of a worker",
             )
 
     # Groups.

@@ -20,8 +20,7 @@ from simrl.show.figures.timeline import timeline_figure
 from simrl.show.perfetto import write_perfetto
 from simrl.show.style import save
 from simrl.simulate.cache import InputCache
-from simrl.study.compare import folder_name, row_of
-from simrl.study.compared import ALONE, Beside, Compared, simulate_compared
+from simrl.study.compare import ALONE, Beside, Compared, folder_name, simulate_compared
 
 MANIFEST = "files.txt"
 
@@ -32,14 +31,14 @@ def compare_scenarios(
     jobs: int,
     inputs: InputCache | None = None,
     beside: Beside = ALONE,
-) -> Compared[dict[str, Any]]:
+) -> Compared[None]:
     """Simulate all scenarios, and what stands beside them, write `folder`, and return them with a row of each.
 
     Raises `InputError` for a scenario that cannot be executed, `StoppedError` if a process that simulates is killed.
     """
     with write_whole_folder(folder, MANIFEST) as temporary:
         keep = partial(_write_run, folder=temporary)
-        compared = simulate_compared(scenarios, jobs, inputs or InputCache(), keep, lambda _, row: row, beside)
+        compared = simulate_compared(scenarios, jobs, inputs or InputCache(), keep, beside)
         _write_summary(compared.rows, compared.scenarios, temporary)
     return compared
 
@@ -54,14 +53,13 @@ def write_comparison(
         _write_summary(rows, scenarios, temporary)
 
 
-def _write_run(scenario: Scenario, result: Result, folder: Path) -> dict[str, Any]:
-    """Write a run into its folder in `folder` and return its row."""
+def _write_run(scenario: Scenario, result: Result, folder: Path) -> None:
+    """Write a run into its folder in `folder`."""
     own = folder / folder_name(scenario)
     own.mkdir()
     result.write(own)
     save(timeline_figure(result, steady_window(result)), own / "timeline.png")
     write_perfetto(result, own / "perfetto.json")
-    return row_of(scenario, result)
 
 
 def _write_summary(rows: Sequence[Mapping[str, Any]], scenarios: Sequence[Scenario], folder: Path) -> None:

@@ -102,7 +102,8 @@ def engine_limits(
         beside = "" if engine.kv_cache_tokens else f" beside {_named(parts)}"
         raise InputError(
             f"{trace.metadata.name}: its longest sample has {longest} tokens{state}, the KV cache of a worker ({model.name}, "
-            f"tp {deployment.tp}, {gpu.name}) holds {held}{beside}; {remedy}, or a lower cap"
+            f"tp {deployment.tp}, {gpu.name}) holds {held}{beside}; {remedy}, or a lower cap",
+            cause="KV cache of a worker",
         )
     return limits
 
@@ -160,7 +161,8 @@ def _kv_blocks(
         )
         raise InputError(
             f"{model.name} at tp {tp} needs {sum(parts.values()) / GIB:.0f} GiB a GPU ({_named(parts)}); "
-            f"{gpu.memory_words(engine.gpu_memory_utilization)}: {nothing}; use a larger tp or another GPU"
+            f"{gpu.memory_words(engine.gpu_memory_utilization)}: {nothing}; use a larger tp or another GPU",
+            cause="memory of a worker",
         )
     return blocks
 
@@ -196,5 +198,6 @@ def require_drafter_fits(
             f"{model.name}, which it keeps, and {kv_bytes / GIB:.1f} for the KV cache of {running} requests on "
             f"{drafts.draft_gpus}; {gpu.memory_words(engine.gpu_memory_utilization)}, of which activations take "
             f"{engine.reserve_bytes / GIB:.1f} (reserve_bytes); use a smaller drafter, a larger tp or "
-            f"{'decoupled: false' if smaller else 'more draft_gpus'}"
+            f"{'decoupled: false' if smaller else 'more draft_gpus'}",
+            cause="memory of a drafter",
         )

@@ -294,7 +294,8 @@ def _require_few_samples(steps: int, trace: Trace) -> None:
     of_step = len(trace) / len(trace.step_slices)
     if (samples := round(steps * of_step)) > MOST_SAMPLES:
         raise InputError(
-            f"steps {steps:,} of {of_step:,.6g} samples are {samples:,} samples; stay under {MOST_SAMPLES:,}"
+            f"steps {steps:,} of {of_step:,.6g} samples are {samples:,} samples; stay under {MOST_SAMPLES:,}",
+            cause="samples of a run",
         )
 
 
@@ -436,6 +437,7 @@ def _split(cluster: ClusterConfig, unit: int, system: System) -> tuple[int, int]
                 f"system {system.name}: a rollout worker takes {unit} GPUs, those of its drafter included, and {there} "
                 f"{gpus}; use more GPUs, or fewer draft_gpus",
             ),
+            cause="GPUs of a worker",
         )
         return gpus // unit + extra, cluster.train.gpus if cluster.train else gpus
     workers = _share(gpus, system.rollout_share) // unit
@@ -443,7 +445,8 @@ def _split(cluster: ClusterConfig, unit: int, system: System) -> tuple[int, int]
     if workers == 0 or train_gpus == 0:
         raise InputError(
             f"system {system.name}: rollout_share {system.rollout_share} of {gpus} GPUs, {unit} a worker, leaves "
-            f"{workers * unit} rollout and {train_gpus} train GPUs; both need some: use more GPUs, or another share"
+            f"{workers * unit} rollout and {train_gpus} train GPUs; both need some: use more GPUs, or another share",
+            cause="GPUs of a pool",
         )
     return workers, train_gpus
 

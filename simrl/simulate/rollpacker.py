@@ -48,4 +48,4 @@ def _layout(prepared: Prepared, tp: int, prepare: Callable[[Scenario], Prepared]
     try:
         return prepare(formed)
     except InputError as error:
-        raise InputError(f"{size}: {error}") from error
+        raise InputError(f"{size}: {error}", error.cause) from error

@@ -25,7 +25,8 @@ def require_divisor(key: str, value: int, number: int, things: str, also: int = 
     if number % value:
         some = ", ".join(str(n) for n in range(1, 17) if number % n == 0 and also % n == 0)
         raise InputError(
-            f"{key} is {value}: it does not divide the {number} {things}; choose a divisor, such as {some}"
+            f"{key} is {value}: it does not divide the {number} {things}; choose a divisor, such as {some}",
+            cause=f"{key} does not divide the {things}",
         )
 
 
@@ -43,6 +44,9 @@ def require_parallelism(training: TrainingConfig, model: ModelShape, train_gpus:
             stages > model.layers,
             f"training.pipeline_parallel is {stages}: {model.name} has {model.layers} layers; use no more stages",
         ),
+        cause="more pipeline stages than layers",
+    )
+    refuse(
         (
             parallel > 1 and not experts,
             f"training.expert_parallel is {parallel}: {model.name} has no experts; use 1",
@@ -109,7 +113,8 @@ class TrainingMemoryError(InputError):
         super().__init__(
             f"training: {costs.model.name} on {costs.gpus} {costs.gpu.name} needs {needs:,.{digits}f} GiB a GPU "
             f"({costs.state_bytes / GIB:,.0f} of weights, gradients and optimizer states, the rest activations of "
-            f"{microbatch:,} tokens); {costs.gpu.memory_words(USABLE_SHARE, digits)}; {_remedies(need, all_needs)}"
+            f"{microbatch:,} tokens); {costs.gpu.memory_words(USABLE_SHARE, digits)}; {_remedies(need, all_needs)}",
+            cause="memory of training",
         )
 
 

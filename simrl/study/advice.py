@@ -1,7 +1,9 @@
-"""Advice: the choice on each candidate cluster, the hours and cost of a whole run there, its memory, and how sure that is.
+"""Advice: the choice on each candidate cluster, the hours and cost of a whole run there, its memory, and
+how sure that is.
 
-Invariant: every figure is of a simulated run. Hours are those of the planned updates at the simulated rate: checkpoints and
-evaluations in a window of whole periods, and lengths that grow at the beginning, the middle and the end of the growth.
+Invariant: every figure comes from a simulated run. Hours are the time of the planned
+updates at the simulated rate: checkpoints and evaluations in a window of whole periods, and lengths that grow at
+the beginning, the middle and the end of the growth.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from simrl.scenario.model import Scenario
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate_prepared
-from simrl.study.compared import SEEDS
+from simrl.study.answer import Answer, Choice, Reasons, answer, reasons_of
+from simrl.study.compare import SEEDS
 from simrl.study.goal import Goal
 from simrl.study.model_error import RATIO_ERROR, SOURCE, STEP_ERROR, STEP_SOURCE
-from simrl.study.optimize import Choice, OnPhase, Optimization, Reasons, optimization, reasons_of
-from simrl.study.point import Digests, make_point
+from simrl.study.point import Point
 from simrl.study.search import Option
 from simrl.study.search_space import Space
 from simrl.study.store import Outcomes, write_json
@@ -43,8 +45,9 @@ SIMPSON = (1 / 6, 4 / 6, 1 / 6)
 
 @dataclass(frozen=True)
 class KvPool:
-    """The KV pool of a worker: its tokens, the share in use on average, the most sequences at a time and those allowed; and the
-    least share of a GPU's memory at which the run is as fast, with its loss."""
+    """The KV pool of a worker: its tokens, the share in use on average, the most sequences at a time and
+    the number allowed; and the least share of a GPU's memory at which the run is as fast, with its
+    loss."""
 
     kv_tokens: int
     used: float
@@ -57,10 +60,10 @@ class KvPool:
 
 @dataclass(frozen=True)
 class WholeRun:
-    """The whole run of an option. `stages` are the seconds of an update at the beginning, the middle and the end of the growth
-    of lengths (equal ones without growth); `spread` the largest distance of the seeds' rates, as a share."""
+    """The whole run of an option. `stages` are the seconds of an update at the beginning, the middle and
+    the end of the growth of lengths (one without growth); `spread` is the largest distance of the
+    seeds' rates, as a share."""
 
-    gpus: int
     option: Option
     reasons: Reasons
     stages: tuple[float, ...]
@@ -68,6 +71,11 @@ class WholeRun:
     gpu_hours: float
     cost: float | None
     spread: float
+
+    @property
+    def gpus(self) -> int:
+        """The GPUs of the cluster; of two pools, those that roll out."""
+        return self.option.point.scenario.cluster.gpus
 
     @property
     def interval_hours(self) -> tuple[float, float]:
@@ -95,17 +103,18 @@ class WholeRun:
 
 @dataclass(frozen=True)
 class Plan(WholeRun):
-    """The advice for one cluster: the choice, planned as a whole run. `offered` is the plan of the framework's own best, where
-    the framework lacks the choice; `left_out` names parts of a run that the hours lack."""
+    """The advice for one cluster: the choice, planned as a whole run. `offered` is the plan of the
+    framework's own best, where the framework lacks the choice; `left_out` names parts of a run that
+    the hours lack."""
 
-    found: Optimization
+    answer: Answer
     offered: WholeRun | None
     memory: KvPool | None
     left_out: tuple[str, ...]
 
     @property
     def choice(self) -> Choice:
-        return self.found.choice
+        return self.answer.choice
 
 
 @dataclass(frozen=True)
@@ -139,93 +148,80 @@ def _plan_json(plan: Plan) -> dict[str, Any]:
     return {
         **plan.as_json(),
         "offered": plan.offered.as_json() if plan.offered else None,
-        "level": [choice.option.row["system"] for choice in plan.found.best if choice.tied],
+        "level": [choice.option.row["system"] for choice in plan.answer.best if choice.tied],
         "memory": asdict(plan.memory) if plan.memory else None,
         "left_out": plan.left_out,
-        "optimization": plan.found.as_json(),
+        "optimization": plan.answer.as_json(),
     }
 
 
+def goal_on(space: Space, updates: int, **limits: Any) -> Goal:
+    """Return the goal of a search of the space: the fastest settled run within the limits."""
+    price = max(price or 0.0 for price in prices(space.first.cluster.model_dump()))
+    return Goal(space.batch_samples, price, updates=updates, settled=True, **limits)
+
+
 def advise(
-    spaces: Mapping[int, Space],
-    outcomes: Outcomes,
-    updates: int,
-    max_off_policyness: float | None = None,
-    on_phase: OnPhase = lambda *_: None,
-    traces: Sequence[str] = (),
-    **settings: Any,
+    searches: Mapping[Any, tuple[Space, Goal]], outcomes: Outcomes, traces: Sequence[str] = (), **settings: Any
 ) -> Advice:
-    """Search each cluster's space (`simrl.study.optimize.optimization`), and plan the whole run of its choice; `traces` have
-    the lengths of its beginning, middle and end, if they grow. Raise `InputError` where nothing keeps the limits."""
+    """Search each space, by its GPUs (`answer` takes the `settings`), and plan the whole run of the
+    choice. `traces` have the lengths of its beginning, middle and end, if they grow. Raise
+    `InputError` where nothing keeps the limits."""
     plans = []
-    for gpus, space in spaces.items():
-
-        def phase(name: str, most: int, gpus: int = gpus) -> None:
-            on_phase(f"{gpus} GPUs: {name}", most)
-
-        price = max(each or 0.0 for each in prices(space.first.cluster.model_dump()))
-        goal = Goal(space.batch_samples, price, max_off_policyness, settled=True)
-        found = optimization(space, goal, outcomes, on_phase=phase, **settings)
-        phase("the whole run of the choice", 2 * (SEEDS + 2) + 2 + len(SHARES))
-        plans.append(_plan(gpus, found, goal, updates, outcomes, traces))
-    return Advice(plans[0].found.name, updates, plans[0].found.goal.batch_samples, tuple(plans))
+    for gpus, (space, goal) in searches.items():
+        outcomes.phases_of = f"{gpus} GPUs: "
+        best = answer(space, goal, outcomes, **settings)
+        outcomes.phase("the whole run of the choice", 2 * (SEEDS + 2) + 2 + len(SHARES))
+        plans.append(_plan(best, outcomes, traces))
+    first = plans[0].answer
+    return Advice(first.name, first.goal.updates, first.goal.batch_samples, tuple(plans))
 
 
-def _plan(gpus: int, found: Optimization, goal: Goal, updates: int, outcomes: Outcomes, traces: Sequence[str]) -> Plan:
-    scenario, left_out = whole_periods(found.choice.option.point.scenario)
+def _plan(best: Answer, outcomes: Outcomes, traces: Sequence[str]) -> Plan:
+    scenario, left_out = whole_periods(best.choice.option.point.scenario)
     stages = growth_stages(scenario, traces)
-    run = _whole_run(gpus, found.choice.option, goal, updates, outcomes, traces)
-    launching = found.launching
+    run = _whole_run(best.choice.option, best.goal, outcomes, traces)
+    launching = best.launching
     another = launching.settings is not None and launching.refused
     return Plan(
         **vars(run),
-        found=found,
-        offered=_whole_run(gpus, launching.option, goal, updates, outcomes, traces) if another else None,
+        answer=best,
+        offered=_whole_run(launching.option, best.goal, outcomes, traces) if another else None,
         memory=_memory(stages[len(stages) // 2], outcomes),
         left_out=tuple([*left_out, *_unstated(scenario, len(stages) > 1)]),
     )
 
 
-def _whole_run(
-    gpus: int, option: Option, goal: Goal, updates: int, outcomes: Outcomes, traces: Sequence[str]
-) -> WholeRun:
-    """Simulate the option with further seeds, and at each stage of the growth of lengths."""
+def _whole_run(option: Option, goal: Goal, outcomes: Outcomes, traces: Sequence[str]) -> WholeRun:
+    """Simulate the option with further seeds, and at each stage of the growth of lengths. Raise
+    `InputError` for a stage that cannot be simulated: lengths that grow beyond memory."""
     stages = growth_stages(whole_periods(option.point.scenario)[0], traces)
-    middle = stages[len(stages) // 2]
-    seeds = [middle.model_copy(update={"seed": middle.seed + i}) for i in range(1, SEEDS)]
-    rows = _rows([*stages, *seeds], outcomes)
+    middle = len(stages) // 2
+    seeds = [stages[middle].model_copy(update={"seed": stages[middle].seed + i}) for i in range(1, SEEDS)]
+    try:
+        rows = outcomes.rows([*stages, *seeds])
+    except InputError as error:
+        raise InputError(f"the whole run of the choice cannot be simulated: {error}", error.cause) from error
     rates = [row["samples_per_s"] for row in rows]
     seconds = [goal.batch_samples / rate for rate in rates[: len(stages)]]
     mean_s = float(np.dot(SIMPSON, seconds)) if len(stages) > 1 else seconds[0]
-    own = rates[len(stages) // 2]
-    hours = updates * mean_s / 3600
-    row = rows[len(stages) // 2]
+    hours, row = goal.updates * mean_s / 3600, rows[middle]
     price = row["cost_per_1k_samples"]
+    assert outcomes.folder is not None
     return WholeRun(
-        gpus=gpus,
         option=option,
         reasons=outcomes.each(partial(reasons_of, outcomes.folder), [option])[0],
         stages=tuple(seconds),
         hours=hours,
         gpu_hours=hours * row["gpus"],
         cost=price / row["gpu_hours_per_1k_samples"] * hours * row["gpus"] if price else None,
-        spread=max(abs(rate / own - 1) for rate in rates[len(stages) :]),
+        spread=max(abs(rate / rates[middle] - 1) for rate in rates[len(stages) :]),
     )
 
 
-def _rows(scenarios: Sequence[Scenario], outcomes: Outcomes) -> list[Mapping[str, Any]]:
-    """Return the row of each scenario. Raise `InputError` for one that cannot be simulated: lengths that grow beyond memory."""
-    digests = Digests()
-    found = outcomes.of([make_point(scenario, digests) for scenario in scenarios])
-    for outcome in found:
-        if "row" not in outcome:  # a row that is left out would give its place to another stage or seed
-            raise InputError(f"the whole run of the choice cannot be simulated: {outcome['error']}")
-    return [outcome["row"] for outcome in found]
-
-
 def whole_periods(scenario: Scenario) -> tuple[Scenario, list[str]]:
-    """Return the scenario with enough updates after the warm-up for whole periods of its checkpoints and evaluations, and lines
-    on those that are too rare for that."""
+    """Return the scenario with enough updates after the warm-up for whole periods of its checkpoints and
+    evaluations, and lines on those that are too rare for that."""
     training = scenario.training
     window = scenario.steps - scenario.warmup_steps
     period, left_out = 1, []
@@ -242,8 +238,8 @@ def whole_periods(scenario: Scenario) -> tuple[Scenario, list[str]]:
 
 
 def growth_stages(scenario: Scenario, traces: Sequence[str] = ()) -> list[Scenario]:
-    """Return the scenario with the lengths of the beginning, the middle and the end of the growth that its length model has,
-    or of these traces; the scenario alone if lengths do not grow."""
+    """Return the scenario with the lengths of the beginning, the middle and the end of the growth that
+    its length model has, or of these traces; the scenario alone if lengths do not grow."""
     if traces:
         return [scenario.with_fields("workload", trace=path) for path in traces]
     synthetic = scenario.workload.synthetic
@@ -258,8 +254,8 @@ def growth_stages(scenario: Scenario, traces: Sequence[str] = ()) -> list[Scenar
 
 
 def grown(trace: Trace, factor: float) -> Trace:
-    """Return the trace with each response longer by the factor, up to the cap of the run. Raise `InputError` where text or
-    turns were recorded, which nobody knows of a longer response."""
+    """Return the trace with each response longer by the factor, up to the cap of the run. Raise
+    `InputError` where text or turns were recorded: a longer response's text is unknown."""
     if kept := {"response_ids", "turn_tokens"}.intersection(trace.table.column_names):
         raise InputError(
             f"--growth {factor:g}: trace {trace.metadata.name!r} has {' and '.join(sorted(kept))}, and nobody knows what "
@@ -276,7 +272,7 @@ def grown(trace: Trace, factor: float) -> Trace:
 
 
 def _unstated(scenario: Scenario, grows: bool) -> list[str]:
-    """Return what a whole run usually has, and this scenario does not say."""
+    """Return what a whole run usually has and this scenario does not state."""
     training = scenario.training
     stated = {
         "no checkpoints (training.checkpoint_every, checkpoint_s)": training.checkpoint_every,
@@ -287,11 +283,11 @@ def _unstated(scenario: Scenario, grows: bool) -> list[str]:
 
 
 def _memory(scenario: Scenario, outcomes: Outcomes) -> KvPool | None:
-    """Return the use of the KV pool, and the least share of a GPU's memory at which the run is as fast; it is kept in the
-    folder."""
-    digests = Digests()
-    own = make_point(scenario, digests)
-    path = outcomes.folder / "memory" / f"{own.hash}.json"
+    """Return the use of the KV pool, and the least share of a GPU's memory at which the run is as fast;
+    it is kept in the folder."""
+    as_it_is = Point(scenario, outcomes.digests)
+    assert outcomes.folder is not None
+    path = outcomes.folder / "memory" / f"{as_it_is.hash}.json"
     with suppress(OSError, ValueError, TypeError, RecursionError):  # what is damaged or was changed is simulated again
         kept = json.loads(path.read_text(encoding="utf-8"))
         if "sha256" in kept and not is_broken(kept):
@@ -303,19 +299,20 @@ def _memory(scenario: Scenario, outcomes: Outcomes) -> KvPool | None:
     mean, peak = _running(result)
     pool = int(result.metadata["kv_cache_tokens_per_worker"])
     engine = scenario.engine
-    used, own_share = mean * full["context_tokens"] / pool, engine.gpu_memory_utilization
+    used, present = mean * full["context_tokens"] / pool, engine.gpu_memory_utilization
     # The pool shrinks faster than the share, as the weights stay: a smaller share has no room for what is in use.
-    lower = [] if engine.kv_cache_tokens else [share for share in SHARES if used * own_share < share < own_share]
-    least, loss = own_share, 0.0
-    points = [make_point(scenario.with_fields("engine", gpu_memory_utilization=share), digests) for share in lower]
-    rate, *others = ((outcome.get("row") or {}).get("samples_per_s", 0.0) for outcome in outcomes.of([own, *points]))
+    lower = [] if engine.kv_cache_tokens else [share for share in SHARES if used * present < share < present]
+    least, loss = present, 0.0
+    smaller = [scenario.with_fields("engine", gpu_memory_utilization=share) for share in lower]
+    points = [as_it_is, *(Point(changed, outcomes.digests) for changed in smaller)]
+    rate, *others = ((outcome.get("row") or {}).get("samples_per_s", 0.0) for outcome in outcomes.of(points))
     for share, other in zip(lower, others, strict=True):
         if rate and other > (1 - AS_FAST) * rate:
             least, loss = share, 1 - other / rate
             break
-    found = KvPool(pool, used, peak, engine.max_num_seqs, own_share, least, loss)
-    write_json(path, sealed(asdict(found)), own=True)
-    return found
+    memory = KvPool(pool, used, peak, engine.max_num_seqs, present, least, loss)
+    write_json(path, sealed(asdict(memory)), own=True)
+    return memory
 
 
 def _running(result: Result) -> tuple[float, int]:

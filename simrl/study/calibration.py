@@ -136,10 +136,10 @@ def calibrated(
     metrics = read_metrics(run_log, log_format, samples, prompt_tokens, lengths=recorded is None)
     start = partial(launched, run_log, launch, settings)
     with write_whole_folder(folder, MANIFEST) as temporary:
-        found = calibrate(metrics, start, window, group, temporary, cap_tokens, recorded, samples)
-        (temporary / CALIBRATED).write_text(scenario_yaml(found, run_log.name), encoding="utf-8")
-        write_json(temporary / "calibration.json", found.as_json())
-    return found
+        calibration = calibrate(metrics, start, window, group, temporary, cap_tokens, recorded, samples)
+        (temporary / CALIBRATED).write_text(scenario_yaml(calibration, run_log.name), encoding="utf-8")
+        write_json(temporary / "calibration.json", calibration.as_json())
+    return calibration
 
 
 def calibrate(
@@ -202,10 +202,13 @@ def calibrate(
         lengths = step_tokens(trace, prepared.system.needs_rewards)
         fits, corrections, unclear = fit(fitted, lengths, prepared, simulated)
         whole, trace = started(usable, path)
-        fits = [whole.model_copy(update={"profile": each.profile, "training": each.training}) for each in fits]
-        unlike = {each.model_dump_json(): each for each in fits}  # the ends of the range may be one
-        results = {key: _of_run(simulated, each) for key, each in unlike.items()}
-        steps = _beside(usable, window, turns, [results[each.model_dump_json()] for each in fits], fits[0])
+        fits = [
+            whole.model_copy(update={"profile": corrected.profile, "training": corrected.training})
+            for corrected in fits
+        ]
+        unlike = {corrected.model_dump_json(): corrected for corrected in fits}  # the ends of the range may be one
+        results = {key: _of_run(simulated, corrected) for key, corrected in unlike.items()}
+        steps = _beside(usable, window, turns, [results[corrected.model_dump_json()] for corrected in fits], fits[0])
     errors = _errors(steps)
     assumed = tuple(_assumed(usable, fits[0], trace, recorded, batch))
     return Calibration(fits[0], window, corrections, errors, steps, assumed, tuple(fits[1:]), tuple(unclear))
@@ -214,7 +217,9 @@ def calibrate(
 def predicted(steps: pd.DataFrame, started: Scenario, fits: Sequence[Scenario]) -> tuple[PhaseError, ...]:
     """Return the errors on all steps (`usable_steps`) of another run that generates and trains in turns, `started` on the trace
     of its lengths, with corrections of this run (`Calibration.scenario`, then its `fits`)."""
-    runs = [started.model_copy(update={"profile": each.profile, "training": each.training}) for each in fits]
+    runs = [
+        started.model_copy(update={"profile": corrected.profile, "training": corrected.training}) for corrected in fits
+    ]
     return _errors(_beside(steps, (-1, -1), True, [simulate(run) for run in runs], runs[0]))
 
 
@@ -255,12 +260,12 @@ def _beside(
     simulated_s = np.array(
         [
             (
-                rollout_s(each)[0] + float(scenario.training.load_s or 0.0) if turns else np.full(len(steps), np.nan),
-                phase_s(each, "log_prob"),
-                phase_s(each, "train"),
-                np.diff(each.steps.column("finished_s").to_numpy(), prepend=0.0),
+                rollout_s(result)[0] + float(scenario.training.load_s or 0.0) if turns else np.full(len(steps), np.nan),
+                phase_s(result, "log_prob"),
+                phase_s(result, "train"),
+                np.diff(result.steps.column("finished_s").to_numpy(), prepend=0.0),
             )
-            for each in results
+            for result in results
         ]
     )
     for phase, measured, simulated in zip(PHASES, measured_s, simulated_s.swapaxes(0, 1), strict=True):
@@ -271,18 +276,18 @@ def _beside(
 
 
 def _error(phase: str, steps: pd.DataFrame) -> PhaseError:
-    found: list[Any] = []
+    figures: list[Any] = []
     for window in (steps["in_window"], ~steps["in_window"]):
         chosen = steps[window & (steps[f"{phase}_measured_s"] > 0)]
         if not len(chosen):
-            found += [0, None, None]
+            figures += [0, None, None]
             continue
         measured, simulated = chosen[f"{phase}_measured_s"], chosen[f"{phase}_simulated_s"]
-        found += [len(chosen), float((simulated / measured - 1).abs().mean())]
-        found.append(float(simulated.sum() / measured.sum() - 1))
-    later = ~steps["in_window"] if found[3] else steps["in_window"]
+        figures += [len(chosen), float((simulated / measured - 1).abs().mean())]
+        figures.append(float(simulated.sum() / measured.sum() - 1))
+    later = ~steps["in_window"] if figures[3] else steps["in_window"]
     ends = (float(steps.loc[later, f"{phase}_{end}_s"].mean()) for end in ("simulated", "low", "high"))
-    return PhaseError(phase, *found, *ends)
+    return PhaseError(phase, *figures, *ends)
 
 
 def _assumed(
@@ -347,25 +352,25 @@ def presets_of(calibration: Calibration, log: str) -> dict[str, Preset]:
     """Return the run's framework and engine as presets: the seconds that were fitted, in the range of fits that do as well, and
     the other constants of the presets with which it was started. Efficiencies are the model's and the GPU's, and stay out."""
     scenario, (first, last) = calibration.scenario, calibration.window
-    given = {"training": scenario.framework, "profile": scenario.engine.preset}
+    presets = {"training": scenario.framework, "profile": scenario.engine.preset}
     keys = {"training": "framework", "profile": "engine.preset"}
-    own = {section: dict(named(of, keys[section]).constants) if of else {} for section, of in given.items()}
+    constants = {section: dict(named(of, keys[section]).constants) if of else {} for section, of in presets.items()}
     source = (
         f"fitted to steps {first}-{last} of {log}: {scenario.model} on {scenario.cluster.gpus} {scenario.cluster.gpu}"
     )
     for key in ("switch_s", "switch_transfer_s"):
-        own["training"][key] = Constant(value=0.0, kind="measured", source=f"in the phases of {log}")
+        constants["training"][key] = Constant(value=0.0, kind="measured", source=f"in the phases of {log}")
     for c in calibration.corrections:
         section, _, key = c.key.partition(".")
         if key.endswith("_s"):
             ends = [c.value - (c.error or 0.0), c.value + (c.error or 0.0)]
-            ends += [getattr(getattr(each, section), key) for each in calibration.fits]
+            ends += [getattr(getattr(corrected, section), key) for corrected in calibration.fits]
             low, high = max(min(ends), c.low), min(max(ends), c.high)
-            own[section][key] = Constant(value=c.value, low=low, high=high, kind="measured", source=source)
+            constants[section][key] = Constant(value=c.value, low=low, high=high, kind="measured", source=source)
     name, engine = scenario.name, f"{scenario.name}-engine"
     return {
-        name: Preset(name=name, about=f"the framework of {log}", engine=engine, constants=own["training"]),
-        engine: Preset(name=engine, about=f"the engine of {log}", constants=own["profile"]),
+        name: Preset(name=name, about=f"the framework of {log}", engine=engine, constants=constants["training"]),
+        engine: Preset(name=engine, about=f"the engine of {log}", constants=constants["profile"]),
     }
 
 
@@ -384,20 +389,20 @@ def launched(run_log: Path, launch: Path | None, settings: Sequence[str], trace:
             file = temporary / "launch.yaml"
             file.write_text("name: run\nprofile: {roofline: {}}\nsystems: [verl_colocated]\n", encoding="utf-8")
         try:
-            found = load_scenarios(file, [*settings, *fixed], parameters_of=parameters_of)
+            scenarios = load_scenarios(file, [*settings, *fixed], parameters_of=parameters_of)
             if launch is None:
-                found = [_with_shipped_profile(scenario) for scenario in found]
+                scenarios = [_with_shipped_profile(scenario) for scenario in scenarios]
         except InputError as error:
             if launch is not None:
                 raise
             raise InputError(
                 f"{str(error).replace(str(file), str(run_log))}; say how the run was started: {NEEDS}, or --launch FILE"
             ) from error
-    if len(found) > 1:
+    if len(scenarios) > 1:
         raise InputError(
-            f"{launch or run_log}: {len(found)} systems; name the one that the run used, as systems=[verl_colocated]"
+            f"{launch or run_log}: {len(scenarios)} systems; name the one that the run used, as systems=[verl_colocated]"
         )
-    return found[0] if launch is not None else found[0].model_copy(update={"file": str(run_log)})
+    return scenarios[0] if launch is not None else scenarios[0].model_copy(update={"file": str(run_log)})
 
 
 def _with_shipped_profile(scenario: Scenario) -> Scenario:

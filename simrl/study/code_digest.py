@@ -33,8 +33,8 @@ def digest_of(root: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted([*modules, *_data_files(root, modules)]):
         content = (root / path).read_bytes()
-        own = source_digest(content) if path.endswith(".py") else hashlib.sha256(content).hexdigest()
-        digest.update(f"{path}\0{own}\0".encode())
+        part = source_digest(content) if path.endswith(".py") else hashlib.sha256(content).hexdigest()
+        digest.update(f"{path}\0{part}\0".encode())
     return digest.hexdigest()
 
 
@@ -45,13 +45,13 @@ def source_digest(source: bytes) -> str:
 
 def imported(root: Path) -> set[str]:
     """Return the files that `START` imports, transitively, and itself, as paths below `root`."""
-    found, todo = set[str](), [START]
+    modules, todo = set[str](), [START]
     while todo:
         path = todo.pop()
-        if path not in found:
-            found.add(path)
+        if path not in modules:
+            modules.add(path)
             todo += (file for name in _parsed((root / path).read_bytes())[1] for file in _files_of(root, name))
-    return found
+    return modules
 
 
 def _files_of(root: Path, name: str) -> Iterator[str]:

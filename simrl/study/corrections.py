@@ -183,7 +183,7 @@ def fit(
     if linear is not None and not all(np.allclose(linear(*x), times(*x), rtol=EXACT, atol=0.0) for x in used):
         _note_simulated(scenarios[0], "generation is not linear in them, as with tools or a shortest pass")
         values, engine, more = equally_good(_of_generation(rows, times, turns), ENGINE, solved)
-    fits = [with_generation(each, *map(float, x)) for each, x in zip(scenarios, values, strict=True)]
+    fits = [with_generation(scenario, *map(float, x)) for scenario, x in zip(scenarios, values, strict=True)]
     return fits, (*engine, *corrections), [*more, *unclear]
 
 
@@ -206,12 +206,13 @@ def in_turns(prepared: Prepared) -> bool:
 def _of_generation(rows: pd.DataFrame, times: Times, turns: bool) -> Callable[[Floats], Floats]:
     """Return the residuals of generation, a column a step. Where generation and training overlap, the time from update to
     update stands in for that of generation."""
-    measured, own = seconds(rows, GENERATION if turns else STEP), seconds(rows, RESPONSE_MEAN)
+    measured, response_means = seconds(rows, GENERATION if turns else STEP), seconds(rows, RESPONSE_MEAN)
 
     def residuals(x: Floats) -> Floats:
         forward, pass_s, sequence_s, step_s = map(float, x)
         whole_s, response_s = times(forward, pass_s, sequence_s, 0.0 if turns else step_s)
-        return np.log([(whole_s + step_s * turns) / measured, response_s / np.where(own > 0, own, np.nan)])
+        known_means = np.where(response_means > 0, response_means, np.nan)
+        return np.log([(whole_s + step_s * turns) / measured, response_s / known_means])
 
     return residuals
 
@@ -279,24 +280,24 @@ def _fit_training(
             simulated = simulated_s(configs[0].model_copy(update=changed(x)))
             return np.log(np.array([simulated]) / np.where(measured > 0, measured, np.nan))
 
-        values, found, more = equally_good(residuals, parameters)
-        configs[:] = [each.model_copy(update=changed(x)) for each, x in zip(configs, values, strict=True)]
-        corrections.extend(found)
+        values, fitted, more = equally_good(residuals, parameters)
+        configs[:] = [one.model_copy(update=changed(x)) for one, x in zip(configs, values, strict=True)]
+        corrections.extend(fitted)
         unclear.extend(more)
 
     measured = seconds(rows, UPDATE)
     if np.isfinite(measured).sum() >= FEWEST_STEPS:
         fit_line(measured, TRAINING, lambda c: [costs(c).update(n, system.minibatches)[0][1] for n in lengths])
-    own, reference = seconds(rows, LOG_PROB), seconds(rows, REFERENCE)
-    known = np.isfinite(own) & (own > 0)
+    logged, reference = seconds(rows, LOG_PROB), seconds(rows, REFERENCE)
+    known = np.isfinite(logged) & (logged > 0)
     if known.sum() >= FEWEST_STEPS and system.log_probs:
         both = known & np.isfinite(reference)
         if both.sum() >= FEWEST_STEPS:
             if config.reference_model is None:
-                passes = max(1, round(system.log_probs * float(reference[both].sum() / own[both].sum())))
-                configs[:] = [each.model_copy(update={"extra_log_probs": passes}) for each in configs]
-            own = own + reference
-        fit_line(own, LOG_PROBS, lambda c: [costs(c).inference(n)[0][1] for n in lengths])
+                passes = max(1, round(system.log_probs * float(reference[both].sum() / logged[both].sum())))
+                configs[:] = [one.model_copy(update={"extra_log_probs": passes}) for one in configs]
+            logged = logged + reference
+        fit_line(logged, LOG_PROBS, lambda c: [costs(c).inference(n)[0][1] for n in lengths])
     return configs, corrections, unclear
 
 
@@ -313,8 +314,8 @@ def equally_good(
     """
     solve = partial(_least_squares, parameters=parameters, solved=solved)
     best = solve(residuals)
-    found = residuals(best.x)
-    worst = best.cost * (1 + CHANCE / max(int(np.isfinite(found).sum()) - len(parameters), 1))
+    residual = residuals(best.x)
+    worst = best.cost * (1 + CHANCE / max(int(np.isfinite(residual).sum()) - len(parameters), 1))
     good, low, high = [best], min(1.0, float(best.x[0])), parameters[0].high
     for factor in (GRID, 1 / GRID):
         last = best
@@ -325,8 +326,8 @@ def equally_good(
             good.append(last)
     used = best
     if len(good) > 1:
-        good = _best_held_out(good, residuals, solve, np.arange(found.shape[1]) < found.shape[1] * 2 // 3)
-        good.sort(key=lambda each: float(each.x[0]))
+        good = _best_held_out(good, residuals, solve, np.arange(residual.shape[1]) < residual.shape[1] * 2 // 3)
+        good.sort(key=lambda candidate: float(candidate.x[0]))
         middle = (good[0].x[0] + good[-1].x[0]) / 2
         used = solve(residuals, start=[middle, *best.x[1:]], free_from=1)
     values = np.array([used.x, good[-1].x, good[0].x])
@@ -353,23 +354,23 @@ def _best_held_out(
 ) -> list[Any]:
     """Return the fits that, repeated on a part of the steps, predict the rest as well as any, to within a standard error."""
     held_out = []
-    for each in good:
-        early = solve(lambda x: residuals(x)[:, part], start=each.x, free_from=1)
+    for candidate in good:
+        early = solve(lambda x: residuals(x)[:, part], start=candidate.x, free_from=1)
         loss = SOFT**2 * (np.sqrt(1 + (residuals(early.x)[:, ~part] / SOFT) ** 2) - 1)
         held_out.append(np.nansum(loss, axis=0))
     apart = np.array(held_out) - min(held_out, key=np.sum)
     error = np.std(apart, axis=1) * np.sqrt(apart.shape[1])
-    return [each for each, d, e in zip(good, apart.sum(axis=1), error, strict=True) if d <= e]
+    return [candidate for candidate, d, e in zip(good, apart.sum(axis=1), error, strict=True) if d <= e]
 
 
-def _errors(found: Any, parameters: Sequence[_Parameter]) -> Floats:
+def _errors(solution: Any, parameters: Sequence[_Parameter]) -> Floats:
     """Return the standard errors of a fit (Gauss-Newton), NaN for a correction at a bound."""
     low, high, scale = (np.array(column) for column in zip(*(p[2:5] for p in parameters), strict=True))
     errors = np.full(len(parameters), np.nan)
-    free = np.flatnonzero((found.x - low > 1e-3 * scale) & (high - found.x > 1e-3 * scale))
+    free = np.flatnonzero((solution.x - low > 1e-3 * scale) & (high - solution.x > 1e-3 * scale))
     if free.size:
-        jacobian: Floats = np.asarray(found.jac, dtype=np.float64)[:, free]
-        variance = 2 * found.cost / max(len(found.fun) - free.size, 1)
+        jacobian: Floats = np.asarray(solution.jac, dtype=np.float64)[:, free]
+        variance = 2 * solution.cost / max(len(solution.fun) - free.size, 1)
         errors[free] = np.sqrt(np.diag(variance * np.linalg.pinv(np.matmul(jacobian.T, jacobian))))
     return errors
 
@@ -387,16 +388,16 @@ def _least_squares(
     fixed = np.array(begin if start is None else start)[:free_from]
 
     def known(x: Floats) -> Floats:
-        found = residuals(np.concatenate([fixed, x])).ravel()
-        return found[np.isfinite(found)]
+        solution = residuals(np.concatenate([fixed, x])).ravel()
+        return solution[np.isfinite(solution)]
 
     part = slice(free_from, None)
     low, high, scale = low[part], high[part], scale[part]
     bounds = low, high
-    found = least_squares(known, begin[part], bounds=bounds, x_scale=scale, loss="soft_l1", f_scale=SOFT, **solved)
-    ended = np.where(found.x - low < 1e-3 * scale, low, np.where(high - found.x < 1e-3 * scale, high, found.x))
-    found.x = np.concatenate([fixed, ended])
-    return found
+    solution = least_squares(known, begin[part], bounds=bounds, x_scale=scale, loss="soft_l1", f_scale=SOFT, **solved)
+    ended = np.where(solution.x - low < 1e-3 * scale, low, np.where(high - solution.x < 1e-3 * scale, high, solution.x))
+    solution.x = np.concatenate([fixed, ended])
+    return solution
 
 
 def rollout_s(result: Result) -> tuple[Floats, Floats]:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property, partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
@@ -65,10 +65,14 @@ class Executor(Protocol):
 class Here:
     """This process, one point after the other."""
 
+    @cached_property
+    def inputs(self) -> InputCache:
+        """The traces and profiles of the points so far."""
+        return InputCache()
+
     def outcomes(self, points: Sequence[Point]) -> Outcomes:
-        inputs = InputCache()
         for i, point in enumerate(points):
-            yield i, _simulate(point, inputs)
+            yield i, _simulate(point, self.inputs)
 
 
 def _simulate(point: Point, inputs: InputCache | None = None) -> Outcome | LostTask:
@@ -81,13 +85,13 @@ def _simulate(point: Point, inputs: InputCache | None = None) -> Outcome | LostT
 class Processes:
     """Up to `jobs` processes of this machine, each with one task at a time.
 
-    They ignore Ctrl-C and end with this process, however it ends. They also end with the tasks; with `stay`, idle ones wait for
-    further tasks until `end`, which the end of a `with` block calls.
+    They ignore Ctrl-C and end with this process, however it ends. They also end with the tasks; with
+    `stay`, idle ones wait for further tasks until `end`, which the end of a `with` block calls.
+    `inputs` travel with every point; without them, each process keeps its own.
     """
 
-    def __init__(self, jobs: int, stay: bool = False) -> None:
-        self._jobs = jobs
-        self._stay = stay
+    def __init__(self, jobs: int, stay: bool = False, inputs: InputCache | None = None) -> None:
+        self._jobs, self._stay, self._inputs = jobs, stay, inputs
         self._idle: list[_Process] = []
 
     def __enter__(self) -> Self:
@@ -102,7 +106,7 @@ class Processes:
             self._idle.append(_Process())
 
     def outcomes(self, points: Sequence[Point]) -> Outcomes:
-        return self.results(_simulate, points, TRIES)
+        return self.results(partial(_simulate, inputs=self._inputs), points, TRIES)
 
     def results(
         self, work: Callable[[A], T], tasks: Sequence[A], tries: int = 1
@@ -297,7 +301,7 @@ def _simulate_on_node(point: Point, files: Mapping[str, tuple[Path, Any]]) -> Ou
     outcome = _simulate(replace(point, scenario=Scenario.model_validate({**data, "file": point.scenario.file})))
     if isinstance(outcome, dict) and "error" in outcome:  # with the paths that the user knows
         for path, copy in copies.items():
-            outcome["error"] = outcome["error"].replace(copy, path)
+            outcome = {key: words.replace(copy, path) for key, words in outcome.items()}
     return outcome
 
 

@@ -1,7 +1,8 @@
-"""The goal of a search: the fastest choice, the cheapest in time, or the fastest within a budget; and its limits.
+"""The goal of a search: the fastest choice, the cheapest in time, or the fastest within a budget; and
+its limits.
 
-Invariant: pure functions of a scenario and its row. `merit` is a rate (larger is better, a ratio of two is a speed-up or a
-saving), so that one number compares options under any goal.
+Invariant: pure functions of a scenario and its row. `merit` is a rate (larger is better, a ratio of
+two is a speed-up or a saving), so that one number compares options under any goal.
 """
 
 from __future__ import annotations
@@ -32,27 +33,22 @@ class Broken(NamedTuple):
 
 @dataclass(frozen=True)
 class Goal:
-    """The user's goal. `updates` are of a whole batch, `batch_samples`, whatever number a system trains at a time; `price` is
-    of a GPU-hour, 0 if unknown; with `settled`, a run has to settle. Raises `InputError` for options that contradict
-    each other."""
+    """The user's goal. `updates` are of a whole batch, `batch_samples`, whatever number a system trains
+    at a time; `price` is the price of a GPU-hour, 0 if unknown; with `settled`, a run has to settle.
+    Raises `InputError` for options that contradict each other."""
 
     batch_samples: float
     price: float = 0.0
     max_off_policyness: float | None = None
     max_cost: float | None = None
-    updates: int | None = None
+    updates: int = 0
     deadline_s: float | None = None
     budget: float | None = None
     settled: bool = False
 
     def __post_init__(self) -> None:
         if self.deadline_s is not None and self.budget is not None:
-            raise InputError(
-                "--deadline and --budget: give one of them; the other is what is made as small as it can be"
-            )
-        if (self.updates is None) != (self.deadline_s is None and self.budget is None):
-            given = "--updates" if self.updates is not None else "--deadline or --budget"
-            raise InputError(f"{given}: goes with the other: --updates N --deadline 36h, or --updates N --budget 5000")
+            raise InputError("--deadline and --budget: give one of them; the other is minimised")
         if not self.price and (self.max_cost is not None or self.budget is not None):
             option = "--max-cost" if self.max_cost is not None else "--budget"
             raise InputError(f"{option}: cluster.cost_per_gpu_hour is 0; give the price of a GPU-hour")
@@ -69,41 +65,37 @@ class Goal:
 
     def seconds(self, row: Row) -> float:
         """Return the seconds of the requested updates."""
-        return float((self.updates or 0) * self.batch_samples / row["samples_per_s"])
+        return float(self.updates * self.batch_samples / row["samples_per_s"])
 
     def cost(self, row: Row) -> float:
         """Return their cost; in GPU-hours without a price."""
         if row.get("train_cost_per_1k_samples") is not None:  # of pools with prices of their own
-            return float((self.updates or 0) * self.batch_samples / 1000 * row["cost_per_1k_samples"])
+            return float(self.updates * self.batch_samples / 1000 * row["cost_per_1k_samples"])
         return float(row["gpus"] * self.seconds(row) / 3600 * (self.price or 1.0))
 
     def merit(self, row: Row) -> float:
+        """Return the rate that options are compared by."""
         if self.deadline_s is not None:
             return 1.0 / self.cost(row)
         return float(row["samples_per_s"])
 
     def broken(self, scenario: Scenario, row: Row) -> list[Broken]:
         """Return the limits that an option exceeds."""
-        stale = self._staleness(scenario, row)
-        settling = self.settled and not row["settled"] and stale is None
-        limits = [
-            stale,
-            Broken(SETTLING, f"had not settled after {scenario.steps} updates", 0.1, unsettled=True)
-            if settling
-            else None,
-            _over("cost", "cost of 1,000 samples", row["cost_per_1k_samples"], self.max_cost)
-            if self.max_cost is not None
-            else None,
-            Broken("deadline", f"takes {duration(s)}", s / self.deadline_s - 1)
-            if self.deadline_s is not None and (s := self.seconds(row)) > self.deadline_s
-            else None,
-            _over("budget", "cost", self.cost(row), self.budget) if self.budget is not None else None,
-        ]
+        limits = [self._staleness(scenario, row)]
+        if self.settled and not row["settled"] and limits == [None]:
+            says = f"had not settled after {scenario.steps} updates"
+            limits.append(Broken(SETTLING, says, 0.1, unsettled=True))
+        if self.max_cost is not None:
+            limits.append(_over("cost", "cost of 1,000 samples", row["cost_per_1k_samples"], self.max_cost))
+        if self.deadline_s is not None and (seconds := self.seconds(row)) > self.deadline_s:
+            limits.append(Broken("deadline", f"takes {duration(seconds)}", seconds / self.deadline_s - 1))
+        if self.budget is not None:
+            limits.append(_over("budget", "cost", self.cost(row), self.budget))
         return [broken for broken in limits if broken is not None]
 
     def _staleness(self, scenario: Scenario, row: Row) -> Broken | None:
-        """Judge by the oldest trained token, carried ones too. Where its age still grew, only the system's own rule bounds
-        it."""
+        """Return the broken limit of staleness, of the oldest trained token, carried ones too. If its
+        age still grew, only the system's own rule bounds it."""
         limit, most = "off-policyness", self.max_off_policyness
         if most is None:
             return None
@@ -123,10 +115,10 @@ def _over(limit: str, what: str, value: float, most: float) -> Broken | None:
 
 def seconds_of(text: str, option: str) -> float:
     """Return the seconds of "36h", "90m", "2d" or "1.5h". Raise `InputError`."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", text.strip())
-    if not found or float(found[1]) == 0:
+    number = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", text.strip())
+    if not number or float(number[1]) == 0:
         raise InputError(f"{option} {text}: give a number and its unit, such as 36h (s, m, h or d)")
-    return float(found[1]) * SECONDS[found[2]]
+    return float(number[1]) * SECONDS[number[2]]
 
 
 def duration(seconds: float) -> str:

@@ -104,7 +104,8 @@ class Varied(NamedTuple):
     def settings(self, key: str) -> list[Setting]:
         """Return every setting of a key in the lists."""
         lists = [d.alternatives for d in self.dimensions if isinstance(d, Listed) and key in d.keys]
-        return [setting for alternatives in lists for each in alternatives for setting in each if setting.key == key]
+        settings = chain.from_iterable(chain.from_iterable(lists))
+        return [setting for setting in settings if setting.key == key]
 
     def first(self) -> tuple[Setting, ...]:
         """Return the first combination."""
@@ -214,7 +215,8 @@ def _dimension(text: str) -> Dimension:
 def _of_the_file(file: ScenarioFile, swept: Iterable[Dimension]) -> list[Listed]:
     """Return the file's `vary`, without the keys that the command line varies."""
     lists = (d.alternatives if isinstance(d, Listed) else [d.drawn(0.0)] for d in swept)
-    alternatives = (each[:1] if isinstance(each, Numbers) else each for each in lists)  # one number stands for all
+    # One number stands for all.
+    alternatives = (numbers[:1] if isinstance(numbers, Numbers) else numbers for numbers in lists)
     distinct = [tuple(varied) for varied in file.variations_beside(_joined(chain.from_iterable(alternatives)))]
     keys = dict.fromkeys(setting.key for setting in _joined(distinct))
     return [Listed(tuple(keys), distinct)] if keys else []
@@ -248,7 +250,7 @@ def _zipped(dimensions: dict[str, Dimension], zips: Sequence[str]) -> Iterable[D
 
 def resolved(file: ScenarioFile, settings: Sequence[Setting]) -> Scenario:
     """Return the scenario of a combination. A parameter of the systems (`system.eta`) goes to a system that has it; another
-    system is left as it is. Raise `InputError`."""
+    system stays unchanged. Raise `InputError`."""
     (entry,) = [setting.value for setting in settings if setting.key == SYSTEMS]
     varied = [setting for setting in settings if setting.key != SYSTEMS and not setting.key.startswith(PARAMETER)]
     return file.scenario(varied, with_parameters(entry, settings, parameters_of))

@@ -53,7 +53,8 @@ def usable_steps(metrics: pd.DataFrame, recorded: Trace | None, turns: bool, gro
 
 
 def _of_kept_groups(rows: pd.DataFrame, group: int) -> pd.DataFrame:
-    """Return the rows with the tokens of the samples that their lengths describe, where the log counts those of the batch."""
+    """Return the rows with the tokens of the samples that their lengths describe, if the log counts all
+    tokens of the batch."""
     mean = rows["response_length/mean"] + rows["prompt_length/mean"]
     count = rows[TOKENS] / mean
     described = seconds(rows, GENERATION) * 1000 / seconds(rows, PER_TOKEN) / rows["response_length/mean"]
@@ -87,14 +88,14 @@ def _require_own_lengths(usable: pd.DataFrame, recorded: Trace, source: str) -> 
 
     def apart(later: int) -> float:
         """Return the median distance from the logged means if step k of the trace is step k + `later` of the log."""
-        found = []
+        distances = []
         for tokens in (written, with_tools):
             means = pd.Series(tokens).groupby(steps + later).mean()
             both = means.index.intersection(logged.index)
-            found.append(
+            distances.append(
                 float((means[both] / logged[both] - 1).abs().median()) if len(both) >= FEWEST_STEPS else np.inf
             )
-        return min(found)
+        return min(distances)
 
     here = apart(0)
     if not np.isfinite(here) or here <= SAME_LENGTHS:
@@ -150,7 +151,7 @@ def _with_dropped_groups(trace: Trace, rows: pd.DataFrame, group: int, batch: in
 
 
 def step_tokens(trace: Trace, kept: bool) -> list[NDArray[np.int64]]:
-    """Return the tokens of each sequence that a step trains: all, or those of groups whose rewards differ."""
+    """Return the tokens of each sequence that a step trains: all, or the tokens of groups whose rewards differ."""
     table = trace.table.select(["step", "prompt_id"]).to_pandas()
     table["tokens"] = (
         trace.column("prompt_tokens").astype(np.int64) + trace.column("response_tokens") + trace.observation_tokens()
@@ -162,8 +163,8 @@ def step_tokens(trace: Trace, kept: bool) -> list[NDArray[np.int64]]:
 
 
 def write_alike(folder: Path) -> Path | None:
-    """Write the run's trace with the responses of each step sorted by length, so those of a prompt are as alike as they can be.
-    None if it has rewards, which say which groups are kept."""
+    """Write the run's trace with the responses of each step sorted by length: responses of a prompt are as
+    alike as they can be. None if it has rewards, which say which groups are kept."""
     trace = read_trace(folder / RUN)
     if "reward" in trace.table.column_names:
         return None

@@ -1,9 +1,11 @@
-"""Polishing: from the best point of each system, one coordinate after another, until no neighbour is better.
+"""Polishing: from the best point of each system, one coordinate after another, until no neighbour is
+better.
 
-Coordinates are the dimensions of the space, and what a search that lists everything has no room for: every number of rollout
-workers, η by one, what becomes of stale groups, concurrency, dispatch. What the user named keeps to its values. Split, η and
-concurrency depend on each other (more GPUs that train need more responses under way, which are older), so the leading systems
-also try small steps of two and of all of them at once, and splits far from their own. Invariant: all that is tried is
+Coordinates are the dimensions of the space, and what a search that lists everything has no room for:
+every number of rollout workers, η by one, the fate of stale groups, concurrency, dispatch. Keys that
+the user named keep to their values. Split, η and concurrency depend on each other (more GPUs that
+train need more responses under way, which are older), so the leading systems also try small steps
+of two and of all of them at once, and splits far from their own. Invariant: every tried point is
 simulated, and a point is better only within the limits, or nearer to them.
 """
 
@@ -33,9 +35,8 @@ LEAST_GAIN = 1e-3  # of a step: less is not worth the next one
 FAR = 0.7  # of the best merit: a system that has less seeks its split alone
 CLOSE = 0.9  # of the best merit: a system that has more tries steps along several coordinates at once
 WORKERS = 8  # the first step of a split is this part of all workers
-ENOUGH = (
-    0.9  # of the GPUs that now train without a wait: fewer are not simulated, though they may train a little better
-)
+# Of the GPUs that now train without a wait: fewer are not simulated, though they may train a little better.
+ENOUGH = 0.9
 WIDE = ("wide",)  # the coordinate of splits far from the present one
 CHOICES: Mapping[str, tuple[Any, ...]] = {"on_stale": ("train", "wait", "drop"), "dispatch": get_args(Plain)}
 GPUS = ("cluster.gpus", "cluster.train.gpus")
@@ -43,14 +44,15 @@ COUNTS = ("eta", "staleness", "max_concurrent", "per_replica", "sub_batch")
 
 
 def polish(space: Space, goal: Goal, outcomes: Outcomes, searched: Searched, most: int) -> bool:
-    """Simulate at most `most` further points, those around the best of each system, and add them to what was searched. Return
-    whether it came to its end: no neighbour of the best point of any system is better."""
+    """Simulate at most `most` further points, those around the best of each system, and add them to
+    what was searched. Return whether it came to its end: no neighbour of the best point of any system
+    is better."""
     known = {option.point.hash: option for option in searched.options}
     before = len(known)
 
-    def simulate(asked: Iterable[tuple[Point, Chosen]]) -> None:
+    def simulate(wanted: Iterable[tuple[Point, Chosen]]) -> None:
         room, new = most + before - len(known), dict[str, Point]()
-        for point, chosen in asked:
+        for point, chosen in wanted:
             if point.hash not in searched.seen and len(new) < room:
                 new[point.hash] = point
                 searched.chosen[point.hash] = chosen
@@ -60,12 +62,15 @@ def polish(space: Space, goal: Goal, outcomes: Outcomes, searched: Searched, mos
 
     simulate(_first_possible(space, {option.system for option in searched.options}))
     searched.sort()
-    climbers = [_Climber(space, option, searched.chosen[option.point.hash]) for option in _starts(searched)]
+    starts: dict[str, Option] = {}  # the best option of each system, also if it exceeds a limit
+    for option in searched.options:
+        starts.setdefault(option.system, option)
+    climbers = [_Climber(space, option, searched.chosen[option.point.hash]) for option in starts.values()]
     while active := _active(climbers):
-        asked = [(climber, climber.neighbours()) for climber in active]
-        simulate(each for _, found in asked for each in found)
-        for climber, found in asked:
-            climber.move([(known[point.hash], chosen) for point, chosen in found if point.hash in known])
+        beside = [(climber, climber.neighbours()) for climber in active]
+        simulate(neighbour for _, neighbours in beside for neighbour in neighbours)
+        for climber, neighbours in beside:
+            climber.move([(known[point.hash], chosen) for point, chosen in neighbours if point.hash in known])
         if len(known) - before >= most:
             break
     searched.sort()
@@ -82,8 +87,8 @@ def _first_possible(space: Space, has: Collection[str]) -> Iterator[tuple[Point,
     """Yield for each system that has no option yet a point that can be executed: the file's own, but with a layout of a worker
     and a split that memory and the layout of training allow."""
     inputs = InputCache()
-    for own in space.as_in_the_file():
-        (system,) = own[SYSTEMS]
+    for as_written in space.as_in_the_file():
+        (system,) = as_written[SYSTEMS]
         dimensions = space.matters(system.value)
         deciding = {
             name: dimension.alternatives
@@ -91,16 +96,11 @@ def _first_possible(space: Space, has: Collection[str]) -> Iterator[tuple[Point,
             if isinstance(dimension, Listed) and {SHARE, *LAYOUT, *GPUS}.intersection(dimension.keys)
         }
         for values in () if parts(system.value)[0] in has else product(*deciding.values()):
-            chosen = {**own, **dict(zip(deciding, values, strict=True))}
+            chosen = {**as_written, **dict(zip(deciding, values, strict=True))}
             with suppress(InputError):  # a value that no scenario can have
                 if possible((point := space.point(chosen)).scenario, inputs):
                     yield point, chosen
                     break
-
-
-def _starts(searched: Searched) -> list[Option]:
-    """Return the best option of each system, also of those that exceed a limit."""
-    return list({option.system: option for option in reversed(searched.options)}.values())[::-1]
 
 
 def _worth(option: Option) -> tuple[float, float]:
@@ -111,13 +111,15 @@ def _worth(option: Option) -> tuple[float, float]:
 
 
 class _Climber:
-    """The way of one system to its best point: where it is, the coordinates that are next (one name, or several that change at
-    once), and the step of the split."""
+    """The way of one system to its best point: its option, the coordinates that are next (one name, or
+    several that change at once), and the step of the split."""
 
     def __init__(self, space: Space, option: Option, chosen: Chosen) -> None:
         self._space, self._option, self._chosen = space, option, dict(chosen)
-        cluster = option.point.scenario.cluster
-        self._step = max(cluster.gpus // cluster.worker_gpus // WORKERS, 1)
+        (system,) = chosen[SYSTEMS]
+        self._name, self._parameters = parts(system.value)
+        self._dimensions = space.matters(system.value)
+        self._step = max(self._of_all // WORKERS, 1)
         names = list(self._named())
         coupled = [name for name in names if name == SHARE or name.removeprefix(PARAMETER) in COUNTS]
         self._single = len(names)
@@ -127,11 +129,21 @@ class _Climber:
         self._next = self._without_gain = 0
 
     @property
+    def _scenario(self) -> Scenario:
+        return self._option.point.scenario
+
+    @property
+    def _of_all(self) -> int:
+        """How many workers all GPUs make."""
+        return self._scenario.cluster.gpus // self._scenario.cluster.worker_gpus
+
+    @property
     def worth(self) -> tuple[float, float]:
         return _worth(self._option)
 
     def ended(self, best: tuple[float, float]) -> bool:
-        """Return whether no neighbour is better, of those that are worth a look beside the best of all systems."""
+        """Return whether no neighbour is better, of those that are worth a look beside the best of all
+        systems."""
         kept, merit = self.worth
         far = kept < best[0] or merit < FAR * best[1]
         close = kept == best[0] and merit >= CLOSE * best[1]
@@ -141,7 +153,7 @@ class _Climber:
 
     def neighbours(self) -> list[tuple[Point, Chosen]]:
         """Return the points beside this one along the next coordinates that can be made."""
-        found: list[tuple[Point, Chosen]] = []
+        neighbours: list[tuple[Point, Chosen]] = []
         names = self._coordinates[self._next]
         wide = names == WIDE
         beside = [self._wide()] if wide else [self._beside(name, near=len(names) > 1) for name in names]
@@ -149,34 +161,33 @@ class _Climber:
             if len(names) > 1 and not self._one_way(names, alternatives):
                 continue
             chosen = {**self._chosen, **dict(zip((SHARE,) if wide else names, alternatives, strict=True))}
-            try:
+            with suppress(InputError):  # a value that no scenario can have
                 point = self._space.point(chosen)
-            except InputError:  # a value that no scenario can have
-                continue
-            if point.hash != self._option.point.hash and not (SHARE in chosen and self._starves(point.scenario)):
-                found.append((point, chosen))
-        return found
+                starves = SHARE in chosen and self._starves(point.scenario)
+                if point.hash != self._option.point.hash and not starves:
+                    neighbours.append((point, chosen))
+        return neighbours
 
     def _one_way(self, names: Sequence[str], alternatives: Sequence[Alternative]) -> bool:
-        """Return whether steps help each other: fewer GPUs that roll out, and more responses under way; or the reverse."""
-        scenario = self._option.point.scenario
+        """Return whether steps help each other: fewer GPUs that roll out, and more responses under way;
+        or the reverse."""
         values = ((name, setting.value) for name, (setting,) in zip(names, alternatives, strict=True) if setting.value)
-        return len({(value > self._present(name, scenario)) == (name == SHARE) for name, value in values}) <= 1
+        return len({(value > self._present(name)) == (name == SHARE) for name, value in values}) <= 1
 
     def _starves(self, scenario: Scenario) -> bool:
-        """Return whether GPUs that train are too few to keep the present rate, even if they never waited."""
-        own = self._option.point.scenario
-        if not (self._option.allowed and divides(own) and divides(scenario)):
+        """Return whether GPUs that train are too few to keep the present rate, even if they never
+        waited."""
+        if not (self._option.allowed and divides(self._scenario) and divides(scenario)):
             return False
-        (rolls, of_all), (other, _) = units(own), units(scenario)
+        (rolls, of_all), (other, _) = units(self._scenario), units(scenario)
         busy = 1 - float(self._option.row["train_idle"])
         return of_all - other < ENOUGH * busy * (of_all - rolls)
 
-    def move(self, found: Sequence[tuple[Option, Chosen]]) -> None:
+    def move(self, neighbours: Sequence[tuple[Option, Chosen]]) -> None:
         """Go to the best neighbour, if it is better, and on to the next coordinates."""
-        best, chosen = max(found, key=lambda each: _worth(each[0]), default=(self._option, self._chosen))
-        (kept, own), (has, other) = self.worth, _worth(best)
-        if has > kept or (has == kept and other > own + LEAST_GAIN * abs(own)):
+        best, chosen = max(neighbours, key=lambda n: _worth(n[0]), default=(self._option, self._chosen))
+        (kept, merit), (there_kept, there) = self.worth, _worth(best)
+        if there_kept > kept or (there_kept == kept and there > merit + LEAST_GAIN * abs(merit)):
             self._option, self._chosen, self._without_gain = best, dict(chosen), 0
             return
         if self._coordinates[self._next] == (SHARE,) and self._step > 1:
@@ -188,90 +199,79 @@ class _Climber:
 
     def _named(self) -> Iterator[str]:
         """Yield the names of the coordinates of this system; the split first, as most depends on it."""
-        (system,) = self._chosen[SYSTEMS]
-        name, own = parts(system.value)
-        dimensions = self._space.matters(system.value)
-        further = [key for key in (*CHOICES, *COUNTS) if key in recipe_parameters(name) and key not in own]
-        names = dict.fromkeys([*dimensions, *(f"{PARAMETER}{key}" for key in further)])
-        yield from sorted(names, key=lambda each: each != SHARE)
+        known = recipe_parameters(self._name)
+        further = [key for key in (*CHOICES, *COUNTS) if key in known and key not in self._parameters]
+        names = dict.fromkeys([*self._dimensions, *(f"{PARAMETER}{key}" for key in further)])
+        yield from sorted(names, key=lambda name: name != SHARE)
 
     def _beside(self, name: str, near: bool = False) -> Iterator[Alternative]:
         """Yield the alternatives beside the present one; `near`: only the next ones."""
-        (system,) = self._chosen[SYSTEMS]
-        dimension = self._space.matters(system.value).get(name)
-        scenario, free = self._option.point.scenario, name not in self._space.named
+        dimension, free = self._dimensions.get(name), name not in self._space.named
+        key = name.removeprefix(PARAMETER)
         if name == SHARE and (free or isinstance(dimension, Between)):
-            of_all = scenario.cluster.gpus // scenario.cluster.worker_gpus
-            workers = round(value_of(scenario, SHARE) * of_all)
+            workers = round(value_of(self._scenario, SHARE) * self._of_all)
             yield from self._splits((workers - self._step, workers + self._step))
-            return
-        if isinstance(dimension, Between):
-            value = value_of(scenario, name)
-            for other in (value - (width := dimension.high - dimension.low) / 16, value + width / 16):
-                if dimension.low <= other <= dimension.high:
-                    yield (Setting(name, other, dimension.text),)
-            return
-        if free and (key := name.removeprefix(PARAMETER)) in (*CHOICES, *COUNTS):
-            yield from ((Setting(name, value, f"{name}={value}"),) for value in self._values(key, scenario, near))
+        elif isinstance(dimension, Between):
+            value, step = value_of(self._scenario, name), (dimension.high - dimension.low) / 16
+            inside = (v for v in (value - step, value + step) if dimension.low <= v <= dimension.high)
+            yield from ((Setting(name, other, dimension.text),) for other in inside)
+        elif free and key in (*CHOICES, *COUNTS):
+            values = _steps(key, self._present(name), near)
+            yield from ((Setting(name, value, f"{name}={value}"),) for value in values)
         elif dimension is not None:
-            yield from _listed(list(dimension.alternatives), scenario)
+            yield from _listed(list(dimension.alternatives), self._scenario)
 
     def _wide(self) -> Iterator[Alternative]:
         """Yield splits of the whole range: one may be better that no step leads to."""
-        (system,) = self._chosen[SYSTEMS]
-        dimension, cluster = self._space.matters(system.value).get(SHARE), self._option.point.scenario.cluster
+        dimension = self._dimensions.get(SHARE)
         if isinstance(dimension, Listed) and SHARE in self._space.named:
             yield from dimension.alternatives[:: -(-len(dimension.alternatives) // 4)]
         else:
-            yield from self._splits(cluster.gpus // cluster.worker_gpus * n // 8 for n in (1, 3, 5, 7))
+            yield from self._splits(self._of_all * n // 8 for n in (1, 3, 5, 7))
+
+    @property
+    def _of_all_now(self) -> int:
+        return self._scenario.cluster.gpus // self._scenario.cluster.worker_gpus
 
     def _splits(self, workers: Iterable[int]) -> Iterator[Alternative]:
         """Yield the splits with these numbers of rollout workers that the space has."""
-        (system,) = self._chosen[SYSTEMS]
-        scenario, within = self._option.point.scenario, self._space.matters(system.value).get(SHARE)
+        within = self._dimensions.get(SHARE)
         for n in workers:
-            if 0 < n < scenario.cluster.gpus // scenario.cluster.worker_gpus:
-                share = with_workers(scenario, n).system.parameters["rollout_share"]
+            if 0 < n < self._of_all:
+                share = with_workers(self._scenario, n).system.parameters["rollout_share"]
                 if not isinstance(within, Between) or within.low <= share <= within.high:
                     yield (Setting(SHARE, share, f"{SHARE}={share}"),)
 
-    def _present(self, name: str, scenario: Scenario) -> Any:
-        """Return the value of a coordinate; of a number that a system sets itself, that of its rule."""
-        value, key = value_of(scenario, name), name.removeprefix(PARAMETER)
+    def _present(self, name: str) -> Any:
+        """Return the value of a coordinate; of a number that a system sets itself, the number by its rule."""
+        value, key = value_of(self._scenario, name), name.removeprefix(PARAMETER)
         if value is not None or key not in COUNTS:
             return value
         batch = self._space.batch_groups
-        return CONCURRENT_BATCHES * batch if key == "max_concurrent" else _even_part(scenario, batch)
-
-    def _values(self, key: str, scenario: Scenario, near: bool) -> Iterator[Any]:
-        """Yield the values of a parameter of a system beside its present one; `near`: only the next ones."""
-        value = self._present(f"{PARAMETER}{key}", scenario)
-        if key in CHOICES:
-            yield from (each for each in CHOICES[key] if each != value)
-            return
-        if key == "staleness":
-            yield from (round(other, 3) for other in (value / 2, value * 2) if 0.05 <= other <= 4)
-            return
-        if key == "eta":
-            steps = (value - 1, value + 1) if near else (value // 2, value - 1, value + 1, value * 2)
-            yield from (other for other in dict.fromkeys(steps) if other >= 0 and other != value)
-            return
-        steps = (value * 3 // 4, value * 4 // 3) if near else (value // 2, value * 3 // 4, value * 4 // 3, value * 2)
-        yield from (other for other in dict.fromkeys(steps) if other >= 1 and other != value)
+        if key == "max_concurrent":
+            return CONCURRENT_BATCHES * batch
+        cluster = self._scenario.cluster
+        workers = int(round(value_of(self._scenario, SHARE) * cluster.gpus) // cluster.worker_gpus)
+        return max(batch // max(workers, 1), 1)  # a worker's even share
 
 
-def _even_part(scenario: Scenario, batch: int) -> int:
-    """Return a worker's even share of the groups of a batch."""
-    workers = int(round(value_of(scenario, SHARE) * scenario.cluster.gpus) // scenario.cluster.worker_gpus)
-    return max(batch // max(workers, 1), 1)
+def _steps(key: str, value: Any, near: bool) -> Iterable[Any]:
+    """Return the values of a parameter of a system beside its present one; `near`: only the next ones."""
+    if key in CHOICES:
+        return [other for other in CHOICES[key] if other != value]
+    if key == "staleness":
+        return [round(other, 3) for other in (value / 2, value * 2) if 0.05 <= other <= 4]
+    steps: tuple[int, ...] = (value - 1, value + 1) if key == "eta" else (value * 3 // 4, value * 4 // 3)
+    steps = steps if near else (value // 2, *steps, value * 2)
+    least = 0 if key == "eta" else 1
+    return [other for other in dict.fromkeys(steps) if other >= least and other != value]
 
 
-def _listed(alternatives: Sequence[Alternative], scenario: Scenario) -> Iterator[Alternative]:
-    """Yield the neighbours in a list of numbers, in another list all others."""
+def _listed(alternatives: Sequence[Alternative], scenario: Scenario) -> Sequence[Alternative]:
+    """Return the neighbours in a list of numbers, in another list all others."""
     has = [all(s.value == value_of(scenario, s.key) for s in alternative) for alternative in alternatives]
     ordered = all(isinstance(s.value, int | float) for alternative in alternatives for s in alternative)
     if ordered and True in has and len(alternatives[0]) == 1:
         place = has.index(True)
-        yield from (alternatives[i] for i in (place - 1, place + 1) if 0 <= i < len(alternatives))
-        return
-    yield from (alternative for alternative, own in zip(alternatives, has, strict=True) if not own)
+        return [alternatives[i] for i in (place - 1, place + 1) if 0 <= i < len(alternatives)]
+    return [alternative for alternative, present in zip(alternatives, has, strict=True) if not present]

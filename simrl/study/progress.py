@@ -20,7 +20,7 @@ def compile_kernels(ranks: Iterable[int] = (1,)) -> None:
     data-parallel ranks of their workers."""
     with progress_bar() as progress, ctrl_c_waits():
         task = progress.add_task("compiling, once on this machine", total=1)
-        for dp in {min(each, 2) for each in ranks}:
+        for dp in {min(n, 2) for n in ranks}:
             compile_engine(dp)
         progress.advance(task)
 

@@ -1,8 +1,10 @@
-"""The robustness of a choice: the winner if profile, trainer or drafts differ from the inputs, and where that flips.
+"""The robustness of a choice: the winner if profile, trainer, drafts or assumed seconds differ from
+the inputs, and where the winner changes.
 
-Invariant: a perturbed option is simulated, by a field of its scenario (every pass longer, training less efficient, fewer
-drafts accepted); no outcome is multiplied. A flip is bracketed by two simulated factors: at one the choice still wins, at the
-other it does not. Splits and η are not searched again; a perturbation that cannot be executed is left out and reported.
+Invariant: a perturbed option is simulated, by a field of its scenario (every pass longer, training
+less efficient, fewer drafts accepted); no outcome is multiplied. A flip is bracketed by two
+simulated factors: at one the choice still wins, at the other it does not. Splits and η are not
+searched again; a perturbation that cannot be executed is left out and reported.
 """
 
 from __future__ import annotations
@@ -11,15 +13,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from simrl.scenario.model import Scenario
+from simrl.scenario.presets import constants, known_fields
 from simrl.simulate.cache import InputCache
-from simrl.simulate.prepare import prepare
+from simrl.simulate.prepare import Prepared, prepare
 from simrl.speculation.methods import Speculation
 from simrl.study.goal import Goal
-from simrl.study.point import Digests, Point, make_point
-from simrl.study.ranking import assumed_seconds, scaled
+from simrl.study.point import Point
 from simrl.study.search import Option, judged
 from simrl.study.store import Outcomes
 from simrl.systems.recipes import make_system
+from simrl.training.config import assumed_s
 
 HALVINGS = 4  # of the way to the end, to find where it flips
 WORDS = {
@@ -42,10 +45,11 @@ class Flip:
 
 @dataclass(frozen=True)
 class End:
-    """One end of a source of error: the best option there, its lead over the choice (or the choice's over the second), and
-    where inside it flips; `kept` if the choice keeps the limits there. `untried` are the options that cannot be executed so,
-    by their hash, with the reason: left out, as an unperturbed one would be compared with perturbed ones. No winner: the
-    choice is one of these, or no option keeps the limits. `rival` is the option that the lead is over."""
+    """One end of a source of error: the best option there, its lead over `rival` (the choice, or the
+    second if the choice wins), and where between 1 and the end the winner changes; `kept` if the
+    choice keeps the limits there. `untried` are the reasons of options that cannot be executed with
+    the factor, by their hash: they are left out, as unperturbed ones would be compared with perturbed
+    ones. No winner: the choice is one of these, or no option keeps the limits."""
 
     source: str
     factor: float
@@ -57,16 +61,16 @@ class End:
     rival: Option | None = None
 
 
-def perturbed(scenario: Scenario, source: str, factor: float) -> Scenario | str:
-    """Return the scenario with a source of error at a factor, or why it cannot be executed. Without drafts, there is no
-    acceptance to perturb."""
+def perturbed(scenario: Scenario, source: str, factor: float, inputs: InputCache | None = None) -> Scenario | str:
+    """Return the scenario with a source of error at a factor, or why it cannot be executed. Without
+    drafts, there is no acceptance to perturb."""
     if source == "decode":
         correction = scenario.profile.forward_correction * factor
         return scenario.with_fields("profile", forward_correction=correction)
     if source == "train":
         return scenario.with_fields("training", correction=scenario.training.correction * factor)
     if source == "assumed":
-        return scaled(prepare(scenario, InputCache()), factor)
+        return scaled(prepare(scenario, inputs), factor)
     method, acceptance = _method(scenario), scenario.speculation.acceptance_factor * factor
     if method is None:
         return scenario
@@ -75,21 +79,43 @@ def perturbed(scenario: Scenario, source: str, factor: float) -> Scenario | str:
     return scenario.with_fields("speculation", acceptance_factor=acceptance)
 
 
+def assumed_seconds(prepared: Prepared) -> dict[str, float]:
+    """Return the unknown seconds, by field: assumed defaults of `training`, constants of
+    weight syncs that were measured on other models or nodes, and open constants of presets."""
+    scenario = prepared.scenario
+    used = constants(scenario.model_dump(), prepared.profile.metadata.kind)
+    known = known_fields(scenario.framework)
+    assumed = assumed_s(scenario.training.model_dump(), prepared.colocated, known)
+    preset = {
+        key: constant.value
+        for _, key, constant in used
+        if constant.kind == "open" and key.endswith("_s") and type(constant.value) is float and constant.value > 0
+    }
+    return assumed | prepared.extrapolated | preset
+
+
+def scaled(prepared: Prepared, factor: float) -> Scenario:
+    """Return the scenario with its assumed seconds times a factor."""
+    scenario = prepared.scenario
+    for key, value in assumed_seconds(prepared).items():
+        section, _, field = key.partition(".")
+        if key == "engine.layer_launch_s":  # of all layers: the shortest pass
+            section, field, value = "profile", "least_pass_s", prepared.model.layers * value
+        scenario = scenario.with_fields(section, **{field: value * factor})
+    return scenario
+
+
 def robustness(
-    choices: Sequence[Option], goal: Goal, outcomes: Outcomes, sources: Collection[str] = tuple(ENDS)
+    options: Sequence[Option], goal: Goal, outcomes: Outcomes, sources: Collection[str] = tuple(ENDS)
 ) -> list[End]:
-    """Return the ends of these sources that touch a choice; the first of the choices is the one that was made."""
-    drafts = any(_method(option.point.scenario) is not None for option in choices)
-    inputs = InputCache()
-    assumed = any(assumed_seconds(prepare(option.point.scenario, inputs)) for option in choices)
+    """Return the ends of these sources that touch an option; the first option is the choice."""
+    trial = _Trial(options, goal, outcomes)
+    drafts = any(_method(option.point.scenario) is not None for option in options)
+    assumed = any(assumed_seconds(prepare(option.point.scenario, trial.inputs)) for option in options)
     touched = {"decode": True, "train": True, "acceptance": drafts, "assumed": assumed}
     ends = [(source, factor) for source in sources if touched[source] for factor in ENDS[source]]
-    trial = _Trial(choices, goal, outcomes)
-    if not ends:
-        return []
-    outcomes.of(
-        [point for end in ends for point, _ in trial.points(*end, _in_reach(*end, choices))]
-    )  # as many as can be
+    points = [point for end in ends for point, _ in trial.points(*end, _in_reach(*end, options))]
+    outcomes.of(points)  # all at once, for as many processes as there are
     return [trial.end(*end) for end in ends]
 
 
@@ -103,55 +129,63 @@ def _method(scenario: Scenario) -> Speculation | None:
 
 
 class _Trial:
-    """Choices under factors."""
+    """Options under factors; the first of `options` is the choice."""
 
-    def __init__(self, choices: Sequence[Option], goal: Goal, outcomes: Outcomes) -> None:
-        self._choices, self._goal, self._outcomes = choices, goal, outcomes
-        self._digests = Digests()
+    def __init__(self, options: Sequence[Option], goal: Goal, outcomes: Outcomes) -> None:
+        self._options, self._goal, self._outcomes = options, goal, outcomes
+        self.inputs = InputCache()
 
-    def points(self, source: str, factor: float, choices: Sequence[Option]) -> list[tuple[Point, str]]:
-        """Return a choice's point under a factor, or its own with the reason why there is none."""
-        changed = [(option.point, perturbed(option.point.scenario, source, factor)) for option in choices]
-        return [(own, new) if isinstance(new, str) else (make_point(new, self._digests), "") for own, new in changed]
+    def points(self, source: str, factor: float, options: Sequence[Option]) -> list[tuple[Point, str]]:
+        """Return an option's point under a factor, or its own with the reason why there is none."""
+        points = []
+        for option in options:
+            there = perturbed(option.point.scenario, source, factor, self.inputs)
+            if isinstance(there, str):
+                points.append((option.point, there))
+            else:
+                points.append((Point(there, self._outcomes.digests), ""))
+        return points
 
-    def _judged(self, source: str, factor: float, choices: Sequence[Option]) -> tuple[dict[str, float], dict[str, str]]:
-        """Return the merits of the choices that keep the limits there, by their own hashes, and why others could not be
-        tried."""
+    def _judged(self, source: str, factor: float, options: Sequence[Option]) -> tuple[dict[str, float], dict[str, str]]:
+        """Return the merits of the options that keep the limits there, by their own hashes, and why
+        others could not be tried."""
         merits, untried = {}, {}
-        points, reasons = zip(*self.points(source, factor, choices), strict=True)
-        for option, point, reason, outcome in zip(choices, points, reasons, self._outcomes.of(points), strict=True):
+        points, reasons = zip(*self.points(source, factor, options), strict=True)
+        for option, point, reason, outcome in zip(options, points, reasons, self._outcomes.of(points), strict=True):
             error = reason or outcome.get("error", "")
             if error:
                 looked_up = "drafts that are looked up in running siblings cannot be varied"
                 untried[option.point.hash] = looked_up if "acceptance_factor" in error else error
-            elif (found := judged(point, outcome, self._goal)).allowed:
-                merits[option.point.hash] = found.merit
+            elif (there := judged(point, outcome, self._goal)).allowed:
+                merits[option.point.hash] = there.merit
         return merits, untried
 
-    def _merits(self, source: str, factor: float, choices: Sequence[Option]) -> tuple[dict[str, float], dict[str, str]]:
-        """Return what `_judged` does of those that can win; of all, if the first does not keep the limits."""
-        near = self._judged(source, factor, _in_reach(source, factor, choices))
-        return near if choices[0].point.hash in near[0] else self._judged(source, factor, choices)
+    def _merits(self, source: str, factor: float, options: Sequence[Option]) -> tuple[dict[str, float], dict[str, str]]:
+        """Return what `_judged` does of those that can win; of all, if the first does not keep the
+        limits."""
+        near = self._judged(source, factor, _in_reach(source, factor, options))
+        return near if options[0].point.hash in near[0] else self._judged(source, factor, options)
 
     def end(self, source: str, factor: float) -> End:
-        choice = self._choices[0]
-        merits, untried = self._merits(source, factor, self._choices)
+        choice = self._options[0]
+        merits, untried = self._merits(source, factor, self._options)
         kept = choice.point.hash in merits
         if choice.point.hash in untried or not merits:
             return End(source, factor, None, 0.0, None, untried, kept)
-        winner = _best(merits, self._choices)
-        others = [option for option in self._choices if option is not winner and option.point.hash in merits]
-        rivals = [choice] if winner is not choice and kept else others if winner is choice else []
+        winner = _best(merits, self._options)
+        others = [choice] if winner is not choice else self._options[1:]
+        rivals = [option for option in others if option.point.hash in merits]
         rival = _best(merits, rivals) if rivals else None
         lead = merits[winner.point.hash] / merits[rival.point.hash] - 1 if rival else float("inf")
         flip = self._flip(source, factor, winner, merits) if winner is not choice else None
         return End(source, factor, winner, lead, flip, untried, kept, rival)
 
     def _flip(self, source: str, factor: float, winner: Option, merits: Mapping[str, float]) -> Flip:
-        """Halve the way between 1, where the choice wins, and the end, where the rivals with more merit do."""
-        choice = self._choices[0]
-        own = merits.get(choice.point.hash, 0.0)
-        rivals = [choice, *(o for o in self._choices[1:] if merits.get(o.point.hash, 0.0) > own)]
+        """Halve the way between 1, where the choice wins, and the end, where options of more merit
+        do."""
+        choice, *others = self._options
+        least = merits.get(choice.point.hash, 0.0)
+        rivals = [choice, *(o for o in others if merits.get(o.point.hash, 0.0) > least)]
         holds, flips = 1.0, factor
         for _ in range(HALVINGS):
             middle = (holds + flips) / 2
@@ -163,15 +197,16 @@ class _Trial:
         return Flip(holds, flips, winner)
 
 
-def _in_reach(source: str, factor: float, choices: Sequence[Option]) -> Sequence[Option]:
-    """Return the first two, and those that would win if all time of theirs or of the first's changed by the factor: no others
-    can. Of acceptance, no such bound is known."""
+def _in_reach(source: str, factor: float, options: Sequence[Option]) -> Sequence[Option]:
+    """Return the first two, and those that would win if all their time or all of the first's changed by
+    the factor: no others can. No such bound is known for acceptance."""
     if source == "acceptance":
-        return choices
+        return options
     reach = max(factor, 1 / factor)
-    return [option for i, option in enumerate(choices) if i < 2 or option.merit * reach >= choices[0].merit]
+    return [option for i, option in enumerate(options) if i < 2 or option.merit * reach >= options[0].merit]
 
 
-def _best(merits: Mapping[str, float], choices: Sequence[Option]) -> Option:
-    """Return the option with the most merit; of equals the first, so that the choice that was made stays."""
-    return max(choices, key=lambda option: merits.get(option.point.hash, 0.0))
+def _best(merits: Mapping[str, float], options: Sequence[Option]) -> Option:
+    """Return the option with the most merit; of equals the first, so that the choice that was made
+    stays."""
+    return max(options, key=lambda option: merits.get(option.point.hash, 0.0))

@@ -1,15 +1,15 @@
 """The search: which points of a space are simulated, and the options that come of them.
 
-Invariant: the points are a pure function of the space, the goal, the number of trials and the seed. They are proposed in
-batches of a fixed size, so neither the number of processes nor their order of finishing matters. A space of no more points
-than trials is simulated whole, however many combinations lead to them; in a larger one, the file's own choices come first,
-and then Optuna's tree-structured Parzen estimator proposes further ones and is given the limits.
+Invariant: the points are a pure function of the space, the goal, the number of trials and the seed.
+They are chosen in batches of a fixed size, so neither the number of processes nor their order of
+finishing matters. A space of no more points than trials is simulated whole, however many
+combinations lead to them; in a larger one, the file's own choices come first, and then proposals of
+Optuna's tree-structured Parzen estimator, which is given the limits.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from optuna import Trial
 
 BATCH = 8  # proposals at a time
-TRIED_FIRST = 2  # proposals of each system, after those of the file, before any is preferred
+TRIED_FIRST = 2  # proposals of each system, after the file's own choices, before any is preferred
 MOST_REPEATS = 4  # proposals a trial that may turn out to be known already
 
 
 @dataclass(frozen=True)
 class Option:
-    """A point that could be simulated, its row and its merit; `broken` are the limits that it exceeds."""
+    """A point that can be executed, its row and its merit; `broken` are the limits that it exceeds."""
 
     point: Point
     row: Mapping[str, Any]
@@ -62,7 +62,7 @@ class Option:
 
     @property
     def spent(self) -> float:
-        """Return the GPU-hours of 1,000 samples, or their cost where pools have prices of their own."""
+        """The GPU-hours of 1,000 samples, or their cost where pools have prices of their own."""
         of_pools = self.row.get("train_cost_per_1k_samples") is not None
         return float(self.row["cost_per_1k_samples"]) if of_pools else self.gpu_hours
 
@@ -74,9 +74,9 @@ class Option:
 
 @dataclass
 class Searched:
-    """Everything that was tried: the options, the best first; the errors of impossible points, by reason; whether this was the
-    whole space, its number of combinations (None: without end), what was chosen for each point, by hash, and
-    the hashes of all that was tried."""
+    """Everything that was tried: the options, the best first; the errors of impossible points, by cause;
+    whether this was the whole space, and its number of combinations (None: without end); the choices
+    of each point, by its hash, and the hashes of all points."""
 
     options: list[Option] = field(default_factory=list)
     impossible: dict[str, list[str]] = field(default_factory=dict)
@@ -95,39 +95,39 @@ class Searched:
 
     def simulated(self, space: Space) -> dict[str, int]:
         """Return the number of options of each system of the space."""
-        found = Counter(option.system for option in self.options)
-        return {name: found[name] for name in dict.fromkeys(parts(system.value)[0] for system in space.systems)}
+        counts = Counter(option.system for option in self.options)
+        return {name: counts[name] for name in dict.fromkeys(parts(system.value)[0] for system in space.systems)}
 
     def sort(self) -> None:
-        """Put the best first, whole nodes before parts of them that are hardly better; of equals the first by its scenario:
-        they may come in another order where processes differ."""
+        """Put the best first, whole nodes before parts of them that are hardly better; of equals the first
+        by its scenario, as processes may return them in another order."""
         self.options.sort(
             key=lambda o: (not o.allowed, -o.weighed, json.dumps(o.point.document["scenario"], sort_keys=True))
         )
 
     def reasons(self) -> list[tuple[str, int]]:
-        """Return why points were no choice, the most frequent first: an example of each reason, and a count. For a limit,
-        also the systems that exceeded it, and whether it was still growing."""
-        found = Counter({errors[0]: len(errors) for errors in self.impossible.values()})
+        """Return why points were no choice, the most frequent cause first: an example of its errors, and a
+        count; for a limit, also the systems that exceeded it, and whether it was still growing."""
+        tally = Counter({errors[0]: len(errors) for errors in self.impossible.values()})
         systems: dict[str, Counter[str]] = {}
         for option in self.options:
             for broken in option.broken[:1]:
                 growing = " was still growing when the simulation ended, and no rule ends it: simulate more steps"
                 reason = f"limit: {broken.limit}{growing if broken.unsettled else ''}"
-                reason = (
-                    "not settled when the simulation ended: simulate more steps" if broken.limit == SETTLING else reason
-                )
+                if broken.limit == SETTLING:
+                    reason = "not settled when the simulation ended: simulate more steps"
                 systems.setdefault(reason, Counter())[option.system] += 1
         for reason, several in systems.items():
             counts = ", ".join(f"{system} {count}" for system, count in several.most_common())
-            found[f"{reason} ({counts})"] = several.total()
-        return found.most_common()
+            tally[f"{reason} ({counts})"] = several.total()
+        return tally.most_common()
 
     def add(self, point: Point, outcome: Outcome, goal: Goal) -> Option | None:
+        """Add the outcome of a point; return the option, None for a point that cannot be executed."""
         self.seen.add(point.hash)
         if "error" in outcome:
             error = outcome["error"].removeprefix(f"system {point.scenario.system.name}: ")
-            self.impossible.setdefault(re.sub(r"\d[\d.,]*", "#", error), []).append(error)
+            self.impossible.setdefault(outcome.get("cause", error), []).append(error)
             return None
         option = judged(point, outcome, goal)
         self.options.append(option)
@@ -158,15 +158,17 @@ def search(space: Space, goal: Goal, outcomes: Outcomes, trials: int, seed: int)
 
 
 def _propose(space: Space, goal: Goal, outcomes: Outcomes, trials: int, seed: int, searched: Searched) -> None:
+    """Simulate the file's own choices and then Optuna's proposals, a batch at a time, until `trials` can
+    be executed."""
     import optuna  # takes a second to import
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    own = [_proposed(chosen, space) for chosen in space.as_in_the_file()]
-    own += [{SYSTEMS: place} for place in range(len(space.systems)) for _ in range(TRIED_FIRST)]
+    first = [_proposed(chosen, space) for chosen in space.as_in_the_file()]
+    first += [{SYSTEMS: place} for place in range(len(space.systems)) for _ in range(TRIED_FIRST)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of arguments that Optuna calls experimental
         sampler = optuna.samplers.TPESampler(
-            n_startup_trials=len(own),
+            n_startup_trials=len(first),
             multivariate=True,
             group=True,
             constant_liar=True,
@@ -174,22 +176,22 @@ def _propose(space: Space, goal: Goal, outcomes: Outcomes, trials: int, seed: in
             seed=seed,
         )
         study = optuna.create_study(direction="maximize", sampler=sampler)
-        for proposed in own:
+        for proposed in first:
             study.enqueue_trial(proposed)
         known: dict[str, Option | None] = {}
         for _ in range(0, MOST_REPEATS * trials, BATCH):
             room = trials - len(searched.options)  # what cannot be executed costs no simulation
             if room <= 0:
                 break
-            asked = []
+            proposals = []
             for trial in (study.ask() for _ in range(BATCH)):
                 point = space.point(chosen := _choose(trial, space))
                 searched.chosen.setdefault(point.hash, chosen)
-                asked.append((trial, point))
-            new = list({point.hash: point for _, point in asked if point.hash not in known}.values())[:room]
+                proposals.append((trial, point))
+            new = list({point.hash: point for _, point in proposals if point.hash not in known}.values())[:room]
             for point, outcome in zip(new, outcomes.of(new), strict=True):
                 known[point.hash] = searched.add(point, outcome, goal)
-            for trial, point in asked:
+            for trial, point in proposals:
                 if point.hash not in known:  # there was no room for it
                     study.tell(trial, state=optuna.trial.TrialState.FAIL)
                     continue
@@ -216,28 +218,29 @@ def _choose(trial: Trial, space: Space) -> Chosen:
 
 
 def _proposed(chosen: Chosen, space: Space) -> dict[str, float]:
-    """Return what Optuna has to propose for `_choose` to choose this."""
+    """Return the proposal of Optuna from which `_choose` makes this."""
     (system,) = chosen[SYSTEMS]
-    found: dict[str, float] = {SYSTEMS: space.systems.index(system)}
+    proposed: dict[str, float] = {SYSTEMS: space.systems.index(system)}
     for name, dimension in space.matters(system.value).items():
         if isinstance(dimension, Between):
             width = dimension.high - dimension.low
-            found[name] = (chosen[name][0].value - dimension.low) / width if width else 0.0
+            proposed[name] = (chosen[name][0].value - dimension.low) / width if width else 0.0
         else:
-            found[name] = list(dimension.alternatives).index(chosen[name])
-    return found
+            proposed[name] = list(dimension.alternatives).index(chosen[name])
+    return proposed
 
 
 def front(options: Sequence[Option]) -> list[Option]:
-    """Return the allowed options that no other beats in throughput, staleness and cost at once, the freshest first. Staleness
-    counts as it is shown, in hundredths of an update: a share of the updates before the pipeline is full is no choice."""
+    """Return the allowed options that no other beats in throughput, staleness and cost at once, the
+    freshest first. Staleness counts as it is shown, in hundredths of an update: smaller differences
+    come from the updates before the pipeline is full."""
     kept: dict[tuple[float, ...], Option] = {}
     for option in options:
         if option.allowed:
             kept.setdefault((option.row["samples_per_s"], -round(option.staleness, 2), -option.spent), option)
 
-    def beaten(own: tuple[float, ...]) -> bool:
-        return any(other != own and all(a >= b for a, b in zip(other, own, strict=True)) for other in kept)
+    def beaten(goods: tuple[float, ...]) -> bool:
+        return any(other != goods and all(a >= b for a, b in zip(other, goods, strict=True)) for other in kept)
 
     best = [option for goods, option in kept.items() if not beaten(goods)]
     return sorted(best, key=lambda option: (option.staleness, -option.merit))
@@ -253,9 +256,9 @@ def require_choice(searched: Searched) -> None:
     """Raise `InputError`, with the reasons, if nothing that was tried is a choice."""
     if searched.allowed:
         return
-    said = [f"{count} × {reason}" for reason, count in searched.reasons()[:3]]
+    reasons = [f"{count} × {reason}" for reason, count in searched.reasons()[:3]]
     if searched.options:
         nearest = min(searched.options, key=lambda option: sum(broken.excess for broken in option.broken))
         why = ", ".join(broken.says for broken in nearest.broken)
-        said.append(f"the nearest to the limits is {nearest.row['system']}: {why}")
-    raise InputError(f"none of the {searched.points} points that were tried can be: {'; '.join(said)}")
+        reasons.append(f"the nearest to the limits is {nearest.row['system']}: {why}")
+    raise InputError(f"none of the {searched.points} points that were tried can be: {'; '.join(reasons)}")

@@ -1,9 +1,11 @@
-"""The search space of `simrl optimize`: systems and their parameters, split, parallelism of a worker, drafters, GPUs.
+"""The search space of `simrl advise`: systems and their parameters, split, parallelism of a worker,
+drafters, GPUs.
 
-A space has the dimensions of a sweep, in the words of a sweep, so that a search can be copied and changed: the dimensions of
-the user and of the scenario's file, and the defaults below for the rest. Invariant: choices that lead to one simulation are
-one point. A parameter goes to the systems that have it, a share is rounded to whole workers, and naming the method that a
-system drafts with anyway changes nothing.
+A space has the dimensions of a sweep, in the words of a sweep, so that a search can be copied and
+changed: the dimensions of the user and of the scenario's file, and the defaults below for the rest.
+Invariant: choices that lead to one simulation are one point. A parameter goes to the systems that
+have it, a share is rounded to whole workers, and the name of the method that a system drafts with
+anyway changes nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from simrl.simulate.cache import InputCache
 from simrl.simulate.training_checks import require_parallelism
 from simrl.speculation.methods import METHODS
 from simrl.study.grid import SYSTEMS, Alternative, Between, Dimension, Listed, Varied, cross, listed, resolved, value_of
-from simrl.study.point import Digests, Point, make_point
+from simrl.study.point import Digests, Point
 from simrl.study.splits import units, with_workers
 from simrl.study.sweep import require_names
 from simrl.systems.recipes import make_system, parameters_of
@@ -48,35 +50,32 @@ DEFAULTS: Mapping[str, Sequence[Any]] = {
     "staleness": (0.1, 0.3, 0.5),  # of verl's own ablation
 }
 DRAFTER, SHARE, TP = f"{PARAMETER}speculation", f"{PARAMETER}rollout_share", "cluster.tp"
-LAYOUT = (
-    TP,
-    "cluster.dp",
-    "cluster.ep",
-)  # of a worker; set as a whole, as a worker of experts has few that are measured
+# Of a worker; set as a whole, as few layouts of a worker of experts are measured.
+LAYOUT = (TP, "cluster.dp", "cluster.ep")
 TENSOR_PARALLEL = (1, 2, 4, 8)  # where a roofline gives the step times of any
-# What profiles of one engine share.
+# The fields that are equal in profiles of one engine.
 ENGINE = ("model", "gpu", "precision", "kv_precision", "kind", "source", "versions")
 TEXT_DRAFTERS = {"history": "histospec", "siblings": "siblings", "ngram": "ngram"}
 Layout = tuple[int, int, int]  # tp, dp and ep
 Chosen = Mapping[str, Alternative]  # an alternative of each dimension, by the name of the dimension
-Searched = tuple[
-    tuple[str, ...], Sequence[tuple[Any, ...]], Sequence[str]
-]  # keys, their values, notes on what is left out
+# Keys, their values, and notes on values that are left out.
+Searched = tuple[tuple[str, ...], Sequence[tuple[Any, ...]], Sequence[str]]
 Entries = Sequence[tuple[Any, Mapping[str, Any]]]  # systems, and their own values of parameters that are searched
 
 
 @dataclass(frozen=True)
 class Space:
-    """The dimensions, `asked` in words. `named` are the keys of the user or the file, `varied_in_file` those of the file's
-    `vary`; `own` are the entries of the systems, the file's first, each with its own values of parameters that are searched.
-    `profiles` has the profile of each layout of a worker, `batch_samples` and `batch_groups` the mean numbers of
-    samples and of prompts in a step of the trace, `first` a scenario of the file, `notes` what was left out and why."""
+    """The dimensions, also in `words`. `named` are the keys of the user or the file, `varied_in_file` the
+    keys of the file's `vary`; `entries` are the systems, the file's first, each with its own values of
+    parameters that are searched. `profiles` has the profile of each layout of a worker,
+    `batch_samples` and `batch_groups` the mean numbers of samples and of prompts in a step of the
+    trace, `first` a scenario of the file; `notes` say which choices were left out, and why."""
 
     varied: Varied
-    asked: tuple[str, ...]
+    words: tuple[str, ...]
     named: frozenset[str]
     varied_in_file: frozenset[str]
-    own: Entries
+    entries: Entries
     profiles: Mapping[Layout, str]
     batch_samples: float
     batch_groups: int
@@ -95,9 +94,9 @@ class Space:
 
     def matters(self, entry: Any) -> dict[str, Dimension]:
         """Return the dimensions, by name, that change something for a system. A value in its entry wins over a default."""
-        name, own = parts(entry)
+        name, parameters = parts(entry)
         keys = {key for dimension in self.dimensions for key in dimension.keys if takes(name, key, parameters_of)}
-        keys -= {key for parameter in own if (key := f"{PARAMETER}{parameter}") not in self.named}
+        keys -= {key for parameter in parameters if (key := f"{PARAMETER}{parameter}") not in self.named}
         return {"+".join(d.keys): d for d in self.dimensions[:-1] if keys.intersection(d.keys)}
 
     def point(self, chosen: Chosen) -> Point:
@@ -107,7 +106,7 @@ class Space:
         kept = [setting for setting in settings if not _drafts_anyway(system.value, setting)]
         scenario = self._with_profile(whole_workers(resolved(self.varied.file, kept), SHARE not in self.named))
         require_names(scenario, self._checked)
-        return make_point(scenario, self._digests)
+        return Point(scenario, self._digests)
 
     @property
     def size(self) -> int | None:
@@ -129,11 +128,12 @@ class Space:
             yield {SYSTEMS: [(system,)], **lists}
 
     def as_in_the_file(self) -> Iterator[Chosen]:
-        """Yield the file's own choices: each of its systems, then the other families, under each of its variations, with its
-        tp and its or the default split, η and drafter; the first value of any other key of the user."""
-        for entry, parameters in self.own:
-            name, own = parts(entry)
-            system = Setting(SYSTEMS, {"name": name, **own, **parameters}, SYSTEMS)
+        """Yield the file's own choices: each of its systems, then the other families, under each of its
+        variations, with its tp and its or the default split, η and drafter; the first value of any other
+        key of the user."""
+        for entry, parameters in self.entries:
+            name, written = parts(entry)
+            system = Setting(SYSTEMS, {"name": name, **written, **parameters}, SYSTEMS)
             scenario = None  # the file leaves something to the command line
             with suppress(InputError):
                 scenario = resolved(self.varied.file, [*self.varied.file.variations[0], system])
@@ -141,7 +141,7 @@ class Space:
             yield from _each({SYSTEMS: [(Setting(SYSTEMS, entry, SYSTEMS),)], **choices})
 
     def _as_in_the_file(self, dimension: Dimension, entry: Any, scenario: Scenario | None) -> Sequence[Alternative]:
-        """Return every variation of the file, else the alternative that leaves a system as it is."""
+        """Return every variation of the file, else the alternative that leaves a system unchanged."""
         if isinstance(dimension, Listed) and self.varied_in_file.intersection(dimension.keys):
             return dimension.alternatives
         has = {key: None if scenario is None else value_of(scenario, key) for key in dimension.keys}
@@ -154,49 +154,50 @@ class Space:
         return as_it_is[:1] or alternatives[:1]
 
     def _with_profile(self, scenario: Scenario) -> Scenario:
-        """Return the scenario with the step times of its layout, where it names those of another, or a missing file."""
+        """Return the scenario with the step times of its layout, if it names another layout's, or a missing file."""
         cluster = scenario.cluster
-        path, found = scenario.profile.path, self.profiles.get((cluster.tp, cluster.dp, cluster.ep))
-        if path is None or found is None or (path not in self.profiles.values() and Path(path).exists()):
+        path, measured = scenario.profile.path, self.profiles.get((cluster.tp, cluster.dp, cluster.ep))
+        if path is None or measured is None or (path not in self.profiles.values() and Path(path).exists()):
             return scenario
-        return scenario.with_fields("profile", path=found)
+        return scenario.with_fields("profile", path=measured)
 
 
 def make_space(open_file: Callable[[Sequence[Setting]], ScenarioFile], dimensions: Mapping[str, Dimension]) -> Space:
     """Return the space of a scenario's file and the dimensions of the user, by their keys. Raise `InputError`."""
-    asked = cross(open_file, dimensions)
-    first = resolved(asked.file, asked.first())
+    of_user = cross(open_file, dimensions)
+    first = resolved(of_user.file, of_user.first())
     trace = InputCache().trace(first)
     groups = np.stack([trace.column("step"), trace.column("prompt_id")])
-    named = {*dimensions, *(key for dimension in asked.dimensions for key in dimension.keys if key != SYSTEMS)}
-    lists = [d.alternatives for d in (*dimensions.values(), *asked.dimensions) if isinstance(d, Listed)]
+    named = {*dimensions, *(key for dimension in of_user.dimensions for key in dimension.keys if key != SYSTEMS)}
+    lists = [d.alternatives for d in (*dimensions.values(), *of_user.dimensions) if isinstance(d, Listed)]
     values = [setting for alternatives in lists for alternative in alternatives for setting in alternative]
     named.update(key for key in LAYOUT if any(gives(setting, key) for setting in values))
-    own: Entries = [(entry, {}) for entry in asked.file.systems]
-    found = dict(dimensions)
+    entries: Entries = [(entry, {}) for entry in of_user.file.systems]
+    searched = dict(dimensions)
     if SYSTEMS not in dimensions:
-        own = _with_families(asked.file.systems, named, FAMILIES if first.cluster.train is None else OF_POOLS)
-        entries = [entry for entry, _ in own]
-        found[SYSTEMS] = listed(SYSTEMS, [entry for i, entry in enumerate(entries) if entry not in entries[:i]])
+        families = FAMILIES if first.cluster.train is None else OF_POOLS
+        entries = _with_families(of_user.file.systems, named, families)
+        systems = [entry for entry, _ in entries]
+        searched[SYSTEMS] = listed(SYSTEMS, [entry for i, entry in enumerate(systems) if entry not in systems[:i]])
     profiles = _profiles(Path(first.profile.path)) if first.profile.path is not None else {}
     notes: list[str] = []
     for keys, choices, left_out in (
-        *(_parameters(own) if first.cluster.train is None else _pools(first, own)),
-        _layouts(asked, first, profiles),
-        _drafters(first, trace, own),
+        *(_parameters(entries) if first.cluster.train is None else _pools(first, entries)),
+        _layouts(of_user, first, profiles),
+        _drafters(first, trace, entries),
     ):
         if named.isdisjoint(keys):
             notes += left_out
             if len(choices) > 1:
-                found["+".join(keys)] = _listed(keys, choices)
-    varied = cross(open_file, found)
+                searched["+".join(keys)] = _listed(keys, choices)
+    varied = cross(open_file, searched)
     varied.require_parameters()
     return Space(
         varied=varied,
-        asked=tuple(_in_words(key, dimension) for key, dimension in found.items()),
+        words=tuple(_in_words(key, dimension) for key, dimension in searched.items()),
         named=frozenset(named),
         varied_in_file=frozenset(named - {*dimensions}),
-        own=own,
+        entries=entries,
         profiles=profiles,
         batch_samples=len(trace) / len(trace.step_slices),
         batch_groups=max(np.unique(groups, axis=1).shape[1] // len(trace.step_slices), 1),
@@ -207,12 +208,14 @@ def make_space(open_file: Callable[[Sequence[Setting]], ScenarioFile], dimension
 
 def _listed(keys: tuple[str, ...], choices: Sequence[tuple[Any, ...]]) -> Listed:
     """Return the alternatives that set these keys together."""
-    return Listed(keys, [tuple(given(k, v, f"{k}={v}") for k, v in zip(keys, each, strict=True)) for each in choices])
+    return Listed(
+        keys, [tuple(given(k, v, f"{k}={v}") for k, v in zip(keys, values, strict=True)) for values in choices]
+    )
 
 
-def _parameters(own: Entries) -> Iterator[Searched]:
-    """Yield each parameter that a system has with its default values and those of the entries, and no notes."""
-    has = [{**parameters_of(parts(entry)[0]), **parameters} for entry, parameters in own]
+def _parameters(entries: Entries) -> Iterator[Searched]:
+    """Yield each parameter that a system has with its default values and the values of the entries, and no notes."""
+    has = [{**parameters_of(parts(entry)[0]), **parameters} for entry, parameters in entries]
     for parameter, default in DEFAULTS.items():
         values = [known[parameter] for known in has if parameter in known]
         if values:
@@ -220,10 +223,11 @@ def _parameters(own: Entries) -> Iterator[Searched]:
             yield (f"{PARAMETER}{parameter}",), [(value,) for value in sorted({*default, *numbers})], []
 
 
-def _pools(first: Scenario, own: Entries) -> Iterator[Searched]:
-    """Yield the parameters without the split, and in its place the GPUs of both pools: all that the scenario has, a half and a
-    quarter of them, as far as these are whole workers and whole ranks of training."""
-    yield from (found for found in _parameters(own) if found[0] != (f"{PARAMETER}rollout_share",))
+def _pools(first: Scenario, entries: Entries) -> Iterator[Searched]:
+    """Yield the parameters without the split, and in its place the GPUs of both pools: all that the
+    scenario has, a half and a quarter of them, if these are whole workers and whole ranks of
+    training."""
+    yield from (searched for searched in _parameters(entries) if searched[0] != (f"{PARAMETER}rollout_share",))
     pools = (
         ("cluster.gpus", first.cluster.gpus, first.cluster.worker_gpus),
         (
@@ -251,20 +255,20 @@ def _in_words(key: str, dimension: Dimension) -> str:
 
 
 def _with_families(entries: Sequence[Any], named: set[str], families: Sequence[str]) -> Entries:
-    """Return the file's systems and those of the families; values of parameters that are searched are taken out of an entry
-    and returned beside it."""
-    found: list[tuple[Any, Mapping[str, Any]]] = []
+    """Return the systems of the file and of the families; values of parameters that are searched are
+    taken out of an entry and returned beside it."""
+    split: list[tuple[Any, Mapping[str, Any]]] = []
     for entry in entries:
-        name, own = parts(entry)
-        searched = [key for key in own if key in DEFAULTS and f"{PARAMETER}{key}" not in named]
-        chosen = {key: own.pop(key) for key in searched if isinstance(own[key], int | float)}
-        found.append(({"name": name, **own} if own else name, chosen))
-    return [*found, *((name, {}) for name in families if name not in [entry for entry, _ in found])]
+        name, parameters = parts(entry)
+        searched = [key for key in parameters if key in DEFAULTS and f"{PARAMETER}{key}" not in named]
+        chosen = {key: parameters.pop(key) for key in searched if isinstance(parameters[key], int | float)}
+        split.append(({"name": name, **parameters} if parameters else name, chosen))
+    return [*split, *((name, {}) for name in families if name not in [entry for entry, _ in split])]
 
 
 def _layouts(varied: Varied, first: Scenario, profiles: Mapping[Layout, str]) -> Searched:
-    """Return the layouts of a worker that have step times and divide the model's heads, as tp alone where all have the dp
-    and ep of the scenario, and a note on tp without step times."""
+    """Return the layouts of a worker that have step times and divide the model's heads, as tp alone where
+    all have the dp and ep of the scenario, and a note on tp without step times."""
     gpus = [setting.value for setting in varied.settings("cluster.gpus") if isinstance(setting.value, int)]
     cluster, shape, path = first.cluster, model_shape(first.model), first.profile.path
     most = max(gpus, default=cluster.gpus)
@@ -287,7 +291,7 @@ def _layouts(varied: Varied, first: Scenario, profiles: Mapping[Layout, str]) ->
 
 
 def _lacks(first: Scenario, tp: int) -> str:
-    """Return that the profiles beside the scenario's have none for more GPUs of a worker, and the command that makes it."""
+    """Return the words on a missing profile for more GPUs of a worker, and the command that makes it."""
     cluster, path = first.cluster, Path(first.profile.path or "")
     one = first.with_fields("cluster", tp=tp, dp=1, ep=tp if cluster.ep > 1 else 1)
     precision, wanted = first.precision, one.wanted_profile
@@ -300,14 +304,18 @@ def _lacks(first: Scenario, tp: int) -> str:
 
 
 def _profiles(path: Path) -> dict[Layout, str]:
-    """Return the profiles of one model, GPU and engine beside a profile, by the layout of a worker; empty if that profile
-    cannot be read."""
-    own, found = _metadata(path), dict[Layout, str]()
+    """Return the profiles of one model, GPU and engine beside a profile, by the layout of a worker; empty
+    if that profile cannot be read."""
+    metadata_of_first, by_layout = _metadata(path), dict[Layout, str]()
     for file in (path, *sorted(path.parent.glob("*.parquet"))):
         metadata = _metadata(file)
-        if own and metadata and all(getattr(metadata, key) == getattr(own, key) for key in ENGINE):
-            found.setdefault((metadata.tp, metadata.dp, metadata.ep), str(file))
-    return found
+        if (
+            metadata_of_first
+            and metadata
+            and all(getattr(metadata, key) == getattr(metadata_of_first, key) for key in ENGINE)
+        ):
+            by_layout.setdefault((metadata.tp, metadata.dp, metadata.ep), str(file))
+    return by_layout
 
 
 def _metadata(path: Path) -> ProfileMetadata | None:
@@ -317,9 +325,9 @@ def _metadata(path: Path) -> ProfileMetadata | None:
         return None
 
 
-def _drafters(scenario: Scenario, trace: Trace, own: Entries) -> Searched:
-    """Return no drafts and the methods whose acceptance is counted on the trace's tokens or given by the scenario, first null
-    where a system drafts with another; and notes on the rest."""
+def _drafters(scenario: Scenario, trace: Trace, entries: Entries) -> Searched:
+    """Return no drafts and the methods whose acceptance is counted on the trace's tokens or given by the
+    scenario, first null where a system drafts with another; and notes on the rest."""
     inputs, notes = scenario.speculation, []
     counted = "response_ids" in trace.table.column_names
     epochs = trace.column("epoch")[: trace.step_slices[: scenario.steps][-1][2]]
@@ -330,13 +338,13 @@ def _drafters(scenario: Scenario, trace: Trace, own: Entries) -> Searched:
     if np.unique(groups, axis=1).shape[1] == len(trace):
         useless["siblings"] = "no prompt has two responses"
     known = {drafter: method for drafter, method in TEXT_DRAFTERS.items() if counted or drafter in inputs.runs}
-    found = [method for drafter, method in known.items() if drafter not in useless]
-    if found:
+    methods = [method for drafter, method in known.items() if drafter not in useless]
+    if methods:
         basis = "counted on the trace's tokens" if counted else "drawn as the scenario says (speculation.runs)"
-        notes.append(f"drafts of {', '.join(found)}: {basis}")
+        notes.append(f"drafts of {', '.join(methods)}: {basis}")
     notes += [f"{known[drafter]}: left out, as {why}" for drafter, why in useless.items() if drafter in known]
     models = {name: METHODS[name]().model for name in ("draft_model", "tlt")}
-    found += [name for name, model in models.items() if model in inputs.acceptance]
+    methods += [name for name, model in models.items() if model in inputs.acceptance]
     assumed = [name for name, model in models.items() if model not in inputs.acceptance]
     assumed += [method for drafter, method in TEXT_DRAFTERS.items() if drafter not in known]
     if assumed:
@@ -344,23 +352,20 @@ def _drafters(scenario: Scenario, trace: Trace, own: Entries) -> Searched:
             f"drafters {', '.join(assumed)}: left out, as nobody measured their acceptance; {DRAFTER}=none,{assumed[0]} "
             "searches with an assumed one"
         )
-    names = dict.fromkeys(parts(entry)[0] for entry, _ in own)
-    anyway = [f"{name}: {method}" for name in names if (method := _own_method(name)) not in ("none", *found)]
+    names = dict.fromkeys(parts(entry)[0] for entry, _ in entries)
+    anyway = [f"{name}: {method}" for name in names if (method := _own_method(name)) not in ("none", *methods)]
     if anyway:
         notes.append(
             f"{DRAFTER}=null is what a system drafts with by itself ({', '.join(anyway)}), none is no drafts at all"
         )
-    return (DRAFTER,), [(method,) for method in (*([None] if anyway else []), "none", *found)], notes
+    return (DRAFTER,), [(method,) for method in (*([None] if anyway else []), "none", *methods)], notes
 
 
 def whole_workers(scenario: Scenario, admissible: bool = False) -> Scenario:
-    """Return the scenario with its share of rollout GPUs rounded to whole workers; if `admissible`, to the nearest number that
-    leaves train GPUs which the layout of training divides."""
-    share, gpus, unit = (
-        scenario.system.parameters.get("rollout_share"),
-        scenario.cluster.gpus,
-        scenario.cluster.worker_gpus,
-    )
+    """Return the scenario with its share of rollout GPUs rounded to whole workers; if `admissible`, to the
+    nearest number that leaves train GPUs which the layout of training divides."""
+    share = scenario.system.parameters.get("rollout_share")
+    gpus, unit = scenario.cluster.gpus, scenario.cluster.worker_gpus
     if not isinstance(share, float) or not 0 < share < 1:
         return scenario
     workers, of_all = units(scenario)
@@ -380,8 +385,8 @@ def _trains(scenario: Scenario, gpus: int) -> bool:
 
 def _drafts_anyway(entry: Any, setting: Setting) -> bool:
     """Return whether a setting only names the method that a system drafts with anyway; null always is that method."""
-    name, own = parts(entry)
-    return setting.key == DRAFTER and setting.value in (None, own.get("speculation", _own_method(name)))
+    name, parameters = parts(entry)
+    return setting.key == DRAFTER and setting.value in (None, parameters.get("speculation", _own_method(name)))
 
 
 def _own_method(name: str) -> str:

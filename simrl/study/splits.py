@@ -1,7 +1,9 @@
-"""The split of a system's GPUs into rollout and training: one cheap look whether another is better, and the search of the best.
+"""The split of a system's GPUs into rollout and training: a cheap look at another, and the search of
+the best.
 
-Invariant: a split is a whole number of rollout workers that can be executed (GPUs that divide, memory of the trainer), and its
-worth is simulated. What a look tries follows from the run's own idle shares alone.
+Invariant: a split is a whole number of rollout workers that can be executed (GPUs that divide,
+memory of the trainer), and its worth is simulated. The split of a look follows from the run's own
+idle shares alone.
 """
 
 from __future__ import annotations
@@ -23,14 +25,13 @@ FIRST = (0.25, 0.5, 0.75, 0.875)  # shares of rollout that a search tries first,
 FINER = 0.01  # gain below which parts of nodes are no better than whole ones
 FINEST = 32  # parts of all workers in which a search ends
 Row = Mapping[str, Any]
-Rows = Callable[[Sequence[Scenario]], Sequence[Row]]
 
 
 def divides(scenario: Scenario) -> bool:
-    """Return whether the scenario's system divides the cluster's GPUs by a share that stays as it is."""
+    """Return whether the scenario's system divides the cluster's GPUs by a share that stays fixed."""
     try:
         system = make_system(scenario.system.name, scenario.system.parameters)
-    except InputError:  # for whoever prepares the scenario to say
+    except InputError:  # the error is raised where the scenario is prepared
         return False
     known = "rollout_share" in parameters_of(scenario.system.name) and scenario.cluster.train is None
     return known and system.rollout_share is not None and not system.adapt_split_every
@@ -44,7 +45,8 @@ def units(scenario: Scenario) -> tuple[int, int]:
 
 
 def with_workers(scenario: Scenario, workers: int) -> Scenario:
-    """Return the scenario with this many rollout workers; the share has no more digits than it needs."""
+    """Return the scenario with this number of rollout workers; the share has no more digits than it
+    needs."""
     unit, gpus = scenario.cluster.worker_gpus, scenario.cluster.gpus
     exact = workers * unit / gpus
     shown = math.ceil(exact * 1e4) / 1e4
@@ -53,7 +55,8 @@ def with_workers(scenario: Scenario, workers: int) -> Scenario:
 
 
 def weight(scenario: Scenario) -> float:
-    """Return the factor of a split's worth in a ranking: less than 1 if rollout and training share a node, of several."""
+    """Return the factor of a split's worth in a ranking: less than 1 if, on several nodes, rollout and
+    training share one."""
     gpus, node = scenario.cluster.gpus, scenario.cluster.rollout_kind.gpus_per_node
     shares_node = gpus > node and divides(scenario) and units(scenario)[0] * scenario.cluster.worker_gpus % node
     return 1 - FINER if shares_node else 1.0
@@ -68,65 +71,70 @@ def possible(scenario: Scenario, inputs: InputCache) -> bool:
     return True
 
 
-def looks(scenario: Scenario, row: Row, inputs: InputCache) -> list[Scenario]:
-    """Return the split that the run's idle shares suggest, if it may gain `WORTH`; else none.
+def looks(scenario: Scenario, row: Row, inputs: InputCache) -> Scenario | None:
+    """Return the split that the run's idle shares suggest, if it may gain `WORTH`.
 
-    A trainer that idles more than rollout does needs fewer GPUs, those that keep it busy for `TARGET` of the time. Another
-    one needs more, if rollout has some to spare: it idles, or its batches are not full.
+    A trainer that idles more than rollout does needs fewer GPUs: as many as keep it busy for
+    `TARGET` of the time. Another trainer needs more, if rollout has some to spare: it idles, or its
+    batches are not full.
     """
     if not divides(scenario):
-        return []
+        return None
     workers, of_all = units(scenario)
     trains, busy = of_all - workers, 1 - row["train_idle"]
     occupancy = row.get("occupancy")
     if busy < BUSY_ENOUGH[0] and row["train_idle"] > row["rollout_bubble"]:
         wanted = of_all - max(math.ceil(trains * busy / TARGET), 1)
         if wanted < (1 + WORTH) * workers:
-            return []
+            return None
     elif row["rollout_bubble"] > WORTH or (occupancy is not None and occupancy < SLACK):
         wanted = max(of_all - math.ceil(1.5 * trains), 1)
     else:
-        return []
-    split = _nearest(scenario, wanted, of_all, inputs) if wanted != workers else None
-    return [split] if split is not None else []
+        return None
+    return None if wanted == workers else nearest_split(scenario, wanted, inputs)
 
 
-def _nearest(scenario: Scenario, workers: int, of_all: int, inputs: InputCache) -> Scenario | None:
-    """Return the scenario with the number of workers closest to this that can be executed."""
-    own, _ = units(scenario)
-    for n in sorted(range(1, of_all), key=lambda n: abs(n - workers))[: max(of_all // 8, 2)]:
-        if n != own and possible(split := with_workers(scenario, n), inputs):
-            return split
-    return None
+def nearest_split(scenario: Scenario, workers: int, inputs: InputCache, most: int | None = None) -> Scenario | None:
+    """Return the other split that can be executed with the number of rollout workers closest to this,
+    among the `most` closest (None: an eighth of all)."""
+    present, of_all = units(scenario)
+    closest = sorted(range(1, of_all), key=lambda n: abs(n - workers))[: most or max(of_all // 8, 2)]
+    splits = (with_workers(scenario, n) for n in closest if n != present)
+    return next((split for split in splits if possible(split, inputs)), None)
 
 
-def best_splits(scenarios: Sequence[Scenario], rows: Rows, inputs: InputCache) -> list[Scenario]:
-    """Return each scenario, once, at the split with the most samples a second: a few splits, and then the middles on both
-    sides of the best so far, until they are one worker or 1/`FINEST` of all apart. `rows` simulates."""
-    searches = {i: _Search(scenario, inputs) for i, scenario in enumerate(scenarios) if divides(scenario)}
-    while asked := [(i, n) for i, search in searches.items() for n in search.next()]:
-        found = rows([with_workers(scenarios[i], n) for i, n in asked])
-        for (i, n), row in zip(asked, found, strict=True):
-            searches[i].rates[n] = row["samples_per_s"]
-    best = [searches[i].best if i in searches else scenario for i, scenario in enumerate(scenarios)]
-    return [each for i, each in enumerate(best) if each not in best[:i]]  # that differed in their splits alone
+def best_splits(
+    scenarios: Sequence[Scenario], rows_of: Callable[[Sequence[Scenario]], Sequence[Row]], inputs: InputCache
+) -> list[Scenario]:
+    """Return each scenario, once, at the split with the most samples a second (`SplitSearch`);
+    `rows_of` simulates."""
+    searches = [SplitSearch(scenario, inputs) for scenario in scenarios]
+    while tries := [(search, n) for search in searches for n in search.next()]:
+        rows = rows_of([with_workers(search.scenario, n) for search, n in tries])
+        for (search, n), row in zip(tries, rows, strict=True):
+            search.rates[n] = row["samples_per_s"]
+    best = [search.best for search in searches]
+    # Scenarios that differed in their splits alone are one now.
+    return [scenario for i, scenario in enumerate(best) if scenario not in best[:i]]
 
 
-class _Search:
-    """The search of one scenario's split: the samples a second of what was simulated, by the number of workers."""
+class SplitSearch:
+    """The search of one scenario's split: a few splits, and then the middles on both sides of the best
+    so far, until they are one worker or 1/`FINEST` of all apart. `rates` are the samples a second
+    of what was simulated, by the number of workers."""
 
     def __init__(self, scenario: Scenario, inputs: InputCache) -> None:
-        self._scenario, self._inputs = scenario, inputs
-        self._own, self._of_all = units(scenario)
+        self.scenario, self._inputs = scenario, inputs
+        self._own, self._of_all = units(scenario) if divides(scenario) else (0, 0)
         self._impossible: set[int] = set()
         self.rates: dict[int, float] = {}
 
     def next(self) -> list[int]:
         """Return the numbers of workers to simulate next; none at the end."""
+        if not self.rates:
+            return self._new([self._own, *(round(share * self._of_all) for share in FIRST)])
+        best = max(self.rates, key=lambda n: self.rates[n])
         while True:
-            if not self.rates:
-                return self._new([self._own, *(round(share * self._of_all) for share in FIRST)])
-            best = max(self.rates, key=lambda n: self.rates[n])
             known = {0, self._of_all, *self.rates, *self._impossible}
             below, above = max(n for n in known if n < best), min(n for n in known if n > best)
             finest = max(self._of_all // FINEST, 1)
@@ -138,14 +146,13 @@ class _Search:
     def _new(self, wanted: Iterable[int]) -> list[int]:
         """Return those that can be executed, and take note of the others."""
         new = [n for n in dict.fromkeys(wanted) if 0 < n < self._of_all and n not in self.rates]
-        can = [n for n in new if possible(with_workers(self._scenario, n), self._inputs)]
+        can = [n for n in new if possible(with_workers(self.scenario, n), self._inputs)]
         self._impossible.update({*new} - {*can})
         return can
 
     @property
     def best(self) -> Scenario:
-        if not self.rates:
-            return self._scenario
-        splits = {n: with_workers(self._scenario, n) for n in self.rates}
-        best = max(self.rates, key=lambda n: (self.rates[n] * weight(splits[n]), n == self._own))
-        return self._scenario if best == self._own else splits[best]
+        """The best split so far, whole nodes before parts of them that are hardly better."""
+        splits = {n: with_workers(self.scenario, n) for n in self.rates}
+        best = max(self.rates, key=lambda n: (self.rates[n] * weight(splits[n]), n == self._own), default=self._own)
+        return self.scenario if best == self._own else splits[best]

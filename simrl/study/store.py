@@ -1,8 +1,9 @@
 """Outcomes of points: looked up in a folder, else simulated and kept there.
 
-Invariant: an outcome lands whole in the folder, under the hash of all that it depends on, as soon as it is known; the next
-search or sweep, also after a kill, gets it from there. What this machine could not simulate (`LostTask`) is an error now and is
-tried again by the next run.
+Invariant: an outcome lands whole in the folder, under the hash of all that it depends on, as soon
+as it is known; the next search or sweep, also after a kill, gets it from there. A point that this
+machine could not simulate (`LostTask`) is an error now and is tried again by the next run. Without a
+folder, outcomes are kept in memory, and no hash is computed.
 
     points/3f/3fa2….json    the hashed data, and the row or the error
 """
@@ -12,15 +13,17 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from simrl.errors import StoppedError
+from simrl.errors import InputError, StoppedError
 from simrl.files import BROKEN_SEAL, is_broken, require_no_device, sealed, write_whole_file
-from simrl.study.executors import Executor, LostTask, Processes, each
-from simrl.study.point import Outcome, Point
+from simrl.scenario.model import Scenario
+from simrl.simulate.cache import InputCache
+from simrl.study.executors import Executor, Here, LostTask, Processes, each
+from simrl.study.point import Digests, Outcome, Point, Row
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -28,57 +31,87 @@ log = logging.getLogger(__name__)
 
 
 class Outcomes:
-    """Outcomes on demand. `known` has them by the point's hash; `simulated` counts the simulated ones, `found` those from the
-    folder, `lost` those that this machine could not simulate; `on_point` is called for each point that becomes known. `of_all`
-    (" of 40") gives the number of all points, if it is known."""
+    """Outcomes on demand.
+
+    `known` has them by the point's hash, without a folder by its text. `simulated` counts the
+    simulated ones, `found` those from the folder, `lost` those that this machine could not
+    simulate. `on_point` is called for each point that becomes known, `on_phase` with the name of
+    each phase of a search and the most points that it simulates. `of_all` (" of 40") gives the
+    number of all points, if it is known.
+    """
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | None,
         executor: Executor,
         on_point: Callable[[], None] = lambda: None,
         known: Mapping[str, Outcome] | None = None,
         of_all: str = "",
+        on_phase: Callable[[str, int], None] = lambda *_: None,
     ) -> None:
-        self.folder, self.on_point = folder, on_point
+        self.folder, self.on_point, self.on_phase = folder, on_point, on_phase
         self.known: dict[str, Outcome] = dict(known or {})
         self.simulated = self.found = self.lost = 0
+        self.digests, self.phases_of = Digests(), ""
         self._executor, self._of_all = executor, of_all
 
     def of(self, points: Sequence[Point]) -> list[Outcome]:
-        """Return the outcomes in the order of the points. Raises `StoppedError` at Ctrl-C; the points under way are lost."""
-        missing = list({point.hash: point for point in points if point.hash not in self.known}.values())
-        for point in missing:
-            if (kept := read_outcome(self.folder, point)) is not None:
-                self._know(point, kept)
+        """Return the outcomes in the order of the points. Raise `StoppedError` at Ctrl-C; the
+        points under way are lost."""
+        keys = [point.text if self.folder is None else point.hash for point in points]
+        missing = {key: point for key, point in zip(keys, points, strict=True) if key not in self.known}
+        for key, point in missing.items():
+            if self.folder is not None and (kept := read_outcome(self.folder, point)) is not None:
+                self._know(key, kept)
                 self.found += 1
         try:
-            self._simulate([point for point in missing if point.hash not in self.known])
+            self._simulate({key: point for key, point in missing.items() if key not in self.known})
         except KeyboardInterrupt as error:
+            if self.folder is None:
+                raise
             raise self.interrupted() from error
-        return [self.known[point.hash] for point in points]
+        return [self.known[key] for key in keys]
 
-    def _simulate(self, points: Sequence[Point]) -> None:
+    def rows(self, scenarios: Sequence[Scenario]) -> list[Row]:
+        """Return the row of each scenario. Raise `InputError` for one that cannot be simulated."""
+        outcomes = self.of([Point(scenario, self.digests) for scenario in scenarios])
+        for outcome in outcomes:
+            if "error" in outcome:
+                raise InputError(outcome["error"], outcome.get("cause", ""))
+        return [outcome["row"] for outcome in outcomes]
+
+    def _simulate(self, points: Mapping[str, Point]) -> None:
         if not points:
             return
-        with closing(self._executor.outcomes(points)) as coming:
+        keys = list(points)
+        with closing(self._executor.outcomes(list(points.values()))) as coming:
             for i, outcome in coming:
                 if isinstance(outcome, LostTask):
                     self.lost += 1
                     outcome = {"error": outcome.message}
-                else:
-                    write_outcome(self.folder, points[i], outcome)
-                self._know(points[i], outcome)
+                elif self.folder is not None:
+                    write_outcome(self.folder, points[keys[i]], outcome)
+                self._know(keys[i], outcome)
                 self.simulated += 1
 
     def each(self, work: Callable[[A], T], tasks: Sequence[A]) -> list[T]:
-        """Return `work(task)` of each task, from the processes that simulate on this machine, or from this one."""
+        """Return `work(task)` of each task, from the processes that simulate on this machine, or
+        from this one."""
         pool = self._executor if isinstance(self._executor, Processes) else None
         results: dict[int, T] = {}
         for i, result in each(work, tasks, pool):
             results[i] = result
             self.on_point()
         return [results[i] for i in range(len(tasks))]
+
+    def phase(self, name: str, most: int) -> None:
+        """Report that a phase begins, and the most points that it simulates."""
+        self.on_phase(f"{self.phases_of}{name}", most)
+
+    def start(self, tasks: int) -> None:
+        """Start the processes that this number of tasks can use, if there are processes."""
+        if isinstance(self._executor, Processes):
+            self._executor.start(tasks)
 
     def interrupted(self) -> StoppedError:
         """Return the message at Ctrl-C."""
@@ -87,9 +120,23 @@ class Outcomes:
             f"interrupted; {kept} points are kept in {self.folder}; the same command goes on from there"
         )
 
-    def _know(self, point: Point, outcome: Outcome) -> None:
-        self.known[point.hash] = outcome
+    def _know(self, key: str, outcome: Outcome) -> None:
+        self.known[key] = outcome
         self.on_point()
+
+
+@contextmanager
+def simulating(jobs: int, folder: Path | None = None, inputs: InputCache | None = None) -> Iterator[Outcomes]:
+    """Yield outcomes that up to `jobs` processes simulate, with one this process. `inputs` may have
+    a trace that no file holds."""
+    if jobs > 1:
+        with Processes(jobs, stay=True, inputs=inputs) as processes:
+            yield Outcomes(folder, processes)
+        return
+    here = Here()
+    if inputs is not None:
+        here.inputs = inputs
+    yield Outcomes(folder, here)
 
 
 def read_outcome(folder: Path, point: Point) -> Outcome | None:
@@ -132,5 +179,5 @@ def _is_outcome(kept: Any) -> bool:
             plain = all(value is None or isinstance(value, str | int | float) for value in others.values())
             return plain and 0 < rate < math.inf and rest.keys() <= {"error"}
         case {"error": str(), **rest}:
-            return rest in ({}, {"row": None})
+            return rest.keys() <= {"cause"} and isinstance(rest.get("cause", ""), str)
     return False

@@ -30,14 +30,13 @@ from simrl.scenario.load import PARAMETER
 from simrl.scenario.model import Scenario
 from simrl.study.executors import Executor
 from simrl.study.grid import SYSTEMS, Between, Varied, resolved, value_of
-from simrl.study.point import Digests, Outcome, Point, make_point
+from simrl.study.point import Digests, Outcome, Point, Row
 from simrl.study.store import Outcomes, read_outcome, write_json
 from simrl.systems.recipes import make_system
 
 SYSTEM = "system.name"
 PATH_KEYS = ("workload.trace", "profile.path", "speculation.draft_profile")
 TABLE_FILES = re.compile(r"system\.name=\w+/part-0\.parquet")
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def plan(varied: Varied, sample: int | None, seed: int, on_point: Callable[[], N
     for settings in varied.combinations(sample, seed):
         scenario = resolved(varied.file, settings)
         require_names(scenario, checked)
-        point = make_point(scenario, digests)
+        point = Point(scenario, digests)
         points.setdefault(point.hash, point)
         combinations += 1
         on_point()
@@ -93,7 +92,7 @@ def require_names(scenario: Scenario, checked: set[tuple[str, str, str]]) -> Non
 def _keys(varied: Varied) -> list[str]:
     """Return the keys that the points differ in, always with the system."""
     several = [d.keys for d in varied.dimensions if isinstance(d, Between) or len(d.alternatives) > 1]
-    keys = [SYSTEM, *(key for own in several for key in own if key != SYSTEMS)]
+    keys = [SYSTEM, *(key for keys_of_one in several for key in keys_of_one if key != SYSTEMS)]
     systems = [setting.value for setting in varied.settings(SYSTEMS)]
     if len(systems) > 1:
         keys += [f"{PARAMETER}{key}" for entry in systems if isinstance(entry, dict) for key in entry]
@@ -102,7 +101,7 @@ def _keys(varied: Varied) -> list[str]:
 
 def kept(plan: SweepPlan, folder: Path) -> dict[str, Outcome]:
     """Return the outcomes in the folder, by hash, without those that cannot be read."""
-    return {point.hash: found for point in plan.points if (found := read_outcome(folder, point)) is not None}
+    return {point.hash: outcome for point in plan.points if (outcome := read_outcome(folder, point)) is not None}
 
 
 def run(
@@ -110,14 +109,14 @@ def run(
     outcomes: Mapping[str, Outcome],
     folder: Path,
     executor: Executor,
-    asked: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     on_point: Callable[[], None] = lambda: None,
 ) -> Swept:
     """Simulate the points without an outcome, keep each in the folder, and write the table. `on_point` is called for each.
     Raise `StoppedError` at Ctrl-C, when only the points under way are lost, and `InputError` for a folder with other content.
     """
     store = Outcomes(folder, executor, on_point, outcomes, f" of {len(plan.points)}")
-    write_json(folder / "sweep.json", {**asked, "simrl_version": simrl.__version__})
+    write_json(folder / "sweep.json", {**arguments, "simrl_version": simrl.__version__})
     with write_whole_folder(folder / "table", TABLE_FILES) as temporary:
         store.of(plan.points)
         rows = table_rows(plan, store.known)
@@ -136,14 +135,14 @@ def table_rows(plan: SweepPlan, outcomes: Mapping[str, Outcome]) -> list[Row]:
     rows = []
     for number, point in enumerate(plan.points):
         outcome = outcomes[point.hash]
-        found = outcome.get("row", {})
+        metrics_of = outcome.get("row", {})
         row: Row = {"point": number, "hash": point.hash}
         row |= {key: _plain(key, value_of(point.scenario, key)) for key in plan.keys}
         row["variant"] = ", ".join(
             f"{key}={row[key]}" for key in plan.keys if key != SYSTEM and not key.startswith(PARAMETER)
         )
-        row |= {key: found.get(key) for key in metrics}
-        rate = found.get("samples_per_s")
+        row |= {key: metrics_of.get(key) for key in metrics}
+        rate = metrics_of.get("samples_per_s")
         for name, group in (("speedup", None), ("speedup_in_variant", row["variant"])):
             row[name] = None if rate is None else rate / first.setdefault(group, rate)
         row["error"] = outcome.get("error")
@@ -167,10 +166,10 @@ def write_table(rows: Sequence[Row], folder: Path) -> None:
     by_system: dict[str, list[Row]] = {}
     for row in rows:
         by_system.setdefault(row[SYSTEM], []).append({**row, **{name: _text(row[name]) for name in texts}})
-    for system, own in by_system.items():
+    for system, rows_of_system in by_system.items():
         place = folder / f"{SYSTEM}={system}"
         place.mkdir()
-        files.write_table(pa.Table.from_pylist(own, schema=schema), place / "part-0.parquet")
+        files.write_table(pa.Table.from_pylist(rows_of_system, schema=schema), place / "part-0.parquet")
 
 
 def _text(value: Any) -> str | None:

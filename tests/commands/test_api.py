@@ -260,7 +260,7 @@ def test_views_cannot_be_changed(compared):
             r"system 'areal\(eta=4\)': write parameters as \{'name': 'areal', 'eta': 4\}, or as system.eta=4",
         ),
         (
-            lambda trace: simrl.optimize(trace, **GIVEN, max_off_policyness=float("nan")),
+            lambda trace: simrl.advise(trace, **GIVEN, max_off_policyness=float("nan")),
             "max_off_policyness=nan: give 0",
         ),
         (
@@ -288,28 +288,28 @@ def test_views_cannot_be_changed(compared):
             lambda trace: simrl.sweep(trace, {"seed": [1]}, ["areal"], **{**GIVEN, "gpus": 1}),
             "all 1 points failed; the first: ",
         ),
-        (lambda trace: simrl.optimize(trace, gpu="h100", gpus=4), "simrl.optimize: no model; a trace needs one"),
-        (lambda trace: simrl.optimize(trace, **GIVEN, trials=2), "trials=2: fewer than the 5 systems to report"),
-        (lambda trace: simrl.optimize(trace, **GIVEN, max_cost=-1), "max_cost=-1: give 0 or more"),
-        (lambda trace: simrl.optimize(trace, **{**GIVEN, "jobs": 0}), "jobs=0: give 1 or more"),
+        (lambda trace: simrl.advise(trace, gpu="h100", gpus=4), "simrl.advise: no model; a trace needs one"),
+        (lambda trace: simrl.advise(trace, **GIVEN, trials=2), "trials=2: fewer than the 5 systems to report"),
+        (lambda trace: simrl.advise(trace, **GIVEN, max_cost=-1), "max_cost=-1: give 0 or more"),
+        (lambda trace: simrl.advise(trace, **{**GIVEN, "jobs": 0}), "jobs=0: give 1 or more"),
         (
-            lambda trace: simrl.optimize(trace, **GIVEN, updates=9, deadline="36"),
+            lambda trace: simrl.advise(trace, **GIVEN, updates=9, deadline="36"),
             "deadline=36: give a number and its unit",
         ),
         (
-            lambda trace: simrl.optimize(trace, **GIVEN, budget=9),
-            "^deadline or budget: goes with the other: updates=N deadline=36h, or updates=N budget=5000$",
+            lambda trace: simrl.advise(trace, **GIVEN, budget=9),
+            "^budget: cluster.cost_per_gpu_hour is 0; give the price",
         ),
         (
             lambda trace: simrl.sweep(trace, {"training.mfu": "0.2..0.4"}, ["areal"], **GIVEN),
             "list them, or draw some with sample=N$",
         ),
         (
-            lambda trace: simrl.optimize(trace, {"system.etaa": [1, 2]}, **GIVEN),
+            lambda trace: simrl.advise(trace, {"system.etaa": [1, 2]}, **GIVEN),
             "system.etaa: no parameter of these systems",
         ),
         (
-            lambda trace: simrl.optimize(trace, {"system.rollout_share": 0.5}, ["areal"], **{**GIVEN, "gpus": 1}),
+            lambda trace: simrl.advise(trace, {"system.rollout_share": 0.5}, ["areal"], **{**GIVEN, "gpus": 1}),
             "none of the [0-9]+ points that were tried can be: ",
         ),
         (lambda trace: simrl.report("nowhere", "page.html"), "nowhere: does not exist; name a folder of results"),
@@ -379,30 +379,28 @@ SEARCHED = {"system.eta": [1, 2], "system.rollout_share": 0.5, "system.speculati
 
 
 @pytest.fixture(scope="module")
-def optimized():
-    """A search of three points, one of them over the limit."""
+def advised():
+    """The advice of a search of three points, one of them over the limit."""
     data = yaml.safe_load(SCENARIO)
-    return simrl.optimize(data, SEARCHED, ["verl_colocated", "areal"], gpus=4, tp=1, robust=False, best=2)
+    return simrl.advise(data, SEARCHED, ["verl_colocated", "areal"], gpus=4, tp=1, robust=False, best=2, details=True)
 
 
 @pytest.mark.slow
-def test_optimize_says_what_the_command_says_and_keeps_its_points(command_line):
+def test_advise_says_what_the_command_says_and_keeps_its_points(command_line):
     values = ("systems=verl_colocated,areal", "cluster.gpus=4", "cluster.tp=1", "system.eta=1,2")
     values += ("system.rollout_share=0.5", "system.speculation=none")
-    out = command_line("optimize", "scenario.yaml", *values, "--trials", "9", "--jobs", "1", "-o", "theirs").out
-    found = simrl.optimize(
-        "scenario.yaml", SEARCHED, ["verl_colocated", "areal"], gpus=4, tp=1, trials=9, folder="ours"
-    )
+    out = command_line("advise", "scenario.yaml", *values, "--trials", "9", "--jobs", "1", "-o", "theirs").out
+    found = simrl.advise("scenario.yaml", SEARCHED, ["verl_colocated", "areal"], gpus=4, tp=1, trials=9, folder="ours")
     *said, last = out.splitlines()
-    assert str(found).splitlines() == said and "points simulated now in" in last
+    assert str(found).split() == " ".join(said).split() and last == "Written to theirs/advise.json"
     assert contents(Path("ours")) == contents(Path("theirs"))
-    assert json.loads(Path("ours/optimize.json").read_text()) == json.loads(json.dumps(found.data.as_json()))
+    assert json.loads(Path("ours/advise.json").read_text()) == json.loads(json.dumps(found.data.as_json()))
 
 
-def test_optimize_chooses_the_fastest_that_keeps_the_limits(optimized):
-    assert optimized.table["samples_per_s"].is_monotonic_decreasing
-    assert optimized.table["rank"].iloc[0] == 1 and len(optimized.table) == 2
-    fresh = simrl.optimize(
+def test_advise_chooses_the_fastest_that_keeps_the_limits(advised):
+    assert advised.best["samples_per_s"].is_monotonic_decreasing
+    assert advised.best["rank"].iloc[0] == 1 and len(advised.best) == 2 and len(advised.table) == 1
+    fresh = simrl.advise(
         yaml.safe_load(SCENARIO),
         SEARCHED,
         ["verl_colocated", "areal"],
@@ -411,32 +409,33 @@ def test_optimize_chooses_the_fastest_that_keeps_the_limits(optimized):
         robust=False,
         best=1,
     )
-    assert fresh.data.choice.option.system == "verl_colocated"
-    assert fresh.table["off_policyness_max"].tolist() == [0]
+    (plan,) = fresh.data.plans
+    assert plan.choice.option.system == "verl_colocated"
+    assert fresh.best["off_policyness_max"].tolist() == [0]
 
 
-def test_optimize_shows_itself_and_draws_its_front(optimized):
-    texts, tags = lines_of(optimized._repr_html_())
+def test_advise_shows_itself_and_draws_its_front(advised):
+    texts, tags = lines_of(advised._repr_html_())
     assert "table" in tags and "script" not in tags
     assert any(text.startswith("Run ") for text in texts)
-    assert "The best few" in str(optimized)
-    assert repr(optimized).startswith("<Optimization of tiny: ")
-    assert set(optimized.front["hash"]) <= {option.point.hash for option in optimized.data.searched.allowed}
-    axes = optimized.figure().axes[0]
+    assert "The best few" in str(advised)
+    assert repr(advised).startswith("<Advice of tiny: ")
+    (plan,) = advised.data.plans
+    allowed = plan.answer.searched.allowed
+    assert set(advised.front["hash"]) <= {option.point.hash for option in allowed}
+    axes = advised.figure().axes[0]
     drawn = sorted(tuple(point) for dots in axes.collections for point in dots.get_offsets().tolist())
-    choice = optimized.data.choice.option
-    options = [(option.staleness, option.row["samples_per_s"]) for option in optimized.data.searched.allowed]
-    assert drawn == sorted([*options, (choice.staleness, choice.row["samples_per_s"])])
-    assert optimized.figure()._repr_png_() == optimized.figure()._repr_png_()
+    options = [(option.staleness, option.row["samples_per_s"]) for option in [*allowed, plan.option]]
+    assert drawn == sorted(options)
+    assert advised.figure()._repr_png_() == advised.figure()._repr_png_()
 
 
-def test_optimize_takes_a_frame_and_searches_a_system_of_each_family(frame):
-    found = simrl.optimize(
-        frame, {"system.rollout_share": 0.5}, **GIVEN, tp=1, trials=8, best=3, robust=False, polish=0
-    )
-    searched = next(text for text in found.data.space.asked if text.startswith("systems="))
+def test_advise_takes_a_frame_and_searches_a_system_of_each_family(frame):
+    found = simrl.advise(frame, {"system.rollout_share": 0.5}, **GIVEN, tp=1, trials=8, best=3, robust=False, polish=0)
+    words = found.data.plans[0].answer.space.words
+    searched = next(text for text in words if text.startswith("systems="))
     assert searched.startswith("systems=verl_colocated,april,one_step_off")
-    assert "cluster.tp=1" in found.data.space.asked and found.data.searched.points <= 8
+    assert "cluster.tp=1" in words and found.data.plans[0].answer.searched.points <= 8
 
 
 @pytest.mark.slow
@@ -532,16 +531,19 @@ def test_every_command_of_the_cli_has_the_parameters_and_defaults_of_its_functio
     }
 
 
+def test_the_old_name_of_a_search_tells_the_new_one():
+    with pytest.raises(AttributeError, match=r"no attribute 'optimize'; it is simrl\.advise now"):
+        simrl.optimize  # noqa: B018
+
+
 def test_only_python_has_these_parameters():
     only = {
         (path, name)
         for path, (function, *_) in COMMANDS.items()
         for name in set(inspect.signature(function).parameters) - {option.name for option in options_of(function)}
     }
-    given_by_values = {("sweep", "overrides"), ("optimize", "overrides"), ("advise", "overrides")}
-    assert (
-        only == {(path, "cap_tokens") for path in ("compare", "run", "sweep", "optimize", "advise")} | given_by_values
-    )
+    given_by_values = {("sweep", "overrides"), ("advise", "overrides")}
+    assert only == {(path, "cap_tokens") for path in ("compare", "run", "sweep", "advise")} | given_by_values
 
 
 def test_updates_that_are_no_whole_number_are_refused_before_anything_runs():

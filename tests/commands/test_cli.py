@@ -98,10 +98,10 @@ def test_what_replaces_a_variation_is_told_before_anything_is_simulated(simrl, m
     for command, simulates in (
         ("compare", "simrl.show.comparison.compare_scenarios"),
         ("sweep", "simrl.study.sweep.run"),
-        ("optimize", "simrl.study.optimize.optimization"),
+        ("advise", "simrl.study.advice.advise"),
     ):
         monkeypatch.setattr(simulates, stop)
-        said, stopped = simrl(command, "scenario.yaml", "faults=[]", "--jobs", "1").err.splitlines()
+        said, *_, stopped = simrl(command, "scenario.yaml", "faults=[]", "--jobs", "1").err.splitlines()
         assert said.startswith("simrl: scenario.yaml: vary has faults [[{'kind': 'slow'") and len(said) < 200
         assert stopped == "simrl: nothing was simulated"
 

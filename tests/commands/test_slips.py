@@ -223,9 +223,11 @@ TRACE = "--model qwen3-8b --gpu h100 --gpus 64 --system verl_colocated,areal"
         # options
         (["compare", "scenario.yaml", "--eta", "4"], "; write system.eta=4, without dashes"),
         (["compare", "scenario.yaml", "--cluster.gpus=16"], "; write cluster.gpus=16, without dashes"),
-        (["compare", "scenario.yaml", "--trials", "10"], "no such option: --trials; it is an option of simrl advise, optimize"),
+        (["compare", "scenario.yaml", "--trials", "10"], "no such option: --trials; it is an option of simrl advise"),
+        (["optimize", "scenario.yaml", "system.eta=1,2", "--trials", "9"],
+         "it is simrl advise now: run simrl advise scenario.yaml system.eta=1,2 --trials 9 --details --robust"),
         (["compare", "scenario.yaml", "--gpus", "16,32"], "without dashes, in simrl sweep: cluster.gpus=16,32"),
-        (["optimize", "scenario.yaml", "--updates", "2k"], "did you mean 2000 or 2048?"),
+        (["advise", "scenario.yaml", "--updates", "2k"], "did you mean 2000 or 2048?"),
         # units
         (["compare", "scenario.yaml", "cluster.gpu=h100x8"], "two keys: cluster.gpu=h100 cluster.gpus=8"),
         (["compare", "scenario.yaml", "cluster.gpu=8xH100"], "two keys: cluster.gpu=h100 cluster.gpus=8"),
@@ -301,7 +303,7 @@ def test_a_bound_on_staleness_has_its_option_named(simrl: CommandLine) -> None:
 
 
 def test_a_number_that_is_refused_is_not_suggested_again(simrl: CommandLine) -> None:
-    assert "did you mean" not in simrl.refuses("optimize", "experiments/quickstart.yaml", "--trials", "0")
+    assert "did you mean" not in simrl.refuses("advise", "experiments/quickstart.yaml", "--trials", "0")
 
 
 def test_the_only_column_like_a_missing_one_is_named_in_the_remedy(simrl: CommandLine, tmp_path: Path) -> None:
@@ -414,7 +416,7 @@ def table(simrl: CommandLine) -> Path:
     return simrl.folder / "mine.csv"
 
 
-@pytest.mark.parametrize("command", ["compare", "run", "optimize", "advise", "sweep"])
+@pytest.mark.parametrize("command", ["compare", "run", "advise", "sweep"])
 def test_a_command_takes_the_columns_of_a_table_as_its_importer_does(simrl, table, command):
     refused = simrl.refuses(command, "mine.csv", *SETUP, *NAMED)
     assert "no column for response_tokens" in refused and "--column response_tokens=THEIRS" in refused

@@ -12,7 +12,7 @@ from simrl.scenario.model import Scenario
 from simrl.scenario.presets import ENGINES, FRAMEWORKS, OF_ENGINE, constants, read_presets, write_presets
 from simrl.show.inputs import inputs, provenance
 from simrl.simulate.prepare import prepare
-from simrl.study.point import Digests, make_point
+from simrl.study.point import Point
 from simrl.training.config import TrainingConfig
 
 SCENARIO = {
@@ -206,7 +206,7 @@ def test_another_constant_in_the_file_is_another_point_and_another_place_is_none
     for i, value in enumerate(("0.003", "0.003", "0.0035")):
         (tmp_path / str(i)).mkdir()
         file = written(tmp_path / str(i), OWN.replace("value = 0.003", f"value = {value}"), framework="my.toml")
-        hashes.append(make_point(load_scenarios(file)[0], Digests()).hash)
+        hashes.append(Point(load_scenarios(file)[0]).hash)
     assert hashes[0] == hashes[1] != hashes[2]
 
 

@@ -33,7 +33,7 @@ from simrl.show.report.sources import Runs, SweepRows, runs_of
 from simrl.show.tables.compare import columns_of, marked
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import Schedule, simulate, simulated_workers
-from simrl.study.ranking import FACTORS
+from simrl.study.compare import FACTORS
 from tests.helpers import scenario
 from tests.sweep_double import EVIL, a_sweep, sweep_rows
 
@@ -204,8 +204,8 @@ def test_a_folder_without_results_is_told_in_a_line(tmp_path, compared):
     with pytest.raises(InputError, match=r"but folders that do .*compared"):
         find(compared.parent)
     (tmp_path / "search").mkdir()
-    (tmp_path / "search" / "optimize.json").write_text("{}")
-    with pytest.raises(InputError, match="but a search of `simrl optimize`"):
+    (tmp_path / "search" / "advise.json").write_text("{}")
+    with pytest.raises(InputError, match="but a search of `simrl advise`"):
         find(tmp_path / "search")
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "sweep.json").write_text("{}")

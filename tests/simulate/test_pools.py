@@ -353,8 +353,8 @@ def test_the_page_on_clusters_has_the_data_sheets():
 def test_a_search_varies_the_gpus_of_both_pools_and_no_share():
     data = on_pools().model_dump(exclude={"system", "variant", "framework"}) | {"systems": ["areal"]}
     space = make_space(lambda settings: ScenarioFile("test", settings, data), {})
-    assert {"cluster.gpus=1,2,4", "cluster.train.gpus=1,2"} <= {*space.asked}
-    assert not any("rollout_share" in words or "colocated" in words for words in space.asked)
+    assert {"cluster.gpus=1,2,4", "cluster.train.gpus=1,2"} <= {*space.words}
+    assert not any("rollout_share" in words or "colocated" in words for words in space.words)
 
 
 def test_a_report_names_both_pools_and_their_links():

@@ -14,8 +14,8 @@ from simrl.errors import InputError
 from simrl.scenario.load import load_scenarios
 from simrl.show.tables.advise import print_advice
 from simrl.show.tables.optimize import unsettled_lines
-from simrl.study import advice, optimize
-from simrl.study.advice import advise, growth_stages, whole_periods
+from simrl.study import advice, answer
+from simrl.study.advice import advise, goal_on, growth_stages, whole_periods
 from simrl.study.executors import Here
 from simrl.study.goal import SETTLING, Broken, Goal, duration
 from simrl.study.grid import value_of
@@ -25,7 +25,7 @@ from simrl.study.splits import units, with_workers
 from simrl.study.store import Outcomes
 from simrl.trace.trace import read_trace
 from tests.command_line import CommandLine
-from tests.study.test_optimize import SCENARIO, simulated, space_of
+from tests.study.test_answer import SCENARIO, simulated, space_of
 
 ALONE = ("cluster.tp=1", "system.speculation=none")
 SPLITS = "system.rollout_share=0.125,0.25,0.375,0.5,0.625,0.75,0.875"
@@ -166,7 +166,7 @@ GROWING = ("systems=areal", "system.rollout_share=0.5", "system.eta=2", "workloa
 
 def test_each_stage_and_seed_of_a_plan_has_its_own_row_in_whatever_order_they_end(file):
     space = space_of(file, *GROWING, *ALONE)
-    (plan,) = advise({8: space}, Outcomes(Path("out"), Doubled()), 900, trials=1, robust=()).plans
+    (plan,) = advise({8: (space, goal_on(space, 900))}, Outcomes(Path("out"), Doubled()), trials=1, robust=()).plans
     stages = growth_stages(plan.choice.option.point.scenario)
     rates = [simulated(stage)["samples_per_s"] for stage in stages]
     assert plan.stages == pytest.approx([space.batch_samples / rate for rate in rates])
@@ -184,7 +184,7 @@ def test_each_stage_and_seed_of_a_plan_has_its_own_row_in_whatever_order_they_en
 def test_a_stage_or_seed_that_cannot_be_simulated_ends_the_plan_and_gives_its_place_to_no_other(file, fails):
     space = space_of(file, *GROWING, *ALONE)
     with pytest.raises(InputError, match="the whole run of the choice cannot be simulated: no room for it"):
-        advise({8: space}, Outcomes(Path("out"), Doubled(fails)), 900, trials=1, robust=())
+        advise({8: (space, goal_on(space, 900))}, Outcomes(Path("out"), Doubled(fails)), trials=1, robust=())
 
 
 @pytest.fixture
@@ -217,6 +217,25 @@ def test_the_command_plans_the_run_of_each_cluster(command):
     assert len(said.out.partition("What this rests on")[2].partition("Written")[0].strip().splitlines()) <= 10
 
 
+def test_a_deadline_is_searched_on_all_clusters_at_once_and_met_at_the_lowest_cost(command):
+    few = ("--trials", "9", "--best", "1", "--polish", "0", "--no-robust", "--jobs", "1", "-o", "out")
+    words = ("advise", "small.yaml", "systems=areal", *FEW[1:], "--clusters", "4,8", "--updates", "900", *few)
+    assert command(*words).code == 0
+    each = json.loads((command.folder / "out" / "advise.json").read_text())["clusters"]
+    hours, costs = ([plan[key] for plan in each] for key in ("hours", "cost"))
+    assert hours[0] > hours[1]  # of 4 and of 8 GPUs
+    for deadline_h, place in ((1.01 * hours[0], costs.index(min(costs))), ((hours[0] + hours[1]) / 2, 1)):
+        said = command(*words, "--deadline", f"{3600 * deadline_h:.0f}s")
+        assert said.code == 0, said.err
+        (plan,) = json.loads((command.folder / "out" / "advise.json").read_text())["clusters"]
+        assert (plan["gpus"], plan["cost"]) == (each[place]["gpus"], pytest.approx(each[place]["cost"]))
+        goal = f"the lowest cost of 900 updates within {duration(round(3600 * deadline_h))}."
+        assert f"Asked for: {goal}" in " ".join(said.out.split())
+        assert "4/8 GPUs: points simulated" in said.err
+    late = command(*words, "--deadline", "1s")
+    assert late.code == 2 and "points that were tried can be: 4 × limit: deadline (areal 4); the nearest" in late.err
+
+
 @pytest.fixture(scope="module")
 def offered(tmp_path_factory):
     """An advice whose choice AReaL does not have, its text, and the folder."""
@@ -225,7 +244,9 @@ def offered(tmp_path_factory):
     space = space_of(folder / "small.yaml", "systems=areal,one_step_off,verl_colocated", *ALONE,
                      "system.eta=2", "system.rollout_share=0.5,0.75")  # fmt: skip
     outcomes = Outcomes(folder / "out", Here())
-    found = advise({8: space}, outcomes, 900, trials=4, best=3, robust=("assumed",), framework="AReaL")
+    found = advise(
+        {8: (space, goal_on(space, 900))}, outcomes, trials=4, best=3, robust=("assumed",), framework="AReaL"
+    )
     text = io.StringIO()
     print_advice(found, Console(file=text, width=100))
     return found, text.getvalue(), outcomes
@@ -247,15 +268,15 @@ def test_the_best_that_the_named_framework_offers_is_planned_as_the_choice_is(of
 def test_the_text_says_how_much_was_tried_and_what_staleness_cost_elsewhere(offered):
     found, text, _ = offered
     (plan,) = found.plans
-    said, searched = " ".join(text.split()), plan.found.searched
+    said, searched = " ".join(text.split()), plan.answer.searched
     assert (
         f"Tried: {searched.points} points of {searched.combinations} combinations; {len(searched.options)} are" in said
     )
-    few = [name for name, count in searched.simulated(plan.found.space).items() if count < 3]
+    few = [name for name, count in searched.simulated(plan.answer.space).items() if count < 3]
     assert few and all(f"{name} (" in said.partition("hardly searched: ")[2] for name in few)
     assert "AIME24 42.0 → 41.8 / 42.1" in said and "with η = 1" in said and "Not modelled: what stale tokens do" in said
     wins = said.split("the choice still wins, by ")[1:]
-    rivals = [end.rival.row["system"] for end in plan.found.robustness if end.winner is plan.option]
+    rivals = [end.rival.row["system"] for end in plan.answer.robustness if end.winner is plan.option]
     assert rivals and all(f" over {rival} (tp 1)" in win for rival, win in zip(rivals, wins, strict=True))
     assert "× as fast as " in said and f"Memory of {plan.option.row['system']}: " in said
 
@@ -278,12 +299,13 @@ def test_a_second_call_finds_the_closing_runs_of_a_plan_in_the_folder(offered, m
         def outcomes(self, points):
             raise AssertionError("simulated again")
 
-    for module in (advice, optimize):
+    for module in (advice, answer):
         monkeypatch.setattr(module, "simulate_prepared", lambda *_: pytest.fail("simulated again"))
-    space = plan.found.space
+    space = plan.answer.space
     again = advise(
-        {8: space}, Outcomes(before.folder, Never()), 900, trials=4, best=3, robust=("assumed",), framework="AReaL"
-    )
+        {8: (space, goal_on(space, 900))}, Outcomes(before.folder, Never()),
+        trials=4, best=3, robust=("assumed",), framework="AReaL",
+    )  # fmt: skip
     assert again.plans[0].memory == plan.memory and again.rows == found.rows
 
 

@@ -139,7 +139,6 @@ AREAL = ("systems=areal", "system.rollout_share=0.25,0.5", "system.eta=2", "clus
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [(("advise", *AREAL, "--polish", "0"), "points simulated: 1 of 40\n"),
-     (("optimize", *AREAL, "--polish", "0", "--no-robust"), "points simulated: 1 of 200\n"),
      (("compare", "--best-split"), "updates: 1 of "),
      (("sweep", "seed=1,2"), "points simulated: 1 of ")],
     ids=lambda each: each[0] if isinstance(each, tuple) else "",

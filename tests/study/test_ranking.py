@@ -8,10 +8,11 @@ import simrl as api
 from simrl.scenario.load import load_scenarios
 from simrl.show.tables.ranking import ranking_lines
 from simrl.simulate.prepare import prepare
-from simrl.study import ranking
+from simrl.study import compare
+from simrl.study.robustness import assumed_seconds, scaled
 from tests.command_line import SCENARIO
 
-HALF, DOUBLE = ranking.FACTORS
+HALF, DOUBLE = compare.FACTORS
 KNOWN = {
     f"training.{key}": value
     for key, value in {"switch_s": 1, "load_overhead_s": 0.5, "publish_s": 0.3, "reward_s": 0.1}.items()
@@ -41,7 +42,7 @@ def line(*rows):
 
 def test_a_rate_is_that_of_the_scenario_with_all_assumed_seconds_times_the_factor(scenario):
     rows = api.compare(str(scenario), jobs=1).rows
-    for key, factor in ranking.FACTORS.items():
+    for key, factor in compare.FACTORS.items():
         defaults = {"switch_s": 2, "load_overhead_s": 1, "publish_s": 0.5, "reward_s": 0.2}
         changed = api.compare(
             str(scenario), overrides={f"training.{k}": v * factor for k, v in defaults.items()}, ranking=False, jobs=1
@@ -60,14 +61,14 @@ def test_an_order_that_flips_when_switch_s_doubles_is_told(scenario):
 
 
 def test_a_comparison_that_rests_on_nothing_assumed_says_so_and_is_not_repeated(scenario, monkeypatch):
-    monkeypatch.setattr("simrl.study.ranking.row_of", lambda *_: pytest.fail("simulated again"))
+    monkeypatch.setattr("simrl.study.point.simulate_prepared", lambda *_: pytest.fail("simulated again"))
     compared = api.compare(str(scenario), overrides=KNOWN, jobs=1)
     assert "Ranking: rests on no assumed seconds" in str(compared)
     assert all(r[HALF] is None and r[DOUBLE] is None for r in compared.rows)
 
 
 def test_a_long_comparison_is_repeated_only_if_asked(scenario, monkeypatch):
-    monkeypatch.setattr(ranking, "LONG_S", -1.0)
+    monkeypatch.setattr(compare, "LONG_S", -1.0)
     assert "--ranking simulates it (the comparison took 0 s)" in str(api.compare(str(scenario), jobs=1))
     assert api.compare(str(scenario), ranking=True, jobs=1).rows[0][HALF] is not None
 
@@ -80,7 +81,7 @@ def test_without_the_ranking_no_line_is_printed_and_one_system_has_none(scenario
 
 def test_open_constants_of_presets_are_varied_and_known_ones_are_not(scenario):
     def seconds(*overrides):
-        return ranking.assumed_seconds(prepare(load_scenarios(scenario, ["systems=[verl_colocated]", *overrides])[0]))
+        return assumed_seconds(prepare(load_scenarios(scenario, ["systems=[verl_colocated]", *overrides])[0]))
 
     assert seconds("framework=verl-fsdp-0.5") == {"profile.sequence_overhead_s": 2e-5}
     assert seconds("framework=verl-fsdp-0.5", "profile.sequence_overhead_s=1e-5") == {}
@@ -99,10 +100,10 @@ def test_constants_that_were_measured_on_other_models_or_nodes_are_varied_where_
     split = ["systems=[split]", "training.weight_sync=reshard", "training.reward_s=0.1"]
     (one,) = load_scenarios(scenario, split)
     prepared = prepare(one)
-    assert ranking.assumed_seconds(prepared) == {"training.weight_sync_tensor_s": 0.29e-3}
-    assert ranking.scaled(prepared, 2.0).training.weight_sync_tensor_s == 0.58e-3
+    assert assumed_seconds(prepared) == {"training.weight_sync_tensor_s": 0.29e-3}
+    assert scaled(prepared, 2.0).training.weight_sync_tensor_s == 0.58e-3
     (known,) = load_scenarios(scenario, [*split, "training.weight_sync_tensor_s=1e-4"])
-    assert ranking.assumed_seconds(prepare(known)) == {}
+    assert assumed_seconds(prepare(known)) == {}
 
 
 def test_the_ranking_and_its_json_are_the_same_from_any_number_of_processes(simrl):

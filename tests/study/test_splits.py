@@ -6,7 +6,7 @@ from simrl.commands.compare import compare
 from simrl.scenario.load import load_scenarios
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import prepare
-from simrl.study.point import Digests, make_point, simulate_point
+from simrl.study.point import Point, simulate_point
 from simrl.study.search import Option, Searched
 from simrl.study.splits import best_splits, looks, units, with_workers
 
@@ -33,7 +33,7 @@ def file(tmp_path, monkeypatch):
 
 
 def row_of(scenario):
-    return simulate_point(make_point(scenario, Digests()), InputCache())["row"]
+    return simulate_point(Point(scenario), InputCache())["row"]
 
 
 def test_a_trainer_that_holds_up_rollout_is_warned_of_with_a_split_that_is_faster(file, capsys):
@@ -51,12 +51,12 @@ def test_a_trainer_that_holds_up_rollout_is_warned_of_with_a_split_that_is_faste
 def test_where_the_idle_shares_promise_no_tenth_nothing_more_is_simulated(file):
     scenario = load_scenarios(file, ["systems=[areal]"])[0]
     balanced = {"train_idle": 0.1, "rollout_bubble": 0.05, "occupancy": 0.9}
-    assert looks(scenario, balanced, InputCache()) == []
-    assert looks(load_scenarios(file)[0], {**balanced, "train_idle": 0.0}, InputCache()) == []  # colocated
+    assert looks(scenario, balanced, InputCache()) is None
+    assert looks(load_scenarios(file)[0], {**balanced, "train_idle": 0.0}, InputCache()) is None  # colocated
     idle = looks(scenario, {**balanced, "train_idle": 0.8}, InputCache())
-    assert [units(split) for split in idle] == [(15, 16)]
+    assert units(idle) == (15, 16)
     late = looks(scenario, {**balanced, "train_idle": 0.0, "rollout_bubble": 0.4}, InputCache())
-    assert [units(split) for split in late] == [(10, 16)]
+    assert units(late) == (10, 16)
 
 
 @pytest.mark.parametrize("mfu", [0.001, 0.004, 0.02])
@@ -93,10 +93,7 @@ def test_whole_nodes_are_preferred_to_parts_of_them_that_gain_less_than_a_hundre
         (found,) = best_splits([with_workers(scenario, 9)], rows, InputCache())
         assert units(found) == (workers, 16)
         row = row_of(found)
-        options = [
-            Option(make_point(with_workers(scenario, n), Digests()), row, merit, ())
-            for n, merit in ((8, 1), (9, 1 + gain))
-        ]
+        options = [Option(Point(with_workers(scenario, n)), row, merit, ()) for n, merit in ((8, 1), (9, 1 + gain))]
         (searched := Searched(options)).sort()
         assert units(searched.options[0].point.scenario)[0] == workers
 

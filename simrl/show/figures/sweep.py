@@ -20,7 +20,7 @@ from simrl.show.style import BLACK, INK, PAPER, SERIES, Picture, plain, quiet
 from simrl.show.text import grouped, shown_value
 
 if TYPE_CHECKING:
-    from simrl.study.optimize import Optimization
+    from simrl.study.answer import Answer
 
 Row = Mapping[str, Any]
 MARKERS = "os^D"  # of the systems of a search, when the colours have all been used
@@ -162,7 +162,7 @@ def _values(rows: Sequence[Row], key: str) -> list[Any]:
     return sorted(values) if all(isinstance(value, int | float) for value in values) else values
 
 
-def optimization_figure(found: Optimization) -> Picture:
+def search_figure(found: Answer) -> Picture:
     """Draw a point an option, coloured by its system, best system first; the front in full colour,
     the choice in a ring."""
     figure = Picture(8.0, 4.2, layout="constrained")

@@ -16,7 +16,7 @@ from simrl.result.result import METADATA_FILE, Result, read_result
 
 WRITERS = "`simrl compare`, `run`, `replay` and `sweep` write such folders"
 SWEEP_FILE, TABLE_FOLDER, COMPARISON_FILE = "sweep.json", "table", "comparison.json"
-SEARCH_FILE = "optimize.json"
+SEARCH_FILE = "advise.json"
 
 
 class Run(NamedTuple):
@@ -95,7 +95,7 @@ def _result_folders(folder: Path) -> dict[str, Path]:
 def _instead(folder: Path) -> str:
     """Return the content of a folder without results, as far as that may help."""
     if (folder / SEARCH_FILE).is_file():
-        return " but a search of `simrl optimize`: compare the systems that it named, and report that"
+        return " but a search of `simrl advise`: compare the systems that it named, and report that"
     deeper = sorted({p.parent.parent.name for p in folder.glob(f"*/*/{METADATA_FILE}")})
     deeper += sorted(p.parent.name for p in folder.glob(f"*/{SWEEP_FILE}"))
     if deeper:

@@ -12,9 +12,12 @@ from typing import Any
 from rich.console import Console
 
 from simrl.show.tables.optimize import (
+    deadline_lines,
     fill,
+    goal_line,
     heading,
     left_out_lines,
+    print_answer,
     print_launch,
     robust_lines,
     sentence,
@@ -25,10 +28,10 @@ from simrl.show.tables.optimize import (
 )
 from simrl.show.text import listed, number, say
 from simrl.study.advice import Advice, Plan, WholeRun
-from simrl.study.compared import SEEDS
+from simrl.study.answer import staleness_bound
+from simrl.study.compare import SEEDS
 from simrl.study.goal import duration
 from simrl.study.model_error import RATIO_ERROR, STEP_ERROR, STEP_SOURCE
-from simrl.study.optimize import staleness_bound
 from simrl.study.staleness_quality import BENCHMARKS, near
 from simrl.study.staleness_quality import SOURCE as QUALITY_SOURCE
 from simrl.validation import in_words
@@ -37,8 +40,8 @@ FEW = 3  # simulated points of a system: with fewer it was hardly searched
 LEAST_SPREAD = 0.005  # of the seeds' rates: less is not shown
 
 
-def print_advice(found: Advice, console: Console) -> None:
-    """Print the advice."""
+def print_advice(found: Advice, console: Console, details: bool = False) -> None:
+    """Print the advice; with `details`, also each search."""
     batch = f"{found.batch_samples:,.0f}"
     say(console, f"{found.name}: what to run for {found.updates:,} updates of {batch} samples", style="bold")
     console.print(_table(found))
@@ -51,9 +54,12 @@ def print_advice(found: Advice, console: Console) -> None:
     if shared:
         heading(console, "On each of them")
         fill(console, *shared, hanging=2)
+    for plan in found.plans if details else ():
+        heading(console, f"The search on {plan.gpus:,} GPUs")
+        print_answer(plan.answer, console)
     first = found.plans[0]
     heading(console, f"To launch it on {first.gpus:,} GPUs")
-    print_launch(first.found, console)
+    print_launch(first.answer, console)
     if len(found.plans) > 1:
         fill(console, "For the settings of another cluster: --clusters with it alone, or --json.")
     heading(console, "What this rests on")
@@ -62,7 +68,7 @@ def print_advice(found: Advice, console: Console) -> None:
 
 def _table(found: Advice) -> Any:
     priced = any(plan.cost is not None for plan in found.plans)
-    named = {id(plan.offered): plan.found.launching.settings for plan in found.plans if plan.offered}
+    named = {id(plan.offered): plan.answer.launching.settings for plan in found.plans if plan.offered}
     offered = {run: settings.framework for run, settings in named.items() if settings}
     runs = [run for plan in found.plans for run in (plan, plan.offered) if run is not None]
     columns: dict[str, Any] = {
@@ -96,10 +102,15 @@ def _system(run: WholeRun) -> str:
 
 
 def _under(found: Advice) -> Iterator[str]:
+    goal = found.plans[0].answer.goal
+    if (goal.deadline_s, goal.budget, goal.max_cost) != (None, None, None):
+        yield goal_line(goal)
+    for plan in found.plans:
+        yield from deadline_lines(plan.answer)
     low, high = found.plans[0].interval_hours
     recorded = found.plans[0].option.point.scenario.workload.synthetic is None
     drawn = "; lengths are recorded, and seeds move only what is drawn" if recorded else ""
-    yield from unsettled_lines([plan.found.searched for plan in found.plans])
+    yield from unsettled_lines([plan.answer.searched for plan in found.plans])
     yield f"± of samples/s: the farthest of {SEEDS} seeds, from {LEAST_SPREAD:.1%} on{drawn}."
     yield (
         f"Half of the predicted times of real steps were within {STEP_ERROR:.0%}. In that half, with the seeds, the first "
@@ -113,7 +124,7 @@ def _under(found: Advice) -> Iterator[str]:
 
 
 def _of_plan(plan: Plan) -> Iterator[str]:
-    found = plan.found
+    found = plan.answer
     yield f"{found.choice.option.row['system']}: {sentence(found.choice.reasons)}"
     others = [choice for choice in found.best if choice is not found.choice]
     level = [choice.option.row["system"] for choice in others if choice.tied]
@@ -139,7 +150,7 @@ def _of_plan(plan: Plan) -> Iterator[str]:
 
 def _searched(plan: Plan) -> Iterator[str]:
     """Yield how much of the space was tried, and what of it counts."""
-    found, searched = plan.found, plan.found.searched
+    found, searched = plan.answer, plan.answer.searched
     size = f"{searched.combinations:,} combinations" if searched.combinations else "a space without end"
     around = f", and {found.polished.points:,} around the best of each system" if found.polished else ""
     first = searched.points - (found.polished.points if found.polished else 0)
@@ -186,8 +197,8 @@ def _memory(plan: Plan) -> Iterator[str]:
 
 
 def _rests_on(plan: Plan) -> Iterator[str]:
-    yield from (f"{line}." for line in plan.found.rests_on)
-    assumed = any(end.source == "assumed" for end in plan.found.robustness)
+    yield from (f"{line}." for line in plan.answer.rests_on)
+    assumed = any(end.source == "assumed" for end in plan.answer.robustness)
     ranking = "" if assumed else "; the ranking rests on no assumed seconds"
     yield (
         f"simrl's own error: {RATIO_ERROR:.0%} between two options, {STEP_ERROR:.0%} of a time "
@@ -195,7 +206,7 @@ def _rests_on(plan: Plan) -> Iterator[str]:
     )
     left_out = [
         what
-        for what, is_left_out, _ in (note.partition(": left out") for note in plan.found.space.notes)
+        for what, is_left_out, _ in (note.partition(": left out") for note in plan.answer.space.notes)
         if is_left_out
     ]
     if left_out:

@@ -1,6 +1,7 @@
-"""The answer of `simrl optimize` on the screen: a sentence, the best few, why, the front, how robust, what to launch.
+"""The details of a search on the screen: a sentence, the best few, why, the front, what staleness costs; and the parts that
+the advice prints of it, too.
 
-Invariant: fits into 100 columns; every figure is one of the `Optimization`'s.
+Invariant: fits into 100 columns; every figure is one of the `Answer`'s.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from simrl.result.off_policyness import largest_off_policyness
 from simrl.show.tables.compare import unequal_work
 from simrl.show.tables.explain import KINDS
 from simrl.show.text import Page, filled, listed, say
+from simrl.study.answer import Answer, Choice, Reasons
 from simrl.study.goal import Goal, duration
-from simrl.study.model_error import RATIO_ERROR, SOURCE, WHOLE_RUNS_TOO_FAST
-from simrl.study.optimize import Choice, Optimization, Reasons
+from simrl.study.model_error import RATIO_ERROR, WHOLE_RUNS_TOO_FAST
 from simrl.study.robustness import End
 from simrl.study.search import Option, Searched
 from simrl.study.staleness_quality import BENCHMARKS, Quality
@@ -51,9 +52,8 @@ SOURCES = {
 }
 
 
-def print_optimization(found: Optimization, console: Console) -> None:
-    """Print the answer of a search."""
-    say(console, found.name, style="bold")
+def print_answer(found: Answer, console: Console) -> None:
+    """Print the details of a search."""
     fill(console, *_answer(found))
     heading(console, "The best few")
     console.print(_best(found))
@@ -66,16 +66,11 @@ def print_optimization(found: Optimization, console: Console) -> None:
         fill(console, f"Seeds change nothing here: {max(map(len, again))} of them gave equal figures.")
     heading(console, "Pareto front: throughput, staleness, cost")
     _print_front(found, console)
-    if found.robustness:
-        heading(console, "How robust the choice is")
-        fill(console, *robust_lines(found), hanging=2)
     heading(console, "What staleness is known to cost in quality: a reference, not a prediction")
     console.print(_quality(found))
     fill(console, f"{QUALITY_SOURCE}. Largest permitted staleness η; per cent, without / with the decoupled objective.")
-    heading(console, "To launch it")
-    print_launch(found, console)
-    heading(console, "What this rests on")
-    fill(console, *_rests_on(found), hanging=2)
+    heading(console, "What was searched")
+    fill(console, " ".join(found.space.words), *(f"{note}." for note in found.space.notes), hanging=2)
 
 
 def heading(console: Console, text: str) -> None:
@@ -97,10 +92,10 @@ def fill(console: Console, *paragraphs: str, indent: int = 0, hanging: int = 0) 
         say(console, *wrapper.wrap(text), soft_wrap=True)
 
 
-def _answer(found: Optimization) -> Iterator[str]:
+def _answer(found: Answer) -> Iterator[str]:
     choice, goal, best = found.choice, found.goal, found.best
     option, why = choice.option, choice.reasons
-    yield f"Asked for: {goal.words}{_limits(goal)}.{_of_how_many(found)}"
+    yield f"{goal_line(goal)}{_of_how_many(found)}"
     yield from unsettled_lines([found.searched])
     split = f"{why.rollout_gpus} GPUs that roll out and {why.train_gpus} that train"
     split = f"all {why.train_gpus} GPUs for both" if why.colocated else split
@@ -118,20 +113,30 @@ def _answer(found: Optimization) -> Iterator[str]:
             yield f"It is {times} as the next system, {second}: beyond simrl's own error of {RATIO_ERROR:.0%}."
         else:
             yield f"It is {times} as the next system of those tried, {second}."
-    low, high = WHOLE_RUNS_TOO_FAST
-    if goal.deadline_s is not None and goal.seconds(option.row) > goal.deadline_s * (1 - high):
+    clusters = {o.point.scenario.cluster.all_gpus for o in found.searched.allowed}
+    if goal.deadline_s is goal.budget is None and len(clusters) > 1:
+        yield (
+            "The search compared several numbers of GPUs by speed alone; --deadline or --budget weighs cost, and the front "
+            "below has it."
+        )
+
+
+def goal_line(goal: Goal) -> str:
+    """Return the goal and its limits as a sentence."""
+    return f"Asked for: {goal.words}{_limits(goal)}."
+
+
+def deadline_lines(found: Answer) -> Iterator[str]:
+    """Yield a warning where the choice hardly meets the deadline."""
+    goal, (low, high) = found.goal, WHOLE_RUNS_TOO_FAST
+    if goal.deadline_s is not None and goal.seconds(found.choice.option.row) > goal.deadline_s * (1 - high):
         yield (
             f"Mind: that is close to the deadline, and whole runs were predicted {low:.0%} to {high:.0%} too fast "
             "(experiments/recorded_run.md)."
         )
-    if goal.updates is None and len({o.point.scenario.cluster.all_gpus for o in found.searched.allowed}) > 1:
-        yield (
-            "The search compared several numbers of GPUs by speed alone; --updates with --deadline or --budget weighs cost, "
-            "and the front below has it."
-        )
 
 
-def _of_how_many(found: Optimization) -> str:
+def _of_how_many(found: Answer) -> str:
     """Return how much of the space was searched, if not all of it."""
     searched = found.searched
     if searched.whole:
@@ -155,7 +160,7 @@ def _figures(option: Option, goal: Goal) -> str:
         figures.append(f"a cost of {row['cost_per_1k_samples']:.3g} for 1,000 samples at {at} a GPU-hour")
     else:
         figures.append(f"{option.gpu_hours:.3g} GPU-hours for 1,000 samples")
-    if goal.updates is not None:
+    if goal.updates:
         unit = "" if goal.price else " GPU-hours"
         figures.append(f"{goal.updates:,} updates in {duration(goal.seconds(row))} for {goal.cost(row):,.4g}{unit}")
     return ", ".join(figures)
@@ -193,11 +198,11 @@ def table_of(columns: Iterable[tuple[str, Callable[[Any], object]]], rows: Itera
     return table
 
 
-def _best(found: Optimization) -> Table:
+def _best(found: Answer) -> Table:
     goal = found.goal
     heading, layout = _layout_column(choice.option for choice in found.best)
     drafts = any(choice.reasons.drafts for choice in found.best)
-    priced, planned = found.choice.option.row["cost_per_1k_samples"] is not None, goal.updates is not None
+    priced, planned = found.choice.option.row["cost_per_1k_samples"] is not None, goal.updates > 0
     columns: tuple[tuple[str, Callable[[Choice], object], bool], ...] = (  # heading, cell, whether it is shown
         ("rank", lambda choice: choice.rank, True),
         ("system", lambda choice: _system(choice.option), True),
@@ -231,7 +236,7 @@ def _system(option: Option) -> str:
     return with_parameters(system.name, shown)
 
 
-def _under_best(found: Optimization) -> Iterator[str]:
+def _under_best(found: Answer) -> Iterator[str]:
     searched = found.searched
     whole = "the whole space" if searched.whole else "of a larger space"
     tried = f"{searched.points} points were tried ({whole})"
@@ -306,7 +311,7 @@ def sentence(why: Reasons) -> str:
     return f"{why.ideal_share:.0%} of its GPU time is work that even an ideal run has{rest}{waits}"
 
 
-def _print_front(found: Optimization, console: Console) -> None:
+def _print_front(found: Answer, console: Console) -> None:
     step = max(math.ceil(len(found.front) / MOST_ON_FRONT), 1)
     shown = found.front[::-1][::step][::-1]  # the fastest always
 
@@ -334,7 +339,7 @@ def _print_front(found: Optimization, console: Console) -> None:
         fill(console, f"{len(shown)} of {len(found.front)}; all are in --json.")
 
 
-def robust_lines(found: Optimization) -> Iterator[str]:
+def robust_lines(found: Answer) -> Iterator[str]:
     """Yield what wins with other inputs."""
     sources = dict.fromkeys(end.source for end in found.robustness)
     off = len(sources) - ("assumed" in sources)
@@ -382,7 +387,7 @@ def _percent(factor: float) -> str:
     return f"{100 * (factor - 1):+.3g} %".replace("-", "−")
 
 
-def _quality(found: Optimization) -> Table:
+def _quality(found: Answer) -> Table:
     def cell(row: Quality, i: int) -> str:
         plain = f"{row.without_decoupled[i]:.1f}"
         return plain if row.eta == 0 else f"{plain} / {row.with_decoupled[i]:.1f}"
@@ -394,7 +399,7 @@ def _quality(found: Optimization) -> Table:
     return table_of(columns.items(), found.quality)
 
 
-def print_launch(found: Optimization, console: Console) -> None:
+def print_launch(found: Answer, console: Console) -> None:
     """Print the settings of the choice, or of the best option that a framework has."""
     launching, settings = found.launching, found.launching.settings
     if launching.refused:
@@ -414,10 +419,3 @@ def print_launch(found: Optimization, console: Console) -> None:
     console.print()
     fill(console, f"Option names: {'; '.join(settings.documents)}. Model, data, reward and optimizer are yours to add.")
     fill(console, *(f"Mind: {note}." for note in settings.notes))
-
-
-def _rests_on(found: Optimization) -> Iterator[str]:
-    yield from (f"{line}." for line in found.rests_on)
-    yield f"simrl's own error of {RATIO_ERROR:.0%} between two options: {SOURCE}."
-    yield f"Searched: {' '.join(found.space.asked)}"
-    yield from (f"{note}." for note in found.space.notes)

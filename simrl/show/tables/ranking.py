@@ -11,8 +11,8 @@ from itertools import combinations
 from typing import Any
 
 from simrl.show.text import grouped
+from simrl.study.compare import FACTORS, HEADING
 from simrl.study.model_error import RATIO_ERROR
-from simrl.study.ranking import FACTORS, HEADING
 
 Row = Mapping[str, Any]
 

@@ -1,14 +1,16 @@
-"""Which system, split, tensor parallelism, drafter and η to run: the best choices, why, and how sure that is.
+"""The answer of a search: which system, split, tensor parallelism, drafter and η to run, why, and how
+sure that is.
 
-Invariant: everything here is a pure function of the space, the goal, the number of trials and the seed; figures come from
-simulations, never from formulas fitted to them. Simulated points are kept in a folder (`Outcomes`), so that a repeated
-question is answered without simulating, also after a kill.
+Invariant: everything here is a pure function of the space, the goal, the number of trials and the
+seed; figures come from simulations, never from formulas fitted to them. Simulated points are kept
+in a folder (`Outcomes`), so that a repeated question is answered without simulating, also after a
+kill.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -19,7 +21,6 @@ from pydantic import TypeAdapter
 
 from simrl.analysis.explanation import explain_result
 from simrl.analysis.gpu_hours import PARTS
-from simrl.errors import InputError
 from simrl.scenario.presets import known_fields
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import Prepared, prepare
@@ -28,7 +29,7 @@ from simrl.study.executors import inputs_of_this_process
 from simrl.study.goal import Goal
 from simrl.study.launch import Launch, launch
 from simrl.study.model_error import RATIO_ERROR, SOURCE
-from simrl.study.point import Digests, make_point
+from simrl.study.point import Point
 from simrl.study.polish import polish
 from simrl.study.robustness import ENDS, WORDS, End, most_points, robustness
 from simrl.study.search import Option, Searched, best_of_each, front, judged, require_choice, search
@@ -39,17 +40,16 @@ from simrl.study.store import Outcomes, write_json
 from simrl.training.config import assumed_s, assumption, trained_by
 
 FURTHER_SEEDS = 2  # of options that are close
-CLOSE = 2.0  # times the model's error: options closer than this are simulated with further seeds
+CLOSE = 2.0  # times the model's error: closer options are simulated with further seeds
 NEXT_BEST = 3  # further options that robustness looks at, with the best of each system
 MOST_PARTS = 3
-OnPhase = Callable[[str, int], None]
 
 
 @dataclass(frozen=True)
 class Reasons:
-    """Why an option takes its time: GPUs by use, parts of its GPU time (part, words, share) beyond those of an ideal run, the
-    largest first, waits of its updates (kind, share of the critical paths), and known signs of trouble. `drafts` says what
-    its acceptance rests on."""
+    """Why an option takes its time: GPUs by use; parts of its GPU time (part, words, share) that an
+    ideal run lacks, the largest first; waits of its updates (kind, share of the critical paths); and
+    known signs of trouble. `drafts` says what its acceptance rests on."""
 
     rollout_workers: int
     rollout_gpus: int
@@ -65,9 +65,9 @@ class Reasons:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of the best few: its rank among all that were tried, its reasons, the lead of the choice over it (0 of the choice
-    itself) under each seed that was simulated, whether that is below the model's own error, and the best variant of its
-    system with the loss of merit there."""
+    """One of the best few: its rank among all that were tried; its reasons; the lead of the first one
+    over it (0 of the first itself) under each simulated seed, and whether a lead is below the model's
+    own error; the next variant of its system, and the loss of merit there."""
 
     rank: int
     option: Option
@@ -77,10 +77,25 @@ class Choice:
     variant: Option | None
     variant_loss: float
 
+    def as_json(self, goal: Goal) -> dict[str, Any]:
+        """Return the data of `--json`."""
+        return {
+            "rank": self.rank,
+            **option_json(self.option),
+            "seconds": goal.seconds(self.option.row),
+            "cost": goal.cost(self.option.row),
+            "leads": self.leads,
+            "tied": self.tied,
+            "reasons": asdict(self.reasons),
+            "variant": option_json(self.variant) if self.variant else None,
+            "variant_loss": self.variant_loss,
+        }
+
 
 @dataclass(frozen=True)
 class Launching:
-    """The settings of the choice, or why no framework has it, and then the best option that one has, with its rank."""
+    """The settings of the choice, or why no framework has it, and then the best option that one has,
+    with its rank."""
 
     settings: Launch | None
     refused: str
@@ -96,8 +111,9 @@ class Polished(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Optimization:
-    """The answer. `searched` has every option; `front` those that none beats in throughput, staleness and cost at once."""
+class Answer:
+    """The best few, the first of which is the choice. `searched` has every option; `front` the options
+    that none beats in throughput, staleness and cost at once."""
 
     name: str
     goal: Goal
@@ -118,11 +134,11 @@ class Optimization:
 
     def as_json(self) -> dict[str, Any]:
         """Return the data of `--json`; the keys are stable."""
-        launching = self.launching
+        launching, settings = self.launching, self.launching.settings
         return {
             "name": self.name,
             "goal": {**asdict(self.goal), "words": self.goal.words},
-            "space": self.space.asked,
+            "space": self.space.words,
             "notes": self.space.notes,
             "points": self.searched.points,
             "polished": self.polished._asdict() if self.polished else None,
@@ -132,8 +148,8 @@ class Optimization:
             "whole_space": self.searched.whole,
             "combinations": self.searched.combinations,
             "left_out": [{"reason": reason, "points": count} for reason, count in self.searched.reasons()],
-            "best": [self._choice_json(choice) for choice in self.best],
-            "front": [_option_json(option) for option in self.front],
+            "best": [choice.as_json(self.goal) for choice in self.best],
+            "front": [option_json(option) for option in self.front],
             "model_error": {"ratio": RATIO_ERROR, "source": SOURCE, "options_within": self.within_error},
             "robustness": [_end_json(end) for end in self.robustness],
             "staleness_quality": {
@@ -146,29 +162,17 @@ class Optimization:
                 "system": launching.option.row["system"],
                 "hash": launching.option.point.hash,
                 "refused": launching.refused or None,
-                "settings": asdict(launching.settings) if launching.settings else None,
+                "settings": asdict(settings) if settings else None,
             },
             "rests_on": self.rests_on,
         }
 
-    def _choice_json(self, choice: Choice) -> dict[str, Any]:
-        return {
-            "rank": choice.rank,
-            **_option_json(choice.option),
-            "seconds": self.goal.seconds(choice.option.row) or None,
-            "cost": self.goal.cost(choice.option.row) or None,
-            "leads": choice.leads,
-            "tied": choice.tied,
-            "reasons": asdict(choice.reasons),
-            "variant": _option_json(choice.variant) if choice.variant else None,
-            "variant_loss": choice.variant_loss,
-        }
 
-
-def _option_json(option: Option) -> dict[str, Any]:
+def option_json(option: Option) -> dict[str, Any]:
+    """Return the data of an option."""
     cluster = option.point.scenario.cluster
-    own = {"hash": option.point.hash, "tp": cluster.tp, "cluster_gpus": cluster.gpus, "merit": option.merit}
-    return {**own, **option.row}
+    layout = {"hash": option.point.hash, "tp": cluster.tp, "cluster_gpus": cluster.gpus, "merit": option.merit}
+    return {**layout, **option.row}
 
 
 def _end_json(end: End) -> dict[str, Any]:
@@ -192,7 +196,7 @@ def _finite(number: float) -> float | None:
     return None if math.isinf(number) else number
 
 
-def optimization(
+def answer(
     space: Space,
     goal: Goal,
     outcomes: Outcomes,
@@ -202,38 +206,36 @@ def optimization(
     robust: Collection[str] = tuple(ENDS),
     polished: int = 0,
     framework: str | None = None,
-    on_phase: OnPhase = lambda *_: None,
-) -> Optimization:
-    """Search, polish with at most `polished` further points, and analyse the best few. Raise `InputError`, with the reasons,
-    where nothing keeps the limits. `robust` are the sources of error to vary; `framework` is the one that launch
-    settings are for (None: the best choice's); `on_phase` is
-    called with the name of each phase and the most points that it simulates, when it begins."""
-    inputs = InputCache()
-    on_phase("points simulated", trials)
+) -> Answer:
+    """Search, polish with at most `polished` further points, and analyse the best few. `robust` are the
+    sources of error to vary; `framework` is the one that launch settings are for (None: the best
+    choice's). Raise `InputError`, with the reasons, where nothing keeps the limits."""
+    outcomes.phase("points simulated", trials)
     searched = search(space, goal, outcomes, trials, seed)
     tried = searched.points
     if polished:
-        on_phase("points polished", polished)
+        outcomes.phase("points polished", polished)
         ended = polish(space, goal, outcomes, searched, polished)
     require_choice(searched)
     allowed = searched.allowed
     few = best_of_each(allowed, best)
-    on_phase("reasons of the best", len(few))
+    outcomes.phase("reasons of the best", len(few))
+    assert outcomes.folder is not None
     reasons = outcomes.each(partial(reasons_of, outcomes.folder), few)
     close = [o for o in few[1:] if few[0].merit / o.merit - 1 < CLOSE * RATIO_ERROR]
-    on_phase("further seeds of what is close", FURTHER_SEEDS * (1 + len(close)) if close else 0)
+    outcomes.phase("further seeds of what is close", FURTHER_SEEDS * (1 + len(close)) if close else 0)
     leads = _leads(few, close, goal, outcomes)
     tested = list({o.point.hash: o for o in [*few, *allowed[:NEXT_BEST]]}.values())
-    on_phase("other step times, training and acceptance", most_points(robust, len(tested)))
+    outcomes.phase("other step times, training and acceptance", most_points(robust, len(tested)))
     ends = robustness(tested, goal, outcomes, robust)
-    winner = few[0]
+    winner, inputs = few[0], InputCache()
     choices = []
     for option, why, lead in zip(few, reasons, leads, strict=True):
         variant = next((o for o in allowed if o.system == option.system and o is not option), None)
         loss = option.merit / variant.merit - 1 if variant else 0.0
         tied = option is not winner and min(lead) < RATIO_ERROR
         choices.append(Choice(1 + allowed.index(option), option, why, lead, tied, variant, loss))
-    return Optimization(
+    return Answer(
         name=winner.point.scenario.name,
         goal=goal,
         space=space,
@@ -250,7 +252,8 @@ def optimization(
 
 
 def staleness_bound(option: Option) -> float:
-    """Return the bound that stands for a choice in AReaL's table: its η, or the age of the oldest token that it trained."""
+    """Return the bound that stands for a choice in AReaL's table: its η, or the age of the oldest token
+    that it trained."""
     system = option.point.scenario.system
     eta = system.parameters.get("eta") if system.name == "areal" else None
     return float(eta if eta is not None else option.row["off_policyness_max"])
@@ -259,16 +262,20 @@ def staleness_bound(option: Option) -> float:
 def _leads(few: Sequence[Option], close: Sequence[Option], goal: Goal, outcomes: Outcomes) -> list[tuple[float, ...]]:
     """Return the lead of the first option over each, and with further seeds over those that are close."""
     first = few[0]
-    digests = Digests()
     merits: dict[str, dict[int, float]] = {option.point.hash: {0: option.merit} for option in few}
-    for i in range(1, FURTHER_SEEDS + 1) if close else ():
-        scenarios = [o.point.scenario for o in (first, *close)]
-        points = [make_point(s.model_copy(update={"seed": s.seed + i}), digests) for s in scenarios]
-        for option, point, outcome in zip((first, *close), points, outcomes.of(points), strict=True):
-            if "row" in outcome:
-                merits[option.point.hash][i] = judged(point, outcome, goal).merit
-    own = merits[first.point.hash]
-    return [tuple(own[i] / merit - 1 for i, merit in merits[o.point.hash].items() if i in own) for o in few]
+    seeds = [(o, i) for i in range(1, FURTHER_SEEDS + 1) for o in (first, *close) if close]
+    points = []
+    for option, i in seeds:
+        scenario = option.point.scenario
+        points.append(Point(scenario.model_copy(update={"seed": scenario.seed + i}), outcomes.digests))
+    for (option, i), point, outcome in zip(seeds, points, outcomes.of(points), strict=True):
+        if "row" in outcome:
+            merits[option.point.hash][i] = judged(point, outcome, goal).merit
+    of_first = merits[first.point.hash]
+    return [
+        tuple(of_first[i] / merit - 1 for i, merit in merits[option.point.hash].items() if i in of_first)
+        for option in few
+    ]
 
 
 def reasons_of(folder: Path, option: Option) -> Reasons:
@@ -284,7 +291,7 @@ def reasons_of(folder: Path, option: Option) -> Reasons:
     waited = sum(explained.paths_s.values())
     drafts = prepared.drafts
     acceptance = drafts.facts["acceptance"] if drafts else {"kind": ""}
-    found = Reasons(
+    reasons = Reasons(
         rollout_workers=prepared.workers,
         rollout_gpus=prepared.rollout_gpus,
         train_gpus=prepared.train_gpus,
@@ -296,8 +303,8 @@ def reasons_of(folder: Path, option: Option) -> Reasons:
         waits=tuple((kind, s / waited) for kind, s in list(explained.paths_s.items())[:MOST_PARTS] if waited),
         findings=tuple((finding.name, finding.says) for finding in explained.findings),
     )
-    write_json(path, asdict(found))
-    return found
+    write_json(path, asdict(reasons))
+    return reasons
 
 
 def _launching(allowed: Sequence[Option], inputs: InputCache, framework: str | None) -> Launching:
@@ -307,12 +314,12 @@ def _launching(allowed: Sequence[Option], inputs: InputCache, framework: str | N
         kind = option.system, str(option.point.scenario.system.parameters.get("speculation"))
         if kind in refused:
             continue
-        found = launch(prepare(option.point.scenario, inputs))
-        if isinstance(found, Launch) and framework not in (None, found.framework):
-            found = f"it is {found.framework}'s, not {framework}'s"
-        if isinstance(found, Launch):
-            return Launching(found, next(iter(refused.values()), ""), rank, option)
-        refused[kind] = found
+        settings = launch(prepare(option.point.scenario, inputs))
+        if isinstance(settings, Launch) and framework not in (None, settings.framework):
+            settings = f"it is {settings.framework}'s, not {framework}'s"
+        if isinstance(settings, Launch):
+            return Launching(settings, next(iter(refused.values()), ""), rank, option)
+        refused[kind] = settings
     return Launching(None, next(iter(refused.values())), 1, allowed[0])
 
 
@@ -320,8 +327,8 @@ def _rests_on(prepared: Prepared) -> list[str]:
     """Return where the inputs come from."""
     trace, profile = prepared.trace.metadata, prepared.profile.metadata
     training = prepared.scenario.training
-    assumed = assumed_s(training.model_dump(), prepared.colocated, known_fields(prepared.scenario.framework))
-    assumed |= prepared.extrapolated
+    known = known_fields(prepared.scenario.framework)
+    assumed = assumed_s(training.model_dump(), prepared.colocated, known) | prepared.extrapolated
     return [
         f"rollouts: {trace.name}" + (f", {trace.kind}" if trace.kind != trace.name else ""),
         f"step times: {profile.model} on {profile.gpu}, {profile.kind} ({profile.source})",
@@ -329,9 +336,3 @@ def _rests_on(prepared: Prepared) -> list[str]:
         *([f"weight sync: {prepared.weight_sync}"] if prepared.weight_sync else []),
         *([assumption(assumed.items())] if assumed else []),
     ]
-
-
-def require_trials(trials: int, best: int) -> None:
-    """Raise `InputError` for numbers with which nothing can be chosen."""
-    if trials < best:
-        raise InputError(f"--trials {trials}: fewer than the {best} systems to report (--best)")

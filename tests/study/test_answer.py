@@ -1,4 +1,4 @@
-"""`simrl optimize`: the best choice is found, the limits hold, and what is said of it is true."""
+"""The answer of a search: the best choice is found, the limits hold, and what is said of it is true."""
 
 import io
 import json
@@ -14,16 +14,16 @@ from rich.console import Console
 
 from simrl.errors import InputError, StoppedError
 from simrl.scenario.load import ScenarioFile, load_scenarios
-from simrl.show.tables.optimize import print_optimization
+from simrl.show.tables.optimize import print_answer, robust_lines
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import prepare
+from simrl.study.answer import Answer, answer
 from simrl.study.executors import Here, LostTask, Processes
 from simrl.study.goal import Goal, duration, seconds_of
 from simrl.study.grid import by_key, vary
 from simrl.study.launch import Launch, launch
 from simrl.study.model_error import RATIO_ERROR, RATIOS
-from simrl.study.optimize import Optimization, optimization
-from simrl.study.point import Digests, make_point, simulate_point
+from simrl.study.point import Point, simulate_point
 from simrl.study.robustness import ENDS, HALVINGS, perturbed
 from simrl.study.search import Option, Searched, front, judged, search
 from simrl.study.search_space import FAMILIES, make_space
@@ -72,15 +72,15 @@ def searched(file, *texts, trials=100, seed=0, executor=None, folder="out", **go
     return search(space, Goal(space.batch_samples, price, **goal), outcomes, trials, seed), outcomes
 
 
-def answered(file, *texts, folder="out", trials=100, **goal) -> Optimization:
+def answered(file, *texts, folder="out", trials=100, **goal) -> Answer:
     space = space_of(file, *texts)
     price = space.first.cluster.cost_per_gpu_hour
-    return optimization(space, Goal(space.batch_samples, price, **goal), Outcomes(Path(folder), Here()), trials=trials)
+    return answer(space, Goal(space.batch_samples, price, **goal), Outcomes(Path(folder), Here()), trials=trials)
 
 
 def simulated(scenario):
     """The row of a scenario, by no way of the search's."""
-    return simulate_point(make_point(scenario, Digests()), InputCache())["row"]
+    return simulate_point(Point(scenario), InputCache())["row"]
 
 
 # The space.
@@ -88,7 +88,7 @@ def simulated(scenario):
 
 def test_without_anything_said_a_system_of_each_family_is_searched_with_splits_staleness_and_tp(file):
     space = space_of(file)
-    asked = dict(text.split("=", 1) for text in space.asked)
+    asked = dict(text.split("=", 1) for text in space.words)
     assert set(asked) == {
         "systems", "system.rollout_share", "system.eta", "system.staleness", "cluster.tp", "system.speculation",
     }  # fmt: skip
@@ -97,7 +97,7 @@ def test_without_anything_said_a_system_of_each_family_is_searched_with_splits_s
 
 
 def test_what_the_user_names_takes_the_place_of_the_default(file):
-    asked = space_of(file, "systems=areal", "system.eta=3", "cluster.tp=2").asked
+    asked = space_of(file, "systems=areal", "system.eta=3", "cluster.tp=2").words
     assert asked[:3] == ('systems=["areal"]', "system.eta=3", "cluster.tp=2")
     assert [text.split("=")[0] for text in asked[3:]] == ["system.rollout_share"]
 
@@ -128,7 +128,7 @@ def test_choices_that_come_to_the_same_simulation_are_one_point(file):
 
 def test_a_tp_without_step_times_is_left_out_and_said_so(shipped_profiles):
     space = space_of(shipped_profiles)
-    assert "cluster.tp=1,2,4" in space.asked
+    assert "cluster.tp=1,2,4" in space.words
     assert any(note.startswith("cluster.tp 8: left out") for note in space.notes)
     choice = next(chosen for chosen in space.combinations(10_000) if space.point(chosen).scenario.cluster.tp == 4)
     assert space.point(choice).scenario.profile.path.endswith("qwen3-8b_h100_tp4.parquet")
@@ -140,11 +140,11 @@ def test_layouts_of_a_worker_of_experts_are_tried_as_a_whole_each_with_its_step_
         SCENARIO.replace("qwen3-0.6b", "qwen3-30b-a3b").replace("{roofline: {}}", f"{{path: {path}}}")
         + "vary: [{cluster: {gpus: 64, tp: 2, ep: 2}}]\n"
     )
-    assert not any("cluster.tp" in text for text in space_of(file).asked)  # the file says it
+    assert not any("cluster.tp" in text for text in space_of(file).words)  # the file says it
     file.write_text(file.read_text().replace("vary: [{cluster: {gpus: 64, tp: 2, ep: 2}}]\n", ""))
     space = space_of(file, "cluster.gpus=64", "systems=verl_colocated")
     layouts = "cluster.tp=1,1,2,2,4 cluster.dp=1,8,1,1,1 cluster.ep=1,8,1,2,4 --zip cluster.tp,cluster.dp,cluster.ep"
-    assert layouts in space.asked
+    assert layouts in space.words
     paths = [space.point(chosen).scenario.profile.path for chosen in space.combinations(100)]
     assert len({*paths}) == 5 and any(path.endswith("qwen3-30b-a3b_h100_tp1_dp8_ep8.parquet") for path in paths)
 
@@ -155,7 +155,7 @@ def test_an_answer_names_the_whole_layout_of_a_worker_and_the_layouts_that_tie(f
     found = answered(file, "cluster.gpus=64", "systems=verl_colocated", "cluster.tp=2", "cluster.ep=1,2")
     close = replace(found, within_error=1)
     text = io.StringIO()
-    print_optimization(close, Console(file=text))
+    print_answer(close, Console(file=text))
     words = " ".join(text.getvalue().split())
     own, other = (option.point.scenario.cluster.ep for option in found.searched.allowed)
     layouts = {1: "tp 2", 2: "tp 2 ep 2"}
@@ -208,14 +208,14 @@ def test_a_drafter_that_only_its_own_system_has_is_told_apart_from_none(file):
     expected = (
         "system.speculation=null is what a system drafts with by itself (rhymerl: histospec), none is no drafts at all"
     )
-    assert expected in space_of(file).notes and "system.speculation=null,none" in space_of(file).asked
+    assert expected in space_of(file).notes and "system.speculation=null,none" in space_of(file).words
     assert not any("system.speculation=null is" in note for note in space_of(file, "systems=areal").notes)
 
 
 def test_drafts_are_counted_where_the_trace_has_tokens():
     path = Path(__file__).parents[2] / "experiments" / "quickstart.yaml"
     space = space_of(path, "cluster.gpus=16")
-    assert "system.speculation=none,histospec,siblings,ngram" in space.asked
+    assert "system.speculation=none,histospec,siblings,ngram" in space.words
     assert "drafts of histospec, siblings, ngram: counted on the trace's tokens" in space.notes
 
 
@@ -314,6 +314,15 @@ def test_what_cannot_be_is_counted_with_its_reason(file):
     assert first == "cluster.tp is 3: it does not divide the 8 GPUs; choose a divisor, such as 1, 2, 4, 8"
     assert second.startswith("rollout_share 0.5 of 8 GPUs, 8 a worker, leaves 0 rollout")
     assert divides == empty == 2 * 4 - (4 - 1) * 2 or divides + empty + len(found.options) == found.points
+
+
+def test_points_are_counted_by_the_cause_of_their_error_whatever_its_numbers(file):
+    text = SCENARIO.replace("qwen3-0.6b", "qwen3-32b").replace("mfu: 0.01, log_prob_mfu: 0.01", "mfu: 0.01")
+    file.write_text(text)
+    found, _ = searched(file, "systems=verl_colocated", "cluster.gpus=2,4", "cluster.tp=1,2")
+    errors = {error for errors in found.impossible.values() for error in errors}
+    assert len(errors) > len(found.impossible)
+    assert sum(count for _, count in found.reasons()) == found.points == 4
 
 
 def test_what_a_machine_could_not_simulate_is_tried_again_by_the_next_search(file):
@@ -468,7 +477,7 @@ def test_the_same_question_is_answered_from_the_folder_alone(file):
 
     space = space_of(file, *FEW)
     outcomes = Outcomes(Path("out"), Refusing())
-    second = optimization(space, Goal(space.batch_samples, 2.0), outcomes, trials=100)
+    second = answer(space, Goal(space.batch_samples, 2.0), outcomes, trials=100)
     assert second.as_json() == first.as_json() and outcomes.simulated == 0
     assert contents(Path("out")) == before
 
@@ -518,7 +527,7 @@ def test_a_search_that_was_not_whole_says_so_first_and_is_not_surer_than_it_was(
             trials=trials,
         )
         text = io.StringIO()
-        print_optimization(found, Console(file=text, width=100))
+        print_answer(found, Console(file=text, width=100))
         said.append(" ".join(text.getvalue().split()))
     part, whole = said
     assert "samples a second. 2 points of 3 combinations were tried; more --trials may find better. Run " in part
@@ -528,7 +537,7 @@ def test_a_search_that_was_not_whole_says_so_first_and_is_not_surer_than_it_was(
 
 def shown(found):
     text = io.StringIO()
-    print_optimization(found, Console(file=text, width=100))
+    print_answer(found, Console(file=text, width=100))
     return " ".join(text.getvalue().split())
 
 
@@ -562,7 +571,6 @@ def test_a_cost_is_told_with_its_price_and_else_as_gpu_hours(file):
     free = replace(found.choice.option, row={**row, "cost_per_1k_samples": None})
     said = shown(replace(found, best=(replace(found.choice, option=free),), robustness=()))
     assert f", {row['gpu_hours_per_1k_samples']:.3g} GPU-hours for 1,000 samples." in said
-    assert "rollouts: synthetic. step times" in said
 
 
 # Robustness.
@@ -626,9 +634,7 @@ def test_an_end_at_which_nothing_keeps_the_limits_has_no_winner_and_is_told_so(f
     found = answered(file, *texts, updates=100, deadline_s=seconds * 1.001)
     (slow,) = [end for end in found.robustness if end.source == "decode" and end.factor > 1]
     assert slow.winner is None and not slow.kept and not slow.untried
-    text = io.StringIO()
-    print_optimization(found, Console(file=text, width=100))
-    assert "+20 % time none of them keeps the limits" in " ".join(text.getvalue().split())
+    assert "+20 % time none of them keeps the limits" in " ".join(robust_lines(found))
     (fast,) = [end for end in found.robustness if end.source == "decode" and end.factor < 1]
     assert fast.winner is not None
 
@@ -637,10 +643,10 @@ def test_a_variant_tells_its_gpus_only_where_they_are_others(file):
     text = io.StringIO()
     found = answered(file, "systems=verl_colocated", "cluster.tp=1,2")
     assert {choice.variant.point.scenario.cluster.tp for choice in found.best} <= {1, 2}
-    print_optimization(found, Console(file=text, width=100))
+    print_answer(found, Console(file=text, width=100))
     assert "8 h100" not in text.getvalue()
     text = io.StringIO()
-    print_optimization(answered(file, "systems=verl_colocated", "cluster.tp=1", "cluster.gpus=4,8"), Console(file=text))
+    print_answer(answered(file, "systems=verl_colocated", "cluster.tp=1", "cluster.gpus=4,8"), Console(file=text))
     assert "next variant, verl_colocated, tp 1, 4 h100" in " ".join(text.getvalue().split())
 
 
@@ -875,44 +881,39 @@ def command(simrl: CommandLine):
 
 
 def test_the_command_prints_an_answer_that_fits_into_100_columns(command):
-    code, out, err = command("optimize", "small.yaml", *FEW, "--polish", "0", "--jobs", "1", "-o", "out")
-    assert (code, err) == (0, "")
-    assert max(map(len, out.splitlines())) <= 100
-    heads = [
-        "The best few",
-        "Why",
-        "Pareto front",
-        "How robust",
-        "What staleness",
-        "To launch",
-        "What this",
-    ]
+    code, out, err = command(
+        "advise", "small.yaml", *FEW, "--polish", "0", "--jobs", "1", "-o", "out", "--details", "--robust"
+    )
+    assert code == 0, err
+    assert max(len(line) for line in out.splitlines() if not line.endswith("\\")) <= 100
+    heads = ["On 8 GPUs", "The search on", "The best few", "Why", "Pareto front", "What staleness", "What was searched",
+             "To launch", "What this"]  # fmt: skip
     places = [out.index(f"\n{head}") for head in heads]
     assert places == sorted(places)
-    assert "points simulated now in" in out
+    assert "What can win was simulated again, 2 inputs 20 % off in turn" in out
 
 
 def test_json_has_stable_keys_and_the_figures_of_the_search(command):
-    code, out, _ = command("optimize", "small.yaml", *FEW, "--polish", "0", "--jobs", "1", "-o", "out", "--json")
-    data = json.loads(out)
+    code, out, _ = command("advise", "small.yaml", *FEW, "--polish", "0", "--jobs", "1", "-o", "out", "--json")
+    (plan,) = json.loads(out)["clusters"]
+    data = plan["optimization"]
     assert code == 0 and set(data) == {
         "name", "goal", "space", "notes", "points", "polished", "possible",
         "within_limits", "whole_space", "combinations", "left_out", "simulated_of_systems",
         "best", "front",
-        "model_error", "robustness", "staleness_quality", "launch", "rests_on", "simulated", "found", "folder",
+        "model_error", "robustness", "staleness_quality", "launch", "rests_on",
     }  # fmt: skip
     assert data["whole_space"] and data["points"] == 10
     assert any(line.startswith("Assumed seconds") and "training.load_overhead_s=1" in line for line in data["rests_on"])
     best = data["best"][0]
-    kept = json.loads((command.folder / "out" / "optimize.json").read_text())
-    assert {key: data[key] for key in kept} == kept and "simulated" not in kept
+    assert json.loads((command.folder / "out" / "advise.json").read_text()) == json.loads(out)
     assert best["rank"] == 1 and best["samples_per_s"] == max(choice["samples_per_s"] for choice in data["best"])
 
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_was_simulated_and_the_same_command_goes_on(command):
     texts = ("systems=one_step_off,verl_colocated", "system.rollout_share=0.5", "cluster.tp=1", "steps=300,1000000")
-    process = command.start("optimize", "small.yaml", *texts, "-o", "out", "--jobs", "2")
+    process = command.start("advise", "small.yaml", *texts, "-o", "out", "--jobs", "2")
     started = time.monotonic()
     try:
         while len(list(command.folder.glob("out/points/*/*.json"))) < 2:
@@ -936,20 +937,18 @@ def test_ctrl_c_keeps_what_was_simulated_and_the_same_command_goes_on(command):
         (["system.etaa=1,2"], "system.etaa: no parameter of these systems"),
         (["cluster.gpus=4", "cluster.gpus=8"], "cluster.gpus is given twice"),
         (["--trials", "3"], "--trials 3: fewer than the 5 systems to report (--best)"),
-        (["--updates", "10"], "--updates: goes with the other"),
-        (["--deadline", "3h"], "--deadline or --budget: goes with the other"),
         (["--updates", "10", "--deadline", "3"], "--deadline 3: give a number and its unit"),
         (["--updates", "10", "--deadline", "3h", "--budget", "5"], "--deadline and --budget: give one of them"),
         (["cluster.cost_per_gpu_hour=0", "--max-cost", "1"], "--max-cost: cluster.cost_per_gpu_hour is 0"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_in_a_line(command, arguments, what):
-    assert what in command.refuses("optimize", "small.yaml", *arguments)
+    assert what in command.refuses("advise", "small.yaml", *arguments)
 
 
 def test_a_space_without_a_choice_tells_why(command):
     code, out, err = command(
-        "optimize",
+        "advise",
         "small.yaml",
         "systems=areal",
         "cluster.tp=3",
@@ -959,12 +958,12 @@ def test_a_space_without_a_choice_tells_why(command):
         "-o",
         "out",
     )
-    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert (code, out) == (2, "")
     assert "none of the 4 points that were tried can be: 4 × cluster.tp is 3: it does not divide the 8 GPUs" in err
     few = (*FEW, "--polish", "0", "--max-cost", "0.0001")
-    _, _, err = command("optimize", "small.yaml", *few, "--jobs", "1", "-o", "out")
-    limit = "10 × limit: cost (areal 6, one_step_off 3, verl_colocated 1)"
-    assert f"none of the 10 points that were tried can be: {limit}; the nearest to the limits is " in err
+    _, _, err = command("advise", "small.yaml", *few, "--jobs", "1", "-o", "out")
+    assert "none of the 10 points that were tried can be: 5 × limit: cost (one_step_off 3, " in err
+    assert "; 5 × not settled when the simulation ended: simulate more steps (areal 5); the nearest" in err
     assert ": cost of 1,000 samples " in err
 
 

@@ -20,25 +20,26 @@ HEAD = """\
 
 <!-- Written by docs/scenario_page.py from the models in simrl/scenario/ and what they contain. Change it there. -->
 
-A scenario is a YAML file: all that a simulation depends on. One scenario gives one sequence of bytes. An example to copy is
-`experiments/quickstart.yaml`. An unknown key, or a value that cannot be, is refused in a line that names it.
+A scenario is a YAML file with everything that a simulation depends on: equal scenarios give byte-identical results.
+`experiments/quickstart.yaml` is an example to copy. An unknown key or an impossible value is refused in one line that names it.
 
-- Paths in a file are relative to the file; those on a command line, to the current folder.
-- `${model}` stands for the value of another key, `${cluster.gpu}` for one in a section.
+- Paths in a file are relative to the file, paths on a command line to the current folder.
+- `${model}` stands for the value of the key `model`, `${cluster.gpu}` for the value of `gpu` in the section `cluster`.
 - Values are those of YAML 1.2: `017` is 17, `1:30:00` a text. A switch takes `true` and `false`, also as `on` and `off`.
 - Any key can be given on the command line, as `cluster.gpus=64 seed=3`; several values, `cluster.gpus=64,128`, are compared.
-  `systems=split,areal` lists systems, and `eta=4` (or `system.eta=4`) is a parameter of those that have it. A trace takes the
-  place of a length model (`workload.trace=my_run.parquet`), a roofline replaces a profile (`profile.roofline={}`). A section
-  given so (`'training={mfu: 0.3}'`) is merged into the file's, a list replaces it. An override that overlaps a key of `vary`
-  (`cluster` and `cluster.gpus`) is refused, since one of them would be lost; `vary=null` leaves out what the file varies.
+  `systems=split,areal` lists systems, and `eta=4` (or `system.eta=4`) sets a parameter of the systems that have it. A trace
+  replaces a length model (`workload.trace=my_run.parquet`), a roofline replaces a profile (`profile.roofline={}`). A section
+  (`'training={mfu: 0.3}'`) is merged into the section of the file; a list replaces the list of the file. An override
+  that overlaps a key of `vary` (`cluster` and `cluster.gpus`) is refused, since one of them would be lost. `vary=null` leaves
+  out the `vary` of the file.
 - `framework` and `engine.preset` name [presets](presets.md): known constants of a framework and an engine, or a file of yours.
 - Units are in the names: `_s` seconds, `_tokens` tokens, `_bytes` bytes. A default of *none* means that the key may be left
-  out or `null`; *required* that there is none.
+  out or `null`; *required* means that it must be given.
 
 Two keys belong to the file and not to one simulation. `systems` is a list of [systems](systems.md), each a name or a name
 with parameters: `[verl_colocated, {name: areal, eta: 8}]`. `vary` is a list of changes, such as
-`[{cluster.gpus: 64}, {cluster.gpus: 256}]`; each makes a group of runs, of all systems. Every combination is simulated. A
-key that is given on the command line is no longer varied; `compare`, `sweep` and `advise` print which keys.
+`[{cluster.gpus: 64}, {cluster.gpus: 256}]`. Each change is simulated with every system. A key that is given on the command
+line is no longer varied; `compare`, `sweep` and `advise` print which keys these are.
 
 """
 
@@ -70,7 +71,7 @@ def _section(model: type[BaseModel], path: str, sections: list[str], skip: tuple
             below = _takes(model, key)
         kind = key == "kind" and len(get_args(field.annotation)) == 1
         meaning = (
-            "which of them it is"
+            "kind of fault"
             if kind
             else " ".join((field.description or (parts[0].__doc__ if parts else "") or "").split())
         )

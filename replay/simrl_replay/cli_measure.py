@@ -40,9 +40,9 @@ class Wanted:
         str | None, typer.Option(help="data type of the weights (default: float32 on a CPU, else the model's)")
     ] = None
     tp: Annotated[int, typer.Option(min=1, help="GPUs of a tensor-parallel group")] = 1
-    max_num_seqs: Annotated[int, typer.Option(min=2, help="as in vLLM: most sequences in a pass")] = 64
-    max_num_batched_tokens: Annotated[int, typer.Option(min=8, help="as in vLLM: most tokens in a pass")] = 256
-    max_model_len: Annotated[int, typer.Option(min=128, help="as in vLLM: most tokens of a sequence")] = 1024
+    max_num_seqs: Annotated[int, typer.Option(min=2, help="as in vLLM: maximum sequences in a pass")] = 64
+    max_num_batched_tokens: Annotated[int, typer.Option(min=8, help="as in vLLM: maximum tokens in a pass")] = 256
+    max_model_len: Annotated[int, typer.Option(min=128, help="as in vLLM: maximum tokens of a sequence")] = 1024
     block_size: Annotated[int, typer.Option(min=1, help="as in vLLM: tokens of a KV cache block")] = 32
     kv_cache_tokens: Annotated[
         int | None,
@@ -53,7 +53,7 @@ class Wanted:
     )
     draft_tokens: Annotated[int, typer.Option(min=0, help="also measure the verification of drafts of this length")] = 0
     neighbours: Annotated[
-        int, typer.Option(min=0, help="further engines that generate meanwhile, as several on a host do")
+        int, typer.Option(min=0, help="other engines that generate at the same time, as on a host with several")
     ] = 0
     repeats: Annotated[int, typer.Option(min=2, help="how often each point is measured")] = 5
     tolerance: Annotated[
@@ -81,7 +81,7 @@ def measure(
 ) -> None:
     """Measure the passes of a vLLM engine on this machine and write its profile.
 
-    Timed are whole turns of the loop that a replay runs: decode steps, prompts, chunked prompts, verifications, weight loads.
+    Times whole iterations of the loop that a replay runs: decode steps, prompts, chunked prompts, verifications, weight loads.
     Measured points are kept beside the output (.points.jsonl): an interrupted measurement continues when it is started again.
     """
     from simrl.study.progress import progress_bar

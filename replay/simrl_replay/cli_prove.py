@@ -16,7 +16,9 @@ EXAMPLE = (
 
 
 def prove(
-    minutes: Annotated[float, typer.Option(min=1.0, help="the time for everything; what finds none is left out")] = 9.0,
+    minutes: Annotated[
+        float, typer.Option(min=1.0, help="minutes for everything; steps that do not fit are left out")
+    ] = 9.0,
     device: Annotated[
         Literal["cpu", "cuda"], typer.Option(help="cuda, or cpu to rehearse it with models of two layers")
     ] = "cuda",
@@ -27,10 +29,12 @@ def prove(
     ] = "full",
     gpus: Annotated[
         int,
-        typer.Option(min=1, help="GPUs of this node: engines have their own; adds tp 2, more engines, a weight sync"),
+        typer.Option(
+            min=1, help="GPUs of this node, one for each engine; above 1 adds tp 2, more engines, a weight sync"
+        ),
     ] = 1,
     ray: Annotated[
-        str | None, typer.Option(help="one replay's engines on this Ray cluster: auto, HOST:PORT, or local")
+        str | None, typer.Option(help="run the engines of one replay on this Ray cluster: auto, HOST:PORT, or local")
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="folder of the page and of all results")] = Path(
         "results/prove"
@@ -39,7 +43,7 @@ def prove(
     """Predict passes, replays and a whole step blind, measure them on this machine, and write a page.
 
     Needs vLLM and a GPU, and no network, weights or data: models are random, of the shape of Qwen3-0.6B and 8B. Each step's
-    result is written before the next begins, so a short time or Ctrl-C still leaves a page.
+    result is written before the next begins, so the page exists even after a short time or Ctrl-C.
     """
     from simrl.profile.hardware import GPUS
     from simrl_replay.prove import Proof, gpu_here

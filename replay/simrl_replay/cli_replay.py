@@ -34,7 +34,9 @@ def replay(
     draft_model: Annotated[
         Path | None, typer.Option(help="the folder of the draft model, for draft_model speculation")
     ] = None,
-    system: Annotated[str | None, typer.Option(help="the system to run (default: the scenario's only one)")] = None,
+    system: Annotated[
+        str | None, typer.Option(help="the system to run (default: the only system of the scenario)")
+    ] = None,
     dispatch: Annotated[str | None, typer.Option(help="dispatch in place of the scenario's")] = None,
     speculation: Annotated[str | None, typer.Option(help="speculation in place of the scenario's")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda",
@@ -58,7 +60,7 @@ def replay(
     ] = 60.0,
     start_deadline: StartDeadline = 600.0,
     repeats: Annotated[
-        int, typer.Option(min=1, help="replays in a row; two or more show how far this machine's own times are apart")
+        int, typer.Option(min=1, help="replays in a row; two or more show the spread of this machine's times")
     ] = 1,
     output: Annotated[
         Path | None,

@@ -91,17 +91,15 @@ def acceptance(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="in place of --profile, a model: the profile that is shipped for model, GPU and tp, else roofline"
-        ),
+        typer.Option(help="a model, in place of --profile: its shipped profile for GPU and tp, or else a roofline"),
     ] = None,
     gpu: GpuName = None,
     tp: Annotated[int, typer.Option(min=1, help="with --model: GPUs of a tensor-parallel group")] = 1,
     picture: Picture = None,
 ) -> AcceptanceView:
-    """Count what drafts from history, siblings or a response's own text would give on a recorded run, and whether they pay.
+    """Count accepted drafts from history, siblings or a response's own text on a recorded run, and say whether they pay.
 
-    A drafted token is accepted if it is the recorded one. Also printed: hit lengths, RhymeRL's Fig. 6, a fitted model.
+    A drafted token is accepted if it equals the recorded token. Also prints hit lengths, RhymeRL's Fig. 6 and a fitted model.
     \f
     `trace` may also be a `Trace`, `profile` a `TableProfile`. Raises `InputError` for a trace without token ids, or without
     anything to draft from.

@@ -75,18 +75,18 @@ Clusters = Annotated[
     str | None, typer.Option(help="numbers of GPUs to choose from, such as 32,64,128 (default: the scenario's)")
 ]
 Growth = Annotated[
-    float, typer.Option(min=0.1, help="length of responses at the end of the planned run over that at its beginning")
+    float, typer.Option(min=0.1, help="response length at the end of the planned run / length at its beginning")
 ]
 Deadline = Annotated[
     str | None, typer.Option(help="time for the updates, such as 36h: choose the cheapest run that meets it")
 ]
 Budget = Annotated[float | None, typer.Option(min=0, help="cost of the updates: choose the fastest run within it")]
-Trials = Annotated[int, typer.Option(min=1, help="most points to simulate; a smaller space is simulated completely")]
+Trials = Annotated[int, typer.Option(min=1, help="maximum number of points; a smaller space is simulated completely")]
 Polish = Annotated[
     int,
     typer.Option(
         min=0,
-        help="most further points around the best of each system: every split, η, stale groups, concurrency, dispatch",
+        help="maximum number of further points around the best of each system: split, η, stale groups, concurrency, dispatch",
     ),
 ]
 Robust = Annotated[
@@ -107,26 +107,27 @@ def advise(
     *,
     overrides: Any = None,
     clusters: Clusters = None,
-    updates: Annotated[int, typer.Option(min=1, help="policy updates of the planned run, of a whole batch")] = 500,
+    updates: Annotated[int, typer.Option(min=1, help="policy updates of the planned run, each of a whole batch")] = 500,
     growth: Growth = 1.0,
     price: o.Price = None,
     max_off_policyness: Annotated[
-        float | None, typer.Option(min=0, help="limit for every trained token, in policy updates")
+        float | None, typer.Option(min=0, help="maximum off-policyness of any trained token, in policy updates")
     ] = None,
-    max_cost: Annotated[float | None, typer.Option(min=0, help="limit per 1,000 trained samples")] = None,
+    max_cost: Annotated[float | None, typer.Option(min=0, help="maximum cost of 1,000 trained samples")] = None,
     deadline: Deadline = None,
     budget: Budget = None,
     framework: Annotated[
-        str | None, typer.Option(help="framework to launch with: verl, AReaL or slime (default: the best choice's)")
+        str | None,
+        typer.Option(help="framework to launch with: verl, AReaL or slime (default: the one with the best choice)"),
     ] = None,
     trials: Trials = 40,
     polish: Polish = 56,
-    best: Annotated[int, typer.Option(min=1, help="systems to report")] = 5,
+    best: Annotated[int, typer.Option(min=1, help="number of systems to report")] = 5,
     robust: Robust = None,
     details: Annotated[
         bool, typer.Option("--details", help="print each search, too: the best few, why, the Pareto front, the space")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="seed of the search (seed=… is the scenarios')")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="seed of the search (seed=… sets the seed of the scenarios)")] = 0,
     jobs: o.Jobs = o.JOBS,
     folder: o.Folder = None,
     **setup: Unpack[o.Setup],

@@ -25,9 +25,9 @@ def allocate(
         int | None, typer.Option(min=0, help="the step to allocate (default: the first after the history)")
     ] = None,
     train_seconds: Annotated[float, typer.Option(min=0, help="training time of a step")] = 0.0,
-    min_workers: Annotated[int, typer.Option(min=1, help="fewest workers of a group")] = 1,
+    min_workers: Annotated[int, typer.Option(min=1, help="minimum workers of a group")] = 1,
     max_workers: Annotated[
-        int | None, typer.Option(min=1, help="most workers of a group (default: the number with the shortest step)")
+        int | None, typer.Option(min=1, help="maximum workers of a group (default: the number with the shortest step)")
     ] = None,
     accept_length: Annotated[float, typer.Option(min=1, help="tokens per forward pass, with speculation")] = 1.0,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="responses that a worker decodes at a time")] = 256,
@@ -39,7 +39,7 @@ def allocate(
         str, typer.Option(help="a group's length: the mean of its responses or of its prompts' medians")
     ] = "responses",
     optimum: Annotated[
-        bool, typer.Option("--optimum", help="compare with the exact optimum, too (minutes beyond 200 workers)")
+        bool, typer.Option("--optimum", help="also compare with the exact optimum (takes minutes for over 200 workers)")
     ] = False,
     picture: Picture = None,
 ) -> View:

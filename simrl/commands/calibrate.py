@@ -33,7 +33,7 @@ Settings = Annotated[
     ByKey | None,
     typer.Argument(
         metavar="[KEY=VALUE]...",
-        help="how the run was started, as in a scenario: model=qwen2.5-3b cluster.gpu=a100 cluster.gpus=4 cluster.tp=1 …",
+        help="settings of the run, as in a scenario: model=qwen2.5-3b cluster.gpu=a100 cluster.gpus=4 cluster.tp=1 …",
     ),
 ]
 Window = Annotated[WindowLike, typer.Option(help="the steps to fit, FIRST-LAST; all others are held out")]
@@ -45,9 +45,7 @@ class Logged(TypedDict, total=False):
 
     launch: Annotated[
         File | None,
-        typer.Option(
-            help="how the run was started as a scenario file; its name, steps and workload are taken from the log"
-        ),
+        typer.Option(help="settings of the run as a scenario file; name, steps and workload are taken from the log"),
     ]
     samples: Annotated[int | None, typer.Option(min=1, help="responses per step, if the log does not have them")]
     prompt_tokens: Annotated[float | None, typer.Option(min=1, help="mean prompt length, if the log does not have it")]

@@ -169,28 +169,30 @@ def compare(
     ] = None,
     dispatches: Annotated[
         o.NameList | None,
-        typer.Option("--dispatch", help="least_requests, seer … with each of these pipelines; may be repeated"),
+        typer.Option("--dispatch", help="dispatch rule for each pipeline: least_requests, seer …; may be repeated"),
     ] = None,
     speculations: Annotated[
         o.SystemList | None,
-        typer.Option("--speculation", help="none, histospec, tlt … with each of these; may be repeated"),
+        typer.Option("--speculation", help="method for each pipeline: none, histospec, tlt …; may be repeated"),
     ] = None,
     measured: Annotated[
         o.RunLike | None,
         typer.Option(
-            help="a result folder, such as a replay's, to compare with SCENARIO (one system, or a result folder)"
+            help="folder of a measured result (a replay), to compare with SCENARIO: one system, or a result folder"
         ),
     ] = None,
     ranking: Annotated[
-        bool | None, typer.Option(help="repeat it with assumed seconds × 0.5 and × 2 (default: if it is quick)")
+        bool | None, typer.Option(help="repeat the runs with assumed seconds × 0.5 and × 2 (default: if that is quick)")
     ] = None,
     best_split: Annotated[
         bool | None,
-        typer.Option(help="search each system's split of the GPUs (default: look at another, and say if it wins)"),
+        typer.Option(
+            help="search the best split of each system (default: try one other split, and say if it is faster)"
+        ),
     ] = None,
     sure: Annotated[
         bool,
-        typer.Option("--sure", help="simulate two further seeds, and print how far samples/s of the three are apart"),
+        typer.Option("--sure", help="simulate two further seeds, and print the spread of samples/s over the three"),
     ] = False,
     updates: o.Updates = None,
     price: o.Price = None,
@@ -252,7 +254,7 @@ def run(
     overrides: o.Overrides = None,
     *,
     seed: o.Seed = None,
-    pipeline: Annotated[str | None, typer.Option(help="another name of --system")] = None,
+    pipeline: Annotated[str | None, typer.Option(help="another name for --system")] = None,
     dispatch: Annotated[str | None, typer.Option(help="dispatch, in place of the system's own")] = None,
     speculation: Annotated[
         o.OneSystem | None, typer.Option(help="method of speculation, in place of the system's own")
@@ -263,7 +265,7 @@ def run(
     folder: o.Folder = None,
     **setup: Unpack[o.Setup],
 ) -> Comparison:
-    """Simulate one system of a scenario. With --system, overrides such as eta=8 are its parameters.
+    """Simulate one system of a scenario. With --system, overrides such as eta=8 set parameters of that system.
     \f
     Returns a `Comparison` of one run, whose methods need no name. `compare` describes the other arguments and the errors.
 

@@ -76,7 +76,8 @@ class Setup(TypedDict, total=False):
     columns: Annotated[
         ByKey | None,
         typer.Option(
-            "--column", help="of a CSV or JSON Lines: OURS=THEIRS, such as response_tokens=out_len; may be repeated"
+            "--column",
+            help="column of a CSV or JSON Lines: OURS=THEIRS, such as response_tokens=out_len; may be repeated",
         ),
     ]
     cap_tokens: int | None
@@ -91,13 +92,13 @@ Values = Annotated[
     ByKey | None,
     typer.Argument(
         metavar="[KEY=A,B,C]...",
-        help="what to vary: values separated by commas, 0..9 for whole numbers; a single value is set everywhere. Values may "
-        "be objects and lists: 'training={mfu: 0.3},{mfu: 0.5}'. system.KEY is a parameter of the systems that have it",
+        help="keys to vary: values separated by commas, 0..9 for whole numbers; a single value is set everywhere. Values may "
+        "be objects and lists: 'training={mfu: 0.3},{mfu: 0.5}'. system.KEY sets a parameter of the systems that have it",
     ),
 ]
 Run = Annotated[RunLike, typer.Argument(metavar="RESULT", help="the folder of a run or of a replay")]
 Jobs = Annotated[int, typer.Option(min=1, help="processes that simulate at the same time")]
-Updates = Annotated[int | None, typer.Option(min=1, help="policy updates of the planned run, of a whole batch")]
+Updates = Annotated[int | None, typer.Option(min=1, help="policy updates of the planned run, each of a whole batch")]
 Price = Annotated[float | None, typer.Option(min=0, help="price of a GPU-hour")]
 Brief = Annotated[bool, typer.Option("--brief", help="print the table and one line")]
 ExplainColumns = Annotated[bool, typer.Option("--explain-columns", help="print what the columns mean")]

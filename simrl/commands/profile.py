@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def listed() -> DataView:
-    """List the shipped profiles: models by GPUs, in each place the layouts and precisions.
+    """List the shipped profiles in a table of models by GPUs, with their layouts and precisions.
 
-    Other layouts and precisions of these models are carried over from the nearest one, and marked as extrapolated.
+    Other layouts and precisions of these models are extrapolated from the nearest one, and marked.
     """
     from simrl.profile.shipped import layouts
 
@@ -83,15 +83,20 @@ def derive(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="the profile to write (Parquet); by default named by all of the below"),
+        typer.Option(
+            "--output", "-o", help="the profile to write (Parquet); the default name has all of the options below"
+        ),
     ] = None,
     tp: Annotated[int, typer.Option(min=1, help="GPUs of a tensor-parallel group")] = 1,
     dp: Annotated[int, typer.Option(min=1, help="attention ranks of a mixture of experts, each of tp GPUs")] = 1,
-    ep: Annotated[int, typer.Option(min=1, help="GPUs that share the experts: 1 (all split each), or tp × dp")] = 1,
+    ep: Annotated[
+        int,
+        typer.Option(min=1, help="GPUs that divide the experts: tp × dp, or 1 (each GPU has a part of every expert)"),
+    ] = 1,
     precision: Annotated[
-        str, typer.Option(help="of the weights: bf16, fp8, fp8-block, nvfp4, int4, or w4a16_mxfp4 (gpt-oss)")
+        str, typer.Option(help="precision of the weights: bf16, fp8, fp8-block, nvfp4, int4, or w4a16_mxfp4 (gpt-oss)")
     ] = "bf16",
-    kv_precision: Annotated[str, typer.Option(help="of the KV cache: bf16 or fp8")] = "bf16",
+    kv_precision: Annotated[str, typer.Option(help="precision of the KV cache: bf16 or fp8")] = "bf16",
     routing: Annotated[
         str | None,
         typer.Option(help="how tokens spread over experts: balanced, power law 1.01 or power law 1.2 (default)"),
@@ -106,7 +111,7 @@ def derive(
 ) -> DataView:
     """Derive a profile from measured kernels, or from a data sheet alone.
 
-    No kernels were measured on h800 and h20: theirs are those of h100 and h200, scaled by the data sheets.
+    No kernels were measured on h800 and h20: kernels of h100 and h200 are scaled by the data sheets.
     """
     from simrl.extensions import checked
     from simrl.profile.hardware import gpu as gpu_named

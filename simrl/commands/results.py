@@ -109,7 +109,8 @@ class AgreementView(DataView):
 def explain(
     result: Run,
     step: Annotated[
-        int | None, typer.Option(help="the update whose critical path is shown, from 0 (default: one of median length)")
+        int | None,
+        typer.Option(help="the update whose critical path is shown, counted from 0 (default: one of median length)"),
     ] = None,
 ) -> ExplanationView:
     """Say where the GPU-hours of a run went, what delayed its updates, and which known problems it shows.
@@ -137,7 +138,7 @@ def diff(
     a: Annotated[RunLike, typer.Argument(metavar="A", help="the folder of a run or of a replay")],
     b: Annotated[RunLike, typer.Argument(metavar="B", help="another folder")],
 ) -> DifferenceView:
-    """Say what made run B faster than run A: the difference of where their GPU-hours went, largest part first.
+    """Say what made run B faster than run A: the differences of their GPU-hours by cause, the largest first.
     \f
     >>> import simrl
     >>> simrl.diff("traces/countdown/sync/parts/000", "traces/countdown/areal/parts/000")

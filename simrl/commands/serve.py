@@ -92,9 +92,9 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="the port on this machine; 0: a free one")] = 8050,
     opens: Annotated[bool, typer.Option("--open/--no-open", help="open the page in the browser")] = True,
 ) -> DataView:
-    """Open a page on this machine on which GPUs, split, staleness and systems can be changed, until Ctrl-C.
+    """Open a page on this machine, to change GPUs, split, staleness and systems; Ctrl-C ends it.
 
-    The table and the timeline change with them, and the page hands out the scenario as YAML. It listens on this machine alone.
+    The table and the timeline follow each change, and the scenario can be saved as YAML. The server is only on this machine.
     """
     page = make_page(scenario, [str(text) for text in overrides or ()])
     from werkzeug.serving import make_server  # comes with Dash; without it, `make_page` has raised

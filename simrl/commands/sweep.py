@@ -102,17 +102,19 @@ class Sweep(View):
 
 Zips = Annotated[
     list[str] | None,
-    typer.Option("--zip", help="keys whose values go together, as KEY,KEY; may be repeated. All others are crossed"),
+    typer.Option("--zip", help="keys that vary together, as KEY,KEY; may be repeated. All other keys are combined"),
 ]
 SampleSize = Annotated[
     int | None,
-    typer.Option(min=1, help="number of combinations to draw, in place of all; 0.5..0.9 is then any number in between"),
+    typer.Option(
+        min=1, help="number of combinations to draw, in place of all; the range 0.5..0.9 is then any number in it"
+    ),
 ]
 Ray = Annotated[
     str | None,
     typer.Option(
-        help="a Ray cluster in place of processes here: 'auto' (the running one), HOST:PORT, or 'local' (starts one); it "
-        "needs the same simrl"
+        help="a Ray cluster in place of local processes: 'auto' (the running one), HOST:PORT, or 'local' (starts one); all "
+        "nodes need one version of simrl"
     ),
 ]
 
@@ -126,7 +128,7 @@ def sweep(
     overrides: Any = None,
     zips: Zips = None,
     sample: SampleSize = None,
-    seed: Annotated[int, typer.Option(min=0, help="seed of the draw (seed=… is the scenarios')")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="seed of the draw (seed=… sets the seed of the scenarios)")] = 0,
     jobs: o.Jobs = o.JOBS,
     ray: Ray = None,
     folder: o.Folder = None,
@@ -134,9 +136,9 @@ def sweep(
 ) -> Sweep:
     """Simulate every combination of values, with all systems of a scenario; write one Parquet table, a row per point.
 
-    Every field of a scenario can vary; its systems, and what it varies itself, are crossed with the rest. A point that is in
-    the folder already is not simulated again: a sweep that was stopped continues, also with more values. A point that cannot be
-    executed is a row with its error.
+    Every field of a scenario can vary; the values are combined with the systems of the scenario and with its own `vary`. A
+    point that is already in the folder is not simulated again, so a sweep that was stopped continues, also with more values. A
+    point that cannot be executed is a row with its error.
     \f
     `values` may be a dictionary of lists by dotted key, {"cluster.gpus": [64, 128], "system.eta": range(5)}; a text in it is
     read as on the command line, "64,128", "0..4". `compare` describes the other arguments. Raises `InputError` for a value

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Source = Annotated[Path, typer.Argument(metavar="PATH", help="the file or folder that the framework wrote")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="the trace to write, such as my_run.parquet")]
 Tokenizer = Annotated[Path | None, typer.Option(help="count tokens with this tokenizer.json (or its folder)")]
-CharsPerToken = Annotated[float | None, typer.Option(help="or estimate: characters per token, such as 3.2")]
+CharsPerToken = Annotated[float | None, typer.Option(help="or estimate tokens: characters per token, such as 3.2")]
 Name = Annotated[str | None, typer.Option(help="name of the trace (default: the name of the source)")]
 Settings = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="parameters of the importer")]
 
@@ -78,9 +78,7 @@ def _importer(name: str) -> Callable[..., DataView]:
         reward_column: Annotated[
             list[str] | None, typer.Option(help="a reward column; may be repeated, their sum is the reward")
         ] = None,
-        reward_key: Annotated[
-            str | None, typer.Option(help="the entry that is the reward, if it is a dictionary")
-        ] = None,
+        reward_key: Annotated[str | None, typer.Option(help="key of the reward, if rewards are dictionaries")] = None,
         column: Annotated[
             list[str] | None,
             typer.Option("--column", help="OURS=THEIRS, such as response_tokens=out_len; may be repeated"),
@@ -181,7 +179,9 @@ def synth(
         str | None,
         typer.Option(help="start from rhymerl-math, rhymerl-code (RhymeRL's statistics), coding-agent or search-agent"),
     ] = None,
-    agentic: Annotated[bool, typer.Option("--agentic", help="an agent's turns: --preset coding-agent")] = False,
+    agentic: Annotated[
+        bool, typer.Option("--agentic", help="draw turns of an agent: short for --preset coding-agent")
+    ] = False,
     tools: Annotated[Path | None, typer.Option(help="take the agent's tools from this YAML file")] = None,
     seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="seed of the draw")] = 0,
     name: Name = None,
@@ -210,10 +210,10 @@ def synth(
 def with_tools(
     file: Annotated[Path, typer.Argument(help="a trace (Parquet) whose responses have turns")],
     output: Output,
-    tools: Annotated[Path, typer.Option(help="the agent's tools, a YAML file")],
+    tools: Annotated[Path, typer.Option(help="YAML file with the agent's tools")],
     seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="seed of the draw")] = 0,
 ) -> DataView:
-    """Draw the times of tools where a trace of an agent has turns without times (AReaL, slime); recorded times stay."""
+    """Draw tool times for an agent's trace whose turns have no times (AReaL, slime); recorded times stay."""
     from simrl.trace.tools import with_tools
     from simrl.trace.trace import read_trace
 

@@ -24,15 +24,16 @@ class EngineConfig(BaseModel):
 
     preset: str | dict[str, Any] | None = Field(
         default=None,
-        description="the engine, of which the host's times and defaults are known: vllm-0.19, "
-        "sglang-0.5 … (`simrl presets`), "
-        "or a file of your own, my.toml",
+        description="preset of an engine, with the host's times and defaults: vllm-0.19, "
+        "sglang-0.5 … (`simrl presets`), or your own file, my.toml",
     )
     max_num_seqs: int = Field(
-        default=256, gt=0, description="most sequences of a pass, at one worker"
+        default=256, gt=0, description="maximum number of sequences in a pass of one worker"
     )
     max_num_batched_tokens: int = Field(
-        default=8192, gt=0, description="most tokens of a pass: prompts go in chunks of it"
+        default=8192,
+        gt=0,
+        description="maximum number of tokens in a pass; longer prompts go in chunks",
     )
     block_size: int = Field(
         default=16, gt=0, le=10**6, description="tokens of a block of the KV cache"
@@ -46,15 +47,15 @@ class EngineConfig(BaseModel):
     reserve_bytes: float = Field(
         default=4e9,
         ge=0,
-        description="activations, CUDA graphs and communication buffers of a GPU, not available "
-        "to KV",
+        description="memory of a GPU for activations, CUDA graphs and communication buffers, "
+        "not available to the KV cache",
     )
     kv_cache_tokens: int | None = Field(
-        default=None, gt=0, le=10**12, description="size of the KV cache where it is known"
+        default=None, gt=0, le=10**12, description="size of the KV cache, if it is known"
     )
     enforce_eager: bool = Field(
         default=False,
-        description="no CUDA graphs: the host launches each layer, in the preset's time "
+        description="no CUDA graphs: the host launches each layer; the preset has its time "
         "(verl's default until August 2025)",
     )
     async_scheduling: bool = Field(
@@ -64,7 +65,6 @@ class EngineConfig(BaseModel):
     )
     prefix_caching: bool | None = Field(
         default=None,
-        description="blocks of the KV cache are found again by their tokens: shared prompts, "
-        "turns, preempted requests "
-        "(null: as the system has it, on but for areal)",
+        description="reuse of KV cache blocks whose tokens are equal: shared prompts, turns, "
+        "preempted requests (null: the system's setting, which is on except for areal)",
     )

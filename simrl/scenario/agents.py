@@ -12,8 +12,8 @@ Kv = Literal["cache", "keep", "drop", "offload"]
 
 
 class AgentsConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True):
-    """Trajectories of several turns with an environment: the KV cache while a tool runs, caps, a deadline. Responses of one
-    turn know only `max_concurrent` and `deadline_s`."""
+    """Trajectories of several turns with an environment: the KV cache while a tool runs, caps, a deadline. For responses of
+    one turn, only `max_concurrent` and `deadline_s` count."""
 
     _numbers = numbers_are_no_truth
 

@@ -31,7 +31,7 @@ class _Fault(BaseModel):
     _numbers: Any = field_validator(*NUMBERS, mode="before", check_fields=False)(classmethod(no_truth))
 
     worker: NonNegativeInt | None = None
-    """index of the rollout worker, from 0; none: drawn, for all workers"""
+    """index of the rollout worker, from 0; none: faults are drawn for all workers"""
     at_s: Seconds = 0.0
     """its beginning"""
     rate_per_hour: Rate | None = None
@@ -77,7 +77,7 @@ class Slow(_Fault):
 
 
 class Lost(_Fault):
-    """A lost worker, with its KV cache and weights; `back_s` empty: for good."""
+    """A lost worker: its KV cache and weights are lost, too. Without `back_s` it does not return."""
 
     kind: Literal["lost"]
     back_s: Seconds | None = None

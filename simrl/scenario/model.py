@@ -70,7 +70,7 @@ class TrainPool(_Section):
     gpus: GpuCount
     """GPUs that train"""
     cost_per_gpu_hour: NonNegativeFloat | None = None
-    """price of one of them"""
+    """price of one GPU-hour of them"""
     gpus_per_node: PositiveInt | None = None
     """GPUs that share a host"""
     nvlink_domain: PositiveInt | None = None
@@ -86,19 +86,19 @@ class ClusterConfig(_Section):
     """a100, a100-pcie, h100, h200, h800, h20, b200, gb200, a40, a6000 or rtxpro6000, also as `H100-SXM` or `NVIDIA H100 80GB
     HBM3`: gives memory, rates and links unless a profile does"""
     gpus: GpuCount
-    """all GPUs, for rollout and for training; with `train`, the rollout GPUs alone"""
+    """number of all GPUs, for rollout and for training; with `train`, number of rollout GPUs"""
     tp: PositiveInt
     """tensor-parallel size: GPUs of one rollout worker, or of each of its `dp` attention ranks"""
     dp: PositiveInt = 1
     """data-parallel attention ranks of a rollout worker, of `tp` GPUs each, which run in lock step (vLLM's
     data_parallel_size); for a mixture of experts"""
     ep: PositiveInt = 1
-    """GPUs that share a worker's experts: all of them, `tp` × `dp`, which hold whole experts (vLLM's enable_expert_parallel),
-    or 1: every GPU holds a part of each expert"""
+    """GPUs among which the experts of a worker are divided: `tp` × `dp`, so that each GPU holds whole experts (vLLM's
+    enable_expert_parallel), or 1, so that each GPU holds a part of every expert"""
     cost_per_gpu_hour: NonNegativeFloat = 0.0
     """in any currency; 0 leaves cost out"""
     train: TrainPool | None = None
-    """GPUs of their own for training, also of another kind: {gpu: h800, gpus: 32, cost_per_gpu_hour: 3}"""
+    """separate GPUs for training, also of another kind: {gpu: h800, gpus: 32, cost_per_gpu_hour: 3}"""
     gpus_per_node: PositiveInt | None = None
     """GPUs that share a host; 8 if not given, 4 of gb200"""
     nvlink_domain: PositiveInt | None = None
@@ -174,16 +174,16 @@ TOPOLOGY = ("gpus_per_node", "nvlink_domain", "network_bytes_per_s")
 
 
 class PrecisionConfig(_Section):
-    """Precisions of the rollout's weights and KV cache, and of training's matrix products. Without measured kernels in
-    a precision, step times are carried over by the roofline, and training is refused."""
+    """Precisions of the rollout's weights and KV cache, and of training's matrix products. If there are no measured
+    kernels in a precision, step times are extrapolated by the roofline, and training in it is refused."""
 
     weights: Weights = "bf16"
-    """of the layers' matrices in the rollout engines: bf16, fp8 (a scale a tensor or channel), fp8-block (a scale a block of
-    128 × 128), nvfp4, int4 (weights alone), w4a16_mxfp4 (experts alone, as gpt-oss is released)"""
+    """precision of the layers' matrices in the rollout engines: bf16, fp8 (one scale for a tensor or channel), fp8-block (one
+    scale for a block of 128 × 128), nvfp4, int4 (weights only), w4a16_mxfp4 (experts only, as gpt-oss is released)"""
     kv_cache: KvCache = "bf16"
-    """of keys and values: bf16 or fp8"""
+    """precision of keys and values: bf16 or fp8"""
     training: Literal["bf16", "fp8", "fp8-block"] = "bf16"
-    """of the matrix products of training"""
+    """precision of the matrix products of training"""
 
 
 class WorkloadConfig(_Section):
@@ -219,11 +219,11 @@ BETWEEN_PASSES_S = 0.001  # of a real engine's host, for shipped profiles, which
 
 class ProfileConfig(_Section):
     """Step times: a profile file, or a roofline of the cluster's GPU; with corrections from a measurement. Without either: the
-    shipped profile with 1 ms between passes, or the nearest layout's carried over, else a roofline."""
+    shipped profile, or one extrapolated from the nearest layout, with 1 ms between passes; if there is none, a roofline."""
 
     path: str | None = None
     """a profile file (Parquet) that `simrl profile derive` or `simrl measure` wrote, or `shipped`: the one that comes with
-    simrl for the model, GPU, tp, dp, ep and precision, or one carried over from the nearest layout"""
+    simrl for the model, GPU, tp, dp, ep and precision, or one extrapolated from the nearest layout"""
     roofline: RooflineConfig | None = None
     """or step times from the data sheet of the cluster's GPU; {} takes the defaults"""
     forward_correction: Annotated[float, Field(ge=0.01, le=100)] = 1.0
@@ -274,8 +274,8 @@ class Scenario(_Section):
     warmup_steps: NonNegativeInt = 0
     """first updates left out of every average, while the pipelines fill"""
     framework: str | dict[str, Any] | None = None
-    """the framework, of which constants of training and the engine are known: verl-fsdp-0.5, nemo-rl-0.6 … (`simrl presets`),
-    or a file of your own, my.toml; values given beside it replace its own"""
+    """preset of a framework, with constants of its training and its engine: verl-fsdp-0.5, nemo-rl-0.6 … (`simrl presets`), or
+    your own file, my.toml; values that the scenario gives replace the preset's"""
     model: str
     """a model that simrl knows, such as qwen3-8b, or a folder with a Hugging Face config.json"""
     cluster: ClusterConfig

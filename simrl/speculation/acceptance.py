@@ -42,7 +42,7 @@ class ModelAcceptance(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fals
     drift_per_update: float = Field(
         default=0.0, ge=0, le=10, description="ln hardness that a policy update adds for a drafter that is not trained"
     )
-    most_drift: float = Field(default=1.0, ge=0, le=10, description="ln hardness that such updates add at most")
+    most_drift: float = Field(default=1.0, ge=0, le=10, description="maximum ln hardness that policy updates add")
     verification: Verification = Field(
         default="rejection_sampling", description="the verification rule under which by_position was measured"
     )

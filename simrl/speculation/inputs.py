@@ -30,17 +30,19 @@ class HistoryWorkers(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False
     tokens_per_s: float = Field(
         default=2e6, gt=0, description="indexing rate of a worker; a lower bound for one core of this project's machine"
     )
-    memory_bytes: float = Field(default=640e9, gt=0, description="total of all nodes (RhymeRL: 8 with less than 80 GB)")
+    memory_bytes: float = Field(
+        default=640e9, gt=0, description="memory of all nodes together (RhymeRL: 8 nodes with less than 80 GB)"
+    )
     bytes_per_token: float = Field(default=16.0, gt=0, description="size of an index in memory")
     link_bytes_per_s: float = Field(
         default=50e9,
         gt=0,
-        description="link to a rollout host, over which indexes follow their prompts, one after another; 400 Gb/s (RhymeRL §7)",
+        description="link to a rollout host, over which the indexes of its prompts are sent in turn; 400 Gb/s (RhymeRL §7)",
     )
 
 
 class SpeculationInputs(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """The section `speculation` of a scenario. A trace's tokens take precedence over it."""
+    """The section `speculation` of a scenario. If the trace has token ids, these are used instead."""
 
     ELSEWHERE: ClassVar[Mapping[str, str]] = {  # vLLM's speculative_config, which a system says
         **dict.fromkeys(
@@ -66,7 +68,7 @@ class SpeculationInputs(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fa
     )
     acceptance: dict[str, ModelAcceptance] = Field(
         default={},
-        description="acceptance of model drafters, by name: eagle, qwen2.5-0.5b …; assumed for those not given",
+        description="acceptance of model drafters, by name: eagle, qwen2.5-0.5b …; a drafter not given has assumed values",
     )
     runs: dict[TextDrafter, RunModel] = Field(
         default={},
@@ -89,7 +91,7 @@ class SpeculationInputs(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fa
         ge=0,
         le=1,
         description="time of a round of a model's drafts outside its passes: host, sampling, hand-over; null: the method's "
-        "value (tlt 2 ms, assumed; the others the time between the engine's passes, at least a layer's launch)",
+        "value (tlt: 2 ms, assumed; others: the time between the engine's passes, at least the launch of a layer)",
     )
 
     @field_validator("acceptance")

@@ -39,7 +39,7 @@ class Bucket(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Lengths above the bucket before, up to `up_to_tokens`."""
 
     up_to_tokens: int = Field(ge=1, le=2**24, description="the longest length in the bucket")
-    share: Share = Field(description="share of the number of hits, or gaps, in this bucket")
+    share: Share = Field(description="share of all hits (or gaps) that lie in this bucket")
     mean_tokens: float = Field(ge=1, description="mean length in this bucket")
 
 

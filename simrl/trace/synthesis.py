@@ -61,28 +61,28 @@ class LengthModel(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         ("rollout_n", "n", "num_generations", "n_samples_per_prompt"), "it is group={}"
     )
 
-    steps: int = Field(gt=0, description="training steps; the last epoch may stay unfinished")
+    steps: int = Field(gt=0, description="training steps; the last epoch may be incomplete")
     prompts_per_step: int = Field(gt=0, description="prompts a step, each sampled `group` times")
     group: int = Field(gt=0, description="responses a prompt (GRPO's group size)")
     cap_tokens: CapTokens = Field(description="largest response; longer ones are cut to it (finish_reason 'length')")
     prompts: int | None = Field(
         default=None,
         gt=0,
-        description="size of the data set; an epoch passes over it once in floor(prompts / prompts_per_step) steps, the "
-        "rest is left out as data loaders do; empty: just enough for the whole run to be one epoch",
+        description="prompts of the data set; an epoch has floor(prompts / prompts_per_step) steps, and the remaining "
+        "prompts are left out, as data loaders do; empty: just enough for the whole run to be one epoch",
     )
     shuffle: bool = Field(
         default=True, description="a new order of the prompts in each epoch; else in order of their id"
     )
     mean_tokens: MeanTokens | tuple[MeanTokens, MeanTokens] | None = Field(
         default=None,
-        description="mean response after the cap, over all its turns; a pair is the first and the last step's, linear between "
-        "them, so that a run with other `steps` has other lengths; empty: turns × turn_tokens",
+        description="mean length of a response after the cap, over all its turns; a pair gives the means of the first and the "
+        "last step, linear between them (so lengths depend on `steps`); empty: turns × turn_tokens",
     )
     sigma: Sigma = Field(description="standard deviation of the log response length before the cap")
     prompt_share: Share = Field(
         default=0.5,
-        description="share of the log variance that is the prompt's: the correlation of two responses of a group",
+        description="share of the log variance that comes from the prompt: the correlation of two responses of a group",
     )
     epoch_correlation: Share = Field(
         default=0.95, description="correlation of a prompt's effect between adjacent epochs"
@@ -91,20 +91,22 @@ class LengthModel(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         default=0.0, ge=0, lt=1, description="share of responses, whatever the prompt, that give up early"
     )
     early_stop_factor: float = Field(
-        default=0.1, ge=0.001, le=1, description="their length as a multiple of what it would have been"
+        default=0.1, ge=0.001, le=1, description="their length as a multiple of the length without an early stop"
     )
-    prompt_tokens: MeanTokens = Field(default=256.0, description="mean prompt, lognormal, the same in every epoch")
+    prompt_tokens: MeanTokens = Field(
+        default=256.0, description="mean prompt length, lognormal; a prompt keeps its length in all epochs"
+    )
     prompt_sigma: Sigma = Field(default=0.0, description="standard deviation of the log prompt length")
     prompt_cap_tokens: CapTokens = Field(default=2048, description="largest prompt; longer ones are cut to it")
     system_prompt_tokens: int = Field(
-        default=0, ge=0, le=1_000_000, description="tokens of a system prompt, one text, in front of every prompt"
+        default=0, ge=0, le=1_000_000, description="tokens of the system prompt, one text that precedes every prompt"
     )
     reward_mean: float | None = Field(
         default=0.5, gt=0, lt=1, description="share of responses with reward 1, the others have 0; empty: no rewards"
     )
     reward_prompt_share: Share = Field(
         default=0.5,
-        description="correlation, within a group, of the normal variable behind right or wrong: at 0 all prompts are "
+        description="correlation, within a group, of the normal variable that decides right or wrong: at 0 all prompts are "
         "equally hard, at 1 every group is all right or all wrong; independent of length",
     )
 
@@ -112,15 +114,15 @@ class LengthModel(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         default=1.0,
         ge=1,
         le=1000,
-        description="mean turns of a response before cap_turns; 1: no environment, or as turn_tokens says",
+        description="mean number of turns of a response before cap_turns; 1: no environment, unless turn_tokens is given",
     )
-    cap_turns: int = Field(default=64, gt=0, le=1000, description="most turns of a response")
+    cap_turns: int = Field(default=64, gt=0, le=1000, description="maximum number of turns of a response")
     turn_tokens: float | None = Field(
         default=None,
         ge=1,
         le=1e6,
         description="mean tokens of a turn: a response of n × turn_tokens has n turns; empty: the number of turns is "
-        "geometric, whatever the response",
+        "geometric and does not depend on the length",
     )
     turn_sigma: Sigma = Field(
         default=0.0, description="standard deviation of the log of a turn's share of its response; 0: equal turns"
@@ -129,20 +131,23 @@ class LengthModel(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         default=None,
         gt=1,
         le=LARGEST_INT32,
-        description="largest context: prompt, response and observations; a response that meets it ends there "
-        "(finish_reason 'length'), so that the mean falls short of mean_tokens",
+        description="largest context: prompt, response and observations; a response that reaches it ends there "
+        "(finish_reason 'length'), so that the mean is below mean_tokens",
     )
     tools: Tools = Field(
         default={},
-        description="the environment's tools, by name, one call a turn, in place of environment_s, environment_sigma and "
+        description="the environment's tools, by name, one call a turn; they replace environment_s, environment_sigma and "
         "observation_tokens",
     )
     environment_s: float = Field(
         default=0.0, ge=0, le=1e6, description="mean seconds that the environment takes after each turn but the last"
     )
-    environment_sigma: Sigma = Field(default=0.0, description="standard deviation of their logarithm")
+    environment_sigma: Sigma = Field(default=0.0, description="standard deviation of the logarithm of environment_s")
     observation_tokens: int = Field(
-        default=0, ge=0, le=1_000_000, description="tokens that the environment adds to the context each time"
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="tokens that the environment adds to the context after each turn but the last",
     )
 
     @model_validator(mode="after")

@@ -38,26 +38,28 @@ class Tool(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
     share: float = Field(gt=0, le=1, description="share of all calls; the shares of the tools sum to 1")
     median_s: Seconds | None = Field(default=None, description="median seconds of a try, lognormal")
-    sigma: Sigma = Field(default=0.0, description="standard deviation of their logarithm")
+    sigma: Sigma = Field(default=0.0, description="standard deviation of the logarithm of these seconds")
     quantiles_s: dict[Share, Seconds] | None = Field(
         default=None,
         min_length=2,
-        description="or seconds by share of the tries that are shorter, such as {0: 2, 0.5: 8, 0.95: 40, 1: 60}; linear "
-        "between them, and none shorter or longer",
+        description="in place of median_s: quantiles of the seconds of a try, such as {0: 2, 0.5: 8, 0.95: 40, 1: 60}; "
+        "linear between them, and no try is shorter or longer",
     )
-    least_s: Seconds = Field(default=0.0, description="least seconds of a try; shorter ones are lengthened to it")
-    most_s: Seconds | None = Field(default=None, description="most seconds of a try that is no straggler")
+    least_s: Seconds = Field(default=0.0, description="minimum seconds of a try; shorter tries are lengthened to it")
+    most_s: Seconds | None = Field(default=None, description="maximum seconds of a try, stragglers excluded")
     straggler_share: Share = Field(default=0.0, description="share of tries that straggle")
     straggler_factor: float = Field(default=1.0, ge=1, le=1e6, description="how many times as long a straggler takes")
-    failure_share: float = Field(default=0.0, ge=0, lt=1, description="share of tries that fail, in their own time")
+    failure_share: float = Field(
+        default=0.0, ge=0, lt=1, description="share of tries that fail, after the seconds of any other try"
+    )
     timeout_s: float | None = Field(
         default=None, gt=0, le=1e6, description="seconds after which a try is ended and has failed; empty: never"
     )
-    retries: int = Field(default=0, ge=0, le=100, description="most further tries of a call that failed")
+    retries: int = Field(default=0, ge=0, le=100, description="maximum number of further tries after a failed one")
     observation_tokens: float = Field(default=0.0, ge=0, le=1e6, description="mean tokens of an observation")
-    observation_sigma: Sigma = Field(default=0.0, description="standard deviation of their logarithm")
+    observation_sigma: Sigma = Field(default=0.0, description="standard deviation of the logarithm of these tokens")
     observation_cap_tokens: int = Field(
-        default=1_000_000, gt=1, le=1_000_000, description="most tokens of an observation; longer ones are cut"
+        default=1_000_000, gt=1, le=1_000_000, description="maximum tokens of an observation; longer ones are cut"
     )
 
     @model_validator(mode="after")

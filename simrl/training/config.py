@@ -43,15 +43,15 @@ class TrainingConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False
     """attention kernels: FlashAttention 2, or FlashAttention 3 or cuDNN's (Hopper)"""
     sharding: Literal["fsdp", "optimizer"] = "fsdp"
     """fsdp: weights are sharded over all GPUs and gathered for each micro-batch; optimizer: only gradients and optimizer states
-    are sharded (Megatron's distributed optimizer), and move once a mini-batch"""
+    are sharded (Megatron's distributed optimizer), and are exchanged once for each mini-batch"""
     tensor_parallel: PositiveInt = 1
     """GPUs that share each layer (Megatron TP with sequence parallelism)"""
     pipeline_parallel: PositiveInt = 1
     """stages of layers (1F1B)"""
     expert_parallel: PositiveInt = 1
-    """GPUs among which the experts are divided (Megatron EP); for all else they are data-, tensor- or sequence-parallel"""
+    """GPUs among which the experts are divided (Megatron EP); all other layers are data-, tensor- or sequence-parallel"""
     expert_imbalance: Annotated[float, Field(ge=1, le=100)] = 1.0
-    """tokens that reach the busiest GPU of those that divide the experts, over the mean; 1: balanced, which is assumed"""
+    """tokens of the busiest GPU among the GPUs that divide the experts, over the mean; 1 (assumed): balanced"""
     grouped_experts: bool = True
     """experts in one grouped matrix product; if not, they run one by one, as PyTorch does where a GPU has no such kernel"""
     sequence_parallel: PositiveInt = 1
@@ -61,9 +61,9 @@ class TrainingConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False
     log_prob_tokens_per_microbatch: PositiveInt | None = None
     """tokens of a micro-batch in log-prob passes; tokens_per_microbatch if not given"""
     microbatching: Literal["dynamic", "fixed", "padded"] = "dynamic"
-    """dynamic: sequences packed first-fit-decreasing by tokens (AReaL Alg. 1; verl's use_dynamic_bsz); fixed: a number of
-    sequences, in the order of the batch, whatever their tokens: as many as fit at the batch's greatest length, or as the next
-    two settings say; padded: as dynamic, but with pipeline stages each micro-batch is padded to the longest one (NeMo-RL)"""
+    """dynamic: sequences packed first-fit-decreasing by tokens (AReaL Alg. 1; verl's use_dynamic_bsz); fixed: a fixed
+    number of sequences, in the order of the batch: as many as fit if all had the batch's greatest length, or as the next two
+    settings say; padded: as dynamic, but with pipeline stages each micro-batch is padded to the longest one (NeMo-RL)"""
     sequences_per_microbatch: PositiveInt | None = None
     """fixed: sequences of a micro-batch of a data-parallel rank, whatever their tokens (verl's ppo_micro_batch_size_per_gpu)"""
     microbatches: Annotated[int, Field(ge=1, le=100_000)] | None = None
@@ -77,11 +77,11 @@ class TrainingConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False
     reference_model: str | None = None
     """the model of these passes, a name or a folder with config.json; one pass if `extra_log_probs` is 0"""
     reference_weights: Literal["resident", "swapped", "streamed"] = "resident"
-    """where the weights of these passes are. resident: on the GPUs; swapped: on the host, and change places with the policy's
-    around each pass (NeMo-RL with Megatron); streamed: on the host, from where each micro-batch fetches them (verl's
-    reference with FSDP's CPUOffload)"""
+    """where the weights of these passes are. resident: on the GPUs; swapped: on the host, and swapped with the policy's weights
+    for each pass (NeMo-RL with Megatron); streamed: on the host, and fetched for each micro-batch (verl's reference with
+    FSDP's CPUOffload)"""
     minibatch_overhead_s: Seconds = 0.0
-    """time of each mini-batch's update beyond its arithmetic: optimizer step"""
+    """time of each mini-batch's update beyond its arithmetic, such as the optimizer step"""
     update_overhead_s: Seconds = 0.0
     """time of each update beyond its mini-batches: weights and optimizer states from the host and back (verl's offloading)"""
     log_prob_overhead_s: Seconds = 0.0
@@ -94,12 +94,12 @@ class TrainingConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False
     """passes over the batch in one update"""
     recompute: bool | None = None
     """activation checkpointing: each layer's forward pass is repeated in the backward pass. If not given: repeated where an
-    update is computed, and not counted in an `mfu`"""
+    update's time is computed from its operations, and not added where `mfu` is given"""
     lora: bool = False
     """LoRA: only adapters are trained, without gradients and optimizer states of the weights; merged weights are published"""
     controller_bytes_per_token: NonNegativeFloat = 64.0
     """bytes per token of a batch, padded to its longest sequence, that a single controller gathers and hands on: ids, masks,
-    positions, log-probs, advantages (verl's DataProto); systems without a central hop do not pay it"""
+    positions, log-probs, advantages (verl's DataProto); systems without a single controller have no such cost"""
     controller_bytes_per_s: PositiveFloat = 2e9
     """throughput of the controller; assumed"""
     checkpoint_every: NonNegativeInt = 0
@@ -121,29 +121,31 @@ class TrainingConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False
     weight_sync: Literal["broadcast", "gather_broadcast", "reshard", "delta", "file"] | None = None
     """method that moves new weights to rollout GPUs of their own. broadcast: from one rank, which gathers each tensor into
     buckets (verl's nccl); gather_broadcast: from one rank, gathered in one go; reshard: from all GPUs at once, shard to shard;
-    delta: changed parameters only; file: through storage. It replaces publish_s, load_overhead_s and their transfers; load_s
-    replaces its part at the worker. Not used where rollout and training share GPUs; null: assumed seconds and link rates"""
+    delta: changed parameters only; file: through storage. A method replaces publish_s, load_overhead_s and their
+    transfers; load_s replaces its part at the worker. Not used where rollout and training share GPUs; null: assumed seconds and
+    link rates"""
     weight_sync_offload: bool = False
     """the trainer's weights are in host memory, and are moved to its GPUs before a weight sync"""
     weight_sync_delta_share: Annotated[float, Field(ge=1e-6, le=1)] = 0.02
-    """delta: share of the parameters that an update changes (in bfloat16); verl's pages have 1 to 3 %"""
+    """delta: share of the parameters that an update changes (in bfloat16); verl's documentation reports 1 to 3 %"""
     weight_sync_tensor_s: Annotated[float, Field(ge=0, le=1)] | None = None
     """time of each tensor in a weight sync, at the hosts of both ends; if not given, 1.24 ms in a broadcast, and 0.29 ms in a
-    reshard or to an engine on the trainer's GPUs: measured on dense models, extrapolated (so: assumed) for experts"""
+    reshard or to an engine on the trainer's GPUs: measured on dense models; for experts extrapolated, thus assumed"""
     weight_sync_host_bytes_per_s: Rate | None = None
     """rate at which the sending host puts weights into buckets (broadcast) or a GPU's shard is compared (delta); if not given,
-    5.55 and 0.67 GB/s: measured on nodes of H100, extrapolated (so: assumed) for others"""
+    5.55 and 0.67 GB/s: measured on nodes of H100; for others extrapolated, thus assumed"""
     weight_sync_storage_bytes_per_s: Rate = 2e9
     """file: rate at which a node writes to storage or reads from it; assumed"""
     weight_sync_node_bytes_per_s: Rate | None = None
     """network rate of a whole node in weight syncs, where its GPUs share one network card (no RDMA); if not given, each GPU has
     the data sheet's"""
     offload: Literal["switch", "phases", "none"] = "switch"
-    """what goes to the host. switch: colocated weights and optimizer states, before a rollout and back after it; phases:
-    colocated, each phase fetches what it needs and returns it (verl's param_offload and optimizer_offload); none: states stay
-    on the GPUs. No copy of gradients: an update has used them up"""
+    """the states that are moved to host memory. switch: weights and optimizer states of colocated training, before a rollout
+    and back after it; phases: colocated, each phase fetches the states it needs and returns them (verl's param_offload and
+    optimizer_offload); none: states stay on the GPUs. Gradients are never copied: an update has used them up"""
     offload_memory: Literal["pinned", "pageable"] = "pinned"
-    """host memory of these states. pinned: each GPU copies at 35 % of its link (what verl's copies of optimizer states reach);
+    """host memory of these states. pinned: each GPU copies at 35 % of its link (as verl's copies of
+    optimizer states do);
     pageable: the GPUs of a node share 17.6 GB/s (measured on H100 nodes)"""
     rollout_offload: bool = False
     """colocated: the engine's weights go to pinned host memory before training and back after it (vLLM's sleep at level 1)"""

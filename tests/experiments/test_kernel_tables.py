@@ -241,7 +241,7 @@ def test_stragglers_that_are_no_grid_are_an_error(tmp_path):
     table = pq.read_table(path)
     first = pc.index(table["table"], "straggler").as_py()
     pq.write_table(pa.concat_tables([table[:first], table[first + 1 :]]), path)
-    with pytest.raises(InputError, match="'straggler' is no grid of sequences and shares; derive the profile again"):
+    with pytest.raises(InputError, match="table 'straggler' has a hole at sequences 2, share 0; measure that point"):
         read_profile(path)
     last = table.num_rows - 1
     pq.write_table(table[:last], path)

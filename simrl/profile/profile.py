@@ -91,10 +91,10 @@ def joined(tables: Tables, ranks: int = 1) -> Tables:
     """Return tables whose `dense_s` includes the experts, for `ranks` that all have as many tokens in a pass: exact for one."""
     if not tables.expert_tokens.size:
         return tables
-    own = tables.expert_tokens / ranks
-    tokens = np.union1d(tables.dense_tokens, own)
-    tokens = tokens[(tokens >= tables.dense_tokens[0]) & (tokens <= min(tables.dense_tokens[-1], own[-1]))]
-    seconds = np.interp(tokens, tables.dense_tokens, tables.dense_s) + np.interp(tokens, own, tables.experts_s)
+    of_rank = tables.expert_tokens / ranks
+    tokens = np.union1d(tables.dense_tokens, of_rank)
+    tokens = tokens[(tokens >= tables.dense_tokens[0]) & (tokens <= min(tables.dense_tokens[-1], of_rank[-1]))]
+    seconds = np.interp(tokens, tables.dense_tokens, tables.dense_s) + np.interp(tokens, of_rank, tables.experts_s)
     return tables._replace(dense_tokens=tokens, dense_s=seconds, expert_tokens=NOT_MEASURED, experts_s=NOT_MEASURED)
 
 
@@ -229,7 +229,7 @@ class TableProfile:
     """The step times of an engine. Raises `InputError` for grids that break the module's invariant.
 
     `tables` has the experts apart only where attention has several ranks; `even` has them in `dense_s`, for ranks that all
-    have as many tokens, and all methods that return seconds mean such passes, their arguments those of one rank.
+    have as many tokens, and all methods that return seconds mean such passes; their arguments are of one rank.
     """
 
     def __init__(
@@ -321,7 +321,7 @@ class TableProfile:
         Every limit that is too large is named, with its smallest grid."""
         t = self.even
         beyond: dict[str, tuple[float, str]] = {}  # by limit: where its first grid ends, and that in words
-        for asked, grid, what, limit in (
+        for needed, grid, what, limit in (
             (query_tokens, t.dense_tokens, "tokens in a pass", "max_num_batched_tokens"),
             (query_tokens, t.prefill_tokens, "prefill tokens in a pass", "max_num_batched_tokens"),
             (sequences, t.sampled_sequences, "sampled sequences", "max_num_seqs"),
@@ -330,8 +330,8 @@ class TableProfile:
             (kv_tokens, t.decode_kv_tokens, "tokens of a decoding sequence", "prompt + response cap"),
             (kv_tokens, t.prefill_kv_tokens, "cached tokens before a prefill chunk", "prompt + response cap"),
         ):
-            if asked > grid[-1] and (limit not in beyond or grid[-1] < beyond[limit][0]):
-                beyond[limit] = grid[-1], f"{grid[-1]:.0f} {what} ({limit}), the scenario needs {asked}"
+            if needed > grid[-1] and (limit not in beyond or grid[-1] < beyond[limit][0]):
+                beyond[limit] = grid[-1], f"{grid[-1]:.0f} {what} ({limit}), the scenario needs {needed}"
         if beyond:
             words = "; up to ".join(words for _, words in beyond.values())
             limits = "that limit" if len(beyond) == 1 else "those limits"
@@ -375,8 +375,8 @@ def read_profile(path: str | Path) -> TableProfile:
     metadata = parquet_metadata(table, path, METADATA_KEY, ProfileMetadata, "derive the profile again")
     missing = [name for name in COLUMNS.names if name not in table.column_names]
     if metadata is None or missing:
-        found = f"no column {missing[0]!r}" if missing else "no profile metadata"
-        raise InputError(f"{path}: {found}; a profile is a file that `simrl profile derive` wrote")
+        lacking = f"no column {missing[0]!r}" if missing else "no profile metadata"
+        raise InputError(f"{path}: {lacking}; a profile is a file that `simrl profile derive` wrote")
     try:
         schema = COLUMNS.append(SHARE) if SHARE.name in table.column_names else COLUMNS
         for name in schema.names:
@@ -390,8 +390,8 @@ def read_profile(path: str | Path) -> TableProfile:
 
 
 def _tables_from_rows(every: Mapping[str, NDArray[Any]], origin: str) -> Tables:
-    """Return the tables of a file's columns, a missing number being NaN. Stragglers without shares have a value by sequences: it
-    falls to 0 where all are long, so the longest sequence's lead over the mean counts."""
+    """Return the tables of a file's columns, a missing number being NaN. Stragglers of a file without shares have a value by
+    sequences: it falls to 0 where all are long, so the longest sequence's lead over the mean counts."""
     if unknown := next((name for name in every["table"] if name not in GRIDS), None):
         raise InputError(
             f"{origin}: unknown table {unknown!r}{meant(unknown, GRIDS)}; correct its name or drop its rows"

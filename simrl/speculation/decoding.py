@@ -57,7 +57,7 @@ class Draft:
     waits_for_drafts: int  # whether it has no window to verify, and is not in the pass
     ahead: int  # tokens drafted ahead
     in_verification: int  # tokens of the window in verification …
-    right: int  # … of which that many are right
+    right: int  # … and how many of them are right
     drafting: int  # whether the drafter works for it now …
     may: int  # tokens that it may draft until the verification to come ends
     misses_total: int  # drafts with a wrong token
@@ -88,8 +88,8 @@ class Gauges:
 
 
 def fields_of(kind: type) -> np.dtype[np.void]:
-    """Return the fields of a class as those of a structured array, whose mutable records compiled code reads like the class:
-    `drafts[slot].window`, `gauges.drift`."""
+    """Return the type of a structured array with the fields of a class, whose mutable records compiled code reads like objects
+    of the class: `drafts[slot].window`, `gauges.drift`."""
     hints = get_type_hints(kind)
     return np.dtype([(name, np.float64 if of is float else np.int64) for name, of in hints.items()])
 
@@ -98,7 +98,7 @@ GAUGES = fields_of(Gauges)
 
 
 class Rule(NamedTuple):
-    """The rules of an engine. `threshold` and `patience` are those of an elastic gate."""
+    """The rules of an engine; `threshold` and `patience` belong to an elastic gate."""
 
     gate: int = OPEN
     window: WindowRule = Fixed(tokens=1).rule
@@ -183,21 +183,21 @@ def trees(rule: Rule, bandit: BegMab, times: Sequence[DraftTimes], log_acceptanc
     and `tree_log_acceptances` of it. Raise `InputError` for a strategy that verifies nothing with the last token.
     """
     logs = np.full((len(times), max(strategy.draft_depth for strategy in bandit.strategies)), np.inf)
-    for arm, (strategy, given) in enumerate(zip(bandit.strategies, log_acceptances, strict=True)):
+    for arm, (strategy, levels) in enumerate(zip(bandit.strategies, log_acceptances, strict=True)):
         if strategy.tokens_to_verify < 2:
             raise InputError(
-                f"draft tree {tuple(strategy)} with an acceptance of shape {given.shape}; "
+                f"draft tree {tuple(strategy)} with an acceptance of shape {levels.shape}; "
                 "let tokens_to_verify be at least 2, and the acceptance have one entry a level"
             )
-        logs[arm, : given.size] = given
+        logs[arm, : levels.size] = levels
     return Decoding(
         rule=rule._replace(trees=True, rewards=bandit.window),
         log_acceptances=logs,
         arm_levels=np.array([strategy.draft_depth for strategy in bandit.strategies], dtype=np.int64),
         arm_nodes=np.array([strategy.tokens_to_verify - 1 for strategy in bandit.strategies], dtype=np.int64),
         draft_sequences=times[0].sequences,
-        round_s=np.stack([each.round_s for each in times]),
-        step_s=np.stack([each.step_s for each in times]),
+        round_s=np.stack([arm_times.round_s for arm_times in times]),
+        step_s=np.stack([arm_times.step_s for arm_times in times]),
         prefill_s=times[0].prefill_s,
         bandit=bandit_rule(bandit),
     )

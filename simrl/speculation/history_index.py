@@ -140,7 +140,7 @@ def _build(
 
 @threaded
 def _sort_suffixes(order: Tokens, keys: NDArray[np.int64], bits: int, width: int) -> Tokens:
-    """Sort places that are sorted by `keys` by whole suffixes, and return where in their order each run of three tokens begins."""
+    """Sort places, which are in the order of their `keys`, by their suffixes; return where each run of three tokens begins."""
     n = order.shape[0]
     # The groups of equal keys; `rank` of a place is where its group begins, and past the text less than any.
     rank = np.full(n + SORTED_TOKENS, -1, np.int32)

@@ -390,19 +390,19 @@ OTHER_NAMES = {
 }
 
 
-def make_speculation(asked: str | dict[str, Any]) -> Speculation | None:
+def make_speculation(choice: str | dict[str, Any]) -> Speculation | None:
     """Return a method by its name, or by `{name: histospec, gate: open}`; None for `none`. Raise `InputError` for an unknown
     name or parameter, and for a value that the method does not take."""
-    given: dict[str, Any] = {"name": asked} if isinstance(asked, str) else dict(asked)
-    name = given.pop("name", None)
-    if name == "none" and not given:
+    parameters: dict[str, Any] = {"name": choice} if isinstance(choice, str) else dict(choice)
+    name = parameters.pop("name", None)
+    if name == "none" and not parameters:
         return None
     if name not in METHODS:
         if name is None:
-            raise InputError(f"speculation {asked!r} has no name; give one, such as {{name: histospec, gate: open}}")
+            raise InputError(f"speculation {choice!r} has no name; give one, such as {{name: histospec, gate: open}}")
         raise unknown_method(name)
     try:
-        made = METHODS[name](**given)
+        made = METHODS[name](**parameters)
     except ValidationError as error:
         raise InputError(f"speculation {name}: {call_error(error, signature(METHODS[name]).parameters)}") from error
     if not isinstance(made, Speculation):
@@ -418,12 +418,12 @@ def make_speculation(asked: str | dict[str, Any]) -> Speculation | None:
             f"speculation {name}: a window of {longest} tokens; texts are drafted up to {MOST_DRAFT_TOKENS}",
         ),
     )
-    return replace(made, parameters=given)
+    return replace(made, parameters=parameters)
 
 
 def unknown_method(name: object) -> InputError:
     """Return the error for a name that no method has, with the method that another program's name means."""
     written = str(name).lower().replace("-", "_")
-    own = next((own for other, own in OTHER_NAMES.items() if re.fullmatch(other, written)), None)
-    near = f": {own}; simrl speculation lists all" if own else choose(name, METHODS, "simrl speculation")
+    meaning = next((words for other, words in OTHER_NAMES.items() if re.fullmatch(other, written)), None)
+    near = f": {meaning}; simrl speculation lists all" if meaning else choose(name, METHODS, "simrl speculation")
     return InputError(f"speculation is {name!r}{near}")

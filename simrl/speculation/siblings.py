@@ -176,13 +176,13 @@ def drawn_is_there(index: SiblingIndex, row: int, generated: int, known: Ints) -
     """Return whether the text that a row would draft from is there, by draws; `known` as in `sibling_draft`. The row's own text
     is one of the texts where it may be read."""
     first, members = index.group_first[row], index.group_end[row] - index.group_first[row]
-    own = row - first
-    others = members - (known[own] == 0)
+    member_of_row = row - first
+    others = members - (known[member_of_row] == 0)
     if others == 0:
         return False
     key, place = mixed(index.sample_key[row], _SOURCE), 2 * (generated // SOURCE_TOKENS)
     member = int(uniform(key, place) * others)
-    if others < members and member >= own:
+    if others < members and member >= member_of_row:
         member += 1
     length = index.first[first + member + 1] - index.first[first + member]
     return bool(known[member] > min(int(uniform(key, place + 1) * generated), length - 1))
@@ -221,7 +221,7 @@ def _runs(index: SiblingIndex, lockstep: bool) -> tuple[NDArray[np.uint8], NDArr
 
 @kernel
 def _common(ids: Ints32, first: Ints, old: Ints) -> Ints:
-    """Return the number of tokens at the beginning of each row that equal those of row `old[row]`; 0 where that is -1."""
+    """Return how many tokens each row has in common with row `old[row]` from the beginning; 0 where `old[row]` is -1."""
     common = np.zeros(old.shape[0], dtype=np.int64)
     for row in range(old.shape[0]):
         if old[row] >= 0:

@@ -154,7 +154,7 @@ def history_runs(
         accept_runs_of(index, text, places, most_tokens, rule.compiled, drafted, accepted, tail.size)
 
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda each: run(*each), work))
+        list(pool.map(lambda rows: run(*rows), work))
     return AcceptRuns(first, drafted, accepted)
 
 

@@ -23,8 +23,8 @@ from simrl.profile.profile import (
     straggler_s,
     write_profile,
 )
-from simrl.profile.profilers.collectives import Link
 from simrl.profile.profilers.roofline import roofline_profile
+from simrl.profile.roofline import Link
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "experiments" / "kernel_tables.py"))
 A_LAYER, compose_kernel_tables, read_link = (SCRIPT[name] for name in ("A_LAYER", "compose_kernel_tables", "read_link"))

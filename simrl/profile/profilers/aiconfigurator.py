@@ -326,7 +326,7 @@ def engine_of(shape: ModelShape, gpu: str, setup: EngineSetup = ONE_GPU, apart: 
         (temporary / "config.json").write_text(_config(shape, package))
         try:
             compiled = _compiled(package, folder, SYSTEMS[gpu], setup, shape, apart)
-            compiled.handle.decode_step_per_op(1, 2, 2)  # looks everything up, so data that is missing is told here
+            compiled.handle.decode_step_per_op(1, 2, 2)  # looks everything up, so missing data raises here
         except Exception as error:  # its layers raise anything from AssertionError to a Rust panic's ValueError
             wanted = f"{shape.name} on {setup.tp * setup.dp} {gpu} under {setup.backend}"
             if setup.precision != "bf16":
@@ -348,11 +348,11 @@ def _no_experts(shape: ModelShape, gpu: str, setup: EngineSetup) -> str:
             if other.experts:
                 (folder / "config.json").write_text(_config(other, PACKAGES[setup.package]))
                 measured += [name] if _has(PACKAGES[setup.package], str(folder), gpu, setup, other) else []
-    own = f"{shape.experts} experts of {shape.expert_hidden or shape.hidden} × {shape.moe_intermediate}"
+    experts = f"{shape.experts} experts of {shape.expert_hidden or shape.hidden} × {shape.moe_intermediate}"
     split = f"over tp {setup.tp}, dp {setup.dp}, ep {setup.ep}"
     left = "measure your engine" if is_measurable(setup) else "with dp 1, ep 1 and bf16, measure your engine"
     return (
-        f"{own}, {shape.experts_per_token} a token, were never measured {split}; measured are those of "
+        f"{experts}, {shape.experts_per_token} a token, were never measured {split}; measured are those of "
         f"{', '.join(measured) or 'none'}; {left} with `simrl measure`"
     )
 
@@ -361,8 +361,8 @@ def _config(shape: ModelShape, package: str) -> str:
     """Return the text of a config.json: the package's own of a model in `BUNDLED`, else one made from the shape."""
     if not is_bundled(shape):
         return json.dumps(_hugging_face_config(shape))
-    own = Path(str(import_module(package).__file__)).parent / "model_configs"
-    return (own / f"{BUNDLED[shape.name].replace('/', '--')}_config.json").read_text(encoding="utf-8")
+    folder = Path(str(import_module(package).__file__)).parent / "model_configs"
+    return (folder / f"{BUNDLED[shape.name].replace('/', '--')}_config.json").read_text(encoding="utf-8")
 
 
 def _has(package: str, folder: str, gpu: str, setup: EngineSetup, shape: ModelShape) -> bool:
@@ -443,7 +443,7 @@ def _norms_apart(operations: dict[str, Any], counted: bool) -> None:
 
 
 def _parts(operation: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return an operation, or those of the two groups that it has overlap."""
+    """Return an operation as a list, or the operations of the two groups that it overlaps."""
     groups = operation.get("Overlap")
     return [*groups["group_a"], *groups["group_b"]] if groups else [operation]
 

@@ -117,9 +117,9 @@ def straggler_s(tables: Tables, lengths: Floats) -> float:
     """Return the seconds that a pass without prefill waits for its longest decoding sequences; sorts their `lengths`.
 
     A thread block reads one sequence's cache, on one multiprocessor. While many sequences are left, they share the memory's
-    bandwidth, and only their sum counts; the few longest do not use it up. So every token by which the k longest exceed the
-    next costs what it was measured to cost over its part in the sum, and nothing at most numbers of sequences at which
-    kernels split a sequence over multiprocessors (`_straggler_row`).
+    bandwidth, and only their sum counts; the few longest do not use it up. So each token by which the k longest exceed the
+    next costs measured seconds in addition to its part in the sum. At most numbers of sequences for which kernels split a
+    sequence over multiprocessors, these seconds are 0 (`_straggler_row`).
     """
     n, seconds = lengths.shape[0], 0.0
     if tables.straggler_sequences.shape[0] == 0:
@@ -200,7 +200,7 @@ def without_attention_s(tables: Tables, query_tokens: float, sequences: float) -
 def with_attention_s(
     tables: Tables, query_tokens: float, sequences: float, attention_s: float, waiting_s: float
 ) -> float:
-    """Return the seconds of a pass, `waiting_s` being what it waits for others than its own kernels."""
+    """Return the seconds of a pass; `waiting_s` is its wait for the longest sequences and for experts."""
     seconds = without_attention_s(tables, query_tokens, sequences) + attention_s + waiting_s
     return max(seconds, tables.least_pass_s + tables.between_passes_s)
 

@@ -82,7 +82,7 @@ class RolloutTimes:
         drafted: Sequence[Drafted] | None = None,
     ) -> Floats:
         """Return the seconds in which k = 1 … `max_workers` workers generate `samples[i]` responses whose lengths are
-        distributed like `lengths_tokens[i]`, with drafts that do what `drafted[i]` says. Shape (lengths, max_workers).
+        distributed like `lengths_tokens[i]`, with drafts that yield `drafted[i]`. Shape (lengths, max_workers).
 
         The fullest worker holds m = ceil(samples / k) of them; the j-th shortest of m responses drawn from n is expected at
         place j (n + 1) / (m + 1) of the n. Their order is drawn."""

@@ -80,7 +80,7 @@ def states_s(shape: ModelShape, gpu: Gpu, tp: int, memory_efficiency: float = ME
 @dataclass(frozen=True)
 class Roofline:
     """The parts of a pass of one layout, in seconds; rates are the data sheet's times the efficiencies. Raises `InputError` for
-    efficiencies outside (0, 1], a `tp` the heads do not share and a precision that the GPU does not multiply in."""
+    efficiencies outside (0, 1], a `tp` the heads do not share and a precision in which the GPU does not multiply."""
 
     shape: ModelShape
     gpu: Gpu

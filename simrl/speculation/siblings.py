@@ -10,10 +10,10 @@ something after them; the one that agrees furthest back wins (up to `longest` to
 first sibling), and the tokens after it are the draft. `sibling_index` lists in advance where any `shortest` tokens occur in a
 group. `replay/simrl_replay/sibling_drafter.py` is the drafter over tokens as they come.
 
-Without token ids, drafts are drawn from a run model, and a draw decides where the text is that a draft repeats: in one of the
-group's other responses, up to the response's own place. The draft is made if that sibling has generated it at the worker
-(`drawn_is_there`). Both draws hold for `SOURCE_TOKENS` places of the response. So a worker with a part of the group has that
-part of the drafts: a lower bound, as several siblings may have a text.
+Without token ids, drafts are drawn from a run model, and a second draw places the text that a draft repeats: in one of the
+group's other responses, at most as far as the response itself has come. The draft is made if that sibling has generated the
+text at the worker (`drawn_is_there`). Both draws hold for `SOURCE_TOKENS` places of the response. So a worker with a part of
+the group has an equal part of the drafts: a lower bound, as several siblings may have a text.
 """
 
 from __future__ import annotations
@@ -173,8 +173,8 @@ def sibling_draft(index: SiblingIndex, row: int, generated: int, known: Ints, mo
 
 @kernel
 def drawn_is_there(index: SiblingIndex, row: int, generated: int, known: Ints) -> bool:
-    """Return whether the text that a row would draft from is there, by draws; `known` as in `sibling_draft`. The row's own text
-    is one of the texts where it may be read."""
+    """Return whether the text that a row would draft from has been generated here, by draws; `known` as in `sibling_draft`. The
+    row's own text counts where it may be read."""
     first, members = index.group_first[row], index.group_end[row] - index.group_first[row]
     member_of_row = row - first
     others = members - (known[member_of_row] == 0)

@@ -26,11 +26,10 @@ from numpy.typing import NDArray
 from simrl.profile.compiled import kernel
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns
 from simrl.speculation.draws import mixed, uniform
-from simrl.speculation.matching import Ints, Ints32, common_tokens, slot_of, table_size, token_ids
+from simrl.speculation.matching import LONGEST, SHORTEST, Ints, Ints32, common_tokens, slot_of, table_size, token_ids
 from simrl.speculation.run_model import sample_keys
 from simrl.trace.trace import Trace
 
-SHORTEST, LONGEST = 3, 7  # HistoSpec's prefixes (RhymeRL §5.4)
 LOOKS_BACK = 8  # places of a sibling that are compared; bounds the time of a draft
 SOURCE_TOKENS = MOST_DRAFT_TOKENS
 _SOURCE = -3  # the place, under a sample's key, of the key of these draws; -1 and -2 are of its runs

@@ -27,13 +27,13 @@ from numpy.typing import NDArray
 from simrl.errors import InputError, first_line, meant
 from simrl.files import is_count_like, parquet_metadata, read_parquet, write_parquet
 from simrl.profile.compiled import inlined, lean, lean_kernel
+from simrl.profile.interpolation import Floats as Floats
 from simrl.profile.interpolation import interpolate, interpolate4
 from simrl.profile.metadata import METADATA_KEY as METADATA_KEY
 from simrl.profile.metadata import ProfileMetadata as ProfileMetadata
 from simrl.profile.model_shape import known_name
 from simrl.profile.shipped import PROFILES, by_name
 
-Floats = NDArray[np.float64]
 AXES = ("prefill_tokens", "prefill_kv_tokens", "decode_sequences", "decode_kv_tokens")
 # The tables of a file: the columns of their axes with the fields of `Tables` that hold the ticks, and the field of the seconds.
 GRIDS: dict[str, tuple[dict[str, str], str]] = {

@@ -27,7 +27,9 @@ class Elastic(BaseModel, frozen=True, extra="forbid"):
     """TLT's elastic threshold; see `next_elastic`."""
 
     threshold: int = Field(default=32, ge=1, description="running requests at most (paper §5.1, code bs_threshold)")
-    patience: int = Field(default=10, ge=1, description="consecutive decode passes that small before it starts (code)")
+    patience: int = Field(
+        default=10, ge=1, description="consecutive decode passes with that few before it starts (code)"
+    )
 
 
 class Strategy(NamedTuple):

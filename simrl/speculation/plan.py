@@ -28,7 +28,7 @@ from simrl.speculation.draft_times import (
     graph_bytes,
     model_drafts,
     profiled_drafts,
-    text_drafts_of,
+    text_drafts,
 )
 from simrl.speculation.gates import batch_gate
 from simrl.speculation.inputs import SpeculationInputs
@@ -179,7 +179,7 @@ def _plan_text(speculation: Speculation, inputs: SpeculationInputs, deployment: 
     acceptance: Any = "measured from the trace's tokens"
     if not has_ids:
         acceptance = inputs.runs_of(speculation.drafter).model_dump()  # type: ignore[arg-type]
-    times = text_drafts_of(deployment.profile)
+    times = text_drafts(deployment.profile)
     return DraftPlan(speculation, inputs, times, 0.0, 0.0, {"acceptance": acceptance})
 
 
@@ -279,7 +279,7 @@ def _siblings_faster_beyond(plan: DraftPlan, deployment: Deployment) -> float:
     lengths = np.full(PREDICTED_RESPONSES, max(round(model.typical_tokens), 2))
     passes = run_passes(draw_runs(model, lengths, np.arange(PREDICTED_RESPONSES)), lengths, window)
     drafted = float(passes.drafted.sum() / passes.passes.sum())
-    pass_s = profile.verify_s(1, drafted, kv_tokens) + text_drafts_of(profile).draft_s(1, window.most_tokens)
+    pass_s = profile.verify_s(1, drafted, kv_tokens) + text_drafts(profile).draft_s(1, window.most_tokens)
     from_siblings = passes.accept_length / pass_s
 
     def gain(ln_drift: float) -> float:
@@ -341,7 +341,7 @@ def draft_costs(plan: DraftPlan, deployment: Deployment, max_num_seqs: int) -> D
 
 def with_text_times(decoding: Decoding, profile: TableProfile) -> Decoding:
     """Return the decoding with the drafting times of a text drafter."""
-    times, arms = text_drafts_of(profile), len(decoding.round_s)
+    times, arms = text_drafts(profile), len(decoding.round_s)
     return decoding._replace(
         draft_sequences=times.sequences,
         round_s=np.tile(times.round_s, (arms, 1)),

@@ -194,7 +194,7 @@ class Pace:
         return (sum(tokens) if parameters.packing else len(tokens) * max(tokens)) * self.token_s / workers
 
     def save_s(self, parameters: SpotTraining) -> tuple[float, float]:
-        """Return the seconds for which a checkpoint keeps training waiting, and those until it is stored."""
+        """Return the seconds for which training waits for a checkpoint, and the seconds until it is stored."""
         saved_bytes = self.trained_bytes + (0.0 if parameters.selective_saves else self.frozen_bytes)
         stored_s, copied_s = saved_bytes / parameters.storage_bytes_per_s, saved_bytes / self.host_bytes_per_s
         return (copied_s, copied_s + stored_s) if parameters.asynchronous_saves else (stored_s, stored_s)

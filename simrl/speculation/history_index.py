@@ -1,4 +1,4 @@
-"""Index of one prompt's old responses that finds at once what followed a few tokens (HistoSpec, RhymeRL §5.3).
+"""Index of one prompt's old responses, which finds the tokens that followed a few others (HistoSpec, RhymeRL §5.3).
 
 Invariant: an index is one self-contained array of int32: it can be saved, mapped from disk or sent as it is.
 

@@ -45,7 +45,7 @@ class LengthBudget:
 @dataclass(frozen=True)
 class Decoupled:
     """SpecActor: drafters on GPUs of their own. Algorithm 1 chooses what is None before the run, by the objective, for
-    `requests` of a verifier (None: its share of a batch). `in_turns`: drafter and verifier wait for each other all the same."""
+    `requests` of a verifier (None: its share of a batch). `in_turns`: the drafter waits for each verification."""
 
     draft_gpus: int | None
     window: int | None
@@ -66,13 +66,15 @@ class ModelFree:
 
 @dataclass(frozen=True)
 class Speculation:
-    """A worker's way to draft. `model` names a model drafter: `eagle`, or a model of `simrl.profile.hardware`; `round_s` is the
-    time of a round of its drafts outside its passes (None: the host's time between passes), `level_s` the time of each pass of
-    `eagle` outside its kernels. Of `candidates`, models or `ngram`, the draft ladder chooses the drafter before the run, and
-    where drafting is coupled its window, if `ladder_window`. `verifiers` are the tensor-parallel sizes that a worker may have.
+    """A worker's way to draft.
+
+    `model` names a model drafter: `eagle`, or a model of `simrl profile names`. `round_s` is the time of a round of its drafts
+    outside its passes (None: the host's time between passes), `level_s` the time of each pass of `eagle` outside its kernels.
+    Of `candidates`, models or `ngram`, the draft ladder chooses the drafter before the run; if drafting is coupled and
+    `ladder_window` is set, it also chooses the window. `verifiers` are the tensor-parallel sizes that a worker may have.
     `make_drafter` makes the drafter of a method whose drafter is "own": a function of a module, so that other processes find
-    it too. `gate` decides when it drafts at all. With `strategies`, drafts are trees, chosen by BEG-MAB. `exact_match`: the
-    method verifies by exact match only."""
+    it, too. `gate` decides when a worker drafts at all. With `strategies`, drafts are trees, chosen by BEG-MAB. `exact_match`:
+    the method verifies by exact match only."""
 
     name: str
     drafter: DrafterKind

@@ -95,9 +95,8 @@ class KernelTimes(NamedTuple):
     sampled_ms: Floats
     prefill_ms: Floats
     decode_ms: Floats
-    unmeasured: tuple[
-        str, ...
-    ] = ()  # operations at the source's speed of light ("sol"): bytes or products over peak rates
+    # Operations at the source's speed of light ("sol"): bytes or products over peak rates.
+    unmeasured: tuple[str, ...] = ()
 
 
 def derive(shape: ModelShape, gpu: str, setup: EngineSetup = ONE_GPU, between_passes_s: float = 0.0) -> TableProfile:

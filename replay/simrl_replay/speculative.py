@@ -26,8 +26,8 @@ from simrl.speculation.choices import Elastic, Strategy
 from simrl.speculation.deployment import typical_context_tokens
 from simrl.speculation.draft_times import text_drafts
 from simrl.speculation.gates import batch_gate
+from simrl.speculation.matching import LONGEST, SHORTEST
 from simrl.speculation.methods import EAGLE, Speculation
-from simrl.speculation.ngram import DEFAULT
 from simrl.speculation.plan import DraftPlan, plan_drafting
 from simrl.trace.trace import Response, Sample
 from simrl_replay.proposer import DrafterSetup, Forced
@@ -59,7 +59,7 @@ def speculative_config(
         return config
     if _drafts_itself(speculation):
         return own_config(most_tokens)
-    lookup = {"prompt_lookup_min": DEFAULT.shortest, "prompt_lookup_max": DEFAULT.longest}
+    lookup = {"prompt_lookup_min": SHORTEST, "prompt_lookup_max": LONGEST}
     return {"method": "ngram", "num_speculative_tokens": most_tokens, **lookup}
 
 

@@ -25,8 +25,8 @@ from simrl.errors import InputError, first_line
 from simrl.profile.interpolation import interpolate4
 from simrl.profile.model_shape import ModelShape
 from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
-from simrl.profile.profilers.collectives import Link, pass_all_reduces_s
 from simrl.profile.profilers.smoothing import moved, settled
+from simrl.profile.roofline import Link, pass_all_reduces_s
 
 Floats = NDArray[np.float64]
 ONCE_A_PASS = ("embedding", "final_layernorm")

@@ -17,7 +17,7 @@ from simrl.errors import InputError
 from simrl.extensions import Extended, checked
 from simrl.profile.profile import read_profile
 from simrl.speculation.methods import METHODS
-from simrl.speculation.ngram import NgramRule, ngram_runs
+from simrl.speculation.ngram import ngram_runs
 from simrl.speculation.trace_runs import drafter_runs
 from simrl.systems.recipes import RECIPES
 from simrl.trace.trace import read_trace
@@ -150,8 +150,7 @@ def test_what_an_importer_or_a_profiler_of_a_package_gives_is_looked_at(simrl: C
 def test_a_drafter_of_ones_own_does_over_a_trace_what_simrls_own_does():
     """simrl's n-grams as a drafter from elsewhere, a call a token, against their compiled form."""
     trace = random_groups(seed=1)
-    rule = NgramRule(match="latest")
-    slow, fast = drafter_runs(trace, lambda: NgramDrafter(rule)), ngram_runs(trace, rule)
+    slow, fast = drafter_runs(trace, NgramDrafter), ngram_runs(trace)
     for mine, compiled in zip(slow, fast, strict=True):
         assert np.array_equal(mine, compiled)
     assert slow.accepted.any()

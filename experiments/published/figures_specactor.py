@@ -16,9 +16,8 @@ from experiments.reproduce.score import Bound
 from simrl.show.style import INK, LOOKS, SAND
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.speculation.deployment import typical_context_tokens
-from simrl.speculation.ladder import draft_ladder
 from simrl.speculation.run_model import RunModel, draw_runs
-from simrl.speculation.specactor import coupled_tgs
+from simrl.speculation.specactor import coupled_tgs, draft_ladder
 
 System = dict[str, Any]
 TRACES = {"grpo": "GRPO-32B-20K", "dapo": "DAPO-32B-20K"}

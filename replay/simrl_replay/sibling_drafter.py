@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from simrl.speculation.drafter import Tokens
-from simrl.speculation.siblings import LONGEST, LOOKS_BACK, SHORTEST
+from simrl.speculation.matching import LONGEST, SHORTEST
+from simrl.speculation.siblings import LOOKS_BACK
 
 MOST_GROUPS = 1024  # then the oldest is forgotten
 

@@ -24,10 +24,10 @@ from simrl.simulate.prepare import Prepared
 from simrl.speculation.acceptance import ModelAcceptance, sample_key
 from simrl.speculation.choices import Elastic, Strategy
 from simrl.speculation.deployment import typical_context_tokens
-from simrl.speculation.draft_times import text_drafts_of
+from simrl.speculation.draft_times import text_drafts
 from simrl.speculation.gates import batch_gate
+from simrl.speculation.matching import LONGEST, SHORTEST
 from simrl.speculation.methods import EAGLE, Speculation
-from simrl.speculation.ngram import DEFAULT
 from simrl.speculation.plan import DraftPlan, plan_drafting
 from simrl.trace.trace import Response, Sample
 from simrl_replay.proposer import DrafterSetup, Forced
@@ -59,7 +59,7 @@ def speculative_config(
         return config
     if _drafts_itself(speculation):
         return own_config(most_tokens)
-    lookup = {"prompt_lookup_min": DEFAULT.shortest, "prompt_lookup_max": DEFAULT.longest}
+    lookup = {"prompt_lookup_min": SHORTEST, "prompt_lookup_max": LONGEST}
     return {"method": "ngram", "num_speculative_tokens": most_tokens, **lookup}
 
 
@@ -174,7 +174,7 @@ def drafter_setup(prepared: Prepared) -> DrafterSetup | None:
 def forced(prepared: Prepared) -> Prepared:
     """Return the scenario for a replay with forced acceptance: its model drafter becomes an oracle on the CPU, with the costs
     of a text drafter and without GPU memory. Simulate and replay this scenario."""
-    drafts = replace(_plan(prepared), times=text_drafts_of(prepared.profile), weight_bytes=0.0, kv_bytes_per_token=0.0)
+    drafts = replace(_plan(prepared), times=text_drafts(prepared.profile), weight_bytes=0.0, kv_bytes_per_token=0.0)
     return replace(prepared, drafts=drafts)
 
 

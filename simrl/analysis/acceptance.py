@@ -21,7 +21,7 @@ from simrl.profile.model_shape import MODELS
 from simrl.profile.precision import KV_SHARE, weight_bytes_per_gpu
 from simrl.profile.profile import TableProfile
 from simrl.simulate.memory import cache_capacity_tokens, layer_groups, limits_in
-from simrl.speculation.draft_times import text_drafts_of
+from simrl.speculation.draft_times import text_drafts
 from simrl.speculation.drafter import AcceptRuns
 from simrl.speculation.history_index import PAPER, PUBLIC_CODE
 from simrl.speculation.matching import Ints
@@ -206,7 +206,7 @@ def _pays(measured: MeasuredDrafts, profile: TableProfile) -> dict[str, Any]:
     # The mean context of a decoding sequence over its tokens.
     weight = tokens[served].astype(np.float64)
     kv_tokens = float(np.average(prompts[served] + tokens[served] / 2, weights=weight))
-    t, times = profile.even, text_drafts_of(profile)
+    t, times = profile.even, text_drafts(profile)
     most_positions = min(t.dense_tokens[-1], t.sampled_sequences[-1])
     windows = {k: run_passes(measured.runs, tokens, Fixed(tokens=k).rule).of(served) for k in FIXED_WINDOWS}
     of_window = measured.passes.of(served)

@@ -45,7 +45,9 @@ def advice(wanted: ProfileMetadata, shape: ModelShape, path: str, model: str = "
 
 def _existing(wanted: ProfileMetadata, folder: Path) -> list[str]:
     """Return the splits that have a profile of this model on this GPU, or the GPUs that have one."""
-    there = sorted({file_name(each) for place in (folder, PROFILES) for each in layouts(wanted.model, folder=place)})
+    there = sorted(
+        {file_name(layout) for place in (folder, PROFILES) for layout in layouts(wanted.model, folder=place)}
+    )
     of_model = [name.removesuffix(".parquet").split("_")[1:] for name in there]
     splits = [" ".join(split) for gpu, *split in of_model if gpu == wanted.gpu]
     where = f"{wanted.gpu} for {', '.join(splits)}" if splits else ", ".join(dict.fromkeys(gpu for gpu, *_ in of_model))

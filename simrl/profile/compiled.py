@@ -1,6 +1,6 @@
-"""Decorators of compiled functions: `kernel` for those that Python calls, `threaded` for those that threads call at a time,
-`part` for those that only kernels call, `lean` and `lean_kernel` for those that allocate nothing, `inlined` for those that are
-compiled as a piece of each caller.
+"""Decorators of compiled functions: `kernel` for functions that Python calls, `threaded` for functions that several threads
+call at once, `part` for functions that only kernels call, `lean` and `lean_kernel` for functions that allocate nothing,
+`inlined` for functions that are compiled as a piece of each caller.
 
 numba compiles a function, with all that it calls, anew for every caller, and gives it a wrapper for Python and one for C, which
 take as long as the function where it has dozens of arrays. So a function that one other calls is `inlined`, and Python must not
@@ -54,7 +54,7 @@ class _PartLibrary(JITCodeLibrary):
         self._finalized = True
 
     def get_pointer_to_function(self, name: str) -> int:
-        """Return that there is none, for want of a wrapper."""
+        """Return 0: a part has no wrapper to point to."""
         self._ensure_finalized()  # type: ignore[no-untyped-call]
         return 0
 

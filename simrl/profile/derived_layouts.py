@@ -43,7 +43,7 @@ def nearest(wanted: ProfileMetadata, shape: ModelShape) -> ProfileMetadata | Non
         return *alike, other.kv_precision != wanted.kv_precision, (other.ep > 1) != (wanted.ep > 1)
 
     alike = [name for name, other in MODELS.items() if other.model_copy(update={"name": shape.name}) == shape]
-    return min((each for name in alike for each in layouts(name, wanted.gpu)), key=distance, default=None)
+    return min((layout for name in alike for layout in layouts(name, wanted.gpu)), key=distance, default=None)
 
 
 def profile_of(model: str, gpu: str, tp: int) -> TableProfile:

@@ -34,7 +34,7 @@ def covering(
     shape: ModelShape | None = None,
     gpu: Gpu | None = None,
 ) -> TableProfile:
-    """Return the profile with grids that reach the limits of a simulation (those of `TableProfile.require_covers`): itself
+    """Return the profile with grids that reach the limits of a simulation (as in `TableProfile.require_covers`): itself
     where they do. Raise `InputError` where they do not and the model or GPU is unknown."""
     t, m, beyond = profile.tables, profile.metadata, dict[str, None]()
     shape, gpu = shape or MODELS.get(m.model), gpu or GPUS.get(m.gpu)

@@ -37,7 +37,7 @@ class Gpu(BaseModel, frozen=True, extra="forbid"):
     host_bytes_per_s: float = Field(gt=0, description="to or from the host's memory, PCIe x16, one direction")
     gpus_per_node: int = Field(default=8, gt=0, description="as the vendors' HGX and DGX systems have")
     nvlink_domain: int = Field(
-        default=8, gt=0, description="GPUs that the scale-up link joins; PCIe joins those of a node"
+        default=8, gt=0, description="GPUs that the scale-up link joins; PCIe joins the GPUs of a node"
     )
     source: str
 
@@ -80,7 +80,7 @@ GPUS = {
 }
 
 
-# Words of a GPU's name that say nothing of its data sheet: SXM is meant unless PCIe is said.
+# Words of a GPU's name that say nothing of its data sheet: SXM is meant unless the name has PCIe.
 _PLAIN_WORDS = re.compile(r"nvidia|tensor|core|gpu|hgx|dgx|sxm\d?|hbm\d?e?|nvl72|rtx|blackwell|server|edition|")
 
 
@@ -92,19 +92,19 @@ def known_gpu(name: str) -> str:
     )
     words = [word for word in re.split(r"[^a-z0-9]+", text) if not _PLAIN_WORDS.fullmatch(word)]
     sizes = [int(word[:-2]) for word in words if re.fullmatch(r"\d{2,3}gb", word)]
-    found = "-".join(word for word in words if not re.fullmatch(r"\d{2,3}gb", word))
-    if found not in GPUS:
+    known = "-".join(word for word in words if not re.fullmatch(r"\d{2,3}gb", word))
+    if known not in GPUS:
         return name
     fits = (
-        min(abs(size * unit / GPUS[found].memory_bytes - 1) for unit in (1e9, 2**30)) < MEMORY_APART for size in sizes
+        min(abs(size * unit / GPUS[known].memory_bytes - 1) for unit in (1e9, 2**30)) < MEMORY_APART for size in sizes
     )
-    return found if all(fits) else name
+    return known if all(fits) else name
 
 
 def gpu(name: str) -> Gpu:
     """Return a GPU by its name in `GPUS`, or one that `known_gpu` knows."""
-    found = known_gpu(name)
-    if found not in GPUS:
+    known = known_gpu(name)
+    if known not in GPUS:
         counted = re.fullmatch(r"(\d+) *[x*] *(.+)|(.+?) *[x*:] *(\d+)", name.lower())
         kind, count = (counted[2] or counted[3], counted[1] or counted[4]) if counted else ("", "")
         if known_gpu(kind) in GPUS:
@@ -112,4 +112,4 @@ def gpu(name: str) -> Gpu:
                 f"gpu {name!r}: the kind and the number are two keys: cluster.gpu={known_gpu(kind)} cluster.gpus={count}"
             )
         raise InputError(f"gpu {name!r} is unknown{choose(name, GPUS, 'simrl profile names')}")
-    return GPUS[found]
+    return GPUS[known]

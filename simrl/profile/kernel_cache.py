@@ -187,17 +187,17 @@ def _values(python: Any) -> Iterator[Any]:
     yield from (python.__defaults__ or (), *(cell.cell_contents for cell in python.__closure__ or ()))
     codes = [python.__code__]
     for code in codes:
-        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
-        constants = [each for each in code.co_consts if not isinstance(each, CodeType)]
+        codes += [value for value in code.co_consts if isinstance(value, CodeType)]
+        constants = [value for value in code.co_consts if not isinstance(value, CodeType)]
         yield from (code.co_code, code.co_varnames, code.co_names)
-        yield from (each for each in constants if not isinstance(each, str) or each != python.__doc__)
+        yield from (value for value in constants if not isinstance(value, str) or value != python.__doc__)
         yield from (python.__globals__[name] for name in code.co_names if name in python.__globals__)
 
 
 def _text_of_value(value: Any) -> str | None:
     """Return a text that differs for values that differ; None for a value that is not known to have one."""
     if isinstance(value, tuple):
-        texts = [_text_of_value(each) for each in value]
+        texts = [_text_of_value(part) for part in value]
         return None if None in texts else f"{type(value).__name__}{texts}"
     if is_compiled(value):
         return str(value.py_func.__qualname__)
@@ -255,6 +255,6 @@ def _note_unusable(error: Exception, place: Path | str | None) -> None:
 
 @cache
 def _note(message: str) -> None:
-    """Say something once a process."""
+    """Log a message, once a process."""
     with suppress(OSError):  # of a screen that has gone
         log.warning(message)

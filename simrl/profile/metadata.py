@@ -64,8 +64,8 @@ class ProfileMetadata(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fals
     drafts: DraftRounds | None = None
 
     @model_serializer(mode="wrap")
-    def _of_dense_models_as_ever(self, serialize: Callable[[ProfileMetadata], dict[str, Any]]) -> dict[str, Any]:
-        """Leave out what only mixtures of experts and other precisions have, where it is not set."""
+    def _without_defaults(self, serialize: Callable[[ProfileMetadata], dict[str, Any]]) -> dict[str, Any]:
+        """Leave out fields at their defaults that only mixtures of experts and other precisions set."""
         fields = type(self).model_fields
         return {k: v for k, v in serialize(self).items() if k not in MAY_BE_ABSENT or v != fields[k].default}
 

@@ -169,7 +169,7 @@ def _experts(config: _Keys, experts: Any, path: Path) -> Config:
             plain = (
                 []
                 if plain == 1
-                else [i for i, each in enumerate(plain) if not each]
+                else [i for i, has_experts in enumerate(plain) if not has_experts]
                 if isinstance(plain, list)
                 else plain
             )

@@ -48,10 +48,10 @@ def require_precision(precision: str, gpu: Gpu, shape: ModelShape) -> None:
 def weight_bytes_per_gpu(model: ModelShape, tp: int, dp: int = 1, ep: int = 1, precision: str = "bf16") -> float:
     """Return the bytes of weights on a GPU of a worker: its shard of a rank of `tp` GPUs, and its share of the routed experts
     among all `tp` × `dp`, whole ones or (`ep` 1) a part of each. Projections to MLA's latents are on every GPU."""
-    each, routed = WEIGHT_BYTES[precision], model.routed_parameters
+    weight_bytes, routed = WEIGHT_BYTES[precision], model.routed_parameters
     routers = model.expert_layers * model.hidden * model.experts
     converted = 0 if precision in EXPERTS_ALONE else model.body_parameters - routed - routers
     kept = model.parameters - routed - converted
     copied = model.attention_layers * model.hidden * (model.q_lora_rank + model.kv_lora_rank + model.rope_head_dim)
-    held = (2 * kept + each * converted + each * routed / dp) / tp
-    return held + (each if converted else 2) * copied * (1 - 1 / tp)
+    held = (2 * kept + weight_bytes * converted + weight_bytes * routed / dp) / tp
+    return held + (weight_bytes if converted else 2) * copied * (1 - 1 / tp)

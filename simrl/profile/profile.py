@@ -15,7 +15,7 @@ time falls where the work grows. Nothing is read beyond a grid: `require_covers`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,19 +27,28 @@ from numpy.typing import NDArray
 from simrl.errors import InputError, first_line, meant
 from simrl.files import is_count_like, parquet_metadata, read_parquet, write_parquet
 from simrl.profile.compiled import inlined, lean, lean_kernel
+from simrl.profile.interpolation import Floats as Floats
 from simrl.profile.interpolation import interpolate, interpolate4
 from simrl.profile.metadata import METADATA_KEY as METADATA_KEY
 from simrl.profile.metadata import ProfileMetadata as ProfileMetadata
 from simrl.profile.model_shape import known_name
 from simrl.profile.shipped import PROFILES, by_name
 
-Floats = NDArray[np.float64]
 AXES = ("prefill_tokens", "prefill_kv_tokens", "decode_sequences", "decode_kv_tokens")
-STRAGGLERS = ("straggler", "straggler_beside_prefill")  # tables that a profile may have; seconds a token
-SHARE = pa.field("share", pa.float64())  # a column of files with the first of them
+# The tables of a file: the columns of their axes with the fields of `Tables` that hold the ticks, and the field of the seconds.
+GRIDS: dict[str, tuple[dict[str, str], str]] = {
+    "dense": ({"query_tokens": "dense_tokens"}, "dense_s"),
+    "sampled": ({"sequences": "sampled_sequences"}, "sampled_s"),
+    "attention": ({axis: axis for axis in AXES}, "attention_s"),
+    "between_passes": ({}, "between_passes_s"),
+    "experts": ({"query_tokens": "expert_tokens"}, "experts_s"),
+    "straggler": ({"sequences": "straggler_sequences", "share": "straggler_shares"}, "straggler_s"),
+    "straggler_beside_prefill": ({"sequences": "straggler_sequences"}, "straggler_beside_prefill_s"),
+}
+STRAGGLERS = ("straggler", "straggler_beside_prefill")  # seconds a token, which may fall
+OPTIONAL = ("experts", *STRAGGLERS)
+SHARE = pa.field("share", pa.float64())  # a column of files with stragglers
 MOST_HOLES = 100  # points of a grid for each measured one: with more, the rows are no grid
-TABLES = {"dense": ("query_tokens",), "sampled": ("sequences",), "attention": AXES}  # each with the axes of its grid
-EXPERTS = "experts"  # a table that a mixture of experts has
 NUMBERS = ("query_tokens", "sequences", *AXES, "seconds")
 COLUMNS = pa.schema([("table", pa.string()), *((name, pa.float64()) for name in NUMBERS)])
 
@@ -82,10 +91,10 @@ def joined(tables: Tables, ranks: int = 1) -> Tables:
     """Return tables whose `dense_s` includes the experts, for `ranks` that all have as many tokens in a pass: exact for one."""
     if not tables.expert_tokens.size:
         return tables
-    own = tables.expert_tokens / ranks
-    tokens = np.union1d(tables.dense_tokens, own)
-    tokens = tokens[(tokens >= tables.dense_tokens[0]) & (tokens <= min(tables.dense_tokens[-1], own[-1]))]
-    seconds = np.interp(tokens, tables.dense_tokens, tables.dense_s) + np.interp(tokens, own, tables.experts_s)
+    of_rank = tables.expert_tokens / ranks
+    tokens = np.union1d(tables.dense_tokens, of_rank)
+    tokens = tokens[(tokens >= tables.dense_tokens[0]) & (tokens <= min(tables.dense_tokens[-1], of_rank[-1]))]
+    seconds = np.interp(tokens, tables.dense_tokens, tables.dense_s) + np.interp(tokens, of_rank, tables.experts_s)
     return tables._replace(dense_tokens=tokens, dense_s=seconds, expert_tokens=NOT_MEASURED, experts_s=NOT_MEASURED)
 
 
@@ -108,9 +117,9 @@ def straggler_s(tables: Tables, lengths: Floats) -> float:
     """Return the seconds that a pass without prefill waits for its longest decoding sequences; sorts their `lengths`.
 
     A thread block reads one sequence's cache, on one multiprocessor. While many sequences are left, they share the memory's
-    bandwidth, and only their sum counts; the few longest do not use it up. So every token by which the k longest exceed the
-    next costs what it was measured to cost over its part in the sum, and nothing at most numbers of sequences at which
-    kernels split a sequence over multiprocessors (`_straggler_row`).
+    bandwidth, and only their sum counts; the few longest do not use it up. So each token by which the k longest exceed the
+    next costs measured seconds in addition to its part in the sum. At most numbers of sequences for which kernels split a
+    sequence over multiprocessors, these seconds are 0 (`_straggler_row`).
     """
     n, seconds = lengths.shape[0], 0.0
     if tables.straggler_sequences.shape[0] == 0:
@@ -191,7 +200,7 @@ def without_attention_s(tables: Tables, query_tokens: float, sequences: float) -
 def with_attention_s(
     tables: Tables, query_tokens: float, sequences: float, attention_s: float, waiting_s: float
 ) -> float:
-    """Return the seconds of a pass, `waiting_s` being what it waits for others than its own kernels."""
+    """Return the seconds of a pass; `waiting_s` is its wait for the longest sequences and for experts."""
     seconds = without_attention_s(tables, query_tokens, sequences) + attention_s + waiting_s
     return max(seconds, tables.least_pass_s + tables.between_passes_s)
 
@@ -220,7 +229,7 @@ class TableProfile:
     """The step times of an engine. Raises `InputError` for grids that break the module's invariant.
 
     `tables` has the experts apart only where attention has several ranks; `even` has them in `dense_s`, for ranks that all
-    have as many tokens, and all methods that return seconds mean such passes, their arguments those of one rank.
+    have as many tokens, and all methods that return seconds mean such passes; their arguments are of one rank.
     """
 
     def __init__(
@@ -312,7 +321,7 @@ class TableProfile:
         Every limit that is too large is named, with its smallest grid."""
         t = self.even
         beyond: dict[str, tuple[float, str]] = {}  # by limit: where its first grid ends, and that in words
-        for asked, grid, what, limit in (
+        for needed, grid, what, limit in (
             (query_tokens, t.dense_tokens, "tokens in a pass", "max_num_batched_tokens"),
             (query_tokens, t.prefill_tokens, "prefill tokens in a pass", "max_num_batched_tokens"),
             (sequences, t.sampled_sequences, "sampled sequences", "max_num_seqs"),
@@ -321,8 +330,8 @@ class TableProfile:
             (kv_tokens, t.decode_kv_tokens, "tokens of a decoding sequence", "prompt + response cap"),
             (kv_tokens, t.prefill_kv_tokens, "cached tokens before a prefill chunk", "prompt + response cap"),
         ):
-            if asked > grid[-1] and (limit not in beyond or grid[-1] < beyond[limit][0]):
-                beyond[limit] = grid[-1], f"{grid[-1]:.0f} {what} ({limit}), the scenario needs {asked}"
+            if needed > grid[-1] and (limit not in beyond or grid[-1] < beyond[limit][0]):
+                beyond[limit] = grid[-1], f"{grid[-1]:.0f} {what} ({limit}), the scenario needs {needed}"
         if beyond:
             words = "; up to ".join(words for _, words in beyond.values())
             limits = "that limit" if len(beyond) == 1 else "those limits"
@@ -339,19 +348,14 @@ def write_profile(profile: TableProfile, path: str | Path) -> None:
     t = profile.tables
     if t.least_pass_s:
         raise ValueError("least_pass_s is a scenario's correction; write the profile without it")
-    grid = np.meshgrid(t.prefill_tokens, t.prefill_kv_tokens, t.decode_sequences, t.decode_kv_tokens, indexing="ij")
-    tables: dict[str, dict[str, Floats]] = {
-        "dense": {"query_tokens": t.dense_tokens, "seconds": t.dense_s},
-        "sampled": {"sequences": t.sampled_sequences, "seconds": t.sampled_s},
-        "attention": {axis: g.ravel() for axis, g in zip(AXES, grid, strict=True)} | {"seconds": t.attention_s.ravel()},
-        "between_passes": {"seconds": np.array([t.between_passes_s])},
-        EXPERTS: {"query_tokens": t.expert_tokens, "seconds": t.experts_s},
-    }
-    n, share = np.meshgrid(t.straggler_sequences, t.straggler_shares, indexing="ij")
-    tables[STRAGGLERS[0]] = {"sequences": n.ravel(), "share": share.ravel(), "seconds": t.straggler_s.ravel()}
-    tables[STRAGGLERS[1]] = {"sequences": t.straggler_sequences, "seconds": t.straggler_beside_prefill_s}
-    schema = COLUMNS.append(SHARE) if n.size else COLUMNS
-    rows = [pd.DataFrame({"table": name, **columns}) for name, columns in tables.items() if columns["seconds"].size]
+    schema = COLUMNS.append(SHARE) if t.straggler_sequences.size else COLUMNS
+    rows = []
+    for name, (axes, field) in GRIDS.items():
+        seconds = np.ravel(getattr(t, field))
+        if seconds.size:
+            places = np.meshgrid(*(getattr(t, ticks) for ticks in axes.values()), indexing="ij")
+            points = {column: place.ravel() for column, place in zip(axes, places, strict=True)}
+            rows.append(pd.DataFrame({"table": name, **points, "seconds": seconds}))
     every = pd.concat(rows).reindex(columns=schema.names)
     write_parquet(pa.Table.from_pandas(every, schema, preserve_index=False), Path(path), METADATA_KEY, profile.metadata)
 
@@ -371,8 +375,8 @@ def read_profile(path: str | Path) -> TableProfile:
     metadata = parquet_metadata(table, path, METADATA_KEY, ProfileMetadata, "derive the profile again")
     missing = [name for name in COLUMNS.names if name not in table.column_names]
     if metadata is None or missing:
-        found = f"no column {missing[0]!r}" if missing else "no profile metadata"
-        raise InputError(f"{path}: {found}; a profile is a file that `simrl profile derive` wrote")
+        lacking = f"no column {missing[0]!r}" if missing else "no profile metadata"
+        raise InputError(f"{path}: {lacking}; a profile is a file that `simrl profile derive` wrote")
     try:
         schema = COLUMNS.append(SHARE) if SHARE.name in table.column_names else COLUMNS
         for name in schema.names:
@@ -386,25 +390,30 @@ def read_profile(path: str | Path) -> TableProfile:
 
 
 def _tables_from_rows(every: Mapping[str, NDArray[Any]], origin: str) -> Tables:
-    """Return the tables of a file's columns, a missing number being NaN."""
-
-    def of(name: str, column: str) -> Floats:
-        values: Floats = every[column][every["table"] == name]
-        return values
-
-    known = {*TABLES, EXPERTS, *STRAGGLERS, "between_passes"}
-    if unknown := next((name for name in every["table"] if name not in known), None):
+    """Return the tables of a file's columns, a missing number being NaN. Stragglers of a file without shares have a value by
+    sequences: it falls to 0 where all are long, so the longest sequence's lead over the mean counts."""
+    if unknown := next((name for name in every["table"] if name not in GRIDS), None):
         raise InputError(
-            f"{origin}: unknown table {unknown!r}{meant(unknown, known)}; correct its name or drop its rows"
+            f"{origin}: unknown table {unknown!r}{meant(unknown, GRIDS)}; correct its name or drop its rows"
         )
-    grids: list[Floats] = []
-    for name, axes in TABLES.items():
-        seconds, places = of(name, "seconds"), np.array([of(name, axis) for axis in axes])
+    fields: dict[str, Any] = {}
+    for name, (axes, field) in GRIDS.items():
+        rows, columns = every["table"] == name, [column for column in axes if column in every]
+        seconds, places = every["seconds"][rows], np.array([every[column][rows] for column in columns])
+        if not axes:
+            if seconds.size != 1:
+                raise InputError(
+                    f"{origin}: {seconds.size} rows of the table {name!r}, one is needed (the pause in seconds)"
+                )
+            fields[field] = float(seconds[0])
+            continue
         if not seconds.size:
+            if name in OPTIONAL:
+                continue
             raise InputError(f"{origin}: no rows of the table {name!r}; derive the profile again")
         if np.isnan(places).any():
             raise InputError(
-                f"{origin}: table {name!r} has rows without {' and '.join(axes)}; fill them or drop the rows"
+                f"{origin}: table {name!r} has rows without {' and '.join(columns)}; fill them or drop the rows"
             )
         ticks = [np.unique(place) for place in places]
         shape = [len(t) for t in ticks]
@@ -417,47 +426,24 @@ def _tables_from_rows(every: Mapping[str, NDArray[Any]], origin: str) -> Tables:
             raise InputError(f"{origin}: table {name!r} has two rows for one point of its grid; keep one")
         values = np.full(shape, np.nan)
         values[tuple(np.searchsorted(t, place) for t, place in zip(ticks, places, strict=True))] = seconds
-        grids += [*ticks, values]
-    pause = of("between_passes", "seconds")
-    if pause.size != 1:
-        raise InputError(
-            f"{origin}: {pause.size} rows of the table 'between_passes', one is needed (the pause in seconds)"
-        )
-    experts = (of(EXPERTS, "query_tokens"), of(EXPERTS, "seconds"))
-    return Tables._make([*grids, float(pause[0]), *_stragglers_from_rows(every, of, origin), 0.0, *experts])
-
-
-def _stragglers_from_rows(
-    every: Mapping[str, NDArray[Any]], of: Callable[[str, str], Floats], origin: str
-) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return the straggler tables. A file without shares has a value by sequences: it falls to 0 where all are long, so the
-    longest sequence's lead over the mean counts."""
-    (seconds, beside_s), (sequences, beside) = ([of(name, c) for name in STRAGGLERS] for c in ("seconds", "sequences"))
-    if SHARE.name not in every:
-        shares, ticks, seconds = NO_SHARES, sequences, np.outer(seconds, 1 - NO_SHARES)
-    else:
-        shares, ticks = np.unique(of(STRAGGLERS[0], SHARE.name)), np.unique(sequences)
-        grid = np.array([place.ravel() for place in np.meshgrid(ticks, shares, indexing="ij")])
-        if not np.array_equal(grid, [sequences, of(STRAGGLERS[0], SHARE.name)]):
+        if len(columns) < len(axes):
+            ticks, values = [*ticks, NO_SHARES], np.outer(values, 1 - NO_SHARES)
+        if name in STRAGGLERS and not np.array_equal(fields.setdefault("straggler_sequences", ticks[0]), ticks[0]):
             raise InputError(
-                f"{origin}: table 'straggler' is no grid of sequences and shares; derive the profile again"
+                f"{origin}: the tables {' and '.join(STRAGGLERS)} have different sequences; derive the profile again"
             )
-        seconds = seconds.reshape(ticks.size, shares.size)
-    if not np.array_equal(ticks, beside):
-        raise InputError(
-            f"{origin}: the tables {' and '.join(STRAGGLERS)} have different sequences; derive the profile again"
-        )
-    return ticks, shares, seconds, beside_s
+        fields |= dict(zip(axes.values(), ticks, strict=True)) | {field: values}
+    return Tables(**fields)
 
 
 def _validate(tables: Tables, origin: str) -> None:
     """Raise `InputError` for the first place that breaks the module's invariant."""
-    fields: Iterator[Any] = iter(tables)
-    for name, names in TABLES.items():
-        axes: dict[str, Floats] = dict(zip(names, fields, strict=False))
-        values: Floats = next(fields)
+    for name, (columns, field) in GRIDS.items():
+        axes: dict[str, Floats] = {column: getattr(tables, ticks) for column, ticks in columns.items()}
+        values = np.asarray(getattr(tables, field))
         for axis, grid in axes.items():
-            if grid.size == 0 or not np.isfinite(grid).all() or (np.diff(grid) <= 0).any() or grid[0] < 0:
+            missing = grid.size == 0 and name not in OPTIONAL
+            if missing or not np.isfinite(grid).all() or (np.diff(grid) <= 0).any() or (grid < 0).any():
                 raise InputError(
                     f"{origin}: table {name!r}: the ticks of {axis} must be finite, rising and not negative"
                 )
@@ -465,17 +451,19 @@ def _validate(tables: Tables, origin: str) -> None:
             raise InputError(f"{origin}: table {name!r} has the shape {values.shape}, its axes give another")
 
         def place(index: NDArray[np.intp], axes: dict[str, Floats] = axes) -> str:
-            return ", ".join(f"{axis} {grid[i]:.0f}" for (axis, grid), i in zip(axes.items(), index, strict=True))
+            return ", ".join(f"{axis} {grid[i]:.10g}" for (axis, grid), i in zip(axes.items(), index, strict=True))
 
         bad = ~np.isfinite(values) | (values < 0)
         if bad.any():
+            if not axes:
+                raise InputError(f"{origin}: {name} is {values} s; it must be zero or more")
             index = np.argwhere(bad)[0]
-            found = values[tuple(index)]
-            value = "a hole" if np.isnan(found) else f"{found} s"
+            seconds = values[tuple(index)]
+            value = "a hole" if np.isnan(seconds) else f"{seconds} s"
             raise InputError(
                 f"{origin}: table {name!r} has {value} at {place(index)}; measure that point or drop its tick"
             )
-        for i, axis in enumerate(axes):
+        for i, axis in enumerate(() if name in STRAGGLERS else axes):
             falls = np.diff(values, axis=i) < -1e-12
             if falls.any():
                 index = np.argwhere(falls)[0]
@@ -484,16 +472,3 @@ def _validate(tables: Tables, origin: str) -> None:
                     f"{origin}: table {name!r} falls along {axis} at {place(index)}; more work cannot take less time: "
                     "repeat the measurement or smooth it (simrl.profile.profilers.smoothing.settled)"
                 )
-    tokens, experts_s = tables.expert_tokens, tables.experts_s
-    if not (tokens.shape == experts_s.shape and (np.diff(tokens) > 0).all() and (np.diff(experts_s) >= 0).all()):
-        raise InputError(f"{origin}: table {EXPERTS!r} needs rising query_tokens, and seconds at each that do not fall")
-    if not (np.isfinite(tokens).all() and np.isfinite(experts_s).all() and (experts_s >= 0).all()):
-        raise InputError(f"{origin}: table {EXPERTS!r} needs seconds of zero or more at each of its query_tokens")
-    ticks, shares, beside = tables.straggler_sequences, tables.straggler_shares, tables.straggler_beside_prefill_s
-    rising = all((np.diff(axis) > 0).all() for axis in (ticks, shares))
-    if tables.straggler_s.shape != (ticks.size, shares.size) or beside.shape != ticks.shape or not rising:
-        raise InputError(f"{origin}: the straggler tables need rising sequences and shares, and seconds at each")
-    if not all((np.isfinite(t) & (t >= 0)).all() for t in (ticks, shares, tables.straggler_s, beside)):
-        raise InputError(f"{origin}: the straggler tables need finite numbers of zero or more")
-    if not np.isfinite(tables.between_passes_s) or tables.between_passes_s < 0:
-        raise InputError(f"{origin}: between_passes is {tables.between_passes_s} s; it must be zero or more")

@@ -40,7 +40,7 @@ class RolloutTimes:
 
     A worker decodes at most `max_num_seqs` responses at once, and no more than have room in `kv_tokens` (None: all); the others
     follow as these end. Lengths beyond `longest_tokens` are cut to it. A worker's data-parallel ranks have equal parts of a
-    batch, which both bounds hold for. `costs` are those of drafting (None: free, at any batch).
+    batch, which both bounds hold for. `costs` are of drafting (None: free, at any batch).
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RolloutTimes:
         drafted: Sequence[Drafted] | None = None,
     ) -> Floats:
         """Return the seconds in which k = 1 … `max_workers` workers generate `samples[i]` responses whose lengths are
-        distributed like `lengths_tokens[i]`, with drafts that do what `drafted[i]` says. Shape (lengths, max_workers).
+        distributed like `lengths_tokens[i]`, with drafts that yield `drafted[i]`. Shape (lengths, max_workers).
 
         The fullest worker holds m = ceil(samples / k) of them; the j-th shortest of m responses drawn from n is expected at
         place j (n + 1) / (m + 1) of the n. Their order is drawn."""
@@ -112,14 +112,9 @@ def _responses_s(
 ) -> float:
     """Return the seconds to generate responses of `lengths`, admitted in this order while there is room; where it runs out, the
     last to come leaves, and later computes its context anew."""
-    left, context = (
-        lengths.copy(),
-        np.full(lengths.size, prompt_tokens),
-    )  # of all; of tokens that a batch keeps in its cache
-    batch, again = (
-        np.empty(lengths.size, np.int64),
-        np.empty(lengths.size, np.int64),
-    )  # preempted ones begin again first
+    left, context = lengths.copy(), np.full(lengths.size, prompt_tokens)  # tokens to generate; tokens known
+    # The running responses; the preempted ones, which begin again first.
+    batch, again = np.empty(lengths.size, np.int64), np.empty(lengths.size, np.int64)
     running, waiting, preempted, held, seconds = 0, 0, 0, 0.0, 0.0
     while running or waiting < lengths.size or preempted:
         while running < most and (preempted or waiting < lengths.size):

@@ -5,8 +5,10 @@
     attention = max(multiply-adds, reading the KV cache), prefill and decode apart
     sampled   = max(multiply-adds, reading the output head) + gathering the logits
 
+A collective is a ring over one link: latency plus bytes over bandwidth, so its time rises with the bytes; one rank needs none.
+
 Invariant: no number here is measured, but for the shares of the bfloat16 and fp8 rates that large products reach. Tokens meet
-experts evenly. 4-bit weights are multiplied in bfloat16, those of nvfp4 at twice the rate of fp8.
+experts evenly. 4-bit weights are multiplied in bfloat16, but nvfp4 ones at twice the rate of fp8.
 """
 
 from __future__ import annotations
@@ -20,11 +22,54 @@ from simrl.profile.hardware import Gpu
 from simrl.profile.metadata import ProfileMetadata
 from simrl.profile.model_shape import ModelShape, require_kv_heads
 from simrl.profile.precision import EXPERTS_ALONE, KV_SHARE, WEIGHT_BYTES, require_precision
-from simrl.profile.profilers.collectives import BYTES_PER_VALUE, Link, logits_gather_s, pass_all_reduces_s
 from simrl.profile.profilers.smoothing import Floats
 
 MEMORY_EFFICIENCY = 0.8
+BYTES_PER_VALUE = 2  # activations and logits travel in bfloat16
 FP8_RATES = {"fp8": 1, "fp8-block": 1, "nvfp4": 2}  # of the weights' precision, over the rate of fp8
+
+
+@dataclass(frozen=True)
+class Link:
+    """The connection between the GPUs of a tensor-parallel group: one direction, as one GPU sees it.
+
+    `latency_s` is paid by every step of a ring (2 (tp - 1) of an all-reduce, tp - 1 of an all-gather), or once a
+    collective where `latency_each_step` is false.
+    """
+
+    bytes_per_s: float
+    latency_s: float
+    latency_each_step: bool = True
+
+    def __post_init__(self) -> None:
+        if not (self.bytes_per_s > 0 and self.latency_s >= 0):
+            raise InputError(
+                f"link: {self.bytes_per_s} bytes/s and {self.latency_s} s latency; it needs a bandwidth above zero "
+                "and a latency of zero or more"
+            )
+
+    def all_reduce_s(self, size_bytes: Floats, ranks: int) -> Floats:
+        """Return the seconds in which `ranks` GPUs sum a tensor of `size_bytes` that each of them holds."""
+        return self._ring_s(size_bytes, ranks, steps=2 * (ranks - 1))
+
+    def all_gather_s(self, size_bytes: Floats, ranks: int) -> Floats:
+        """Return the seconds in which `ranks` GPUs collect a tensor of `size_bytes`, of which each holds an equal part."""
+        return self._ring_s(size_bytes, ranks, steps=ranks - 1)
+
+    def _ring_s(self, size_bytes: Floats, ranks: int, steps: int) -> Floats:
+        latencies = steps if self.latency_each_step else min(steps, 1)
+        return latencies * self.latency_s + steps * size_bytes / ranks / self.bytes_per_s
+
+
+def pass_all_reduces_s(shape: ModelShape, tokens: Floats, tp: int, link: Link) -> Floats:
+    """Return the seconds of the all-reduces of one pass over `tokens`: after the attention output and the down projection of
+    every layer, and one for the embedding, whose vocabulary is split over the ranks."""
+    return (2 * shape.layers + 1) * link.all_reduce_s(tokens * shape.hidden * BYTES_PER_VALUE, tp)
+
+
+def logits_gather_s(shape: ModelShape, sequences: Floats, tp: int, link: Link) -> Floats:
+    """Return the seconds in which the logits of `sequences` are collected from the ranks of a split vocabulary."""
+    return link.all_gather_s(sequences * shape.vocab * BYTES_PER_VALUE, tp)
 
 
 def states_s(shape: ModelShape, gpu: Gpu, tp: int, memory_efficiency: float = MEMORY_EFFICIENCY) -> float:
@@ -35,7 +80,7 @@ def states_s(shape: ModelShape, gpu: Gpu, tp: int, memory_efficiency: float = ME
 @dataclass(frozen=True)
 class Roofline:
     """The parts of a pass of one layout, in seconds; rates are the data sheet's times the efficiencies. Raises `InputError` for
-    efficiencies outside (0, 1], a `tp` the heads do not share and a precision that the GPU does not multiply in."""
+    efficiencies outside (0, 1], a `tp` the heads do not share and a precision in which the GPU does not multiply."""
 
     shape: ModelShape
     gpu: Gpu
@@ -90,9 +135,9 @@ class Roofline:
         """Return the seconds of the routed experts at the `tokens` of all ranks; zero for a dense model. An expert is read if
         one of its tokens is in the pass. One rank's exchange is in the all-reduces of `dense_s`."""
         shape, gpus = self.shape, self.tp * self.dp
-        each = shape.expert_layers * shape.expert_parameters / gpus
+        weights = shape.expert_layers * shape.expert_parameters / gpus  # of one expert
         met = shape.experts * (1 - (1 - shape.experts_per_token / max(shape.experts, 1)) ** tokens)
-        products_s = self._product_s(each * shape.experts_per_token, each * met, tokens, self.precision)
+        products_s = self._product_s(weights * shape.experts_per_token, weights * met, tokens, self.precision)
         exchanges = 2 * shape.expert_layers * (self.dp > 1)
         return products_s + exchanges * self._link(gpus).all_gather_s(tokens * shape.hidden * BYTES_PER_VALUE, gpus)
 

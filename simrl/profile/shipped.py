@@ -34,10 +34,10 @@ _LAYOUT = re.compile(r"(.+)_(.+?)_tp(\d+)(?:_dp(\d+))?(?:_ep(\d+))?(?:_((?!kv-).
 
 def layouts(model: str = "*", gpu: str = "*", folder: Path = PROFILES) -> list[ProfileMetadata]:
     """Return the layouts of a model on a GPU that have a profile in a folder, by the names of the files; all without names."""
-    found = [_LAYOUT.fullmatch(file.stem) for file in sorted(folder.glob(f"{model}_{gpu}_*.parquet".lower()))]
+    matches = [_LAYOUT.fullmatch(file.stem) for file in sorted(folder.glob(f"{model}_{gpu}_*.parquet".lower()))]
     fields = ("model", "gpu", "tp", "dp", "ep", "precision", "kv_precision")
-    named = [{k: v for k, v in zip(fields, one.groups(), strict=True) if v} for one in found if one]
-    return [ProfileMetadata.model_validate({**each, "kind": "", "source": ""}) for each in named]
+    named = [{k: v for k, v in zip(fields, one.groups(), strict=True) if v} for one in matches if one]
+    return [ProfileMetadata.model_validate({**layout, "kind": "", "source": ""}) for layout in named]
 
 
 def by_name(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Which speculative decoding strategy to use next, learnt while decoding: TLT's BEG-MAB (Taming the Long Tail, §5.2).
+"""The choice of the next speculative decoding strategy, learnt while decoding: TLT's BEG-MAB (Taming the Long Tail, §5.2).
 
 Invariant: a batch size has one bucket, a bucket one group of strategies, all of which verify equally many tokens; what is
 chosen for a batch is always of its bucket's group. The larger the batch, the fewer tokens are verified (TLT, Table 2).

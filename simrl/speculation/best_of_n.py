@@ -57,7 +57,7 @@ def assign(
     number of requests by worker (0 if absent). The routine runs whenever workers are freed, so a pair (request, drafter) that
     is `already` assigned is not made again; the paper does not mention this.
     """
-    by_drafter = {drafter: tuple(own) for drafter, own in workers.items()}
+    by_drafter = {drafter: tuple(numbers) for drafter, numbers in workers.items()}
     for worker in freed:
         by_drafter[min(by_drafter, key=lambda drafter: len(by_drafter[drafter]))] += (worker,)
     slowest_first = sorted(acceptances, key=lambda request: (acceptances[request], request))
@@ -67,7 +67,7 @@ def assign(
     else:
         pairs = [(request, drafter) for request in slowest_first for drafter in rule.order]
     loads, added = Counter(load), dict[tuple[int, str], int]()
-    rooms = {name: [worker for worker in own if loads[worker] < rule.most_load] for name, own in by_drafter.items()}
+    rooms = {name: [w for w in numbers if loads[w] < rule.most_load] for name, numbers in by_drafter.items()}
     for request, drafter in pairs:
         room = rooms[drafter]
         if room and (request, drafter) not in already:

@@ -27,7 +27,9 @@ class Elastic(BaseModel, frozen=True, extra="forbid"):
     """TLT's elastic threshold; see `next_elastic`."""
 
     threshold: int = Field(default=32, ge=1, description="running requests at most (paper §5.1, code bs_threshold)")
-    patience: int = Field(default=10, ge=1, description="consecutive decode passes that small before it starts (code)")
+    patience: int = Field(
+        default=10, ge=1, description="consecutive decode passes with that few before it starts (code)"
+    )
 
 
 class Strategy(NamedTuple):
@@ -53,7 +55,7 @@ class BegMab(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
     @model_validator(mode="after")
     def _every_bucket_has_its_group(self) -> BegMab:
-        twice = next((each for i, each in enumerate(self.strategies) if each in self.strategies[:i]), ())
+        twice = next((arm for i, arm in enumerate(self.strategies) if arm in self.strategies[:i]), ())
         first, *more = self.batch_thresholds or (0,)
         groups = len({strategy.tokens_to_verify for strategy in self.strategies})
         if wrong := broken(
@@ -104,6 +106,6 @@ class HistoryRule(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
     @property
     def prompt_tail(self) -> Tokens:
-        """Return what stands for the prompt's last tokens, whose ids nobody needs: ids that no vocabulary has. (Where they also
-        occur within a response, they are not found.)"""
+        """Return placeholders for the prompt's last tokens, whose ids are not needed: ids that no vocabulary has. (Real tokens
+        that also occur within a response are not matched.)"""
         return np.arange(LARGEST_TOKEN_ID + 1 - self.prompt_tail_tokens, LARGEST_TOKEN_ID + 1, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Decoding with drafts: the sources from which each request may draft, and the fate of its draft in a pass.
+"""Decoding with drafts: the sources from which a request may draft, and the accepted tokens of its draft in a pass.
 
 Invariant: what a pass drafts and accepts depends on the request, the tokens it has, and the engine's state (windows, gauges);
 never on the time. So two systems have equal luck.
@@ -25,12 +25,12 @@ from simrl.speculation.choices import BegMab, Strategy
 from simrl.speculation.draft_times import DraftTimes
 from simrl.speculation.drafter import AcceptRuns
 from simrl.speculation.gates import ELASTIC_ON, gate_allows
+from simrl.speculation.matching import Floats as Floats
+from simrl.speculation.matching import Ints as Ints
 from simrl.speculation.siblings import SiblingIndex
 from simrl.speculation.windows import Fixed, WindowRule
 
-Ints = NDArray[np.int64]
 Runs = NDArray[np.uint16]
-Floats = NDArray[np.float64]
 Records = Any  # a structured array; Python reads `array["field"]`, compiled code `array.field`
 
 NONE, RUNS, MODEL, SIBLINGS = range(4)  # kinds of sources
@@ -41,35 +41,35 @@ MEMORY_PASSES = 64.0  # a pass forgets 1 of this number of recently drafted toke
 class Draft:
     """The drafts of a request, one entry each; see `fields_of`."""
 
-    source: int  # NONE, RUNS, MODEL or SIBLINGS …
-    at: int  # … with the offset of its runs, the key of its draws, or its row of the trace
+    source: int  # NONE, RUNS, MODEL or SIBLINGS
+    at: int  # offset of its runs, key of its draws, or its row of the trace, by source
     runs_at: int  # the offset of what is drawn of a row's siblings; -1: their tokens are known
     hardness: float  # of its acceptance (`simrl.speculation.acceptance`)
     window: int
 
     drafted_total: int
     accepted_total: int
-    verifications: int  # passes that verified a draft of it …
-    verified_total: int  # … and the tokens that they yielded
+    verifications: int  # passes that verified a draft of it
+    verified_total: int  # tokens that these passes yielded
 
     # Where drafting is decoupled:
     coupled: int  # whether the request is nevertheless coupled
     waits_for_drafts: int  # whether it has no window to verify, and is not in the pass
     ahead: int  # tokens drafted ahead
-    in_verification: int  # tokens of the window in verification …
-    right: int  # … of which that many are right
-    drafting: int  # whether the drafter works for it now …
-    may: int  # tokens that it may draft until the verification to come ends
+    in_verification: int  # tokens of the window in verification
+    right: int  # how many of these are right
+    drafting: int  # whether the drafter works for it now
+    may: int  # tokens that the drafter may draft for it until the next verification ends
     misses_total: int  # drafts with a wrong token
     unverified_total: int  # drafted tokens in no window that was verified
 
-    # What every pass reads, beside what it reads of the request itself:
-    proposed: int  # whether it drafts for the present pass …
-    drafted: int  # … how many tokens …
-    accepted: int  # … and how many of them are accepted
+    # Read in every pass:
+    proposed: int  # whether it drafts for the present pass
+    drafted: int  # tokens of that draft
+    accepted: int  # how many of these are accepted
     left: int  # tokens that it may still gain
-    old_tokens: int  # of an old response that is verified as a whole …
-    old_accepted: int  # … and how many of them are accepted
+    old_tokens: int  # tokens of an old response that is verified as a whole
+    old_accepted: int  # how many of these are accepted
 
 
 Drafts = Sequence[Draft]
@@ -78,8 +78,8 @@ Drafts = Sequence[Draft]
 class Gauges:
     """The memory of drafting for an engine, one number each; see `fields_of`."""
 
-    recent_drafted: float  # drafted tokens, fading pass by pass …
-    recent_accepted: float  # … and how many of them were accepted
+    recent_drafted: float  # drafted tokens, fading pass by pass
+    recent_accepted: float  # accepted tokens, fading likewise
     drift: float  # multiplies the hardness of every response
     elastic_state: int  # of an elastic gate (`simrl.speculation.gates.next_elastic`)
     bandit_key: int  # of the draws of the bandit
@@ -88,8 +88,8 @@ class Gauges:
 
 
 def fields_of(kind: type) -> np.dtype[np.void]:
-    """Return the fields of a class as those of a structured array, whose mutable records compiled code reads like the class:
-    `drafts[slot].window`, `gauges.drift`."""
+    """Return the type of a structured array with the fields of a class, whose mutable records compiled code reads like objects
+    of the class: `drafts[slot].window`, `gauges.drift`."""
     hints = get_type_hints(kind)
     return np.dtype([(name, np.float64 if of is float else np.int64) for name, of in hints.items()])
 
@@ -98,7 +98,7 @@ GAUGES = fields_of(Gauges)
 
 
 class Rule(NamedTuple):
-    """The rules of an engine. `threshold` and `patience` are those of an elastic gate."""
+    """The rules of an engine; `threshold` and `patience` belong to an elastic gate."""
 
     gate: int = OPEN
     window: WindowRule = Fixed(tokens=1).rule
@@ -125,8 +125,8 @@ _NO_SIBLINGS = SiblingIndex(_NONE_32, _ONE, _NONE, _NONE, _NONE_32, _ONE.astype(
 
 
 class Decoding(NamedTuple):
-    """A speculation as compiled code knows it; by default none. `chains` and `trees` are a drafter's; what else a scenario has
-    (runs, siblings, a gate's table …) is put in by `_replace`.
+    """A speculation as compiled code knows it; by default none. `chains` and `trees` are a drafter's; the other inputs
+    of a scenario (runs, siblings, a gate's table …) are put in by `_replace`.
 
     `runs` holds accepted × 256 + drafted for every position of every response that has runs (`packed`).
 
@@ -183,21 +183,21 @@ def trees(rule: Rule, bandit: BegMab, times: Sequence[DraftTimes], log_acceptanc
     and `tree_log_acceptances` of it. Raise `InputError` for a strategy that verifies nothing with the last token.
     """
     logs = np.full((len(times), max(strategy.draft_depth for strategy in bandit.strategies)), np.inf)
-    for arm, (strategy, given) in enumerate(zip(bandit.strategies, log_acceptances, strict=True)):
+    for arm, (strategy, levels) in enumerate(zip(bandit.strategies, log_acceptances, strict=True)):
         if strategy.tokens_to_verify < 2:
             raise InputError(
-                f"draft tree {tuple(strategy)} with an acceptance of shape {given.shape}; "
+                f"draft tree {tuple(strategy)} with an acceptance of shape {levels.shape}; "
                 "let tokens_to_verify be at least 2, and the acceptance have one entry a level"
             )
-        logs[arm, : given.size] = given
+        logs[arm, : levels.size] = levels
     return Decoding(
         rule=rule._replace(trees=True, rewards=bandit.window),
         log_acceptances=logs,
         arm_levels=np.array([strategy.draft_depth for strategy in bandit.strategies], dtype=np.int64),
         arm_nodes=np.array([strategy.tokens_to_verify - 1 for strategy in bandit.strategies], dtype=np.int64),
         draft_sequences=times[0].sequences,
-        round_s=np.stack([each.round_s for each in times]),
-        step_s=np.stack([each.step_s for each in times]),
+        round_s=np.stack([arm_times.round_s for arm_times in times]),
+        step_s=np.stack([arm_times.step_s for arm_times in times]),
         prefill_s=times[0].prefill_s,
         bandit=bandit_rule(bandit),
     )

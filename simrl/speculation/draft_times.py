@@ -93,24 +93,17 @@ class DraftTimes:
         return float(round_s + levels * np.interp(sequences, self.sequences, self.step_s))
 
 
-def text_drafts() -> DraftTimes:
+def text_drafts(profile: TableProfile | None = None) -> DraftTimes:
     """Return the times of a drafter that looks text up on the CPU (history, n-gram, siblings): `TEXT_REQUEST_S` a request, one
-    after another, however many tokens it drafts."""
-    sequences = np.array([0.0, 65536.0])
-    source = "simrl's history and n-gram drafters, batch of 64, one core of an AMD EPYC"
-    return DraftTimes(sequences, TEXT_REQUEST_S * sequences, np.zeros(2), 0.0, 0.0, "measured", source)
+    after another, however many tokens it drafts; plus the time that drafts take in the engine of a profile, if measured.
 
-
-def text_drafts_of(profile: TableProfile) -> DraftTimes:
-    """Return `text_drafts` plus the time that drafts take in the engine of a profile, where that was measured.
-
-    It was measured with drafts of one length; a simulated round counts the length of the longest draft in its batch for all, so
+    Engines are measured with drafts of one length; a simulated round counts the longest draft in its batch for all, so
     `step_s` is an upper bound where lengths differ."""
-    text, drafts = text_drafts(), profile.metadata.drafts
-    if drafts is None:
-        return text
-    sequences, round_s, step_s = map(np.array, (drafts.sequences, drafts.round_s, drafts.step_s))
-    source = f"{drafts.source}; and {TEXT_REQUEST_S * 1e6:g} µs a request to look text up: {text.source}"
+    source = "simrl's history and n-gram drafters, batch of 64, one core of an AMD EPYC"
+    sequences, round_s, step_s = np.array([0.0, 65536.0]), np.zeros(2), np.zeros(2)
+    if profile is not None and (drafts := profile.metadata.drafts):
+        sequences, round_s, step_s = map(np.array, (drafts.sequences, drafts.round_s, drafts.step_s))
+        source = f"{drafts.source}; and {TEXT_REQUEST_S * 1e6:g} µs a request to look text up: {source}"
     return DraftTimes(sequences, round_s + TEXT_REQUEST_S * sequences, step_s, 0.0, 0.0, "measured", source)
 
 

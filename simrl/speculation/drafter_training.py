@@ -9,8 +9,8 @@ Values without a clock: `Coordinator` is the state of the workers, `Pace` how lo
 reduces it, in the shape of the paper's Fig. 15 (a dip at each update, recovered within a few iterations).
 `ModelAcceptance.drift` turns it into hardness.
 
-An iteration takes a batch from the buffer: the responses that have finished in this rollout, and with `data_buffer` those of
-the rollout before that are longer than all of them, which go first (one-step offset sampling). The workers of a session share
+An iteration takes a batch from the buffer: the responses that have finished in this rollout, and with `data_buffer`, first, the
+longer responses of the rollout before (one-step offset sampling). The workers of a session share
 it. Without the buffer, a drafter learns nothing of responses longer than those finished by then.
 """
 
@@ -125,10 +125,10 @@ class Coordinator:
         return replace(self, train=train)._promoted()
 
     def _in(self, state: WorkerState) -> tuple[int, ...]:
-        return tuple(i for i, own in enumerate(self.states) if own is state)
+        return tuple(i for i, worker in enumerate(self.states) if worker is state)
 
     def _with(self, workers: Collection[int], state: WorkerState) -> Coordinator:
-        return replace(self, states=tuple(state if i in workers else own for i, own in enumerate(self.states)))
+        return replace(self, states=tuple(state if i in workers else old for i, old in enumerate(self.states)))
 
     def _promoted(self) -> tuple[Coordinator, tuple[int, ...]]:
         started, p = self.idle, self.parameters
@@ -179,7 +179,7 @@ class DrafterStaleness:
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast workers train: seconds a token of one worker, bytes of the drafter's weights, and the rate at which a GPU copies
+    """The speed of training: seconds a token of one worker, bytes of the drafter's weights, and the rate at which a GPU copies
     to its host."""
 
     token_s: float = 0.0
@@ -194,7 +194,7 @@ class Pace:
         return (sum(tokens) if parameters.packing else len(tokens) * max(tokens)) * self.token_s / workers
 
     def save_s(self, parameters: SpotTraining) -> tuple[float, float]:
-        """Return the seconds for which a checkpoint keeps training waiting, and those until it is stored."""
+        """Return the seconds for which training waits for a checkpoint, and the seconds until it is stored."""
         saved_bytes = self.trained_bytes + (0.0 if parameters.selective_saves else self.frozen_bytes)
         stored_s, copied_s = saved_bytes / parameters.storage_bytes_per_s, saved_bytes / self.host_bytes_per_s
         return (copied_s, copied_s + stored_s) if parameters.asynchronous_saves else (stored_s, stored_s)

@@ -1,4 +1,4 @@
-"""Random numbers keyed by their purpose, not by the time of the draw, so that compared systems have equal luck.
+"""Random numbers keyed by their purpose, not by the time of the draw, so that compared systems see equal draws.
 
 Invariant: a draw is a pure function of its key and its place. Compiled, so that an engine draws one for each pass and request.
 """

@@ -1,4 +1,4 @@
-"""Index of one prompt's old responses that finds at once what followed a few tokens (HistoSpec, RhymeRL §5.3).
+"""Index of one prompt's old responses, which finds the tokens that followed a few others (HistoSpec, RhymeRL §5.3).
 
 Invariant: an index is one self-contained array of int32: it can be saved, mapped from disk or sent as it is.
 
@@ -55,7 +55,12 @@ def build_index(responses: Sequence[Tokens], rewards: ArrayLike | None = None) -
             f"history: a response holds a token id below 0 or above {LARGEST_TOKEN_ID}; give vocabulary ids"
         )
     weights = _weights(rewards, len(responses), len(text))
-    return _build(text, begins[1:], weights, (largest + 1).bit_length())
+    bits = (largest + 1).bit_length()
+    width = min(63 // bits, SORTED_TOKENS)
+    keys = _keys(text, bits, width)
+    # Equal keys are sorted deeper, by place in the end, unless the keys are that deep already.
+    order = np.argsort(keys, kind="stable" if width == SORTED_TOKENS else "quicksort")
+    return _build(text, begins[1:], weights, keys[order], order.astype(np.int32), bits, width)
 
 
 def text_of(index: Tokens) -> Tokens:
@@ -81,9 +86,29 @@ def _weights(rewards: ArrayLike | None, responses: int, tokens: int) -> NDArray[
 
 
 @threaded
-def _build(text: Tokens, ends: NDArray[np.int64], weights: NDArray[np.int64], bits: int) -> Tokens:
+def _keys(text: Tokens, bits: int, width: int) -> NDArray[np.int64]:
+    """Return for each place of the text the `width` tokens that begin there, as one number of `bits` a token."""
+    keys = np.empty(text.shape[0], np.int64)
+    key = np.int64(0)
+    for i in range(text.shape[0] - 1, -1, -1):
+        key = (key >> bits) | (np.int64(text[i] + 1) << (bits * (width - 1)))
+        keys[i] = key
+    return keys
+
+
+@threaded
+def _build(
+    text: Tokens,
+    ends: NDArray[np.int64],
+    weights: NDArray[np.int64],
+    keys: NDArray[np.int64],
+    order: Tokens,
+    bits: int,
+    width: int,
+) -> Tokens:
+    """Return the index of a text whose places are sorted by their `keys`."""
     n = text.shape[0]
-    order, runs = _sorted_suffixes(text, bits)
+    runs = _sort_suffixes(order, keys, bits, width)
     slots = runs.shape[0] * 4 // 3 + 1
     weighted = weights.shape[0] > 0
     index = np.empty(_SIZES + 2 * n + (n + 1 if weighted else 0) + slots, np.int32)
@@ -114,17 +139,9 @@ def _build(text: Tokens, ends: NDArray[np.int64], weights: NDArray[np.int64], bi
 
 
 @threaded
-def _sorted_suffixes(text: Tokens, bits: int) -> tuple[Tokens, Tokens]:
-    """Return the places of the text in the order of their suffixes, and where in it each run of three tokens begins."""
-    n = text.shape[0]
-    width = min(63 // bits, SORTED_TOKENS)
-    keys = np.empty(n, np.int64)
-    key = np.int64(0)
-    for i in range(n - 1, -1, -1):
-        key = (key >> bits) | (np.int64(text[i] + 1) << (bits * (width - 1)))
-        keys[i] = key
-    keys, order = _radix_sorted(keys, bits * width)
-
+def _sort_suffixes(order: Tokens, keys: NDArray[np.int64], bits: int, width: int) -> Tokens:
+    """Sort places, which are in the order of their `keys`, by their suffixes; return where each run of three tokens begins."""
+    n = order.shape[0]
     # The groups of equal keys; `rank` of a place is where its group begins, and past the text less than any.
     rank = np.full(n + SORTED_TOKENS, -1, np.int32)
     begins, ends = np.empty(n // 2 + 1, np.int32), np.empty(n // 2 + 1, np.int32)
@@ -149,7 +166,7 @@ def _sorted_suffixes(text: Tokens, bits: int) -> tuple[Tokens, Tokens]:
         begins[groups], ends[groups] = begin, n
         groups += 1
     _sort_deeper(order, rank, begins, ends, groups, width, keys)
-    return order, runs[:number]
+    return runs[:number]
 
 
 @threaded
@@ -193,41 +210,6 @@ def _sort_deeper(
         ends, more_ends = more_ends, ends
         groups = more
         depth *= 2
-
-
-@threaded
-def _radix_sorted(keys: NDArray[np.int64], bits: int) -> tuple[NDArray[np.int64], Tokens]:
-    """Return the sorted keys, and where each was."""
-    n = keys.shape[0]
-    order = np.arange(n).astype(np.int32)
-    other_keys, other_order = np.empty_like(keys), np.empty_like(order)
-    digit_bits = 11
-    passes = (bits + digit_bits - 1) // digit_bits
-    mask = (1 << digit_bits) - 1
-    counts = np.zeros((passes, 1 << digit_bits), np.int64)
-    for i in range(n):
-        key = keys[i]
-        for p in range(passes):
-            counts[p, (key >> (p * digit_bits)) & mask] += 1
-    for p in range(passes):
-        place, full = 0, False
-        for d in range(1 << digit_bits):
-            full |= counts[p, d] == n
-            count = counts[p, d]
-            counts[p, d] = place
-            place += count
-        if full:
-            continue
-        shift = p * digit_bits
-        for i in range(n):
-            digit = (keys[i] >> shift) & mask
-            at = counts[p, digit]
-            counts[p, digit] = at + 1
-            other_keys[at] = keys[i]
-            other_order[at] = order[i]
-        keys, other_keys = other_keys, keys
-        order, other_order = other_order, order
-    return keys, order
 
 
 @threaded

@@ -96,33 +96,33 @@ class SpeculationInputs(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fa
 
     @field_validator("acceptance")
     @classmethod
-    def _of_known_models(cls, given: dict[str, ModelAcceptance]) -> dict[str, ModelAcceptance]:
-        for name in given:
+    def _of_known_models(cls, acceptance: dict[str, ModelAcceptance]) -> dict[str, ModelAcceptance]:
+        for name in acceptance:
             if name != EAGLE and name not in MODELS and not Path(name).exists():
                 raise ValueError(
                     f"{name!r} is no drafter; give the acceptance of eagle or of a model"
                     f"{choose(name, (EAGLE, *MODELS), 'simrl profile names')}"
                 )
-        return given
+        return acceptance
 
     def acceptance_of(self, speculation: Speculation) -> ModelAcceptance:
         """Return the acceptance of a method's model drafter under the scenario's verification rule. Raise `InputError` where it
         was measured under another rule, or the method needs another."""
-        own: Verification = "exact_match" if speculation.exact_match else "rejection_sampling"
-        rule = self.verification or own
-        if speculation.exact_match and rule != own:
+        usual: Verification = "exact_match" if speculation.exact_match else "rejection_sampling"
+        rule = self.verification or usual
+        if speculation.exact_match and rule != usual:
             raise InputError(
                 f"speculation.verification is {rule}, and {speculation.name} verifies by exact match; set it to exact_match"
             )
-        given = self.acceptance.get(speculation.model)
-        if given is None:
-            given = assumed_acceptance(speculation.model, rule)
-        elif given.verification != rule:
+        acceptance = self.acceptance.get(speculation.model)
+        if acceptance is None:
+            acceptance = assumed_acceptance(speculation.model, rule)
+        elif acceptance.verification != rule:
             raise InputError(
-                f"speculation.acceptance.{speculation.model} was measured under {given.verification}, the scenario verifies by "
-                f"{rule}; give the acceptance under that rule"
+                f"speculation.acceptance.{speculation.model} was measured under {acceptance.verification}, the scenario "
+                f"verifies by {rule}; give the acceptance under that rule"
             )
-        return given.times(self.acceptance_factor)
+        return acceptance.times(self.acceptance_factor)
 
     def runs_of(self, drafter: TextDrafter) -> RunModel:
         """Return the run model of a text drafter."""

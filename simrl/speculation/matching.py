@@ -17,6 +17,7 @@ from simrl.trace.trace import Trace
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Ints32 = NDArray[np.int32]
+SHORTEST, LONGEST = 3, 7  # tokens that are looked up: HistoSpec's prefixes (RhymeRL §5.4)
 
 
 def has_token_ids(trace: Trace) -> bool:

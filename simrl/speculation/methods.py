@@ -45,7 +45,7 @@ class LengthBudget:
 @dataclass(frozen=True)
 class Decoupled:
     """SpecActor: drafters on GPUs of their own. Algorithm 1 chooses what is None before the run, by the objective, for
-    `requests` of a verifier (None: its share of a batch). `in_turns`: drafter and verifier wait for each other all the same."""
+    `requests` of a verifier (None: its share of a batch). `in_turns`: the drafter waits for each verification."""
 
     draft_gpus: int | None
     window: int | None
@@ -66,13 +66,15 @@ class ModelFree:
 
 @dataclass(frozen=True)
 class Speculation:
-    """A worker's way to draft. `model` names a model drafter: `eagle`, or a model of `simrl.profile.hardware`; `round_s` is the
-    time of a round of its drafts outside its passes (None: the host's time between passes), `level_s` the time of each pass of
-    `eagle` outside its kernels. Of `candidates`, models or `ngram`, the draft ladder chooses the drafter before the run, and
-    where drafting is coupled its window, if `ladder_window`. `verifiers` are the tensor-parallel sizes that a worker may have.
+    """A worker's way to draft.
+
+    `model` names a model drafter: `eagle`, or a model of `simrl profile names`. `round_s` is the time of a round of its drafts
+    outside its passes (None: the host's time between passes), `level_s` the time of each pass of `eagle` outside its kernels.
+    Of `candidates`, models or `ngram`, the draft ladder chooses the drafter before the run; if drafting is coupled and
+    `ladder_window` is set, it also chooses the window. `verifiers` are the tensor-parallel sizes that a worker may have.
     `make_drafter` makes the drafter of a method whose drafter is "own": a function of a module, so that other processes find
-    it too. `gate` decides when it drafts at all. With `strategies`, drafts are trees, chosen by BEG-MAB. `exact_match`: the
-    method verifies by exact match only."""
+    it, too. `gate` decides when a worker drafts at all. With `strategies`, drafts are trees, chosen by BEG-MAB. `exact_match`:
+    the method verifies by exact match only."""
 
     name: str
     drafter: DrafterKind
@@ -390,19 +392,19 @@ OTHER_NAMES = {
 }
 
 
-def make_speculation(asked: str | dict[str, Any]) -> Speculation | None:
+def make_speculation(choice: str | dict[str, Any]) -> Speculation | None:
     """Return a method by its name, or by `{name: histospec, gate: open}`; None for `none`. Raise `InputError` for an unknown
     name or parameter, and for a value that the method does not take."""
-    given: dict[str, Any] = {"name": asked} if isinstance(asked, str) else dict(asked)
-    name = given.pop("name", None)
-    if name == "none" and not given:
+    parameters: dict[str, Any] = {"name": choice} if isinstance(choice, str) else dict(choice)
+    name = parameters.pop("name", None)
+    if name == "none" and not parameters:
         return None
     if name not in METHODS:
         if name is None:
-            raise InputError(f"speculation {asked!r} has no name; give one, such as {{name: histospec, gate: open}}")
+            raise InputError(f"speculation {choice!r} has no name; give one, such as {{name: histospec, gate: open}}")
         raise unknown_method(name)
     try:
-        made = METHODS[name](**given)
+        made = METHODS[name](**parameters)
     except ValidationError as error:
         raise InputError(f"speculation {name}: {call_error(error, signature(METHODS[name]).parameters)}") from error
     if not isinstance(made, Speculation):
@@ -418,12 +420,12 @@ def make_speculation(asked: str | dict[str, Any]) -> Speculation | None:
             f"speculation {name}: a window of {longest} tokens; texts are drafted up to {MOST_DRAFT_TOKENS}",
         ),
     )
-    return replace(made, parameters=given)
+    return replace(made, parameters=parameters)
 
 
 def unknown_method(name: object) -> InputError:
     """Return the error for a name that no method has, with the method that another program's name means."""
     written = str(name).lower().replace("-", "_")
-    own = next((own for other, own in OTHER_NAMES.items() if re.fullmatch(other, written)), None)
-    near = f": {own}; simrl speculation lists all" if own else choose(name, METHODS, "simrl speculation")
+    meaning = next((words for other, words in OTHER_NAMES.items() if re.fullmatch(other, written)), None)
+    near = f": {meaning}; simrl speculation lists all" if meaning else choose(name, METHODS, "simrl speculation")
     return InputError(f"speculation is {name!r}{near}")

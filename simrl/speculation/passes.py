@@ -25,6 +25,8 @@ class Passes(NamedTuple):
     verifications: Ints  # passes that had a draft
     drafted: Ints
     accepted: Ints
+    wrong: Ints  # passes whose draft had no accepted token
+    wrong_tokens: Ints  # of these drafts
 
     @property
     def acceptance_rate(self) -> float:
@@ -79,7 +81,7 @@ def next_window(rule: WindowRule, window: int, drafted: int, accepted: int) -> i
 
 @kernel
 def _run_passes(runs: AcceptRuns, response_tokens: Ints, rule: WindowRule) -> Ints:
-    out = np.zeros((5, response_tokens.shape[0]), dtype=np.int64)
+    out = np.zeros((7, response_tokens.shape[0]), dtype=np.int64)
     for row in range(response_tokens.shape[0]):
         at, p, end = runs.first[row], 1, response_tokens[row]
         out[0, row] = end - 1
@@ -94,6 +96,9 @@ def _run_passes(runs: AcceptRuns, response_tokens: Ints, rule: WindowRule) -> In
             out[2, row] += d > 0
             out[3, row] += d
             out[4, row] += a
+            if a == 0:
+                out[5, row] += d > 0
+                out[6, row] += d
             p += a + 1
     return out
 

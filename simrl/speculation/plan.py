@@ -28,17 +28,24 @@ from simrl.speculation.draft_times import (
     graph_bytes,
     model_drafts,
     profiled_drafts,
-    text_drafts_of,
+    text_drafts,
 )
 from simrl.speculation.gates import batch_gate
 from simrl.speculation.inputs import SpeculationInputs
-from simrl.speculation.ladder import MOST_WINDOW, draft_ladder
 from simrl.speculation.matching import has_token_ids
 from simrl.speculation.methods import EAGLE, NGRAM, Decoupled, Speculation
 from simrl.speculation.passes import run_passes
 from simrl.speculation.run_model import draw_runs
 from simrl.speculation.siblings import SiblingIndex
-from simrl.speculation.specactor import DecoupledPlan, fit_draft, fit_verify, plan_decoupled, reconfiguration_table
+from simrl.speculation.specactor import (
+    MOST_WINDOW,
+    DecoupledPlan,
+    draft_ladder,
+    fit_draft,
+    fit_verify,
+    plan_decoupled,
+    reconfiguration_table,
+)
 from simrl.speculation.trees import accept_length, tree_log_acceptances
 from simrl.speculation.windows import Fixed
 from simrl.trace.trace import Trace
@@ -64,9 +71,8 @@ class DraftPlan:
     acceptance: ModelAcceptance | None = None  # of a model drafter
     decoupled: DecoupledPlan | None = None
     tree_times: tuple[DraftTimes, ...] = ()  # by strategy
-    rate: float = (
-        np.nan
-    )  # tokens/s of a request at a worker's share of a batch, where drafters or verifiers were compared
+    # Tokens/s of a request at a worker's share of a batch, where drafters or verifiers were compared.
+    rate: float = np.nan
     siblings_faster_beyond: float = np.inf  # drift from which on drafts of siblings are faster
 
     @property
@@ -107,8 +113,8 @@ def _plan_first(speculation: Speculation, inputs: SpeculationInputs, deployment:
         else:
             one = replace(speculation, candidates=(), model=name)
         measured = inputs.draft_profile is not None and read_profile(inputs.draft_profile).metadata.model == name
-        own = inputs if measured else inputs.model_copy(update={"draft_profile": None})
-        ladder[name] = _rated(plan_drafting(one, own, deployment, gpus), deployment, gpus)
+        its_inputs = inputs if measured else inputs.model_copy(update={"draft_profile": None})
+        ladder[name] = _rated(plan_drafting(one, its_inputs, deployment, gpus), deployment, gpus)
     best = max(ladder, key=lambda name: ladder[name].rate)
     rated = {
         name: {"acceptance": token_rate(plan, deployment.trace), "tokens_per_s": plan.rate}
@@ -173,7 +179,7 @@ def _plan_text(speculation: Speculation, inputs: SpeculationInputs, deployment: 
     acceptance: Any = "measured from the trace's tokens"
     if not has_ids:
         acceptance = inputs.runs_of(speculation.drafter).model_dump()  # type: ignore[arg-type]
-    times = text_drafts_of(deployment.profile)
+    times = text_drafts(deployment.profile)
     return DraftPlan(speculation, inputs, times, 0.0, 0.0, {"acceptance": acceptance})
 
 
@@ -234,19 +240,19 @@ def _model_times(
 
 
 def _plan_decoupled(
-    asked: Decoupled, acceptance: ModelAcceptance, times: DraftTimes, deployment: Deployment, gpus: int
+    method: Decoupled, acceptance: ModelAcceptance, times: DraftTimes, deployment: Deployment, gpus: int
 ) -> DecoupledPlan:
     """Run Algorithm 1 before the run; it does not choose what the method fixes."""
     profile, tp = deployment.profile, deployment.tp
     _, first, end = deployment.trace.step_slices[0]
     requests = end - first
-    batches = _batches_up_to(asked.requests or requests, times, profile)
-    most_tokens, kv_tokens = max(MOST_PLANNED_WINDOW, asked.window or 0), typical_context_tokens(deployment.trace)
+    batches = _batches_up_to(method.requests or requests, times, profile)
+    most_tokens, kv_tokens = max(MOST_PLANNED_WINDOW, method.window or 0), typical_context_tokens(deployment.trace)
     draft = fit_draft(lambda b: float(np.interp(b, times.sequences, times.step_s)), batches)
-    verifiers = {tp: fit_verify(profile, most_tokens + asked.in_turns, batches, kv_tokens)}
-    if asked.requests:  # for these alone
-        gpus, requests = tp + (asked.draft_gpus or 1), asked.requests
-    chosen = asked.objective, asked.draft_gpus, asked.window, asked.in_turns, float(times.round_s[-1])
+    verifiers = {tp: fit_verify(profile, most_tokens + method.in_turns, batches, kv_tokens)}
+    if method.requests:  # for these alone
+        gpus, requests = tp + (method.draft_gpus or 1), method.requests
+    chosen = method.objective, method.draft_gpus, method.window, method.in_turns, float(times.round_s[-1])
     return plan_decoupled(draft, verifiers, gpus, requests, acceptance.by_position[0], *chosen)
 
 
@@ -273,7 +279,7 @@ def _siblings_faster_beyond(plan: DraftPlan, deployment: Deployment) -> float:
     lengths = np.full(PREDICTED_RESPONSES, max(round(model.typical_tokens), 2))
     passes = run_passes(draw_runs(model, lengths, np.arange(PREDICTED_RESPONSES)), lengths, window)
     drafted = float(passes.drafted.sum() / passes.passes.sum())
-    pass_s = profile.verify_s(1, drafted, kv_tokens) + text_drafts_of(profile).draft_s(1, window.most_tokens)
+    pass_s = profile.verify_s(1, drafted, kv_tokens) + text_drafts(profile).draft_s(1, window.most_tokens)
     from_siblings = passes.accept_length / pass_s
 
     def gain(ln_drift: float) -> float:
@@ -335,7 +341,7 @@ def draft_costs(plan: DraftPlan, deployment: Deployment, max_num_seqs: int) -> D
 
 def with_text_times(decoding: Decoding, profile: TableProfile) -> Decoding:
     """Return the decoding with the drafting times of a text drafter."""
-    times, arms = text_drafts_of(profile), len(decoding.round_s)
+    times, arms = text_drafts(profile), len(decoding.round_s)
     return decoding._replace(
         draft_sequences=times.sequences,
         round_s=np.tile(times.round_s, (arms, 1)),

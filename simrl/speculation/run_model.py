@@ -23,7 +23,8 @@ from simrl.speculation.acceptance import InputKind
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns
 from simrl.speculation.draws import uniform
 from simrl.speculation.matching import Floats, Ints, epoch_keys
-from simrl.speculation.passes import stretches
+from simrl.speculation.passes import run_passes, stretches
+from simrl.speculation.windows import Fixed
 from simrl.trace.draws import mixed
 from simrl.trace.trace import Trace
 
@@ -31,6 +32,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 CLASSES = 4
 FEWEST_RESPONSES = 25  # in a fitted class
+WHOLE_DRAFTS = Fixed(tokens=255).rule  # the longest that `AcceptRuns` hold
 SMALLEST_BUCKET = 0.01  # share of the lengths
 _CLASS = -1  # the place of a response's draw of its class; its lengths are drawn at 0, 1, 2 …
 
@@ -117,19 +119,20 @@ def fit_run_model(
     served = np.flatnonzero((runs.first >= 0) & (tokens > 1))
     if not served.size:
         raise InputError("no response has drafts, so there is nothing to fit; history needs a second epoch")
-    parts, misses = stretches(runs, tokens), _misses(runs, tokens)
+    parts, passes = stretches(runs, tokens), run_passes(runs, tokens, WHOLE_DRAFTS)
     hit_tokens = np.bincount(parts.row, weights=parts.hit, minlength=len(tokens))
     ranked = served[np.argsort(hit_tokens[served] / tokens[served], kind="stable")[::-1]]
     number = max(1, min(CLASSES, len(ranked) // FEWEST_RESPONSES))
     typical = float(np.median(tokens[served]))
     short, long = served[tokens[served] <= typical], served[tokens[served] > typical]
-    _, wrong, wrong_tokens = misses.sum(axis=0).tolist()
-    found = []
+    wrong, wrong_tokens = int(passes.wrong.sum()), int(passes.wrong_tokens.sum())
+    classes = []
     for rows in np.array_split(ranked, number):
         inside = np.isin(parts.row, rows)
         gaps, hits = parts.gap[inside], parts.hit[inside]
-        visited, with_draft, _ = misses[rows].sum(axis=0).tolist()
-        found.append(
+        with_draft = int(passes.wrong[rows].sum())
+        visited = with_draft + int((passes.passes - passes.verifications)[rows].sum())
+        classes.append(
             ResponseClass(
                 share=_rounded(np.isin(short, rows).mean()),
                 share_of_long=_rounded(np.isin(long, rows).mean() if long.size else len(rows) / len(served)),
@@ -139,7 +142,7 @@ def fit_run_model(
             )
         )
     return RunModel(
-        classes=tuple(found),
+        classes=tuple(classes),
         typical_tokens=typical,
         beyond_tokens=min(max(round(wrong_tokens / wrong), 1), 255) if wrong else 1,
         first_epoch=first_epoch,
@@ -153,37 +156,21 @@ def _rounded(value: float | np.floating) -> float:
 
 
 def _buckets(lengths: Ints) -> tuple[Bucket, ...]:
-    """Return shares and means of the lengths between powers of two, joined from the top down until a bucket has at least
-    `SMALLEST_BUCKET` of them; one bucket of one token where there are no lengths."""
+    """Return the lengths in buckets between powers of two, joined from the top down until each has a share of at least
+    `SMALLEST_BUCKET`; without lengths, one bucket of one token."""
     if not lengths.size:
         return (Bucket(up_to_tokens=1, share=1.0, mean_tokens=1.0),)
     edge = np.ceil(np.log2(lengths)).astype(np.int64)
-    found: list[Bucket] = []
+    buckets: list[Bucket] = []
     top = edge.max()
     for power in range(int(top), -1, -1):
         inside = (edge >= power) & (edge <= top)
         if inside.mean() >= SMALLEST_BUCKET or (power == 0 and inside.any()):
             low = 2 ** (power - 1) + 1 if power else 1
             mean = float(np.clip(round(lengths[inside].mean(), 2), low, 2**top))
-            found.append(Bucket(up_to_tokens=int(2**top), share=_rounded(inside.mean()), mean_tokens=mean))
+            buckets.append(Bucket(up_to_tokens=int(2**top), share=_rounded(inside.mean()), mean_tokens=mean))
             top = power - 1
-    return tuple(reversed(found))
-
-
-@kernel
-def _misses(runs: AcceptRuns, response_tokens: Ints) -> Ints:
-    """Return for each row the positions without an accepted token that decoding with whole drafts visits: their number, the
-    number with a draft, and the tokens of these drafts."""
-    out = np.zeros((response_tokens.shape[0], 3), dtype=np.int64)
-    for row in range(response_tokens.shape[0]):
-        at, p = runs.first[row], 1
-        while at >= 0 and p < response_tokens[row]:
-            if runs.accepted[at + p] == 0:
-                out[row, 0] += 1
-                out[row, 1] += runs.drafted[at + p] > 0
-                out[row, 2] += runs.drafted[at + p]
-            p += int(runs.accepted[at + p]) + 1
-    return out
+    return tuple(reversed(buckets))
 
 
 def draw_runs(

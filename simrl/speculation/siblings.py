@@ -10,10 +10,10 @@ something after them; the one that agrees furthest back wins (up to `longest` to
 first sibling), and the tokens after it are the draft. `sibling_index` lists in advance where any `shortest` tokens occur in a
 group. `replay/simrl_replay/sibling_drafter.py` is the drafter over tokens as they come.
 
-Without token ids, drafts are drawn from a run model, and a draw decides where the text is that a draft repeats: in one of the
-group's other responses, up to the response's own place. The draft is made if that sibling has generated it at the worker
-(`drawn_is_there`). Both draws hold for `SOURCE_TOKENS` places of the response. So a worker with a part of the group has that
-part of the drafts: a lower bound, as several siblings may have a text.
+Without token ids, drafts are drawn from a run model, and a second draw places the text that a draft repeats: in one of the
+group's other responses, at most as far as the response itself has come. The draft is made if that sibling has generated the
+text at the worker (`drawn_is_there`). Both draws hold for `SOURCE_TOKENS` places of the response. So a worker with a part of
+the group has an equal part of the drafts: a lower bound, as several siblings may have a text.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from numpy.typing import NDArray
 from simrl.profile.compiled import kernel
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns
 from simrl.speculation.draws import mixed, uniform
-from simrl.speculation.matching import Ints, Ints32, common_tokens, slot_of, table_size, token_ids
+from simrl.speculation.matching import LONGEST, SHORTEST, Ints, Ints32, common_tokens, slot_of, table_size, token_ids
 from simrl.speculation.run_model import sample_keys
 from simrl.trace.trace import Trace
 
-SHORTEST, LONGEST = 3, 7  # HistoSpec's prefixes (RhymeRL §5.4)
 LOOKS_BACK = 8  # places of a sibling that are compared; bounds the time of a draft
 SOURCE_TOKENS = MOST_DRAFT_TOKENS
 _SOURCE = -3  # the place, under a sample's key, of the key of these draws; -1 and -2 are of its runs
@@ -173,16 +172,16 @@ def sibling_draft(index: SiblingIndex, row: int, generated: int, known: Ints, mo
 
 @kernel
 def drawn_is_there(index: SiblingIndex, row: int, generated: int, known: Ints) -> bool:
-    """Return whether the text that a row would draft from is there, by draws; `known` as in `sibling_draft`. The row's own text
-    is one of the texts where it may be read."""
+    """Return whether the text that a row would draft from has been generated here, by draws; `known` as in `sibling_draft`. The
+    row's own text counts where it may be read."""
     first, members = index.group_first[row], index.group_end[row] - index.group_first[row]
-    own = row - first
-    others = members - (known[own] == 0)
+    member_of_row = row - first
+    others = members - (known[member_of_row] == 0)
     if others == 0:
         return False
     key, place = mixed(index.sample_key[row], _SOURCE), 2 * (generated // SOURCE_TOKENS)
     member = int(uniform(key, place) * others)
-    if others < members and member >= own:
+    if others < members and member >= member_of_row:
         member += 1
     length = index.first[first + member + 1] - index.first[first + member]
     return bool(known[member] > min(int(uniform(key, place + 1) * generated), length - 1))
@@ -221,7 +220,7 @@ def _runs(index: SiblingIndex, lockstep: bool) -> tuple[NDArray[np.uint8], NDArr
 
 @kernel
 def _common(ids: Ints32, first: Ints, old: Ints) -> Ints:
-    """Return the number of tokens at the beginning of each row that equal those of row `old[row]`; 0 where that is -1."""
+    """Return how many tokens each row has in common with row `old[row]` from the beginning; 0 where `old[row]` is -1."""
     common = np.zeros(old.shape[0], dtype=np.int64)
     for row in range(old.shape[0]):
         if old[row] >= 0:

@@ -1,7 +1,9 @@
-"""SpecActor's plan of decoupled drafting: how many GPUs draft, how many verify, how far ahead (arXiv 2511.16193, §4.1).
+"""SpecActor's plan of decoupled drafting: how many GPUs draft, how many verify, how far ahead (arXiv 2511.16193, §4.1); and
+its draft ladder: the speed-up of each drafter at each acceptance rate, and its best window (§4.2).
 
 Invariant: pure functions of profiled seconds and an acceptance rate p, the probability that a drafted token is right if all
-tokens before it are. Every rate is in tokens per second of one request; multiplied by the requests, it is the worker's.
+tokens before it are, known before the run. Every rate is in tokens per second of one request; multiplied by the requests, it
+is the worker's.
 
 Decoupled, drafter and verifier run at once: while a window of w tokens is verified, the next one is drafted, so that accepted
 windows follow each other every IL = max(w·D, V_w) seconds. A miss discards the tokens drafted ahead. Coupled, they take turns.
@@ -22,10 +24,11 @@ import numpy as np
 from simrl.errors import InputError
 from simrl.profile.compiled import kernel
 from simrl.profile.profile import TableProfile
-from simrl.speculation.matching import Ints
+from simrl.speculation.matching import Floats, Ints
 
 Objective = Literal["tgs", "renewal"]
 DECOUPLED, COUPLED = 0, 1
+MOST_WINDOW = 15  # as far as the planner of decoupled drafting looks: verifications of 16 tokens
 RATES = 101  # acceptance rates of a table of reconfigurations: 0, 1, … 100 %
 
 
@@ -212,7 +215,7 @@ def best_window(
         if window < len(verify_s):
             rated.append((coupled_tgs(acceptance, window, token_s, verify_s[window]), (window, COUPLED)))
         rated.append((rate(acceptance, window, token_s, seconds), (window, DECOUPLED)))
-    return max(rated, key=lambda each: each[0])[1]
+    return max(rated, key=lambda rate_of_choice: rate_of_choice[0])[1]
 
 
 def reconfiguration_table(plan: DecoupledPlan, objective: Objective = "tgs") -> tuple[Ints, Ints]:
@@ -239,3 +242,46 @@ def token_acceptance(accepted: int, misses: int) -> float:
     """Return the estimate of p from verifications: the share of judged tokens that were right; nan if none was judged. (Tokens
     after a wrong one in a window never are.)"""
     return accepted / (accepted + misses) if accepted + misses else math.nan
+
+
+class Ladder(NamedTuple):
+    """The speed-up of each drafter over plain decoding at each acceptance rate, with its best window; shapes (drafters,
+    acceptances)."""
+
+    drafters: tuple[str, ...]
+    acceptances: Floats
+    speedups: Floats
+    windows: Ints
+
+    def speedup(self, drafter: str, acceptance: float) -> float:
+        """Return a drafter's speed-up, linear between two rates of the ladder."""
+        return float(np.interp(acceptance, self.acceptances, self.speedups[self.drafters.index(drafter)]))
+
+
+def draft_ladder(
+    drafters: Mapping[str, Callable[[int, int], float]],
+    verify: Sequence[Callable[[int], float]],
+    requests: int,
+    windows: Sequence[int] | None = None,
+) -> Ladder:
+    """Return the ladder at a batch of `requests`, at the acceptance rates 0, 1, … 100 % (§4.2, Figure 10a).
+
+    `drafters` give the seconds in which (b, n): n tokens are drafted for each of b requests; `verify` the seconds of
+    verifications with 1, 2, … query tokens a request, the first of which is plain decoding. SpecActor runs drafter and target
+    on random verdicts; here it is the long-run rate of such runs, `coupled_tgs`. Windows are as long as `verify` has them, or
+    the given ones.
+    """
+    acceptances, windows = np.linspace(0.0, 1.0, RATES), windows or range(1, len(verify))
+    verify_s = [v(requests) for v in verify]
+    rates = []
+    for draft in drafters.values():
+        draft_s = {window: draft(requests, window) / window for window in windows}
+        rates.append([[coupled_tgs(p, w, draft_s[w], verify_s[w]) for w in windows] for p in acceptances.tolist()])
+    best = np.array(rates)
+    return Ladder(tuple(drafters), acceptances, best.max(axis=2) * verify_s[0], np.array(windows)[best.argmax(axis=2)])
+
+
+def ladder_order(ladder: Ladder, acceptances: Mapping[str, float]) -> tuple[str, ...]:
+    """Return the drafters from the fastest to the slowest, each at its own acceptance rate; even the first may be slower than
+    no drafter (`Ladder.speedup` below 1)."""
+    return tuple(sorted(ladder.drafters, key=lambda drafter: -ladder.speedup(drafter, acceptances[drafter])))

@@ -19,10 +19,9 @@ from simrl.errors import InputError
 from simrl.speculation.best_of_n import BestOfN
 from simrl.speculation.deployment import Deployment, typical_context_tokens
 from simrl.speculation.inputs import SpeculationInputs
-from simrl.speculation.ladder import MOST_WINDOW, draft_ladder, ladder_order
 from simrl.speculation.methods import NGRAM, Speculation, draft_model, ngram
 from simrl.speculation.plan import DraftPlan, plan_drafting, token_rate
-from simrl.speculation.specactor import fit_verify
+from simrl.speculation.specactor import MOST_WINDOW, draft_ladder, fit_verify, ladder_order
 from simrl.speculation.windows import Fixed
 
 
@@ -43,13 +42,13 @@ class TailPlan:
 
 
 def plan_tail(
-    rule: BestOfN, own: DraftPlan | None, inputs: SpeculationInputs, deployment: Deployment, gpus: int
+    rule: BestOfN, initial: DraftPlan | None, inputs: SpeculationInputs, deployment: Deployment, gpus: int
 ) -> TailPlan:
-    """Plan the drafters of freed workers; `own` is the drafter that all workers begin with. Raise `InputError` where that does
-    not verify by exact match, for a drafter that is named twice or unknown, and as `plan_drafting` does."""
-    if own is not None and own.speculation.drafter == "model" and not own.speculation.exact_match:
+    """Plan the drafters of freed workers; `initial` is the drafter that all workers begin with. Raise `InputError` if it
+    does not verify by exact match, for a drafter that is named twice or unknown, and as `plan_drafting` does."""
+    if initial is not None and initial.speculation.drafter == "model" and not initial.speculation.exact_match:
         raise InputError(
-            f"speculation {own.speculation.name}: with best_of_n, requests run with several drafters, which must verify by "
+            f"speculation {initial.speculation.name}: with best_of_n, requests run with several drafters, which must verify by "
             "exact match, and this method does not; set best_of_n to false, or use specactor's"
         )
     for i, name in enumerate(rule.drafters):
@@ -57,7 +56,7 @@ def plan_tail(
             raise InputError(f"best_of_n: drafter {name!r} is named twice; name each once")
     profile = deployment.profile
     most = int(min(rule.most_load, profile.tables.decode_sequences[-1]))
-    apart = own.speculation.decoupled if own is not None and rule.copies == "decoupled" else None
+    apart = initial.speculation.decoupled if initial is not None and rule.copies == "decoupled" else None
     plans = {name: plan_drafting(_speculation(name, 1), inputs, deployment, gpus) for name in rule.drafters}
     rates = {name: token_rate(plan, deployment.trace) for name, plan in plans.items()}
     batches = sorted({1, 2, max(most // 2, 1), most})
@@ -70,15 +69,15 @@ def plan_tail(
         step = round(rates[name] * (len(ladder.acceptances) - 1))
         windows[name] = int(ladder.windows[i, step])
         plans[name] = replace(plans[name], speculation=_speculation(name, windows[name]))
-        if apart is not None and own is not None and not apart.in_turns and name != NGRAM:
-            beside = replace(apart, draft_gpus=own.draft_gpus, window=None, requests=most)
-            ahead = replace(own.speculation, model=name, candidates=(), decoupled=beside)
+        if apart is not None and initial is not None and not apart.in_turns and name != NGRAM:
+            beside = replace(apart, draft_gpus=initial.draft_gpus, window=None, requests=most)
+            ahead = replace(initial.speculation, model=name, candidates=(), decoupled=beside)
             plans[name] = plan_drafting(ahead, inputs, deployment, gpus)
-    first = "none" if own is None else own.speculation.model or own.speculation.name
-    if own is not None and own.speculation.drafter == "ngram":
+    first = "none" if initial is None else initial.speculation.model or initial.speculation.name
+    if initial is not None and initial.speculation.drafter == "ngram":
         first = NGRAM
     order = ladder_order(ladder, rates)
-    resident = own.speculation.model if own is not None and not own.draft_gpus else ""
+    resident = initial.speculation.model if initial is not None and not initial.draft_gpus else ""
     weight_bytes = sum(plan.weight_bytes for name, plan in plans.items() if name != resident)
     return TailPlan(
         rule=replace(rule, own=first, order=order),

@@ -51,9 +51,8 @@ class DrawnRuns:
         self._tokens, self._keys = trace.column("response_tokens").astype(np.int64), sample_keys(trace, seed)
         self._long = self._tokens > model.typical_tokens
         _, begin, end = trace.step_slices[0]
-        self.packed = np.zeros(
-            2 * int(self._tokens[begin:end].sum()), np.uint16
-        )  # often enough; what is not used takes no memory
+        # Mostly enough for a run; the operating system gives memory only to the part that is used.
+        self.packed = np.zeros(2 * int(self._tokens[begin:end].sum()), np.uint16)
         self._used = 0
         self._free: dict[int, list[int]] = {}  # by size
         self._held: dict[Hashable, tuple[int, int]] = {}  # first and size, by holder
@@ -154,7 +153,7 @@ def history_runs(
         accept_runs_of(index, text, places, most_tokens, rule.compiled, drafted, accepted, tail.size)
 
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda each: run(*each), work))
+        list(pool.map(lambda rows: run(*rows), work))
     return AcceptRuns(first, drafted, accepted)
 
 

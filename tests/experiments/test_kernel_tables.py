@@ -23,8 +23,8 @@ from simrl.profile.profile import (
     straggler_s,
     write_profile,
 )
-from simrl.profile.profilers.collectives import Link
 from simrl.profile.profilers.roofline import roofline_profile
+from simrl.profile.roofline import Link
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "experiments" / "kernel_tables.py"))
 A_LAYER, compose_kernel_tables, read_link = (SCRIPT[name] for name in ("A_LAYER", "compose_kernel_tables", "read_link"))
@@ -241,7 +241,7 @@ def test_stragglers_that_are_no_grid_are_an_error(tmp_path):
     table = pq.read_table(path)
     first = pc.index(table["table"], "straggler").as_py()
     pq.write_table(pa.concat_tables([table[:first], table[first + 1 :]]), path)
-    with pytest.raises(InputError, match="'straggler' is no grid of sequences and shares; derive the profile again"):
+    with pytest.raises(InputError, match="table 'straggler' has a hole at sequences 2, share 0; measure that point"):
         read_profile(path)
     last = table.num_rows - 1
     pq.write_table(table[:last], path)

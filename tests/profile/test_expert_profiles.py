@@ -72,11 +72,19 @@ def test_a_profile_of_a_dense_model_says_nothing_of_experts():
     assert not {"dp", "ep", "precision", "kv_precision", "routing"} & set(written)
 
 
-@pytest.mark.parametrize("seconds", [[1e-3, 0.5e-3], [-1e-3, 1e-3], [1e-3, np.nan], [1e-3]])
-def test_experts_that_fall_or_have_holes_are_refused(seconds: list[float]):
+@pytest.mark.parametrize(
+    ("seconds", "wrong"),
+    [
+        ([1e-3, 0.5e-3], "falls along query_tokens at query_tokens 2"),
+        ([-1e-3, 1e-3], "has -0.001 s at query_tokens 1"),
+        ([1e-3, np.nan], "has a hole at query_tokens 2"),
+        ([1e-3], "has the shape"),
+    ],
+)
+def test_experts_that_fall_or_have_holes_are_refused(seconds: list[float], wrong: str):
     profile = roofline_profile(model_shape("qwen3-8b"), gpu("h100"))
     tables = profile.tables._replace(expert_tokens=np.array([1.0, 2.0]), experts_s=np.array(seconds))
-    with pytest.raises(InputError, match="table 'experts' needs"):
+    with pytest.raises(InputError, match=f"table 'experts' {wrong}"):
         TableProfile(tables, profile.metadata)
 
 

@@ -18,10 +18,10 @@ from simrl.profile.hardware import GPUS, gpu
 from simrl.profile.model_shape import MODELS, ModelShape, model_shape
 from simrl.profile.profile import read_profile, write_profile
 from simrl.profile.profilers import aiconfigurator, setups, transformed
-from simrl.profile.profilers.collectives import Link, logits_gather_s, pass_all_reduces_s
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.profilers.setups import EngineSetup
 from simrl.profile.profilers.smoothing import settled
+from simrl.profile.roofline import Link, logits_gather_s, pass_all_reduces_s
 from simrl.profile.shipped import file_name
 from simrl.scenario.presets import ENGINES
 from tests.helpers import examples

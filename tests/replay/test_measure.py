@@ -22,7 +22,7 @@ from simrl.scenario.model import Scenario
 from simrl.scenario.presets import read_presets
 from simrl.simulate.prepare import prepare, with_measured_loads
 from simrl.speculation.deployment import Deployment, typical_context_tokens
-from simrl.speculation.draft_times import text_drafts_of
+from simrl.speculation.draft_times import text_drafts
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.speculation.methods import draft_model
 from simrl.speculation.plan import DraftPlan, plan_drafting
@@ -198,8 +198,8 @@ def test_what_drafts_take_beyond_plain_positions_comes_back(tmp_path: Path) -> N
 def test_a_drafter_of_text_takes_its_look_ups_besides_what_was_measured() -> None:
     rounds = DraftRounds(sequences=(0.0, 8.0), round_s=(0.0, 2e-3), step_s=(0.0, 1e-4), source="an engine")
     metadata = ProfileMetadata(model="m", gpu="cpu", tp=1, kind="measured", source="here")
-    plain = text_drafts_of(TableProfile(known_tables(), metadata))
-    found = text_drafts_of(TableProfile(known_tables(), metadata.model_copy(update={"drafts": rounds})))
+    plain = text_drafts(TableProfile(known_tables(), metadata))
+    found = text_drafts(TableProfile(known_tables(), metadata.model_copy(update={"drafts": rounds})))
     assert found.draft_s(4, 3) == pytest.approx(1e-3 + 3 * 5e-5 + plain.draft_s(4, 3))
     assert "an engine" in found.source and plain.source in found.source
 

@@ -1,18 +1,16 @@
 """N-gram drafting from a response's own text."""
 
 import time
-from typing import Any
 
 import numpy as np
-import pytest
 
-from simrl.speculation.ngram import NgramRule, ngram_runs
+from simrl.speculation.ngram import ngram_runs
 from simrl_replay.ngram_drafter import NgramDrafter
 from tests.token_traces import random_groups, trace_of
 
 
-def drafts(ids: list[int], at: int, **rule: Any) -> list[int]:
-    drafter = NgramDrafter(NgramRule(**rule))
+def drafts(ids: list[int], at: int) -> list[int]:
+    drafter = NgramDrafter()
     drafter.start_request(1, 0)
     drafter.observe(1, np.array(ids[:at], dtype=np.int32))
     return drafter.propose([1], [32])[0].tolist()
@@ -23,11 +21,9 @@ def test_what_followed_the_last_tokens_before_is_drafted():
     assert drafts([1, 2, 3, 4, 5, 1, 2, 9], 8) == []
 
 
-def test_the_earliest_or_the_latest_of_the_longest_matches_is_followed():
-    ids = [1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3]
-    assert drafts(ids, 11)[0] == 4 and drafts(ids, 11, match="latest")[0] == 5
-    ids = [9, 1, 2, 3, 4, 1, 2, 3, 5, 9, 1, 2, 3]
-    assert drafts(ids, 13, match="latest")[0] == 4, "9 1 2 3 is longer than 1 2 3"
+def test_the_earliest_of_the_longest_matches_is_followed():
+    assert drafts([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3], 11)[0] == 4
+    assert drafts([1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3], 13)[0] == 5, "9 1 2 3 is longer than 1 2 3"
 
 
 def test_a_prompt_that_is_known_is_looked_up_too():
@@ -38,14 +34,11 @@ def test_a_prompt_that_is_known_is_looked_up_too():
     drafter.stop_request(1)
 
 
-@pytest.mark.parametrize("match", ["earliest", "latest"])
-@pytest.mark.parametrize("lengths", [(3, 7), (2, 3), (5, 5)])
-def test_the_runs_are_what_the_drafter_proposes_as_it_is_told_of_the_response(match: Any, lengths: tuple[int, int]):
-    rule = NgramRule(shortest=lengths[0], longest=lengths[1], match=match)
+def test_the_runs_are_what_the_drafter_proposes_as_it_observes_the_response():
     trace = random_groups(7, prompts=2)
-    runs, some = ngram_runs(trace, rule, most_tokens=9), 0
+    runs, some = ngram_runs(trace, most_tokens=9), 0
     for row, ids in enumerate(trace.table.column("response_ids").to_pylist()):
-        drafter = NgramDrafter(rule)
+        drafter = NgramDrafter()
         drafter.start_request(row, 0)
         for p, token in enumerate(ids):
             draft = drafter.propose([row], [9])[0].tolist()
@@ -62,11 +55,6 @@ def test_what_is_not_generated_yet_changes_no_draft():
     runs, other = (ngram_runs(trace_of({(0, 0): [ids[:7] + end]})) for end in (ids[7:], [8, 8, 8]))
     assert runs.drafted[:8].tolist() == other.drafted[:8].tolist()
     assert runs.accepted[7] == 3 and other.accepted[7] == 0
-
-
-def test_what_makes_no_sense_is_refused():
-    with pytest.raises(ValueError, match="shortest 5 is more than longest 4"):
-        NgramRule(shortest=5, longest=4)
 
 
 def test_a_response_that_repeats_itself_for_long_takes_no_longer():

@@ -18,13 +18,19 @@ def test_passes_are_counted_by_hand():
     # The first token comes with the prompt. At 1: 2 drafted and accepted, and one besides: 4. At 4: 4 drafted, 1 accepted: 6.
     # At 6: nothing drafted: 7. At 7: the window is 2 again, 1 of 2 accepted, and the response is over at 9.
     found = run_passes(runs([0, 5, 5, 5, 5, 5, 0, 5, 5], [0, 5, 4, 3, 1, 0, 0, 1, 0]), np.array([9]), Aimd().rule)
-    assert [int(column[0]) for column in found] == [8, 4, 3, 8, 4]
+    assert [int(column[0]) for column in found] == [8, 4, 3, 8, 4, 0, 0]
     assert (found.acceptance_rate, found.speculation_rate, found.accept_length) == (0.5, 0.5, 2.0)
 
 
 def test_a_response_without_drafts_takes_a_pass_a_token():
     found = run_passes(runs([9], [0], first=[-1]), np.array([5]), Fixed(tokens=3).rule)
     assert found.accept_length == 1.0 and np.isnan(found.acceptance_rate)
+
+
+def test_a_draft_without_an_accepted_token_is_counted_with_its_tokens():
+    passes = run_passes(runs([0, 2, 0, 3, 1], [0, 0, 0, 1, 0]), np.array([5]), Fixed(tokens=255).rule)
+    assert (passes.passes[0], passes.verifications[0]) == (3, 2)
+    assert (passes.wrong[0], passes.wrong_tokens[0]) == (1, 2)
 
 
 def test_a_response_that_ends_with_a_draft_yields_no_token_besides():

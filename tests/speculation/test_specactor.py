@@ -16,7 +16,6 @@ from simrl.result.metrics import summary
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.speculation.best_of_n import BestOfN, assign
 from simrl.speculation.inputs import ASSUMED_RUNS
-from simrl.speculation.ladder import draft_ladder, ladder_order
 from simrl.speculation.passes import run_passes
 from simrl.speculation.run_model import draw_runs
 from simrl.speculation.specactor import (
@@ -26,9 +25,11 @@ from simrl.speculation.specactor import (
     best_window,
     coupled_tgs,
     decoupled_tgs,
+    draft_ladder,
     fit_affine,
     fit_draft,
     fit_verify,
+    ladder_order,
     plan_decoupled,
     reconfiguration_table,
     reconfigured,

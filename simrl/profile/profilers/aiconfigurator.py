@@ -95,9 +95,8 @@ class KernelTimes(NamedTuple):
     sampled_ms: Floats
     prefill_ms: Floats
     decode_ms: Floats
-    unmeasured: tuple[
-        str, ...
-    ] = ()  # operations at the source's speed of light ("sol"): bytes or products over peak rates
+    # Operations at the source's speed of light ("sol"): bytes or products over peak rates.
+    unmeasured: tuple[str, ...] = ()
 
 
 def derive(shape: ModelShape, gpu: str, setup: EngineSetup = ONE_GPU, between_passes_s: float = 0.0) -> TableProfile:
@@ -321,38 +320,28 @@ def engine_of(shape: ModelShape, gpu: str, setup: EngineSetup = ONE_GPU, apart: 
         raise InputError(f"{setup.package} is not installed; {install_command(setup.package)}") from error
     # It warns of rows of other engines for MLA whichever model is asked for.
     getLogger(f"{package}.sdk.perf_database").setLevel("NOTSET" if shape.kv_lora_rank else "ERROR")
-    with temporary_folder() as temporary:
-        folder = str(temporary)
-        (temporary / "config.json").write_text(_config(shape, package))
-        try:
-            compiled = _compiled(package, folder, SYSTEMS[gpu], setup, shape, apart)
-            compiled.handle.decode_step_per_op(1, 2, 2)  # looks everything up, so data that is missing is told here
-        except Exception as error:  # its layers raise anything from AssertionError to a Rust panic's ValueError
-            wanted = f"{shape.name} on {setup.tp * setup.dp} {gpu} under {setup.backend}"
-            if setup.precision != "bf16":
-                has = [word for word in PRECISIONS if _has(package, folder, gpu, setup._replace(precision=word), shape)]
-                words = f"measured are {', '.join(has)}" if has else "nor in any other precision"
-                raise InputError(f"{setup.package}: no {wanted} in {setup.precision}; {words}") from error
-            why = re.sub(r" at /\S+", "", first_line(error))
-            if "MoE data missing" in why:
-                why = _no_experts(shape, gpu, setup)
-            raise InputError(f"{setup.package}: no {wanted}: {why}") from error
-    return compiled
+    try:
+        return _compiled(shape, gpu, setup, apart)
+    except Exception as error:  # its layers raise anything from AssertionError to a Rust panic's ValueError
+        wanted = f"{shape.name} on {setup.tp * setup.dp} {gpu} under {setup.backend}"
+        if setup.precision != "bf16":
+            has = [word for word in PRECISIONS if _has(shape, gpu, setup._replace(precision=word))]
+            words = f"measured are {', '.join(has)}" if has else "nor in any other precision"
+            raise InputError(f"{setup.package}: no {wanted} in {setup.precision}; {words}") from error
+        why = re.sub(r" at /\S+", "", first_line(error))
+        if "MoE data missing" in why:
+            why = _no_experts(shape, gpu, setup)
+        raise InputError(f"{setup.package}: no {wanted}: {why}") from error
 
 
 def _no_experts(shape: ModelShape, gpu: str, setup: EngineSetup) -> str:
     """Return that experts of this shape were never measured, which were, and what is left."""
-    measured = []
-    for name, other in MODELS.items():
-        with temporary_folder() as folder:
-            if other.experts:
-                (folder / "config.json").write_text(_config(other, PACKAGES[setup.package]))
-                measured += [name] if _has(PACKAGES[setup.package], str(folder), gpu, setup, other) else []
-    own = f"{shape.experts} experts of {shape.expert_hidden or shape.hidden} × {shape.moe_intermediate}"
+    measured = [name for name, other in MODELS.items() if other.experts and _has(other, gpu, setup)]
+    experts = f"{shape.experts} experts of {shape.expert_hidden or shape.hidden} × {shape.moe_intermediate}"
     split = f"over tp {setup.tp}, dp {setup.dp}, ep {setup.ep}"
     left = "measure your engine" if is_measurable(setup) else "with dp 1, ep 1 and bf16, measure your engine"
     return (
-        f"{own}, {shape.experts_per_token} a token, were never measured {split}; measured are those of "
+        f"{experts}, {shape.experts_per_token} a token, were never measured {split}; measured are those of "
         f"{', '.join(measured) or 'none'}; {left} with `simrl measure`"
     )
 
@@ -361,25 +350,24 @@ def _config(shape: ModelShape, package: str) -> str:
     """Return the text of a config.json: the package's own of a model in `BUNDLED`, else one made from the shape."""
     if not is_bundled(shape):
         return json.dumps(_hugging_face_config(shape))
-    own = Path(str(import_module(package).__file__)).parent / "model_configs"
-    return (own / f"{BUNDLED[shape.name].replace('/', '--')}_config.json").read_text(encoding="utf-8")
+    folder = Path(str(import_module(package).__file__)).parent / "model_configs"
+    return (folder / f"{BUNDLED[shape.name].replace('/', '--')}_config.json").read_text(encoding="utf-8")
 
 
-def _has(package: str, folder: str, gpu: str, setup: EngineSetup, shape: ModelShape) -> bool:
+def _has(shape: ModelShape, gpu: str, setup: EngineSetup) -> bool:
     """Return whether the database has kernels of every operation of a model in a precision."""
     try:
         require_possible(shape, gpu, setup)
-        _compiled(package, folder, SYSTEMS[gpu], setup, shape).handle.decode_step_per_op(1, 2, 2)
+        _compiled(shape, gpu, setup)
     except Exception:  # the package raises anything for what it lacks, as in `engine_of`; here the answer is no
         return False
     return True
 
 
-def _compiled(
-    package: str, folder: str, system: str, setup: EngineSetup, shape: ModelShape, apart: bool = False
-) -> Compiled:
-    """Return the compiled model of a folder with a config.json."""
-    has_experts, core = bool(shape.experts), import_module(package)
+def _compiled(shape: ModelShape, gpu: str, setup: EngineSetup, apart: bool = False) -> Compiled:
+    """Return the compiled model, all of whose operations were looked up. Raises anything for data that is missing."""
+    package, system, has_experts = PACKAGES[setup.package], SYSTEMS[gpu], bool(shape.experts)
+    core = import_module(package)
     builders, models, perf_database, engine = (import_module(f"{package}.sdk.{name}") for name in SDK)
     gemm, moe = PRECISIONS[setup.precision]
     config = builders.build_model_config(
@@ -394,23 +382,26 @@ def _compiled(
     )
     config.workload_distribution = ROUTINGS[setup.routing]
     version = perf_database.resolve_query_version(system, setup.backend, "current")
-    spec = engine.build_engine_spec_json(
-        models.get_model(folder, config, setup.backend),
-        model_path=folder,
-        system=system,
-        backend=setup.backend,
-        backend_version=version,
-        kv_block_size=None,
-        systems_path=None,
-        nextn=0,
-        database=perf_database.get_database(system, setup.backend, version),
-    )
-    operations = json.loads(spec)
-    if apart:
-        for phase in ("generation_ops", "context_ops"):
-            operations[phase] = [part for operation in operations[phase] for part in _parts(operation)]
-    _norms_apart(operations, counted=setup.backend != "trtllm")
-    handle = engine.EngineHandle(bytes(core.engine_spec_bincode_from_json(json.dumps(operations))))
+    with temporary_folder() as folder:
+        (folder / "config.json").write_text(_config(shape, package))
+        spec = engine.build_engine_spec_json(
+            models.get_model(str(folder), config, setup.backend),
+            model_path=str(folder),
+            system=system,
+            backend=setup.backend,
+            backend_version=version,
+            kv_block_size=None,
+            systems_path=None,
+            nextn=0,
+            database=perf_database.get_database(system, setup.backend, version),
+        )
+        operations = json.loads(spec)
+        if apart:
+            for phase in ("generation_ops", "context_ops"):
+                operations[phase] = [part for operation in operations[phase] for part in _parts(operation)]
+        _norms_apart(operations, counted=setup.backend != "trtllm")
+        handle = engine.EngineHandle(bytes(core.engine_spec_bincode_from_json(json.dumps(operations))))
+        handle.decode_step_per_op(1, 2, 2)
     decoding, prefill = (
         [(kind, str(fields["name"])) for operation in operations[ops] for kind, fields in operation.items()]
         for ops in ("generation_ops", "context_ops")
@@ -443,7 +434,7 @@ def _norms_apart(operations: dict[str, Any], counted: bool) -> None:
 
 
 def _parts(operation: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return an operation, or those of the two groups that it has overlap."""
+    """Return an operation as a list, or the operations of the two groups that it overlaps."""
     groups = operation.get("Overlap")
     return [*groups["group_a"], *groups["group_b"]] if groups else [operation]
 

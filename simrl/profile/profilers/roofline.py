@@ -31,7 +31,7 @@ def roofline_profile(
     precision: str = "bf16",
     kv_precision: str = "bf16",
 ) -> TableProfile:
-    """Return the profile of `shape` on `tp` × `dp` GPUs; its rates are those of the data sheet times the efficiencies.
+    """Return the profile of `shape` on `tp` × `dp` GPUs; its rates are the data sheet's times the efficiencies.
 
     The defaults are reached by large kernels on recent data-centre GPUs, as a rule of thumb: 70 % of the dense bfloat16
     rate in matrix products, 80 % of the memory bandwidth, 70 % of the link's, 3 µs for each step of a ring, and 1 ms of
@@ -61,9 +61,8 @@ def roofline_profile(
     kink = parts.flops_per_s(precision) * WEIGHT_BYTES[precision] / (2.0 * parts.bytes_per_s)
     met = 2.0 ** np.arange(17) if shape.experts else ()
     tokens = _rising(1, kink, MOST_TOKENS, *met)
-    sampled = _rising(
-        1, parts.flops_per_s() / parts.bytes_per_s, MOST_TOKENS
-    )  # all tokens of a pass, where drafts are verified
+    # All tokens of a pass are sampled where drafts are verified.
+    sampled = _rising(1, parts.flops_per_s() / parts.bytes_per_s, MOST_TOKENS)
     chunks = _rising(0, *np.round(2 ** np.arange(0, 16.25, 0.5)))
     cached = _rising(0, *2 ** np.arange(7, 19))
     decode_kv = _rising(0, shape.window_tokens, MOST_KV_TOKENS)

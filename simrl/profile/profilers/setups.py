@@ -57,7 +57,8 @@ NOT_WRITTEN = (
 
 
 class EngineSetup(NamedTuple):
-    """How an engine is split over GPUs, in which precision, and how tokens are spread over experts (in `ROUTINGS`)."""
+    """The setup of a measured engine: its split over GPUs, its precisions, and how tokens are spread over experts (a name in
+    `ROUTINGS`)."""
 
     tp: int = 1
     dp: int = 1

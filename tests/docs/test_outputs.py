@@ -110,16 +110,16 @@ def test_a_page_is_run_in_order_and_its_stale_output_found_and_renewed(tmp_path:
 
 def test_a_command_of_simrl_and_a_block_of_python_are_run(tmp_path: Path):
     python = "```python\nx = 41\n```\n\n```python\nprint(x + 1)\n```\n\n```\n42\n```\n"
-    assert check(tmp_path / "page.md", "```sh\nsimrl version\n```\n\n```\n0.1.0\n```\n" + python)[0] == 0
+    assert check(tmp_path / "page.md", "```sh\nsimrl --version\n```\n\n```\n0.1.0\n```\n" + python)[0] == 0
 
 
 @pytest.mark.parametrize("text, said", [
     ("```sh\nsimrl compare none.yaml\n```\n\n```\n1\n```\n", "exit code 1: simrl: none.yaml"),
     ("```python\nraise OSError('lost')\n```\n\n```\n1\n```\n", "OSError: lost"),
     ("```\nsamples/s 3\n```\n", "an output without a command"),
-    ("```sh\nsimrl version\n```\n\nSo:\n\n```\n0.1.0\n```\n", "an output without a command"),
-    ("```sh\nsimrl version\n```\n\n```text\n0.1.0\n```\n", "an output is not marked text"),
-    ("```sh\nsimrl version\n```\n\n<!-- nightly -->\n\n```\n0.1.0\n```\n", "mark them console"),
+    ("```sh\nsimrl --version\n```\n\nSo:\n\n```\n0.1.0\n```\n", "an output without a command"),
+    ("```sh\nsimrl --version\n```\n\n```text\n0.1.0\n```\n", "an output is not marked text"),
+    ("```sh\nsimrl --version\n```\n\n<!-- nightly -->\n\n```\n0.1.0\n```\n", "mark them console"),
     ("<!-- rm -r results -->\n\n```\n0.1.0\n```\n", "neither simrl nor python: rm"),
 ])  # fmt: skip
 def test_a_command_that_fails_and_an_output_without_one_end_the_check(tmp_path: Path, text: str, said: str):
@@ -128,7 +128,7 @@ def test_a_command_that_fails_and_an_output_without_one_end_the_check(tmp_path: 
 
 
 def test_what_takes_long_is_compared_at_night(tmp_path: Path):
-    text = "```console\nsimrl version\n```\n\n<!-- nightly -->\n\n```\nanother\n```\n"
+    text = "```console\nsimrl --version\n```\n\n<!-- nightly -->\n\n```\nanother\n```\n"
     assert check(tmp_path / "page.md", text)[0] == 0
     assert check(tmp_path / "page.md", text, "--nightly")[0] == 1
 

@@ -6,6 +6,7 @@ Invariant: a step is in one file, and a step in the name of a file is the step o
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -90,7 +91,7 @@ def _files(source: Source, path: Path, left_out: Counter[str]) -> list[Path]:
 
 def _step_of(source: Source, file: Path) -> int | None:
     """Return the step in the name of a file; None if there is none."""
-    named = source.step.fullmatch(f"{file.parent.name}/{file.name}")
+    named = re.fullmatch(source.step, f"{file.parent.name}/{file.name}")
     return int(named[1]) if named else None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ class Source(BaseModel, frozen=True, extra="forbid"):
     files: tuple[str, ...] = ()
     without: str = ""
     nothing: str = ""
-    step: re.Pattern[str] = re.compile("")
+    step: str = ""
     rows_of: str = ""
     columns: Mapping[str, str | tuple[str, ...]] = {}
     options: tuple[str, ...] = COUNTED

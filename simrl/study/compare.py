@@ -18,6 +18,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from simrl.errors import InputError
 from simrl.interrupts import ctrl_c_waits
+from simrl.result.metrics import speedups
 from simrl.result.result import Result
 from simrl.scenario.model import Scenario
 from simrl.simulate.cache import InputCache
@@ -256,19 +257,10 @@ def without_colocated(scenarios: Sequence[Scenario]) -> tuple[list[Scenario], li
 
 
 def with_speedups(scenarios: Sequence[Scenario], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add `speedup`, samples/s over the first row's, `speedup_in_variant`, over the first row with the same variant (cluster),
-    and `folder`, the name of the run's folder."""
-    first_in: dict[str, float] = {}
-    for row in rows:
-        first_in.setdefault(row["variant"], row["samples_per_s"])
+    """Add the speed-ups (`simrl.result.metrics.speedups`), and `folder`, the name of the run's folder."""
     return [
-        {
-            **row,
-            "speedup": row["samples_per_s"] / rows[0]["samples_per_s"],
-            "speedup_in_variant": row["samples_per_s"] / first_in[row["variant"]],
-            "folder": folder_name(scenario),
-        }
-        for scenario, row in zip(scenarios, rows, strict=True)
+        {**row, **over_first, "folder": folder_name(scenario)}
+        for scenario, row, over_first in zip(scenarios, rows, speedups(rows), strict=True)
     ]
 
 

@@ -132,6 +132,11 @@ class Answer:
     def choice(self) -> Choice:
         return self.best[0]
 
+    @property
+    def tied(self) -> list[str]:
+        """The systems whose best option is as good as the choice, as far as simrl can tell."""
+        return [choice.option.row["system"] for choice in self.best if choice.tied]
+
     def as_json(self) -> dict[str, Any]:
         """Return the data of `--json`; the keys are stable."""
         launching, settings = self.launching, self.launching.settings

@@ -229,10 +229,6 @@ class _Climber:
         else:
             yield from self._splits(self._of_all * n // 8 for n in (1, 3, 5, 7))
 
-    @property
-    def _of_all_now(self) -> int:
-        return self._scenario.cluster.gpus // self._scenario.cluster.worker_gpus
-
     def _splits(self, workers: Iterable[int]) -> Iterator[Alternative]:
         """Yield the splits with these numbers of rollout workers that the space has."""
         within = self._dimensions.get(SHARE)

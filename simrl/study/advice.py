@@ -28,7 +28,7 @@ from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate_prepared
 from simrl.study.answer import Answer, Reasons, answer, reasons_of
-from simrl.study.compare import SEEDS
+from simrl.study.compare import SEEDS, further_seeds
 from simrl.study.goal import Goal
 from simrl.study.model_error import RATIO_ERROR, SOURCE, STEP_ERROR, STEP_SOURCE
 from simrl.study.point import Point
@@ -193,9 +193,8 @@ def _whole_run(option: Option, goal: Goal, outcomes: Outcomes, traces: Sequence[
     `InputError` for a stage that cannot be simulated: lengths that grow beyond memory."""
     stages = growth_stages(whole_periods(option.point.scenario)[0], traces)
     middle = len(stages) // 2
-    seeds = [stages[middle].model_copy(update={"seed": stages[middle].seed + i}) for i in range(1, SEEDS)]
     try:
-        rows = outcomes.rows([*stages, *seeds])
+        rows = outcomes.rows([*stages, *further_seeds(stages[middle])])
     except InputError as error:
         raise InputError(f"the whole run of the choice cannot be simulated: {error}", error.cause) from error
     rates = [row["samples_per_s"] for row in rows]

@@ -11,7 +11,7 @@ import hashlib
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -94,7 +94,12 @@ def simulate_compared(
         ]
         rows = [{**row, **dict.fromkeys(FACTORS)} for row in with_speedups(scenarios, rows)]
         again, unranked = _ranked_again(runs_prepared, beside.ranking, took_s)
-        further = [*(_seeds(scenarios) if beside.sure else ()), *again]
+        further = [
+            _Further(place, "samples_per_s_spread", scenario)
+            for place, simulated in enumerate(scenarios if beside.sure else ())
+            for scenario in further_seeds(simulated)
+        ]
+        further += again
         if beside.best_split is None and took_s <= LONG_S:
             looked_at = [looks(s, row, inputs) for s, row in zip(scenarios, rows, strict=True)]
             further += [_Further(i, "better_split", s) for i, s in enumerate(looked_at) if s]
@@ -164,12 +169,9 @@ def _whole_run(prepared: Prepared, row: Row, updates: int | None) -> Row:
     return {"run_hours": hours, "run_cost": None if price is None else price * samples / 1000}
 
 
-def _seeds(scenarios: Sequence[Scenario]) -> Iterator[_Further]:
-    """Yield the scenarios with the next seeds."""
-    for i in range(1, SEEDS):
-        for place, scenario in enumerate(scenarios):
-            again = scenario.model_copy(update={"seed": scenario.seed + i})
-            yield _Further(place, "samples_per_s_spread", again)
+def further_seeds(scenario: Scenario) -> list[Scenario]:
+    """Return the scenario with each of the next seeds; with its own they are `SEEDS`."""
+    return [scenario.model_copy(update={"seed": scenario.seed + i}) for i in range(1, SEEDS)]
 
 
 def _ranked_again(runs: Sequence[Prepared], ranking: bool | None, took_s: float) -> tuple[list[_Further], str]:

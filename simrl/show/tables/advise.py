@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -22,7 +21,7 @@ from simrl.result.metrics import prices
 from simrl.result.off_policyness import largest_off_policyness
 from simrl.show.tables.compare import unequal_work
 from simrl.show.tables.explain import KINDS
-from simrl.show.text import Page, filled, listed, number, say
+from simrl.show.text import Page, listed, number, plain_table, say
 from simrl.study.advice import Advice, KvPool, Plan, WholeRun
 from simrl.study.answer import Answer, Choice, Reasons, staleness_bound
 from simrl.study.compare import SEEDS
@@ -128,10 +127,9 @@ def _fill(console: Console, *paragraphs: str, indent: int = 0, hanging: int = 0)
 
 def _table(columns: Columns, rows: Iterable[Any], names: int = 0) -> Table:
     """Return a table of the columns that are shown; column `names` stands to the left."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     shown = [(heading, cell) for heading, cell, is_shown in columns if is_shown]
     lines = ([cell(row) for _, cell in shown] for row in rows)
-    filled(table, [heading for heading, _ in shown], lines, (names,), overflow="fold")
+    table = plain_table([heading for heading, _ in shown], lines, (names,), no_wrap=False, overflow="fold")
     table.columns[names].max_width = 38
     return table
 

@@ -202,7 +202,7 @@ def advise(
                     trials=trials, seed=seed, best=best, robust=sources, polished=polish, framework=named,
                 )  # fmt: skip
             write_json(written / "advise.json", advice.as_json())
-    name = f"Advice of {advice.name}: {advice.plans[0].choice.option.row['system']}"
+    name = f"Advice of {advice.name}: {advice.plans[0].option.row['system']}"
     notes = [] if output is None else [f"Written to {output}/advise.json"]
     show, width = partial(print_advice, details=details), 100 if details else 80
     return AdviceView(advice, show, name, advice.rows, lost=outcomes.lost, ascii=False, width=width, notes=notes)

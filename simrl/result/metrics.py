@@ -3,7 +3,7 @@ end of the last update. The filling of the pipelines is before it; `settled` tel
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,19 @@ def prices(cluster: Mapping[str, Any]) -> tuple[float, float | None]:
         return price, None
     pool_price = pool.get("cost_per_gpu_hour")
     return price, price if pool_price is None else pool_price
+
+
+def speedups(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, float | None]]:
+    """Return the speed-ups of rows: samples/s over the first row's (`speedup`), and over the first row's
+    of the same variant (`speedup_in_variant`). A row without samples/s has none and is no first row."""
+    first: dict[str | None, float] = {}
+    over_first = []
+    for row in rows:
+        rate, groups = row.get("samples_per_s"), {"speedup": None, "speedup_in_variant": row["variant"]}
+        over_first.append(
+            {name: None if rate is None else rate / first.setdefault(group, rate) for name, group in groups.items()}
+        )
+    return over_first
 
 
 def summary(

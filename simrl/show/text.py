@@ -78,10 +78,11 @@ def say(console: Console, *lines: str, style: str = "", **options: Any) -> None:
         console.print(Text(line, style=style), **options)
 
 
-def plain_table(headings: Sequence[str], rows: Rows, left: Sequence[int] = (0,)) -> Table:
-    """Return a table without a frame; columns are right-aligned, except those in `left`."""
+def plain_table(headings: Sequence[str], rows: Rows, left: Sequence[int] = (0,), **options: Any) -> Table:
+    """Return a table without a frame; columns are right-aligned, except those in `left`, and have these
+    options."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    return filled(table, headings, rows, left, no_wrap=True)
+    return filled(table, headings, rows, left, **{"no_wrap": True, **options})
 
 
 def framed_table(headings: Sequence[str], rows: Rows, title: str | None = None, left: Sequence[int] = (0,)) -> Table:

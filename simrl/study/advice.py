@@ -27,8 +27,8 @@ from simrl.scenario.model import Scenario
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate_prepared
-from simrl.study.answer import Answer, Choice, Reasons, answer, reasons_of
-from simrl.study.compare import SEEDS
+from simrl.study.answer import Answer, Reasons, answer, reasons_of
+from simrl.study.compare import SEEDS, further_seeds
 from simrl.study.goal import Goal
 from simrl.study.model_error import RATIO_ERROR, SOURCE, STEP_ERROR, STEP_SOURCE
 from simrl.study.point import Point
@@ -112,27 +112,25 @@ class Plan(WholeRun):
     memory: KvPool | None
     left_out: tuple[str, ...]
 
-    @property
-    def choice(self) -> Choice:
-        return self.answer.choice
-
 
 @dataclass(frozen=True)
 class Advice:
-    """The advice of all clusters, for `updates` updates of `batch_samples` samples."""
+    """The advice of all clusters, whose goals have the same updates and batches."""
 
-    name: str
-    updates: int
-    batch_samples: float
     plans: tuple[Plan, ...]
+
+    @property
+    def name(self) -> str:
+        return self.plans[0].answer.name
 
     def as_json(self) -> dict[str, Any]:
         """Return the data of `--json`; the keys are stable."""
         errors = {"ratio": RATIO_ERROR, "ratio_source": SOURCE, "step": STEP_ERROR, "step_source": STEP_SOURCE}
+        goal = self.plans[0].answer.goal
         return {
             "name": self.name,
-            "updates": self.updates,
-            "batch_samples": self.batch_samples,
+            "updates": goal.updates,
+            "batch_samples": goal.batch_samples,
             "model_error": errors,
             "clusters": [_plan_json(plan) for plan in self.plans],
         }
@@ -140,15 +138,14 @@ class Advice:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """A row per cluster."""
-        nested = ("optimization", "offered", "memory", "stages_s", "left_out", "level")
-        return [{k: v for k, v in _plan_json(plan).items() if k not in nested} for plan in self.plans]
+        return [{key: value for key, value in plan.as_json().items() if key != "stages_s"} for plan in self.plans]
 
 
 def _plan_json(plan: Plan) -> dict[str, Any]:
     return {
         **plan.as_json(),
         "offered": plan.offered.as_json() if plan.offered else None,
-        "level": [choice.option.row["system"] for choice in plan.answer.best if choice.tied],
+        "level": plan.answer.tied,
         "memory": asdict(plan.memory) if plan.memory else None,
         "left_out": plan.left_out,
         "optimization": plan.answer.as_json(),
@@ -173,8 +170,7 @@ def advise(
         best = answer(space, goal, outcomes, **settings)
         outcomes.phase("the whole run of the choice", 2 * (SEEDS + 2) + 2 + len(SHARES))
         plans.append(_plan(best, outcomes, traces))
-    first = plans[0].answer
-    return Advice(first.name, first.goal.updates, first.goal.batch_samples, tuple(plans))
+    return Advice(tuple(plans))
 
 
 def _plan(best: Answer, outcomes: Outcomes, traces: Sequence[str]) -> Plan:
@@ -197,9 +193,8 @@ def _whole_run(option: Option, goal: Goal, outcomes: Outcomes, traces: Sequence[
     `InputError` for a stage that cannot be simulated: lengths that grow beyond memory."""
     stages = growth_stages(whole_periods(option.point.scenario)[0], traces)
     middle = len(stages) // 2
-    seeds = [stages[middle].model_copy(update={"seed": stages[middle].seed + i}) for i in range(1, SEEDS)]
     try:
-        rows = outcomes.rows([*stages, *seeds])
+        rows = outcomes.rows([*stages, *further_seeds(stages[middle])])
     except InputError as error:
         raise InputError(f"the whole run of the choice cannot be simulated: {error}", error.cause) from error
     rates = [row["samples_per_s"] for row in rows]

@@ -25,6 +25,7 @@ from simrl.scenario.presets import known_fields
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.simulate.run import simulate_prepared
+from simrl.study.compare import SEEDS, further_seeds
 from simrl.study.executors import inputs_of_this_process
 from simrl.study.goal import Goal
 from simrl.study.launch import Launch, launch
@@ -39,7 +40,6 @@ from simrl.study.staleness_quality import SOURCE as QUALITY_SOURCE
 from simrl.study.store import Outcomes, write_json
 from simrl.training.config import assumed_s, assumption, trained_by
 
-FURTHER_SEEDS = 2  # of options that are close
 CLOSE = 2.0  # times the model's error: closer options are simulated with further seeds
 NEXT_BEST = 3  # further options that robustness looks at, with the best of each system
 MOST_PARTS = 3
@@ -132,6 +132,11 @@ class Answer:
     def choice(self) -> Choice:
         return self.best[0]
 
+    @property
+    def tied(self) -> list[str]:
+        """The systems whose best option is as good as the choice, as far as simrl can tell."""
+        return [choice.option.row["system"] for choice in self.best if choice.tied]
+
     def as_json(self) -> dict[str, Any]:
         """Return the data of `--json`; the keys are stable."""
         launching, settings = self.launching, self.launching.settings
@@ -223,7 +228,7 @@ def answer(
     assert outcomes.folder is not None
     reasons = outcomes.each(partial(reasons_of, outcomes.folder), few)
     close = [o for o in few[1:] if few[0].merit / o.merit - 1 < CLOSE * RATIO_ERROR]
-    outcomes.phase("further seeds of what is close", FURTHER_SEEDS * (1 + len(close)) if close else 0)
+    outcomes.phase("further seeds of what is close", (SEEDS - 1) * (1 + len(close)) if close else 0)
     leads = _leads(few, close, goal, outcomes)
     tested = list({o.point.hash: o for o in [*few, *allowed[:NEXT_BEST]]}.values())
     outcomes.phase("other step times, training and acceptance", most_points(robust, len(tested)))
@@ -263,12 +268,12 @@ def _leads(few: Sequence[Option], close: Sequence[Option], goal: Goal, outcomes:
     """Return the lead of the first option over each, and with further seeds over those that are close."""
     first = few[0]
     merits: dict[str, dict[int, float]] = {option.point.hash: {0: option.merit} for option in few}
-    seeds = [(o, i) for i in range(1, FURTHER_SEEDS + 1) for o in (first, *close) if close]
-    points = []
-    for option, i in seeds:
-        scenario = option.point.scenario
-        points.append(Point(scenario.model_copy(update={"seed": scenario.seed + i}), outcomes.digests))
-    for (option, i), point, outcome in zip(seeds, points, outcomes.of(points), strict=True):
+    seeded = [
+        (option, i, Point(scenario, outcomes.digests))
+        for option in ((first, *close) if close else ())
+        for i, scenario in enumerate(further_seeds(option.point.scenario), start=1)
+    ]
+    for (option, i, point), outcome in zip(seeded, outcomes.of([point for *_, point in seeded]), strict=True):
         if "row" in outcome:
             merits[option.point.hash][i] = judged(point, outcome, goal).merit
     of_first = merits[first.point.hash]

@@ -11,13 +11,14 @@ import hashlib
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from simrl.errors import InputError
 from simrl.interrupts import ctrl_c_waits
+from simrl.result.metrics import speedups
 from simrl.result.result import Result
 from simrl.scenario.model import Scenario
 from simrl.simulate.cache import InputCache
@@ -93,7 +94,12 @@ def simulate_compared(
         ]
         rows = [{**row, **dict.fromkeys(FACTORS)} for row in with_speedups(scenarios, rows)]
         again, unranked = _ranked_again(runs_prepared, beside.ranking, took_s)
-        further = [*(_seeds(scenarios) if beside.sure else ()), *again]
+        further = [
+            _Further(place, "samples_per_s_spread", scenario)
+            for place, simulated in enumerate(scenarios if beside.sure else ())
+            for scenario in further_seeds(simulated)
+        ]
+        further += again
         if beside.best_split is None and took_s <= LONG_S:
             looked_at = [looks(s, row, inputs) for s, row in zip(scenarios, rows, strict=True)]
             further += [_Further(i, "better_split", s) for i, s in enumerate(looked_at) if s]
@@ -163,12 +169,9 @@ def _whole_run(prepared: Prepared, row: Row, updates: int | None) -> Row:
     return {"run_hours": hours, "run_cost": None if price is None else price * samples / 1000}
 
 
-def _seeds(scenarios: Sequence[Scenario]) -> Iterator[_Further]:
-    """Yield the scenarios with the next seeds."""
-    for i in range(1, SEEDS):
-        for place, scenario in enumerate(scenarios):
-            again = scenario.model_copy(update={"seed": scenario.seed + i})
-            yield _Further(place, "samples_per_s_spread", again)
+def further_seeds(scenario: Scenario) -> list[Scenario]:
+    """Return the scenario with each of the next seeds; with its own they are `SEEDS`."""
+    return [scenario.model_copy(update={"seed": scenario.seed + i}) for i in range(1, SEEDS)]
 
 
 def _ranked_again(runs: Sequence[Prepared], ranking: bool | None, took_s: float) -> tuple[list[_Further], str]:
@@ -256,19 +259,10 @@ def without_colocated(scenarios: Sequence[Scenario]) -> tuple[list[Scenario], li
 
 
 def with_speedups(scenarios: Sequence[Scenario], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add `speedup`, samples/s over the first row's, `speedup_in_variant`, over the first row with the same variant (cluster),
-    and `folder`, the name of the run's folder."""
-    first_in: dict[str, float] = {}
-    for row in rows:
-        first_in.setdefault(row["variant"], row["samples_per_s"])
+    """Add the speed-ups (`simrl.result.metrics.speedups`), and `folder`, the name of the run's folder."""
     return [
-        {
-            **row,
-            "speedup": row["samples_per_s"] / rows[0]["samples_per_s"],
-            "speedup_in_variant": row["samples_per_s"] / first_in[row["variant"]],
-            "folder": folder_name(scenario),
-        }
-        for scenario, row in zip(scenarios, rows, strict=True)
+        {**row, **over_first, "folder": folder_name(scenario)}
+        for scenario, row, over_first in zip(scenarios, rows, speedups(rows), strict=True)
     ]
 
 

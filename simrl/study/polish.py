@@ -24,7 +24,7 @@ from simrl.simulate.cache import InputCache
 from simrl.study.goal import Goal
 from simrl.study.grid import SYSTEMS, Alternative, Between, Listed, value_of
 from simrl.study.point import Point
-from simrl.study.search import Option, Searched
+from simrl.study.search import Option, Searched, best_of_each
 from simrl.study.search_space import LAYOUT, SHARE, Chosen, Space, parts
 from simrl.study.splits import divides, possible, units, with_workers
 from simrl.study.store import Outcomes
@@ -62,10 +62,8 @@ def polish(space: Space, goal: Goal, outcomes: Outcomes, searched: Searched, mos
 
     simulate(_first_possible(space, {option.system for option in searched.options}))
     searched.sort()
-    starts: dict[str, Option] = {}  # the best option of each system, also if it exceeds a limit
-    for option in searched.options:
-        starts.setdefault(option.system, option)
-    climbers = [_Climber(space, option, searched.chosen[option.point.hash]) for option in starts.values()]
+    starts = best_of_each(searched.options)  # also if they exceed a limit
+    climbers = [_Climber(space, option, searched.chosen[option.point.hash]) for option in starts]
     while active := _active(climbers):
         beside = [(climber, climber.neighbours()) for climber in active]
         simulate(neighbour for _, neighbours in beside for neighbour in neighbours)
@@ -228,10 +226,6 @@ class _Climber:
             yield from dimension.alternatives[:: -(-len(dimension.alternatives) // 4)]
         else:
             yield from self._splits(self._of_all * n // 8 for n in (1, 3, 5, 7))
-
-    @property
-    def _of_all_now(self) -> int:
-        return self._scenario.cluster.gpus // self._scenario.cluster.worker_gpus
 
     def _splits(self, workers: Iterable[int]) -> Iterator[Alternative]:
         """Yield the splits with these numbers of rollout workers that the space has."""

@@ -246,8 +246,9 @@ def front(options: Sequence[Option]) -> list[Option]:
     return sorted(best, key=lambda option: (option.staleness, -option.merit))
 
 
-def best_of_each(options: Sequence[Option], count: int) -> list[Option]:
-    """Return the best option of each of the first `count` systems; the options come in their order."""
+def best_of_each(options: Sequence[Option], count: int | None = None) -> list[Option]:
+    """Return the best option of each of the first `count` systems, of all without it; the options come in
+    their order."""
     systems = list(dict.fromkeys(option.system for option in options))[:count]
     return [next(option for option in options if option.system == system) for system in systems]
 

@@ -26,6 +26,7 @@ from simrl import files
 from simrl.errors import InputError
 from simrl.files import write_whole_folder
 from simrl.profile.model_shape import model_shape
+from simrl.result.metrics import speedups
 from simrl.scenario.load import PARAMETER
 from simrl.scenario.model import Scenario
 from simrl.study.executors import Executor
@@ -131,23 +132,21 @@ def table_rows(plan: SweepPlan, outcomes: Mapping[str, Outcome]) -> list[Row]:
     variant, which is all varied keys but the system and its parameters.
     """
     metrics = list(dict.fromkeys(key for outcome in outcomes.values() for key in outcome.get("row", {})))
-    first: dict[str | None, float] = {}
     rows = []
     for number, point in enumerate(plan.points):
-        outcome = outcomes[point.hash]
-        metrics_of = outcome.get("row", {})
+        metrics_of = outcomes[point.hash].get("row", {})
         row: Row = {"point": number, "hash": point.hash}
         row |= {key: _plain(key, value_of(point.scenario, key)) for key in plan.keys}
         row["variant"] = ", ".join(
             f"{key}={row[key]}" for key in plan.keys if key != SYSTEM and not key.startswith(PARAMETER)
         )
         row |= {key: metrics_of.get(key) for key in metrics}
-        rate = metrics_of.get("samples_per_s")
-        for name, group in (("speedup", None), ("speedup_in_variant", row["variant"])):
-            row[name] = None if rate is None else rate / first.setdefault(group, rate)
-        row["error"] = outcome.get("error")
         rows.append(row)
-    return rows
+    errors = [outcomes[point.hash].get("error") for point in plan.points]
+    return [
+        {**row, **over_first, "error": error}
+        for row, over_first, error in zip(rows, speedups(rows), errors, strict=True)
+    ]
 
 
 def _plain(key: str, value: Any) -> Any:

@@ -410,7 +410,7 @@ def test_advise_chooses_the_fastest_that_keeps_the_limits(advised):
         best=1,
     )
     (plan,) = fresh.data.plans
-    assert plan.choice.option.system == "verl_colocated"
+    assert plan.option.system == "verl_colocated"
     assert fresh.best["off_policyness_max"].tolist() == [0]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from simrl.result.metrics import gpu_seconds, occupancy, summary, window
+from simrl.result.metrics import gpu_seconds, occupancy, speedups, summary, window
 from simrl.result.result import Lane, Result, Step, Work
 from simrl.runtime.recorder import Recorder
 from simrl.simulate.run import simulate
@@ -132,3 +132,10 @@ def test_occupancy_of_a_run_is_the_time_that_its_requests_were_in_the_batch():
     slots_s = (rolls.ended_s - rolls.started_s).sum() * result.metadata["full_batch"]["sequences"]
     assert rolls.slot_s.sum() == pytest.approx(filled_s, rel=0.05)  # but for the pass in which each arrives
     assert occupancy(result, 0.0, result.metadata["end_s"]) == pytest.approx(rolls.slot_s.sum() / slots_s)
+
+
+def test_speed_ups_are_over_the_first_row_with_a_rate_and_over_the_first_one_of_its_variant():
+    rates = [(None, "tp=1"), (2.0, "tp=1"), (3.0, "tp=2"), (6.0, "tp=2"), (None, "tp=2"), (1.0, "tp=1")]
+    both = speedups([{"samples_per_s": rate, "variant": variant} for rate, variant in rates])
+    assert [row["speedup"] for row in both] == [None, 1.0, 1.5, 3.0, None, 0.5]
+    assert [row["speedup_in_variant"] for row in both] == [None, 1.0, 1.0, 2.0, None, 0.5]

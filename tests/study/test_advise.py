@@ -12,8 +12,7 @@ from rich.console import Console
 
 from simrl.errors import InputError
 from simrl.scenario.load import load_scenarios
-from simrl.show.tables.advise import print_advice
-from simrl.show.tables.optimize import unsettled_lines
+from simrl.show.tables.advise import print_advice, unsettled_lines
 from simrl.study import advice, answer
 from simrl.study.advice import advise, goal_on, growth_stages, whole_periods
 from simrl.study.executors import Here
@@ -167,7 +166,7 @@ GROWING = ("systems=areal", "system.rollout_share=0.5", "system.eta=2", "workloa
 def test_each_stage_and_seed_of_a_plan_has_its_own_row_in_whatever_order_they_end(file):
     space = space_of(file, *GROWING, *ALONE)
     (plan,) = advise({8: (space, goal_on(space, 900))}, Outcomes(Path("out"), Doubled()), trials=1, robust=()).plans
-    stages = growth_stages(plan.choice.option.point.scenario)
+    stages = growth_stages(plan.option.point.scenario)
     rates = [simulated(stage)["samples_per_s"] for stage in stages]
     assert plan.stages == pytest.approx([space.batch_samples / rate for rate in rates])
     assert plan.stages[0] < plan.stages[1] < plan.stages[2]
@@ -312,7 +311,7 @@ def test_a_second_call_finds_the_closing_runs_of_a_plan_in_the_folder(offered, m
 def test_an_edited_figure_of_the_memory_is_simulated_again(offered):
     found, _, outcomes = offered
     (plan,) = found.plans
-    option = plan.choice.option.point.scenario
+    option = plan.option.point.scenario
     stage = advice.growth_stages(advice.whole_periods(option)[0])[0]
     assert advice._memory(stage, outcomes) == plan.memory
     for kept in (outcomes.folder / "memory").glob("*.json"):

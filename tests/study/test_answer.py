@@ -14,7 +14,7 @@ from rich.console import Console
 
 from simrl.errors import InputError, StoppedError
 from simrl.scenario.load import ScenarioFile, load_scenarios
-from simrl.show.tables.optimize import print_answer, robust_lines
+from simrl.show.tables.advise import print_search, robust_lines
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import prepare
 from simrl.study.answer import Answer, answer
@@ -155,7 +155,7 @@ def test_an_answer_names_the_whole_layout_of_a_worker_and_the_layouts_that_tie(f
     found = answered(file, "cluster.gpus=64", "systems=verl_colocated", "cluster.tp=2", "cluster.ep=1,2")
     close = replace(found, within_error=1)
     text = io.StringIO()
-    print_answer(close, Console(file=text))
+    print_search(close, Console(file=text))
     words = " ".join(text.getvalue().split())
     own, other = (option.point.scenario.cluster.ep for option in found.searched.allowed)
     layouts = {1: "tp 2", 2: "tp 2 ep 2"}
@@ -527,7 +527,7 @@ def test_a_search_that_was_not_whole_says_so_first_and_is_not_surer_than_it_was(
             trials=trials,
         )
         text = io.StringIO()
-        print_answer(found, Console(file=text, width=100))
+        print_search(found, Console(file=text, width=100))
         said.append(" ".join(text.getvalue().split()))
     part, whole = said
     assert "samples a second. 2 points of 3 combinations were tried; more --trials may find better. Run " in part
@@ -537,7 +537,7 @@ def test_a_search_that_was_not_whole_says_so_first_and_is_not_surer_than_it_was(
 
 def shown(found):
     text = io.StringIO()
-    print_answer(found, Console(file=text, width=100))
+    print_search(found, Console(file=text, width=100))
     return " ".join(text.getvalue().split())
 
 
@@ -643,10 +643,10 @@ def test_a_variant_tells_its_gpus_only_where_they_are_others(file):
     text = io.StringIO()
     found = answered(file, "systems=verl_colocated", "cluster.tp=1,2")
     assert {choice.variant.point.scenario.cluster.tp for choice in found.best} <= {1, 2}
-    print_answer(found, Console(file=text, width=100))
+    print_search(found, Console(file=text, width=100))
     assert "8 h100" not in text.getvalue()
     text = io.StringIO()
-    print_answer(answered(file, "systems=verl_colocated", "cluster.tp=1", "cluster.gpus=4,8"), Console(file=text))
+    print_search(answered(file, "systems=verl_colocated", "cluster.tp=1", "cluster.gpus=4,8"), Console(file=text))
     assert "next variant, verl_colocated, tp 1, 4 h100" in " ".join(text.getvalue().split())
 
 

@@ -162,25 +162,25 @@ def _values(rows: Sequence[Row], key: str) -> list[Any]:
     return sorted(values) if all(isinstance(value, int | float) for value in values) else values
 
 
-def search_figure(found: Answer) -> Picture:
+def search_figure(answer: Answer) -> Picture:
     """Draw a point an option, coloured by its system, best system first; the front in full colour,
     the choice in a ring."""
     figure = Picture(8.0, 4.2, layout="constrained")
     axes: Axes = figure.subplots()
-    on_front = {option.point.hash for option in found.front}
+    on_front = {option.point.hash for option in answer.front}
     looks: tuple[dict[str, Any], ...] = (
         {"s": 22, "alpha": 0.4, "edgecolors": "none", "zorder": 2},
         {"s": 55, "alpha": 1.0, "edgecolors": INK, "zorder": 3},
     )
-    for i, system in enumerate(dict.fromkeys(option.system for option in found.searched.allowed)):
+    for i, system in enumerate(dict.fromkeys(option.system for option in answer.searched.allowed)):
         color, marker = SERIES[i % len(SERIES)], MARKERS[i // len(SERIES) % len(MARKERS)]
-        own = [option for option in found.searched.allowed if option.system == system]
+        options = [option for option in answer.searched.allowed if option.system == system]
         for full, look in enumerate(looks):
-            drawn = [option for option in own if (option.point.hash in on_front) == full]
+            drawn = [option for option in options if (option.point.hash in on_front) == full]
             x, y = [option.staleness for option in drawn], [option.row["samples_per_s"] for option in drawn]
             axes.scatter(x, y, linewidths=1.0, color=color, marker=marker, **look)
         axes.scatter([], [], label=plain(system), color=color, marker=marker)
-    choice = found.choice.option
+    choice = answer.choice.option
     ring: dict[str, Any] = {"label": "the choice", "facecolors": "none", "edgecolors": BLACK}
     axes.scatter(choice.staleness, choice.row["samples_per_s"], 220, linewidths=1.5, zorder=4, **ring)
     axes.set(xlabel=UNITS["off_policyness_mean"], ylabel=UNITS["samples_per_s"], ylim=(0, None))

@@ -28,6 +28,7 @@ from simrl.show.style import Picture, rendered
 from simrl.show.tables.agree import print_agreement
 from simrl.show.tables.compare import columns_of, marked, notes
 from simrl.show.tables.explain import path_shares
+from simrl.show.tables.ranking import most_of_variants
 from simrl.show.text import Screen, number
 
 # Meanings that the legend on the screen leaves out.
@@ -47,9 +48,7 @@ def runs_context(source: Runs) -> tuple[dict[str, Any], dict[str, Any]]:
     columns = columns_of(rows)
     falls = [waterfall(run.result, *window(run.result, run.warmup_steps)) for run in runs]
     speeds = [row["samples_per_s"] for row in rows]
-    fastest = {
-        row["variant"]: row["samples_per_s"] for row in sorted(rows, key=lambda row: float(row["samples_per_s"]))
-    }
+    fastest = most_of_variants(rows)
     variants = [None, *(row["variant"] for row in rows)]
     context = {
         "answer": of_runs(source),

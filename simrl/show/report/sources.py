@@ -11,7 +11,7 @@ from simrl.analysis.explanation import counted_warmup
 from simrl.errors import InputError, first_line, printable, refuse
 from simrl.files import read_parquet, require_no_device
 from simrl.result.check import check_metadata
-from simrl.result.metrics import prices, summary
+from simrl.result.metrics import prices, speedups, summary
 from simrl.result.result import METADATA_FILE, Result, read_result
 
 WRITERS = "`simrl compare`, `run`, `replay` and `sweep` write such folders"
@@ -107,7 +107,6 @@ def _instead(folder: Path) -> str:
 def runs_of(results: dict[str, Result], replayed: bool = False) -> Runs:
     """Return results by name as they are compared: speed-ups are over the first."""
     runs: list[Run] = []
-    first_in: dict[str, float] = {}
     for name, result in results.items():
         scenario = result.metadata["scenario"]
         try:
@@ -120,9 +119,8 @@ def runs_of(results: dict[str, Result], replayed: bool = False) -> Runs:
         if replayed or "replay" in result.metadata:
             row["system"] = f"{row['system']}, {name if replayed else 'measured'}"
         runs.append(Run(name, result, warmup, row))
-        rate = row["samples_per_s"]
-        row["speedup"] = rate / runs[0].row["samples_per_s"]
-        row["speedup_in_variant"] = rate / first_in.setdefault(row["variant"], rate)
+    for run, over_first in zip(runs, speedups([run.row for run in runs]), strict=True):
+        run.row.update(over_first)
     titles = dict.fromkeys(str(run.result.metadata["scenario"]["name"]) for run in runs)
     return Runs(", ".join(titles), runs, replayed)
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from simrl.profile.metadata import split_words
 from simrl.scenario.model import Scenario
 from simrl.show.inputs import not_modelled_lines, provenance, rests_on
-from simrl.show.tables.ranking import best_and_other, of_variants, ranking_lines, row_name, several
+from simrl.show.tables.ranking import best_and_other, most_of_variants, of_variants, ranking_lines, row_name, several
 from simrl.show.text import Column, Line, Page, fitting, folded, formatted, listed, number, plain_table, say
 from simrl.study.model_error import RATIO_ERROR
 from simrl.systems.recipes import RECIPES, parameters_of
@@ -335,10 +335,7 @@ def _wrapped(text: str) -> str:
 
 def _table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:
     labels = [i for i, column in enumerate(columns) if column.name in ("system", "variant")]
-    most: dict[str, float] = {}
-    for row in rows:
-        most[row["variant"]] = max(row["samples_per_s"], most.get(row["variant"], 0.0))
-    lines = []
+    most, lines = most_of_variants(rows), []
     for row, after in zip(rows, [*rows[1:], rows[-1]], strict=True):
         best = "bold" if row["samples_per_s"] == most[row["variant"]] else ""
         cells = [_wrapped(column.cell(row)) for column in columns]

@@ -27,6 +27,11 @@ def of_variants(rows: Sequence[Row]) -> list[list[Row]]:
     return list(grouped((str(row["variant"]), row) for row in rows).values())
 
 
+def most_of_variants(rows: Sequence[Row]) -> dict[str, float]:
+    """Return the most samples/s of each variant."""
+    return {str(group[0]["variant"]): max(row["samples_per_s"] for row in group) for group in of_variants(rows)}
+
+
 def several(rows: Sequence[Row]) -> list[list[Row]]:
     """Return the rows of each variant that has several."""
     return [group for group in of_variants(rows) if len(group) > 1]

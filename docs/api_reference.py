@@ -19,14 +19,21 @@ import simrl
 # These import torch or vLLM, which a base install does not have.
 ENGINES = ("!simrl_replay.grpo", "!simrl_replay.vllm_adapter", "!simrl_replay.random_model")
 # simrl's `__all__` is what `import simrl` is for; the modules are named, as pdoc would leave them out.
-MODULES = ("simrl", *(f"simrl.{module.name}" for module in iter_modules(simrl.__path__)), "simrl_replay", *ENGINES)
+MODULES = (
+    "simrl",
+    *(f"simrl.{module.name}" for module in iter_modules(simrl.__path__)),
+    "simrl_replay",
+    *ENGINES,
+)
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
     # The `__init__` of a named tuple or data class has annotations that are text, and pdoc looks inherited ones up in the wrong
     # module; a field's own annotation is still held to name something. Inherited fields of a typed dict are not found either.
     warnings.filterwarnings("ignore", r"Error parsing type annotation .*\.__init__\.", UserWarning)
-    warnings.filterwarnings("ignore", "Cannot determine where simrl.trace.importers.tabular.Options", UserWarning)
+    warnings.filterwarnings(
+        "ignore", "Cannot determine where simrl.trace.importers.tabular.Options", UserWarning
+    )
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     pdoc.render.configure(docformat="markdown", show_source=False, footer_text="simrl, Apache-2.0")
     pdoc.pdoc(*MODULES, output_directory=Path(sys.argv[1]))

@@ -15,7 +15,9 @@ INDEX = ROOT / "docs" / "README.md"
 
 project = "simrl"
 copyright = "the simrl maintainers, Apache-2.0"
-version = release = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+version = release = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+    "version"
+]
 root_doc = "README"
 extensions = ["myst_parser"]
 myst_heading_anchors = 4
@@ -60,7 +62,9 @@ def navigation(app: Sphinx, page: str, source: list[str]) -> None:
     rest = sorted(app.env.found_docs - named - {root_doc})
     for caption, pages in {**parts, "More": rest}.items():
         lines = "\n".join(f"/{page}" for page in pages)
-        source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n:titlesonly:\n\n{lines}\n```\n"
+        source[0] += (
+            f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n:titlesonly:\n\n{lines}\n```\n"
+        )
 
 
 def setup(app: Sphinx) -> None:

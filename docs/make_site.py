@@ -21,10 +21,26 @@ PAGE = """<!doctype html>
 def build(site: Path) -> None:
     """Build this version into its folder of `site`, and the list of versions."""
     folder = site / release
-    sphinx = ["-m", "sphinx", "--fail-on-warning", "--keep-going", "-q", "-b", "html", "-c", str(ROOT / "docs")]
-    subprocess.run([sys.executable, *sphinx, "-d", str(site / ".doctrees"), str(ROOT), str(folder)], check=True)
-    subprocess.run([sys.executable, str(ROOT / "docs" / "api_reference.py"), str(folder / "api")], check=True)
-    names = sorted((place.parent.name for place in site.glob("*/README.html")), key=_numbers, reverse=True)
+    sphinx = [
+        "-m",
+        "sphinx",
+        "--fail-on-warning",
+        "--keep-going",
+        "-q",
+        "-b",
+        "html",
+        "-c",
+        str(ROOT / "docs"),
+    ]
+    subprocess.run(
+        [sys.executable, *sphinx, "-d", str(site / ".doctrees"), str(ROOT), str(folder)], check=True
+    )
+    subprocess.run(
+        [sys.executable, str(ROOT / "docs" / "api_reference.py"), str(folder / "api")], check=True
+    )
+    names = sorted(
+        (place.parent.name for place in site.glob("*/README.html")), key=_numbers, reverse=True
+    )
     versions = "".join(f'<li><a href="{name}/README.html">{name}</a></li>' for name in names)
     (site / "index.html").write_text(PAGE.format(versions=versions), encoding="utf-8")
 

@@ -89,7 +89,9 @@ class Output(NamedTuple):
     def elsewhere(self) -> str:
         """Return the beginning of its command in `ELSEWHERE`, empty if CI can make it."""
         every = [shlex.join(words) for words in self.commands]
-        return next((start for start in ELSEWHERE for command in every if command.startswith(start)), "")
+        return next(
+            (start for start in ELSEWHERE for command in every if command.startswith(start)), ""
+        )
 
 
 class Timed(NamedTuple):
@@ -121,7 +123,16 @@ def blocks(text: str) -> list[Block]:
         comment = re.search(r"^<!--((?:(?!-->).)*)-->\s*\Z", between, re.MULTILINE | re.DOTALL)
         follows = bool(every) and not re.sub(r"<!--.*?-->", "", between, flags=re.DOTALL).strip()
         line = text[: fence.start()].count("\n") + 1
-        every.append(Block(fence[1], fence[2], line, comment[1].strip() if comment else "", fence.span(2), follows))
+        every.append(
+            Block(
+                fence[1],
+                fence[2],
+                line,
+                comment[1].strip() if comment else "",
+                fence.span(2),
+                follows,
+            )
+        )
         end = fence.end()
     return every
 
@@ -146,8 +157,14 @@ def outputs(text: str) -> list[Output]:
     for block in blocks(text):
         if block.language == PRINTED:
             every.append(_output(block, before if block.follows else None))
-        elif block.language == "text" and (re.search("[─━]{3}", block.text) or _commands_above(block, before)):
-            every.append(Output(block, None, (), problem="an output is not marked text: leave the language out"))
+        elif block.language == "text" and (
+            re.search("[─━]{3}", block.text) or _commands_above(block, before)
+        ):
+            every.append(
+                Output(
+                    block, None, (), problem="an output is not marked text: leave the language out"
+                )
+            )
         before = block
     return every
 
@@ -163,11 +180,24 @@ def _output(block: Block, before: Block | None) -> Output:
     named = commands(parts[3])
     if named:
         wrong = next((words[0] for words in named if words[0] not in ("simrl", "python")), "")
-        return Output(block, None, named, nightly, width, wrong and f"neither simrl nor python: {wrong}")
+        return Output(
+            block, None, named, nightly, width, wrong and f"neither simrl nor python: {wrong}"
+        )
     if before is None or before.language not in COMMANDS:
-        return Output(block, None, (), nightly, width, "an output without a command; name it in a comment above")
+        return Output(
+            block,
+            None,
+            (),
+            nightly,
+            width,
+            "an output without a command; name it in a comment above",
+        )
     run = [] if before.language == "python" else commands(before.text)
-    wrong = "nightly, but its commands are run in CI: mark them console" if nightly and before.language == "sh" else ""
+    wrong = (
+        "nightly, but its commands are run in CI: mark them console"
+        if nightly and before.language == "sh"
+        else ""
+    )
     return Output(block, before, run, nightly, width, wrong)
 
 
@@ -200,7 +230,11 @@ def units(text: str, printed: Sequence[Unit] | None = None, width: int = COLUMNS
                 "[\u2500-\u257f]|\\S  ", f"{above}\n{line.rstrip()}"
             )
             full = len(above) + 1 + len(words[0] if words else "") > width
-            goes_on = prose and full and _masked(words[:2]) not in [_masked(unit.words[:2]) for unit in printed]
+            goes_on = (
+                prose
+                and full
+                and _masked(words[:2]) not in [_masked(unit.words[:2]) for unit in printed]
+            )
         if words and goes_on:
             every[-1] = Unit(every[-1].first, i + 1, every[-1].words + words)
         elif words:
@@ -247,7 +281,9 @@ def _likeness(shown: Unit, printed: Unit) -> float:
         b = b[: len(a)]
     common = sum(min(a.count(word), b.count(word)) for word in set(a))
     share = 2 * common / max(len(a) + len(b), 1)
-    share *= 0.9 + 0.1 * sum(map(_close, shown.words, printed.words)) / len(shown.words)  # rows of numbers are alike
+    share *= 0.9 + 0.1 * sum(map(_close, shown.words, printed.words)) / len(
+        shown.words
+    )  # rows of numbers are alike
     return 0.9 * share if (share >= 0.4 and a[0] == b[0]) or share >= 0.7 else 0.0
 
 
@@ -346,7 +382,10 @@ def renewed(shown: str, printed: str, width: int = COLUMNS) -> tuple[str, list[s
     for part in _parts(old, new):
         lost += [str(unit) for i, unit in enumerate(part.shown) if i not in part.of]
         if part.first is None or part.last is None:
-            lines += [LEFT_OUT, *old_lines[part.shown[0].first : part.shown[-1].end]]  # `check` goes on to name them
+            lines += [
+                LEFT_OUT,
+                *old_lines[part.shown[0].first : part.shown[-1].end],
+            ]  # `check` goes on to name them
             continue
         if part.first > at:
             lines.append(LEFT_OUT)
@@ -362,7 +401,9 @@ def renewed(shown: str, printed: str, width: int = COLUMNS) -> tuple[str, list[s
     return "".join(f"{line.rstrip()}\n" for line in lines), lost
 
 
-def _line(old: Unit | None, old_lines: list[str], new: Unit, new_lines: list[str], width: int) -> list[str]:
+def _line(
+    old: Unit | None, old_lines: list[str], new: Unit, new_lines: list[str], width: int
+) -> list[str]:
     """Return the lines of a printed unit as they are to be shown: with the `…` that its old lines have."""
     if old is not None and LEFT_OUT in old.words:
         if _equal(old.words, new.words):
@@ -379,7 +420,9 @@ def install(folder: Path, name: str, entries: dict[str, dict[str, str]]) -> None
     place.mkdir(parents=True)
     (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     lines = [
-        line for group, values in entries.items() for line in (f"[{group}]", *(f"{k} = {v}" for k, v in values.items()))
+        line
+        for group, values in entries.items()
+        for line in (f"[{group}]", *(f"{k} = {v}" for k, v in values.items()))
     ]
     (place / "entry_points.txt").write_text("\n".join(lines))
 
@@ -425,7 +468,11 @@ class Runs:
             code, out, err = _simrl(list(words))
         elif words[0] == "python":
             ended = subprocess.run(
-                [sys.executable, *words[1:]], capture_output=True, text=True, timeout=600, check=False
+                [sys.executable, *words[1:]],
+                capture_output=True,
+                text=True,
+                timeout=600,
+                check=False,
             )
             code, out, err = ended.returncode, ended.stdout, ended.stderr
         else:
@@ -515,7 +562,9 @@ def examine(page: str, nightly: bool = False) -> Report:
         line: output for line, output in shown.items()
         if not output.problem and not output.elsewhere and (nightly or not output.nightly)
     }  # fmt: skip
-    shown_from = {output.source.line: output for output in compared.values() if output.source is not None}
+    shown_from = {
+        output.source.line: output for output in compared.values() if output.source is not None
+    }
     last = max(compared, default=0)
     runs, printed = Runs(), {}
     stale: list[tuple[int, str]] = []
@@ -524,14 +573,19 @@ def examine(page: str, nightly: bool = False) -> Report:
     with checkout():
         for block in blocks(text):
             try:
-                if block.line in shown_from or (block.language in EXECUTED and (nightly or block.line < last)):
+                if block.line in shown_from or (
+                    block.language in EXECUTED and (nightly or block.line < last)
+                ):
                     width = shown_from[block.line].width if block.line in shown_from else COLUMNS
                     printed[block.line] = runs.block(block, width)
                 if block.line not in compared:
                     continue
                 output = compared[block.line]
                 if output.source is None:
-                    got = "".join(runs.command(words, block.line, output.width, False) for words in output.commands)
+                    got = "".join(
+                        runs.command(words, block.line, output.width, False)
+                        for words in output.commands
+                    )
                 elif output.source.line in printed:
                     got = printed[output.source.line]
                 else:
@@ -552,17 +606,23 @@ def examine(page: str, nightly: bool = False) -> Report:
 
 def main() -> int:
     """Check or write the pages, some at a time; print a line a page and what is wrong with it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("do", choices=("check", "write"))
     parser.add_argument("pages", nargs="*", default=PAGES, metavar="PAGE")
-    parser.add_argument("--nightly", action="store_true", help="also what takes more than half a minute")
+    parser.add_argument(
+        "--nightly", action="store_true", help="also what takes more than half a minute"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="pages at a time")
     options = parser.parse_intermixed_args()
     wrong = 0
     pages = [Path(page).resolve() if Path(page).exists() else ROOT / page for page in options.pages]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.jobs, mp_context=context, max_tasks_per_child=1) as pool:
-        waiting = [pool.submit(examine, os.path.relpath(page, ROOT), options.nightly) for page in pages]
+        waiting = [
+            pool.submit(examine, os.path.relpath(page, ROOT), options.nightly) for page in pages
+        ]
         for done in as_completed(waiting):
             report = done.result()
             wrongs = report.problems + (report.lost if options.do == "write" else report.stale)
@@ -576,7 +636,10 @@ def main() -> int:
 
 def _say(report: Report, wrongs: list[tuple[int, str]]) -> None:
     took = sum(timed.seconds for timed in report.ran)
-    print(f"{report.page}: {report.compared} outputs, {len(report.stale)} stale, {took:.0f} s of one core", flush=True)
+    print(
+        f"{report.page}: {report.compared} outputs, {len(report.stale)} stale, {took:.0f} s of one core",
+        flush=True,
+    )
     for timed in report.ran:
         if timed.seconds > CI_S:
             print(f"  {report.page}:{timed.line}: {timed.seconds:.0f} s: {timed.command}")

@@ -80,15 +80,22 @@ def draw(results: list[Result]) -> Figure:
         axes.set_ylabel(f"{gpus} GPUs, a row each", color=INK)
         axes.tick_params(colors=INK)
         axes.spines[:].set_color(FAINT)
-    panels[-1].set_xlabel("seconds since the start of the run; a line is the end of a policy update", color=INK)
-    place, _ = legend_below(figure, [Patch(label=name, **LOOKS[kind].patch) for kind, name in NAMES.items()])
+    panels[-1].set_xlabel(
+        "seconds since the start of the run; a line is the end of a policy update", color=INK
+    )
+    place, _ = legend_below(
+        figure, [Patch(label=name, **LOOKS[kind].patch) for kind, name in NAMES.items()]
+    )
     place(0.1)
     return figure
 
 
 def leads() -> Figure:
     """Draw the samples/s of each system over those of the first, by the prompts of a step, each at its best split."""
-    rows = [simrl.compare(FILE, overrides={BATCH: prompts}, best_split=True, ranking=False).rows for prompts in PROMPTS]
+    rows = [
+        simrl.compare(FILE, overrides={BATCH: prompts}, best_split=True, ranking=False).rows
+        for prompts in PROMPTS
+    ]
     figure = Figure(figsize=(6.4, 3.6), dpi=100, facecolor=PAPER)
     axes = figure.subplots()
     figure.subplots_adjust(left=0.1, right=0.98, top=0.89, bottom=0.15)
@@ -101,14 +108,23 @@ def leads() -> Figure:
                 text = f"{row['speedup']:.2f}×\n{row['rollout_gpus']}:{row['train_gpus']}"
                 place = {"xytext": (0, 7 * side), "textcoords": "offset points", "ha": "center"}
                 axes.annotate(
-                    text, (x, row["speedup"]), va="bottom" if side > 0 else "top", color=INK, fontsize=8, **place
+                    text,
+                    (x, row["speedup"]),
+                    va="bottom" if side > 0 else "top",
+                    color=INK,
+                    fontsize=8,
+                    **place,
                 )
     axes.set_xticks(places, [f"{prompts} × 16" for prompts in PROMPTS])
     axes.set_xlim(-0.3, len(PROMPTS) - 0.7)
     axes.set_ylim(0.3, 1.15 * axes.get_ylim()[1])
     axes.set_xlabel("responses of a step: prompts × 16", color=INK)
     axes.set_ylabel("samples/s over verl_colocated's", color=INK)
-    axes.set_title("The lead depends on the batch: 64 GPUs, each system at its best split", loc="left", fontsize=10)
+    axes.set_title(
+        "The lead depends on the batch: 64 GPUs, each system at its best split",
+        loc="left",
+        fontsize=10,
+    )
     axes.legend(frameon=False, fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     return figure

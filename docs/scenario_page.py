@@ -51,10 +51,17 @@ def page() -> str:
     return HEAD + "\n".join(sections)
 
 
-def _section(model: type[BaseModel], path: str, sections: list[str], skip: tuple[str, ...] = ()) -> None:
+def _section(
+    model: type[BaseModel], path: str, sections: list[str], skip: tuple[str, ...] = ()
+) -> None:
     """A table of a model's keys; then those of the models in it."""
     doc = " ".join((model.__doc__ or "").split())
-    rows = [f"## {path}\n", f"{doc.split(' Raises ')[0]}\n", "| key | takes | default | meaning |", "|---|---|---|---|"]
+    rows = [
+        f"## {path}\n",
+        f"{doc.split(' Raises ')[0]}\n",
+        "| key | takes | default | meaning |",
+        "|---|---|---|---|",
+    ]
     inner: list[tuple[type[BaseModel], str]] = []
     for key, field in model.model_fields.items():
         if key in skip or field.exclude:
@@ -66,7 +73,9 @@ def _section(model: type[BaseModel], path: str, sections: list[str], skip: tuple
             below = f"[below](#{_anchor(place)})"
         elif parts:
             inner += [(part, f"{place}: {_kind(part)}") for part in parts]
-            below = "one of " + ", ".join(f"[{_kind(part)}](#{_anchor(f'{place}: {_kind(part)}')})" for part in parts)
+            below = "one of " + ", ".join(
+                f"[{_kind(part)}](#{_anchor(f'{place}: {_kind(part)}')})" for part in parts
+            )
         else:
             below = _takes(model, key)
         kind = key == "kind" and len(get_args(field.annotation)) == 1
@@ -85,13 +94,21 @@ def _section(model: type[BaseModel], path: str, sections: list[str], skip: tuple
 def _models(annotation: Any) -> list[type[BaseModel]]:
     """The models that a type names, each once."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation] if "name" not in annotation.model_fields or annotation.__name__ != "SystemConfig" else []
+        return (
+            [annotation]
+            if "name" not in annotation.model_fields or annotation.__name__ != "SystemConfig"
+            else []
+        )
     return list(dict.fromkeys(model for part in get_args(annotation) for model in _models(part)))
 
 
 def _kind(model: type[BaseModel]) -> str:
     kind = model.model_fields.get("kind")
-    return str(get_args(kind.annotation)[0]) if kind is not None and get_args(kind.annotation) else model.__name__
+    return (
+        str(get_args(kind.annotation)[0])
+        if kind is not None and get_args(kind.annotation)
+        else model.__name__
+    )
 
 
 def _takes(model: type[BaseModel], key: str) -> str:

@@ -45,9 +45,7 @@ MEASURES: dict[str, dict[str, Any]] = {
     "control: another prompt": {"control_seed": 0},
     "control: another prompt's siblings": {"control_seed": 0, "history": "siblings"},
 }
-QWEN_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+QWEN_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 Row = tuple[int, int, str]  # epoch, prompt, text
 
@@ -59,7 +57,11 @@ def verl_run(data: Path) -> list[Row]:
     prompts: dict[str, int] = {}
     slots = range(1, 1 + sum(name.startswith("input_") for name in column))
     return [
-        (epoch, prompts.setdefault(row[column[f"input_{k}"]], len(prompts)), row[column[f"output_{k}"]])
+        (
+            epoch,
+            prompts.setdefault(row[column[f"input_{k}"]], len(prompts)),
+            row[column[f"output_{k}"]],
+        )
         for epoch, row in enumerate(table["data"])
         for k in slots
     ]
@@ -67,9 +69,18 @@ def verl_run(data: Path) -> list[Row]:
 
 def rl_samples(data: Path) -> list[Row]:
     """Return three samples a prompt of a model after 500 RL steps; six data sets of 100 prompts."""
-    found = json.loads((data / "rl_samples" / "algorithmic_qwen_3b_500_to_algebra.json").read_text())
-    results = [r for category in found["categories"] for dataset in category["datasets"] for r in dataset["results"]]
-    return [(0, p, c["full_model_response"]) for p, r in enumerate(results) for c in r["completions"]]
+    found = json.loads(
+        (data / "rl_samples" / "algorithmic_qwen_3b_500_to_algebra.json").read_text()
+    )
+    results = [
+        r
+        for category in found["categories"]
+        for dataset in category["datasets"]
+        for r in dataset["results"]
+    ]
+    return [
+        (0, p, c["full_model_response"]) for p, r in enumerate(results) for c in r["completions"]
+    ]
 
 
 def qwen(tiktoken: Path) -> Tokenizer:
@@ -82,7 +93,9 @@ def qwen(tiktoken: Path) -> Tokenizer:
     def parts(token: bytes, rank: int) -> list[bytes]:
         found = [bytes([b]) for b in token]
         while len(found) > 2:
-            pairs = [(ranks.get(a + b, rank), i) for i, (a, b) in enumerate(itertools.pairwise(found))]
+            pairs = [
+                (ranks.get(a + b, rank), i) for i, (a, b) in enumerate(itertools.pairwise(found))
+            ]
             lowest, i = min(pairs)
             if lowest >= rank:
                 break
@@ -129,20 +142,36 @@ def trace_of(name: str, rows: list[Row], ids: list[list[int]], tokenizer: str) -
         if tokens:
             sample = counts[epoch, prompt] = counts.get((epoch, prompt), -1) + 1
             kept.append((epoch, epoch, prompt, sample, 1, len(tokens), tokens))
-    names = ("step", "epoch", "prompt_id", "sample", "prompt_tokens", "response_tokens", "response_ids")
+    names = (
+        "step",
+        "epoch",
+        "prompt_id",
+        "sample",
+        "prompt_tokens",
+        "response_tokens",
+        "response_ids",
+    )
     columns = dict(zip(names, zip(*kept, strict=True), strict=True))
     cap = max(columns["response_tokens"])
-    metadata = TraceMetadata(name=name, kind="imported", source="shared data", tokenizer=tokenizer, cap_tokens=cap)
+    metadata = TraceMetadata(
+        name=name, kind="imported", source="shared data", tokenizer=tokenizer, cap_tokens=cap
+    )
     return Trace.from_columns({key: list(values) for key, values in columns.items()}, metadata)
 
 
 def encodings(texts: list[str], tiktoken: Path | None) -> Iterator[tuple[str, list[list[int]]]]:
     """Yield the texts as tokens, by each tokenizer."""
     if tiktoken is not None:
-        yield "Qwen BPE", [e.ids for e in qwen(tiktoken).encode_batch(texts, add_special_tokens=False)]
+        yield (
+            "Qwen BPE",
+            [e.ids for e in qwen(tiktoken).encode_batch(texts, add_special_tokens=False)],
+        )
     yield "BPE trained on the texts", [e.ids for e in trained(texts).encode_batch(texts)]
     words: dict[str, int] = {}
-    yield "whitespace words", [[words.setdefault(w, len(words)) for w in text.split()] for text in texts]
+    yield (
+        "whitespace words",
+        [[words.setdefault(w, len(words)) for w in text.split()] for text in texts],
+    )
 
 
 def main(
@@ -162,8 +191,16 @@ def main(
                 if not np.isnan(share):
                     of_response = (found.accepted / tokens)[found.has_history].mean()
                     accepted.append(
-                        {"data": name, "tokenizer": tokenizer, "compared with": what, "share": share}
-                        | {"mean of responses": float(of_response), "stated": STATED.get((name, what), "")}
+                        {
+                            "data": name,
+                            "tokenizer": tokenizer,
+                            "compared with": what,
+                            "share": share,
+                        }
+                        | {
+                            "mean of responses": float(of_response),
+                            "stated": STATED.get((name, what), ""),
+                        }
                     )
             if name == "rl_samples":
                 part = trace.column("prompt_id") // 100 == 3
@@ -173,7 +210,10 @@ def main(
                         {"data": "its polynomial_multiplication", "tokenizer": tokenizer}
                         | {"compared with": "siblings" + ", best match" * (follow == "best")}
                         | {"share": float(found.accepted[part].sum() / tokens[part].sum())}
-                        | {"mean of responses": float((found.accepted / tokens)[part].mean()), "stated": ""}
+                        | {
+                            "mean of responses": float((found.accepted / tokens)[part].mean()),
+                            "stated": "",
+                        }
                     )
             for drafter in DRAFTERS:
                 for back in (1, 15) if drafter.startswith("history") else (1,):
@@ -183,8 +223,16 @@ def main(
                         continue
                     passes = measured.passes.of(measured.served)
                     drafted.append(
-                        {"data": name, "tokenizer": tokenizer, "drafter": drafter, "epochs back": back}
-                        | {"acceptance rate": passes.acceptance_rate, "speculation rate": passes.speculation_rate}
+                        {
+                            "data": name,
+                            "tokenizer": tokenizer,
+                            "drafter": drafter,
+                            "epochs back": back,
+                        }
+                        | {
+                            "acceptance rate": passes.acceptance_rate,
+                            "speculation rate": passes.speculation_rate,
+                        }
                         | {"accept length": passes.accept_length}
                     )
     if as_json:

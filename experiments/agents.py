@@ -35,9 +35,14 @@ def swept(ways: list[str], jobs: int) -> pd.DataFrame:
     """Return the samples a second by (tool_s, kv_tokens), a column per way."""
     columns = {}
     for way in ways:
-        varied = {"workload.synthetic.tools.tool.median_s": TOOL_S, "engine.kv_cache_tokens": KV_TOKENS}
+        varied = {
+            "workload.synthetic.tools.tool.median_s": TOOL_S,
+            "engine.kv_cache_tokens": KV_TOKENS,
+        }
         overrides = {**WAYS[way], "agents.kv_while_tool_runs": way, **SMALLER}
-        table = simrl.sweep(SCENARIO, varied, overrides=overrides, jobs=jobs, folder=RESULTS / way).table
+        table = simrl.sweep(
+            SCENARIO, varied, overrides=overrides, jobs=jobs, folder=RESULTS / way
+        ).table
         columns[way] = table.set_index(list(varied))["samples_per_s"]
     return pd.DataFrame(columns).rename_axis(["tool_s", "kv_tokens"])
 
@@ -57,13 +62,25 @@ def lines(rates: pd.DataFrame) -> list[str]:
 
 
 def main(
-    page: Annotated[bool, typer.Option("--page", help="write the table into docs/agents.md")] = False,
+    page: Annotated[
+        bool, typer.Option("--page", help="write the table into docs/agents.md")
+    ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="processes")] = 2,
-    kv: Annotated[list[str] | None, typer.Option(help="ways of treating the cache: drop, cache, keep, offload")] = None,
+    kv: Annotated[
+        list[str] | None,
+        typer.Option(help="ways of treating the cache: drop, cache, keep, offload"),
+    ] = None,
     small: Small = False,
 ) -> None:
     prompts = {"steps": 1, "warmup_steps": 0, "workload.synthetic.prompts_per_step": 2}
-    shrink(globals(), small, TOOL_S=[1, 5], KV_TOKENS=[100_000, 200_000], SMALLER=prompts, RESULTS=RESULTS / "small")
+    shrink(
+        globals(),
+        small,
+        TOOL_S=[1, 5],
+        KV_TOKENS=[100_000, 200_000],
+        SMALLER=prompts,
+        RESULTS=RESULTS / "small",
+    )
     with errors_in_a_line("agents.py"):
         ways = kv or list(WAYS)
         if unknown := sorted(set(ways) - set(WAYS)):

@@ -63,24 +63,49 @@ class Case(NamedTuple):
 CASES = (
     Case("30B-A3B, bf16", "qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", EXPERTS),
     Case("… KV blocks short", "qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", EXPERTS, kv_blocks=24_000),
-    Case("… groups of 16, prefix caching", "qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", EXPERTS, 2048, 16, 60_000, True),
-    Case("30B-A3B, fp8-block", "qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B-FP8", EXPERTS._replace(precision="fp8-block")),
+    Case(
+        "… groups of 16, prefix caching",
+        "qwen3-30b-a3b",
+        "Qwen/Qwen3-30B-A3B",
+        EXPERTS,
+        2048,
+        16,
+        60_000,
+        True,
+    ),
+    Case(
+        "30B-A3B, fp8-block",
+        "qwen3-30b-a3b",
+        "Qwen/Qwen3-30B-A3B-FP8",
+        EXPERTS._replace(precision="fp8-block"),
+    ),
     Case("32B (dense), fp8-block", "qwen3-32b", "Qwen/Qwen3-32B-FP8", DENSE),
-    Case("… KV cache in fp8", "qwen3-32b", "Qwen/Qwen3-32B-FP8", DENSE._replace(kv_precision="fp8")),
+    Case(
+        "… KV cache in fp8", "qwen3-32b", "Qwen/Qwen3-32B-FP8", DENSE._replace(kv_precision="fp8")
+    ),
 )
 
 
 def parallelism(case: Case, *names: str) -> dict[str, int]:
     """Return tp, and for experts how they are split, by the names that AISimulate has for them."""
     setup = case.setup
-    split = (setup.tp, setup.tp // setup.ep, setup.ep) if model_shape(case.model).experts else (setup.tp,)
+    split = (
+        (setup.tp, setup.tp // setup.ep, setup.ep)
+        if model_shape(case.model).experts
+        else (setup.tp,)
+    )
     return dict(zip(names, split, strict=False))
 
 
 def aisimulate_config(case: Case, folder: Path, timing: dict[str, Any] | None) -> Path:
     """Write AISimulate's config of a case and its trace; return the config's path."""
     rows = [
-        {"timestamp": 0, "input_length": case.prompt_tokens, "output_length": tokens, "hash_ids": [i // case.group]}
+        {
+            "timestamp": 0,
+            "input_length": case.prompt_tokens,
+            "output_length": tokens,
+            "hash_ids": [i // case.group],
+        }
         for i, tokens in enumerate(responses(REQUESTS))
     ]
     trace = folder / "trace.jsonl"
@@ -88,14 +113,22 @@ def aisimulate_config(case: Case, folder: Path, timing: dict[str, Any] | None) -
     setup, limits = case.setup, case.limits
     worker = {
         "parallelism": parallelism(case, "tensor", "moe_tensor", "moe_expert"),
-        "scheduler": {"max_batched_tokens": limits.max_num_batched_tokens, "max_sequences": limits.max_num_seqs},
+        "scheduler": {
+            "max_batched_tokens": limits.max_num_batched_tokens,
+            "max_sequences": limits.max_num_seqs,
+        },
         "kv_cache": {
             "block_size": limits.block_size,
             "prefix_caching": limits.prefix_caching,
             "capacity": {"type": "fixed", "blocks": limits.kv_blocks},
         },
     }
-    source = {"type": "trace", "paths": [str(trace)], "format": "mooncake", "block_size": case.prompt_tokens}
+    source = {
+        "type": "trace",
+        "paths": [str(trace)],
+        "format": "mooncake",
+        "block_size": case.prompt_tokens,
+    }
     engine = {
         "mode": "aggregated",
         "model": case.named,
@@ -122,7 +155,17 @@ def predicted(case: Case, program: str, timing: dict[str, Any] | None = None) ->
     with tempfile.TemporaryDirectory() as name:
         out = Path(name) / "out"
         config = aisimulate_config(case, Path(name), timing)
-        run([program, "predict", "--config", str(config), "--output-dir", str(out), "--capture-per-request"])
+        run(
+            [
+                program,
+                "predict",
+                "--config",
+                str(config),
+                "--output-dir",
+                str(out),
+                "--capture-per-request",
+            ]
+        )
         found: dict[str, Any] = json.loads((out / "prediction.json").read_text())
     return found
 
@@ -131,7 +174,9 @@ def simulated(case: Case, tables: Tables) -> tuple[Engine, float]:
     """Return simrl's engine when all requests of a case have ended, and their mean latency."""
     engine = one_engine(tables, case.limits)
     slots = [
-        engine.submit(case.prompt_tokens, tokens, prompt_key=i // case.group if case.group > 1 else -1)
+        engine.submit(
+            case.prompt_tokens, tokens, prompt_key=i // case.group if case.group > 1 else -1
+        )
         for i, tokens in enumerate(responses(REQUESTS))
     ]
     return engine, float(engine.run_until_idle()[slots].mean())
@@ -144,9 +189,16 @@ def norms_s(case: Case) -> float:
     setup, shape = case.setup, model_shape(case.model)
     split = parallelism(case, "tp_size", "moe_tp_size", "moe_ep_size")
     kv = KV_PRECISIONS[setup.kv_precision]
-    theirs = EngineHandle.compile(case.named, SYSTEMS[GPU], setup.backend, kvcache_quant_mode=kv, **split)
-    rows = [handle.decode_step_per_op(64, 2048, 2) for handle in (theirs, one_engine(shape, GPU, setup).handle)]
-    both = [sum(ms for name, ms, *_ in row if name.startswith("generation_attention")) for row in rows]
+    theirs = EngineHandle.compile(
+        case.named, SYSTEMS[GPU], setup.backend, kvcache_quant_mode=kv, **split
+    )
+    rows = [
+        handle.decode_step_per_op(64, 2048, 2)
+        for handle in (theirs, one_engine(shape, GPU, setup).handle)
+    ]
+    both = [
+        sum(ms for name, ms, *_ in row if name.startswith("generation_attention")) for row in rows
+    ]
     return 1e-3 * float(both[0] - both[1])
 
 
@@ -166,7 +218,11 @@ def priced_as_there(tables: Tables, more_s: float, mixed: bool) -> Tables:
         return np.interp(tokens, tables.dense_tokens, tables.dense_s)
 
     chunks, decodes = ticks[:, None], tables.decode_sequences[None, :]
-    twice = np.where((chunks > 0) & (decodes > 0), dense_s(chunks) + dense_s(decodes) - dense_s(chunks + decodes), 0.0)
+    twice = np.where(
+        (chunks > 0) & (decodes > 0),
+        dense_s(chunks) + dense_s(decodes) - dense_s(chunks + decodes),
+        0.0,
+    )
     more = mixed * twice + np.where(decodes > 0, more_s, 0.0)
     return tables._replace(prefill_tokens=ticks, attention_s=attention + more[:, None, :, None])
 
@@ -196,7 +252,9 @@ def row_of(case: Case, program: str) -> dict[str, Any]:
         "passes": totals["passes"],
         "aisimulate_decoding_passes": round(counted["duration_ms"]),
         "preemptions": totals["preemptions"],
-        "aisimulate_preemptions": sum(request["readmission_count"] for request in found["per_request"]),
+        "aisimulate_preemptions": sum(
+            request["readmission_count"] for request in found["per_request"]
+        ),
         "found_in_cache": totals["hit_tokens"] / totals["lookup_tokens"],
         "aisimulate_found_in_cache": found["first_admission_prefix_cache_reused_ratio"],
     }
@@ -259,13 +317,19 @@ def table_of(rows: list[dict[str, Any]]) -> list[str]:
 
 def main(
     aisimulate: Annotated[str, typer.Option(help="AISimulate's program")] = "aisimulate",
-    measured: Annotated[Path | None, typer.Option(help="the folder with serving_measurements/")] = None,
-    write: Annotated[bool, typer.Option("--write", help=f"write the table into {PAGE.name}, too")] = False,
+    measured: Annotated[
+        Path | None, typer.Option(help="the folder with serving_measurements/")
+    ] = None,
+    write: Annotated[
+        bool, typer.Option("--write", help=f"write the table into {PAGE.name}, too")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     program = shutil.which(aisimulate)
     if program is None or importlib.util.find_spec(PACKAGES["aisimulate"]) is None:
-        print("beside_aisimulate: skipped, aisimulate is not installed; pip install 'simrl[aisimulate]'")
+        print(
+            "beside_aisimulate: skipped, aisimulate is not installed; pip install 'simrl[aisimulate]'"
+        )
         return
     with errors_in_a_line("beside_aisimulate"):
         rows = [row_of(case, program) for case in CASES]
@@ -273,7 +337,11 @@ def main(
         if measured is not None:
             rows += measured_rows(measured)
             parts["measured"] = markdown_of(rows[len(CASES) :])
-        print(json.dumps(rows, indent=1) if as_json else "\n\n".join("\n".join(lines) for lines in parts.values()))
+        print(
+            json.dumps(rows, indent=1)
+            if as_json
+            else "\n\n".join("\n".join(lines) for lines in parts.values())
+        )
         if write:
             write_parts(PAGE, parts)
 

@@ -56,14 +56,18 @@ def read_rows(data: Path) -> pd.DataFrame:
     try:
         return pd.read_csv(path)
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); name the folder that holds real_runs/") from error
+        raise InputError(
+            f"{path}: cannot be read ({error}); name the folder that holds real_runs/"
+        ) from error
 
 
 def predicted(rows: pd.DataFrame, host_passes: int = HOST_PASSES) -> pd.DataFrame:
     """Return the rows with the measured and the predicted speed-up, and plain decoding, measured and predicted [ms a pass]."""
     profiles = {name: _profile(target) for name, target in TARGETS.items()}
     constants = ENGINES["sglang-0.5"].constants
-    each_pass_s, each_sequence_s = (float(constants[key].value) for key in ("between_passes_s", "sequence_overhead_s"))
+    each_pass_s, each_sequence_s = (
+        float(constants[key].value) for key in ("between_passes_s", "sequence_overhead_s")
+    )
     found = []
     for row in rows.itertuples():
         target, profile = TARGETS[row.model], profiles[row.model]
@@ -96,7 +100,11 @@ def by_shape(found: pd.DataFrame) -> pd.DataFrame:
     """Return the medians over benchmarks and drafters of each draft shape."""
     with_error = found.assign(error=found.predicted / found.measured - 1)
     with_error["size"] = with_error.error.abs()
-    return with_error.groupby(["model", "shape"])[["measured", "predicted", "error", "size"]].median().reset_index()
+    return (
+        with_error.groupby(["model", "shape"])[["measured", "predicted", "error", "size"]]
+        .median()
+        .reset_index()
+    )
 
 
 def main(
@@ -104,22 +112,43 @@ def main(
     host_passes: Annotated[int, typer.Option(help="pauses of the host in a round")] = HOST_PASSES,
     as_json: AsJson = False,
 ) -> None:
-    logging.disable(logging.WARNING)  # aiconfigurator says what it takes from other versions of a backend
+    logging.disable(
+        logging.WARNING
+    )  # aiconfigurator says what it takes from other versions of a backend
     with errors_in_a_line("eagle3"):
         found = predicted(read_rows(data), host_passes)
     shapes = by_shape(found)
     plain = found.groupby("model")[["plain_ms", "predicted_plain_ms"]].median()
     if as_json:
-        print(json.dumps({"shapes": shapes.to_dict("records"), "plain": plain.to_dict("index")}, indent=1))
+        print(
+            json.dumps(
+                {"shapes": shapes.to_dict("records"), "plain": plain.to_dict("index")}, indent=1
+            )
+        )
         return
-    table = Table("target", "draft shape", "measured", "predicted", "error", "median size", title="Speed-up by drafts")
+    table = Table(
+        "target",
+        "draft shape",
+        "measured",
+        "predicted",
+        "error",
+        "median size",
+        title="Speed-up by drafts",
+    )
     for row in shapes.itertuples():
-        cells = (f"{row.measured:.2f}", f"{row.predicted:.2f}", f"{row.error:+.1%}", f"{row.size:.1%}")
+        cells = (
+            f"{row.measured:.2f}",
+            f"{row.predicted:.2f}",
+            f"{row.error:+.1%}",
+            f"{row.size:.1%}",
+        )
         table.add_row(row.model, row.shape, *cells)
     console = Console()
     console.print(table)
     for model, row in plain.iterrows():
-        console.print(f"{model} without drafts: {row.plain_ms:.2f} ms a pass, predicted {row.predicted_plain_ms:.2f}.")
+        console.print(
+            f"{model} without drafts: {row.plain_ms:.2f} ms a pass, predicted {row.predicted_plain_ms:.2f}."
+        )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,13 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from experiments.bench.history_index import GROUP, TEXTS, copied_responses, verl_responses, zipf_tokens
+from experiments.bench.history_index import (
+    GROUP,
+    TEXTS,
+    copied_responses,
+    verl_responses,
+    zipf_tokens,
+)
 from experiments.shared import Small, shrink
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
@@ -62,7 +68,9 @@ def steps(epoch: int) -> np.ndarray:
     return np.random.default_rng(100 + epoch).permutation(PROMPTS).reshape(-1, PROMPTS_A_STEP)
 
 
-def run_step(drafter: HistoryDrafter, responses: list[np.ndarray], prompts: list[int]) -> tuple[int, float, float]:
+def run_step(
+    drafter: HistoryDrafter, responses: list[np.ndarray], prompts: list[int]
+) -> tuple[int, float, float]:
     """Run a step; return (passes of a response, summed over responses; simulated seconds with drafting; seconds of
     drafting)."""
     started = time.perf_counter()
@@ -124,7 +132,9 @@ def run_epoch(
     return found / PROMPTS, tokens / passes, tokens / seconds, drafting_s / seconds
 
 
-def outcome(name: str, share: float, full_bytes: int, epochs: list[Any], **parameters: Any) -> Outcome:
+def outcome(
+    name: str, share: float, full_bytes: int, epochs: list[Any], **parameters: Any
+) -> Outcome:
     """Run all epochs with a store of this share of the memory; measure the last."""
     with HistoryStore(memory_bytes=int(share * full_bytes), **parameters) as store:
         for prompt in steps(0).ravel().tolist():
@@ -147,7 +157,9 @@ def mapped_outcome(epochs: list[Any]) -> Outcome:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         with HistoryStore.open(path) as store:
-            return Outcome("mapped from disk, cold", 0.0, *run_epoch(store, epochs, EPOCHS - 1, learns=False))
+            return Outcome(
+                "mapped from disk, cold", 0.0, *run_epoch(store, epochs, EPOCHS - 1, learns=False)
+            )
 
 
 def sizes(responses: list[list[np.ndarray]]) -> tuple[float, float]:
@@ -159,7 +171,9 @@ def sizes(responses: list[list[np.ndarray]]) -> tuple[float, float]:
             both.learn(prompt, 0, group)
             whole += build_index(group, np.arange(len(group))).nbytes
         both.wait()
-        small = both.memory_bytes - sum(both.index(prompt).nbytes for prompt in range(len(responses)))
+        small = both.memory_bytes - sum(
+            both.index(prompt).nbytes for prompt in range(len(responses))
+        )
     return whole / tokens, small / tokens
 
 
@@ -174,11 +188,18 @@ def picture(outcomes: list[Outcome], plain_tokens_per_s: float, path: Path) -> N
         "mapped from disk, cold": BLACK,
     }
     for name, colour in colours.items():
-        points = sorted((o for o in outcomes if o.name in (name, "all in memory")), key=lambda o: o.memory_share)
+        points = sorted(
+            (o for o in outcomes if o.name in (name, "all in memory")), key=lambda o: o.memory_share
+        )
         if name.startswith("mapped"):
             points = [o for o in points if o.name == name]
         share = [100 * o.memory_share for o in points]
-        marker = {"marker": "D" if len(points) == 1 else "o", "color": colour, "label": name, "clip_on": False}
+        marker = {
+            "marker": "D" if len(points) == 1 else "o",
+            "color": colour,
+            "label": name,
+            "clip_on": False,
+        }
         left.plot(share, [o.accept_length for o in points], **marker)
         right.plot(share, [o.tokens_per_s / plain_tokens_per_s for o in points], **marker)
     left.set_ylabel("tokens a pass")
@@ -188,12 +209,20 @@ def picture(outcomes: list[Outcome], plain_tokens_per_s: float, path: Path) -> N
         axes.set_xlim(0, 100)
         axes.set_ylim(bottom=1)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False, fontsize=9)
+    figure.legend(
+        *left.get_legend_handles_labels(),
+        loc="outside upper center",
+        ncols=2,
+        frameon=False,
+        fontsize=9,
+    )
     figure.savefig(path, dpi=150)
 
 
 def main(
-    data: Annotated[Path | None, typer.Option(help="the folder of measurements: adds sizes of real text")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="the folder of measurements: adds sizes of real text")
+    ] = None,
     picture_path: Annotated[Path, typer.Option("--picture")] = PICTURE,
     small: Small = False,
 ) -> None:
@@ -209,7 +238,14 @@ def main(
     outcomes = [plain, outcome("all in memory", 1.01, full_bytes, epochs), mapped_outcome(epochs)]
     for share in SHARES:
         outcomes += [
-            outcome(f"{kept}, {evict}{index} first out", share, full_bytes, epochs, compress=bool(index), evict=evict)
+            outcome(
+                f"{kept}, {evict}{index} first out",
+                share,
+                full_bytes,
+                epochs,
+                compress=bool(index),
+                evict=evict,
+            )
             for kept, index, order in (
                 ("capped", "", ("oldest", "newest")),
                 ("tokens compressed", " index", ("newest", "oldest")),
@@ -221,7 +257,14 @@ def main(
     for o in outcomes:
         speed = f"{o.tokens_per_s / plain.tokens_per_s:.2f}×"
         share = f"{o.memory_share:.0%}"
-        table.add_row(o.name, share, f"{o.found:.0%}", f"{o.accept_length:.2f}", speed, f"{o.drafting_share:.1%}")
+        table.add_row(
+            o.name,
+            share,
+            f"{o.found:.0%}",
+            f"{o.accept_length:.2f}",
+            speed,
+            f"{o.drafting_share:.1%}",
+        )
     console.print(table)
     corpora = {"copies": epochs[0]}
     if data is not None:

@@ -44,7 +44,15 @@ A_LAYER = {
 }
 OPTIONAL = ("qk_norm",)
 A_SEQUENCE = ("lm_head", "sampler")
-SKEW_AXES = ("n", "nb", "pc", "kp", "kvs", "kv_big", "kv_mean")  # sequences, long ones; chunk, its context; KV tokens
+SKEW_AXES = (
+    "n",
+    "nb",
+    "pc",
+    "kp",
+    "kvs",
+    "kv_big",
+    "kv_mean",
+)  # sequences, long ones; chunk, its context; KV tokens
 ATTENTION_AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 
 
@@ -63,16 +71,24 @@ def compose_kernel_tables(
     meta = _read_meta(folder.parent / "meta.yaml")
     profiled_model = str(meta["model"])
     if profiled_model.split("/")[-1].lower() != shape.name:
-        raise InputError(f"{folder}: profiled {profiled_model}, asked for {shape.name}; name that model's folder")
+        raise InputError(
+            f"{folder}: profiled {profiled_model}, asked for {shape.name}; name that model's folder"
+        )
     named = re.fullmatch(r"tp(\d+)", folder.name)
     if named and int(named[1]) != tp:
-        raise InputError(f"{folder}: one rank of {named[1]}, asked for tp {tp}; name the folder tp{tp}")
+        raise InputError(
+            f"{folder}: one rank of {named[1]}, asked for tp {tp}; name the folder tp{tp}"
+        )
     if tp > 1 and link is None:
-        raise InputError(f"{folder}: tp {tp} needs a link (bandwidth, latency): the tables hold no all-reduces")
+        raise InputError(
+            f"{folder}: tp {tp} needs a link (bandwidth, latency): the tables hold no all-reduces"
+        )
 
     tokens, kinds = _by_kind(folder / "dense.csv", "tokens", (*ONCE_A_PASS, *A_LAYER), OPTIONAL)
     calls = {kind: 1 if kind in ONCE_A_PASS else shape.layers * A_LAYER[kind] for kind in kinds}
-    dense: Floats = 1e-6 * np.sum([calls[kind] * microseconds for kind, microseconds in kinds.items()], axis=0)
+    dense: Floats = 1e-6 * np.sum(
+        [calls[kind] * microseconds for kind, microseconds in kinds.items()], axis=0
+    )
     sequences, heads = _by_kind(folder / "per_sequence.csv", "sequences", A_SEQUENCE)
     sampled: Floats = 1e-6 * np.sum(list(heads.values()), axis=0)
     axes, attention = _attention_grid(folder / "attention.csv", meta)
@@ -98,7 +114,9 @@ def compose_kernel_tables(
         "chunks between 1 and 15 tokens are interpolated towards a pass without prefill, another kernel: too fast",
     ]
     if link is not None and tp > 1:
-        tables = tables._replace(dense_s=tables.dense_s + pass_all_reduces_s(shape, tokens, tp, link))
+        tables = tables._replace(
+            dense_s=tables.dense_s + pass_all_reduces_s(shape, tokens, tp, link)
+        )
         notes.append(
             f"ring collectives over {link.bytes_per_s / 1e9:.2f} GB/s and {link.latency_s * 1e6:.1f} µs "
             f"{'a step' if link.latency_each_step else 'a collective'}"
@@ -140,7 +158,9 @@ def _with_stragglers(tables: Tables, path: Path) -> Tables:
     beside = rows["pc"] > 0
     ahead = rows["kv_big"] - np.maximum(rows["kv_mean"], rows["pc"] + rows["kp"])
     rows = rows.assign(share=rows["nb"] / rows["n"], beside=beside, ahead=ahead)
-    rows = rows[(ahead >= 1024) & (rows["n"] <= tables.decode_sequences[-1]) & (~beside | (rows["nb"] == 1))]
+    rows = rows[
+        (ahead >= 1024) & (rows["n"] <= tables.decode_sequences[-1]) & (~beside | (rows["nb"] == 1))
+    ]
     points = rows[["pc", "kp", "n", "kv_mean"]].to_numpy(float)
     even_s = np.array([interpolate4(*tables[4:9], tuple(point)) for point in points])
     more_s = even_s * (rows["t_skew_us"] / rows["t_mean_us"] - 1)
@@ -157,7 +177,9 @@ def _with_stragglers(tables: Tables, path: Path) -> Tables:
     return tables._replace(
         straggler_sequences=both.to_numpy(float),
         straggler_shares=shares,
-        straggler_s=np.array([np.interp(shares, [*row.index, 1.0], [*row, 0.0]) for row in measured]),
+        straggler_s=np.array(
+            [np.interp(shares, [*row.index, 1.0], [*row, 0.0]) for row in measured]
+        ),
         straggler_beside_prefill_s=by_n[both].to_numpy(float),
     )
 
@@ -166,11 +188,15 @@ def _read_meta(path: Path) -> dict[str, object]:
     try:
         meta = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise InputError(f"{path}: cannot be read ({first_line(error)}); it stands above the tp folders") from error
+        raise InputError(
+            f"{path}: cannot be read ({first_line(error)}); it stands above the tp folders"
+        ) from error
     found = {str(key): value for key, value in meta.items()} if isinstance(meta, dict) else {}
     for key in ("model", "hardware", "attention_grid"):
         if key not in found:
-            raise InputError(f"{path}: no {key!r}; name a folder that LLMServingSim's profiler wrote")
+            raise InputError(
+                f"{path}: no {key!r}; name a folder that LLMServingSim's profiler wrote"
+            )
     return found
 
 
@@ -182,14 +208,18 @@ def _read_csv(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
         raise InputError(f"{path}: cannot be read as CSV ({first_line(error)})") from error
     for column in columns:
         if column not in table:
-            raise InputError(f"{path}: no column {column!r}; found {', '.join(map(str, table.columns))}")
+            raise InputError(
+                f"{path}: no column {column!r}; found {', '.join(map(str, table.columns))}"
+            )
         if column == "layer":
             continue
         numbers = pd.to_numeric(table[column], errors="coerce")
         bad = ~(numbers >= 0)
         if bad.any():
             row = int(bad.to_numpy().argmax())
-            raise InputError(f"{path}: row {row + 2}: {column} is {table[column][row]!r}; it must be zero or more")
+            raise InputError(
+                f"{path}: row {row + 2}: {column} is {table[column][row]!r}; it must be zero or more"
+            )
         table[column] = numbers.astype(float)
     return table
 
@@ -201,7 +231,9 @@ def _by_kind(
     rows = _read_csv(path, ("layer", axis, "time_us"))
     unknown = sorted(set(rows["layer"]) - set(kinds))
     if unknown:
-        raise InputError(f"{path}: layer {unknown[0]!r} is not part of a dense transformer; known: {', '.join(kinds)}")
+        raise InputError(
+            f"{path}: layer {unknown[0]!r} is not part of a dense transformer; known: {', '.join(kinds)}"
+        )
     grid = rows.pivot_table(index=axis, columns="layer", values="time_us", aggfunc="mean")
     for kind in kinds:
         if kind not in grid and kind not in optional:
@@ -227,7 +259,9 @@ def _attention_grid(path: Path, meta: dict[str, object]) -> tuple[list[Floats], 
         [np.isin(rows[name], [0.0, *axis]) for axis, name in zip(axes, ATTENTION_AXES, strict=True)]
     )
     rows = rows[on_grid & ((rows["n_decode"] == 0) | (rows["kv_decode"] > 0))]
-    c, k, n, d = (np.searchsorted(axis, rows[name]) for axis, name in zip(axes, ATTENTION_AXES, strict=True))
+    c, k, n, d = (
+        np.searchsorted(axis, rows[name]) for axis, name in zip(axes, ATTENTION_AXES, strict=True)
+    )
     microseconds = rows["time_us"].to_numpy()
     prefill, decode = (rows["prefill_chunk"] > 0).to_numpy(), (rows["n_decode"] > 0).to_numpy()
     both, prefill_alone, decode_alone = prefill & decode, prefill & ~decode, ~prefill & decode
@@ -251,7 +285,9 @@ def _declared_ticks(meta: dict[str, object], key: str, path: Path) -> Floats:
     match = re.fullmatch(r"0,\s*(\d+)-(\d+)\s*x([\d.]+)", text)
     if match is None or not 0 < int(match[1]) <= int(match[2]) or float(match[3]) <= 1:
         meta_path = path.parents[1] / "meta.yaml"
-        raise InputError(f"{meta_path}: attention_grid {key} is {text!r}; a sweep is written like '0, 16-2048 x2'")
+        raise InputError(
+            f"{meta_path}: attention_grid {key} is {text!r}; a sweep is written like '0, 16-2048 x2'"
+        )
     first, last, factor = float(match[1]), float(match[2]), float(match[3])
     steps = int(np.log(last / first) / np.log(factor) + 1e-9)
     return np.array([0.0, *np.round(first * factor ** np.arange(steps + 1))])
@@ -266,9 +302,14 @@ def read_link(serving_config: str | Path) -> Link:
     path = Path(serving_config)
     try:
         config = json.loads(path.read_text())
-        return Link(bytes_per_s=float(config["link_bw"]) * 2**30, latency_s=float(config["link_latency"]) * 1e-9)
+        return Link(
+            bytes_per_s=float(config["link_bw"]) * 2**30,
+            latency_s=float(config["link_latency"]) * 1e-9,
+        )
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); name an LLMServingSim cluster config") from error
+        raise InputError(
+            f"{path}: cannot be read ({error.strerror}); name an LLMServingSim cluster config"
+        ) from error
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(
             f"{path}: no numbers 'link_bw' [GiB/s] and 'link_latency' [ns] ({first_line(error)}); "

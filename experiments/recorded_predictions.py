@@ -103,14 +103,21 @@ def _digest(*parts: Any) -> str:
 
 def training_file(run: Run, costs: Path) -> Path:
     """Return the file of measured efficiencies of such updates: a line per measurement, as this machine's speed drifts."""
-    parts = (run.config.warm_up_digest, run.config.update, run.config.prompts_per_step, run.config.group)
+    parts = (
+        run.config.warm_up_digest,
+        run.config.update,
+        run.config.prompts_per_step,
+        run.config.group,
+    )
     return costs / f"training-{_digest(*parts)}-{'alone' if run.waits else 'beside'}.csv"
 
 
 def measure_training_costs(run: Run, costs: Path) -> None:
     """Measure updates on random tokens, alone or beside an engine, and add the efficiencies to the file."""
     with tempfile.TemporaryDirectory() as logs:
-        beside = nullcontext() if run.waits else generating(run.config, run.folder.model(0), Path(logs))
+        beside = (
+            nullcontext() if run.waits else generating(run.config, run.folder.model(0), Path(logs))
+        )
         with beside:
             found = measure_training(run.config, repeats=10)
     file = training_file(run, costs)
@@ -207,7 +214,9 @@ def prediction_table(predicted: dict[str, Result], runs: Sequence[Run]) -> list[
         result = predicted[run.schedule]
         p, m = step_times(result), step_times(run.measured)
         both = (result, run.measured)
-        bubbles = [rollout_bubble(gpu_seconds(each, 0.0, step_times(each).end[-1])) for each in both]
+        bubbles = [
+            rollout_bubble(gpu_seconds(each, 0.0, step_times(each).end[-1])) for each in both
+        ]
         staleness = [each.steps.to_pandas()["off_policyness_mean"].mean() for each in both]
         rows.append(
             [
@@ -230,7 +239,9 @@ def prediction_table(predicted: dict[str, Result], runs: Sequence[Run]) -> list[
         "log-probs and training",
         "MAPE",
     )
-    return markdown((*heads, "from update to update, MAPE", "rollout bubble", "off-policyness"), rows)
+    return markdown(
+        (*heads, "from update to update, MAPE", "rollout bubble", "off-policyness"), rows
+    )
 
 
 def plot_steps(predicted: dict[str, Result], runs: Sequence[Run], path: Path) -> None:
@@ -264,11 +275,21 @@ def order_table(repeats: Sequence[Sequence[Run]], costs: Path) -> list[str]:
     for runs in repeats:
         for run in runs:
             measured.setdefault(run.schedule, []).append(seconds_an_update(run.measured, updates))
-            own.setdefault(run.schedule, []).append(seconds_an_update(predict(run, run, costs), updates))
+            own.setdefault(run.schedule, []).append(
+                seconds_an_update(predict(run, run, costs), updates)
+            )
     log = next(run for run in repeats[0] if run.waits)
     ahead = {r.schedule: seconds_an_update(predict(r, log, costs), updates) for r in repeats[0]}
-    rows = [[SCHEDULES[name], listed(measured[name]), f"{ahead[name]:.2f}", listed(own[name])] for name in measured]
-    heads = ("schedule", "seconds an update, measured", "from the synchronous run's lengths", "from its own lengths")
+    rows = [
+        [SCHEDULES[name], listed(measured[name]), f"{ahead[name]:.2f}", listed(own[name])]
+        for name in measured
+    ]
+    heads = (
+        "schedule",
+        "seconds an update, measured",
+        "from the synchronous run's lengths",
+        "from its own lengths",
+    )
     lines = [f"Over the first {updates} updates of each run.", "", *markdown(heads, rows), ""]
     rows = []
     for a, b in combinations(measured, 2):
@@ -286,7 +307,13 @@ def order_table(repeats: Sequence[Sequence[Run]], costs: Path) -> list[str]:
                 ", ".join(dict.fromkeys(right)) if decided else "undecided",
             ]
         )
-    heads = ("seconds an update", "measured", "predicted, both ways", "the spread of the repeats", "order")
+    heads = (
+        "seconds an update",
+        "measured",
+        "predicted, both ways",
+        "the spread of the repeats",
+        "order",
+    )
     return lines + markdown(heads, rows)
 
 

@@ -65,7 +65,11 @@ def plot_learning(runs: Sequence[Run], path: Path) -> None:
     """Draw reward, length and share at the cap by epoch, of every run."""
     figure = Figure(figsize=(11, 3.6), layout="constrained")
     axes = figure.subplots(1, 3)
-    shown = {"reward": "Reward", "response_tokens": "Tokens a response", "at_cap": "Responses at the cap"}
+    shown = {
+        "reward": "Reward",
+        "response_tokens": "Tokens a response",
+        "at_cap": "Responses at the cap",
+    }
     for axis, (column, title) in zip(axes, shown.items(), strict=True):
         for run in runs:
             means = by_epoch(run)[column]
@@ -114,20 +118,40 @@ DRAFTING = (
 
 
 def drafting(run: Run) -> dict[str, dict[str, Any]]:
-    return {name: report(measure(run.trace, drafter, epochs_back=back)) for name, drafter, back in DRAFTING}  # type: ignore[arg-type]
+    return {
+        name: report(measure(run.trace, drafter, epochs_back=back))
+        for name, drafter, back in DRAFTING
+    }  # type: ignore[arg-type]
 
 
 def drafting_table(found: dict[str, dict[str, Any]], similar: list[dict[str, Any]]) -> list[str]:
     rows = [
-        [name, percent(d["acceptance_rate"]), percent(d["speculation_rate"]), f"{d['accept_length']:.2f}"]
+        [
+            name,
+            percent(d["acceptance_rate"]),
+            percent(d["speculation_rate"]),
+            f"{d['accept_length']:.2f}",
+        ]
         for name, d in found.items()
     ]
-    lines = markdown(("drafts from", "accepted of drafted", "tokens that were drafted", "tokens a pass"), rows)
+    lines = markdown(
+        ("drafts from", "accepted of drafted", "tokens that were drafted", "tokens a pass"), rows
+    )
     table = [
-        [s["history"], percent(s["accepted_share"]), percent(s["best_match"]), percent(s["another_prompt"])]
+        [
+            s["history"],
+            percent(s["accepted_share"]),
+            percent(s["best_match"]),
+            percent(s["another_prompt"]),
+        ]
         for s in similar
     ]
-    heads = ("compared with (RhymeRL Fig. 6)", "share of tokens", "best match", "control: another prompt")
+    heads = (
+        "compared with (RhymeRL Fig. 6)",
+        "share of tokens",
+        "best match",
+        "control: another prompt",
+    )
     return [*lines, "", *markdown(heads, table)]
 
 
@@ -137,14 +161,27 @@ def plot_drafting(found: dict[str, dict[str, Any]], path: Path) -> None:
     passes, lengths = figure.subplots(1, 2)
     for (name, d), color in zip(found.items(), (INDIGO, STRAW, MINT, ROSE, VIOLET), strict=True):
         rows = [row for row in d["by_epoch"] if row["accept_length"] is not None]
-        passes.plot([row["epoch"] for row in rows], [row["accept_length"] for row in rows], color=color, label=name)
+        passes.plot(
+            [row["epoch"] for row in rows],
+            [row["accept_length"] for row in rows],
+            color=color,
+            label=name,
+        )
     titled(passes, "Tokens a verification pass yields", "epoch")
     passes.xaxis.set_major_locator(MaxNLocator(integer=True))
     passes.legend(frameon=False, fontsize=8, loc="lower right", ncols=2)
     hits = next(iter(found.values()))["hit_lengths"]
     places = np.arange(len(hits))
-    lengths.bar(places - 0.2, [hit["share_of_hits"] for hit in hits], 0.4, color=FAINT, label="of the hits")
-    lengths.bar(places + 0.2, [hit["share_of_tokens"] for hit in hits], 0.4, color=INDIGO, label="of their tokens")
+    lengths.bar(
+        places - 0.2, [hit["share_of_hits"] for hit in hits], 0.4, color=FAINT, label="of the hits"
+    )
+    lengths.bar(
+        places + 0.2,
+        [hit["share_of_tokens"] for hit in hits],
+        0.4,
+        color=INDIGO,
+        label="of their tokens",
+    )
     lengths.set_xticks(places, [f"≤ {hit['to_tokens']}" for hit in hits])
     titled(lengths, "Lengths of hits", "tokens that the previous epoch goes on to give")
     lengths.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -158,8 +195,17 @@ def plot_drafting(found: dict[str, dict[str, Any]], path: Path) -> None:
 def ranks_table(runs: Sequence[Run]) -> list[str]:
     names = ("accurate", "near_boundary", "strong", "migrated")
     ranks = {SCHEDULES[run.schedule]: rank_history(run.trace, RANK_GROUPS).overall for run in runs}
-    rows = [[schedule, *(percent(overall[name]) for name in names)] for schedule, overall in ranks.items()]
-    heads = ("run", "same group or lower", "higher, near the boundary", "strongly higher", "HistoPipe would migrate")
+    rows = [
+        [schedule, *(percent(overall[name]) for name in names)]
+        for schedule, overall in ranks.items()
+    ]
+    heads = (
+        "run",
+        "same group or lower",
+        "higher, near the boundary",
+        "strongly higher",
+        "HistoPipe would migrate",
+    )
     return markdown(heads, rows)
 
 
@@ -174,10 +220,17 @@ def executed_migrations(run: Run, costs: Path) -> list[str]:
         (own,) = scenario["systems"]
         common = own | {"rollout_share": 0.5}
         histopipe = common | {"name": "rhymerl", "speculation": "none", "ranking_groups": workers}
-        scenario["systems"] = [common | {"name": "one_step_off"}, histopipe | {"migration": False}, histopipe]
+        scenario["systems"] = [
+            common | {"name": "one_step_off"},
+            histopipe | {"migration": False},
+            histopipe,
+        ]
         simulated = (simulate_prepared(prepare(each)) for each in scenarios(scenario))
         plain, pinned, moved = (summary(result, 0) for result in simulated)
-        cells = [f"{each['step_s']:.2f} s, {percent(each['rollout_bubble'])}" for each in (plain, pinned, moved)]
+        cells = [
+            f"{each['step_s']:.2f} s, {percent(each['rollout_bubble'])}"
+            for each in (plain, pinned, moved)
+        ]
         rows.append([workers, percent(moved["migrated_share"]), *cells])
     heads = ("rollout workers (and learners)", "responses migrated", "one-step-off: step, bubble")
     return markdown((*heads, "HistoPipe without migration", "HistoPipe"), rows)
@@ -195,7 +248,9 @@ def varied_rows(runs: Sequence[Run]) -> pd.DataFrame:
         ranks = rank_history(run.trace, RANK_GROUPS).overall
         rows.append(
             {
-                "clip": "none" if loss.clip_high is None else f"{loss.clip_low or 0:g} / {loss.clip_high:g}",
+                "clip": "none"
+                if loss.clip_high is None
+                else f"{loss.clip_low or 0:g} / {loss.clip_high:g}",
                 "learning_rate": run.config.update.learning_rate,
                 "first": means["reward"].iloc[:3].mean(),
                 "reward": means["reward"].iloc[-3:].mean(),
@@ -242,7 +297,9 @@ def plot_varied(rows: pd.DataFrame, path: Path) -> None:
         "match": ("Best match in the previous epoch", "{:.0%}"),
         "accurate": ("Same group of lengths or lower", "{:.0%}"),
     }
-    for axis, (column, (title, form)) in zip(figure.subplots(1, len(shown)), shown.items(), strict=True):
+    for axis, (column, (title, form)) in zip(
+        figure.subplots(1, len(shown)), shown.items(), strict=True
+    ):
         square = rows.pivot(index="learning_rate", columns="clip", values=column)
         axis.imshow(square.to_numpy(), cmap="Blues", aspect="auto", alpha=0.6)
         for (row, place), value in np.ndenumerate(square.to_numpy()):
@@ -256,20 +313,33 @@ def plot_varied(rows: pd.DataFrame, path: Path) -> None:
 
 
 def main(
-    folder: Annotated[Path, typer.Argument(metavar="RUNS", help="what `python -m simrl_replay.grpo` wrote")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUNS", help="what `python -m simrl_replay.grpo` wrote")
+    ],
     repeat: Annotated[
         list[Path] | None, typer.Option(help="these schedules with another seed; may be repeated")
     ] = None,
-    varied: Annotated[Path | None, typer.Option(help="runs that differ in clip and learning rate")] = None,
-    page: Annotated[Path | None, typer.Option(help="a page (.md) to renew, its pictures beside it")] = None,
+    varied: Annotated[
+        Path | None, typer.Option(help="runs that differ in clip and learning rate")
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="a page (.md) to renew, its pictures beside it")
+    ] = None,
     costs: Annotated[
-        Path, typer.Option(help="profiles of the engine and costs of training; measured here if they are not there")
+        Path,
+        typer.Option(
+            help="profiles of the engine and costs of training; measured here if they are not there"
+        ),
     ] = Path("traces/countdown-costs"),
     measure_again: Annotated[
-        bool, typer.Option("--measure-again", help="only measure what updates take, once more: speeds drift")
+        bool,
+        typer.Option(
+            "--measure-again", help="only measure what updates take, once more: speeds drift"
+        ),
     ] = False,
     to: Annotated[
-        Path | None, typer.Option("--ship", help="only copy what a reader needs of the runs to this folder")
+        Path | None,
+        typer.Option("--ship", help="only copy what a reader needs of the runs to this folder"),
     ] = None,
 ) -> None:
     """Count, simulate, and renew the page; without a page, print the tables."""
@@ -287,7 +357,11 @@ def main(
         if page:
             write_parts(page, parts)
         else:
-            print("\n".join(line for name, lines in parts.items() for line in ("", f"## {name}", "", *lines)))
+            print(
+                "\n".join(
+                    line for name, lines in parts.items() for line in ("", f"## {name}", "", *lines)
+                )
+            )
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from None

@@ -101,7 +101,9 @@ def run(task: Task) -> dict[str, Figure | str]:
     return found
 
 
-def simulate(ids: Sequence[str], samples: int, jobs: int, on_task: Callable[[], None] = lambda: None) -> list[Row]:
+def simulate(
+    ids: Sequence[str], samples: int, jobs: int, on_task: Callable[[], None] = lambda: None
+) -> list[Row]:
     """Simulate claims, and the ablations of those that do not agree, in up to `jobs` processes."""
     todo = []
     for ledger in dict.fromkeys(CLAIMS[name].ledger for name in ids):
@@ -151,7 +153,10 @@ def cells(row: Row) -> list[str]:
 
 def total(rows: Sequence[Row]) -> str:
     """Return the verdicts in words."""
-    counts = {verdict: sum(row.verdict == verdict for row in rows) for verdict in ("agrees", "disagrees", "open")}
+    counts = {
+        verdict: sum(row.verdict == verdict for row in rows)
+        for verdict in ("agrees", "disagrees", "open")
+    }
     return (
         f"{counts['agrees']} of {len(rows)} claims agree ({counts['agrees'] / len(rows):.0%}; the bar is {BAR:.0%}), "
         f"{counts['disagrees']} disagree, {counts['open']} open."
@@ -175,19 +180,28 @@ def write_page(page: Path, rows: Sequence[Row], samples: int) -> None:
 
 def main(
     ids: Annotated[list[str] | None, typer.Argument(help="claims; all without any")] = None,
-    samples: Annotated[int, typer.Option(min=0, max=1024, help="points of the ranges, beside the middle")] = 4,
-    jobs: Annotated[int, typer.Option(min=1, help="processes on this machine")] = os.cpu_count() or 1,
-    page: Annotated[Path | None, typer.Option(help="a Markdown page whose tables are written anew")] = None,
+    samples: Annotated[
+        int, typer.Option(min=0, max=1024, help="points of the ranges, beside the middle")
+    ] = 4,
+    jobs: Annotated[int, typer.Option(min=1, help="processes on this machine")] = os.cpu_count()
+    or 1,
+    page: Annotated[
+        Path | None, typer.Option(help="a Markdown page whose tables are written anew")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     with errors_in_a_line("seeds"):
         for name in ids or ():
             if name not in CLAIMS:
-                raise InputError(f"{name}: no claim{meant(name, CLAIMS)}; there are {', '.join(CLAIMS)}")
+                raise InputError(
+                    f"{name}: no claim{meant(name, CLAIMS)}; there are {', '.join(CLAIMS)}"
+                )
         compile_kernels()
         with progress_bar() as bar:
             task = bar.add_task("sets of inputs", total=None)
-            rows = simulate(list(dict.fromkeys(ids or CLAIMS)), samples, jobs, lambda: bar.advance(task))
+            rows = simulate(
+                list(dict.fromkeys(ids or CLAIMS)), samples, jobs, lambda: bar.advance(task)
+            )
         if page is not None:
             write_page(page, rows, samples)
     if as_json:

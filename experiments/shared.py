@@ -21,7 +21,10 @@ from simrl.trace.importers.logs import read_metrics
 from simrl.trace.importers.verl import trace_from_verl_metrics
 from simrl.trace.trace import Trace, write_trace
 
-Small = Annotated[bool, typer.Option("--small", help="the smallest input, to see that it runs: figures mean nothing")]
+Small = Annotated[
+    bool,
+    typer.Option("--small", help="the smallest input, to see that it runs: figures mean nothing"),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of tables (stable)")]
 
 
@@ -57,7 +60,9 @@ def write_parts(page: Path, parts: Mapping[str, Sequence[str]]) -> None:
         before, begin, rest = text.partition(f"<!-- {name} -->\n")
         _, end, after = rest.partition(f"<!-- /{name} -->\n")
         if not begin or not end:
-            raise InputError(f"{page}: no place for {name}: write <!-- {name} --> and <!-- /{name} -->, a line each")
+            raise InputError(
+                f"{page}: no place for {name}: write <!-- {name} --> and <!-- /{name} -->, a line each"
+            )
         text = before + begin + "\n" + "\n".join(lines) + "\n\n" + end + after
     page.write_text(text, encoding="utf-8")
 
@@ -85,9 +90,24 @@ def measure_engine(model: Path, output: Path, engine: Mapping[str, Any], **optio
     """Run `simrl measure` on this machine's CPU unless `output` exists; return `output`. `engine` and `options` are its options
     by name."""
     if not output.exists():
-        given = {"model": model, "device": "cpu", "gpu": "cpu", "output": output, **engine, **options}
-        words = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-        subprocess.run([sys.executable, "-m", "simrl.commands.cli", "measure", *words], check=True, stdout=sys.stderr)
+        given = {
+            "model": model,
+            "device": "cpu",
+            "gpu": "cpu",
+            "output": output,
+            **engine,
+            **options,
+        }
+        words = [
+            word
+            for name, value in given.items()
+            for word in (f"--{name.replace('_', '-')}", str(value))
+        ]
+        subprocess.run(
+            [sys.executable, "-m", "simrl.commands.cli", "measure", *words],
+            check=True,
+            stdout=sys.stderr,
+        )
     return output
 
 
@@ -102,12 +122,16 @@ def median_s(run: Callable[[], object], repeats: int = 3, warm_up: bool = True) 
     return median(seconds)
 
 
-def bench_row(what: str, value: float, bar: float | None = None, unit: str = "s", **others: Any) -> dict[str, Any]:
+def bench_row(
+    what: str, value: float, bar: float | None = None, unit: str = "s", **others: Any
+) -> dict[str, Any]:
     """Return a figure of a benchmark beside its bar."""
     return {"what": what, "value": value, "unit": unit, "bar": bar, **others}
 
 
-def print_bench(rows: Sequence[Mapping[str, Any]], as_json: bool, others: Sequence[str] = ()) -> None:
+def print_bench(
+    rows: Sequence[Mapping[str, Any]], as_json: bool, others: Sequence[str] = ()
+) -> None:
     """Print the rows of a benchmark; `others` are further columns, such as another implementation's figures."""
     if as_json:
         print(json.dumps(rows, indent=1))

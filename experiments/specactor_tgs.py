@@ -66,17 +66,29 @@ Tables = dict[tuple[str, str], list[Row]]  # by drafter and phase
 
 
 def executed(
-    p: float, window: int, requests: int, draft_s: Seconds, verify_s: Seconds, tokens: int = 0, seed: int = 0
+    p: float,
+    window: int,
+    requests: int,
+    draft_s: Seconds,
+    verify_s: Seconds,
+    tokens: int = 0,
+    seed: int = 0,
 ) -> float:
     """Return the tokens/s of a request in a batch of constant size executed by two loops, without the first twenty windows.
 
     `verify_s` gives the seconds for a number of requests with a window each; about `tokens` (0: `TOKENS`) are generated.
     """
-    batch = [Request(key=1_000_003 * i + seed, response=10**9, window=window) for i in range(requests)]
-    worker = DecoupledWorker(batch, np.cumsum(np.full(window, -math.log(p))), draft_s, lambda n, *_: verify_s(n))
+    batch = [
+        Request(key=1_000_003 * i + seed, response=10**9, window=window) for i in range(requests)
+    ]
+    worker = DecoupledWorker(
+        batch, np.cumsum(np.full(window, -math.log(p))), draft_s, lambda n, *_: verify_s(n)
+    )
     window_s = window * draft_s(requests) + verify_s(requests)
     start_s = 20 * window_s
-    end_s = start_s + (tokens or TOKENS) / requests / renewal_rate(p, window, draft_s(requests), verify_s(requests))
+    end_s = start_s + (tokens or TOKENS) / requests / renewal_rate(
+        p, window, draft_s(requests), verify_s(requests)
+    )
     worker.run(start_s)
     before = sum(request.generated for request in batch)
     worker.run(end_s)
@@ -98,9 +110,14 @@ class Pair(NamedTuple):
     def verify_s(self, verify_gpus: int, window: int, requests: int) -> float:
         return self.profiles[verify_gpus].verify_s(requests, window - 1, KV_TOKENS)
 
-    def executed(self, p: float, choice: Choice, running: int, tokens: int = 0, seed: int = 0) -> float:
+    def executed(
+        self, p: float, choice: Choice, running: int, tokens: int = 0, seed: int = 0
+    ) -> float:
         draft_gpus, verify_gpus, window = choice
-        draft_s, verify_s = partial(self.draft_s, draft_gpus), partial(self.verify_s, verify_gpus, window)
+        draft_s, verify_s = (
+            partial(self.draft_s, draft_gpus),
+            partial(self.verify_s, verify_gpus, window),
+        )
         return executed(p, window, batch(choice, running), draft_s, verify_s, tokens, seed)
 
     def coupled(self, p: float, running: int) -> float:
@@ -122,13 +139,18 @@ class Pair(NamedTuple):
 def make_pair(drafter: str, profiles: dict[int, TableProfile], slower: float = 1.0) -> Pair:
     """Return a pair of target and drafter; `slower` multiplies the time of the drafter's layers, apart from their bytes."""
     times = model_drafts(
-        model_shape(drafter), gpu("h100"), kv_tokens=KV_TOKENS, overheads=Overheads(layer_s=slower * LAYER_S)
+        model_shape(drafter),
+        gpu("h100"),
+        kv_tokens=KV_TOKENS,
+        overheads=Overheads(layer_s=slower * LAYER_S),
     )
 
     def one_drafter_s(requests: float) -> float:
         return times.draft_s(requests, 1)
 
-    fits = {g: fit_verify(profile, MOST_WINDOW, BATCHES, KV_TOKENS) for g, profile in profiles.items()}
+    fits = {
+        g: fit_verify(profile, MOST_WINDOW, BATCHES, KV_TOKENS) for g, profile in profiles.items()
+    }
     return Pair(drafter, profiles, one_drafter_s, fit_draft(one_drafter_s, BATCHES), fits)
 
 
@@ -142,7 +164,9 @@ def row(pair: Pair, running: int, p: float) -> Row:
     for g_v in VERIFIERS:
         for choice in product(range(1, g_v + 1), [g_v], range(1, MOST_WINDOW + 1)):
             b = batch(choice, running)
-            rate = renewal_rate(p, choice[2], pair.draft_s(choice[0], b), pair.verify_s(g_v, choice[2], b))
+            rate = renewal_rate(
+                p, choice[2], pair.draft_s(choice[0], b), pair.verify_s(g_v, choice[2], b)
+            )
             if rate > 0.6 * max(found.values(), default=0.0):  # no batch makes up for less
                 found[choice] = pair.executed(p, choice, running, TOKENS // 4)
     measured: dict[Choice, float] = {}
@@ -157,7 +181,12 @@ def row(pair: Pair, running: int, p: float) -> Row:
         yields(choice)
     for objective in OBJECTIVES:
         plan, choice = pair.planned(running, p, objective)
-        line[objective] = {"choice": choice, "tgs": plan.tgs, "renewal": plan.renewal, "executed": yields(choice)}
+        line[objective] = {
+            "choice": choice,
+            "tgs": plan.tgs,
+            "renewal": plan.renewal,
+            "executed": yields(choice),
+        }
     best = max(measured, key=lambda choice: measured[choice])
     return line | {"best": {"choice": best, "executed": measured[best]}}
 
@@ -175,7 +204,9 @@ def draw_formulas(path: Path) -> dict[str, float]:
         excesses += excess
         by_p.plot(p_axis, excess, color=colour, label=f"w = {w}")
         dots = [0.5, 0.65, 0.8, 0.95]
-        alone = [executed(p, w, 1, lambda _: 1.0, lambda _, w=w: float(w), 2 * TOKENS) for p in dots]
+        alone = [
+            executed(p, w, 1, lambda _: 1.0, lambda _, w=w: float(w), 2 * TOKENS) for p in dots
+        ]
         formula = [renewal_rate(p, w, 1, w) for p in dots]
         deviations += [abs(a / f - 1) for a, f in zip(alone, formula, strict=True)]
         by_p.plot(dots, np.divide(alone, formula), ".", color=colour)
@@ -185,7 +216,9 @@ def draw_formulas(path: Path) -> dict[str, float]:
     balances = np.geomspace(0.25, 4, 61)
     lowest = []
     for p, colour in zip((0.5, 0.7, 0.9, 0.95), (*COLOURS[::2], BLACK), strict=True):
-        ratio = [decoupled_tgs(p, 5, 1, 5 * x) / renewal_rate(p, 5, 1, 5 * x) for x in balances.tolist()]
+        ratio = [
+            decoupled_tgs(p, 5, 1, 5 * x) / renewal_rate(p, 5, 1, 5 * x) for x in balances.tolist()
+        ]
         lowest.append(min(ratio))
         by_balance.plot(balances, ratio, color=colour, label=f"p = {p}")
     said["below"] = 1 - min(lowest)
@@ -194,14 +227,20 @@ def draw_formulas(path: Path) -> dict[str, float]:
     sizes = [1, 2, 4, 8, 16, 32, 64]
     for balance, colour in zip((0.5, 1.0, 2.0), (INDIGO, MINT, WINE), strict=True):
         ratio = [
-            executed(0.7, 4, n, lambda _: 1.0, lambda _, x=balance: 4 * x) / renewal_rate(0.7, 4, 1, 4 * balance)
+            executed(0.7, 4, n, lambda _: 1.0, lambda _, x=balance: 4 * x)
+            / renewal_rate(0.7, 4, 1, 4 * balance)
             for n in sizes
         ]
         said[f"wait {balance:g}"] = max(1 - ratio[-1], 0.0)
         by_batch.plot(sizes, ratio, ".-", color=colour, label=f"V = {balance:g} w·D")
     by_batch.set_xscale("log", base=2)
     by_batch.set_xticks(sizes, [str(n) for n in sizes])
-    titled(by_batch, "Executed, p = 0.7, w = 4, passes of equal time", "requests in the batch", "over the renewal rate")
+    titled(
+        by_batch,
+        "Executed, p = 0.7, w = 4, passes of equal time",
+        "requests in the batch",
+        "over the renewal rate",
+    )
     save(figure, path)
     return said
 
@@ -226,7 +265,12 @@ def draw_windows(pair: Pair, path: Path) -> None:
         axes.plot(np.argmax(values) + 1, max(values), "o", color=BLACK)
         axes.axhline(pair.decoding(running), color=FAINT, linewidth=1, label="plain decoding")
         axes.set_ylim(bottom=0)
-        titled(axes, f"{phase}, p = {p}: {g_d} + {g_v} GPUs, b = {b}", "window", "tokens/s of a request")
+        titled(
+            axes,
+            f"{phase}, p = {p}: {g_d} + {g_v} GPUs, b = {b}",
+            "window",
+            "tokens/s of a request",
+        )
     save(figure, path)
 
 
@@ -265,12 +309,24 @@ def slower_drafters(profiles: dict[int, TableProfile]) -> list[Row]:
     for slower in SLOWER:
         pair, running = make_pair(DRAFTERS[0], profiles, slower), PHASES["start"]
         _, choice = pair.planned(running, 0.8, "renewal")
-        rates = {"executed": pair.executed(0.8, choice, running), "coupled": pair.coupled(0.8, running)}
-        rows.append({"layer_s": slower * LAYER_S, "token_s": pair.one_drafter_s(1), "choice": choice, **rates})
+        rates = {
+            "executed": pair.executed(0.8, choice, running),
+            "coupled": pair.coupled(0.8, running),
+        }
+        rows.append(
+            {
+                "layer_s": slower * LAYER_S,
+                "token_s": pair.one_drafter_s(1),
+                "choice": choice,
+                **rates,
+            }
+        )
     return rows
 
 
-def page(said: dict[str, float], tables: Tables, pairs: list[Pair], slower: list[Row]) -> Iterator[str]:
+def page(
+    said: dict[str, float], tables: Tables, pairs: list[Pair], slower: list[Row]
+) -> Iterator[str]:
     draft_error, verify_error = np.max([fit_errors(pair) for pair in pairs], axis=0)
     yield filled(f"""# SpecActor's TGS, and what decoupled drafting yields
 
@@ -341,7 +397,10 @@ The picture: {DRAFTERS[0]}, on the GPUs chosen by TGS; a circle is a line's best
 
 def filled(text: str) -> str:
     """Return a text with each paragraph wrapped at 120 characters."""
-    parts = (textwrap.fill(" ".join(part.split()), 120, break_long_words=False) for part in text.split("\n\n"))
+    parts = (
+        textwrap.fill(" ".join(part.split()), 120, break_long_words=False)
+        for part in text.split("\n\n")
+    )
     return "\n\n".join(parts).strip() + "\n"
 
 
@@ -352,7 +411,10 @@ def words(choice: Choice) -> str:
 def reading(rows: list[Row]) -> str:
     other = [r for r in rows if r["tgs"]["choice"] != r["renewal"]["choice"]]
     if other:
-        changes = [f"{r['p']:g} ({r['renewal']['executed'] / r['tgs']['executed'] - 1:+.0%})" for r in other]
+        changes = [
+            f"{r['p']:g} ({r['renewal']['executed'] / r['tgs']['executed'] - 1:+.0%})"
+            for r in other
+        ]
         changes = [change.replace("(-0%)", "(0%)").replace("(+0%)", "(0%)") for change in changes]
         first = (
             f"The two choose differently at p = {', '.join(changes)}; in brackets, what choosing by the renewal rate "
@@ -410,7 +472,10 @@ TGS, as published, by default, and executes the loops.
 
 def main(small: Small = False) -> None:
     shrink(globals(), small, TOKENS=100, ACCEPTANCES=(0.5, 0.9), MOST_WINDOW=4)
-    profiles = {g: read_profile(HERE.parent / "profiles" / f"{TARGET}_h100_tp{g}.parquet") for g in VERIFIERS}
+    profiles = {
+        g: read_profile(HERE.parent / "profiles" / f"{TARGET}_h100_tp{g}.parquet")
+        for g in VERIFIERS
+    }
     pairs = [make_pair(drafter, profiles) for drafter in DRAFTERS]
     said = draw_formulas(HERE / "specactor_tgs_formulas.png")
     draw_windows(pairs[0], HERE / "specactor_tgs_windows.png")

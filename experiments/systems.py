@@ -73,8 +73,11 @@ Training times are computed from the operations. All are inputs of the scenarios
 
 def main(
     data: Annotated[Path | None, typer.Argument(help="the folder with verl_run/")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="simultaneous simulations")] = os.cpu_count() or 1,
-    redraw: Annotated[bool, typer.Option("--redraw", help="write the page from rows.json, without simulating")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="simultaneous simulations")] = os.cpu_count()
+    or 1,
+    redraw: Annotated[
+        bool, typer.Option("--redraw", help="write the page from rows.json, without simulating")
+    ] = False,
     small: Small = False,
 ) -> None:
     few = ["steps=2", "warmup_steps=1", "systems=[verl_colocated, one_step_off]"]
@@ -86,14 +89,18 @@ def main(
         else:
             verl_trace(data, TRACE)
         scenarios = {
-            (name, gpus): load_scenarios(HERE / f"{name}.yaml", [f"cluster.gpus={gpus}", *OVERRIDES])
+            (name, gpus): load_scenarios(
+                HERE / f"{name}.yaml", [f"cluster.gpus={gpus}", *OVERRIDES]
+            )
             for name in names
             for gpus in GPUS
         }
     work = [scenario for group in scenarios.values() for scenario in group]
     done = json.loads(ROWS.read_text()) if redraw else simulate_all(work, jobs)
     rows = iter(done)
-    page = "\n".join(write_page({key: [next(rows) for _ in group] for key, group in scenarios.items()}))
+    page = "\n".join(
+        write_page({key: [next(rows) for _ in group] for key, group in scenarios.items()})
+    )
     (HERE / "systems.md").write_text(page, encoding="utf-8")
     print(f"Written: {HERE / 'systems.md'} and {len(scenarios)} pictures in {PICTURES}")
 
@@ -104,7 +111,9 @@ def simulate_all(work: Sequence[Scenario], jobs: int) -> list[dict[str, Any]]:
     compile_training()
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         console = Console(stderr=True)
-        rows = list(track(pool.map(simulate_one, work), total=len(work), console=console, transient=True))
+        rows = list(
+            track(pool.map(simulate_one, work), total=len(work), console=console, transient=True)
+        )
     PICTURES.mkdir(exist_ok=True)
     ROWS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return rows
@@ -123,7 +132,15 @@ def write_page(tables: Mapping[tuple[str, int], Sequence[Row]]) -> Iterator[str]
     """Yield the lines of the page, and draw its pictures."""
     yield INTRODUCTION
     yield "## The fastest, in one table\n"
-    heads = ("workload", "GPUs", "fastest", "×", "off-policyness mean / max", "fastest with off-policyness ≤ 1", "×")
+    heads = (
+        "workload",
+        "GPUs",
+        "fastest",
+        "×",
+        "off-policyness mean / max",
+        "fastest with off-policyness ≤ 1",
+        "×",
+    )
     yield line((*heads, "fastest on-policy", "×"))
     yield "|---" * 9 + "|"
     for (name, gpus), all_rows in tables.items():
@@ -131,7 +148,9 @@ def write_page(tables: Mapping[tuple[str, int], Sequence[Row]]) -> Iterator[str]
         first, best, strict = rows[0], fastest(rows), fastest([r for r in rows if on_policy(r)])
         bounded = fastest([r for r in rows if r["off_policyness_max"] <= 1])
         named = (f"{row['system']} | {times(row, first)}" for row in (bounded, strict))
-        yield line((WORKLOADS[name], f"{gpus:,}", best["system"], times(best, first), ages(best), *named))
+        yield line(
+            (WORKLOADS[name], f"{gpus:,}", best["system"], times(best, first), ages(best), *named)
+        )
     for (name, gpus), all_rows in tables.items():
         rows = [row for row in all_rows if "refused" not in row]
         picture = PICTURES / f"{name.removeprefix('systems_')}_{gpus}.png"
@@ -153,9 +172,26 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
     yield "|---" * len(HEADINGS) + "|"
     for row in rows:
         rate = f"{row['tokens_per_s']:,.0f}"
-        speed = (f"**{rate}**" if row is fastest(rows) else rate, times(row, rows[0]), f"{row['gpus']:,}")
-        shares = (f"{row['step_s']:.1f}", f"{row['rollout_bubble']:.0%}", f"{row['train_idle']:.0%}", ages(row))
-        yield line((row["system"], *speed, *shares, f"{row['dropped_share']:.1%}", f"{row['migrated_share']:.1%}"))
+        speed = (
+            f"**{rate}**" if row is fastest(rows) else rate,
+            times(row, rows[0]),
+            f"{row['gpus']:,}",
+        )
+        shares = (
+            f"{row['step_s']:.1f}",
+            f"{row['rollout_bubble']:.0%}",
+            f"{row['train_idle']:.0%}",
+            ages(row),
+        )
+        yield line(
+            (
+                row["system"],
+                *speed,
+                *shares,
+                f"{row['dropped_share']:.1%}",
+                f"{row['migrated_share']:.1%}",
+            )
+        )
 
 
 def reading(rows: Sequence[Row]) -> str:
@@ -206,7 +242,9 @@ def times(row: Row, first: Row) -> str:
 
 
 def ages(row: Row) -> str:
-    return f"{row['off_policyness_mean']:.2f} / {row['off_policyness_max']}" + ("" if row["settled"] else " †")
+    return f"{row['off_policyness_mean']:.2f} / {row['off_policyness_max']}" + (
+        "" if row["settled"] else " †"
+    )
 
 
 def with_speedups(row: Row, first: Row) -> dict[str, Any]:

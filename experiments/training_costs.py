@@ -43,7 +43,9 @@ class Efficiency(NamedTuple):
 def measure_training(config: RunConfig, repeats: int = 8) -> Efficiency:
     """Measure updates on one thread, each with other response lengths; the efficiencies follow from their median seconds."""
     torch.set_num_threads(1)
-    model = make_policy(config.policy, config.task.vocabulary, config.most_tokens, config.seed).to(config.device)
+    model = make_policy(config.policy, config.task.vocabulary, config.most_tokens, config.seed).to(
+        config.device
+    )
     optimizer = make_optimizer(model, config.update)
     train, log_prob, publish = [], [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +75,9 @@ def measure_training(config: RunConfig, repeats: int = 8) -> Efficiency:
             if repeat == 0:  # a first pass takes longer
                 continue
             publish.append(time.perf_counter() - started_s)
-            train.append(stats.train_s / sum(s for _, s in ideal.update(lengths, config.update.minibatches)))
+            train.append(
+                stats.train_s / sum(s for _, s in ideal.update(lengths, config.update.minibatches))
+            )
             log_prob.append(stats.log_prob_s / sum(s for _, s in ideal.inference(lengths)))
     low, high = np.quantile(train, (0.25, 0.75))
     return Efficiency(
@@ -89,7 +93,10 @@ def generating(config: RunConfig, model: Path, logs: Path) -> Iterator[None]:
     """Run an engine with a whole batch on another core meanwhile, as beside the updates of an asynchronous schedule."""
     logs.mkdir(parents=True, exist_ok=True)
     settings = replace(engine_settings(config, model), stop_token=None)  # the batch stays whole
-    ended, batch = Event(), Stairs((config.engine.max_num_seqs,), 1, turns=config.task.most_tokens - 8)
+    ended, batch = (
+        Event(),
+        Stairs((config.engine.max_num_seqs,), 1, turns=config.task.most_tokens - 8),
+    )
     with start_bench(settings, 0, 0, logs) as engine, ThreadPoolExecutor(1) as pool:
 
         def generate() -> None:

@@ -63,7 +63,9 @@ def run_folders(data: Path) -> list[Path]:
     """Return the recorded runs, `vllm_runs/<GPU>/<model>`."""
     folders = sorted(path.parent for path in (data / "vllm_runs").glob("*/*/requests.jsonl"))
     if not folders:
-        raise InputError(f"{data}: no vllm_runs/<GPU>/<model>/requests.jsonl; name the folder that holds vllm_runs/")
+        raise InputError(
+            f"{data}: no vllm_runs/<GPU>/<model>/requests.jsonl; name the folder that holds vllm_runs/"
+        )
     return folders
 
 
@@ -102,7 +104,9 @@ def read_run(folder: Path) -> Run:
 def kv_blocks(run: Run, shape: ModelShape) -> int:
     """Return the blocks of 16 tokens of the KV cache: from meta.json, or from the rest of 0.9 of the memory (vLLM's
     default)."""
-    recorded = json.loads((run.folder / "meta.json").read_text()).get("kv_cache", {}).get("num_gpu_blocks")
+    recorded = (
+        json.loads((run.folder / "meta.json").read_text()).get("kv_cache", {}).get("num_gpu_blocks")
+    )
     if recorded:
         return int(recorded)
     engine = EngineConfig()
@@ -118,7 +122,9 @@ def run_profile(data: Path, run: Run) -> TableProfile:
     return compose_kernel_tables(folder, model_shape(run.name), run.tp, link, between_passes_s=0.0)
 
 
-def simulate_run(data: Path, run: Run) -> tuple[NDArray[np.float64], NDArray[np.float64], dict[str, int]]:
+def simulate_run(
+    data: Path, run: Run
+) -> tuple[NDArray[np.float64], NDArray[np.float64], dict[str, int]]:
     """Return first- and last-token times of the simulated worker with the recorded arrivals, and the engine's totals."""
     profile = run_profile(data, run)
     longest = int((run.prompt_tokens + run.response_tokens).max())
@@ -126,12 +132,19 @@ def simulate_run(data: Path, run: Run) -> tuple[NDArray[np.float64], NDArray[np.
     blocks = kv_blocks(run, model_shape(run.name))
     # vLLM's defaults of that version; no two requests have one prompt, but those that were preempted find their own blocks.
     limits = Limits(
-        run.max_num_seqs, run.max_num_batched_tokens, 16, blocks, async_scheduling=True, prefix_caching=True
+        run.max_num_seqs,
+        run.max_num_batched_tokens,
+        16,
+        blocks,
+        async_scheduling=True,
+        prefix_caching=True,
     )
     env = simpy.Environment()
     responses = {i: Response(int(tokens), 0.0) for i, tokens in enumerate(run.response_tokens)}
     record = Recorder([Lane("rollout-000", run.tp)])
-    (worker,) = simulated_workers(env, 1, profile.tables, limits, WorkerCosts(load_s=0.0), responses, record)
+    (worker,) = simulated_workers(
+        env, 1, profile.tables, limits, WorkerCosts(load_s=0.0), responses, record
+    )
     first_s, last_s = np.full(run.arrival_s.size, np.nan), np.full(run.arrival_s.size, np.nan)
 
     def request(i: int) -> simpy.events.ProcessGenerator:
@@ -149,9 +162,13 @@ def errors(run: Run, first_s: NDArray[np.float64], last_s: NDArray[np.float64]) 
     """Return relative errors of the means over requests and of the quantiles of each quantity, and which are within the
     bars."""
 
-    def quantities(first: NDArray[np.float64], last: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    def quantities(
+        first: NDArray[np.float64], last: NDArray[np.float64]
+    ) -> dict[str, NDArray[np.float64]]:
         return {
-            "tpot_s": ((last - first) / np.maximum(run.response_tokens - 1, 1))[run.response_tokens > 1],
+            "tpot_s": ((last - first) / np.maximum(run.response_tokens - 1, 1))[
+                run.response_tokens > 1
+            ],
             "latency_s": last - run.arrival_s,
             "ttft_s": first - run.arrival_s,
         }
@@ -159,7 +176,9 @@ def errors(run: Run, first_s: NDArray[np.float64], last_s: NDArray[np.float64]) 
     measured, simulated = quantities(run.first_s, run.last_s), quantities(first_s, last_s)
     row: dict[str, Any] = {"run": f"{run.name} TP{run.tp}, {run.gpu}"}
     for name in measured:
-        row[f"{name.removesuffix('_s')}_mean_err"] = float(simulated[name].mean() / measured[name].mean() - 1)
+        row[f"{name.removesuffix('_s')}_mean_err"] = float(
+            simulated[name].mean() / measured[name].mean() - 1
+        )
     row["quantiles"] = []
     for name in measured:
         for q in QUANTILES:

@@ -45,8 +45,13 @@ from simrl.trace.trace import Response, Sample
 
 PROFILES = Path(__file__).parents[1] / "profiles"
 PASS_TOKENS = 8192  # the default of all three backends for a server on H100
-MEMORY_SHARE, WORKING_BYTES = 0.9, 4e9  # of a GPU, for weights and KV cache; what else an engine keeps there
-REQUESTS = 3  # of a client: one that spreads them, one that counts, one that keeps the others company
+MEMORY_SHARE, WORKING_BYTES = (
+    0.9,
+    4e9,
+)  # of a GPU, for weights and KV cache; what else an engine keeps there
+REQUESTS = (
+    3  # of a client: one that spreads them, one that counts, one that keeps the others company
+)
 
 
 class Served(NamedTuple):
@@ -59,7 +64,9 @@ class Served(NamedTuple):
 
 
 def _dense(name: str, precision: str = "bf16", kv_precision: str = "bf16") -> Served:
-    return Served(name, MODELS[name].weight_bytes / (2 if precision == "fp8" else 1), precision, kv_precision)
+    return Served(
+        name, MODELS[name].weight_bytes / (2 if precision == "fp8" else 1), precision, kv_precision
+    )
 
 
 # By model, backend and the precision of the weights, as in the file. It lacks the precision of the KV cache: FP8 for
@@ -76,10 +83,15 @@ SERVED = {
     ("MiniMaxAI/MiniMax-M2.5", "vllm", "fp8"): Served("minimax-m2.5", 229e9, "fp8-block"),
     ("openai/gpt-oss-120b", "vllm", "nvfp4"): Served("gpt-oss-120b", 65e9, "w4a16_mxfp4"),
 }
-MOST_AT_A_TIME = 256  # requests: vLLM runs as many by default, and the file does not say what these servers ran
+MOST_AT_A_TIME = (
+    256  # requests: vLLM runs as many by default, and the file does not say what these servers ran
+)
 # Presets of the engines by backend and version: vLLM schedules ahead by default since 0.14.
 PRESETS = {("vllm", "0.18.0"): "vllm-0.19", ("vllm", ""): "vllm-0.12", ("sglang", ""): "sglang-0.5"}
-SETS = {"vllm": "vllm-0.12", "sglang": "sglang-0.5"}  # presets whose host times are those that this comparison sets
+SETS = {
+    "vllm": "vllm-0.12",
+    "sglang": "sglang-0.5",
+}  # presets whose host times are those that this comparison sets
 
 
 @dataclass(frozen=True)
@@ -138,8 +150,12 @@ def read_points(data: Path) -> tuple[list[Point], dict[str, int]]:
             name=str(row.id),
             model=str(row.model_path),
             backend=str(row.backend),
-            version=str(row.backend_version) if isinstance(row.backend_version, str) else "unstated",
-            precision="bf16" if pd.isna(row.gemm_quant_mode) else str(row.gemm_quant_mode).removesuffix("_block"),
+            version=str(row.backend_version)
+            if isinstance(row.backend_version, str)
+            else "unstated",
+            precision="bf16"
+            if pd.isna(row.gemm_quant_mode)
+            else str(row.gemm_quant_mode).removesuffix("_block"),
             # Names of points with attention on several ranks have 4 GPUs, the columns 4 ranks of 4: each rank is one GPU.
             tp=int(row.tp_size) if dp == 1 else 1,
             dp=dp,
@@ -195,11 +211,15 @@ def closed_loop_tpot_s(point: Point, profile: TableProfile) -> float:
     """
     limits = Limits(1024, PASS_TOKENS, 16, kv_blocks(point))
     env = simpy.Environment()
-    first = [max(1, point.output_tokens * (i + 1) // point.concurrency) for i in range(point.concurrency)]
+    first = [
+        max(1, point.output_tokens * (i + 1) // point.concurrency) for i in range(point.concurrency)
+    ]
     lengths = [tokens for own in first for tokens in (own, *[point.output_tokens] * (REQUESTS - 1))]
     responses = {uid: Response(tokens, 0.0) for uid, tokens in enumerate(lengths)}
     record = Recorder([Lane("rollout-000", point.tp)])
-    (worker,) = simulated_workers(env, 1, profile.even, limits, WorkerCosts(load_s=0.0), responses, record)
+    (worker,) = simulated_workers(
+        env, 1, profile.even, limits, WorkerCosts(load_s=0.0), responses, record
+    )
     tpots: list[float] = []
 
     def client(i: int) -> simpy.events.ProcessGenerator:
@@ -207,7 +227,9 @@ def closed_loop_tpot_s(point: Point, profile: TableProfile) -> float:
             uid = i * REQUESTS + turn
             rollout = yield worker.submit(Sample(uid, 0, 0, uid, 0, point.prompt_tokens))
             if turn == 1:
-                tpots.append((rollout.finished_s - rollout.first_token_s) / (point.output_tokens - 1))
+                tpots.append(
+                    (rollout.finished_s - rollout.first_token_s) / (point.output_tokens - 1)
+                )
 
     for i in range(point.concurrency):
         env.process(client(i))
@@ -221,7 +243,9 @@ def wave_tpot_s(point: Point, profile: TableProfile) -> float:
     passes."""
     prompts = min(point.concurrency, max(1, PASS_TOKENS // point.prompt_tokens))  # of one pass
     tokens, attended = prompts * point.prompt_tokens, prompts * point.prompt_tokens**2 / 2
-    prefill_s = pass_s(profile.even, float(tokens), float(prompts), float(tokens), attended, 0.0, 0.0)
+    prefill_s = pass_s(
+        profile.even, float(tokens), float(prompts), float(tokens), attended, 0.0, 0.0
+    )
     waits = (math.ceil(point.concurrency / prompts) - 1) / 2
     decode_s = profile.decode_s(point.concurrency, point.prompt_tokens + point.output_tokens / 2)
     return decode_s + waits * prefill_s / (point.output_tokens - 1)
@@ -243,7 +267,12 @@ def host_times(points: list[Point], kernels_s: list[float]) -> tuple[float, floa
         return (np.array(kernels_s) + work @ times) / measured - 1
 
     found = least_squares(
-        relative, [1e-4, 1e-6], bounds=(0, np.inf), x_scale=[1e-3, 1e-5], loss="soft_l1", f_scale=0.05
+        relative,
+        [1e-4, 1e-6],
+        bounds=(0, np.inf),
+        x_scale=[1e-3, 1e-5],
+        loss="soft_l1",
+        f_scale=0.05,
     )
     return float(found.x[0]), float(found.x[1])
 
@@ -259,7 +288,9 @@ def errors(rows: list[Row], predicted: str) -> dict[str, float]:
     }
 
 
-def predict_all(points: list[Point], left_out: dict[str, int]) -> tuple[list[Row], dict[str, tuple[float, float]]]:
+def predict_all(
+    points: list[Point], left_out: dict[str, int]
+) -> tuple[list[Row], dict[str, tuple[float, float]]]:
     """Return the points with their predictions, and by backend the seconds of host time, fitted on the calibration half."""
     profiles: dict[tuple[object, ...], TableProfile | str] = {}
     rows: list[Row] = []
@@ -281,7 +312,9 @@ def predict_all(points: list[Point], left_out: dict[str, int]) -> tuple[list[Row
     for backend in sorted({row.point.backend for row in rows}):
         own = [row for row in rows if row.point.backend == backend]
         used = [row for row in own if row.point.calibrates]
-        each_pass_s, each_sequence_s = host_times([row.point for row in used], [row.kernels_s for row in used])
+        each_pass_s, each_sequence_s = host_times(
+            [row.point for row in used], [row.kernels_s for row in used]
+        )
         constants[backend] = each_pass_s, each_sequence_s
         host = {"between_passes_s": each_pass_s, "sequence_overhead_s": each_sequence_s}
         for row in own:
@@ -294,9 +327,12 @@ def predict_all(points: list[Point], left_out: dict[str, int]) -> tuple[list[Row
 
 
 def main(
-    data: Annotated[Path, typer.Argument(help="the folder with serving_measurements/")], as_json: AsJson = False
+    data: Annotated[Path, typer.Argument(help="the folder with serving_measurements/")],
+    as_json: AsJson = False,
 ) -> None:
-    logging.disable(logging.WARNING)  # aiconfigurator says what it takes from other versions of a backend
+    logging.disable(
+        logging.WARNING
+    )  # aiconfigurator says what it takes from other versions of a backend
     with errors_in_a_line("validate_profiles"):
         points, left_out = read_points(data)
     rows, constants = predict_all(points, left_out)
@@ -323,10 +359,19 @@ def main(
     vllm = [row for row in rows if row.point.backend == "vllm"]
     mixtures = [row for row in vllm if MODELS[row.point.served.name].experts]
     fp8 = [row for row in vllm if row.point.precision == "fp8"]
-    lines += [line(f"{name}, vLLM", some) for name, some in (("mixtures of experts", mixtures), ("fp8", fp8)) if some]
-    lines += [line(f"all of {b}", [row for row in rows if row.point.backend == b]) for b in constants]
+    lines += [
+        line(f"{name}, vLLM", some)
+        for name, some in (("mixtures of experts", mixtures), ("fp8", fp8))
+        if some
+    ]
+    lines += [
+        line(f"all of {b}", [row for row in rows if row.point.backend == b]) for b in constants
+    ]
     lines.append(line("all", rows))
-    host = {b: {"each_pass_s": each, "each_sequence_s": sequence} for b, (each, sequence) in constants.items()}
+    host = {
+        b: {"each_pass_s": each, "each_sequence_s": sequence}
+        for b, (each, sequence) in constants.items()
+    }
     if as_json:
         print(json.dumps({"errors": lines, "host_times": host, "left_out": left_out}, indent=1))
         return
@@ -335,11 +380,16 @@ def main(
     table = Table(*heads, title="Predicted / measured - 1")
     for each in lines:
         cells = [
-            _cell(each[key]) for key in ("kernels", "judged_kernels", "judged_with_host_times", "judged_with_preset")
+            _cell(each[key])
+            for key in ("kernels", "judged_kernels", "judged_with_host_times", "judged_with_preset")
         ]
-        table.add_row(str(each["what"]), str(each["points"]), cells[0], str(each["judged"]), *cells[1:])
+        table.add_row(
+            str(each["what"]), str(each["points"]), cells[0], str(each["judged"]), *cells[1:]
+        )
     console.print(table)
-    console.print("Each error: median / median size / 90 % within. Host times, set on the points that are not judged:")
+    console.print(
+        "Each error: median / median size / 90 % within. Host times, set on the points that are not judged:"
+    )
     for backend, (each_pass_s, each_sequence_s) in constants.items():
         console.print(
             f"  {backend}: {each_pass_s * 1e3:.2f} ms a pass and {each_sequence_s * 1e6:.1f} µs a sequence in it"

@@ -42,7 +42,14 @@ from simrl.simulate.prepare import Prepared, prepare, with_measured_loads
 from simrl.simulate.run import simulate_prepared
 from simrl.trace.trace import Trace, TraceMetadata, write_trace
 from simrl_replay.random_model import make_model, nudge
-from simrl_replay.replayer import Measured, ReplayConfig, ReplayEngines, engine_settings, process_fleet, replay
+from simrl_replay.replayer import (
+    Measured,
+    ReplayConfig,
+    ReplayEngines,
+    engine_settings,
+    process_fleet,
+    replay,
+)
 from simrl_replay.speculative import forced as with_an_oracle
 from simrl_replay.speculative import replayed_form
 
@@ -51,7 +58,12 @@ PROMPT_TOKENS = (20, 60)
 MEDIAN_TOKENS, SIGMA, CAP_TOKENS = 120, 0.8, 400
 GPUS, DRAFT_TOKENS = 16, 16
 PROFILE_REPEATS, PROFILE_S = 9, 200  # of each point; seconds of measuring
-ENGINE = {"max_num_seqs": 64, "max_num_batched_tokens": 256, "block_size": 32, "kv_cache_tokens": 51200}
+ENGINE = {
+    "max_num_seqs": 64,
+    "max_num_batched_tokens": 256,
+    "block_size": 32,
+    "kv_cache_tokens": 51200,
+}
 TRAINING = {"reward_s": 0.05, "publish_s": 0.1, "load_overhead_s": 0.0, "switch_s": 0.1}
 VERSIONS = 5
 BARS = {1: 0.05, 2: 0.10}  # of the makespan, by workers
@@ -74,9 +86,7 @@ places; other differing decisions are real, and listed.
 
 Lengths = Callable[[np.random.Generator], list[list[list[int]]]]  # by step, prompt, sample
 
-DRAWN = (
-    "what each worker did in time, predicted above measured; below, when each sample finished, predicted over measured"
-)
+DRAWN = "what each worker did in time, predicted above measured; below, when each sample finished, predicted over measured"
 
 
 class Case(NamedTuple):
@@ -105,7 +115,11 @@ class Case(NamedTuple):
         return self._replace(system=system, name=f"{self.name}, recorded")
 
     def config(self, config: ReplayConfig) -> ReplayConfig:
-        return replace(config, temperature=0.0, forced_acceptance=self.drafts) if self.forced else config
+        return (
+            replace(config, temperature=0.0, forced_acceptance=self.drafts)
+            if self.forced
+            else config
+        )
 
     def prepare(self, scenario: Scenario) -> Prepared:
         prepared, _ = replayed_form(prepare(scenario))
@@ -137,21 +151,43 @@ def with_an_outlier(steps: int, prompts: int, group: int) -> Lengths:
 
 
 # The gate stays open: a gate that is mostly shut drafts so little that acceptance is a matter of chance.
-HISTORY = {"name": "histospec", "gate": "open", "window": {"kind": "aimd", "most_tokens": DRAFT_TOKENS}}
+HISTORY = {
+    "name": "histospec",
+    "gate": "open",
+    "window": {"kind": "aimd", "most_tokens": DRAFT_TOKENS},
+}
 SIBLINGS = {"name": "siblings", "gate": {"threshold": 16}}
 ORACLE = {"name": "draft_model", "window": {"kind": "fixed", "tokens": 4}}
 # One or two rollout workers, and a trainer on many more of these slow cores, so that nobody waits for it for long.
 CASES = (
     Case("one worker, 64 requests", {"name": "split"}, 1, long_tailed(1, 16, 4)),
-    Case("one worker, HistoSpec", {"name": "split", "speculation": HISTORY}, 1, long_tailed(2, 16, 4), True),
     Case(
-        "one worker, forced acceptance", {"name": "split", "speculation": ORACLE}, 1, long_tailed(1, 16, 4), forced=True
+        "one worker, HistoSpec",
+        {"name": "split", "speculation": HISTORY},
+        1,
+        long_tailed(2, 16, 4),
+        True,
+    ),
+    Case(
+        "one worker, forced acceptance",
+        {"name": "split", "speculation": ORACLE},
+        1,
+        long_tailed(1, 16, 4),
+        forced=True,
     ),
     Case("two workers, one-step-off", {"name": "one_step_off"}, 2, long_tailed(3, 8, 4)),
-    Case("two workers, HistoPipe", {"name": "rhymerl", "alpha": 0.5}, 2, with_an_outlier(3, 8, 4), True),
+    Case(
+        "two workers, HistoPipe",
+        {"name": "rhymerl", "alpha": 0.5},
+        2,
+        with_an_outlier(3, 8, 4),
+        True,
+    ),
     Case("two workers, AReaL", {"name": "areal", "eta": 2}, 2, long_tailed(3, 8, 4)),
     Case("two workers, Seer", {"name": "seer", "chunk_tokens": 100}, 2, long_tailed(2, 8, 4)),
-    Case("one worker, TLT-Base", {"name": "split", "speculation": SIBLINGS}, 1, long_tailed(1, 16, 4)),
+    Case(
+        "one worker, TLT-Base", {"name": "split", "speculation": SIBLINGS}, 1, long_tailed(1, 16, 4)
+    ),
     Case(
         "one worker of two processes, RhymeRL",
         {"name": "rhymerl", "speculation": HISTORY},
@@ -175,14 +211,22 @@ class Outcome:
     other_between_repeats: int  # decisions, of two repeats, beside near-ties
 
     def errors(self, error: str) -> list[float]:
-        return [value for agreement in self.agreements if (value := getattr(agreement.errors, error)) is not None]
+        return [
+            value
+            for agreement in self.agreements
+            if (value := getattr(agreement.errors, error)) is not None
+        ]
 
     def mean(self, error: str) -> float | None:
         """Return the mean absolute error over the repeats; for acceptance, whose repeats are draws, the absolute mean."""
         values = self.errors(error)
         if not values:
             return None
-        return abs(float(np.mean(values))) if error == "acceptance_err" else float(np.mean(np.abs(values)))
+        return (
+            abs(float(np.mean(values)))
+            if error == "acceptance_err"
+            else float(np.mean(np.abs(values)))
+        )
 
     def noise(self, error: str) -> float | None:
         """Return the largest absolute difference of this error between two repeats."""
@@ -253,7 +297,9 @@ def trace_of(case: Case, seed: int) -> Trace:
         tokenizer="none: lengths alone",
         cap_tokens=CAP_TOKENS,
     )
-    return Trace.from_columns(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)), metadata)
+    return Trace.from_columns(
+        dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)), metadata
+    )
 
 
 class Bench:
@@ -272,9 +318,7 @@ class Bench:
     def profile(self, case: Case, engines_draft: bool = False) -> Path:
         """Return the profile of the case, measured here if it is missing; `engines_draft` if only the engines can draft."""
         drafts = case.drafts or engines_draft
-        name = (
-            f"profile-{case.workers}-tp{case.tp}{'-drafts' if drafts else ''}{'-greedy' if case.forced else ''}.parquet"
-        )
+        name = f"profile-{case.workers}-tp{case.tp}{'-drafts' if drafts else ''}{'-greedy' if case.forced else ''}.parquet"
         return measure_engine(
             self.weights[0],
             self.folder / name,
@@ -289,7 +333,12 @@ class Bench:
         )
 
     def prepared(
-        self, case: Case, seed: int, trace: Trace, engines_draft: bool = False, profile: dict[str, Any] | None = None
+        self,
+        case: Case,
+        seed: int,
+        trace: Trace,
+        engines_draft: bool = False,
+        profile: dict[str, Any] | None = None,
     ) -> Prepared:
         """Return a case as simulated and replayed; `engines_draft` if only the engines can draft."""
         path = self.folder / f"{_file_name(case)}-{seed}"
@@ -303,14 +352,17 @@ class Bench:
             "model": str(self.weights[0]),
             "cluster": {"gpu": "cpu", "gpus": case.workers if colocated else GPUS, "tp": case.tp},
             "workload": {"trace": str(path.with_suffix(".parquet")), "synthetic": None},
-            "profile": profile or {"path": str(self.profile(case, engines_draft)), "roofline": None},
+            "profile": profile
+            or {"path": str(self.profile(case, engines_draft)), "roofline": None},
             "engine": ENGINE,
             "training": TRAINING,
             "systems": [{"speculation": "none", **case.system, **share}],
         }
         path.with_suffix(".yaml").write_text(yaml.safe_dump(scenario))
         (found,) = load_scenarios(path.with_suffix(".yaml"))
-        return case.prepare(with_measured_loads(found, found.profile.path) if found.profile.path else found)
+        return case.prepare(
+            with_measured_loads(found, found.profile.path) if found.profile.path else found
+        )
 
     def fleet(self, case: Case, trace: Trace) -> ReplayEngines:
         """Start the engines of a case, and of all like it. They are idle while the profile is measured."""
@@ -320,8 +372,13 @@ class Bench:
         return process_fleet(case.workers, engine_settings(prepared, config), config, self.folder)
 
     def keep(self, case: Case, seed: int, predicted: Result, measured: Sequence[Result]) -> None:
-        for name, result in (("predicted", predicted), *((f"measured-{i}", m) for i, m in enumerate(measured))):
-            (folder := self.folder / f"{_file_name(case)}-{seed}" / name).mkdir(parents=True, exist_ok=True)
+        for name, result in (
+            ("predicted", predicted),
+            *((f"measured-{i}", m) for i, m in enumerate(measured)),
+        ):
+            (folder := self.folder / f"{_file_name(case)}-{seed}" / name).mkdir(
+                parents=True, exist_ok=True
+            )
             result.write(folder)
 
     def recorded(self, case: Case, seed: int, fleet: ReplayEngines) -> Trace:
@@ -333,7 +390,9 @@ class Bench:
         return trace
 
 
-def run(bench: Bench, cases: Sequence[Case], seeds: Sequence[int], repeats: int, pictures: Path) -> list[Outcome]:
+def run(
+    bench: Bench, cases: Sequence[Case], seeds: Sequence[int], repeats: int, pictures: Path
+) -> list[Outcome]:
     """Run the cases that share engines one after the other, seeds inside, so that an engine starts once."""
     outcomes = []
     for engines in dict.fromkeys(case.engines for case in cases):
@@ -343,17 +402,29 @@ def run(bench: Bench, cases: Sequence[Case], seeds: Sequence[int], repeats: int,
                 trace = bench.recorded(case, seed, fleet) if case.drafts else trace_of(case, seed)
                 prepared = bench.prepared(case, seed, trace)
                 predicted = simulate_prepared(prepared)
-                measured = [_replayed(prepared, fleet, case.config(bench.config)).result for _ in range(repeats)]
+                measured = [
+                    _replayed(prepared, fleet, case.config(bench.config)).result
+                    for _ in range(repeats)
+                ]
                 bench.keep(case, seed, predicted, measured)
                 agreements = tuple(agree(predicted, result) for result in measured)
                 spread = repeat_spread(measured)
                 others = (len(agree(*pair).real_differences) for pair in combinations(measured, 2))
-                outcome = Outcome(case, seed, agreements, spread, _migrations(predicted), max(others, default=0))
+                outcome = Outcome(
+                    case, seed, agreements, spread, _migrations(predicted), max(others, default=0)
+                )
                 outcomes.append(outcome)
-                shown = (f"{name} {cell}" for name, cell in zip(COLUMNS, cells(outcome), strict=True) if cell)
+                shown = (
+                    f"{name} {cell}"
+                    for name, cell in zip(COLUMNS, cells(outcome), strict=True)
+                    if cell
+                )
                 bench.say.print("  ".join(shown))
                 if seed == seeds[0]:
-                    save(agreement_figure(predicted, measured[0], agreements[0]), pictures / _picture(case))
+                    save(
+                        agreement_figure(predicted, measured[0], agreements[0]),
+                        pictures / _picture(case),
+                    )
     return outcomes
 
 
@@ -404,7 +475,10 @@ def cells(outcome: Outcome) -> list[str]:
 
 def page_of(outcomes: Sequence[Outcome]) -> str:
     """Return the page: the table, its summary, and the pictures of the first seed."""
-    held, as_is = ([ok for outcome in outcomes for ok in outcome.within(widened).values()] for widened in (True, False))
+    held, as_is = (
+        [ok for outcome in outcomes for ok in outcome.within(widened).values()]
+        for widened in (True, False)
+    )
     lines = [
         PAGE_TOP,
         f"Host: {platform.machine()}, {os.cpu_count()} cores; {datetime.now(UTC):%Y-%m-%d}.",
@@ -427,10 +501,15 @@ def page_of(outcomes: Sequence[Outcome]) -> str:
     for outcome in outcomes:
         # A difference has others in its wake, so the first ones of each repeat say most.
         first = [d.text for agreement in outcome.agreements for d in _real_first(agreement)[:2]]
-        lines += [f"- {outcome.case.name}, seed {outcome.seed}: {text}" for text in dict.fromkeys(first)]
+        lines += [
+            f"- {outcome.case.name}, seed {outcome.seed}: {text}" for text in dict.fromkeys(first)
+        ]
     lines += ["", "## Pictures, predicted above measured", ""]
     shown = [outcome.case for outcome in outcomes if outcome.seed == outcomes[0].seed]
-    return "\n".join([*lines, *(f"![{case.name}: {DRAWN}]({_picture(case)})\n" for case in shown)]) + "\n"
+    return (
+        "\n".join([*lines, *(f"![{case.name}: {DRAWN}]({_picture(case)})\n" for case in shown)])
+        + "\n"
+    )
 
 
 def _real_first(agreement: Agreement) -> list[Discrepancy]:
@@ -466,17 +545,25 @@ def _picture(case: Case) -> str:
 
 
 def main(
-    output: Annotated[Path | None, typer.Option(help="a folder to keep everything in, and to go on from")] = None,
-    page: Annotated[Path | None, typer.Option(help="a page (.md) to write, with the pictures beside it")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="a folder to keep everything in, and to go on from")
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="a page (.md) to write, with the pictures beside it")
+    ] = None,
     seeds: Annotated[str, typer.Option(help="separated by commas")] = "0,1,2",
     repeats: Annotated[int, typer.Option(min=1, help="replays of each case")] = 3,
     only: Annotated[str, typer.Option(help="a part of the names of the cases to run")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON on stdout instead of the table")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print JSON on stdout instead of the table")
+    ] = False,
 ) -> None:
     say = Console(stderr=True, highlight=False)
     cases = [case for case in CASES if only in case.name]
     if not cases:
-        raise typer.BadParameter(f"--only {only!r} is no part of {', '.join(repr(case.name) for case in CASES)}")
+        raise typer.BadParameter(
+            f"--only {only!r} is no part of {', '.join(repr(case.name) for case in CASES)}"
+        )
     if not all(seed.strip().isdigit() for seed in seeds.split(",")):
         raise typer.BadParameter(f"--seeds {seeds!r}: numbers, separated by commas")
     numbers = [int(seed) for seed in seeds.split(",")]
@@ -495,7 +582,9 @@ def main(
         Console(width=200).print(table)
     if page is not None:
         page.write_text(page_of(outcomes), encoding="utf-8")
-    missed = [(r["case"], r["seed"], name) for r in rows for name, held in r["within"].items() if not held]
+    missed = [
+        (r["case"], r["seed"], name) for r in rows for name, held in r["within"].items() if not held
+    ]
     say.print(f"{len(rows)} rows; bars that do not hold: {missed or 'none'}")
 
 

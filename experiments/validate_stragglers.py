@@ -39,7 +39,9 @@ def pure_seconds(run: Run, profile: TableProfile) -> pd.DataFrame:
     passed = np.append(0.0, passes.cumsum())
     at_end = np.interp(run.last_s, np.arange(passed.size), passed)
     pure = ticks["prompt_throughput"].to_numpy() == 0
-    rising = np.append(False, (np.diff(running) > 0) | (np.diff(waiting) < 0))  # a request began or was resumed
+    rising = np.append(
+        False, (np.diff(running) > 0) | (np.diff(waiting) < 0)
+    )  # a request began or was resumed
     pure &= ~rising & ~np.append(rising[1:], False) & np.append(False, pure[:-1])
     rows = []
     for second in np.flatnonzero(pure & (running >= 3)):
@@ -52,10 +54,15 @@ def pure_seconds(run: Run, profile: TableProfile) -> pd.DataFrame:
         n, mean = lengths.size, float(lengths.mean())
         even_s, waits_s = profile.decode_s(n, mean), straggler_s(profile.tables, lengths)
         rows.append((passes[second], n, lengths.max(), mean, 1 / passes[second], even_s, waits_s))
-    return pd.DataFrame(rows, columns=["passes", "sequences", "longest", "mean", "measured_s", "even_s", "straggler_s"])
+    return pd.DataFrame(
+        rows,
+        columns=["passes", "sequences", "longest", "mean", "measured_s", "even_s", "straggler_s"],
+    )
 
 
-def main(data: Annotated[Path, typer.Argument(help="the folder with vllm_runs/ and kernel_profiles/")]) -> None:
+def main(
+    data: Annotated[Path, typer.Argument(help="the folder with vllm_runs/ and kernel_profiles/")],
+) -> None:
     console = Console()
     with errors_in_a_line("validate_stragglers"):
         for folder in run_folders(data):
@@ -63,9 +70,19 @@ def main(data: Annotated[Path, typer.Argument(help="the folder with vllm_runs/ a
             rows = pure_seconds(run, run_profile(data, run))
             title = f"{run.name} TP{run.tp}, {run.gpu}: passes without prefill (ms)"
             table = Table(
-                "passes", "sequences", "longest", "mean", "measured", "even", "over even", "straggler", title=title
+                "passes",
+                "sequences",
+                "longest",
+                "mean",
+                "measured",
+                "even",
+                "over even",
+                "straggler",
+                title=title,
             )
-            for _, some in rows.groupby(pd.cut(rows["straggler_s"], BINS, right=False), observed=True):
+            for _, some in rows.groupby(
+                pd.cut(rows["straggler_s"], BINS, right=False), observed=True
+            ):
                 of = (some.mul(some["passes"], axis=0).sum() / some["passes"].sum()).to_dict()
                 ms = [1e3 * of[name] for name in ("measured_s", "even_s")]
                 whole = [f"{of[name]:.0f}" for name in ("sequences", "longest", "mean")]

@@ -28,7 +28,10 @@ from simrl.training.config import TrainingConfig
 from simrl.training.costs import TrainingCosts
 
 GPU_NAMES = {"NVIDIA RTX A6000": "a6000", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA B200": "b200"}
-ATTENTION: dict[str, Literal["fa2", "fa3"]] = {"flash_attention_2": "fa2", "flash_attention_3": "fa3"}
+ATTENTION: dict[str, Literal["fa2", "fa3"]] = {
+    "flash_attention_2": "fa2",
+    "flash_attention_3": "fa3",
+}
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,9 @@ def read_steps(data: Path) -> tuple[list[Step], dict[str, int]]:
     """Return the measured steps, and the number of others by the reason they are left out."""
     files = sorted((data / "train_step_benchmarks").glob("*.json"))
     if not files:
-        raise InputError(f"{data}: no train_step_benchmarks/*.json; name the folder that holds them")
+        raise InputError(
+            f"{data}: no train_step_benchmarks/*.json; name the folder that holds them"
+        )
     steps: list[Step] = []
     left_out: dict[str, int] = {}
     for path in files:
@@ -68,9 +73,13 @@ def read_steps(data: Path) -> tuple[list[Step], dict[str, int]]:
             content = json.loads(path.read_text())
             config, measured = content["config"], float(content["metrics"]["step_time"]["mean"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path}: not a benchmark of a training step ({error!r}); take it out") from error
+            raise InputError(
+                f"{path}: not a benchmark of a training step ({error!r}); take it out"
+            ) from error
         model = known_name(config["model_name"])
-        why = "failed" if not config["success"] else f"{config['model_name']} has layers that differ"
+        why = (
+            "failed" if not config["success"] else f"{config['model_name']} has layers that differ"
+        )
         if not config["success"] or model not in MODELS:
             left_out[why] = left_out.get(why, 0) + 1
             continue
@@ -119,7 +128,9 @@ def rl_overhead_s(steps: list[Step]) -> float:
 def scored(steps: list[Step]) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Return the overhead with which each GPU is judged, and a row of each step: its facts, its prediction and its error."""
     dense = [step for step in steps if step.dense]
-    overheads_s = {gpu: rl_overhead_s([s for s in dense if s.gpu != gpu]) for gpu in GPU_NAMES.values()}
+    overheads_s = {
+        gpu: rl_overhead_s([s for s in dense if s.gpu != gpu]) for gpu in GPU_NAMES.values()
+    }
     rows: list[dict[str, Any]] = []
     for step in steps:
         computed = computed_s(step)
@@ -146,30 +157,59 @@ def summary(errors: list[float]) -> dict[str, float]:
 
 
 def main(
-    data: Annotated[Path, typer.Argument(help="the folder with train_step_benchmarks/")], as_json: AsJson = False
+    data: Annotated[Path, typer.Argument(help="the folder with train_step_benchmarks/")],
+    as_json: AsJson = False,
 ) -> None:
     with errors_in_a_line("validate_training"):
         steps, left_out = read_steps(data)
     overheads_s, rows = scored(steps)
     apart = {"dense": True, "mixtures of experts": False}
-    groups = {name: [r for s, r in zip(steps, rows, strict=True) if s.dense == kind] for name, kind in apart.items()}
-    groups |= {f"dense, {gpu}": [r for r in groups["dense"] if r["gpu"] == gpu] for gpu in GPU_NAMES.values()}
-    errors = {name: {"steps": len(some), **summary([row["error"] for row in some])} for name, some in groups.items()}
+    groups = {
+        name: [r for s, r in zip(steps, rows, strict=True) if s.dense == kind]
+        for name, kind in apart.items()
+    }
+    groups |= {
+        f"dense, {gpu}": [r for r in groups["dense"] if r["gpu"] == gpu]
+        for gpu in GPU_NAMES.values()
+    }
+    errors = {
+        name: {"steps": len(some), **summary([row["error"] for row in some])}
+        for name, some in groups.items()
+    }
     sft = [row for row in groups["dense"] if not row["rl"]]
-    errors["dense SFT, nothing set on any step"] = {"steps": len(sft), **summary([row["error"] for row in sft])}
+    errors["dense SFT, nothing set on any step"] = {
+        "steps": len(sft),
+        **summary([row["error"] for row in sft]),
+    }
     if as_json:
         print(
-            json.dumps({"errors": errors, "rl_overhead_s": overheads_s, "steps": rows, "left_out": left_out}, indent=1)
+            json.dumps(
+                {
+                    "errors": errors,
+                    "rl_overhead_s": overheads_s,
+                    "steps": rows,
+                    "left_out": left_out,
+                },
+                indent=1,
+            )
         )
         return
     console = Console()
     table = Table("GPUs", "model", "step", "tokens", "measured [s]", "predicted [s]", "error")
     for step, row in zip(steps, rows, strict=True):
-        cells = (f"{step.gpus} {step.gpu}", step.model, step.words, f"{step.sequence_tokens:,}", f"{step.step_s:.2f}")
+        cells = (
+            f"{step.gpus} {step.gpu}",
+            step.model,
+            step.words,
+            f"{step.sequence_tokens:,}",
+            f"{step.step_s:.2f}",
+        )
         table.add_row(*cells, f"{row['predicted_s']:.2f}", f"{row['error']:+.1%}")
     console.print(table)
     for gpu, seconds in overheads_s.items():
-        console.print(f"{gpu} is judged with {seconds:.2f} s a step of RL beyond its operations, set on the other GPUs")
+        console.print(
+            f"{gpu} is judged with {seconds:.2f} s a step of RL beyond its operations, set on the other GPUs"
+        )
     for name, each in errors.items():
         console.print(
             f"{name}: {each['steps']} steps, error {each['median']:+.1%} at the median, {each['median_size']:.1%} its median "

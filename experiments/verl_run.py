@@ -49,7 +49,13 @@ GPUS = ("a100", "h100")
 def logged_steps(log: Path) -> pd.DataFrame:
     """Return the steps of the log that have all compared values, in order."""
     metrics = read_metrics(log, "verl")
-    needed = ["response_length/mean", "timing_s/gen", "timing_s/old_log_prob", "timing_s/ref", "timing_s/update_actor"]
+    needed = [
+        "response_length/mean",
+        "timing_s/gen",
+        "timing_s/old_log_prob",
+        "timing_s/ref",
+        "timing_s/update_actor",
+    ]
     return metrics.dropna(subset=needed).reset_index(drop=True)
 
 
@@ -73,9 +79,12 @@ def generation_s(result: Result) -> NDArray[np.float64]:
 
 def main(
     data: Annotated[Path, typer.Argument(help="the folder with verl_run/")],
-    picture: Annotated[Path, typer.Option(help="where to draw measured beside simulated times")] = HERE
-    / "verl_run_times.png",
-    later: Annotated[bool, typer.Option("--later", help="calibrate, and predict two later runs of the job")] = False,
+    picture: Annotated[
+        Path, typer.Option(help="where to draw measured beside simulated times")
+    ] = HERE / "verl_run_times.png",
+    later: Annotated[
+        bool, typer.Option("--later", help="calibrate, and predict two later runs of the job")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     with errors_in_a_line("verl_run"):
@@ -89,11 +98,24 @@ def main(
         print(json.dumps(rows, indent=1))
         return
     parts = ("generation", "training", "step")
-    table = Table("GPU", "data sheet alone:\ngeneration", "forward\ncorrection", "mfu", "log-prob\nmfu", *parts)
+    table = Table(
+        "GPU",
+        "data sheet alone:\ngeneration",
+        "forward\ncorrection",
+        "mfu",
+        "log-prob\nmfu",
+        *parts,
+    )
     for row in rows:
-        fitted = (f"{row['forward_correction']:.2f}", f"{row['mfu']:.3f}", f"{row['log_prob_mfu']:.3f}")
+        fitted = (
+            f"{row['forward_correction']:.2f}",
+            f"{row['mfu']:.3f}",
+            f"{row['log_prob_mfu']:.3f}",
+        )
         errors = (f"{row[f'{part}_mean_err']:+.1%} ({row[f'{part}_mape']:.1%})" for part in parts)
-        table.add_row(row["gpu"], f"{row['uncorrected_generation_mean_err']:+.1%}", *fitted, *errors)
+        table.add_row(
+            row["gpu"], f"{row['uncorrected_generation_mean_err']:+.1%}", *fitted, *errors
+        )
     Console().print(table)
     print(
         f"The corrections are those of steps 1-{CALIBRATION_STEPS}; the last three columns are of the steps after them:"
@@ -109,7 +131,14 @@ def print_later_runs(data: Path) -> None:
         (scenario,) = load_scenarios(LAUNCH, [f"steps={steps}", f"workload.trace={path}"])
         return scenario.with_fields("system", minibatches=minibatches)
 
-    table = Table("run", "phase", "steps", "mean absolute error a step", "error of the sum", "predicted a step [s]")
+    table = Table(
+        "run",
+        "phase",
+        "steps",
+        "mean absolute error a step",
+        "error of the sum",
+        "predicted a step [s]",
+    )
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         log = read_metrics(data / "verl_run" / "do7bl4gg" / "output.log", "verl")
@@ -117,24 +146,34 @@ def print_later_runs(data: Path) -> None:
         errors = {"do7bl4gg, later steps": found.errors}
         for run, minibatches in LATER_RUNS.items():
             steps = usable_steps(
-                read_metrics(data / "real_runs" / "agent_opd" / run / "output.log", "verl"), None, True, GROUP
+                read_metrics(data / "real_runs" / "agent_opd" / run / "output.log", "verl"),
+                None,
+                True,
+                GROUP,
             )
             write_trace(lengths_of(steps, GROUP, None, None), folder / f"{run}.parquet")
-            started = launch(folder / f"{run}.parquet", len(steps), minibatches).model_copy(update={"warmup_steps": 0})
+            started = launch(folder / f"{run}.parquet", len(steps), minibatches).model_copy(
+                update={"warmup_steps": 0}
+            )
             errors[run] = predicted(steps, started, [found.scenario, *found.fits])
     for run, phases in errors.items():
         for e in phases:
             assert e.mape_out is not None and e.bias_out is not None
             seconds = f"{e.predicted_s:.1f} ({e.low_s:.1f} to {e.high_s:.1f})"
-            table.add_row(run, e.phase, str(e.steps_out), f"{e.mape_out:.1%}", f"{e.bias_out:+.1%}", seconds)
+            table.add_row(
+                run, e.phase, str(e.steps_out), f"{e.mape_out:.1%}", f"{e.bias_out:+.1%}", seconds
+            )
     Console().print(table)
 
 
-def compare_times(trace: Trace, steps: pd.DataFrame) -> tuple[list[dict[str, Any]], dict[str, NDArray[np.float64]]]:
+def compare_times(
+    trace: Trace, steps: pd.DataFrame
+) -> tuple[list[dict[str, Any]], dict[str, NDArray[np.float64]]]:
     """Return a row of errors for each candidate GPU, and the simulated generation seconds by GPU."""
     measured_gen_s = steps["timing_s/gen"].to_numpy()
     measured_s = np.stack(
-        [steps["timing_s/old_log_prob"] + steps["timing_s/ref"], steps["timing_s/update_actor"]], axis=1
+        [steps["timing_s/old_log_prob"] + steps["timing_s/ref"], steps["timing_s/update_actor"]],
+        axis=1,
     )
     measured_train_s = measured_s.sum(axis=1)
     rows, lines = [], {}
@@ -146,7 +185,9 @@ def compare_times(trace: Trace, steps: pd.DataFrame) -> tuple[list[dict[str, Any
         at_peak_s = training_s(trace, log_probs, _costs(prepared, full))
         first = slice(0, CALIBRATION_STEPS)
         log_prob_mfu, mfu = at_peak_s[first].sum(axis=0) / measured_s[first].sum(axis=0)
-        config = scenario.training.model_copy(update={"mfu": float(mfu), "log_prob_mfu": float(log_prob_mfu)})
+        config = scenario.training.model_copy(
+            update={"mfu": float(mfu), "log_prob_mfu": float(log_prob_mfu)}
+        )
         train_s = training_s(trace, log_probs, _costs(prepared, config)).sum(axis=1)
         raw_s = generation_s(_corrected(scenario, 1.0))
         correction = calibrate_forward(scenario, measured_gen_s)
@@ -190,7 +231,13 @@ def _corrected(scenario: Scenario, correction: float) -> Result:
 
 def _costs(prepared: Any, config: Any) -> TrainingCosts:
     return TrainingCosts(
-        prepared.model, prepared.gpu, prepared.train_gpus, config, minibatches=1, log_probs=1, switch=True
+        prepared.model,
+        prepared.gpu,
+        prepared.train_gpus,
+        config,
+        minibatches=1,
+        log_probs=1,
+        switch=True,
     )
 
 
@@ -198,16 +245,31 @@ def draw(steps: pd.DataFrame, lines: dict[str, NDArray[np.float64]], picture: Pa
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     x = steps["step"].to_numpy()
-    left.plot(x, steps["timing_s/gen"], ".", color=BLACK, markersize=4, label="measured (tool calls included)")
+    left.plot(
+        x,
+        steps["timing_s/gen"],
+        ".",
+        color=BLACK,
+        markersize=4,
+        label="measured (tool calls included)",
+    )
     gpu = GPUS[0]
     left.plot(x, lines[gpu], color=ROSE, linewidth=1, label=f"simulated, {gpu} data sheet alone")
     left.plot(
-        x, lines[f"{gpu} corrected"], color=INDIGO, linewidth=1, label="simulated, calibrated on the shaded steps"
+        x,
+        lines[f"{gpu} corrected"],
+        color=INDIGO,
+        linewidth=1,
+        label="simulated, calibrated on the shaded steps",
     )
     left.set(title="Generation", xlabel="step", ylabel="s", ylim=(0, None))
     right.plot(x, lines["measured training"], ".", color=BLACK, markersize=4, label="measured")
     right.plot(
-        x, lines[f"{gpu} training"], color=INDIGO, linewidth=1, label="simulated, calibrated on the shaded steps"
+        x,
+        lines[f"{gpu} training"],
+        color=INDIGO,
+        linewidth=1,
+        label="simulated, calibrated on the shaded steps",
     )
     right.set(title="Log-probs (teacher's included) and update", xlabel="step", ylim=(0, None))
     for axes in (left, right):

@@ -67,7 +67,11 @@ class Row:
         return min(seconds), max(seconds)
 
     def seconds(self, case: Case) -> float:
-        training = {"weight_sync": METHODS[self.method], "weight_sync_offload": self.offload == "on", **case.training}
+        training = {
+            "weight_sync": METHODS[self.method],
+            "weight_sync_offload": self.offload == "on",
+            **case.training,
+        }
         config, model, gpu = TrainingConfig(**training), MODELS[self.model], GPUS[self.gpu]
         load_s = loading_s(config, model, gpu, case.gpus, case.workers, case.tp)
         return publication_s(config, model, gpu, case.gpus) + load_s
@@ -95,7 +99,9 @@ def read_rows(data: Path) -> list[Row]:
         with path.open(newline="", encoding="utf-8") as file:
             return [_row(record) for record in csv.DictReader(file)]
     except (OSError, KeyError, ValueError) as error:
-        raise InputError(f"{path}: not measured weight syncs ({error!r}); name the folder with real_runs/") from error
+        raise InputError(
+            f"{path}: not measured weight syncs ({error!r}); name the folder with real_runs/"
+        ) from error
 
 
 def _row(record: dict[str, str]) -> Row:
@@ -123,7 +129,10 @@ def _cases(model: str, placement: str, gpu: str) -> tuple[list[Case], str]:
         gpus = 16 if experts else 8
         stages = ({**experts, "pipeline_parallel": stages} for stages in (1, 2))
         shapes = [(tp, training) for training in stages for tp in (1, 2, 4, 8)]
-        cases = [Case(gpus, gpus // tp, tp, {**training, "sharding": "optimizer"}) for tp, training in shapes]
+        cases = [
+            Case(gpus, gpus // tp, tp, {**training, "sharding": "optimizer"})
+            for tp, training in shapes
+        ]
         return cases, f"placement: {gpus} + {gpus} GPUs, tp 1 to 8, 1 or 2 stages"
     if placement == "1 node":
         return [Case(4, 4, 1)], ""

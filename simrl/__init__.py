@@ -1,7 +1,7 @@
 """simrl: a trace-driven simulator of LLM reinforcement-learning post-training.
 
-The commands are functions, `simrl.compare(…)` and so on, loaded when they are first used: `import simrl` alone imports nothing
-else.
+The commands are functions, `simrl.compare(…)` and so on, loaded when they are first used: `import
+simrl` alone imports nothing else.
 """
 
 from importlib import import_module

@@ -1,7 +1,9 @@
-"""Extensions: functions that installed packages add to simrl's own, by entry points, imported when first asked for.
+"""Extensions: functions that installed packages add to simrl's own, by entry points, imported when
+first asked for.
 
-Invariant: only installed packages are imported, never a name from a scenario, a trace or any other file that is read. A package
-that cannot be imported matters to its users alone, who get one line about it.
+Invariant: only installed packages are imported, never a name from a scenario, a trace or any other
+file that is read. A package that cannot be imported matters to its users alone, who get one line
+about it.
 """
 
 from __future__ import annotations
@@ -25,21 +27,26 @@ T = TypeVar("T")
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs what an extra of simrl needs, from any folder: by the names of the packages."""
+    """Return the command that installs what an extra of simrl needs, from any folder: by the names
+    of the packages."""
     needs = [each.partition(";") for each in requires("simrl") or ()]
-    named = [need.strip() for need, _, marker in needs if re.search(rf"extra == .{extra}\b", marker)]
+    named = [
+        need.strip() for need, _, marker in needs if re.search(rf"extra == .{extra}\b", marker)
+    ]
     return f"pip install {' '.join(map(repr, named or [extra]))}"
 
 
 class Extended(Mapping[str, Callable[..., T]]):
     """Functions by name: simrl's `own`, then those of the entry points of `group`.
 
-    `kind` names one in messages, `required` is the number of arguments that simrl gives it. Looking a name up raises
-    `InputError` for a function that cannot be loaded, that needs more arguments, or whose name another package or simrl has; an
-    unknown name is a `KeyError`.
+    `kind` names one in messages, `required` is the number of arguments that simrl gives it. Looking
+    a name up raises `InputError` for a function that cannot be loaded, that needs more arguments,
+    or whose name another package or simrl has; an unknown name is a `KeyError`.
     """
 
-    def __init__(self, own: Mapping[str, Callable[..., T]], group: str, kind: str, required: int = 0) -> None:
+    def __init__(
+        self, own: Mapping[str, Callable[..., T]], group: str, kind: str, required: int = 0
+    ) -> None:
         self.own = own
         self._group, self._kind, self._required = group, kind, required
 
@@ -62,14 +69,17 @@ class Extended(Mapping[str, Callable[..., T]]):
         return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and (name in self.own or name in self.added())  # a scenario may give a list
+        return isinstance(name, str) and (
+            name in self.own or name in self.added()
+        )  # a scenario may give a list
 
     def added(self) -> dict[str, list[EntryPoint]]:
         """Return the entry points of installed packages by name, names that are taken included."""
         return _entries(self._group, tuple(sys.path))
 
     def sources(self, name: str) -> list[Path]:
-        """Return the Python files of the package that adds a function: its results may depend on them. None for simrl's own."""
+        """Return the Python files of the package that adds a function: its results may depend on
+        them. None for simrl's own."""
         if name in self.own or name not in self:
             return []
         function = inspect.unwrap(self[name])
@@ -81,24 +91,35 @@ class Extended(Mapping[str, Callable[..., T]]):
         try:
             function: Any = entry.load()
         except Exception as error:  # a package may raise anything as it is imported
-            raise InputError(f"{place}: cannot be loaded ({_summary(error)}); repair or uninstall it") from error
+            raise InputError(
+                f"{place}: cannot be loaded ({_summary(error)}); repair or uninstall it"
+            ) from error
         if not callable(function):
-            raise InputError(f"{place}: is no function but {type(function).__name__}; name a function there")
+            raise InputError(
+                f"{place}: is no function but {type(function).__name__}; name a function there"
+            )
         parameters = inspect.signature(function).parameters.values()
         needed = [p.name for p in parameters if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
         if len(needed) > self._required:
             extra = ", ".join(needed[self._required :])
-            raise InputError(f"{place}: must be given {extra}, which simrl does not know; give each a default")
+            raise InputError(
+                f"{place}: must be given {extra}, which simrl does not know; give each a default"
+            )
         return function  # type: ignore[no-any-return]
 
 
 def checked(place: str, function: Callable[..., T], *arguments: Any, **settings: Any) -> T:
-    """Call a function with a user's settings, types checked by its annotations. Raises an `InputError` that begins with `place`
-    for an unknown parameter or a value that it does not take."""
+    """Call a function with a user's settings, types checked by its annotations. Raises an
+    `InputError` that begins with `place` for an unknown parameter or a value that it does not
+    take."""
     try:
-        return validate_call(config=ConfigDict(arbitrary_types_allowed=True))(function)(*arguments, **settings)
+        return validate_call(config=ConfigDict(arbitrary_types_allowed=True))(function)(
+            *arguments, **settings
+        )
     except ValidationError as error:
-        raise InputError(f"{place}: {call_error(error, inspect.signature(function).parameters)}") from error
+        raise InputError(
+            f"{place}: {call_error(error, inspect.signature(function).parameters)}"
+        ) from error
 
 
 @cache
@@ -119,6 +140,10 @@ def _package(entry: EntryPoint) -> str:
 def _summary(error: Exception) -> str:
     """Return the error and its place in one line."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    file, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (frame.filename, frame.lineno)
+    file, line = (
+        (error.filename, error.lineno)
+        if isinstance(error, SyntaxError)
+        else (frame.filename, frame.lineno)
+    )
     where = "" if str(file).startswith("<") else f", {file}: line {line}"
     return f"{type(error).__name__}: {first_line(error)}{where}"

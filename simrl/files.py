@@ -1,6 +1,6 @@
-"""Files: a file or a folder gets its name only when it is whole, and nobody's own files are ever deleted. What simrl wrote has
-a seal, by which damage and changes are noticed; Parquet files that someone else may have written are read with a bound on
-their size in memory."""
+"""Files: a file or a folder gets its name only when it is whole, and nobody's own files are ever
+deleted. What simrl wrote has a seal, by which damage and changes are noticed; Parquet files that
+someone else may have written are read with a bound on their size in memory."""
 
 import fcntl
 import hashlib
@@ -35,9 +35,9 @@ LEFT_BY_SYSTEMS = (".DS_Store", "Thumbs.db")  # file managers leave them in any 
 def write_whole_file(path: Path, own: bool = False) -> Iterator[Path]:
     """Give a temporary path beside `path`; on success rename it to `path`, on any error remove it.
 
-    Missing folders are made; on an error they are removed again. An existing file is replaced only by one of its kind, by the
-    first bytes; by any if its name is simrl's `own`. Raises `InputError` otherwise, where nothing can be written, and for a
-    folder or /dev/null.
+    Missing folders are made; on an error they are removed again. An existing file is replaced only
+    by one of its kind, by the first bytes; by any if its name is simrl's `own`. Raises `InputError`
+    otherwise, where nothing can be written, and for a folder or /dev/null.
     """
     with _target(path) as target:
         if target.exists() and not target.is_file():
@@ -50,7 +50,9 @@ def write_whole_file(path: Path, own: bool = False) -> Iterator[Path]:
             yield temporary
             kinds = (b"", _first_bytes(temporary))
             if not own and target.exists() and _first_bytes(target) not in kinds:
-                raise InputError(f"{path}: is another kind of file, not one that simrl would write here; name another")
+                raise InputError(
+                    f"{path}: is another kind of file, not one that simrl would write here; name another"
+                )
             temporary.chmod(0o666 & ~_umask())
             _on_disk(temporary)
             temporary.replace(target)
@@ -64,9 +66,10 @@ def write_whole_file(path: Path, own: bool = False) -> Iterator[Path]:
 def write_whole_folder(path: Path, manifest: str | re.Pattern[str]) -> Iterator[Path]:
     """Give a temporary folder beside `path` that takes the place of `path` when the block succeeds.
 
-    The file `manifest` lists the files of the folder. An existing folder is replaced only if it is empty or its manifest
-    lists every file in it, so that nobody's own files are ever deleted. For a folder of tables alone, `manifest` is a pattern
-    that every file has to match, and each has to have simrl's seal.
+    The file `manifest` lists the files of the folder. An existing folder is replaced only if it is
+    empty or its manifest lists every file in it, so that nobody's own files are ever deleted. For a
+    folder of tables alone, `manifest` is a pattern that every file has to match, and each has to
+    have simrl's seal.
     """
     with _target(path) as target:
         _refuse_to_replace(target, path, manifest)
@@ -83,18 +86,22 @@ def write_whole_folder(path: Path, manifest: str | re.Pattern[str]) -> Iterator[
                 with ctrl_c_ignored():
                     _take_place(temporary, target)
                 _on_disk(target.parent)
-            except InputError as error:  # of a file inside: the folder is known by its own name only
+            except (
+                InputError
+            ) as error:  # of a file inside: the folder is known by its own name only
                 raise InputError(str(error).replace(str(temporary), str(path))) from error
 
 
 def temporary_folder() -> AbstractContextManager[Path]:
-    """Give an empty folder among the system's temporary ones and remove it, with those of killed processes."""
+    """Give an empty folder among the system's temporary ones and remove it, with those of killed
+    processes."""
     return _folder_beside(Path(tempfile.gettempdir()) / "simrl")
 
 
 @contextmanager
 def _folder_beside(target: Path) -> Iterator[Path]:
-    """Give a temporary folder beside `target`, locked while this process lives, and remove it at the end if it is there."""
+    """Give a temporary folder beside `target`, locked while this process lives, and remove it at
+    the end if it is there."""
     temporary = Path(tempfile.mkdtemp(prefix=_temporary_name(target), dir=target.parent))
     handle = os.open(temporary, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
@@ -109,8 +116,9 @@ def _folder_beside(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def _target(path: Path) -> Iterator[Path]:
-    """Make the folders above `path`, and remove those again on any error. Gives `path` with its links followed, so that a link
-    stays and its target is replaced. Raises `InputError` for a full disk, a read-only folder and other errors of the system."""
+    """Make the folders above `path`, and remove those again on any error. Gives `path` with its
+    links followed, so that a link stays and its target is replaced. Raises `InputError` for a full
+    disk, a read-only folder and other errors of the system."""
     target = Path(os.path.realpath(path))
     missing: list[Path] = []
     try:
@@ -119,7 +127,9 @@ def _target(path: Path) -> Iterator[Path]:
             raise InputError(f"{path}: its links go round in a circle; name another")
         for folder in target.parents:
             if folder.exists() and not folder.is_dir():
-                raise InputError(f"{path}: {folder.name} is no folder; name a place where you may write")
+                raise InputError(
+                    f"{path}: {folder.name} is no folder; name a place where you may write"
+                )
         target.parent.mkdir(parents=True, exist_ok=True)
         yield target
     except BaseException as error:
@@ -152,8 +162,14 @@ def _refuse_to_replace(target: Path, path: Path, manifest: str | re.Pattern[str]
             raise InputError(
                 f"{path}: exists and was not written by simrl (no {manifest} in it); name another output folder"
             )
-        listed = set((target / manifest).read_text(encoding="utf-8", errors="replace").splitlines()) if files else set()
-    foreign = [file for file in files if file not in listed and Path(file).name not in LEFT_BY_SYSTEMS]
+        listed = (
+            set((target / manifest).read_text(encoding="utf-8", errors="replace").splitlines())
+            if files
+            else set()
+        )
+    foreign = [
+        file for file in files if file not in listed and Path(file).name not in LEFT_BY_SYSTEMS
+    ]
     if foreign:
         raise InputError(
             f"{path}: holds {foreign[0]}, which simrl did not write; move it, or name another output folder"
@@ -161,7 +177,8 @@ def _refuse_to_replace(target: Path, path: Path, manifest: str | re.Pattern[str]
 
 
 def _take_place(temporary: Path, target: Path) -> None:
-    """Rename `temporary` to `target`. A folder there is deleted afterwards, or put back on an error."""
+    """Rename `temporary` to `target`. A folder there is deleted afterwards, or put back on an
+    error."""
     if not target.exists():
         temporary.rename(target)
         return
@@ -182,8 +199,8 @@ def _temporary_name(target: Path) -> str:
 
 
 def _remove_left(target: Path) -> None:
-    """Remove the temporary files and folders of killed processes, which nobody locks any more. One that holds what was in the
-    target's place gives it back."""
+    """Remove the temporary files and folders of killed processes, which nobody locks any more. One
+    that holds what was in the target's place gives it back."""
     for left in target.parent.iterdir():
         if not left.name.startswith(_temporary_name(target)) or left.is_symlink():
             continue
@@ -223,7 +240,9 @@ def _first_bytes(path: Path) -> bytes:
 
 def _files(folder: Path) -> list[str]:
     """Return the paths within `folder` of everything below that is no folder, sorted."""
-    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_symlink() or not p.is_dir())
+    return sorted(
+        str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()
+    )
 
 
 def _umask() -> int:
@@ -233,31 +252,38 @@ def _umask() -> int:
     return mask
 
 
-# Parquet. Arrow trusts a file: a few kilobytes may claim a billion rows, and a flipped bit may break a text or an index.
+# Parquet. Arrow trusts a file: a few kilobytes may claim a billion rows, and a flipped bit may
+# break a text or an index.
 FREE_BYTES = 1 << 28  # a table of this size is read from any file
-MOST_INFLATED = (
-    200  # bytes of a larger table for each byte of the file; lengths, the best case of real ones, reach about 50
-)
+MOST_INFLATED = 200  # bytes of a larger table for each byte of the file; lengths, the best case of real ones, reach about 50
 WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 FEW_ROWS = 1024  # whose texts are decoded at a time to learn how many bytes they have
 TEXT_BYTES = 16  # of a text in a column of texts, on average, as an estimate before they are read
 
 
-# A seal: the SHA-256 of a file with zeros in the seal's place, among the metadata of a Parquet file's footer.
+# A seal: the SHA-256 of a file with zeros in the seal's place, among the metadata of a Parquet
+# file's footer.
 SEAL, ZEROS = b"simrl.sha256", b"0" * 64
-_SEALED = re.compile(re.escape(SEAL) + rb"\x18\x40([0-9a-f]{64})")  # as Thrift writes a key and a value of 64 bytes
+_SEALED = re.compile(
+    re.escape(SEAL) + rb"\x18\x40([0-9a-f]{64})"
+)  # as Thrift writes a key and a value of 64 bytes
 BROKEN_SEAL = "is damaged, or was changed after simrl wrote it"
 
 
 def write_parquet(table: pa.Table, path: Path, key: bytes, metadata: BaseModel) -> None:
-    """Write a table with `metadata` as JSON under `key` of its schema; the file appears only when it is whole."""
+    """Write a table with `metadata` as JSON under `key` of its schema; the file appears only when
+    it is whole."""
     with write_whole_file(path) as temporary:
-        write_table(table.replace_schema_metadata({key: metadata.model_dump_json().encode()}), temporary)
+        write_table(
+            table.replace_schema_metadata({key: metadata.model_dump_json().encode()}), temporary
+        )
 
 
 def write_table(table: pa.Table, path: Path) -> None:
     """Write a table (zstd) with page checksums, for other readers, and a seal."""
-    with pq.ParquetWriter(path, table.schema, compression="zstd", write_page_checksum=True) as writer:
+    with pq.ParquetWriter(
+        path, table.schema, compression="zstd", write_page_checksum=True
+    ) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata({SEAL: ZEROS})
     with path.open("r+b") as file:
@@ -282,7 +308,8 @@ def _seal(path: Path) -> tuple[int, bytes] | None:
 
 
 def _require_seal(path: Path) -> None:
-    """Raise `InputError` for a Parquet file that is not what its seal says. One without a seal is somebody else's."""
+    """Raise `InputError` for a Parquet file that is not what its seal says. One without a seal is
+    somebody else's."""
     if (found := _seal(path)) is None:
         return
     place, seal = found
@@ -291,10 +318,14 @@ def _require_seal(path: Path) -> None:
         at = 0
         while block := file.read(1 << 20):
             low, high = max(place - at, 0), min(max(place + len(ZEROS) - at, 0), len(block))
-            digest.update(block if low >= high else b"".join((block[:low], ZEROS[: high - low], block[high:])))
+            digest.update(
+                block if low >= high else b"".join((block[:low], ZEROS[: high - low], block[high:]))
+            )
             at += len(block)
     if digest.hexdigest().encode() != seal:
-        raise InputError(f"{path}: {BROKEN_SEAL}; make it anew, or remove {SEAL.decode()} from its metadata")
+        raise InputError(
+            f"{path}: {BROKEN_SEAL}; make it anew, or remove {SEAL.decode()} from its metadata"
+        )
 
 
 def sealed(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -309,8 +340,11 @@ def is_broken(data: Mapping[str, Any]) -> bool:
     return "sha256" in data and data["sha256"] != sealed(data)["sha256"]
 
 
-def parquet_metadata(table: pa.Table, path: Path, key: bytes, kind: type[M], remedy: str) -> M | None:
-    """Return the metadata that `write_parquet` wrote under `key`; None if there is none. Raises `InputError` with the field."""
+def parquet_metadata(
+    table: pa.Table, path: Path, key: bytes, kind: type[M], remedy: str
+) -> M | None:
+    """Return the metadata that `write_parquet` wrote under `key`; None if there is none. Raises
+    `InputError` with the field."""
     raw = (table.schema.metadata or {}).get(key)
     try:
         return None if raw is None else kind.model_validate_json(raw)
@@ -321,8 +355,9 @@ def parquet_metadata(table: pa.Table, path: Path, key: bytes, kind: type[M], rem
 
 
 def read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Table:
-    """Return the table of a file, of these columns alone as far as it has them. Raises `InputError` for a file that is no
-    Parquet, is damaged, has two columns of a name, or is far larger in memory than on disk."""
+    """Return the table of a file, of these columns alone as far as it has them. Raises `InputError`
+    for a file that is no Parquet, is damaged, has two columns of a name, or is far larger in memory
+    than on disk."""
     require_no_device(path)
     try:
         _require_seal(path)
@@ -335,7 +370,9 @@ def read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Table
             _refuse_inflated(path, file, chosen)
             table = file.read(chosen)
         table.validate(full=True)
-        plain = [_plain(table.column(i), f"{path}: column {name!r}") for i, name in enumerate(chosen)]
+        plain = [
+            _plain(table.column(i), f"{path}: column {name!r}") for i, name in enumerate(chosen)
+        ]
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
         if path.is_dir() or (path.is_file() and _first_bytes(path) not in (b"PAR1", b"")):
             kind = "a folder" if path.is_dir() else "no Parquet file"
@@ -343,7 +380,9 @@ def read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Table
                 f"{path}: {kind}; `simrl trace import` makes a trace of CSV, JSON Lines or logs, `simrl profile derive` a "
                 "profile"
             ) from error
-        what = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        what = (
+            error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        )
         raise InputError(f"{path}: cannot be read as Parquet ({what}); is it whole?") from error
     metadata = {key: value for key, value in (table.schema.metadata or {}).items() if key != SEAL}
     return pa.table(plain, names=chosen, metadata=metadata or None)
@@ -378,25 +417,39 @@ def _has_bytes(kind: pa.DataType) -> bool:
     """Return whether a value of a type may be of any size, and is not in a dictionary."""
     while pa.types.is_list(kind) or pa.types.is_large_list(kind):
         kind = kind.value_type
-    return not (pa.types.is_primitive(kind) or pa.types.is_boolean(kind) or pa.types.is_dictionary(kind))
+    return not (
+        pa.types.is_primitive(kind) or pa.types.is_boolean(kind) or pa.types.is_dictionary(kind)
+    )
 
 
 def _plain(column: pa.ChunkedArray, place: str) -> pa.ChunkedArray:
-    """Return a column without its dictionary. Raises `InputError` for texts that would fill the memory."""
+    """Return a column without its dictionary. Raises `InputError` for texts that would fill the
+    memory."""
     if not pa.types.is_dictionary(column.type):
         return column
     if _has_bytes(column.type.value_type):
-        size = sum(pc.sum(pc.binary_length(c.dictionary).take(c.indices)).as_py() or 0 for c in column.chunks)
+        size = sum(
+            pc.sum(pc.binary_length(c.dictionary).take(c.indices)).as_py() or 0
+            for c in column.chunks
+        )
         if size > FREE_BYTES:
-            raise InputError(f"{place} holds {size / 1e9:.1f} GB of repeated texts; keep fewer rows")
+            raise InputError(
+                f"{place} holds {size / 1e9:.1f} GB of repeated texts; keep fewer rows"
+            )
     return column.cast(column.type.value_type)
 
 
 def is_count_like(kind: pa.DataType) -> bool:
-    """Return whether values of a type may be read as numbers or texts: truth values, dates, times and bytes would be
-    cast to numbers."""
+    """Return whether values of a type may be read as numbers or texts: truth values, dates, times
+    and bytes would be cast to numbers."""
     while pa.types.is_dictionary(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
         kind = kind.value_type
     types = pa.types
-    odd = (types.is_boolean, types.is_temporal, types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
+    odd = (
+        types.is_boolean,
+        types.is_temporal,
+        types.is_binary,
+        types.is_large_binary,
+        types.is_fixed_size_binary,
+    )
     return not any(is_odd(kind) for is_odd in odd)

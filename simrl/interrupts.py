@@ -1,5 +1,5 @@
-"""Ctrl-C: blocks in which it is ignored, waits, or counts once. Only the main thread receives signals; elsewhere these do
-nothing."""
+"""Ctrl-C: blocks in which it is ignored, waits, or counts once. Only the main thread receives
+signals; elsewhere these do nothing."""
 
 import signal
 import sys
@@ -14,7 +14,8 @@ Handler = Callable[[int, FrameType | None], Any]
 
 @contextmanager
 def ctrl_c_ignored() -> Iterator[None]:
-    """Ignore Ctrl-C in a block that must not be cut in two. Processes started in it ignore Ctrl-C for ever."""
+    """Ignore Ctrl-C in a block that must not be cut in two. Processes started in it ignore Ctrl-C
+    for ever."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -27,8 +28,9 @@ def ctrl_c_ignored() -> Iterator[None]:
 
 @contextmanager
 def ctrl_c_waits() -> Iterator[list[int]]:
-    """Raise `KeyboardInterrupt` at the end of the block, not within: for code that would swallow it, such as numba's compiler,
-    whose callbacks from C print an exception and go on. Gives the list of signals that wait."""
+    """Raise `KeyboardInterrupt` at the end of the block, not within: for code that would swallow
+    it, such as numba's compiler, whose callbacks from C print an exception and go on. Gives the
+    list of signals that wait."""
     waiting: list[int] = []
     try:
         with _heard_by(lambda received, _: waiting.append(received)) as before:
@@ -40,8 +42,8 @@ def ctrl_c_waits() -> Iterator[list[int]]:
 
 @contextmanager
 def ctrl_c_once() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` at the first Ctrl-C or SIGTERM and ignore further ones until the end of the block, which may
-    have to clean up."""
+    """Raise `KeyboardInterrupt` at the first Ctrl-C or SIGTERM and ignore further ones until the
+    end of the block, which may have to clean up."""
 
     def hear(number: int, frame: FrameType | None) -> None:
         for each in before:
@@ -54,8 +56,8 @@ def ctrl_c_once() -> Iterator[None]:
 
 @contextmanager
 def _heard_by(handler: Handler) -> Iterator[dict[int, Handler]]:
-    """Let a function handle Ctrl-C and SIGTERM within the block, where other functions do; gives those. None do outside the
-    main thread."""
+    """Let a function handle Ctrl-C and SIGTERM within the block, where other functions do; gives
+    those. None do outside the main thread."""
     before: dict[int, Handler] = {}
     if threading.current_thread() is threading.main_thread():
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -71,8 +73,8 @@ def _heard_by(handler: Handler) -> Iterator[dict[int, Handler]]:
 
 @contextmanager
 def main_left_alone() -> Iterator[None]:
-    """Keep processes that are spawned in the block from importing the caller's main module, so that a script needs no
-    `if __name__ == "__main__":`."""
+    """Keep processes that are spawned in the block from importing the caller's main module, so that
+    a script needs no `if __name__ == "__main__":`."""
     main: Any = sys.modules["__main__"]
     before = {name: vars(main)[name] for name in ("__spec__", "__file__") if name in vars(main)}
     main.__spec__ = None  # where multiprocessing looks for a module's name, and then for its file

@@ -12,8 +12,11 @@ from simrl.errors import meant
 LONGEST_VALUE = 80
 MOST_SEED = 2**63 - 1  # kernels take it as a 64-bit integer
 _SWITCHES = {"on": True, "yes": True, "off": False, "no": False}
-LEAST_PERCENTAGE = 2  # from here on, a number in place of a share is taken for a percentage; 1.5 is not
-# Remedies by the beginning of pydantic's kind of a finding, the first that fits; in braces, values of the finding.
+LEAST_PERCENTAGE = (
+    2  # from here on, a number in place of a share is taken for a percentage; 1.5 is not
+)
+# Remedies by the beginning of pydantic's kind of a finding, the first that fits; in braces, values
+# of the finding.
 REMEDIES = {
     "int": "a whole number is needed",
     "float": "a number is needed",
@@ -58,11 +61,13 @@ def no_truth(cls: type[BaseModel], value: object, info: ValidationInfo) -> objec
 
 
 numbers_are_no_truth: Any = field_validator("*", mode="before")(classmethod(no_truth))
-"""A validator, named in the body of a model, that refuses true and false where they are no values of a field."""
+"""A validator, named in the body of a model, that refuses true and false where they are no values
+of a field."""
 
 
 def in_order(low: str, high: str) -> Any:
-    """Return a validator, named in the body of a model, that refuses a field `low` above the field `high`."""
+    """Return a validator, named in the body of a model, that refuses a field `low` above the field
+    `high`."""
 
     def check(model: Any) -> Any:
         least, most = getattr(model, low), getattr(model, high)
@@ -74,21 +79,26 @@ def in_order(low: str, high: str) -> Any:
 
 
 def explain(error: ValidationError, model: type[BaseModel], name: str) -> tuple[str, str]:
-    """Return the key of a finding (dotted, within `model`, which the message calls `name`), and the message. Unknown keys come
-    before other findings.
+    """Return the key of a finding (dotted, within `model`, which the message calls `name`), and the
+    message. Unknown keys come before other findings.
 
-    The message has the key, its value and the remedy; for an unknown key, the known ones, or the entry of its model's
-    `ELSEWHERE`.
+    The message has the key, its value and the remedy; for an unknown key, the known ones, or the
+    entry of its model's `ELSEWHERE`.
     """
     findings = error.errors()
-    first = next((finding for finding in findings if finding["type"] == "extra_forbidden"), findings[0])
+    first = next(
+        (finding for finding in findings if finding["type"] == "extra_forbidden"), findings[0]
+    )
     keys, owner = _keys(first["loc"], model)
     key = ".".join(keys)
     if first["type"] in ("extra_forbidden", "invalid_key"):
         known = owner.model_fields
         if elsewhere := getattr(owner, "ELSEWHERE", {}).get(keys[-1]):
             return key, f"unknown key {key}; {elsewhere.replace('{}', in_words(first['input']))}"
-        return key, f"unknown key {key}{meant(keys[-1], known)}; {'.'.join(keys[:-1]) or name} has {', '.join(known)}"
+        return (
+            key,
+            f"unknown key {key}{meant(keys[-1], known)}; {'.'.join(keys[:-1]) or name} has {', '.join(known)}",
+        )
     if first["type"] == "missing":
         return key, f"key {key} is missing"
     plain = not isinstance(first["input"], dict | BaseModel)
@@ -99,13 +109,17 @@ def explain(error: ValidationError, model: type[BaseModel], name: str) -> tuple[
 
 
 def call_error(error: ValidationError, known: Iterable[str]) -> str:
-    """Return the first finding among the arguments of a call: the argument, its value and the remedy."""
+    """Return the first finding among the arguments of a call: the argument, its value and the
+    remedy."""
     first = error.errors()[0]
-    # pydantic's names of the alternatives that a type has are no keys: literal['open','batch'], Elastic
+    # pydantic's names of the alternatives that a type has are no keys: literal['open','batch'],
+    # Elastic
     place = ".".join(str(part) for part in first["loc"] if re.fullmatch(r"[a-z_0-9]+", str(part)))
     if first["type"] == "unexpected_keyword_argument":
         names = list(known)
-        return f"unknown parameter {place!r}{meant(place, names)}; it has {', '.join(names) or 'none'}"
+        return (
+            f"unknown parameter {place!r}{meant(place, names)}; it has {', '.join(names) or 'none'}"
+        )
     if first["type"] == "extra_forbidden":
         return f"unknown key {place}"
     if first["type"].startswith("missing"):
@@ -114,13 +128,22 @@ def call_error(error: ValidationError, known: Iterable[str]) -> str:
 
 
 def right(finding: ErrorDetails) -> str:
-    """Return the remedy for a value in words of simrl. They name seconds, and the share for a percentage in place of one."""
+    """Return the remedy for a value in words of simrl. They name seconds, and the share for a
+    percentage in place of one."""
     value, bounds, kind = finding["input"], finding.get("ctx", {}), finding["type"]
     key = str(finding["loc"][-1]) if finding["loc"] else ""
-    shown = {k: f"{v:g}" if isinstance(v, float) else str(v).replace("'", "") for k, v in bounds.items()}
+    shown = {
+        k: f"{v:g}" if isinstance(v, float) else str(v).replace("'", "") for k, v in bounds.items()
+    }
     words = finding["msg"].partition(" error, ")[2]  # a validator's own sentence
-    words = words or next(text for begin, text in REMEDIES.items() if kind.startswith(begin)).format(**shown)
-    if kind.startswith(("int_", "float_")) and isinstance(value, str) and (hint := number_meant(value, key)):
+    words = words or next(
+        text for begin, text in REMEDIES.items() if kind.startswith(begin)
+    ).format(**shown)
+    if (
+        kind.startswith(("int_", "float_"))
+        and isinstance(value, str)
+        and (hint := number_meant(value, key))
+    ):
         return f"{words}, without a unit{hint}"
     if kind.startswith(("int_", "float_")) and isinstance(value, list | tuple) and len(value) > 1:
         return f"{words}; several are written {','.join(map(str, value))}, without brackets"
@@ -147,13 +170,21 @@ _FACTORS = {
     "min": 60.0,
     "h": 3600.0,
 }
-_BYTES = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
+_BYTES = {
+    "kb": 1e3,
+    "mb": 1e6,
+    "gb": 1e9,
+    "tb": 1e12,
+    "kib": 2.0**10,
+    "mib": 2.0**20,
+    "gib": 2.0**30,
+}
 _BITS = {"gbit": 1.25e8, "gbps": 1.25e8, "gbit/s": 1.25e8, "gb/s": 1e9}
 
 
 def number_meant(text: str, key: str = "") -> str:
-    """Suggest the number that a text with a unit, a currency or a kind of GPU may mean for a key, or a range for a text like
-    one; "" for another text."""
+    """Suggest the number that a text with a unit, a currency or a kind of GPU may mean for a key,
+    or a range for a text like one; "" for another text."""
     text = text.strip()
     if ends := re.fullmatch(r"(\d+) *(?:-|:|to|\.\.) *(\d+)", text):
         return f"; a range is {ends[1]}..{ends[2]}, in simrl sweep"
@@ -174,7 +205,9 @@ def number_meant(text: str, key: str = "") -> str:
     if factor is None:  # bytes for a key that is no size
         return ""
     return (
-        f"; did you mean {number * factor:.0f}?" if number * factor >= 1e5 else f"; did you mean {number * factor:.9g}?"
+        f"; did you mean {number * factor:.0f}?"
+        if number * factor >= 1e5
+        else f"; did you mean {number * factor:.9g}?"
     )
 
 
@@ -187,9 +220,11 @@ def _near(finding: ErrorDetails) -> str:
     return meant(finding["input"], [word for word in allowed if re.sub(r"\D", "", word) == digits])
 
 
-def _keys(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[list[str], type[BaseModel]]:
-    """Return the keys down to the first one that is no model, and the model they lead to. Further parts of pydantic's location
-    name the alternative of a type that it tried."""
+def _keys(
+    location: tuple[int | str, ...], model: type[BaseModel]
+) -> tuple[list[str], type[BaseModel]]:
+    """Return the keys down to the first one that is no model, and the model they lead to. Further
+    parts of pydantic's location name the alternative of a type that it tried."""
     keys: list[str] = []
     by_kind: dict[str, type[BaseModel]] = {}
     names = False  # true if the next key is a name in a dictionary
@@ -205,7 +240,9 @@ def _keys(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[list
         inner = [] if field is None else _models(field.annotation)
         if not inner:
             break
-        by_kind = {kind: model for model in inner if "kind" in model.model_fields for kind in _kinds(model)}
+        by_kind = {
+            kind: model for model in inner if "kind" in model.model_fields for kind in _kinds(model)
+        }
         names = get_origin(field.annotation) is dict if field is not None else False
         model = inner[0]
     return keys, model
@@ -230,7 +267,8 @@ def shortened(value: Any) -> str:
 
 
 def in_words(value: Any) -> str:
-    """Return a value as people write it, also in YAML and on the command line: on and off for true and false."""
+    """Return a value as people write it, also in YAML and on the command line: on and off for true
+    and false."""
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 

@@ -36,7 +36,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 os.environ.update(TERM="dumb", NO_COLOR="1", MPLBACKEND="Agg", COLUMNS="120")
 sys.path[:] = [
-    path for path in sys.path if path == str(ROOT) or not (Path(path) / "simrl").is_dir() or "site-packages" in path
+    path
+    for path in sys.path
+    if path == str(ROOT) or not (Path(path) / "simrl").is_dir() or "site-packages" in path
 ]
 
 import yaml  # noqa: E402
@@ -147,7 +149,11 @@ def tables(match: str, jobs: int) -> dict[str, str]:
     """Simulates every system of every scenario."""
     os.chdir(ROOT)
     systems = json.loads(called(["systems", "--json"])[1])
-    items = [(name, system["name"], list(system["parameters"])) for name in SCENARIOS for system in systems]
+    items = [
+        (name, system["name"], list(system["parameters"]))
+        for name in SCENARIOS
+        for system in systems
+    ]
     items = [item for item in items if match in f"{item[0]} / {item[1]}"]
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         return dict(pool.imap_unordered(simulated, items, chunksize=4))
@@ -167,9 +173,7 @@ workload:
 profile: {roofline: {}}
 systems: [verl_colocated, {name: areal, eta: 2}]
 """
-STARTED = (
-    "model=qwen3-0.6b cluster.gpu=h100 cluster.gpus=2 cluster.tp=1 'profile={roofline: {}}' --group 4 --cap-tokens 2000"
-)
+STARTED = "model=qwen3-0.6b cluster.gpu=h100 cluster.gpus=2 cluster.tp=1 'profile={roofline: {}}' --group 4 --cap-tokens 2000"
 ALLOCATE = "allocate --trace math.parquet --profile profiles/qwen3-14b_h100_tp2.parquet"
 PARTS_OF = "traces/countdown-1/sync/parts/000"
 
@@ -221,7 +225,12 @@ COMMANDS = [
     "systems",
     "speculation",
 ]
-TEXT = ["--version", "report runs -o {out}.html", "report points -o {out}.html", f"report {PARTS_OF} -o {{out}}.html"]
+TEXT = [
+    "--version",
+    "report runs -o {out}.html",
+    "report points -o {out}.html",
+    f"report {PARTS_OF} -o {{out}}.html",
+]
 
 
 def write_inputs() -> None:
@@ -232,17 +241,31 @@ def write_inputs() -> None:
     lines = []
     for step in range(1, 11):
         mean, longest = 120 + 40 * (step * 5 % 7), 700 + 220 * (step * 3 % 5)
-        logged = {"response_length/mean": mean, "response_length/max": longest, "response_length/min": 20}
+        logged = {
+            "response_length/mean": mean,
+            "response_length/max": longest,
+            "response_length/min": 20,
+        }
         logged |= {"response_length/clip_ratio": 0, "perf/total_num_tokens": 32 * (mean + 50)}
         logged |= {f"prompt_length/{key}": 50 for key in ("mean", "max", "min")}
         logged |= {"timing_s/gen": 1 + longest * 0.004, "timing_s/update_actor": 0.8 + mean * 0.001}
-        logged |= {"timing_s/old_log_prob": 0.4 + mean * 0.0003, "timing_s/step": 4 + longest * 0.004 + mean * 0.0013}
-        lines.append(f"step:{step} - " + " - ".join(f"{key}:{float(value)}" for key, value in logged.items()))
+        logged |= {
+            "timing_s/old_log_prob": 0.4 + mean * 0.0003,
+            "timing_s/step": 4 + longest * 0.004 + mean * 0.0013,
+        }
+        lines.append(
+            f"step:{step} - " + " - ".join(f"{key}:{float(value)}" for key, value in logged.items())
+        )
     Path("run.log").write_text("\n".join(["a line of something else", *lines]) + "\n")
     row = {"step": 0, "prompt_id": 0, "prompt_tokens": 9, "response_tokens": 5}
-    write_rows("rows.jsonl", *({**row, "prompt_id": i % 2, "response_tokens": 5 + i} for i in range(4)))
+    write_rows(
+        "rows.jsonl", *({**row, "prompt_id": i % 2, "response_tokens": 5 + i} for i in range(4))
+    )
     verl = {"step": 1, "input": "p", "gts": ""}
-    write_rows("verl/1.jsonl", *({**verl, "output": "x" * length, "score": length % 2} for length in (4, 9)))
+    write_rows(
+        "verl/1.jsonl",
+        *({**verl, "output": "x" * length, "score": length % 2} for length in (4, 9)),
+    )
     areal = {
         "task_id": 0,
         "seqlen": 9,
@@ -252,13 +275,22 @@ def write_inputs() -> None:
         "reward": 1.0,
         "prompt": "p",
     }
-    write_rows("rollout/1/0.jsonl", *({**areal, "sample_idx": i, "completion": "xy"[i]} for i in (0, 1)))
+    write_rows(
+        "rollout/1/0.jsonl", *({**areal, "sample_idx": i, "completion": "xy"[i]} for i in (0, 1))
+    )
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     Path("completions").mkdir()
-    columns = {"step": [1, 1], "prompt": ["p", "p"], "completion": ["xxxx", "yyyyyyyy"], "right": [0.0, 1.0]}
-    pq.write_table(pa.table({**columns, "advantage": [-1.0, 1.0]}), "completions/completions_00001.parquet")
+    columns = {
+        "step": [1, 1],
+        "prompt": ["p", "p"],
+        "completion": ["xxxx", "yyyyyyyy"],
+        "right": [0.0, 1.0],
+    }
+    pq.write_table(
+        pa.table({**columns, "advantage": [-1.0, 1.0]}), "completions/completions_00001.parquet"
+    )
     trace = pq.read_table(ROOT / RECORDED)
     pq.write_table(trace.drop_columns(["response_tokens"]), "no_column.parquet")
     pq.write_table(trace.replace_schema_metadata({}), "no_metadata.parquet")
@@ -266,10 +298,20 @@ def write_inputs() -> None:
     Path("cut.parquet").write_bytes(whole[: len(whole) // 2])
     for folder in ("empty_folder", "config"):
         Path(folder).mkdir()
-    texts = {"empty.parquet": "", "text.parquet": "no Parquet\n", "bad.yaml": "name: [tiny\nsteps: 3\n"}
+    texts = {
+        "empty.parquet": "",
+        "text.parquet": "no Parquet\n",
+        "bad.yaml": "name: [tiny\nsteps: 3\n",
+    }
     texts |= {"list.yaml": "- a\n- b\n", "empty.yaml": "", "twice.yaml": TINY + "seed: 4\n"}
-    texts |= {"unknown_key.yaml": TINY + "stpes: 4\n", "no_model.yaml": TINY.replace("model: qwen3-0.6b\n", "")}
-    texts |= {"not.jsonl": "{no json\n", "config/config.json": '{"architectures": ["GPT2LMHeadModel"]}'}
+    texts |= {
+        "unknown_key.yaml": TINY + "stpes: 4\n",
+        "no_model.yaml": TINY.replace("model: qwen3-0.6b\n", ""),
+    }
+    texts |= {
+        "not.jsonl": "{no json\n",
+        "config/config.json": '{"architectures": ["GPT2LMHeadModel"]}',
+    }
     texts |= {"no_numbers.csv": "step,prompt_id,prompt_tokens,response_tokens\n0,0,9,many\n"}
     for name, text in texts.items():
         Path(name).write_text(text)
@@ -289,8 +331,13 @@ def install(folder: Path) -> None:
     (told / "METADATA").write_text("Metadata-Version: 2.1\nName: simrl\nVersion: 0\n")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     groups = {"console_scripts": project["scripts"], **project.get("entry-points", {})}
-    lines = [[f"[{group}]", *(f"{name} = {place}" for name, place in names.items())] for group, names in groups.items()]
-    (told / "entry_points.txt").write_text("\n".join(line for group in lines for line in group) + "\n")
+    lines = [
+        [f"[{group}]", *(f"{name} = {place}" for name, place in names.items())]
+        for group, names in groups.items()
+    ]
+    (told / "entry_points.txt").write_text(
+        "\n".join(line for group in lines for line in group) + "\n"
+    )
     sys.path.insert(0, str(folder))
 
 
@@ -326,7 +373,9 @@ def plain(text: str) -> str:
     text = text.replace(str(ROOT), "ROOT").replace(str(Path.cwd()), "TMP")
     text = re.sub(r"\bsimrl-behaviour-\w+", "TMP", text)
     text = re.sub(r"\bout-\d+", "OUT", text)
-    text = re.sub(r'("hash"|"winner"): "[0-9a-f]{64}"', r'\1: "HASH"', text)  # of a point: it covers the code
+    text = re.sub(
+        r'("hash"|"winner"): "[0-9a-f]{64}"', r'\1: "HASH"', text
+    )  # of a point: it covers the code
     text = re.sub(r"simulated now in \d+ s", "simulated now in N s", text)
     text = re.sub(r"(--jobs .*\[default: )\d+", r"\1N", text)
     return re.sub(r"─{5,}", "────", re.sub(r" +│$", " │", text, flags=re.M))
@@ -347,7 +396,8 @@ command.runs = 0
 def json_texts() -> Iterator[tuple[str, Callable[[], str]]]:
     """Yields every command that has --json."""
     names = {
-        kind: [each["name"] for each in json.loads(called([kind, "--json"])[1])] for kind in ("systems", "speculation")
+        kind: [each["name"] for each in json.loads(called([kind, "--json"])[1])]
+        for kind in ("systems", "speculation")
     }
     shows = [f"{kind} show {name}" for kind, found in names.items() for name in found]
     for line in [*COMMANDS, *shows]:
@@ -356,7 +406,12 @@ def json_texts() -> Iterator[tuple[str, Callable[[], str]]]:
 
 def screen_texts() -> Iterator[tuple[str, Callable[[], str]]]:
     """Yields the same commands as people see them, and those without --json."""
-    shows = ["systems show areal", "systems show rhymerl", "speculation show histospec", "speculation show tlt"]
+    shows = [
+        "systems show areal",
+        "systems show rhymerl",
+        "speculation show histospec",
+        "speculation show tlt",
+    ]
     for line in [*COMMANDS, *TEXT, *shows]:
         yield line, lambda line=line: command(line)
 
@@ -368,7 +423,9 @@ def help_texts() -> Iterator[tuple[str, Callable[[], str]]]:
         line = waiting.pop(0)
         text = command(f"{line} --help", 100)
         _, _, below = text.partition("─ Commands ─")
-        waiting += [f"{line} {name}".strip() for name in re.findall(r"^│ ([a-z]\w*) ", below, flags=re.M)]
+        waiting += [
+            f"{line} {name}".strip() for name in re.findall(r"^│ ([a-z]\w*) ", below, flags=re.M)
+        ]
         yield line or "simrl", lambda text=text: text
 
 
@@ -438,7 +495,9 @@ speculation show | nothing
 API: dict[str, Callable[[], object]] = {
     "run(trace) without a model": lambda: simrl.run(RECORDED, "areal", gpu="h100", gpus=8),
     "run(trace) without gpus": lambda: simrl.run(RECORDED, "areal", model="qwen3-8b", gpu="h100"),
-    "run(trace) without a system": lambda: simrl.run(RECORDED, model="qwen3-8b", gpu="h100", gpus=8),
+    "run(trace) without a system": lambda: simrl.run(
+        RECORDED, model="qwen3-8b", gpu="h100", gpus=8
+    ),
     "run(tiny) with two systems": lambda: simrl.run("tiny.yaml"),
     "run of a number": lambda: simrl.run(3, "areal"),
     "run of an empty scenario": lambda: simrl.run({}, "areal"),
@@ -447,7 +506,9 @@ API: dict[str, Callable[[], object]] = {
     "run with a text as overrides": lambda: simrl.run("tiny.yaml", "areal", overrides="seed=3"),
     "run with an unknown override": lambda: simrl.run("tiny.yaml", "areal", overrides={"sed": 3}),
     "run with an unknown dispatch": lambda: simrl.run("tiny.yaml", "areal", dispatch="nothing"),
-    "run with an unknown speculation": lambda: simrl.run("tiny.yaml", "areal", speculation="nothing"),
+    "run with an unknown speculation": lambda: simrl.run(
+        "tiny.yaml", "areal", speculation="nothing"
+    ),
     "run with cap_tokens and a file": lambda: simrl.run(RECORDED, "areal", cap_tokens=9),
     "compare with systems='areal'": lambda: simrl.compare("tiny.yaml", "areal"),
     "compare with jobs=0": lambda: simrl.compare("tiny.yaml", jobs=0),
@@ -484,9 +545,17 @@ def error_texts() -> Iterator[tuple[str, Callable[[], str]]]:
     for row in ERRORS.strip().splitlines():
         start, *ends = row.split(" | ")
         bad += [f"{start} {end}" for end in ends] or [start]
-    bad += [f"run tiny.yaml --system areal {field}={value}" for field in fields() for value in ("[x]", "-1")]
+    bad += [
+        f"run tiny.yaml --system areal {field}={value}"
+        for field in fields()
+        for value in ("[x]", "-1")
+    ]
     for line in bad:
-        refused = line if " -o " in line or line.split()[0] not in ("compare", "run", "sweep") else f"{line} -o {{out}}"
+        refused = (
+            line
+            if " -o " in line or line.split()[0] not in ("compare", "run", "sweep")
+            else f"{line} -o {{out}}"
+        )
         yield line, lambda refused=refused: stopped(refused)
     for name, call in API.items():
         yield f"simrl: {name}", lambda call=call: raised(call)
@@ -496,7 +565,9 @@ def stopped(line: str) -> str:
     """Runs a command that is to fail: its exit code and stderr; of stdout only how many lines it has."""
     command.runs += 1
     code, out, err = called(shlex.split(line.replace("{out}", f"out-{command.runs}")))
-    return plain(f"{code}: {err.strip()}" + (f" ({len(out.splitlines())} lines on stdout)" if out else ""))
+    return plain(
+        f"{code}: {err.strip()}" + (f" ({len(out.splitlines())} lines on stdout)" if out else "")
+    )
 
 
 def raised(call: Callable[[], object]) -> str:
@@ -531,7 +602,11 @@ def found(parts: list[str], match: str, jobs: int, texts: Path | None) -> dict[s
     os.chdir(folder)
     write_inputs()
     install(folder / "installed")
-    setup = {line.removesuffix(" --json"): command(line) for line in SETUP} if set(parts) - {"tables", "help"} else {}
+    setup = (
+        {line.removesuffix(" --json"): command(line) for line in SETUP}
+        if set(parts) - {"tables", "help"}
+        else {}
+    )
     for part in parts:
         started = time.monotonic()
         if part == "tables":
@@ -541,11 +616,18 @@ def found(parts: list[str], match: str, jobs: int, texts: Path | None) -> dict[s
             made = {key: make() for key, make in makers[part]() if match in key}
             made |= {key: text for key, text in setup.items() if part == "json" and match in key}
             for key, text in made.items() if texts else ():
-                file = texts / part / f"{re.sub(r'[^A-Za-z0-9.=-]+', '_', key)[:180]}-{digest(key)[:4]}.txt"
+                file = (
+                    texts
+                    / part
+                    / f"{re.sub(r'[^A-Za-z0-9.=-]+', '_', key)[:180]}-{digest(key)[:4]}.txt"
+                )
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(text)
             record[part] = {key: stored(text) for key, text in made.items()}
-        print(f"{part}: {len(record[part])} items in {time.monotonic() - started:.0f} s", file=sys.stderr)
+        print(
+            f"{part}: {len(record[part])} items in {time.monotonic() - started:.0f} s",
+            file=sys.stderr,
+        )
     os.chdir(ROOT)
     shutil.rmtree(folder)
     return record
@@ -558,13 +640,22 @@ def moved(before: dict[str, Any], now: dict[str, Any], match: str) -> Iterator[s
             was, new = (values.get(part, {}).get(key, []) for values in (before, now))
             if match in key and was != new:
                 lines = [[text] if isinstance(text, str) else text for text in (was, new)]
-                diff = [line for line in difflib.unified_diff(*lines, "before", "now", lineterm="", n=0)][2:]
-                yield "\n".join([f"{part}: {key}", *(f"    {line}" for line in diff[:DIFF_LINES] if line[:2] != "@@")])
+                diff = [
+                    line for line in difflib.unified_diff(*lines, "before", "now", lineterm="", n=0)
+                ][2:]
+                yield "\n".join(
+                    [
+                        f"{part}: {key}",
+                        *(f"    {line}" for line in diff[:DIFF_LINES] if line[:2] != "@@"),
+                    ]
+                )
 
 
 def main() -> None:
     """Records or checks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("do", choices=["record", "check"])
     parser.add_argument("--file", type=Path, default=RECORD)
     parser.add_argument("--only", choices=PARTS)
@@ -577,10 +668,17 @@ def main() -> None:
     now = found([asked.only] if asked.only else list(PARTS), asked.match, asked.jobs, texts)
     if asked.do == "record":
         for part, values in now.items():
-            kept = {key: value for key, value in recorded.get(part, {}).items() if asked.match not in key}
+            kept = {
+                key: value
+                for key, value in recorded.get(part, {}).items()
+                if asked.match not in key
+            }
             recorded[part] = {**kept, **values}
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(recorded, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+        file.write_text(
+            json.dumps(recorded, indent=1, sort_keys=True, ensure_ascii=False) + "\n",
+            encoding="utf-8",
+        )
         return
     messages = list(moved(recorded, now, asked.match))
     print("\n".join([*messages, f"{len(messages)} of {sum(map(len, now.values()))} moved"]))

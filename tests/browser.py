@@ -24,14 +24,23 @@ class Browser:
         webdriver = pytest.importorskip("selenium.webdriver")
         browser, driver = _found(BROWSERS), _found(DRIVERS)
         if browser is None or driver is None:
-            pytest.skip("no Chromium with its driver here: apt-get install chromium chromium-driver")
+            pytest.skip(
+                "no Chromium with its driver here: apt-get install chromium chromium-driver"
+            )
         os.environ["SE_OFFLINE"] = "true"
         options = webdriver.ChromeOptions()
         options.binary_location = browser
-        for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars"):
+        for argument in (
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-dev-shm-usage",
+            "--hide-scrollbars",
+        ):
             options.add_argument(argument)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-        self.driver: Any = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+        self.driver: Any = webdriver.Chrome(
+            options=options, service=webdriver.ChromeService(driver)
+        )
 
     def quit(self) -> None:
         self.driver.quit()
@@ -46,7 +55,12 @@ class Browser:
         self.messages()
         self.requests()
         width, height = size
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == PHONE}
+        metrics = {
+            "width": width,
+            "height": height,
+            "deviceScaleFactor": 1,
+            "mobile": size == PHONE,
+        }
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         self.driver.get(page.as_uri())
         self.wait(drawn)
@@ -66,28 +80,48 @@ class Browser:
 
     def requests(self) -> set[str]:
         """What the page asked for since it was asked last, pictures in itself left out."""
-        events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
-        asked = {e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"}
+        events = [
+            json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")
+        ]
+        asked = {
+            e["params"]["request"]["url"]
+            for e in events
+            if e["method"] == "Network.requestWillBeSent"
+        }
         return {url for url in asked if not url.startswith("data:")}
 
     def see(self, selector: str) -> None:
         """Scrolls a picture to the middle of the screen and waits until it is drawn."""
         self.js(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center'}})")
-        self.wait(f"document.querySelector({selector!r}).querySelector('.plotly svg, img') !== null")
+        self.wait(
+            f"document.querySelector({selector!r}).querySelector('.plotly svg, img') !== null"
+        )
 
     def see_all(self) -> None:
         count = self.js("return document.querySelectorAll('.picture').length")
         for i in range(count):
-            self.js("document.querySelectorAll('.picture')[arguments[0]].scrollIntoView({block: 'center'})", i)
-            self.wait(f"document.querySelectorAll('.picture')[{i}].querySelector('.plotly svg, img') !== null")
+            self.js(
+                "document.querySelectorAll('.picture')[arguments[0]].scrollIntoView({block: 'center'})",
+                i,
+            )
+            self.wait(
+                f"document.querySelectorAll('.picture')[{i}].querySelector('.plotly svg, img') !== null"
+            )
 
     def place(self, selector: str) -> tuple[float, float, float, float]:
         """Left, top, width and height of what is drawn, on the screen."""
-        box = self.js(f"return document.querySelector({selector!r}).getBoundingClientRect().toJSON()")
+        box = self.js(
+            f"return document.querySelector({selector!r}).getBoundingClientRect().toJSON()"
+        )
         return box["x"], box["y"], box["width"], box["height"]
 
     def mouse(self, kind: str, x: float, y: float, buttons: int = 0) -> None:
-        event = {"type": kind, "x": x, "y": y, "button": "left" if buttons or kind != "mouseMoved" else "none"}
+        event = {
+            "type": kind,
+            "x": x,
+            "y": y,
+            "button": "left" if buttons or kind != "mouseMoved" else "none",
+        }
         self.driver.execute_cdp_cmd(
             "Input.dispatchMouseEvent",
             {**event, "buttons": buttons, "clickCount": int(kind != "mouseMoved")},

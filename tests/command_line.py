@@ -38,7 +38,10 @@ class Ended(NamedTuple):
 
 def contents(folder: Path) -> dict[str, bytes | None]:
     """Everything below a folder, hidden files too: bytes by path, None for folders."""
-    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in sorted(folder.rglob("*"))}
+    return {
+        str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None
+        for p in sorted(folder.rglob("*"))
+    }
 
 
 class CommandLine:

@@ -39,7 +39,9 @@ def shared_data() -> Path:
     """Real measurements beside the checkout. They are no part of the project: without them, tests are skipped."""
     folder = Path(__file__).parents[2] / "shared" / "data"
     if not folder.is_dir():
-        pytest.skip("the measurements that nobody in this project made are not beside this checkout (../shared/data)")
+        pytest.skip(
+            "the measurements that nobody in this project made are not beside this checkout (../shared/data)"
+        )
     return folder
 
 
@@ -49,7 +51,14 @@ def small_run() -> Callable[..., Result]:
 
     @cache
     def run(system: str, **parameters: object) -> Result:
-        workload = {"steps": 6, "prompts_per_step": 8, "group": 4, "cap_tokens": 2000, "mean_tokens": 400, "sigma": 0.9}
+        workload = {
+            "steps": 6,
+            "prompts_per_step": 8,
+            "group": 4,
+            "cap_tokens": 2000,
+            "mean_tokens": 400,
+            "sigma": 0.9,
+        }
         return simulate(
             Scenario.model_validate(
                 {
@@ -71,7 +80,9 @@ def small_run() -> Callable[..., Result]:
 
 
 @pytest.fixture
-def simrl(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[CommandLine]:
+def simrl(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[CommandLine]:
     """The command line in an empty folder with a small scenario."""
     command_line = CommandLine(tmp_path, capsys, monkeypatch)
     yield command_line

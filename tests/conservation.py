@@ -19,7 +19,9 @@ def assert_nothing_is_lost(watched: Watched) -> None:
         length, parts = watched.responses[row["uid"]].tokens, segments[row["uid"]]
         assert sum(part["tokens"] for part in parts) == row["generated_tokens"] <= length
         whole, finished = row["generated_tokens"] == length, row["finished_s"] is not None
-        assert whole == finished or (finished and watched.prepared.scenario.agents.deadline_s)  # else it was killed
+        assert whole == finished or (
+            finished and watched.prepared.scenario.agents.deadline_s
+        )  # else it was killed
         assert all(part["tokens"] > 0 and part["started_s"] < part["ended_s"] for part in parts)
         assert all(a["ended_s"] <= b["started_s"] for a, b in pairwise(parts))
         assert all(part["ended_s"] <= result.metadata["end_s"] for part in parts)
@@ -39,5 +41,9 @@ def assert_nothing_is_lost(watched: Watched) -> None:
         batch = [row for row in samples if row["trained_step"] == update["step"]]
         assert update["samples"] == len(batch) > 0
         assert update["response_tokens"] == sum(row["generated_tokens"] for row in batch)
-        ages = [update["policy_version"] - part["policy_version"] for row in batch for part in segments[row["uid"]]]
+        ages = [
+            update["policy_version"] - part["policy_version"]
+            for row in batch
+            for part in segments[row["uid"]]
+        ]
         assert min(ages) >= 0

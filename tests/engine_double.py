@@ -123,7 +123,9 @@ class EngineDouble:
     def warm_up(self) -> None:
         pass
 
-    def add(self, request_id: str, prompt_ids: Sequence[int], tokens: int, recorded: Sequence[int] = ()) -> None:
+    def add(
+        self, request_id: str, prompt_ids: Sequence[int], tokens: int, recorded: Sequence[int] = ()
+    ) -> None:
         assert request_id not in self._requests and tokens > 0
         request = _TextRequest(len(prompt_ids), tokens, ids=list(prompt_ids), recorded=recorded)
         self._passes.queue.append(request)
@@ -142,12 +144,16 @@ class EngineDouble:
         for request_id, request in list(self._requests.items()):
             gained = request.generated - had[request_id]
             reach = len(request.ids) if gained else request.computed
-            request.cache = computed(request.cache, request.ids[request.cached : reach], self._weights)
+            request.cache = computed(
+                request.cache, request.ids[request.cached : reach], self._weights
+            )
             request.cached = reach
             if gained:
                 place = request.generated - 1
                 follows = place < len(request.recorded)
-                request.ids.append(request.recorded[place] if follows else next_token(request.cache, self._weights))
+                request.ids.append(
+                    request.recorded[place] if follows else next_token(request.cache, self._weights)
+                )
                 stopped = request.ids[-1] == self.settings.stop_token
                 finished = request.generated == request.response or stopped
                 progress.append(Progress(request_id, request.ids[-1:], finished))
@@ -226,7 +232,11 @@ class LogicalClock(simpy.Environment):
         return self.now
 
     def listen(
-        self, connection: Any, on_message: Callable[[Any], None], on_end: Callable[[], None], awaits: Callable[[], bool]
+        self,
+        connection: Any,
+        on_message: Callable[[Any], None],
+        on_end: Callable[[], None],
+        awaits: Callable[[], bool],
     ) -> None:
         self.listeners[connection] = (on_message, on_end)
 

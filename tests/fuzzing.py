@@ -45,7 +45,9 @@ class Reader:
     read: Callable[[Path], object]
     names_the_file: bool = True
     needs: str = ""  # a package that may be missing
-    may_print: bool = False  # as the tokenizers package does about a panic, which then is an `InputError`
+    may_print: bool = (
+        False  # as the tokenizers package does about a panic, which then is an `InputError`
+    )
 
 
 @dataclass
@@ -111,11 +113,15 @@ def fuzz(reader: str, inputs: int, seed: int, kept: Path, limit_s: float = LIMIT
                     shutil.rmtree(place, ignore_errors=True)
                     place.parent.mkdir(parents=True, exist_ok=True)
                     shutil.move(scratch / "failed", place)
-                    (place / "failure.txt").write_text(line["said"] + "\n", encoding="utf-8", errors="backslashreplace")
+                    (place / "failure.txt").write_text(
+                        line["said"] + "\n", encoding="utf-8", errors="backslashreplace"
+                    )
     return report
 
 
-def _process(reader: str, seed: int, first: int, end: int, scratch: Path, limit_s: float) -> Iterator[dict[str, Any]]:
+def _process(
+    reader: str, seed: int, first: int, end: int, scratch: Path, limit_s: float
+) -> Iterator[dict[str, Any]]:
     """What a process says of the inputs from `first` on, as far as it comes."""
     log = scratch / "log"
     command = [
@@ -146,21 +152,34 @@ def _process(reader: str, seed: int, first: int, end: int, scratch: Path, limit_
                 if "begins" in line:
                     under_way, wait_s = line["begins"], limit_s + GRACE_S
                 else:
-                    under_way, wait_s = None, 300.0  # the next one is made first, perhaps on a machine with much to do
+                    under_way, wait_s = (
+                        None,
+                        300.0,
+                    )  # the next one is made first, perhaps on a machine with much to do
                     yield line
         hangs = not ready
         if hangs:
             process.kill()
         code = process.wait()
         tail = "\n".join(
-            path.read_text(errors="replace").strip()[-3000:] for path in (log, scratch / "printed") if path.exists()
+            path.read_text(errors="replace").strip()[-3000:]
+            for path in (log, scratch / "printed")
+            if path.exists()
         )
         if under_way is not None:
             what = "hangs, in native code" if hangs else f"the process died with code {code}"
             (scratch / "input").rename(scratch / "failed")
-            yield {"input": under_way, "outcome": "failed", "said": f"{what}\n{tail}", "s": limit_s, "mb": 0.0}
+            yield {
+                "input": under_way,
+                "outcome": "failed",
+                "said": f"{what}\n{tail}",
+                "s": limit_s,
+                "mb": 0.0,
+            }
         elif code != 0 or hangs:
-            raise RuntimeError(f"{reader}: the process that reads ended with code {code} between two inputs: {tail}")
+            raise RuntimeError(
+                f"{reader}: the process that reads ended with code {code} between two inputs: {tail}"
+            )
 
 
 # In the process
@@ -192,12 +211,16 @@ def main() -> None:
     for files in seeds:  # compiles and imports what is needed: no input is slow for that
         if not name.startswith("self"):
             _try(reader, files, folder, 300.0, printed)
-            shutil.rmtree(folder / "failed", ignore_errors=True)  # it fails again, as one of the first inputs
+            shutil.rmtree(
+                folder / "failed", ignore_errors=True
+            )  # it fails again, as one of the first inputs
     os.dup2(printed, 1)
     os.dup2(printed, 2)
     warnings.simplefilter("error")
     signal.signal(signal.SIGPROF, _alarm)
-    most = _memory("VmSize") * 2**20 + 2 * 2**30  # an allocation that is far too large fails, and not the machine
+    most = (
+        _memory("VmSize") * 2**20 + 2 * 2**30
+    )  # an allocation that is far too large fails, and not the machine
     resource.setrlimit(resource.RLIMIT_AS, (int(most), int(most)))
     for number in range(int(first), int(end)):
         files = an_input(seeds, name, int(seed), number)
@@ -208,7 +231,9 @@ def main() -> None:
             time.sleep(0.001)  # until it is kept
 
 
-def _try(reader: Reader, files: Files, scratch: Path, limit_s: float, printed: int) -> dict[str, Any]:
+def _try(
+    reader: Reader, files: Files, scratch: Path, limit_s: float, printed: int
+) -> dict[str, Any]:
     from simrl.errors import InputError
 
     place = scratch / "input"
@@ -249,7 +274,12 @@ def _try(reader: Reader, files: Files, scratch: Path, limit_s: float, printed: i
     os.chdir(scratch)
     if outcome == "failed":
         place.rename(scratch / "failed")
-    return {"outcome": outcome, "said": said if outcome == "failed" else "", "s": seconds, "mb": grown_mb}
+    return {
+        "outcome": outcome,
+        "said": said if outcome == "failed" else "",
+        "s": seconds,
+        "mb": grown_mb,
+    }
 
 
 def _named(message: str, files: Files, place: Path) -> bool:
@@ -261,7 +291,9 @@ def _named(message: str, files: Files, place: Path) -> bool:
 
 def _memory(what: str) -> float:
     """Of this process, MiB."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what))
+    line = next(
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what)
+    )
     return int(line.split()[1]) / 1024
 
 

@@ -64,10 +64,23 @@ def examples(most: int) -> settings:
 def one_second_a_pass() -> Tables:
     """Every pass takes exactly one second, so that times can be counted by hand and instants coincide exactly."""
     any_tokens, wide, nothing = np.array([0.0, 1e6]), np.array([0.0, 1024.0]), np.zeros(2)
-    return Tables(any_tokens, nothing + 1.0, any_tokens, nothing, wide, wide, wide, wide, np.zeros((2, 2, 2, 2)), 0.0)
+    return Tables(
+        any_tokens,
+        nothing + 1.0,
+        any_tokens,
+        nothing,
+        wide,
+        wide,
+        wide,
+        wide,
+        np.zeros((2, 2, 2, 2)),
+        0.0,
+    )
 
 
-RESPONSES: dict[int, Response] = {}  # what the samples below turn out to be, for workers and rewarders
+RESPONSES: dict[
+    int, Response
+] = {}  # what the samples below turn out to be, for workers and rewarders
 
 
 def limits_of(**drawn: Any) -> Limits:
@@ -75,27 +88,37 @@ def limits_of(**drawn: Any) -> Limits:
     return Limits(**drawn)
 
 
-def sample(uid: int, prompt_tokens: int = 4, response_tokens: int = 8, turns: Sequence[Turn] = ()) -> Sample:
+def sample(
+    uid: int, prompt_tokens: int = 4, response_tokens: int = 8, turns: Sequence[Turn] = ()
+) -> Sample:
     RESPONSES[uid] = Response(response_tokens, 1.0, tuple(turns))
     return Sample(uid, 0, 0, uid, 0, prompt_tokens)
 
 
 def a_worker(
-    env: simpy.Environment, index: int = 0, limits: Limits = ROOMY, load_s: float = 10.0, record: Recorder | None = None
+    env: simpy.Environment,
+    index: int = 0,
+    limits: Limits = ROOMY,
+    load_s: float = 10.0,
+    record: Recorder | None = None,
 ) -> SimulatedWorker:
     """A worker of which every pass takes a second."""
     about = one_second_a_pass(), limits, WorkerCosts(load_s), RESPONSES, record or recorder()
     return simulated_workers(env, index + 1, *about)[index]
 
 
-def rollout(uid: int, tokens_by_version: dict[int, int], done: bool = True, prompt_tokens: int = 4) -> Rollout:
+def rollout(
+    uid: int, tokens_by_version: dict[int, int], done: bool = True, prompt_tokens: int = 4
+) -> Rollout:
     """A rollout whose tokens took a second each."""
     segments, clock_s = [], 0.0
     for version, tokens in tokens_by_version.items():
         segments.append(Segment(0, version, tokens, clock_s, clock_s + tokens))
         clock_s += tokens
     tokens = sum(tokens_by_version.values())
-    return Rollout(sample(uid, prompt_tokens, tokens if done else tokens + 1), tuple(segments), done)
+    return Rollout(
+        sample(uid, prompt_tokens, tokens if done else tokens + 1), tuple(segments), done
+    )
 
 
 def recorder(*lanes: str) -> Recorder:
@@ -103,7 +126,8 @@ def recorder(*lanes: str) -> Recorder:
 
 
 def trace(
-    steps: Sequence[Sequence[Sequence[Lengths]]], rewards: Sequence[Sequence[Sequence[float]]] | None = None
+    steps: Sequence[Sequence[Sequence[Lengths]]],
+    rewards: Sequence[Sequence[Sequence[float]]] | None = None,
 ) -> Trace:
     """A trace from (prompt, response) lengths, nested as steps, groups and samples. Lengths of a prompt may differ. Rewards are
     nested alike; where none are given, they are 0 and 1 in turn."""
@@ -124,11 +148,16 @@ def trace(
             "response_tokens": response_tokens,
             "reward": [float(rewards[s][p][i] if rewards else i % 2) for s, p, i, *_ in rows],
         },
-        TraceMetadata(name="test", kind="synthetic", source="a test", tokenizer="none", cap_tokens=4096),
+        TraceMetadata(
+            name="test", kind="synthetic", source="a test", tokenizer="none", cap_tokens=4096
+        ),
     )
 
 
-LINEAR = {"mfu": 0.35, "log_prob_mfu": 0.35}  # training whose seconds add up, however a batch is divided
+LINEAR = {
+    "mfu": 0.35,
+    "log_prob_mfu": 0.35,
+}  # training whose seconds add up, however a batch is divided
 
 
 def scenario(system: str | dict[str, Any] = "verl_colocated", **changes: Any) -> Scenario:
@@ -150,13 +179,20 @@ def scenario(system: str | dict[str, Any] = "verl_colocated", **changes: Any) ->
             }
         },
         "profile": {"roofline": {"between_passes_s": 0.01}},
-        "training": {"reward_s": 0.01, "publish_s": 0.02, "load_overhead_s": 0.02, "switch_s": 0.05},
+        "training": {
+            "reward_s": 0.01,
+            "publish_s": 0.02,
+            "load_overhead_s": 0.02,
+            "switch_s": 0.05,
+        },
         "system": {"name": system} if isinstance(system, str) else system,
     }
     return Scenario.model_validate({**data, **changes})
 
 
-def on_gpus(name: str, parameters: dict[str, Any], workers: int, train_gpus: int = 1, **changes: Any) -> Scenario:
+def on_gpus(
+    name: str, parameters: dict[str, Any], workers: int, train_gpus: int = 1, **changes: Any
+) -> Scenario:
     """A recipe with exactly so many workers at tp 1, and train GPUs if it keeps some apart."""
     gpus, parameters = workers, dict(parameters)
     if name == "specactor" and parameters.get("decoupled", True):  # each has a drafter beside it
@@ -164,7 +200,9 @@ def on_gpus(name: str, parameters: dict[str, Any], workers: int, train_gpus: int
     if "rollout_share" in signature(RECIPES[name]).parameters:
         gpus += train_gpus
         parameters["rollout_share"] = workers / gpus
-    return scenario({"name": name, **parameters}, cluster={"gpu": "h100", "gpus": gpus, "tp": 1}, **changes)
+    return scenario(
+        {"name": name, **parameters}, cluster={"gpu": "h100", "gpus": gpus, "tp": 1}, **changes
+    )
 
 
 @cache
@@ -215,13 +253,17 @@ def watch(prepared: Prepared) -> Watched:
     class WatchedDispatcher(Dispatcher):
         def note(self, samples: Iterable[Sample]) -> None:
             dropped = set(recorders[0]._dropped)
-            watched.submissions.append(Submission(self._env.now, trainers[0].version, list(samples), dropped))
+            watched.submissions.append(
+                Submission(self._env.now, trainers[0].version, list(samples), dropped)
+            )
 
         def submit(self, samples: Sequence[Sample], *more: Any, **others: Any) -> list[simpy.Event]:
             self.note(samples)
             return super().submit(samples, *more, **others)
 
-        def submit_groups(self, groups: Sequence[Sequence[Sample]], *more: Any, **others: Any) -> list[GroupRun]:
+        def submit_groups(
+            self, groups: Sequence[Sequence[Sample]], *more: Any, **others: Any
+        ) -> list[GroupRun]:
             noted = len(watched.submissions)
             runs = super().submit_groups(groups, *more, **others)
             if len(watched.submissions) == noted:  # not by `submit`
@@ -230,7 +272,10 @@ def watch(prepared: Prepared) -> Watched:
 
     with (
         patch("simrl.simulate.run.Dispatcher", WatchedDispatcher),
-        patch("simrl.runtime.simulated_worker.SimulatedWorker", keeping(SimulatedWorker, watched.workers)),
+        patch(
+            "simrl.runtime.simulated_worker.SimulatedWorker",
+            keeping(SimulatedWorker, watched.workers),
+        ),
         patch("simrl.simulate.run.SimulatedTrainer", keeping(SimulatedTrainer, trainers)),
         patch("simrl.simulate.run.Workload", keeping(Workload, workloads)),
         patch("simrl.simulate.run.Recorder", keeping(Recorder, recorders)),
@@ -253,9 +298,17 @@ def counted(
 ) -> Watched:
     """A simulation whose times can be counted by hand: a pass takes a second, loads, publishing and rewards what is asked for,
     the arithmetic of training hardly anything."""
-    training = {"mfu": 1.0, "log_prob_mfu": 1.0, "publish_s": publish_s, "reward_s": reward_s, "switch_s": 0.0}
+    training = {
+        "mfu": 1.0,
+        "log_prob_mfu": 1.0,
+        "publish_s": publish_s,
+        "reward_s": reward_s,
+        "switch_s": 0.0,
+    }
     config = on_gpus(name, parameters, workers, steps=steps, training=training)
-    metadata = ProfileMetadata(model="qwen3-0.6b", gpu="h100", tp=1, kind="assumed", source="a test")
+    metadata = ProfileMetadata(
+        model="qwen3-0.6b", gpu="h100", tp=1, kind="assumed", source="a test"
+    )
     profile = TableProfile(one_second_a_pass(), metadata)
     costs = WorkerCosts(load_s, pause_s=prepared(config).costs.pause_s)
     return watch(prepared(config, trace, limits=limits, costs=costs, profile=profile))
@@ -298,4 +351,9 @@ def with_status(result: Result, status: str) -> list[int]:
 def update_phases(costs: TrainingCosts, lengths: Ints, publish: bool = True) -> list[Phase]:
     """Return all phases of an update in order, for a batch of sequences of `lengths` tokens."""
     before = costs.transfer(lengths) + ([("switch", costs.switch_s)] if costs.switch else [])
-    return before + costs.inference(lengths) + costs.update(lengths, costs.minibatches) + costs.after(0, publish)
+    return (
+        before
+        + costs.inference(lengths)
+        + costs.update(lengths, costs.minibatches)
+        + costs.after(0, publish)
+    )

@@ -29,7 +29,23 @@ import yaml
 Files = dict[str, bytes | str | None]  # by path: the content, where a link leads, None for a folder
 
 VALUES: tuple[Any, ...] = (
-    *(None, True, False, -1, 0, 1, 7, 0.5, -0.0, 1e308, -1e308, 5e-324, math.nan, math.inf, -math.inf),
+    *(
+        None,
+        True,
+        False,
+        -1,
+        0,
+        1,
+        7,
+        0.5,
+        -0.0,
+        1e308,
+        -1e308,
+        5e-324,
+        math.nan,
+        math.inf,
+        -math.inf,
+    ),
     *(2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1, 10**9, 10**12, 10**30, 10**400),
     *(
         "",
@@ -48,8 +64,29 @@ VALUES: tuple[Any, ...] = (
         "a\rb",
         "\u2028",
     ),
-    *("\x1b[2J", "\ud800", "é" * 300, "x" * 100_000, "..", "/", "/dev/null", "~nobody/x", "a/b\x00c", "${oc.env:HOME}"),
-    *("${nowhere}", "${.}", "${model", "${oc.create:[1]}", "name", "qwen3-0.6b", "none", "areal", "2001-01-01"),
+    *(
+        "\x1b[2J",
+        "\ud800",
+        "é" * 300,
+        "x" * 100_000,
+        "..",
+        "/",
+        "/dev/null",
+        "~nobody/x",
+        "a/b\x00c",
+        "${oc.env:HOME}",
+    ),
+    *(
+        "${nowhere}",
+        "${.}",
+        "${model",
+        "${oc.create:[1]}",
+        "name",
+        "qwen3-0.6b",
+        "none",
+        "areal",
+        "2001-01-01",
+    ),
     *(
         [],
         {},
@@ -216,9 +253,13 @@ def _in_the_folder(files: Files, name: str, rng: Random) -> None:
             files[name] = PurePosixPath(name).name + ".real"
         case 5:
             path = PurePosixPath(name)
-            files[str(path.with_name(rng.choice(("a\nb", "é\u202e", "x" * 200, " ", "-o", "7")) + path.suffix))] = (
-                content
-            )
+            files[
+                str(
+                    path.with_name(
+                        rng.choice(("a\nb", "é\u202e", "x" * 200, " ", "-o", "7")) + path.suffix
+                    )
+                )
+            ] = content
         case 6:
             files[name] = b""
 
@@ -290,7 +331,9 @@ def nasty(rng: Random) -> Any:
 def mutated_tree(tree: Any, rng: Random) -> Any:
     """The tree with one place of it changed."""
     tree = deepcopy(tree)
-    places = list(islice(_places(tree), MOST_PLACES))  # aliases of aliases have more than memory holds
+    places = list(
+        islice(_places(tree), MOST_PLACES)
+    )  # aliases of aliases have more than memory holds
     if not places or rng.random() < 0.02:
         return nasty(rng)
     holder, key = rng.choice(places)
@@ -299,7 +342,11 @@ def mutated_tree(tree: Any, rng: Random) -> Any:
         case 0:
             del holder[key]
         case 1 if isinstance(holder, dict):
-            holder[rng.choice(("", "x", "a b", "a.b", "é", "name", "\u2028", str(key).upper(), f"{key} "))] = value
+            holder[
+                rng.choice(
+                    ("", "x", "a b", "a.b", "é", "name", "\u2028", str(key).upper(), f"{key} ")
+                )
+            ] = value
         case 1 if isinstance(holder, list):
             holder.insert(key, nasty(rng))
         case 2:
@@ -373,7 +420,9 @@ def _of_json_lines(content: bytes, rng: Random) -> bytes:
 
 
 def _json(tree: Any) -> bytes:
-    return json.dumps(tree, ensure_ascii=False).encode("utf-8", "surrogatepass" if _half(tree) else "strict")
+    return json.dumps(tree, ensure_ascii=False).encode(
+        "utf-8", "surrogatepass" if _half(tree) else "strict"
+    )
 
 
 def _half(tree: Any) -> bool:
@@ -384,7 +433,9 @@ def _of_yaml(content: bytes, rng: Random) -> bytes:
     if rng.random() < 0.25:
         return content + rng.choice(YAML_TEXTS).encode()
     tree = mutated_tree(yaml.safe_load(content), rng)
-    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True).encode("utf-8", "surrogatepass")
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True).encode(
+        "utf-8", "surrogatepass"
+    )
 
 
 # Tables
@@ -399,7 +450,9 @@ def _of_parquet(content: bytes, rng: Random) -> bytes:
         case 0:
             table = table.remove_column(i)
         case 1:
-            table = table.append_column(rng.choice(("x", "", "a\nb", "é", names[i].upper())), column)
+            table = table.append_column(
+                rng.choice(("x", "", "a\nb", "é", names[i].upper())), column
+            )
         case 2:
             table = table.append_column(names[i], rng.choice(table.columns))
         case 3:
@@ -482,7 +535,10 @@ def _as_type(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
     try:
         return column.cast(kind, safe=False)
     except (pa.ArrowException, ValueError):
-        change = next((change for name, change in wrapped.items() if str(kind).startswith(name)), lambda v: None)
+        change = next(
+            (change for name, change in wrapped.items() if str(kind).startswith(name)),
+            lambda v: None,
+        )
         return pa.array([change(value) for value in values], kind)
 
 
@@ -552,7 +608,10 @@ def _of_log(content: bytes, rng: Random) -> bytes:
         case 4:
             words.insert(j, str(nasty(rng)))
         case 5:
-            words[j] = "".join(str(nasty(rng))[:40] if c.isdecimal() and rng.random() < 0.3 else c for c in words[j])
+            words[j] = "".join(
+                str(nasty(rng))[:40] if c.isdecimal() and rng.random() < 0.3 else c
+                for c in words[j]
+            )
     if len(lines) > i:
         lines[i] = " ".join(words)
     return "".join(lines).encode("utf-8", "surrogatepass")

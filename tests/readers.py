@@ -60,7 +60,9 @@ def _unsealed(content: bytes) -> bytes:
     """Return a file as somebody else would have written it: mutations are to reach the reader behind the seal."""
     if content.startswith(b"{") and b'"sha256"' in content:
         data = json.loads(content)
-        return json.dumps({key: value for key, value in data.items() if key != "sha256"}, indent=1).encode()
+        return json.dumps(
+            {key: value for key, value in data.items() if key != "sha256"}, indent=1
+        ).encode()
     return content.replace(SEAL, b"somebody.own")
 
 
@@ -88,8 +90,13 @@ def _a_trace(**columns: Sequence[Any]) -> bytes:
         "prompt_tokens": [5, 5, 6, 6, 7, 7, 8, 8],
         "response_tokens": [4, 9, 2, 30, 8, 8, 1, 12],
     }
-    metadata = TraceMetadata(name="run", kind="recorded", source="a test", tokenizer="none", cap_tokens=40)
-    return _written(lambda path: write_trace(Trace.from_columns({**samples, **columns}, metadata), path), "t.parquet")
+    metadata = TraceMetadata(
+        name="run", kind="recorded", source="a test", tokenizer="none", cap_tokens=40
+    )
+    return _written(
+        lambda path: write_trace(Trace.from_columns({**samples, **columns}, metadata), path),
+        "t.parquet",
+    )
 
 
 def _with_turns() -> bytes:
@@ -106,7 +113,10 @@ def _with_turns() -> bytes:
 
 def _with_tokens() -> bytes:
     lengths = [4, 9, 2, 30, 8, 8, 1, 12]
-    ids = pa.array([[(7 * i + j * j) % 50 for j in range(n)] for i, n in enumerate(lengths)], pa.list_(pa.int32()))
+    ids = pa.array(
+        [[(7 * i + j * j) % 50 for j in range(n)] for i, n in enumerate(lengths)],
+        pa.list_(pa.int32()),
+    )
     return _a_trace(reward=[0.0, 1.0] * 4, response_ids=ids)
 
 
@@ -128,8 +138,14 @@ def _read_trace(folder: Path) -> None:
 def _a_profile(model: str = "qwen3-0.6b", points: int = 3) -> bytes:
     whole = roofline_profile(model_shape(model), gpu("h100"), 1)
     t = whole.tables
-    chosen = [sorted({0, len(axis) // 2, len(axis) - 1})[:points] for axis in (t.prefill_tokens, t.prefill_kv_tokens)]
-    chosen += [sorted({0, len(axis) // 2, len(axis) - 1}) for axis in (t.decode_sequences, t.decode_kv_tokens)]
+    chosen = [
+        sorted({0, len(axis) // 2, len(axis) - 1})[:points]
+        for axis in (t.prefill_tokens, t.prefill_kv_tokens)
+    ]
+    chosen += [
+        sorted({0, len(axis) // 2, len(axis) - 1})
+        for axis in (t.decode_sequences, t.decode_kv_tokens)
+    ]
     a, b, c, d = chosen
     attention = t.attention_s[a][:, b][:, :, c][:, :, :, d]
     tables = Tables(
@@ -153,7 +169,14 @@ def _read_profile(folder: Path) -> None:
 
 # Scenarios
 
-SYNTHETIC = {"steps": 2, "prompts_per_step": 2, "group": 2, "cap_tokens": 60, "mean_tokens": 20, "sigma": 0.5}
+SYNTHETIC = {
+    "steps": 2,
+    "prompts_per_step": 2,
+    "group": 2,
+    "cap_tokens": 60,
+    "mean_tokens": 20,
+    "sigma": 0.5,
+}
 CHEAP: dict[str, Any] = {
     "name": "cheap",
     "seed": 1,
@@ -177,8 +200,16 @@ RICH: dict[str, Any] = {
             "reward_mean": 0.5,
         }
     },
-    "profile": {"roofline": {"compute_efficiency": 0.5, "between_passes_s": 0.001}, "forward_correction": 1.1},
-    "engine": {"max_num_seqs": 16, "max_num_batched_tokens": 256, "block_size": 16, "kv_cache_tokens": 4096},
+    "profile": {
+        "roofline": {"compute_efficiency": 0.5, "between_passes_s": 0.001},
+        "forward_correction": 1.1,
+    },
+    "engine": {
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 256,
+        "block_size": 16,
+        "kv_cache_tokens": 4096,
+    },
     "training": {
         "mfu": 0.3,
         "sequence_parallel": 1,
@@ -190,7 +221,11 @@ RICH: dict[str, Any] = {
         "verification": "rejection_sampling",
         "temperature": 1.0,
         "acceptance": {
-            "qwen2.5-0.5b": {"by_position": [0.8, 0.7], "spread": 0.2, "verification": "rejection_sampling"}
+            "qwen2.5-0.5b": {
+                "by_position": [0.8, 0.7],
+                "spread": 0.2,
+                "verification": "rejection_sampling",
+            }
         },
         "history_workers": {"workers": 2, "tokens_per_s": 1e6},
     },
@@ -263,7 +298,10 @@ def _load(folder: Path) -> list[Any]:
     words = _arguments(folder)
     choices = Choices(*(words.get(key, []) for key in ("pipeline", "dispatch", "speculation")))
     return load_scenarios(
-        folder / "scenario.yaml", words.get("overrides", []), next(iter(words.get("system", [])), None), choices
+        folder / "scenario.yaml",
+        words.get("overrides", []),
+        next(iter(words.get("system", [])), None),
+        choices,
     )
 
 
@@ -290,7 +328,11 @@ def _seeds_of_files() -> list[Files]:
         "systems": [{"name": "verl_draft_model"}],
     }
     config = _config()
-    shared = {"profile.parquet": _a_profile(), "draft.parquet": _a_profile("qwen2.5-0.5b"), "model/config.json": config}
+    shared = {
+        "profile.parquet": _a_profile(),
+        "draft.parquet": _a_profile("qwen2.5-0.5b"),
+        "model/config.json": config,
+    }
     first = {"scenario.yaml": _yaml(named), "trace.parquet": _with_turns(), **shared}
     history = {**named, "speculation": {}, "systems": [{"name": "rhymerl"}, {"name": "verl_ngram"}]}
     second = {"scenario.yaml": _yaml(history), "trace.parquet": _with_tokens(), **shared}
@@ -314,8 +356,13 @@ kernels = { value = "fused", kind = "stated", source = "its code" }
 
 
 def _seeds_of_presets() -> list[Files]:
-    named = [{"framework": "my.toml"}, {"engine": {"preset": "my.toml#mine", "enforce_eager": True}}]
-    in_files: list[Files] = [{"my.toml": PRESETS.encode(), "scenario.yaml": _yaml({**CHEAP, **each})} for each in named]
+    named = [
+        {"framework": "my.toml"},
+        {"engine": {"preset": "my.toml#mine", "enforce_eager": True}},
+    ]
+    in_files: list[Files] = [
+        {"my.toml": PRESETS.encode(), "scenario.yaml": _yaml({**CHEAP, **each})} for each in named
+    ]
     engine, run = tomllib.loads(PRESETS).values()
     whole = {"name": "mine", "about": engine.pop("about"), "constants": engine}
     del run["engine"]
@@ -336,7 +383,10 @@ def _seeds_of_sweeps() -> list[Files]:
         {
             "scenario.yaml": _yaml(CHEAP),
             "arguments.json": words(
-                "training.mfu=0.2..0.5", "cluster.gpus=4,8", "cluster.tp=1,2", zips=["cluster.gpus,cluster.tp"]
+                "training.mfu=0.2..0.5",
+                "cluster.gpus=4,8",
+                "cluster.tp=1,2",
+                zips=["cluster.gpus,cluster.tp"],
             ),
         },
     ]
@@ -371,7 +421,9 @@ def _seeds_of_outcomes() -> list[Files]:
         path.mkdir()
         swept = _plan(str(path))
         run(swept, {}, path, Here(), {})
-        return [{name: content for name, content in _files(path).items() if name.startswith("points")}]
+        return [
+            {name: content for name, content in _files(path).items() if name.startswith("points")}
+        ]
 
 
 def _read_outcomes(folder: Path) -> None:
@@ -395,7 +447,11 @@ def _a_result(system: str, **parameters: Any) -> Result:
         "sigma": 0.8,
         "prompts": 2,
     }
-    return simulate(small_scenario({"name": system, **parameters}, workload={"synthetic": epochs}, warmup_steps=1))
+    return simulate(
+        small_scenario(
+            {"name": system, **parameters}, workload={"synthetic": epochs}, warmup_steps=1
+        )
+    )
 
 
 def _seeds_of_results() -> list[Files]:
@@ -434,10 +490,18 @@ def _seeds_of_reports() -> list[Files]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "scenario.yaml").write_bytes(_yaml(CHEAP))
-        compare_scenarios(load_scenarios(folder / "scenario.yaml"), folder / "compared" / "run", jobs=1)
+        compare_scenarios(
+            load_scenarios(folder / "scenario.yaml"), folder / "compared" / "run", jobs=1
+        )
         (folder / "swept" / "run").mkdir(parents=True)
         planned = plan(vary(folder / "scenario.yaml", ["seed=1,2"]), None, 0)
-        run(planned, {}, folder / "swept" / "run", Here(), {"scenario": "scenario.yaml", "values": ["seed=1,2"]})
+        run(
+            planned,
+            {},
+            folder / "swept" / "run",
+            Here(),
+            {"scenario": "scenario.yaml", "values": ["seed=1,2"]},
+        )
         return [_files(folder / "compared"), _files(folder / "swept"), *_seeds_of_results()]
 
 
@@ -452,7 +516,9 @@ def _compare_measured(folder: Path) -> None:
         try:
             agreement = agree(predicted, result)
         except InputError as error:
-            raise InputError(f"{folder}: {error}") from error  # as `simrl compare --measured` says it
+            raise InputError(
+                f"{folder}: {error}"
+            ) from error  # as `simrl compare --measured` says it
         json.dumps(agreement.as_json())
         print_agreement(agreement, Console(file=io.StringIO(), width=200))
 
@@ -470,14 +536,25 @@ def _rollout(step: int, prompt: str, response: str, score: float | None = 0.5) -
 
 def _seeds_of_verl() -> list[Files]:
     one = _json_lines(
-        _rollout(1, "p", "a longer text"), _rollout(1, "p", "é", None), _rollout(1, "q", "<tool_response>")
+        _rollout(1, "p", "a longer text"),
+        _rollout(1, "p", "é", None),
+        _rollout(1, "q", "<tool_response>"),
     )
     two = _json_lines(_rollout(2, "p", "x" * 50, 1), _rollout(2, "r", "", 0))
     tags = "a<tool_call>user\n<tool_response>\n4\n</tool_response>\nassistant\nb"
     roles = "a<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\nc\nuser\nd\nassistant\ne"
     masks = [{"response_mask": [1, 1, 0, 0, 1, 0]}, {"loss_mask": [1, 0, 1]}, {"loss_mask": None}]
-    three = _json_lines(*(_rollout(3, "p", text) | mask for text, mask in zip((tags, roles, tags), masks, strict=True)))
-    return [{"1.jsonl": one, "2.jsonl": two}, {"3.jsonl": three}, {"4.jsonl": _json_lines(_rollout(4, "p", roles))}]
+    three = _json_lines(
+        *(
+            _rollout(3, "p", text) | mask
+            for text, mask in zip((tags, roles, tags), masks, strict=True)
+        )
+    )
+    return [
+        {"1.jsonl": one, "2.jsonl": two},
+        {"3.jsonl": three},
+        {"4.jsonl": _json_lines(_rollout(4, "p", roles))},
+    ]
 
 
 def _seeds_of_tables() -> list[Files]:
@@ -497,13 +574,17 @@ CONSOLE = (
 
 def _verl_log() -> bytes:
     lines = ["(TaskRunner pid=1) noise: 3\n"]
-    lines += ["(TaskRunner pid=1) " + CONSOLE.format(step=step, epoch=step // 4) for step in range(1, 7)]
+    lines += [
+        "(TaskRunner pid=1) " + CONSOLE.format(step=step, epoch=step // 4) for step in range(1, 7)
+    ]
     return "".join(lines).encode()
 
 
 def _seeds_of_metrics() -> list[Files]:
     lines = _json_lines(*({"step": step, "data": _logged()} for step in range(1, 7)))
-    ranks = _verl_log().replace(b"perf/total_num_tokens:np.float64(6080.0)", b"global_seqlen/mean:760.0")
+    ranks = _verl_log().replace(
+        b"perf/total_num_tokens:np.float64(6080.0)", b"global_seqlen/mean:760.0"
+    )
     return [{"run.log": _verl_log()}, {"run.jsonl": lines}, {"run.log": ranks}]
 
 
@@ -511,14 +592,25 @@ def _seeds_of_trl_metrics() -> list[Files]:
     timed = "profiling/Time taken: GRPOTrainer."
     rows: list[dict[str, Any]] = []
     for step in range(1, 7):
-        completions = {"mean_length": 300.0, "min_length": 20.0, "max_length": 900.0, "clipped_ratio": 0.0625}
+        completions = {
+            "mean_length": 300.0,
+            "min_length": 20.0,
+            "max_length": 900.0,
+            "clipped_ratio": 0.0625,
+        }
         rows += [{timed + "vLLM.generate": 10.0}, {timed + "_get_per_token_logps": 1.0}]
         rows.append(
-            {"train/global_step": step, "step_time": 16.0, **{f"completions/{k}": v for k, v in completions.items()}}
+            {
+                "train/global_step": step,
+                "step_time": 16.0,
+                **{f"completions/{k}": v for k, v in completions.items()},
+            }
         )
     history = [{**rows[0], **rows[1], "step": step, **rows[2]} for step in range(1, 7)]
     tags = list(dict.fromkeys(tag for row in rows for tag in row))
-    table = _csv(["_step", *tags], *([i, *(row.get(tag, "") for tag in tags)] for i, row in enumerate(rows)))
+    table = _csv(
+        ["_step", *tags], *([i, *(row.get(tag, "") for tag in tags)] for i, row in enumerate(rows))
+    )
     return [
         {"run.jsonl": _json_lines(*rows)},
         {"run.csv": table},
@@ -540,7 +632,9 @@ def _seeds_of_slime_metrics() -> list[Files]:
 
 def _logged() -> dict[str, float]:
     """The numbers of a step of `CONSOLE` by tag."""
-    entries = (entry.rpartition(":") for entry in CONSOLE.format(step=1, epoch=0).strip().split(" - ")[1:])
+    entries = (
+        entry.rpartition(":") for entry in CONSOLE.format(step=1, epoch=0).strip().split(" - ")[1:]
+    )
     return {key: 6080.0 if value.startswith("np") else float(value) for key, _, value in entries}
 
 
@@ -553,15 +647,23 @@ def _csv(*rows: Sequence[Any]) -> bytes:
 def _seeds_of_exports() -> list[Files]:
     """Histories and charts of W&B, scalars of TensorBoard."""
     values, steps = _logged(), range(1, 7)
-    history = _csv(["", "_step", *values, "note"], *([i, i, *values.values(), "a, b"] for i in steps))
-    lines = _json_lines(*({"_step": step, "_runtime": 5.5, **values, "note": "NaN"} for step in steps))
+    history = _csv(
+        ["", "_step", *values, "note"], *([i, i, *values.values(), "a, b"] for i in steps)
+    )
+    lines = _json_lines(
+        *({"_step": step, "_runtime": 5.5, **values, "note": "NaN"} for step in steps)
+    )
     charts: Files = {}
     scalars: Files = {}
     for i, (tag, value) in enumerate(values.items()):
         name = f"grpo - {tag}"
-        charts[f"{i}.csv"] = _csv(["Step", name, f"{name}__MIN"], *([step, value, value] for step in steps))
+        charts[f"{i}.csv"] = _csv(
+            ["Step", name, f"{name}__MIN"], *([step, value, value] for step in steps)
+        )
         file = f"run-.-tag-{tag.replace('/', '_')}.csv"
-        scalars[file] = _csv(["Wall time", "Step", "Value"], *([1.7e9, step, value] for step in steps))
+        scalars[file] = _csv(
+            ["Wall time", "Step", "Value"], *([1.7e9, step, value] for step in steps)
+        )
     return [{"run.csv": history}, {"run.jsonl": lines}, charts, scalars]
 
 
@@ -609,7 +711,9 @@ def _seeds_of_calibration() -> list[Files]:
         "training": {"sequence_parallel": 2},
         "systems": [{"name": "verl_colocated", "minibatches": 2}],
     }
-    settings = {"settings": ["model=qwen3-0.6b", "cluster.gpu=a100", "cluster.gpus=4", "cluster.tp=1"]}
+    settings = {
+        "settings": ["model=qwen3-0.6b", "cluster.gpu=a100", "cluster.gpus=4", "cluster.tp=1"]
+    }
     return [
         {"run.log": _verl_log(), "launch.yaml": _yaml(launch), "arguments.json": b"{}"},
         {"run.log": _verl_log(), "arguments.json": json.dumps(settings).encode()},
@@ -652,13 +756,31 @@ def _seeds_of_trl() -> list[Files]:
         )
         return _written(lambda path: pq.write_table(table, path), "c.parquet")
 
-    files = {f"completions/completions_0000{i}.parquet": completions(i, ["a", "b" * 40, "", f"{i}"]) for i in (1, 2)}
+    files = {
+        f"completions/completions_0000{i}.parquet": completions(i, ["a", "b" * 40, "", f"{i}"])
+        for i in (1, 2)
+    }
     return [files]
 
 
-def _trajectory(prompt: str, seqlen: int, head: int = 3, tail: int = 3, **more: Any) -> dict[str, Any]:
-    trajectory = {"task_id": 0, "sample_idx": 0, "seqlen": seqlen, "prompt_len": 10, "head_version": head}
-    return {**trajectory, "tail_version": tail, "reward": 1.0, "prompt": prompt, "completion": "text", **more}
+def _trajectory(
+    prompt: str, seqlen: int, head: int = 3, tail: int = 3, **more: Any
+) -> dict[str, Any]:
+    trajectory = {
+        "task_id": 0,
+        "sample_idx": 0,
+        "seqlen": seqlen,
+        "prompt_len": 10,
+        "head_version": head,
+    }
+    return {
+        **trajectory,
+        "tail_version": tail,
+        "reward": 1.0,
+        "prompt": prompt,
+        "completion": "text",
+        **more,
+    }
 
 
 def _seeds_of_areal() -> list[Files]:
@@ -673,20 +795,38 @@ def _seeds_of_areal() -> list[Files]:
     ]
 
 
-HEADER = "step,prompt_id,sample,epoch,prompt_tokens,response_tokens,reward,finish_reason,policy_version,"
+HEADER = (
+    "step,prompt_id,sample,epoch,prompt_tokens,response_tokens,reward,finish_reason,policy_version,"
+)
 HEADER += "environment_s,turn_tokens"
 
 
 def _seeds_of_csv() -> list[Files]:
-    rows = ['0,a,0,0,5,10,0.5,stop,0,1.5,"[4, 6]"', "0,a,1,0,5,12,,length,1,,", "1,7,0,0,6,1,1,,,0,[1]"]
+    rows = [
+        '0,a,0,0,5,10,0.5,stop,0,1.5,"[4, 6]"',
+        "0,a,1,0,5,12,,length,1,,",
+        "1,7,0,0,6,1,1,,,0,[1]",
+    ]
     texts = 'step,prompt,response\n0,"what, now?","line\nbreak"\n0,p,\n1,é,xyz\n'
     return [{"run.csv": "\n".join([HEADER, *rows, ""]).encode()}, {"run.csv": texts.encode()}]
 
 
 def _seeds_of_jsonl() -> list[Files]:
-    row = {"step": 0, "prompt_id": 3, "prompt_tokens": 5, "response_tokens": 3, "reward": 0.5, "finish_reason": "stop"}
+    row = {
+        "step": 0,
+        "prompt_id": 3,
+        "prompt_tokens": 5,
+        "response_tokens": 3,
+        "reward": 0.5,
+        "finish_reason": "stop",
+    }
     with_ids = {**row, "response_ids": [1, 2, 3]}
-    turns = {**row, "turn_tokens": [1, 2], "turn_environment_s": [0.5], "turn_observation_tokens": [7]}
+    turns = {
+        **row,
+        "turn_tokens": [1, 2],
+        "turn_environment_s": [0.5],
+        "turn_observation_tokens": [7],
+    }
     texts = {"step": 1, "prompt": "p", "response": "some text"}
     return [
         {"run.jsonl": _json_lines(*([with_ids] * 3))},
@@ -709,10 +849,15 @@ def _seeds_of_slime() -> list[Files]:
     }
 
     def dump(rollout: int, *samples: object) -> bytes:
-        return _written(lambda path: torch.save({"rollout_id": rollout, "samples": list(samples)}, path), "d.pt")
+        return _written(
+            lambda path: torch.save({"rollout_id": rollout, "samples": list(samples)}, path), "d.pt"
+        )
 
     tensors = {**sample, "tokens": torch.arange(9), "reward": {"a": 1.0}}
-    return [{"0.pt": dump(0, sample, {**sample, "reward": None}), "1.pt": dump(1, sample)}, {"0.pt": dump(0, tensors)}]
+    return [
+        {"0.pt": dump(0, sample, {**sample, "reward": None}), "1.pt": dump(1, sample)},
+        {"0.pt": dump(0, tensors)},
+    ]
 
 
 class _Inline:
@@ -816,7 +961,9 @@ def _fails(folder: Path) -> None:
 
 
 READERS: dict[str, Reader] = {
-    "trace": Reader(lambda: [{"trace.parquet": _a_trace()}, {"trace.parquet": _with_turns()}], _read_trace),
+    "trace": Reader(
+        lambda: [{"trace.parquet": _a_trace()}, {"trace.parquet": _with_turns()}], _read_trace
+    ),
     "trace_tokens": Reader(lambda: [{"trace.parquet": _with_tokens()}], _read_trace),
     "profile": Reader(lambda: [{"profile.parquet": _a_profile()}], _read_profile),
     "scenario": Reader(_seeds_of_scenarios, _read_scenario),
@@ -838,8 +985,12 @@ READERS: dict[str, Reader] = {
     "nemo_metrics": Reader(_seeds_of_nemo, _read_metrics),
     "exported_metrics": Reader(_seeds_of_exports, _read_metrics),
     "areal": Reader(_seeds_of_areal, lambda folder: _use(import_dump("areal", folder / "rollout"))),
-    "csv": Reader(_seeds_of_csv, lambda folder: _use(import_csv(folder / "run.csv", counter=COUNTER))),
-    "jsonl": Reader(_seeds_of_jsonl, lambda folder: _use(import_jsonl(folder / "run.jsonl", counter=COUNTER))),
+    "csv": Reader(
+        _seeds_of_csv, lambda folder: _use(import_csv(folder / "run.csv", counter=COUNTER))
+    ),
+    "jsonl": Reader(
+        _seeds_of_jsonl, lambda folder: _use(import_jsonl(folder / "run.jsonl", counter=COUNTER))
+    ),
     "config": Reader(lambda: [{"model/config.json": _config()}], _read_config),
     "tokenizer": Reader(_seeds_of_tokenizers, _read_tokenizer, needs="tokenizers", may_print=True),
     "calibration": Reader(_seeds_of_calibration, _read_calibration),

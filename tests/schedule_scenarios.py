@@ -40,7 +40,9 @@ class Sample:
     prompt_key: int
     prompt: int
     turns: tuple[Turn, ...]
-    aborts: tuple[tuple[int, int | None], ...] = ()  # boundary, and how many passes later it is back with what it had
+    aborts: tuple[
+        tuple[int, int | None], ...
+    ] = ()  # boundary, and how many passes later it is back with what it had
 
     @property
     def response(self) -> int:
@@ -53,14 +55,18 @@ class Scenario:
     samples: tuple[Sample, ...]
     resets: frozenset[int] = frozenset()  # boundaries at which all KV is dropped
     draft_tokens: int = 0  # the most a request drafts a pass
-    drafts: tuple[tuple[tuple[int, int], ...], ...] = ()  # of each sample: (drafted, accepted) by generated tokens
+    drafts: tuple[
+        tuple[tuple[int, int], ...], ...
+    ] = ()  # of each sample: (drafted, accepted) by generated tokens
 
 
 @dataclass
 class Pass:
     """What one pass did. A player leaves out what it does not know."""
 
-    state: dict[int, tuple[int, int]]  # of each running or waiting sample: tokens with KV, tokens generated
+    state: dict[
+        int, tuple[int, int]
+    ]  # of each running or waiting sample: tokens with KV, tokens generated
     preempted: int
     hit_tokens: int | None = None  # of the requests that it admitted …
     known_tokens: int | None = None  # … and all their tokens
@@ -172,12 +178,19 @@ def different_passes(ours: Sequence[Pass], theirs: Sequence[Pass]) -> int:
     return differ + abs(len(ours) - len(theirs))
 
 
-def random_scenario(seed: int, prefix_caching: bool, async_scheduling: bool, draft_tokens: int = 0) -> Scenario:
+def random_scenario(
+    seed: int, prefix_caching: bool, async_scheduling: bool, draft_tokens: int = 0
+) -> Scenario:
     """Draw a scenario: groups of one prompt, turns, scarce or ample KV, aborts, resets."""
     rng = np.random.default_rng(seed)
     kv_blocks = int(rng.choice([12, 16, 24, 40, 60, 400]))
     limits = Limits(
-        int(rng.integers(2, 13)), int(rng.choice([24, 32, 64, 200])), BLOCK, kv_blocks, async_scheduling, prefix_caching
+        int(rng.integers(2, 13)),
+        int(rng.choice([24, 32, 64, 200])),
+        BLOCK,
+        kv_blocks,
+        async_scheduling,
+        prefix_caching,
     )
     room = kv_blocks * BLOCK - 2 * draft_tokens - 3
     turns_at_most = int(rng.choice([1, 2, 4])) if prefix_caching else 1
@@ -186,7 +199,11 @@ def random_scenario(seed: int, prefix_caching: bool, async_scheduling: bool, dra
     number = int(rng.integers(8, 25))
     while len(samples) < number:
         key, comes = len(samples), int(rng.choice([0, 0, 0, 3, 9, 40, 41, 60, 61]))
-        prompt = int(rng.choice([1, rng.integers(1, 131), 16 * rng.integers(1, 9), 16 * rng.integers(1, 9) + 1]))
+        prompt = int(
+            rng.choice(
+                [1, rng.integers(1, 131), 16 * rng.integers(1, 9), 16 * rng.integers(1, 9) + 1]
+            )
+        )
         for _ in range(int(rng.choice([1, 2, 4, 8]))):
             left, turns = room - prompt, []
             for _ in range(int(rng.integers(1, turns_at_most + 1))):
@@ -209,7 +226,10 @@ def random_scenario(seed: int, prefix_caching: bool, async_scheduling: bool, dra
         least = draft_tokens if async_scheduling else 0
         drafted = rng.integers(least, draft_tokens + 1, (len(samples), MOST_TOKENS))
         accepted = np.minimum(rng.integers(0, draft_tokens + 2, drafted.shape), drafted)
-        drafts = tuple(tuple(zip(d, a, strict=True)) for d, a in zip(drafted.tolist(), accepted.tolist(), strict=True))
+        drafts = tuple(
+            tuple(zip(d, a, strict=True))
+            for d, a in zip(drafted.tolist(), accepted.tolist(), strict=True)
+        )
     return Scenario(limits, tuple(samples), resets, draft_tokens, drafts)
 
 
@@ -217,8 +237,14 @@ def full_cache_scenarios(async_scheduling: bool) -> list[Scenario]:
     """Two responses fill a prefix cache to its last block before their ends: the second is preempted, or aborted just then,
     and back at once or not at all."""
     limits = Limits(2, 3, 1, 210, async_scheduling, prefix_caching=True)
-    aborts: list[tuple[tuple[int, int | None], ...]] = [(), *(((at, back),) for at in (104, 105) for back in (0, None))]
-    pairs = [(Sample(0, 0, 1, (Turn(105),)), Sample(0, 1, 2, (Turn(105),), aborted)) for aborted in aborts]
+    aborts: list[tuple[tuple[int, int | None], ...]] = [
+        (),
+        *(((at, back),) for at in (104, 105) for back in (0, None)),
+    ]
+    pairs = [
+        (Sample(0, 0, 1, (Turn(105),)), Sample(0, 1, 2, (Turn(105),), aborted))
+        for aborted in aborts
+    ]
     return [Scenario(limits, samples) for samples in pairs]
 
 
@@ -253,11 +279,17 @@ def hybrid_scenario(seed: int, async_scheduling: bool, draft_tokens: int = 0) ->
     scenario = random_scenario(seed, False, async_scheduling, draft_tokens)
     rng = np.random.default_rng(seed)
     windows, states = (int(n) for n in rng.choice([(0, 3), (1, 0), (2, 2), (0, 1), (3, 0)]))
-    groups = {"full_groups": int(rng.integers(1, 3)), "window_groups": windows, "state_blocks": states}
+    groups = {
+        "full_groups": int(rng.integers(1, 3)),
+        "window_groups": windows,
+        "state_blocks": states,
+    }
     columns = scenario.limits.kv_blocks  # of one sequence
     blocks = (groups["full_groups"] + windows) * columns + states * int(rng.integers(1, 5))
     tokens = int(rng.choice([5, 16, 33, 64])) if windows else 0
-    return replace(scenario, limits=scenario.limits._replace(**groups, window_tokens=tokens, kv_blocks=blocks))
+    return replace(
+        scenario, limits=scenario.limits._replace(**groups, window_tokens=tokens, kv_blocks=blocks)
+    )
 
 
 # --- The slow reference
@@ -290,7 +322,10 @@ class ReferencePlayer:
             shared_tokens=sample.prompt,
         )
         if self._scenario.drafts:
-            request.runs, request.window = list(self._scenario.drafts[i]), self._scenario.draft_tokens
+            request.runs, request.window = (
+                list(self._scenario.drafts[i]),
+                self._scenario.draft_tokens,
+            )
         self._requests[i] = request
         self._stop(i, progress)
 
@@ -336,7 +371,9 @@ def decoding_of(scenario: Scenario) -> Decoding | None:
         return None
     drafts = np.array(scenario.drafts, dtype=np.uint8)
     runs = AcceptRuns(
-        np.arange(len(scenario.samples)) * MOST_TOKENS, drafts[..., 0].ravel().copy(), drafts[..., 1].ravel().copy()
+        np.arange(len(scenario.samples)) * MOST_TOKENS,
+        drafts[..., 0].ravel().copy(),
+        drafts[..., 1].ravel().copy(),
     )
     times = DraftTimes(np.array([1.0, 64.0]), np.zeros(2), np.zeros(2), 0, 0, "assumed", "a test")
     rule = Rule(window=Fixed(tokens=scenario.draft_tokens).rule)
@@ -360,7 +397,11 @@ class EnginePlayer:
     def submit(self, i: int, progress: Progress) -> None:
         sample, keys = progress.sample, {}
         if self._scenario.limits.prefix_caching:
-            keys = {"prompt_key": sample.prompt_key, "sample_key": i, "shared_tokens": sample.prompt}
+            keys = {
+                "prompt_key": sample.prompt_key,
+                "sample_key": i,
+                "shared_tokens": sample.prompt,
+            }
         slot = self._engine.submit(progress.prompt, sample.response, progress.generated, **keys)
         self._slots[i] = slot
         if self._scenario.drafts:

@@ -78,7 +78,9 @@ def a_scenario(seed: int, number: int) -> dict[str, Any]:
             "checkpoint_every": rng.choice((0, 0, 2)),
             "checkpoint_s": 0.3,
         },
-        "faults": [_fault(rng, max(gpus // tp // 2, 1)) for _ in range(rng.choice((0, 0, 0, 1, 2)))],
+        "faults": [
+            _fault(rng, max(gpus // tp // 2, 1)) for _ in range(rng.choice((0, 0, 0, 1, 2)))
+        ],
         "system": {"name": name, **_parameters(rng, name)},
     }
     return scenario
@@ -103,7 +105,12 @@ def _fault(rng: Random, workers: int) -> dict[str, Any]:
         kind, {"delay_s": rng.choice((0.1, 5.0))}
     )
     if rng.random() < 0.4:
-        return {"kind": kind, "rate_per_hour": rng.choice((1.0, 60.0)), "duration_s": rng.choice((0.5, 20.0)), **size}
+        return {
+            "kind": kind,
+            "rate_per_hour": rng.choice((1.0, 60.0)),
+            "duration_s": rng.choice((0.5, 20.0)),
+            **size,
+        }
     begin_s = rng.choice((0.0, 0.1, 1.0, 5.0))
     end = "back_s" if kind == "lost" else "until_s"
     return {
@@ -166,7 +173,10 @@ def _drawn(rng: Random, key: str, annotation: Any) -> Any:
         annotation, *facts = get_args(annotation)
         for fact in facts:
             for bound in getattr(fact, "metadata", [fact]):
-                above, below = (getattr(bound, a, getattr(bound, b, None)) for a, b in (("ge", "gt"), ("le", "lt")))
+                above, below = (
+                    getattr(bound, a, getattr(bound, b, None))
+                    for a, b in (("ge", "gt"), ("le", "lt"))
+                )
                 low, high = (
                     low if above is None else float(above),
                     high if below is None else min(float(below), LARGEST),
@@ -174,7 +184,9 @@ def _drawn(rng: Random, key: str, annotation: Any) -> Any:
         if get_origin(annotation) is not None:
             return _drawn(rng, key, annotation)
     if annotation is int:
-        return rng.choice((int(low), int(low) + 1, rng.randint(int(low), max(int(high), int(low))), 100))
+        return rng.choice(
+            (int(low), int(low) + 1, rng.randint(int(low), max(int(high), int(low))), 100)
+        )
     if annotation is float:
         return round(rng.uniform(low, high) or (low + high) / 2, 3) or 0.5
     raise NotImplementedError(f"{key}: {annotation}")
@@ -204,7 +216,10 @@ def _soak(seed: int, number: int) -> Soaked:
         return Soaked("refused", str(error))
     assert_nothing_is_lost(watched)
     allowed = prepared.system.off_policyness
-    assert allowed is None or max(watched.result.steps.column("off_policyness_max").to_pylist()) <= allowed
+    assert (
+        allowed is None
+        or max(watched.result.steps.column("off_policyness_max").to_pylist()) <= allowed
+    )
     if number % 3 == 0:
         again = watch(prepare(prepared.scenario)).result
         assert again.metadata == watched.result.metadata

@@ -45,5 +45,7 @@ def sweep_rows(count: int, **changes: object) -> list[dict]:
 def a_sweep(folder: Path, rows: list[dict]) -> Path:
     (folder / "table").mkdir(parents=True)
     write_table(rows, folder / "table")
-    (folder / "sweep.json").write_text(json.dumps({"scenario": "made_up.yaml", "values": ["seed=0..9"]}))
+    (folder / "sweep.json").write_text(
+        json.dumps({"scenario": "made_up.yaml", "values": ["seed=0..9"]})
+    )
     return folder

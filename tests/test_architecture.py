@@ -32,7 +32,15 @@ LAYERS = (
     "show",
     "commands",
 )
-HEAVY = {"torch", "vllm", "ray", "transformers", "tokenizers", "aiconfigurator", "aiconfigurator_core"}
+HEAVY = {
+    "torch",
+    "vllm",
+    "ray",
+    "transformers",
+    "tokenizers",
+    "aiconfigurator",
+    "aiconfigurator_core",
+}
 
 LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names.split()}
 SOURCES = sorted((ROOT / "simrl").rglob("*.py"))
@@ -51,7 +59,9 @@ def imports(tree: ast.AST, package: str) -> Iterator[tuple[str, int]]:
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{package}, line {node.lineno}: a relative import; write it out"
+            assert node.level == 0, (
+                f"{package}, line {node.lineno}: a relative import; write it out"
+            )
             for alias in node.names:
                 named = node.module == "simrl" and alias.name in LAYER_OF
                 yield (f"simrl.{alias.name}" if named else str(node.module)), node.lineno
@@ -83,15 +93,22 @@ def _statements(node: ast.stmt) -> list[ast.stmt]:
 
 
 def test_every_module_has_its_place():
-    assert not {place(path) for path in SOURCES} - {"__init__", *LAYER_OF}, "give it a line in LAYERS"
+    assert not {place(path) for path in SOURCES} - {"__init__", *LAYER_OF}, (
+        "give it a line in LAYERS"
+    )
 
 
 def test_python_calls_no_compiled_function_without_a_wrapper_for_it():
     """Such a call ends the process (`simrl.profile.compiled`)."""
     folders = ("simrl", "replay", "experiments", "tests")
-    trees = {path: ast.parse(path.read_text()) for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))}
+    trees = {
+        path: ast.parse(path.read_text())
+        for folder in folders
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    }
     functions = {
-        path: [node for node in tree.body if isinstance(node, ast.FunctionDef)] for path, tree in trees.items()
+        path: [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+        for path, tree in trees.items()
     }
     parts = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts): {
@@ -105,11 +122,23 @@ def test_python_calls_no_compiled_function_without_a_wrapper_for_it():
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
                 names |= {
-                    alias.asname or alias.name for alias in node.names if alias.name in parts.get(node.module or "", ())
+                    alias.asname or alias.name
+                    for alias in node.names
+                    if alias.name in parts.get(node.module or "", ())
                 }
-        compiled = {id(node) for f in functions[path] if decorators(f) & COMPILED for node in ast.walk(f)}
-        used = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
-        wrong += [f"{path}:{node.lineno}" for node in used if node.id in names and id(node) not in compiled]
+        compiled = {
+            id(node) for f in functions[path] if decorators(f) & COMPILED for node in ast.walk(f)
+        }
+        used = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        ]
+        wrong += [
+            f"{path}:{node.lineno}"
+            for node in used
+            if node.id in names and id(node) not in compiled
+        ]
     assert not wrong
 
 
@@ -123,7 +152,12 @@ def test_a_module_imports_only_what_stands_above_it():
             other = rest.split(".")[0]
             if top in ("simrl_replay", "tests", "experiments"):
                 wrong.append(f"{path.name}:{line} imports {name}")
-            elif top == "simrl" and own != "__init__" and other not in ("", own) and LAYER_OF[other] >= LAYER_OF[own]:
+            elif (
+                top == "simrl"
+                and own != "__init__"
+                and other not in ("", own)
+                and LAYER_OF[other] >= LAYER_OF[own]
+            ):
                 wrong.append(f"{path.name}:{line} imports {name}, which does not stand above {own}")
     assert not wrong
 
@@ -153,22 +187,32 @@ def test_schedules_name_no_engine_and_no_compiler_anywhere():
         for name, line in imports(ast.parse(path.read_text()), place(path))
         if name.startswith(COMPILING)
     ]
-    assert len(paths) > 30 and not wrong, "ask the worker's protocol; the engine is built in `simulate`"
+    assert len(paths) > 30 and not wrong, (
+        "ask the worker's protocol; the engine is built in `simulate`"
+    )
 
 
 def test_schedules_the_trainer_and_methods_are_imported_without_engine_and_compiler():
     """I38: schedules load no engine and no compiler."""
-    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in SOURCES if place(path) in SCHEDULES]
+    modules = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in SOURCES
+        if place(path) in SCHEDULES
+    ]
     modules += ["simrl.runtime.trainer", "simrl.runtime.worker", "simrl.speculation.methods"]
     program = f"import sys, {', '.join(modules)}; print(*sys.modules)".replace(".__init__", "")
-    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    ).stdout.split()
     assert "simrl.dispatch.dispatcher" in loaded
     assert not [name for name in loaded if name.startswith(COMPILING)]
 
 
 def test_listing_systems_and_methods_loads_no_compiler_and_no_tables():
     program = "import sys; from simrl.commands.systems import *; systems(); speculation(); print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    ).stdout.split()
     assert not {"numba", "pyarrow", "pandas", "scipy", "matplotlib"} & set(loaded)
 
 
@@ -180,19 +224,31 @@ def test_the_check_itself_sees_imports_wherever_they_stand():
         "if TYPE_CHECKING:\n    import tokenizers\n"
         "from simrl import commands, __version__\n"
     )
-    eager = {n for s in at_import_time(tree) if isinstance(s, ast.Import | ast.ImportFrom) for n, _ in imports(s, "")}
+    eager = {
+        n
+        for s in at_import_time(tree)
+        if isinstance(s, ast.Import | ast.ImportFrom)
+        for n, _ in imports(s, "")
+    }
     assert eager == {"torch", "ray.util", "vllm", "transformers", "simrl.commands", "simrl"}
     assert {name for name, _ in imports(tree, "")} == eager | {"aiconfigurator", "tokenizers"}
 
 
 def test_no_rule_of_a_schedule_looks_up_what_a_sample_will_turn_out_to_be():
     """I35: samples do not carry their lengths (`Sample._fields`); the look-up of workers and rewarders is not for rules."""
-    rules = [*(ROOT / "simrl" / "pipelines").glob("*.py"), *(ROOT / "simrl" / "dispatch").glob("*.py")]
+    rules = [
+        *(ROOT / "simrl" / "pipelines").glob("*.py"),
+        *(ROOT / "simrl" / "dispatch").glob("*.py"),
+    ]
     rules += [ROOT / "simrl" / "runtime" / name for name in ("history.py", "faults.py")]
     assert len(rules) > 20
     for path in rules:
         for node in ast.walk(ast.parse(path.read_text())):
-            looked_up = isinstance(node, ast.Attribute) and node.attr in ("responses", "_responses", "_trace")
+            looked_up = isinstance(node, ast.Attribute) and node.attr in (
+                "responses",
+                "_responses",
+                "_trace",
+            )
             named = isinstance(node, ast.ImportFrom) and any(
                 alias.name in ("Response", "Turn", "Trace") for alias in node.names
             )

@@ -35,27 +35,38 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("write", WRITTEN.values(), ids=WRITTEN)
-def test_a_scenario_with_windows_line_ends_or_a_byte_order_mark_is_the_same_scenario(tmp_path, write):
+def test_a_scenario_with_windows_line_ends_or_a_byte_order_mark_is_the_same_scenario(
+    tmp_path, write
+):
     files = {name: tmp_path / f"{name}.yaml" for name in ("plain", "odd")}
     files["plain"].write_text(SCENARIO, newline="\n")
     files["odd"].write_bytes(write(SCENARIO))
     plain, odd = (load_scenarios(file, parameters_of=parameters_of) for file in files.values())
-    assert [s.model_dump(exclude={"file"}) for s in odd] == [s.model_dump(exclude={"file"}) for s in plain]
+    assert [s.model_dump(exclude={"file"}) for s in odd] == [
+        s.model_dump(exclude={"file"}) for s in plain
+    ]
 
 
 def rows_of_json(text: str) -> str:
     rows = csv.DictReader(io.StringIO(text))
     return "".join(
-        json.dumps({k: float(v) if k == "reward" else int(v) for k, v in row.items()}) + "\n" for row in rows
+        json.dumps({k: float(v) if k == "reward" else int(v) for k, v in row.items()}) + "\n"
+        for row in rows
     )
 
 
 @pytest.mark.parametrize("write", WRITTEN.values(), ids=WRITTEN)
-@pytest.mark.parametrize(("kind", "text"), [("csv", LENGTHS), ("jsonl", rows_of_json(LENGTHS))], ids=["csv", "jsonl"])
-def test_an_export_with_windows_line_ends_or_a_byte_order_mark_is_the_same_trace(simrl, kind, text, write):
+@pytest.mark.parametrize(
+    ("kind", "text"), [("csv", LENGTHS), ("jsonl", rows_of_json(LENGTHS))], ids=["csv", "jsonl"]
+)
+def test_an_export_with_windows_line_ends_or_a_byte_order_mark_is_the_same_trace(
+    simrl, kind, text, write
+):
     for name, content in (("plain", text.encode()), ("odd", write(text))):
         (simrl.folder / f"{name}.{kind}").write_bytes(content)
-        code, _, err = simrl("trace", "import", kind, f"{name}.{kind}", "-o", f"{name}.parquet", "--name", "run")
+        code, _, err = simrl(
+            "trace", "import", kind, f"{name}.{kind}", "-o", f"{name}.parquet", "--name", "run"
+        )
         assert code == 0, err
     plain, odd = (read_trace(simrl.folder / f"{name}.parquet") for name in ("plain", "odd"))
     assert odd.table.equals(plain.table) and odd.table.num_rows == 8
@@ -82,8 +93,18 @@ def test_seeds_of_more_than_32_bits_are_seeds_like_any_other(tmp_path, speculati
 @pytest.mark.parametrize("seed", [2**63, 2**64, 10**40, -1])
 def test_a_seed_beyond_63_bits_is_refused_in_a_line(simrl: CommandLine, seed):
     assert f"seed is {seed}" in simrl.refuses("compare", "scenario.yaml", f"seed={seed}")
-    synth = ("steps=1", "prompts_per_step=1", "group=1", "cap_tokens=9", "mean_tokens=4", "sigma=1", "prompt_tokens=2")
-    assert "'--seed'" in simrl.refuses("trace", "synth", "-o", "t.parquet", *synth, "--seed", str(seed))
+    synth = (
+        "steps=1",
+        "prompts_per_step=1",
+        "group=1",
+        "cap_tokens=9",
+        "mean_tokens=4",
+        "sigma=1",
+        "prompt_tokens=2",
+    )
+    assert "'--seed'" in simrl.refuses(
+        "trace", "synth", "-o", "t.parquet", *synth, "--seed", str(seed)
+    )
 
 
 # Locales, terminals, folders: a command as a process.
@@ -98,9 +119,18 @@ def run(
     (folder / "scenario.yaml").write_text(SCENARIO)
     env = {**environment(), **more.pop("env", {})}
     ended = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=folder, env=env, capture_output=True, timeout=900, **more
+        [sys.executable, "-c", code, *words],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        timeout=900,
+        **more,
     )
-    return ended.returncode, ended.stdout.decode("utf-8", "replace"), ended.stderr.decode("utf-8", "replace")
+    return (
+        ended.returncode,
+        ended.stdout.decode("utf-8", "replace"),
+        ended.stderr.decode("utf-8", "replace"),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -118,14 +148,18 @@ def turkish(folder: Path) -> dict[str, str]:
         pytest.skip("localedef is not installed")
     place = folder / "locales"
     place.mkdir()
-    made = subprocess.run(["localedef", "-i", "tr_TR", "-f", "UTF-8", str(place / "tr_TR.UTF-8")], capture_output=True)
+    made = subprocess.run(
+        ["localedef", "-i", "tr_TR", "-f", "UTF-8", str(place / "tr_TR.UTF-8")], capture_output=True
+    )
     if not (place / "tr_TR.UTF-8").is_dir():
         pytest.skip(f"no Turkish locale can be made here: {made.stderr.decode()[:200]}")
     return {"LOCPATH": str(place), "LC_ALL": "tr_TR.UTF-8"}
 
 
 @pytest.mark.slow
-def test_a_turkish_locale_changes_no_byte_also_where_a_script_has_set_it_for_the_c_library(tmp_path, usual):
+def test_a_turkish_locale_changes_no_byte_also_where_a_script_has_set_it_for_the_c_library(
+    tmp_path, usual
+):
     """Python's own `lower` and `float` never see a locale; C's do, once a script has called `setlocale`."""
     folder = tmp_path / "work"
     folder.mkdir()
@@ -152,7 +186,9 @@ def words(printed: str) -> list[str]:
     ],
     ids=["C", "POSIX, and only ASCII"],
 )
-def test_a_locale_without_letters_changes_no_file_and_only_signs_on_the_screen(tmp_path, usual, variables):
+def test_a_locale_without_letters_changes_no_file_and_only_signs_on_the_screen(
+    tmp_path, usual, variables
+):
     code, out, err = run(tmp_path, env=variables)
     assert (code, err) == (0, ""), err
     assert contents(tmp_path) == usual[1]
@@ -164,7 +200,10 @@ def test_a_home_that_cannot_be_written_changes_nothing(tmp_path, usual):
     home, folder = tmp_path / "home", tmp_path / "work"
     home.mkdir(mode=0o555)
     folder.mkdir()
-    nowhere = {name: str(home / "none") for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "MPLCONFIGDIR")}
+    nowhere = {
+        name: str(home / "none")
+        for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "MPLCONFIGDIR")
+    }
     (home / "none").write_text("a file, so that no folder can be made here, not even by root")
     code, out, err = run(folder, env=nowhere)
     assert code == 0 and "Traceback" not in err, err
@@ -204,6 +243,8 @@ def test_a_terminal_of_any_width_shows_whole_lines_and_changes_no_file(tmp_path,
 @pytest.mark.slow
 def test_a_command_that_may_not_hear_ctrl_c_ends_as_any_other(tmp_path, usual):
     code, out, err = run(
-        tmp_path, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN), stdin=subprocess.DEVNULL
+        tmp_path,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        stdin=subprocess.DEVNULL,
     )
     assert (code, err) == (0, "") and (out, contents(tmp_path)) == usual

@@ -47,7 +47,10 @@ def test_a_name_is_followed_by_the_one_that_is_near(written, known, near):
             ["compare", "scenario.yaml", "systems=[areall]"],
             "system 'areall' is unknown (did you mean areal?); simrl systems lists all",
         ),
-        (["compare", "scenario.yaml", "systems=[verl]"], "system 'verl' is unknown (did you mean verl_colocated or "),
+        (
+            ["compare", "scenario.yaml", "systems=[verl]"],
+            "system 'verl' is unknown (did you mean verl_colocated or ",
+        ),
         (
             ["systems", "show", "rhimerl"],
             "system 'rhimerl' is unknown (did you mean rhymerl?); simrl systems lists all",
@@ -64,7 +67,10 @@ def test_a_name_is_followed_by_the_one_that_is_near(written, known, near):
             ["compare", "scenario.yaml", "cluster.gpu=h220"],
             "gpu 'h220' is unknown (did you mean h20 or h200?); simrl profile names lists",
         ),
-        (["compare", "scenario.yaml", "cluster.eq=2"], "unknown key cluster.eq (did you mean ep?); cluster has"),
+        (
+            ["compare", "scenario.yaml", "cluster.eq=2"],
+            "unknown key cluster.eq (did you mean ep?); cluster has",
+        ),
         (
             ["compare", "scenario.yaml", "model=Qwen/Qwen3_8B"],
             "model Qwen/Qwen3_8B: no known name, nor a config.json (did you mean qwen3-8b?); simrl profile names",
@@ -73,7 +79,10 @@ def test_a_name_is_followed_by_the_one_that_is_near(written, known, near):
             ["compare", "scenario.yaml", "gpus=8"],
             "unknown key gpus (did you mean cluster.gpus?); a scenario has",
         ),
-        (["compare", "scenario.yaml", "mfu=0.3"], "unknown key mfu (did you mean training.mfu?); a scenario has"),
+        (
+            ["compare", "scenario.yaml", "mfu=0.3"],
+            "unknown key mfu (did you mean training.mfu?); a scenario has",
+        ),
         (
             ["compare", "scenario.yaml", "cluster.gups=8"],
             "unknown key cluster.gups (did you mean gpus?); cluster has",
@@ -90,12 +99,18 @@ def test_a_name_is_followed_by_the_one_that_is_near(written, known, near):
             ["compare", "scenario.yaml", "--speculation", "histo_spec"],
             "'histo_spec' (did you mean histospec?); simrl speculation lists",
         ),
-        (["sweep", "scenario.yaml", "system.eat=1,2"], "system.eat: no parameter of these systems (did you mean eta?)"),
+        (
+            ["sweep", "scenario.yaml", "system.eat=1,2"],
+            "system.eat: no parameter of these systems (did you mean eta?)",
+        ),
         (
             ["sweep", "scenario.yaml", "seed=1,2", "--zip", "sead,seed"],
             "or no longer (did you mean seed?); there are seed",
         ),
-        (["trace", "synth", "--preset", "rhymerl_math", "-o", "t.parquet"], "unknown (did you mean rhymerl-math?)"),
+        (
+            ["trace", "synth", "--preset", "rhymerl_math", "-o", "t.parquet"],
+            "unknown (did you mean rhymerl-math?)",
+        ),
     ],
 )
 def test_what_may_have_been_meant_is_told(simrl, arguments, what):
@@ -103,7 +118,9 @@ def test_what_may_have_been_meant_is_told(simrl, arguments, what):
 
 
 def test_a_percentage_in_place_of_a_share_is_told_as_a_share(simrl):
-    refused = simrl.refuses("compare", "scenario.yaml", "systems=[{name: split, rollout_share: 75}]")
+    refused = simrl.refuses(
+        "compare", "scenario.yaml", "systems=[{name: split, rollout_share: 75}]"
+    )
     assert "rollout_share is 75: a share between 0 and 1; did you mean 0.75?" in refused
     refused = simrl.refuses("compare", "scenario.yaml", "training.mfu=35")
     assert "training.mfu is 35: a share between 0 and 1; did you mean 0.35?" in refused
@@ -112,7 +129,9 @@ def test_a_percentage_in_place_of_a_share_is_told_as_a_share(simrl):
 
 
 def test_a_setting_of_the_engine_that_is_said_in_another_section_is_told_with_its_place(simrl):
-    assert "it is cluster.tp" in simrl.refuses("compare", "scenario.yaml", "engine.tensor_parallel_size=2")
+    assert "it is cluster.tp" in simrl.refuses(
+        "compare", "scenario.yaml", "engine.tensor_parallel_size=2"
+    )
 
 
 def test_a_message_is_one_line_whatever_is_in_it():
@@ -122,7 +141,10 @@ def test_a_message_is_one_line_whatever_is_in_it():
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (["advise", "scenario.yaml", "--max-off-policyness", "nan"], "invalid value for '--max-off-policyness': "),
+        (
+            ["advise", "scenario.yaml", "--max-off-policyness", "nan"],
+            "invalid value for '--max-off-policyness': ",
+        ),
         (["advise", "scenario.yaml", "--trials", "few"], "invalid value for '--trials': "),
         (["compare", "scenario.yaml", "--jbos", "3"], "no such option: --jbos"),
         (["compare"], "missing argument 'SCENARIO'"),
@@ -156,7 +178,12 @@ def test_a_switch_is_no_number(simrl, setting):
 
 
 def test_switches_stay_switches(simrl):
-    assert simrl("run", "scenario.yaml", "--system", "areal", "engine.enforce_eager=true", "-o", "out").code == 0
+    assert (
+        simrl(
+            "run", "scenario.yaml", "--system", "areal", "engine.enforce_eager=true", "-o", "out"
+        ).code
+        == 0
+    )
 
 
 def test_a_long_value_loses_its_middle_in_a_message(simrl):
@@ -164,7 +191,10 @@ def test_a_long_value_loses_its_middle_in_a_message(simrl):
     assert "mmm…mmm" in line and "end" in line and len(line) < LONGEST_LINE
     line = simrl.refuses("compare", "scenario.yaml", f"model={'m ' * 5000}end")
     assert len(line) < LONGEST_LINE + len("simrl: \n") + 1
-    assert simrl.refuses("compare", "scenario.yaml", "--gpus", "9" * 5000 + "x").count("9") < LONGEST_WORD
+    assert (
+        simrl.refuses("compare", "scenario.yaml", "--gpus", "9" * 5000 + "x").count("9")
+        < LONGEST_WORD
+    )
 
 
 def test_a_message_of_usual_words_is_told_whole():
@@ -185,7 +215,9 @@ def test_a_run_that_nobody_has_is_refused(simrl, setting, said):
 
 
 def test_more_samples_than_a_run_can_hold_are_refused(simrl):
-    line = simrl.refuses("compare", "scenario.yaml", "steps=1000000", "workload.synthetic.prompts_per_step=200")
+    line = simrl.refuses(
+        "compare", "scenario.yaml", "steps=1000000", "workload.synthetic.prompts_per_step=200"
+    )
     assert "steps 1,000,000 of 400 samples are 400,000,000 samples; stay under 100,000,000" in line
 
 
@@ -243,7 +275,10 @@ def test_no_sentence_of_pydantics_is_left_whatever_is_wrong_with_a_model() -> No
                     line = explain(alone, model, "the data")[1]
                     assert not PYDANTIC.search(line), line
                     assert "an object with keys" not in line or finding["type"] in OBJECTS, line
-            except (InputError, TypeError):  # a validator's own, and a field that is none of a mapping
+            except (
+                InputError,
+                TypeError,
+            ):  # a validator's own, and a field that is none of a mapping
                 continue
     assert {
         "int_parsing",
@@ -256,8 +291,13 @@ def test_no_sentence_of_pydantics_is_left_whatever_is_wrong_with_a_model() -> No
     } <= kinds
 
 
-def test_no_sentence_of_pydantics_is_left_whatever_is_wrong_with_a_parameter_of_a_system_or_a_method() -> None:
-    for make, names in ((make_system, RECIPES), (lambda n, p: make_speculation({"name": n, **p}), METHODS)):
+def test_no_sentence_of_pydantics_is_left_whatever_is_wrong_with_a_parameter_of_a_system_or_a_method() -> (
+    None
+):
+    for make, names in (
+        (make_system, RECIPES),
+        (lambda n, p: make_speculation({"name": n, **p}), METHODS),
+    ):
         for name in names:
             of_function = signature(RECIPES[name] if names is RECIPES else METHODS[name]).parameters
             for key, value in product(of_function, WRONG):

@@ -31,7 +31,9 @@ SYSTEM = "from simrl.systems.on_policy import split\n\ndef mine(share: float = 0
 
 
 @pytest.fixture
-def site(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def site(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
     """A folder of installed packages."""
     folder = tmp_path_factory.mktemp("site")
     monkeypatch.syspath_prepend(str(folder))
@@ -85,7 +87,9 @@ def test_nothing_of_a_package_is_imported_before_it_is_asked_for(simrl: CommandL
         ("def mine(): return 7", "its function returns int, not a System; correct it"),
     ],
 )
-def test_a_broken_package_is_told_in_a_line_to_who_asks_for_it(simrl: CommandLine, site: Path, code: str, told: str):
+def test_a_broken_package_is_told_in_a_line_to_who_asks_for_it(
+    simrl: CommandLine, site: Path, code: str, told: str
+):
     add(site, "simrl.systems", "halves", code)
     said = simrl.refuses("run", "scenario.yaml", "--system", "halves")
     assert told in said and "halves" in said
@@ -109,7 +113,9 @@ def test_two_packages_that_add_one_name_are_both_named(simrl: CommandLine, site:
 
 def test_a_name_that_simrl_has_itself_is_refused_and_not_replaced(simrl: CommandLine, site: Path):
     add(site, "simrl.systems", "areal", SYSTEM.format("return split()"))
-    assert "simrl itself and by package theirs" in simrl.refuses("run", "scenario.yaml", "--system", "areal")
+    assert "simrl itself and by package theirs" in simrl.refuses(
+        "run", "scenario.yaml", "--system", "areal"
+    )
     assert simrl("run", "scenario.yaml", "--system", "verl_colocated").code == 0
 
 
@@ -119,7 +125,9 @@ def test_a_scenario_imports_nothing_by_naming_it(simrl: CommandLine, site: Path)
         assert "unknown" in simrl.refuses("run", "scenario.yaml", "--system", name)
 
 
-def test_a_point_of_a_sweep_is_another_one_when_the_package_is_changed(simrl: CommandLine, site: Path):
+def test_a_point_of_a_sweep_is_another_one_when_the_package_is_changed(
+    simrl: CommandLine, site: Path
+):
     add(site, "simrl.systems", "halves", SYSTEM.format("return split(rollout_share=share)"))
     sweep = ("sweep", "scenario.yaml", "systems=halves", "--jobs", "1", "-o", "points")
     assert "1 simulated now" in simrl(*sweep).out
@@ -130,7 +138,9 @@ def test_a_point_of_a_sweep_is_another_one_when_the_package_is_changed(simrl: Co
 
 
 @pytest.mark.slow
-def test_what_an_importer_or_a_profiler_of_a_package_gives_is_looked_at(simrl: CommandLine, site: Path):
+def test_what_an_importer_or_a_profiler_of_a_package_gives_is_looked_at(
+    simrl: CommandLine, site: Path
+):
     add(site, "simrl.importers", "mine", "def mine(path, factor: int = 1): return 7")
     add(site, "simrl.profilers", "theirs", "def mine(shape, gpu, tp): return 7", package="others")
     imports = ("trace", "import", "mine", "scenario.yaml", "-o", "t.parquet")
@@ -144,7 +154,9 @@ def test_what_an_importer_or_a_profiler_of_a_package_gives_is_looked_at(simrl: C
     derives = ("profile", "derive", "qwen3-8b", "--gpu", "h100", "-o", "p.parquet", "--source")
     assert "let it give a TableProfile" in simrl.refuses(*derives, "theirs")
     said = simrl.refuses(*derives, "nobodys")
-    assert "choose aiconfigurator or aisimulate or roofline or " in said and said.endswith(" or theirs\n")
+    assert "choose aiconfigurator or aisimulate or roofline or " in said and said.endswith(
+        " or theirs\n"
+    )
 
 
 def test_a_drafter_of_ones_own_does_over_a_trace_what_simrls_own_does():
@@ -178,7 +190,9 @@ def examples(site: Path, simrl: CommandLine, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def row(simrl: CommandLine, *arguments: str) -> dict[str, Any]:
-    code, out, err = simrl("run", "scenario.yaml", "steps=8", "warmup_steps=2", *arguments, "--json")
+    code, out, err = simrl(
+        "run", "scenario.yaml", "steps=8", "warmup_steps=2", *arguments, "--json"
+    )
     assert code == 0, err
     found: dict[str, Any] = json.loads(out)[0]
     return found
@@ -193,15 +207,21 @@ def test_the_example_pipeline_with_k_1_is_split(examples: CommandLine):
     assert different <= {"system", "folder"}
 
 
-def test_the_example_pipeline_is_never_staler_than_it_says_and_publishes_less(examples: CommandLine):
+def test_the_example_pipeline_is_never_staler_than_it_says_and_publishes_less(
+    examples: CommandLine,
+):
     for k in (2, 4):
         found = row(examples, "--system", "barrier_every", f"k={k}")
         assert found["off_policyness_max"] == k - 1
-        steps = pq.read_table(examples.folder / "results" / "tiny-barrier_every" / found["folder"] / "spans.parquet")
+        steps = pq.read_table(
+            examples.folder / "results" / "tiny-barrier_every" / found["folder"] / "spans.parquet"
+        )
         assert steps.to_pandas().query("kind == 'publish'").shape[0] == 8 // k
 
 
-def test_the_example_stream_that_goes_as_far_ahead_as_groups_may_be_old_is_areal_that_drops(examples: CommandLine):
+def test_the_example_stream_that_goes_as_far_ahead_as_groups_may_be_old_is_areal_that_drops(
+    examples: CommandLine,
+):
     plain = (
         "dispatch=least_requests",
         "minibatches=1",
@@ -214,10 +234,14 @@ def test_the_example_stream_that_goes_as_far_ahead_as_groups_may_be_old_is_areal
     assert {key for key in ours if ours[key] != areal[key]} <= {"system", "folder"}
 
 
-def test_the_example_stream_trains_no_older_token_than_it_says_and_its_row_has_what_it_dropped(examples: CommandLine):
+def test_the_example_stream_trains_no_older_token_than_it_says_and_its_row_has_what_it_dropped(
+    examples: CommandLine,
+):
     young = row(examples, "--system", "fresh_stream", "ahead=4", "max_age=1")
     assert young["off_policyness_max"] == 1 and young["stale_samples"] > 0
-    samples = pq.read_table(examples.folder / "results" / "tiny-fresh_stream" / young["folder"] / "samples.parquet")
+    samples = pq.read_table(
+        examples.folder / "results" / "tiny-fresh_stream" / young["folder"] / "samples.parquet"
+    )
     assert samples["status"].to_pylist().count("dropped") == young["stale_samples"]
     old = row(examples, "--system", "fresh_stream", "ahead=4", "max_age=100")
     assert old["off_policyness_max"] > 1 and old["stale_samples"] == 0
@@ -234,9 +258,19 @@ def test_the_example_drafter_drafts_what_followed_the_last_n_tokens(examples: Co
 
 
 @pytest.mark.slow
-def test_the_example_importer_keeps_groups_and_names_the_line_of_what_is_wrong(examples: CommandLine, site: Path):
+def test_the_example_importer_keeps_groups_and_names_the_line_of_what_is_wrong(
+    examples: CommandLine, site: Path
+):
     imports = ("trace", "import", "groups")
-    done = in_a_process(examples, site, *imports, str(EXAMPLES / "groups.jsonl"), "-o", "t.parquet", "cap_tokens=384")
+    done = in_a_process(
+        examples,
+        site,
+        *imports,
+        str(EXAMPLES / "groups.jsonl"),
+        "-o",
+        "t.parquet",
+        "cap_tokens=384",
+    )
     assert done.code == 0, done.err
     trace = read_trace(examples.folder / "t.parquet")
     assert len(trace) == 1024 and set(np.unique(trace.column("sample"))) == set(range(8))
@@ -244,11 +278,23 @@ def test_the_example_importer_keeps_groups_and_names_the_line_of_what_is_wrong(e
         '{"step": 0, "prompt": "a", "prompt_tokens": 3, "responses": [{"tokens": "x"}]}\n'
     )
     refused = in_a_process(examples, site, *imports, "bad.jsonl", "-o", "t2.parquet")
-    assert refused.code == 2 and refused.err.startswith("simrl: bad.jsonl: line 1: field 'tokens' is 'x'")
+    assert refused.code == 2 and refused.err.startswith(
+        "simrl: bad.jsonl: line 1: field 'tokens' is 'x'"
+    )
 
 
 def test_the_example_profiler_gives_the_times_that_were_measured(examples: CommandLine):
-    derive = ("profile", "derive", "qwen3-8b", "--gpu", "h100", "--source", "step_times", "-o", "p.parquet")
+    derive = (
+        "profile",
+        "derive",
+        "qwen3-8b",
+        "--gpu",
+        "h100",
+        "--source",
+        "step_times",
+        "-o",
+        "p.parquet",
+    )
     assert examples(*derive, f"table={EXAMPLES / 'step_times.csv'}").code == 0
     profile = read_profile(examples.folder / "p.parquet")
     for line in (EXAMPLES / "step_times.csv").read_text().splitlines()[1:]:

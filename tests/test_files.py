@@ -75,7 +75,10 @@ def test_on_any_error_neither_the_file_nor_a_new_folder_is_left(tmp_path, error)
 
 def test_on_an_error_the_old_file_stays_as_it_was(tmp_path):
     (tmp_path / "file.txt").write_text("old")
-    with pytest.raises(ValueError, match="broken"), write_whole_file(tmp_path / "file.txt") as temporary:
+    with (
+        pytest.raises(ValueError, match="broken"),
+        write_whole_file(tmp_path / "file.txt") as temporary,
+    ):
         temporary.write_text("half")
         raise ValueError("broken")
     assert contents(tmp_path) == {"file.txt": b"old"}
@@ -150,14 +153,18 @@ def test_a_full_disk_is_told_in_one_line_and_leaves_nothing(tmp_path):
 # A folder.
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next_and_what_a_living_one_writes_is_not(tmp_path):
+def test_what_a_killed_process_left_is_removed_by_the_next_and_what_a_living_one_writes_is_not(
+    tmp_path,
+):
     code = (
         "import sys, time, pathlib; from simrl.files import write_whole_folder\n"
         "with write_whole_folder(pathlib.Path(sys.argv[1]), 'files') as folder:\n"
         "    (folder / 'half').touch(); print(folder.name, flush=True); time.sleep(600)"
     )
     writers = [
-        subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "out")], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path / "out")], stdout=subprocess.PIPE, text=True
+        )
         for _ in range(2)
     ]
     names = [writer.stdout.readline().strip() for writer in writers]
@@ -183,7 +190,10 @@ def test_temporary_folders_of_killed_processes_are_removed_by_the_next(tmp_path,
         "    (folder / 'half').touch(); print(folder, flush=True); time.sleep(600)"
     )
     writer = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     left = Path(writer.stdout.readline().strip())
     writer.kill()
@@ -212,7 +222,10 @@ def test_a_result_that_was_set_aside_when_the_process_was_killed_comes_back(tmp_
 def test_any_flipped_bit_of_a_table_that_simrl_wrote_is_noticed(tmp_path):
     path, rng = tmp_path / "table.parquet", np.random.default_rng(3)
     write_parquet(
-        pa.table({"n": rng.integers(0, 50, 300), "text": ["a", "b", "c"] * 100}), path, b"key", Notes(note="kept")
+        pa.table({"n": rng.integers(0, 50, 300), "text": ["a", "b", "c"] * 100}),
+        path,
+        b"key",
+        Notes(note="kept"),
     )
     whole, table = path.read_bytes(), read_parquet(path)
     assert parquet_metadata(table, path, b"key", Notes, "").note == "kept"
@@ -220,9 +233,14 @@ def test_any_flipped_bit_of_a_table_that_simrl_wrote_is_noticed(tmp_path):
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
-        with suppress(InputError):  # only a seal that is no longer found leaves a table, the right one
+        with suppress(
+            InputError
+        ):  # only a seal that is no longer found leaves a table, the right one
             found = read_parquet(path)
-            assert found.equals(table) and found.schema.metadata[b"key"] == table.schema.metadata[b"key"]
+            assert (
+                found.equals(table)
+                and found.schema.metadata[b"key"] == table.schema.metadata[b"key"]
+            )
 
 
 class Notes(BaseModel):
@@ -264,7 +282,10 @@ def test_a_folder_with_somebodys_own_file_is_refused_and_untouched(tmp_path, nam
     (tmp_path / "out" / name).symlink_to(tmp_path)
     before = contents(tmp_path)
     message = refusal(write_folder, tmp_path / "out", **{"c.txt": "c"})
-    assert f"out: holds {name}, which simrl did not write; move it, or name another output folder" in message
+    assert (
+        f"out: holds {name}, which simrl did not write; move it, or name another output folder"
+        in message
+    )
     assert contents(tmp_path) == before
 
 
@@ -280,12 +301,18 @@ def test_a_folder_that_simrl_did_not_write_is_refused_before_any_work(tmp_path):
     (tmp_path / "out" / "thesis.tex").write_text("text")
     before = contents(tmp_path)
     message = refusal(write_whole_folder(tmp_path / "out", MANIFEST).__enter__)
-    assert "out: exists and was not written by simrl (no files.txt in it); name another output folder" in message
+    assert (
+        "out: exists and was not written by simrl (no files.txt in it); name another output folder"
+        in message
+    )
     assert contents(tmp_path) == before
 
 
 def test_what_appears_while_the_work_goes_on_is_not_deleted(tmp_path):
-    with pytest.raises(InputError, match="not written by simrl"), write_whole_folder(tmp_path / "out", MANIFEST):
+    with (
+        pytest.raises(InputError, match="not written by simrl"),
+        write_whole_folder(tmp_path / "out", MANIFEST),
+    ):
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "thesis.tex").write_text("text")
     assert contents(tmp_path) == {"out": None, "out/thesis.tex": b"text"}
@@ -301,7 +328,9 @@ def test_the_current_folder_and_those_above_are_refused(tmp_path, monkeypatch):
 
 def test_a_file_is_refused_as_an_output_folder(tmp_path):
     (tmp_path / "file.txt").write_text("text")
-    assert "file.txt: is a file; name another output folder" in refusal(write_folder, tmp_path / "file.txt")
+    assert "file.txt: is a file; name another output folder" in refusal(
+        write_folder, tmp_path / "file.txt"
+    )
     assert contents(tmp_path) == {"file.txt": b"text"}
 
 
@@ -326,16 +355,23 @@ def test_an_old_folder_comes_back_if_the_new_one_cannot_take_its_place(tmp_path,
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(Path, "rename", fails_once)
-    assert "out: cannot be written (Input/output error)" in refusal(write_folder, tmp_path / "out", **{"b.txt": "b"})
+    assert "out: cannot be written (Input/output error)" in refusal(
+        write_folder, tmp_path / "out", **{"b.txt": "b"}
+    )
     assert contents(tmp_path) == before
 
 
 def test_an_error_inside_names_the_folder_and_not_its_temporary_place(tmp_path):
     def fill():
-        with write_whole_folder(tmp_path / "out", MANIFEST) as temporary, write_whole_file(temporary / "a.png"):
+        with (
+            write_whole_folder(tmp_path / "out", MANIFEST) as temporary,
+            write_whole_file(temporary / "a.png"),
+        ):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    assert refusal(fill).startswith(f"{tmp_path}/out/a.png: cannot be written (No space left on device)")
+    assert refusal(fill).startswith(
+        f"{tmp_path}/out/a.png: cannot be written (No space left on device)"
+    )
     assert contents(tmp_path) == {}
 
 
@@ -349,7 +385,10 @@ def test_ctrl_c_pressed_again_does_not_stop_the_tidying_up(tmp_path, monkeypatch
         remove(path, **more)
 
     monkeypatch.setattr(shutil, "rmtree", impatient)
-    with pytest.raises(KeyboardInterrupt), write_whole_folder(tmp_path / "out", MANIFEST) as temporary:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        write_whole_folder(tmp_path / "out", MANIFEST) as temporary,
+    ):
         (temporary / "half.txt").write_text("half")
         raise KeyboardInterrupt
     assert contents(tmp_path) == {}
@@ -360,9 +399,16 @@ def test_ctrl_c_pressed_again_does_not_stop_the_tidying_up(tmp_path, monkeypatch
 def test_a_small_file_of_huge_texts_is_refused_before_they_fill_the_memory(tmp_path, kind):
     path = tmp_path / "huge.parquet"
     texts = pa.array([f"{i:04d}" + "a" * 1_000_000 for i in range(400)]).cast(kind)
-    pq.write_table(pa.table({"step": range(400), "note": texts}), path, compression="zstd", use_dictionary=False)
+    pq.write_table(
+        pa.table({"step": range(400), "note": texts}),
+        path,
+        compression="zstd",
+        use_dictionary=False,
+    )
     before = pa.total_allocated_bytes()
-    with pytest.raises(InputError, match=r"says that it holds 400 rows, 0.4 GB, in a file of 0.\d MB"):
+    with pytest.raises(
+        InputError, match=r"says that it holds 400 rows, 0.4 GB, in a file of 0.\d MB"
+    ):
         read_parquet(path)
     assert pa.total_allocated_bytes() - before < 1 << 26
     assert read_parquet(path, ["step"]).column_names == ["step"]

@@ -38,7 +38,10 @@ from tests.helpers import scenario
 from tests.readers import READERS
 
 QUICK = ("scenario", "trace", "verl")
-READ = [reader if reader in QUICK else pytest.param(reader, marks=pytest.mark.slow) for reader in READERS]
+READ = [
+    reader if reader in QUICK else pytest.param(reader, marks=pytest.mark.slow)
+    for reader in READERS
+]
 
 
 @pytest.mark.parametrize("reader", READ)
@@ -54,7 +57,9 @@ def test_a_reader_gives_a_valid_object_or_one_line(reader, tmp_path):
 
 def test_the_same_seed_gives_the_same_inputs():
     seeds = READERS["trace"].seeds()
-    assert [an_input(seeds, "trace", 3, n) for n in range(20)] == [an_input(seeds, "trace", 3, n) for n in range(20)]
+    assert [an_input(seeds, "trace", 3, n) for n in range(20)] == [
+        an_input(seeds, "trace", 3, n) for n in range(20)
+    ]
     assert an_input(seeds, "trace", 3, 9) != an_input(seeds, "trace", 4, 9)
 
 
@@ -119,8 +124,12 @@ def test_a_small_file_that_says_it_is_a_billion_rows_is_refused_before_it_is_rea
 def test_a_profile_whose_ticks_make_a_huge_grid_is_refused(tmp_path):
     table = pq.read_table(pa.BufferReader(readers._a_profile()))
     for axis in ("prefill_tokens", "prefill_kv_tokens", "decode_sequences", "decode_kv_tokens"):
-        ticks = [None if v is None else float(i) for i, v in enumerate(table.column(axis).to_pylist())]
-        table = table.set_column(table.column_names.index(axis), axis, pa.array(ticks, pa.float64()))
+        ticks = [
+            None if v is None else float(i) for i, v in enumerate(table.column(axis).to_pylist())
+        ]
+        table = table.set_column(
+            table.column_names.index(axis), axis, pa.array(ticks, pa.float64())
+        )
     pq.write_table(table, tmp_path / "p.parquet")
     assert "measure all of them, or fewer ticks" in refusal(read_profile, tmp_path / "p.parquet")
 
@@ -145,13 +154,17 @@ def run(tmp_path):
         ("segments", "worker", 3, "column 'worker' is 3; it must be one of the 3 rollout workers"),
     ],
 )
-def test_a_result_whose_rows_do_not_fit_each_other_is_refused_with_the_row(run, table, column, value, said):
+def test_a_result_whose_rows_do_not_fit_each_other_is_refused_with_the_row(
+    run, table, column, value, said
+):
     file = run / f"{table}.parquet"
     found = pq.read_table(file)
     values = found.column(column).to_pylist()
     values[1] = value
     kind = found.schema.field(column).type
-    pq.write_table(found.set_column(found.column_names.index(column), column, pa.array(values, kind)), file)
+    pq.write_table(
+        found.set_column(found.column_names.index(column), column, pa.array(values, kind)), file
+    )
     message = refusal(read_result, run)
     assert f"{table}.parquet" in message
     assert said in message
@@ -162,7 +175,10 @@ def test_a_result_without_a_column_or_with_one_of_another_type_is_refused(run):
     table = pq.read_table(file)
     pq.write_table(table.drop_columns("prompt_id"), file)
     assert "samples.parquet: no column 'prompt_id'" in refusal(read_result, run)
-    pq.write_table(table.set_column(0, "uid", pa.array([str(uid) for uid in table.column("uid").to_pylist()])), file)
+    pq.write_table(
+        table.set_column(0, "uid", pa.array([str(uid) for uid in table.column("uid").to_pylist()])),
+        file,
+    )
     assert "samples.parquet: column 'uid'" in refusal(read_result, run)
 
 
@@ -195,8 +211,12 @@ def test_a_result_that_does_not_say_its_workers_is_refused(run):
     assert "metadata has no rollout_workers" in refusal(explain_result, read_result(run))
 
 
-@pytest.mark.parametrize("place", ["trace_steps", "end_s", "profile.kind", "trace.licence", "scenario.faults"])
-def test_a_report_of_a_result_that_does_not_say_what_it_rests_on_is_refused_with_the_key(place, run):
+@pytest.mark.parametrize(
+    "place", ["trace_steps", "end_s", "profile.kind", "trace.licence", "scenario.faults"]
+)
+def test_a_report_of_a_result_that_does_not_say_what_it_rests_on_is_refused_with_the_key(
+    place, run
+):
     metadata = json.loads((run / "result.json").read_text())
     *outer, key = place.split(".")
     del (metadata[outer[0]] if outer else metadata)[key]
@@ -208,7 +228,9 @@ def test_a_report_of_a_result_that_does_not_say_what_it_rests_on_is_refused_with
 class LookedUp(dict[str, Any]):
     """A metadata that notes in `places` what is looked up in it."""
 
-    def __init__(self, facts: dict[str, Any], places: set[tuple[str, ...]], outer: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, facts: dict[str, Any], places: set[tuple[str, ...]], outer: tuple[str, ...] = ()
+    ) -> None:
         inner = {
             key: LookedUp(value, places, (*outer, key)) if isinstance(value, dict) else value
             for key, value in facts.items()
@@ -228,7 +250,9 @@ class LookedUp(dict[str, Any]):
 
 def test_whatever_a_report_looks_up_is_there_and_of_its_type_or_the_result_is_refused(tmp_path):
     """A run that rests on all that a run can rest on: drafters of its own, those of the tail, faults."""
-    config = scenario("specactor", warmup_steps=1, faults=[{"kind": "slow", "worker": 0, "factor": 2.0}])
+    config = scenario(
+        "specactor", warmup_steps=1, faults=[{"kind": "slow", "worker": 0, "factor": 2.0}]
+    )
     simulate(config).write(tmp_path)
     whole = json.loads((tmp_path / "result.json").read_text())
     places: set[tuple[str, ...]] = set()
@@ -276,7 +300,9 @@ def swept(tmp_path):
         ("variant", None, "variant=None, which cannot be"),
     ],
 )
-def test_a_report_of_a_sweep_whose_table_cannot_be_is_refused_with_the_column(swept, column, value, said):
+def test_a_report_of_a_sweep_whose_table_cannot_be_is_refused_with_the_column(
+    swept, column, value, said
+):
     for file in swept.glob("table/*/*.parquet"):
         table = pq.read_table(file, partitioning=None)
         place = table.column_names.index(column)
@@ -286,7 +312,9 @@ def test_a_report_of_a_sweep_whose_table_cannot_be_is_refused_with_the_column(sw
 
 
 def test_a_report_of_a_sweep_notices_a_flipped_bit_of_its_table(swept, tmp_path):
-    rows = [{"point": 0, "hash": "a", "seed": 1, "variant": "", "error": None, "system.name": "areal"}]
+    rows = [
+        {"point": 0, "hash": "a", "seed": 1, "variant": "", "error": None, "system.name": "areal"}
+    ]
     shutil.rmtree(swept / "table")
     (swept / "table").mkdir()
     write_table(rows, swept / "table")
@@ -300,7 +328,9 @@ def test_a_report_of_a_sweep_notices_a_flipped_bit_of_its_table(swept, tmp_path)
 @pytest.mark.parametrize("name", ["result.json", "comparison.json"])
 def test_a_device_in_place_of_a_results_file_is_not_read(tmp_path, name):
     lay(READERS["report"].seeds()[0], tmp_path)
-    for file in [tmp_path / "run" / name] if name == "comparison.json" else tmp_path.glob(f"run/*/{name}"):
+    for file in (
+        [tmp_path / "run" / name] if name == "comparison.json" else tmp_path.glob(f"run/*/{name}")
+    ):
         file.unlink()
         file.symlink_to("/dev/zero")
     assert refusal(write_report, tmp_path / "run", tmp_path / "report.html")
@@ -313,12 +343,20 @@ def test_a_report_of_a_sweep_reads_nothing_that_is_too_deep_and_names_no_half_ch
     write_report(swept, swept.parent / "report.html")
     assert "a\\ud800" in (swept.parent / "report.html").read_text()
     (swept / "sweep.json").write_text("[" * 100_000)
-    assert "a sweep without a table that can be read" in refusal(write_report, swept, swept.parent / "report.html")
+    assert "a sweep without a table that can be read" in refusal(
+        write_report, swept, swept.parent / "report.html"
+    )
 
 
 def test_an_outcome_that_is_none_is_simulated_again(tmp_path):
     swept = readers._plan(str(tmp_path / "points"))
-    for outcome in (3, [], {"row": 3}, {"row": {"samples_per_s": "fast"}}, {"row": {}, "error": 3, "x": 1}):
+    for outcome in (
+        3,
+        [],
+        {"row": 3},
+        {"row": {"samples_per_s": "fast"}},
+        {"row": {}, "error": 3, "x": 1},
+    ):
         for point in swept.points:
             file = tmp_path / "points" / point.hash[:2] / f"{point.hash}.json"
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -342,7 +380,9 @@ def test_a_step_that_no_run_can_have_is_refused_by_its_line(tmp_path):
         .replace('"train/global_step": 1', '"train/global_step": -1')
     )
     (tmp_path / "run.jsonl").write_text(rows)
-    assert "step -1 is no whole number from 0" in refusal(read_metrics, tmp_path / "run.jsonl", None, 16, 80.0)
+    assert "step -1 is no whole number from 0" in refusal(
+        read_metrics, tmp_path / "run.jsonl", None, 16, 80.0
+    )
 
 
 def test_a_scenario_that_is_a_quoted_number_is_refused(tmp_path):
@@ -368,7 +408,18 @@ def test_a_log_is_named_where_what_is_said_of_its_run_cannot_be(setting, tmp_pat
         (tmp_path / name).write_bytes(content)
     how = [*json.loads((tmp_path / "arguments.json").read_text())["settings"], setting]
     message = refusal(
-        calibrated, tmp_path / "run.log", how, None, (1, 6), 4, 16, 80.0, 900, None, None, tmp_path / "out"
+        calibrated,
+        tmp_path / "run.log",
+        how,
+        None,
+        (1, 6),
+        4,
+        16,
+        80.0,
+        900,
+        None,
+        None,
+        tmp_path / "out",
     )
     assert message.startswith(f"{tmp_path / 'run.log'}: ")
     assert setting.partition("=")[2] in message
@@ -383,10 +434,14 @@ def test_a_vocabulary_beyond_all_floats_is_refused(tmp_path):
 def test_a_log_without_the_length_of_responses_is_refused(tmp_path):
     rollout = "perf 0: {'perf/rollout_time': 120.0, 'rollout/num_training_samples': 16}"
     (tmp_path / "run.log").write_text(f"{rollout}\nperf 0: {{'perf/actor_train_time': 9.0}}\n")
-    assert "without the mean length of responses" in refusal(read_metrics, tmp_path / "run.log", None, 16, 80.0)
+    assert "without the mean length of responses" in refusal(
+        read_metrics, tmp_path / "run.log", None, 16, 80.0
+    )
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tokenizers") is None, reason="the tokenizers package is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("tokenizers") is None, reason="the tokenizers package is not installed"
+)
 def test_a_tokenizer_that_cannot_count_is_refused(tmp_path):
     made = json.loads(READERS["tokenizer"].seeds()[0]["tokenizer.json"])
     made["model"]["unk_token"] = "none"
@@ -394,9 +449,13 @@ def test_a_tokenizer_that_cannot_count_is_refused(tmp_path):
     assert "cannot count" in refusal(token_counter(tmp_path).count, ["what is this"])
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tokenizers") is None, reason="the tokenizers package is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("tokenizers") is None, reason="the tokenizers package is not installed"
+)
 def test_a_tokenizer_whose_ids_do_not_fit_a_trace_is_refused(tmp_path):
     made = json.loads(READERS["tokenizer"].seeds()[0]["tokenizer.json"])
     made["model"]["vocab"] = {word: 2**31 + i for i, word in enumerate(made["model"]["vocab"])}
     (tmp_path / "tokenizer.json").write_text(json.dumps(made))
-    assert "token id 2147483650 is more than 32 bits hold" in refusal(token_counter(tmp_path).count, ["a b"])
+    assert "token id 2147483650 is more than 32 bits hold" in refusal(
+        token_counter(tmp_path).count, ["a b"]
+    )

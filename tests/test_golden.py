@@ -32,9 +32,13 @@ def differences(golden: list[dict[str, Any]], found: list[dict[str, Any]]) -> li
             if isinstance(was, float) and isinstance(now, float):
                 if not math.isclose(was, now, rel_tol=RELATIVE, abs_tol=1e-12):
                     change = f" ({now / was - 1:+.3g})" if was else ""
-                    lines.append(f"{before['system']}, {before['variant']}: {name} was {was!r}, is {now!r}{change}")
+                    lines.append(
+                        f"{before['system']}, {before['variant']}: {name} was {was!r}, is {now!r}{change}"
+                    )
             elif was != now:
-                lines.append(f"{before['system']}, {before['variant']}: {name} was {was!r}, is {now!r}")
+                lines.append(
+                    f"{before['system']}, {before['variant']}: {name} was {was!r}, is {now!r}"
+                )
     return lines
 
 

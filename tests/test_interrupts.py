@@ -35,7 +35,9 @@ def test_ctrl_c_is_ignored_within_the_block_and_heard_after_it():
 def test_a_process_started_meanwhile_never_hears_it():
     code = "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
     with ctrl_c_ignored():
-        out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        out = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
     assert out == "True\n"
 
 
@@ -68,7 +70,9 @@ def test_other_threads_may_use_both():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_recorded_run_that_is_stopped_before_it_begins_ends_in_a_line(monkeypatch, capsys, number):
+def test_a_recorded_run_that_is_stopped_before_it_begins_ends_in_a_line(
+    monkeypatch, capsys, number
+):
     """It imports torch and warms a policy up first."""
     monkeypatch.setattr(recorded_run, "_make", lambda *_: signal.raise_signal(number))
     before = signal.getsignal(signal.SIGTERM)
@@ -78,4 +82,6 @@ def test_a_recorded_run_that_is_stopped_before_it_begins_ends_in_a_line(monkeypa
     finally:
         signal.signal(signal.SIGTERM, before)
     assert ended.value.exit_code == 1
-    assert capsys.readouterr().err == "error: stopped; the same command goes on from the last update\n"
+    assert (
+        capsys.readouterr().err == "error: stopped; the same command goes on from the last update\n"
+    )

@@ -23,7 +23,12 @@ def vllm_config(model: Path, async_scheduling: bool, draft_tokens: int) -> Any:
 
     # Asynchronous scheduling takes no drafter that runs on the CPU; the scheduler does not look at which it is.
     method = "ngram_gpu" if async_scheduling else "ngram"
-    drafter = {"method": method, "num_speculative_tokens": draft_tokens, "prompt_lookup_max": 2, "prompt_lookup_min": 2}
+    drafter = {
+        "method": method,
+        "num_speculative_tokens": draft_tokens,
+        "prompt_lookup_max": 2,
+        "prompt_lookup_min": 2,
+    }
     return EngineArgs(
         model=str(model),
         skip_tokenizer_init=True,
@@ -52,7 +57,10 @@ def vllm_scheduler(model: Path, scenario: Scenario) -> Any:
     limits, block = scenario.limits, scenario.limits.block_size
     config = vllm_config(model, limits.async_scheduling, scenario.draft_tokens)
     scheduling, caching = config.scheduler_config, config.cache_config
-    scheduling.max_num_seqs, scheduling.max_num_batched_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
+    scheduling.max_num_seqs, scheduling.max_num_batched_tokens = (
+        limits.max_num_seqs,
+        limits.max_num_batched_tokens,
+    )
     scheduling.max_num_scheduled_tokens = None
     scheduling.async_scheduling = limits.async_scheduling  # which a CPU turns off
     caching.block_size, caching.enable_prefix_caching = block, limits.prefix_caching
@@ -61,14 +69,26 @@ def vllm_scheduler(model: Path, scenario: Scenario) -> Any:
     heads = {"num_kv_heads": 1, "head_size": 16, "dtype": torch.float32}
     spec = FullAttentionSpec(block_size=block, **heads)
     specs: list[Any] = [spec] * limits.full_groups
-    specs += [SlidingWindowSpec(block_size=block, sliding_window=limits.window_tokens, **heads)] * limits.window_groups
-    state = {"shapes": ((1, 1),), "dtypes": (torch.float32,), "page_size_padded": spec.page_size_bytes}
-    specs += [MambaSpec(block_size=config.model_config.max_model_len, **state)] * limits.state_blocks
+    specs += [
+        SlidingWindowSpec(block_size=block, sliding_window=limits.window_tokens, **heads)
+    ] * limits.window_groups
+    state = {
+        "shapes": ((1, 1),),
+        "dtypes": (torch.float32,),
+        "page_size_padded": spec.page_size_bytes,
+    }
+    specs += [
+        MambaSpec(block_size=config.model_config.max_model_len, **state)
+    ] * limits.state_blocks
     groups = [KVCacheGroupSpec([f"layer {i}"], each) for i, each in enumerate(specs)]
     cache_config = KVCacheConfig(limits.kv_blocks + 1, [], groups)
     kind = AsyncScheduler if limits.async_scheduling else Scheduler
-    size = config.model_config.max_model_len if limits.state_blocks else block  # a multiple of all groups' sizes
-    return kind(config, cache_config, StructuredOutputManager(config), block_size=size, log_stats=True)
+    size = (
+        config.model_config.max_model_len if limits.state_blocks else block
+    )  # a multiple of all groups' sizes
+    return kind(
+        config, cache_config, StructuredOutputManager(config), block_size=size, log_stats=True
+    )
 
 
 @cache
@@ -130,7 +150,9 @@ class VllmPlayer:
         params = SamplingParams(max_tokens=tokens, min_tokens=tokens, ignore_eos=True)
         name = f"{i}/{self.requests}"
         self.requests += 1
-        request = Request(name, text, params, None, block_hasher=block_hasher(self.scenario.limits.block_size))
+        request = Request(
+            name, text, params, None, block_hasher=block_hasher(self.scenario.limits.block_size)
+        )
         self.told[name] = Told(request, progress.generated, progress.prompt)
         self.computed[name] = 0
         self.scheduler.add_request(request)
@@ -154,7 +176,11 @@ class VllmPlayer:
     def one_pass(self, reset_follows: bool) -> Pass:
         while not self.in_flight:
             self._schedule()
-        if self.scenario.limits.async_scheduling and not reset_follows and self.scheduler.has_unfinished_requests():
+        if (
+            self.scenario.limits.async_scheduling
+            and not reset_follows
+            and self.scheduler.has_unfinished_requests()
+        ):
             ahead, self.preempted = self.preempted, set()
             self._schedule()
             ahead, self.preempted = self.preempted, ahead
@@ -174,10 +200,17 @@ class VllmPlayer:
             self.scheduler.update_from_output(output, ModelRunnerOutput([], {}, []))
             return
         requests = self.scheduler.requests
-        samples = {name for name in output.num_scheduled_tokens if not requests[name].is_prefill_chunk}
-        names = [data.req_id for data in output.scheduled_new_reqs] + list(output.scheduled_cached_reqs.resumed_req_ids)
+        samples = {
+            name for name in output.num_scheduled_tokens if not requests[name].is_prefill_chunk
+        }
+        names = [data.req_id for data in output.scheduled_new_reqs] + list(
+            output.scheduled_cached_reqs.resumed_req_ids
+        )
         admitted = {
-            name: (requests[name].num_computed_tokens - output.num_scheduled_tokens[name], requests[name].num_tokens)
+            name: (
+                requests[name].num_computed_tokens - output.num_scheduled_tokens[name],
+                requests[name].num_tokens,
+            )
             for name in names
         }
         assert self._hits_are_those_counted(before, admitted)
@@ -187,11 +220,15 @@ class VllmPlayer:
         stats = self.scheduler.kv_cache_manager.prefix_cache_stats
         return stats.hits + stats.preempted_hits, stats.queries + stats.preempted_queries
 
-    def _hits_are_those_counted(self, before: tuple[int, int], admitted: dict[str, tuple[int, int]]) -> bool:
+    def _hits_are_those_counted(
+        self, before: tuple[int, int], admitted: dict[str, tuple[int, int]]
+    ) -> bool:
         if not self.scenario.limits.prefix_caching:
             return True
         sums = tuple(sum(column) for column in zip(*admitted.values(), strict=True)) or (0, 0)
-        return sums == tuple(now - then for now, then in zip(self._prefix_totals(), before, strict=True))
+        return sums == tuple(
+            now - then for now, then in zip(self._prefix_totals(), before, strict=True)
+        )
 
     def _end(self, scheduled: Scheduled) -> Pass:
         """End a pass: let its requests gain what they sample."""
@@ -212,7 +249,8 @@ class VllmPlayer:
             start = (self._sample(name) + 1) * 10_000_000 + first
             sampled.append(list(range(start, start + 1 + accepted)))
         self.scheduler.update_from_output(
-            output, ModelRunnerOutput([*tokens], {name: i for i, name in enumerate(tokens)}, sampled)
+            output,
+            ModelRunnerOutput([*tokens], {name: i for i, name in enumerate(tokens)}, sampled),
         )
         for name in self.preempted:
             self.computed[name] = 0
@@ -221,8 +259,12 @@ class VllmPlayer:
                 self.computed[name] = scheduled.admitted[name][0]
             if name in self.told:
                 known = self.told[name].request.num_tokens
-                self.computed[name] = known - 1 if name in scheduled.samples else self.computed[name] + new
-        ended = [name for name in tokens if name in self.told and self.told[name].request.is_finished()]
+                self.computed[name] = (
+                    known - 1 if name in scheduled.samples else self.computed[name] + new
+                )
+        ended = [
+            name for name in tokens if name in self.told and self.told[name].request.is_finished()
+        ]
         state = {
             self._sample(name): (self.computed[name], told.generated)
             for name, told in self.told.items()
@@ -232,7 +274,10 @@ class VllmPlayer:
             del self.told[name]
         if self.scenario.draft_tokens and not self.scenario.limits.async_scheduling:
             names = [name for name in tokens if name in self.told]
-            drafts = [self.scenario.drafts[self._sample(name)][self.told[name].generated][0] for name in names]
+            drafts = [
+                self.scenario.drafts[self._sample(name)][self.told[name].generated][0]
+                for name in names
+            ]
             self.scheduler.update_draft_token_ids(DraftTokenIds(names, [[7] * n for n in drafts]))
         found = scheduled.admitted.values()
         return Pass(

@@ -31,7 +31,9 @@ def pipeline(run: RunContext, *, k: int) -> simpy.events.ProcessGenerator:
 
 def roll_out(run: RunContext, batches: simpy.Store, k: int) -> simpy.events.ProcessGenerator:
     """Roll out batch after batch; after every `k`th, wait for the trainer and load its weights."""
-    collect = full_batch(run)  # what belongs to a batch: the next step of the trace, to its last response
+    collect = full_batch(
+        run
+    )  # what belongs to a batch: the next step of the trace, to its last response
     for number in count():
         if number and number % k == 0:
             yield run.trainer.published(number)
@@ -44,7 +46,8 @@ def roll_out(run: RunContext, batches: simpy.Store, k: int) -> simpy.events.Proc
 
 @validate_call
 def barrier_every(
-    k: Annotated[int, Field(ge=1, le=100)] = 4, rollout_share: Annotated[float, Field(gt=0, lt=1)] = 0.75
+    k: Annotated[int, Field(ge=1, le=100)] = 4,
+    rollout_share: Annotated[float, Field(gt=0, lt=1)] = 0.75,
 ) -> System:
     """Rollout and training overlap for k batches, then all wait: new weights every k updates; off-policyness at most k - 1.
 

@@ -29,7 +29,9 @@ class FixedSuffix:
         self._text[request], self._after[request] = [], {}
 
     def propose(self, requests: Sequence[int], most_tokens: Sequence[int]) -> list[Tokens]:
-        return [self._draft(request, most) for request, most in zip(requests, most_tokens, strict=True)]
+        return [
+            self._draft(request, most) for request, most in zip(requests, most_tokens, strict=True)
+        ]
 
     def observe(self, request: int, token_ids: Tokens) -> None:
         text, after = self._text[request], self._after[request]

@@ -7,7 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from simrl.errors import InputError
-from simrl.trace.importers.rows import Row, existing, field, integer, number, read_jsonl, text, trace_from_rows
+from simrl.trace.importers.rows import (
+    Row,
+    existing,
+    field,
+    integer,
+    number,
+    read_jsonl,
+    text,
+    trace_from_rows,
+)
 from simrl.trace.trace import Trace
 
 
@@ -26,7 +35,9 @@ def import_groups(path: Path, cap_tokens: int | None = None, licence: str = "unk
 def _rows(path: Path) -> Iterator[Row]:
     for place, group in read_jsonl(path):
         responses = field(group, "responses", place)
-        if not isinstance(responses, list) or not all(isinstance(response, dict) for response in responses):
+        if not isinstance(responses, list) or not all(
+            isinstance(response, dict) for response in responses
+        ):
             raise InputError(
                 f"{place}: field 'responses' is no list of objects; give {{tokens, reward}} for each response"
             )

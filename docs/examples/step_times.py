@@ -19,16 +19,24 @@ from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
 from simrl.profile.profilers.smoothing import settled
 
 
-def step_times_profile(shape: ModelShape, gpu: Gpu, tp: int, table: Path | None = None) -> TableProfile:
+def step_times_profile(
+    shape: ModelShape, gpu: Gpu, tp: int, table: Path | None = None
+) -> TableProfile:
     """The profile of the times in `table`. Raises `InputError` for a file that has other columns, or holes in its grid."""
     if table is None:
-        raise InputError("step_times: no table; give table=FILE.csv with the columns phase, n, context_tokens, seconds")
+        raise InputError(
+            "step_times: no table; give table=FILE.csv with the columns phase, n, context_tokens, seconds"
+        )
     try:
         rows = pd.read_csv(table)
-        decode = rows[rows.phase == "decode"].pivot(index="n", columns="context_tokens", values="seconds")
+        decode = rows[rows.phase == "decode"].pivot(
+            index="n", columns="context_tokens", values="seconds"
+        )
         prefill = rows[rows.phase == "prefill"].set_index("n")["seconds"].sort_index()
     except (OSError, ValueError, AttributeError, KeyError) as error:
-        raise InputError(f"{table}: {error}; give a CSV with the columns phase, n, context_tokens, seconds") from error
+        raise InputError(
+            f"{table}: {error}; give a CSV with the columns phase, n, context_tokens, seconds"
+        ) from error
     if decode.empty or prefill.empty or decode.isna().any(axis=None):
         raise InputError(
             f"{table}: the decode times are no full grid of n by context_tokens, or there are no prefill times"
@@ -40,7 +48,9 @@ def step_times_profile(shape: ModelShape, gpu: Gpu, tp: int, table: Path | None 
     tables = Tables(
         dense_tokens=without_attention.index.to_numpy(float),
         dense_s=settled(without_attention.to_numpy(float)),
-        sampled_sequences=np.array([0.0, without_attention.index[-1]]),  # the output head is in the passes measured
+        sampled_sequences=np.array(
+            [0.0, without_attention.index[-1]]
+        ),  # the output head is in the passes measured
         sampled_s=np.zeros(2),
         prefill_tokens=np.array([0.0, prefill.index[-1]]),
         prefill_kv_tokens=np.array([0.0, longest]),

@@ -34,13 +34,19 @@ def synthetic(tokens: int) -> Trace:
                 parts = []
                 for _ in range(RESPONSE_TOKENS // 40):
                     phrase = phrases[rng.integers(200)]
-                    parts += [phrase[: rng.integers(1, 60)], rng.zipf(1.3, rng.integers(1, 20)) % VOCABULARY]
+                    parts += [
+                        phrase[: rng.integers(1, 60)],
+                        rng.zipf(1.3, rng.integers(1, 20)) % VOCABULARY,
+                    ]
                 ids.append(np.concatenate(parts).astype(np.int32))
                 rows.append((epoch, epoch, prompt, sample, 100, len(ids[-1])))
     names = ("step", "epoch", "prompt_id", "sample", "prompt_tokens", "response_tokens")
-    metadata = TraceMetadata(name="bench", kind="synthetic", source=__doc__ or "", tokenizer="none", cap_tokens=20_000)
+    metadata = TraceMetadata(
+        name="bench", kind="synthetic", source=__doc__ or "", tokenizer="none", cap_tokens=20_000
+    )
     return Trace.from_columns(
-        {**dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)), "response_ids": ids}, metadata
+        {**dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)), "response_ids": ids},
+        metadata,
     )
 
 
@@ -61,11 +67,18 @@ def main(
         ("history drafts, index included", lambda: history_runs(trace), None),
         ("n-gram drafts", lambda: ngram_runs(trace), None),
         ("sibling index", lambda: sibling_index(trace), None),
-        ("sibling drafts at every position, 15 running siblings", lambda: sibling_runs(trace), None),
+        (
+            "sibling drafts at every position, 15 running siblings",
+            lambda: sibling_runs(trace),
+            None,
+        ),
         ("passes by AIMD windows", lambda: run_passes(runs, lengths, Aimd().rule), None),
         ("runs drawn from a model", lambda: draw_runs(model, lengths, keys), None),
     )
-    rows = [bench_row(what, total / median_s(run) / 1e6, bar, "M tokens/s") for what, run, bar in benched]
+    rows = [
+        bench_row(what, total / median_s(run) / 1e6, bar, "M tokens/s")
+        for what, run, bar in benched
+    ]
     print_bench(rows, as_json)
 
 

@@ -45,7 +45,9 @@ def agents_trace() -> Trace:
         "turn_environment_s": seconds.tolist(),
         "turn_observation_tokens": read.tolist(),
     }
-    metadata = TraceMetadata(name="agents", kind="synthetic", source="agents.py", tokenizer="none", cap_tokens=20000)
+    metadata = TraceMetadata(
+        name="agents", kind="synthetic", source="agents.py", tokenizer="none", cap_tokens=20000
+    )
     return Trace.from_columns(columns, metadata)
 
 
@@ -66,7 +68,9 @@ def scenario(trace: Path, mode: str, steps: int) -> Scenario:
     return Scenario.model_validate(data)
 
 
-def main(modes: Annotated[list[str] | None, typer.Argument()] = None, as_json: AsJson = False) -> None:
+def main(
+    modes: Annotated[list[str] | None, typer.Argument()] = None, as_json: AsJson = False
+) -> None:
     compile_engine()
     rows = []
     with tempfile.TemporaryDirectory() as folder:

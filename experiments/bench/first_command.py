@@ -15,7 +15,15 @@ import time
 from collections import defaultdict
 from typing import Any
 
-COMMAND = ["run", "experiments/quickstart.yaml", "--system", "areal", "steps=6", "warmup_steps=1", "cluster.gpus=16"]
+COMMAND = [
+    "run",
+    "experiments/quickstart.yaml",
+    "--system",
+    "areal",
+    "steps=6",
+    "warmup_steps=1",
+    "cluster.gpus=16",
+]
 MOST = 10
 
 
@@ -37,7 +45,9 @@ def main(command: list[str]) -> None:
             if ended.code:
                 raise
     seconds = f"{time.process_time():.1f} s of a processor, {time.perf_counter() - began_s:.1f} s of the wall"
-    print(f"\n{seconds}; {sum(map(len, costs.own_s.values()))} compilations took {costs.sum_s:.1f} s of a processor")
+    print(
+        f"\n{seconds}; {sum(map(len, costs.own_s.values()))} compilations took {costs.sum_s:.1f} s of a processor"
+    )
     for name, own_s in sorted(costs.own_s.items(), key=lambda item: -sum(item[1]))[:MOST]:
         times = f" in {len(own_s)} versions" if len(own_s) > 1 else ""
         print(f"{sum(own_s):6.2f} s  {name}{times}")
@@ -48,7 +58,9 @@ class Costs:
 
     def __init__(self) -> None:
         self.own_s: dict[str, list[float]] = defaultdict(list)
-        self._under_way: list[tuple[float, list[float]]] = []  # when each began, and what those that it calls took
+        self._under_way: list[
+            tuple[float, list[float]]
+        ] = []  # when each began, and what those that it calls took
 
     @property
     def sum_s(self) -> float:
@@ -67,7 +79,9 @@ class Costs:
                 if self._under_way:
                     self._under_way[-1][1].append(whole_s)
                 function = ended.data["dispatcher"].py_func
-                self.own_s[f"{function.__module__}.{function.__name__}"].append(whole_s - sum(inner_s))
+                self.own_s[f"{function.__module__}.{function.__name__}"].append(
+                    whole_s - sum(inner_s)
+                )
 
         return Listener()
 

@@ -73,24 +73,52 @@ def draw(rows: list[dict[str, Any]]) -> None:
 
 
 def main(
-    systems: Annotated[list[str] | None, typer.Argument(help=f"default: {', '.join(SYSTEMS)}")] = None,
-    most: Annotated[int, typer.Option(help="samples at most; ten millions take minutes a system")] = 1_024_000,
-    write: Annotated[bool, typer.Option("--write", help=f"write {PAGE.name} and {PICTURE.name}, too")] = False,
+    systems: Annotated[
+        list[str] | None, typer.Argument(help=f"default: {', '.join(SYSTEMS)}")
+    ] = None,
+    most: Annotated[
+        int, typer.Option(help="samples at most; ten millions take minutes a system")
+    ] = 1_024_000,
+    write: Annotated[
+        bool, typer.Option("--write", help=f"write {PAGE.name} and {PICTURE.name}, too")
+    ] = False,
     here: Annotated[str | None, typer.Option(hidden=True)] = None,
     small: Small = False,
 ) -> None:
-    shrink(globals(), small, GPUS=(64, 128), STEP_SAMPLES=1024, SAMPLES=(1024, 2048), SYSTEMS=("areal",))
+    shrink(
+        globals(),
+        small,
+        GPUS=(64, 128),
+        STEP_SAMPLES=1024,
+        SAMPLES=(1024, 2048),
+        SYSTEMS=("areal",),
+    )
     if here is not None:
         print(json.dumps(measure(*json.loads(here))))
         return
-    points = [(system, "gpus", gpus, STEP_SAMPLES) for system in systems or SYSTEMS for gpus in GPUS]
-    points += [(s, "samples", 1024, samples) for s in systems or SYSTEMS for samples in SAMPLES if samples <= most]
+    points = [
+        (system, "gpus", gpus, STEP_SAMPLES) for system in systems or SYSTEMS for gpus in GPUS
+    ]
+    points += [
+        (s, "samples", 1024, samples)
+        for s in systems or SYSTEMS
+        for samples in SAMPLES
+        if samples <= most
+    ]
     rows: list[dict[str, Any]] = []
     for system, over, gpus, samples in track(
         points, description="measuring", console=Console(stderr=True), transient=True
     ):
-        command = [sys.executable, __file__, "--here", json.dumps([system, gpus, samples]), *["--small"] * small]
-        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        command = [
+            sys.executable,
+            __file__,
+            "--here",
+            json.dumps([system, gpus, samples]),
+            *["--small"] * small,
+        ]
+        found = json.loads(
+            subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        )
         rows.append({"system": system, "over": over, "gpus": gpus, "samples": samples, **found})
     lines = markdown_of(
         [

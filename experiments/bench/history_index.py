@@ -45,7 +45,9 @@ def zipf_tokens(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return ids[np.searchsorted(np.cumsum(share / share.sum()), rng.random(shape)).clip(0, 3999)]
 
 
-def copied_responses(rng: np.random.Generator, texts: np.ndarray, group: int, tokens: int) -> list[np.ndarray]:
+def copied_responses(
+    rng: np.random.Generator, texts: np.ndarray, group: int, tokens: int
+) -> list[np.ndarray]:
     """Return responses of `tokens` tokens each, which copy `texts` (m, n) as the module says."""
     return list(_copied(texts, zipf_tokens(rng, (group, tokens)), rng.random((group, tokens, 3))))
 
@@ -73,7 +75,11 @@ def copies_trace(prompts: int, epochs: int, tokens: int) -> Trace:
     rng = np.random.default_rng(0)
     texts = [zipf_tokens(rng, (TEXTS, tokens)) for _ in range(prompts)]
     flat = np.concatenate(
-        [np.concatenate(copied_responses(rng, t, GROUP, tokens)) for _ in range(epochs) for t in texts]
+        [
+            np.concatenate(copied_responses(rng, t, GROUP, tokens))
+            for _ in range(epochs)
+            for t in texts
+        ]
     )
     rows = epochs * prompts * GROUP
     columns = {
@@ -84,23 +90,33 @@ def copies_trace(prompts: int, epochs: int, tokens: int) -> Trace:
         "prompt_tokens": np.full(rows, 100),
         "response_tokens": np.full(rows, tokens),
         "reward": rng.integers(0, 2, rows).astype(np.float32),
-        "response_ids": pa.ListArray.from_arrays(np.arange(0, rows * tokens + 1, tokens, dtype=np.int32), flat),
+        "response_ids": pa.ListArray.from_arrays(
+            np.arange(0, rows * tokens + 1, tokens, dtype=np.int32), flat
+        ),
     }
-    metadata = TraceMetadata(name="copies", kind="synthetic", source=__file__, tokenizer="none", cap_tokens=tokens)
+    metadata = TraceMetadata(
+        name="copies", kind="synthetic", source=__file__, tokenizer="none", cap_tokens=tokens
+    )
     return Trace.from_columns(columns, metadata)
 
 
 def verl_responses(data: Path) -> dict[int, list[list[np.ndarray]]]:
     """Return prompt -> checkpoint -> responses of the real run, words and signs numbered."""
-    table = json.loads((data / "verl_run" / "do7bl4gg" / "val_generations.table.json").read_text(encoding="utf-8"))
+    table = json.loads(
+        (data / "verl_run" / "do7bl4gg" / "val_generations.table.json").read_text(encoding="utf-8")
+    )
     numbers: dict[str, int] = {}
     prompts: dict[str, int] = {}
     found: dict[int, list[list[np.ndarray]]] = {}
     for checkpoint, row in enumerate(table["data"]):
         for slot in range(1, len(row), 3):
             words = re.findall(r" ?\w+| ?[^\w\s]+|\s+", row[slot + 1])
-            ids = np.array([numbers.setdefault(word, len(numbers)) for word in words], dtype=np.int32)
-            epochs = found.setdefault(prompts.setdefault(row[slot], len(prompts)), [[] for _ in table["data"]])
+            ids = np.array(
+                [numbers.setdefault(word, len(numbers)) for word in words], dtype=np.int32
+            )
+            epochs = found.setdefault(
+                prompts.setdefault(row[slot], len(prompts)), [[] for _ in table["data"]]
+            )
             epochs[checkpoint].append(ids)
     return found
 
@@ -123,7 +139,10 @@ def proposing_us(prompts: int, passes: int) -> float:
         for prompt in range(prompts):
             texts = zipf_tokens(rng, (TEXTS, 100_000 // GROUP))
             store.learn(
-                prompt, 0, copied_responses(rng, texts, GROUP, 100_000 // GROUP), rng.integers(0, 2, GROUP).tolist()
+                prompt,
+                0,
+                copied_responses(rng, texts, GROUP, 100_000 // GROUP),
+                rng.integers(0, 2, GROUP).tolist(),
             )
             running += copied_responses(rng, texts, 64 // prompts, passes * 4)
         store.wait()
@@ -140,7 +159,11 @@ def proposing_us(prompts: int, passes: int) -> float:
     return median(seconds) / 64 * 1e6
 
 
-def passes_of(response: np.ndarray, propose: Callable[[int], np.ndarray], observe: Callable[[np.ndarray], None]) -> int:
+def passes_of(
+    response: np.ndarray,
+    propose: Callable[[int], np.ndarray],
+    observe: Callable[[np.ndarray], None],
+) -> int:
     """Return the passes of a response if each verifies the draft of `propose` at its position."""
     done = passes = 0
     while done < len(response):
@@ -161,7 +184,11 @@ def our_passes(history: list[np.ndarray], responses: list[np.ndarray], rule: His
         passes = 0
         for response in responses:
             drafter.start_request(0, 0)
-            passes += passes_of(response, lambda _: drafter.propose([0], [32])[0], lambda new: drafter.observe(0, new))
+            passes += passes_of(
+                response,
+                lambda _: drafter.propose([0], [32])[0],
+                lambda new: drafter.observe(0, new),
+            )
             drafter.stop_request(0)
     return passes
 
@@ -185,7 +212,9 @@ class Arctic:
 
     def passes(self, responses: list[np.ndarray], rule: HistoryRule) -> int:
         return sum(
-            passes_of(r, lambda done, r=r: self.propose(r[max(done - 7, 0) : done], rule), lambda _: None)
+            passes_of(
+                r, lambda done, r=r: self.propose(r[max(done - 7, 0) : done], rule), lambda _: None
+            )
             for r in responses
         )
 
@@ -194,23 +223,36 @@ class Arctic:
             return np.empty(0, dtype=np.int32)
         started = time.perf_counter()
         drafted = self.cache.speculate(
-            "live", tail, max_spec_tokens=32, max_spec_factor=1e6, min_token_prob=rule.least_probability
+            "live",
+            tail,
+            max_spec_tokens=32,
+            max_spec_factor=1e6,
+            min_token_prob=rule.least_probability,
         )
         self.seconds.append(time.perf_counter() - started)
-        return np.array(drafted.token_ids if drafted.match_len >= rule.shortest_match_tokens else [], dtype=np.int32)
+        return np.array(
+            drafted.token_ids if drafted.match_len >= rule.shortest_match_tokens else [],
+            dtype=np.int32,
+        )
 
 
-def accept_lengths(corpus: list[tuple[list[np.ndarray], list[np.ndarray]]], what: str) -> list[dict]:
+def accept_lengths(
+    corpus: list[tuple[list[np.ndarray], list[np.ndarray]]], what: str
+) -> list[dict]:
     """Return tokens a pass on (history, responses) pairs; arctic's where it is installed."""
     tokens = sum(len(r) for _, responses in corpus for r in responses)
     found = []
     for name, rule in (("by reward, to the end", PAPER), ("by count, at least 0.1", PUBLIC_CODE)):
         ours = tokens / sum(our_passes(history, responses, rule) for history, responses in corpus)
         try:
-            arctic = tokens / sum(Arctic(history).passes(responses, rule) for history, responses in corpus)
+            arctic = tokens / sum(
+                Arctic(history).passes(responses, rule) for history, responses in corpus
+            )
         except ImportError:
             arctic = None
-        found.append(bench_row(f"accept length, {what}, {name}", ours, unit="tokens", arctic=arctic))
+        found.append(
+            bench_row(f"accept length, {what}, {name}", ours, unit="tokens", arctic=arctic)
+        )
     return found
 
 
@@ -230,7 +272,9 @@ def main(
     small: Annotated[
         bool, typer.Option(help="a trace of 4 M tokens instead of 80 M, indexes up to 100k tokens")
     ] = False,
-    data: Annotated[Path | None, typer.Option(help="the folder of measurements: adds real text")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="the folder of measurements: adds real text")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     rows = []
@@ -251,7 +295,11 @@ def main(
         history_runs(copies_trace(1, 2, 100), rule)  # compiles
         seconds = median_s(lambda rule=rule: history_runs(trace, rule), 1, warm_up=False)
         rows.append(
-            bench_row(f"HistoSpec ({name}) over a trace of {millions:.0f} M tokens", seconds, 180 * millions / 80)
+            bench_row(
+                f"HistoSpec ({name}) over a trace of {millions:.0f} M tokens",
+                seconds,
+                180 * millions / 80,
+            )
         )
     rng = np.random.default_rng(1)
     texts = zipf_tokens(rng, (TEXTS, 5000))

@@ -33,7 +33,9 @@ def main(requests: int) -> None:
     for _ in range(2):
         started = time.perf_counter()
         engine = one_engine(profile.tables, LIMITS)
-        rows = np.zeros((len(lengths), 8), np.int64)  # prompt, response, …; see `simrl.engine.fleet.submit`
+        rows = np.zeros(
+            (len(lengths), 8), np.int64
+        )  # prompt, response, …; see `simrl.engine.fleet.submit`
         rows[:] = PROMPT_TOKENS, 0, 0, 0, -1, PROMPT_TOKENS, -1, 0
         rows[:, 1] = lengths
         engine.fleet.submit(engine.index, rows, np.full(len(lengths), -1))

@@ -26,7 +26,10 @@ from experiments.shared import Small, markdown_of, shrink, write_parts
 PAGE = Path(__file__).with_suffix(".md")
 TRAFFIC = {"load": {"type": "trace_timestamps"}}
 WORKER = {
-    "scheduler": {"max_batched_tokens": LIMITS.max_num_batched_tokens, "max_sequences": LIMITS.max_num_seqs},
+    "scheduler": {
+        "max_batched_tokens": LIMITS.max_num_batched_tokens,
+        "max_sequences": LIMITS.max_num_seqs,
+    },
     "kv_cache": {
         "block_size": LIMITS.block_size,
         "prefix_caching": False,
@@ -44,8 +47,16 @@ def aisimulate_config(folder: Path, requests: int) -> Path:
     ]
     trace = folder / f"{requests}.jsonl"
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source = {"type": "trace", "paths": [str(trace)], "format": "mooncake", "block_size": PROMPT_TOKENS}
-    config = {"traffic": {"source": source, **TRAFFIC}, "engine": {**ENGINE, "workers": {"aggregated": WORKER}}}
+    source = {
+        "type": "trace",
+        "paths": [str(trace)],
+        "format": "mooncake",
+        "block_size": PROMPT_TOKENS,
+    }
+    config = {
+        "traffic": {"source": source, **TRAFFIC},
+        "engine": {**ENGINE, "workers": {"aggregated": WORKER}},
+    }
     file = folder / f"{requests}.yaml"
     file.write_text(yaml.safe_dump(config))
     return file
@@ -64,14 +75,26 @@ def run(command: list[str]) -> tuple[float, float, str]:
 
 
 def simrl_process(requests: int) -> dict[str, float]:
-    seconds, memory, printed = run([sys.executable, str(PAGE.with_name("one_engine.py")), str(requests)])
+    seconds, memory, printed = run(
+        [sys.executable, str(PAGE.with_name("one_engine.py")), str(requests)]
+    )
     return {"process_s": seconds, "memory_mb": memory, **json.loads(printed)}
 
 
 def aisimulate_process(program: str, requests: int, folder: Path) -> dict[str, float]:
     out = folder / f"out{requests}"
     config = aisimulate_config(folder, requests)
-    command = [program, "predict", "--config", str(config), "--output-dir", str(out), "--overwrite", "--format", "json"]
+    command = [
+        program,
+        "predict",
+        "--config",
+        str(config),
+        "--output-dir",
+        str(out),
+        "--overwrite",
+        "--format",
+        "json",
+    ]
     seconds, memory, _ = run(command)
     found = json.loads((out / "prediction.json").read_text())
     return {
@@ -84,14 +107,20 @@ def aisimulate_process(program: str, requests: int, folder: Path) -> dict[str, f
 
 def compared(requests: int, program: str | None, repeats: int) -> list[dict[str, Any]]:
     """Return a row for each simulator; the processes of both are run in turn."""
-    runs: dict[str, list[dict[str, float]]] = {"simrl": [], **({"AISimulate": []} if program else {})}
+    runs: dict[str, list[dict[str, float]]] = {
+        "simrl": [],
+        **({"AISimulate": []} if program else {}),
+    }
     with tempfile.TemporaryDirectory() as name:
         simrl_process(requests)  # compiles
         for _ in range(repeats):
             runs["simrl"].append(simrl_process(requests))
             if program:
                 runs["AISimulate"].append(aisimulate_process(program, requests, Path(name)))
-    medians = {name: {key: median(each[key] for each in found) for key in found[0]} for name, found in runs.items()}
+    medians = {
+        name: {key: median(each[key] for each in found) for key in found[0]}
+        for name, found in runs.items()
+    }
     own = medians["simrl"]
     return [
         {
@@ -99,7 +128,8 @@ def compared(requests: int, program: str | None, repeats: int) -> list[dict[str,
             "simulator": name,
             "whole process": f"{m['process_s']:.2f} s",
             "× simrl": f"{m['process_s'] / own['process_s']:.1f}",
-            "loop, first / warm": (f"{m['first_s']:.3f} / " if "first_s" in m else "") + f"{m['loop_s']:.3f} s",
+            "loop, first / warm": (f"{m['first_s']:.3f} / " if "first_s" in m else "")
+            + f"{m['loop_s']:.3f} s",
             "loop × simrl's warm": f"{m['loop_s'] / own['loop_s']:.0f}",
             "peak memory": f"{m['memory_mb']:.0f} MB",
             "last response": f"{m['makespan_s']:.1f} s",
@@ -110,10 +140,14 @@ def compared(requests: int, program: str | None, repeats: int) -> list[dict[str,
 
 
 def main(
-    aisimulate: Annotated[str | None, typer.Option(help="AISimulate's program; without it, simrl alone")] = None,
+    aisimulate: Annotated[
+        str | None, typer.Option(help="AISimulate's program; without it, simrl alone")
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="processes of each; medians are printed")] = 5,
     small: Small = False,
-    write: Annotated[bool, typer.Option("--write", help=f"write the table into {PAGE.name}, too")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help=f"write the table into {PAGE.name}, too")
+    ] = False,
 ) -> None:
     shrink(globals(), small, REQUESTS=(64,))
     rows = [row for requests in REQUESTS for row in compared(requests, aisimulate, repeats)]

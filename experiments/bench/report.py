@@ -71,7 +71,9 @@ def made_up_sweep(folder: Path, points: int) -> Path:
 def runs_on_512_gpus(folder: Path) -> Path:
     """Simulate two systems, 20 updates, 256 workers of two GPUs."""
     changes = ["cluster.gpus=512", "vary=[]", "systems=[verl_colocated,areal]"]
-    compare_scenarios(load_scenarios(ROOT / "experiments" / "math_14b.yaml", changes), folder, jobs=1)
+    compare_scenarios(
+        load_scenarios(ROOT / "experiments" / "math_14b.yaml", changes), folder, jobs=1
+    )
     return folder
 
 
@@ -85,7 +87,12 @@ def opening_s(page: Path) -> dict[str, float] | None:
     os.environ["SE_OFFLINE"] = "true"
     options = webdriver.ChromeOptions()
     options.binary_location = browser
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1366,768"):
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-dev-shm-usage",
+        "--window-size=1366,768",
+    ):
         options.add_argument(argument)
     chrome: Any = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
     try:
@@ -115,7 +122,11 @@ def measured(name: str, folder: Path, page: Path, repeats: int) -> list[dict[str
     ]
     opened = [found for _ in range(repeats) if (found := opening_s(page)) is not None]
     if opened:
-        for key, words in (("text", "text after"), ("drawn", "pictures after"), ("cpu", "of it CPU")):
+        for key, words in (
+            ("text", "text after"),
+            ("drawn", "pictures after"),
+            ("cpu", "of it CPU"),
+        ):
             seconds = [each[key] for each in opened]
             spread = f"{words} ({min(seconds):.2f} to {max(seconds):.2f})"
             rows.append(bench_row(f"{name}: {spread}", statistics.median(seconds), MOST_S))
@@ -123,7 +134,9 @@ def measured(name: str, folder: Path, page: Path, repeats: int) -> list[dict[str
 
 
 def main(
-    folders: Annotated[list[Path] | None, typer.Argument(help="of results, in place of those made here")] = None,
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="of results, in place of those made here")
+    ] = None,
     points: Annotated[int, typer.Option(min=1, help="of the sweep")] = 1000,
     repeats: Annotated[int, typer.Option(min=1, help="openings, each in a new browser")] = 5,
     as_json: AsJson = False,
@@ -135,10 +148,16 @@ def main(
         else:
             given = {f"a sweep of {points:,} points": made_up_sweep(place / "sweep", points)}
             given["two runs on 512 GPUs"] = runs_on_512_gpus(place / "runs")
-        rows = [row for what, folder in given.items() for row in measured(what, folder, place / "page.html", repeats)]
+        rows = [
+            row
+            for what, folder in given.items()
+            for row in measured(what, folder, place / "page.html", repeats)
+        ]
     print_bench(rows, as_json)
     if not as_json and not any("pictures" in row["what"] for row in rows):
-        print("No Chromium with its driver here (apt-get install chromium chromium-driver): opening was not timed.")
+        print(
+            "No Chromium with its driver here (apt-get install chromium chromium-driver): opening was not timed."
+        )
 
 
 if __name__ == "__main__":

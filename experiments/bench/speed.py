@@ -28,18 +28,29 @@ from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns
 from simrl.speculation.windows import Fixed
 
 LIMITS = Limits(max_num_seqs=256, max_num_batched_tokens=8192, block_size=16, kv_blocks=50_000)
-REQUEST_PASSES = 30e6  # of the bars of speculation: passes times the requests that verify a draft in each
+REQUEST_PASSES = (
+    30e6  # of the bars of speculation: passes times the requests that verify a draft in each
+)
 LENGTHS = {"cap_tokens": 16384, "mean_tokens": 5070, "sigma": 0.9, "prompt_share": 0.6}
 
 
-def scenario(name: str, gpus: int, steps: int, prompts_per_step: int, system: dict[str, object]) -> Scenario:
+def scenario(
+    name: str, gpus: int, steps: int, prompts_per_step: int, system: dict[str, object]
+) -> Scenario:
     return Scenario.model_validate(
         {
             "name": name,
             "steps": steps,
             "model": "qwen3-14b",
             "cluster": {"gpu": "h100", "gpus": gpus, "tp": 2},
-            "workload": {"synthetic": {"steps": steps, "prompts_per_step": prompts_per_step, "group": 16, **LENGTHS}},
+            "workload": {
+                "synthetic": {
+                    "steps": steps,
+                    "prompts_per_step": prompts_per_step,
+                    "group": 16,
+                    **LENGTHS,
+                }
+            },
             "profile": {"roofline": {}},
             "system": system,
         }
@@ -47,7 +58,11 @@ def scenario(name: str, gpus: int, steps: int, prompts_per_step: int, system: di
 
 
 def batches() -> list[list[int]]:
-    return np.minimum(np.random.default_rng(0).lognormal(8.25, 0.9, (256, 64)), 16384).astype(int).tolist()
+    return (
+        np.minimum(np.random.default_rng(0).lognormal(8.25, 0.9, (256, 64)), 16384)
+        .astype(int)
+        .tolist()
+    )
 
 
 def engines_of_a_batch() -> str:
@@ -108,13 +123,17 @@ def runs_of(tokens: int) -> AcceptRuns:
         places = np.arange(part.size)
         next_wrong = np.r_[wrong, part.size][np.searchsorted(wrong, places)]
         part[:] = np.minimum(next_wrong - places, MOST_DRAFT_TOKENS)
-    return AcceptRuns(np.zeros(1, dtype=np.int64), np.full(tokens, MOST_DRAFT_TOKENS, dtype=np.uint8), accepted)
+    return AcceptRuns(
+        np.zeros(1, dtype=np.int64), np.full(tokens, MOST_DRAFT_TOKENS, dtype=np.uint8), accepted
+    )
 
 
 def one_long_queue() -> str:
     """Run one engine with 2,048 requests queued at once, at most 256 running."""
     engine = one_engine(roofline_profile(model_shape("qwen3-14b"), gpu("h100"), 2).tables, LIMITS)
-    lengths = np.minimum(np.random.default_rng(0).lognormal(7.5, 0.8, 2048), 8192).astype(int).tolist()
+    lengths = (
+        np.minimum(np.random.default_rng(0).lognormal(7.5, 0.8, 2048), 8192).astype(int).tolist()
+    )
     for tokens in lengths:
         engine.submit(512, max(tokens, 1))
     engine.run_until_idle()
@@ -146,17 +165,23 @@ def measure(run: Callable[[], str], repeats: int, warm_up: bool = True) -> tuple
 def second_process_s(repeats: int) -> float:
     """Return the seconds from the start of Python to the first simulated pass, kernels cached on disk."""
     code = "from experiments.bench import speed; speed.one_long_queue()"
-    return median_s(lambda: subprocess.run([sys.executable, "-c", code], check=True), repeats, warm_up=False)
+    return median_s(
+        lambda: subprocess.run([sys.executable, "-c", code], check=True), repeats, warm_up=False
+    )
 
 
 def main(
-    once: Annotated[bool, typer.Option("--once", help="nothing is repeated: quicker, and noisier")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="nothing is repeated: quicker, and noisier")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     few, more = (1, 1) if once else (3, 5)
 
     def one_step_off(steps: int) -> Scenario:
-        return scenario("step", 680, steps, 1024, {"name": "one_step_off", "rollout_share": 512 / 680})
+        return scenario(
+            "step", 680, steps, 1024, {"name": "one_step_off", "rollout_share": 512 / 680}
+        )
 
     areal = scenario("areal", 256, 100, 128, {"name": "areal", "eta": 8})
     rows = []
@@ -169,7 +194,14 @@ def main(
     add("one more step of one-step-off", per_step(one_step_off, few), 1.0)
     measured = measure(simulation(areal), 1, warm_up=False)  # the others compiled its kernels
     add("100 AReaL steps, 256 GPUs, 2,048 samples a step", measured, 30.0)
-    rows.append(bench_row("peak RSS of all that", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 1.0, "GB"))
+    rows.append(
+        bench_row(
+            "peak RSS of all that",
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+            1.0,
+            "GB",
+        )
+    )
     add("30 M verified drafts, acceptance from a model", speculative(MODEL, few), 1.5)
     add("30 M verified drafts, replay of recorded runs", speculative(RUNS, few), 0.5)
     rows.append(bench_row("second process: start to first passes", second_process_s(few), 1.5))

@@ -82,14 +82,18 @@ def query_s(folder: Path) -> float:
     """Return the seconds to open a table of `ROWS` points and find the fastest of each system and cluster, median of three."""
     columns = pd.read_parquet(folder / "out" / "table").drop(columns=["error"])
     rows = columns.iloc[[i % len(columns) for i in range(ROWS)]].astype({"system.name": str})
-    rows = rows.assign(point=range(ROWS), **{"cluster.gpus": [64 * (1 + i % 16) for i in range(ROWS)]}, error=None)
+    rows = rows.assign(
+        point=range(ROWS), **{"cluster.gpus": [64 * (1 + i % 16) for i in range(ROWS)]}, error=None
+    )
     (folder / "large").mkdir()
     write_table(rows.astype(object).where(rows.notna(), None).to_dict("records"), folder / "large")
     seconds = []
     for _ in range(3):
         started = time.perf_counter()
         found = pd.read_parquet(folder / "large")
-        fastest = found.groupby(["system.name", "cluster.gpus"], observed=True)["samples_per_s"].max()
+        fastest = found.groupby(["system.name", "cluster.gpus"], observed=True)[
+            "samples_per_s"
+        ].max()
         seconds.append(time.perf_counter() - started)
         assert len(found) == ROWS and len(fastest) > 16
     return sorted(seconds)[1]
@@ -97,7 +101,9 @@ def query_s(folder: Path) -> float:
 
 def plan_s(file: Path) -> float:
     started = time.perf_counter()
-    planned = plan(vary(file, [f"seed=1..{ROWS // len(SYSTEMS)}", f"systems={','.join(SYSTEMS)}"]), None, 0)
+    planned = plan(
+        vary(file, [f"seed=1..{ROWS // len(SYSTEMS)}", f"systems={','.join(SYSTEMS)}"]), None, 0
+    )
     assert len(planned.points) == ROWS
     return time.perf_counter() - started
 
@@ -112,13 +118,17 @@ def main(
         file = folder / "scenario.yaml"
         file.write_text(yaml.safe_dump(SCENARIO))
         compile_kernels()
-        sweep_s(file, folder / "first", 2 * len(SYSTEMS), Processes(jobs))  # compiles the other kernels of the systems
+        sweep_s(
+            file, folder / "first", 2 * len(SYSTEMS), Processes(jobs)
+        )  # compiles the other kernels of the systems
         cpu_before_s = cpu_s()
         swept_s = sweep_s(file, folder / "out", points, Processes(jobs))
         used_s = cpu_s() - cpu_before_s
         resumed_s = sweep_s(file, folder / "out", points, Processes(jobs))
         rows = [
-            bench_row(f"{points} points, 64 GPUs × 5 steps, {jobs} processes", swept_s, 0.06 * points),
+            bench_row(
+                f"{points} points, 64 GPUs × 5 steps, {jobs} processes", swept_s, 0.06 * points
+            ),
             bench_row("CPU time of it, on all cores", used_s, 0.06 * points * jobs),
             bench_row("repeated: all points are stored", resumed_s, 0.02 * points),
             bench_row("a point, without its simulation", overhead_s(file, folder), 0.02),

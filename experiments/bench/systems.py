@@ -26,7 +26,9 @@ from simrl.systems.recipes import RECIPES
 
 BAR_FIRST_S, BAR_STEP_S, BAR_LONG_S, BAR_GB = 2.0, 0.8, 10.0, 1.5
 BARS_STEP_S = {"verl_colocated": 0.35, "one_step_off": 0.35, "specactor": 15.0}
-SLOW = ("specactor",)  # its two loops wait for each other, so engines stop at each verification; measured when named
+SLOW = (
+    "specactor",
+)  # its two loops wait for each other, so engines stop at each verification; measured when named
 
 
 def scenario(system: str, gpus: int, steps: int, prompts_per_step: int) -> Scenario:
@@ -65,9 +67,12 @@ def engines_s(prepared: Prepared) -> float:
     """Return the seconds in which the engines of all workers decode the first step, without SimPy."""
     _, begin, end = prepared.trace.step_slices[0]
     prompts, responses = (
-        prepared.trace.column(f"{name}_tokens")[begin:end].tolist() for name in ("prompt", "response")
+        prepared.trace.column(f"{name}_tokens")[begin:end].tolist()
+        for name in ("prompt", "response")
     )
-    engines = [one_engine(prepared.profile.tables, prepared.limits) for _ in range(prepared.workers)]
+    engines = [
+        one_engine(prepared.profile.tables, prepared.limits) for _ in range(prepared.workers)
+    ]
     for i, lengths in enumerate(zip(prompts, responses, strict=True)):
         engines[i % len(engines)].submit(*lengths)
     started = time.perf_counter()
@@ -94,8 +99,12 @@ def measure(system: str, long: bool) -> dict[str, object]:
 
 
 def main(
-    systems: Annotated[list[str] | None, typer.Argument(help="systems to measure (default: all but specactor)")] = None,
-    long: Annotated[bool, typer.Option("--long", help="100 steps of 256 GPUs as well: some minutes")] = False,
+    systems: Annotated[
+        list[str] | None, typer.Argument(help="systems to measure (default: all but specactor)")
+    ] = None,
+    long: Annotated[
+        bool, typer.Option("--long", help="100 steps of 256 GPUs as well: some minutes")
+    ] = False,
     here: Annotated[bool, typer.Option("--here", hidden=True)] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -105,7 +114,9 @@ def main(
     command = [sys.executable, __file__, "--here", *(["--long"] if long else [])]
     rows = []
     names = systems or [name for name in RECIPES if name not in SLOW]
-    for system in track(names, description="measuring", console=Console(stderr=True), transient=True):
+    for system in track(
+        names, description="measuring", console=Console(stderr=True), transient=True
+    ):
         found = subprocess.run([*command, system], check=True, capture_output=True, text=True)
         rows.append(json.loads(found.stdout))
     if as_json:

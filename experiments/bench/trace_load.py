@@ -47,12 +47,22 @@ def main(as_json: AsJson = False) -> None:
     load_s = statistics.median(s for s, _ in loads)
     if as_json:
         print(
-            json.dumps({"rows": len(trace), "load_s": load_s, "bar_s": BAR_S, "write_s": write_s, "size_mb": size_mb})
+            json.dumps(
+                {
+                    "rows": len(trace),
+                    "load_s": load_s,
+                    "bar_s": BAR_S,
+                    "write_s": write_s,
+                    "size_mb": size_mb,
+                }
+            )
         )
         return
     print(f"synthesis   {synthesis_s:.2f} s, {len(trace):,} rows, {MODEL.steps} steps")
     print(f"write       {write_s:.2f} s, {size_mb:.1f} MB")
-    print(f"load        {load_s:.3f} s, median of 5: {load_s / BAR_S:.2f} of the bar of {BAR_S:g} s")
+    print(
+        f"load        {load_s:.3f} s, median of 5: {load_s / BAR_S:.2f} of the bar of {BAR_S:g} s"
+    )
 
 
 if __name__ == "__main__":

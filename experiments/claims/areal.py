@@ -21,7 +21,9 @@ def clusters(whole: bool) -> dict[str, tuple[str, tuple[int, ...]]]:
     return {name: of for name, of in CLUSTERS.items() if whole or name in IN_DRAWS}
 
 
-def throughput(lab: Lab, inputs: Inputs, model: str, gpus: int, asynchronous: bool, cap: int = CAPS["16K"]) -> float:
+def throughput(
+    lab: Lab, inputs: Inputs, model: str, gpus: int, asynchronous: bool, cap: int = CAPS["16K"]
+) -> float:
     """Return thousand trained response tokens a second."""
     system = paper.areal(inputs, inputs["eta_fig4"]) if asynchronous else paper.verl(inputs)
     return paper.trained(lab.run(paper.scenario(inputs, model, gpus, system, cap)))
@@ -33,7 +35,9 @@ def scaling(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     for name, (model, gpus) in clusters(whole).items():
         times = gpus[-1] / gpus[0]
         shares = [
-            throughput(lab, inputs, model, gpus[-1], own) / throughput(lab, inputs, model, gpus[0], own) / times
+            throughput(lab, inputs, model, gpus[-1], own)
+            / throughput(lab, inputs, model, gpus[0], own)
+            / times
             for own in (True, False)
         ]
         found |= {f"{name} AReaL": shares[0], f"{name} verl": shares[1]}
@@ -43,22 +47,34 @@ def scaling(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
 
 def lead(lab: Lab, inputs: Inputs, model: str, gpus: int, cap: int = CAPS["16K"]) -> float:
     """Return AReaL's throughput over verl's."""
-    own, theirs = (throughput(lab, inputs, model, gpus, asynchronous, cap) for asynchronous in (True, False))
+    own, theirs = (
+        throughput(lab, inputs, model, gpus, asynchronous, cap) for asynchronous in (True, False)
+    )
     return own / theirs
 
 
 def level_then_ahead(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     """Simulate ar-2."""
-    least = {f"{name} least": lead(lab, inputs, model, gpus[0]) for name, (model, gpus) in clusters(whole).items()}
-    most = {f"{name} most": lead(lab, inputs, model, gpus[-1]) for name, (model, gpus) in clusters(whole).items()}
-    return Figure({**least, **most}, within(least, 0.8, 1.25).agrees and all_above(most, 1.4).agrees)
+    least = {
+        f"{name} least": lead(lab, inputs, model, gpus[0])
+        for name, (model, gpus) in clusters(whole).items()
+    }
+    most = {
+        f"{name} most": lead(lab, inputs, model, gpus[-1])
+        for name, (model, gpus) in clusters(whole).items()
+    }
+    return Figure(
+        {**least, **most}, within(least, 0.8, 1.25).agrees and all_above(most, 1.4).agrees
+    )
 
 
 def by_eta(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     """Simulate ar-3."""
     etas, cap = (0, 1, 4, 16), inputs["cap_tokens"]
     found = {
-        f"eta {eta}": paper.trained(lab.run(paper.scenario(inputs, paper.SMALL, 128, paper.areal(inputs, eta), cap)))
+        f"eta {eta}": paper.trained(
+            lab.run(paper.scenario(inputs, paper.SMALL, 128, paper.areal(inputs, eta), cap))
+        )
         for eta in etas
     }
     rises = found["eta 1"] > 1.5 * found["eta 0"]
@@ -94,7 +110,9 @@ def order(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
 def longer_contexts(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     """Simulate ar-7."""
     found = {
-        name: mean(lead(lab, inputs, model, gpus[2], cap) for model, gpus in clusters(whole).values())
+        name: mean(
+            lead(lab, inputs, model, gpus[2], cap) for model, gpus in clusters(whole).values()
+        )
         for name, cap in CAPS.items()
     }
     return Figure(found, found["32K"] > found["16K"])
@@ -105,17 +123,29 @@ _EIGHTH = "an eighth of the GPUs, prompts and concurrent requests; 1.5B in draws
 
 CLAIMS = {
     "ar-1": Claim(
-        LEDGER, scaling, "at 8x the GPUs AReaL keeps >= 0.6 of linear and >= 1.4 times verl's share", _EIGHTH
+        LEDGER,
+        scaling,
+        "at 8x the GPUs AReaL keeps >= 0.6 of linear and >= 1.4 times verl's share",
+        _EIGHTH,
     ),
-    "ar-2": Claim(LEDGER, level_then_ahead, "ratio 0.8-1.25 at the least and > 1.4 at the most", _EIGHTH),
-    "ar-3": Claim(LEDGER, by_eta, "eta 1 > 1.5x eta 0, eta 16 within 15 % of eta 4 but not below it", _EIGHTH),
+    "ar-2": Claim(
+        LEDGER, level_then_ahead, "ratio 0.8-1.25 at the least and > 1.4 at the most", _EIGHTH
+    ),
+    "ar-3": Claim(
+        LEDGER, by_eta, "eta 1 > 1.5x eta 0, eta 16 within 15 % of eta 4 but not below it", _EIGHTH
+    ),
     "ar-4": Claim(
         LEDGER,
         interrupts,
         "1.05 to 1.4",
         f"{_EIGHTH} (7B a quarter)",
     ),
-    "ar-5": Claim(LEDGER, dynamic, "1.1 to 1.6 in training throughput", "one batch on the trainers of 16 and 24 nodes"),
+    "ar-5": Claim(
+        LEDGER,
+        dynamic,
+        "1.1 to 1.6 in training throughput",
+        "one batch on the trainers of 16 and 24 nodes",
+    ),
     "ar-6": Claim(
         LEDGER,
         order,
@@ -128,5 +158,7 @@ CLAIMS = {
             "and groups by turns": {**_GRAPHS, "verl_dispatch": "round_robin"},
         },
     ),
-    "ar-7": Claim(LEDGER, longer_contexts, "ratio rises", f"{_EIGHTH}; 1.5B on 128, 7B on 256 GPUs"),
+    "ar-7": Claim(
+        LEDGER, longer_contexts, "ratio rises", f"{_EIGHTH}; 1.5B on 128, 7B on 256 GPUs"
+    ),
 }

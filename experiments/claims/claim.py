@@ -49,19 +49,35 @@ def measured(result: Result, warmup_steps: int) -> Measures:
     seconds           of each sample, by uid
     part_s            seconds by step of the trace and worker
     """
-    columns = ["uid", "trace_step", "worker", "generated_tokens", "started_s", "finished_s", "trained_step"]
-    drafted = [name for name in ("drafted_tokens", "accepted_tokens") if name in result.samples.column_names]
+    columns = [
+        "uid",
+        "trace_step",
+        "worker",
+        "generated_tokens",
+        "started_s",
+        "finished_s",
+        "trained_step",
+    ]
+    drafted = [
+        name
+        for name in ("drafted_tokens", "accepted_tokens")
+        if name in result.samples.column_names
+    ]
     samples = result.samples.select(columns + drafted).to_pandas()
     samples = samples[samples["trained_step"] >= warmup_steps]
     verified = (
-        result.samples.select(["trained_step", "verified_tokens", "verifications"]).to_pandas() if drafted else None
+        result.samples.select(["trained_step", "verified_tokens", "verifications"]).to_pandas()
+        if drafted
+        else None
     )
     segments = result.segments.select(["uid", "policy_version", "tokens"]).to_pandas()
     segments = segments.merge(samples[["uid", "trained_step"]], on="uid")
     stale = segments["tokens"].where(segments["policy_version"] < segments["trained_step"], 0)
     cut = stale.where(segments.groupby("uid")["policy_version"].transform("nunique") > 1, 0)
     steps = samples.groupby("trained_step")
-    parts = samples.groupby(["trace_step", "worker"]).agg(first_s=("started_s", "min"), last_s=("finished_s", "max"))
+    parts = samples.groupby(["trace_step", "worker"]).agg(
+        first_s=("started_s", "min"), last_s=("finished_s", "max")
+    )
     return {
         "stale_share": float(stale.sum() / segments["tokens"].sum()),
         "cut_share": float(cut.sum() / segments["tokens"].sum()),
@@ -75,7 +91,11 @@ def measured(result: Result, warmup_steps: int) -> Measures:
 
 def _accept_lengths(samples: pd.DataFrame) -> pd.Series:
     """Return tokens of a pass that verified a draft, by update."""
-    sums = samples[samples["trained_step"] >= 0].groupby("trained_step")[["verified_tokens", "verifications"]].sum()
+    sums = (
+        samples[samples["trained_step"] >= 0]
+        .groupby("trained_step")[["verified_tokens", "verifications"]]
+        .sum()
+    )
     return sums["verified_tokens"] / sums["verifications"]
 
 

@@ -37,8 +37,14 @@ def run(lab: Lab, inputs: Inputs, system: dict[str, Any]) -> Measures:
                 "prompt_share": inputs["long_prompt_share"],
             }
         },
-        "profile": step_times(model, gpu, tp, between_passes_s=float(inputs["long_between_passes_s"])),
-        "training": {"mfu": inputs["long_mfu"], "log_prob_mfu": inputs["long_mfu"], "sequence_parallel": 4},
+        "profile": step_times(
+            model, gpu, tp, between_passes_s=float(inputs["long_between_passes_s"])
+        ),
+        "training": {
+            "mfu": inputs["long_mfu"],
+            "log_prob_mfu": inputs["long_mfu"],
+            "sequence_parallel": 4,
+        },
         "system": system,
     }
     return lab.run(made(Scenario, scenario))

@@ -33,7 +33,9 @@ BATCHES = (1, 4, 16, 136)  # prompts of 16 responses: 16 to 2,176 a worker
 def survey(lab: Lab, inputs: Inputs, cap: str) -> Measures:
     """Return a step of §3.1's verl. Under 8K the lengths are those under 16K, cut."""
     if cap == "32k":
-        return paper.survey(lab, inputs, "math", 2 * paper.CAPS["16k"], inputs["survey_mean_tokens_32k"])
+        return paper.survey(
+            lab, inputs, "math", 2 * paper.CAPS["16k"], inputs["survey_mean_tokens_32k"]
+        )
     mean_tokens = inputs["survey_mean_tokens"]
     if cap == "8k":
         mean_tokens = mean_under(paper.CAPS["8k"], mean_tokens, inputs["sigma"], paper.CAPS["16k"])
@@ -79,12 +81,18 @@ def gains(lab: Lab, inputs: Inputs, whole: bool, against: str, cap: str) -> dict
 
 def both_caps(lab: Lab, inputs: Inputs, whole: bool, against: str) -> dict[str, float]:
     """Return the gains of `gains` under both caps."""
-    return {key: value for cap in paper.CAPS for key, value in gains(lab, inputs, whole, against, cap).items()}
+    return {
+        key: value
+        for cap in paper.CAPS
+        for key, value in gains(lab, inputs, whole, against, cap).items()
+    }
 
 
 def longer_gains_more(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     """Simulate rh-4."""
-    means = {cap: mean(gains(lab, inputs, whole, "one step off", cap).values()) for cap in paper.CAPS}
+    means = {
+        cap: mean(gains(lab, inputs, whole, "one step off", cap).values()) for cap in paper.CAPS
+    }
     return Figure(means, means["16k"] > means["8k"])
 
 
@@ -100,7 +108,9 @@ def over_areal(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
 
 def lead_over_areal(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     """Simulate rh-7."""
-    means = {f"eta {eta}": mean(both_caps(lab, inputs, whole, f"AReaL {eta}").values()) for eta in (1, 8)}
+    means = {
+        f"eta {eta}": mean(both_caps(lab, inputs, whole, f"AReaL {eta}").values()) for eta in (1, 8)
+    }
     return Figure(means, 1.0 < means["eta 8"] < means["eta 1"])
 
 
@@ -166,11 +176,15 @@ def rises_with_training(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     found = {}
     for third, share in THIRDS.items():
         step = STEPS[0] + share * (STEPS[1] - STEPS[0])
-        at_step, at_middle = (first + (last - first) * s / paper.SURVEY_STEPS for s in (step, paper.MIDDLE_STEP))
+        at_step, at_middle = (
+            first + (last - first) * s / paper.SURVEY_STEPS for s in (step, paper.MIDDLE_STEP)
+        )
         reuse = inputs["early_reuse"] + share * (1 - inputs["early_reuse"])
         of: dict[str, Any] = {"size": paper.SIZE, "growth": at_step / at_middle}
         plain_s = rollout(lab, inputs, paper.NO_DRAFTS, prompts, **of)
-        found[f"{third} third"] = plain_s / rollout(lab, inputs, "histospec", prompts, reuse=reuse, **of)
+        found[f"{third} third"] = plain_s / rollout(
+            lab, inputs, "histospec", prompts, reuse=reuse, **of
+        )
     return Figure(found, found["last third"] > found["first third"])
 
 
@@ -183,11 +197,16 @@ def migrate(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
 def thousands(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     """Simulate rh-13."""
     ratios = {}
-    for size, responses in ((2, inputs["rollouts_a_worker"][0]), (0, inputs["rollouts_a_worker"][1])):
+    for size, responses in (
+        (2, inputs["rollouts_a_worker"][0]),
+        (0, inputs["rollouts_a_worker"][1]),
+    ):
         of: dict[str, Any] = {"size": size, "growth": paper.late(inputs)}
         prompts = responses // inputs["group"]
         plain_s = rollout(lab, inputs, paper.NO_DRAFTS, prompts, **of)
-        ratios[f"{responses} of {SIZES[size]}"] = plain_s / rollout(lab, inputs, "histospec", prompts, **of)
+        ratios[f"{responses} of {SIZES[size]}"] = plain_s / rollout(
+            lab, inputs, "histospec", prompts, **of
+        )
     return all_above(ratios, 1.3)
 
 
@@ -222,7 +241,11 @@ def tiers_fill_bubbles(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
 
 def eagle(inputs: Inputs) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the method and the acceptance of model-based speculation (§7.4)."""
-    method = {"name": "draft_model", "model": EAGLE, "window": {"kind": "fixed", "tokens": inputs["eagle_tokens"]}}
+    method = {
+        "name": "draft_model",
+        "model": EAGLE,
+        "window": {"kind": "fixed", "tokens": inputs["eagle_tokens"]},
+    }
     accepted = {"by_position": [inputs["eagle_accept"]], "source": "the ledger"}
     return method, {"acceptance": {EAGLE: accepted}, "draft_round_s": inputs["eagle_round_s"]}
 
@@ -235,11 +258,20 @@ def model_drafts_lose(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
         batch = prompts * inputs["group"]
         plain_s = rollout(lab, inputs, paper.NO_DRAFTS, prompts, growth=paper.late(inputs))
         own[batch] = plain_s / rollout(lab, inputs, "histospec", prompts, growth=paper.late(inputs))
-        theirs[batch] = plain_s / rollout(lab, inputs, method, prompts, growth=paper.late(inputs), drafts=drafts)
+        theirs[batch] = plain_s / rollout(
+            lab, inputs, method, prompts, growth=paper.late(inputs), drafts=drafts
+        )
     small, large = min(own), max(own)
     shares = {batch: (theirs[batch] - 1) / (own[batch] - 1) for batch in own}
-    loses = any(theirs[batch] < 1.05 for batch in own if batch > 64) or shares[large] <= 0.5 * shares[small]
-    found = {f"{name} {batch}": of[batch] for name, of in (("HistoSpec", own), ("EAGLE", theirs)) for batch in own}
+    loses = (
+        any(theirs[batch] < 1.05 for batch in own if batch > 64)
+        or shares[large] <= 0.5 * shares[small]
+    )
+    found = {
+        f"{name} {batch}": of[batch]
+        for name, of in (("HistoSpec", own), ("EAGLE", theirs))
+        for batch in own
+    }
     return Figure(found, loses and all(gain > 1.3 for gain in own.values()))
 
 
@@ -250,7 +282,11 @@ def branches(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     found = {}
     for branch in ("reward", "count"):
         runs = history_runs(trace, PAPER.model_copy(update={"branch": branch}))
-        found[branch] = run_passes(runs, tokens, Aimd().rule).of((runs.first >= 0) & (tokens > 1)).speculation_rate
+        found[branch] = (
+            run_passes(runs, tokens, Aimd().rule)
+            .of((runs.first >= 0) & (tokens > 1))
+            .speculation_rate
+        )
     return Figure(found, found["reward"] >= found["count"])
 
 
@@ -270,7 +306,10 @@ CLAIMS = {
         "share at 16K >= 0.75 and rising with the cap",
         "32B math, 64 GPUs, whole; one step",
         "the batch: with 256 prompts a step, update and log-probs take 380 s at the middle MFU beside 450 s of rollout",
-        {"64 prompts a step": {"survey_prompts": 64}, "the highest MFU": {"mfu": 0.42, "log_prob_mfu": 0.45}},
+        {
+            "64 prompts a step": {"survey_prompts": 64},
+            "the highest MFU": {"mfu": 0.42, "log_prob_mfu": 0.45},
+        },
     ),
     "rh-2": Claim(LEDGER, earliest, "idle share of the earliest worker >= 0.5", "as rh-1, 16K"),
     "rh-3": Claim(
@@ -293,10 +332,20 @@ CLAIMS = {
         _SIXTH,
     ),
     "rh-8": Claim(LEDGER, histopipe, "ratio > 1.15", _PART, _BATCH, _SIXTH),
-    "rh-9": Claim(LEDGER, two_tiers, "1 < two-tier ratio < HistoPipe ratio", _PART, f"as rh-8: {_BATCH}", _SIXTH),
+    "rh-9": Claim(
+        LEDGER,
+        two_tiers,
+        "1 < two-tier ratio < HistoPipe ratio",
+        _PART,
+        f"as rh-8: {_BATCH}",
+        _SIXTH,
+    ),
     "rh-10": Claim(LEDGER, histospec, "ratio > 1.15", _PART, _BATCH, _SIXTH),
     "rh-11": Claim(
-        LEDGER, rises_with_training, "gain of last third > first third", "one worker of 14B with its share of a step"
+        LEDGER,
+        rises_with_training,
+        "gain of last third > first third",
+        "one worker of 14B with its share of a step",
     ),
     "rh-12": Claim(
         LEDGER,
@@ -306,10 +355,16 @@ CLAIMS = {
     ),
     "rh-13": Claim(LEDGER, thousands, "ratio > 1.3", "one worker with all of its rollouts"),
     "rh-14": Claim(
-        LEDGER, alternation, "CV of two-step sums < half that of single steps", "half size, 14B, HistoPipe alone"
+        LEDGER,
+        alternation,
+        "CV of two-step sums < half that of single steps",
+        "half size, 14B, HistoPipe alone",
     ),
     "rh-15": Claim(
-        LEDGER, tiers_fill_bubbles, "bubble falls by at least a third", "32 workers with half of the prompts"
+        LEDGER,
+        tiers_fill_bubbles,
+        "bubble falls by at least a third",
+        "32 workers with half of the prompts",
     ),
     "rh-16": Claim(
         LEDGER,

@@ -18,7 +18,9 @@ ALONE = 256  # responses that are each drafted alone, a worker each
 
 def whole_step(lab: Lab, inputs: Inputs, trace: str, system: paper.System) -> Measures:
     """Return one step on all 256 GPUs."""
-    return lab.run(paper.whole(inputs, trace, system).model_copy(update={"steps": 1, "warmup_steps": 0}))
+    return lab.run(
+        paper.whole(inputs, trace, system).model_copy(update={"steps": 1, "warmup_steps": 0})
+    )
 
 
 def late_run(lab: Lab, inputs: Inputs, system: paper.System, trace: str = "dapo") -> Measures:
@@ -27,9 +29,14 @@ def late_run(lab: Lab, inputs: Inputs, system: paper.System, trace: str = "dapo"
     return lab.run(scenario.model_copy(update={"steps": 1, "warmup_steps": 0}))
 
 
-def rollout_over(lab: Lab, inputs: Inputs, slow: paper.System, fast: paper.System, trace: str = "dapo") -> float:
+def rollout_over(
+    lab: Lab, inputs: Inputs, slow: paper.System, fast: paper.System, trace: str = "dapo"
+) -> float:
     """Return the rollout of the first system over the second's, in the ablations' step."""
-    return float(late_run(lab, inputs, slow, trace)["rollout_s"] / late_run(lab, inputs, fast, trace)["rollout_s"])
+    return float(
+        late_run(lab, inputs, slow, trace)["rollout_s"]
+        / late_run(lab, inputs, fast, trace)["rollout_s"]
+    )
 
 
 def dominates(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
@@ -42,7 +49,8 @@ def dominates(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
 def over_verl(lab: Lab, inputs: Inputs, system: paper.System) -> float:
     """Return verl's step over the system's, in full size."""
     return float(
-        whole_step(lab, inputs, "dapo", paper.VERL)["step_s"] / whole_step(lab, inputs, "dapo", system)["step_s"]
+        whole_step(lab, inputs, "dapo", paper.VERL)["step_s"]
+        / whole_step(lab, inputs, "dapo", system)["step_s"]
     )
 
 
@@ -60,7 +68,8 @@ def vanilla(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     """Simulate sp-4."""
     requests = {"grpo": "128", "dapo": "256"}
     ratios = {
-        name: rollout_over(lab, inputs, paper.VERL, paper.vanilla(inputs), trace) for trace, name in requests.items()
+        name: rollout_over(lab, inputs, paper.VERL, paper.vanilla(inputs), trace)
+        for trace, name in requests.items()
     }
     return within(ratios, 0.95, 1.2)
 
@@ -83,14 +92,23 @@ def decoupled(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
 def reconfigured(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     """Simulate sp-7. §5.4 counts "a better initial execution configuration" among its gains, so what it is added to has the
     drafter, its GPU and the window of the steps before, and not Algorithm 1's."""
-    given = {"model": inputs["vanilla_drafter"], "window": inputs["draft_tokens"], "draft_gpus": inputs["draft_gpus"]}
+    given = {
+        "model": inputs["vanilla_drafter"],
+        "window": inputs["draft_tokens"],
+        "draft_gpus": inputs["draft_gpus"],
+    }
     without = paper.specactor(inputs, **ALONE_PARTS, **given)
-    return all_above({"rollout": rollout_over(lab, inputs, without, paper.specactor(inputs, best_of_n=False))}, 1.03)
+    return all_above(
+        {"rollout": rollout_over(lab, inputs, without, paper.specactor(inputs, best_of_n=False))},
+        1.03,
+    )
 
 
 def best_of_n(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     """Simulate sp-8."""
-    without, with_it = (late_run(lab, inputs, paper.specactor(inputs, **of)) for of in ({"best_of_n": False}, {}))
+    without, with_it = (
+        late_run(lab, inputs, paper.specactor(inputs, **of)) for of in ({"best_of_n": False}, {})
+    )
     ratios = {key: float(without[key] / with_it[key]) for key in ("rollout_s", "last_end_s")}
     return Figure(
         {"rollout": ratios["rollout_s"], "end of the last 5 %": ratios["last_end_s"]},
@@ -100,7 +118,9 @@ def best_of_n(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
 
 def over_both(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     """Simulate sp-9."""
-    return all_above({name: paper.rollout_against(name)(lab, inputs)[0] for name in ("verl", "twice")}, 1.2)
+    return all_above(
+        {name: paper.rollout_against(name)(lab, inputs)[0] for name in ("verl", "twice")}, 1.2
+    )
 
 
 def winners(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
@@ -116,7 +136,9 @@ def winners(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
         drawn = paper.scenario(paper.late(inputs), "grpo", system, ALONE, 1.0)
         assert drawn.workload.synthetic is not None
         trace = synthesise(drawn.workload.synthetic.model_copy(update={"steps": 1}), drawn.seed)
-        workload = drawn.workload.model_copy(update={"synthetic": None, "trace": trace.metadata.name})
+        workload = drawn.workload.model_copy(
+            update={"synthetic": None, "trace": trace.metadata.name}
+        )
         changed = {"steps": 1, "warmup_steps": 0, "seed": draws, "workload": workload}
         seconds.append(lab.run(drawn.model_copy(update=changed), trace)["seconds"].sort_index())
     best = np.argmin(np.stack(seconds), axis=0)
@@ -142,12 +164,17 @@ CLAIMS = {
         "share 0.65-0.85 and waste 0.35-0.6",
         _WHOLE,
         "workers end too close together: at the middle only 0.7 of the spread of lengths is the prompt's",
-        {"0.97 of the spread is the prompt's": {"prompt_share": 0.97}, "a spread of 1.2": {"sigma": 1.2}},
+        {
+            "0.97 of the spread is the prompt's": {"prompt_share": 0.97},
+            "a spread of 1.2": {"sigma": 1.2},
+        },
     ),
     "sp-2": Claim(LEDGER, twice, "1.05 to 1.4", _WHOLE),
     "sp-3": Claim(LEDGER, fused, "1.0 to 1.1", _WHOLE),
     "sp-4": Claim(LEDGER, vanilla, "0.95 to 1.2", _TENTH),
-    "sp-5": Claim(LEDGER, apart_in_turns, "ratio < 0.95", f"{_TENTH}; vanilla's drafter and window"),
+    "sp-5": Claim(
+        LEDGER, apart_in_turns, "ratio < 0.95", f"{_TENTH}; vanilla's drafter and window"
+    ),
     "sp-6": Claim(
         LEDGER,
         decoupled,
@@ -164,8 +191,15 @@ CLAIMS = {
             "acceptance of 0.9": {"accept_0p5b": 0.9},
         },
     ),
-    "sp-7": Claim(LEDGER, reconfigured, "ratio > 1.03", f"{_TENTH}; on vanilla's drafter and window, decoupled"),
-    "sp-8": Claim(LEDGER, best_of_n, "ratio > 1.05 and the last 5 % of responses end earlier", _TENTH),
+    "sp-7": Claim(
+        LEDGER,
+        reconfigured,
+        "ratio > 1.03",
+        f"{_TENTH}; on vanilla's drafter and window, decoupled",
+    ),
+    "sp-8": Claim(
+        LEDGER, best_of_n, "ratio > 1.05 and the last 5 % of responses end earlier", _TENTH
+    ),
     "sp-9": Claim(
         LEDGER,
         over_both,
@@ -173,10 +207,16 @@ CLAIMS = {
         "ten workers of 4 GPUs, both traces, a middle step",
         "as sp-6; the ladder chooses n-grams, which need no GPUs, before models whose decoupled rate is a few percent lower; "
         "coupled, with the 1.5B drafter, SpecActor's rollout is 1.3 to 1.4 times as fast as verl's",
-        {"acceptance of 0.82": {"accept_0p5b": 0.82}, "20 ms a round of drafts": {"draft_round_s": 0.02}},
+        {
+            "acceptance of 0.82": {"accept_0p5b": 0.82},
+            "20 ms a round of drafts": {"draft_round_s": 0.02},
+        },
     ),
     "sp-10": Claim(
-        LEDGER, winners, "at least two drafters win on >= 10 % of requests", "256 responses, each alone at a worker"
+        LEDGER,
+        winners,
+        "at least two drafters win on >= 10 % of requests",
+        "256 responses, each alone at a worker",
     ),
     "sp-11": Claim(LEDGER, ngrams_fail, "acceptance of the longest 5 % < half the mean", _TENTH),
 }

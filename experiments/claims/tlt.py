@@ -48,7 +48,10 @@ def over_verl(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     """Simulate tl-1."""
     models = MODELS if whole else (paper.TARGET,)
     runs = {
-        model: [run(lab, inputs, of(inputs), model)["tokens_per_s"] for of in (paper.tlt, paper.baseline)]
+        model: [
+            run(lab, inputs, of(inputs), model)["tokens_per_s"]
+            for of in (paper.tlt, paper.baseline)
+        ]
         for model in models
     }
     return all_above({model: own / verl for model, (own, verl) in runs.items()}, 1.3)
@@ -63,7 +66,10 @@ def over_base(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
 def table(lab: Lab, inputs: Inputs) -> dict[int, dict[int, float]]:
     """Return Table 2: the speed-up by batch and tokens to verify."""
     sizes = inputs["verify_tokens"]
-    return {batch: {size: paper.table_2(batch, size)(lab, inputs)[0] for size in sizes} for batch in BATCHES}
+    return {
+        batch: {size: paper.table_2(batch, size)(lab, inputs)[0] for size in sizes}
+        for batch in BATCHES
+    }
 
 
 def falls(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
@@ -75,14 +81,18 @@ def falls(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
 
 def fewer_tokens(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     """Simulate tl-4."""
-    best = {str(batch): max(row, key=lambda size: row[size]) for batch, row in table(lab, inputs).items()}
+    best = {
+        str(batch): max(row, key=lambda size: row[size])
+        for batch, row in table(lab, inputs).items()
+    }
     return Figure(best, all(np.diff(list(best.values())) <= 0))
 
 
 def tail_only(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     """Simulate tl-5."""
     always, tail = (
-        run(lab, inputs, system)["worker_s"] for system in (own(inputs, threshold=ALWAYS), paper.tlt(inputs))
+        run(lab, inputs, system)["worker_s"]
+        for system in (own(inputs, threshold=ALWAYS), paper.tlt(inputs))
     )
     return all_above({"rollout": always / tail}, 0.98)
 
@@ -91,25 +101,37 @@ def by_update(lab: Lab, inputs: Inputs, **drafting: Any) -> Any:
     """Return accepted tokens a pass in each update, on a quarter of the GPUs and responses."""
     few = inputs | {"gpus": FEW_GPUS}
     scenario = paper.scenario(few, paper.TARGET, own(inputs, **drafting), FEW_PROMPTS)
-    return lab.run(scenario.model_copy(update={"steps": UPDATES, "warmup_steps": 0}))["accept_lengths"]
+    return lab.run(scenario.model_copy(update={"steps": UPDATES, "warmup_steps": 0}))[
+        "accept_lengths"
+    ]
 
 
 def adapts(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     """Simulate tl-6."""
     adaptive, frozen, fresh = (
         by_update(lab, of, adaptive=trained)
-        for of, trained in ((inputs, True), (inputs, False), (inputs | {"accept_drift": 0.0}, False))
+        for of, trained in (
+            (inputs, True),
+            (inputs, False),
+            (inputs | {"accept_drift": 0.0}, False),
+        )
     )
     behind = (adaptive / fresh).to_numpy()
     dips = float(np.mean(np.diff(behind) < 0))
-    found = {"adaptive": float(adaptive.mean()), "frozen": float(frozen.mean()), "updates that dip": dips}
+    found = {
+        "adaptive": float(adaptive.mean()),
+        "frozen": float(frozen.mean()),
+        "updates that dip": dips,
+    }
     return Figure(found, found["adaptive"] > found["frozen"] and dips >= 0.5)
 
 
 def bandit(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     """Simulate tl-7: what the bandit chooses at each batch over the best strategy there."""
     strategies = paper.strategies(inputs)
-    rule = bandit_rule(BegMab(strategies=tuple(strategies), batch_thresholds=tuple(inputs["batch_thresholds"])))
+    rule = bandit_rule(
+        BegMab(strategies=tuple(strategies), batch_thresholds=tuple(inputs["batch_thresholds"]))
+    )
     found = {}
     for batch in EVERY_BATCH:
         speeds = [_speed(inputs, batch, strategy) for strategy in strategies]
@@ -120,7 +142,9 @@ def bandit(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
 
 def _speed(inputs: Inputs, batch: int, strategy: Strategy) -> float:
     probability = paper.first_choice(inputs["accept_length"], paper.strategies(inputs)[0])
-    return paper.speedup(inputs, batch, strategy, accept_length(paper._levels(probability, strategy)))
+    return paper.speedup(
+        inputs, batch, strategy, accept_length(paper._levels(probability, strategy))
+    )
 
 
 def spot_training(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
@@ -140,7 +164,8 @@ def checkpoints(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     vanilla = own.model_copy(update={"asynchronous_saves": False, "selective_saves": False})
     pace = pace_of(model_shape(paper.TARGET), gpu(inputs["gpu"]), inputs["tp_32b"], own.efficiency)
     waits_s = {
-        name: pace.save_s(rule)[0] for name, rule in (("selective, asynchronous", own), ("synchronous", vanilla))
+        name: pace.save_s(rule)[0]
+        for name, rule in (("selective, asynchronous", own), ("synchronous", vanilla))
     }
     return Figure(waits_s, waits_s["synchronous"] >= 5 * waits_s["selective, asynchronous"])
 
@@ -160,7 +185,10 @@ CLAIMS = {
         "at 33 to 128 requests drafts still pay, as Table 2's 2.48 at batch 32 suggests; always on, they verify 8 tokens there",
     ),
     "tl-6": Claim(
-        LEDGER, adapts, "accept length higher and dips", "32B on 16 GPUs, a quarter of the responses; 34 steps"
+        LEDGER,
+        adapts,
+        "accept length higher and dips",
+        "32B on 16 GPUs, a quarter of the responses; 34 steps",
     ),
     "tl-7": Claim(
         LEDGER,
@@ -168,6 +196,8 @@ CLAIMS = {
         "within 5 % of the best fixed strategy at every batch",
         "decode states, the scripts' four strategies",
     ),
-    "tl-8": Claim(LEDGER, spot_training, "step within 2 %", f"{_WHOLE}; 32B, training in every step"),
+    "tl-8": Claim(
+        LEDGER, spot_training, "step within 2 %", f"{_WHOLE}; 32B, training in every step"
+    ),
     "tl-9": Claim(LEDGER, checkpoints, "checkpoint time at least 5x less", "the drafter of 32B"),
 }

@@ -41,7 +41,9 @@ class Operations(TorchDispatchMode):
         self.launched = 0
         self.by_name: dict[str, int] = {}
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = function(*args, **(kwargs or {}))
         if not function.is_view and "detach" not in str(function):
             self.launched += 1
@@ -104,7 +106,10 @@ def score() -> dict[str, float]:
         return total
 
     times = {}
-    for name, work in {"python_loop_s": python, "json_s": lambda: json.loads(json.dumps(list(range(500_000))))}.items():
+    for name, work in {
+        "python_loop_s": python,
+        "json_s": lambda: json.loads(json.dumps(list(range(500_000)))),
+    }.items():
         taken = []
         for _ in range(5):
             began = time.process_time()
@@ -199,7 +204,9 @@ def copies(bench: Bench) -> dict[str, Any]:
             result[f"pinned to device {count}"] = bench.time(
                 lambda p=pinned: p.to("cuda", non_blocking=True), repeats=50
             )
-            result[f"pageable to device {count}"] = bench.time(lambda h=here: h.to("cuda"), repeats=50)
+            result[f"pageable to device {count}"] = bench.time(
+                lambda h=here: h.to("cuda"), repeats=50
+            )
 
             def wait(there: torch.Tensor = there, back: torch.Tensor = back) -> None:
                 back.copy_(there, non_blocking=True)
@@ -260,7 +267,9 @@ def logits(bench: Bench, counts: tuple[int, ...]) -> dict[str, Any]:
             x = scores.detach().requires_grad_()
 
             def training(x: torch.Tensor = x, y: torch.Tensor = labels) -> None:
-                (torch.log_softmax(x.float(), -1).gather(-1, y[:, None]).sum() + entropy(x).sum()).backward()
+                (
+                    torch.log_softmax(x.float(), -1).gather(-1, y[:, None]).sum() + entropy(x).sum()
+                ).backward()
                 x.grad = None
 
             def cross_entropy(x: torch.Tensor = x, y: torch.Tensor = labels) -> None:
@@ -277,7 +286,11 @@ def model_of(name: str, device: str) -> Any:
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
     layers, hidden, inner, heads, kv_heads, head, vocabulary, tied = SHAPES[name]
-    kind, config = (Qwen3ForCausalLM, Qwen3Config) if name.startswith("qwen3") else (Qwen2ForCausalLM, Qwen2Config)
+    kind, config = (
+        (Qwen3ForCausalLM, Qwen3Config)
+        if name.startswith("qwen3")
+        else (Qwen2ForCausalLM, Qwen2Config)
+    )
     shape = config(
         num_hidden_layers=layers,
         hidden_size=hidden,
@@ -310,13 +323,21 @@ def models(bench: Bench, names: list[str], batches: list[tuple[int, int]]) -> di
                     return model.model(ids, use_cache=False).last_hidden_state
 
             def train(model: Any = model, ids: torch.Tensor = ids) -> None:
-                model.model(ids, use_cache=False).last_hidden_state.float().square().mean().backward()
+                model.model(
+                    ids, use_cache=False
+                ).last_hidden_state.float().square().mean().backward()
                 model.zero_grad(set_to_none=True)
 
-            for kind, work in {"forward": forward, "training": train, "training, recomputed": train}.items():
+            for kind, work in {
+                "forward": forward,
+                "training": train,
+                "training, recomputed": train,
+            }.items():
                 model.train(kind != "forward")
                 if kind.endswith("recomputed"):
-                    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+                    model.gradient_checkpointing_enable(
+                        gradient_checkpointing_kwargs={"use_reentrant": False}
+                    )
                 try:
                     times = bench.time(work, repeats=3)
                     if length == batches[0][1]:
@@ -339,7 +360,8 @@ def adam(bench: Bench) -> dict[str, Any]:
     result = {}
     for where in dict.fromkeys((bench.device, "cpu")):
         tensors = [
-            torch.nn.Parameter(torch.zeros(1_700_000, device=where)) for _ in range(290 if where == "cuda" else 60)
+            torch.nn.Parameter(torch.zeros(1_700_000, device=where))
+            for _ in range(290 if where == "cuda" else 60)
         ]
         for tensor in tensors:
             tensor.grad = torch.ones_like(tensor)
@@ -348,7 +370,9 @@ def adam(bench: Bench) -> dict[str, Any]:
             optimizer = torch.optim.AdamW(tensors, lr=1e-6, **kind)
             if where == "cpu" and kind == {"foreach": True}:
                 continue
-            result[f"{where}, {kind}, {weights / 1e9:.2f}B weights"] = bench.time(optimizer.step, repeats=3, warm=1)
+            result[f"{where}, {kind}, {weights / 1e9:.2f}B weights"] = bench.time(
+                optimizer.step, repeats=3, warm=1
+            )
             del optimizer
         result[f"{where}, clip_grad_norm_"] = bench.time(
             lambda t=tensors: torch.nn.utils.clip_grad_norm_(t, 1.0), repeats=3, warm=1
@@ -360,13 +384,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--seconds", type=float, default=150.0, help="sections begin within this time")
+    parser.add_argument(
+        "--seconds", type=float, default=150.0, help="sections begin within this time"
+    )
     args = parser.parse_args()
     bench = Bench(args.device, args.seconds, args.out)
     gpu = torch.cuda.get_device_name() if args.device == "cuda" else "none"
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    cpu = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
-    bench.record["here"] = {"gpu": gpu, "cpu": cpu, "torch": torch.__version__, "python": platform.python_version()}
+    cpu = next(
+        (line.partition(": ")[2] for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )
+    bench.record["here"] = {
+        "gpu": gpu,
+        "cpu": cpu,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
     small = args.device == "cpu"
     bench.section("score", score)
     bench.section("launches", lambda: launches(bench))
@@ -375,7 +409,9 @@ def main() -> None:
     bench.section("logits", lambda: logits(bench, (16,) if small else (1024, 8192)))
     bench.section("rates", lambda: rates(bench))
     bench.section("adam", lambda: adam(bench))
-    batches = [(1, 64)] if small else [(1, 64), (1, 1024), (1, 4096), (8, 512), (4, 4096), (2, 16384)]
+    batches = (
+        [(1, 64)] if small else [(1, 64), (1, 1024), (1, 4096), (8, 512), (4, 4096), (2, 16384)]
+    )
     bench.section("models", lambda: models(bench, list(SHAPES)[: 1 if small else 3], batches))
 
 

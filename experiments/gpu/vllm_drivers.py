@@ -79,14 +79,19 @@ def turn(gate: Path | None, way: str) -> Iterator[None]:
         return
     (gate / f"up-{way}").touch()
     until_s = time.monotonic() + MOST_START_S
-    while len(list(gate.glob("up-*"))) < int((gate / "engines").read_text()) and time.monotonic() < until_s:
+    while (
+        len(list(gate.glob("up-*"))) < int((gate / "engines").read_text())
+        and time.monotonic() < until_s
+    ):
         time.sleep(0.2)
     with (gate / "turn").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def measure(way: str, model: str, device: str, counts: list[int], gate: Path | None) -> dict[str, Any]:
+def measure(
+    way: str, model: str, device: str, counts: list[int], gate: Path | None
+) -> dict[str, Any]:
     """Return the seconds of a pass, and of this process's processor in it, by sequences."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if way == "in process" else "1"
     from vllm import SamplingParams
@@ -96,8 +101,15 @@ def measure(way: str, model: str, device: str, counts: list[int], gate: Path | N
     kind = RequestOutputKind.DELTA if streams else RequestOutputKind.FINAL_ONLY
 
     def sampling(tokens: int) -> Any:
-        exact = {"min_tokens": tokens, "max_tokens": tokens, "ignore_eos": True, "detokenize": False}
-        return SamplingParams(temperature=1.0, logprobs=WAYS[way].get("logprobs"), output_kind=kind, **exact)
+        exact = {
+            "min_tokens": tokens,
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            "detokenize": False,
+        }
+        return SamplingParams(
+            temperature=1.0, logprobs=WAYS[way].get("logprobs"), output_kind=kind, **exact
+        )
 
     def prompts(count: int) -> list[dict[str, list[int]]]:
         return [{"prompt_token_ids": [3 + i % 200, *range(5, 20)]} for i in range(count)]
@@ -114,12 +126,17 @@ def measure(way: str, model: str, device: str, counts: list[int], gate: Path | N
         engine.generate(prompts(count), sampling(tokens), use_tqdm=False)
 
     with turn(gate, way):
-        return {"start_s": start_s, "passes": {n: _passes(lambda t, n=n: work(n, t)) for n in counts}}
+        return {
+            "start_s": start_s,
+            "passes": {n: _passes(lambda t, n=n: work(n, t)) for n in counts},
+        }
 
 
 def _passes(work: Callable[[int], None]) -> dict[str, float]:
     work(8)  # warm
-    return _per_pass([_timed(work, TOKENS) for _ in range(3)], [_timed(work, TOKENS // 2) for _ in range(3)])
+    return _per_pass(
+        [_timed(work, TOKENS) for _ in range(3)], [_timed(work, TOKENS // 2) for _ in range(3)]
+    )
 
 
 def _timed(work: Callable[[int], None], tokens: int) -> tuple[float, float]:
@@ -128,10 +145,17 @@ def _timed(work: Callable[[int], None], tokens: int) -> tuple[float, float]:
     return time.perf_counter() - began, time.process_time() - used
 
 
-def _per_pass(whole: list[tuple[float, float]], half: list[tuple[float, float]]) -> dict[str, float]:
+def _per_pass(
+    whole: list[tuple[float, float]], half: list[tuple[float, float]]
+) -> dict[str, float]:
     between = TOKENS - TOKENS // 2
-    (wall, used), (wall_half, used_half) = (tuple(map(min, zip(*each, strict=True))) for each in (whole, half))
-    return {"pass_s": (wall - wall_half) / between, "front_end_processor_s": (used - used_half) / between}
+    (wall, used), (wall_half, used_half) = (
+        tuple(map(min, zip(*each, strict=True))) for each in (whole, half)
+    )
+    return {
+        "pass_s": (wall - wall_half) / between,
+        "front_end_processor_s": (used - used_half) / between,
+    }
 
 
 async def _streamed(
@@ -158,7 +182,9 @@ async def _streamed(
         nonlocal number
         number += 1
         start, used = time.perf_counter(), time.process_time()
-        await asyncio.gather(*(one(p, tokens, f"{number}-{i}") for i, p in enumerate(prompts(count))))
+        await asyncio.gather(
+            *(one(p, tokens, f"{number}-{i}") for i, p in enumerate(prompts(count)))
+        )
         return time.perf_counter() - start, time.process_time() - used
 
     rows = {}
@@ -176,15 +202,23 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--seconds", type=float, default=120.0, help="engines begin within this time")
+    parser.add_argument(
+        "--seconds", type=float, default=120.0, help="engines begin within this time"
+    )
     parser.add_argument("--counts", default=",".join(map(str, COUNTS)))
     parser.add_argument("--at-once", type=int, default=1, help="engines that start together")
-    parser.add_argument("--way", choices=WAYS, help="one way, in this process; the result goes to --out")
-    parser.add_argument("--gate", type=Path, help="with --way: the folder at which engines wait for each other")
+    parser.add_argument(
+        "--way", choices=WAYS, help="one way, in this process; the result goes to --out"
+    )
+    parser.add_argument(
+        "--gate", type=Path, help="with --way: the folder at which engines wait for each other"
+    )
     args = parser.parse_args()
     counts = [int(count) for count in args.counts.split(",")]
     if args.way:
-        args.out.write_text(json.dumps(measure(args.way, args.model, args.device, counts, args.gate)))
+        args.out.write_text(
+            json.dumps(measure(args.way, args.model, args.device, counts, args.gate))
+        )
         return
     until_s, record, ways = time.monotonic() + args.seconds, {}, list(WAYS)
     while ways and time.monotonic() < until_s - 20:
@@ -207,7 +241,9 @@ def main() -> None:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(max(until_s - time.monotonic(), 0.1))
                 part = gate / f"{i}.json"
-                record[way] = json.loads(part.read_text()) if part.exists() else "failed, or out of time"
+                record[way] = (
+                    json.loads(part.read_text()) if part.exists() else "failed, or out of time"
+                )
                 print(way, json.dumps(record[way]), flush=True)
                 args.out.write_text(json.dumps(record, indent=1) + "\n")
             for process in running.values():

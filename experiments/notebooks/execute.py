@@ -31,9 +31,15 @@ METADATA = {
 
 def main() -> int:
     """Return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--renew", action="store_true", help="write the notebooks; then read the diff")
-    parser.add_argument("notebooks", nargs="*", type=Path, help="some of them (default: all in this folder)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--renew", action="store_true", help="write the notebooks; then read the diff"
+    )
+    parser.add_argument(
+        "notebooks", nargs="*", type=Path, help="some of them (default: all in this folder)"
+    )
     given = parser.parse_args()
     paths = given.notebooks or sorted(HERE.glob("*.ipynb"))
     wrong = [path for path in paths if not execute(path, given.renew)]
@@ -46,14 +52,19 @@ def execute(path: Path, renew: bool) -> bool:
     notebook = nbformat.read(path, as_version=4)
     started_s = time.monotonic()
     try:
-        NotebookClient(notebook, timeout=CELL_S, resources={"metadata": {"path": str(path.parent)}}).execute()
+        NotebookClient(
+            notebook, timeout=CELL_S, resources={"metadata": {"path": str(path.parent)}}
+        ).execute()
     except CellExecutionError as error:
         print(f"{path.name}: {error}")
         return False
     print(f"{path.name}: {time.monotonic() - started_s:.0f} s")
     clean(notebook)
     warned = [
-        output.text for cell in notebook.cells for output in cell.get("outputs", []) if output.get("name") == "stderr"
+        output.text
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if output.get("name") == "stderr"
     ]
     if warned:
         print(f"{path.name}: a cell writes to stderr:\n{warned[0]}")
@@ -62,12 +73,16 @@ def execute(path: Path, renew: bool) -> bool:
         nbformat.write(notebook, path)
         return True
     differences = list(
-        difflib.unified_diff(shown(committed), shown(notebook), "committed", "executed", lineterm="", n=1)
+        difflib.unified_diff(
+            shown(committed), shown(notebook), "committed", "executed", lineterm="", n=1
+        )
     )
     for line in differences:
         print(line)
     if differences:
-        print(f"{path.name}: shows something else; if that is right, renew it and read its prose again")
+        print(
+            f"{path.name}: shows something else; if that is right, renew it and read its prose again"
+        )
     return not differences
 
 

@@ -52,7 +52,11 @@ PAIRS = (
         for size in ("1p5b", "7b")
         for i in range(1, 5)
     ),
-    *((f"areal-hours-{size}/{i}", f"areal-hours-{size}/1") for size in ("1p5b", "7b") for i in (2, 3)),
+    *(
+        (f"areal-hours-{size}/{i}", f"areal-hours-{size}/1")
+        for size in ("1p5b", "7b")
+        for i in (2, 3)
+    ),
     *((f"areal-interrupt-{size}/1", f"areal-interrupt-{size}/2") for size in ("1p5b", "7b")),
     *(("rollpacker-7b-8k/1", f"rollpacker-7b-8k/{i}") for i in (2, 3)),
 )
@@ -60,7 +64,12 @@ PAIRS = (
 PARTS = {
     "rhymerl": (("rhyme-e2e", "rhyme-abl", "rhyme-pipe", "rhyme-2tier"),),
     "specactor": (("spec-e2e", "spec-rollout"), ("spec-abl",)),
-    "areal": (("areal-eta", "areal-hours-1p5b"), ("areal-fig4-1p5b",), ("areal-fig4-7b",), ("areal-interrupt",)),
+    "areal": (
+        ("areal-eta", "areal-hours-1p5b"),
+        ("areal-fig4-1p5b",),
+        ("areal-fig4-7b",),
+        ("areal-interrupt",),
+    ),
     "tlt": (("tlt-e2e", "tlt-rollout-case"),),
 }
 # Not predicted: no gain, and in no pair.
@@ -92,12 +101,18 @@ class Gain(NamedTuple):
 
 
 def main(
-    draws: Annotated[int, typer.Option(min=0, help="draws of each paper's inputs whose baseline is run")] = 0,
-    predicted: Annotated[int, typer.Option(min=0, help="kept draws of each paper whose gains are predicted")] = 0,
+    draws: Annotated[
+        int, typer.Option(min=0, help="draws of each paper's inputs whose baseline is run")
+    ] = 0,
+    predicted: Annotated[
+        int, typer.Option(min=0, help="kept draws of each paper whose gains are predicted")
+    ] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
     minutes: Annotated[float, typer.Option(help="at most, for each of the two")] = math.inf,
     anew: Annotated[bool, typer.Option("--anew", help="forget the draws that are there")] = False,
-    folder: Annotated[Path, typer.Option(help="where conditioned.parquet and conditioned.md are")] = HERE,
+    folder: Annotated[
+        Path, typer.Option(help="where conditioned.parquet and conditioned.md are")
+    ] = HERE,
 ) -> None:
     with errors_in_a_line("conditioned"):
         table = folder / "conditioned.parquet"
@@ -105,7 +120,10 @@ def main(
         old = stale(found)
         if old is not None and (draws or predicted):
             raise InputError(f"{table}: {old}")
-        for todo_of, count, work in ((baselines, draws, describe), (gains_to_do, predicted, elements)):
+        for todo_of, count, work in (
+            (baselines, draws, describe),
+            (gains_to_do, predicted, elements),
+        ):
             if todo := todo_of(found, count):
                 for more in extend(found, todo, work, jobs, time.monotonic() + 60 * minutes):
                     found = more
@@ -136,7 +154,12 @@ def gains_to_do(draws: Draws, count: int) -> list[Task]:
     turns = []
     for i in range(max(math.ceil(count / 2), SETS + 1) if count else 0):
         both = {paper: [*numbers[2 * i : 2 * i + 2]] for paper, numbers in kept.items()}
-        turns += [(paper, numbers[k]) for k in (0, 1) for paper, numbers in both.items() if k < len(numbers)]
+        turns += [
+            (paper, numbers[k])
+            for k in (0, 1)
+            for paper, numbers in both.items()
+            if k < len(numbers)
+        ]
         turns += [(paper, i) for paper in PAPERS if i == 0 or (paper in kept and i <= SETS)]
     todo = (task for paper, draw in dict.fromkeys(turns) for task in _tasks(paper, draw))
     left = (task._replace(rows=_left(draws, task)) for task in todo)
@@ -145,7 +168,11 @@ def gains_to_do(draws: Draws, count: int) -> list[Task]:
 
 def _left(draws: Draws, task: Task) -> dict[str, int]:
     """Return the rows of a task that are not in the table yet."""
-    return {row: n for row, n in task.rows.items() if (task.paper, task.number, f"{row}/1") not in draws.values}
+    return {
+        row: n
+        for row, n in task.rows.items()
+        if (task.paper, task.number, f"{row}/1") not in draws.values
+    }
 
 
 def _tasks(paper: str, draw: int) -> list[Task]:
@@ -161,7 +188,12 @@ def _tasks(paper: str, draw: int) -> list[Task]:
 
 def used(paper: str) -> dict[str, str]:
     """Return the rows, and elements (ROW/2), that descriptors of a paper use up, with the descriptors' names."""
-    return {row: name for name, of in read_ledger(paper).descriptors.items() if not of.unused for row in of.rows}
+    return {
+        row: name
+        for name, of in read_ledger(paper).descriptors.items()
+        if not of.unused
+        for row in of.rows
+    }
 
 
 def all_used() -> set[str]:
@@ -172,7 +204,10 @@ def predictions(draws: Draws, paper: str, numbers: Sequence[int]) -> dict[str, d
     """Return for each element the predictions at those of the draws that are there; of a row that a descriptor uses up, what
     the baseline's run has."""
     found: dict[str, dict[int, float]] = {}
-    wanted, rows = set(numbers), {name: f"{row}/1" for row, name in used(paper).items() if "/" not in row}
+    wanted, rows = (
+        set(numbers),
+        {name: f"{row}/1" for row, name in used(paper).items() if "/" not in row},
+    )
     for (of, draw, name), value in draws.values.items():
         if of == paper and draw in wanted and not math.isnan(value):
             found.setdefault(rows.get(name, name), {})[draw] = value
@@ -187,12 +222,18 @@ def gains(draws: Draws) -> list[Gain]:
     """Return all gains of papers that are conditioned, but those that a descriptor uses up."""
     found = []
     for paper, kept in kept_of(draws).items():
-        given, before = predictions(draws, paper, kept.draws), predictions(draws, paper, range(SETS + 1))
+        given, before = (
+            predictions(draws, paper, kept.draws),
+            predictions(draws, paper, range(SETS + 1)),
+        )
         for name, published, first, second in gains_of(paper):
             values, prior = gain_at(given, first, second), gain_at(before, first, second)
             if values:
                 low, middle, high = map(float, np.quantile(values, (LOW, 0.5, HIGH)))
-                row, ends = first.rpartition("/")[0], (min(prior), max(prior)) if len(prior) > 1 else None
+                row, ends = (
+                    first.rpartition("/")[0],
+                    (min(prior), max(prior)) if len(prior) > 1 else None,
+                )
                 found.append(Gain(row, name, published, ends, (low, high), middle, len(values)))
     return found
 
@@ -211,7 +252,9 @@ def gains_of(paper: str) -> Iterator[tuple[str, Bound, str, str | None]]:
                 yield f"{first} : {short}", _ratio(first, second), first, second
 
 
-def gain_at(predicted: Mapping[str, Mapping[int, float]], first: str, second: str | None) -> list[float]:
+def gain_at(
+    predicted: Mapping[str, Mapping[int, float]], first: str, second: str | None
+) -> list[float]:
     """Return the gain at each draw at which its elements are predicted."""
     values, over = predicted.get(first, {}), predicted.get(second or "", {})
     if second is None:
@@ -222,7 +265,8 @@ def gain_at(predicted: Mapping[str, Mapping[int, float]], first: str, second: st
 
 def _ratio(first: str, second: str) -> Bound:
     a, b = (
-        published_rows()[row].elements[int(i) - 1] for row, _, i in (name.rpartition("/") for name in (first, second))
+        published_rows()[row].elements[int(i) - 1]
+        for row, _, i in (name.rpartition("/") for name in (first, second))
     )
     return Bound(a.low / b.high, a.high / b.low)
 
@@ -239,8 +283,15 @@ def entries(draws: Draws, numbers: Mapping[str, Sequence[int]]) -> list[dict[str
         for row in PAPERS[paper].ROWS:
             names = [f"{row}/{i + 1}" for i in range(len(published_rows()[row].elements))]
             if any(name in values for name in names):
-                middles = [median(values[name].values()) if name in values else math.nan for name in names]
-                found.append({"id": row, "predicted": [None if math.isnan(value) else value for value in middles]})
+                middles = [
+                    median(values[name].values()) if name in values else math.nan for name in names
+                ]
+                found.append(
+                    {
+                        "id": row,
+                        "predicted": [None if math.isnan(value) else value for value in middles],
+                    }
+                )
     return found
 
 
@@ -265,7 +316,9 @@ def in_short(draws: Draws) -> str:
     if not found:
         return "No gains are predicted yet; predict some with --predicted 8."
     rows = {gain.row for gain in found}
-    missing = {first.rpartition("/")[0] for paper in conditioned() for _, _, first, _ in gains_of(paper)} - rows
+    missing = {
+        first.rpartition("/")[0] for paper in conditioned() for _, _, first, _ in gains_of(paper)
+    } - rows
     whole = [row for row in rows if all(gain.covered for gain in found if gain.row == row)]
     covered, counts = sum(gain.covered for gain in found), [gain.draws for gain in found]
     prior = [gain.prior for gain in found if gain.prior]
@@ -307,8 +360,21 @@ def page(draws: Draws) -> str:
         "*Alone* is the share of the draws that meet a statement within its tolerance; *widened* is by how much its tolerance "
         "was multiplied until enough draws were kept. Ranges are the 10 to 90 % of all draws and of those that are kept.\n",
         *markdown(
-            ("paper", "statement", "stated", "tolerance", "all draws", "alone", "widened", "kept draws"),
-            [cells for paper, kept in kept_of(draws).items() for cells in _descriptors(draws, paper, kept)],
+            (
+                "paper",
+                "statement",
+                "stated",
+                "tolerance",
+                "all draws",
+                "alone",
+                "widened",
+                "kept draws",
+            ),
+            [
+                cells
+                for paper, kept in kept_of(draws).items()
+                for cells in _descriptors(draws, paper, kept)
+            ],
         ),
         "",
         *_contradictions(),
@@ -349,7 +415,9 @@ def _descriptors(draws: Draws, paper: str, kept: Kept) -> Iterator[tuple[str, ..
 def _stated(of: Descriptor) -> str:
     if of.value is not None:
         return number(of.value)
-    return bound_text(Bound(-math.inf if of.low is None else of.low, math.inf if of.high is None else of.high))
+    return bound_text(
+        Bound(-math.inf if of.low is None else of.low, math.inf if of.high is None else of.high)
+    )
 
 
 def _middle_range(values: Sequence[float]) -> str:
@@ -378,18 +446,26 @@ def _inputs(draws: Draws) -> Iterator[str]:
             every, own = ([sets[draw][name] for draw in of] for of in (draws.of(paper), kept.draws))
             if choices := ledger.inputs[name].choices:
                 shares = {
-                    choice: (every.count(choice) / len(every), own.count(choice) / len(own)) for choice in choices
+                    choice: (every.count(choice) / len(every), own.count(choice) / len(own))
+                    for choice in choices
                 }
                 choice = max(shares, key=lambda choice: abs(shares[choice][1] - shares[choice][0]))
                 before, after = shares[choice]
                 moved.append(
-                    (abs(after - before), f"`{name}` {in_words(choice)} {percent(before, 1)} → {percent(after, 1)}")
+                    (
+                        abs(after - before),
+                        f"`{name}` {in_words(choice)} {percent(before, 1)} → {percent(after, 1)}",
+                    )
                 )
             else:
                 before, after = median(every), median(own)
                 place = sum(x < after for x in every) / len(every)
                 moved.append((abs(place - 0.5), f"`{name}` {number(before)} → {number(after)}"))
-        yield f"- {paper}: " + ", ".join(text for _, text in sorted(moved, reverse=True)[:SHOWN_INPUTS]) + "."
+        yield (
+            f"- {paper}: "
+            + ", ".join(text for _, text in sorted(moved, reverse=True)[:SHOWN_INPUTS])
+            + "."
+        )
     yield ""
 
 

@@ -44,7 +44,13 @@ from simrl.simulate.run import simulate_prepared
 WIDTH_IN, DPI = 9.0, 100
 INTERVAL = FAINT
 COLOURS = SERIES
-MARK: dict[str, Any] = {"marker": "D", "color": BLACK, "markeredgecolor": PAPER, "markersize": 6, "linestyle": "none"}
+MARK: dict[str, Any] = {
+    "marker": "D",
+    "color": BLACK,
+    "markeredgecolor": PAPER,
+    "markersize": 6,
+    "linestyle": "none",
+}
 PALETTE = 255  # colours of a PNG
 SHADES = LinearSegmentedColormap.from_list("requests", [(0, PAPER), (1, SKY)])
 
@@ -81,7 +87,10 @@ class Bench:
         """Return the elements of a row at the middle of its paper's inputs, as ratios where it is a gain."""
         paper = paper_of(row)
         assert paper is not None
-        return [published_rows()[row].comparable(x) for x in PAPERS[paper].ROWS[row](self.lab, self.inputs(paper))]
+        return [
+            published_rows()[row].comparable(x)
+            for x in PAPERS[paper].ROWS[row](self.lab, self.inputs(paper))
+        ]
 
     def both(self, *rows: str) -> tuple[list[float], list[float]]:
         """Return the first element of each row, predicted and published."""
@@ -124,7 +133,9 @@ Interval = tuple[float, float] | None  # what is predicted of all the ranges of 
 T = TypeVar("T")
 
 
-def picture(rows: int = 1, columns: int = 1, height_in: float = 3.6, **options: Any) -> tuple[Picture, Any]:
+def picture(
+    rows: int = 1, columns: int = 1, height_in: float = 3.6, **options: Any
+) -> tuple[Picture, Any]:
     """Return a figure of the page's width and its axes (always an array of two dimensions)."""
     figure = Picture(WIDTH_IN, height_in, dpi=DPI, layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False, **options)
@@ -159,7 +170,9 @@ def bars(
     width = 0.8 / len(series)
     for i, (name, heights) in enumerate(series.items()):
         x = np.arange(len(groups)) + (i - (len(series) - 1) / 2) * width
-        axes.bar(x, np.nan_to_num(heights), width * 0.92, color=COLOURS[i % len(COLOURS)], label=name)
+        axes.bar(
+            x, np.nan_to_num(heights), width * 0.92, color=COLOURS[i % len(COLOURS)], label=name
+        )
         marks = (published or {}).get(name, [None] * len(groups))
         spread = (intervals or {}).get(name, [None] * len(groups))
         for place, value, mark, interval in zip(x, heights, marks, spread, strict=True):
@@ -167,7 +180,13 @@ def bars(
                 at_foot(axes, place, form.format(value))
             if interval is not None:
                 axes.plot(
-                    [place, place], interval, color=INTERVAL, linewidth=5, alpha=0.35, solid_capstyle="butt", zorder=3
+                    [place, place],
+                    interval,
+                    color=INTERVAL,
+                    linewidth=5,
+                    alpha=0.35,
+                    solid_capstyle="butt",
+                    zorder=3,
                 )
             put_mark(axes, place, mark)
     axes.set_xticks(range(len(groups)), groups)
@@ -205,12 +224,20 @@ def row_picture(
     """Draw rows as groups of bars (by their labels), one of each system; also return what is predicted and published."""
     found, marks = ([of(row) for row in rows.values()] for of in (bench.predicted, bench.values))
     intervals = by_system([bench.intervals(row) for row in rows.values()], systems)
-    figure = bar_picture(list(rows), by_system(found, systems), by_system(marks, systems), intervals=intervals, **look)
+    figure = bar_picture(
+        list(rows),
+        by_system(found, systems),
+        by_system(marks, systems),
+        intervals=intervals,
+        **look,
+    )
     return figure, found, marks
 
 
 def by_system(rows: Sequence[Sequence[T]], systems: Sequence[str]) -> dict[str, list[T]]:
-    return {name: list(values) for name, values in zip(systems, zip(*rows, strict=True), strict=True)}
+    return {
+        name: list(values) for name, values in zip(systems, zip(*rows, strict=True), strict=True)
+    }
 
 
 def single(values: Iterable[T]) -> dict[str, list[T]]:
@@ -221,7 +248,14 @@ def single(values: Iterable[T]) -> dict[str, list[T]]:
 def at_foot(axes: Axes, x: float, text: str) -> None:
     """Write a bar's value where no mark hides it."""
     shown = axes.annotate(
-        text, (x, 0), xytext=(0, 3), textcoords="offset points", ha="center", va="bottom", fontsize="small", color=INK
+        text,
+        (x, 0),
+        xytext=(0, 3),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        fontsize="small",
+        color=INK,
     )
     shown.set_path_effects([withStroke(linewidth=2.5, foreground=PAPER)])
 
@@ -263,10 +297,17 @@ def lanes(axes: Axes, result: Result, start_s: float, end_s: float, copies: str 
         extent = (0.0, end_s - start_s, lane + 0.94, lane + 0.06)
         row = np.ma.masked_equal(batch[lane : lane + 1], 0)
         axes.imshow(row, cmap=SHADES, vmin=0, vmax=1, aspect="auto", extent=extent)
-    for lane, kind, began_s, ended_s in zip(part.lane, part.kind, part.started_s, part.ended_s, strict=True):
+    for lane, kind, began_s, ended_s in zip(
+        part.lane, part.kind, part.started_s, part.ended_s, strict=True
+    ):
         name = part.kinds[kind]
         shown = {"facecolor": copies, "zorder": -1} if name == "rollout" else look_of(name)
-        axes.broken_barh([(began_s - start_s, ended_s - began_s)], (lane + 0.06, 0.88), antialiased=False, **shown)
+        axes.broken_barh(
+            [(began_s - start_s, ended_s - began_s)],
+            (lane + 0.06, 0.88),
+            antialiased=False,
+            **shown,
+        )
     axes.set_xlim(0, end_s - start_s)
     axes.set_ylim(len(part.lanes), 0)
     axes.set_yticks([])
@@ -277,7 +318,9 @@ def lanes(axes: Axes, result: Result, start_s: float, end_s: float, copies: str 
 def batches(result: Result, start_s: float, end_s: float) -> Floats:
     """Return the requests at each worker in time, as a share of the most that any has. Shape: (rollout workers, 800)."""
     at_s = np.linspace(start_s, end_s, 800)
-    requests = [requests_at(result, at_s, worker) for worker in range(result.metadata["rollout_workers"])]
+    requests = [
+        requests_at(result, at_s, worker) for worker in range(result.metadata["rollout_workers"])
+    ]
     return np.array(requests) / max(np.max(requests), 1)
 
 
@@ -302,12 +345,24 @@ def look_of(kind: str) -> dict[str, Any]:
     return LOOKS.get(kind, UNKNOWN).patch
 
 
-def kinds_legend(figure: Picture, kinds: Iterable[str], others: Mapping[str, str] | None = None) -> None:
+def kinds_legend(
+    figure: Picture, kinds: Iterable[str], others: Mapping[str, str] | None = None
+) -> None:
     """Draw below the figure the colour of each kind of span, and of `others`."""
-    patches = [Patch(label=kind.replace("_", " "), **look_of(kind)) for kind in KINDS if kind in set(kinds)]
-    patches += [Patch(label=label, facecolor=colour, linewidth=0) for label, colour in (others or {}).items()]
+    patches = [
+        Patch(label=kind.replace("_", " "), **look_of(kind)) for kind in KINDS if kind in set(kinds)
+    ]
+    patches += [
+        Patch(label=label, facecolor=colour, linewidth=0)
+        for label, colour in (others or {}).items()
+    ]
     figure.legend(
-        handles=patches, loc="outside lower center", ncols=len(patches), frameon=False, fontsize="small", labelcolor=INK
+        handles=patches,
+        loc="outside lower center",
+        ncols=len(patches),
+        frameon=False,
+        fontsize="small",
+        labelcolor=INK,
     )
 
 
@@ -327,5 +382,9 @@ def save(figure: Picture, path: Path) -> None:
     """Write a PNG of few colours; equal figures give equal bytes."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
-    image = Image.open(buffer).convert("RGB").quantize(PALETTE, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    image = (
+        Image.open(buffer)
+        .convert("RGB")
+        .quantize(PALETTE, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    )
     image.save(path, optimize=True)

@@ -30,7 +30,9 @@ def timelines(bench: Bench) -> Drawn:
     }
     cap = inputs["cap_tokens"]
     runs = {
-        name: bench.result(areal.scenario(inputs, areal.SMALL, 128, system, cap, updates=areal.ASYNCHRONOUS_STEPS))
+        name: bench.result(
+            areal.scenario(inputs, areal.SMALL, 128, system, cap, updates=areal.ASYNCHRONOUS_STEPS)
+        )
         for name, system in systems.items()
     }
     synchronous = runs["synchronous (Sync.AReaL)"]
@@ -81,7 +83,9 @@ def scaling(bench: Bench) -> Drawn:
     """Draw Fig. 4 at a context of 16K: throughput by GPUs, and AReaL over verl."""
     figure, panels = drawing.picture(2, 2, 5.8, height_ratios=(3, 2))
     said = []
-    for column, (size, counts) in enumerate({"1.5B": (32, 64, 128, 256), "7B": (64, 128, 256, 512)}.items()):
+    for column, (size, counts) in enumerate(
+        {"1.5B": (32, 64, 128, 256), "7B": (64, 128, 256, 512)}.items()
+    ):
         top, below = panels[:, column]
         simulated, read = {}, {}
         for name, colour in zip(("AReaL", "verl"), COLOURS, strict=False):
@@ -110,7 +114,9 @@ def scaling(bench: Bench) -> Drawn:
     panels[1, 0].set_ylabel("AReaL / verl")
     drawing.legend(panels[0, 0], loc="upper left")
     drawing.legend(panels[1, 0], loc="upper left")
-    both = bench.values("areal-eta")[3] / bench.values("areal-fig4-1p5b-16k-areal")[2]  # η 4, 128 GPUs
+    both = (
+        bench.values("areal-eta")[3] / bench.values("areal-fig4-1p5b-16k-areal")[2]
+    )  # η 4, 128 GPUs
     return Drawn(
         figure,
         "Fig. 4: strong scaling at a context of 16K",
@@ -173,7 +179,10 @@ def microbatches(bench: Bench) -> Drawn:
         f"up to {inputs['tokens_per_microbatch']:,} tokens each",
     )
     drawing.bars(
-        axes, list(SIZES), {names[0]: [1.0] * len(SIZES), names[1]: [1 + gain for gain in gains]}, form="{:.2f}"
+        axes,
+        list(SIZES),
+        {names[0]: [1.0] * len(SIZES), names[1]: [1 + gain for gain in gains]},
+        form="{:.2f}",
     )
     axes.axhline(published, **{**MARK, "linestyle": "--", "marker": ""})
     axes.set_ylabel("training throughput, normalised")
@@ -207,7 +216,9 @@ def hours(bench: Bench) -> Drawn:
         form="{:.1f}",
     )
     of_both = list(zip(SIZES, found, marks, strict=True))
-    said = "; ".join(f"{size} {a[1] / a[0]:.2f} times (published: {b[1] / b[0]:.2f})" for size, a, b in of_both)
+    said = "; ".join(
+        f"{size} {a[1] / a[0]:.2f} times (published: {b[1] / b[0]:.2f})" for size, a, b in of_both
+    )
     factors = "; ".join(f"{size} {a[2] / a[0]:.2f} ({b[2] / b[0]:.2f})" for size, a, b in of_both)
     return Drawn(
         figure,

@@ -27,7 +27,9 @@ def survey(bench: Bench) -> Drawn:
     """Draw Fig. 3c: the workers with requests, in a step of a 32B run."""
     inputs = bench.inputs("rhymerl")
     scenario = Scenarios.of(
-        lambda lab: rhymerl.survey(lab, inputs, "math", rhymerl.CAPS["16k"], inputs["survey_mean_tokens"])
+        lambda lab: rhymerl.survey(
+            lab, inputs, "math", rhymerl.CAPS["16k"], inputs["survey_mean_tokens"]
+        )
     )
     result = bench.result(scenario)
     end_s = float(result.steps.column("finished_s")[0].as_py())
@@ -35,12 +37,16 @@ def survey(bench: Bench) -> Drawn:
     drawing.kinds_legend(figure, drawing.kinds_of(drawing.lanes(panels[0, 0], result, 0.0, end_s)))
     batch = drawing.batches(result, 0.0, end_s)
     at_s = np.linspace(0, end_s, batch.shape[1])
-    panels[1, 0].plot(at_s, (batch > 0).mean(axis=0), color=COLOURS[0], label="workers with requests")
+    panels[1, 0].plot(
+        at_s, (batch > 0).mean(axis=0), color=COLOURS[0], label="workers with requests"
+    )
     panels[1, 0].plot(at_s, batch.mean(axis=0), color=COLOURS[1], label="requests left")
     panels[1, 0].set(xlabel="seconds of a step", ylabel="share", ylim=(0, 1.02))
     panels[0, 0].set_ylabel("workers of 4 GPUs")
     drawing.legend(panels[1, 0], marks=False, loc="upper right")
-    (idle, rollout), (idle_published, published) = bench.both("rhyme-idle", "rhyme-rollout-share-math")
+    (idle, rollout), (idle_published, published) = bench.both(
+        "rhyme-idle", "rhyme-rollout-share-math"
+    )
     return Drawn(
         figure,
         "Fig. 3c: a step of verl, 32B on 64 GPUs",
@@ -110,7 +116,9 @@ def ranks(bench: Bench) -> Drawn:
         same = np.array([of["accurate"] for of in found.by_epoch])
         near = np.array([of["near_boundary"] for of in found.by_epoch])
         axes.bar(epochs, same, 0.8, color=COLOURS[0], label="same group or lower")
-        axes.bar(epochs, near, 0.8, bottom=same, color=COLOURS[1], label="next group, near the boundary")
+        axes.bar(
+            epochs, near, 0.8, bottom=same, color=COLOURS[1], label="next group, near the boundary"
+        )
         higher, published = 1 - found.overall["accurate"], inputs[f"moved_up_{task}"][0]
         drawing.put_mark(axes, epochs[-1] + 1, 1 - published)
         axes.set_xticks(epochs)
@@ -138,12 +146,16 @@ def rank_table(bench: Bench) -> Drawn:
     columns = ("accurate", "not_last", "within", "migrated")
     named = ("accurate", "not last 10 %", "within β", "migrated")
     found = {groups: rank_history(lengths, groups).overall for groups in (8, 16)}
-    series = {f"{groups} groups": [100 * found[groups][column] for column in columns] for groups in found}
+    series = {
+        f"{groups} groups": [100 * found[groups][column] for column in columns] for groups in found
+    }
     spans = {groups: inputs[f"rank_accurate_{groups}"] for groups in found}
     read: dict[str, list[Any]] = {
         f"{groups} groups": [100 * np.mean(spans[groups]), None, None, None] for groups in found
     }
-    figure = drawing.bar_picture(named, series, read, y="percent of responses", height_in=3.2, form="{:.1f}")
+    figure = drawing.bar_picture(
+        named, series, read, y="percent of responses", height_in=3.2, form="{:.1f}"
+    )
     said = "; ".join(
         f"{groups} groups {share(found[groups]['accurate'])} (published, three data sets: {share(min(spans[groups]))} to "
         f"{share(max(spans[groups]))}), migrated {100 * found[groups]['migrated']:.1f} %"
@@ -172,7 +184,11 @@ def throughputs(bench: Bench) -> Drawn:
         speed[name] = []
         for task, cap in settings:
             chosen = system(task)
-            found = rhymerl.train(bench.lab, inputs, chosen, task, cap) if chosen else {"samples_per_s": np.nan}
+            found = (
+                rhymerl.train(bench.lab, inputs, chosen, task, cap)
+                if chosen
+                else {"samples_per_s": np.nan}
+            )
             speed[name].append(rhymerl.SCALE * found["samples_per_s"])
     groups = [f"{task}, {cap}" for task, cap in settings]
     figure = drawing.bar_picture(groups, speed, y="samples/s", form="{:.1f}", marks=False)
@@ -200,7 +216,9 @@ def breakdown(bench: Bench) -> Drawn:
         title: bench.both(*(f"rhyme-abl-{part}-{task}" for part in ("pipe", "2tier", "spec")))
         for task, title in TITLES.items()
     }
-    series, read = ({title: [1.0, *np.cumprod(of[i])] for title, of in found.items()} for i in (0, 1))
+    series, read = (
+        {title: [1.0, *np.cumprod(of[i])] for title, of in found.items()} for i in (0, 1)
+    )
     figure = drawing.bar_picture(names, series, read, y="throughput over verl's")
     said = "; ".join(f"{title} {beside(*of, many)}" for title, of in found.items())
     inputs = bench.inputs("rhymerl")
@@ -229,11 +247,16 @@ def across_steps(bench: Bench) -> Drawn:
         "two tiers over HistoPipe": (tiers, piped, tier),
     }
     values = {
-        name: [rhymerl.gain(bench.lab, inputs, system, over, "math", "16k", growth) for growth in growths.values()]
+        name: [
+            rhymerl.gain(bench.lab, inputs, system, over, "math", "16k", growth)
+            for growth in growths.values()
+        ]
         for name, (system, over, _) in compared.items()
     }
     read: dict[str, list[Mark]] = {name: [None, peak] for name, (_, _, peak) in compared.items()}
-    figure = drawing.bar_picture(list(growths), values, read, y="ratio of throughput", height_in=3.2, level=True)
+    figure = drawing.bar_picture(
+        list(growths), values, read, y="ratio of throughput", height_in=3.2, level=True
+    )
     of_pipe, of_tiers = map(many, values.values())
     return Drawn(
         figure,
@@ -251,7 +274,9 @@ def rollout_gains(bench: Bench) -> Drawn:
     peak = bench.value("rhyme-spec-peak")
     figure, axes = drawing.panel(3.0)
     drawing.bars(axes, inputs["models"], single(gains), form="{:.2f}")
-    axes.axhline(peak, **{**MARK, "linestyle": "--", "marker": ""}, label="published, best step of all")
+    axes.axhline(
+        peak, **{**MARK, "linestyle": "--", "marker": ""}, label="published, best step of all"
+    )
     axes.set_ylabel("rollout throughput over none's")
     drawing.legend(axes, marks=False)
     return Drawn(
@@ -269,10 +294,22 @@ def rates(bench: Bench) -> Drawn:
     figure, axes = drawing.panel(3.4)
     said = {}
     for task, colour in zip(rhymerl.TASKS, COLOURS, strict=False):
-        passes = [run_passes(*drafts(inputs, task, "8k", float(each)), Aimd().rule) for each in reuse]
-        accepted, drafted = [each.acceptance_rate for each in passes], [each.speculation_rate for each in passes]
+        passes = [
+            run_passes(*drafts(inputs, task, "8k", float(each)), Aimd().rule) for each in reuse
+        ]
+        accepted, drafted = (
+            [each.acceptance_rate for each in passes],
+            [each.speculation_rate for each in passes],
+        )
         axes.plot(reuse, accepted, marker="o", color=colour, label=f"{task}: accepted of drafted")
-        axes.plot(reuse, drafted, marker="s", linestyle="--", color=colour, label=f"{task}: tokens that were drafted")
+        axes.plot(
+            reuse,
+            drafted,
+            marker="s",
+            linestyle="--",
+            color=colour,
+            label=f"{task}: tokens that were drafted",
+        )
         said[task] = (accepted[0], accepted[-1], drafted[0], drafted[-1])
     low, high = bench.value("rhyme-accept-low"), bench.value("rhyme-accept-high")
     drawing.put_mark(axes, float(reuse[0]), low)
@@ -297,7 +334,9 @@ def migrations(bench: Bench) -> Drawn:
     """Draw Fig. 18: samples that migrate."""
     inputs = bench.inputs("rhymerl")
     found = [100 * bench.predicted(f"rhyme-migr-{task}")[0] for task in rhymerl.TASKS]
-    read = [Bound(*(100 * end for end in bench.bound(f"rhyme-migr-{task}"))) for task in rhymerl.TASKS]
+    read = [
+        Bound(*(100 * end for end in bench.bound(f"rhyme-migr-{task}"))) for task in rhymerl.TASKS
+    ]
     groups = [f"{task}, {inputs[f'ranking_groups_{task}']} groups" for task in rhymerl.TASKS]
     figure = drawing.bar_picture(
         groups, single(found), single(read), y="percent of samples", height_in=3.0, form="{:.1f}"

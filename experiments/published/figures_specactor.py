@@ -48,11 +48,16 @@ def idle(bench: Bench) -> Drawn:
     left, right = panels[0]
     drawing.lanes(left, result, start_s, end_s)
     (wasted,), (published,) = bench.both("spec-idle")
-    left.set(xlabel="seconds of one rollout (paler: fewer requests left)", ylabel="workers of 4 GPUs")
+    left.set(
+        xlabel="seconds of one rollout (paler: fewer requests left)", ylabel="workers of 4 GPUs"
+    )
     left.set_title(f"verl waits {share(wasted)} of its workers' time", fontsize="medium", color=INK)
     drawing.kinds_legend(figure, ("rollout", "idle"))
     names = ("verl", "RLHFuse", "verl, 2× GPUs")
-    runs = {name: bench.lab.run(specactor.whole(inputs, "dapo", systems(inputs)[name])) for name in names}
+    runs = {
+        name: bench.lab.run(specactor.whole(inputs, "dapo", systems(inputs)[name]))
+        for name in names
+    }
     stacked(right, names, [runs[name] for name in names])
     step_s = {name: found["step_s"] for name, found in runs.items()}
     twice, fused = bench.bound("spec-2x"), bench.bound("spec-rlhfuse")
@@ -119,9 +124,16 @@ def batch_sizes(bench: Bench) -> Drawn:
     figure, axes = drawing.panel(3.4)
     speed = {window: [drafts.speedup(p, window, b) for b in batches] for window in (2, 4, 6)}
     for (window, values), colour in zip(speed.items(), COLOURS, strict=False):
-        axes.plot(batches, values, marker="o", color=colour, label=f"{window} drafted tokens a pass")
+        axes.plot(
+            batches, values, marker="o", color=colour, label=f"{window} drafted tokens a pass"
+        )
     axes.axhline(1, color=INK, linewidth=0.8)
-    axes.set(xscale="log", xlabel="requests at a worker", ylabel="speed-up over plain decoding", ylim=(0, None))
+    axes.set(
+        xscale="log",
+        xlabel="requests at a worker",
+        ylabel="speed-up over plain decoding",
+        ylim=(0, None),
+    )
     axes.set_xticks(batches, [str(b) for b in batches])
     axes.minorticks_off()
     drawing.legend(axes, marks=False)
@@ -143,8 +155,13 @@ def methods(bench: Bench) -> Drawn:
     for place, drafter in enumerate((specactor.SMALL, specactor.LARGER)):
         drafts = Drafts(inputs, drafter)
         p = drafts.acceptance.by_position[0]
-        keys = np.arange(count) + place * count  # the luck of a request with one drafter says nothing of another
-        hardness = [drafts.acceptance.hardness(int(key), int(n)) for key, n in zip(keys, lengths, strict=True)]
+        keys = (
+            np.arange(count) + place * count
+        )  # the luck of a request with one drafter says nothing of another
+        hardness = [
+            drafts.acceptance.hardness(int(key), int(n))
+            for key, n in zip(keys, lengths, strict=True)
+        ]
         found[drafter] = [drafts.speedup(p**h, window, 1) for h in hardness]
     runs = prepare(specactor.scenario(inputs, "dapo", specactor.ngrams(inputs))).drafts
     assert runs is not None
@@ -191,18 +208,30 @@ def ladder(bench: Bench) -> Drawn:
     small = models[specactor.SMALL]
     ngrams = prepare(specactor.scenario(inputs, "dapo", specactor.ngrams(inputs))).drafts
     assert ngrams is not None
-    verify: list[Callable[[int], float]] = [lambda b, q=q: small.verify_s(b, q) for q in range(1, MOST_WINDOW + 2)]
+    verify: list[Callable[[int], float]] = [
+        lambda b, q=q: small.verify_s(b, q) for q in range(1, MOST_WINDOW + 2)
+    ]
     times = {name: d.times for name, d in models.items()} | {"n-gram": ngrams.times}
     at = inputs["b_max"]
     found = draft_ladder({name: t.draft_s for name, t in times.items()}, verify, at)
     known = {name: d.acceptance.by_position[0] for name, d in models.items()}
     figure, axes = drawing.panel(3.4)
     for name, colour in zip(found.drafters, COLOURS, strict=False):
-        axes.plot(found.acceptances, found.speedups[found.drafters.index(name)], color=colour, label=name)
+        axes.plot(
+            found.acceptances, found.speedups[found.drafters.index(name)], color=colour, label=name
+        )
         if name in known:
-            axes.plot([known[name]], [found.speedup(name, known[name])], marker="o", color=colour, markeredgecolor=INK)
+            axes.plot(
+                [known[name]],
+                [found.speedup(name, known[name])],
+                marker="o",
+                color=colour,
+                markeredgecolor=INK,
+            )
     axes.axhline(1, color=INK, linewidth=0.8)
-    axes.set(xlabel="acceptance of a drafted token (dots: assumed of 0.5B and 1.5B)", ylabel="speed-up")
+    axes.set(
+        xlabel="acceptance of a drafted token (dots: assumed of 0.5B and 1.5B)", ylabel="speed-up"
+    )
     axes.set(xlim=(0, 1), ylim=(0, 5))
     drawing.legend(axes, marks=False)
     gains = {name: found.speedup(name, p) for name, p in known.items()}
@@ -223,14 +252,21 @@ def step_times(bench: Bench) -> Drawn:
     named = systems(inputs)
     over = {}
     for trace in TRACES:
-        step_s = {name: run(bench, inputs, trace, system)["step_s"] for name, system in named.items()}
+        step_s = {
+            name: run(bench, inputs, trace, system)["step_s"] for name, system in named.items()
+        }
         over[trace] = {name: s / step_s["SpecActor"] for name, s in step_s.items()}
     best, others = bench.bound("spec-e2e-best"), bench.bound("spec-e2e-others")
     of_best = {"grpo": "draft model", "dapo": "verl, 2× GPUs"}
     names = [name for name in named if name != "SpecActor"]
     series = {TRACES[trace]: [over[trace][name] for name in names] for trace in TRACES}
-    read = {TRACES[trace]: [best if of_best[trace] == name else others for name in names] for trace in TRACES}
-    figure = drawing.bar_picture(names, series, read, y="step time over SpecActor's", height_in=3.6, level=True)
+    read = {
+        TRACES[trace]: [best if of_best[trace] == name else others for name in names]
+        for trace in TRACES
+    }
+    figure = drawing.bar_picture(
+        names, series, read, y="step time over SpecActor's", height_in=3.6, level=True
+    )
     fastest = {trace: min(names, key=lambda name: over[trace][name]) for trace in TRACES}
     return Drawn(
         figure,
@@ -257,11 +293,15 @@ def breakdown(bench: Bench) -> Drawn:
         stacked(axes, list(runs), list(runs.values()))
         axes.set_title(title, loc="right", fontsize="medium", color=INK)
         own_s = runs["SpecActor"]["rollout_s"]
-        ratios[trace] = [runs[name]["rollout_s"] / own_s for name in ("verl", "verl, 2× GPUs", "draft model", "n-gram")]
+        ratios[trace] = [
+            runs[name]["rollout_s"] / own_s
+            for name in ("verl", "verl, 2× GPUs", "draft model", "n-gram")
+        ]
         shares.append(runs["verl"]["rollout_s"] / runs["verl"]["step_s"])
     drawing.legend(panels[0, 0], marks=False)
     low, high = (
-        np.array(end) for end in zip(*[sorted(pair) for pair in zip(*ratios.values(), strict=True)], strict=True)
+        np.array(end)
+        for end in zip(*[sorted(pair) for pair in zip(*ratios.values(), strict=True)], strict=True)
     )
     rows = ("spec-rollout-verl", "spec-rollout-2x", "spec-rollout-vanilla")
     said = [f"{b.low:g} to {b.high:g}" for b in map(bench.bound, rows)]
@@ -278,17 +318,29 @@ def breakdown(bench: Bench) -> Drawn:
 
 def ablation(bench: Bench) -> Drawn:
     """Draw Fig. 13: rollout times as parts are added, in a late step."""
-    names = ("verl", "draft model", "in turns, on\nseparate GPUs", "+ decoupled", "+ reconfigured", "+ best-of-N")
-    both = bench.both(*(f"spec-abl-{part}" for part in ("vanilla", "disagg", "decoupled", "reconf", "bon")))
+    names = (
+        "verl",
+        "draft model",
+        "in turns, on\nseparate GPUs",
+        "+ decoupled",
+        "+ reconfigured",
+        "+ best-of-N",
+    )
+    both = bench.both(
+        *(f"spec-abl-{part}" for part in ("vanilla", "disagg", "decoupled", "reconf", "bon"))
+    )
     (simulated, marks), (gains, published) = (ablated(*of) for of in both), (of[2:] for of in both)
-    figure = drawing.bar_picture(names, single(simulated), single(marks), y="rollout time over verl's")
+    figure = drawing.bar_picture(
+        names, single(simulated), single(marks), y="rollout time over verl's"
+    )
     return Drawn(
         figure,
         "Fig. 13: ablation (DAPO)",
         f"A draft model alone takes {simulated[1]:.3f} times as long as verl (published: {marks[1]:.3f}); decoupling "
         "then makes it "
         + ", reconfiguration ".join(
-            f"{g:.2f} times as fast (published: {p:g})" for g, p in zip(gains[:2], published[:2], strict=True)
+            f"{g:.2f} times as fast (published: {p:g})"
+            for g, p in zip(gains[:2], published[:2], strict=True)
         )
         + f" and best-of-N {gains[2]:.2f} times ({published[2]:g}). What the paper compares decoupling with is not "
         "named: the marks take it to be the draft model. On separate GPUs, in turns, drafting takes "
@@ -312,8 +364,14 @@ def in_action(bench: Bench) -> Drawn:
     }
     figure, panels = drawing.picture(3, 1, 5.6)
     lengths_s = {}
-    results = {name: bench.result(specactor.scenario(inputs, "dapo", system)) for name, system in shown.items()}
-    windows = {name: drawing.rollout_window(result, specactor.WARMUP_STEPS) for name, result in results.items()}
+    results = {
+        name: bench.result(specactor.scenario(inputs, "dapo", system))
+        for name, system in shown.items()
+    }
+    windows = {
+        name: drawing.rollout_window(result, specactor.WARMUP_STEPS)
+        for name, result in results.items()
+    }
     most_s = max(end_s - start_s for start_s, end_s in windows.values())
     for axes, (name, result) in zip(panels.flat, results.items(), strict=True):
         start_s, end_s = windows[name]
@@ -323,7 +381,9 @@ def in_action(bench: Bench) -> Drawn:
         axes.set_title(f"{name}: {lengths_s[name]:.0f} s", loc="left", fontsize="medium", color=INK)
         axes.set_ylabel("workers")
     panels[-1, 0].set_xlabel("seconds of one rollout (paler: fewer requests left)")
-    drawing.kinds_legend(figure, ("rollout", "idle"), {"copies of others' requests, other drafters": SAND})
+    drawing.kinds_legend(
+        figure, ("rollout", "idle"), {"copies of others' requests, other drafters": SAND}
+    )
     first, second, third = lengths_s.values()
     return Drawn(
         figure,

@@ -34,7 +34,9 @@ def end_to_end(bench: Bench) -> Drawn:
         ratios[NAMES[model]] = own["tokens_per_s"] / plain["tokens_per_s"]
     published = bench.bound("tlt-e2e")
     series, read = single(ratios.values()), single([published] * len(ratios))
-    figure = drawing.bar_picture(list(ratios), series, read, y="tokens/s over verl's", height_in=3.2, level=True)
+    figure = drawing.bar_picture(
+        list(ratios), series, read, y="tokens/s over verl's", height_in=3.2, level=True
+    )
     least, most = (end(ratios, key=lambda name: ratios[name]) for end in (min, max))
     return Drawn(
         figure,
@@ -49,7 +51,9 @@ def length(inputs: Inputs, strategy: Strategy) -> float:
     """Return the tokens a pass by a tree, with the drafter of Table 1."""
     known = Strategy(inputs["table_depth"], inputs["topk"], inputs["table_verify_tokens"])
     probability = tlt.first_choice(inputs["grid_accept_length"], known)
-    return accept_length(tree_log_acceptances(ModelAcceptance(by_position=(probability,)), strategy))
+    return accept_length(
+        tree_log_acceptances(ModelAcceptance(by_position=(probability,)), strategy)
+    )
 
 
 def speedup(inputs: Inputs, strategy: Strategy, batch: int = 1) -> float:
@@ -64,7 +68,9 @@ def grid(bench: Bench) -> Drawn:
     speeds = {}
     for verified, colour in zip(VERIFIED, COLOURS, strict=False):
         trees = [Strategy(depth, inputs["topk"], verified) for depth in depths]
-        lengths, speeds[verified] = ([of(inputs, tree) for tree in trees] for of in (length, speedup))
+        lengths, speeds[verified] = (
+            [of(inputs, tree) for tree in trees] for of in (length, speedup)
+        )
         for axes, values in zip(panels.flat, (lengths, speeds[verified]), strict=True):
             axes.plot(depths, values, marker="o", color=colour, label=f"{verified} tokens")
     drawing.put_mark(panels[0, 0], inputs["table_depth"], inputs["grid_accept_length"])
@@ -88,7 +94,9 @@ def top_k(bench: Bench) -> Drawn:
     """Draw Table 1: speed-up by top-k."""
     inputs = bench.inputs("tlt")
     widths = (4, 6, 8, 10, 12, 16)
-    trees = [Strategy(inputs["table_depth"], width, inputs["table_verify_tokens"]) for width in widths]
+    trees = [
+        Strategy(inputs["table_depth"], width, inputs["table_verify_tokens"]) for width in widths
+    ]
     speed, published = [speedup(inputs, tree) for tree in trees], bench.value("tlt-topk8")
     read = single(published if width == inputs["topk"] else None for width in widths)
     look = {"x": "top-k", "y": "speed-up at batch 1", "height_in": 3.0}
@@ -105,18 +113,27 @@ def batches(bench: Bench) -> Drawn:
     """Draw Table 2: speed-up by batch and tokens to verify."""
     inputs = bench.inputs("tlt")
     sizes = (1, 2, 4, 8, 16, 32)
-    trees = {verified: Strategy(inputs["table_depth"], inputs["topk"], verified) for verified in VERIFIED}
-    cells = {verified: [speedup(inputs, tree, batch) for batch in sizes] for verified, tree in trees.items()}
+    trees = {
+        verified: Strategy(inputs["table_depth"], inputs["topk"], verified) for verified in VERIFIED
+    }
+    cells = {
+        verified: [speedup(inputs, tree, batch) for batch in sizes]
+        for verified, tree in trees.items()
+    }
     marks: dict[str, list[Mark]] = {
         f"{verified} tokens": [
-            bench.value(row) if (row := f"tlt-sd-bs{batch}-v{verified}") in tlt.ROWS else None for batch in sizes
+            bench.value(row) if (row := f"tlt-sd-bs{batch}-v{verified}") in tlt.ROWS else None
+            for batch in sizes
         ]
         for verified in VERIFIED
     }
     series = {f"{verified} tokens": values for verified, values in cells.items()}
     groups, look = list(map(str, sizes)), {"form": "{:.1f}", "height_in": 3.6, "level": True}
     figure = drawing.bar_picture(groups, series, marks, x="batch", y="speed-up", **look)
-    most = {batch: VERIFIED[int(np.argmax([cells[v][i] for v in VERIFIED]))] for i, batch in enumerate(sizes)}
+    most = {
+        batch: VERIFIED[int(np.argmax([cells[v][i] for v in VERIFIED]))]
+        for i, batch in enumerate(sizes)
+    }
     return Drawn(
         figure,
         "Table 2: speed-up by batch and tokens to verify",

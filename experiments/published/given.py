@@ -24,8 +24,14 @@ from simrl.files import write_whole_file
 HERE = Path(__file__).resolve().parent
 ETAS = ("0", "1", "2", "4", "8", "16", "∞")
 AT_ETA_8 = 4  # of Fig. 5c: the bound of Table 1's run
-ROWS = {"areal-eta": [f"η {eta}" for eta in ETAS], "areal-hours-1p5b": ["AReaL", "verl", "synchronous AReaL"]}
-LENGTH_IS_OF = (("areal-eta", AT_ETA_8), ("areal-hours-1p5b", 0))  # their product is an input, so their errors are one
+ROWS = {
+    "areal-eta": [f"η {eta}" for eta in ETAS],
+    "areal-hours-1p5b": ["AReaL", "verl", "synchronous AReaL"],
+}
+LENGTH_IS_OF = (
+    ("areal-eta", AT_ETA_8),
+    ("areal-hours-1p5b", 0),
+)  # their product is an input, so their errors are one
 UPDATES, SECONDS_AN_HOUR, KILO = 250, 3600, 1000
 
 
@@ -72,9 +78,14 @@ def page() -> Iterator[str]:
         "they are not on [the board](scoreboard.md): they show the errors that remain when the length is known.\n"
     )
     for row, elements in found.items():
-        cells = [(of.what, f"{of.published:.3g}", f"{of.predicted:.3g}", share(of.error, "{:+.0%}")) for of in elements]
+        cells = [
+            (of.what, f"{of.published:.3g}", f"{of.predicted:.3g}", share(of.error, "{:+.0%}"))
+            for of in elements
+        ]
         yield from markdown((f"`{row}`", "published", "predicted", "error"), cells)
-        errors = [abs(line.error) for i, line in enumerate(elements) if (row, i) not in LENGTH_IS_OF]
+        errors = [
+            abs(line.error) for i, line in enumerate(elements) if (row, i) not in LENGTH_IS_OF
+        ]
         within = sum(error <= 0.1 for error in errors)
         yield f"\n{within} of {len(errors)} within 10 %, without the one that gives the length.\n"
 

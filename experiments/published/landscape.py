@@ -71,9 +71,13 @@ def tuned(size: Size, table: Table) -> dict[str, dict[str, Any]]:
     return found
 
 
-def scales(size: Size, table: Table, entries: Mapping[str, Any], picture: Path) -> dict[str, list[str]]:
+def scales(
+    size: Size, table: Table, entries: Mapping[str, Any], picture: Path
+) -> dict[str, list[str]]:
     asked = {
-        (gpus, name): size.scenario(gpus, THEIR_EPOCHS if gpus >= MANY_GPUS else EPOCHS, entries[name])
+        (gpus, name): size.scenario(
+            gpus, THEIR_EPOCHS if gpus >= MANY_GPUS else EPOCHS, entries[name]
+        )
         for gpus, names in size.scales.items()
         for name in names
     }
@@ -82,7 +86,9 @@ def scales(size: Size, table: Table, entries: Mapping[str, Any], picture: Path) 
     lines = []
     for name in size.systems:
         share = entries[name].get("rollout_share")
-        lines.append([name, "all" if share is None else f"{share:g}", *_speeds(rows, size.scales, name)])
+        lines.append(
+            [name, "all" if share is None else f"{share:g}", *_speeds(rows, size.scales, name)]
+        )
     gpus = sorted(size.scales)[min(1, len(size.scales) - 1)]
     here = {name: row for (g, name), row in rows.items() if g == gpus}
     details = ["system", "idle share of all GPUs", "rollout bubble", "trainer idle", "off-policyness mean / most",
@@ -93,7 +99,9 @@ def scales(size: Size, table: Table, entries: Mapping[str, Any], picture: Path) 
         if "error" not in row else [name, *_no(len(details) - 1)]
         for name, row in here.items()
     ]  # fmt: skip
-    draw_hours({name: row for name, row in here.items() if "error" not in row}, f"{gpus:,} GPUs", picture)
+    draw_hours(
+        {name: row for name, row in here.items() if "error" not in row}, f"{gpus:,} GPUs", picture
+    )
     return {
         "scales": [*markdown(heads, lines), *_refused(rows)],
         "details": [f"At {gpus:,} GPUs:", "", *markdown(details, more)],
@@ -101,13 +109,19 @@ def scales(size: Size, table: Table, entries: Mapping[str, Any], picture: Path) 
     }
 
 
-def strong(size: Size, table: Table, entries: Mapping[str, Any], weak: Mapping[Any, Row]) -> list[str]:
+def strong(
+    size: Size, table: Table, entries: Mapping[str, Any], weak: Mapping[Any, Row]
+) -> list[str]:
     """Return the table of the smallest cluster's batch on four times the GPUs."""
     gpus = 4 * size.base_gpus
     prompts = size.prompts(size.base_gpus)
     names = size.families
     rows = table.of(
-        "strong", {(gpus, n): size.scenario(gpus, EPOCHS, entries[n], prompts_per_step=prompts) for n in names}
+        "strong",
+        {
+            (gpus, n): size.scenario(gpus, EPOCHS, entries[n], prompts_per_step=prompts)
+            for n in names
+        },
     )
     heads = ["system", f"{size.base_gpus} GPUs: s an update", f"{gpus} GPUs, equal batch", "faster",
              f"× {BASE}"]  # fmt: skip
@@ -123,7 +137,9 @@ def strong(size: Size, table: Table, entries: Mapping[str, Any], weak: Mapping[A
     return markdown(heads, lines)
 
 
-def epochs(size: Size, table: Table, entries: Mapping[str, Any], picture: Path) -> dict[str, list[str]]:
+def epochs(
+    size: Size, table: Table, entries: Mapping[str, Any], picture: Path
+) -> dict[str, list[str]]:
     asked = {
         (count, name): size.scenario(size.base_gpus, count, entries[name])
         for count, names in size.epochs.items()
@@ -137,7 +153,9 @@ def epochs(size: Size, table: Table, entries: Mapping[str, Any], picture: Path) 
         own = [rows.get((count, name)) for count in size.epochs]
         there = [row for row in own if row is not None and "error" not in row]
         drafts = ", ".join(filter(None, map(drafted, there)))
-        lines.append([name, *_speeds(rows, size.epochs, name), ages(there[-1]) if there else "", drafts])
+        lines.append(
+            [name, *_speeds(rows, size.epochs, name), ages(there[-1]) if there else "", drafts]
+        )
     draw_epochs(rows, size, picture)
     return {"epochs": [*markdown(heads, lines), *_refused(rows)]}
 
@@ -168,7 +186,9 @@ def varied(size: Size, table: Table, entries: Mapping[str, Any]) -> dict[str, li
     return {"varied": [*markdown(["", *size.families], lines), *_refused(rows)]}
 
 
-def combination(size: Size, table: Table, entries: Mapping[str, Any], folder: Path, jobs: int) -> dict[str, list[str]]:
+def combination(
+    size: Size, table: Table, entries: Mapping[str, Any], folder: Path, jobs: int
+) -> dict[str, list[str]]:
     """Search every pipeline with every drafter, then dispatch and split of the best (`simrl.advise`), for each limit of
     staleness."""
     steps = size.combination_steps
@@ -179,7 +199,9 @@ def combination(size: Size, table: Table, entries: Mapping[str, Any], folder: Pa
     tables: list[str] = []
     why: list[str] = []
     for limit in size.limits:
-        first = _advised(data, pipelines, {"system.speculation": list(size.drafters)}, limit, folder, jobs)
+        first = _advised(
+            data, pipelines, {"system.speculation": list(size.drafters)}, limit, folder, jobs
+        )
         few = [dict(choice.option.point.scenario.system) for choice in first.best[:2]]
         placed = [entry for entry in few if "dispatch" in parameters_of(entry["name"])]
         second = first
@@ -200,7 +222,12 @@ def _bounded(entry: Mapping[str, Any], limits: Sequence[int]) -> list[dict[str, 
 
 
 def _advised(
-    data: Mapping[str, Any], systems: Sequence[Any], values: Mapping[str, Any], limit: int, folder: Path, jobs: int
+    data: Mapping[str, Any],
+    systems: Sequence[Any],
+    values: Mapping[str, Any],
+    limit: int,
+    folder: Path,
+    jobs: int,
 ) -> Answer:
     found = simrl.advise(
         data, {**values, "cluster.tp": [data["cluster"]["tp"]]}, systems, max_off_policyness=limit, robust=False,
@@ -216,15 +243,30 @@ def _choices(limit: int, *found: Answer) -> list[str]:
         for choice in each.best:
             seen.setdefault(choice.option.point.hash, choice)
     # A dispatch rule that changes nothing is no other choice.
-    distinct = {(choice.option.system, choice.option.merit): choice for choice in reversed(list(seen.values()))}
+    distinct = {
+        (choice.option.system, choice.option.merit): choice
+        for choice in reversed(list(seen.values()))
+    }
     ranked = sorted(distinct.values(), key=lambda choice: -choice.option.merit)[:4]
     best = ranked[0].option.merit
     lines = []
     for choice in ranked:
         row = choice.option.row
         losses = ", ".join(f"{words} {share:.0%}" for _, words, share in choice.reasons.parts)
-        near = "" if choice is ranked[0] or best / choice.option.merit - 1 >= RATIO_ERROR else "≈ the first"
-        lines.append([_combined(choice.option.point.scenario), f"{row['samples_per_s']:.3g}", ages(row), losses, near])
+        near = (
+            ""
+            if choice is ranked[0] or best / choice.option.merit - 1 >= RATIO_ERROR
+            else "≈ the first"
+        )
+        lines.append(
+            [
+                _combined(choice.option.point.scenario),
+                f"{row['samples_per_s']:.3g}",
+                ages(row),
+                losses,
+                near,
+            ]
+        )
     first = found[0].searched
     counts = f"{first.points} combinations of pipeline and drafter, {len(first.allowed)} of them within the limit."
     return ["", f"**At most {limit} updates old.**", "", *markdown(heads, lines), "", counts]
@@ -245,12 +287,20 @@ def _why(limit: int, best: Answer, base: Scenario, table: Table) -> list[str]:
     plain = _scenario_like(chosen, {"name": chosen.system.name, **without})
     drafts = chosen.system.parameters.get("speculation", "none")
     only = _scenario_like(chosen, {"name": BASE, "speculation": drafts})
-    columns = {BASE: base, f"{BASE}, {drafts}": only, f"{chosen.system.name}, no drafts": plain, "the choice": chosen}
-    same = [plain.system] if chosen.system.name == BASE and set(without) == {"speculation"} else []  # that is the base
+    columns = {
+        BASE: base,
+        f"{BASE}, {drafts}": only,
+        f"{chosen.system.name}, no drafts": plain,
+        "the choice": chosen,
+    }
+    same = (
+        [plain.system] if chosen.system.name == BASE and set(without) == {"speculation"} else []
+    )  # that is the base
     asked = {
         (limit, words): each
         for words, each in columns.items()
-        if words == "the choice" or (words != f"{BASE}, none" and each.system not in (chosen.system, *same))
+        if words == "the choice"
+        or (words != f"{BASE}, none" and each.system not in (chosen.system, *same))
     }
     rows = table.of("why", asked)
     heads = ["GPU-seconds a trained sample", *(words for _, words in rows)]
@@ -279,10 +329,15 @@ def recorded(size: Size, table: Table) -> dict[str, list[str]]:
     asked: dict[tuple[Any, str], Scenario] = {}
     for name in size.recorded:
         wanted = {"rollout_share": 0.5, "minibatches": 2}  # as it was run
-        entry = {"name": name, **{key: value for key, value in wanted.items() if key in parameters_of(name)}}
+        entry = {
+            "name": name,
+            **{key: value for key, value in wanted.items() if key in parameters_of(name)},
+        }
         counts = updates(name, steps, warmup)
         if not _drafts_by_model(name):
-            asked["own", name] = scenario_from(COUNTDOWN / "scenario.yaml", {**counts, "training.switch_s": 0.0}, entry)
+            asked["own", name] = scenario_from(
+                COUNTDOWN / "scenario.yaml", {**counts, "training.switch_s": 0.0}, entry
+            )
         asked["large", name] = scenario_from(SCENARIO, {**counts, **large}, entry)
     rows = table.of("recorded", asked)
     heads = ["system", "on its two cores: s an update", "× split", "tokens from drafts", "as Qwen3-8B on 16 H100s: ×",
@@ -292,7 +347,11 @@ def recorded(size: Size, table: Table) -> dict[str, list[str]]:
     for name in size.recorded:
         # Without a row, its drafter is a model, and larger than this policy.
         small, big = rows.get(("own", name), {"error": ""}), rows["large", name]
-        own = _no(3) if "error" in small else [f"{small['step_s']:.1f}", times(small, first), drafted(small)]
+        own = (
+            _no(3)
+            if "error" in small
+            else [f"{small['step_s']:.1f}", times(small, first), drafted(small)]
+        )
         large_cells = _no(3) if "error" in big else [times(big, second), drafted(big), ages(big)]
         lines.append([name, *own, *large_cells])
     measured = "; ".join(f"{each.schedules} {each.measured:.2f}×" for each in RATIOS)
@@ -310,10 +369,15 @@ def verl_run(size: Size, table: Table, data: Path, folder: Path) -> dict[str, li
     verl_trace(data, trace)
     asked = {}
     for name in size.families:
-        given = {"workload.trace": str(trace), **updates(name, size.verl_steps, size.verl_steps // 3)}
+        given = {
+            "workload.trace": str(trace),
+            **updates(name, size.verl_steps, size.verl_steps // 3),
+        }
         if "rollout_share" in parameters_of(name):
             for share in (0.25, 0.5):
-                asked[share, name] = scenario_from(VERL_RUN, given, {"name": name, "rollout_share": share})
+                asked[share, name] = scenario_from(
+                    VERL_RUN, given, {"name": name, "rollout_share": share}
+                )
         else:
             asked["all", name] = scenario_from(VERL_RUN, given, name)
     rows = table.of("verl_run", asked)
@@ -326,7 +390,12 @@ def verl_run(size: Size, table: Table, data: Path, folder: Path) -> dict[str, li
     for name, row in best.items():
         cells = _no(4)
         if "error" not in row:
-            cells = [f"{row['step_s']:,.0f}", times(row, best.get(BASE, row)), f"{row['idle_share']:.0%}", ages(row)]
+            cells = [
+                f"{row['step_s']:,.0f}",
+                times(row, best.get(BASE, row)),
+                f"{row['idle_share']:.0%}",
+                ages(row),
+            ]
         lines.append([name, *cells])
     return {"verl_run": [*markdown(heads, lines), *_refused(rows)]}
 
@@ -357,8 +426,12 @@ def _refused(rows: Mapping[tuple[Any, str], Row]) -> list[str]:
     found: dict[str, list[str]] = {}
     for (key, name), row in rows.items():
         if "error" in row:
-            found.setdefault(row["error"].removeprefix(f"system {name}: "), []).append(f"{name} ({key})")
-    return [line for error, names in found.items() for line in ("", f"No: {', '.join(names)}: {error}.")]
+            found.setdefault(row["error"].removeprefix(f"system {name}: "), []).append(
+                f"{name} ({key})"
+            )
+    return [
+        line for error, names in found.items() for line in ("", f"No: {', '.join(names)}: {error}.")
+    ]
 
 
 def _speed(row: Row | None, others: Sequence[Row], first: Row | None, short: bool = False) -> str:
@@ -376,7 +449,10 @@ def _speed(row: Row | None, others: Sequence[Row], first: Row | None, short: boo
 
 
 def _speeds(rows: Mapping[tuple[Any, str], Row], values: Iterable[Any], name: str) -> list[str]:
-    at = {value: {other: row for (each, other), row in rows.items() if each == value} for value in values}
+    at = {
+        value: {other: row for (each, other), row in rows.items() if each == value}
+        for value in values
+    }
     return [_speed(here.get(name), list(here.values()), here.get(BASE)) for here in at.values()]
 
 
@@ -401,13 +477,22 @@ GROUPS = {
 def draw_hours(rows: Mapping[str, Row], title: str, path: Path) -> None:
     """Draw a bar per system, the slowest above: GPU-seconds of a thousand trained response tokens, by activity."""
     ranked = sorted(rows, key=lambda name: rate(rows[name]))
-    figure = Figure(figsize=(11, 0.3 * len(ranked) + 1.7), dpi=110, facecolor=PAPER, layout="constrained")
+    figure = Figure(
+        figsize=(11, 0.3 * len(ranked) + 1.7), dpi=110, facecolor=PAPER, layout="constrained"
+    )
     axes = figure.subplots()
     for place, name in enumerate(ranked):
         total, left = 1000 / rate(rows[name]), 0.0
         for words, (parts, look) in GROUPS.items():
             width = total * sum(rows[name].get(f"part.{part}") or 0.0 for part in parts)
-            axes.barh(place, width, left=left, label=words if place == 0 else None, height=0.74, **look.patch)
+            axes.barh(
+                place,
+                width,
+                left=left,
+                label=words if place == 0 else None,
+                height=0.74,
+                **look.patch,
+            )
             left += width
         axes.barh(place, max(total - left, 0.0), left=left, color=SAND, height=0.74)
         axes.text(total, place, f" {rate(rows[name]) / rate(rows[BASE]):.2f}×" if BASE in rows else "", va="center", fontsize=8,
@@ -415,7 +500,11 @@ def draw_hours(rows: Mapping[str, Row], title: str, path: Path) -> None:
     axes.set_yticks(range(len(ranked)), ranked, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("GPU-seconds of 1,000 trained response tokens", color=INK)
-    axes.set_title(f"{title}: where GPU time goes (× {BASE}'s throughput at the end of a bar)", fontsize=10, color=INK)
+    axes.set_title(
+        f"{title}: where GPU time goes (× {BASE}'s throughput at the end of a bar)",
+        fontsize=10,
+        color=INK,
+    )
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors=INK)
     axes.legend(frameon=False, fontsize=8, loc="lower right")
@@ -428,8 +517,14 @@ def draw_epochs(rows: Mapping[tuple[Any, str], Row], size: Size, path: Path) -> 
     axes = figure.subplots()
     colours = [INK, *SERIES]
     for name, colour in zip(size.families, colours, strict=False):
-        known = {place: rows[count, name] for place, count in enumerate(size.epochs) if (count, name) in rows}
-        ratios = [rate(row) / rate(rows[list(size.epochs)[place], BASE]) for place, row in known.items()]
+        known = {
+            place: rows[count, name]
+            for place, count in enumerate(size.epochs)
+            if (count, name) in rows
+        }
+        ratios = [
+            rate(row) / rate(rows[list(size.epochs)[place], BASE]) for place, row in known.items()
+        ]
         axes.plot(list(known), ratios, marker="o", color=colour, label=name)
     axes.axhspan(1 - RATIO_ERROR, 1 + RATIO_ERROR, color=SAND, alpha=0.35, linewidth=0)
     axes.set_xticks(range(len(size.epochs)), [f"{count}" for count in size.epochs])
@@ -452,7 +547,10 @@ def write_rows(rows: Sequence[Row], path: Path) -> None:
         writer.writeheader()
         for row in rows:
             writer.writerow(
-                {name: f"{value:.5g}" if isinstance(value, float) else value for name, value in row.items()}
+                {
+                    name: f"{value:.5g}" if isinstance(value, float) else value
+                    for name, value in row.items()
+                }
             )
 
 
@@ -471,11 +569,16 @@ def parts_of(
 
 def main(
     data: Annotated[Path | None, typer.Option(help="the folder with verl_run/")] = None,
-    page: Annotated[Path, typer.Option(help="the page to renew; pictures and table go beside it")] = HERE
-    / "landscape.md",
-    folder: Annotated[Path, typer.Option(help="where what was simulated is kept")] = ROOT / "results" / "landscape",
+    page: Annotated[
+        Path, typer.Option(help="the page to renew; pictures and table go beside it")
+    ] = HERE / "landscape.md",
+    folder: Annotated[Path, typer.Option(help="where what was simulated is kept")] = ROOT
+    / "results"
+    / "landscape",
     jobs: Annotated[int, typer.Option(min=1, help="simultaneous simulations")] = 2,
-    tiny: Annotated[bool, typer.Option("--tiny", help="a few systems on 16 GPUs, to see that it runs")] = False,
+    tiny: Annotated[
+        bool, typer.Option("--tiny", help="a few systems on 16 GPUs, to see that it runs")
+    ] = False,
 ) -> None:
     size = TINY if tiny else FULL
     compile_kernels()

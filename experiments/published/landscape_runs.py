@@ -74,7 +74,9 @@ class Size:
     def systems(self) -> Sequence[str]:
         return self.scales[self.base_gpus]
 
-    def scenario(self, gpus: int, epochs: int, system: str | Mapping[str, Any], **changes: Any) -> Scenario:
+    def scenario(
+        self, gpus: int, epochs: int, system: str | Mapping[str, Any], **changes: Any
+    ) -> Scenario:
         """Return landscape.yaml on `gpus` GPUs with their share of the prompts, for `epochs` epochs, of which the last is
         measured; of many, the last three; of one, its second half. `changes` are fields by their dotted keys, with `__` for a
         dot."""
@@ -146,7 +148,9 @@ def updates(system: str | Mapping[str, Any], steps: int, warmup_steps: int) -> d
     return {"steps": steps * of_a_batch, "warmup_steps": warmup_steps * of_a_batch}
 
 
-def scenario_from(path: Path, given: Mapping[str, Any], system: str | Mapping[str, Any]) -> Scenario:
+def scenario_from(
+    path: Path, given: Mapping[str, Any], system: str | Mapping[str, Any]
+) -> Scenario:
     entry = {"name": system} if isinstance(system, str) else dict(system)
     settings = [Setting(key, value, "landscape.py") for key, value in given.items()]
     return ScenarioFile(path, settings).scenario([], entry)
@@ -159,9 +163,13 @@ def row_of(scenario: Scenario, inputs: InputCache) -> dict[str, Any]:
     result = simulate_prepared(prepare(scenario, inputs))
     row = summary(result, scenario.warmup_steps, scenario.cluster.cost_per_gpu_hour)
     start_s, end_s = window(result, scenario.warmup_steps)
-    trained = int(result.steps.slice(scenario.warmup_steps).column("response_tokens").to_numpy().sum())
+    trained = int(
+        result.steps.slice(scenario.warmup_steps).column("response_tokens").to_numpy().sum()
+    )
     fall = waterfall(result, start_s, end_s)
-    shares = {f"part.{name}": gpu_s / fall.total_gpu_s for name, gpu_s in fall.gpu_s.items() if gpu_s}
+    shares = {
+        f"part.{name}": gpu_s / fall.total_gpu_s for name, gpu_s in fall.gpu_s.items() if gpu_s
+    }
     idle = sum(shares.get(f"part.{name}", 0.0) for name in IDLE)
     hourly = scenario.cluster.cost_per_gpu_hour * row["gpus"]
     return {
@@ -206,12 +214,16 @@ class Table:
     outcomes: Outcomes
     rows: list[dict[str, Any]]
 
-    def of(self, part: str, asked: Mapping[tuple[Any, str], Scenario]) -> dict[tuple[Any, str], dict[str, Any]]:
+    def of(
+        self, part: str, asked: Mapping[tuple[Any, str], Scenario]
+    ) -> dict[tuple[Any, str], dict[str, Any]]:
         """Return the rows of a part of the page, by varied value and system; `error` has the reason for a missing one."""
         digests = Digests()
         points = [Point(scenario, digests) for scenario in asked.values()]
         found: dict[tuple[Any, str], dict[str, Any]] = {}
-        for (key, point), outcome in zip(zip(asked, points, strict=True), self.outcomes.of(points), strict=True):
+        for (key, point), outcome in zip(
+            zip(asked, points, strict=True), self.outcomes.of(points), strict=True
+        ):
             row = dict(outcome.get("row", {"error": outcome.get("error", "")}))
             parameters = point.scenario.system.parameters
             self.rows.append({

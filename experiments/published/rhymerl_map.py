@@ -59,7 +59,13 @@ def settings(**given: Any) -> Inputs:
     of single responses, so that only the schedule differs."""
     middle = read_ledger("rhymerl").middle
     middle |= {"enforce_eager": False, "gpu_memory_utilization": 0.9, "dispatch": "least_requests"}
-    fast = {"mfu": 1.0, "log_prob_mfu": 1.0, "reference": 0, "minibatches": 1, "sequence_parallel": 1}
+    fast = {
+        "mfu": 1.0,
+        "log_prob_mfu": 1.0,
+        "reference": 0,
+        "minibatches": 1,
+        "sequence_parallel": 1,
+    }
     return {**middle, **fast, **given}
 
 
@@ -68,7 +74,9 @@ def epoch_steps(responses: int) -> int:
     return max(2, 2 * 64 // responses)
 
 
-def train(lab: Lab, inputs: Inputs, system: Row, responses: int, mean: float, kv: int | None) -> Measures:
+def train(
+    lab: Lab, inputs: Inputs, system: Row, responses: int, mean: float, kv: int | None
+) -> Measures:
     gpus = WORKERS * TP + TRAIN_GPUS
     prompts, epoch = responses * WORKERS // inputs["group"], epoch_steps(responses)
     return run(
@@ -89,7 +97,9 @@ def train(lab: Lab, inputs: Inputs, system: Row, responses: int, mean: float, kv
     )
 
 
-def schedules(lab: Lab, part: str, responses: int, mean: float = 3800.0, kv: int | None = None, **given: float) -> Row:
+def schedules(
+    lab: Lab, part: str, responses: int, mean: float = 3800.0, kv: int | None = None, **given: float
+) -> Row:
     """Simulate one step off, and HistoPipe without and with two tiers, all without drafts."""
     inputs = settings(**given)
     piped = {**rhymerl(inputs, "math", speculation=NO_DRAFTS), "ranking_groups": RANKING_GROUPS}
@@ -112,7 +122,9 @@ def schedules(lab: Lab, part: str, responses: int, mean: float = 3800.0, kv: int
     }
 
 
-def drafts(lab: Lab, part: str, responses: int, reused: float = 0.85, draft_s: float = DRAFT_S[0]) -> Row:
+def drafts(
+    lab: Lab, part: str, responses: int, reused: float = 0.85, draft_s: float = DRAFT_S[0]
+) -> Row:
     """Simulate one worker's rollout of a batch, with HistoSpec and without."""
     inputs = settings(reusable_math=reused, draft_efficiency=1.0, draft_s=draft_s)
     gpus = TP + TRAIN_GPUS
@@ -138,14 +150,22 @@ def drafts(lab: Lab, part: str, responses: int, reused: float = 0.85, draft_s: f
 def simulate() -> Iterator[Row]:
     """Yield the rows, the quickest first."""
     lab = Lab()
-    yield from (drafts(lab, "drafts", responses, reused) for responses in DRAFTING for reused in REUSED)
-    yield from (drafts(lab, "draft_s", responses, draft_s=draft_s) for responses in DRAFTING for draft_s in DRAFT_S)
+    yield from (
+        drafts(lab, "drafts", responses, reused) for responses in DRAFTING for reused in REUSED
+    )
+    yield from (
+        drafts(lab, "draft_s", responses, draft_s=draft_s)
+        for responses in DRAFTING
+        for draft_s in DRAFT_S
+    )
     for responses in RESPONSES:
         yield from (schedules(lab, "sigma", responses, sigma=sigma) for sigma in SIGMAS)
         yield from (schedules(lab, "mean", responses, mean=mean) for mean in MEANS)
         yield from (schedules(lab, "kv", responses, kv=kv) for kv in KV_TOKENS)
         if responses in BALANCED:
-            yield from (schedules(lab, "balance", responses, mfu=mfu, log_prob_mfu=mfu) for mfu in TRAINING)
+            yield from (
+                schedules(lab, "balance", responses, mfu=mfu, log_prob_mfu=mfu) for mfu in TRAINING
+            )
 
 
 def write() -> None:
@@ -160,11 +180,14 @@ def write() -> None:
 def read() -> list[Row]:
     with TABLE.open(encoding="utf-8") as file:
         return [
-            {k: v if k == "part" else float(v) if v else None for k, v in row.items()} for row in csv.DictReader(file)
+            {k: v if k == "part" else float(v) if v else None for k, v in row.items()}
+            for row in csv.DictReader(file)
         ]
 
 
-def grid(rows: list[Row], parts: tuple[str, ...], y: str, value: str) -> tuple[list[float], list[float], np.ndarray]:
+def grid(
+    rows: list[Row], parts: tuple[str, ...], y: str, value: str
+) -> tuple[list[float], list[float], np.ndarray]:
     """Return the responses, the values of `y`, and the value of each pair."""
     chosen = [row for row in rows if row["part"] in parts]
     xs, ys = (sorted({row[key] for row in chosen}) for key in ("responses", y))
@@ -173,16 +196,33 @@ def grid(rows: list[Row], parts: tuple[str, ...], y: str, value: str) -> tuple[l
 
 
 def heat(
-    axes: Axes, xs: list[float], labels: list[str], values: np.ndarray, like: tuple[float, float], most: float
+    axes: Axes,
+    xs: list[float],
+    labels: list[str],
+    values: np.ndarray,
+    like: tuple[float, float],
+    most: float,
 ) -> None:
     """Draw cells with their values; frame those within `like`, the published range."""
     norm = TwoSlopeNorm(1.0, vmin=2 - most, vmax=most)
     axes.imshow(values, cmap=COLOURS, norm=norm, aspect="auto", origin="lower")
     for i, j in np.ndindex(*values.shape):
         dark = abs(norm(values[i, j]) - 0.5) > 0.25
-        axes.text(j, i, f"{values[i, j]:.2f}", ha="center", va="center", color=PAPER if dark else INK, fontsize=9)
+        axes.text(
+            j,
+            i,
+            f"{values[i, j]:.2f}",
+            ha="center",
+            va="center",
+            color=PAPER if dark else INK,
+            fontsize=9,
+        )
         if like[0] <= values[i, j] <= like[1]:
-            axes.add_patch(Rectangle((j - 0.46, i - 0.44), 0.92, 0.88, fill=False, edgecolor=BLACK, linewidth=1.6))
+            axes.add_patch(
+                Rectangle(
+                    (j - 0.46, i - 0.44), 0.92, 0.88, fill=False, edgecolor=BLACK, linewidth=1.6
+                )
+            )
     axes.set_xticks(range(len(xs)), [f"{x:g}" for x in xs])
     axes.set_yticks(range(len(labels)), labels)
     axes.set_xlabel("responses a worker and step")
@@ -203,7 +243,10 @@ def draw_schedules(rows: list[Row], path: Path) -> None:
     own_kv = [{**row, "part": "kv", "kv_tokens": 710_000.0} for row in middle]
     own_mean = [{**row, "part": "mean"} for row in middle]
     for column, (value, like, name) in enumerate(
-        (("pipe", pipe, "HistoPipe over one step off"), ("two_tier", tier, "two tiers over HistoPipe"))
+        (
+            ("pipe", pipe, "HistoPipe over one step off"),
+            ("two_tier", tier, "two tiers over HistoPipe"),
+        )
     ):
         xs, ys, found = grid(rows, ("sigma",), "sigma", value)
         heat(panels[0, column], xs, [f"{y:g}" for y in ys], found, like, 1.8)
@@ -233,11 +276,21 @@ def draw_balance(rows: list[Row], path: Path) -> None:
     level = published_rows()["rhyme-abl-pipe-math"].elements[0].value
     axes.axhline(level, color=BLACK, linewidth=1)
     axes.text(
-        0.98, level, f"published {level:g}", transform=axes.get_yaxis_transform(), ha="right", va="bottom", fontsize=8
+        0.98,
+        level,
+        f"published {level:g}",
+        transform=axes.get_yaxis_transform(),
+        ha="right",
+        va="bottom",
+        fontsize=8,
     )
     axes.axhline(1, color=INK, linewidth=0.6, linestyle=":")
     axes.set_title("HistoPipe over one step off, by the length of training")
-    axes.set(xlabel="training / rollout of one step off", ylabel="throughput, × one step off", xscale="log")
+    axes.set(
+        xlabel="training / rollout of one step off",
+        ylabel="throughput, × one step off",
+        xscale="log",
+    )
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=80)
 
@@ -251,14 +304,22 @@ def draw_drafts(rows: list[Row], path: Path) -> None:
     _, _, rates = grid(rows, ("drafts",), "reused", "acceptance")
     labels = [f"{y:.0%} ({rate.mean():.2f})" for y, rate in zip(ys, rates, strict=True)]
     heat(by_reuse, xs, labels, found, published, 5.0)
-    by_reuse.set(title="HistoSpec: rollout, times faster", ylabel="tokens in reach of drafts (acceptance rate)")
+    by_reuse.set(
+        title="HistoSpec: rollout, times faster",
+        ylabel="tokens in reach of drafts (acceptance rate)",
+    )
     xs, ys, found = grid(rows, ("draft_s",), "draft_s", "drafts")
     heat(by_cost, xs, [f"{1000 * y:g} ms" for y in ys], found, published, 5.0)
-    by_cost.set(title="the same at 85 %, by what drafts add to a pass", ylabel="of a pass, besides verification")
+    by_cost.set(
+        title="the same at 85 %, by what drafts add to a pass",
+        ylabel="of a pass, besides verification",
+    )
     figure.savefig(path, dpi=80)
 
 
-def main(redraw: Annotated[bool, typer.Option(help="draw from the table, simulate nothing")] = False) -> None:
+def main(
+    redraw: Annotated[bool, typer.Option(help="draw from the table, simulate nothing")] = False,
+) -> None:
     if not redraw:
         compile_kernels()
         started_s = time.process_time()

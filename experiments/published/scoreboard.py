@@ -22,7 +22,15 @@ import figures_tlt
 import typer
 from drawing import Bench, Draw, save, share
 
-from experiments.reproduce.board import board, bound_text, covered_words, hits_of, number, span, totals
+from experiments.reproduce.board import (
+    board,
+    bound_text,
+    covered_words,
+    hits_of,
+    number,
+    span,
+    totals,
+)
 from experiments.reproduce.score import published_rows
 from experiments.shared import errors_in_a_line, markdown
 from simrl.errors import InputError
@@ -99,15 +107,30 @@ MEANINGS = {
         "Decoupled drafting gains less here than in the paper: drafters take GPUs, so each verifier has more "
         "requests, and at these batches the cost cancels the gain of drafts."
     ),
-    ("spec-e2e", "low"): ("As the rollouts: a smaller gain of decoupled drafting lowers all that is built on it."),
-    ("spec-abl", "low"): ("See the paper's rollouts: the gain of decoupling is missing from the first step on."),
+    ("spec-e2e", "low"): (
+        "As the rollouts: a smaller gain of decoupled drafting lowers all that is built on it."
+    ),
+    ("spec-abl", "low"): (
+        "See the paper's rollouts: the gain of decoupling is missing from the first step on."
+    ),
     ("rhyme-rollout", "low"): (
         "Training takes more of the predicted step than of theirs: a higher MFU, or slower generation, than assumed."
     ),
-    ("rhyme-idle", "low"): "Their workers ended more unevenly than with lengths from one distribution.",
-    ("rhyme-migr", "low"): ("Lengths as stable from epoch to epoch as Table 2's ranks require have few outliers."),
-    ("rhyme-spec-peak", "high"): "Drafts are too good or too cheap: host time of drafting, or the length of hits.",
-    ("rhyme-batch", "high"): "Drafts are too good or too cheap: host time of drafting, or the length of hits.",
+    (
+        "rhyme-idle",
+        "low",
+    ): "Their workers ended more unevenly than with lengths from one distribution.",
+    ("rhyme-migr", "low"): (
+        "Lengths as stable from epoch to epoch as Table 2's ranks require have few outliers."
+    ),
+    (
+        "rhyme-spec-peak",
+        "high",
+    ): "Drafts are too good or too cheap: host time of drafting, or the length of hits.",
+    (
+        "rhyme-batch",
+        "high",
+    ): "Drafts are too good or too cheap: host time of drafting, or the length of hits.",
     ("tlt-sd", "high"): (
         "Trees are too cheap: a round's host time, or the verification of a tree against as many plain tokens."
     ),
@@ -116,7 +139,10 @@ MEANINGS = {
         "All runs have the lengths of the asynchronous one on 32 GPUs, and the page says that lengths differ; generation is a "
         "roofline's, up to twice too fast for the page's runs that are not scored as well."
     ),
-    ("verl-async", "low"): "The trainer hardly waits for groups here; the causes of its wait are an open input.",
+    (
+        "verl-async",
+        "low",
+    ): "The trainer hardly waits for groups here; the causes of its wait are an open input.",
     ("rhyme-e2e", "low"): (
         "Training takes so much of a step here that a faster rollout soon waits for it; where it is a small "
         "part, and a worker has few responses at a time, such gains result ([map](rhymerl_map.md))."
@@ -131,7 +157,10 @@ MEANINGS = {
     ),
     ("rhyme-2tier-peak", "high"): "As the ablation.",
     ("rhyme-abl-spec", "low"): "With faster rollouts a step waits for training.",
-    ("tlt-e2e", "low"): "Rollout is a smaller part of the step than theirs: longer responses, or faster training.",
+    (
+        "tlt-e2e",
+        "low",
+    ): "Rollout is a smaller part of the step than theirs: longer responses, or faster training.",
     ("weight-sync-30b", "low"): (
         "Buckets avoid the broadcasts; the loading cost of each of 18,867 tensors is an open input."
     ),
@@ -160,11 +189,16 @@ class Orders(NamedTuple):
 
 def main(
     results: Annotated[
-        Path | None, typer.Argument(help="the board that `python -m experiments.reproduce -o` wrote")
+        Path | None,
+        typer.Argument(help="the board that `python -m experiments.reproduce -o` wrote"),
     ] = None,
-    figure: Annotated[list[str] | None, typer.Option(help=f"draw this one; of {', '.join(FIGURES)}")] = None,
+    figure: Annotated[
+        list[str] | None, typer.Option(help=f"draw this one; of {', '.join(FIGURES)}")
+    ] = None,
     figures: Annotated[bool, typer.Option("--figures", help="draw all of them")] = False,
-    folder: Annotated[Path, typer.Option(help="where the page is, and its pictures in figures/")] = HERE,
+    folder: Annotated[
+        Path, typer.Option(help="where the page is, and its pictures in figures/")
+    ] = HERE,
 ) -> None:
     with errors_in_a_line("scoreboard"):
         found = read_board(results) if results else None
@@ -176,7 +210,9 @@ def main(
             with write_whole_file(folder / "scoreboard.md") as temporary:
                 temporary.write_text(page, encoding="utf-8")
         elif not wanted:
-            raise InputError("give a board (python -m experiments.reproduce -o board.json), or --figure NAME")
+            raise InputError(
+                "give a board (python -m experiments.reproduce -o board.json), or --figure NAME"
+            )
 
 
 def read_board(path: Path) -> Board:
@@ -189,7 +225,9 @@ def read_board(path: Path) -> Board:
             f"{path}: no board ({error}); write one with python -m experiments.reproduce -o {path}"
         ) from error
     if not samples:
-        raise InputError(f"{path}: samples is 0, so no row has an interval; draw some with --samples 16")
+        raise InputError(
+            f"{path}: samples is 0, so no row has an interval; draw some with --samples 16"
+        )
     missing = [row for row in published_rows() if row not in found]
     return Board([*found.values(), *board(missing, {})], samples, data.get("simrl_version"))
 
@@ -203,7 +241,9 @@ def draw(names: Sequence[str], entries: Sequence[Entry], folder: Path) -> None:
         drawn = FIGURES[name](bench)
         save(drawn.figure, folder / f"{name}.png")
         captions = read_captions(folder) | {name: {"title": drawn.title, "says": drawn.says}}
-        (folder / CAPTIONS).write_text(json.dumps(captions, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        (folder / CAPTIONS).write_text(
+            json.dumps(captions, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
         print(f"{name}: {drawn.says}")
 
 
@@ -213,7 +253,10 @@ def read_captions(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def scoreboard(found: Board, captions: Mapping[str, Mapping[str, str]]) -> str:
-    entries, version = found.entries, f", by simrl {found.simrl_version}" if found.simrl_version else ""
+    entries, version = (
+        found.entries,
+        f", by simrl {found.simrl_version}" if found.simrl_version else "",
+    )
     return "\n".join(
         [
             "# Published results, predicted\n",
@@ -237,13 +280,17 @@ def in_short(entries: Sequence[Entry]) -> Iterator[str]:
     found, sums = orders(entries), totals(entries)
     pairs = found.right + found.level + len(found.reversed)
     error = (
-        "no figure is predicted" if sums["median_error"] is None else f"the median error is {sums['median_error']:.0%}"
+        "no figure is predicted"
+        if sums["median_error"] is None
+        else f"the median error is {sums['median_error']:.0%}"
     )
     yield "## In short\n"
     yield (
         f"**Orders and levels.** Of {pairs} pairs of systems or settings with different published values, "
         f"{found.right} are predicted in the published order, {found.level} level and {len(found.reversed)} reversed; but "
-        f"{sums['covered_share'] or 0:.0%} of the figures lie in their intervals, and {error}.\n".replace("%", " %")
+        f"{sums['covered_share'] or 0:.0%} of the figures lie in their intervals, and {error}.\n".replace(
+            "%", " %"
+        )
     )
     yield (
         "**A miss is as often due to inputs as to schedules.** Papers leave open their batch, their lengths and their "
@@ -263,7 +310,11 @@ def goals(entries: Sequence[Entry]) -> Iterator[str]:
     errors = [abs(error) for e in given for error in scored(e, "error")]
     found = orders(entries)
     ratios = [e for e in predicted if is_ratio(e["id"])]
-    sided = [e for e in ratios if all(same_side(e, i) for i, value in enumerate(e["predicted"]) if value is not None)]
+    sided = [
+        e
+        for e in ratios
+        if all(same_side(e, i) for i, value in enumerate(e["predicted"]) if value is not None)
+    ]
     width, error = sums["median_half_width"], sums["median_error"]
     reached = f"{'none' if width is None else share(width)}; the median error at the middle is "
     pairs = found.right + found.level + len(found.reversed)
@@ -274,7 +325,10 @@ def goals(entries: Sequence[Entry]) -> Iterator[str]:
             f"{percent(len(covered), len(predicted))} of the {len(predicted)} that are predicted; "
             f"{share(sums['covered_share'] or 0)} of all {sums['elements']} elements",
         ),
-        ("median half-width: 15 % or less", "nothing is predicted" if error is None else reached + share(error)),
+        (
+            "median half-width: 15 % or less",
+            "nothing is predicted" if error is None else reached + share(error),
+        ),
         (
             "rows given what their source prints of other phases (verl's page, TLT's Table 2): within 10 %",
             f"{sum(error <= 0.1 for error in errors)} of {len(errors)} elements{errors_of(given)}"
@@ -290,7 +344,8 @@ def goals(entries: Sequence[Entry]) -> Iterator[str]:
         ),
         (
             "ratios on the right side of 1",
-            f"{len(sided)} of {len(ratios)}" + "".join(f"; not {name(e)}" for e in ratios if e not in sided),
+            f"{len(sided)} of {len(ratios)}"
+            + "".join(f"; not {name(e)}" for e in ratios if e not in sided),
         ),
     ]
     yield from ("## Goals\n", *markdown(("goal", "reached"), rows), "")
@@ -299,7 +354,10 @@ def goals(entries: Sequence[Entry]) -> Iterator[str]:
 
 
 def errors_of(entries: Sequence[Entry]) -> str:
-    said = [f"{name(e)} " + "/".join(share(error, "{:+.0%}") for error in scored(e, "error")) for e in entries]
+    said = [
+        f"{name(e)} " + "/".join(share(error, "{:+.0%}") for error in scored(e, "error"))
+        for e in entries
+    ]
     return f": {', '.join(said)}" if said else ""
 
 
@@ -338,7 +396,9 @@ def orders(entries: Sequence[Entry]) -> Orders:
         if predicted[row][i] is None or predicted[other][j] is None:
             continue
         here, there = published_rows()[row].elements[i], published_rows()[other].elements[j]
-        if (here.low <= there.high and there.low <= here.high) or abs(here.value / there.value - 1) <= TIE:
+        if (here.low <= there.high and there.low <= here.high) or abs(
+            here.value / there.value - 1
+        ) <= TIE:
             continue
         a, b = predicted[row][i], predicted[other][j]
         if abs(a / b - 1) <= LEVEL:
@@ -361,7 +421,9 @@ def element(row: str, i: int) -> str:
 def comparable(predicted: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], tuple[str, int]]]:
     for row in predicted:
         if not published_rows()[row].quantity.startswith(SEVERAL_QUANTITIES):
-            yield from (((row, i), (row, j)) for i, j in combinations(range(len(predicted[row])), 2))
+            yield from (
+                ((row, i), (row, j)) for i, j in combinations(range(len(predicted[row])), 2)
+            )
     for family in FAMILIES:
         for row, other in combinations([row for row in family if row in predicted], 2):
             several = published_rows()[row].quantity.startswith(SEVERAL_QUANTITIES)
@@ -401,12 +463,16 @@ def what(entry: Entry) -> str:
     against = f" over {entry['baseline']}" if entry["baseline"] not in ("", "-") else ""
     system = f"{entry['system']}{against}: " if entry["system"] not in ("", "-") else ""
     setting = f"; {entry['setting']}" if entry["setting"] not in ("", "-", "same") else ""
-    return f"{system}{entry['quantity']}{setting} ({entry['source']}; {entry['unit']})".replace("|", "\\|")
+    return f"{system}{entry['quantity']}{setting} ({entry['source']}; {entry['unit']})".replace(
+        "|", "\\|"
+    )
 
 
 def by_paper(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
     return {
-        paper: mine for paper, start in PAPERS.items() if (mine := [e for e in entries if e["id"].startswith(start)])
+        paper: mine
+        for paper, start in PAPERS.items()
+        if (mine := [e for e in entries if e["id"].startswith(start)])
     }
 
 
@@ -433,14 +499,23 @@ def misses(entries: Sequence[Entry]) -> Iterator[str]:
             bounds = published_rows()[e["id"]].elements
             high = sum(e["low"][i] > bounds[i].high for i in outside)
             direction = "high" if high == len(outside) else "low" if high == 0 else "both"
-            places = "" if len(bounds) == 1 else f" (of its elements no. {', '.join(str(i + 1) for i in outside)})"
+            places = (
+                ""
+                if len(bounds) == 1
+                else f" (of its elements no. {', '.join(str(i + 1) for i in outside)})"
+            )
             said = "predicted too " + {"both": "high and too low"}.get(direction, direction)
             nearest = ", ".join(
                 f"{number(e['low'][i] if e['low'][i] > bounds[i].high else e['high'][i])} against {bound_text(bounds[i])}"
                 for i in outside
             )
             meaning = next(
-                (text for (row, way), text in MEANINGS.items() if e["id"].startswith(row) and way == direction), ""
+                (
+                    text
+                    for (row, way), text in MEANINGS.items()
+                    if e["id"].startswith(row) and way == direction
+                ),
+                "",
             )
             rest = "" if not meaning else " As above." if meaning == before else f" {meaning}"
             before = meaning

@@ -33,7 +33,9 @@ WORKERS, OF_EACH = 64, 256  # the paper's DAPO trace
 FEW = 10  # workers where drafts are simulated: whole ones of 4 GPUs and, with a drafter, of 5
 
 
-def of(inputs: Inputs, system: dict[str, object], lab: Lab, workers: int, responses: int) -> dict[str, float]:
+def of(
+    inputs: Inputs, system: dict[str, object], lab: Lab, workers: int, responses: int
+) -> dict[str, float]:
     """Simulate the rollout of one step."""
     scenario = specactor.scenario(inputs, "dapo", system, workers, responses)
     run = lab.run(scenario.model_copy(update={"steps": 1, "warmup_steps": 0}))
@@ -46,9 +48,16 @@ def waiting(middle: Inputs, lab: Lab) -> pd.DataFrame:
     for share in PROMPT_SHARES:
         for mean_tokens in MEANS_TOKENS:
             for sigma in SIGMAS:
-                inputs = {**middle, "prompt_share": share, "mean_tokens": mean_tokens, "sigma": sigma}
+                inputs = {
+                    **middle,
+                    "prompt_share": share,
+                    "mean_tokens": mean_tokens,
+                    "sigma": sigma,
+                }
                 found = of(inputs, specactor.VERL, lab, WORKERS, OF_EACH)
-                rows.append({"prompt_share": share, "mean_tokens": mean_tokens, "sigma": sigma, **found})
+                rows.append(
+                    {"prompt_share": share, "mean_tokens": mean_tokens, "sigma": sigma, **found}
+                )
     return pd.DataFrame(rows)
 
 
@@ -61,7 +70,11 @@ def gains(middle: Inputs, lab: Lab) -> pd.DataFrame:
         for round_s in ROUNDS_S:
             for accepted in ACCEPTED:
                 inputs = {**middle, "accept_0p5b": accepted, "draft_round_s": round_s}
-                row = {"responses_per_worker": responses, "draft_round_s": round_s, "accepted": accepted}
+                row = {
+                    "responses_per_worker": responses,
+                    "draft_round_s": round_s,
+                    "accepted": accepted,
+                }
                 for name, system in (
                     ("in_turns", specactor.vanilla(middle)),
                     ("ahead", specactor.specactor(middle, reconfigure=False, best_of_n=False)),
@@ -81,23 +94,48 @@ def draw(idle: pd.DataFrame, gain: pd.DataFrame, path: Path) -> None:
         style = "-" if share == min(PROMPT_SHARES) else "--"
         colour = SERIES[MEANS_TOKENS.index(mean_tokens)]
         label = f"mean {mean_tokens:,} tokens" if style == "-" else None
-        axes[0].plot(lines["sigma"], 100 * lines["idle_share"], style, color=colour, marker="o", ms=3, label=label)
+        axes[0].plot(
+            lines["sigma"],
+            100 * lines["idle_share"],
+            style,
+            color=colour,
+            marker="o",
+            ms=3,
+            label=label,
+        )
     axes[0].axhline(100 * waited.value, color=INK, lw=1, ls=":")
     axes[0].text(SIGMAS[-1], 100 * waited.value + 1, "published", ha="right", fontsize=8)
-    axes[0].set(xlabel="spread of the log length (sigma)", ylabel="workers wait, % of verl's rollout", ylim=(0, None))
+    axes[0].set(
+        xlabel="spread of the log length (sigma)",
+        ylabel="workers wait, % of verl's rollout",
+        ylim=(0, None),
+    )
     axes[0].set_title("Who waits (dashed: a prompt's responses alike)", fontsize=9)
     axes[0].legend(fontsize=7, frameon=False)
     low, high = published_rows()["spec-rollout-verl"].elements[0]
     for axis, responses in zip(axes[1:], RESPONSES, strict=True):
         for number, round_s in enumerate(ROUNDS_S):
-            lines = gain[(gain["responses_per_worker"] == responses) & (gain["draft_round_s"] == round_s)]
+            lines = gain[
+                (gain["responses_per_worker"] == responses) & (gain["draft_round_s"] == round_s)
+            ]
             label = f"{1000 * round_s:g} ms a round"
-            axis.plot(lines["accepted"], lines["specactor"], color=SERIES[number], marker="o", ms=3, label=label)
+            axis.plot(
+                lines["accepted"],
+                lines["specactor"],
+                color=SERIES[number],
+                marker="o",
+                ms=3,
+                label=label,
+            )
             axis.plot(lines["accepted"], lines["in_turns"], color=SERIES[number], ls="--", lw=1)
         axis.axhspan(low, high, color=PALE, zorder=0)
         axis.axhline(1, color=INK, lw=0.8)
         axis.text(ACCEPTED[0], high, "published", fontsize=8, va="top")
-        axis.set(xlabel="a drafted token is accepted (0.5B)", ylabel="verl's rollout / theirs", ylim=(0, 3))
+        axis.set(
+            xlabel="a drafted token is accepted (0.5B)",
+            ylabel="verl's rollout / theirs",
+            ylim=(0, 3),
+        )
         axis.set_title(f"SpecActor (dashed: in turns), {responses} a worker", fontsize=9)
         axis.legend(fontsize=7, frameon=False)
     figure.savefig(path, dpi=100)
@@ -105,7 +143,9 @@ def draw(idle: pd.DataFrame, gain: pd.DataFrame, path: Path) -> None:
 
 
 def main(
-    folder: Annotated[Path, typer.Option(help="where the picture and the tables go")] = Path(__file__).parent,
+    folder: Annotated[Path, typer.Option(help="where the picture and the tables go")] = Path(
+        __file__
+    ).parent,
     small: Small = False,
 ) -> None:
     lengths = {"SIGMAS": (0.5,), "MEANS_TOKENS": (2500,), "PROMPT_SHARES": (0.6,)}

@@ -32,20 +32,27 @@ class Board(NamedTuple):
     show: Callable[[Sequence[dict[str, Any]], Console], None]
 
 
-@app.command("reproduce", epilog="Examples:  " + "   |   ".join(f"{COMMAND} {words}" for words in EXAMPLES))
+@app.command(
+    "reproduce", epilog="Examples:  " + "   |   ".join(f"{COMMAND} {words}" for words in EXAMPLES)
+)
 def reproduce(
     rows: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID]...", help="rows of the board (default: all of them)")
+        list[str] | None,
+        typer.Argument(metavar="[ID]...", help="rows of the board (default: all of them)"),
     ] = None,
     samples: Annotated[
         int,
         typer.Option(
-            min=0, max=1024, help="sets of assumed inputs that are drawn from their ranges, beside the middle"
+            min=0,
+            max=1024,
+            help="sets of assumed inputs that are drawn from their ranges, beside the middle",
         ),
     ] = 4,
-    jobs: Annotated[int, typer.Option(min=1, help="processes on this machine")] = os.cpu_count() or 1,
+    jobs: Annotated[int, typer.Option(min=1, help="processes on this machine")] = os.cpu_count()
+    or 1,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="a JSON file to write, as --json prints it")
+        Path | None,
+        typer.Option("--output", "-o", help="a JSON file to write, as --json prints it"),
     ] = None,
     as_json: Annotated[
         bool,
@@ -57,9 +64,14 @@ def reproduce(
         ),
     ] = False,
     real: Annotated[
-        bool, typer.Option("--real", help="real runs that others measured, in place of published results")
+        bool,
+        typer.Option(
+            "--real", help="real runs that others measured, in place of published results"
+        ),
     ] = False,
-    data: Annotated[Path, typer.Option(help="with --real: the folder with the measurements")] = Path("../shared/data"),
+    data: Annotated[
+        Path, typer.Option(help="with --real: the folder with the measurements")
+    ] = Path("../shared/data"),
     page: Annotated[Path | None, typer.Option(help="with --real: a Markdown page to write")] = None,
 ) -> None:
     """Predict what papers published, or what real runs took (--real), from their inputs; say how far off it is.
@@ -79,7 +91,11 @@ def reproduce(
         raise InputError("--page: is of the board of real runs; add --real")
     board = real_runs(rows or [], samples, data) if real else published(rows or [], samples)
     with ExitStack() as files:  # tells before the runs if it cannot write
-        written = {path: files.enter_context(write_whole_file(path)) for path in (output, page) if path is not None}
+        written = {
+            path: files.enter_context(write_whole_file(path))
+            for path in (output, page)
+            if path is not None
+        }
         if board.todo:
             compile_kernels()
         with progress_bar(TimeRemainingColumn(), speed_over_s=600.0) as bar:
@@ -116,7 +132,9 @@ def published(rows: Sequence[str], samples: int) -> Board:
     wanted = list(dict.fromkeys(rows or known))
     for row in wanted:
         if row not in known:
-            raise InputError(f"{row}: no published row{meant(row, known)}; there are {', '.join(known)}")
+            raise InputError(
+                f"{row}: no published row{meant(row, known)}; there are {', '.join(known)}"
+            )
 
     def content(predicted: Mapping[str, Prediction]) -> dict[str, Any]:
         entries = board(wanted, predicted)
@@ -150,7 +168,11 @@ def real_runs(rows: Sequence[str], samples: int, data: Path) -> Board:
     def content(predicted: Mapping[str, Prediction]) -> dict[str, Any]:
         entries = entries_of(wanted, predicted, data)
         ledgers = dict.fromkeys(entry["ledger"] for entry in entries if entry["ledger"])
-        return {"totals": totals(entries), "rows": entries, "ledgers": {name: ledger_of(name) for name in ledgers}}
+        return {
+            "totals": totals(entries),
+            "rows": entries,
+            "ledgers": {name: ledger_of(name) for name in ledgers},
+        }
 
     return Board(tasks(counts, samples, FAMILIES, data=str(data)), content, print_entries)
 

@@ -24,7 +24,9 @@ SCALE = 8
 # Updates, and the first of them that are left out. The first batch of a run that trains what is finished first has short
 # responses, whose long siblings follow in the next three or four.
 SYNCHRONOUS_STEPS, ASYNCHRONOUS_STEPS = (5, 2), (9, 4)
-BATCHES = ASYNCHRONOUS_STEPS[0] + 8  # of the trace: what may be submitted under a bound of 8; beyond, they come again
+BATCHES = (
+    ASYNCHRONOUS_STEPS[0] + 8
+)  # of the trace: what may be submitted under a bound of 8; beyond, they come again
 UNBOUNDED = 1000  # updates: more than a run has
 UPDATES = 250  # of Table 1
 KILO = 1e-3
@@ -44,7 +46,9 @@ def scenario(
     baseline = system["name"] == "verl_colocated"
     mfu = inputs["verl_mfu"] if baseline else inputs["mfu"]
     memory = inputs["verl_gpu_memory_utilization"] if baseline else inputs["gpu_memory_utilization"]
-    steps, warmup_steps = updates or (ASYNCHRONOUS_STEPS if system["name"] == "areal" else SYNCHRONOUS_STEPS)
+    steps, warmup_steps = updates or (
+        ASYNCHRONOUS_STEPS if system["name"] == "areal" else SYNCHRONOUS_STEPS
+    )
     return run_of(
         inputs,
         system,
@@ -70,7 +74,9 @@ def scenario(
     )
 
 
-def areal(inputs: Inputs, eta: int, interruptible: bool = True, scale: int = SCALE) -> dict[str, Any]:
+def areal(
+    inputs: Inputs, eta: int, interruptible: bool = True, scale: int = SCALE
+) -> dict[str, Any]:
     """Return AReaL's system at a staleness bound."""
     return {
         "name": "areal",
@@ -99,7 +105,9 @@ def throughput_by_eta(lab: Lab, inputs: Inputs) -> list[float]:
 
 
 @row
-def throughput_by_gpus(lab: Lab, inputs: Inputs, model: str, gpus: tuple[int, ...], asynchronous: bool) -> list[float]:
+def throughput_by_gpus(
+    lab: Lab, inputs: Inputs, model: str, gpus: tuple[int, ...], asynchronous: bool
+) -> list[float]:
     """Predict Fig. 4 at a context of 16K, of which 1K is the prompt's."""
     system = areal(inputs, inputs["eta_fig4"]) if asynchronous else verl(inputs)
     cap = inputs["cap_tokens_fig4"]
@@ -111,29 +119,49 @@ def hours(lab: Lab, inputs: Inputs, model: str, nodes: int) -> list[float]:
     """Predict Table 1: hours under AReaL, verl and the synchronous AReaL, which shares its GPUs between the phases (Fig. 1)."""
     cap = inputs["cap_tokens"]
     # The phases of verl, without its controller, at AReaL's MFU.
-    synchronous = {"name": "areal_sync", "minibatches": inputs["minibatches"], "log_probs": inputs["verl_log_probs"]}
+    synchronous = {
+        "name": "areal_sync",
+        "minibatches": inputs["minibatches"],
+        "log_probs": inputs["verl_log_probs"],
+    }
     systems = (areal(inputs, inputs["eta"]), verl(inputs), synchronous)
-    steps_s = [lab.run(scenario(inputs, model, 8 * nodes, system, cap))["step_s"] for system in systems]
+    steps_s = [
+        lab.run(scenario(inputs, model, 8 * nodes, system, cap))["step_s"] for system in systems
+    ]
     return [UPDATES * step_s / 3600 for step_s in steps_s]
 
 
 @row
 def interruption(lab: Lab, inputs: Inputs, model: str, scale: int, updates: int) -> list[float]:
     """Predict Fig. 6: thousand generated tokens a second on 4 nodes after the first update, with and without interruption."""
-    systems = [areal(inputs, inputs["eta_fig6"], interruptible, scale) for interruptible in (True, False)]
+    systems = [
+        areal(inputs, inputs["eta_fig6"], interruptible, scale) for interruptible in (True, False)
+    ]
     cap = inputs["cap_tokens"]
-    runs = [lab.run(scenario(inputs, model, 32, system, cap, scale, (updates, 1))) for system in systems]
+    runs = [
+        lab.run(scenario(inputs, model, 32, system, cap, scale, (updates, 1))) for system in systems
+    ]
     return [scale * KILO * run["generated_tokens_per_s"] for run in runs]
 
 
 def synchronous_rate(lab: Lab, inputs: Inputs) -> list[float]:
     """Return Fig. 5c's throughput at η 0, of one update after one."""
-    return [trained(lab.run(scenario(inputs, SMALL, 128, areal(inputs, 0), inputs["cap_tokens"], updates=(2, 1))))]
+    return [
+        trained(
+            lab.run(
+                scenario(inputs, SMALL, 128, areal(inputs, 0), inputs["cap_tokens"], updates=(2, 1))
+            )
+        )
+    ]
 
 
 def verl_rate(lab: Lab, inputs: Inputs, gpus: int) -> float:
     """Return Fig. 4's throughput of verl, 1.5B, of one update."""
-    return trained(lab.run(scenario(inputs, SMALL, gpus, verl(inputs), inputs["cap_tokens_fig4"], updates=(1, 0))))
+    return trained(
+        lab.run(
+            scenario(inputs, SMALL, gpus, verl(inputs), inputs["cap_tokens_fig4"], updates=(1, 0))
+        )
+    )
 
 
 def dynamic_batches(lab: Lab, inputs: Inputs) -> list[float]:
@@ -151,7 +179,11 @@ def dynamic_gain(inputs: Inputs, model: str, nodes: int, size: str) -> float:
     trace = synthesise(run.workload.synthetic.model_copy(update={"steps": 1}), run.seed)
     lengths = (trace.column("prompt_tokens") + trace.column("response_tokens")).astype(np.int64)
     staged = {"mfu": inputs["mfu"], "pipeline_parallel": stages, "sharding": "optimizer"}
-    fixed = {"microbatching": "fixed", "microbatches": inputs["fixed_microbatches"], "remove_padding": True}
+    fixed = {
+        "microbatching": "fixed",
+        "microbatches": inputs["fixed_microbatches"],
+        "remove_padding": True,
+    }
     dynamic_s, fixed_s = (
         sum(
             TrainingCosts(
@@ -184,7 +216,9 @@ ROWS: dict[str, Predict] = {
     "areal-hours-1p5b": hours(SMALL, 16),
     "areal-hours-7b": hours(LARGE, 24),
     "areal-interrupt-1p5b": interruption(SMALL, SCALE, 3),
-    "areal-interrupt-7b": interruption(LARGE, SCALE // 2, 2),  # one training GPU could not hold the states of 7B
+    "areal-interrupt-7b": interruption(
+        LARGE, SCALE // 2, 2
+    ),  # one training GPU could not hold the states of 7B
     "areal-dynbatch": dynamic_batches,
 }
 

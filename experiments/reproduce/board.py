@@ -37,7 +37,9 @@ def require_published() -> None:
                         f"{place}: {where} has {row!r}, which published.csv does not have{near}; add its line there"
                     )
                 if row in places:
-                    raise InputError(f"{place}: {where} has {row!r}, and so has {places[row]}; leave it in one of them")
+                    raise InputError(
+                        f"{place}: {where} has {row!r}, and so has {places[row]}; leave it in one of them"
+                    )
                 places[row] = f"{where} of {place}"
 
 
@@ -63,8 +65,20 @@ def _entry(row: Published, predicted: Prediction | None) -> dict[str, Any]:
     }
     paper = paper_of(row.id)
     if predicted is None or not predicted.elements or paper is None:
-        keys = ("predicted", "low", "high", "error", "covered", "half_width", "ledger", "asked", "drivers")
-        why_not = predicted.refused[0] if predicted and predicted.refused else left_out().get(row.id)
+        keys = (
+            "predicted",
+            "low",
+            "high",
+            "error",
+            "covered",
+            "half_width",
+            "ledger",
+            "asked",
+            "drivers",
+        )
+        why_not = (
+            predicted.refused[0] if predicted and predicted.refused else left_out().get(row.id)
+        )
         if paper is None and why_not is None:
             why_not = f"no paper in PAPERS ({PLACE}/predict.py) has it in its ROWS"
         return {**said, **dict.fromkeys(keys), "why_not": why_not}
@@ -82,7 +96,10 @@ def _entry(row: Published, predicted: Prediction | None) -> dict[str, Any]:
 
 def ledger_of(name: str) -> dict[str, Any]:
     """Return the inputs of a paper or family, for `json.dumps`."""
-    return {key: entry.model_dump(exclude_defaults=True) for key, entry in read_ledger(name).inputs.items()}
+    return {
+        key: entry.model_dump(exclude_defaults=True)
+        for key, entry in read_ledger(name).inputs.items()
+    }
 
 
 def drivers_of(name: str, predicted: Prediction, values: Sequence[float]) -> list[dict[str, Any]]:
@@ -146,7 +163,11 @@ def print_board(entries: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Print a line for each row, without columns that need an interval if no row has one; for a single row, its ledger, too."""
     intervals = any(map(has_interval, entries))
     of_intervals = ("interval", "error", "covered", "moved most by") if intervals else ("error",)
-    print_table(("row", "published", "predicted", *of_intervals), [_cells(e, intervals) for e in entries], console)
+    print_table(
+        ("row", "published", "predicted", *of_intervals),
+        [_cells(e, intervals) for e in entries],
+        console,
+    )
     for line in _notes(entries):
         console.print(line)
     if len(entries) == 1 and entries[0]["ledger"]:
@@ -201,8 +222,14 @@ def _notes(entries: Sequence[Mapping[str, Any]]) -> list[str]:
         if e["why_not"] is not None:
             said.append((e["id"], f"not predicted: {e['why_not']}"))
         elif e["refused"]:
-            sets = "1 set of inputs" if len(e["refused"]) == 1 else f"{len(e['refused'])} sets of inputs"
-            said.append((e["id"], f"{sets} cannot be, and the interval is of the others: {e['refused'][0]}"))
+            sets = (
+                "1 set of inputs"
+                if len(e["refused"]) == 1
+                else f"{len(e['refused'])} sets of inputs"
+            )
+            said.append(
+                (e["id"], f"{sets} cannot be, and the interval is of the others: {e['refused'][0]}")
+            )
     return by_text(said)
 
 

@@ -32,7 +32,9 @@ LEAST_SHARE_ALONE = 0.1  # of the draws that a descriptor has to leave by itself
 WIDER = 1.25  # by which tolerances are multiplied until enough draws are kept
 SAVE_EVERY_S = 20.0
 
-Row = tuple[str, int, str, float]  # paper, draw, name, value: of a descriptor, or ROW/ELEMENT that is predicted
+Row = tuple[
+    str, int, str, float
+]  # paper, draw, name, value: of a descriptor, or ROW/ELEMENT that is predicted
 
 
 class Kept(NamedTuple):
@@ -88,7 +90,11 @@ def elements(task: Task) -> tuple[float, dict[str, float]]:
     """Return the seconds it took, and each element of the task's rows, by ROW/ELEMENT; nan for rows that cannot be."""
     started_s, found = time.process_time(), dict[str, float]()
     for row, outcome in run(task).items():
-        values = [math.nan] * task.rows[row] if isinstance(outcome.elements, InputError) else outcome.elements
+        values = (
+            [math.nan] * task.rows[row]
+            if isinstance(outcome.elements, InputError)
+            else outcome.elements
+        )
         found |= {f"{row}/{i}": value for i, value in enumerate(values, start=1)}
     return time.process_time() - started_s, found
 
@@ -96,7 +102,9 @@ def elements(task: Task) -> tuple[float, dict[str, float]]:
 def keep(paper: str, values: Mapping[tuple[str, int, str], float], draws: Sequence[int]) -> Kept:
     """Return the draws that agree with all descriptors in use; what cannot be simulated agrees with none."""
     used = {name: of for name, of in read_ledger(paper).descriptors.items() if not of.unused}
-    misfits = np.array([[used[name].misfit(values[paper, draw, name]) for name in used] for draw in draws])
+    misfits = np.array(
+        [[used[name].misfit(values[paper, draw, name]) for name in used] for draw in draws]
+    )
     misfits = np.where(np.isnan(misfits), np.inf, misfits).reshape(len(draws), len(used))
     wanted = min(LEAST_KEPT, int(np.isfinite(misfits).all(axis=1).sum()))
     alone = max(wanted, LEAST_SHARE_ALONE * len(draws))
@@ -104,7 +112,9 @@ def keep(paper: str, values: Mapping[tuple[str, int, str], float], draws: Sequen
     worst = (misfits / factors).max(axis=1).tolist()
     joint = _factor(np.array(worst), wanted)
     kept = [draw for draw, misfit in zip(draws, worst, strict=True) if misfit <= joint]
-    return Kept(kept, {name: float(factor) * joint for name, factor in zip(used, factors, strict=True)})
+    return Kept(
+        kept, {name: float(factor) * joint for name, factor in zip(used, factors, strict=True)}
+    )
 
 
 def _factor(misfits: NDArray[np.float64], wanted: float) -> float:
@@ -113,7 +123,11 @@ def _factor(misfits: NDArray[np.float64], wanted: float) -> float:
     if not len(finite) or not wanted:
         return 1.0
     needed = finite[min(math.ceil(wanted), len(finite)) - 1]
-    return float(WIDER ** max(math.ceil(math.log(needed) / math.log(WIDER) - 1e-9), 0)) if needed > 1 else 1.0
+    return (
+        float(WIDER ** max(math.ceil(math.log(needed) / math.log(WIDER) - 1e-9), 0))
+        if needed > 1
+        else 1.0
+    )
 
 
 def digests() -> dict[str, str]:
@@ -122,7 +136,10 @@ def digests() -> dict[str, str]:
     names = sorted({*conditioned(), "lab", "ledger"})
     code = [code_digest(), *(source_digest((folder / f"{name}.py").read_bytes()) for name in names)]
     texts = {paper: (folder / "ledgers" / f"{paper}.yaml").read_bytes() for paper in conditioned()}
-    return {"code": _short("".join(code).encode()), **{paper: _short(text) for paper, text in texts.items()}}
+    return {
+        "code": _short("".join(code).encode()),
+        **{paper: _short(text) for paper, text in texts.items()},
+    }
 
 
 def _short(content: bytes) -> str:
@@ -133,9 +150,15 @@ def stale(draws: Draws) -> str | None:
     """Return in one line what has changed since the table was made; None if nothing has."""
     now = digests()
     changed = [
-        name if name == "code" else f"ledgers/{name}.yaml" for name in now if draws.made_by.get(name) != now[name]
+        name if name == "code" else f"ledgers/{name}.yaml"
+        for name in now
+        if draws.made_by.get(name) != now[name]
     ]
-    return f"{', '.join(changed)} changed since the draws were made; make them anew with --anew" if changed else None
+    return (
+        f"{', '.join(changed)} changed since the draws were made; make them anew with --anew"
+        if changed
+        else None
+    )
 
 
 def read_draws(path: Path) -> Draws:
@@ -144,20 +167,29 @@ def read_draws(path: Path) -> Draws:
         return Draws({}, digests(), 0.0)
     table = pq.read_table(path)
     known = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
-    rows = zip(*(table.column(name).to_pylist() for name in ("paper", "draw", "name", "value")), strict=True)
+    rows = zip(
+        *(table.column(name).to_pylist() for name in ("paper", "draw", "name", "value")),
+        strict=True,
+    )
     return Draws({row[:3]: row[3] for row in rows}, known, float(known.pop("seconds", "0")))
 
 
 def write_draws(draws: Draws, path: Path) -> None:
     """Write the table, in the order of papers, draws and names."""
-    papers, numbers, names = zip(*sorted(draws.values), strict=True) if draws.values else ((), (), ())
+    papers, numbers, names = (
+        zip(*sorted(draws.values), strict=True) if draws.values else ((), (), ())
+    )
     columns = {
         "paper": pa.array(papers, pa.string()),
         "draw": pa.array(numbers, pa.int16()),
         "name": pa.array(names, pa.string()),
-        "value": pa.array([float(f"{draws.values[key]:.6g}") for key in sorted(draws.values)], pa.float32()),
+        "value": pa.array(
+            [float(f"{draws.values[key]:.6g}") for key in sorted(draws.values)], pa.float32()
+        ),
     }
-    table = pa.table(columns).replace_schema_metadata({**draws.made_by, "seconds": f"{draws.seconds:.0f}"})
+    table = pa.table(columns).replace_schema_metadata(
+        {**draws.made_by, "seconds": f"{draws.seconds:.0f}"}
+    )
     with write_whole_file(path) as temporary:
         write_table(table, temporary)
 
@@ -172,10 +204,15 @@ def extend(
     """Do the tasks, and yield the table with what is there, from time to time and at the end. What is not done at `until`
     (`time.monotonic`) is left out."""
     values, seconds, saved_s = dict(draws.values), draws.seconds, time.monotonic()
-    with Processes(jobs, stay=True) as pool, closing(each(work, todo, pool if jobs > 1 else None)) as results:
+    with (
+        Processes(jobs, stay=True) as pool,
+        closing(each(work, todo, pool if jobs > 1 else None)) as results,
+    ):
         for i, (took_s, found) in results:
             seconds += took_s
-            values |= {(todo[i].paper, todo[i].number, name): value for name, value in found.items()}
+            values |= {
+                (todo[i].paper, todo[i].number, name): value for name, value in found.items()
+            }
             if time.monotonic() - saved_s > SAVE_EVERY_S:
                 saved_s = time.monotonic()
                 yield Draws(dict(values), draws.made_by, seconds)

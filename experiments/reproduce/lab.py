@@ -44,7 +44,11 @@ def step_times(model: str, gpu: str, tp: int, **host_times: float | None) -> dic
 
 def launch_s(inputs: Inputs, model: str) -> float:
     """Return the host's seconds to launch the kernels of a pass one by one; 0 with CUDA graphs."""
-    return model_shape(model).layers * float(inputs["eager_layer_s"]) if inputs["enforce_eager"] else 0.0
+    return (
+        model_shape(model).layers * float(inputs["eager_layer_s"])
+        if inputs["enforce_eager"]
+        else 0.0
+    )
 
 
 def passes(shape: ModelShape, gpu: Gpu, tp: int, between_passes_s: float) -> TableProfile:
@@ -102,7 +106,9 @@ def run_of(
     )
 
 
-def run_model(classes: list[dict[str, Any]], first_epoch: bool = True, **others: Any) -> dict[str, Any]:
+def run_model(
+    classes: list[dict[str, Any]], first_epoch: bool = True, **others: Any
+) -> dict[str, Any]:
     """Return fields of a run model whose numbers are the ledger's."""
     return {"classes": classes, "first_epoch": first_epoch, "source": "the ledger", **others}
 
@@ -169,7 +175,9 @@ class Lab:
             inputs = self._inputs if trace is None else InputCache(trace)
             result = simulate_prepared(prepare(scenario, inputs))
             found = measures(result, scenario.warmup_steps)
-            self._found[key] = found | (self._more(result, scenario.warmup_steps) if self._more else {})
+            self._found[key] = found | (
+                self._more(result, scenario.warmup_steps) if self._more else {}
+            )
         return self._found[key]
 
 
@@ -214,7 +222,10 @@ def rollouts(result: Result, warmup_steps: int) -> Rollouts:
     for _, workers in ends.groupby("policy_version"):
         start_s, last_s = workers["first_s"].min(), workers["last_s"].to_numpy()
         end_s, length_s = last_s.max(), last_s.max() - start_s
-        idle, earliest_idle = float(np.mean(end_s - last_s) / length_s), (end_s - last_s.min()) / length_s
+        idle, earliest_idle = (
+            float(np.mean(end_s - last_s) / length_s),
+            (end_s - last_s.min()) / length_s,
+        )
         rows.append((length_s, idle, earliest_idle, float(np.mean(last_s - start_s))))
     if not rows:
         return Rollouts(*[float("nan")] * len(Rollouts._fields))
@@ -236,7 +247,10 @@ def phases(result: Result, warmup_steps: int) -> dict[str, float]:
     spans["s"] = _seconds_within(spans, *measured(result, warmup_steps))
     by_lane = spans.groupby(["kind", "lane"], observed=True)["s"].sum()
     updates = result.steps.num_rows - warmup_steps
-    return {str(kind): float(lanes.max() / updates) for kind, lanes in by_lane.groupby("kind", observed=True)}
+    return {
+        str(kind): float(lanes.max() / updates)
+        for kind, lanes in by_lane.groupby("kind", observed=True)
+    }
 
 
 def generated_tokens_per_s(result: Result, warmup_steps: int) -> float:
@@ -245,7 +259,9 @@ def generated_tokens_per_s(result: Result, warmup_steps: int) -> float:
     start_s, end_s = measured(result, warmup_steps)
     segments = result.segments.select(["tokens", "started_s", "ended_s"]).to_pandas()
     segments = segments[segments["ended_s"] > segments["started_s"]]
-    shares = _seconds_within(segments, start_s, end_s) / (segments["ended_s"] - segments["started_s"])
+    shares = _seconds_within(segments, start_s, end_s) / (
+        segments["ended_s"] - segments["started_s"]
+    )
     return float((segments["tokens"] * shares).sum() / (end_s - start_s))
 
 
@@ -256,4 +272,6 @@ def measured(result: Result, warmup_steps: int) -> tuple[float, float]:
 
 
 def _seconds_within(times: Any, start_s: float, end_s: float) -> Any:
-    return (np.minimum(times["ended_s"], end_s) - np.maximum(times["started_s"], start_s)).clip(lower=0)
+    return (np.minimum(times["ended_s"], end_s) - np.maximum(times["started_s"], start_s)).clip(
+        lower=0
+    )

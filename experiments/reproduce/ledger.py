@@ -12,7 +12,14 @@ from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from simrl.errors import InputError
 from simrl.scenario.yaml_text import read_yaml
@@ -84,7 +91,9 @@ class LedgerInput(BaseModel):
             raise ValueError(f"{self.kind}, and yet a range: only what is assumed has one")
         if self.open and not self.used:
             raise ValueError("a range that no prediction asks for")
-        if isinstance(self.value, list) and (self.open or (self.kind == "assumed" and self.used and not self.held)):
+        if isinstance(self.value, list) and (
+            self.open or (self.kind == "assumed" and self.used and not self.held)
+        ):
             raise ValueError(
                 "a list, which has neither a range nor choices; write held: true instead, and say why in source"
             )
@@ -97,7 +106,9 @@ class LedgerInput(BaseModel):
         if self.low is not None:
             self._require_range(self.low, self.high)
         if len(self.choices) == 1:
-            raise ValueError(f"{self.choices[0]} alone is no choice; give others, or held: true without choices")
+            raise ValueError(
+                f"{self.choices[0]} alone is no choice; give others, or held: true without choices"
+            )
         if self.choices and self.value not in self.choices:
             raise ValueError(f"the middle {self.value} is none of the choices")
         return self
@@ -106,7 +117,9 @@ class LedgerInput(BaseModel):
         if self.choices:
             raise ValueError("low and high, and choices; give the one or the other")
         if low >= high:
-            raise ValueError(f"low {low:g} is not below high {high:g}; write the smaller number first")
+            raise ValueError(
+                f"low {low:g} is not below high {high:g}; write the smaller number first"
+            )
         if not (isinstance(self.value, int | float) and low <= self.value <= high):
             raise ValueError(f"the middle {self.value} is not between {low:g} and {high:g}")
         if type(self.value) is int and not (low.is_integer() and float(high).is_integer()):
@@ -114,7 +127,9 @@ class LedgerInput(BaseModel):
                 f"{self.value} is a whole number, and so is what is drawn: write {self.value}.0, or whole ends"
             )
         if self.log and low <= 0:
-            raise ValueError(f"log draws by ratios, which low {low:g} has none of; give one above 0, or leave log out")
+            raise ValueError(
+                f"log draws by ratios, which low {low:g} has none of; give one above 0, or leave log out"
+            )
 
     @property
     def open(self) -> bool:
@@ -154,7 +169,9 @@ class Descriptor(BaseModel):
         if (self.value is None) == (self.low is None and self.high is None):
             raise ValueError("give value, or low, high or both")
         if self.low is not None and self.high is not None and self.low >= self.high:
-            raise ValueError(f"low {self.low:g} is not below high {self.high:g}; write the smaller number first")
+            raise ValueError(
+                f"low {self.low:g} is not below high {self.high:g}; write the smaller number first"
+            )
         return self
 
     def misfit(self, simulated: float) -> float:
@@ -168,7 +185,11 @@ class Descriptor(BaseModel):
             nearest = high
         if self.share:
             return abs(simulated - nearest) / self.tolerance
-        return abs(math.log(simulated / nearest)) / math.log1p(self.tolerance) if simulated > 0 else math.inf
+        return (
+            abs(math.log(simulated / nearest)) / math.log1p(self.tolerance)
+            if simulated > 0
+            else math.inf
+        )
 
 
 class Ledger(BaseModel):
@@ -199,7 +220,10 @@ class Ledger(BaseModel):
 
             shares = qmc.Sobol(len(names), rng=0).random(2 ** math.ceil(math.log2(count)))[:count]
             for row in shares:
-                drawn = {name: self.inputs[name].at(float(share)) for name, share in zip(names, row, strict=True)}
+                drawn = {
+                    name: self.inputs[name].at(float(share))
+                    for name, share in zip(names, row, strict=True)
+                }
                 points.append({**self.middle, **drawn})
         return points
 
@@ -207,7 +231,10 @@ class Ledger(BaseModel):
 @cache
 def read_ledger(name: str) -> Ledger:
     """Return the ledger of a paper, `ledgers/<name>.yaml`. Raise `PaperError`."""
-    place, file = f"{PLACE}/ledgers/{name}.yaml", files("experiments.reproduce") / "ledgers" / f"{name}.yaml"
+    place, file = (
+        f"{PLACE}/ledgers/{name}.yaml",
+        files("experiments.reproduce") / "ledgers" / f"{name}.yaml",
+    )
     if not file.is_file():
         raise PaperError(f"{place}: is not there; every paper in PAPERS has a ledger")
     try:

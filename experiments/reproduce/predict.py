@@ -26,7 +26,14 @@ from experiments.reproduce import (
     verl,
 )
 from experiments.reproduce.lab import GIVEN, Lab
-from experiments.reproduce.ledger import PLACE, Asked, Inputs, MissingInputError, PaperError, read_ledger
+from experiments.reproduce.ledger import (
+    PLACE,
+    Asked,
+    Inputs,
+    MissingInputError,
+    PaperError,
+    read_ledger,
+)
 from simrl.errors import InputError, meant
 from simrl.study.executors import Processes, each
 
@@ -83,11 +90,16 @@ def paper_of(row: str) -> str | None:
 
 def left_out() -> dict[str, str]:
     """Return the rows that a paper's module leaves out on purpose, and why."""
-    return {row: why for paper in PAPERS.values() for row, why in getattr(paper, "LEFT_OUT", {}).items()}
+    return {
+        row: why for paper in PAPERS.values() for row, why in getattr(paper, "LEFT_OUT", {}).items()
+    }
 
 
 def tasks(
-    rows: Mapping[str, int], samples: int, papers: Mapping[str, ModuleType] | None = None, **given: str
+    rows: Mapping[str, int],
+    samples: int,
+    papers: Mapping[str, ModuleType] | None = None,
+    **given: str,
 ) -> list[Task]:
     """Return the tasks for these rows (each with its number of elements): the middle and `samples` points of each paper's
     ranges. `given` are inputs that no ledger has: the folder with logs of real runs."""
@@ -118,7 +130,9 @@ def run(task: Task) -> dict[str, Found]:
     return found
 
 
-def _elements(row: Callable[[Lab, Inputs], list[float]], lab: Lab, inputs: Inputs, count: int) -> Found:
+def _elements(
+    row: Callable[[Lab, Inputs], list[float]], lab: Lab, inputs: Inputs, count: int
+) -> Found:
     asked = Asked(inputs, set())
     try:
         returned = row(lab, asked)
@@ -137,24 +151,40 @@ def _elements(row: Callable[[Lab, Inputs], list[float]], lab: Lab, inputs: Input
     return Found(found, frozenset(asked.names))
 
 
-def predict(todo: Sequence[Task], jobs: int, on_task: Callable[[], None] = lambda: None) -> dict[str, Prediction]:
+def predict(
+    todo: Sequence[Task], jobs: int, on_task: Callable[[], None] = lambda: None
+) -> dict[str, Prediction]:
     """Run all tasks in up to `jobs` processes, whose number changes nothing. Raise `StoppedError` if a process is killed."""
     done: dict[tuple[str, int], dict[str, Found]] = {}
     with Processes(jobs, stay=True) as pool:
         for i, found in each(run, todo, pool if min(jobs, len(todo)) > 1 else None):
             done[todo[i].paper, todo[i].number] = found
             on_task()
-    return {row: _prediction(row, [t for t in todo if row in t.rows], done) for task in todo for row in task.rows}
+    return {
+        row: _prediction(row, [t for t in todo if row in t.rows], done)
+        for task in todo
+        for row in task.rows
+    }
 
 
-def _prediction(row: str, todo: Sequence[Task], done: Mapping[tuple[str, int], Mapping[str, Found]]) -> Prediction:
+def _prediction(
+    row: str, todo: Sequence[Task], done: Mapping[tuple[str, int], Mapping[str, Found]]
+) -> Prediction:
     found = [(task, done[task.paper, task.number][row]) for task in todo]
-    refused = [str(outcome.elements) for _, outcome in found if isinstance(outcome.elements, InputError)]
-    can_be = [(task, outcome.elements) for task, outcome in found if not isinstance(outcome.elements, InputError)]
+    refused = [
+        str(outcome.elements) for _, outcome in found if isinstance(outcome.elements, InputError)
+    ]
+    can_be = [
+        (task, outcome.elements)
+        for task, outcome in found
+        if not isinstance(outcome.elements, InputError)
+    ]
     if not can_be or can_be[0][0].number != 0:
         can_be = []
     asked = frozenset[str]().union(*(outcome.asked for _, outcome in found))
-    return Prediction([elements for _, elements in can_be], [task.inputs for task, _ in can_be], refused, asked)
+    return Prediction(
+        [elements for _, elements in can_be], [task.inputs for task, _ in can_be], refused, asked
+    )
 
 
 def drivers(
@@ -168,7 +198,11 @@ def drivers(
     found = []
     for name in (name for name in ledger.open if name in asked):
         drawn = [inputs[name] for inputs in samples]
-        places = [sorted(set(map(str, drawn))).index(str(x)) for x in drawn] if isinstance(drawn[0], str) else drawn
+        places = (
+            [sorted(set(map(str, drawn))).index(str(x)) for x in drawn]
+            if isinstance(drawn[0], str)
+            else drawn
+        )
         if len(set(places)) > 1 and len(set(values)) > 1:
             found.append((name, float(spearmanr(places, values).statistic)))
     return sorted(found, key=lambda pair: -abs(pair[1]))

@@ -56,7 +56,9 @@ class RankHistory:
     epoch_pairs: int
     overall: dict[str, float]
     by_group: tuple[dict[str, float], ...]  # the shortest first
-    by_epoch: tuple[dict[str, float], ...]  # with `epoch` and `growth` (β), for the later epoch of each pair
+    by_epoch: tuple[
+        dict[str, float], ...
+    ]  # with `epoch` and `growth` (β), for the later epoch of each pair
 
 
 def rank_stability(trace: Trace, groups: int = 8) -> RankStability:
@@ -72,7 +74,9 @@ def rank_stability(trace: Trace, groups: int = 8) -> RankStability:
     """
     history = rank_history(trace, groups)
     near, strong = history.overall["near_boundary"], history.overall["strong"]
-    return RankStability(groups, history.epoch_pairs, 1 - (near + strong), near + strong, near, strong)
+    return RankStability(
+        groups, history.epoch_pairs, 1 - (near + strong), near + strong, near, strong
+    )
 
 
 def rank_history(trace: Trace, groups: int = 8) -> RankHistory:
@@ -88,7 +92,9 @@ def rank_history(trace: Trace, groups: int = 8) -> RankHistory:
             "rank stability needs a run of two epochs or more"
         )
     everywhere = [{kind: float(moved[kind].mean()) for kind in KINDS} for _, _, moved in pairs]
-    in_groups = [moved.groupby("predicted")[list(KINDS)].mean().to_dict("records") for _, _, moved in pairs]
+    in_groups = [
+        moved.groupby("predicted")[list(KINDS)].mean().to_dict("records") for _, _, moved in pairs
+    ]
     by_group = tuple(_mean(shares) for shares in zip(*in_groups, strict=True))
     by_epoch = tuple(
         {"epoch": epoch, "growth": growth, **shares}
@@ -100,11 +106,15 @@ def rank_history(trace: Trace, groups: int = 8) -> RankHistory:
 def _pairs(trace: Trace, groups: int) -> Iterator[tuple[int, float, pd.DataFrame]]:
     """Yield two successive epochs' later one, its β, and the responses of the prompts that both have: a row each, with its
     `predicted` group and a boolean for each of `KINDS`."""
-    every = pd.DataFrame({name: trace.column(name) for name in ("epoch", "prompt_id", "response_tokens")})
+    every = pd.DataFrame(
+        {name: trace.column(name) for name in ("epoch", "prompt_id", "response_tokens")}
+    )
     growth = LEAST_GROWTH
     for before, now in pairwise(np.unique(every["epoch"]).tolist()):
         old, new = (every[every["epoch"] == epoch] for epoch in (before, now))
-        medians, next_medians = (rows.groupby("prompt_id")["response_tokens"].median() for rows in (old, new))
+        medians, next_medians = (
+            rows.groupby("prompt_id")["response_tokens"].median() for rows in (old, new)
+        )
         ranked = medians.sort_values(kind="stable").index
         ranked = ranked[ranked.isin(new["prompt_id"])]
         if len(ranked) >= groups:
@@ -112,22 +122,41 @@ def _pairs(trace: Trace, groups: int) -> Iterator[tuple[int, float, pd.DataFrame
             longest = medians[ranked].groupby(group_of).max().to_numpy()
             known = new[new["prompt_id"].isin(ranked)]
             predicted = group_of[known["prompt_id"]].to_numpy()
-            yield now, growth, _moves(known["response_tokens"].to_numpy(), predicted, groups, growth * longest)
+            yield (
+                now,
+                growth,
+                _moves(known["response_tokens"].to_numpy(), predicted, groups, growth * longest),
+            )
         grown = (next_medians / medians).dropna()
-        growth = max(float(np.percentile(grown, GROWTH_PERCENTILE)), LEAST_GROWTH) if len(grown) else LEAST_GROWTH
+        growth = (
+            max(float(np.percentile(grown, GROWTH_PERCENTILE)), LEAST_GROWTH)
+            if len(grown)
+            else LEAST_GROWTH
+        )
 
 
-def _moves(tokens: Integers, predicted: Integers, groups: int, limits: NDArray[np.float64]) -> pd.DataFrame:
+def _moves(
+    tokens: Integers, predicted: Integers, groups: int, limits: NDArray[np.float64]
+) -> pd.DataFrame:
     """Return the kind of each response; `limits` are β × the longest prompt of each group, by medians of the epoch before."""
     rank = np.empty(len(tokens), dtype=np.int64)
     rank[np.lexsort((predicted, tokens))] = np.arange(len(tokens))
     real, in_shorter_half = rank * groups // len(rank), rank * 2 * groups // len(rank) % 2 == 0
     higher = real > predicted
     near = (real == predicted + 1) & in_shorter_half
-    in_group = pd.Series(tokens).groupby(predicted)  # of equal lengths, the later rows are the longer ones
+    in_group = pd.Series(tokens).groupby(
+        predicted
+    )  # of equal lengths, the later rows are the longer ones
     last = (in_group.rank("first") - 1 >= in_group.transform("size") * (1 - LAST_SHARE)).to_numpy()
     within = tokens <= limits[predicted]
-    kinds = (~higher, near, higher & ~near, higher & ~last, higher & last & within, higher & last & ~within)
+    kinds = (
+        ~higher,
+        near,
+        higher & ~near,
+        higher & ~last,
+        higher & last & within,
+        higher & last & ~within,
+    )
     return pd.DataFrame({"predicted": predicted, **dict(zip(KINDS, kinds, strict=True))})
 
 

@@ -14,7 +14,13 @@ import pandas as pd
 
 from experiments.reproduce.lab import Lab, Predict, row, run_of
 from experiments.reproduce.ledger import Inputs, named
-from experiments.reproduce.real_lengths import of_run, phase_seconds, trace_of, whole_lengths, with_turns
+from experiments.reproduce.real_lengths import (
+    of_run,
+    phase_seconds,
+    trace_of,
+    whole_lengths,
+    with_turns,
+)
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
 from simrl.scenario.model import Scenario
@@ -69,10 +75,14 @@ def training(inputs: Inputs) -> dict[str, Any]:
 
 def reference_s(inputs: Inputs, trace: Trace) -> float:
     """Return the mean seconds of the teacher's log-probs of a step."""
-    budget = {"tokens_per_microbatch": inputs["ref_tokens_per_microbatch"] * inputs["sequence_parallel"]}
+    budget = {
+        "tokens_per_microbatch": inputs["ref_tokens_per_microbatch"] * inputs["sequence_parallel"]
+    }
     config = scenario(inputs, trace).training.model_copy(update={"extra_log_probs": 1, **budget})
     kind, gpus, teacher = gpu(inputs["gpu"]), inputs["gpus"], model_shape(inputs["teacher"])
-    costs = TrainingCosts(model_shape(inputs["student"]), kind, gpus, config, 1, 2, switch=False, reference=teacher)
+    costs = TrainingCosts(
+        model_shape(inputs["student"]), kind, gpus, config, 1, 2, switch=False, reference=teacher
+    )
     return mean(costs.reference_s(lengths) for lengths in whole_lengths(trace))
 
 
@@ -82,10 +92,17 @@ def steps_of(lab: Lab, inputs: Inputs, run: str) -> list[float]:
     inputs = of_run(inputs, run)
     log = Path(inputs["data"]) / LOGS[run]
     trace, steps = trace_of(
-        log, run, lambda steps: window(run, steps), MOST_STEPS, inputs["group"], inputs["cap_tokens"]
+        log,
+        run,
+        lambda steps: window(run, steps),
+        MOST_STEPS,
+        inputs["group"],
+        inputs["cap_tokens"],
     )
     trace = with_turns(trace, steps, inputs["most_pauses"], inputs["observation_tokens"])
-    generation_s, log_probs_s, train_s, step_s = phase_seconds(lab.run(scenario(inputs, trace), trace))
+    generation_s, log_probs_s, train_s, step_s = phase_seconds(
+        lab.run(scenario(inputs, trace), trace)
+    )
     ref_s = reference_s(inputs, trace)
     return [generation_s, log_probs_s, ref_s, train_s, step_s + ref_s]
 

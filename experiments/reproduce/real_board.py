@@ -57,7 +57,9 @@ def all_rows() -> dict[str, Quantities]:
         unscored = getattr(family, "UNSCORED", {})
         for row, names in family.QUANTITIES.items():
             evidence = getattr(family, "EVIDENCE", {})
-            found[row] = Quantities(name, names, why_unscored=unscored.get(row), evidence=evidence.get(row, {}))
+            found[row] = Quantities(
+                name, names, why_unscored=unscored.get(row), evidence=evidence.get(row, {})
+            )
         for row, (quantity, why) in getattr(family, "NOT_YET", {}).items():
             found[row] = Quantities(name, (quantity,), why_not=why)
     return found
@@ -68,7 +70,9 @@ def wanted_rows(ids: Sequence[str], training_steps: Iterable[str]) -> list[str]:
     known = [*all_rows(), *training_steps]
     for row in ids:
         if row not in known:
-            raise InputError(f"{row}: no real run{meant(row, known)}; there are {', '.join(all_rows())}, and train-…")
+            raise InputError(
+                f"{row}: no real run{meant(row, known)}; there are {', '.join(all_rows())}, and train-…"
+            )
     return list(dict.fromkeys(ids or known))
 
 
@@ -77,7 +81,9 @@ def training_steps(data: Path) -> dict[str, Entry]:
     steps, _ = read_steps(data)
     found = {}
     for step, row in zip(steps, scored(steps)[1], strict=True):
-        words = f"train-{step.gpus}x{step.gpu}-{step.model}-{step.words}-{step.sequence_tokens}".replace(" ", "-")
+        words = f"train-{step.gpus}x{step.gpu}-{step.model}-{step.words}-{step.sequence_tokens}".replace(
+            " ", "-"
+        )
         found[words] = {
             **_entry(words, "step_s", "training step"),
             "measured": step.step_s,
@@ -109,7 +115,18 @@ def entries_of(rows: Sequence[str], predicted: Mapping[str, Prediction], data: P
 
 
 def _entry(row: str, quantity: str, kind: str) -> Entry:
-    keys = ("measured", "measured_again", "predicted", "low", "high", "error", "driver", "why_not", "note", "ledger")
+    keys = (
+        "measured",
+        "measured_again",
+        "predicted",
+        "low",
+        "high",
+        "error",
+        "driver",
+        "why_not",
+        "note",
+        "ledger",
+    )
     return {
         **{"id": row, "quantity": quantity, "kind": kind, **dict.fromkeys(keys)},
         **{"scored": True, "open_inputs": [], "asked": []},
@@ -120,7 +137,13 @@ def kind_of(quantity: str) -> str:
     """Return what a quantity is: a step, a phase, a ratio or a side."""
     if quantity == SIDE:
         return "side"
-    return "ratio" if quantity.endswith("ratio") else "step" if quantity in ("step_s", "hours") else "phase"
+    return (
+        "ratio"
+        if quantity.endswith("ratio")
+        else "step"
+        if quantity in ("step_s", "hours")
+        else "phase"
+    )
 
 
 def _predicted(row: str, of: Quantities, place: int, prediction: Prediction | None) -> Entry:
@@ -169,7 +192,9 @@ def totals(entries: Sequence[Entry]) -> dict[str, Any]:
     scored = [e for e in entries if e["scored"]]
     found: dict[str, Any] = {}
     for kind, name in KINDS.items():
-        errors = sorted(((abs(e["error"]), e) for e in scored if e["kind"] == kind), key=lambda pair: pair[0])
+        errors = sorted(
+            ((abs(e["error"]), e) for e in scored if e["kind"] == kind), key=lambda pair: pair[0]
+        )
         worst = errors[-1][1] if errors else None
         found[name.replace(" ", "_")] = {
             "count": len(errors),
@@ -177,7 +202,10 @@ def totals(entries: Sequence[Entry]) -> dict[str, Any]:
             "worst": worst and {key: worst[key] for key in ("id", "quantity", "error")},
         }
     sides = [e for e in scored if e["kind"] == "side"]
-    found["sides"] = {"count": len(sides), "agree": sum(e["measured"] == e["predicted"] for e in sides)}
+    found["sides"] = {
+        "count": len(sides),
+        "agree": sum(e["measured"] == e["predicted"] for e in sides),
+    }
     found["not_scored"] = len(entries) - len(scored)
     return found
 
@@ -193,7 +221,9 @@ def sentences(entries: Sequence[Entry]) -> list[str]:
             errors = f"median error {each['median_error']:.0%}, worst {worst['error']:+.0%} ({of})"
             said.append(f"{name.capitalize()}: {each['count']}, {errors}.")
     if sums["sides"]["count"]:
-        said.append(f"Side that binds: {sums['sides']['agree']} of {sums['sides']['count']} as measured.")
+        said.append(
+            f"Side that binds: {sums['sides']['agree']} of {sums['sides']['count']} as measured."
+        )
     if sums["not_scored"]:
         said.append(f"{sums['not_scored']} quantities are not scored, or not predicted yet.")
     return said
@@ -209,7 +239,15 @@ def cells(entry: Entry) -> list[str]:
     measured = number(entry["measured"])
     if entry["measured_again"] is not None:
         measured += f", again {number(entry['measured_again'])}"
-    return [entry["id"], entry["quantity"], measured, predicted, interval, error, moved_by(entry["driver"])]
+    return [
+        entry["id"],
+        entry["quantity"],
+        measured,
+        predicted,
+        interval,
+        error,
+        moved_by(entry["driver"]),
+    ]
 
 
 HEADS = ("run", "quantity", "measured", "predicted", "interval", "error", "moved most by")

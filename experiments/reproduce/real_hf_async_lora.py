@@ -20,7 +20,9 @@ def scenario(inputs: Inputs) -> Scenario:
     steps, group = STEPS[0], inputs["group"]
     replicas = round(inputs["gpus"] * inputs["rollout_share"]) // inputs["tp"]
     by_sample = inputs["inflight_unit"] == "sample"
-    seats = inputs["max_inflight"] // replicas if by_sample else inputs["max_num_seqs"]  # others wait at the engine
+    seats = (
+        inputs["max_inflight"] // replicas if by_sample else inputs["max_num_seqs"]
+    )  # others wait at the engine
     packed = inputs["token_budget"] > 0
     longest = inputs["cap_tokens"] + inputs["prompt_cap_tokens"]
     return run_of(
@@ -64,4 +66,7 @@ def step_and_side(lab: Lab, inputs: Inputs, name: str) -> list[float]:
     return [found["step_s"], max(found["train_idle"] - load_s / found["step_s"], 0.0)]
 
 
-ROWS: dict[str, Predict] = {"hf-lora-dp2": step_and_side("dp2"), "hf-lora-dp2-tb16k": step_and_side("tb16k")}
+ROWS: dict[str, Predict] = {
+    "hf-lora-dp2": step_and_side("dp2"),
+    "hf-lora-dp2-tb16k": step_and_side("tb16k"),
+}

@@ -36,7 +36,11 @@ INPUT_COLUMNS = ("step", *NEEDED, TURNS, TOOL_MEAN_S, TOOL_MAX_S)
 def of_run(inputs: Inputs, *run: str) -> Inputs:
     """Return the inputs, those of a run or its model (`gpus_8b_sync`, `model_8b`) under their plain names, too."""
     for end in run:
-        found = {name.removesuffix(f"_{end}"): inputs[name] for name in list(inputs) if name.endswith(f"_{end}")}
+        found = {
+            name.removesuffix(f"_{end}"): inputs[name]
+            for name in list(inputs)
+            if name.endswith(f"_{end}")
+        }
         inputs = inputs | found
     return inputs
 
@@ -44,8 +48,17 @@ def of_run(inputs: Inputs, *run: str) -> Inputs:
 def phase_seconds(found: Measures) -> tuple[float, float, float, float]:
     """Return the seconds of generation (with all that is no other phase: phases of logs and pages add up to their steps), of
     log-probs, of training, and of a step."""
-    step_s, log_probs_s, train_s = found["step_s"], found["phase_s"]["log_prob"], found["phase_s"]["train"]
-    return step_s - log_probs_s - train_s - found["phase_s"].get("transfer", 0.0), log_probs_s, train_s, step_s
+    step_s, log_probs_s, train_s = (
+        found["step_s"],
+        found["phase_s"]["log_prob"],
+        found["phase_s"]["train"],
+    )
+    return (
+        step_s - log_probs_s - train_s - found["phase_s"].get("transfer", 0.0),
+        log_probs_s,
+        train_s,
+        step_s,
+    )
 
 
 def complete_steps(log: Path) -> pd.DataFrame:
@@ -54,7 +67,9 @@ def complete_steps(log: Path) -> pd.DataFrame:
     needed = [*NEEDED, *(f"timing_s/{name}" for name in TIMES)]
     for name in needed:
         if name not in metrics:
-            raise InputError(f"{log}: no step has {name}; it is not the log of this run, or cut off")
+            raise InputError(
+                f"{log}: no step has {name}; it is not the log of this run, or cut off"
+            )
     steps = metrics.dropna(subset=needed)
     if steps.empty:
         raise InputError(f"{log}: no step has all of {', '.join(needed)}; it is cut off")
@@ -69,19 +84,28 @@ def logged_lengths(log: Path) -> pd.DataFrame:
 
 
 def trace_of(
-    log: Path, name: str, wanted: Callable[[pd.DataFrame], pd.Series], most_steps: int, group: int, cap_tokens: int
+    log: Path,
+    name: str,
+    wanted: Callable[[pd.DataFrame], pd.Series],
+    most_steps: int,
+    group: int,
+    cap_tokens: int,
 ) -> tuple[Trace, pd.DataFrame]:
     """Return the trace of up to `most_steps` of the wanted steps, evenly spaced, and their inputs."""
     steps = logged_lengths(log)
     steps = steps[wanted(steps)]
     if steps.empty:
         raise InputError(f"{log}: no step is in the window of {name}; is it the log of this run?")
-    places = np.unique(np.linspace(0, len(steps) - 1, min(most_steps, len(steps))).round().astype(int))
+    places = np.unique(
+        np.linspace(0, len(steps) - 1, min(most_steps, len(steps))).round().astype(int)
+    )
     steps = steps.iloc[places].reset_index(drop=True)
     return trace_from_verl_metrics(steps, group, 0, cap_tokens=cap_tokens, name=name), steps
 
 
-def with_turns(trace: Trace, steps: pd.DataFrame, most_pauses: int, observation_tokens: int) -> Trace:
+def with_turns(
+    trace: Trace, steps: pd.DataFrame, most_pauses: int, observation_tokens: int
+) -> Trace:
     """Return the trace with turns: verl's log counts a tool's answers as response tokens, and gives mean turns and the mean and
     the greatest seconds of a sample's tools.
 
@@ -89,7 +113,8 @@ def with_turns(trace: Trace, steps: pd.DataFrame, most_pauses: int, observation_
     mean and maximum.
     """
     columns: dict[str, Any] = {
-        name: trace.column(name) for name in ("step", "epoch", "prompt_id", "sample", "prompt_tokens")
+        name: trace.column(name)
+        for name in ("step", "epoch", "prompt_id", "sample", "prompt_tokens")
     }
     responses = trace.column("response_tokens").astype(np.int64)
     pauses, seconds = np.zeros(responses.size, np.int64), np.zeros(responses.size)
@@ -99,11 +124,17 @@ def with_turns(trace: Trace, steps: pd.DataFrame, most_pauses: int, observation_
         # A turn of the model, and one of the tool, for each pause; the prompt and the last turn are two more.
         mean = min(max((float(row[TURNS]) - 2) / 2, 0.0), float(most_pauses))
         drawn = rng.binomial(most_pauses, mean / most_pauses, end - first)
-        pauses[first:end] = np.minimum(drawn, (responses[first:end] - 1) // (observation_tokens + 1))
+        pauses[first:end] = np.minimum(
+            drawn, (responses[first:end] - 1) // (observation_tokens + 1)
+        )
         calling = first + np.flatnonzero(pauses[first:end])
-        seconds[calling] = rng.permutation(tool_s(row[TOOL_MEAN_S] * (end - first), row[TOOL_MAX_S], calling.size))
+        seconds[calling] = rng.permutation(
+            tool_s(row[TOOL_MEAN_S] * (end - first), row[TOOL_MAX_S], calling.size)
+        )
     generated = responses - pauses * observation_tokens
-    turns = [_parts(int(tokens), int(count) + 1) for tokens, count in zip(generated, pauses, strict=True)]
+    turns = [
+        _parts(int(tokens), int(count) + 1) for tokens, count in zip(generated, pauses, strict=True)
+    ]
     columns |= {
         "response_tokens": generated,
         "environment_s": seconds,
@@ -118,7 +149,10 @@ def tool_s(total_s: float, most_s: float, samples: int) -> NDArray[np.float64]:
     if not samples:
         return np.zeros(0)
     try:
-        return lengths_with(round(1000 * total_s), samples, 1, max(round(1000 * most_s), 1), None) / 1000
+        return (
+            lengths_with(round(1000 * total_s), samples, 1, max(round(1000 * most_s), 1), None)
+            / 1000
+        )
     except ValueError:
         return np.full(samples, total_s / samples)
 
@@ -130,6 +164,8 @@ def _parts(tokens: int, parts: int) -> list[int]:
 def whole_lengths(trace: Trace) -> Sequence[NDArray[np.int64]]:
     """Return the tokens of each sequence, step by step: prompt, response and observations."""
     tokens = (
-        trace.column("prompt_tokens").astype(np.int64) + trace.column("response_tokens") + trace.observation_tokens()
+        trace.column("prompt_tokens").astype(np.int64)
+        + trace.column("response_tokens")
+        + trace.observation_tokens()
     )
     return [tokens[first:end] for _, first, end in trace.step_slices]

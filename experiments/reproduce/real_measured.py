@@ -43,7 +43,9 @@ Line = tuple[str, Mapping[str, str]]  # its place, and its fields
 def measured(data: Path) -> Values:
     """Return the measured values of all rows. Raise `InputError` for a folder or a file that is missing or damaged."""
     if not (data / RUNS).is_dir():
-        raise InputError(f"{data}: has no folder {RUNS}; name the folder with the measurements with --data")
+        raise InputError(
+            f"{data}: has no folder {RUNS}; name the folder with the measurements with --data"
+        )
     found: Values = {}
     for read in (_nemo, _rlinf, _verl_fsdp, _agent_opd, _lora, _verl_v1):
         found |= read(data)
@@ -57,16 +59,24 @@ def again(data: Path) -> Values:
 
 def _nemo(data: Path) -> Values:
     lines = _lines(data / RUNS / "nemo_rl" / "runs.csv")
-    found = {row: _numbers(_line(lines, model=model, policy=policy), "step_s") for row, (model, policy) in NEMO.items()}
+    found = {
+        row: _numbers(_line(lines, model=model, policy=policy), "step_s")
+        for row, (model, policy) in NEMO.items()
+    }
     for model in ("8b", "30b-a3b"):
-        found[f"nemo-{model}-async-over-sync"] = [found[f"nemo-{model}-sync"][0] / found[f"nemo-{model}-async"][0]]
+        found[f"nemo-{model}-async-over-sync"] = [
+            found[f"nemo-{model}-sync"][0] / found[f"nemo-{model}-async"][0]
+        ]
     return found
 
 
 def _nemo_phases(data: Path, source: str) -> Values:
     lines = _lines(data / RUNS / "nemo_rl" / "phases.csv")
     return {
-        row: _numbers(_line(lines, model=model, backend="megatron", source=source), *real_nemo_rl.QUANTITIES[row])
+        row: _numbers(
+            _line(lines, model=model, backend="megatron", source=source),
+            *real_nemo_rl.QUANTITIES[row],
+        )
         for row, model in NEMO_PHASES.items()
     }
 
@@ -74,7 +84,8 @@ def _nemo_phases(data: Path, source: str) -> Values:
 def _rlinf(data: Path) -> Values:
     lines = _lines(data / RUNS / "rlinf_verl.csv")
     found = {
-        row: _numbers(_line(lines, system=system), *real_rlinf_verl.QUANTITIES[row]) for row, system in RLINF.items()
+        row: _numbers(_line(lines, system=system), *real_rlinf_verl.QUANTITIES[row])
+        for row, system in RLINF.items()
     }
     return {**found, "rlinf-over-verl": [found["rlinf"][-1] / found["rlinf-verl"][-1]]}
 
@@ -90,17 +101,23 @@ def _lora(data: Path) -> Values:
 
 def _verl_v1(data: Path) -> Values:
     lines = _lines(data / RUNS / "verl_v1.csv")
-    found = {row: _numbers(next_exact(lines, "mode", mode), "hours") for row, mode in VERL_V1.items()}
+    found = {
+        row: _numbers(next_exact(lines, "mode", mode), "hours") for row, mode in VERL_V1.items()
+    }
     return {
         **found,
-        "verl-v1-colocate-async-over-sync": [found["verl-v1-sync"][0] / found["verl-v1-colocate-async"][0]],
+        "verl-v1-colocate-async-over-sync": [
+            found["verl-v1-sync"][0] / found["verl-v1-colocate-async"][0]
+        ],
     }
 
 
 def _verl_fsdp(data: Path) -> Values:
     steps = complete_steps(data / real_verl_fsdp.LOG)
     return {
-        row: _seconds(steps[real_verl_fsdp.window(row.rpartition("-")[2], steps)], names, pd.Series.median)
+        row: _seconds(
+            steps[real_verl_fsdp.window(row.rpartition("-")[2], steps)], names, pd.Series.median
+        )
         for row, names in real_verl_fsdp.QUANTITIES.items()
     }
 
@@ -109,11 +126,15 @@ def _agent_opd(data: Path) -> Values:
     found = {}
     for run, log in real_agent_opd.LOGS.items():
         steps, row = complete_steps(data / log), f"opd-{run}"
-        found[row] = _seconds(steps[real_agent_opd.window(run, steps)], real_agent_opd.QUANTITIES[row], pd.Series.mean)
+        found[row] = _seconds(
+            steps[real_agent_opd.window(run, steps)], real_agent_opd.QUANTITIES[row], pd.Series.mean
+        )
     return found
 
 
-def _seconds(steps: pd.DataFrame, names: Sequence[str], mean: Callable[[pd.Series], float]) -> list[float]:
+def _seconds(
+    steps: pd.DataFrame, names: Sequence[str], mean: Callable[[pd.Series], float]
+) -> list[float]:
     """Return mean or median seconds; a step's are those without its evaluation and checkpoint."""
     seconds = {name: steps[f"timing_s/{name.removesuffix('_s')}"] for name in names}
     for extra in ("testing", "save_checkpoint"):
@@ -139,7 +160,9 @@ def _line(lines: Sequence[Line], **fields: str) -> Line:
         if all((row.get(name) or "").startswith(text) for name, text in fields.items()):
             return place, row
     where = lines[0][0].rpartition(": line")[0] if lines else "a file of measurements"
-    raise InputError(f"{where}: no line with {', '.join(f'{k} {v!r}' for k, v in fields.items())}; restore the file")
+    raise InputError(
+        f"{where}: no line with {', '.join(f'{k} {v!r}' for k, v in fields.items())}; restore the file"
+    )
 
 
 def next_exact(lines: Sequence[Line], name: str, text: str) -> Line:
@@ -157,6 +180,8 @@ def _numbers(line: Line, *names: str) -> list[float]:
         except ValueError:
             value = math.nan
         if not 0 < value < math.inf:
-            raise InputError(f"{place}: {name} is {text!r}; a number above 0 belongs there; restore the file")
+            raise InputError(
+                f"{place}: {name} is {text!r}; a number above 0 belongs there; restore the file"
+            )
         found.append(value)
     return found

@@ -40,7 +40,11 @@ def scenario(inputs: Inputs, asynchronous: bool) -> Scenario:
     updates = {"minibatches": inputs["minibatches"], "log_probs": inputs["log_probs"]}
     system: dict[str, Any] = {"name": "verl_colocated", **updates}
     if asynchronous:
-        system = {"name": "nemo_rl_async", **named(inputs, "max_age", "in_flight", "rollout_share"), **updates}
+        system = {
+            "name": "nemo_rl_async",
+            **named(inputs, "max_age", "in_flight", "rollout_share"),
+            **updates,
+        }
     steps, warmup_steps = SYNC_STEPS
     if asynchronous:
         warmup_steps = inputs["max_age"] + FILL_STEPS
@@ -67,7 +71,13 @@ def scenario(inputs: Inputs, asynchronous: bool) -> Scenario:
             "expert_parallel": inputs["train_ep"],
             "log_prob_tokens_per_microbatch": inputs["log_prob_tokens"],
             **named(inputs, "recompute", "tokens_per_microbatch", "switch_s", "reward_s"),
-            **named(inputs, "extra_log_probs", "update_sequence_s", "log_prob_sequence_s", "expert_imbalance"),
+            **named(
+                inputs,
+                "extra_log_probs",
+                "update_sequence_s",
+                "log_prob_sequence_s",
+                "expert_imbalance",
+            ),
         },
         engine=named(inputs, "max_num_batched_tokens", "gpu_memory_utilization"),
         least_pass_s=launch_s(inputs, inputs["model"]),
@@ -77,7 +87,9 @@ def scenario(inputs: Inputs, asynchronous: bool) -> Scenario:
 
 def run(lab: Lab, inputs: Inputs, name: str) -> Measures:
     """Return the measures of a run."""
-    return lab.run(scenario(of_run(inputs, name.split("_")[0], name), asynchronous=name.endswith("async")))
+    return lab.run(
+        scenario(of_run(inputs, name.split("_")[0], name), asynchronous=name.endswith("async"))
+    )
 
 
 @row
@@ -90,7 +102,12 @@ def step(lab: Lab, inputs: Inputs, name: str) -> list[float]:
 def phases(lab: Lab, inputs: Inputs, name: str) -> list[float]:
     """Predict the seconds of generation, of both log-prob passes, of training, and of a step."""
     found = run(lab, inputs, name)
-    return [found["rollout_s"], found["phase_s"]["log_prob"], found["phase_s"]["train"], found["step_s"]]
+    return [
+        found["rollout_s"],
+        found["phase_s"]["log_prob"],
+        found["phase_s"]["train"],
+        found["step_s"],
+    ]
 
 
 @row

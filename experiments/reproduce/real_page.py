@@ -53,15 +53,33 @@ FAMILY_NOTES = {
 
 def page(entries: Sequence[Entry], samples: int) -> str:
     """Return the page, in Markdown."""
-    parts = [HEAD.format(samples=samples), "", "## In short", "", *(f"- {line}" for line in sentences(entries))]
+    parts = [
+        HEAD.format(samples=samples),
+        "",
+        "## In short",
+        "",
+        *(f"- {line}" for line in sentences(entries)),
+    ]
     for name in FAMILIES:
-        own = [entry for entry in entries if entry["ledger"] == name and entry["predicted"] is not None]
+        own = [
+            entry for entry in entries if entry["ledger"] == name and entry["predicted"] is not None
+        ]
         if own:
-            parts += ["", f"## {read_ledger(name).paper}", "", *_lines_of(FAMILY_NOTES.get(name)), *_table(own)]
+            parts += [
+                "",
+                f"## {read_ledger(name).paper}",
+                "",
+                *_lines_of(FAMILY_NOTES.get(name)),
+                *_table(own),
+            ]
     steps = [entry for entry in entries if entry["kind"] == "training step"]
     if steps:
         parts += ["", "## Single training steps: prime-rl's benchmarks", ""]
-        parts += ["As [validate_training.md](validate_training.md) scores them, with its constant.", "", *_table(steps)]
+        parts += [
+            "As [validate_training.md](validate_training.md) scores them, with its constant.",
+            "",
+            *_table(steps),
+        ]
     parts += [
         "",
         "## Not yet, and not scored",
@@ -93,7 +111,11 @@ def _table(entries: Sequence[Entry]) -> list[str]:
 def _inputs(name: str) -> list[str]:
     """Return the inferred and assumed inputs of a family, as a table."""
     entries = read_ledger(name).inputs.items()
-    rows = [[key, _value(entry), entry.kind, entry.source] for key, entry in entries if entry.kind != "stated"]
+    rows = [
+        [key, _value(entry), entry.kind, entry.source]
+        for key, entry in entries
+        if entry.kind != "stated"
+    ]
     return _markdown(["input", "value", "kind", "why"], rows)
 
 

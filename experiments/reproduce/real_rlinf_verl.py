@@ -23,7 +23,11 @@ def scenario(inputs: Inputs) -> Scenario:
     """Return a run: everything that the page says of it is put together here."""
     return run_of(
         inputs,
-        {"name": inputs["system"], "minibatches": inputs["minibatches"], "log_probs": inputs["log_probs"]},
+        {
+            "name": inputs["system"],
+            "minibatches": inputs["minibatches"],
+            "log_probs": inputs["log_probs"],
+        },
         model=inputs["model"],
         gpus=inputs["gpus"],
         tp=inputs["tp"],
@@ -67,4 +71,8 @@ def ratio(lab: Lab, inputs: Inputs) -> list[float]:
     return [seconds(lab, inputs, "rlinf")[-1] / seconds(lab, inputs, "verl")[-1]]
 
 
-ROWS: dict[str, Predict] = {"rlinf": phases("rlinf"), "rlinf-verl": phases("verl"), "rlinf-over-verl": ratio()}
+ROWS: dict[str, Predict] = {
+    "rlinf": phases("rlinf"),
+    "rlinf-verl": phases("verl"),
+    "rlinf-over-verl": ratio(),
+}

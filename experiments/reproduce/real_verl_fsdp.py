@@ -19,7 +19,8 @@ from simrl.trace.trace import Trace
 LOG = "real_runs/verl_logs/qwen2-7b_fsdp/output.log"
 MOST_STEPS = 6  # simulated in a window
 QUANTITIES = {
-    f"verl-qwen2-7b-{name}": ("gen_s", "old_log_prob_s", "update_actor_s", "step_s") for name in ("short", "long")
+    f"verl-qwen2-7b-{name}": ("gen_s", "old_log_prob_s", "update_actor_s", "step_s")
+    for name in ("short", "long")
 }
 _LINKS = "its log-probs say whether the GPUs have NVLink; update and step, which hang on the links too, are scored"
 EVIDENCE = {row: {"old_log_prob_s": _LINKS} for row in QUANTITIES}
@@ -35,7 +36,12 @@ def scenario(inputs: Inputs, trace: Trace) -> Scenario:
     """Return the run: everything that its launch command says is put together here."""
     return run_of(
         inputs,
-        {"name": "verl_colocated", "minibatches": inputs["minibatches"], "dispatch": "even_split", "log_probs": 1},
+        {
+            "name": "verl_colocated",
+            "minibatches": inputs["minibatches"],
+            "dispatch": "even_split",
+            "log_probs": 1,
+        },
         model=inputs["model"],
         gpus=inputs["gpus"],
         tp=inputs["tp"],
@@ -59,7 +65,14 @@ def scenario(inputs: Inputs, trace: Trace) -> Scenario:
 def phases(lab: Lab, inputs: Inputs, name: str) -> list[float]:
     """Predict the seconds of the phases of a window's steps, and of the steps, without evaluations and checkpoints."""
     log = Path(inputs["data"]) / LOG
-    trace, _ = trace_of(log, name, lambda steps: window(name, steps), MOST_STEPS, inputs["group"], inputs["cap_tokens"])
+    trace, _ = trace_of(
+        log,
+        name,
+        lambda steps: window(name, steps),
+        MOST_STEPS,
+        inputs["group"],
+        inputs["cap_tokens"],
+    )
     return list(phase_seconds(lab.run(scenario(inputs, trace), trace)))
 
 

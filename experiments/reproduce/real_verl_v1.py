@@ -18,7 +18,11 @@ QUANTITIES = {
     "verl-v1-separate-async": ("hours",),
     "verl-v1-colocate-async-over-sync": ("samples/s ratio",),
 }
-STEPS, WARMUP_STEPS, UPDATES = (6, 2, 4)  # of batches, simulated and left out; weight syncs of a batch
+STEPS, WARMUP_STEPS, UPDATES = (
+    6,
+    2,
+    4,
+)  # of batches, simulated and left out; weight syncs of a batch
 
 
 def scenario(inputs: Inputs, mode: str) -> Scenario:
@@ -27,7 +31,9 @@ def scenario(inputs: Inputs, mode: str) -> Scenario:
     system: dict[str, Any] = {"name": "verl_colocated", **named(inputs, "minibatches", "log_probs")}
     if mode == "colocate":
         system |= {"name": "april", "over_sampling": 1 + inputs["warmup_batches"]}
-    elif mode == "separate":  # an update is a mini-batch, and the weights are published after as many as make a batch
+    elif (
+        mode == "separate"
+    ):  # an update is a mini-batch, and the weights are published after as many as make a batch
         system = {
             "name": "verl_fully_async",
             "sync_step": inputs["minibatches"],

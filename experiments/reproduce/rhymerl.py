@@ -33,7 +33,11 @@ TASKS = ("math", "code")
 EPOCH_STEPS, STEPS, WARMUP_STEPS = 2, 6, 4
 ASYNCHRONOUS = (10, 4)  # as in experiments.reproduce.areal
 EARLY_STOP_FACTOR = 0.06  # simrl.synthesis.PRESETS["rhymerl-code"]
-SURVEY_STEPS, MIDDLE_STEP, LAST_STEP = 320, 50, 75  # of Fig. 3a; of the measured 20 to 80, and of their last ten
+SURVEY_STEPS, MIDDLE_STEP, LAST_STEP = (
+    320,
+    50,
+    75,
+)  # of Fig. 3a; of the measured 20 to 80, and of their last ten
 SHORT_HIT_TOKENS, LEAST_LONG_HIT_TOKENS = 1.5, 4.0  # one or two tokens; what is no short hit
 WIDE_GAP_TOKENS = 5.0  # of two to eight; all others are one token
 ALONE = 32  # GPUs that train where only rollout is looked at
@@ -66,7 +70,9 @@ def rhymerl(inputs: Inputs, task: str, **ablated: Any) -> System:
     }
 
 
-def history(inputs: Inputs, task: str, reuse: float = 1.0, first_epoch: bool = False) -> dict[str, Any]:
+def history(
+    inputs: Inputs, task: str, reuse: float = 1.0, first_epoch: bool = False
+) -> dict[str, Any]:
     """Return the run model of its drafts: `reusable` tokens in hits of two kinds, gaps of about one token between them.
     Tokens of hits that a draft misses break them into shorter hits; where these would be shorter than hits can be, gaps are
     longer."""
@@ -86,7 +92,11 @@ def history(inputs: Inputs, task: str, reuse: float = 1.0, first_epoch: bool = F
         ],
         "hits": [
             {"up_to_tokens": 2, "share": short, "mean_tokens": SHORT_HIT_TOKENS},
-            {"up_to_tokens": round(8 * long_tokens), "share": 1 - short, "mean_tokens": long_tokens},
+            {
+                "up_to_tokens": round(8 * long_tokens),
+                "share": 1 - short,
+                "mean_tokens": long_tokens,
+            },
         ],
     }
     return run_model([drafted], first_epoch)
@@ -95,7 +105,9 @@ def history(inputs: Inputs, task: str, reuse: float = 1.0, first_epoch: bool = F
 def late(inputs: Inputs) -> float:
     """Return the mean length of the last steps over the mean of all measured steps, under linear growth."""
     first, last = inputs["survey_tokens"]
-    at_middle, at_last = (first + (last - first) * step / SURVEY_STEPS for step in (MIDDLE_STEP, LAST_STEP))
+    at_middle, at_last = (
+        first + (last - first) * step / SURVEY_STEPS for step in (MIDDLE_STEP, LAST_STEP)
+    )
     return float(at_last / at_middle)
 
 
@@ -111,7 +123,10 @@ def lengths(inputs: Inputs, task: str, cap: str, growth: float = 1.0) -> dict[st
 
 def likeness(inputs: Inputs, task: str) -> dict[str, Any]:
     """Return how alike a prompt's responses are."""
-    stops = {"early_stop_share": inputs["early_stop_share_code"], "early_stop_factor": EARLY_STOP_FACTOR}
+    stops = {
+        "early_stop_share": inputs["early_stop_share_code"],
+        "early_stop_factor": EARLY_STOP_FACTOR,
+    }
     return {
         "prompt_share": inputs[f"prompt_share_{task}"],
         "epoch_correlation": inputs["epoch_correlation"],
@@ -140,7 +155,10 @@ def run(
     """Return the measures of one of the paper's runs. A system that drafts pays `draft_s` in every pass; all but AReaL, which
     has SGLang with its CUDA graphs, run on the vLLM that verl starts."""
     on_verl = system["name"] != "areal"
-    drafts = system.get("speculation", "histospec" if system["name"] == "rhymerl" else NO_DRAFTS) != NO_DRAFTS
+    drafts = (
+        system.get("speculation", "histospec" if system["name"] == "rhymerl" else NO_DRAFTS)
+        != NO_DRAFTS
+    )
     passes_s = inputs["between_passes_s"] + (inputs["draft_s"] if drafts else 0.0)
     scenario: Scenario = run_of(
         inputs | {"between_passes_s": passes_s, "prompt_share": inputs[f"prompt_share_{task}"]},
@@ -153,7 +171,8 @@ def run(
         warmup_steps=warmup_steps,
         training={
             **named(inputs, "mfu", "log_prob_mfu", "sequence_parallel"),
-            "tokens_per_microbatch": inputs["microbatch_tokens_per_gpu"] * inputs["sequence_parallel"],
+            "tokens_per_microbatch": inputs["microbatch_tokens_per_gpu"]
+            * inputs["sequence_parallel"],
             "extra_log_probs": inputs["reference"],
             **named(inputs, "publish_s", "load_overhead_s", "switch_s"),
             "reward_s": inputs[f"reward_{task}_s"],
@@ -162,7 +181,11 @@ def run(
         engine={"gpu_memory_utilization": inputs["gpu_memory_utilization"], **(engine or {})},
         least_pass_s=launch_s(inputs, model) if on_verl else 0.0,
         speculation=speculation
-        or ({"runs": {"history": history(inputs, task, first_epoch=first_epoch)}} if drafts else None),
+        or (
+            {"runs": {"history": history(inputs, task, first_epoch=first_epoch)}}
+            if drafts
+            else None
+        ),
     )
     return lab.run(scenario)
 
@@ -182,7 +205,9 @@ def train(
     the first of them that are left out: more under AReaL, where the long siblings of a first batch of short responses follow
     in its next updates."""
     prompts = inputs["prompts"] // SCALE
-    steps, warmup_steps = updates or (ASYNCHRONOUS if system["name"] == "areal" else (STEPS, WARMUP_STEPS))
+    steps, warmup_steps = updates or (
+        ASYNCHRONOUS if system["name"] == "areal" else (STEPS, WARMUP_STEPS)
+    )
     share = split(lab, inputs, cap, size) if rollout_share is None else rollout_share
     return run(
         lab,
@@ -208,7 +233,9 @@ def split(lab: Lab, inputs: Inputs, cap: str, size: int = SIZE) -> float:
     shares = sorted(inputs["rollout_shares"])
 
     def trainer_waits(share: float) -> bool:
-        phase_s = train(lab, inputs, one_step_off(inputs), "math", cap, rollout_share=share, size=size)["phase_s"]
+        phase_s = train(
+            lab, inputs, one_step_off(inputs), "math", cap, rollout_share=share, size=size
+        )["phase_s"]
         trainer_s = sum(phase_s.get(phase, 0.0) for phase in TRAINERS_PHASES)
         return bool(trainer_s <= inputs["trainer_over_rollout"] * phase_s["rollout"])
 
@@ -217,7 +244,14 @@ def split(lab: Lab, inputs: Inputs, cap: str, size: int = SIZE) -> float:
 
 
 def gain(
-    lab: Lab, inputs: Inputs, system: System, over: System, task: str, cap: str, growth: float = 1.0, size: int = SIZE
+    lab: Lab,
+    inputs: Inputs,
+    system: System,
+    over: System,
+    task: str,
+    cap: str,
+    growth: float = 1.0,
+    size: int = SIZE,
 ) -> float:
     """Return the training throughput of a system over another's, on equal batches."""
     runs = [train(lab, inputs, each, task, cap, growth, size=size) for each in (system, over)]
@@ -226,12 +260,22 @@ def gain(
 
 @row
 def end_to_end(
-    lab: Lab, inputs: Inputs, caps: tuple[str, ...], against: str, of: Callable[[list[float]], float] = mean
+    lab: Lab,
+    inputs: Inputs,
+    caps: tuple[str, ...],
+    against: str,
+    of: Callable[[list[float]], float] = mean,
 ) -> list[float]:
     """Predict Fig. 13: its throughput over a baseline's, the mean (or the largest) over tasks and caps."""
-    baseline = {"verl": one_step_off(inputs), "areal1": areal(inputs, 1), "areal8": areal(inputs, 8)}[against]
+    baseline = {
+        "verl": one_step_off(inputs),
+        "areal1": areal(inputs, 1),
+        "areal8": areal(inputs, 8),
+    }[against]
     tasks = TASKS if against == "verl" else TASKS[:1]
-    return [of([gain(lab, inputs, rhymerl(inputs, t), baseline, t, cap) for cap in caps for t in tasks])]
+    return [
+        of([gain(lab, inputs, rhymerl(inputs, t), baseline, t, cap) for cap in caps for t in tasks])
+    ]
 
 
 @row
@@ -257,7 +301,9 @@ def migrated(lab: Lab, inputs: Inputs, task: str) -> list[float]:
     return [float(train(lab, inputs, system, task, "16k")["continued_share"])]
 
 
-def _rollout_s(lab: Lab, inputs: Inputs, speculation: str, model: str, tp: int, workers: int, prompts: int) -> float:
+def _rollout_s(
+    lab: Lab, inputs: Inputs, speculation: str, model: str, tp: int, workers: int, prompts: int
+) -> float:
     """Return the seconds of one rollout of the last steps, 8K, when the history is full."""
     gpus = workers * tp + ALONE
     system = {"name": "split", "rollout_share": workers * tp / gpus, "speculation": speculation}
@@ -293,7 +339,11 @@ def last_steps(lab: Lab, inputs: Inputs) -> list[float]:
     for model, tp in zip(inputs["models"], inputs["tps"], strict=True):
         all_workers = inputs["gpus"] * split(lab, inputs, "8k") / tp
         workers = max(round(all_workers / 8), 1)
-        gains.append(_drafting_gain(lab, inputs, model, tp, workers, round(inputs["prompts"] * workers / all_workers)))
+        gains.append(
+            _drafting_gain(
+                lab, inputs, model, tp, workers, round(inputs["prompts"] * workers / all_workers)
+            )
+        )
     return gains
 
 
@@ -315,7 +365,9 @@ def acceptance(lab: Lab, inputs: Inputs, at: str) -> list[float]:
     reuse = inputs["early_reuse"] if at == "first" else 1.0
     model = made(RunModel, history(inputs, "math", reuse))
     tokens = np.full(256, round(inputs["mean_tokens_8k"]))
-    return [run_passes(draw_runs(model, tokens, np.arange(256)), tokens, Aimd().rule).acceptance_rate]
+    return [
+        run_passes(draw_runs(model, tokens, np.arange(256)), tokens, Aimd().rule).acceptance_rate
+    ]
 
 
 def survey(lab: Lab, inputs: Inputs, task: str, cap_tokens: int, mean_tokens: float) -> Measures:

@@ -20,7 +20,10 @@ def scenario(inputs: Inputs, system: dict[str, Any]) -> Scenario:
         model=inputs["model"],
         gpus=inputs["gpus"],
         tp=inputs["tp"],
-        lengths={"prompts_per_step": inputs["prompts"], **named(inputs, "cap_tokens", "mean_tokens")},
+        lengths={
+            "prompts_per_step": inputs["prompts"],
+            **named(inputs, "cap_tokens", "mean_tokens"),
+        },
         steps=STEPS,
         warmup_steps=WARMUP_STEPS,
         training={
@@ -48,7 +51,11 @@ ROWS: dict[str, Predict] = {"rollpacker-7b-8k": steps_s}
 BASELINE: dict[str, Predict] = {
     "verl_step_s": lambda lab, inputs: [
         float(
-            lab.run(scenario(inputs, {"name": "verl_colocated"}).model_copy(update={"steps": BASELINE_STEPS}))["step_s"]
+            lab.run(
+                scenario(inputs, {"name": "verl_colocated"}).model_copy(
+                    update={"steps": BASELINE_STEPS}
+                )
+            )["step_s"]
         )
     ],
 }

@@ -20,7 +20,16 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from simrl.profile.compiled import kernel
-from simrl.speculation.matching import Ints, Ints32, common_tokens, epoch_keys, joined, slot_of, table_size, token_ids
+from simrl.speculation.matching import (
+    Ints,
+    Ints32,
+    common_tokens,
+    epoch_keys,
+    joined,
+    slot_of,
+    table_size,
+    token_ids,
+)
 from simrl.trace.trace import Trace
 
 PREFIX_TOKENS = 3
@@ -66,7 +75,9 @@ def similarity(
         order = np.random.default_rng(control_seed).permutation(len(source))
         source[order] = np.roll(order, 1)
     oldest = source[prompt] * epochs
-    first, low, high, last = (np.searchsorted(keys, oldest + more) for more in (0, now, now + 1, epochs))
+    first, low, high, last = (
+        np.searchsorted(keys, oldest + more) for more in (0, now, now + 1, epochs)
+    )
     if history == "epochs":
         low, high = first if epochs_back is None else np.maximum(low - epochs_back, first), low
     edges = np.r_[starts, len(rows)]
@@ -102,9 +113,9 @@ def similarities(trace: Trace) -> list[dict[str, Any]]:
                 "accepted_share": latest.accepted_share(tokens),
                 "best_match": best.accepted_share(tokens),
                 "another_prompt": None if control is None else control.accepted_share(tokens),
-                "by_epoch": pd.DataFrame({"epoch": known, "accepted_share": share[known] / whole[known]}).to_dict(
-                    "records"
-                ),
+                "by_epoch": pd.DataFrame(
+                    {"epoch": known, "accepted_share": share[known] / whole[known]}
+                ).to_dict("records"),
             }
         )
     return found
@@ -122,16 +133,22 @@ class _Groups(NamedTuple):
 
 
 @kernel
-def _compare(text: Ints32, begin: Ints, groups: _Groups, best: bool) -> tuple[NDArray[np.bool_], Ints, Ints]:
+def _compare(
+    text: Ints32, begin: Ints, groups: _Groups, best: bool
+) -> tuple[NDArray[np.bool_], Ints, Ints]:
     """Run the routine group by group over the responses that begin at `begin` in `text`. A -1 follows each, so that no run
     goes beyond its end."""
     rows = begin.shape[0] - 1
     has_history = np.zeros(rows, dtype=np.bool_)
     accepted = np.zeros(rows, dtype=np.int64)
     hits = np.zeros(np.max(np.diff(begin)), dtype=np.int64)
-    table = np.empty(table_size(np.max(begin[groups.last] - begin[groups.first])), dtype=np.int32)  # latest places
+    table = np.empty(
+        table_size(np.max(begin[groups.last] - begin[groups.first])), dtype=np.int32
+    )  # latest places
     before = np.empty(text.shape[0], dtype=np.int32)  # the place before this one
-    elsewhere = np.empty(text.shape[0], dtype=np.int32)  # the latest place in a response before this one's
+    elsewhere = np.empty(
+        text.shape[0], dtype=np.int32
+    )  # the latest place in a response before this one's
     size, looked_up, inserted = 0, -1, 0
     for group in range(groups.low.shape[0]):
         low, high = groups.low[group], groups.high[group]

@@ -36,7 +36,11 @@ RLHFUSE: System = {"name": "rlhfuse"}
 
 def vanilla(inputs: Inputs) -> System:
     """Return a draft model beside the target, in turns."""
-    return {"name": "verl_draft_model", "model": inputs["vanilla_drafter"], "draft_tokens": inputs["draft_tokens"]}
+    return {
+        "name": "verl_draft_model",
+        "model": inputs["vanilla_drafter"],
+        "draft_tokens": inputs["draft_tokens"],
+    }
 
 
 def ngrams(inputs: Inputs) -> System:
@@ -46,7 +50,11 @@ def ngrams(inputs: Inputs) -> System:
 
 def specactor(inputs: Inputs, **ablated: Any) -> System:
     """Return SpecActor's own system, or without some of its parts."""
-    return {"name": "specactor", **named(inputs, "b_max", "kv", "drafters", "assignment"), **ablated}
+    return {
+        "name": "specactor",
+        **named(inputs, "b_max", "kv", "drafters", "assignment"),
+        **ablated,
+    }
 
 
 def late(inputs: Inputs) -> Inputs:
@@ -55,7 +63,11 @@ def late(inputs: Inputs) -> Inputs:
 
 
 def scenario(
-    inputs: Inputs, trace: str, system: System, workers: int | None = None, requests: float | None = None
+    inputs: Inputs,
+    trace: str,
+    system: System,
+    workers: int | None = None,
+    requests: float | None = None,
 ) -> Scenario:
     """Return some steps of one of the two traces, on this number of workers with this number of requests each (by default
     verl's). DAPO generates twice as many responses, and trains groups whose rewards differ."""
@@ -84,7 +96,8 @@ def scenario(
         engine=engine,
         training={
             **named(inputs, "mfu", "log_prob_mfu", "sequence_parallel"),
-            "tokens_per_microbatch": inputs["microbatch_tokens_per_gpu"] * inputs["sequence_parallel"],
+            "tokens_per_microbatch": inputs["microbatch_tokens_per_gpu"]
+            * inputs["sequence_parallel"],
             "extra_log_probs": 0 if dapo else inputs["grpo_reference"],
             **named(inputs, "switch_s", "load_s", "minibatch_overhead_s", "reward_s"),
         },
@@ -104,7 +117,11 @@ def _verifiers_cache_tokens(inputs: Inputs) -> int:
     freed, and the batch's drafter is on another GPU, so that none of them takes a verifier's memory (in simrl's recipe all
     are resident)."""
     shape, kind, tp = model_shape(inputs["model"]), gpu(inputs["gpu"]), inputs["tp"]
-    own = kind.memory_bytes * inputs["gpu_memory_utilization"] - EngineConfig().reserve_bytes - shape.weight_bytes / tp
+    own = (
+        kind.memory_bytes * inputs["gpu_memory_utilization"]
+        - EngineConfig().reserve_bytes
+        - shape.weight_bytes / tp
+    )
     return int(own // (shape.kv_bytes_per_token / min(tp, shape.kv_heads)))
 
 
@@ -112,7 +129,9 @@ def _ngram_runs(inputs: Inputs) -> dict[str, Any]:
     """Return the drafts from a response's own text: among the longest responses, none for most."""
     cap, of_long = inputs["cap_tokens"], inputs["ngram_share_of_long"]
 
-    def part(share: float, share_of_long: float, up_to_tokens: int, gap_tokens: float) -> dict[str, Any]:
+    def part(
+        share: float, share_of_long: float, up_to_tokens: int, gap_tokens: float
+    ) -> dict[str, Any]:
         return {
             "share": share,
             "share_of_long": share_of_long,
@@ -121,7 +140,10 @@ def _ngram_runs(inputs: Inputs) -> dict[str, Any]:
             "hits": [{"up_to_tokens": 64, "share": 1.0, "mean_tokens": inputs["ngram_hit_tokens"]}],
         }
 
-    drafted, never = part(1.0, of_long, 64, inputs["ngram_gap_tokens"]), part(0.0, 1 - of_long, 2 * cap, 2 * cap)
+    drafted, never = (
+        part(1.0, of_long, 64, inputs["ngram_gap_tokens"]),
+        part(0.0, 1 - of_long, 2 * cap, 2 * cap),
+    )
     return run_model([drafted, never], typical_tokens=LONG * cap)
 
 
@@ -152,7 +174,11 @@ def _run_whole(lab: Lab, inputs: Inputs, trace: str, system: System) -> Measures
 @row
 def step_against(lab: Lab, inputs: Inputs, baselines: slice) -> list[float]:
     """Predict Fig. 11: the steps of some baselines, the best first, over SpecActor's, a mean over the traces."""
-    return [mean(ratio for trace in TRACES for ratio in sorted(_baselines(lab, inputs, trace))[baselines])]
+    return [
+        mean(
+            ratio for trace in TRACES for ratio in sorted(_baselines(lab, inputs, trace))[baselines]
+        )
+    ]
 
 
 def _baselines(lab: Lab, inputs: Inputs, trace: str) -> list[float]:
@@ -169,7 +195,13 @@ def rollout_against(lab: Lab, inputs: Inputs, *names: str) -> list[float]:
     def rollout_s(trace: str, system: System) -> float:
         return float(_run(lab, inputs, trace, system)["rollout_s"])
 
-    return [mean(rollout_s(t, systems[name]) / rollout_s(t, specactor(inputs)) for t in TRACES for name in names)]
+    return [
+        mean(
+            rollout_s(t, systems[name]) / rollout_s(t, specactor(inputs))
+            for t in TRACES
+            for name in names
+        )
+    ]
 
 
 def _late_rollout_s(lab: Lab, inputs: Inputs, system: System) -> float:
@@ -195,7 +227,12 @@ def apart(lab: Lab, inputs: Inputs) -> list[float]:
 def gain_of(lab: Lab, inputs: Inputs, part: str) -> list[float]:
     """Predict §5.4: the gain of a part. Decoupled drafting is compared with vanilla speculation."""
     plan = {"reconfigure": False, "best_of_n": False}
-    ladder = [vanilla(inputs), specactor(inputs, **plan), specactor(inputs, best_of_n=False), specactor(inputs)]
+    ladder = [
+        vanilla(inputs),
+        specactor(inputs, **plan),
+        specactor(inputs, best_of_n=False),
+        specactor(inputs),
+    ]
     i = PARTS.index(part)
     return [_late_rollout_s(lab, inputs, ladder[i]) / _late_rollout_s(lab, inputs, ladder[i + 1])]
 
@@ -204,7 +241,9 @@ def gain_of(lab: Lab, inputs: Inputs, part: str) -> list[float]:
 def over_whole(lab: Lab, inputs: Inputs, system: System, subtract: int = 0) -> list[float]:
     """Predict §2.2 (Fig. 2b): verl's step over the step of a system, in full size."""
     return [
-        _run_whole(lab, inputs, "dapo", VERL)["step_s"] / _run_whole(lab, inputs, "dapo", system)["step_s"] - subtract
+        _run_whole(lab, inputs, "dapo", VERL)["step_s"]
+        / _run_whole(lab, inputs, "dapo", system)["step_s"]
+        - subtract
     ]
 
 
@@ -232,20 +271,28 @@ def half_a_step(lab: Lab, inputs: Inputs) -> Measures:
 
 def large_batch_share(result: Result, warmup_steps: int) -> Measures:
     """Measure the share of a rollout in which a worker has `LARGE_BATCH` requests or more, a mean over workers."""
-    segments = result.segments.select(["worker", "policy_version", "started_s", "ended_s"]).to_pandas()
+    segments = result.segments.select(
+        ["worker", "policy_version", "started_s", "ended_s"]
+    ).to_pandas()
     shares = []
-    for _, rollout in segments[segments["policy_version"] >= warmup_steps].groupby("policy_version"):
+    for _, rollout in segments[segments["policy_version"] >= warmup_steps].groupby(
+        "policy_version"
+    ):
         start_s = rollout["started_s"].min()
         length_s = rollout["ended_s"].max() - start_s
         for _, own in rollout.groupby("worker", observed=True):
             ends_s = own["ended_s"].sort_values().to_numpy()
-            shares.append((ends_s[-LARGE_BATCH] - start_s) / length_s if len(ends_s) >= LARGE_BATCH else 0.0)
+            shares.append(
+                (ends_s[-LARGE_BATCH] - start_s) / length_s if len(ends_s) >= LARGE_BATCH else 0.0
+            )
     return {"large_batch_share": mean(map(float, shares))}
 
 
 def decode_latency(lab: Lab, inputs: Inputs) -> list[float]:
     """Predict §5.1: milliseconds a token of one response."""
-    profile = passes(model_shape(inputs["model"]), gpu(inputs["gpu"]), inputs["tp"], inputs["between_passes_s"])
+    profile = passes(
+        model_shape(inputs["model"]), gpu(inputs["gpu"]), inputs["tp"], inputs["between_passes_s"]
+    )
     return [MILLI * profile.decode_s(1, round(inputs["mean_tokens"]))]
 
 

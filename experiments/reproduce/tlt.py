@@ -27,7 +27,10 @@ STEPS, WARMUP_STEPS = 4, 1  # §6.1: three measured
 TARGET, SMALL = "qwen2.5-32b", "qwen2.5-0.5b"
 # The R1-distilled 7B is Qwen2.5-7B by its shape, of which there are measured kernels on H100.
 SHAPES = {"deepseek-r1-distill-qwen-7b": "qwen2.5-7b"}
-LENGTHS = {"deepseek-r1-distill-qwen-7b": "reasoning", "llama-3.3-70b": "instruct"}  # the others: base
+LENGTHS = {
+    "deepseek-r1-distill-qwen-7b": "reasoning",
+    "llama-3.3-70b": "instruct",
+}  # the others: base
 SPREADS = {"deepseek-r1-distill-qwen-7b": "reasoning"}
 GIGA = 1e-9
 
@@ -37,7 +40,11 @@ System = dict[str, Any]
 def baseline(inputs: Inputs) -> System:
     """Return verl."""
     minibatches = inputs["prompts"] // inputs["minibatch_prompts"]
-    return {"name": "verl_colocated", "minibatches": minibatches, **named(inputs, "log_probs", "dispatch")}
+    return {
+        "name": "verl_colocated",
+        "minibatches": minibatches,
+        **named(inputs, "log_probs", "dispatch"),
+    }
 
 
 def tlt(inputs: Inputs) -> System:
@@ -66,7 +73,9 @@ def overlapped_s(inputs: Inputs) -> float:
 def scenario(inputs: Inputs, model: str, system: System, prompts: int) -> Scenario:
     """Return some steps of one of the four models."""
     place = inputs["models"].index(model)
-    between_passes_s = inputs["between_passes_s"] if "speculation" in system else overlapped_s(inputs)
+    between_passes_s = (
+        inputs["between_passes_s"] if "speculation" in system else overlapped_s(inputs)
+    )
     tp = inputs["tp_32b"] if model == TARGET else inputs["tps"][place]
     sigma = inputs[f"sigma_{SPREADS.get(model, 'base')}"]
     return run_of(
@@ -86,7 +95,8 @@ def scenario(inputs: Inputs, model: str, system: System, prompts: int) -> Scenar
         training={
             **named(inputs, "mfu", "log_prob_mfu"),
             "sequence_parallel": inputs["sequence_parallel"][place],
-            "tokens_per_microbatch": inputs["microbatch_tokens_per_gpu"][place] * inputs["sequence_parallel"][place],
+            "tokens_per_microbatch": inputs["microbatch_tokens_per_gpu"][place]
+            * inputs["sequence_parallel"][place],
             **named(inputs, "extra_log_probs", "switch_s", "load_s", "reward_s"),
         },
         speculation={
@@ -144,7 +154,10 @@ def throughput(lab: Lab, inputs: Inputs) -> list[float]:
 
 def _both(lab: Lab, inputs: Inputs, model: str, prompts: int) -> list[Measures]:
     """Return the measures of verl and of TLT."""
-    return [lab.run(scenario(inputs, model, system, prompts)) for system in (baseline(inputs), tlt(inputs))]
+    return [
+        lab.run(scenario(inputs, model, system, prompts))
+        for system in (baseline(inputs), tlt(inputs))
+    ]
 
 
 def rollout_share(lab: Lab, inputs: Inputs) -> list[float]:
@@ -158,7 +171,11 @@ def capped(lab: Lab, inputs: Inputs) -> list[float]:
     """Return the expected number of a step's responses that reach the cap, 32B."""
     cap, sigma = inputs["cap_tokens"], inputs["sigma_base"]
     location = location_of(inputs["mean_tokens_base"], sigma, cap, "mean_tokens_base")
-    return [inputs["prompts"] * inputs["group"] * NormalDist(location, sigma).cdf(2 * location - log(cap))]
+    return [
+        inputs["prompts"]
+        * inputs["group"]
+        * NormalDist(location, sigma).cdf(2 * location - log(cap))
+    ]
 
 
 def rollout_of_a_worker(lab: Lab, inputs: Inputs) -> list[float]:
@@ -178,7 +195,9 @@ def table_1(lab: Lab, inputs: Inputs) -> list[float]:
 def table_2(lab: Lab, inputs: Inputs, batch: int, verify_tokens: int) -> list[float]:
     """Predict the decode speed-up of another tree of Table 1's drafter."""
     depth, topk = inputs["table_depth"], inputs["topk"]
-    probability = first_choice(inputs["grid_accept_length"], Strategy(depth, topk, inputs["table_verify_tokens"]))
+    probability = first_choice(
+        inputs["grid_accept_length"], Strategy(depth, topk, inputs["table_verify_tokens"])
+    )
     strategy = Strategy(depth, topk, verify_tokens)
     return [speedup(inputs, batch, strategy, accept_length(_levels(probability, strategy)))]
 
@@ -201,7 +220,10 @@ def drafting_speed(lab: Lab, inputs: Inputs) -> list[float]:
     """Predict §4.1: a pass of a small model's 24 layers over a pass of a single layer as wide as the target's, both with
     heads."""
     kind, small, tp = gpu(inputs["gpu"]), model_shape(SMALL), inputs["latency_tp"]
-    context, overheads = inputs["table_context_tokens"], Overheads(layer_s=inputs["small_kernels_s"])
+    context, overheads = (
+        inputs["table_context_tokens"],
+        Overheads(layer_s=inputs["small_kernels_s"]),
+    )
     many = model_drafts(small, kind, 1 if small.heads % tp else tp, context, overheads=overheads)
     one = eagle_drafts(model_shape(TARGET), kind, tp, context, overheads=overheads)
     return [many.draft_s(1, 1) / one.draft_s(1, 1)]

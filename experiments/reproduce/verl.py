@@ -22,14 +22,23 @@ from simrl.trace.synthesis import synthesise
 from simrl.training.config import TrainingConfig
 from simrl.training.costs import TrainingCosts
 
-COLOCATED_STEPS, ASYNCHRONOUS_STEPS = (3, 1), (6, 2)  # steps of the page, and the first of them that are left out
+COLOCATED_STEPS, ASYNCHRONOUS_STEPS = (
+    (3, 1),
+    (6, 2),
+)  # steps of the page, and the first of them that are left out
 AHEAD_STEPS = 1  # of the trace, which staleness lets run ahead
 SOLVED_STEPS = 4  # batches whose mean update takes the seconds that are stated
 LEAST_TOKENS, MOST_TOKENS = 16.0, 8192.0  # of a mean response
 
 
 def scenario(
-    lab: Lab, inputs: Inputs, gpus: int, system: dict[str, Any], steps: int, warmup_steps: int, updates: int = 1
+    lab: Lab,
+    inputs: Inputs,
+    gpus: int,
+    system: dict[str, Any],
+    steps: int,
+    warmup_steps: int,
+    updates: int = 1,
 ) -> Scenario:
     """Return one of the page's runs; `updates` make one of its steps."""
     return run_of(
@@ -60,14 +69,20 @@ def training(inputs: Inputs) -> dict[str, Any]:
 
 def lengths(inputs: Inputs, mean_tokens: float) -> dict[str, Any]:
     """Return a batch of the page's runs."""
-    return {"prompts_per_step": inputs["prompts"], "cap_tokens": inputs["cap_tokens"], "mean_tokens": mean_tokens}
+    return {
+        "prompts_per_step": inputs["prompts"],
+        "cap_tokens": inputs["cap_tokens"],
+        "mean_tokens": mean_tokens,
+    }
 
 
 def minibatches_of(inputs: Inputs) -> int:
     """Return the number of mini-batches of a batch."""
     prompts, each = inputs["prompts"], inputs["minibatch_prompts"]
     if not 0 < each <= prompts:
-        raise InputError(f"verl: minibatch_prompts is {each}; a mini-batch has 1 to all {prompts} prompts of a batch")
+        raise InputError(
+            f"verl: minibatch_prompts is {each}; a mini-batch has 1 to all {prompts} prompts of a batch"
+        )
     return int(prompts // each)
 
 
@@ -93,21 +108,36 @@ def mean_tokens(inputs: Inputs) -> float:
 def update_s(inputs: Inputs, gpus: int, mean_tokens: float) -> float:
     """Return the seconds of the update on a batch, in its mini-batches."""
     config, minibatches = made(TrainingConfig, training(inputs)), minibatches_of(inputs)
-    costs = TrainingCosts(model_shape(inputs["model"]), gpu(inputs["gpu"]), gpus, config, minibatches, 0, switch=False)
+    costs = TrainingCosts(
+        model_shape(inputs["model"]), gpu(inputs["gpu"]), gpus, config, minibatches, 0, switch=False
+    )
     trace = synthesise(lengths_of(inputs, SOLVED_STEPS, lengths(inputs, mean_tokens)), seed=0)
     tokens = (trace.column("prompt_tokens") + trace.column("response_tokens")).astype(np.int64)
-    return mean(s for batch in np.split(tokens, SOLVED_STEPS) for _, s in costs.update(batch, minibatches))
+    return mean(
+        s for batch in np.split(tokens, SOLVED_STEPS) for _, s in costs.update(batch, minibatches)
+    )
 
 
 @row
 def colocated(lab: Lab, inputs: Inputs, gpus: int) -> list[float]:
     """Predict the seconds of a step, of generation (with waking and sleeping of the engines), old log-probs and update."""
     log_probs = inputs["colocated_log_probs"]
-    system = {"name": "verl_colocated", "minibatches": minibatches_of(inputs), "log_probs": log_probs}
+    system = {
+        "name": "verl_colocated",
+        "minibatches": minibatches_of(inputs),
+        "log_probs": log_probs,
+    }
     run = lab.run(scenario(lab, inputs, gpus, system, *COLOCATED_STEPS))
     phase_s = run["phase_s"]
-    generation_s = run["step_s"] - phase_s["log_prob"] - phase_s["train"] - phase_s.get("transfer", 0.0)
-    return [run["step_s"] + inputs["step_overhead_s"], generation_s, phase_s["log_prob"], phase_s["train"]]
+    generation_s = (
+        run["step_s"] - phase_s["log_prob"] - phase_s["train"] - phase_s.get("transfer", 0.0)
+    )
+    return [
+        run["step_s"] + inputs["step_overhead_s"],
+        generation_s,
+        phase_s["log_prob"],
+        phase_s["train"],
+    ]
 
 
 @row
@@ -149,7 +179,9 @@ def weight_sync(lab: Lab, inputs: Inputs, size: str) -> list[float]:
     rate = inputs["link_bytes_per_s"] if size == "7b" else inputs["network_bytes_per_s"]
     buckets = -(-bytes_ // inputs["bucket_bytes"])
     one_by_one_s = bytes_ / rate + tensors * inputs["tensor_s"]
-    bucketed_s = max(bytes_ / rate, bytes_ / inputs["engine_bytes_per_s"]) + buckets * inputs["tensor_s"]
+    bucketed_s = (
+        max(bytes_ / rate, bytes_ / inputs["engine_bytes_per_s"]) + buckets * inputs["tensor_s"]
+    )
     return [one_by_one_s, bucketed_s + tensors * inputs["bucket_tensor_s"]]
 
 

@@ -1,7 +1,9 @@
-"""Scenes on a real engine: the passes that ran and the seconds of each, timed in the loop of a replay.
+"""Scenes on a real engine: the passes that ran and the seconds of each, timed in the loop of a
+replay.
 
-Invariant: a pass is a whole turn of `Host`: the step and the loop around it (taking tokens, reports over the pipe). The work
-for requests that begin or end is not part of it and is timed apart. No request is preempted: scenes fit the KV cache.
+Invariant: a pass is a whole turn of `Host`: the step and the loop around it (taking tokens, reports
+over the pipe). The work for requests that begin or end is not part of it and is timed apart. No
+request is preempted: scenes fit the KV cache.
 """
 
 from __future__ import annotations
@@ -42,9 +44,9 @@ LEAD_TURNS = 2  # first turns of a batch, not timed
 
 
 class Shape(NamedTuple):
-    """The work of a pass: `sequences` sequences of mean length `kv_tokens` decode and verify `draft_tokens` drafted tokens
-    each; `chunk_tokens` prompt tokens are computed, of one prompt after `context_tokens` of its own, or of several short
-    prompts."""
+    """The work of a pass: `sequences` sequences of mean length `kv_tokens` decode and verify
+    `draft_tokens` drafted tokens each; `chunk_tokens` prompt tokens are computed, of one prompt
+    after `context_tokens` of its own, or of several short prompts."""
 
     sequences: int = 0
     draft_tokens: int = 0
@@ -63,7 +65,8 @@ class Timed(NamedTuple):
 
 
 class Stairs(NamedTuple):
-    """A batch of sequences of `kv_tokens` tokens decodes at each batch size in `sequences`, which falls."""
+    """A batch of sequences of `kv_tokens` tokens decodes at each batch size in `sequences`, which
+    falls."""
 
     sequences: tuple[int, ...]
     kv_tokens: int
@@ -72,7 +75,8 @@ class Stairs(NamedTuple):
 
 
 class Prompts(NamedTuple):
-    """`prompts` prompts of `tokens` tokens arrive at once while `sequences` sequences decode; repeated `times` times."""
+    """`prompts` prompts of `tokens` tokens arrive at once while `sequences` sequences decode;
+    repeated `times` times."""
 
     prompts: int
     tokens: int
@@ -96,8 +100,8 @@ Scene = Stairs | Prompts | Loads | Facts
 
 
 class Seen(NamedTuple):
-    """Measurements of a scene. `begin_s` and `end_s` are the host's work per request that begins or ends, `between_s` the time
-    of a turn outside its step, at one sequence."""
+    """Measurements of a scene. `begin_s` and `end_s` are the host's work per request that begins or
+    ends, `between_s` the time of a turn outside its step, at one sequence."""
 
     passes: tuple[Timed, ...] = ()
     begin_s: tuple[float, ...] = ()
@@ -108,8 +112,8 @@ class Seen(NamedTuple):
 
 
 class _Tap:
-    """Channel of the measured host: commands are queued here, reports go over the pipe as usual. `asked_s` is when commands
-    were last polled: the start of the step."""
+    """Channel of the measured host: commands are queued here, reports go over the pipe as usual.
+    `asked_s` is when commands were last polled: the start of the step."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -187,7 +191,8 @@ class Bench:
             seconds, lengths = [], []
             for _ in range(turns):
                 lengths.append(
-                    scene.kv_tokens + sum(self._host.requests[number].have for number in numbers) / sequences
+                    scene.kv_tokens
+                    + sum(self._host.requests[number].have for number in numbers) / sequences
                 )
                 seconds.append(self._turn())
                 between.append(seconds[-1] - self._step_s)
@@ -196,13 +201,23 @@ class Bench:
         if to_the_end:
             ends.append((self._turn() - timed[0].seconds) / most)
         self._end()
-        return Seen(tuple(timed), end_s=tuple(ends), between_s=tuple(between) if scene.sequences == (1,) else ())
+        return Seen(
+            tuple(timed),
+            end_s=tuple(ends),
+            between_s=tuple(between) if scene.sequences == (1,) else (),
+        )
 
     def _prompts(self, scene: Prompts) -> Seen:
         self._draft(0)
         room = self._budget - scene.sequences
-        turns_each = -(-scene.prompts * scene.tokens // room) + 1  # the prefill, and the decode step that ends them
-        decoding_tokens = scene.times * turns_each + prefill_passes(scene.sequences, scene.kv_tokens, self._budget) + 2
+        turns_each = (
+            -(-scene.prompts * scene.tokens // room) + 1
+        )  # the prefill, and the decode step that ends them
+        decoding_tokens = (
+            scene.times * turns_each
+            + prefill_passes(scene.sequences, scene.kv_tokens, self._budget)
+            + 2
+        )
         decoding = self._begin(scene.sequences, scene.kv_tokens, decoding_tokens)
         self._until_all_decode(decoding)
         seconds: dict[tuple[int, int], list[float]] = {}  # by chunk and its context
@@ -224,7 +239,11 @@ class Bench:
                 self._host.turn()
         self._end()
         passes = [
-            Timed(Shape(scene.sequences, 0, _mean(lengths), scene.prompts, chunk, context), _mean(each), len(each))
+            Timed(
+                Shape(scene.sequences, 0, _mean(lengths), scene.prompts, chunk, context),
+                _mean(each),
+                len(each),
+            )
             for (chunk, context), each in seconds.items()
         ]
         return Seen(tuple(passes), begin_s=tuple(begins))
@@ -238,7 +257,11 @@ class Bench:
 
     def _draft(self, tokens: int) -> None:
         if self._engine.settings.speculative is not None and tokens != self._drafts:
-            setup = DrafterSetup(kind="fixed", window=Fixed(tokens=tokens)) if tokens else DrafterSetup()
+            setup = (
+                DrafterSetup(kind="fixed", window=Fixed(tokens=tokens))
+                if tokens
+                else DrafterSetup()
+            )
             self._tap.put([DraftCall("configure", (setup,))])
         self._drafts = tokens
 
@@ -273,7 +296,8 @@ class Bench:
 
 
 def prefill_passes(sequences: int, tokens: int, budget: int) -> int:
-    """Return an upper bound on the passes until all prompts are computed, while sequences with a computed prompt decode."""
+    """Return an upper bound on the passes until all prompts are computed, while sequences with a
+    computed prompt decode."""
     return -(-sequences * tokens // max(budget - sequences, 1))
 
 
@@ -281,7 +305,11 @@ def facts(engine: VllmEngine) -> dict[str, str]:
     """Return the installed versions and the name of the processor."""
     import torch
 
-    found = {"vllm": engine.version, "torch": torch.__version__, "python": platform.python_version()}
+    found = {
+        "vllm": engine.version,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
     for name in ("transformers", "triton", "flashinfer-python"):
         try:
             found[name] = version(name)
@@ -291,20 +319,25 @@ def facts(engine: VllmEngine) -> dict[str, str]:
         "kv_cache_tokens": str(engine.kv_cache_tokens),
         "graph_tokens": str(engine.graph_tokens),
         "dtype": engine.settings.dtype,
-        "device": torch.cuda.get_device_name() if engine.settings.device == "cuda" else _processor(),
+        "device": torch.cuda.get_device_name()
+        if engine.settings.device == "cuda"
+        else _processor(),
     }
 
 
 def _processor() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+            return next(
+                line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
+            )
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
 
 
 def bench(engine: VllmEngine, channel: Channel) -> None:
-    """Run the process of a measured engine: receive scenes, send their measurements; the engine's reports come in between."""
+    """Run the process of a measured engine: receive scenes, send their measurements; the engine's
+    reports come in between."""
     assert isinstance(channel, Connection)
     answer_each(channel, Bench(engine, channel).carry_out)
 
@@ -319,12 +352,19 @@ def bench_then_replay(engine: VllmEngine, channel: Channel) -> None:
 def start_bench(
     settings: EngineSettings, neighbours: int, traffic: int, logs: Path, deadline_s: float = 600.0
 ) -> RemoteBench:
-    """Start an engine and its neighbours in processes of their own, and return the bench of the first."""
+    """Start an engine and its neighbours in processes of their own, and return the bench of the
+    first."""
     own, *others = device_variables(1 + neighbours, settings)
-    starts = [partial(engine_link, "measured engine", settings, logs / "measured.log", bench, variables=own)]
+    starts = [
+        partial(
+            engine_link, "measured engine", settings, logs / "measured.log", bench, variables=own
+        )
+    ]
     beside = settings if settings.speculative is None else replace(settings, speculative=None)
     starts += [
-        partial(engine_link, f"neighbour {i}", beside, logs / f"neighbour-{i}.log", variables=variables)
+        partial(
+            engine_link, f"neighbour {i}", beside, logs / f"neighbour-{i}.log", variables=variables
+        )
         for i, variables in enumerate(others)
     ]
     measured, *neighbouring = start_all(starts, deadline_s)
@@ -332,12 +372,16 @@ def start_bench(
 
 
 class RemoteBench:
-    """The bench of an engine in another process, with neighbour engines that generate throughout, each with a batch of
-    `traffic` sequences of up to `max_model_len` tokens: engines of one host slow each other down. A context manager, which
-    leaves no process."""
+    """The bench of an engine in another process, with neighbour engines that generate throughout,
+    each with a batch of `traffic` sequences of up to `max_model_len` tokens: engines of one host
+    slow each other down. A context manager, which leaves no process."""
 
     def __init__(
-        self, measured: EngineLink, neighbours: Sequence[EngineLink], traffic: int, max_model_len: int
+        self,
+        measured: EngineLink,
+        neighbours: Sequence[EngineLink],
+        traffic: int,
+        max_model_len: int,
     ) -> None:
         self._bench, self._neighbours, self._most_tokens = measured, neighbours, max_model_len // 2
         self._numbers = 0

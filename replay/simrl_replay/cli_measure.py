@@ -22,45 +22,74 @@ EXAMPLE = (
     "simrl measure --model path/to/config_folder --dummy --device cuda --gpu h200 --tp 2 -o shape.parquet"
 )
 
-Dummy = Annotated[bool, typer.Option("--dummy", help="random weights: the folder needs only a config.json")]
-StartDeadline = Annotated[float, typer.Option("--start-deadline", min=1.0, help="seconds for the engines to start")]
+Dummy = Annotated[
+    bool, typer.Option("--dummy", help="random weights: the folder needs only a config.json")
+]
+StartDeadline = Annotated[
+    float, typer.Option("--start-deadline", min=1.0, help="seconds for the engines to start")
+]
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The engine to measure, and how: the options of `simrl measure`. Names are vLLM's where it has one."""
+    """The engine to measure, and how: the options of `simrl measure`. Names are vLLM's where it has
+    one."""
 
     model: Annotated[
-        Path, typer.Option(help="a folder with a config.json and safetensors; with --dummy the config is enough")
+        Path,
+        typer.Option(
+            help="a folder with a config.json and safetensors; with --dummy the config is enough"
+        ),
     ]
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="what the engine runs on")] = "cuda"
-    gpu: Annotated[str | None, typer.Option(help="a100, h100, h200 …; default: the name of the device")] = None
+    gpu: Annotated[
+        str | None, typer.Option(help="a100, h100, h200 …; default: the name of the device")
+    ] = None
     dummy: Dummy = False
     dtype: Annotated[
-        str | None, typer.Option(help="data type of the weights (default: float32 on a CPU, else the model's)")
+        str | None,
+        typer.Option(help="data type of the weights (default: float32 on a CPU, else the model's)"),
     ] = None
     tp: Annotated[int, typer.Option(min=1, help="GPUs of a tensor-parallel group")] = 1
-    max_num_seqs: Annotated[int, typer.Option(min=2, help="as in vLLM: maximum sequences in a pass")] = 64
-    max_num_batched_tokens: Annotated[int, typer.Option(min=8, help="as in vLLM: maximum tokens in a pass")] = 256
-    max_model_len: Annotated[int, typer.Option(min=128, help="as in vLLM: maximum tokens of a sequence")] = 1024
-    block_size: Annotated[int, typer.Option(min=1, help="as in vLLM: tokens of a KV cache block")] = 32
+    max_num_seqs: Annotated[
+        int, typer.Option(min=2, help="as in vLLM: maximum sequences in a pass")
+    ] = 64
+    max_num_batched_tokens: Annotated[
+        int, typer.Option(min=8, help="as in vLLM: maximum tokens in a pass")
+    ] = 256
+    max_model_len: Annotated[
+        int, typer.Option(min=128, help="as in vLLM: maximum tokens of a sequence")
+    ] = 1024
+    block_size: Annotated[
+        int, typer.Option(min=1, help="as in vLLM: tokens of a KV cache block")
+    ] = 32
     kv_cache_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="size of the KV cache (default: enough for a whole batch on cpu, all memory on cuda)"),
+        typer.Option(
+            min=1,
+            help="size of the KV cache (default: enough for a whole batch on cpu, all memory on cuda)",
+        ),
     ] = None
-    temperature: Annotated[float, typer.Option(min=0.0, help="sampling temperature; greedy sampling (0) is faster")] = (
-        1.0
-    )
-    draft_tokens: Annotated[int, typer.Option(min=0, help="also measure the verification of drafts of this length")] = 0
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="sampling temperature; greedy sampling (0) is faster")
+    ] = 1.0
+    draft_tokens: Annotated[
+        int, typer.Option(min=0, help="also measure the verification of drafts of this length")
+    ] = 0
     neighbours: Annotated[
-        int, typer.Option(min=0, help="other engines that generate at the same time, as on a host with several")
+        int,
+        typer.Option(
+            min=0, help="other engines that generate at the same time, as on a host with several"
+        ),
     ] = 0
     repeats: Annotated[int, typer.Option(min=2, help="how often each point is measured")] = 5
     tolerance: Annotated[
-        float, typer.Option(min=1e-3, help="expected error of interpolation at which refinement ends")
+        float,
+        typer.Option(min=1e-3, help="expected error of interpolation at which refinement ends"),
     ] = 0.02
     budget_s: Annotated[
-        float, typer.Option("--budget", min=1.0, help="seconds of measuring after which refinement ends")
+        float,
+        typer.Option("--budget", min=1.0, help="seconds of measuring after which refinement ends"),
     ] = 60.0
     start_deadline_s: StartDeadline = 600.0
 
@@ -75,14 +104,16 @@ def measure(
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="print JSON on stdout instead of tables (its keys are stable)")
+        bool,
+        typer.Option("--json", help="print JSON on stdout instead of tables (its keys are stable)"),
     ] = False,
     **wanted: Any,
 ) -> None:
     """Measure the passes of a vLLM engine on this machine and write its profile.
 
-    Times whole iterations of the loop that a replay runs: decode steps, prompts, chunked prompts, verifications, weight loads.
-    Measured points are kept beside the output (.points.jsonl): an interrupted measurement continues when it is started again.
+    Times whole iterations of the loop that a replay runs: decode steps, prompts, chunked prompts,
+    verifications, weight loads. Measured points are kept beside the output (.points.jsonl): an
+    interrupted measurement continues when it is started again.
     """
     from simrl.study.progress import progress_bar
     from simrl_replay.measured_profile import measure_profile
@@ -98,7 +129,9 @@ def measure(
             measured = measure_profile(Wanted(**wanted), output, journal, tell, preset)
     except KeyboardInterrupt:
         kept = f"measured points are in {journal}; the same command goes on from there"
-        raise StoppedError(f"interrupted; {kept if journal.exists() else 'no point was measured yet'}") from None
+        raise StoppedError(
+            f"interrupted; {kept if journal.exists() else 'no point was measured yet'}"
+        ) from None
     if as_json:
         print(json.dumps(_describe(measured, output), indent=1))
     else:
@@ -107,7 +140,10 @@ def measure(
 
 def _signature() -> inspect.Signature:
     """Return the signature of `measure` with the fields of `Wanted` as keywords, for typer."""
-    hints, own = get_type_hints(Wanted, include_extras=True), inspect.signature(measure, eval_str=True).parameters
+    hints, own = (
+        get_type_hints(Wanted, include_extras=True),
+        inspect.signature(measure, eval_str=True).parameters,
+    )
     model, *others = (
         inspect.Parameter(
             field.name,
@@ -118,7 +154,8 @@ def _signature() -> inspect.Signature:
         for field in fields(Wanted)
     )
     output, preset, as_json = (
-        own[name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for name in ("output", "preset", "as_json")
+        own[name].replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name in ("output", "preset", "as_json")
     )
     return inspect.Signature([model, output, *others, preset, as_json])
 
@@ -136,7 +173,12 @@ def _describe(measured: MeasuredEngine, output: Path) -> dict[str, Any]:
         "largest_spread": measured.largest_spread,
         "held_out_error": measured.held_out_error,
         "held_out": [
-            {**h.shape._asdict(), "measured_s": h.measured_s, "predicted_s": h.predicted_s, "error": h.error}
+            {
+                **h.shape._asdict(),
+                "measured_s": h.measured_s,
+                "predicted_s": h.predicted_s,
+                "error": h.error,
+            }
             for h in measured.held_out
         ],
         "between_passes_s": t.between_passes_s,
@@ -158,10 +200,20 @@ def _print(measured: MeasuredEngine, output: Path) -> None:
     )
     console.print(noise(measured))
     loads = (
-        "not measured: dummy weights have no files" if measured.load_s is None else f"{measured.load_s * 1e3:.1f} ms"
+        "not measured: dummy weights have no files"
+        if measured.load_s is None
+        else f"{measured.load_s * 1e3:.1f} ms"
     )
     console.print(f"A load of weights: {loads}.")
-    heads = ("sequences", "tokens each", "prompts", "prompt tokens", "measured ms", "predicted ms", "error")
+    heads = (
+        "sequences",
+        "tokens each",
+        "prompts",
+        "prompt tokens",
+        "measured ms",
+        "predicted ms",
+        "error",
+    )
     rows = [
         (
             held.shape.sequences,
@@ -179,7 +231,8 @@ def _print(measured: MeasuredEngine, output: Path) -> None:
 
 
 def noise(measured: MeasuredEngine) -> str:
-    """Describe how far repeats of a point differ, and the effect on predictions if they differ much."""
+    """Describe how far repeats of a point differ, and the effect on predictions if they differ
+    much."""
     differ = (
         f"Repeats of a point differ by {measured.spread:.1%} (the median of the points; IQR / median), at most by "
         f"{measured.largest_spread:.1%}"

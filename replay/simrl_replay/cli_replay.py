@@ -21,28 +21,41 @@ def replay(
     scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="a scenario file (YAML)")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="changes to the scenario, such as steps=2 seed=3"),
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="changes to the scenario, such as steps=2 seed=3"
+        ),
     ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="number of rollout workers (default: the scenario's)")
     ] = None,
-    model: Annotated[Path | None, typer.Option(help="the model's folder (default: the scenario's model)")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="the model's folder (default: the scenario's model)")
+    ] = None,
     weights: Annotated[
         list[Path] | None,
-        typer.Option(help="weight folder of policy version 0, 1, 2 … (repeat; later versions use the last one)"),
+        typer.Option(
+            help="weight folder of policy version 0, 1, 2 … (repeat; later versions use the last one)"
+        ),
     ] = None,
     draft_model: Annotated[
         Path | None, typer.Option(help="the folder of the draft model, for draft_model speculation")
     ] = None,
     system: Annotated[
-        str | None, typer.Option(help="the system to run (default: the only system of the scenario)")
+        str | None,
+        typer.Option(help="the system to run (default: the only system of the scenario)"),
     ] = None,
-    dispatch: Annotated[str | None, typer.Option(help="dispatch in place of the scenario's")] = None,
-    speculation: Annotated[str | None, typer.Option(help="speculation in place of the scenario's")] = None,
+    dispatch: Annotated[
+        str | None, typer.Option(help="dispatch in place of the scenario's")
+    ] = None,
+    speculation: Annotated[
+        str | None, typer.Option(help="speculation in place of the scenario's")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda",
     dtype: Annotated[
         str | None,
-        typer.Option(help="data type of the weights, such as bfloat16 (default: float32 on a CPU, else the model's)"),
+        typer.Option(
+            help="data type of the weights, such as bfloat16 (default: float32 on a CPU, else the model's)"
+        ),
     ] = None,
     dummy: Dummy = False,
     threads: Annotated[int, typer.Option(min=1, help="threads of a CPU engine")] = 1,
@@ -56,25 +69,40 @@ def replay(
         ),
     ] = None,
     step_deadline: Annotated[
-        float, typer.Option(min=0.1, help="seconds without a step after which an engine counts as hung")
+        float,
+        typer.Option(min=0.1, help="seconds without a step after which an engine counts as hung"),
     ] = 60.0,
     start_deadline: StartDeadline = 600.0,
     repeats: Annotated[
-        int, typer.Option(min=1, help="replays in a row; two or more show the spread of this machine's times")
+        int,
+        typer.Option(
+            min=1, help="replays in a row; two or more show the spread of this machine's times"
+        ),
     ] = 1,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="folder of the results (default: results/NAME-SYSTEM-…-replay)"),
+        typer.Option(
+            "--output", "-o", help="folder of the results (default: results/NAME-SYSTEM-…-replay)"
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON on stdout instead of tables")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print JSON on stdout instead of tables")
+    ] = False,
 ) -> None:
     """Run a scenario's schedule on real vLLM engines and show measured beside predicted.
 
-    The pipeline, dispatch and drafter objects of the simulation run here on the wall clock: lengths come from the trace,
-    tokens are really generated, weights really loaded; training takes the predicted time.
+    The pipeline, dispatch and drafter objects of the simulation run here on the wall clock: lengths
+    come from the trace, tokens are really generated, weights really loaded; training takes the
+    predicted time.
     """
     from simrl.simulate.prepare import prepare, with_measured_loads
-    from simrl_replay.replayed import chosen_scenario, default_folder, measure_and_show, model_folder, with_workers
+    from simrl_replay.replayed import (
+        chosen_scenario,
+        default_folder,
+        measure_and_show,
+        model_folder,
+        with_workers,
+    )
     from simrl_replay.replayer import ReplayConfig
     from simrl_replay.speculative import replayed_form
 
@@ -98,4 +126,6 @@ def replay(
         step_deadline_s=step_deadline,
         start_deadline_s=start_deadline,
     )
-    measure_and_show(prepared, config, output or default_folder(chosen, prepared.workers), ray, repeats, as_json)
+    measure_and_show(
+        prepared, config, output or default_folder(chosen, prepared.workers), ray, repeats, as_json
+    )

@@ -1,7 +1,9 @@
-"""HistoSpec's drafter for running responses: drafts from a store of what their prompts had in earlier epochs.
+"""HistoSpec's drafter for running responses: drafts from a store of what their prompts had in
+earlier epochs.
 
-Invariant: a response drafts from responses of earlier epochs to its prompt, and from nothing else but its own tokens so far,
-with the prompt's tail before them if the rule says so; the store has that tail before each response, too.
+Invariant: a response drafts from responses of earlier epochs to its prompt, and from nothing else
+but its own tokens so far, with the prompt's tail before them if the rule says so; the store has
+that tail before each response, too.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ from simrl_replay.history_store import HistoryStore
 
 
 class HistoryDrafter:
-    """HistoSpec as a `Drafter`: drafts for running responses from a store of their prompts' earlier responses.
+    """HistoSpec as a `Drafter`: drafts for running responses from a store of their prompts' earlier
+    responses.
 
-    The index of a response is fixed when it starts (or once its build is done, if it is being built then), and stays in memory
-    while the response runs. One call of compiled code drafts for a whole batch. For one engine and one thread.
+    The index of a response is fixed when it starts (or once its build is done, if it is being built
+    then), and stays in memory while the response runs. One call of compiled code drafts for a whole
+    batch. For one engine and one thread.
     """
 
     def __init__(self, store: HistoryStore, rule: HistoryRule = PAPER) -> None:
@@ -32,14 +36,17 @@ class HistoryDrafter:
         self._rule, self._prompt_tail = rule.compiled, rule.prompt_tail
         self._nothing = build_index([])
         self._indexes = List([self._nothing])  # by slot; slot 0 is unused
-        self._tails = np.zeros((1, rule.longest_match_tokens), dtype=np.int32)  # the last tokens, at the row's end
+        self._tails = np.zeros(
+            (1, rule.longest_match_tokens), dtype=np.int32
+        )  # the last tokens, at the row's end
         self._tail_tokens = np.zeros(1, dtype=np.int64)
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
         self._waiting: dict[int, int] = {}  # prompts whose index is being built, by request
 
     def start_request(self, request: int, prompt_id: int, prompt_ids: Tokens | None = None) -> None:
-        """Begin a response, or continue one: then `observe` its tokens. Raise `ValueError` if it runs already."""
+        """Begin a response, or continue one: then `observe` its tokens. Raise `ValueError` if it
+        runs already."""
         if request in self._slots:
             raise ValueError(f"request {request} runs already")
         if not self._free:
@@ -53,7 +60,8 @@ class HistoryDrafter:
             self._waiting[request] = prompt_id
 
     def propose(self, requests: Sequence[int], most_tokens: Sequence[int]) -> list[Tokens]:
-        """Return drafts of at most 32 tokens each. Raise `ValueError` for a request that does not run."""
+        """Return drafts of at most 32 tokens each. Raise `ValueError` for a request that does not
+        run."""
         for request in [r for r in self._waiting if not self.store.pending(self._waiting[r])]:
             index = self.store.index(self._waiting.pop(request))
             self._indexes[self._slots[request]] = self._nothing if index is None else index
@@ -63,11 +71,14 @@ class HistoryDrafter:
             raise ValueError(f"{most.size} most_tokens for {slots.size} requests")
         out = np.empty((len(slots), MOST_DRAFT_TOKENS), dtype=np.int32)
         out_tokens = np.empty(len(slots), dtype=np.int64)
-        _drafts_of(self._indexes, self._tails, self._tail_tokens, slots, most, self._rule, out, out_tokens)
+        _drafts_of(
+            self._indexes, self._tails, self._tail_tokens, slots, most, self._rule, out, out_tokens
+        )
         return [row[:tokens] for row, tokens in zip(out, out_tokens.tolist(), strict=True)]
 
     def observe(self, request: int, token_ids: Tokens) -> None:
-        """Append tokens. Raise `ValueError` for a request that does not run and for ids below 0, fillers in some engines."""
+        """Append tokens. Raise `ValueError` for a request that does not run and for ids below 0,
+        fillers in some engines."""
         ids = np.ascontiguousarray(token_ids, dtype=np.int32)
         if not _remember(self._tails, self._tail_tokens, self._slot(request), ids):
             raise ValueError(f"request {request}: token id {ids.min()} is below 0")
@@ -106,14 +117,17 @@ def _drafts_of(
     out: Tokens,
     out_tokens: NDArray[np.int64],
 ) -> None:
-    """Write a draft for each of `slots`: a slot has an index in the list `indexes` and the last `tail_tokens` tokens of its
-    response at the end of a row of `tails`. Row r of `out` takes the draft of slots[r], of `out_tokens[r]` tokens."""
+    """Write a draft for each of `slots`: a slot has an index in the list `indexes` and the last
+    `tail_tokens` tokens of its response at the end of a row of `tails`. Row r of `out` takes the
+    draft of slots[r], of `out_tokens[r]` tokens."""
     for r in range(slots.shape[0]):
         slot = slots[r]
         width = tails.shape[1]
         index = indexes[slot]
         tail = tails[slot]
-        start, size = find_draft(index, tail, width - tail_tokens[slot], width, most_tokens[r], rule)
+        start, size = find_draft(
+            index, tail, width - tail_tokens[slot], width, most_tokens[r], rule
+        )
         out_tokens[r] = size
         for k in range(size):
             out[r, k] = index[start + k]

@@ -1,17 +1,22 @@
-"""The histories of many prompts: indexed in the background, kept within a memory budget, saved and opened again.
+"""The histories of many prompts: indexed in the background, kept within a memory budget, saved and
+opened again.
 
-Invariant: no caller waits for an index. An index that is not built yet, or was evicted, is absent (`index` returns None), and
-its prompt is decoded without drafts; an index that is present is whole and never changes.
+Invariant: no caller waits for an index. An index that is not built yet, or was evicted, is absent
+(`index` returns None), and its prompt is decoded without drafts; an index that is present is whole
+and never changes.
 
-A prompt's responses of its last `epochs_kept` epochs make one index (`simrl.speculation.history_index`), which also holds their
-tokens: when an epoch is added, or an old one ends, it is built anew from them. Over the budget, prompts with the oldest newest
-responses are evicted first, of equals the least recently used one. (An epoch meets every prompt once, so the oldest prompts
-come soonest: `evict="newest"` evicts prompts of the newest epoch first.) With `compress`, compressed tokens are kept with each
-index; they outlive it, are indexed again on request (`prefetch` requests ahead), and are evicted last.
+A prompt's responses of its last `epochs_kept` epochs make one index
+(`simrl.speculation.history_index`), which also holds their tokens: when an epoch is added, or an
+old one ends, it is built anew from them. Over the budget, prompts with the oldest newest responses
+are evicted first, of equals the least recently used one. (An epoch meets every prompt once, so the
+oldest prompts come soonest: `evict="newest"` evicts prompts of the newest epoch first.) With
+`compress`, compressed tokens are kept with each index; they outlive it, are indexed again on
+request (`prefetch` requests ahead), and are evicted last.
 
-On disk a store is a folder: `prompts.parquet` has the prompts, their responses' epochs and rewards, and the place of each index
-in `indexes.int32`, or their compressed tokens. A folder is replaced as a whole, so a crash leaves the old one. Indexes are
-mapped into memory or read, and used only after their checksum was verified.
+On disk a store is a folder: `prompts.parquet` has the prompts, their responses' epochs and rewards,
+and the place of each index in `indexes.int32`, or their compressed tokens. A folder is replaced as
+a whole, so a crash leaves the old one. Indexes are mapped into memory or read, and used only after
+their checksum was verified.
 """
 
 from __future__ import annotations
@@ -70,7 +75,8 @@ class _Compressed(NamedTuple):
 
 
 class _Prompt:
-    """A prompt in the store: an index, its compressed tokens, both, or neither yet; and the responses to be added."""
+    """A prompt in the store: an index, its compressed tokens, both, or neither yet; and the
+    responses to be added."""
 
     def __init__(self) -> None:
         self.learnt = _Learnt(np.empty(0, np.int32), np.empty(0, np.float32))
@@ -94,8 +100,9 @@ class _Prompt:
 class HistoryStore:
     """The histories of many prompts, for one process; its methods may be called from any thread.
 
-    `memory_bytes` bounds the indexes and compressed tokens that the store holds (None: no bound), without indexes mapped from
-    disk, responses that wait to be indexed, and indexes that a drafter still uses. `threads` threads build.
+    `memory_bytes` bounds the indexes and compressed tokens that the store holds (None: no bound),
+    without indexes mapped from disk, responses that wait to be indexed, and indexes that a drafter
+    still uses. `threads` threads build.
     """
 
     def __init__(
@@ -115,8 +122,12 @@ class HistoryStore:
         self._compress = compress
         self._evict_newest = evict == "newest"
         self._prompts: dict[int, _Prompt] = {}
-        self._indexed: dict[int, OrderedDict[int, None]] = {}  # by newest epoch: prompts, the latest used last
-        self._shrunk: dict[int, OrderedDict[int, None]] = {}  # like `_indexed`, of prompts with compressed tokens only
+        self._indexed: dict[
+            int, OrderedDict[int, None]
+        ] = {}  # by newest epoch: prompts, the latest used last
+        self._shrunk: dict[
+            int, OrderedDict[int, None]
+        ] = {}  # like `_indexed`, of prompts with compressed tokens only
         self._bytes = 0
         self._pool = ThreadPoolExecutor(threads, "history")
         self._changed = Condition()
@@ -125,28 +136,46 @@ class HistoryStore:
         self._failed: BaseException | None = None
 
     def learn(
-        self, prompt_id: int, epoch: int, token_ids: Sequence[ArrayLike], rewards: Sequence[float] | None = None
+        self,
+        prompt_id: int,
+        epoch: int,
+        token_ids: Sequence[ArrayLike],
+        rewards: Sequence[float] | None = None,
     ) -> None:
-        """Add responses to a prompt in an epoch and index them in the background; more of this epoch may follow.
+        """Add responses to a prompt in an epoch and index them in the background; more of this
+        epoch may follow.
 
-        Responses of the epochs up to `epoch` - epochs_kept are then forgotten, and late ones are ignored. Raise `InputError`
-        for ids outside any vocabulary, and unless every response has one reward, finite or NaN.
+        Responses of the epochs up to `epoch` - epochs_kept are then forgotten, and late ones are
+        ignored. Raise `InputError` for ids outside any vocabulary, and unless every response has
+        one reward, finite or NaN.
         """
         responses = [np.array(ids, dtype=np.int64).reshape(-1) for ids in token_ids]
-        worth = [float("nan")] * len(responses) if rewards is None else [float(reward) for reward in rewards]
+        worth = (
+            [float("nan")] * len(responses)
+            if rewards is None
+            else [float(reward) for reward in rewards]
+        )
         if len(worth) != len(responses) or np.isinf(worth).any():
-            raise InputError(f"history: prompt {prompt_id} has {len(responses)} responses; give each a finite reward")
+            raise InputError(
+                f"history: prompt {prompt_id} has {len(responses)} responses; give each a finite reward"
+            )
         for ids in responses:
             if ids.size and (ids.min() < 0 or ids.max() > LARGEST_TOKEN_ID):
-                raise InputError(f"history: prompt {prompt_id} has a token id that is not from 0 to {LARGEST_TOKEN_ID}")
+                raise InputError(
+                    f"history: prompt {prompt_id} has a token id that is not from 0 to {LARGEST_TOKEN_ID}"
+                )
         with self._changed:
             self._raise_failure()
             prompt = self._prompts.setdefault(prompt_id, _Prompt())
-            prompt.added += [(epoch, r.astype(np.int32), reward) for r, reward in zip(responses, worth, strict=True)]
+            prompt.added += [
+                (epoch, r.astype(np.int32), reward)
+                for r, reward in zip(responses, worth, strict=True)
+            ]
             self._work_on(prompt_id, prompt)
 
     def ready(self, prompt_id: int, epoch: int) -> bool:
-        """Return whether there is an index of the prompt with responses of this epoch or a later one."""
+        """Return whether there is an index of the prompt with responses of this epoch or a later
+        one."""
         with self._changed:
             prompt = self._prompts.get(prompt_id)
             return prompt is not None and prompt.index is not None and prompt.newest_epoch >= epoch
@@ -158,8 +187,9 @@ class HistoryStore:
             return prompt is not None and prompt.in_work
 
     def index(self, prompt_id: int) -> Tokens | None:
-        """Return the prompt's index, which counts as a use; None where there is none. Compressed tokens are then indexed in the
-        background. Raise `InputError` if an index mapped from disk was changed."""
+        """Return the prompt's index, which counts as a use; None where there is none. Compressed
+        tokens are then indexed in the background. Raise `InputError` if an index mapped from disk
+        was changed."""
         with self._changed:
             prompt = self._prompts.get(prompt_id)
             if prompt is None:
@@ -194,7 +224,9 @@ class HistoryStore:
     def __len__(self) -> int:
         """Return the number of prompts that have an index, or compressed tokens for one."""
         with self._changed:
-            return sum(p.index is not None or p.compressed is not None for p in self._prompts.values())
+            return sum(
+                p.index is not None or p.compressed is not None for p in self._prompts.values()
+            )
 
     def close(self) -> None:
         """Stop: finish the running builds, and drop those that have not begun."""
@@ -207,9 +239,11 @@ class HistoryStore:
         self.close()
 
     def save(self, folder: str | Path, compressed: bool = False) -> None:
-        """Wait until all is indexed and write the store; an earlier one of this name is replaced when the new one is whole.
+        """Wait until all is indexed and write the store; an earlier one of this name is replaced
+        when the new one is whole.
 
-        `compressed` writes the tokens only, a tenth of the size; an opened store then indexes prompts on request.
+        `compressed` writes the tokens only, a tenth of the size; an opened store then indexes
+        prompts on request.
         """
         self.wait()
         with self._changed, write_whole_folder(Path(folder), MANIFEST) as temporary:
@@ -220,9 +254,15 @@ class HistoryStore:
                     index, packed = self.index(prompt_id), prompt.compressed
                     if index is not None and not compressed:
                         file.write(index.data)
-                        kept = {"index_begin": begin, "index_size": len(index), "checksum": zlib.crc32(index.data)}
+                        kept = {
+                            "index_begin": begin,
+                            "index_size": len(index),
+                            "checksum": zlib.crc32(index.data),
+                        }
                         begin += len(index)
-                    elif packed := packed or (None if index is None else _compressed(text_of(index))):
+                    elif packed := packed or (
+                        None if index is None else _compressed(text_of(index))
+                    ):
                         kept = {"compressed": packed.data, "text_tokens": packed.text_tokens}
                         kept["checksum"] = zlib.crc32(packed.data)
                     else:
@@ -233,11 +273,11 @@ class HistoryStore:
 
     @classmethod
     def open(cls, folder: str | Path, memory_map: bool = True, **parameters: Any) -> HistoryStore:
-        """Open a saved store with the parameters of a new one. `memory_map` leaves the indexes on disk until they are used,
-        outside the budget.
+        """Open a saved store with the parameters of a new one. `memory_map` leaves the indexes on
+        disk until they are used, outside the budget.
 
-        Raise `InputError` for a folder that holds no store, is not whole, or was changed; mapped indexes are checked at their
-        first use.
+        Raise `InputError` for a folder that holds no store, is not whole, or was changed; mapped
+        indexes are checked at their first use.
         """
         folder = Path(folder)
         table = _read_prompts(folder)
@@ -247,7 +287,9 @@ class HistoryStore:
         with store._changed:
             for row in table.to_pylist():
                 prompt_id, prompt = row["prompt_id"], _Prompt()
-                prompt.learnt = _Learnt(np.array(row["epochs"], np.int32), np.array(row["rewards"], np.float32))
+                prompt.learnt = _Learnt(
+                    np.array(row["epochs"], np.int32), np.array(row["rewards"], np.float32)
+                )
                 if row["compressed"] is not None:
                     if zlib.crc32(row["compressed"]) != row["checksum"]:
                         raise _broken(folder / _PROMPTS, prompt_id)
@@ -261,7 +303,9 @@ class HistoryStore:
                     if not memory_map:
                         _check(prompt.index, row["checksum"], folder, prompt_id)
                         prompt.unchecked = None
-                        store._indexed.setdefault(prompt.newest_epoch, OrderedDict())[prompt_id] = None
+                        store._indexed.setdefault(prompt.newest_epoch, OrderedDict())[prompt_id] = (
+                            None
+                        )
                 store._prompts[prompt_id] = prompt
                 store._bytes += prompt.bytes
             store._evict()
@@ -343,7 +387,10 @@ def _joined(
 ) -> tuple[_Learnt, list[Tokens]]:
     """Return the responses of the last epochs, old ones first, with their epochs and rewards."""
     ends = np.flatnonzero(text < 0)
-    old = [text[begin:end] for begin, end in zip([0, *(ends + 1).tolist()], ends.tolist(), strict=False)]
+    old = [
+        text[begin:end]
+        for begin, end in zip([0, *(ends + 1).tolist()], ends.tolist(), strict=False)
+    ]
     responses = [*old, *(ids for _, ids, _ in added)]
     epochs = np.r_[learnt.epochs, np.array([epoch for epoch, _, _ in added], np.int32)]
     rewards = np.r_[learnt.rewards, np.array([reward for _, _, reward in added], np.float32)]
@@ -371,15 +418,20 @@ def _read_prompts(folder: Path) -> pa.Table:
     try:
         table = pq.ParquetFile(path, page_checksum_verification=True).read()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as Parquet ({first_line(error)}); is it whole?") from error
+        raise InputError(
+            f"{path}: cannot be read as Parquet ({first_line(error)}); is it whole?"
+        ) from error
     found = (table.schema.metadata or {}).get(_FORMAT)
     if found != _VERSION or not table.schema.remove_metadata().equals(_SCHEMA.remove_metadata()):
-        raise InputError(f"{path}: is no history of this version (format {found!r}, not {_VERSION!r}); save it again")
+        raise InputError(
+            f"{path}: is no history of this version (format {found!r}, not {_VERSION!r}); save it again"
+        )
     return table
 
 
 def _read_indexes(folder: Path, table: pa.Table) -> Tokens:
-    """Return all indexes, mapped; copy-on-write, without any write, so that compiled code sees ordinary arrays."""
+    """Return all indexes, mapped; copy-on-write, without any write, so that compiled code sees
+    ordinary arrays."""
     path = folder / _INDEXES
     expected = 4 * sum(size or 0 for size in table.column("index_size").to_pylist())
     try:
@@ -390,7 +442,9 @@ def _read_indexes(folder: Path, table: pa.Table) -> Tokens:
             )
         return np.asarray(np.memmap(path, np.int32, mode="c")) if found else np.empty(0, np.int32)
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); save the history again") from error
+        raise InputError(
+            f"{path}: cannot be read ({error.strerror}); save the history again"
+        ) from error
 
 
 def _check(index: Tokens, checksum: int, folder: Path | None, prompt_id: int) -> None:

@@ -1,12 +1,15 @@
-"""The loop around an engine, in a process of its own: takes commands, steps the engine, sends reports.
+"""The loop around an engine, in a process of its own: takes commands, steps the engine, sends
+reports.
 
-Invariant: commands take effect in order at the first boundary between two steps after their arrival, at once if the engine is
-idle. Every token of a request is reported once, with the weights that generated it, and before the report of an event that
-follows it (the request's end, a weight load).
+Invariant: commands take effect in order at the first boundary between two steps after their
+arrival, at once if the engine is idle. Every token of a request is reported once, with the weights
+that generated it, and before the report of an event that follows it (the request's end, a weight
+load).
 
-Messages are plain data, sent over a pipe between processes or by Ray. Times are `time.monotonic()` of this process. Tokens are
-reported with events, and otherwise every `REPORT_EVERY_S`: the bound on the generation lost with a killed engine, and the rate
-of messages that the controller reads from every engine.
+Messages are plain data, sent over a pipe between processes or by Ray. Times are `time.monotonic()`
+of this process. Tokens are reported with events, and otherwise every `REPORT_EVERY_S`: the bound on
+the generation lost with a killed engine, and the rate of messages that the controller reads from
+every engine.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ REPORT_EVERY_S = 0.25  # 13 thousand entries a second for 32 engines with 100 sa
 
 
 class Begin(NamedTuple):
-    """Start a request: generate `tokens` tokens after `prompt_ids` and the earlier `token_ids`. `forced` is for a drafter whose
-    acceptance is forced."""
+    """Start a request: generate `tokens` tokens after `prompt_ids` and the earlier `token_ids`.
+    `forced` is for a drafter whose acceptance is forced."""
 
     number: int
     prompt_id: int
@@ -87,7 +90,8 @@ class DraftCall(NamedTuple):
 
 
 class Reset(NamedTuple):
-    """Return the engine to its state after the start: no requests, first weights, empty drafter. Answered by `Reached`."""
+    """Return the engine to its state after the start: no requests, first weights, empty drafter.
+    Answered by `Reached`."""
 
     key: int
     folder: str
@@ -131,8 +135,8 @@ class Begun(NamedTuple):
 
 
 class Gained(NamedTuple):
-    """Tokens of a request up to `until_s`. `first_s` is the time of its first token, in the first report of the request
-    only."""
+    """Tokens of a request up to `until_s`. `first_s` is the time of its first token, in the first
+    report of the request only."""
 
     number: int
     token_ids: tuple[int, ...]
@@ -141,7 +145,8 @@ class Gained(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """End of a request, `whole` if it has all its tokens. `drafts`: drafted, accepted, verifications, verified tokens."""
+    """End of a request, `whole` if it has all its tokens. `drafts`: drafted, accepted,
+    verifications, verified tokens."""
 
     number: int
     at_s: float
@@ -198,7 +203,9 @@ class _RunningRequest:
     first_s: float | None = None
     told_first: bool = False
     watches: list[tuple[int, int]] = field(default_factory=list)  # tokens, key
-    drafts: list[int] = field(default_factory=lambda: [0, 0, 0, 0])  # of vLLM's own drafter, as in `Ended`
+    drafts: list[int] = field(
+        default_factory=lambda: [0, 0, 0, 0]
+    )  # of vLLM's own drafter, as in `Ended`
 
 
 class Host:
@@ -226,7 +233,9 @@ class Host:
             self.turn()
 
     def turn(self) -> None:
-        loaded = self._load_what_may()  # if the last step drained the engine: before the commands of this boundary
+        loaded = (
+            self._load_what_may()
+        )  # if the last step drained the engine: before the commands of this boundary
         self._take_commands(wait=not (self._requests or self._loads or loaded))
         while not self.closed and self._load_what_may():
             self._take_commands(wait=False)  # those that arrived during the load
@@ -284,11 +293,16 @@ class Host:
         request = _RunningRequest(command.number, request_id, len(command.token_ids))
         self._requests[command.number] = self._by_engine_id[request_id] = request
         if (drafter := self._engine.drafter) is not None:
-            drafter.begins(request_id, command.prompt_id, command.prompt_ids, command.token_ids, command.forced)
+            drafter.begins(
+                request_id, command.prompt_id, command.prompt_ids, command.token_ids, command.forced
+            )
         recorded = command.forced.recorded[len(command.token_ids) :] if command.forced else ()
         follows = self._engine.settings.recorded
         self._engine.add(
-            request_id, command.prompt_ids + command.token_ids, command.tokens, recorded if follows else ()
+            request_id,
+            command.prompt_ids + command.token_ids,
+            command.tokens,
+            recorded if follows else (),
         )
         self._reports.append(Begun(command.number, time.monotonic()))
 
@@ -314,8 +328,8 @@ class Host:
                 self._end(request, now_s, whole=True)
 
     def _load_what_may(self) -> bool:
-        """Load weights in the order of the commands; a "drain" load waits, with all behind it, until no request runs. Return
-        whether any was loaded."""
+        """Load weights in the order of the commands; a "drain" load waits, with all behind it,
+        until no request runs. Return whether any was loaded."""
         waiting = len(self._loads)
         while self._loads and (self._loads[0].running != "drain" or self._engine.running == 0):
             load = self._loads.popleft()
@@ -348,7 +362,9 @@ class Host:
         self._engine.recompute_running()
         self._engine.load_weights(command.folder)
         self._engine.reset_counters()
-        self._reports.append(Reached(command.key, time.monotonic(), vocabulary=self._engine.vocabulary))
+        self._reports.append(
+            Reached(command.key, time.monotonic(), vocabulary=self._engine.vocabulary)
+        )
 
     # Reports.
 
@@ -383,7 +399,8 @@ class Host:
         return drafted, accepted, verifications, verified
 
     def _report(self) -> None:
-        """Send the pending reports; every `REPORT_EVERY_S` also the tokens that all requests gained."""
+        """Send the pending reports; every `REPORT_EVERY_S` also the tokens that all requests
+        gained."""
         now_s = time.monotonic()
         if now_s - self._reported_s > REPORT_EVERY_S:
             self._reported_s = now_s
@@ -393,7 +410,8 @@ class Host:
         self._send_reports()
 
     def _send_what_is_waited_for(self) -> None:
-        """Send events of a boundary before the next step or load: the schedule may react to them."""
+        """Send events of a boundary before the next step or load: the schedule may react to
+        them."""
         if any(not isinstance(report, Begun) for report in self._reports):
             self._send_reports()
 
@@ -419,21 +437,24 @@ def serve(
     work: Callable[[VllmEngine, Channel], None] = run_host,
     start: Callable[[EngineSettings], VllmEngine] = VllmEngine,
 ) -> None:
-    """Run an engine's process: start the engine, warm it up, run the loop. An error is sent before the process ends."""
+    """Run an engine's process: start the engine, warm it up, run the loop. An error is sent before
+    the process ends."""
     with errors_sent(channel, lambda error: explained(error, settings)):
         engine = start(settings)
         engine.warm_up()
         gc.collect()
         gc.freeze()
-        ready = Ready(os.getpid(), engine.version, engine.kv_cache_tokens, engine.vocabulary, time.monotonic())
+        ready = Ready(
+            os.getpid(), engine.version, engine.kv_cache_tokens, engine.vocabulary, time.monotonic()
+        )
         channel.send([ready])
         work(engine, channel)
 
 
 @contextmanager
 def errors_sent(channel: Channel, describe: Callable[[BaseException], str]) -> Iterator[None]:
-    """Send an error of a process's work to its controller; an unexpected one, which `describe` puts in a line, ends the
-    process. Without a controller nothing is sent."""
+    """Send an error of a process's work to its controller; an unexpected one, which `describe` puts
+    in a line, ends the process. Without a controller nothing is sent."""
     try:
         yield
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -447,7 +468,8 @@ def errors_sent(channel: Channel, describe: Callable[[BaseException], str]) -> I
 
 
 def answer_each(channel: Channel, carry_out: Callable[[Any], Any]) -> None:
-    """Carry out what the controller sends, one after another, and send each outcome, up to `Close`."""
+    """Carry out what the controller sends, one after another, and send each outcome, up to
+    `Close`."""
     while True:
         for order in channel.recv():
             if isinstance(order, Close):

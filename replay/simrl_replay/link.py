@@ -1,7 +1,8 @@
 """The line to an engine: commands go out, reports come in, and the other side may die at any time.
 
-Invariant: a line ends once, by `kill` or with the engine's process; its connection is then at its end (`EOFError`), and no
-process of the engine is left. Nothing listens on a network: the line is a pipe between a parent and its child.
+Invariant: a line ends once, by `kill` or with the engine's process; its connection is then at its
+end (`EOFError`), and no process of the engine is left. Nothing listens on a network: the line is a
+pipe between a parent and its child.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ Work = Callable[[VllmEngine, Channel], None]
 Start = Callable[[EngineSettings], VllmEngine]
 CLOSE_S = 5.0  # time for an engine to end by itself
 WANT_OF_MEMORY = (
-    ", perhaps for want of memory (`dmesg` tells); use fewer engines on this machine, or lower engine.kv_cache_tokens"
+    ", perhaps for want of memory (`dmesg` tells); use fewer engines on this machine, or lower "
+    "engine.kv_cache_tokens"
 )
 
 
@@ -43,8 +45,8 @@ class GoneError(StoppedError):
 
 
 class EngineLink(Protocol):
-    """A line to one engine. `connection` yields lists of reports; `offset_s` is how far the engine's clock is ahead of this
-    one."""
+    """A line to one engine. `connection` yields lists of reports; `offset_s` is how far the
+    engine's clock is ahead of this one."""
 
     name: str
     connection: Connection
@@ -79,17 +81,23 @@ def engine_link(
 class ProcessLink:
     """A child process that runs `life` with the channel to this one. Its output goes to `log`.
 
-    `variables` are environment variables that it gets in addition to those of this process, such as its GPUs. With its own
-    children (tensor parallelism) it is a process group, which ends as a whole. Its temporary files are in a folder of its own,
-    which ends with it: vLLM leaves some; compiled kernels are kept where torch would keep them.
+    `variables` are environment variables that it gets in addition to those of this process, such as
+    its GPUs. With its own children (tensor parallelism) it is a process group, which ends as a
+    whole. Its temporary files are in a folder of its own, which ends with it: vLLM leaves some;
+    compiled kernels are kept where torch would keep them.
 
-    A thread writes to the pipe, so a long step or a hung engine, which reads nothing, does not block this process.
+    A thread writes to the pipe, so a long step or a hung engine, which reads nothing, does not
+    block this process.
     """
 
     offset_s = 0.0  # processes of a host share `time.monotonic()`
 
     def __init__(
-        self, name: str, life: Callable[[Channel], None], log: Path, variables: Mapping[str, str] | None = None
+        self,
+        name: str,
+        life: Callable[[Channel], None],
+        log: Path,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self._log = log
@@ -98,8 +106,13 @@ class ProcessLink:
         self.process = context.Process(target=_child, args=(there, str(log), life), name=name)
         self._held = ExitStack()
         try:
-            kernels = os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{gettempdir()}/torchinductor_{os.getuid()}")
-            own = {"TMPDIR": str(self._held.enter_context(temporary_folder())), "TORCHINDUCTOR_CACHE_DIR": kernels}
+            kernels = os.environ.get(
+                "TORCHINDUCTOR_CACHE_DIR", f"{gettempdir()}/torchinductor_{os.getuid()}"
+            )
+            own = {
+                "TMPDIR": str(self._held.enter_context(temporary_folder())),
+                "TORCHINDUCTOR_CACHE_DIR": kernels,
+            }
             with ctrl_c_waits(), _born_deaf(), _variables({**own, **(variables or {})}):
                 self.process.start()
         except BaseException:
@@ -155,8 +168,8 @@ class ProcessLink:
 
 @contextmanager
 def _born_deaf() -> Iterator[None]:
-    """Let processes started meanwhile ignore Ctrl-C and SIGTERM, also during their imports, until they set handlers: the parent
-    closes them."""
+    """Let processes started meanwhile ignore Ctrl-C and SIGTERM, also during their imports, until
+    they set handlers: the parent closes them."""
     resource_tracker.ensure_running()  # its own start would end that
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
@@ -197,23 +210,28 @@ def _child(connection: Connection, log: str, life: Callable[[Channel], None]) ->
     os.setpgid(0, 0)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     code = 1
-    # Registered first, so called last: without it, the interpreter takes seconds to tear torch down.
+    # Registered first, so called last: without it, the interpreter takes seconds to tear torch
+    # down.
     atexit.register(lambda: os._exit(code))
     life(connection)
     code = 0
 
 
 def _end_with_parent() -> None:
-    """Make this process end with its parent, which a starting or stepping engine would notice late."""
+    """Make this process end with its parent, which a starting or stepping engine would notice
+    late."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
     os.killpg(0, signal.SIGKILL)
 
 
-def device_variables(workers: int, settings: EngineSettings, engines_per_gpu: int = 1) -> list[dict[str, str]]:
-    """Return for each engine of this machine the variable that gives it its `tp` GPUs, shared by `engines_per_gpu` engines.
-    Raise `InputError` if there are too few; if their number is unknown, CUDA reports it later."""
+def device_variables(
+    workers: int, settings: EngineSettings, engines_per_gpu: int = 1
+) -> list[dict[str, str]]:
+    """Return for each engine of this machine the variable that gives it its `tp` GPUs, shared by
+    `engines_per_gpu` engines. Raise `InputError` if there are too few; if their number is unknown,
+    CUDA reports it later."""
     if settings.device != "cuda":
         return [{}] * workers
     tp, known = settings.tp, visible_gpus()
@@ -230,27 +248,35 @@ def device_variables(workers: int, settings: EngineSettings, engines_per_gpu: in
 
 
 def spare_gpu(taken: int) -> dict[str, str]:
-    """Return the variable that gives a process the first GPU after the `taken` first ones, or the last GPU if there is no
-    other; {} if the number of GPUs is unknown."""
+    """Return the variable that gives a process the first GPU after the `taken` first ones, or the
+    last GPU if there is no other; {} if the number of GPUs is unknown."""
     known = visible_gpus()
     return {"CUDA_VISIBLE_DEVICES": known[min(taken, len(known) - 1)]} if known else {}
 
 
 def visible_gpus() -> list[str] | None:
-    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; None if unknown."""
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; None if
+    unknown."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name.strip() for name in visible.split(",") if name.strip()]
     try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True)
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
-    return [str(i) for i, _ in enumerate(line for line in listed.stdout.splitlines() if line.startswith("GPU "))]
+    return [
+        str(i)
+        for i, _ in enumerate(
+            line for line in listed.stdout.splitlines() if line.startswith("GPU ")
+        )
+    ]
 
 
 def wait_until_ready(links: Sequence[EngineLink], deadline_s: float) -> list[Ready]:
-    """Return the first report of each engine. Raise `InputError` with the reason if an engine cannot start, `StoppedError` if
-    one dies or takes longer than `deadline_s`."""
+    """Return the first report of each engine. Raise `InputError` with the reason if an engine
+    cannot start, `StoppedError` if one dies or takes longer than `deadline_s`."""
     ready: dict[int, Ready] = {}
     until_s = time.monotonic() + deadline_s
     while len(ready) < len(links):
@@ -280,7 +306,8 @@ def first_report(link: EngineLink) -> Ready:
 
 
 def received(link: EngineLink) -> Sequence[Any]:
-    """Return the next reports of an engine. Raise `GoneError` if it has ended, `StoppedError` if it failed."""
+    """Return the next reports of an engine. Raise `GoneError` if it has ended, `StoppedError` if it
+    failed."""
     try:
         reports: Sequence[Any] = link.connection.recv()
     except (EOFError, OSError):
@@ -292,15 +319,19 @@ def received(link: EngineLink) -> Sequence[Any]:
 
 
 def reports_of(link: EngineLink, silence_s: float, remedy: str = "; see its log") -> Iterator[Any]:
-    """Yield the reports of an engine. Raise as `received` does, and `StoppedError` after `silence_s` without any."""
+    """Yield the reports of an engine. Raise as `received` does, and `StoppedError` after
+    `silence_s` without any."""
     while link.connection.poll(silence_s):
         yield from received(link)
     raise StoppedError(f"{link.name}: no report for {silence_s:g} s{remedy}")
 
 
-def start_all(start: Sequence[Callable[[], EngineLink]], deadline_s: float, in_turn: bool = False) -> list[EngineLink]:
-    """Start engines in parallel, or `in_turn`, and wait until all are up; if one fails, end all. Start engines of one GPU in
-    turn: vLLM takes what a neighbour allocates meanwhile for its own."""
+def start_all(
+    start: Sequence[Callable[[], EngineLink]], deadline_s: float, in_turn: bool = False
+) -> list[EngineLink]:
+    """Start engines in parallel, or `in_turn`, and wait until all are up; if one fails, end all.
+    Start engines of one GPU in turn: vLLM takes what a neighbour allocates meanwhile for its
+    own."""
     links: list[EngineLink] = []
     try:
         for each in start:

@@ -1,12 +1,13 @@
 """Measurement plan of an engine: which scenes it runs until its tables are known well enough.
 
-First a coarse grid, several times over (a slow minute of the machine then affects one repeat of every point, not all repeats
-of one). Then, while there is time, the least certain part: the interval with the largest expected interpolation error is
-halved, or the point whose repeats differ most is measured again. Last, held-out passes: their difference from the tables is
-the reported error.
+First a coarse grid, several times over (a slow minute of the machine then affects one repeat of
+every point, not all repeats of one). Then, while there is time, the least certain part: the
+interval with the largest expected interpolation error is halved, or the point whose repeats differ
+most is measured again. Last, held-out passes: their difference from the tables is the reported
+error.
 
-Invariant: the next scene is a function of the measurements so far. A journal of them is therefore enough to continue a killed
-measurement without measuring a scene again.
+Invariant: the next scene is a function of the measurements so far. A journal of them is therefore
+enough to continue a killed measurement without measuring a scene again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,18 @@ from simrl.errors import InputError
 from simrl.files import write_whole_file
 from simrl.profile.metadata import DraftRounds
 from simrl.profile.profile import Tables
-from simrl_replay.bench import LEAD_TURNS, Facts, Loads, Prompts, Scene, Seen, Shape, Stairs, Timed, prefill_passes
+from simrl_replay.bench import (
+    LEAD_TURNS,
+    Facts,
+    Loads,
+    Prompts,
+    Scene,
+    Seen,
+    Shape,
+    Stairs,
+    Timed,
+    prefill_passes,
+)
 from simrl_replay.profile_fit import MeasuredPass, Reach, draft_rounds, fit, predicted_s
 
 SHORT_TOKENS = 16  # of a prompt whose length does not matter
@@ -37,9 +49,10 @@ Run = Callable[[Scene], Seen]
 
 
 class MeasurePlan(NamedTuple):
-    """Limits and precision of a measurement. `kv_cache_tokens` is the engine's KV cache, `graph_tokens` the largest pass that
-    it has a CUDA graph of (0: none): beyond, a pass may take several times as long. Refinement ends when every interval and
-    point is expected to be within `tolerance`, or after `budget_s` of measuring; `weights` is a folder to load from, None with
+    """Limits and precision of a measurement. `kv_cache_tokens` is the engine's KV cache,
+    `graph_tokens` the largest pass that it has a CUDA graph of (0: none): beyond, a pass may take
+    several times as long. Refinement ends when every interval and point is expected to be within
+    `tolerance`, or after `budget_s` of measuring; `weights` is a folder to load from, None with
     dummy weights."""
 
     reach: Reach
@@ -89,7 +102,8 @@ class MeasuredEngine(NamedTuple):
 
 
 class Journal:
-    """Measurements, one line per scene, written at once. `carry_out` runs only for scenes that are not in it."""
+    """Measurements, one line per scene, written at once. `carry_out` runs only for scenes that are
+    not in it."""
 
     def __init__(self, path: Path, settings: dict[str, Any], carry_out: Run) -> None:
         self._path = path
@@ -142,7 +156,9 @@ def _whole_lines(path: Path) -> list[str]:
     if not path.exists():
         return []
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # what follows the last line end was cut off
+        lines = path.read_text(encoding="utf-8").split("\n")[
+            :-1
+        ]  # what follows the last line end was cut off
         for line in lines:
             if not isinstance(json.loads(line), dict):
                 raise ValueError(line[:40])
@@ -154,7 +170,9 @@ def _whole_lines(path: Path) -> list[str]:
 
 
 def _seen(entry: dict[str, Any]) -> Seen:
-    passes = tuple(Timed(Shape(*shape), seconds, passes) for shape, seconds, passes in entry["passes"])
+    passes = tuple(
+        Timed(Shape(*shape), seconds, passes) for shape, seconds, passes in entry["passes"]
+    )
     numbers = {name: tuple(entry[name]) for name in ("begin_s", "end_s", "between_s", "load_s")}
     return Seen(passes, **numbers, facts=tuple((name, value) for name, value in entry["facts"]))
 
@@ -179,7 +197,9 @@ class _Book:
         return found
 
     def all(self, name: str) -> list[float]:
-        return [value for each in self._seen.values() for seen in each for value in getattr(seen, name)]
+        return [
+            value for each in self._seen.values() for seen in each for value in getattr(seen, name)
+        ]
 
     @property
     def scenes(self) -> list[Scene]:
@@ -190,9 +210,11 @@ class _Book:
         return spread / float(np.sqrt(len(self._seen[scene])))
 
 
-def measure(run: Journal, plan: MeasurePlan, tell: Callable[[str, int, int], None] = lambda *_: None) -> MeasuredEngine:
-    """Run scenes on an engine, through the journal, until its tables are known. `tell` is the progress callback: phase, done,
-    total (0: unknown)."""
+def measure(
+    run: Journal, plan: MeasurePlan, tell: Callable[[str, int, int], None] = lambda *_: None
+) -> MeasuredEngine:
+    """Run scenes on an engine, through the journal, until its tables are known. `tell` is the
+    progress callback: phase, done, total (0: unknown)."""
     check(plan)
     book = _Book(run)
     base = base_scenes(plan)
@@ -221,9 +243,15 @@ def measure(run: Journal, plan: MeasurePlan, tell: Callable[[str, int, int], Non
     return MeasuredEngine(
         tables=tables,
         points=points,
-        held_out=[HeldOut(p.shape, p.seconds, predicted_s(tables, p.shape, new_s)) for p in checks.points()],
-        drafts=draft_rounds(points, tables, "measured in the engine: drafts of tokens that nobody looked for"),
-        request_s=new_s + float(np.median(book.all("begin_s")) + max(np.median(book.all("end_s")), 0.0)),
+        held_out=[
+            HeldOut(p.shape, p.seconds, predicted_s(tables, p.shape, new_s))
+            for p in checks.points()
+        ],
+        drafts=draft_rounds(
+            points, tables, "measured in the engine: drafts of tokens that nobody looked for"
+        ),
+        request_s=new_s
+        + float(np.median(book.all("begin_s")) + max(np.median(book.all("end_s")), 0.0)),
         load_s=load_s,
         measuring_s=run.measuring_s,
     )
@@ -252,13 +280,17 @@ def base_scenes(plan: MeasurePlan) -> list[Scene]:
     scenes: list[Scene] = [Stairs((n,), _short(plan)) for n in batches]
     cliff = {plan.graph_tokens, plan.graph_tokens + 1} if 0 < plan.graph_tokens < budget else set()
     scenes += [Prompts(1, tokens) for tokens in sorted({*_octaves(budget, 4), *cliff})]
-    # All in graphs, or all without: else what the launches take would be taken for the sampler's time.
+    # All in graphs, or all without: else what the launches take would be taken for the sampler's
+    # time.
     together = min(budget // 2, plan.graph_tokens or budget)
     scenes += [Prompts(m, max(together // m, 1)) for m in _octaves(min(most, together), 4)[1:]]
     scenes += [_stairs(plan, tokens) for tokens in _longest_prompts(plan)]
     longest = plan.reach.max_model_len - 4
     if longest > 2 * budget:
-        scenes += [Prompts(1, longest // budget * budget + rest - budget, times=2) for rest in (budget, budget // 8)]
+        scenes += [
+            Prompts(1, longest // budget * budget + rest - budget, times=2)
+            for rest in (budget, budget // 8)
+        ]
     if plan.draft_tokens:
         tokens = [k for k in (1, plan.draft_tokens // 2, plan.draft_tokens) if k]
         for k in dict.fromkeys(tokens):
@@ -268,8 +300,8 @@ def base_scenes(plan: MeasurePlan) -> list[Scene]:
 
 
 def worst_known(book: _Book, plan: MeasurePlan) -> Scene | None:
-    """Return the scene with the largest expected error, the middle of an interval or a point; None if all are within
-    tolerance."""
+    """Return the scene with the largest expected error, the middle of an interval or a point; None
+    if all are within tolerance."""
     known = book.scenes
     error, middle = worst_interval(book.points(), plan)
     candidates = [(error, middle)] if middle not in known else []
@@ -279,27 +311,44 @@ def worst_known(book: _Book, plan: MeasurePlan) -> Scene | None:
 
 
 def worst_interval(points: Sequence[MeasuredPass], plan: MeasurePlan) -> tuple[float, Scene]:
-    """Return the expected error in the middle of the worst interval, and the scene that measures it."""
+    """Return the expected error in the middle of the worst interval, and the scene that measures
+    it."""
     short = _short(plan)
-    decodes = [p for p in points if p.shape.sequences and not p.shape.draft_tokens and not p.shape.prompts]
+    decodes = [
+        p for p in points if p.shape.sequences and not p.shape.draft_tokens and not p.shape.prompts
+    ]
     least = min(p.shape.kv_tokens for p in decodes)
-    prompts = [p for p in points if p.shape.prompts == 1 and not p.shape.sequences and not p.shape.context_tokens]
+    prompts = [
+        p
+        for p in points
+        if p.shape.prompts == 1 and not p.shape.sequences and not p.shape.context_tokens
+    ]
     longest = [p for p in decodes if p.shape.sequences == plan.reach.max_num_seqs]
     curves: list[tuple[list[tuple[float, float, float]], Callable[[int], Scene]]] = [
         (
-            [(p.shape.sequences, p.seconds, p.spread) for p in decodes if p.shape.kv_tokens < least + SHORT_TOKENS],
+            [
+                (p.shape.sequences, p.seconds, p.spread)
+                for p in decodes
+                if p.shape.kv_tokens < least + SHORT_TOKENS
+            ],
             lambda n: Stairs((n,), short),
         ),
         ([(p.shape.chunk_tokens, p.seconds, p.spread) for p in prompts], lambda n: Prompts(1, n)),
-        ([(p.shape.kv_tokens, p.seconds, p.spread) for p in longest], lambda kv: _stairs_of(plan, kv)),
+        (
+            [(p.shape.kv_tokens, p.seconds, p.spread) for p in longest],
+            lambda kv: _stairs_of(plan, kv),
+        ),
     ]
-    error, middle, scene = max(((*expected_error(curve), scene) for curve, scene in curves), key=lambda found: found[0])
+    error, middle, scene = max(
+        ((*expected_error(curve), scene) for curve, scene in curves), key=lambda found: found[0]
+    )
     return error, scene(max(middle, 1))
 
 
 def expected_error(curve: Sequence[tuple[float, float, float]]) -> tuple[float, int]:
-    """Return the largest expected relative distance of a straight line from a curve of (tick, seconds, spread), and the middle
-    of its interval. The three nearest points give the bend; a bend within their spread counts as 0."""
+    """Return the largest expected relative distance of a straight line from a curve of (tick,
+    seconds, spread), and the middle of its interval. The three nearest points give the bend; a bend
+    within their spread counts as 0."""
     by_tick = {tick: (seconds, spread) for tick, seconds, spread in sorted(curve)}
     ticks = list(by_tick)
     bends = []
@@ -325,13 +374,17 @@ def held_out_scenes(plan: MeasurePlan) -> list[Scene]:
     for i in range(HELD_OUT):
         n = round(reach.max_num_seqs ** draw.uniform(0.2, 0.98))
         if i % 2:
-            kv_tokens = draw.randint(SHORT_TOKENS, max(_longest_prompt(plan, n, 1) // 3, SHORT_TOKENS))
+            kv_tokens = draw.randint(
+                SHORT_TOKENS, max(_longest_prompt(plan, n, 1) // 3, SHORT_TOKENS)
+            )
             scenes.append(Stairs((n,), kv_tokens, 0, STAIR_TURNS))
             continue
         room = reach.max_num_batched_tokens - n
         m = draw.choice((1, 2, 4))
         tokens = draw.randint(1, max(min(room // m, reach.max_model_len // 2), 1))
-        most = min(_longest_prompt(plan, n, 1) // 3, max((plan.kv_cache_tokens - m * tokens) // n // 2, 1))
+        most = min(
+            _longest_prompt(plan, n, 1) // 3, max((plan.kv_cache_tokens - m * tokens) // n // 2, 1)
+        )
         m = min(m, reach.max_num_seqs - n) or 1
         n = min(n, reach.max_num_seqs - m)
         scenes.append(Prompts(m, tokens, n, draw.randint(1, max(most, 1))))
@@ -345,7 +398,11 @@ def _short(plan: MeasurePlan) -> int:
 
 def _stairs(plan: MeasurePlan, tokens: int) -> Stairs:
     """Return stairs over the batch sizes of the coarse grid, as far as the KV cache holds."""
-    batches = [n for n in reversed(_octaves(plan.reach.max_num_seqs, 4)) if tokens <= _longest_prompt(plan, n, 0)]
+    batches = [
+        n
+        for n in reversed(_octaves(plan.reach.max_num_seqs, 4))
+        if tokens <= _longest_prompt(plan, n, 0)
+    ]
     return Stairs(tuple(batches), tokens, 0, STAIR_TURNS)
 
 
@@ -357,9 +414,12 @@ def _stairs_of(plan: MeasurePlan, kv_tokens: int) -> Stairs:
 
 
 def _longest_prompts(plan: MeasurePlan) -> list[int]:
-    """Return prompt lengths of the coarse grid: the longest for each batch size, and a quarter of the last. Of lengths that are
-    nearly equal the smaller one serves both: what is measured at one batch size alone is extrapolated at the others."""
-    longest = sorted(_longest_prompt(plan, batch, 0) for batch in _octaves(plan.reach.max_num_seqs, 4))
+    """Return prompt lengths of the coarse grid: the longest for each batch size, and a quarter of
+    the last. Of lengths that are nearly equal the smaller one serves both: what is measured at one
+    batch size alone is extrapolated at the others."""
+    longest = sorted(
+        _longest_prompt(plan, batch, 0) for batch in _octaves(plan.reach.max_num_seqs, 4)
+    )
     lengths = [longest[0] // 4]
     for tokens in longest:
         if tokens > 1.25 * lengths[-1]:
@@ -368,10 +428,14 @@ def _longest_prompts(plan: MeasurePlan) -> list[int]:
 
 
 def _longest_prompt(plan: MeasurePlan, sequences: int, stairs: int) -> int:
-    """Return the longest prompts of `sequences` sequences that fit: those with a computed prompt decode while the others
-    wait."""
+    """Return the longest prompts of `sequences` sequences that fit: those with a computed prompt
+    decode while the others wait."""
     turns = (LEAD_TURNS + STAIR_TURNS) * (stairs or len(_octaves(plan.reach.max_num_seqs, 4))) + 2
-    most = min(plan.reach.max_model_len - 2 * plan.draft_tokens, plan.kv_cache_tokens // sequences) - turns - 2
+    most = (
+        min(plan.reach.max_model_len - 2 * plan.draft_tokens, plan.kv_cache_tokens // sequences)
+        - turns
+        - 2
+    )
     room = max(plan.reach.max_num_batched_tokens - sequences, 1)
     return max(int(most / (1 + sequences / room)), 1)
 

@@ -1,4 +1,5 @@
-"""Profile from a measurement: starts the engines, measures, and writes the profile with its provenance and error."""
+"""Profile from a measurement: starts the engines, measures, and writes the profile with its
+provenance and error."""
 
 from __future__ import annotations
 
@@ -57,8 +58,9 @@ def measure_profile(
     tell: Callable[[str, int, int], None] = lambda *_: None,
     preset: Path | None = None,
 ) -> MeasuredEngine:
-    """Measure, and write the profile to `output` and, if given, the engine to `preset`; continue a measurement whose points are
-    in `journal`. Raise `InputError` for limits and models that cannot be measured, `StoppedError` if an engine dies."""
+    """Measure, and write the profile to `output` and, if given, the engine to `preset`; continue a
+    measurement whose points are in `journal`. Raise `InputError` for limits and models that cannot
+    be measured, `StoppedError` if an engine dies."""
     version = vllm_version()
     with temporary_folder() as logs, ExitStack() as running:
 
@@ -66,13 +68,19 @@ def measure_profile(
         def engines() -> RemoteBench:  # from the first scene on: a complete journal needs none
             traffic = max(wanted.max_num_seqs // 2, 1)
             return running.enter_context(
-                start_bench(engine_of(wanted), wanted.neighbours, traffic, logs, wanted.start_deadline_s)
+                start_bench(
+                    engine_of(wanted), wanted.neighbours, traffic, logs, wanted.start_deadline_s
+                )
             )
 
         try:
-            return measure_with(lambda scene: engines()(scene), version, wanted, output, journal, tell, preset)
+            return measure_with(
+                lambda scene: engines()(scene), version, wanted, output, journal, tell, preset
+            )
         except GoneError as error:
-            raise StoppedError(f"{error}; measured points are kept; run the command again to continue") from None
+            raise StoppedError(
+                f"{error}; measured points are kept; run the command again to continue"
+            ) from None
 
 
 def measure_with(
@@ -84,8 +92,8 @@ def measure_with(
     tell: Callable[[str, int, int], None] = lambda *_: None,
     preset: Path | None = None,
 ) -> MeasuredEngine:
-    """Measure with given engines of a vLLM version, and write the profile. The journal is finished after the files are
-    written: an error before that loses no measurement."""
+    """Measure with given engines of a vLLM version, and write the profile. The journal is finished
+    after the files are written: an error before that loses no measurement."""
     shape = model_shape(wanted.model)
     if wanted.gpu is not None and wanted.gpu not in GPUS:
         raise InputError(f"--gpu {wanted.gpu}{choose(wanted.gpu, GPUS, 'simrl profile names')}")
@@ -111,7 +119,9 @@ def measure_with(
     facts = dict(book(Facts()).facts)
     card = wanted.gpu or gpu_name(facts["device"], wanted.device)
     if blocks is None:
-        plan = plan._replace(kv_cache_tokens=int(facts["kv_cache_tokens"]) // wanted.block_size * wanted.block_size)
+        plan = plan._replace(
+            kv_cache_tokens=int(facts["kv_cache_tokens"]) // wanted.block_size * wanted.block_size
+        )
     kernels = _kernels(shape.name, card, wanted.tp) if preset is not None else None
     plan = plan._replace(graph_tokens=int(facts.get("graph_tokens", 0)))
     measured = measure(book, plan, tell)
@@ -123,14 +133,22 @@ def measure_with(
         kind="measured",
         source=f"simrl measure: turns of a replay's loop around vLLM {facts['vllm']} on {facts['device']}{beside}",
         created=time.strftime("%Y-%m-%d", time.gmtime()),
-        notes="" if measured.load_s is not None else "weight loads not measured: dummy weights have no files",
+        notes=""
+        if measured.load_s is not None
+        else "weight loads not measured: dummy weights have no files",
         host=f"{platform.node()}: {facts['device']}, {platform.system()} {platform.release()}",
         versions={
-            name: facts[name] for name in facts if name not in ("device", "dtype", "kv_cache_tokens", "graph_tokens")
+            name: facts[name]
+            for name in facts
+            if name not in ("device", "dtype", "kv_cache_tokens", "graph_tokens")
         },
         model_shape=shape.model_dump(),
         settings={
-            **{name: value for name, value in settings.items() if name not in ("model", "vllm", "host")},
+            **{
+                name: value
+                for name, value in settings.items()
+                if name not in ("model", "vllm", "host")
+            },
             "kv_cache_tokens": int(facts["kv_cache_tokens"]),
             "graph_tokens": plan.graph_tokens,
         },
@@ -163,35 +181,52 @@ def _kernels(model: str, card: str, tp: int) -> TableProfile:
 
 
 def engine_preset(
-    measured: MeasuredEngine, metadata: ProfileMetadata, kernels: TableProfile, shape: ModelShape | None
+    measured: MeasuredEngine,
+    metadata: ProfileMetadata,
+    kernels: TableProfile,
+    shape: ModelShape | None,
 ) -> Preset:
-    """Return the engine as a preset: the host's time beyond the kernels of a profile, and the memory that neither weights nor
-    KV cache have, if the engine of this `shape` filled its GPU."""
-    engine, settings = f"vLLM {metadata.versions['vllm']} on {metadata.host}", dict[str, Any](metadata.settings)
-    source = (
-        f"{len(measured.points)} passes of {metadata.model} tp{metadata.tp}, {engine}, beyond {kernels.metadata.source}"
+    """Return the engine as a preset: the host's time beyond the kernels of a profile, and the
+    memory that neither weights nor KV cache have, if the engine of this `shape` filled its GPU."""
+    engine, settings = (
+        f"vLLM {metadata.versions['vllm']} on {metadata.host}",
+        dict[str, Any](metadata.settings),
     )
+    source = f"{len(measured.points)} passes of {metadata.model} tp{metadata.tp}, {engine}, beyond {kernels.metadata.source}"
     found = {
         key: Constant(value=value, low=low, high=high, kind="measured", source=source)
         for key, (value, low, high) in host_seconds(measured.points, kernels.tables).items()
     }
-    found["async_scheduling"] = Constant(value=False, kind="stated", source="simrl measure schedules no pass ahead")
+    found["async_scheduling"] = Constant(
+        value=False, kind="stated", source="simrl measure schedules no pass ahead"
+    )
     if shape is not None and settings["dtype"] in ("auto", "bfloat16"):
-        kv_bytes = settings["kv_cache_tokens"] * shape.kv_bytes_per_token / min(metadata.tp, shape.kv_heads)
+        kv_bytes = (
+            settings["kv_cache_tokens"]
+            * shape.kv_bytes_per_token
+            / min(metadata.tp, shape.kv_heads)
+        )
         memory = GPUS[metadata.gpu].memory_bytes * EngineSettings.gpu_memory_utilization
         reserve = max(memory - shape.weight_bytes / metadata.tp - kv_bytes, 0.0)
         found["reserve_bytes"] = Constant(
             value=reserve, kind="measured", source=f"KV cache of {metadata.model}, {engine}"
         )
-    return Preset(name=f"vllm-{metadata.versions['vllm']}-measured", about=f"{engine}, measured", constants=found)
+    return Preset(
+        name=f"vllm-{metadata.versions['vllm']}-measured",
+        about=f"{engine}, measured",
+        constants=found,
+    )
 
 
 def gpu_name(device: str, kind: str) -> str:
-    """Return simrl's name of a device of this kind. Raise `InputError` for one that it does not know."""
+    """Return simrl's name of a device of this kind. Raise `InputError` for one that it does not
+    know."""
     if kind == "cpu":
         return "cpu"
     words = device.lower().replace("-", " ").split()
     known = [name for name in GPUS if name in words]
     if not known:
-        raise InputError(f"{device} is unknown to simrl; name the most similar of {', '.join(GPUS)} with --gpu")
+        raise InputError(
+            f"{device} is unknown to simrl; name the most similar of {', '.join(GPUS)} with --gpu"
+        )
     return known[0]

@@ -1,4 +1,5 @@
-"""N-gram drafter for running responses, from each one's prompt and own text (rules: `simrl.speculation.ngram`)."""
+"""N-gram drafter for running responses, from each one's prompt and own text (rules:
+`simrl.speculation.ngram`)."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ class NgramDrafter:
             self.observe(request, prompt_ids)
 
     def propose(self, requests: Sequence[int], most_tokens: Sequence[int]) -> list[Tokens]:
-        return [self._draft(self._texts[r], most) for r, most in zip(requests, most_tokens, strict=True)]
+        return [
+            self._draft(self._texts[r], most) for r, most in zip(requests, most_tokens, strict=True)
+        ]
 
     def observe(self, request: int, token_ids: Tokens) -> None:
         self._texts[request].extend(token_ids.tolist(), SHORTEST)

@@ -1,16 +1,18 @@
 """simrl's drafters, windows and gates beside a vLLM engine, whose scheduler gets their drafts.
 
-Invariant: pass by pass it follows the simulated engine (`engine.step`): its drafter objects, windows by
-`next_window`, gates by `gate_opens` with its fading gauges. It counts the tokens that vLLM verified, read from the batch that
-ran, not its proposals. A draft depends on the requests and this state, never on the time.
+Invariant: pass by pass it follows the simulated engine (`engine.step`): its drafter objects,
+windows by `next_window`, gates by `gate_opens` with its fading gauges. It counts the tokens that
+vLLM verified, read from the batch that ran, not its proposals. A draft depends on the requests and
+this state, never on the time.
 
-It drafts in the process of the scheduler, for all ranks of the engine: they verify the drafts that the scheduler sends. Drafts
-are made at the end of a pass (`propose`), when the batch of the next one is not settled: a command before the next
-pass (an abort, a weight load) can change what should be drafted. Nothing of the state has moved by then:
-if `stale`, call `redraft` and pass its result to `put_drafts`.
+It drafts in the process of the scheduler, for all ranks of the engine: they verify the drafts that
+the scheduler sends. Drafts are made at the end of a pass (`propose`), when the batch of the next
+one is not settled: a command before the next pass (an abort, a weight load) can change what should
+be drafted. Nothing of the state has moved by then: if `stale`, call `redraft` and pass its result
+to `put_drafts`.
 
-The controller of the engine calls `configure` once; then, for each request, `begins` before it is submitted
-and `ends` when it is over. A request without `begins` (a warm-up) gets no drafts.
+The controller of the engine calls `configure` once; then, for each request, `begins` before it is
+submitted and `ends` when it is over. A request without `begins` (a warm-up) gets no drafts.
 
 vLLM is known here by `batch_of` and `put_drafts` alone.
 """
@@ -42,16 +44,20 @@ Kind = Literal["none", "history", "ngram", "siblings", "own", "oracle", "fixed",
 
 @dataclass(frozen=True)
 class DrafterSetup:
-    """Configuration of the drafter in the engine's process: source, windows and gate, as plain data.
+    """Configuration of the drafter in the engine's process: source, windows and gate, as plain
+    data.
 
-    "oracle" drafts the recorded continuation, made wrong where the draws of `acceptance` say: forced acceptance. These are the
-    simulated engine's draws for a model drafter: with equal keys both accept equally, as long as the engine generates the
-    recorded tokens (greedy decoding of recorded greedy tokens). "fixed" drafts as many tokens as the window allows, to time
-    verification. "own" is a method's own drafter, made by `make`. "engine" is vLLM's own: a draft model or an EAGLE head, which
-    drafts as many tokens as `Proposer.levels` says. `levels_from_batch` are (smallest batch, tokens), rising, where the
-    number depends on the batch (TLT's chains); else it is the window. `own_text`: siblings also draft from their own text.
+    "oracle" drafts the recorded continuation, made wrong where the draws of `acceptance` say:
+    forced acceptance. These are the simulated engine's draws for a model drafter: with equal keys
+    both accept equally, as long as the engine generates the recorded tokens (greedy decoding of
+    recorded greedy tokens). "fixed" drafts as many tokens as the window allows, to time
+    verification. "own" is a method's own drafter, made by `make`. "engine" is vLLM's own: a draft
+    model or an EAGLE head, which drafts as many tokens as `Proposer.levels` says.
+    `levels_from_batch` are (smallest batch, tokens), rising, where the number depends on the batch
+    (TLT's chains); else it is the window. `own_text`: siblings also draft from their own text.
 
-    `gate` is None (always open), the largest batch that speculates at an acceptance of 0, 1, … 100 % (`batch_gate`), or TLT's.
+    `gate` is None (always open), the largest batch that speculates at an acceptance of 0, 1, … 100
+    % (`batch_gate`), or TLT's.
     """
 
     kind: Kind = "none"
@@ -66,7 +72,8 @@ class DrafterSetup:
 
 
 class Forced(NamedTuple):
-    """An oracle's inputs for a response: its recorded tokens, the key of its draws, and its hardness."""
+    """An oracle's inputs for a response: its recorded tokens, the key of its draws, and its
+    hardness."""
 
     recorded: tuple[int, ...]
     key: int
@@ -74,9 +81,9 @@ class Forced(NamedTuple):
 
 
 class DraftCounts(NamedTuple):
-    """Counts of a request: tokens drafted, tokens accepted, passes that verified a draft, tokens that these passes yielded. As
-    in `engine.Engine`, a draft counts as vLLM verified it, also beyond the response's end; tokens beyond the end are neither
-    accepted nor yielded."""
+    """Counts of a request: tokens drafted, tokens accepted, passes that verified a draft, tokens
+    that these passes yielded. As in `engine.Engine`, a draft counts as vLLM verified it, also
+    beyond the response's end; tokens beyond the end are neither accepted nor yielded."""
 
     drafted: int = 0
     accepted: int = 0
@@ -85,8 +92,8 @@ class DraftCounts(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """A request in the pass that just ran: tokens known and computed before it, the verified draft, and the most tokens it may
-    have."""
+    """A request in the pass that just ran: tokens known and computed before it, the verified draft,
+    and the most tokens it may have."""
 
     request_id: str
     known_tokens: int
@@ -96,10 +103,11 @@ class Ran(NamedTuple):
 
 
 def batch_of(scheduler: Any, scheduled: Any, output: Any) -> tuple[list[Ran], list[list[int]]]:
-    """Return the batch that just ran and the tokens that each request sampled, before the scheduler takes note of them.
+    """Return the batch that just ran and the tokens that each request sampled, before the scheduler
+    takes note of them.
 
-    By default vLLM appends a random ending to the request ids. A request admitted with one token to compute gets placeholders
-    below 0 in place of a draft (0.32).
+    By default vLLM appends a random ending to the request ids. A request admitted with one token to
+    compute gets placeholders below 0 in place of a draft (0.32).
     """
     ran, sampled = [], []
     for request_id, place in output.req_id_to_index.items():
@@ -121,7 +129,8 @@ def batch_of(scheduler: Any, scheduled: Any, output: Any) -> tuple[list[Ran], li
 
 
 def put_drafts(scheduler: Any, drafts: dict[str, list[int]]) -> None:
-    """Replace the drafts of running requests for the next pass, by vLLM's ids; call it between two steps."""
+    """Replace the drafts of running requests for the next pass, by vLLM's ids; call it between two
+    steps."""
     for request in scheduler.running:
         if request.request_id in drafts:
             request.spec_token_ids = drafts[request.request_id]
@@ -142,7 +151,9 @@ class _Oracle:
         self._truth[request] = truth
 
     def propose(self, requests: Sequence[int], most_tokens: Sequence[int]) -> list[Tokens]:
-        return [self._draft(request, most) for request, most in zip(requests, most_tokens, strict=True)]
+        return [
+            self._draft(request, most) for request, most in zip(requests, most_tokens, strict=True)
+        ]
 
     def observe(self, request: int, token_ids: Tokens) -> None:
         self._has[request] += len(token_ids)
@@ -199,8 +210,8 @@ def _compile(drafter: HistoryDrafter) -> None:
 
 
 class Proposer:
-    """The drafter of an engine that was started for drafts of `most_tokens` and sequences of `most_length`. `propose` is called
-    at the end of a step, all other methods between two steps."""
+    """The drafter of an engine that was started for drafts of `most_tokens` and sequences of
+    `most_length`. `propose` is called at the end of a step, all other methods between two steps."""
 
     def __init__(self, most_tokens: int, most_length: int) -> None:
         self._most_tokens = most_tokens
@@ -208,7 +219,8 @@ class Proposer:
         self.configure(DrafterSetup())
 
     def configure(self, setup: DrafterSetup) -> None:
-        """Reset all state and set the configuration. Raise `InputError` for a window longer than vLLM was started for."""
+        """Reset all state and set the configuration. Raise `InputError` for a window longer than
+        vLLM was started for."""
         longest = setup.window.rule.most_tokens
         if setup.kind != "none" and longest > self._most_tokens:
             raise InputError(
@@ -222,7 +234,9 @@ class Proposer:
             self._rule = Rule(ELASTIC, self._window, setup.gate.threshold, setup.gate.patience)
         elif setup.gate is not None:
             if len(setup.gate) != RATES:
-                raise InputError(f"a batch gate has {RATES} thresholds, for 0, 1, … 100 %; {len(setup.gate)} are given")
+                raise InputError(
+                    f"a batch gate has {RATES} thresholds, for 0, 1, … 100 %; {len(setup.gate)} are given"
+                )
             self._rule = Rule(BATCH, self._window)
             self._gate_batch = np.array(setup.gate, dtype=np.int64)
         else:
@@ -233,7 +247,9 @@ class Proposer:
         self._numbers = 0
         self._levels = 0  # that vLLM's own drafter drafts in the running pass
         self.stale = False  # the last drafts are outdated: call `redraft`
-        self.restarts = False  # a drafter that is a model starts: let running requests recompute their caches
+        self.restarts = (
+            False  # a drafter that is a model starts: let running requests recompute their caches
+        )
 
     def _make_drafter(self, setup: DrafterSetup) -> Drafter | None:
         self._store: HistoryStore | None = None
@@ -264,14 +280,21 @@ class Proposer:
     # Calls of the controller.
 
     def learn(
-        self, prompt_id: int, epoch: int, token_ids: Sequence[Sequence[int]], rewards: Sequence[float] | None = None
+        self,
+        prompt_id: int,
+        epoch: int,
+        token_ids: Sequence[Sequence[int]],
+        rewards: Sequence[float] | None = None,
     ) -> None:
-        """Add the responses of a prompt in an epoch to the history; they are indexed in the background. Ignored unless the
-        drafter has one."""
+        """Add the responses of a prompt in an epoch to the history; they are indexed in the
+        background. Ignored unless the drafter has one."""
         if self._store is not None:
             tail = self._setup.history.prompt_tail
             self._store.learn(
-                prompt_id, epoch, [np.r_[tail, np.array(ids, dtype=np.int32)] for ids in token_ids], rewards
+                prompt_id,
+                epoch,
+                [np.r_[tail, np.array(ids, dtype=np.int32)] for ids in token_ids],
+                rewards,
             )
 
     def wait_learnt(self) -> None:
@@ -294,19 +317,23 @@ class Proposer:
     ) -> None:
         """Start a response, or continue one with `token_ids`; its window is the initial one.
 
-        An oracle drafts from `forced`, and nothing without it. Without `prompt_ids`, n-grams are looked up in the response
-        alone. Raise `ValueError` for a request that is here already.
+        An oracle drafts from `forced`, and nothing without it. Without `prompt_ids`, n-grams are
+        looked up in the response alone. Raise `ValueError` for a request that is here already.
         """
         if request_id in self._requests:
             raise ValueError(f"request {request_id} runs already")
         self._numbers += 1
         number, drafter = self._numbers, self._drafter
         has_source = drafter is not None or self._setup.kind == "engine"
-        request = self._requests[request_id] = _DraftedRequest(number, has_source, self._window.start_tokens)
+        request = self._requests[request_id] = _DraftedRequest(
+            number, has_source, self._window.start_tokens
+        )
         if drafter is None:
             return
         if self._store is not None:
-            request.has_source = self._store.index(prompt_id) is not None or self._store.pending(prompt_id)
+            request.has_source = self._store.index(prompt_id) is not None or self._store.pending(
+                prompt_id
+            )
         drafter.start_request(number, prompt_id, np.array(prompt_ids, dtype=np.int32))
         if self._oracle is not None:
             request.has_source = forced is not None
@@ -321,22 +348,29 @@ class Proposer:
         request = self._requests.pop(request_id)
         if self._drafter is not None:
             self._drafter.stop_request(request.number)
-        self.stale |= request.ran and not request.over  # an abort: the next batch is smaller than the gate assumed
+        self.stale |= (
+            request.ran and not request.over
+        )  # an abort: the next batch is smaller than the gate assumed
         return DraftCounts(*request.counts)
 
     def redraft(self) -> dict[str, list[int]]:
         """Return new drafts for the next pass, by vLLM's ids, for `put_drafts`."""
         self.stale = False
-        running = [request for request in self._requests.values() if request.ran and not request.over]
+        running = [
+            request for request in self._requests.values() if request.ran and not request.over
+        ]
         if self._setup.kind == "engine" and self._opens(len(running)):
             return {}  # what vLLM's drafter has drafted stays
-        return {request.vllm_id: draft for request, draft in zip(running, self._draft(running), strict=True)}
+        return {
+            request.vllm_id: draft
+            for request, draft in zip(running, self._draft(running), strict=True)
+        }
 
     # Calls of the engine.
 
     def levels(self, batch: int) -> int | None:
-        """Return the number of tokens that vLLM's own drafter is to draft at the end of a pass over `batch` requests that
-        begins; None to leave it to vLLM."""
+        """Return the number of tokens that vLLM's own drafter is to draft at the end of a pass over
+        `batch` requests that begins; None to leave it to vLLM."""
         if self._setup.kind != "engine":
             return None
         levels = self._window.most_tokens
@@ -346,7 +380,8 @@ class Proposer:
         return self._levels
 
     def propose(self, batch: list[Ran], sampled: list[list[int]]) -> dict[str, list[int]]:
-        """Return the drafts of the next pass, by vLLM's ids, after the pass that `batch_of` tells of."""
+        """Return the drafts of the next pass, by vLLM's ids, after the pass that `batch_of` tells
+        of."""
         if not self._requests:
             return {}
         requests = [self._request(ran.request_id) for ran in batch]
@@ -364,8 +399,11 @@ class Proposer:
     def _request(self, vllm_id: str) -> _DraftedRequest | None:
         return self._requests.get(vllm_id) or self._requests.get(vllm_id.rpartition("-")[0])
 
-    def _learn_of(self, batch: list[Ran], requests: list[_DraftedRequest | None], sampled: list[list[int]]) -> None:
-        """Update windows, counts, gauges and the gate after a pass, as the engine does in `learn` and `run_speculative`."""
+    def _learn_of(
+        self, batch: list[Ran], requests: list[_DraftedRequest | None], sampled: list[list[int]]
+    ) -> None:
+        """Update windows, counts, gauges and the gate after a pass, as the engine does in `learn`
+        and `run_speculative`."""
         began = sum(
             request is not None and request.ran and ran.computed_tokens > 0
             for ran, request in zip(batch, requests, strict=True)
@@ -384,7 +422,10 @@ class Proposer:
                 )
             left = ran.most_tokens - ran.known_tokens
             if decoded and request.drafts:
-                drafted, accepted = ran.draft_tokens, min(len(tokens) - 1, left) if ran.draft_tokens else 0
+                drafted, accepted = (
+                    ran.draft_tokens,
+                    min(len(tokens) - 1, left) if ran.draft_tokens else 0,
+                )
                 request.window = next_window(self._window, request.window, drafted, accepted)
                 if drafted:
                     for i, more in enumerate((drafted, accepted, 1, min(1 + accepted, left))):
@@ -401,15 +442,22 @@ class Proposer:
             remember(self._gauges, drafted_of_pass, accepted_of_pass)
         if self._rule.gate == BATCH and not speculated:
             remember(self._gauges, 0, 0)
-        if self._rule.gate == ELASTIC and self._gauges["elastic_state"] != ELASTIC_ON and not prefilled:
+        if (
+            self._rule.gate == ELASTIC
+            and self._gauges["elastic_state"] != ELASTIC_ON
+            and not prefilled
+        ):
             self._gauges["elastic_state"] = next_elastic(
                 self._gauges["elastic_state"], len(batch), self._rule.threshold, self._rule.patience
             )
-            self.restarts = self._gauges["elastic_state"] == ELASTIC_ON and self._setup.kind in ("engine", "oracle")
+            self.restarts = self._gauges["elastic_state"] == ELASTIC_ON and self._setup.kind in (
+                "engine",
+                "oracle",
+            )
 
     def _draft(self, requests: list[_DraftedRequest], others: int = 0) -> list[list[int]]:
-        """Return the drafts of these requests for the next pass, with `others` in the batch; empty ones where the gate is
-        shut."""
+        """Return the drafts of these requests for the next pass, with `others` in the batch; empty
+        ones where the gate is shut."""
         speculates = self._drafter is not None and self._opens(len(requests) + others)
         for request in requests:
             request.drafts = speculates and request.has_source and request.decodes
@@ -418,7 +466,9 @@ class Proposer:
             return [[] for _ in requests]
         assert self._drafter is not None
         drafts = iter(
-            self._drafter.propose([request.number for request in drafting], [request.window for request in drafting])
+            self._drafter.propose(
+                [request.number for request in drafting], [request.window for request in drafting]
+            )
         )
         return [next(drafts).tolist() if request.drafts else [] for request in requests]
 

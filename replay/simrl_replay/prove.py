@@ -1,7 +1,8 @@
 """A proof on one machine: predicted blind, then measured, step by step, within minutes.
 
-Invariant: nothing is measured before the blind predictions are on disk, with their digest in the record; the record of a step
-is on disk before the next step begins. A step that fails or finds no time is recorded with the reason, and the others go on.
+Invariant: nothing is measured before the blind predictions are on disk, with their digest in the
+record; the record of a step is on disk before the next step begins. A step that fails or finds no
+time is recorded with the reason, and the others go on.
 """
 
 from __future__ import annotations
@@ -61,16 +62,33 @@ from simrl_replay.prove_plan import (
     write_config,
 )
 from simrl_replay.ray_link import ray_fleet
-from simrl_replay.replayer import Measured, ReplayConfig, ReplayEngines, engine_settings, replay, reset
+from simrl_replay.replayer import (
+    Measured,
+    ReplayConfig,
+    ReplayEngines,
+    engine_settings,
+    replay,
+    reset,
+)
 from simrl_replay.speculative import replayed_form
 from simrl_replay.trials import Trial
 from simrl_replay.vllm_adapter import EngineSettings, VllmEngine, vllm_version
 
 MOST_MEMORY = 0.97  # of a GPU, for all engines on it
 TRIAL_S = 60.0  # at most
-NEIGHBOUR_TOKENS = 768  # half of it is the longest response of a neighbour: as long as the recorded ones
+NEIGHBOUR_TOKENS = (
+    768  # half of it is the longest response of a neighbour: as long as the recorded ones
+)
 Tell = Callable[[str], None]
-SMALL_REPLAYS = "areal", "verl_colocated", "one_step_off", "april", "short of KV", "prefixes", "n-grams"
+SMALL_REPLAYS = (
+    "areal",
+    "verl_colocated",
+    "one_step_off",
+    "april",
+    "short of KV",
+    "prefixes",
+    "n-grams",
+)
 BY_RAY = "one_step_off"  # the replay that a cluster runs
 COUNTS = {  # the simulator's, and the engine's own
     "passes": "passes",
@@ -93,7 +111,8 @@ class Step(NamedTuple):
 
 
 class Engines:
-    """The engines of a proof that are up. Each begins with scenes; `fleet` lets it go on to replays, for good."""
+    """The engines of a proof that are up. Each begins with scenes; `fleet` lets it go on to
+    replays, for good."""
 
     def __init__(self, logs: Path, start_deadline_s: float, start: Start) -> None:
         self._logs, self._deadline_s, self._start = logs, start_deadline_s, start
@@ -119,7 +138,9 @@ class Engines:
                     self.failed[name] = first_line(error)
                     self.close([name])
 
-    def bench(self, name: str, neighbour: str | None, traffic: int, max_model_len: int) -> RemoteBench:
+    def bench(
+        self, name: str, neighbour: str | None, traffic: int, max_model_len: int
+    ) -> RemoteBench:
         beside = self.fleet([neighbour]).links if neighbour else []
         return RemoteBench(self._up(name), beside, traffic, max_model_len)
 
@@ -140,7 +161,9 @@ class Engines:
         link = self.fleet([name]).links[0]
         link.send([Close()])  # of its replays
         while link.connection.poll(TRIAL_S):
-            if figures := [report for report in link.connection.recv() if isinstance(report, Trial)]:
+            if figures := [
+                report for report in link.connection.recv() if isinstance(report, Trial)
+            ]:
                 return figures
         raise StoppedError(f"engine {name}: no trial ended for {TRIAL_S:g} s")
 
@@ -155,7 +178,9 @@ class Engines:
 
     def _up(self, name: str) -> EngineLink:
         if name not in self._ready:
-            raise StoppedError(f"engine {name} is not up: {self.failed.get(name, 'it was not started')}")
+            raise StoppedError(
+                f"engine {name} is not up: {self.failed.get(name, 'it was not started')}"
+            )
         return self._links[name]
 
 
@@ -180,7 +205,11 @@ class Proof:
         self.of = sizes(device)
         self.engines = engines(self.of, graphs, gpus)
         # Of engines, by name.
-        self.variables = own_gpus(self.engines.values(), gpus_here(gpus)) if device == "cuda" and gpus > 1 else {}
+        self.variables = (
+            own_gpus(self.engines.values(), gpus_here(gpus))
+            if device == "cuda" and gpus > 1
+            else {}
+        )
         self.models = (folder / "models").resolve()
         self.cases = {case.name: case for case in cases(self.of, self.models, gpus)}
         self.tables: dict[str, Tables] = {}  # blind, by engine
@@ -194,7 +223,9 @@ class Proof:
         self.memory_bytes = min(GPUS[gpu].memory_bytes, memory_here(device))
         self.predictions: dict[str, tuple[Prepared, Result, dict[str, int]]] = {}  # blind, by case
         for shape in (self.of.small, self.of.large):
-            write_config(shape, self.models / shape.name, "bfloat16" if device == "cuda" else "float32")
+            write_config(
+                shape, self.models / shape.name, "bfloat16" if device == "cuda" else "float32"
+            )
 
     @property
     def left_s(self) -> float:
@@ -211,9 +242,13 @@ class Proof:
         return self.record
 
     def steps(self) -> list[Step]:
-        first = [name for name, engine in self.engines.items() if engine.model == self.of.small.name]
+        first = [
+            name for name, engine in self.engines.items() if engine.model == self.of.small.name
+        ]
         replays = {
-            name: Step(name, 60.0 if self.ray and name == BY_RAY else 15.0, partial(self._replay, case))
+            name: Step(
+                name, 60.0 if self.ray and name == BY_RAY else 15.0, partial(self._replay, case)
+            )
             for name, case in self.cases.items()
         }
         return [
@@ -221,12 +256,18 @@ class Proof:
             Step("blind", 0.0, partial(self._blind, first)),
             Step("engines", 10.0, partial(self._wait, first)),
             Step("passes alone", 20.0, partial(self._passes, "alone", "a", None)),
-            Step("passes drafting", 20.0, partial(self._passes, "drafting", "drafting a", "drafting b")),
+            Step(
+                "passes drafting",
+                20.0,
+                partial(self._passes, "drafting", "drafting a", "drafting b"),
+            ),
             replays["rhymerl"],
             Step("passes pair", 20.0, partial(self._passes, "pair", "a", "b")),
             *(replays[name] for name in SMALL_REPLAYS),
             *(replays[name] for name, case in self.cases.items() if len(case.engines) > 2),
-            Step("passes without graphs", 10.0, partial(self._passes, "no graphs", "no graphs", None)),
+            Step(
+                "passes without graphs", 10.0, partial(self._passes, "no graphs", "no graphs", None)
+            ),
             Step("trials", 10.0, partial(self._trials, "a")),
             *([Step("weight sync", 20.0, self._weight_sync)] if self.gpus > 1 else []),
             Step("whole step", 45.0, self._whole),
@@ -250,14 +291,22 @@ class Proof:
     def save(self) -> None:
         """Write the record and its page."""
         record = json.dumps(self.record, indent=1, default=float) + "\n"
-        texts = {"prove.json": record, "prove.md": page(self.record), "passes.md": passes(self.record)}
+        texts = {
+            "prove.json": record,
+            "prove.md": page(self.record),
+            "passes.md": passes(self.record),
+        }
         for name, text in texts.items():
             with write_whole_file(self.folder / name) as temporary:
                 temporary.write_text(text, encoding="utf-8")
 
     def _run(self, step: Step) -> str:
         """Run a step, record it, and return its state."""
-        entry: dict[str, Any] = {"step": step.name, "state": "skipped", "why": f"{self.left_s:.0f} s were left"}
+        entry: dict[str, Any] = {
+            "step": step.name,
+            "state": "skipped",
+            "why": f"{self.left_s:.0f} s were left",
+        }
         began_s, self.partial = time.monotonic(), {}
         if self.left_s >= step.least_s:
             try:
@@ -288,7 +337,8 @@ class Proof:
         return {"facts": here}
 
     def _blind(self, starting: Sequence[str]) -> dict[str, Any]:
-        """Predict everything from what is shipped; engines come up meanwhile, and measure nothing."""
+        """Predict everything from what is shipped; engines come up meanwhile, and measure
+        nothing."""
         self._begin(starting)
         replays = {}
         for case in self.cases.values():
@@ -303,7 +353,9 @@ class Proof:
             replays[case.name] = {**_summary(result), "counts": counts, "ends_s": ends_s}
         for name, engine in self.engines.items():
             for case in map(self.cases.__getitem__, replays):
-                if (first := self.engines[case.engines[0]]).model == engine.model and first.tp == engine.tp:
+                if (
+                    first := self.engines[case.engines[0]]
+                ).model == engine.model and first.tp == engine.tp:
                     self.tables[name] = self._prepared(case, None, engine).profile.tables
                     break
         whole = self._predicted_whole().phases
@@ -349,7 +401,8 @@ class Proof:
         return {"not_up": {name: self.up.failed[name] for name in names if name in self.up.failed}}
 
     def _large(self) -> dict[str, Any]:
-        """Wait for the engine of the large model, which started beside the whole step, if that ran."""
+        """Wait for the engine of the large model, which started beside the whole step, if that
+        ran."""
         return self._wait(["large"]) if self.up.begun("large") else self._next(["large"])
 
     def _next(self, names: Sequence[str]) -> dict[str, Any]:
@@ -358,7 +411,8 @@ class Proof:
         return self._wait(names)
 
     def _passes(self, profile: str, engine: str, neighbour: str | None) -> dict[str, Any]:
-        """Measure the passes of an engine, alone or beside one that generates, and write its profile."""
+        """Measure the passes of an engine, alone or beside one that generates, and write its
+        profile."""
         of, this = self.of, self.engines[engine]
         wanted = Wanted(
             model=self.models / this.model,
@@ -380,7 +434,9 @@ class Proof:
         )
         run = self.up.bench(engine, neighbour, of.max_num_seqs // 2, NEIGHBOUR_TOKENS)
         output = self._profile(profile)
-        measured = measure_with(run, vllm_version(), wanted, output, output.with_suffix(".points.jsonl"))
+        measured = measure_with(
+            run, vllm_version(), wanted, output, output.with_suffix(".points.jsonl")
+        )
         blind, kernels = self.tables[engine], shipped_profile(this.model, self.gpu, this.tp)
         return {
             "profile": profile,
@@ -407,7 +463,9 @@ class Proof:
             "between_passes_s": measured.tables.between_passes_s,
             "blind_between_passes_s": blind.between_passes_s,
             "request_s": measured.request_s,
-            "host": None if kernels is None else host_seconds(measured.points, read_profile(kernels).tables),
+            "host": None
+            if kernels is None
+            else host_seconds(measured.points, read_profile(kernels).tables),
             "measuring_s": measured.measuring_s,
         }
 
@@ -424,7 +482,8 @@ class Proof:
                 measured.append(replay(prepared, fleet, config))
                 if measured[-1].stopped is not None:
                     break
-                # What an asynchronous schedule leaves running would run on beside the next measurement.
+                # What an asynchronous schedule leaves running would run on beside the next
+                # measurement.
                 reset(fleet, config, None)
             if not (self.ray and case.name == BY_RAY):
                 self.up.keep(case.engines, fleet)
@@ -435,7 +494,10 @@ class Proof:
         predicted = {"blind": (blind, counts)}
         if profile and profile.exists():
             predicted["profile"] = simulated(self._prepared(case, profile))
-        for name, result in {**{name: each for name, (each, _) in predicted.items()}, "measured": results[0]}.items():
+        for name, result in {
+            **{name: each for name, (each, _) in predicted.items()},
+            "measured": results[0],
+        }.items():
             folder = self.folder / "results" / case.name.replace(" ", "-") / name
             folder.mkdir(parents=True, exist_ok=True)
             result.write(folder)
@@ -449,16 +511,23 @@ class Proof:
             "about": "engines in Ray's actors" if self.ray and case.name == BY_RAY else case.about,
             "measured": {**_summary(results[0]), "counts": _engine_counts(results[0])},
             "predicted": {
-                name: {**_summary(each), "counts": counts, "errors": asdict(agree(each, results[0]).errors)}
+                name: {
+                    **_summary(each),
+                    "counts": counts,
+                    "errors": asdict(agree(each, results[0]).errors),
+                }
                 for name, (each, counts) in predicted.items()
             },
             "noise": None if spread is None else asdict(spread.largest),
         }
 
     def _fleet(self, case: Case, config: ReplayConfig) -> AbstractContextManager[ReplayEngines]:
-        """Return the engines of a replay: those that are up, or actors of a cluster, which end with it."""
+        """Return the engines of a replay: those that are up, or actors of a cluster, which end with
+        it."""
         return (
-            ray_fleet(len(case.engines), self._settings(self.engines[case.engines[0]]), config, self.ray)
+            ray_fleet(
+                len(case.engines), self._settings(self.engines[case.engines[0]]), config, self.ray
+            )
             if self.ray and case.name == BY_RAY
             else nullcontext(self.up.fleet(case.engines))
         )
@@ -469,13 +538,19 @@ class Proof:
         return predict(self.of.small, GPUS[self.gpu], self.gpus)
 
     def _weight_sync(self) -> dict[str, Any]:
-        """Broadcast the small model's weights from one GPU to all others; engines idle meanwhile."""
+        """Broadcast the small model's weights from one GPU to all others; engines idle
+        meanwhile."""
         from simrl_replay.grpo.weight_broadcast import UNLIKE, broadcast, tensor_shapes
 
-        measured = broadcast(tensor_shapes(self.models / self.of.small.name), self.gpus, self.device)
+        measured = broadcast(
+            tensor_shapes(self.models / self.of.small.name), self.gpus, self.device
+        )
         return {
             "title": f"Weight sync: {self.of.small.name}, broadcast from one of {self.gpus} GPUs to the others",
-            "phases": {way: {**phase, "measured_s": measured[way]} for way, phase in self._predicted_sync().items()},
+            "phases": {
+                way: {**phase, "measured_s": measured[way]}
+                for way, phase in self._predicted_sync().items()
+            },
             "unlike": list(UNLIKE),
         }
 
@@ -483,8 +558,15 @@ class Proof:
         from simrl_replay.grpo.whole_step import predict, scenario_of
 
         workload = {"steps": 1, "prompts_per_step": 16, "group": 16, "sigma": 0.8}
-        lengths = {"prompt_tokens": 64, "mean_tokens": 2 * self.of.mean_tokens, "cap_tokens": self.of.cap_tokens}
-        engine: dict[str, Any] = {"block_size": BLOCK_TOKENS[self.device], "kv_cache_tokens": 2 * self.of.kv_tokens}
+        lengths = {
+            "prompt_tokens": 64,
+            "mean_tokens": 2 * self.of.mean_tokens,
+            "cap_tokens": self.of.cap_tokens,
+        }
+        engine: dict[str, Any] = {
+            "block_size": BLOCK_TOKENS[self.device],
+            "kv_cache_tokens": 2 * self.of.kv_tokens,
+        }
         shipped = self.device == "cuda"
         return predict(
             scenario_of(
@@ -503,16 +585,25 @@ class Proof:
         self.up.close()
         self._begin(["large"])  # it comes up beside the step's engine, before anything is measured
         folder, prediction = self.folder / "whole_step", self._predicted_whole()
-        phases = self.partial["phases"] = {name: dict(phase) for name, phase in prediction.phases.items()}
+        phases = self.partial["phases"] = {
+            name: dict(phase) for name, phase in prediction.phases.items()
+        }
         self.partial |= {"title": "A whole colocated step", "unlike": list(UNLIKE)}
 
         def ended(name: str, seconds: float, details: dict[str, Any]) -> None:
             phases[name] |= {"measured_s": seconds, "details": details}
-            self.tell(f"whole step: {name} {seconds:.2f} s, predicted {phases[name]['predicted_s']:.2f} s")
+            self.tell(
+                f"whole step: {name} {seconds:.2f} s, predicted {phases[name]['predicted_s']:.2f} s"
+            )
 
         of = self._settings(self.engines["a"]._replace(kv_tokens=2 * self.of.kv_tokens))
-        engine = {name: getattr(of, name) for name in ("gpu_memory_utilization", "kv_cache_bytes", "graphs")}
-        whole_step(prediction, self.device, folder, ended, lambda: self.up.wait(["large"]), **engine)
+        engine = {
+            name: getattr(of, name)
+            for name in ("gpu_memory_utilization", "kv_cache_bytes", "graphs")
+        }
+        whole_step(
+            prediction, self.device, folder, ended, lambda: self.up.wait(["large"]), **engine
+        )
         return self.partial
 
     def _trials(self, engine: str) -> dict[str, Any]:
@@ -546,8 +637,8 @@ class Proof:
         return self.folder / "profiles" / f"{name.replace(' ', '-')}.parquet"
 
     def _prepared(self, case: Case, profile: Path | None, engine: Engine | None = None) -> Prepared:
-        """Return a replay's scenario, on its own engines or like this one; it is also written: anybody can simulate it
-        again."""
+        """Return a replay's scenario, on its own engines or like this one; it is also written:
+        anybody can simulate it again."""
         eager = profile is None and (engine or self.engines[case.engines[0]]).graphs == "none"
         kind = "eager" if eager else "blind" if profile is None else "profile"
         file = self.folder / "scenarios" / f"{case.name.replace(' ', '-')}-{kind}.yaml"
@@ -564,7 +655,9 @@ def gpu_here(device: str) -> str:
     if device == "cpu":
         return "cpu"
     try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True).stdout
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise InputError(
             f"no GPU here ({first_line(error)}); repair the driver, or rehearse with --device cpu"
@@ -576,14 +669,21 @@ def memory_here(device: str) -> float:
     """Return the bytes of the smallest GPU that is here; infinity if unknown."""
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        listed = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout.split()
+        listed = subprocess.run(
+            query, capture_output=True, text=True, timeout=30, check=True
+        ).stdout.split()
     except (OSError, subprocess.SubprocessError):
         return math.inf
-    return min((2**20 * float(each) for each in listed), default=math.inf) if device == "cuda" else math.inf
+    return (
+        min((2**20 * float(each) for each in listed), default=math.inf)
+        if device == "cuda"
+        else math.inf
+    )
 
 
 def gpus_here(gpus: int) -> list[str]:
-    """Return this number of GPUs, as CUDA_VISIBLE_DEVICES names them. Raise `InputError` if fewer are visible."""
+    """Return this number of GPUs, as CUDA_VISIBLE_DEVICES names them. Raise `InputError` if fewer
+    are visible."""
     visible = visible_gpus() or []
     if len(visible) < gpus:
         raise InputError(
@@ -597,10 +697,18 @@ def facts(device: str) -> dict[str, str]:
     """Return what is here: the processor or GPU and its driver, and the versions of what runs."""
     here = {"host": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}"}
     if device == "cuda":
-        query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+        query = [
+            "nvidia-smi",
+            "--query-gpu=name,memory.total,driver_version",
+            "--format=csv,noheader",
+        ]
         # Each kind once: a node has many of one.
         here["GPU, memory, driver"] = "; ".join(
-            dict.fromkeys(subprocess.run(query, capture_output=True, text=True, timeout=30).stdout.strip().splitlines())
+            dict.fromkeys(
+                subprocess.run(query, capture_output=True, text=True, timeout=30)
+                .stdout.strip()
+                .splitlines()
+            )
         )
     here |= {"python": platform.python_version(), "vllm": vllm_version()}
     for name in ("torch", "triton", "transformers", "numpy", "numba", "simrl"):
@@ -612,7 +720,9 @@ def facts(device: str) -> dict[str, str]:
 def _source(prepared: Prepared) -> str:
     """Return what a prediction's step times rest on: the profile, and the preset of the engine."""
     preset = prepared.scenario.engine.preset
-    return prepared.profile.metadata.source + (f", and the host's time of {preset}" if preset else "")
+    return prepared.profile.metadata.source + (
+        f", and the host's time of {preset}" if preset else ""
+    )
 
 
 def simulated(prepared: Prepared) -> tuple[Result, dict[str, int]]:
@@ -620,7 +730,11 @@ def simulated(prepared: Prepared) -> tuple[Result, dict[str, int]]:
     schedule = Schedule(prepared, simpy.Environment(), simulated_workers)
     schedule.run()
     result = schedule.result()
-    totals = [engine.totals for worker in schedule.workers for engine in cast(SimulatedWorker, worker).engines]
+    totals = [
+        engine.totals
+        for worker in schedule.workers
+        for engine in cast(SimulatedWorker, worker).engines
+    ]
     return result, {name: sum(each[name] for each in totals) for name in COUNTS}
 
 
@@ -648,7 +762,10 @@ def _grid(tables: Tables) -> list[dict[str, float]]:
     decodes = [Shape(n, 0, kv) for n in (1, 4, 16, 64, 128) for kv in (64.0, 512.0, 2048.0)]
     prompts = [Shape(prompts=1, chunk_tokens=tokens) for tokens in (16, 128, 512, 2048)]
     verifying = [Shape(n, DRAFT_TOKENS, 64.0) for n in (1, 16, 128)]
-    return [{**shape._asdict(), "s": predicted_s(tables, shape)} for shape in (*decodes, *prompts, *verifying)]
+    return [
+        {**shape._asdict(), "s": predicted_s(tables, shape)}
+        for shape in (*decodes, *prompts, *verifying)
+    ]
 
 
 @contextmanager

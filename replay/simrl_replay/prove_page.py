@@ -1,6 +1,7 @@
 """The page of a proof: predicted blind, predicted with the measured profile, measured.
 
-Invariant: a function of the record alone (`prove.json`), whatever steps it has. A bar is shown with its figure, met or not.
+Invariant: a function of the record alone (`prove.json`), whatever steps it has. A bar is shown with
+its figure, met or not.
 """
 
 from __future__ import annotations
@@ -36,12 +37,17 @@ def page(record: Mapping[str, Any]) -> str:
 
 def passes(record: Mapping[str, Any]) -> str:
     """Return the page of every measured pass, as Markdown."""
-    return "\n\n".join(["# Passes", *(_passes(each) for each in record["steps"] if "held_out" in each)]) + "\n"
+    return (
+        "\n\n".join(
+            ["# Passes", *(_passes(each) for each in record["steps"] if "held_out" in each)]
+        )
+        + "\n"
+    )
 
 
 def bars(replays: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, float, float, list[float]]]:
-    """Return the bars: what is predicted, the prediction, the bar, the worst error, and all errors of engines that have the GPU
-    to themselves, and of engines that share it."""
+    """Return the bars: what is predicted, the prediction, the bar, the worst error, and all errors
+    of engines that have the GPU to themselves, and of engines that share it."""
     several = (
         "engines on GPUs of their own"
         if any(each.get("gpus", 1) > 1 for each in replays)
@@ -59,7 +65,9 @@ def bars(replays: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, float, fl
                 errors = [errors[key] for errors in chosen if errors[key] is not None]
                 if errors and (key == "makespan_err" or prediction == "profile"):
                     where = "one engine on the GPU" if alone else several
-                    rows.append((f"{TITLES[key]}, {where}", prediction, limit, max(errors, key=abs), errors))
+                    rows.append(
+                        (f"{TITLES[key]}, {where}", prediction, limit, max(errors, key=abs), errors)
+                    )
     return rows
 
 
@@ -70,7 +78,10 @@ NAMES = {"blind": "blind", "profile": "measured profile"}
 def _top(record: Mapping[str, Any], steps: Mapping[str, Any]) -> str:
     facts = steps.get("here", {}).get("facts", {})
     blind = steps.get("blind", {})
-    lines = [f"# Predicted, then measured: {facts.get('GPU, memory, driver', record['device'])}", ""]
+    lines = [
+        f"# Predicted, then measured: {facts.get('GPU, memory, driver', record['device'])}",
+        "",
+    ]
     lines += [f"{', '.join(f'{name} {value}' for name, value in facts.items())}.", ""]
     if "sha256" in blind:
         lines += [
@@ -103,7 +114,14 @@ def _bars(replays: Sequence[Mapping[str, Any]]) -> str:
         of = f"{within} of {len(errors)}" + ("" if within == len(errors) else ": **not met**")
         sign = "" if what.startswith(TITLES["sample_mape"]) else "+"
         rows.append(
-            [what, NAMES[prediction], f"{limit:.0%}", _percent(median(errors), sign), _percent(worst, sign), of]
+            [
+                what,
+                NAMES[prediction],
+                f"{limit:.0%}",
+                _percent(median(errors), sign),
+                _percent(worst, sign),
+                of,
+            ]
         )
     return _table("## Bars", ["", "prediction", "bar", "median", "worst", "replays within"], rows)
 
@@ -120,14 +138,26 @@ def _replays(replays: Sequence[Mapping[str, Any]]) -> str:
         ]
         for prediction in NAMES:
             errors = each["predicted"].get(prediction, {}).get("errors", {})
-            row += [_percent(errors.get("makespan_err")), _percent(errors.get("sample_mape"), sign="")]
+            row += [
+                _percent(errors.get("makespan_err")),
+                _percent(errors.get("sample_mape"), sign=""),
+            ]
         acceptance = measured["acceptance"]
         blind = each["predicted"]["blind"]["acceptance"]
         row += ["" if None in (acceptance, blind) else f"{blind:.3f} / {acceptance:.3f}"]
         rows.append([*row, "" if noise is None else _percent(noise["makespan_err"], sign="")])
-    heads = ["replay", "engines", "responses", "measured rollout s", "blind: makespan", "samples' ends"]
+    heads = [
+        "replay",
+        "engines",
+        "responses",
+        "measured rollout s",
+        "blind: makespan",
+        "samples' ends",
+    ]
     heads += ["measured profile: makespan", "samples' ends"]
-    return _table("## Replays", [*heads, "acceptance, predicted / measured", "a second run differs by"], rows)
+    return _table(
+        "## Replays", [*heads, "acceptance, predicted / measured", "a second run differs by"], rows
+    )
 
 
 def _counts(replays: Sequence[Mapping[str, Any]]) -> str:
@@ -138,27 +168,45 @@ def _counts(replays: Sequence[Mapping[str, Any]]) -> str:
             continue
         for name, title in COUNTS.items():
             predicted = {key: of["counts"][name] for key, of in each["predicted"].items()}
-            if measured[name] or (any(predicted.values()) and (name not in CACHED or measured["lookup_tokens"])):
+            if measured[name] or (
+                any(predicted.values()) and (name not in CACHED or measured["lookup_tokens"])
+            ):
                 both = [f"{predicted[key]:,}" if key in predicted else "" for key in NAMES]
                 rows.append([each["case"], title, *both, f"{measured[name]:,}"])
-    return _table("## What the engines counted", ["replay", "", "blind", "measured profile", "engine's own"], rows)
+    return _table(
+        "## What the engines counted",
+        ["replay", "", "blind", "measured profile", "engine's own"],
+        rows,
+    )
 
 
 def _errors_of_passes(steps: Sequence[Mapping[str, Any]]) -> str:
-    """Return one table of the errors of passes; `passes` has the passes. `held out` are those that no profile was fitted to."""
+    """Return one table of the errors of passes; `passes` has the passes. `held out` are those that
+    no profile was fitted to."""
     rows = []
     for step in steps:
         points = step["passes"] + step["held_out"]
         for kind in ("decode", "verify", "prefill", "prefill + decode"):
             blind = [p["blind_s"] / p["measured_s"] - 1 for p in points if _kind(p) == kind]
-            held_out = [p["profile_s"] / p["measured_s"] - 1 for p in step["held_out"] if _kind(p) == kind]
+            held_out = [
+                p["profile_s"] / p["measured_s"] - 1 for p in step["held_out"] if _kind(p) == kind
+            ]
             errors = [
                 [str(len(e)), _percent(median(e)), _percent(max(e, key=abs))] if e else [""] * 3
                 for e in (blind, held_out)
             ]
             if blind:
                 rows.append([_engine(step), kind, *errors[0], *errors[1]])
-    heads = ["engine", "passes", "n", "blind: median", "worst", "n", "measured profile, held out: median", "worst"]
+    heads = [
+        "engine",
+        "passes",
+        "n",
+        "blind: median",
+        "worst",
+        "n",
+        "measured profile, held out: median",
+        "worst",
+    ]
     return _table("## Passes", heads, rows)
 
 
@@ -178,20 +226,34 @@ def _passes(step: Mapping[str, Any]) -> str:
             _percent(p["blind_s"] / p["measured_s"] - 1),
             _percent(p["profile_s"] / p["measured_s"] - 1) if "profile_s" in p else "",
         ]
-        for p in [*sorted(step["passes"], key=lambda p: [p[name] for name in ("prompts", *work)]), *step["held_out"]]
+        for p in [
+            *sorted(step["passes"], key=lambda p: [p[name] for name in ("prompts", *work)]),
+            *step["held_out"],
+        ]
     ]
-    heads = ["sequences", "drafts each", "context tokens", "prompts", "prefill tokens", "after tokens"]
+    heads = [
+        "sequences",
+        "drafts each",
+        "context tokens",
+        "prompts",
+        "prefill tokens",
+        "after tokens",
+    ]
     host = (
         f"Of a pass, {step['between_passes_s'] * 1e3:.2f} ms are outside the engine's step, at one sequence; a new request "
         f"takes {step['request_s'] * 1e3:.2f} ms more."
     )
     if step.get("host"):
-        pass_s, sequence_s = (step["host"][key][0] for key in ("between_passes_s", "sequence_overhead_s"))
+        pass_s, sequence_s = (
+            step["host"][key][0] for key in ("between_passes_s", "sequence_overhead_s")
+        )
         host += (
             f" Beyond the shipped kernels, decode steps take {pass_s * 1e3:.2f} ms and {sequence_s * 1e6:.0f} µs a sequence (a "
             "line over them)."
         )
-    table = _table("", [*heads, "measured ms", "blind ms", "error", "measured profile (held out)"], rows)
+    table = _table(
+        "", [*heads, "measured ms", "blind ms", "error", "measured profile (held out)"], rows
+    )
     return f"## {_engine(step)}\n\n{host}\n\n{table}"
 
 
@@ -205,7 +267,11 @@ def _whole(step: Mapping[str, Any]) -> str:
     rows = []
     for name, phase in step["phases"].items():
         predicted_s, measured_s = phase["predicted_s"], phase.get("measured_s")
-        measured = ["", ""] if measured_s is None else [f"{measured_s:.3f}", _percent(predicted_s / measured_s - 1)]
+        measured = (
+            ["", ""]
+            if measured_s is None
+            else [f"{measured_s:.3f}", _percent(predicted_s / measured_s - 1)]
+        )
         mfu = phase.get("details", {}).get("mfu")
         rows.append(
             [
@@ -216,31 +282,49 @@ def _whole(step: Mapping[str, Any]) -> str:
                 phase["rests_on"].replace("|", "/"),
             ]
         )
-    heads = ["phase", "predicted s", "measured s", "error", "MFU measured", "the prediction rests on"]
-    return _table(f"## {step['title']}", heads, rows) + f"\n\nUnlike a trainer of its own: {'; '.join(step['unlike'])}."
+    heads = [
+        "phase",
+        "predicted s",
+        "measured s",
+        "error",
+        "MFU measured",
+        "the prediction rests on",
+    ]
+    return (
+        _table(f"## {step['title']}", heads, rows)
+        + f"\n\nUnlike a trainer of its own: {'; '.join(step['unlike'])}."
+    )
 
 
 def _figures(step: Mapping[str, Any]) -> str:
-    """Return the table of sampling, by sequences, and of sleep and wake-up, by level, beside the predicted copy."""
+    """Return the table of sampling, by sequences, and of sleep and wake-up, by level, beside the
+    predicted copy."""
     rows = []
     for each in step["figures"]:
-        sized = f"{each['size']} sequences" if each["what"] == "sampler" else f"level {each['size']}"
+        sized = (
+            f"{each['size']} sequences" if each["what"] == "sampler" else f"level {each['size']}"
+        )
         copied = each["what"] != "sampler" and each["size"] == 1
         predicted = f"{step['pinned_copy_s']:.3f}" if copied else ""
         rows.append([each["what"], sized, f"{each['seconds']:.4f}", predicted])
-    return _table(f"## {step['title']}", ["", "", "measured s", "predicted s: the weights over PCIe"], rows)
+    return _table(
+        f"## {step['title']}", ["", "", "measured s", "predicted s: the weights over PCIe"], rows
+    )
 
 
 def _steps(record: Mapping[str, Any]) -> str:
-    rows = [[each["step"], each["state"], f"{each['took_s']:.1f}", _one_line(each)] for each in record["steps"]]
+    rows = [
+        [each["step"], each["state"], f"{each['took_s']:.1f}", _one_line(each)]
+        for each in record["steps"]
+    ]
     return _table(f"## Steps, of {record['minutes']:g} minutes", ["step", "", "s", ""], rows)
 
 
 def _one_line(step: Mapping[str, Any]) -> str:
     why = [step["why"]] if "why" in step else []
-    return "; ".join([*why, *(f"{name}: {reason}" for name, reason in step.get("not_up", {}).items())]).replace(
-        "|", "/"
-    )
+    return "; ".join(
+        [*why, *(f"{name}: {reason}" for name, reason in step.get("not_up", {}).items())]
+    ).replace("|", "/")
 
 
 def _percent(value: float | None, sign: str = "+") -> str:

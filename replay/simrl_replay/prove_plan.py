@@ -2,7 +2,8 @@
 
 Invariant: plain data, a function of the device alone. Nothing here measures or starts anything.
 
-Responses are recorded ones (traces/countdown), token by token, or for long contexts drawn from a stated length model.
+Responses are recorded ones (traces/countdown), token by token, or for long contexts drawn from a
+stated length model.
 """
 
 from __future__ import annotations
@@ -21,13 +22,23 @@ from simrl_replay.vllm_adapter import EngineSettings
 RECORDED = "traces/countdown/sync/trace.parquet"
 BLOCK_TOKENS = {"cuda": 16, "cpu": 32}
 DRAFT_TOKENS = 8
-TINY = {"layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 32, "intermediate": 192, "vocab": 512, "qk_norm": True}
-# The engine whose host's seconds the blind prediction has; they were measured in an earlier proof, on an H100.
+TINY = {
+    "layers": 2,
+    "heads": 2,
+    "kv_heads": 1,
+    "head_dim": 32,
+    "intermediate": 192,
+    "vocab": 512,
+    "qk_norm": True,
+}
+# The engine whose host's seconds the blind prediction has; they were measured in an earlier proof,
+# on an H100.
 ENGINE = {"cuda": "vllm-0.26-replay"}
 
 
 class Sizes(NamedTuple):
-    """Sizes of a proof. `small` and `large` are models; `cap_tokens` and `mean_tokens` are of the drawn responses."""
+    """Sizes of a proof. `small` and `large` are models; `cap_tokens` and `mean_tokens` are of the
+    drawn responses."""
 
     small: ModelShape
     large: ModelShape
@@ -51,13 +62,15 @@ def sizes(device: str) -> Sizes:
         models = (model_shape("qwen3-0.6b"), model_shape("qwen3-8b"))
         return Sizes(*models, 128, 2048, 4096, 53248, 8192, 81920, 250, 2048, 2, 32, 3, 10.0)
     tiny, wide = (
-        ModelShape.model_validate({**TINY, "name": f"tiny-{hidden}", "hidden": hidden}) for hidden in (64, 128)
+        ModelShape.model_validate({**TINY, "name": f"tiny-{hidden}", "hidden": hidden})
+        for hidden in (64, 128)
     )
     return Sizes(tiny, wide, 128, 512, 1024, 53248, 8192, 53248, 60, 240, 2, 32, 2, 1.0)
 
 
 class Engine(NamedTuple):
-    """An engine of a proof. Its KV cache has `kv_tokens`; simrl drafts up to `draft_tokens`, or vLLM drafts for a case."""
+    """An engine of a proof. Its KV cache has `kv_tokens`; simrl drafts up to `draft_tokens`, or
+    vLLM drafts for a case."""
 
     name: str
     model: str
@@ -71,12 +84,14 @@ class Engine(NamedTuple):
 
 
 def workers(gpus: int) -> tuple[str, ...]:
-    """Return the engines of the largest replay: one on each of half the GPUs, the others being the trainer's; at most 4."""
+    """Return the engines of the largest replay: one on each of half the GPUs, the others being the
+    trainer's; at most 4."""
     return ("a", "b", "c", "d")[: max(2, gpus // 2)]
 
 
 def engines(of: Sizes, graphs: str, gpus: int = 1) -> dict[str, Engine]:
-    """Return the engines, by name, in the order in which they are needed; with these CUDA graphs, but for one without."""
+    """Return the engines, by name, in the order in which they are needed; with these CUDA graphs,
+    but for one without."""
     small, large = of.small.name, of.large.name
     each = (
         *(Engine(name, small, of.kv_tokens) for name in workers(gpus)),
@@ -89,38 +104,59 @@ def engines(of: Sizes, graphs: str, gpus: int = 1) -> dict[str, Engine]:
         Engine("large", large, of.large_kv_tokens, recorded=False),
         *([Engine("tp 2", large, of.large_kv_tokens, recorded=False, tp=2)] * (gpus > 1)),
         # vLLM captures no graph of a draft model's passes without the compiler.
-        Engine("with a draft model", large, of.large_kv_tokens, 0, False, False, "compiled", "draft model"),
+        Engine(
+            "with a draft model",
+            large,
+            of.large_kv_tokens,
+            0,
+            False,
+            False,
+            "compiled",
+            "draft model",
+        ),
     )
     return {engine.name: engine._replace(graphs=engine.graphs or graphs) for engine in each}
 
 
 def own_gpus(each: Iterable[Engine], visible: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return for each engine, by name, the variable that gives it its own of the visible GPUs. They go round: engines that
-    follow each other share none, and a replay has such."""
+    """Return for each engine, by name, the variable that gives it its own of the visible GPUs. They
+    go round: engines that follow each other share none, and a replay has such."""
     turns = cycle(visible)
-    return {engine.name: {"CUDA_VISIBLE_DEVICES": ",".join(islice(turns, engine.tp))} for engine in each}
+    return {
+        engine.name: {"CUDA_VISIBLE_DEVICES": ",".join(islice(turns, engine.tp))} for engine in each
+    }
 
 
 def settings(
-    engine: Engine, of: Sizes, models: Path, device: str, memory_bytes: float, drafting: dict[str, Any] | None = None
+    engine: Engine,
+    of: Sizes,
+    models: Path,
+    device: str,
+    memory_bytes: float,
+    drafting: dict[str, Any] | None = None,
 ) -> EngineSettings:
-    """Return the settings of an engine; of a GPU's memory it takes what its weights, KV cache and passes need. `drafting` is
-    vLLM's configuration of its own drafter."""
+    """Return the settings of an engine; of a GPU's memory it takes what its weights, KV cache and
+    passes need. `drafting` is vLLM's configuration of its own drafter."""
     shape, block = of.large if engine.model == of.large.name else of.small, BLOCK_TOKENS[device]
-    kv_bytes = int((engine.kv_tokens + block) * shape.kv_bytes_per_token / min(engine.tp, shape.kv_heads))  # of a GPU
+    kv_bytes = int(
+        (engine.kv_tokens + block) * shape.kv_bytes_per_token / min(engine.tp, shape.kv_heads)
+    )  # of a GPU
     return EngineSettings(
         model=str(models / engine.model),
         max_num_seqs=of.max_num_seqs,
         max_num_batched_tokens=of.max_num_batched_tokens,
         block_size=block,
-        max_model_len=of.max_model_len + 2 * (DRAFT_TOKENS if engine.draft_tokens or drafting else 0),
+        max_model_len=of.max_model_len
+        + 2 * (DRAFT_TOKENS if engine.draft_tokens or drafting else 0),
         kv_blocks=engine.kv_tokens // block,
         tp=engine.tp,
         device="cuda" if device == "cuda" else "cpu",
         dtype="bfloat16" if device == "cuda" else "float32",
         dummy_weights=True,
         speculative=own_config(engine.draft_tokens) if engine.draft_tokens else drafting,
-        gpu_memory_utilization=round((shape.weight_bytes / engine.tp + kv_bytes + 3e9) / memory_bytes, 3),
+        gpu_memory_utilization=round(
+            (shape.weight_bytes / engine.tp + kv_bytes + 3e9) / memory_bytes, 3
+        ),
         prefix_caching=engine.prefix_caching,
         recorded=engine.recorded,
         sleep=device == "cuda" and engine.name in ("a", "large"),
@@ -130,8 +166,9 @@ def settings(
 
 
 class Case(NamedTuple):
-    """A replay: a system on engines, which share a single GPU, over `updates` policy updates; replayed `times` times.
-    `profile` names the measured profile that predicts it a second time, if there is one."""
+    """A replay: a system on engines, which share a single GPU, over `updates` policy updates;
+    replayed `times` times. `profile` names the measured profile that predicts it a second time, if
+    there is one."""
 
     name: str
     system: dict[str, Any]
@@ -164,8 +201,17 @@ def cases(of: Sizes, models: Path, gpus: int = 1) -> list[Case]:
         Case("areal", {"name": "areal", "eta": 2}, pair, "pair", 2 * n, about="interruptions"),
         Case("verl_colocated", {"name": "verl_colocated"}, ("a",), "alone", n, times=2),
         Case("one_step_off", {"name": "one_step_off"}, pair, "pair", 2 * n),
-        Case("april", {"name": "april"}, pair, "pair", n, about="over-provisioned, partial rollouts"),
-        Case("short of KV", {"name": "verl_colocated"}, ("short of KV",), "alone", n, about="it preempts"),
+        Case(
+            "april", {"name": "april"}, pair, "pair", n, about="over-provisioned, partial rollouts"
+        ),
+        Case(
+            "short of KV",
+            {"name": "verl_colocated"},
+            ("short of KV",),
+            "alone",
+            n,
+            about="it preempts",
+        ),
         Case(
             "prefixes",
             {"name": "verl_colocated"},
@@ -175,27 +221,65 @@ def cases(of: Sizes, models: Path, gpus: int = 1) -> list[Case]:
             True,
             about="a group shares its prompt",
         ),
-        Case("n-grams", {"name": "split", "speculation": NGRAMS}, ("with n-grams",), None, n, about="vLLM's own"),
+        Case(
+            "n-grams",
+            {"name": "split", "speculation": NGRAMS},
+            ("with n-grams",),
+            None,
+            n,
+            about="vLLM's own",
+        ),
         Case("large", {"name": "split"}, ("large",), "large", 1, True, about="long-tailed"),
         Case(
             "draft model",
-            {"name": "split", "speculation": {**DRAFT_MODEL, "model": str(models / of.small.name / "config.json")}},
+            {
+                "name": "split",
+                "speculation": {
+                    **DRAFT_MODEL,
+                    "model": str(models / of.small.name / "config.json"),
+                },
+            },
             ("with a draft model",),
             None,
             1,
             True,
             about="accepted at the stated rates",
         ),
-        *([Case("tp 2", {"name": "split"}, ("tp 2",), "tp 2", 1, True, about="one engine, two GPUs")] * (gpus > 1)),
         *(
-            [Case("more engines", {"name": "areal", "eta": 2}, workers(gpus), "pair", 2 * n, about="areal")]
+            [
+                Case(
+                    "tp 2",
+                    {"name": "split"},
+                    ("tp 2",),
+                    "tp 2",
+                    1,
+                    True,
+                    about="one engine, two GPUs",
+                )
+            ]
+            * (gpus > 1)
+        ),
+        *(
+            [
+                Case(
+                    "more engines",
+                    {"name": "areal", "eta": 2},
+                    workers(gpus),
+                    "pair",
+                    2 * n,
+                    about="areal",
+                )
+            ]
             * (gpus > 5)
         ),
     ]
 
 
-def scenario(case: Case, of: Sizes, device: str, gpu: str, models: Path, profile: Path | None = None) -> dict[str, Any]:
-    """Return the scenario of a replay, to be written as YAML: with a measured profile, else with the shipped one."""
+def scenario(
+    case: Case, of: Sizes, device: str, gpu: str, models: Path, profile: Path | None = None
+) -> dict[str, Any]:
+    """Return the scenario of a replay, to be written as YAML: with a measured profile, else with
+    the shipped one."""
     first = engines(of, "none", 8)[case.engines[0]]
     shape = of.large if first.model == of.large.name else of.small
     shipped = device == "cuda"
@@ -224,8 +308,9 @@ def scenario(case: Case, of: Sizes, device: str, gpu: str, models: Path, profile
         "prompt_share": 0.5,
         "prompt_tokens": of.max_model_len // 8,
     }
-    # A CPU trains no faster than it generates: a stated time stands for a trainer there.
-    # A GPU's predicted training stands, but for what loads and switches take beyond their bytes: minutes are short.
+    # A CPU trains no faster than it generates: a stated time stands for a trainer there. A GPU's
+    # predicted training stands, but for what loads and switches take beyond their bytes: minutes
+    # are short.
     training = {"reward_s": 0.05, "load_overhead_s": 0.1, "switch_s": 0.1} | (
         {} if shipped else {"publish_s": 0.05, "mfu": 1.0}
     )
@@ -244,7 +329,8 @@ def scenario(case: Case, of: Sizes, device: str, gpu: str, models: Path, profile
 
 
 def write_config(shape: ModelShape, folder: Path, dtype: str) -> None:
-    """Write the config.json of a dense Qwen3 or Qwen2.5, from which an engine makes random weights."""
+    """Write the config.json of a dense Qwen3 or Qwen2.5, from which an engine makes random
+    weights."""
     family = "Qwen3" if shape.qk_norm else "Qwen2"
     config = {
         "architectures": [f"{family}ForCausalLM"],

@@ -1,16 +1,19 @@
-"""Small random models for replays: Qwen3 in shape, untrained, whose responses can still be drafted from their history.
+"""Small random models for replays: Qwen3 in shape, untrained, whose responses can still be drafted
+from their history.
 
 Invariant: a model is a pure function of its arguments; a folder is written whole or not at all.
 
-A random transformer either repeats one token or never repeats a context. Three changes give a middle ground:
+A random transformer either repeats one token or never repeats a context. Three changes give a
+middle ground:
 
 - The head is scaled by 14 × √(128 / hidden): the entropy of the next token falls with that factor.
-- The output of attention is scaled by 0.06 / layers. Next tokens then depend on the last ones and a little on
-  all before; with a larger factor, fewer places of an old response predict a new one.
+- The output of attention is scaled by 0.06 / layers. Next tokens then depend on the last ones and a
+  little on all before; with a larger factor, fewer places of an old response predict a new one.
 - The head has no component along a token's own output direction, so that no token predicts itself.
 
-Measured with the defaults and a nudge between epochs (6 prompts of 16 random tokens, 4 responses of 300 tokens an epoch; seeds
-0 and 1; acceptance is HistoSpec's, accepted / drafted tokens, teacher-forced on the second epoch):
+Measured with the defaults and a nudge between epochs (6 prompts of 16 random tokens, 4 responses of
+300 tokens an epoch; seeds 0 and 1; acceptance is HistoSpec's, accepted / drafted tokens,
+teacher-forced on the second epoch):
 
     layers, hidden, vocab   entropy at T=1   different tokens in 300   acceptance at T=1   acceptance, greedy
     2, 128,  512            0.50, 0.49 nat   134, 134                  0.49, 0.52          0.59, 0.75
@@ -18,7 +21,8 @@ Measured with the defaults and a nudge between epochs (6 prompts of 16 random to
     4, 256,  512            0.45, 0.42       152, 148                  0.52, 0.50          0.61, 0.80
     4, 256, 2048            0.53, 0.54       231, 232                  0.48, 0.48          0.55, 0.83
 
-No token followed itself. Entropy does not drift with the length. Greedy responses run into loops of tens of tokens.
+No token followed itself. Entropy does not drift with the length. Greedy responses run into loops of
+tens of tokens.
 """
 
 from __future__ import annotations
@@ -42,8 +46,8 @@ def make_model(
     vocab: int = 512,
     seed: int = 0,
 ) -> Path:
-    """Write a random model, float32, as a Hugging Face folder (config.json, model.safetensors); see the top of the module.
-    Raise `InputError` for an invalid shape."""
+    """Write a random model, float32, as a Hugging Face folder (config.json, model.safetensors); see
+    the top of the module. Raise `InputError` for an invalid shape."""
     if hidden % (2 * heads) or heads % kv_heads or min(layers, vocab - 1) < 1:
         raise InputError(
             f"{layers} layers of {hidden} with {heads} heads, {kv_heads} of keys, and {vocab} tokens are no model; "
@@ -68,14 +72,16 @@ def make_model(
                 weights.mul_(0.06 / layers)
         alone = model.model(torch.arange(vocab)[:, None]).last_hidden_state[:, 0]
         head = model.lm_head.weight
-        head.sub_((head * alone).sum(1, keepdim=True) / (alone * alone).sum(1, keepdim=True) * alone)
+        head.sub_(
+            (head * alone).sum(1, keepdim=True) / (alone * alone).sum(1, keepdim=True) * alone
+        )
         head.mul_(14.0 * (128 / hidden) ** 0.5)
     return save_policy(model, folder)
 
 
 def nudge(folder: str | Path, out: str | Path, scale: float = 0.01, seed: int = 1) -> Path:
-    """Write a model after a small random update, as the next policy version: each matrix gets noise of `scale` times its own
-    standard deviation. Raise `InputError` for a folder without a model."""
+    """Write a model after a small random update, as the next policy version: each matrix gets noise
+    of `scale` times its own standard deviation. Raise `InputError` for a folder without a model."""
     import torch
 
     from simrl_replay.grpo.policy import load_policy, save_policy
@@ -85,21 +91,26 @@ def nudge(folder: str | Path, out: str | Path, scale: float = 0.01, seed: int = 
     with torch.no_grad():
         for weights in model.parameters():
             if weights.dim() >= 2:
-                weights.add_(torch.randn(weights.shape, generator=draws), alpha=scale * float(weights.std()))
+                weights.add_(
+                    torch.randn(weights.shape, generator=draws), alpha=scale * float(weights.std())
+                )
     return save_policy(model, out)
 
 
 def make_drafter(folder: str | Path, out: str | Path, eagle: bool = False) -> Path:
-    """Write a drafter of the model in `folder`: a model of its first layer alone, or an EAGLE head with that layer, which draws
-    nothing from the target's hidden states. Such models accept most of its tokens, as attention adds little to a token's own
-    next ones. Raise `InputError` for a folder without a model."""
+    """Write a drafter of the model in `folder`: a model of its first layer alone, or an EAGLE head
+    with that layer, which draws nothing from the target's hidden states. Such models accept most of
+    its tokens, as attention adds little to a token's own next ones. Raise `InputError` for a folder
+    without a model."""
     import torch
     from safetensors.torch import save_file
 
     from simrl_replay.grpo.policy import MANIFEST, WEIGHTS, load_weights
 
     every, source = load_weights(folder), Path(folder)
-    config = json.loads((source / "config.json").read_text(encoding="utf-8")) | {"num_hidden_layers": 1}
+    config = json.loads((source / "config.json").read_text(encoding="utf-8")) | {
+        "num_hidden_layers": 1
+    }
     config.pop("layer_types", None)
     weights = {
         name: value
@@ -118,5 +129,7 @@ def make_drafter(folder: str | Path, out: str | Path, eagle: bool = False) -> Pa
         weights["fc.weight"] = torch.cat((own, torch.zeros_like(own)), dim=1)
     with write_whole_folder(Path(out), MANIFEST) as temporary:
         (temporary / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
-        save_file({name: value.contiguous() for name, value in weights.items()}, temporary / WEIGHTS)
+        save_file(
+            {name: value.contiguous() for name, value in weights.items()}, temporary / WEIGHTS
+        )
     return Path(out)

@@ -1,5 +1,5 @@
-"""Parts for vLLM's workers, one process for each rank of an engine: a drafter that drafts nothing, one that
-rests, sampling that follows recorded tokens, and a correction of sampling on a CPU.
+"""Parts for vLLM's workers, one process for each rank of an engine: a drafter that drafts nothing,
+one that rests, sampling that follows recorded tokens, and a correction of sampling on a CPU.
 
 Where simrl drafts, it does so beside the scheduler (`simrl_replay.proposer`), once for all ranks.
 """
@@ -14,7 +14,8 @@ import numpy as np
 
 
 class Recorded(NamedTuple):
-    """Tokens that a request will sample, once it has `after_tokens` tokens, those of its prompt included."""
+    """Tokens that a request will sample, once it has `after_tokens` tokens, those of its prompt
+    included."""
 
     after_tokens: int
     token_ids: np.ndarray[Any, np.dtype[np.int32]]
@@ -29,7 +30,9 @@ class NoDrafts:
     def load_model(self, *arguments: Any, **named: Any) -> None:
         """Load nothing."""
 
-    def propose(self, sampled_token_ids: list[list[int]], *arguments: Any, **named: Any) -> list[list[int]]:
+    def propose(
+        self, sampled_token_ids: list[list[int]], *arguments: Any, **named: Any
+    ) -> list[list[int]]:
         return [[] for _ in sampled_token_ids]
 
 
@@ -39,8 +42,9 @@ class Rank:
     model_runner: Any
 
     def let_drafter_rest(self) -> None:
-        """Let a draft model run no pass when it is to draft nothing: vLLM's would keep its KV cache up to date, a pass for each
-        of the target's. It gets its cache when the running requests recompute theirs."""
+        """Let a draft model run no pass when it is to draft nothing: vLLM's would keep its KV cache
+        up to date, a pass for each of the target's. It gets its cache when the running requests
+        recompute theirs."""
         drafter = self.model_runner.drafter
         propose = drafter.propose
 
@@ -74,21 +78,26 @@ class Rank:
         return [seconds for rows, seconds in self.model_runner.sampled if rows == sequences]
 
     def follow_recorded(self) -> None:
-        """Let requests sample the tokens that `record` has of them. The sampler runs as ever; then its draws are replaced, and
-        drafts stand as far as they are the recorded tokens. So weights may be random, and every pass is the recorded one's."""
+        """Let requests sample the tokens that `record` has of them. The sampler runs as ever; then
+        its draws are replaced, and drafts stand as far as they are the recorded tokens. So weights
+        may be random, and every pass is the recorded one's."""
         runner = self.model_runner
         sample, runner.recorded = runner._sample, {}
 
         def followed(logits: Any, spec_decode_metadata: Any) -> Any:
             output = sample(logits, spec_decode_metadata)
-            output.sampled_token_ids = as_recorded(output.sampled_token_ids, runner.input_batch, runner.recorded)
+            output.sampled_token_ids = as_recorded(
+                output.sampled_token_ids, runner.input_batch, runner.recorded
+            )
             return output
 
         runner._sample = followed
 
     def record(self, request_id: str, after_tokens: int, token_ids: list[int]) -> None:
         """Give a request its tokens."""
-        self.model_runner.recorded[request_id] = Recorded(after_tokens, np.array(token_ids, dtype=np.int32))
+        self.model_runner.recorded[request_id] = Recorded(
+            after_tokens, np.array(token_ids, dtype=np.int32)
+        )
 
     def forget(self, request_ids: list[str]) -> None:
         """Drop the tokens of requests that are over."""
@@ -98,9 +107,9 @@ class Rank:
     def mend_cpu_sampling(self) -> None:
         """Give sampling at a temperature equal distributions with and without drafts.
 
-        On a CPU, vLLM (0.26 to 0.32, its issue 55005) expands the requests' temperatures, top-k and top-p over their draft
-        tokens into an integer copy and drops it; logits are then divided by uninitialised memory. Greedy decoding is not
-        affected.
+        On a CPU, vLLM (0.26 to 0.32, its issue 55005) expands the requests' temperatures, top-k and
+        top-p over their draft tokens into an integer copy and drops it; logits are then divided by
+        uninitialised memory. Greedy decoding is not affected.
         """
         from vllm.v1.sample import rejection_sampler
 
@@ -108,8 +117,8 @@ class Rank:
 
 
 def as_recorded(sampled: Any, batch: Any, recorded: Mapping[str, Recorded]) -> Any:
-    """Return the sampled tokens (requests, most tokens of a pass; -1 where there is none), those of recorded requests as
-    recorded. A request goes on with zeros where its record ends."""
+    """Return the sampled tokens (requests, most tokens of a pass; -1 where there is none), those of
+    recorded requests as recorded. A request goes on with zeros where its record ends."""
     rows, width = sampled.shape
     records = [recorded.get(request_id.rpartition("-")[0]) for request_id in batch.req_ids[:rows]]
     if not any(records):
@@ -121,7 +130,9 @@ def as_recorded(sampled: Any, batch: Any, recorded: Mapping[str, Recorded]) -> A
         have = int(batch.num_tokens_no_spec[row]) - record.after_tokens
         coming = record.token_ids[have : have + width]
         stand, drafts = 0, batch.spec_token_ids[row] if width > 1 else ()
-        while stand < len(drafts) and drafts[stand] == (coming[stand] if stand < len(coming) else 0):
+        while stand < len(drafts) and drafts[stand] == (
+            coming[stand] if stand < len(coming) else 0
+        ):
             stand += 1
         token_ids[row, : stand + 1] = 0
         token_ids[row, : min(stand + 1, len(coming))] = coming[: stand + 1]
@@ -132,7 +143,12 @@ def as_recorded(sampled: Any, batch: Any, recorded: Mapping[str, Recorded]) -> A
     return following.where(follows, sampled)
 
 
-def expanded(x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Any:
-    """Return a value per token from a value per request, whose tokens end at `cu_num_tokens`; the signature is vLLM's."""
+def expanded(
+    x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+) -> Any:
+    """Return a value per token from a value per request, whose tokens end at `cu_num_tokens`; the
+    signature is vLLM's."""
     tokens = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
-    return x.masked_fill(x == replace_from, replace_to).repeat_interleave(tokens, output_size=num_tokens)
+    return x.masked_fill(x == replace_from, replace_to).repeat_interleave(
+        tokens, output_size=num_tokens
+    )

@@ -1,9 +1,12 @@
-"""Engines on a Ray cluster: each in an actor with its own GPUs, with the child process and loop of a local engine.
+"""Engines on a Ray cluster: each in an actor with its own GPUs, with the child process and loop of
+a local engine.
 
-Invariant: an actor only forwards its engine's pipe; commands and reports keep their order. When the engine, the actor or its
-node dies, the line here is at its end, as a local one is. Tensor parallelism stays inside one actor.
+Invariant: an actor only forwards its engine's pipe; commands and reports keep their order. When the
+engine, the actor or its node dies, the line here is at its end, as a local one is. Tensor
+parallelism stays inside one actor.
 
-Clocks of nodes differ: `offset_s` is measured by round trips (Cristian's algorithm), accurate to half the fastest one.
+Clocks of nodes differ: `offset_s` is measured by round trips (Cristian's algorithm), accurate to
+half the fastest one.
 """
 
 from __future__ import annotations
@@ -32,10 +35,13 @@ PLACE_S = 120.0  # time for the cluster to find GPUs
 
 
 class EngineActor:
-    """An engine's process on a node, and methods to exchange messages with it. Each method has a thread of its own."""
+    """An engine's process on a node, and methods to exchange messages with it. Each method has a
+    thread of its own."""
 
     def __init__(self, name: str, settings: EngineSettings) -> None:
-        self._log = Path(tempfile.mkdtemp(prefix="simrl-")) / "engine.log"  # kept, but for an end as it should be
+        self._log = (
+            Path(tempfile.mkdtemp(prefix="simrl-")) / "engine.log"
+        )  # kept, but for an end as it should be
         self._link = engine_link(name, settings, self._log)
         self._where = f"its log is {self._log} on {socket.gethostname()}"
 
@@ -47,7 +53,9 @@ class EngineActor:
         try:
             reports: Sequence[Report] = self._link.connection.recv()
             return [
-                report._replace(message=f"{report.message}; {self._where}") if isinstance(report, Failed) else report
+                report._replace(message=f"{report.message}; {self._where}")
+                if isinstance(report, Failed)
+                else report
                 for report in reports
             ]
         except (EOFError, OSError):
@@ -68,8 +76,9 @@ class EngineActor:
 
 
 class RayLink:
-    """The line to an actor. A thread here waits until the actor is placed, then for its reports, and writes them to a pipe that
-    the clock can wait on; an actor that does not start is a `Failed` engine there. No caller waits for the cluster."""
+    """The line to an actor. A thread here waits until the actor is placed, then for its reports,
+    and writes them to a pipe that the clock can wait on; an actor that does not start is a `Failed`
+    engine there. No caller waits for the cluster."""
 
     offset_s = 0.0  # measured before the first report
 
@@ -78,13 +87,20 @@ class RayLink:
 
         self.name = name
         self._ray = ray
-        needs = {"num_gpus": settings.tp} if settings.device == "cuda" else {"num_cpus": settings.threads}
-        # Threads of an actor: one waits for reports, one sends commands in order, one serves other calls.
+        needs = (
+            {"num_gpus": settings.tp}
+            if settings.device == "cuda"
+            else {"num_cpus": settings.threads}
+        )
+        # Threads of an actor: one waits for reports, one sends commands in order, one serves other
+        # calls.
         actor = ray.remote(concurrency_groups={"receive": 1, "send": 1}, **needs)(EngineActor)
         self._placed = False
         self._actor: Any = actor.remote(name, settings)
         self.connection, there = multiprocessing.Pipe(duplex=False)
-        threading.Thread(target=self._pass_on, args=(there,), name=f"reports of {name}", daemon=True).start()
+        threading.Thread(
+            target=self._pass_on, args=(there,), name=f"reports of {name}", daemon=True
+        ).start()
 
     def send(self, commands: Sequence[Command]) -> None:
         self._actor.send.options(concurrency_group="send").remote(list(commands))
@@ -151,7 +167,9 @@ def _not_up(error: Exception) -> str:
     )
 
 
-def ray_fleet(workers: int, settings: EngineSettings, config: ReplayConfig, address: str) -> ReplayEngines:
+def ray_fleet(
+    workers: int, settings: EngineSettings, config: ReplayConfig, address: str
+) -> ReplayEngines:
     """Start engines as actors of the cluster at `address`, as `connect` takes it."""
     connect(address)
     starts = [partial(RayLink, f"worker {i}", settings) for i in range(workers)]

@@ -1,6 +1,7 @@
 """A replay from a scenario file to its folder of results: predicted, replayed, compared and shown.
 
-Invariant: the folder is replaced as a whole, when all is written; a replay that is stopped leaves its results up to then.
+Invariant: the folder is replaced as a whole, when all is written; a replay that is stopped leaves
+its results up to then.
 """
 
 from __future__ import annotations
@@ -48,7 +49,12 @@ from simrl_replay.vllm_adapter import EngineSettings
 
 
 def measure_and_show(
-    prepared: Prepared, config: ReplayConfig, folder: Path, ray: str | None, repeats: int, as_json: bool
+    prepared: Prepared,
+    config: ReplayConfig,
+    folder: Path,
+    ray: str | None,
+    repeats: int,
+    as_json: bool,
 ) -> None:
     """Simulate, replay, write all results to `folder`, and print the agreement."""
     check_replayable(prepared, config)
@@ -59,14 +65,20 @@ def measure_and_show(
     steps = prepared.scenario.steps
     replaced = (folder / "agreement.json").exists()
     notes = Screen(stderr=True)
-    for difference in setting_differences(prepared.profile.metadata, _timed_settings(settings, prepared.workers)):
+    for difference in setting_differences(
+        prepared.profile.metadata, _timed_settings(settings, prepared.workers)
+    ):
         notes.print(f"note: the {difference}")
     with ctrl_c_once(), write_whole_folder(folder, MANIFEST) as temporary:
-        compile_kernels([prepared.limits.dp])  # where Ctrl-C waits: within, it would end in a traceback of the compiler
+        compile_kernels(
+            [prepared.limits.dp]
+        )  # where Ctrl-C waits: within, it would end in a traceback of the compiler
         predicted = simulate_prepared(prepared)
         if method := method_without_drafts(predicted):
             notes.print(f"note: as predicted, {not_drafted(method)}")
-        notes.print(f"predicted: {predicted.metadata['end_s']:.1f} s for {steps} updates; starting engines …")
+        notes.print(
+            f"predicted: {predicted.metadata['end_s']:.1f} s for {steps} updates; starting engines …"
+        )
         fleet = _start_engines(prepared, settings, config, ray, temporary / "logs", folder)
         notes.print("engines are up; replaying …")
         with fleet:
@@ -76,23 +88,34 @@ def measure_and_show(
         print(text)
     else:
         print_agreement(agreements[0], Screen(), repeat_spread(_complete(measured)))
-        say(Screen(), repeats_line(agreements[: len(_complete(measured))], prepared.profile.metadata.spread))
+        say(
+            Screen(),
+            repeats_line(agreements[: len(_complete(measured))], prepared.profile.metadata.spread),
+        )
         for number, each in enumerate(measured, 1):
             where = f", replay {number}" if len(measured) > 1 else ""
             for event in each.result.metadata["replay"]["happened"]:
                 print(f"At {event['at_s']:.1f} s{where}: {event['message']}.")
         print(f"Training and rewards took the predicted time. Written to {folder}.")
         if replaced:
-            print("The results of an earlier replay there were replaced; --output names another folder.")
+            print(
+                "The results of an earlier replay there were replaced; --output names another folder."
+            )
     if (stopped := measured[-1].stopped) is not None:
         why = str(stopped) or "interrupted"
         raise StoppedError(f"{why}; the results up to then are in {folder}")
 
 
 def _start_engines(
-    prepared: Prepared, settings: EngineSettings, config: ReplayConfig, ray: str | None, logs: Path, folder: Path
+    prepared: Prepared,
+    settings: EngineSettings,
+    config: ReplayConfig,
+    ray: str | None,
+    logs: Path,
+    folder: Path,
 ) -> ReplayEngines:
-    """Start the engines on this machine, or on the Ray cluster at the address `ray`; keep the logs of a failed start."""
+    """Start the engines on this machine, or on the Ray cluster at the address `ray`; keep the logs
+    of a failed start."""
     logs.mkdir()
     if ray is not None:
         return ray_fleet(prepared.workers, settings, config, ray)
@@ -106,7 +129,9 @@ def _start_engines(
         raise type(error)(f"{error}; the engines' logs are in {kept}") from error
 
 
-def _replays(prepared: Prepared, fleet: ReplayEngines, config: ReplayConfig, repeats: int) -> list[Measured]:
+def _replays(
+    prepared: Prepared, fleet: ReplayEngines, config: ReplayConfig, repeats: int
+) -> list[Measured]:
     """Replay on engines that stay up; what stops a replay ends the series."""
     measured: list[Measured] = []
     with progress_bar() as progress:
@@ -123,8 +148,8 @@ def _complete(measured: Sequence[Measured]) -> list[Result]:
 def _write(
     temporary: Path, folder: Path, predicted: Result, measured: Sequence[Measured]
 ) -> tuple[list[Agreement], str]:
-    """Write all results, the trace and the agreements; return the agreements, and the JSON of the first, and of the
-    repeats, with the final `folder`."""
+    """Write all results, the trace and the agreements; return the agreements, and the JSON of the
+    first, and of the repeats, with the final `folder`."""
     first = measured[0]
     later = {f"repeats/{number}": each.result for number, each in enumerate(measured[1:], 2)}
     for name, result in {"predicted": predicted, "measured": first.result, **later}.items():
@@ -134,26 +159,40 @@ def _write(
         write_trace(first.trace, temporary / "trace.parquet")
     agreements = [agree(predicted, each.result) for each in measured]
     spread = repeat_spread(_complete(measured))
-    repeats = {"errors": [asdict(each.errors) for each in agreements], "spread": spread and asdict(spread)}
-    text = json.dumps({"folder": str(folder), **agreements[0].as_json(), "repeats": repeats}, indent=1)
+    repeats = {
+        "errors": [asdict(each.errors) for each in agreements],
+        "spread": spread and asdict(spread),
+    }
+    text = json.dumps(
+        {"folder": str(folder), **agreements[0].as_json(), "repeats": repeats}, indent=1
+    )
     (temporary / "agreement.json").write_text(text + "\n", encoding="utf-8")
     save(agreement_figure(predicted, first.result, agreements[0]), temporary / "agreement.png")
     return agreements, text
 
 
 def default_folder(scenario: Scenario, workers: int) -> Path:
-    """Return the results folder: distinct for each system, parameters (with dispatch and speculation) and number of workers."""
+    """Return the results folder: distinct for each system, parameters (with dispatch and
+    speculation) and number of workers."""
     return Path("results") / f"{scenario.name}-{folder_name(scenario)}-workers-{workers}-replay"
 
 
 def _timed_settings(settings: EngineSettings, workers: int) -> dict[str, Any]:
-    """Return the settings that change a pass's time for equal work; on a CPU also the number of engines that share it."""
-    named = {name: getattr(settings, name) for name in ("device", "dtype", "tp", "block_size", "temperature")}
+    """Return the settings that change a pass's time for equal work; on a CPU also the number of
+    engines that share it."""
+    named = {
+        name: getattr(settings, name)
+        for name in ("device", "dtype", "tp", "block_size", "temperature")
+    }
     return named | ({"neighbours": workers - 1} if settings.device == "cpu" else {})
 
 
 def chosen_scenario(
-    file: Path, overrides: list[str], system: str | None, dispatch: str | None, speculation: str | None
+    file: Path,
+    overrides: list[str],
+    system: str | None,
+    dispatch: str | None,
+    speculation: str | None,
 ) -> Scenario:
     """Return the one scenario of a file. Raise `InputError` if there are several."""
     choices = Choices((), [dispatch] if dispatch else (), [speculation] if speculation else ())
@@ -167,8 +206,8 @@ def chosen_scenario(
 
 
 def with_workers(prepared: Prepared, workers: int | None) -> Prepared:
-    """Reduce the number of rollout workers: a trainer with its own GPUs keeps them, one that shares the workers' GPUs has
-    fewer."""
+    """Reduce the number of rollout workers: a trainer with its own GPUs keeps them, one that shares
+    the workers' GPUs has fewer."""
     if workers is None or workers == prepared.workers:
         return prepared
     if workers > prepared.workers:
@@ -184,8 +223,11 @@ def with_workers(prepared: Prepared, workers: int | None) -> Prepared:
 
 
 def model_folder(model: Path) -> Path:
-    """Return the folder of a model that was named by it or by its config.json. Raise `InputError` if it has none."""
+    """Return the folder of a model that was named by it or by its config.json. Raise `InputError`
+    if it has none."""
     folder = model.parent if model.name == "config.json" else model
     if not (folder / "config.json").is_file():
-        raise InputError(f"model {model}: no folder with a config.json; name one with --model (a real engine needs it)")
+        raise InputError(
+            f"model {model}: no folder with a config.json; name one with --model (a real engine needs it)"
+        )
     return folder

@@ -1,8 +1,10 @@
-"""Replay: a prepared scenario's own schedule, dispatch and drafters, with real engines in place of simulated workers.
+"""Replay: a prepared scenario's own schedule, dispatch and drafters, with real engines in place of
+simulated workers.
 
-Invariant: everything but the rollout workers and the clock is the simulator's. Lengths are the trace's, tokens are really
-generated and weights really loaded; training and rewards take their simulated time, and the result records it. A stopped
-replay leaves the result up to then, and no process.
+Invariant: everything but the rollout workers and the clock is the simulator's. Lengths are the
+trace's, tokens are really generated and weights really loaded; training and rewards take their
+simulated time, and the result records it. A stopped replay leaves the result up to then, and no
+process.
 """
 
 from __future__ import annotations
@@ -38,22 +40,36 @@ from simrl_replay.link import (
     wait_until_ready,
 )
 from simrl_replay.proposer import DrafterSetup
-from simrl_replay.speculative import answers_of, drafter_setup, forced_setup, own_config, speculative_config
-from simrl_replay.vllm_adapter import EngineCounters, EngineSettings, check_model, check_weights, vllm_version
+from simrl_replay.speculative import (
+    answers_of,
+    drafter_setup,
+    forced_setup,
+    own_config,
+    speculative_config,
+)
+from simrl_replay.vllm_adapter import (
+    EngineCounters,
+    EngineSettings,
+    check_model,
+    check_weights,
+    vllm_version,
+)
 from simrl_replay.vllm_worker import VllmWorker
 
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """Settings of a replay that a scenario does not have. `weights` are folders, one per policy version; later versions use the
-    last.
+    """Settings of a replay that a scenario does not have. `weights` are folders, one per policy
+    version; later versions use the last.
 
-    Without a report for `step_deadline_s`, an engine with work counts as hung; a starting one has `start_deadline_s`. With
-    `forced_acceptance` an oracle drafts in place of a draft model: it has the trace's tokens, and its drafts are accepted
-    exactly as often as simulated. That needs a scenario from `simrl_replay.speculative.forced` whose trace this model
-    generated at temperature 0. With `recorded_tokens` every response is the trace's own, token by token, whatever the weights.
-    `engines_per_gpu` engines share a GPU: each gets its part of `engine.gpu_memory_utilization`, and they start in turn.
-    `graphs` are the CUDA graphs, as in `EngineSettings`.
+    Without a report for `step_deadline_s`, an engine with work counts as hung; a starting one has
+    `start_deadline_s`. With `forced_acceptance` an oracle drafts in place of a draft model: it has
+    the trace's tokens, and its drafts are accepted exactly as often as simulated. That needs a
+    scenario from `simrl_replay.speculative.forced` whose trace this model generated at temperature
+    0. With `recorded_tokens` every response is the trace's own, token by token, whatever the
+    weights. `engines_per_gpu` engines share a GPU: each gets its part of
+    `engine.gpu_memory_utilization`, and they start in turn. `graphs` are the CUDA graphs, as in
+    `EngineSettings`.
     """
 
     model: Path
@@ -77,7 +93,8 @@ class ReplayConfig:
 
 
 class Measured(NamedTuple):
-    """Output of a replay: its result, the trace of the generated tokens, and the error that stopped it, if any."""
+    """Output of a replay: its result, the trace of the generated tokens, and the error that stopped
+    it, if any."""
 
     result: Result
     trace: Trace | None
@@ -93,7 +110,10 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
             "it forms workers of other tensor-parallel sizes anew, and engines here keep theirs; leave planner out",
         ),
         (
-            any(name in prepared.trace.table.column_names for name in ("turn_tokens", "environment_s")),
+            any(
+                name in prepared.trace.table.column_names
+                for name in ("turn_tokens", "environment_s")
+            ),
             "its samples have turns of an environment, and engines here keep no cache through a pause",
         ),
         (
@@ -104,29 +124,41 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
             system.dispatch.kv_pool,
             "its dispatch shares a pool of KV cache among workers, which vLLM has not; set kv_pool: false",
         ),
-        (system.adapt_split_every > 0, "it moves GPUs between rollout and training (adapt_split_every)"),
+        (
+            system.adapt_split_every > 0,
+            "it moves GPUs between rollout and training (adapt_split_every)",
+        ),
         (
             prepared.tail is not None,
             "it copies the last responses to workers with other drafters (best_of_n), and an engine holds one; set "
             "best_of_n: false",
         ),
         (prepared.limits.dp > 1, "engines here are one rank each (cluster.dp); set it to 1"),
-        (prepared.scenario.cluster.ep > 1, "engines here split every expert (cluster.ep); set it to 1"),
+        (
+            prepared.scenario.cluster.ep > 1,
+            "engines here split every expert (cluster.ep); set it to 1",
+        ),
         (
             {prepared.scenario.precision.weights, prepared.scenario.precision.kv_cache} != {"bf16"},
             "engines here run in bfloat16 (precision); leave it out",
         ),
         (
-            drafts is not None and drafts.speculation.training is not None and drafts.speculation.training.adaptive,
+            drafts is not None
+            and drafts.speculation.training is not None
+            and drafts.speculation.training.adaptive,
             "its drafter is trained while it runs, which engines here cannot; set adaptive: false",
         ),
         (
             prepared.limits.async_scheduling,
             "engines here schedule no pass ahead (engine.async_scheduling); set it to false",
         ),
-        (prepared.costs.evaluate_every > 0, "evaluations (training.evaluate_every) are not replayed; set it to 0"),
         (
-            config.forced_acceptance and (drafts is None or drafts.acceptance is None or config.temperature > 0),
+            prepared.costs.evaluate_every > 0,
+            "evaluations (training.evaluate_every) are not replayed; set it to 0",
+        ),
+        (
+            config.forced_acceptance
+            and (drafts is None or drafts.acceptance is None or config.temperature > 0),
             "acceptance is forced of a draft model's tokens at temperature 0 alone",
         ),
         (
@@ -145,8 +177,8 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
 
 
 def check_engine(config: ReplayConfig) -> None:
-    """Raise `InputError`, before anything starts, if vLLM is missing or unknown, or a folder holds files that must not be
-    loaded."""
+    """Raise `InputError`, before anything starts, if vLLM is missing or unknown, or a folder holds
+    files that must not be loaded."""
     vllm_version()
     check_model(config.model, config.dummy_weights)
     if config.draft_model is not None:
@@ -168,7 +200,9 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
             speculative = own_config(prepared.drafts.speculation.window.rule.most_tokens)
         else:
             speculative = speculative_config(
-                prepared, draft_folder=config.draft_model, synthetic=config.dummy_weights and not config.recorded_tokens
+                prepared,
+                draft_folder=config.draft_model,
+                synthetic=config.dummy_weights and not config.recorded_tokens,
             )
     drafted = int(speculative["num_speculative_tokens"]) if speculative else 0
     prompt_tokens, capacity = trace.column("prompt_tokens"), limits.kv_blocks * limits.block_size
@@ -184,7 +218,9 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         block_size=limits.block_size,
-        max_model_len=min(int(prompt_tokens.max()) + trace.metadata.cap_tokens + 2 * drafted, capacity),
+        max_model_len=min(
+            int(prompt_tokens.max()) + trace.metadata.cap_tokens + 2 * drafted, capacity
+        ),
         kv_blocks=limits.kv_blocks,
         tp=prepared.scenario.cluster.tp,
         device="cuda" if config.device == "cuda" else "cpu",
@@ -194,7 +230,8 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
         seed=prepared.scenario.seed,
         speculative=speculative,
         threads=config.threads,
-        gpu_memory_utilization=prepared.scenario.engine.gpu_memory_utilization / config.engines_per_gpu,
+        gpu_memory_utilization=prepared.scenario.engine.gpu_memory_utilization
+        / config.engines_per_gpu,
         prefix_caching=limits.prefix_caching,
         recorded=config.recorded_tokens,
         graphs=config.graphs,
@@ -202,8 +239,8 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
 
 
 class ReplayEngines:
-    """The engines of a replay, or of several in a row: up when it is made, with `links` to those that are up already, gone when
-    it is closed. A context manager."""
+    """The engines of a replay, or of several in a row: up when it is made, with `links` to those
+    that are up already, gone when it is closed. A context manager."""
 
     def __init__(
         self,
@@ -213,10 +250,13 @@ class ReplayEngines:
         links: Sequence[EngineLink] | None = None,
     ) -> None:
         self._start = list(start)
-        self.links = start_all(self._start, start_deadline_s, in_turn) if links is None else list(links)
+        self.links = (
+            start_all(self._start, start_deadline_s, in_turn) if links is None else list(links)
+        )
 
     def restart(self, worker: int) -> EngineLink:
-        """Replace an engine that is gone; return the line to the new one, which is still starting."""
+        """Replace an engine that is gone; return the line to the new one, which is still
+        starting."""
         self.links[worker].close()
         self.links[worker] = self._start[worker]()
         return self.links[worker]
@@ -239,23 +279,29 @@ def process_fleet(
     logs: Path,
     seed: Callable[[int, int], int] | None = None,
 ) -> ReplayEngines:
-    """Start engines in processes of this machine, each with a log. Their seed is the settings', or `seed(worker, earlier
-    starts)`."""
+    """Start engines in processes of this machine, each with a log. Their seed is the settings', or
+    `seed(worker, earlier starts)`."""
     check_engine(config)
     variables = device_variables(workers, settings, config.engines_per_gpu)
 
     def start(i: int, earlier: Iterator[int]) -> EngineLink:
         seeded = settings if seed is None else replace(settings, seed=seed(i, next(earlier)))
-        return engine_link(f"worker {i}", seeded, logs / f"worker-{i:03d}.log", variables=variables[i])
+        return engine_link(
+            f"worker {i}", seeded, logs / f"worker-{i:03d}.log", variables=variables[i]
+        )
 
     starts = [partial(start, i, count()) for i in range(workers)]
     return ReplayEngines(starts, config.start_deadline_s, config.engines_per_gpu > 1)
 
 
 def replay(
-    prepared: Prepared, fleet: ReplayEngines, config: ReplayConfig, on_step: Callable[[int], None] | None = None
+    prepared: Prepared,
+    fleet: ReplayEngines,
+    config: ReplayConfig,
+    on_step: Callable[[int], None] | None = None,
 ) -> Measured:
-    """Run the schedule on the fleet. The error that stops it (Ctrl-C, an engine that keeps dying) is in the returned value."""
+    """Run the schedule on the fleet. The error that stops it (Ctrl-C, an engine that keeps dying)
+    is in the returned value."""
     check_replayable(prepared, config)
     setup = None
     if prepared.drafts is not None:
@@ -327,7 +373,11 @@ def replay(
     }
     result = replace(result, metadata={**result.metadata, "replay": facts})
     rollouts = [rollout for rollout in schedule.recorder.rollouts() if rollout.done]
-    return Measured(result, _as_trace(rollouts, prepared, schedule.workload.responses) if rollouts else None, stopped)
+    return Measured(
+        result,
+        _as_trace(rollouts, prepared, schedule.workload.responses) if rollouts else None,
+        stopped,
+    )
 
 
 def connected(schedule: Schedule) -> list[VllmWorker]:
@@ -339,9 +389,12 @@ def connected(schedule: Schedule) -> list[VllmWorker]:
 
 
 def reset(fleet: ReplayEngines, config: ReplayConfig, setup: DrafterSetup | None) -> int:
-    """Reset all engines to their state after the start; return the size of the vocabulary. Reports of an earlier run are
-    dropped."""
-    reset: list[Command] = [Reset(-1, config.folder(0)), *([DraftCall("configure", (setup,))] if setup else [])]
+    """Reset all engines to their state after the start; return the size of the vocabulary. Reports
+    of an earlier run are dropped."""
+    reset: list[Command] = [
+        Reset(-1, config.folder(0)),
+        *([DraftCall("configure", (setup,))] if setup else []),
+    ]
     for link in fleet.links:
         link.send(reset)
     vocabulary = 0
@@ -357,8 +410,9 @@ def reset(fleet: ReplayEngines, config: ReplayConfig, setup: DrafterSetup | None
 
 
 def counted(fleet: ReplayEngines, deadline_s: float) -> list[dict[str, int]]:
-    """Return the counters of each engine since its reset, or since its restart after a loss; {} for an engine that is gone.
-    Passes after the schedule's end, of requests that it left, count until the engine answers."""
+    """Return the counters of each engine since its reset, or since its restart after a loss; {} for
+    an engine that is gone. Passes after the schedule's end, of requests that it left, count until
+    the engine answers."""
     for link in fleet.links:
         link.send([Count()])
     counters: list[dict[str, int]] = [{} for _ in fleet.links]
@@ -372,19 +426,29 @@ R = TypeVar("R", bound=Report)
 
 
 def _answer(link: EngineLink, kind: type[R], deadline_s: float) -> R:
-    """Return the engine's answer to a reset or a count; drop other reports. Raise `GoneError` if it has ended."""
-    reports = reports_of(link, deadline_s, " while it loads the first weights; raise --start-deadline")
-    return next(each for each in reports if isinstance(each, kind) and getattr(each, "key", -1) == -1)
+    """Return the engine's answer to a reset or a count; drop other reports. Raise `GoneError` if it
+    has ended."""
+    reports = reports_of(
+        link, deadline_s, " while it loads the first weights; raise --start-deadline"
+    )
+    return next(
+        each for each in reports if isinstance(each, kind) and getattr(each, "key", -1) == -1
+    )
 
 
 class _History:
-    """Passes every complete group to the drafters of all engines, as the simulated index builders do."""
+    """Passes every complete group to the drafters of all engines, as the simulated index builders
+    do."""
 
-    def __init__(self, workers: Sequence[VllmWorker], trace: Trace, responses: Mapping[int, Response]) -> None:
+    def __init__(
+        self, workers: Sequence[VllmWorker], trace: Trace, responses: Mapping[int, Response]
+    ) -> None:
         self._workers = workers
         self._responses = responses
         self._rewarded = "reward" in trace.table.column_names
-        groups = zip(trace.column("prompt_id").tolist(), trace.column("epoch").tolist(), strict=True)
+        groups = zip(
+            trace.column("prompt_id").tolist(), trace.column("epoch").tolist(), strict=True
+        )
         self._size = Counter(groups)
         self._epochs = 1 + int(trace.column("epoch").max())
         self._finished: dict[tuple[int, int], dict[int, Rollout]] = defaultdict(dict)
@@ -408,12 +472,21 @@ class _History:
 
     def _tell(self, worker: VllmWorker, prompt_id: int, epoch: int) -> None:
         group = [rollout for _, rollout in sorted(self._finished[prompt_id, epoch].items())]
-        rewards = [self._responses[rollout.sample.uid].reward for rollout in group] if self._rewarded else None
-        worker.draft("learn", prompt_id, epoch, [rollout.token_ids or () for rollout in group], rewards)
+        rewards = (
+            [self._responses[rollout.sample.uid].reward for rollout in group]
+            if self._rewarded
+            else None
+        )
+        worker.draft(
+            "learn", prompt_id, epoch, [rollout.token_ids or () for rollout in group], rewards
+        )
 
 
-def _as_trace(rollouts: Sequence[Rollout], prepared: Prepared, responses: Mapping[int, Response]) -> Trace:
-    """Return the generated responses as a trace, to simulate or to draft from; only the first epoch of a repeated trace."""
+def _as_trace(
+    rollouts: Sequence[Rollout], prepared: Prepared, responses: Mapping[int, Response]
+) -> Trace:
+    """Return the generated responses as a trace, to simulate or to draft from; only the first epoch
+    of a repeated trace."""
     metadata = prepared.trace.metadata
     first = {(r.sample.step, r.sample.prompt_id, r.sample.sample): r for r in reversed(rollouts)}
     rollouts = list(first.values())

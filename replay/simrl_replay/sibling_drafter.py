@@ -1,4 +1,5 @@
-"""The sibling drafter for running responses, over tokens as they come: what `simrl.speculation.siblings` has compiled."""
+"""The sibling drafter for running responses, over tokens as they come: what
+`simrl.speculation.siblings` has compiled."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ MOST_GROUPS = 1024  # then the oldest is forgotten
 
 @dataclass
 class Text:
-    """A text as far as it is known, and the places that follow each run of its tokens, by the run."""
+    """A text as far as it is known, and the places that follow each run of its tokens, by the
+    run."""
 
     ids: list[int] = field(default_factory=list)
     places: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
@@ -28,7 +30,8 @@ class Text:
             self.ids.append(token)
 
     def agreement(self, place: int, ids: Sequence[int], shortest: int, longest: int) -> int:
-        """Return how many tokens before `place` are the last ones of `ids`: at least `shortest`, which are known to be."""
+        """Return how many tokens before `place` are the last ones of `ids`: at least `shortest`,
+        which are known to be."""
         length, furthest = shortest, min(longest, place, len(ids))
         while length < furthest and self.ids[place - length - 1] == ids[-length - 1]:
             length += 1
@@ -38,8 +41,8 @@ class Text:
 class SiblingDrafter:
     """Drafts from the group's other responses, as far as they are known. A `Drafter`.
 
-    The requests of a `prompt_id` are its group, in the order in which they started; finished responses stay in it. `own` drafts
-    from the response's own text too.
+    The requests of a `prompt_id` are its group, in the order in which they started; finished
+    responses stay in it. `own` drafts from the response's own text too.
     """
 
     def __init__(self, own: bool = False, shortest: int = SHORTEST, longest: int = LONGEST) -> None:
@@ -55,7 +58,10 @@ class SiblingDrafter:
             del self._texts[next(iter(self._texts))]
 
     def propose(self, requests: Sequence[int], most_tokens: Sequence[int]) -> list[Tokens]:
-        return [self._draft(*self._running[r], most) for r, most in zip(requests, most_tokens, strict=True)]
+        return [
+            self._draft(*self._running[r], most)
+            for r, most in zip(requests, most_tokens, strict=True)
+        ]
 
     def observe(self, request: int, token_ids: Tokens) -> None:
         self._running[request][1].extend(token_ids.tolist(), self._shortest)

@@ -1,12 +1,14 @@
-"""Speculation methods on real engines: vLLM's `speculative_config`, and the setup of the drafter beside its scheduler.
+"""Speculation methods on real engines: vLLM's `speculative_config`, and the setup of the drafter
+beside its scheduler.
 
-Invariant: a method runs as the simulator runs it, or is refused with a remedy; nothing of it is dropped silently. What
-`replayed_form` changes is changed in the prediction, too, and named.
+Invariant: a method runs as the simulator runs it, or is refused with a remedy; nothing of it is
+dropped silently. What `replayed_form` changes is changed in the prediction, too, and named.
 
-History, n-grams, siblings and external sources are drafted by `simrl_replay.proposer.Proposer`, with simrl's windows and gates.
-Draft models and EAGLE heads are vLLM's own drafters; the proposer tells them in every pass how many tokens to draft, so TLT's
-gate and its chains by batch size are simrl's. vLLM's `ngram` drafts up to `num_speculative_tokens` in every pass and serves the
-method without window and gate; it reads prompts too.
+History, n-grams, siblings and external sources are drafted by `simrl_replay.proposer.Proposer`,
+with simrl's windows and gates. Draft models and EAGLE heads are vLLM's own drafters; the proposer
+tells them in every pass how many tokens to draft, so TLT's gate and its chains by batch size are
+simrl's. vLLM's `ngram` drafts up to `num_speculative_tokens` in every pass and serves the method
+without window and gate; it reads prompts too.
 """
 
 from __future__ import annotations
@@ -40,9 +42,9 @@ def speculative_config(
 ) -> dict[str, Any]:
     """Return vLLM's `speculative_config` for a scenario's method.
 
-    `draft_folder` holds the draft model, unless the method names a folder. With `synthetic`, for random weights, vLLM accepts
-    a draft model's tokens at the scenario's acceptance rates, whatever they are (CUDA only). Raise `InputError` for a method
-    that vLLM cannot run.
+    `draft_folder` holds the draft model, unless the method names a folder. With `synthetic`, for
+    random weights, vLLM accepts a draft model's tokens at the scenario's acceptance rates, whatever
+    they are (CUDA only). Raise `InputError` for a method that vLLM cannot run.
     """
     plan = _replayable(prepared)
     speculation = plan.speculation
@@ -64,12 +66,17 @@ def speculative_config(
 
 
 def _model_drafter(speculation: Speculation, draft_folder: str | Path | None) -> dict[str, Any]:
-    """Return the configuration of vLLM's drafter with the model in `draft_folder`, or in the folder that the method names."""
+    """Return the configuration of vLLM's drafter with the model in `draft_folder`, or in the folder
+    that the method names."""
     wants_eagle = speculation.model == EAGLE
     folder = Path(draft_folder if draft_folder is not None else speculation.model)
     file = folder / "config.json"
     if not file.is_file():
-        wanted = "an EAGLE head; name its folder with --draft-model" if wants_eagle else "give model: FOLDER"
+        wanted = (
+            "an EAGLE head; name its folder with --draft-model"
+            if wants_eagle
+            else "give model: FOLDER"
+        )
         raise InputError(
             f"speculation {speculation.label}: vLLM drafts with a model in a folder, {str(folder)!r} is none; {wanted} "
             "(a Hugging Face config.json and weights)"
@@ -81,23 +88,37 @@ def _model_drafter(speculation: Speculation, draft_folder: str | Path | None) ->
     if wants_eagle != (method != "draft_model"):
         raise InputError(
             f"speculation {speculation.label}: {file} has the architectures {architectures}; name a folder with "
-            + ("an EAGLE head (such as EagleLlamaForCausalLM)" if wants_eagle else "a language model, or choose tlt")
+            + (
+                "an EAGLE head (such as EagleLlamaForCausalLM)"
+                if wants_eagle
+                else "a language model, or choose tlt"
+            )
         )
-    levels = max((levels for _, levels in levels_from_batch(speculation)), default=speculation.window.rule.most_tokens)
+    levels = max(
+        (levels for _, levels in levels_from_batch(speculation)),
+        default=speculation.window.rule.most_tokens,
+    )
     return {"method": method, "model": str(folder), "num_speculative_tokens": levels}
 
 
 def levels_from_batch(speculation: Speculation) -> tuple[tuple[int, int], ...]:
-    """Return the (smallest batch, drafted tokens) of a bandit over chains: a bucket of batch sizes has one of them."""
+    """Return the (smallest batch, drafted tokens) of a bandit over chains: a bucket of batch sizes
+    has one of them."""
     if speculation.strategies is None:
         return ()
     chains = sorted(speculation.strategies.strategies, key=lambda chain: -chain.tokens_to_verify)
-    return tuple(zip(speculation.strategies.batch_thresholds, (chain.draft_depth for chain in chains), strict=True))
+    return tuple(
+        zip(
+            speculation.strategies.batch_thresholds,
+            (chain.draft_depth for chain in chains),
+            strict=True,
+        )
+    )
 
 
 def replayed_form(prepared: Prepared) -> tuple[Prepared, list[str]]:
-    """Return a scenario without what real engines lack and a replay can do without, and what was changed, for the user: both
-    the prediction and the replay are of the scenario returned."""
+    """Return a scenario without what real engines lack and a replay can do without, and what was
+    changed, for the user: both the prediction and the replay are of the scenario returned."""
     changes = []
     if prepared.system.dispatch.kv_pool:
         dispatch = replace(prepared.system.dispatch, kv_pool=False)
@@ -107,23 +128,30 @@ def replayed_form(prepared: Prepared) -> tuple[Prepared, list[str]]:
         )
     if prepared.drafts is not None and prepared.drafts.speculation.strategies is not None:
         speculation, lost = _chains_of(prepared.drafts.speculation)
-        drafts = plan_drafting(speculation, prepared.scenario.speculation, prepared, prepared.rollout_gpus)
+        drafts = plan_drafting(
+            speculation, prepared.scenario.speculation, prepared, prepared.rollout_gpus
+        )
         prepared = replace(prepared, drafts=drafts)
         changes += lost
     return prepared, changes
 
 
 def _chains_of(speculation: Speculation) -> tuple[Speculation, list[str]]:
-    """Return TLT with a chain in place of the trees of each bucket, and a drafter that stays as it is; and what that loses."""
+    """Return TLT with a chain in place of the trees of each bucket, and a drafter that stays as it
+    is; and what that loses."""
     lost, bandit = [], speculation.strategies
     assert bandit is not None
     if not _are_chains(speculation):
         deepest: dict[int, int] = {}
         for tree in bandit.strategies:
-            deepest[tree.tokens_to_verify] = max(tree.draft_depth, deepest.get(tree.tokens_to_verify, 0))
+            deepest[tree.tokens_to_verify] = max(
+                tree.draft_depth, deepest.get(tree.tokens_to_verify, 0)
+            )
         depths = [deepest[tokens] for tokens in sorted(deepest, reverse=True)]
         chains = tuple(Strategy(depth, 1, depth + 1) for depth in sorted(depths, reverse=True))
-        speculation = replace(speculation, strategies=bandit.model_copy(update={"strategies": chains}))
+        speculation = replace(
+            speculation, strategies=bandit.model_copy(update={"strategies": chains})
+        )
         lost.append("vLLM verifies no trees; chains as long as these are deep take their place")
     if speculation.training is not None and speculation.training.adaptive:
         untrained = speculation.training.model_copy(update={"adaptive": False})
@@ -138,31 +166,41 @@ def _chains_of(speculation: Speculation) -> tuple[Speculation, list[str]]:
 
 def _are_chains(speculation: Speculation) -> bool:
     assert speculation.strategies is not None
-    return all(s.topk == 1 and s.tokens_to_verify == s.draft_depth + 1 for s in speculation.strategies.strategies)
+    return all(
+        s.topk == 1 and s.tokens_to_verify == s.draft_depth + 1
+        for s in speculation.strategies.strategies
+    )
 
 
 def own_config(most_tokens: int) -> dict[str, Any]:
-    """Return the `speculative_config` of simrl's drafter, which is beside the scheduler, for windows up to `most_tokens`."""
+    """Return the `speculative_config` of simrl's drafter, which is beside the scheduler, for
+    windows up to `most_tokens`."""
     return {"method": "custom_class", "model": NO_DRAFTS, "num_speculative_tokens": most_tokens}
 
 
 def synthetic_acceptance(acceptance: ModelAcceptance, most_tokens: int) -> dict[str, Any]:
-    """Return vLLM's synthetic acceptance: for each drafted position, how often it and all before it are accepted."""
+    """Return vLLM's synthetic acceptance: for each drafted position, how often it and all before it
+    are accepted."""
     rates = np.exp(-acceptance.log_acceptances(most_tokens)).tolist()
     return {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
 
 
 def drafter_setup(prepared: Prepared) -> DrafterSetup | None:
-    """Return the setup of simrl's drafter for a scenario's method; None if vLLM's own n-grams are used. A batch gate comes from
-    the scenario's profile. Raise `InputError` as `speculative_config` does."""
+    """Return the setup of simrl's drafter for a scenario's method; None if vLLM's own n-grams are
+    used. A batch gate comes from the scenario's profile. Raise `InputError` as `speculative_config`
+    does."""
     plan = _replayable(prepared)
     speculation = plan.speculation
     window, gate = speculation.window, _gate(prepared, plan)
     match speculation.drafter:
         case "model":
-            return DrafterSetup("engine", window, gate, levels_from_batch=levels_from_batch(speculation))
+            return DrafterSetup(
+                "engine", window, gate, levels_from_batch=levels_from_batch(speculation)
+            )
         case "history":
-            return DrafterSetup("history", window, gate, speculation.history, speculation.epochs_back)
+            return DrafterSetup(
+                "history", window, gate, speculation.history, speculation.epochs_back
+            )
         case "siblings":
             return DrafterSetup("siblings", window, gate, own_text=speculation.own_text)
         case "own":
@@ -172,14 +210,21 @@ def drafter_setup(prepared: Prepared) -> DrafterSetup | None:
 
 
 def forced(prepared: Prepared) -> Prepared:
-    """Return the scenario for a replay with forced acceptance: its model drafter becomes an oracle on the CPU, with the costs
-    of a text drafter and without GPU memory. Simulate and replay this scenario."""
-    drafts = replace(_plan(prepared), times=text_drafts(prepared.profile), weight_bytes=0.0, kv_bytes_per_token=0.0)
+    """Return the scenario for a replay with forced acceptance: its model drafter becomes an oracle
+    on the CPU, with the costs of a text drafter and without GPU memory. Simulate and replay this
+    scenario."""
+    drafts = replace(
+        _plan(prepared),
+        times=text_drafts(prepared.profile),
+        weight_bytes=0.0,
+        kv_bytes_per_token=0.0,
+    )
     return replace(prepared, drafts=drafts)
 
 
 def answers_of(prepared: Prepared, responses: Mapping[int, Response]) -> Callable[[Sample], Forced]:
-    """Return the trace's tokens by sample, and for a model drafter the key and hardness of the simulated engine's draws."""
+    """Return the trace's tokens by sample, and for a model drafter the key and hardness of the
+    simulated engine's draws."""
     acceptance = prepared.drafts.acceptance if prepared.drafts else None
     ids, seed = prepared.trace.table["response_ids"], prepared.scenario.seed
 
@@ -195,20 +240,29 @@ def answers_of(prepared: Prepared, responses: Mapping[int, Response]) -> Callabl
 
 
 def forced_setup(prepared: Prepared) -> DrafterSetup:
-    """Return a setup that accepts exactly as the scenario's model drafter: an oracle has the recorded greedy responses, and
-    drafts them wrong where the simulated engine's draws reject. Raise `InputError` for a method without a model drafter."""
+    """Return a setup that accepts exactly as the scenario's model drafter: an oracle has the
+    recorded greedy responses, and drafts them wrong where the simulated engine's draws reject.
+    Raise `InputError` for a method without a model drafter."""
     plan = _plan(prepared)
     speculation = plan.speculation
-    if plan.acceptance is None or speculation.strategies is not None or speculation.decoupled is not None:
+    if (
+        plan.acceptance is None
+        or speculation.strategies is not None
+        or speculation.decoupled is not None
+    ):
         raise InputError(
             f"speculation {speculation.label}: acceptance is forced for chains of a draft model; choose draft_model"
         )
-    return DrafterSetup("oracle", speculation.window, _gate(prepared, plan), acceptance=plan.acceptance)
+    return DrafterSetup(
+        "oracle", speculation.window, _gate(prepared, plan), acceptance=plan.acceptance
+    )
 
 
 def _plan(prepared: Prepared) -> DraftPlan:
     if prepared.drafts is None:
-        raise InputError(f"{prepared.scenario.file}: the scenario drafts nothing; choose a --speculation")
+        raise InputError(
+            f"{prepared.scenario.file}: the scenario drafts nothing; choose a --speculation"
+        )
     return prepared.drafts
 
 
@@ -245,9 +299,12 @@ def _replayable(prepared: Prepared) -> DraftPlan:
 
 
 def _drafts_itself(speculation: Speculation) -> bool:
-    """Return whether simrl's drafter drafts; n-grams with a fixed window and without a gate are vLLM's."""
+    """Return whether simrl's drafter drafts; n-grams with a fixed window and without a gate are
+    vLLM's."""
     plain = speculation.window.kind == "fixed" and speculation.gate == "open"
-    return speculation.drafter in ("history", "siblings", "own") or (speculation.drafter == "ngram" and not plain)
+    return speculation.drafter in ("history", "siblings", "own") or (
+        speculation.drafter == "ngram" and not plain
+    )
 
 
 def _gate(prepared: Prepared, plan: DraftPlan) -> tuple[int, ...] | Elastic | None:
@@ -257,5 +314,7 @@ def _gate(prepared: Prepared, plan: DraftPlan) -> tuple[int, ...] | Elastic | No
     if isinstance(speculation.gate, Elastic):
         return speculation.gate
     context, most_sequences = typical_context_tokens(prepared.trace), prepared.limits.max_num_seqs
-    gate = batch_gate(prepared.profile, plan.times, speculation.window.rule, context, most_sequences)
+    gate = batch_gate(
+        prepared.profile, plan.times, speculation.window.rule, context, most_sequences
+    )
     return tuple(gate.tolist())

@@ -1,6 +1,7 @@
 """Trials of an engine that no pass shows: the sampler's share, sleep and wake-up.
 
-Invariant: a trial times what the engine itself does, with nothing else under way. Run as the work of an engine's process.
+Invariant: a trial times what the engine itself does, with nothing else under way. Run as the work
+of an engine's process.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def trials(engine: VllmEngine, channel: Channel) -> None:
 
 
 def _sampler(engine: VllmEngine) -> list[Trial]:
-    """Return the median seconds of sampling in decode steps, the device idle before and after, by sequences."""
+    """Return the median seconds of sampling in decode steps, the device idle before and after, by
+    sequences."""
     engine.time_sampling()
     figures = []
     for sequences in BATCHES:
@@ -41,13 +43,15 @@ def _sampler(engine: VllmEngine) -> list[Trial]:
                 engine.add(f"sampler-{sequences}-{i}", [1, 2, 3, 4], STEPS)
             while engine.unfinished:
                 engine.step()
-            figures.append(Trial("sampler", sequences, float(np.median(engine.sampling_s(sequences)))))
+            figures.append(
+                Trial("sampler", sequences, float(np.median(engine.sampling_s(sequences))))
+            )
     return figures
 
 
 def _sleeps(engine: VllmEngine) -> list[Trial]:
-    """Return the seconds of sleeping and waking up; by a level, which releases the weights to the host's memory, or drops
-    them."""
+    """Return the seconds of sleeping and waking up; by a level, which releases the weights to the
+    host's memory, or drops them."""
     figures = []
     for level in LEVELS:
         began_s = time.monotonic()

@@ -1,11 +1,13 @@
-"""The one file that knows vLLM (0.26 to 0.32): starting, stepping and stopping an engine, and loading its weights.
+"""The one file that knows vLLM (0.26 to 0.32): starting, stepping and stopping an engine, and
+loading its weights.
 
-Invariant: whatever differs between versions, or reaches behind vLLM's public classes, is here. Tested with 0.26 and 0.32 on
-CPUs; for 0.27 to 0.31, and for GPUs, written from the sources alone. vLLM is imported when an engine is made, never before: it
-reads its environment variables on import.
+Invariant: whatever differs between versions, or reaches behind vLLM's public classes, is here.
+Tested with 0.26 and 0.32 on CPUs; for 0.27 to 0.31, and for GPUs, written from the sources alone.
+vLLM is imported when an engine is made, never before: it reads its environment variables on import.
 
-An engine runs in the process that makes it, one step per call; nothing listens on a network. Models load from a folder of
-safetensors, or get random weights from a config; code that comes with a model is never run.
+An engine runs in the process that makes it, one step per call; nothing listens on a network. Models
+load from a folder of safetensors, or get random weights from a config; code that comes with a model
+is never run.
 """
 
 from __future__ import annotations
@@ -39,19 +41,23 @@ UNCOMPILED_GRAPHS = {"decode": "FULL_DECODE_ONLY", "full": "FULL"}
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """Settings of an engine. `model` is a folder with a config.json; with `dummy_weights` nothing else is needed.
+    """Settings of an engine. `model` is a folder with a config.json; with `dummy_weights` nothing
+    else is needed.
 
-    `kv_blocks` of `block_size` tokens are the KV cache; with None vLLM takes the memory that is left. `speculative` is vLLM's
-    `speculative_config`. A response ends with `stop_token`, if there is one; else at the requested length. With `recorded`,
-    requests sample the tokens that they come with (`rank.Rank.follow_recorded`). `threads` is for CPU engines;
-    `kv_cache_bytes`, `graphs` and `sleep` are for GPUs.
+    `kv_blocks` of `block_size` tokens are the KV cache; with None vLLM takes the memory that is
+    left. `speculative` is vLLM's `speculative_config`. A response ends with `stop_token`, if there
+    is one; else at the requested length. With `recorded`, requests sample the tokens that they come
+    with (`rank.Rank.follow_recorded`). `threads` is for CPU engines; `kv_cache_bytes`, `graphs` and
+    `sleep` are for GPUs.
 
-    With `kv_cache_bytes` for the KV cache, vLLM does not measure what is left: engines of one GPU may then start at once.
+    With `kv_cache_bytes` for the KV cache, vLLM does not measure what is left: engines of one GPU
+    may then start at once.
 
-    `graphs` are the CUDA graphs: "compiled", vLLM's own (graphs of compiled pieces for mixed passes, whole ones for decoding);
-    without the compiler, "decode" for passes in which each sequence decodes one token (or verifies the longest draft) and
-    "full" for all up to 2 × max_num_seqs or 512 tokens (FlashAttention 3 alone; else as "decode"); or "none". `sleep` lets the
-    engine release its memory.
+    `graphs` are the CUDA graphs: "compiled", vLLM's own (graphs of compiled pieces for mixed
+    passes, whole ones for decoding); without the compiler, "decode" for passes in which each
+    sequence decodes one token (or verifies the longest draft) and "full" for all up to 2 ×
+    max_num_seqs or 512 tokens (FlashAttention 3 alone; else as "decode"); or "none". `sleep` lets
+    the engine release its memory.
     """
 
     model: str
@@ -78,9 +84,10 @@ class EngineSettings:
 
 
 class EngineCounters(NamedTuple):
-    """An engine's own counts: forward passes; preemptions of running requests for want of KV blocks; with a prefix cache, the
-    tokens of requests when they were admitted (also after a preemption), and those of them that were cached; draft tokens
-    verified and accepted. As in vLLM, a draft counts also beyond the response's end."""
+    """An engine's own counts: forward passes; preemptions of running requests for want of KV
+    blocks; with a prefix cache, the tokens of requests when they were admitted (also after a
+    preemption), and those of them that were cached; draft tokens verified and accepted. As in vLLM,
+    a draft counts also beyond the response's end."""
 
     passes: int = 0
     preemptions: int = 0
@@ -91,8 +98,8 @@ class EngineCounters(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Outcome of a step for a request: the tokens it gained, whether it is finished, and the number of verified draft
-    tokens."""
+    """Outcome of a step for a request: the tokens it gained, whether it is finished, and the number
+    of verified draft tokens."""
 
     request_id: str
     token_ids: Sequence[int]
@@ -101,7 +108,8 @@ class Progress(NamedTuple):
 
 
 def vllm_version() -> str:
-    """Return the installed version of vLLM. Raise `InputError` if there is none, or one that this file does not support."""
+    """Return the installed version of vLLM. Raise `InputError` if there is none, or one that this
+    file does not support."""
     found = _installed()
     if found is None:
         raise InputError(
@@ -128,8 +136,8 @@ def _installed() -> tuple[str, str] | None:
 
 
 def thread_variables(settings: EngineSettings) -> dict[str, str]:
-    """Return the variables that set the threads of a CPU engine. numba reads its own on import, so set them before the process
-    starts."""
+    """Return the variables that set the threads of a CPU engine. numba reads its own on import, so
+    set them before the process starts."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
     return dict.fromkeys(names, str(settings.threads)) if settings.device == "cpu" else {}
 
@@ -141,7 +149,8 @@ def prepare_environment(settings: EngineSettings) -> None:
         VLLM_NO_USAGE_STATS="1",
         DO_NOT_TRACK="1",
         HF_HUB_OFFLINE="1",  # models are folders
-        # Address and network device of its process group: the loopback, since tensor parallelism stays on a host.
+        # Address and network device of its process group: the loopback, since tensor parallelism
+        # stays on a host.
         VLLM_HOST_IP="127.0.0.1",
         GLOO_SOCKET_IFNAME="lo",
         NCCL_SOCKET_IFNAME="lo",
@@ -190,7 +199,8 @@ class VllmEngine:
             "disable_log_stats": True,
             "async_scheduling": False,  # a step's tokens are known when it ends
             "gpu_memory_utilization": settings.gpu_memory_utilization,
-            "num_gpu_blocks_override": settings.kv_blocks and settings.kv_blocks + 1,  # vLLM keeps one block for itself
+            "num_gpu_blocks_override": settings.kv_blocks
+            and settings.kv_blocks + 1,  # vLLM keeps one block for itself
             "speculative_config": settings.speculative,
             "worker_extension_cls": "simrl_replay.rank.Rank",
         }
@@ -204,7 +214,9 @@ class VllmEngine:
         self._core = self._engine.engine_core.engine_core
         self._scheduler = self._core.scheduler
         self._counts: Counter[str] = Counter()  # by the names of `EngineCounters`
-        self._verified: dict[str, list[int]] = {}  # verified drafts of the running step, by vLLM's ids
+        self._verified: dict[
+            str, list[int]
+        ] = {}  # verified drafts of the running step, by vLLM's ids
         self._drafts: dict[str, list[int]] = {}  # of the next step
         self.drafter: Proposer | None = None  # simrl's own
         if settings.recorded:
@@ -221,9 +233,11 @@ class VllmEngine:
 
     # Requests.
 
-    def add(self, request_id: str, prompt_ids: Sequence[int], tokens: int, recorded: Sequence[int] = ()) -> None:
-        """Add a request that gets exactly `tokens` more tokens, or ends with the stop token; it samples the `recorded` ones
-        first."""
+    def add(
+        self, request_id: str, prompt_ids: Sequence[int], tokens: int, recorded: Sequence[int] = ()
+    ) -> None:
+        """Add a request that gets exactly `tokens` more tokens, or ends with the stop token; it
+        samples the `recorded` ones first."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -236,7 +250,9 @@ class VllmEngine:
             output_kind=RequestOutputKind.DELTA,
         )
         if recorded:
-            self._engine.collective_rpc("record", args=(request_id, len(prompt_ids), list(recorded)))
+            self._engine.collective_rpc(
+                "record", args=(request_id, len(prompt_ids), list(recorded))
+            )
         self._engine.add_request(request_id, {"prompt_token_ids": list(prompt_ids)}, params)
 
     def abort(self, request_id: str) -> None:
@@ -245,8 +261,8 @@ class VllmEngine:
         self._over([request_id])
 
     def step(self) -> list[Progress]:
-        """Run one forward pass and return its outcome. Drafts are renewed first if commands since the last pass made them
-        outdated."""
+        """Run one forward pass and return its outcome. Drafts are renewed first if commands since
+        the last pass made them outdated."""
         if self.drafter is not None and self.drafter.restarts:
             self.recompute_running()
             self.drafter.restarts = False
@@ -258,7 +274,12 @@ class VllmEngine:
         self._over([output.request_id for output in outputs if output.finished])
         drafts = {vllm_id.rpartition("-")[0]: len(ids) for vllm_id, ids in self._verified.items()}
         return [
-            Progress(output.request_id, output.outputs[0].token_ids, output.finished, drafts.get(output.request_id, 0))
+            Progress(
+                output.request_id,
+                output.outputs[0].token_ids,
+                output.finished,
+                drafts.get(output.request_id, 0),
+            )
             for output in outputs
             if output.outputs
         ]
@@ -268,10 +289,15 @@ class VllmEngine:
             self._engine.collective_rpc("forget", args=(request_ids,))
 
     def _watch_passes(self) -> None:
-        """Count each pass from its schedule and its output, and record its verified drafts (vLLM's drafters do not report them
-        in all versions). Let simrl's drafter draft from its outcome, or tell vLLM's how much to draft."""
+        """Count each pass from its schedule and its output, and record its verified drafts (vLLM's
+        drafters do not report them in all versions). Let simrl's drafter draft from its outcome, or
+        tell vLLM's how much to draft."""
         scheduler, counts = self._scheduler, self._counts
-        schedule, update, preempt = scheduler.schedule, scheduler.update_from_output, scheduler._preempt_request
+        schedule, update, preempt = (
+            scheduler.schedule,
+            scheduler.update_from_output,
+            scheduler._preempt_request,
+        )
 
         def watched(*arguments: Any, **named: Any) -> Any:
             scheduled = schedule(*arguments, **named)
@@ -281,7 +307,11 @@ class VllmEngine:
                     counts["prefix_queried_tokens"] += scheduler.requests[request_id].num_tokens
                     counts["prefix_hit_tokens"] += hit_tokens
             self._verified = scheduled.scheduled_spec_decode_tokens
-            levels = None if self.drafter is None else self.drafter.levels(len(scheduled.num_scheduled_tokens))
+            levels = (
+                None
+                if self.drafter is None
+                else self.drafter.levels(len(scheduled.num_scheduled_tokens))
+            )
             if levels is not None:
                 scheduled.num_spec_tokens_to_schedule = levels
             return scheduled
@@ -300,7 +330,11 @@ class VllmEngine:
             counts["preemptions"] += 1
             return preempt(*arguments, **named)
 
-        scheduler.schedule, scheduler.update_from_output, scheduler._preempt_request = watched, drafted, preempted
+        scheduler.schedule, scheduler.update_from_output, scheduler._preempt_request = (
+            watched,
+            drafted,
+            preempted,
+        )
 
     def counters(self) -> EngineCounters:
         """Return the counts since the last reset, or since the warm-up."""
@@ -327,9 +361,9 @@ class VllmEngine:
             self._scheduler.set_pause_state(wanted)
 
     def warm_up(self) -> None:
-        """Run passes of every size, so that no measurement has the first of a size: on a CPU, the first matrix product of a
-        shape takes milliseconds longer. On a GPU, graphs were captured at the start, and a kernel is loaded when it is first
-        used: sizes in powers of two use most."""
+        """Run passes of every size, so that no measurement has the first of a size: on a CPU, the
+        first matrix product of a shape takes milliseconds longer. On a GPU, graphs were captured at
+        the start, and a kernel is loaded when it is first used: sizes in powers of two use most."""
         most = min(self.settings.max_num_batched_tokens, self.settings.max_model_len - 2)
         most_sequences = min(self.settings.max_num_seqs, most, MOST_WARM_TOKENS)
         if self.settings.device == "cpu":
@@ -350,21 +384,22 @@ class VllmEngine:
     # Weights.
 
     def load_weights(self, folder: str) -> None:
-        """Load weights of equal shape, between two steps. Running requests keep their KV cache. Dummy weights have no version:
-        they stay."""
+        """Load weights of equal shape, between two steps. Running requests keep their KV cache.
+        Dummy weights have no version: they stay."""
         if self.settings.dummy_weights:
             return
         self._engine.collective_rpc("reload_weights", kwargs={"weights_path": folder})
 
     def recompute_running(self) -> None:
-        """Let running requests recompute their KV cache, and find no prefix again; they keep their tokens."""
+        """Let running requests recompute their KV cache, and find no prefix again; they keep their
+        tokens."""
         preemptions = self._counts["preemptions"]
         self._scheduler.reset_prefix_cache(reset_running_requests=True)
         self._counts["preemptions"] = preemptions  # not for want of blocks
 
     def sleep(self, level: int = 1) -> None:
-        """Release the KV cache and the weights: level 1 keeps these in the host's memory, level 2 drops them. No request may
-        run."""
+        """Release the KV cache and the weights: level 1 keeps these in the host's memory, level 2
+        drops them. No request may run."""
         self._engine.sleep(level)
 
     def wake(self) -> None:
@@ -401,14 +436,21 @@ class VllmEngine:
 
 def gpu_arguments(settings: EngineSettings) -> dict[str, Any]:
     """Return vLLM's arguments for what a GPU alone has."""
-    arguments: dict[str, Any] = {"enable_sleep_mode": settings.sleep, "kv_cache_memory_bytes": settings.kv_cache_bytes}
+    arguments: dict[str, Any] = {
+        "enable_sleep_mode": settings.sleep,
+        "kv_cache_memory_bytes": settings.kv_cache_bytes,
+    }
     if settings.graphs in UNCOMPILED_GRAPHS:
-        arguments["compilation_config"] = {"mode": 0, "cudagraph_mode": UNCOMPILED_GRAPHS[settings.graphs]}
+        arguments["compilation_config"] = {
+            "mode": 0,
+            "cudagraph_mode": UNCOMPILED_GRAPHS[settings.graphs],
+        }
     return arguments
 
 
 def leave_out_torchvision() -> None:
-    """Let vLLM (0.26) start on a GPU without torchvision, which the warm-up of another model's kernels imports."""
+    """Let vLLM (0.26) start on a GPU without torchvision, which the warm-up of another model's
+    kernels imports."""
     name = "vllm.model_executor.warmup.minimax_m3_msa_warmup"
     nothing: Any = ModuleType(name)
     nothing.minimax_m3_msa_warmup = lambda worker: None
@@ -420,11 +462,14 @@ def _require_device(settings: EngineSettings) -> None:
     import torch
 
     if settings.device == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"no CUDA device here (torch {torch.__version__}); add --device cpu, or repair the driver")
+        raise InputError(
+            f"no CUDA device here (torch {torch.__version__}); add --device cpu, or repair the driver"
+        )
 
 
 def _admitted(scheduled: Any) -> Iterator[tuple[str, int]]:
-    """Yield the requests that a schedule admits, again or for the first time, and the tokens that each found cached."""
+    """Yield the requests that a schedule admits, again or for the first time, and the tokens that
+    each found cached."""
     for new in scheduled.scheduled_new_reqs:
         yield new.req_id, new.num_computed_tokens
     cached = scheduled.scheduled_cached_reqs
@@ -434,16 +479,19 @@ def _admitted(scheduled: Any) -> Iterator[tuple[str, int]]:
 
 
 def _meet_in_a_file() -> None:
-    """Let the process group of an engine of one process meet in a file, as vLLM 0.32 does by itself. In 0.26 its store listens
-    on all addresses of the network."""
+    """Let the process group of an engine of one process meet in a file, as vLLM 0.32 does by
+    itself. In 0.26 its store listens on all addresses of the network."""
     from vllm.v1.executor import uniproc_executor
 
-    uniproc_executor.get_distributed_init_method = lambda *_: f"file://{tempfile.gettempdir()}/simrl_dist_{uuid4().hex}"
+    uniproc_executor.get_distributed_init_method = lambda *_: (
+        f"file://{tempfile.gettempdir()}/simrl_dist_{uuid4().hex}"
+    )
 
 
 def _let_vllm_look_at_llvmlite() -> None:
-    """Let vLLM inspect llvmlite. At its start on a CPU, vLLM (0.32) reads the `__dict__` of every object in every module.
-    llvmlite's library object, loaded with numba, answers any attribute with a function of the library, and vLLM fails on it."""
+    """Let vLLM inspect llvmlite. At its start on a CPU, vLLM (0.32) reads the `__dict__` of every
+    object in every module. llvmlite's library object, loaded with numba, answers any attribute with
+    a function of the library, and vLLM fails on it."""
     from llvmlite.binding import ffi
 
     of_library = ffi._lib_wrapper.__getattr__
@@ -457,7 +505,8 @@ def _let_vllm_look_at_llvmlite() -> None:
 
 
 def check_model(folder: Path, dummy_weights: bool) -> None:
-    """Raise `InputError` for a folder without a config, with code of its own, or with weights that are not safetensors."""
+    """Raise `InputError` for a folder without a config, with code of its own, or with weights that
+    are not safetensors."""
     file = folder / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -480,7 +529,10 @@ def check_weights(folder: Path) -> None:
     """Raise `InputError` for a folder that has no safetensors."""
     if any(folder.glob("*.safetensors")):
         return
-    pickled = next((file.name for kind in ("*.bin", "*.pt", "*.pth") for file in sorted(folder.glob(kind))), None)
+    pickled = next(
+        (file.name for kind in ("*.bin", "*.pt", "*.pth") for file in sorted(folder.glob(kind))),
+        None,
+    )
     if pickled is not None:
         raise InputError(
             f"{folder}: {pickled} is a pickle, which could run anything; convert the weights to *.safetensors"
@@ -490,7 +542,10 @@ def check_weights(folder: Path) -> None:
 
 # Out-of-memory messages of vLLM and torch, and their remedies.
 _REMEDIES = (
-    ("less than desired GPU memory utilization", "lower engine.gpu_memory_utilization, or end what else uses this GPU"),
+    (
+        "less than desired GPU memory utilization",
+        "lower engine.gpu_memory_utilization, or end what else uses this GPU",
+    ),
     (
         r"No available memory for the cache|KV cache is needed|larger than the available KV cache",
         "its weights leave too little memory for the KV cache of the longest sample: use a larger cluster.tp, raise "
@@ -520,9 +575,15 @@ def explained(error: BaseException, settings: EngineSettings) -> str:
             if found:
                 return f"{found.group().strip()}; {remedy} (requested: {_wanted(settings)})"
     last, first = (f"{type(each).__name__}: {first_line(each)}" for each in (error, causes[-1]))
-    return last if last == first else f"{last} (from {first})"  # vLLM's outermost error may be "see root cause above"
+    return (
+        last if last == first else f"{last} (from {first})"
+    )  # vLLM's outermost error may be "see root cause above"
 
 
 def _wanted(settings: EngineSettings) -> str:
-    cache = "all memory left" if settings.kv_blocks is None else f"{settings.kv_blocks * settings.block_size} tokens"
+    cache = (
+        "all memory left"
+        if settings.kv_blocks is None
+        else f"{settings.kv_blocks * settings.block_size} tokens"
+    )
     return f"samples of {settings.max_model_len} tokens, a KV cache of {cache}, {settings.max_num_seqs} samples at once"

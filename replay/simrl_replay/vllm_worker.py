@@ -1,12 +1,14 @@
 """VllmWorker: a `RolloutWorker` that is a real vLLM engine at the other end of an `EngineLink`.
 
-Invariant: the guarantees of a `SimulatedWorker` hold: commands take effect in order at the first boundary after they are
-given, those of one instant together; `submit`'s event fires exactly once, also when the engine dies or hangs, with every
-reported token; times are the engine's own, on the schedule's clock.
+Invariant: the guarantees of a `SimulatedWorker` hold: commands take effect in order at the first
+boundary after they are given, those of one instant together; `submit`'s event fires exactly once,
+also when the engine dies or hangs, with every reported token; times are the engine's own, on the
+schedule's clock.
 
-A lost engine is restarted, loads the version that was last requested, and takes samples again; until then, submitted samples
-come back at once, and weights count as loaded. Its samples go on elsewhere from their last token, by the dispatcher's rule. A
-loss that a scenario injects lasts until the scenario ends it.
+A lost engine is restarted, loads the version that was last requested, and takes samples again;
+until then, submitted samples come back at once, and weights count as loaded. Its samples go on
+elsewhere from their last token, by the dispatcher's rule. A loss that a scenario injects lasts
+until the scenario ends it.
 """
 
 from __future__ import annotations
@@ -42,13 +44,16 @@ class _Load(NamedTuple):
 
 
 class VllmWorker:
-    """One engine, as schedules see it. `weights` gives the folder of a policy version, `prompt_ids` the tokens of a prompt.
+    """One engine, as schedules see it. `weights` gives the folder of a policy version, `prompt_ids`
+    the tokens of a prompt.
 
-    `start` restarts the engine after a loss. An engine counts as hung, and is killed, without a report for `deadline_s` while
-    it has work, or for `start_deadline_s` while it starts or loads weights. `tell` gets the engine's losses, for the result;
-    `on_done` gets every response; `on_back` is called when the engine is back, before anything is submitted to it. Loads are
-    held for `held_load_s` longer than they take, as dummy weights have none to load. `forced` gives an oracle drafter's inputs
-    for a sample. With a `stop_token`, a response is done when it has that token; its length in `responses` is the upper bound.
+    `start` restarts the engine after a loss. An engine counts as hung, and is killed, without a
+    report for `deadline_s` while it has work, or for `start_deadline_s` while it starts or loads
+    weights. `tell` gets the engine's losses, for the result; `on_done` gets every response;
+    `on_back` is called when the engine is back, before anything is submitted to it. Loads are held
+    for `held_load_s` longer than they take, as dummy weights have none to load. `forced` gives an
+    oracle drafter's inputs for a sample. With a `stop_token`, a response is done when it has that
+    token; its length in `responses` is the upper bound.
     """
 
     def __init__(
@@ -115,7 +120,11 @@ class VllmWorker:
     # Calls of a schedule.
 
     def submit(
-        self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: float = 0.0
+        self,
+        sample: Sample,
+        partial: Rollout | None = None,
+        max_tokens: int | None = None,
+        cached: float = 0.0,
     ) -> simpy.Event:
         event = self._env.event()
         if self._state != "up":
@@ -128,15 +137,25 @@ class VllmWorker:
         had = tuple(request.token_ids)
         forced = self._forced(sample) if self._forced else None
         self._command(
-            host.Begin(request.number, self._text(sample), self._prompt_ids(sample), had, length - len(had), forced)
+            host.Begin(
+                request.number,
+                self._text(sample),
+                self._prompt_ids(sample),
+                had,
+                length - len(had),
+                forced,
+            )
         )
         return event
 
     def _text(self, sample: Sample) -> int:
-        """Return what a sample's drafts come from, as its engine knows it: its prompt, or its group in this step alone."""
+        """Return what a sample's drafts come from, as its engine knows it: its prompt, or its group
+        in this step alone."""
         if self._setup is None or self._setup.kind != "siblings":
             return sample.prompt_id
-        return self._groups.setdefault((sample.epoch, sample.step, sample.prompt_id), len(self._groups))
+        return self._groups.setdefault(
+            (sample.epoch, sample.step, sample.prompt_id), len(self._groups)
+        )
 
     def abort(self, sample: Sample) -> simpy.Event:
         event = self._env.event()
@@ -185,13 +204,18 @@ class VllmWorker:
         return event
 
     def draft_with(self, drafter: str | None) -> None:
-        raise InputError(f"{self.link.name}: a vLLM engine holds one drafter; choose another --speculation")
+        raise InputError(
+            f"{self.link.name}: a vLLM engine holds one drafter; choose another --speculation"
+        )
 
     def lend(self) -> simpy.Event:
-        raise InputError(f"{self.link.name}: a vLLM engine cannot lend its GPUs; set adapt_split_every to 0")
+        raise InputError(
+            f"{self.link.name}: a vLLM engine cannot lend its GPUs; set adapt_split_every to 0"
+        )
 
     def draft(self, call: str, *arguments: Any) -> None:
-        """Call the drafter of an engine that is up; `on_back` repeats the calls for a restarted one."""
+        """Call the drafter of an engine that is up; `on_back` repeats the calls for a restarted
+        one."""
         if self._state == "up":
             self._command(host.DraftCall(call, arguments))
 
@@ -202,13 +226,14 @@ class VllmWorker:
         self._command(host.SlowDown(factor))
 
     def fail(self) -> None:
-        """Kill the engine's process; it stays down until `restore`, even if it was lost and restarting."""
+        """Kill the engine's process; it stays down until `restore`, even if it was lost and
+        restarting."""
         self._planned = True
         self._down()
 
     def restore(self) -> simpy.Event:
-        """Start the engine again. The event fires with a `WeightLoad` when it has loaded the version last requested; with None
-        if it was up."""
+        """Start the engine again. The event fires with a `WeightLoad` when it has loaded the
+        version last requested; with None if it was up."""
         event = self._env.event()
         if self._state == "up":
             return event.succeed()
@@ -244,7 +269,8 @@ class VllmWorker:
         self._command(host.LoadWeights(key, version, self._weights(version), running, held_s))
 
     def _command(self, command: host.Command) -> None:
-        """Queue a command: those of one instant are sent together, so that a batch does not begin with one request."""
+        """Queue a command: those of one instant are sent together, so that a batch does not begin
+        with one request."""
         if not self._commands:
             call_last(self._env, self._flush)
         self._commands.append(command)
@@ -276,7 +302,8 @@ class VllmWorker:
                     request = self._requests[number]
                     request.drafts, request.ended_by_itself = drafts, whole
                     rollout = self._ended(
-                        request, done=whole and (request.whole or request.token_ids[-1] == self._stop_token)
+                        request,
+                        done=whole and (request.whole or request.token_ids[-1] == self._stop_token),
                     )
                     if not self._requests:
                         self._close_rollout_span(self._time_s(at_s))
@@ -323,7 +350,9 @@ class VllmWorker:
         request, event = self._asked.pop(report.key)
         request.drafts = report.drafts
         event.succeed(
-            request.rollout(self.index, self.policy_version, done=False) if request.number in self._requests else None
+            request.rollout(self.index, self.policy_version, done=False)
+            if request.number in self._requests
+            else None
         )
 
     # Bookkeeping.
@@ -346,7 +375,9 @@ class VllmWorker:
     def _close_rollout_span(self, at_s: float) -> None:
         if self._busy_since_s is not None:
             tokens = self.generated_total - self._tokens_before
-            self._recorder.span(self.index, "rollout", self._busy_since_s, at_s, self.policy_version, tokens)
+            self._recorder.span(
+                self.index, "rollout", self._busy_since_s, at_s, self.policy_version, tokens
+            )
             self._busy_since_s = None
 
     def _close_lost_span(self, at_s: float) -> None:
@@ -373,7 +404,8 @@ class VllmWorker:
         self._lost("died", self.link.death())
 
     def _lost(self, kind: str, what: str) -> None:
-        """Restart an engine after a loss that was not injected; raise `StoppedError` after too many losses."""
+        """Restart an engine after a loss that was not injected; raise `StoppedError` after too many
+        losses."""
         message = f"{self.link.name}: {what}"
         self._tell({"kind": kind, "worker": self.index, "at_s": self._env.now, "message": message})
         self._restarts += 1
@@ -387,7 +419,8 @@ class VllmWorker:
         self._restart()
 
     def _down(self) -> None:
-        """End the process, if it runs, and all requests with their reported tokens; waiting weight loads fire."""
+        """End the process, if it runs, and all requests with their reported tokens; waiting weight
+        loads fire."""
         self._env.forget(self.link.connection)
         self.link.kill()
         if self._state == "up":

@@ -1,1 +1,2 @@
-"""Why a run took as long as it did: GPU-hours, critical path, diagnosis, agreement with a measurement."""
+"""Why a run took as long as it did: GPU-hours, critical path, diagnosis, agreement with a
+measurement."""

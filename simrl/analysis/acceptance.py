@@ -1,7 +1,8 @@
 """Acceptance of drafts from texts on a recorded run.
 
-Invariant: every acceptance is counted token by token on the trace; only seconds come from elsewhere, and they name their
-profile. Rates are over the responses that have drafts: without a history there are none.
+Invariant: every acceptance is counted token by token on the trace; only seconds come from
+elsewhere, and they name their profile. Rates are over the responses that have drafts: without a
+history there are none.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ DRAFTERS: tuple[Drafter, ...] = ("history-paper", "history-code", "ngram", "sibl
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 FIXED_WINDOWS = (1, 2, 4, 8, 16, 32)
 MODEL_SEED = 0
-LONGEST_SHARE = 0.1  # of the responses, with rates of their own: the tail decides when a rollout ends
+LONGEST_SHARE = (
+    0.1  # of the responses, with rates of their own: the tail decides when a rollout ends
+)
 
 
 class MeasuredDrafts(NamedTuple):
@@ -54,7 +57,8 @@ class MeasuredDrafts(NamedTuple):
 
     @property
     def served(self) -> NDArray[np.bool_]:
-        """Return which rows have drafts; the first token comes with the prompt and is not decoded."""
+        """Return which rows have drafts; the first token comes with the prompt and is not
+        decoded."""
         return np.logical_and(self.runs.first >= 0, self.passes.tokens > 0)
 
 
@@ -68,8 +72,8 @@ def measure(
 ) -> MeasuredDrafts:
     """Run a drafter teacher-forced over a trace with token ids.
 
-    Without a window the drafter's own is taken: the paper's (AIMD), for "history-code" the public code's (MIMD). Raise
-    `InputError` for a trace in which the drafter has nothing to draft from.
+    Without a window the drafter's own is taken: the paper's (AIMD), for "history-code" the public
+    code's (MIMD). Raise `InputError` for a trace in which the drafter has nothing to draft from.
     """
     name = trace.metadata.name
     if drafter.startswith("history") and len(np.unique(trace.column("epoch"))) < 2:
@@ -78,29 +82,38 @@ def measure(
         )
     history: dict[str, Any]
     if drafter == "ngram":
-        runs, history, reason = ngram_runs(trace), {"kind": "own text"}, "every response has one token"
+        runs, history, reason = (
+            ngram_runs(trace),
+            {"kind": "own text"},
+            "every response has one token",
+        )
     elif drafter == "siblings":
         runs, history = sibling_runs(trace, known), {"kind": "siblings", "known": known}
         reason = "every group has one response"
     else:
         rule = PAPER if drafter == "history-paper" else PUBLIC_CODE
         runs = history_runs(trace, rule, epochs_back, threads=threads)
-        history, reason = {"kind": "epochs", "epochs_back": epochs_back}, "no prompt comes twice in epochs so near"
+        history, reason = (
+            {"kind": "epochs", "epochs_back": epochs_back},
+            "no prompt comes twice in epochs so near",
+        )
     tokens = trace.column("response_tokens").astype(np.int64)
     if not ((runs.first >= 0) & (tokens > 1)).any():
         raise InputError(
             f"trace {name!r}: nothing to draft from ({reason}); try another drafter, or more --epochs-back"
         )
     chosen = window or (Mimd() if drafter == "history-code" else Aimd())
-    return MeasuredDrafts(trace, drafter, history, chosen, runs, run_passes(runs, tokens, chosen.rule), tokens)
+    return MeasuredDrafts(
+        trace, drafter, history, chosen, runs, run_passes(runs, tokens, chosen.rule), tokens
+    )
 
 
 def report(measured: MeasuredDrafts, profile: TableProfile | None = None) -> dict[str, Any]:
     """Return all measurements, ready for JSON; None stands for values that cannot be computed.
 
-    `acceptance_rate`, `speculation_rate` and `accept_length` are defined by `passes.Passes`; `by_epoch` has them by epoch.
-    `hit_lengths` has the stretches that the drafter knows, by length (RhymeRL Fig. 8), with shares of their number and of
-    their tokens. `pays` needs a profile.
+    `acceptance_rate`, `speculation_rate` and `accept_length` are defined by `passes.Passes`;
+    `by_epoch` has them by epoch. `hit_lengths` has the stretches that the drafter knows, by length
+    (RhymeRL Fig. 8), with shares of their number and of their tokens. `pays` needs a profile.
     """
     trace, served, tokens = measured.trace, measured.served, measured.tokens
     epoch = trace.column("epoch")
@@ -133,13 +146,18 @@ def report(measured: MeasuredDrafts, profile: TableProfile | None = None) -> dic
         "hit_lengths": _hit_lengths(stretches(measured.runs, tokens).hit),
         "pays": None if profile is None else _pays(measured, profile),
         "run_model": model.model_dump(mode="json"),
-        "run_model_accept_length": run_passes(drawn, tokens, measured.window.rule).of(served).accept_length,
+        "run_model_accept_length": run_passes(drawn, tokens, measured.window.rule)
+        .of(served)
+        .accept_length,
         "trace": trace.metadata.model_dump(),
     }
 
 
 def _rates(passes: Passes) -> dict[str, float | None]:
-    rates = {name: getattr(passes, name) for name in ("acceptance_rate", "speculation_rate", "accept_length")}
+    rates = {
+        name: getattr(passes, name)
+        for name in ("acceptance_rate", "speculation_rate", "accept_length")
+    }
     return {name: None if math.isnan(rate) else rate for name, rate in rates.items()}
 
 
@@ -154,7 +172,9 @@ def _by_response(measured: MeasuredDrafts) -> dict[str, Any]:
         "speculation_rate": {f"p{p}": float(np.percentile(rates, p)) for p in (10, 50, 90)},
         "accept_length": {f"p{p}": float(np.percentile(lengths, p)) for p in (10, 50, 90)},
         "longest_tenth": _rates(measured.passes.of(longest)),
-        "speculation_rate_histogram": _records({"from": edges[:-1], "to": edges[1:], "responses": counts}),
+        "speculation_rate_histogram": _records(
+            {"from": edges[:-1], "to": edges[1:], "responses": counts}
+        ),
     }
 
 
@@ -164,7 +184,8 @@ def _records(columns: dict[str, Any]) -> list[Any]:
 
 
 def _hit_lengths(hits: Ints) -> list[Any]:
-    """Return the hits between powers of two: their number, and their share of the hits and of the tokens."""
+    """Return the hits between powers of two: their number, and their share of the hits and of the
+    tokens."""
     hits = hits[hits > 0]
     bucket = np.ceil(np.log2(hits)).astype(np.int64)
     number, tokens = np.bincount(bucket), np.bincount(bucket, weights=hits)
@@ -181,25 +202,28 @@ def _hit_lengths(hits: Ints) -> list[Any]:
 
 
 def _sequences_that_fit(profile: TableProfile, kv_tokens: float) -> float:
-    """Return the number of sequences of this length that fit in GPU memory beside the weights; infinite for an unknown model
-    or GPU."""
+    """Return the number of sequences of this length that fit in GPU memory beside the weights;
+    infinite for an unknown model or GPU."""
     metadata = profile.metadata
     if metadata.model not in MODELS or metadata.gpu not in GPUS:
         return math.inf
     shape, memory_bytes = MODELS[metadata.model], GPUS[metadata.gpu].memory_bytes
     config, tp = EngineConfig(), metadata.tp
     weight_bytes = weight_bytes_per_gpu(shape, tp, metadata.dp, metadata.ep, metadata.precision)
-    free = max(memory_bytes * config.gpu_memory_utilization - config.reserve_bytes - weight_bytes, 0.0)
+    free = max(
+        memory_bytes * config.gpu_memory_utilization - config.reserve_bytes - weight_bytes, 0.0
+    )
     groups = layer_groups(shape, tp, config.block_size, KV_SHARE[metadata.kv_precision])
     limits = limits_in(groups, int(free // groups.block_bytes), shape, config)
     return metadata.dp * cache_capacity_tokens(limits, kv_tokens) / kv_tokens
 
 
 def _pays(measured: MeasuredDrafts, profile: TableProfile) -> dict[str, Any]:
-    """Return seconds a token with and without drafts by batch, all sequences with the trace's typical length and acceptance.
+    """Return seconds a token with and without drafts by batch, all sequences with the trace's
+    typical length and acceptance.
 
-    Drafts are of the window of `measured`, and of the best fixed window. The largest batch is one that the profile covers and
-    the GPUs' memory holds.
+    Drafts are of the window of `measured`, and of the best fixed window. The largest batch is one
+    that the profile covers and the GPUs' memory holds.
     """
     served, tokens = measured.served, measured.tokens
     prompts = measured.trace.column("prompt_tokens").astype(np.int64)
@@ -208,7 +232,9 @@ def _pays(measured: MeasuredDrafts, profile: TableProfile) -> dict[str, Any]:
     kv_tokens = float(np.average(prompts[served] + tokens[served] / 2, weights=weight))
     t, times = profile.even, text_drafts(profile)
     most_positions = min(t.dense_tokens[-1], t.sampled_sequences[-1])
-    windows = {k: run_passes(measured.runs, tokens, Fixed(tokens=k).rule).of(served) for k in FIXED_WINDOWS}
+    windows = {
+        k: run_passes(measured.runs, tokens, Fixed(tokens=k).rule).of(served) for k in FIXED_WINDOWS
+    }
     of_window = measured.passes.of(served)
 
     def token_s(passes: Passes, batch: int) -> float:
@@ -219,7 +245,11 @@ def _pays(measured: MeasuredDrafts, profile: TableProfile) -> dict[str, Any]:
         return (profile.verify_s(batch, drafted, kv_tokens) + drafting_s) / passes.accept_length
 
     room = _sequences_that_fit(profile, kv_tokens)
-    most = min(t.decode_sequences[-1], most_positions, room) if kv_tokens <= t.decode_kv_tokens[-1] else 0
+    most = (
+        min(t.decode_sequences[-1], most_positions, room)
+        if kv_tokens <= t.decode_kv_tokens[-1]
+        else 0
+    )
     rows = []
     for batch in (batch for batch in BATCHES if batch <= most):
         plain_s, speculative_s = profile.decode_s(batch, kv_tokens), token_s(of_window, batch)
@@ -278,15 +308,25 @@ def _words(measured: MeasuredDrafts, rows: list[dict[str, Any]]) -> str:
 def model_yaml(description: dict[str, Any]) -> str:
     """Return the fitted model as a section of a scenario."""
     model = RunModel.model_validate(description["run_model"]).model_dump(mode="json")
-    drafter = description["drafter"].partition("-")[0]  # history-paper and history-code are both history
+    drafter = description["drafter"].partition("-")[
+        0
+    ]  # history-paper and history-code are both history
     section = {"speculation": {"runs": {drafter: model}}}
-    return yaml.safe_dump(section, default_flow_style=None, sort_keys=False, width=120, allow_unicode=True)
+    return yaml.safe_dump(
+        section, default_flow_style=None, sort_keys=False, width=120, allow_unicode=True
+    )
 
 
 def history_words(history: dict[str, Any]) -> str:
     """Return words for the texts that the drafter of a report drafts from."""
     if history["kind"] == "epochs":
-        return "the epoch before" if history["epochs_back"] == 1 else f"the {history['epochs_back']} epochs before"
+        return (
+            "the epoch before"
+            if history["epochs_back"] == 1
+            else f"the {history['epochs_back']} epochs before"
+        )
     if history["kind"] == "siblings":
-        return "siblings in lockstep" if history["known"] == "lockstep" else "siblings that are over"
+        return (
+            "siblings in lockstep" if history["known"] == "lockstep" else "siblings that are over"
+        )
     return "the response's own text"

@@ -1,10 +1,12 @@
 """Agreement: the distance of a measured run from the predicted one, in time and in decisions.
 
-Invariant: computed from the tables of two results alone, over the samples that finished in both. So any two runs of one
-schedule on one trace can be compared: a simulation with a replay, also an interrupted one, and two repeats with each other.
+Invariant: computed from the tables of two results alone, over the samples that finished in both. So
+any two runs of one schedule on one trace can be compared: a simulation with a replay, also an
+interrupted one, and two repeats with each other.
 
-Most errors are on the *rollout clock*: the seconds up to an instant in which at least one worker rolled out. Training that is
-held for a stated time in both runs would dilute an error of the wall clock.
+Most errors are on the *rollout clock*: the seconds up to an instant in which at least one worker
+rolled out. Training that is held for a stated time in both runs would dilute an error of the wall
+clock.
 """
 
 from __future__ import annotations
@@ -41,11 +43,12 @@ class Both(Generic[T]):
 class Figures:
     """Figures of whole runs; None where a run has no such figure.
 
-    rollout_s, wall_s  rollout clock and wall clock at the last update that both runs made
-    bubble             share of idle GPU time of rollout workers (`metrics.rollout_bubble`), from the start of the first rollout
+    rollout_s, wall_s  rollout clock and wall clock at the last update that both runs made bubble
+    share of idle GPU time of rollout workers (`metrics.rollout_bubble`), from the start of the
+    first rollout
                        to the end of the last
-    acceptance         accepted / drafted tokens, and
-    accept_length      tokens that a pass with a draft yields, both of the samples that finished in both runs
+    acceptance         accepted / drafted tokens, and accept_length      tokens that a pass with a
+    draft yields, both of the samples that finished in both runs
     """
 
     rollout_s: Both[float | None]
@@ -59,13 +62,12 @@ class Figures:
 class Errors:
     """Errors of predicted figures; None where there is nothing to compare.
 
-    makespan_err       (predicted - measured) / measured of the rollout clock
-    wall_err           (predicted - measured) / measured of the wall clock, which includes training, rewards and waiting
-    sample_mape        mean |predicted - measured| / measured of when a sample finished, on the rollout clock
-    latency_mape       mean |predicted - measured| / measured of a sample's seconds from start to finish, on the wall clock
-    bubble_err         predicted - measured
-    acceptance_err     predicted - measured
-    accept_length_err  (predicted - measured) / measured
+    makespan_err       (predicted - measured) / measured of the rollout clock wall_err
+    (predicted - measured) / measured of the wall clock, which includes training, rewards and
+    waiting sample_mape        mean |predicted - measured| / measured of when a sample finished, on
+    the rollout clock latency_mape       mean |predicted - measured| / measured of a sample's
+    seconds from start to finish, on the wall clock bubble_err         predicted - measured
+    acceptance_err     predicted - measured accept_length_err  (predicted - measured) / measured
     """
 
     makespan_err: float | None
@@ -81,11 +83,12 @@ class Errors:
 class Share:
     """A worker's share in the samples of one policy update.
 
-    started_s, ended_s  first start of these samples at the worker, and their last end, in seconds since the start of the run
-    tokens              tokens of these samples that the worker generated
-    batch               samples of any update at the worker in that time, as a mean over the time that it rolled out
-    accept_length       tokens that a pass with a draft yielded, of the samples that finished there; None without drafts
-    policy_versions     versions of the weights that generated the tokens
+    started_s, ended_s  first start of these samples at the worker, and their last end, in seconds
+    since the start of the run tokens              tokens of these samples that the worker generated
+    batch               samples of any update at the worker in that time, as a mean over the time
+    that it rolled out accept_length       tokens that a pass with a draft yielded, of the samples
+    that finished there; None without drafts policy_versions     versions of the weights that
+    generated the tokens
     """
 
     started_s: float
@@ -98,7 +101,8 @@ class Share:
 
 @dataclass(frozen=True)
 class UpdatePart:
-    """The samples of a policy update at one worker, or at all (`worker` is None); None for a run without such samples."""
+    """The samples of a policy update at one worker, or at all (`worker` is None); None for a run
+    without such samples."""
 
     step: int
     worker: int | None
@@ -154,9 +158,9 @@ class Spread:
 def agree(predicted: Result, measured: Result, near_tie_s: float | None = None) -> Agreement:
     """Compare two runs of one schedule on one trace.
 
-    Two events of a run within `near_tie_s` may change places; by default within two passes, since a command of either run
-    waits for the end of a pass. Raise `InputError` for runs of different systems or traces, or on different numbers of
-    workers.
+    Two events of a run within `near_tie_s` may change places; by default within two passes, since a
+    command of either run waits for the end of a pass. Raise `InputError` for runs of different
+    systems or traces, or on different numbers of workers.
     """
     for result in (predicted, measured):
         require(result.metadata, "end_s")
@@ -166,7 +170,9 @@ def agree(predicted: Result, measured: Result, near_tie_s: float | None = None) 
     tie_s = 2 * max(_pass_s(p), _pass_s(m)) if near_tie_s is None else near_tie_s
     updates = min(len(p.updated_s), len(m.updated_s))
     places: list[int | None] = [None, *range(p.workers)]
-    compared = [UpdatePart(k, w, _share(p, k, w), _share(m, k, w)) for k in range(updates) for w in places]
+    compared = [
+        UpdatePart(k, w, _share(p, k, w), _share(m, k, w)) for k in range(updates) for w in places
+    ]
     parts = [part for part in compared if part.predicted or part.measured]
     return Agreement(
         workers=p.workers,
@@ -193,29 +199,40 @@ def method_without_drafts(result: Result) -> str | None:
 
 
 def repeat_spread(results: Sequence[Result]) -> Spread | None:
-    """Return the errors between repeats of one run, the scale for the errors of a prediction; None for fewer than two."""
+    """Return the errors between repeats of one run, the scale for the errors of a prediction; None
+    for fewer than two."""
     if len(results) < 2:
         return None
     views = [view_run(result) for result in results]
     pairs = [(a, b, _finished_in_both(a, b)) for a, b in permutations(views, 2)]
     by_pair = [asdict(_errors(a, b, uids, _figures(a, b, uids))) for a, b, uids in pairs]
-    sizes = {key: [abs(errors[key]) for errors in by_pair if errors[key] is not None] for key in by_pair[0]}
+    sizes = {
+        key: [abs(errors[key]) for errors in by_pair if errors[key] is not None]
+        for key in by_pair[0]
+    }
     return Spread(
         repeats=len(results),
         largest=Errors(**{name: max(values, default=None) for name, values in sizes.items()}),
-        mean=Errors(**{name: sum(values) / len(values) if values else None for name, values in sizes.items()}),
+        mean=Errors(
+            **{
+                name: sum(values) / len(values) if values else None
+                for name, values in sizes.items()
+            }
+        ),
     )
 
 
 def finished_on_clock(predicted: Result, measured: Result) -> tuple[Ints, Floats, Floats]:
-    """Return the samples that finished in both runs (uids) and when, on the rollout clock of either run."""
+    """Return the samples that finished in both runs (uids) and when, on the rollout clock of either
+    run."""
     p, m = view_run(predicted), view_run(measured)
     uids = _finished_in_both(p, m)
     return np.array(uids, np.int64), _completions(p, uids), _completions(m, uids)
 
 
 def _finished_in_both(p: RunView, m: RunView) -> list[int]:
-    """Return the uids of the samples that finished in both runs. Raise `InputError` for runs that cannot be compared."""
+    """Return the uids of the samples that finished in both runs. Raise `InputError` for runs that
+    cannot be compared."""
     systems = p.result.metadata.get("system"), m.result.metadata.get("system")
     refuse(
         (
@@ -229,14 +246,18 @@ def _finished_in_both(p: RunView, m: RunView) -> list[int]:
         ),
     )
     uids = sorted(p.finished_s.keys() & m.finished_s.keys())
-    tokens = [dict(zip(v.samples["uid"].tolist(), v.samples["generated_tokens"].tolist(), strict=True)) for v in (p, m)]
+    tokens = [
+        dict(zip(v.samples["uid"].tolist(), v.samples["generated_tokens"].tolist(), strict=True))
+        for v in (p, m)
+    ]
     for uid in sorted(p.names.keys() & m.names.keys()):
         if p.names[uid] != m.names[uid]:
             raise InputError(
                 f"sample {uid} is {p.names[uid]} (prompt/sample/epoch) predicted and {m.names[uid]} measured: runs of "
                 "different traces; compare two of one trace"
             )
-    # A recorded run that went beyond the end of its trace had new samples of other lengths, which cannot be predicted.
+    # A recorded run that went beyond the end of its trace had new samples of other lengths, which
+    # cannot be predicted.
     again = _repeated(p) | _repeated(m)
     other = {uid for uid in uids if tokens[0][uid] != tokens[1][uid]}
     for uid in sorted(other - again):
@@ -254,8 +275,11 @@ def _repeated(view: RunView) -> set[int]:
 
 
 def _ahead(view: RunView, in_both: Sequence[int]) -> int:
-    """Return the number of samples that finished in this run alone and waited for a later update when it ended."""
-    buffered = view.result.samples.filter(pc.equal(view.result.samples.column("status"), "buffered"))
+    """Return the number of samples that finished in this run alone and waited for a later update
+    when it ended."""
+    buffered = view.result.samples.filter(
+        pc.equal(view.result.samples.column("status"), "buffered")
+    )
     return len(set(buffered.column("uid").to_pylist()) & view.finished_s.keys() - set(in_both))
 
 
@@ -266,7 +290,9 @@ def _figures(p: RunView, m: RunView, uids: Sequence[int]) -> Figures:
     until = Both(_until(p, m, uids), _until(m, p, uids))
     rates = [_draft_rates(view, np.isin(view.samples["uid"], uids)) for view in (p, m)]
     return Figures(
-        rollout_s=Both(float(p.clock(until.predicted)) or None, float(m.clock(until.measured)) or None),
+        rollout_s=Both(
+            float(p.clock(until.predicted)) or None, float(m.clock(until.measured)) or None
+        ),
         wall_s=Both(until.predicted or None, until.measured or None),
         bubble=Both(_bubble(p, until.predicted), _bubble(m, until.measured)),
         acceptance=Both(rates[0][0], rates[1][0]),
@@ -288,7 +314,8 @@ def _errors(p: RunView, m: RunView, uids: Sequence[int], figures: Figures) -> Er
 
 
 def _until(view: RunView, other: RunView, uids: Sequence[int]) -> float:
-    """Return the second of the last update that both runs made; without one, of the end of the last common sample."""
+    """Return the second of the last update that both runs made; without one, of the end of the last
+    common sample."""
     updates = min(len(view.updated_s), len(other.updated_s))
     if updates:
         return float(view.updated_s[updates - 1])
@@ -309,18 +336,28 @@ def _bubble(view: RunView, until_s: float) -> float | None:
 
 
 def _draft_rates(view: RunView, chosen: NDArray[np.bool_]) -> tuple[float | None, float | None]:
-    """Return accepted / drafted tokens of some samples, and the tokens that a pass with a draft yields; None without drafts."""
+    """Return accepted / drafted tokens of some samples, and the tokens that a pass with a draft
+    yields; None without drafts."""
     columns = ("drafted_tokens", "accepted_tokens", "verifications", "verified_tokens")
-    drafted, accepted, verifications, verified = (int(view.samples[name][chosen].sum()) for name in columns)
-    return accepted / drafted if drafted else None, verified / verifications if verifications else None
+    drafted, accepted, verifications, verified = (
+        int(view.samples[name][chosen].sum()) for name in columns
+    )
+    return (
+        accepted / drafted if drafted else None,
+        verified / verifications if verifications else None,
+    )
 
 
 def _relative(both: Both[float | None]) -> float | None:
-    return None if both.predicted is None or not both.measured else both.predicted / both.measured - 1
+    return (
+        None if both.predicted is None or not both.measured else both.predicted / both.measured - 1
+    )
 
 
 def _apart(both: Both[float | None]) -> float | None:
-    return None if both.predicted is None or both.measured is None else both.predicted - both.measured
+    return (
+        None if both.predicted is None or both.measured is None else both.predicted - both.measured
+    )
 
 
 def _mape(predicted: Floats, measured: Floats) -> float | None:
@@ -340,24 +377,33 @@ def _share(view: RunView, step: int, worker: int | None) -> Share | None:
         of_samples &= samples["worker"] == worker
     if not of_segments.any():
         return None
-    started_s, ended_s = float(segments["started_s"][of_segments].min()), float(segments["ended_s"][of_segments].max())
+    started_s, ended_s = (
+        float(segments["started_s"][of_segments].min()),
+        float(segments["ended_s"][of_segments].max()),
+    )
     return Share(
         started_s=started_s,
         ended_s=ended_s,
         tokens=int(segments["tokens"][of_segments].sum()),
-        batch=_batch(view, range(view.workers) if worker is None else (worker,), started_s, ended_s),
+        batch=_batch(
+            view, range(view.workers) if worker is None else (worker,), started_s, ended_s
+        ),
         accept_length=_draft_rates(view, of_samples)[1],
         policy_versions=tuple(np.unique(segments["policy_version"][of_segments]).tolist()),
     )
 
 
 def _batch(view: RunView, workers: Sequence[int], start_s: float, end_s: float) -> float:
-    """Return the mean number of samples at a worker while it rolls out, over the window and the workers."""
+    """Return the mean number of samples at a worker while it rolls out, over the window and the
+    workers."""
     samples_s, rollout_s = 0.0, 0.0
     for worker in workers:
         clock, at_worker = view.clocks[worker], view.segments["worker"] == worker
         first, last = clock(start_s), clock(end_s)
-        begins, ends = (np.clip(clock(view.segments[n][at_worker]), first, last) for n in ("started_s", "ended_s"))
+        begins, ends = (
+            np.clip(clock(view.segments[n][at_worker]), first, last)
+            for n in ("started_s", "ended_s")
+        )
         samples_s += float((ends - begins).sum())
         rollout_s += float(last - first)
     return samples_s / rollout_s if rollout_s else 0.0
@@ -368,5 +414,7 @@ def _pass_s(view: RunView) -> float:
     tokens = view.segments["tokens"]
     if not len(tokens):
         return 0.0
-    token_s = float(np.median((view.segments["ended_s"] - view.segments["started_s"]) / np.maximum(tokens, 1)))
+    token_s = float(
+        np.median((view.segments["ended_s"] - view.segments["started_s"]) / np.maximum(tokens, 1))
+    )
     return token_s * (_draft_rates(view, np.ones(len(view.samples["uid"]), bool))[1] or 1.0)

@@ -1,6 +1,7 @@
 """Allocation of one step of a trace to workers in RhymeRL's two tiers, as data.
 
-Invariant: every time is predicted by `RolloutTimes` from the profile and the history's lengths; nothing is simulated.
+Invariant: every time is predicted by `RolloutTimes` from the profile and the history's lengths;
+nothing is simulated.
 """
 
 from __future__ import annotations
@@ -55,21 +56,29 @@ def allocate_step(
 ) -> dict[str, Any]:
     """Return the allocation of one step's prompts to `workers`, ready for JSON.
 
-    `epoch` is the history and `step` is allocated; by default, the last epoch but one and the first step after it. Where no
-    epoch comes before the step, its own lengths stand for the history, and `notes` say so. `max_workers` is by default
-    `best_max_workers`. `optimum` adds `shortest_two_steps` to the compared plans. Raise `InputError` for an epoch or a step
-    that the trace lacks and for an impossible allocation.
+    `epoch` is the history and `step` is allocated; by default, the last epoch but one and the first
+    step after it. Where no epoch comes before the step, its own lengths stand for the history, and
+    `notes` say so. `max_workers` is by default `best_max_workers`. `optimum` adds
+    `shortest_two_steps` to the compared plans. Raise `InputError` for an epoch or a step that the
+    trace lacks and for an impossible allocation.
     """
     if not 1 <= groups <= workers:
-        raise InputError(f"allocate: {groups} groups on {workers} workers; each group needs a worker of its own")
+        raise InputError(
+            f"allocate: {groups} groups on {workers} workers; each group needs a worker of its own"
+        )
     epoch, step = _history_and_step(trace, epoch, step)
     ranked, samples, of_history = _ranked(trace, epoch, step, groups, representative)
     most = max(min(max_workers or workers, workers - (groups - 1) * min_workers), 1)
     prompt_tokens = of_history.pop("prompt_tokens")
-    batch, longest = min(max(samples), max_num_seqs), round(max(float(group.lengths_tokens.max()) for group in ranked))
+    batch, longest = (
+        min(max(samples), max_num_seqs),
+        round(max(float(group.lengths_tokens.max()) for group in ranked)),
+    )
     profile = covering(profile, batch, batch, prompt_tokens + longest)
     times = RolloutTimes(profile, longest, max_num_seqs, prompt_tokens)
-    seconds = times.table([group.lengths_tokens for group in ranked], samples, most, [Drafted(accept_length)] * groups)
+    seconds = times.table(
+        [group.lengths_tokens for group in ranked], samples, most, [Drafted(accept_length)] * groups
+    )
     if max_workers is None:
         most = best_max_workers(seconds, workers, train_s, min_workers, precision_s)
     table = seconds[:, :most]
@@ -121,13 +130,18 @@ def allocate_step(
 def _ranked(
     trace: Trace, epoch: int, step: int, groups: int, representative: Representative
 ) -> tuple[Sequence[RankingGroup], list[int], dict[str, Any]]:
-    """Return the ranking groups of the step's prompts, their samples, and the coverage of the step by the history."""
-    epochs, steps, prompts, tokens = (trace.column(c) for c in ("epoch", "step", "prompt_id", "response_tokens"))
+    """Return the ranking groups of the step's prompts, their samples, and the coverage of the step
+    by the history."""
+    epochs, steps, prompts, tokens = (
+        trace.column(c) for c in ("epoch", "step", "prompt_id", "response_tokens")
+    )
     in_step, in_history = steps == step, epochs == epoch
     known = in_step & np.isin(prompts, prompts[in_history])
     past = in_history & np.isin(prompts, prompts[in_step])
     if not known.any():
-        raise InputError(f"allocate: no prompt of step {step} is in epoch {epoch}; choose another --epoch or --step")
+        raise InputError(
+            f"allocate: no prompt of step {step} is in epoch {epoch}; choose another --epoch or --step"
+        )
     ranked = ranking_groups(prompts[past], tokens[past], groups, representative)
     samples = [int(np.isin(prompts[known], group.prompts).sum()) for group in ranked]
     covered = {
@@ -144,11 +158,14 @@ def _records(**columns: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _history_and_step(trace: Trace, epoch: int | None, step: int | None) -> tuple[int, int]:
-    """Return the epoch of the history and the step to allocate, of which both, one or none may be given."""
+    """Return the epoch of the history and the step to allocate, of which both, one or none may be
+    given."""
     epochs, steps = trace.column("epoch"), trace.column("step")
     every = np.unique(epochs).tolist()
     if epoch is not None and epoch not in every:
-        raise InputError(f"--epoch {epoch}: the trace has the epochs {every[0]} to {every[-1]}; choose one of them")
+        raise InputError(
+            f"--epoch {epoch}: the trace has the epochs {every[0]} to {every[-1]}; choose one of them"
+        )
     if step is not None:
         if step not in steps:
             raise InputError(
@@ -167,14 +184,19 @@ def _history_and_step(trace: Trace, epoch: int | None, step: int | None) -> tupl
     return epoch, int(later.min() if later.size else steps[epochs == epoch].max())
 
 
-def _compared(name: str, seconds: NDArray[np.float64], counts: Sequence[int], train_s: float) -> dict[str, Any]:
+def _compared(
+    name: str, seconds: NDArray[np.float64], counts: Sequence[int], train_s: float
+) -> dict[str, Any]:
     times = predicted_s(seconds, counts)
     return {
         "plan": name,
         "workers": list(counts),
         "longest_group_s": max(times),
         "longest_two_steps_s": float(two_step_sums(times, counts).max()),
-        "step_s": {"reversed": step_s(times, counts, train_s), "pairing": step_s(times, counts, train_s, pairing=True)},
+        "step_s": {
+            "reversed": step_s(times, counts, train_s),
+            "pairing": step_s(times, counts, train_s, pairing=True),
+        },
     }
 
 
@@ -184,7 +206,9 @@ def _growth(trace: Trace, epoch: int) -> float | None:
     before, now = epochs == max(epochs[epochs < epoch], default=epoch), epochs == epoch
     if epochs.min() == epoch or not np.isin(prompts[now], prompts[before]).any():
         return None
-    return growth_factor(median_tokens(prompts[before], tokens[before]), median_tokens(prompts[now], tokens[now]))
+    return growth_factor(
+        median_tokens(prompts[before], tokens[before]), median_tokens(prompts[now], tokens[now])
+    )
 
 
 def _notes(d: dict[str, Any]) -> list[str]:
@@ -203,7 +227,10 @@ def _notes(d: dict[str, Any]) -> list[str]:
         f"({d['t0_s']:.1f} s), so t0 is that, and the group gets as many.": several and bounded,
         f"{d['leftover_workers']} workers were not needed for the target: they went to the slowest groups that "
         "they make faster (the paper does not say where they go).": d["leftover_workers"],
-        "The longest group ends by t0 with the fewest workers: no gradient is needed.": d["gradient_s"] == 0
+        "The longest group ends by t0 with the fewest workers: no gradient is needed.": d[
+            "gradient_s"
+        ]
+        == 0
         and several,
     }
     return [note for note, holds in notes.items() if holds]

@@ -1,11 +1,12 @@
-"""The critical path of a policy update: its last cause, the last cause of that, and so on, back to the previous update.
+"""The critical path of a policy update: its last cause, the last cause of that, and so on, back to
+the previous update.
 
-Invariant: every link is a record, a span of a lane or a segment of a response, that ended just as the next link began;
-links touch, and cover the time between the two updates. Where no record ended just then, the path has a link of kind
-"unknown" and goes on with the record that ended last.
+Invariant: every link is a record, a span of a lane or a segment of a response, that ended just as
+the next link began; links touch, and cover the time between the two updates. Where no record ended
+just then, the path has a link of kind "unknown" and goes on with the record that ended last.
 
-"Just as" is one instant; at a busy worker, which reacts at its next boundary, within two passes before. The gap is then a
-link of kind "boundary".
+"Just as" is one instant; at a busy worker, which reacts at its next boundary, within two passes
+before. The gap is then a link of kind "boundary".
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ HELD_UP = 10  # samples in a list
 
 
 class PathLink(NamedTuple):
-    """A link of the path. `kind` is the kind of a span, or generate, environment, reward, boundary, unknown; `where` is its
-    lane; `sample` is prompt/sample/epoch for a response."""
+    """A link of the path. `kind` is the kind of a span, or generate, environment, reward, boundary,
+    unknown; `where` is its lane; `sample` is prompt/sample/epoch for a response."""
 
     kind: str
     where: str
@@ -59,8 +60,8 @@ class CriticalPath:
 
 
 class HeldUp(NamedTuple):
-    """A sample of an update's batch: its first start and its end. `held_s` are the seconds for which the batch waited for it
-    with the trainer free, after all samples that ended before it."""
+    """A sample of an update's batch: its first start and its end. `held_s` are the seconds for
+    which the batch waited for it with the trainer free, after all samples that ended before it."""
 
     sample: str
     worker: int
@@ -84,7 +85,8 @@ def _summed(parts: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 class _Event(NamedTuple):
-    """The end of a span of a lane, or of a segment of a sample (its row), which `finishes` the sample or not."""
+    """The end of a span of a lane, or of a segment of a sample (its row), which `finishes` the
+    sample or not."""
 
     link: PathLink
     lane: str
@@ -104,7 +106,12 @@ class Paths:
         self.finished_s: list[float] = result.steps.column("finished_s").to_pylist()
         self._reward_s = float(result.metadata["scenario"]["training"]["reward_s"])
         shown = timeline.where(~timeline.of_kind("rollout", "idle", "train_drafter"))
-        columns = (shown.lane.tolist(), shown.kind.tolist(), shown.started_s.tolist(), shown.ended_s.tolist())
+        columns = (
+            shown.lane.tolist(),
+            shown.kind.tolist(),
+            shown.started_s.tolist(),
+            shown.ended_s.tolist(),
+        )
         links = [
             PathLink(timeline.kinds[kind], timeline.lanes[lane].name, *at_s)
             for lane, kind, *at_s in zip(*columns, strict=True)
@@ -112,7 +119,10 @@ class Paths:
         events = [_Event(link, link.where) for link in links]
         ends = {(link.where, link.started_s): link.ended_s for link in links}
         row_of = {uid: row for row, uid in enumerate(samples["uid"])}
-        parts = (result.segments.column(n).to_pylist() for n in ("uid", "worker", "started_s", "ended_s", "tokens"))
+        parts = (
+            result.segments.column(n).to_pylist()
+            for n in ("uid", "worker", "started_s", "ended_s", "tokens")
+        )
         self._segments: list[list[_Event]] = [[] for _ in samples["uid"]]
         for uid, worker, started_s, ended_s, tokens in zip(*parts, strict=True):
             row, lane_name = row_of[uid], f"rollout-{worker:03d}"
@@ -122,7 +132,9 @@ class Paths:
             last = ended_s == samples["finished_s"][row]
             self._segments[row].append(_Event(link, lane_name, row, len(self._segments[row]), last))
             events.append(self._segments[row][-1])
-        self._events = sorted((e for e in events if e.link.ended_s > e.link.started_s), key=lambda e: e.link.ended_s)
+        self._events = sorted(
+            (e for e in events if e.link.ended_s > e.link.started_s), key=lambda e: e.link.ended_s
+        )
         self._ended_s = [e.link.ended_s for e in self._events]
         generated = [e.link for e in self._events if e.link.kind == "generate"]
         token_s = [(link.ended_s - link.started_s) / max(link.tokens, 1) for link in generated]
@@ -148,18 +160,29 @@ class Paths:
             if event.row < 0 and after is not None and after.lane == event.lane and after.row >= 0:
                 event = after._replace(link=event.link)
             after, at_s = event, event.link.started_s
-        cut = [k._replace(started_s=max(k.started_s, begin_s)) for k in links if k.ended_s > begin_s]
+        cut = [
+            k._replace(started_s=max(k.started_s, begin_s)) for k in links if k.ended_s > begin_s
+        ]
         return CriticalPath(step, begin_s, end_s, tuple(reversed(cut)))
 
     def _before(self, at_s: float, after: _Event | None, step: int) -> tuple[_Event | None, str]:
-        """Return the event that ended just as another began, and the kind of the gap between the two."""
+        """Return the event that ended just as another began, and the kind of the gap between the
+        two."""
         same_s, reward_s, near_s = SAME_S * max(at_s, 1.0), self._reward_s, self._near_s
         ended = self._ending(at_s - same_s, at_s + same_s, at_s)
         if after is None:  # the update itself
             return next((e for e in ended if e.row < 0 and e.link.kind in TRAINS), None), ""
-        scored = self._ending(at_s - reward_s - same_s, at_s - reward_s + same_s, at_s)[::-1] if reward_s > 0 else []
+        scored = (
+            self._ending(at_s - reward_s - same_s, at_s - reward_s + same_s, at_s)[::-1]
+            if reward_s > 0
+            else []
+        )
         trains = after.row < 0 and after.link.kind in TRAINS
-        part = [self._segments[after.row][after.segment - 1]] if after.row >= 0 and after.segment > 0 else []
+        part = (
+            [self._segments[after.row][after.segment - 1]]
+            if after.row >= 0 and after.segment > 0
+            else []
+        )
         last = bisect_right(self._ended_s, at_s - same_s)
 
         def is_trained(e: _Event) -> bool:
@@ -167,7 +190,11 @@ class Paths:
 
         # In order: candidates, which of them count, and the kind of the gap.
         rules: tuple[tuple[Sequence[_Event], Callable[[_Event], bool], str], ...] = (
-            (part, lambda e: abs(e.link.ended_s - at_s) <= same_s, ""),  # its own segment before an interruption
+            (
+                part,
+                lambda e: abs(e.link.ended_s - at_s) <= same_s,
+                "",
+            ),  # its own segment before an interruption
             (ended, lambda e: e.row < 0 and e.lane == after.lane, ""),
             (scored, is_trained, "reward"),
             (ended, is_trained, ""),
@@ -178,19 +205,29 @@ class Paths:
             (scored, lambda e: e.finishes, "reward"),
             (part, lambda e: e.lane == after.lane, "environment"),
             (self._ending(at_s - near_s, at_s, at_s)[::-1], lambda e: True, "boundary"),
-            (self._ending(at_s - reward_s - near_s, at_s - reward_s, at_s)[::-1], lambda e: e.finishes, "reward"),
+            (
+                self._ending(at_s - reward_s - near_s, at_s - reward_s, at_s)[::-1],
+                lambda e: e.finishes,
+                "reward",
+            ),
             (self._events[max(last - 1, 0) : last], lambda e: True, "unknown"),
         )
-        return next(((e, gap) for events, counts, gap in rules for e in events if counts(e)), (None, "unknown"))
+        return next(
+            ((e, gap) for events, counts, gap in rules for e in events if counts(e)),
+            (None, "unknown"),
+        )
 
     def _ending(self, from_s: float, to_s: float, before_s: float) -> list[_Event]:
         """Return the events that ended between two instants and began before a third, in time."""
-        a, b = bisect_right(self._ended_s, np.nextafter(from_s, -np.inf)), bisect_right(self._ended_s, to_s)
+        a, b = (
+            bisect_right(self._ended_s, np.nextafter(from_s, -np.inf)),
+            bisect_right(self._ended_s, to_s),
+        )
         return [e for e in self._events[a:b] if e.link.started_s < before_s]
 
     def held_up(self, step: int) -> tuple[list[HeldUp], float]:
-        """Return the samples that ended last, the last first, and the seconds from the batch without them to the whole
-        batch."""
+        """Return the samples that ended last, the last first, and the seconds from the batch
+        without them to the whole batch."""
         begin_s = self.finished_s[step - 1] if step else 0.0
         samples, ends = self._samples, self._samples["finished_s"]
         rows = [row for row, trained in enumerate(samples["trained_step"]) if trained == step]
@@ -198,7 +235,13 @@ class Paths:
         before_s = [max(ends[row], begin_s) for row in rows[1:]] + [begin_s]
         columns = ("worker", "prompt_tokens", "generated_tokens", "started_s", "finished_s")
         last_ones = [
-            HeldUp._make([self._names[row], *(samples[name][row] for name in columns), max(ends[row] - free_s, 0.0)])
+            HeldUp._make(
+                [
+                    self._names[row],
+                    *(samples[name][row] for name in columns),
+                    max(ends[row] - free_s, 0.0),
+                ]
+            )
             for row, free_s in zip(rows[:HELD_UP], before_s, strict=False)
         ]
         return last_ones, sum(sample.held_s for sample in last_ones)

@@ -1,8 +1,10 @@
-"""Diagnosis: known signs of a run that goes wrong, with their figures, thresholds, the sources of these, and remedies.
+"""Diagnosis: known signs of a run that goes wrong, with their figures, thresholds, the sources of
+these, and remedies.
 
-Invariant: a figure is computed from the result's tables, over the updates after the warm-up unless its words say otherwise; a
-finding is made where it is beyond the threshold, and nowhere else. A remedy is a command with existing options (SCENARIO is the
-run's scenario file), and only the command can tell if it helps.
+Invariant: a figure is computed from the result's tables, over the updates after the warm-up unless
+its words say otherwise; a finding is made where it is beyond the threshold, and nowhere else. A
+remedy is a command with existing options (SCENARIO is the run's scenario file), and only the
+command can tell if it helps.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ SYNC_HOLDS_UP = "sync on the critical path"
 
 
 class Finding(NamedTuple):
-    """A sign in a run: its name and meaning, its figure (a share) and threshold, the source of the threshold, a remedy."""
+    """A sign in a run: its name and meaning, its figure (a share) and threshold, the source of the
+    threshold, a remedy."""
 
     name: str
     says: str
@@ -41,7 +44,8 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Evidence:
-    """The evidence of a run: its result, its summary, its waterfall after the warm-up, the paths of these updates."""
+    """The evidence of a run: its result, its summary, its waterfall after the warm-up, the paths of
+    these updates."""
 
     result: Result
     row: Mapping[str, Any]
@@ -59,7 +63,11 @@ class Evidence:
     @property
     def parameters(self) -> dict[str, Any]:
         """Return the parameters of the system in the scenario."""
-        return {key: value for key, value in self.metadata["scenario"]["system"].items() if key != "name"}
+        return {
+            key: value
+            for key, value in self.metadata["scenario"]["system"].items()
+            if key != "name"
+        }
 
     def takes(self, parameter: str) -> bool:
         """Return whether the system has the parameter."""
@@ -68,7 +76,11 @@ class Evidence:
     def again(self, *changes: str) -> str:
         """Return the command of the run with changes."""
         changed = [change.partition("=")[0] for change in changes]
-        plain = [(key, value) for key, value in self.parameters.items() if isinstance(value, str | int | float)]
+        plain = [
+            (key, value)
+            for key, value in self.parameters.items()
+            if isinstance(value, str | int | float)
+        ]
         kept = [f"{key}={in_words(value)}" for key, value in plain if key not in changed]
         return " ".join(["simrl run SCENARIO", f"--system {self.system}", *kept, *changes])
 
@@ -79,7 +91,8 @@ class Evidence:
 
     @property
     def adapted(self) -> str | None:
-        """Return the command of the run with a split that follows idle time; None for a system without such a split."""
+        """Return the command of the run with a split that follows idle time; None for a system
+        without such a split."""
         return self.again("adapt_split_every=2") if self.takes("adapt_split_every") else None
 
     def share(self, part: str) -> float:
@@ -99,19 +112,25 @@ class Evidence:
 
     @property
     def loses_most_to_sync(self) -> bool:
-        """Return whether loading and publishing weights takes more GPU time than any other part that an ideal run lacks."""
+        """Return whether loading and publishing weights takes more GPU time than any other part
+        that an ideal run lacks."""
         lost = {part: gpu_s for part, gpu_s in self.parts.gpu_s.items() if not PARTS[part].ideal}
         return lost.pop("load_weights") + lost.pop("publish") > max(lost.values())
 
 
 def diagnose(evidence: Evidence) -> list[Finding]:
-    """Return the findings in the order of `RULES`; the weight sync first where it is the largest loss."""
+    """Return the findings in the order of `RULES`; the weight sync first where it is the largest
+    loss."""
     findings = [finding for rule in RULES for finding in rule(evidence)]
-    return sorted(findings, key=lambda finding: finding.name != SYNC_HOLDS_UP or not evidence.loses_most_to_sync)
+    return sorted(
+        findings,
+        key=lambda finding: finding.name != SYNC_HOLDS_UP or not evidence.loses_most_to_sync,
+    )
 
 
 def few_drafts_accepted(e: Evidence) -> Iterator[Finding]:
-    """Find low acceptance, except of trees and of drafts ahead of the verifier, most of which are rejected by design."""
+    """Find low acceptance, except of trees and of drafts ahead of the verifier, most of which are
+    rejected by design."""
     facts, rate = e.metadata.get("speculation"), e.row["acceptance_rate"]
     if facts is None or rate is None or facts.get("trees") or "plan" in facts or rate >= 0.5:
         return
@@ -129,7 +148,8 @@ def few_drafts_accepted(e: Evidence) -> Iterator[Finding]:
 
 
 def many_migrate(e: Evidence) -> Iterator[Finding]:
-    """Find many migrations that the history did not predict; in other systems responses move by design."""
+    """Find many migrations that the history did not predict; in other systems responses move by
+    design."""
     share = e.row["migrated_share"]
     if e.system != "rhymerl" or share <= 0.1:
         return
@@ -145,9 +165,12 @@ def many_migrate(e: Evidence) -> Iterator[Finding]:
 
 
 def early_workers_idle(e: Evidence) -> Iterator[Finding]:
-    """Find idle time of the half of the workers that idles most beside busy ones in an update, having least to do."""
+    """Find idle time of the half of the workers that idles most beside busy ones in an update,
+    having least to do."""
     timeline = spans(e.result)
-    workers = [i for i, lane in enumerate(timeline.lanes) if rolls_out(lane) and lane.name[-1].isdecimal()]
+    workers = [
+        i for i, lane in enumerate(timeline.lanes) if rolls_out(lane) and lane.name[-1].isdecimal()
+    ]
     if len(workers) < 2 or not e.paths:
         return
     rolls, idle = timeline.of_kind("rollout"), timeline.of_kind("idle")
@@ -157,9 +180,14 @@ def early_workers_idle(e: Evidence) -> Iterator[Finding]:
         rolled_s = float(rolling(path.ended_s) - rolling(path.started_s))
         if rolled_s <= 0:
             continue
-        a_s, b_s = (np.clip(at_s, path.started_s, path.ended_s) for at_s in (timeline.started_s, timeline.ended_s))
+        a_s, b_s = (
+            np.clip(at_s, path.started_s, path.ended_s)
+            for at_s in (timeline.started_s, timeline.ended_s)
+        )
         beside_s = np.where(idle, rolling(b_s) - rolling(a_s), 0.0)
-        idle_shares = np.sort(np.bincount(timeline.lane, beside_s, len(timeline.lanes))[workers] / rolled_s)[::-1]
+        idle_shares = np.sort(
+            np.bincount(timeline.lane, beside_s, len(timeline.lanes))[workers] / rolled_s
+        )[::-1]
         shares.append(float(idle_shares[: len(workers) // 2].mean()))
     share = float(np.mean(shares)) if shares else 0.0
     if share <= 0.5:
@@ -177,7 +205,8 @@ def early_workers_idle(e: Evidence) -> Iterator[Finding]:
 
 
 def caches_preempted(e: Evidence) -> Iterator[Finding]:
-    """Find preemptions by their number, not their seconds: the repeated prefill costs less than the smaller batch before it."""
+    """Find preemptions by their number, not their seconds: the repeated prefill costs less than the
+    smaller batch before it."""
     work, samples = e.result.spans, e.result.samples.num_rows
     if "preemptions" not in work.column_names or not samples:
         return
@@ -201,7 +230,8 @@ def caches_preempted(e: Evidence) -> Iterator[Finding]:
 
 
 def staleness_binds(e: Evidence) -> Iterator[Finding]:
-    """Find idle workers while the staleness bound is reached; without a numeric bound, while all wait for the trainer."""
+    """Find idle workers while the staleness bound is reached; without a numeric bound, while all
+    wait for the trainer."""
     eta = {**parameters_of("areal"), **e.parameters}["eta"] if e.system == "areal" else None
     share = e.share("trainer_wait") if eta is None else _idle_at_bound(e, eta)
     if share <= 0.1 or not e.separate:
@@ -219,13 +249,15 @@ def staleness_binds(e: Evidence) -> Iterator[Finding]:
 
 
 def _idle_at_bound(e: Evidence, eta: int) -> float:
-    """Return the share of the workers' time that is idle while the begun samples exceed the trained ones by `eta` + 1 batches,
-    less a group (AReaL's inequality)."""
+    """Return the share of the workers' time that is idle while the begun samples exceed the trained
+    ones by `eta` + 1 batches, less a group (AReaL's inequality)."""
     steps, samples, parts = e.result.steps, e.result.samples, e.parts
     batch = float(np.mean(steps.column("samples").to_numpy()))
     started_s = np.sort(pc.drop_null(samples.column("started_s")).to_numpy())
     trained_s = steps.column("finished_s").to_numpy()
-    keys = np.stack([samples.column(name).to_numpy() for name in ("trace_step", "epoch", "prompt_id")])
+    keys = np.stack(
+        [samples.column(name).to_numpy() for name in ("trace_step", "epoch", "prompt_id")]
+    )
     group = int(np.unique(keys, axis=1, return_counts=True)[1].max(initial=1))
     timeline = spans(e.result).within(parts.start_s, parts.end_s)
     idle = timeline.where(timeline.of_kind("idle") & timeline.rolls_out())
@@ -244,23 +276,31 @@ def trainer_starves(e: Evidence) -> Iterator[Finding]:
     share, most = e.row["train_idle"], 1 - BUSY_ENOUGH[0]
     if share <= most:
         return
-    gpus, train, workers = (int(e.metadata[key]) for key in ("gpus", "train_gpus", "rollout_workers"))
+    gpus, train, workers = (
+        int(e.metadata[key]) for key in ("gpus", "train_gpus", "rollout_workers")
+    )
     unit = max((gpus - train) // max(workers, 1), 1)
     wanted = min(max(-(-int(np.ceil(train * (1 - share) / TARGET)) // unit) * unit, unit), train)
     remedy = e.adapted or e.beside("verl_colocated")
     if e.metadata["scenario"]["cluster"].get("train"):
-        remedy = e.again(f"cluster.train.gpus={wanted}") if wanted < train else e.again("cluster.gpus=…")
+        remedy = (
+            e.again(f"cluster.train.gpus={wanted}") if wanted < train else e.again("cluster.gpus=…")
+        )
     elif e.takes("rollout_share") and wanted < train:
         remedy = e.again(f"rollout_share={(gpus - wanted) / gpus:.4g}")
     busy = min(train * (1 - share) / wanted, 1)
-    fewer = f"; {wanted} would be busy for about {busy:.0%} with the same work, if they hold the model"
+    fewer = (
+        f"; {wanted} would be busy for about {busy:.0%} with the same work, if they hold the model"
+    )
     says = f"the trainer's {train} GPUs idle for {share:.0%} of the time{fewer if wanted < train else ''}"
-    yield Finding("trainer starves", says, share, most, "where simrl's adaptive split moves GPUs", remedy)
+    yield Finding(
+        "trainer starves", says, share, most, "where simrl's adaptive split moves GPUs", remedy
+    )
 
 
 def sync_holds_up(e: Evidence) -> Iterator[Finding]:
-    """Find weight sync on the critical paths, where it is not hidden by other work. Where rollout and training have GPUs of
-    their own, the first remedy is another method of the sync."""
+    """Find weight sync on the critical paths, where it is not hidden by other work. Where rollout
+    and training have GPUs of their own, the first remedy is another method of the sync."""
     length_s = sum(path.ended_s - path.started_s for path in e.paths)
     sync_s = sum(path.sync_s for path in e.paths)
     if not length_s or sync_s <= 0.1 * length_s:
@@ -273,11 +313,13 @@ def sync_holds_up(e: Evidence) -> Iterator[Finding]:
         "switch": "switching between rollout and training",
         "transfer": "handing on batches",
     }
-    training, remedy, method = e.metadata["scenario"]["training"], e.beside("laminar", "rhymerl"), ""
+    training, remedy, method = (
+        e.metadata["scenario"]["training"],
+        e.beside("laminar", "rhymerl"),
+        "",
+    )
     if largest in ("load_weights", "publish") and e.separate and training.get("load_s") is None:
-        method = (
-            f"; training.weight_sync is {training.get('weight_sync') or 'not given, so that its seconds are assumed'}"
-        )
+        method = f"; training.weight_sync is {training.get('weight_sync') or 'not given, so that its seconds are assumed'}"
         if training.get("weight_sync") != "reshard":
             remedy = e.again("training.weight_sync=reshard")
     yield Finding(

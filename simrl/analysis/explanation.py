@@ -1,7 +1,9 @@
-"""An explanation of one result, and of the difference between two: data, for the screen and for scripts.
+"""An explanation of one result, and of the difference between two: data, for the screen and for
+scripts.
 
-Invariant: computed from the tables of results alone. Rates (GPU-seconds a trained sample, findings, critical paths) are of the
-window of `simrl.result.metrics`, the updates after the warm-up, as a comparison has them; GPU-hours are of the whole run.
+Invariant: computed from the tables of results alone. Rates (GPU-seconds a trained sample, findings,
+critical paths) are of the window of `simrl.result.metrics`, the updates after the warm-up, as a
+comparison has them; GPU-hours are of the whole run.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ from simrl.result.result import Result
 
 @dataclass(frozen=True)
 class PrefixCache:
-    """The hits of the prefix caches in a whole run: tokens, their share of the tokens that engines looked up, and the saved
-    GPU-seconds at the run's mean of a prefilled token (`gpu_s_per_token`)."""
+    """The hits of the prefix caches in a whole run: tokens, their share of the tokens that engines
+    looked up, and the saved GPU-seconds at the run's mean of a prefilled token
+    (`gpu_s_per_token`)."""
 
     lookup_tokens: int
     hit_tokens: int
@@ -46,9 +49,10 @@ class PoolShare(NamedTuple):
 class Explanation:
     """The reasons for the length of one run.
 
-    `whole` is the waterfall of the run, `steady` the waterfall of the updates after the first `warmup_steps`; `path` is the
-    critical path of one update, `paths_s` the seconds by kind on the paths of all updates after the warm-up; `held_up` are the
-    samples that ended last in the update, and `held_up_s` the seconds from the batch without them to the whole batch.
+    `whole` is the waterfall of the run, `steady` the waterfall of the updates after the first
+    `warmup_steps`; `path` is the critical path of one update, `paths_s` the seconds by kind on the
+    paths of all updates after the warm-up; `held_up` are the samples that ended last in the update,
+    and `held_up_s` the seconds from the batch without them to the whole batch.
     """
 
     label: str
@@ -133,8 +137,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Difference:
-    """Run B against run A: GPU-seconds and seconds a trained sample, and the parts of the GPU-seconds, the largest change
-    first. `cautions` are reasons against comparing the two."""
+    """Run B against run A: GPU-seconds and seconds a trained sample, and the parts of the
+    GPU-seconds, the largest change first. `cautions` are reasons against comparing the two."""
 
     a: str
     b: str
@@ -149,11 +153,14 @@ class Difference:
 
 
 def explain_result(result: Result, step: int | None = None) -> Explanation:
-    """Explain a result. Raise `InputError` if it has no updates after its warm-up, or not the step."""
+    """Explain a result. Raise `InputError` if it has no updates after its warm-up, or not the
+    step."""
     _require_facts(result)
     warmup_steps, updates = counted_warmup(result), result.steps.num_rows
     if step is not None and not 0 <= step < updates:
-        raise InputError(f"--step {step}: the run has updates 0 to {updates - 1}; choose one of them")
+        raise InputError(
+            f"--step {step}: the run has updates 0 to {updates - 1}; choose one of them"
+        )
     paths = Paths(result)
     chosen = paths.typical_step(warmup_steps) if step is None else step
     steady = waterfall(result, *window(result, warmup_steps))
@@ -181,7 +188,9 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
         held_up_s=held_up_s,
         findings=tuple(diagnose(Evidence(result, row, steady, of_updates))),
         pools=tuple(_pools(result.metadata)),
-        not_modelled=() if "replay" in result.metadata else tuple(result.metadata.get("not_modelled") or ()),
+        not_modelled=()
+        if "replay" in result.metadata
+        else tuple(result.metadata.get("not_modelled") or ()),
     )
 
 
@@ -209,16 +218,21 @@ def _admission(metadata: Mapping[str, Any], occupancy: float | None) -> str | No
     if full is None or occupancy is None:
         return f"groups were held back {words}"
     seats = full["sequences"]
-    limit = "max_num_seqs" if seats == metadata["scenario"]["engine"]["max_num_seqs"] else "KV memory"
-    return (
-        f"groups were held back {words}; of the {seats:,} responses that {limit} allows a worker, {occupancy:.0%} ran"
+    limit = (
+        "max_num_seqs" if seats == metadata["scenario"]["engine"]["max_num_seqs"] else "KV memory"
     )
+    return f"groups were held back {words}; of the {seats:,} responses that {limit} allows a worker, {occupancy:.0%} ran"
 
 
 def _planner(metadata: Mapping[str, Any]) -> str | None:
     """Say which tensor-parallel sizes the rounds of each kind had (RollPacker)."""
     rounds = Counter((plan["round"], plan["tp"]) for plan in metadata.get("planner") or ())
-    return ", ".join(f"{kind} rounds at tp {tp} ({number})" for (kind, tp), number in sorted(rounds.items())) or None
+    return (
+        ", ".join(
+            f"{kind} rounds at tp {tp} ({number})" for (kind, tp), number in sorted(rounds.items())
+        )
+        or None
+    )
 
 
 def _prefix_cache(result: Result, whole: Waterfall) -> PrefixCache | None:
@@ -226,9 +240,17 @@ def _prefix_cache(result: Result, whole: Waterfall) -> PrefixCache | None:
     counts = result.metadata.get("prefix_cache")
     if not counts or not counts["prefill_tokens"]:
         return None
-    prefill_gpu_s = sum(s for part, s in whole.gpu_s.items() if part == "prefill" or part.startswith("recompute_"))
+    prefill_gpu_s = sum(
+        s for part, s in whole.gpu_s.items() if part == "prefill" or part.startswith("recompute_")
+    )
     per_token_s, hits = prefill_gpu_s / counts["prefill_tokens"], counts["hit_tokens"]
-    return PrefixCache(counts["lookup_tokens"], hits, hits / counts["lookup_tokens"], per_token_s, hits * per_token_s)
+    return PrefixCache(
+        counts["lookup_tokens"],
+        hits,
+        hits / counts["lookup_tokens"],
+        per_token_s,
+        hits * per_token_s,
+    )
 
 
 def diff_results(a: Result, b: Result) -> Difference:
@@ -278,7 +300,11 @@ def _name(result: Result) -> str:
 def pool_kinds(cluster: Mapping[str, Any]) -> str:
     """Return the kind of a cluster's GPUs, or of both pools."""
     pool = cluster.get("train")
-    return cluster["gpu"] if pool is None else f"{cluster['gpu']} + {pool.get('gpu') or cluster['gpu']}"
+    return (
+        cluster["gpu"]
+        if pool is None
+        else f"{cluster['gpu']} + {pool.get('gpu') or cluster['gpu']}"
+    )
 
 
 def _cautions(a: Result, b: Result, falls: list[Waterfall]) -> list[str]:
@@ -299,7 +325,10 @@ def _cautions(a: Result, b: Result, falls: list[Waterfall]) -> list[str]:
         if value != facts[1][name]:
             shown = f": {value} and {facts[1][name]}" if isinstance(value, str | int) else ""
             cautions.append(f"the two differ in {name}{shown}")
-    trained = [sum(totals(result.steps.slice(counted_warmup(result)), "response_tokens")) for result in (a, b)]
+    trained = [
+        sum(totals(result.steps.slice(counted_warmup(result)), "response_tokens"))
+        for result in (a, b)
+    ]
     tokens = [n / fall.samples for n, fall in zip(trained, falls, strict=True)]
     if abs(tokens[0] / tokens[1] - 1) > 0.03:
         cautions.append(

@@ -1,7 +1,8 @@
-"""A view of a run for comparison: the tables of a `Result` by sample and by worker, and its rollout clock.
+"""A view of a run for comparison: the tables of a `Result` by sample and by worker, and its rollout
+clock.
 
-Invariant: everything is looked up in the tables but the *rollout clock*, which is derived: the seconds before an instant
-in which some worker rolled out.
+Invariant: everything is looked up in the tables but the *rollout clock*, which is derived: the
+seconds before an instant in which some worker rolled out.
 """
 
 from __future__ import annotations
@@ -75,19 +76,27 @@ class RunView(NamedTuple):
 
 
 def short_name(metadata: Mapping[str, Any]) -> str:
-    """Return system and model in a few words, with the name alone of a nested parameter, and the folder of a model's path."""
+    """Return system and model in a few words, with the name alone of a nested parameter, and the
+    folder of a model's path."""
     scenario = metadata.get("scenario", {})
     system = scenario.get("system", {"name": metadata.get("label", "")})
-    words = {key: value.get("name", value) if isinstance(value, dict) else value for key, value in system.items()}
+    words = {
+        key: value.get("name", value) if isinstance(value, dict) else value
+        for key, value in system.items()
+    }
     label = with_parameters(words.pop("name"), words)
     model = Path(scenario.get("model", ""))
-    return " on ".join(filter(None, (label, model.parent.name if model.name == "config.json" else model.name)))
+    return " on ".join(
+        filter(None, (label, model.parent.name if model.name == "config.json" else model.name))
+    )
 
 
 def view_run(result: Result) -> RunView:
     """Return the tables of a result for comparison."""
     numbers = [lane.name.rpartition("-")[2] for lane in spans(result).lanes if rolls_out(lane)]
-    workers = sum(number.isdecimal() for number in numbers)  # "rollout-rest", GPUs that make no worker, has no number
+    workers = sum(
+        number.isdecimal() for number in numbers
+    )  # "rollout-rest", GPUs that make no worker, has no number
     if not numbers:  # stopped before anything took time
         workers = result.metadata.get("rollout_workers") or 0
     samples = {
@@ -95,13 +104,23 @@ def view_run(result: Result) -> RunView:
         for name in result.samples.column_names
         if name not in ("status", "started_s", "finished_s")
     }
-    segments = {name: result.segments.column(name).to_numpy() for name in result.segments.column_names}
+    segments = {
+        name: result.segments.column(name).to_numpy() for name in result.segments.column_names
+    }
     uids = samples["uid"].tolist()
     trained_in = dict(zip(uids, samples["trained_step"].tolist(), strict=True))
-    segments["trained_step"] = np.array([trained_in[uid] for uid in segments["uid"].tolist()], np.int64)
-    names = zip(*(map(str, samples[key].tolist()) for key in ("prompt_id", "sample", "epoch")), strict=True)
+    segments["trained_step"] = np.array(
+        [trained_in[uid] for uid in segments["uid"].tolist()], np.int64
+    )
+    names = zip(
+        *(map(str, samples[key].tolist()) for key in ("prompt_id", "sample", "epoch")), strict=True
+    )
     started_s, finished_s = (
-        {uid: at_s for uid, at_s in zip(uids, result.samples.column(name).to_pylist(), strict=True) if at_s is not None}
+        {
+            uid: at_s
+            for uid, at_s in zip(uids, result.samples.column(name).to_pylist(), strict=True)
+            if at_s is not None
+        }
         for name in ("started_s", "finished_s")
     )
     return RunView(
@@ -121,7 +140,9 @@ def view_run(result: Result) -> RunView:
 
 def _at(timeline: Spans, worker: int) -> NDArray[np.bool_]:
     """Return which spans are at this worker."""
-    return np.array([lane.name == f"rollout-{worker:03d}" for lane in timeline.lanes], bool)[timeline.lane]
+    return np.array([lane.name == f"rollout-{worker:03d}" for lane in timeline.lanes], bool)[
+        timeline.lane
+    ]
 
 
 def _loads(result: Result, worker: int) -> tuple[LoadedVersion, ...]:

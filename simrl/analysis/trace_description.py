@@ -18,9 +18,10 @@ PERCENTILES = (5, 25, 50, 75, 95, 99)
 def describe(trace: Trace) -> dict[str, Any]:
     """Return the trace in numbers, ready for JSON; None stands for numbers that it cannot give.
 
-    `within_group_variance_share` is the share of the variance of log response lengths around the means of their steps
-    that lies inside groups (a prompt's samples in one step); unbiased, so it may pass 1 a little. None without groups
-    of two or where all lengths are equal. `share_at_cap` counts responses as long as the cap, with any finish_reason.
+    `within_group_variance_share` is the share of the variance of log response lengths around the
+    means of their steps that lies inside groups (a prompt's samples in one step); unbiased, so it
+    may pass 1 a little. None without groups of two or where all lengths are equal. `share_at_cap`
+    counts responses as long as the cap, with any finish_reason.
     """
     tokens, prompt_tokens = trace.column("response_tokens"), trace.column("prompt_tokens")
     sizes = np.diff(trace.group_starts, append=len(trace))
@@ -43,14 +44,17 @@ def describe(trace: Trace) -> dict[str, Any]:
         "reward_mean": _reward_mean(trace),
         "has_token_ids": "response_ids" in trace.table.column_names,
         **_turns(trace),
-        "context_tokens": _distribution(prompt_tokens.astype(np.int64) + tokens + trace.observation_tokens()),
+        "context_tokens": _distribution(
+            prompt_tokens.astype(np.int64) + tokens + trace.observation_tokens()
+        ),
         "tools": _tools(trace),
         "metadata": trace.metadata.model_dump(),
     }
 
 
 def _share_cut(trace: Trace) -> float | None:
-    """Return the share of responses ended by a limit of length or context; None without recorded reasons."""
+    """Return the share of responses ended by a limit of length or context; None without recorded
+    reasons."""
     if "finish_reason" not in trace.table.column_names:
         return None
     return float(np.mean(trace.column("finish_reason") == "length"))
@@ -83,12 +87,16 @@ def _tools(trace: Trace) -> list[dict[str, Any]]:
         return []
     rows = trace.table.select([name for name in names if name in trace.table.column_names])
     rows = rows.filter(pc.and_(*(pc.is_valid(rows.column(name)) for name in names[:2])))
-    calls = pd.DataFrame({name: pc.list_flatten(rows.column(name)).to_numpy() for name in rows.column_names})
+    calls = pd.DataFrame(
+        {name: pc.list_flatten(rows.column(name)).to_numpy() for name in rows.column_names}
+    )
     tools = []
     for tool, of_tool in calls.groupby("turn_tool"):
         seconds = of_tool["turn_environment_s"].to_numpy(np.float64)
         p50_s, p95_s = np.percentile(seconds, (50, 95)).tolist()
-        observed = of_tool["turn_observation_tokens"].mean() if "turn_observation_tokens" in calls else 0.0
+        observed = (
+            of_tool["turn_observation_tokens"].mean() if "turn_observation_tokens" in calls else 0.0
+        )
         tools.append(
             {
                 "tool": tool,
@@ -97,7 +105,9 @@ def _tools(trace: Trace) -> list[dict[str, Any]]:
                 "p50_s": p50_s,
                 "p95_s": p95_s,
                 "max_s": float(seconds.max()),
-                "failed_tries": int(of_tool["turn_failures"].sum()) if "turn_failures" in calls else None,
+                "failed_tries": int(of_tool["turn_failures"].sum())
+                if "turn_failures" in calls
+                else None,
                 "observation_tokens_mean": float(observed),
             }
         )
@@ -122,7 +132,10 @@ def _within_group_variance_share(trace: Trace, sizes: NDArray[np.int64]) -> floa
         rest = log_tokens - np.repeat(np.add.reduceat(log_tokens, first) / size, size)
         return float(rest @ rest) / (len(trace) - len(first))
 
-    inside, total = variance_around(trace.group_starts, sizes), variance_around(step_starts, step_sizes)
+    inside, total = (
+        variance_around(trace.group_starts, sizes),
+        variance_around(step_starts, step_sizes),
+    )
     return inside / total if inside >= 0 and total > 0 else None
 
 

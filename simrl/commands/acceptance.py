@@ -31,15 +31,16 @@ else:
 
 
 class AcceptanceView(DataView):
-    """The drafts from texts on a recorded run, counted on its tokens. `data` is what `--json` prints, but for `picture`;
-    `table` has a row per epoch: responses, those with drafts, and their rates."""
+    """The drafts from texts on a recorded run, counted on its tokens. `data` is what `--json`
+    prints, but for `picture`; `table` has a row per epoch: responses, those with drafts, and their
+    rates."""
 
     data: dict[str, Any]
 
     @property
     def batches(self) -> pd.DataFrame:
-        """A row per batch size: seconds per token without and with drafts, and the speed-up of decoding. Raises `InputError`
-        without step times."""
+        """A row per batch size: seconds per token without and with drafts, and the speed-up of
+        decoding. Raises `InputError` without step times."""
         if self.data["pays"] is None:
             raise InputError(
                 "no step times: give acceptance profile=, or model= and gpu=, to know at which batches drafts pay"
@@ -65,7 +66,9 @@ class AcceptanceView(DataView):
 
 @command
 def acceptance(
-    trace: Annotated[TraceLike, typer.Argument(metavar="TRACE", help="a trace with token ids (Parquet)")],
+    trace: Annotated[
+        TraceLike, typer.Argument(metavar="TRACE", help="a trace with token ids (Parquet)")
+    ],
     *,
     drafter: Annotated[
         str,
@@ -75,10 +78,13 @@ def acceptance(
     ] = "history-paper",
     window: Annotated[
         WindowSize | None,
-        typer.Option(help="aimd, mimd or a number of tokens (default: aimd, the paper's; for history-code mimd)"),
+        typer.Option(
+            help="aimd, mimd or a number of tokens (default: aimd, the paper's; for history-code mimd)"
+        ),
     ] = None,
     epochs_back: Annotated[
-        int | None, typer.Option(min=1, help="history: number of earlier epochs to draft from (default: 1)")
+        int | None,
+        typer.Option(min=1, help="history: number of earlier epochs to draft from (default: 1)"),
     ] = None,
     siblings_known: Annotated[
         str | None,
@@ -87,22 +93,27 @@ def acceptance(
         ),
     ] = None,
     profile: Annotated[
-        ProfileLike | None, typer.Option(help="step times (Parquet), to find the batch sizes at which drafts pay")
+        ProfileLike | None,
+        typer.Option(help="step times (Parquet), to find the batch sizes at which drafts pay"),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="a model, in place of --profile: its shipped profile for GPU and tp, or else a roofline"),
+        typer.Option(
+            help="a model, in place of --profile: its shipped profile for GPU and tp, or else a roofline"
+        ),
     ] = None,
     gpu: GpuName = None,
-    tp: Annotated[int, typer.Option(min=1, help="with --model: GPUs of a tensor-parallel group")] = 1,
+    tp: Annotated[
+        int, typer.Option(min=1, help="with --model: GPUs of a tensor-parallel group")
+    ] = 1,
     picture: Picture = None,
 ) -> AcceptanceView:
-    """Count accepted drafts from history, siblings or a response's own text on a recorded run, and say whether they pay.
+    """Count accepted drafts from history, siblings or a response's own text on a recorded run, and
+    say whether they pay.
 
-    A drafted token is accepted if it equals the recorded token. Also prints hit lengths, RhymeRL's Fig. 6 and a fitted model.
-    \f
-    `trace` may also be a `Trace`, `profile` a `TableProfile`. Raises `InputError` for a trace without token ids, or without
-    anything to draft from.
+    A drafted token is accepted if it equals the recorded token. Also prints hit lengths, RhymeRL's
+    Fig. 6 and a fitted model. \f `trace` may also be a `Trace`, `profile` a `TableProfile`. Raises
+    `InputError` for a trace without token ids, or without anything to draft from.
 
     >>> import simrl
     >>> found = simrl.acceptance("traces/countdown/sync/trace.parquet", model="qwen3-8b", gpu="h100")
@@ -115,7 +126,9 @@ def acceptance(
 
     chosen = next((name for name in DRAFTERS if name == drafter), None)
     if chosen is None:
-        raise InputError(f"--drafter {drafter}{meant(drafter, DRAFTERS)}: choose one of {', '.join(DRAFTERS)}")
+        raise InputError(
+            f"--drafter {drafter}{meant(drafter, DRAFTERS)}: choose one of {', '.join(DRAFTERS)}"
+        )
     refuse(
         (
             epochs_back is not None and not chosen.startswith("history"),
@@ -133,7 +146,9 @@ def acceptance(
     rule, times = _window(window), _step_times(profile, model, gpu, tp)
     recorded = trace if isinstance(trace, Trace) else read_trace(Path(trace))
     known: Known = "finished" if siblings_known == "finished" else "lockstep"
-    data = report(measure(recorded, chosen, rule, epochs_back or 1, known, threads=os.cpu_count() or 1), times)
+    data = report(
+        measure(recorded, chosen, rule, epochs_back or 1, known, threads=os.cpu_count() or 1), times
+    )
     name = f"Acceptance of {data['drafter']} on {data['trace']['name']}"
     view = AcceptanceView(data, print_report, name, data["by_epoch"], width=80)
     file = Path(trace).stem if isinstance(trace, str | os.PathLike) else recorded.metadata.name
@@ -149,7 +164,9 @@ def _window(window: Any) -> Window | None:
     if window in ("aimd", "mimd"):
         return Aimd() if window == "aimd" else Mimd()
     if not str(window).isdecimal() or not 1 <= int(window) <= MOST_DRAFT_TOKENS:
-        raise InputError(f"--window {window}: choose aimd, mimd or a number of tokens from 1 to {MOST_DRAFT_TOKENS}")
+        raise InputError(
+            f"--window {window}: choose aimd, mimd or a number of tokens from 1 to {MOST_DRAFT_TOKENS}"
+        )
     return Fixed(tokens=int(window))
 
 
@@ -159,7 +176,9 @@ def _step_times(profile: Any, model: str | None, gpu: str | None, tp: int) -> Ta
 
     if profile is not None:
         if model or gpu:
-            raise InputError("--profile and --model or --gpu: a profile has its own; give one of them")
+            raise InputError(
+                "--profile and --model or --gpu: a profile has its own; give one of them"
+            )
         return profile if isinstance(profile, TableProfile) else read_profile(profile)
     if model is None and gpu is None:
         return None

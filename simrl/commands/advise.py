@@ -1,5 +1,5 @@
-"""`simrl advise`: one command to a decision, what to run on which cluster, for how long, and how sure
-that is."""
+"""`simrl advise`: one command to a decision, what to run on which cluster, for how long, and how
+sure that is."""
 
 from __future__ import annotations
 
@@ -29,34 +29,55 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 FRAMEWORKS = ("verl", "AReaL", "slime")
-STEPS = {"steps": 24, "warmup_steps": 8}  # of a trace, by default: enough for asynchronous systems to settle
+STEPS = {
+    "steps": 24,
+    "warmup_steps": 8,
+}  # of a trace, by default: enough for asynchronous systems to settle
 CLUSTER = "cluster.gpus"
-NESTED = ("leads", "reasons", "variant", "variant_loss")  # of a choice: no columns, they are in its data
+NESTED = (
+    "leads",
+    "reasons",
+    "variant",
+    "variant_loss",
+)  # of a choice: no columns, they are in its data
 
 
 class AdviceView(DataView):
-    """The system to run on each cluster, and why. `table` has a row per cluster, `best` a row per option of the best
-    few, the choice of each cluster first: rank, tp, merit, the columns of a comparison, and whether it
-    is closer to the choice than simrl's own error (`tied`). `data` has every option that was tried,
-    with the reasons of the best few, the robustness of the choice, and its launch settings."""
+    """The system to run on each cluster, and why. `table` has a row per cluster, `best` a row per
+    option of the best few, the choice of each cluster first: rank, tp, merit, the columns of a
+    comparison, and whether it is closer to the choice than simrl's own error (`tied`). `data` has
+    every option that was tried, with the reasons of the best few, the robustness of the choice, and
+    its launch settings."""
 
     data: Advice
 
     @property
     def best(self) -> pd.DataFrame:
         """The best option of the best systems on each cluster."""
-        choices = [choice for plan in self.data.as_json()["clusters"] for choice in plan["optimization"]["best"]]
-        return frame([{key: value for key, value in row.items() if key not in NESTED} for row in choices])
+        choices = [
+            choice
+            for plan in self.data.as_json()["clusters"]
+            for choice in plan["optimization"]["best"]
+        ]
+        return frame(
+            [{key: value for key, value in row.items() if key not in NESTED} for row in choices]
+        )
 
     @property
     def front(self) -> pd.DataFrame:
         """The Pareto front of throughput, staleness and cost on each cluster, the lowest staleness
         first."""
-        return frame([row for plan in self.data.as_json()["clusters"] for row in plan["optimization"]["front"]])
+        return frame(
+            [
+                row
+                for plan in self.data.as_json()["clusters"]
+                for row in plan["optimization"]["front"]
+            ]
+        )
 
     def figure(self, cluster: int = 0) -> Picture:
-        """Draw throughput against staleness of every option within the limits on a cluster (its place),
-        and the front."""
+        """Draw throughput against staleness of every option within the limits on a cluster (its
+        place), and the front."""
         from simrl.show.figures.sweep import search_figure
 
         return search_figure(self.data.plans[cluster].answer)
@@ -72,16 +93,28 @@ SearchSpace = Annotated[
     ),
 ]
 Clusters = Annotated[
-    str | None, typer.Option(help="numbers of GPUs to choose from, such as 32,64,128 (default: the scenario's)")
+    str | None,
+    typer.Option(
+        help="numbers of GPUs to choose from, such as 32,64,128 (default: the scenario's)"
+    ),
 ]
 Growth = Annotated[
-    float, typer.Option(min=0.1, help="response length at the end of the planned run / length at its beginning")
+    float,
+    typer.Option(
+        min=0.1, help="response length at the end of the planned run / length at its beginning"
+    ),
 ]
 Deadline = Annotated[
-    str | None, typer.Option(help="time for the updates, such as 36h: choose the cheapest run that meets it")
+    str | None,
+    typer.Option(help="time for the updates, such as 36h: choose the cheapest run that meets it"),
 ]
-Budget = Annotated[float | None, typer.Option(min=0, help="cost of the updates: choose the fastest run within it")]
-Trials = Annotated[int, typer.Option(min=1, help="maximum number of points; a smaller space is simulated completely")]
+Budget = Annotated[
+    float | None, typer.Option(min=0, help="cost of the updates: choose the fastest run within it")
+]
+Trials = Annotated[
+    int,
+    typer.Option(min=1, help="maximum number of points; a smaller space is simulated completely"),
+]
 Polish = Annotated[
     int,
     typer.Option(
@@ -107,45 +140,62 @@ def advise(
     *,
     overrides: Any = None,
     clusters: Clusters = None,
-    updates: Annotated[int, typer.Option(min=1, help="policy updates of the planned run, each of a whole batch")] = 500,
+    updates: Annotated[
+        int, typer.Option(min=1, help="policy updates of the planned run, each of a whole batch")
+    ] = 500,
     growth: Growth = 1.0,
     price: o.Price = None,
     max_off_policyness: Annotated[
-        float | None, typer.Option(min=0, help="maximum off-policyness of any trained token, in policy updates")
+        float | None,
+        typer.Option(min=0, help="maximum off-policyness of any trained token, in policy updates"),
     ] = None,
-    max_cost: Annotated[float | None, typer.Option(min=0, help="maximum cost of 1,000 trained samples")] = None,
+    max_cost: Annotated[
+        float | None, typer.Option(min=0, help="maximum cost of 1,000 trained samples")
+    ] = None,
     deadline: Deadline = None,
     budget: Budget = None,
     framework: Annotated[
         str | None,
-        typer.Option(help="framework to launch with: verl, AReaL or slime (default: the one with the best choice)"),
+        typer.Option(
+            help="framework to launch with: verl, AReaL or slime (default: the one with the best choice)"
+        ),
     ] = None,
     trials: Trials = 40,
     polish: Polish = 56,
     best: Annotated[int, typer.Option(min=1, help="number of systems to report")] = 5,
     robust: Robust = None,
     details: Annotated[
-        bool, typer.Option("--details", help="print each search, too: the best few, why, the Pareto front, the space")
+        bool,
+        typer.Option(
+            "--details",
+            help="print each search, too: the best few, why, the Pareto front, the space",
+        ),
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="seed of the search (seed=… sets the seed of the scenarios)")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="seed of the search (seed=… sets the seed of the scenarios)")
+    ] = 0,
     jobs: o.Jobs = o.JOBS,
     folder: o.Folder = None,
     **setup: Unpack[o.Setup],
 ) -> AdviceView:
-    """Decide what to run: system, split, tp, drafter, η, concurrency and dispatch, with hours and cost on each cluster.
+    """Decide what to run: system, split, tp, drafter, η, concurrency and dispatch, with hours and
+    cost on each cluster.
 
-    Takes a scenario, the folder of a run, a trace, or a CSV of lengths with --model and --gpu. Searches on each cluster, or,
-    for a deadline or a budget, on all of them at once; says which systems are level, what an update waits for, how much memory
-    the KV cache needs, what the figures rest on, and how to launch it. A search that was stopped continues.
-    \f
-    `values` may be a dictionary, as for `sweep`. Keys without a value have defaults, systems too: one of each family, and a
-    scenario's own. Other arguments are `compare`'s; keywords that are given, such as `tp`, are not searched. `table` has a row
-    per cluster. Raises `InputError` also if no point keeps the limits, with the reasons.
+    Takes a scenario, the folder of a run, a trace, or a CSV of lengths with --model and --gpu.
+    Searches on each cluster, or, for a deadline or a budget, on all of them at once; says which
+    systems are level, what an update waits for, how much memory the KV cache needs, what the
+    figures rest on, and how to launch it. A search that was stopped continues. \f `values` may be a
+    dictionary, as for `sweep`. Keys without a value have defaults, systems too: one of each family,
+    and a scenario's own. Other arguments are `compare`'s; keywords that are given, such as `tp`,
+    are not searched. `table` has a row per cluster. Raises `InputError` also if no point keeps the
+    limits, with the reasons.
 
     >>> import simrl
     >>> found = simrl.advise(
-    ...     "experiments/quickstart.yaml", {"system.eta": [1, 2], "system.rollout_share": 0.5, "system.speculation": "none"},
-    ...     ["areal"], clusters="8,16", tp=1, steps=4, warmup_steps=1, trials=8, polish=0, updates=100,
+    ...     "experiments/quickstart.yaml", {"system.eta": [1, 2], "system.rollout_share": 0.5,
+    "system.speculation": "none"},
+    ...     ["areal"], clusters="8,16", tp=1, steps=4, warmup_steps=1, trials=8, polish=0,
+    updates=100,
     ... )
     >>> found.table.shape[0]
     2
@@ -175,11 +225,17 @@ def advise(
     varied = dimensions(values)
     if price is not None:
         varied["cluster.cost_per_gpu_hour"] = listed("cluster.cost_per_gpu_hour", price)
-    settings = {key: value for key, value in fixed(opened.settings).items() if not (sizes and key == CLUSTER)}
+    settings = {
+        key: value
+        for key, value in fixed(opened.settings).items()
+        if not (sizes and key == CLUSTER)
+    }
     with opened._replace(settings=()).on_disk() as on_disk:
 
         def space_of(gpus: Sequence[int]) -> Space:
-            return make_space(on_disk.file, settings | varied | ({CLUSTER: listed(CLUSTER, gpus)} if gpus else {}))
+            return make_space(
+                on_disk.file, settings | varied | ({CLUSTER: listed(CLUSTER, gpus)} if gpus else {})
+            )
 
         space = space_of(sizes[:1])
         output = place(folder, Path("results") / f"{space.first.name}-advise")
@@ -191,10 +247,14 @@ def advise(
             together = deadline is not None or budget is not None
             searches = [gpus] if together else [[n] for n in gpus]
             spaces = {"/".join(map(str, search)): space_of(search) for search in searches}
-            goals = {name: (space, goal_on(space, updates, **limits)) for name, space in spaces.items()}
+            goals = {
+                name: (space, goal_on(space, updates, **limits)) for name, space in spaces.items()
+            }
             report_overruled(space.varied.file, varied)
             many = "1 cluster" if len(spaces) == 1 else f"{len(spaces)} clusters"
-            log.info(f"{many}: at most {trials + polish:,} points a cluster, then closer looks at the best")
+            log.info(
+                f"{many}: at most {trials + polish:,} points a cluster, then closer looks at the best"
+            )
             sources = () if robust is False else tuple(ENDS) if robust else ("assumed",)
             with _searching(written, jobs) as outcomes:
                 advice = advised(
@@ -205,13 +265,15 @@ def advise(
     name = f"Advice of {advice.name}: {advice.plans[0].option.row['system']}"
     notes = [] if output is None else [f"Written to {output}/advise.json"]
     show, width = partial(print_advice, details=details), 100 if details else 80
-    return AdviceView(advice, show, name, advice.rows, lost=outcomes.lost, ascii=False, width=width, notes=notes)
+    return AdviceView(
+        advice, show, name, advice.rows, lost=outcomes.lost, ascii=False, width=width, notes=notes
+    )
 
 
 @contextmanager
 def _searching(folder: Path, jobs: int) -> Iterator[Outcomes]:
-    """Yield outcomes that are kept in the folder, also at Ctrl-C. A phase has a progress bar; without a
-    terminal it has a line."""
+    """Yield outcomes that are kept in the folder, also at Ctrl-C. A phase has a progress bar;
+    without a terminal it has a line."""
     from simrl.study.progress import compile_kernels, progress_bar
     from simrl.study.store import simulating
 
@@ -232,7 +294,9 @@ def _searching(folder: Path, jobs: int) -> Iterator[Outcomes]:
             raise outcomes.interrupted() from error
 
 
-def _open(workload: Any, systems: Any, overrides: Any, setup: Mapping[str, Any], sizes: Sequence[int]) -> Opened:
+def _open(
+    workload: Any, systems: Any, overrides: Any, setup: Mapping[str, Any], sizes: Sequence[int]
+) -> Opened:
     """Open a workload; a trace gets the steps, systems and GPUs that were not given."""
     from simrl.commands.workload import is_scenario, open_workload
     from simrl.study.search_space import FAMILIES
@@ -247,8 +311,12 @@ def _open(workload: Any, systems: Any, overrides: Any, setup: Mapping[str, Any],
 def _framework(name: str | None) -> str | None:
     if name is None:
         return None
-    if (known := {framework.lower(): framework for framework in FRAMEWORKS}.get(name.lower())) is None:
-        raise InputError(f"--framework {name}: unknown{meant(name, FRAMEWORKS)}; choose one of {', '.join(FRAMEWORKS)}")
+    if (
+        known := {framework.lower(): framework for framework in FRAMEWORKS}.get(name.lower())
+    ) is None:
+        raise InputError(
+            f"--framework {name}: unknown{meant(name, FRAMEWORKS)}; choose one of {', '.join(FRAMEWORKS)}"
+        )
     return known
 
 
@@ -264,13 +332,17 @@ def _sizes(text: str | None) -> list[int]:
 
 def _of_the_file(space: Space) -> list[int]:
     """Return the numbers of GPUs that the scenario has or varies."""
-    varied = [setting.value for setting in space.varied.settings(CLUSTER) if isinstance(setting.value, int)]
+    varied = [
+        setting.value
+        for setting in space.varied.settings(CLUSTER)
+        if isinstance(setting.value, int)
+    ]
     return list(dict.fromkeys(varied)) or [space.first.cluster.gpus]
 
 
 def _growing(scenario: Scenario, growth: float, folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the settings of lengths to search with and, for a trace, whose settings name its middle, the
-    written traces of the beginning, the middle and the end of the growth."""
+    """Return the settings of lengths to search with and, for a trace, whose settings name its
+    middle, the written traces of the beginning, the middle and the end of the growth."""
     from simrl.simulate.cache import InputCache
     from simrl.study.advice import grown
     from simrl.trace.trace import write_trace

@@ -1,4 +1,5 @@
-"""`simrl allocate`: how many rollout workers each ranking group of a step gets, by RhymeRL's two-tier scheduling."""
+"""`simrl allocate`: how many rollout workers each ranking group of a step gets, by RhymeRL's
+two-tier scheduling."""
 
 from __future__ import annotations
 
@@ -19,32 +20,53 @@ def allocate(
     workers: Annotated[int, typer.Option(min=1, help="rollout workers to allocate")],
     groups: Annotated[int, typer.Option(min=1, help="ranking groups (the paper: 8 or 16)")] = 8,
     epoch: Annotated[
-        int | None, typer.Option(min=0, help="the epoch whose lengths are the history (default: the last but one)")
+        int | None,
+        typer.Option(
+            min=0, help="the epoch whose lengths are the history (default: the last but one)"
+        ),
     ] = None,
     step: Annotated[
-        int | None, typer.Option(min=0, help="the step to allocate (default: the first after the history)")
+        int | None,
+        typer.Option(min=0, help="the step to allocate (default: the first after the history)"),
     ] = None,
     train_seconds: Annotated[float, typer.Option(min=0, help="training time of a step")] = 0.0,
     min_workers: Annotated[int, typer.Option(min=1, help="minimum workers of a group")] = 1,
     max_workers: Annotated[
-        int | None, typer.Option(min=1, help="maximum workers of a group (default: the number with the shortest step)")
+        int | None,
+        typer.Option(
+            min=1, help="maximum workers of a group (default: the number with the shortest step)"
+        ),
     ] = None,
-    accept_length: Annotated[float, typer.Option(min=1, help="tokens per forward pass, with speculation")] = 1.0,
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="responses that a worker decodes at a time")] = 256,
-    precision_seconds: Annotated[float, typer.Option(min=0, help="precision of the search for the gradient")] = 1.0,
+    accept_length: Annotated[
+        float, typer.Option(min=1, help="tokens per forward pass, with speculation")
+    ] = 1.0,
+    max_num_seqs: Annotated[
+        int, typer.Option(min=1, help="responses that a worker decodes at a time")
+    ] = 256,
+    precision_seconds: Annotated[
+        float, typer.Option(min=0, help="precision of the search for the gradient")
+    ] = 1.0,
     alternation: Annotated[
-        str, typer.Option(help="the second step: reversed (the paper), pairing (the best) or none (as the first)")
+        str,
+        typer.Option(
+            help="the second step: reversed (the paper), pairing (the best) or none (as the first)"
+        ),
     ] = "reversed",
     representative: Annotated[
-        str, typer.Option(help="a group's length: the mean of its responses or of its prompts' medians")
+        str,
+        typer.Option(help="a group's length: the mean of its responses or of its prompts' medians"),
     ] = "responses",
     optimum: Annotated[
-        bool, typer.Option("--optimum", help="also compare with the exact optimum (takes minutes for over 200 workers)")
+        bool,
+        typer.Option(
+            "--optimum",
+            help="also compare with the exact optimum (takes minutes for over 200 workers)",
+        ),
     ] = False,
     picture: Picture = None,
 ) -> View:
-    """Allocate the workers of a step by RhymeRL's two tiers: prompts ranked by history, more workers for groups with long
-    responses."""
+    """Allocate the workers of a step by RhymeRL's two tiers: prompts ranked by history, more
+    workers for groups with long responses."""
     from simrl.analysis.allocation import allocate_step
     from simrl.dispatch.allocation import Alternation, Representative
     from simrl.profile.profile import read_profile
@@ -53,9 +75,13 @@ def allocate(
     from simrl.trace.trace import read_trace
 
     if alternation not in get_args(Alternation):
-        raise InputError(f"--alternation {alternation}: choose {' or '.join(get_args(Alternation))}")
+        raise InputError(
+            f"--alternation {alternation}: choose {' or '.join(get_args(Alternation))}"
+        )
     if representative not in get_args(Representative):
-        raise InputError(f"--representative {representative}: choose {' or '.join(get_args(Representative))}")
+        raise InputError(
+            f"--representative {representative}: choose {' or '.join(get_args(Representative))}"
+        )
     finite = {
         "--train-seconds": train_seconds,
         "--accept-length": accept_length,
@@ -82,4 +108,6 @@ def allocate(
         optimum=optimum,
     )
     view = DataView(allocation, print_allocation, width=80)
-    return drawn(view, picture, f"{trace.stem}-allocation.png", lambda: allocation_figure(allocation))
+    return drawn(
+        view, picture, f"{trace.stem}-allocation.png", lambda: allocation_figure(allocation)
+    )

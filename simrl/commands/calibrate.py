@@ -1,4 +1,5 @@
-"""`simrl calibrate` and `simrl whatif`: from a real run's log, the few corrections that make the simulator match that run."""
+"""`simrl calibrate` and `simrl whatif`: from a real run's log, the few corrections that make the
+simulator match that run."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ Settings = Annotated[
         help="settings of the run, as in a scenario: model=qwen2.5-3b cluster.gpu=a100 cluster.gpus=4 cluster.tp=1 …",
     ),
 ]
-Window = Annotated[WindowLike, typer.Option(help="the steps to fit, FIRST-LAST; all others are held out")]
+Window = Annotated[
+    WindowLike, typer.Option(help="the steps to fit, FIRST-LAST; all others are held out")
+]
 Group = Annotated[int, typer.Option(min=1, help="responses per prompt, which no log has")]
 
 
@@ -45,34 +48,48 @@ class Logged(TypedDict, total=False):
 
     launch: Annotated[
         File | None,
-        typer.Option(help="settings of the run as a scenario file; name, steps and workload are taken from the log"),
+        typer.Option(
+            help="settings of the run as a scenario file; name, steps and workload are taken from the log"
+        ),
     ]
-    samples: Annotated[int | None, typer.Option(min=1, help="responses per step, if the log does not have them")]
-    prompt_tokens: Annotated[float | None, typer.Option(min=1, help="mean prompt length, if the log does not have it")]
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="responses per step, if the log does not have them")
+    ]
+    prompt_tokens: Annotated[
+        float | None, typer.Option(min=1, help="mean prompt length, if the log does not have it")
+    ]
     cap_tokens: Annotated[
         int | None,
-        typer.Option("--cap-tokens", min=1, help="max_response_length of the run (default: the longest logged)"),
+        typer.Option(
+            "--cap-tokens",
+            min=1,
+            help="max_response_length of the run (default: the longest logged)",
+        ),
     ]
     log_format: Annotated[
-        str | None, typer.Option("--format", help="verl, trl, slime or nemo (default: from the file)")
+        str | None,
+        typer.Option("--format", help="verl, trl, slime or nemo (default: from the file)"),
     ]
     trace: Annotated[
         File | None,
         typer.Option(
-            "--trace", help="the run's own lengths (simrl trace import …), in place of lengths drawn from the log"
+            "--trace",
+            help="the run's own lengths (simrl trace import …), in place of lengths drawn from the log",
         ),
     ]
 
 
 class CalibrationView(DataView):
-    """The few corrections that make simrl match a real run, and its error. `data` has all of it, the `scenario` too; `table`
-    has a row per correction: its value, standard error and range, and its key in a scenario."""
+    """The few corrections that make simrl match a real run, and its error. `data` has all of it,
+    the `scenario` too; `table` has a row per correction: its value, standard error and range, and
+    its key in a scenario."""
 
     data: Calibration
 
     @property
     def errors(self) -> pd.DataFrame:
-        """A row per phase: the error of simulated against logged seconds, in the window and on the held-out steps."""
+        """A row per phase: the error of simulated against logged seconds, in the window and on the
+        held-out steps."""
         return frame(self.data.as_json()["errors"])
 
     @property
@@ -83,9 +100,9 @@ class CalibrationView(DataView):
 
 @dataclass(frozen=True, repr=False)
 class WhatIf(View):
-    """A real run and its prediction under other systems: its `calibration`, the `comparison` on its own steps, `ranges` of each
-    row's speed-up by what is not known (`fits` that do as well on the window, the `likeness` of responses of a prompt), and
-    `said`, remarks on the rows."""
+    """A real run and its prediction under other systems: its `calibration`, the `comparison` on its
+    own steps, `ranges` of each row's speed-up by what is not known (`fits` that do as well on the
+    window, the `likeness` of responses of a prompt), and `said`, remarks on the rows."""
 
     calibration: CalibrationView
     comparison: Comparison
@@ -107,7 +124,10 @@ class WhatIf(View):
 
     def json(self) -> Any:
         """Return what `--json` prints."""
-        rows = [{**row, "ranges": of_row} for row, of_row in zip(self.comparison.rows, self.ranges, strict=True)]
+        rows = [
+            {**row, "ranges": of_row}
+            for row, of_row in zip(self.comparison.rows, self.ranges, strict=True)
+        ]
         return {"systems": rows, **self.calibration.data.as_json(), "said": self.said}
 
     @property
@@ -125,14 +145,17 @@ def calibrate(
     group: Group = 1,
     folder: Folder = None,
     preset: Annotated[
-        File | None, typer.Option("--preset", help="also write the run's framework and engine as a preset (TOML)")
+        File | None,
+        typer.Option(
+            "--preset", help="also write the run's framework and engine as a preset (TOML)"
+        ),
     ] = None,
     **logged: Unpack[Logged],
 ) -> CalibrationView:
-    """Fit a few named corrections to some steps of a real run's log, and report the error on the others.
-    \f
-    `overrides` may be a dictionary: {"model": "qwen2.5-3b", "cluster.gpu": "a100", "cluster.gpus": 4, "cluster.tp": 1};
-    `window` may be (1, 20). Raises `InputError` for a log without the data to fit, and without a description of the launch.
+    """Fit a few named corrections to some steps of a real run's log, and report the error on the
+    others. \f `overrides` may be a dictionary: {"model": "qwen2.5-3b", "cluster.gpu": "a100",
+    "cluster.gpus": 4, "cluster.tp": 1}; `window` may be (1, 20). Raises `InputError` for a log
+    without the data to fit, and without a description of the launch.
     """
     from simrl.commands.workload import folder_or_temporary
     from simrl.scenario.presets import write_presets
@@ -144,14 +167,18 @@ def calibrate(
     if preset is not None:
         made = f"Written by simrl calibrate from {Path(log).name}"
         write_presets(Path(preset), presets_of(view.data, Path(log).name), made)
-        view = replace(view, more={"preset": str(preset)}, notes=[f"\nPreset: {preset} (framework={preset})"])
+        view = replace(
+            view, more={"preset": str(preset)}, notes=[f"\nPreset: {preset} (framework={preset})"]
+        )
     if output is None:
         return view
     note = (
         f"\nWritten to {output}: calibrated.yaml, the run as a scenario (simrl compare {output / CALIBRATED}), its lengths, "
         "calibration.json"
     )
-    return replace(view, more={**view.more, "scenario": str(output / CALIBRATED)}, notes=[*view.notes, note])
+    return replace(
+        view, more={**view.more, "scenario": str(output / CALIBRATED)}, notes=[*view.notes, note]
+    )
 
 
 @command
@@ -166,10 +193,10 @@ def whatif(
     jobs: Jobs = JOBS,
     **logged: Unpack[Logged],
 ) -> WhatIf:
-    """Predict a real run under other systems: calibrate on its log, then simulate its own steps under each system.
-    \f
-    `systems` are as for `compare`, all other arguments as for `calibrate`; the run's own system comes first. Every row trains
-    as many samples as the run did; a system without a `rollout_share` gets the best of a few.
+    """Predict a real run under other systems: calibrate on its log, then simulate its own steps
+    under each system. \f `systems` are as for `compare`, all other arguments as for `calibrate`;
+    the run's own system comes first. Every row trains as many samples as the run did; a system
+    without a `rollout_share` gets the best of a few.
     """
     from simrl.commands.workload import folder_or_temporary, listed_systems, without_parameters
     from simrl.study.calibration import CALIBRATED, run_name
@@ -177,7 +204,9 @@ def whatif(
     from simrl.study.whatif import alternatives, check_system
 
     if not systems:
-        raise InputError("whatif: no --system; name one to try, such as --system rhymerl (simrl systems lists them)")
+        raise InputError(
+            "whatif: no --system; name one to try, such as --system rhymerl (simrl systems lists them)"
+        )
     others, overrides = without_parameters(listed_systems("whatif", systems), overrides)
     for system in others:  # before minutes are spent on a calibration
         check_system(system)
@@ -186,7 +215,9 @@ def whatif(
         calibration = _calibrated(log, overrides, window, group, run_folder, logged)
         alike = None if logged.get("trace") else write_alike(run_folder)
         fits = [calibration.data.scenario, *calibration.data.fits]
-        scenarios, remarks, ranges = alternatives(run_folder / CALIBRATED, others, fits, jobs, alike)
+        scenarios, remarks, ranges = alternatives(
+            run_folder / CALIBRATED, others, fits, jobs, alike
+        )
         compared = simulate_all(scenarios, None, jobs, output)
     return WhatIf(calibration, compared, remarks, ranges, notes=compared.notes, width=200)
 
@@ -209,6 +240,10 @@ def _calibrated(
         raise InputError(f"--window {steps}: write FIRST-LAST, steps of the log, such as 1-20")
     facts: dict[str, Any] = {**dict.fromkeys(Logged.__annotations__), **logged}
     facts |= {key: Path(facts[key]) for key in ("launch", "trace") if facts[key] is not None}
-    calibration = calibrated(Path(log), texts, window=(int(first), int(last)), group=group, folder=folder, **facts)
+    calibration = calibrated(
+        Path(log), texts, window=(int(first), int(last)), group=group, folder=folder, **facts
+    )
     name = f"Calibration of {calibration.scenario.name} on steps {first} to {last}"
-    return CalibrationView(calibration, print_calibration, name, calibration.as_json()["corrections"], width=200)
+    return CalibrationView(
+        calibration, print_calibration, name, calibration.as_json()["corrections"], width=200
+    )

@@ -1,7 +1,7 @@
 """The `simrl` command: its commands with their examples, and how it ends.
 
-Heavy modules are imported inside the commands, so that `--help` is quick. Exit codes: 0 done, 1 stopped (Ctrl-C), 2 bad input,
-reported in one line on stderr.
+Heavy modules are imported inside the commands, so that `--help` is quick. Exit codes: 0 done, 1
+stopped (Ctrl-C), 2 bad input, reported in one line on stderr.
 """
 
 from __future__ import annotations
@@ -65,10 +65,19 @@ def make_app() -> typer.Typer:
     traces = _group(app, "trace", "Traces of rollouts: import a run, look at one, draw one.")
     imports = _group(traces, "import", "Convert what a framework wrote into a trace (Parquet).")
     for name, source in SOURCES.items():
-        add_command(imports, trace.IMPORTERS.own[name], f"simrl trace import {name} {source.example}", name=name)
+        add_command(
+            imports,
+            trace.IMPORTERS.own[name],
+            f"simrl trace import {name} {source.example}",
+            name=name,
+        )
     for name in trace.IMPORTERS.added():
-        add_command(imports, trace.added_importer(name), f"simrl trace import {name} --help", name=name)
-    profiles = _group(app, "profile", "Profiles of step times: list the shipped ones, look at one, derive one.")
+        add_command(
+            imports, trace.added_importer(name), f"simrl trace import {name} --help", name=name
+        )
+    profiles = _group(
+        app, "profile", "Profiles of step times: list the shipped ones, look at one, derive one."
+    )
     groups = {"trace": traces, "profile": profiles}
     for name, (listed, shown, *ends) in LISTS.items():
         groups[name] = typer.Typer(rich_markup_mode="rich")
@@ -78,7 +87,13 @@ def make_app() -> typer.Typer:
     for path, (function, *ends) in COMMANDS.items():
         *above, name = path.split()
         examples = [f"simrl {path} {end}" for end in ends]
-        add_command(groups[above[0]] if above else app, function, *examples, name=name, keys=JSON_KEYS.get(path, ""))
+        add_command(
+            groups[above[0]] if above else app,
+            function,
+            *examples,
+            name=name,
+            keys=JSON_KEYS.get(path, ""),
+        )
     for entry in entry_points(group="simrl.commands"):
         _add_entry(app, entry)
     return app
@@ -87,7 +102,13 @@ def make_app() -> typer.Typer:
 def _options_of_simrl(
     version: Annotated[
         bool,
-        typer.Option("--version", "-V", is_eager=True, callback=_print_version, help="Print the version and exit."),
+        typer.Option(
+            "--version",
+            "-V",
+            is_eager=True,
+            callback=_print_version,
+            help="Print the version and exit.",
+        ),
     ] = False,
 ) -> None:
     pass  # the option alone
@@ -100,19 +121,23 @@ def _group(app: typer.Typer, name: str, summary: str) -> typer.Typer:
 
 
 def _add_entry(app: typer.Typer, entry: Any) -> None:
-    """Add a command of another package, such as `simrl measure`: a function, and the `EXAMPLE` of its module. A command that
-    cannot be loaded reports why when it is called."""
+    """Add a command of another package, such as `simrl measure`: a function, and the `EXAMPLE` of
+    its module. A command that cannot be loaded reports why when it is called."""
     try:
         command = entry.load()
     except (ImportError, AttributeError) as error:
         command = _missing(entry.name, error)
-    example = getattr(sys.modules[command.__module__], "EXAMPLE", f"Example:  simrl {entry.name} --help")
+    example = getattr(
+        sys.modules[command.__module__], "EXAMPLE", f"Example:  simrl {entry.name} --help"
+    )
     app.command(entry.name, epilog=example)(command)
 
 
 def _missing(name: str, error: Exception) -> Callable[[], NoReturn]:
     def command() -> NoReturn:
-        raise InputError(f"simrl {name}: cannot be loaded ({first_line(error)}); install simrl again, with all of it")
+        raise InputError(
+            f"simrl {name}: cannot be loaded ({first_line(error)}); install simrl again, with all of it"
+        )
 
     command.__doc__ = f"Cannot be loaded: {first_line(error)}."
     return command
@@ -188,7 +213,11 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
         "results/quickstart-sweep",
         "results/quickstart/cluster.gpus-64-areal-eta-4",
     ),
-    "serve": (serve.serve, "experiments/math_14b.yaml", "experiments/moe_30b.yaml --port 0 --no-open"),
+    "serve": (
+        serve.serve,
+        "experiments/math_14b.yaml",
+        "experiments/moe_30b.yaml --port 0 --no-open",
+    ),
     "calibrate": (
         calibrate.calibrate,
         "run.log --window 1-20 model=qwen2.5-3b cluster.gpu=a100 cluster.gpus=4 cluster.tp=1",
@@ -204,7 +233,10 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
         "my_run.parquet --profile qwen3-14b_h100_tp2",
         "my_run.parquet --drafter siblings --window 8 --model qwen3-8b --gpu h100",
     ),
-    "allocate": (allocate.allocate, "--trace my_run.parquet --profile qwen3-14b_h100_tp2 --workers 32"),
+    "allocate": (
+        allocate.allocate,
+        "--trace my_run.parquet --profile qwen3-14b_h100_tp2 --workers 32",
+    ),
     "trace show": (trace.show, "my_run.parquet", "my_run.parquet --plot lengths.svg"),
     "trace synth": (
         trace.synth,
@@ -212,7 +244,10 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
         "-o t.parquet steps=10 prompts_per_step=64 group=8 cap_tokens=8192 mean_tokens=2000 sigma=0.8",
         "-o agent.parquet --agentic turns=20 context_cap_tokens=24576",
     ),
-    "trace with-tools": (trace.with_tools, "areal_run.parquet -o my_run.parquet --tools tools.yaml"),
+    "trace with-tools": (
+        trace.with_tools,
+        "areal_run.parquet -o my_run.parquet --tools tools.yaml",
+    ),
     "profile list": (profile.listed, ""),
     "profile show": (profile.show, "qwen3-14b_h100_tp2", "my_profile.parquet"),
     "profile names": (profile.names, ""),
@@ -226,18 +261,26 @@ app = make_app()
 
 
 def main(commands: typer.Typer | None = None) -> None:
-    """Run a command of `commands` (None: of simrl); end with a line and an exit code for bad input, an error that stops a run,
-    and Ctrl-C."""
+    """Run a command of `commands` (None: of simrl); end with a line and an exit code for bad input,
+    an error that stops a run, and Ctrl-C."""
     _report_on_stderr()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is half-written is removed
-    warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # a picture has boxes in place of them
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # as Ctrl-C: what is half-written is removed
+    warnings.filterwarnings(
+        "ignore", "Glyph .* missing from", UserWarning
+    )  # a picture has boxes in place of them
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names and signs that the terminal cannot show
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # names and signs that the terminal cannot show
     try:
         try:
             _check_arguments(sys.argv[1:])
-            if commands is None and sys.argv[1:2] == ["help"]:  # as other commands have it: help compare
+            if commands is None and sys.argv[1:2] == [
+                "help"
+            ]:  # as other commands have it: help compare
                 sys.argv[1:] = [*sys.argv[2:], "--help"]
             code = (commands or app)(standalone_mode=False, prog_name=None if commands else "simrl")
         finally:
@@ -256,13 +299,18 @@ def main(commands: typer.Typer | None = None) -> None:
     except KeyboardInterrupt:
         _end(INTERRUPTED, 1)
     except MemoryError:
-        _end("out of memory; nothing was written; simulate fewer samples, or fewer --jobs at a time", 1)
+        _end(
+            "out of memory; nothing was written; simulate fewer samples, or fewer --jobs at a time",
+            1,
+        )
     except OSError as error:
         if error.filename is not None:  # a file that may not be read, a name that is too long
             _end(f"{error.filename}: {error.strerror}; name another", 2)
         if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EIO):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # Python flushes it once more at its end
         if error.errno == errno.EPIPE:
             sys.exit(1)  # the reader has gone, and needs no message
         _end(f"stdout cannot be written ({error.strerror}); send it where there is room", 2)
@@ -285,7 +333,8 @@ def _check_arguments(arguments: list[str]) -> None:
 
 
 def _end_of_usage(error: Any) -> NoReturn:
-    """End with the mistake in the words of a command; without a line if the help was printed instead."""
+    """End with the mistake in the words of a command; without a line if the help was printed
+    instead."""
     message = str(error.format_message()).rstrip(".")
     if not message:
         sys.exit(2)
@@ -303,25 +352,50 @@ def _slip(error: Any, message: str) -> str:
     """Return what to write in place of an unknown option or command, or of a value with a unit."""
     from simrl.commands.slips import misplaced, option_meant
 
-    if message.startswith("No such option") and (option := getattr(error, "option_name", None)) is not None:
-        words = [argument for argument in sys.argv[1:] if argument.partition("=")[0] == option] or [option]
+    if (
+        message.startswith("No such option")
+        and (option := getattr(error, "option_name", None)) is not None
+    ):
+        words = [argument for argument in sys.argv[1:] if argument.partition("=")[0] == option] or [
+            option
+        ]
         behind = sys.argv[sys.argv.index(words[0]) + 1 :] if words[0] in sys.argv else []
         value = behind[0] if behind and not behind[0].startswith("-") else ""
         return option_meant(words[0], value, dict(_options(typer.main.get_command(app))))
     if message.startswith("No such command"):
-        return misplaced(message.partition("'")[2].partition("'")[0], error.ctx.command_path if error.ctx else "simrl")
+        return misplaced(
+            message.partition("'")[2].partition("'")[0],
+            error.ctx.command_path if error.ctx else "simrl",
+        )
     if message.startswith("Missing argument 'SCENARIO'"):
         return "; name a scenario, such as experiments/math_14b.yaml (simrl examples lists some), or a trace"
     if message.startswith("Missing option '--output'"):
         return "; name the file to write, such as -o my_run.parquet"
-    if message.startswith("Invalid value") and (parameter := getattr(error, "param", None)) is not None:
-        after = (b for a, b in zip(sys.argv, [*sys.argv[1:], ""], strict=True) if a in parameter.opts)
-        values = [*after, *(a.partition("=")[2] for a in sys.argv if a.partition("=")[0] in parameter.opts)]
+    if (
+        message.startswith("Invalid value")
+        and (parameter := getattr(error, "param", None)) is not None
+    ):
+        after = (
+            b for a, b in zip(sys.argv, [*sys.argv[1:], ""], strict=True) if a in parameter.opts
+        )
+        values = [
+            *after,
+            *(a.partition("=")[2] for a in sys.argv if a.partition("=")[0] in parameter.opts),
+        ]
         if several := next((value for value in values if "," in value or ".." in value), None):
-            key = f"cluster.{parameter.name}" if parameter.name in ("gpu", "gpus", "tp") else parameter.name
-            return f"; several values are KEY=VALUES without dashes, in simrl sweep: {key}={several}"
+            key = (
+                f"cluster.{parameter.name}"
+                if parameter.name in ("gpu", "gpus", "tp")
+                else parameter.name
+            )
+            return (
+                f"; several values are KEY=VALUES without dashes, in simrl sweep: {key}={several}"
+            )
         if "did you mean" not in message:
-            return next((hint for value in values if not value.isdigit() and (hint := number_meant(value))), "")
+            return next(
+                (hint for value in values if not value.isdigit() and (hint := number_meant(value))),
+                "",
+            )
     return "; write its value behind it" if message.endswith("requires an argument") else ""
 
 
@@ -335,7 +409,11 @@ def _options(command: Any, path: str = "") -> Iterator[tuple[str, list[str]]]:
 def _end(message: object, code: int) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C prints no traceback
     with suppress(OSError):  # stderr is closed
-        print(f"simrl: {brief(' '.join(str(message).split()))}", file=sys.stderr or io.StringIO(), flush=True)
+        print(
+            f"simrl: {brief(' '.join(str(message).split()))}",
+            file=sys.stderr or io.StringIO(),
+            flush=True,
+        )
     sys.exit(code)
 
 

@@ -1,7 +1,8 @@
 """Turns a typed function into a command of the CLI and into a function of `import simrl`.
 
-Invariant: the options of the CLI are the function's own parameters, with their names, types, defaults and bounds. Parameters
-without a typer annotation exist only in Python. A message names options; in Python it names keywords.
+Invariant: the options of the CLI are the function's own parameters, with their names, types,
+defaults and bounds. Parameters without a typer annotation exist only in Python. A message names
+options; in Python it names keywords.
 """
 
 from __future__ import annotations
@@ -25,32 +26,46 @@ from simrl.errors import InputError, StoppedError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-PLACES = ("folder", "picture")  # parameters that the CLI always gives: None in Python means that nothing is written
+PLACES = (
+    "folder",
+    "picture",
+)  # parameters that the CLI always gives: None in Python means that nothing is written
 NOTHING = "; None: no file is written; True: the default"
 INDENT = " " * 16
-# An option, not a part of a file's name, and its value, if it has one: N, 36h, 3, or a word that ends the clause.
+# An option, not a part of a file's name, and its value, if it has one: N, 36h, 3, or a word that
+# ends the clause.
 _OPTION = re.compile(
     r"(?<![\w./-])--([a-z]+(?:-[a-z]+)*)"
     r"(?: (\d[\w.]*|[A-Z]+\b|(?!(?:or|and|without)\b)(?:[^\s:;,]|,(?=\S))+(?=[:;,]|$| --)))?"
 )
 _KEYWORDS = {"zip": "zips", "format": "log_format", "output": "folder", "pipeline": "pipelines"}
-_KEYWORDS |= {"column": "columns", "dispatch": "dispatches", "system": "systems", "speculation": "speculations"}
+_KEYWORDS |= {
+    "column": "columns",
+    "dispatch": "dispatches",
+    "system": "systems",
+    "speculation": "speculations",
+}
 
-LOST = (
-    "points that this machine could not simulate: {}; their errors are in the table, and the next run tries them again"
-)
+LOST = "points that this machine could not simulate: {}; their errors are in the table, and the next run tries them again"
 log = logging.getLogger(__name__)
 
 
 def command(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function callable from Python: bounds are checked, and messages and the documentation name keywords."""
+    """Make a function callable from Python: bounds are checked, and messages and the documentation
+    name keywords."""
     parameters, written = signature_of(function).parameters, inspect.signature(function)
 
     def keyword(match: re.Match[str]) -> str:
         name, value = match[1].replace("-", "_"), match[2]
         name = name if name in parameters else _KEYWORDS.get(name, name)
         plain = value is None or value[0].isdigit() or value.isupper()
-        written_value = value if plain else repr(value.split(",")) if name in ("systems", "columns") else repr(value)
+        written_value = (
+            value
+            if plain
+            else repr(value.split(","))
+            if name in ("systems", "columns")
+            else repr(value)
+        )
         return name if value is None else f"{name}={written_value}"
 
     @wraps(function)
@@ -58,7 +73,9 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
         try:
             for name, value in signature.bind(*arguments, **keywords).arguments.items():
                 least = getattr(_option(parameters[name]), "min", None)
-                if least is not None and isinstance(value, int | float) and not value >= least:  # NaN is refused, too
+                if (
+                    least is not None and isinstance(value, int | float) and not value >= least
+                ):  # NaN is refused, too
                     raise InputError(f"{name}={value}: give {least} or more")
             result = function(*arguments, **keywords)
             if isinstance(result, View):
@@ -72,30 +89,39 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
     summary, _, examples = inspect.cleandoc(function.__doc__ or "").partition("\f")
     lines = [
         textwrap.fill(
-            f"{name:15} {_OPTION.sub(keyword, option.help)}{NOTHING * (name in PLACES)}", 128, subsequent_indent=INDENT
+            f"{name:15} {_OPTION.sub(keyword, option.help)}{NOTHING * (name in PLACES)}",
+            128,
+            subsequent_indent=INDENT,
         )
         for name, parameter in parameters.items()
         if (option := _option(parameter)) is not None
     ]
-    call.__doc__ = "\n\n".join(part for part in (summary.strip(), "\n".join(lines), examples.strip()) if part)
+    call.__doc__ = "\n\n".join(
+        part for part in (summary.strip(), "\n".join(lines), examples.strip()) if part
+    )
     shown = []
     for name, parameter in parameters.items():
         annotation = getattr(parameter.annotation, "__origin__", parameter.annotation)
         if name in written.parameters:  # as it is written: Python takes more types than the CLI
-            annotation = written.parameters[name].annotation.removeprefix("Annotated[").partition(", typer.")[0]
+            annotation = (
+                written.parameters[name]
+                .annotation.removeprefix("Annotated[")
+                .partition(", typer.")[0]
+            )
         shown.append(parameter.replace(annotation=annotation))
     call.__signature__ = signature = written.replace(parameters=shown)  # type: ignore[attr-defined]
     return call
 
 
 def _option(parameter: Parameter) -> Any:
-    """Return typer's description of a parameter; None for a parameter that exists only in Python."""
+    """Return typer's description of a parameter; None for a parameter that exists only in
+    Python."""
     return next(iter(getattr(parameter.annotation, "__metadata__", ())), None)
 
 
 def signature_of(function: Callable[..., Any]) -> Signature:
-    """Return the signature of a command. Shared keywords, `**setup: Unpack[Setup]`, stand as single parameters before the
-    command's other keywords, and are None by default."""
+    """Return the signature of a command. Shared keywords, `**setup: Unpack[Setup]`, stand as single
+    parameters before the command's other keywords, and are None by default."""
     signature = inspect.signature(inspect.unwrap(function), eval_str=True)
     parameters = list(signature.parameters.values())
     shared: dict[str, Any] = {}
@@ -103,13 +129,19 @@ def signature_of(function: Callable[..., Any]) -> Signature:
         shared = get_type_hints(get_args(parameters.pop().annotation)[0], include_extras=True)
         parameters += [_keyword(name, annotation, None) for name, annotation in shared.items()]
     return signature.replace(
-        parameters=sorted(parameters, key=lambda parameter: (parameter.kind, parameter.name not in shared))
+        parameters=sorted(
+            parameters, key=lambda parameter: (parameter.kind, parameter.name not in shared)
+        )
     )
 
 
 def options_of(function: Callable[..., Any]) -> list[Parameter]:
     """Return the parameters of a command that the CLI has."""
-    return [parameter for parameter in signature_of(function).parameters.values() if _option(parameter) is not None]
+    return [
+        parameter
+        for parameter in signature_of(function).parameters.values()
+        if _option(parameter) is not None
+    ]
 
 
 def add_command(
@@ -120,20 +152,29 @@ def add_command(
     keys: str = "",
     group: bool = False,
 ) -> None:
-    """Register a command. Its help ends with examples and names the `keys` of --json. As a `group`, it runs if none of the
-    group's commands is named."""
+    """Register a command. Its help ends with examples and names the `keys` of --json. As a `group`,
+    it runs if none of the group's commands is named."""
     inner = inspect.unwrap(function)
     parameters = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in options_of(inner)]
     for parameter in parameters:
-        _option(parameter).autocompletion = BY_NAME.get(inner.__name__ if parameter.name == "name" else parameter.name)
+        _option(parameter).autocompletion = BY_NAME.get(
+            inner.__name__ if parameter.name == "name" else parameter.name
+        )
 
     def run(**arguments: Any) -> None:
         context, as_json = arguments.pop("context", None), arguments.pop("as_json", False)
         if context is not None and context.invoked_subcommand is not None:
             return
-        result = inner(**{key: True if key in PLACES and value is None else value for key, value in arguments.items()})
+        result = inner(
+            **{
+                key: True if key in PLACES and value is None else value
+                for key, value in arguments.items()
+            }
+        )
         if isinstance(result, Path):
-            print(f"Written to {result} ({result.stat().st_size / 1e6:.1f} MB); any browser opens it.")
+            print(
+                f"Written to {result} ({result.stat().st_size / 1e6:.1f} MB); any browser opens it."
+            )
             return
         if as_json:
             print(json.dumps(result.json(), indent=1, ensure_ascii=result.ascii))
@@ -144,8 +185,12 @@ def add_command(
             raise StoppedError(LOST.format(result.lost))
 
     if signature_of(inner).return_annotation is not Path:
-        help_text = f"print JSON on stdout instead of tables; its keys are stable{keys and f': {keys}'}"
-        parameters.append(_keyword("as_json", Annotated[bool, typer.Option("--json", help=help_text)], False))
+        help_text = (
+            f"print JSON on stdout instead of tables; its keys are stable{keys and f': {keys}'}"
+        )
+        parameters.append(
+            _keyword("as_json", Annotated[bool, typer.Option("--json", help=help_text)], False)
+        )
     if group:
         parameters.append(_keyword("context", typer.Context, Parameter.empty))
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
@@ -153,7 +198,9 @@ def add_command(
     run.__doc__ = (inner.__doc__ or "").partition("\f")[0]
     epilog = f"Example{'s' if len(examples) > 1 else ''}:  {'   |   '.join(examples)}"
     if group:
-        app.callback(invoke_without_command=True, help=inspect.cleandoc(run.__doc__), epilog=epilog)(run)
+        app.callback(
+            invoke_without_command=True, help=inspect.cleandoc(run.__doc__), epilog=epilog
+        )(run)
     else:
         app.command(name or inner.__name__, epilog=epilog)(run)
 

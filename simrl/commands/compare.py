@@ -13,7 +13,15 @@ import typer
 
 from simrl.commands import options as o
 from simrl.commands.command import command
-from simrl.commands.results import AgreementView, DifferenceView, ExplanationView, agreement, diff, explain, write_runs
+from simrl.commands.results import (
+    AgreementView,
+    DifferenceView,
+    ExplanationView,
+    agreement,
+    diff,
+    explain,
+    write_runs,
+)
 from simrl.commands.view import View, frame, place
 from simrl.errors import InputError, meant
 
@@ -32,9 +40,10 @@ if TYPE_CHECKING:
 class Comparison(View):
     """Simulated runs side by side, in the order of the scenarios.
 
-    `rows` is what `--json` prints: a dictionary per run, seconds and tokens as their names say, shares from 0 to 1. `results`
-    has the runs by name: the system as in the table, such as "areal(eta=4)", and what varies: "areal(eta=4) (cluster.gpus=64)".
-    A comparison of one run needs no name. `source` has the results: in memory, or the folder in which they were written.
+    `rows` is what `--json` prints: a dictionary per run, seconds and tokens as their names say,
+    shares from 0 to 1. `results` has the runs by name: the system as in the table, such as
+    "areal(eta=4)", and what varies: "areal(eta=4) (cluster.gpus=64)". A comparison of one run needs
+    no name. `source` has the results: in memory, or the folder in which they were written.
     """
 
     scenarios: tuple[Scenario, ...]
@@ -87,8 +96,8 @@ class Comparison(View):
         return comparison_figure(self.rows)
 
     def result(self, name: str | None = None) -> Result:
-        """Return the tables of a run (spans, steps, samples, segments) and its metadata. Raise `InputError` for an unknown
-        name."""
+        """Return the tables of a run (spans, steps, samples, segments) and its metadata. Raise
+        `InputError` for an unknown name."""
         if name is None and len(self.names) == 1:
             name = self.names[0]
         if name is None or name not in self.names:
@@ -96,8 +105,11 @@ class Comparison(View):
             raise InputError(f"{what}: name one of the runs, {', '.join(map(repr, self.names))}")
         return self.results[name]
 
-    def timeline(self, name: str | None = None, steps: int = 3, first_step: int | None = None) -> Picture:
-        """Draw the work of each GPU over some policy updates: from `first_step` (counted from 0), or in the middle."""
+    def timeline(
+        self, name: str | None = None, steps: int = 3, first_step: int | None = None
+    ) -> Picture:
+        """Draw the work of each GPU over some policy updates: from `first_step` (counted from 0),
+        or in the middle."""
         from simrl.result.timeline import steady_window
         from simrl.show.figures.timeline import timeline_figure
 
@@ -105,7 +117,8 @@ class Comparison(View):
         return timeline_figure(result, steady_window(result, steps, first_step))
 
     def explain(self, name: str | None = None, step: int | None = None) -> ExplanationView:
-        """Say where a run's GPU time went, what delayed its updates, and which known problems it shows."""
+        """Say where a run's GPU time went, what delayed its updates, and which known problems it
+        shows."""
         return explain(self.result(name), step)
 
     def diff(self, a: str, b: str) -> DifferenceView:
@@ -113,16 +126,17 @@ class Comparison(View):
         return diff(self.result(a), self.result(b))
 
     def save(self, folder: str | Path) -> Path:
-        """Write the files of `simrl compare` (tables, timelines, traces for Perfetto, comparison.json) and return the folder.
-        An earlier comparison there is replaced. Raise `InputError` for a folder that cannot be written."""
+        """Write the files of `simrl compare` (tables, timelines, traces for Perfetto,
+        comparison.json) and return the folder. An earlier comparison there is replaced. Raise
+        `InputError` for a folder that cannot be written."""
         from simrl.show.comparison import write_comparison
 
         write_comparison(self.rows, self.scenarios, list(self.results.values()), Path(folder))
         return Path(folder)
 
     def report(self, path: str | Path) -> Path:
-        """Write the page of `simrl report`, one HTML file that needs no network, and return its path. Raise `InputError` for a
-        path that is no .html or cannot be written."""
+        """Write the page of `simrl report`, one HTML file that needs no network, and return its
+        path. Raise `InputError` for a path that is no .html or cannot be written."""
         return write_runs(self.results, path)
 
     def _metadata(self) -> list[Mapping[str, Any]]:
@@ -139,7 +153,8 @@ def simulate_all(
     folder: Path | None,
     beside: Beside | None = None,
 ) -> Comparison:
-    """Simulate all scenarios and the runs that accompany them (`beside`), in memory or into a folder."""
+    """Simulate all scenarios and the runs that accompany them (`beside`), in memory or into a
+    folder."""
     from simrl.show.comparison import compare_scenarios
     from simrl.simulate.cache import InputCache
     from simrl.study.compare import ALONE, simulate_compared, the_result
@@ -153,7 +168,9 @@ def simulate_all(
         + ", in place of an earlier run's" * (folder / "comparison.json").exists()
     ]
     written = compare_scenarios(scenarios, folder, jobs, inputs, beside)
-    return Comparison(tuple(written.scenarios), tuple(written.rows), folder, written.unranked, notes=notes)
+    return Comparison(
+        tuple(written.scenarios), tuple(written.rows), folder, written.unranked, notes=notes
+    )
 
 
 @command
@@ -165,15 +182,24 @@ def compare(
     seed: o.Seed = None,
     pipelines: Annotated[
         o.NameList | None,
-        typer.Option("--pipeline", help="a system whose pipeline to simulate (see simrl systems); may be repeated"),
+        typer.Option(
+            "--pipeline",
+            help="a system whose pipeline to simulate (see simrl systems); may be repeated",
+        ),
     ] = None,
     dispatches: Annotated[
         o.NameList | None,
-        typer.Option("--dispatch", help="dispatch rule for each pipeline: least_requests, seer …; may be repeated"),
+        typer.Option(
+            "--dispatch",
+            help="dispatch rule for each pipeline: least_requests, seer …; may be repeated",
+        ),
     ] = None,
     speculations: Annotated[
         o.SystemList | None,
-        typer.Option("--speculation", help="method for each pipeline: none, histospec, tlt …; may be repeated"),
+        typer.Option(
+            "--speculation",
+            help="method for each pipeline: none, histospec, tlt …; may be repeated",
+        ),
     ] = None,
     measured: Annotated[
         o.RunLike | None,
@@ -182,7 +208,10 @@ def compare(
         ),
     ] = None,
     ranking: Annotated[
-        bool | None, typer.Option(help="repeat the runs with assumed seconds × 0.5 and × 2 (default: if that is quick)")
+        bool | None,
+        typer.Option(
+            help="repeat the runs with assumed seconds × 0.5 and × 2 (default: if that is quick)"
+        ),
     ] = None,
     best_split: Annotated[
         bool | None,
@@ -192,7 +221,10 @@ def compare(
     ] = None,
     sure: Annotated[
         bool,
-        typer.Option("--sure", help="simulate two further seeds, and print the spread of samples/s over the three"),
+        typer.Option(
+            "--sure",
+            help="simulate two further seeds, and print the spread of samples/s over the three",
+        ),
     ] = False,
     updates: o.Updates = None,
     price: o.Price = None,
@@ -203,13 +235,13 @@ def compare(
     jobs: o.Jobs = o.JOBS,
     **setup: Unpack[o.Setup],
 ) -> Comparison | AgreementView:
-    """Simulate every system of a scenario and print which is fastest; write tables, timelines and traces of all.
-    \f
-    `workload` may also be the content of a scenario file, a `Trace` or a DataFrame with a row per response (columns step,
-    prompt_id, prompt_tokens, response_tokens; sample, epoch, reward … if known), whose max_response_length is `cap_tokens`
-    (default: the longest response). `systems` are names, or names with parameters; `overrides` may be a dictionary by dotted
-    keys, {"training.mfu": 0.3}. With `measured`, the result is an `AgreementView`. Raises `InputError` for a scenario that
-    cannot be executed.
+    """Simulate every system of a scenario and print which is fastest; write tables, timelines and
+    traces of all. \f `workload` may also be the content of a scenario file, a `Trace` or a
+    DataFrame with a row per response (columns step, prompt_id, prompt_tokens, response_tokens;
+    sample, epoch, reward … if known), whose max_response_length is `cap_tokens` (default: the
+    longest response). `systems` are names, or names with parameters; `overrides` may be a
+    dictionary by dotted keys, {"training.mfu": 0.3}. With `measured`, the result is an
+    `AgreementView`. Raises `InputError` for a scenario that cannot be executed.
 
     >>> import simrl
     >>> compared = simrl.compare(
@@ -241,7 +273,9 @@ def compare(
     for line in left_out:
         LOG.info(line)
     output = place(folder, Path("results") / scenarios[0].name)
-    compared = simulate_all(scenarios, opened.inputs(), jobs, output, Beside(ranking, best_split, sure, updates))
+    compared = simulate_all(
+        scenarios, opened.inputs(), jobs, output, Beside(ranking, best_split, sure, updates)
+    )
     return replace(compared, brief=brief, columns=explain_columns, inputs=inputs)
 
 
@@ -249,13 +283,16 @@ def compare(
 def run(
     workload: o.Workload,
     system: Annotated[
-        o.OneSystem | None, typer.Option(help="the system to run (default: the scenario's, if it has only one)")
+        o.OneSystem | None,
+        typer.Option(help="the system to run (default: the scenario's, if it has only one)"),
     ] = None,
     overrides: o.Overrides = None,
     *,
     seed: o.Seed = None,
     pipeline: Annotated[str | None, typer.Option(help="another name for --system")] = None,
-    dispatch: Annotated[str | None, typer.Option(help="dispatch, in place of the system's own")] = None,
+    dispatch: Annotated[
+        str | None, typer.Option(help="dispatch, in place of the system's own")
+    ] = None,
     speculation: Annotated[
         o.OneSystem | None, typer.Option(help="method of speculation, in place of the system's own")
     ] = None,
@@ -265,9 +302,9 @@ def run(
     folder: o.Folder = None,
     **setup: Unpack[o.Setup],
 ) -> Comparison:
-    """Simulate one system of a scenario. With --system, overrides such as eta=8 set parameters of that system.
-    \f
-    Returns a `Comparison` of one run, whose methods need no name. `compare` describes the other arguments and the errors.
+    """Simulate one system of a scenario. With --system, overrides such as eta=8 set parameters of
+    that system. \f Returns a `Comparison` of one run, whose methods need no name. `compare`
+    describes the other arguments and the errors.
 
     >>> import simrl
     >>> one = simrl.run("experiments/quickstart.yaml", {"name": "areal", "eta": 2}, gpus=16, steps=4, warmup_steps=1)
@@ -280,7 +317,9 @@ def run(
     from simrl.systems.recipes import make_system
 
     if system and pipeline:
-        raise InputError(f"--system {system} and --pipeline {pipeline} are the same option; give one of them")
+        raise InputError(
+            f"--system {system} and --pipeline {pipeline} are the same option; give one of them"
+        )
     chosen = system or pipeline
     opened = open_workload("run", workload, chosen and [chosen], overrides, {**setup, "seed": seed})
     choices = Choices((), [dispatch] if dispatch else (), [speculation] if speculation else ())
@@ -289,7 +328,10 @@ def run(
         for scenario in scenarios:  # a misspelt parameter is reported first
             make_system(scenario.system.name, scenario.system.parameters)
         varied = {
-            part.partition("=")[0]: None for scenario in scenarios for part in scenario.variant.split(", ") if part
+            part.partition("=")[0]: None
+            for scenario in scenarios
+            for part in scenario.variant.split(", ")
+            if part
         }
         choose = [*([] if chosen else ["--system NAME"]), *(f"{key}=…" for key in varied)]
         raise InputError(

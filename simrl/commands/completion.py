@@ -1,7 +1,8 @@
-"""What a shell completes behind a command: files of workloads, and the names of systems, methods, models and GPUs.
+"""What a shell completes behind a command: files of workloads, and the names of systems, methods,
+models and GPUs.
 
-Invariant: names are read from the text of simrl's own files. Importing their modules, and numpy, would take as long as a
-completion may.
+Invariant: names are read from the text of simrl's own files. Importing their modules, and numpy,
+would take as long as a completion may.
 """
 
 import re
@@ -15,8 +16,13 @@ _FUNCTION = re.compile(r"^@(?:recipe|validate_call)\b.*?^def (\w+)", re.MULTILIN
 
 
 def _functions(group: str, *files: str) -> list[str]:
-    """Return the names of systems or methods: simrl's own in these files, then those of the entry points of `group`."""
-    shipped = [name for file in files for name in _FUNCTION.findall((ROOT / file).read_text(encoding="utf-8"))]
+    """Return the names of systems or methods: simrl's own in these files, then those of the entry
+    points of `group`."""
+    shipped = [
+        name
+        for file in files
+        for name in _FUNCTION.findall((ROOT / file).read_text(encoding="utf-8"))
+    ]
     return [*shipped, *(entry.name for entry in entry_points(group=group))]
 
 
@@ -43,7 +49,8 @@ BY_NAME = {  # of a parameter, or of the command that describes what its argumen
         ("systems", "system", "pipelines", "pipeline", "show_system"),
         _completed(
             lambda: _functions(
-                "simrl.systems", *(f"systems/{each}.py" for each in ("on_policy", "off_policy", "drafting"))
+                "simrl.systems",
+                *(f"systems/{each}.py" for each in ("on_policy", "off_policy", "drafting")),
             )
         ),
     ),
@@ -51,6 +58,10 @@ BY_NAME = {  # of a parameter, or of the command that describes what its argumen
         ("speculations", "speculation", "show_method"),
         _completed(lambda: _functions("simrl.speculation", "speculation/methods.py")),
     ),
-    "model": _completed(lambda: tomllib.loads((ROOT / "profile" / "models.toml").read_text(encoding="utf-8"))),
-    "gpu": _completed(lambda: tomllib.loads((ROOT / "profile" / "gpus.toml").read_text(encoding="utf-8"))),
+    "model": _completed(
+        lambda: tomllib.loads((ROOT / "profile" / "models.toml").read_text(encoding="utf-8"))
+    ),
+    "gpu": _completed(
+        lambda: tomllib.loads((ROOT / "profile" / "gpus.toml").read_text(encoding="utf-8"))
+    ),
 }

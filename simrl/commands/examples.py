@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class Example(NamedTuple):
-    """A shipped example: its question, the command that answers it, and the files that the command needs, by their paths below
-    `ROOT`."""
+    """A shipped example: its question, the command that answers it, and the files that the command
+    needs, by their paths below `ROOT`."""
 
     about: str
     command: str
@@ -33,7 +33,8 @@ OWN_RUN = Example(
 
 
 def shipped_examples() -> dict[str, Example]:
-    """Return the examples by name: every scenario of `experiments/` whose comment is a question and `simrl compare` on it."""
+    """Return the examples by name: every scenario of `experiments/` whose comment is a question and
+    `simrl compare` on it."""
     from simrl.profile.shipped import ROOT
 
     by_name = {}
@@ -62,10 +63,13 @@ def examples() -> DataView:
 
 
 def copy_example(
-    name: Annotated[str | None, typer.Argument(help="an example, as `simrl examples` lists it (default: all)")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="an example, as `simrl examples` lists it (default: all)")
+    ] = None,
     folder: Annotated[Path, typer.Argument(help="where to write it (default: here)")] = Path(),
 ) -> DataView:
-    """Copy an example, its scenario and its trace, into a folder. A file that differs is never replaced."""
+    """Copy an example, its scenario and its trace, into a folder. A file that differs is never
+    replaced."""
     from simrl.files import write_whole_file
     from simrl.profile.shipped import ROOT
 
@@ -76,8 +80,12 @@ def copy_example(
     files = dict.fromkeys(file for example in chosen for file in example.files)
     for file in files:
         target = folder / file
-        if target.exists() and (not target.is_file() or target.read_bytes() != (ROOT / file).read_bytes()):
-            raise InputError(f"{target}: exists and is not simrl's; name another folder, or move it away")
+        if target.exists() and (
+            not target.is_file() or target.read_bytes() != (ROOT / file).read_bytes()
+        ):
+            raise InputError(
+                f"{target}: exists and is not simrl's; name another folder, or move it away"
+            )
     for file in files:
         if not (folder / file).exists():
             with write_whole_file(folder / file) as temporary:
@@ -89,4 +97,6 @@ def copy_example(
         here = "" if folder == Path() else f"cd {folder}; "
         console.print(f"Next:  {here}{chosen[0].command}", soft_wrap=True, highlight=False)
 
-    return DataView({"files": [str(folder / file) for file in files], "command": chosen[0].command}, show)
+    return DataView(
+        {"files": [str(folder / file) for file in files], "command": chosen[0].command}, show
+    )

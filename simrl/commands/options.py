@@ -1,6 +1,7 @@
 """Parameters that several commands have, each with its type and its help.
 
-What the CLI gives as a text may be an object in Python: at run time, where typer reads the annotations, a type is the CLI's.
+What the CLI gives as a text may be an object in Python: at run time, where typer reads the
+annotations, a type is the CLI's.
 """
 
 from __future__ import annotations
@@ -51,13 +52,19 @@ GpuName = Annotated[str | None, typer.Option(help="the kind of GPU: a100, h100, 
 
 
 class Setup(TypedDict, total=False):
-    """The keywords that a trace needs; with a scenario, they replace its fields. All are None where they are not given."""
+    """The keywords that a trace needs; with a scenario, they replace its fields. All are None where
+    they are not given."""
 
-    model: Annotated[str | None, typer.Option(help="a model that simrl knows, or the path of a config.json")]
+    model: Annotated[
+        str | None, typer.Option(help="a model that simrl knows, or the path of a config.json")
+    ]
     gpu: GpuName
     gpus: Annotated[int | None, typer.Option(help="the number of GPUs")]
     tp: Annotated[
-        int | None, typer.Option(help="GPUs of a rollout worker (tensor parallelism); with a trace, by default 1")
+        int | None,
+        typer.Option(
+            help="GPUs of a rollout worker (tensor parallelism); with a trace, by default 1"
+        ),
     ]
     profile: Annotated[
         File | None,
@@ -67,11 +74,14 @@ class Setup(TypedDict, total=False):
         ),
     ]
     steps: Annotated[
-        int | None, typer.Option(help="policy updates to simulate; with a trace, by default all of its steps")
+        int | None,
+        typer.Option(help="policy updates to simulate; with a trace, by default all of its steps"),
     ]
     warmup_steps: Annotated[
         int | None,
-        typer.Option(help="first updates, which averages leave out; with a trace, by default a quarter of the updates"),
+        typer.Option(
+            help="first updates, which averages leave out; with a trace, by default a quarter of the updates"
+        ),
     ]
     columns: Annotated[
         ByKey | None,
@@ -83,10 +93,14 @@ class Setup(TypedDict, total=False):
     cap_tokens: int | None
 
 
-Seed = Annotated[int | None, typer.Option(help="seed of the simulation, in place of the scenario's")]
+Seed = Annotated[
+    int | None, typer.Option(help="seed of the simulation, in place of the scenario's")
+]
 Overrides = Annotated[
     ByKey | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="changes of scenario fields, such as cluster.gpus=128 seed=3"),
+    typer.Argument(
+        metavar="[KEY=VALUE]...", help="changes of scenario fields, such as cluster.gpus=128 seed=3"
+    ),
 ]
 Values = Annotated[
     ByKey | None,
@@ -96,18 +110,28 @@ Values = Annotated[
         "be objects and lists: 'training={mfu: 0.3},{mfu: 0.5}'. system.KEY sets a parameter of the systems that have it",
     ),
 ]
-Run = Annotated[RunLike, typer.Argument(metavar="RESULT", help="the folder of a run or of a replay")]
+Run = Annotated[
+    RunLike, typer.Argument(metavar="RESULT", help="the folder of a run or of a replay")
+]
 Jobs = Annotated[int, typer.Option(min=1, help="processes that simulate at the same time")]
-Updates = Annotated[int | None, typer.Option(min=1, help="policy updates of the planned run, each of a whole batch")]
+Updates = Annotated[
+    int | None, typer.Option(min=1, help="policy updates of the planned run, each of a whole batch")
+]
 Price = Annotated[float | None, typer.Option(min=0, help="price of a GPU-hour")]
 Brief = Annotated[bool, typer.Option("--brief", help="print the table and one line")]
-ExplainColumns = Annotated[bool, typer.Option("--explain-columns", help="print what the columns mean")]
-Inputs = Annotated[bool, typer.Option("--inputs", help="print every input with its source, and what is not modelled")]
+ExplainColumns = Annotated[
+    bool, typer.Option("--explain-columns", help="print what the columns mean")
+]
+Inputs = Annotated[
+    bool,
+    typer.Option("--inputs", help="print every input with its source, and what is not modelled"),
+]
 Folder = Annotated[
     Place | None,
     typer.Option("--output", "-o", help="folder of the results (default: results/NAME)"),
 ]
 Picture = Annotated[
-    Place | None, typer.Option("--output", "-o", help="the picture to draw (default: NAME-….png, here)")
+    Place | None,
+    typer.Option("--output", "-o", help="the picture to draw (default: NAME-….png, here)"),
 ]
 JOBS = os.cpu_count() or 1

@@ -23,16 +23,25 @@ def presets() -> DataView:
     )
 
 
-def show_preset(name: Annotated[str, typer.Argument(help="a preset, as `simrl presets` lists it")]) -> DataView:
+def show_preset(
+    name: Annotated[str, typer.Argument(help="a preset, as `simrl presets` lists it")],
+) -> DataView:
     """Print a preset: each constant with its value, range, kind and source."""
 
     def show(page: dict[str, Any], console: Console) -> None:
         from simrl.show.text import bare_table
 
-        rows = [(key, one["words"], one["kind"], one["source"]) for key, one in page["constants"].items()]
-        console.print(f"{name}: {page['about']}{page['engine'] and '; its engine is ' + page['engine']}")
+        rows = [
+            (key, one["words"], one["kind"], one["source"])
+            for key, one in page["constants"].items()
+        ]
+        console.print(
+            f"{name}: {page['about']}{page['engine'] and '; its engine is ' + page['engine']}"
+        )
         console.print(bare_table(("constant", "value (range)", "kind", "source"), rows))
-        where = f"framework: {name}" if page["kind"] == "framework" else f"engine: {{preset: {name}}}"
+        where = (
+            f"framework: {name}" if page["kind"] == "framework" else f"engine: {{preset: {name}}}"
+        )
         console.print(f"\nIn a scenario:  {where}")
 
     if name not in (pages := _pages()):
@@ -49,7 +58,10 @@ def _pages() -> dict[str, dict[str, Any]]:
             **preset.model_dump(include={"name", "about"}),
             "kind": "engine" if preset.is_engine else "framework",
             "engine": preset.engine or "",
-            "constants": {key: {**one.model_dump(), "words": one.words} for key, one in preset.constants.items()},
+            "constants": {
+                key: {**one.model_dump(), "words": one.words}
+                for key, one in preset.constants.items()
+            },
         }
         for name, preset in {**FRAMEWORKS, **ENGINES}.items()
     }

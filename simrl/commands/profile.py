@@ -23,7 +23,11 @@ def listed() -> DataView:
     """
     from simrl.profile.shipped import layouts
 
-    return DataView([layout.model_dump(exclude={"kind", "source"}) for layout in layouts()], _print_list, width=100)
+    return DataView(
+        [layout.model_dump(exclude={"kind", "source"}) for layout in layouts()],
+        _print_list,
+        width=100,
+    )
 
 
 def _print_list(rows: list[dict[str, Any]], console: Console) -> None:
@@ -48,7 +52,10 @@ def _layouts(of_precision: dict[str, list[str]]) -> str:
     for precision, layouts in sorted(of_precision.items()):
         alone = [words.removeprefix("tp ") for words in layouts if "," not in words]
         plain = [f"tp {' '.join(alone)}"] * bool(alone)
-        words = [*plain, *(layout.replace(" ", "").replace(",", " ") for layout in layouts if "," in layout)]
+        words = [
+            *plain,
+            *(layout.replace(" ", "").replace(",", " ") for layout in layouts if "," in layout),
+        ]
         lines += [f"{precision}:"] * bool(precision) + words
     return "\n".join(lines)
 
@@ -71,35 +78,55 @@ def names() -> DataView:
 
 
 def derive(
-    model: Annotated[str, typer.Argument(help="a model that simrl knows, or a Hugging Face config.json")],
+    model: Annotated[
+        str, typer.Argument(help="a model that simrl knows, or a Hugging Face config.json")
+    ],
     gpu: Annotated[
-        str, typer.Option(help="a100, h100, h200, b200, gb200, h800, h20 or rtxpro6000; by roofline also a40, a6000")
+        str,
+        typer.Option(
+            help="a100, h100, h200, b200, gb200, h800, h20 or rtxpro6000; by roofline also a40, a6000"
+        ),
     ],
     settings: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...", help="parameters of the source, such as memory_efficiency=0.7 of roofline"
+            metavar="[KEY=VALUE]...",
+            help="parameters of the source, such as memory_efficiency=0.7 of roofline",
         ),
     ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="the profile to write (Parquet); the default name has all of the options below"
+            "--output",
+            "-o",
+            help="the profile to write (Parquet); the default name has all of the options below",
         ),
     ] = None,
     tp: Annotated[int, typer.Option(min=1, help="GPUs of a tensor-parallel group")] = 1,
-    dp: Annotated[int, typer.Option(min=1, help="attention ranks of a mixture of experts, each of tp GPUs")] = 1,
+    dp: Annotated[
+        int, typer.Option(min=1, help="attention ranks of a mixture of experts, each of tp GPUs")
+    ] = 1,
     ep: Annotated[
         int,
-        typer.Option(min=1, help="GPUs that divide the experts: tp × dp, or 1 (each GPU has a part of every expert)"),
+        typer.Option(
+            min=1,
+            help="GPUs that divide the experts: tp × dp, or 1 (each GPU has a part of every expert)",
+        ),
     ] = 1,
     precision: Annotated[
-        str, typer.Option(help="precision of the weights: bf16, fp8, fp8-block, nvfp4, int4, or w4a16_mxfp4 (gpt-oss)")
+        str,
+        typer.Option(
+            help="precision of the weights: bf16, fp8, fp8-block, nvfp4, int4, or w4a16_mxfp4 (gpt-oss)"
+        ),
     ] = "bf16",
-    kv_precision: Annotated[str, typer.Option(help="precision of the KV cache: bf16 or fp8")] = "bf16",
+    kv_precision: Annotated[
+        str, typer.Option(help="precision of the KV cache: bf16 or fp8")
+    ] = "bf16",
     routing: Annotated[
         str | None,
-        typer.Option(help="how tokens spread over experts: balanced, power law 1.01 or power law 1.2 (default)"),
+        typer.Option(
+            help="how tokens spread over experts: balanced, power law 1.01 or power law 1.2 (default)"
+        ),
     ] = None,
     source: Annotated[
         str,
@@ -111,7 +138,8 @@ def derive(
 ) -> DataView:
     """Derive a profile from measured kernels, or from a data sheet alone.
 
-    No kernels were measured on h800 and h20: kernels of h100 and h200 are scaled by the data sheets.
+    No kernels were measured on h800 and h20: kernels of h100 and h200 are scaled by the data
+    sheets.
     """
     from simrl.extensions import checked
     from simrl.profile.hardware import gpu as gpu_named
@@ -122,17 +150,36 @@ def derive(
     from simrl.scenario.yaml_text import parse_override
 
     if source not in PROFILERS:
-        raise InputError(f"--source {source}{meant(source, PROFILERS)}: choose {' or '.join(PROFILERS)}")
+        raise InputError(
+            f"--source {source}{meant(source, PROFILERS)}: choose {' or '.join(PROFILERS)}"
+        )
     parameters = dict(parse_override(text) for text in settings or [])
-    setup = {"dp": dp, "ep": ep, "precision": precision, "kv_precision": kv_precision, "routing": routing}
+    setup = {
+        "dp": dp,
+        "ep": ep,
+        "precision": precision,
+        "kv_precision": kv_precision,
+        "routing": routing,
+    }
     parameters |= {key: value for key, value in setup.items() if value not in (1, "bf16", None)}
-    profile = checked(f"--source {source}", PROFILERS[source], model_shape(model), gpu_named(gpu), tp, **parameters)
+    profile = checked(
+        f"--source {source}",
+        PROFILERS[source],
+        model_shape(model),
+        gpu_named(gpu),
+        tp,
+        **parameters,
+    )
     if not isinstance(profile, TableProfile):
-        raise InputError(f"profiler {source}: its function gives {type(profile).__name__}; let it give a TableProfile")
+        raise InputError(
+            f"profiler {source}: its function gives {type(profile).__name__}; let it give a TableProfile"
+        )
     output = output or Path(file_name(profile.metadata))
     write_profile(profile, output)
     read = {"model_config": words} if (words := understood(model)) else {}
-    return _view(_description(profile) | read, more={"file": str(output)}, notes=[f"Written to {output}"])
+    return _view(
+        _description(profile) | read, more={"file": str(output)}, notes=[f"Written to {output}"]
+    )
 
 
 def _view(description: dict[str, Any], **also: Any) -> DataView:
@@ -149,7 +196,11 @@ def _print(d: dict[str, Any], console: Console) -> None:
     words += [f"{d['kv_precision']} KV cache"] if "kv_precision" in d else []
     words += [f"routing {d['routing']}"] if "routing" in d else []
     of = f" ({', '.join(words)})" if words else ""
-    console.print(Text.assemble((f"{d['model']} on {d['gpu']}, {split_words(d)}", "bold"), f"{of}: {d['kind']}"))
+    console.print(
+        Text.assemble(
+            (f"{d['model']} on {d['gpu']}, {split_words(d)}", "bold"), f"{of}: {d['kind']}"
+        )
+    )
     console.print(f"Source: {d['source']}. Licence: {d['licence']}", markup=False)
     if "model_config" in d:
         console.print(f"Model's config: {d['model_config']}", markup=False)
@@ -166,11 +217,18 @@ def _print(d: dict[str, Any], console: Console) -> None:
         )
     seconds = {(row["sequences"], row["kv_tokens"]): row["seconds"] for row in d["decode"]}
     sequences, contexts = (sorted(set(axis)) for axis in zip(*seconds, strict=True))
-    table = Table("sequences", *(f"{kv:,} tokens" for kv in contexts), title="Decode step [ms]", title_justify="left")
+    table = Table(
+        "sequences",
+        *(f"{kv:,} tokens" for kv in contexts),
+        title="Decode step [ms]",
+        title_justify="left",
+    )
     for n in sequences:
         table.add_row(str(n), *(f"{seconds[n, kv] * 1e3:.2f}" for kv in contexts))
     console.print(table)
-    prefill = ", ".join(f"{row['tokens']:,} tokens {row['seconds'] * 1e3:.1f} ms" for row in d["prefill"])
+    prefill = ", ".join(
+        f"{row['tokens']:,} tokens {row['seconds'] * 1e3:.1f} ms" for row in d["prefill"]
+    )
     console.print(f"Prefill of one prompt: {prefill}")
 
 
@@ -192,15 +250,18 @@ def _description(profile: TableProfile) -> dict[str, Any]:
         "longest_sequence_tokens": int(t.decode_kv_tokens[-1]),
         "between_passes_s": t.between_passes_s,
         "decode": [
-            {"sequences": n, "kv_tokens": kv, "seconds": profile.decode_s(n, kv)} for n in sequences for kv in contexts
+            {"sequences": n, "kv_tokens": kv, "seconds": profile.decode_s(n, kv)}
+            for n in sequences
+            for kv in contexts
         ],
         "prefill": [{"tokens": n, "seconds": profile.prefill_s(n)} for n in chunks],
     }
 
 
 def _floor(profile: TableProfile) -> dict[str, float]:
-    """Return the seconds of one token, in all and a layer, and what reading its weights takes at the memory's full bandwidth;
-    nothing for unknown models and GPUs, and for several attention ranks."""
+    """Return the seconds of one token, in all and a layer, and what reading its weights takes at
+    the memory's full bandwidth; nothing for unknown models and GPUs, and for several attention
+    ranks."""
     from simrl.profile.hardware import GPUS
     from simrl.profile.model_shape import MODELS
     from simrl.profile.precision import EXPERTS_ALONE, WEIGHT_BYTES

@@ -1,4 +1,5 @@
-"""`simrl explain`, `simrl diff`, `simrl.agree` and `simrl report`: commands that read the results of runs."""
+"""`simrl explain`, `simrl diff`, `simrl.agree` and `simrl report`: commands that read the results
+of runs."""
 
 from __future__ import annotations
 
@@ -41,8 +42,9 @@ ERRORS = {
 
 
 class ExplanationView(DataView):
-    """The parts of a run's GPU time. `data` has the waterfall, the critical path of an update, the samples that delayed it, and
-    the findings; `table` has a row per part: GPU-seconds of the run, and per trained sample after the warm-up."""
+    """The parts of a run's GPU time. `data` has the waterfall, the critical path of an update, the
+    samples that delayed it, and the findings; `table` has a row per part: GPU-seconds of the run,
+    and per trained sample after the warm-up."""
 
     data: Explanation
 
@@ -54,8 +56,8 @@ class ExplanationView(DataView):
 
 
 class DifferenceView(DataView):
-    """Run B against run A. `data` has the changes, the largest first; `table` has a row per part: GPU-seconds per trained
-    sample of A and of B, and what B saves."""
+    """Run B against run A. `data` has the changes, the largest first; `table` has a row per part:
+    GPU-seconds per trained sample of A and of B, and what B saves."""
 
     data: Difference
 
@@ -68,8 +70,9 @@ class DifferenceView(DataView):
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class AgreementView(DataView):
-    """Predicted against measured: how far apart in time, and which decisions differ; `data` has all of it. `scenario` is the
-    simulated one, if any. `table` has a row per figure: predicted, measured, and the error (see `agreement.Errors`)."""
+    """Predicted against measured: how far apart in time, and which decisions differ; `data` has all
+    of it. `scenario` is the simulated one, if any. `table` has a row per figure: predicted,
+    measured, and the error (see `agreement.Errors`)."""
 
     data: Agreement
     predicted: Result
@@ -83,7 +86,8 @@ class AgreementView(DataView):
         return agreement_figure(self.predicted, self.measured, self.data)
 
     def save(self, folder: str | Path) -> Path:
-        """Write agreement.json, agreement.png and, if it was simulated, the predicted run; return the folder."""
+        """Write agreement.json, agreement.png and, if it was simulated, the predicted run; return
+        the folder."""
         from simrl.files import write_whole_folder
         from simrl.show.comparison import MANIFEST, write_comparison
         from simrl.show.style import save
@@ -100,9 +104,11 @@ class AgreementView(DataView):
         return Path(folder)
 
     def report(self, path: str | Path) -> Path:
-        """Write both as the page that `simrl report` makes of a replay, and return its path; errors as in
-        `Comparison.report`."""
-        return write_runs({"predicted": self.predicted, "measured": self.measured}, path, replayed=True)
+        """Write both as the page that `simrl report` makes of a replay, and return its path; errors
+        as in `Comparison.report`."""
+        return write_runs(
+            {"predicted": self.predicted, "measured": self.measured}, path, replayed=True
+        )
 
 
 @command
@@ -110,13 +116,14 @@ def explain(
     result: Run,
     step: Annotated[
         int | None,
-        typer.Option(help="the update whose critical path is shown, counted from 0 (default: one of median length)"),
+        typer.Option(
+            help="the update whose critical path is shown, counted from 0 (default: one of median length)"
+        ),
     ] = None,
 ) -> ExplanationView:
-    """Say where the GPU-hours of a run went, what delayed its updates, and which known problems it shows.
-    \f
-    `result` may also be a `Comparison` of one run. Raises `InputError` for a run without updates, and for an update that it has
-    not made.
+    """Say where the GPU-hours of a run went, what delayed its updates, and which known problems it
+    shows. \f `result` may also be a `Comparison` of one run. Raises `InputError` for a run without
+    updates, and for an update that it has not made.
 
     >>> import simrl
     >>> simrl.explain("traces/countdown/sync/parts/000").data.updates
@@ -129,7 +136,10 @@ def explain(
     with _named(result):
         explanation = explain_result(run, step)
     return ExplanationView(
-        explanation, print_explanation, f"Explanation of {explanation.label}", explanation.as_json()["parts"]
+        explanation,
+        print_explanation,
+        f"Explanation of {explanation.label}",
+        explanation.as_json()["parts"],
     )
 
 
@@ -138,8 +148,8 @@ def diff(
     a: Annotated[RunLike, typer.Argument(metavar="A", help="the folder of a run or of a replay")],
     b: Annotated[RunLike, typer.Argument(metavar="B", help="another folder")],
 ) -> DifferenceView:
-    """Say what made run B faster than run A: the differences of their GPU-hours by cause, the largest first.
-    \f
+    """Say what made run B faster than run A: the differences of their GPU-hours by cause, the
+    largest first. \f
     >>> import simrl
     >>> simrl.diff("traces/countdown/sync/parts/000", "traces/countdown/areal/parts/000")
     <Difference of split(...), measured and areal(...), measured>
@@ -151,15 +161,17 @@ def diff(
     with _named(a, b):
         difference = diff_results(*runs)
     changes = [vars(change) for change in difference.changes]
-    return DifferenceView(difference, print_difference, f"Difference of {difference.a} and {difference.b}", changes)
+    return DifferenceView(
+        difference, print_difference, f"Difference of {difference.a} and {difference.b}", changes
+    )
 
 
 @command
 def agree(predicted: RunLike, measured: RunLike, *, folder: Place | None = None) -> AgreementView:
-    """Compare predicted with measured: how far apart two runs of one schedule on one trace are, and which decisions differ.
-    \f
-    Either is as for `explain`; `predicted` may also be a scenario file with one system, which is simulated. `folder` is written
-    as by `simrl compare --measured`. Raises `InputError` for runs that have nothing in common.
+    """Compare predicted with measured: how far apart two runs of one schedule on one trace are, and
+    which decisions differ. \f Either is as for `explain`; `predicted` may also be a scenario file
+    with one system, which is simulated. `folder` is written as by `simrl compare --measured`.
+    Raises `InputError` for runs that have nothing in common.
 
     >>> import simrl
     >>> agreement = simrl.agree("traces/countdown/sync/scenario.yaml", "traces/countdown/sync/parts/000")
@@ -181,7 +193,8 @@ def agreement(
     overrides: Any = None,
     setup: Mapping[str, Any] | None = None,
 ) -> AgreementView:
-    """Compare a result, or the scenario that the arguments from `call` on open (`open_workload`), with what was measured."""
+    """Compare a result, or the scenario that the arguments from `call` on open (`open_workload`),
+    with what was measured."""
     from simrl.analysis.agreement import agree
     from simrl.commands.workload import open_workload
     from simrl.show.tables.agree import print_agreement
@@ -189,8 +202,17 @@ def agreement(
 
     happened = _read(measured, "measured")  # before anything is simulated
     scenario = None
-    if Path(predicted).is_dir() if isinstance(predicted, str | os.PathLike) else not isinstance(predicted, dict):
-        if systems or overrides or any(choices) or any(value is not None for value in (setup or {}).values()):
+    if (
+        Path(predicted).is_dir()
+        if isinstance(predicted, str | os.PathLike)
+        else not isinstance(predicted, dict)
+    ):
+        if (
+            systems
+            or overrides
+            or any(choices)
+            or any(value is not None for value in (setup or {}).values())
+        ):
             raise InputError(
                 f"{predicted}: is the result of a run, which overrides cannot change; name a scenario instead"
             )
@@ -207,7 +229,10 @@ def agreement(
     with _named(predicted, measured):
         compared = agree(expected, happened)
     errors = vars(compared.errors)
-    rows = [{"figure": k, **vars(getattr(compared.figures, k)), "error": errors[name]} for k, name in ERRORS.items()]
+    rows = [
+        {"figure": k, **vars(getattr(compared.figures, k)), "error": errors[name]}
+        for k, name in ERRORS.items()
+    ]
     rows += [{"figure": name, "error": errors[name]} for name in ("sample_mape", "latency_mape")]
     view = AgreementView(
         data=compared,
@@ -233,7 +258,11 @@ def agreement(
     view.save(output)
     notes = [f"Written to {output}: agreement.json, agreement.png"]
     notes += [f"and what was predicted: {output / 'predicted'}"] if scenario is not None else []
-    notes += ["It replaced an earlier comparison there; --output names another folder."] if replaced else []
+    notes += (
+        ["It replaced an earlier comparison there; --output names another folder."]
+        if replaced
+        else []
+    )
     return replace(view, notes=notes)
 
 
@@ -247,14 +276,14 @@ def report(
         ),
     ],
     path: Annotated[
-        File | None, typer.Option("--output", "-o", help="the page (default: beside the folder, with its name)")
+        File | None,
+        typer.Option("--output", "-o", help="the page (default: beside the folder, with its name)"),
     ] = None,
 ) -> Path:
-    """Write results as one HTML page that needs no network: which system is fastest and why, timelines to zoom into, and the
-    inputs.
-    \f
-    `results` may also be what compare, run, sweep and agree return. Returns the path. Raises `InputError` for a path that is no
-    .html, cannot be written or lies among results.
+    """Write results as one HTML page that needs no network: which system is fastest and why,
+    timelines to zoom into, and the inputs. \f `results` may also be what compare, run, sweep and
+    agree return. Returns the path. Raises `InputError` for a path that is no .html, cannot be
+    written or lies among results.
 
     >>> import simrl, tempfile
     >>> page = simrl.report("traces/countdown/sync/parts/000", tempfile.mkdtemp() + "/sync.html")
@@ -279,7 +308,9 @@ def report(
     return results.report(Path(path))
 
 
-def write_runs(results: Mapping[str, Result], path: str | os.PathLike[str], replayed: bool = False) -> Path:
+def write_runs(
+    results: Mapping[str, Result], path: str | os.PathLike[str], replayed: bool = False
+) -> Path:
     """Write runs as a page and return its path."""
     from simrl.show.report.page import write_page
     from simrl.show.report.sources import runs_of
@@ -289,7 +320,8 @@ def write_runs(results: Mapping[str, Result], path: str | os.PathLike[str], repl
 
 
 def result_of(run: Any) -> Result:
-    """Return the result of a `Comparison` of one run, of a folder, or itself. Raise `InputError` for a folder without one."""
+    """Return the result of a `Comparison` of one run, of a folder, or itself. Raise `InputError`
+    for a folder without one."""
     from simrl.result.result import Result, find_result
 
     if isinstance(run, Result):
@@ -303,7 +335,11 @@ def _read(run: Any, name: str) -> Result:
 
     if isinstance(run, str | os.PathLike):
         folder = Path(run)
-        run = folder / name if (folder / name).is_dir() and not (folder / METADATA_FILE).exists() else folder
+        run = (
+            folder / name
+            if (folder / name).is_dir() and not (folder / METADATA_FILE).exists()
+            else folder
+        )
     return result_of(run)
 
 

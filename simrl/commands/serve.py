@@ -1,7 +1,9 @@
-"""`simrl serve`: a page on this machine on which a person changes a scenario, and sees table and timeline change.
+"""`simrl serve`: a page on this machine on which a person changes a scenario, and sees table and
+timeline change.
 
-Invariant: the page listens on the loopback interface alone, answers requests that name it, and loads nothing from elsewhere.
-What it shows is what `simrl compare` prints of the scenario that it hands out as YAML.
+Invariant: the page listens on the loopback interface alone, answers requests that name it, and
+loads nothing from elsewhere. What it shows is what `simrl compare` prints of the scenario that it
+hands out as YAML.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ LOOK = "body { font: 14px system-ui, sans-serif; margin: 0 }"
 
 
 class Choice(NamedTuple):
-    """A choice on the page; None stands for the file's value. `systems` are names, or objects with parameters as JSON; `other`
-    has further settings, `key=value`, one a line."""
+    """A choice on the page; None stands for the file's value. `systems` are names, or objects with
+    parameters as JSON; `other` has further settings, `key=value`, one a line."""
 
     systems: tuple[str, ...]
     gpus: int | None
@@ -61,9 +63,14 @@ class Choice(NamedTuple):
             raise InputError("systems: none is chosen; choose one")
         entries = [parse_override(f"system={system}")[1] for system in self.systems]
         known = [
-            parameters_of(str(system.get("name") if isinstance(system, Mapping) else system)) for system in entries
+            parameters_of(str(system.get("name") if isinstance(system, Mapping) else system))
+            for system in entries
         ]
-        values = {"system.rollout_share": self.rollout_share, "system.eta": self.eta, "cluster.gpus": self.gpus}
+        values = {
+            "system.rollout_share": self.rollout_share,
+            "system.eta": self.eta,
+            "cluster.gpus": self.gpus,
+        }
         if self.updates is not None:
             values |= {"steps": self.updates, "warmup_steps": max(self.updates // 3, 0)}
         of_systems = {f"system.{key}" for parameters in known for key in parameters}
@@ -85,16 +92,24 @@ class Answer(NamedTuple):
 
 def serve(
     scenario: Annotated[
-        Path, typer.Argument(metavar="SCENARIO", help="a scenario file (YAML), with which the page begins")
+        Path,
+        typer.Argument(
+            metavar="SCENARIO", help="a scenario file (YAML), with which the page begins"
+        ),
     ],
     overrides: o.Overrides = None,
     *,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="the port on this machine; 0: a free one")] = 8050,
-    opens: Annotated[bool, typer.Option("--open/--no-open", help="open the page in the browser")] = True,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="the port on this machine; 0: a free one")
+    ] = 8050,
+    opens: Annotated[
+        bool, typer.Option("--open/--no-open", help="open the page in the browser")
+    ] = True,
 ) -> DataView:
     """Open a page on this machine, to change GPUs, split, staleness and systems; Ctrl-C ends it.
 
-    The table and the timeline follow each change, and the scenario can be saved as YAML. The server is only on this machine.
+    The table and the timeline follow each change, and the scenario can be saved as YAML. The server
+    is only on this machine.
     """
     page = make_page(scenario, [str(text) for text in overrides or ()])
     from werkzeug.serving import make_server  # comes with Dash; without it, `make_page` has raised
@@ -103,7 +118,9 @@ def serve(
     try:
         server = make_server(HOST, port, page.server, threaded=True)
     except (OSError, SystemExit):  # werkzeug prints why, and ends the process
-        raise InputError(f"--port {port}: another program listens there; name another, or 0 for a free one") from None
+        raise InputError(
+            f"--port {port}: another program listens there; name another, or 0 for a free one"
+        ) from None
     address = f"http://{HOST}:{server.server_port}/"
     print(f"{address} shows {scenario}; Ctrl-C ends it", flush=True)
     if opens:
@@ -114,8 +131,8 @@ def serve(
 
 
 def make_page(scenario: Path, overrides: Sequence[str] = ()) -> Dash:
-    """Return the page of a scenario file, ready to be served. Raise `InputError` for a scenario that cannot be executed, and
-    without Dash."""
+    """Return the page of a scenario file, ready to be served. Raise `InputError` for a scenario
+    that cannot be executed, and without Dash."""
     try:
         from dash import Dash
     except ImportError:
@@ -149,12 +166,15 @@ def _refuse_other_hosts() -> Any:
 
     name = request.host.rpartition(":")[0] or request.host
     origin = request.headers.get("Origin")
-    if name not in (HOST, "localhost") or (origin is not None and origin.partition("://")[2] != request.host):
+    if name not in (HOST, "localhost") or (
+        origin is not None and origin.partition("://")[2] != request.host
+    ):
         abort(403)
 
 
 def _refuse_malformed(error: Exception) -> Any:
-    """Answer a request that Dash cannot read with one line. An error of simrl itself is a bug and shows its traceback."""
+    """Answer a request that Dash cannot read with one line. An error of simrl itself is a bug and
+    shows its traceback."""
     from werkzeug.exceptions import HTTPException
 
     if isinstance(error, HTTPException):
@@ -181,7 +201,9 @@ class _Source:
         file = self._file(self._overrides)
         sizes = {entry.cluster.gpus for entry in file.scenarios(parameters_of=parameters_of)}
         entries = file.data(parameters_of)["systems"]
-        systems = dict.fromkeys(json.dumps(entry) if len(entry) > 1 else entry["name"] for entry in entries)
+        systems = dict.fromkeys(
+            json.dumps(entry) if len(entry) > 1 else entry["name"] for entry in entries
+        )
         return Choice(tuple(systems), sizes.pop() if len(sizes) == 1 else None, None, None, None)
 
     def answer(self, choice: Choice) -> Answer:
@@ -190,7 +212,8 @@ class _Source:
             return self._kept(choice)
 
     def timeline(self, choice: Choice, name: str) -> bytes:
-        """Return a picture (PNG) of two updates of a run. Raise `InputError` for one that cannot be simulated."""
+        """Return a picture (PNG) of two updates of a run. Raise `InputError` for one that cannot be
+        simulated."""
         with self._one_at_a_time:
             return self._drawn(choice, name)
 
@@ -216,17 +239,27 @@ class _Source:
 
 
 def _layout(path: Path, first: Choice) -> Any:
-    """Return the elements of the page: the choices at the left, what follows from them at the right."""
+    """Return the elements of the page: the choices at the left, what follows from them at the
+    right."""
     from dash import dcc, html
 
     from simrl.systems.recipes import RECIPES
 
     def field(label: str, name: str, control: Any) -> Any:
-        return html.Label([html.Span(label), control], htmlFor=name, style={"display": "block", "margin": "0 0 0.9em"})
+        return html.Label(
+            [html.Span(label), control],
+            htmlFor=name,
+            style={"display": "block", "margin": "0 0 0.9em"},
+        )
 
     def number(name: str, value: int | None, least: int) -> Any:
-        look: Any = {"style": {"width": "100%", "boxSizing": "border-box"}, "placeholder": "as in the file"}
-        return dcc.Input(id=name, type="number", value=value, min=least, step=1, debounce=0.3, **look)
+        look: Any = {
+            "style": {"width": "100%", "boxSizing": "border-box"},
+            "placeholder": "as in the file",
+        }
+        return dcc.Input(
+            id=name, type="number", value=value, min=least, step=1, debounce=0.3, **look
+        )
 
     labels = {each: _label(each) for each in dict.fromkeys([*first.systems, *RECIPES])}
     shares: list[Any] = [{"label": "each system's own", "value": ""}]
@@ -234,14 +267,22 @@ def _layout(path: Path, first: Choice) -> Any:
     wide = {"width": "100%", "height": "5em", "boxSizing": "border-box", "fontFamily": "monospace"}
     choices = [
         html.H1(f"simrl: {path.name}", style={"fontSize": "1.2em"}),
-        field("Systems", "systems", dcc.Dropdown(labels, list(first.systems), multi=True, id="systems")),
+        field(
+            "Systems",
+            "systems",
+            dcc.Dropdown(labels, list(first.systems), multi=True, id="systems"),
+        ),
         field("GPUs", "gpus", number("gpus", first.gpus, 1)),
         field(
             "Split, where rollout and training have GPUs of their own",
             "share",
             dcc.Dropdown(shares, "", id="share", clearable=False),
         ),
-        field("Staleness η, where a system has it (empty: each system's own)", "eta", number("eta", first.eta, 0)),
+        field(
+            "Staleness η, where a system has it (empty: each system's own)",
+            "eta",
+            number("eta", first.eta, 0),
+        ),
         field(
             "Updates, of which the first third is left out (empty: as in the file)",
             "updates",
@@ -254,7 +295,9 @@ def _layout(path: Path, first: Choice) -> Any:
         ),
         html.Button("Download the scenario (YAML)", id="export"),
         dcc.Download(id="download"),
-        html.Details([html.Summary("The scenario"), html.Pre(id="scenario", style={"overflow": "auto"})]),
+        html.Details(
+            [html.Summary("The scenario"), html.Pre(id="scenario", style={"overflow": "auto"})]
+        ),
     ]
     answer = [
         html.Div(id="error", role="alert", style={"color": "#a4161a", "minHeight": "1.4em"}),
@@ -279,7 +322,12 @@ def _layout(path: Path, first: Choice) -> Any:
             html.Div(choices, style=column),
             html.Div(answer, style={"flex": "1 1 30em", "padding": "1em", "minWidth": "0"}),
         ],
-        style={"display": "flex", "flexWrap": "wrap", "fontFamily": "system-ui, sans-serif", "fontSize": "15px"},
+        style={
+            "display": "flex",
+            "flexWrap": "wrap",
+            "fontFamily": "system-ui, sans-serif",
+            "fontSize": "15px",
+        },
     )
 
 
@@ -290,12 +338,15 @@ def _label(system: str) -> str:
 
 
 def _checked(values: Sequence[Any]) -> Choice:
-    """Return the choice with these values, which may come from anywhere. Raise `InputError` for a value of another type."""
+    """Return the choice with these values, which may come from anywhere. Raise `InputError` for a
+    value of another type."""
     try:
         return TypeAdapter(Choice).validate_python(values)
     except ValidationError as error:
         first = error.errors()[0]
-        raise InputError(f"{Choice._fields[int(first['loc'][0])]}: {right(first)}; choose another") from None
+        raise InputError(
+            f"{Choice._fields[int(first['loc'][0])]}: {right(first)}; choose another"
+        ) from None
 
 
 def _connect(page: Dash, source: _Source) -> None:
@@ -319,7 +370,10 @@ def _connect(page: Dash, source: _Source) -> None:
             Output("shown", "options"),
             Output("shown", "value"),
         ],
-        inputs={"values": [Input(name, "value") for name in names], "shown": State("shown", "value")},
+        inputs={
+            "values": [Input(name, "value") for name in names],
+            "shown": State("shown", "value"),
+        },
     )
     def answered(values: Sequence[Any], shown: str | None) -> tuple[Any, ...]:
         try:

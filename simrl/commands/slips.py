@@ -1,4 +1,5 @@
-"""Finds what was meant by arguments that a command does not take, for a message that says what to write."""
+"""Finds what was meant by arguments that a command does not take, for a message that says what to
+write."""
 
 from __future__ import annotations
 
@@ -29,13 +30,15 @@ WITH_A_TRACE = "--model qwen3-8b --gpu h100 --gpus 64 --system verl_colocated,ar
 
 
 def require_scenario(call: str, path: str, more: Sequence[Any]) -> None:
-    """Raise `InputError` for a path that is no scenario, trace, table of lengths or folder of a run. The message says what it
-    is and what to write; `more` are the arguments behind it."""
+    """Raise `InputError` for a path that is no scenario, trace, table of lengths or folder of a
+    run. The message says what it is and what to write; `more` are the arguments behind it."""
     file, command = Path(path), f"simrl {call}"
     try:
         is_folder = file.is_dir()
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror}; name a scenario (YAML) or a trace (Parquet)") from error
+        raise InputError(
+            f"{path}: {error.strerror}; name a scenario (YAML) or a trace (Parquet)"
+        ) from error
     if is_folder:
         if (file / METADATA_FILE).is_file():
             return  # a run's own folder has its scenario
@@ -43,8 +46,14 @@ def require_scenario(call: str, path: str, more: Sequence[Any]) -> None:
             raise InputError(
                 f"{path}: a folder of results, which simrl explain, diff and report read; {command} takes a scenario file"
             )
-        names = sorted(entry.name for entry in file.glob("*") if entry.suffix in (".yaml", ".yml"))[:6]
-        inside = f"; name a file in it ({', '.join(names)})" if names else "; name a scenario file (YAML) or a trace"
+        names = sorted(entry.name for entry in file.glob("*") if entry.suffix in (".yaml", ".yml"))[
+            :6
+        ]
+        inside = (
+            f"; name a file in it ({', '.join(names)})"
+            if names
+            else "; name a scenario file (YAML) or a trace"
+        )
         raise InputError(f"{path}: a folder{inside}")
     if file.exists():
         if file.suffix in LOGGED:
@@ -54,24 +63,34 @@ def require_scenario(call: str, path: str, more: Sequence[Any]) -> None:
                 f"{WITH_A_TRACE}"
             )
         return
-    later = next((str(text) for text in more if "=" not in str(text) and Path(str(text)).is_file()), None)
+    later = next(
+        (str(text) for text in more if "=" not in str(text) and Path(str(text)).is_file()), None
+    )
     if later is not None:
-        system = f" --system {path}" if path.lower() in RECIPES else f" {path}" if "=" in path else ""
+        system = (
+            f" --system {path}" if path.lower() in RECIPES else f" {path}" if "=" in path else ""
+        )
         raise InputError(f"{path}: the scenario goes first: {command} {later}{system}")
     if "=" in path:
         raise InputError(
             f"{path}: no scenario before it; write {command} SCENARIO {path}, where SCENARIO is a file such as "
             f"experiments/math_14b.yaml (simrl examples lists some), or a trace with {WITH_A_TRACE}"
         )
-    shipped = {entry.stem: f"experiments/{entry.name}" for entry in (ROOT / "experiments").glob("*.yaml")}
-    beside = [entry for kind in ("*.yaml", "*.yml", "*.parquet") for entry in file.parent.glob(kind)]
+    shipped = {
+        entry.stem: f"experiments/{entry.name}" for entry in (ROOT / "experiments").glob("*.yaml")
+    }
+    beside = [
+        entry for kind in ("*.yaml", "*.yml", "*.parquet") for entry in file.parent.glob(kind)
+    ]
     close = get_close_matches(file.name, [entry.name for entry in beside], n=1)
     near = f" (did you mean {file.with_name(close[0])}?)" if close else ""
     if not near and (named := meant(file.stem, shipped)):
         example = next(stem for stem in shipped if stem in named)
         there = Path(shipped[example]).exists()
         near = (
-            f" (did you mean {shipped[example]}?)" if there else f"; simrl examples copy {example} writes such a file"
+            f" (did you mean {shipped[example]}?)"
+            if there
+            else f"; simrl examples copy {example} writes such a file"
         )
     raise InputError(f"{path}: no such file{near}; name a scenario (YAML) or a trace (Parquet)")
 
@@ -90,13 +109,23 @@ def require_settings(texts: Iterable[Any]) -> None:
         if equals and key:
             continue
         name = key.rstrip(":")
-        if re.fullmatch(r"[a-z_]+(\.\w+)*", name) and (name.split(".")[0] in FIELDS or is_bare_parameter(name)):
-            value = next((word for behind in texts[i + 1 :] if (word := behind.lstrip("="))), "VALUE")
-            raise InputError(f"override {text!r}: write KEY=VALUE without spaces, such as {name}={value}")
+        if re.fullmatch(r"[a-z_]+(\.\w+)*", name) and (
+            name.split(".")[0] in FIELDS or is_bare_parameter(name)
+        ):
+            value = next(
+                (word for behind in texts[i + 1 :] if (word := behind.lstrip("="))), "VALUE"
+            )
+            raise InputError(
+                f"override {text!r}: write KEY=VALUE without spaces, such as {name}={value}"
+            )
         if (system := text.strip(",").lower()) in RECIPES:
-            raise InputError(f"override {text!r}: a system is named with --system {system}, or systems={system},…")
+            raise InputError(
+                f"override {text!r}: a system is named with --system {system}, or systems={system},…"
+            )
         if Path(text).exists():
-            raise InputError(f"override {text!r}: one file a command, before the others; KEY=VALUE follow it")
+            raise InputError(
+                f"override {text!r}: one file a command, before the others; KEY=VALUE follow it"
+            )
         raise InputError(
             f"override {text!r}: write KEY=VALUE, such as steps=20; several values are one word, cluster.gpus=64,128"
         )
@@ -105,28 +134,39 @@ def require_settings(texts: Iterable[Any]) -> None:
 def _all_parameters() -> frozenset[str]:
     parameters: set[str] = set()
     for name in RECIPES:
-        with suppress(InputError):  # of a package that cannot be loaded: the error belongs where that system is named
+        with suppress(
+            InputError
+        ):  # of a package that cannot be loaded: the error belongs where that system is named
             parameters.update(parameters_of(name))
     return frozenset(parameters)
 
 
 def is_bare_parameter(key: str) -> bool:
-    """Return whether a key is a parameter of a system without its `system.`, and no field of a scenario."""
+    """Return whether a key is a parameter of a system without its `system.`, and no field of a
+    scenario."""
     return key not in FIELDS and key in _all_parameters()
 
 
 def with_section(key: str) -> str:
-    """Return a key, `eta`, as a scenario has it: `system.eta`. Raise `InputError` for one that is nearly a parameter."""
+    """Return a key, `eta`, as a scenario has it: `system.eta`. Raise `InputError` for one that is
+    nearly a parameter."""
     if is_bare_parameter(key):
         return f"{PARAMETER}{key}"
-    if "." not in key and key not in FIELDS and not meant(key, NAMES) and (near := meant(key, _all_parameters())):
-        raise InputError(f"unknown key {key}{near.replace('did you mean ', f'did you mean {PARAMETER}')}")
+    if (
+        "." not in key
+        and key not in FIELDS
+        and not meant(key, NAMES)
+        and (near := meant(key, _all_parameters()))
+    ):
+        raise InputError(
+            f"unknown key {key}{near.replace('did you mean ', f'did you mean {PARAMETER}')}"
+        )
     return key
 
 
 def option_meant(option: str, value: str, commands: Mapping[str, Iterable[str]]) -> str:
-    """Return what to write in place of an option that a command lacks: an override, or the command that has it (`commands`:
-    the options of each); "" where nothing is known."""
+    """Return what to write in place of an option that a command lacks: an override, or the command
+    that has it (`commands`: the options of each); "" where nothing is known."""
     key = option.lstrip("-").partition("=")[0]
     value = option.partition("=")[2] or value or "VALUE"
     name = key.replace("-", "_")
@@ -142,7 +182,8 @@ def option_meant(option: str, value: str, commands: Mapping[str, Iterable[str]])
 
 _INSTEAD_OF = {  # an option of another name
     **dict.fromkeys(
-        LengthModel.ELSEWHERE, "responses per prompt are --group {0} of a log, or workload.synthetic.group={0}"
+        LengthModel.ELSEWHERE,
+        "responses per prompt are --group {0} of a log, or workload.synthetic.group={0}",
     ),
     **dict.fromkeys(
         ("staleness", "max_staleness"),
@@ -154,7 +195,11 @@ _INSTEAD_OF_COMMANDS = {
     "version": "simrl --version prints it",
     "reproduce": "published results are predicted in a checkout, by python -m experiments.reproduce",
 }
-_INSTEAD = {"speculation": "--speculation {}", "engine": "engine.preset={}", "profile": "profile.path={}"}
+_INSTEAD = {
+    "speculation": "--speculation {}",
+    "engine": "engine.preset={}",
+    "profile": "profile.path={}",
+}
 _INSTEAD |= {"workload": "workload.trace={}", "cluster": "cluster.gpu={}"}
 
 
@@ -167,8 +212,8 @@ def require_section(key: str, value: Any) -> None:
 
 
 def misplaced(word: str, group: str) -> str:
-    """Return what to write in place of a file or a name where a command of a group ("simrl trace") belongs; "" where nothing is
-    known."""
+    """Return what to write in place of a file or a name where a command of a group ("simrl trace")
+    belongs; "" where nothing is known."""
     suffix = Path(word).suffix
     if group == "simrl" and (suffix in (".yaml", ".yml", ".parquet") or os.sep in word):
         return f"; did you mean simrl compare {word}?"

@@ -28,8 +28,8 @@ SPEED_OVER_S = 600.0  # points of a grid take very different times
 
 @dataclass(frozen=True, repr=False)
 class Sweep(View):
-    """Many scenarios, a row per point. A point that cannot be executed is a row with its `error`. `folder` has the table, if
-    one was named."""
+    """Many scenarios, a row per point. A point that cannot be executed is a row with its `error`.
+    `folder` has the table, if one was named."""
 
     plan: SweepPlan
     swept: Swept
@@ -48,13 +48,20 @@ class Sweep(View):
     def json(self) -> Any:
         """Return what `--json` prints."""
         errors = {str(row["point"]): row["error"] for row in self._failed}
-        numbers = {"points": len(self.rows), "simulated": self.swept.simulated, "failed": len(errors), "errors": errors}
+        numbers = {
+            "points": len(self.rows),
+            "simulated": self.swept.simulated,
+            "failed": len(errors),
+            "errors": errors,
+        }
         return {"table": str(self.folder / "table") if self.folder else None, **numbers}
 
     def check(self) -> None:
         """Raise `InputError` if all points failed."""
         if len(self._failed) == len(self.rows) and not self.lost:
-            raise InputError(f"all {len(self.rows)} points failed; the first: {self.rows[0]['error']}")
+            raise InputError(
+                f"all {len(self.rows)} points failed; the first: {self.rows[0]['error']}"
+            )
 
     @property
     def rows(self) -> tuple[Mapping[str, Any], ...]:
@@ -70,15 +77,18 @@ class Sweep(View):
         """A row per point: what varies, under its own key, and the columns of a comparison."""
         return frame(self.swept.rows)
 
-    def figure(self, value: str = "samples_per_s", x: str | None = None, y: str | None = None) -> Picture:
-        """Draw a column over the keys that vary: lines over one (`x`), a map over two (`x` and `y`). Raise `InputError` for a
-        key that does not vary."""
+    def figure(
+        self, value: str = "samples_per_s", x: str | None = None, y: str | None = None
+    ) -> Picture:
+        """Draw a column over the keys that vary: lines over one (`x`), a map over two (`x` and
+        `y`). Raise `InputError` for a key that does not vary."""
         from simrl.show.figures.sweep import sweep_figure
 
         return sweep_figure(self.swept.rows, self.plan.keys, value, x, y)
 
     def save(self, folder: str | Path) -> Path:
-        """Write the files of `simrl sweep` and return the folder; a repeated sweep in this folder simulates nothing again."""
+        """Write the files of `simrl sweep` and return the folder; a repeated sweep in this folder
+        simulates nothing again."""
         from simrl.study.executors import Here
         from simrl.study.store import write_outcome
         from simrl.study.sweep import run
@@ -91,7 +101,8 @@ class Sweep(View):
         return folder
 
     def report(self, path: str | Path) -> Path:
-        """Write the page that `simrl report` makes of a sweep, and return its path; errors as in `Comparison.report`."""
+        """Write the page that `simrl report` makes of a sweep, and return its path; errors as in
+        `Comparison.report`."""
         from simrl.files import temporary_folder
         from simrl.show.report.page import write_report
 
@@ -102,12 +113,16 @@ class Sweep(View):
 
 Zips = Annotated[
     list[str] | None,
-    typer.Option("--zip", help="keys that vary together, as KEY,KEY; may be repeated. All other keys are combined"),
+    typer.Option(
+        "--zip",
+        help="keys that vary together, as KEY,KEY; may be repeated. All other keys are combined",
+    ),
 ]
 SampleSize = Annotated[
     int | None,
     typer.Option(
-        min=1, help="number of combinations to draw, in place of all; the range 0.5..0.9 is then any number in it"
+        min=1,
+        help="number of combinations to draw, in place of all; the range 0.5..0.9 is then any number in it",
     ),
 ]
 Ray = Annotated[
@@ -128,21 +143,24 @@ def sweep(
     overrides: Any = None,
     zips: Zips = None,
     sample: SampleSize = None,
-    seed: Annotated[int, typer.Option(min=0, help="seed of the draw (seed=… sets the seed of the scenarios)")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="seed of the draw (seed=… sets the seed of the scenarios)")
+    ] = 0,
     jobs: o.Jobs = o.JOBS,
     ray: Ray = None,
     folder: o.Folder = None,
     **setup: Unpack[o.Setup],
 ) -> Sweep:
-    """Simulate every combination of values, with all systems of a scenario; write one Parquet table, a row per point.
+    """Simulate every combination of values, with all systems of a scenario; write one Parquet
+    table, a row per point.
 
-    Every field of a scenario can vary; the values are combined with the systems of the scenario and with its own `vary`. A
-    point that is already in the folder is not simulated again, so a sweep that was stopped continues, also with more values. A
-    point that cannot be executed is a row with its error.
-    \f
-    `values` may be a dictionary of lists by dotted key, {"cluster.gpus": [64, 128], "system.eta": range(5)}; a text in it is
-    read as on the command line, "64,128", "0..4". `compare` describes the other arguments. Raises `InputError` for a value
-    that no scenario can have.
+    Every field of a scenario can vary; the values are combined with the systems of the scenario and
+    with its own `vary`. A point that is already in the folder is not simulated again, so a sweep
+    that was stopped continues, also with more values. A point that cannot be executed is a row with
+    its error. \f `values` may be a dictionary of lists by dotted key, {"cluster.gpus": [64, 128],
+    "system.eta": range(5)}; a text in it is read as on the command line, "64,128", "0..4".
+    `compare` describes the other arguments. Raises `InputError` for a value that no scenario can
+    have.
 
     >>> import simrl
     >>> swept = simrl.sweep("experiments/quickstart.yaml", {"system.eta": [1, 4]}, ["areal"], gpus=16, steps=4, warmup_steps=1)
@@ -165,13 +183,17 @@ def sweep(
 
     opened = open_workload("sweep", workload, systems, overrides, setup, values)
     varied_values = dimensions(values)
-    parameters = fixed([setting for setting in opened.settings if setting.key.startswith(PARAMETER)])
+    parameters = fixed(
+        [setting for setting in opened.settings if setting.key.startswith(PARAMETER)]
+    )
     with opened.on_disk() as on_disk:
         varied = cross(on_disk.file, parameters | varied_values, zips or ())
         with _progress("points") as on_point:
             planned = plan(varied, sample, seed, on_point)
         output = place(folder, Path("results") / f"{planned.points[0].scenario.name}-sweep")
-        executor: Executor = RayCluster(ray) if ray is not None else Here() if jobs == 1 else Processes(jobs)
+        executor: Executor = (
+            RayCluster(ray) if ray is not None else Here() if jobs == 1 else Processes(jobs)
+        )
         with folder_or_temporary(output) as written:
             outcomes = kept(planned, written)
             if ray is None and len(outcomes) < len(planned.points):
@@ -179,19 +201,29 @@ def sweep(
             report_overruled(varied.file, varied_values)
             drawn = {"sample": sample, "seed": seed}
             scenario = Path(opened.origin).name
-            asked = {"scenario": scenario, "values": texts_of(values), "zip": list(zips or ()), **drawn}
+            asked = {
+                "scenario": scenario,
+                "values": texts_of(values),
+                "zip": list(zips or ()),
+                **drawn,
+            }
             with _progress("points simulated", len(planned.points), len(outcomes)) as on_point:
                 swept = run(planned, outcomes, written, executor, asked, on_point)
             outcomes = kept(planned, written)
     notes = []
     if output is not None:
-        notes = [f"The table: pandas.read_parquet({str(output / 'table')!r}); Polars and DuckDB open it, too."]
+        notes = [
+            f"The table: pandas.read_parquet({str(output / 'table')!r}); Polars and DuckDB open it, too."
+        ]
     return Sweep(planned, swept, outcomes, asked, output, notes=notes, lost=swept.lost, ascii=False)
 
 
 @contextmanager
-def _progress(what: str, total: int | None = None, completed: int = 0) -> Iterator[Callable[[], None]]:
-    """Show a bar with the remaining time while it is entered; return the function that moves it on by one."""
+def _progress(
+    what: str, total: int | None = None, completed: int = 0
+) -> Iterator[Callable[[], None]]:
+    """Show a bar with the remaining time while it is entered; return the function that moves it on
+    by one."""
     from rich.progress import TimeRemainingColumn
 
     from simrl.study.progress import progress_bar

@@ -1,4 +1,5 @@
-"""`simrl systems` and `simrl speculation`: the systems and methods that can be compared, and their rules."""
+"""`simrl systems` and `simrl speculation`: the systems and methods that can be compared, and their
+rules."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def systems() -> DataView:
 def show_system(
     name: Annotated[str, typer.Argument(help="a system, as `simrl systems` lists it")],
 ) -> DataView:
-    """Describe a system: its rule, its parameters with their defaults, the paper, what is modelled and what is not."""
+    """Describe a system: its rule, its parameters with their defaults, the paper, what is modelled
+    and what is not."""
     from simrl.systems.recipes import RECIPES, unknown_system
 
     if name not in RECIPES:
@@ -59,7 +61,9 @@ def show_system(
     page = _system(name)
     bound = page["off_policyness"]
     facts = {key: page[key] for key in ("pipeline", "dispatch", "speculation")}
-    facts["off-policyness"] = "not bounded by the rule" if bound is None else f"at most {bound} with the defaults"
+    facts["off-policyness"] = (
+        "not bounded by the rule" if bound is None else f"at most {bound} with the defaults"
+    )
     facts["paper"] = page["paper"]
     key, parameter = next(iter(page["parameters"].items()))
     return _page(page, facts, f"{{name: {name}, {key}: {json.dumps(parameter['default'])}}}")
@@ -81,7 +85,8 @@ def speculation() -> DataView:
 def show_method(
     name: Annotated[str, typer.Argument(help="a method, as `simrl speculation` lists it")],
 ) -> DataView:
-    """Describe a method: its rule, its parameters with their defaults, the paper, what is modelled and what is not."""
+    """Describe a method: its rule, its parameters with their defaults, the paper, what is modelled
+    and what is not."""
     from simrl.speculation.methods import METHODS, unknown_method
 
     if name not in METHODS:
@@ -92,7 +97,8 @@ def show_method(
 
 
 def _pages(names: Iterable[str], describe: Callable[[str], Page]) -> list[Page]:
-    """Return the pages of all functions. One that an installed package adds and that cannot be loaded is only logged."""
+    """Return the pages of all functions. One that an installed package adds and that cannot be
+    loaded is only logged."""
     pages = []
     for name in names:
         try:
@@ -113,11 +119,19 @@ def _page(page: Page, facts: Mapping[str, Any], example: str) -> DataView:
 
     def show(page: Page, console: Console) -> None:
         lines = [f"{page['name']}: {page['summary']}", ""]
-        for heading, text in (("Modelled", page["modelled"]), ("Not modelled", page["not_modelled"])):
+        for heading, text in (
+            ("Modelled", page["modelled"]),
+            ("Not modelled", page["not_modelled"]),
+        ):
             if text:
                 lines += [textwrap.fill(f"{heading}: {text}", 100), ""]
         lines += [f"{heading:15} {fact}" for heading, fact in facts.items()]
-        lines += ["", *_parameter_lines(page["parameters"]), "", f"In a scenario:  systems: [{example}]"]
+        lines += [
+            "",
+            *_parameter_lines(page["parameters"]),
+            "",
+            f"In a scenario:  systems: [{example}]",
+        ]
         console.print("\n".join(lines), soft_wrap=True)
 
     return DataView(page, show, ascii=False)
@@ -153,7 +167,9 @@ def _method(name: str) -> Page:
         "drafter": made.model or made.drafter,
         "paper": made.paper,
         **_documented(method),
-        "parameters": _parameters(inspect.signature(inspect.unwrap(method), eval_str=True).parameters),
+        "parameters": _parameters(
+            inspect.signature(inspect.unwrap(method), eval_str=True).parameters
+        ),
     }
 
 
@@ -204,8 +220,16 @@ def takes(schema: Page) -> str:
         return "an object"
     if schema.get("type") == "array":
         return "a list"
-    kind = {"integer": "whole number", "number": "number", "boolean": "true | false", "null": "null"}.get(
-        schema.get("type", ""), schema.get("type", "value")
-    )
-    bounds = [("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<")]
+    kind = {
+        "integer": "whole number",
+        "number": "number",
+        "boolean": "true | false",
+        "null": "null",
+    }.get(schema.get("type", ""), schema.get("type", "value"))
+    bounds = [
+        ("minimum", "≥"),
+        ("exclusiveMinimum", ">"),
+        ("maximum", "≤"),
+        ("exclusiveMaximum", "<"),
+    ]
     return f"{kind} {', '.join(f'{sign} {schema[key]:,}' for key, sign in bounds if key in schema)}".strip()

@@ -23,12 +23,24 @@ if TYPE_CHECKING:
     from simrl.trace.tools import Tool
     from simrl.trace.trace import Trace
 
-Source = Annotated[Path, typer.Argument(metavar="PATH", help="the file or folder that the framework wrote")]
-Output = Annotated[Path, typer.Option("--output", "-o", help="the trace to write, such as my_run.parquet")]
-Tokenizer = Annotated[Path | None, typer.Option(help="count tokens with this tokenizer.json (or its folder)")]
-CharsPerToken = Annotated[float | None, typer.Option(help="or estimate tokens: characters per token, such as 3.2")]
-Name = Annotated[str | None, typer.Option(help="name of the trace (default: the name of the source)")]
-Settings = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="parameters of the importer")]
+Source = Annotated[
+    Path, typer.Argument(metavar="PATH", help="the file or folder that the framework wrote")
+]
+Output = Annotated[
+    Path, typer.Option("--output", "-o", help="the trace to write, such as my_run.parquet")
+]
+Tokenizer = Annotated[
+    Path | None, typer.Option(help="count tokens with this tokenizer.json (or its folder)")
+]
+CharsPerToken = Annotated[
+    float | None, typer.Option(help="or estimate tokens: characters per token, such as 3.2")
+]
+Name = Annotated[
+    str | None, typer.Option(help="name of the trace (default: the name of the source)")
+]
+Settings = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="parameters of the importer")
+]
 
 
 A_LENGTH_MODEL = "steps=10 prompts_per_step=64 group=8 cap_tokens=8192 mean_tokens=2000 sigma=0.8"
@@ -39,7 +51,11 @@ class Common(TypedDict, total=False):
 
     cap_tokens: Annotated[
         int | None,
-        typer.Option("--cap-tokens", min=1, help="max_response_length of the run (default: the longest response)"),
+        typer.Option(
+            "--cap-tokens",
+            min=1,
+            help="max_response_length of the run (default: the longest response)",
+        ),
     ]
     name: Name
     licence: Annotated[str | None, typer.Option(help="licence of the data (default: unknown)")]
@@ -64,30 +80,43 @@ def _importer(name: str) -> Callable[..., DataView]:
         group: Annotated[
             int | None, typer.Option(min=1, help="with --metrics: responses per prompt (rollout.n)")
         ] = None,
-        seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="with --metrics: seed of the draw")] = 0,
+        seed: Annotated[
+            int, typer.Option(min=0, max=MOST_SEED, help="with --metrics: seed of the draw")
+        ] = 0,
         samples: Annotated[
-            int | None, typer.Option(min=1, help="with --metrics: responses per step, if not logged")
+            int | None,
+            typer.Option(min=1, help="with --metrics: responses per step, if not logged"),
         ] = None,
         prompt_tokens: Annotated[
-            float | None, typer.Option(min=1, help="with --metrics: mean prompt length, if not logged")
+            float | None,
+            typer.Option(min=1, help="with --metrics: mean prompt length, if not logged"),
         ] = None,
         log_format: Annotated[
             str | None,
-            typer.Option("--format", help="with --metrics: verl, trl, slime or nemo (default: from the file)"),
+            typer.Option(
+                "--format", help="with --metrics: verl, trl, slime or nemo (default: from the file)"
+            ),
         ] = None,
         reward_column: Annotated[
-            list[str] | None, typer.Option(help="a reward column; may be repeated, their sum is the reward")
+            list[str] | None,
+            typer.Option(help="a reward column; may be repeated, their sum is the reward"),
         ] = None,
-        reward_key: Annotated[str | None, typer.Option(help="key of the reward, if rewards are dictionaries")] = None,
+        reward_key: Annotated[
+            str | None, typer.Option(help="key of the reward, if rewards are dictionaries")
+        ] = None,
         column: Annotated[
             list[str] | None,
-            typer.Option("--column", help="OURS=THEIRS, such as response_tokens=out_len; may be repeated"),
+            typer.Option(
+                "--column", help="OURS=THEIRS, such as response_tokens=out_len; may be repeated"
+            ),
         ] = None,
         step: Annotated[
-            int | None, typer.Option(min=0, help="the step of every row, if there is no such column")
+            int | None,
+            typer.Option(min=0, help="the step of every row, if there is no such column"),
         ] = None,
         epoch: Annotated[
-            int | None, typer.Option(min=0, help="the epoch of every row, if there is no such column")
+            int | None,
+            typer.Option(min=0, help="the epoch of every row, if there is no such column"),
         ] = None,
         ungrouped: Annotated[bool, typer.Option(help="every row has a prompt of its own")] = False,
         **options: Unpack[Common],
@@ -97,7 +126,9 @@ def _importer(name: str) -> Callable[..., DataView]:
 
         labels = _given(options)
         if metrics:
-            from simrl.trace.importers.verl import trace_from_verl_metrics  # imports scipy, which takes 0.3 s
+            from simrl.trace.importers.verl import (
+                trace_from_verl_metrics,
+            )  # imports scipy, which takes 0.3 s
 
             if group is None:
                 raise InputError(
@@ -105,10 +136,15 @@ def _importer(name: str) -> Callable[..., DataView]:
                     "(rollout.n); add it, such as --group 16"
                 )
             logged = logs.read_metrics(path, log_format, samples, prompt_tokens, times=False)
-            return _written(trace_from_verl_metrics(logged, group, seed, **{"name": path.stem, **labels}), output)
+            return _written(
+                trace_from_verl_metrics(logged, group, seed, **{"name": path.stem, **labels}),
+                output,
+            )
         if path.is_file() and "response" in source.columns:
             dumps.refuse_metrics(path)
-        is_text = "response" in source.columns or tokenizer is not None or chars_per_token is not None
+        is_text = (
+            "response" in source.columns or tokenizer is not None or chars_per_token is not None
+        )
         counter = tokens.token_counter(tokenizer, chars_per_token) if is_text else None
         if source.title:
             rewards = _given({"reward_column": reward_column, "reward_key": reward_key})
@@ -130,14 +166,17 @@ def added_importer(name: str) -> Callable[..., DataView]:
     """Return the command of an importer that an installed package adds."""
 
     def import_added(path: Source, output: Output, settings: Settings = None) -> DataView:
-        """An importer that an installed package adds; its KEY=VALUE are the parameters of its function."""
+        """An importer that an installed package adds; its KEY=VALUE are the parameters of its
+        function."""
         from simrl.scenario.yaml_text import parse_override
         from simrl.trace.trace import Trace
 
         parameters = dict(parse_override(text) for text in settings or [])
         trace = checked(f"trace import {name}", IMPORTERS[name], path, **parameters)
         if not isinstance(trace, Trace):
-            raise InputError(f"importer {name}: its function gives {type(trace).__name__}; let it give a Trace")
+            raise InputError(
+                f"importer {name}: its function gives {type(trace).__name__}; let it give a Trace"
+            )
         return _written(trace, output)
 
     return import_added
@@ -158,7 +197,8 @@ def show(
         typer.Option("--plot", help="the picture to draw (default: NAME-lengths.png, here)"),
     ] = None,
 ) -> DataView:
-    """Describe a trace: prompts, groups, length percentiles, share at the cap, epochs; and draw its lengths."""
+    """Describe a trace: prompts, groups, length percentiles, share at the cap, epochs; and draw its
+    lengths."""
     from simrl.analysis.trace_description import describe
     from simrl.show.figures.trace import lengths_figure
     from simrl.show.tables.trace import print_description
@@ -166,23 +206,32 @@ def show(
 
     trace = read_trace(file)
     view = DataView(describe(trace), print_description, width=80)
-    return drawn(view, picture, f"{file.stem}-lengths.png", lambda: lengths_figure(trace), "Lengths drawn")
+    return drawn(
+        view, picture, f"{file.stem}-lengths.png", lambda: lengths_figure(trace), "Lengths drawn"
+    )
 
 
 def synth(
     output: Output,
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="fields of the length model, such as steps=10 group=16"),
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="fields of the length model, such as steps=10 group=16"
+        ),
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option(help="start from rhymerl-math, rhymerl-code (RhymeRL's statistics), coding-agent or search-agent"),
+        typer.Option(
+            help="start from rhymerl-math, rhymerl-code (RhymeRL's statistics), coding-agent or search-agent"
+        ),
     ] = None,
     agentic: Annotated[
-        bool, typer.Option("--agentic", help="draw turns of an agent: short for --preset coding-agent")
+        bool,
+        typer.Option("--agentic", help="draw turns of an agent: short for --preset coding-agent"),
     ] = False,
-    tools: Annotated[Path | None, typer.Option(help="take the agent's tools from this YAML file")] = None,
+    tools: Annotated[
+        Path | None, typer.Option(help="take the agent's tools from this YAML file")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="seed of the draw")] = 0,
     name: Name = None,
 ) -> DataView:
@@ -192,9 +241,13 @@ def synth(
 
     preset = preset or ("coding-agent" if agentic else None)
     if preset is not None and preset not in PRESETS:
-        raise InputError(f"--preset {preset}: unknown{meant(preset, PRESETS)}; choose {', '.join(PRESETS)}")
+        raise InputError(
+            f"--preset {preset}: unknown{meant(preset, PRESETS)}; choose {', '.join(PRESETS)}"
+        )
     if agentic and "tools" not in PRESETS[preset or ""]:
-        raise InputError(f"--agentic beside --preset {preset}, which has no tools; leave one of them out")
+        raise InputError(
+            f"--agentic beside --preset {preset}, which has no tools; leave one of them out"
+        )
     fields = dict(parse_override(text) for text in settings or [])
     if tools is not None:
         fields["tools"] = _tools(tools)
@@ -202,7 +255,11 @@ def synth(
         model = LengthModel.model_validate({**PRESETS.get(preset or "", {}), **fields})
     except ValidationError as error:
         key, message = explain(error, LengthModel, "a length model")
-        more = f"; write {A_LENGTH_MODEL}, or --preset rhymerl-math" if message == f"key {key} is missing" else ""
+        more = (
+            f"; write {A_LENGTH_MODEL}, or --preset rhymerl-math"
+            if message == f"key {key} is missing"
+            else ""
+        )
         raise InputError(f"trace synth: {message}{more}") from error
     return _written(synthesise(model, seed, name or output.stem), output)
 
@@ -213,7 +270,8 @@ def with_tools(
     tools: Annotated[Path, typer.Option(help="YAML file with the agent's tools")],
     seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="seed of the draw")] = 0,
 ) -> DataView:
-    """Draw tool times for an agent's trace whose turns have no times (AReaL, slime); recorded times stay."""
+    """Draw tool times for an agent's trace whose turns have no times (AReaL, slime); recorded times
+    stay."""
     from simrl.trace.tools import with_tools
     from simrl.trace.trace import read_trace
 
@@ -226,7 +284,9 @@ def _tools(path: Path) -> dict[str, Tool]:
     from simrl.trace.tools import ToolFile
 
     try:
-        return ToolFile.model_validate(read_yaml(path, str(path), "a file of tools", ToolFile.model_fields)).tools
+        return ToolFile.model_validate(
+            read_yaml(path, str(path), "a file of tools", ToolFile.model_fields)
+        ).tools
     except ValidationError as error:
         raise InputError(f"{path}: {explain(error, ToolFile, 'a file of tools')[1]}") from error
 
@@ -242,7 +302,9 @@ def _written(trace: Trace, output: Path) -> DataView:
 
     write_trace(trace, output)
     steps, metadata = len(trace.step_slices), trace.metadata
-    lines = [f"{output}: {len(trace)} samples, {steps} steps, lengths counted by {metadata.tokenizer}"]
+    lines = [
+        f"{output}: {len(trace)} samples, {steps} steps, lengths counted by {metadata.tokenizer}"
+    ]
     lines += [f"Notes: {metadata.notes}"] if metadata.notes else []
     lines += [f"Look at it with:  simrl trace show {output}"]
 

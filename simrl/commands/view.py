@@ -23,9 +23,9 @@ WIDE = 10_000  # characters of a line in a file or a pipe, where no column has t
 class View:
     """The result of a command.
 
-    `notes` are lines about files that the command wrote. If `lost` points could not be simulated on this machine, the command
-    ends with exit code 1. `width` is the width of the output where this is no terminal. With `ascii`, --json escapes all other
-    characters.
+    `notes` are lines about files that the command wrote. If `lost` points could not be simulated on
+    this machine, the command ends with exit code 1. `width` is the width of the output where this
+    is no terminal. With `ascii`, --json escapes all other characters.
     """
 
     notes: Sequence[str] = ()
@@ -72,7 +72,8 @@ class View:
 
 @dataclass(frozen=True, repr=False)
 class DataView(View):
-    """`data`, which `show` prints. `--json` prints it with the entries of `more`; `table` has its `rows`."""
+    """`data`, which `show` prints. `--json` prints it with the entries of `more`; `table` has its
+    `rows`."""
 
     data: Any
     show: Callable[[Any, Any], None]
@@ -118,8 +119,11 @@ def listing(
     return DataView(pages, show, ascii=False, width=200)
 
 
-def drawn(view: V, picture: Any, default: str, draw: Callable[[], "Figure"], verb: str = "Drawn") -> V:
-    """Draw a picture of the view, where one is wanted (`place`), and return the view that names its file."""
+def drawn(
+    view: V, picture: Any, default: str, draw: Callable[[], "Figure"], verb: str = "Drawn"
+) -> V:
+    """Draw a picture of the view, where one is wanted (`place`), and return the view that names its
+    file."""
     from simrl.show.style import save
 
     file = place(picture, default)
@@ -130,8 +134,15 @@ def drawn(view: V, picture: Any, default: str, draw: Callable[[], "Figure"], ver
 
 
 def place(wanted: Any, default: str | Path) -> Path | None:
-    """Return the place of files: none (None, False), the default (True), or the place that was named."""
-    return None if wanted is None or wanted is False else Path(default) if wanted is True else Path(wanted)
+    """Return the place of files: none (None, False), the default (True), or the place that was
+    named."""
+    return (
+        None
+        if wanted is None or wanted is False
+        else Path(default)
+        if wanted is True
+        else Path(wanted)
+    )
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":

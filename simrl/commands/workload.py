@@ -1,7 +1,8 @@
-"""Opens the workload of a command: a scenario file or its content, or a trace with keywords, as settings of a `ScenarioFile`.
+"""Opens the workload of a command: a scenario file or its content, or a trace with keywords, as
+settings of a `ScenarioFile`.
 
-Invariant: every scenario is made by `simrl.scenario`, from a file, from keywords or from both, so that a scenario gives
-equal rows from the CLI and from Python.
+Invariant: every scenario is made by `simrl.scenario`, from a file, from keywords or from both, so
+that a scenario gives equal rows from the CLI and from Python.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ from simrl.trace.trace import Trace, read_trace, write_trace
 LOG = logging.getLogger("simrl")
 TRACE_SUFFIX, TABLE_SUFFIXES = ".parquet", (".csv", ".jsonl")
 # Fields of a scenario with another name than the keyword.
-FIELDS = {key: f"cluster.{key}" for key in ("gpu", "gpus", "tp")} | {"price": "cluster.cost_per_gpu_hour"}
+FIELDS = {key: f"cluster.{key}" for key in ("gpu", "gpus", "tp")} | {
+    "price": "cluster.cost_per_gpu_hour"
+}
 NEEDED = {  # with a trace
     "model": "--model qwen3-8b",
     "gpu": "--gpu h100",
@@ -52,7 +55,8 @@ NEEDED = {  # with a trace
 
 
 class Opened(NamedTuple):
-    """An opened scenario: its name in messages, its content if there is no file, settings, and a trace without a file."""
+    """An opened scenario: its name in messages, its content if there is no file, settings, and a
+    trace without a file."""
 
     origin: str
     data: Mapping[str, Any] | None
@@ -84,23 +88,37 @@ class Opened(NamedTuple):
 
 
 def open_workload(
-    call: str, workload: Any, systems: Any, overrides: Any, setup: Mapping[str, Any] | None, values: Any = None
+    call: str,
+    workload: Any,
+    systems: Any,
+    overrides: Any,
+    setup: Mapping[str, Any] | None,
+    values: Any = None,
 ) -> Opened:
-    """Open a workload. The keywords of `setup` become settings. Overrides of a `run` that are parameters of its system become
-    parameters. Raise `InputError` for a file that is neither a scenario nor a trace, and for keywords that a trace needs and
-    that are missing; `values` are further arguments, which the message may name."""
+    """Open a workload. The keywords of `setup` become settings. Overrides of a `run` that are
+    parameters of its system become parameters. Raise `InputError` for a file that is neither a
+    scenario nor a trace, and for keywords that a trace needs and that are missing; `values` are
+    further arguments, which the message may name."""
     if isinstance(workload, str | os.PathLike):
         more = [text for texts in (overrides, values) if isinstance(texts, list) for text in texts]
         require_scenario(call, os.fspath(workload), more)
     fields = {name: value for name, value in (setup or {}).items() if value is not None}
-    profile, cap_tokens, columns = (fields.pop(name, None) for name in ("profile", "cap_tokens", "columns"))
+    profile, cap_tokens, columns = (
+        fields.pop(name, None) for name in ("profile", "cap_tokens", "columns")
+    )
     if columns and (is_scenario(workload) or Path(str(workload)).suffix == TRACE_SUFFIX):
-        raise InputError(f"{workload}: no table whose columns could be named; leave --column out, or name a CSV")
+        raise InputError(
+            f"{workload}: no table whose columns could be named; leave --column out, or name a CSV"
+        )
     overriding = settings_of(overrides)
     if call == "run" and systems:
         systems, overriding = _with_own(one_system(systems[0]), overriding)
-    settings = [Setting(SYSTEMS, listed_systems(call, systems), "argument systems")] if systems else []
-    settings += [given(FIELDS.get(k, k), _plain(v), f"argument {k}={v!r}") for k, v in fields.items()]
+    settings = (
+        [Setting(SYSTEMS, listed_systems(call, systems), "argument systems")] if systems else []
+    )
+    settings += [
+        given(FIELDS.get(k, k), _plain(v), f"argument {k}={v!r}") for k, v in fields.items()
+    ]
     settings += overriding
     if is_scenario(workload):
         if profile is not None:
@@ -115,9 +133,17 @@ def open_workload(
     trace, path = _trace(workload, cap_tokens, columns_of(columns))
     values = {setting.key: setting.value for setting in settings}
     given_keys = {*values, *(key.partition(".")[0] for key in values if "." not in key)}
-    lacks = {n: o for n, o in NEEDED.items() if not given_keys & {k := FIELDS.get(n, n), k.partition(".")[0]}}
+    lacks = {
+        n: o
+        for n, o in NEEDED.items()
+        if not given_keys & {k := FIELDS.get(n, n), k.partition(".")[0]}
+    }
     if lacks:
-        what = " or ".join(lacks) if len(lacks) < 3 else f"{', '.join([*lacks][:-1])} or {[*lacks][-1]}"
+        what = (
+            " or ".join(lacks)
+            if len(lacks) < 3
+            else f"{', '.join([*lacks][:-1])} or {[*lacks][-1]}"
+        )
         raise InputError(
             f"simrl.{call}: no {what}; a trace needs {'them' if len(lacks) > 1 else 'one'}: add {' '.join(lacks.values())}, or "
             "name a scenario with it as workload.trace=…"
@@ -135,16 +161,22 @@ def open_workload(
 
 
 def _result_of(workload: Any) -> dict[str, Any] | None:
-    """Return the scenario of a folder that `simrl run` or `simrl compare` wrote for a run; None for another workload."""
+    """Return the scenario of a folder that `simrl run` or `simrl compare` wrote for a run; None for
+    another workload."""
     file = Path(workload) / METADATA_FILE if isinstance(workload, str | os.PathLike) else None
     if file is None or not file.is_file():
         return None
     try:
         scenario = dict(json.loads(file.read_text(encoding="utf-8"))["scenario"])
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{workload}: not a result folder ({first_line(error)}); `simrl run` writes one") from error
+        raise InputError(
+            f"{workload}: not a result folder ({first_line(error)}); `simrl run` writes one"
+        ) from error
     systems = [scenario.pop("system")] if "system" in scenario else []
-    return {"systems": systems, **{key: value for key, value in scenario.items() if key not in FILLED_IN}}
+    return {
+        "systems": systems,
+        **{key: value for key, value in scenario.items() if key not in FILLED_IN},
+    }
 
 
 def is_scenario(workload: Any) -> bool:
@@ -155,10 +187,18 @@ def is_scenario(workload: Any) -> bool:
 
 
 def listed_systems(call: str, systems: Any) -> list[Any]:
-    """Return systems as a scenario lists them; a text such as {name: areal, eta: 4} is an object."""
+    """Return systems as a scenario lists them; a text such as {name: areal, eta: 4} is an
+    object."""
     if isinstance(systems, str | Mapping):
-        raise InputError(f"simrl.{call}: systems is {systems!r}; give a list, such as [{systems!r}]")
-    parts = [part for one in systems for part in (split_at_commas(one) if isinstance(one, str) else [one]) if part]
+        raise InputError(
+            f"simrl.{call}: systems is {systems!r}; give a list, such as [{systems!r}]"
+        )
+    parts = [
+        part
+        for one in systems
+        for part in (split_at_commas(one) if isinstance(one, str) else [one])
+        if part
+    ]
     return [one_system(system) for system in parts]
 
 
@@ -172,21 +212,27 @@ def one_system(system: Any) -> Any:
 def settings_of(overrides: Any) -> list[Setting]:
     """Return the settings of a dictionary by dotted keys, or of texts KEY=VALUE."""
     if isinstance(overrides, str):
-        raise InputError(f"overrides is {overrides!r}; give a list, such as [{overrides!r}], or a dictionary")
+        raise InputError(
+            f"overrides is {overrides!r}; give a list, such as [{overrides!r}], or a dictionary"
+        )
     if isinstance(overrides, Mapping):
         return [
-            given(with_section(key), _plain(value), f"override {key}={value!r}") for key, value in overrides.items()
+            given(with_section(key), _plain(value), f"override {key}={value!r}")
+            for key, value in overrides.items()
         ]
     require_settings(overrides or ())
-    settings = [setting if isinstance(setting, Setting) else override(setting) for setting in overrides or ()]
+    settings = [
+        setting if isinstance(setting, Setting) else override(setting)
+        for setting in overrides or ()
+    ]
     for setting in settings:
         require_section(setting.key, setting.value)
     return [setting._replace(key=with_section(setting.key)) for setting in settings]
 
 
 def without_parameters(systems: Sequence[Any], overrides: Any) -> tuple[Sequence[Any], Any]:
-    """Return the systems with the parameters among the overrides (eta=2), each where a system has it, and the other overrides.
-    Raise `InputError` for a parameter that none has."""
+    """Return the systems with the parameters among the overrides (eta=2), each where a system has
+    it, and the other overrides. Raise `InputError` for a parameter that none has."""
     settings = settings_of(overrides)
     parameters = [setting for setting in settings if setting.key.startswith(PARAMETER)]
     if not parameters:
@@ -196,7 +242,9 @@ def without_parameters(systems: Sequence[Any], overrides: Any) -> tuple[Sequence
         require_parameter(setting.key, [str(entry.get("name")) for entry in entries], parameters_of)
     left = [setting not in parameters for setting in settings]
     others = (
-        dict(compress(overrides.items(), left)) if isinstance(overrides, Mapping) else list(compress(overrides, left))
+        dict(compress(overrides.items(), left))
+        if isinstance(overrides, Mapping)
+        else list(compress(overrides, left))
     )
     return [with_parameters(entry, parameters, parameters_of) for entry in entries], others
 
@@ -210,7 +258,8 @@ def _with_own(entry: Any, settings: Sequence[Setting]) -> tuple[list[Any], list[
 
 
 def _is_parameter(key: str, system: Any) -> bool:
-    """Return whether a dotted key is a parameter of a system, and no field of a scenario, misspelt or not."""
+    """Return whether a dotted key is a parameter of a system, and no field of a scenario, misspelt
+    or not."""
     if "." in key or key in slips.FIELDS:
         return key.startswith(PARAMETER)
     known = parameters_of(system) if system in RECIPES else ()
@@ -220,16 +269,24 @@ def _is_parameter(key: str, system: Any) -> bool:
 def dimensions(values: Any) -> dict[str, Dimension]:
     """Return what varies, by key, from a dictionary of lists or from texts KEY=A,B,C."""
     if isinstance(values, Mapping):
-        return {with_section(key): listed(with_section(key), several) for key, several in values.items()}
+        return {
+            with_section(key): listed(with_section(key), several) for key, several in values.items()
+        }
     require_settings(values or ())
     return by_key(
-        [with_section(key) + equals + rest for key, equals, rest in (each.partition("=") for each in values or ())]
+        [
+            with_section(key) + equals + rest
+            for key, equals, rest in (each.partition("=") for each in values or ())
+        ]
     )
 
 
 def fixed(settings: Sequence[Setting]) -> dict[str, Dimension]:
     """Return settings as dimensions with one value, by key."""
-    return {s.key: listed(SYSTEMS, s.value) if s.key == SYSTEMS else Listed((s.key,), [(s,)]) for s in settings}
+    return {
+        s.key: listed(SYSTEMS, s.value) if s.key == SYSTEMS else Listed((s.key,), [(s,)])
+        for s in settings
+    }
 
 
 def texts_of(values: Any) -> list[str]:
@@ -264,19 +321,27 @@ def columns_of(columns: Any) -> dict[str, str]:
     return {ours: theirs for ours, _, theirs in parts}
 
 
-def _trace(workload: Any, cap_tokens: int | None, columns: dict[str, str]) -> tuple[Trace, str | None]:
+def _trace(
+    workload: Any, cap_tokens: int | None, columns: dict[str, str]
+) -> tuple[Trace, str | None]:
     """Return a trace, and its file if it is one."""
     if isinstance(workload, str | os.PathLike):
         if cap_tokens is not None:
-            raise InputError(f"cap_tokens={cap_tokens}: {os.fspath(workload)} has its own; leave it out")
+            raise InputError(
+                f"cap_tokens={cap_tokens}: {os.fspath(workload)} has its own; leave it out"
+            )
         if (suffix := Path(workload).suffix) in TABLE_SUFFIXES:
             from simrl.trace.importers.tabular import import_csv, import_jsonl
 
-            return (import_csv if suffix == ".csv" else import_jsonl)(Path(workload), columns, aliases=True), None
+            return (import_csv if suffix == ".csv" else import_jsonl)(
+                Path(workload), columns, aliases=True
+            ), None
         return read_trace(os.fspath(workload)), os.fspath(workload)
     if isinstance(workload, Trace):
         return workload, None
-    from simrl.trace.importers.tabular import import_frame  # needs pandas, which takes 0.2 s to import
+    from simrl.trace.importers.tabular import (
+        import_frame,
+    )  # needs pandas, which takes 0.2 s to import
 
     return import_frame(workload, columns, cap_tokens=cap_tokens), None
 
@@ -286,7 +351,8 @@ def _profile(profile: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as YAML has it: paths as texts, numbers of numpy as Python's, tuples as lists."""
+    """Return a value as YAML has it: paths as texts, numbers of numpy as Python's, tuples as
+    lists."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, Mapping):

@@ -1,8 +1,9 @@
 """Dispatcher: hands samples to workers, by the rule of a `Dispatch`, and moves them.
 
-Invariant: a pipeline waits on the event that `Dispatcher.submit` returned, never on one copy at a worker, so that a sample may
-wait, move or be cut into chunks without its pipeline knowing. A rule sees samples, which do not tell their length; the number
-of unfinished samples at each worker, as the dispatcher itself knows it; and the lengths of finished responses.
+Invariant: a pipeline waits on the event that `Dispatcher.submit` returned, never on one copy at a
+worker, so that a sample may wait, move or be cut into chunks without its pipeline knowing. A rule
+sees samples, which do not tell their length; the number of unfinished samples at each worker, as
+the dispatcher itself knows it; and the lengths of finished responses.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from simrl.trace.sample import Sample
 
 
 class Dispatcher:
-    """Hands samples to workers by a rule, and keeps them going until they are finished, cut or withdrawn."""
+    """Hands samples to workers by a rule, and keeps them going until they are finished, cut or
+    withdrawn."""
 
     def __init__(
         self,
@@ -72,15 +74,20 @@ class Dispatcher:
         needed: Sequence[int] | None = None,
         max_tokens: Sequence[Sequence[int | None]] | None = None,
     ) -> list[GroupRun]:
-        """Submit groups of which only the ends count: a simulation need not follow each sample. A group can be withdrawn
-        (`withdraw_groups`); nothing else can be asked of its samples. `needed` is of `GroupRun`, the rest as in `submit`,
-        with more `max_tokens` than a partial has."""
+        """Submit groups of which only the ends count: a simulation need not follow each sample. A
+        group can be withdrawn (`withdraw_groups`); nothing else can be asked of its samples.
+        `needed` is of `GroupRun`, the rest as in `submit`, with more `max_tokens` than a partial
+        has."""
         before = partials or [[None] * len(group) for group in groups]
         counts: Sequence[int | None] = needed or [None] * len(groups)
         described = zip(groups, before, counts, strict=True)
         runs = [GroupRun(*group, self._env.event(), self._env.event()) for group in described]
         idle = not self._jobs and not len(self._waiting.queue) and bool(self._places.active.all())
-        cuts = [most for group in max_tokens or [[None] * len(group) for group in groups] for most in group]
+        cuts = [
+            most
+            for group in max_tokens or [[None] * len(group) for group in groups]
+            for most in group
+        ]
         whole = self._workers[0].groups
         if whole is None or not idle:
             submit_and_follow(runs, self.submit, cuts)
@@ -91,13 +98,17 @@ class Dispatcher:
         for _, at in together(cuts):
             at = self._waiting.in_order(samples, at)
             order += at
-            places[at] = self._rule.place([samples[i] for i in at], self._load(), self._placed, self.history)
+            places[at] = self._rule.place(
+                [samples[i] for i in at], self._load(), self._placed, self.history
+            )
             self._placed += len(at)
             self._places.unfinished += np.bincount(places[at], minlength=len(self._workers))
         for run in runs:
             on_fire(run.complete, self._came_back_in_groups)
             on_fire(run.over, self._came_back_in_groups)
-        whole.submit(runs, places.tolist(), cuts, sorted(order) if self._rule.queue is Fifo else order)
+        whole.submit(
+            runs, places.tolist(), cuts, sorted(order) if self._rule.queue is Fifo else order
+        )
         return runs
 
     def withdraw_groups(self, runs: Sequence[GroupRun]) -> None:
@@ -129,11 +140,13 @@ class Dispatcher:
         to: Sequence[int] | None = None,
         min_version: int = 0,
     ) -> list[simpy.Event]:
-        """Return an event for each sample, in order; it fires with the sample's `Rollout`: done, or not done if the response
-        reached `max_tokens` or was withdrawn. A sample must have come back before it is submitted again.
+        """Return an event for each sample, in order; it fires with the sample's `Rollout`: done, or
+        not done if the response reached `max_tokens` or was withdrawn. A sample must have come back
+        before it is submitted again.
 
-        `partials` are the rollouts so far. `to` names the worker of each sample in place of the rule; a sample that has to move
-        later goes only to a worker with weights of `min_version` or newer.
+        `partials` are the rollouts so far. `to` names the worker of each sample in place of the
+        rule; a sample that has to move later goes only to a worker with weights of `min_version` or
+        newer.
         """
         events = []
         self._expect(samples)
@@ -145,7 +158,11 @@ class Dispatcher:
             self._jobs[sample.uid] = job
             on_fire(job.done, self._came_back)
             events.append(job.done)
-            if job.partial is not None and max_tokens is not None and job.partial.tokens >= max_tokens:
+            if (
+                job.partial is not None
+                and max_tokens is not None
+                and job.partial.tokens >= max_tokens
+            ):
                 self._hand_back(job, job.partial)
             elif self._waiting.admits(job):
                 self._go_on(job)
@@ -153,8 +170,8 @@ class Dispatcher:
         return events
 
     def withdraw(self, samples: Iterable[Sample]) -> simpy.Event:
-        """Take unfinished samples back: their events fire with the tokens so far. Return an event that fires with the rollouts,
-        in order; a sample that had ended meanwhile is done."""
+        """Take unfinished samples back: their events fire with the tokens so far. Return an event
+        that fires with the rollouts, in order; a sample that had ended meanwhile is done."""
         jobs = [self._jobs[sample.uid] for sample in samples]
         for job in jobs:
             if job.done.triggered:
@@ -168,8 +185,9 @@ class Dispatcher:
         return gather(self._env, [job.done for job in jobs])
 
     def move(self, sample: Sample, worker: int | None = None) -> None:
-        """Let a sample go on at another worker (None: where the rule says): its tokens come along; its KV cache does not,
-        without a pool. A sample that was withdrawn, or ends meanwhile, does not move."""
+        """Let a sample go on at another worker (None: where the rule says): its tokens come along;
+        its KV cache does not, without a pool. A sample that was withdrawn, or ends meanwhile, does
+        not move."""
         job = self._jobs[sample.uid]
         if job.done.triggered or job.fate == "withdraw":
             return
@@ -185,11 +203,12 @@ class Dispatcher:
             self._feed()
 
     def duplicate(self, sample: Sample, worker: int, partial: Rollout, cached: float = 0.0) -> bool:
-        """Let a sample that is at a worker be generated at another one, too, from `partial` on; `cached` is the share of its KV
-        cache that comes over the network. The first copy to come to its end counts, and the others are aborted at once.
+        """Let a sample that is at a worker be generated at another one, too, from `partial` on;
+        `cached` is the share of its KV cache that comes over the network. The first copy to come to
+        its end counts, and the others are aborted at once.
 
-        Returns whether there is a duplicate now: not of a sample that ends, moves or waits, nor at a worker that has it
-        already, takes no samples, or has too old weights.
+        Returns whether there is a duplicate now: not of a sample that ends, moves or waits, nor at
+        a worker that has it already, takes no samples, or has too old weights.
         """
         job = self._jobs.get(sample.uid)
         if (
@@ -210,16 +229,25 @@ class Dispatcher:
         return True
 
     def held(self) -> list[list[Sample]]:
-        """Return the unfinished samples at each worker, in the order they came there; duplicates not counted."""
-        return [[copy.job.sample for copy in copies if copy.job.copy is copy] for copies in self._copies]
+        """Return the unfinished samples at each worker, in the order they came there; duplicates
+        not counted."""
+        return [
+            [copy.job.sample for copy in copies if copy.job.copy is copy] for copies in self._copies
+        ]
 
     def duplicated(self) -> list[list[Sample]]:
-        """Return the samples of which each worker has a duplicate, in the order they came there; aborted ones till they end."""
-        return [[copy.job.sample for copy in copies if copy.job.copy is not copy] for copies in self._copies]
+        """Return the samples of which each worker has a duplicate, in the order they came there;
+        aborted ones till they end."""
+        return [
+            [copy.job.sample for copy in copies if copy.job.copy is not copy]
+            for copies in self._copies
+        ]
 
     def waiting(self) -> list[Rollout]:
         """Return the rollouts that are at no worker, as they are."""
-        return [job.so_far for job in self._jobs.values() if job.copy is None and not job.done.triggered]
+        return [
+            job.so_far for job in self._jobs.values() if job.copy is None and not job.done.triggered
+        ]
 
     @property
     def active(self) -> list[int]:
@@ -255,11 +283,13 @@ class Dispatcher:
         return self._loss.next
 
     def freed(self) -> simpy.Event:
-        """Return an event that fires with the next worker that takes samples and, from then on, has nothing."""
+        """Return an event that fires with the next worker that takes samples and, from then on, has
+        nothing."""
         return self._freed.next
 
     def retire(self, worker: int, lost: bool = False) -> None:
-        """Give the worker no more samples; those it has go on elsewhere (a lost worker ends its copies itself)."""
+        """Give the worker no more samples; those it has go on elsewhere (a lost worker ends its
+        copies itself)."""
         (self._lost if lost else self._retired).add(worker)
         self._places.active[worker] = False
         for job in [copy.job for copy in self._copies[worker] if copy.job.copy is copy]:
@@ -278,7 +308,8 @@ class Dispatcher:
             self._loss.fire()
 
     def activate(self, worker: int, lost: bool = False) -> None:
-        """End the retirement of a worker, or its loss. It takes samples again once neither lasts."""
+        """End the retirement of a worker, or its loss. It takes samples again once neither
+        lasts."""
         (self._lost if lost else self._retired).discard(worker)
         if worker in self._lost or worker in self._retired:
             return
@@ -308,8 +339,9 @@ class Dispatcher:
                 self._place([job for job in jobs if job.min_version == version], version)
 
     def _place(self, jobs: list[Job], min_version: int) -> None:
-        """Place jobs that need the same version among the workers with free places. The rule does not know their number: a job
-        placed at a worker that is full by then is placed again among the others."""
+        """Place jobs that need the same version among the workers with free places. The rule does
+        not know their number: a job placed at a worker that is full by then is placed again among
+        the others."""
         while jobs:
             able = self._places.free()
             if min_version:
@@ -332,11 +364,13 @@ class Dispatcher:
             jobs = again
 
     def _load(self) -> NDArray[np.int64]:
-        """Return what rules see of each worker: duplicates take no place of a sample, but samples go where there are none."""
+        """Return what rules see of each worker: duplicates take no place of a sample, but samples
+        go where there are none."""
         return self._places.unfinished + self._duplicates
 
     def _fill(self, worker: int) -> None:
-        """Start what waits for just this worker, or for weights as new as it has, while it has a free place."""
+        """Start what waits for just this worker, or for weights as new as it has, while it has a
+        free place."""
         shelf = self._waiting.for_worker[worker]
         while shelf and self._places.free_at(worker):
             self._start(next(iter(shelf.values())), worker)
@@ -370,10 +404,13 @@ class Dispatcher:
         self._submit(job.copy, job.partial, job.pooled)
 
     def _submit(self, copy: Copy, partial: Rollout | None, cached: float) -> None:
-        """Start a copy at its worker from `partial` on; its KV cache comes along if it is of the worker's weights."""
+        """Start a copy at its worker from `partial` on; its KV cache comes along if it is of the
+        worker's weights."""
         worker, segments = self._workers[copy.worker], partial.segments if partial else ()
         self._copies[copy.worker][copy], self._empty[copy.worker] = None, False
-        cached = cached if segments and segments[-1].policy_version == worker.policy_version else 0.0
+        cached = (
+            cached if segments and segments[-1].policy_version == worker.policy_version else 0.0
+        )
         end = worker.submit(copy.job.sample, partial, copy.end_tokens, cached)
         on_fire(end, lambda end: self._copy_ended(copy, end))
 
@@ -409,8 +446,8 @@ class Dispatcher:
         self._fire_if_empty(copy.worker)
 
     def _duplicate_counts(self, copy: Copy, end: Any) -> bool:
-        """Return whether a duplicate that has ended is the first copy of its job to come to its end. One that ends early, its
-        worker lost or retired, leaves its job as it is."""
+        """Return whether a duplicate that has ended is the first copy of its job to come to its
+        end. One that ends early, its worker lost or retired, leaves its job as it is."""
         job = copy.job
         if copy not in job.duplicates:
             end.defused = True
@@ -418,7 +455,11 @@ class Dispatcher:
         job.duplicates.remove(copy)
         if not end.ok or end.value.done:
             return True
-        return job.fate == "run" and copy.end_tokens is not None and end.value.tokens >= copy.end_tokens
+        return (
+            job.fate == "run"
+            and copy.end_tokens is not None
+            and end.value.tokens >= copy.end_tokens
+        )
 
     def _abort(self, duplicates: Iterable[Copy]) -> None:
         """Abort duplicates, but for those that are aborted already."""
@@ -439,15 +480,25 @@ class Dispatcher:
             return
         job.partial, job.fate = rollout, "run"
         job.pooled = self._rule.kv_pool and fate != "lost" and not left_lost
-        if fate == "lost" and left_lost and job.destination is None and self._rule.on_loss == "wait":
+        if (
+            fate == "lost"
+            and left_lost
+            and job.destination is None
+            and self._rule.on_loss == "wait"
+        ):
             self._waiting.shelve(job, self._waiting.for_worker[copy.worker])
         else:
             self._go_on(job)
 
     def _go_on(self, job: Job) -> None:
-        """Send a job to its destination, at once or when that has a free place, if it takes samples; else into the queue."""
+        """Send a job to its destination, at once or when that has a free place, if it takes
+        samples; else into the queue."""
         to, job.destination = job.destination, None
-        if to is None or not self._places.active[to] or self._workers[to].policy_version < job.min_version:
+        if (
+            to is None
+            or not self._places.active[to]
+            or self._workers[to].policy_version < job.min_version
+        ):
             self._waiting.enqueue(job)
         elif self._places.free_at(to):
             self._start(job, to)

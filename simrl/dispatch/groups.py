@@ -1,7 +1,7 @@
 """Groups at the workers, as pipelines see them: their events, made of the events of single samples.
 
-Invariant: events and values equal the ones of `simrl.runtime.generation`, which generates groups without following each
-sample.
+Invariant: events and values equal the ones of `simrl.runtime.generation`, which generates groups
+without following each sample.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def submit_and_follow(
     submit: Callable[..., list[simpy.Event]],
     cuts: Sequence[int | None],
 ) -> None:
-    """Submit the samples of groups with a dispatcher's `submit`; `cuts` has the `max_tokens` of each sample."""
+    """Submit the samples of groups with a dispatcher's `submit`; `cuts` has the `max_tokens` of
+    each sample."""
     samples = [sample for group in groups for sample in group.samples]
     partials = [partial for group in groups for partial in group.partials]
     ends: dict[int, simpy.Event] = {}
@@ -34,7 +35,8 @@ def submit_and_follow(
 
 
 def together(cuts: Sequence[int | None]) -> list[tuple[int | None, list[int]]]:
-    """Return the places of the samples that are cut at one number of tokens, which are submitted together."""
+    """Return the places of the samples that are cut at one number of tokens, which are submitted
+    together."""
     places: dict[int | None, list[int]] = {}
     for i, cut in enumerate(cuts):
         places.setdefault(cut, []).append(i)
@@ -58,7 +60,9 @@ def _follow(group: GroupRun, ends: Sequence[simpy.Event]) -> None:
         if len(done) == group.needed and not group.complete.triggered:
             group.complete.succeed(list(done))
         if len(back) == len(ends) and not group.over.triggered:
-            ordered = [back[i] for i in sorted(back)] if group.needed is None else list(back.values())
+            ordered = (
+                [back[i] for i in sorted(back)] if group.needed is None else list(back.values())
+            )
             group.over.succeed(ordered)
 
     for place, end in enumerate(ends):

@@ -1,4 +1,5 @@
-"""Dispatch: which worker gets which sample, in which order, and when one moves. The rules by name; some have a file."""
+"""Dispatch: which worker gets which sample, in which order, and when one moves. The rules by name;
+some have a file."""
 
 from __future__ import annotations
 
@@ -6,7 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from simrl.dispatch.placement import Placement, even_split, least_requests, round_robin, round_robin_groups
+from simrl.dispatch.placement import (
+    Placement,
+    even_split,
+    least_requests,
+    round_robin,
+    round_robin_groups,
+)
 from simrl.dispatch.seer import ContextAware
 from simrl.dispatch.streamrl import LongestFirst, SkewnessAware
 from simrl.dispatch.waiting import Fifo, Queue
@@ -15,13 +22,16 @@ from simrl.runtime.history import LengthHistory
 
 @dataclass(frozen=True)
 class Dispatch:
-    """A rule of dispatch. Without `per_worker`, nothing waits in the queue while a worker takes samples.
+    """A rule of dispatch. Without `per_worker`, nothing waits in the queue while a worker takes
+    samples.
 
-    At most `per_worker` samples are at a worker at once, by whatever way they came. After `chunk_tokens` a sample leaves its
-    worker and queues up anew; with `kv_pool` it finds its KV cache in a pool that all workers share, at the price of the
-    transfer, unless its worker was lost or the weights have changed. With `kv_room`, a worker takes samples while its KV cache
-    has room. A sample whose worker is lost goes on "elsewhere", its tokens prefilled anew, or has to "wait" for its worker.
-    With `ranker_accuracy`, a length ranker takes the place of the history (`RankedLengths`).
+    At most `per_worker` samples are at a worker at once, by whatever way they came. After
+    `chunk_tokens` a sample leaves its worker and queues up anew; with `kv_pool` it finds its KV
+    cache in a pool that all workers share, at the price of the transfer, unless its worker was lost
+    or the weights have changed. With `kv_room`, a worker takes samples while its KV cache has room.
+    A sample whose worker is lost goes on "elsewhere", its tokens prefilled anew, or has to "wait"
+    for its worker. With `ranker_accuracy`, a length ranker takes the place of the history
+    (`RankedLengths`).
     """
 
     name: str
@@ -36,7 +46,8 @@ class Dispatch:
 
     @property
     def takes_groups(self) -> bool:
-        """True if the rule follows no single response, so that only the end of a group need be an event."""
+        """True if the rule follows no single response, so that only the end of a group need be an
+        event."""
         limited = self.per_worker or self.chunk_tokens or self.kv_room
         return not limited and self.queue in (Fifo, LongestFirst)
 
@@ -49,6 +60,8 @@ DISPATCHES: dict[str, Dispatch] = {
         Dispatch("round_robin", round_robin),
         Dispatch("round_robin_groups", round_robin_groups),
         Dispatch("streamrl", SkewnessAware(), LongestFirst),
-        Dispatch("seer", least_requests, ContextAware, chunk_tokens=8192, kv_pool=True, kv_room=True),
+        Dispatch(
+            "seer", least_requests, ContextAware, chunk_tokens=8192, kv_pool=True, kv_room=True
+        ),
     )
 }

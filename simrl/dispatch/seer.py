@@ -1,11 +1,13 @@
-"""Seer's order (arXiv 2511.14617): one sample of each group goes first, to show how long the group is; then the longest groups.
+"""Seer's order (arXiv 2511.14617): one sample of each group goes first, to show how long the group
+is; then the longest groups.
 
-Invariant: a group's estimate is the length of its longest finished sample, infinite before there is one: an unknown group
-counts as long. A group's first sample is its probe. Probes go before all others, the one with the fewest tokens so far first,
-so that short groups are known soon; then comes the group with the largest estimate, its samples in the order in which they
-queue up.
+Invariant: a group's estimate is the length of its longest finished sample, infinite before there is
+one: an unknown group counts as long. A group's first sample is its probe. Probes go before all
+others, the one with the fewest tokens so far first, so that short groups are known soon; then comes
+the group with the largest estimate, its samples in the order in which they queue up.
 
-The rest of divided rollout is in `Dispatch`: chunks of a response, a KV cache in a pool, a limit of samples per worker.
+The rest of divided rollout is in `Dispatch`: chunks of a response, a KV cache in a pool, a limit of
+samples per worker.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ GroupKey = tuple[int, int, int]
 
 
 class ContextAware:
-    """The queue. A waiting group has an entry in a heap; when its estimate changes, it gets another, and the old one is
-    void."""
+    """The queue. A waiting group has an entry in a heap; when its estimate changes, it gets
+    another, and the old one is void."""
 
     def __init__(self, history: LengthHistory) -> None:
-        self._probes: dict[GroupKey, tuple[int, int]] = {}  # number of each group, and uid of its first sample
+        self._probes: dict[
+            GroupKey, tuple[int, int]
+        ] = {}  # number of each group, and uid of its first sample
         self._estimate: dict[GroupKey, float] = {}
         self._first: list[tuple[int, int, Sample]] = []
         self._waiting: dict[GroupKey, deque[Sample]] = {}

@@ -1,13 +1,16 @@
-"""The rollout/train split, adapted during the run from the trainer's idle time: GPUs go where they are missing.
+"""The rollout/train split, adapted during the run from the trainer's idle time: GPUs go where they
+are missing.
 
-Invariant: a unit of GPUs, a rollout worker's, belongs to the workers or to the trainer, never to both. A worker that leaves
-takes no more samples, its samples go on elsewhere with their tokens, and the trainer may have its GPUs only when it is empty,
-from the beginning of an update on; a worker that comes loads the newest weights before it gets samples.
+Invariant: a unit of GPUs, a rollout worker's, belongs to the workers or to the trainer, never to
+both. A worker that leaves takes no more samples, its samples go on elsewhere with their tokens, and
+the trainer may have its GPUs only when it is empty, from the beginning of an update on; a worker
+that comes loads the newest weights before it gets samples.
 
-AReaL's limitations section (arXiv 2505.24298) asks for such an adaptation. The rule here uses the trainer's idle time alone:
-after every `every` updates, the trainer gets the GPUs that would have kept it busy for `TARGET` of the time. (Rollout idle time
-is not a usable signal: workers also idle while the last responses of a step finish, and busy workers may only be running ahead
-of the trainer.)
+AReaL's limitations section (arXiv 2505.24298) asks for such an adaptation. The rule here uses the
+trainer's idle time alone: after every `every` updates, the trainer gets the GPUs that would have
+kept it busy for `TARGET` of the time. (Rollout idle time is not a usable signal: workers also idle
+while the last responses of a step finish, and busy workers may only be running ahead of the
+trainer.)
 """
 
 from __future__ import annotations
@@ -24,12 +27,14 @@ from simrl.runtime.worker import Worker
 
 TARGET = 0.85  # share of the time in which the trainer should be busy
 BUSY_ENOUGH = (0.75, 0.95)  # nothing moves in between
-MOST_MOVED = 0.125  # share of all units that move at a time: the idle time of a few updates is no forecast
+MOST_MOVED = (
+    0.125  # share of all units that move at a time: the idle time of a few updates is no forecast
+)
 
 
 def wanted_train_units(units: int, train_units: int, train_busy: float, least: int) -> int:
-    """Return how many of all `units` the trainer should have, if it was busy for a share `train_busy` of the time with
-    `train_units`. Rollout keeps at least one."""
+    """Return how many of all `units` the trainer should have, if it was busy for a share
+    `train_busy` of the time with `train_units`. Rollout keeps at least one."""
     low, high = BUSY_ENOUGH
     if low <= train_busy <= high:
         return train_units
@@ -49,8 +54,8 @@ def adapt(
     every: int,
     may_train: Callable[[int], bool],
 ) -> simpy.events.ProcessGenerator:
-    """Lend the trainer its units, then adapt the split after every `every` updates. `workers` are all units; `may_train` says
-    whether the trainer fits a number of GPUs."""
+    """Lend the trainer its units, then adapt the split after every `every` updates. `workers` are
+    all units; `may_train` says whether the trainer fits a number of GPUs."""
     gpus = recorder.lanes[0].gpus
     for unit in (lane for lane in trainer.lanes if lane < len(workers)):
         dispatcher.retire(unit)
@@ -60,13 +65,15 @@ def adapt(
     rest_gpus = sum(recorder.lanes[lane].gpus for lane in rest)
     least = next(n for n in range(len(workers) + 1) if may_train(rest_gpus + n * gpus))
     while True:
-        # Measured from the end of an update to the end of another; the wait for the first batch, and the update during which
-        # units moved, are not typical.
+        # Measured from the end of an update to the end of another; the wait for the first batch,
+        # and the update during which units moved, are not typical.
         yield trainer.published(trainer.version + 1)
         since_s, busy_s = env.now, trainer.busy_s
         yield trainer.published(trainer.version + every)
         lent = [lane for lane in trainer.lanes if lane not in rest]
-        wanted = wanted_train_units(len(workers), len(lent), (trainer.busy_s - busy_s) / (env.now - since_s), least)
+        wanted = wanted_train_units(
+            len(workers), len(lent), (trainer.busy_s - busy_s) / (env.now - since_s), least
+        )
         while wanted < len(workers) - 1 and not may_train(rest_gpus + wanted * gpus):
             wanted += 1  # the next number that the trainer fits
         if not may_train(rest_gpus + wanted * gpus):

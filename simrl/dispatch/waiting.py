@@ -1,7 +1,8 @@
-"""Jobs that wait, to be let in, for a free place, for one worker or for weights, and the places that workers have free.
+"""Jobs that wait, to be let in, for a free place, for one worker or for weights, and the places
+that workers have free.
 
-Invariant: a job that waits is either in the queue or on one shelf. Queues have no way to remove a sample, so a job taken out of
-the queue leaves a void entry there.
+Invariant: a job that waits is either in the queue or on one shelf. Queues have no way to remove a
+sample, so a job taken out of the queue leaves a void entry there.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ _NO_LIMIT = 1 << 40  # samples at a worker
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A sample that was submitted and has not come back: its place, and its fate when its copy ends.
+    """A sample that was submitted and has not come back: its place, and its fate when its copy
+    ends.
 
-    It is at a worker (`copy`), in the queue, or on a shelf; a move or a withdrawal takes effect when its copy has ended.
+    It is at a worker (`copy`), in the queue, or on a shelf; a move or a withdrawal takes effect
+    when its copy has ended.
     """
 
     sample: Sample
@@ -89,8 +92,9 @@ class Fifo:
 
 
 class Waiting:
-    """The queue, and the shelves of jobs by uid: for one worker, for a worker with newer weights, or until fewer than `most`
-    jobs are in flight (None: any number may be), from their start to their return."""
+    """The queue, and the shelves of jobs by uid: for one worker, for a worker with newer weights,
+    or until fewer than `most` jobs are in flight (None: any number may be), from their start to
+    their return."""
 
     def __init__(self, queue: Queue, workers: int, most: int | None = None) -> None:
         self.queue = queue
@@ -117,7 +121,8 @@ class Waiting:
         return None
 
     def in_order(self, samples: Sequence[Sample], at: Sequence[int]) -> list[int]:
-        """Return the places of some samples, which come together, in the order in which the empty queue hands them out."""
+        """Return the places of some samples, which come together, in the order in which the empty
+        queue hands them out."""
         place_of = {samples[i].uid: i for i in at}
         for i in at:
             self.queue.push(samples[i], None)
@@ -155,13 +160,18 @@ class Waiting:
 
 
 class Places:
-    """The unfinished samples at each worker, and the places that are free: of `per_worker` at most, and as many as `kv_tokens`
-    of KV cache hold with `chunk_tokens` more for each. A worker that holds none has one, however small its cache."""
+    """The unfinished samples at each worker, and the places that are free: of `per_worker` at most,
+    and as many as `kv_tokens` of KV cache hold with `chunk_tokens` more for each. A worker that
+    holds none has one, however small its cache."""
 
-    def __init__(self, workers: int, per_worker: int | None, chunk_tokens: int | None, kv_tokens: int | None) -> None:
+    def __init__(
+        self, workers: int, per_worker: int | None, chunk_tokens: int | None, kv_tokens: int | None
+    ) -> None:
         self.unfinished = np.zeros(workers, dtype=np.int64)
         self.active = np.ones(workers, dtype=bool)
-        self._reserved_tokens = np.zeros(workers, dtype=np.int64)  # each job to the end of its chunk
+        self._reserved_tokens = np.zeros(
+            workers, dtype=np.int64
+        )  # each job to the end of its chunk
         self._most = _NO_LIMIT if per_worker is None else per_worker
         self._chunk_tokens = chunk_tokens or 0
         self._kv_tokens = kv_tokens
@@ -169,7 +179,12 @@ class Places:
     def take(self, worker: int, job: Job) -> None:
         """Count a job that starts at the worker."""
         so_far = job.so_far
-        job.reserved_tokens = job.sample.prompt_tokens + so_far.tokens + so_far.observation_tokens + self._chunk_tokens
+        job.reserved_tokens = (
+            job.sample.prompt_tokens
+            + so_far.tokens
+            + so_far.observation_tokens
+            + self._chunk_tokens
+        )
         self.unfinished[worker] += 1
         self._reserved_tokens[worker] += job.reserved_tokens
 
@@ -190,11 +205,14 @@ class Places:
         """Return whether each worker has a free place."""
         free: NDArray[np.bool_] = self.active & (self.unfinished < self._most)
         if self._kv_tokens is not None:
-            free &= (self.unfinished == 0) | (self._reserved_tokens + self._chunk_tokens <= self._kv_tokens)
+            free &= (self.unfinished == 0) | (
+                self._reserved_tokens + self._chunk_tokens <= self._kv_tokens
+            )
         return free
 
     def number_free(self) -> int:
-        """Return the number of samples that may be placed at once; 1 at most where it depends on their lengths."""
+        """Return the number of samples that may be placed at once; 1 at most where it depends on
+        their lengths."""
         if self._kv_tokens is not None:
             return int(self.free().any())
         return int(np.maximum(self._most - self.unfinished[self.active], 0).sum())

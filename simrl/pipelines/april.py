@@ -1,7 +1,9 @@
-"""APRIL (arXiv 2509.18521): a rollout begins more groups than a batch needs, and ends when a batch of them is complete.
+"""APRIL (arXiv 2509.18521): a rollout begins more groups than a batch needs, and ends when a batch
+of them is complete.
 
-Invariant: nothing is thrown away. A group that is not among the first of its rollout keeps its tokens and goes first in the
-next rollout, under the weights of that rollout; a group that was complete, but too late, trains first there.
+Invariant: nothing is thrown away. A group that is not among the first of its rollout keeps its
+tokens and goes first in the next rollout, under the weights of that rollout; a group that was
+complete, but too late, trains first there.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from simrl.pipelines.rounds import GroupProgress, hand_over, times
 
 
 def first_complete(run: RunContext, *, over_sampling: float) -> Collector:
-    """Collect the groups that are complete first, of `over_sampling` times a batch's groups: those left by the last rollout,
-    then new ones (the data buffer of the public code fills in that order)."""
+    """Collect the groups that are complete first, of `over_sampling` times a batch's groups: those
+    left by the last rollout, then new ones (the data buffer of the public code fills in that
+    order)."""
     left: list[GroupProgress] = []
 
     def collect(batch: Batch) -> simpy.events.ProcessGenerator:

@@ -1,15 +1,19 @@
-"""AReaL (arXiv 2505.24298): generation never waits for training; staleness is bounded where groups are admitted.
+"""AReaL (arXiv 2505.24298): generation never waits for training; staleness is bounded where groups
+are admitted.
 
-Admission (§5.1, and the code's capacity): with B groups a step, i the current version and N_r the groups submitted so far
-and not dropped, floor((N_r - 1) / B) ≤ i + η, and no more than `max_concurrent` groups at once. Of the finished groups, those
-submitted first train first, each once (§5.1; the code sorts by the time of submission). On an update, running requests are
-interrupted, load the weights, recompute their KV cache and go on, so a response may carry segments of several versions (§4.1).
-Without interruption, the controller waits for the longest response (§7.4): no group begins while any response of any worker is
-unfinished, and then all workers load. (The code's manager holds a lock on all servers until none of them runs a request.)
+Admission (§5.1, and the code's capacity): with B groups a step, i the current version and N_r the
+groups submitted so far and not dropped, floor((N_r - 1) / B) ≤ i + η, and no more than
+`max_concurrent` groups at once. Of the finished groups, those submitted first train first, each
+once (§5.1; the code sorts by the time of submission). On an update, running requests are
+interrupted, load the weights, recompute their KV cache and go on, so a response may carry segments
+of several versions (§4.1). Without interruption, the controller waits for the longest response
+(§7.4): no group begins while any response of any worker is unfinished, and then all workers load.
+(The code's manager holds a lock on all servers until none of them runs a request.)
 
-Invariant: up to version i, no more than (i + η + 1) · B groups were submitted. So a trainer that takes them in the order of
-their submission never trains a token older than η; one that goes on without a straggler may train it staler. The paper leaves
-open what happens then: the straggler is trained, dropped, or waited for (`in_time`).
+Invariant: up to version i, no more than (i + η + 1) · B groups were submitted. So a trainer that
+takes them in the order of their submission never trains a token older than η; one that goes on
+without a straggler may train it staler. The paper leaves open what happens then: the straggler is
+trained, dropped, or waited for (`in_time`).
 """
 
 from __future__ import annotations
@@ -25,18 +29,23 @@ from simrl.pipelines.streaming import Finished, GroupStream
 from simrl.runtime.worker import LoadMode
 
 
-def capacity(eta: int, version: int, batch: int, max_concurrent: int, running: int, accepted: int) -> tuple[int, int]:
-    """Return how many more groups may be submitted now by the bound on running ones, and by η; the smaller counts, and if it is
-    not positive, none (AReaL's `StalenessManager`)."""
+def capacity(
+    eta: int, version: int, batch: int, max_concurrent: int, running: int, accepted: int
+) -> tuple[int, int]:
+    """Return how many more groups may be submitted now by the bound on running ones, and by η; the
+    smaller counts, and if it is not positive, none (AReaL's `StalenessManager`)."""
     return max(1, max_concurrent) - running, (eta + version + 1) * batch - (accepted + running)
 
 
-CONCURRENT_BATCHES = 4  # that run at once: AReaL 0.3's launch files of qwen3-code have 512 prompts, of 128 a batch
+CONCURRENT_BATCHES = (
+    4  # that run at once: AReaL 0.3's launch files of qwen3-code have 512 prompts, of 128 a batch
+)
 
 
 @dataclass
 class Admission:
-    """The bound that holds back the next group, and for how many seconds: on running groups, or η."""
+    """The bound that holds back the next group, and for how many seconds: on running groups, or
+    η."""
 
     seconds: dict[str, float] = field(default_factory=lambda: {"concurrency": 0.0, "eta": 0.0})
     _now: tuple[str, float] | None = None
@@ -48,7 +57,8 @@ class Admission:
         return min(running, submitted)
 
     def close(self, time_s: float) -> int:
-        """Count no time until the next note: neither bound holds groups back. Return the room: none."""
+        """Count no time until the next note: neither bound holds groups back. Return the room:
+        none."""
         if self._now is not None:
             self.seconds[self._now[0]] += time_s - self._now[1]
         self._now = None
@@ -56,11 +66,13 @@ class Admission:
 
 
 def in_time(left: Iterable[int], version: int, eta: int, batch: int) -> bool:
-    """Return whether the groups that the update of `version` leaves untrained can be trained at most η updates after their
-    submission. `left` has the version under which each was submitted. No deadline may have more groups due than the updates
-    until then can train."""
+    """Return whether the groups that the update of `version` leaves untrained can be trained at
+    most η updates after their submission. `left` has the version under which each was submitted. No
+    deadline may have more groups due than the updates until then can train."""
     due = sorted(submitted + eta for submitted in left)
-    return all(number <= (deadline - version) * batch for number, deadline in enumerate(due, start=1))
+    return all(
+        number <= (deadline - version) * batch for number, deadline in enumerate(due, start=1)
+    )
 
 
 def areal(
@@ -72,8 +84,9 @@ def areal(
     max_concurrent: int | None = None,
     on_stale: Literal["train", "wait", "drop"] = "train",
 ) -> simpy.events.ProcessGenerator:
-    """Train whenever a batch of groups is finished, then update every worker: in flight, where `running` says what happens to
-    responses that run then, or once none runs anywhere (`interruptible`)."""
+    """Train whenever a batch of groups is finished, then update every worker: in flight, where
+    `running` says what happens to responses that run then, or once none runs anywhere
+    (`interruptible`)."""
     trainer, batch = run.trainer, run.workload.batch_groups
     admission = run.recorder.facts["admission"] = Admission()
     most = max_concurrent or CONCURRENT_BATCHES * batch
@@ -84,12 +97,17 @@ def areal(
             return admission.close(run.env.now)
         active = len(stream.running)
         accepted = stream.kept - active
-        return admission.note(*capacity(eta, trainer.version, batch, most, active, accepted), run.env.now)
+        return admission.note(
+            *capacity(eta, trainer.version, batch, most, active, accepted), run.env.now
+        )
 
     def next_batch() -> list[Finished] | None:
-        """Return the finished groups submitted first, if they make a batch and no missing one has to train before."""
+        """Return the finished groups submitted first, if they make a batch and no missing one has
+        to train before."""
         if on_stale == "drop":
-            stream.drop([group for group in stream.buffer if group.oldest_version < trainer.version - eta])
+            stream.drop(
+                [group for group in stream.buffer if group.oldest_version < trainer.version - eta]
+            )
         if len(stream.buffer) < batch:
             return None
         finished = sorted(stream.buffer)

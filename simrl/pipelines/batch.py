@@ -1,4 +1,5 @@
-"""Batch: the groups that one update trains, while they come in. A collector decides which belong to it."""
+"""Batch: the groups that one update trains, while they come in. A collector decides which belong to
+it."""
 
 from __future__ import annotations
 
@@ -16,10 +17,11 @@ from simrl.trace.sample import Group
 
 
 class Batch:
-    """The groups of one update. Finished groups are scored, then put into parts of `part_groups` groups (None: no parts).
+    """The groups of one update. Finished groups are scored, then put into parts of `part_groups`
+    groups (None: no parts).
 
-    `target` is the number of groups that its collector hands over; None leaves the number to the collector's rule. A scored
-    group that `accepts` refuses is dropped.
+    `target` is the number of groups that its collector hands over; None leaves the number to the
+    collector's rule. A scored group that `accepts` refuses is dropped.
     """
 
     def __init__(self, run: RunContext, part_groups: int | None = None) -> None:
@@ -56,7 +58,8 @@ class Batch:
         on_fire(self._run.rewarder.score(group), self._scored)
 
     def keep_first(self, number: int) -> None:
-        """Keep the `number` scored groups that were drawn first, and drop the others. (For batches without parts.)"""
+        """Keep the `number` scored groups that were drawn first, and drop the others. (For batches
+        without parts.)"""
         self.groups.sort(key=lambda group: min(rollout.sample.uid for rollout in group))
         for group in self.groups[number:]:
             self._run.recorder.dropped(group)
@@ -99,17 +102,22 @@ class Batch:
 
 
 Collector = Callable[[Batch], simpy.events.ProcessGenerator]
-"""Rolls out one batch: adds its groups as they are finished, and ends when the workers may go on to the next batch."""
+"""Rolls out one batch: adds its groups as they are finished, and ends when the workers may go on to
+the next batch."""
 
 MakeCollector = Callable[[RunContext], Collector]
 """Makes the collector of a run, once."""
 
 
 def submit_groups(
-    run: RunContext, batch: Batch, groups: list[Group], on_response: Callable[[Any], None] | None = None
+    run: RunContext,
+    batch: Batch,
+    groups: list[Group],
+    on_response: Callable[[Any], None] | None = None,
 ) -> simpy.Event:
-    """Submit the samples of groups together, and add each finished group to the batch. Return an event that fires when all are
-    finished. `on_response` is called with the dispatcher's event of each response."""
+    """Submit the samples of groups together, and add each finished group to the batch. Return an
+    event that fires when all are finished. `on_response` is called with the dispatcher's event of
+    each response."""
     if on_response is None:
         finished = [group.over for group in run.dispatcher.submit_groups(groups)]
     else:

@@ -1,8 +1,10 @@
-"""Batchwise: the workload goes through in batches, and batch k is rolled out with weights at most η updates old.
+"""Batchwise: the workload goes through in batches, and batch k is rolled out with weights at most η
+updates old.
 
-Invariant: the rollout of batch k begins when the rollout of batch k - 1 is over and version k - η is published; all its tokens
-are generated with the newest weights published then, so its off-policyness is at most η. η = 0 is synchronous training, η = 1
-one step off (the overlap of rollout and training); it is AReaL's admission rule for whole batches.
+Invariant: the rollout of batch k begins when the rollout of batch k - 1 is over and version k - η
+is published; all its tokens are generated with the newest weights published then, so its
+off-policyness is at most η. η = 0 is synchronous training, η = 1 one step off (the overlap of
+rollout and training); it is AReaL's admission rule for whole batches.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from simrl.runtime.events import Signal
 def batchwise(
     run: RunContext, *, eta: int, collector: MakeCollector, parts: int | None = None
 ) -> simpy.events.ProcessGenerator:
-    """Train one batch after the other, when it is complete or in `parts` mini-batches as their groups are finished."""
+    """Train one batch after the other, when it is complete or in `parts` mini-batches as their
+    groups are finished."""
     batches: simpy.Store = simpy.Store(run.env)
     run.env.process(_roll_out(run, batches, eta, collector, parts))
     for _ in range(run.steps):
@@ -36,7 +39,8 @@ def batchwise(
 
 
 class _OneByOne(simpy.Store):
-    """Parts of an update that are made when the trainer is ready for them: `needed` fires whenever it takes one."""
+    """Parts of an update that are made when the trainer is ready for them: `needed` fires whenever
+    it takes one."""
 
     def __init__(self, env: simpy.Environment) -> None:
         super().__init__(env)
@@ -48,10 +52,12 @@ class _OneByOne(simpy.Store):
 
 
 def coupled(run: RunContext, *, generations: int) -> simpy.events.ProcessGenerator:
-    """Train step after step: a step's groups in `generations` equal parts, each rolled out when the gradients of the part
-    before are computed, all with one version."""
+    """Train step after step: a step's groups in `generations` equal parts, each rolled out when the
+    gradients of the part before are computed, all with one version."""
     if run.dynamic_sampling is not None:
-        raise InputError("system: generations and dynamic_sampling exclude each other; leave one of them out")
+        raise InputError(
+            "system: generations and dynamic_sampling exclude each other; leave one of them out"
+        )
     for k in range(run.steps):
         if k:
             yield run.load_weights()

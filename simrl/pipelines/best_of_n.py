@@ -1,9 +1,12 @@
-"""Best-of-N speculation (SpecActor §4.2): the tail's requests run with several drafters at once, on workers that it has freed.
+"""Best-of-N speculation (SpecActor §4.2): the tail's requests run with several drafters at once, on
+workers that it has freed.
 
-Invariant: the generated tokens do not change, since every drafter is verified by exact match. A worker is freed when neither a
-sample nor a duplicate is at it; while samples wait in the queue no worker is, for the dispatcher gives them to empty workers
-first. Whenever workers are freed, they get drafters, and requests of low acceptance, by Algorithm 3 or its later form
-(`simrl.speculation.best_of_n`). A batch is over when the last duplicate has ended; then every worker has its own drafter again.
+Invariant: the generated tokens do not change, since every drafter is verified by exact match. A
+worker is freed when neither a sample nor a duplicate is at it; while samples wait in the queue no
+worker is, for the dispatcher gives them to empty workers first. Whenever workers are freed, they
+get drafters, and requests of low acceptance, by Algorithm 3 or its later form
+(`simrl.speculation.best_of_n`). A batch is over when the last duplicate has ended; then every
+worker has its own drafter again.
 """
 
 from __future__ import annotations
@@ -53,7 +56,8 @@ class _FreedWorkers:
         self.wake = once_an_instant(run.env, self._news.fire)
 
     def help(self) -> simpy.events.ProcessGenerator:
-        """Put freed workers to work until the batch is rolled out, and wait until all duplicates have ended."""
+        """Put freed workers to work until the batch is rolled out, and wait until all duplicates
+        have ended."""
         on_fire(self._run.dispatcher.freed(), self._is_freed)
         news = self._news.next
         self.wake()
@@ -78,26 +82,41 @@ class _FreedWorkers:
         """Return the workers that take samples and have nothing."""
         dispatcher = self._run.dispatcher
         held, duplicated = dispatcher.unfinished, dispatcher.duplicated()
-        return {worker for worker in dispatcher.active if not held[worker] and not duplicated[worker]}
+        return {
+            worker for worker in dispatcher.active if not held[worker] and not duplicated[worker]
+        }
 
     def _assign(self, freed: Sequence[int]) -> simpy.events.ProcessGenerator:
         """Give freed workers their drafters, and the requests that are assigned to them."""
         rule, dispatcher, workers = self._rule, self._run.dispatcher, self._run.workers
-        reports = [workers[i].progress(sample) for i, samples in enumerate(dispatcher.held()) for sample in samples]
+        reports = [
+            workers[i].progress(sample)
+            for i, samples in enumerate(dispatcher.held())
+            for sample in samples
+        ]
         reported = yield gather(self._run.env, reports)
         progress = {rollout.sample.uid: rollout for rollout in reported if rollout is not None}
-        # Meanwhile a sample may have ended or moved, and a worker may have left, or received samples.
+        # Meanwhile a sample may have ended or moved, and a worker may have left, or received
+        # samples.
         held, duplicated, free = dispatcher.held(), dispatcher.duplicated(), self._free_workers()
         freed = [worker for worker in freed if worker in free]
-        active = {sample.uid: sample for samples in held for sample in samples if sample.uid in progress}
+        active = {
+            sample.uid: sample for samples in held for sample in samples if sample.uid in progress
+        }
         if not active or not freed:
             return
         drafters = {worker: self._drafter.get(worker, rule.own) for worker in range(len(workers))}
         busy = [worker for worker in dispatcher.active if worker not in freed]
-        by_drafter = {name: [worker for worker in busy if drafters[worker] == name] for name in rule.drafters}
+        by_drafter = {
+            name: [worker for worker in busy if drafters[worker] == name] for name in rule.drafters
+        }
         at = [samples + others for samples, others in zip(held, duplicated, strict=True)]
         load = {worker: len(samples) for worker, samples in enumerate(at)}
-        already = {(sample.uid, drafters[worker]) for worker, samples in enumerate(at) for sample in samples}
+        already = {
+            (sample.uid, drafters[worker])
+            for worker, samples in enumerate(at)
+            for sample in samples
+        }
         acceptances = _acceptances([progress[uid] for uid in active])
         chosen = assign(rule, acceptances, by_drafter, freed, load, already)
         for name, assigned in chosen.workers.items():
@@ -110,9 +129,12 @@ class _FreedWorkers:
 
 
 def _acceptances(rollouts: Sequence[Rollout]) -> dict[int, float]:
-    """Return the acceptance of each request, by uid; the mean of the others where it is unknown, 0 if none is known."""
+    """Return the acceptance of each request, by uid; the mean of the others where it is unknown, 0
+    if none is known."""
     counted = {
-        r.sample.uid: counted_acceptance(r.drafted_tokens - r.unverified_tokens, r.accepted_tokens, r.verifications)
+        r.sample.uid: counted_acceptance(
+            r.drafted_tokens - r.unverified_tokens, r.accepted_tokens, r.verifications
+        )
         for r in rollouts
     }
     known = [p for p in counted.values() if not math.isnan(p)]

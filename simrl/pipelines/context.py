@@ -1,7 +1,8 @@
-"""RunContext: what a pipeline is given. A pipeline is a generator function of it, with its parameters as keyword arguments.
+"""RunContext: what a pipeline is given. A pipeline is a generator function of it, with its
+parameters as keyword arguments.
 
-Invariant: a pipeline decides from events and its own bookkeeping; it never looks into a worker and never assumes that
-time is simulated.
+Invariant: a pipeline decides from events and its own bookkeeping; it never looks into a worker and
+never assumes that time is simulated.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ if TYPE_CHECKING:  # so that systems can be listed without them
 
 
 class DynamicSampling(NamedTuple):
-    """The refilling of batches when groups with equal rewards are dropped (`simrl.pipelines.dynamic_sampling`): a round
-    generates `over_sampling` times a batch's groups; after `max_rounds` the run ends with an error (None: no limit)."""
+    """The refilling of batches when groups with equal rewards are dropped
+    (`simrl.pipelines.dynamic_sampling`): a round generates `over_sampling` times a batch's groups;
+    after `max_rounds` the run ends with an error (None: no limit)."""
 
     over_sampling: float
     max_rounds: int | None
@@ -37,9 +39,10 @@ class DynamicSampling(NamedTuple):
 class RunContext:
     """The clock, the actors, the workload (endless) and the number of updates of one run.
 
-    `times` is profiled before the run: how long a worker takes for responses of a length. `best_of_n` says what freed workers
-    do, `dynamic_sampling` how batches are refilled. A scored group that `accepts` refuses is not trained. A worker has
-    `lanes_each` lanes. `layouts`: the run with workers of each tensor-parallel size that a planner may choose; none otherwise.
+    `times` is profiled before the run: how long a worker takes for responses of a length.
+    `best_of_n` says what freed workers do, `dynamic_sampling` how batches are refilled. A scored
+    group that `accepts` refuses is not trained. A worker has `lanes_each` lanes. `layouts`: the run
+    with workers of each tensor-parallel size that a planner may choose; none otherwise.
     """
 
     env: simpy.Environment
@@ -59,13 +62,17 @@ class RunContext:
 
     def load_weights(self, running: LoadMode = "recompute") -> simpy.Event:
         """Load the newest weights at every worker. Fires when all have them."""
-        return gather(self.env, [worker.load_weights(self.trainer.version, running) for worker in self.workers])
+        return gather(
+            self.env,
+            [worker.load_weights(self.trainer.version, running) for worker in self.workers],
+        )
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The GPUs of a run as workers of `tp` GPUs, which load weights in `load_s`. One layout rolls out at a time. It takes the
-    GPUs over with `form`, called with the version loaded last, and a load of weights."""
+    """The GPUs of a run as workers of `tp` GPUs, which load weights in `load_s`. One layout rolls
+    out at a time. It takes the GPUs over with `form`, called with the version loaded last, and a
+    load of weights."""
 
     run: RunContext
     tp: int

@@ -1,7 +1,9 @@
-"""Dynamic sampling (DAPO, arXiv 2503.14476 §3.2): a batch has only groups whose rewards differ, which alone teach something.
+"""Dynamic sampling (DAPO, arXiv 2503.14476 §3.2): a batch has only groups whose rewards differ,
+which alone teach something.
 
-Invariant: a batch has exactly the number of groups that an update trains, all with unequal rewards; surplus groups are dropped.
-It refills the batches of any collector that hands over as many groups as the batch asks for.
+Invariant: a batch has exactly the number of groups that an update trains, all with unequal rewards;
+surplus groups are dropped. It refills the batches of any collector that hands over as many groups
+as the batch asks for.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from simrl.runtime.rollout import Rollout
 
 
 def rewards_differ(group: list[Rollout]) -> bool:
-    """Return whether some advantage of the group is not zero. A single response has nothing to be compared with, and stays, as
-    in verl's recipe."""
+    """Return whether some advantage of the group is not zero. A single response has nothing to be
+    compared with, and stays, as in verl's recipe."""
     rewards = [rollout.reward for rollout in group]
     return len(rewards) == 1 or min(rewards) < max(rewards)
 
@@ -27,8 +29,8 @@ def rewards_differ(group: list[Rollout]) -> bool:
 def refilled(collect_round: Collector, rule: DynamicSampling) -> Collector:
     """Return a collector that runs rounds of another one until enough groups have unequal rewards.
 
-    The groups drawn first make the batch, surplus groups are dropped, as in verl's recipe with `data.gen_batch_size`. Raises
-    `InputError` if `max_rounds` rounds do not suffice.
+    The groups drawn first make the batch, surplus groups are dropped, as in verl's recipe with
+    `data.gen_batch_size`. Raises `InputError` if `max_rounds` rounds do not suffice.
     """
 
     def collect(batch: Batch) -> simpy.events.ProcessGenerator:

@@ -1,8 +1,10 @@
-"""Laminar (arXiv 2510.12633): every worker goes from sub-batch to sub-batch on its own; tails of several are packed onto few.
+"""Laminar (arXiv 2510.12633): every worker goes from sub-batch to sub-batch on its own; tails of
+several are packed onto few.
 
-Invariant: a worker changes its weights only when it has nothing left to generate, so a response has one version, from its
-first token to its last, also when it moves: only to a worker with the same weights that has work of its own, and that finishes
-what it received before it loads others. (Only the responses of a lost worker go on elsewhere under other weights.)
+Invariant: a worker changes its weights only when it has nothing left to generate, so a response has
+one version, from its first token to its last, also when it moves: only to a worker with the same
+weights that has work of its own, and that finishes what it received before it loads others. (Only
+the responses of a lost worker go on elsewhere under other weights.)
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ from simrl.trace.sample import Sample
 
 
 def consolidate(left: Mapping[int, int], most: Mapping[int, int]) -> list[tuple[int, int]]:
-    """Return the pairs (source, destination) of workers in which the source gives all its responses away (best fit, the
-    paper's Algorithm 1): the emptiest source first, to the fullest destination that then holds no more than `most`; ties to
-    the lower index. A destination keeps its responses.
+    """Return the pairs (source, destination) of workers in which the source gives all its responses
+    away (best fit, the paper's Algorithm 1): the emptiest source first, to the fullest destination
+    that then holds no more than `most`; ties to the lower index. A destination keeps its responses.
 
-    `left` and `most` are responses by worker, of workers that have the same weights and are ramping down.
+    `left` and `most` are responses by worker, of workers that have the same weights and are ramping
+    down.
     """
     held = dict(left)
     plan: list[tuple[int, int]] = []
@@ -43,8 +46,11 @@ def consolidate(left: Mapping[int, int], most: Mapping[int, int]) -> list[tuple[
     return plan
 
 
-def laminar(run: RunContext, *, sub_batch: int | None, ramp_down: float | None) -> simpy.events.ProcessGenerator:
-    """Train whenever a batch of groups is finished, and wait for no worker. `ramp_down` None: nothing is repacked."""
+def laminar(
+    run: RunContext, *, sub_batch: int | None, ramp_down: float | None
+) -> simpy.events.ProcessGenerator:
+    """Train whenever a batch of groups is finished, and wait for no worker. `ramp_down` None:
+    nothing is repacked."""
     stream = GroupStream(run, room=None)  # workers submit, each for itself
     sub_batches = _SubBatches(run, stream, ramp_down)
     for worker in range(len(run.workers)):
@@ -59,7 +65,8 @@ def laminar(run: RunContext, *, sub_batch: int | None, ramp_down: float | None) 
 
 @dataclass
 class _SubBatch:
-    """A worker's sub-batch: the samples left to generate, by uid, its size in responses, and the version of its weights."""
+    """A worker's sub-batch: the samples left to generate, by uid, its size in responses, and the
+    version of its weights."""
 
     done: simpy.Event
     left: dict[int, Sample] = field(default_factory=dict)
@@ -75,16 +82,21 @@ class _SubBatches:
     """The sub-batches of all workers, and the rule that moves their tails together."""
 
     def __init__(self, run: RunContext, stream: GroupStream, ramp_down: float | None) -> None:
-        self.repack_soon = once_an_instant(run.env, self._repack)  # after everything else that happens in it
+        self.repack_soon = once_an_instant(
+            run.env, self._repack
+        )  # after everything else that happens in it
         self._at = [_SubBatch(run.env.event()) for _ in run.workers]
-        self._ramping: set[int] = set()  # workers with little left, kept up to date: there may be thousands of workers
+        self._ramping: set[int] = (
+            set()
+        )  # workers with little left, kept up to date: there may be thousands of workers
         self._worker_of: dict[int, int] = {}  # by uid
         self._run = run
         self._stream = stream
         self._ramp_down = ramp_down
 
     def work(self, worker: int, groups: int | None) -> simpy.events.ProcessGenerator:
-        """Take a worker through its sub-batches of `groups` groups (None: its even share of a batch)."""
+        """Take a worker through its sub-batches of `groups` groups (None: its even share of a
+        batch)."""
         run, sub_batch = self._run, self._at[worker]
         while True:
             yield run.dispatcher.activated(worker)
@@ -94,7 +106,10 @@ class _SubBatches:
                 yield run.workers[worker].load_weights(sub_batch.version, running="drain")
             number = groups or -(-run.workload.batch_groups // max(len(run.dispatcher.active), 1))
             submitted = [pair for _ in range(number) for pair in self._stream.submit(to=worker)]
-            sub_batch.left, sub_batch.done = {sample.uid: sample for sample, _ in submitted}, run.env.event()
+            sub_batch.left, sub_batch.done = (
+                {sample.uid: sample for sample, _ in submitted},
+                run.env.event(),
+            )
             sub_batch.size = len(submitted)
             self._note(worker)
             for sample, end in submitted:
@@ -115,19 +130,25 @@ class _SubBatches:
     def _note(self, worker: int) -> None:
         """Note whether a worker is ramping down."""
         sub_batch = self._at[worker]
-        if self._ramp_down is not None and 0 < len(sub_batch.left) <= self._ramp_down * sub_batch.size:
+        if (
+            self._ramp_down is not None
+            and 0 < len(sub_batch.left) <= self._ramp_down * sub_batch.size
+        ):
             self._ramping.add(worker)
         else:
             self._ramping.discard(worker)
 
     def _repack(self) -> None:
-        """Move the responses of workers that are ramping down to few of them, among workers with the same weights."""
+        """Move the responses of workers that are ramping down to few of them, among workers with
+        the same weights."""
         dispatcher = self._run.dispatcher
         ramping: dict[int, dict[int, int]] = defaultdict(dict)
         for worker in sorted(filter(dispatcher.takes_samples, self._ramping)):
             ramping[self._at[worker].version][worker] = len(self._at[worker].left)
         for workers in ramping.values():
-            for source, destination in consolidate(workers, {worker: self._at[worker].size for worker in workers}):
+            for source, destination in consolidate(
+                workers, {worker: self._at[worker].size for worker in workers}
+            ):
                 emptied = self._at[source]
                 for sample in emptied.left.values():
                     self._worker_of[sample.uid] = destination

@@ -1,9 +1,11 @@
-"""RLHFuse (arXiv 2409.13221), inter-stage fusion: while the tail of a rollout runs on a few workers, the others' GPUs infer.
+"""RLHFuse (arXiv 2409.13221), inter-stage fusion: while the tail of a rollout runs on a few
+workers, the others' GPUs infer.
 
-Invariant: on-policy; every sample of a step is generated with one version and trained in that step. Once no more than a share
-of a step's samples is unfinished, those go on at the few workers that hold most of them. GPUs that hold no sample from then on
-switch to training and compute the log-probs of what is finished, round after round. Where the tail's workers are all lost, the
-GPUs that were freed go on with it, after the round that runs. (The paper has no losses.)
+Invariant: on-policy; every sample of a step is generated with one version and trained in that step.
+Once no more than a share of a step's samples is unfinished, those go on at the few workers that
+hold most of them. GPUs that hold no sample from then on switch to training and compute the
+log-probs of what is finished, round after round. Where the tail's workers are all lost, the GPUs
+that were freed go on with it, after the round that runs. (The paper has no losses.)
 """
 
 from __future__ import annotations
@@ -37,8 +39,11 @@ def rlhfuse(
     migration: bool,
     fusion: bool,
 ) -> simpy.events.ProcessGenerator:
-    """Train step after step; GPUs that the tail of a rollout does not need compute log-probs meanwhile."""
-    destinations_of = partial(number_of_destinations, run.times, destinations, slowdown) if migration else None
+    """Train step after step; GPUs that the tail of a rollout does not need compute log-probs
+    meanwhile."""
+    destinations_of = (
+        partial(number_of_destinations, run.times, destinations, slowdown) if migration else None
+    )
     for k in range(run.steps):
         if k:
             yield run.load_weights()
@@ -49,10 +54,16 @@ def rlhfuse(
 
 
 def number_of_destinations(
-    times: RolloutTimes, destinations: int | None, slowdown: float, unfinished: int, started: int, workers: int
+    times: RolloutTimes,
+    destinations: int | None,
+    slowdown: float,
+    unfinished: int,
+    started: int,
+    workers: int,
 ) -> int:
-    """Return the number of workers for the tail: `destinations`, or the fewest with which none gets more of the tail than each
-    had of the whole step, which it could hold, and the longest response takes at most `slowdown` longer than on all workers."""
+    """Return the number of workers for the tail: `destinations`, or the fewest with which none gets
+    more of the tail than each had of the whole step, which it could hold, and the longest response
+    takes at most `slowdown` longer than on all workers."""
     if destinations is not None:
         return min(destinations, workers)
     most_s = (1 + slowdown) * times.batch_s(_LONGEST, math.ceil(unfinished / workers))
@@ -64,8 +75,9 @@ def number_of_destinations(
 
 
 class RolloutStep:
-    """The rollout of one step: its finished responses, those with inferred log-probs, and the workers freed to infer. With
-    `gradients`, freed workers also compute the gradients of scored groups (RollPacker)."""
+    """The rollout of one step: its finished responses, those with inferred log-probs, and the
+    workers freed to infer. With `gradients`, freed workers also compute the gradients of scored
+    groups (RollPacker)."""
 
     def __init__(
         self,
@@ -95,7 +107,8 @@ class RolloutStep:
         return self._started - len(self._finished)
 
     def roll_out(self, groups: list[Group], round_samples: int) -> simpy.events.ProcessGenerator:
-        """Roll groups out to the last reward, and to the end of the round of inference that runs then."""
+        """Roll groups out to the last reward, and to the end of the round of inference that runs
+        then."""
         self._started = sum(map(len, groups))
         finished = submit_groups(self._run, self.batch, groups, self._response_ended)
         on_fire(self._run.dispatcher.loss(), self._worker_lost)
@@ -126,18 +139,29 @@ class RolloutStep:
             self._wake()
 
     def _look(self) -> None:
-        """Begin the tail when it is time, recall freed workers when no others are left, and wake the inference."""
-        if self._freed and self._unfinished and not self._inferring and not self._run.dispatcher.active:
+        """Begin the tail when it is time, recall freed workers when no others are left, and wake
+        the inference."""
+        if (
+            self._freed
+            and self._unfinished
+            and not self._inferring
+            and not self._run.dispatcher.active
+        ):
             self._recalled = True
             self.give_back()
         if not self._in_tail and self._unfinished <= self._threshold * self._started:
             self._in_tail = True
-            if self._destinations_of is not None and self._unfinished and self._run.dispatcher.active:
+            if (
+                self._destinations_of is not None
+                and self._unfinished
+                and self._run.dispatcher.active
+            ):
                 self._migrate(self._destinations_of)
         self._news.fire()
 
     def _migrate(self, destinations_of: Callable[[int, int, int], int]) -> None:
-        """Move the tail to the workers that hold most of it, shared evenly; the others are free when they have let it go."""
+        """Move the tail to the workers that hold most of it, shared evenly; the others are free
+        when they have let it go."""
         dispatcher = self._run.dispatcher
         active, held = dispatcher.active, dispatcher.held()
         number = destinations_of(self._unfinished, self._started, len(active))
@@ -156,8 +180,8 @@ class RolloutStep:
         on_fire(self._run.dispatcher.empty(worker), lambda _: self._wake())
 
     def _infer_in_rounds(self, round_samples: int) -> simpy.events.ProcessGenerator:
-        """Infer in rounds while the tail runs. A round has at least one sample per free worker, or GPUs would idle, and at most
-        `round_samples`, as the update waits for the last round."""
+        """Infer in rounds while the tail runs. A round has at least one sample per free worker, or
+        GPUs would idle, and at most `round_samples`, as the update waits for the last round."""
         while round_samples and self._unfinished:
             free = self._free_workers() if self._in_tail and not self._recalled else []
             done = len(self.inferred)
@@ -171,7 +195,9 @@ class RolloutStep:
                 self.inferred += ready
                 self._inferring = True
                 count = self._run.lanes_each
-                lanes = [lane for worker in free for lane in range(worker * count, (worker + 1) * count)]
+                lanes = [
+                    lane for worker in free for lane in range(worker * count, (worker + 1) * count)
+                ]
                 yield self._run.trainer.infer(ready, lanes, self._gradients)
                 self._inferring = False
                 self._wake()
@@ -179,7 +205,8 @@ class RolloutStep:
                 yield self._news.next
 
     def _free_workers(self) -> list[int]:
-        """Return the workers that hold no sample and are not lost; none while a freed one still has to let go of samples."""
+        """Return the workers that hold no sample and are not lost; none while a freed one still has
+        to let go of samples."""
         lost, held = self._run.dispatcher.lost, self._run.dispatcher.unfinished.tolist()
         if any(held[worker] for worker in self._freed):
             return []

@@ -1,7 +1,9 @@
-"""Rounds: groups are at the workers together, until enough of them are complete; the rest is taken back.
+"""Rounds: groups are at the workers together, until enough of them are complete; the rest is taken
+back.
 
-Invariant: when a round is over, none of its samples is at a worker or waits for one. The pipeline that began the round decides
-what becomes of each group: it trains, goes on in a later round from where it is, begins anew, or is dropped.
+Invariant: when a round is over, none of its samples is at a worker or waits for one. The pipeline
+that began the round decides what becomes of each group: it trains, goes on in a later round from
+where it is, begins anew, or is dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ def times(factor: float, number: int) -> int:
 
 
 class GroupProgress:
-    """A group that is being generated. It is complete with `needed` finished responses (None: all)."""
+    """A group that is being generated. It is complete with `needed` finished responses (None:
+    all)."""
 
     def __init__(self, samples: Group, needed: int | None = None) -> None:
         self.samples = samples
@@ -58,11 +61,13 @@ class GroupProgress:
 
 
 class Round:
-    """Groups that are at the workers together. `over` fires when none of their samples is there any more.
+    """Groups that are at the workers together. `over` fires when none of their samples is there any
+    more.
 
-    `on_complete` is called with each of the first `enough` groups to be complete, and the unfinished responses of a complete
-    group are taken back. When `enough` groups are complete, all other groups are taken back, too. A group that becomes complete
-    at that instant, or before its worker hears of the withdrawal, is in `complete`, too, in the order of completion. With
+    `on_complete` is called with each of the first `enough` groups to be complete, and the
+    unfinished responses of a complete group are taken back. When `enough` groups are complete, all
+    other groups are taken back, too. A group that becomes complete at that instant, or before its
+    worker hears of the withdrawal, is in `complete`, too, in the order of completion. With
     `budget_tokens`, each response is cut when it has `budget_tokens` more than at the beginning.
     """
 
@@ -82,7 +87,9 @@ class Round:
         self._groups = list(groups)
         self._withdrawn: set[GroupProgress] = set()
         unfinished = [group.unfinished for group in groups]
-        end_tokens = budget_tokens and [[rollout.tokens + budget_tokens for rollout in group] for group in unfinished]
+        end_tokens = budget_tokens and [
+            [rollout.tokens + budget_tokens for rollout in group] for group in unfinished
+        ]
         at_workers = run.dispatcher.submit_groups(
             [[rollout.sample for rollout in group] for group in unfinished],
             [[rollout if rollout.segments else None for rollout in group] for group in unfinished],
@@ -128,7 +135,8 @@ class Round:
             self.over.succeed()
 
     def _take_back(self, groups: Sequence[GroupProgress]) -> None:
-        """Withdraw the unfinished responses of groups, at the end of an instant, when all that ended in it is known."""
+        """Withdraw the unfinished responses of groups, at the end of an instant, when all that
+        ended in it is known."""
         left = [group for group in groups if group in self._out and group not in self._withdrawn]
         self._withdrawn.update(left)
         self._run.dispatcher.withdraw_groups([self._out[group] for group in left])
@@ -137,14 +145,16 @@ class Round:
 def hand_over(
     run: RunContext, batch: Batch, groups: Sequence[GroupProgress], enough: int
 ) -> Generator[simpy.Event, Any, list[GroupProgress]]:
-    """Add `enough` groups to the batch: those complete already, then the first to be complete in a round of the others. Return
-    the groups that are left, in their order."""
+    """Add `enough` groups to the batch: those complete already, then the first to be complete in a
+    round of the others. Return the groups that are left, in their order."""
     complete = dict.fromkeys([group for group in groups if group.complete][:enough])
     for group in complete:
         batch.add(group.trainable)
     left = [group for group in groups if group not in complete]
     if len(complete) == enough:
         return left
-    a_round = Round(run, left, enough - len(complete), on_complete=lambda group: batch.add(group.trainable))
+    a_round = Round(
+        run, left, enough - len(complete), on_complete=lambda group: batch.add(group.trainable)
+    )
     yield a_round.over
     return a_round.rest

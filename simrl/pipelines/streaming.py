@@ -1,9 +1,10 @@
-"""Streaming: groups go in one by one while a rule has room for more, and come out into a buffer that the trainer takes from.
+"""Streaming: groups go in one by one while a rule has room for more, and come out into a buffer
+that the trainer takes from.
 
-Invariant: submitted = running + buffered + taken + dropped, in groups, at every moment; a group runs until its last response
-is scored, and is taken or dropped once. What is counted, and what bounds it, is the pipeline's own rule
-(`simrl.pipelines.areal`, `simrl.pipelines.verl_fully_async`, `simrl.pipelines.laminar`); a group that was submitted and dropped
-leaves its room as it was.
+Invariant: submitted = running + buffered + taken + dropped, in groups, at every moment; a group
+runs until its last response is scored, and is taken or dropped once. What is counted, and what
+bounds it, is the pipeline's own rule (`simrl.pipelines.areal`, `simrl.pipelines.verl_fully_async`,
+`simrl.pipelines.laminar`); a group that was submitted and dropped leaves its room as it was.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from simrl.trace.sample import Group, Sample
 
 
 class Finished(NamedTuple):
-    """A group whose responses are all finished and scored: the number of groups submitted before it, the trainer's version when
-    it was submitted, and its responses."""
+    """A group whose responses are all finished and scored: the number of groups submitted before
+    it, the trainer's version when it was submitted, and its responses."""
 
     number: int
     version: int
@@ -31,16 +32,20 @@ class Finished(NamedTuple):
 
     @property
     def oldest_version(self) -> int:
-        return min(segment.policy_version for rollout in self.rollouts for segment in rollout.segments)
+        return min(
+            segment.policy_version for rollout in self.rollouts for segment in rollout.segments
+        )
 
 
 class GroupStream:
-    """The groups of one run. `room` returns how many more groups may be submitted now; it is called whenever that may have
-    changed, so it changes nothing itself. None: the pipeline submits each group (`submit`). A scored group that the run does
-    not accept is dropped."""
+    """The groups of one run. `room` returns how many more groups may be submitted now; it is called
+    whenever that may have changed, so it changes nothing itself. None: the pipeline submits each
+    group (`submit`). A scored group that the run does not accept is dropped."""
 
     def __init__(self, run: RunContext, room: Callable[[], int] | None) -> None:
-        self.running: dict[int, int] = {}  # by number: the trainer's version when the group was submitted
+        self.running: dict[
+            int, int
+        ] = {}  # by number: the trainer's version when the group was submitted
         self.buffer: list[Finished] = []  # in the order in which they were finished
         self.submitted = 0
         self.dropped = 0
@@ -86,8 +91,8 @@ class GroupStream:
         return [rollout for group in groups for rollout in group.rollouts]
 
     def drop(self, groups: list[Finished]) -> None:
-        """Drop groups of the buffer that are too stale to be trained, and submit others in their place. Raise `InputError` if
-        the rule goes on counting them."""
+        """Drop groups of the buffer that are too stale to be trained, and submit others in their
+        place. Raise `InputError` if the rule goes on counting them."""
         if groups:
             facts = self._run.recorder.facts
             facts["stale_samples"] = facts.get("stale_samples", 0) + self._drop(groups)
@@ -106,7 +111,8 @@ class GroupStream:
         return len(rollouts)
 
     def _counts_dropped(self, room: Callable[[], int]) -> bool:
-        """Return whether the rule would have less room if one more group had been submitted and dropped."""
+        """Return whether the rule would have less room if one more group had been submitted and
+        dropped."""
         before = room()
         self.submitted, self.dropped = self.submitted + 1, self.dropped + 1
         after = room()
@@ -124,13 +130,12 @@ class GroupStream:
         )
 
     def starved(self) -> str:
-        """Return why a run that stands still has no group left to wait for; "" where that is not its rule's doing."""
+        """Return why a run that stands still has no group left to wait for; "" where that is not
+        its rule's doing."""
         if self._room is None or self.running:
             return ""
         called = "call GroupStream.admit whenever what it counts has changed"
-        counted = (
-            "let it count GroupStream.kept, the groups submitted and not dropped, and grow with the trainer's version"
-        )
+        counted = "let it count GroupStream.kept, the groups submitted and not dropped, and grow with the trainer's version"
         return f"{self._words}. It waits for a group, and none is submitted; {called if self._room() > 0 else counted}"
 
     def news(self) -> simpy.Event:
@@ -138,7 +143,8 @@ class GroupStream:
         return self._news.next
 
     def news_for(self, batch: int) -> simpy.Event:
-        """Return `news` for an update of `batch` groups. Raises `StoppedError` if none will come: the trace has ended."""
+        """Return `news` for an update of `batch` groups. Raises `StoppedError` if none will come:
+        the trace has ended."""
         if self._run.workload.ended and not self.running:
             raise StoppedError(
                 f"the trace ended after {self._run.trainer.version} of {self._run.steps} updates: the next has "

@@ -1,13 +1,16 @@
-"""verl's fully asynchronous recipe: the trainer updates several times on what streams in, then synchronises the workers once.
+"""verl's fully asynchronous recipe: the trainer updates several times on what streams in, then
+synchronises the workers once.
 
-verl's sample is a group. An update takes `require_batches` mini-batches, in the order in which their groups were finished;
-every `sync_step`th update is published, and all workers load it. Between two synchronisations, no more than `max_required`
-groups are submitted, counting those that were running or in the queue at the first one. Groups that run at a synchronisation
-are interrupted and go on under the new weights (partial rollout), or the synchronisation waits for all of them.
+verl's sample is a group. An update takes `require_batches` mini-batches, in the order in which
+their groups were finished; every `sync_step`th update is published, and all workers load it.
+Between two synchronisations, no more than `max_required` groups are submitted, counting those that
+were running or in the queue at the first one. Groups that run at a synchronisation are interrupted
+and go on under the new weights (partial rollout), or the synchronisation waits for all of them.
 
-Invariant: each update is one version, but workers see only every `sync_step`th. At most `max_required` minus the groups trained
-since the previous synchronisation are left at the next, so without partial rollout (or with staleness 0, when nothing is left)
-no token is older than `oldest_off_policyness` when it is trained.
+Invariant: each update is one version, but workers see only every `sync_step`th. At most
+`max_required` minus the groups trained since the previous synchronisation are left at the next, so
+without partial rollout (or with staleness 0, when nothing is left) no token is older than
+`oldest_off_policyness` when it is trained.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from simrl.pipelines.streaming import GroupStream
 
 
 def max_required(mini_batch: int, require_batches: int, staleness: float, sync_step: int) -> int:
-    """Return the groups that may be submitted between two synchronisations, rounded down as in verl's code."""
+    """Return the groups that may be submitted between two synchronisations, rounded down as in
+    verl's code."""
     return int(mini_batch * require_batches * (staleness + 1) * sync_step)
 
 
@@ -31,13 +35,15 @@ def max_concurrent(replicas: int, per_replica: int, required: int) -> int:
 
 
 def room(counted: int, required: int, active: int, concurrent: int) -> int:
-    """Return how many more groups may be submitted now; if not positive, generation pauses or waits for a group to end.
-    `counted` groups were submitted since the last synchronisation or left over at it."""
+    """Return how many more groups may be submitted now; if not positive, generation pauses or waits
+    for a group to end. `counted` groups were submitted since the last synchronisation or left over
+    at it."""
     return min(required - counted, concurrent - active)
 
 
 def oldest_off_policyness(staleness: float, sync_step: int, partial_rollout: bool) -> int | None:
-    """Return the age of the oldest token that may be trained, in updates; None if interrupted groups keep tokens of any age."""
+    """Return the age of the oldest token that may be trained, in updates; None if interrupted
+    groups keep tokens of any age."""
     return None if partial_rollout and staleness > 0 else (math.ceil(staleness) + 1) * sync_step - 1
 
 
@@ -59,7 +65,11 @@ def verl_fully_async(
 
     def groups_with_room() -> int:
         concurrent = max_concurrent(max(len(run.dispatcher.active), 1), per_replica, required)
-        return 0 if paused else room(stream.kept - counted_from, required, len(stream.running), concurrent)
+        return (
+            0
+            if paused
+            else room(stream.kept - counted_from, required, len(stream.running), concurrent)
+        )
 
     stream = GroupStream(run, groups_with_room)
     stream.admit()

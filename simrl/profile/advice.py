@@ -1,7 +1,8 @@
 """Advice on a profile that a scenario lacks: the file that exists, or the command that makes one.
 
-Invariant: only what works is advised: files that are there, and sources that have the model and the GPU. A source that is not
-installed is advised unless it is known to refuse (`require_possible`), and may still lack a size.
+Invariant: only what works is advised: files that are there, and sources that have the model and the
+GPU. A source that is not installed is advised unless it is known to refuse (`require_possible`),
+and may still lack a size.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from simrl.profile.shipped import PROFILES, file_name, layouts, shipped_profile
 
 
 def advice(wanted: ProfileMetadata, shape: ModelShape, path: str, model: str = "") -> str:
-    """Return how to get the profile of a model, GPU and split that `wanted` names, for a scenario that names `path` and
-    `model`."""
+    """Return how to get the profile of a model, GPU and split that `wanted` names, for a scenario
+    that names `path` and `model`."""
     split = (wanted.tp, wanted.dp, wanted.ep, wanted.precision, wanted.kv_precision)
     shipped = shipped_profile(wanted.model, wanted.gpu, *split)
     if shipped is not None:
@@ -37,26 +38,42 @@ def advice(wanted: ProfileMetadata, shape: ModelShape, path: str, model: str = "
         ways.insert(0, f"{FP8_EXPERTS}: precision.weights=fp8-block")
     with suppress(InputError):
         roofline_of(wanted, shape, GPUS[wanted.gpu])
-        ways.append("take profile.path=shipped, carried over from the nearest layout or the data sheet")
-    ways += [f"{'or ' if ways else ''}measure your own engine with `simrl measure`"] * is_measurable(_setup(wanted))
+        ways.append(
+            "take profile.path=shipped, carried over from the nearest layout or the data sheet"
+        )
+    ways += [
+        f"{'or ' if ways else ''}measure your own engine with `simrl measure`"
+    ] * is_measurable(_setup(wanted))
     lacking = f"no source has it: {wanted.model} in {wanted.precision}, {split_words(wanted.model_dump())}"
-    return "; ".join(ways) or f"{lacking}; with dp 1, ep 1 and bf16, measure your own engine with `simrl measure`"
+    return (
+        "; ".join(ways)
+        or f"{lacking}; with dp 1, ep 1 and bf16, measure your own engine with `simrl measure`"
+    )
 
 
 def _existing(wanted: ProfileMetadata, folder: Path) -> list[str]:
-    """Return the splits that have a profile of this model on this GPU, or the GPUs that have one."""
+    """Return the splits that have a profile of this model on this GPU, or the GPUs that have
+    one."""
     there = sorted(
-        {file_name(layout) for place in (folder, PROFILES) for layout in layouts(wanted.model, folder=place)}
+        {
+            file_name(layout)
+            for place in (folder, PROFILES)
+            for layout in layouts(wanted.model, folder=place)
+        }
     )
     of_model = [name.removesuffix(".parquet").split("_")[1:] for name in there]
     splits = [" ".join(split) for gpu, *split in of_model if gpu == wanted.gpu]
-    where = f"{wanted.gpu} for {', '.join(splits)}" if splits else ", ".join(dict.fromkeys(gpu for gpu, *_ in of_model))
+    where = (
+        f"{wanted.gpu} for {', '.join(splits)}"
+        if splits
+        else ", ".join(dict.fromkeys(gpu for gpu, *_ in of_model))
+    )
     return [f"there are profiles of {wanted.model} on {where}"] if there else []
 
 
 def derived(wanted: ProfileMetadata, shape: ModelShape, path: Path, model: str = "") -> list[str]:
-    """Return the command that derives the profile of a model by its name, or by the folder that a scenario names, if a source
-    has it."""
+    """Return the command that derives the profile of a model by its name, or by the folder that a
+    scenario names, if a source has it."""
     name = wanted.model if shape.name in MODELS else model
     base, setup = BASES.get(wanted.gpu, wanted.gpu), _setup(wanted)
     if (base != wanted.gpu and wanted.precision != "bf16") or not name:
@@ -72,14 +89,21 @@ def derived(wanted: ProfileMetadata, shape: ModelShape, path: Path, model: str =
     if installed and not _has(shape, base, setup):
         return []
     plain = file_name(wanted.model_copy(update={"precision": "bf16", "kv_precision": "bf16"}))
-    named = path if path.name != plain else path.with_name(file_name(wanted))  # precisions are a part of a shipped name
+    named = (
+        path if path.name != plain else path.with_name(file_name(wanted))
+    )  # precisions are a part of a shipped name
     # not among the files of an installed package, which go with the next installation
     writable = path.parent.is_dir() and not path.resolve().is_relative_to(sys.prefix)
     output = named if writable and path.suffix == ".parquet" else Path(file_name(wanted))
     options: dict[str, tuple[object, object]] = {"dp": (wanted.dp, 1), "ep": (wanted.ep, 1)}
-    options |= {"precision": (wanted.precision, "bf16"), "kv-precision": (wanted.kv_precision, "bf16")}
+    options |= {
+        "precision": (wanted.precision, "bf16"),
+        "kv-precision": (wanted.kv_precision, "bf16"),
+    }
     options |= {"source": (package, "aiconfigurator")}
-    more = "".join(f" --{key} {value}" for key, (value, default) in options.items() if value != default)
+    more = "".join(
+        f" --{key} {value}" for key, (value, default) in options.items() if value != default
+    )
     command = f"simrl profile derive {name} --gpu {wanted.gpu} --tp {wanted.tp}{more} -o {output}"
     first = "" if installed else f" (first: {install_command(package)})"
     then = "" if output == path else f", and set profile.path={output}"
@@ -88,7 +112,9 @@ def derived(wanted: ProfileMetadata, shape: ModelShape, path: Path, model: str =
 
 def _setup(wanted: ProfileMetadata) -> EngineSetup:
     package = "aisimulate" if wanted.precision == "fp8-block" else "aiconfigurator"
-    return EngineSetup(wanted.tp, wanted.dp, wanted.ep, wanted.precision, wanted.kv_precision, package=package)
+    return EngineSetup(
+        wanted.tp, wanted.dp, wanted.ep, wanted.precision, wanted.kv_precision, package=package
+    )
 
 
 @lru_cache(maxsize=64)

@@ -1,15 +1,19 @@
-"""Decorators of compiled functions: `kernel` for functions that Python calls, `threaded` for functions that several threads
-call at once, `part` for functions that only kernels call, `lean` and `lean_kernel` for functions that allocate nothing,
-`inlined` for functions that are compiled as a piece of each caller.
+"""Decorators of compiled functions: `kernel` for functions that Python calls, `threaded` for
+functions that several threads call at once, `part` for functions that only kernels call, `lean` and
+`lean_kernel` for functions that allocate nothing, `inlined` for functions that are compiled as a
+piece of each caller.
 
-numba compiles a function, with all that it calls, anew for every caller, and gives it a wrapper for Python and one for C, which
-take as long as the function where it has dozens of arrays. So a function that one other calls is `inlined`, and Python must not
-call a `part` or a `lean` one: it has no wrapper, and the process ends. numba also compiles a function anew for each integer
-constant that it is called with, unless it is one of numpy's. Kernels are kept on disk (`simrl.profile.kernel_cache`), with the
-parts that they call. A division by zero does not raise: it gives infinity, NaN, or among integers 0.
+numba compiles a function, with all that it calls, anew for every caller, and gives it a wrapper for
+Python and one for C, which take as long as the function where it has dozens of arrays. So a
+function that one other calls is `inlined`, and Python must not call a `part` or a `lean` one: it
+has no wrapper, and the process ends. numba also compiles a function anew for each integer constant
+that it is called with, unless it is one of numpy's. Kernels are kept on disk
+(`simrl.profile.kernel_cache`), with the parts that they call. A division by zero does not raise: it
+gives infinity, NaN, or among integers 0.
 
-What is `lean` counts no references: with tuples of dozens of arrays, counting takes longer than the work itself. It may use and
-slice arrays, which its callers hold; it must not make one. What it calls says for itself whether it counts.
+What is `lean` counts no references: with tuples of dozens of arrays, counting takes longer than the
+work itself. It may use and slice arrays, which its callers hold; it must not make one. What it
+calls says for itself whether it counts.
 """
 
 from __future__ import annotations
@@ -26,7 +30,8 @@ _njit: Any = njit  # whose types lack options
 
 
 class _Unlinked:
-    """numba's code generator, for a function that no process runs by itself: it has no environment there."""
+    """numba's code generator, for a function that no process runs by itself: it has no environment
+    there."""
 
     def __init__(self, codegen: Any) -> None:
         self._codegen = codegen
@@ -39,8 +44,9 @@ class _Unlinked:
 
 
 class _PartLibrary(JITCodeLibrary):
-    """The code of a part: kept as it is, and optimized and translated only in the kernels that it goes into. numba does both
-    for every function, with all that it calls, so again on each level of calls."""
+    """The code of a part: kept as it is, and optimized and translated only in the kernels that it
+    goes into. numba does both for every function, with all that it calls, so again on each level of
+    calls."""
 
     @property
     def codegen(self) -> Any:
@@ -68,8 +74,17 @@ class _PartCompiler(Compiler):
 
 
 # numba's own, which other versions may lack: parts are then compiled as any function is.
-_INTERNALS = "_optimize_final_module", "_finalize_final_module", "_finalize_dynamic_globals", "_ensure_finalized"
-_AS_PARTS = {"pipeline_class": _PartCompiler} if all(hasattr(JITCodeLibrary, name) for name in _INTERNALS) else {}
+_INTERNALS = (
+    "_optimize_final_module",
+    "_finalize_final_module",
+    "_finalize_dynamic_globals",
+    "_ensure_finalized",
+)
+_AS_PARTS = (
+    {"pipeline_class": _PartCompiler}
+    if all(hasattr(JITCodeLibrary, name) for name in _INTERNALS)
+    else {}
+)
 
 
 def _decorator(**options: Any) -> Any:

@@ -3,8 +3,8 @@
     dense, sampled, experts    last time of the grid × roofline / roofline at the grid's edge
     attention                  last time of the grid + its rise along the grid × roofline's rise beyond / along the grid
 
-Invariant: nothing changes inside a grid, the times are continuous at its edge and do not fall beyond it, and
-`TableProfile.corrections` says what was extended.
+Invariant: nothing changes inside a grid, the times are continuous at its edge and do not fall
+beyond it, and `TableProfile.corrections` says what was extended.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ from simrl.profile.roofline import Roofline, roofline_of
 OFF_BY = "shipped grids cut in half were off by 2 % at the median, 26 % at worst"
 
 _LENGTH = "tokens of a sequence"
-WORDS = {"decode_kv_tokens": _LENGTH, "prefill_kv_tokens": _LENGTH, "dense_tokens": "tokens of a pass"}
+WORDS = {
+    "decode_kv_tokens": _LENGTH,
+    "prefill_kv_tokens": _LENGTH,
+    "dense_tokens": "tokens of a pass",
+}
 
 
 def covering(
@@ -34,8 +38,9 @@ def covering(
     shape: ModelShape | None = None,
     gpu: Gpu | None = None,
 ) -> TableProfile:
-    """Return the profile with grids that reach the limits of a simulation (as in `TableProfile.require_covers`): itself
-    where they do. Raise `InputError` where they do not and the model or GPU is unknown."""
+    """Return the profile with grids that reach the limits of a simulation (as in
+    `TableProfile.require_covers`): itself where they do. Raise `InputError` where they do not and
+    the model or GPU is unknown."""
     t, m, beyond = profile.tables, profile.metadata, dict[str, None]()
     shape, gpu = shape or MODELS.get(m.model), gpu or GPUS.get(m.gpu)
     if shape is None or gpu is None:
@@ -44,7 +49,9 @@ def covering(
     roofline, of_axes = roofline_of(m, shape, gpu), (query_tokens, kv_tokens, sequences, kv_tokens)
 
     def dense_s(tokens: Floats) -> Floats:
-        return roofline.dense_s(tokens) + (0 if t.expert_tokens.size else roofline.experts_s(tokens * m.dp))
+        return roofline.dense_s(tokens) + (
+            0 if t.expert_tokens.size else roofline.experts_s(tokens * m.dp)
+        )
 
     for axis, values, most, part in (
         ("dense_tokens", "dense_s", query_tokens, dense_s),
@@ -72,7 +79,9 @@ def _attention_s(t: Tables, axis: int, more: Floats, roofline: Roofline) -> Floa
     grids = t[4:8]
 
     def at(ticks: Floats) -> Floats:
-        chunks, cached, sequences, kv_tokens = (ticks if i == axis else grid for i, grid in enumerate(grids))
+        chunks, cached, sequences, kv_tokens = (
+            ticks if i == axis else grid for i, grid in enumerate(grids)
+        )
         return roofline.attention_s(chunks, cached, sequences, kv_tokens)
 
     first, edge, new = at(grids[axis][:1]), at(grids[axis][-1:]), at(more)

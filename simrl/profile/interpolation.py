@@ -1,7 +1,8 @@
-"""Linear interpolation on grids, compiled. Invariant: between grid points that do not fall, the result does not fall.
+"""Linear interpolation on grids, compiled. Invariant: between grid points that do not fall, the
+result does not fall.
 
-Arguments outside the grid are held at its edge: `TableProfile.require_covers` checks the limits of a simulation against
-the profile first, so that no number is extrapolated in silence.
+Arguments outside the grid are held at its edge: `TableProfile.require_covers` checks the limits of
+a simulation against the profile first, so that no number is extrapolated in silence.
 """
 
 import numpy as np
@@ -14,7 +15,8 @@ Floats = NDArray[np.float64]
 
 @lean
 def locate(grid: Floats, x: float) -> tuple[int, float]:
-    """Return the cell i and the fraction f in [0, 1] with x = grid[i] + f * (grid[i + 1] - grid[i])."""
+    """Return the cell i and the fraction f in [0, 1] with x = grid[i] + f * (grid[i + 1] -
+    grid[i])."""
     last = grid.shape[0] - 1
     if last == 0 or x <= grid[0]:
         return 0, 0.0
@@ -41,9 +43,15 @@ def interpolate(grid: Floats, values: Floats, x: float) -> float:
 
 @lean_kernel
 def interpolate4(
-    g0: Floats, g1: Floats, g2: Floats, g3: Floats, values: Floats, x: tuple[float, float, float, float]
+    g0: Floats,
+    g1: Floats,
+    g2: Floats,
+    g3: Floats,
+    values: Floats,
+    x: tuple[float, float, float, float],
 ) -> float:
-    """Return the multilinear interpolation of `values` (len(g0), len(g1), len(g2), len(g3)) at the point x."""
+    """Return the multilinear interpolation of `values` (len(g0), len(g1), len(g2), len(g3)) at the
+    point x."""
     i0, f0 = locate(g0, x[0])
     i1, f1 = locate(g1, x[1])
     i2, f2 = locate(g2, x[2])

@@ -1,13 +1,16 @@
-"""The cache of compiled kernels: one file for a kernel, the types of its arguments, a processor, a Python and a numba.
+"""The cache of compiled kernels: one file for a kernel, the types of its arguments, a processor, a
+Python and a numba.
 
-numba's own cache loads any file of the right name: a damaged one ends the process, and an old one answers after a change of a
-function that the kernel calls in another file. Here the name and the digest of a file hold the kernel's stamp: the code and
-constants of the kernel and of every function that it calls. Paths and times do not count, so a wheel can ship files. Shipped
-files are for x86-64-v3, which most processors since 2013 have; others compile. Everything else is compiled for the processor
-at hand.
+numba's own cache loads any file of the right name: a damaged one ends the process, and an old one
+answers after a change of a function that the kernel calls in another file. Here the name and the
+digest of a file hold the kernel's stamp: the code and constants of the kernel and of every function
+that it calls. Paths and times do not count, so a wheel can ship files. Shipped files are for
+x86-64-v3, which most processors since 2013 have; others compile. Everything else is compiled for
+the processor at hand.
 
-Invariant: no byte of a file is unpickled before its owner, its mode and its SHA-256 are checked. A file that fails is compiled
-anew, with a note; where no folder can be written, kernels are compiled in memory.
+Invariant: no byte of a file is unpickled before its owner, its mode and its SHA-256 are checked. A
+file that fails is compiled anew, with a note; where no folder can be written, kernels are compiled
+in memory.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ log = logging.getLogger(__name__)
 
 
 def cached(kernel: Any) -> Any:
-    """Return a numba function that keeps what it compiles in files; a plain function, where numba is switched off, as it is."""
+    """Return a numba function that keeps what it compiles in files; a plain function, where numba
+    is switched off, as it is."""
     if is_compiled(kernel):
         kernel._cache = KernelCache(kernel)
         kernel.compile = _without_collection(kernel.compile)
@@ -51,7 +55,8 @@ def cached(kernel: Any) -> Any:
 
 
 def _without_collection(compiles: Any) -> Any:
-    """Return what compiles a kernel, without Python's search for garbage meanwhile, a tenth of the time."""
+    """Return what compiles a kernel, without Python's search for garbage meanwhile, a tenth of the
+    time."""
 
     @wraps(compiles)
     def compile_kernel(*arguments: Any) -> Any:
@@ -85,12 +90,18 @@ class KernelCache(NullCache):
             host = target_context.codegen().magic_tuple()
             places = [(own_folder(), host, os.geteuid(), OPEN_TO_OTHERS)]
             if runs_shipped(host[2]):
-                code = Path(__file__).stat()  # files that come with the code are as safe as the code is
+                code = Path(
+                    __file__
+                ).stat()  # files that come with the code are as safe as the code is
                 target = (host[0], SHIPPED_CPU, SHIPPED_FEATURES)
                 places.append((SHIPPED, target, code.st_uid, OPEN_TO_OTHERS & ~code.st_mode))
             for folder, target, owner, forbidden in places:
                 key = self._key(sig, target)
-                if folder and key and (payload := _payload(folder / self._file(key), key, owner, forbidden)):
+                if (
+                    folder
+                    and key
+                    and (payload := _payload(folder / self._file(key), key, owner, forbidden))
+                ):
                     return compiler.CompileResult._rebuild(target_context, *pickle.loads(payload))  # type: ignore[no-untyped-call]
         except Exception as error:  # of any kind, where numba or the packages around it are others
             _note_unusable(error, getattr(error, "filename", None))
@@ -113,23 +124,32 @@ class KernelCache(NullCache):
                 new.chmod(0o600)
                 new.replace(path)
             with suppress(OSError):  # another process was faster
-                for old in sorted(folder.glob(f"{path.stem}*"), key=lambda file: file.stat().st_mtime)[:-VERSIONS_KEPT]:
+                for old in sorted(
+                    folder.glob(f"{path.stem}*"), key=lambda file: file.stat().st_mtime
+                )[:-VERSIONS_KEPT]:
                     old.unlink()
         except Exception as error:  # of any kind, as above
             _note_unusable(error, folder if isinstance(error, OSError) else None)
 
     def _key(self, sig: Any, target: tuple[str, ...]) -> tuple[str, str] | None:
-        """Return what a file answers for: the circumstances, and the stamp. None if the code depends on unknown values."""
+        """Return what a file answers for: the circumstances, and the stamp. None if the code
+        depends on unknown values."""
         python = f"{sys.implementation.cache_tag}{sys.abiflags}"
         options = f"{config.OPT:d} {config.BOUNDSCHECK}"  # type: ignore[attr-defined]
-        circumstances = f"{self._name}\n{python} {numba.__version__} {options}\n{target}\n{_text_of_type(sig)}"
-        if self._stamp is None or not isinstance(sig, tuple) or " at 0x" in circumstances:  # functions are arguments
+        circumstances = (
+            f"{self._name}\n{python} {numba.__version__} {options}\n{target}\n{_text_of_type(sig)}"
+        )
+        if (
+            self._stamp is None or not isinstance(sig, tuple) or " at 0x" in circumstances
+        ):  # functions are arguments
             return None
         return circumstances, self._stamp
 
     def _file(self, key: tuple[str, str]) -> str:
         circumstances, stamp = key
-        return f"{self._name}-{hashlib.sha256(circumstances.encode()).hexdigest()[:16]}.{stamp[:16]}"
+        return (
+            f"{self._name}-{hashlib.sha256(circumstances.encode()).hexdigest()[:16]}.{stamp[:16]}"
+        )
 
     @cached_property
     def _stamp(self) -> str | None:
@@ -137,7 +157,8 @@ class KernelCache(NullCache):
 
 
 def own_folder() -> Path | None:
-    """Return the user's folder of kernels; None if it cannot be made, or if others can write in it."""
+    """Return the user's folder of kernels; None if it cannot be made, or if others can write in
+    it."""
     chosen = config.CACHE_DIR  # type: ignore[attr-defined]  # NUMBA_CACHE_DIR
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     folder = Path(chosen or (base if base.is_absolute() else "~/.cache"), "simrl", "kernels")
@@ -156,14 +177,15 @@ def own_folder() -> Path | None:
 
 
 def runs_shipped(features: str) -> bool:
-    """Return whether shipped kernels run on a processor with these features, and the user chose no other processor."""
+    """Return whether shipped kernels run on a processor with these features, and the user chose no
+    other processor."""
     chosen = config.CPU_NAME, config.CPU_FEATURES  # type: ignore[attr-defined]
     return chosen == (None, None) and set(SHIPPED_FEATURES.split(",")) <= set(features.split(","))
 
 
 def stamp_of(kernel: Any) -> str | None:
-    """Return the digest of the code and the constants of a kernel and of every function that it calls. None if it uses a
-    value whose content is unknown here, such as a class."""
+    """Return the digest of the code and the constants of a kernel and of every function that it
+    calls. None if it uses a value whose content is unknown here, such as a class."""
     digest, known, todo = hashlib.sha256(), set[int](), [kernel]
     while todo:
         function = todo.pop()
@@ -183,19 +205,28 @@ def stamp_of(kernel: Any) -> str | None:
 
 
 def _values(python: Any) -> Iterator[Any]:
-    """Yield what a function is made of: its code without docstring, and the defaults, closure and globals that it uses."""
-    yield from (python.__defaults__ or (), *(cell.cell_contents for cell in python.__closure__ or ()))
+    """Yield what a function is made of: its code without docstring, and the defaults, closure and
+    globals that it uses."""
+    yield from (
+        python.__defaults__ or (),
+        *(cell.cell_contents for cell in python.__closure__ or ()),
+    )
     codes = [python.__code__]
     for code in codes:
         codes += [value for value in code.co_consts if isinstance(value, CodeType)]
         constants = [value for value in code.co_consts if not isinstance(value, CodeType)]
         yield from (code.co_code, code.co_varnames, code.co_names)
-        yield from (value for value in constants if not isinstance(value, str) or value != python.__doc__)
-        yield from (python.__globals__[name] for name in code.co_names if name in python.__globals__)
+        yield from (
+            value for value in constants if not isinstance(value, str) or value != python.__doc__
+        )
+        yield from (
+            python.__globals__[name] for name in code.co_names if name in python.__globals__
+        )
 
 
 def _text_of_value(value: Any) -> str | None:
-    """Return a text that differs for values that differ; None for a value that is not known to have one."""
+    """Return a text that differs for values that differ; None for a value that is not known to have
+    one."""
     if isinstance(value, tuple):
         texts = [_text_of_value(part) for part in value]
         return None if None in texts else f"{type(value).__name__}{texts}"
@@ -211,7 +242,8 @@ def _text_of_value(value: Any) -> str | None:
 
 
 def _text_of_type(kind: Any) -> str:
-    """Return the text of a numba type, with the fields of named tuples, which its own leaves out."""
+    """Return the text of a numba type, with the fields of named tuples, which its own leaves
+    out."""
     if not issubclass(type(kind), tuple | types.BaseTuple):
         return str(kind)
     fields = getattr(kind, "instance_class", None), getattr(kind, "fields", None)
@@ -219,7 +251,8 @@ def _text_of_type(kind: Any) -> str:
 
 
 def _payload(path: Path, key: tuple[str, str], owner: int, forbidden: int) -> bytes | None:
-    """Return the content of a file that is safe, whole and this kernel's; None for any other, with a note if there is one."""
+    """Return the content of a file that is safe, whole and this kernel's; None for any other, with
+    a note if there is one."""
     try:
         with path.open("rb") as file:
             if not _is_safe(path, os.fstat(file.fileno()), owner, forbidden):

@@ -1,7 +1,7 @@
 """Fields of a model's shape from its config.json, and which parts of the config were understood.
 
-Invariant: a key that sounds of memory or time is looked up, or changes neither (`_HARMLESS`), or is a part that every
-answer leaves out and names (`_LEFT_OUT`); any other is refused, never ignored.
+Invariant: a key that sounds of memory or time is looked up, or changes neither (`_HARMLESS`), or is
+a part that every answer leaves out and names (`_LEFT_OUT`); any other is refused, never ignored.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ _NOT_MODELLED: dict[str, object] = {
 }
 # Models whose every layer has the window, if their config names one and no layers.
 _ALL_WINDOWS = ("mistral", "mixtral", "phi3", "starcoder2")
-# Words of keys that may say something of memory or time; keys that say it of parts that are left out; keys that change neither.
+# Words of keys that may say something of memory or time; keys that say it of parts that are left
+# out; keys that change neither.
 _TELLING = re.compile(
     r"layer|attn|attention|window|mtp|nextn|expert|moe|linear|mamba|ssm|conv|lora|sparse|share|latent|vision|audio"
     r"|block|head|kv|ffn|mlp|intermediate|recurrent|lru|index|zero_"
@@ -77,7 +78,8 @@ class _Keys(UserDict[str, Any]):
 
 
 def fields_of_config(raw: Config, path: Path) -> Config:
-    """Return the fields of the shape that a config.json describes. Raise `InputError` for what is missing or not modelled."""
+    """Return the fields of the shape that a config.json describes. Raise `InputError` for what is
+    missing or not modelled."""
     name = Path(str(raw.get("_name_or_path") or path.resolve().parent.name)).name.lower()
     config = _Keys(_of_text(raw))
     layers = config.get("num_hidden_layers")
@@ -85,14 +87,18 @@ def fields_of_config(raw: Config, path: Path) -> Config:
         if config.get(key) not in (plain, None):
             raise _not_modelled(path, key, config[key])
     if len(set(config.get("attn_type_list") or [])) > 1:
-        raise InputError(f"{path}: attn_type_list has several kinds, which are not modelled; name a model without it")
+        raise InputError(
+            f"{path}: attn_type_list has several kinds, which are not modelled; name a model without it"
+        )
     if isinstance(layers, int) and layers > MOST_LAYERS:
         raise InputError(f"{path}: num_hidden_layers is {layers}; it must be at most {MOST_LAYERS}")
     fields = _fields(config, name, path)
     for key, value in config.data.items():
         matters = value not in _NOTHING and _TELLING.search(key) and not _LEFT_OUT.fullmatch(key)
         if matters and key not in config.looked_up and not _HARMLESS.fullmatch(key):
-            raise _not_modelled(path, key, value, ", or delete the key if it changes neither memory nor time")
+            raise _not_modelled(
+                path, key, value, ", or delete the key if it changes neither memory nor time"
+            )
     return fields
 
 
@@ -100,7 +106,9 @@ _NOTHING: tuple[object, ...] = (None, 0, False, [], "", {})
 
 
 def _not_modelled(path: Path, key: str, value: object, remedy: str = "") -> InputError:
-    return InputError(f"{path}: {key} is {shortened(value)}, which is not modelled; name a model without it{remedy}")
+    return InputError(
+        f"{path}: {key} is {shortened(value)}, which is not modelled; name a model without it{remedy}"
+    )
 
 
 def _of_text(config: Config) -> Config:
@@ -112,9 +120,12 @@ def _of_text(config: Config) -> Config:
 
 
 def left_out(config: Config) -> list[str]:
-    """Return the keys of parts of a model that its shape leaves out: layers that draft, and encoders of other inputs."""
+    """Return the keys of parts of a model that its shape leaves out: layers that draft, and
+    encoders of other inputs."""
     keys = {**config, **_of_text(config)}
-    return sorted(key for key, value in keys.items() if value not in _NOTHING and _LEFT_OUT.fullmatch(key))
+    return sorted(
+        key for key, value in keys.items() if value not in _NOTHING and _LEFT_OUT.fullmatch(key)
+    )
 
 
 def _fields(config: _Keys, name: str, path: Path) -> Config:
@@ -135,16 +146,22 @@ def _fields(config: _Keys, name: str, path: Path) -> Config:
     if not shape["head_dim"] and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
         shape["head_dim"] = hidden // heads
     shape["tied_embeddings"] = config.get("tie_word_embeddings", False)
-    shape["qk_norm"] = str(config.get("model_type")).startswith("qwen3") or bool(config.get("use_qk_norm"))
+    shape["qk_norm"] = str(config.get("model_type")).startswith("qwen3") or bool(
+        config.get("use_qk_norm")
+    )
     # Qwen3-Next has the gate without a key for it.
-    shape["output_gate"] = bool(config.get("attn_output_gate", config.get("model_type") == "qwen3_next"))
+    shape["output_gate"] = bool(
+        config.get("attn_output_gate", config.get("model_type") == "qwen3_next")
+    )
     if config.get("kv_lora_rank"):
         shape |= {
             "kv_heads": 1,
             "head_dim": config.get("qk_nope_head_dim"),
             "rope_head_dim": config.get("qk_rope_head_dim"),
         }
-        shape |= {key: config.get(key) or 0 for key in ("kv_lora_rank", "q_lora_rank", "v_head_dim")}
+        shape |= {
+            key: config.get(key) or 0 for key in ("kv_lora_rank", "q_lora_rank", "v_head_dim")
+        }
     if experts:
         shape |= _experts(config, experts, path)
     return shape | _mixers(config, path)
@@ -159,7 +176,12 @@ def _experts(config: _Keys, experts: Any, path: Path) -> Config:
     """Return the fields of a mixture of experts."""
     inner = config.get("moe_intermediate_size") or config["intermediate_size"]
     shared = first_of(
-        config, ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "share_expert_dim")
+        config,
+        (
+            "shared_expert_intermediate_size",
+            "moe_shared_expert_intermediate_size",
+            "share_expert_dim",
+        ),
     )
     shared_experts = first_of(config, _SHARED)
     dense = config.get("first_k_dense_replace") or 0
@@ -174,7 +196,9 @@ def _experts(config: _Keys, experts: Any, path: Path) -> Config:
                 else plain
             )
         if plain and plain != list(range(len(plain))):
-            raise InputError(f"{path}: {key} is {config[key]}; only first layers without experts are modelled")
+            raise InputError(
+                f"{path}: {key} is {config[key]}; only first layers without experts are modelled"
+            )
         dense = max(dense, len(plain))
     return {
         "experts": experts,
@@ -194,10 +218,14 @@ def _mixers(config: _Keys, path: Path) -> Config:
         return _nemotron(config, str(pattern), path)
     if kinds or config.get("linear_num_value_heads"):
         every = config.get("full_attention_interval") or 4
-        kinds = kinds or ["full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(layers)]
+        kinds = kinds or [
+            "full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(layers)
+        ]
     kinds = kinds or []
     if kinds and len(kinds) != layers:
-        raise InputError(f"{path}: layer_types has {len(kinds)} entries for {layers} layers; complete the config")
+        raise InputError(
+            f"{path}: layer_types has {len(kinds)} entries for {layers} layers; complete the config"
+        )
     if unknown := set(kinds) - {"full_attention", "sliding_attention", "linear_attention"}:
         raise InputError(
             f"{path}: layer_types has {min(map(str, unknown))!r}; modelled are full_attention, sliding_attention and "
@@ -214,7 +242,9 @@ def _mixers(config: _Keys, path: Path) -> Config:
 def _windows(config: _Keys, layers: int, kinds: list[str], path: Path) -> int:
     """Return how many layers attend to a window alone."""
     window, used = config.get("sliding_window"), config.get("use_sliding_window")
-    first, model, pattern = (config.get(key) for key in ("max_window_layers", "model_type", "sliding_window_pattern"))
+    first, model, pattern = (
+        config.get(key) for key in ("max_window_layers", "model_type", "sliding_window_pattern")
+    )
     if used is None:
         used = not str(model).startswith("qwen")  # off where a config of Qwen does not say
     longest = config.get("max_position_embeddings") or math.inf
@@ -230,18 +260,26 @@ def _windows(config: _Keys, layers: int, kinds: list[str], path: Path) -> int:
 
 
 def _delta_net(config: _Keys, layers: int, path: Path) -> Config:
-    """Return the weights of a gated delta net and the bytes of its states, in bfloat16 or `mamba_ssm_dtype`, as vLLM keeps
-    them."""
+    """Return the weights of a gated delta net and the bytes of its states, in bfloat16 or
+    `mamba_ssm_dtype`, as vLLM keeps them."""
     keys = ("key_head_dim", "num_key_heads", "value_head_dim", "num_value_heads", "conv_kernel_dim")
     sizes: list[int] = []
     for key in (f"linear_{key}" for key in keys):
         if not isinstance(size := config.get(key), int):
-            raise InputError(f"{path}: no key {key!r}, which layers of linear_attention need; complete the config")
+            raise InputError(
+                f"{path}: no key {key!r}, which layers of linear_attention need; complete the config"
+            )
         if size < 1:
-            raise InputError(f"{path}: {key} is {size}; it must be above 0 for layers of linear_attention")
+            raise InputError(
+                f"{path}: {key} is {size}; it must be above 0 for layers of linear_attention"
+            )
         sizes.append(size)
     key_dim, key_heads, value_dim, value_heads, kernel = sizes
-    keys_wide, values_wide, hidden = key_dim * key_heads, value_dim * value_heads, config["hidden_size"]
+    keys_wide, values_wide, hidden = (
+        key_dim * key_heads,
+        value_dim * value_heads,
+        config["hidden_size"],
+    )
     convolved = 2 * keys_wide + values_wide
     element = 4 if config.get("mamba_ssm_dtype") == "float32" else 2
     state = 2 * convolved * (kernel - 1) + element * value_heads * value_dim * key_dim
@@ -250,12 +288,20 @@ def _delta_net(config: _Keys, layers: int, path: Path) -> Config:
 
 
 def _nemotron(config: _Keys, pattern: str, path: Path) -> Config:
-    """Return the fields of a Nemotron-H: one block a character, Mamba2 (M), attention (*), experts (E) or MLP (-)."""
+    """Return the fields of a Nemotron-H: one block a character, Mamba2 (M), attention (*), experts
+    (E) or MLP (-)."""
     if unknown := set(pattern) - set("M*E-"):
-        raise InputError(f"{path}: hybrid_override_pattern has {min(unknown)!r}; modelled are M, *, E and -")
+        raise InputError(
+            f"{path}: hybrid_override_pattern has {min(unknown)!r}; modelled are M, *, E and -"
+        )
     count = {kind: pattern.count(kind) for kind in "M*E-"}
     heads, dim, groups = config["mamba_num_heads"], config["mamba_head_dim"], config["n_groups"]
-    inner, states, kernel, hidden = heads * dim, config["ssm_state_size"], config["conv_kernel"], config["hidden_size"]
+    inner, states, kernel, hidden = (
+        heads * dim,
+        config["ssm_state_size"],
+        config["conv_kernel"],
+        config["hidden_size"],
+    )
     convolved = inner + 2 * groups * states
     element = 2 if config.get("mamba_ssm_cache_dtype") == "bfloat16" else 4
     state = 2 * convolved * (kernel - 1) + element * inner * states
@@ -265,6 +311,8 @@ def _nemotron(config: _Keys, pattern: str, path: Path) -> Config:
         "dense_layers": count["-"] if count["E"] else 0,
         "mlp_matrices": 2,
         "linear_layers": count["M"],
-        "linear_parameters": hidden * (inner + convolved + heads) + convolved * kernel + inner * hidden,
+        "linear_parameters": hidden * (inner + convolved + heads)
+        + convolved * kernel
+        + inner * hidden,
         "state_bytes": count["M"] * state,
     }

@@ -1,15 +1,18 @@
-"""Profile: the seconds of one forward pass of one inference engine (a tensor-parallel group of GPUs).
+"""Profile: the seconds of one forward pass of one inference engine (a tensor-parallel group of
+GPUs).
 
     pass_s = dense(query tokens) + attention(prefill, decode) + sampled(sequences) + between_passes_s + straggler,
              least_pass_s + between_passes_s at the least
 
-`dense` is everything that works token by token, all layers and the tensor-parallel all-reduces included (where attention has
-`dp` ranks, the routed experts and their exchange are apart, in `experts`: they see the tokens of all ranks); `attention` reads
-the KV cache once a sequence, however many query tokens verify there; `sampled` is the output head and the sampler, at one
-position a sequence, or at all positions of a draft that is verified. `attention` is measured with equal lengths; where they
-differ, the pass waits for its longest sequences, the `straggler` (none in a profile that did not measure it).
-The three are grids with linear interpolation. Invariant of a `TableProfile`: its grids are complete, finite, positive, and no
-time falls where the work grows. Nothing is read beyond a grid: `require_covers` refuses a simulation whose limits leave it.
+`dense` is everything that works token by token, all layers and the tensor-parallel all-reduces
+included (where attention has `dp` ranks, the routed experts and their exchange are apart, in
+`experts`: they see the tokens of all ranks); `attention` reads the KV cache once a sequence,
+however many query tokens verify there; `sampled` is the output head and the sampler, at one
+position a sequence, or at all positions of a draft that is verified. `attention` is measured with
+equal lengths; where they differ, the pass waits for its longest sequences, the `straggler` (none in
+a profile that did not measure it). The three are grids with linear interpolation. Invariant of a
+`TableProfile`: its grids are complete, finite, positive, and no time falls where the work grows.
+Nothing is read beyond a grid: `require_covers` refuses a simulation whose limits leave it.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ from simrl.profile.model_shape import known_name
 from simrl.profile.shipped import PROFILES, by_name
 
 AXES = ("prefill_tokens", "prefill_kv_tokens", "decode_sequences", "decode_kv_tokens")
-# The tables of a file: the columns of their axes with the fields of `Tables` that hold the ticks, and the field of the seconds.
+# The tables of a file: the columns of their axes with the fields of `Tables` that hold the ticks,
+# and the field of the seconds.
 GRIDS: dict[str, tuple[dict[str, str], str]] = {
     "dense": ({"query_tokens": "dense_tokens"}, "dense_s"),
     "sampled": ({"sequences": "sampled_sequences"}, "sampled_s"),
@@ -43,7 +47,10 @@ GRIDS: dict[str, tuple[dict[str, str], str]] = {
     "between_passes": ({}, "between_passes_s"),
     "experts": ({"query_tokens": "expert_tokens"}, "experts_s"),
     "straggler": ({"sequences": "straggler_sequences", "share": "straggler_shares"}, "straggler_s"),
-    "straggler_beside_prefill": ({"sequences": "straggler_sequences"}, "straggler_beside_prefill_s"),
+    "straggler_beside_prefill": (
+        {"sequences": "straggler_sequences"},
+        "straggler_beside_prefill_s",
+    ),
 }
 STRAGGLERS = ("straggler", "straggler_beside_prefill")  # seconds a token, which may fall
 OPTIONAL = ("experts", *STRAGGLERS)
@@ -57,15 +64,19 @@ NOT_MEASURED, NOTHING_MEASURED, NO_SHARES = np.zeros(0), np.zeros((0, 2)), np.ar
 
 
 class Tables(NamedTuple):
-    """The grids, as the compiled engine reads them. Axes are tokens and sequences, values seconds of a whole model pass.
+    """The grids, as the compiled engine reads them. Axes are tokens and sequences, values seconds
+    of a whole model pass.
 
-    `attention_s` has the shape (prefill_tokens, prefill_kv_tokens, decode_sequences, decode_kv_tokens): its prefill axes are
-    one chunk and its cached context, its decode axes the number of sequences and their mean length. 0 in `prefill_tokens`
-    or `decode_sequences` means that this part is absent. `straggler_s` [s a token] has the shape (sequences, shares): a token
-    more in that share of the sequences, over an even batch of as many tokens; `straggler_beside_prefill_s` has a value by
-    sequences. A row holds from the previous number of decoding sequences up to its own. `least_pass_s` is the time in which
-    the host launches a pass, kernel by kernel: a faster GPU waits for it. `experts_s` is what the routed experts and their
-    exchange take at `expert_tokens` of a pass over all dp ranks, which `pass_s` does not add (`joined`).
+    `attention_s` has the shape (prefill_tokens, prefill_kv_tokens, decode_sequences,
+    decode_kv_tokens): its prefill axes are one chunk and its cached context, its decode axes the
+    number of sequences and their mean length. 0 in `prefill_tokens` or `decode_sequences` means
+    that this part is absent. `straggler_s` [s a token] has the shape (sequences, shares): a token
+    more in that share of the sequences, over an even batch of as many tokens;
+    `straggler_beside_prefill_s` has a value by sequences. A row holds from the previous number of
+    decoding sequences up to its own. `least_pass_s` is the time in which the host launches a pass,
+    kernel by kernel: a faster GPU waits for it. `experts_s` is what the routed experts and their
+    exchange take at `expert_tokens` of a pass over all dp ranks, which `pass_s` does not add
+    (`joined`).
     """
 
     dense_tokens: Floats
@@ -88,14 +99,21 @@ class Tables(NamedTuple):
 
 
 def joined(tables: Tables, ranks: int = 1) -> Tables:
-    """Return tables whose `dense_s` includes the experts, for `ranks` that all have as many tokens in a pass: exact for one."""
+    """Return tables whose `dense_s` includes the experts, for `ranks` that all have as many tokens
+    in a pass: exact for one."""
     if not tables.expert_tokens.size:
         return tables
     of_rank = tables.expert_tokens / ranks
     tokens = np.union1d(tables.dense_tokens, of_rank)
-    tokens = tokens[(tokens >= tables.dense_tokens[0]) & (tokens <= min(tables.dense_tokens[-1], of_rank[-1]))]
-    seconds = np.interp(tokens, tables.dense_tokens, tables.dense_s) + np.interp(tokens, of_rank, tables.experts_s)
-    return tables._replace(dense_tokens=tokens, dense_s=seconds, expert_tokens=NOT_MEASURED, experts_s=NOT_MEASURED)
+    tokens = tokens[
+        (tokens >= tables.dense_tokens[0]) & (tokens <= min(tables.dense_tokens[-1], of_rank[-1]))
+    ]
+    seconds = np.interp(tokens, tables.dense_tokens, tables.dense_s) + np.interp(
+        tokens, of_rank, tables.experts_s
+    )
+    return tables._replace(
+        dense_tokens=tokens, dense_s=seconds, expert_tokens=NOT_MEASURED, experts_s=NOT_MEASURED
+    )
 
 
 @inlined
@@ -114,12 +132,14 @@ def _sort(values: Floats) -> None:
 
 @lean_kernel
 def straggler_s(tables: Tables, lengths: Floats) -> float:
-    """Return the seconds that a pass without prefill waits for its longest decoding sequences; sorts their `lengths`.
+    """Return the seconds that a pass without prefill waits for its longest decoding sequences;
+    sorts their `lengths`.
 
-    A thread block reads one sequence's cache, on one multiprocessor. While many sequences are left, they share the memory's
-    bandwidth, and only their sum counts; the few longest do not use it up. So each token by which the k longest exceed the
-    next costs measured seconds in addition to its part in the sum. At most numbers of sequences for which kernels split a
-    sequence over multiprocessors, these seconds are 0 (`_straggler_row`).
+    A thread block reads one sequence's cache, on one multiprocessor. While many sequences are left,
+    they share the memory's bandwidth, and only their sum counts; the few longest do not use it up.
+    So each token by which the k longest exceed the next costs measured seconds in addition to its
+    part in the sum. At most numbers of sequences for which kernels split a sequence over
+    multiprocessors, these seconds are 0 (`_straggler_row`).
     """
     n, seconds = lengths.shape[0], 0.0
     if tables.straggler_sequences.shape[0] == 0:
@@ -135,8 +155,8 @@ def straggler_s(tables: Tables, lengths: Floats) -> float:
 
 @lean_kernel
 def straggler_beside_prefill_s(tables: Tables, sequences: float, tokens: float) -> float:
-    """Return the seconds that a pass with prefill waits for its longest decoding sequence, `tokens` longer than the mean, or
-    than a prefill that lasts longer. Kernels split no sequence there."""
+    """Return the seconds that a pass with prefill waits for its longest decoding sequence, `tokens`
+    longer than the mean, or than a prefill that lasts longer. Kernels split no sequence there."""
     if tables.straggler_sequences.shape[0] == 0 or tokens <= 0.0:
         return 0.0
     return tokens * tables.straggler_beside_prefill_s[_straggler_row(tables, sequences)]
@@ -144,7 +164,8 @@ def straggler_beside_prefill_s(tables: Tables, sequences: float, tokens: float) 
 
 @lean
 def _straggler_row(tables: Tables, sequences: float) -> int:
-    """Return the row of a number of decoding sequences: between two measured ones, the larger one's."""
+    """Return the row of a number of decoding sequences: between two measured ones, the larger
+    one's."""
     measured, i = tables.straggler_sequences, 0
     while i < measured.shape[0] - 1 and measured[i] < sequences:
         i += 1
@@ -155,9 +176,9 @@ def _straggler_row(tables: Tables, sequences: float) -> int:
 def equivalent_chunk(prefill_tokens: float, prefill_work: float) -> tuple[float, float]:
     """Return one chunk (tokens, cached context) with the attention work of several.
 
-    `prefill_work` is Σ c (k + c / 2) over chunks of c tokens after k cached ones. The one chunk keeps the tokens and takes
-    the context that gives this work; where even no context is too much (several short prompts), it is the chunk
-    without context that has this work.
+    `prefill_work` is Σ c (k + c / 2) over chunks of c tokens after k cached ones. The one chunk
+    keeps the tokens and takes the context that gives this work; where even no context is too much
+    (several short prompts), it is the chunk without context that has this work.
     """
     context = prefill_work / prefill_tokens - 0.5 * prefill_tokens
     if context >= 0.0:
@@ -200,7 +221,8 @@ def without_attention_s(tables: Tables, query_tokens: float, sequences: float) -
 def with_attention_s(
     tables: Tables, query_tokens: float, sequences: float, attention_s: float, waiting_s: float
 ) -> float:
-    """Return the seconds of a pass; `waiting_s` is its wait for the longest sequences and for experts."""
+    """Return the seconds of a pass; `waiting_s` is its wait for the longest sequences and for
+    experts."""
     seconds = without_attention_s(tables, query_tokens, sequences) + attention_s + waiting_s
     return max(seconds, tables.least_pass_s + tables.between_passes_s)
 
@@ -218,25 +240,34 @@ def pass_s(
 ) -> float:
     """Return the seconds of one forward pass, the pause before the next one included.
 
-    `decode_kv_tokens` is the sum over the decoding sequences. `query_tokens` counts prefill and decode (and draft) tokens.
-    `straggler` [s] is what it waits for its longest decoding sequences.
+    `decode_kv_tokens` is the sum over the decoding sequences. `query_tokens` counts prefill and
+    decode (and draft) tokens. `straggler` [s] is what it waits for its longest decoding sequences.
     """
-    attention = attention_alone_s(tables, prefill_tokens, prefill_work, decode_sequences, decode_kv_tokens)
+    attention = attention_alone_s(
+        tables, prefill_tokens, prefill_work, decode_sequences, decode_kv_tokens
+    )
     return with_attention_s(tables, query_tokens, sequences, attention, straggler)
 
 
 class TableProfile:
     """The step times of an engine. Raises `InputError` for grids that break the module's invariant.
 
-    `tables` has the experts apart only where attention has several ranks; `even` has them in `dense_s`, for ranks that all
-    have as many tokens, and all methods that return seconds mean such passes; their arguments are of one rank.
+    `tables` has the experts apart only where attention has several ranks; `even` has them in
+    `dense_s`, for ranks that all have as many tokens, and all methods that return seconds mean such
+    passes; their arguments are of one rank.
     """
 
     def __init__(
-        self, tables: Tables, metadata: ProfileMetadata, origin: str = "profile", corrections: tuple[str, ...] = ()
+        self,
+        tables: Tables,
+        metadata: ProfileMetadata,
+        origin: str = "profile",
+        corrections: tuple[str, ...] = (),
     ) -> None:
         self.tables = Tables._make(
-            float(t) if name in ("between_passes_s", "least_pass_s") else np.ascontiguousarray(t, dtype=np.float64)
+            float(t)
+            if name in ("between_passes_s", "least_pass_s")
+            else np.ascontiguousarray(t, dtype=np.float64)
             for name, t in tables._asdict().items()
         )
         self.metadata = metadata
@@ -255,27 +286,42 @@ class TableProfile:
         decode_sequences: float = 0,
         decode_kv_tokens: float = 0,
     ) -> float:
-        """Return the seconds of a pass with one prefill chunk and `decode_sequences` that hold `decode_kv_tokens` evenly."""
+        """Return the seconds of a pass with one prefill chunk and `decode_sequences` that hold
+        `decode_kv_tokens` evenly."""
         work = prefill_tokens * (prefill_kv_tokens + 0.5 * prefill_tokens)
-        arguments = (query_tokens, sequences, prefill_tokens, work, decode_sequences, decode_kv_tokens)
+        arguments = (
+            query_tokens,
+            sequences,
+            prefill_tokens,
+            work,
+            decode_sequences,
+            decode_kv_tokens,
+        )
         return float(pass_s(self.even, *map(float, arguments), 0.0))
 
     def decode_s(self, sequences: int, kv_tokens: float) -> float:
         """Return the seconds in which each of `sequences`, `kv_tokens` long, gains one token."""
-        return self.pass_s(sequences, sequences, decode_sequences=sequences, decode_kv_tokens=sequences * kv_tokens)
+        return self.pass_s(
+            sequences, sequences, decode_sequences=sequences, decode_kv_tokens=sequences * kv_tokens
+        )
 
     def verify_s(self, sequences: int, draft_tokens: float, kv_tokens: float) -> float:
-        """Return the seconds that verify `draft_tokens` of each of `sequences`, `kv_tokens` long; with 0, a decode step.
+        """Return the seconds that verify `draft_tokens` of each of `sequences`, `kv_tokens` long;
+        with 0, a decode step.
 
-        The dense part runs at sequences × (draft_tokens + 1) tokens (the last token of each is computed, too), and so does the
-        output head, as every verified position needs its logits. Attention reads the cache of a sequence once, however many
-        tokens are verified. Drafts of different lengths count with their mean: hence a float.
+        The dense part runs at sequences × (draft_tokens + 1) tokens (the last token of each is
+        computed, too), and so does the output head, as every verified position needs its logits.
+        Attention reads the cache of a sequence once, however many tokens are verified. Drafts of
+        different lengths count with their mean: hence a float.
         """
         positions = sequences * (draft_tokens + 1)
-        return self.pass_s(positions, positions, decode_sequences=sequences, decode_kv_tokens=sequences * kv_tokens)
+        return self.pass_s(
+            positions, positions, decode_sequences=sequences, decode_kv_tokens=sequences * kv_tokens
+        )
 
     def prefill_s(self, tokens: int, kv_tokens: float = 0) -> float:
-        """Return the seconds of one pass over a chunk of `tokens` after `kv_tokens` of cached context, one sequence alone."""
+        """Return the seconds of one pass over a chunk of `tokens` after `kv_tokens` of cached
+        context, one sequence alone."""
         return self.pass_s(tokens, 1, prefill_tokens=tokens, prefill_kv_tokens=kv_tokens)
 
     def with_corrections(
@@ -286,9 +332,10 @@ class TableProfile:
         least_pass_s: float = 0.0,
         giver: str = "set by the scenario",
     ) -> TableProfile:
-        """Return this profile with every pass multiplied by `forward`, the pause replaced by `between_passes_s` if `giver` has
-        one, `sequence_overhead_s` added to each pass for every decoding sequence, however many of its tokens are verified, and
-        no pass shorter than `least_pass_s`, pause excluded."""
+        """Return this profile with every pass multiplied by `forward`, the pause replaced by
+        `between_passes_s` if `giver` has one, `sequence_overhead_s` added to each pass for every
+        decoding sequence, however many of its tokens are verified, and no pass shorter than
+        `least_pass_s`, pause excluded."""
         t = self.tables
         pause = t.between_passes_s if between_passes_s is None else between_passes_s
         scaled = t._replace(
@@ -303,45 +350,86 @@ class TableProfile:
         )
         changes = [f"every pass × {forward:g} (forward_correction)"] if forward != 1.0 else []
         if between_passes_s is not None:
-            changes.append(f"{pause * 1e3:g} ms between passes ({giver}){self._shorter_than(pause, forward)}")
-        changes += [f"{sequence_overhead_s * 1e6:g} µs more a decoding sequence"] if sequence_overhead_s else []
-        changes += [f"no pass under {least_pass_s * 1e3:g} ms (least_pass_s)"] if least_pass_s else []
+            changes.append(
+                f"{pause * 1e3:g} ms between passes ({giver}){self._shorter_than(pause, forward)}"
+            )
+        changes += (
+            [f"{sequence_overhead_s * 1e6:g} µs more a decoding sequence"]
+            if sequence_overhead_s
+            else []
+        )
+        changes += (
+            [f"no pass under {least_pass_s * 1e3:g} ms (least_pass_s)"] if least_pass_s else []
+        )
         return TableProfile(scaled, self.metadata, self.origin, (*self.corrections, *changes))
 
     def _shorter_than(self, pause_s: float, forward: float) -> str:
-        """Return which passes take less than a pause between them, in words: up to how many sequences of 1,024 tokens."""
-        t, numbers = self.tables, [2**power for power in range(int(self.tables.decode_sequences[-1]).bit_length())]
-        shorter = (n for n in numbers if forward * (self.decode_s(n, 1024) - t.between_passes_s) < pause_s)
+        """Return which passes take less than a pause between them, in words: up to how many
+        sequences of 1,024 tokens."""
+        t, numbers = (
+            self.tables,
+            [2**power for power in range(int(self.tables.decode_sequences[-1]).bit_length())],
+        )
+        shorter = (
+            n for n in numbers if forward * (self.decode_s(n, 1024) - t.between_passes_s) < pause_s
+        )
         most = max(shorter, default=0)
         return f", longer than the kernels of a pass of up to {most:,} sequences" if most else ""
 
-    def require_covers(self, query_tokens: int, sequences: int, kv_tokens: int, verified_positions: int = 0) -> None:
-        """Raise `InputError` for limits that leave a grid: tokens of a pass, sequences of a pass, tokens of one sequence, and
-        with drafts, positions of a pass that need logits (sequences × (draft tokens + 1), at most the tokens of a pass).
-        Every limit that is too large is named, with its smallest grid."""
+    def require_covers(
+        self, query_tokens: int, sequences: int, kv_tokens: int, verified_positions: int = 0
+    ) -> None:
+        """Raise `InputError` for limits that leave a grid: tokens of a pass, sequences of a pass,
+        tokens of one sequence, and with drafts, positions of a pass that need logits (sequences ×
+        (draft tokens + 1), at most the tokens of a pass). Every limit that is too large is named,
+        with its smallest grid."""
         t = self.even
-        beyond: dict[str, tuple[float, str]] = {}  # by limit: where its first grid ends, and that in words
+        beyond: dict[
+            str, tuple[float, str]
+        ] = {}  # by limit: where its first grid ends, and that in words
         for needed, grid, what, limit in (
             (query_tokens, t.dense_tokens, "tokens in a pass", "max_num_batched_tokens"),
             (query_tokens, t.prefill_tokens, "prefill tokens in a pass", "max_num_batched_tokens"),
             (sequences, t.sampled_sequences, "sampled sequences", "max_num_seqs"),
-            (verified_positions, t.sampled_sequences, "sampled positions", "of drafts that are verified"),
+            (
+                verified_positions,
+                t.sampled_sequences,
+                "sampled positions",
+                "of drafts that are verified",
+            ),
             (sequences, t.decode_sequences, "decoding sequences", "max_num_seqs"),
-            (kv_tokens, t.decode_kv_tokens, "tokens of a decoding sequence", "prompt + response cap"),
-            (kv_tokens, t.prefill_kv_tokens, "cached tokens before a prefill chunk", "prompt + response cap"),
+            (
+                kv_tokens,
+                t.decode_kv_tokens,
+                "tokens of a decoding sequence",
+                "prompt + response cap",
+            ),
+            (
+                kv_tokens,
+                t.prefill_kv_tokens,
+                "cached tokens before a prefill chunk",
+                "prompt + response cap",
+            ),
         ):
             if needed > grid[-1] and (limit not in beyond or grid[-1] < beyond[limit][0]):
-                beyond[limit] = grid[-1], f"{grid[-1]:.0f} {what} ({limit}), the scenario needs {needed}"
+                beyond[limit] = (
+                    grid[-1],
+                    f"{grid[-1]:.0f} {what} ({limit}), the scenario needs {needed}",
+                )
         if beyond:
             words = "; up to ".join(words for _, words in beyond.values())
             limits = "that limit" if len(beyond) == 1 else "those limits"
-            raise InputError(f"{self.origin}: profiled up to {words}; lower {limits} or profile further")
+            raise InputError(
+                f"{self.origin}: profiled up to {words}; lower {limits} or profile further"
+            )
 
 
 def write_profile(profile: TableProfile, path: str | Path) -> None:
-    """Write one Parquet file: a row a grid point (`COLUMNS`; those that a table does not use are empty), metadata inside.
+    """Write one Parquet file: a row a grid point (`COLUMNS`; those that a table does not use are
+    empty), metadata inside.
 
-    Raises `ValueError` for a `least_pass_s`, which belongs to a scenario and has no place in the file.
+    Raises `ValueError` for a `least_pass_s`, which belongs to a scenario and has no place in the
+    file.
     """
     import pandas as pd  # takes 0.1 s to import
 
@@ -357,26 +445,38 @@ def write_profile(profile: TableProfile, path: str | Path) -> None:
             points = {column: place.ravel() for column, place in zip(axes, places, strict=True)}
             rows.append(pd.DataFrame({"table": name, **points, "seconds": seconds}))
     every = pd.concat(rows).reindex(columns=schema.names)
-    write_parquet(pa.Table.from_pandas(every, schema, preserve_index=False), Path(path), METADATA_KEY, profile.metadata)
+    write_parquet(
+        pa.Table.from_pandas(every, schema, preserve_index=False),
+        Path(path),
+        METADATA_KEY,
+        profile.metadata,
+    )
 
 
 def read_profile(path: str | Path) -> TableProfile:
-    """Read a file of `write_profile`. Raises `InputError` for holes, falling times and files that are no profile."""
+    """Read a file of `write_profile`. Raises `InputError` for holes, falling times and files that
+    are no profile."""
     path = by_name(Path(path))
     if not path.exists():
         shipped = sorted(file.stem for file in PROFILES.glob(f"{known_name(path.stem)}*.parquet"))
-        near = shipped[:3] or get_close_matches(path.stem, [file.stem for file in PROFILES.glob("*.parquet")], n=1)
+        near = shipped[:3] or get_close_matches(
+            path.stem, [file.stem for file in PROFILES.glob("*.parquet")], n=1
+        )
         suggestion = f" (did you mean {' or '.join(near)}?)" if near else ""
         raise InputError(
             f"{path}: no such profile{suggestion}; name a file (paths in a scenario are relative to its file) or one that "
             "simrl ships, derive one with `simrl profile derive`, or measure your own engine with `simrl measure`"
         )
     table = read_parquet(path)
-    metadata = parquet_metadata(table, path, METADATA_KEY, ProfileMetadata, "derive the profile again")
+    metadata = parquet_metadata(
+        table, path, METADATA_KEY, ProfileMetadata, "derive the profile again"
+    )
     missing = [name for name in COLUMNS.names if name not in table.column_names]
     if metadata is None or missing:
         lacking = f"no column {missing[0]!r}" if missing else "no profile metadata"
-        raise InputError(f"{path}: {lacking}; a profile is a file that `simrl profile derive` wrote")
+        raise InputError(
+            f"{path}: {lacking}; a profile is a file that `simrl profile derive` wrote"
+        )
     try:
         schema = COLUMNS.append(SHARE) if SHARE.name in table.column_names else COLUMNS
         for name in schema.names:
@@ -385,13 +485,16 @@ def read_profile(path: str | Path) -> TableProfile:
         columns = table.select(schema.names).cast(schema)
         rows = {name: columns[name].to_numpy() for name in schema.names}
     except (pa.ArrowException, ValueError) as error:
-        raise InputError(f"{path}: a column is not numeric ({first_line(error)}); derive the profile again") from error
+        raise InputError(
+            f"{path}: a column is not numeric ({first_line(error)}); derive the profile again"
+        ) from error
     return TableProfile(_tables_from_rows(rows, str(path)), metadata, origin=str(path))
 
 
 def _tables_from_rows(every: Mapping[str, NDArray[Any]], origin: str) -> Tables:
-    """Return the tables of a file's columns, a missing number being NaN. Stragglers of a file without shares have a value by
-    sequences: it falls to 0 where all are long, so the longest sequence's lead over the mean counts."""
+    """Return the tables of a file's columns, a missing number being NaN. Stragglers of a file
+    without shares have a value by sequences: it falls to 0 where all are long, so the longest
+    sequence's lead over the mean counts."""
     if unknown := next((name for name in every["table"] if name not in GRIDS), None):
         raise InputError(
             f"{origin}: unknown table {unknown!r}{meant(unknown, GRIDS)}; correct its name or drop its rows"
@@ -399,7 +502,10 @@ def _tables_from_rows(every: Mapping[str, NDArray[Any]], origin: str) -> Tables:
     fields: dict[str, Any] = {}
     for name, (axes, field) in GRIDS.items():
         rows, columns = every["table"] == name, [column for column in axes if column in every]
-        seconds, places = every["seconds"][rows], np.array([every[column][rows] for column in columns])
+        seconds, places = (
+            every["seconds"][rows],
+            np.array([every[column][rows] for column in columns]),
+        )
         if not axes:
             if seconds.size != 1:
                 raise InputError(
@@ -423,12 +529,18 @@ def _tables_from_rows(every: Mapping[str, NDArray[Any]], origin: str) -> Tables:
                 "measure all of them, or fewer ticks"
             )
         if np.unique(places, axis=1).shape[1] < seconds.size:
-            raise InputError(f"{origin}: table {name!r} has two rows for one point of its grid; keep one")
+            raise InputError(
+                f"{origin}: table {name!r} has two rows for one point of its grid; keep one"
+            )
         values = np.full(shape, np.nan)
-        values[tuple(np.searchsorted(t, place) for t, place in zip(ticks, places, strict=True))] = seconds
+        values[tuple(np.searchsorted(t, place) for t, place in zip(ticks, places, strict=True))] = (
+            seconds
+        )
         if len(columns) < len(axes):
             ticks, values = [*ticks, NO_SHARES], np.outer(values, 1 - NO_SHARES)
-        if name in STRAGGLERS and not np.array_equal(fields.setdefault("straggler_sequences", ticks[0]), ticks[0]):
+        if name in STRAGGLERS and not np.array_equal(
+            fields.setdefault("straggler_sequences", ticks[0]), ticks[0]
+        ):
             raise InputError(
                 f"{origin}: the tables {' and '.join(STRAGGLERS)} have different sequences; derive the profile again"
             )
@@ -439,19 +551,31 @@ def _tables_from_rows(every: Mapping[str, NDArray[Any]], origin: str) -> Tables:
 def _validate(tables: Tables, origin: str) -> None:
     """Raise `InputError` for the first place that breaks the module's invariant."""
     for name, (columns, field) in GRIDS.items():
-        axes: dict[str, Floats] = {column: getattr(tables, ticks) for column, ticks in columns.items()}
+        axes: dict[str, Floats] = {
+            column: getattr(tables, ticks) for column, ticks in columns.items()
+        }
         values = np.asarray(getattr(tables, field))
         for axis, grid in axes.items():
             missing = grid.size == 0 and name not in OPTIONAL
-            if missing or not np.isfinite(grid).all() or (np.diff(grid) <= 0).any() or (grid < 0).any():
+            if (
+                missing
+                or not np.isfinite(grid).all()
+                or (np.diff(grid) <= 0).any()
+                or (grid < 0).any()
+            ):
                 raise InputError(
                     f"{origin}: table {name!r}: the ticks of {axis} must be finite, rising and not negative"
                 )
         if values.shape != tuple(g.size for g in axes.values()):
-            raise InputError(f"{origin}: table {name!r} has the shape {values.shape}, its axes give another")
+            raise InputError(
+                f"{origin}: table {name!r} has the shape {values.shape}, its axes give another"
+            )
 
         def place(index: NDArray[np.intp], axes: dict[str, Floats] = axes) -> str:
-            return ", ".join(f"{axis} {grid[i]:.10g}" for (axis, grid), i in zip(axes.items(), index, strict=True))
+            return ", ".join(
+                f"{axis} {grid[i]:.10g}"
+                for (axis, grid), i in zip(axes.items(), index, strict=True)
+            )
 
         bad = ~np.isfinite(values) | (values < 0)
         if bad.any():

@@ -1,8 +1,10 @@
-"""RhymeRL's τ (arXiv 2508.18588, §6.4): the seconds in which workers generate responses that start at once.
+"""RhymeRL's τ (arXiv 2508.18588, §6.4): the seconds in which workers generate responses that start
+at once.
 
-Invariant: no time here is measured; each is a sum of a profile's passes, as a profiling run before the training would know
-them. A batch ends with its longest response, and passes shorten as responses end: so τ takes lengths, not their mean (with
-equal lengths, 96 responses were predicted at half of what the engine takes). The caching of prompts is left out.
+Invariant: no time here is measured; each is a sum of a profile's passes, as a profiling run before
+the training would know them. A batch ends with its longest response, and passes shorten as
+responses end: so τ takes lengths, not their mean (with equal lengths, 96 responses were predicted
+at half of what the engine takes). The caching of prompts is left out.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ _SEED = 0
 
 
 class DraftCosts(NamedTuple):
-    """Costs of a method's drafts at a worker: seconds of a round and of a level, at numbers of sequences; and the
-    largest batch that drafts at an acceptance rate of 0, 1, … 100 % of the drafted tokens."""
+    """Costs of a method's drafts at a worker: seconds of a round and of a level, at numbers of
+    sequences; and the largest batch that drafts at an acceptance rate of 0, 1, … 100 % of the
+    drafted tokens."""
 
     sequences: Floats
     round_s: Floats
@@ -38,9 +41,10 @@ _NO_DRAFTS = DraftCosts(np.zeros(1), np.zeros(1), np.zeros(1), np.full(1, 1 << 4
 class RolloutTimes:
     """τ of batches of responses; prompts have `prompt_tokens`.
 
-    A worker decodes at most `max_num_seqs` responses at once, and no more than have room in `kv_tokens` (None: all); the others
-    follow as these end. Lengths beyond `longest_tokens` are cut to it. A worker's data-parallel ranks have equal parts of a
-    batch, which both bounds hold for. `costs` are of drafting (None: free, at any batch).
+    A worker decodes at most `max_num_seqs` responses at once, and no more than have room in
+    `kv_tokens` (None: all); the others follow as these end. Lengths beyond `longest_tokens` are cut
+    to it. A worker's data-parallel ranks have equal parts of a batch, which both bounds hold for.
+    `costs` are of drafting (None: free, at any batch).
     """
 
     def __init__(
@@ -60,19 +64,28 @@ class RolloutTimes:
         self._equal_s: dict[tuple[int, int], float] = {}
 
     def batch_s(self, length_tokens: float, batch: int) -> float:
-        """Return the seconds in which one worker generates `batch` responses of a length (rounded) at once, without drafts."""
+        """Return the seconds in which one worker generates `batch` responses of a length (rounded)
+        at once, without drafts."""
         key = min(max(round(length_tokens), 1), self._longest), batch
         if key not in self._equal_s:
             self._equal_s[key] = self.responses_s(np.full(batch, key[0]))
         return self._equal_s[key]
 
     def responses_s(self, lengths_tokens: ArrayLike, drafted: Drafted = Drafted()) -> float:  # noqa: B008 (a constant)
-        """Return the seconds in which one worker generates responses of these lengths, submitted at once in this order."""
+        """Return the seconds in which one worker generates responses of these lengths, submitted at
+        once in this order."""
         lengths = np.clip(np.rint(np.asarray(lengths_tokens, dtype=np.float64)), 1.0, self._longest)
         lengths = lengths[:: self._ranks].copy()
-        costs, rate = self._costs, (drafted.tokens - 1.0) / drafted.drafted if drafted.drafted else 1.0
+        costs, rate = (
+            self._costs,
+            (drafted.tokens - 1.0) / drafted.drafted if drafted.drafted else 1.0,
+        )
         largest = int(costs.largest_batch[round(min(rate, 1.0) * (costs.largest_batch.size - 1))])
-        return float(_responses_s(self._tables, lengths, self._prompt_tokens, *self._bounds, drafted, costs, largest))
+        return float(
+            _responses_s(
+                self._tables, lengths, self._prompt_tokens, *self._bounds, drafted, costs, largest
+            )
+        )
 
     def table(
         self,
@@ -81,20 +94,28 @@ class RolloutTimes:
         max_workers: int,
         drafted: Sequence[Drafted] | None = None,
     ) -> Floats:
-        """Return the seconds in which k = 1 … `max_workers` workers generate `samples[i]` responses whose lengths are
-        distributed like `lengths_tokens[i]`, with drafts that yield `drafted[i]`. Shape (lengths, max_workers).
+        """Return the seconds in which k = 1 … `max_workers` workers generate `samples[i]` responses
+        whose lengths are distributed like `lengths_tokens[i]`, with drafts that yield `drafted[i]`.
+        Shape (lengths, max_workers).
 
-        The fullest worker holds m = ceil(samples / k) of them; the j-th shortest of m responses drawn from n is expected at
-        place j (n + 1) / (m + 1) of the n. Their order is drawn."""
-        table, seconds = np.zeros((len(lengths_tokens), max_workers)), dict[tuple[int, int], float]()
+        The fullest worker holds m = ceil(samples / k) of them; the j-th shortest of m responses
+        drawn from n is expected at place j (n + 1) / (m + 1) of the n. Their order is drawn."""
+        table, seconds = (
+            np.zeros((len(lengths_tokens), max_workers)),
+            dict[tuple[int, int], float](),
+        )
         for i, (lengths, held) in enumerate(zip(lengths_tokens, samples, strict=True)):
             known = np.sort(np.asarray(lengths, dtype=np.float64))
             for k in range(1, max_workers + 1):
                 fullest = -(-held // k)
                 if (i, fullest) not in seconds:
                     places = np.arange(1, fullest + 1) * (known.size + 1) / (fullest + 1) - 1
-                    drawn = np.random.default_rng(_SEED).permutation(np.interp(places, np.arange(known.size), known))
-                    seconds[i, fullest] = self.responses_s(drawn, drafted[i] if drafted else Drafted())
+                    drawn = np.random.default_rng(_SEED).permutation(
+                        np.interp(places, np.arange(known.size), known)
+                    )
+                    seconds[i, fullest] = self.responses_s(
+                        drawn, drafted[i] if drafted else Drafted()
+                    )
                 table[i, k - 1] = seconds[i, fullest]
         return table
 
@@ -110,9 +131,12 @@ def _responses_s(
     costs: DraftCosts,
     largest_batch: int,
 ) -> float:
-    """Return the seconds to generate responses of `lengths`, admitted in this order while there is room; where it runs out, the
-    last to come leaves, and later computes its context anew."""
-    left, context = lengths.copy(), np.full(lengths.size, prompt_tokens)  # tokens to generate; tokens known
+    """Return the seconds to generate responses of `lengths`, admitted in this order while there is
+    room; where it runs out, the last to come leaves, and later computes its context anew."""
+    left, context = (
+        lengths.copy(),
+        np.full(lengths.size, prompt_tokens),
+    )  # tokens to generate; tokens known
     # The running responses; the preempted ones, which begin again first.
     batch, again = np.empty(lengths.size, np.int64), np.empty(lengths.size, np.int64)
     running, waiting, preempted, held, seconds = 0, 0, 0, 0.0, 0.0
@@ -140,7 +164,11 @@ def _responses_s(
         if held + b * yields * passes > kv_tokens and running > 1:
             passes = max(np.floor((kv_tokens - held) / (b * yields)), 1.0)
         kv = held + b * ((passes - 1.0) * yields / 2 + 1.0)
-        straggling_s = straggler_s(tables, context[batch[:running]]) if tables.straggler_sequences.size else 0.0
+        straggling_s = (
+            straggler_s(tables, context[batch[:running]])
+            if tables.straggler_sequences.size
+            else 0.0
+        )
         positions = b * (1.0 + drafts)
         each_s = pass_s(tables, positions, positions, 0.0, 0.0, b, kv, straggling_s)
         if drafts:

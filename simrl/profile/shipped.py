@@ -33,25 +33,49 @@ _LAYOUT = re.compile(r"(.+)_(.+?)_tp(\d+)(?:_dp(\d+))?(?:_ep(\d+))?(?:_((?!kv-).
 
 
 def layouts(model: str = "*", gpu: str = "*", folder: Path = PROFILES) -> list[ProfileMetadata]:
-    """Return the layouts of a model on a GPU that have a profile in a folder, by the names of the files; all without names."""
-    matches = [_LAYOUT.fullmatch(file.stem) for file in sorted(folder.glob(f"{model}_{gpu}_*.parquet".lower()))]
+    """Return the layouts of a model on a GPU that have a profile in a folder, by the names of the
+    files; all without names."""
+    matches = [
+        _LAYOUT.fullmatch(file.stem)
+        for file in sorted(folder.glob(f"{model}_{gpu}_*.parquet".lower()))
+    ]
     fields = ("model", "gpu", "tp", "dp", "ep", "precision", "kv_precision")
-    named = [{k: v for k, v in zip(fields, one.groups(), strict=True) if v} for one in matches if one]
-    return [ProfileMetadata.model_validate({**layout, "kind": "", "source": ""}) for layout in named]
+    named = [
+        {k: v for k, v in zip(fields, one.groups(), strict=True) if v} for one in matches if one
+    ]
+    return [
+        ProfileMetadata.model_validate({**layout, "kind": "", "source": ""}) for layout in named
+    ]
 
 
 def by_name(path: Path) -> Path:
-    """Return the file of a shipped profile for its name, `qwen3-8b_h100_tp1`; another path as it is."""
+    """Return the file of a shipped profile for its name, `qwen3-8b_h100_tp1`; another path as it
+    is."""
     named = PROFILES / f"{path.name.removesuffix('.parquet')}.parquet"
     return named if path.parent == Path() and not path.exists() and named.is_file() else path
 
 
 def shipped_profile(
-    model: str, gpu: str, tp: int, dp: int = 1, ep: int = 1, precision: str = "bf16", kv_precision: str = "bf16"
+    model: str,
+    gpu: str,
+    tp: int,
+    dp: int = 1,
+    ep: int = 1,
+    precision: str = "bf16",
+    kv_precision: str = "bf16",
 ) -> Path | None:
-    """Return the shipped profile of a model on a GPU, or None. Inside the current folder the path is relative to it."""
+    """Return the shipped profile of a model on a GPU, or None. Inside the current folder the path
+    is relative to it."""
     wanted = ProfileMetadata(
-        model=model, gpu=gpu, tp=tp, dp=dp, ep=ep, precision=precision, kv_precision=kv_precision, kind="", source=""
+        model=model,
+        gpu=gpu,
+        tp=tp,
+        dp=dp,
+        ep=ep,
+        precision=precision,
+        kv_precision=kv_precision,
+        kind="",
+        source="",
     )
     file = PROFILES / file_name(wanted)
     if not file.is_file():

@@ -1,5 +1,6 @@
-"""Metrics: pure functions of a `Result`. Every average is over one window: from the end of the last warm-up update to the
-end of the last update. The filling of the pipelines is before it; `settled` tells if staleness settled in it."""
+"""Metrics: pure functions of a `Result`. Every average is over one window: from the end of the last
+warm-up update to the end of the last update. The filling of the pipelines is before it; `settled`
+tells if staleness settled in it."""
 
 from __future__ import annotations
 
@@ -14,13 +15,15 @@ from simrl.result.result import Result, codes
 
 
 def window(result: Result, warmup_steps: int) -> tuple[float, float]:
-    """Return the seconds between the update `warmup_steps` (counted from 1; 0 is the start) and the last one."""
+    """Return the seconds between the update `warmup_steps` (counted from 1; 0 is the start) and the
+    last one."""
     finished_s = result.steps.column("finished_s").to_numpy()
     return (float(finished_s[warmup_steps - 1]) if warmup_steps else 0.0), float(finished_s[-1])
 
 
 def gpu_seconds(result: Result, start_s: float, end_s: float) -> dict[tuple[bool, str], float]:
-    """Return the GPU-seconds within the window by pairs: is the lane for rollout then, and the kind of span."""
+    """Return the GPU-seconds within the window by pairs: is the lane for rollout then, and the kind
+    of span."""
     spans = result.spans
     started_s, ended_s = (spans.column(name).to_numpy() for name in ("started_s", "ended_s"))
     overlap_s = np.clip(np.minimum(ended_s, end_s) - np.maximum(started_s, start_s), 0.0, None)
@@ -40,29 +43,39 @@ def totals(table: pa.Table, *columns: str) -> Iterator[int]:
 
 
 def rollout_bubble(gpu_s: Mapping[tuple[bool, str], float]) -> float:
-    """Return the share of idle GPU-seconds (of `gpu_seconds`) on GPUs that roll out, without their training and switching
-    (colocated)."""
+    """Return the share of idle GPU-seconds (of `gpu_seconds`) on GPUs that roll out, without their
+    training and switching (colocated)."""
     kinds = ("rollout", "load_weights", "train_drafter", "idle")
     total_gpu_s = sum(gpu_s.get((True, kind), 0.0) for kind in kinds)
     return gpu_s.get((True, "idle"), 0.0) / total_gpu_s if total_gpu_s else 0.0
 
 
 def occupancy(result: Result, start_s: float, end_s: float) -> float | None:
-    """Return the mean share of the slots of its batch that a rollout worker fills while it runs: requests in the batch over
-    requests in a full one (`full_batch` of the metadata: max_num_seqs, or the capacity of the KV cache at the run's mean
-    context). At most 1, also where contexts are shorter than the mean. None for an engine that does not record it."""
+    """Return the mean share of the slots of its batch that a rollout worker fills while it runs:
+    requests in the batch over requests in a full one (`full_batch` of the metadata: max_num_seqs,
+    or the capacity of the KV cache at the run's mean context). At most 1, also where contexts are
+    shorter than the mean. None for an engine that does not record it."""
     full, spans = result.metadata.get("full_batch"), result.spans
     if not full or "slot_s" not in spans.column_names:
         return None
-    spans = spans.filter(pc.and_(pc.equal(spans.column("kind"), "rollout"), pc.is_valid(spans.column("slot_s"))))
-    started_s, ended_s, slot_s = (spans.column(name).to_numpy() for name in ("started_s", "ended_s", "slot_s"))
+    spans = spans.filter(
+        pc.and_(pc.equal(spans.column("kind"), "rollout"), pc.is_valid(spans.column("slot_s")))
+    )
+    started_s, ended_s, slot_s = (
+        spans.column(name).to_numpy() for name in ("started_s", "ended_s", "slot_s")
+    )
     inside_s = np.clip(np.minimum(ended_s, end_s) - np.maximum(started_s, start_s), 0.0, None)
     slots_s = float(inside_s.sum()) * full["sequences"]
-    return min(float((slot_s * inside_s / (ended_s - started_s)).sum()) / slots_s, 1.0) if slots_s else None
+    return (
+        min(float((slot_s * inside_s / (ended_s - started_s)).sum()) / slots_s, 1.0)
+        if slots_s
+        else None
+    )
 
 
 def prices(cluster: Mapping[str, Any]) -> tuple[float, float | None]:
-    """Return the prices of a GPU-hour of the cluster's GPUs and of its training pool, None without such a pool."""
+    """Return the prices of a GPU-hour of the cluster's GPUs and of its training pool, None without
+    such a pool."""
     price, pool = cluster.get("cost_per_gpu_hour") or 0.0, cluster.get("train")
     if pool is None:
         return price, None
@@ -71,60 +84,76 @@ def prices(cluster: Mapping[str, Any]) -> tuple[float, float | None]:
 
 
 def speedups(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, float | None]]:
-    """Return the speed-ups of rows: samples/s over the first row's (`speedup`), and over the first row's
-    of the same variant (`speedup_in_variant`). A row without samples/s has none and is no first row."""
+    """Return the speed-ups of rows: samples/s over the first row's (`speedup`), and over the first
+    row's of the same variant (`speedup_in_variant`). A row without samples/s has none and is no
+    first row."""
     first: dict[str | None, float] = {}
     over_first = []
     for row in rows:
-        rate, groups = row.get("samples_per_s"), {"speedup": None, "speedup_in_variant": row["variant"]}
+        rate, groups = (
+            row.get("samples_per_s"),
+            {"speedup": None, "speedup_in_variant": row["variant"]},
+        )
         over_first.append(
-            {name: None if rate is None else rate / first.setdefault(group, rate) for name, group in groups.items()}
+            {
+                name: None if rate is None else rate / first.setdefault(group, rate)
+                for name, group in groups.items()
+            }
         )
     return over_first
 
 
 def summary(
-    result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0, train_cost_per_gpu_hour: float | None = None
+    result: Result,
+    warmup_steps: int,
+    cost_per_gpu_hour: float = 0.0,
+    train_cost_per_gpu_hour: float | None = None,
 ) -> dict[str, Any]:
     """Return the row of a comparison.
 
-    samples_per_s             trained samples a second
-    tokens_per_s              trained tokens a second, prompt + response
-    step_s                    seconds a policy update
-    rollout_bubble            share of idle GPU-seconds on GPUs that roll out, their training and switching (colocated) not
+    samples_per_s             trained samples a second tokens_per_s              trained tokens a
+    second, prompt + response step_s                    seconds a policy update rollout_bubble
+    share of idle GPU-seconds on GPUs that roll out, their training and switching (colocated) not
                               counted; training the drafter meanwhile is no bubble
-    occupancy                 share of the slots of its batch that a rollout worker fills while it runs (`occupancy`); None
+    occupancy                 share of the slots of its batch that a rollout worker fills while it
+    runs (`occupancy`); None
                               for an engine that does not record it
-    train_idle                share of idle GPU-seconds on GPUs that only train; 0 if colocated, where waiting counts above
-    off_policyness_mean, _max update's version minus the version that generated a token; the mean is over tokens
-    carried_share             share of the trained tokens that an earlier step generated and carried over; they are not in
+    train_idle                share of idle GPU-seconds on GPUs that only train; 0 if colocated,
+    where waiting counts above off_policyness_mean, _max update's version minus the version that
+    generated a token; the mean is over tokens carried_share             share of the trained tokens
+    that an earlier step generated and carried over; they are not in
                               off_policyness but in carried_off_policyness_max
-    dropped_share             share of all generated tokens, from the start on, that a rule threw away
-    stale_samples             samples, from the start on, that were finished and dropped because they were too stale
-    duplicate_share           share of all tokens generated, from the start on, that were duplicates of best-of-N: another
+    dropped_share             share of all generated tokens, from the start on, that a rule threw
+    away stale_samples             samples, from the start on, that were finished and dropped
+    because they were too stale duplicate_share           share of all tokens generated, from the
+    start on, that were duplicates of best-of-N: another
                               drafter finished the response first. No other column counts them
-    migrated_share            share of all samples, from the start on, that were at more than one worker
-    settled                   true if off-policyness no longer grew: its mean in the second half of the window is within 10 %
+    migrated_share            share of all samples, from the start on, that were at more than one
+    worker settled                   true if off-policyness no longer grew: its mean in the second
+    half of the window is within 10 %
                               (or 0.1) of the first half's, and the mean token is no older than the warm-up is long. Where
                               not, a buffer was still filling
-    gpu_hours_per_1k_samples  all GPUs, whatever they do
-    cost_per_1k_samples       the same times the price of a GPU-hour; None without a price
-    speculation               the method, and its parameters; "none" for plain decoding
-    acceptance_rate           accepted draft tokens / drafted ones, of all samples from the start on; None without drafts
-    speculation_rate          share of all generated tokens that came from drafts
-    first_epoch_speculation_rate, later_speculation_rate
+    gpu_hours_per_1k_samples  all GPUs, whatever they do cost_per_1k_samples       the same times
+    the price of a GPU-hour; None without a price speculation               the method, and its
+    parameters; "none" for plain decoding acceptance_rate           accepted draft tokens / drafted
+    ones, of all samples from the start on; None without drafts speculation_rate          share of
+    all generated tokens that came from drafts first_epoch_speculation_rate, later_speculation_rate
                               speculation_rate of the run's first epoch alone, in which a history has no responses yet, and of
                               later epochs; None without drafts or such samples
-    acceptance                its source: the kind of the drafter's model, such as assumed; counted, if tokens were
+    acceptance                its source: the kind of the drafter's model, such as assumed; counted,
+    if tokens were
                               drafted; None without drafts
-    prefix_caching            true if the engines cache prefixes; None for a result without this record
-    accept_length             tokens that a pass with a draft yields a response, the bonus token or correction included; None
+    prefix_caching            true if the engines cache prefixes; None for a result without this
+    record accept_length             tokens that a pass with a draft yields a response, the bonus
+    token or correction included; None
                               without drafts
     """
     start_s, end_s = window(result, warmup_steps)
     seconds = end_s - start_s
     steps = result.steps.slice(warmup_steps)
-    samples, prompt, response, carried = totals(steps, "samples", "prompt_tokens", "response_tokens", "carried_tokens")
+    samples, prompt, response, carried = totals(
+        steps, "samples", "prompt_tokens", "response_tokens", "carried_tokens"
+    )
     generated, duplicates, drafted, accepted = totals(
         result.samples, "generated_tokens", "duplicate_tokens", "drafted_tokens", "accepted_tokens"
     )
@@ -133,7 +162,9 @@ def summary(
     gpu_s = gpu_seconds(result, start_s, end_s)
     gpus = int(result.metadata["gpus"])
     train_s = sum(v for (rolls, _), v in gpu_s.items() if not rolls)
-    ages, tokens = (steps.column(name).to_numpy() for name in ("off_policyness_mean", "response_tokens"))
+    ages, tokens = (
+        steps.column(name).to_numpy() for name in ("off_policyness_mean", "response_tokens")
+    )
     parts = zip(np.array_split(ages, 2), np.array_split(tokens, 2), strict=True)
     halves = [float(np.average(a, weights=n)) for a, n in parts if a.size]
     age = float(np.average(ages, weights=tokens))
@@ -152,12 +183,15 @@ def summary(
         "off_policyness_mean": age,
         "off_policyness_max": int(steps.column("off_policyness_max").to_numpy().max()),
         "carried_share": carried / response,
-        "carried_off_policyness_max": int(steps.column("carried_off_policyness_max").to_numpy().max()),
+        "carried_off_policyness_max": int(
+            steps.column("carried_off_policyness_max").to_numpy().max()
+        ),
         "dropped_share": sum(totals(dropped, "generated_tokens")) / max(generated, 1),
         "stale_samples": result.metadata.get("stale_samples", 0),
         "duplicate_share": duplicates / max(generated + duplicates, 1),
         "migrated_share": _migrated_share(result),
-        "settled": abs(halves[-1] - halves[0]) <= max(0.1 * halves[0], 0.1) and age <= warmup_steps + 0.1,
+        "settled": abs(halves[-1] - halves[0]) <= max(0.1 * halves[0], 0.1)
+        and age <= warmup_steps + 0.1,
         "gpu_hours_per_1k_samples": gpu_hours,
         "cost_per_1k_samples": gpu_hours * cost_per_gpu_hour or None,
         **_of_pools(gpu_hours, result.metadata, cost_per_gpu_hour, train_cost_per_gpu_hour),
@@ -171,18 +205,22 @@ def summary(
 
 
 def _of_drafts(result: Result) -> dict[str, Any]:
-    """Return the source of the acceptance of drafts, and the shares of tokens from drafts in the first epoch and later."""
+    """Return the source of the acceptance of drafts, and the shares of tokens from drafts in the
+    first epoch and later."""
     drafters = [
         result.metadata.get("speculation"),
         *((result.metadata.get("best_of_n") or {}).get("drafters") or {}).values(),
     ]
     kinds = [
-        drafter["acceptance"].get("kind") if isinstance(drafter["acceptance"], Mapping) else "counted"
+        drafter["acceptance"].get("kind")
+        if isinstance(drafter["acceptance"], Mapping)
+        else "counted"
         for drafter in drafters
         if drafter
     ]
     epoch, generated, accepted = (
-        result.samples.column(name).to_numpy() for name in ("epoch", "generated_tokens", "accepted_tokens")
+        result.samples.column(name).to_numpy()
+        for name in ("epoch", "generated_tokens", "accepted_tokens")
     )
     first = epoch == epoch.min(initial=np.iinfo(epoch.dtype).max)
     parts = {"first_epoch": first, "later": ~first}
@@ -194,9 +232,11 @@ def _of_drafts(result: Result) -> dict[str, Any]:
     }
 
 
-def _of_pools(gpu_hours: float, metadata: Mapping[str, Any], price: float, train_price: float | None) -> dict[str, Any]:
-    """Return the training pool's part of the GPU-hours of 1,000 samples and of their cost, and this cost; nothing where all
-    GPUs have one price."""
+def _of_pools(
+    gpu_hours: float, metadata: Mapping[str, Any], price: float, train_price: float | None
+) -> dict[str, Any]:
+    """Return the training pool's part of the GPU-hours of 1,000 samples and of their cost, and this
+    cost; nothing where all GPUs have one price."""
     if train_price is None:
         return {}
     train_hours = gpu_hours * metadata["train_gpus"] / metadata["gpus"]
@@ -209,7 +249,8 @@ def _of_pools(gpu_hours: float, metadata: Mapping[str, Any], price: float, train
 
 
 def _migrated_share(result: Result) -> float:
-    """Return the share of samples with several workers. Segments are in the order of samples, then of time."""
+    """Return the share of samples with several workers. Segments are in the order of samples, then
+    of time."""
     uid, worker = (result.segments.column(name).to_numpy() for name in ("uid", "worker"))
     moved = (uid[1:] == uid[:-1]) & (worker[1:] != worker[:-1])
     return float(np.unique(uid[1:][moved]).size / max(result.samples.num_rows, 1))

@@ -1,7 +1,8 @@
-"""Off-policyness, the one definition: the version of the update that trains a token minus the version that generated it.
+"""Off-policyness, the one definition: the version of the update that trains a token minus the
+version that generated it.
 
-Tokens that an earlier step generated and carried over into the next are counted separately, because no rule bounds them;
-`off_policyness` without "carried" leaves them out.
+Tokens that an earlier step generated and carried over into the next are counted separately, because
+no rule bounds them; `off_policyness` without "carried" leaves them out.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class OffPolicyness(NamedTuple):
 
 
 def of_update(version: int, parts: Sequence[tuple[int, int, int]]) -> OffPolicyness:
-    """Return the off-policyness of the update of `version`, trained on parts of responses: (generating version, tokens,
-    tokens of these that were carried over)."""
+    """Return the off-policyness of the update of `version`, trained on parts of responses:
+    (generating version, tokens, tokens of these that were carried over)."""
     generated, tokens, carried = np.array(parts, np.int64).reshape(-1, 3).T
     age, fresh = version - generated, tokens - carried
     return OffPolicyness(
@@ -44,15 +45,19 @@ def of_update(version: int, parts: Sequence[tuple[int, int, int]]) -> OffPolicyn
 
 
 def ages(result: Result, warmup_steps: int) -> tuple[Ints, Ints, Ints]:
-    """Return off-policyness, tokens and sample's row of the segments that were trained after the warm-up. Carried tokens are
-    included: the tables do not tell them apart by sample."""
+    """Return off-policyness, tokens and sample's row of the segments that were trained after the
+    warm-up. Carried tokens are included: the tables do not tell them apart by sample."""
     samples, segments, steps = result.samples, result.segments, result.steps
     trained = pc.fill_null(samples.column("trained_step"), -1).to_numpy()
     row = np.searchsorted(samples.column("uid").to_numpy(), segments.column("uid").to_numpy())
     tokens, step = segments.column("tokens").to_numpy(), trained[row]
     counted = (step >= warmup_steps) & (tokens > 0)
     version = steps.column("policy_version").to_numpy()[step[counted]]
-    return version - segments.column("policy_version").to_numpy()[counted], tokens[counted], row[counted]
+    return (
+        version - segments.column("policy_version").to_numpy()[counted],
+        tokens[counted],
+        row[counted],
+    )
 
 
 def age_shares(age: Ints, weight: NDArray[Any]) -> NDArray[np.float64]:

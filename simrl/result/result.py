@@ -1,18 +1,21 @@
 """Result: the record of a run in four Arrow tables.
 
-Invariant of a `Result`: every GPU-second between 0 and `end_s` lies in exactly one span (idle time is a span of kind
-"idle"), no segment ends after `end_s` (the end of the last update and of the passes then under way), and every sample that
-was submitted has one row in `samples` with one status. The replayer writes the same tables, so predicted against measured is
-a join.
+Invariant of a `Result`: every GPU-second between 0 and `end_s` lies in exactly one span (idle time
+is a span of kind "idle"), no segment ends after `end_s` (the end of the last update and of the
+passes then under way), and every sample that was submitted has one row in `samples` with one
+status. The replayer writes the same tables, so predicted against measured is a join.
 
-spans      lane, gpus, role (use of the GPUs then: rollout, also where they train in turn, or train), kind, started_s,
+spans      lane, gpus, role (use of the GPUs then: rollout, also where they train in turn, or
+train), kind, started_s,
            ended_s, policy_version, tokens — kinds: rollout, train_drafter (on idle rollout workers), load_weights, evaluate,
            lost, transfer, switch, log_prob, train, publish, checkpoint, idle. The columns of `Work` divide the passes of a
            rollout; they are empty for other kinds, and of real engines, which do not record them
-steps      one row a policy update: step, policy_version (before it), started_s, finished_s, samples, prompt_tokens,
+steps      one row a policy update: step, policy_version (before it), started_s, finished_s,
+samples, prompt_tokens,
            response_tokens, off_policyness_mean (over tokens), off_policyness_max; of the tokens that were carried over from
            an earlier step, which these two leave out: carried_tokens, carried_off_policyness_max
-samples    uid, trace_step, epoch, prompt_id, sample, prompt_tokens, generated_tokens, started_s, finished_s (empty while
+samples    uid, trace_step, epoch, prompt_id, sample, prompt_tokens, generated_tokens, started_s,
+finished_s (empty while
            unfinished), worker (the last), status (trained, dropped, buffered, in_flight), trained_step; with speculation,
            drafted_tokens (also unverified ones, of which decoupled drafting has many), accepted_tokens of them,
            verifications (passes that verified a draft), verified_tokens (the yield of these passes); with best-of-N,
@@ -52,16 +55,17 @@ class Lane(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The work of the passes of a span of rollout. Its seconds, and the host's work between passes, sum to the span's length.
+    """The work of the passes of a span of rollout. Its seconds, and the host's work between passes,
+    sum to the span's length.
 
-    decode_s               decoding, as in passes without other work
-    prefill_s              added by the first prefill of tokens
-    recompute_*_s          added by repeated prefill of a lost cache: the response moved or continued after a break, was
+    decode_s               decoding, as in passes without other work prefill_s              added by
+    the first prefill of tokens recompute_*_s          added by repeated prefill of a lost cache:
+    the response moved or continued after a break, was
                            preempted for want of KV blocks, got new weights, or got a drafter that needs it
     drafts_stood_s         added by drafting and verifying draft tokens that were accepted
-    drafts_wasted_s        added by drafting and verifying draft tokens that were rejected
-    slowed_s               added by a slow worker (a fault)
-    lock_step_s            waiting of data-parallel ranks for the longest pass of a rank, dummy passes included; like all
+    drafts_wasted_s        added by drafting and verifying draft tokens that were rejected slowed_s
+    added by a slow worker (a fault) lock_step_s            waiting of data-parallel ranks for the
+    longest pass of a rank, dummy passes included; like all
                            seconds of a worker with several ranks, a mean over them
     decodes                sequences that decoded, summed over passes
     slot_s                 the seconds of the passes, times the requests that run in each
@@ -149,16 +153,23 @@ class SegmentRow(NamedTuple):
 
 
 def codes(column: Any) -> tuple[NDArray[np.int64], list[str]]:
-    """Return the places of the rows' texts in the list of distinct texts, and this list, in the order of first rows."""
+    """Return the places of the rows' texts in the list of distinct texts, and this list, in the
+    order of first rows."""
     encoded = column.combine_chunks().cast(pa.string()).dictionary_encode()
     return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
 
 
 def _schema(hints: Mapping[str, Any]) -> pa.Schema:
     """Return the Arrow types of columns (name: type, `| None` where it may be empty)."""
-    kinds = {int: pa.int64(), float: pa.float64(), str: pa.dictionary(pa.int32(), pa.string()), np.int32: pa.int32()}
+    kinds = {
+        int: pa.int64(),
+        float: pa.float64(),
+        str: pa.dictionary(pa.int32(), pa.string()),
+        np.int32: pa.int32(),
+    }
     return pa.schema(
-        pa.field(name, kinds[(get_args(hint) or (hint,))[0]], bool(get_args(hint))) for name, hint in hints.items()
+        pa.field(name, kinds[(get_args(hint) or (hint,))[0]], bool(get_args(hint)))
+        for name, hint in hints.items()
     )
 
 
@@ -174,7 +185,8 @@ TABLES = {
 
 @dataclass(frozen=True)
 class Result:
-    """The tables of one run (columns above) and its metadata: system, scenario, sources of trace and profile, end_s."""
+    """The tables of one run (columns above) and its metadata: system, scenario, sources of trace
+    and profile, end_s."""
 
     spans: pa.Table
     steps: pa.Table
@@ -187,28 +199,38 @@ class Result:
         for name in TABLES:
             write_table(getattr(self, name), folder / f"{name}.parquet")
         (folder / METADATA_FILE).write_text(
-            json.dumps(sealed(self.metadata), indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
+            json.dumps(sealed(self.metadata), indent=1, sort_keys=True, ensure_ascii=False) + "\n",
+            encoding="utf-8",
         )
 
 
 def read_result(folder: str | Path) -> Result:
-    """Return the result that `Result.write` wrote. Raise `InputError` for a folder without a result, or with tables that do not
-    hold together (`simrl.result.check`)."""
+    """Return the result that `Result.write` wrote. Raise `InputError` for a folder without a
+    result, or with tables that do not hold together (`simrl.result.check`)."""
     folder = Path(folder)
     if not (folder / METADATA_FILE).is_file():
         if (folder / "sweep.json").exists():
-            raise InputError(f"{folder}: is a sweep's, which has a table and no runs; simrl report reads it")
+            raise InputError(
+                f"{folder}: is a sweep's, which has a table and no runs; simrl report reads it"
+            )
         raise InputError(f"{folder}: not a result folder{_instead(folder)}")
     try:
         metadata = json.loads((folder / METADATA_FILE).read_text(encoding="utf-8"))
         tables = {name: read_parquet(folder / f"{name}.parquet") for name in TABLES}
     except (OSError, ValueError, RecursionError, InputError) as error:
-        raise InputError(f"{folder}: not a result folder ({first_line(error)}); `simrl run` writes one") from error
+        raise InputError(
+            f"{folder}: not a result folder ({first_line(error)}); `simrl run` writes one"
+        ) from error
     check_metadata(metadata, f"{folder}/{METADATA_FILE}")
     if is_broken(metadata):
-        raise InputError(f"{folder}/{METADATA_FILE}: {BROKEN_SEAL}; simulate again, or remove its sha256")
+        raise InputError(
+            f"{folder}/{METADATA_FILE}: {BROKEN_SEAL}; simulate again, or remove its sha256"
+        )
     metadata.pop("sha256", None)
-    return Result(metadata=metadata, **checked_tables(tables, TABLES, metadata.get("end_s", math.inf), str(folder)))
+    return Result(
+        metadata=metadata,
+        **checked_tables(tables, TABLES, metadata.get("end_s", math.inf), str(folder)),
+    )
 
 
 def _instead(folder: Path) -> str:
@@ -218,12 +240,17 @@ def _instead(folder: Path) -> str:
     if folder.exists():
         runs = sorted(f"{file.parent}" for file in folder.parent.glob(f"*/{METADATA_FILE}"))
         return f" but a file; name the folder that `simrl run` wrote{f', such as {runs[0]}' if runs else ''}"
-    beside = [path.name for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
+    beside = (
+        [path.name for path in folder.parent.iterdir() if path.is_dir()]
+        if folder.parent.is_dir()
+        else []
+    )
     return f", it does not exist{meant(folder.name, beside)}; name one that `simrl run` wrote"
 
 
 def find_result(folder: str | Path) -> Result:
-    """Return the result of a folder, of the one result folder in it, or of a replay's measured run. Raise `InputError`."""
+    """Return the result of a folder, of the one result folder in it, or of a replay's measured run.
+    Raise `InputError`."""
     folder = Path(folder)
     if (folder / METADATA_FILE).is_file():
         return read_result(folder)

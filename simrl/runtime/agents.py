@@ -51,7 +51,12 @@ PLAIN = AgentRules()
 
 
 def agent_rules(
-    config: AgentsConfig, limits: Limits, model: ModelShape, gpu: Gpu, tp: int, kv_share: float = 1.0
+    config: AgentsConfig,
+    limits: Limits,
+    model: ModelShape,
+    gpu: Gpu,
+    tp: int,
+    kv_share: float = 1.0,
 ) -> AgentRules:
     """Return the rules of a worker of `tp` GPUs, whose KV cache takes `kv_share` of its bytes in
     bfloat16. Raise `InputError` for a KV cache that the engine cannot treat so."""
@@ -94,7 +99,10 @@ def agent_rules(
 
 def check_concurrency(config: AgentsConfig, workers: int, limits: Limits) -> None:
     """Raise `InputError` if more trajectories may be in flight than the engines hold."""
-    most, ranks = workers * limits.dp * limits.max_num_seqs, f" × dp {limits.dp}" if limits.dp > 1 else ""
+    most, ranks = (
+        workers * limits.dp * limits.max_num_seqs,
+        f" × dp {limits.dp}" if limits.dp > 1 else "",
+    )
     if config.max_concurrent is not None and config.max_concurrent > most:
         raise InputError(
             f"agents.max_concurrent is {config.max_concurrent}: {workers} workers run at most {most} sequences at a time "

@@ -58,12 +58,18 @@ class IndexBuilders:
         self._parameters = parameters
         self._workers_per_host = workers_per_host
         self._link_free_s: dict[int, float] = defaultdict(float)  # by host
-        self._sent: dict[tuple[int, int], tuple[range, float]] = {}  # by host and prompt: epochs, and their arrival
+        self._sent: dict[
+            tuple[int, int], tuple[range, float]
+        ] = {}  # by host and prompt: epochs, and their arrival
         self._epochs = 1 + int(trace.column("epoch").max())
-        groups = zip(trace.column("prompt_id").tolist(), trace.column("epoch").tolist(), strict=True)
+        groups = zip(
+            trace.column("prompt_id").tolist(), trace.column("epoch").tolist(), strict=True
+        )
         self._group_size = Counter(groups)
         self._free_s = [0.0] * min(parameters.workers, MOST_BUILDERS)
-        self._finished: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)  # tokens by sample
+        self._finished: dict[tuple[int, int], dict[int, int]] = defaultdict(
+            dict
+        )  # tokens by sample
         self._ready_s: dict[tuple[int, int], float] = {}
         self._kept: dict[int, deque[tuple[int, int]]] = defaultdict(deque)  # by epoch, oldest first
         self._bytes: dict[tuple[int, int], float] = {}
@@ -82,7 +88,11 @@ class IndexBuilders:
         """Send a worker that generates a response to the prompt all its indexes of these epochs, if
         they are not on their way. Return their arrival; if they are not built yet, the time at
         which to ask again; infinity if they never come."""
-        places = [(prompt_id, epoch) for epoch in epochs if (prompt_id, epoch % self._epochs) in self._group_size]
+        places = [
+            (prompt_id, epoch)
+            for epoch in epochs
+            if (prompt_id, epoch % self._epochs) in self._group_size
+        ]
         ready_s = max((self._ready_s.get(place, np.inf) for place in places), default=now_s)
         if ready_s > now_s:
             return ready_s
@@ -90,7 +100,9 @@ class IndexBuilders:
         sent, arrival_s = self._sent.get((host, prompt_id), (None, 0.0))
         if sent != epochs:
             size = sum(self._bytes[place] for place in places)
-            arrival_s = max(self._link_free_s[host], now_s) + size / self._parameters.link_bytes_per_s
+            arrival_s = (
+                max(self._link_free_s[host], now_s) + size / self._parameters.link_bytes_per_s
+            )
             self._link_free_s[host], self._sent[host, prompt_id] = arrival_s, (epochs, arrival_s)
         return arrival_s
 
@@ -123,7 +135,12 @@ class Drafting:
     simulation."""
 
     def __init__(
-        self, plan: DraftPlan, deployment: Deployment, max_num_seqs: int, seed: int, spot: SpotTrainer | None = None
+        self,
+        plan: DraftPlan,
+        deployment: Deployment,
+        max_num_seqs: int,
+        seed: int,
+        spot: SpotTrainer | None = None,
     ) -> None:
         self.spot = spot
         self._plan = plan
@@ -135,18 +152,23 @@ class Drafting:
         self._old: WholeResponseRuns | None = None
         self._builders: IndexBuilders | None = None
         self._lengths = LengthHistory() if plan.speculation.budget else None
-        # By epoch: the edges of DAS's windows, and the number of finished responses that they are from.
+        # By epoch: the edges of DAS's windows, and the number of finished responses that they are
+        # from.
         self._edges: dict[int, tuple[int, NDArray[np.float64]]] = {}
         self._finished: set[tuple[int, int, int]] = set()  # prompt, epoch, sample
         self._finished_in: Counter[int] = Counter()  # by epoch
-        # By engine: the most tokens that its drafter was trained on, and how much harder longer responses are.
+        # By engine: the most tokens that its drafter was trained on, and how much harder longer
+        # responses are.
         self._uncovered: dict[int, tuple[float, float]] = {}
         trace, drafter = deployment.trace, plan.speculation.drafter
         if drafter == "history":
             per_host = max(deployment.gpu.gpus_per_node // deployment.tp, 1)
             self._builders = IndexBuilders(plan.inputs.history_workers, trace, per_host)
         if drafter == "old_response":
-            old, factor = trace.once("old responses", lambda: whole_response_runs(trace)), plan.inputs.acceptance_factor
+            old, factor = (
+                trace.once("old responses", lambda: whole_response_runs(trace)),
+                plan.inputs.acceptance_factor,
+            )
             self._old = old._replace(accepted=accepted_prefixes(old.accepted, trace, seed, factor))
         worst = plan.acceptance.drift(MANY_UPDATES) if plan.acceptance else 1.0
         falls_back = plan.first_version > 0 or worst > plan.siblings_faster_beyond
@@ -158,7 +180,13 @@ class Drafting:
                 self._runs = drawn_sibling_runs(plan.inputs, trace, seed)
         elif drafter in ("history", "ngram", "own"):
             self._runs = text_runs(plan.speculation, plan.inputs, trace, seed)
-        runs = self._runs.packed if isinstance(self._runs, DrawnRuns) else packed(self._runs) if self._runs else None
+        runs = (
+            self._runs.packed
+            if isinstance(self._runs, DrawnRuns)
+            else packed(self._runs)
+            if self._runs
+            else None
+        )
         self._own = decoding_of(plan, runs, self._siblings, deployment, max_num_seqs)
         self._model_free = with_text_times(self._own, deployment.profile) if falls_back else None
         self.decoding = self._decoding_of(0)
@@ -168,7 +196,13 @@ class Drafting:
         return int(mixed(self._seed, worker))
 
     def give(
-        self, engine: Engine, slot: int, sample: Sample, response: Response, now_s: float, worker: int = 0
+        self,
+        engine: Engine,
+        slot: int,
+        sample: Sample,
+        response: Response,
+        now_s: float,
+        worker: int = 0,
     ) -> float | None:
         """Give a sample at an engine its present drafts. Return the time at which to do so again;
         None if never."""
@@ -182,7 +216,9 @@ class Drafting:
             key = sample_key(self._seed, sample.prompt_id, sample.epoch, sample.sample)
             covered_tokens, harder = self._uncovered.get(id(engine), (math.inf, 1.0))
             hardness = self._acceptance.hardness(key, response.tokens)
-            engine.draft_from(slot, MODEL, key, hardness * (harder if response.tokens > covered_tokens else 1.0))
+            engine.draft_from(
+                slot, MODEL, key, hardness * (harder if response.tokens > covered_tokens else 1.0)
+            )
         elif self._siblings is not None:
             first = self._first_run(engine, slot, response.row)
             if first >= 0 or self._runs is None:
@@ -256,7 +292,10 @@ class Drafting:
         engine.drift = self._drift(policy_version)
         if self.spot is not None and self._acceptance is not None:
             covered_tokens, behind = self.spot.beyond[policy_version]
-            self._uncovered[id(engine)] = covered_tokens, self._acceptance.drift(behind) / engine.drift
+            self._uncovered[id(engine)] = (
+                covered_tokens,
+                self._acceptance.drift(behind) / engine.drift,
+            )
         before, engine.decoding = engine.decoding, self._decoding_of(policy_version)
         return not _like(engine.decoding, before)
 
@@ -265,7 +304,9 @@ class Drafting:
         if self._acceptance is None:
             return 1.0
         untrained = max(policy_version - self._plan.first_version, 0)
-        return self._acceptance.drift(self.spot.behind[policy_version] if self.spot is not None else untrained)
+        return self._acceptance.drift(
+            self.spot.behind[policy_version] if self.spot is not None else untrained
+        )
 
     def _decoding_of(self, policy_version: int) -> Decoding:
         """Return the learned drafter's decoding, or the siblings' while there is no drafter or it
@@ -284,7 +325,9 @@ class Drafting:
             return budget.tokens[1]
         epoch = sample.epoch - 1
         finished = self._finished_in[epoch]
-        if finished > 1.1 * self._edges.get(epoch, (0, None))[0]:  # with fewer, the edges hardly move
+        if (
+            finished > 1.1 * self._edges.get(epoch, (0, None))[0]
+        ):  # with fewer, the edges hardly move
             medians = list(self._lengths.medians(epoch).values())
             edges = np.quantile(medians, budget.quantiles) if medians else np.array([0.0, np.inf])
             self._edges[epoch] = finished, edges
@@ -296,9 +339,16 @@ def _like(one: Decoding | None, other: Decoding | None) -> bool:
     return one is other or (one is not None and other is not None and one.round_s is other.round_s)
 
 
-def tail_drafting(tail: TailPlan, deployment: Deployment, max_num_seqs: int, seed: int) -> dict[str, Drafting]:
+def tail_drafting(
+    tail: TailPlan, deployment: Deployment, max_num_seqs: int, seed: int
+) -> dict[str, Drafting]:
     """Return the drafters that freed workers may get, by name. The draws of a request with
     different drafters are independent; with the drafter that all began with, they do not depend on
     the worker."""
-    keys = {name: int(mixed(seed, zlib.crc32(name.encode()))) for name in tail.plans} | {tail.rule.own: seed}
-    return {name: Drafting(plan, deployment, max_num_seqs, keys[name]) for name, plan in tail.plans.items()}
+    keys = {name: int(mixed(seed, zlib.crc32(name.encode()))) for name in tail.plans} | {
+        tail.rule.own: seed
+    }
+    return {
+        name: Drafting(plan, deployment, max_num_seqs, keys[name])
+        for name, plan in tail.plans.items()
+    }

@@ -44,7 +44,9 @@ def idle(env: simpy.Environment, *background: type[simpy.Timeout]) -> bool:
     """Return whether only timeouts of these kinds are due, and no message from outside is
     awaited."""
     awaits = getattr(env, "awaits_message", None)  # of a wall clock, which receives messages
-    return not (awaits and awaits()) and all(isinstance(entry[-1], background) for entry in env._queue)
+    return not (awaits and awaits()) and all(
+        isinstance(entry[-1], background) for entry in env._queue
+    )
 
 
 class Signal:
@@ -93,7 +95,10 @@ def call_at(env: simpy.Environment, time_s: float, call: Callable[[], object]) -
     """Call at exactly `time_s`, or now if that is past. (SimPy takes delays, and now plus a delay
     may round differently.)"""
     now_s = env.now
-    heappush(env._queue, (time_s if time_s > now_s else now_s, simpy.events.NORMAL, next(env._eid), _Call(call)))  # type: ignore[misc]
+    heappush(
+        env._queue,
+        (time_s if time_s > now_s else now_s, simpy.events.NORMAL, next(env._eid), _Call(call)),
+    )  # type: ignore[misc]
 
 
 def call_last(env: simpy.Environment, call: Callable[[], object]) -> None:

@@ -24,7 +24,9 @@ from simrl.runtime.worker import Worker
 from simrl.scenario.faults import Fault, Lost, Slow, WeightSyncDelayed
 
 
-def check_faults(faults: Sequence[Fault], workers: int, waits_for_lost: bool, adapts_split: bool) -> None:
+def check_faults(
+    faults: Sequence[Fault], workers: int, waits_for_lost: bool, adapts_split: bool
+) -> None:
     """Raise `InputError` for a worker that the system does not have, and for losses after which
     nothing could continue.
 
@@ -44,10 +46,16 @@ def check_faults(faults: Sequence[Fault], workers: int, waits_for_lost: bool, ad
                 "name one of them",
             ),
         )
-    for_good = [(i, fault) for i, fault in enumerate(faults) if fault.kind == "lost" and fault.ends_s is None]
+    for_good = [
+        (i, fault)
+        for i, fault in enumerate(faults)
+        if fault.kind == "lost" and fault.ends_s is None
+    ]
     gone = {fault.worker: i for i, fault in for_good if fault.worker is not None}
     if len(gone) == workers:
-        raise InputError(f"faults: all {workers} rollout workers are lost for good; give one of them a back_s")
+        raise InputError(
+            f"faults: all {workers} rollout workers are lost for good; give one of them a back_s"
+        )
     if gone and waits_for_lost:
         worker, i = next(iter(gone.items()))
         raise InputError(
@@ -66,18 +74,26 @@ class HearsOfLosses(Protocol):
 
 
 def inject(
-    env: simpy.Environment, faults: Sequence[Fault], seed: int, workers: Sequence[Worker], dispatcher: HearsOfLosses
+    env: simpy.Environment,
+    faults: Sequence[Fault],
+    seed: int,
+    workers: Sequence[Worker],
+    dispatcher: HearsOfLosses,
 ) -> list[dict[str, Any]]:
     """Start the faults. Return a list that gets an entry when one begins: its `kind`, `worker`,
     planned times (`at_s`, `until_s`; None: to the end), size, and index in the scenario
     (`fault`)."""
     happened: list[dict[str, Any]] = []
     states: list[_PresentFaults] = []
-    states += (_PresentFaults(env, i, worker, dispatcher, states) for i, worker in enumerate(workers))
+    states += (
+        _PresentFaults(env, i, worker, dispatcher, states) for i, worker in enumerate(workers)
+    )
     for i, fault in enumerate(faults):
         drawn = fault.rate_per_hour is not None
         for state in states if drawn else [states[fault.worker or 0]]:
-            times = _drawn(fault, seed, i, state.index) if drawn else iter([(fault.at_s, fault.ends_s)])
+            times = (
+                _drawn(fault, seed, i, state.index) if drawn else iter([(fault.at_s, fault.ends_s)])
+            )
             env.process(state.happen(i, fault, times, happened))
     return happened
 
@@ -115,7 +131,11 @@ class _PresentFaults:
     vain: bool = False
 
     def happen(
-        self, index: int, fault: Fault, times: Iterator[tuple[float, float | None]], happened: list[dict[str, Any]]
+        self,
+        index: int,
+        fault: Fault,
+        times: Iterator[tuple[float, float | None]],
+        happened: list[dict[str, Any]],
     ) -> simpy.events.ProcessGenerator:
         """Begin and end a fault of the scenario at these times."""
         size = fault.model_dump(include={"factor", "delay_s"})
@@ -124,7 +144,14 @@ class _PresentFaults:
             if self.run_stands_still():
                 return
             happened.append(
-                {"kind": fault.kind, "worker": self.index, "at_s": at_s, "until_s": until_s, **size, "fault": index}
+                {
+                    "kind": fault.kind,
+                    "worker": self.index,
+                    "at_s": at_s,
+                    "until_s": until_s,
+                    **size,
+                    "fault": index,
+                }
             )
             self.change(fault, {**self.now, index: fault})
             if until_s is None:
@@ -139,9 +166,13 @@ class _PresentFaults:
         was_lost, self.now = self.lost, now
         match fault:
             case Slow():
-                self.worker.slow_down(float(np.prod([f.factor for f in now.values() if isinstance(f, Slow)])))
+                self.worker.slow_down(
+                    float(np.prod([f.factor for f in now.values() if isinstance(f, Slow)]))
+                )
             case WeightSyncDelayed():
-                self.worker.load_delay_s = sum(f.delay_s for f in now.values() if isinstance(f, WeightSyncDelayed))
+                self.worker.load_delay_s = sum(
+                    f.delay_s for f in now.values() if isinstance(f, WeightSyncDelayed)
+                )
             case Lost():
                 if self.lost and not was_lost:
                     self.dispatcher.retire(self.index, lost=True)
@@ -168,4 +199,6 @@ class _PresentFaults:
             for worker in self.workers:
                 worker.vain = False
             return False
-        return not any(worker.lost and not worker.for_good and not worker.vain for worker in self.workers)
+        return not any(
+            worker.lost and not worker.for_good and not worker.vain for worker in self.workers
+        )

@@ -53,7 +53,9 @@ class Generation:
         self._recorder = recorder
         self._request_s = request_s
         self._groups: dict[int, GroupRun] = {}
-        self._over: deque[list[Rollout]] = deque()  # of groups that end at this instant, before their events fire
+        self._over: deque[list[Rollout]] = (
+            deque()
+        )  # of groups that end at this instant, before their events fire
         self._closed: dict[int, tuple[Segment, ...]] = {}  # by ticket
         self._wakes_s = math.inf
 
@@ -78,14 +80,20 @@ class Generation:
             ticket = tickets[number]
             new = tokens - ticket["closed_tokens"].item()
             if new > 0:
-                segment = Segment(worker.lane, worker.policy_version, new, ticket["started_s"].item(), now_s)
+                segment = Segment(
+                    worker.lane, worker.policy_version, new, ticket["started_s"].item(), now_s
+                )
                 self._closed[number] = (*self._closed.get(number, ()), segment)
             ticket["closed_tokens"], ticket["started_s"] = tokens, now_s
 
     # From the schedule.
 
     def submit(
-        self, groups: Sequence[GroupRun], workers: Sequence[int], cuts: Sequence[int | None], order: Sequence[int]
+        self,
+        groups: Sequence[GroupRun],
+        workers: Sequence[int],
+        cuts: Sequence[int | None],
+        order: Sequence[int],
     ) -> None:
         """Submit groups. `workers` and `cuts` have the worker and the `max_tokens` of each sample;
         the samples begin in `order`."""
@@ -94,7 +102,9 @@ class Generation:
         lengths: list[tuple[int, ...]] = []
         for group in groups:
             size = len(group.samples)
-            number, first = self.fleet.open_group(list(workers[begin : begin + size]), group.needed or size)
+            number, first = self.fleet.open_group(
+                list(workers[begin : begin + size]), group.needed or size
+            )
             tickets = self.fleet.arrays.tickets
             group.first = first
             self._groups[number] = group
@@ -105,7 +115,9 @@ class Generation:
                 if is_cut := cut is not None and cut < length:
                     length, tickets["whole"][i] = cut, 0
                 prompt = sample.prompt_tokens
-                lengths.append((prompt, length, had, 0, sample.prompt_id, prompt, sample.uid, is_cut))
+                lengths.append(
+                    (prompt, length, had, 0, sample.prompt_id, prompt, sample.uid, is_cut)
+                )
                 if before and had:
                     tickets["closed_tokens"][i], self._closed[i] = had, before.segments
             begin += size
@@ -113,7 +125,9 @@ class Generation:
         all_numbers, all_lengths = np.array(numbers)[at], np.array(lengths)[at]
         for worker in dict.fromkeys(where.tolist()):
             here = where == worker
-            self.workers[worker].command(partial(self._begin, worker, all_numbers[here], all_lengths[here]))
+            self.workers[worker].command(
+                partial(self._begin, worker, all_numbers[here], all_lengths[here])
+            )
 
     def withdraw(self, groups: Sequence[GroupRun]) -> None:
         """Abort the unfinished responses of groups."""
@@ -130,7 +144,9 @@ class Generation:
         """Record the responses that are unfinished, or end at this instant, when the workers have
         stopped."""
         for rollouts in self._over:
-            self._recorder.came_back([rollout for rollout in rollouts if not self._recorder.is_back(rollout)])
+            self._recorder.came_back(
+                [rollout for rollout in rollouts if not self._recorder.is_back(rollout)]
+            )
         if not self._groups:
             return
         for worker in self.workers:
@@ -196,17 +212,35 @@ class Generation:
         """Return the rollouts of a group so far, each with its place in the order of all ends; None
         for one that has not ended."""
         assert group.first is not None
-        tickets = self.fleet.arrays.tickets[group.first : group.first + len(group.samples)][SHOWN].tolist()
+        tickets = self.fleet.arrays.tickets[group.first : group.first + len(group.samples)][
+            SHOWN
+        ].tolist()
         rollouts = []
         members = zip(group.samples, group.partials, tickets, strict=True)
         for number, (sample, before, ticket) in enumerate(members, group.first):
-            engine, tokens, closed_tokens, version, done, over, order, started_s, first_token_s, ended_s = ticket
+            (
+                engine,
+                tokens,
+                closed_tokens,
+                version,
+                done,
+                over,
+                order,
+                started_s,
+                first_token_s,
+                ended_s,
+            ) = ticket
             segments = self._closed[number] if closed_tokens else ()
             if version >= 0 and tokens > closed_tokens:
                 lane = self.workers[engine].lane
-                segments = (*segments, Segment(lane, version, tokens - closed_tokens, started_s, ended_s))
+                segments = (
+                    *segments,
+                    Segment(lane, version, tokens - closed_tokens, started_s, ended_s),
+                )
             if before is not None:
-                first_token_s = first_token_s if math.isnan(before.first_token_s) else before.first_token_s
+                first_token_s = (
+                    first_token_s if math.isnan(before.first_token_s) else before.first_token_s
+                )
                 rollout = grown(before, segments, first_token_s, done == 1)
             else:
                 rollout = Rollout(sample, segments, done == 1, first_token_s)

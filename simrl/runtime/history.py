@@ -24,20 +24,24 @@ class LengthHistory:
     def __init__(self) -> None:
         self._lengths: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         self._unfinished: dict[tuple[int, int], int] = defaultdict(int)  # by prompt and epoch
-        # Not yet in the dictionaries, which most schedules never read: prompt and epoch of expected responses; prompt, epoch
-        # and tokens of observed ones, -1 for an unfinished one.
+        # Not yet in the dictionaries, which most schedules never read: prompt and epoch of expected
+        # responses; prompt, epoch and tokens of observed ones, -1 for an unfinished one.
         self._expected = array("q")
         self._observed = array("q")
 
     def expect(self, samples: Iterable[Sample]) -> None:
         """Expect responses."""
-        self._expected.extend(number for sample in samples for number in (sample.prompt_id, sample.epoch))
+        self._expected.extend(
+            number for sample in samples for number in (sample.prompt_id, sample.epoch)
+        )
 
     def observe(self, rollouts: Iterable[Rollout]) -> None:
         """Record finished responses, and stop expecting unfinished ones."""
         for rollout in rollouts:
             sample = rollout.sample
-            self._observed.extend((sample.prompt_id, sample.epoch, rollout.tokens if rollout.done else -1))
+            self._observed.extend(
+                (sample.prompt_id, sample.epoch, rollout.tokens if rollout.done else -1)
+            )
 
     def _take_in(self) -> None:
         for prompt_id, epoch in zip(*[iter(self._expected)] * 2, strict=True):
@@ -53,7 +57,11 @@ class LengthHistory:
         `before_epoch`; none without one."""
         self._take_in()
         epochs = self._lengths.get(prompt_id, {})
-        earlier = [epoch for epoch in epochs if epoch < before_epoch and self._unfinished[prompt_id, epoch] <= 0]
+        earlier = [
+            epoch
+            for epoch in epochs
+            if epoch < before_epoch and self._unfinished[prompt_id, epoch] <= 0
+        ]
         return np.array(epochs[max(earlier)] if earlier else [], dtype=np.int64)
 
     def median(self, prompt_id: int, before_epoch: int) -> float:

@@ -39,9 +39,13 @@ class Pauses:
         assert turn is not None
         if self._kv == "offload":
             self._offload(request, slot, now_s)
-        self.call_tool(request, turn, now_s, partial(self._tool_over, request, slot, turn.observation_tokens))
+        self.call_tool(
+            request, turn, now_s, partial(self._tool_over, request, slot, turn.observation_tokens)
+        )
 
-    def call_tool(self, request: WorkerRequest, turn: Turn, now_s: float, over: Callable[[], None]) -> None:
+    def call_tool(
+        self, request: WorkerRequest, turn: Turn, now_s: float, over: Callable[[], None]
+    ) -> None:
         """Let the environment answer a turn, and then call `over`."""
         request.end_turn(turn, now_s)
         until_s = request.rollout.environment_until_s
@@ -49,7 +53,9 @@ class Pauses:
             self._agents.figures.in_tools_s += turn.environment_s
             call_at(self._env, until_s, over)
         else:
-            begin = partial(self._agents.tools.begin, request.sample.uid, until_s, turn.environment_s, over)
+            begin = partial(
+                self._agents.tools.begin, request.sample.uid, until_s, turn.environment_s, over
+            )
             call_at(self._env, now_s, begin)
 
     def wait(self, request: WorkerRequest, ready_s: float, enter: Callable[[], None]) -> bool:
@@ -60,7 +66,9 @@ class Pauses:
             call_at(self._env, ready_s, enter)
 
         tools = self._agents.tools
-        if tools is not None and tools.follow(request.sample.uid, request.rollout.environment_until_s, wait):
+        if tools is not None and tools.follow(
+            request.sample.uid, request.rollout.environment_until_s, wait
+        ):
             return True
         if ready_s > self._worker.engine.now_s:
             wait()
@@ -102,7 +110,12 @@ class Pauses:
             resume(copy, blocks)
 
     def _resume(
-        self, request: WorkerRequest, slot: int, observation_tokens: int, copy: HostCopy | None, blocks: int
+        self,
+        request: WorkerRequest,
+        slot: int,
+        observation_tokens: int,
+        copy: HostCopy | None,
+        blocks: int,
     ) -> None:
         if not self._worker.is_here(request):
             return

@@ -71,7 +71,9 @@ class Recorder:
         """Record a span of a lane, or of several `lanes` side by side, of which the first has all
         counts."""
         self.spans.append(Span(lane, kind, started_s, ended_s, policy_version, tokens, work))
-        seconds = work and work._replace(decodes=0.0, slot_s=0.0, preemptions=0.0) if lanes > 1 else None
+        seconds = (
+            work and work._replace(decodes=0.0, slot_s=0.0, preemptions=0.0) if lanes > 1 else None
+        )
         for other in range(lane + 1, lane + lanes):
             self.spans.append(Span(other, kind, started_s, ended_s, policy_version, 0, seconds))
 
@@ -109,7 +111,9 @@ class Recorder:
         for rollout in rollouts:
             uid = rollout.sample.uid
             if uid in self._trained or uid in self._dropped or self._gone(uid) or not rollout.done:
-                raise RuntimeError(f"sample {uid} in step {step.step} was trained or dropped before, or is unfinished")
+                raise RuntimeError(
+                    f"sample {uid} in step {step.step} was trained or dropped before, or is unfinished"
+                )
             self._trained[uid] = step.step
         self.steps.append(step)
         if len(self._trained) >= MOST_TRAINED and rollouts and rollouts[0].token_ids is None:
@@ -133,19 +137,28 @@ class Recorder:
         and environment; shape (2, rollouts)."""
         rollouts = self.rollouts()
         contexts = np.hstack([*(rows.context for rows in self._put_away), _context(rollouts)])
-        uids = [*(rows.samples["uid"].to_numpy() for rows in self._put_away), [r.sample.uid for r in rollouts]]
+        uids = [
+            *(rows.samples["uid"].to_numpy() for rows in self._put_away),
+            [r.sample.uid for r in rollouts],
+        ]
         return contexts[:, np.argsort(np.concatenate(uids))]
 
     def result(self, updated_s: float, metadata: dict[str, Any]) -> Result:
         """Return the tables of all that began before the last update ended (`updated_s`). The run
         ends with the passes that ran then, whose tokens are in segments and spans; all other spans
         are cut there."""
-        passes_s = (span.ended_s for span in self.spans if span.kind == "rollout" and span.started_s < updated_s)
+        passes_s = (
+            span.ended_s
+            for span in self.spans
+            if span.kind == "rollout" and span.started_s < updated_s
+        )
         end_s = max(updated_s, max(passes_s, default=0.0))
         rows = self._rows(self.rollouts())
         if self._put_away:
             samples, segments, _ = zip(*self._put_away, rows, strict=True)
-            rows = rows._replace(samples=self._with_late_copies(_in_order(samples)), segments=_in_order(segments))
+            rows = rows._replace(
+                samples=self._with_late_copies(_in_order(samples)), segments=_in_order(segments)
+            )
         return Result(
             spans=self._spans_table(updated_s, end_s),
             steps=_table("steps", self.steps),
@@ -178,8 +191,12 @@ class Recorder:
         if not late:
             return samples
         tokens = samples["duplicate_tokens"].to_numpy().copy()
-        tokens[np.searchsorted(samples["uid"].to_numpy(), late)] += [self._generated[uid] for uid in late]
-        return samples.set_column(samples.column_names.index("duplicate_tokens"), "duplicate_tokens", [tokens])
+        tokens[np.searchsorted(samples["uid"].to_numpy(), late)] += [
+            self._generated[uid] for uid in late
+        ]
+        return samples.set_column(
+            samples.column_names.index("duplicate_tokens"), "duplicate_tokens", [tokens]
+        )
 
     def _spans_table(self, updated_s: float, end_s: float) -> pa.Table:
         by_lane: list[list[Span]] = [[] for _ in self.lanes]
@@ -191,13 +208,20 @@ class Recorder:
             clock_s = 0.0
             for span in sorted(_beneath(spans), key=lambda s: s.started_s):
                 if span.started_s < clock_s - 1e-9:
-                    raise RuntimeError(f"lane {self.lanes[lane].name}: two things at {span.started_s} s ({span.kind})")
+                    raise RuntimeError(
+                        f"lane {self.lanes[lane].name}: two things at {span.started_s} s ({span.kind})"
+                    )
                 rows += self._idle(lane, clock_s, span.started_s, span.policy_version)
                 rows.append(span._replace(started_s=max(span.started_s, clock_s)))
                 clock_s = span.ended_s
             rows += self._idle(lane, clock_s, end_s, -1)
         columns = [
-            (*self.lanes[row.lane], self._role_at(row), *row[1:6], *(row.work or [None] * len(Work._fields)))
+            (
+                *self.lanes[row.lane],
+                self._role_at(row),
+                *row[1:6],
+                *(row.work or [None] * len(Work._fields)),
+            )
             for row in rows
         ]
         return _table("spans", columns)
@@ -211,12 +235,17 @@ class Recorder:
         return [Span(lane, "idle", a, b, policy_version, 0) for a, b in pairwise(cuts) if b > a]
 
     def _role_at(self, span: Span) -> str:
-        return next(role for time_s, role in reversed(self._roles[span.lane]) if time_s <= span.started_s)
+        return next(
+            role for time_s, role in reversed(self._roles[span.lane]) if time_s <= span.started_s
+        )
 
     def _samples_table(self, rollouts: Sequence[Rollout]) -> pa.Table:
         uids = [rollout.sample.uid for rollout in rollouts]
         tokens = [rollout.tokens for rollout in rollouts]
-        drafts = [(r.drafted_tokens, r.accepted_tokens, r.verifications, r.verified_tokens) for r in rollouts]
+        drafts = [
+            (r.drafted_tokens, r.accepted_tokens, r.verifications, r.verified_tokens)
+            for r in rollouts
+        ]
         columns = [
             *_columns([rollout.sample for rollout in rollouts], Sample._fields),
             tokens,
@@ -238,17 +267,24 @@ class Recorder:
 
 
 def _context(rollouts: Sequence[Rollout]) -> NDArray[np.int64]:
-    not_generated = [rollout.sample.prompt_tokens + rollout.observation_tokens for rollout in rollouts]
+    not_generated = [
+        rollout.sample.prompt_tokens + rollout.observation_tokens for rollout in rollouts
+    ]
     return np.array([[rollout.tokens for rollout in rollouts], not_generated], np.int64)
 
 
 def _in_order(tables: Sequence[pa.Table]) -> pa.Table:
     """Return the rows of several tables in the order of their uids."""
     plain = pa.schema(
-        (field.name, pa.string() if pa.types.is_dictionary(field.type) else field.type) for field in tables[0].schema
+        (field.name, pa.string() if pa.types.is_dictionary(field.type) else field.type)
+        for field in tables[0].schema
     )
     table = pa.concat_tables([table.cast(plain) for table in tables])
-    return table.take(np.argsort(table["uid"].to_numpy(), kind="stable")).combine_chunks().cast(tables[0].schema)
+    return (
+        table.take(np.argsort(table["uid"].to_numpy(), kind="stable"))
+        .combine_chunks()
+        .cast(tables[0].schema)
+    )
 
 
 def _cut(span: Span, end_s: float) -> Span:
@@ -286,4 +322,7 @@ def _columns(rows: Sequence[Any], names: Sequence[str]) -> list[Sequence[Any]]:
 def _table_of(name: str, columns: Sequence[Sequence[Any]]) -> pa.Table:
     """Return columns as a table of this name, without the schema's marks of nullable columns."""
     schema = TABLES[name]
-    return pa.table([pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)], schema.names)
+    return pa.table(
+        [pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)],
+        schema.names,
+    )

@@ -49,7 +49,9 @@ class WorkerRequest:
             return 0
         turn = self.turn_at(tokens)
         unseen = 1 if turn is None else 1 + turn.observation_tokens
-        return int(self.cached * (self.sample.prompt_tokens + rollout.observation_tokens + tokens - unseen))
+        return int(
+            self.cached * (self.sample.prompt_tokens + rollout.observation_tokens + tokens - unseen)
+        )
 
     def turn_at(self, tokens: int) -> Turn | None:
         """Return the turn that the environment answers when the response has `tokens`."""

@@ -47,7 +47,9 @@ class Rollout(NamedTuple):
     def tokens(self) -> int:
         if len(self.segments) > 1:
             return sum(s.tokens for s in self.segments)
-        return self.segments[0].tokens if self.segments else 0  # the frequent case, a million times a simulation
+        return (
+            self.segments[0].tokens if self.segments else 0
+        )  # the frequent case, a million times a simulation
 
     @property
     def started_s(self) -> float:
@@ -64,7 +66,9 @@ def scored(rollout: Rollout, reward: float) -> Rollout:
     return tuple.__new__(Rollout, (*rollout[:_REWARD], reward, *rollout[_REWARD + 1 :]))
 
 
-def grown(rollout: Rollout, segments: tuple[Segment, ...], first_token_s: float, done: bool = False) -> Rollout:
+def grown(
+    rollout: Rollout, segments: tuple[Segment, ...], first_token_s: float, done: bool = False
+) -> Rollout:
     """Return the rollout with these segments; faster than `_replace`."""
     return tuple.__new__(Rollout, (rollout[0], segments, done, first_token_s, *rollout[_REWARD:]))
 

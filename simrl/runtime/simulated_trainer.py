@@ -26,7 +26,11 @@ class SimulatedRewarder:
     reward model elsewhere)."""
 
     def __init__(
-        self, env: simpy.Environment, reward_s: float, responses: Mapping[int, Response], kills: bool = False
+        self,
+        env: simpy.Environment,
+        reward_s: float,
+        responses: Mapping[int, Response],
+        kills: bool = False,
     ) -> None:
         self._env = env
         self._reward_s = reward_s
@@ -62,7 +66,9 @@ class SimulatedTrainer:
         self._recorder = recorder
         self._spot = spot
         self._publications = Publications(env)
-        self._publishing: simpy.Event | None = None  # on the trainer's GPUs, while paused workers load already
+        self._publishing: simpy.Event | None = (
+            None  # on the trainer's GPUs, while paused workers load already
+        )
         self._switched: set[int] = set()  # lanes that train already, while others roll out
         self._with_gradients: set[int] = set()  # uids of the next update whose gradients are there
         self._resizing: tuple[tuple[int, ...], simpy.Event] | None = None
@@ -71,22 +77,32 @@ class SimulatedTrainer:
         self._resizing = (tuple(lanes), self._env.event())
         return self._resizing[1]
 
-    def train(self, rollouts: Sequence[Rollout], prepared: Sequence[Rollout] = (), publish: bool = True) -> simpy.Event:
-        return self._env.process(self._train(list(rollouts), {rollout.sample.uid for rollout in prepared}, publish))
+    def train(
+        self, rollouts: Sequence[Rollout], prepared: Sequence[Rollout] = (), publish: bool = True
+    ) -> simpy.Event:
+        return self._env.process(
+            self._train(list(rollouts), {rollout.sample.uid for rollout in prepared}, publish)
+        )
 
     def train_parts(self, parts: simpy.Store) -> simpy.Event:
         return self._env.process(self._train_parts(parts))
 
-    def infer(self, rollouts: Sequence[Rollout], lanes: Sequence[int], gradients: bool = False) -> simpy.Event:
+    def infer(
+        self, rollouts: Sequence[Rollout], lanes: Sequence[int], gradients: bool = False
+    ) -> simpy.Event:
         return self._env.process(self._infer(list(rollouts), lanes, gradients))
 
     def published(self, version: int) -> simpy.Event:
         return self._publications.of(version)
 
-    def _train(self, rollouts: list[Rollout], prepared: set[int], publish: bool) -> simpy.events.ProcessGenerator:
+    def _train(
+        self, rollouts: list[Rollout], prepared: set[int], publish: bool
+    ) -> simpy.events.ProcessGenerator:
         started_s, lengths = self._env.now, _lengths(rollouts)
         yield from self._begin(lengths)
-        yield from self._work(self.costs.inference(_lengths([r for r in rollouts if r.sample.uid not in prepared])))
+        yield from self._work(
+            self.costs.inference(_lengths([r for r in rollouts if r.sample.uid not in prepared]))
+        )
         left = _lengths([r for r in rollouts if r.sample.uid not in self._with_gradients])
         self._with_gradients.clear()
         yield from self._work(self.costs.update(left, self.costs.minibatches))
@@ -100,17 +116,24 @@ class SimulatedTrainer:
             if begins:
                 started_s = self._env.now
                 yield from self._begin(lengths)
-            yield from self._work(self.costs.inference(lengths) + self.costs.update(lengths, 1, begins))
+            yield from self._work(
+                self.costs.inference(lengths) + self.costs.update(lengths, 1, begins)
+            )
             rollouts += part
         assert rollouts, "an update without a rollout"
         return (yield from self._finish(rollouts, started_s, publish=True))
 
-    def _infer(self, rollouts: list[Rollout], lanes: Sequence[int], gradients: bool) -> simpy.events.ProcessGenerator:
+    def _infer(
+        self, rollouts: list[Rollout], lanes: Sequence[int], gradients: bool
+    ) -> simpy.events.ProcessGenerator:
         """Compute log-probs, and with `gradients` also gradients, on these lanes. A sequence or an
         expert is shared by at most the GPUs of these lanes."""
         yield from self._switch(lanes)
         gpus = sum(self._recorder.lanes[lane].gpus for lane in lanes)
-        shared = {key: min(getattr(self.costs.config, key), gpus) for key in ("sequence_parallel", "expert_parallel")}
+        shared = {
+            key: min(getattr(self.costs.config, key), gpus)
+            for key in ("sequence_parallel", "expert_parallel")
+        }
         if gpus % self.costs.config.gpus_per_rank:
             shared |= {"tensor_parallel": 1, "pipeline_parallel": 1}
         costs = replace(self.costs, gpus=gpus, config=self.costs.config.model_copy(update=shared))
@@ -126,7 +149,9 @@ class SimulatedTrainer:
             yield self._publishing
         if self._resizing is not None:
             (self.lanes, resized), self._resizing = self._resizing, None
-            self.costs = replace(self.costs, gpus=sum(self._recorder.lanes[lane].gpus for lane in self.lanes))
+            self.costs = replace(
+                self.costs, gpus=sum(self._recorder.lanes[lane].gpus for lane in self.lanes)
+            )
             resized.succeed()
             yield from self._work([("switch", self.costs.reshard_s)])
         yield from self._work(self.costs.transfer(lengths))
@@ -140,7 +165,9 @@ class SimulatedTrainer:
             self._switched.update(late)
             yield from self._work([("switch", self.costs.switch_s)], late)
 
-    def _finish(self, rollouts: list[Rollout], started_s: float, publish: bool) -> simpy.events.ProcessGenerator:
+    def _finish(
+        self, rollouts: list[Rollout], started_s: float, publish: bool
+    ) -> simpy.events.ProcessGenerator:
         after = self.costs.after(self.version, publish)
         if self.costs.pauses and publish:
             self._publishing = self._env.process(self._work(after))  # the loads take as much longer
@@ -156,7 +183,9 @@ class SimulatedTrainer:
             self._publications.publish(self.version)
         return step
 
-    def _work(self, phases: Sequence[Phase], lanes: Sequence[int] | None = None) -> simpy.events.ProcessGenerator:
+    def _work(
+        self, phases: Sequence[Phase], lanes: Sequence[int] | None = None
+    ) -> simpy.events.ProcessGenerator:
         """Work through the phases, on all lanes or on some."""
         for kind, seconds in phases:
             started_s, occupied = self._env.now, self.lanes if lanes is None else lanes
@@ -170,4 +199,6 @@ class SimulatedTrainer:
 
 def _lengths(rollouts: Sequence[Rollout]) -> Ints:
     """Return the tokens of each sequence: prompt, response, and observations of the environment."""
-    return np.array([r.sample.prompt_tokens + r.observation_tokens + r.tokens for r in rollouts], dtype=np.int64)
+    return np.array(
+        [r.sample.prompt_tokens + r.observation_tokens + r.tokens for r in rollouts], dtype=np.int64
+    )

@@ -48,10 +48,17 @@ def simulated_workers(
     fleets: dict[str | None, tuple[Generation, Drafting | None]] = {}
     named: list[tuple[str | None, Drafting | None]] = [(None, drafting), *(drafters or {}).items()]
     for name, method in named:
-        decoding, keys = (method.decoding, [method.key(i) for i in range(number)]) if method else (None, [0] * number)
+        decoding, keys = (
+            (method.decoding, [method.key(i) for i in range(number)])
+            if method
+            else (None, [0] * number)
+        )
         fleet = Fleet(tables, limits, decoding, keys)
         fleets[name] = Generation(env, fleet, responses, recorder, costs.request_s), method
-    workers = [SimulatedWorker(env, i, fleets, costs, responses, recorder, agents, lanes) for i in range(number)]
+    workers = [
+        SimulatedWorker(env, i, fleets, costs, responses, recorder, agents, lanes)
+        for i in range(number)
+    ]
     for generation, _ in fleets.values():
         generation.workers += workers
     return workers
@@ -62,7 +69,9 @@ def at_boundary(
 ) -> Callable[Concatenate[SimulatedWorker, Arguments], simpy.Event]:
     """Let a method of a worker act at its next boundary, and return the event that it lets fire."""
 
-    def ask(worker: SimulatedWorker, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> simpy.Event:
+    def ask(
+        worker: SimulatedWorker, /, *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> simpy.Event:
         event = worker.env.event()
         worker.command(lambda: act(worker, event, *args, **kwargs))
         return event
@@ -90,7 +99,8 @@ class SimulatedWorker:
         lanes: int = 1,
     ) -> None:
         self.policy_version, self.index, self.lane, self._lanes = 0, index, index * lanes, lanes
-        # An engine for each drafter, all on these GPUs and this KV cache; at most one of them has requests.
+        # An engine for each drafter, all on these GPUs and this KV cache; at most one of them has
+        # requests.
         self._fleets = fleets
         self.engines = [generation.fleet.engines[index] for generation, _ in fleets.values()]
         self._generation, self._drafting = fleets[None]
@@ -118,7 +128,11 @@ class SimulatedWorker:
         return sum(engine.generated_total for engine in self.engines)
 
     def submit(
-        self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: float = 0.0
+        self,
+        sample: Sample,
+        partial: Rollout | None = None,
+        max_tokens: int | None = None,
+        cached: float = 0.0,
     ) -> simpy.Event:
         response, before = self._responses[sample.uid], partial or Rollout(sample, (), False)
         length = response.tokens if max_tokens is None else min(response.tokens, max_tokens)
@@ -134,7 +148,9 @@ class SimulatedWorker:
             self._fire(event)
 
     @at_boundary
-    def load_weights(self, event: simpy.Event, version: int, running: LoadMode = "recompute") -> None:
+    def load_weights(
+        self, event: simpy.Event, version: int, running: LoadMode = "recompute"
+    ) -> None:
         self._asked_version = version
         self._loads.append((version, running, event))
         self._load_what_may()
@@ -170,7 +186,9 @@ class SimulatedWorker:
     def restore(self, event: simpy.Event) -> None:
         if self._lost_since_s is None:
             return self._fire(event)
-        load = self._take_weights(self._asked_version)  # the others have evaluated what was due meanwhile
+        load = self._take_weights(
+            self._asked_version
+        )  # the others have evaluated what was due meanwhile
         if self._is_lent:
             self._span("load_weights", load.started_s, load.finished_s)
         self._close_lost_span(self.engine.now_s)
@@ -229,9 +247,13 @@ class SimulatedWorker:
             self._drafting.begins(request.sample)
         request.started_s = self.engine.now_s
         self._pauses.begin_deadline(request)
-        fetch_s = self._costs.fetch_s_per_token * (request.computed_tokens if request.cached == 1.0 else 0)
+        fetch_s = self._costs.fetch_s_per_token * (
+            request.computed_tokens if request.cached == 1.0 else 0
+        )
         ready_s = max(self.engine.now_s + fetch_s, request.rollout.environment_until_s)
-        if not self._pauses.wait(request, ready_s, lambda: self.command(lambda: self._enter(request))):
+        if not self._pauses.wait(
+            request, ready_s, lambda: self.command(lambda: self._enter(request))
+        ):
             self._enter(request)
 
     def _enter(self, request: WorkerRequest) -> None:
@@ -239,7 +261,12 @@ class SimulatedWorker:
         if not self.is_here(request):
             return  # aborted meanwhile
         sample, rollout, length = request.sample, request.rollout, request.length
-        lengths = sample.prompt_tokens + rollout.observation_tokens, length, rollout.tokens, request.computed_tokens
+        lengths = (
+            sample.prompt_tokens + rollout.observation_tokens,
+            length,
+            rollout.tokens,
+            request.computed_tokens,
+        )
         keys = sample.prompt_id, sample.uid, sample.prompt_tokens, length < request.response.tokens
         request.slot = slot = self.engine.submit(*lengths, *keys)
         self.engine.now_s += self._costs.request_s
@@ -270,7 +297,9 @@ class SimulatedWorker:
 
     @property
     def _decodes(self) -> bool:
-        return bool(self._decoding) or self._generation.fleet.members["in_groups"].item(self.index) > 0
+        return (
+            bool(self._decoding) or self._generation.fleet.members["in_groups"].item(self.index) > 0
+        )
 
     @property
     def heeds_stops(self) -> bool:
@@ -370,7 +399,9 @@ class SimulatedWorker:
 
     def _change_drafter(self, drafter: str | None) -> None:
         if self._requests:
-            raise RuntimeError(f"worker {self.index} is to draft with {drafter} while it has requests")
+            raise RuntimeError(
+                f"worker {self.index} is to draft with {drafter} while it has requests"
+            )
         before = self.engine
         before.fleet.changed(before.index)
         self._generation, self._drafting = self._fleets[drafter]
@@ -386,7 +417,11 @@ class SimulatedWorker:
 
     def tokens_of(self, request: WorkerRequest) -> int:
         """Return the tokens of a request's response at the boundary."""
-        return request.rollout.tokens if request.slot is None else self.engine.generated_tokens(request.slot)
+        return (
+            request.rollout.tokens
+            if request.slot is None
+            else self.engine.generated_tokens(request.slot)
+        )
 
     def watch(self, request: WorkerRequest, tokens: int, event: simpy.Event) -> None:
         """Let an event fire when the response of a request has `tokens`."""
@@ -459,7 +494,10 @@ class SimulatedWorker:
         segments, first_token_s = rollout.segments, rollout.first_token_s
         tokens = self.engine.generated_tokens(slot) - rollout.tokens
         if tokens > 0:
-            segments = (*segments, Segment(self.lane, self.policy_version, tokens, request.started_s, now_s))
+            segments = (
+                *segments,
+                Segment(self.lane, self.policy_version, tokens, request.started_s, now_s),
+            )
         if math.isnan(first_token_s):
             first_token_s = self.engine.first_token_s(slot)
         return grown(rollout, segments, first_token_s)
@@ -467,15 +505,21 @@ class SimulatedWorker:
     def _close_segment(self, request: WorkerRequest, now_s: float) -> None:
         request.rollout, request.started_s = self._so_far(request, now_s), now_s
 
-    def _span(self, kind: str, started_s: float, ended_s: float, tokens: int = 0, work: Work | None = None) -> None:
+    def _span(
+        self, kind: str, started_s: float, ended_s: float, tokens: int = 0, work: Work | None = None
+    ) -> None:
         """Record a span on the worker's lanes, under its present weights."""
-        self._recorder.span(self.lane, kind, started_s, ended_s, self.policy_version, tokens, work, self._lanes)
+        self._recorder.span(
+            self.lane, kind, started_s, ended_s, self.policy_version, tokens, work, self._lanes
+        )
 
     def _close_lost_span(self, now_s: float) -> None:
         if self._lost_since_s is not None and not self._is_lent:
             self._span("lost", self._lost_since_s, now_s)
 
-    def _notify(self, notice: Callable[[SpotTrainer, float], None], now_s: float | None = None) -> None:
+    def _notify(
+        self, notice: Callable[[SpotTrainer, float], None], now_s: float | None = None
+    ) -> None:
         """Notify the spot trainer, if there is one, at the engine's boundary. Notices arrive in the
         order in which they were made, also where rounding sets two of one instant apart."""
         if self._spot is None:

@@ -26,16 +26,27 @@ from typing import Any
 from simrl.runtime.recorder import Recorder
 from simrl.speculation.deployment import Deployment
 from simrl.speculation.draft_times import pace_of
-from simrl.speculation.drafter_training import Coordinator, DrafterStaleness, Pace, SpotTraining, WorkerState
+from simrl.speculation.drafter_training import (
+    Coordinator,
+    DrafterStaleness,
+    Pace,
+    SpotTraining,
+    WorkerState,
+)
 from simrl.speculation.plan import DraftPlan
 
 KIND = "train_drafter"  # of its spans
 
 
 def spot_trainer(
-    plan: DraftPlan | None, deployment: Deployment, recorder: Recorder, workers: int, colocated: bool
+    plan: DraftPlan | None,
+    deployment: Deployment,
+    recorder: Recorder,
+    workers: int,
+    colocated: bool,
 ) -> SpotTrainer | None:
-    """Return the trainer of a plan's drafter on idle workers; None if the method trains no drafter."""
+    """Return the trainer of a plan's drafter on idle workers; None if the method trains no
+    drafter."""
     training = plan.speculation.training if plan else None
     if plan is None or training is None or not training.adaptive:
         return None
@@ -66,13 +77,17 @@ class SpotTrainer:
         self._rolling = False
         self._drafter = DrafterStaleness()
         self.behind = [0.0]  # by policy version: the updates by which its drafter is behind
-        self.beyond = [(math.inf, 0.0)]  # by policy version: tokens of a response, and the updates behind beyond them
+        self.beyond = [
+            (math.inf, 0.0)
+        ]  # by policy version: tokens of a response, and the updates behind beyond them
         self.iterations = 0
         self.saving_s = 0.0  # during which training waited for checkpoints
         self._since_s: dict[int, float] = {}  # the start of each worker in the session
         self._counted_s = 0.0  # the time up to which the session's iterations are counted
         self._over_s = math.inf  # the time of the session's last permitted iteration
-        self._stored: deque[tuple[float, float]] = deque()  # times at which checkpoints are stored, and their staleness
+        self._stored: deque[tuple[float, float]] = (
+            deque()
+        )  # times at which checkpoints are stored, and their staleness
         self._stored_s = 0.0  # the last of these times
         self._finished: list[int] = []  # tokens of the responses of this step …
         self._before: list[int] = []  # … and of the step before
@@ -202,7 +217,10 @@ class SpotTrainer:
         """Return the tokens of each response of the next iteration, taken from the buffer in
         turn."""
         if self._pool is None:
-            longest, earlier = max(self._finished, default=0), self._before if self._parameters.data_buffer else []
+            longest, earlier = (
+                max(self._finished, default=0),
+                self._before if self._parameters.data_buffer else [],
+            )
             self._pool = sorted((n for n in earlier if n > longest), reverse=True) + self._finished
         number, pool = self._parameters.batch_sequences, self._pool
         first = self._drafter.iterations * number

@@ -24,7 +24,9 @@ class Trainer(Protocol):
     def version(self) -> int:
         """The number of updates so far."""
 
-    def train(self, rollouts: Sequence[Rollout], prepared: Sequence[Rollout] = (), publish: bool = True) -> simpy.Event:
+    def train(
+        self, rollouts: Sequence[Rollout], prepared: Sequence[Rollout] = (), publish: bool = True
+    ) -> simpy.Event:
         """Compute log-probs (the rollouts `prepared` have theirs), update, and publish the new
         weights. Fires with the `Step` when they can be loaded; without `publish`, when the update
         is made."""
@@ -33,7 +35,9 @@ class Trainer(Protocol):
         """Make one update on mini-batches (lists of rollouts) as they arrive, until a None, and
         publish it."""
 
-    def infer(self, rollouts: Sequence[Rollout], lanes: Sequence[int], gradients: bool = False) -> simpy.Event:
+    def infer(
+        self, rollouts: Sequence[Rollout], lanes: Sequence[int], gradients: bool = False
+    ) -> simpy.Event:
         """Compute log-probs of some rollouts, and with `gradients` their part of the update's
         gradients, on some colocated lanes while the others continue. These lanes switch to training
         now, and back after the update. Fires when done."""

@@ -44,7 +44,11 @@ class WholeGroups(Protocol):
     """Workers that generate whole groups, without an event for each response."""
 
     def submit(
-        self, groups: Sequence[GroupRun], workers: Sequence[int], cuts: Sequence[int | None], order: Sequence[int]
+        self,
+        groups: Sequence[GroupRun],
+        workers: Sequence[int],
+        cuts: Sequence[int | None],
+        order: Sequence[int],
     ) -> None:
         """Submit groups. `workers` and `cuts` have the worker and the `max_tokens` of each sample;
         the samples begin in `order`."""
@@ -69,7 +73,11 @@ class RolloutWorker(Protocol):
         event."""
 
     def submit(
-        self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: float = 0.0
+        self,
+        sample: Sample,
+        partial: Rollout | None = None,
+        max_tokens: int | None = None,
+        cached: float = 0.0,
     ) -> simpy.Event:
         """Start a request, continuing `partial` if given. Fires with a `Rollout`: done, or not done
         if the response reached `max_tokens` or was aborted. `cached` is the share of the KV cache

@@ -1,7 +1,8 @@
-"""Plain data by dotted keys: `cluster.gpus` is a place in it, and a text `${cluster.gpus}` stands for the value there.
+"""Plain data by dotted keys: `cluster.gpus` is a place in it, and a text `${cluster.gpus}` stands
+for the value there.
 
-Invariant: data is never changed in place. To put a value copies only the containers on the way to it, so the scenarios
-of a file share all that they have in common.
+Invariant: data is never changed in place. To put a value copies only the containers on the way to
+it, so the scenarios of a file share all that they have in common.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from simrl.errors import InputError, broken
 
 MOST_LEVELS = 50
 MOST_REFERENCES = 500  # written in a text, and followed in its data
-NO_REFERENCE = "${name:…} is no reference to a key of the file, such as ${cluster.gpus}; write the value"
+NO_REFERENCE = (
+    "${name:…} is no reference to a key of the file, such as ${cluster.gpus}; write the value"
+)
 _REFERENCE = re.compile(r"\$\{\s*([\w-]+(?:\.[\w-]+)*)\s*\}")
 _NOTHING = object()
 
 
 def get(data: Any, key: str, otherwise: Any = None) -> Any:
-    """Return the value at a dotted key, in which a number is a place in a list; `otherwise` where there is none."""
+    """Return the value at a dotted key, in which a number is a place in a list; `otherwise` where
+    there is none."""
     for part in key.split("."):
         if isinstance(data, dict) and part in data:
             data = data[part]
@@ -32,8 +36,9 @@ def get(data: Any, key: str, otherwise: Any = None) -> Any:
 
 
 def put(data: Mapping[str, Any], key: str, value: Any, place: str = "") -> dict[str, Any]:
-    """Return data with a value at a dotted key. A dictionary is merged into one that is there; dictionaries that are missing on
-    the way are made. Raise `InputError` that begins with `place` for no key, or one that leads into a value without keys."""
+    """Return data with a value at a dotted key. A dictionary is merged into one that is there;
+    dictionaries that are missing on the way are made. Raise `InputError` that begins with `place`
+    for no key, or one that leads into a value without keys."""
     parts = key.split(".")
     if len(parts) > MOST_LEVELS or not all(re.fullmatch(r"\w+", part) for part in parts):
         raise InputError(f"{place}: {key!r} is no key; write one such as cluster.gpus")
@@ -41,7 +46,9 @@ def put(data: Mapping[str, Any], key: str, value: Any, place: str = "") -> dict[
     inside = changed
     for i, part in enumerate(parts, 1):
         if isinstance(inside, list) and not _is_place(inside, part):
-            raise InputError(f"{place}: does not fit ({'.'.join(parts[: i - 1])} has no entry {part}); correct the key")
+            raise InputError(
+                f"{place}: does not fit ({'.'.join(parts[: i - 1])} has no entry {part}); correct the key"
+            )
         at: Any = int(part) if isinstance(inside, list) else part
         there = inside[at] if isinstance(inside, list) else inside.get(at)
         if i == len(parts):
@@ -70,41 +77,55 @@ def refers_only_to_keys(text: str) -> bool:
 
 
 class References:
-    """The references in data, of which a value may follow `MOST_REFERENCES` and none in a circle. Messages begin with
-    the place of the data."""
+    """The references in data, of which a value may follow `MOST_REFERENCES` and none in a circle.
+    Messages begin with the place of the data."""
 
     def __init__(self, data: Mapping[str, Any], place: str) -> None:
         self._data, self._place = data, place
         self._followed = 0
 
-    def resolved(self, value: Any, name: str = "", within: tuple[str, ...] = (), level: int = 0) -> Any:
-        """Return a value, called `name` in messages and inside the references `within`, with the values of the
-        data in place of its references; in a longer text they are texts. Raise `InputError`."""
+    def resolved(
+        self, value: Any, name: str = "", within: tuple[str, ...] = (), level: int = 0
+    ) -> Any:
+        """Return a value, called `name` in messages and inside the references `within`, with the
+        values of the data in place of its references; in a longer text they are texts. Raise
+        `InputError`."""
         if level > MOST_LEVELS:
             raise InputError(
                 f"{self._place}: {name[:MOST_LEVELS]}: nested more than {MOST_LEVELS} levels deep; a handful will do"
             )
         if isinstance(value, Mapping):
             prefix = f"{name}." if name else ""
-            return {k: self.resolved(v, f"{prefix}{k}", within, level + 1) for k, v in value.items()}
+            return {
+                k: self.resolved(v, f"{prefix}{k}", within, level + 1) for k, v in value.items()
+            }
         if isinstance(value, list | tuple):
-            return [self.resolved(v, f"{name}[{i}]", within, level + 1) for i, v in enumerate(value)]
+            return [
+                self.resolved(v, f"{name}[{i}]", within, level + 1) for i, v in enumerate(value)
+            ]
         if value == "???":
-            raise InputError(f"{self._place}: {name}: Missing mandatory value; give it in place of ???")
+            raise InputError(
+                f"{self._place}: {name}: Missing mandatory value; give it in place of ???"
+            )
         if not isinstance(value, str) or "${" not in value:
             return value
         if not refers_only_to_keys(value):
             raise InputError(f"{self._place}: {name}: {NO_REFERENCE}")
         if whole := _REFERENCE.fullmatch(value):
             return self._value(whole[1], name, within, level)
-        return _REFERENCE.sub(lambda reference: str(self._value(reference[1], name, within, level)), value)
+        return _REFERENCE.sub(
+            lambda reference: str(self._value(reference[1], name, within, level)), value
+        )
 
     def _value(self, key: str, name: str, within: tuple[str, ...], level: int) -> Any:
         value, self._followed = get(self._data, key, _NOTHING), self._followed + 1
         if wrong := broken(
             (value is _NOTHING, f"Interpolation key {key!r} not found"),
             (key in within, "Recursive interpolation detected"),
-            (self._followed > MOST_REFERENCES, f"more than {MOST_REFERENCES} references are followed"),
+            (
+                self._followed > MOST_REFERENCES,
+                f"more than {MOST_REFERENCES} references are followed",
+            ),
         ):
             raise InputError(f"{self._place}: {name}: {wrong}; correct the reference or the key")
         return self.resolved(value, name, (*within, key), level)

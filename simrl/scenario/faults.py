@@ -1,4 +1,5 @@
-"""The `faults` section of a scenario: workers that are slow, lost, or late with their weights, stated or drawn."""
+"""The `faults` section of a scenario: workers that are slow, lost, or late with their weights,
+stated or drawn."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from simrl.errors import broken
 from simrl.validation import no_truth
 
 Seconds = Annotated[float, Field(ge=0, le=1e7)]  # four months
-Rate = Annotated[float, Field(gt=0, le=60)]  # beyond one a minute a worker might never finish its recomputation
+Rate = Annotated[
+    float, Field(gt=0, le=60)
+]  # beyond one a minute a worker might never finish its recomputation
 NUMBERS = (
     "worker",
     "at_s",
@@ -25,10 +28,15 @@ NUMBERS = (
 
 
 class _Fault(BaseModel):
-    """A fault of one `worker` at a stated time, or of every worker at drawn times (`rate_per_hour`, a Poisson process)."""
+    """A fault of one `worker` at a stated time, or of every worker at drawn times (`rate_per_hour`,
+    a Poisson process)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
-    _numbers: Any = field_validator(*NUMBERS, mode="before", check_fields=False)(classmethod(no_truth))
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
+    _numbers: Any = field_validator(*NUMBERS, mode="before", check_fields=False)(
+        classmethod(no_truth)
+    )
 
     worker: NonNegativeInt | None = None
     """index of the rollout worker, from 0; none: faults are drawn for all workers"""
@@ -60,7 +68,10 @@ class _Fault(BaseModel):
                 self.rate_per_hour is not None and (self.at_s or self.ends_s is not None),
                 "a fault with rate_per_hour begins at drawn times and lasts duration_s; leave the times out",
             ),
-            (ends_s <= self.at_s, f"it ends at {ends_s:g} s and begins at {self.at_s:g} s; let it end later"),
+            (
+                ends_s <= self.at_s,
+                f"it ends at {ends_s:g} s and begins at {self.at_s:g} s; let it end later",
+            ),
         ):
             raise ValueError(wrong)
         return self
@@ -77,7 +88,8 @@ class Slow(_Fault):
 
 
 class Lost(_Fault):
-    """A lost worker: its KV cache and weights are lost, too. Without `back_s` it does not return."""
+    """A lost worker: its KV cache and weights are lost, too. Without `back_s` it does not
+    return."""
 
     kind: Literal["lost"]
     back_s: Seconds | None = None
@@ -85,7 +97,8 @@ class Lost(_Fault):
 
 
 class WeightSyncDelayed(_Fault):
-    """A late weight sync: every load of weights that begins at the worker takes `delay_s` longer."""
+    """A late weight sync: every load of weights that begins at the worker takes `delay_s`
+    longer."""
 
     kind: Literal["weight_sync_delayed"]
     delay_s: Seconds

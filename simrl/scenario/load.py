@@ -1,8 +1,9 @@
 """Loads scenarios: a YAML file with `${…}` references, overrides, variations and systems.
 
-A file names one or several `systems` and may `vary` any field; each combination becomes one frozen, validated `Scenario`. Paths
-in a file are relative to the file, paths in an override to the current folder. An override takes three steps: `override` reads
-the text, `put` gives the value to its dotted key in plain data, and pydantic makes a field of it.
+A file names one or several `systems` and may `vary` any field; each combination becomes one frozen,
+validated `Scenario`. Paths in a file are relative to the file, paths in an override to the current
+folder. An override takes three steps: `override` reads the text, `put` gives the value to its
+dotted key in plain data, and pydantic makes a field of it.
 """
 
 from __future__ import annotations
@@ -27,20 +28,35 @@ from simrl.scenario.yaml_text import parse_override, read_yaml, split_at_commas
 from simrl.trace.synthesis import LengthModel
 from simrl.validation import explain, in_words, shortened
 
-FILLED_IN = ("system", "variant", "file")  # fields that a file does not have: it has `systems` and `vary`
-_SECTIONS = {key: field.annotation for key, field in Scenario.model_fields.items() if key not in FILLED_IN}
+FILLED_IN = (
+    "system",
+    "variant",
+    "file",
+)  # fields that a file does not have: it has `systems` and `vary`
+_SECTIONS = {
+    key: field.annotation for key, field in Scenario.model_fields.items() if key not in FILLED_IN
+}
 _LISTS = {  # of the file, with an example
     "systems": "[verl_colocated, {name: areal, eta: 8}]",
     "vary": "[{cluster.gpus: 64}, {cluster.gpus: 256}]",
 }
 _KEYS = (*_SECTIONS, *_LISTS)
-NAMES = [*_KEYS, *(f"{key}.{part}" for key, kind in _SECTIONS.items() for part in getattr(kind, "model_fields", ()))]
+NAMES = [
+    *_KEYS,
+    *(
+        f"{key}.{part}"
+        for key, kind in _SECTIONS.items()
+        for part in getattr(kind, "model_fields", ())
+    ),
+]
 _PRESETS = ("engine.preset", "framework")
 _FILES = ("workload.trace", "profile.path", "speculation.draft_profile")
 _PATHS = (*_FILES, *_PRESETS)
 _SHIPPED = ("profile.path", SHIPPED)  # a name that is no path
 _EITHER = {"workload.trace": "workload.synthetic", "profile.path": "profile.roofline"}
-_EITHER |= {other: key for key, other in _EITHER.items()}  # of such a pair, an override of one replaces the other
+_EITHER |= {
+    other: key for key, other in _EITHER.items()
+}  # of such a pair, an override of one replaces the other
 
 PARAMETER = "system."  # begins a key that is a parameter of the systems
 ParametersOf = Callable[[str], Mapping[str, Any]]  # the parameters of a system, by its name
@@ -55,8 +71,8 @@ class Setting(NamedTuple):
 
 
 class Choices(NamedTuple):
-    """The three choices of systems, several of each or none: every combination is a system. Without pipelines, the
-    systems of the file stay; a dispatch or a speculation replaces theirs."""
+    """The three choices of systems, several of each or none: every combination is a system. Without
+    pipelines, the systems of the file stay; a dispatch or a speculation replaces theirs."""
 
     pipelines: Sequence[str] = ()
     dispatches: Sequence[str] = ()
@@ -67,16 +83,21 @@ _NO_CHOICES = Choices()
 
 
 class ScenarioFile:
-    """A file after the `key=value` overrides: its systems, its variations, and the scenarios that they make.
+    """A file after the `key=value` overrides: its systems, its variations, and the scenarios that
+    they make.
 
-    An override with several values, `16,32`, is a variation. An override of a key that the file varies
-    replaces the variation, which `overruled` reports. An override of a part of a varied section, or of a
-    section with a varied part, is refused, for a part would be lost. All methods raise `InputError` naming
-    file, key and value. Without a file, `data` has its contents, and `path` is its name in messages.
+    An override with several values, `16,32`, is a variation. An override of a key that the file
+    varies replaces the variation, which `overruled` reports. An override of a part of a varied
+    section, or of a section with a varied part, is refused, for a part would be lost. All methods
+    raise `InputError` naming file, key and value. Without a file, `data` has its contents, and
+    `path` is its name in messages.
     """
 
     def __init__(
-        self, path: str | Path, settings: Sequence[Setting] = (), data: Mapping[str, Any] | None = None
+        self,
+        path: str | Path,
+        settings: Sequence[Setting] = (),
+        data: Mapping[str, Any] | None = None,
     ) -> None:
         self.path = path = Path(path)
         data = read_yaml(path, str(path), "a scenario", _KEYS) if data is None else data
@@ -87,16 +108,22 @@ class ScenarioFile:
         if not refers_only_to_keys(repr(data)):
             raise InputError(f"{path}: {NO_REFERENCE}")
         self._presets: dict[tuple[str, str], dict[str, Any]] = {}  # each file is read once
-        last = {setting.key: setting for setting in settings}  # of equal keys the last one holds, one value or several
+        last = {
+            setting.key: setting for setting in settings
+        }  # of equal keys the last one holds, one value or several
         settings = [setting for setting in settings if setting is last[setting.key]]
-        values = [_values(s) if isinstance(s.value, str) and "," in s.value else [s] for s in settings]
+        values = [
+            _values(s) if isinstance(s.value, str) and "," in s.value else [s] for s in settings
+        ]
         self._parameters = [several for several in values if several[0].key.startswith(PARAMETER)]
         fields = [several for several in values if several not in self._parameters]
         self._several = {several[0].key: several for several in fields if len(several) > 1}
         self._settings = [several[0] for several in fields if len(several) == 1]
         data = self._with(data, self._settings)
         keys = {setting.key for setting in self._settings if setting.value is not None}
-        for other in {_EITHER[key] for key in keys & _EITHER.keys()} - {setting.key for setting in self._settings}:
+        for other in {_EITHER[key] for key in keys & _EITHER.keys()} - {
+            setting.key for setting in self._settings
+        }:
             data = put(data, other, None) if get(data, other) is not None else data
         self._data = {key: value for key, value in data.items() if key not in _LISTS}
         lists = References(self._data, str(path)).resolved({key: data.get(key) for key in _LISTS})
@@ -105,7 +132,8 @@ class ScenarioFile:
         self.variations = self.variations_beside(())
 
     def scenario(self, varied: Sequence[Setting], system: Any) -> Scenario:
-        """Return the scenario with these values and this system (a name, or a dictionary that has one)."""
+        """Return the scenario with these values and this system (a name, or a dictionary that has
+        one)."""
         data = _with_known_names(self._with(self._data, varied), self.path.parent)
         data = {
             **References(data, str(self.path)).resolved(data),
@@ -118,26 +146,40 @@ class ScenarioFile:
         except ValidationError as error:
             key, message = explain(error, Scenario, "scenario")
             settings = (*varied, *self._settings)
-            givers = [s.giver for s in settings if f"{key}.".startswith(f"{s.key}.") or s.key.startswith(f"{key}.")]
+            givers = [
+                s.giver
+                for s in settings
+                if f"{key}.".startswith(f"{s.key}.") or s.key.startswith(f"{key}.")
+            ]
             raise InputError(f"{', '.join([str(self.path), *givers[:1]])}: {message}") from error
 
-    def scenarios(self, choices: Choices = _NO_CHOICES, parameters_of: ParametersOf | None = None) -> list[Scenario]:
-        """Return every combination of the variations and systems, in the file's order; `choices` make systems of their own. An
-        override of `system.eta` goes to the systems that have such a parameter by `parameters_of`; without it, to all."""
+    def scenarios(
+        self, choices: Choices = _NO_CHOICES, parameters_of: ParametersOf | None = None
+    ) -> list[Scenario]:
+        """Return every combination of the variations and systems, in the file's order; `choices`
+        make systems of their own. An override of `system.eta` goes to the systems that have such a
+        parameter by `parameters_of`; without it, to all."""
         systems = self._with_parameters(_chosen(self.systems, choices), parameters_of)
         return [self.scenario(varied, entry) for varied in self.variations for entry in systems]
 
     def data(self, parameters_of: ParametersOf | None = None) -> dict[str, Any]:
-        """Return the contents of a file that may lie anywhere: the keys after the overrides, references followed,
-        paths absolute."""
-        data = _located(References(self._data, str(self.path)).resolved(self._data), self.path.parent.absolute())
-        variations = [{setting.key: setting.value for setting in entry} for entry in self.variations if entry]
+        """Return the contents of a file that may lie anywhere: the keys after the overrides,
+        references followed, paths absolute."""
+        data = _located(
+            References(self._data, str(self.path)).resolved(self._data), self.path.parent.absolute()
+        )
+        variations = [
+            {setting.key: setting.value for setting in entry} for entry in self.variations if entry
+        ]
         systems = self._with_parameters(self.systems, parameters_of)
         return {**data, "systems": systems, **({"vary": variations} if variations else {})}
 
     def overruled(self, keys: Iterable[str]) -> list[str]:
-        """Return a line for each of these keys that the file varies, for a caller that gives them other values."""
-        varied = {key: [s.value for entry in self._varied for s in entry if s.key == key] for key in keys}
+        """Return a line for each of these keys that the file varies, for a caller that gives them
+        other values."""
+        varied = {
+            key: [s.value for entry in self._varied for s in entry if s.key == key] for key in keys
+        }
         return [
             f"{self.path}: vary has {key} {shortened(_distinct(values))}; the command line replaces them"
             for key, values in varied.items()
@@ -145,15 +187,23 @@ class ScenarioFile:
         ]
 
     def variations_beside(self, settings: Iterable[Setting]) -> list[list[Setting]]:
-        """Return the settings of each entry of `vary`, without overridden keys and the keys of these settings;
-        equal entries once, and one empty entry without `vary`."""
+        """Return the settings of each entry of `vary`, without overridden keys and the keys of
+        these settings; equal entries once, and one empty entry without `vary`."""
         settings = [*self._settings, *settings]
-        several = [values for key, values in self._several.items() if all(key != setting.key for setting in settings)]
+        several = [
+            values
+            for key, values in self._several.items()
+            if all(key != setting.key for setting in settings)
+        ]
         settings += [values[0] for values in several]
-        for varied, setting in product((setting for entry in self._varied for setting in entry), settings):
+        for varied, setting in product(
+            (setting for entry in self._varied for setting in entry), settings
+        ):
             _require_whole(setting, varied, self.path)
         keys = {setting.key for setting in settings}
-        entries = _distinct([[setting for setting in entry if setting.key not in keys] for entry in self._varied])
+        entries = _distinct(
+            [[setting for setting in entry if setting.key not in keys] for entry in self._varied]
+        )
         return [[*entry, *values] for entry in entries for values in product(*several)]
 
     def _with(self, data: Mapping[str, Any], settings: Iterable[Setting]) -> Mapping[str, Any]:
@@ -166,8 +216,8 @@ class ScenarioFile:
         return data
 
     def _with_files(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return data with paths from the current folder, also to a model that is a folder beside the file, and
-        with the presets of files."""
+        """Return data with paths from the current folder, also to a model that is a folder beside
+        the file, and with the presets of files."""
         folder, data = self.path.parent, _located(data, self.path.parent)
         for key in _PRESETS:
             if isinstance(text := get(data, key), str) and is_preset_file(text):
@@ -180,23 +230,36 @@ class ScenarioFile:
                 data["model"] = str(folder / model)
         return data
 
-    def _with_parameters(self, systems: list[Any], parameters_of: ParametersOf | None) -> list[dict[str, Any]]:
-        """Return the systems with every combination of the overrides of their parameters, each once."""
+    def _with_parameters(
+        self, systems: list[Any], parameters_of: ParametersOf | None
+    ) -> list[dict[str, Any]]:
+        """Return the systems with every combination of the overrides of their parameters, each
+        once."""
         names = dict.fromkeys(_named(entry)["name"] for entry in systems)
         if parameters_of is not None:
             for setting, *_ in self._parameters:
                 require_parameter(setting.key, names, parameters_of)
         combinations = list(product(*self._parameters))
-        return _distinct([with_parameters(entry, some, parameters_of) for entry in systems for some in combinations])
+        return _distinct(
+            [
+                with_parameters(entry, some, parameters_of)
+                for entry in systems
+                for some in combinations
+            ]
+        )
 
     def _systems(self, systems: Any) -> list[Any]:
         if isinstance(systems, str):  # split,areal
             systems = override(f"systems={systems}").value
-        entries = _entries("systems", [systems] if isinstance(systems, dict) else systems, self.path)
+        entries = _entries(
+            "systems", [systems] if isinstance(systems, dict) else systems, self.path
+        )
         if not entries:
             raise InputError(f"{self.path}: no systems; give a list such as {_LISTS['systems']}")
         for i, entry in enumerate(entries):
-            if not isinstance(entry, str) and not (isinstance(entry, dict) and isinstance(entry.get("name"), str)):
+            if not isinstance(entry, str) and not (
+                isinstance(entry, dict) and isinstance(entry.get("name"), str)
+            ):
                 raise InputError(
                     f"{self.path}: entry {i + 1} of systems is {entry!r}; give a name, or {{name: areal, eta: 8}}"
                 )
@@ -214,7 +277,10 @@ class ScenarioFile:
                     raise InputError(
                         f"{self.path}: vary has {key}; it takes fields such as cluster.gpus, and systems are a list already"
                     )
-        return [[Setting(str(k), value, f"vary {k}={value}") for k, value in entry.items()] for entry in entries]
+        return [
+            [Setting(str(k), value, f"vary {k}={value}") for k, value in entry.items()]
+            for entry in entries
+        ]
 
 
 def load_scenarios(
@@ -224,11 +290,12 @@ def load_scenarios(
     choices: Choices = _NO_CHOICES,
     parameters_of: ParametersOf | None = None,
 ) -> list[Scenario]:
-    """Return every combination of the file's `vary` and `systems`, in the file's order, after the `key=value` overrides.
+    """Return every combination of the file's `vary` and `systems`, in the file's order, after the
+    `key=value` overrides.
 
-    With `system`, it replaces the file's systems, and overrides that are no key of a scenario are its parameters, written
-    `eta=8` or `system.eta=8`. `choices` and `parameters_of` are as in `ScenarioFile.scenarios`. Raise `InputError` as
-    `ScenarioFile` does.
+    With `system`, it replaces the file's systems, and overrides that are no key of a scenario are
+    its parameters, written `eta=8` or `system.eta=8`. `choices` and `parameters_of` are as in
+    `ScenarioFile.scenarios`. Raise `InputError` as `ScenarioFile` does.
     """
     settings = [override(text) for text in overrides]
     if system is not None:
@@ -247,7 +314,9 @@ def override(text: str) -> Setting:
     key, equals, written = text.partition("=")
     if key == "systems" and equals:  # a,b or [a,b]
         parts = [parse_override(f"{key}={part}")[1] for part in split_at_commas(written) if part]
-        value: Any = [entry for part in parts for entry in (part if isinstance(part, list) else [part])]
+        value: Any = [
+            entry for part in parts for entry in (part if isinstance(part, list) else [part])
+        ]
     else:
         key, value = parse_override(text)
     setting = Setting(key, value, f"override {text!r}")
@@ -255,11 +324,16 @@ def override(text: str) -> Setting:
 
 
 def _values(setting: Setting) -> list[Setting]:
-    """Return a setting for each value of a text such as `16,32`; the setting itself if it has one value."""
+    """Return a setting for each value of a text such as `16,32`; the setting itself if it has one
+    value."""
     key, text, _ = setting
     is_field = key.startswith(PARAMETER) or (key.partition(".")[0] in _SECTIONS and key != "name")
-    parts = [part for part in split_at_commas(text) if part] if is_field and key not in _FILES else []
-    return [setting._replace(value=parse_override(f"{key}={part}")[1]) for part in parts] or [setting]
+    parts = (
+        [part for part in split_at_commas(text) if part] if is_field and key not in _FILES else []
+    )
+    return [setting._replace(value=parse_override(f"{key}={part}")[1]) for part in parts] or [
+        setting
+    ]
 
 
 def given(key: str, value: Any, giver: str) -> Setting:
@@ -274,8 +348,8 @@ def _may_have_paths(key: str) -> bool:
 
 
 def gives(setting: Setting, key: str) -> bool:
-    """Return whether a setting decides a key below its own. A dictionary is merged and decides the keys in it; any
-    other value replaces all that was there and decides every key."""
+    """Return whether a setting decides a key below its own. A dictionary is merged and decides the
+    keys in it; any other value replaces all that was there and decides every key."""
     if not key.startswith(f"{setting.key}."):
         return False
     inner: Any = setting.value
@@ -313,22 +387,31 @@ def _keys_below(value: Any, key: str) -> Iterator[str]:
 
 
 def require_parameter(key: str, systems: Iterable[str], parameters_of: ParametersOf) -> None:
-    """Raise `InputError` for a key such as `system.eta` that is a parameter of none of the systems."""
-    parameter, known = key.removeprefix(PARAMETER), {name: list(parameters_of(name)) for name in systems}
+    """Raise `InputError` for a key such as `system.eta` that is a parameter of none of the
+    systems."""
+    parameter, known = (
+        key.removeprefix(PARAMETER),
+        {name: list(parameters_of(name)) for name in systems},
+    )
     if not any(parameter in names for names in known.values()):
         near = meant(parameter, [name for names in known.values() for name in names])
-        has = "; ".join(f"{system} has {', '.join(names) or 'none'}" for system, names in known.items())
+        has = "; ".join(
+            f"{system} has {', '.join(names) or 'none'}" for system, names in known.items()
+        )
         raise InputError(f"{key}: no parameter of these systems{near}; {has}")
 
 
 def takes(system: str, key: str, parameters_of: ParametersOf) -> bool:
-    """Return whether a key changes something for a system: a field of a scenario, or a parameter that the system has."""
+    """Return whether a key changes something for a system: a field of a scenario, or a parameter
+    that the system has."""
     return not key.startswith(PARAMETER) or key.removeprefix(PARAMETER) in parameters_of(system)
 
 
-def with_parameters(entry: Any, settings: Iterable[Setting], parameters_of: ParametersOf | None) -> dict[str, Any]:
-    """Return a system's entry with the values of `system.KEY` among the settings, if the system has a parameter KEY; with all
-    of them where `parameters_of` is None."""
+def with_parameters(
+    entry: Any, settings: Iterable[Setting], parameters_of: ParametersOf | None
+) -> dict[str, Any]:
+    """Return a system's entry with the values of `system.KEY` among the settings, if the system has
+    a parameter KEY; with all of them where `parameters_of` is None."""
     system = _named(entry)
     taken = [s for s in settings if s.key.startswith(PARAMETER)]
     if parameters_of is not None:
@@ -340,10 +423,17 @@ def _chosen(systems: list[Any], choices: Choices) -> list[Any]:
     """Return the systems that the choices make, each once."""
     if not any(choices):
         return systems
-    named = [{"name": pipeline} for pipeline in choices.pipelines] or [_named(entry) for entry in systems]
+    named = [{"name": pipeline} for pipeline in choices.pipelines] or [
+        _named(entry) for entry in systems
+    ]
     dispatches = [{"dispatch": rule} for rule in choices.dispatches] or [{}]
     speculations = [{"speculation": _value(method)} for method in choices.speculations] or [{}]
-    return _distinct([{**entry, **rule, **method} for entry, rule, method in product(named, dispatches, speculations)])
+    return _distinct(
+        [
+            {**entry, **rule, **method}
+            for entry, rule, method in product(named, dispatches, speculations)
+        ]
+    )
 
 
 def _named(entry: Any) -> dict[str, Any]:
@@ -380,10 +470,15 @@ def _entries(key: str, entries: Any, path: Path) -> list[Any]:
 
 
 def _with_known_names(data: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """Return data in which a model and GPUs have simrl's names, however they are spelled: `Qwen/Qwen3-8B`, `H100`."""
+    """Return data in which a model and GPUs have simrl's names, however they are spelled:
+    `Qwen/Qwen3-8B`, `H100`."""
     model = data.get("model")
     with suppress(OSError, ValueError):  # no name of a file; `model_shape` raises
-        if isinstance(model, str) and (name := known_name(model)) in MODELS and not (folder / model).exists():
+        if (
+            isinstance(model, str)
+            and (name := known_name(model)) in MODELS
+            and not (folder / model).exists()
+        ):
             data = {**data, "model": name}
     for key in ("cluster.gpu", "cluster.train.gpu"):
         if isinstance(gpu := get(data, key), str):
@@ -392,10 +487,13 @@ def _with_known_names(data: Mapping[str, Any], folder: Path) -> Mapping[str, Any
 
 
 def _located(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return data with its paths as paths from a folder; a name that is none, such as a shipped preset's, stays."""
+    """Return data with its paths as paths from a folder; a name that is none, such as a shipped
+    preset's, stays."""
     data = dict(data)
     for key in _PATHS:
         text = get(data, key)
-        if isinstance(text, str) and (is_preset_file(text) if key in _PRESETS else (key, text) != _SHIPPED):
+        if isinstance(text, str) and (
+            is_preset_file(text) if key in _PRESETS else (key, text) != _SHIPPED
+        ):
             data = put(data, key, str(folder / os.path.expanduser(text)))  # noqa: PTH111 (pathlib's raises for an unknown ~user)
     return data

@@ -43,7 +43,9 @@ MOST_STEPS = 1_000_000  # an update a second for eleven days
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
     _numbers = numbers_are_no_truth
 
 
@@ -53,7 +55,9 @@ GpuCount = Annotated[int, Field(gt=0, le=262_144)]  # 2^18: more than any cluste
 def _no_number(kind: Any) -> Any:
     """Refuse a number of GPUs in place of their kind."""
     if str(kind).isdecimal():
-        raise ValueError(f"a kind of GPU is a name, such as h100; their number is gpus: cluster.gpus={kind}")
+        raise ValueError(
+            f"a kind of GPU is a name, such as h100; their number is gpus: cluster.gpus={kind}"
+        )
     return kind
 
 
@@ -62,8 +66,9 @@ BytesPerS = Annotated[float, Field(ge=1e6, le=1e15)]
 
 
 class TrainPool(_Section):
-    """GPUs that only train; the GPUs of the cluster then only roll out, and weights reach the workers over the
-    network. A key that is left out has the cluster's value, or for another kind of GPU the data sheet's."""
+    """GPUs that only train; the GPUs of the cluster then only roll out, and weights reach the
+    workers over the network. A key that is left out has the cluster's value, or for another kind of
+    GPU the data sheet's."""
 
     gpu: GpuName | None = None
     """kind of GPU, as cluster.gpu"""
@@ -83,28 +88,32 @@ class ClusterConfig(_Section):
     """The GPUs. `tp` × `dp` of them make one rollout worker."""
 
     gpu: GpuName
-    """a100, a100-pcie, h100, h200, h800, h20, b200, gb200, a40, a6000 or rtxpro6000, also as `H100-SXM` or `NVIDIA H100 80GB
-    HBM3`: gives memory, rates and links unless a profile does"""
+    """a100, a100-pcie, h100, h200, h800, h20, b200, gb200, a40, a6000 or rtxpro6000, also as
+    `H100-SXM` or `NVIDIA H100 80GB HBM3`: gives memory, rates and links unless a profile does"""
     gpus: GpuCount
     """number of all GPUs, for rollout and for training; with `train`, number of rollout GPUs"""
     tp: PositiveInt
     """tensor-parallel size: GPUs of one rollout worker, or of each of its `dp` attention ranks"""
     dp: PositiveInt = 1
-    """data-parallel attention ranks of a rollout worker, of `tp` GPUs each, which run in lock step (vLLM's
-    data_parallel_size); for a mixture of experts"""
+    """data-parallel attention ranks of a rollout worker, of `tp` GPUs each, which run in lock step
+    (vLLM's data_parallel_size); for a mixture of experts"""
     ep: PositiveInt = 1
-    """GPUs among which the experts of a worker are divided: `tp` × `dp`, so that each GPU holds whole experts (vLLM's
-    enable_expert_parallel), or 1, so that each GPU holds a part of every expert"""
+    """GPUs among which the experts of a worker are divided: `tp` × `dp`, so that each GPU holds
+    whole experts (vLLM's enable_expert_parallel), or 1, so that each GPU holds a part of every
+    expert"""
     cost_per_gpu_hour: NonNegativeFloat = 0.0
     """in any currency; 0 leaves cost out"""
     train: TrainPool | None = None
-    """separate GPUs for training, also of another kind: {gpu: h800, gpus: 32, cost_per_gpu_hour: 3}"""
+    """separate GPUs for training, also of another kind: {gpu: h800, gpus: 32, cost_per_gpu_hour:
+    3}"""
     gpus_per_node: PositiveInt | None = None
     """GPUs that share a host; 8 if not given, 4 of gb200"""
     nvlink_domain: PositiveInt | None = None
-    """GPUs that the scale-up link (NVLink, or PCIe) joins: one node if not given, 72 of gb200 (NVL72)"""
+    """GPUs that the scale-up link (NVLink, or PCIe) joins: one node if not given, 72 of gb200
+    (NVL72)"""
     network_bytes_per_s: BytesPerS | None = None
-    """share of a GPU in the scale-out network, one direction; the data sheet's if not given: a 400 Gb/s port is 50e9"""
+    """share of a GPU in the scale-out network, one direction; the data sheet's if not given: a 400
+    Gb/s port is 50e9"""
 
     @model_validator(mode="after")
     def _whole_nodes(self) -> ClusterConfig:
@@ -124,7 +133,12 @@ class ClusterConfig(_Section):
     @model_validator(mode="after")
     def _each_kind_has_its_price(self) -> ClusterConfig:
         pool = self.train
-        if pool and self.cost_per_gpu_hour and pool.cost_per_gpu_hour is None and pool.gpu not in (None, self.gpu):
+        if (
+            pool
+            and self.cost_per_gpu_hour
+            and pool.cost_per_gpu_hour is None
+            and pool.gpu not in (None, self.gpu)
+        ):
             raise ValueError(
                 f"train.cost_per_gpu_hour is missing: a {pool.gpu} has another price than a {self.gpu}; give it, 0 for none"
             )
@@ -132,7 +146,8 @@ class ClusterConfig(_Section):
 
     @property
     def rollout_kind(self) -> Gpu:
-        """Return the GPU of a rollout worker, in its topology. Raise `InputError` for an unknown name."""
+        """Return the GPU of a rollout worker, in its topology. Raise `InputError` for an unknown
+        name."""
         return _in_topology(gpu_named(self.gpu), self)
 
     @property
@@ -144,7 +159,8 @@ class ClusterConfig(_Section):
         return _in_topology(self.rollout_kind if name == self.gpu else gpu_named(name), self.train)
 
     def words(self, counted: bool = True) -> str:
-        """Return the GPUs: `64 h20`, or `64 h20 + 32 h800` where training has its own; not `counted`, the kinds alone."""
+        """Return the GPUs: `64 h20`, or `64 h20 + 32 h800` where training has its own; not
+        `counted`, the kinds alone."""
         pools = [(self.gpus, self.gpu)]
         if self.train:
             pools.append((self.train.gpus, self.train.gpu or self.gpu))
@@ -162,8 +178,8 @@ class ClusterConfig(_Section):
 
 
 def _in_topology(kind: Gpu, pool: ClusterConfig | TrainPool) -> Gpu:
-    """Return a GPU with the nodes and links of a pool. Of a kind whose domain is one node, a node of another size is a
-    domain, too."""
+    """Return a GPU with the nodes and links of a pool. Of a kind whose domain is one node, a node
+    of another size is a domain, too."""
     changes = {key: value for key in TOPOLOGY if (value := getattr(pool, key)) is not None}
     if "gpus_per_node" in changes and kind.nvlink_domain == kind.gpus_per_node:
         changes.setdefault("nvlink_domain", changes["gpus_per_node"])
@@ -174,12 +190,14 @@ TOPOLOGY = ("gpus_per_node", "nvlink_domain", "network_bytes_per_s")
 
 
 class PrecisionConfig(_Section):
-    """Precisions of the rollout's weights and KV cache, and of training's matrix products. If there are no measured
-    kernels in a precision, step times are extrapolated by the roofline, and training in it is refused."""
+    """Precisions of the rollout's weights and KV cache, and of training's matrix products. If there
+    are no measured kernels in a precision, step times are extrapolated by the roofline, and
+    training in it is refused."""
 
     weights: Weights = "bf16"
-    """precision of the layers' matrices in the rollout engines: bf16, fp8 (one scale for a tensor or channel), fp8-block (one
-    scale for a block of 128 × 128), nvfp4, int4 (weights only), w4a16_mxfp4 (experts only, as gpt-oss is released)"""
+    """precision of the layers' matrices in the rollout engines: bf16, fp8 (one scale for a tensor
+    or channel), fp8-block (one scale for a block of 128 × 128), nvfp4, int4 (weights only),
+    w4a16_mxfp4 (experts only, as gpt-oss is released)"""
     kv_cache: KvCache = "bf16"
     """precision of keys and values: bf16 or fp8"""
     training: Literal["bf16", "fp8", "fp8-block"] = "bf16"
@@ -187,7 +205,8 @@ class PrecisionConfig(_Section):
 
 
 class WorkloadConfig(_Section):
-    """The prompts and responses: a recorded trace, or a synthetic one. A trace with too few steps is repeated."""
+    """The prompts and responses: a recorded trace, or a synthetic one. A trace with too few steps
+    is repeated."""
 
     trace: str | None = None
     """a trace file (Parquet), as `simrl trace import` writes it"""
@@ -197,12 +216,15 @@ class WorkloadConfig(_Section):
     @model_validator(mode="after")
     def _one_of_them(self) -> WorkloadConfig:
         if (self.trace is None) == (self.synthetic is None):
-            raise ValueError("give either a trace (path) or synthetic (a length model), the other as null")
+            raise ValueError(
+                "give either a trace (path) or synthetic (a length model), the other as null"
+            )
         return self
 
 
 class RooflineConfig(_Section):
-    """Efficiencies of `simrl.profile.profilers.roofline.roofline_profile`; keys that are left out have its defaults."""
+    """Efficiencies of `simrl.profile.profilers.roofline.roofline_profile`; keys that are left out
+    have its defaults."""
 
     compute_efficiency: Share | None = None
     """share of the data sheet's dense bfloat16 rate; 0.7 if not given"""
@@ -218,8 +240,9 @@ BETWEEN_PASSES_S = 0.001  # of a real engine's host, for shipped profiles, which
 
 
 class ProfileConfig(_Section):
-    """Step times: a profile file, or a roofline of the cluster's GPU; with corrections from a measurement. Without either: the
-    shipped profile, or one extrapolated from the nearest layout, with 1 ms between passes; if there is none, a roofline."""
+    """Step times: a profile file, or a roofline of the cluster's GPU; with corrections from a
+    measurement. Without either: the shipped profile, or one extrapolated from the nearest layout,
+    with 1 ms between passes; if there is none, a roofline."""
 
     path: str | None = None
     """a profile file (Parquet) that `simrl profile derive` or `simrl measure` wrote, or `shipped`: the one that comes with
@@ -231,11 +254,11 @@ class ProfileConfig(_Section):
     between_passes_s: Seconds | None = None
     """replaces the pause between forward passes of the profile, or of the engine's preset"""
     sequence_overhead_s: Annotated[float, Field(ge=0, le=1)] | None = None
-    """host time that every decoding sequence adds to a forward pass, which a profile of kernels leaves out; replaces the
-    preset's"""
+    """host time that every decoding sequence adds to a forward pass, which a profile of kernels
+    leaves out; replaces the preset's"""
     least_pass_s: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """lower bound on a forward pass, excluding the gap between passes: kernel-launch time without CUDA graphs (vLLM's
-    enforce_eager), about 0.2-0.6 ms per layer"""
+    """lower bound on a forward pass, excluding the gap between passes: kernel-launch time without
+    CUDA graphs (vLLM's enforce_eager), about 0.2-0.6 ms per layer"""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> ProfileConfig:
@@ -247,8 +270,8 @@ class ProfileConfig(_Section):
 
 
 class SystemConfig(BaseModel, frozen=True, extra="allow"):
-    """A recipe's name and its parameters, flat: `{name: areal, eta: 8}`. The recipe checks the parameters. The
-    words of a switch, on and off, are true and false."""
+    """A recipe's name and its parameters, flat: `{name: areal, eta: 8}`. The recipe checks the
+    parameters. The words of a switch, on and off, are true and false."""
 
     name: str
 
@@ -274,8 +297,9 @@ class Scenario(_Section):
     warmup_steps: NonNegativeInt = 0
     """first updates left out of every average, while the pipelines fill"""
     framework: str | dict[str, Any] | None = None
-    """preset of a framework, with constants of its training and its engine: verl-fsdp-0.5, nemo-rl-0.6 … (`simrl presets`), or
-    your own file, my.toml; values that the scenario gives replace the preset's"""
+    """preset of a framework, with constants of its training and its engine: verl-fsdp-0.5,
+    nemo-rl-0.6 … (`simrl presets`), or your own file, my.toml; values that the scenario gives
+    replace the preset's"""
     model: str
     """a model that simrl knows, such as qwen3-8b, or a folder with a Hugging Face config.json"""
     cluster: ClusterConfig
@@ -306,7 +330,9 @@ class Scenario(_Section):
         weights = precision.get("weights") if isinstance(precision, Mapping) else None
         try:
             if isinstance(weights, str) and {"model", "cluster"} <= info.data.keys():
-                require_precision(weights, info.data["cluster"].rollout_kind, model_shape(info.data["model"]))
+                require_precision(
+                    weights, info.data["cluster"].rollout_kind, model_shape(info.data["model"])
+                )
         except InputError as error:
             raise ValueError(str(error).removeprefix("precision.")) from error
         return precision
@@ -315,19 +341,23 @@ class Scenario(_Section):
     @classmethod
     def _names_a_folder(cls, name: str) -> str:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-            raise ValueError("use the letters a-z, digits, '.', '_' and '-', a letter or digit first")
+            raise ValueError(
+                "use the letters a-z, digits, '.', '_' and '-', a letter or digit first"
+            )
         return name
 
     @model_validator(mode="after")
     def _steps_are_left(self) -> Scenario:
         if self.warmup_steps >= self.steps:
-            raise ValueError(f"warmup_steps {self.warmup_steps} leaves none of the {self.steps} steps; lower it")
+            raise ValueError(
+                f"warmup_steps {self.warmup_steps} leaves none of the {self.steps} steps; lower it"
+            )
         return self
 
     @property
     def wanted_profile(self) -> ProfileMetadata:
-        """Return the model, GPU, split and precisions of the profile that the scenario needs; kind and source are open. Raise
-        `InputError` for an unknown model."""
+        """Return the model, GPU, split and precisions of the profile that the scenario needs; kind
+        and source are open. Raise `InputError` for an unknown model."""
         return ProfileMetadata(
             model=model_shape(self.model).name,
             gpu=known_gpu(self.cluster.gpu),
@@ -341,9 +371,9 @@ class Scenario(_Section):
         )
 
     def with_profile(self) -> Scenario:
-        """Return the scenario with the file of the shipped profile, also of one that is to be derived from another layout,
-        where the scenario names none of its own; with a roofline where no layout is shipped. Raise `InputError` for an
-        unknown model."""
+        """Return the scenario with the file of the shipped profile, also of one that is to be
+        derived from another layout, where the scenario names none of its own; with a roofline where
+        no layout is shipped. Raise `InputError` for an unknown model."""
         path, roofline = self.profile.path, self.profile.roofline
         if path not in (None, SHIPPED) or roofline is not None:
             return self
@@ -351,7 +381,9 @@ class Scenario(_Section):
         file = PROFILES / file_name(wanted)
         if path is None and not file.is_file() and nearest(wanted, model_shape(self.model)) is None:
             return self.with_fields("profile", roofline=RooflineConfig())
-        values: dict[str, Any] = {"path": str(os.path.relpath(file) if file.is_relative_to(Path.cwd()) else file)}
+        values: dict[str, Any] = {
+            "path": str(os.path.relpath(file) if file.is_relative_to(Path.cwd()) else file)
+        }
         if path is None and self.profile.between_passes_s is None and self.engine.preset is None:
             values["between_passes_s"] = BETWEEN_PASSES_S
         return self.with_fields("profile", **values)

@@ -1,8 +1,10 @@
-"""Presets: constants of engines (`engines.toml`) and frameworks (`frameworks/*.toml`), each with its range and source.
+"""Presets: constants of engines (`engines.toml`) and frameworks (`frameworks/*.toml`), each with
+its range and source.
 
-Invariant: a preset gives values that a scenario does not give itself, before the scenario is validated; so a scenario's fields
-say everything, and `constants` finds which of them are a preset's. A preset from a file of the user's stands whole in the
-scenario, in place of the file's name: no file is read again.
+Invariant: a preset gives values that a scenario does not give itself, before the scenario is
+validated; so a scenario's fields say everything, and `constants` finds which of them are a
+preset's. A preset from a file of the user's stands whole in the scenario, in place of the file's
+name: no file is read again.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class Constant(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         if (low, high) != (None, None) and (
             None in (low, high) or not isinstance(value, float) or not low <= value <= high  # type: ignore[operator]
         ):
-            raise ValueError(f"value {value}, low {low}, high {high}: give low ≤ value ≤ high, or neither low nor high")
+            raise ValueError(
+                f"value {value}, low {low}, high {high}: give low ≤ value ≤ high, or neither low nor high"
+            )
         return self
 
     @property
@@ -70,7 +74,8 @@ class EngineConstants(BaseModel, extra="forbid"):
 
 
 class Preset(BaseModel, frozen=True, extra="forbid"):
-    """An engine or a framework. `engine` is the engine that a framework drives: a shipped one, or one of the same file."""
+    """An engine or a framework. `engine` is the engine that a framework drives: a shipped one, or
+    one of the same file."""
 
     name: str
     about: str
@@ -83,7 +88,9 @@ class Preset(BaseModel, frozen=True, extra="forbid"):
 
     @model_validator(mode="after")
     def _constants_are_fields(self) -> Preset:
-        kind, name = (EngineConstants, "an engine") if self.is_engine else (TrainingConfig, "a framework")
+        kind, name = (
+            (EngineConstants, "an engine") if self.is_engine else (TrainingConfig, "a framework")
+        )
         try:
             kind.model_validate({key: constant.value for key, constant in self.constants.items()})
         except ValidationError as error:
@@ -92,7 +99,8 @@ class Preset(BaseModel, frozen=True, extra="forbid"):
 
 
 def read_presets(path: Path, below: str | None = None) -> dict[str, Preset]:
-    """Return the presets of a file by its tables, or of those `below` one. Raise `InputError` naming file, table and key."""
+    """Return the presets of a file by its tables, or of those `below` one. Raise `InputError`
+    naming file, table and key."""
     place = str(path)
     try:
         with path.open("rb") as file:
@@ -100,7 +108,9 @@ def read_presets(path: Path, below: str | None = None) -> dict[str, Preset]:
             if file.read(1):
                 raise ValueError(f"more than {MOST_BYTES:,} bytes")
         presets = {}
-        for name, table in (tomllib.loads(text) if below is None else tomllib.loads(text).get(below, {})).items():
+        for name, table in (
+            tomllib.loads(text) if below is None else tomllib.loads(text).get(below, {})
+        ).items():
             place = f"{path}, [{name}]"
             if not isinstance(table, dict):
                 raise InputError(f"{path}: {name} is in no table; write it below a [name]")
@@ -111,15 +121,21 @@ def read_presets(path: Path, below: str | None = None) -> dict[str, Preset]:
             place, engine = f"{path}, [{name}]", preset.engine
             if isinstance(engine, str) and engine not in engines and engine not in ENGINES:
                 known = [*engines, *ENGINES]
-                raise InputError(f"{place}: engine is {engine!r}{meant(engine, known)}; name one of {', '.join(known)}")
+                raise InputError(
+                    f"{place}: engine is {engine!r}{meant(engine, known)}; name one of {', '.join(known)}"
+                )
             presets[name] = preset.model_copy(update={"engine": engines.get(str(engine), engine)})
         return presets
     except ValidationError as error:
         message = explain(error, Preset, "a preset")[1].replace("constants.", "", 1)
         raise InputError(f"{place}: {message}; {EXAMPLE}") from error
     except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
-        raise InputError(f"{path}: cannot be read as presets ({reason}); name a TOML file of them") from error
+        reason = (
+            error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        )
+        raise InputError(
+            f"{path}: cannot be read as presets ({reason}); name a TOML file of them"
+        ) from error
 
 
 def is_preset_file(text: str) -> bool:
@@ -128,10 +144,18 @@ def is_preset_file(text: str) -> bool:
 
 
 def preset_of_file(text: str, key: str) -> dict[str, Any]:
-    """Return the data of the engine or the framework (by the key) that a file has. Raise `InputError`."""
+    """Return the data of the engine or the framework (by the key) that a file has. Raise
+    `InputError`."""
     path, hashed, table = text.partition(".toml#")
-    file, kind = Path(f"{path}.toml" if hashed else text), "framework" if key == "framework" else "engine"
-    tables = {name: preset for name, preset in read_presets(file).items() if preset.is_engine == (kind == "engine")}
+    file, kind = (
+        Path(f"{path}.toml" if hashed else text),
+        "framework" if key == "framework" else "engine",
+    )
+    tables = {
+        name: preset
+        for name, preset in read_presets(file).items()
+        if preset.is_engine == (kind == "engine")
+    }
     first = next(iter(tables), "")
     if wrong := broken(
         (not tables, f"has no table of {kind} constants, such as [mine]; {EXAMPLE}"),
@@ -152,7 +176,9 @@ def write_presets(path: Path, presets: Mapping[str, Preset], by: str) -> None:
         lines += [f"engine = {_quoted(preset.engine)}"] if isinstance(preset.engine, str) else []
         for key, constant in preset.constants.items():
             fields = constant.model_dump(exclude_none=True).items()
-            lines.append(f"{key} = {{ {', '.join(f'{field} = {_quoted(value)}' for field, value in fields)} }}")
+            lines.append(
+                f"{key} = {{ {', '.join(f'{field} = {_quoted(value)}' for field, value in fields)} }}"
+            )
     with write_whole_file(path) as temporary:
         temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -165,22 +191,38 @@ ENGINES = read_presets(Path(__file__).with_name("engines.toml"))
 FRAMEWORK_FILES = sorted(
     Path(__file__).with_name("frameworks").glob("*.toml"), reverse=True
 )  # verl, which most use, first
-FRAMEWORKS = {name: preset for file in FRAMEWORK_FILES for name, preset in read_presets(file, "presets").items()}
-OF_ENGINE = ("async_scheduling", "reserve_bytes")  # constants that are fields of `engine`; the others are of its passes
+FRAMEWORKS = {
+    name: preset
+    for file in FRAMEWORK_FILES
+    for name, preset in read_presets(file, "presets").items()
+}
+OF_ENGINE = (
+    "async_scheduling",
+    "reserve_bytes",
+)  # constants that are fields of `engine`; the others are of its passes
 
 
 def with_presets(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a scenario's data with the fields that its framework and its engine give. Raise ValueError for an unknown name."""
+    """Return a scenario's data with the fields that its framework and its engine give. Raise
+    ValueError for an unknown name."""
     filled = dict(data)
     if (framework := data.get("framework")) is not None:
         preset = named(framework, "framework")
-        engine = preset.engine.model_dump(exclude_none=True) if isinstance(preset.engine, Preset) else preset.engine
+        engine = (
+            preset.engine.model_dump(exclude_none=True)
+            if isinstance(preset.engine, Preset)
+            else preset.engine
+        )
         filled["engine"] = _filled(data.get("engine"), {"preset": engine})
-        filled["training"] = _filled(data.get("training"), {key: one.value for key, one in preset.constants.items()})
+        filled["training"] = _filled(
+            data.get("training"), {key: one.value for key, one in preset.constants.items()}
+        )
     engine = filled.get("engine")
     if isinstance(engine, Mapping) and engine.get("preset") is not None:
         constants = named(engine["preset"], "engine.preset").constants
-        filled["engine"] = _filled(engine, {key: constants[key].value for key in OF_ENGINE if key in constants})
+        filled["engine"] = _filled(
+            engine, {key: constants[key].value for key in OF_ENGINE if key in constants}
+        )
     return filled
 
 
@@ -191,7 +233,9 @@ def named(preset: object, key: str) -> Preset:
         return presets[preset]
     if not isinstance(preset, Mapping):
         near = meant(str(preset), presets)
-        raise ValueError(f"{key} is {preset!r}{near}; there are {', '.join(presets)}, and files such as my.toml")
+        raise ValueError(
+            f"{key} is {preset!r}{near}; there are {', '.join(presets)}, and files such as my.toml"
+        )
     try:
         whole = Preset.model_validate(preset)
     except ValidationError as error:
@@ -204,9 +248,13 @@ def named(preset: object, key: str) -> Preset:
 
 
 def _filled(section: Any, values: Mapping[str, Any]) -> Any:
-    """Return a section with values for the fields that it does not give; a value that is no section is left to pydantic."""
+    """Return a section with values for the fields that it does not give; a value that is no section
+    is left to pydantic."""
     if section is None or isinstance(section, Mapping):
-        return {**{key: value for key, value in values.items() if value is not None}, **(section or {})}
+        return {
+            **{key: value for key, value in values.items() if value is not None},
+            **(section or {}),
+        }
     return section
 
 
@@ -220,10 +268,20 @@ def constants(scenario: Mapping[str, Any], profile_kind: str) -> Iterator[Used]:
     if (of_passes := passes_preset(engine, profile_kind)) is not None:
         profile = scenario["profile"]
         for key, constant in of_passes.constants.items():
-            in_roofline = key == "between_passes_s" and (profile.get("roofline") or {}).get(key) is not None
-            if key in ("between_passes_s", "sequence_overhead_s") and profile.get(key) is None and not in_roofline:
+            in_roofline = (
+                key == "between_passes_s" and (profile.get("roofline") or {}).get(key) is not None
+            )
+            if (
+                key in ("between_passes_s", "sequence_overhead_s")
+                and profile.get(key) is None
+                and not in_roofline
+            ):
                 yield Used(of_passes.name, f"profile.{key}", constant)
-            if key == "layer_launch_s" and scenario["engine"].get("enforce_eager") and not profile.get("least_pass_s"):
+            if (
+                key == "layer_launch_s"
+                and scenario["engine"].get("enforce_eager")
+                and not profile.get("least_pass_s")
+            ):
                 yield Used(of_passes.name, f"engine.{key}", constant)
 
 
@@ -235,10 +293,13 @@ def _used(preset: Preset, section: str, values: Mapping[str, Any]) -> Iterator[U
 
 def known_fields(framework: Any) -> frozenset[str]:
     """Return the fields of `training` that a framework gives."""
-    return frozenset(named(framework, "framework").constants) if framework is not None else frozenset()
+    return (
+        frozenset(named(framework, "framework").constants) if framework is not None else frozenset()
+    )
 
 
 def passes_preset(engine: Any, profile_kind: str) -> Preset | None:
-    """Return the preset of the host's time around passes: none for a measured profile, which has it, unless one is named."""
+    """Return the preset of the host's time around passes: none for a measured profile, which has
+    it, unless one is named."""
     engine = engine or (USUAL if profile_kind in KERNELS_ALONE else None)
     return None if engine is None else named(engine, "engine.preset")

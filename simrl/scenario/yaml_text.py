@@ -1,7 +1,8 @@
 """YAML from any author, checked before it is loaded, and `key=value` overrides with YAML values.
 
-Invariant: a loaded text is as deep and as large as a person writes. Loaders build objects by recursion, which in libyaml
-ends in a crash and not in an error, and aliases of aliases make a small text a huge object.
+Invariant: a loaded text is as deep and as large as a person writes. Loaders build objects by
+recursion, which in libyaml ends in a crash and not in an error, and aliases of aliases make a small
+text a huge object.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ MOST_VALUES = 10_000  # with every alias written out
 
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the second without libyaml
 _TAG = "tag:yaml.org,2002:"
-# Scalars of the core schema of YAML 1.2, and the merge key of 1.1: how they are written, and the first characters.
+# Scalars of the core schema of YAML 1.2, and the merge key of 1.1: how they are written, and the
+# first characters.
 _SCALARS = {
     "null": (r"~|null|Null|NULL|", "~nN"),
     "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
@@ -35,8 +37,8 @@ _SCALARS = {
 
 
 class _Loader(_SafeLoader):  # type: ignore[misc]
-    """A loader of YAML with the scalars of YAML 1.2: `017` is 17; `1:30:00`, `on` and `yes` are texts.
-    (A field that is a switch takes on and yes for true.)"""
+    """A loader of YAML with the scalars of YAML 1.2: `017` is 17; `1:30:00`, `on` and `yes` are
+    texts. (A field that is a switch takes on and yes for true.)"""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (PyYAML's own)
     yaml_constructors = {  # noqa: RUF012
@@ -46,7 +48,8 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
     }
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """Return a mapping. Raise `yaml.MarkedYAMLError` for a key that is given twice, `ValueError` for a key that is null."""
+        """Return a mapping. Raise `yaml.MarkedYAMLError` for a key that is given twice,
+        `ValueError` for a key that is null."""
         written: set[str] = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in written:
@@ -65,12 +68,15 @@ def _whole_number(loader: Any, node: Any) -> int:
 
 
 for _tag, (_written, _first) in _SCALARS.items():
-    _Loader.add_implicit_resolver(_TAG + _tag, re.compile(rf"(?:{_written})\Z"), list(_first) + [""] * (_tag == "null"))
+    _Loader.add_implicit_resolver(
+        _TAG + _tag, re.compile(rf"(?:{_written})\Z"), list(_first) + [""] * (_tag == "null")
+    )
 _Loader.add_constructor(f"{_TAG}int", _whole_number)
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """Return key and value; `${…}` in the value stays as it is. Raise `InputError` for a text without key, or no YAML."""
+    """Return key and value; `${…}` in the value stays as it is. Raise `InputError` for a text
+    without key, or no YAML."""
     key, equals, written = text.partition("=")
     if not equals or not key:
         raise InputError(f"override {text!r}: write key=value, such as steps=20")
@@ -102,19 +108,25 @@ def split_at_commas(text: str) -> list[str]:
 
 
 def read_yaml(path: Traversable, place: str, kind: str, keys: Iterable[str]) -> dict[Any, Any]:
-    """Return a file's data. Raise `InputError` with `place`, line and column, and the remedy, such as the `keys` of `kind`
-    ("a scenario")."""
+    """Return a file's data. Raise `InputError` with `place`, line and column, and the remedy, such
+    as the `keys` of `kind` ("a scenario")."""
     try:
         with path.open("rb") as file:
             data = yaml.load(_bounded(file.read(4 * MOST_BYTES + 1).decode("utf-8")), _Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "somewhere"
-        raise InputError(f"{place}: {where}: {error.problem or first_line(error)}; correct the YAML") from error
+        raise InputError(
+            f"{place}: {where}: {error.problem or first_line(error)}; correct the YAML"
+        ) from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{place}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
+        raise InputError(
+            f"{place}: byte {error.start} is not UTF-8; save the file as UTF-8"
+        ) from error
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        reason = (
+            error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        )
         raise InputError(f"{place}: cannot be read ({reason}); name the YAML of {kind}") from error
     if not isinstance(data, dict) or not data:
         raise InputError(f"{place}: no keys; {kind} has {', '.join(keys)}")
@@ -122,9 +134,9 @@ def read_yaml(path: Traversable, place: str, kind: str, keys: Iterable[str]) -> 
 
 
 def _bounded(text: str) -> str:
-    """Return the text. Raise `yaml.MarkedYAMLError` for YAML that is too deep, or too large with its aliases
-    written out, for a reference to more than a key (`${oc.env:HOME}`), and for no YAML; `ValueError` for a text
-    that is too long."""
+    """Return the text. Raise `yaml.MarkedYAMLError` for YAML that is too deep, or too large with
+    its aliases written out, for a reference to more than a key (`${oc.env:HOME}`), and for no YAML;
+    `ValueError` for a text that is too long."""
     if len(text) > MOST_BYTES:
         raise ValueError(f"{len(text):,} characters; {MOST_BYTES:,} are the most")
     if (references := text.count("${")) > MOST_REFERENCES:
@@ -136,7 +148,10 @@ def _bounded(text: str) -> str:
         if isinstance(event, yaml.AliasEvent):
             for begin, _ in open_nodes:
                 if begin.anchor == event.anchor:
-                    raise _at(begin, f"the alias *{event.anchor} is inside the value that it names; write it out")
+                    raise _at(
+                        begin,
+                        f"the alias *{event.anchor} is inside the value that it names; write it out",
+                    )
             values += sizes.get(event.anchor, 0)
         elif isinstance(event, yaml.ScalarEvent):
             if "${" in event.value and not refers_only_to_keys(event.value):
@@ -152,7 +167,10 @@ def _bounded(text: str) -> str:
         if len(open_nodes) > MOST_LEVELS:
             raise _at(event, f"nested more than {MOST_LEVELS} levels deep; a handful will do")
         if values > MOST_VALUES:
-            raise _at(event, f"more than {MOST_VALUES:,} values, aliases written out; a file has some hundreds")
+            raise _at(
+                event,
+                f"more than {MOST_VALUES:,} values, aliases written out; a file has some hundreds",
+            )
     return text
 
 

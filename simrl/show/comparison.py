@@ -32,9 +32,11 @@ def compare_scenarios(
     inputs: InputCache | None = None,
     beside: Beside = ALONE,
 ) -> Compared[None]:
-    """Simulate all scenarios, and what stands beside them, write `folder`, and return them with a row of each.
+    """Simulate all scenarios, and what stands beside them, write `folder`, and return them with a
+    row of each.
 
-    Raises `InputError` for a scenario that cannot be executed, `StoppedError` if a process that simulates is killed.
+    Raises `InputError` for a scenario that cannot be executed, `StoppedError` if a process that
+    simulates is killed.
     """
     with write_whole_folder(folder, MANIFEST) as temporary:
         keep = partial(_write_run, folder=temporary)
@@ -44,7 +46,10 @@ def compare_scenarios(
 
 
 def write_comparison(
-    rows: Sequence[Mapping[str, Any]], scenarios: Sequence[Scenario], results: Sequence[Result], folder: Path
+    rows: Sequence[Mapping[str, Any]],
+    scenarios: Sequence[Scenario],
+    results: Sequence[Result],
+    folder: Path,
 ) -> None:
     """Write the folder of `compare_scenarios` from rows and results that were simulated before."""
     with write_whole_folder(folder, MANIFEST) as temporary:
@@ -62,9 +67,14 @@ def _write_run(scenario: Scenario, result: Result, folder: Path) -> None:
     write_perfetto(result, own / "perfetto.json")
 
 
-def _write_summary(rows: Sequence[Mapping[str, Any]], scenarios: Sequence[Scenario], folder: Path) -> None:
+def _write_summary(
+    rows: Sequence[Mapping[str, Any]], scenarios: Sequence[Scenario], folder: Path
+) -> None:
     """Write the files that describe the whole comparison."""
-    for name, data in (("comparison", rows), ("scenario", [scenario.model_dump() for scenario in scenarios])):
+    for name, data in (
+        ("comparison", rows),
+        ("scenario", [scenario.model_dump() for scenario in scenarios]),
+    ):
         text = json.dumps(data, indent=1, ensure_ascii=False)
         (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
     save(comparison_figure(rows), folder / "comparison.png")

@@ -53,15 +53,24 @@ Facts = Mapping[str, Any]
 def shared(of_runs: Mapping[str, Facts]) -> list[SharedInput]:
     """Return the inputs of several runs by name: equal inputs once, in the order of the first run
     that has them."""
-    runs_of = grouped((entry, name) for name, metadata in of_runs.items() for entry in inputs(metadata))
+    runs_of = grouped(
+        (entry, name) for name, metadata in of_runs.items() for entry in inputs(metadata)
+    )
     order = list(dict.fromkeys(entry.name for entry in runs_of))
-    rows = [SharedInput(entry, () if len(runs) == len(of_runs) else tuple(runs)) for entry, runs in runs_of.items()]
+    rows = [
+        SharedInput(entry, () if len(runs) == len(of_runs) else tuple(runs))
+        for entry, runs in runs_of.items()
+    ]
     return sorted(rows, key=lambda row: order.index(row.input.name))
 
 
 def inputs(metadata: Facts) -> list[Input]:
     """Return the inputs of one run."""
-    return [Input(*entry) for part in (_run, _times, _speculation, _happened, _parameters) for entry in part(metadata)]
+    return [
+        Input(*entry)
+        for part in (_run, _times, _speculation, _happened, _parameters)
+        for entry in part(metadata)
+    ]
 
 
 Entries = Iterator[tuple[str, str, str, str]]
@@ -73,21 +82,49 @@ def _run(metadata: Facts) -> Entries:
     yield "model", str(scenario["model"]), *from_scenario
     kinds, train = pool_kinds(cluster).split(" + "), metadata["train_gpus"]
     counts = [metadata["gpus"]] if len(kinds) == 1 else [metadata["gpus"] - train, train]
-    gpus = " + ".join(f"{n:,} {kind}" for n, kind in zip(counts, kinds, strict=True)) + f", {split_words(cluster)}"
+    gpus = (
+        " + ".join(f"{n:,} {kind}" for n, kind in zip(counts, kinds, strict=True))
+        + f", {split_words(cluster)}"
+    )
     split = f"{metadata['rollout_workers']:,} rollout workers, {train:,} GPUs that train"
-    yield "cluster", f"{gpus}: {split}", "given", f"the scenario, and the system's split ({metadata['paper']})"
+    yield (
+        "cluster",
+        f"{gpus}: {split}",
+        "given",
+        f"the scenario, and the system's split ({metadata['paper']})",
+    )
     if links := metadata.get("links"):
-        yield "links", links, "given", "data sheets, and what the scenario's cluster has in their place"
-    yield "updates", f"{scenario['steps']}, of which {scenario['warmup_steps']} are warm-up", *from_scenario
+        yield (
+            "links",
+            links,
+            "given",
+            "data sheets, and what the scenario's cluster has in their place",
+        )
+    yield (
+        "updates",
+        f"{scenario['steps']}, of which {scenario['warmup_steps']} are warm-up",
+        *from_scenario,
+    )
     yield "seed", str(scenario["seed"]), *from_scenario
     yield "simrl", str(metadata["simrl_version"]), "version", ""
-    cap = f", responses of at most {trace['cap_tokens']:,} tokens" if trace.get("cap_tokens") else ""
+    cap = (
+        f", responses of at most {trace['cap_tokens']:,} tokens" if trace.get("cap_tokens") else ""
+    )
     source = "; ".join(filter(None, (source_words(trace["source"]), f"licence {trace['licence']}")))
-    yield "rollouts (trace)", f"{trace['name']}{cap}{_repeated(metadata)}", str(trace["kind"]), source
+    yield (
+        "rollouts (trace)",
+        f"{trace['name']}{cap}{_repeated(metadata)}",
+        str(trace["kind"]),
+        source,
+    )
 
 
 def _times(metadata: Facts) -> Entries:
-    scenario, profile, load_kind = metadata["scenario"], metadata["profile"], str(metadata["load_weights_kind"])
+    scenario, profile, load_kind = (
+        metadata["scenario"],
+        metadata["profile"],
+        str(metadata["load_weights_kind"]),
+    )
     engine = scenario["engine"]
     if model_file := metadata.get("model_config"):
         yield "model", str(scenario["model"]), "given", str(model_file)
@@ -95,21 +132,35 @@ def _times(metadata: Facts) -> Entries:
     source = ("derived", "rates of single kernels") if derived else ("given", "the scenario")
     yield "training time", trained_by(scenario), *source
     sources = [profile["source"], profile.get("notes")]
-    for key, words in (("spread", "repeats {:.1%} apart"), ("held_out_error", "held-out error {:.1%}")):
+    for key, words in (
+        ("spread", "repeats {:.1%} apart"),
+        ("held_out_error", "held-out error {:.1%}"),
+    ):
         sources.append(formatted(profile.get(key), words, ""))
     corrections = f"; {', '.join(profile['corrections'])}" if profile["corrections"] else ""
     value = f"{profile['model']} on {profile['gpu']}, {split_words(profile)}{corrections}"
     yield "step times (profile)", value, str(profile["kind"]), "; ".join(filter(None, sources))
     computed = metadata.get("weight_sync") or "the model's bytes, the network, an overhead"
     load_source = "training.load_s" if load_kind == "given" else computed
-    yield "loading weights at a worker", f"{metadata['load_weights_s']:.3g} s", load_kind, load_source
+    yield (
+        "loading weights at a worker",
+        f"{metadata['load_weights_s']:.3g} s",
+        load_kind,
+        load_source,
+    )
     derived = engine["kv_cache_tokens"] is None
     memory = ("derived", "GPU memory by its data sheet, less weights and reserve")
     cache = f"{metadata['kv_cache_tokens_per_worker']:,} tokens"
-    yield "KV cache of a worker", cache, *(memory if derived else ("given", "engine.kv_cache_tokens"))
+    yield (
+        "KV cache of a worker",
+        cache,
+        *(memory if derived else ("given", "engine.kv_cache_tokens")),
+    )
     if (caching := metadata.get("prefix_caching")) is not None:
         default = engine.get("prefix_caching") is None
-        source = ("default", "as the system has it") if default else ("given", "engine.prefix_caching")
+        source = (
+            ("default", "as the system has it") if default else ("given", "engine.prefix_caching")
+        )
         yield "prefix caching", "on" if caching else "off", *source
 
 
@@ -171,7 +222,9 @@ def _drafters(metadata: Facts) -> Iterator[tuple[str, Facts]]:
     if metadata.get("speculation"):
         yield "Drafts", metadata["speculation"]
     if metadata.get("best_of_n"):
-        yield from (("Drafts of the tail", facts) for facts in metadata["best_of_n"]["drafters"].values())
+        yield from (
+            ("Drafts of the tail", facts) for facts in metadata["best_of_n"]["drafters"].values()
+        )
 
 
 def _repeated(metadata: Facts) -> str:
@@ -184,7 +237,11 @@ def _drafts(facts: Facts) -> str:
     """Return the sources of a method's acceptance and of its times."""
     acceptance, plan = facts["acceptance"], facts.get("plan")
     accepted = acceptance if isinstance(acceptance, str) else f"acceptance {_source(acceptance)}"
-    planned = f", {plan['draft_gpus']} draft GPUs a worker and windows of {plan['window']}" if plan else ""
+    planned = (
+        f", {plan['draft_gpus']} draft GPUs a worker and windows of {plan['window']}"
+        if plan
+        else ""
+    )
     return f"{facts['method']}{planned}, {accepted}; drafting {_source(facts['draft_times'])}"
 
 
@@ -215,7 +272,12 @@ def _presets(metadata: Facts) -> list[str]:
 
 def not_modelled_lines(of_results: Iterable[Facts]) -> list[str]:
     """Return the line on parts of simulated runs that are not modelled; none where none applies."""
-    missing = (words for facts in of_results if "replay" not in facts for words in facts.get("not_modelled") or ())
+    missing = (
+        words
+        for facts in of_results
+        if "replay" not in facts
+        for words in facts.get("not_modelled") or ()
+    )
     distinct = list(dict.fromkeys(missing))
     return [f"Not modelled: {'; '.join(distinct)}"] * bool(distinct)
 
@@ -228,7 +290,11 @@ def provenance(of_results: Sequence[Facts]) -> list[str]:
         scenario, profile, trace = metadata["scenario"], metadata["profile"], metadata["trace"]
         engine = f"{profile['model']} on {profile['gpu']} {split_words(profile, '', ' ')}"
         passes = f"{engine}, {profile['kind']} ({profile['source']})"
-        passes += f"; {FP8_EXPERTS}" if profile.get("precision") == "fp8" and profile.get("routing") else ""
+        passes += (
+            f"; {FP8_EXPERTS}"
+            if profile.get("precision") == "fp8" and profile.get("routing")
+            else ""
+        )
         lines += [
             *_model(metadata),
             f"Step times: {', '.join([passes, *profile['corrections']])}",
@@ -241,18 +307,27 @@ def provenance(of_results: Sequence[Facts]) -> list[str]:
             lines.append(f"Weight sync: {sync}")
         training = scenario["training"]
         if offload := metadata.get("offload"):
-            default = "the scenario" if training.get("offload") != TrainingConfig().offload else "default"
-            source = {used.key: used.preset for used in _used(metadata)}.get("training.offload", default)
+            default = (
+                "the scenario" if training.get("offload") != TrainingConfig().offload else "default"
+            )
+            source = {used.key: used.preset for used in _used(metadata)}.get(
+                "training.offload", default
+            )
             lines.append(f"Offload: {training['offload']} ({source}): {offload}")
         lines += [f"{part}: {_drafts(facts)}" for part, facts in _drafters(metadata)]
         for phase in ("evaluate", "checkpoint"):
             if training[f"{phase}_every"]:
-                lines.append(f"Phases: {phase} {training[f'{phase}_s']:g} s every {training[f'{phase}_every']} updates")
+                lines.append(
+                    f"Phases: {phase} {training[f'{phase}_s']:g} s every {training[f'{phase}_every']} updates"
+                )
         if scenario["faults"]:
             lines.append("Faults: as the scenario has them; result.json lists those that happened")
     if distinct := dict.fromkeys(filter(None, links)):
         lines.append(f"Links: {'; '.join(distinct)}")
-    return [*sorted(dict.fromkeys(lines), key=lambda line: not line.startswith("Step times:")), *_assumed(of_results)]
+    return [
+        *sorted(dict.fromkeys(lines), key=lambda line: not line.startswith("Step times:")),
+        *_assumed(of_results),
+    ]
 
 
 def _model(metadata: Facts) -> list[str]:
@@ -269,7 +344,9 @@ def rests_on(of_results: Sequence[Facts]) -> list[str]:
     )
     presets = dict.fromkeys(used.preset for metadata in of_results for used in _used(metadata))
     constants_of = f", constants of {listed(list(presets))}" if presets else ""
-    missing = len({words for metadata in of_results for words in metadata.get("not_modelled") or ()})
+    missing = len(
+        {words for metadata in of_results for words in metadata.get("not_modelled") or ()}
+    )
     return [
         *dict.fromkeys(line for metadata in of_results for line in _model(metadata)),
         f"Rests on step times {times}, rollouts {rollouts}, training computed{constants_of}.",
@@ -283,7 +360,9 @@ def _step_times(metadata: Facts) -> str:
     measured range."""
     profile = metadata["profile"]
     source = "" if profile["kind"] in ("measured", "derived") else f" ({profile['source']})"
-    return ", ".join([f"{profile['kind']}{source}", *(c for c in profile["corrections"] if "beyond" in c)])
+    return ", ".join(
+        [f"{profile['kind']}{source}", *(c for c in profile["corrections"] if "beyond" in c)]
+    )
 
 
 def _assumed(of_results: Iterable[Facts]) -> list[str]:
@@ -294,6 +373,8 @@ def _assumed(of_results: Iterable[Facts]) -> list[str]:
         rollout_gpus = metadata["rollout_workers"] * cluster["tp"] * (cluster.get("dp") or 1)
         colocated = rollout_gpus + metadata["train_gpus"] > metadata["gpus"]
         known = {used.key.removeprefix("training.") for used in _used(metadata)}
-        of_run = assumed_s(metadata["scenario"]["training"], colocated, known) | metadata.get("extrapolated", {})
+        of_run = assumed_s(metadata["scenario"]["training"], colocated, known) | metadata.get(
+            "extrapolated", {}
+        )
         assumed |= dict.fromkeys(of_run.items())
     return [assumption(assumed)] if assumed else []

@@ -50,7 +50,9 @@ def _about(result: Result) -> dict[str, Any]:
     metadata = result.metadata
     plain = ("label", "variant", "gpus", "paper", "simrl_version")
     about = {key: metadata[key] for key in plain if key in metadata}
-    return about | {f"{key}_source": metadata[key]["source"] for key in ("trace", "profile") if key in metadata}
+    return about | {
+        f"{key}_source": metadata[key]["source"] for key in ("trace", "profile") if key in metadata
+    }
 
 
 def _events(result: Result) -> Iterator[str]:
@@ -72,7 +74,12 @@ def _names(lanes: tuple[Lane, ...]) -> Iterator[dict[str, Any]]:
     for order, (process, name) in enumerate(((ROLLOUT, "rollout workers"), (TRAINER, "trainer"))):
         if any(_process(lane) == process for lane in lanes):
             yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}}
-            yield {"ph": "M", "pid": process, "name": "process_sort_index", "args": {"sort_index": order}}
+            yield {
+                "ph": "M",
+                "pid": process,
+                "name": "process_sort_index",
+                "args": {"sort_index": order},
+            }
     for number, lane in enumerate(lanes):
         place = {"ph": "M", "pid": _process(lane), "tid": FIRST_LANE + number}
         yield {**place, "name": "thread_name", "args": {"name": lane.name}}
@@ -80,11 +87,24 @@ def _names(lanes: tuple[Lane, ...]) -> Iterator[dict[str, Any]]:
 
 
 def _slices(busy: Spans) -> Iterator[str]:
-    heads = [f'{{"ph":"X","pid":{_process(lane)},"tid":{FIRST_LANE + i}' for i, lane in enumerate(busy.lanes)]
+    heads = [
+        f'{{"ph":"X","pid":{_process(lane)},"tid":{FIRST_LANE + i}'
+        for i, lane in enumerate(busy.lanes)
+    ]
     names = [json.dumps(kind) for kind in busy.kinds]
     started, ended = _microseconds(busy.started_s), _microseconds(busy.ended_s)
-    columns = (busy.lane, busy.kind, started, ended - started, busy.policy_version, busy.tokens, busy.gpus)
-    for lane, kind, start, duration, version, tokens, gpus in zip(*(c.tolist() for c in columns), strict=True):
+    columns = (
+        busy.lane,
+        busy.kind,
+        started,
+        ended - started,
+        busy.policy_version,
+        busy.tokens,
+        busy.gpus,
+    )
+    for lane, kind, start, duration, version, tokens, gpus in zip(
+        *(c.tolist() for c in columns), strict=True
+    ):
         yield (
             f'{heads[lane]},"name":{names[kind]},"ts":{start},"dur":{duration},'
             f'"args":{{"policy_version":{version},"tokens":{tokens},"gpus":{gpus}}}}}'
@@ -95,7 +115,15 @@ def _updates(result: Result) -> Iterator[dict[str, Any]]:
     for step in result.steps.to_pylist():
         at = round(step["finished_s"] * 1e6)
         name = f"end of step {step['step']}"
-        yield {"ph": "i", "s": "g", "pid": ROLLOUT, "tid": FIRST_LANE, "name": name, "ts": at, "args": step}
+        yield {
+            "ph": "i",
+            "s": "g",
+            "pid": ROLLOUT,
+            "tid": FIRST_LANE,
+            "name": name,
+            "ts": at,
+            "args": step,
+        }
 
 
 def _counter(name: str, requests: tuple[Floats, Ints], resolution_s: float) -> Iterator[str]:

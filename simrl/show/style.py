@@ -22,7 +22,8 @@ from matplotlib.ticker import Formatter, MaxNLocator
 from simrl.errors import InputError
 from simrl.files import write_whole_file
 
-# Of kinds of work: Okabe and Ito's palette, which people tell apart with any colour vision (jfly.uni-koeln.de/color).
+# Of kinds of work: Okabe and Ito's palette, which people tell apart with any colour vision
+# (jfly.uni-koeln.de/color).
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILLION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
 
@@ -31,7 +32,8 @@ INK, FAINT, PAPER, SAND, TEAL = "#333333", "#999999", "#FFFFFF", "#C2B280", "#2F
 PALE_SKY, LIGHT_SKY, PALE_TEAL, PALE = "#CFE6F5", "#A9D6F5", "#5F9F9F", "#DDDDDD"
 LILACS = ("#6B4C96", "#8A6FB0", "#B39BCB", "#D3C4E3")
 
-# Of systems, drafters and other compared things: Paul Tol's muted palette, for any colour vision (personal.sron.nl/~pault).
+# Of systems, drafters and other compared things: Paul Tol's muted palette, for any colour vision
+# (personal.sron.nl/~pault).
 INDIGO, ROSE, STRAW, MINT = "#332288", "#CC6677", "#DDCC77", "#44AA99"
 WINE, FOREST, VIOLET, OLIVE = "#882255", "#117733", "#AA4499", "#999933"
 SERIES = (INDIGO, ROSE, STRAW, MINT, WINE, FOREST, VIOLET, OLIVE)
@@ -47,12 +49,18 @@ class Look(NamedTuple):
     def patch(self) -> dict[str, Any]:
         """Return the properties of a matplotlib patch."""
         if self.hatch:
-            return {"facecolor": PAPER, "edgecolor": self.color, "hatch": self.hatch, "linewidth": 0}
+            return {
+                "facecolor": PAPER,
+                "edgecolor": self.color,
+                "hatch": self.hatch,
+                "linewidth": 0,
+            }
         return {"facecolor": self.color, "linewidth": 0}
 
 
-# Looks in all pictures: first of the kinds of spans, in the order of legend and stack, then of the parts of the GPU-seconds.
-# The colour shows the work of the GPUs; a hatch, that it yields nothing. Idle time is hatched in vermillion.
+# Looks in all pictures: first of the kinds of spans, in the order of legend and stack, then of the
+# parts of the GPU-seconds. The colour shows the work of the GPUs; a hatch, that it yields nothing.
+# Idle time is hatched in vermillion.
 LOOKS: Mapping[str, Look] = {
     "rollout": Look(SKY),
     "train_drafter": Look(TEAL),
@@ -93,7 +101,18 @@ KINDS = tuple(LOOKS)[: list(LOOKS).index("idle") + 1]  # of spans
 UNKNOWN = Look(FAINT)  # of any other kind
 
 # Of trained tokens, by their age in updates.
-AGES = ("#F6E3EA", "#EBC4D2", "#DDA2B8", "#CC7F9D", "#B95C83", "#9E3A68", "#822150", "#64103B", "#450727", "#260314")
+AGES = (
+    "#F6E3EA",
+    "#EBC4D2",
+    "#DDA2B8",
+    "#CC7F9D",
+    "#B95C83",
+    "#9E3A68",
+    "#822150",
+    "#64103B",
+    "#450727",
+    "#260314",
+)
 
 # Statistics of a distribution.
 P50, P95, P99, LARGEST, CAP, MEAN = INDIGO, ROSE, WINE, VIOLET, OLIVE, INK
@@ -113,7 +132,9 @@ class Picture(Figure):
     backend."""
 
     def __init__(self, width_in: float, height_in: float, **options: Any) -> None:
-        super().__init__(figsize=(width_in, height_in), **{"dpi": DPI, "facecolor": PAPER, **options})
+        super().__init__(
+            figsize=(width_in, height_in), **{"dpi": DPI, "facecolor": PAPER, **options}
+        )
 
     def _repr_png_(self) -> bytes:
         return rendered(self, "png")
@@ -133,12 +154,16 @@ def save(figure: Figure, path: str | Path) -> None:
     path = Path(path)
     kind = path.suffix.lstrip(".").lower()
     if kind not in figure.canvas.get_supported_filetypes():
-        raise InputError(f"{path}: a picture cannot be written as {path.suffix!r}; use .png, .pdf or .svg")
+        raise InputError(
+            f"{path}: a picture cannot be written as {path.suffix!r}; use .png, .pdf or .svg"
+        )
     with write_whole_file(path) as temporary:
         temporary.write_bytes(rendered(figure, kind))
 
 
-def panels(title: str, rows: int = 1, height_in: float = 4.4, **options: Any) -> tuple[Picture, Sequence[Axes]]:
+def panels(
+    title: str, rows: int = 1, height_in: float = 4.4, **options: Any
+) -> tuple[Picture, Sequence[Axes]]:
     """Return a figure with a title, and its axes in rows of two."""
     figure = Picture(11, height_in, layout="constrained", dpi=150)
     figure.suptitle(plain(title), fontsize="large", color=INK)
@@ -173,7 +198,9 @@ def legend_above(axes: Axes, columns: int = 2, **look: Any) -> None:
     """Put the legend above the axes, where it hides no data, and make the axes quiet, with this
     look."""
     place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
-    axes.legend(ncols=columns, columnspacing=1.4, handlelength=1.8, fontsize="small", frameon=False, **place)
+    axes.legend(
+        ncols=columns, columnspacing=1.4, handlelength=1.8, fontsize="small", frameon=False, **place
+    )
     quiet(axes, labelsize="small", **look)
 
 
@@ -184,7 +211,14 @@ def fitting_legend(
     inches."""
     renderer: Any = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
     width_in = figure.get_figwidth() - 2 * MARGIN_IN
-    look = {"fontsize": "small", "columnspacing": 2.0, "handlelength": 1.8, "frameon": False, **place, **look}
+    look = {
+        "fontsize": "small",
+        "columnspacing": 2.0,
+        "handlelength": 1.8,
+        "frameon": False,
+        **place,
+        **look,
+    }
     for columns in range(max(min(most_columns, len(handles)), 1), 0, -1):
         legend = figure.legend(handles=handles, ncols=columns, borderpad=0, labelcolor=INK, **look)
         box = legend.get_window_extent(renderer)
@@ -194,13 +228,17 @@ def fitting_legend(
     return legend, float(box.height / figure.dpi)
 
 
-def legend_below(figure: Figure, handles: Sequence[Any], **look: Any) -> tuple[Callable[[float], None], float]:
+def legend_below(
+    figure: Figure, handles: Sequence[Any], **look: Any
+) -> tuple[Callable[[float], None], float]:
     """Add a centred legend; return a function that sets its inches above the lower edge, and its
     height in inches."""
     legend, height_in = fitting_legend(
         figure, handles, len(handles), {"loc": "lower center", "borderaxespad": 0}, **look
     )
-    return lambda above_in: legend.set_bbox_to_anchor((0.5, above_in / figure.get_figheight())), height_in
+    return lambda above_in: legend.set_bbox_to_anchor(
+        (0.5, above_in / figure.get_figheight())
+    ), height_in
 
 
 def plain(text: str) -> str:

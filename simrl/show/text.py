@@ -78,30 +78,40 @@ def say(console: Console, *lines: str, style: str = "", **options: Any) -> None:
         console.print(Text(line, style=style), **options)
 
 
-def plain_table(headings: Sequence[str], rows: Rows, left: Sequence[int] = (0,), **options: Any) -> Table:
-    """Return a table without a frame; columns are right-aligned, except those in `left`, and have these
-    options."""
+def plain_table(
+    headings: Sequence[str], rows: Rows, left: Sequence[int] = (0,), **options: Any
+) -> Table:
+    """Return a table without a frame; columns are right-aligned, except those in `left`, and have
+    these options."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     return filled(table, headings, rows, left, **{"no_wrap": True, **options})
 
 
-def framed_table(headings: Sequence[str], rows: Rows, title: str | None = None, left: Sequence[int] = (0,)) -> Table:
+def framed_table(
+    headings: Sequence[str], rows: Rows, title: str | None = None, left: Sequence[int] = (0,)
+) -> Table:
     """Return a table with a frame; columns are right-aligned, except those in `left`."""
     return filled(Table(title=title, title_justify="left"), headings, rows, left)
 
 
 def bare_table(headings: Sequence[str], rows: Rows) -> Table:
     """Return a table of left-aligned columns without rules."""
-    return filled(Table(box=None, pad_edge=False, header_style="bold"), headings, rows, range(len(headings)))
+    return filled(
+        Table(box=None, pad_edge=False, header_style="bold"), headings, rows, range(len(headings))
+    )
 
 
 def aligned(rows: Rows, sides: str) -> Table:
     """Return rows without headings; `sides` has an l (left) or an r (right) for each column."""
     table = Table.grid(padding=(0, 2, 0, 0))
-    return filled(table, [""] * len(sides), rows, [i for i, side in enumerate(sides) if side == "l"])
+    return filled(
+        table, [""] * len(sides), rows, [i for i, side in enumerate(sides) if side == "l"]
+    )
 
 
-def filled(table: Table, headings: Sequence[str], rows: Rows, left: Sequence[int], **options: Any) -> Table:
+def filled(
+    table: Table, headings: Sequence[str], rows: Rows, left: Sequence[int], **options: Any
+) -> Table:
     """Add columns and rows to a table, and return it; columns are right-aligned, except those in
     `left`."""
     for i, heading in enumerate(headings):
@@ -120,7 +130,11 @@ def fitting(
     shown, left_out = list(columns), []
     unlimited = console.options.update(max_width=WIDE)
     while console.measure(table := table_of(shown), options=unlimited).maximum > console.width:
-        first = min((column for column in shown if column.turn), key=lambda column: column.turn, default=None)
+        first = min(
+            (column for column in shown if column.turn),
+            key=lambda column: column.turn,
+            default=None,
+        )
         if first is None:
             break
         shown.remove(first)
@@ -173,7 +187,9 @@ class Screen(Console):
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, highlight=False, **options)
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
         """Yield the printed segments; of control characters, only ends of lines stay."""
         for segment in super().render(renderable, options):
             if segment.control or segment.text.isprintable() or segment.text == "\n":
@@ -203,7 +219,9 @@ class Page(Console):
             elif "\n" in str(content).strip():
                 self._parts.append(f"<pre>{escape(str(content))}</pre>")
             else:
-                self._parts.append(f'<p style="{SMALL}">{self._inline(content)}</p>' if str(content) else "")
+                self._parts.append(
+                    f'<p style="{SMALL}">{self._inline(content)}</p>' if str(content) else ""
+                )
 
     @contextmanager
     def fold(self, summary: str) -> Iterator[None]:
@@ -213,17 +231,22 @@ class Page(Console):
             yield
         finally:
             inside = "\n".join(self._parts)
-            folded = f'<details style="{SMALL}"><summary>{escape(summary)}</summary>{inside}</details>'
+            folded = (
+                f'<details style="{SMALL}"><summary>{escape(summary)}</summary>{inside}</details>'
+            )
             self._parts = [*before, folded] if self._parts else before
 
     def _table(self, table: Table) -> str:
         from jinja2 import Environment  # pages alone need it
 
         sides = ["right" if column.justify == "right" else "left" for column in table.columns]
-        headings = [self._inline(column.header) for column in table.columns] if table.show_header else []
+        headings = (
+            [self._inline(column.header) for column in table.columns] if table.show_header else []
+        )
         cells = zip(*(map(self._inline, column.cells) for column in table.columns), strict=True)
         looks = [
-            "font-weight: bold; " * ("bold" in str(row.style or "")) + "border-bottom: 1px solid; " * row.end_section
+            "font-weight: bold; " * ("bold" in str(row.style or ""))
+            + "border-bottom: 1px solid; " * row.end_section
             for row in table.rows
         ]
         return (
@@ -232,7 +255,10 @@ class Page(Console):
             .render(
                 title=self._inline(table.title or ""),
                 headings=list(zip(sides, headings, strict=False)),
-                rows=[(look, list(zip(sides, row, strict=True))) for look, row in zip(looks, cells, strict=True)],
+                rows=[
+                    (look, list(zip(sides, row, strict=True)))
+                    for look, row in zip(looks, cells, strict=True)
+                ],
             )
         )
 
@@ -240,7 +266,9 @@ class Page(Console):
         """Return a text as escaped HTML with its bold parts."""
         text = Text.assemble(content if isinstance(content, Text) else str(content))
         parts = [(escape(part.text), part.style) for part in text.render(self)]
-        html = "".join(f"<b>{words}</b>" if style and style.bold else words for words, style in parts)
+        html = "".join(
+            f"<b>{words}</b>" if style and style.bold else words for words, style in parts
+        )
         return html.replace("\n", "<br>")
 
 

@@ -1,7 +1,8 @@
 """Traces and profiles of scenarios, each read or made once.
 
-Invariant: an entry is kept under all of its inputs (file or length model and seed; file or roofline, model, GPU and tp), so
-scenarios that share a cache are prepared as if each read its own files.
+Invariant: an entry is kept under all of its inputs (file or length model and seed; file or
+roofline, model, GPU and tp), so scenarios that share a cache are prepared as if each read its own
+files.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ MOST_TRACES, MOST_PROFILES = 4, 32  # kept
 
 
 class InputCache:
-    """Traces and profiles of the most recently prepared scenarios. A scenario whose workload names the trace `opened` gets
-    it, and no file is read."""
+    """Traces and profiles of the most recently prepared scenarios. A scenario whose workload names
+    the trace `opened` gets it, and no file is read."""
 
     def __init__(self, opened: Trace | None = None) -> None:
         self._opened = opened
@@ -51,9 +52,13 @@ class InputCache:
         return latest(self._traces, MOST_TRACES, key, make)
 
     def profile(self, scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
-        """Return the scenario's profile. Raise `InputError` for a file of another model, GPU or tp."""
+        """Return the scenario's profile. Raise `InputError` for a file of another model, GPU or
+        tp."""
         host = f"{scenario.engine.preset} {scenario.engine.enforce_eager}"
-        split = scenario.cluster.model_dump_json(include={"tp", "dp", "ep"}) + scenario.precision.model_dump_json()
+        split = (
+            scenario.cluster.model_dump_json(include={"tp", "dp", "ep"})
+            + scenario.precision.model_dump_json()
+        )
         hardware = f"{model.model_dump_json()} {kind.model_dump_json()} {split}"
         key = f"{scenario.profile.model_dump_json()} {host} {hardware}"
         return latest(self._profiles, MOST_PROFILES, key, lambda: _profile(scenario, model, kind))
@@ -61,31 +66,44 @@ class InputCache:
 
 def _words(has: ProfileMetadata) -> str:
     """Return a profile's GPUs and split in words, and its precisions if they are not bfloat16."""
-    precisions = [has.precision] * (has.precision != "bf16") + [f"kv-{has.kv_precision}"] * (has.kv_precision != "bf16")
+    precisions = [has.precision] * (has.precision != "bf16") + [f"kv-{has.kv_precision}"] * (
+        has.kv_precision != "bf16"
+    )
     return " ".join([has.gpu, split_words(has.model_dump(), "", " "), *precisions])
 
 
 def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
     config, wanted = scenario.profile, scenario.wanted_profile
     if config.roofline is not None:
-        layout = {key: getattr(wanted, key) for key in ("tp", "dp", "ep", "precision", "kv_precision")}
-        profile = roofline_profile(model, kind, **layout, **config.roofline.model_dump(exclude_none=True))
+        layout = {
+            key: getattr(wanted, key) for key in ("tp", "dp", "ep", "precision", "kv_precision")
+        }
+        profile = roofline_profile(
+            model, kind, **layout, **config.roofline.model_dump(exclude_none=True)
+        )
     else:
         assert config.path is not None
         profile = _of_path(config.path, wanted, model, kind, scenario.model)
-    pause_s, sequence_s, least_s, giver = _host_times(config, scenario.engine, profile, model.layers)
+    pause_s, sequence_s, least_s, giver = _host_times(
+        config, scenario.engine, profile, model.layers
+    )
     return profile.with_corrections(config.forward_correction, pause_s, sequence_s, least_s, giver)
 
 
-def _of_path(written: str, wanted: ProfileMetadata, model: ModelShape, kind: Gpu, named: str) -> TableProfile:
-    """Return the profile of a file; a shipped one that does not exist is derived. If a worker of the cluster spans link domains
-    and the profile's did not, its times are carried over. Raise `InputError` for a file of another model or layout."""
+def _of_path(
+    written: str, wanted: ProfileMetadata, model: ModelShape, kind: Gpu, named: str
+) -> TableProfile:
+    """Return the profile of a file; a shipped one that does not exist is derived. If a worker of
+    the cluster spans link domains and the profile's did not, its times are carried over. Raise
+    `InputError` for a file of another model or layout."""
     path = Path(written)
     if not path.exists():
         if path.name == file_name(wanted) and path.parent.resolve() == PROFILES.resolve():
             return derived_profile(wanted, model, kind)
         beside = "" if path.is_absolute() else " (paths in a scenario are relative to its file)"
-        raise InputError(f"{path}: no such profile{beside}; {advice(wanted, model, written, named)}")
+        raise InputError(
+            f"{path}: no such profile{beside}; {advice(wanted, model, written, named)}"
+        )
     profile = read_profile(written)
     has, gpus = profile.metadata, wanted.tp * wanted.dp
     if file_name(has) != file_name(wanted):
@@ -93,7 +111,10 @@ def _of_path(written: str, wanted: ProfileMetadata, model: ModelShape, kind: Gpu
             f"{path}: a profile of {has.model} on {_words(has)}, the scenario has {model.name} on "
             f"{_words(wanted)}; name the profile that belongs to it: {advice(wanted, model, file_name(wanted), named)}"
         )
-    if has.kind == "derived" and kind.nvlink_domain < gpus <= GPUS.get(kind.name, kind).nvlink_domain:
+    if (
+        has.kind == "derived"
+        and kind.nvlink_domain < gpus <= GPUS.get(kind.name, kind).nvlink_domain
+    ):
         return in_layout(profile, wanted, model, kind)
     return profile
 
@@ -101,13 +122,21 @@ def _of_path(written: str, wanted: ProfileMetadata, model: ModelShape, kind: Gpu
 def _host_times(
     config: ProfileConfig, engine: EngineConfig, profile: TableProfile, layers: int
 ) -> tuple[float | None, float, float, str]:
-    """Return the pause between passes (None: the profile's), the host's time of a sequence, the shortest pass, and who gives
-    the pause: the scenario, or its engine's preset."""
+    """Return the pause between passes (None: the profile's), the host's time of a sequence, the
+    shortest pass, and who gives the pause: the scenario, or its engine's preset."""
     giver = "set by the scenario"
-    pause_s, sequence_s, least_s = config.between_passes_s, config.sequence_overhead_s, config.least_pass_s
+    pause_s, sequence_s, least_s = (
+        config.between_passes_s,
+        config.sequence_overhead_s,
+        config.least_pass_s,
+    )
     preset = passes_preset(engine.preset, profile.metadata.kind)
     if preset is not None:
-        constant_s = {key: float(constant.value) for key, constant in preset.constants.items() if key.endswith("_s")}
+        constant_s = {
+            key: float(constant.value)
+            for key, constant in preset.constants.items()
+            if key.endswith("_s")
+        }
         own_pause = config.roofline is not None and config.roofline.between_passes_s is not None
         if pause_s is None and not own_pause and "between_passes_s" in constant_s:
             pause_s, giver = constant_s["between_passes_s"], f"engine {preset.name}"

@@ -1,7 +1,9 @@
-"""Memory of a rollout GPU: the KV blocks that its weights, drafters and reserve leave, and how layers share them.
+"""Memory of a rollout GPU: the KV blocks that its weights, drafters and reserve leave, and how
+layers share them.
 
-Invariant: sizes are per GPU. Models whose layers all keep every token have blocks of `engine.block_size`; the layers of others
-are in groups over one pool of blocks, as vLLM 0.32 divides them.
+Invariant: sizes are per GPU. Models whose layers all keep every token have blocks of
+`engine.block_size`; the layers of others are in groups over one pool of blocks, as vLLM 0.32
+divides them.
 """
 
 from __future__ import annotations
@@ -21,13 +23,16 @@ from simrl.speculation.deployment import Deployment, typical_context_tokens
 from simrl.speculation.plan import DraftPlan
 from simrl.speculation.tail_plan import TailPlan
 
-LARGEST_GRAPH = 512  # tokens of the largest CUDA graph that vLLM captures, unless twice max_num_seqs are fewer
+LARGEST_GRAPH = (
+    512  # tokens of the largest CUDA graph that vLLM captures, unless twice max_num_seqs are fewer
+)
 MLA_BLOCK = 128  # blocks of MLA beside states are multiples of it
 UNEVEN = 1.5  # if one kind has this many times the layers of another, groups have the smaller number of layers
 
 
 class LayerGroups(NamedTuple):
-    """Groups of layers that share blocks: their number by kind, tokens of a block, and its bytes over a group's layers."""
+    """Groups of layers that share blocks: their number by kind, tokens of a block, and its bytes
+    over a group's layers."""
 
     full: int
     window: int
@@ -37,8 +42,8 @@ class LayerGroups(NamedTuple):
 
 
 def layer_groups(model: ModelShape, tp: int, block_size: int, kv_share: float) -> LayerGroups:
-    """Return the groups of a model's layers on `tp` GPUs. A block of `block_size` tokens grows until a layer's state
-    fits it."""
+    """Return the groups of a model's layers on `tp` GPUs. A block of `block_size` tokens grows
+    until a layer's state fits it."""
     token_bytes = model.layer_kv_bytes * kv_share / min(tp, model.kv_heads)
     kinds = (model.full_layers, model.window_layers, model.linear_layers)
     least, most = min(n for n in kinds if n), max(kinds)
@@ -59,29 +64,45 @@ def engine_limits(
     drafters: Sequence[DraftPlan | TailPlan],
     prefix_caching: bool,
 ) -> Limits:
-    """Return the limits of a worker's rank. All drafters of a worker are resident; one at a time drafts. Raise `InputError` if
-    its KV cache holds no block, or less than the longest sample."""
+    """Return the limits of a worker's rank. All drafters of a worker are resident; one at a time
+    drafts. Raise `InputError` if its KV cache holds no block, or less than the longest sample."""
     model, gpu, trace = deployment.model, deployment.gpu, deployment.trace
     groups = layer_groups(model, deployment.tp, engine.block_size, KV_SHARE[precision.kv_cache])
     share = groups.full + groups.window + groups.state
     weights = "weights" if precision.weights == "bf16" else f"weights in {precision.weights}"
     parts = {  # bytes of a rollout GPU that the KV cache does not get
-        weights: weight_bytes_per_gpu(model, deployment.tp, cluster.dp, cluster.ep, precision.weights),
+        weights: weight_bytes_per_gpu(
+            model, deployment.tp, cluster.dp, cluster.ep, precision.weights
+        ),
         "weights of drafters": sum(plan.weight_bytes for plan in drafters),
-        "CUDA graphs of draft strategies": sum(plan.graph_bytes for plan in drafters if isinstance(plan, DraftPlan)),
+        "CUDA graphs of draft strategies": sum(
+            plan.graph_bytes for plan in drafters if isinstance(plan, DraftPlan)
+        ),
         "reserve_bytes (activations, CUDA graphs of plain decoding, buffers)": engine.reserve_bytes,
     }
     if engine.kv_cache_tokens:
         blocks = engine.kv_cache_tokens // groups.block_size * share
     else:
         # A drafter's cache has the precision of the engine's.
-        token_bytes = max((plan.kv_bytes_per_token for plan in drafters), default=0.0) * KV_SHARE[precision.kv_cache]
-        blocks = _kv_blocks(engine, KV_SHARE[precision.kv_cache], deployment, groups, token_bytes, parts)
+        token_bytes = (
+            max((plan.kv_bytes_per_token for plan in drafters), default=0.0)
+            * KV_SHARE[precision.kv_cache]
+        )
+        blocks = _kv_blocks(
+            engine, KV_SHARE[precision.kv_cache], deployment, groups, token_bytes, parts
+        )
     limits = limits_in(groups, blocks, model, engine)
-    graphs = 0 if engine.enforce_eager else min(2 * engine.max_num_seqs, LARGEST_GRAPH, engine.max_num_batched_tokens)
+    graphs = (
+        0
+        if engine.enforce_eager
+        else min(2 * engine.max_num_seqs, LARGEST_GRAPH, engine.max_num_batched_tokens)
+    )
     limits = limits._replace(prefix_caching=prefix_caching, dp=cluster.dp, graph_tokens=graphs)
     if not is_plain(limits):
-        limits, kind = limits._replace(prefix_caching=False), "states" if groups.state else "windows"
+        limits, kind = (
+            limits._replace(prefix_caching=False),
+            "states" if groups.state else "windows",
+        )
         refuse(
             (
                 engine.prefix_caching,
@@ -98,7 +119,11 @@ def engine_limits(
     if blocks_to_start(longest, limits) > blocks:
         state = f", {groups.state} of {blocks} blocks for its states" if groups.state else ""
         held = engine.kv_cache_tokens or limits.kv_tokens
-        remedy = "give more kv_cache_tokens" if engine.kv_cache_tokens else "use a larger tp, more memory for the cache"
+        remedy = (
+            "give more kv_cache_tokens"
+            if engine.kv_cache_tokens
+            else "use a larger tp, more memory for the cache"
+        )
         beside = "" if engine.kv_cache_tokens else f" beside {_named(parts)}"
         raise InputError(
             f"{trace.metadata.name}: its longest sample has {longest} tokens{state}, the KV cache of a worker ({model.name}, "
@@ -124,11 +149,13 @@ def limits_in(groups: LayerGroups, blocks: int, model: ModelShape, engine: Engin
 
 
 def cache_capacity_tokens(limits: Limits, context_tokens: float) -> int:
-    """Return the tokens of the sequences of `context_tokens` that a rank's cache holds at a time. States take blocks of the
-    cache; windows leave blocks free."""
+    """Return the tokens of the sequences of `context_tokens` that a rank's cache holds at a time.
+    States take blocks of the cache; windows leave blocks free."""
     if is_plain(limits):
         return limits.kv_tokens
-    return int(limits.kv_blocks / blocks_to_start(max(round(context_tokens), 1), limits) * context_tokens)
+    return int(
+        limits.kv_blocks / blocks_to_start(max(round(context_tokens), 1), limits) * context_tokens
+    )
 
 
 def _named(parts: dict[str, float]) -> str:
@@ -143,8 +170,8 @@ def _kv_blocks(
     drafted_bytes: float,
     parts: dict[str, float],
 ) -> int:
-    """Return the blocks of a rank's KV cache that fit in addition to the other parts; `drafted_bytes` of a token are a
-    drafter's."""
+    """Return the blocks of a rank's KV cache that fit in addition to the other parts;
+    `drafted_bytes` of a token are a drafter's."""
     model, gpu, tp = deployment.model, deployment.gpu, deployment.tp
     free = gpu.memory_bytes * engine.gpu_memory_utilization - sum(parts.values())
     if groups.window or groups.state:
@@ -175,9 +202,10 @@ def require_drafter_fits(
     tail: TailPlan | None,
     limits: Limits,
 ) -> None:
-    """Raise `InputError` if a decoupled drafter's own GPU is too small. It holds the weights of its drafters, a worker's share
-    of the target's (every worker keeps these, SpecActor §4.2), and the KV cache of its part of the requests that a worker runs
-    at a time, no more than the worker's own cache holds."""
+    """Raise `InputError` if a decoupled drafter's own GPU is too small. It holds the weights of its
+    drafters, a worker's share of the target's (every worker keeps these, SpecActor §4.2), and the
+    KV cache of its part of the requests that a worker runs at a time, no more than the worker's own
+    cache holds."""
     if drafts.decoupled is None:
         return
     model, gpu, times = deployment.model, deployment.gpu, drafts.times
@@ -185,10 +213,14 @@ def require_drafter_fits(
     context = typical_context_tokens(deployment.trace)
     tokens = min(running * context, cache_capacity_tokens(limits, context))
     kept = weight_bytes_per_gpu(model, deployment.tp, precision=precision.weights)
-    kv_bytes = tokens * KV_SHARE[precision.kv_cache] * times.kv_bytes_per_token_per_gpu / drafts.draft_gpus
+    kv_bytes = (
+        tokens * KV_SHARE[precision.kv_cache] * times.kv_bytes_per_token_per_gpu / drafts.draft_gpus
+    )
     usable = gpu.memory_bytes * engine.gpu_memory_utilization - engine.reserve_bytes
     plans = [*(tail.plans.values() if tail else ()), drafts]
-    by_drafter = {plan.speculation.model: plan.times.weight_bytes_per_gpu for plan in plans if plan.draft_gpus}
+    by_drafter = {
+        plan.speculation.model: plan.times.weight_bytes_per_gpu for plan in plans if plan.draft_gpus
+    }
     weights = sum(by_drafter.values())
     if weights + kept + kv_bytes > usable:
         smaller = weights + kept > usable

@@ -1,6 +1,7 @@
 """What a scenario has that is not modelled, in words; `docs/modelled.md` has all of it, by part.
 
-Invariant: every entry stands for something that the scenario has: its system, its trace, its engine, its cluster, its faults.
+Invariant: every entry stands for something that the scenario has: its system, its trace, its
+engine, its cluster, its faults.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 def not_modelled(prepared: Prepared) -> list[str]:
     """Return what a prepared scenario has that is not modelled, each in a few words."""
-    return list(dict.fromkeys([*_of_system(prepared), *_of_rollouts(prepared), *_of_cluster(prepared)]))
+    return list(
+        dict.fromkeys([*_of_system(prepared), *_of_rollouts(prepared), *_of_cluster(prepared)])
+    )
 
 
 def _of_system(prepared: Prepared) -> Iterator[str]:
@@ -36,8 +39,11 @@ def _of_system(prepared: Prepared) -> Iterator[str]:
 
 
 def omitted(functions: Mapping[str, Any], name: str) -> str:
-    """Return what the docstring of a recipe or a method says under "Not modelled", also by naming another one."""
-    section = re.search(r"Not modelled: (.+?)\.?\s*(\n\n|$)", inspect.getdoc(functions.get(name)) or "", re.DOTALL)
+    """Return what the docstring of a recipe or a method says under "Not modelled", also by naming
+    another one."""
+    section = re.search(
+        r"Not modelled: (.+?)\.?\s*(\n\n|$)", inspect.getdoc(functions.get(name)) or "", re.DOTALL
+    )
     text = " ".join(section[1].split()) if section else ""
     if other := re.match(r"as (?:in )?(\w+)(?:, and the method \w+)?(?:; )?", text):
         return "; ".join(filter(None, [omitted(functions, other[1]), text[other.end() :]]))
@@ -47,32 +53,51 @@ def omitted(functions: Mapping[str, Any], name: str) -> str:
 def _of_rollouts(prepared: Prepared) -> Iterator[str]:
     trace, engine = prepared.trace, prepared.scenario.engine.preset
     names, notes = set(trace.table.column_names), str(trace.metadata.notes or "").split(". ")
-    yield from (note[0].lower() + note[1:].removesuffix(".") for note in notes if note.startswith(UNSEPARATED))
+    yield from (
+        note[0].lower() + note[1:].removesuffix(".")
+        for note in notes
+        if note.startswith(UNSEPARATED)
+    )
     timed, divided = "environment_s" in names, "turn_environment_s" in names
     prefix, limits = trace.metadata.shared_prefix_tokens, prepared.limits
     shared = limits.prefix_caching and prefix >= limits.block_size
     uncached = prepared.system.prefix_caching and not is_plain(limits)
     name = engine if isinstance(engine, str) else (engine or {}).get("name", "")
     missing = {  # what is not modelled, and whether the rollouts have it
-        "the time between turns, which the trace does not have": "turn_tokens" in names and not (timed or divided),
-        "how a response's time in its environment is divided, of which the trace has the sum": timed and not divided,
+        "the time between turns, which the trace does not have": "turn_tokens" in names
+        and not (timed or divided),
+        "how a response's time in its environment is divided, of which the trace has the sum": timed
+        and not divided,
         f"the {prefix:,} tokens that all prompts share are found within a group alone": shared,
         "a prefix cache of layers with windows or states: vLLM has one, here none is used": uncached,
-        "SGLang's scheduler and radix cache: passes and blocks are vLLM's": name.startswith("sglang"),
+        "SGLang's scheduler and radix cache: passes and blocks are vLLM's": name.startswith(
+            "sglang"
+        ),
     }
     yield from (words for words, has in missing.items() if has)
 
 
 def _of_cluster(prepared: Prepared) -> Iterator[str]:
-    scenario, training, domain = prepared.scenario, prepared.scenario.training, prepared.gpu.nvlink_domain
+    scenario, training, domain = (
+        prepared.scenario,
+        prepared.scenario.training,
+        prepared.gpu.nvlink_domain,
+    )
     unit, source = scenario.cluster.worker_gpus, prepared.profile.metadata.kind
     links = "latency of links" if source == "assumed" else "rate of the cluster's links"
-    uneven = prepared.model.experts and training.expert_parallel > 1 and training.expert_imbalance == 1
-    synced, lost = not prepared.colocated and training.load_s is None, any(f.kind == "lost" for f in scenario.faults)
+    uneven = (
+        prepared.model.experts and training.expert_parallel > 1 and training.expert_imbalance == 1
+    )
+    synced, lost = (
+        not prepared.colocated and training.load_s is None,
+        any(f.kind == "lost" for f in scenario.faults),
+    )
     missing = {  # what is not modelled, and whether the cluster has it
         "experts of unequal load in training": uneven,
-        f"{links} between nodes in a forward pass ({unit} GPUs a worker)": unit > domain and source != "measured",
-        "the lag of the balancer's counts, and the last dummy passes, of ranks in lock step": scenario.cluster.dp > 1,
+        f"{links} between nodes in a forward pass ({unit} GPUs a worker)": unit > domain
+        and source != "measured",
+        "the lag of the balancer's counts, and the last dummy passes, of ranks in lock step": scenario.cluster.dp
+        > 1,
         "contention of weight syncs for the network": synced and prepared.gpus > domain,
         "tokens that are lost with their worker, and GPUs that the trainer loses (faults)": lost,
     }

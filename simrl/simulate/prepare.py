@@ -1,6 +1,8 @@
-"""prepare(scenario) -> Prepared: reads the inputs that a scenario names and checks that it is possible.
+"""prepare(scenario) -> Prepared: reads the inputs that a scenario names and checks that it is
+possible.
 
-Invariant: every mistake in a scenario is an `InputError` of `prepare`, before anything runs. Sizes of memory are per GPU.
+Invariant: every mistake in a scenario is an `InputError` of `prepare`, before anything runs. Sizes
+of memory are per GPU.
 """
 
 from __future__ import annotations
@@ -76,11 +78,13 @@ class Prepared(Deployment):
 
     @property
     def only_ends_count(self) -> bool:
-        """True if of a group only the end is an event: no draft, turn of an environment, fault, rank in lock step or rule of
-        dispatch follows single responses."""
+        """True if of a group only the end is an event: no draft, turn of an environment, fault,
+        rank in lock step or rule of dispatch follows single responses."""
         agents, system = self.scenario.agents, self.system
         capped = agents.max_concurrent or agents.deadline_s or self.has_turns
-        followed = self.drafts or self.tail or capped or self.scenario.faults or system.adapt_split_every
+        followed = (
+            self.drafts or self.tail or capped or self.scenario.faults or system.adapt_split_every
+        )
         return not followed and self.limits.dp == 1 and system.dispatch.takes_groups
 
     @property
@@ -101,7 +105,11 @@ class Prepared(Deployment):
         """All GPUs that the system occupies."""
         if self.scenario.cluster.train is not None:
             return self.scenario.cluster.all_gpus
-        return max(self.rollout_gpus, self.train_gpus) if self.colocated else self.rollout_gpus + self.train_gpus
+        return (
+            max(self.rollout_gpus, self.train_gpus)
+            if self.colocated
+            else self.rollout_gpus + self.train_gpus
+        )
 
     def training_costs(self, gpus: int) -> TrainingCosts:
         """Return what an update costs on `gpus` train GPUs."""
@@ -123,7 +131,11 @@ class Prepared(Deployment):
 
     def may_train(self, gpus: int) -> bool:
         """Return whether `gpus` GPUs can train: whole sequences, enough memory."""
-        return gpus > 0 and gpus % self.scenario.training.gpus_per_rank == 0 and self.training_need(gpus).fits
+        return (
+            gpus > 0
+            and gpus % self.scenario.training.gpus_per_rank == 0
+            and self.training_need(gpus).fits
+        )
 
     def training_need(self, gpus: int) -> TrainingNeed:
         """Return the memory that an update needs on `gpus` train GPUs."""
@@ -132,26 +144,33 @@ class Prepared(Deployment):
 
     @property
     def weight_sync(self) -> str | None:
-        """Method of the weight syncs and the source of its constants; None where assumed seconds stand for it."""
+        """Method of the weight syncs and the source of its constants; None where assumed seconds
+        stand for it."""
         training = self.scenario.training
         synced = training.weight_sync and not self.colocated
         return synced_by(training, self.model, self.train_gpu) if synced else None
 
     @property
     def extrapolated(self) -> dict[str, float]:
-        """Constants of the weight sync that were measured on other models or nodes, by the field that replaces each."""
+        """Constants of the weight sync that were measured on other models or nodes, by the field
+        that replaces each."""
         return extrapolated(self.scenario.training, self.model, self.train_gpu, self.colocated)
 
     @property
     def offload(self) -> str | None:
-        """The copies of an update of a colocated trainer to and from the host, in words; None where a switch was measured."""
+        """The copies of an update of a colocated trainer to and from the host, in words; None where
+        a switch was measured."""
         costs, training = self.training_costs(self.train_gpus), self.scenario.training
         if not self.colocated or training.switch_transfer_s is not None:
             return None
         rate, copied = costs.copied_bytes_per_s, costs.offloaded_bytes
         sleep_s = _sleep_s(self.scenario, self.model, self.tp)
         at_rate = f"{training.offload_memory} at {rate / 1e9:.3g} GB/s: {copied / rate:.2f} s"
-        states = f"{copied / 1e9:.3g} GB of states a GPU, {at_rate}" if copied else "states stay on the GPUs"
+        states = (
+            f"{copied / 1e9:.3g} GB of states a GPU, {at_rate}"
+            if copied
+            else "states stay on the GPUs"
+        )
         return f"{states}; the engine's weights: {sleep_s:.2f} s" if sleep_s else states
 
     @property
@@ -201,8 +220,13 @@ class Prepared(Deployment):
             **({"extrapolated": self.extrapolated} if self.extrapolated else {}),
             "trace": self.trace.metadata.model_dump(),
             "trace_steps": len(self.trace.step_slices),
-            "profile": {**self.profile.metadata.model_dump(), "corrections": list(self.profile.corrections)},
-            **({"layouts": [size.layout for size in (self, *self.layouts)]} if self.layouts else {}),
+            "profile": {
+                **self.profile.metadata.model_dump(),
+                "corrections": list(self.profile.corrections),
+            },
+            **(
+                {"layouts": [size.layout for size in (self, *self.layouts)]} if self.layouts else {}
+            ),
             "speculation": self.drafts.facts if self.drafts else None,
             "best_of_n": self.tail.facts if self.tail else None,
             "not_modelled": not_modelled(self),
@@ -212,8 +236,9 @@ class Prepared(Deployment):
 
 
 def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
-    """Return the scenario with its inputs; traces and profiles come from `inputs`. Raise `InputError` for an impossible
-    scenario: GPUs that do not divide, too little memory, a trace or profile of another setup."""
+    """Return the scenario with its inputs; traces and profiles come from `inputs`. Raise
+    `InputError` for an impossible scenario: GPUs that do not divide, too little memory, a trace or
+    profile of another setup."""
     inputs = inputs or InputCache()
     system = make_system(scenario.system.name, scenario.system.parameters)
     if system.speculation is not None and system.speculation.verifiers:
@@ -224,17 +249,27 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
     prepared = _prepared(scenario, system, inputs)
     if not system.tp_sizes:
         return prepared
-    return replace(prepared, layouts=other_layouts(prepared, lambda formed: _prepared(formed, system, inputs)))
+    return replace(
+        prepared, layouts=other_layouts(prepared, lambda formed: _prepared(formed, system, inputs))
+    )
 
 
 def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepared:
-    """Return the scenario with its inputs, for one size of workers: checks that need no file, the inputs, the plans of drafts,
-    the split of the GPUs, the memory of a worker, its costs, the memory of training."""
-    cluster, engine, training, precision = scenario.cluster, scenario.engine, scenario.training, scenario.precision
+    """Return the scenario with its inputs, for one size of workers: checks that need no file, the
+    inputs, the plans of drafts, the split of the GPUs, the memory of a worker, its costs, the
+    memory of training."""
+    cluster, engine, training, precision = (
+        scenario.cluster,
+        scenario.engine,
+        scenario.training,
+        scenario.precision,
+    )
     model, pool = model_shape(scenario.model), _rollout_pool(cluster, system)
     _require_own_pools(cluster, system)
     require_divisor("cluster.tp", cluster.tp, cluster.gpus, "GPUs", model.heads)
-    require_divisor("cluster.tp", cluster.tp, model.heads, f"attention heads of {model.name}", cluster.gpus)
+    require_divisor(
+        "cluster.tp", cluster.tp, model.heads, f"attention heads of {model.name}", cluster.gpus
+    )
     require_kv_heads("cluster.tp", cluster.tp, model)
     _require_ranks(cluster, model, system)
     deployment = _deployment(scenario, system, inputs)
@@ -242,17 +277,23 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
     method, rule, measured = system.speculation, system.best_of_n, scenario.speculation
     drafts = plan_drafting(method, measured, deployment, pool) if method else None
     tail = plan_tail(rule, drafts, measured, deployment, cluster.gpus) if rule else None
-    workers, train_gpus = _split(cluster, cluster.worker_gpus + (drafts.draft_gpus if drafts else 0), system)
+    workers, train_gpus = _split(
+        cluster, cluster.worker_gpus + (drafts.draft_gpus if drafts else 0), system
+    )
     require_parallelism(training, model, train_gpus)
     require_training_precision(precision.training, cluster.train_kind, training)
-    check_faults(scenario.faults, workers, system.dispatch.on_loss == "wait", system.adapt_split_every > 0)
+    check_faults(
+        scenario.faults, workers, system.dispatch.on_loss == "wait", system.adapt_split_every > 0
+    )
     if system.needs_rewards:
         _require_unequal_rewards(deployment.trace, system.name)
     caching = system.prefix_caching if engine.prefix_caching is None else engine.prefix_caching
     plans = [plan for plan in (drafts, tail) if plan is not None]
     limits = engine_limits(cluster, engine, precision, deployment, plans, caching)
     check_concurrency(scenario.agents, workers, limits)
-    agents = agent_rules(scenario.agents, limits, model, deployment.gpu, cluster.tp, KV_SHARE[precision.kv_cache])
+    agents = agent_rules(
+        scenario.agents, limits, model, deployment.gpu, cluster.tp, KV_SHARE[precision.kv_cache]
+    )
     limits = agents.limits(limits)
     if drafts is not None:
         require_drafter_fits(engine, precision, deployment, drafts, tail, limits)
@@ -280,12 +321,15 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
 
 
 def _deployment(scenario: Scenario, system: System, inputs: InputCache) -> Deployment:
-    """Return a worker's model, GPUs, step times up to the engine's limits and the longest sample, and what it generates."""
+    """Return a worker's model, GPUs, step times up to the engine's limits and the longest sample,
+    and what it generates."""
     model, gpu, engine = model_shape(scenario.model), scenario.cluster.rollout_kind, scenario.engine
     trace = inputs.trace(scenario)
     drafts = system.speculation is not None or system.best_of_n is not None
     tokens, limits = engine.max_num_batched_tokens, (engine.max_num_seqs, _longest_allowed(trace))
-    profile = covering(inputs.profile(scenario, model, gpu), tokens, *limits, tokens if drafts else 0, model, gpu)
+    profile = covering(
+        inputs.profile(scenario, model, gpu), tokens, *limits, tokens if drafts else 0, model, gpu
+    )
     return Deployment(model, gpu, scenario.cluster.tp, profile, trace)
 
 
@@ -305,7 +349,8 @@ def _rollout_pool(cluster: ClusterConfig, system: System) -> int:
 
 
 def _require_ranks(cluster: ClusterConfig, model: ModelShape, system: System) -> None:
-    """Raise `InputError` for data-parallel ranks or shared experts that vLLM does not have, or that are not modelled."""
+    """Raise `InputError` for data-parallel ranks or shared experts that vLLM does not have, or that
+    are not modelled."""
     gpus, ranks = cluster.worker_gpus, f"cluster.dp is {cluster.dp}"
     refuse(
         (
@@ -317,7 +362,10 @@ def _require_ranks(cluster: ClusterConfig, model: ModelShape, system: System) ->
             f"cluster.ep is {cluster.ep}: all {gpus} GPUs of a worker (tp {cluster.tp} × dp {cluster.dp}) share the experts, "
             f"or each has a part of all; use {gpus} or 1",
         ),
-        (model.experts == 0 and cluster.ep > 1, f"cluster.ep is {cluster.ep}: {model.name} has no experts; use 1"),
+        (
+            model.experts == 0 and cluster.ep > 1,
+            f"cluster.ep is {cluster.ep}: {model.name} has no experts; use 1",
+        ),
     )
     require_divisor("cluster.tp × cluster.dp", gpus, cluster.gpus, "GPUs")
     if cluster.ep > 1:
@@ -326,18 +374,29 @@ def _require_ranks(cluster: ClusterConfig, model: ModelShape, system: System) ->
         size = f"intermediate size of an expert of {model.name}, as cluster.ep is 1"
         require_divisor("cluster.tp × cluster.dp", gpus, model.moe_intermediate, size)
     if cluster.dp > 1 and (system.speculation is not None or system.best_of_n is not None):
-        raise InputError(f"{ranks}: drafts of ranks in lock step are not modelled; use system.speculation=none, or 1")
+        raise InputError(
+            f"{ranks}: drafts of ranks in lock step are not modelled; use system.speculation=none, or 1"
+        )
 
 
 def _worker_costs(
-    scenario: Scenario, system: System, deployment: Deployment, drafts: DraftPlan | None, train_gpus: int, workers: int
+    scenario: Scenario,
+    system: System,
+    deployment: Deployment,
+    drafts: DraftPlan | None,
+    train_gpus: int,
+    workers: int,
 ) -> WorkerCosts:
     model, kind, tp, training = deployment.model, deployment.gpu, deployment.tp, scenario.training
     cluster, trainer = scenario.cluster, scenario.cluster.train_kind
     held_bytes = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep)
     one_domain = cluster.train is None and cluster.gpus <= kind.nvlink_domain
     # Each GPU fetches its own part.
-    link = kind.link_bytes_per_s if one_domain else min(kind.network_bytes_per_s, trainer.network_bytes_per_s)
+    link = (
+        kind.link_bytes_per_s
+        if one_domain
+        else min(kind.network_bytes_per_s, trainer.network_bytes_per_s)
+    )
     if system.host_buffer:
         link = kind.host_bytes_per_s
     load_s = training.load_s
@@ -345,14 +404,30 @@ def _worker_costs(
     if load_s is None and synced and not system.host_buffer:
         parts = model.weight_bytes / held_bytes if cluster.dp > 1 else tp
         load_s = loading_s(
-            training, model, kind, train_gpus, workers, cluster.worker_gpus, parts, trainer if cluster.train else None
+            training,
+            model,
+            kind,
+            train_gpus,
+            workers,
+            cluster.worker_gpus,
+            parts,
+            trainer if cluster.train else None,
         )
     elif load_s is None:
-        own_bytes = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep, scenario.precision.weights)
+        own_bytes = weight_bytes_per_gpu(
+            model, tp, cluster.dp, cluster.ep, scenario.precision.weights
+        )
         load_s = training.load_overhead_s * (not synced) + own_bytes / link
         load_s += _sleep_s(scenario, model, tp) * (system.rollout_share is None)
-    if training.load_s is None and drafts is not None and (trained := drafts.speculation.training) and trained.adaptive:
-        load_s += drafts.weight_bytes / link  # what was trained of it comes with the policy's weights
+    if (
+        training.load_s is None
+        and drafts is not None
+        and (trained := drafts.speculation.training)
+        and trained.adaptive
+    ):
+        load_s += (
+            drafts.weight_bytes / link
+        )  # what was trained of it comes with the policy's weights
     kv_bytes = model.kv_bytes_per_token * KV_SHARE[scenario.precision.kv_cache]
     return WorkerCosts(
         load_s=load_s,
@@ -364,7 +439,8 @@ def _worker_costs(
 
 
 def _sleep_s(scenario: Scenario, model: ModelShape, tp: int) -> float:
-    """Return the seconds in which an engine's weights go to pinned host memory and come back, unless a load was measured."""
+    """Return the seconds in which an engine's weights go to pinned host memory and come back,
+    unless a load was measured."""
     cluster, training = scenario.cluster, scenario.training
     held = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep, scenario.precision.weights)
     copied = 2 * held * (training.rollout_offload and training.load_s is None)
@@ -372,8 +448,9 @@ def _sleep_s(scenario: Scenario, model: ModelShape, tp: int) -> float:
 
 
 def with_measured_loads(scenario: Scenario, profile: ProfileMetadata | str | Path) -> Scenario:
-    """Return the scenario with `training.load_s` from a profile, or from the file of one: seconds in which an engine loads
-    weights from a folder, as in a replay. A scenario that sets `load_s` is returned unchanged."""
+    """Return the scenario with `training.load_s` from a profile, or from the file of one: seconds
+    in which an engine loads weights from a folder, as in a replay. A scenario that sets `load_s` is
+    returned unchanged."""
     if scenario.training.load_s is not None:
         return scenario
     metadata = profile if isinstance(profile, ProfileMetadata) else read_profile(profile).metadata
@@ -381,8 +458,12 @@ def with_measured_loads(scenario: Scenario, profile: ProfileMetadata | str | Pat
 
 
 def gpus_for(scenario: Scenario, workers: int) -> int:
-    """Return the fewest GPUs that give a scenario's system `workers` rollout workers. Raise `InputError` if no number does."""
-    system, cluster = make_system(scenario.system.name, scenario.system.parameters), scenario.cluster
+    """Return the fewest GPUs that give a scenario's system `workers` rollout workers. Raise
+    `InputError` if no number does."""
+    system, cluster = (
+        make_system(scenario.system.name, scenario.system.parameters),
+        scenario.cluster,
+    )
     unit = cluster.worker_gpus
     for gpus in range(unit, 128 * workers * unit, unit):
         with suppress(InputError):
@@ -399,7 +480,8 @@ def _share(gpus: int, factor: float) -> int:
 
 
 def _require_own_pools(cluster: ClusterConfig, system: System) -> None:
-    """Raise `InputError` where rollout and training have pools of their own and a system cannot take them as they are."""
+    """Raise `InputError` where rollout and training have pools of their own and a system cannot
+    take them as they are."""
     if cluster.train is None:
         return
     pools = f"system {system.name}: cluster.train gives training GPUs of its own"
@@ -420,8 +502,8 @@ def _require_own_pools(cluster: ClusterConfig, system: System) -> None:
 
 
 def _split(cluster: ClusterConfig, unit: int, system: System) -> tuple[int, int]:
-    """Return the number of rollout workers, of `unit` GPUs each, and of train GPUs; leftover GPUs go to training, or stay idle
-    where that has a pool of its own."""
+    """Return the number of rollout workers, of `unit` GPUs each, and of train GPUs; leftover GPUs
+    go to training, or stay idle where that has a pool of its own."""
     gpus = cluster.gpus
     if cluster.train is not None or system.rollout_share is None:
         extra = _share(gpus, system.extra_rollout_gpus) // unit
@@ -452,15 +534,23 @@ def _split(cluster: ClusterConfig, unit: int, system: System) -> tuple[int, int]
 
 
 def _longest_allowed(trace: Trace) -> int:
-    """Return the upper bound on the tokens of a sequence: the longest given context, and a response of the cap; at most the
-    context's cap, if the trace has one."""
-    longest = int((trace.column("prompt_tokens") + trace.observation_tokens()).max()) + trace.metadata.cap_tokens
+    """Return the upper bound on the tokens of a sequence: the longest given context, and a response
+    of the cap; at most the context's cap, if the trace has one."""
+    longest = (
+        int((trace.column("prompt_tokens") + trace.observation_tokens()).max())
+        + trace.metadata.cap_tokens
+    )
     return min(longest, trace.metadata.context_cap_tokens or longest)
 
 
 def _require_unequal_rewards(trace: Trace, system: str) -> None:
-    """Raise `InputError` unless every sample has a reward and at least one group has unequal rewards."""
-    rewards = trace.column("reward") if "reward" in trace.table.column_names else np.full(len(trace), np.nan)
+    """Raise `InputError` unless every sample has a reward and at least one group has unequal
+    rewards."""
+    rewards = (
+        trace.column("reward")
+        if "reward" in trace.table.column_names
+        else np.full(len(trace), np.nan)
+    )
     missing, first = int(np.isnan(rewards).sum()), trace.group_starts
     unequal = np.minimum.reduceat(rewards, first) < np.maximum.reduceat(rewards, first)
     single = np.diff(first, append=len(trace)) == 1

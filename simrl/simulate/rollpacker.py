@@ -1,5 +1,5 @@
-"""The layouts of RollPacker's parallelism planner (`simrl.pipelines.rollpacker`): the cluster's GPUs as workers of other
-tensor-parallel sizes, each prepared as a scenario of its own."""
+"""The layouts of RollPacker's parallelism planner (`simrl.pipelines.rollpacker`): the cluster's
+GPUs as workers of other tensor-parallel sizes, each prepared as a scenario of its own."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ if TYPE_CHECKING:
     from simrl.simulate.prepare import Prepared
 
 
-def other_layouts(prepared: Prepared, prepare: Callable[[Scenario], Prepared]) -> tuple[Prepared, ...]:
-    """Return a run at the other sizes that its planner has. Raise `InputError` where one cannot be formed."""
-    return tuple(_layout(prepared, tp, prepare) for tp in sorted({*prepared.system.tp_sizes} - {prepared.tp}))
+def other_layouts(
+    prepared: Prepared, prepare: Callable[[Scenario], Prepared]
+) -> tuple[Prepared, ...]:
+    """Return a run at the other sizes that its planner has. Raise `InputError` where one cannot be
+    formed."""
+    return tuple(
+        _layout(prepared, tp, prepare) for tp in sorted({*prepared.system.tp_sizes} - {prepared.tp})
+    )
 
 
 def _layout(prepared: Prepared, tp: int, prepare: Callable[[Scenario], Prepared]) -> Prepared:
@@ -34,15 +39,22 @@ def _layout(prepared: Prepared, tp: int, prepare: Callable[[Scenario], Prepared]
             method,
             f"{size}, and {method} has its drafts planned for one size of worker; leave planner or speculation out",
         ),
-        (scenario.faults, f"{size}, and faults are of workers that stay; leave planner or faults out"),
+        (
+            scenario.faults,
+            f"{size}, and faults are of workers that stay; leave planner or faults out",
+        ),
     )
     ep, kv_tokens = tp * cluster.dp if cluster.ep > 1 else 1, scenario.engine.kv_cache_tokens
     formed = scenario.with_fields("cluster", tp=tp, ep=ep)
     if scenario.profile.path is not None:
         name = file_name(prepared.profile.metadata.model_copy(update={"tp": tp, "ep": ep}))
         beside = Path(scenario.profile.path).with_name(name)
-        formed = formed.with_fields("profile", path=str(beside if beside.is_file() else PROFILES / name))
-    if kv_tokens is not None:  # tokens of the cluster's workers: more GPUs share out the heads of more
+        formed = formed.with_fields(
+            "profile", path=str(beside if beside.is_file() else PROFILES / name)
+        )
+    if (
+        kv_tokens is not None
+    ):  # tokens of the cluster's workers: more GPUs share out the heads of more
         shards = [min(gpus, prepared.model.kv_heads) for gpus in (tp, cluster.tp)]
         formed = formed.with_fields("engine", kv_cache_tokens=kv_tokens * shards[0] // shards[1])
     try:

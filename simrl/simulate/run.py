@@ -1,4 +1,5 @@
-"""simulate(scenario) -> Result: builds the actors of a prepared scenario, runs its pipeline and closes open spans."""
+"""simulate(scenario) -> Result: builds the actors of a prepared scenario, runs its pipeline and
+closes open spans."""
 
 from __future__ import annotations
 
@@ -46,13 +47,15 @@ from simrl.training.costs import deal, longest_first, pack
 
 
 def simulate(scenario: Scenario, on_step: Callable[[int], None] | None = None) -> Result:
-    """Run a scenario to its last policy update; `on_step` is called after each. Raise `InputError` as `prepare` does."""
+    """Run a scenario to its last policy update; `on_step` is called after each. Raise `InputError`
+    as `prepare` does."""
     return simulate_prepared(prepare(scenario), on_step)
 
 
 def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None = None) -> Result:
     """Run a prepared scenario to its last policy update; `on_step` is called after each."""
-    # A run makes millions of small objects and hardly any reference cycles: the search for cycles takes a third of its time.
+    # A run makes millions of small objects and hardly any reference cycles: the search for cycles
+    # takes a third of its time.
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -63,8 +66,9 @@ def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None 
 
 
 def _result_of(prepared: Prepared, on_step: Callable[[int], None] | None) -> Result:
-    # A function of its own: the schedule, whose actors refer to each other, must be out of reach when garbage is collected
-    # again, or it enters an older generation and the objects of the run are kept for long.
+    # A function of its own: the schedule, whose actors refer to each other, must be out of reach
+    # when garbage is collected again, or it enters an older generation and the objects of the run
+    # are kept for long.
     schedule = Schedule(prepared, simpy.Environment(), simulated_workers, on_step)
     schedule.run()
     return schedule.result()
@@ -81,10 +85,12 @@ class _Fleet(NamedTuple):
 class Schedule:
     """A prepared scenario with its actors, on SimPy's clock or the wall's.
 
-    `make_workers` gives `units` rollout workers, and may look up the rest here; `make_learners` gives a trainer for some lanes
-    and a rewarder (default: simulated ones). `run` goes to the last policy update; `result` is what has happened so far, also
-    if something stopped the run. `once`: AReaL and verl's fully asynchronous recipe submit nothing after the trace's last
-    group, and `StoppedError` is raised if it has too few groups for the updates. All other pipelines repeat the trace."""
+    `make_workers` gives `units` rollout workers, and may look up the rest here; `make_learners`
+    gives a trainer for some lanes and a rewarder (default: simulated ones). `run` goes to the last
+    policy update; `result` is what has happened so far, also if something stopped the run. `once`:
+    AReaL and verl's fully asynchronous recipe submit nothing after the trace's last group, and
+    `StoppedError` is raised if it has too few groups for the updates. All other pipelines repeat
+    the trace."""
 
     def __init__(
         self,
@@ -111,11 +117,15 @@ class Schedule:
 
         self.recorder = Recorder(lanes, stepped, self._forget)
         self.workload = Workload(prepared.trace, once)
-        self.spot = spot_trainer(prepared.drafts, self.deployment, self.recorder, self.units, prepared.colocated)
+        self.spot = spot_trainer(
+            prepared.drafts, self.deployment, self.recorder, self.units, prepared.colocated
+        )
         self.agents = Agents(env, prepared.agents)
         self.workers = list(make_workers(self))
         accuracy = system.dispatch.ranker_accuracy
-        ranker = None if accuracy is None else RankedLengths(prepared.trace, accuracy, scenario.seed)
+        ranker = (
+            None if accuracy is None else RankedLengths(prepared.trace, accuracy, scenario.seed)
+        )
         self._fleets = [self._fleet(prepared, self.workers, ranker)]
         self.dispatcher = self._fleets[0].dispatcher
         self.trainer, rewarder = (make_learners or simulated_learners)(self, train_lanes)
@@ -142,10 +152,15 @@ class Schedule:
         self._faults = inject(env, scenario.faults, scenario.seed, self.workers, self.dispatcher)
         env.process(system.pipeline(context))
 
-    def _fleet(self, size: Prepared, workers: Sequence[Worker], history: LengthHistory | None) -> _Fleet:
+    def _fleet(
+        self, size: Prepared, workers: Sequence[Worker], history: LengthHistory | None
+    ) -> _Fleet:
         """Return workers with their dispatcher and their times."""
         trace, limits = size.trace, size.limits
-        capacity, most = cache_capacity_tokens(limits, typical_context_tokens(trace)), limits.max_num_seqs
+        capacity, most = (
+            cache_capacity_tokens(limits, typical_context_tokens(trace)),
+            limits.max_num_seqs,
+        )
         concurrent = size.scenario.agents.max_concurrent
         shared = size.system.dispatch, self.recorder, limits.dp * capacity, concurrent, history
         dispatcher = Dispatcher(self.env, workers, *shared)
@@ -153,20 +168,31 @@ class Schedule:
             _offer_groups(cast(Sequence[SimulatedWorker], workers), dispatcher)
         costs = draft_costs(size.drafts, size.deployment, most) if size.drafts else None
         prompt_tokens = round(float(trace.column("prompt_tokens").mean()))
-        times = RolloutTimes(size.profile, trace.metadata.cap_tokens, most, prompt_tokens, capacity, costs)
+        times = RolloutTimes(
+            size.profile, trace.metadata.cap_tokens, most, prompt_tokens, capacity, costs
+        )
         return _Fleet(workers, dispatcher, times)
 
     def _layouts(self, run: RunContext, first: Prepared) -> tuple[Layout, ...]:
-        """Return the run in each size of its planner (RollPacker), the cluster's first. Larger workers have several lanes."""
+        """Return the run in each size of its planner (RollPacker), the cluster's first. Larger
+        workers have several lanes."""
         layouts = [Layout(run, first.tp, first.costs.load_s, partial(_take_over, self.workers))]
         for size in first.layouts:
             lanes, agents = size.gpus_per_worker // first.gpus_per_worker, copy(self.agents)
             agents.rules = size.agents
             shared = size.profile.tables, size.limits, size.costs, self.workload.responses
-            workers = worker_fleet(self.env, size.workers, *shared, self.recorder, agents=agents, lanes=lanes)
+            workers = worker_fleet(
+                self.env, size.workers, *shared, self.recorder, agents=agents, lanes=lanes
+            )
             fleet = self._fleet(size, workers, self.dispatcher.history)
             self._fleets.append(fleet)
-            formed = replace(run, workers=workers, dispatcher=fleet.dispatcher, times=fleet.times, lanes_each=lanes)
+            formed = replace(
+                run,
+                workers=workers,
+                dispatcher=fleet.dispatcher,
+                times=fleet.times,
+                lanes_each=lanes,
+            )
             layouts.append(Layout(formed, size.tp, size.costs.load_s, partial(_take_over, workers)))
         return tuple(layouts)
 
@@ -176,8 +202,9 @@ class Schedule:
             fleet.dispatcher.forget(uids)
 
     def run(self) -> None:
-        """Run to the last policy update; later work of the pipeline is not part of the result. If the run stands still before,
-        nothing but faults being under way or due, raise `StoppedError`, or `InputError` if its pipeline submits no group."""
+        """Run to the last policy update; later work of the pipeline is not part of the result. If
+        the run stands still before, nothing but faults being under way or due, raise
+        `StoppedError`, or `InputError` if its pipeline submits no group."""
         try:
             self.env.run(until=self._finished)
         except RuntimeError as error:
@@ -185,7 +212,9 @@ class Schedule:
                 raise
             stream = None if self.dispatcher.lost else self.recorder.facts.get("stream")
             if stream is not None and (words := stream.starved()):
-                raise InputError(f"system {self.prepared.system.name} stands still: {words}") from error
+                raise InputError(
+                    f"system {self.prepared.system.name} stands still: {words}"
+                ) from error
             raise StoppedError(self._standstill()) from error
 
     def _standstill(self) -> str:
@@ -231,16 +260,22 @@ class Schedule:
 
 
 def _lanes(prepared: Prepared) -> tuple[int, list[Lane], list[int]]:
-    """Return the number of units (rollout workers; where the split adapts, also GPUs that may become one), all lanes, first
-    the lanes of units, and the indices of the lanes that train."""
-    unit, units, adapts = prepared.gpus_per_worker, prepared.workers, prepared.system.adapt_split_every > 0
+    """Return the number of units (rollout workers; where the split adapts, also GPUs that may
+    become one), all lanes, first the lanes of units, and the indices of the lanes that train."""
+    unit, units, adapts = (
+        prepared.gpus_per_worker,
+        prepared.workers,
+        prepared.system.adapt_split_every > 0,
+    )
     if adapts:
         units = prepared.scenario.cluster.gpus // unit
     lanes = [Lane(f"rollout-{i:03d}", unit) for i in range(units)]
     if adapts:
         return units, lanes, list(range(prepared.workers, units))
     if not prepared.colocated:
-        rest = prepared.gpus - prepared.train_gpus - units * unit  # too few for another worker: idle
+        rest = (
+            prepared.gpus - prepared.train_gpus - units * unit
+        )  # too few for another worker: idle
         lanes += [Lane("train", prepared.train_gpus), *([Lane(REST_LANE, rest)] if rest else [])]
         return units, lanes, [units]
     if prepared.train_gpus > units * unit:  # too few for another worker: they train only
@@ -251,12 +286,22 @@ def _lanes(prepared: Prepared) -> tuple[int, list[Lane], list[int]]:
 def simulated_workers(schedule: Schedule) -> list[SimulatedWorker]:
     """Return the workers on SimPy's clock."""
     prepared, drafting, drafters = schedule.prepared, None, {}
-    deployment, seed, most = schedule.deployment, prepared.scenario.seed, prepared.limits.max_num_seqs
+    deployment, seed, most = (
+        schedule.deployment,
+        prepared.scenario.seed,
+        prepared.limits.max_num_seqs,
+    )
     if prepared.drafts is not None:
         drafting = Drafting(prepared.drafts, deployment, most, seed, schedule.spot)
     if prepared.tail is not None:
         drafters = tail_drafting(prepared.tail, deployment, most, seed)
-    shared = prepared.profile.tables, prepared.limits, prepared.costs, schedule.workload.responses, schedule.recorder
+    shared = (
+        prepared.profile.tables,
+        prepared.limits,
+        prepared.costs,
+        schedule.workload.responses,
+        schedule.recorder,
+    )
     return worker_fleet(schedule.env, schedule.units, *shared, drafting, drafters, schedule.agents)
 
 
@@ -276,36 +321,53 @@ def _prefix_cache(fleets: Iterable[Sequence[Worker]]) -> dict[str, int]:
     """Return what all engines were asked to find, what they found, and what they computed."""
     workers = (cast(SimulatedWorker, worker) for fleet in fleets for worker in fleet)
     totals = [engine.totals for worker in workers for engine in worker.engines]
-    return {name: sum(engine[name] for engine in totals) for name in ("lookup_tokens", "hit_tokens", "prefill_tokens")}
+    return {
+        name: sum(engine[name] for engine in totals)
+        for name in ("lookup_tokens", "hit_tokens", "prefill_tokens")
+    }
 
 
 def simulated_learners(schedule: Schedule, train_lanes: Sequence[int]) -> tuple[Trainer, Rewarder]:
-    """Return a trainer whose phases take the times of the scenario's training costs, and a rewarder."""
+    """Return a trainer whose phases take the times of the scenario's training costs, and a
+    rewarder."""
     prepared, env = schedule.prepared, schedule.env
     costs = prepared.training_costs(prepared.train_gpus)
     trainer = SimulatedTrainer(env, costs, train_lanes, schedule.recorder, schedule.spot)
     kills = prepared.scenario.agents.deadline_s is not None
-    return trainer, SimulatedRewarder(env, prepared.scenario.training.reward_s, schedule.workload.responses, kills)
+    return trainer, SimulatedRewarder(
+        env, prepared.scenario.training.reward_s, schedule.workload.responses, kills
+    )
 
 
 def _full_batch(
     profile: TableProfile, limits: Limits, tokens: NDArray[np.float64], prompts: NDArray[np.float64]
 ) -> dict[str, Any] | None:
-    """Return the most sequences that a worker can decode at a time at the mean context in which this run's tokens were
-    generated, and the seconds of such a pass (the ideal of `simrl explain`). None if nothing was generated."""
+    """Return the most sequences that a worker can decode at a time at the mean context in which
+    this run's tokens were generated, and the seconds of such a pass (the ideal of `simrl explain`).
+    None if nothing was generated."""
     if not tokens.sum():
         return None
     context = float(np.average(prompts + tokens / 2, weights=tokens))
-    sequences = max(min(limits.max_num_seqs, int(cache_capacity_tokens(limits, context) / context)), 1)
+    sequences = max(
+        min(limits.max_num_seqs, int(cache_capacity_tokens(limits, context) / context)), 1
+    )
     pass_s = profile.decode_s(sequences, context)
     return {"sequences": limits.dp * sequences, "context_tokens": context, "pass_s": pass_s}
 
 
 def compile_engine(dp: int = 1) -> None:
-    """Compile the kernels of the engine, or of `dp` ranks, or load them: numba keeps them on disk, for later processes too."""
+    """Compile the kernels of the engine, or of `dp` ranks, or load them: numba keeps them on disk,
+    for later processes too."""
     axis, flat = np.array([0.0, 8.0]), np.zeros(2)
     tables = Tables(axis, flat, axis, flat, axis, axis, axis, axis, np.zeros((2, 2, 2, 2)), 1.0)
-    limits = Limits(max_num_seqs=2, max_num_batched_tokens=8, block_size=1, kv_blocks=8, hold_paused=False, dp=dp)
+    limits = Limits(
+        max_num_seqs=2,
+        max_num_batched_tokens=8,
+        block_size=1,
+        kv_blocks=8,
+        hold_paused=False,
+        dp=dp,
+    )
     engine = one_engine(tables, limits)
     engine.submit(1, 2)
     engine.settle(0.0)

@@ -2,9 +2,10 @@
 
     P(the first a tokens are accepted) = (p_1 · p_2 · … · p_a) ** hardness
 
-`by_position` are the p. The hardness of a typical response is 1: it varies between responses, grows with length where long ones
-are harder, and grows as the policy moves away from the drafter. Statistics calls this proportional hazards: a hardness of 3
-turns 0.8 into 0.8³. One draw a pass decides, keyed by (seed, sample, tokens so far), so that compared systems have equal luck.
+`by_position` are the p. The hardness of a typical response is 1: it varies between responses, grows
+with length where long ones are harder, and grows as the policy moves away from the drafter.
+Statistics calls this proportional hazards: a hardness of 3 turns 0.8 into 0.8³. One draw a pass
+decides, keyed by (seed, sample, tokens so far), so that compared systems have equal luck.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ Verification = Literal["exact_match", "rejection_sampling"]
 InputKind = Literal["measured", "digitised", "assumed"]
 
 MOST_PROBABLE = 0.999  # bound on a probability that a factor raises
-_HARDNESS = -1  # place of this draw under a sample's key; a pass draws at its tokens so far, never negative
+_HARDNESS = (
+    -1
+)  # place of this draw under a sample's key; a pass draws at its tokens so far, never negative
 
 
 class ModelAcceptance(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -34,23 +37,37 @@ class ModelAcceptance(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fals
         min_length=1,
         description="probability that the 1st, 2nd, … draft token is accepted if all before it are; the last value repeats",
     )
-    spread: float = Field(default=0.0, ge=0, le=10, description="standard deviation of ln hardness among responses")
+    spread: float = Field(
+        default=0.0, ge=0, le=10, description="standard deviation of ln hardness among responses"
+    )
     length_exponent: float = Field(
-        default=0.0, ge=-10, le=10, description="hardness grows with (response tokens / typical_tokens) to this power"
+        default=0.0,
+        ge=-10,
+        le=10,
+        description="hardness grows with (response tokens / typical_tokens) to this power",
     )
-    typical_tokens: float = Field(default=2000.0, gt=0, description="a response of this length has hardness 1")
+    typical_tokens: float = Field(
+        default=2000.0, gt=0, description="a response of this length has hardness 1"
+    )
     drift_per_update: float = Field(
-        default=0.0, ge=0, le=10, description="ln hardness that a policy update adds for a drafter that is not trained"
+        default=0.0,
+        ge=0,
+        le=10,
+        description="ln hardness that a policy update adds for a drafter that is not trained",
     )
-    most_drift: float = Field(default=1.0, ge=0, le=10, description="maximum ln hardness that policy updates add")
+    most_drift: float = Field(
+        default=1.0, ge=0, le=10, description="maximum ln hardness that policy updates add"
+    )
     verification: Verification = Field(
-        default="rejection_sampling", description="the verification rule under which by_position was measured"
+        default="rejection_sampling",
+        description="the verification rule under which by_position was measured",
     )
     kind: InputKind = Field(default="assumed", description="how the numbers are known")
     source: str = Field(default="the scenario", description="where the numbers come from")
 
     def times(self, factor: float) -> ModelAcceptance:
-        """Return the acceptance with every probability multiplied by `factor`, up to `MOST_PROBABLE`."""
+        """Return the acceptance with every probability multiplied by `factor`, up to
+        `MOST_PROBABLE`."""
         if factor == 1.0:
             return self
         by_position = tuple(min(p * factor, MOST_PROBABLE) for p in self.by_position)
@@ -58,7 +75,8 @@ class ModelAcceptance(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fals
         return self.model_copy(update={"by_position": by_position, "source": source})
 
     def log_acceptances(self, most_tokens: int) -> Floats:
-        """Return -ln P(the first j tokens are accepted) at hardness 1 for j = 1 … most_tokens, rising; shape (most_tokens,)."""
+        """Return -ln P(the first j tokens are accepted) at hardness 1 for j = 1 … most_tokens,
+        rising; shape (most_tokens,)."""
         p = [self.by_position[min(j, len(self.by_position) - 1)] for j in range(most_tokens)]
         return np.cumsum(-np.log(p))
 
@@ -72,13 +90,15 @@ class ModelAcceptance(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fals
         return math.exp(min(max(ln, -20.0), 20.0))
 
     def drift(self, updates: float) -> float:
-        """Return the factor of hardness after this number of policy updates since the drafter was last trained."""
+        """Return the factor of hardness after this number of policy updates since the drafter was
+        last trained."""
         return math.exp(min(self.drift_per_update * updates, self.most_drift))
 
 
 @kernel
 def sample_key(seed: int, prompt_id: int, epoch: int, sample: int) -> int:
-    """Return the key of a response's draws: equal in all systems, whatever number the sample has there."""
+    """Return the key of a response's draws: equal in all systems, whatever number the sample has
+    there."""
     return mixed(mixed(mixed(seed, prompt_id), epoch), sample)
 
 
@@ -92,6 +112,8 @@ def levels_accepted(luck: float, hardness: float, log_acceptances: Floats, draft
 
 
 @kernel
-def accepted_tokens(key: int, generated: int, hardness: float, log_acceptances: Floats, drafted: int) -> int:
+def accepted_tokens(
+    key: int, generated: int, hardness: float, log_acceptances: Floats, drafted: int
+) -> int:
     """Return how many of `drafted` tokens are accepted when a response has `generated` tokens."""
     return levels_accepted(-np.log(uniform(key, generated)), hardness, log_acceptances, drafted)

@@ -1,15 +1,19 @@
-"""The choice of the next speculative decoding strategy, learnt while decoding: TLT's BEG-MAB (Taming the Long Tail, §5.2).
+"""The choice of the next speculative decoding strategy, learnt while decoding: TLT's BEG-MAB
+(Taming the Long Tail, §5.2).
 
-Invariant: a batch size has one bucket, a bucket one group of strategies, all of which verify equally many tokens; what is
-chosen for a batch is always of its bucket's group. The larger the batch, the fewer tokens are verified (TLT, Table 2).
+Invariant: a batch size has one bucket, a bucket one group of strategies, all of which verify
+equally many tokens; what is chosen for a batch is always of its bucket's group. The larger the
+batch, the fewer tokens are verified (TLT, Table 2).
 
-Within a group, an ε-greedy bandit: now and then a strategy at random, else the one whose rewards have the largest median over a
-sliding window. The reward of a pass is its tokens per second. An arm without a reward is worth more than any other, so such
-arms go first; of equals, the one that was given first. Where the paper is silent, this follows the code (fastrl).
+Within a group, an ε-greedy bandit: now and then a strategy at random, else the one whose rewards
+have the largest median over a sliding window. The reward of a pass is its tokens per second. An arm
+without a reward is worth more than any other, so such arms go first; of equals, the one that was
+given first. Where the paper is silent, this follows the code (fastrl).
 
-`choose` before a pass, `observe` after it, compiled; `tests/references/bandit.py` is the rule, readable. A draw belongs to
-(key, number of draws before), so equal runs choose equally. An arm is the index of a strategy as they were given. An arm that
-is alone in its group is chosen without being compared, so its rewards are not kept.
+`choose` before a pass, `observe` after it, compiled; `tests/references/bandit.py` is the rule,
+readable. A draw belongs to (key, number of draws before), so equal runs choose equally. An arm is
+the index of a strategy as they were given. An arm that is alone in its group is chosen without
+being compared, so its rewards are not kept.
 """
 
 from __future__ import annotations
@@ -23,15 +27,15 @@ from simrl.speculation.choices import BegMab
 from simrl.speculation.draws import uniform
 from simrl.speculation.matching import Floats, Ints
 
-# Rows of `counts`, one column a window of rewards: their number, and the place of the oldest in a full one. The first entry of
-# the last column is the number of draws so far.
+# Rows of `counts`, one column a window of rewards: their number, and the place of the oldest in a
+# full one. The first entry of the last column is the number of draws so far.
 _SIZE, _OLDEST = range(2)
 
 
 class BanditRule(NamedTuple):
-    """The parameters. `group_first[g] … group_first[g + 1]` are the places in `group_arms` of the arms for batches from
-    `thresholds[g]` on, in the order in which they were given. `window_of[arm]` is an arm's window of rewards, -1 for an arm
-    that needs none."""
+    """The parameters. `group_first[g] … group_first[g + 1]` are the places in `group_arms` of the
+    arms for batches from `thresholds[g]` on, in the order in which they were given.
+    `window_of[arm]` is an arm's window of rewards, -1 for an arm that needs none."""
 
     epsilon: float
     thresholds: Ints
@@ -41,7 +45,8 @@ class BanditRule(NamedTuple):
 
 
 class BanditState(NamedTuple):
-    """The latest rewards of each window in the order they came (a ring) and by size; shape (windows, window)."""
+    """The latest rewards of each window in the order they came (a ring) and by size; shape
+    (windows, window)."""
 
     arrived: Floats
     ordered: Floats
@@ -50,8 +55,13 @@ class BanditState(NamedTuple):
 
 def bandit_rule(parameters: BegMab) -> BanditRule:
     """Return the parameters as compiled code takes them."""
-    numbers = sorted({strategy.tokens_to_verify for strategy in parameters.strategies}, reverse=True)
-    groups = [[i for i, s in enumerate(parameters.strategies) if s.tokens_to_verify == number] for number in numbers]
+    numbers = sorted(
+        {strategy.tokens_to_verify for strategy in parameters.strategies}, reverse=True
+    )
+    groups = [
+        [i for i, s in enumerate(parameters.strategies) if s.tokens_to_verify == number]
+        for number in numbers
+    ]
     window_of = np.full(len(parameters.strategies), -1, dtype=np.int64)
     compared = [arm for group in groups if len(group) > 1 for arm in group]
     window_of[compared] = np.arange(len(compared))
@@ -77,8 +87,9 @@ def bandit_states(rule: BanditRule, window: int, rows: int) -> BanditState:
 
 @kernel
 def choose(rule: BanditRule, state: BanditState, key: int, batch: int) -> int:
-    """Return the arm for the next pass over `batch` >= 1 sequences; advance the draws of `state`. With probability epsilon it
-    is any arm of the group, also while another one has no reward yet."""
+    """Return the arm for the next pass over `batch` >= 1 sequences; advance the draws of `state`.
+    With probability epsilon it is any arm of the group, also while another one has no reward
+    yet."""
     group = np.searchsorted(rule.thresholds, batch, side="right") - 1
     first = rule.group_first[group]
     arms = rule.group_first[group + 1] - first
@@ -96,7 +107,8 @@ def choose(rule: BanditRule, state: BanditState, key: int, batch: int) -> int:
 
 @kernel
 def value(rule: BanditRule, state: BanditState, arm: int) -> float:
-    """Return the median of the arm's recent rewards, tokens per second; infinity while there is none."""
+    """Return the median of the arm's recent rewards, tokens per second; infinity while there is
+    none."""
     window = rule.window_of[arm]
     size = state.counts[_SIZE, window] if window >= 0 else 0
     if size == 0:
@@ -105,9 +117,12 @@ def value(rule: BanditRule, state: BanditState, arm: int) -> float:
 
 
 @kernel
-def observe(rule: BanditRule, state: BanditState, arm: int, accept_length: float, batch: int, step_s: float) -> None:
-    """Add the reward of a pass: `accept_length` tokens a sequence (with the bonus token, so at least 1), mean over the `batch`
-    sequences, in `step_s` seconds of drafting and verifying. (The code takes the strategy's median accept_length so far.)"""
+def observe(
+    rule: BanditRule, state: BanditState, arm: int, accept_length: float, batch: int, step_s: float
+) -> None:
+    """Add the reward of a pass: `accept_length` tokens a sequence (with the bonus token, so at
+    least 1), mean over the `batch` sequences, in `step_s` seconds of drafting and verifying. (The
+    code takes the strategy's median accept_length so far.)"""
     window = rule.window_of[arm]
     if window < 0:
         return

@@ -1,7 +1,9 @@
-"""SpecActor's best-of-N assignment: which drafter drafts for which request (arXiv 2511.16193, §4.2).
+"""SpecActor's best-of-N assignment: which drafter drafts for which request (arXiv 2511.16193,
+§4.2).
 
-Invariant: pure functions; ties go to the drafter named first, the smaller worker and the smaller request. A request with
-several drafters is over when the first of them has finished it; the others' copies are duplicates.
+Invariant: pure functions; ties go to the drafter named first, the smaller worker and the smaller
+request. A request with several drafters is over when the first of them has finished it; the others'
+copies are duplicates.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from typing import Literal, NamedTuple
 
 @dataclass(frozen=True)
 class BestOfN:
-    """The rule of freed workers: their drafters, the most requests that a worker drafts for (b_max), the routine that assigns
-    them, how a duplicate gets its KV cache, and how its drafter works: coupled, or where workers have drafter GPUs, decoupled
-    on those of the freed worker. `own` is the drafter that all workers begin with, `order` the draft ladder, the fastest first;
+    """The rule of freed workers: their drafters, the most requests that a worker drafts for
+    (b_max), the routine that assigns them, how a duplicate gets its KV cache, and how its drafter
+    works: coupled, or where workers have drafter GPUs, decoupled on those of the freed worker.
+    `own` is the drafter that all workers begin with, `order` the draft ladder, the fastest first;
     both are known once a scenario is prepared."""
 
     drafters: tuple[str, ...]
@@ -31,8 +34,8 @@ class BestOfN:
 
 
 class Assignment(NamedTuple):
-    """The `workers` of each drafter, the freed ones included; `added` is the worker of every new (request, drafter), in the
-    order of assignment."""
+    """The `workers` of each drafter, the freed ones included; `added` is the worker of every new
+    (request, drafter), in the order of assignment."""
 
     workers: dict[str, tuple[int, ...]]
     added: dict[tuple[int, str], int]
@@ -46,16 +49,18 @@ def assign(
     load: Mapping[int, int],
     already: Collection[tuple[int, str]] = (),
 ) -> Assignment:
-    """Assign each freed worker the drafter with the fewest workers, then requests of low acceptance to workers whose load is
-    below `most_load` (b_max).
+    """Assign each freed worker the drafter with the fewest workers, then requests of low acceptance
+    to workers whose load is below `most_load` (b_max).
 
-    "by_drafter" is Algorithm 3: drafter by drafter, its workers fill up one after another. "by_request" is SpecActor's later
-    form ("Fastest-of-N"): request by request over the drafters in the `order` of the ladder, each on its least loaded worker;
-    so the slowest request has all its drafters before the next one gets any, as §4.2 says in words.
+    "by_drafter" is Algorithm 3: drafter by drafter, its workers fill up one after another.
+    "by_request" is SpecActor's later form ("Fastest-of-N"): request by request over the drafters in
+    the `order` of the ladder, each on its least loaded worker; so the slowest request has all its
+    drafters before the next one gets any, as §4.2 says in words.
 
-    `acceptances` are by active request, `workers` by drafter (all drafters, in the order that decides ties), `load` is the
-    number of requests by worker (0 if absent). The routine runs whenever workers are freed, so a pair (request, drafter) that
-    is `already` assigned is not made again; the paper does not mention this.
+    `acceptances` are by active request, `workers` by drafter (all drafters, in the order that
+    decides ties), `load` is the number of requests by worker (0 if absent). The routine runs
+    whenever workers are freed, so a pair (request, drafter) that is `already` assigned is not made
+    again; the paper does not mention this.
     """
     by_drafter = {drafter: tuple(numbers) for drafter, numbers in workers.items()}
     for worker in freed:
@@ -67,7 +72,10 @@ def assign(
     else:
         pairs = [(request, drafter) for request in slowest_first for drafter in rule.order]
     loads, added = Counter(load), dict[tuple[int, str], int]()
-    rooms = {name: [w for w in numbers if loads[w] < rule.most_load] for name, numbers in by_drafter.items()}
+    rooms = {
+        name: [w for w in numbers if loads[w] < rule.most_load]
+        for name, numbers in by_drafter.items()
+    }
     for request, drafter in pairs:
         room = rooms[drafter]
         if room and (request, drafter) not in already:
@@ -80,9 +88,10 @@ def assign(
 
 
 def counted_acceptance(drafted: int, accepted: int, verifications: int) -> float:
-    """Return the estimate of p from a server's counts of a request, which lack the misses: the p that solves
-    Σ_{1<=j<=w} pʲ = accepted / verifications for a window w of the mean drafted length; nan without verifications. It makes
-    requests with windows of different lengths comparable, unlike accepted / drafted."""
+    """Return the estimate of p from a server's counts of a request, which lack the misses: the p
+    that solves Σ_{1<=j<=w} pʲ = accepted / verifications for a window w of the mean drafted length;
+    nan without verifications. It makes requests with windows of different lengths comparable,
+    unlike accepted / drafted."""
     if not verifications or not drafted:
         return math.nan
     if accepted in (0, drafted):

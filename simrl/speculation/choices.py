@@ -1,7 +1,8 @@
-"""Choices of a method of speculation: a gate, draft trees and a bandit over them, the rule of a history, CUDA graphs.
+"""Choices of a method of speculation: a gate, draft trees and a bandit over them, the rule of a
+history, CUDA graphs.
 
-Invariant: nothing here is compiled, so methods and systems can be listed without a compiler. What kernels do with it is in
-`gates`, `bandit`, `history_index` and `draft_times`.
+Invariant: nothing here is compiled, so methods and systems can be listed without a compiler. What
+kernels do with it is in `gates`, `bandit`, `history_index` and `draft_times`.
 """
 
 from __future__ import annotations
@@ -26,15 +27,19 @@ TreeTokens = Annotated[int, Field(ge=1, le=4096)]
 class Elastic(BaseModel, frozen=True, extra="forbid"):
     """TLT's elastic threshold; see `next_elastic`."""
 
-    threshold: int = Field(default=32, ge=1, description="running requests at most (paper §5.1, code bs_threshold)")
+    threshold: int = Field(
+        default=32, ge=1, description="running requests at most (paper §5.1, code bs_threshold)"
+    )
     patience: int = Field(
-        default=10, ge=1, description="consecutive decode passes with that few before it starts (code)"
+        default=10,
+        ge=1,
+        description="consecutive decode passes with that few before it starts (code)",
     )
 
 
 class Strategy(NamedTuple):
-    """An arm: a draft tree of `draft_depth` levels, `topk` branches at each node, of which the most probable
-    `tokens_to_verify` are verified."""
+    """An arm: a draft tree of `draft_depth` levels, `topk` branches at each node, of which the most
+    probable `tokens_to_verify` are verified."""
 
     draft_depth: TreeTokens
     topk: TreeTokens
@@ -42,26 +47,39 @@ class Strategy(NamedTuple):
 
 
 class BegMab(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """Parameters of BEG-MAB. Strategies that verify equally many tokens are a group; the groups, from the most tokens to the
-    fewest, are matched to the buckets of batch sizes, from the smallest to the largest."""
+    """Parameters of BEG-MAB. Strategies that verify equally many tokens are a group; the groups,
+    from the most tokens to the fewest, are matched to the buckets of batch sizes, from the smallest
+    to the largest."""
 
-    strategies: tuple[Strategy, ...] = Field(min_length=1, description="(draft_depth, topk, tokens_to_verify) each")
+    strategies: tuple[Strategy, ...] = Field(
+        min_length=1, description="(draft_depth, topk, tokens_to_verify) each"
+    )
     batch_thresholds: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         default=(1, 2, 5, 21),
         description="the smallest batch of each bucket; the default (code) is 1, 2-4, 5-20, >= 21",
     )
-    epsilon: float = Field(default=0.1, ge=0, le=1, description="probability of a strategy at random (code)")
-    window: int = Field(default=300, ge=1, le=1_000_000, description="rewards of an arm that count, the latest (code)")
+    epsilon: float = Field(
+        default=0.1, ge=0, le=1, description="probability of a strategy at random (code)"
+    )
+    window: int = Field(
+        default=300,
+        ge=1,
+        le=1_000_000,
+        description="rewards of an arm that count, the latest (code)",
+    )
 
     @model_validator(mode="after")
     def _every_bucket_has_its_group(self) -> BegMab:
-        twice = next((arm for i, arm in enumerate(self.strategies) if arm in self.strategies[:i]), ())
+        twice = next(
+            (arm for i, arm in enumerate(self.strategies) if arm in self.strategies[:i]), ()
+        )
         first, *more = self.batch_thresholds or (0,)
         groups = len({strategy.tokens_to_verify for strategy in self.strategies})
         if wrong := broken(
             (twice, f"strategy {tuple(twice)} is there twice; give each once"),
             (
-                first != 1 or any(a >= b for a, b in zip(self.batch_thresholds, more, strict=False)),
+                first != 1
+                or any(a >= b for a, b in zip(self.batch_thresholds, more, strict=False)),
                 f"batch_thresholds {self.batch_thresholds} must begin with 1 and rise",
             ),
             (
@@ -75,10 +93,15 @@ class BegMab(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
 
 class HistoryRule(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """The rule by which HistoSpec finds a draft. The defaults are the paper's (RhymeRL §5.3-5.4)."""
+    """The rule by which HistoSpec finds a draft. The defaults are the paper's (RhymeRL
+    §5.3-5.4)."""
 
-    longest_match_tokens: int = Field(default=7, ge=RUN_TOKENS, le=LONGEST_MATCH_TOKENS, description="tried first")
-    shortest_match_tokens: int = Field(default=3, ge=RUN_TOKENS, le=LONGEST_MATCH_TOKENS, description="tried last")
+    longest_match_tokens: int = Field(
+        default=7, ge=RUN_TOKENS, le=LONGEST_MATCH_TOKENS, description="tried first"
+    )
+    shortest_match_tokens: int = Field(
+        default=3, ge=RUN_TOKENS, le=LONGEST_MATCH_TOKENS, description="tried last"
+    )
     branch: Literal["reward", "count"] = Field(
         default="reward",
         description="where responses part: reward follows the largest sum of rewards, and of equals the most frequent token; "
@@ -102,10 +125,17 @@ class HistoryRule(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     @property
     def compiled(self) -> tuple[int, int, bool, float]:
         """Return the rule as the compiled functions take it."""
-        return self.longest_match_tokens, self.shortest_match_tokens, self.branch == "reward", self.least_probability
+        return (
+            self.longest_match_tokens,
+            self.shortest_match_tokens,
+            self.branch == "reward",
+            self.least_probability,
+        )
 
     @property
     def prompt_tail(self) -> Tokens:
-        """Return placeholders for the prompt's last tokens, whose ids are not needed: ids that no vocabulary has. (Real tokens
-        that also occur within a response are not matched.)"""
-        return np.arange(LARGEST_TOKEN_ID + 1 - self.prompt_tail_tokens, LARGEST_TOKEN_ID + 1, dtype=np.int32)
+        """Return placeholders for the prompt's last tokens, whose ids are not needed: ids that no
+        vocabulary has. (Real tokens that also occur within a response are not matched.)"""
+        return np.arange(
+            LARGEST_TOKEN_ID + 1 - self.prompt_tail_tokens, LARGEST_TOKEN_ID + 1, dtype=np.int32
+        )

@@ -1,12 +1,14 @@
-"""Decoding with drafts: the sources from which a request may draft, and the accepted tokens of its draft in a pass.
+"""Decoding with drafts: the sources from which a request may draft, and the accepted tokens of its
+draft in a pass.
 
-Invariant: what a pass drafts and accepts depends on the request, the tokens it has, and the engine's state (windows, gauges);
-never on the time. So two systems have equal luck.
+Invariant: what a pass drafts and accepts depends on the request, the tokens it has, and the
+engine's state (windows, gauges); never on the time. So two systems have equal luck.
 
-A request has a *source*: nothing, recorded runs (`AcceptRuns`), a model's acceptance, or its siblings' responses as far as
-this engine has generated them. The window, the gate and the strategy are the engine's. Drafts are chains as long as the window;
-where the engine has *strategies*, a model's are trees, in each pass of the strategy that a bandit chooses. Of a tree, levels
-are drafted and accepted; nodes are verified.
+A request has a *source*: nothing, recorded runs (`AcceptRuns`), a model's acceptance, or its
+siblings' responses as far as this engine has generated them. The window, the gate and the strategy
+are the engine's. Drafts are chains as long as the window; where the engine has *strategies*, a
+model's are trees, in each pass of the strategy that a bandit chooses. Of a tree, levels are drafted
+and accepted; nodes are verified.
 """
 
 from __future__ import annotations
@@ -88,8 +90,8 @@ class Gauges:
 
 
 def fields_of(kind: type) -> np.dtype[np.void]:
-    """Return the type of a structured array with the fields of a class, whose mutable records compiled code reads like objects
-    of the class: `drafts[slot].window`, `gauges.drift`."""
+    """Return the type of a structured array with the fields of a class, whose mutable records
+    compiled code reads like objects of the class: `drafts[slot].window`, `gauges.drift`."""
     hints = get_type_hints(kind)
     return np.dtype([(name, np.float64 if of is float else np.int64) for name, of in hints.items()])
 
@@ -105,15 +107,20 @@ class Rule(NamedTuple):
     threshold: int = 0
     patience: int = 0
     decoupled: bool = False
-    reconfigure_every: int = 0  # tokens after which a decoupled request may change its window and mode; 0: never
-    own_text: bool = False  # whether a request with the source SIBLINGS drafts from its own text too
+    reconfigure_every: int = (
+        0  # tokens after which a decoupled request may change its window and mode; 0: never
+    )
+    own_text: bool = (
+        False  # whether a request with the source SIBLINGS drafts from its own text too
+    )
     trees: bool = False  # whether a model drafts trees; see `trees`
     rewards: int = 0  # latest rewards of an arm that count (`BegMab.window`)
 
 
 def read_only(index: SiblingIndex) -> SiblingIndex:
-    """Return an index as an engine takes it: its tokens, which may belong to a trace, cannot be written to. Compiled code tells
-    arrays that can from those that cannot, and would be compiled once more for the other kind."""
+    """Return an index as an engine takes it: its tokens, which may belong to a trace, cannot be
+    written to. Compiled code tells arrays that can from those that cannot, and would be compiled
+    once more for the other kind."""
     ids = index.ids.view()
     ids.flags.writeable = False
     return index._replace(ids=ids)
@@ -121,25 +128,32 @@ def read_only(index: SiblingIndex) -> SiblingIndex:
 
 _NO_TIMES, _ONE = np.zeros((1, 1)), np.zeros(1, dtype=np.int64)
 _NONE, _NONE_32 = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
-_NO_SIBLINGS = SiblingIndex(_NONE_32, _ONE, _NONE, _NONE, _NONE_32, _ONE.astype(np.int32), _NONE_32, 1, 1, _NONE)
+_NO_SIBLINGS = SiblingIndex(
+    _NONE_32, _ONE, _NONE, _NONE, _NONE_32, _ONE.astype(np.int32), _NONE_32, 1, 1, _NONE
+)
 
 
 class Decoding(NamedTuple):
-    """A speculation as compiled code knows it; by default none. `chains` and `trees` are a drafter's; the other inputs
-    of a scenario (runs, siblings, a gate's table …) are put in by `_replace`.
+    """A speculation as compiled code knows it; by default none. `chains` and `trees` are a
+    drafter's; the other inputs of a scenario (runs, siblings, a gate's table …) are put in by
+    `_replace`.
 
-    `runs` holds accepted × 256 + drafted for every position of every response that has runs (`packed`).
+    `runs` holds accepted × 256 + drafted for every position of every response that has runs
+    (`packed`).
 
-    An arm is a strategy; chains are one arm. `log_acceptances` (arms, levels) is -ln P(the first j levels are accepted) at
-    hardness 1 (`ModelAcceptance.log_acceptances`, `trees.tree_log_acceptances`), infinite where an arm has no such level. Of
-    trees, `arm_levels` are drafted and `arm_nodes` verified with the last token, both (arms,). A round of drafting for b
-    sequences takes `round_s` + levels × `step_s`, both (arms, batches), given at the batches `draft_sequences`; a decoupled
-    drafter's pass takes `step_s`, and `round_s` more where a window begins in it. Where the drafter works, it takes `prefill_s`
-    for each token that a pass prefills. `bandit` chooses among the arms.
+    An arm is a strategy; chains are one arm. `log_acceptances` (arms, levels) is -ln P(the first j
+    levels are accepted) at hardness 1 (`ModelAcceptance.log_acceptances`,
+    `trees.tree_log_acceptances`), infinite where an arm has no such level. Of trees, `arm_levels`
+    are drafted and `arm_nodes` verified with the last token, both (arms,). A round of drafting for
+    b sequences takes `round_s` + levels × `step_s`, both (arms, batches), given at the batches
+    `draft_sequences`; a decoupled drafter's pass takes `step_s`, and `round_s` more where a window
+    begins in it. Where the drafter works, it takes `prefill_s` for each token that a pass prefills.
+    `bandit` chooses among the arms.
 
-    `gate_batch` is the largest batch that speculates at an acceptance rate of 0, 1, … 100 %. `best_window` and `best_coupled`
-    are `simrl.speculation.specactor.reconfiguration_table`. `siblings` is the index of the trace whose rows requests with the
-    source SIBLINGS are (`read_only`).
+    `gate_batch` is the largest batch that speculates at an acceptance rate of 0, 1, … 100 %.
+    `best_window` and `best_coupled` are `simrl.speculation.specactor.reconfiguration_table`.
+    `siblings` is the index of the trace whose rows requests with the source SIBLINGS are
+    (`read_only`).
     """
 
     rule: Rule = Rule()
@@ -159,10 +173,14 @@ class Decoding(NamedTuple):
 
 
 def chains(
-    rule: Rule, times: DraftTimes, acceptance: ModelAcceptance | None = None, longest_tokens: int = 0
+    rule: Rule,
+    times: DraftTimes,
+    acceptance: ModelAcceptance | None = None,
+    longest_tokens: int = 0,
 ) -> Decoding:
-    """Return the decoding of a drafter of chains. With a model's acceptance, requests may have the source MODEL.
-    `longest_tokens` is the longest window where decoupled requests may have longer ones than the rule's."""
+    """Return the decoding of a drafter of chains. With a model's acceptance, requests may have the
+    source MODEL. `longest_tokens` is the longest window where decoupled requests may have longer
+    ones than the rule's."""
     levels = max(rule.window.most_tokens, longest_tokens)
     logs = acceptance.log_acceptances(levels) if acceptance else np.full(levels, np.inf)
     return Decoding(
@@ -175,14 +193,19 @@ def chains(
     )
 
 
-def trees(rule: Rule, bandit: BegMab, times: Sequence[DraftTimes], log_acceptances: Sequence[Floats]) -> Decoding:
-    """Return the decoding of a model that drafts trees: of the strategies that the bandit chooses, or of its only one. Other
-    sources draft chains, with the windows of `rule`.
+def trees(
+    rule: Rule, bandit: BegMab, times: Sequence[DraftTimes], log_acceptances: Sequence[Floats]
+) -> Decoding:
+    """Return the decoding of a model that drafts trees: of the strategies that the bandit chooses,
+    or of its only one. Other sources draft chains, with the windows of `rule`.
 
-    `times` and `log_acceptances` have one entry a strategy, on equal batches: `model_drafts` or `eagle_drafts` with its topk,
-    and `tree_log_acceptances` of it. Raise `InputError` for a strategy that verifies nothing with the last token.
+    `times` and `log_acceptances` have one entry a strategy, on equal batches: `model_drafts` or
+    `eagle_drafts` with its topk, and `tree_log_acceptances` of it. Raise `InputError` for a
+    strategy that verifies nothing with the last token.
     """
-    logs = np.full((len(times), max(strategy.draft_depth for strategy in bandit.strategies)), np.inf)
+    logs = np.full(
+        (len(times), max(strategy.draft_depth for strategy in bandit.strategies)), np.inf
+    )
     for arm, (strategy, levels) in enumerate(zip(bandit.strategies, log_acceptances, strict=True)):
         if strategy.tokens_to_verify < 2:
             raise InputError(
@@ -193,8 +216,12 @@ def trees(rule: Rule, bandit: BegMab, times: Sequence[DraftTimes], log_acceptanc
     return Decoding(
         rule=rule._replace(trees=True, rewards=bandit.window),
         log_acceptances=logs,
-        arm_levels=np.array([strategy.draft_depth for strategy in bandit.strategies], dtype=np.int64),
-        arm_nodes=np.array([strategy.tokens_to_verify - 1 for strategy in bandit.strategies], dtype=np.int64),
+        arm_levels=np.array(
+            [strategy.draft_depth for strategy in bandit.strategies], dtype=np.int64
+        ),
+        arm_nodes=np.array(
+            [strategy.tokens_to_verify - 1 for strategy in bandit.strategies], dtype=np.int64
+        ),
         draft_sequences=times[0].sequences,
         round_s=np.stack([arm_times.round_s for arm_times in times]),
         step_s=np.stack([arm_times.step_s for arm_times in times]),
@@ -213,10 +240,16 @@ def packed(runs: AcceptRuns) -> Runs:
 
 @lean
 def draft(
-    source: int, at: int, generated: int, window: int, hardness: float, runs: Runs, log_acceptances: Floats
+    source: int,
+    at: int,
+    generated: int,
+    window: int,
+    hardness: float,
+    runs: Runs,
+    log_acceptances: Floats,
 ) -> tuple[int, int]:
-    """Return the tokens that a request with `generated` tokens drafts as a chain, and how many of them are accepted.
-    `log_acceptances` are an arm's."""
+    """Return the tokens that a request with `generated` tokens drafts as a chain, and how many of
+    them are accepted. `log_acceptances` are an arm's."""
     if source == RUNS:
         run = int(runs[at + generated])
         drafted = min(run & 255, window)
@@ -235,7 +268,8 @@ def remember(gauges: Gauges, drafted: int, accepted: int) -> None:
 
 @lean
 def passes_to_next_try(gauges: Gauges, most: int) -> int:
-    """Return the passes without drafts, at most `most`, after which too little of the recent drafts is remembered."""
+    """Return the passes without drafts, at most `most`, after which too little of the recent drafts
+    is remembered."""
     recent, passes = gauges.recent_drafted, 0
     while recent >= 1.0 and passes < most:
         recent *= 1.0 - 1.0 / MEMORY_PASSES
@@ -245,7 +279,8 @@ def passes_to_next_try(gauges: Gauges, most: int) -> int:
 
 @kernel
 def gate_opens(rule: Rule, gate_batch: Ints, gauges: Gauges, batch: int) -> bool:
-    """Return whether a pass over `batch` running requests verifies drafts (`simrl.speculation.gates`)."""
+    """Return whether a pass over `batch` running requests verifies drafts
+    (`simrl.speculation.gates`)."""
     if rule.gate == BATCH:
         return gate_allows(gate_batch, gauges.recent_drafted, gauges.recent_accepted, batch)
     if rule.gate == ELASTIC:

@@ -1,4 +1,5 @@
-"""A deployment: the model, the GPUs of a worker, the durations of its passes, and the trace that it generates."""
+"""A deployment: the model, the GPUs of a worker, the durations of its passes, and the trace that it
+generates."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from simrl.trace.trace import Trace
 
 @dataclass(frozen=True)
 class Deployment:
-    """A model on GPUs of one kind, `tp` of them a worker; the profile belongs to this model, GPU and tp."""
+    """A model on GPUs of one kind, `tp` of them a worker; the profile belongs to this model, GPU
+    and tp."""
 
     model: ModelShape
     gpu: Gpu
@@ -22,6 +24,9 @@ class Deployment:
 
 
 def typical_context_tokens(trace: Trace) -> int:
-    """Return the tokens of a half-finished sequence, mean prompt and half the mean response: what a profiling run before the
-    training would take."""
-    return round(float(trace.column("prompt_tokens").mean()) + float(trace.column("response_tokens").mean()) / 2)
+    """Return the tokens of a half-finished sequence, mean prompt and half the mean response: what a
+    profiling run before the training would take."""
+    return round(
+        float(trace.column("prompt_tokens").mean())
+        + float(trace.column("response_tokens").mean()) / 2
+    )

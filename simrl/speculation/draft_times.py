@@ -1,13 +1,15 @@
-"""The cost of drafting for a worker: seconds before a verification, and memory that the KV cache does not get.
+"""The cost of drafting for a worker: seconds before a verification, and memory that the KV cache
+does not get.
 
     draft_s(b, levels) = round_s(b) + levels × step_s(b)
 
-A round drafts for all b sequences of a pass; a level is one token further for each of them, and the levels of a model come one
-after another. A model also computes, in `prefill_s` a token, what its target prefills. Invariant: times are not negative, and
-neither falls where the batch grows.
+A round drafts for all b sequences of a pass; a level is one token further for each of them, and the
+levels of a model come one after another. A model also computes, in `prefill_s` a token, what its
+target prefills. Invariant: times are not negative, and neither falls where the batch grows.
 
-A small model's time is as much its layers' as its bytes': each layer waits for its kernels to be launched and joined, however
-little they do. `LAYER_S` is that time, in CUDA graphs, in measured kernels.
+A small model's time is as much its layers' as its bytes': each layer waits for its kernels to be
+launched and joined, however little they do. `LAYER_S` is that time, in CUDA graphs, in measured
+kernels.
 """
 
 from __future__ import annotations
@@ -30,15 +32,17 @@ from simrl.speculation.matching import Floats
 
 Kind = Literal["measured", "derived", "assumed"]
 
-# Time of a layer in addition to its bytes and multiply-adds. Derived: decode steps of Qwen2.5-0.5B (24 layers) and 1.5B (28) on
-# one H100 by aiconfigurator 0.12 (kernels measured by NVIDIA, vLLM) take 1188 and 2097 µs at one sequence of 1k tokens. 80 % of
-# the data sheet's bandwidth leaves 34 µs a layer of both. Layers of wider models take no longer: the same number gives the step
-# of a one-layer model as wide as Qwen2.5-32B within 7 % at tp 1, 2, 4 and 8 (916, 487, 264, 162 µs).
+# Time of a layer in addition to its bytes and multiply-adds. Derived: decode steps of Qwen2.5-0.5B
+# (24 layers) and 1.5B (28) on one H100 by aiconfigurator 0.12 (kernels measured by NVIDIA, vLLM)
+# take 1188 and 2097 µs at one sequence of 1k tokens. 80 % of the data sheet's bandwidth leaves 34
+# µs a layer of both. Layers of wider models take no longer: the same number gives the step of a
+# one-layer model as wide as Qwen2.5-32B within 7 % at tp 1, 2, 4 and 8 (916, 487, 264, 162 µs).
 LAYER_S = 34e-6
 COMPUTE_EFFICIENCY, MEMORY_EFFICIENCY = 0.7, 0.8  # of the data sheet's rates
-# CPU time for each request and round, in a batch of 64. Measured on one core of an AMD EPYC: this project's history drafter
-# proposes in 1.4 to 2.5 µs (1 to 64 stores of 100k tokens) and observes in less than 2 µs, its n-gram drafter proposes in 1.6
-# to 2.9 µs. (The suffix cache of arctic-inference 0.3.0 over a store of 1 M tokens: 12 µs to propose, median.)
+# CPU time for each request and round, in a batch of 64. Measured on one core of an AMD EPYC: this
+# project's history drafter proposes in 1.4 to 2.5 µs (1 to 64 stores of 100k tokens) and observes
+# in less than 2 µs, its n-gram drafter proposes in 1.6 to 2.9 µs. (The suffix cache of
+# arctic-inference 0.3.0 over a store of 1 M tokens: 12 µs to propose, median.)
 TEXT_REQUEST_S = 5e-6
 WEIGHT_BYTES = 2  # bfloat16
 MOST_SEQUENCES = 1024
@@ -46,8 +50,9 @@ PREFILLED_TOKENS = 4096  # of a profiled pass that computes nothing else
 
 
 class Overheads(NamedTuple):
-    """Time of a model drafter that no roofline has: host time of a round (sampling, building and masking a tree) and of each
-    level (picking branches, preparing its pass), both unknown and so 0 by default; the launch of a layer's kernels."""
+    """Time of a model drafter that no roofline has: host time of a round (sampling, building and
+    masking a tree) and of each level (picking branches, preparing its pass), both unknown and so 0
+    by default; the launch of a layer's kernels."""
 
     round_s: float = 0.0
     level_s: float = 0.0
@@ -56,8 +61,9 @@ class Overheads(NamedTuple):
 
 @dataclass(frozen=True)
 class DraftTimes:
-    """Seconds of drafting on a grid of batches, linear between them, and their source. The bytes are per GPU of a worker: the
-    drafter's own weights, and the KV cache of one token in its layers."""
+    """Seconds of drafting on a grid of batches, linear between them, and their source. The bytes
+    are per GPU of a worker: the drafter's own weights, and the KV cache of one token in its
+    layers."""
 
     sequences: Floats
     round_s: Floats
@@ -70,7 +76,10 @@ class DraftTimes:
 
     def __post_init__(self) -> None:
         seconds = (self.round_s, self.step_s)
-        rise = all(np.isfinite(s).all() and (s >= 0).all() and (np.diff(s) >= -1e-12).all() for s in seconds)
+        rise = all(
+            np.isfinite(s).all() and (s >= 0).all() and (np.diff(s) >= -1e-12).all()
+            for s in seconds
+        )
         refuse(
             (
                 not self.sequences.size or any(s.shape != self.sequences.shape for s in seconds),
@@ -84,7 +93,8 @@ class DraftTimes:
         )
 
     def draft_s(self, sequences: float, levels: float) -> float:
-        """Return the seconds of one round for `sequences`, `levels` tokens deep. Raise `InputError` beyond the grid."""
+        """Return the seconds of one round for `sequences`, `levels` tokens deep. Raise `InputError`
+        beyond the grid."""
         if sequences > self.sequences[-1]:
             raise InputError(
                 f"draft times ({self.source}): given up to {self.sequences[-1]:.0f} sequences, asked for {sequences:g}"
@@ -94,17 +104,24 @@ class DraftTimes:
 
 
 def text_drafts(profile: TableProfile | None = None) -> DraftTimes:
-    """Return the times of a drafter that looks text up on the CPU (history, n-gram, siblings): `TEXT_REQUEST_S` a request, one
-    after another, however many tokens it drafts; plus the time that drafts take in the engine of a profile, if measured.
+    """Return the times of a drafter that looks text up on the CPU (history, n-gram, siblings):
+    `TEXT_REQUEST_S` a request, one after another, however many tokens it drafts; plus the time that
+    drafts take in the engine of a profile, if measured.
 
-    Engines are measured with drafts of one length; a simulated round counts the longest draft in its batch for all, so
-    `step_s` is an upper bound where lengths differ."""
+    Engines are measured with drafts of one length; a simulated round counts the longest draft in
+    its batch for all, so `step_s` is an upper bound where lengths differ."""
     source = "simrl's history and n-gram drafters, batch of 64, one core of an AMD EPYC"
     sequences, round_s, step_s = np.array([0.0, 65536.0]), np.zeros(2), np.zeros(2)
     if profile is not None and (drafts := profile.metadata.drafts):
-        sequences, round_s, step_s = map(np.array, (drafts.sequences, drafts.round_s, drafts.step_s))
-        source = f"{drafts.source}; and {TEXT_REQUEST_S * 1e6:g} µs a request to look text up: {source}"
-    return DraftTimes(sequences, round_s + TEXT_REQUEST_S * sequences, step_s, 0.0, 0.0, "measured", source)
+        sequences, round_s, step_s = map(
+            np.array, (drafts.sequences, drafts.round_s, drafts.step_s)
+        )
+        source = (
+            f"{drafts.source}; and {TEXT_REQUEST_S * 1e6:g} µs a request to look text up: {source}"
+        )
+    return DraftTimes(
+        sequences, round_s + TEXT_REQUEST_S * sequences, step_s, 0.0, 0.0, "measured", source
+    )
 
 
 def model_drafts(
@@ -116,17 +133,20 @@ def model_drafts(
     overheads: Overheads = Overheads(),  # noqa: B008 (a constant)
     eagle: bool = False,
 ) -> DraftTimes:
-    """Return the times of a small model of the family, split over `tp` GPUs of the worker, by a roofline and the overheads.
+    """Return the times of a small model of the family, split over `tp` GPUs of the worker, by a
+    roofline and the overheads.
 
-    `kv_tokens` is the typical length of a sequence, whose cache the drafter reads at each level; `branches` is the top-k of a
-    tree: the tokens of a sequence at each level, each of which reads the cache for itself (as in TLT's public code). The level
-    that catches up on the tokens accepted by the last verification counts as the first of the round.
+    `kv_tokens` is the typical length of a sequence, whose cache the drafter reads at each level;
+    `branches` is the top-k of a tree: the tokens of a sequence at each level, each of which reads
+    the cache for itself (as in TLT's public code). The level that catches up on the tokens accepted
+    by the last verification counts as the first of the round.
 
-    `eagle`: of an EAGLE-type drafter of the target `shape`, one layer like the target's, before it a projection that joins the
-    target's hidden state with the token's embedding (2 hidden → hidden), after it the target's output head, which is read at
-    each level but held once. TLT §4.1; shapes as in its public code. What a `round_s` of 0 leaves out: 8.67 tokens a pass at
-    3.64 times the speed (TLT Table 1), if that is Qwen2.5-32B on H100, leave about 7 ms a round at tp 4 and 11 ms at tp 2 to
-    host time, sampling, building and masking the tree.
+    `eagle`: of an EAGLE-type drafter of the target `shape`, one layer like the target's, before it
+    a projection that joins the target's hidden state with the token's embedding (2 hidden →
+    hidden), after it the target's output head, which is read at each level but held once. TLT §4.1;
+    shapes as in its public code. What a `round_s` of 0 leaves out: 8.67 tokens a pass at 3.64 times
+    the speed (TLT Table 1), if that is Qwen2.5-32B on H100, leave about 7 ms a round at tp 4 and 11
+    ms at tp 2 to host time, sampling, building and masking the tree.
     """
     if eagle:
         shape, projection = eagle_shape(shape), 2 * shape.hidden * shape.hidden
@@ -142,8 +162,12 @@ def model_drafts(
 
     sequences = _batches(MOST_SEQUENCES)
     tokens = branches * sequences
-    matrices_s = np.maximum(2.0 * weights * tokens / flops_per_s, WEIGHT_BYTES * weights / bytes_per_s)
-    step_s = level_s + shape.layers * layer_s + matrices_s + tokens * kv_tokens * kv_bytes / bytes_per_s
+    matrices_s = np.maximum(
+        2.0 * weights * tokens / flops_per_s, WEIGHT_BYTES * weights / bytes_per_s
+    )
+    step_s = (
+        level_s + shape.layers * layer_s + matrices_s + tokens * kv_tokens * kv_bytes / bytes_per_s
+    )
     source = (
         f"{shape.name} on {tp} {gpu.name}: {layer_s * 1e6:g} µs a layer (derived from measured kernels) and a roofline of "
         f"{gpu.source} at {COMPUTE_EFFICIENCY:.0%} of its flops, {MEMORY_EFFICIENCY:.0%} of its bandwidth; "
@@ -152,27 +176,41 @@ def model_drafts(
     )
     times = np.full(sequences.size, round_s), step_s
     prefill_s = 2.0 * (shape.layers * shape.layer_parameters + projection) / tp / flops_per_s
-    return DraftTimes(sequences, *times, WEIGHT_BYTES * held / tp, kv_bytes, "assumed", source, prefill_s)
+    return DraftTimes(
+        sequences, *times, WEIGHT_BYTES * held / tp, kv_bytes, "assumed", source, prefill_s
+    )
 
 
 eagle_drafts = partial(model_drafts, eagle=True)
 
 
 def eagle_shape(target: ModelShape) -> ModelShape:
-    """Return the shape of the one layer, with the target's embedding and output head: plain attention and one MLP, whatever
-    experts, windows and states the target has."""
+    """Return the shape of the one layer, with the target's embedding and output head: plain
+    attention and one MLP, whatever experts, windows and states the target has."""
     plain = dict.fromkeys(
-        ("experts", "shared_intermediate", "dense_layers", "mlp_layers", "linear_layers", "window_layers"), 0
+        (
+            "experts",
+            "shared_intermediate",
+            "dense_layers",
+            "mlp_layers",
+            "linear_layers",
+            "window_layers",
+        ),
+        0,
     )
     return target.model_copy(update={"name": f"eagle of {target.name}", "layers": 1, **plain})
 
 
 def pace_of(target: ModelShape, gpu: Gpu, tp: int, efficiency: float) -> Pace:
-    """Return the pace of an EAGLE-type drafter's training on workers of `tp` GPUs: forward and backward through its layer and
-    projection, and through the frozen output head without the gradient of its weights. Attention over the sequence is left out.
+    """Return the pace of an EAGLE-type drafter's training on workers of `tp` GPUs: forward and
+    backward through its layer and projection, and through the frozen output head without the
+    gradient of its weights. Attention over the sequence is left out.
     """
     shape = eagle_shape(target)
-    trained, head = shape.layer_parameters + 2 * shape.hidden * shape.hidden, shape.vocab * shape.hidden
+    trained, head = (
+        shape.layer_parameters + 2 * shape.hidden * shape.hidden,
+        shape.vocab * shape.hidden,
+    )
     token_s = (6.0 * trained + 4.0 * head) / (tp * efficiency * gpu.bf16_flops)
     return Pace(token_s, WEIGHT_BYTES * trained, WEIGHT_BYTES * 2 * head, gpu.host_bytes_per_s)
 
@@ -180,7 +218,8 @@ def pace_of(target: ModelShape, gpu: Gpu, tp: int, efficiency: float) -> Pace:
 def profiled_drafts(
     profile: TableProfile, shape: ModelShape, kv_tokens: float = 2048, round_s: float = 0.0
 ) -> DraftTimes:
-    """Return the times of a model drafter whose passes are profiled: a level is a decode step at sequences of `kv_tokens`."""
+    """Return the times of a model drafter whose passes are profiled: a level is a decode step at
+    sequences of `kv_tokens`."""
     t, m = profile.even, profile.metadata
     most = min(t.decode_sequences[-1], t.dense_tokens[-1], t.sampled_sequences[-1])
     profile = covering(profile, int(most), int(most), int(kv_tokens), shape=shape)
@@ -202,20 +241,27 @@ def _batches(most: float) -> Floats:
     return np.unique(np.minimum(np.round(2 ** np.arange(0, np.log2(most) + 0.25, 0.25)), most))
 
 
-# Bytes of CUDA graphs = FIXED_BYTES + BYTES_PER_LAYER × layers captured, a graph for each batch size that the engine
-# captures. TLT states 7.81, 30.39 and 10.69 GB for one and for four strategies; not the model, the strategies, the batch
-# sizes, nor whether that is one GPU's share (assumed). The constants are solved from the first two for the model of its case
-# studies (Qwen2.5-32B, 64 layers) and the public code's depth (8); the third then follows as 10.59 GB (-0.9 %) for four
-# different drafters. With the models of 28 and 80 layers that it also uses, it would be off by +24 % and -6 %. If equal
-# drafters were captured once, or each only for its own batch sizes (as in the public code), it would be 7.81 GB (-27 %).
-# Buffers that grow with the tokens to verify (the public code keeps logits of the largest batch) are in `BYTES_PER_LAYER`, as
-# if all strategies had equal ones. A graph holds launches, not weights, so bytes a layer are assumed not to depend on the
-# model's width or its tensor-parallel size.
-_SINGLE_BYTES, _VANILLA_BYTES = 7.81e9, 30.39e9  # TLT Table 3: one strategy, four captured one by one
+# Bytes of CUDA graphs = FIXED_BYTES + BYTES_PER_LAYER × layers captured, a graph for each batch
+# size that the engine captures. TLT states 7.81, 30.39 and 10.69 GB for one and for four
+# strategies; not the model, the strategies, the batch sizes, nor whether that is one GPU's share
+# (assumed). The constants are solved from the first two for the model of its case studies
+# (Qwen2.5-32B, 64 layers) and the public code's depth (8); the third then follows as 10.59 GB (-0.9
+# %) for four different drafters. With the models of 28 and 80 layers that it also uses, it would be
+# off by +24 % and -6 %. If equal drafters were captured once, or each only for its own batch sizes
+# (as in the public code), it would be 7.81 GB (-27 %). Buffers that grow with the tokens to verify
+# (the public code keeps logits of the largest batch) are in `BYTES_PER_LAYER`, as if all strategies
+# had equal ones. A graph holds launches, not weights, so bytes a layer are assumed not to depend on
+# the model's width or its tensor-parallel size.
+_SINGLE_BYTES, _VANILLA_BYTES = (
+    7.81e9,
+    30.39e9,
+)  # TLT Table 3: one strategy, four captured one by one
 _LAYERS, _DRAFT_LAYERS = 64, 8 + 1  # of Qwen2.5-32B; of a drafter of depth 8
 _STRATEGY_BYTES = (_VANILLA_BYTES - _SINGLE_BYTES) / 3
 FIXED_BYTES = _SINGLE_BYTES - _STRATEGY_BYTES  # however little is captured (0.28 GB)
-BYTES_PER_LAYER = _STRATEGY_BYTES / (_LAYERS + _DRAFT_LAYERS)  # in the graphs of all batch sizes (0.10 GB)
+BYTES_PER_LAYER = _STRATEGY_BYTES / (
+    _LAYERS + _DRAFT_LAYERS
+)  # in the graphs of all batch sizes (0.10 GB)
 
 
 def graph_bytes(
@@ -225,12 +271,13 @@ def graph_bytes(
     drafter_layers: int = 1,
     bytes_per_layer: float = BYTES_PER_LAYER,
 ) -> float:
-    """Return the bytes on each GPU that the graphs of tree speculation take, which the KV cache does not get; 0 without a
-    strategy (TLT §5.1, Table 3).
+    """Return the bytes on each GPU that the graphs of tree speculation take, which the KV cache
+    does not get; 0 without a strategy (TLT §5.1, Table 3).
 
-    A strategy needs the target's graphs for its tokens to verify, and the drafter's for its depth and top-k: draft_depth levels
-    and one pass that catches up on accepted tokens. "vanilla" captures target and drafter of each strategy; "bucketed" the
-    target's once (each batch size belongs to one number of tokens to verify), the drafter's for each different (draft_depth,
+    A strategy needs the target's graphs for its tokens to verify, and the drafter's for its depth
+    and top-k: draft_depth levels and one pass that catches up on accepted tokens. "vanilla"
+    captures target and drafter of each strategy; "bucketed" the target's once (each batch size
+    belongs to one number of tokens to verify), the drafter's for each different (draft_depth,
     topk): never more."""
     if not strategies:
         return 0.0

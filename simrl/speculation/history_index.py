@@ -1,20 +1,23 @@
-"""Index of one prompt's old responses, which finds the tokens that followed a few others (HistoSpec, RhymeRL §5.3).
+"""Index of one prompt's old responses, which finds the tokens that followed a few others
+(HistoSpec, RhymeRL §5.3).
 
-Invariant: an index is one self-contained array of int32: it can be saved, mapped from disk or sent as it is.
+Invariant: an index is one self-contained array of int32: it can be saved, mapped from disk or sent
+as it is.
 
     sizes | text | order | weights | directory
 
-`text` is the responses, a -1 after each, so that no match and no draft crosses from one into another. `order` is its suffix
-array: the places of the text, sorted by the `SORTED_TOKENS` tokens that begin there. A node of the paper's suffix tree is an
-interval of `order`; the count of its branch is its length, and the sum of the rewards is a difference of two `weights`
-(cumulative, modulo 2³²). `directory` is a hash table from a run of three tokens to its first place in `order`. 12 bytes a token
-(8 where rewards are equal), and 5⅓ for each distinct run of three.
+`text` is the responses, a -1 after each, so that no match and no draft crosses from one into
+another. `order` is its suffix array: the places of the text, sorted by the `SORTED_TOKENS` tokens
+that begin there. A node of the paper's suffix tree is an interval of `order`; the count of its
+branch is its length, and the sum of the rewards is a difference of two `weights` (cumulative,
+modulo 2³²). `directory` is a hash table from a run of three tokens to its first place in `order`.
+12 bytes a token (8 where rewards are equal), and 5⅓ for each distinct run of three.
 
-Sorting is by prefix doubling (Manber and Myers; groups of one are left alone, as in Larsson and Sadakane), from as many tokens
-as fit into 63 bits: three for a vocabulary of up to 2 M.
+Sorting is by prefix doubling (Manber and Myers; groups of one are left alone, as in Larsson and
+Sadakane), from as many tokens as fit into 63 bits: three for a vocabulary of up to 2 M.
 
-A draft is the tokens after the longest match of the response's last tokens that has a continuation, greedily down the tree: a
-place in the text and a length.
+A draft is the tokens after the longest match of the response's last tokens that has a continuation,
+greedily down the tree: a place in the text and a length.
 """
 
 from __future__ import annotations
@@ -37,16 +40,18 @@ _MODULO = 0xFFFFFFFF
 
 PAPER = HistoryRule()
 # verl recipe specRL/histoSpec
-PUBLIC_CODE = HistoryRule(shortest_match_tokens=4, branch="count", least_probability=0.1, prompt_tail_tokens=5)
+PUBLIC_CODE = HistoryRule(
+    shortest_match_tokens=4, branch="count", least_probability=0.1, prompt_tail_tokens=5
+)
 
 
 def build_index(responses: Sequence[Tokens], rewards: ArrayLike | None = None) -> Tokens:
     """Return the index of these responses: one array of int32.
 
-    If a reward is below 0, all rewards of the prompt are shifted so that the lowest is 0: raw sums would prefer a rare branch
-    to one that often failed and often succeeded. An unknown reward (NaN) counts as 0. Where all rewards are equal, counts
-    decide. Raise `InputError` for ids that are negative or beyond `LARGEST_TOKEN_ID`, and if rewards and responses differ in
-    number.
+    If a reward is below 0, all rewards of the prompt are shifted so that the lowest is 0: raw sums
+    would prefer a rare branch to one that often failed and often succeeded. An unknown reward (NaN)
+    counts as 0. Where all rewards are equal, counts decide. Raise `InputError` for ids that are
+    negative or beyond `LARGEST_TOKEN_ID`, and if rewards and responses differ in number.
     """
     text, begins = joined(responses)
     largest = int(text.max(initial=0))
@@ -74,7 +79,9 @@ def _weights(rewards: ArrayLike | None, responses: int, tokens: int) -> NDArray[
         return np.empty(0, dtype=np.int64)
     values = np.asarray(rewards, dtype=np.float64)
     if values.shape != (responses,):
-        raise InputError(f"history: {values.size} rewards for {responses} responses; give one for each")
+        raise InputError(
+            f"history: {values.size} rewards for {responses} responses; give one for each"
+        )
     values = np.where(np.isnan(values), 0.0, values)
     if not np.isfinite(values).all():
         raise InputError("history: a reward is infinite; give finite ones")
@@ -87,7 +94,8 @@ def _weights(rewards: ArrayLike | None, responses: int, tokens: int) -> NDArray[
 
 @threaded
 def _keys(text: Tokens, bits: int, width: int) -> NDArray[np.int64]:
-    """Return for each place of the text the `width` tokens that begin there, as one number of `bits` a token."""
+    """Return for each place of the text the `width` tokens that begin there, as one number of
+    `bits` a token."""
     keys = np.empty(text.shape[0], np.int64)
     key = np.int64(0)
     for i in range(text.shape[0] - 1, -1, -1):
@@ -140,9 +148,11 @@ def _build(
 
 @threaded
 def _sort_suffixes(order: Tokens, keys: NDArray[np.int64], bits: int, width: int) -> Tokens:
-    """Sort places, which are in the order of their `keys`, by their suffixes; return where each run of three tokens begins."""
+    """Sort places, which are in the order of their `keys`, by their suffixes; return where each run
+    of three tokens begins."""
     n = order.shape[0]
-    # The groups of equal keys; `rank` of a place is where its group begins, and past the text less than any.
+    # The groups of equal keys; `rank` of a place is where its group begins, and past the text less
+    # than any.
     rank = np.full(n + SORTED_TOKENS, -1, np.int32)
     begins, ends = np.empty(n // 2 + 1, np.int32), np.empty(n // 2 + 1, np.int32)
     runs = np.empty(n, np.int32)
@@ -158,7 +168,9 @@ def _sort_suffixes(order: Tokens, keys: NDArray[np.int64], bits: int, width: int
             begin = j
         rank[order[j]] = begin
         run = keys[j] >> run_shift
-        whole = run & low_bits and (run >> bits) & low_bits and run >> (2 * bits)  # no response ends in it
+        whole = (
+            run & low_bits and (run >> bits) & low_bits and run >> (2 * bits)
+        )  # no response ends in it
         if whole and (j == 0 or run != keys[j - 1] >> run_shift):
             runs[number] = j
             number += 1
@@ -171,9 +183,16 @@ def _sort_suffixes(order: Tokens, keys: NDArray[np.int64], bits: int, width: int
 
 @threaded
 def _sort_deeper(
-    order: Tokens, rank: Tokens, begins: Tokens, ends: Tokens, groups: int, depth: int, scratch: NDArray[np.int64]
+    order: Tokens,
+    rank: Tokens,
+    begins: Tokens,
+    ends: Tokens,
+    groups: int,
+    depth: int,
+    scratch: NDArray[np.int64],
 ) -> None:
-    """Sort within the groups, which are equal to `depth` tokens, until they are sorted to `SORTED_TOKENS`."""
+    """Sort within the groups, which are equal to `depth` tokens, until they are sorted to
+    `SORTED_TOKENS`."""
     more_begins, more_ends = np.empty_like(begins), np.empty_like(ends)
     while depth < SORTED_TOKENS and groups > 0:
         more = 0
@@ -225,7 +244,12 @@ def _slot(a: int, b: int, c: int, slots: int) -> int:
 
 @threaded
 def find_draft(
-    index: Tokens, tokens: Tokens, begin: int, end: int, most_tokens: int, rule: tuple[int, int, bool, float]
+    index: Tokens,
+    tokens: Tokens,
+    begin: int,
+    end: int,
+    most_tokens: int,
+    rule: tuple[int, int, bool, float],
 ) -> tuple[int, int]:
     """Return the place in `index` of the draft after tokens[begin:end], and its length."""
     longest, shortest, by_reward, least_probability = rule
@@ -238,7 +262,8 @@ def find_draft(
 
 @threaded
 def _node(index: Tokens, tokens: Tokens, q: int, length: int) -> tuple[int, int]:
-    """Return the interval of `order` that begins with tokens[q : q + length] and has a continuation; else an empty one."""
+    """Return the interval of `order` that begins with tokens[q : q + length] and has a
+    continuation; else an empty one."""
     n, slots = index[0], index[1]
     text, order = index[_SIZES : _SIZES + n], index[_SIZES + n : _SIZES + 2 * n]
     directory = index[index.shape[0] - slots :]
@@ -263,14 +288,25 @@ def _node(index: Tokens, tokens: Tokens, q: int, length: int) -> tuple[int, int]
 
 @threaded
 def _first_beyond(
-    text: Tokens, order: Tokens, first: int, last: int, depth: int, tokens: Tokens, q: int, length: int, least: int
+    text: Tokens,
+    order: Tokens,
+    first: int,
+    last: int,
+    depth: int,
+    tokens: Tokens,
+    q: int,
+    length: int,
+    least: int,
 ) -> int:
-    """Return the first j of first … last - 1 where the suffix order[j], from its token `depth` on, compares at `least`, 0 or 1,
-    or above, else `last`: by doubling, then halving steps."""
+    """Return the first j of first … last - 1 where the suffix order[j], from its token `depth` on,
+    compares at `least`, 0 or 1, or above, else `last`: by doubling, then halving steps."""
     if _compared(text, order[first] + depth, tokens, q, length) >= least:
         return first
     below, step = first, 1
-    while below + step < last and _compared(text, order[below + step] + depth, tokens, q, length) < least:
+    while (
+        below + step < last
+        and _compared(text, order[below + step] + depth, tokens, q, length) < least
+    ):
         below += step
         step *= 2
     beyond = min(below + step, last)
@@ -285,8 +321,8 @@ def _first_beyond(
 
 @threaded
 def _compared(text: Tokens, i: int, tokens: Tokens, q: int, length: int) -> int:
-    """Compare the suffix at i with `length` tokens from q on: -1 if less, 0 if equal, 1 if more. An end differs from any token,
-    so the comparison stays in the text."""
+    """Compare the suffix at i with `length` tokens from q on: -1 if less, 0 if equal, 1 if more. An
+    end differs from any token, so the comparison stays in the text."""
     for k in range(length):
         if text[i + k] != tokens[q + k]:
             return 1 if text[i + k] > tokens[q + k] else -1
@@ -295,9 +331,16 @@ def _compared(text: Tokens, i: int, tokens: Tokens, q: int, length: int) -> int:
 
 @threaded
 def _path(
-    index: Tokens, first: int, last: int, depth: int, most_tokens: int, by_reward: bool, least_probability: float
+    index: Tokens,
+    first: int,
+    last: int,
+    depth: int,
+    most_tokens: int,
+    by_reward: bool,
+    least_probability: float,
 ) -> tuple[int, int]:
-    """Return the way down from order[first:last], whose first `depth` tokens agree: its place in `index`, and its length."""
+    """Return the way down from order[first:last], whose first `depth` tokens agree: its place in
+    `index`, and its length."""
     n = index[0]
     text, order = index[_SIZES : _SIZES + n], index[_SIZES + n : _SIZES + 2 * n]
     weighted = by_reward and index[2] == 1
@@ -311,12 +354,18 @@ def _path(
         if low != high:
             all_of_them = last - first
             best_weight, best_count, best = np.int64(-1), 0, first
-            part = first if low != _ENDS else _first_beyond(text, order, first, last, at, text, order[first] + at, 1, 1)
+            part = (
+                first
+                if low != _ENDS
+                else _first_beyond(text, order, first, last, at, text, order[first] + at, 1, 1)
+            )
             while part < last:
                 end = _first_beyond(text, order, part, last, at, text, order[part] + at, 1, 1)
                 weight = np.int64(0)
                 if weighted:
-                    weight = (np.int64(index[cumulative + end]) - np.int64(index[cumulative + part])) & _MODULO
+                    weight = (
+                        np.int64(index[cumulative + end]) - np.int64(index[cumulative + part])
+                    ) & _MODULO
                 if weight > best_weight or (weight == best_weight and end - part > best_count):
                     best_weight, best_count, best = weight, end - part, part
                 part = end
@@ -339,8 +388,9 @@ def accept_runs_of(
     accepted: NDArray[np.uint8],
     tail_tokens: int = 0,
 ) -> None:
-    """Fill `drafted` and `accepted` for responses to the prompt of `index`: rows of (begin in `tokens`, end, begin in
-    `drafted`); see `AcceptRuns`. The `tail_tokens` before a response are matched, too."""
+    """Fill `drafted` and `accepted` for responses to the prompt of `index`: rows of (begin in
+    `tokens`, end, begin in `drafted`); see `AcceptRuns`. The `tail_tokens` before a response are
+    matched, too."""
     for r in range(rows.shape[0]):
         begin, end, out = rows[r, 0], rows[r, 1], rows[r, 2]
         for p in range(begin, end):

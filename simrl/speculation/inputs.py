@@ -1,6 +1,8 @@
-"""A scenario's inputs to speculation: acceptance where it cannot be measured from tokens, and the builders of indexes.
+"""A scenario's inputs to speculation: acceptance where it cannot be measured from tokens, and the
+builders of indexes.
 
-Invariant: an input that is not given is a stated default and marked so (`kind: assumed`); every result has the inputs used.
+Invariant: an input that is not given is a stated default and marked so (`kind: assumed`); every
+result has the inputs used.
 """
 
 from __future__ import annotations
@@ -28,10 +30,14 @@ class HistoryWorkers(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False
 
     workers: int = Field(default=8, ge=1, le=100_000, description="index builders, one core each")
     tokens_per_s: float = Field(
-        default=2e6, gt=0, description="indexing rate of a worker; a lower bound for one core of this project's machine"
+        default=2e6,
+        gt=0,
+        description="indexing rate of a worker; a lower bound for one core of this project's machine",
     )
     memory_bytes: float = Field(
-        default=640e9, gt=0, description="memory of all nodes together (RhymeRL: 8 nodes with less than 80 GB)"
+        default=640e9,
+        gt=0,
+        description="memory of all nodes together (RhymeRL: 8 nodes with less than 80 GB)",
     )
     bytes_per_token: float = Field(default=16.0, gt=0, description="size of an index in memory")
     link_bytes_per_s: float = Field(
@@ -42,11 +48,13 @@ class HistoryWorkers(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False
 
 
 class SpeculationInputs(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """The section `speculation` of a scenario. If the trace has token ids, these are used instead."""
+    """The section `speculation` of a scenario. If the trace has token ids, these are used
+    instead."""
 
     ELSEWHERE: ClassVar[Mapping[str, str]] = {  # vLLM's speculative_config, which a system says
         **dict.fromkeys(
-            ("method", "name"), "a system has it, systems: [{name: areal, speculation: {}}], or --speculation {}"
+            ("method", "name"),
+            "a system has it, systems: [{name: areal, speculation: {}}], or --speculation {}",
         ),
         "model": "a method has it, speculation: {name: draft_model, model: {}} of a system",
         "num_speculative_tokens": "a method has it, speculation: {name: ngram, window: {kind: fixed, tokens: {}}} of a system",
@@ -106,8 +114,8 @@ class SpeculationInputs(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fa
         return acceptance
 
     def acceptance_of(self, speculation: Speculation) -> ModelAcceptance:
-        """Return the acceptance of a method's model drafter under the scenario's verification rule. Raise `InputError` where it
-        was measured under another rule, or the method needs another."""
+        """Return the acceptance of a method's model drafter under the scenario's verification rule.
+        Raise `InputError` where it was measured under another rule, or the method needs another."""
         usual: Verification = "exact_match" if speculation.exact_match else "rejection_sampling"
         rule = self.verification or usual
         if speculation.exact_match and rule != usual:
@@ -130,27 +138,40 @@ class SpeculationInputs(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fa
 
 
 def assumed_acceptance(model: str, verification: Verification) -> ModelAcceptance:
-    """Return the default where nothing was measured. EAGLE: such that a tree of 48 tokens and depth 8 accepts 6.5 tokens
-    freshly trained, and 4.6 with the initial drafter (TLT Table 4). Small models: 0.75. Long responses accept less (SpecActor
-    §5: 49 to 72 % on the last ones). Both rules of verification accept alike: how much less exact match accepts (Σ p·q instead
-    of Σ min(p, q), if the draws are independent) is known only where it was measured."""
+    """Return the default where nothing was measured. EAGLE: such that a tree of 48 tokens and depth
+    8 accepts 6.5 tokens freshly trained, and 4.6 with the initial drafter (TLT Table 4). Small
+    models: 0.75. Long responses accept less (SpecActor §5: 49 to 72 % on the last ones). Both rules
+    of verification accept alike: how much less exact match accepts (Σ p·q instead of Σ min(p, q),
+    if the draws are independent) is known only where it was measured."""
     differs: dict[str, Any]
     if model == EAGLE:
-        level, source = 0.85, "assumed; the level is TLT Table 4's, read through a tree of 48 tokens"
+        level, source = (
+            0.85,
+            "assumed; the level is TLT Table 4's, read through a tree of 48 tokens",
+        )
         differs = {"drift_per_update": 0.05, "most_drift": 0.78}
     else:
         level, source = 0.75, "assumed"
         differs = {"spread": 0.2, "length_exponent": 0.1}
-    return ModelAcceptance(by_position=(level,), verification=verification, source=source, **differs)
+    return ModelAcceptance(
+        by_position=(level,), verification=verification, source=source, **differs
+    )
 
 
-def _assumed(gap_tokens: float, hit_tokens: float, first_epoch: bool, length_exponent: float = 0.0) -> RunModel:
-    """Return a model with hits of two lengths, few long ones with most of the tokens (RhymeRL Fig. 8), and short gaps."""
+def _assumed(
+    gap_tokens: float, hit_tokens: float, first_epoch: bool, length_exponent: float = 0.0
+) -> RunModel:
+    """Return a model with hits of two lengths, few long ones with most of the tokens (RhymeRL Fig.
+    8), and short gaps."""
     short = Bucket(up_to_tokens=2, share=0.7, mean_tokens=1.4)
     long = Bucket(up_to_tokens=128, share=0.3, mean_tokens=hit_tokens)
     gap = Bucket(up_to_tokens=64, share=1.0, mean_tokens=gap_tokens)
-    every = ResponseClass(share=1.0, share_of_long=1.0, wrong_drafts=0.5, gaps=(gap,), hits=(short, long))
-    return RunModel(classes=(every,), first_epoch=first_epoch, length_exponent=length_exponent, source="assumed")
+    every = ResponseClass(
+        share=1.0, share_of_long=1.0, wrong_drafts=0.5, gaps=(gap,), hits=(short, long)
+    )
+    return RunModel(
+        classes=(every,), first_epoch=first_epoch, length_exponent=length_exponent, source="assumed"
+    )
 
 
 ASSUMED_RUNS: dict[str, RunModel] = {

@@ -26,8 +26,9 @@ def has_token_ids(trace: Trace) -> bool:
 
 
 def token_ids(trace: Trace, some: bool = False) -> tuple[Ints32, Ints]:
-    """Return the tokens of all responses one after the other, and where each row begins; shapes (tokens,), (rows + 1,). Raise
-    `InputError` for a trace without them, and for a row without unless `some` rows are enough."""
+    """Return the tokens of all responses one after the other, and where each row begins; shapes
+    (tokens,), (rows + 1,). Raise `InputError` for a trace without them, and for a row without
+    unless `some` rows are enough."""
     if not has_token_ids(trace):
         raise InputError(
             f"trace {trace.metadata.name!r}: no column 'response_ids'; import the run with --tokenizer, so that it keeps them"
@@ -45,15 +46,16 @@ def token_ids(trace: Trace, some: bool = False) -> tuple[Ints32, Ints]:
 
 
 def epoch_keys(trace: Trace) -> tuple[Ints, int]:
-    """Return a key for the prompt and epoch of each row, and the number of epochs: prompt k has in epoch e the key
-    k × epochs + e."""
+    """Return a key for the prompt and epoch of each row, and the number of epochs: prompt k has in
+    epoch e the key k × epochs + e."""
     epoch = trace.column("epoch").astype(np.int64)
     epochs = int(epoch.max()) + 1
     return np.unique(trace.column("prompt_id"), return_inverse=True)[1] * epochs + epoch, epochs
 
 
 def joined(responses: Sequence[Ints32]) -> tuple[Ints32, Ints]:
-    """Return responses as one text, a -1 after each, and where each begins in it, with the end of the text."""
+    """Return responses as one text, a -1 after each, and where each begins in it, with the end of
+    the text."""
     begins = np.cumsum([0, *(len(response) + 1 for response in responses)], dtype=np.int64)
     text = np.full(begins[-1], -1, dtype=np.int32)
     for response, begin in zip(responses, begins.tolist(), strict=False):
@@ -91,7 +93,8 @@ def common_tokens(ids: Ints32, a: int, b: int, most: int) -> int:
 
 @part
 def slot_of(ids: Ints32, table: Ints32, size: int, end: int, count: int) -> int:
-    """Return the slot where the table of places in `ids` has, or would have, the `count` tokens before `end`."""
+    """Return the slot where the table of places in `ids` has, or would have, the `count` tokens
+    before `end`."""
     slot = hashed(ids, end, count) & (size - 1)
     while table[slot] >= 0 and common_tokens(ids, table[slot] - count, end - count, count) < count:
         slot = (slot + 1) & (size - 1)

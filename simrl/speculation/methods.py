@@ -1,9 +1,11 @@
-"""Speculation, the third choice of a system: what drafts, how long, when to stop. A method is a function that returns one.
+"""Speculation, the third choice of a system: what drafts, how long, when to stop. A method is a
+function that returns one.
 
-Invariant: a `Speculation` states what a worker does, never how well it works: acceptance comes from the trace's tokens or from
-the scenario's inputs (`simrl.speculation.inputs`).
+Invariant: a `Speculation` states what a worker does, never how well it works: acceptance comes from
+the trace's tokens or from the scenario's inputs (`simrl.speculation.inputs`).
 
-`simrl speculation show NAME` prints a method's docstring. Defaults are the paper's or the public code's.
+`simrl speculation show NAME` prints a method's docstring. Defaults are the paper's or the public
+code's.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ TLT_STRATEGIES = tuple(Strategy(depth, 8, tokens) for tokens, depths in _TREES f
 
 @dataclass(frozen=True)
 class LengthBudget:
-    """DAS: tokens to draft, by the quantile of the prompt's median response in the epoch before among all prompts."""
+    """DAS: tokens to draft, by the quantile of the prompt's median response in the epoch before
+    among all prompts."""
 
     quantiles: tuple[float, ...]
     tokens: tuple[int, ...]
@@ -44,8 +47,9 @@ class LengthBudget:
 
 @dataclass(frozen=True)
 class Decoupled:
-    """SpecActor: drafters on GPUs of their own. Algorithm 1 chooses what is None before the run, by the objective, for
-    `requests` of a verifier (None: its share of a batch). `in_turns`: the drafter waits for each verification."""
+    """SpecActor: drafters on GPUs of their own. Algorithm 1 chooses what is None before the run, by
+    the objective, for `requests` of a verifier (None: its share of a batch). `in_turns`: the
+    drafter waits for each verification."""
 
     draft_gpus: int | None
     window: int | None
@@ -57,8 +61,9 @@ class Decoupled:
 
 @dataclass(frozen=True)
 class ModelFree:
-    """TLT: drafts from the group's other responses replace the learned drafter's under policy versions before
-    `before_version`, and (`if_slower`) under versions for which its drafts are predicted to be slower."""
+    """TLT: drafts from the group's other responses replace the learned drafter's under policy
+    versions before `before_version`, and (`if_slower`) under versions for which its drafts are
+    predicted to be slower."""
 
     before_version: int
     if_slower: bool
@@ -68,13 +73,15 @@ class ModelFree:
 class Speculation:
     """A worker's way to draft.
 
-    `model` names a model drafter: `eagle`, or a model of `simrl profile names`. `round_s` is the time of a round of its drafts
-    outside its passes (None: the host's time between passes), `level_s` the time of each pass of `eagle` outside its kernels.
-    Of `candidates`, models or `ngram`, the draft ladder chooses the drafter before the run; if drafting is coupled and
-    `ladder_window` is set, it also chooses the window. `verifiers` are the tensor-parallel sizes that a worker may have.
-    `make_drafter` makes the drafter of a method whose drafter is "own": a function of a module, so that other processes find
-    it, too. `gate` decides when a worker drafts at all. With `strategies`, drafts are trees, chosen by BEG-MAB. `exact_match`:
-    the method verifies by exact match only."""
+    `model` names a model drafter: `eagle`, or a model of `simrl profile names`. `round_s` is the
+    time of a round of its drafts outside its passes (None: the host's time between passes),
+    `level_s` the time of each pass of `eagle` outside its kernels. Of `candidates`, models or
+    `ngram`, the draft ladder chooses the drafter before the run; if drafting is coupled and
+    `ladder_window` is set, it also chooses the window. `verifiers` are the tensor-parallel sizes
+    that a worker may have. `make_drafter` makes the drafter of a method whose drafter is "own": a
+    function of a module, so that other processes find it, too. `gate` decides when a worker drafts
+    at all. With `strategies`, drafts are trees, chosen by BEG-MAB. `exact_match`: the method
+    verifies by exact match only."""
 
     name: str
     drafter: DrafterKind
@@ -103,7 +110,9 @@ class Speculation:
     @property
     def label(self) -> str:
         """The name with its given parameters."""
-        return with_parameters(self.name, {key: value for key, value in self.parameters.items() if key != "name"})
+        return with_parameters(
+            self.name, {key: value for key, value in self.parameters.items() if key != "name"}
+        )
 
 
 @validate_call
@@ -116,18 +125,19 @@ def histospec(
     prompt_tail_tokens: Annotated[int, Field(ge=0, le=16)] = 5,
     epochs_back: Annotated[int, Field(ge=1, le=100)] = 1,
 ) -> Speculation:
-    """Draft from the prompt's responses of the epoch before, along the branch with the most reward (RhymeRL's paper).
+    """Draft from the prompt's responses of the epoch before, along the branch with the most reward
+    (RhymeRL's paper).
 
-    The last 7 tokens, else 6 to 3, are looked up in the responses of the prompt's last epoch. The prompt's last
-    `prompt_tail_tokens` count as the beginning of each response, as in the public code; 0: generated tokens alone, as the paper
-    may be read. The window starts at 2, grows by
-    2 (up to 32) after a fully accepted draft, and resets to 2 otherwise. A worker stops drafting while its batch is too large
-    for drafts to pay, judged from the profile and the recent acceptance rate. History workers build the indexes (scenario:
-    speculation.history_workers) and send each to the host of the worker that gets a response to its prompt; until it is there,
-    the prompt decodes without drafts, as all prompts do in the first epoch. With `epochs_back` above 1, the indexes of all
-    these epochs must be there.
-    Not modelled: indexes of incomplete groups: a prompt with a dropped response (RollPacker, APRIL …) decodes without drafts in
-    the next epoch.
+    The last 7 tokens, else 6 to 3, are looked up in the responses of the prompt's last epoch. The
+    prompt's last `prompt_tail_tokens` count as the beginning of each response, as in the public
+    code; 0: generated tokens alone, as the paper may be read. The window starts at 2, grows by 2
+    (up to 32) after a fully accepted draft, and resets to 2 otherwise. A worker stops drafting
+    while its batch is too large for drafts to pay, judged from the profile and the recent
+    acceptance rate. History workers build the indexes (scenario: speculation.history_workers) and
+    send each to the host of the worker that gets a response to its prompt; until it is there, the
+    prompt decodes without drafts, as all prompts do in the first epoch. With `epochs_back` above 1,
+    the indexes of all these epochs must be there. Not modelled: indexes of incomplete groups: a
+    prompt with a dropped response (RollPacker, APRIL …) decodes without drafts in the next epoch.
     """
     rule = HistoryRule(
         longest_match_tokens=longest_match_tokens,
@@ -156,9 +166,9 @@ def histospec_code(
 ) -> Speculation:
     """Like histospec, but as in its public code: branches by count, other windows, no gate.
 
-    Matches of 7 to 4 tokens, the most frequent branch, drafts that end before their path's probability falls below
-    `least_probability`. The window doubles after a fully accepted one and halves otherwise, from 2 to 16.
-    Not modelled: as in histospec.
+    Matches of 7 to 4 tokens, the most frequent branch, drafts that end before their path's
+    probability falls below `least_probability`. The window doubles after a fully accepted one and
+    halves otherwise, from 2 to 16. Not modelled: as in histospec.
     """
     rule = HistoryRule(
         shortest_match_tokens=4,
@@ -179,25 +189,32 @@ def histospec_code(
 
 @validate_call
 def ngram(window: Window | None = None, gate: Literal["open", "batch"] = "open") -> Speculation:
-    """Draft from the response's own text (n-gram, prompt lookup): the tokens after an earlier match of its last tokens.
+    """Draft from the response's own text (n-gram, prompt lookup): the tokens after an earlier match
+    of its last tokens.
 
-    The last tokens of a response are looked up in its own text; the tokens after the earliest match are the draft.
-    Not modelled: matches in the prompt, whose tokens a trace does not have.
+    The last tokens of a response are looked up in its own text; the tokens after the earliest match
+    are the draft. Not modelled: matches in the prompt, whose tokens a trace does not have.
     """
-    return Speculation("ngram", "ngram", "prompt lookup decoding, as in vLLM", window or Fixed(tokens=4), gate)
+    return Speculation(
+        "ngram", "ngram", "prompt lookup decoding, as in vLLM", window or Fixed(tokens=4), gate
+    )
 
 
 @validate_call
 def siblings(
-    window: Window | None = None, gate: Literal["open", "batch"] | Elastic = "open", own_text: bool = False
+    window: Window | None = None,
+    gate: Literal["open", "batch"] | Elastic = "open",
+    own_text: bool = False,
 ) -> Speculation:
-    """Draft from the other responses of the group that are, or were, on the same worker (TLT's model-free drafter).
+    """Draft from the other responses of the group that are, or were, on the same worker (TLT's
+    model-free drafter).
 
-    Running responses lend the tokens that they have so far. `own_text` also looks in the response itself. No text is sent to
-    other workers, so where a dispatch spreads the responses of a group, there is little or nothing to draft from. On a trace
-    without token ids, drafts are drawn from the run model of siblings, each from one of the group's other responses; where that
-    one is not at the worker, there is no draft.
-    Not modelled: on a trace without token ids, a text that several siblings have.
+    Running responses lend the tokens that they have so far. `own_text` also looks in the response
+    itself. No text is sent to other workers, so where a dispatch spreads the responses of a group,
+    there is little or nothing to draft from. On a trace without token ids, drafts are drawn from
+    the run model of siblings, each from one of the group's other responses; where that one is not
+    at the worker, there is no draft. Not modelled: on a trace without token ids, a text that
+    several siblings have.
     """
     return Speculation(
         "siblings",
@@ -211,10 +228,12 @@ def siblings(
 
 @validate_call
 def srt(window: Window | None = None, gate: Literal["open", "batch"] = "open") -> Speculation:
-    """Draft from siblings and the response's own text: a tree for each prompt, updated while its responses run.
+    """Draft from siblings and the response's own text: a tree for each prompt, updated while its
+    responses run.
 
-    Like siblings with `own_text`: every token that the group has generated on a worker can be drafted from at once there.
-    Not modelled: responses of earlier epochs in the tree (see histospec).
+    Like siblings with `own_text`: every token that the group has generated on a worker can be
+    drafted from at once there. Not modelled: responses of earlier epochs in the tree (see
+    histospec).
     """
     return replace(siblings(window, gate, own_text=True), name="srt", paper="SRT, arXiv 2601.09083")
 
@@ -222,29 +241,40 @@ def srt(window: Window | None = None, gate: Literal["open", "batch"] = "open") -
 @validate_call
 def das(
     budgets: tuple[Tokens, Tokens, Tokens] = (2, 8, 16),
-    quantiles: tuple[Annotated[float, Field(gt=0, lt=1)], Annotated[float, Field(gt=0, lt=1)]] = (0.5, 0.8),
+    quantiles: tuple[Annotated[float, Field(gt=0, lt=1)], Annotated[float, Field(gt=0, lt=1)]] = (
+        0.5,
+        0.8,
+    ),
     gate: Literal["open", "batch"] = "open",
 ) -> Speculation:
     """Draft from the epoch before, with larger budgets for responses that are expected to be long.
 
-    The prompt's median response in the epoch before, compared with the `quantiles` of all prompts, selects one of the
-    `budgets`: below the first quantile the first, and so on; the second budget if the median is not known. Both are assumed:
-    the paper solves for budgets, and its numbers belong to its models.
-    Not modelled: the paper's own solution for the budgets.
+    The prompt's median response in the epoch before, compared with the `quantiles` of all prompts,
+    selects one of the `budgets`: below the first quantile the first, and so on; the second budget
+    if the median is not known. Both are assumed: the paper solves for budgets, and its numbers
+    belong to its models. Not modelled: the paper's own solution for the budgets.
     """
     if not quantiles[0] < quantiles[1]:
         raise InputError(f"speculation das: quantiles {quantiles} must rise")
-    longest, rule, budget = Fixed(tokens=max(budgets)), HistoryRule(branch="count"), LengthBudget(quantiles, budgets)
-    return Speculation("das", "history", "DAS, arXiv 2511.13841", longest, gate, history=rule, budget=budget)
+    longest, rule, budget = (
+        Fixed(tokens=max(budgets)),
+        HistoryRule(branch="count"),
+        LengthBudget(quantiles, budgets),
+    )
+    return Speculation(
+        "das", "history", "DAS, arXiv 2511.13841", longest, gate, history=rule, budget=budget
+    )
 
 
 @validate_call
 def spec_rl() -> Speculation:
-    """Verify the whole response of the epoch before with the prompt, and decode from the first difference (lenience 0).
+    """Verify the whole response of the epoch before with the prompt, and decode from the first
+    difference (lenience 0).
 
-    One prefill of prompt and old response; the tokens that agree from the beginning are kept, so the generated text does not
-    change. Needs a trace with token ids. The old response is verified only if it has finished by then.
-    Not modelled: lenience, which accepts tokens that the policy would not have sampled.
+    One prefill of prompt and old response; the tokens that agree from the beginning are kept, so
+    the generated text does not change. Needs a trace with token ids. The old response is verified
+    only if it has finished by then. Not modelled: lenience, which accepts tokens that the policy
+    would not have sampled.
     """
     return Speculation(name="spec_rl", drafter="old_response", paper="SPEC-RL, arXiv 2509.23232")
 
@@ -255,14 +285,20 @@ def draft_model(
     window: Window | None = None,
     gate: Literal["open", "batch"] | Elastic = "open",
 ) -> Speculation:
-    """Draft with a small model of the family on the worker's own GPUs; then the target verifies (vanilla, coupled).
+    """Draft with a small model of the family on the worker's own GPUs; then the target verifies
+    (vanilla, coupled).
 
-    The drafter's weights and KV cache take memory of the worker, and it computes what the target prefills. Its acceptance is an
-    input of the scenario (speculation.acceptance).
-    Not modelled: attention in the drafter's prefill.
+    The drafter's weights and KV cache take memory of the worker, and it computes what the target
+    prefills. Its acceptance is an input of the scenario (speculation.acceptance). Not modelled:
+    attention in the drafter's prefill.
     """
     return Speculation(
-        "draft_model", "model", "speculative decoding, arXiv 2211.17192", window or Fixed(tokens=4), gate, model
+        "draft_model",
+        "model",
+        "speculative decoding, arXiv 2211.17192",
+        window or Fixed(tokens=4),
+        gate,
+        model,
     )
 
 
@@ -281,26 +317,31 @@ def tlt(
     training: SpotTraining | None = None,
     strategies: Annotated[tuple[Strategy, ...], Field(min_length=1)] | None = None,
 ) -> Speculation:
-    """Draft trees with an EAGLE-type drafter once few responses are left, and train it on idle workers.
+    """Draft trees with an EAGLE-type drafter once few responses are left, and train it on idle
+    workers.
 
-    A worker starts to speculate after `patience` consecutive decode passes with at most `threshold` running requests, and
-    prefills the drafter for all running requests first. BEG-MAB chooses depth, top-k and tokens to verify by batch size
-    (`bandit`; without it, always 8 levels and 48 tokens), among the trees of Table 2's sizes or the given `strategies` (of
-    four sizes; the public scripts have [[8, 4, 48], [8, 4, 32], [8, 4, 16], [8, 4, 8]]). A round of drafting takes `round_s`
-    (assumed) in addition to the drafter's kernels, and `level_s` per level of the tree: host time and tree building.
-    Workers without samples train the drafter until the rollout ends (`adaptive`), in every 10th step. An iteration takes packed
-    responses from the buffer: those finished by then, and longer ones of the step before. Its time follows from their tokens,
-    the drafter, and the workers that share it; checkpoints keep it waiting. `training` sets this and the rest (every_updates,
-    packing, data_buffer, asynchronous_saves, recovery_iterations, idle_workers, join …). Saved drafter weights arrive with the
-    next policy weights, whose load their bytes prolong; an untrained drafter falls behind the policy. The drafter also computes
-    what its target prefills from the moment it starts. Before policy version `drafter_from_update` there is no learned drafter
-    (0: it was trained before the run, as in the paper): a worker then drafts from the group's other responses (method
-    siblings). It also does so where siblings are predicted to be faster (`model_free_if_slower`), in tokens per second of one
-    response of typical length: from the profile, the drafting times, the drifted acceptance of the learned drafter, and the
-    scenario's run model of siblings (speculation.runs), as if whole groups were at a worker. The CUDA graphs of all strategies,
-    captured in buckets or not, take memory of the KV cache.
-    Not modelled: the drafter's optimizer states on the GPUs that train it, and their way to the host; the cost of its training
-    data in the inference phase.
+    A worker starts to speculate after `patience` consecutive decode passes with at most `threshold`
+    running requests, and prefills the drafter for all running requests first. BEG-MAB chooses
+    depth, top-k and tokens to verify by batch size (`bandit`; without it, always 8 levels and 48
+    tokens), among the trees of Table 2's sizes or the given `strategies` (of four sizes; the public
+    scripts have [[8, 4, 48], [8, 4, 32], [8, 4, 16], [8, 4, 8]]). A round of drafting takes
+    `round_s` (assumed) in addition to the drafter's kernels, and `level_s` per level of the tree:
+    host time and tree building. Workers without samples train the drafter until the rollout ends
+    (`adaptive`), in every 10th step. An iteration takes packed responses from the buffer: those
+    finished by then, and longer ones of the step before. Its time follows from their tokens, the
+    drafter, and the workers that share it; checkpoints keep it waiting. `training` sets this and
+    the rest (every_updates, packing, data_buffer, asynchronous_saves, recovery_iterations,
+    idle_workers, join …). Saved drafter weights arrive with the next policy weights, whose load
+    their bytes prolong; an untrained drafter falls behind the policy. The drafter also computes
+    what its target prefills from the moment it starts. Before policy version `drafter_from_update`
+    there is no learned drafter (0: it was trained before the run, as in the paper): a worker then
+    drafts from the group's other responses (method siblings). It also does so where siblings are
+    predicted to be faster (`model_free_if_slower`), in tokens per second of one response of typical
+    length: from the profile, the drafting times, the drifted acceptance of the learned drafter, and
+    the scenario's run model of siblings (speculation.runs), as if whole groups were at a worker.
+    The CUDA graphs of all strategies, captured in buckets or not, take memory of the KV cache. Not
+    modelled: the drafter's optimizer states on the GPUs that train it, and their way to the host;
+    the cost of its training data in the inference phase.
     """
     training = training or SpotTraining()
     strategies = (strategies or TLT_STRATEGIES) if bandit else TLT_STRATEGIES[2:3]
@@ -333,22 +374,28 @@ def specactor(
     drafters: tuple[str, ...] = SPECACTOR_DRAFTERS,
     verifiers: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = (),
 ) -> Speculation:
-    """Draft ahead with a model on GPUs of its own while windows are verified, planned by Algorithm 1.
+    """Draft ahead with a model on GPUs of its own while windows are verified, planned by Algorithm
+    1.
 
-    Without a `model`, the draft ladder chooses one of the `drafters`: the one whose drafting is fastest for a worker's share of
-    a batch, at its acceptance rate in the scenario (an `ngram` drafts in turns, on the worker). Algorithm 1 chooses the number
-    of drafter GPUs and the window, by the published TGS or by the renewal rate of the loops as executed (`objective`). If
-    `draft_gpus` or `window` is set, it chooses only the other. With `verifiers` it also chooses the worker's tp (the set of
-    verifiers' GPUs), each with its shipped profile. Every 1,000 tokens, a response whose acceptance is below its worker's mean
-    gets its own window and mode (`reconfigure`, Algorithm 2). A miss discards the tokens drafted ahead. A drafter GPU must hold
-    the drafter's weights, a worker's share of the target's weights (drafter GPUs keep them too) and the KV cache of its
-    requests at typical length. `decoupled=False` drafts in turns with verification, on the worker's own GPUs, or on drafter
-    GPUs (`disaggregated`).
-    Not modelled: the drafter's prefill on GPUs of its own; messages between drafter and verifier; drafters that have no room
-    for requests longer than typical.
+    Without a `model`, the draft ladder chooses one of the `drafters`: the one whose drafting is
+    fastest for a worker's share of a batch, at its acceptance rate in the scenario (an `ngram`
+    drafts in turns, on the worker). Algorithm 1 chooses the number of drafter GPUs and the window,
+    by the published TGS or by the renewal rate of the loops as executed (`objective`). If
+    `draft_gpus` or `window` is set, it chooses only the other. With `verifiers` it also chooses the
+    worker's tp (the set of verifiers' GPUs), each with its shipped profile. Every 1,000 tokens, a
+    response whose acceptance is below its worker's mean gets its own window and mode
+    (`reconfigure`, Algorithm 2). A miss discards the tokens drafted ahead. A drafter GPU must hold
+    the drafter's weights, a worker's share of the target's weights (drafter GPUs keep them too) and
+    the KV cache of its requests at typical length. `decoupled=False` drafts in turns with
+    verification, on the worker's own GPUs, or on drafter GPUs (`disaggregated`). Not modelled: the
+    drafter's prefill on GPUs of its own; messages between drafter and verifier; drafters that have
+    no room for requests longer than typical.
     """
     refuse(
-        (model is None and not drafters, "speculation specactor: neither a model nor drafters; name one"),
+        (
+            model is None and not drafters,
+            "speculation specactor: neither a model nor drafters; name one",
+        ),
         (
             decoupled and disaggregated,
             "speculation specactor: disaggregated is true, which is for drafts in turns, and so is decoupled; add decoupled: "
@@ -360,14 +407,18 @@ def specactor(
             "leave it out, or add disaggregated: true",
         ),
     )
-    apart = Decoupled(draft_gpus, window, objective, 1000 if reconfigure and decoupled else 0, not decoupled)
+    apart = Decoupled(
+        draft_gpus, window, objective, 1000 if reconfigure and decoupled else 0, not decoupled
+    )
     return Speculation(
         "specactor",
         "model",
         "SpecActor, arXiv 2511.16193",
         Fixed(tokens=window or 4),
         model=model or "",
-        candidates=() if model else tuple(name for name in drafters if name != NGRAM or draft_gpus is None),
+        candidates=()
+        if model
+        else tuple(name for name in drafters if name != NGRAM or draft_gpus is None),
         ladder_window=window is None and model is None,
         verifiers=verifiers,
         decoupled=apart if decoupled or disaggregated else None,
@@ -393,22 +444,28 @@ OTHER_NAMES = {
 
 
 def make_speculation(choice: str | dict[str, Any]) -> Speculation | None:
-    """Return a method by its name, or by `{name: histospec, gate: open}`; None for `none`. Raise `InputError` for an unknown
-    name or parameter, and for a value that the method does not take."""
+    """Return a method by its name, or by `{name: histospec, gate: open}`; None for `none`. Raise
+    `InputError` for an unknown name or parameter, and for a value that the method does not take."""
     parameters: dict[str, Any] = {"name": choice} if isinstance(choice, str) else dict(choice)
     name = parameters.pop("name", None)
     if name == "none" and not parameters:
         return None
     if name not in METHODS:
         if name is None:
-            raise InputError(f"speculation {choice!r} has no name; give one, such as {{name: histospec, gate: open}}")
+            raise InputError(
+                f"speculation {choice!r} has no name; give one, such as {{name: histospec, gate: open}}"
+            )
         raise unknown_method(name)
     try:
         made = METHODS[name](**parameters)
     except ValidationError as error:
-        raise InputError(f"speculation {name}: {call_error(error, signature(METHODS[name]).parameters)}") from error
+        raise InputError(
+            f"speculation {name}: {call_error(error, signature(METHODS[name]).parameters)}"
+        ) from error
     if not isinstance(made, Speculation):
-        raise InputError(f"speculation {name}: its function gives {type(made).__name__}; let it give a Speculation")
+        raise InputError(
+            f"speculation {name}: its function gives {type(made).__name__}; let it give a Speculation"
+        )
     longest = made.window.rule.most_tokens
     refuse(
         (
@@ -424,8 +481,15 @@ def make_speculation(choice: str | dict[str, Any]) -> Speculation | None:
 
 
 def unknown_method(name: object) -> InputError:
-    """Return the error for a name that no method has, with the method that another program's name means."""
+    """Return the error for a name that no method has, with the method that another program's name
+    means."""
     written = str(name).lower().replace("-", "_")
-    meaning = next((words for other, words in OTHER_NAMES.items() if re.fullmatch(other, written)), None)
-    near = f": {meaning}; simrl speculation lists all" if meaning else choose(name, METHODS, "simrl speculation")
+    meaning = next(
+        (words for other, words in OTHER_NAMES.items() if re.fullmatch(other, written)), None
+    )
+    near = (
+        f": {meaning}; simrl speculation lists all"
+        if meaning
+        else choose(name, METHODS, "simrl speculation")
+    )
     return InputError(f"speculation is {name!r}{near}")

@@ -1,7 +1,8 @@
 """The passes of each response for recorded runs and a window rule, and the hits among them.
 
-Invariant: each token of a response is decoded once: accepted from a draft, or yielded by the pass itself. The first comes with
-the prompt, so decoding begins at the second. A window sees what it would see in an engine.
+Invariant: each token of a response is decoded once: accepted from a draft, or yielded by the pass
+itself. The first comes with the prompt, so decoding begins at the second. A window sees what it
+would see in an engine.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from simrl.speculation.windows import AIMD, MIMD, WindowRule
 
 
 class Passes(NamedTuple):
-    """The counts of decoding by row; arrays (rows,). `tokens` are the decoded ones: all but the first of a response."""
+    """The counts of decoding by row; arrays (rows,). `tokens` are the decoded ones: all but the
+    first of a response."""
 
     tokens: Ints
     passes: Ints
@@ -60,18 +62,21 @@ def run_passes(runs: AcceptRuns, response_tokens: Ints, rule: WindowRule) -> Pas
 
 @kernel
 def next_window(rule: WindowRule, window: int, drafted: int, accepted: int) -> int:
-    """Return the window after a pass that verified `drafted` tokens and accepted the first `accepted`; all in tokens,
-    0 <= accepted <= drafted <= window.
+    """Return the window after a pass that verified `drafted` tokens and accepted the first
+    `accepted`; all in tokens, 0 <= accepted <= drafted <= window.
 
-    AIMD (RhymeRL §5.4): additive increase, reset on a rejection. A fully accepted draft counts as success however short it was.
-    The paper does not say what a pass without a draft does: the window stays. MIMD (HistoSpec's public code): multiplicative
-    increase after a whole accepted window, decrease otherwise: after a rejection, a pass without a draft, and a fully accepted
+    AIMD (RhymeRL §5.4): additive increase, reset on a rejection. A fully accepted draft counts as
+    success however short it was. The paper does not say what a pass without a draft does: the
+    window stays. MIMD (HistoSpec's public code): multiplicative increase after a whole accepted
+    window, decrease otherwise: after a rejection, a pass without a draft, and a fully accepted
     draft shorter than the window (the tree ended, or its path became improbable).
     """
     if rule.code == AIMD:
         if drafted == 0:
             return window
-        return rule.start_tokens if accepted < drafted else min(window + rule.step, rule.most_tokens)
+        return (
+            rule.start_tokens if accepted < drafted else min(window + rule.step, rule.most_tokens)
+        )
     if rule.code == MIMD:
         if accepted < window:
             return max(window // rule.step, rule.start_tokens)
@@ -104,10 +109,12 @@ def _run_passes(runs: AcceptRuns, response_tokens: Ints, rule: WindowRule) -> In
 
 
 class Stretches(NamedTuple):
-    """Each response as gaps that its drafter does not know and stretches that it does, in turn; arrays (stretches,).
+    """Each response as gaps that its drafter does not know and stretches that it does, in turn;
+    arrays (stretches,).
 
-    `gap[i]` tokens are generated, then `hit[i]` tokens come from drafts. A stretch goes on as long as whole drafts are accepted
-    and the next one hits; the token after it is the first of the next gap. `hit` is 0 where the response ends with a gap."""
+    `gap[i]` tokens are generated, then `hit[i]` tokens come from drafts. A stretch goes on as long
+    as whole drafts are accepted and the next one hits; the token after it is the first of the next
+    gap. `hit` is 0 where the response ends with a gap."""
 
     row: Ints
     gap: Ints
@@ -115,7 +122,8 @@ class Stretches(NamedTuple):
 
 
 def stretches(runs: AcceptRuns, response_tokens: Ints) -> Stretches:
-    """Return the stretches and gaps of the rows with drafts, as a window without limits would see them."""
+    """Return the stretches and gaps of the rows with drafts, as a window without limits would see
+    them."""
     return Stretches(*_stretches(runs, response_tokens.astype(np.int64)))
 
 

@@ -1,7 +1,8 @@
-"""The plan of drafting, made before a run: what the drafter takes of each worker (memory, GPUs), how long its drafts take, and
-where these numbers come from.
+"""The plan of drafting, made before a run: what the drafter takes of each worker (memory, GPUs),
+how long its drafts take, and where these numbers come from.
 
-Invariant: a plan knows the trace's lengths as a profiling run would (their means); it never looks at what a sample will be.
+Invariant: a plan knows the trace's lengths as a profiling run would (their means); it never looks
+at what a sample will be.
 """
 
 from __future__ import annotations
@@ -52,14 +53,20 @@ from simrl.trace.trace import Trace
 
 PREDICTED_RESPONSES = 64  # drawn from a run model, to predict what siblings accept
 MOST_LN_DRIFT = 10.0  # more than `ModelAcceptance` allows does not matter
-MOST_PLANNED_WINDOW = 16  # Algorithm 1 tries no larger one; verifications that long cost more than they bring
-_READS_TOKENS = {"old_response": "compares whole responses", "own": "drafts from tokens"}  # by drafter
+MOST_PLANNED_WINDOW = (
+    16  # Algorithm 1 tries no larger one; verifications that long cost more than they bring
+)
+_READS_TOKENS = {
+    "old_response": "compares whole responses",
+    "own": "drafts from tokens",
+}  # by drafter
 
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """A method of speculation on a deployment. Bytes are per GPU of a worker: the drafter's weights, its KV cache, the CUDA
-    graphs of its strategies. `facts` go into the result: what was measured and what assumed."""
+    """A method of speculation on a deployment. Bytes are per GPU of a worker: the drafter's
+    weights, its KV cache, the CUDA graphs of its strategies. `facts` go into the result: what was
+    measured and what assumed."""
 
     speculation: Speculation
     inputs: SpeculationInputs
@@ -71,7 +78,8 @@ class DraftPlan:
     acceptance: ModelAcceptance | None = None  # of a model drafter
     decoupled: DecoupledPlan | None = None
     tree_times: tuple[DraftTimes, ...] = ()  # by strategy
-    # Tokens/s of a request at a worker's share of a batch, where drafters or verifiers were compared.
+    # Tokens/s of a request at a worker's share of a batch, where drafters or verifiers were
+    # compared.
     rate: float = np.nan
     siblings_faster_beyond: float = np.inf  # drift from which on drafts of siblings are faster
 
@@ -86,16 +94,22 @@ class DraftPlan:
         return self.decoupled.draft_gpus if self.decoupled else 0
 
 
-def plan_drafting(speculation: Speculation, inputs: SpeculationInputs, deployment: Deployment, gpus: int) -> DraftPlan:
-    """Plan a method of speculation on `gpus` rollout GPUs. Raise `InputError` where the trace or the inputs lack what the
-    method needs."""
+def plan_drafting(
+    speculation: Speculation, inputs: SpeculationInputs, deployment: Deployment, gpus: int
+) -> DraftPlan:
+    """Plan a method of speculation on `gpus` rollout GPUs. Raise `InputError` where the trace or
+    the inputs lack what the method needs."""
     if speculation.candidates:
         return _plan_first(speculation, inputs, deployment, gpus)
     if speculation.drafter == "model":
         plan = _plan_model(speculation, inputs, deployment, gpus)
     else:
         plan = _plan_text(speculation, inputs, deployment)
-    facts: dict[str, Any] = {"method": speculation.label, "drafter": speculation.drafter, **plan.facts}
+    facts: dict[str, Any] = {
+        "method": speculation.label,
+        "drafter": speculation.drafter,
+        **plan.facts,
+    }
     if inputs.acceptance_factor != 1.0:
         facts["acceptance_factor"] = inputs.acceptance_factor
     facts["draft_times"] = {"kind": plan.times.kind, "source": plan.times.source}
@@ -103,16 +117,21 @@ def plan_drafting(speculation: Speculation, inputs: SpeculationInputs, deploymen
     return _rated(plan, deployment, gpus) if speculation.verifiers else plan
 
 
-def _plan_first(speculation: Speculation, inputs: SpeculationInputs, deployment: Deployment, gpus: int) -> DraftPlan:
-    """Plan the drafter that is fastest for a worker's share of a batch, of equals the first (SpecActor §4.2, initial
-    selection)."""
+def _plan_first(
+    speculation: Speculation, inputs: SpeculationInputs, deployment: Deployment, gpus: int
+) -> DraftPlan:
+    """Plan the drafter that is fastest for a worker's share of a batch, of equals the first
+    (SpecActor §4.2, initial selection)."""
     ladder = {}
     for name in speculation.candidates:
         if name == NGRAM:
             one = replace(speculation, candidates=(), drafter="ngram", model="", decoupled=None)
         else:
             one = replace(speculation, candidates=(), model=name)
-        measured = inputs.draft_profile is not None and read_profile(inputs.draft_profile).metadata.model == name
+        measured = (
+            inputs.draft_profile is not None
+            and read_profile(inputs.draft_profile).metadata.model == name
+        )
         its_inputs = inputs if measured else inputs.model_copy(update={"draft_profile": None})
         ladder[name] = _rated(plan_drafting(one, its_inputs, deployment, gpus), deployment, gpus)
     best = max(ladder, key=lambda name: ladder[name].rate)
@@ -120,7 +139,9 @@ def _plan_first(speculation: Speculation, inputs: SpeculationInputs, deployment:
         name: {"acceptance": token_rate(plan, deployment.trace), "tokens_per_s": plan.rate}
         for name, plan in ladder.items()
     }
-    return replace(ladder[best], facts=ladder[best].facts | {"first_drafter": best, "candidates": rated})
+    return replace(
+        ladder[best], facts=ladder[best].facts | {"first_drafter": best, "candidates": rated}
+    )
 
 
 def _rated(plan: DraftPlan, deployment: Deployment, gpus: int) -> DraftPlan:
@@ -132,7 +153,9 @@ def _rated(plan: DraftPlan, deployment: Deployment, gpus: int) -> DraftPlan:
     batches = _batches_up_to(share, plan.times, profile)
     kv_tokens, windows = typical_context_tokens(deployment.trace), range(1, MOST_WINDOW + 1)
     if not plan.speculation.ladder_window:
-        windows = range(plan.speculation.window.rule.start_tokens, plan.speculation.window.rule.start_tokens + 1)
+        windows = range(
+            plan.speculation.window.rule.start_tokens, plan.speculation.window.rule.start_tokens + 1
+        )
     # As functions: to a type checker, a NamedTuple is a tuple.
     verify = [v.__call__ for v in fit_verify(profile, windows[-1] + 1, batches, kv_tokens)]
     ladder = draft_ladder({"": plan.times.draft_s}, verify, batches[-1], windows)
@@ -149,16 +172,25 @@ def _batches_up_to(requests: int, times: DraftTimes, profile: TableProfile) -> l
 
 
 def token_rate(plan: DraftPlan, trace: Trace) -> float:
-    """Return the probability that a plan's drafter drafts the next token of a response of mean length right."""
+    """Return the probability that a plan's drafter drafts the next token of a response of mean
+    length right."""
     if plan.acceptance is not None:
         return plan.acceptance.by_position[0]
-    lengths = np.full(PREDICTED_RESPONSES, max(round(float(trace.column("response_tokens").mean())), 2))
+    lengths = np.full(
+        PREDICTED_RESPONSES, max(round(float(trace.column("response_tokens").mean())), 2)
+    )
     runs = draw_runs(plan.inputs.runs_of(NGRAM), lengths, np.arange(PREDICTED_RESPONSES))
     return float((runs.accepted > 0).mean())
 
 
-def _plan_text(speculation: Speculation, inputs: SpeculationInputs, deployment: Deployment) -> DraftPlan:
-    trace, has_ids, factor = deployment.trace, has_token_ids(deployment.trace), inputs.acceptance_factor
+def _plan_text(
+    speculation: Speculation, inputs: SpeculationInputs, deployment: Deployment
+) -> DraftPlan:
+    trace, has_ids, factor = (
+        deployment.trace,
+        has_token_ids(deployment.trace),
+        inputs.acceptance_factor,
+    )
     reads = _READS_TOKENS.get(speculation.drafter)
     refuse(
         (
@@ -183,21 +215,35 @@ def _plan_text(speculation: Speculation, inputs: SpeculationInputs, deployment: 
     return DraftPlan(speculation, inputs, times, 0.0, 0.0, {"acceptance": acceptance})
 
 
-def _plan_model(speculation: Speculation, inputs: SpeculationInputs, deployment: Deployment, gpus: int) -> DraftPlan:
+def _plan_model(
+    speculation: Speculation, inputs: SpeculationInputs, deployment: Deployment, gpus: int
+) -> DraftPlan:
     acceptance = inputs.acceptance_of(speculation)
     facts: dict[str, Any] = {"model": speculation.model, "acceptance": acceptance.model_dump()}
     times = _model_times(speculation, inputs, deployment)
     strategies = speculation.strategies.strategies if speculation.strategies else ()
-    tree_times = tuple(_model_times(speculation, inputs, deployment, strategy.topk) for strategy in strategies)
+    tree_times = tuple(
+        _model_times(speculation, inputs, deployment, strategy.topk) for strategy in strategies
+    )
     bytes_per_gpu = times.weight_bytes_per_gpu, times.kv_bytes_per_token_per_gpu
-    plan = DraftPlan(speculation, inputs, times, *bytes_per_gpu, facts, acceptance=acceptance, tree_times=tree_times)
+    plan = DraftPlan(
+        speculation,
+        inputs,
+        times,
+        *bytes_per_gpu,
+        facts,
+        acceptance=acceptance,
+        tree_times=tree_times,
+    )
     if strategies:
         facts["trees"] = len(strategies)
     if speculation.model_free is not None:
         plan = replace(plan, siblings_faster_beyond=_siblings_faster_beyond(plan, deployment))
         facts["model_free"] = {
             "before_version": speculation.model_free.before_version,
-            "beyond_drift": plan.siblings_faster_beyond if plan.siblings_faster_beyond < np.inf else None,
+            "beyond_drift": plan.siblings_faster_beyond
+            if plan.siblings_faster_beyond < np.inf
+            else None,
             "runs": inputs.runs_of("siblings").model_dump(),
         }
     if speculation.graphs and strategies:
@@ -205,7 +251,9 @@ def _plan_model(speculation: Speculation, inputs: SpeculationInputs, deployment:
         plan = replace(plan, graph_bytes=facts["graph_bytes"])
     if speculation.decoupled:
         decoupled = _plan_decoupled(speculation.decoupled, acceptance, times, deployment, gpus)
-        facts["plan"] = {name: getattr(decoupled, name) for name in ("draft_gpus", "window", "requests", "tgs")}
+        facts["plan"] = {
+            name: getattr(decoupled, name) for name in ("draft_gpus", "window", "requests", "tgs")
+        }
         facts["plan"]["renewal_rate"] = decoupled.renewal
         plan = replace(plan, decoupled=decoupled, weight_bytes=0.0, kv_bytes_per_token=0.0)
     return plan
@@ -214,7 +262,8 @@ def _plan_model(speculation: Speculation, inputs: SpeculationInputs, deployment:
 def _model_times(
     speculation: Speculation, inputs: SpeculationInputs, deployment: Deployment, branches: int = 1
 ) -> DraftTimes:
-    """Return how long a model drafter takes, for trees of `branches` a level: as `draft_profile` measured it, else derived."""
+    """Return how long a model drafter takes, for trees of `branches` a level: as `draft_profile`
+    measured it, else derived."""
     gpu, kv_tokens = deployment.gpu, typical_context_tokens(deployment.trace)
     # After a verification the host starts a round as it starts a pass.
     host_s = max(deployment.profile.even.between_passes_s, LAYER_S)
@@ -236,30 +285,46 @@ def _model_times(
             f"tp{tp} in bf16; name the profile that belongs to it (speculation.draft_profile)"
         )
     # Levels follow each other without going back to the host's loop.
-    return profiled_drafts(profile.with_corrections(between_passes_s=0.0), shape, kv_tokens, round_s)
+    return profiled_drafts(
+        profile.with_corrections(between_passes_s=0.0), shape, kv_tokens, round_s
+    )
 
 
 def _plan_decoupled(
-    method: Decoupled, acceptance: ModelAcceptance, times: DraftTimes, deployment: Deployment, gpus: int
+    method: Decoupled,
+    acceptance: ModelAcceptance,
+    times: DraftTimes,
+    deployment: Deployment,
+    gpus: int,
 ) -> DecoupledPlan:
     """Run Algorithm 1 before the run; it does not choose what the method fixes."""
     profile, tp = deployment.profile, deployment.tp
     _, first, end = deployment.trace.step_slices[0]
     requests = end - first
     batches = _batches_up_to(method.requests or requests, times, profile)
-    most_tokens, kv_tokens = max(MOST_PLANNED_WINDOW, method.window or 0), typical_context_tokens(deployment.trace)
+    most_tokens, kv_tokens = (
+        max(MOST_PLANNED_WINDOW, method.window or 0),
+        typical_context_tokens(deployment.trace),
+    )
     draft = fit_draft(lambda b: float(np.interp(b, times.sequences, times.step_s)), batches)
     verifiers = {tp: fit_verify(profile, most_tokens + method.in_turns, batches, kv_tokens)}
     if method.requests:  # for these alone
         gpus, requests = tp + (method.draft_gpus or 1), method.requests
-    chosen = method.objective, method.draft_gpus, method.window, method.in_turns, float(times.round_s[-1])
+    chosen = (
+        method.objective,
+        method.draft_gpus,
+        method.window,
+        method.in_turns,
+        float(times.round_s[-1]),
+    )
     return plan_decoupled(draft, verifiers, gpus, requests, acceptance.by_position[0], *chosen)
 
 
 def _siblings_faster_beyond(plan: DraftPlan, deployment: Deployment) -> float:
-    """Return the drift of a learned drafter's acceptance beyond which drafts from siblings are predicted to be faster; infinity
-    where they never are, or the method does not ask. Compares tokens per second of one response of typical length, drafted
-    with the best of the trees for it. The acceptance of siblings is the scenario's run model, also on a trace with token ids.
+    """Return the drift of a learned drafter's acceptance beyond which drafts from siblings are
+    predicted to be faster; infinity where they never are, or the method does not ask. Compares
+    tokens per second of one response of typical length, drafted with the best of the trees for it.
+    The acceptance of siblings is the scenario's run model, also on a trace with token ids.
     """
     speculation, acceptance = plan.speculation, plan.acceptance
     assert speculation.model_free is not None and acceptance is not None
@@ -270,7 +335,8 @@ def _siblings_faster_beyond(plan: DraftPlan, deployment: Deployment) -> float:
     arms = [
         (
             tree_log_acceptances(acceptance, strategy),
-            profile.verify_s(1, strategy.tokens_to_verify - 1, kv_tokens) + times.draft_s(1, strategy.draft_depth),
+            profile.verify_s(1, strategy.tokens_to_verify - 1, kv_tokens)
+            + times.draft_s(1, strategy.draft_depth),
         )
         for strategy, times in zip(speculation.strategies.strategies, plan.tree_times, strict=True)
         if strategy.tokens_to_verify == most
@@ -279,11 +345,16 @@ def _siblings_faster_beyond(plan: DraftPlan, deployment: Deployment) -> float:
     lengths = np.full(PREDICTED_RESPONSES, max(round(model.typical_tokens), 2))
     passes = run_passes(draw_runs(model, lengths, np.arange(PREDICTED_RESPONSES)), lengths, window)
     drafted = float(passes.drafted.sum() / passes.passes.sum())
-    pass_s = profile.verify_s(1, drafted, kv_tokens) + text_drafts(profile).draft_s(1, window.most_tokens)
+    pass_s = profile.verify_s(1, drafted, kv_tokens) + text_drafts(profile).draft_s(
+        1, window.most_tokens
+    )
     from_siblings = passes.accept_length / pass_s
 
     def gain(ln_drift: float) -> float:
-        return max(accept_length(logs * np.exp(ln_drift)) / seconds for logs, seconds in arms) - from_siblings
+        return (
+            max(accept_length(logs * np.exp(ln_drift)) / seconds for logs, seconds in arms)
+            - from_siblings
+        )
 
     if gain(0.0) < 0:
         return 0.0
@@ -293,7 +364,11 @@ def _siblings_faster_beyond(plan: DraftPlan, deployment: Deployment) -> float:
 
 
 def decoding_of(
-    plan: DraftPlan, runs: Runs | None, siblings: SiblingIndex | None, deployment: Deployment, max_num_seqs: int
+    plan: DraftPlan,
+    runs: Runs | None,
+    siblings: SiblingIndex | None,
+    deployment: Deployment,
+    max_num_seqs: int,
 ) -> Decoding:
     """Return a plan as engines take it, with the drafts of this trace's responses."""
     speculation, times = plan.speculation, plan.times
@@ -302,12 +377,16 @@ def decoding_of(
     if plan.decoupled is not None:
         assert speculation.decoupled is not None
         every, in_turns = speculation.decoupled.reconfigure_every, speculation.decoupled.in_turns
-        rule = rule._replace(window=Fixed(tokens=plan.decoupled.window).rule, decoupled=not in_turns)
+        rule = rule._replace(
+            window=Fixed(tokens=plan.decoupled.window).rule, decoupled=not in_turns
+        )
         rule = rule._replace(reconfigure_every=every)
         # The drafters of a worker share its requests.
         parts["draft_sequences"] = times.sequences * plan.decoupled.draft_gpus
         if not in_turns:
-            windows, coupled = reconfiguration_table(plan.decoupled, speculation.decoupled.objective)
+            windows, coupled = reconfiguration_table(
+                plan.decoupled, speculation.decoupled.objective
+            )
             parts |= {"best_window": windows, "best_coupled": coupled}
     elif isinstance(speculation.gate, Elastic):
         threshold, patience = speculation.gate.threshold, speculation.gate.patience
@@ -317,10 +396,15 @@ def decoding_of(
         parts["gate_batch"] = draft_costs(plan, deployment, max_num_seqs).largest_batch
     if plan.tree_times:
         assert plan.acceptance is not None and speculation.strategies is not None
-        logs = [tree_log_acceptances(plan.acceptance, strategy) for strategy in speculation.strategies.strategies]
+        logs = [
+            tree_log_acceptances(plan.acceptance, strategy)
+            for strategy in speculation.strategies.strategies
+        ]
         decoding = trees(rule, speculation.strategies, plan.tree_times, logs)
     else:
-        decoding = chains(rule, times, plan.acceptance, MOST_PLANNED_WINDOW if plan.decoupled else 0)
+        decoding = chains(
+            rule, times, plan.acceptance, MOST_PLANNED_WINDOW if plan.decoupled else 0
+        )
     if runs is not None:
         parts["runs"] = runs
     if siblings is not None:
@@ -329,7 +413,8 @@ def decoding_of(
 
 
 def draft_costs(plan: DraftPlan, deployment: Deployment, max_num_seqs: int) -> DraftCosts:
-    """Return what drafts cost a worker, and up to which batch it drafts, for predictions (`RolloutTimes`)."""
+    """Return what drafts cost a worker, and up to which batch it drafts, for predictions
+    (`RolloutTimes`)."""
     gate, times = plan.speculation.gate, plan.times
     largest = np.full(1, gate.threshold if isinstance(gate, Elastic) else 1 << 40)
     if gate == "batch":

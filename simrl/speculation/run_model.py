@@ -1,12 +1,15 @@
 """Run model: the drafts of a text drafter on responses whose tokens are not known.
 
-A response alternates between stretches that the drafter does not know (gaps) and stretches that it does (hits); the lengths of
-both are drawn. Within a hit, the draft from each position is right to the end of the hit; within a gap, any draft is wrong. So
-windows and gates see long hits, which a single acceptance rate would not give them. Responses are of a few classes, from mostly
-right drafts to never right ones; long responses (over `typical_tokens`) may fall into other classes than short ones.
+A response alternates between stretches that the drafter does not know (gaps) and stretches that it
+does (hits); the lengths of both are drawn. Within a hit, the draft from each position is right to
+the end of the hit; within a gap, any draft is wrong. So windows and gates see long hits, which a
+single acceptance rate would not give them. Responses are of a few classes, from mostly right drafts
+to never right ones; long responses (over `typical_tokens`) may fall into other classes than short
+ones.
 
-Invariant: the draws of a response depend on its key alone, so compared systems see equal drafts. Not modelled: how the lengths
-of successive gaps and hits depend on each other, or on the place in the response.
+Invariant: the draws of a response depend on its key alone, so compared systems see equal drafts.
+Not modelled: how the lengths of successive gaps and hits depend on each other, or on the place in
+the response.
 """
 
 from __future__ import annotations
@@ -78,8 +81,12 @@ class ResponseClass(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False)
 class RunModel(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The runs of a text drafter (history, siblings, n-grams), for traces without token ids."""
 
-    classes: tuple[ResponseClass, ...] = Field(min_length=1, description="classes of responses, their shares sum to 1")
-    typical_tokens: float = Field(default=2000.0, gt=0, description="longer responses count as long")
+    classes: tuple[ResponseClass, ...] = Field(
+        min_length=1, description="classes of responses, their shares sum to 1"
+    )
+    typical_tokens: float = Field(
+        default=2000.0, gt=0, description="longer responses count as long"
+    )
     length_exponent: float = Field(
         default=0.0,
         ge=0,
@@ -87,11 +94,15 @@ class RunModel(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         description="gaps of longer responses grow with (response tokens / typical_tokens) to this power",
     )
     beyond_tokens: int = Field(
-        default=MOST_DRAFT_TOKENS, ge=1, le=255, description="wrong tokens of a draft after its right ones"
+        default=MOST_DRAFT_TOKENS,
+        ge=1,
+        le=255,
+        description="wrong tokens of a draft after its right ones",
     )
     most_tokens: int = Field(default=MOST_DRAFT_TOKENS, ge=1, le=255, description="longest draft")
     first_epoch: bool = Field(
-        default=False, description="whether there are drafts in the first epoch (siblings, n-grams: yes; history: no)"
+        default=False,
+        description="whether there are drafts in the first epoch (siblings, n-grams: yes; history: no)",
     )
     kind: InputKind = Field(default="assumed", description="how the numbers are known")
     source: str = Field(default="the scenario", description="where the numbers come from")
@@ -109,16 +120,23 @@ def _check_sum(shares: list[float], what: str) -> None:
 
 
 def fit_run_model(
-    runs: AcceptRuns, response_tokens: Ints, *, first_epoch: bool = False, source: str = "fitted to recorded tokens"
+    runs: AcceptRuns,
+    response_tokens: Ints,
+    *,
+    first_epoch: bool = False,
+    source: str = "fitted to recorded tokens",
 ) -> RunModel:
     """Fit the model to recorded runs: `draw_runs` on their lengths gives similar runs.
 
-    Responses with drafts are sorted by the share of their tokens that is hit, and cut into `CLASSES` of equal number, fewer
-    where a class would have fewer than 25. Raise `InputError` where no response has drafts."""
+    Responses with drafts are sorted by the share of their tokens that is hit, and cut into
+    `CLASSES` of equal number, fewer where a class would have fewer than 25. Raise `InputError`
+    where no response has drafts."""
     tokens = response_tokens.astype(np.int64)
     served = np.flatnonzero((runs.first >= 0) & (tokens > 1))
     if not served.size:
-        raise InputError("no response has drafts, so there is nothing to fit; history needs a second epoch")
+        raise InputError(
+            "no response has drafts, so there is nothing to fit; history needs a second epoch"
+        )
     parts, passes = stretches(runs, tokens), run_passes(runs, tokens, WHOLE_DRAFTS)
     hit_tokens = np.bincount(parts.row, weights=parts.hit, minlength=len(tokens))
     ranked = served[np.argsort(hit_tokens[served] / tokens[served], kind="stable")[::-1]]
@@ -135,7 +153,9 @@ def fit_run_model(
         classes.append(
             ResponseClass(
                 share=_rounded(np.isin(short, rows).mean()),
-                share_of_long=_rounded(np.isin(long, rows).mean() if long.size else len(rows) / len(served)),
+                share_of_long=_rounded(
+                    np.isin(long, rows).mean() if long.size else len(rows) / len(served)
+                ),
                 wrong_drafts=_rounded(with_draft / visited if visited else 0.0),
                 gaps=_buckets(gaps[gaps > 0]),
                 hits=_buckets(hits[hits > 0]),
@@ -156,8 +176,8 @@ def _rounded(value: float | np.floating) -> float:
 
 
 def _buckets(lengths: Ints) -> tuple[Bucket, ...]:
-    """Return the lengths in buckets between powers of two, joined from the top down until each has a share of at least
-    `SMALLEST_BUCKET`; without lengths, one bucket of one token."""
+    """Return the lengths in buckets between powers of two, joined from the top down until each has
+    a share of at least `SMALLEST_BUCKET`; without lengths, one bucket of one token."""
     if not lengths.size:
         return (Bucket(up_to_tokens=1, share=1.0, mean_tokens=1.0),)
     edge = np.ceil(np.log2(lengths)).astype(np.int64)
@@ -168,7 +188,9 @@ def _buckets(lengths: Ints) -> tuple[Bucket, ...]:
         if inside.mean() >= SMALLEST_BUCKET or (power == 0 and inside.any()):
             low = 2 ** (power - 1) + 1 if power else 1
             mean = float(np.clip(round(lengths[inside].mean(), 2), low, 2**top))
-            buckets.append(Bucket(up_to_tokens=int(2**top), share=_rounded(inside.mean()), mean_tokens=mean))
+            buckets.append(
+                Bucket(up_to_tokens=int(2**top), share=_rounded(inside.mean()), mean_tokens=mean)
+            )
             top = power - 1
     return tuple(reversed(buckets))
 
@@ -176,9 +198,11 @@ def _buckets(lengths: Ints) -> tuple[Bucket, ...]:
 def draw_runs(
     model: RunModel, response_tokens: Ints, keys: Ints, has_history: NDArray[np.bool_] | None = None
 ) -> AcceptRuns:
-    """Draw runs for responses of these lengths, shape (rows,), each from its key (`acceptance.sample_key`).
+    """Draw runs for responses of these lengths, shape (rows,), each from its key
+    (`acceptance.sample_key`).
 
-    Rows without `has_history` get no drafts: rows of the first epoch, for drafters that need an earlier one.
+    Rows without `has_history` get no drafts: rows of the first epoch, for drafters that need an
+    earlier one.
     """
     tokens = response_tokens.astype(np.int64)
     served = np.ones(len(tokens), dtype=bool) if has_history is None else has_history
@@ -190,8 +214,8 @@ def draw_runs(
 
 
 def draw_trace_runs(model: RunModel, trace: Trace, seed: int, epochs_back: int = 1) -> AcceptRuns:
-    """Draw runs for the rows of a trace. Unless the model drafts in the first epoch, a row has drafts if its prompt has
-    responses in one of the `epochs_back` epochs before its own."""
+    """Draw runs for the rows of a trace. Unless the model drafts in the first epoch, a row has
+    drafts if its prompt has responses in one of the `epochs_back` epochs before its own."""
     served = rows_with_drafts(model, trace, epochs_back)
     return draw_runs(model, trace.column("response_tokens"), sample_keys(trace, seed), served)
 
@@ -208,12 +232,14 @@ def rows_with_drafts(model: RunModel, trace: Trace, epochs_back: int = 1) -> NDA
 
 def sample_keys(trace: Trace, seed: int) -> Ints:
     """Return the key of each row's draws (`simrl.speculation.acceptance.sample_key`)."""
-    return mixed(seed, *(trace.column(name) for name in ("prompt_id", "epoch", "sample"))).view(np.int64)
+    return mixed(seed, *(trace.column(name) for name in ("prompt_id", "epoch", "sample"))).view(
+        np.int64
+    )
 
 
 class CompiledModel(NamedTuple):
-    """A run model for compiled code. `edges` are the cumulative shares of the classes, of short and of long responses, shape
-    (2, classes); `gaps` and `hits` are `_table`s."""
+    """A run model for compiled code. `edges` are the cumulative shares of the classes, of short and
+    of long responses, shape (2, classes); `gaps` and `hits` are `_table`s."""
 
     edges: Floats
     wrong_drafts: Floats
@@ -237,8 +263,8 @@ def compiled_model(model: RunModel) -> CompiledModel:
 
 
 def _table(classes: list[tuple[Bucket, ...]]) -> Floats:
-    """Return for each class and bucket: cumulative share, shortest length, number of lengths, and the exponent c for which
-    `shortest + floor(number * u ** c)` has the bucket's mean."""
+    """Return for each class and bucket: cumulative share, shortest length, number of lengths, and
+    the exponent c for which `shortest + floor(number * u ** c)` has the bucket's mean."""
     table = np.ones((len(classes), max(map(len, classes)), 4))
     for rows, buckets in zip(table, classes, strict=True):
         shares = np.cumsum([b.share for b in buckets])
@@ -261,16 +287,29 @@ def _length(buckets: Floats, u: float, v: float) -> int:
 
 
 @kernel
-def _draw(runs: AcceptRuns, response_tokens: Ints, keys: Ints, long: NDArray[np.bool_], model: CompiledModel) -> None:
+def _draw(
+    runs: AcceptRuns,
+    response_tokens: Ints,
+    keys: Ints,
+    long: NDArray[np.bool_],
+    model: CompiledModel,
+) -> None:
     """Fill `drafted` and `accepted`, which are 0."""
     for row in np.flatnonzero(runs.first >= 0):
         at = runs.first[row]
-        draw_response(runs.drafted[at:], runs.accepted[at:], response_tokens[row], keys[row], long[row], model)
+        draw_response(
+            runs.drafted[at:], runs.accepted[at:], response_tokens[row], keys[row], long[row], model
+        )
 
 
 @part
 def draw_response(
-    drafted: NDArray[np.uint8], accepted: NDArray[np.uint8], end: int, key: int, long: bool, model: CompiledModel
+    drafted: NDArray[np.uint8],
+    accepted: NDArray[np.uint8],
+    end: int,
+    key: int,
+    long: bool,
+    model: CompiledModel,
 ) -> None:
     """Fill the runs of a response of `end` tokens, which are 0."""
     kind = 0

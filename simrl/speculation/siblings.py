@@ -1,19 +1,22 @@
 """Drafts from the other responses to a prompt, also from responses that are still running.
 
-Invariant: a draft is read from what the siblings have generated so far at the worker, and from nothing else; how long a sibling
-will be, or how it goes on, changes no draft.
+Invariant: a draft is read from what the siblings have generated so far at the worker, and from
+nothing else; how long a sibling will be, or how it goes on, changes no draft.
 
-TLT's model-free drafter (Taming the Long Tail, arXiv 2511.16665, n-grams over the prompt's own group) and SRT's tree
-(arXiv 2601.09083), which is updated online from running siblings, are this rule with different parts of it. The last
-`shortest` tokens of a response are looked up in each sibling. A sibling offers its latest `LOOKS_BACK` occurrences with
-something after them; the one that agrees furthest back wins (up to `longest` tokens; then the later one in a sibling, then the
-first sibling), and the tokens after it are the draft. `sibling_index` lists in advance where any `shortest` tokens occur in a
-group. `replay/simrl_replay/sibling_drafter.py` is the drafter over tokens as they come.
+TLT's model-free drafter (Taming the Long Tail, arXiv 2511.16665, n-grams over the prompt's own
+group) and SRT's tree (arXiv 2601.09083), which is updated online from running siblings, are this
+rule with different parts of it. The last `shortest` tokens of a response are looked up in each
+sibling. A sibling offers its latest `LOOKS_BACK` occurrences with something after them; the one
+that agrees furthest back wins (up to `longest` tokens; then the later one in a sibling, then the
+first sibling), and the tokens after it are the draft. `sibling_index` lists in advance where any
+`shortest` tokens occur in a group. `replay/simrl_replay/sibling_drafter.py` is the drafter over
+tokens as they come.
 
-Without token ids, drafts are drawn from a run model, and a second draw places the text that a draft repeats: in one of the
-group's other responses, at most as far as the response itself has come. The draft is made if that sibling has generated the
-text at the worker (`drawn_is_there`). Both draws hold for `SOURCE_TOKENS` places of the response. So a worker with a part of
-the group has an equal part of the drafts: a lower bound, as several siblings may have a text.
+Without token ids, drafts are drawn from a run model, and a second draw places the text that a draft
+repeats: in one of the group's other responses, at most as far as the response itself has come. The
+draft is made if that sibling has generated the text at the worker (`drawn_is_there`). Both draws
+hold for `SOURCE_TOKENS` places of the response. So a worker with a part of the group has an equal
+part of the drafts: a lower bound, as several siblings may have a text.
 """
 
 from __future__ import annotations
@@ -26,23 +29,36 @@ from numpy.typing import NDArray
 from simrl.profile.compiled import kernel
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns
 from simrl.speculation.draws import mixed, uniform
-from simrl.speculation.matching import LONGEST, SHORTEST, Ints, Ints32, common_tokens, slot_of, table_size, token_ids
+from simrl.speculation.matching import (
+    LONGEST,
+    SHORTEST,
+    Ints,
+    Ints32,
+    common_tokens,
+    slot_of,
+    table_size,
+    token_ids,
+)
 from simrl.speculation.run_model import sample_keys
 from simrl.trace.trace import Trace
 
 LOOKS_BACK = 8  # places of a sibling that are compared; bounds the time of a draft
 SOURCE_TOKENS = MOST_DRAFT_TOKENS
-_SOURCE = -3  # the place, under a sample's key, of the key of these draws; -1 and -2 are of its runs
+_SOURCE = (
+    -3
+)  # the place, under a sample's key, of the key of these draws; -1 and -2 are of its runs
 
 
 class SiblingIndex(NamedTuple):
     """The places of equal tokens in the responses of a group; 16 bytes a token.
 
-    Row r has the tokens `ids[first[r]:first[r + 1]]`; its group is the rows `group_first[r]` to `group_end[r]` (exclusive).
-    `key[first[r] + p]` numbers the `shortest` tokens before position p, -1 where there are fewer. The places with the number k
-    are `places[key_first[k]:key_first[k + 1]]`, rising: sibling by sibling.
+    Row r has the tokens `ids[first[r]:first[r + 1]]`; its group is the rows `group_first[r]` to
+    `group_end[r]` (exclusive). `key[first[r] + p]` numbers the `shortest` tokens before position p,
+    -1 where there are fewer. The places with the number k are `places[key_first[k]:key_first[k +
+    1]]`, rising: sibling by sibling.
 
-    Of a trace without token ids, there are no ids, keys and places; `sample_key[r]` is the key of the row's draws.
+    Of a trace without token ids, there are no ids, keys and places; `sample_key[r]` is the key of
+    the row's draws.
     """
 
     ids: Ints32
@@ -58,20 +74,40 @@ class SiblingIndex(NamedTuple):
 
 
 def sibling_index(trace: Trace, shortest: int = SHORTEST, longest: int = LONGEST) -> SiblingIndex:
-    """Return the index of a trace. Raise `InputError` for a trace without token ids of all responses."""
+    """Return the index of a trace. Raise `InputError` for a trace without token ids of all
+    responses."""
     ids, first = token_ids(trace)
     starts, ends = _groups(trace)
     key, key_first, places = _list_places(ids, first, starts, ends, shortest)
     return SiblingIndex(
-        ids, first, *_of_rows(starts, ends), key, key_first, places, shortest, longest, np.zeros(0, dtype=np.int64)
+        ids,
+        first,
+        *_of_rows(starts, ends),
+        key,
+        key_first,
+        places,
+        shortest,
+        longest,
+        np.zeros(0, dtype=np.int64),
     )
 
 
 def drawn_sibling_index(trace: Trace, seed: int) -> SiblingIndex:
     """Return the index of a trace without token ids."""
-    none, first = np.zeros(0, dtype=np.int32), np.r_[0, np.cumsum(trace.column("response_tokens"))].astype(np.int64)
+    none, first = (
+        np.zeros(0, dtype=np.int32),
+        np.r_[0, np.cumsum(trace.column("response_tokens"))].astype(np.int64),
+    )
     return SiblingIndex(
-        none, first, *_of_rows(*_groups(trace)), none, none, none, SHORTEST, LONGEST, sample_keys(trace, seed)
+        none,
+        first,
+        *_of_rows(*_groups(trace)),
+        none,
+        none,
+        none,
+        SHORTEST,
+        LONGEST,
+        sample_keys(trace, seed),
     )
 
 
@@ -86,7 +122,9 @@ def _of_rows(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
 
 
 @kernel
-def _list_places(ids: Ints32, first: Ints, starts: Ints, ends: Ints, shortest: int) -> tuple[Ints32, Ints32, Ints32]:
+def _list_places(
+    ids: Ints32, first: Ints, starts: Ints, ends: Ints, shortest: int
+) -> tuple[Ints32, Ints32, Ints32]:
     """Return `key`, `key_first` and `places` of a `SiblingIndex`."""
     key = np.full(ids.shape[0], -1, dtype=np.int32)
     count = np.zeros(ids.shape[0] + 1, dtype=np.int32)  # of key k at k + 1
@@ -119,13 +157,16 @@ def _list_places(ids: Ints32, first: Ints, starts: Ints, ends: Ints, shortest: i
 
 
 @kernel
-def sibling_draft(index: SiblingIndex, row: int, generated: int, known: Ints, most_tokens: int) -> tuple[int, int]:
-    """Return (drafted, accepted) tokens of the draft for a row of the trace that has `generated` tokens, 0 <= generated < its
-    length.
+def sibling_draft(
+    index: SiblingIndex, row: int, generated: int, known: Ints, most_tokens: int
+) -> tuple[int, int]:
+    """Return (drafted, accepted) tokens of the draft for a row of the trace that has `generated`
+    tokens, 0 <= generated < its length.
 
-    `known[i]` is how many tokens of row `group_first[row] + i` may be read: those that the sibling has generated so far at this
-    engine. The row's own entry bounds its own text likewise: 0 for siblings alone, at most `generated`. At most `most_tokens`
-    are drafted, and at most what the sibling has; the recorded response goes on with `accepted` of them. Allocates nothing.
+    `known[i]` is how many tokens of row `group_first[row] + i` may be read: those that the sibling
+    has generated so far at this engine. The row's own entry bounds its own text likewise: 0 for
+    siblings alone, at most `generated`. At most `most_tokens` are drafted, and at most what the
+    sibling has; the recorded response goes on with `accepted` of them. Allocates nothing.
     """
     begin = index.first[row]
     here = begin + generated
@@ -156,7 +197,9 @@ def sibling_draft(index: SiblingIndex, row: int, generated: int, known: Ints, mo
                 break
             length = index.shortest
             furthest = min(index.longest, place - start, generated)
-            while length < furthest and index.ids[place - length - 1] == index.ids[here - length - 1]:
+            while (
+                length < furthest and index.ids[place - length - 1] == index.ids[here - length - 1]
+            ):
                 length += 1
             if length > best_length:
                 best, best_length, best_end = place, length, end
@@ -172,8 +215,8 @@ def sibling_draft(index: SiblingIndex, row: int, generated: int, known: Ints, mo
 
 @kernel
 def drawn_is_there(index: SiblingIndex, row: int, generated: int, known: Ints) -> bool:
-    """Return whether the text that a row would draft from has been generated here, by draws; `known` as in `sibling_draft`. The
-    row's own text counts where it may be read."""
+    """Return whether the text that a row would draft from has been generated here, by draws;
+    `known` as in `sibling_draft`. The row's own text counts where it may be read."""
     first, members = index.group_first[row], index.group_end[row] - index.group_first[row]
     member_of_row = row - first
     others = members - (known[member_of_row] == 0)
@@ -191,10 +234,12 @@ Known = Literal["lockstep", "finished"]
 
 
 def sibling_runs(trace: Trace, known: Known = "lockstep") -> AcceptRuns:
-    """Return what siblings would draft at every position of every response, without an engine and its progress.
+    """Return what siblings would draft at every position of every response, without an engine and
+    its progress.
 
-    "lockstep": all responses of a group began together and have equally many tokens, or are over. "finished": all others are
-    over, an upper bound. A response without siblings has no drafts. Raise `InputError` for a trace without token ids."""
+    "lockstep": all responses of a group began together and have equally many tokens, or are over.
+    "finished": all others are over, an upper bound. A response without siblings has no drafts.
+    Raise `InputError` for a trace without token ids."""
     index = sibling_index(trace)
     drafted, accepted = _runs(index, known == "lockstep")
     alone = index.group_end - index.group_first == 1
@@ -214,13 +259,16 @@ def _runs(index: SiblingIndex, lockstep: bool) -> tuple[NDArray[np.uint8], NDArr
                 whole = index.first[sibling + 1] - index.first[sibling]
                 known[member] = min(p, whole) if lockstep else whole
             known[row - index.group_first[row]] = 0
-            drafted[begin + p], accepted[begin + p] = sibling_draft(index, row, p, known, MOST_DRAFT_TOKENS)
+            drafted[begin + p], accepted[begin + p] = sibling_draft(
+                index, row, p, known, MOST_DRAFT_TOKENS
+            )
     return drafted, accepted
 
 
 @kernel
 def _common(ids: Ints32, first: Ints, old: Ints) -> Ints:
-    """Return how many tokens each row has in common with row `old[row]` from the beginning; 0 where `old[row]` is -1."""
+    """Return how many tokens each row has in common with row `old[row]` from the beginning; 0 where
+    `old[row]` is -1."""
     common = np.zeros(old.shape[0], dtype=np.int64)
     for row in range(old.shape[0]):
         if old[row] >= 0:
@@ -230,7 +278,8 @@ def _common(ids: Ints32, first: Ints, old: Ints) -> Ints:
 
 
 class WholeResponseRuns(NamedTuple):
-    """SPEC-RL on recorded responses: arrays (rows,), the first two in tokens; all are 0 where a row has no old response."""
+    """SPEC-RL on recorded responses: arrays (rows,), the first two in tokens; all are 0 where a row
+    has no old response."""
 
     old_tokens: Ints  # to verify in one pass
     accepted: Ints  # from the beginning; the response goes on after them
@@ -238,15 +287,23 @@ class WholeResponseRuns(NamedTuple):
 
 
 def whole_response_runs(trace: Trace) -> WholeResponseRuns:
-    """Return what verification of the whole old response accepts (SPEC-RL, arXiv 2509.23232), by exact match: lenience 0,
-    lossless. The old response has the row's prompt and sample number, in the latest earlier epoch that has one. Raise
-    `InputError` for a trace without token ids."""
+    """Return what verification of the whole old response accepts (SPEC-RL, arXiv 2509.23232), by
+    exact match: lenience 0, lossless. The old response has the row's prompt and sample number, in
+    the latest earlier epoch that has one. Raise `InputError` for a trace without token ids."""
     ids, first = token_ids(trace)
     old = np.full(len(trace), -1, dtype=np.int64)
-    epoch, prompt, sample = (trace.column(name).astype(np.int64) for name in ("epoch", "prompt_id", "sample"))
+    epoch, prompt, sample = (
+        trace.column(name).astype(np.int64) for name in ("epoch", "prompt_id", "sample")
+    )
     order = np.lexsort((epoch, sample, prompt))
     before, after = order[:-1], order[1:]
-    same = (prompt[after] == prompt[before]) & (sample[after] == sample[before]) & (epoch[after] > epoch[before])
+    same = (
+        (prompt[after] == prompt[before])
+        & (sample[after] == sample[before])
+        & (epoch[after] > epoch[before])
+    )
     old[after[same]] = before[same]
-    lengths, ago = (np.where(old >= 0, values, 0) for values in (np.diff(first)[old], epoch - epoch[old]))
+    lengths, ago = (
+        np.where(old >= 0, values, 0) for values in (np.diff(first)[old], epoch - epoch[old])
+    )
     return WholeResponseRuns(lengths, _common(ids, first, old), ago)

@@ -1,13 +1,16 @@
-"""The drafters of best-of-N speculation, planned before a run: SpecActor's draft ladder (arXiv 2511.16193, §4.2).
+"""The drafters of best-of-N speculation, planned before a run: SpecActor's draft ladder (arXiv
+2511.16193, §4.2).
 
-The drafters that freed workers may get are planned before anything runs. Such a drafter works coupled, on the worker's own tp
-GPUs, or decoupled on its drafter GPUs, and verifies by exact match. It is resident: the weights of all drafters are there from
-the start, and the KV cache is laid out for the one that takes most a token, so a worker changes its drafter at once; the price
-is room for requests.
+The drafters that freed workers may get are planned before anything runs. Such a drafter works
+coupled, on the worker's own tp GPUs, or decoupled on its drafter GPUs, and verifies by exact match.
+It is resident: the weights of all drafters are there from the start, and the KV cache is laid out
+for the one that takes most a token, so a worker changes its drafter at once; the price is room for
+requests.
 
-The draft ladder gives each drafter's window where it is coupled, and their order by the speed-up at a batch of `most_load` and
-at the acceptance rate known before the run, which is the scenario's: of a model its acceptance; of the n-gram the share of
-positions whose next token it would draft right in responses of mean length, by its run model.
+The draft ladder gives each drafter's window where it is coupled, and their order by the speed-up at
+a batch of `most_load` and at the acceptance rate known before the run, which is the scenario's: of
+a model its acceptance; of the n-gram the share of positions whose next token it would draft right
+in responses of mean length, by its run model.
 """
 
 from __future__ import annotations
@@ -27,8 +30,8 @@ from simrl.speculation.windows import Fixed
 
 @dataclass(frozen=True)
 class TailPlan:
-    """The complete `rule`, the plan of each of its drafters, and the bytes that they take of each GPU of a worker, without the
-    drafter that all begin with."""
+    """The complete `rule`, the plan of each of its drafters, and the bytes that they take of each
+    GPU of a worker, without the drafter that all begin with."""
 
     rule: BestOfN
     plans: dict[str, DraftPlan]
@@ -42,11 +45,20 @@ class TailPlan:
 
 
 def plan_tail(
-    rule: BestOfN, initial: DraftPlan | None, inputs: SpeculationInputs, deployment: Deployment, gpus: int
+    rule: BestOfN,
+    initial: DraftPlan | None,
+    inputs: SpeculationInputs,
+    deployment: Deployment,
+    gpus: int,
 ) -> TailPlan:
-    """Plan the drafters of freed workers; `initial` is the drafter that all workers begin with. Raise `InputError` if it
-    does not verify by exact match, for a drafter that is named twice or unknown, and as `plan_drafting` does."""
-    if initial is not None and initial.speculation.drafter == "model" and not initial.speculation.exact_match:
+    """Plan the drafters of freed workers; `initial` is the drafter that all workers begin with.
+    Raise `InputError` if it does not verify by exact match, for a drafter that is named twice or
+    unknown, and as `plan_drafting` does."""
+    if (
+        initial is not None
+        and initial.speculation.drafter == "model"
+        and not initial.speculation.exact_match
+    ):
         raise InputError(
             f"speculation {initial.speculation.name}: with best_of_n, requests run with several drafters, which must verify by "
             "exact match, and this method does not; set best_of_n to false, or use specactor's"
@@ -56,8 +68,15 @@ def plan_tail(
             raise InputError(f"best_of_n: drafter {name!r} is named twice; name each once")
     profile = deployment.profile
     most = int(min(rule.most_load, profile.tables.decode_sequences[-1]))
-    apart = initial.speculation.decoupled if initial is not None and rule.copies == "decoupled" else None
-    plans = {name: plan_drafting(_speculation(name, 1), inputs, deployment, gpus) for name in rule.drafters}
+    apart = (
+        initial.speculation.decoupled
+        if initial is not None and rule.copies == "decoupled"
+        else None
+    )
+    plans = {
+        name: plan_drafting(_speculation(name, 1), inputs, deployment, gpus)
+        for name in rule.drafters
+    }
     rates = {name: token_rate(plan, deployment.trace) for name, plan in plans.items()}
     batches = sorted({1, 2, max(most // 2, 1), most})
     # As functions: to a type checker, a NamedTuple is a tuple.

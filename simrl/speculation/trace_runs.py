@@ -1,9 +1,11 @@
-"""Drafts of a text drafter at every position of a trace's responses: counted from its tokens, or drawn from a run model where
-it has none; fewer of them are accepted where `speculation.acceptance_factor` is below 1.
+"""Drafts of a text drafter at every position of a trace's responses: counted from its tokens, or
+drawn from a run model where it has none; fewer of them are accepted where
+`speculation.acceptance_factor` is below 1.
 
-Refusals: some tokens of a response are refused wherever they are drafted, each with a probability of 1 - factor, drawn for its
-place; a draft is accepted up to the first of them. Invariant: a draw belongs to (seed, prompt, epoch, sample, place), whatever
-drafts; and what is accepted at one factor is accepted at every larger one.
+Refusals: some tokens of a response are refused wherever they are drafted, each with a probability
+of 1 - factor, drawn for its place; a draft is accepted up to the first of them. Invariant: a draw
+belongs to (seed, prompt, epoch, sample, place), whatever drafts; and what is accepted at one factor
+is accepted at every larger one.
 """
 
 from __future__ import annotations
@@ -39,16 +41,22 @@ _REFUSED = -2  # the place, under a sample's key, of the key of these draws; -1 
 
 
 class DrawnRuns:
-    """The runs of responses that are generated now, on a trace without token ids: each is drawn when its response begins
-    somewhere, so memory follows the batch and not the trace.
+    """The runs of responses that are generated now, on a trace without token ids: each is drawn
+    when its response begins somewhere, so memory follows the batch and not the trace.
 
-    `packed` has them as engines read them (`decoding.packed`); it is another array where it had to grow. The numbers are those
-    of `draw_trace_runs` and `with_refusals`. Without `served`, shape (rows,), a row has no drafts.
+    `packed` has them as engines read them (`decoding.packed`); it is another array where it had to
+    grow. The numbers are those of `draw_trace_runs` and `with_refusals`. Without `served`, shape
+    (rows,), a row has no drafts.
     """
 
-    def __init__(self, model: RunModel, trace: Trace, seed: int, factor: float, served: NDArray[np.bool_]) -> None:
+    def __init__(
+        self, model: RunModel, trace: Trace, seed: int, factor: float, served: NDArray[np.bool_]
+    ) -> None:
         self._model, self._factor, self._served = compiled_model(model), factor, served
-        self._tokens, self._keys = trace.column("response_tokens").astype(np.int64), sample_keys(trace, seed)
+        self._tokens, self._keys = (
+            trace.column("response_tokens").astype(np.int64),
+            sample_keys(trace, seed),
+        )
         self._long = self._tokens > model.typical_tokens
         _, begin, end = trace.step_slices[0]
         # Mostly enough for a run; the operating system gives memory only to the part that is used.
@@ -58,7 +66,8 @@ class DrawnRuns:
         self._held: dict[Hashable, tuple[int, int]] = {}  # first and size, by holder
 
     def first(self, holder: Hashable, row: int) -> int:
-        """Return where a holder's runs of a row begin, -1 if the row has no drafts. A holder has one row until `free`."""
+        """Return where a holder's runs of a row begin, -1 if the row has no drafts. A holder has
+        one row until `free`."""
         if not self._served[row]:
             return -1
         if holder not in self._held:
@@ -82,7 +91,9 @@ class DrawnRuns:
 
 
 @kernel
-def _draw_packed(out: NDArray[np.uint16], key: int, long: bool, model: CompiledModel, factor: float) -> None:
+def _draw_packed(
+    out: NDArray[np.uint16], key: int, long: bool, model: CompiledModel, factor: float
+) -> None:
     """Draw the runs of a response, as `decoding.packed` has them."""
     drafted, accepted = np.zeros(out.size, np.uint8), np.zeros(out.size, np.uint8)
     draw_response(drafted, accepted, out.size, key, long, model)
@@ -92,12 +103,16 @@ def _draw_packed(out: NDArray[np.uint16], key: int, long: bool, model: CompiledM
         out[p] = accepted[p] * 256 + drafted[p]
 
 
-def text_runs(speculation: Speculation, inputs: SpeculationInputs, trace: Trace, seed: int) -> AcceptRuns | DrawnRuns:
+def text_runs(
+    speculation: Speculation, inputs: SpeculationInputs, trace: Trace, seed: int
+) -> AcceptRuns | DrawnRuns:
     """Return what a text drafter (history, ngram or a method's own) drafts on a trace."""
     factor = inputs.acceptance_factor
     if not has_token_ids(trace):
         model = inputs.runs_of(speculation.drafter)  # type: ignore[arg-type]
-        return DrawnRuns(model, trace, seed, factor, rows_with_drafts(model, trace, speculation.epochs_back))
+        return DrawnRuns(
+            model, trace, seed, factor, rows_with_drafts(model, trace, speculation.epochs_back)
+        )
     make, rule, back = speculation.make_drafter, speculation.history, speculation.epochs_back
     if make is not None:
         runs = trace.once(("drafter", make), lambda: drafter_runs(trace, make))
@@ -105,7 +120,10 @@ def text_runs(speculation: Speculation, inputs: SpeculationInputs, trace: Trace,
         runs = trace.once("ngram", lambda: ngram_runs(trace))
     else:
         threads = os.cpu_count() or 1
-        runs = trace.once(("history", rule, back), lambda: history_runs(trace, rule, back, MOST_DRAFT_TOKENS, threads))
+        runs = trace.once(
+            ("history", rule, back),
+            lambda: history_runs(trace, rule, back, MOST_DRAFT_TOKENS, threads),
+        )
     return with_refusals(runs, trace, seed, factor)
 
 
@@ -116,16 +134,20 @@ def history_runs(
     most_tokens: int = MOST_DRAFT_TOKENS,
     threads: int = 1,
 ) -> AcceptRuns:
-    """Return what HistoSpec would draft at every position of a trace's responses, and how much of it is right.
+    """Return what HistoSpec would draft at every position of a trace's responses, and how much of
+    it is right.
 
-    A row of epoch e drafts from all responses to its prompt in the epochs e - epochs_back … e - 1, by its own tokens so far
-    and, if the rule says so, the last ones of its prompt. `first` is -1 where there are none (so in the first
-    epoch), and for rows without token ids. Drafts have up to `most_tokens` (at most 32). Prompts are shared among `threads`,
-    which change nothing. Raise `InputError` for a trace without token ids.
+    A row of epoch e drafts from all responses to its prompt in the epochs e - epochs_back … e - 1,
+    by its own tokens so far and, if the rule says so, the last ones of its prompt. `first` is -1
+    where there are none (so in the first epoch), and for rows without token ids. Drafts have up to
+    `most_tokens` (at most 32). Prompts are shared among `threads`, which change nothing. Raise
+    `InputError` for a trace without token ids.
     """
     tokens, bounds = token_ids(trace, some=True)
     begins, ends = bounds[:-1], bounds[1:]
-    rewards = trace.column("reward").astype(np.float64) if "reward" in trace.table.column_names else None
+    rewards = (
+        trace.column("reward").astype(np.float64) if "reward" in trace.table.column_names else None
+    )
     keys, epochs = epoch_keys(trace)
     order = np.argsort(keys, kind="stable")
     order = order[(ends > begins)[order]]
@@ -150,19 +172,25 @@ def history_runs(
         index = build_index(responses, None if rewards is None else rewards[history])
         text, at = joined([np.r_[tail, tokens[begins[row] : ends[row]]] for row in rows])
         places = np.column_stack((at[:-1] + tail.size, at[1:] - 1, first[rows]))
-        accept_runs_of(index, text, places, most_tokens, rule.compiled, drafted, accepted, tail.size)
+        accept_runs_of(
+            index, text, places, most_tokens, rule.compiled, drafted, accepted, tail.size
+        )
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(lambda rows: run(*rows), work))
     return AcceptRuns(first, drafted, accepted)
 
 
-def drafter_runs(trace: Trace, make_drafter: Callable[[], Drafter], most_tokens: int = MOST_DRAFT_TOKENS) -> AcceptRuns:
-    """Return the drafts of the drafters that `make_drafter` makes on a trace's responses, up to `most_tokens` each time.
+def drafter_runs(
+    trace: Trace, make_drafter: Callable[[], Drafter], most_tokens: int = MOST_DRAFT_TOKENS
+) -> AcceptRuns:
+    """Return the drafts of the drafters that `make_drafter` makes on a trace's responses, up to
+    `most_tokens` each time.
 
-    Each response has a drafter of its own, and a draft for position p is made from the p tokens before it. This is for drafters
-    of other packages, with a call a token: a million tokens take some ten seconds. Raise `InputError` for a trace without token
-    ids, and for a draft longer than `most_tokens`.
+    Each response has a drafter of its own, and a draft for position p is made from the p tokens
+    before it. This is for drafters of other packages, with a call a token: a million tokens take
+    some ten seconds. Raise `InputError` for a trace without token ids, and for a draft longer than
+    `most_tokens`.
     """
     ids, first = token_ids(trace)
     drafted, accepted = np.zeros((2, len(ids)), dtype=np.uint8)
@@ -178,7 +206,9 @@ def drafter_runs(trace: Trace, make_drafter: Callable[[], Drafter], most_tokens:
                     "allowed; cut its drafts"
                 )
             drafted[here] = len(draft)
-            wrong = np.flatnonzero(draft[: end - here] != ids[here : here + len(draft)][: end - here])
+            wrong = np.flatnonzero(
+                draft[: end - here] != ids[here : here + len(draft)][: end - here]
+            )
             accepted[here] = wrong[0] if len(wrong) else min(len(draft), end - here)
             drafter.observe(row, ids[here : here + 1])
         drafter.stop_request(row)
@@ -186,20 +216,26 @@ def drafter_runs(trace: Trace, make_drafter: Callable[[], Drafter], most_tokens:
 
 
 def drawn_sibling_runs(inputs: SpeculationInputs, trace: Trace, seed: int) -> DrawnRuns:
-    """Return what siblings draft on a trace without token ids; a response alone in its group has none to draft from."""
+    """Return what siblings draft on a trace without token ids; a response alone in its group has
+    none to draft from."""
     model = inputs.runs_of("siblings")
     step, prompt = (trace.column(name).astype(np.int64) for name in ("step", "prompt_id"))
-    _, group, sizes = np.unique(step * (prompt.max() + 1) + prompt, return_inverse=True, return_counts=True)
+    _, group, sizes = np.unique(
+        step * (prompt.max() + 1) + prompt, return_inverse=True, return_counts=True
+    )
     served = rows_with_drafts(model, trace) & (sizes[group] > 1)
     return DrawnRuns(model, trace, seed, inputs.acceptance_factor, served)
 
 
 def with_refusals(runs: AcceptRuns, trace: Trace, seed: int, factor: float) -> AcceptRuns:
-    """Return the runs of a trace with each accepted token accepted with the probability `factor`."""
+    """Return the runs of a trace with each accepted token accepted with the probability
+    `factor`."""
     if factor >= 1.0:
         return runs
     tokens = trace.column("response_tokens").astype(np.int64)
-    return runs._replace(accepted=_cut_short(runs.first, runs.accepted, tokens, sample_keys(trace, seed), factor))
+    return runs._replace(
+        accepted=_cut_short(runs.first, runs.accepted, tokens, sample_keys(trace, seed), factor)
+    )
 
 
 def accepted_prefixes(accepted: Ints, trace: Trace, seed: int, factor: float) -> Ints:
@@ -210,7 +246,9 @@ def accepted_prefixes(accepted: Ints, trace: Trace, seed: int, factor: float) ->
 
 
 @kernel
-def _cut_short(first: Ints, accepted: NDArray[np.uint8], tokens: Ints, keys: Ints, factor: float) -> NDArray[np.uint8]:
+def _cut_short(
+    first: Ints, accepted: NDArray[np.uint8], tokens: Ints, keys: Ints, factor: float
+) -> NDArray[np.uint8]:
     out = accepted.copy()
     for row in range(first.shape[0]):
         if first[row] < 0:

@@ -1,13 +1,16 @@
-"""The acceptance of a draft tree, level by level: the tree is grown and pruned as in EAGLE-2, on assumed confidences.
+"""The acceptance of a draft tree, level by level: the tree is grown and pruned as in EAGLE-2, on
+assumed confidences.
 
     strategy (draft_depth, topk, tokens_to_verify): the `topk` most probable nodes of a level get `topk` children each; of all
     grown nodes, the tokens_to_verify - 1 most probable are verified (the last token of the sequence is verified, too).
 
-Invariant: the drafter's confidence is right on average: of nodes of probability q, a share q is accepted. So the first j levels
-are accepted with the sum of the probabilities of the kept nodes of level j, as no two of them can both be right.
+Invariant: the drafter's confidence is right on average: of nodes of probability q, a share q is
+accepted. So the first j levels are accepted with the sum of the probabilities of the kept nodes of
+level j, as no two of them can both be right.
 
-`ModelAcceptance.by_position` is the mean probability of the first choice at each level. Two more numbers describe a drafter:
-the chance of the next choice where all before it are wrong, and how much the confidence differs between places.
+`ModelAcceptance.by_position` is the mean probability of the first choice at each level. Two more
+numbers describe a drafter: the chance of the next choice where all before it are wrong, and how
+much the confidence differs between places.
 """
 
 from __future__ import annotations
@@ -22,11 +25,14 @@ from simrl.speculation.choices import Strategy
 from simrl.speculation.matching import Floats
 from simrl.trace.draws import uniforms
 
-# Assumed: with these two, trees of 12 levels and 64 tokens whose acceptance gives TLT's Table 1 at topk 8 (accept length 8.67)
-# give it at topk 4 to 12 within 1 %; at 16 it is 3 % too long, as more branches never harm a drafter that knows what it knows.
-# The table names neither its depth nor its tokens.
+# Assumed: with these two, trees of 12 levels and 64 tokens whose acceptance gives TLT's Table 1 at
+# topk 8 (accept length 8.67) give it at topk 4 to 12 within 1 %; at 16 it is 3 % too long, as more
+# branches never harm a drafter that knows what it knows. The table names neither its depth nor its
+# tokens.
 NEXT_CHOICE = 0.3  # probability that the 2nd, 3rd, … choice is right where all before it are wrong
-CONCENTRATION = 2.0  # sum of the parameters of the first choice's Beta distribution: larger, more alike places
+CONCENTRATION = (
+    2.0  # sum of the parameters of the first choice's Beta distribution: larger, more alike places
+)
 
 TREES = 512  # grown for one strategy and averaged; at each place, each has another quantile of the confidence
 MOST_NODES = 100_000  # of one tree while it grows
@@ -39,22 +45,32 @@ def tree_log_acceptances(
     next_choice: float = NEXT_CHOICE,
     concentration: float = CONCENTRATION,
 ) -> Floats:
-    """Return -ln P(the first j levels are accepted) at hardness 1 for j = 1 … draft_depth, rising; shape (draft_depth,).
+    """Return -ln P(the first j levels are accepted) at hardness 1 for j = 1 … draft_depth, rising;
+    shape (draft_depth,).
 
-    Infinite from the first level on of which no tree keeps a node. It replaces `ModelAcceptance.log_acceptances` in
-    `accepted_tokens`; hardness then acts on levels. Every strategy gets equal draws, so that strategies compare without luck.
-    Raise `InputError` for trees of more than `MOST_NODES`."""
+    Infinite from the first level on of which no tree keeps a node. It replaces
+    `ModelAcceptance.log_acceptances` in `accepted_tokens`; hardness then acts on levels. Every
+    strategy gets equal draws, so that strategies compare without luck. Raise `InputError` for trees
+    of more than `MOST_NODES`."""
     if strategy.draft_depth * strategy.topk**2 > MOST_NODES:
-        raise InputError(f"draft tree {tuple(strategy)}: depth × topk² is more than {MOST_NODES}; draft less")
+        raise InputError(
+            f"draft tree {tuple(strategy)}: depth × topk² is more than {MOST_NODES}; draft less"
+        )
     from scipy.special import betaincinv  # takes 0.1 s to import
 
     means = np.exp(-np.diff(acceptance.log_acceptances(strategy.draft_depth), prepend=0.0))
     middles = (np.arange(TREES) + 0.5) / TREES
-    quantiles = betaincinv(concentration * means[:, None], concentration * (1 - means[:, None]), middles[None, :])
-    quantiles *= (means / quantiles.mean(axis=1))[:, None]  # so that the mean of the quantiles is the level's
+    quantiles = betaincinv(
+        concentration * means[:, None], concentration * (1 - means[:, None]), middles[None, :]
+    )
+    quantiles *= (means / quantiles.mean(axis=1))[
+        :, None
+    ]  # so that the mean of the quantiles is the level's
     branches = np.ogrid[: strategy.draft_depth, : strategy.topk, :TREES]
     places = np.argsort(uniforms(_KEY, *branches), axis=2)
-    reached = _levels_reached(np.minimum(quantiles, 1.0), places, strategy.tokens_to_verify, next_choice)
+    reached = _levels_reached(
+        np.minimum(quantiles, 1.0), places, strategy.tokens_to_verify, next_choice
+    )
     with np.errstate(divide="ignore"):
         return np.asarray(-np.log(reached), dtype=np.float64)
 
@@ -65,7 +81,9 @@ def accept_length(log_acceptances: Floats) -> float:
 
 
 @kernel
-def _levels_reached(quantiles: Floats, places: NDArray[np.int64], tokens_to_verify: int, next_choice: float) -> Floats:
+def _levels_reached(
+    quantiles: Floats, places: NDArray[np.int64], tokens_to_verify: int, next_choice: float
+) -> Floats:
     """Return P(the first j levels are accepted), the mean over the trees; shape (depth,)."""
     depth, topk, trees = places.shape
     reached = np.zeros(depth)

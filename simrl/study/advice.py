@@ -1,8 +1,8 @@
-"""Advice: the choice on each candidate cluster, the hours and cost of a whole run there, its memory, and
-how sure that is.
+"""Advice: the choice on each candidate cluster, the hours and cost of a whole run there, its
+memory, and how sure that is.
 
-Invariant: every figure comes from a simulated run. Hours are the time of the planned
-updates at the simulated rate: checkpoints and evaluations in a window of whole periods, and lengths that grow at
+Invariant: every figure comes from a simulated run. Hours are the time of the planned updates at the
+simulated rate: checkpoints and evaluations in a window of whole periods, and lengths that grow at
 the beginning, the middle and the end of the growth.
 """
 
@@ -37,7 +37,9 @@ from simrl.study.search_space import Space
 from simrl.study.store import Outcomes, write_json
 from simrl.trace.trace import Trace
 
-MOST_PERIOD = 120  # updates of a window that is lengthened to whole periods of checkpoints and evaluations
+MOST_PERIOD = (
+    120  # updates of a window that is lengthened to whole periods of checkpoints and evaluations
+)
 SHARES = (0.5, 0.6, 0.7, 0.8)  # of a GPU's memory, tried below the scenario's
 AS_FAST = 0.01  # loss of speed for which less memory is still advised
 SIMPSON = (1 / 6, 4 / 6, 1 / 6)
@@ -45,9 +47,9 @@ SIMPSON = (1 / 6, 4 / 6, 1 / 6)
 
 @dataclass(frozen=True)
 class KvPool:
-    """The KV pool of a worker: its tokens, the share in use on average, the most sequences at a time and
-    the number allowed; and the least share of a GPU's memory at which the run is as fast, with its
-    loss."""
+    """The KV pool of a worker: its tokens, the share in use on average, the most sequences at a
+    time and the number allowed; and the least share of a GPU's memory at which the run is as fast,
+    with its loss."""
 
     kv_tokens: int
     used: float
@@ -60,9 +62,9 @@ class KvPool:
 
 @dataclass(frozen=True)
 class WholeRun:
-    """The whole run of an option. `stages` are the seconds of an update at the beginning, the middle and
-    the end of the growth of lengths (one without growth); `spread` is the largest distance of the
-    seeds' rates, as a share."""
+    """The whole run of an option. `stages` are the seconds of an update at the beginning, the
+    middle and the end of the growth of lengths (one without growth); `spread` is the largest
+    distance of the seeds' rates, as a share."""
 
     option: Option
     reasons: Reasons
@@ -125,7 +127,12 @@ class Advice:
 
     def as_json(self) -> dict[str, Any]:
         """Return the data of `--json`; the keys are stable."""
-        errors = {"ratio": RATIO_ERROR, "ratio_source": SOURCE, "step": STEP_ERROR, "step_source": STEP_SOURCE}
+        errors = {
+            "ratio": RATIO_ERROR,
+            "ratio_source": SOURCE,
+            "step": STEP_ERROR,
+            "step_source": STEP_SOURCE,
+        }
         goal = self.plans[0].answer.goal
         return {
             "name": self.name,
@@ -138,7 +145,10 @@ class Advice:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """A row per cluster."""
-        return [{key: value for key, value in plan.as_json().items() if key != "stages_s"} for plan in self.plans]
+        return [
+            {key: value for key, value in plan.as_json().items() if key != "stages_s"}
+            for plan in self.plans
+        ]
 
 
 def _plan_json(plan: Plan) -> dict[str, Any]:
@@ -159,7 +169,10 @@ def goal_on(space: Space, updates: int, **limits: Any) -> Goal:
 
 
 def advise(
-    searches: Mapping[Any, tuple[Space, Goal]], outcomes: Outcomes, traces: Sequence[str] = (), **settings: Any
+    searches: Mapping[Any, tuple[Space, Goal]],
+    outcomes: Outcomes,
+    traces: Sequence[str] = (),
+    **settings: Any,
 ) -> Advice:
     """Search each space, by its GPUs (`answer` takes the `settings`), and plan the whole run of the
     choice. `traces` have the lengths of its beginning, middle and end, if they grow. Raise
@@ -196,7 +209,9 @@ def _whole_run(option: Option, goal: Goal, outcomes: Outcomes, traces: Sequence[
     try:
         rows = outcomes.rows([*stages, *further_seeds(stages[middle])])
     except InputError as error:
-        raise InputError(f"the whole run of the choice cannot be simulated: {error}", error.cause) from error
+        raise InputError(
+            f"the whole run of the choice cannot be simulated: {error}", error.cause
+        ) from error
     rates = [row["samples_per_s"] for row in rows]
     seconds = [goal.batch_samples / rate for rate in rates[: len(stages)]]
     mean_s = float(np.dot(SIMPSON, seconds)) if len(stages) > 1 else seconds[0]
@@ -215,8 +230,8 @@ def _whole_run(option: Option, goal: Goal, outcomes: Outcomes, traces: Sequence[
 
 
 def whole_periods(scenario: Scenario) -> tuple[Scenario, list[str]]:
-    """Return the scenario with enough updates after the warm-up for whole periods of its checkpoints and
-    evaluations, and lines on those that are too rare for that."""
+    """Return the scenario with enough updates after the warm-up for whole periods of its
+    checkpoints and evaluations, and lines on those that are too rare for that."""
     training = scenario.training
     window = scenario.steps - scenario.warmup_steps
     period, left_out = 1, []
@@ -225,25 +240,35 @@ def whole_periods(scenario: Scenario) -> tuple[Scenario, list[str]]:
         if not every or not seconds:
             continue
         if math.lcm(period, every) > MOST_PERIOD:
-            left_out.append(f"{what}: {seconds:g} s every {every:,} updates, too rare to be simulated")
+            left_out.append(
+                f"{what}: {seconds:g} s every {every:,} updates, too rare to be simulated"
+            )
             scenario = scenario.with_fields("training", **{f"{what}_every": 0})
         else:
             period = math.lcm(period, every)
-    return scenario.model_copy(update={"steps": scenario.warmup_steps + -(-window // period) * period}), left_out
+    return scenario.model_copy(
+        update={"steps": scenario.warmup_steps + -(-window // period) * period}
+    ), left_out
 
 
 def growth_stages(scenario: Scenario, traces: Sequence[str] = ()) -> list[Scenario]:
-    """Return the scenario with the lengths of the beginning, the middle and the end of the growth that
-    its length model has, or of these traces; the scenario alone if lengths do not grow."""
+    """Return the scenario with the lengths of the beginning, the middle and the end of the growth
+    that its length model has, or of these traces; the scenario alone if lengths do not grow."""
     if traces:
         return [scenario.with_fields("workload", trace=path) for path in traces]
     synthetic = scenario.workload.synthetic
-    if synthetic is None or not isinstance(synthetic.mean_tokens, tuple) or len({*synthetic.mean_tokens}) == 1:
+    if (
+        synthetic is None
+        or not isinstance(synthetic.mean_tokens, tuple)
+        or len({*synthetic.mean_tokens}) == 1
+    ):
         return [scenario]
     first, last = synthetic.mean_tokens
     means = (first, (first + last) / 2, last)
     return [
-        scenario.with_fields("workload", synthetic=synthetic.model_copy(update={"mean_tokens": (mean, mean)}))
+        scenario.with_fields(
+            "workload", synthetic=synthetic.model_copy(update={"mean_tokens": (mean, mean)})
+        )
         for mean in means
     ]
 
@@ -256,11 +281,18 @@ def grown(trace: Trace, factor: float) -> Trace:
             f"--growth {factor:g}: trace {trace.metadata.name!r} has {' and '.join(sorted(kept))}, and nobody knows what "
             "longer responses would say; give a trace of lengths alone"
         )
-    columns = {n: trace.table.column(n).combine_chunks() for n in trace.table.column_names if n != "finish_reason"}
+    columns = {
+        n: trace.table.column(n).combine_chunks()
+        for n in trace.table.column_names
+        if n != "finish_reason"
+    }
     recorded, metadata = trace.column("response_tokens"), trace.metadata
     longer = np.minimum(np.rint(recorded * factor), metadata.cap_tokens).clip(1)
     if metadata.context_cap_tokens is not None:
-        longer = np.minimum(longer, np.maximum(metadata.context_cap_tokens - trace.column("prompt_tokens"), recorded))
+        longer = np.minimum(
+            longer,
+            np.maximum(metadata.context_cap_tokens - trace.column("prompt_tokens"), recorded),
+        )
     name = f"{metadata.name}, responses × {factor:g} up to {metadata.cap_tokens:,} tokens"
     named = metadata.model_copy(update={"name": name})
     return Trace.from_columns({**columns, "response_tokens": longer.astype(np.int32)}, named)
@@ -278,15 +310,19 @@ def _unstated(scenario: Scenario, grows: bool) -> list[str]:
 
 
 def _memory(scenario: Scenario, outcomes: Outcomes) -> KvPool | None:
-    """Return the use of the KV pool, and the least share of a GPU's memory at which the run is as fast;
-    it is kept in the folder."""
+    """Return the use of the KV pool, and the least share of a GPU's memory at which the run is as
+    fast; it is kept in the folder."""
     as_it_is = Point(scenario, outcomes.digests)
     assert outcomes.folder is not None
     path = outcomes.folder / "memory" / f"{as_it_is.hash}.json"
-    with suppress(OSError, ValueError, TypeError, RecursionError):  # what is damaged or was changed is simulated again
+    with suppress(
+        OSError, ValueError, TypeError, RecursionError
+    ):  # what is damaged or was changed is simulated again
         kept = json.loads(path.read_text(encoding="utf-8"))
         if "sha256" in kept and not is_broken(kept):
-            return TypeAdapter(KvPool).validate_python({key: kept[key] for key in kept if key != "sha256"})
+            return TypeAdapter(KvPool).validate_python(
+                {key: kept[key] for key in kept if key != "sha256"}
+            )
     result = simulate_prepared(prepare(scenario, InputCache()))
     full = result.metadata.get("full_batch")
     if not full:
@@ -295,12 +331,19 @@ def _memory(scenario: Scenario, outcomes: Outcomes) -> KvPool | None:
     pool = int(result.metadata["kv_cache_tokens_per_worker"])
     engine = scenario.engine
     used, present = mean * full["context_tokens"] / pool, engine.gpu_memory_utilization
-    # The pool shrinks faster than the share, as the weights stay: a smaller share has no room for what is in use.
-    lower = [] if engine.kv_cache_tokens else [share for share in SHARES if used * present < share < present]
+    # The pool shrinks faster than the share, as the weights stay: a smaller share has no room for
+    # what is in use.
+    lower = (
+        []
+        if engine.kv_cache_tokens
+        else [share for share in SHARES if used * present < share < present]
+    )
     least, loss = present, 0.0
     smaller = [scenario.with_fields("engine", gpu_memory_utilization=share) for share in lower]
     points = [as_it_is, *(Point(changed, outcomes.digests) for changed in smaller)]
-    rate, *others = ((outcome.get("row") or {}).get("samples_per_s", 0.0) for outcome in outcomes.of(points))
+    rate, *others = (
+        (outcome.get("row") or {}).get("samples_per_s", 0.0) for outcome in outcomes.of(points)
+    )
     for share, other in zip(lower, others, strict=True):
         if rate and other > (1 - AS_FAST) * rate:
             least, loss = share, 1 - other / rate
@@ -311,7 +354,8 @@ def _memory(scenario: Scenario, outcomes: Outcomes) -> KvPool | None:
 
 
 def _running(result: Result) -> tuple[float, int]:
-    """Return the mean and the largest number of sequences in a worker's batch while it runs, over its spans."""
+    """Return the mean and the largest number of sequences in a worker's batch while it runs, over
+    its spans."""
     spans = result.spans.to_pandas()
     spans = spans[(spans["kind"] == "rollout") & spans["slot_s"].notna()]
     seconds = spans["ended_s"] - spans["started_s"]

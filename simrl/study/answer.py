@@ -1,5 +1,5 @@
-"""The answer of a search: which system, split, tensor parallelism, drafter and η to run, why, and how
-sure that is.
+"""The answer of a search: which system, split, tensor parallelism, drafter and η to run, why, and
+how sure that is.
 
 Invariant: everything here is a pure function of the space, the goal, the number of trials and the
 seed; figures come from simulations, never from formulas fitted to them. Simulated points are kept
@@ -48,8 +48,8 @@ MOST_PARTS = 3
 @dataclass(frozen=True)
 class Reasons:
     """Why an option takes its time: GPUs by use; parts of its GPU time (part, words, share) that an
-    ideal run lacks, the largest first; waits of its updates (kind, share of the critical paths); and
-    known signs of trouble. `drafts` says what its acceptance rests on."""
+    ideal run lacks, the largest first; waits of its updates (kind, share of the critical paths);
+    and known signs of trouble. `drafts` says what its acceptance rests on."""
 
     rollout_workers: int
     rollout_gpus: int
@@ -65,9 +65,9 @@ class Reasons:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of the best few: its rank among all that were tried; its reasons; the lead of the first one
-    over it (0 of the first itself) under each simulated seed, and whether a lead is below the model's
-    own error; the next variant of its system, and the loss of merit there."""
+    """One of the best few: its rank among all that were tried; its reasons; the lead of the first
+    one over it (0 of the first itself) under each simulated seed, and whether a lead is below the
+    model's own error; the next variant of its system, and the loss of merit there."""
 
     rank: int
     option: Option
@@ -94,8 +94,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Launching:
-    """The settings of the choice, or why no framework has it, and then the best option that one has,
-    with its rank."""
+    """The settings of the choice, or why no framework has it, and then the best option that one
+    has, with its rank."""
 
     settings: Launch | None
     refused: str
@@ -104,7 +104,8 @@ class Launching:
 
 
 class Polished(NamedTuple):
-    """The points tried around the best of each system, and whether no neighbour of these is better."""
+    """The points tried around the best of each system, and whether no neighbour of these is
+    better."""
 
     points: int
     ended: bool
@@ -112,8 +113,8 @@ class Polished(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """The best few, the first of which is the choice. `searched` has every option; `front` the options
-    that none beats in throughput, staleness and cost at once."""
+    """The best few, the first of which is the choice. `searched` has every option; `front` the
+    options that none beats in throughput, staleness and cost at once."""
 
     name: str
     goal: Goal
@@ -152,10 +153,16 @@ class Answer:
             "simulated_of_systems": self.searched.simulated(self.space),
             "whole_space": self.searched.whole,
             "combinations": self.searched.combinations,
-            "left_out": [{"reason": reason, "points": count} for reason, count in self.searched.reasons()],
+            "left_out": [
+                {"reason": reason, "points": count} for reason, count in self.searched.reasons()
+            ],
             "best": [choice.as_json(self.goal) for choice in self.best],
             "front": [option_json(option) for option in self.front],
-            "model_error": {"ratio": RATIO_ERROR, "source": SOURCE, "options_within": self.within_error},
+            "model_error": {
+                "ratio": RATIO_ERROR,
+                "source": SOURCE,
+                "options_within": self.within_error,
+            },
             "robustness": [_end_json(end) for end in self.robustness],
             "staleness_quality": {
                 "source": QUALITY_SOURCE,
@@ -176,7 +183,12 @@ class Answer:
 def option_json(option: Option) -> dict[str, Any]:
     """Return the data of an option."""
     cluster = option.point.scenario.cluster
-    layout = {"hash": option.point.hash, "tp": cluster.tp, "cluster_gpus": cluster.gpus, "merit": option.merit}
+    layout = {
+        "hash": option.point.hash,
+        "tp": cluster.tp,
+        "cluster_gpus": cluster.gpus,
+        "merit": option.merit,
+    }
     return {**layout, **option.row}
 
 
@@ -189,7 +201,9 @@ def _end_json(end: End) -> dict[str, Any]:
         "winner": end.winner.point.hash if end.winner else None,
         "winner_system": end.winner.row["system"] if end.winner else None,
         "lead": _finite(end.lead),
-        "flip": {"holds": flip.holds, "flips": flip.flips, "winner": flip.winner.point.hash} if flip else None,
+        "flip": {"holds": flip.holds, "flips": flip.flips, "winner": flip.winner.point.hash}
+        if flip
+        else None,
         "rival": end.rival.point.hash if end.rival else None,
         "rival_system": end.rival.row["system"] if end.rival else None,
         "untried": end.untried,
@@ -212,9 +226,9 @@ def answer(
     polished: int = 0,
     framework: str | None = None,
 ) -> Answer:
-    """Search, polish with at most `polished` further points, and analyse the best few. `robust` are the
-    sources of error to vary; `framework` is the one that launch settings are for (None: the best
-    choice's). Raise `InputError`, with the reasons, where nothing keeps the limits."""
+    """Search, polish with at most `polished` further points, and analyse the best few. `robust` are
+    the sources of error to vary; `framework` is the one that launch settings are for (None: the
+    best choice's). Raise `InputError`, with the reasons, where nothing keeps the limits."""
     outcomes.phase("points simulated", trials)
     searched = search(space, goal, outcomes, trials, seed)
     tried = searched.points
@@ -257,15 +271,18 @@ def answer(
 
 
 def staleness_bound(option: Option) -> float:
-    """Return the bound that stands for a choice in AReaL's table: its η, or the age of the oldest token
-    that it trained."""
+    """Return the bound that stands for a choice in AReaL's table: its η, or the age of the oldest
+    token that it trained."""
     system = option.point.scenario.system
     eta = system.parameters.get("eta") if system.name == "areal" else None
     return float(eta if eta is not None else option.row["off_policyness_max"])
 
 
-def _leads(few: Sequence[Option], close: Sequence[Option], goal: Goal, outcomes: Outcomes) -> list[tuple[float, ...]]:
-    """Return the lead of the first option over each, and with further seeds over those that are close."""
+def _leads(
+    few: Sequence[Option], close: Sequence[Option], goal: Goal, outcomes: Outcomes
+) -> list[tuple[float, ...]]:
+    """Return the lead of the first option over each, and with further seeds over those that are
+    close."""
     first = few[0]
     merits: dict[str, dict[int, float]] = {option.point.hash: {0: option.merit} for option in few}
     seeded = [
@@ -273,12 +290,18 @@ def _leads(few: Sequence[Option], close: Sequence[Option], goal: Goal, outcomes:
         for option in ((first, *close) if close else ())
         for i, scenario in enumerate(further_seeds(option.point.scenario), start=1)
     ]
-    for (option, i, point), outcome in zip(seeded, outcomes.of([point for *_, point in seeded]), strict=True):
+    for (option, i, point), outcome in zip(
+        seeded, outcomes.of([point for *_, point in seeded]), strict=True
+    ):
         if "row" in outcome:
             merits[option.point.hash][i] = judged(point, outcome, goal).merit
     of_first = merits[first.point.hash]
     return [
-        tuple(of_first[i] / merit - 1 for i, merit in merits[option.point.hash].items() if i in of_first)
+        tuple(
+            of_first[i] / merit - 1
+            for i, merit in merits[option.point.hash].items()
+            if i in of_first
+        )
         for option in few
     ]
 
@@ -291,7 +314,9 @@ def reasons_of(folder: Path, option: Option) -> Reasons:
     prepared = prepare(option.point.scenario, inputs_of_this_process())
     explained = explain_result(simulate_prepared(prepared))
     gpu_s, total = explained.steady.gpu_s, explained.steady.total_gpu_s
-    losses = [(key, s / total) for key, s in gpu_s.items() if not PARTS[key].ideal and s > 0.005 * total]
+    losses = [
+        (key, s / total) for key, s in gpu_s.items() if not PARTS[key].ideal and s > 0.005 * total
+    ]
     largest = sorted(losses, key=lambda loss: -loss[1])[:MOST_PARTS]
     waited = sum(explained.paths_s.values())
     drafts = prepared.drafts
@@ -305,7 +330,9 @@ def reasons_of(folder: Path, option: Option) -> Reasons:
         drafts="counted on tokens" if isinstance(acceptance, str) else str(acceptance["kind"]),
         ideal_share=sum(s for key, s in gpu_s.items() if PARTS[key].ideal) / total,
         parts=tuple((key, PARTS[key].clause, share) for key, share in largest),
-        waits=tuple((kind, s / waited) for kind, s in list(explained.paths_s.items())[:MOST_PARTS] if waited),
+        waits=tuple(
+            (kind, s / waited) for kind, s in list(explained.paths_s.items())[:MOST_PARTS] if waited
+        ),
         findings=tuple((finding.name, finding.says) for finding in explained.findings),
     )
     write_json(path, asdict(reasons))
@@ -313,7 +340,8 @@ def reasons_of(folder: Path, option: Option) -> Reasons:
 
 
 def _launching(allowed: Sequence[Option], inputs: InputCache, framework: str | None) -> Launching:
-    """Return the settings of the choice, or of the best option that a framework, or this one, has."""
+    """Return the settings of the choice, or of the best option that a framework, or this one,
+    has."""
     refused: dict[tuple[str, Any], str] = {}
     for rank, option in enumerate(allowed, start=1):
         kind = option.system, str(option.point.scenario.system.parameters.get("speculation"))

@@ -1,7 +1,9 @@
-"""A real run's metrics log as a scenario: calibrated on some of its steps, and other systems to compare it with.
+"""A real run's metrics log as a scenario: calibrated on some of its steps, and other systems to
+compare it with.
 
-Invariants: the fit sees the rows of its window alone, so the error on the other rows is a prediction error. The folder of a
-calibration has every file that its scenario names, and appears whole or not at all.
+Invariants: the fit sees the rows of its window alone, so the error on the other rows is a
+prediction error. The folder of a calibration has every file that its scenario names, and appears
+whole or not at all.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ NEEDS = "model=qwen2.5-3b cluster.gpu=a100 cluster.gpus=4 cluster.tp=1"
 
 @dataclass(frozen=True)
 class PhaseError:
-    """Relative errors of simulated seconds against logged ones, step by step. None where there are no such steps."""
+    """Relative errors of simulated seconds against logged ones, step by step. None where there are
+    no such steps."""
 
     phase: str
     steps_in: int
@@ -84,9 +87,10 @@ class PhaseError:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The scenario of the run with its corrections, and its prediction of every step of the log. `steps` has a row a step:
-    `step`, `in_window`, and of each phase `_measured_s`, `_simulated_s`, `_low_s` and `_high_s`: the range of `fits`, scenarios
-    whose corrections do as well on the window."""
+    """The scenario of the run with its corrections, and its prediction of every step of the log.
+    `steps` has a row a step: `step`, `in_window`, and of each phase `_measured_s`, `_simulated_s`,
+    `_low_s` and `_high_s`: the range of `fits`, scenarios whose corrections do as well on the
+    window."""
 
     scenario: Scenario
     window: tuple[int, int]
@@ -127,17 +131,22 @@ def calibrated(
     trace: Path | None,
     folder: Path,
 ) -> Calibration:
-    """Return the calibration of a log on the steps of `window`, with its files in `folder`: scenario, lengths, errors.
+    """Return the calibration of a log on the steps of `window`, with its files in `folder`:
+    scenario, lengths, errors.
 
-    `settings` and `launch`, a scenario file, say how the run was started. Raise `InputError` as `calibrate` and
-    `simrl.trace.importers.logs.read_metrics` do.
+    `settings` and `launch`, a scenario file, say how the run was started. Raise `InputError` as
+    `calibrate` and `simrl.trace.importers.logs.read_metrics` do.
     """
     recorded = read_trace(trace) if trace is not None else None
     metrics = read_metrics(run_log, log_format, samples, prompt_tokens, lengths=recorded is None)
     start = partial(launched, run_log, launch, settings)
     with write_whole_folder(folder, MANIFEST) as temporary:
-        calibration = calibrate(metrics, start, window, group, temporary, cap_tokens, recorded, samples)
-        (temporary / CALIBRATED).write_text(scenario_yaml(calibration, run_log.name), encoding="utf-8")
+        calibration = calibrate(
+            metrics, start, window, group, temporary, cap_tokens, recorded, samples
+        )
+        (temporary / CALIBRATED).write_text(
+            scenario_yaml(calibration, run_log.name), encoding="utf-8"
+        )
         write_json(temporary / "calibration.json", calibration.as_json())
     return calibration
 
@@ -152,16 +161,17 @@ def calibrate(
     recorded: Trace | None = None,
     samples: int | None = None,
 ) -> Calibration:
-    """Fit the steps from `window[0]` to `window[1]` (both included), simulate all steps, and write their trace to `folder /
-    "run.parquet"`.
+    """Fit the steps from `window[0]` to `window[1]` (both included), simulate all steps, and write
+    their trace to `folder / "run.parquet"`.
 
-    `metrics` comes from `read_metrics`. `launch` makes the scenario of the run as it was started, from the path of a trace
-    and a number of steps. Lengths are `recorded`'s if given (steps that it lacks are left out), else made from each step's
-    mean, min, max and share at the cap by `trace_from_verl_metrics`, in groups of `group`. Where they are of kept groups, the
-    batch is generated (`samples` responses, if given) and the kept ones are trained.
+    `metrics` comes from `read_metrics`. `launch` makes the scenario of the run as it was started,
+    from the path of a trace and a number of steps. Lengths are `recorded`'s if given (steps that it
+    lacks are left out), else made from each step's mean, min, max and share at the cap by
+    `trace_from_verl_metrics`, in groups of `group`. Where they are of kept groups, the batch is
+    generated (`samples` responses, if given) and the kept ones are trained.
 
-    Raise `InputError` for a log without the fitted metrics, a window of fewer than 5 usable steps, and a system whose updates
-    are of another size than the log's.
+    Raise `InputError` for a log without the fitted metrics, a window of fewer than 5 usable steps,
+    and a system whose updates are of another size than the log's.
     """
     path = folder / RUN
     system = _system(launch(path, 1))
@@ -170,7 +180,11 @@ def calibrate(
     batch = batch_size(usable, group, samples, recorded)
     if batch is not None or system.filter_groups:
         batch = batch or round(
-            float((usable[TOKENS] / (usable["response_length/mean"] + usable["prompt_length/mean"])).max())
+            float(
+                (
+                    usable[TOKENS] / (usable["response_length/mean"] + usable["prompt_length/mean"])
+                ).max()
+            )
         )
 
     def started(rows: pd.DataFrame, path: Path) -> tuple[Scenario, Trace]:
@@ -206,19 +220,33 @@ def calibrate(
             whole.model_copy(update={"profile": corrected.profile, "training": corrected.training})
             for corrected in fits
         ]
-        unlike = {corrected.model_dump_json(): corrected for corrected in fits}  # the ends of the range may be one
+        unlike = {
+            corrected.model_dump_json(): corrected for corrected in fits
+        }  # the ends of the range may be one
         results = {key: _of_run(simulated, corrected) for key, corrected in unlike.items()}
-        steps = _beside(usable, window, turns, [results[corrected.model_dump_json()] for corrected in fits], fits[0])
+        steps = _beside(
+            usable,
+            window,
+            turns,
+            [results[corrected.model_dump_json()] for corrected in fits],
+            fits[0],
+        )
     errors = _errors(steps)
     assumed = tuple(_assumed(usable, fits[0], trace, recorded, batch))
-    return Calibration(fits[0], window, corrections, errors, steps, assumed, tuple(fits[1:]), tuple(unclear))
+    return Calibration(
+        fits[0], window, corrections, errors, steps, assumed, tuple(fits[1:]), tuple(unclear)
+    )
 
 
-def predicted(steps: pd.DataFrame, started: Scenario, fits: Sequence[Scenario]) -> tuple[PhaseError, ...]:
-    """Return the errors on all steps (`usable_steps`) of another run that generates and trains in turns, `started` on the trace
-    of its lengths, with corrections of this run (`Calibration.scenario`, then its `fits`)."""
+def predicted(
+    steps: pd.DataFrame, started: Scenario, fits: Sequence[Scenario]
+) -> tuple[PhaseError, ...]:
+    """Return the errors on all steps (`usable_steps`) of another run that generates and trains in
+    turns, `started` on the trace of its lengths, with corrections of this run
+    (`Calibration.scenario`, then its `fits`)."""
     runs = [
-        started.model_copy(update={"profile": corrected.profile, "training": corrected.training}) for corrected in fits
+        started.model_copy(update={"profile": corrected.profile, "training": corrected.training})
+        for corrected in fits
     ]
     return _errors(_beside(steps, (-1, -1), True, [simulate(run) for run in runs], runs[0]))
 
@@ -241,26 +269,42 @@ def _of_run(call: Callable[[Scenario], T], scenario: Scenario) -> T:
 
 def phase_s(result: Result, kind: str) -> Floats:
     """Return the seconds of a kind of span in each update, on the trainer's first lane."""
-    spans = result.spans.select(["lane", "kind", "started_s", "ended_s", "policy_version"]).to_pandas()
+    spans = result.spans.select(
+        ["lane", "kind", "started_s", "ended_s", "policy_version"]
+    ).to_pandas()
     spans = spans[spans["kind"] == kind]
     spans = spans[spans["lane"] == spans["lane"].iloc[0]] if len(spans) else spans
     seconds = (spans["ended_s"] - spans["started_s"]).groupby(spans["policy_version"]).sum()
-    return np.asarray(seconds.reindex(range(result.steps.num_rows), fill_value=0.0), dtype=np.float64)
+    return np.asarray(
+        seconds.reindex(range(result.steps.num_rows), fill_value=0.0), dtype=np.float64
+    )
 
 
 def _beside(
-    usable: pd.DataFrame, window: tuple[int, int], turns: bool, results: Sequence[Result], scenario: Scenario
+    usable: pd.DataFrame,
+    window: tuple[int, int],
+    turns: bool,
+    results: Sequence[Result],
+    scenario: Scenario,
 ) -> pd.DataFrame:
-    """Return logged and simulated seconds of every step; `results` are of the fit and of others that do as well."""
+    """Return logged and simulated seconds of every step; `results` are of the fit and of others
+    that do as well."""
     steps = pd.DataFrame({"step": usable["step"], "in_window": usable["step"].between(*window)})
     log_probs = seconds(usable, LOG_PROB)
     if scenario.training.reference_passes and REFERENCE in usable:
         log_probs = log_probs + seconds(usable, REFERENCE)
-    measured_s = seconds(usable, GENERATION), log_probs, seconds(usable, UPDATE), seconds(usable, STEP)
+    measured_s = (
+        seconds(usable, GENERATION),
+        log_probs,
+        seconds(usable, UPDATE),
+        seconds(usable, STEP),
+    )
     simulated_s = np.array(
         [
             (
-                rollout_s(result)[0] + float(scenario.training.load_s or 0.0) if turns else np.full(len(steps), np.nan),
+                rollout_s(result)[0] + float(scenario.training.load_s or 0.0)
+                if turns
+                else np.full(len(steps), np.nan),
                 phase_s(result, "log_prob"),
                 phase_s(result, "train"),
                 np.diff(result.steps.column("finished_s").to_numpy(), prepend=0.0),
@@ -268,10 +312,15 @@ def _beside(
             for result in results
         ]
     )
-    for phase, measured, simulated in zip(PHASES, measured_s, simulated_s.swapaxes(0, 1), strict=True):
+    for phase, measured, simulated in zip(
+        PHASES, measured_s, simulated_s.swapaxes(0, 1), strict=True
+    ):
         if (measured > 0).any() and np.isfinite(simulated[0]).all():
             steps[f"{phase}_measured_s"], steps[f"{phase}_simulated_s"] = measured, simulated[0]
-            steps[f"{phase}_low_s"], steps[f"{phase}_high_s"] = simulated.min(axis=0), simulated.max(axis=0)
+            steps[f"{phase}_low_s"], steps[f"{phase}_high_s"] = (
+                simulated.min(axis=0),
+                simulated.max(axis=0),
+            )
     return steps
 
 
@@ -286,16 +335,24 @@ def _error(phase: str, steps: pd.DataFrame) -> PhaseError:
         figures += [len(chosen), float((simulated / measured - 1).abs().mean())]
         figures.append(float(simulated.sum() / measured.sum() - 1))
     later = ~steps["in_window"] if figures[3] else steps["in_window"]
-    ends = (float(steps.loc[later, f"{phase}_{end}_s"].mean()) for end in ("simulated", "low", "high"))
+    ends = (
+        float(steps.loc[later, f"{phase}_{end}_s"].mean()) for end in ("simulated", "low", "high")
+    )
     return PhaseError(phase, *figures, *ends)
 
 
 def _assumed(
-    usable: pd.DataFrame, scenario: Scenario, trace: Trace, recorded: Trace | None, batch: int | None
+    usable: pd.DataFrame,
+    scenario: Scenario,
+    trace: Trace,
+    recorded: Trace | None,
+    batch: int | None,
 ) -> list[str]:
     cluster, training = scenario.cluster, scenario.training
     turns = usable["num_turns/mean"].mean() if "num_turns/mean" in usable else 0
-    logged = f" (the log counts {turns:.1f} messages a response): what they took is in the corrections"
+    logged = (
+        f" (the log counts {turns:.1f} messages a response): what they took is in the corrections"
+    )
     assumed = [  # whether it is assumed, what
         (
             True,
@@ -331,7 +388,9 @@ def _assumed(
 
 def scenario_yaml(calibration: Calibration, source: str) -> str:
     """Return the run as a scenario file for `simrl compare`. Its trace lies beside it."""
-    data = calibration.scenario.model_dump(mode="json", exclude_defaults=True, exclude={"system", "variant", "file"})
+    data = calibration.scenario.model_dump(
+        mode="json", exclude_defaults=True, exclude={"system", "variant", "file"}
+    )
     data["workload"] = {"trace": "run.parquet"}
     system = calibration.scenario.system
     data["systems"] = [{"name": system.name, **system.parameters}]
@@ -339,42 +398,59 @@ def scenario_yaml(calibration: Calibration, source: str) -> str:
     lines = [f"# Calibrated on steps {first}-{last} of {source}."]
     for c in calibration.corrections:
         known = "at the bound of its range" if c.error is None else f"± {c.error:.2g}"
-        lines.append(f"#   {c.name} = {c.value:.4g}{' ' + c.unit if c.unit else ''} ({known}): {c.meaning}; {c.key}")
+        lines.append(
+            f"#   {c.name} = {c.value:.4g}{' ' + c.unit if c.unit else ''} ({known}): {c.meaning}; {c.key}"
+        )
     for e in calibration.errors:
         if e.mape_out is not None:
-            lines.append(f"# {e.phase}: {e.mape_out:.1%} mean absolute error over the {e.steps_out} other steps")
+            lines.append(
+                f"# {e.phase}: {e.mape_out:.1%} mean absolute error over the {e.steps_out} other steps"
+            )
     lines += [f"# Warning: {text}." for text in calibration.warnings]
     lines += [f"# Assumed: {text}." for text in calibration.assumed]
     return "\n".join(lines) + "\n\n" + yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
 
 
 def presets_of(calibration: Calibration, log: str) -> dict[str, Preset]:
-    """Return the run's framework and engine as presets: the seconds that were fitted, in the range of fits that do as well, and
-    the other constants of the presets with which it was started. Efficiencies are the model's and the GPU's, and stay out."""
+    """Return the run's framework and engine as presets: the seconds that were fitted, in the range
+    of fits that do as well, and the other constants of the presets with which it was started.
+    Efficiencies are the model's and the GPU's, and stay out."""
     scenario, (first, last) = calibration.scenario, calibration.window
     presets = {"training": scenario.framework, "profile": scenario.engine.preset}
     keys = {"training": "framework", "profile": "engine.preset"}
-    constants = {section: dict(named(of, keys[section]).constants) if of else {} for section, of in presets.items()}
-    source = (
-        f"fitted to steps {first}-{last} of {log}: {scenario.model} on {scenario.cluster.gpus} {scenario.cluster.gpu}"
-    )
+    constants = {
+        section: dict(named(of, keys[section]).constants) if of else {}
+        for section, of in presets.items()
+    }
+    source = f"fitted to steps {first}-{last} of {log}: {scenario.model} on {scenario.cluster.gpus} {scenario.cluster.gpu}"
     for key in ("switch_s", "switch_transfer_s"):
-        constants["training"][key] = Constant(value=0.0, kind="measured", source=f"in the phases of {log}")
+        constants["training"][key] = Constant(
+            value=0.0, kind="measured", source=f"in the phases of {log}"
+        )
     for c in calibration.corrections:
         section, _, key = c.key.partition(".")
         if key.endswith("_s"):
             ends = [c.value - (c.error or 0.0), c.value + (c.error or 0.0)]
             ends += [getattr(getattr(corrected, section), key) for corrected in calibration.fits]
             low, high = max(min(ends), c.low), min(max(ends), c.high)
-            constants[section][key] = Constant(value=c.value, low=low, high=high, kind="measured", source=source)
+            constants[section][key] = Constant(
+                value=c.value, low=low, high=high, kind="measured", source=source
+            )
     name, engine = scenario.name, f"{scenario.name}-engine"
     return {
-        name: Preset(name=name, about=f"the framework of {log}", engine=engine, constants=constants["training"]),
+        name: Preset(
+            name=name,
+            about=f"the framework of {log}",
+            engine=engine,
+            constants=constants["training"],
+        ),
         engine: Preset(name=engine, about=f"the engine of {log}", constants=constants["profile"]),
     }
 
 
-def launched(run_log: Path, launch: Path | None, settings: Sequence[str], trace: Path, steps: int) -> Scenario:
+def launched(
+    run_log: Path, launch: Path | None, settings: Sequence[str], trace: Path, steps: int
+) -> Scenario:
     """Return the run as it was started, on a trace of its lengths."""
     fixed = [
         f"name={run_name(run_log)}",
@@ -387,7 +463,9 @@ def launched(run_log: Path, launch: Path | None, settings: Sequence[str], trace:
         file = launch
         if file is None:
             file = temporary / "launch.yaml"
-            file.write_text("name: run\nprofile: {roofline: {}}\nsystems: [verl_colocated]\n", encoding="utf-8")
+            file.write_text(
+                "name: run\nprofile: {roofline: {}}\nsystems: [verl_colocated]\n", encoding="utf-8"
+            )
         try:
             scenarios = load_scenarios(file, [*settings, *fixed], parameters_of=parameters_of)
             if launch is None:
@@ -402,15 +480,22 @@ def launched(run_log: Path, launch: Path | None, settings: Sequence[str], trace:
         raise InputError(
             f"{launch or run_log}: {len(scenarios)} systems; name the one that the run used, as systems=[verl_colocated]"
         )
-    return scenarios[0] if launch is not None else scenarios[0].model_copy(update={"file": str(run_log)})
+    return (
+        scenarios[0]
+        if launch is not None
+        else scenarios[0].model_copy(update={"file": str(run_log)})
+    )
 
 
 def _with_shipped_profile(scenario: Scenario) -> Scenario:
-    """Return the scenario with the shipped step times of its model and GPU, if there are any and none were given."""
+    """Return the scenario with the shipped step times of its model and GPU, if there are any and
+    none were given."""
     if scenario.profile.roofline != RooflineConfig():
         return scenario
     with suppress(InputError):  # an unknown model is said where the run is prepared
-        path = shipped_profile(model_shape(scenario.model).name, scenario.cluster.gpu, scenario.cluster.tp)
+        path = shipped_profile(
+            model_shape(scenario.model).name, scenario.cluster.gpu, scenario.cluster.tp
+        )
         if path is not None:
             return scenario.with_fields("profile", path=str(path.resolve()), roofline=None)
     return scenario

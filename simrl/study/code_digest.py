@@ -1,10 +1,13 @@
-"""The digest of the code that a point's row depends on: what `simulate_point` imports, and the data files beside it.
+"""The digest of the code that a point's row depends on: what `simulate_point` imports, and the data
+files beside it.
 
-Invariant: an edit that can move a row changes the digest, an edited docstring or comment does not. A module counts if it is
-imported, transitively and wherever in a file the import is written (also inside a function), from `START`. A data file is any
-file that is not Python; it counts if a module in its folder does, or in the nearest folder above that has modules, up to the
-folder at the top (`shipped/` of an installation has none: a point hashes the profile that it names).
-Left out: imports for type checkers alone, and `simrl/__init__.py`, which names the API and is covered by its version.
+Invariant: an edit that can move a row changes the digest, an edited docstring or comment does not.
+A module counts if it is imported, transitively and wherever in a file the import is written (also
+inside a function), from `START`. A data file is any file that is not Python; it counts if a module
+in its folder does, or in the nearest folder above that has modules, up to the folder at the top
+(`shipped/` of an installation has none: a point hashes the profile that it names). Left out:
+imports for type checkers alone, and `simrl/__init__.py`, which names the API and is covered by its
+version.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ def digest_of(root: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted([*modules, *_data_files(root, modules)]):
         content = (root / path).read_bytes()
-        part = source_digest(content) if path.endswith(".py") else hashlib.sha256(content).hexdigest()
+        part = (
+            source_digest(content) if path.endswith(".py") else hashlib.sha256(content).hexdigest()
+        )
         digest.update(f"{path}\0{part}\0".encode())
     return digest.hexdigest()
 
@@ -50,13 +55,17 @@ def imported(root: Path) -> set[str]:
         path = todo.pop()
         if path not in modules:
             modules.add(path)
-            todo += (file for name in _parsed((root / path).read_bytes())[1] for file in _files_of(root, name))
+            todo += (
+                file
+                for name in _parsed((root / path).read_bytes())[1]
+                for file in _files_of(root, name)
+            )
     return modules
 
 
 def _files_of(root: Path, name: str) -> Iterator[str]:
-    """Yield the files that run when `simrl.a.b` is imported: the packages on the way, then the module. A name that is no
-    module (of a function) has none."""
+    """Yield the files that run when `simrl.a.b` is imported: the packages on the way, then the
+    module. A name that is no module (of a function) has none."""
     place = Path()
     for part in name.split(".")[1:]:
         place /= part
@@ -66,17 +75,24 @@ def _files_of(root: Path, name: str) -> Iterator[str]:
 
 @cache
 def _parsed(source: bytes) -> tuple[str, frozenset[str]]:
-    """Return the digest of a module's syntax tree without docstrings, and the names below simrl that it imports."""
+    """Return the digest of a module's syntax tree without docstrings, and the names below simrl
+    that it imports."""
     tree = ast.parse(source)
     names = frozenset(name for name in _imports(tree) if name.startswith("simrl."))
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = [s for s in node.body if not _is_text(s)]  # a string that stands alone computes nothing
+            node.body = [
+                s for s in node.body if not _is_text(s)
+            ]  # a string that stands alone computes nothing
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest(), names
 
 
 def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 def _imports(node: ast.AST) -> Iterator[str]:
@@ -97,7 +113,12 @@ def _data_files(root: Path, modules: set[str]) -> Iterator[str]:
     for file in root.rglob("*"):
         path = file.relative_to(root)
         hidden = CACHES in path.parts or file.name.startswith(".")
-        if file.is_file() and file.suffix != ".py" and not hidden and _nearest_package(root, path.parent) in folders:
+        if (
+            file.is_file()
+            and file.suffix != ".py"
+            and not hidden
+            and _nearest_package(root, path.parent) in folders
+        ):
             yield path.as_posix()
 
 

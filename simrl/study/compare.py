@@ -35,7 +35,10 @@ from simrl.systems.recipes import make_system
 T = TypeVar("T")
 Keep = Callable[[Scenario, Result], T]  # called with each run in the process that simulated it
 SEEDS = 3
-FACTORS = {"samples_per_s_assumed_half": 0.5, "samples_per_s_assumed_double": 2.0}  # by the key in a row
+FACTORS = {
+    "samples_per_s_assumed_half": 0.5,
+    "samples_per_s_assumed_double": 2.0,
+}  # by the key in a row
 LONG_S = 600.0  # a comparison that took longer is repeated only on request
 HEADING = "Ranking with assumed seconds × 0.5 and × 2"
 LONGEST_NAME = 100  # of a run's folder; file systems take 255 bytes
@@ -76,7 +79,11 @@ class _Further(NamedTuple):
 
 
 def simulate_compared(
-    scenarios: Sequence[Scenario], jobs: int, inputs: InputCache, keep: Keep[T], beside: Beside = ALONE
+    scenarios: Sequence[Scenario],
+    jobs: int,
+    inputs: InputCache,
+    keep: Keep[T],
+    beside: Beside = ALONE,
 ) -> Compared[T]:
     """Simulate all scenarios and the further runs `beside` them, in up to `jobs` processes. Raise
     `InputError` for a scenario that cannot be executed."""
@@ -103,7 +110,9 @@ def simulate_compared(
         if beside.best_split is None and took_s <= LONG_S:
             looked_at = [looks(s, row, inputs) for s, row in zip(scenarios, rows, strict=True)]
             further += [_Further(i, "better_split", s) for i, s in enumerate(looked_at) if s]
-        for run, row in zip(further, _rows(outcomes, [run.scenario for run in further]), strict=True):
+        for run, row in zip(
+            further, _rows(outcomes, [run.scenario for run in further]), strict=True
+        ):
             _add(rows[run.place], run, row, inputs)
     return Compared(list(scenarios), [kept for _, kept in runs], rows, unranked)
 
@@ -116,9 +125,13 @@ def _rows(outcomes: Outcomes, scenarios: Sequence[Scenario]) -> list[Row]:
 
 
 def _simulate_each(
-    scenarios: Sequence[Scenario], jobs: int, outcomes: Outcomes, simulate: Callable[..., tuple[Row, T]]
+    scenarios: Sequence[Scenario],
+    jobs: int,
+    outcomes: Outcomes,
+    simulate: Callable[..., tuple[Row, T]],
 ) -> list[tuple[Row, T]]:
-    """Return the row of each scenario and what is kept of it; one process also shows its updates."""
+    """Return the row of each scenario and what is kept of it; one process also shows its
+    updates."""
     if min(jobs, len(scenarios)) > 1:
         outcomes.start(len(scenarios))
     # Once here, while the processes start, not in each of them.
@@ -131,17 +144,24 @@ def _simulate_each(
             # The most GPUs first: they take longest, and the last to start should end soon.
             order = sorted(range(len(scenarios)), key=lambda i: -scenarios[i].cluster.all_gpus)
             done = outcomes.each(simulate, [scenarios[i] for i in order])
-            return [run for _, run in sorted(zip(order, done, strict=True), key=lambda pair: pair[0])]
+            return [
+                run for _, run in sorted(zip(order, done, strict=True), key=lambda pair: pair[0])
+            ]
         for i, scenario in enumerate(scenarios):
             name = f"{i + 1}/{len(scenarios)} {folder_name(scenario)}: updates"
             bar = progress.add_task(name, total=scenario.steps)
-            made.append(simulate(scenario, lambda step, bar=bar: progress.update(bar, completed=step + 1)))
+            made.append(
+                simulate(scenario, lambda step, bar=bar: progress.update(bar, completed=step + 1))
+            )
             progress.remove_task(bar)
     return made
 
 
 def _simulate(
-    inputs: InputCache, keep: Keep[T], scenario: Scenario, on_step: Callable[[int], None] | None = None
+    inputs: InputCache,
+    keep: Keep[T],
+    scenario: Scenario,
+    on_step: Callable[[int], None] | None = None,
 ) -> tuple[Row, T]:
     result = simulate_prepared(prepare(scenario, inputs), on_step)
     return row_of(scenario, result), keep(scenario, result)
@@ -174,9 +194,11 @@ def further_seeds(scenario: Scenario) -> list[Scenario]:
     return [scenario.model_copy(update={"seed": scenario.seed + i}) for i in range(1, SEEDS)]
 
 
-def _ranked_again(runs: Sequence[Prepared], ranking: bool | None, took_s: float) -> tuple[list[_Further], str]:
-    """Return the runs with their assumed seconds at each of `FACTORS`, for a `ranking` (None: if the
-    comparison took at most `LONG_S`); or why there are none."""
+def _ranked_again(
+    runs: Sequence[Prepared], ranking: bool | None, took_s: float
+) -> tuple[list[_Further], str]:
+    """Return the runs with their assumed seconds at each of `FACTORS`, for a `ranking` (None: if
+    the comparison took at most `LONG_S`); or why there are none."""
     compared = Counter(prepared.scenario.variant for prepared in runs)
     if ranking is False or max(compared.values()) == 1:
         return [], ""
@@ -214,7 +236,8 @@ def the_result(_: Scenario, result: Result) -> Result:
 
 
 def require_possible(scenarios: Sequence[Scenario], inputs: InputCache) -> None:
-    """Raise `InputError` for a scenario that cannot be executed, and for two whose results have one folder."""
+    """Raise `InputError` for a scenario that cannot be executed, and for two whose results have one
+    folder."""
     names = [folder_name(scenario) for scenario in scenarios]
     for i, name in enumerate(names):
         if name in names[:i]:
@@ -224,7 +247,9 @@ def require_possible(scenarios: Sequence[Scenario], inputs: InputCache) -> None:
     with progress_bar() as progress:
         for scenario in progress.track(scenarios, description="checking"):
             try:
-                with ctrl_c_waits():  # the first one imports: Python ends by the signal if that is cut in two
+                with (
+                    ctrl_c_waits()
+                ):  # the first one imports: Python ends by the signal if that is cut in two
                     prepared = prepare(scenario, inputs)
                 needs.append(prepared.training_need(prepared.train_gpus))
             except TrainingMemoryError as error:
@@ -242,8 +267,8 @@ def _named(scenario: Scenario) -> str:
 
 
 def without_colocated(scenarios: Sequence[Scenario]) -> tuple[list[Scenario], list[str]]:
-    """Return the scenarios whose system can train on a pool of its own, if training has one, and a line
-    on the others. If no scenario would be left, all stay, and their check refuses them."""
+    """Return the scenarios whose system can train on a pool of its own, if training has one, and a
+    line on the others. If no scenario would be left, all stay, and their check refuses them."""
     out = [
         s
         for s in scenarios
@@ -258,8 +283,11 @@ def without_colocated(scenarios: Sequence[Scenario]) -> tuple[list[Scenario], li
     ]
 
 
-def with_speedups(scenarios: Sequence[Scenario], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add the speed-ups (`simrl.result.metrics.speedups`), and `folder`, the name of the run's folder."""
+def with_speedups(
+    scenarios: Sequence[Scenario], rows: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Add the speed-ups (`simrl.result.metrics.speedups`), and `folder`, the name of the run's
+    folder."""
     return [
         {**row, **over_first, "folder": folder_name(scenario)}
         for scenario, row, over_first in zip(scenarios, rows, speedups(rows), strict=True)
@@ -267,7 +295,8 @@ def with_speedups(scenarios: Sequence[Scenario], rows: Sequence[dict[str, Any]])
 
 
 def folder_name(scenario: Scenario) -> str:
-    """Return the name of a run's folder: its variant, system and parameters, in characters that every file system takes."""
+    """Return the name of a run's folder: its variant, system and parameters, in characters that
+    every file system takes."""
     parameters = [f"{key}-{value}" for key, value in scenario.system.parameters.items()]
     text = "-".join([*scenario.variant.split(", "), scenario.system.name, *parameters])
     name = re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.")
@@ -277,7 +306,8 @@ def folder_name(scenario: Scenario) -> str:
 
 
 def run_names(scenarios: Sequence[Scenario]) -> str:
-    """Return the runs as a message lists them: their systems, and for several runs of one system what they differ in."""
+    """Return the runs as a message lists them: their systems, and for several runs of one system
+    what they differ in."""
     systems = [scenario.system.name for scenario in scenarios]
     names = []
     for scenario in scenarios:
@@ -287,6 +317,8 @@ def run_names(scenarios: Sequence[Scenario]) -> str:
             for key, value in scenario.system.parameters.items()
             if any(s.system.parameters.get(key) != value for s in same)
         ]
-        details = ", ".join([*differs, *([scenario.variant] if scenario.variant and len(same) > 1 else [])])
+        details = ", ".join(
+            [*differs, *([scenario.variant] if scenario.variant and len(same) > 1 else [])]
+        )
         names.append(f"{scenario.system.name} with {details}" if details else scenario.system.name)
     return (", " if len(set(systems)) == len(systems) else "; ").join(names)

@@ -5,11 +5,13 @@
     update       update_s   = arithmetic at train_mfu  + update_overhead_s
     log-probs    log_prob_s = arithmetic at log_prob_mfu + log_prob_overhead_s × passes
 
-Invariant: every correction is a field of a scenario (`Correction.key`), so that `simulate` executes what the fit found.
+Invariant: every correction is a field of a scenario (`Correction.key`), so that `simulate` executes
+what the fit found.
 
-The logarithm of simulated over measured seconds is fitted by least squares, under a soft L1 loss beyond 10 %: a step that
-waited for a tool, or the first one, which warms up, does not pull the rest. Responses' own mean seconds are fitted with it
-where a log has them (verl's agent loop): they separate the cost of a full batch from the cost of a lonely straggler.
+The logarithm of simulated over measured seconds is fitted by least squares, under a soft L1 loss
+beyond 10 %: a step that waited for a tool, or the first one, which warms up, does not pull the
+rest. Responses' own mean seconds are fitted with it where a log has them (verl's agent loop): they
+separate the cost of a full batch from the cost of a lonely straggler.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ SOFT = 0.1  # of a logarithm: beyond, the loss is no longer quadratic
 
 @dataclass(frozen=True)
 class Correction:
-    """One fitted number. `error` is its standard error (Gauss-Newton; None if it is at a bound of its range)."""
+    """One fitted number. `error` is its standard error (Gauss-Newton; None if it is at a bound of
+    its range)."""
 
     name: str
     value: float
@@ -73,8 +76,8 @@ class Correction:
 
     @property
     def warning(self) -> str | None:
-        """Return what is doubtful about it: a bound that is no absent overhead, an error of half its value or more,
-        or a factor far from 1."""
+        """Return what is doubtful about it: a bound that is no absent overhead, an error of half
+        its value or more, or a factor far from 1."""
         if self.error is None and self.value > 0.0:
             asks = "the log asks for more than it can give; check the model and the GPU"
             return f"{self.name} ended at the bound of its range: {asks}"
@@ -91,7 +94,8 @@ class Correction:
 
 
 class _Parameter(NamedTuple):
-    """A correction before the fit. The fit's variable is the correction, or 1 over it (a share, which has no unit)."""
+    """A correction before the fit. The fit's variable is the correction, or 1 over it (a share,
+    which has no unit)."""
 
     name: str
     start: float
@@ -132,21 +136,40 @@ ENGINE = (
 )
 
 
-def _phase(mfu: str, mfu_key: str, share: str, overhead_s: str, each: str) -> tuple[_Parameter, _Parameter]:
-    """Return the corrections of a phase of training: the efficiency of its arithmetic, and its overhead."""
+def _phase(
+    mfu: str, mfu_key: str, share: str, overhead_s: str, each: str
+) -> tuple[_Parameter, _Parameter]:
+    """Return the corrections of a phase of training: the efficiency of its arithmetic, and its
+    overhead."""
     return (
         _Parameter(
-            mfu, 3.0, 1.0, 1000.0, 1.0, f"training.{mfu_key}", f"share of the data sheet's FLOP/s {share}", True
+            mfu,
+            3.0,
+            1.0,
+            1000.0,
+            1.0,
+            f"training.{mfu_key}",
+            f"share of the data sheet's FLOP/s {share}",
+            True,
         ),
         _Parameter(
-            overhead_s, 0.5, 0.0, 300.0, 1.0, f"training.{overhead_s}", f"of each {each} in addition to its arithmetic"
+            overhead_s,
+            0.5,
+            0.0,
+            300.0,
+            1.0,
+            f"training.{overhead_s}",
+            f"of each {each} in addition to its arithmetic",
         ),
     )
 
 
-TRAINING = _phase("train_mfu", "mfu", "in which gradients are computed", "update_overhead_s", "update")
+TRAINING = _phase(
+    "train_mfu", "mfu", "in which gradients are computed", "update_overhead_s", "update"
+)
 LOG_PROBS = _phase(
-    *("log_prob_mfu", "log_prob_mfu", "of a forward pass over the batch"), *("log_prob_overhead_s", "such pass")
+    *("log_prob_mfu", "log_prob_mfu", "of a forward pass over the batch"),
+    *("log_prob_overhead_s", "such pass"),
 )
 
 
@@ -161,34 +184,51 @@ def fit(
     prepared: Prepared,
     simulated: Callable[[Scenario], Result],
 ) -> tuple[list[Scenario], tuple[Correction, ...], list[str]]:
-    """Fit these rows of a log, whose updates train sequences of `lengths`; `prepared` is the run as it was started, and
-    `simulated` simulates it with other corrections.
+    """Fit these rows of a log, whose updates train sequences of `lengths`; `prepared` is the run as
+    it was started, and `simulated` simulates it with other corrections.
 
-    Return the scenario with its corrections, followed by the ends of the range of fits that do as well; the corrections; and
-    what the window cannot tell apart. Raise `InputError` if an update trains another number of samples than a step of the log.
+    Return the scenario with its corrections, followed by the ends of the range of fits that do as
+    well; the corrections; and what the window cannot tell apart. Raise `InputError` if an update
+    trains another number of samples than a step of the log.
     """
     configs, corrections, unclear = _fit_training(rows, prepared, lengths)
     # The measured phases contain the changes between rollout and training.
     settled = {"switch_s": 0.0, "switch_transfer_s": 0.0}
-    scenarios = [prepared.scenario.model_copy(update={"training": c.model_copy(update=settled)}) for c in configs]
+    scenarios = [
+        prepared.scenario.model_copy(update={"training": c.model_copy(update=settled)})
+        for c in configs
+    ]
     turns = in_turns(prepared)
-    times = lru_cache(maxsize=None)(partial(_times, simulated, scenarios[0], turns))  # in turns without load_s
-    # Where phases overlap, the order of events changes with the corrections: a slope over a tiny step is noise.
+    times = lru_cache(maxsize=None)(
+        partial(_times, simulated, scenarios[0], turns)
+    )  # in turns without load_s
+    # Where phases overlap, the order of events changes with the corrections: a slope over a tiny
+    # step is noise.
     solved = TINY if turns else COARSE
     first = simulated(with_generation(scenarios[0], *CORNERS[0], 0.0))
     _require_updates_of(lengths, first, prepared)
     linear = _linear(simulated, scenarios[0], first) if turns else None
-    values, engine, more = equally_good(_of_generation(rows, linear or times, turns), ENGINE, solved)
+    values, engine, more = equally_good(
+        _of_generation(rows, linear or times, turns), ENGINE, solved
+    )
     used = [(*map(float, x[:3]), 0.0) for x in values]
-    if linear is not None and not all(np.allclose(linear(*x), times(*x), rtol=EXACT, atol=0.0) for x in used):
-        _note_simulated(scenarios[0], "generation is not linear in them, as with tools or a shortest pass")
+    if linear is not None and not all(
+        np.allclose(linear(*x), times(*x), rtol=EXACT, atol=0.0) for x in used
+    ):
+        _note_simulated(
+            scenarios[0], "generation is not linear in them, as with tools or a shortest pass"
+        )
         values, engine, more = equally_good(_of_generation(rows, times, turns), ENGINE, solved)
-    fits = [with_generation(scenario, *map(float, x)) for scenario, x in zip(scenarios, values, strict=True)]
+    fits = [
+        with_generation(scenario, *map(float, x))
+        for scenario, x in zip(scenarios, values, strict=True)
+    ]
     return fits, (*engine, *corrections), [*more, *unclear]
 
 
 def _require_updates_of(lengths: Sequence[Ints], result: Result, prepared: Prepared) -> None:
-    """Raise `InputError` if an update of the system trains another number of samples than a step of the log."""
+    """Raise `InputError` if an update of the system trains another number of samples than a step of
+    the log."""
     trained = result.steps.column("samples").to_numpy().mean()
     logged = float(np.mean([tokens.size for tokens in lengths]))
     if abs(trained / logged - 1) > 0.05:
@@ -204,9 +244,12 @@ def in_turns(prepared: Prepared) -> bool:
 
 
 def _of_generation(rows: pd.DataFrame, times: Times, turns: bool) -> Callable[[Floats], Floats]:
-    """Return the residuals of generation, a column a step. Where generation and training overlap, the time from update to
-    update stands in for that of generation."""
-    measured, response_means = seconds(rows, GENERATION if turns else STEP), seconds(rows, RESPONSE_MEAN)
+    """Return the residuals of generation, a column a step. Where generation and training overlap,
+    the time from update to update stands in for that of generation."""
+    measured, response_means = (
+        seconds(rows, GENERATION if turns else STEP),
+        seconds(rows, RESPONSE_MEAN),
+    )
 
     def residuals(x: Floats) -> Floats:
         forward, pass_s, sequence_s, step_s = map(float, x)
@@ -220,20 +263,26 @@ def _of_generation(rows: pd.DataFrame, times: Times, turns: bool) -> Callable[[F
 def _times(
     simulated: Callable[[Scenario], Result], scenario: Scenario, turns: bool, *engine: float
 ) -> tuple[Floats, Floats]:
-    """Return the seconds of each step, and of its mean response, with these corrections of the engine."""
+    """Return the seconds of each step, and of its mean response, with these corrections of the
+    engine."""
     result = simulated(with_generation(scenario, *engine))
     return rollout_s(result) if turns else updates_s(result)
 
 
-def _linear(simulated: Callable[[Scenario], Result], scenario: Scenario, of_first: Result) -> Times | None:
-    """Return `_times` of a run in turns as a function that simulates nothing; None if the runs it is made of differ. `of_first`
-    is the run at the first corner.
+def _linear(
+    simulated: Callable[[Scenario], Result], scenario: Scenario, of_first: Result
+) -> Times | None:
+    """Return `_times` of a run in turns as a function that simulates nothing; None if the runs it
+    is made of differ. `of_first` is the run at the first corner.
 
-    The lengths alone decide which request is in which pass, and a pass is linear in the corrections. So the seconds of each
-    response are linear in them, and follow from one more simulation than there are unknowns. The caller checks the result: a
-    run that waits for tools, or has a shortest pass, need not be linear."""
+    The lengths alone decide which request is in which pass, and a pass is linear in the
+    corrections. So the seconds of each response are linear in them, and follow from one more
+    simulation than there are unknowns. The caller checks the result: a run that waits for tools, or
+    has a shortest pass, need not be linear."""
     first = _response_ends(of_first)
-    others = [_response_ends(simulated(with_generation(scenario, *corner, 0.0))) for corner in CORNERS[1:]]
+    others = [
+        _response_ends(simulated(with_generation(scenario, *corner, 0.0))) for corner in CORNERS[1:]
+    ]
     if not all(ends.index.equals(first.index) for ends in others):
         _note_simulated(scenario, "they change which responses finish")
         return None
@@ -248,19 +297,28 @@ def _linear(simulated: Callable[[Scenario], Result], scenario: Scenario, of_firs
 
 
 def _note_simulated(scenario: Scenario, reason: str) -> None:
-    log.warning(f"{scenario.file}: every guess of the corrections is simulated, which takes longer: {reason}")
+    log.warning(
+        f"{scenario.file}: every guess of the corrections is simulated, which takes longer: {reason}"
+    )
 
 
-def with_generation(scenario: Scenario, forward: float, pass_s: float, sequence_s: float, step_s: float) -> Scenario:
+def with_generation(
+    scenario: Scenario, forward: float, pass_s: float, sequence_s: float, step_s: float
+) -> Scenario:
     """Return the scenario with these corrections of its engine."""
-    engine = {"forward_correction": forward, "between_passes_s": pass_s, "sequence_overhead_s": sequence_s}
+    engine = {
+        "forward_correction": forward,
+        "between_passes_s": pass_s,
+        "sequence_overhead_s": sequence_s,
+    }
     return scenario.with_fields("profile", **engine).with_fields("training", load_s=step_s)
 
 
 def _fit_training(
     rows: pd.DataFrame, prepared: Prepared, lengths: Sequence[Ints]
 ) -> tuple[list[TrainingConfig], list[Correction], list[str]]:
-    """Fit the update and the log-probs; phases that the log does not time stay as the launch has them. Returns as `fit`."""
+    """Fit the update and the log-probs; phases that the log does not time stay as the launch has
+    them. Returns as `fit`."""
     config, system = prepared.scenario.training, prepared.system
     configs, corrections, unclear = [config] * 3, list[Correction](), list[str]()
 
@@ -269,7 +327,9 @@ def _fit_training(
         return replace(prepared, scenario=scenario).training_costs(prepared.train_gpus)
 
     def fit_line(
-        measured: Floats, parameters: Sequence[_Parameter], simulated_s: Callable[[TrainingConfig], list[float]]
+        measured: Floats,
+        parameters: Sequence[_Parameter],
+        simulated_s: Callable[[TrainingConfig], list[float]],
     ) -> None:
         mfu, overhead_s = (parameter.key.removeprefix("training.") for parameter in parameters)
 
@@ -281,20 +341,28 @@ def _fit_training(
             return np.log(np.array([simulated]) / np.where(measured > 0, measured, np.nan))
 
         values, fitted, more = equally_good(residuals, parameters)
-        configs[:] = [one.model_copy(update=changed(x)) for one, x in zip(configs, values, strict=True)]
+        configs[:] = [
+            one.model_copy(update=changed(x)) for one, x in zip(configs, values, strict=True)
+        ]
         corrections.extend(fitted)
         unclear.extend(more)
 
     measured = seconds(rows, UPDATE)
     if np.isfinite(measured).sum() >= FEWEST_STEPS:
-        fit_line(measured, TRAINING, lambda c: [costs(c).update(n, system.minibatches)[0][1] for n in lengths])
+        fit_line(
+            measured,
+            TRAINING,
+            lambda c: [costs(c).update(n, system.minibatches)[0][1] for n in lengths],
+        )
     logged, reference = seconds(rows, LOG_PROB), seconds(rows, REFERENCE)
     known = np.isfinite(logged) & (logged > 0)
     if known.sum() >= FEWEST_STEPS and system.log_probs:
         both = known & np.isfinite(reference)
         if both.sum() >= FEWEST_STEPS:
             if config.reference_model is None:
-                passes = max(1, round(system.log_probs * float(reference[both].sum() / logged[both].sum())))
+                passes = max(
+                    1, round(system.log_probs * float(reference[both].sum() / logged[both].sum()))
+                )
                 configs[:] = [one.model_copy(update={"extra_log_probs": passes}) for one in configs]
             logged = logged + reference
         fit_line(logged, LOG_PROBS, lambda c: [costs(c).inference(n)[0][1] for n in lengths])
@@ -302,14 +370,18 @@ def _fit_training(
 
 
 def equally_good(
-    residuals: Callable[[Floats], Floats], parameters: Sequence[_Parameter], solved: Mapping[str, Any] = TINY
+    residuals: Callable[[Floats], Floats],
+    parameters: Sequence[_Parameter],
+    solved: Mapping[str, Any] = TINY,
 ) -> tuple[Floats, list[Correction], list[str]]:
-    """Fit, and find how far the first correction (an efficiency) can be moved without harm. Return a row of variables of the
-    fit that is used, of the slowest and of the fastest one that do as well; its corrections; and what is unclear.
+    """Fit, and find how far the first correction (an efficiency) can be moved without harm. Return
+    a row of variables of the fit that is used, of the slowest and of the fastest one that do as
+    well; its corrections; and what is unclear.
 
-    It is moved away from the best fit, no further than to 1 (no engine is faster than its profile, no GPU than its data sheet),
-    and the others are fitted again, until the loss is worse than chance explains (95 %). Each fit is then repeated on the first
-    two thirds of the steps; one whose loss on the last third is worse than the least by more than a standard error does not
+    It is moved away from the best fit, no further than to 1 (no engine is faster than its profile,
+    no GPU than its data sheet), and the others are fitted again, until the loss is worse than
+    chance explains (95 %). Each fit is then repeated on the first two thirds of the steps; one
+    whose loss on the last third is worse than the least by more than a standard error does not
     count. Of the rest the middle is used: no fit is further from the others than it has to be.
     """
     solve = partial(_least_squares, parameters=parameters, solved=solved)
@@ -319,14 +391,18 @@ def equally_good(
     good, low, high = [best], min(1.0, float(best.x[0])), parameters[0].high
     for factor in (GRID, 1 / GRID):
         last = best
-        while (first := float(np.clip(last.x[0] * factor, low, high))) != last.x[0] and len(good) < MOST_FITS:
+        while (first := float(np.clip(last.x[0] * factor, low, high))) != last.x[0] and len(
+            good
+        ) < MOST_FITS:
             last = solve(residuals, start=[first, *last.x[1:]], free_from=1)
             if last.cost > worst:
                 break
             good.append(last)
     used = best
     if len(good) > 1:
-        good = _best_held_out(good, residuals, solve, np.arange(residual.shape[1]) < residual.shape[1] * 2 // 3)
+        good = _best_held_out(
+            good, residuals, solve, np.arange(residual.shape[1]) < residual.shape[1] * 2 // 3
+        )
         good.sort(key=lambda candidate: float(candidate.x[0]))
         middle = (good[0].x[0] + good[-1].x[0]) / 2
         used = solve(residuals, start=[middle, *best.x[1:]], free_from=1)
@@ -334,25 +410,39 @@ def equally_good(
     half = np.ptp(values, axis=0) / 2
     errors = np.fmax(_errors(best, parameters), np.where(half > 0, half, np.nan))
     fitted, *ends = (
-        [p.fitted(float(x), None if np.isnan(e) else float(e)) for p, x, e in zip(parameters, row, errors, strict=True)]
+        [
+            p.fitted(float(x), None if np.isnan(e) else float(e))
+            for p, x, e in zip(parameters, row, errors, strict=True)
+        ]
         for row in values
     )
-    apart = [abs(slow.value - fast.value) > UNCLEAR * c.value for c, slow, fast in zip(fitted, *ends, strict=True)]
+    apart = [
+        abs(slow.value - fast.value) > UNCLEAR * c.value
+        for c, slow, fast in zip(fitted, *ends, strict=True)
+    ]
     if sum(apart) < 2:
         return values, fitted, []
-    slow, fast = (", ".join(f"{c.value:.3g} {c.unit}".rstrip() for c in compress(end, apart)) for end in ends)
+    slow, fast = (
+        ", ".join(f"{c.value:.3g} {c.unit}".rstrip() for c in compress(end, apart)) for end in ends
+    )
     names = ", ".join(c.name for c in compress(fitted, apart))
     return (
         values,
         fitted,
-        [f"the window cannot tell {names} apart: {slow} fit it as well as {fast}; the middle is used"],
+        [
+            f"the window cannot tell {names} apart: {slow} fit it as well as {fast}; the middle is used"
+        ],
     )
 
 
 def _best_held_out(
-    good: Sequence[Any], residuals: Callable[[Floats], Floats], solve: Callable[..., Any], part: NDArray[np.bool_]
+    good: Sequence[Any],
+    residuals: Callable[[Floats], Floats],
+    solve: Callable[..., Any],
+    part: NDArray[np.bool_],
 ) -> list[Any]:
-    """Return the fits that, repeated on a part of the steps, predict the rest as well as any, to within a standard error."""
+    """Return the fits that, repeated on a part of the steps, predict the rest as well as any, to
+    within a standard error."""
     held_out = []
     for candidate in good:
         early = solve(lambda x: residuals(x)[:, part], start=candidate.x, free_from=1)
@@ -360,12 +450,16 @@ def _best_held_out(
         held_out.append(np.nansum(loss, axis=0))
     apart = np.array(held_out) - min(held_out, key=np.sum)
     error = np.std(apart, axis=1) * np.sqrt(apart.shape[1])
-    return [candidate for candidate, d, e in zip(good, apart.sum(axis=1), error, strict=True) if d <= e]
+    return [
+        candidate for candidate, d, e in zip(good, apart.sum(axis=1), error, strict=True) if d <= e
+    ]
 
 
 def _errors(solution: Any, parameters: Sequence[_Parameter]) -> Floats:
     """Return the standard errors of a fit (Gauss-Newton), NaN for a correction at a bound."""
-    low, high, scale = (np.array(column) for column in zip(*(p[2:5] for p in parameters), strict=True))
+    low, high, scale = (
+        np.array(column) for column in zip(*(p[2:5] for p in parameters), strict=True)
+    )
     errors = np.full(len(parameters), np.nan)
     free = np.flatnonzero((solution.x - low > 1e-3 * scale) & (high - solution.x > 1e-3 * scale))
     if free.size:
@@ -382,8 +476,11 @@ def _least_squares(
     start: Sequence[float] | None = None,
     free_from: int = 0,
 ) -> Any:
-    """Return SciPy's result with all corrections in `x`; those before `free_from` stay at their start."""
-    first, low, high, scale = (np.array(column) for column in zip(*(p[1:5] for p in parameters), strict=True))
+    """Return SciPy's result with all corrections in `x`; those before `free_from` stay at their
+    start."""
+    first, low, high, scale = (
+        np.array(column) for column in zip(*(p[1:5] for p in parameters), strict=True)
+    )
     begin = first if start is None else np.clip(start, low + 1e-3 * scale, high - 1e-3 * scale)
     fixed = np.array(begin if start is None else start)[:free_from]
 
@@ -394,30 +491,43 @@ def _least_squares(
     part = slice(free_from, None)
     low, high, scale = low[part], high[part], scale[part]
     bounds = low, high
-    solution = least_squares(known, begin[part], bounds=bounds, x_scale=scale, loss="soft_l1", f_scale=SOFT, **solved)
-    ended = np.where(solution.x - low < 1e-3 * scale, low, np.where(high - solution.x < 1e-3 * scale, high, solution.x))
+    solution = least_squares(
+        known, begin[part], bounds=bounds, x_scale=scale, loss="soft_l1", f_scale=SOFT, **solved
+    )
+    ended = np.where(
+        solution.x - low < 1e-3 * scale,
+        low,
+        np.where(high - solution.x < 1e-3 * scale, high, solution.x),
+    )
     solution.x = np.concatenate([fixed, ended])
     return solution
 
 
 def rollout_s(result: Result) -> tuple[Floats, Floats]:
-    """Return for each step of a synchronous run the seconds from its first response's start to its last one's end, and the
-    mean seconds of its responses, from that start."""
+    """Return for each step of a synchronous run the seconds from its first response's start to its
+    last one's end, and the mean seconds of its responses, from that start."""
     ends = _response_ends(result)
     return _of_steps(ends.to_numpy(), _responses_of_steps(ends))
 
 
 def _response_ends(result: Result) -> pd.Series:
-    """Return when each finished response ended, in seconds from the first start of its step, by `trace_step` and `uid`."""
-    samples = result.samples.select(["trace_step", "uid", "started_s", "finished_s"]).to_pandas().dropna()
-    samples["ended_s"] = samples["finished_s"] - samples.groupby("trace_step")["started_s"].transform("min")
+    """Return when each finished response ended, in seconds from the first start of its step, by
+    `trace_step` and `uid`."""
+    samples = (
+        result.samples.select(["trace_step", "uid", "started_s", "finished_s"]).to_pandas().dropna()
+    )
+    samples["ended_s"] = samples["finished_s"] - samples.groupby("trace_step")[
+        "started_s"
+    ].transform("min")
     ends: pd.Series = samples.set_index(["trace_step", "uid"])["ended_s"]
     return ends.sort_index()
 
 
 def _responses_of_steps(ends: pd.Series) -> Ints:
     """Return the responses of each step."""
-    return np.unique(ends.index.get_level_values("trace_step").to_numpy(np.int64), return_counts=True)[1]
+    return np.unique(
+        ends.index.get_level_values("trace_step").to_numpy(np.int64), return_counts=True
+    )[1]
 
 
 def _of_steps(ends: Floats, counts: Ints) -> tuple[Floats, Floats]:
@@ -427,8 +537,13 @@ def _of_steps(ends: Floats, counts: Ints) -> tuple[Floats, Floats]:
 
 
 def updates_s(result: Result) -> tuple[Floats, Floats]:
-    """Return for each update the seconds since the one before, and the mean seconds of the responses that it trained."""
-    samples = result.samples.select(["trained_step", "started_s", "finished_s"]).to_pandas().dropna()
-    response_s = (samples["finished_s"] - samples["started_s"]).groupby(samples["trained_step"]).mean()
+    """Return for each update the seconds since the one before, and the mean seconds of the
+    responses that it trained."""
+    samples = (
+        result.samples.select(["trained_step", "started_s", "finished_s"]).to_pandas().dropna()
+    )
+    response_s = (
+        (samples["finished_s"] - samples["started_s"]).groupby(samples["trained_step"]).mean()
+    )
     finished_s = result.steps.column("finished_s").to_numpy()
     return np.diff(finished_s, prepend=0.0), response_s.to_numpy(dtype=np.float64)

@@ -1,8 +1,9 @@
 """Executors of points: this process, processes of this machine (the only pool), or a Ray cluster.
 
-An executor yields the outcomes of points as they come, in any order; only the caller keeps them. Invariant: a point's row does
-not depend on the executor. A process or node that dies costs its points another try and no other point; a point whose process
-dies at every try is a `LostTask`, which says something about the machine and nothing about the point.
+An executor yields the outcomes of points as they come, in any order; only the caller keeps them.
+Invariant: a point's row does not depend on the executor. A process or node that dies costs its
+points another try and no other point; a point whose process dies at every try is a `LostTask`,
+which says something about the machine and nothing about the point.
 """
 
 from __future__ import annotations
@@ -85,9 +86,9 @@ def _simulate(point: Point, inputs: InputCache | None = None) -> Outcome | LostT
 class Processes:
     """Up to `jobs` processes of this machine, each with one task at a time.
 
-    They ignore Ctrl-C and end with this process, however it ends. They also end with the tasks; with
-    `stay`, idle ones wait for further tasks until `end`, which the end of a `with` block calls.
-    `inputs` travel with every point; without them, each process keeps its own.
+    They ignore Ctrl-C and end with this process, however it ends. They also end with the tasks;
+    with `stay`, idle ones wait for further tasks until `end`, which the end of a `with` block
+    calls. `inputs` travel with every point; without them, each process keeps its own.
     """
 
     def __init__(self, jobs: int, stay: bool = False, inputs: InputCache | None = None) -> None:
@@ -111,7 +112,8 @@ class Processes:
     def results(
         self, work: Callable[[A], T], tasks: Sequence[A], tries: int = 1
     ) -> Generator[tuple[int, T | LostTask], None, None]:
-        """Yield (place, `work(task)`) of each task, in any order; tasks begin in their order. Raises what `work` raises."""
+        """Yield (place, `work(task)`) of each task, in any order; tasks begin in their order.
+        Raises what `work` raises."""
         todo = deque((i, 1) for i in range(len(tasks)))  # with the number of the try
         busy: dict[Connection, tuple[_Process, int, int]] = {}
         try:
@@ -121,7 +123,9 @@ class Processes:
                     (i, attempt), process = todo.popleft(), self._idle.pop()
                     busy[process.connection] = process, i, attempt
                     message = _packed(work, tasks[i])
-                    with suppress(OSError):  # it has died, which its pipe says when the result is awaited
+                    with suppress(
+                        OSError
+                    ):  # it has died, which its pipe says when the result is awaited
                         process.connection.send(message)
                 for connection in wait(list(busy)):
                     assert isinstance(connection, Connection)
@@ -188,12 +192,15 @@ def _serve(connection: Connection) -> None:
 
 
 def _packed(work: Callable[[A], T], task: A) -> tuple[str, Mapping[str, str], bytes]:
-    """Return what a process is sent: the function's name, where the caller's main module is, and function and task."""
+    """Return what a process is sent: the function's name, where the caller's main module is, and
+    function and task."""
     function = getattr(work, "func", work)  # of a partial
     named = function if hasattr(function, "__qualname__") else type(function)
     name = f"{named.__module__}.{named.__qualname__}"
     main = {
-        key: place.removesuffix(".__main__")  # of `python -m package`, which multiprocessing would leave out
+        key: place.removesuffix(
+            ".__main__"
+        )  # of `python -m package`, which multiprocessing would leave out
         for key, place in get_preparation_data("").items()
         if key.startswith("init_main")
     }
@@ -203,8 +210,11 @@ def _packed(work: Callable[[A], T], task: A) -> tuple[str, Mapping[str, str], by
         raise _not_loaded(name, error) from error
 
 
-def _unpacked(name: str, main: Mapping[str, str], packed: bytes) -> tuple[Callable[[Any], Any], Any]:
-    """Return a function and its task. Where they need the caller's main module, it is imported, as multiprocessing does."""
+def _unpacked(
+    name: str, main: Mapping[str, str], packed: bytes
+) -> tuple[Callable[[Any], Any], Any]:
+    """Return a function and its task. Where they need the caller's main module, it is imported, as
+    multiprocessing does."""
     with suppress(AttributeError, ImportError):
         return pickle.loads(packed)  # type: ignore[no-any-return]
     try:
@@ -222,15 +232,19 @@ def _not_loaded(name: str, error: BaseException) -> InputError:
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent has ended, also in the middle of a task: a killed parent cannot end it."""
+    """End this process when its parent has ended, also in the middle of a task: a killed parent
+    cannot end it."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
     os._exit(1)
 
 
-def each(work: Callable[[A], T], tasks: Sequence[A], pool: Processes | None) -> Generator[tuple[int, T], None, None]:
-    """Yield (place, `work(task)`) of each task, from a pool in any order, or here. Raises `StoppedError` if a process dies."""
+def each(
+    work: Callable[[A], T], tasks: Sequence[A], pool: Processes | None
+) -> Generator[tuple[int, T], None, None]:
+    """Yield (place, `work(task)`) of each task, from a pool in any order, or here. Raises
+    `StoppedError` if a process dies."""
     if pool is None:
         yield from ((i, work(task)) for i, task in enumerate(tasks))
         return
@@ -244,8 +258,8 @@ def each(work: Callable[[A], T], tasks: Sequence[A], pool: Processes | None) -> 
 
 
 class RayCluster:
-    """A Ray cluster: a task for each point, on nodes with this version of simrl. Files that a point names travel with it; a
-    node keeps them."""
+    """A Ray cluster: a task for each point, on nodes with this version of simrl. Files that a point
+    names travel with it; a node keeps them."""
 
     def __init__(self, address: str) -> None:
         connect(address)
@@ -268,7 +282,10 @@ class RayCluster:
                         if digest not in stored:
                             stored[digest] = ray.put(file.read_bytes())
                         # With its folder: a model without a name is called after that.
-                        files[path] = Path(file.resolve().parent.name or "root") / file.name, stored[digest]
+                        files[path] = (
+                            Path(file.resolve().parent.name or "root") / file.name,
+                            stored[digest],
+                        )
                     pending[simulate.remote(points[i], files)] = i
                 for reference in ray.wait(list(pending))[0]:
                     yield pending.pop(reference), _fetched(reference)
@@ -283,22 +300,33 @@ def _fetched(reference: Any) -> Outcome | LostTask:
     try:
         outcome: Outcome | LostTask = ray.get(reference)
     except ray.exceptions.RayError as error:
-        cause = [line.strip() for line in f"{error}".splitlines() if line.strip()][-1]  # of Ray's page-long message
-        if isinstance(error, ray.exceptions.RayTaskError):  # not of the point: its node could not even try
+        cause = [line.strip() for line in f"{error}".splitlines() if line.strip()][
+            -1
+        ]  # of Ray's page-long message
+        if isinstance(
+            error, ray.exceptions.RayTaskError
+        ):  # not of the point: its node could not even try
             raise StoppedError(
                 f"--ray: a node could not simulate a point ({cause}); every node needs this version of simrl"
             ) from error
-        return LostTask(f"its process or node was lost {RAY_TRIES} times ({type(error).__name__}: {cause})")
+        return LostTask(
+            f"its process or node was lost {RAY_TRIES} times ({type(error).__name__}: {cause})"
+        )
     return outcome
 
 
 def _simulate_on_node(point: Point, files: Mapping[str, tuple[Path, Any]]) -> Outcome | LostTask:
-    """Simulate a point on a node; `files` are the name and the stored contents of each path in the scenario."""
+    """Simulate a point on a node; `files` are the name and the stored contents of each path in the
+    scenario."""
     if point.code["code"] != code_digest():
         raise RuntimeError(f"{socket.gethostname()} has another version of simrl")
-    copies = {path: _copy(name, point.files[path], stored) for path, (name, stored) in files.items()}
+    copies = {
+        path: _copy(name, point.files[path], stored) for path, (name, stored) in files.items()
+    }
     data = in_texts(point.scenario.model_dump(mode="json"), lambda text: copies.get(text, text))
-    outcome = _simulate(replace(point, scenario=Scenario.model_validate({**data, "file": point.scenario.file})))
+    outcome = _simulate(
+        replace(point, scenario=Scenario.model_validate({**data, "file": point.scenario.file}))
+    )
     if isinstance(outcome, dict) and "error" in outcome:  # with the paths that the user knows
         for path, copy in copies.items():
             outcome = {key: words.replace(copy, path) for key, words in outcome.items()}
@@ -327,8 +355,8 @@ def _copy(name: Path, digest: str, stored: Any) -> str:
 
 
 def connect(address: str) -> None:
-    """Connect this process to the Ray cluster at `address`, once; "local" starts one on this machine, for its processes
-    alone. Raise `InputError` without Ray, or without an answer."""
+    """Connect this process to the Ray cluster at `address`, once; "local" starts one on this
+    machine, for its processes alone. Raise `InputError` without Ray, or without an answer."""
     try:
         import ray
     except ImportError:
@@ -341,7 +369,11 @@ def connect(address: str) -> None:
             # Ray itself tries for minutes, and then ends the process.
             socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
         local = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-        ray.init(**(local if address == "local" else {"address": address}), log_to_driver=False, logging_level="ERROR")
+        ray.init(
+            **(local if address == "local" else {"address": address}),
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
     except (OSError, OverflowError, ValueError, RuntimeError) as error:
         raise InputError(
             f"--ray {address}: no cluster answers there ({first_line(error)}); start one with `ray start --head`, or use "

@@ -1,5 +1,5 @@
-"""The goal of a search: the fastest choice, the cheapest in time, or the fastest within a budget; and
-its limits.
+"""The goal of a search: the fastest choice, the cheapest in time, or the fastest within a budget;
+and its limits.
 
 Invariant: pure functions of a scenario and its row. `merit` is a rate (larger is better, a ratio of
 two is a speed-up or a saving), so that one number compares options under any goal.
@@ -23,7 +23,8 @@ SETTLING = "settling"
 
 
 class Broken(NamedTuple):
-    """A limit that an option exceeds, in words, and by what share of the limit; `unsettled` if the value was still growing."""
+    """A limit that an option exceeds, in words, and by what share of the limit; `unsettled` if the
+    value was still growing."""
 
     limit: str
     says: str
@@ -33,9 +34,9 @@ class Broken(NamedTuple):
 
 @dataclass(frozen=True)
 class Goal:
-    """The user's goal. `updates` are of a whole batch, `batch_samples`, whatever number a system trains
-    at a time; `price` is the price of a GPU-hour, 0 if unknown; with `settled`, a run has to settle.
-    Raises `InputError` for options that contradict each other."""
+    """The user's goal. `updates` are of a whole batch, `batch_samples`, whatever number a system
+    trains at a time; `price` is the price of a GPU-hour, 0 if unknown; with `settled`, a run has to
+    settle. Raises `InputError` for options that contradict each other."""
 
     batch_samples: float
     price: float = 0.0
@@ -51,7 +52,9 @@ class Goal:
             raise InputError("--deadline and --budget: give one of them; the other is minimised")
         if not self.price and (self.max_cost is not None or self.budget is not None):
             option = "--max-cost" if self.max_cost is not None else "--budget"
-            raise InputError(f"{option}: cluster.cost_per_gpu_hour is 0; give the price of a GPU-hour")
+            raise InputError(
+                f"{option}: cluster.cost_per_gpu_hour is 0; give the price of a GPU-hour"
+            )
 
     @property
     def words(self) -> str:
@@ -86,22 +89,30 @@ class Goal:
             says = f"had not settled after {scenario.steps} updates"
             limits.append(Broken(SETTLING, says, 0.1, unsettled=True))
         if self.max_cost is not None:
-            limits.append(_over("cost", "cost of 1,000 samples", row["cost_per_1k_samples"], self.max_cost))
+            limits.append(
+                _over("cost", "cost of 1,000 samples", row["cost_per_1k_samples"], self.max_cost)
+            )
         if self.deadline_s is not None and (seconds := self.seconds(row)) > self.deadline_s:
-            limits.append(Broken("deadline", f"takes {duration(seconds)}", seconds / self.deadline_s - 1))
+            limits.append(
+                Broken("deadline", f"takes {duration(seconds)}", seconds / self.deadline_s - 1)
+            )
         if self.budget is not None:
             limits.append(_over("budget", "cost", self.cost(row), self.budget))
         return [broken for broken in limits if broken is not None]
 
     def _staleness(self, scenario: Scenario, row: Row) -> Broken | None:
-        """Return the broken limit of staleness, of the oldest trained token, carried ones too. If its
-        age still grew, only the system's own rule bounds it."""
+        """Return the broken limit of staleness, of the oldest trained token, carried ones too. If
+        its age still grew, only the system's own rule bounds it."""
         limit, most = "off-policyness", self.max_off_policyness
         if most is None:
             return None
         oldest = largest_off_policyness(row)
         if oldest > most:
-            return Broken(limit, f"off-policyness up to {oldest}", oldest / max(most, 1.0) - most / max(most, 1.0))
+            return Broken(
+                limit,
+                f"off-policyness up to {oldest}",
+                oldest / max(most, 1.0) - most / max(most, 1.0),
+            )
         bound = make_system(scenario.system.name, scenario.system.parameters).off_policyness
         if row["settled"] or (bound is not None and bound <= most):
             return None
@@ -110,7 +121,9 @@ class Goal:
 
 
 def _over(limit: str, what: str, value: float, most: float) -> Broken | None:
-    return Broken(limit, f"{what} {value:,.4g}", value / max(most, 1e-9) - 1) if value > most else None
+    return (
+        Broken(limit, f"{what} {value:,.4g}", value / max(most, 1e-9) - 1) if value > most else None
+    )
 
 
 def seconds_of(text: str, option: str) -> float:

@@ -1,9 +1,9 @@
 """The variations of a study: dimensions of alternatives, and the combinations that they span.
 
-The one language of variation: lists, ranges, zips, samples, the file's `vary`, and the systems. An alternative is set as a
-whole: one key, several keys that are zipped, or an entry of the file's `vary`. A combination takes one alternative of each
-dimension. Invariant: a draw depends on (seed, its number, the keys of the dimension), so that more samples add combinations and
-change none.
+The one language of variation: lists, ranges, zips, samples, the file's `vary`, and the systems. An
+alternative is set as a whole: one key, several keys that are zipped, or an entry of the file's
+`vary`. A combination takes one alternative of each dimension. Invariant: a draw depends on (seed,
+its number, the keys of the dimension), so that more samples add combinations and change none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simrl.errors import InputError, meant
-from simrl.scenario.load import PARAMETER, ScenarioFile, Setting, given, override, require_parameter, with_parameters
+from simrl.scenario.load import (
+    PARAMETER,
+    ScenarioFile,
+    Setting,
+    given,
+    override,
+    require_parameter,
+    with_parameters,
+)
 from simrl.scenario.model import Scenario
 from simrl.scenario.yaml_text import split_at_commas
 from simrl.systems.recipes import parameters_of
@@ -75,16 +83,19 @@ Dimension = Listed | Between
 
 
 class Varied(NamedTuple):
-    """A scenario file with the keys that have one value set, and the dimensions of those with several; the systems always are a
-    dimension."""
+    """A scenario file with the keys that have one value set, and the dimensions of those with
+    several; the systems always are a dimension."""
 
     file: ScenarioFile
     dimensions: list[Dimension]
 
     def combinations(self, sample: int | None, seed: int) -> Iterator[tuple[Setting, ...]]:
-        """Yield the settings of each combination: all, the last dimension fastest, or `sample` random ones, drawn in each
-        dimension on its own."""
-        return map(_joined, self._grid() if sample is None else (self._draw(f"{seed} {i}") for i in range(sample)))
+        """Yield the settings of each combination: all, the last dimension fastest, or `sample`
+        random ones, drawn in each dimension on its own."""
+        return map(
+            _joined,
+            self._grid() if sample is None else (self._draw(f"{seed} {i}") for i in range(sample)),
+        )
 
     def _grid(self) -> Iterator[tuple[Alternative, ...]]:
         for dimension in self.dimensions:
@@ -92,13 +103,20 @@ class Varied(NamedTuple):
                 raise InputError(
                     f"{dimension.text!r}: there is no end of numbers in between; list them, or draw some with --sample N"
                 )
-        listed = [dimension.alternatives for dimension in self.dimensions if isinstance(dimension, Listed)]
+        listed = [
+            dimension.alternatives for dimension in self.dimensions if isinstance(dimension, Listed)
+        ]
         if (count := prod(map(len, listed))) > MOST_POINTS:
-            raise InputError(f"{count:,} points are more than {MOST_POINTS:,}; draw some with --sample N")
+            raise InputError(
+                f"{count:,} points are more than {MOST_POINTS:,}; draw some with --sample N"
+            )
         return product(*listed)
 
     def _draw(self, name: str) -> tuple[Alternative, ...]:
-        keyed = ((d, f"{name} {' '.join(d.keys)}".encode(errors="backslashreplace")) for d in self.dimensions)
+        keyed = (
+            (d, f"{name} {' '.join(d.keys)}".encode(errors="backslashreplace"))
+            for d in self.dimensions
+        )
         return tuple(dimension.drawn(random.Random(key).random()) for dimension, key in keyed)
 
     def settings(self, key: str) -> list[Setting]:
@@ -112,9 +130,11 @@ class Varied(NamedTuple):
         return _joined(dimension.drawn(0.0) for dimension in self.dimensions)
 
     def require_parameters(self) -> None:
-        """Raise `InputError` for a key such as `system.eta` that is a parameter of none of the systems."""
+        """Raise `InputError` for a key such as `system.eta` that is a parameter of none of the
+        systems."""
         names = dict.fromkeys(
-            entry if isinstance(entry, str) else entry["name"] for _, entry, _ in self.settings(SYSTEMS)
+            entry if isinstance(entry, str) else entry["name"]
+            for _, entry, _ in self.settings(SYSTEMS)
         )
         for key in (key for dimension in self.dimensions for key in dimension.keys):
             if key.startswith(PARAMETER):
@@ -126,8 +146,9 @@ def _joined(alternatives: Iterable[Alternative]) -> Alternative:
 
 
 def vary(path: Path, texts: Sequence[str], zips: Sequence[str] = ()) -> Varied:
-    """Return the variation by a scenario file and `key=a,b,c` together: the file's `vary` first, then the keys in their order,
-    then the systems. `zips` are keys, separated by commas, whose values go together. Raise `InputError`."""
+    """Return the variation by a scenario file and `key=a,b,c` together: the file's `vary` first,
+    then the keys in their order, then the systems. `zips` are keys, separated by commas, whose
+    values go together. Raise `InputError`."""
     return cross(lambda settings: ScenarioFile(path, settings), by_key(texts), zips)
 
 
@@ -138,7 +159,9 @@ def by_key(texts: Sequence[str]) -> dict[str, Dimension]:
         dimension = _dimension(text)
         (key,) = dimension.keys
         if key in dimensions:
-            raise InputError(f"{text!r}: {key} is given twice; give all of its values once, separated by commas")
+            raise InputError(
+                f"{text!r}: {key} is given twice; give all of its values once, separated by commas"
+            )
         dimensions[key] = dimension
     return dimensions
 
@@ -148,28 +171,37 @@ def cross(
     dimensions: Mapping[str, Dimension],
     zips: Sequence[str] = (),
 ) -> Varied:
-    """Return the variation of dimensions by their keys; a key with one value is set in the file that is opened."""
+    """Return the variation of dimensions by their keys; a key with one value is set in the file
+    that is opened."""
     fixed: list[Setting] = []
     swept: dict[str, Dimension] = {}
     for key, dimension in dimensions.items():
         if key == SYSTEMS and isinstance(dimension, Listed):
             values = [setting.value for (setting,) in dimension.alternatives]
             systems = [
-                entry for value in values for entry in (value if isinstance(value, list) else [value])
+                entry
+                for value in values
+                for entry in (value if isinstance(value, list) else [value])
             ]  # a,b or [a,b]
             fixed.append(Setting(SYSTEMS, systems, dimension.alternatives[0][0].giver))
-        elif isinstance(dimension, Listed) and len(dimension.alternatives) == 1 and not key.startswith(PARAMETER):
+        elif (
+            isinstance(dimension, Listed)
+            and len(dimension.alternatives) == 1
+            and not key.startswith(PARAMETER)
+        ):
             fixed.append(dimension.alternatives[0][0])
         else:
             swept[key] = dimension
     file = open_file(fixed)
-    swept[SYSTEMS] = Listed((SYSTEMS,), [(Setting(SYSTEMS, entry, "systems"),) for entry in file.systems])
+    swept[SYSTEMS] = Listed(
+        (SYSTEMS,), [(Setting(SYSTEMS, entry, "systems"),) for entry in file.systems]
+    )
     return Varied(file, [*_of_the_file(file, swept.values()), *_zipped(swept, zips)])
 
 
 def listed(key: str, values: Any) -> Dimension:
-    """Return the alternatives of a key: each entry of a list, or a single value. A text is read as on the command line, such as
-    "1,2" or "0..8"."""
+    """Return the alternatives of a key: each entry of a list, or a single value. A text is read as
+    on the command line, such as "1,2" or "0..8"."""
     if isinstance(values, str):
         return _dimension(f"{key}={values}")
     several = list(values) if isinstance(values, list | tuple | range) else [values]
@@ -185,7 +217,9 @@ def _dimension(text: str) -> Dimension:
         raise InputError(f"{text!r}: write key=value or key=a,b,c, such as cluster.gpus=64,128")
     parts = split_at_commas(written)
     if parts == [""]:
-        raise InputError(f"{text!r}: no value; give one or several, such as {key}=a,b (null for none)")
+        raise InputError(
+            f"{text!r}: no value; give one or several, such as {key}=a,b (null for none)"
+        )
     if "" in parts:
         raise InputError(
             f"{text!r}: value {parts.index('') + 1} of {len(parts)} is empty; leave the comma out, or write null"
@@ -201,7 +235,9 @@ def _dimension(text: str) -> Dimension:
             raise InputError(f"{text!r}: {part} goes down; write the smaller number first")
         if not all(map(_WHOLE.fullmatch, ends.groups())):
             if len(parts) > 1:
-                raise InputError(f"{text!r}: {part} is no list of whole numbers; let it stand alone, with --sample N")
+                raise InputError(
+                    f"{text!r}: {part} is no list of whole numbers; let it stand alone, with --sample N"
+                )
             return Between((key,), low, high, text)
         if high - low >= MOST_POINTS:
             raise InputError(f"{text!r}: {part} has more than {MOST_POINTS:,} values; choose fewer")
@@ -217,7 +253,10 @@ def _of_the_file(file: ScenarioFile, swept: Iterable[Dimension]) -> list[Listed]
     lists = (d.alternatives if isinstance(d, Listed) else [d.drawn(0.0)] for d in swept)
     # One number stands for all.
     alternatives = (numbers[:1] if isinstance(numbers, Numbers) else numbers for numbers in lists)
-    distinct = [tuple(varied) for varied in file.variations_beside(_joined(chain.from_iterable(alternatives)))]
+    distinct = [
+        tuple(varied)
+        for varied in file.variations_beside(_joined(chain.from_iterable(alternatives)))
+    ]
     keys = dict.fromkeys(setting.key for setting in _joined(distinct))
     return [Listed(tuple(keys), distinct)] if keys else []
 
@@ -227,7 +266,9 @@ def _zipped(dimensions: dict[str, Dimension], zips: Sequence[str]) -> Iterable[D
     for text in zips:
         keys = split_at_commas(text)
         if len(keys) < 2:
-            raise InputError(f"--zip {text}: give two keys or more, such as --zip cluster.gpus,cluster.tp")
+            raise InputError(
+                f"--zip {text}: give two keys or more, such as --zip cluster.gpus,cluster.tp"
+            )
         members: list[Listed] = []
         for key in keys:
             member = dimensions.get(key)
@@ -249,20 +290,26 @@ def _zipped(dimensions: dict[str, Dimension], zips: Sequence[str]) -> Iterable[D
 
 
 def resolved(file: ScenarioFile, settings: Sequence[Setting]) -> Scenario:
-    """Return the scenario of a combination. A parameter of the systems (`system.eta`) goes to a system that has it; another
-    system stays unchanged. Raise `InputError`."""
+    """Return the scenario of a combination. A parameter of the systems (`system.eta`) goes to a
+    system that has it; another system stays unchanged. Raise `InputError`."""
     (entry,) = [setting.value for setting in settings if setting.key == SYSTEMS]
-    varied = [setting for setting in settings if setting.key != SYSTEMS and not setting.key.startswith(PARAMETER)]
+    varied = [
+        setting
+        for setting in settings
+        if setting.key != SYSTEMS and not setting.key.startswith(PARAMETER)
+    ]
     return file.scenario(varied, with_parameters(entry, settings, parameters_of))
 
 
 def value_of(scenario: Scenario, key: str) -> Any:
-    """Return a scenario's value for a key, as plain data: `cluster.gpus`, `system.name`, `system.eta` (a default, too). None
-    where it has none."""
+    """Return a scenario's value for a key, as plain data: `cluster.gpus`, `system.name`,
+    `system.eta` (a default, too). None where it has none."""
     first, _, rest = key.partition(".")
     if first == "system" and rest != "name":
         default = parameters_of(scenario.system.name).get(rest)
-        return scenario.system.parameters.get(rest, None if default is inspect.Parameter.empty else default)
+        return scenario.system.parameters.get(
+            rest, None if default is inspect.Parameter.empty else default
+        )
     data: Any = scenario.model_dump(mode="json", include={first})
     for part in key.split("."):
         if isinstance(data, list) and part.isdigit() and int(part) < len(data):

@@ -1,9 +1,9 @@
 """The settings with which a framework (verl, AReaL or slime) is launched to run a chosen scenario.
 
-Invariant: a key stands in `scenario/frameworks/*.toml` only if the framework's own documentation has it; `documents` name the
-pages.
-Values come from the simulated scenario. Paths of models and data, the optimizer and the reward are the user's. A system or a
-drafter that no framework is known to offer has no settings; the answer is the reason.
+Invariant: a key stands in `scenario/frameworks/*.toml` only if the framework's own documentation
+has it; `documents` name the pages. Values come from the simulated scenario. Paths of models and
+data, the optimizer and the reward are the user's. A system or a drafter that no framework is known
+to offer has no settings; the answer is the reason.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ VLLM_NGRAM = "vLLM documentation, N-Gram Speculation (features/speculative_decod
 VLLM_DRAFT_MODEL = "vLLM documentation, Draft Model (features/speculative_decoding/draft_model)"
 SPECULATIVE = "+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config"
 LONGEST_PROMPT = "data.max_prompt_length"
-VERL_QUANTIZATION, FP8_TRAINING = "actor_rollout_ref.rollout.quantization", "override_transformer_config.fp8_recipe"
+VERL_QUANTIZATION, FP8_TRAINING = (
+    "actor_rollout_ref.rollout.quantization",
+    "override_transformer_config.fp8_recipe",
+)
 UNSAID_PRECISIONS = {  # the names that engines and Megatron-Core have for them
     "weights": "the engine's quantization, or a checkpoint in it",
     "kv_cache": "the engine's kv_cache_dtype",
@@ -47,9 +50,10 @@ ROLLOUT_GPUS_A_NODE = (  # the first that a framework's settings have
 
 
 class Setting(BaseModel, frozen=True, extra="forbid"):
-    """A setting of a framework. `field` is the field of a scenario that it sets; `value` is written where it is not simply the
-    field's value, with names of `_values` in braces, and `values` where the framework has other words. At the field's value
-    `unless`, and at one that `values` lacks, the setting is left out. `default` is the framework's own, by its version."""
+    """A setting of a framework. `field` is the field of a scenario that it sets; `value` is written
+    where it is not simply the field's value, with names of `_values` in braces, and `values` where
+    the framework has other words. At the field's value `unless`, and at one that `values` lacks,
+    the setting is left out. `default` is the framework's own, by its version."""
 
     field: str | None = None
     value: str | None = None
@@ -66,13 +70,18 @@ class Setting(BaseModel, frozen=True, extra="forbid"):
             return None if text == "None" else text
         chosen = attrgetter(str(self.field))(values["scenario"])
         return (
-            None if chosen is None or chosen == self.unless else self.values.get(chosen) if self.values else str(chosen)
+            None
+            if chosen is None or chosen == self.unless
+            else self.values.get(chosen)
+            if self.values
+            else str(chosen)
         )
 
 
 @dataclass(frozen=True)
 class Launch:
-    """The program of a framework, its settings in order, the pages that have them, and what to check."""
+    """The program of a framework, its settings in order, the pages that have them, and what to
+    check."""
 
     framework: str
     program: str
@@ -84,7 +93,10 @@ class Launch:
     def command(self) -> list[str]:
         """The lines of a shell command, to be joined by backslashes."""
         between = " " if self.framework == "slime" else "="
-        return [self.program, *(f"{key}{between}{value}".rstrip(" ") for key, value in self.settings.items())]
+        return [
+            self.program,
+            *(f"{key}{between}{value}".rstrip(" ") for key, value in self.settings.items()),
+        ]
 
 
 def launch(prepared: Prepared) -> Launch | str:
@@ -92,7 +104,11 @@ def launch(prepared: Prepared) -> Launch | str:
     system = prepared.system
     trains_with = "megatron" if prepared.scenario.training.sharding == "optimizer" else "fsdp"
     if (system.name, trains_with) not in _templates():
-        nearest = "; its drafter HistoSpec alone is verl's recipe specRL/histoSpec" if system.name == "rhymerl" else ""
+        nearest = (
+            "; its drafter HistoSpec alone is verl's recipe specRL/histoSpec"
+            if system.name == "rhymerl"
+            else ""
+        )
         return f"no documentation of verl, AReaL or slime has it ({system.paper}){nearest}"
     template, keys = _templates()[system.name, trains_with]
     values = _values(prepared)
@@ -106,24 +122,34 @@ def launch(prepared: Prepared) -> Launch | str:
 
 @cache
 def _templates() -> dict[tuple[str, str], tuple[Launch, Mapping[str, Setting]]]:
-    """Return the launch of each system that a framework offers, and the settings that it will have, for training with FSDP and
-    with Megatron."""
+    """Return the launch of each system that a framework offers, and the settings that it will have,
+    for training with FSDP and with Megatron."""
     templates: dict[tuple[str, str], tuple[Launch, Mapping[str, Setting]]] = {}
     for file in FRAMEWORK_FILES:
         data = tomllib.loads(file.read_text(encoding="utf-8")).get("launch", {"systems": {}})
         for (name, system), sharding in product(data["systems"].items(), ("fsdp", "megatron")):
-            parts = [part for table in system["settings"] for part in (table, f"{table}_{sharding}")]
+            parts = [
+                part for table in system["settings"] for part in (table, f"{table}_{sharding}")
+            ]
             tables = [data["settings"].get(part, {}) for part in parts]
-            settings = {key: Setting.model_validate(one) for table in tables for key, one in table.items()}
+            settings = {
+                key: Setting.model_validate(one) for table in tables for key, one in table.items()
+            }
             pages = [*system["documents"], *({sharding} & data["documents"].keys())]
-            documents, notes = tuple(data["documents"][page] for page in pages), tuple(system.get("notes", ()))
-            templates[name, sharding] = Launch(data["framework"], system["program"], {}, documents, notes), settings
+            documents, notes = (
+                tuple(data["documents"][page] for page in pages),
+                tuple(system.get("notes", ())),
+            )
+            templates[name, sharding] = (
+                Launch(data["framework"], system["program"], {}, documents, notes),
+                settings,
+            )
     return templates
 
 
 def _values(prepared: Prepared) -> dict[str, Any]:
-    """Return what the templates name: the parameters of the system, as given or by default, and what follows from the scenario.
-    None leaves a setting out."""
+    """Return what the templates name: the parameters of the system, as given or by default, and
+    what follows from the scenario. None leaves a setting out."""
     system, scenario, trace = prepared.system, prepared.scenario, prepared.trace
     training = scenario.training
     parameters = {**parameters_of(system.name), **system.parameters}
@@ -132,8 +158,9 @@ def _values(prepared: Prepared) -> dict[str, Any]:
     prompt_tokens = int((trace.column("prompt_tokens") + trace.observation_tokens()).max())
     rollout, train = _parts(prepared)
     eager = scenario.profile.least_pass_s > 0
-    # verl's and slime's budget is one GPU's: GPUs that share a sequence add theirs up, to no less than the scenario's budget
-    # and the longest sequence, for which simrl widens a budget and they do not.
+    # verl's and slime's budget is one GPU's: GPUs that share a sequence add theirs up, to no less
+    # than the scenario's budget and the longest sequence, for which simrl widens a budget and they
+    # do not.
     tokens = max(training.tokens_per_microbatch, prompt_tokens + trace.metadata.cap_tokens)
     updates = parameters.get("require_batches", 1) * parameters.get("sync_step", 1)
     shared = training.sequence_parallel if training.sequence_parallel > 1 else None
@@ -171,7 +198,9 @@ def _values(prepared: Prepared) -> dict[str, Any]:
 def _of_training(prepared: Prepared) -> dict[str, Any]:
     """Return the values of Megatron's layout of training; None where there is none."""
     training, gpus = prepared.scenario.training, prepared.train_gpus
-    tp, pp, cp, ep = (getattr(training, f"{key}_parallel") for key in ("tensor", "pipeline", "sequence", "expert"))
+    tp, pp, cp, ep = (
+        getattr(training, f"{key}_parallel") for key in ("tensor", "pipeline", "sequence", "expert")
+    )
     attention = f"d{gpus // training.gpus_per_rank}p{pp}t{tp}c{cp}"
     full = training.recompute is not False
     return {
@@ -186,20 +215,27 @@ def _of_training(prepared: Prepared) -> dict[str, Any]:
 
 
 def _nodes(gpus: int, kind: Gpu) -> tuple[int, int]:
-    """Return a number of nodes and of GPUs a node that make this many GPUs, the fullest nodes first."""
+    """Return a number of nodes and of GPUs a node that make this many GPUs, the fullest nodes
+    first."""
     gpus_per_node = max(size for size in range(1, kind.gpus_per_node + 1) if gpus % size == 0)
     return gpus // gpus_per_node, gpus_per_node
 
 
 def _parts(prepared: Prepared) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return nodes and GPUs a node for rollout and for training: whole nodes where both fill them; else a part of every node
-    where that is even, so that no node stays empty; else nodes of their own. On shared GPUs, both have the trainer's nodes."""
+    """Return nodes and GPUs a node for rollout and for training: whole nodes where both fill them;
+    else a part of every node where that is even, so that no node stays empty; else nodes of their
+    own. On shared GPUs, both have the trainer's nodes."""
     rollout, train = prepared.rollout_gpus, prepared.train_gpus
     if prepared.colocated:
         return _nodes(train, prepared.gpu), _nodes(train, prepared.gpu)
     nodes = max((rollout + train) // prepared.gpu.gpus_per_node, 1)
     whole = rollout % prepared.gpu.gpus_per_node == 0 == train % prepared.train_gpu.gpus_per_node
-    if not whole and prepared.scenario.cluster.train is None and rollout % nodes == 0 and train % nodes == 0:
+    if (
+        not whole
+        and prepared.scenario.cluster.train is None
+        and rollout % nodes == 0
+        and train % nodes == 0
+    ):
         return (nodes, rollout // nodes), (nodes, train // nodes)
     return _nodes(rollout, prepared.gpu), _nodes(train, prepared.train_gpu)
 
@@ -209,10 +245,20 @@ def _notes(framework: str, settings: Mapping[str, str], values: Mapping[str, Any
     prepared, scenario = values["prepared"], values["scenario"]
     gpu, train = prepared.gpu.name, prepared.train_gpu.name
     training, cluster, parameters = scenario.training, scenario.cluster, scenario.system.parameters
-    quantized, in_fp8 = VERL_QUANTIZATION in settings, any(key.endswith(FP8_TRAINING) for key in settings)
+    quantized, in_fp8 = (
+        VERL_QUANTIZATION in settings,
+        any(key.endswith(FP8_TRAINING) for key in settings),
+    )
     is_set = {"weights": quantized, "training": in_fp8}
-    precisions = [(part, kind) for part, kind in scenario.precision.model_dump().items() if not is_set.get(part)]
-    sizes = {key: getattr(training, key) for key in ("tensor_parallel", "pipeline_parallel", "expert_parallel")}
+    precisions = [
+        (part, kind)
+        for part, kind in scenario.precision.model_dump().items()
+        if not is_set.get(part)
+    ]
+    sizes = {
+        key: getattr(training, key)
+        for key in ("tensor_parallel", "pipeline_parallel", "expert_parallel")
+    }
     fsdp, areal = framework != "slime" and training.sharding == "fsdp", framework == "AReaL"
     key = next(key for key in ROLLOUT_GPUS_A_NODE if key in settings)
     unit = f"tp {cluster.tp}" if cluster.dp == 1 else f"tp {cluster.tp} × dp {cluster.dp}"
@@ -230,7 +276,10 @@ def _notes(framework: str, settings: Mapping[str, str], values: Mapping[str, Any
             "blockwise fp8 training needs NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1 in the environment, and CUDA 12.9",
         ),
         *(
-            (kind != "bf16", f"precision.{part}={kind}: no setting here says so; set {UNSAID_PRECISIONS[part]}")
+            (
+                kind != "bf16",
+                f"precision.{part}={kind}: no setting here says so; set {UNSAID_PRECISIONS[part]}",
+            )
             for part, kind in precisions
         ),
         *(
@@ -241,7 +290,10 @@ def _notes(framework: str, settings: Mapping[str, str], values: Mapping[str, Any
             for name, size in sizes.items()
         ),
         *(
-            (areal and not values.get(name), f"{name}=false is an ablation; the documentation has no key for it")
+            (
+                areal and not values.get(name),
+                f"{name}=false is an ablation; the documentation has no key for it",
+            )
             for name in ("interruptible", "recompute_kv", "pause")
         ),
         (
@@ -253,8 +305,13 @@ def _notes(framework: str, settings: Mapping[str, str], values: Mapping[str, Any
             "cluster.dp and cluster.ep are vLLM's data_parallel_size and enable_expert_parallel; AReaL's page has no key",
         ),
         *(
-            (value is not None, f"{name}={value}: no setting here says so; the framework's own may be slower")
-            for name, value in ((name, parameters.get(name)) for name in ("dispatch", "per_replica"))
+            (
+                value is not None,
+                f"{name}={value}: no setting here says so; the framework's own may be slower",
+            )
+            for name, value in (
+                (name, parameters.get(name)) for name in ("dispatch", "per_replica")
+            )
         ),
         (
             values.get("version") == "0.4",
@@ -275,8 +332,8 @@ def _notes(framework: str, settings: Mapping[str, str], values: Mapping[str, Any
 
 
 def _across_nodes(training: TrainingConfig, values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the groups of train GPUs that the nodes of the settings break up, though the scale-up link joined them in the
-    simulation."""
+    """Yield the groups of train GPUs that the nodes of the settings break up, though the scale-up
+    link joined them in the simulation."""
     gpus_per_node, kind = values["train"][1], values["prepared"].train_gpu
     within = {
         "training.tensor_parallel": training.tensor_parallel,
@@ -298,8 +355,13 @@ def _with_drafts(made: Launch, prepared: Prepared) -> Launch | str:
         return f"{alone}, not {speculation.name} under {system.name}"
     if speculation.name in ("ngram", "draft_model") and not speculation.decoupled:
         tokens = speculation.window.rule.most_tokens
-        key, value = ("method", "ngram") if speculation.name == "ngram" else ("model", speculation.model)
-        settings = {f"{SPECULATIVE}.{key}": value, f"{SPECULATIVE}.num_speculative_tokens": str(tokens)}
+        key, value = (
+            ("method", "ngram") if speculation.name == "ngram" else ("model", speculation.model)
+        )
+        settings = {
+            f"{SPECULATIVE}.{key}": value,
+            f"{SPECULATIVE}.num_speculative_tokens": str(tokens),
+        }
         made = replace(made, settings={**made.settings, **settings})
         page = VLLM_NGRAM if speculation.name == "ngram" else VLLM_DRAFT_MODEL
         note = (
@@ -309,7 +371,9 @@ def _with_drafts(made: Launch, prepared: Prepared) -> Launch | str:
     elif speculation.name in ("histospec", "histospec_code") and system.name == "verl_colocated":
         program = made.program.replace("verl.trainer.main_ppo", "recipe.specRL.histoSpec.main_ppo")
         made, page = replace(made, program=program), VERL_HISTOSPEC
-        note = "the recipe has the windows and matches of `speculation: histospec_code`, and no gate"
+        note = (
+            "the recipe has the windows and matches of `speculation: histospec_code`, and no gate"
+        )
     else:
         return f"no documentation of verl has {speculation.name} under {system.name}"
     return replace(made, documents=(*made.documents, page), notes=(*made.notes, note))

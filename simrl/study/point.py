@@ -105,7 +105,8 @@ def in_texts(data: Any, change: Callable[[str], str]) -> Any:
 
 
 def _digest(text: str) -> str | None:
-    """Return the digest of the file that a text names, or of the config.json of a model's folder; None if it names none."""
+    """Return the digest of the file that a text names, or of the config.json of a model's folder;
+    None if it names none."""
     path = Path(text)
     try:
         file = path / "config.json" if (path / "config.json").is_file() else path
@@ -113,9 +114,14 @@ def _digest(text: str) -> str | None:
             return None
         with file.open("rb") as content:
             digest = hashlib.file_digest(content, "sha256").hexdigest()
-    except (OSError, ValueError):  # no name of a file, or none that may be read: its reader reports it
+    except (
+        OSError,
+        ValueError,
+    ):  # no name of a file, or none that may be read: its reader reports it
         return None
-    model = f"{file.resolve().parent.name} " if file.suffix == ".json" else ""  # what a config without a name is called
+    model = (
+        f"{file.resolve().parent.name} " if file.suffix == ".json" else ""
+    )  # what a config without a name is called
     return f"{model}sha256:{digest}"
 
 
@@ -144,7 +150,13 @@ def simulate_point(point: Point, inputs: InputCache) -> Outcome:
     except Exception as error:  # one point in a thousand that meets a bug must not cost the others
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(place.filename).name}, {place.name}"
-        return {"error": f"a bug: {type(error).__name__}: {first_line(error)} ({where})", "cause": f"a bug in {where}"}
+        return {
+            "error": f"a bug: {type(error).__name__}: {first_line(error)} ({where})",
+            "cause": f"a bug in {where}",
+        }
     del row["variant"]
-    kinds = {"trace_kind": prepared.trace.metadata.kind, "profile_kind": prepared.profile.metadata.kind}
+    kinds = {
+        "trace_kind": prepared.trace.metadata.kind,
+        "profile_kind": prepared.profile.metadata.kind,
+    }
     return {"row": {**row, **kinds}}

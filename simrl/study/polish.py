@@ -1,12 +1,12 @@
-"""Polishing: from the best point of each system, one coordinate after another, until no neighbour is
-better.
+"""Polishing: from the best point of each system, one coordinate after another, until no neighbour
+is better.
 
-Coordinates are the dimensions of the space, and what a search that lists everything has no room for:
-every number of rollout workers, η by one, the fate of stale groups, concurrency, dispatch. Keys that
-the user named keep to their values. Split, η and concurrency depend on each other (more GPUs that
-train need more responses under way, which are older), so the leading systems also try small steps
-of two and of all of them at once, and splits far from their own. Invariant: every tried point is
-simulated, and a point is better only within the limits, or nearer to them.
+Coordinates are the dimensions of the space, and what a search that lists everything has no room
+for: every number of rollout workers, η by one, the fate of stale groups, concurrency, dispatch.
+Keys that the user named keep to their values. Split, η and concurrency depend on each other (more
+GPUs that train need more responses under way, which are older), so the leading systems also try
+small steps of two and of all of them at once, and splits far from their own. Invariant: every tried
+point is simulated, and a point is better only within the limits, or nearer to them.
 """
 
 from __future__ import annotations
@@ -33,20 +33,26 @@ from simrl.systems.system import Plain
 
 LEAST_GAIN = 1e-3  # of a step: less is not worth the next one
 FAR = 0.7  # of the best merit: a system that has less seeks its split alone
-CLOSE = 0.9  # of the best merit: a system that has more tries steps along several coordinates at once
+CLOSE = (
+    0.9  # of the best merit: a system that has more tries steps along several coordinates at once
+)
 WORKERS = 8  # the first step of a split is this part of all workers
-# Of the GPUs that now train without a wait: fewer are not simulated, though they may train a little better.
+# Of the GPUs that now train without a wait: fewer are not simulated, though they may train a little
+# better.
 ENOUGH = 0.9
 WIDE = ("wide",)  # the coordinate of splits far from the present one
-CHOICES: Mapping[str, tuple[Any, ...]] = {"on_stale": ("train", "wait", "drop"), "dispatch": get_args(Plain)}
+CHOICES: Mapping[str, tuple[Any, ...]] = {
+    "on_stale": ("train", "wait", "drop"),
+    "dispatch": get_args(Plain),
+}
 GPUS = ("cluster.gpus", "cluster.train.gpus")
 COUNTS = ("eta", "staleness", "max_concurrent", "per_replica", "sub_batch")
 
 
 def polish(space: Space, goal: Goal, outcomes: Outcomes, searched: Searched, most: int) -> bool:
     """Simulate at most `most` further points, those around the best of each system, and add them to
-    what was searched. Return whether it came to its end: no neighbour of the best point of any system
-    is better."""
+    what was searched. Return whether it came to its end: no neighbour of the best point of any
+    system is better."""
     known = {option.point.hash: option for option in searched.options}
     before = len(known)
 
@@ -68,7 +74,9 @@ def polish(space: Space, goal: Goal, outcomes: Outcomes, searched: Searched, mos
         beside = [(climber, climber.neighbours()) for climber in active]
         simulate(neighbour for _, neighbours in beside for neighbour in neighbours)
         for climber, neighbours in beside:
-            climber.move([(known[point.hash], chosen) for point, chosen in neighbours if point.hash in known])
+            climber.move(
+                [(known[point.hash], chosen) for point, chosen in neighbours if point.hash in known]
+            )
         if len(known) - before >= most:
             break
     searched.sort()
@@ -82,8 +90,8 @@ def _active(climbers: Sequence[_Climber]) -> list[_Climber]:
 
 
 def _first_possible(space: Space, has: Collection[str]) -> Iterator[tuple[Point, Chosen]]:
-    """Yield for each system that has no option yet a point that can be executed: the file's own, but with a layout of a worker
-    and a split that memory and the layout of training allow."""
+    """Yield for each system that has no option yet a point that can be executed: the file's own,
+    but with a layout of a worker and a split that memory and the layout of training allow."""
     inputs = InputCache()
     for as_written in space.as_in_the_file():
         (system,) = as_written[SYSTEMS]
@@ -91,7 +99,8 @@ def _first_possible(space: Space, has: Collection[str]) -> Iterator[tuple[Point,
         deciding = {
             name: dimension.alternatives
             for name, dimension in dimensions.items()
-            if isinstance(dimension, Listed) and {SHARE, *LAYOUT, *GPUS}.intersection(dimension.keys)
+            if isinstance(dimension, Listed)
+            and {SHARE, *LAYOUT, *GPUS}.intersection(dimension.keys)
         }
         for values in () if parts(system.value)[0] in has else product(*deciding.values()):
             chosen = {**as_written, **dict(zip(deciding, values, strict=True))}
@@ -102,15 +111,16 @@ def _first_possible(space: Space, has: Collection[str]) -> Iterator[tuple[Point,
 
 
 def _worth(option: Option) -> tuple[float, float]:
-    """Return what makes an option better: its merit within the limits; else how little it exceeds them."""
+    """Return what makes an option better: its merit within the limits; else how little it exceeds
+    them."""
     if option.allowed:
         return 1.0, option.weighed
     return 0.0, -sum(broken.excess for broken in option.broken)
 
 
 class _Climber:
-    """The way of one system to its best point: its option, the coordinates that are next (one name, or
-    several that change at once), and the step of the split."""
+    """The way of one system to its best point: its option, the coordinates that are next (one name,
+    or several that change at once), and the step of the split."""
 
     def __init__(self, space: Space, option: Option, chosen: Chosen) -> None:
         self._space, self._option, self._chosen = space, option, dict(chosen)
@@ -119,10 +129,14 @@ class _Climber:
         self._dimensions = space.matters(system.value)
         self._step = max(self._of_all // WORKERS, 1)
         names = list(self._named())
-        coupled = [name for name in names if name == SHARE or name.removeprefix(PARAMETER) in COUNTS]
+        coupled = [
+            name for name in names if name == SHARE or name.removeprefix(PARAMETER) in COUNTS
+        ]
         self._single = len(names)
         self._coordinates: list[tuple[str, ...]] = [(name,) for name in names]
-        self._coordinates += [several for n in range(2, len(coupled) + 1) for several in combinations(coupled, n)]
+        self._coordinates += [
+            several for n in range(2, len(coupled) + 1) for several in combinations(coupled, n)
+        ]
         self._coordinates += [WIDE] * (SHARE in names)
         self._next = self._without_gain = 0
 
@@ -140,12 +154,14 @@ class _Climber:
         return _worth(self._option)
 
     def ended(self, best: tuple[float, float]) -> bool:
-        """Return whether no neighbour is better, of those that are worth a look beside the best of all
-        systems."""
+        """Return whether no neighbour is better, of those that are worth a look beside the best of
+        all systems."""
         kept, merit = self.worth
         far = kept < best[0] or merit < FAR * best[1]
         close = kept == best[0] and merit >= CLOSE * best[1]
-        looks = len(self._coordinates) if close else 1 if far and self._option.allowed else self._single
+        looks = (
+            len(self._coordinates) if close else 1 if far and self._option.allowed else self._single
+        )
         self._next %= looks
         return self._without_gain >= looks
 
@@ -154,11 +170,16 @@ class _Climber:
         neighbours: list[tuple[Point, Chosen]] = []
         names = self._coordinates[self._next]
         wide = names == WIDE
-        beside = [self._wide()] if wide else [self._beside(name, near=len(names) > 1) for name in names]
+        beside = (
+            [self._wide()] if wide else [self._beside(name, near=len(names) > 1) for name in names]
+        )
         for alternatives in product(*beside):
             if len(names) > 1 and not self._one_way(names, alternatives):
                 continue
-            chosen = {**self._chosen, **dict(zip((SHARE,) if wide else names, alternatives, strict=True))}
+            chosen = {
+                **self._chosen,
+                **dict(zip((SHARE,) if wide else names, alternatives, strict=True)),
+            }
             with suppress(InputError):  # a value that no scenario can have
                 point = self._space.point(chosen)
                 starves = SHARE in chosen and self._starves(point.scenario)
@@ -167,10 +188,16 @@ class _Climber:
         return neighbours
 
     def _one_way(self, names: Sequence[str], alternatives: Sequence[Alternative]) -> bool:
-        """Return whether steps help each other: fewer GPUs that roll out, and more responses under way;
-        or the reverse."""
-        values = ((name, setting.value) for name, (setting,) in zip(names, alternatives, strict=True) if setting.value)
-        return len({(value > self._present(name)) == (name == SHARE) for name, value in values}) <= 1
+        """Return whether steps help each other: fewer GPUs that roll out, and more responses under
+        way; or the reverse."""
+        values = (
+            (name, setting.value)
+            for name, (setting,) in zip(names, alternatives, strict=True)
+            if setting.value
+        )
+        return (
+            len({(value > self._present(name)) == (name == SHARE) for name, value in values}) <= 1
+        )
 
     def _starves(self, scenario: Scenario) -> bool:
         """Return whether GPUs that train are too few to keep the present rate, even if they never
@@ -183,7 +210,9 @@ class _Climber:
 
     def move(self, neighbours: Sequence[tuple[Option, Chosen]]) -> None:
         """Go to the best neighbour, if it is better, and on to the next coordinates."""
-        best, chosen = max(neighbours, key=lambda n: _worth(n[0]), default=(self._option, self._chosen))
+        best, chosen = max(
+            neighbours, key=lambda n: _worth(n[0]), default=(self._option, self._chosen)
+        )
         (kept, merit), (there_kept, there) = self.worth, _worth(best)
         if there_kept > kept or (there_kept == kept and there > merit + LEAST_GAIN * abs(merit)):
             self._option, self._chosen, self._without_gain = best, dict(chosen), 0
@@ -196,9 +225,12 @@ class _Climber:
         self._next = (self._next + 1) % len(self._coordinates)
 
     def _named(self) -> Iterator[str]:
-        """Yield the names of the coordinates of this system; the split first, as most depends on it."""
+        """Yield the names of the coordinates of this system; the split first, as most depends on
+        it."""
         known = recipe_parameters(self._name)
-        further = [key for key in (*CHOICES, *COUNTS) if key in known and key not in self._parameters]
+        further = [
+            key for key in (*CHOICES, *COUNTS) if key in known and key not in self._parameters
+        ]
         names = dict.fromkeys([*self._dimensions, *(f"{PARAMETER}{key}" for key in further)])
         yield from sorted(names, key=lambda name: name != SHARE)
 
@@ -211,7 +243,9 @@ class _Climber:
             yield from self._splits((workers - self._step, workers + self._step))
         elif isinstance(dimension, Between):
             value, step = value_of(self._scenario, name), (dimension.high - dimension.low) / 16
-            inside = (v for v in (value - step, value + step) if dimension.low <= v <= dimension.high)
+            inside = (
+                v for v in (value - step, value + step) if dimension.low <= v <= dimension.high
+            )
             yield from ((Setting(name, other, dimension.text),) for other in inside)
         elif free and key in (*CHOICES, *COUNTS):
             values = _steps(key, self._present(name), near)
@@ -237,7 +271,8 @@ class _Climber:
                     yield (Setting(SHARE, share, f"{SHARE}={share}"),)
 
     def _present(self, name: str) -> Any:
-        """Return the value of a coordinate; of a number that a system sets itself, the number by its rule."""
+        """Return the value of a coordinate; of a number that a system sets itself, the number by
+        its rule."""
         value, key = value_of(self._scenario, name), name.removeprefix(PARAMETER)
         if value is not None or key not in COUNTS:
             return value
@@ -250,12 +285,15 @@ class _Climber:
 
 
 def _steps(key: str, value: Any, near: bool) -> Iterable[Any]:
-    """Return the values of a parameter of a system beside its present one; `near`: only the next ones."""
+    """Return the values of a parameter of a system beside its present one; `near`: only the next
+    ones."""
     if key in CHOICES:
         return [other for other in CHOICES[key] if other != value]
     if key == "staleness":
         return [round(other, 3) for other in (value / 2, value * 2) if 0.05 <= other <= 4]
-    steps: tuple[int, ...] = (value - 1, value + 1) if key == "eta" else (value * 3 // 4, value * 4 // 3)
+    steps: tuple[int, ...] = (
+        (value - 1, value + 1) if key == "eta" else (value * 3 // 4, value * 4 // 3)
+    )
     steps = steps if near else (value // 2, *steps, value * 2)
     least = 0 if key == "eta" else 1
     return [other for other in dict.fromkeys(steps) if other >= least and other != value]
@@ -263,9 +301,16 @@ def _steps(key: str, value: Any, near: bool) -> Iterable[Any]:
 
 def _listed(alternatives: Sequence[Alternative], scenario: Scenario) -> Sequence[Alternative]:
     """Return the neighbours in a list of numbers, in another list all others."""
-    has = [all(s.value == value_of(scenario, s.key) for s in alternative) for alternative in alternatives]
-    ordered = all(isinstance(s.value, int | float) for alternative in alternatives for s in alternative)
+    has = [
+        all(s.value == value_of(scenario, s.key) for s in alternative)
+        for alternative in alternatives
+    ]
+    ordered = all(
+        isinstance(s.value, int | float) for alternative in alternatives for s in alternative
+    )
     if ordered and True in has and len(alternatives[0]) == 1:
         place = has.index(True)
         return [alternatives[i] for i in (place - 1, place + 1) if 0 <= i < len(alternatives)]
-    return [alternative for alternative, present in zip(alternatives, has, strict=True) if not present]
+    return [
+        alternative for alternative, present in zip(alternatives, has, strict=True) if not present
+    ]

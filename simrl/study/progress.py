@@ -7,7 +7,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from simrl.interrupts import ctrl_c_waits
 from simrl.simulate.run import compile_engine
@@ -16,8 +24,8 @@ LINE_S = 60.0
 
 
 def compile_kernels(ranks: Iterable[int] = (1,)) -> None:
-    """Compile what simulations run compiled, or load it where this machine has compiled it before; `ranks` are the
-    data-parallel ranks of their workers."""
+    """Compile what simulations run compiled, or load it where this machine has compiled it before;
+    `ranks` are the data-parallel ranks of their workers."""
     with progress_bar() as progress, ctrl_c_waits():
         task = progress.add_task("compiling, once on this machine", total=1)
         for dp in {min(n, 2) for n in ranks}:
@@ -43,10 +51,15 @@ class _Lines(Progress):
 
 
 def progress_bar(*more: ProgressColumn, speed_over_s: float = 30.0) -> Progress:
-    """Return a bar on stderr, which disappears when it is done; without a terminal, a line now and then. A column of the
-    remaining time uses the speed of the last `speed_over_s` seconds."""
+    """Return a bar on stderr, which disappears when it is done; without a terminal, a line now and
+    then. A column of the remaining time uses the speed of the last `speed_over_s` seconds."""
     console = Console(stderr=True)
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     return (Progress if console.is_terminal else _Lines)(
         *columns,
         *more,

@@ -45,11 +45,11 @@ class Flip:
 
 @dataclass(frozen=True)
 class End:
-    """One end of a source of error: the best option there, its lead over `rival` (the choice, or the
-    second if the choice wins), and where between 1 and the end the winner changes; `kept` if the
-    choice keeps the limits there. `untried` are the reasons of options that cannot be executed with
-    the factor, by their hash: they are left out, as unperturbed ones would be compared with perturbed
-    ones. No winner: the choice is one of these, or no option keeps the limits."""
+    """One end of a source of error: the best option there, its lead over `rival` (the choice, or
+    the second if the choice wins), and where between 1 and the end the winner changes; `kept` if
+    the choice keeps the limits there. `untried` are the reasons of options that cannot be executed
+    with the factor, by their hash: they are left out, as unperturbed ones would be compared with
+    perturbed ones. No winner: the choice is one of these, or no option keeps the limits."""
 
     source: str
     factor: float
@@ -61,7 +61,9 @@ class End:
     rival: Option | None = None
 
 
-def perturbed(scenario: Scenario, source: str, factor: float, inputs: InputCache | None = None) -> Scenario | str:
+def perturbed(
+    scenario: Scenario, source: str, factor: float, inputs: InputCache | None = None
+) -> Scenario | str:
     """Return the scenario with a source of error at a factor, or why it cannot be executed. Without
     drafts, there is no acceptance to perturb."""
     if source == "decode":
@@ -89,7 +91,10 @@ def assumed_seconds(prepared: Prepared) -> dict[str, float]:
     preset = {
         key: constant.value
         for _, key, constant in used
-        if constant.kind == "open" and key.endswith("_s") and type(constant.value) is float and constant.value > 0
+        if constant.kind == "open"
+        and key.endswith("_s")
+        and type(constant.value) is float
+        and constant.value > 0
     }
     return assumed | prepared.extrapolated | preset
 
@@ -106,12 +111,17 @@ def scaled(prepared: Prepared, factor: float) -> Scenario:
 
 
 def robustness(
-    options: Sequence[Option], goal: Goal, outcomes: Outcomes, sources: Collection[str] = tuple(ENDS)
+    options: Sequence[Option],
+    goal: Goal,
+    outcomes: Outcomes,
+    sources: Collection[str] = tuple(ENDS),
 ) -> list[End]:
     """Return the ends of these sources that touch an option; the first option is the choice."""
     trial = _Trial(options, goal, outcomes)
     drafts = any(_method(option.point.scenario) is not None for option in options)
-    assumed = any(assumed_seconds(prepare(option.point.scenario, trial.inputs)) for option in options)
+    assumed = any(
+        assumed_seconds(prepare(option.point.scenario, trial.inputs)) for option in options
+    )
     touched = {"decode": True, "train": True, "acceptance": drafts, "assumed": assumed}
     ends = [(source, factor) for source in sources if touched[source] for factor in ENDS[source]]
     points = [point for end in ends for point, _ in trial.points(*end, _in_reach(*end, options))]
@@ -135,7 +145,9 @@ class _Trial:
         self._options, self._goal, self._outcomes = options, goal, outcomes
         self.inputs = InputCache()
 
-    def points(self, source: str, factor: float, options: Sequence[Option]) -> list[tuple[Point, str]]:
+    def points(
+        self, source: str, factor: float, options: Sequence[Option]
+    ) -> list[tuple[Point, str]]:
         """Return an option's point under a factor, or its own with the reason why there is none."""
         points = []
         for option in options:
@@ -146,12 +158,16 @@ class _Trial:
                 points.append((Point(there, self._outcomes.digests), ""))
         return points
 
-    def _judged(self, source: str, factor: float, options: Sequence[Option]) -> tuple[dict[str, float], dict[str, str]]:
+    def _judged(
+        self, source: str, factor: float, options: Sequence[Option]
+    ) -> tuple[dict[str, float], dict[str, str]]:
         """Return the merits of the options that keep the limits there, by their own hashes, and why
         others could not be tried."""
         merits, untried = {}, {}
         points, reasons = zip(*self.points(source, factor, options), strict=True)
-        for option, point, reason, outcome in zip(options, points, reasons, self._outcomes.of(points), strict=True):
+        for option, point, reason, outcome in zip(
+            options, points, reasons, self._outcomes.of(points), strict=True
+        ):
             error = reason or outcome.get("error", "")
             if error:
                 looked_up = "drafts that are looked up in running siblings cannot be varied"
@@ -160,7 +176,9 @@ class _Trial:
                 merits[option.point.hash] = there.merit
         return merits, untried
 
-    def _merits(self, source: str, factor: float, options: Sequence[Option]) -> tuple[dict[str, float], dict[str, str]]:
+    def _merits(
+        self, source: str, factor: float, options: Sequence[Option]
+    ) -> tuple[dict[str, float], dict[str, str]]:
         """Return what `_judged` does of those that can win; of all, if the first does not keep the
         limits."""
         near = self._judged(source, factor, _in_reach(source, factor, options))
@@ -180,7 +198,9 @@ class _Trial:
         flip = self._flip(source, factor, winner, merits) if winner is not choice else None
         return End(source, factor, winner, lead, flip, untried, kept, rival)
 
-    def _flip(self, source: str, factor: float, winner: Option, merits: Mapping[str, float]) -> Flip:
+    def _flip(
+        self, source: str, factor: float, winner: Option, merits: Mapping[str, float]
+    ) -> Flip:
         """Halve the way between 1, where the choice wins, and the end, where options of more merit
         do."""
         choice, *others = self._options
@@ -198,12 +218,16 @@ class _Trial:
 
 
 def _in_reach(source: str, factor: float, options: Sequence[Option]) -> Sequence[Option]:
-    """Return the first two, and those that would win if all their time or all of the first's changed by
-    the factor: no others can. No such bound is known for acceptance."""
+    """Return the first two, and those that would win if all their time or all of the first's
+    changed by the factor: no others can. No such bound is known for acceptance."""
     if source == "acceptance":
         return options
     reach = max(factor, 1 / factor)
-    return [option for i, option in enumerate(options) if i < 2 or option.merit * reach >= options[0].merit]
+    return [
+        option
+        for i, option in enumerate(options)
+        if i < 2 or option.merit * reach >= options[0].merit
+    ]
 
 
 def _best(merits: Mapping[str, float], options: Sequence[Option]) -> Option:

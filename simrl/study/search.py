@@ -35,7 +35,8 @@ MOST_REPEATS = 4  # proposals a trial that may turn out to be known already
 
 @dataclass(frozen=True)
 class Option:
-    """A point that can be executed, its row and its merit; `broken` are the limits that it exceeds."""
+    """A point that can be executed, its row and its merit; `broken` are the limits that it
+    exceeds."""
 
     point: Point
     row: Mapping[str, Any]
@@ -74,9 +75,9 @@ class Option:
 
 @dataclass
 class Searched:
-    """Everything that was tried: the options, the best first; the errors of impossible points, by cause;
-    whether this was the whole space, and its number of combinations (None: without end); the choices
-    of each point, by its hash, and the hashes of all points."""
+    """Everything that was tried: the options, the best first; the errors of impossible points, by
+    cause; whether this was the whole space, and its number of combinations (None: without end); the
+    choices of each point, by its hash, and the hashes of all points."""
 
     options: list[Option] = field(default_factory=list)
     impossible: dict[str, list[str]] = field(default_factory=dict)
@@ -96,18 +97,26 @@ class Searched:
     def simulated(self, space: Space) -> dict[str, int]:
         """Return the number of options of each system of the space."""
         counts = Counter(option.system for option in self.options)
-        return {name: counts[name] for name in dict.fromkeys(parts(system.value)[0] for system in space.systems)}
+        return {
+            name: counts[name]
+            for name in dict.fromkeys(parts(system.value)[0] for system in space.systems)
+        }
 
     def sort(self) -> None:
-        """Put the best first, whole nodes before parts of them that are hardly better; of equals the first
-        by its scenario, as processes may return them in another order."""
+        """Put the best first, whole nodes before parts of them that are hardly better; of equals
+        the first by its scenario, as processes may return them in another order."""
         self.options.sort(
-            key=lambda o: (not o.allowed, -o.weighed, json.dumps(o.point.document["scenario"], sort_keys=True))
+            key=lambda o: (
+                not o.allowed,
+                -o.weighed,
+                json.dumps(o.point.document["scenario"], sort_keys=True),
+            )
         )
 
     def reasons(self) -> list[tuple[str, int]]:
-        """Return why points were no choice, the most frequent cause first: an example of its errors, and a
-        count; for a limit, also the systems that exceeded it, and whether it was still growing."""
+        """Return why points were no choice, the most frequent cause first: an example of its
+        errors, and a count; for a limit, also the systems that exceeded it, and whether it was
+        still growing."""
         tally = Counter({errors[0]: len(errors) for errors in self.impossible.values()})
         systems: dict[str, Counter[str]] = {}
         for option in self.options:
@@ -123,7 +132,8 @@ class Searched:
         return tally.most_common()
 
     def add(self, point: Point, outcome: Outcome, goal: Goal) -> Option | None:
-        """Add the outcome of a point; return the option, None for a point that cannot be executed."""
+        """Add the outcome of a point; return the option, None for a point that cannot be
+        executed."""
         self.seen.add(point.hash)
         if "error" in outcome:
             error = outcome["error"].removeprefix(f"system {point.scenario.system.name}: ")
@@ -141,7 +151,8 @@ def judged(point: Point, outcome: Outcome, goal: Goal) -> Option:
 
 
 def search(space: Space, goal: Goal, outcomes: Outcomes, trials: int, seed: int) -> Searched:
-    """Simulate at most `trials` points. Raise `InputError` for a choice that no scenario can have."""
+    """Simulate at most `trials` points. Raise `InputError` for a choice that no scenario can
+    have."""
     searched = Searched(combinations=space.size)
     combinations = space.combinations(MOST_REPEATS * trials)
     made = [(space.point(chosen), chosen) for chosen in combinations or ()]
@@ -157,9 +168,11 @@ def search(space: Space, goal: Goal, outcomes: Outcomes, trials: int, seed: int)
     return searched
 
 
-def _propose(space: Space, goal: Goal, outcomes: Outcomes, trials: int, seed: int, searched: Searched) -> None:
-    """Simulate the file's own choices and then Optuna's proposals, a batch at a time, until `trials` can
-    be executed."""
+def _propose(
+    space: Space, goal: Goal, outcomes: Outcomes, trials: int, seed: int, searched: Searched
+) -> None:
+    """Simulate the file's own choices and then Optuna's proposals, a batch at a time, until
+    `trials` can be executed."""
     import optuna  # takes a second to import
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -188,7 +201,9 @@ def _propose(space: Space, goal: Goal, outcomes: Outcomes, trials: int, seed: in
                 point = space.point(chosen := _choose(trial, space))
                 searched.chosen.setdefault(point.hash, chosen)
                 proposals.append((trial, point))
-            new = list({point.hash: point for _, point in proposals if point.hash not in known}.values())[:room]
+            new = list(
+                {point.hash: point for _, point in proposals if point.hash not in known}.values()
+            )[:room]
             for point, outcome in zip(new, outcomes.of(new), strict=True):
                 known[point.hash] = searched.add(point, outcome, goal)
             for trial, point in proposals:
@@ -197,7 +212,11 @@ def _propose(space: Space, goal: Goal, outcomes: Outcomes, trials: int, seed: in
                     continue
                 option = known[point.hash]
                 # By how much it is impossible, over 0 if it is.
-                excess = 1.0 if option is None else sum(min(broken.excess, 1.0) for broken in option.broken)
+                excess = (
+                    1.0
+                    if option is None
+                    else sum(min(broken.excess, 1.0) for broken in option.broken)
+                )
                 trial.set_user_attr("excess", [excess])
                 study.tell(trial, option.merit if option else 0.0)
 
@@ -211,8 +230,14 @@ def _choose(trial: Trial, space: Space) -> Chosen:
             chosen[name] = dimension.drawn(trial.suggest_float(name, 0.0, 1.0))
         else:
             count = len(dimension.alternatives)
-            ordered = all(isinstance(s.value, int | float) for a in dimension.alternatives for s in a)
-            number = trial.suggest_int(name, 0, count - 1) if ordered else trial.suggest_categorical(name, range(count))
+            ordered = all(
+                isinstance(s.value, int | float) for a in dimension.alternatives for s in a
+            )
+            number = (
+                trial.suggest_int(name, 0, count - 1)
+                if ordered
+                else trial.suggest_categorical(name, range(count))
+            )
             chosen[name] = dimension.alternatives[number]
     return chosen
 
@@ -237,18 +262,23 @@ def front(options: Sequence[Option]) -> list[Option]:
     kept: dict[tuple[float, ...], Option] = {}
     for option in options:
         if option.allowed:
-            kept.setdefault((option.row["samples_per_s"], -round(option.staleness, 2), -option.spent), option)
+            kept.setdefault(
+                (option.row["samples_per_s"], -round(option.staleness, 2), -option.spent), option
+            )
 
     def beaten(goods: tuple[float, ...]) -> bool:
-        return any(other != goods and all(a >= b for a, b in zip(other, goods, strict=True)) for other in kept)
+        return any(
+            other != goods and all(a >= b for a, b in zip(other, goods, strict=True))
+            for other in kept
+        )
 
     best = [option for goods, option in kept.items() if not beaten(goods)]
     return sorted(best, key=lambda option: (option.staleness, -option.merit))
 
 
 def best_of_each(options: Sequence[Option], count: int | None = None) -> list[Option]:
-    """Return the best option of each of the first `count` systems, of all without it; the options come in
-    their order."""
+    """Return the best option of each of the first `count` systems, of all without it; the options
+    come in their order."""
     systems = list(dict.fromkeys(option.system for option in options))[:count]
     return [next(option for option in options if option.system == system) for system in systems]
 
@@ -259,7 +289,11 @@ def require_choice(searched: Searched) -> None:
         return
     reasons = [f"{count} × {reason}" for reason, count in searched.reasons()[:3]]
     if searched.options:
-        nearest = min(searched.options, key=lambda option: sum(broken.excess for broken in option.broken))
+        nearest = min(
+            searched.options, key=lambda option: sum(broken.excess for broken in option.broken)
+        )
         why = ", ".join(broken.says for broken in nearest.broken)
         reasons.append(f"the nearest to the limits is {nearest.row['system']}: {why}")
-    raise InputError(f"none of the {searched.points} points that were tried can be: {'; '.join(reasons)}")
+    raise InputError(
+        f"none of the {searched.points} points that were tried can be: {'; '.join(reasons)}"
+    )

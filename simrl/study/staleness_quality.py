@@ -1,8 +1,10 @@
-"""The known cost of staleness in quality: AReaL's Table 2 as published, a reference and no prediction.
+"""The known cost of staleness in quality: AReaL's Table 2 as published, a reference and no
+prediction.
 
-A 1.5B model (R1-Distilled-Qwen) after 250 training steps on math, by the largest permitted staleness η in updates, without
-and with the decoupled PPO objective: pass@1 in per cent. At η = 0 both objectives are one. Other models, tasks and objectives
-may do better or worse; the other hyperparameters of the runs were equal.
+A 1.5B model (R1-Distilled-Qwen) after 250 training steps on math, by the largest permitted
+staleness η in updates, without and with the decoupled PPO objective: pass@1 in per cent. At η = 0
+both objectives are one. Other models, tasks and objectives may do better or worse; the other
+hyperparameters of the runs were equal.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ TABLE = (
 
 
 def near(stalenesses: Sequence[float]) -> list[Quality]:
-    """Return the row without staleness, and for each given largest staleness its row, or the two rows around it."""
+    """Return the row without staleness, and for each given largest staleness its row, or the two
+    rows around it."""
     kept = {0}
     for staleness in stalenesses:
         above = next(i for i, row in enumerate(TABLE) if row.eta >= staleness)

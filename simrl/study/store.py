@@ -2,8 +2,8 @@
 
 Invariant: an outcome lands whole in the folder, under the hash of all that it depends on, as soon
 as it is known; the next search or sweep, also after a kill, gets it from there. A point that this
-machine could not simulate (`LostTask`) is an error now and is tried again by the next run. Without a
-folder, outcomes are kept in memory, and no hash is computed.
+machine could not simulate (`LostTask`) is an error now and is tried again by the next run. Without
+a folder, outcomes are kept in memory, and no hash is computed.
 
     points/3f/3fa2….json    the hashed data, and the row or the error
 """
@@ -59,7 +59,9 @@ class Outcomes:
         """Return the outcomes in the order of the points. Raise `StoppedError` at Ctrl-C; the
         points under way are lost."""
         keys = [point.text if self.folder is None else point.hash for point in points]
-        missing = {key: point for key, point in zip(keys, points, strict=True) if key not in self.known}
+        missing = {
+            key: point for key, point in zip(keys, points, strict=True) if key not in self.known
+        }
         for key, point in missing.items():
             if self.folder is not None and (kept := read_outcome(self.folder, point)) is not None:
                 self._know(key, kept)
@@ -126,7 +128,9 @@ class Outcomes:
 
 
 @contextmanager
-def simulating(jobs: int, folder: Path | None = None, inputs: InputCache | None = None) -> Iterator[Outcomes]:
+def simulating(
+    jobs: int, folder: Path | None = None, inputs: InputCache | None = None
+) -> Iterator[Outcomes]:
     """Yield outcomes that up to `jobs` processes simulate, with one this process. `inputs` may have
     a trace that no file holds."""
     if jobs > 1:
@@ -140,14 +144,17 @@ def simulating(jobs: int, folder: Path | None = None, inputs: InputCache | None 
 
 
 def read_outcome(folder: Path, point: Point) -> Outcome | None:
-    """Return the outcome in the folder; None where there is none. One that is damaged or was changed is said so, and another
-    takes its place."""
+    """Return the outcome in the folder; None where there is none. One that is damaged or was
+    changed is said so, and another takes its place."""
     path = _path(folder, point)
     require_no_device(path)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         kept = None if is_broken(data) else data["outcome"]
-    except (FileNotFoundError, NotADirectoryError):  # the latter is reported where the point is written
+    except (
+        FileNotFoundError,
+        NotADirectoryError,
+    ):  # the latter is reported where the point is written
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         kept = None
@@ -159,13 +166,18 @@ def read_outcome(folder: Path, point: Point) -> Outcome | None:
 
 def write_outcome(folder: Path, point: Point, outcome: Outcome) -> None:
     """Write the outcome whole, or not at all."""
-    write_json(_path(folder, point), sealed({"inputs": point.document, "outcome": outcome}), own=True)
+    write_json(
+        _path(folder, point), sealed({"inputs": point.document, "outcome": outcome}), own=True
+    )
 
 
 def write_json(path: Path, data: Any, own: bool = False) -> None:
-    """Write data as a file of JSON, whole or not at all; any file is replaced if its name is simrl's `own`."""
+    """Write data as a file of JSON, whole or not at all; any file is replaced if its name is
+    simrl's `own`."""
     with write_whole_file(path, own) as temporary:
-        temporary.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.write_text(
+            json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
 
 
 def _path(folder: Path, point: Point) -> Path:
@@ -176,7 +188,9 @@ def _is_outcome(kept: Any) -> bool:
     """Return whether this is a row of plain values, or an error."""
     match kept:
         case {"row": {"samples_per_s": float(rate), **others}, **rest}:
-            plain = all(value is None or isinstance(value, str | int | float) for value in others.values())
+            plain = all(
+                value is None or isinstance(value, str | int | float) for value in others.values()
+            )
             return plain and 0 < rate < math.inf and rest.keys() <= {"error"}
         case {"error": str(), **rest}:
             return rest.keys() <= {"cause"} and isinstance(rest.get("cause", ""), str)

@@ -1,8 +1,8 @@
 """A sweep: many points, each simulated at most once, and one table of them.
 
-Invariants: a sweep that was killed, or that shares points with an earlier one in the same folder, simulates only what is
-missing (`Outcomes`). The table is a pure function of the points and their outcomes: rows in the order of the points, no time
-of the clock, the same bytes from any executor.
+Invariants: a sweep that was killed, or that shares points with an earlier one in the same folder,
+simulates only what is missing (`Outcomes`). The table is a pure function of the points and their
+outcomes: rows in the order of the points, no time of the clock, the same bytes from any executor.
 
     points/                                 the outcomes
     table/system.name=areal/part-0.parquet  a Parquet dataset, partitioned by system
@@ -57,10 +57,12 @@ class Swept(NamedTuple):
     lost: int = 0  # that this machine could not simulate
 
 
-def plan(varied: Varied, sample: int | None, seed: int, on_point: Callable[[], None] = lambda: None) -> SweepPlan:
-    """Return the points of a variation. Raise `InputError` for values that no scenario can have: an unknown key, a value out
-    of its range, an unknown name. Values that only one combination cannot have fail when it is simulated, and the error
-    stands in its row."""
+def plan(
+    varied: Varied, sample: int | None, seed: int, on_point: Callable[[], None] = lambda: None
+) -> SweepPlan:
+    """Return the points of a variation. Raise `InputError` for values that no scenario can have: an
+    unknown key, a value out of its range, an unknown name. Values that only one combination cannot
+    have fail when it is simulated, and the error stands in its row."""
     varied.require_parameters()
     digests, checked = Digests(), set[tuple[str, str, str]]()
     points: dict[str, Point] = {}
@@ -76,9 +78,14 @@ def plan(varied: Varied, sample: int | None, seed: int, on_point: Callable[[], N
 
 
 def require_names(scenario: Scenario, checked: set[tuple[str, str, str]]) -> None:
-    """Raise `InputError` for an unknown system, parameter, model or GPU; `checked` are the combinations that exist."""
+    """Raise `InputError` for an unknown system, parameter, model or GPU; `checked` are the
+    combinations that exist."""
     system = scenario.system
-    names = system.model_dump_json(), scenario.model, f"{scenario.cluster.gpu} {scenario.cluster.train}"
+    names = (
+        system.model_dump_json(),
+        scenario.model,
+        f"{scenario.cluster.gpu} {scenario.cluster.train}",
+    )
     if names in checked:
         return
     try:
@@ -92,17 +99,25 @@ def require_names(scenario: Scenario, checked: set[tuple[str, str, str]]) -> Non
 
 def _keys(varied: Varied) -> list[str]:
     """Return the keys that the points differ in, always with the system."""
-    several = [d.keys for d in varied.dimensions if isinstance(d, Between) or len(d.alternatives) > 1]
+    several = [
+        d.keys for d in varied.dimensions if isinstance(d, Between) or len(d.alternatives) > 1
+    ]
     keys = [SYSTEM, *(key for keys_of_one in several for key in keys_of_one if key != SYSTEMS)]
     systems = [setting.value for setting in varied.settings(SYSTEMS)]
     if len(systems) > 1:
-        keys += [f"{PARAMETER}{key}" for entry in systems if isinstance(entry, dict) for key in entry]
+        keys += [
+            f"{PARAMETER}{key}" for entry in systems if isinstance(entry, dict) for key in entry
+        ]
     return list(dict.fromkeys(keys))
 
 
 def kept(plan: SweepPlan, folder: Path) -> dict[str, Outcome]:
     """Return the outcomes in the folder, by hash, without those that cannot be read."""
-    return {point.hash: outcome for point in plan.points if (outcome := read_outcome(folder, point)) is not None}
+    return {
+        point.hash: outcome
+        for point in plan.points
+        if (outcome := read_outcome(folder, point)) is not None
+    }
 
 
 def run(
@@ -113,8 +128,9 @@ def run(
     arguments: Mapping[str, Any],
     on_point: Callable[[], None] = lambda: None,
 ) -> Swept:
-    """Simulate the points without an outcome, keep each in the folder, and write the table. `on_point` is called for each.
-    Raise `StoppedError` at Ctrl-C, when only the points under way are lost, and `InputError` for a folder with other content.
+    """Simulate the points without an outcome, keep each in the folder, and write the table.
+    `on_point` is called for each. Raise `StoppedError` at Ctrl-C, when only the points under way
+    are lost, and `InputError` for a folder with other content.
     """
     store = Outcomes(folder, executor, on_point, outcomes, f" of {len(plan.points)}")
     write_json(folder / "sweep.json", {**arguments, "simrl_version": simrl.__version__})
@@ -126,19 +142,24 @@ def run(
 
 
 def table_rows(plan: SweepPlan, outcomes: Mapping[str, Outcome]) -> list[Row]:
-    """Return a row of each point, in their order: its place, the varied keys, its metrics (None where it failed), its error.
+    """Return a row of each point, in their order: its place, the varied keys, its metrics (None
+    where it failed), its error.
 
-    `speedup` is samples/s over the first point that did not fail; `speedup_in_variant` over the first such point of its
-    variant, which is all varied keys but the system and its parameters.
+    `speedup` is samples/s over the first point that did not fail; `speedup_in_variant` over the
+    first such point of its variant, which is all varied keys but the system and its parameters.
     """
-    metrics = list(dict.fromkeys(key for outcome in outcomes.values() for key in outcome.get("row", {})))
+    metrics = list(
+        dict.fromkeys(key for outcome in outcomes.values() for key in outcome.get("row", {}))
+    )
     rows = []
     for number, point in enumerate(plan.points):
         metrics_of = outcomes[point.hash].get("row", {})
         row: Row = {"point": number, "hash": point.hash}
         row |= {key: _plain(key, value_of(point.scenario, key)) for key in plan.keys}
         row["variant"] = ", ".join(
-            f"{key}={row[key]}" for key in plan.keys if key != SYSTEM and not key.startswith(PARAMETER)
+            f"{key}={row[key]}"
+            for key in plan.keys
+            if key != SYSTEM and not key.startswith(PARAMETER)
         )
         row |= {key: metrics_of.get(key) for key in metrics}
         rows.append(row)
@@ -157,18 +178,22 @@ def _plain(key: str, value: Any) -> Any:
 
 
 def write_table(rows: Sequence[Row], folder: Path) -> None:
-    """Write a Parquet dataset into an empty folder: a folder for each system, with the columns and types of all rows in every
-    file."""
+    """Write a Parquet dataset into an empty folder: a folder for each system, with the columns and
+    types of all rows in every file."""
     names = [key for key in (rows[0] if rows else {}) if key != SYSTEM]
     schema = pa.schema([(name, _column_type([row[name] for row in rows])) for name in names])
     texts = [name for name in names if schema.field(name).type == pa.string()]
     by_system: dict[str, list[Row]] = {}
     for row in rows:
-        by_system.setdefault(row[SYSTEM], []).append({**row, **{name: _text(row[name]) for name in texts}})
+        by_system.setdefault(row[SYSTEM], []).append(
+            {**row, **{name: _text(row[name]) for name in texts}}
+        )
     for system, rows_of_system in by_system.items():
         place = folder / f"{SYSTEM}={system}"
         place.mkdir()
-        files.write_table(pa.Table.from_pylist(rows_of_system, schema=schema), place / "part-0.parquet")
+        files.write_table(
+            pa.Table.from_pylist(rows_of_system, schema=schema), place / "part-0.parquet"
+        )
 
 
 def _text(value: Any) -> str | None:

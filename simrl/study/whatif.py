@@ -1,5 +1,5 @@
-"""The systems that a calibrated run is compared with: each with as many samples as the run, at its best
-split, and the range of its speed-up.
+"""The systems that a calibrated run is compared with: each with as many samples as the run, at its
+best split, and the range of its speed-up.
 
 Invariant: every row trains as many samples as the run did, from its first step on, so rows differ
 in their system and not in the steps that they got to: where responses grow, equal numbers of
@@ -31,7 +31,11 @@ TRIAL_UPDATES = 4  # to see how many samples an update trains
 
 
 def alternatives(
-    file: Path, systems: Sequence[Any], fits: Sequence[Scenario], jobs: int, alike: Path | None = None
+    file: Path,
+    systems: Sequence[Any],
+    fits: Sequence[Scenario],
+    jobs: int,
+    alike: Path | None = None,
 ) -> tuple[list[Scenario], list[str], list[Ranges]]:
     """Return the run's own scenario and one of each system (a name, or a dictionary that has one);
     remarks on them; and the ends of each one's speed-up over the first, by what is not known.
@@ -62,12 +66,16 @@ def alternatives(
             share = batch / _samples_of_an_update(scenario, cache)
             if abs(share - 1) > 0.02:
                 scenario = scenario.model_copy(update={"steps": max(round(run.steps * share), 1)})
-                remarks.append(f"{name}: {scenario.steps} updates train the samples of the run's {run.steps}.")
+                remarks.append(
+                    f"{name}: {scenario.steps} updates train the samples of the run's {run.steps}."
+                )
             if divides(scenario) and "rollout_share" not in other.system.parameters:
                 (best,) = best_splits([scenario], outcomes.rows, cache)
                 workers, of_all = units(best)
                 scenario = with_workers(best, workers)  # its share is shown, also a default
-                remarks.append(f"{name}: {workers} of {of_all} workers roll out, the best split that was found.")
+                remarks.append(
+                    f"{name}: {workers} of {of_all} workers roll out, the best split that was found."
+                )
             scenarios.append(scenario)
         return scenarios, remarks, _ranges(scenarios, fits, alike, outcomes)
 
@@ -85,7 +93,9 @@ def _ranges(
     if alike is not None:
         likened = [scenario.with_fields("workload", trace=str(alike)) for scenario in scenarios]
         sets["likeness"] = [list(scenarios), likened]
-    rows = iter(outcomes.rows([scenario for runs in sets.values() for run in runs for scenario in run]))
+    rows = iter(
+        outcomes.rows([scenario for runs in sets.values() for run in runs for scenario in run])
+    )
     ranges: list[Ranges] = [{} for _ in scenarios]
     for cause, runs in sets.items():
         rates = np.array([[next(rows)["samples_per_s"] for _ in run] for run in runs])
@@ -104,23 +114,33 @@ def check_system(system: Any) -> None:
     if isinstance(system, str):
         make_system(system, {})
     elif isinstance(system, dict) and isinstance(system.get("name"), str):
-        make_system(system["name"], {str(key): value for key, value in system.items() if key != "name"})
+        make_system(
+            system["name"], {str(key): value for key, value in system.items() if key != "name"}
+        )
     else:
         raise InputError(f"system {system}: give a name, or {{name: areal, eta: 4}}")
 
 
 def _in_parts(scenario: Scenario, cache: InputCache) -> Scenario:
-    """Return the scenario at a possible split in the first parts that have one, when tp, and if need be
-    the number of GPUs that share a sequence in training, are halved repeatedly; a GPU trains as many
-    tokens at a time as before."""
-    training, own_tp, own_shared = scenario.training, scenario.cluster.tp, scenario.training.sequence_parallel
+    """Return the scenario at a possible split in the first parts that have one, when tp, and if
+    need be the number of GPUs that share a sequence in training, are halved repeatedly; a GPU
+    trains as many tokens at a time as before."""
+    training, own_tp, own_shared = (
+        scenario.training,
+        scenario.cluster.tp,
+        scenario.training.sequence_parallel,
+    )
     refused: InputError | None = None
     for tp, shared in product(_halved(own_tp), _halved(own_shared)):
         tokens = training.tokens_per_microbatch * shared // own_shared
         changes = [f"cluster.tp={tp}"] if tp != own_tp else []
         changes += [f"training.sequence_parallel={shared}"] if shared != own_shared else []
-        smaller = scenario.model_copy(update={"variant": ", ".join(changes)}).with_fields("cluster", tp=tp)
-        smaller = smaller.with_fields("training", sequence_parallel=shared, tokens_per_microbatch=tokens)
+        smaller = scenario.model_copy(update={"variant": ", ".join(changes)}).with_fields(
+            "cluster", tp=tp
+        )
+        smaller = smaller.with_fields(
+            "training", sequence_parallel=shared, tokens_per_microbatch=tokens
+        )
         try:
             prepare(smaller, cache)
             return smaller

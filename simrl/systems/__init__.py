@@ -1,1 +1,2 @@
-"""The recipes of published systems: pipeline, dispatch and speculation, with the paper each comes from."""
+"""The recipes of published systems: pipeline, dispatch and speculation, with the paper each comes
+from."""

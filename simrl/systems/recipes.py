@@ -1,4 +1,5 @@
-"""Every recipe by its name, of simrl and of installed packages, and the systems that recipes make."""
+"""Every recipe by its name, of simrl and of installed packages, and the systems that recipes
+make."""
 
 from __future__ import annotations
 
@@ -27,13 +28,18 @@ RECIPES: Extended[System] = Extended(_OWN, "simrl.systems", "system")
 
 
 def make_system(name: str, parameters: dict[str, Any]) -> System:
-    """Return the system of a recipe. Raise `InputError` for an unknown recipe or parameter, or a value out of range."""
+    """Return the system of a recipe. Raise `InputError` for an unknown recipe or parameter, or a
+    value out of range."""
     known = recipe_parameters(name)
     for key, value in parameters.items():
         if key not in known:
-            raise InputError(f"system {name}: unknown parameter {key!r}{meant(key, known)}; it has {', '.join(known)}")
+            raise InputError(
+                f"system {name}: unknown parameter {key!r}{meant(key, known)}; it has {', '.join(known)}"
+            )
         if isinstance(value, bool) and known[key].annotation is not bool:
-            raise InputError(f"system {name}: {key} is {str(value).lower()}; it is not a switch, give a value")
+            raise InputError(
+                f"system {name}: {key} is {str(value).lower()}; it is not a switch, give a value"
+            )
     try:
         system = recipe_of(name, RECIPES[name])(**parameters)
     except ValidationError as error:
@@ -49,14 +55,17 @@ def recipe_parameters(name: str) -> dict[str, Parameter]:
 
 
 def parameters_of(name: str) -> dict[str, Any]:
-    """Return the defaults of the parameters that a recipe takes. Raise `InputError` for an unknown recipe."""
+    """Return the defaults of the parameters that a recipe takes. Raise `InputError` for an unknown
+    recipe."""
     return {key: parameter.default for key, parameter in recipe_parameters(name).items()}
 
 
 def unknown_system(name: str) -> InputError:
-    """Return the error for a name that no recipe has. Tables call a system areal(eta=4): for that the message says how to give
-    parameters."""
+    """Return the error for a name that no recipe has. Tables call a system areal(eta=4): for that
+    the message says how to give parameters."""
     begins = re.split(r"[(:\[ =]", name)[0]
     if begins != name and begins in RECIPES:
-        return InputError(f"system {name!r}: write parameters as {{'name': '{begins}', 'eta': 4}}, or as system.eta=4")
+        return InputError(
+            f"system {name!r}: write parameters as {{'name': '{begins}', 'eta': 4}}, or as system.eta=4"
+        )
     return InputError(f"system {name!r} is unknown{choose(name, RECIPES, 'simrl systems')}")

@@ -1,4 +1,5 @@
-"""Random numbers keyed by their purpose, for arrays of keys; `simrl.speculation.draws` has them for compiled code.
+"""Random numbers keyed by their purpose, for arrays of keys; `simrl.speculation.draws` has them for
+compiled code.
 
 Invariant: a draw is a pure function of its seed and its keys, of which the order counts.
 """
@@ -35,6 +36,8 @@ def uniforms(seed: int, *keys: NDArray[Any] | int) -> NDArray[np.float64]:
 
 def normals(seed: int, *keys: NDArray[Any] | int) -> NDArray[np.float64]:
     """Return a standard normal for each row of the keys."""
-    from scipy.special import ndtri  # takes 0.2 s to import, which a trace without drawn tools need not pay
+    from scipy.special import (
+        ndtri,
+    )  # takes 0.2 s to import, which a trace without drawn tools need not pay
 
     return np.asarray(ndtri(uniforms(seed, *keys)))

@@ -11,11 +11,19 @@ from simrl.errors import InputError
 
 
 def location_of(
-    mean: float, sigma: float, cap: int, field: str, early_stop_share: float = 0.0, early_stop_factor: float = 1.0
+    mean: float,
+    sigma: float,
+    cap: int,
+    field: str,
+    early_stop_share: float = 0.0,
+    early_stop_factor: float = 1.0,
 ) -> float:
-    """Return the lognormal's location (mean of the log) for which the lengths cut to [1, cap] have this mean."""
+    """Return the lognormal's location (mean of the log) for which the lengths cut to [1, cap] have
+    this mean."""
     if mean >= cap:
-        raise InputError(f"length model: {field} {mean:g} cannot be reached under a cap of {cap} tokens; ask for less")
+        raise InputError(
+            f"length model: {field} {mean:g} cannot be reached under a cap of {cap} tokens; ask for less"
+        )
     early = math.log(early_stop_factor)
 
     from scipy.optimize import brentq  # takes 0.3 s to import, which a recorded trace need not pay
@@ -31,7 +39,8 @@ def location_of(
 
 
 def mean_of_cut_lognormal(location: float, sigma: float, cap: float) -> float:
-    """Return E[min(max(X, 1), cap)] of a lognormal X with this mean and standard deviation of its logarithm."""
+    """Return E[min(max(X, 1), cap)] of a lognormal X with this mean and standard deviation of its
+    logarithm."""
     from scipy.special import ndtr
 
     top = math.log(cap)

@@ -1,4 +1,5 @@
-"""Samples, as schedules handle them, and the facts of their responses that only workers and rewarders know."""
+"""Samples, as schedules handle them, and the facts of their responses that only workers and
+rewarders know."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from typing import NamedTuple
 class Sample(NamedTuple):
     """One response to generate, as schedules see it: without its length and its reward.
 
-    `uid` is unique in a simulation, also when a trace is repeated; `epoch` counts on over the repetitions.
+    `uid` is unique in a simulation, also when a trace is repeated; `epoch` counts on over the
+    repetitions.
     """
 
     uid: int
@@ -20,8 +22,8 @@ class Sample(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A turn that the environment answers: the response has `end_tokens` at its end; the answer takes `environment_s` and adds
-    `observation_tokens` to the context."""
+    """A turn that the environment answers: the response has `end_tokens` at its end; the answer
+    takes `environment_s` and adds `observation_tokens` to the context."""
 
     end_tokens: int
     environment_s: float
@@ -29,8 +31,8 @@ class Turn(NamedTuple):
 
 
 class Response(NamedTuple):
-    """The outcome of a sample, known to workers and rewarders, not to schedules. `turns` are all but the last; `row` is the
-    trace's row, which has its tokens."""
+    """The outcome of a sample, known to workers and rewarders, not to schedules. `turns` are all
+    but the last; `row` is the trace's row, which has its tokens."""
 
     tokens: int
     reward: float

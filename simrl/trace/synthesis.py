@@ -1,22 +1,24 @@
 """Synthesis: traces from a stated length model, for when there is no run yet.
 
-Invariant: a draw depends on (seed, epoch, prompt, sample) alone. Each kind of draw has one random stream for every
-(seed, epoch, sample), in which the prompt's id is the position; so more steps, prompts or samples a group change no
-existing draw. The streams are raw PCG64 bits keyed by SeedSequence, both of which numpy keeps stable from version to
-version.
+Invariant: a draw depends on (seed, epoch, prompt, sample) alone. Each kind of draw has one random
+stream for every (seed, epoch, sample), in which the prompt's id is the position; so more steps,
+prompts or samples a group change no existing draw. The streams are raw PCG64 bits keyed by
+SeedSequence, both of which numpy keeps stable from version to version.
 
 The model: the log length of a response is
 
     location(step) + sigma * (√prompt_share * prompt effect(epoch) + √(1 - prompt_share) * response effect)
 
-with standard normal effects; a prompt's effect follows an AR(1) process from epoch to epoch. Lengths are then cut to
-[1, cap_tokens] and rounded, and each step's location is solved so that the mean *after* the cut is `mean_tokens`.
+with standard normal effects; a prompt's effect follows an AR(1) process from epoch to epoch.
+Lengths are then cut to [1, cap_tokens] and rounded, and each step's location is solved so that the
+mean *after* the cut is `mean_tokens`.
 
-Turns with an environment are optional. Their number is geometric (each turn is followed by another with one fixed
-probability), or, with `turn_tokens`, in proportion to the response, so that prompts with long responses have many turns. It is
-at most `cap_turns`, and one a token. The response is divided among them equally, the first ones longer by a token, or by
-lognormal weights (`turn_sigma`). Seconds and observations of the environment are one lognormal and one number, or those of
-`tools`. A response ends where the context meets `context_cap_tokens`.
+Turns with an environment are optional. Their number is geometric (each turn is followed by another
+with one fixed probability), or, with `turn_tokens`, in proportion to the response, so that prompts
+with long responses have many turns. It is at most `cap_turns`, and one a token. The response is
+divided among them equally, the first ones longer by a token, or by lognormal weights
+(`turn_sigma`). Seconds and observations of the environment are one lognormal and one number, or
+those of `tools`. A response ends where the context meets `context_cap_tokens`.
 """
 
 from __future__ import annotations
@@ -38,7 +40,17 @@ from pydantic import BaseModel, Field, model_validator
 from simrl.errors import InputError, broken
 from simrl.trace.draws import normals
 from simrl.trace.lognormal import cut_tokens, location_of
-from simrl.trace.tools import Floats, Ints, Kind, Share, Sigma, Tools, call_columns, draw_calls, lists
+from simrl.trace.tools import (
+    Floats,
+    Ints,
+    Kind,
+    Share,
+    Sigma,
+    Tools,
+    call_columns,
+    draw_calls,
+    lists,
+)
 from simrl.trace.trace import Trace, TraceMetadata
 from simrl.validation import numbers_are_no_truth
 
@@ -51,8 +63,8 @@ CapTokens = Annotated[int, Field(gt=1, le=LARGEST_INT32)]
 class LengthModel(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The lengths of prompts and responses, and their correlation within a group and over epochs.
 
-    Raises pydantic's `ValidationError` for a value outside its bounds; `synthesise` checks that the mean is possible under
-    the cap.
+    Raises pydantic's `ValidationError` for a value outside its bounds; `synthesise` checks that the
+    mean is possible under the cap.
     """
 
     _numbers = numbers_are_no_truth
@@ -64,7 +76,9 @@ class LengthModel(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     steps: int = Field(gt=0, description="training steps; the last epoch may be incomplete")
     prompts_per_step: int = Field(gt=0, description="prompts a step, each sampled `group` times")
     group: int = Field(gt=0, description="responses a prompt (GRPO's group size)")
-    cap_tokens: CapTokens = Field(description="largest response; longer ones are cut to it (finish_reason 'length')")
+    cap_tokens: CapTokens = Field(
+        description="largest response; longer ones are cut to it (finish_reason 'length')"
+    )
     prompts: int | None = Field(
         default=None,
         gt=0,
@@ -72,7 +86,8 @@ class LengthModel(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         "prompts are left out, as data loaders do; empty: just enough for the whole run to be one epoch",
     )
     shuffle: bool = Field(
-        default=True, description="a new order of the prompts in each epoch; else in order of their id"
+        default=True,
+        description="a new order of the prompts in each epoch; else in order of their id",
     )
     mean_tokens: MeanTokens | tuple[MeanTokens, MeanTokens] | None = Field(
         default=None,
@@ -88,21 +103,38 @@ class LengthModel(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         default=0.95, description="correlation of a prompt's effect between adjacent epochs"
     )
     early_stop_share: float = Field(
-        default=0.0, ge=0, lt=1, description="share of responses, whatever the prompt, that give up early"
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of responses, whatever the prompt, that give up early",
     )
     early_stop_factor: float = Field(
-        default=0.1, ge=0.001, le=1, description="their length as a multiple of the length without an early stop"
+        default=0.1,
+        ge=0.001,
+        le=1,
+        description="their length as a multiple of the length without an early stop",
     )
     prompt_tokens: MeanTokens = Field(
-        default=256.0, description="mean prompt length, lognormal; a prompt keeps its length in all epochs"
+        default=256.0,
+        description="mean prompt length, lognormal; a prompt keeps its length in all epochs",
     )
-    prompt_sigma: Sigma = Field(default=0.0, description="standard deviation of the log prompt length")
-    prompt_cap_tokens: CapTokens = Field(default=2048, description="largest prompt; longer ones are cut to it")
+    prompt_sigma: Sigma = Field(
+        default=0.0, description="standard deviation of the log prompt length"
+    )
+    prompt_cap_tokens: CapTokens = Field(
+        default=2048, description="largest prompt; longer ones are cut to it"
+    )
     system_prompt_tokens: int = Field(
-        default=0, ge=0, le=1_000_000, description="tokens of the system prompt, one text that precedes every prompt"
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="tokens of the system prompt, one text that precedes every prompt",
     )
     reward_mean: float | None = Field(
-        default=0.5, gt=0, lt=1, description="share of responses with reward 1, the others have 0; empty: no rewards"
+        default=0.5,
+        gt=0,
+        lt=1,
+        description="share of responses with reward 1, the others have 0; empty: no rewards",
     )
     reward_prompt_share: Share = Field(
         default=0.5,
@@ -116,7 +148,9 @@ class LengthModel(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         le=1000,
         description="mean number of turns of a response before cap_turns; 1: no environment, unless turn_tokens is given",
     )
-    cap_turns: int = Field(default=64, gt=0, le=1000, description="maximum number of turns of a response")
+    cap_turns: int = Field(
+        default=64, gt=0, le=1000, description="maximum number of turns of a response"
+    )
     turn_tokens: float | None = Field(
         default=None,
         ge=1,
@@ -125,7 +159,8 @@ class LengthModel(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         "geometric and does not depend on the length",
     )
     turn_sigma: Sigma = Field(
-        default=0.0, description="standard deviation of the log of a turn's share of its response; 0: equal turns"
+        default=0.0,
+        description="standard deviation of the log of a turn's share of its response; 0: equal turns",
     )
     context_cap_tokens: int | None = Field(
         default=None,
@@ -140,9 +175,14 @@ class LengthModel(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         "observation_tokens",
     )
     environment_s: float = Field(
-        default=0.0, ge=0, le=1e6, description="mean seconds that the environment takes after each turn but the last"
+        default=0.0,
+        ge=0,
+        le=1e6,
+        description="mean seconds that the environment takes after each turn but the last",
     )
-    environment_sigma: Sigma = Field(default=0.0, description="standard deviation of the logarithm of environment_s")
+    environment_sigma: Sigma = Field(
+        default=0.0, description="standard deviation of the logarithm of environment_s"
+    )
     observation_tokens: int = Field(
         default=0,
         ge=0,
@@ -181,7 +221,8 @@ class LengthModel(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
                 f"turns {self.turns:g} cannot be reached under cap_turns {self.cap_turns}; raise cap_turns",
             ),
             (
-                self.tools and (self.environment_s or self.environment_sigma or self.observation_tokens),
+                self.tools
+                and (self.environment_s or self.environment_sigma or self.observation_tokens),
                 "tools beside environment_s, environment_sigma or observation_tokens; leave these out",
             ),
             (
@@ -232,7 +273,8 @@ PRESETS: dict[str, dict[str, Any]] = tomllib.loads(
 
 
 class _Stream(IntEnum):
-    """The kinds of draws; a number keeps its meaning for ever, or old seeds would give other traces."""
+    """The kinds of draws; a number keeps its meaning for ever, or old seeds would give other
+    traces."""
 
     PROMPT_LENGTH = 0
     PROMPT_EFFECT = 1
@@ -253,9 +295,13 @@ def synthesise(model: LengthModel, seed: int, name: str = "synthetic") -> Trace:
     if seed < 0:
         raise InputError(f"length model: seed {seed} is negative; give a whole number from 0")
     location = _locations(model)
-    prompt_location = location_of(model.prompt_tokens, model.prompt_sigma, model.prompt_cap_tokens, "prompt_tokens")
+    prompt_location = location_of(
+        model.prompt_tokens, model.prompt_sigma, model.prompt_cap_tokens, "prompt_tokens"
+    )
     prompt_normal = _normals(seed, _Stream.PROMPT_LENGTH, model.dataset_prompts)
-    prompt_tokens = cut_tokens(prompt_location + model.prompt_sigma * prompt_normal, model.prompt_cap_tokens)
+    prompt_tokens = cut_tokens(
+        prompt_location + model.prompt_sigma * prompt_normal, model.prompt_cap_tokens
+    )
     difficulty = _normals(seed, _Stream.DIFFICULTY, model.dataset_prompts)
 
     parts: list[dict[str, Any]] = []
@@ -263,9 +309,13 @@ def synthesise(model: LengthModel, seed: int, name: str = "synthetic") -> Trace:
     for epoch in range(-(-model.steps // model.steps_per_epoch)):
         if epoch:
             news = _normals(seed, _Stream.PROMPT_EFFECT, model.dataset_prompts, epoch)
-            effect = model.epoch_correlation * effect + math.sqrt(1 - model.epoch_correlation**2) * news
+            effect = (
+                model.epoch_correlation * effect + math.sqrt(1 - model.epoch_correlation**2) * news
+            )
         parts.append(_epoch_columns(model, seed, epoch, location, effect, difficulty))
-    columns: dict[str, Any] = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    columns: dict[str, Any] = {
+        key: np.concatenate([part[key] for part in parts]) for key in parts[0]
+    }
     columns["prompt_tokens"] = model.system_prompt_tokens + prompt_tokens[columns["prompt_id"]]
     if model.in_turns:
         columns.update(_turn_columns(model, seed, columns))
@@ -273,7 +323,9 @@ def synthesise(model: LengthModel, seed: int, name: str = "synthetic") -> Trace:
         pa.array(columns.pop("cut").astype(np.int8)), pa.array(["stop", "length"])
     )
     drawn_from = model.model_dump(mode="json")
-    drawn_from["tools"] = {name: t.model_dump(mode="json", exclude_defaults=True) for name, t in model.tools.items()}
+    drawn_from["tools"] = {
+        name: t.model_dump(mode="json", exclude_defaults=True) for name, t in model.tools.items()
+    }
     metadata = TraceMetadata(
         name=name,
         kind="synthetic",
@@ -290,7 +342,8 @@ def synthesise(model: LengthModel, seed: int, name: str = "synthetic") -> Trace:
 def _epoch_columns(
     model: LengthModel, seed: int, epoch: int, location: Floats, effect: Floats, difficulty: Floats
 ) -> dict[str, NDArray[Any]]:
-    """Return one epoch's rows in order of (step, prompt, sample); `cut` marks the responses that met the cap."""
+    """Return one epoch's rows in order of (step, prompt, sample); `cut` marks the responses that
+    met the cap."""
     from scipy.special import ndtr, ndtri
 
     first_step = epoch * model.steps_per_epoch
@@ -301,15 +354,20 @@ def _epoch_columns(
     used = np.sort(order[: steps * model.prompts_per_step].reshape(steps, -1), axis=1).ravel()
 
     def standard(stream: _Stream, *turn: int) -> Floats:
-        """Return one standard normal for each used prompt and sample (at a turn), (len(used), group)."""
+        """Return one standard normal for each used prompt and sample (at a turn), (len(used),
+        group)."""
         out = np.empty((len(used), model.group))
         for sample in range(model.group):
-            out[:, sample] = _normals(seed, stream, model.dataset_prompts, epoch, sample, *turn)[used]
+            out[:, sample] = _normals(seed, stream, model.dataset_prompts, epoch, sample, *turn)[
+                used
+            ]
         return out
 
     step = np.repeat(np.arange(first_step, first_step + steps), model.prompts_per_step)
     prompt_part = location[step] + model.sigma * math.sqrt(model.prompt_share) * effect[used]
-    response_part = model.sigma * math.sqrt(1 - model.prompt_share) * standard(_Stream.RESPONSE_EFFECT)
+    response_part = (
+        model.sigma * math.sqrt(1 - model.prompt_share) * standard(_Stream.RESPONSE_EFFECT)
+    )
     log_tokens = prompt_part[:, None] + response_part
     if model.early_stop_share:
         early = standard(_Stream.EARLY_STOP) < ndtri(model.early_stop_share)
@@ -324,17 +382,22 @@ def _epoch_columns(
     }
     if model.reward_mean is not None:
         prompt_part = math.sqrt(model.reward_prompt_share) * difficulty[used]
-        latent = prompt_part[:, None] + math.sqrt(1 - model.reward_prompt_share) * standard(_Stream.REWARD)
+        latent = prompt_part[:, None] + math.sqrt(1 - model.reward_prompt_share) * standard(
+            _Stream.REWARD
+        )
         columns["reward"] = (latent < ndtri(model.reward_mean)).ravel().astype(np.float32)
     if model.in_turns:
         drawn = np.ones(log_tokens.size, dtype=np.int64)
         if model.turn_tokens is not None:
             drawn = np.rint(columns["response_tokens"] / model.turn_tokens).astype(np.int64)
         elif model.turns > 1:
-            # Geometric, by inversion: the share of responses with more than k turns is (1 - 1 / turns) ** k.
+            # Geometric, by inversion: the share of responses with more than k turns is (1 - 1 /
+            # turns) ** k.
             log_more = np.log(ndtr(standard(_Stream.TURNS))) / math.log1p(-1 / model.turns)
             drawn = 1 + np.minimum(log_more, model.cap_turns - 1).astype(np.int64).ravel()
-        columns["turns"] = np.minimum(np.clip(drawn, 1, model.cap_turns), columns["response_tokens"])
+        columns["turns"] = np.minimum(
+            np.clip(drawn, 1, model.cap_turns), columns["response_tokens"]
+        )
         pauses = columns["turns"] - 1
         columns["pause_s"] = np.full(int(pauses.sum()), model.environment_s)
         if model.environment_sigma and (most := int(pauses.max())):
@@ -347,7 +410,8 @@ def _epoch_columns(
 
 
 def _turn_columns(model: LengthModel, seed: int, columns: dict[str, Any]) -> dict[str, Any]:
-    """Return the turns of all responses, and the columns that the context's cap changes; takes `turns` and `pause_s` away."""
+    """Return the turns of all responses, and the columns that the context's cap changes; takes
+    `turns` and `pause_s` away."""
     turns, pause_s = columns.pop("turns"), columns.pop("pause_s")
     row = np.repeat(np.arange(len(turns)), turns)
     place = np.arange(len(row)) - np.repeat(np.cumsum(turns) - turns, turns)
@@ -364,14 +428,24 @@ def _turn_columns(model: LengthModel, seed: int, columns: dict[str, Any]) -> dic
         added = np.zeros(len(row), dtype=np.int64)
         added[~last] = observations
         ends = np.cumsum(tokens + added)
-        before = ends - tokens - added - np.r_[0, ends][np.cumsum(turns) - turns][row] + columns["prompt_tokens"][row]
+        before = (
+            ends
+            - tokens
+            - added
+            - np.r_[0, ends][np.cumsum(turns) - turns][row]
+            + columns["prompt_tokens"][row]
+        )
         room = model.context_cap_tokens - before
         changed["cut"] = columns["cut"].copy()
         changed["cut"][row[tokens > room]] = True
         tokens, kept = np.minimum(tokens, room), room > 0
         turns = np.bincount(row[kept], minlength=len(turns))
         kept_pauses = (kept & (place < turns[row] - 1))[~last]
-        tokens, pause_s, observations = tokens[kept], pause_s[kept_pauses], observations[kept_pauses]
+        tokens, pause_s, observations = (
+            tokens[kept],
+            pause_s[kept_pauses],
+            observations[kept_pauses],
+        )
         calls = None if calls is None else calls.at(kept_pauses)
         changed["response_tokens"] = np.bincount(row[kept], weights=tokens).astype(np.int32)
     edges, inner = np.r_[0, np.cumsum(turns)], np.r_[0, np.cumsum(turns - 1)]
@@ -392,13 +466,16 @@ def _divided(
     row: Ints,
     keys: tuple[Any, ...],
 ) -> Ints:
-    """Return the tokens of all turns, of which each has one or more: equal parts, the first ones longer by a token, or parts by
-    lognormal weights of this sigma."""
+    """Return the tokens of all turns, of which each has one or more: equal parts, the first ones
+    longer by a token, or parts by lognormal weights of this sigma."""
     whole: Ints = response.astype(np.int64)
     if not sigma:
         return np.asarray((whole // turns)[row] + (keys[-1] < (whole % turns)[row]))
     # Whole weights have exact sums, so that the parts of a response depend on no other response.
-    weights = np.rint(2.0**20 * np.exp(sigma * normals(seed, Kind.TURN_LENGTH, *keys))).astype(np.int64) + 1
+    weights = (
+        np.rint(2.0**20 * np.exp(sigma * normals(seed, Kind.TURN_LENGTH, *keys))).astype(np.int64)
+        + 1
+    )
     sums, ends = np.cumsum(weights), np.cumsum(turns)
     before = sums[ends - turns] - weights[ends - turns]
     share = (sums - before[row]) / (sums[ends - 1] - before)[row]
@@ -406,14 +483,19 @@ def _divided(
     return np.asarray(1 + done - np.where(keys[-1] == 0, 0, np.r_[0, done[:-1]]))
 
 
-def _bits(seed: int, stream: _Stream, count: int, epoch: int = 0, sample: int = 0, *turn: int) -> NDArray[np.uint64]:
+def _bits(
+    seed: int, stream: _Stream, count: int, epoch: int = 0, sample: int = 0, *turn: int
+) -> NDArray[np.uint64]:
     """Return the first `count` 64-bit words of the stream: word i belongs to prompt i."""
     key = np.random.SeedSequence([stream, epoch, sample, *turn, seed])
     return np.asarray(np.random.PCG64(key).random_raw(count))
 
 
-def _normals(seed: int, stream: _Stream, count: int, epoch: int = 0, sample: int = 0, *turn: int) -> Floats:
-    """Return standard normals from `_bits`; the 53 high bits, moved by half a step, are never 0 or 1."""
+def _normals(
+    seed: int, stream: _Stream, count: int, epoch: int = 0, sample: int = 0, *turn: int
+) -> Floats:
+    """Return standard normals from `_bits`; the 53 high bits, moved by half a step, are never 0 or
+    1."""
     from scipy.special import ndtri  # takes 0.2 s to import, which a recorded trace need not pay
 
     uniform = ((_bits(seed, stream, count, epoch, sample, *turn) >> np.uint64(11)) + 0.5) * 2.0**-53

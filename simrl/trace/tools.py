@@ -1,11 +1,13 @@
-"""Tools of agents: how long their calls take, how often they fail, and what they add to the context.
+"""Tools of agents: how long their calls take, how often they fail, and what they add to the
+context.
 
-Invariant: a draw depends on the seed, its kind, and the call alone: (epoch, prompt, sample, turn), and the number of the try.
-So more samples or turns change no existing call, and a tool added behind the others changes only the calls that it takes over.
+Invariant: a draw depends on the seed, its kind, and the call alone: (epoch, prompt, sample, turn),
+and the number of the try. So more samples or turns change no existing call, and a tool added behind
+the others changes only the calls that it takes over.
 
-A call tries its tool up to 1 + `retries` times. A try fails by chance (`failure_share`), or because it lasts longer than
-`timeout_s`, where it is ended. The seconds of a call are the sum over its tries. The agent reads its observation, also after
-a failure.
+A call tries its tool up to 1 + `retries` times. A try fails by chance (`failure_share`), or because
+it lasts longer than `timeout_s`, where it is ended. The seconds of a call are the sum over its
+tries. The agent reads its observation, also after a failure.
 """
 
 from __future__ import annotations
@@ -34,37 +36,66 @@ Seconds = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class Tool(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """A tool of an agent: the seconds of its calls, a lognormal or quantiles, and the tokens that they add to the context."""
+    """A tool of an agent: the seconds of its calls, a lognormal or quantiles, and the tokens that
+    they add to the context."""
 
-    share: float = Field(gt=0, le=1, description="share of all calls; the shares of the tools sum to 1")
+    share: float = Field(
+        gt=0, le=1, description="share of all calls; the shares of the tools sum to 1"
+    )
     median_s: Seconds | None = Field(default=None, description="median seconds of a try, lognormal")
-    sigma: Sigma = Field(default=0.0, description="standard deviation of the logarithm of these seconds")
+    sigma: Sigma = Field(
+        default=0.0, description="standard deviation of the logarithm of these seconds"
+    )
     quantiles_s: dict[Share, Seconds] | None = Field(
         default=None,
         min_length=2,
         description="in place of median_s: quantiles of the seconds of a try, such as {0: 2, 0.5: 8, 0.95: 40, 1: 60}; "
         "linear between them, and no try is shorter or longer",
     )
-    least_s: Seconds = Field(default=0.0, description="minimum seconds of a try; shorter tries are lengthened to it")
-    most_s: Seconds | None = Field(default=None, description="maximum seconds of a try, stragglers excluded")
+    least_s: Seconds = Field(
+        default=0.0, description="minimum seconds of a try; shorter tries are lengthened to it"
+    )
+    most_s: Seconds | None = Field(
+        default=None, description="maximum seconds of a try, stragglers excluded"
+    )
     straggler_share: Share = Field(default=0.0, description="share of tries that straggle")
-    straggler_factor: float = Field(default=1.0, ge=1, le=1e6, description="how many times as long a straggler takes")
+    straggler_factor: float = Field(
+        default=1.0, ge=1, le=1e6, description="how many times as long a straggler takes"
+    )
     failure_share: float = Field(
-        default=0.0, ge=0, lt=1, description="share of tries that fail, after the seconds of any other try"
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of tries that fail, after the seconds of any other try",
     )
     timeout_s: float | None = Field(
-        default=None, gt=0, le=1e6, description="seconds after which a try is ended and has failed; empty: never"
+        default=None,
+        gt=0,
+        le=1e6,
+        description="seconds after which a try is ended and has failed; empty: never",
     )
-    retries: int = Field(default=0, ge=0, le=100, description="maximum number of further tries after a failed one")
-    observation_tokens: float = Field(default=0.0, ge=0, le=1e6, description="mean tokens of an observation")
-    observation_sigma: Sigma = Field(default=0.0, description="standard deviation of the logarithm of these tokens")
+    retries: int = Field(
+        default=0, ge=0, le=100, description="maximum number of further tries after a failed one"
+    )
+    observation_tokens: float = Field(
+        default=0.0, ge=0, le=1e6, description="mean tokens of an observation"
+    )
+    observation_sigma: Sigma = Field(
+        default=0.0, description="standard deviation of the logarithm of these tokens"
+    )
     observation_cap_tokens: int = Field(
-        default=1_000_000, gt=1, le=1_000_000, description="maximum tokens of an observation; longer ones are cut"
+        default=1_000_000,
+        gt=1,
+        le=1_000_000,
+        description="maximum tokens of an observation; longer ones are cut",
     )
 
     @model_validator(mode="after")
     def _check_seconds(self) -> Tool:
-        most_s, quantiles_s = math.inf if self.most_s is None else self.most_s, self.quantiles_s or {}
+        most_s, quantiles_s = (
+            math.inf if self.most_s is None else self.most_s,
+            self.quantiles_s or {},
+        )
         seconds = [quantiles_s[share] for share in sorted(quantiles_s)]
         if wrong := broken(
             (
@@ -86,12 +117,15 @@ class Tool(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         return self
 
     def try_s(self, normals: Floats) -> Floats:
-        """Return the seconds of tries with these standard normals, stragglers and timeouts left out."""
+        """Return the seconds of tries with these standard normals, stragglers and timeouts left
+        out."""
         if self.quantiles_s is not None:
             from scipy.special import ndtr
 
             shares = sorted(self.quantiles_s)
-            seconds = np.interp(ndtr(normals), shares, [self.quantiles_s[share] for share in shares])
+            seconds = np.interp(
+                ndtr(normals), shares, [self.quantiles_s[share] for share in shares]
+            )
         else:
             assert self.median_s is not None
             seconds = self.median_s * np.exp(self.sigma * normals)
@@ -132,11 +166,14 @@ class Calls(NamedTuple):
 
     def at(self, kept: NDArray[np.bool_]) -> Calls:
         """Return some of the calls."""
-        return Calls(self.tool[kept], self.seconds[kept], self.failures[kept], self.observation_tokens[kept])
+        return Calls(
+            self.tool[kept], self.seconds[kept], self.failures[kept], self.observation_tokens[kept]
+        )
 
 
 class Kind(IntEnum):
-    """The kinds of draws; a number keeps its meaning for ever, or old seeds would give other calls."""
+    """The kinds of draws; a number keeps its meaning for ever, or old seeds would give other
+    calls."""
 
     TOOL = 0
     SECONDS = 1
@@ -154,7 +191,9 @@ def draw_calls(tools: Mapping[str, Tool], seed: int, *keys: NDArray[Any]) -> Cal
     calls = Calls(chosen, np.zeros(count), np.zeros(count, np.int64), np.zeros(count, np.int64))
     for number, tool in enumerate(tools.values()):
         rows = np.flatnonzero(chosen == number)
-        calls.observation_tokens[rows] = tool.tokens(normals(seed, Kind.OBSERVATION, *(key[rows] for key in keys)))
+        calls.observation_tokens[rows] = tool.tokens(
+            normals(seed, Kind.OBSERVATION, *(key[rows] for key in keys))
+        )
         for attempt in range(1 + tool.retries):
             at: tuple[NDArray[Any] | int, ...] = (*(key[rows] for key in keys), attempt)
             seconds = tool.try_s(normals(seed, Kind.SECONDS, *at))
@@ -170,26 +209,36 @@ def draw_calls(tools: Mapping[str, Tool], seed: int, *keys: NDArray[Any]) -> Cal
     return calls
 
 
-def lists(edges: NDArray[Any], values: Any, absent: NDArray[np.bool_] | None = None) -> pa.ListArray:
+def lists(
+    edges: NDArray[Any], values: Any, absent: NDArray[np.bool_] | None = None
+) -> pa.ListArray:
     """Return rows of lists: `values` from an edge to the next; `absent` rows have none."""
     mask = None if absent is None else pa.array(absent)
     return pa.ListArray.from_arrays(pa.array(edges.astype(np.int32)), pa.array(values), mask=mask)
 
 
 def call_columns(
-    tools: Mapping[str, Tool], calls: Calls, edges: NDArray[Any], absent: NDArray[np.bool_] | None = None
+    tools: Mapping[str, Tool],
+    calls: Calls,
+    edges: NDArray[Any],
+    absent: NDArray[np.bool_] | None = None,
 ) -> dict[str, pa.ListArray]:
-    """Return the columns of a trace with the tool and the failed tries of each turn but the last, as lists."""
+    """Return the columns of a trace with the tool and the failed tries of each turn but the last,
+    as lists."""
     names = pa.array(list(tools), pa.string()).take(pa.array(calls.tool))
     failures = calls.failures.astype(np.int32)
-    return {"turn_tool": lists(edges, names, absent), "turn_failures": lists(edges, failures, absent)}
+    return {
+        "turn_tool": lists(edges, names, absent),
+        "turn_failures": lists(edges, failures, absent),
+    }
 
 
 def with_tools(trace: Trace, tools: Mapping[str, Tool], seed: int, source: str) -> Trace:
-    """Return the trace with drawn calls where the turns of a response have no recorded times; `source` names the tools.
+    """Return the trace with drawn calls where the turns of a response have no recorded times;
+    `source` names the tools.
 
-    Recorded seconds and observations stay. The notes count the responses with drawn times. Raises `InputError` for a trace
-    without turns, and where all their times are recorded.
+    Recorded seconds and observations stay. The notes count the responses with drawn times. Raises
+    `InputError` for a trace without turns, and where all their times are recorded.
     """
     columns = {name: trace.table.column(name).combine_chunks() for name in trace.table.column_names}
     if "turn_tokens" not in columns:
@@ -204,14 +253,20 @@ def with_tools(trace: Trace, tools: Mapping[str, Tool], seed: int, source: str) 
             missing &= columns[name].is_null().to_numpy(zero_copy_only=False)
     missing &= pauses > 0
     if not missing.any():
-        raise InputError(f"trace {trace.metadata.name!r}: no turn lacks its time; its times are recorded, and stay")
+        raise InputError(
+            f"trace {trace.metadata.name!r}: no turn lacks its time; its times are recorded, and stay"
+        )
     row = np.repeat(np.flatnonzero(missing), pauses[missing])
     edges = np.r_[0, np.cumsum(np.where(missing, pauses, 0))]
     turn = np.arange(edges[-1]) - edges[:-1][row]
-    calls = draw_calls(tools, seed, *(trace.column(name)[row] for name in ("step", "prompt_id", "sample")), turn)
+    calls = draw_calls(
+        tools, seed, *(trace.column(name)[row] for name in ("step", "prompt_id", "sample")), turn
+    )
     drawn = {
         "turn_environment_s": lists(edges, calls.seconds.astype(np.float32), ~missing),
-        "turn_observation_tokens": lists(edges, calls.observation_tokens.astype(np.int32), ~missing),
+        "turn_observation_tokens": lists(
+            edges, calls.observation_tokens.astype(np.int32), ~missing
+        ),
         **call_columns(tools, calls, edges, ~missing),
     }
     for name, values in drawn.items():

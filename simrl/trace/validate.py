@@ -1,7 +1,8 @@
-"""The rules that a trace keeps: the conditions of single values as a table, the relations between columns below it.
+"""The rules that a trace keeps: the conditions of single values as a table, the relations between
+columns below it.
 
-Invariant: every rule names the first row that breaks it and, where there are others, their number. A missing value (None) of an
-optional column breaks no rule.
+Invariant: every rule names the first row that breaks it and, where there are others, their number.
+A missing value (None) of an optional column breaks no rule.
 """
 
 from __future__ import annotations
@@ -24,8 +25,13 @@ def _below(low: int) -> Callable[[pa.Array], pa.Array]:
     return lambda values: pc.less(values, low)
 
 
-_VALUES: tuple[tuple[str, Callable[[pa.Array], pa.Array], str], ...] = (  # column, values that break the rule, message
-    *((name, _below(0), "it must be at least 0") for name in ("step", "epoch", "prompt_id", "sample")),
+_VALUES: tuple[
+    tuple[str, Callable[[pa.Array], pa.Array], str], ...
+] = (  # column, values that break the rule, message
+    *(
+        (name, _below(0), "it must be at least 0")
+        for name in ("step", "epoch", "prompt_id", "sample")
+    ),
     *((name, _below(1), "it must be at least 1") for name in ("prompt_tokens", "response_tokens")),
     ("policy_version", _below(0), "it must be at least 0, or empty"),
     (
@@ -33,14 +39,22 @@ _VALUES: tuple[tuple[str, Callable[[pa.Array], pa.Array], str], ...] = (  # colu
         lambda values: pc.or_(pc.less(values, 0), pc.invert(pc.is_finite(values))),
         "it must be zero or more seconds",
     ),
-    ("reward", lambda values: pc.invert(pc.is_finite(values)), "it must be a finite number, or empty"),
+    (
+        "reward",
+        lambda values: pc.invert(pc.is_finite(values)),
+        "it must be a finite number, or empty",
+    ),
     (
         "finish_reason",
-        lambda values: pc.and_(pc.invert(pc.is_in(values, pa.array(FINISH_REASONS))), pc.is_valid(values)),
+        lambda values: pc.and_(
+            pc.invert(pc.is_in(values, pa.array(FINISH_REASONS))), pc.is_valid(values)
+        ),
         f"it must be one of {', '.join(FINISH_REASONS)}, or empty",
     ),
 )
-_TURNS: dict[str, tuple[int | None, str]] = {  # column of lists: smallest value (None: texts), message
+_TURNS: dict[
+    str, tuple[int | None, str]
+] = {  # column of lists: smallest value (None: texts), message
     "turn_tokens": (1, "it must hold at least one token a turn"),
     "turn_environment_s": (0, "it must hold zero or more seconds for each turn but the last"),
     "turn_observation_tokens": (0, "it must hold zero or more tokens for each turn but the last"),
@@ -50,14 +64,17 @@ _TURNS: dict[str, tuple[int | None, str]] = {  # column of lists: smallest value
 
 
 def validate(table: pa.Table, required: tuple[str, ...], cap_tokens: int, origin: str) -> None:
-    """Raise `InputError` for the first rule that a table of cast columns breaks; `required` columns have no empty values."""
+    """Raise `InputError` for the first rule that a table of cast columns breaks; `required` columns
+    have no empty values."""
     if table.num_rows == 0:
         raise InputError(f"{origin}: no rows; a trace needs at least one sample")
     columns = {name: table.column(name).combine_chunks() for name in table.column_names}
     for name in required:
         if columns[name].null_count:
             row = int(np.flatnonzero(columns[name].is_null().to_numpy(zero_copy_only=False))[0])
-            raise InputError(f"{origin}: row {row}, column {name!r} is empty; every sample needs one")
+            raise InputError(
+                f"{origin}: row {row}, column {name!r} is empty; every sample needs one"
+            )
     for name, breaks, message in _VALUES:
         if name in columns:
             values = columns[name]
@@ -65,7 +82,13 @@ def validate(table: pa.Table, required: tuple[str, ...], cap_tokens: int, origin
             refuse(breaks(values), values, name, origin, message)
     response = columns["response_tokens"]
     over = pc.greater(response, cap_tokens)
-    refuse(over, response, "response_tokens", origin, f"it must be at most the cap of {cap_tokens} tokens")
+    refuse(
+        over,
+        response,
+        "response_tokens",
+        origin,
+        f"it must be at most the cap of {cap_tokens} tokens",
+    )
     if "response_ids" in columns:
         _validate_ids(columns["response_ids"], response, origin)
     _validate_turns(columns, origin)
@@ -115,7 +138,9 @@ def _validate_turns(columns: dict[str, pa.Array], origin: str) -> None:
     if not names:
         return
     if "turn_tokens" not in names:
-        raise InputError(f"{origin}: column {names[0]!r} without 'turn_tokens'; give the tokens of each turn, too")
+        raise InputError(
+            f"{origin}: column {names[0]!r} without 'turn_tokens'; give the tokens of each turn, too"
+        )
     turns = columns["turn_tokens"]
     for name in names:
         least, message = _TURNS[name]
@@ -123,18 +148,32 @@ def _validate_turns(columns: dict[str, pa.Array], origin: str) -> None:
         flat = lists.flatten()
         wrong = pc.is_null(flat)
         if least is not None:
-            wrong = pc.or_kleene(pc.less(flat, least), pc.invert(pc.is_finite(flat))).fill_null(True)
+            wrong = pc.or_kleene(pc.less(flat, least), pc.invert(pc.is_finite(flat))).fill_null(
+                True
+            )
         broken = np.zeros(len(lists), dtype=bool)
-        broken[pc.list_parent_indices(lists).to_numpy()[wrong.to_numpy(zero_copy_only=False)]] = True
+        broken[pc.list_parent_indices(lists).to_numpy()[wrong.to_numpy(zero_copy_only=False)]] = (
+            True
+        )
         refuse(broken, lists, name, origin, message)
         if name != "turn_tokens":
-            misfit = pc.not_equal(pc.list_value_length(lists), pc.subtract(pc.list_value_length(turns), 1))
+            misfit = pc.not_equal(
+                pc.list_value_length(lists), pc.subtract(pc.list_value_length(turns), 1)
+            )
             refuse(misfit, lists, name, origin, "it must have one value less than turn_tokens has")
-            refuse(is_present(lists) & ~is_present(turns), lists, name, origin, "it must be empty where turn_tokens is")
+            refuse(
+                is_present(lists) & ~is_present(turns),
+                lists,
+                name,
+                origin,
+                "it must be empty where turn_tokens is",
+            )
     unequal = is_present(turns) & (list_sums(turns) != columns["response_tokens"].to_numpy())
     refuse(unequal, turns, "turn_tokens", origin, "it must sum to the row's response_tokens")
     if {"environment_s", "turn_environment_s"} <= set(columns):
         parts, total = columns["turn_environment_s"], columns["environment_s"]
         equal = np.isclose(list_sums(parts), total.fill_null(0).to_numpy(), rtol=1e-3, atol=1e-3)
         unequal = is_present(parts) & is_present(total) & ~equal
-        refuse(unequal, parts, "turn_environment_s", origin, "it must sum to the row's environment_s")
+        refuse(
+            unequal, parts, "turn_environment_s", origin, "it must sum to the row's environment_s"
+        )

@@ -1,8 +1,9 @@
 """Workload: a trace as an endless run of groups to generate.
 
-Invariant: schedules draw `Sample`s, which say nothing of their outcome; `responses` has it, by uid, for workers and
-rewarders alone. A sample is drawn once; a sample to generate again, or a further one of its group, is requested here and
-gets another uid. The response of a sample follows from the trace, never from the schedule.
+Invariant: schedules draw `Sample`s, which say nothing of their outcome; `responses` has it, by uid,
+for workers and rewarders alone. A sample is drawn once; a sample to generate again, or a further
+one of its group, is requested here and gets another uid. The response of a sample follows from the
+trace, never from the schedule.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from simrl.trace.trace import Trace
 
 
 class Workload:
-    """The groups of a trace in their order, repeated without end. `batch_groups` is the number of groups in its first step.
-    With `once` it has `ended` when all of them are drawn; further draws repeat them: the pipelines of AReaL and of verl's fully
-    asynchronous trainer stop there, all others draw on."""
+    """The groups of a trace in their order, repeated without end. `batch_groups` is the number of
+    groups in its first step. With `once` it has `ended` when all of them are drawn; further draws
+    repeat them: the pipelines of AReaL and of verl's fully asynchronous trainer stop there, all
+    others draw on."""
 
     def __init__(self, trace: Trace, once: bool = False) -> None:
         self.responses: dict[int, Response] = {}
@@ -42,14 +44,15 @@ class Workload:
         return self._once and self._passes > 0 and not self._rest
 
     def profiled_tokens(self) -> list[NDArray[np.int64]]:
-        """Return the response lengths of each group of the first step, which a profiling run before the training would
-        measure."""
+        """Return the response lengths of each group of the first step, which a profiling run before
+        the training would measure."""
         _, first, end = self._trace.step_slices[0]
         tokens = self._trace.column("response_tokens")[first:end].astype(np.int64)
         return np.split(tokens, self._trace.group_starts[1 : self.batch_groups])
 
     def next_batch(self) -> list[Group]:
-        """Return the groups of the next step of the trace, or the rest of a step of which single groups were drawn."""
+        """Return the groups of the next step of the trace, or the rest of a step of which single
+        groups were drawn."""
         if not self._rest:
             self._draw_step()
         batch = list(self._rest)
@@ -63,15 +66,18 @@ class Workload:
         return [self._rest.popleft() for _ in range(count)]
 
     def again(self, sample: Sample) -> Sample:
-        """Return the sample under another uid, to be generated again from its prompt with an equal response."""
+        """Return the sample under another uid, to be generated again from its prompt with an equal
+        response."""
         return self._number(sample, self.responses[sample.uid])
 
     def more_of(self, group: Group, count: int) -> Group:
-        """Return `count` further samples of a group, beyond those of the trace: their responses are the siblings', in turn."""
+        """Return `count` further samples of a group, beyond those of the trace: their responses are
+        the siblings', in turn."""
         siblings = self._siblings[group[0].uid]
         size = len(group)
         return [
-            self._number(group[0]._replace(sample=size + i), siblings[(size + i) % len(siblings)]) for i in range(count)
+            self._number(group[0]._replace(sample=size + i), siblings[(size + i) % len(siblings)])
+            for i in range(count)
         ]
 
     def _number(self, sample: Sample, response: Response) -> Sample:

@@ -1,8 +1,10 @@
-"""The cost of a training step: seconds of its phases from the sequences in the batch, and the memory it needs.
+"""The cost of a training step: seconds of its phases from the sequences in the batch, and the
+memory it needs.
 
-Invariant: time follows from work that is carried out, not from a mean: sequences are dealt to data-parallel ranks, packed
-into micro-batches on each, and a phase ends when its slowest rank does. A micro-batch's time is computed from its operations
-(`operations`), or from a model FLOPs utilisation that was measured; neither is fitted to the outcome of a schedule.
+Invariant: time follows from work that is carried out, not from a mean: sequences are dealt to
+data-parallel ranks, packed into micro-batches on each, and a phase ends when its slowest rank does.
+A micro-batch's time is computed from its operations (`operations`), or from a model FLOPs
+utilisation that was measured; neither is fitted to the outcome of a schedule.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from simrl.training.weight_sync import FULL_BYTES, copied_bytes_per_s, handing_s
 
 Ints = NDArray[np.int64]
 
-BYTES_PER_PARAMETER = 2 + 4 + 4 + 8  # bf16 weights, fp32 gradients, fp32 master weights, two fp32 Adam moments
+BYTES_PER_PARAMETER = (
+    2 + 4 + 4 + 8
+)  # bf16 weights, fp32 gradients, fp32 master weights, two fp32 Adam moments
 WEIGHT_BYTES = 2  # if only adapters are trained
 GRADIENT_BYTES = 4
 COPY_BYTES = 2  # in 8 bits, of a parameter: as it is and transposed, kept through an update (Transformer Engine)
@@ -37,12 +41,13 @@ Phase = tuple[str, float]  # kind of span, seconds
 
 @dataclass(frozen=True)
 class TrainingCosts:
-    """The phases of one policy update on `gpus` GPUs. `minibatches` PPO updates an epoch; `log_probs` forward passes before
-    them (old policy, reference, AReaL's proximal policy), the config's `reference_passes` among them, by `reference` if it is
-    another model. `switch`: rollout runs on these GPUs, too. `controller`: the batch goes through one process on its way.
-    `pauses`: workers are paused while weights are published. `critic`: a critic of the model's shape is trained, too, after the
-    policy or fused with it (`stages`). `streams`: each micro-batch fetches the weights from the host. `precision`: of
-    the layers' matrix products."""
+    """The phases of one policy update on `gpus` GPUs. `minibatches` PPO updates an epoch;
+    `log_probs` forward passes before them (old policy, reference, AReaL's proximal policy), the
+    config's `reference_passes` among them, by `reference` if it is another model. `switch`: rollout
+    runs on these GPUs, too. `controller`: the batch goes through one process on its way. `pauses`:
+    workers are paused while weights are published. `critic`: a critic of the model's shape is
+    trained, too, after the policy or fused with it (`stages`). `streams`: each micro-batch fetches
+    the weights from the host. `precision`: of the layers' matrix products."""
 
     model: ModelShape
     gpu: Gpu
@@ -63,9 +68,16 @@ class TrainingCosts:
         return self.gpus // self.config.gpus_per_rank
 
     def transfer(self, lengths: Ints) -> list[Phase]:
-        """Return the batch's way through the controller, before the switch from rollout to training."""
-        batch_bytes = float(lengths.size * lengths.max(initial=0)) * self.config.controller_bytes_per_token
-        return [("transfer", batch_bytes / self.config.controller_bytes_per_s)] if self.controller else []
+        """Return the batch's way through the controller, before the switch from rollout to
+        training."""
+        batch_bytes = (
+            float(lengths.size * lengths.max(initial=0)) * self.config.controller_bytes_per_token
+        )
+        return (
+            [("transfer", batch_bytes / self.config.controller_bytes_per_s)]
+            if self.controller
+            else []
+        )
 
     def inference(self, lengths: Ints) -> list[Phase]:
         """Return the log-prob phase of some sequences."""
@@ -78,9 +90,9 @@ class TrainingCosts:
         return [("log_prob", self.log_probs * self.config.log_prob_overhead_s + passes_s)]
 
     def reference_s(self, lengths: Ints) -> float:
-        """Return the seconds of one pass by the reference, overheads excluded. Swapping copies the policy's weights to the
-        host, the reference's to the GPUs, and the policy's back; streamed weights come with the gathering of each
-        micro-batch."""
+        """Return the seconds of one pass by the reference, overheads excluded. Swapping copies the
+        policy's weights to the host, the reference's to the GPUs, and the policy's back; streamed
+        weights come with the gathering of each micro-batch."""
         model, weights = self.reference or self.model, self.config.reference_weights
         sweep_s = replace(self, model=model, streams=weights == "streamed").sweep_s(lengths, 1)
         if weights != "swapped":
@@ -89,8 +101,9 @@ class TrainingCosts:
         return sweep_s + copied / self.gpu.host_bytes_per_s
 
     def _held(self, model: ModelShape) -> float:
-        """Return the parameters of one copy of a model that a GPU holds: all GPUs divide them (FSDP), or the GPUs of a copy do;
-        with expert parallelism, more GPUs divide the routed experts."""
+        """Return the parameters of one copy of a model that a GPU holds: all GPUs divide them
+        (FSDP), or the GPUs of a copy do; with expert parallelism, more GPUs divide the routed
+        experts."""
         config = self.config
         if config.sharding == "fsdp":
             return model.parameters / self.gpus
@@ -109,8 +122,8 @@ class TrainingCosts:
         return WEIGHT_BYTES if self.config.lora else FULL_BYTES + MOMENT_BYTES
 
     def _fetched_s(self, bytes_per_parameter: int) -> float:
-        """Return the seconds in which a phase fetches its states from the host and returns them; 0 unless phases offload states
-        because rollout runs on these GPUs, too."""
+        """Return the seconds in which a phase fetches its states from the host and returns them; 0
+        unless phases offload states because rollout runs on these GPUs, too."""
         if self.config.offload != "phases" or not self.switch:
             return 0.0
         return 2 * bytes_per_parameter * self.model.parameters / self.gpus / self.copied_bytes_per_s
@@ -122,33 +135,51 @@ class TrainingCosts:
 
     @property
     def offloaded_bytes(self) -> float:
-        """Bytes of states that a GPU copies from and to the host for an update: with `phases` in each log-prob pass, in the
-        update and in the weight sync, with `switch` before and after rollout."""
+        """Bytes of states that a GPU copies from and to the host for an update: with `phases` in
+        each log-prob pass, in the update and in the weight sync, with `switch` before and after
+        rollout."""
         fetched = FULL_BYTES * (self._own_passes + 1) + self._update_bytes
-        copied = {"switch": self._kept_bytes, "phases": fetched * self.model.parameters / self.gpus, "none": 0.0}
+        copied = {
+            "switch": self._kept_bytes,
+            "phases": fetched * self.model.parameters / self.gpus,
+            "none": 0.0,
+        }
         return 2 * copied[self.config.offload]
 
     def update(self, lengths: Ints, minibatches: int, begins: bool = True) -> list[Phase]:
-        """Return the training phase: gradients and optimizer steps on some sequences, in `minibatches`, `ppo_epochs` times.
-        Costs that occur once an update are in the part that begins it."""
+        """Return the training phase: gradients and optimizer steps on some sequences, in
+        `minibatches`, `ppo_epochs` times. Costs that occur once an update are in the part that
+        begins it."""
         parts = [part for part in np.array_split(lengths, minibatches) if part.size]
-        minibatch_s = self.config.minibatch_overhead_s + (2 if self.critic else 1) * self.optimizer_s
+        minibatch_s = (
+            self.config.minibatch_overhead_s + (2 if self.critic else 1) * self.optimizer_s
+        )
         passes_s = self.config.ppo_epochs * minibatch_s * max(len(parts), 1)
         for part in parts:
             passes_s += sum(seconds for _, seconds in self.gradients(part))
-        once_s = self.config.update_overhead_s + self._fetched_s(self._update_bytes) if begins else 0.0
+        once_s = (
+            self.config.update_overhead_s + self._fetched_s(self._update_bytes) if begins else 0.0
+        )
         return [("train", once_s + passes_s)]
 
     def gradients(self, lengths: Ints) -> list[Phase]:
-        """Return the forward and backward passes over some sequences, by the policy and the critic, in all PPO epochs."""
+        """Return the forward and backward passes over some sequences, by the policy and the critic,
+        in all PPO epochs."""
         models = 2 if self.critic == "serial" else 1
         return [("train", self.config.ppo_epochs * models * self.sweep_s(lengths, 3))]
 
     def after(self, version: int, publish: bool = True) -> list[Phase]:
-        """Return the phases after the work: the weights go to the rollout workers (if published), and at times to disk."""
-        handed_s = handing_s(self.config, self.model) if self.config.switch_transfer_s is None else 0.0
+        """Return the phases after the work: the weights go to the rollout workers (if published),
+        and at times to disk."""
+        handed_s = (
+            handing_s(self.config, self.model) if self.config.switch_transfer_s is None else 0.0
+        )
         phases = (
-            [("switch", self.switch_s + handed_s)] if self.switch else [("publish", self.publish_s)] if publish else []
+            [("switch", self.switch_s + handed_s)]
+            if self.switch
+            else [("publish", self.publish_s)]
+            if publish
+            else []
         )
         if self.config.checkpoint_every and (version + 1) % self.config.checkpoint_every == 0:
             phases.append(("checkpoint", self.config.checkpoint_s))
@@ -164,36 +195,50 @@ class TrainingCosts:
 
     @property
     def switch_s(self) -> float:
-        """Seconds of a switch (colocated), one way: weights and optimizer states to or from the host."""
+        """Seconds of a switch (colocated), one way: weights and optimizer states to or from the
+        host."""
         transfer_s = self.config.switch_transfer_s
-        if transfer_s is None:  # if phases fetch their states, the sync fetches the weights: half each way
+        if (
+            transfer_s is None
+        ):  # if phases fetch their states, the sync fetches the weights: half each way
             states_s = self._kept_bytes / self.copied_bytes_per_s
-            transfer_s = states_s if self.config.offload == "switch" else self._fetched_s(FULL_BYTES) / 2
+            transfer_s = (
+                states_s if self.config.offload == "switch" else self._fetched_s(FULL_BYTES) / 2
+            )
         return self.config.switch_s + transfer_s
 
     @property
     def reshard_s(self) -> float:
-        """Seconds to move all states over the network to where another number of GPUs needs them."""
+        """Seconds to move all states over the network to where another number of GPUs needs
+        them."""
         return self.config.switch_s + self.state_bytes / self.gpu.network_bytes_per_s
 
     def sweep_s(self, lengths: Ints, passes: int) -> float:
-        """Return the seconds of one sweep over the sequences: `passes` is 1 for a forward pass, 3 with the backward pass.
+        """Return the seconds of one sweep over the sequences: `passes` is 1 for a forward pass, 3
+        with the backward pass.
 
-        A fixed number of sequences is padded to the longest of the micro-batch, for all but attention, unless padding is
-        removed.
+        A fixed number of sequences is padded to the longest of the micro-batch, for all but
+        attention, unless padding is removed.
 
-        A micro-batch takes its work, or (FSDP) the gathering of the sharded weights, once for each of forward and backward, and
-        the reduction of the gradients, whichever is longer. These bring the ranks together, so all wait for the slowest in each
-        micro-batch, as ranks that divide experts do for each other; otherwise they wait at the end alone. Pipeline stages are
-        executed pass by pass (`stages`); the last one has the output head, and no fewer layers than others.
+        A micro-batch takes its work, or (FSDP) the gathering of the sharded weights, once for each
+        of forward and backward, and the reduction of the gradients, whichever is longer. These
+        bring the ranks together, so all wait for the slowest in each micro-batch, as ranks that
+        divide experts do for each other; otherwise they wait at the end alone. Pipeline stages are
+        executed pass by pass (`stages`); the last one has the output head, and no fewer layers than
+        others.
         """
         config = self.config
-        most_tokens = (config.log_prob_tokens_per_microbatch if passes == 1 else None) or config.tokens_per_microbatch
+        most_tokens = (
+            config.log_prob_tokens_per_microbatch if passes == 1 else None
+        ) or config.tokens_per_microbatch
         budget = max(most_tokens, int(lengths.max()))
         order = longest_first(lengths)
         rank_of = deal(lengths, order, self.ranks)
         if config.microbatching == "fixed":
-            parts = [self.fixed_microbatches(lengths[rank_of == rank], budget) for rank in range(self.ranks)]
+            parts = [
+                self.fixed_microbatches(lengths[rank_of == rank], budget)
+                for rank in range(self.ranks)
+            ]
             ranks = np.repeat(np.arange(self.ranks), list(map(len, parts)))
             packed = config.remove_padding
             sums = [
@@ -209,14 +254,22 @@ class TrainingCosts:
             if config.microbatching == "padded" and config.pipeline_parallel > 1:
                 tokens[:] = tokens.max()
         work, stages = self._work_s(tokens, squares / 2, passes), config.pipeline_parallel
-        stage_s = config.correction * work.layers_s * ceil(self.model.layers / stages) / self.model.layers
-        host_s = sequences * (config.log_prob_sequence_s if passes == 1 else config.update_sequence_s)
-        each_s = np.maximum(stage_s + config.correction * work.head_s + host_s, self._gather_s(passes))
+        stage_s = (
+            config.correction * work.layers_s * ceil(self.model.layers / stages) / self.model.layers
+        )
+        host_s = sequences * (
+            config.log_prob_sequence_s if passes == 1 else config.update_sequence_s
+        )
+        each_s = np.maximum(
+            stage_s + config.correction * work.head_s + host_s, self._gather_s(passes)
+        )
         groups, places = ranks // self._together, _places(ranks)
         slowest_s = np.zeros((groups.max() + 1, places.max() + 1))
         np.maximum.at(slowest_s, (groups, places), each_s)
         if self.critic == "fused" and passes > 1:
-            return max(pipelines_s(row[row > 0], stages, self._forward_share, 2) for row in slowest_s)
+            return max(
+                pipelines_s(row[row > 0], stages, self._forward_share, 2) for row in slowest_s
+            )
         if stages == 1:
             return float(slowest_s.sum(axis=1).max())
         others_s = np.zeros_like(slowest_s)
@@ -224,11 +277,15 @@ class TrainingCosts:
         each_stage_s = np.repeat(others_s[:, :, None], stages, axis=2)
         each_stage_s[:, :, -1] = slowest_s
         forward = self._forward_share if passes > 1 else 1.0
-        return max(stages_s(of_group[of_group[:, -1] > 0], forward, passes > 1) for of_group in each_stage_s)
+        return max(
+            stages_s(of_group[of_group[:, -1] > 0], forward, passes > 1)
+            for of_group in each_stage_s
+        )
 
     @property
     def _forward_share(self) -> float:
-        """Part of an update's seconds that is forward: one sweep of three, or of four where activations are recomputed."""
+        """Part of an update's seconds that is forward: one sweep of three, or of four where
+        activations are recomputed."""
         return 1 / (3 + (self.config.recompute is not False))
 
     @property
@@ -239,23 +296,30 @@ class TrainingCosts:
         return self.ranks if config.sharding == "fsdp" else max(dividing, 1)
 
     def _gather_s(self, passes: int) -> float:
-        """Return the seconds in which FSDP gathers the weights for a micro-batch, twice if there is a backward pass, and
-        reduces their gradients, which are twice as many bytes. Streamed weights come from the host."""
+        """Return the seconds in which FSDP gathers the weights for a micro-batch, twice if there is
+        a backward pass, and reduces their gradients, which are twice as many bytes. Streamed
+        weights come from the host."""
         model = self.model
         fetched_s = self.streams * WEIGHT_BYTES * self._held(model) / self.gpu.host_bytes_per_s
         if self.config.sharding != "fsdp":
             return fetched_s
         gathers = 4 - 2 * self.config.lora if passes > 1 else 1
-        alone = model.routed_parameters * (1 - 1 / self.config.expert_parallel)  # that other GPUs gather
+        alone = model.routed_parameters * (
+            1 - 1 / self.config.expert_parallel
+        )  # that other GPUs gather
         gathered = WEIGHT_BYTES * (model.parameters - alone)
-        return fetched_s + gathers * gathered * (1.0 - 1.0 / self.gpus) / self.gpu.bytes_per_s_among(self.gpus)
+        return fetched_s + gathers * gathered * (
+            1.0 - 1.0 / self.gpus
+        ) / self.gpu.bytes_per_s_among(self.gpus)
 
     def _work_s(self, tokens: Floats, attended: Floats, passes: int) -> MicroBatch:
         """Return the seconds of the arithmetic of micro-batches and of its memory traffic."""
         config, model = self.config, self.model
         mfu = config.log_prob_mfu if passes == 1 else config.mfu
         if mfu is None:
-            return microbatches_s(model, self.gpu, config, tokens, attended, passes > 1, self.precision)
+            return microbatches_s(
+                model, self.gpu, config, tokens, attended, passes > 1, self.precision
+            )
         nothing = np.zeros_like(tokens)
         flops = passes * model.forward_flops(tokens, attended)
         if passes > 1:  # what is repeated; the gradients of the weights, spared
@@ -265,28 +329,40 @@ class TrainingCosts:
 
     @property
     def optimizer_s(self) -> float:
-        """Seconds of an optimizer step: gradients, moments and master weights of a GPU are read and written, the norm of the
-        gradients is found before; with sharded states alone, gradients and weights move between the GPUs. `mfu` includes it."""
+        """Seconds of an optimizer step: gradients, moments and master weights of a GPU are read and
+        written, the norm of the gradients is found before; with sharded states alone, gradients and
+        weights move between the GPUs. `mfu` includes it."""
         config = self.config
         if config.mfu is not None or config.lora:
             return 0.0
-        moved = OPTIMIZER_BYTES * self.model.parameters / self.gpus / (self.gpu.memory_bytes_per_s * MEMORY_SHARE)
+        moved = (
+            OPTIMIZER_BYTES
+            * self.model.parameters
+            / self.gpus
+            / (self.gpu.memory_bytes_per_s * MEMORY_SHARE)
+        )
         if config.sharding == "fsdp" or self.ranks == 1:
             return moved
-        return moved + (4 + 2) * self._held(self.model) * (1 - 1 / self.ranks) / self.gpu.bytes_per_s_among(self.gpus)
+        return moved + (4 + 2) * self._held(self.model) * (
+            1 - 1 / self.ranks
+        ) / self.gpu.bytes_per_s_among(self.gpus)
 
     def fixed_microbatches(self, lengths: Ints, budget_tokens: int) -> list[Ints]:
-        """Return the micro-batches of one rank with fixed numbers of sequences, none above the budget if padded."""
+        """Return the micro-batches of one rank with fixed numbers of sequences, none above the
+        budget if padded."""
         if self.config.microbatches:
             return [part for part in np.array_split(lengths, self.config.microbatches) if part.size]
-        size = self.config.sequences_per_microbatch or max(1, budget_tokens // int(lengths.max(initial=1)))
+        size = self.config.sequences_per_microbatch or max(
+            1, budget_tokens // int(lengths.max(initial=1))
+        )
         return [lengths[i : i + size] for i in range(0, lengths.size, size)]
 
     @property
     def state_bytes(self) -> float:
-        """Bytes per GPU of weights, gradients and optimizer states. With `sharding` optimizer, every rank has all weights and
-        gradients of the layers and experts that its GPUs divide; the optimizer states, and with FSDP everything, all GPUs
-        divide. Products in 8 bits keep copies of their weights."""
+        """Bytes per GPU of weights, gradients and optimizer states. With `sharding` optimizer,
+        every rank has all weights and gradients of the layers and experts that its GPUs divide; the
+        optimizer states, and with FSDP everything, all GPUs divide. Products in 8 bits keep copies
+        of their weights."""
         config, held = self.config, self._held(self.model)
         copies = 0 if self.precision == "bf16" else COPY_BYTES * held
         parameter = WEIGHT_BYTES if config.lora else BYTES_PER_PARAMETER
@@ -301,7 +377,8 @@ class TrainingCosts:
         return self.state_bytes - gradients * (1 if self.critic is None else 2)
 
     def most_tokens(self, longest_tokens: int, batch: int = 1) -> int:
-        """Return the tokens of a micro-batch for which there has to be memory, of an update of `batch` sequences."""
+        """Return the tokens of a micro-batch for which there has to be memory, of an update of
+        `batch` sequences."""
         if count := self.config.microbatches:
             return ceil(batch / (self.minibatches * self.ranks * count)) * longest_tokens
         if sequences := self.config.sequences_per_microbatch:
@@ -309,21 +386,33 @@ class TrainingCosts:
         return max(self.config.tokens_per_microbatch, longest_tokens)
 
     def memory_bytes(self, longest_tokens: int, batch: int = 1) -> float:
-        """Return the bytes per GPU: sharded states, a resident reference, gathered weights of one layer, checkpointed
-        activations of one micro-batch (a sequence of `longest_tokens` has to fit), the working set of one layer, or of all
-        layers if nothing is recomputed, logits in chunks of 4,096 tokens (as the frameworks' fused log-prob kernels keep
-        them)."""
+        """Return the bytes per GPU: sharded states, a resident reference, gathered weights of one
+        layer, checkpointed activations of one micro-batch (a sequence of `longest_tokens` has to
+        fit), the working set of one layer, or of all layers if nothing is recomputed, logits in
+        chunks of 4,096 tokens (as the frameworks' fused log-prob kernels keep them)."""
         m, config = self.model, self.config
         tokens = self.most_tokens(longest_tokens, batch) / config.sequence_parallel
         tp = config.tensor_parallel
-        away = m.experts * m.expert_parameters * (1 - 1 / config.expert_parallel) if m.experts else 0.0
+        away = (
+            m.experts * m.expert_parameters * (1 - 1 / config.expert_parallel) if m.experts else 0.0
+        )
         layer = 2 * 2 * (m.layer_parameters - away) / tp if config.sharding == "fsdp" else 0.0
-        checkpoints = 2 * m.layers * m.hidden * tokens / tp  # as many micro-batches under way as pipeline stages
+        checkpoints = (
+            2 * m.layers * m.hidden * tokens / tp
+        )  # as many micro-batches under way as pipeline stages
         mlp = 3 * (m.intermediate if m.expert_layers < m.layers else m.shared_intermediate)
         routed = (
-            m.experts_per_token * config.expert_imbalance * (2 * (m.expert_hidden or m.hidden) + 3 * m.moe_intermediate)
+            m.experts_per_token
+            * config.expert_imbalance
+            * (2 * (m.expert_hidden or m.hidden) + 3 * m.moe_intermediate)
         )
-        working = 2 * tokens * (6 * m.hidden + max(mlp, routed)) / tp * (m.layers if config.recompute is False else 1)
+        working = (
+            2
+            * tokens
+            * (6 * m.hidden + max(mlp, routed))
+            / tp
+            * (m.layers if config.recompute is False else 1)
+        )
         logits = 6 * m.vocab * min(tokens, 4096) / tp
         resident = config.reference_passes and config.reference_weights == "resident"
         reference = WEIGHT_BYTES * self._held(self.reference or m) if resident else 0.0
@@ -346,7 +435,8 @@ def longest_first(lengths: Ints) -> Ints:
 
 @kernel
 def deal(lengths: Ints, order: Ints, ranks: int) -> Ints:
-    """Return the rank of each sequence: in `order`, each goes to the rank with the fewest tokens so far."""
+    """Return the rank of each sequence: in `order`, each goes to the rank with the fewest tokens so
+    far."""
     rank_of = np.empty(lengths.size, dtype=np.int64)
     load = np.zeros(ranks, dtype=np.int64)
     for i in order:
@@ -361,8 +451,9 @@ def deal(lengths: Ints, order: Ints, ranks: int) -> Ints:
 
 @kernel
 def pack(lengths: Ints, order: Ints, rank_of: Ints, budget_tokens: int) -> tuple[Ints, Ints]:
-    """Return the micro-batch of each sequence, and the rank of each micro-batch (AReaL Algorithm 1): in `order`, each sequence
-    goes into the micro-batch of its rank with room that has the fewest sequences, or into a new one."""
+    """Return the micro-batch of each sequence, and the rank of each micro-batch (AReaL Algorithm
+    1): in `order`, each sequence goes into the micro-batch of its rank with room that has the
+    fewest sequences, or into a new one."""
     n = lengths.size
     bin_of, rank = np.empty(n, np.int64), np.empty(n, np.int64)
     tokens, count = np.zeros(n, np.int64), np.zeros(n, np.int64)

@@ -1,10 +1,12 @@
-"""Seconds of micro-batches of training on one GPU, operation by operation, from the shapes of the model and the data sheet.
+"""Seconds of micro-batches of training on one GPU, operation by operation, from the shapes of the
+model and the data sheet.
 
     layers       matrix products + attention + element-wise kernels + experts + collectives
     output head  matrix product and log-probs
 
-Invariant: every rate belongs to a single kernel; its source, or that it is assumed, stands beside it (here and in `gpus.toml`).
-No rate is fitted to a training step. So a model FLOPs utilisation is a result. Arrays have an entry for each micro-batch.
+Invariant: every rate belongs to a single kernel; its source, or that it is assumed, stands beside
+it (here and in `gpus.toml`). No rate is fitted to a training step. So a model FLOPs utilisation is
+a result. Arrays have an entry for each micro-batch.
 """
 
 from __future__ import annotations
@@ -22,33 +24,43 @@ from simrl.training.config import TrainingConfig
 
 Floats = NDArray[np.float64]
 
-# A product over an inner dimension k takes `Gpu.matmul_share` of the data sheet's rate times k / (k + HALF_K), from 1,024 to
-# 16,384: aiconfigurator's tables of torch.nn.functional.linear on A100, H100, H200, B200 and RTX PRO 6000, 4,096 rows or more.
+# A product over an inner dimension k takes `Gpu.matmul_share` of the data sheet's rate times k / (k
+# + HALF_K), from 1,024 to 16,384: aiconfigurator's tables of torch.nn.functional.linear on A100,
+# H100, H200, B200 and RTX PRO 6000, 4,096 rows or more.
 HALF_K = 130
-# Grouped products of experts with n rows each: their share of a plain product's rate, times n / (n + half) (aiconfigurator's
-# tables of mixtures of experts with 128 experts, 8 a token, balanced, vLLM, SGLang and TensorRT-LLM on H100; the permutation is
-# in them). The tables spread; both figures are rounded by eye.
+# Grouped products of experts with n rows each: their share of a plain product's rate, times n / (n
+# + half) (aiconfigurator's tables of mixtures of experts with 128 experts, 8 a token, balanced,
+# vLLM, SGLang and TensorRT-LLM on H100; the permutation is in them). The tables spread; both
+# figures are rounded by eye.
 EXPERTS = {"bf16": (0.62, 128), "fp8": (0.52, 120), "fp8-block": (0.52, 75)}
-# Of an input of a product in 8 bits, and of its gradient: read in 16 bits, written as it is and transposed.
+# Of an input of a product in 8 bits, and of its gradient: read in 16 bits, written as it is and
+# transposed.
 CAST_BYTES = 4
-# Causal attention over L tokens: a share of the rate times L / (L + half). Forward: aiconfigurator's tables at head size 128,
-# FlashAttention 3 on H100 and H200, 2 on A100. FlashAttention 2 knows Ampere's instructions alone: `Gpu.mma_flops`.
+# Causal attention over L tokens: a share of the rate times L / (L + half). Forward:
+# aiconfigurator's tables at head size 128, FlashAttention 3 on H100 and H200, 2 on A100.
+# FlashAttention 2 knows Ampere's instructions alone: `Gpu.mma_flops`.
 ATTENTION = {"fa3": (0.65, 1000), "fa2": (0.66, 500)}
-# The backward pass has five products to the forward pass's two, at 0.85 of its rate: FlashAttention-2 (arXiv 2307.08691),
-# Fig. 5 and 6 (63 % after 73 %), FlashAttention-3 (arXiv 2407.08608), Fig. 5 and 6.
+# The backward pass has five products to the forward pass's two, at 0.85 of its rate:
+# FlashAttention-2 (arXiv 2307.08691), Fig. 5 and 6 (63 % after 73 %), FlashAttention-3 (arXiv
+# 2407.08608), Fig. 5 and 6.
 BACKWARD_ATTENTION = 2.5 / 0.85
-MEMORY_SHARE = 0.8  # of the data sheet's bandwidth: aiconfigurator's factor of H100, from its observations
-# A collective's start and end, beyond its bytes: aiconfigurator's NCCL tables, 2 to 8 GPUs of an H100 node.
+MEMORY_SHARE = (
+    0.8  # of the data sheet's bandwidth: aiconfigurator's factor of H100, from its observations
+)
+# A collective's start and end, beyond its bytes: aiconfigurator's NCCL tables, 2 to 8 GPUs of an
+# H100 node.
 COLLECTIVE_S = 3e-5
 LAUNCH_S = 3e-6  # a kernel's start and end, in which memory idles: aiconfigurator's latency of H100
-HOST_LAUNCH_S = 10e-6  # the host's time to launch a PyTorch operation that autograd records; assumed
+HOST_LAUNCH_S = (
+    10e-6  # the host's time to launch a PyTorch operation that autograd records; assumed
+)
 
 
 class _Traffic(NamedTuple):
     """Bytes through memory in a forward pass beyond the operands of matrix products, and kernels.
 
-    Counted from the operations of a layer. Eager: Hugging Face's Qwen and Llama layers in PyTorch, where RMSNorm makes six
-    kernels in fp32. Fused: Transformer Engine's, as Megatron uses them.
+    Counted from the operations of a layer. Eager: Hugging Face's Qwen and Llama layers in PyTorch,
+    where RMSNorm makes six kernels in fp32. Fused: Transformer Engine's, as Megatron uses them.
     """
 
     norm: int  # of an element that is normalised
@@ -60,7 +72,10 @@ class _Traffic(NamedTuple):
 
 
 TRAFFIC = {"eager": _Traffic(36, 22, 10, 12, 24, 56), "fused": _Traffic(4, 4, 6, 12, 14, 25)}
-ADAPTER_BYTES, ADAPTER_KERNELS = (2, 12), 5  # LoRA beside one matrix: of an input and an output element; kernels
+ADAPTER_BYTES, ADAPTER_KERNELS = (
+    (2, 12),
+    5,
+)  # LoRA beside one matrix: of an input and an output element; kernels
 EXPERT_TRAFFIC = 32  # bytes of a hidden element of each routed token: gathered, padded, weighted in fp32, scattered
 SORTED_BYTES = 8  # more where experts are divided: sorted by expert where tokens arrive, and before they return
 # PyTorch operations, views included, of an expert that runs alone.
@@ -69,15 +84,16 @@ EXPERT_OPERATIONS, ADAPTED_EXPERT_OPERATIONS = 11, 35
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Seconds of a pass, shape (micro-batches,): of all layers, and of the output head with its log-probs."""
+    """Seconds of a pass, shape (micro-batches,): of all layers, and of the output head with its
+    log-probs."""
 
     layers_s: Floats
     head_s: Floats
 
 
 class _Matrices(NamedTuple):
-    """The matrices that multiply one input: its size, the size of each output, and the parts into which tensor parallelism cuts
-    the inner dimension."""
+    """The matrices that multiply one input: its size, the size of each output, and the parts into
+    which tensor parallelism cuts the inner dimension."""
 
     inner: int
     outers: tuple[int, ...]
@@ -93,14 +109,17 @@ def microbatches_s(
     backward: bool,
     precision: str = "bf16",
 ) -> MicroBatch:
-    """Return the seconds of micro-batches of `tokens`, which attend to `attended` tokens in sum (causal: half the square of
-    each sequence's length), forward or forward and backward, where all GPUs of a sequence and of a layer share the work.
-    The layers' matrix products are in `precision`; attention, norms and the output head have 16 bits or more."""
+    """Return the seconds of micro-batches of `tokens`, which attend to `attended` tokens in sum
+    (causal: half the square of each sequence's length), forward or forward and backward, where all
+    GPUs of a sequence and of a layer share the work. The layers' matrix products are in
+    `precision`; attention, norms and the output head have 16 bits or more."""
     work = _TrainingPass(model, gpu, config, tokens / config.sequence_parallel, backward, precision)
     plain = (model.mlp_layers or model.layers) - model.expert_layers
     layers_s = model.full_layers * work.attention_s(attended, tokens)
     if model.window_layers:
-        layers_s = layers_s + model.window_layers * work.attention_s(model.windowed(tokens, attended), tokens)
+        layers_s = layers_s + model.window_layers * work.attention_s(
+            model.windowed(tokens, attended), tokens
+        )
     if model.linear_layers:
         layers_s = layers_s + model.linear_layers * work.linear_s()
     if plain:
@@ -113,8 +132,8 @@ def microbatches_s(
 
 @dataclass(frozen=True)
 class _TrainingPass:
-    """One pass of a GPU over its `tokens` of each micro-batch: the seconds of a layer's parts, of which each GPU that shares
-    the layer does its share."""
+    """One pass of a GPU over its `tokens` of each micro-batch: the seconds of a layer's parts, of
+    which each GPU that shares the layer does its share."""
 
     model: ModelShape
     gpu: Gpu
@@ -135,7 +154,8 @@ class _TrainingPass:
 
     @property
     def products(self) -> int:
-        """Forward passes' worth of matrix products: weights that are not trained have no gradients."""
+        """Forward passes' worth of matrix products: weights that are not trained have no
+        gradients."""
         return self.sweeps - int(self.backward and self.config.lora)
 
     @property
@@ -148,11 +168,21 @@ class _TrainingPass:
         return TRAFFIC[self.config.kernels]
 
     def product_s(self, matrix: _Matrices, precision: str) -> Floats:
-        rate = self.gpu.matmul_flops(precision) * matrix.inner / (matrix.inner + HALF_K * matrix.cut)
-        return 2.0 * self.tokens * matrix.inner * sum(matrix.outers) / self.config.tensor_parallel / rate
+        rate = (
+            self.gpu.matmul_flops(precision) * matrix.inner / (matrix.inner + HALF_K * matrix.cut)
+        )
+        return (
+            2.0
+            * self.tokens
+            * matrix.inner
+            * sum(matrix.outers)
+            / self.config.tensor_parallel
+            / rate
+        )
 
     def moved_s(self, element_bytes: float, kernels: float, tokens: Floats | None = None) -> Floats:
-        """Return the seconds of element-wise kernels that move `element_bytes` a token of a GPU's part of the layer."""
+        """Return the seconds of element-wise kernels that move `element_bytes` a token of a GPU's
+        part of the layer."""
         tokens = self.tokens / self.config.tensor_parallel if tokens is None else tokens
         bandwidth = self.gpu.memory_bytes_per_s * MEMORY_SHARE
         return self.sweeps * (element_bytes * tokens / bandwidth + kernels * LAUNCH_S)
@@ -160,53 +190,83 @@ class _TrainingPass:
     def products_s(self, matrices: Sequence[_Matrices]) -> Floats:
         """Return the seconds of matrix products, with adapters and casts to 8 bits beside them."""
         seconds = self.products * sum(
-            (self.product_s(matrix, self.precision) for matrix in matrices), np.zeros_like(self.tokens)
+            (self.product_s(matrix, self.precision) for matrix in matrices),
+            np.zeros_like(self.tokens),
         )
         if self.config.lora:
             pairs = [(matrix.inner, outer) for matrix in matrices for outer in matrix.outers]
-            moved = sum(ADAPTER_BYTES[0] * inner + ADAPTER_BYTES[1] * outer for inner, outer in pairs)
+            moved = sum(
+                ADAPTER_BYTES[0] * inner + ADAPTER_BYTES[1] * outer for inner, outer in pairs
+            )
             seconds = seconds + self.moved_s(moved, ADAPTER_KERNELS * len(pairs))
         if self.precision != "bf16":
-            cast = sum(matrix.inner * (1 + self.again) + sum(matrix.outers) * self.backward for matrix in matrices)
+            cast = sum(
+                matrix.inner * (1 + self.again) + sum(matrix.outers) * self.backward
+                for matrix in matrices
+            )
             seconds = seconds + self.moved_s(CAST_BYTES * cast / self.sweeps, 0)
         return seconds
 
     def attention_s(self, attended: Floats, tokens: Floats) -> Floats:
-        """Return the seconds of an attention layer's mixer whose tokens attend to `attended` tokens in sum."""
+        """Return the seconds of an attention layer's mixer whose tokens attend to `attended` tokens
+        in sum."""
         model, config, traffic = self.model, self.config, self.traffic
-        queries, keys = model.heads * (model.head_dim + model.rope_head_dim), model.kv_heads * model.head_dim
+        queries, keys = (
+            model.heads * (model.head_dim + model.rope_head_dim),
+            model.kv_heads * model.head_dim,
+        )
         values = model.heads * (model.v_head_dim or model.head_dim)
         rotated = model.rope_head_dim * (model.heads + 1) if model.kv_lora_rank else queries + keys
         if model.kv_lora_rank:
             rank = model.q_lora_rank
             down = (model.kv_lora_rank + model.rope_head_dim, rank or queries)
-            matrices = [_Matrices(model.hidden, down), *([_Matrices(rank, (queries,))] if rank else [])]
+            matrices = [
+                _Matrices(model.hidden, down),
+                *([_Matrices(rank, (queries,))] if rank else []),
+            ]
             matrices.append(_Matrices(model.kv_lora_rank, (model.heads * model.head_dim, values)))
         else:
-            matrices = [_Matrices(model.hidden, (queries, keys, keys, *([queries] if model.output_gate else [])))]
+            matrices = [
+                _Matrices(
+                    model.hidden, (queries, keys, keys, *([queries] if model.output_gate else []))
+                )
+            ]
         matrices.append(_Matrices(values, (model.hidden,), config.tensor_parallel))
 
         share, half = ATTENTION[config.attention]
         length = 2.0 * attended / tokens  # mean, by tokens
-        peak = self.gpu.bf16_flops if config.attention == "fa3" else self.gpu.mma_flops or self.gpu.bf16_flops
-        pairs = 2.0 * (queries + values) * attended / (config.tensor_parallel * config.sequence_parallel)
+        peak = (
+            self.gpu.bf16_flops
+            if config.attention == "fa3"
+            else self.gpu.mma_flops or self.gpu.bf16_flops
+        )
+        pairs = (
+            2.0
+            * (queries + values)
+            * attended
+            / (config.tensor_parallel * config.sequence_parallel)
+        )
         kernel_s = pairs / (peak * share * length / (length + half))
         kernel_s = kernel_s * (1 + self.again + (BACKWARD_ATTENTION if self.backward else 0))
 
         moved: float = (
-            traffic.norm * (model.hidden + (queries + keys if model.qk_norm else 0)) + traffic.rotary * rotated
+            traffic.norm * (model.hidden + (queries + keys if model.qk_norm else 0))
+            + traffic.rotary * rotated
         )
         moved += traffic.residual / 2 * model.hidden + traffic.gate * values * model.output_gate
         return self.products_s(matrices) + kernel_s + self.moved_s(moved, traffic.kernels / 2)
 
     def linear_s(self) -> Floats:
-        """Return the seconds of a layer with a fixed state: its projections, and what is done to each projected element as
-        rotary embeddings do to queries. The recurrence is left out: 6 operations for each element of the
-        state, by its shapes 2 % of the products of Qwen3-Next."""
+        """Return the seconds of a layer with a fixed state: its projections, and what is done to
+        each projected element as rotary embeddings do to queries. The recurrence is left out: 6
+        operations for each element of the state, by its shapes 2 % of the products of
+        Qwen3-Next."""
         model, traffic = self.model, self.traffic
         width = model.linear_parameters // model.hidden
         moved = (traffic.norm + traffic.residual / 2) * model.hidden + traffic.rotary * width
-        return self.products_s([_Matrices(model.hidden, (width,))]) + self.moved_s(moved, traffic.kernels / 2)
+        return self.products_s([_Matrices(model.hidden, (width,))]) + self.moved_s(
+            moved, traffic.kernels / 2
+        )
 
     def mlp_s(self, intermediate: int) -> Floats:
         """Return the seconds of a plain MLP, its norm and its addition."""
@@ -220,30 +280,59 @@ class _TrainingPass:
         return [_Matrices(self.model.hidden, outers), down]
 
     def experts_s(self) -> Floats:
-        """Return the seconds of a mixture of experts: router, routed experts of the busiest GPU, exchange, shared experts.
+        """Return the seconds of a mixture of experts: router, routed experts of the busiest GPU,
+        exchange, shared experts.
 
-        GPUs of a layer have whole experts with expert parallelism, where each brings its part of the tokens, and else a part of
-        each expert. Experts that run one by one (`grouped_experts` off) take the host's launches if these are longer.
+        GPUs of a layer have whole experts with expert parallelism, where each brings its part of
+        the tokens, and else a part of each expert. Experts that run one by one (`grouped_experts`
+        off) take the host's launches if these are longer.
         """
         model, config, traffic = self.model, self.config, self.traffic
-        parallel, chosen, inner = config.expert_parallel, model.experts_per_token, model.moe_intermediate
+        parallel, chosen, inner = (
+            config.expert_parallel,
+            model.experts_per_token,
+            model.moe_intermediate,
+        )
         hidden = model.expert_hidden or model.hidden
         tokens = self.tokens / config.tensor_parallel
         imbalance = config.expert_imbalance if parallel > 1 else 1.0
-        routed = tokens * chosen * imbalance  # of the busiest GPU, which as many tokens reach as work there
+        routed = (
+            tokens * chosen * imbalance
+        )  # of the busiest GPU, which as many tokens reach as work there
         share, half = EXPERTS[self.precision]
-        rows = (tokens if parallel > 1 else self.tokens) * chosen * imbalance * parallel / model.experts
+        rows = (
+            (tokens if parallel > 1 else self.tokens)
+            * chosen
+            * imbalance
+            * parallel
+            / model.experts
+        )
         rate = self.gpu.matmul_flops(self.precision) * share * rows / (rows + half)
         work_s = self.products * 2.0 * routed * model.expert_parameters / rate
         if not config.grouped_experts:
             operations = ADAPTED_EXPERT_OPERATIONS if config.lora else EXPERT_OPERATIONS
-            work_s = np.maximum(work_s, self.sweeps * model.experts / parallel * operations * HOST_LAUNCH_S)
-        router_s = self.sweeps * 2.0 * tokens * model.hidden * model.experts / self.gpu.matmul_flops("bf16")
+            work_s = np.maximum(
+                work_s, self.sweeps * model.experts / parallel * operations * HOST_LAUNCH_S
+            )
+        router_s = (
+            self.sweeps
+            * 2.0
+            * tokens
+            * model.hidden
+            * model.experts
+            / self.gpu.matmul_flops("bf16")
+        )
 
-        moved: float = (EXPERT_TRAFFIC + SORTED_BYTES * (parallel > 1)) * hidden + traffic.gate * inner
+        moved: float = (
+            EXPERT_TRAFFIC + SORTED_BYTES * (parallel > 1)
+        ) * hidden + traffic.gate * inner
         if config.lora:
-            moved += ADAPTER_BYTES[0] * (2 * hidden + inner) + ADAPTER_BYTES[1] * (2 * inner + hidden)
-        norm_s = self.moved_s((traffic.norm + traffic.residual / 2) * model.hidden, traffic.kernels / 2 + 12)
+            moved += ADAPTER_BYTES[0] * (2 * hidden + inner) + ADAPTER_BYTES[1] * (
+                2 * inner + hidden
+            )
+        norm_s = self.moved_s(
+            (traffic.norm + traffic.residual / 2) * model.hidden, traffic.kernels / 2 + 12
+        )
         seconds = work_s + router_s + norm_s + self.moved_s(moved, 0, routed)
         if model.expert_hidden:
             seconds = seconds + self.products_s(
@@ -251,25 +340,33 @@ class _TrainingPass:
             )
         if model.shared_intermediate:
             shared = model.shared_intermediate
-            seconds = seconds + self.products_s(self._mlp(shared)) + self.moved_s(traffic.gate * shared, 0)
+            seconds = (
+                seconds
+                + self.products_s(self._mlp(shared))
+                + self.moved_s(traffic.gate * shared, 0)
+            )
         if parallel > 1:  # tokens leave for the experts and come back
             exchange_s = self.gpu.all_to_all_s(2.0 * routed * hidden, parallel) + COLLECTIVE_S
             seconds = seconds + self.passes * 2 * exchange_s
         return seconds
 
     def collectives_s(self) -> Floats:
-        """Return the seconds of a layer's collectives: with tensor parallelism two all-reduces a pass (or their halves, with
-        the tokens shared between them), with sequence parallelism (Ulysses) all heads of some tokens for all tokens of some
-        heads, and back."""
+        """Return the seconds of a layer's collectives: with tensor parallelism two all-reduces a
+        pass (or their halves, with the tokens shared between them), with sequence parallelism
+        (Ulysses) all heads of some tokens for all tokens of some heads, and back."""
         model, tp, sp = self.model, self.config.tensor_parallel, self.config.sequence_parallel
         total = np.zeros_like(self.tokens)
         if tp > 1:
             moved = 2 * 2 * 2.0 * self.tokens * model.hidden * (1 - 1 / tp)
-            total = total + self.passes * (moved / self.gpu.bytes_per_s_among(tp) + 4 * COLLECTIVE_S)
+            total = total + self.passes * (
+                moved / self.gpu.bytes_per_s_among(tp) + 4 * COLLECTIVE_S
+            )
         if sp > 1:
             heads = 2 * (model.heads + model.kv_heads) * model.head_dim
             moved = 2.0 * self.tokens * heads * (1 - 1 / sp)
-            total = total + self.passes * (moved / self.gpu.bytes_per_s_among(sp) + 4 * COLLECTIVE_S)
+            total = total + self.passes * (
+                moved / self.gpu.bytes_per_s_among(sp) + 4 * COLLECTIVE_S
+            )
         return total
 
     def head_s(self) -> Floats:
@@ -279,4 +376,6 @@ class _TrainingPass:
             _Matrices(self.model.hidden, (vocab,)), "bf16"
         )
         moved = self.traffic.logits * vocab * self.tokens / self.config.tensor_parallel
-        return work_s + (3 if self.backward else 1) * moved / (self.gpu.memory_bytes_per_s * MEMORY_SHARE)
+        return work_s + (3 if self.backward else 1) * moved / (
+            self.gpu.memory_bytes_per_s * MEMORY_SHARE
+        )

@@ -1,12 +1,13 @@
 """Pipeline stages: when the last micro-batch leaves them, executed pass by pass.
 
-Invariant: a stage runs one pass at a time, each as soon as the stage is free and what the pass needs has arrived. Micro-batches
-of unlike lengths therefore leave gaps that equal ones do not.
+Invariant: a stage runs one pass at a time, each as soon as the stage is free and what the pass
+needs has arrived. Micro-batches of unlike lengths therefore leave gaps that equal ones do not.
 
-One model has a fixed order of passes at each stage. Actor and critic, trained at once (RLHFuse, arXiv 2409.13221), fill each
-other's gaps: the second model's stages lie on the GPUs in reverse, so that it begins where the first one waits. A stage keeps
-no more micro-batches of a model under way than in 1F1B. The paper searches for a schedule by simulated annealing; here each
-GPU takes the pass that can begin first, backward before forward, which is 1F1B for one model alone.
+One model has a fixed order of passes at each stage. Actor and critic, trained at once (RLHFuse,
+arXiv 2409.13221), fill each other's gaps: the second model's stages lie on the GPUs in reverse, so
+that it begins where the first one waits. A stage keeps no more micro-batches of a model under way
+than in 1F1B. The paper searches for a schedule by simulated annealing; here each GPU takes the pass
+that can begin first, backward before forward, which is 1F1B for one model alone.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ Floats = NDArray[np.float64]
 
 @kernel
 def stages_s(microbatches_s: Floats, forward: float, alternating: bool) -> float:
-    """Return when the last pass ends; the seconds are of each micro-batch at each stage, a share `forward` of them forward. A
-    stage begins with all forward passes; `alternating`, with one for each stage from it on, and then alternates (1F1B;
-    Megatron, without interleaving)."""
+    """Return when the last pass ends; the seconds are of each micro-batch at each stage, a share
+    `forward` of them forward. A stage begins with all forward passes; `alternating`, with one for
+    each stage from it on, and then alternates (1F1B; Megatron, without interleaving)."""
     count, stages = microbatches_s.shape
     ended_s = np.full((2, count, stages), -1.0)  # by forward or backward
     free_s, done = np.zeros(stages), np.zeros(stages, np.int64)
@@ -35,10 +36,20 @@ def stages_s(microbatches_s: Floats, forward: float, alternating: bool) -> float
             while done[stage] < 2 * count:
                 k = done[stage] - ahead
                 back = 0 if k < 0 or (k < mixed and k % 2 == 1) else 1
-                i = done[stage] if k < 0 else k - mixed // 2 if k >= mixed else k // 2 if back else ahead + k // 2
+                i = (
+                    done[stage]
+                    if k < 0
+                    else k - mixed // 2
+                    if k >= mixed
+                    else k // 2
+                    if back
+                    else ahead + k // 2
+                )
                 before_s = 0.0
                 if back:
-                    before_s = ended_s[0, i, stage] if stage == stages - 1 else ended_s[1, i, stage + 1]
+                    before_s = (
+                        ended_s[0, i, stage] if stage == stages - 1 else ended_s[1, i, stage + 1]
+                    )
                 elif stage > 0:
                     before_s = ended_s[0, i, stage - 1]
                 if before_s < 0:
@@ -53,8 +64,8 @@ def stages_s(microbatches_s: Floats, forward: float, alternating: bool) -> float
 
 @kernel
 def pipelines_s(microbatches_s: Floats, stages: int, forward: float, models: int) -> float:
-    """Return the seconds in which 1 or 2 models go through their micro-batches, each `microbatches_s` long at every stage, a
-    share `forward` of it forward."""
+    """Return the seconds in which 1 or 2 models go through their micro-batches, each
+    `microbatches_s` long at every stage, a share `forward` of it forward."""
     n = microbatches_s.size
     ended = np.zeros((2, models, stages, n))  # by forward or backward
     begun = np.zeros((2, models, stages), np.int64)

@@ -1,11 +1,14 @@
-"""Weight sync: the seconds in which new weights leave the trainer and reach a rollout worker, by the method that moves them.
+"""Weight sync: the seconds in which new weights leave the trainer and reach a rollout worker, by
+the method that moves them.
 
-Invariant: a method's seconds follow from bytes, tensors, placement and data-sheet rates, and from at most two constants. Each
-is set by one measured row, which `SOURCES` names; `experiments/weight_sync.py` tests the other rows. Publication and load
-follow one another, and add up to the measured time of a sync. With LoRA, merged weights are moved.
+Invariant: a method's seconds follow from bytes, tensors, placement and data-sheet rates, and from
+at most two constants. Each is set by one measured row, which `SOURCES` names;
+`experiments/weight_sync.py` tests the other rows. Publication and load follow one another, and add
+up to the measured time of a sync. With LoRA, merged weights are moved.
 
-A constant counts as measured where a scenario is like the rows that measured it, and as assumed elsewhere (`extrapolated`):
-the cost of a tensor is measured for dense models, of a few hundred tensors, and the rate of a host for nodes of H100.
+A constant counts as measured where a scenario is like the rows that measured it, and as assumed
+elsewhere (`extrapolated`): the cost of a tensor is measured for dense models, of a few hundred
+tensors, and the rate of a host for nodes of H100.
 """
 
 from __future__ import annotations
@@ -14,20 +17,30 @@ from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape
 from simrl.training.config import TrainingConfig
 
-# Each is set by one row of experiments/weight_sync.md, in brackets: verl's delta_weight_sync.md, NeMo-RL's for reshard.
-TENSOR_S = 1.24e-3  # broadcast: a tensor, on the hosts of both ends (qwen3-0.6b, one A100 node: 0.61 s)
+# Each is set by one row of experiments/weight_sync.md, in brackets: verl's delta_weight_sync.md,
+# NeMo-RL's for reshard.
+TENSOR_S = (
+    1.24e-3  # broadcast: a tensor, on the hosts of both ends (qwen3-0.6b, one A100 node: 0.61 s)
+)
 HOST_BYTES_PER_S = {
     "broadcast": 5.55e9,  # into buckets on the rank that sends (qwen2.5-32b, 2+2 H100 nodes: 14.2 s)
     "delta": 0.67e9,  # a GPU's shard is compared with the one it sent last (the same, 2 % changed: 6.2 s)
 }
-PAGEABLE_NODE_BYTES_PER_S = 17.6e9  # offload: to all GPUs of a node, not pinned (the same, on less off: 3.7 s)
-# Pinned copies of Adam's moments, by all GPUs of a node at once: 34.6 % of the link (verl's pull request 7347, PCIe 5).
+PAGEABLE_NODE_BYTES_PER_S = (
+    17.6e9  # offload: to all GPUs of a node, not pinned (the same, on less off: 3.7 s)
+)
+# Pinned copies of Adam's moments, by all GPUs of a node at once: 34.6 % of the link (verl's pull
+# request 7347, PCIe 5).
 PINNED_SHARE = 0.346
-RESHARDED_TENSOR_S = 0.29e-3  # reshard: a tensor of a GPU (qwen3-4b: 0.21 to 0.34 s; 8 GPUs to 8, tp 1, are assumed)
+RESHARDED_TENSOR_S = (
+    0.29e-3  # reshard: a tensor of a GPU (qwen3-4b: 0.21 to 0.34 s; 8 GPUs to 8, tp 1, are assumed)
+)
 POSITION_BYTES = 4  # delta: of a changed parameter, beside its value
 FULL_BYTES = 4  # of a trained parameter as FSDP shards it
 
-_BUCKETS = "bytes by verl's qwen2.5-32b on 2+2 H100 nodes, tensors by its qwen3-0.6b on an A100 node"
+_BUCKETS = (
+    "bytes by verl's qwen2.5-32b on 2+2 H100 nodes, tensors by its qwen3-0.6b on an A100 node"
+)
 SOURCES = {
     "broadcast": _BUCKETS,
     "gather_broadcast": "link rates of the data sheet alone",
@@ -39,23 +52,31 @@ OFFLOAD_SOURCE = "offload by verl's qwen2.5-32b on 2+2 H100 nodes, on less off"
 
 
 def synced_by(config: TrainingConfig, model: ModelShape, gpu: Gpu) -> str:
-    """Return the method of a weight sync, whose constants it has, and which of them are extrapolated."""
+    """Return the method of a weight sync, whose constants it has, and which of them are
+    extrapolated."""
     assert config.weight_sync is not None
     offload = f"; {OFFLOAD_SOURCE}" if config.weight_sync_offload else ""
-    outside = [key.removeprefix("training.") for key in extrapolated(config, model, gpu, colocated=False)]
+    outside = [
+        key.removeprefix("training.") for key in extrapolated(config, model, gpu, colocated=False)
+    ]
     added = f"; extrapolated: {', '.join(outside)}" if outside else ""
     return f"{config.weight_sync} ({SOURCES[config.weight_sync]}{offload}{added})"
 
 
 def tensor_s(config: TrainingConfig, colocated: bool = False) -> float:
     """Return the seconds of a tensor at the hosts of both ends."""
-    measured = TENSOR_S if config.weight_sync == "broadcast" and not colocated else RESHARDED_TENSOR_S
+    measured = (
+        TENSOR_S if config.weight_sync == "broadcast" and not colocated else RESHARDED_TENSOR_S
+    )
     return measured if config.weight_sync_tensor_s is None else config.weight_sync_tensor_s
 
 
-def extrapolated(config: TrainingConfig, model: ModelShape, gpu: Gpu, colocated: bool) -> dict[str, float]:
-    """Return the constants that a scenario uses where no row measured them, by the field that replaces each: the cost of a
-    tensor for a mixture of experts and in a reshard, whose row states no placement; the rate of a host for other nodes."""
+def extrapolated(
+    config: TrainingConfig, model: ModelShape, gpu: Gpu, colocated: bool
+) -> dict[str, float]:
+    """Return the constants that a scenario uses where no row measured them, by the field that
+    replaces each: the cost of a tensor for a mixture of experts and in a reshard, whose row states
+    no placement; the rate of a host for other nodes."""
     method = None if colocated else config.weight_sync
     tensors = model.experts > 0 if method in (None, "broadcast") else method == "reshard"
     used = {
@@ -63,7 +84,10 @@ def extrapolated(config: TrainingConfig, model: ModelShape, gpu: Gpu, colocated:
             tensors and not (colocated and config.switch_transfer_s is not None),
             tensor_s(config, colocated),
         ),
-        "weight_sync_host_bytes_per_s": (gpu.name != "h100", HOST_BYTES_PER_S.get(method or "", 0.0)),
+        "weight_sync_host_bytes_per_s": (
+            gpu.name != "h100",
+            HOST_BYTES_PER_S.get(method or "", 0.0),
+        ),
     }
     return {
         f"training.{key}": value
@@ -73,18 +97,28 @@ def extrapolated(config: TrainingConfig, model: ModelShape, gpu: Gpu, colocated:
 
 
 def publication_s(config: TrainingConfig, model: ModelShape, gpu: Gpu, gpus: int) -> float:
-    """Return the seconds of a publication at a trainer of `gpus`: weights from the host if they are offloaded, then what the
-    method does before anything is sent."""
+    """Return the seconds of a publication at a trainer of `gpus`: weights from the host if they are
+    offloaded, then what the method does before anything is sent."""
     trained = config.sharding == "fsdp" and not config.lora
     stored = FULL_BYTES * model.parameters if trained else model.weight_bytes
-    host_s = stored / gpus / copied_bytes_per_s(gpu, gpus, "pageable") if config.weight_sync_offload else 0.0
+    host_s = (
+        stored / gpus / copied_bytes_per_s(gpu, gpus, "pageable")
+        if config.weight_sync_offload
+        else 0.0
+    )
     gather_s = stored * (1 - 1 / gpus) / _gather_bytes_per_s(config, gpu, gpus)
-    rate = config.weight_sync_host_bytes_per_s or HOST_BYTES_PER_S.get(config.weight_sync or "", 0.0)
+    rate = config.weight_sync_host_bytes_per_s or HOST_BYTES_PER_S.get(
+        config.weight_sync or "", 0.0
+    )
     match config.weight_sync:
         case "reshard":
             return host_s + tensor_s(config) * tensors_held(config, model)
         case "delta":
-            return host_s + model.weight_bytes / gpus / rate + gather_s * moved_bytes(config, model) / stored
+            return (
+                host_s
+                + model.weight_bytes / gpus / rate
+                + gather_s * moved_bytes(config, model) / stored
+            )
         case "file":
             return host_s + gather_s + model.weight_bytes / config.weight_sync_storage_bytes_per_s
         case "broadcast":
@@ -93,16 +127,23 @@ def publication_s(config: TrainingConfig, model: ModelShape, gpu: Gpu, gpus: int
 
 
 def handing_s(config: TrainingConfig, model: ModelShape) -> float:
-    """Return the seconds in which a trainer hands the experts' tensors to an engine on its GPUs, one by one, each taken to cost
-    as in a reshard. The few hundred other tensors are in the measured constants of frameworks."""
-    return tensor_s(config, colocated=True) * model.mlp_matrices * model.expert_layers * model.experts
+    """Return the seconds in which a trainer hands the experts' tensors to an engine on its GPUs,
+    one by one, each taken to cost as in a reshard. The few hundred other tensors are in the
+    measured constants of frameworks."""
+    return (
+        tensor_s(config, colocated=True) * model.mlp_matrices * model.expert_layers * model.experts
+    )
 
 
 def copied_bytes_per_s(gpu: Gpu, gpus: int, memory: str = "pinned") -> float:
-    """Return the rate at which each of `gpus` copies from or to host memory, all at once: pinned memory over its own link;
-    pageable memory at its share of what the host of a node copies."""
+    """Return the rate at which each of `gpus` copies from or to host memory, all at once: pinned
+    memory over its own link; pageable memory at its share of what the host of a node copies."""
     pinned = PINNED_SHARE * gpu.host_bytes_per_s
-    return pinned if memory == "pinned" else min(pinned, PAGEABLE_NODE_BYTES_PER_S / min(gpus, gpu.gpus_per_node))
+    return (
+        pinned
+        if memory == "pinned"
+        else min(pinned, PAGEABLE_NODE_BYTES_PER_S / min(gpus, gpu.gpus_per_node))
+    )
 
 
 def loading_s(
@@ -115,13 +156,16 @@ def loading_s(
     parts: float = 0,
     trainer: Gpu | None = None,
 ) -> float:
-    """Return the seconds of a load at a worker of `unit` GPUs, which hold 1 / `parts` of the weights each (0: 1 / `unit`;
-    data-parallel ranks hold some weights each), one of `workers` that load at once from a trainer of `gpus` (of the kind
-    `trainer` if it is a pool of its own, which the network reaches): one rank sends all tensors to everybody (NCCL's ring), or
-    every GPU its shards, or the worker reads a file."""
+    """Return the seconds of a load at a worker of `unit` GPUs, which hold 1 / `parts` of the
+    weights each (0: 1 / `unit`; data-parallel ranks hold some weights each), one of `workers` that
+    load at once from a trainer of `gpus` (of the kind `trainer` if it is a pool of its own, which
+    the network reaches): one rank sends all tensors to everybody (NCCL's ring), or every GPU its
+    shards, or the worker reads a file."""
     one_domain = trainer is None and gpus + workers * unit <= gpu.nvlink_domain
     trainer = trainer or gpu
-    network = config.weight_sync_node_bytes_per_s or min(gpu.network_bytes_per_s, trainer.network_bytes_per_s)
+    network = config.weight_sync_node_bytes_per_s or min(
+        gpu.network_bytes_per_s, trainer.network_bytes_per_s
+    )
     one_rank = gpu.link_bytes_per_s if one_domain else network
     moved, parts = moved_bytes(config, model), parts or unit
     if config.weight_sync == "file":
@@ -136,18 +180,24 @@ def loading_s(
 
 
 def moved_bytes(config: TrainingConfig, model: ModelShape) -> float:
-    """Return the bytes that reach a worker: all weights, or the changed parameters with their positions."""
+    """Return the bytes that reach a worker: all weights, or the changed parameters with their
+    positions."""
     if config.weight_sync != "delta":
         return model.weight_bytes
     return config.weight_sync_delta_share * (model.weight_bytes + POSITION_BYTES * model.parameters)
 
 
 def tensors_held(config: TrainingConfig, model: ModelShape) -> float:
-    """Return the number of tensors of which a GPU of the trainer has a part: of its pipeline stage and its experts."""
+    """Return the number of tensors of which a GPU of the trainer has a part: of its pipeline stage
+    and its experts."""
     experts = model.mlp_matrices * model.expert_layers * model.experts
     return (model.tensors - experts + experts / config.expert_parallel) / config.pipeline_parallel
 
 
 def _gather_bytes_per_s(config: TrainingConfig, gpu: Gpu, gpus: int) -> float:
     among = gpu.bytes_per_s_among(gpus)
-    return among if gpus <= gpu.nvlink_domain else min(among, config.weight_sync_node_bytes_per_s or among)
+    return (
+        among
+        if gpus <= gpu.nvlink_domain
+        else min(among, config.weight_sync_node_bytes_per_s or among)
+    )

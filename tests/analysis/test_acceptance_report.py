@@ -45,12 +45,17 @@ def test_the_memory_is_that_of_the_profiles_precision_and_layout():
 
 
 @pytest.mark.parametrize(
-    "drafter", [pytest.param(d, marks=pytest.mark.slow) if d == "history-paper" else d for d in DRAFTERS]
+    "drafter",
+    [pytest.param(d, marks=pytest.mark.slow) if d == "history-paper" else d for d in DRAFTERS],
 )
 def test_every_drafter_is_measured_on_the_tokens(drafter: Any):
     d = report(measure(TRACE, drafter))
-    assert d["drafter"] == drafter and 0 < d["acceptance_rate"] < 1 and 0 < d["speculation_rate"] < 1
-    passes = 1 - d["speculation_rate"]  # each pass yields a token besides, but for those that end a response
+    assert (
+        d["drafter"] == drafter and 0 < d["acceptance_rate"] < 1 and 0 < d["speculation_rate"] < 1
+    )
+    passes = (
+        1 - d["speculation_rate"]
+    )  # each pass yields a token besides, but for those that end a response
     assert d["accept_length"] == pytest.approx(1 / passes, rel=0.15)
     assert sum(row["share_of_hits"] for row in d["hit_lengths"]) == pytest.approx(1)
     assert sum(row["share_of_tokens"] for row in d["hit_lengths"]) == pytest.approx(1)
@@ -62,7 +67,12 @@ def test_every_drafter_is_measured_on_the_tokens(drafter: Any):
 def test_what_is_the_same_as_last_epoch_is_drafted_whole():
     rng = np.random.default_rng(0)
     texts = [rng.permutation(1000)[:200].tolist() for _ in range(4)]
-    d = report(measure(trace_of({(e, p): [texts[p]] for e in range(2) for p in range(4)}), window=Fixed(tokens=32)))
+    d = report(
+        measure(
+            trace_of({(e, p): [texts[p]] for e in range(2) for p in range(4)}),
+            window=Fixed(tokens=32),
+        )
+    )
     assert d["acceptance_rate"] > 0.97 and d["speculation_rate"] > 0.94 and d["accept_length"] > 18
     assert {row["to_tokens"] for row in d["hit_lengths"] if row["share_of_tokens"]} == {256}
 
@@ -79,9 +89,13 @@ def test_drafts_that_are_wrong_cost_time_and_it_says_so(profile: TableProfile):
     rng = np.random.default_rng(1)
 
     def response() -> list[int]:  # the key comes back, what follows it never does
-        return np.concatenate([[1, 2, 3, *rng.integers(10, 100_000, 2)] for _ in range(60)]).tolist()
+        return np.concatenate(
+            [[1, 2, 3, *rng.integers(10, 100_000, 2)] for _ in range(60)]
+        ).tolist()
 
-    d = report(measure(trace_of({(e, p): [response()] for e in range(2) for p in range(6)})), profile)
+    d = report(
+        measure(trace_of({(e, p): [response()] for e in range(2) for p in range(6)})), profile
+    )
     assert d["speculation_rate"] < 0.35
     assert all(row["best_fixed_speed_up"] is not None for row in d["pays"]["by_batch"][:3])
     hopeless = [row["speed_up"] for row in d["pays"]["by_batch"] if row["batch"] >= 256]
@@ -99,7 +113,11 @@ def test_the_model_that_is_printed_is_one():
     assert d["run_model_accept_length"] == pytest.approx(d["accept_length"], rel=0.1)
     section = yaml.safe_load(model_yaml(d))["speculation"]
     model = SpeculationInputs.model_validate(section).runs_of("siblings")
-    assert model.kind == "measured" and model.first_epoch and model.model_dump(mode="json") == d["run_model"]
+    assert (
+        model.kind == "measured"
+        and model.first_epoch
+        and model.model_dump(mode="json") == d["run_model"]
+    )
 
 
 def test_the_command_prints_and_draws(run: CommandLine):
@@ -116,34 +134,60 @@ def test_the_command_prints_and_draws(run: CommandLine):
 
 
 def test_the_json_has_its_keys(run: CommandLine):
-    code, out, _ = run("acceptance", "run.parquet", "--drafter", "history-code", "--json", "-o", "picture.svg")
+    code, out, _ = run(
+        "acceptance", "run.parquet", "--drafter", "history-code", "--json", "-o", "picture.svg"
+    )
     d = json.loads(out)
     assert code == 0 and (run.folder / "picture.svg").exists() and d["picture"] == "picture.svg"
     assert set(d) == {
-        *("drafter", "history", "acceptance_rate", "speculation_rate", "accept_length", "by_epoch", "hit_lengths"),
+        *(
+            "drafter",
+            "history",
+            "acceptance_rate",
+            "speculation_rate",
+            "accept_length",
+            "by_epoch",
+            "hit_lengths",
+        ),
         *("by_response", "pays", "run_model", "window", "responses", "responses_with_drafts"),
         *("tokens_with_drafts", "run_model_accept_length", "trace", "picture"),
     }
-    assert d["window"]["kind"] == "mimd" and d["history"] == {"kind": "epochs", "epochs_back": 1} and d["pays"] is None
+    assert (
+        d["window"]["kind"] == "mimd"
+        and d["history"] == {"kind": "epochs", "epochs_back": 1}
+        and d["pays"] is None
+    )
 
 
 def test_two_runs_say_the_same(run: CommandLine):
-    assert run("acceptance", "run.parquet", "--json").out == run("acceptance", "run.parquet", "--json").out
+    assert (
+        run("acceptance", "run.parquet", "--json").out
+        == run("acceptance", "run.parquet", "--json").out
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--drafter", "eagle"], "--drafter eagle: choose one of history-paper, history-code, ngram, siblings"),
+        (
+            ["--drafter", "eagle"],
+            "--drafter eagle: choose one of history-paper, history-code, ngram, siblings",
+        ),
         (["--window", "0"], "--window 0: choose aimd, mimd or a number of tokens from 1 to 32"),
-        (["--drafter", "siblings", "--siblings-known", "all"], "--siblings-known all: choose lockstep or finished"),
+        (
+            ["--drafter", "siblings", "--siblings-known", "all"],
+            "--siblings-known all: choose lockstep or finished",
+        ),
         (["--siblings-known", "finished"], "only the drafter siblings has it"),
         (["--drafter", "ngram", "--epochs-back", "2"], "only history drafts from epochs"),
         (["--model", "qwen3-8b"], "--model without --gpu: step times need both, or --profile"),
         (["--gpu", "h100"], "--gpu without --model"),
         (["--model", "qwen3-8b", "--gpu", "tpu"], "gpu 'tpu' is unknown"),
         (["--profile", "none.parquet"], "none.parquet: no such profile"),
-        (["--profile", "none.parquet", "--model", "qwen3-8b"], "a profile has its own; give one of them"),
+        (
+            ["--profile", "none.parquet", "--model", "qwen3-8b"],
+            "a profile has its own; give one of them",
+        ),
         (["-o", "picture.txt"], "a picture cannot be written as '.txt'"),
     ],
 )
@@ -162,8 +206,18 @@ def test_a_trace_in_which_there_is_nothing_to_draft_from_is_told_in_a_line(simrl
             "history-paper",
             "one epoch only, and history needs an earlier one; try --drafter siblings",
         ),
-        ("single", random_groups(0, group=1), "siblings", "nothing to draft from (every group has one response)"),
-        ("other", trace_of({(0, 0): [[1, 2, 3]], (1, 1): [[1, 2, 3]]}), "history-code", "no prompt comes twice"),
+        (
+            "single",
+            random_groups(0, group=1),
+            "siblings",
+            "nothing to draft from (every group has one response)",
+        ),
+        (
+            "other",
+            trace_of({(0, 0): [[1, 2, 3]], (1, 1): [[1, 2, 3]]}),
+            "history-code",
+            "no prompt comes twice",
+        ),
     ):
         write_trace(trace, simrl.folder / f"{name}.parquet")
         assert told in simrl.refuses("acceptance", f"{name}.parquet", "--drafter", drafter)

@@ -64,22 +64,32 @@ def a_run(
         )
         record.request_ended(rollouts[uid])
     for worker in range(workers):
-        edges = sorted({t for stays in samples.values() for s in stays if s[0] == worker for t in s[3:]})
+        edges = sorted(
+            {t for stays in samples.values() for s in stays if s[0] == worker for t in s[3:]}
+        )
         for a, b in pairwise(edges):
-            if any(s[0] == worker and s[3] <= a and b <= s[4] for stays in samples.values() for s in stays):
+            if any(
+                s[0] == worker and s[3] <= a and b <= s[4]
+                for stays in samples.values()
+                for s in stays
+            ):
                 record.span(worker, "rollout", a, b, 0)
     for worker, version, a, b in loads:
         record.span(worker, "load_weights", a, b, version)
     last_s = max((s[4] for stays in samples.values() for s in stays), default=1.0)
     for i, (at_s, uids) in enumerate(updates):
         tokens = sum(rollouts[uid].tokens for uid in uids)
-        record.trained(Step(i, i, at_s, at_s, len(uids), 0, tokens, 0.0, 0), [rollouts[uid] for uid in uids])
+        record.trained(
+            Step(i, i, at_s, at_s, len(uids), 0, tokens, 0.0, 0), [rollouts[uid] for uid in uids]
+        )
         last_s = max(last_s, at_s)
     return record.result(end_s or last_s, {"system": system, "label": system})
 
 
 @cache
-def simulated(name: str, correction: float = 1.0, workers: int = 2, steps: int = 3, **parameters: Any) -> Result:
+def simulated(
+    name: str, correction: float = 1.0, workers: int = 2, steps: int = 3, **parameters: Any
+) -> Result:
     """Forward passes that take `correction` times as long, and nothing between them."""
     profile = {"roofline": {"between_passes_s": 0.0}, "forward_correction": correction}
     scenario = on_gpus(name, parameters, workers, profile=profile, steps=steps)
@@ -91,17 +101,23 @@ def cut(result: Result, at_s: float) -> Result:
     samples = result.samples
     late = pc.greater(samples.column("finished_s"), at_s)
     finished = pc.if_else(late, pa.scalar(None, pa.float64()), samples.column("finished_s"))
-    samples = samples.set_column(samples.schema.get_field_index("finished_s"), "finished_s", finished)
+    samples = samples.set_column(
+        samples.schema.get_field_index("finished_s"), "finished_s", finished
+    )
     begun = pc.less(samples.column("started_s"), at_s)
     steps = result.steps.filter(pc.less_equal(result.steps.column("finished_s"), at_s))
     trained = samples.column("trained_step")
     known = pc.if_else(pc.less(trained, steps.num_rows), trained, pa.scalar(None, pa.int64()))
-    samples = samples.set_column(samples.schema.get_field_index("trained_step"), "trained_step", known)
+    samples = samples.set_column(
+        samples.schema.get_field_index("trained_step"), "trained_step", known
+    )
 
     def clipped(table: pa.Table) -> pa.Table:
         table = table.filter(pc.less(table.column("started_s"), at_s))
         place = table.schema.get_field_index("ended_s")
-        return table.set_column(place, "ended_s", pc.min_element_wise(table.column("ended_s"), at_s))
+        return table.set_column(
+            place, "ended_s", pc.min_element_wise(table.column("ended_s"), at_s)
+        )
 
     return Result(
         clipped(result.spans),
@@ -114,7 +130,9 @@ def cut(result: Result, at_s: float) -> Result:
 
 def printed(agreement: Agreement, width: int = 80, **more: Any) -> str:
     screen = StringIO()
-    print_agreement(agreement, Console(file=screen, width=width, highlight=False, markup=False), **more)
+    print_agreement(
+        agreement, Console(file=screen, width=width, highlight=False, markup=False), **more
+    )
     return screen.getvalue()
 
 
@@ -160,8 +178,14 @@ def test_times_of_training_do_not_move_the_rollout_clock_of_a_schedule_that_wait
     assert found.figures.rollout_s.measured == 6.0
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 10), st.floats(0.01, 5)), min_size=1, max_size=12))
-def test_the_rollout_clock_is_the_measure_of_the_time_with_a_sample_somewhere(stays: list[tuple[int, float, float]]):
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.floats(0, 10), st.floats(0.01, 5)), min_size=1, max_size=12
+    )
+)
+def test_the_rollout_clock_is_the_measure_of_the_time_with_a_sample_somewhere(
+    stays: list[tuple[int, float, float]],
+):
     run = a_run({i: [(w, 0, 1, s, s + d)] for i, (w, s, d) in enumerate(stays)}, workers=4)
     clock, edges = rollout_clock(run), np.unique([t for _, s, d in stays for t in (s, s + d)])
     expected = 0.0
@@ -182,7 +206,11 @@ def test_a_bubble_is_counted_between_the_first_rollout_and_the_last():
 
 def test_acceptance_is_compared_over_samples_that_finished_in_both():
     drafts = {0: (10, 5, 5, 10), 1: (100, 0, 50, 50)}
-    found = agree(a_run(TWO, drafts={0: (10, 7, 5, 12)}), a_run(TWO, drafts=drafts, unfinished=[1]), near_tie_s=0.0)
+    found = agree(
+        a_run(TWO, drafts={0: (10, 7, 5, 12)}),
+        a_run(TWO, drafts=drafts, unfinished=[1]),
+        near_tie_s=0.0,
+    )
     assert found.figures.acceptance.predicted == 0.7 and found.figures.acceptance.measured == 0.5
     assert found.errors.acceptance_err == pytest.approx(0.2)
     assert found.errors.accept_length_err == pytest.approx(12 / 10 - 1)
@@ -193,14 +221,22 @@ def test_acceptance_is_compared_over_samples_that_finished_in_both():
 
 def test_a_part_is_what_a_worker_did_for_the_samples_of_an_update():
     samples = {
-        0: [(0, 0, 4, 0.0, 4.0), (0, 1, 2, 4.0, 7.0)],  # the load, from 4 to 5, is in its second segment
+        0: [
+            (0, 0, 4, 0.0, 4.0),
+            (0, 1, 2, 4.0, 7.0),
+        ],  # the load, from 4 to 5, is in its second segment
         1: [(0, 0, 4, 0.0, 4.0)],
         2: [(1, 0, 3, 1.0, 9.0)],
     }
     run = a_run(samples, updates=[(9.0, [0, 1, 2])])
     spans = rows(run.spans)
     assert (
-        sum(s["ended_s"] - s["started_s"] for s in spans if s["lane"] == "rollout-000" and s["kind"] == "rollout") == 7
+        sum(
+            s["ended_s"] - s["started_s"]
+            for s in spans
+            if s["lane"] == "rollout-000" and s["kind"] == "rollout"
+        )
+        == 7
     )
     (first, second), (both,) = agree(run, run).parts, agree(run, run).steps
     assert first.predicted == Share(0.0, 7.0, 10, pytest.approx((4 + 4 + 3) / 7), None, (0, 1))
@@ -211,7 +247,9 @@ def test_a_part_is_what_a_worker_did_for_the_samples_of_an_update():
 def test_parts_hold_every_trained_token():
     run = simulated("areal", eta=2)
     parts = [part.predicted for part in agree(run, run).parts if part.predicted]
-    assert sum(part.tokens for part in parts) == sum(rows(run.steps)[i]["response_tokens"] for i in range(3))
+    assert sum(part.tokens for part in parts) == sum(
+        rows(run.steps)[i]["response_tokens"] for i in range(3)
+    )
 
 
 # Decisions.
@@ -235,24 +273,36 @@ def finishing(first_s: float, second_s: float, lag_s: float = 0.0) -> dict[int, 
 
 
 @pytest.mark.parametrize("lag_s", [0.0, 0.006])
-def test_two_completions_that_changed_places_are_named_as_the_near_tie_behind_another_worker(lag_s: float):
-    found = agree(a_run(finishing(4.0, 4.003, lag_s)), a_run(finishing(4.3, 4.2, lag_s)), near_tie_s=0.01)
+def test_two_completions_that_changed_places_are_named_as_the_near_tie_behind_another_worker(
+    lag_s: float,
+):
+    found = agree(
+        a_run(finishing(4.0, 4.003, lag_s)), a_run(finishing(4.3, 4.2, lag_s)), near_tie_s=0.01
+    )
     assert kinds(found) == [("worker", True), ("worker", True)]
     assert [d.near_tie_ms for d in found.differences] == pytest.approx([3.0, 3.0])
-    assert re.search(r"near-tie: the (start|end) of \d/0/0 and .* are 3 ms apart", found.differences[0].text)
+    assert re.search(
+        r"near-tie: the (start|end) of \d/0/0 and .* are 3 ms apart", found.differences[0].text
+    )
     assert not found.real_differences
 
 
 @pytest.mark.parametrize("lag_s", [0.0, 0.006])
-def test_completions_that_changed_places_by_more_are_no_near_tie_though_starts_follow_them_closely(lag_s: float):
-    found = agree(a_run(finishing(4.0, 4.1, lag_s)), a_run(finishing(4.3, 4.2, lag_s)), near_tie_s=0.01)
+def test_completions_that_changed_places_by_more_are_no_near_tie_though_starts_follow_them_closely(
+    lag_s: float,
+):
+    found = agree(
+        a_run(finishing(4.0, 4.1, lag_s)), a_run(finishing(4.3, 4.2, lag_s)), near_tie_s=0.01
+    )
     assert kinds(found) == [("worker", False), ("worker", False)]
 
 
 def test_samples_that_start_together_explain_nothing():
     """Many start at one instant, and end far from there: whoever goes elsewhere does so by a rule."""
     here = {i: [(i % 2, 0, 10, 0.0, 4.0 + i)] for i in range(6)}
-    there = {i: [((i + 1) % 2 if i in (2, 3) else i % 2, 0, 10, 1e-5 * i, 4.0 + i)] for i in range(6)}
+    there = {
+        i: [((i + 1) % 2 if i in (2, 3) else i % 2, 0, 10, 1e-5 * i, 4.0 + i)] for i in range(6)
+    }
     found = agree(a_run(here), a_run(there), near_tie_s=0.01)
     assert kinds(found) == [("worker", False), ("worker", False)]
 
@@ -269,14 +319,21 @@ def at_one_worker(*starts_s: float) -> Result:
         ((0.0, 1.0), (0.003, 0.0), [("order", True)]),
         ((0.0, 0.003), (1.0, 0.0), [("order", True)]),
         ((0.0, 1.0), (1.0, 0.0), [("order", False)]),
-        ((0.0, 1.0, 2.0, 3.0), (3.5, 1.0, 2.0, 3.0), [("order", False)]),  # one that fell behind, not three
+        (
+            (0.0, 1.0, 2.0, 3.0),
+            (3.5, 1.0, 2.0, 3.0),
+            [("order", False)],
+        ),  # one that fell behind, not three
         ((0.0, 0.0, 0.0), (0.2, 0.1, 0.0), []),  # handed over together: there is no order
     ],
 )
 def test_the_order_of_starts_counts_where_both_runs_have_one(
     predicted: tuple[float, ...], measured: tuple[float, ...], expected: list[tuple[str, bool]]
 ):
-    assert kinds(agree(at_one_worker(*predicted), at_one_worker(*measured), near_tie_s=0.01)) == expected
+    assert (
+        kinds(agree(at_one_worker(*predicted), at_one_worker(*measured), near_tie_s=0.01))
+        == expected
+    )
 
 
 def test_an_order_says_who_came_first_and_by_how_much():
@@ -289,15 +346,23 @@ def test_an_order_says_who_came_first_and_by_how_much():
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=2, max_size=9))
 def test_an_order_differs_exactly_where_some_pair_changed_places(starts: list[tuple[int, int]]):
     """Seconds are whole, ties are less: a pair is in one order, in the other, or together."""
-    found = agree(at_one_worker(*(float(p) for p, _ in starts)), at_one_worker(*(float(m) for _, m in starts)), 0.5)
+    found = agree(
+        at_one_worker(*(float(p) for p, _ in starts)),
+        at_one_worker(*(float(m) for _, m in starts)),
+        0.5,
+    )
     inverted = any(p < q and m > n for p, m in starts for q, n in starts)
     assert bool(found.differences) == inverted
-    assert len(found.differences) < len(starts) and all(kind == ("order", False) for kind in kinds(found))
+    assert len(found.differences) < len(starts) and all(
+        kind == ("order", False) for kind in kinds(found)
+    )
 
 
 def migrated(at_s: float | None, other_end_s: float = 4.0) -> Result:
     end_s = 8.0
-    stays = [(1, 0, 10, 0.0, end_s)] if at_s is None else [(1, 0, 6, 0.0, at_s), (0, 0, 4, at_s, end_s)]
+    stays = (
+        [(1, 0, 10, 0.0, end_s)] if at_s is None else [(1, 0, 6, 0.0, at_s), (0, 0, 4, at_s, end_s)]
+    )
     return a_run({0: [(0, 0, 10, 0.0, other_end_s)], 1: stays}, updates=[(9.0, [0, 1])])
 
 
@@ -306,7 +371,9 @@ def test_a_migration_that_only_one_run_makes_is_told():
     assert kinds(found) == [("migration", False)]
     assert found.differences[0].text == "sample 1/0/0: worker 1, then 0 (predicted), 1 (measured)"
     assert found.differences[0].at_s == 5.0
-    assert not agree(migrated(5.0), migrated(6.0), near_tie_s=0.01).differences, "when it moves is no decision"
+    assert not agree(migrated(5.0), migrated(6.0), near_tie_s=0.01).differences, (
+        "when it moves is no decision"
+    )
 
 
 def test_a_worker_that_loads_other_weights_is_told():
@@ -315,24 +382,40 @@ def test_a_worker_that_loads_other_weights_is_told():
     otherwise = [(0, 1, 4.0, 4.5), (0, 3, 8.0, 8.5)]
     found = agree(a_run(late, loads, end_s=9.0), a_run(late, otherwise, end_s=9.0), near_tie_s=0.01)
     assert kinds(found) == [("loads", False)]
-    assert found.differences[0].text == "worker 0: its load 2 of weights is version 2 (predicted), version 3 (measured)"
-    missing = agree(a_run(late, loads, end_s=9.0), a_run(late, loads[:1], end_s=9.0), near_tie_s=0.01)
-    assert "load 2 of weights is version 2 (predicted), none (measured)" in missing.differences[0].text
+    assert (
+        found.differences[0].text
+        == "worker 0: its load 2 of weights is version 2 (predicted), version 3 (measured)"
+    )
+    missing = agree(
+        a_run(late, loads, end_s=9.0), a_run(late, loads[:1], end_s=9.0), near_tie_s=0.01
+    )
+    assert (
+        "load 2 of weights is version 2 (predicted), none (measured)" in missing.differences[0].text
+    )
 
 
 def around_a_load(end_s: float, load_s: float) -> Result:
     """A sample ends before the weights change, or has its last tokens from the new ones."""
-    stays = [(0, 0, 10, 0.0, end_s)] if end_s <= load_s else [(0, 0, 9, 0.0, load_s), (0, 1, 1, load_s + 1, end_s)]
-    return a_run({0: stays, 1: [(1, 0, 10, 0.0, 9.0)]}, [(0, 1, load_s, load_s + 1)], [(9.0, [0, 1])])
+    stays = (
+        [(0, 0, 10, 0.0, end_s)]
+        if end_s <= load_s
+        else [(0, 0, 9, 0.0, load_s), (0, 1, 1, load_s + 1, end_s)]
+    )
+    return a_run(
+        {0: stays, 1: [(1, 0, 10, 0.0, 9.0)]}, [(0, 1, load_s, load_s + 1)], [(9.0, [0, 1])]
+    )
 
 
 @pytest.mark.parametrize(
-    ("measured_end_s", "measured_load_s", "tie"), [(5.005, 4.0, True), (6.0, 4.0, False), (5.0, 3.6, False)]
+    ("measured_end_s", "measured_load_s", "tie"),
+    [(5.005, 4.0, True), (6.0, 4.0, False), (5.0, 3.6, False)],
 )
 def test_a_sample_that_ends_about_when_weights_change_is_a_near_tie(
     measured_end_s: float, measured_load_s: float, tie: bool
 ):
-    found = agree(around_a_load(3.9, 4.0), around_a_load(measured_end_s, measured_load_s), near_tie_s=0.01)
+    found = agree(
+        around_a_load(3.9, 4.0), around_a_load(measured_end_s, measured_load_s), near_tie_s=0.01
+    )
     assert kinds(found) == [("versions", tie)]
     assert "made by weights 0 (predicted), 0, then 1 (measured)" in found.differences[0].text
 
@@ -350,8 +433,14 @@ def test_rules_that_migrate_and_weights_in_flight_are_followed_in_simulated_runs
     slow = simulated("rhymerl", correction=1.002, workers=3, steps=3)
     assert not agree(migrating, slow).real_differences
     in_flight = simulated("areal", workers=2, eta=2)
-    assert any(len(part.predicted.policy_versions) > 1 for part in agree(in_flight, in_flight).parts if part.predicted)
-    assert not agree(in_flight, simulated("areal", correction=1.0005, workers=2, eta=2)).real_differences
+    assert any(
+        len(part.predicted.policy_versions) > 1
+        for part in agree(in_flight, in_flight).parts
+        if part.predicted
+    )
+    assert not agree(
+        in_flight, simulated("areal", correction=1.0005, workers=2, eta=2)
+    ).real_differences
 
 
 def test_what_is_close_is_two_passes_unless_it_is_said():
@@ -395,21 +484,33 @@ def test_runs_without_a_rollout_have_no_errors_and_no_decisions(tmp_path: Path):
 def test_runs_that_do_not_belong_together_are_refused():
     run = a_run(TWO)
     with pytest.raises(
-        InputError, match="predicted has 2 rollout workers, measured 1; compare runs with equal numbers"
+        InputError,
+        match="predicted has 2 rollout workers, measured 1; compare runs with equal numbers",
     ):
         agree(run, a_run({0: TWO[0]}, workers=1))
-    with pytest.raises(InputError, match="predicted is areal, measured split; compare two runs of one system"):
+    with pytest.raises(
+        InputError, match="predicted is areal, measured split; compare two runs of one system"
+    ):
         agree(run, a_run(TWO, system="split"))
     renamed = replace(run, samples=run.samples.set_column(3, "prompt_id", pa.array([7, 8])))
-    with pytest.raises(InputError, match=r"sample 0 is 0/0/0 .*predicted and 7/0/0 measured: runs of different traces"):
+    with pytest.raises(
+        InputError,
+        match=r"sample 0 is 0/0/0 .*predicted and 7/0/0 measured: runs of different traces",
+    ):
         agree(run, renamed)
-    with pytest.raises(InputError, match=r"sample 0/0/0 .*has 10 tokens predicted and 11 measured: runs of different"):
+    with pytest.raises(
+        InputError,
+        match=r"sample 0/0/0 .*has 10 tokens predicted and 11 measured: runs of different",
+    ):
         agree(run, a_run({**TWO, 0: [(0, 0, 11, 0.0, 4.0)]}))
     assert repeat_spread([run]) is None
 
 
 def test_the_spread_of_repeats_is_over_all_pairs():
-    runs = [a_run({0: [(0, 0, 10, 0.0, s)], 1: [(1, 0, 10, 0.0, s)]}, updates=[(s, [0, 1])]) for s in (10.0, 8.0, 10.0)]
+    runs = [
+        a_run({0: [(0, 0, 10, 0.0, s)], 1: [(1, 0, 10, 0.0, s)]}, updates=[(s, [0, 1])])
+        for s in (10.0, 8.0, 10.0)
+    ]
     spread = repeat_spread(runs)
     assert spread is not None and spread.repeats == 3
     assert spread.largest.makespan_err == pytest.approx(0.25)  # 10 over 8, 8 under 10
@@ -435,7 +536,9 @@ def test_samples_that_one_run_alone_had_rolled_out_ahead_are_told_from_those_it_
         return " ".join(printed(agree(a_run(ahead, updates=[(8.0, trained)]), measured)).split())
 
     assert "2 finished only in the predicted one, 0 only in the measured one" in told([0, 1])
-    assert "samples for later ones under way: those that only one run finished are such" in told([0, 1])
+    assert "samples for later ones under way: those that only one run finished are such" in told(
+        [0, 1]
+    )
     assert "1 of those that only one run finished are such" in told([0, 1, 2])
     assert "only one run finished" not in told([0, 1, 2, 3])
 
@@ -446,20 +549,31 @@ def test_a_method_that_drafts_and_drafted_nothing_is_told_with_what_it_needs():
         printed(agree(once, once)).split()
     )
     assert "drafted nothing" not in printed(agree(again, again))
-    assert "drafted nothing" not in printed(agree(simulated("verl_colocated"), simulated("verl_colocated")))
+    assert "drafted nothing" not in printed(
+        agree(simulated("verl_colocated"), simulated("verl_colocated"))
+    )
 
 
 def test_the_title_of_a_picture_names_system_and_model_without_paths_and_settings():
     run = simulated("verl_colocated")
-    system = {"name": "verl_colocated", "speculation": {"name": "ngram", "window": {"kind": "fixed", "tokens": 4}}}
+    system = {
+        "name": "verl_colocated",
+        "speculation": {"name": "ngram", "window": {"kind": "fixed", "tokens": 4}},
+    }
     nested = {"system": system, "model": "/a/long/path/to/qwen/config.json"}
     assert short_name({"scenario": nested}) == "verl_colocated(speculation=ngram) on qwen"
     assert (
-        short_name({"scenario": {"system": {"name": "areal", "eta": 2}, "model": "/b/qwen"}}) == "areal(eta=2) on qwen"
+        short_name({"scenario": {"system": {"name": "areal", "eta": 2}, "model": "/b/qwen"}})
+        == "areal(eta=2) on qwen"
     )
     assert short_name({"label": "areal"}) == "areal"
-    long = {"system": {"name": "areal", **{f"parameter_{i}": i for i in range(9)}}, "model": "/b/qwen"}
-    of_long = replace(run, metadata={**run.metadata, "scenario": {**run.metadata["scenario"], **long}})
+    long = {
+        "system": {"name": "areal", **{f"parameter_{i}": i for i in range(9)}},
+        "model": "/b/qwen",
+    }
+    of_long = replace(
+        run, metadata={**run.metadata, "scenario": {**run.metadata["scenario"], **long}}
+    )
     figure = agreement_figure(of_long, of_long, agree(of_long, of_long))
     title = figure.texts[0]
     assert title.get_text().endswith("…")
@@ -486,22 +600,38 @@ def test_of_a_long_run_the_table_shows_updates_and_says_so():
 
 def test_at_most_ten_differences_are_printed_real_ones_first():
     other = {i: [(1, 0, 5, 3.0 * i, 3.0 * i + 1)] for i in range(14)}
-    found = agree(a_run({i: [(0, *stay[0][1:])] for i, stay in other.items()}), a_run(other), near_tie_s=0.01)
+    found = agree(
+        a_run({i: [(0, *stay[0][1:])] for i, stay in other.items()}), a_run(other), near_tie_s=0.01
+    )
     assert len(found.real_differences) == 14
     text = printed(found, 120)
-    assert text.count("worker 0 (predicted), 1 (measured)") == 10 and "… and 4 more, in agreement.json" in text
+    assert (
+        text.count("worker 0 (predicted), 1 (measured)") == 10
+        and "… and 4 more, in agreement.json" in text
+    )
     assert "14 real differences, 0 near-ties" in text
 
 
 def test_an_agreement_is_json():
     found = agree(simulated("areal", eta=2), simulated("areal", correction=1.05, eta=2))
     data = json.loads(json.dumps(found.as_json(), allow_nan=False))
-    assert set(data["errors"]) >= {"makespan_err", "wall_err", "sample_mape", "latency_mape", "bubble_err"}
-    assert data["parts"][0]["predicted"]["policy_versions"] and data["figures"]["rollout_s"]["measured"] > 0
+    assert set(data["errors"]) >= {
+        "makespan_err",
+        "wall_err",
+        "sample_mape",
+        "latency_mape",
+        "bubble_err",
+    }
+    assert (
+        data["parts"][0]["predicted"]["policy_versions"]
+        and data["figures"]["rollout_s"]["measured"] > 0
+    )
 
 
 @pytest.mark.parametrize("workers", [2, 16])
-def test_the_picture_has_a_point_a_sample_and_both_runs_of_each_worker(workers: int, tmp_path: Path):
+def test_the_picture_has_a_point_a_sample_and_both_runs_of_each_worker(
+    workers: int, tmp_path: Path
+):
     runs = [simulated("one_step_off", correction=c, workers=workers) for c in (1.0, 1.05)]
     found = agree(*runs)
     timeline, points, apart = agreement_figure(*runs, found).axes
@@ -522,8 +652,15 @@ def test_the_timeline_shows_the_rollout_time_of_both_runs():
     for patch in timeline.artists + timeline.patches:
         if patch.get_facecolor()[:3] in [to_rgb(color) for color in VERSION_COLORS]:
             corners = patch.get_path().vertices.reshape(-1, 5, 2)[:, :4]
-            area += float((np.ptp(corners[:, :, 0], axis=1) * np.ptp(corners[:, :, 1], axis=1)).sum())
-    rolled = sum(s["ended_s"] - s["started_s"] for run in runs for s in rows(run.spans) if s["kind"] == "rollout")
+            area += float(
+                (np.ptp(corners[:, :, 0], axis=1) * np.ptp(corners[:, :, 1], axis=1)).sum()
+            )
+    rolled = sum(
+        s["ended_s"] - s["started_s"]
+        for run in runs
+        for s in rows(run.spans)
+        if s["kind"] == "rollout"
+    )
     assert area == pytest.approx(0.43 * rolled)
 
 
@@ -538,7 +675,9 @@ def measured(simrl: CommandLine) -> Path:
     return Path("slow/verl-colocated")
 
 
-def test_a_scenario_is_simulated_and_compared_with_what_was_measured(simrl: CommandLine, measured: Path):
+def test_a_scenario_is_simulated_and_compared_with_what_was_measured(
+    simrl: CommandLine, measured: Path
+):
     code, out, err = simrl("compare", "one.yaml", "--measured", str(measured), "-o", "agreement")
     assert code == 0, err
     assert "Rollout clock" in out and "Decisions: equal" in out and "Written to agreement" in out
@@ -546,7 +685,9 @@ def test_a_scenario_is_simulated_and_compared_with_what_was_measured(simrl: Comm
     assert files == {"agreement.json", "agreement.png", "files.txt", "predicted"}
     data = json.loads((simrl.folder / "agreement" / "agreement.json").read_text())
     predicted = simrl.folder / "agreement" / "predicted" / "verl-colocated"
-    code, out, err = simrl("compare", str(predicted), "--measured", str(measured), "--json", "-o", "again")
+    code, out, err = simrl(
+        "compare", str(predicted), "--measured", str(measured), "--json", "-o", "again"
+    )
     assert code == 0, err
     assert json.loads(out) == data
     assert -0.05 < data["errors"]["makespan_err"] < 0
@@ -559,7 +700,9 @@ def test_what_cannot_be_compared_is_told_in_a_line(simrl: CommandLine, measured:
     )
     assert "not a result folder" in simrl.refuses("compare", "one.yaml", "--measured", "nowhere")
     assert "is the result of a run" in simrl.refuses("compare", name, "seed=4", "--measured", name)
-    assert "runs of different traces" in simrl.refuses("compare", "one.yaml", "seed=4", "--measured", name)
+    assert "runs of different traces" in simrl.refuses(
+        "compare", "one.yaml", "seed=4", "--measured", name
+    )
     told = simrl.refuses("compare", "one.yaml", "cluster.gpus=2", "--measured", name)
     assert "one.yaml, slow/verl-colocated: predicted has 2 rollout workers, measured 4" in told
 
@@ -574,10 +717,15 @@ def test_comparisons_of_two_replays_leave_each_others_results_and_one_that_repla
         assert code == 0, err
         assert f"Written to results/{name}-agreement" in out and "replaced" not in out
     code, out, err = simrl("compare", "first/predicted", "--measured", "second/measured")
-    assert code == 0 and "It replaced an earlier comparison there; --output names another folder" in out, err
+    assert (
+        code == 0
+        and "It replaced an earlier comparison there; --output names another folder" in out
+    ), err
 
 
-def test_the_folder_of_a_replay_stands_for_the_result_in_it_that_is_meant(simrl: CommandLine, measured: Path):
+def test_the_folder_of_a_replay_stands_for_the_result_in_it_that_is_meant(
+    simrl: CommandLine, measured: Path
+):
     for run in ("predicted", "measured"):
         shutil.copytree(simrl.folder / measured, simrl.folder / "replay" / run)
     code, out, err = simrl("compare", "replay", "--measured", "replay", "--json")

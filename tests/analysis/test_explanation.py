@@ -21,25 +21,48 @@ from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate
 from tests.helpers import counted, rows, scenario, trace
 
-EPOCHS = {"steps": 3, "prompts_per_step": 4, "group": 2, "cap_tokens": 200, "mean_tokens": 60, "sigma": 0.8}
+EPOCHS = {
+    "steps": 3,
+    "prompts_per_step": 4,
+    "group": 2,
+    "cap_tokens": 200,
+    "mean_tokens": 60,
+    "sigma": 0.8,
+}
 EPOCHS |= {"prompt_tokens": 20, "prompts": 4}
-SYSTEMS = ("verl_colocated", "one_step_off", "streamrl", "areal", "rhymerl", "tlt", "specactor", "seer", "laminar")
+SYSTEMS = (
+    "verl_colocated",
+    "one_step_off",
+    "streamrl",
+    "areal",
+    "rhymerl",
+    "tlt",
+    "specactor",
+    "seer",
+    "laminar",
+)
 
 
 @cache
 def run(name: str, **changes: float) -> Result:
-    return simulate(scenario({"name": name, **changes}, workload={"synthetic": EPOCHS}, warmup_steps=1))
+    return simulate(
+        scenario({"name": name, **changes}, workload={"synthetic": EPOCHS}, warmup_steps=1)
+    )
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_the_critical_path_of_an_update_reaches_from_the_update_before_to_its_end_without_a_gap(name):
+def test_the_critical_path_of_an_update_reaches_from_the_update_before_to_its_end_without_a_gap(
+    name,
+):
     result = run(name)
     paths = Paths(result)
     finished_s = [0.0, *result.steps.column("finished_s").to_pylist()]
     for step, (begin_s, end_s) in enumerate(pairwise(finished_s)):
         path = paths.of(step)
         assert (path.links[0].started_s, path.links[-1].ended_s) == (begin_s, end_s)
-        assert all(b.started_s == pytest.approx(a.ended_s, abs=1e-8) for a, b in pairwise(path.links))
+        assert all(
+            b.started_s == pytest.approx(a.ended_s, abs=1e-8) for a, b in pairwise(path.links)
+        )
         assert sum(path.seconds().values()) == pytest.approx(end_s - begin_s)
 
 
@@ -59,7 +82,12 @@ def test_every_link_of_a_path_is_in_the_tables(name):
 
 def test_a_synchronous_step_waits_for_its_longest_response():
     watched = counted(
-        "verl_colocated", {}, trace([[[(4, 10), (4, 30)], [(4, 20), (4, 5)]]] * 2), 2, load_s=10.0, reward_s=3.0
+        "verl_colocated",
+        {},
+        trace([[[(4, 10), (4, 30)], [(4, 20), (4, 5)]]] * 2),
+        2,
+        load_s=10.0,
+        reward_s=3.0,
     )
     path = Paths(watched.result).of(1)
     assert [link.kind for link in path.links[:3]] == ["load_weights", "generate", "reward"]
@@ -80,10 +108,17 @@ def test_a_synchronous_step_waits_for_its_longest_response():
 
 def test_where_the_trainer_is_never_free_no_sample_holds_an_update_up():
     slow = {"mfu": 0.001, "log_prob_mfu": 0.001, "reward_s": 0.01}
-    result = simulate(scenario("areal", training=slow, steps=4, warmup_steps=2, workload={"synthetic": EPOCHS}))
+    result = simulate(
+        scenario("areal", training=slow, steps=4, warmup_steps=2, workload={"synthetic": EPOCHS})
+    )
     explanation = explain_result(result)
     assert explanation.held_up_s == 0
-    assert {link.kind for link in explanation.path.links} <= {"load_weights", "log_prob", "train", "publish"}
+    assert {link.kind for link in explanation.path.links} <= {
+        "load_weights",
+        "log_prob",
+        "train",
+        "publish",
+    }
 
 
 def found(name: str, **changes: object) -> dict[str, str]:
@@ -101,30 +136,46 @@ def test_a_trainer_that_idles_starves_and_one_that_works_does_not():
 
 def test_a_bound_that_leaves_workers_idle_is_found_and_a_looser_one_is_the_remedy_unless_the_trainer_is_slow():
     slow = {"mfu": 0.001, "log_prob_mfu": 0.001}
-    assert "eta=1" in found({"name": "areal", "eta": 0}, training={"load_s": 0.01})["staleness bound binds"]
-    assert "adapt_split_every=2" in found({"name": "areal", "eta": 1}, training=slow)["staleness bound binds"]
+    assert (
+        "eta=1"
+        in found({"name": "areal", "eta": 0}, training={"load_s": 0.01})["staleness bound binds"]
+    )
+    assert (
+        "adapt_split_every=2"
+        in found({"name": "areal", "eta": 1}, training=slow)["staleness bound binds"]
+    )
     assert "staleness bound binds" not in found("verl_colocated", training=slow)
     assert "adapt_split_every=2" in found("one_step_off", training=slow)["staleness bound binds"]
 
 
 def test_sync_is_found_where_it_is_on_the_path():
     assert "sync on the critical path" in found("verl_colocated", training={"load_s": 5.0})
-    assert "sync on the critical path" not in found("verl_colocated", training={"load_s": 0.0, "switch_s": 0.0})
+    assert "sync on the critical path" not in found(
+        "verl_colocated", training={"load_s": 0.0, "switch_s": 0.0}
+    )
 
 
 def test_a_weight_sync_that_loses_most_is_named_first_with_the_method_that_may_mend_it():
     slow = {"weight_sync": "broadcast", "weight_sync_tensor_s": 0.05}
     name, remedy = next(iter(found("areal", training=slow).items()))
-    assert name == "sync on the critical path" and remedy.endswith("--system areal training.weight_sync=reshard")
-    quick = found("one_step_off", training={"weight_sync": "broadcast", "weight_sync_tensor_s": 0.0003})
-    assert list(quick)[-2:] == ["trainer starves", "sync on the critical path"], "an idle trainer loses more"
+    assert name == "sync on the critical path" and remedy.endswith(
+        "--system areal training.weight_sync=reshard"
+    )
+    quick = found(
+        "one_step_off", training={"weight_sync": "broadcast", "weight_sync_tensor_s": 0.0003}
+    )
+    assert list(quick)[-2:] == ["trainer starves", "sync on the critical path"], (
+        "an idle trainer loses more"
+    )
     best = found("areal", training={**slow, "weight_sync": "reshard"})["sync on the critical path"]
     assert "weight_sync" not in best, "the method is the fastest one already"
 
 
 def test_preempted_caches_are_found_and_fewer_sequences_are_the_remedy():
     one = {"gpu": "h100", "gpus": 1, "tp": 1}
-    remedy = found("verl_colocated", cluster=one, engine={"kv_cache_tokens": 240})["KV cache preempted"]
+    remedy = found("verl_colocated", cluster=one, engine={"kv_cache_tokens": 240})[
+        "KV cache preempted"
+    ]
     assert "engine.max_num_seqs=" in remedy
     assert "KV cache preempted" not in found("verl_colocated", cluster=one)
 
@@ -133,14 +184,18 @@ def test_workers_that_are_done_early_are_found():
     one_long = trace([[[(4, 5)] * 3 + [(4, 400)]]] * 2)
     result = counted("verl_colocated", {}, one_long, steps=2, workers=4, load_s=0.0).result
     assert "early workers idle" in [finding.name for finding in explain_result(result).findings]
-    even = counted("verl_colocated", {}, trace([[[(4, 50)] * 4]] * 2), steps=2, workers=4, load_s=0.0).result
+    even = counted(
+        "verl_colocated", {}, trace([[[(4, 50)] * 4]] * 2), steps=2, workers=4, load_s=0.0
+    ).result
     assert "early workers idle" not in [finding.name for finding in explain_result(even).findings]
 
 
 def test_drafts_that_are_rejected_are_found_where_drafts_are_chains():
     assert "few drafts accepted" in found("verl_draft_model", speculation=acceptance(0.2))
     assert "few drafts accepted" not in found("verl_draft_model", speculation=acceptance(0.99))
-    assert "few drafts accepted" not in found("tlt"), "trees throw most of their tokens away by design"
+    assert "few drafts accepted" not in found("tlt"), (
+        "trees throw most of their tokens away by design"
+    )
 
 
 def acceptance(p: float) -> dict[str, object]:
@@ -159,13 +214,23 @@ def test_every_finding_is_beyond_its_threshold_and_says_its_figure():
     seen = 0
     for name in SYSTEMS:
         result = simulate(
-            scenario(name, workload={"synthetic": EPOCHS}, training=slow, engine={"kv_cache_tokens": 280})
+            scenario(
+                name, workload={"synthetic": EPOCHS}, training=slow, engine={"kv_cache_tokens": 280}
+            )
         )
         for finding in explain_result(result).findings:
             seen += 1
-            beyond = finding.figure < finding.threshold if "few" in finding.name else finding.figure > finding.threshold
+            beyond = (
+                finding.figure < finding.threshold
+                if "few" in finding.name
+                else finding.figure > finding.threshold
+            )
             assert beyond
-            figures = (f"{finding.figure:.0%}", f"{finding.figure:.1%}", f"{finding.figure:.2g} a sample")
+            figures = (
+                f"{finding.figure:.0%}",
+                f"{finding.figure:.1%}",
+                f"{finding.figure:.2g} a sample",
+            )
             assert any(figure in finding.says for figure in figures)
             assert finding.source
     assert seen > len(SYSTEMS)
@@ -181,7 +246,9 @@ def test_the_remedies_are_commands_that_simrl_takes(tmp_path):
     commands = set()
     for name in SYSTEMS:
         for training in ({}, slow):
-            commands |= set(found(name, training=training, engine={"kv_cache_tokens": 280}).values())
+            commands |= set(
+                found(name, training=training, engine={"kv_cache_tokens": 280}).values()
+            )
     assert len(commands) > 5
     for command in commands:
         simrl, verb, where, *rest = shlex.split(command)
@@ -207,14 +274,20 @@ def test_a_difference_is_that_of_the_throughputs_and_its_parts_sum_to_it():
     sizes = [abs(change.saved_gpu_s) for change in d.changes]
     assert sizes == sorted(sizes, reverse=True)
     back = diff_results(b, a)
-    assert [c.saved_gpu_s for c in back.changes] == pytest.approx([-c.saved_gpu_s for c in d.changes])
+    assert [c.saved_gpu_s for c in back.changes] == pytest.approx(
+        [-c.saved_gpu_s for c in d.changes]
+    )
 
 
 def test_a_run_does_not_differ_from_itself_and_other_workloads_are_cautioned_about():
     same = diff_results(run("areal"), run("areal"))
     assert not any(change.saved_gpu_s for change in same.changes)
     assert same.cautions == ()
-    other = simulate(scenario("areal", seed=5, workload={"synthetic": {**EPOCHS, "mean_tokens": 20}}, warmup_steps=1))
+    other = simulate(
+        scenario(
+            "areal", seed=5, workload={"synthetic": {**EPOCHS, "mean_tokens": 20}}, warmup_steps=1
+        )
+    )
     cautions = diff_results(run("areal"), other).cautions
     assert any("workload" in caution for caution in cautions)
     assert any("seed: 0 and 5" in caution for caution in cautions)
@@ -258,7 +331,9 @@ def test_a_run_without_an_update_and_an_update_that_is_not_there_are_refused():
     with pytest.raises(InputError, match=r"--step 9: the run has updates 0 to 2"):
         explain_result(run("areal"), 9)
     result = run("areal")
-    empty = Result(result.spans, result.steps.slice(0, 0), result.samples, result.segments, result.metadata)
+    empty = Result(
+        result.spans, result.steps.slice(0, 0), result.samples, result.segments, result.metadata
+    )
     with pytest.raises(InputError, match="made no policy update"):
         explain_result(empty)
 
@@ -270,9 +345,15 @@ def test_the_command_explains_a_run_and_says_in_a_line_what_it_cannot_read(simrl
     assert {part["part"] for part in data["parts"]} <= set(PARTS)
     assert "Critical path of update" in simrl("explain", "out/areal-eta-2", "--step", "0").out
     assert "B takes" in simrl("diff", "out/verl-colocated", "out/areal-eta-2").out
-    assert json.loads(simrl("diff", "out/verl-colocated", "out/areal-eta-2", "--json").out)["changes"]
-    assert "out: has 2 results; name one of them, such as out/areal-eta-2" in simrl.refuses("explain", "out")
+    assert json.loads(simrl("diff", "out/verl-colocated", "out/areal-eta-2", "--json").out)[
+        "changes"
+    ]
+    assert "out: has 2 results; name one of them, such as out/areal-eta-2" in simrl.refuses(
+        "explain", "out"
+    )
     assert "nowhere: not a result folder" in simrl.refuses("explain", "nowhere")
-    assert "--step 7: the run has updates 0 to 1" in simrl.refuses("explain", "out/areal-eta-2", "--step", "7")
+    assert "--step 7: the run has updates 0 to 1" in simrl.refuses(
+        "explain", "out/areal-eta-2", "--step", "7"
+    )
     simrl("run", "scenario.yaml", "--system", "areal", "-o", "one")
     assert simrl("explain", "one").code == 0, "a folder with one result stands for it"

@@ -14,9 +14,25 @@ from simrl.runtime.recorder import Recorder
 from simrl.simulate.run import simulate
 from tests.helpers import ROOMY, counted, examples, recorder, rollout, rows, scenario, trace
 
-EPOCHS = {"steps": 3, "prompts_per_step": 4, "group": 2, "cap_tokens": 200, "mean_tokens": 60, "sigma": 0.8}
+EPOCHS = {
+    "steps": 3,
+    "prompts_per_step": 4,
+    "group": 2,
+    "cap_tokens": 200,
+    "mean_tokens": 60,
+    "sigma": 0.8,
+}
 EPOCHS |= {"prompt_tokens": 20, "prompts": 4}
-SYSTEMS = ("verl_colocated", "split", "one_step_off", "streamrl", "rhymerl", "areal", "verl_fully_async", "laminar")
+SYSTEMS = (
+    "verl_colocated",
+    "split",
+    "one_step_off",
+    "streamrl",
+    "rhymerl",
+    "areal",
+    "verl_fully_async",
+    "laminar",
+)
 SYSTEMS += ("april", "rlhfuse", "seer", "tlt", "specactor", "verl_ngram")
 
 
@@ -43,7 +59,9 @@ def test_the_parts_of_a_run_are_all_its_gpu_seconds(name):
 @examples(60)
 @given(
     name=st.sampled_from(SYSTEMS),
-    ends=st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted).filter(lambda x: x[1] - x[0] > 1e-3),
+    ends=st.tuples(st.floats(0, 1), st.floats(0, 1))
+    .map(sorted)
+    .filter(lambda x: x[1] - x[0] > 1e-3),
 )
 def test_the_parts_of_any_window_are_all_its_gpu_seconds(name, ends):
     """I16: the parts of a window are the window."""
@@ -62,7 +80,9 @@ def test_the_parts_of_any_window_are_all_its_gpu_seconds(name, ends):
     kv_cache_tokens=st.sampled_from((None, 400, 700)),
     factor=st.sampled_from((None, 1.5)),
 )
-def test_no_cluster_no_cache_and_no_fault_makes_a_gpu_second_vanish(name, seed, gpus, kv_cache_tokens, factor):
+def test_no_cluster_no_cache_and_no_fault_makes_a_gpu_second_vanish(
+    name, seed, gpus, kv_cache_tokens, factor
+):
     """I16: faults and short caches make no GPU-second vanish."""
     faults = [{"kind": "slow", "worker": 0, "factor": factor, "at_s": 0.5}] if factor else []
     faults += [{"kind": "lost", "worker": 1, "at_s": 0.4, "back_s": 0.9}] if factor else []
@@ -121,13 +141,23 @@ def test_idle_workers_wait_beside_busy_ones_or_for_the_trainer_or_for_something_
     assert parts["trainer_wait"] == pytest.approx(4 * 3)  # both, from 6 to 9
     assert parts["other_wait"] == pytest.approx(4 * 1)
     assert parts["train_idle"] == pytest.approx(4 * 6)
-    assert parts["decode"] == pytest.approx((12 + 1) * 2 * 2.0 / 4)  # 13 sequences, half a second each, on two GPUs
+    assert parts["decode"] == pytest.approx(
+        (12 + 1) * 2 * 2.0 / 4
+    )  # 13 sequences, half a second each, on two GPUs
     assert parts["small_batches"] == pytest.approx(2 * (6 + 2) - 13)
 
 
 def test_what_a_span_says_of_its_passes_is_cut_with_it():
     record = recorder()
-    record.span(0, "rollout", 0.0, 4.0, 0, 8, Work(decode_s=1.0, prefill_s=1.0, drafts_wasted_s=2.0, decodes=4))
+    record.span(
+        0,
+        "rollout",
+        0.0,
+        4.0,
+        0,
+        8,
+        Work(decode_s=1.0, prefill_s=1.0, drafts_wasted_s=2.0, decodes=4),
+    )
     parts = waterfall(record.result(4.0, FULL), 0.0, 3.0).gpu_s
     assert (parts["prefill"], parts["drafts_wasted"]) == pytest.approx((0.75, 1.5))
     assert sum(parts.values()) == pytest.approx(3.0)
@@ -176,24 +206,33 @@ def test_a_kind_of_span_that_is_new_is_not_lost():
 
 def test_a_cache_that_does_not_suffice_costs_preemptions_and_nothing_else():
     narrow = ROOMY._replace(kv_blocks=5)
-    result = counted("verl_colocated", {}, trace([[[(4, 30)] * 4]] * 2), steps=2, limits=narrow).result
+    result = counted(
+        "verl_colocated", {}, trace([[[(4, 30)] * 4]] * 2), steps=2, limits=narrow
+    ).result
     assert sum(pc.fill_null(result.spans.column("preemptions"), 0).to_pylist()) > 0
     parts = waterfall(result).gpu_s
-    assert not any(parts[k] for k in ("recompute_moved", "recompute_reloaded", "recompute_redrafted"))
+    assert not any(
+        parts[k] for k in ("recompute_moved", "recompute_reloaded", "recompute_redrafted")
+    )
     assert set(parts) == set(PARTS)
 
 
 def test_weights_that_arrive_in_mid_response_cost_prefill_and_preemptions_do_too():
     long = simulate(
         scenario(
-            {"name": "areal", "eta": 2}, workload={"synthetic": {**EPOCHS, "cap_tokens": 2000, "mean_tokens": 700}}
+            {"name": "areal", "eta": 2},
+            workload={"synthetic": {**EPOCHS, "cap_tokens": 2000, "mean_tokens": 700}},
         )
     )
     parts = waterfall(long).gpu_s
     assert parts["recompute_reloaded"] > 0
     assert parts["recompute_preempted"] == parts["recompute_moved"] == 0
     tight = waterfall(
-        simulate(scenario("verl_colocated", workload={"synthetic": EPOCHS}, engine={"kv_cache_tokens": 240}))
+        simulate(
+            scenario(
+                "verl_colocated", workload={"synthetic": EPOCHS}, engine={"kv_cache_tokens": 240}
+            )
+        )
     ).gpu_s
     assert tight["recompute_preempted"] > 0
     assert tight["recompute_reloaded"] == 0

@@ -17,7 +17,13 @@ from simrl.trace.synthesis import LengthModel, synthesise
 from simrl.trace.trace import Trace, TraceMetadata
 
 MODEL = LengthModel(
-    steps=6, prompts_per_step=50, group=8, cap_tokens=2048, prompts=100, mean_tokens=(300, 900), sigma=0.9
+    steps=6,
+    prompts_per_step=50,
+    group=8,
+    cap_tokens=2048,
+    prompts=100,
+    mean_tokens=(300, 900),
+    sigma=0.9,
 )
 KEYS = [
     "rows",
@@ -57,7 +63,9 @@ def by_hand(**changes):
         "response_tokens": [10, 20, 30, 40, 50, 60],
         **changes,
     }
-    metadata = TraceMetadata(name="by hand", kind="recorded", source="run 7 [x]", tokenizer="qwen3", cap_tokens=60)
+    metadata = TraceMetadata(
+        name="by hand", kind="recorded", source="run 7 [x]", tokenizer="qwen3", cap_tokens=60
+    )
     return Trace.from_columns(columns, metadata)
 
 
@@ -68,15 +76,28 @@ def printed(trace):
 
 
 def test_a_description_counts_what_is_there():
-    d = describe(by_hand(reward=[1.0, None, 0.0, 1.0, 1.0, None], response_ids=[[1] * n for n in range(10, 70, 10)]))
+    d = describe(
+        by_hand(
+            reward=[1.0, None, 0.0, 1.0, 1.0, None],
+            response_ids=[[1] * n for n in range(10, 70, 10)],
+        )
+    )
     assert list(d) == KEYS
     assert (d["rows"], d["steps"], d["epochs"], d["prompts"]) == (6, 2, 1, 2)
     assert (d["group_min"], d["group_max"], d["group_mean"]) == (1, 3, 2)
     assert d["response_tokens"] == {
         "mean": 35, "p5": 12.5, "p25": 22.5, "p50": 35, "p75": 47.5, "p95": 57.5, "p99": 59.5, "max": 60
     }  # fmt: skip
-    assert (d["prompt_tokens"]["p50"], d["prompt_tokens"]["max"], d["prompt_tokens_total"]) == (5, 8, 33)
-    assert (d["response_tokens_total"], d["cap_tokens"], d["share_at_cap"]) == (210, 60, pytest.approx(1 / 6))
+    assert (d["prompt_tokens"]["p50"], d["prompt_tokens"]["max"], d["prompt_tokens_total"]) == (
+        5,
+        8,
+        33,
+    )
+    assert (d["response_tokens_total"], d["cap_tokens"], d["share_at_cap"]) == (
+        210,
+        60,
+        pytest.approx(1 / 6),
+    )
     assert d["reward_mean"] == pytest.approx(3 / 4)
     assert d["has_token_ids"] is True
     assert d["metadata"]["source"] == "run 7 [x]"
@@ -102,7 +123,12 @@ def test_what_a_trace_cannot_tell_is_none():
 def test_the_variance_within_groups_is_what_the_prompts_leave(prompt_share):
     """Growth from step to step is no difference between prompts, so it does not count."""
     wide = MODEL.model_copy(
-        update={"prompts_per_step": 1000, "prompts": 6000, "cap_tokens": 10**6, "prompt_share": prompt_share}
+        update={
+            "prompts_per_step": 1000,
+            "prompts": 6000,
+            "cap_tokens": 10**6,
+            "prompt_share": prompt_share,
+        }
     )
     share = describe(synthesise(wide, 0))["within_group_variance_share"]
     assert share == pytest.approx(1 - prompt_share, abs=0.03)
@@ -152,7 +178,9 @@ def test_a_picture_is_drawn_of_any_trace(trace, tmp_path):
 
 
 def test_a_picture_of_an_unknown_format_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"lengths\.docx: a picture cannot be written as '\.docx'; use \.png"):
+    with pytest.raises(
+        InputError, match=r"lengths\.docx: a picture cannot be written as '\.docx'; use \.png"
+    ):
         save(lengths_figure(by_hand()), tmp_path / "lengths.docx")
     assert list(tmp_path.iterdir()) == []
 
@@ -171,6 +199,12 @@ def test_turns_of_an_environment_are_told_in_the_mean_over_all_responses():
         "prompt_tokens": [4, 4],
         "response_tokens": [12, 6],
     }
-    metadata = TraceMetadata(name="t", kind="synthetic", source="a test", tokenizer="none", cap_tokens=20)
+    metadata = TraceMetadata(
+        name="t", kind="synthetic", source="a test", tokenizer="none", cap_tokens=20
+    )
     d = describe(Trace.from_columns({**columns, **turns}, metadata))
-    assert (d["pauses_mean"], d["environment_s_mean"], d["observation_tokens_mean"]) == (1.0, 2.0, 15.0)
+    assert (d["pauses_mean"], d["environment_s_mean"], d["observation_tokens_mean"]) == (
+        1.0,
+        2.0,
+        15.0,
+    )

@@ -98,7 +98,9 @@ def test_run_gives_the_row_of_json(command_line):
 
 @pytest.mark.slow
 def test_sweep_gives_the_table_of_the_command_and_keeps_the_points(command_line):
-    command_line("sweep", "scenario.yaml", "seed=1,2", "cluster.gpus=4,8", "-o", "theirs", "--jobs", "1")
+    command_line(
+        "sweep", "scenario.yaml", "seed=1,2", "cluster.gpus=4,8", "-o", "theirs", "--jobs", "1"
+    )
     swept = simrl.sweep("scenario.yaml", {"seed": [1, 2], "cluster.gpus": "4,8"})
     swept.save("ours")
     assert contents(Path("ours")) == contents(Path("theirs"))
@@ -141,12 +143,16 @@ def test_a_trace_and_keywords_make_the_scenario_that_a_file_would(command_line, 
     _, out, _ = command_line("compare", "file.yaml", "--json")
     assert list(compared.rows) == json.loads(out)
     assert list(simrl.compare("frame.parquet", SYSTEMS, **GIVEN).rows) == json.loads(out)
-    assert list(simrl.compare(simrl.read_trace("frame.parquet"), SYSTEMS, **GIVEN).rows) == json.loads(out)
+    assert list(
+        simrl.compare(simrl.read_trace("frame.parquet"), SYSTEMS, **GIVEN).rows
+    ) == json.loads(out)
 
 
 def test_a_trace_brings_its_own_number_of_steps_and_a_quarter_of_them_is_warm_up(frame):
     twice = pd.concat([frame, frame.assign(step=frame.step + 2)])
-    (scenario,) = simrl.compare(twice, ["verl_colocated"], model="qwen3-0.6b", gpu="h100", gpus=4).scenarios
+    (scenario,) = simrl.compare(
+        twice, ["verl_colocated"], model="qwen3-0.6b", gpu="h100", gpus=4
+    ).scenarios
     assert (scenario.steps, scenario.warmup_steps) == (4, 1)
 
 
@@ -156,12 +162,19 @@ def test_a_shipped_profile_is_taken_where_one_belongs_to_model_gpu_and_tp(frame)
     assert shipped.result().metadata["profile"]["kind"] == "derived"
     assert shipped.result().metadata["profile"]["tp"] == 2
     assert "step times derived" in str(shipped)
-    other = simrl.compare(frame, ["verl_colocated"], model="qwen3-8b", gpu="h100", profile="roofline", **of)
+    other = simrl.compare(
+        frame, ["verl_colocated"], model="qwen3-8b", gpu="h100", profile="roofline", **of
+    )
     assert other.result().metadata["profile"]["kind"] == "assumed"
 
 
 def test_a_sweep_takes_a_frame_and_varies_tp_with_its_profile(frame):
-    swept = simrl.sweep(frame, {"cluster.tp": [1, 2]}, ["verl_colocated"], **{**GIVEN, "model": "qwen3-8b", "gpus": 16})
+    swept = simrl.sweep(
+        frame,
+        {"cluster.tp": [1, 2]},
+        ["verl_colocated"],
+        **{**GIVEN, "model": "qwen3-8b", "gpus": 16},
+    )
     assert swept.table["profile_kind"].tolist() == ["derived", "derived"]
     assert swept.table["samples_per_s"].nunique() == 2
 
@@ -176,7 +189,10 @@ def test_overrides_are_dotted_keys_or_texts():
 
 def test_the_three_choices_make_systems():
     found = simrl.compare(
-        yaml.safe_load(SCENARIO), pipelines=["areal"], dispatches=["seer"], speculations=["none", {"name": "ngram"}]
+        yaml.safe_load(SCENARIO),
+        pipelines=["areal"],
+        dispatches=["seer"],
+        speculations=["none", {"name": "ngram"}],
     )
     assert [row["speculation"] for row in found.rows] == ["none", "ngram"]
 
@@ -190,7 +206,8 @@ def test_the_runs_of_a_comparison_are_found_by_the_names_in_its_table(compared):
     ]
     assert compared.result("areal(eta=2) (cluster.gpus=8)").metadata["gpus"] == 8
     with pytest.raises(
-        simrl.InputError, match=r"'areal' \(did you mean areal.*\): name one of the runs, 'verl_colocated"
+        simrl.InputError,
+        match=r"'areal' \(did you mean areal.*\): name one of the runs, 'verl_colocated",
     ):
         compared.timeline("areal")
     with pytest.raises(simrl.InputError, match="no name: name one"):
@@ -200,7 +217,9 @@ def test_the_runs_of_a_comparison_are_found_by_the_names_in_its_table(compared):
 @pytest.mark.slow
 def test_every_view_is_a_page_a_text_and_a_picture(compared):
     name, other = list(compared.results)[:2]
-    swept = simrl.sweep(yaml.safe_load(SCENARIO), {"seed": [1, 2], "cluster.gpus": [4, 8]}, ["verl_colocated"])
+    swept = simrl.sweep(
+        yaml.safe_load(SCENARIO), {"seed": [1, 2], "cluster.gpus": [4, 8]}, ["verl_colocated"]
+    )
     agreement = simrl.agree(compared.result(name), compared.result(name))
     for view in (compared, compared.explain(name), compared.diff(name, other), swept, agreement):
         _, tags = lines_of(view._repr_html_())
@@ -215,7 +234,13 @@ def test_every_view_is_a_page_a_text_and_a_picture(compared):
 def test_a_page_has_the_numbers_of_the_screen_and_its_names_escaped():
     data = yaml.safe_load(SCENARIO)
     trace = Trace.from_columns(
-        {"step": [0, 1], "epoch": [0, 0], "prompt_id": [0, 1], "sample": [0, 0], "prompt_tokens": [9, 9]}
+        {
+            "step": [0, 1],
+            "epoch": [0, 0],
+            "prompt_id": [0, 1],
+            "sample": [0, 0],
+            "prompt_tokens": [9, 9],
+        }
         | {"response_tokens": [50, 60]},
         TraceMetadata(name="<b>&", kind="<script>", source="", tokenizer="", cap_tokens=60),
     )
@@ -226,7 +251,9 @@ def test_a_page_has_the_numbers_of_the_screen_and_its_names_escaped():
     assert any("<b>&, <script>" in text for text in texts)
     (row,) = [line for line in str(found).splitlines() if line.startswith("verl_colocated ")]
     assert len(row.split()) > 8 and set(row.split()) <= set(" ".join(texts).split())
-    assert simrl.compare(data, ["verl_colocated"]).scenarios[0].name in str(simrl.compare(data, ["verl_colocated"]))
+    assert simrl.compare(data, ["verl_colocated"]).scenarios[0].name in str(
+        simrl.compare(data, ["verl_colocated"])
+    )
 
 
 def test_pictures_are_the_same_twice(compared):
@@ -253,8 +280,14 @@ def test_views_cannot_be_changed(compared):
             lambda trace: simrl.compare(trace, **GIVEN),
             r"simrl.compare: no systems; a trace needs one: add systems=\['verl_colocated', 'areal'\], or",
         ),
-        (lambda trace: simrl.compare(trace, "areal", **GIVEN), r"systems is 'areal'; give a list, such as \['areal'\]"),
-        (lambda trace: simrl.compare(trace, ["aral"], **GIVEN), "'aral' is unknown .did you mean areal"),
+        (
+            lambda trace: simrl.compare(trace, "areal", **GIVEN),
+            r"systems is 'areal'; give a list, such as \['areal'\]",
+        ),
+        (
+            lambda trace: simrl.compare(trace, ["aral"], **GIVEN),
+            "'aral' is unknown .did you mean areal",
+        ),
         (
             lambda trace: simrl.compare(trace, ["areal(eta=4)"], **GIVEN),
             r"system 'areal\(eta=4\)': write parameters as \{'name': 'areal', 'eta': 4\}, or as system.eta=4",
@@ -271,25 +304,52 @@ def test_views_cannot_be_changed(compared):
             lambda trace: simrl.compare(trace, SYSTEMS, **{**GIVEN, "gpu": "h1000"}),
             "gpu 'h1000' is unknown .did you mean h100",
         ),
-        (lambda trace: simrl.compare(trace, SYSTEMS, **GIVEN, overrides={"trainig.mfu": 1}), "unknown key trainig"),
+        (
+            lambda trace: simrl.compare(trace, SYSTEMS, **GIVEN, overrides={"trainig.mfu": 1}),
+            "unknown key trainig",
+        ),
         (
             lambda trace: simrl.compare(trace, SYSTEMS, **GIVEN, overrides="seed=1"),
             r"give a list, such as \['seed=1'\]",
         ),
-        (lambda trace: simrl.compare(trace, SYSTEMS, **{**GIVEN, "jobs": 0}), "jobs=0: give 1 or more"),
-        (lambda trace: simrl.compare(trace, SYSTEMS, **GIVEN, cap_tokens=5), "DataFrame, row 0: .* over the cap of 5"),
-        (lambda trace: simrl.compare(trace.drop(columns="step"), SYSTEMS, **GIVEN), "no column for step"),
+        (
+            lambda trace: simrl.compare(trace, SYSTEMS, **{**GIVEN, "jobs": 0}),
+            "jobs=0: give 1 or more",
+        ),
+        (
+            lambda trace: simrl.compare(trace, SYSTEMS, **GIVEN, cap_tokens=5),
+            "DataFrame, row 0: .* over the cap of 5",
+        ),
+        (
+            lambda trace: simrl.compare(trace.drop(columns="step"), SYSTEMS, **GIVEN),
+            "no column for step",
+        ),
         (lambda trace: simrl.compare("nowhere.yaml"), "nowhere.yaml: no such file"),
         (lambda trace: simrl.compare("nowhere.parquet", SYSTEMS, **GIVEN), "nowhere.parquet: "),
-        (lambda trace: simrl.compare({"name": "x", "stebs": 1}), "simrl.compare: unknown key stebs"),
-        (lambda trace: simrl.run(yaml.safe_load(SCENARIO)), "simrl.run: 2 runs .*; choose one with system="),
-        (lambda trace: simrl.sweep(yaml.safe_load(SCENARIO), {"seed": []}), "seed: no value; give one or several"),
+        (
+            lambda trace: simrl.compare({"name": "x", "stebs": 1}),
+            "simrl.compare: unknown key stebs",
+        ),
+        (
+            lambda trace: simrl.run(yaml.safe_load(SCENARIO)),
+            "simrl.run: 2 runs .*; choose one with system=",
+        ),
+        (
+            lambda trace: simrl.sweep(yaml.safe_load(SCENARIO), {"seed": []}),
+            "seed: no value; give one or several",
+        ),
         (
             lambda trace: simrl.sweep(trace, {"seed": [1]}, ["areal"], **{**GIVEN, "gpus": 1}),
             "all 1 points failed; the first: ",
         ),
-        (lambda trace: simrl.advise(trace, gpu="h100", gpus=4), "simrl.advise: no model; a trace needs one"),
-        (lambda trace: simrl.advise(trace, **GIVEN, trials=2), "trials=2: fewer than the 5 systems to report"),
+        (
+            lambda trace: simrl.advise(trace, gpu="h100", gpus=4),
+            "simrl.advise: no model; a trace needs one",
+        ),
+        (
+            lambda trace: simrl.advise(trace, **GIVEN, trials=2),
+            "trials=2: fewer than the 5 systems to report",
+        ),
         (lambda trace: simrl.advise(trace, **GIVEN, max_cost=-1), "max_cost=-1: give 0 or more"),
         (lambda trace: simrl.advise(trace, **{**GIVEN, "jobs": 0}), "jobs=0: give 1 or more"),
         (
@@ -309,14 +369,28 @@ def test_views_cannot_be_changed(compared):
             "system.etaa: no parameter of these systems",
         ),
         (
-            lambda trace: simrl.advise(trace, {"system.rollout_share": 0.5}, ["areal"], **{**GIVEN, "gpus": 1}),
+            lambda trace: simrl.advise(
+                trace, {"system.rollout_share": 0.5}, ["areal"], **{**GIVEN, "gpus": 1}
+            ),
             "none of the [0-9]+ points that were tried can be: ",
         ),
-        (lambda trace: simrl.report("nowhere", "page.html"), "nowhere: does not exist; name a folder of results"),
-        (lambda trace: simrl.report(simrl.run(trace, "areal", **ONE), "page.txt"), "page.txt: .* name it .html"),
-        (lambda trace: simrl.report(trace, "page.html"), "simrl.report: .* has no page; give what compare"),
+        (
+            lambda trace: simrl.report("nowhere", "page.html"),
+            "nowhere: does not exist; name a folder of results",
+        ),
+        (
+            lambda trace: simrl.report(simrl.run(trace, "areal", **ONE), "page.txt"),
+            "page.txt: .* name it .html",
+        ),
+        (
+            lambda trace: simrl.report(trace, "page.html"),
+            "simrl.report: .* has no page; give what compare",
+        ),
         (lambda trace: simrl.explain("nowhere"), "nowhere: not a result folder"),
-        (lambda trace: simrl.explain("no--where--output 5"), "^no--where--output 5: not a result folder"),
+        (
+            lambda trace: simrl.explain("no--where--output 5"),
+            "^no--where--output 5: not a result folder",
+        ),
         (
             lambda trace: simrl.acceptance(lengths_of(trace), drafter="eagle"),
             "drafter='eagle': choose one of history-paper",
@@ -345,13 +419,15 @@ def test_a_parameter_among_the_overrides_goes_to_the_systems_that_have_it(frame)
     compared = simrl.compare(frame, SYSTEMS, **GIVEN, overrides={"system.eta": 3})
     assert list(compared.results) == ["verl_colocated", "areal(eta=3)"]
     swept = simrl.sweep(frame, {"seed": [1, 2]}, ["areal"], **GIVEN, overrides=["system.eta=3"])
-    assert swept.table["off_policyness_max"].max() <= 3 and swept.plan.points[0].scenario.system.parameters == {
-        "eta": 3
-    }
+    assert swept.table["off_policyness_max"].max() <= 3 and swept.plan.points[
+        0
+    ].scenario.system.parameters == {"eta": 3}
 
 
 def test_a_notebook_shows_an_error_as_its_line():
-    assert simrl.InputError("gpus=0: give some")._render_traceback_() == ["InputError: gpus=0: give some"]
+    assert simrl.InputError("gpus=0: give some")._render_traceback_() == [
+        "InputError: gpus=0: give some"
+    ]
 
 
 def lengths_of(frame):
@@ -361,7 +437,9 @@ def lengths_of(frame):
 def test_acceptance_says_what_the_command_says(command_line):
     trace = random_groups(seed=0, epochs=2)
     simrl.write_trace(trace, "tokens.parquet")
-    _, out, _ = command_line("acceptance", "tokens.parquet", "--model", "qwen3-0.6b", "--gpu", "h100", "--json")
+    _, out, _ = command_line(
+        "acceptance", "tokens.parquet", "--model", "qwen3-0.6b", "--gpu", "h100", "--json"
+    )
     theirs = json.loads(out)
     theirs.pop("picture")
     found = simrl.acceptance("tokens.parquet", model="qwen3-0.6b", gpu="h100")
@@ -382,19 +460,40 @@ SEARCHED = {"system.eta": [1, 2], "system.rollout_share": 0.5, "system.speculati
 def advised():
     """The advice of a search of three points, one of them over the limit."""
     data = yaml.safe_load(SCENARIO)
-    return simrl.advise(data, SEARCHED, ["verl_colocated", "areal"], gpus=4, tp=1, robust=False, best=2, details=True)
+    return simrl.advise(
+        data,
+        SEARCHED,
+        ["verl_colocated", "areal"],
+        gpus=4,
+        tp=1,
+        robust=False,
+        best=2,
+        details=True,
+    )
 
 
 @pytest.mark.slow
 def test_advise_says_what_the_command_says_and_keeps_its_points(command_line):
     values = ("systems=verl_colocated,areal", "cluster.gpus=4", "cluster.tp=1", "system.eta=1,2")
     values += ("system.rollout_share=0.5", "system.speculation=none")
-    out = command_line("advise", "scenario.yaml", *values, "--trials", "9", "--jobs", "1", "-o", "theirs").out
-    found = simrl.advise("scenario.yaml", SEARCHED, ["verl_colocated", "areal"], gpus=4, tp=1, trials=9, folder="ours")
+    out = command_line(
+        "advise", "scenario.yaml", *values, "--trials", "9", "--jobs", "1", "-o", "theirs"
+    ).out
+    found = simrl.advise(
+        "scenario.yaml",
+        SEARCHED,
+        ["verl_colocated", "areal"],
+        gpus=4,
+        tp=1,
+        trials=9,
+        folder="ours",
+    )
     *said, last = out.splitlines()
     assert str(found).split() == " ".join(said).split() and last == "Written to theirs/advise.json"
     assert contents(Path("ours")) == contents(Path("theirs"))
-    assert json.loads(Path("ours/advise.json").read_text()) == json.loads(json.dumps(found.data.as_json()))
+    assert json.loads(Path("ours/advise.json").read_text()) == json.loads(
+        json.dumps(found.data.as_json())
+    )
 
 
 def test_advise_chooses_the_fastest_that_keeps_the_limits(advised):
@@ -424,14 +523,27 @@ def test_advise_shows_itself_and_draws_its_front(advised):
     allowed = plan.answer.searched.allowed
     assert set(advised.front["hash"]) <= {option.point.hash for option in allowed}
     axes = advised.figure().axes[0]
-    drawn = sorted(tuple(point) for dots in axes.collections for point in dots.get_offsets().tolist())
-    options = [(option.staleness, option.row["samples_per_s"]) for option in [*allowed, plan.option]]
+    drawn = sorted(
+        tuple(point) for dots in axes.collections for point in dots.get_offsets().tolist()
+    )
+    options = [
+        (option.staleness, option.row["samples_per_s"]) for option in [*allowed, plan.option]
+    ]
     assert drawn == sorted(options)
     assert advised.figure()._repr_png_() == advised.figure()._repr_png_()
 
 
 def test_advise_takes_a_frame_and_searches_a_system_of_each_family(frame):
-    found = simrl.advise(frame, {"system.rollout_share": 0.5}, **GIVEN, tp=1, trials=8, best=3, robust=False, polish=0)
+    found = simrl.advise(
+        frame,
+        {"system.rollout_share": 0.5},
+        **GIVEN,
+        tp=1,
+        trials=8,
+        best=3,
+        robust=False,
+        polish=0,
+    )
     words = found.data.plans[0].answer.space.words
     searched = next(text for text in words if text.startswith("systems="))
     assert searched.startswith("systems=verl_colocated,april,one_step_off")
@@ -443,9 +555,15 @@ def test_a_report_is_the_page_that_the_command_writes(command_line):
     command_line("compare", "scenario.yaml", "-o", "runs", "--jobs", "1")
     command_line("report", "runs", "-o", "theirs.html")
     compared = simrl.compare("scenario.yaml")
-    assert simrl.report(compared, "ours.html") == compared.report("again.html").with_name("ours.html")
+    assert simrl.report(compared, "ours.html") == compared.report("again.html").with_name(
+        "ours.html"
+    )
     assert simrl.report("runs", "folder.html").read_bytes() == Path("theirs.html").read_bytes()
-    assert Path("ours.html").read_bytes() == Path("again.html").read_bytes() == Path("theirs.html").read_bytes()
+    assert (
+        Path("ours.html").read_bytes()
+        == Path("again.html").read_bytes()
+        == Path("theirs.html").read_bytes()
+    )
 
 
 @pytest.mark.slow
@@ -469,8 +587,12 @@ def test_importing_simrl_loads_nothing_and_its_names_are_there():
         "from simrl import compare\n"
         "assert compare is simrl.compare and 'simrl.commands.compare' in sys.modules\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60)
-    assert (ended.returncode, ended.stdout) == (0, "module 'simrl' has no attribute 'nothing'\n"), ended.stderr
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert (ended.returncode, ended.stdout) == (0, "module 'simrl' has no attribute 'nothing'\n"), (
+        ended.stderr
+    )
 
 
 def test_every_name_of_the_api_is_there():
@@ -488,7 +610,12 @@ def test_a_script_without_a_main_guard_simulates_in_several_processes(tmp_path):
         "assert simrl.sweep('scenario.yaml', {'seed': [1, 2]}, jobs=2).table['error'].isna().all()\n"
     )
     ended = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "once\n", "")
 
@@ -498,7 +625,13 @@ def test_the_examples_run(monkeypatch):
     monkeypatch.chdir(ROOT)
     functions = {name for name in simrl.__all__ if inspect.isfunction(getattr(simrl, name))}
     with_examples = {name for name in functions if ">>> " in (getattr(simrl, name).__doc__ or "")}
-    assert functions - with_examples == {"calibrate", "whatif", "read_result", "read_trace", "write_trace"}
+    assert functions - with_examples == {
+        "calibrate",
+        "whatif",
+        "read_result",
+        "read_trace",
+        "write_trace",
+    }
     finder, runner = doctest.DocTestFinder(), doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     for name in with_examples:
         for test in finder.find(getattr(simrl, name), name):
@@ -514,7 +647,11 @@ def test_every_command_of_the_cli_has_the_parameters_and_defaults_of_its_functio
         for part in path.split():
             click_command = click_command.commands[part]
         parameters = inspect.signature(function).parameters
-        options = {option.name: option for option in click_command.params if option.name not in ("help", "as_json")}
+        options = {
+            option.name: option
+            for option in click_command.params
+            if option.name not in ("help", "as_json")
+        }
         assert set(options) == {option.name for option in options_of(function)} <= set(parameters)
         for name, option in options.items():
             default = parameters[name].default
@@ -523,7 +660,9 @@ def test_every_command_of_the_cli_has_the_parameters_and_defaults_of_its_functio
         if path in simrl.__all__:
             assert function is getattr(simrl, path)
             walked.add(path)
-    assert walked == {name for name in simrl.__all__ if inspect.isfunction(getattr(simrl, name))} - {
+    assert walked == {
+        name for name in simrl.__all__ if inspect.isfunction(getattr(simrl, name))
+    } - {
         "agree",
         "read_result",
         "read_trace",
@@ -540,10 +679,15 @@ def test_only_python_has_these_parameters():
     only = {
         (path, name)
         for path, (function, *_) in COMMANDS.items()
-        for name in set(inspect.signature(function).parameters) - {option.name for option in options_of(function)}
+        for name in set(inspect.signature(function).parameters)
+        - {option.name for option in options_of(function)}
     }
     given_by_values = {("sweep", "overrides"), ("advise", "overrides")}
-    assert only == {(path, "cap_tokens") for path in ("compare", "run", "sweep", "advise")} | given_by_values
+    assert (
+        only
+        == {(path, "cap_tokens") for path in ("compare", "run", "sweep", "advise")}
+        | given_by_values
+    )
 
 
 def test_updates_that_are_no_whole_number_are_refused_before_anything_runs():

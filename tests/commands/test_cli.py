@@ -26,7 +26,14 @@ from simrl.trace.trace import METADATA_KEY, Trace, TraceMetadata, read_trace, wr
 from tests.command_line import contents, environment
 
 HEAVY = ("numpy", "numba", "pandas", "pyarrow", "matplotlib", "scipy", "simpy")
-LENGTHS = ("steps=2", "prompts_per_step=2", "group=2", "cap_tokens=100", "mean_tokens=30", "sigma=0.5")
+LENGTHS = (
+    "steps=2",
+    "prompts_per_step=2",
+    "group=2",
+    "cap_tokens=100",
+    "mean_tokens=30",
+    "sigma=0.5",
+)
 COLUMNS = "step,epoch,prompt_id,sample,prompt_tokens,response_tokens\n"
 
 
@@ -52,7 +59,9 @@ def trace(simrl):
         "prompt_tokens": [5] * 4,
         "response_tokens": [10, 20, 30, 40],
     }
-    metadata = TraceMetadata(name="run", kind="recorded", source="a test", tokenizer="none", cap_tokens=100)
+    metadata = TraceMetadata(
+        name="run", kind="recorded", source="a test", tokenizer="none", cap_tokens=100
+    )
     write_trace(Trace.from_columns(columns, metadata), "trace.parquet")
     return Path("trace.parquet")
 
@@ -74,7 +83,10 @@ def changed(path, change):
 def with_metadata(path, **changes):
     table = pq.read_table(path)
     ((key, raw),) = [(k, v) for k, v in table.schema.metadata.items() if k.startswith(b"simrl")]
-    pq.write_table(table.replace_schema_metadata({key: json.dumps({**json.loads(raw), **changes}).encode()}), path)
+    pq.write_table(
+        table.replace_schema_metadata({key: json.dumps({**json.loads(raw), **changes}).encode()}),
+        path,
+    )
 
 
 # Help and usage.
@@ -93,7 +105,9 @@ def test_an_override_of_what_the_file_varies_is_told_and_keeps_json_whole(simrl)
 
 def test_what_replaces_a_variation_is_told_before_anything_is_simulated(simrl, monkeypatch):
     with (simrl.folder / "scenario.yaml").open("a") as file:
-        file.write(f"vary: [{{faults: [{', '.join(['{kind: slow, worker: 0, factor: 2}'] * 9)}]}}]\n")
+        file.write(
+            f"vary: [{{faults: [{', '.join(['{kind: slow, worker: 0, factor: 2}'] * 9)}]}}]\n"
+        )
     stop = Mock(side_effect=StoppedError("nothing was simulated"))
     for command, simulates in (
         ("compare", "simrl.show.comparison.compare_scenarios"),
@@ -101,8 +115,13 @@ def test_what_replaces_a_variation_is_told_before_anything_is_simulated(simrl, m
         ("advise", "simrl.study.advice.advise"),
     ):
         monkeypatch.setattr(simulates, stop)
-        said, *_, stopped = simrl(command, "scenario.yaml", "faults=[]", "--jobs", "1").err.splitlines()
-        assert said.startswith("simrl: scenario.yaml: vary has faults [[{'kind': 'slow'") and len(said) < 200
+        said, *_, stopped = simrl(
+            command, "scenario.yaml", "faults=[]", "--jobs", "1"
+        ).err.splitlines()
+        assert (
+            said.startswith("simrl: scenario.yaml: vary has faults [[{'kind': 'slow'")
+            and len(said) < 200
+        )
         assert stopped == "simrl: nothing was simulated"
 
 
@@ -136,7 +155,9 @@ def test_help_of_every_command_shows_an_example(simrl, path):
 
 
 def test_brackets_in_an_example_are_shown(simrl):
-    assert "'systems=[split,{name: areal, eta: 4}]'" in " ".join(simrl("compare", "--help").out.split())
+    assert "'systems=[split,{name: areal, eta: 4}]'" in " ".join(
+        simrl("compare", "--help").out.split()
+    )
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["trace", "import", "verl", "--help"]])
@@ -147,7 +168,9 @@ def test_help_imports_nothing_heavy(tmp_path, arguments):
         f"finally: print('HEAVY', sorted(set(sys.modules) & set({HEAVY!r})), file=sys.stderr)"
     )
     command = [sys.executable, "-c", code, *arguments]
-    ended = subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        command, env=environment(), cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert ended.stderr == "HEAVY []\n"
 
 
@@ -181,18 +204,42 @@ def test_a_command_that_is_typed_wrong_ends_with_2_and_writes_nothing(simrl, arg
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda t: t.drop(columns="response_tokens"), "no column 'response_tokens' \\(it has step, epoch, prompt_id"),
+        (
+            lambda t: t.drop(columns="response_tokens"),
+            "no column 'response_tokens' \\(it has step, epoch, prompt_id",
+        ),
         (
             lambda t: t.rename(columns={"step": "Step"}),
             "unknown column 'Step' .did you mean step.*; a trace has the columns step",
         ),
-        (lambda t: t.assign(prompt_tokens="many"), "row 0, column 'prompt_tokens': 'many' is not int32"),
-        (lambda t: t.assign(prompt_tokens=1.5), "row 0, column 'prompt_tokens' is 1.5 .*whole number"),
-        (lambda t: t.assign(response_tokens=[1, 2, np.nan, 3]), "row 2, column 'response_tokens' is (empty|nan)"),
-        (lambda t: t.assign(response_tokens=[1, -2, 3, 4]), "row 1, column 'response_tokens' is -2.*at least 1"),
-        (lambda t: t.assign(response_tokens=[1, 2, 3, 101]), "row 3, column 'response_tokens' is 101.*cap of 100"),
-        (lambda t: t.assign(prompt_tokens=2**40), "row 0, column 'prompt_tokens': 1099511627776 is not int32"),
-        (lambda t: t.assign(sample=0), "row 1 repeats \\(step, prompt_id, sample\\) = \\(0, 0, 0\\)"),
+        (
+            lambda t: t.assign(prompt_tokens="many"),
+            "row 0, column 'prompt_tokens': 'many' is not int32",
+        ),
+        (
+            lambda t: t.assign(prompt_tokens=1.5),
+            "row 0, column 'prompt_tokens' is 1.5 .*whole number",
+        ),
+        (
+            lambda t: t.assign(response_tokens=[1, 2, np.nan, 3]),
+            "row 2, column 'response_tokens' is (empty|nan)",
+        ),
+        (
+            lambda t: t.assign(response_tokens=[1, -2, 3, 4]),
+            "row 1, column 'response_tokens' is -2.*at least 1",
+        ),
+        (
+            lambda t: t.assign(response_tokens=[1, 2, 3, 101]),
+            "row 3, column 'response_tokens' is 101.*cap of 100",
+        ),
+        (
+            lambda t: t.assign(prompt_tokens=2**40),
+            "row 0, column 'prompt_tokens': 1099511627776 is not int32",
+        ),
+        (
+            lambda t: t.assign(sample=0),
+            "row 1 repeats \\(step, prompt_id, sample\\) = \\(0, 0, 0\\)",
+        ),
         (lambda t: t.head(0), "no rows; a trace needs at least one sample"),
     ],
 )
@@ -200,7 +247,12 @@ def test_a_trace_with_a_mistake_is_refused_by_row_and_column(simrl, trace, chang
     changed(trace, change)
     assert re.search(f"trace.parquet: {what}", simrl.refuses("trace", "show", str(trace)))
     compared = simrl.refuses(
-        "compare", "scenario.yaml", "workload.synthetic=null", "workload.trace=trace.parquet", "-o", "out"
+        "compare",
+        "scenario.yaml",
+        "workload.synthetic=null",
+        "workload.trace=trace.parquet",
+        "-o",
+        "out",
     )
     assert re.search(rf"scenario.yaml \(verl_colocated\): .*trace.parquet: {what}", compared)
 
@@ -228,14 +280,19 @@ def test_a_file_that_is_cut_off_is_refused(simrl, trace, profile, command, cut):
 
 
 @pytest.mark.parametrize(
-    ("command", "column"), [(("trace", "show"), b"prompt_tokens"), (("profile", "show"), b"seconds")]
+    ("command", "column"),
+    [(("trace", "show"), b"prompt_tokens"), (("profile", "show"), b"seconds")],
 )
 def test_a_file_whose_column_names_are_damaged_is_refused(simrl, trace, profile, command, column):
     name = f"{command[0]}.parquet"
     Path(name).write_bytes(Path(name).read_bytes().replace(column, b"\xff" + column[1:]))
-    assert f"{name}: is damaged, or was changed after simrl wrote it" in simrl.refuses(*command, name)
+    assert f"{name}: is damaged, or was changed after simrl wrote it" in simrl.refuses(
+        *command, name
+    )
     Path(name).write_bytes(Path(name).read_bytes().replace(b"simrl.sha256", b"somebody.own"))
-    assert f"{name}: cannot be read as Parquet ('utf-8' codec can't decode" in simrl.refuses(*command, name)
+    assert f"{name}: cannot be read as Parquet ('utf-8' codec can't decode" in simrl.refuses(
+        *command, name
+    )
 
 
 @pytest.mark.parametrize("command", [("trace", "show"), ("profile", "show")])
@@ -244,14 +301,19 @@ def test_a_file_that_is_none_of_ours_is_refused(simrl, command):
     assert "scenario.yaml: no Parquet file; `simrl trace import` makes a trace" in simrl.refuses(
         *command, "scenario.yaml"
     )
-    assert re.search("none.parquet: no such (file|profile).*(make|derive) one", simrl.refuses(*command, "none.parquet"))
+    assert re.search(
+        "none.parquet: no such (file|profile).*(make|derive) one",
+        simrl.refuses(*command, "none.parquet"),
+    )
     assert "other.parquet: " in simrl.refuses(*command, "other.parquet")
     assert simrl.refuses(*command, ".")
 
 
 def test_a_trace_whose_metadata_are_broken_is_refused(simrl, trace):
     with_metadata(trace, schema_version=9)
-    assert "trace.parquet: trace schema 9, this simrl reads 1" in simrl.refuses("trace", "show", str(trace))
+    assert "trace.parquet: trace schema 9, this simrl reads 1" in simrl.refuses(
+        "trace", "show", str(trace)
+    )
     pq.write_table(pq.read_table(trace).replace_schema_metadata({METADATA_KEY: b"{"}), trace)
     assert "trace.parquet: metadata field" in simrl.refuses("trace", "show", str(trace))
 
@@ -276,8 +338,14 @@ def test_a_picture_that_cannot_be_written_is_refused(simrl, trace, plot):
         ((*LENGTHS, "group=${nope}"), "group is '${nope}': a whole number is needed"),
         ((*LENGTHS, "sigma=.nan"), "sigma is nan: a finite number is needed"),
         ((*LENGTHS, "mean_tokens=.inf"), "mean_tokens is inf: a finite number is needed"),
-        ((*LENGTHS, "mean_tokens=1000"), "mean_tokens 1000 cannot be reached under a cap of 100 tokens; ask for less"),
-        ((*LENGTHS, "steps=1000000000"), "4,000,000,000 samples of 2,000,000,000 prompts; stay under 100,000,000"),
+        (
+            (*LENGTHS, "mean_tokens=1000"),
+            "mean_tokens 1000 cannot be reached under a cap of 100 tokens; ask for less",
+        ),
+        (
+            (*LENGTHS, "steps=1000000000"),
+            "4,000,000,000 samples of 2,000,000,000 prompts; stay under 100,000,000",
+        ),
         ((*LENGTHS, "prompts=1000000000000"), "1,000,000,000,000 prompts; stay under 100,000,000"),
         (
             ("--preset", "physics"),
@@ -301,13 +369,18 @@ def test_a_length_model_with_a_mistake_is_refused(simrl, settings, what):
 )
 def test_where_a_trace_or_profile_cannot_be_written_it_says_why(simrl, output, what):
     assert what in simrl.refuses("trace", "synth", "-o", output, *LENGTHS)
-    assert what in simrl.refuses("profile", "derive", "qwen3-8b", "--gpu", "h100", "--source", "roofline", "-o", output)
+    assert what in simrl.refuses(
+        "profile", "derive", "qwen3-8b", "--gpu", "h100", "--source", "roofline", "-o", output
+    )
 
 
 def test_the_source_of_an_import_is_not_overwritten(simrl):
     Path("lengths.csv").write_text(f"{COLUMNS}0,0,0,0,5,10\n")
     message = simrl.refuses("trace", "import", "csv", "lengths.csv", "-o", "lengths.csv")
-    assert "lengths.csv: is another kind of file, not one that simrl would write here; name another" in message
+    assert (
+        "lengths.csv: is another kind of file, not one that simrl would write here; name another"
+        in message
+    )
 
 
 @pytest.mark.parametrize(
@@ -318,18 +391,33 @@ def test_the_source_of_an_import_is_not_overwritten(simrl):
         (f"{COLUMNS}0,0,0\n", (), "lengths.csv: .*Expected 6 columns, got 3"),
         (f"{COLUMNS}0,0,0,0,5,many\n", (), "lengths.csv: .*response_tokens.*many"),
         (f"{COLUMNS}0,0,0,0,5,-1\n", (), "lengths.csv: .*response_tokens.*-1"),
-        (f"{COLUMNS}0,0,0,0,5,9\n", ("--cap-tokens", "3"), "lengths.csv: row 2.* 9 tokens, over the cap of 3"),
+        (
+            f"{COLUMNS}0,0,0,0,5,9\n",
+            ("--cap-tokens", "3"),
+            "lengths.csv: row 2.* 9 tokens, over the cap of 3",
+        ),
         ("step,length\n0,5\n", (), "lengths.csv: no column for"),
         ("step,length\n0,5\n", ("--column", "length"), "--column length: write OURS=THEIRS"),
-        ("step,length\n0,5\n", ("--column", "size=length"), "lengths.csv: 'size' is not a column of a trace"),
+        (
+            "step,length\n0,5\n",
+            ("--column", "size=length"),
+            "lengths.csv: 'size' is not a column of a trace",
+        ),
         ("step,length\n0,5\n", ("--chars-per-token", "nan"), "chars_per_token is nan"),
-        ("step,length\n0,5\n", ("--chars-per-token", "3", "--tokenizer", "t"), "both given; choose one"),
+        (
+            "step,length\n0,5\n",
+            ("--chars-per-token", "3", "--tokenizer", "t"),
+            "both given; choose one",
+        ),
         ("step,length\n0,5\n", ("--tokenizer", "none.json"), "none.json"),
     ],
 )
 def test_an_import_with_a_mistake_is_refused(simrl, content, options, what):
     Path("lengths.csv").write_text(content)
-    assert re.search(what, simrl.refuses("trace", "import", "csv", "lengths.csv", "-o", "new/t.parquet", *options))
+    assert re.search(
+        what,
+        simrl.refuses("trace", "import", "csv", "lengths.csv", "-o", "new/t.parquet", *options),
+    )
 
 
 @pytest.mark.parametrize("framework", ["verl", "trl", "areal", "slime", "csv", "jsonl"])
@@ -340,7 +428,9 @@ def test_an_import_of_what_is_not_there_is_refused(simrl, framework):
 
 
 def test_an_import_of_a_metrics_log_needs_a_group(simrl):
-    message = simrl.refuses("trace", "import", "verl", "scenario.yaml", "--metrics", "-o", "t.parquet")
+    message = simrl.refuses(
+        "trace", "import", "verl", "scenario.yaml", "--metrics", "-o", "t.parquet"
+    )
     assert "no --group; the log does not have the number of responses per prompt" in message
 
 
@@ -350,28 +440,47 @@ def test_an_import_of_a_metrics_log_needs_a_group(simrl):
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda t: t.drop(index=100), "table 'attention' has a hole at prefill_tokens 1, .*; measure that point"),
+        (
+            lambda t: t.drop(index=100),
+            "table 'attention' has a hole at prefill_tokens 1, .*; measure that point",
+        ),
         (
             lambda t: t.assign(seconds=np.where(t.index == 3, np.nan, t.seconds)),
             "table 'sampled' has a hole at sequences 1; ",
         ),
-        (lambda t: t.assign(seconds=np.where(t.table == "dense", 1 / (1 + t.index), t.seconds)), "table 'dense' falls"),
+        (
+            lambda t: t.assign(seconds=np.where(t.table == "dense", 1 / (1 + t.index), t.seconds)),
+            "table 'dense' falls",
+        ),
         (lambda t: t.assign(seconds=-1.0), "table 'dense' has -1.0 s at query_tokens 1"),
         (lambda t: t.assign(seconds=np.inf), "table 'dense' has inf s at query_tokens 1"),
-        (lambda t: t.assign(seconds="quick"), "a column is not numeric .*; derive the profile again"),
+        (
+            lambda t: t.assign(seconds="quick"),
+            "a column is not numeric .*; derive the profile again",
+        ),
         (
             lambda t: t.drop(columns="seconds"),
             "no column 'seconds'; a profile is a file that `simrl profile derive` wrote",
         ),
         (lambda t: t.head(0), "no rows of the table 'dense'; derive the profile again"),
-        (lambda t: t.iloc[[0, *range(len(t))]], "table 'dense' has two rows for one point of its grid; keep one"),
+        (
+            lambda t: t.iloc[[0, *range(len(t))]],
+            "table 'dense' has two rows for one point of its grid; keep one",
+        ),
     ],
 )
 def test_a_profile_with_a_mistake_is_refused_by_table_and_place(simrl, profile, change, what):
     changed(profile, change)
-    assert re.search(f"profile.parquet: {what}", simrl.refuses("profile", "show", "profile.parquet"))
+    assert re.search(
+        f"profile.parquet: {what}", simrl.refuses("profile", "show", "profile.parquet")
+    )
     compared = simrl.refuses(
-        "compare", "scenario.yaml", "profile.roofline=null", "profile.path=profile.parquet", "-o", "out"
+        "compare",
+        "scenario.yaml",
+        "profile.roofline=null",
+        "profile.path=profile.parquet",
+        "-o",
+        "out",
     )
     assert re.search(rf"scenario.yaml \(verl_colocated\): .*profile.parquet: {what}", compared)
 
@@ -379,9 +488,12 @@ def test_a_profile_with_a_mistake_is_refused_by_table_and_place(simrl, profile, 
 @pytest.mark.parametrize(("field", "value"), [("model", "qwen3-8b"), ("gpu", "h200"), ("tp", 2)])
 def test_a_profile_of_something_else_is_refused(simrl, profile, field, value):
     with_metadata(profile, **{field: value})
-    message = simrl.refuses("compare", "scenario.yaml", "profile={path: profile.parquet, roofline: null}", "-o", "out")
+    message = simrl.refuses(
+        "compare", "scenario.yaml", "profile={path: profile.parquet, roofline: null}", "-o", "out"
+    )
     assert re.search(
-        "a profile of .* the scenario has qwen3-0.6b on h100 tp1; name the profile that belongs to it", message
+        "a profile of .* the scenario has qwen3-0.6b on h100 tp1; name the profile that belongs to it",
+        message,
     )
 
 
@@ -390,7 +502,10 @@ def test_a_profile_of_something_else_is_refused(simrl, profile, field, value):
     [
         (("gpt-5", "--gpu", "h100"), "model gpt-5: no known name, nor a config.json"),
         (("qwen3-8b", "--gpu", "b9"), "gpu 'b9' is unknown (closest are b200, gb200, "),
-        (("qwen3-8b", "--gpu", "h100", "--tp", "3"), "tp is 3; it must divide the 32 attention heads of qwen3-8b"),
+        (
+            ("qwen3-8b", "--gpu", "h100", "--tp", "3"),
+            "tp is 3; it must divide the 32 attention heads of qwen3-8b",
+        ),
         (
             ("qwen3-8b", "--gpu", "h100", "--source", "guess"),
             "--source guess: choose aiconfigurator or aisimulate or roofline",
@@ -399,7 +514,9 @@ def test_a_profile_of_something_else_is_refused(simrl, profile, field, value):
     ],
 )
 def test_a_profile_that_cannot_be_derived_is_refused(simrl, arguments, what):
-    assert what in simrl.refuses("profile", "derive", "--source", "roofline", "-o", "new/p.parquet", *arguments)
+    assert what in simrl.refuses(
+        "profile", "derive", "--source", "roofline", "-o", "new/p.parquet", *arguments
+    )
 
 
 @pytest.mark.parametrize("key", ["cluster.ep", "cluster.gpus", "steps"])
@@ -418,15 +535,29 @@ def test_only_the_experts_of_gpt_oss_are_read_in_four_bits(simrl):
 
 
 def test_of_a_model_of_its_own_config_derive_and_run_say_what_was_understood(simrl):
-    config = {"num_hidden_layers": 28, "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8}
-    config |= {"head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936, "num_nextn_predict_layers": 1}
+    config = {
+        "num_hidden_layers": 28,
+        "hidden_size": 1024,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+    }
+    config |= {
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "vocab_size": 151936,
+        "num_nextn_predict_layers": 1,
+    }
     Path("own").mkdir()
     Path("own/config.json").write_text(json.dumps(config))
     words = "understood: 28 layers of full attention; not read: num_nextn_predict_layers"
-    _, out, _ = simrl("profile", "derive", "own", "--gpu", "h100", "--source", "roofline", "-o", "p.parquet")
+    _, out, _ = simrl(
+        "profile", "derive", "own", "--gpu", "h100", "--source", "roofline", "-o", "p.parquet"
+    )
     assert f"Model's config: {words}" in " ".join(out.split())
     for command in (("run", "--system", "split"), ("compare", "--system", "split", "--jobs", "1")):
-        code, out, err = simrl(command[0], "scenario.yaml", "model=own", *command[1:], "-o", command[0])
+        code, out, err = simrl(
+            command[0], "scenario.yaml", "model=own", *command[1:], "-o", command[0]
+        )
         assert (code, err) == (0, "") and f"Model: own, {words}" in " ".join(out.split())
 
 
@@ -438,7 +569,17 @@ def test_json_is_all_that_stdout_gets(simrl, trace, profile):
         ("trace", "show", "trace.parquet"),
         ("trace", "synth", "-o", "t.parquet", *LENGTHS),
         ("profile", "show", "profile.parquet"),
-        ("profile", "derive", "qwen3-8b", "--gpu", "h100", "--source", "roofline", "-o", "p.parquet"),
+        (
+            "profile",
+            "derive",
+            "qwen3-8b",
+            "--gpu",
+            "h100",
+            "--source",
+            "roofline",
+            "-o",
+            "p.parquet",
+        ),
         ("run", "scenario.yaml", "--system", "split", "-o", "out"),
     ):
         code, out, err = simrl(*arguments, "--json")
@@ -455,12 +596,16 @@ def test_a_run_takes_a_systems_parameters_and_says_which_it_has(simrl):
     code, out, _ = simrl("run", "scenario.yaml", "--system", "areal", "eta=4", "seed=9", "--json")
     assert code == 0
     assert [row["system"] for row in json.loads(out)] == ["areal(eta=4)"]
-    _, out, _ = simrl("run", "scenario.yaml", "--system", "areal", "system.eta=5", "--json", "-o", "prefixed")
+    _, out, _ = simrl(
+        "run", "scenario.yaml", "--system", "areal", "system.eta=5", "--json", "-o", "prefixed"
+    )
     assert [row["system"] for row in json.loads(out)] == ["areal(eta=5)"]
     assert (simrl.folder / "results" / "tiny-areal" / "areal-eta-4" / "result.json").is_file()
     message = simrl.refuses("run", "scenario.yaml", "--system", "areal", "etta=4", "-o", "out")
     assert "unknown key etta (did you mean system.eta?)" in message
-    assert "system 'nope' is unknown (closest are " in simrl.refuses("run", "scenario.yaml", "--system", "nope")
+    assert "system 'nope' is unknown (closest are " in simrl.refuses(
+        "run", "scenario.yaml", "--system", "nope"
+    )
 
 
 @pytest.mark.parametrize(
@@ -468,7 +613,10 @@ def test_a_run_takes_a_systems_parameters_and_says_which_it_has(simrl):
     [
         (KeyboardInterrupt(), "interrupted; nothing was written"),
         (StoppedError("a process was killed"), "a process was killed"),
-        (MemoryError(), "out of memory; nothing was written; simulate fewer samples, or fewer --jobs at a time"),
+        (
+            MemoryError(),
+            "out of memory; nothing was written; simulate fewer samples, or fewer --jobs at a time",
+        ),
     ],
 )
 def test_what_stops_a_run_is_told_in_one_line_and_ends_with_1(simrl, monkeypatch, error, message):
@@ -480,7 +628,9 @@ def test_what_stops_a_run_is_told_in_one_line_and_ends_with_1(simrl, monkeypatch
 
 
 def test_a_batch_systems_signal_stops_a_run_as_ctrl_c_does(simrl, monkeypatch):
-    monkeypatch.setattr("simrl.show.comparison.compare_scenarios", lambda *_: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(
+        "simrl.show.comparison.compare_scenarios", lambda *_: signal.raise_signal(signal.SIGTERM)
+    )
     assert simrl("compare", "scenario.yaml") == (1, "", "simrl: interrupted; nothing was written\n")
 
 
@@ -502,17 +652,29 @@ def test_a_name_that_no_file_can_have_is_refused(simrl):
     for arguments in (
         ("compare", long),
         ("compare", "scenario.yaml", f"model={long}", "-o", "out"),
-        ("compare", "scenario.yaml", "workload.synthetic=null", f"workload.trace={long}", "-o", "out"),
+        (
+            "compare",
+            "scenario.yaml",
+            "workload.synthetic=null",
+            f"workload.trace={long}",
+            "-o",
+            "out",
+        ),
         ("trace", "show", long),
         ("trace", "import", "csv", long, "-o", "t.parquet"),
         ("profile", "show", long),
         ("profile", "derive", long, "--gpu", "h100", "--source", "roofline", "-o", "p.parquet"),
     ):
-        assert re.search("n{90}.*(File name too long|nor a config.json)|no such file", simrl.refuses(*arguments))
+        assert re.search(
+            "n{90}.*(File name too long|nor a config.json)|no such file", simrl.refuses(*arguments)
+        )
 
 
 def test_names_in_any_script_go_through(simrl):
-    assert simrl("trace", "synth", "-o", "größe 模型.parquet", "--name", "größe 模型", *LENGTHS).code == 0
+    assert (
+        simrl("trace", "synth", "-o", "größe 模型.parquet", "--name", "größe 模型", *LENGTHS).code
+        == 0
+    )
     assert read_trace("größe 模型.parquet").metadata.name == "größe 模型"
     code, out, err = simrl("trace", "show", "größe 模型.parquet", "--json")
     assert (code, err, json.loads(out)["metadata"]["name"]) == (0, "", "größe 模型")
@@ -522,12 +684,17 @@ def test_names_in_any_script_go_through(simrl):
 
 
 def test_a_name_that_is_no_text_is_refused(simrl):
-    for arguments in (("trace", "show", "\udcff.parquet"), ("compare", "scenario.yaml", "-o", "\udcff")):
+    for arguments in (
+        ("trace", "show", "\udcff.parquet"),
+        ("compare", "scenario.yaml", "-o", "\udcff"),
+    ):
         assert r"argument '\udcff" in simrl.refuses(*arguments)
 
 
 def test_a_terminal_that_knows_only_ascii_gets_something_readable(simrl):
-    process = simrl.start("--version", b"gr\xc3\xb6\xc3\x9fe\xff", env=environment(PYTHONIOENCODING="ascii:strict"))
+    process = simrl.start(
+        "--version", b"gr\xc3\xb6\xc3\x9fe\xff", env=environment(PYTHONIOENCODING="ascii:strict")
+    )
     out, err = process.communicate()
     assert (process.returncode, out) == (2, "")
     assert err == r"simrl: argument 'gr\xf6\xdfe\udcff' is not UTF-8; rename the file" + "\n"
@@ -549,7 +716,10 @@ def test_a_full_disk_behind_stdout_is_told(simrl):
     with full.open("w") as stdout:
         process = simrl.start("--version", stdout=stdout)
         err = process.communicate()[1]
-    assert err == "simrl: stdout cannot be written (No space left on device); send it where there is room\n"
+    assert (
+        err
+        == "simrl: stdout cannot be written (No space left on device); send it where there is room\n"
+    )
     assert process.returncode == 2
 
 
@@ -559,25 +729,47 @@ def test_the_tests_leave_ctrl_c_as_it_was():
 
 def test_a_debuggers_python_kernels_are_refused_in_a_line(simrl):
     process = subprocess.run(
-        [sys.executable, "-m", "simrl.commands.cli", "run", "scenario.yaml", "--system", "areal", "-o", "out"],
+        [
+            sys.executable,
+            "-m",
+            "simrl.commands.cli",
+            "run",
+            "scenario.yaml",
+            "--system",
+            "areal",
+            "-o",
+            "out",
+        ],
         cwd=simrl.folder,
         env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
         capture_output=True,
         text=True,
     )
     assert process.returncode == 2
-    *_, last = process.stderr.splitlines()  # Matplotlib says first where its cache is, if no home can be written
+    *_, last = (
+        process.stderr.splitlines()
+    )  # Matplotlib says first where its cache is, if no home can be written
     assert last == "simrl: NUMBA_DISABLE_JIT is set, and engines run only compiled; unset it"
 
 
 def test_what_a_strangers_trace_says_cannot_move_the_cursor(simrl, trace):
     evil = "calm\x1b[2J\x1b]0;title\x07\rgone\x9b1m"
     data = read_trace(trace)
-    changed_metadata = data.metadata.model_copy(update={"name": evil, "source": evil, "notes": evil, "licence": evil})
+    changed_metadata = data.metadata.model_copy(
+        update={"name": evil, "source": evil, "notes": evil, "licence": evil}
+    )
     write_trace(Trace(data.table, changed_metadata), trace)
     for command in (
         ("trace", "show", str(trace)),
-        ("run", "scenario.yaml", "--system", "areal", "workload={trace: trace.parquet, synthetic: null}", "-o", "out"),
+        (
+            "run",
+            "scenario.yaml",
+            "--system",
+            "areal",
+            "workload={trace: trace.parquet, synthetic: null}",
+            "-o",
+            "out",
+        ),
         ("explain", "out"),
     ):
         code, out, said = simrl(*command)

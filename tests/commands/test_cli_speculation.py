@@ -28,7 +28,9 @@ def test_the_list_and_the_page_as_json_have_the_same_stable_keys(simrl: CommandL
 
 @pytest.mark.parametrize("name", [name for name in METHODS.own if name != "spec_rl"])
 def test_every_method_goes_with_a_system_it_was_not_made_for(simrl: CommandLine, name: str) -> None:
-    ended = simrl("compare", "scenario.yaml", "--pipeline", "one_step_off", "--speculation", name, "--json")
+    ended = simrl(
+        "compare", "scenario.yaml", "--pipeline", "one_step_off", "--speculation", name, "--json"
+    )
     assert ended.code == 0
     (row,) = json.loads(ended.out)
     assert row["speculation"].startswith(name)
@@ -48,7 +50,11 @@ def test_choices_that_are_several_make_every_combination(simrl: CommandLine) -> 
         ("--speculation", "none"),
         ("--speculation", "ngram"),
     ]
-    rows = json.loads(simrl("compare", "scenario.yaml", *(part for choice in choices for part in choice), "--json").out)
+    rows = json.loads(
+        simrl(
+            "compare", "scenario.yaml", *(part for choice in choices for part in choice), "--json"
+        ).out
+    )
     assert [row["system"] for row in rows] == [
         "split(speculation=none)",
         "split(speculation=ngram)",
@@ -69,7 +75,11 @@ def test_choices_that_are_several_make_every_combination(simrl: CommandLine) -> 
             "speculation is 'histo' (did you mean histospec or histospec_code?); simrl speculation lists all 10",
         ),
         (
-            ("compare", "scenario.yaml", "systems=[{name: split, speculation: {name: tlt, epsilon: 3}}]"),
+            (
+                "compare",
+                "scenario.yaml",
+                "systems=[{name: split, speculation: {name: tlt, epsilon: 3}}]",
+            ),
             "tlt: epsilon is 3",
         ),
         (
@@ -81,10 +91,18 @@ def test_choices_that_are_several_make_every_combination(simrl: CommandLine) -> 
             "unknown parameter 'gat' (did you mean gate?); it has window",
         ),
         (
-            ("compare", "scenario.yaml", "--speculation", "{name: ngram, window: {kind: fixed, tokens: 33}}"),
+            (
+                "compare",
+                "scenario.yaml",
+                "--speculation",
+                "{name: ngram, window: {kind: fixed, tokens: 33}}",
+            ),
             "ngram: a window of 33 tokens; texts are drafted up to 32",
         ),
-        (("compare", "scenario.yaml", "--speculation", "{name: das, quantiles: [0.8, 0.5]}"), "must rise"),
+        (
+            ("compare", "scenario.yaml", "--speculation", "{name: das, quantiles: [0.8, 0.5]}"),
+            "must rise",
+        ),
         (
             ("compare", "scenario.yaml", "speculation={acceptance: {egale: {by_position: [0.5]}}}"),
             "'egale' is no drafter; give the acceptance of eagle or of a model (did you mean eagle?)",
@@ -93,12 +111,23 @@ def test_choices_that_are_several_make_every_combination(simrl: CommandLine) -> 
             ("compare", "scenario.yaml", "speculation={acceptance: {eagle: {p: [0.5]}}}"),
             "unknown key speculation.acceptance.eagle.p; ",
         ),
-        (("run", "scenario.yaml", "--system", "split", "--pipeline", "areal"), "are the same option; give one of them"),
-        (("compare", "scenario.yaml", "--pipeline", "split", "--dispatch", "mine"), "dispatch is 'mine'"),
-        (("compare", "scenario.yaml", "speculation.verification=guess"), "speculation.verification is 'guess'"),
+        (
+            ("run", "scenario.yaml", "--system", "split", "--pipeline", "areal"),
+            "are the same option; give one of them",
+        ),
+        (
+            ("compare", "scenario.yaml", "--pipeline", "split", "--dispatch", "mine"),
+            "dispatch is 'mine'",
+        ),
+        (
+            ("compare", "scenario.yaml", "speculation.verification=guess"),
+            "speculation.verification is 'guess'",
+        ),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_line(simrl: CommandLine, arguments: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_is_refused_in_a_line(
+    simrl: CommandLine, arguments: tuple[str, ...], said: str
+) -> None:
     ended = simrl(*arguments)
     assert ended.code == 2
     assert said in ended.err

@@ -16,7 +16,14 @@ def test_every_system_has_a_line_and_a_page(simrl: CommandLine) -> None:
         page = simrl("systems", "show", name).out
         assert f"{name} " in listed
         assert page.startswith(f"{name}: ")
-        for part in ("Modelled: ", "Not modelled: ", "pipeline ", "dispatch ", "paper ", "In a scenario: "):
+        for part in (
+            "Modelled: ",
+            "Not modelled: ",
+            "pipeline ",
+            "dispatch ",
+            "paper ",
+            "In a scenario: ",
+        ):
             assert f"\n{part}" in page
 
 
@@ -32,7 +39,10 @@ def test_parameters_are_told_with_their_defaults_and_what_they_take(simrl: Comma
     areal = json.loads(simrl("systems", "show", "areal", "--json").out)["parameters"]
     assert areal["eta"] == {"default": 8, "takes": "whole number ≥ 0, ≤ 1,000,000"}
     assert areal["rollout_share"]["takes"] == "number > 0, < 1"
-    assert areal["max_concurrent"] == {"default": None, "takes": "whole number ≥ 1, ≤ 100,000 or null"}
+    assert areal["max_concurrent"] == {
+        "default": None,
+        "takes": "whole number ≥ 1, ≤ 100,000 or null",
+    }
     assert areal["on_stale"]["takes"].startswith("train | ")
 
 

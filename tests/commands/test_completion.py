@@ -18,9 +18,15 @@ MAIN = "from simrl.commands.cli import main; main()"
 
 def completed(words: str, folder: Path) -> list[str]:
     """Return what bash is offered for the last word."""
-    asked = {"_SIMRL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+    asked = {
+        "_SIMRL_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+    }
     command = [sys.executable, "-c", MAIN]
-    ended = subprocess.run(command, cwd=folder, env=os.environ | asked, capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        command, cwd=folder, env=os.environ | asked, capture_output=True, text=True, check=True
+    )
     return ended.stdout.split()
 
 
@@ -37,7 +43,9 @@ def completed(words: str, folder: Path) -> list[str]:
         ("simrl systems show rhy", ["rhymerl"]),
     ],
 )
-def test_a_shell_completes_commands_options_files_and_names(words: str, offered: list[str], tmp_path: Path) -> None:
+def test_a_shell_completes_commands_options_files_and_names(
+    words: str, offered: list[str], tmp_path: Path
+) -> None:
     for name in ("my.yaml", "my.parquet", "my.png"):
         (tmp_path / name).touch()
     (tmp_path / "my_folder").mkdir()
@@ -45,7 +53,12 @@ def test_a_shell_completes_commands_options_files_and_names(words: str, offered:
 
 
 def test_the_names_that_are_completed_are_all_that_there_are() -> None:
-    for parameter, known in {"systems": RECIPES, "speculations": METHODS, "model": MODELS, "gpu": GPUS}.items():
+    for parameter, known in {
+        "systems": RECIPES,
+        "speculations": METHODS,
+        "model": MODELS,
+        "gpu": GPUS,
+    }.items():
         assert BY_NAME[parameter]("") == list(known)
 
 

@@ -31,13 +31,17 @@ def test_a_wheel_carries_the_profiles_and_all_that_the_examples_need_in_the_fold
 def test_an_archive_of_the_source_has_what_the_wheel_is_made_of():
     included = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
     for path in (*INCLUDED, *PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]):
-        assert any(Path(f"/{path}").match(each) or f"/{path}/".startswith(f"{each}/") for each in included), path
+        assert any(
+            Path(f"/{path}").match(each) or f"/{path}/".startswith(f"{each}/") for each in included
+        ), path
 
 
 def test_a_checkout_has_its_own_profiles_and_examples():
     assert shipped.ROOT == ROOT
     assert {"quickstart", "math_14b", "own_run"} <= shipped_examples().keys()
-    assert all((ROOT / file).is_file() for example in shipped_examples().values() for file in example.files)
+    assert all(
+        (ROOT / file).is_file() for example in shipped_examples().values() for file in example.files
+    )
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +64,18 @@ def test_an_installed_simrl_finds_its_profiles_and_writes_its_examples(installed
     )
     own = {**environment(), "PYTHONPATH": str(installed), "NUMBA_DISABLE_JIT": "0"}
     ended = subprocess.run(
-        [sys.executable, "-c", code], env=own, cwd=tmp_path, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env=own,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     found = installed / "simrl" / "shipped"
-    assert ended.stdout.splitlines()[0] == f"{found} {found / 'profiles' / 'qwen3-8b_h100_tp1.parquet'}"
+    assert (
+        ended.stdout.splitlines()[0]
+        == f"{found} {found / 'profiles' / 'qwen3-8b_h100_tp1.parquet'}"
+    )
     assert ended.stdout.endswith("Next:  simrl compare experiments/quickstart.yaml\n")
     assert (tmp_path / "traces/countdown/sync/trace.parquet").is_file()
 
@@ -72,16 +84,18 @@ def test_an_installed_simrl_finds_its_profiles_and_writes_its_examples(installed
 def test_an_example_can_be_simulated_where_it_was_copied(simrl, name):
     assert simrl("examples", "copy", name, "mine").code == 0
     for scenario in load_scenarios(simrl.folder / "mine" / "experiments" / f"{name}.yaml"):
-        nearby = shipped.layouts(scenario.model, scenario.cluster.gpu)  # what an unshipped layout is derived from
+        nearby = shipped.layouts(
+            scenario.model, scenario.cluster.gpu
+        )  # what an unshipped layout is derived from
         assert Path(scenario.profile.path or "").is_file() or nearby, scenario.profile.path
         assert scenario.workload.trace is None or Path(scenario.workload.trace).is_file()
 
 
 def test_the_questions_of_dapo_and_of_the_mixture_have_the_published_batches_and_every_layout():
     published = load_scenarios(ROOT / "experiments" / "dapo_32b.yaml")
-    assert {(each.cluster.gpus, each.cluster.tp, each.training.sequence_parallel) for each in published} == {
-        (128, 4, 8)
-    }
+    assert {
+        (each.cluster.gpus, each.cluster.tp, each.training.sequence_parallel) for each in published
+    } == {(128, 4, 8)}
     lengths = published[0].workload.synthetic
     assert lengths is not None
     assert (lengths.prompts_per_step, lengths.group, lengths.cap_tokens) == (512, 16, 20480)
@@ -96,16 +110,22 @@ def test_an_example_is_never_written_over_another_file(simrl):
     assert simrl("examples", "copy", "math_14b").code == 0
     assert simrl("examples", "copy", "math_14b").code == 0, "equal files are left"
     (simrl.folder / "experiments" / "math_14b.yaml").write_text("name: mine\n")
-    assert "exists and is not simrl's; name another folder" in simrl.refuses("examples", "copy", "math_14b")
+    assert "exists and is not simrl's; name another folder" in simrl.refuses(
+        "examples", "copy", "math_14b"
+    )
 
 
 def test_an_unknown_example_is_refused_with_the_one_that_is_near(simrl):
-    assert "example 'math14b' is unknown (did you mean math_14b?)" in simrl.refuses("examples", "copy", "math14b")
+    assert "example 'math14b' is unknown (did you mean math_14b?)" in simrl.refuses(
+        "examples", "copy", "math14b"
+    )
 
 
 def test_all_examples_are_copied_without_a_name(simrl):
     assert simrl("examples", "copy").code == 0
-    assert {file.stem for file in (simrl.folder / "experiments").iterdir()} == shipped_examples().keys() - {"own_run"}
+    assert {
+        file.stem for file in (simrl.folder / "experiments").iterdir()
+    } == shipped_examples().keys() - {"own_run"}
 
 
 def helps() -> Iterator[str]:
@@ -113,12 +133,18 @@ def helps() -> Iterator[str]:
 
     def below(command: Any) -> Iterator[str]:
         yield from (
-            (command.epilog or "").replace("\\[", "[").partition("Example")[2].split(":  ", 1)[-1].split("   |   ")
+            (command.epilog or "")
+            .replace("\\[", "[")
+            .partition("Example")[2]
+            .split(":  ", 1)[-1]
+            .split("   |   ")
         )
         for inner in getattr(command, "commands", {}).values():
             yield from below(inner)
 
-    yield from (each for each in below(typer.main.get_command(cli.app)) if each.startswith("simrl "))
+    yield from (
+        each for each in below(typer.main.get_command(cli.app)) if each.startswith("simrl ")
+    )
 
 
 @pytest.mark.parametrize("example", list(dict.fromkeys(helps())))

@@ -47,24 +47,32 @@ def served(*settings: str) -> Iterator[str]:
 
 def fetched(address: str, **headers: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=20) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(address, headers=headers), timeout=20
+        ) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, ""
 
 
 def test_a_parameter_goes_to_the_systems_that_have_it() -> None:
-    choice = CHOICE._replace(systems=("verl_colocated", "one_step_off", '{"name": "areal", "eta": 8}'), other="")
+    choice = CHOICE._replace(
+        systems=("verl_colocated", "one_step_off", '{"name": "areal", "eta": 8}'), other=""
+    )
     scenarios = source(*FIRST).answer(choice).compared.scenarios
     assert [each.system.parameters for each in scenarios] == [
         {},
         {"rollout_share": 0.5},
         {"eta": 2, "rollout_share": 0.5},
     ]
-    assert "system.eta=2" not in CHOICE._replace(systems=("verl_colocated",)).settings(), "no system has it"
+    assert "system.eta=2" not in CHOICE._replace(systems=("verl_colocated",)).settings(), (
+        "no system has it"
+    )
 
 
-def test_the_page_begins_with_the_rows_of_a_comparison_of_the_file_each_system_at_its_own_split(tmp_path: Path) -> None:
+def test_the_page_begins_with_the_rows_of_a_comparison_of_the_file_each_system_at_its_own_split(
+    tmp_path: Path,
+) -> None:
     text = (EXAMPLE.parent / "reasoning.yaml").read_text(encoding="utf-8")
     file = tmp_path / "reasoning.yaml"
     file.write_text(text.partition("\nvary:")[0], encoding="utf-8")
@@ -102,7 +110,10 @@ def test_the_scenario_that_the_page_hands_out_is_the_one_it_shows(tmp_path: Path
     file.parent.mkdir()
     file.write_text(answer.scenario, encoding="utf-8")
     scenarios = load_scenarios(file)
-    assert [(s.system.name, s.cluster.gpus, s.steps) for s in scenarios] == [("one_step_off", 16, 4), ("areal", 16, 4)]
+    assert [(s.system.name, s.cluster.gpus, s.steps) for s in scenarios] == [
+        ("one_step_off", 16, 4),
+        ("areal", 16, 4),
+    ]
     assert [s.system.parameters["rollout_share"] for s in scenarios] == [0.5, 0.5]
     again = _Source(file, (), InputCache()).answer(CHOICE)
     assert again.compared.rows == answer.compared.rows
@@ -130,9 +141,19 @@ def test_a_page_of_another_host_is_not_answered() -> None:
 
 
 @pytest.mark.parametrize(
-    "changed", [{"systems": [["areal"]]}, {"systems": 3}, {"gpus": "x"}, {"eta": {}}, {"updates": 1.5}, {"other": 1}]
+    "changed",
+    [
+        {"systems": [["areal"]]},
+        {"systems": 3},
+        {"gpus": "x"},
+        {"eta": {}},
+        {"updates": 1.5},
+        {"other": 1},
+    ],
 )
-def test_a_request_with_a_value_of_another_type_is_answered_in_a_line(changed: dict[str, object]) -> None:
+def test_a_request_with_a_value_of_another_type_is_answered_in_a_line(
+    changed: dict[str, object],
+) -> None:
     values = {**CHOICE._asdict(), **changed}
     with pytest.raises(InputError, match=f"{next(iter(changed))}: .* needed"):
         _checked(tuple(values.values()))
@@ -142,7 +163,10 @@ def test_a_request_of_many_megabytes_is_refused() -> None:
     with served(*FIRST) as address:
         body = json.dumps({"output": "x" * 2_000_000}).encode()
         request = urllib.request.Request(
-            f"{address}_dash-update-component", body, {"Content-Type": "application/json"}, method="POST"
+            f"{address}_dash-update-component",
+            body,
+            {"Content-Type": "application/json"},
+            method="POST",
         )
         with pytest.raises(urllib.error.HTTPError, match="413"):
             urllib.request.urlopen(request, timeout=20)
@@ -160,7 +184,9 @@ def test_a_request_that_the_page_never_sends_is_refused_in_a_line_and_logs_nothi
             ("_dash-component-suites/os/environ", None),
             ("_dash-component-suites/dash/dcc/%00", None),
         ]:
-            request = urllib.request.Request(f"{address}{path}", body, {"Content-Type": "application/json"})
+            request = urllib.request.Request(
+                f"{address}{path}", body, {"Content-Type": "application/json"}
+            )
             with pytest.raises(urllib.error.HTTPError, match="400"):
                 urllib.request.urlopen(request, timeout=20)
         assert fetched(address)[0] == 200
@@ -174,7 +200,9 @@ def test_the_page_names_no_other_address_to_load_from() -> None:
         assert loaded and not [each for each in loaded if re.match(r"(\w+:)?//", each)]
 
 
-def test_a_file_that_cannot_be_executed_is_refused_before_the_page_opens(simrl: CommandLine) -> None:
+def test_a_file_that_cannot_be_executed_is_refused_before_the_page_opens(
+    simrl: CommandLine,
+) -> None:
     pytest.importorskip("dash", reason="simrl serve needs Dash")
     run = simrl("serve", "missing.yaml", "--no-open", "--port", "0")
     assert (run.code, "missing.yaml" in run.err, "Traceback" in run.err) == (2, True, False)
@@ -192,7 +220,9 @@ def test_a_reader_changes_the_page_and_is_told_of_bad_input_in_it(browser: Brows
         driver = browser.driver
         driver.get(address)
         browser.wait("(document.querySelector('#table') || {}).srcdoc?.includes('areal')", 60)
-        browser.wait("(document.querySelector('#timeline') || {}).src?.startsWith('data:image/png')", 60)
+        browser.wait(
+            "(document.querySelector('#timeline') || {}).src?.startsWith('data:image/png')", 60
+        )
         before = browser.js("return document.querySelector('#timeline').src")
 
         def type_gpus(text: str) -> None:
@@ -208,5 +238,7 @@ def test_a_reader_changes_the_page_and_is_told_of_bad_input_in_it(browser: Brows
         assert browser.js("return document.querySelector('#answer').style.opacity") == "0.35"
         type_gpus("16")
         browser.wait("document.querySelector('#error').textContent === ''", 60)
-        loaded = browser.js("return performance.getEntriesByType('resource').map(each => each.name)")
+        loaded = browser.js(
+            "return performance.getEntriesByType('resource').map(each => each.name)"
+        )
         assert loaded and all(each.startswith((address, "data:")) for each in loaded)

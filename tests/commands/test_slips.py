@@ -37,13 +37,20 @@ def systems_of(scenarios: list[Scenario]) -> list[tuple[str, dict[str, object]]]
 
 
 @pytest.mark.parametrize("written", ["system.eta=3", "eta=3"])
-def test_a_parameter_goes_to_the_systems_that_have_it_with_or_without_its_section(simrl, scenarios, written):
+def test_a_parameter_goes_to_the_systems_that_have_it_with_or_without_its_section(
+    simrl, scenarios, written
+):
     simrl("compare", "scenario.yaml", written)
     assert systems_of(scenarios) == [("verl_colocated", {}), ("areal", {"eta": 3})]
 
 
 def test_systems_that_an_override_makes_equal_are_simulated_once(simrl, scenarios):
-    simrl("compare", "scenario.yaml", "systems=[{name: areal, eta: 1}, {name: areal, eta: 4}]", "system.eta=2")
+    simrl(
+        "compare",
+        "scenario.yaml",
+        "systems=[{name: areal, eta: 1}, {name: areal, eta: 4}]",
+        "system.eta=2",
+    )
     assert systems_of(scenarios) == [("areal", {"eta": 2})]
 
 
@@ -74,12 +81,19 @@ def test_systems_with_parameters_are_listed_with_commas(simrl, scenarios):
 
 def test_several_values_of_a_field_are_compared(simrl, scenarios):
     simrl("compare", "scenario.yaml", "--system", "areal", "cluster.gpus=16,32", "seed=1,2")
-    assert [(each.cluster.gpus, each.seed) for each in scenarios] == [(16, 1), (16, 2), (32, 1), (32, 2)]
+    assert [(each.cluster.gpus, each.seed) for each in scenarios] == [
+        (16, 1),
+        (16, 2),
+        (32, 1),
+        (32, 2),
+    ]
     assert scenarios[0].variant == "cluster.gpus=16, seed=1"
 
 
 def test_several_values_replace_those_that_the_file_varies(simrl, scenarios):
-    (simrl.folder / "scenario.yaml").write_text(SCENARIO + "vary: [{cluster.gpus: 4}, {cluster.gpus: 8}]\n")
+    (simrl.folder / "scenario.yaml").write_text(
+        SCENARIO + "vary: [{cluster.gpus: 4}, {cluster.gpus: 8}]\n"
+    )
     simrl("compare", "scenario.yaml", "--system", "areal", "cluster.gpus=16,32")
     assert [each.cluster.gpus for each in scenarios] == [16, 32]
 
@@ -98,18 +112,27 @@ def test_several_values_of_a_parameter_are_compared(simrl, scenarios):
         ("model=meta-llama/Llama-3.1-8B-Instruct", "h100", "llama-3.1-8b"),
     ],
 )
-def test_hardware_and_models_have_the_names_that_vendors_and_hubs_give_them(simrl, scenarios, written, gpu, model):
+def test_hardware_and_models_have_the_names_that_vendors_and_hubs_give_them(
+    simrl, scenarios, written, gpu, model
+):
     simrl("compare", "scenario.yaml", written)
     assert {(each.cluster.gpu, each.model) for each in scenarios} == {(gpu, model)}
 
 
 def test_a_trace_takes_the_place_of_a_length_model(simrl, scenarios):
-    lengths = ["steps=2", "prompts_per_step=2", "group=2", "cap_tokens=100", "mean_tokens=50", "sigma=0.5"]
+    lengths = [
+        "steps=2",
+        "prompts_per_step=2",
+        "group=2",
+        "cap_tokens=100",
+        "mean_tokens=50",
+        "sigma=0.5",
+    ]
     assert simrl("trace", "synth", "-o", "my.parquet", *lengths).code == 0
     simrl("compare", "scenario.yaml", "workload.trace=my.parquet")
-    assert {(Path(each.workload.trace or "").name, each.workload.synthetic) for each in scenarios} == {
-        ("my.parquet", None)
-    }
+    assert {
+        (Path(each.workload.trace or "").name, each.workload.synthetic) for each in scenarios
+    } == {("my.parquet", None)}
 
 
 # A scenario without a profile.
@@ -117,15 +140,21 @@ def test_a_trace_takes_the_place_of_a_length_model(simrl, scenarios):
 
 def without_profile(simrl: CommandLine, more: str = "") -> None:
     lines = [line for line in SCENARIO.splitlines() if not line.startswith("profile")]
-    (simrl.folder / "scenario.yaml").write_text("\n".join([*lines, more, ""]).replace("qwen3-0.6b", "qwen3-8b"))
+    (simrl.folder / "scenario.yaml").write_text(
+        "\n".join([*lines, more, ""]).replace("qwen3-0.6b", "qwen3-8b")
+    )
 
 
-def test_a_scenario_without_a_profile_takes_the_shipped_one_of_each_model_and_split(simrl, scenarios):
+def test_a_scenario_without_a_profile_takes_the_shipped_one_of_each_model_and_split(
+    simrl, scenarios
+):
     without_profile(simrl)
     simrl("compare", "scenario.yaml", "--system", "areal", "cluster.tp=1,2")
     files = [ROOT / "profiles" / f"qwen3-8b_h100_tp{tp}.parquet" for tp in (1, 2)]
     assert [Path(each.profile.path or "") for each in scenarios] == files
-    assert {each.profile.between_passes_s for each in scenarios} == {0.001}, "kernels alone have no host"
+    assert {each.profile.between_passes_s for each in scenarios} == {0.001}, (
+        "kernels alone have no host"
+    )
 
 
 def test_the_pause_of_a_presets_engine_comes_before_that_of_a_shipped_profile(simrl, scenarios):
@@ -137,13 +166,24 @@ def test_the_pause_of_a_presets_engine_comes_before_that_of_a_shipped_profile(si
 def test_without_a_shipped_profile_it_is_a_roofline(simrl, scenarios):
     without_profile(simrl)
     simrl("compare", "scenario.yaml", "cluster.gpu=a40")
-    assert all(each.profile.path is None and each.profile.roofline is not None for each in scenarios)
+    assert all(
+        each.profile.path is None and each.profile.roofline is not None for each in scenarios
+    )
 
 
-def test_a_layout_that_is_not_shipped_is_carried_over_from_the_nearest_and_printed_as_extrapolated(simrl):
+def test_a_layout_that_is_not_shipped_is_carried_over_from_the_nearest_and_printed_as_extrapolated(
+    simrl,
+):
     without_profile(simrl, "profile: {path: shipped}")
-    out = " ".join(simrl("compare", "scenario.yaml", "cluster.gpus=32", "cluster.tp=8", "--output", "o").out.split())
-    assert "step times extrapolated (qwen3-8b on h100 tp4 bf16 × the ratio of rooflines, off by 7 %" in out
+    out = " ".join(
+        simrl(
+            "compare", "scenario.yaml", "cluster.gpus=32", "cluster.tp=8", "--output", "o"
+        ).out.split()
+    )
+    assert (
+        "step times extrapolated (qwen3-8b on h100 tp4 bf16 × the ratio of rooflines, off by 7 %"
+        in out
+    )
     result = json.loads(next(Path("o").rglob("result.json")).read_text(encoding="utf-8"))
     assert result["profile"]["kind"] == "extrapolated"
 
@@ -250,10 +290,19 @@ TRACE = "--model qwen3-8b --gpu h100 --gpus 64 --system verl_colocated,areal"
 def test_a_slip_is_told_with_what_to_write(simrl, arguments, what):
     (simrl.folder / "my.csv").write_text("step,prompt_id,prompt_tokens,response_tokens\n0,0,9,26\n")
     (simrl.folder / "run.log").write_text(VERL)
-    (simrl.folder / "p.parquet").write_bytes((ROOT / "profiles" / "qwen3-8b_h100_tp1.parquet").read_bytes())
+    (simrl.folder / "p.parquet").write_bytes(
+        (ROOT / "profiles" / "qwen3-8b_h100_tp1.parquet").read_bytes()
+    )
     (simrl.folder / "results").mkdir()
     (simrl.folder / "results" / "sweep.json").write_text("{}")
-    lengths = ["steps=2", "prompts_per_step=2", "group=2", "cap_tokens=100", "mean_tokens=50", "sigma=0.5"]
+    lengths = [
+        "steps=2",
+        "prompts_per_step=2",
+        "group=2",
+        "cap_tokens=100",
+        "mean_tokens=50",
+        "sigma=0.5",
+    ]
     if "my.parquet" in arguments:
         assert simrl("trace", "synth", "-o", "my.parquet", *lengths).code == 0
     assert what in simrl.refuses(*arguments)
@@ -264,7 +313,9 @@ def test_what_an_unknown_file_holds_is_not_printed_whole(simrl):
     assert len(simrl.refuses("compare", "notes")) < 400
 
 
-@pytest.mark.parametrize("words", [["--version"], ["-V"], ["help"], ["help", "compare"], ["-h"], ["compare", "-h"]])
+@pytest.mark.parametrize(
+    "words", [["--version"], ["-V"], ["help"], ["help", "compare"], ["-h"], ["compare", "-h"]]
+)
 def test_habits_of_other_commands_work(simrl, words):
     assert simrl(*words).code == 0
 
@@ -273,9 +324,15 @@ def test_a_systems_parameter_of_what_if_goes_to_the_system_that_is_tried():
     from simrl.commands.workload import without_parameters
 
     texts = ["eta=2", "model=qwen3-8b"]
-    assert without_parameters(["areal"], texts) == ([{"name": "areal", "eta": 2}], ["model=qwen3-8b"])
+    assert without_parameters(["areal"], texts) == (
+        [{"name": "areal", "eta": 2}],
+        ["model=qwen3-8b"],
+    )
     mapping = {"system.eta": 2, "model": "qwen3-8b"}
-    assert without_parameters(["areal"], mapping) == ([{"name": "areal", "eta": 2}], {"model": "qwen3-8b"})
+    assert without_parameters(["areal"], mapping) == (
+        [{"name": "areal", "eta": 2}],
+        {"model": "qwen3-8b"},
+    )
     assert without_parameters(["areal"], ["model=qwen3-8b"]) == (["areal"], ["model=qwen3-8b"])
 
 
@@ -303,28 +360,40 @@ def test_a_bound_on_staleness_has_its_option_named(simrl: CommandLine) -> None:
 
 
 def test_a_number_that_is_refused_is_not_suggested_again(simrl: CommandLine) -> None:
-    assert "did you mean" not in simrl.refuses("advise", "experiments/quickstart.yaml", "--trials", "0")
+    assert "did you mean" not in simrl.refuses(
+        "advise", "experiments/quickstart.yaml", "--trials", "0"
+    )
 
 
-def test_the_only_column_like_a_missing_one_is_named_in_the_remedy(simrl: CommandLine, tmp_path: Path) -> None:
+def test_the_only_column_like_a_missing_one_is_named_in_the_remedy(
+    simrl: CommandLine, tmp_path: Path
+) -> None:
     (tmp_path / "mine.csv").write_text("train_step,problem_id,n_in,n_out\n0,1,5,9\n")
-    said = simrl.refuses("trace", "import", "csv", str(tmp_path / "mine.csv"), "-o", str(tmp_path / "t.parquet"))
+    said = simrl.refuses(
+        "trace", "import", "csv", str(tmp_path / "mine.csv"), "-o", str(tmp_path / "t.parquet")
+    )
     assert "--column step=train_step" in said
 
 
-def test_a_folder_in_place_of_a_table_is_told_without_an_errno(simrl: CommandLine, tmp_path: Path) -> None:
+def test_a_folder_in_place_of_a_table_is_told_without_an_errno(
+    simrl: CommandLine, tmp_path: Path
+) -> None:
     said = simrl.refuses("trace", "import", "csv", str(tmp_path), "-o", str(tmp_path / "t.parquet"))
     assert "Is a directory" in said and "Errno" not in said
 
 
-def test_a_file_of_a_comparison_leads_to_one_of_its_runs(simrl: CommandLine, tmp_path: Path) -> None:
+def test_a_file_of_a_comparison_leads_to_one_of_its_runs(
+    simrl: CommandLine, tmp_path: Path
+) -> None:
     (tmp_path / "one").mkdir()
     for file in ("comparison.json", "one/result.json"):
         (tmp_path / file).write_text("{}")
     assert str(tmp_path / "one") in simrl.refuses("explain", str(tmp_path / "comparison.json"))
 
 
-def test_a_page_without_dash_says_what_to_install(simrl: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_without_dash_says_what_to_install(
+    simrl: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for missing in ("dash", "werkzeug", "werkzeug.serving"):
         monkeypatch.setitem(sys.modules, missing, None)
     said = simrl.refuses("serve", "experiments/reasoning.yaml", "--no-open", "--port", "0")
@@ -349,8 +418,13 @@ def test_a_page_without_dash_says_what_to_install(simrl: CommandLine, monkeypatc
         ("spaceship", "(closest are "),
     ],
 )
-def test_a_drafter_by_another_engines_name_is_answered_with_the_method_that_it_is_here(simrl, written, answer):
-    for arguments in (["--speculation", written], [f"systems=[{{name: areal, speculation: {written}}}]"]):
+def test_a_drafter_by_another_engines_name_is_answered_with_the_method_that_it_is_here(
+    simrl, written, answer
+):
+    for arguments in (
+        ["--speculation", written],
+        [f"systems=[{{name: areal, speculation: {written}}}]"],
+    ):
         refused = simrl.refuses("compare", "scenario.yaml", *arguments)
         assert answer in refused and "simrl speculation lists all" in refused
 
@@ -359,8 +433,14 @@ def test_a_drafter_by_another_engines_name_is_answered_with_the_method_that_it_i
     ("key", "words"),
     [
         ("speculation.method=ngram", "--speculation ngram"),
-        ("speculation.model=qwen3-0.6b", "speculation: {name: draft_model, model: qwen3-0.6b} of a system"),
-        ("speculation.num_speculative_tokens=5", "{name: ngram, window: {kind: fixed, tokens: 5}} of a system"),
+        (
+            "speculation.model=qwen3-0.6b",
+            "speculation: {name: draft_model, model: qwen3-0.6b} of a system",
+        ),
+        (
+            "speculation.num_speculative_tokens=5",
+            "{name: ngram, window: {kind: fixed, tokens: 5}} of a system",
+        ),
     ],
 )
 def test_vllms_speculative_config_is_answered_with_what_a_system_says(simrl, key, words):
@@ -368,7 +448,15 @@ def test_vllms_speculative_config_is_answered_with_what_a_system_says(simrl, key
 
 
 @pytest.mark.parametrize(
-    "key", ["rollout_n", "n", "num_generations", "n_samples_per_prompt", "rollout.n", "actor_rollout_ref.rollout.n"]
+    "key",
+    [
+        "rollout_n",
+        "n",
+        "num_generations",
+        "n_samples_per_prompt",
+        "rollout.n",
+        "actor_rollout_ref.rollout.n",
+    ],
 )
 def test_responses_per_prompt_by_another_frameworks_name_are_the_group(simrl, key):
     for call in (
@@ -376,16 +464,26 @@ def test_responses_per_prompt_by_another_frameworks_name_are_the_group(simrl, ke
         ["run", "scenario.yaml", "--system", "areal"],
         ["sweep", "scenario.yaml"],
     ):
-        assert "responses per prompt are workload.synthetic.group=8; " in simrl.refuses(*call, f"{key}=8")
+        assert "responses per prompt are workload.synthetic.group=8; " in simrl.refuses(
+            *call, f"{key}=8"
+        )
     name = key.rpartition(".")[2]
-    assert "it is group=8" in simrl.refuses("compare", "scenario.yaml", f"workload.synthetic.{name}=8")
+    assert "it is group=8" in simrl.refuses(
+        "compare", "scenario.yaml", f"workload.synthetic.{name}=8"
+    )
     assert "it is group=8" in simrl.refuses("trace", "synth", "-o", "t.parquet", f"{name}=8")
-    assert "--group 8 of a log" in simrl.refuses("compare", "scenario.yaml", f"--{name.replace('_', '-')}", "8")
+    assert "--group 8 of a log" in simrl.refuses(
+        "compare", "scenario.yaml", f"--{name.replace('_', '-')}", "8"
+    )
 
 
-@pytest.mark.parametrize("arguments", [["cluster.gpu=32"], ["--gpu", "32"], ["cluster.train={gpu: 32, gpus: 8}"]])
+@pytest.mark.parametrize(
+    "arguments", [["cluster.gpu=32"], ["--gpu", "32"], ["cluster.train={gpu: 32, gpus: 8}"]]
+)
 def test_a_number_in_place_of_a_gpus_name_is_told_where_it_goes(simrl, arguments):
-    assert "their number is gpus: cluster.gpus=32" in simrl.refuses("compare", "scenario.yaml", *arguments)
+    assert "their number is gpus: cluster.gpus=32" in simrl.refuses(
+        "compare", "scenario.yaml", *arguments
+    )
 
 
 @pytest.mark.parametrize("systems", ["areal, split", "{name: areal, eta: 2}", "[areal]"])
@@ -398,7 +496,9 @@ def test_systems_of_a_file_are_a_list_a_text_with_commas_or_one_object(simrl, sc
 
 
 def test_a_history_of_a_trace_is_pointed_to_the_command_that_counts_it(simrl):
-    assert "simrl acceptance my_run.parquet counts" in simrl.refuses("trace", "show", "t.parquet", "--history")
+    assert "simrl acceptance my_run.parquet counts" in simrl.refuses(
+        "trace", "show", "t.parquet", "--history"
+    )
 
 
 # Columns of a table.
@@ -419,9 +519,16 @@ def table(simrl: CommandLine) -> Path:
 @pytest.mark.parametrize("command", ["compare", "run", "advise", "sweep"])
 def test_a_command_takes_the_columns_of_a_table_as_its_importer_does(simrl, table, command):
     refused = simrl.refuses(command, "mine.csv", *SETUP, *NAMED)
-    assert "no column for response_tokens" in refused and "--column response_tokens=THEIRS" in refused
-    for name, doubt in (("nope", "no column 'nope' for response_tokens"), ("score", "is this column a reward?")):
-        assert doubt in simrl.refuses(command, "mine.csv", *SETUP, *NAMED, "--column", f"response_tokens={name}")
+    assert (
+        "no column for response_tokens" in refused and "--column response_tokens=THEIRS" in refused
+    )
+    for name, doubt in (
+        ("nope", "no column 'nope' for response_tokens"),
+        ("score", "is this column a reward?"),
+    ):
+        assert doubt in simrl.refuses(
+            command, "mine.csv", *SETUP, *NAMED, "--column", f"response_tokens={name}"
+        )
 
 
 def test_the_named_columns_of_a_table_are_simulated(simrl, scenarios, table):
@@ -430,13 +537,30 @@ def test_the_named_columns_of_a_table_are_simulated(simrl, scenarios, table):
 
 
 def test_columns_are_refused_where_there_is_no_table(simrl, table):
-    assert "no table whose columns" in simrl.refuses("compare", "scenario.yaml", "--column", "step=it")
-    assert "--column olen: write OURS=THEIRS" in simrl.refuses("compare", "mine.csv", *SETUP, "--column", "olen")
+    assert "no table whose columns" in simrl.refuses(
+        "compare", "scenario.yaml", "--column", "step=it"
+    )
+    assert "--column olen: write OURS=THEIRS" in simrl.refuses(
+        "compare", "mine.csv", *SETUP, "--column", "olen"
+    )
 
 
 def test_lengths_of_zeros_and_ones_are_doubted(simrl, table):
-    ended = simrl("trace", "import", "csv", "mine.csv", "-o", "t.parquet", *NAMED, "--column", "response_tokens=reward")
-    assert ended.code == 0 and "all of 'reward' are 0 or 1 tokens; is this column a reward?" in ended.err
+    ended = simrl(
+        "trace",
+        "import",
+        "csv",
+        "mine.csv",
+        "-o",
+        "t.parquet",
+        *NAMED,
+        "--column",
+        "response_tokens=reward",
+    )
+    assert (
+        ended.code == 0
+        and "all of 'reward' are 0 or 1 tokens; is this column a reward?" in ended.err
+    )
 
 
 def test_a_remedy_for_a_table_names_options_of_the_command_that_has_them(simrl, table):
@@ -445,6 +569,10 @@ def test_a_remedy_for_a_table_names_options_of_the_command_that_has_them(simrl, 
 
 
 def test_a_value_of_an_option_is_refused_in_words_of_simrl(simrl):
-    assert "'--jobs': a whole number is needed" in simrl.refuses("compare", "scenario.yaml", "--jobs", "many")
+    assert "'--jobs': a whole number is needed" in simrl.refuses(
+        "compare", "scenario.yaml", "--jobs", "many"
+    )
     assert "'--jobs': give 1 or more" in simrl.refuses("compare", "scenario.yaml", "--jobs", "0")
-    assert "requires an argument; write its value behind it" in simrl.refuses("compare", "scenario.yaml", "--measured")
+    assert "requires an argument; write its value behind it" in simrl.refuses(
+        "compare", "scenario.yaml", "--measured"
+    )

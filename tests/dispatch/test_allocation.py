@@ -52,7 +52,10 @@ def test_prompts_are_ranked_by_the_median_of_their_group_and_represented_by_the_
     tokens = [1, 10, 90, 20, 20, 20, 2, 5, 6, 40, 30, 50]  # medians 10, 20, 5, 40
     groups = ranking_groups(prompts, tokens, 2)
     assert [group.prompts for group in groups] == [(5, 7), (3, 1)]
-    assert [group.representative_tokens for group in groups] == [(2 + 5 + 6 + 1 + 10 + 90) / 6, 30.0]
+    assert [group.representative_tokens for group in groups] == [
+        (2 + 5 + 6 + 1 + 10 + 90) / 6,
+        30.0,
+    ]
 
 
 def test_the_mean_that_represents_a_group_is_of_its_responses_or_of_its_prompts_medians():
@@ -86,7 +89,11 @@ def test_ranking_groups_part_the_prompts_and_their_medians_never_fall(rows, data
     ranked = [prompt for group in groups for prompt in group.prompts]
     assert sorted(ranked) == sorted(set(prompts))
     sizes = [len(group.prompts) for group in groups]
-    assert len(sizes) == count and max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)
+    assert (
+        len(sizes) == count
+        and max(sizes) - min(sizes) <= 1
+        and sizes == sorted(sizes, reverse=True)
+    )
     medians = [float(np.median([t for p, t in rows if p == prompt])) for prompt in ranked]
     assert medians == sorted(medians)
 
@@ -98,8 +105,12 @@ def tau(profile, length_tokens, dp, accept_length=1.0, samples=1, prompt_tokens=
     """Seconds in which `dp` workers generate `samples` responses of `length_tokens`, pass by pass."""
     positions = np.arange(0.0, length_tokens, accept_length)
     each = -(-samples // dp)
-    prefilled = each * max(profile.prefill_s(prompt_tokens) - profile.decode_s(1, prompt_tokens), 0.0)
-    return prefilled + sum(profile.decode_s(each, prompt_tokens + position + 1) for position in positions)
+    prefilled = each * max(
+        profile.prefill_s(prompt_tokens) - profile.decode_s(1, prompt_tokens), 0.0
+    )
+    return prefilled + sum(
+        profile.decode_s(each, prompt_tokens + position + 1) for position in positions
+    )
 
 
 def test_the_table_of_times_is_tau_with_the_group_split_over_its_workers():
@@ -108,19 +119,29 @@ def test_the_table_of_times_is_tau_with_the_group_split_over_its_workers():
     table = times.table([[100.4], [900.0] * 7], [10, 7], 3, [Drafted(2.0)] * 2)
     for i, (tokens, samples) in enumerate([(100, 10), (900, 7)]):
         for k in (1, 2, 3):
-            assert table[i, k - 1] == pytest.approx(tau(profile, tokens, k, 2.0, samples, 50), rel=2e-3)
+            assert table[i, k - 1] == pytest.approx(
+                tau(profile, tokens, k, 2.0, samples, 50), rel=2e-3
+            )
 
 
 def test_more_responses_than_a_worker_decodes_at_a_time_run_in_turn():
     profile = read_profile(PROFILE)
     ((seconds, half),) = RolloutTimes(profile, 300, max_num_seqs=4).table([[300.0]], [10], 2)
-    assert seconds == pytest.approx(2 * tau(profile, 300, 1, samples=4) + tau(profile, 300, 1, samples=2), rel=2e-3)
-    assert half == pytest.approx(tau(profile, 300, 1, samples=4) + tau(profile, 300, 1, samples=1), rel=2e-3)
+    assert seconds == pytest.approx(
+        2 * tau(profile, 300, 1, samples=4) + tau(profile, 300, 1, samples=2), rel=2e-3
+    )
+    assert half == pytest.approx(
+        tau(profile, 300, 1, samples=4) + tau(profile, 300, 1, samples=1), rel=2e-3
+    )
 
 
 def test_a_batch_ends_with_its_longest_response_and_passes_shorten_as_others_end():
     times = RolloutTimes(read_profile(PROFILE), 4000)
-    uneven, longest, mean = times.responses_s([100] * 63 + [4000]), times.batch_s(4000, 64), times.batch_s(161, 64)
+    uneven, longest, mean = (
+        times.responses_s([100] * 63 + [4000]),
+        times.batch_s(4000, 64),
+        times.batch_s(161, 64),
+    )
     alone = times.batch_s(4000, 1)
     assert mean < alone < uneven < longest
 
@@ -138,7 +159,9 @@ def test_drafts_cost_their_round_and_their_verification_up_to_the_batch_that_dra
 def test_tau_of_a_batch_is_what_the_engine_takes_also_where_the_cache_is_too_small(kv_tokens):
     profile = read_profile(PROFILE)
     lengths = np.random.default_rng(3).integers(50, 1000, 40)
-    limits = Limits(max_num_seqs=32, max_num_batched_tokens=8192, block_size=16, kv_blocks=kv_tokens // 16)
+    limits = Limits(
+        max_num_seqs=32, max_num_batched_tokens=8192, block_size=16, kv_blocks=kv_tokens // 16
+    )
     engine = one_engine(profile.tables, limits)
     for tokens in lengths:
         engine.submit(60, int(tokens))
@@ -224,7 +247,10 @@ def test_equal_allocation_gives_the_longest_groups_one_more():
             ([[6.0, 4.0, 3.0], [25.0, 20.0, 14.0], [30.0, 16.0, 11.0]], 5),
             "the groups need 3 + 3 + 1 = 7 workers, there are 5",
         ),
-        (([[6.0, 4.0, 3.0], [25.0, 20.0, 14.0], [30.0, 16.0, 11.0]], 5), "the exact allocation does with 22 s"),
+        (
+            ([[6.0, 4.0, 3.0], [25.0, 20.0, 14.0], [30.0, 16.0, 11.0]], 5),
+            "the exact allocation does with 22 s",
+        ),
         # Group 1 is longer than group 2, which sets d_max = 24: late on 2 workers, but d = 58 would do.
         (([[2.0, 2.0], [100.0, 60.0], [50.0, 40.0]], 4), "some group misses its target"),
     ],
@@ -245,7 +271,10 @@ def test_where_the_longest_group_does_not_end_last_only_the_exact_search_has_no_
 def problems(draw, most_groups=4, most_workers=5):
     groups, most = draw(st.integers(1, most_groups)), draw(st.integers(1, most_workers))
     times = st.integers(1, 60) | st.floats(0.5, 60.0)
-    table = [sorted(draw(st.lists(times, min_size=most, max_size=most)), reverse=True) for _ in range(groups)]
+    table = [
+        sorted(draw(st.lists(times, min_size=most, max_size=most)), reverse=True)
+        for _ in range(groups)
+    ]
     if draw(st.booleans()):
         table.sort()
     fewest = draw(st.integers(1, most))
@@ -261,20 +290,26 @@ def plans(table, workers, fewest):
 
 
 @given(problems(), st.floats(0.0, 70.0), st.sampled_from([0.0, 0.25, 1.0]))
-def test_the_search_keeps_its_bounds_and_comes_within_its_precision_of_the_exact_gradient(problem, train_s, precision):
+def test_the_search_keeps_its_bounds_and_comes_within_its_precision_of_the_exact_gradient(
+    problem, train_s, precision
+):
     table, workers, fewest = problem
     smallest = exact(table, workers, train_s, fewest)
     try:
         found = two_tier(table, workers, train_s, fewest, precision)
     except InputError as refused:  # d_max is in the way
-        assert smallest.gradient_s > max((table[-1, fewest - 1] - smallest.t0_s) / (len(table) - 1), 0.0)
+        assert smallest.gradient_s > max(
+            (table[-1, fewest - 1] - smallest.t0_s) / (len(table) - 1), 0.0
+        )
         assert f"the exact allocation does with {smallest.gradient_s:g} s" in str(refused)
         return
     assert smallest.gradient_s <= found.gradient_s <= smallest.gradient_s + precision + 1e-9
     for plan in (found, smallest):
         assert sum(plan.workers) == workers
         assert all(fewest <= k <= table.shape[1] for k in plan.workers)
-        assert all(more >= needed for more, needed in zip(plan.workers, plan.needed_workers, strict=True))
+        assert all(
+            more >= needed for more, needed in zip(plan.workers, plan.needed_workers, strict=True)
+        )
         assert plan.leftover_workers == workers - sum(plan.needed_workers)
         assert (np.array(plan.predicted_s) <= np.array(plan.target_s) + 1e-9).all()
 
@@ -304,7 +339,16 @@ def test_reversing_a_contiguous_fill_loses_part_of_the_complement():
     assert two_step_sums((0, 1, 2, 3), [2, 2, 2, 2]).tolist() == [3] * 8
     assert two_step_sums((0, 1, 2, 3), [2, 2, 2, 2], "none").tolist() == [0, 0, 2, 2, 4, 4, 6, 6]
     # No assignment of the second step can do better: the reverse of a rising order is the best.
-    assert sorted(two_step_sums((0, 1, 2, 3), counts, alternation="pairing")) == [3, 3, 4, 4, 5, 5, 5, 5]
+    assert sorted(two_step_sums((0, 1, 2, 3), counts, alternation="pairing")) == [
+        3,
+        3,
+        4,
+        4,
+        5,
+        5,
+        5,
+        5,
+    ]
 
 
 def test_the_best_pairing_mends_what_the_reversed_fill_spoils_where_times_do_not_rise():
@@ -425,7 +469,10 @@ def test_the_command_allocates_the_first_step_after_the_last_but_one_epoch(simrl
     assert len(d["two_step_sums"]) == 12
     by_plan = {p["plan"]: p for p in d["plans"]}
     assert set(by_plan) == {"equal", "two_tier", "exact", "optimum"}
-    assert by_plan["optimum"]["longest_two_steps_s"] <= by_plan["two_tier"]["longest_two_steps_s"] + 1e-9
+    assert (
+        by_plan["optimum"]["longest_two_steps_s"]
+        <= by_plan["two_tier"]["longest_two_steps_s"] + 1e-9
+    )
     assert by_plan["two_tier"]["step_s"]["reversed"] < by_plan["equal"]["step_s"]["reversed"]
     assert d["growth_factor"] >= 1.1
     assert Path(d["picture"]).read_bytes().startswith(b"\x89PNG")
@@ -433,10 +480,24 @@ def test_the_command_allocates_the_first_step_after_the_last_but_one_epoch(simrl
 
 
 def test_the_predicted_times_are_tau_of_the_history_s_lengths(simrl, allocate):
-    arguments = ("--workers", "8", "--groups", "2", "--epoch", "0", "--step", "3", "--accept-length", "1.5", "--json")
+    arguments = (
+        "--workers",
+        "8",
+        "--groups",
+        "2",
+        "--epoch",
+        "0",
+        "--step",
+        "3",
+        "--accept-length",
+        "1.5",
+        "--json",
+    )
     d = json.loads(simrl(*allocate(*arguments)).out)
     trace = synthesise(LengthModel.model_validate(MODEL), 1)
-    epoch, step, prompt, tokens = (trace.column(c) for c in ("epoch", "step", "prompt_id", "response_tokens"))
+    epoch, step, prompt, tokens = (
+        trace.column(c) for c in ("epoch", "step", "prompt_id", "response_tokens")
+    )
     of_step = np.unique(prompt[step == 3])
     past = (epoch == 0) & np.isin(prompt, of_step)
     groups = ranking_groups(prompt[past], tokens[past], 2)
@@ -458,8 +519,20 @@ def test_the_table_on_the_screen_says_what_the_paper_leaves_open(simrl, allocate
 
 
 def test_pairing_is_never_worse_than_reversing(simrl, allocate):
-    arguments = ("--workers", "12", "--groups", "5", "--train-seconds", "5", "--json", "--alternation")
-    sums = [json.loads(simrl(*allocate(*arguments, name)).out)["two_step_sums"] for name in ("reversed", "pairing")]
+    arguments = (
+        "--workers",
+        "12",
+        "--groups",
+        "5",
+        "--train-seconds",
+        "5",
+        "--json",
+        "--alternation",
+    )
+    sums = [
+        json.loads(simrl(*allocate(*arguments, name)).out)["two_step_sums"]
+        for name in ("reversed", "pairing")
+    ]
     assert max(sums[1]) <= max(sums[0]) and sum(sums[1]) == pytest.approx(sum(sums[0]))
 
 
@@ -469,7 +542,9 @@ def test_a_command_that_does_not_alternate_or_takes_medians_says_so_in_its_plan(
         json.loads(simrl(*allocate(*asked, *more)).out)
         for more in ((), ("--alternation", "none"), ("--representative", "medians"))
     )
-    assert max(still["two_step_sums"]) == pytest.approx(2 * max(group["predicted_s"] for group in still["groups"]))
+    assert max(still["two_step_sums"]) == pytest.approx(
+        2 * max(group["predicted_s"] for group in still["groups"])
+    )
     assert [group["representative_tokens"] for group in plain["groups"]] != [
         group["representative_tokens"] for group in medians["groups"]
     ]
@@ -477,8 +552,15 @@ def test_a_command_that_does_not_alternate_or_takes_medians_says_so_in_its_plan(
 
 def test_a_trace_of_one_epoch_is_its_own_history_and_it_is_said(simrl, allocate):
     write_trace(synthesise(LengthModel.model_validate({**MODEL, "steps": 2}), 1), "one.parquet")
-    d = json.loads(simrl(*allocate("--workers", "6", "--groups", "3", "--json", trace="one.parquet")).out)
-    assert (d["history_epoch"], d["step"], d["history_is_own"], d["growth_factor"]) == (0, 1, True, None)
+    d = json.loads(
+        simrl(*allocate("--workers", "6", "--groups", "3", "--json", trace="one.parquet")).out
+    )
+    assert (d["history_epoch"], d["step"], d["history_is_own"], d["growth_factor"]) == (
+        0,
+        1,
+        True,
+        None,
+    )
     assert "a forecast that is never wrong" in d["notes"][0]
 
 
@@ -491,9 +573,13 @@ def test_prompts_without_history_are_left_out_and_it_is_said(simrl, allocate):
         "prompt_tokens": [5] * 5,
         "response_tokens": [10, 200, 12, 190, 50],
     }
-    metadata = TraceMetadata(name="run", kind="recorded", source="a test", tokenizer="none", cap_tokens=200)
+    metadata = TraceMetadata(
+        name="run", kind="recorded", source="a test", tokenizer="none", cap_tokens=200
+    )
     write_trace(Trace.from_columns(columns, metadata), "new.parquet")
-    d = json.loads(simrl(*allocate("--workers", "2", "--groups", "2", "--json", trace="new.parquet")).out)
+    d = json.loads(
+        simrl(*allocate("--workers", "2", "--groups", "2", "--json", trace="new.parquet")).out
+    )
     assert (d["samples"], d["prompts_without_history"]) == (2, 1)
     assert "Left out for want of a history: 1 of the step's prompts." in d["notes"]
 
@@ -502,16 +588,43 @@ def test_prompts_without_history_are_left_out_and_it_is_said(simrl, allocate):
     ("arguments", "said"),
     [
         (("--workers", "4", "--groups", "8"), "8 groups on 4 workers"),
-        (("--workers", "20", "--groups", "13"), "12 prompts have a history; ask for 1 to 12 groups"),
-        (("--workers", "12", "--groups", "4", "--min-workers", "4"), "12 workers are fewer than 4 groups × 4"),
-        (("--workers", "12", "--groups", "4", "--max-workers", "2"), "12 workers are more than 4 groups × 2"),
-        (("--workers", "12", "--groups", "4", "--epoch", "9"), "--epoch 9: the trace has the epochs 0 to 2"),
-        (("--workers", "12", "--groups", "4", "--step", "9"), "--step 9: the trace has the steps 0 to 5"),
-        (("--workers", "12", "--groups", "4", "--step", "0", "--epoch", "1"), "step 0 is of epoch 0, before it"),
-        (("--workers", "12", "--groups", "4", "--alternation", "zigzag"), "choose reversed or pairing or none"),
-        (("--workers", "12", "--groups", "4", "--representative", "mean"), "choose responses or medians"),
+        (
+            ("--workers", "20", "--groups", "13"),
+            "12 prompts have a history; ask for 1 to 12 groups",
+        ),
+        (
+            ("--workers", "12", "--groups", "4", "--min-workers", "4"),
+            "12 workers are fewer than 4 groups × 4",
+        ),
+        (
+            ("--workers", "12", "--groups", "4", "--max-workers", "2"),
+            "12 workers are more than 4 groups × 2",
+        ),
+        (
+            ("--workers", "12", "--groups", "4", "--epoch", "9"),
+            "--epoch 9: the trace has the epochs 0 to 2",
+        ),
+        (
+            ("--workers", "12", "--groups", "4", "--step", "9"),
+            "--step 9: the trace has the steps 0 to 5",
+        ),
+        (
+            ("--workers", "12", "--groups", "4", "--step", "0", "--epoch", "1"),
+            "step 0 is of epoch 0, before it",
+        ),
+        (
+            ("--workers", "12", "--groups", "4", "--alternation", "zigzag"),
+            "choose reversed or pairing or none",
+        ),
+        (
+            ("--workers", "12", "--groups", "4", "--representative", "mean"),
+            "choose responses or medians",
+        ),
         (("--workers", "12", "--groups", "4", "-o", "picture.doc"), "use .png, .pdf or .svg"),
-        (("--workers", "12", "--groups", "4", "--train-seconds", "inf"), "--train-seconds inf: give a finite number"),
+        (
+            ("--workers", "12", "--groups", "4", "--train-seconds", "inf"),
+            "--train-seconds inf: give a finite number",
+        ),
         (("--workers", "12", "--groups", "4", "--max-num-seqs", "4096"), None),
     ],
 )

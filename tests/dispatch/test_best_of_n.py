@@ -84,7 +84,9 @@ class Two:
         (row,) = rows(result.samples)
         generated = sum(worker.generated_total for worker in self.workers)
         assert generated == row["generated_tokens"] + row["duplicate_tokens"]
-        parts = [(s["worker"], s["tokens"], s["started_s"], s["ended_s"]) for s in rows(result.segments)]
+        parts = [
+            (s["worker"], s["tokens"], s["started_s"], s["ended_s"]) for s in rows(result.segments)
+        ]
         return row, parts
 
 
@@ -95,7 +97,11 @@ def test_the_first_stay_to_finish_counts_and_what_others_generated_besides_is_du
     # Told at 6, with 3 tokens; the other prefills 4 + 3 and has its 17th token 17 passes later. The first has 11 then, and one
     # more when it stops, at 24.
     assert segments == [(0, 3, 0.0, 6.0), (1, 17, 6.0, 23.0)]
-    assert (row["finished_s"], row["generated_tokens"], row["duplicate_tokens"]) == (23.0, 20, 12 - 3)
+    assert (row["finished_s"], row["generated_tokens"], row["duplicate_tokens"]) == (
+        23.0,
+        20,
+        12 - 3,
+    )
     assert two.ended.value.done
 
 
@@ -116,10 +122,30 @@ def test_a_worker_with_a_duplicate_is_not_empty_until_it_has_gone_and_is_freed_t
     heard = []
     two.duplicate(two.begin(6), 5.0)
     two.workers[1].slow_down(3.0)
-    two.at(7.0, lambda: two.dispatcher.empty(1).callbacks.append(lambda _: heard.append(("empty", two.env.now))))
-    two.at(7.0, lambda: two.dispatcher.freed().callbacks.append(lambda e: heard.append((e.value, two.env.now))))
-    two.at(13.0, lambda: two.dispatcher.freed().callbacks.append(lambda e: heard.append((e.value, two.env.now))))
-    two.at(7.0, lambda: heard.append((two.dispatcher.unfinished.tolist(), len(two.dispatcher.duplicated()[1]))))
+    two.at(
+        7.0,
+        lambda: two.dispatcher.empty(1).callbacks.append(
+            lambda _: heard.append(("empty", two.env.now))
+        ),
+    )
+    two.at(
+        7.0,
+        lambda: two.dispatcher.freed().callbacks.append(
+            lambda e: heard.append((e.value, two.env.now))
+        ),
+    )
+    two.at(
+        13.0,
+        lambda: two.dispatcher.freed().callbacks.append(
+            lambda e: heard.append((e.value, two.env.now))
+        ),
+    )
+    two.at(
+        7.0,
+        lambda: heard.append(
+            (two.dispatcher.unfinished.tolist(), len(two.dispatcher.duplicated()[1]))
+        ),
+    )
     two.row()
     assert heard == [([1, 0], 1), (0, 12.0), (1, 15.0), ("empty", 15.0)]
 
@@ -129,7 +155,9 @@ def test_a_sample_has_one_stay_at_a_worker_and_none_more_once_it_has_ended():
     one = two.begin()
     nothing = rollout(0, {}, done=False)._replace(sample=one)
     for at_s, worker in ((1.0, 0), (1.0, 1), (2.0, 1), (99.0, 1)):
-        two.at(at_s, lambda worker=worker: said.append(two.dispatcher.duplicate(one, worker, nothing)))
+        two.at(
+            at_s, lambda worker=worker: said.append(two.dispatcher.duplicate(one, worker, nothing))
+        )
     two.row()
     assert said == [False, True, False, False]
 
@@ -174,11 +202,18 @@ def test_a_withdrawn_sample_comes_back_with_what_its_own_stay_had():
     two, back = Two(), []
     one = two.begin()
     two.duplicate(one, 5.0)
-    two.at(9.0, lambda: two.dispatcher.withdraw([one]).callbacks.append(lambda event: back.extend(event.value)))
+    two.at(
+        9.0,
+        lambda: two.dispatcher.withdraw([one]).callbacks.append(
+            lambda event: back.extend(event.value)
+        ),
+    )
     row, _ = two.row()
     assert [(r.tokens, r.done) for r in back] == [(5, False)]
     assert two.dispatcher.duplicated() == [[], []]
-    assert row["duplicate_tokens"] + row["generated_tokens"] == 5 + 5  # at 1 from 6 to the boundary after 10
+    assert (
+        row["duplicate_tokens"] + row["generated_tokens"] == 5 + 5
+    )  # at 1 from 6 to the boundary after 10
 
 
 def test_moved_to_another_worker_the_sample_keeps_its_duplicate():
@@ -205,7 +240,11 @@ def test_at_the_end_of_a_simulation_the_furthest_stay_is_what_is_in_flight():
     two.duplicate(two.begin(), 5.0)
     row, segments = two.row(until_s=20.5)
     assert segments == [(0, 3, 0.0, 6.0), (1, 15, 6.0, 21.0)]
-    assert (row["status"], row["generated_tokens"], row["duplicate_tokens"]) == ("in_flight", 18, 11 - 3)
+    assert (row["status"], row["generated_tokens"], row["duplicate_tokens"]) == (
+        "in_flight",
+        18,
+        11 - 3,
+    )
 
 
 def test_a_duplicate_made_while_the_environment_answers_waits_for_that_answer():
@@ -213,13 +252,17 @@ def test_a_duplicate_made_while_the_environment_answers_waits_for_that_answer():
     two.duplicate(two.begin(6, [Turn(3, 9.0, 5)]), 7.0)  # in its environment from 6 to 15
     row, segments = two.row()
     assert segments == [(0, 3, 0.0, 6.0), (1, 3, 15.0, 18.0)]
-    assert row["duplicate_tokens"] == 2  # the first resumes at 15, and stops at the boundary after 18: 19
+    assert (
+        row["duplicate_tokens"] == 2
+    )  # the first resumes at 15, and stops at the boundary after 18: 19
 
 
 def test_chunks_of_a_sample_are_raced_one_by_one():
     two = Two(rule="seer")
     with patch.object(
-        two.dispatcher, "_rule", DISPATCHES["seer"].__class__(**{**vars(DISPATCHES["seer"]), "chunk_tokens": 8})
+        two.dispatcher,
+        "_rule",
+        DISPATCHES["seer"].__class__(**{**vars(DISPATCHES["seer"]), "chunk_tokens": 8}),
     ):
         two.duplicate(two.begin(), 3.0)  # told at 4, with two tokens
         row, segments = two.row()
@@ -231,17 +274,24 @@ def test_chunks_of_a_sample_are_raced_one_by_one():
 
 # A rollout's tail.
 
-REPEATS = [
-    1,
-    2,
-    3,
-    4,
-] * 12  # 48 tokens that an n-gram drafts right from the eighth on (prefixes of 3 or more, seen before)
+REPEATS = (
+    [
+        1,
+        2,
+        3,
+        4,
+    ]
+    * 12
+)  # 48 tokens that an n-gram drafts right from the eighth on (prefixes of 3 or more, seen before)
 
 
 def tail(drafters=("ngram",), workers=2, lengths=((48, 4),), **more):
     """Plain decoding first, one request a worker; the n-gram is what freed workers have. Drafts on the CPU take 5 µs."""
-    groups = {(e, p): [REPEATS[:n] for n in group] for e in range(len(lengths)) for p, group in enumerate([lengths[e]])}
+    groups = {
+        (e, p): [REPEATS[:n] for n in group]
+        for e in range(len(lengths))
+        for p, group in enumerate([lengths[e]])
+    }
     parameters = {"speculation": "none", "decoupled": False, "drafters": drafters, **more}
     return counted("specactor", parameters, trace_of(groups), steps=len(lengths), workers=workers)
 
@@ -250,20 +300,27 @@ def test_a_freed_worker_drafts_for_the_last_request_from_the_tokens_it_has():
     watched = tail()
     window = watched.prepared.tail.plans["ngram"].speculation.window.rule.start_tokens
     first, second = (s for s in rows(watched.result.samples))
-    segments = [(s["worker"], s["tokens"], s["started_s"], s["ended_s"]) for s in rows(watched.result.segments)]
+    segments = [
+        (s["worker"], s["tokens"], s["started_s"], s["ended_s"])
+        for s in rows(watched.result.segments)
+    ]
     # Worker 1 is free at 4; at 5, worker 0 tells that the other request has 5 tokens. The prefill brings the 6th, a plain pass
     # the 7th, with which [1, 2, 3] has been there before. What followed is drafted, as far as there is any: 4 tokens, then 4
     # again, as the match of 5 is later in the text, then 8; from 26 on a pass yields the window and one more.
     assert segments[0] == (0, 5, 0.0, 5.0)
     assert segments[1][:3] == (1, 43, 5.0)
     assert window == 15
-    assert segments[1][3] == pytest.approx(5 + 2 + 3 + math.ceil((48 - 26) / (window + 1)), abs=0.01)
+    assert segments[1][3] == pytest.approx(
+        5 + 2 + 3 + math.ceil((48 - 26) / (window + 1)), abs=0.01
+    )
     stops_s = math.floor(segments[1][3]) + 1  # worker 0, at its next boundary
     assert (first["duplicate_tokens"], second["duplicate_tokens"]) == (stops_s - 5, 0)
     assert first["accepted_tokens"] > 0
     assert second["drafted_tokens"] == 0
     # The update begins when the duplicate has stopped: the GPUs are the trainer's from then on.
-    assert [s["ended_s"] for s in lanes(watched.result)["rollout-000"] if s["kind"] == "rollout"] == [stops_s]
+    assert [
+        s["ended_s"] for s in lanes(watched.result)["rollout-000"] if s["kind"] == "rollout"
+    ] == [stops_s]
 
 
 def test_without_a_freed_worker_nothing_is_duplicated():
@@ -291,12 +348,19 @@ def test_requests_of_low_acceptance_go_first():
         return original(self, one, worker, partial, cached)
 
     original = Dispatcher.duplicate
-    parameters = {"speculation": "ngram", "decoupled": False, "drafters": ("qwen2.5-0.5b",), "b_max": 1}
+    parameters = {
+        "speculation": "ngram",
+        "decoupled": False,
+        "drafters": ("qwen2.5-0.5b",),
+        "b_max": 1,
+    }
     with patch.object(Dispatcher, "duplicate", duplicate):
         counted("specactor", parameters, trace_of({(0, 0): texts}), steps=1, workers=3)
     at_s, uid, worker, tokens = asked[0]
     assert (uid, worker) == (1, 2)
-    assert at_s == pytest.approx(21, abs=0.01), "worker 2 is free at 20, the others tell at their next boundary"
+    assert at_s == pytest.approx(21, abs=0.01), (
+        "worker 2 is free at 20, the others tell at their next boundary"
+    )
     assert tokens in (20, 21)
 
 
@@ -329,7 +393,10 @@ rules = st.fixed_dictionaries(
         "kv": st.sampled_from(["mixed", "recompute", "transfer"]),
         "copies": st.sampled_from(["decoupled", "coupled"]),
         "drafters": st.lists(
-            st.sampled_from(["ngram", "qwen2.5-0.5b", "qwen2.5-1.5b"]), min_size=1, max_size=3, unique=True
+            st.sampled_from(["ngram", "qwen2.5-0.5b", "qwen2.5-1.5b"]),
+            min_size=1,
+            max_size=3,
+            unique=True,
         ).map(tuple),
         "decoupled": st.booleans(),
         "dispatch": st.sampled_from(["least_requests", "even_split", "seer"]),
@@ -354,11 +421,18 @@ def check(watched_prepared, most_load):
         watched = watch(watched_prepared)
     assert_nothing_is_lost(watched)
     assert all(load <= most_load for load, done in loads if done)
-    assert [u["off_policyness_max"] for u in rows(watched.result.steps)] == [0] * watched.result.steps.num_rows
-    working = [s for s in rows(watched.result.spans) if s["kind"] in ("log_prob", "train", "publish", "switch")]
+    assert [u["off_policyness_max"] for u in rows(watched.result.steps)] == [
+        0
+    ] * watched.result.steps.num_rows
+    working = [
+        s
+        for s in rows(watched.result.spans)
+        if s["kind"] in ("log_prob", "train", "publish", "switch")
+    ]
     for span in (s for s in rows(watched.result.spans) if s["kind"] == "rollout"):
         assert all(
-            span["ended_s"] <= w["started_s"] + 1e-9 or w["ended_s"] <= span["started_s"] + 1e-9 for w in working
+            span["ended_s"] <= w["started_s"] + 1e-9 or w["ended_s"] <= span["started_s"] + 1e-9
+            for w in working
         )
     return watched
 
@@ -384,16 +458,26 @@ def test_nor_where_workers_are_lost_and_slow(steps, gpus, rule, seed, on_loss):
         {"kind": "lost", "worker": 0, "at_s": 0.2, "back_s": 0.4},
         {"kind": "slow", "factor": 3, "rate_per_hour": 60, "duration_s": 30},
     ]
-    system = on_gpus("specactor", {**rule, "on_loss": on_loss}, gpus, steps=2, faults=faults, seed=seed)
+    system = on_gpus(
+        "specactor", {**rule, "on_loss": on_loss}, gpus, steps=2, faults=faults, seed=seed
+    )
     assert_nothing_is_lost(watch(prepared(system, steps, limits=ROOMY)))
 
 
 @examples(10)
 @given(traces, rules, st.sampled_from([None, "none", "ngram"]))
-def test_what_is_trained_is_the_same_with_and_without_and_two_runs_are_equal(steps, rule, speculation):
+def test_what_is_trained_is_the_same_with_and_without_and_two_runs_are_equal(
+    steps, rule, speculation
+):
     more = {} if speculation is None else {"speculation": speculation}
     runs = [
-        watch(prepared(on_gpus("specactor", {**rule, **more, "best_of_n": best}, 4, steps=2), steps, limits=ROOMY))
+        watch(
+            prepared(
+                on_gpus("specactor", {**rule, **more, "best_of_n": best}, 4, steps=2),
+                steps,
+                limits=ROOMY,
+            )
+        )
         for best in (True, True, False)
     ]
     first, again, without = (run.result for run in runs)
@@ -417,7 +501,9 @@ OWN = {"name": "specactor", "model": "qwen2.5-0.5b"}
 def test_drafters_of_freed_workers_take_room_from_the_kv_cache_of_all():
     tokens = {}
     for drafters in ((), ("ngram",), ("qwen2.5-0.5b",), ("ngram", "qwen2.5-0.5b", "qwen2.5-1.5b")):
-        ready = prepare(scenario({**OWN, "drafters": drafters, "decoupled": False}, model="qwen2.5-7b"))
+        ready = prepare(
+            scenario({**OWN, "drafters": drafters, "decoupled": False}, model="qwen2.5-7b")
+        )
         tokens[len(drafters), drafters[:1]] = ready.inputs()["kv_cache_tokens_per_worker"]
     none, ngram, own, three = tokens.values()
     assert none == ngram == own, "a text drafter takes nothing, and the own one is there already"
@@ -430,14 +516,17 @@ def test_drafters_of_freed_workers_take_room_from_the_kv_cache_of_all():
         - ready.model.weight_bytes
         - drafters_bytes
     )
-    a_token = ready.model.kv_bytes_per_token + max(ready.drafts.kv_bytes_per_token, ready.tail.kv_bytes_per_token)
+    a_token = ready.model.kv_bytes_per_token + max(
+        ready.drafts.kv_bytes_per_token, ready.tail.kv_bytes_per_token
+    )
     assert ready.inputs()["best_of_n"]["weight_bytes"] == ready.tail.weight_bytes
     assert three == int(free // a_token) // engine.block_size * engine.block_size < none
 
 
 def test_where_the_first_drafter_has_gpus_of_its_own_all_drafters_come_to_the_workers():
     apart, without = (
-        prepare(scenario({**OWN, "copies": "coupled", "best_of_n": best}, model="qwen2.5-7b")) for best in (True, False)
+        prepare(scenario({**OWN, "copies": "coupled", "best_of_n": best}, model="qwen2.5-7b"))
+        for best in (True, False)
     )
     weights = sum(plan.weight_bytes for plan in apart.tail.plans.values())
     assert apart.tail.weight_bytes == weights > 0
@@ -445,7 +534,9 @@ def test_where_the_first_drafter_has_gpus_of_its_own_all_drafters_come_to_the_wo
 
 
 def test_windows_and_order_come_from_the_draft_ladder():
-    ready = prepare(scenario({**OWN, "copies": "coupled", "assignment": "by_request"}, model="qwen2.5-7b"))
+    ready = prepare(
+        scenario({**OWN, "copies": "coupled", "assignment": "by_request"}, model="qwen2.5-7b")
+    )
     ladder = ready.inputs()["best_of_n"]["ladder"]
     assert tuple(ladder) == ready.tail.rule.order
     speedups = [entry["speedup"] for entry in ladder.values()]
@@ -453,7 +544,9 @@ def test_windows_and_order_come_from_the_draft_ladder():
     for name, plan in ready.tail.plans.items():
         assert plan.speculation.window.rule.start_tokens == ladder[name]["window"]
         assert plan.decoupled is None
-        assert ladder[name]["acceptance"] == (0.75 if name != "ngram" else pytest.approx(0.4, abs=0.1))
+        assert ladder[name]["acceptance"] == (
+            0.75 if name != "ngram" else pytest.approx(0.4, abs=0.1)
+        )
         assert ladder[name]["source"] == "assumed"
 
 
@@ -461,9 +554,13 @@ def test_the_ladder_does_not_look_at_the_tokens_of_the_run(tmp_path):
     def ladder(text):
         path = tmp_path / f"{len(set(text))}.parquet"
         write_trace(trace_of({(0, 0): [text] * 4}), path)
-        return prepare(scenario("specactor", workload={"trace": str(path)}, steps=1)).tail.facts["ladder"]
+        return prepare(scenario("specactor", workload={"trace": str(path)}, steps=1)).tail.facts[
+            "ladder"
+        ]
 
-    assert ladder(REPEATS) == ladder(list(range(len(REPEATS)))), "an n-gram drafts the first, and nothing of the second"
+    assert ladder(REPEATS) == ladder(list(range(len(REPEATS)))), (
+        "an n-gram drafts the first, and nothing of the second"
+    )
 
 
 def test_the_place_of_the_ngram_is_that_of_its_run_model():
@@ -472,8 +569,12 @@ def test_the_place_of_the_ngram_is_that_of_its_run_model():
             "gaps": [{"up_to_tokens": 64, "share": 1, "mean_tokens": wrong}],
             "hits": [{"up_to_tokens": 64, "share": 1, "mean_tokens": right}],
         }
-        runs = {"ngram": {"classes": [{"share": 1, "share_of_long": 1, **buckets}], "first_epoch": True}}
-        return prepare(scenario("specactor", speculation={"runs": runs})).tail.facts["ladder"]["ngram"]
+        runs = {
+            "ngram": {"classes": [{"share": 1, "share_of_long": 1, **buckets}], "first_epoch": True}
+        }
+        return prepare(scenario("specactor", speculation={"runs": runs})).tail.facts["ladder"][
+            "ngram"
+        ]
 
     seldom, often = place(30, 2), place(2, 30)
     assert seldom["acceptance"] == pytest.approx(2 / 32, abs=0.03)  # a response begins with a gap
@@ -484,10 +585,16 @@ def test_the_place_of_the_ngram_is_that_of_its_run_model():
 @pytest.mark.parametrize(
     ("parameters", "line"),
     [
-        ({"drafters": ("ngram", "ngram")}, "best_of_n: drafter 'ngram' is named twice; name each once"),
+        (
+            {"drafters": ("ngram", "ngram")},
+            "best_of_n: drafter 'ngram' is named twice; name each once",
+        ),
         ({"drafters": ("gpt-9",)}, "gpt-9"),
         ({"b_max": 0}, "b_max"),
-        ({"speculation": "tlt"}, "speculation tlt: with best_of_n, requests run with several drafters"),
+        (
+            {"speculation": "tlt"},
+            "speculation tlt: with best_of_n, requests run with several drafters",
+        ),
         ({"speculation": "draft_model"}, "speculation draft_model: with best_of_n"),
     ],
 )
@@ -499,7 +606,8 @@ def test_what_cannot_be_is_refused_in_one_line(parameters, line):
 
 def test_without_drafters_it_is_specactor_without_best_of_n():
     none, without = (
-        watch(prepared(scenario({"name": "specactor", **more}))) for more in ({"drafters": ()}, {"best_of_n": False})
+        watch(prepared(scenario({"name": "specactor", **more})))
+        for more in ({"drafters": ()}, {"best_of_n": False})
     )
     assert none.result.samples == without.result.samples
     assert without.prepared.tail is None

@@ -46,7 +46,9 @@ def test_round_robin_of_groups_sends_all_responses_of_a_prompt_to_one_worker_and
     groups = [sample(uid)._replace(prompt_id=uid // 3) for uid in range(12)]
     assert round_robin_groups(groups[:6], nothing_unfinished(3), 0, NO_HISTORY) == [0] * 3 + [1] * 3
     assert round_robin_groups(groups[6:], np.array([9, 9, 0]), 6, NO_HISTORY) == [2] * 3 + [0] * 3
-    assert round_robin_groups(groups[:1], nothing_unfinished(3), 7, NO_HISTORY) == [1]  # one that goes on elsewhere
+    assert round_robin_groups(groups[:1], nothing_unfinished(3), 7, NO_HISTORY) == [
+        1
+    ]  # one that goes on elsewhere
 
 
 # Recipes take the dispatch of the version that their paper cites.
@@ -57,17 +59,24 @@ def test_verl_hands_out_whole_groups_in_0_4_and_single_responses_since():
         for version in ("0.4", 0.4):
             assert make_system(name, {"version": version}).dispatch.name == "even_split"
         assert make_system(name, {}).dispatch.name == "least_requests"
-    assert make_system("verl_colocated", {"version": "0.4", "dispatch": "round_robin"}).dispatch.name == "round_robin"
+    assert (
+        make_system("verl_colocated", {"version": "0.4", "dispatch": "round_robin"}).dispatch.name
+        == "round_robin"
+    )
     with pytest.raises(InputError, match=r"system verl_colocated: version is '0.9'"):
         make_system("verl_colocated", {"version": 0.9})
 
 
-@pytest.mark.parametrize("name", ["verl_2x", "rlhfuse", "verl_draft_model", "verl_ngram", "specactor", "tlt"])
+@pytest.mark.parametrize(
+    "name", ["verl_2x", "rlhfuse", "verl_draft_model", "verl_ngram", "specactor", "tlt"]
+)
 def test_what_a_paper_built_on_or_compared_with_verl_0_4_has_its_dispatch(name):
     assert make_system(name, {}).dispatch.name == "even_split"
 
 
-@given(st.sampled_from(sorted(DISPATCHES)), st.integers(0, 50), st.integers(1, 9), st.integers(0, 100))
+@given(
+    st.sampled_from(sorted(DISPATCHES)), st.integers(0, 50), st.integers(1, 9), st.integers(0, 100)
+)
 def test_every_rule_shares_a_batch_evenly_among_idle_workers(name, n, workers, submitted):
     places = DISPATCHES[name].place(samples(n), nothing_unfinished(workers), submitted, NO_HISTORY)
     assert len(places) == n
@@ -97,7 +106,9 @@ def dispatcher_of(env, workers, rule):
 def test_a_dispatcher_counts_what_is_unfinished_and_forgets_what_has_ended():
     env = simpy.Environment()
     dispatcher = dispatcher_of(env, workers(env), "least_requests")
-    dispatcher.submit([sample(0, response_tokens=20), sample(1, response_tokens=3), sample(2, response_tokens=20)])
+    dispatcher.submit(
+        [sample(0, response_tokens=20), sample(1, response_tokens=3), sample(2, response_tokens=20)]
+    )
     env.run(until=5.0)  # worker 0 holds two, worker 1 none any more
     ends = env.run(gather(env, dispatcher.submit([sample(3), sample(4)])))
     assert [end.segments[0].worker for end in ends] == [1, 1]
@@ -106,7 +117,10 @@ def test_a_dispatcher_counts_what_is_unfinished_and_forgets_what_has_ended():
 def test_round_robin_counts_over_all_that_was_submitted():
     env = simpy.Environment()
     dispatcher = dispatcher_of(env, workers(env, 3), "round_robin")
-    events = [*dispatcher.submit([sample(0), sample(1)]), *dispatcher.submit([sample(2), sample(3)])]
+    events = [
+        *dispatcher.submit([sample(0), sample(1)]),
+        *dispatcher.submit([sample(2), sample(3)]),
+    ]
     assert [end.segments[0].worker for end in env.run(gather(env, events))] == [0, 1, 2, 0]
 
 
@@ -148,7 +162,9 @@ def test_a_response_that_was_aborted_at_its_worker_is_handed_on_as_unfinished():
     worker.abort(sample(0, response_tokens=50))
     stopped = env.run(end)
     assert (stopped.done, stopped.tokens) == (False, 3)
-    assert stopped == rollout(0, {0: 3}, done=False)._replace(sample=stopped.sample, first_token_s=1.0)
+    assert stopped == rollout(0, {0: 3}, done=False)._replace(
+        sample=stopped.sample, first_token_s=1.0
+    )
 
 
 # Moves, withdrawals, losses.
@@ -182,11 +198,19 @@ def test_a_sample_that_ends_at_the_instant_it_is_withdrawn_is_done():
 def test_a_sample_that_waits_goes_where_it_is_moved_when_that_worker_has_room():
     env = simpy.Environment()
     dispatcher = Dispatcher(env, workers(env), dispatch(per_worker=1), recorder())
-    batch = [sample(0, response_tokens=9), sample(1, response_tokens=20), sample(2, response_tokens=5)]
+    batch = [
+        sample(0, response_tokens=9),
+        sample(1, response_tokens=20),
+        sample(2, response_tokens=5),
+    ]
     ends = dispatcher.submit(batch)
     dispatcher.move(batch[2], 1)
     rollouts = env.run(gather(env, ends))
-    assert [(rollout.segments[0].worker, rollout.finished_s) for rollout in rollouts] == [(0, 9), (1, 20), (1, 25)]
+    assert [(rollout.segments[0].worker, rollout.finished_s) for rollout in rollouts] == [
+        (0, 9),
+        (1, 20),
+        (1, 25),
+    ]
 
 
 def test_only_who_lost_its_worker_waits_for_it():
@@ -202,7 +226,9 @@ def test_only_who_lost_its_worker_waits_for_it():
     env.run(until=50.5)
     dispatcher.activate(0)
     env.run(until=100.5)
-    assert [rollout.tokens for rollout in dispatcher.waiting()] == [12]  # it ended with the pass that ran
+    assert [rollout.tokens for rollout in dispatcher.waiting()] == [
+        12
+    ]  # it ended with the pass that ran
     dispatcher.activate(1, lost=True)
     fleet[1].restore()
     assert env.run(ends[1]).segments[-1].worker == 1
@@ -318,11 +344,16 @@ TIGHT = Limits(max_num_seqs=2, max_num_batched_tokens=16, block_size=4, kv_block
 
 @examples(300)
 @given(st.data(), RULES, st.integers(1, 3), st.sampled_from([ROOMY, TIGHT]))
-def test_every_sample_comes_back_once_with_all_its_tokens_whatever_happens_to_it_on_the_way(data, rule, count, limits):
+def test_every_sample_comes_back_once_with_all_its_tokens_whatever_happens_to_it_on_the_way(
+    data, rule, count, limits
+):
     """I12: a submission comes back once."""
     env, at = simpy.Environment(), {}
     record = recorder(*(f"rollout-{i:03d}" for i in range(count)))
-    fleet = [Watched(a_worker(env, i, limits, 2.0, record), at, rule.per_worker or 10**9) for i in range(count)]
+    fleet = [
+        Watched(a_worker(env, i, limits, 2.0, record), at, rule.per_worker or 10**9)
+        for i in range(count)
+    ]
     dispatcher = Dispatcher(env, fleet, rule, record)
     out, back, length = {}, {}, {}  # who was submitted and has not come back; who has; the lengths
 
@@ -349,12 +380,32 @@ def test_every_sample_comes_back_once_with_all_its_tokens_whatever_happens_to_it
 
     for _ in range(data.draw(st.integers(1, 12))):
         what = data.draw(
-            st.sampled_from(["submit", "to", "cut", "again", "withdraw", "move", "retire", "lose", "activate", "load"])
+            st.sampled_from(
+                [
+                    "submit",
+                    "to",
+                    "cut",
+                    "again",
+                    "withdraw",
+                    "move",
+                    "retire",
+                    "lose",
+                    "activate",
+                    "load",
+                ]
+            )
         )
         worker = data.draw(st.integers(0, count - 1))
-        some = [one for one in out.values() if data.draw(st.booleans())] if what in ("withdraw", "move") else []
+        some = (
+            [one for one in out.values() if data.draw(st.booleans())]
+            if what in ("withdraw", "move")
+            else []
+        )
         if what == "submit":
-            submit(new(data.draw(st.integers(1, 6))), min_version=data.draw(st.sampled_from([0, 0, 1, 2])))
+            submit(
+                new(data.draw(st.integers(1, 6))),
+                min_version=data.draw(st.sampled_from([0, 0, 1, 2])),
+            )
         elif what == "to":
             submit(new(2), to=[worker, worker])
         elif what == "cut":
@@ -382,12 +433,15 @@ def test_every_sample_comes_back_once_with_all_its_tokens_whatever_happens_to_it
             dispatcher.activate(worker)
         elif what == "load":
             on_fire(
-                fleet[worker].load_weights(fleet[worker].policy_version + 1), lambda _: dispatcher.weights_changed()
+                fleet[worker].load_weights(fleet[worker].policy_version + 1),
+                lambda _: dispatcher.weights_changed(),
             )
         env.run(until=env.now + data.draw(st.sampled_from([0.25, 1.0, 1.5, 4.0])))
         held = [one.uid for samples in dispatcher.held() for one in samples]
         assert sorted(held) == sorted(at)
-        assert sorted(held + [rollout.sample.uid for rollout in dispatcher.waiting()]) == sorted(out)
+        assert sorted(held + [rollout.sample.uid for rollout in dispatcher.waiting()]) == sorted(
+            out
+        )
     for i, worker in enumerate(fleet):
         worker.lost = False
         worker.restore()
@@ -404,7 +458,11 @@ def test_every_sample_comes_back_once_with_all_its_tokens_whatever_happens_to_it
     assert not at
     assert {uid: rollout.tokens for uid, rollout in back.items()} == length
     assert all(rollout.done for rollout in back.values())
-    assert not len(dispatcher._waiting.queue) and not dispatcher._waiting._void and not dispatcher.waiting()
+    assert (
+        not len(dispatcher._waiting.queue)
+        and not dispatcher._waiting._void
+        and not dispatcher.waiting()
+    )
     if rule.chunk_tokens is not None:
         stays = [segment.tokens for rollout in back.values() for segment in rollout.segments]
         assert max(stays, default=0) <= rule.chunk_tokens

@@ -38,7 +38,9 @@ def after_an_epoch(*tokens: int) -> LengthHistory:
     history = LengthHistory()
     for group, length in zip(a_step(0, len(tokens)), tokens, strict=True):
         history.expect(group)
-        history.observe([Rollout(sample, (Segment(0, 0, length, 0.0, 1.0),), True) for sample in group])
+        history.observe(
+            [Rollout(sample, (Segment(0, 0, length, 0.0, 1.0),), True) for sample in group]
+        )
     return history
 
 
@@ -63,7 +65,9 @@ def test_ranking_groups_go_up_in_even_steps_and_down_in_odd_ones():
 
 def test_the_last_half_of_a_group_are_outliers_beyond_beta_times_its_longest_prompt():
     """§6.3, α = 50 %, β = 1.1: of groups whose longest prompts had 20 and 40 tokens."""
-    plan = Planner(RULE, after_an_epoch(40, 10, 30, 20), TIMES).plan(2, a_step(1), [0, 1], [0.0, 0.0], 0.0)
+    plan = Planner(RULE, after_an_epoch(40, 10, 30, 20), TIMES).plan(
+        2, a_step(1), [0, 1], [0.0, 0.0], 0.0
+    )
     assert [(group.last, group.outlier_tokens) for group in plan.groups] == [(2, 23), (2, 45)]
 
 

@@ -76,7 +76,11 @@ class Naive:
         def key(entry):
             one, tokens, pushed, probes = entry
             group = one.prompt_id
-            return (0, tokens, pushed) if probes else (1, -self.longest.get(group, math.inf), self.order[group], pushed)
+            return (
+                (0, tokens, pushed)
+                if probes
+                else (1, -self.longest.get(group, math.inf), self.order[group], pushed)
+            )
 
         first = min(self.waiting, key=key)
         self.waiting.remove(first)
@@ -101,7 +105,9 @@ def test_the_queue_is_in_the_order_that_a_search_of_all_that_wait_finds(data):
             one = out.pop(data.draw(st.integers(0, len(out) - 1)))
             tokens = data.draw(st.integers(1, 20))
             for either in (queue, naive):
-                either.push(one, so_far(one, tokens)) if what == "cut" else either.observe(finished(one, tokens))
+                either.push(one, so_far(one, tokens)) if what == "cut" else either.observe(
+                    finished(one, tokens)
+                )
         assert len(queue) == len(naive.waiting)
     while len(queue):
         assert queue.pop() == naive.pop()
@@ -111,7 +117,11 @@ def test_the_queue_is_in_the_order_that_a_search_of_all_that_wait_finds(data):
 
 
 def segments_of(result, uid):
-    return [(s["worker"], s["tokens"], s["started_s"], s["ended_s"]) for s in rows(result.segments) if s["uid"] == uid]
+    return [
+        (s["worker"], s["tokens"], s["started_s"], s["ended_s"])
+        for s in rows(result.segments)
+        if s["uid"] == uid
+    ]
 
 
 def test_a_response_is_cut_into_chunks_and_any_worker_takes_the_next():
@@ -141,7 +151,14 @@ def test_a_group_that_turns_out_long_goes_before_those_that_came_earlier():
     began = {s["uid"]: s["started_s"] for s in rows(result.segments)}
     assert began == {0: 0, 3: 0, 4: 11, 5: 21, 1: 32, 2: 42}
     in_order = timed("seer", 1, lengths, context_aware=False, **parameters)
-    assert {s["uid"]: s["started_s"] for s in rows(in_order.segments)} == {0: 0, 1: 0, 2: 10, 3: 10, 4: 21, 5: 31}
+    assert {s["uid"]: s["started_s"] for s in rows(in_order.segments)} == {
+        0: 0,
+        1: 0,
+        2: 10,
+        3: 10,
+        4: 21,
+        5: 31,
+    }
 
 
 def tables(result):
@@ -157,21 +174,29 @@ def test_without_chunks_limit_and_order_it_is_verl_colocated(trace, workers):
 
 
 @pytest.mark.parametrize("chunk_tokens", [7, None])
-def test_where_all_responses_are_equally_long_and_fit_it_takes_as_long_as_verl_colocated(chunk_tokens):
+def test_where_all_responses_are_equally_long_and_fit_it_takes_as_long_as_verl_colocated(
+    chunk_tokens,
+):
     equal = trace([[[(4, 30)] * 2] * 3])
     plain = timed("verl_colocated", 3, equal, workers=2)
-    assert updates_at(timed("seer", 3, equal, workers=2, chunk_tokens=chunk_tokens)) == updates_at(plain)
+    assert updates_at(timed("seer", 3, equal, workers=2, chunk_tokens=chunk_tokens)) == updates_at(
+        plain
+    )
 
 
 @examples(30)
 @given(traces, workers, st.integers(1, 20), st.integers(1, 4), st.booleans())
-def test_no_stay_is_longer_than_a_chunk_and_no_worker_has_more_than_it_may(trace, workers, chunk, most, pool):
+def test_no_stay_is_longer_than_a_chunk_and_no_worker_has_more_than_it_may(
+    trace, workers, chunk, most, pool
+):
     parameters = {"chunk_tokens": chunk, "per_worker": most, "kv_pool": pool}
     result = run(("seer", parameters), trace, workers).result
     segments = rows(result.segments)
     assert max(s["tokens"] for s in segments) <= chunk
     for one in segments:
         at_once = [
-            s for s in segments if s["worker"] == one["worker"] and s["started_s"] <= one["started_s"] < s["ended_s"]
+            s
+            for s in segments
+            if s["worker"] == one["worker"] and s["started_s"] <= one["started_s"] < s["ended_s"]
         ]
         assert len(at_once) <= most

@@ -17,11 +17,14 @@ from tests.helpers import Watched, examples, lanes, prepared, rows, scenario, wa
 OVERLAPPING = [
     name
     for name in RECIPES
-    if make_system(name, {}).rollout_share is not None and make_system(name, {}).schedule != "synchronous"
+    if make_system(name, {}).rollout_share is not None
+    and make_system(name, {}).schedule != "synchronous"
 ]
 
 
-def adapting(name: str, gpus: int = 8, share: float = 0.5, every: int = 1, steps: int = 8, **training) -> Watched:
+def adapting(
+    name: str, gpus: int = 8, share: float = 0.5, every: int = 1, steps: int = 8, **training
+) -> Watched:
     workload = {
         "steps": 4,
         "prompts_per_step": 8,
@@ -36,7 +39,13 @@ def adapting(name: str, gpus: int = 8, share: float = 0.5, every: int = 1, steps
         steps=steps,
         cluster={"gpu": "h100", "gpus": gpus, "tp": 1},
         workload={"synthetic": workload},
-        training={"reward_s": 0.01, "publish_s": 0.02, "load_overhead_s": 0.02, "switch_s": 0.05, **training},
+        training={
+            "reward_s": 0.01,
+            "publish_s": 0.02,
+            "load_overhead_s": 0.02,
+            "switch_s": 0.05,
+            **training,
+        },
     )
     return watch(prepared(chosen))
 
@@ -90,7 +99,9 @@ def test_a_trainer_keeps_as_many_gpus_as_a_sequence_needs():
 @pytest.mark.parametrize("name", OVERLAPPING)
 @examples(10)
 @given(st.integers(1, 3), st.sampled_from([0.25, 0.5, 0.75]), st.sampled_from([0.35, 0.002]))
-def test_nothing_is_lost_and_no_gpu_does_two_things_while_the_split_changes(name, every, share, mfu):
+def test_nothing_is_lost_and_no_gpu_does_two_things_while_the_split_changes(
+    name, every, share, mfu
+):
     watched = adapting(name, share=share, every=every, mfu=mfu, log_prob_mfu=mfu)
     result = watched.result
     samples = rows(result.samples)

@@ -31,7 +31,10 @@ def history_of(tokens_by_prompt):
 
 
 def to_come(prompts, group=1):
-    return [of_epoch(sample(uid), 1, prompt) for uid, prompt in enumerate(p for p in prompts for _ in range(group))]
+    return [
+        of_epoch(sample(uid), 1, prompt)
+        for uid, prompt in enumerate(p for p in prompts for _ in range(group))
+    ]
 
 
 def test_lengths_are_expected_to_be_the_last_epochs_and_the_others_mean_for_a_new_prompt():
@@ -57,12 +60,17 @@ def test_the_longest_prompts_have_workers_of_their_own_and_so_many_that_the_batc
     crowded = SkewnessAware(doubling_batch=1)
     assert dedicated(crowded, [40], [20] * 3, 2) == 1  # 40 + 40 and 20 + 60, against 40 + 50
     assert dedicated(crowded, [40], [20] * 9, 2) == 0  # 20 + 180 against 40 + 110
-    assert Counter(crowded(to_come([0, *[1] * 9]), IDLE[:2], 0, history)) == {0: 5, 1: 5}  # 40 + 4 · 20 and 5 · 20
+    assert Counter(crowded(to_come([0, *[1] * 9]), IDLE[:2], 0, history)) == {
+        0: 5,
+        1: 5,
+    }  # 40 + 4 · 20 and 5 · 20
 
 
 def test_a_share_of_the_workers_can_be_dedicated_whatever_is_predicted():
     shares = (0.01, 0.3, 0.99)
-    assert [dedicated(SkewnessAware(dedicated_share=x), [40] * 2, [20] * 8, 10) for x in shares] == [1, 3, 9]
+    assert [
+        dedicated(SkewnessAware(dedicated_share=x), [40] * 2, [20] * 8, 10) for x in shares
+    ] == [1, 3, 9]
     assert dedicated(SkewnessAware(dedicated_share=0.5), [40], [20], 1) == 0
 
 
@@ -71,9 +79,11 @@ def test_what_counts_as_the_longest_is_the_longest_of_the_last_epoch():
     long, short = {0: [100, 100, 100]}, {p: [20, 20, 20] for p in range(1, 5)}
     batch = to_come(range(5), group=3)
     assert set(SkewnessAware(doubling_batch=8)(batch, IDLE, 0, history_of(long | short))[3:]) == {0}
-    assert set(SkewnessAware(doubling_batch=8)(batch, IDLE, 0, history_of(long | short | {4: [20, 20, 200]}))[3:]) != {
-        0
-    }
+    assert set(
+        SkewnessAware(doubling_batch=8)(
+            batch, IDLE, 0, history_of(long | short | {4: [20, 20, 200]})
+        )[3:]
+    ) != {0}
 
 
 def test_siblings_are_all_long_or_all_short():
@@ -102,7 +112,9 @@ def test_without_history_and_while_others_are_at_work_samples_are_shared_out_by_
     st.sampled_from([0.2, 0.5]),
     st.sampled_from([1, 8, 64]),
 )
-def test_no_number_of_dedicated_workers_is_predicted_to_be_done_sooner(lengths, count, share, doubling):
+def test_no_number_of_dedicated_workers_is_predicted_to_be_done_sooner(
+    lengths, count, share, doubling
+):
     place, tokens = SkewnessAware(share, doubling_batch=doubling), np.array(lengths, dtype=float)
     is_long = place.long_prompts(to_come(range(len(lengths))), tokens)
     assert is_long.sum() == round(share * len(lengths))
@@ -141,7 +153,10 @@ def test_from_the_second_epoch_on_the_longest_are_first_in_their_engine():
     two_at_once = ROOMY._replace(max_num_seqs=2)
     parameters = {"limits": two_at_once, "eta": 0, "stream": False, "minibatches": 1}
     first_s = 40 + 5 + 100  # the third begins at 10
-    assert updates_at(timed("streamrl", 2, tail_last, **parameters)) == [first_s, first_s + 10 + 30 + 5 + 100]
+    assert updates_at(timed("streamrl", 2, tail_last, **parameters)) == [
+        first_s,
+        first_s + 10 + 30 + 5 + 100,
+    ]
     in_order = timed("streamrl", 2, tail_last, longest_first=False, **parameters)
     assert updates_at(in_order) == [first_s, first_s + 10 + 40 + 5 + 100]
 
@@ -151,7 +166,9 @@ def test_the_long_one_has_a_worker_for_itself_and_is_done_sooner():
     one_at_once = ROOMY._replace(max_num_seqs=1)
     parameters = {"workers": 2, "limits": one_at_once, "eta": 0, "stream": False, "minibatches": 1}
     result = timed("streamrl", 2, one_long, **parameters)
-    workers_of = [[s["worker"] for s in rows(result.segments) if s["policy_version"] == v] for v in (0, 1)]
+    workers_of = [
+        [s["worker"] for s in rows(result.segments) if s["policy_version"] == v] for v in (0, 1)
+    ]
     assert workers_of == [[0, 1, 0, 1, 0], [0, 0, 0, 0, 1]]
     assert updates_at(result) == [80 + 105, 80 + 105 + 10 + 80 + 105]
 
@@ -173,9 +190,9 @@ def test_where_all_responses_are_equally_long_it_is_asyncflow(length, groups, wo
 def test_where_all_responses_are_equally_long_and_nothing_streams_it_is_one_step_off_or_split():
     for name, eta in (("one_step_off", 1), ("split", 0)):
         plain = timed(name, 5, EQUAL, workers=2)
-        assert updates_at(timed("streamrl", 5, EQUAL, workers=2, eta=eta, stream=False, minibatches=1)) == updates_at(
-            plain
-        )
+        assert updates_at(
+            timed("streamrl", 5, EQUAL, workers=2, eta=eta, stream=False, minibatches=1)
+        ) == updates_at(plain)
 
 
 def test_a_ranker_knows_the_lengths_to_come_of_as_many_prompts_as_it_is_accurate():

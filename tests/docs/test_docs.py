@@ -24,7 +24,10 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
 PARSED = ("console",)
 OTHERS = ("text", "yaml", "toml", "json", PRINTED)  # what is no command, and files
-PAGES = [*RUN_PAGES, *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "experiments").glob("*.md"))]
+PAGES = [
+    *RUN_PAGES,
+    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "experiments").glob("*.md")),
+]
 
 
 def blocks(page: str) -> list[Block]:
@@ -32,7 +35,12 @@ def blocks(page: str) -> list[Block]:
 
 
 def of_simrl(page: str, languages: tuple[str, ...]) -> list[list[str]]:
-    every = [words for block in blocks(page) if block.language in languages for words in commands(block.text)]
+    every = [
+        words
+        for block in blocks(page)
+        if block.language in languages
+        for words in commands(block.text)
+    ]
     return [words[1:] for words in every if words[0] == "simrl"]
 
 
@@ -64,10 +72,23 @@ def test_commands_that_are_not_run_are_ones_that_simrl_has(page: str):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_shipped_file_that_a_command_names_is_there(page: str):
-    every = [words for block in blocks(page) if block.language in ("sh", "console") for words in commands(block.text)]
+    every = [
+        words
+        for block in blocks(page)
+        if block.language in ("sh", "console")
+        for words in commands(block.text)
+    ]
     made = {words[words.index("-o") + 1] for words in every if "-o" in words}
-    named = {word.partition("=")[2] if re.match(r"[\w.]+=", word) else word for words in every for word in words}
-    shipped = {word for word in named if re.match(r"(docs|experiments|profiles|traces|replay)/[^*]+$", word)}
+    named = {
+        word.partition("=")[2] if re.match(r"[\w.]+=", word) else word
+        for words in every
+        for word in words
+    }
+    shipped = {
+        word
+        for word in named
+        if re.match(r"(docs|experiments|profiles|traces|replay)/[^*]+$", word)
+    }
     assert [word for word in sorted(shipped - made) if not (ROOT / word).exists()] == []
 
 
@@ -76,15 +97,24 @@ BOARDS = ("scoreboard", "landscape", "rhymerl_map", "specactor_map")
 
 def anchors(page: Path) -> set[str]:
     """What GitHub makes of a page's headings."""
-    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(
+        r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
-    return {"".join(c for c in h.lower().replace(" ", "-") if c.isalnum() or c in "-_") for h in plain}
+    return {
+        "".join(c for c in h.lower().replace(" ", "-") if c.isalnum() or c in "-_") for h in plain
+    }
 
 
 @pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
 def test_every_link_leads_somewhere(page: str):
-    text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(
+        r"^```.*?^```$",
+        "",
+        (ROOT / page).read_text(encoding="utf-8"),
+        flags=re.MULTILINE | re.DOTALL,
+    )
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if target.startswith(("http://", "https://")):
             continue
@@ -95,13 +125,20 @@ def test_every_link_leads_somewhere(page: str):
 
 
 @pytest.mark.parametrize(
-    "page", [*PAGES, *(f"experiments/published/{name}.md" for name in BOARDS), "experiments/bench/peers.md"]
+    "page",
+    [
+        *PAGES,
+        *(f"experiments/published/{name}.md" for name in BOARDS),
+        "experiments/bench/peers.md",
+    ],
 )
 def test_every_image_says_in_words_what_one_sees(page: str):
     said = re.findall(r"!\[([^\]]*)\]\(([^)\s]+)\)", (ROOT / page).read_text(encoding="utf-8"))
     for words, file in said:
         assert len(re.findall(r"\w+", words)) >= 5, file
-        assert [other for other in said if other[0] == words] == [(words, file)], "two images say it"
+        assert [other for other in said if other[0] == words] == [(words, file)], (
+            "two images say it"
+        )
 
 
 def test_every_page_of_the_documentation_is_in_its_index():
@@ -115,13 +152,15 @@ def test_the_page_of_extensions_has_the_files_that_are_run():
     files = [EXAMPLES / "pyproject.toml", *EXAMPLES.glob("*.py")]
     assert len(files) == 6
     for file in files:
-        assert f"```{'toml' if file.suffix == '.toml' else 'python'}\n{file.read_text()}```\n" in page, file.name
+        assert (
+            f"```{'toml' if file.suffix == '.toml' else 'python'}\n{file.read_text()}```\n" in page
+        ), file.name
 
 
 def test_the_page_of_scenarios_is_what_the_models_say():
-    assert (ROOT / "docs" / "scenario.md").read_text(encoding="utf-8") == script("scenario_page").page(), (
-        "run python docs/scenario_page.py"
-    )
+    assert (ROOT / "docs" / "scenario.md").read_text(encoding="utf-8") == script(
+        "scenario_page"
+    ).page(), "run python docs/scenario_page.py"
 
 
 def test_the_page_of_systems_and_that_of_methods_have_all_of_them():
@@ -129,7 +168,9 @@ def test_the_page_of_systems_and_that_of_methods_have_all_of_them():
     from simrl.systems.recipes import RECIPES
 
     for page, names in (("systems.md", RECIPES.own), ("speculation.md", METHODS.own)):
-        rows = re.findall(r"^\|(.*)\|$", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.MULTILINE)
+        rows = re.findall(
+            r"^\|(.*)\|$", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.MULTILINE
+        )
         named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
         assert set(names) <= named, page
 
@@ -137,7 +178,9 @@ def test_the_page_of_systems_and_that_of_methods_have_all_of_them():
 def test_the_citation_has_what_its_format_requires_and_the_version_and_licence_of_the_package():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert {"cff-version", "message", "title", "authors"} <= cited.keys() and cited["cff-version"] == "1.2.0"
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys() and cited[
+        "cff-version"
+    ] == "1.2.0"
     assert all("name" in author or "family-names" in author for author in cited["authors"])
     assert (cited["version"], cited["license"]) == (project["version"], project["license"])
 
@@ -145,10 +188,14 @@ def test_the_citation_has_what_its_format_requires_and_the_version_and_licence_o
 def test_the_glossary_has_the_columns_of_a_comparison_and_the_words_of_its_fields():
     page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     words = {
-        word.strip(" `") for row in re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE) for word in re.split(r"[,(]", row)
+        word.strip(" `")
+        for row in re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE)
+        for word in re.split(r"[,(]", row)
     }
     asked = "rollout group policy version off-policyness staleness tail bubble occupancy settled dispatch weight sync tp dp ep"
-    assert {word.strip(" )`") for word in ("off-policyness", "occupancy", "settled", "bubble")} <= words
+    assert {
+        word.strip(" )`") for word in ("off-policyness", "occupancy", "settled", "bubble")
+    } <= words
     assert [word for word in asked.split() if word not in page] == []
     for page in ("README.md", "docs/getting_started.md"):
         assert "glossary.md)" in (ROOT / page).read_text(encoding="utf-8"), page

@@ -20,7 +20,9 @@ def citations() -> set[tuple[str, str]]:
     cited = set()
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(function, ast.FunctionDef) and (numbers := CITED.match(ast.get_docstring(function) or "")):
+            if isinstance(function, ast.FunctionDef) and (
+                numbers := CITED.match(ast.get_docstring(function) or "")
+            ):
                 test = f"{path.relative_to(ROOT).as_posix()}::{function.name}"
                 cited |= {(number, test) for number in numbers[1].split(", ")}
     return cited
@@ -44,7 +46,11 @@ def names_of(path: Path) -> set[str]:
         if isinstance(node, ast.FunctionDef):
             names.add(node.name)
         elif isinstance(node, ast.ClassDef):
-            names |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)}
+            names |= {
+                f"{node.name}.{each.name}"
+                for each in node.body
+                if isinstance(each, ast.FunctionDef)
+            }
     return names
 
 

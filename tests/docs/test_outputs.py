@@ -51,7 +51,9 @@ def test_a_changed_word_is_a_difference():
     ("eta=4", "eta=5", False),
     ("50:14", "51:13", False),
 ])  # fmt: skip
-def test_a_number_may_differ_by_two_percent_or_a_unit_and_none_within_a_word(shown: str, printed: str, equal: bool):
+def test_a_number_may_differ_by_two_percent_or_a_unit_and_none_within_a_word(
+    shown: str, printed: str, equal: bool
+):
     assert (differences(f"areal runs at {shown}\n", f"areal runs at {printed}\n") == []) is equal
 
 
@@ -64,11 +66,15 @@ def test_a_missing_line_is_a_difference_unless_an_ellipsis_stands_for_it():
 
 
 def test_a_line_that_is_no_longer_printed_is_a_difference():
-    assert differences(TABLE, TABLE.replace("Written to results/which\n", "")) == ["- Written to results/which"]
+    assert differences(TABLE, TABLE.replace("Written to results/which\n", "")) == [
+        "- Written to results/which"
+    ]
 
 
 def test_shown_lines_appear_in_their_order():
-    assert differences("…\nWritten to results/which\n…\nverl_colocated 14.1 1.00×\n…\n", TABLE) != []
+    assert (
+        differences("…\nWritten to results/which\n…\nverl_colocated 14.1 1.00×\n…\n", TABLE) != []
+    )
 
 
 def test_an_ellipsis_in_a_line_stands_for_any_words():
@@ -78,9 +84,16 @@ def test_an_ellipsis_in_a_line_stands_for_any_words():
 
 def test_the_breaks_of_a_paragraph_do_not_count_and_its_end_may_be_left_out():
     printed = f"Not modelled: what stale tokens do {WRAPPED}\nto learning\nRanking: unchanged\n"
-    assert differences("Not modelled: what stale tokens do to\nlearning\nRanking: unchanged\n", printed, 40) == []
+    assert (
+        differences(
+            "Not modelled: what stale tokens do to\nlearning\nRanking: unchanged\n", printed, 40
+        )
+        == []
+    )
     assert differences("Not modelled: what stale …\nRanking: unchanged\n", printed, 40) == []
-    assert differences("Not modelled: what stale tokens do\nRanking: unchanged\n", printed, 40) != []
+    assert (
+        differences("Not modelled: what stale tokens do\nRanking: unchanged\n", printed, 40) != []
+    )
 
 
 def test_renewing_takes_the_numbers_and_keeps_what_is_left_out():
@@ -110,7 +123,10 @@ def test_a_page_is_run_in_order_and_its_stale_output_found_and_renewed(tmp_path:
 
 def test_a_command_of_simrl_and_a_block_of_python_are_run(tmp_path: Path):
     python = "```python\nx = 41\n```\n\n```python\nprint(x + 1)\n```\n\n```\n42\n```\n"
-    assert check(tmp_path / "page.md", "```sh\nsimrl --version\n```\n\n```\n0.1.0\n```\n" + python)[0] == 0
+    assert (
+        check(tmp_path / "page.md", "```sh\nsimrl --version\n```\n\n```\n0.1.0\n```\n" + python)[0]
+        == 0
+    )
 
 
 @pytest.mark.parametrize("text, said", [
@@ -122,7 +138,9 @@ def test_a_command_of_simrl_and_a_block_of_python_are_run(tmp_path: Path):
     ("```sh\nsimrl --version\n```\n\n<!-- nightly -->\n\n```\n0.1.0\n```\n", "mark them console"),
     ("<!-- rm -r results -->\n\n```\n0.1.0\n```\n", "neither simrl nor python: rm"),
 ])  # fmt: skip
-def test_a_command_that_fails_and_an_output_without_one_end_the_check(tmp_path: Path, text: str, said: str):
+def test_a_command_that_fails_and_an_output_without_one_end_the_check(
+    tmp_path: Path, text: str, said: str
+):
     code, report = check(tmp_path / "page.md", text)
     assert code == 1 and said in report, report
 
@@ -135,15 +153,22 @@ def test_what_takes_long_is_compared_at_night(tmp_path: Path):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_output_of_a_page_has_a_command(page: str):
-    assert [output.problem for output in outputs((ROOT / page).read_text(encoding="utf-8")) if output.problem] == []
+    assert [
+        output.problem
+        for output in outputs((ROOT / page).read_text(encoding="utf-8"))
+        if output.problem
+    ] == []
 
 
 def test_what_ci_cannot_make_is_shown_somewhere_and_says_where_it_was_made():
     texts = [(ROOT / page).read_text(encoding="utf-8") for page in PAGES]
     for start, (_, where) in ELSEWHERE.items():
-        assert [text for text in texts for output in outputs(text) if output.elsewhere == start and where in text], (
-            start
-        )
+        assert [
+            text
+            for text in texts
+            for output in outputs(text)
+            if output.elsewhere == start and where in text
+        ], start
 
 
 def test_commands_end_at_lines_and_at_ands():

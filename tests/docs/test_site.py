@@ -23,7 +23,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "0.0.9").mkdir()
     (folder / "0.0.9" / "README.html").write_text("an earlier version")
     made = subprocess.run(
-        [sys.executable, "docs/make_site.py", str(folder)], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "docs/make_site.py", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert made.returncode == 0, made.stderr
     return folder
@@ -54,7 +58,9 @@ def test_every_link_and_picture_of_every_page_is_there(front: Path):
     for page in front.parent.rglob("*.html"):
         if "api" in page.relative_to(front.parent).parts:
             continue  # pdoc's own
-        for link in re.findall(r'(?:href|src)="([^"#]+)(?:#[^"]*)?"', page.read_text(encoding="utf-8")):
+        for link in re.findall(
+            r'(?:href|src)="([^"#]+)(?:#[^"]*)?"', page.read_text(encoding="utf-8")
+        ):
             parts = urlsplit(link)
             if not parts.scheme and not (page.parent / unquote(parts.path)).exists():
                 broken.append((page.name, link))
@@ -70,11 +76,15 @@ def test_the_navigation_is_the_index_of_the_pages_in_its_order(front: Path):
 
 
 @pytest.mark.parametrize("size", [LAPTOP, PHONE])
-@pytest.mark.parametrize("page", ["index", "docs/architecture", "docs/glossary", "docs/beside_others", "docs/replay"])
+@pytest.mark.parametrize(
+    "page", ["index", "docs/architecture", "docs/glossary", "docs/beside_others", "docs/replay"]
+)
 def test_a_page_is_shown_without_a_complaint_or_a_request_to_elsewhere(
     browser: Browser, front: Path, page: str, size: tuple[int, int]
 ):
-    browser.open(front.parent / f"{page}.html", size, drawn="document.querySelector('article h1') !== null")
+    browser.open(
+        front.parent / f"{page}.html", size, drawn="document.querySelector('article h1') !== null"
+    )
     browser.wait("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
     assert browser.messages() == []
     assert {url for url in browser.requests() if not url.startswith("file:")} == set()
@@ -84,4 +94,6 @@ def test_a_page_is_shown_without_a_complaint_or_a_request_to_elsewhere(
 def test_the_search_finds_a_word_of_the_glossary(browser: Browser, front: Path):
     search = (front.parent / "search.html").as_uri() + "?q=occupancy"
     browser.driver.get(search)
-    browser.wait("[...document.querySelectorAll('#search-results a')].some(a => a.textContent === 'Glossary')")
+    browser.wait(
+        "[...document.querySelectorAll('#search-results a')].some(a => a.textContent === 'Glossary')"
+    )

@@ -47,7 +47,11 @@ CHUNKS = np.array([0.0, 1, 8, 64, 512])
 def tables(between_passes_s: float = 1e-3) -> Tables:
     """Grids in which every argument of a pass matters, prefill and decode not merely adding up."""
     chunk, context, sequences, kv = np.meshgrid(CHUNKS, KV, SEQUENCES, KV, indexing="ij")
-    attention = 1e-7 * chunk * (context + chunk) + 3e-7 * sequences * kv + 1e-9 * chunk * sequences * np.sqrt(kv + 1)
+    attention = (
+        1e-7 * chunk * (context + chunk)
+        + 3e-7 * sequences * kv
+        + 1e-9 * chunk * sequences * np.sqrt(kv + 1)
+    )
     return Tables(
         dense_tokens=np.array([1.0, 16, 64, 512]),
         dense_s=np.array([0.005, 0.006, 0.009, 0.04]),
@@ -69,7 +73,9 @@ UNEVEN = TABLES._replace(
     straggler_s=np.array([[0.0, 0, 0, 0], [3e-5, 2e-5, 0, 0], [1e-5, 2e-5, 5e-6, 0]]),
     straggler_beside_prefill_s=np.array([2e-5, 4e-5, 5e-5]),
 )
-LAUNCHED = UNEVEN._replace(least_pass_s=0.0095)  # more than most small passes take, and less than the large ones
+LAUNCHED = UNEVEN._replace(
+    least_pass_s=0.0095
+)  # more than most small passes take, and less than the large ones
 
 
 def request(prompt, response, generated, cached):
@@ -78,21 +84,27 @@ def request(prompt, response, generated, cached):
 
 
 requests = st.builds(
-    request, st.integers(1, 90), st.integers(1, 120), st.integers(0, 60), st.one_of(st.just(0), st.integers(0, 150))
+    request,
+    st.integers(1, 90),
+    st.integers(1, 120),
+    st.integers(0, 60),
+    st.one_of(st.just(0), st.integers(0, 150)),
 )
 commands = st.lists(
     st.tuples(
         st.floats(0, 0.6),  # seconds since the command before
         st.one_of(
-            st.lists(st.tuples(requests, st.integers(0, 40)), min_size=1, max_size=5).map(lambda r: ("submit", r)),
+            st.lists(st.tuples(requests, st.integers(0, 40)), min_size=1, max_size=5).map(
+                lambda r: ("submit", r)
+            ),
             st.integers(0, 30).map(lambda i: ("abort", i)),
             st.sampled_from([0.0, 0.02, 0.3]).map(lambda s: ("load", s)),
             st.booleans().map(lambda on: ("admit", on)),
             st.sampled_from([0.5, 1.0, 2, 5.3]).map(lambda factor: ("slow", factor)),
             st.just(("forget", None)),
-            st.tuples(st.integers(0, 30), st.integers(1, 60), st.sampled_from([PAUSE, PAUSE, WATCH])).map(
-                lambda s: ("stop", s)
-            ),
+            st.tuples(
+                st.integers(0, 30), st.integers(1, 60), st.sampled_from([PAUSE, PAUSE, WATCH])
+            ).map(lambda s: ("stop", s)),
             st.tuples(st.integers(0, 30), st.integers(0, 40)).map(lambda s: ("resume", s)),
         ),
     ),
@@ -170,7 +182,13 @@ class SameDraws:
 
 def drafting_s(round_s, step_s):
     return DraftTimes(
-        np.array([1.0, 64.0]), np.full(2, 1.0 * round_s), np.full(2, 1.0 * step_s), 0, 0, "assumed", "a test"
+        np.array([1.0, 64.0]),
+        np.full(2, 1.0 * round_s),
+        np.full(2, 1.0 * step_s),
+        0,
+        0,
+        "assumed",
+        "a test",
     )
 
 
@@ -188,7 +206,9 @@ def draftings(draw):
     drafted = rng.integers(0, 9, (n, MOST_POSITIONS))
     accepted = np.minimum(rng.integers(0, 12, (n, MOST_POSITIONS)), drafted)
     runs = AcceptRuns(
-        np.arange(n) * MOST_POSITIONS, drafted.ravel().astype(np.uint8), accepted.ravel().astype(np.uint8)
+        np.arange(n) * MOST_POSITIONS,
+        drafted.ravel().astype(np.uint8),
+        accepted.ravel().astype(np.uint8),
     )
     window = draw(st.sampled_from([Fixed(tokens=3), Aimd(most_tokens=8), Mimd(most_tokens=8)]))
     acceptance = ModelAcceptance(by_position=(0.8, 0.6))
@@ -198,7 +218,9 @@ def draftings(draw):
     gate_batch = np.sort(rng.integers(0, 12, 101))
     own_text = draw(st.booleans())
     groups = [rows for rows in np.split(np.arange(n), [draw(st.integers(0, n))]) if rows.size]
-    trace = trace_of({(0, p): [phrases(rng, rng.integers(60, 200)) for _ in g] for p, g in enumerate(groups)})
+    trace = trace_of(
+        {(0, p): [phrases(rng, rng.integers(60, 200)) for _ in g] for p, g in enumerate(groups)}
+    )
     siblings = sibling_index(trace)
     round_s, step_s = draw(st.sampled_from([(0.0, 0.0), (2e-4, 0.0), (1e-4, 5e-4)]))
     rule = Rule(gate, window.rule, threshold, patience, own_text=own_text)
@@ -214,17 +236,24 @@ def draftings(draw):
         times = [drafting_s(round_s + 1e-5 * i, step_s) for i in range(len(strategies))]
         decoding = trees(rule, bandit, times, logs)
         selector = BegMabSelector(bandit, SameDraws(key))
-        arms = [Arm(list(a), t.round_s[0], step_s, s) for a, t, s in zip(logs, times, bandit.strategies, strict=True)]
+        arms = [
+            Arm(list(a), t.round_s[0], step_s, s)
+            for a, t, s in zip(logs, times, bandit.strategies, strict=True)
+        ]
     else:
         decoding = chains(rule, drafting_s(round_s, step_s), acceptance)
         selector, arms = None, [Arm(list(acceptance.log_acceptances(8)), round_s, step_s)]
-    decoding = decoding._replace(runs=packed(runs), gate_batch=gate_batch, siblings=read_only(siblings))
+    decoding = decoding._replace(
+        runs=packed(runs), gate_batch=gate_batch, siblings=read_only(siblings)
+    )
     rules = Rules(
         start=window.rule.start_tokens,
         window=lambda *now: next_window(window.rule, *now),
         arms=arms,
         bandit=selector,
-        gate=(lambda rate, batch: batch <= gate_batch[int(rate * 100 + 0.5)]) if gate == BATCH else None,
+        gate=(lambda rate, batch: batch <= gate_batch[int(rate * 100 + 0.5)])
+        if gate == BATCH
+        else None,
         elastic=(threshold, patience) if gate == ELASTIC else None,
         padding=0 if strategies or gate != OPEN else window.rule.most_tokens,
         siblings=siblings,
@@ -234,7 +263,10 @@ def draftings(draw):
         key,
         decoding,
         rules,
-        [list(zip(*rows, strict=True)) for rows in zip(drafted.tolist(), accepted.tolist(), strict=True)],
+        [
+            list(zip(*rows, strict=True))
+            for rows in zip(drafted.tolist(), accepted.tolist(), strict=True)
+        ],
         [draw(st.sampled_from([NONE, RUNS, MODEL, SIBLINGS, SIBLINGS])) for _ in range(n)],
         rng.choice([0.3, 1.0, 4.0], n).tolist(),
         [(old, int(rng.integers(0, old + 1))) for old in rng.choice([0, 0, 40], n).tolist()],
@@ -242,13 +274,24 @@ def draftings(draw):
 
 
 @examples(300)
-@given(limits, st.booleans(), commands, st.one_of(st.none(), draftings()), st.sampled_from([TABLES, UNEVEN, LAUNCHED]))
-def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, ahead, commands, drafting, tables):
+@given(
+    limits,
+    st.booleans(),
+    commands,
+    st.one_of(st.none(), draftings()),
+    st.sampled_from([TABLES, UNEVEN, LAUNCHED]),
+)
+def test_every_time_agrees_with_the_reference_whatever_is_asked(
+    limits, ahead, commands, drafting, tables
+):
     """I25: the engine does as the slow reference."""
     limits = limits._replace(async_scheduling=ahead)
     engine, reference = one_engine(tables, limits), ReferenceEngine(tables, limits)
     if drafting is not None:
-        engine, reference = one_engine(tables, limits, drafting.decoding, drafting.key), ReferenceEngine(tables, limits)
+        engine, reference = (
+            one_engine(tables, limits, drafting.decoding, drafting.key),
+            ReferenceEngine(tables, limits),
+        )
         reference.rules = drafting.rules
     slots, requests, stops, paused, aborted, clock = {}, [], [], [], [], 0.0
 
@@ -282,7 +325,10 @@ def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, ahead, c
         if what == "submit":
             for request, turn in argument:
                 i = len(requests)
-                keys = {"prompt_key": request[0], "sample_key": i}  # equal lengths are equal prompts
+                keys = {
+                    "prompt_key": request[0],
+                    "sample_key": i,
+                }  # equal lengths are equal prompts
                 slots[i] = engine.submit(*request, **keys)
                 requests.append(reference.submit(*request, **keys))
                 if drafting is not None:
@@ -334,10 +380,14 @@ def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, ahead, c
             reference.iterate()
         note(taken)
 
-    assert sorted(aborted + [i for i, kind, _ in stops if kind == END]) == list(range(len(requests)))  # nobody is lost
+    assert sorted(aborted + [i for i, kind, _ in stops if kind == END]) == list(
+        range(len(requests))
+    )  # nobody is lost
     assert engine.free_blocks == reference.free_blocks == limits.kv_blocks - sum(reference.leaving)
     assert [s[:2] for s in stops] == [(requests.index(r), kind) for r, _, kind in reference.stops]
-    np.testing.assert_allclose([s[2] for s in stops], [time_s for _, time_s, _ in reference.stops], rtol=1e-9)
+    np.testing.assert_allclose(
+        [s[2] for s in stops], [time_s for _, time_s, _ in reference.stops], rtol=1e-9
+    )
     assert engine.totals == reference.totals
 
 
@@ -408,10 +458,14 @@ def test_requests_are_admitted_first_come_first_served():
 
 
 def test_a_request_waits_until_its_whole_known_sequence_fits_not_only_its_first_chunk():
-    engine = one_engine(TABLES, Limits(max_num_seqs=4, max_num_batched_tokens=16, block_size=4, kv_blocks=30))
+    engine = one_engine(
+        TABLES, Limits(max_num_seqs=4, max_num_batched_tokens=16, block_size=4, kv_blocks=30)
+    )
     first = engine.submit(60, 40)
     engine.settle(0.0)
-    second = engine.submit(70, 10)  # 18 blocks: with the first prompt's 15 never more than 15 are free; a chunk takes 4
+    second = engine.submit(
+        70, 10
+    )  # 18 blocks: with the first prompt's 15 never more than 15 are free; a chunk takes 4
     ended_s = engine.run_until_idle()
     assert engine.first_token_s(second) > ended_s[first]
     assert engine.totals["preemptions"] == 0
@@ -470,7 +524,9 @@ def prefilled(engine, to_stop):
 
 
 def test_a_paused_request_keeps_its_cache_and_frees_its_slot_in_the_batch():
-    engine = one_engine(TABLES, Limits(max_num_seqs=1, max_num_batched_tokens=64, block_size=4, kv_blocks=100))
+    engine = one_engine(
+        TABLES, Limits(max_num_seqs=1, max_num_batched_tokens=64, block_size=4, kv_blocks=100)
+    )
     (slot,) = paused_at(engine, (10, 20, 5))
     assert engine.free_blocks == 100 - 4  # 14 tokens are computed, the 15th is known
     assert not engine.busy
@@ -488,7 +544,9 @@ def test_observation_tokens_are_prefilled_and_are_no_part_of_the_response():
     engine = one_engine(TABLES, Limits(4, 64, 4, 100))
     (slot,) = paused_at(engine, (10, 20, 5))
     engine.resume(slot, 30)
-    assert prefilled(engine, (slot, END)) == 31  # with the last token of the response, not computed so far
+    assert (
+        prefilled(engine, (slot, END)) == 31
+    )  # with the last token of the response, not computed so far
     assert engine.generated_tokens(slot) == 20
     assert engine.totals["generated_tokens"] == 20
 
@@ -563,7 +621,9 @@ def test_a_weight_update_drops_the_caches_of_paused_requests_too():
 @pytest.mark.parametrize("kv_blocks", [20, 23, 31, 60])
 def test_many_paused_requests_in_little_memory_never_wait_for_one_another_for_ever(kv_blocks):
     """I18: held caches make room."""
-    engine = one_engine(TABLES, Limits(max_num_seqs=6, max_num_batched_tokens=32, block_size=4, kv_blocks=kv_blocks))
+    engine = one_engine(
+        TABLES, Limits(max_num_seqs=6, max_num_batched_tokens=32, block_size=4, kv_blocks=kv_blocks)
+    )
     turns = {}
     for _ in range(40):
         slot = engine.submit(20, 40)
@@ -628,7 +688,10 @@ def test_cached_tokens_are_not_computed_but_take_up_blocks_from_admission_on():
 
 
 def test_a_cached_context_makes_the_pass_as_long_as_one_over_that_context():
-    cached, computed = one_engine(TABLES, Limits(4, 64, 4, 100)), one_engine(TABLES, Limits(4, 64, 4, 100))
+    cached, computed = (
+        one_engine(TABLES, Limits(4, 64, 4, 100)),
+        one_engine(TABLES, Limits(4, 64, 4, 100)),
+    )
     cached.submit(100, 2, cached_tokens=64)
     computed.submit(100, 2)
     computed.settle(0.0)
@@ -661,7 +724,10 @@ def test_a_slow_engine_takes_so_many_times_as_long_and_does_the_same():
 
 
 def test_a_slowdown_holds_from_the_boundary_on_at_which_it_is_set():
-    engine, plain = one_engine(TABLES, Limits(4, 64, 4, 100)), one_engine(TABLES, Limits(4, 64, 4, 100))
+    engine, plain = (
+        one_engine(TABLES, Limits(4, 64, 4, 100)),
+        one_engine(TABLES, Limits(4, 64, 4, 100)),
+    )
     for each in (engine, plain):
         each.submit(10, 50)
         each.settle(0.1)
@@ -680,7 +746,9 @@ ROUND_S, STEP_S = 2e-4, 5e-4
 def flat_pass_s(sequences, drafted):
     tokens = sequences * (1 + drafted)
     dense_s = np.interp(tokens, FLAT.dense_tokens, FLAT.dense_s)
-    return dense_s + np.interp(tokens, FLAT.sampled_sequences, FLAT.sampled_s) + FLAT.between_passes_s
+    return (
+        dense_s + np.interp(tokens, FLAT.sampled_sequences, FLAT.sampled_s) + FLAT.between_passes_s
+    )
 
 
 def decode_s(decoding, responses, source=RUNS, tables=FLAT):
@@ -696,7 +764,9 @@ def decode_s(decoding, responses, source=RUNS, tables=FLAT):
 
 def always(drafted, accepted, gate=OPEN, **more):
     """Runs of one response for everybody: `drafted` tokens at every place, of which so many are right."""
-    runs = AcceptRuns(np.zeros(1), np.full(200, drafted, np.uint8), np.full(200, accepted, np.uint8))
+    runs = AcceptRuns(
+        np.zeros(1), np.full(200, drafted, np.uint8), np.full(200, accepted, np.uint8)
+    )
     decoding = chains(Rule(gate, Fixed(tokens=drafted).rule), drafting_s(ROUND_S, STEP_S))
     return decoding._replace(runs=packed(runs), **more)
 
@@ -707,7 +777,10 @@ def test_a_perfect_drafter_reaches_the_analytical_speed_up(batch):
     with_drafts_s, engine = decode_s(always(4, 4), [1 + 120] * batch)
     speed_up = 5 * flat_pass_s(batch, 0) / (flat_pass_s(batch, 4) + ROUND_S + 4 * STEP_S)
     assert plain_s / with_drafts_s == pytest.approx(speed_up, rel=1e-12)
-    assert engine.drafted(0)[1:] == (96, 24)  # 120 tokens = 96 accepted + one more in each of 24 passes
+    assert engine.drafted(0)[1:] == (
+        96,
+        24,
+    )  # 120 tokens = 96 accepted + one more in each of 24 passes
 
 
 @pytest.mark.parametrize("batch", [1, 5])
@@ -736,13 +809,17 @@ def tree(levels, nodes, logs=None, topk=2):
 
 
 def test_drafts_cost_only_what_a_pass_takes_beyond_its_launch():
-    least_s = (flat_pass_s(5, 0) + flat_pass_s(5, 8)) / 2  # between a plain pass and one that verifies
+    least_s = (
+        flat_pass_s(5, 0) + flat_pass_s(5, 8)
+    ) / 2  # between a plain pass and one that verifies
     launched = FLAT._replace(least_pass_s=least_s - FLAT.between_passes_s)
     plain_s, _ = decode_s(None, [1 + 120] * 5, tables=launched)
     hopeless_s, engine = decode_s(tree(3, 8), [1 + 120] * 5, MODEL, tables=launched)
     overhead_s = flat_pass_s(5, 8) - least_s + ROUND_S + 3 * STEP_S
     assert hopeless_s - plain_s == pytest.approx(120 * overhead_s, rel=1e-9)
-    assert engine.spent[SPENT.index("drafts_rejected_s")] == pytest.approx(120 * overhead_s, rel=1e-9)
+    assert engine.spent[SPENT.index("drafts_rejected_s")] == pytest.approx(
+        120 * overhead_s, rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("batch", [1, 5])
@@ -767,7 +844,11 @@ def test_a_bandit_settles_on_the_strategy_that_yields_more_tokens_a_second():
     for better, logs in ((1, [shallow, deep]), (0, [shallow, np.full(6, np.inf)])):
         learnt_s, engine = decode_s(trees(Rule(), bandit, times, logs), [2000], MODEL)
         alone = [
-            decode_s(trees(Rule(), BegMab(strategies=(s,), batch_thresholds=(1,)), times[:1], [log]), [2000], MODEL)[0]
+            decode_s(
+                trees(Rule(), BegMab(strategies=(s,), batch_thresholds=(1,)), times[:1], [log]),
+                [2000],
+                MODEL,
+            )[0]
             for s, log in zip(bandit.strategies, logs, strict=True)
         ]
         assert alone[better] < learnt_s < 1.1 * alone[better] < alone[1 - better]
@@ -778,7 +859,10 @@ def test_a_bandit_settles_on_the_strategy_that_yields_more_tokens_a_second():
 @given(limits, st.lists(requests, min_size=1, max_size=12), draftings())
 def test_drafts_change_when_tokens_come_never_how_many(limits, requests, drafting):
     """I31: an engine generates as many tokens with drafts as without."""
-    engine, reference = one_engine(TABLES, limits, drafting.decoding), ReferenceEngine(TABLES, limits)
+    engine, reference = (
+        one_engine(TABLES, limits, drafting.decoding),
+        ReferenceEngine(TABLES, limits),
+    )
     slots = [engine.submit(*r) for r in requests]
     for i, (slot, r) in enumerate(zip(slots, requests, strict=True)):
         drafting.give(engine, slot, reference, reference.submit(*r), i)
@@ -827,19 +911,29 @@ def test_what_an_aborted_sibling_had_stays_known():
 
 
 @examples(60)
-@given(st.integers(0, 10_000), st.integers(2, 6), st.floats(0.01, 0.8), st.integers(0, 1), st.sampled_from([16, 512]))
+@given(
+    st.integers(0, 10_000),
+    st.integers(2, 6),
+    st.floats(0.01, 0.8),
+    st.integers(0, 1),
+    st.sampled_from([16, 512]),
+)
 def test_what_siblings_will_generate_changes_no_draft(seed, n, until_s, own_text, budget):
     """I32: later tokens of siblings change no draft."""
     rng = np.random.default_rng(seed)
     responses = [phrases(rng, rng.integers(20, 150)) for _ in range(n)]
 
     def run(ids):
-        engine = one_engine(TABLES, ROOMY._replace(max_num_batched_tokens=budget), from_siblings(ids, own_text))
+        engine = one_engine(
+            TABLES, ROOMY._replace(max_num_batched_tokens=budget), from_siblings(ids, own_text)
+        )
         slots = [engine.submit(10, response.size) for response in responses]
         for row, slot in enumerate(slots):
             engine.draft_from(slot, SIBLINGS, row)
         engine.settle(until_s)
-        return engine.now_s, [(engine.generated_tokens(slot), engine.drafted(slot)) for slot in slots]
+        return engine.now_s, [
+            (engine.generated_tokens(slot), engine.drafted(slot)) for slot in slots
+        ]
 
     now_s, requests = run(responses)
     poisoned = [

@@ -27,7 +27,9 @@ ROOMY = Limits(max_num_seqs=64, max_num_batched_tokens=512, block_size=16, kv_bl
 LOG_ACCEPTANCES = ModelAcceptance(by_position=(0.85, 0.7)).log_acceptances(16)
 
 
-def decoupled(window: int, step_s: float, every: int = 0, round_s: float = 0.0, **tables: Any) -> Decoding:
+def decoupled(
+    window: int, step_s: float, every: int = 0, round_s: float = 0.0, **tables: Any
+) -> Decoding:
     return Decoding(
         rule=Rule(window=Fixed(tokens=window).rule, decoupled=True, reconfigure_every=every),
         log_acceptances=LOG_ACCEPTANCES[None, :],
@@ -43,11 +45,15 @@ def draft_s(step_s: float):
 
 
 def verify_s(n: int, query: int, context: int) -> float:
-    return float(pass_s(TABLES, float(query), float(query), 0.0, 0.0, float(n), float(context - n + query)))
+    return float(
+        pass_s(TABLES, float(query), float(query), 0.0, 0.0, float(n), float(context - n + query))
+    )
 
 
 requests = st.lists(
-    st.tuples(st.integers(1, 60), st.integers(2, 80), st.sampled_from([0.3, 1.0, 4.0])), min_size=1, max_size=8
+    st.tuples(st.integers(1, 60), st.integers(2, 80), st.sampled_from([0.3, 1.0, 4.0])),
+    min_size=1,
+    max_size=8,
 )
 
 
@@ -61,7 +67,9 @@ requests = st.lists(
     st.integers(0, 5),
     st.booleans(),
 )
-def test_every_end_agrees_with_the_reference(requests, window, step_s, round_s, reconfigures, seed, ahead):
+def test_every_end_agrees_with_the_reference(
+    requests, window, step_s, round_s, reconfigures, seed, ahead
+):
     """I26: decoupled drafting does as its slow reference."""
     rng = np.random.default_rng(seed)
     table = {"best_window": rng.integers(1, 7, 101), "best_coupled": rng.integers(0, 2, 101)}
@@ -70,7 +78,9 @@ def test_every_end_agrees_with_the_reference(requests, window, step_s, round_s, 
     engine = one_engine(TABLES, limits, decoupled(window, step_s, every, round_s, **table))
     slots = []
     for i, (prompt, response, hardness) in enumerate(requests):
-        slots.append(engine.submit(prompt, response, 0, prompt - 1))  # its first pass gives one token
+        slots.append(
+            engine.submit(prompt, response, 0, prompt - 1)
+        )  # its first pass gives one token
         engine.draft_from(slots[-1], MODEL, i, hardness)
     stops = engine.settle(0.0)
     assert not stops
@@ -87,11 +97,18 @@ def test_every_end_agrees_with_the_reference(requests, window, step_s, round_s, 
         w, c = reconfigured(own, mean, window, table["best_window"], table["best_coupled"])
         return w, bool(c)
 
-    def over_before(request):  # at the end of an earlier verification: those that end now still count
+    def over_before(
+        request,
+    ):  # at the end of an earlier verification: those that end now still count
         return request.over and request.ended_s < worker.now_s
 
     worker = DecoupledWorker(
-        theirs, LOG_ACCEPTANCES, draft_s(step_s), verify_s, reconfigure if reconfigures else None, every or 1000
+        theirs,
+        LOG_ACCEPTANCES,
+        draft_s(step_s),
+        verify_s,
+        reconfigure if reconfigures else None,
+        every or 1000,
     )
     worker.round_s = lambda n: round_s
     start_s = engine.now_s
@@ -119,7 +136,9 @@ def test_every_end_agrees_with_the_reference(requests, window, step_s, round_s, 
     st.floats(0.0, 0.3),
     st.booleans(),
 )
-def test_a_stretch_is_equal_to_single_passes(requests, window, step_s, round_s, reconfigures, seconds, uneven):
+def test_a_stretch_is_equal_to_single_passes(
+    requests, window, step_s, round_s, reconfigures, seconds, uneven
+):
     tables = TABLES._replace(
         straggler_sequences=np.array([2.0, 6.0]),
         straggler_s=np.full((2, 2), 1e-6),
@@ -127,10 +146,17 @@ def test_a_stretch_is_equal_to_single_passes(requests, window, step_s, round_s, 
     )
     table = {"best_window": np.arange(101) % 6 + 1, "best_coupled": np.arange(101) // 6 % 2}
     decoding = decoupled(window, step_s, 7 if reconfigures else 0, round_s, **table)
-    decoding = decoding._replace(log_acceptances=ModelAcceptance(by_position=(0.85, 0.7)).log_acceptances(64)[None, :])
+    decoding = decoding._replace(
+        log_acceptances=ModelAcceptance(by_position=(0.85, 0.7)).log_acceptances(64)[None, :]
+    )
     seen = []
-    for tokens in (8 * 65, 64):  # what all might draft has room, or never: then there are no stretches
-        engine = one_engine(tables if uneven else TABLES, ROOMY._replace(max_num_batched_tokens=tokens), decoding)
+    for tokens in (
+        8 * 65,
+        64,
+    ):  # what all might draft has room, or never: then there are no stretches
+        engine = one_engine(
+            tables if uneven else TABLES, ROOMY._replace(max_num_batched_tokens=tokens), decoding
+        )
         engine.slowdown = 1.5
         slots = [engine.submit(prompt, response, 0, prompt - 1) for prompt, response, _ in requests]
         for slot, (prompt, response, hardness) in zip(slots, requests, strict=True):
@@ -141,18 +167,34 @@ def test_a_stretch_is_equal_to_single_passes(requests, window, step_s, round_s, 
         while stopped := engine.next_stops():
             stops += stopped
         drafted = [
-            (engine.drafted(slot), engine.unverified_tokens(slot), engine.verified_tokens(slot)) for slot in slots
+            (engine.drafted(slot), engine.unverified_tokens(slot), engine.verified_tokens(slot))
+            for slot in slots
         ]
         seen.append((stops, drafted, engine.totals, engine.spent.tolist(), engine.free_blocks))
     assert seen[0] == seen[1]
 
 
-def alone(p: float, window: int, draft_s: float, verify_s: float, tokens: int) -> tuple[Engine, int, float]:
+def alone(
+    p: float, window: int, draft_s: float, verify_s: float, tokens: int
+) -> tuple[Engine, int, float]:
     """A request that is alone at an engine, all passes of one length; and the seconds it took from its first token on."""
     any_tokens, wide, nothing = np.array([0.0, 1e6]), np.array([0.0, 1e6]), np.zeros(2)
     attention_s = np.zeros((2, 2, 2, 2))
-    tables = Tables(any_tokens, nothing + verify_s, any_tokens, nothing, wide, wide, wide, wide, attention_s, 0.0)
-    limits = Limits(max_num_seqs=1, max_num_batched_tokens=512, block_size=16, kv_blocks=(tokens + 64) // 16)
+    tables = Tables(
+        any_tokens,
+        nothing + verify_s,
+        any_tokens,
+        nothing,
+        wide,
+        wide,
+        wide,
+        wide,
+        attention_s,
+        0.0,
+    )
+    limits = Limits(
+        max_num_seqs=1, max_num_batched_tokens=512, block_size=16, kv_blocks=(tokens + 64) // 16
+    )
     decoding = decoupled(window, 0.0)._replace(
         log_acceptances=ModelAcceptance(by_position=(p,)).log_acceptances(window)[None, :],
         draft_sequences=np.array([1.0]),
@@ -215,7 +257,13 @@ def test_a_request_that_leaves_has_what_was_drafted_ahead_of_it_counted():
 def ends(ahead: bool, every_s: float) -> list[float]:
     """When nine requests end that come one after another, at an engine with places for three; the first finds it idle, the last
     ones too if they come seldom enough."""
-    limits = Limits(max_num_seqs=3, max_num_batched_tokens=64, block_size=16, kv_blocks=24, async_scheduling=ahead)
+    limits = Limits(
+        max_num_seqs=3,
+        max_num_batched_tokens=64,
+        block_size=16,
+        kv_blocks=24,
+        async_scheduling=ahead,
+    )
     engine = one_engine(TABLES, limits, decoupled(4, 8e-3))
     ended: list[float] = []
     for key in range(9):
@@ -227,7 +275,9 @@ def ends(ahead: bool, every_s: float) -> list[float]:
     return ended
 
 
-@pytest.mark.parametrize("every_s", [0.0, 0.2, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.03, 5.0))])
+@pytest.mark.parametrize(
+    "every_s", [0.0, 0.2, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.03, 5.0))]
+)
 def test_a_decoupled_verifier_is_never_scheduled_ahead_and_never_waits_for_nothing(every_s):
     # In a process of its own: a loop without an end would be in compiled code, which nothing else interrupts.
     with get_context("spawn").Pool(1) as pool:

@@ -16,11 +16,20 @@ from tests.references.lock_step import ReferenceLockStep
 
 
 def with_experts(tables: Tables) -> Tables:
-    return tables._replace(expert_tokens=np.array([1.0, 8, 64, 4096]), experts_s=np.array([0.002, 0.003, 0.004, 0.09]))
+    return tables._replace(
+        expert_tokens=np.array([1.0, 8, 64, 4096]), experts_s=np.array([0.002, 0.003, 0.004, 0.09])
+    )
 
 
 GRIDS = [with_experts(tables) for tables in (TABLES, UNEVEN, LAUNCHED)]
-ROOMY = Limits(max_num_seqs=64, max_num_batched_tokens=512, block_size=16, kv_blocks=400, dp=4, graph_tokens=128)
+ROOMY = Limits(
+    max_num_seqs=64,
+    max_num_batched_tokens=512,
+    block_size=16,
+    kv_blocks=400,
+    dp=4,
+    graph_tokens=128,
+)
 commands = st.lists(
     st.tuples(
         st.floats(0, 0.5),
@@ -62,7 +71,9 @@ def test_ranks_do_what_slow_ranks_do(tables, limits, commands):
     def compare(stops):
         slots = {id(request): slot for slot, request in pairs}
         found = sorted((slot, round(s, 9), kind) for slot, s, kind in stops)
-        assert found == sorted((slots[id(request)], round(s, 9), kind) for request, s, kind in slow.stops)
+        assert found == sorted(
+            (slots[id(request)], round(s, 9), kind) for request, s, kind in slow.stops
+        )
         assert engine.now_s == pytest.approx(slow.now_s, rel=1e-9)
         paused.update(id(request) for request, _, kind in slow.stops if kind == PAUSE)
         for rank in slow.ranks:
@@ -76,7 +87,10 @@ def test_ranks_do_what_slow_ranks_do(tables, limits, commands):
         some = pairs[value % len(pairs)] if what == "abort" and pairs else None
         if what == "submit":
             for lengths in value:
-                named = {"prompt_key": lengths[0], "sample_key": slow.submitted}  # equal lengths are equal prompts
+                named = {
+                    "prompt_key": lengths[0],
+                    "sample_key": slow.submitted,
+                }  # equal lengths are equal prompts
                 pairs.append((engine.submit(*lengths, **named), slow.submit(*lengths, **named)))
         elif some:
             pairs.remove(some)
@@ -108,7 +122,9 @@ def test_ranks_do_what_slow_ranks_do(tables, limits, commands):
     for rank in slow.ranks:
         rank.admitting = True
     while engine.busy:
-        slow.settle(engine.now_s * (1 + 1e-12))  # both add alike, but not in one order: a pass may end an ulp later
+        slow.settle(
+            engine.now_s * (1 + 1e-12)
+        )  # both add alike, but not in one order: a pass may end an ulp later
         compare(engine.settle(engine.now_s))
     for rank, other in enumerate(slow.ranks):
         assert {name: of_ranks(engine, name)[rank] for name in other.totals} == other.totals
@@ -124,7 +140,9 @@ def test_nothing_is_lost_and_the_seconds_of_a_mean_rank_sum_to_the_clock(tables,
     stopped = engine.settle(1e9)
     ended = [slot for slot, _, kind in stopped if kind == END]
     assert sorted(ended) == sorted(slots)
-    assert engine.generated_total == sum(response - generated for _, response, generated, _ in lengths)
+    assert engine.generated_total == sum(
+        response - generated for _, response, generated, _ in lengths
+    )
     if not limits.async_scheduling:  # else it does not know yet that the last ones have ended
         assert engine.free_blocks == limits.dp * limits.kv_blocks
     last_s = max(ended_s for _, ended_s, _ in stopped)
@@ -190,7 +208,9 @@ def test_unequal_ranks_are_slower_than_equal_ones_with_the_same_requests():
 
 def test_ranks_are_padded_to_the_largest_while_that_has_a_cuda_graph():
     lengths = [(1, 40), (1, 2)] * 20
-    padded_s, plain_s = (ran(one_engine(GRIDS[0], ROOMY._replace(dp=2, graph_tokens=n)), *lengths) for n in (64, 0))
+    padded_s, plain_s = (
+        ran(one_engine(GRIDS[0], ROOMY._replace(dp=2, graph_tokens=n)), *lengths) for n in (64, 0)
+    )
     assert padded_s > plain_s
 
 

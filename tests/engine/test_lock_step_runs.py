@@ -32,7 +32,11 @@ CONFIG = {
     "moe_intermediate_size": 128,
     "norm_topk_prob": True,
 }
-UNDRAFTED = [name for name in RECIPES if not (made := make_system(name, {})).speculation and not made.best_of_n]
+UNDRAFTED = [
+    name
+    for name in RECIPES
+    if not (made := make_system(name, {})).speculation and not made.best_of_n
+]
 
 
 @pytest.fixture
@@ -58,7 +62,14 @@ def mixture(tmp_path):
     def changes(dp=2, ep=None, tp=1, gpus=4, **more):
         ep = tp * dp if ep is None else ep
         metadata = ProfileMetadata(
-            model="tiny-moe", gpu="h100", tp=tp, dp=dp, ep=ep, routing="balanced", kind="assumed", source="a test"
+            model="tiny-moe",
+            gpu="h100",
+            tp=tp,
+            dp=dp,
+            ep=ep,
+            routing="balanced",
+            kind="assumed",
+            source="a test",
         )
         path = tmp_path / f"dp{dp}_ep{ep}.parquet"
         write_profile(TableProfile(wide, metadata), path)
@@ -99,7 +110,9 @@ def test_equal_scenarios_with_ranks_give_equal_tables(mixture):
 
 @pytest.mark.parametrize("name", UNDRAFTED)
 def test_nothing_is_lost_with_ranks_in_any_system(name):
-    limits = ROOMY._replace(dp=3, graph_tokens=16, max_num_seqs=4, kv_blocks=60, async_scheduling=name < "m")
+    limits = ROOMY._replace(
+        dp=3, graph_tokens=16, max_num_seqs=4, kv_blocks=60, async_scheduling=name < "m"
+    )
     watched = watch(prepared(scenario(name), limits=limits._replace(prefix_caching=True)))
     assert all(engine.limits.dp == 3 for worker in watched.workers for engine in worker.engines)
     assert_nothing_is_lost(watched)
@@ -108,15 +121,26 @@ def test_nothing_is_lost_with_ranks_in_any_system(name):
 def test_a_lost_worker_comes_back_with_all_its_ranks(mixture):
     lost = {"kind": "lost", "worker": 0, "at_s": 0.2, "back_s": 0.6}
     slow = {"kind": "slow", "worker": 1, "factor": 3.0, "at_s": 0.1}
-    assert_nothing_is_lost(watch(prepare(scenario("areal", **mixture(dp=2, gpus=8, faults=[lost, slow])))))
+    assert_nothing_is_lost(
+        watch(prepare(scenario("areal", **mixture(dp=2, gpus=8, faults=[lost, slow]))))
+    )
 
 
 @pytest.mark.parametrize(
     ("cluster", "line"),
     [
-        ({"dp": 3}, "cluster.tp × cluster.dp is 3: it does not divide the 4 GPUs; choose a divisor"),
-        ({"dp": 2, "ep": 4}, "cluster.ep is 4: all 2 GPUs of a worker (tp 1 × dp 2) share the experts"),
-        ({"gpus": 12, "dp": 12, "ep": 12}, "cluster.ep is 12: it does not divide the 16 experts of tiny-moe"),
+        (
+            {"dp": 3},
+            "cluster.tp × cluster.dp is 3: it does not divide the 4 GPUs; choose a divisor",
+        ),
+        (
+            {"dp": 2, "ep": 4},
+            "cluster.ep is 4: all 2 GPUs of a worker (tp 1 × dp 2) share the experts",
+        ),
+        (
+            {"gpus": 12, "dp": 12, "ep": 12},
+            "cluster.ep is 12: it does not divide the 16 experts of tiny-moe",
+        ),
         (
             {"gpus": 12, "dp": 12, "ep": 1},
             "cluster.tp × cluster.dp is 12: it does not divide the 128 intermediate size",
@@ -138,7 +162,10 @@ def test_ranks_that_cannot_be_are_refused_in_a_line(mixture, cluster, line):
 
 def test_dense_models_and_drafts_have_no_ranks_in_lock_step(mixture):
     for cluster, line in (
-        ({"dp": 2}, "cluster.dp is 2: qwen3-0.6b has no experts, and its ranks are workers of their own; use 1"),
+        (
+            {"dp": 2},
+            "cluster.dp is 2: qwen3-0.6b has no experts, and its ranks are workers of their own; use 1",
+        ),
         ({"ep": 1, "tp": 2}, ""),
         ({"ep": 2, "tp": 2}, "cluster.ep is 2: qwen3-0.6b has no experts; use 1"),
     ):
@@ -155,10 +182,18 @@ def test_dense_models_and_drafts_have_no_ranks_in_lock_step(mixture):
 def test_verl_and_slime_are_launched_with_the_ranks(mixture):
     made = launch(prepare(scenario(**mixture(dp=2))))
     rollout = "actor_rollout_ref.rollout"
-    assert made.settings[f"{rollout}.data_parallel_size"] == made.settings[f"{rollout}.expert_parallel_size"] == "2"
+    assert (
+        made.settings[f"{rollout}.data_parallel_size"]
+        == made.settings[f"{rollout}.expert_parallel_size"]
+        == "2"
+    )
     assert made.settings[f"{rollout}.tensor_model_parallel_size"] == "1"
     plain = launch(prepare(scenario(**mixture(dp=1, ep=1))))
     assert f"{rollout}.tensor_model_parallel_size" in plain.settings
-    assert not {f"{rollout}.data_parallel_size", f"{rollout}.expert_parallel_size"} & {*plain.settings}
+    assert not {f"{rollout}.data_parallel_size", f"{rollout}.expert_parallel_size"} & {
+        *plain.settings
+    }
     other = launch(prepare(scenario("split", **mixture(dp=2, gpus=8))))
-    assert other.settings["--rollout-num-gpus-per-engine"] == other.settings["--sglang-dp-size"] == "2"
+    assert (
+        other.settings["--rollout-num-gpus-per-engine"] == other.settings["--sglang-dp-size"] == "2"
+    )

@@ -8,7 +8,13 @@ import pytest
 from simrl.engine.engine import one_engine
 from simrl.engine.state import END, PAUSE, Limits
 from tests.engine.test_engine import TABLES
-from tests.schedule_scenarios import EnginePlayer, ReferencePlayer, different_passes, full_cache_scenarios, play
+from tests.schedule_scenarios import (
+    EnginePlayer,
+    ReferencePlayer,
+    different_passes,
+    full_cache_scenarios,
+    play,
+)
 
 AMPLE = Limits(8, 512, 4, 100, prefix_caching=True)
 
@@ -35,7 +41,9 @@ def audit(engine):
     held = r["holding"][: t["n_holding"]]
     alone = sum(int(r["blocks"][s] - r["shared"][s] - (r["last_node"][s] >= 0)) for s in held)
     alone += int(
-        r["node_blocks"][nodes][(r["node_held"][nodes] == r["node_refs"][nodes]) & (r["node_refs"][nodes] > 0)].sum()
+        r["node_blocks"][nodes][
+            (r["node_held"][nodes] == r["node_refs"][nodes]) & (r["node_refs"][nodes] > 0)
+        ].sum()
     )
     assert t["held_blocks"] == alone
 
@@ -45,7 +53,9 @@ def asked_at_random(seed, prefix_caching, hold_paused):
     rng = random.Random(seed)
     size, blocks = rng.choice([1, 2, 4, 16]), rng.randint(8, 60)
     widths = rng.choice([1, 3, 8, 64]), rng.choice([4, 16, 64, 512])
-    engine = one_engine(TABLES, Limits(*widths, size, blocks, rng.random() < 0.5, prefix_caching, hold_paused))
+    engine = one_engine(
+        TABLES, Limits(*widths, size, blocks, rng.random() < 0.5, prefix_caching, hold_paused)
+    )
     room, live, paused, number = size * blocks, {}, set(), 0
 
     def note(stops):
@@ -58,10 +68,14 @@ def asked_at_random(seed, prefix_caching, hold_paused):
     for _ in range(rng.randint(20, 100)):
         what = rng.random()
         if what < 0.45:
-            prompt = min(rng.choice([rng.randint(1, room // 2), size * rng.randint(1, 7)]), room // 2)
+            prompt = min(
+                rng.choice([rng.randint(1, room // 2), size * rng.randint(1, 7)]), room // 2
+            )
             response = rng.randint(1, min(20, room - prompt))
             had = rng.randint(1, response - 1) if rng.random() < 0.3 and response > 1 else 0
-            cached = rng.randint(1, prompt + had - 1) if rng.random() < 0.1 and prompt + had > 1 else 0
+            cached = (
+                rng.randint(1, prompt + had - 1) if rng.random() < 0.1 and prompt + had > 1 else 0
+            )
             keys = rng.choice([-1, prompt]), rng.choice([-1, number, max(number - 3, 0)])
             slot = engine.submit(prompt, response, had, cached, *keys, continues=rng.random() < 0.4)
             live[slot] = prompt, response
@@ -173,12 +187,16 @@ def test_many_prompts_that_nobody_asks_for_any_more_do_not_make_an_engine_large(
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
-def test_who_is_preempted_when_the_cache_is_exactly_full_finds_all_but_its_last_token(async_scheduling):
+def test_who_is_preempted_when_the_cache_is_exactly_full_finds_all_but_its_last_token(
+    async_scheduling,
+):
     """vLLM's own scheduler does so, too (`test_scheduler_vllm`)."""
     for scenario in full_cache_scenarios(async_scheduling):
         theirs = play(ReferencePlayer(scenario), scenario)
         assert different_passes(play(EnginePlayer(scenario), scenario), theirs) == 0
         if not scenario.samples[1].aborts:
             assert sum(done.preempted for done in theirs) == 1
-            known = 2 + 104 - async_scheduling  # what is sampled in the pass in flight has no name yet
+            known = (
+                2 + 104 - async_scheduling
+            )  # what is sampled in the pass in flight has no name yet
             assert sum(done.hit_tokens for done in theirs) == known - 1

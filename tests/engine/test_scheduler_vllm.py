@@ -52,15 +52,21 @@ def compare(model: Path, scenarios: Iterable[Scenario]) -> Counter[str]:
             if differ := different_passes(play(player(scenario), scenario), theirs):
                 differing.append(f"{name}: {differ} of {len(theirs)} passes of scenario {number}")
         for done in theirs:
-            totals.update(preempted=done.preempted, found=done.hit_tokens or 0, known=done.known_tokens or 0)
+            totals.update(
+                preempted=done.preempted, found=done.hit_tokens or 0, known=done.known_tokens or 0
+            )
     assert not differing, "\n".join(differing[:10])
     return totals
 
 
 @pytest.mark.parametrize(("async_scheduling", "drafts"), MODES)
-def test_with_prefix_caching_passes_are_those_that_vllm_schedules(model, async_scheduling: bool, drafts: int):
+def test_with_prefix_caching_passes_are_those_that_vllm_schedules(
+    model, async_scheduling: bool, drafts: int
+):
     """I24: groups, turns, shortage, aborts and resets, with room for everything, for some, and for hardly one request."""
-    totals = compare(model, (random_scenario(seed, True, async_scheduling, drafts) for seed in range(SCENARIOS)))
+    totals = compare(
+        model, (random_scenario(seed, True, async_scheduling, drafts) for seed in range(SCENARIOS))
+    )
     assert totals["preempted"] > SCENARIOS, "the scenarios are scarce in blocks"
     assert 0.4 < totals["found"] / totals["known"] < 0.8, "much is found and much is not"
 
@@ -71,16 +77,22 @@ def test_what_leaves_a_full_cache_finds_as_much_again_as_in_vllm(model, async_sc
 
 
 @pytest.mark.parametrize(("async_scheduling", "drafts"), MODES)
-def test_without_prefix_caching_passes_are_those_that_vllm_schedules(model, async_scheduling: bool, drafts: int):
+def test_without_prefix_caching_passes_are_those_that_vllm_schedules(
+    model, async_scheduling: bool, drafts: int
+):
     """I24: passes without a prefix cache are vLLM's."""
-    compare(model, (random_scenario(seed, False, async_scheduling, drafts) for seed in range(SCENARIOS)))
+    compare(
+        model, (random_scenario(seed, False, async_scheduling, drafts) for seed in range(SCENARIOS))
+    )
 
 
 # Not with drafts of synchronous scheduling: a request then keeps blocks behind rejected drafts, the engine gives them back.
 @pytest.mark.parametrize(("async_scheduling", "drafts"), [MODES[0], *MODES[2:]])
 def test_windows_and_states_share_the_blocks_as_in_vllm(model, async_scheduling: bool, drafts: int):
     """I24: groups of layers that keep every token, a window or a state, with room for all sequences or hardly one."""
-    totals = compare(model, (hybrid_scenario(seed, async_scheduling, drafts) for seed in range(SCENARIOS)))
+    totals = compare(
+        model, (hybrid_scenario(seed, async_scheduling, drafts) for seed in range(SCENARIOS))
+    )
     assert totals["preempted"] > SCENARIOS // 2, "the scenarios are scarce in blocks"
 
 

@@ -19,20 +19,36 @@ from tests.schedule_scenarios import (
 
 @pytest.mark.parametrize("scenario", SMALL)
 def test_engine_and_reference_run_the_same_passes(scenario: Callable[[], Scenario]):
-    passes, expected = (play(player(scenario()), scenario()) for player in (EnginePlayer, ReferencePlayer))
+    passes, expected = (
+        play(player(scenario()), scenario()) for player in (EnginePlayer, ReferencePlayer)
+    )
     assert different_passes(passes, expected) == 0
 
 
 def test_of_two_aborted_at_once_the_first_is_forgotten_first():
-    hits = [done.hit_tokens for done in play(EnginePlayer(two_aborted_at_once()), two_aborted_at_once())]
+    hits = [
+        done.hit_tokens for done in play(EnginePlayer(two_aborted_at_once()), two_aborted_at_once())
+    ]
     assert hits == [0, 0, 0, 0, 4, 0]
 
 
 def test_the_padding_of_a_one_token_prompt_has_blocks_until_it_is_known_to_be_rejected():
     scenario = one_token_prompt_padded_with_drafts()
-    assert [done.preempted for done in play(EnginePlayer(scenario), scenario)] == [0, 0, 0, 0, 1, 0, 1, 0, 0]
+    assert [done.preempted for done in play(EnginePlayer(scenario), scenario)] == [
+        0,
+        0,
+        0,
+        0,
+        1,
+        0,
+        1,
+        0,
+        0,
+    ]
 
 
 def test_rejected_drafts_do_not_hold_what_left_a_window():
     scenario = window_behind_rejected_drafts()
-    assert [pass_ for pass_, done in enumerate(play(EnginePlayer(scenario), scenario)) if done.preempted] == [2, 4, 6]
+    assert [
+        pass_ for pass_, done in enumerate(play(EnginePlayer(scenario), scenario)) if done.preempted
+    ] == [2, 4, 6]

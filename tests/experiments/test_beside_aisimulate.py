@@ -40,6 +40,7 @@ def test_prices_change_no_schedule(beside):
     tables = read_profile(ROOT / "profiles" / "qwen3-30b-a3b_h100_tp2_ep2.parquet").tables
     case = beside.CASES[1]  # KV blocks short
     totals = [
-        beside.simulated(case, each)[0].totals for each in (tables, beside.priced_as_there(tables, 0.001, mixed=True))
+        beside.simulated(case, each)[0].totals
+        for each in (tables, beside.priced_as_there(tables, 0.001, mixed=True))
     ]
     assert totals[0] == totals[1] and totals[0]["preemptions"] > 0

@@ -35,13 +35,17 @@ def test_rows_are_predicted_with_their_intervals_and_inputs(reproduce):
 
 
 def test_the_number_of_processes_does_not_change_a_prediction(reproduce):
-    one, two = (reproduce(*QUICK, "--samples", "2", "--jobs", jobs, "--json").out for jobs in ("1", "2"))
+    one, two = (
+        reproduce(*QUICK, "--samples", "2", "--jobs", jobs, "--json").out for jobs in ("1", "2")
+    )
     assert one == two != ""
 
 
 def test_the_screen_says_why_a_row_is_not_predicted(reproduce, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)  # as a pipe has it
-    code, out, _ = reproduce("tlt-graph-memory", "tlt-accept-r", "--samples", "0", "--jobs", "1", "-o", "new/b.json")
+    code, out, _ = reproduce(
+        "tlt-graph-memory", "tlt-accept-r", "--samples", "0", "--jobs", "1", "-o", "new/b.json"
+    )
     assert code == 0
     assert "given / given / 10.6" in out
     assert "tlt-accept-r: not predicted: acceptance is an input" in out
@@ -51,17 +55,24 @@ def test_the_screen_says_why_a_row_is_not_predicted(reproduce, monkeypatch):
 
 def test_a_row_that_is_asked_for_twice_is_predicted_and_counted_once(reproduce):
     row = QUICK[1]
-    once, twice = (reproduce(*rows, "--samples", "0", "--jobs", "1", "--json").out for rows in ([row], [row] * 2))
+    once, twice = (
+        reproduce(*rows, "--samples", "0", "--jobs", "1", "--json").out
+        for rows in ([row], [row] * 2)
+    )
     assert json.loads(once)["totals"]["rows"] == 1
     assert once == twice
 
 
 def test_an_unknown_row_names_the_one_that_may_be_meant(reproduce):
-    assert "areal-etta: no published row (did you mean areal-eta?)" in reproduce.refuses("areal-etta")
+    assert "areal-etta: no published row (did you mean areal-eta?)" in reproduce.refuses(
+        "areal-etta"
+    )
 
 
 def test_a_mistake_of_who_adds_a_paper_is_one_line(reproduce, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(predict.PAPERS["verl"].ROWS, "weight-sync-7b", lambda lab, inputs: [inputs["tensors_s"]])
+    monkeypatch.setitem(
+        predict.PAPERS["verl"].ROWS, "weight-sync-7b", lambda lab, inputs: [inputs["tensors_s"]]
+    )
     said = reproduce.refuses("weight-sync-7b", "--samples", "0", "--jobs", "1")
     assert (
         "asks for the input 'tensors_s', which experiments/reproduce/ledgers/verl.yaml does not have (did you mean tensor_s?)"
@@ -69,14 +80,26 @@ def test_a_mistake_of_who_adds_a_paper_is_one_line(reproduce, monkeypatch: pytes
     )
     monkeypatch.setitem(predict.PAPERS["verl"].ROWS, "weight-sync-7b", lambda lab, inputs: [1.0])
     said = reproduce.refuses("weight-sync-7b", "--samples", "0", "--jobs", "1")
-    assert "verl.py: row weight-sync-7b: returns a list of 1, and 2 elements of it are published" in said
+    assert (
+        "verl.py: row weight-sync-7b: returns a list of 1, and 2 elements of it are published"
+        in said
+    )
 
 
-def test_one_row_alone_lists_what_it_asks_for_first_and_marks_the_rest(reproduce, monkeypatch: pytest.MonkeyPatch):
+def test_one_row_alone_lists_what_it_asks_for_first_and_marks_the_rest(
+    reproduce, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("COLUMNS", "200")
     lines = reproduce("weight-sync-7b", "--samples", "2", "--jobs", "1").out.splitlines()
     named = [line.split()[0] for line in lines[3:] if line[:1].isalpha()]
-    asked = ["sync_bytes_7b", "sync_tensors_7b", "link_bytes_per_s", "tensor_s", "bucket_bytes", "bucket_tensor_s"]
+    asked = [
+        "sync_bytes_7b",
+        "sync_tensors_7b",
+        "link_bytes_per_s",
+        "tensor_s",
+        "bucket_bytes",
+        "bucket_tensor_s",
+    ]
     assert named[1:8] == [*asked[:6], "engine_bytes_per_s"]
     marked = {line.split()[0] for line in lines if "not asked for here" in line}
     assert {"sync_bytes_30b", "mfu", "gpus"} <= marked and not marked & {*asked}
@@ -90,11 +113,17 @@ def test_without_sets_of_inputs_there_are_no_intervals_and_nothing_is_covered(
     out = reproduce(*arguments).out
     assert "interval" not in out.splitlines()[0] and "covered" not in out
     assert (
-        "2 of 2 rows are predicted, with every input at its middle alone, so that there is no interval; median" in out
+        "2 of 2 rows are predicted, with every input at its middle alone, so that there is no interval; median"
+        in out
     )
     found = json.loads(reproduce(*arguments, "--json").out)
     assert found["totals"]["covered_share"] is None
-    assert {value for entry in found["rows"] for key in ("low", "high", "covered") for value in entry[key]} == {None}
+    assert {
+        value
+        for entry in found["rows"]
+        for key in ("low", "high", "covered")
+        for value in entry[key]
+    } == {None}
 
 
 def test_a_board_says_where_it_is_and_what_it_is_of(reproduce):
@@ -105,13 +134,20 @@ def test_a_board_says_where_it_is_and_what_it_is_of(reproduce):
     assert (found["samples"], found["simrl_version"]) == (1, __version__)
 
 
-def test_an_output_that_cannot_be_written_is_told_before_anything_runs(reproduce, monkeypatch: pytest.MonkeyPatch):
+def test_an_output_that_cannot_be_written_is_told_before_anything_runs(
+    reproduce, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(predict, "run", lambda task: pytest.fail("it runs"))
-    assert "scenario.yaml/board.json" in reproduce.refuses(*QUICK, "--jobs", "1", "-o", "scenario.yaml/board.json")
+    assert "scenario.yaml/board.json" in reproduce.refuses(
+        *QUICK, "--jobs", "1", "-o", "scenario.yaml/board.json"
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the processes of a group are found in Linux's /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(),
+    reason="the processes of a group are found in Linux's /proc",
+)
 def test_ctrl_c_leaves_neither_processes_nor_files(reproduce):
     before = contents(reproduce.folder)
     process = reproduce.start(*SLOW)
@@ -130,7 +166,9 @@ def test_ctrl_c_leaves_neither_processes_nor_files(reproduce):
 
 def test_a_killed_process_is_told_in_one_line(reproduce):
     def kill_one():
-        while len(children := active_children()) < 2:  # both: Python fails on one that dies while another starts
+        while (
+            len(children := active_children()) < 2
+        ):  # both: Python fails on one that dies while another starts
             time.sleep(0.05)
         children[0].kill()
 

@@ -13,7 +13,16 @@ import pytest
 from pydantic import ValidationError
 
 from experiments.reproduce import condition, predict, score
-from experiments.reproduce.condition import Draws, describe, digests, extend, keep, read_draws, stale, write_draws
+from experiments.reproduce.condition import (
+    Draws,
+    describe,
+    digests,
+    extend,
+    keep,
+    read_draws,
+    stale,
+    write_draws,
+)
 from experiments.reproduce.ledger import Descriptor, Ledger, LedgerInput, PaperError, read_ledger
 from experiments.reproduce.predict import Task
 from simrl.errors import InputError
@@ -45,7 +54,9 @@ def a_paper(monkeypatch: pytest.MonkeyPatch) -> str:
     """A paper that says of its baseline that rollout is 0.8 of a step and a pass takes 10 ms, and answers with its inputs."""
     ranges = {
         "share": LedgerInput(value=0.5, low=0.2, high=0.9, kind="assumed", source="why"),
-        "pass_ms": LedgerInput(value=10.0, low=5.0, high=20.0, log=True, kind="assumed", source="why"),
+        "pass_ms": LedgerInput(
+            value=10.0, low=5.0, high=20.0, log=True, kind="assumed", source="why"
+        ),
     }
     descriptors = {
         "share": Descriptor(value=0.8, tolerance=0.05, share=True, source="§1", rows=("spec-2x",)),
@@ -58,7 +69,10 @@ def a_paper(monkeypatch: pytest.MonkeyPatch) -> str:
         "pass_ms": lambda lab, inputs: [inputs["pass_ms"]],
         "level": lambda lab, inputs: [100.0],
     }
-    rows = {"spec-2x": lambda lab, inputs: [1.5], "spec-rlhfuse": lambda lab, inputs: [inputs["share"] - 0.7]}
+    rows = {
+        "spec-2x": lambda lab, inputs: [1.5],
+        "spec-rlhfuse": lambda lab, inputs: [inputs["share"] - 0.7],
+    }
     monkeypatch.setattr(predict, "PAPERS", {"mine": SimpleNamespace(ROWS=rows, BASELINE=answers)})
     monkeypatch.setattr(condition, "PAPERS", predict.PAPERS)
     monkeypatch.setattr(condition, "read_ledger", lambda name: ledger)
@@ -68,7 +82,9 @@ def a_paper(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def made(paper: str, count: int) -> Draws:
     sets = list(enumerate(condition.read_ledger(paper).sample(count)))[1:]
-    *_, found = extend(Draws({}, {}, 0.0), [Task(paper, {}, i, inputs) for i, inputs in sets], describe, 1)
+    *_, found = extend(
+        Draws({}, {}, 0.0), [Task(paper, {}, i, inputs) for i, inputs in sets], describe, 1
+    )
     return found
 
 
@@ -97,7 +113,10 @@ def test_a_baseline_answers_each_descriptor_with_a_number(paper: str):
 
 def test_a_descriptor_that_no_run_answers_is_told(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delitem(predict.PAPERS["tlt"].BASELINE, "capped")
-    with pytest.raises(PaperError, match=r"^experiments/reproduce/tlt.py: capped is a descriptor in one of ledger and"):
+    with pytest.raises(
+        PaperError,
+        match=r"^experiments/reproduce/tlt.py: capped is a descriptor in one of ledger and",
+    ):
         condition.conditioned()
 
 
@@ -115,7 +134,9 @@ def test_a_descriptor_is_a_value_or_ends(fields: dict[str, float], said: str):
 
 
 def test_a_misfit_is_the_distance_from_the_nearest_end_in_tolerances():
-    assert Descriptor(value=0.9, tolerance=0.05, share=True, source="§1").misfit(0.8) == pytest.approx(2)
+    assert Descriptor(value=0.9, tolerance=0.05, share=True, source="§1").misfit(
+        0.8
+    ) == pytest.approx(2)
     assert Descriptor(value=100.0, tolerance=0.1, source="§1").misfit(121.0) == pytest.approx(2)
     band = Descriptor(low=0.7, high=0.8, tolerance=0.05, share=True, source="§1")
     assert [band.misfit(x) for x in (0.65, 0.7, 0.75, 0.9)] == pytest.approx([1, 0, 0, 2])
@@ -129,13 +150,18 @@ def test_a_draw_whose_baseline_disagrees_is_dropped(a_paper: str, monkeypatch: p
     monkeypatch.setattr(condition, "LEAST_SHARE_ALONE", 0.0)
     found = kept(made(a_paper, 256), a_paper)
     sets = condition.read_ledger(a_paper).sample(256)
-    agrees = [abs(x["share"] - 0.8) <= 0.05 and abs(math.log(x["pass_ms"] / 10)) <= math.log(1.1) for x in sets]
+    agrees = [
+        abs(x["share"] - 0.8) <= 0.05 and abs(math.log(x["pass_ms"] / 10)) <= math.log(1.1)
+        for x in sets
+    ]
     assert found.factors == {"share": 1.0, "pass_ms": 1.0}
     assert found.draws == [draw for draw in range(1, 257) if agrees[draw]]
     assert 3 <= len(found.draws) < 256
 
 
-def test_tolerances_are_widened_until_enough_draws_are_kept_and_no_further(a_paper: str, monkeypatch):
+def test_tolerances_are_widened_until_enough_draws_are_kept_and_no_further(
+    a_paper: str, monkeypatch
+):
     draws = made(a_paper, 64)
     for least in (10, 24):
         monkeypatch.setattr(condition, "LEAST_KEPT", least)
@@ -146,7 +172,9 @@ def test_tolerances_are_widened_until_enough_draws_are_kept_and_no_further(a_pap
             draw
             for draw in range(1, 65)
             if all(
-                condition.read_ledger(a_paper).descriptors[name].misfit(draws.values[a_paper, draw, name])
+                condition.read_ledger(a_paper)
+                .descriptors[name]
+                .misfit(draws.values[a_paper, draw, name])
                 <= factor / condition.WIDER
                 for name, factor in found.factors.items()
             )
@@ -169,7 +197,12 @@ def test_what_cannot_be_simulated_is_not_kept(a_paper: str, monkeypatch: pytest.
 
 def test_conditioning_reads_no_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     tree = ast.parse(Path(condition.__file__).read_text(encoding="utf-8"))
-    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
+    names = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
     assert not names & {"score", "published_rows", "board"}
 
     def all_of_it() -> tuple[dict, condition.Kept]:
@@ -177,7 +210,9 @@ def test_conditioning_reads_no_outcome(tmp_path: Path, monkeypatch: pytest.Monke
         return draws.values, kept(draws, "tlt")
 
     before = all_of_it()
-    rows = list(csv.DictReader((Path(score.__file__).parent / "published.csv").open(encoding="utf-8")))
+    rows = list(
+        csv.DictReader((Path(score.__file__).parent / "published.csv").open(encoding="utf-8"))
+    )
     with (tmp_path / "published.csv").open("w", encoding="utf-8") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
@@ -207,7 +242,10 @@ def test_a_table_comes_back_as_it_was_written(a_paper: str, tmp_path: Path):
 def test_a_stale_table_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch):
     assert stale(Draws({}, digests(), 0.0)) is None
     told = stale(Draws({}, {**digests(), "tlt": "older", "code": "older"}, 0.0))
-    assert told == "code, ledgers/tlt.yaml changed since the draws were made; make them anew with --anew"
+    assert (
+        told
+        == "code, ledgers/tlt.yaml changed since the draws were made; make them anew with --anew"
+    )
 
 
 def test_the_draws_that_are_there_fit_their_size_and_name_known_quantities():
@@ -223,30 +261,45 @@ def test_the_draws_that_are_there_fit_their_size_and_name_known_quantities():
         assert {name for of, _, name in draws.values if of == paper} <= known
 
 
-def test_gains_are_of_kept_draws_and_no_descriptor_is_scored(conditioned: ModuleType, a_paper: str, monkeypatch):
+def test_gains_are_of_kept_draws_and_no_descriptor_is_scored(
+    conditioned: ModuleType, a_paper: str, monkeypatch
+):
     monkeypatch.setattr(condition, "LEAST_KEPT", 6)
     for name, value in (("PAPERS", predict.PAPERS), ("read_ledger", condition.read_ledger)):
         monkeypatch.setattr(conditioned, name, value)
     draws = made(a_paper, 64)
     found = kept(draws, a_paper)
     todo = conditioned.gains_to_do(draws, 4)
-    assert [task.number for task in todo[:3]] == [*found.draws[:2], 0]  # in turns with the board's sets
+    assert [task.number for task in todo[:3]] == [
+        *found.draws[:2],
+        0,
+    ]  # in turns with the board's sets
     assert {task.number for task in todo} == {*found.draws[:4], *range(5)}
-    assert all(set(task.rows) == {"spec-rlhfuse"} for task in todo)  # a descriptor uses up the other
+    assert all(
+        set(task.rows) == {"spec-rlhfuse"} for task in todo
+    )  # a descriptor uses up the other
     *_, draws = extend(draws, todo, condition.elements, 1)
     (gain,) = conditioned.gains(draws)
     sets = condition.read_ledger(a_paper).sample(64)
     values = [1 + sets[draw]["share"] - 0.7 for draw in found.draws[:4]]
     assert gain.draws == len([d for d in found.draws if d in {*found.draws[:4], 1, 2, 3, 4}])
     if gain.draws == 4:
-        assert gain.interval == pytest.approx((np.quantile(values, 0.1), np.quantile(values, 0.9)), rel=1e-4)
+        assert gain.interval == pytest.approx(
+            (np.quantile(values, 0.1), np.quantile(values, 0.9)), rel=1e-4
+        )
     assert conditioned.gains_to_do(draws, 4) == []
-    fewer = {key: value for key, value in draws.values.items() if key != (a_paper, found.draws[1], "spec-rlhfuse/1")}
+    fewer = {
+        key: value
+        for key, value in draws.values.items()
+        if key != (a_paper, found.draws[1], "spec-rlhfuse/1")
+    }
     (again,) = conditioned.gains_to_do(Draws(fewer, {}, 0.0), 4)  # what was interrupted goes on
     assert again.number == found.draws[1]
 
 
-def test_the_page_says_what_was_used_and_what_is_contradicted(conditioned: ModuleType, a_paper: str, monkeypatch):
+def test_the_page_says_what_was_used_and_what_is_contradicted(
+    conditioned: ModuleType, a_paper: str, monkeypatch
+):
     for name, value in (("PAPERS", predict.PAPERS), ("read_ledger", condition.read_ledger)):
         monkeypatch.setattr(conditioned, name, value)
     draws = made(a_paper, 32)
@@ -266,7 +319,9 @@ def test_a_gain_of_two_figures_is_compared_as_their_ratio(conditioned: ModuleTyp
     assert conditioned.gain_at(at, "areal-interrupt-1p5b/1", "areal-interrupt-1p5b/2") == [2.0]
 
 
-def test_without_draws_the_command_says_how_to_make_some(conditioned: ModuleType, tmp_path: Path, capsys):
+def test_without_draws_the_command_says_how_to_make_some(
+    conditioned: ModuleType, tmp_path: Path, capsys
+):
     import typer
 
     with pytest.raises(typer.Exit):

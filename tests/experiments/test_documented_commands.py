@@ -24,7 +24,11 @@ ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
 PAGES = sorted(
     page
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "experiments").rglob("*.md")]
+    for page in [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "experiments").rglob("*.md"),
+    ]
     if page.name != "CHANGELOG.md"
 )
 COMMAND = re.compile(r"python (?:-m )?experiments[/.](?:[^`#|\n\\]|\\\n)*")
@@ -50,7 +54,9 @@ COMMANDS = {
     "python -m experiments.reproduce weight-sync-7b spec-decode-latency --samples 4": Small(
         "--jobs 1", changes=(("spec-decode-latency --samples 4", "--samples 1"),)
     ),
-    "python -m experiments.reproduce -o board.json": Small(f"areal-hours-1p5b {FAST}", "board.json"),
+    "python -m experiments.reproduce -o board.json": Small(
+        f"areal-hours-1p5b {FAST}", "board.json"
+    ),
     "python -m experiments.reproduce --real --data ../shared/data": Small(f"nemo-8b-sync {FAST}"),
     "python -m experiments.reproduce --real nemo-8b-sync --data ../shared/data": Small(FAST),
     "python -m experiments.reproduce --real --page experiments/real_runs.md --data ../shared/data": Small(
@@ -65,7 +71,9 @@ COMMANDS = {
         "--small", changes=((" --data ../shared/data", ""),)
     ),
     "python experiments/bench/peers.py --aisimulate peers/bin/aisimulate --write": Small(
-        "--small --repeats 1", "experiments/bench/peers.md", changes=((" --aisimulate peers/bin/aisimulate", ""),)
+        "--small --repeats 1",
+        "experiments/bench/peers.md",
+        changes=((" --aisimulate peers/bin/aisimulate", ""),),
     ),
     "python experiments/beside_aisimulate.py --measured ../shared/data --write": Small(
         writes="experiments/beside_aisimulate.md", needs="aisimulate"
@@ -75,18 +83,28 @@ COMMANDS = {
         "--small", "experiments/history_memory.png", changes=((" --data ../shared/data", ""),)
     ),
     "python experiments/notebooks/execute.py --renew": Small(
-        "experiments/notebooks/1_systems.ipynb", "experiments/notebooks/1_systems.ipynb", needs="nbclient"
+        "experiments/notebooks/1_systems.ipynb",
+        "experiments/notebooks/1_systems.ipynb",
+        needs="nbclient",
     ),
-    "python experiments/published/conditioned.py": Small(writes="experiments/published/conditioned.md"),
+    "python experiments/published/conditioned.py": Small(
+        writes="experiments/published/conditioned.md"
+    ),
     "python experiments/published/given.py": Small(writes="experiments/published/given.md"),
     "python experiments/published/landscape.py --data ../shared/data": Small(
-        "--tiny --jobs 1", "experiments/published/landscape.csv", changes=((" --data ../shared/data", ""),)
+        "--tiny --jobs 1",
+        "experiments/published/landscape.csv",
+        changes=((" --data ../shared/data", ""),),
     ),
-    "python experiments/published/rhymerl_map.py": Small("--redraw", "experiments/published/rhymerl_map_schedules.png"),
+    "python experiments/published/rhymerl_map.py": Small(
+        "--redraw", "experiments/published/rhymerl_map_schedules.png"
+    ),
     "python experiments/published/scoreboard.py board.json --figures": Small(
         writes="experiments/published/scoreboard.md", changes=((" --figures", ""),), before=BOARD
     ),
-    "python experiments/published/specactor_map.py": Small("--small", "experiments/published/specactor_map.png"),
+    "python experiments/published/specactor_map.py": Small(
+        "--small", "experiments/published/specactor_map.png"
+    ),
     "python experiments/seeds.py": Small("tl-3 --samples 1 --jobs 2"),
     "python experiments/seeds.py --page experiments/seeds.md": Small(
         "tl-3 --samples 0 --jobs 2", "experiments/seeds.md"
@@ -155,7 +173,9 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, *command.split()[1:]]
     environment = {**os.environ, "PYTHONPATH": str(folder), "MPLBACKEND": "agg", "COLUMNS": "150"}
-    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
+    return subprocess.run(
+        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
 
 
 @pytest.mark.slow

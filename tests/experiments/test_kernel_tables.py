@@ -27,9 +27,18 @@ from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.roofline import Link
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "experiments" / "kernel_tables.py"))
-A_LAYER, compose_kernel_tables, read_link = (SCRIPT[name] for name in ("A_LAYER", "compose_kernel_tables", "read_link"))
+A_LAYER, compose_kernel_tables, read_link = (
+    SCRIPT[name] for name in ("A_LAYER", "compose_kernel_tables", "read_link")
+)
 TOY = ModelShape(
-    name="toy-1b", layers=3, hidden=1024, heads=8, kv_heads=4, head_dim=128, intermediate=4096, vocab=32000
+    name="toy-1b",
+    layers=3,
+    hidden=1024,
+    heads=8,
+    kv_heads=4,
+    head_dim=128,
+    intermediate=4096,
+    vocab=32000,
 )
 FAST_LINK = Link(bytes_per_s=100e9, latency_s=1e-6)
 
@@ -52,7 +61,11 @@ def test_a_link_is_read_from_a_cluster_config(tmp_path):
 def toy_attention_us(chunk: float, cached: float, decodes: float, kv: float) -> float:
     """More for a mixed batch than for its parts, as real kernels do."""
     both = 40.0 if chunk and decodes else 0.0
-    return (5 + 0.01 * chunk + 0.001 * cached if chunk else 0) + (2 + 1e-3 * decodes * kv if decodes else 0) + both
+    return (
+        (5 + 0.01 * chunk + 0.001 * cached if chunk else 0)
+        + (2 + 1e-3 * decodes * kv if decodes else 0)
+        + both
+    )
 
 
 def write_csv(path: Path, header: list[str], rows: list[tuple]) -> None:
@@ -60,7 +73,9 @@ def write_csv(path: Path, header: list[str], rows: list[tuple]) -> None:
         csv.writer(file).writerows([header, *rows])
 
 
-def write_kernel_tables(folder: Path, edit_attention=lambda rows: rows, edit_dense=lambda rows: rows) -> Path:
+def write_kernel_tables(
+    folder: Path, edit_attention=lambda rows: rows, edit_dense=lambda rows: rows
+) -> Path:
     folder.mkdir(parents=True)
     (folder.parent / "meta.yaml").write_text(
         "model: acme/Toy-1B\nhardware: H100\ngpu: NVIDIA H100\nvllm_version: 0.19.0\nattention_grid:\n"
@@ -68,7 +83,9 @@ def write_kernel_tables(folder: Path, edit_attention=lambda rows: rows, edit_den
     )
 
     kinds = (*A_LAYER, "embedding", "final_layernorm")
-    dense = [(kind, tokens, 1.0 + i + 0.1 * tokens) for i, kind in enumerate(kinds) for tokens in (1, 64)]
+    dense = [
+        (kind, tokens, 1.0 + i + 0.1 * tokens) for i, kind in enumerate(kinds) for tokens in (1, 64)
+    ]
     write_csv(folder / "dense.csv", ["layer", "tokens", "time_us"], edit_dense(dense))
     heads = [(kind, n, 10.0 + n) for kind in ("lm_head", "sampler") for n in (1, 8)]
     write_csv(folder / "per_sequence.csv", ["layer", "sequences", "time_us"], heads)
@@ -85,9 +102,16 @@ def write_kernel_tables(folder: Path, edit_attention=lambda rows: rows, edit_den
 
 
 def test_kernel_times_are_summed_over_layers_once(tmp_path):
-    profile = compose_kernel_tables(write_kernel_tables(tmp_path / "tp1"), TOY, 1, None, between_passes_s=1e-3)
-    kinds = {kind: 1.0 + i + 6.4 for i, kind in enumerate((*A_LAYER, "embedding", "final_layernorm"))}
-    layer = sum(microseconds for kind, microseconds in kinds.items() if kind in A_LAYER) + kinds["layernorm"]
+    profile = compose_kernel_tables(
+        write_kernel_tables(tmp_path / "tp1"), TOY, 1, None, between_passes_s=1e-3
+    )
+    kinds = {
+        kind: 1.0 + i + 6.4 for i, kind in enumerate((*A_LAYER, "embedding", "final_layernorm"))
+    }
+    layer = (
+        sum(microseconds for kind, microseconds in kinds.items() if kind in A_LAYER)
+        + kinds["layernorm"]
+    )
     dense = TOY.layers * layer + kinds["embedding"] + kinds["final_layernorm"]
     attention = TOY.layers * toy_attention_us(32, 64, 4, 128)
     by_hand = 1e-6 * (dense + attention + 2 * 18.0) + 1e-3
@@ -121,7 +145,11 @@ def test_a_rank_of_a_group_pays_for_its_collectives(tmp_path):
 def test_rows_beside_the_declared_grid_are_left_out(tmp_path):
     extra = (24, 0, 1, 16, 1e9)
     profile = compose_kernel_tables(
-        write_kernel_tables(tmp_path / "tp1", edit_attention=lambda rows: [*rows, extra]), TOY, 1, None, 0.0
+        write_kernel_tables(tmp_path / "tp1", edit_attention=lambda rows: [*rows, extra]),
+        TOY,
+        1,
+        None,
+        0.0,
     )
     assert profile.tables.attention_s.max() < 1.0
 
@@ -130,7 +158,10 @@ def test_a_missing_measurement_is_a_hole(tmp_path):
     folder = write_kernel_tables(
         tmp_path / "tp1", edit_attention=lambda rows: [r for r in rows if r[:4] != (32, 64, 2, 128)]
     )
-    with pytest.raises(InputError, match="a hole at prefill_tokens 32, prefill_kv_tokens 64, decode_sequences 2, dec"):
+    with pytest.raises(
+        InputError,
+        match="a hole at prefill_tokens 32, prefill_kv_tokens 64, decode_sequences 2, dec",
+    ):
         compose_kernel_tables(folder, TOY, 1, None, 0.0)
 
 
@@ -146,18 +177,31 @@ def test_tables_of_another_model_or_group_are_refused(tmp_path):
 
 def test_broken_tables_say_what_is_broken(tmp_path):
     cases = {
-        "kind": (lambda rows: [r for r in rows if r[0] != "o_proj"], "no rows of the layer 'o_proj'"),
-        "tick": (lambda rows: [r for r in rows if r[:2] != ("o_proj", 64)], "'o_proj' has no row at tokens 64"),
+        "kind": (
+            lambda rows: [r for r in rows if r[0] != "o_proj"],
+            "no rows of the layer 'o_proj'",
+        ),
+        "tick": (
+            lambda rows: [r for r in rows if r[:2] != ("o_proj", 64)],
+            "'o_proj' has no row at tokens 64",
+        ),
         "text": (lambda rows: [*rows, ("o_proj", 70, "fast")], r"row 22: time_us is 'fast'"),
-        "alien": (lambda rows: [*rows, ("moe", 1, 3.0)], "layer 'moe' is not part of a dense transformer"),
+        "alien": (
+            lambda rows: [*rows, ("moe", 1, 3.0)],
+            "layer 'moe' is not part of a dense transformer",
+        ),
     }
     for name, (edit, message) in cases.items():
         folder = write_kernel_tables(tmp_path / name / "tp1", edit_dense=edit)
         with pytest.raises(InputError, match=message):
             compose_kernel_tables(folder, TOY, 1, None, 0.0)
     folder = write_kernel_tables(tmp_path / "meta" / "tp1")
-    (folder.parent / "meta.yaml").write_text("model: acme/Toy-1B\nhardware: H100\nattention_grid: {chunks: many}\n")
-    with pytest.raises(InputError, match=r"meta\.yaml: attention_grid chunks is 'many'; a sweep is written like"):
+    (folder.parent / "meta.yaml").write_text(
+        "model: acme/Toy-1B\nhardware: H100\nattention_grid: {chunks: many}\n"
+    )
+    with pytest.raises(
+        InputError, match=r"meta\.yaml: attention_grid chunks is 'many'; a sweep is written like"
+    ):
         compose_kernel_tables(folder, TOY, 1, None, 0.0)
     (folder.parent / "meta.yaml").unlink()
     with pytest.raises(InputError, match=r"meta\.yaml: cannot be read"):
@@ -166,7 +210,12 @@ def test_broken_tables_say_what_is_broken(tmp_path):
 
 def test_tokens_between_two_ticks_take_as_long_as_the_upper_one(tmp_path):
     profile = compose_kernel_tables(write_kernel_tables(tmp_path / "tp1"), TOY, 1, None, 0.0)
-    assert profile.pass_s(2, 1) == profile.pass_s(40, 1) == profile.pass_s(64, 1) > profile.pass_s(1, 1)
+    assert (
+        profile.pass_s(2, 1)
+        == profile.pass_s(40, 1)
+        == profile.pass_s(64, 1)
+        > profile.pass_s(1, 1)
+    )
 
 
 SKEW_HEADER = ["n", "nb", "pc", "kp", "kvs", "kv_big", "kv_mean", "t_mean_us", "t_skew_us"]
@@ -185,7 +234,9 @@ def skew_rows(scale: float) -> list[tuple]:
             more_us = 1e-3 * (5.0 * (LONG - mean) if chunk else NS[nb] * (LONG - SHORT))
         even_us = toy_attention_us(chunk, 0, n, min(mean, 256))  # the grid ends there
         if nb < n:
-            rows.append((n, nb, chunk, 0, SHORT, LONG, mean, scale * even_us, scale * (even_us + more_us)))
+            rows.append(
+                (n, nb, chunk, 0, SHORT, LONG, mean, scale * even_us, scale * (even_us + more_us))
+            )
     return rows
 
 
@@ -196,7 +247,9 @@ def test_a_pass_waits_for_its_longest_sequences_as_long_as_was_measured(tmp_path
     t, layer_s = profile.tables, 1e-9 * TOY.layers
     assert t.straggler_sequences.tolist() == [2, 4]
     assert t.straggler_shares.tolist() == [0, 0.25, 0.5, 1]
-    np.testing.assert_allclose(t.straggler_s, layer_s * np.array([[0, 0, 0, 0], [3, 3, 2, 0]]), atol=1e-15)
+    np.testing.assert_allclose(
+        t.straggler_s, layer_s * np.array([[0, 0, 0, 0], [3, 3, 2, 0]]), atol=1e-15
+    )
     np.testing.assert_allclose(t.straggler_beside_prefill_s, layer_s * np.array([0, 5]), atol=1e-15)
 
     def waits_s(*lengths: float) -> float:
@@ -205,7 +258,9 @@ def test_a_pass_waits_for_its_longest_sequences_as_long_as_was_measured(tmp_path
     assert waits_s(900, 100, 100, 100) == pytest.approx(800 * 3 * layer_s)
     assert waits_s(100, 900, 100, 900) == pytest.approx(800 * 2 * layer_s)
     assert waits_s(400, 900, 100, 100) == pytest.approx((500 * 3 + 300 * 2) * layer_s)
-    assert waits_s(900, 900, 900, 100) == pytest.approx(800 * 1 * layer_s)  # between two of four and all
+    assert waits_s(900, 900, 900, 100) == pytest.approx(
+        800 * 1 * layer_s
+    )  # between two of four and all
     assert waits_s(900, 100, 100) == pytest.approx(
         800 * (3 - 1 / 3) * layer_s
     )  # one of three: a share between 1/4 and 1/2
@@ -225,12 +280,16 @@ def test_a_file_without_shares_counts_the_lead_of_the_longest_over_the_mean(tmp_
     write_profile(compose_kernel_tables(folder, TOY, 1, None, 0.0), path)
     table = pq.read_table(path)
     by_share = pc.and_(pc.equal(table["table"], "straggler"), pc.greater(table["share"], 0.0))
-    pq.write_table(table.filter(pc.invert(pc.fill_null(by_share, False))).drop_columns("share"), path)
+    pq.write_table(
+        table.filter(pc.invert(pc.fill_null(by_share, False))).drop_columns("share"), path
+    )
     old = read_profile(path).tables
     assert old.straggler_shares.tolist() == [0, 1]
     lengths = np.array([900.0, 300, 250, 150])
     assert straggler_s(old, lengths) == pytest.approx((900 - 400) * 3e-9 * TOY.layers)
-    assert straggler_s(old, lengths[:3]) == pytest.approx((300 - 700 / 3) * 3e-9 * TOY.layers)  # sorted: 150, 250, 300
+    assert straggler_s(old, lengths[:3]) == pytest.approx(
+        (300 - 700 / 3) * 3e-9 * TOY.layers
+    )  # sorted: 150, 250, 300
 
 
 def test_stragglers_that_are_no_grid_are_an_error(tmp_path):
@@ -241,18 +300,25 @@ def test_stragglers_that_are_no_grid_are_an_error(tmp_path):
     table = pq.read_table(path)
     first = pc.index(table["table"], "straggler").as_py()
     pq.write_table(pa.concat_tables([table[:first], table[first + 1 :]]), path)
-    with pytest.raises(InputError, match="table 'straggler' has a hole at sequences 2, share 0; measure that point"):
+    with pytest.raises(
+        InputError, match="table 'straggler' has a hole at sequences 2, share 0; measure that point"
+    ):
         read_profile(path)
     last = table.num_rows - 1
     pq.write_table(table[:last], path)
-    with pytest.raises(InputError, match="straggler and straggler_beside_prefill have different sequences"):
+    with pytest.raises(
+        InputError, match="straggler and straggler_beside_prefill have different sequences"
+    ):
         read_profile(path)
 
 
 def test_uneven_lengths_that_were_measured_nowhere_are_an_error(tmp_path):
     folder = write_kernel_tables(tmp_path / "tp1")
     write_csv(folder / "skew.csv", SKEW_HEADER, [row for row in skew_rows(1.0) if row[2] == 0])
-    with pytest.raises(InputError, match=r"skew\.csv: at no n one long sequence \(nb 1\) without and beside prefill"):
+    with pytest.raises(
+        InputError,
+        match=r"skew\.csv: at no n one long sequence \(nb 1\) without and beside prefill",
+    ):
         compose_kernel_tables(folder, TOY, 1, None, 0.0)
     write_csv(folder / "skew.csv", SKEW_HEADER[:-1], [row[:-1] for row in skew_rows(1.0)])
     with pytest.raises(InputError, match=r"skew\.csv: no column 't_skew_us'"):
@@ -273,7 +339,9 @@ def measured_profile(shared_data: Path, model: str, folder: str, tp: int) -> Tab
 @pytest.mark.parametrize(("model", "folder", "tp"), MEASURED)
 def test_measured_kernels_are_kept_but_for_noise(shared_data, model: str, folder: str, tp: int):
     profile = measured_profile(shared_data, model, folder, tp)
-    rows = pd.read_csv(shared_data / "kernel_profiles" / "RTXPRO6000" / folder / f"tp{tp}" / "attention.csv")
+    rows = pd.read_csv(
+        shared_data / "kernel_profiles" / "RTXPRO6000" / folder / f"tp{tp}" / "attention.csv"
+    )
     axes = profile.tables[4:8]
     on_grid = np.logical_and.reduce(
         [np.isin(rows[name], [0, *axis]) for name, axis in zip(rows.columns[:4], axes, strict=True)]
@@ -286,13 +354,20 @@ def test_measured_kernels_are_kept_but_for_noise(shared_data, model: str, folder
 
 
 @pytest.mark.parametrize(("model", "folder", "tp"), MEASURED)
-def test_measurements_between_the_grid_points_are_predicted(shared_data, model: str, folder: str, tp: int):
+def test_measurements_between_the_grid_points_are_predicted(
+    shared_data, model: str, folder: str, tp: int
+):
     """Rows of a finer sweep that the grid leaves out: held-out measurements of the same kernel."""
     profile = measured_profile(shared_data, model, folder, tp)
-    rows = pd.read_csv(shared_data / "kernel_profiles" / "RTXPRO6000" / folder / f"tp{tp}" / "attention.csv")
+    rows = pd.read_csv(
+        shared_data / "kernel_profiles" / "RTXPRO6000" / folder / f"tp{tp}" / "attention.csv"
+    )
     axes = profile.tables[4:8]
     beside = np.logical_or.reduce(
-        [~np.isin(rows[name], [0, *axis]) for name, axis in zip(rows.columns[:4], axes, strict=True)]
+        [
+            ~np.isin(rows[name], [0, *axis])
+            for name, axis in zip(rows.columns[:4], axes, strict=True)
+        ]
     )
     held_out = rows[beside & (rows["n_decode"] <= axes[2][-1])]
     error = attention_error(profile, held_out, model)

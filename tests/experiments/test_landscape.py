@@ -13,7 +13,9 @@ PAGE, SCRIPT = FOLDER / "landscape.md", FOLDER / "landscape.py"
 
 
 def parts(page: Path) -> dict[str, str]:
-    found = re.findall(r"<!-- (\w+) -->\n(.*?)<!-- /\1 -->", page.read_text(encoding="utf-8"), re.DOTALL)
+    found = re.findall(
+        r"<!-- (\w+) -->\n(.*?)<!-- /\1 -->", page.read_text(encoding="utf-8"), re.DOTALL
+    )
     return dict(found)
 
 
@@ -27,8 +29,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page as the script makes it at its smallest size."""
     folder = tmp_path_factory.mktemp("landscape")
     page = Path(shutil.copy(PAGE, folder))
-    page.write_text(re.sub(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->)", r"\1\3", page.read_text(), flags=re.DOTALL))
-    runpy.run_path(str(SCRIPT))["main"](data=None, page=page, folder=folder / "points", jobs=1, tiny=True)
+    page.write_text(
+        re.sub(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->)", r"\1\3", page.read_text(), flags=re.DOTALL)
+    )
+    runpy.run_path(str(SCRIPT))["main"](
+        data=None, page=page, folder=folder / "points", jobs=1, tiny=True
+    )
     return page
 
 
@@ -56,12 +62,25 @@ def test_a_page_without_a_place_for_a_table_is_refused(made: Path, tmp_path: Pat
 
 
 def test_the_committed_page_says_what_its_table_has():
-    rates = {(row["name"], row["varied"]): row for row in table(PAGE.with_suffix(".csv")) if row["part"] == "scale"}
-    lines = [line.split("|") for line in parts(PAGE)["scales"].splitlines() if line.startswith("| ")]
+    rates = {
+        (row["name"], row["varied"]): row
+        for row in table(PAGE.with_suffix(".csv"))
+        if row["part"] == "scale"
+    }
+    lines = [
+        line.split("|") for line in parts(PAGE)["scales"].splitlines() if line.startswith("| ")
+    ]
     heads, rows = [cell.strip() for cell in lines[0]], lines[2:]
-    gpus = {i: head.removesuffix(" GPUs").replace(",", "") for i, head in enumerate(heads) if head.endswith(" GPUs")}
+    gpus = {
+        i: head.removesuffix(" GPUs").replace(",", "")
+        for i, head in enumerate(heads)
+        if head.endswith(" GPUs")
+    }
     said = {
-        (row[1].strip(), gpus[i]): row[i].strip() for row in rows for i in gpus if row[i].strip() not in ("–", "no")
+        (row[1].strip(), gpus[i]): row[i].strip()
+        for row in rows
+        for i in gpus
+        if row[i].strip() not in ("–", "no")
     }
     assert said
     for key, cell in said.items():

@@ -22,13 +22,18 @@ def outputs(path):
 def shown(path):
     """What a reader sees of a notebook's outputs, tags taken out."""
     data = [output.get("data", output) for output in outputs(path)]
-    texts = ["".join(each.get("text/html", each.get("text/plain", each.get("text", "")))) for each in data]
+    texts = [
+        "".join(each.get("text/html", each.get("text/plain", each.get("text", ""))))
+        for each in data
+    ]
     return re.sub(r"<[^>]*>", " ", " ".join(texts))
 
 
 def test_there_are_four_and_the_readme_has_them():
     assert len(NOTEBOOKS) == 4
-    assert re.findall(r"\((\w+\.ipynb)\)", (FOLDER / "README.md").read_text()) == [path.name for path in NOTEBOOKS]
+    assert re.findall(r"\((\w+\.ipynb)\)", (FOLDER / "README.md").read_text()) == [
+        path.name for path in NOTEBOOKS
+    ]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -38,14 +43,18 @@ class TestANotebook:
         assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
         assert all(cell["outputs"] for cell in code)
         assert not [
-            output for output in outputs(path) if output["output_type"] == "error" or output.get("name") == "stderr"
+            output
+            for output in outputs(path)
+            if output["output_type"] == "error" or output.get("name") == "stderr"
         ]
         assert any("image/png" in output.get("data", {}) for output in outputs(path))
 
     def test_holds_nothing_of_the_machine_that_made_it(self, path):
         text = path.read_text()
         assert len(text) < LARGEST_BYTES
-        assert not any(place in text for place in ("/work/", "/tmp/", "/home/", "/root/", 'execution": {'))
+        assert not any(
+            place in text for place in ("/work/", "/tmp/", "/home/", "/root/", 'execution": {')
+        )
 
     def test_uses_the_api_alone(self, path):
         source = "\n".join("".join(cell["source"]) for cell in cells(path, "code"))

@@ -115,19 +115,40 @@ def test_only_what_is_assumed_has_a_range():
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{value: 1.0, kind: assumed, source: why}", "inputs.x: assumed, and no range; give low and high, or choices"),
-        ("{value: 1.0, kind: stated, held: true, source: why}", "inputs.x: held, which is for what is assumed"),
+        (
+            "{value: 1.0, kind: assumed, source: why}",
+            "inputs.x: assumed, and no range; give low and high, or choices",
+        ),
+        (
+            "{value: 1.0, kind: stated, held: true, source: why}",
+            "inputs.x: held, which is for what is assumed",
+        ),
         ("{value: 1.0, kind: known, source: why}", "inputs.x.kind is 'known': choose stated"),
         ("{value: 1.0, kind: stated}", "key inputs.x.source is missing"),
-        ("{value: 1.0, kind: stated, source: ' '}", "inputs.x.source is ' ': 1 or more characters are needed"),
-        ("{value: 3, choices: [3], kind: assumed, source: why}", "inputs.x: 3 alone is no choice; give others"),
-        ("{value: [3, 4], kind: assumed, source: why}", "inputs.x: a list, which has neither a range nor choices"),
+        (
+            "{value: 1.0, kind: stated, source: ' '}",
+            "inputs.x.source is ' ': 1 or more characters are needed",
+        ),
+        (
+            "{value: 3, choices: [3], kind: assumed, source: why}",
+            "inputs.x: 3 alone is no choice; give others",
+        ),
+        (
+            "{value: [3, 4], kind: assumed, source: why}",
+            "inputs.x: a list, which has neither a range nor choices",
+        ),
         (
             "{value: [3, 4], low: 3, high: 4, kind: assumed, source: why}",
             "inputs.x: a list, which has neither a range nor choices; write held: true instead",
         ),
-        ("{value: 1.0, kind: assumed, source: why, hihg: 2}", "unknown key inputs.x.hihg (did you mean high?)"),
-        ("{value: 1.0, low: 2, high: 0, kind: assumed, source: why}", "inputs.x: low 2 is not below high 0"),
+        (
+            "{value: 1.0, kind: assumed, source: why, hihg: 2}",
+            "unknown key inputs.x.hihg (did you mean high?)",
+        ),
+        (
+            "{value: 1.0, low: 2, high: 0, kind: assumed, source: why}",
+            "inputs.x: low 2 is not below high 0",
+        ),
         (
             "{value: 1, low: 0.5, high: 2, kind: assumed, source: why}",
             "inputs.x: 1 is a whole number, and so is what is",
@@ -144,12 +165,18 @@ def test_only_what_is_assumed_has_a_range():
         (f"{'[' * 60}{']' * 60}", "line 3, column 54: nested more than 50 levels deep"),
     ],
 )
-def test_a_mistake_in_a_ledger_is_told_with_its_place(line: str, said: str, monkeypatch, tmp_path: Path):
+def test_a_mistake_in_a_ledger_is_told_with_its_place(
+    line: str, said: str, monkeypatch, tmp_path: Path
+):
     monkeypatch.setattr(ledger_module, "files", lambda package: tmp_path)
     (tmp_path / "ledgers").mkdir()
-    (tmp_path / "ledgers" / "mine.yaml").write_text(f"paper: mine\ninputs:\n  x: {line}\n", encoding="utf-8")
+    (tmp_path / "ledgers" / "mine.yaml").write_text(
+        f"paper: mine\ninputs:\n  x: {line}\n", encoding="utf-8"
+    )
     read_ledger.cache_clear()
-    with pytest.raises(PaperError, match=rf"^experiments/reproduce/ledgers/mine.yaml: {re.escape(said)}"):
+    with pytest.raises(
+        PaperError, match=rf"^experiments/reproduce/ledgers/mine.yaml: {re.escape(said)}"
+    ):
         read_ledger("mine")
 
 
@@ -167,12 +194,16 @@ def test_a_ledger_that_is_none_is_told(text: bytes, said: str, monkeypatch, tmp_
     monkeypatch.setattr(ledger_module, "files", lambda package: tmp_path)
     (tmp_path / "ledgers").mkdir()
     (tmp_path / "ledgers" / "mine.yaml").write_bytes(text)
-    with pytest.raises(PaperError, match=rf"^experiments/reproduce/ledgers/mine.yaml: {re.escape(said)}"):
+    with pytest.raises(
+        PaperError, match=rf"^experiments/reproduce/ledgers/mine.yaml: {re.escape(said)}"
+    ):
         read_ledger("mine")
 
 
 def test_a_paper_without_a_ledger_is_told():
-    with pytest.raises(PaperError, match=r"ledgers/mine.yaml: is not there; every paper in PAPERS has a ledger"):
+    with pytest.raises(
+        PaperError, match=r"ledgers/mine.yaml: is not there; every paper in PAPERS has a ledger"
+    ):
         read_ledger("mine")
 
 
@@ -186,18 +217,37 @@ def test_what_is_assumed_without_a_range_says_so():
         ("x,a paper,verl,-,ratio,1.2x,x,8K", "value is '1.2x'; write a number above 0, a range"),
         ("x,a paper,verl,-,ratio,,x,8K", "value is ''"),
         *(
-            (f"x,a paper,verl,-,ratio,{value},x,8K", f"value is '{value}'; write a number above 0, a range (2.0-2.4)")
-            for value in ("0", "<0", "0-2", "-1", "nan", "1e400", "9" * 400, "1_0", "2.4-2.0", "<2-3", "1.2/0")
+            (
+                f"x,a paper,verl,-,ratio,{value},x,8K",
+                f"value is '{value}'; write a number above 0, a range (2.0-2.4)",
+            )
+            for value in (
+                "0",
+                "<0",
+                "0-2",
+                "-1",
+                "nan",
+                "1e400",
+                "9" * 400,
+                "1_0",
+                "2.4-2.0",
+                "<2-3",
+                "1.2/0",
+            )
         ),
         ("first,a paper,verl,-,ratio,1.2,x,8K", "id first is there twice"),
     ],
 )
-def test_a_published_row_that_cannot_be_read_is_told_with_its_line(line: str, said: str, monkeypatch, tmp_path: Path):
+def test_a_published_row_that_cannot_be_read_is_told_with_its_line(
+    line: str, said: str, monkeypatch, tmp_path: Path
+):
     monkeypatch.setattr(score, "files", lambda package: tmp_path)
     head = "id,source,system,baseline,quantity,value,unit,setting\nfirst,a paper,verl,-,ratio,1.5,x,8K\n"
     (tmp_path / "published.csv").write_text(f"{head}{line}\n", encoding="utf-8")
     score.published_rows.cache_clear()
-    with pytest.raises(InputError, match=rf"^experiments/reproduce/published.csv: line 3: {re.escape(brief(said))}"):
+    with pytest.raises(
+        InputError, match=rf"^experiments/reproduce/published.csv: line 3: {re.escape(brief(said))}"
+    ):
         score.published_rows()
 
 
@@ -212,12 +262,15 @@ def test_more_sets_of_inputs_leave_the_first_as_they_were():
     entry = LedgerInput(value=2.0, low=1.0, high=4.0, log=True, kind="assumed", source="why")
     choice = LedgerInput(value=2, choices=(1, 2, 4), kind="assumed", source="why")
     ledger = Ledger(
-        paper="a paper", inputs={"x": entry, "tp": choice, "n": LedgerInput(value=8, kind="stated", source="§1")}
+        paper="a paper",
+        inputs={"x": entry, "tp": choice, "n": LedgerInput(value=8, kind="stated", source="§1")},
     )
     few, more = ledger.sample(3), ledger.sample(12)
     assert more[: len(few)] == few
     assert few[0] == {"x": 2.0, "tp": 2, "n": 8}
-    assert all(1 <= inputs["x"] <= 4 and inputs["tp"] in (1, 2, 4) and inputs["n"] == 8 for inputs in more)
+    assert all(
+        1 <= inputs["x"] <= 4 and inputs["tp"] in (1, 2, 4) and inputs["n"] == 8 for inputs in more
+    )
     assert len({inputs["tp"] for inputs in more}) == 3
 
 
@@ -244,9 +297,15 @@ def test_every_ledger_says_where_each_input_is_from(name: str):
 
 @pytest.mark.parametrize("name", predict.PAPERS)
 def test_inputs_that_no_prediction_asks_for_are_marked(name: str):
-    source = "".join((PACKAGE / f"{module}.py").read_text(encoding="utf-8") for module in (name, "lab"))
+    source = "".join(
+        (PACKAGE / f"{module}.py").read_text(encoding="utf-8") for module in (name, "lab")
+    )
     texts = re.findall(r'inputs(?:\.get\(|\[)f?"([^"]+)"', source)
-    texts += [text for names in re.findall(r"named\(([^)]+)\)", source) for text in re.findall(r'"([^"]+)"', names)]
+    texts += [
+        text
+        for names in re.findall(r"named\(([^)]+)\)", source)
+        for text in re.findall(r'"([^"]+)"', names)
+    ]
     asked = [re.sub(r"\{[^}]*\}", ".+", text) for text in texts]
     for key, entry in read_ledger(name).inputs.items():
         assert entry.used == any(re.fullmatch(pattern, key) for pattern in asked), key
@@ -273,7 +332,9 @@ def test_a_set_of_inputs_that_cannot_be_costs_a_row_this_set_alone(monkeypatch: 
     assert found.refused == ["7B does not fit"]
 
 
-def test_a_row_whose_middle_cannot_be_is_not_predicted_and_says_why(monkeypatch: pytest.MonkeyPatch):
+def test_a_row_whose_middle_cannot_be_is_not_predicted_and_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+):
     def rule(number: int) -> list[float]:
         if number == 0:
             raise InputError("7B does not fit")
@@ -281,12 +342,21 @@ def test_a_row_whose_middle_cannot_be_is_not_predicted_and_says_why(monkeypatch:
 
     predicted = predict.predict(of_a_paper(monkeypatch, "areal-dynbatch", rule), jobs=1)
     (entry,) = board(["areal-dynbatch"], predicted)
-    assert (entry["predicted"], entry["covered"], entry["why_not"]) == (None, None, "7B does not fit")
-    assert in_words([entry]) == "0 of 1 rows are predicted; 0% of 1 published figures lie in their intervals."
+    assert (entry["predicted"], entry["covered"], entry["why_not"]) == (
+        None,
+        None,
+        "7B does not fit",
+    )
+    assert (
+        in_words([entry])
+        == "0 of 1 rows are predicted; 0% of 1 published figures lie in their intervals."
+    )
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_comes_to_no_number_is_neither_given_nor_a_prediction(monkeypatch: pytest.MonkeyPatch, value: float):
+def test_what_comes_to_no_number_is_neither_given_nor_a_prediction(
+    monkeypatch: pytest.MonkeyPatch, value: float
+):
     rule = {0: [GIVEN, GIVEN, 10.6], 1: [GIVEN, GIVEN, float(str(value))]}
     todo = of_a_paper(monkeypatch, "tlt-graph-memory", lambda number: rule[number])[:2]
     (found,) = predict.predict(todo, jobs=1).values()
@@ -323,10 +393,15 @@ def small_run(training):
             lambda lab, inputs: [1.0],
             "row weight-sync-7b: returns a list of 1, and 2 elements of it are published; return one for each, GIVEN for",
         ),
-        (no_scenario, "row weight-sync-7b: its Scenario: unknown key training.mfuu (did you mean mfu?)"),
+        (
+            no_scenario,
+            "row weight-sync-7b: its Scenario: unknown key training.mfuu (did you mean mfu?)",
+        ),
     ],
 )
-def test_a_mistake_in_a_row_ends_all_with_its_place_and_costs_no_set_alone(row, said: str, monkeypatch):
+def test_a_mistake_in_a_row_ends_all_with_its_place_and_costs_no_set_alone(
+    row, said: str, monkeypatch
+):
     monkeypatch.setitem(predict.PAPERS["verl"].ROWS, "weight-sync-7b", row)
     with pytest.raises(PaperError, match=rf"^experiments/reproduce/verl.py: {re.escape(said)}"):
         predict.predict([predict.Task("verl", {"weight-sync-7b": 2}, 0, {"number": 1})], jobs=1)
@@ -334,15 +409,20 @@ def test_a_mistake_in_a_row_ends_all_with_its_place_and_costs_no_set_alone(row, 
 
 @pytest.mark.slow
 def test_a_mistake_in_a_row_ends_all_processes_with_its_place():
-    lacking = {name: value for name, value in read_ledger("verl").middle.items() if name != "tensor_s"}
+    lacking = {
+        name: value for name, value in read_ledger("verl").middle.items() if name != "tensor_s"
+    }
     todo = [predict.Task("verl", {"weight-sync-7b": 2}, number, lacking) for number in range(2)]
     with pytest.raises(
-        PaperError, match=r"^experiments/reproduce/verl.py: row weight-sync-7b asks for the input 'tensor_s'"
+        PaperError,
+        match=r"^experiments/reproduce/verl.py: row weight-sync-7b asks for the input 'tensor_s'",
     ):
         predict.predict(todo, jobs=2)
 
 
-def test_a_value_that_cannot_be_may_be_drawn_and_costs_this_set_alone(monkeypatch: pytest.MonkeyPatch):
+def test_a_value_that_cannot_be_may_be_drawn_and_costs_this_set_alone(
+    monkeypatch: pytest.MonkeyPatch,
+):
     def rule(number: int) -> list[float]:
         small_run({"mfu": 0.8 + 0.1 * number})
         return [10.0 + number]
@@ -353,10 +433,13 @@ def test_a_value_that_cannot_be_may_be_drawn_and_costs_this_set_alone(monkeypatc
     assert refused.startswith("its Scenario: training.mfu is 1.1")
 
 
-def test_rows_that_nobody_published_are_told_whichever_were_asked_for(monkeypatch: pytest.MonkeyPatch):
+def test_rows_that_nobody_published_are_told_whichever_were_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setitem(predict.PAPERS["verl"].ROWS, "weight-sync-7", lambda lab, inputs: [1.0])
     with pytest.raises(
-        InputError, match=r"verl.py: ROWS has 'weight-sync-7', which published.csv does not have .did you mean"
+        InputError,
+        match=r"verl.py: ROWS has 'weight-sync-7', which published.csv does not have .did you mean",
     ):
         board_module.require_published()
 
@@ -391,10 +474,15 @@ def test_the_rows_of_all_papers_are_published_once():
 def test_a_row_that_no_paper_has_says_so(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delitem(predict.PAPERS["verl"].ROWS, "weight-sync-7b")
     (entry,) = board(["weight-sync-7b"], {})
-    assert entry["why_not"] == "no paper in PAPERS (experiments/reproduce/predict.py) has it in its ROWS"
+    assert (
+        entry["why_not"]
+        == "no paper in PAPERS (experiments/reproduce/predict.py) has it in its ROWS"
+    )
 
 
-def test_a_bug_in_a_prediction_is_not_taken_for_inputs_that_cannot_be(monkeypatch: pytest.MonkeyPatch):
+def test_a_bug_in_a_prediction_is_not_taken_for_inputs_that_cannot_be(
+    monkeypatch: pytest.MonkeyPatch,
+):
     todo = of_a_paper(monkeypatch, "areal-dynbatch", lambda number: [1.0 / number])
     with pytest.raises(ZeroDivisionError):
         predict.predict(todo, jobs=1)
@@ -406,7 +494,9 @@ def test_what_a_row_does_not_ask_for_moves_it_by_chance_alone_and_is_not_named()
     small, large = board(rows, predicted)
     asked = {"tensor_s", "bucket_bytes", "bucket_tensor_s", "engine_bytes_per_s"}
     assert {driver["input"] for driver in small["drivers"]} == asked
-    assert "network_bytes_per_s" in {driver["input"] for driver in large["drivers"]}  # its ranks are on several nodes
+    assert "network_bytes_per_s" in {
+        driver["input"] for driver in large["drivers"]
+    }  # its ranks are on several nodes
 
 
 def test_inputs_note_who_asks_for_them_also_where_some_are_replaced():
@@ -417,7 +507,9 @@ def test_inputs_note_who_asks_for_them_also_where_some_are_replaced():
 
 
 def test_an_element_that_its_prediction_is_given_counts_as_nothing():
-    prediction = Prediction([[GIVEN, GIVEN, 10.6], [GIVEN, GIVEN, 10.7]], read_ledger("tlt").sample(1), [], frozenset())
+    prediction = Prediction(
+        [[GIVEN, GIVEN, 10.6], [GIVEN, GIVEN, 10.7]], read_ledger("tlt").sample(1), [], frozenset()
+    )
     (entry,) = board(["tlt-graph-memory"], {"tlt-graph-memory": prediction})
     assert (entry["predicted"], entry["covered"]) == ([None, None, 10.6], [None, None, True])
     assert totals([entry])["elements"] == 1
@@ -428,7 +520,9 @@ def test_an_element_that_its_prediction_is_given_counts_as_nothing():
 def test_rows_that_are_left_out_say_why():
     (entry,) = board(["tlt-accept-base"], {})
     assert "acceptance is an input" in entry["why_not"]
-    assert not set(predict.left_out()) & {row for paper in predict.PAPERS.values() for row in paper.ROWS}
+    assert not set(predict.left_out()) & {
+        row for paper in predict.PAPERS.values() for row in paper.ROWS
+    }
     assert set(predict.left_out()) <= set(score.published_rows())
 
 
@@ -436,10 +530,14 @@ def test_the_tree_of_table_1_accepts_what_is_printed_of_it():
     strategy = Strategy(12, 8, 48)
     probability = tlt.first_choice(8.67, strategy)
     acceptance = ModelAcceptance(by_position=(probability,))
-    assert accept_length(tree_log_acceptances(acceptance, strategy)) == pytest.approx(8.67, abs=1e-3)
+    assert accept_length(tree_log_acceptances(acceptance, strategy)) == pytest.approx(
+        8.67, abs=1e-3
+    )
 
 
-def test_other_outcomes_change_scores_and_no_prediction(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_other_outcomes_change_scores_and_no_prediction(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     rows, copy = ("weight-sync-7b", "tlt-topk8", "spec-decode-latency"), tmp_path / "published"
     with (PACKAGE / "published.csv").open(encoding="utf-8") as file:
         table = list(csv.DictReader(file))
@@ -448,7 +546,8 @@ def test_other_outcomes_change_scores_and_no_prediction(monkeypatch: pytest.Monk
         writer = csv.DictWriter(file, table[0].keys())
         writer.writeheader()
         writer.writerows(
-            {**row, "value": re.sub(r"\d+", lambda digits: f"7{digits[0]}", row["value"])} for row in table
+            {**row, "value": re.sub(r"\d+", lambda digits: f"7{digits[0]}", row["value"])}
+            for row in table
         )
 
     def predicted() -> tuple[dict[str, list[list[float]]], list[float]]:
@@ -462,7 +561,9 @@ def test_other_outcomes_change_scores_and_no_prediction(monkeypatch: pytest.Monk
     before, errors = predicted()
     with monkeypatch.context() as patched:  # whoever looks for a file of the package finds the copy
         patched.setattr(importlib.resources, "files", lambda package: copy)
-        for module in [m for name, m in sys.modules.items() if name.startswith("experiments.reproduce")]:
+        for module in [
+            m for name, m in sys.modules.items() if name.startswith("experiments.reproduce")
+        ]:
             if hasattr(module, "files"):
                 patched.setattr(module, "files", lambda package: copy)
         after, other_errors = predicted()

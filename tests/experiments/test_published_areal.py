@@ -19,7 +19,9 @@ def test_engines_have_the_share_of_memory_that_the_published_scripts_give_them()
     inputs = read_ledger("areal").middle
     assert memory_share(areal.verl(inputs)) == inputs["verl_gpu_memory_utilization"] == 0.4
     assert memory_share(areal.areal(inputs, eta=8)) == inputs["gpu_memory_utilization"] == 0.7
-    assert memory_share({**areal.verl(inputs), "name": "distflow"}) == 0.7  # AReaL itself, synchronously
+    assert (
+        memory_share({**areal.verl(inputs), "name": "distflow"}) == 0.7
+    )  # AReaL itself, synchronously
 
 
 def test_only_the_baseline_goes_without_cuda_graphs_and_only_where_it_is_assumed_to():
@@ -27,9 +29,13 @@ def test_only_the_baseline_goes_without_cuda_graphs_and_only_where_it_is_assumed
 
     def floor_s(system: dict, **others) -> float:
         given = {**inputs, **others}
-        return areal.scenario(given, areal.SMALL, 128, system, inputs["cap_tokens"]).profile.least_pass_s
+        return areal.scenario(
+            given, areal.SMALL, 128, system, inputs["cap_tokens"]
+        ).profile.least_pass_s
 
-    assert floor_s(areal.verl(inputs), enforce_eager=True) == pytest.approx(28 * inputs["eager_layer_s"])
+    assert floor_s(areal.verl(inputs), enforce_eager=True) == pytest.approx(
+        28 * inputs["eager_layer_s"]
+    )
     assert floor_s(areal.verl(inputs), enforce_eager=False) == 0
     assert floor_s(areal.areal(inputs, eta=8), enforce_eager=True) == 0
 
@@ -40,13 +46,20 @@ def test_what_is_generated_before_the_warm_up_ends_or_after_the_last_update_does
         segments=pa.table(
             {
                 "tokens": [100, 100, 100, 0],
-                "started_s": [0.0, 5.0, 15.0, 12.0],  # before; half of it; half of it; a stay that came to nothing
+                "started_s": [
+                    0.0,
+                    5.0,
+                    15.0,
+                    12.0,
+                ],  # before; half of it; half of it; a stay that came to nothing
                 "ended_s": [10.0, 15.0, 25.0, 12.0],
             }
         ),
     )
     assert lab.generated_tokens_per_s(result, warmup_steps=1) == pytest.approx((50 + 50) / 10)
-    assert lab.generated_tokens_per_s(result, warmup_steps=0) == pytest.approx((100 + 100 + 50) / 20)
+    assert lab.generated_tokens_per_s(result, warmup_steps=0) == pytest.approx(
+        (100 + 100 + 50) / 20
+    )
 
 
 @pytest.mark.parametrize("eta", [4, 8])

@@ -29,11 +29,15 @@ def drawn(model: RunModel, tokens: int = 4000) -> tuple[AcceptRuns, np.ndarray]:
     return draw_runs(model, lengths, np.arange(100)), lengths
 
 
-@pytest.mark.parametrize(("task", "reuse"), [("math", 1.0), ("math", 0.8), ("code", 1.0), ("code", 0.6)])
+@pytest.mark.parametrize(
+    ("task", "reuse"), [("math", 1.0), ("math", 0.8), ("code", 1.0), ("code", 0.6)]
+)
 def test_drafts_are_right_for_the_share_of_the_tokens_that_is_reusable(task: str, reuse: float):
     parts = stretches(*drawn(RunModel.model_validate(rhymerl.history(INPUTS, task, reuse))))
     share = parts.hit.sum() / (parts.hit.sum() + parts.gap.sum())
-    assert share == pytest.approx(INPUTS[f"reusable_{task}"] * INPUTS["draft_efficiency"] * reuse, rel=0.05)
+    assert share == pytest.approx(
+        INPUTS[f"reusable_{task}"] * INPUTS["draft_efficiency"] * reuse, rel=0.05
+    )
 
 
 def test_most_hits_are_short_and_most_tokens_of_hits_are_in_long_ones():
@@ -45,7 +49,9 @@ def test_most_hits_are_short_and_most_tokens_of_hits_are_in_long_ones():
 
 def test_acceptance_rises_with_the_tokens_that_are_reusable():
     lab = Lab()
-    (first,), (last,) = (rhymerl.ROWS[f"rhyme-accept-{end}"](lab, INPUTS) for end in ("low", "high"))
+    (first,), (last,) = (
+        rhymerl.ROWS[f"rhyme-accept-{end}"](lab, INPUTS) for end in ("low", "high")
+    )
     assert 0 < first < last < 1
 
 
@@ -80,7 +86,13 @@ class Recording(Lab):
     def run(self, scenario: Scenario) -> dict[str, object]:
         self.asked.append(scenario)
         share = scenario.system.rollout_share
-        return {"phase_s": {"rollout": 12.0 / share, "train": 3.0 / (1 - share), "log_prob": 1.0 / (1 - share)}}
+        return {
+            "phase_s": {
+                "rollout": 12.0 / share,
+                "train": 3.0 / (1 - share),
+                "log_prob": 1.0 / (1 - share),
+            }
+        }
 
 
 @pytest.mark.parametrize(
@@ -92,7 +104,9 @@ class Recording(Lab):
         ([0.1, 0.2], 1.0, 0.2),
     ],
 )
-def test_the_split_is_the_largest_share_at_which_training_is_so_much_shorter_than_rollout(shares, slack, found):
+def test_the_split_is_the_largest_share_at_which_training_is_so_much_shorter_than_rollout(
+    shares, slack, found
+):
     inputs = {**INPUTS, "rollout_shares": shares, "trainer_over_rollout": slack}
     assert rhymerl.split(Recording(), inputs, "16k") == found
 
@@ -104,7 +118,9 @@ def test_what_runs_on_verl_has_no_cuda_graphs_unless_asked_and_areal_has_them():
         for system in (rhymerl.one_step_off(inputs), rhymerl.areal(inputs, 1)):
             rhymerl.train(lab, inputs, system, "math", "16k", rollout_share=0.5)
             least_s[eager, system["name"]] = lab.asked[-1].profile.least_pass_s
-    assert least_s.pop((True, "one_step_off")) == pytest.approx(40 * INPUTS["eager_layer_s"])  # Qwen3-14B has 40 layers
+    assert least_s.pop((True, "one_step_off")) == pytest.approx(
+        40 * INPUTS["eager_layer_s"]
+    )  # Qwen3-14B has 40 layers
     assert set(least_s.values()) == {0.0}
 
 

@@ -63,7 +63,9 @@ def test_ngrams_draft_next_to_nothing_right_of_most_of_the_longest_responses():
 
     def served(tokens: int) -> float:
         lengths = np.full(500, tokens)
-        parts = stretches(draw_runs(RunModel.model_validate(runs), lengths, np.arange(500)), lengths)
+        parts = stretches(
+            draw_runs(RunModel.model_validate(runs), lengths, np.arange(500)), lengths
+        )
         return len(np.unique(parts.row[parts.hit > 0])) / 500
 
     assert served(4000) == 1

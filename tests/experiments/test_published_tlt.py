@@ -40,11 +40,16 @@ def test_a_round_takes_the_host_as_many_levels_as_its_own_tree_has():
     def round_s(host: dict[str, float]) -> list[float]:
         system = tlt.tlt({**trees, **host})
         drafts = prepare(tlt.scenario({**trees, **host}, tlt.TARGET, system, prompts=8)).drafts
-        return [times.draft_s(1, depth) for times, depth in zip(drafts.tree_times, (12, 8, 4, 2), strict=True)]
+        return [
+            times.draft_s(1, depth)
+            for times, depth in zip(drafts.tree_times, (12, 8, 4, 2), strict=True)
+        ]
 
     free = round_s({"draft_round_s": 0.0, "draft_level_s": 0.0})
     slow = round_s({"draft_round_s": 0.001, "draft_level_s": 0.00025})
-    assert [b - a for a, b in zip(free, slow, strict=True)] == pytest.approx([0.004, 0.003, 0.002, 0.0015])
+    assert [b - a for a, b in zip(free, slow, strict=True)] == pytest.approx(
+        [0.004, 0.003, 0.002, 0.0015]
+    )
 
 
 def test_a_slower_host_makes_deep_trees_gain_less_than_shallow_ones():

@@ -36,7 +36,10 @@ def test_a_faster_trainer_means_longer_responses_and_longer_overheads_shorter_on
     inputs = read_ledger("verl").middle
     middle = verl.mean_tokens(inputs)
     assert verl.mean_tokens({**inputs, "mfu": 1.2 * inputs["mfu"]}) > middle
-    assert verl.mean_tokens({**inputs, "minibatch_overhead_s": 1.2 * inputs["minibatch_overhead_s"]}) < middle
+    assert (
+        verl.mean_tokens({**inputs, "minibatch_overhead_s": 1.2 * inputs["minibatch_overhead_s"]})
+        < middle
+    )
 
 
 def test_the_budget_of_tokens_is_a_gpus_and_those_that_share_a_sequence_add_theirs_up():
@@ -94,12 +97,18 @@ def test_the_mean_response_is_solved_once_for_all_rows_of_a_set(monkeypatch: pyt
         lab = Lab()
         for gpus in (32, 64):
             asked = Asked({**middle, "mfu": mfu}, set())
-            means.append(verl.scenario(lab, asked, gpus, system, 3, 1).workload.synthetic.mean_tokens)
-            assert "async_32_update_s" in asked.names  # what was solved before is asked for all the same
+            means.append(
+                verl.scenario(lab, asked, gpus, system, 3, 1).workload.synthetic.mean_tokens
+            )
+            assert (
+                "async_32_update_s" in asked.names
+            )  # what was solved before is asked for all the same
     assert means == [500, 500, 600, 600] and solved == [0.5, 0.6]
 
 
-def test_a_length_that_cannot_be_is_sought_once_and_refuses_every_row_that_needs_it(monkeypatch: pytest.MonkeyPatch):
+def test_a_length_that_cannot_be_is_sought_once_and_refuses_every_row_that_needs_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
     solved = []
 
     def mean_tokens(inputs: Inputs) -> float:
@@ -120,9 +129,13 @@ def test_a_length_that_cannot_be_is_sought_once_and_refuses_every_row_that_needs
 def test_the_trainer_waits_for_the_fetching_of_groups_that_are_there():
     inputs = read_ledger("verl").middle
     lab = Lab()
-    quick, slow = (verl.ROWS["verl-async-64"](lab, {**inputs, "fetch_s": fetch_s}) for fetch_s in (0.0, 20.0))
+    quick, slow = (
+        verl.ROWS["verl-async-64"](lab, {**inputs, "fetch_s": fetch_s}) for fetch_s in (0.0, 20.0)
+    )
     assert 0 < quick[1] < slow[1] == 20.0
-    assert slow[0] - quick[0] == pytest.approx(slow[1] - quick[1])  # the step is longer by what it waits longer
+    assert slow[0] - quick[0] == pytest.approx(
+        slow[1] - quick[1]
+    )  # the step is longer by what it waits longer
 
 
 @pytest.mark.parametrize(
@@ -130,7 +143,10 @@ def test_the_trainer_waits_for_the_fetching_of_groups_that_are_there():
     [
         ({"mfu": 1.5}, "its TrainingConfig: mfu is 1.5"),
         ({"mfu": "x"}, "its TrainingConfig: mfu is 'x'"),
-        ({"minibatch_prompts": 0}, "minibatch_prompts is 0; a mini-batch has 1 to all 512 prompts of a batch"),
+        (
+            {"minibatch_prompts": 0},
+            "minibatch_prompts is 0; a mini-batch has 1 to all 512 prompts of a batch",
+        ),
         ({"minibatch_prompts": 513}, "minibatch_prompts is 513"),
     ],
 )

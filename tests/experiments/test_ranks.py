@@ -8,7 +8,9 @@ from simrl.errors import InputError
 from simrl.trace.synthesis import LengthModel, synthesise
 from simrl.trace.trace import Trace, TraceMetadata
 
-MODEL = LengthModel(steps=12, prompts_per_step=16, group=8, cap_tokens=4000, prompts=64, mean_tokens=800, sigma=0.8)
+MODEL = LengthModel(
+    steps=12, prompts_per_step=16, group=8, cap_tokens=4000, prompts=64, mean_tokens=800, sigma=0.8
+)
 
 
 def history(before, now):
@@ -23,7 +25,9 @@ def history(before, now):
             "prompt_tokens": np.full(2 * n * g, 5),
             "response_tokens": np.ravel([before, now]),
         },
-        TraceMetadata(name="h", kind="recorded", source="a test", tokenizer="none", cap_tokens=10_000),
+        TraceMetadata(
+            name="h", kind="recorded", source="a test", tokenizer="none", cap_tokens=10_000
+        ),
     )
 
 
@@ -62,7 +66,9 @@ def test_rank_stability_needs_two_epochs_with_prompts_in_common():
 
 def test_a_history_by_group_and_by_epoch_has_the_same_responses():
     found = rank_history(synthesise(MODEL, 0), groups=8)
-    assert found.epoch_pairs == len(found.by_epoch) == 2 and [e["epoch"] for e in found.by_epoch] == [1, 2]
+    assert found.epoch_pairs == len(found.by_epoch) == 2 and [
+        e["epoch"] for e in found.by_epoch
+    ] == [1, 2]
     assert len(found.by_group) == 8
     for kind, share in found.overall.items():
         for parts in (found.by_group, found.by_epoch):  # equally many responses in each
@@ -72,8 +78,12 @@ def test_a_history_by_group_and_by_epoch_has_the_same_responses():
 def test_what_moves_higher_is_not_last_within_the_bound_or_migrated():
     found = rank_history(synthesise(MODEL, 0), groups=8)
     for shares in (found.overall, *found.by_group, *found.by_epoch):
-        assert sum(shares[kind] for kind in ("accurate", "near_boundary", "strong")) == pytest.approx(1)
-        assert sum(shares[kind] for kind in ("accurate", "not_last", "within", "migrated")) == pytest.approx(1)
+        assert sum(
+            shares[kind] for kind in ("accurate", "near_boundary", "strong")
+        ) == pytest.approx(1)
+        assert sum(
+            shares[kind] for kind in ("accurate", "not_last", "within", "migrated")
+        ) == pytest.approx(1)
     assert found.by_group[-1]["accurate"] == 1, "nothing is higher than the highest group"
 
 
@@ -89,10 +99,13 @@ def test_an_outlier_is_migrated_and_one_within_the_bound_is_not():
 def test_the_bound_follows_the_growth_of_the_epoch_before():
     lengths = np.arange(10, 90).reshape(8, 10)
     trace = history(lengths, 2 * lengths)
-    assert [e["growth"] for e in rank_history(trace, 8).by_epoch] == [1.1], "of the first epoch no growth is known"
+    assert [e["growth"] for e in rank_history(trace, 8).by_epoch] == [1.1], (
+        "of the first epoch no growth is known"
+    )
     columns = {name: trace.table.column(name).to_numpy() for name in trace.table.column_names}
     third = {
-        name: np.concatenate([values, values[80:] + (name in ("step", "epoch"))]) for name, values in columns.items()
+        name: np.concatenate([values, values[80:] + (name in ("step", "epoch"))])
+        for name, values in columns.items()
     }
     found = rank_history(Trace.from_columns(third, trace.metadata), 8)
     assert [e["growth"] for e in found.by_epoch] == [1.1, 2.0]

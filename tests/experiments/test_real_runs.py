@@ -26,7 +26,19 @@ from tests.command_line import CommandLine
 PACKAGE = Path(predict.__file__).parent
 QUICK = ("nemo-8b-sync", "opd-f6sves9c", "verl-qwen2-7b-short")
 PHASES = ("gen", "old_log_prob", "ref", "update_actor", "step")
-KEYS = {"id", "quantity", "measured", "predicted", "low", "high", "error", "open_inputs", "driver", "scored", "why_not"}
+KEYS = {
+    "id",
+    "quantity",
+    "measured",
+    "predicted",
+    "low",
+    "high",
+    "error",
+    "open_inputs",
+    "driver",
+    "scored",
+    "why_not",
+}
 
 
 def log_line(step: int, mean: float, samples: int, factor: float, longest: int = 900) -> str:
@@ -35,7 +47,10 @@ def log_line(step: int, mean: float, samples: int, factor: float, longest: int =
     values = {
         "perf/total_num_tokens": samples * (mean + 100),
         **{f"response_length/{key}": value for key, value in tokens.items()},
-        **{f"prompt_length/{key}": value for key, value in {"mean": 100, "max": 120, "min": 80}.items()},
+        **{
+            f"prompt_length/{key}": value
+            for key, value in {"mean": 100, "max": 120, "min": 80}.items()
+        },
         "num_turns/mean": 5.0,
         "timing_s/agent_loop/tool_calls/mean": 0.5,
         "timing_s/agent_loop/tool_calls/max": 9.0,
@@ -55,7 +70,10 @@ def write_csv(path: Path, rows: list[dict[str, object]]) -> None:
 def write_data(folder: Path, factor: float = 1.0) -> Path:
     """A folder like that of the real measurements, all seconds times `factor`."""
     runs, s = folder / "real_runs", 10.0 * factor
-    nemo = [{"model": model, "policy": policy, "step_s": s} for model, policy in real_measured.NEMO.values()]
+    nemo = [
+        {"model": model, "policy": policy, "step_s": s}
+        for model, policy in real_measured.NEMO.values()
+    ]
     write_csv(runs / "nemo_rl" / "runs.csv", nemo)
     names = ("generation_s", "logprobs_s", "train_s", "step_s")
     measured = ("published", "user rerun")
@@ -66,10 +84,18 @@ def write_data(folder: Path, factor: float = 1.0) -> Path:
     ]
     write_csv(runs / "nemo_rl" / "phases.csv", phases)
     times = dict.fromkeys(("generation_s", "log_prob_s", "train_s", "step_s"), s)
-    write_csv(runs / "rlinf_verl.csv", [{"system": system, **times} for system in ("verl v0.5.0", "rlinf (Aug 2025)")])
-    lora = [{"run": run, "step_s_p50": s, "rollout_wait_s": 0.1} for run in real_measured.LORA.values()]
+    write_csv(
+        runs / "rlinf_verl.csv",
+        [{"system": system, **times} for system in ("verl v0.5.0", "rlinf (Aug 2025)")],
+    )
+    lora = [
+        {"run": run, "step_s_p50": s, "rollout_wait_s": 0.1} for run in real_measured.LORA.values()
+    ]
     write_csv(runs / "hf_async_lora.csv", lora)
-    write_csv(runs / "verl_v1.csv", [{"mode": mode, "hours": s} for mode in real_measured.VERL_V1.values()])
+    write_csv(
+        runs / "verl_v1.csv",
+        [{"mode": mode, "hours": s} for mode in real_measured.VERL_V1.values()],
+    )
     for run, log in real_agent_opd.LOGS.items():
         lines = [log_line(step, 300.0, 32, factor) for step in (1, 20, 21, 22)]
         if run == real_agent_opd.ONE_TOKEN:
@@ -78,7 +104,13 @@ def write_data(folder: Path, factor: float = 1.0) -> Path:
     lines = [log_line(1, 200.0, 40, factor), log_line(2, 600.0, 40, factor)]
     write_text(runs / "verl_logs" / "qwen2-7b_fsdp" / "output.log", lines)
     for device in ("NVIDIA RTX A6000", "NVIDIA H100 80GB HBM3"):
-        config = {"success": True, "model_name": "Qwen/Qwen3-0.6B", "device_name": device, "num_gpus": 1, "type": "sft"}
+        config = {
+            "success": True,
+            "model_name": "Qwen/Qwen3-0.6B",
+            "device_name": device,
+            "num_gpus": 1,
+            "type": "sft",
+        }
         config |= {
             "lora_rank": None,
             "seq_len": 8192,
@@ -102,12 +134,18 @@ def board(reproduce: CommandLine, data: Path, *arguments: str) -> dict:
     return json.loads(out)
 
 
-def test_other_outcomes_move_no_prediction(reproduce: CommandLine, tmp_path_factory: pytest.TempPathFactory):
+def test_other_outcomes_move_no_prediction(
+    reproduce: CommandLine, tmp_path_factory: pytest.TempPathFactory
+):
     one, other = (
-        board(reproduce, write_data(tmp_path_factory.mktemp("data"), factor), *QUICK, "--samples", "1")
+        board(
+            reproduce, write_data(tmp_path_factory.mktemp("data"), factor), *QUICK, "--samples", "1"
+        )
         for factor in (1, 3)
     )
-    assert [e["measured"] * 3 for e in one["rows"]] == pytest.approx([e["measured"] for e in other["rows"]])
+    assert [e["measured"] * 3 for e in one["rows"]] == pytest.approx(
+        [e["measured"] for e in other["rows"]]
+    )
     for key in ("id", "quantity", "predicted", "low", "high", "open_inputs"):
         assert [e[key] for e in one["rows"]] == [e[key] for e in other["rows"]], key
 
@@ -116,9 +154,16 @@ def test_seconds_of_phases_are_not_read_with_the_lengths():
     assert not set(INPUT_COLUMNS) & {f"timing_s/{name}" for name in PHASES}
 
 
-def test_each_quantity_has_its_prediction_error_and_open_inputs(reproduce: CommandLine, tmp_path: Path):
+def test_each_quantity_has_its_prediction_error_and_open_inputs(
+    reproduce: CommandLine, tmp_path: Path
+):
     found = board(reproduce, write_data(tmp_path / "data"), "verl-qwen2-7b-short", "--samples", "2")
-    assert [e["quantity"] for e in found["rows"]] == ["gen_s", "old_log_prob_s", "update_actor_s", "step_s"]
+    assert [e["quantity"] for e in found["rows"]] == [
+        "gen_s",
+        "old_log_prob_s",
+        "update_actor_s",
+        "step_s",
+    ]
     for entry in found["rows"]:
         assert set(entry) >= KEYS
         assert entry["low"] <= entry["predicted"] <= entry["high"]
@@ -126,10 +171,15 @@ def test_each_quantity_has_its_prediction_error_and_open_inputs(reproduce: Comma
         assert "eager_layer_s" in entry["open_inputs"]
     ledger = found["ledgers"]["real_verl_fsdp"]
     assert ledger["gpu"]["kind"] == "assumed" and ledger["tp"]["kind"] == "stated"
-    assert (found["totals"]["steps"]["count"], found["totals"]["phases"]["count"]) == (1, 2)  # log-probs are evidence
+    assert (found["totals"]["steps"]["count"], found["totals"]["phases"]["count"]) == (
+        1,
+        2,
+    )  # log-probs are evidence
 
 
-def test_what_is_not_yet_predicted_or_not_comparable_counts_nowhere(reproduce: CommandLine, tmp_path: Path):
+def test_what_is_not_yet_predicted_or_not_comparable_counts_nowhere(
+    reproduce: CommandLine, tmp_path: Path
+):
     rows = ("nemo-deepseek-v3-sync", "nemo-phases-8b")
     found = board(reproduce, write_data(tmp_path / "data"), *rows, "--samples", "0")
     assert not any(entry["scored"] for entry in found["rows"])
@@ -140,12 +190,16 @@ def test_what_is_not_yet_predicted_or_not_comparable_counts_nowhere(reproduce: C
 
 
 def test_a_training_step_is_scored_as_its_own_page_does(reproduce: CommandLine, tmp_path: Path):
-    found = board(reproduce, write_data(tmp_path / "data"), "train-1xh100-qwen3-0.6b-sft-full-recompute-8192")
+    found = board(
+        reproduce, write_data(tmp_path / "data"), "train-1xh100-qwen3-0.6b-sft-full-recompute-8192"
+    )
     assert found["totals"]["training_steps"]["count"] == 1
     assert found["rows"][0]["error"] == pytest.approx(found["rows"][0]["predicted"] - 1)
 
 
-def test_one_run_alone_prints_its_ledger(reproduce: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_one_run_alone_prints_its_ledger(
+    reproduce: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("COLUMNS", "200")
     data = str(write_data(tmp_path / "data"))
     out = reproduce("--real", "nemo-8b-sync", "--data", data, "--samples", "0", "--jobs", "1").out
@@ -155,11 +209,23 @@ def test_one_run_alone_prints_its_ledger(reproduce: CommandLine, tmp_path: Path,
 
 def test_the_page_has_the_table_and_the_reasons_of_inputs(reproduce: CommandLine, tmp_path: Path):
     data = write_data(tmp_path / "data")
-    board(reproduce, data, "nemo-8b-sync", "nemo-deepseek-v3-sync", "--samples", "1", "--page", "real_runs.md")
+    board(
+        reproduce,
+        data,
+        "nemo-8b-sync",
+        "nemo-deepseek-v3-sync",
+        "--samples",
+        "1",
+        "--page",
+        "real_runs.md",
+    )
     text = (reproduce.folder / "real_runs.md").read_text(encoding="utf-8")
     assert "| nemo-8b-sync | step_s | 10 |" in text
     assert "- nemo-deepseek-v3-sync: not yet: it runs in bfloat16" in text
-    assert "| sigma_8b | 1.0 (0.7 to 1.4) | assumed |" in text and "| max_num_seqs | 1024 | inferred |" in text
+    assert (
+        "| sigma_8b | 1.0 (0.7 to 1.4) | assumed |" in text
+        and "| max_num_seqs | 1024 | inferred |" in text
+    )
 
 
 def damaged(path: str, old: str, new: str) -> Callable[[Path], None]:
@@ -174,11 +240,23 @@ def damaged(path: str, old: str, new: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (damaged("real_runs/nemo_rl/runs.csv", "10.0", "ten"), "runs.csv: line 2: step_s is 'ten'; a number above 0"),
-        (damaged("real_runs/rlinf_verl.csv", "rlinf", "other"), "rlinf_verl.csv: no line with system 'rlinf'"),
+        (
+            damaged("real_runs/nemo_rl/runs.csv", "10.0", "ten"),
+            "runs.csv: line 2: step_s is 'ten'; a number above 0",
+        ),
+        (
+            damaged("real_runs/rlinf_verl.csv", "rlinf", "other"),
+            "rlinf_verl.csv: no line with system 'rlinf'",
+        ),
         (damaged("real_runs/verl_v1.csv", "hours", "days"), "verl_v1.csv: line 2: hours is None"),
-        (damaged("verl_run/do7bl4gg/output.log", "timing_s/gen", "timing_s/gone"), "no step has timing_s/gen"),
-        (lambda data: (data / "real_runs" / "hf_async_lora.csv").unlink(), "hf_async_lora.csv: cannot be read"),
+        (
+            damaged("verl_run/do7bl4gg/output.log", "timing_s/gen", "timing_s/gone"),
+            "no step has timing_s/gen",
+        ),
+        (
+            lambda data: (data / "real_runs" / "hf_async_lora.csv").unlink(),
+            "hf_async_lora.csv: cannot be read",
+        ),
     ],
 )
 def test_damaged_measurements_are_told_in_a_line(damage, said: str, tmp_path: Path):
@@ -194,7 +272,9 @@ def test_an_unknown_run_a_missing_folder_and_a_page_of_papers_are_told_in_a_line
     data = str(write_data(tmp_path_factory.mktemp("data")))
     said = reproduce.refuses("--real", "nemo-8b-synk", "--data", data)
     assert "nemo-8b-synk: no real run (did you mean nemo-8b-sync?)" in said
-    assert "nowhere: has no folder real_runs; name the folder" in reproduce.refuses("--real", "--data", "nowhere")
+    assert "nowhere: has no folder real_runs; name the folder" in reproduce.refuses(
+        "--real", "--data", "nowhere"
+    )
     assert "--page: is of the board of real runs" in reproduce.refuses("--page", "x.md")
 
 
@@ -223,14 +303,22 @@ def test_turns_have_the_logged_tokens_and_tool_seconds(tmp_path: Path):
 def test_a_ledger_marks_what_only_informs_and_every_run_has_its_quantities(name: str):
     family = predict.FAMILIES[name]
     assert set(family.ROWS) == set(family.QUANTITIES)
-    source = "".join((PACKAGE / f"{module}.py").read_text(encoding="utf-8") for module in (name, "lab"))
+    source = "".join(
+        (PACKAGE / f"{module}.py").read_text(encoding="utf-8") for module in (name, "lab")
+    )
     asked = set(re.findall(r'inputs\["([^"]+)"', source))
     asked |= set(re.findall(r'inputs\.get\("([^"]+)"', source))
-    asked |= {text for names in re.findall(r"named\(([^)]+)\)", source) for text in re.findall(r'"([^"]+)"', names)}
+    asked |= {
+        text
+        for names in re.findall(r"named\(([^)]+)\)", source)
+        for text in re.findall(r'"([^"]+)"', names)
+    }
     for key, entry in read_ledger(name).inputs.items():
         assert entry.used == any(key == text or key.startswith(f"{text}_") for text in asked), key
 
 
 def test_totals_of_nothing_are_empty_and_ids_are_used_once():
     assert totals([])["steps"] == {"count": 0, "median_error": None, "worst": None}
-    assert len(all_rows()) == sum(len(f.ROWS) + len(getattr(f, "NOT_YET", {})) for f in predict.FAMILIES.values())
+    assert len(all_rows()) == sum(
+        len(f.ROWS) + len(getattr(f, "NOT_YET", {})) for f in predict.FAMILIES.values()
+    )

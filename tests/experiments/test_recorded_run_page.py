@@ -24,7 +24,12 @@ def runs(script: dict) -> list:
 
 def said(name: str) -> list[str]:
     page = (ROOT / "experiments" / "recorded_run.md").read_text(encoding="utf-8")
-    return page.partition(f"<!-- {name} -->\n")[2].partition(f"<!-- /{name} -->\n")[0].strip().splitlines()
+    return (
+        page.partition(f"<!-- {name} -->\n")[2]
+        .partition(f"<!-- /{name} -->\n")[0]
+        .strip()
+        .splitlines()
+    )
 
 
 def test_the_page_says_what_was_learned(script: dict, runs: list):
@@ -35,7 +40,9 @@ def test_the_page_says_what_ranks_of_lengths_are_worth(script: dict, runs: list)
     assert said("ranks") == script["ranks_table"](runs)
 
 
-def test_the_page_says_what_the_simulator_predicts_of_the_runs_from_costs_measured_apart(script: dict, runs: list):
+def test_the_page_says_what_the_simulator_predicts_of_the_runs_from_costs_measured_apart(
+    script: dict, runs: list
+):
     costs = ROOT / "traces" / "countdown-costs"
     predicted = {run.config.system.name: script["predict"](run, run, costs) for run in runs}
     assert said("steps") == script["prediction_table"](predicted, runs)
@@ -44,6 +51,8 @@ def test_the_page_says_what_the_simulator_predicts_of_the_runs_from_costs_measur
 def test_a_page_without_a_place_for_a_table_is_left_as_it_is(script: dict, tmp_path: Path):
     page = tmp_path / "page.md"
     page.write_text("# words\n")
-    with pytest.raises(Exception, match="no place for steps: write <!-- steps --> and <!-- /steps -->, a line each"):
+    with pytest.raises(
+        Exception, match="no place for steps: write <!-- steps --> and <!-- /steps -->, a line each"
+    ):
         script["write_parts"](page, {"steps": ["|"]})
     assert page.read_text() == "# words\n"

@@ -29,7 +29,10 @@ def scoreboard(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def entry(row: str, *predicted: list[float]) -> dict[str, Any]:
     """A row of a board, from predictions of it; of none, one that nothing predicts."""
     known = published_rows()[row]
-    said = {key: getattr(known, key) for key in ("id", "source", "system", "baseline", "quantity", "setting", "unit")}
+    said = {
+        key: getattr(known, key)
+        for key in ("id", "source", "system", "baseline", "quantity", "setting", "unit")
+    }
     said["published"] = [list(bound) for bound in known.elements]
     names = ("predicted", "low", "high", "error", "covered", "half_width")
     if not predicted:
@@ -47,20 +50,30 @@ def test_a_page_has_the_goals_the_rows_and_what_is_missing(scoreboard: ModuleTyp
         entry("rhyme-store"),
     ]
     path = tmp_path / "board.json"
-    path.write_text(json.dumps({"simrl_version": "1.2.3", "samples": 2, "totals": {}, "rows": board}), encoding="utf-8")
+    path.write_text(
+        json.dumps({"simrl_version": "1.2.3", "samples": 2, "totals": {}, "rows": board}),
+        encoding="utf-8",
+    )
     scoreboard.main(path, None, False, tmp_path)
     page = (tmp_path / "scoreboard.md").read_text(encoding="utf-8")
     assert "2 drawn sets of inputs, by simrl 1.2.3; a row is covered" in page
     assert "(2 of 70), 67 % of the 3 that are predicted" in page
     assert "1 of 2: `spec-2x` -12 %, `spec-decode-latency` +0 %" in page
     assert "3 of 3 pairs right, 0 predicted level, 0 reversed" in page
-    assert "`spec-2x`: predicted too low; the nearest end of the interval is 1.1 against 1.2–1.3." in page
+    assert (
+        "`spec-2x`: predicted too low; the nearest end of the interval is 1.1 against 1.2–1.3."
+        in page
+    )
     assert "- `rhyme-store`" in page and "nobody knows." in page
-    assert "- `tlt-accept-r`" in page and "nothing in simrl predicts it" in page  # what the board lacks
+    assert (
+        "- `tlt-accept-r`" in page and "nothing in simrl predicts it" in page
+    )  # what the board lacks
 
 
 def test_orders_are_right_level_or_reversed(scoreboard: ModuleType):
-    found = scoreboard.orders([entry("areal-eta", [130.0, 120.0, 357.0, 350.0, 370.0, 371.0, 400.0])])
+    found = scoreboard.orders(
+        [entry("areal-eta", [130.0, 120.0, 357.0, 350.0, 370.0, 371.0, 400.0])]
+    )
     published = published_rows()["areal-eta"].elements  # 128.7/269.3/356.6/356.6/371.7/382.4/396.8
     assert published[2] == published[3]  # no order
     assert found.level == 1  # η 8 and 16, which differ by 3 %
@@ -69,7 +82,10 @@ def test_orders_are_right_level_or_reversed(scoreboard: ModuleType):
 
 
 def test_phases_of_one_step_have_no_order(scoreboard: ModuleType):
-    sync, fully_async = entry("verl-sync-32", [700.0, 300.0, 100.0, 400.0]), entry("verl-async-32", [900.0, 10.0])
+    sync, fully_async = (
+        entry("verl-sync-32", [700.0, 300.0, 100.0, 400.0]),
+        entry("verl-async-32", [900.0, 10.0]),
+    )
     assert scoreboard.orders([sync]) == (0, 0, ())
     (wrong,) = scoreboard.orders([sync, fully_async]).reversed  # the steps
     assert "published 790 and 295, predicted 700 and 900" in wrong
@@ -94,12 +110,18 @@ def test_a_row_without_an_interval_is_not_covered_and_no_miss(scoreboard: Module
 
 
 def test_a_board_without_intervals_is_refused(scoreboard: ModuleType, tmp_path: Path):
-    (tmp_path / "board.json").write_text(json.dumps({"samples": 0, "rows": [entry("spec-2x", [1.25])]}))
-    with pytest.raises(scoreboard.InputError, match=r"board.json: samples is 0.*draw some with --samples 16"):
+    (tmp_path / "board.json").write_text(
+        json.dumps({"samples": 0, "rows": [entry("spec-2x", [1.25])]})
+    )
+    with pytest.raises(
+        scoreboard.InputError, match=r"board.json: samples is 0.*draw some with --samples 16"
+    ):
         scoreboard.read_board(tmp_path / "board.json")
 
 
-def test_what_is_no_board_is_refused(scoreboard: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_what_is_no_board_is_refused(
+    scoreboard: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     (tmp_path / "board.json").write_text("[]", encoding="utf-8")
     with pytest.raises(typer.Exit) as end:
         scoreboard.main(tmp_path / "board.json", None, False, tmp_path)
@@ -116,7 +138,10 @@ def test_a_figure_is_drawn_alone_and_says_what_it_shows(scoreboard: ModuleType, 
     scoreboard.main(None, ["rhymerl-8"], False, tmp_path)
     assert (tmp_path / "figures" / "rhymerl-8.png").read_bytes().startswith(b"\x89PNG")
     (caption,) = scoreboard.read_captions(tmp_path / "figures").values()
-    assert caption["title"].startswith("Fig. 8") and "Published: short hits dominate" in caption["says"]
+    assert (
+        caption["title"].startswith("Fig. 8")
+        and "Published: short hits dominate" in caption["says"]
+    )
     assert not (tmp_path / "scoreboard.md").exists()
 
 

@@ -36,7 +36,9 @@ def test_every_claim_of_the_list_is_simulated():
         (("no memory", HOLDS), "open", 1.0),
     ],
 )
-def test_the_middle_decides_and_the_range_only_opens(figures: tuple[Figure | str, ...], verdict: str, share: float):
+def test_the_middle_decides_and_the_range_only_opens(
+    figures: tuple[Figure | str, ...], verdict: str, share: float
+):
     assert row(*figures).verdict == verdict
     assert row(*figures).share == pytest.approx(share)
 
@@ -68,4 +70,10 @@ def test_an_unknown_claim_is_told(capsys: pytest.CaptureFixture[str]):
 
 
 def test_rows_are_printed_as_json():
-    assert set(json.loads(json.dumps(entry(row(HOLDS))))) == {"id", "simulated", "verdict", "share_of_range", "cause"}
+    assert set(json.loads(json.dumps(entry(row(HOLDS))))) == {
+        "id",
+        "simulated",
+        "verdict",
+        "share_of_range",
+        "cause",
+    }

@@ -30,7 +30,11 @@ def test_speed_ups_by_draft_shape_are_consistent_within_15_percent(monkeypatch, 
 @pytest.mark.slow
 def test_served_mixtures_of_experts_and_fp8_are_within_their_bars(monkeypatch, shared_data):
     validate = experiment(monkeypatch, "validate_profiles", "aiconfigurator", "aisimulate")
-    points = [p for p in validate.read_points(shared_data)[0] if p.backend == "vllm" and p.precision != "bf16"]
+    points = [
+        p
+        for p in validate.read_points(shared_data)[0]
+        if p.backend == "vllm" and p.precision != "bf16"
+    ]
     rows, _ = validate.predict_all(points, {})
     assert not any(row.point.calibrates for row in rows)
     for bar, chosen in (

@@ -16,7 +16,9 @@ from simrl.trace.trace import Trace
 from tests.token_traces import METADATA, random_groups, trace_of
 
 
-def by_hand(history: Sequence[list[int]], ids: list[int], best: bool = False, prefix: int = 3) -> list[int]:
+def by_hand(
+    history: Sequence[list[int]], ids: list[int], best: bool = False, prefix: int = 3
+) -> list[int]:
     """The lengths of the hits, by the routine's words."""
     places: dict[tuple[int, ...], list[tuple[list[int], int]]] = {}
     for response in history:
@@ -40,7 +42,9 @@ def rows_of(trace: Trace) -> Iterable[tuple[int, int, int, list[int]]]:
     names = ("epoch", "prompt_id", "response_ids")
     return [
         (row, *values)
-        for row, values in enumerate(zip(*(trace.table.column(n).to_pylist() for n in names), strict=True))
+        for row, values in enumerate(
+            zip(*(trace.table.column(n).to_pylist() for n in names), strict=True)
+        )
     ]
 
 
@@ -54,7 +58,10 @@ def test_it_is_the_routine_over_the_epochs_before(follow: Any, back: int | None)
         low = 0 if back is None else epoch - back
         history = [i for _, e, p, i in rows_of(trace) if p == prompt and low <= e < epoch]
         hits = by_hand(history, ids, follow == "best")
-        assert (bool(found.has_history[row]), int(found.accepted[row])) == (bool(history), sum(hits))
+        assert (bool(found.has_history[row]), int(found.accepted[row])) == (
+            bool(history),
+            sum(hits),
+        )
         every += hits
     assert found.hits.tolist() == np.bincount(every, minlength=len(found.hits)).tolist()
 
@@ -81,11 +88,15 @@ def test_what_comes_later_and_what_others_were_asked_change_nothing():
     groups: dict[tuple[int, int], list[list[int]]] = {}
     for _, epoch, prompt, ids in rows_of(trace):
         poisoned = epoch == 2 or prompt != 1
-        groups.setdefault((epoch, prompt), []).append(rng.integers(0, 30, len(ids)).tolist() if poisoned else ids)
+        groups.setdefault((epoch, prompt), []).append(
+            rng.integers(0, 30, len(ids)).tolist() if poisoned else ids
+        )
     kept = (trace.column("epoch") < 2) & (trace.column("prompt_id") == 1)
     assert kept.any()
     for back in (1, None):
-        before, after = (similarity(t, epochs_back=back).accepted[kept] for t in (trace, trace_of(groups)))
+        before, after = (
+            similarity(t, epochs_back=back).accepted[kept] for t in (trace, trace_of(groups))
+        )
         assert before.tolist() == after.tolist()
 
 
@@ -100,7 +111,9 @@ def test_a_control_compares_with_another_prompt():
 def test_nothing_to_compare_with_is_not_a_share_of_zero():
     trace = random_groups(0)
     found = similarity(trace)
-    assert not found.has_history.any() and np.isnan(found.accepted_share(trace.column("response_tokens")))
+    assert not found.has_history.any() and np.isnan(
+        found.accepted_share(trace.column("response_tokens"))
+    )
 
 
 def test_a_row_without_token_ids_is_named():
@@ -116,7 +129,9 @@ def tokenizer(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     """A byte-level BPE of 16,000 tokens, trained on the texts; Qwen's own is on no package index."""
     tokenizers = pytest.importorskip("tokenizers")
     texts = [row["full_model_response"] for _, row in rl_samples(shared_data)]
-    table = json.loads((shared_data / "verl_run" / "do7bl4gg" / "val_generations.table.json").read_text())
+    table = json.loads(
+        (shared_data / "verl_run" / "do7bl4gg" / "val_generations.table.json").read_text()
+    )
     texts += [value for row in table["data"] for value in row if isinstance(value, str)]
     bpe = tokenizers.ByteLevelBPETokenizer()
     bpe.train_from_iterator(texts, vocab_size=16_000, show_progress=False)
@@ -126,7 +141,9 @@ def tokenizer(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def rl_samples(shared_data: Path) -> list[tuple[tuple[str, int], dict[str, Any]]]:
-    found = json.loads((shared_data / "rl_samples" / "algorithmic_qwen_3b_500_to_algebra.json").read_text())
+    found = json.loads(
+        (shared_data / "rl_samples" / "algorithmic_qwen_3b_500_to_algebra.json").read_text()
+    )
     return [
         ((dataset["name"], i), completion)
         for category in found["categories"]
@@ -157,7 +174,9 @@ def test_siblings_of_a_real_run_are_much_alike(shared_data: Path, tokenizer: Pat
     samples = [(place, c["full_model_response"]) for place, c in rl_samples(shared_data)]
     counter = token_counter(tokenizer)
     ids = [counted.ids.tolist() for counted in counter.count([text for _, text in samples])]
-    prompts = {place: number for number, place in enumerate(dict.fromkeys(place for place, _ in samples))}
+    prompts = {
+        place: number for number, place in enumerate(dict.fromkeys(place for place, _ in samples))
+    }
     groups: dict[tuple[int, int], list[list[int]]] = {}
     for (place, _), response in zip(samples, ids, strict=True):
         groups.setdefault((0, prompts[place]), []).append(response)
@@ -165,7 +184,9 @@ def test_siblings_of_a_real_run_are_much_alike(shared_data: Path, tokenizer: Pat
     tokens = trace.column("response_tokens")
     latest, best = (similarity(trace, "siblings", follow=follow) for follow in ("latest", "best"))
     assert 0.65 < latest.accepted_share(tokens) < 0.75 and 0.68 < best.accepted_share(tokens) < 0.78
-    hardest = np.array([name == "polynomial_multiplication" for name, _ in prompts])[trace.column("prompt_id")]
+    hardest = np.array([name == "polynomial_multiplication" for name, _ in prompts])[
+        trace.column("prompt_id")
+    ]
     assert 0.5 < latest.accepted[hardest].sum() / tokens[hardest].sum() < 0.62
     assert 0.53 < best.accepted[hardest].sum() / tokens[hardest].sum() < 0.67
     assert similarity(trace, "siblings", control_seed=0).accepted_share(tokens) < 0.08
@@ -176,9 +197,13 @@ def test_each_history_is_compared_both_ways_and_with_another_prompts():
     texts = [rng.permutation(1000)[:200].tolist() for _ in range(4)]
     trace = trace_of({(e, p): [texts[p]] for e in range(2) for p in range(4)})
     shares = {row["history"]: row for row in similarities(trace)}
-    assert shares["previous epoch"]["accepted_share"] == 197 / 200, "all but the three that are looked up first"
+    assert shares["previous epoch"]["accepted_share"] == 197 / 200, (
+        "all but the three that are looked up first"
+    )
     assert shares["previous epoch"]["another_prompt"] == 0.0 and "siblings" not in shares
 
 
 def test_one_prompt_has_no_control():
-    assert all(row["another_prompt"] is None for row in similarities(random_groups(0, epochs=2, prompts=1)))
+    assert all(
+        row["another_prompt"] is None for row in similarities(random_groups(0, epochs=2, prompts=1))
+    )

@@ -47,7 +47,9 @@ def test_times_of_both_clocks_count_from_the_first_arrival(tmp_path, validate_en
 @pytest.mark.parametrize("key", ["data_parallel_size", "pipeline_parallel_size"])
 def test_a_run_of_several_engines_or_stages_is_refused(tmp_path, validate_engine, key: str):
     folder = recorded(tmp_path / "A100" / "toy", **{key: 2})
-    with pytest.raises(InputError, match=rf"meta\.json: {key} is 2; one engine is compared: give a run of one"):
+    with pytest.raises(
+        InputError, match=rf"meta\.json: {key} is 2; one engine is compared: give a run of one"
+    ):
         validate_engine.read_run(folder)
 
 
@@ -67,7 +69,11 @@ def test_all_three_recorded_runs_have_kernel_times_for_their_limits(shared_data,
 
 def test_batch_sizes_measured_without_prefill_alone_are_composed(shared_data, validate_engine):
     """256 sequences were measured alone, 128 at most beside a chunk."""
-    (run,) = [validate_engine.read_run(f) for f in validate_engine.run_folders(shared_data) if "RTX4090" in str(f)]
+    (run,) = [
+        validate_engine.read_run(f)
+        for f in validate_engine.run_folders(shared_data)
+        if "RTX4090" in str(f)
+    ]
     profile = validate_engine.run_profile(shared_data, run)
     assert profile.tables.decode_sequences[-1] == run.max_num_seqs == 256
     attention_s = profile.tables.attention_s

@@ -20,11 +20,17 @@ from tests.readers import READERS
 
 def main() -> None:
     """Reads the arguments, fuzzes, prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--inputs", type=int, default=10_000, help="of each reader")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--reader", action="append", choices=list(READERS), help="may be repeated; all by default")
-    parser.add_argument("--kept", type=Path, default=Path("fuzz-failures"), help="where inputs that fail are kept")
+    parser.add_argument(
+        "--reader", action="append", choices=list(READERS), help="may be repeated; all by default"
+    )
+    parser.add_argument(
+        "--kept", type=Path, default=Path("fuzz-failures"), help="where inputs that fail are kept"
+    )
     asked = parser.parse_args()
     print(
         f"{'reader':16}{'inputs':>8}{'refused':>9}{'accepted':>10}{'slowest s':>11}{'most MB':>9}{'failures':>10}{'s':>7}",

@@ -61,7 +61,9 @@ def measure(folder: Path) -> Command:
 def replay(folder: Path) -> Command:
     """Return a short replay of one worker."""
     make_model(folder / "model", vocab=256)
-    write_trace(trace([[[(20, 120), (20, 150)], [(9, 100), (9, 90)]]] * 3), folder / "trace.parquet")
+    write_trace(
+        trace([[[(20, 120), (20, 150)], [(9, 100), (9, 90)]]] * 3), folder / "trace.parquet"
+    )
     scenario = {
         "name": "killed",
         "steps": 3,
@@ -69,7 +71,12 @@ def replay(folder: Path) -> Command:
         "cluster": {"gpu": "cpu", "gpus": 2, "tp": 1},
         "workload": {"trace": "trace.parquet"},
         "profile": {"roofline": {}},
-        "engine": {"max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 32, "kv_cache_tokens": 2048},
+        "engine": {
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 64,
+            "block_size": 32,
+            "kv_cache_tokens": 2048,
+        },
         "systems": ["one_step_off"],
     }
     (folder / "scenario.yaml").write_text(yaml.safe_dump(scenario))
@@ -79,7 +86,12 @@ def replay(folder: Path) -> Command:
 
 def grpo(folder: Path) -> Command:
     """Return a short recorded run."""
-    config = {"name": "small", **SMALL_RECORDED_RUN, "epochs": 4, "system": {"name": "areal", "eta": 2}}
+    config = {
+        "name": "small",
+        **SMALL_RECORDED_RUN,
+        "epochs": 4,
+        "system": {"name": "areal", "eta": 2},
+    }
     (folder / "small.yaml").write_text(yaml.safe_dump(config))
     return Command(("-m", "simrl_replay.grpo", "small.yaml", "-o", "runs"), frozenset({"runs"}))
 
@@ -89,7 +101,9 @@ COMMANDS = {"measure": measure, "replay": replay, "grpo": grpo}
 
 def whole(folder: Path) -> None:
     """Raise `InputError` for a file with a final name that is not whole."""
-    finished = [file for file in folder.rglob("*") if TEMPORARY not in str(file.relative_to(folder))]
+    finished = [
+        file for file in folder.rglob("*") if TEMPORARY not in str(file.relative_to(folder))
+    ]
     for file in finished:
         if file.name == "p.parquet":
             read_profile(file)
@@ -156,7 +170,9 @@ class Attack:
             if after_s:
                 what, number = f"a run that ended before {after_s:.1f} s", 0
         except subprocess.TimeoutExpired:
-            what = f"{signal.Signals(number or signal.SIGKILL).name} after {after_s or MOST_S:.1f} s"
+            what = (
+                f"{signal.Signals(number or signal.SIGKILL).name} after {after_s or MOST_S:.1f} s"
+            )
             process.send_signal(number or signal.SIGKILL)
             try:
                 _, err = process.communicate(timeout=ENDS_S)
@@ -171,12 +187,18 @@ class Attack:
         # A Ctrl-C that comes while Python starts, before any of simrl runs, ends in Python's own words and by the signal.
         if code not in right or ("Traceback" in err and code != -number):
             self._breach(f"{what}: ended with {code}: {err.strip()[-600:]}")
-        self._check_what_is_left(what, process.pid, before, None if number == signal.SIGKILL else old)
+        self._check_what_is_left(
+            what, process.pid, before, None if number == signal.SIGKILL else old
+        )
         if number == 0:
-            shutil.rmtree(self._folder / "runs", ignore_errors=True)  # one that is finished would not begin again
+            shutil.rmtree(
+                self._folder / "runs", ignore_errors=True
+            )  # one that is finished would not begin again
         return took_s
 
-    def _check_what_is_left(self, what: str, leader: int, memory: set[str], old: set[str] | None) -> None:
+    def _check_what_is_left(
+        self, what: str, leader: int, memory: set[str], old: set[str] | None
+    ) -> None:
         """Look for processes, shared memory and files; `old` are the temporary files that may be there, None for any."""
         until_s = time.monotonic() + LEFT_S
         while (session(leader) or shared() - memory) and time.monotonic() < until_s:
@@ -188,7 +210,9 @@ class Attack:
                 os.kill(left, signal.SIGKILL)
         if left_memory := shared() - memory:
             self._breach(f"{what}: shared memory is left: {sorted(left_memory)[:4]}")
-        names = {path.name for path in self._folder.iterdir()} - self._inputs - self._command.may_leave
+        names = (
+            {path.name for path in self._folder.iterdir()} - self._inputs - self._command.may_leave
+        )
         names -= self._unfinished() if old is None else old
         if old is not None and (left_files := self._temporaries() - old):
             self._breach(f"{what}: temporary files are left: {sorted(left_files)[:4]}")
@@ -206,7 +230,11 @@ class Attack:
 
     def _temporaries(self) -> set[str]:
         """Return the names of temporary files, torch's cache of kernels apart."""
-        return {each.name for each in self._temporary.iterdir() if not each.name.startswith("torchinductor_")}
+        return {
+            each.name
+            for each in self._temporary.iterdir()
+            if not each.name.startswith("torchinductor_")
+        }
 
     def _unfinished(self) -> set[str]:
         """Return the names of what is not finished beside the output."""
@@ -219,7 +247,9 @@ class Attack:
 
 def main() -> None:
     """Reads the arguments, kills, prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("commands", nargs="+", choices=list(COMMANDS))
     parser.add_argument("--kills", type=int, default=20, help="of each command")
     parser.add_argument("--seed", type=int, default=0)

@@ -17,7 +17,11 @@ UNEVEN = trace([[[(4, 10)], [(4, 30)]], [[(4, 12)], [(4, 40)]]])
 def test_a_rollout_stops_with_its_batch_and_the_others_go_on_in_the_next():
     result = timed("april", 3, UNEVEN, over_sampling=2.0, reward_s=0.0)
     # The first and the third are done at 12; the others hear of it at the next boundary, and have 13 tokens then.
-    first = [(s["uid"], s["tokens"], s["ended_s"]) for s in rows(result.segments) if s["policy_version"] == 0]
+    first = [
+        (s["uid"], s["tokens"], s["ended_s"])
+        for s in rows(result.segments)
+        if s["policy_version"] == 0
+    ]
     assert first == [(0, 10, 10.0), (1, 13, 13.0), (2, 12, 12.0), (3, 13, 13.0)]
     # They are at work again with two new ones, of 10 and 30 tokens; the new short one and the old 30 (17 to go) come first.
     assert trained(result)[:2] == [[0, 2], [1, 4]]
@@ -36,7 +40,9 @@ def test_what_is_complete_beyond_the_batch_waits_and_trains_without_a_rollout():
     assert trained(result) == [[0, 1], [2, 3], [4, 5]]
     assert [u["off_policyness_max"] for u in rows(result.steps)] == [0, 1, 0]
     assert with_status(result, "buffered") == [6, 7]
-    rollouts = [(s["started_s"], s["ended_s"]) for s in rows(result.spans) if s["kind"] == "rollout"]
+    rollouts = [
+        (s["started_s"], s["ended_s"]) for s in rows(result.spans) if s["kind"] == "rollout"
+    ]
     assert [end - start for start, end in rollouts] == [pytest.approx(10)] * 2
 
 
@@ -55,7 +61,9 @@ def test_every_update_trains_a_batch_and_nothing_is_ever_dropped(trace, workers,
     samples = {row["uid"]: row for row in rows(result.samples)}
     assert with_status(result, "dropped") == []
     for uids in trained(result):
-        groups = {(samples[u]["epoch"], samples[u]["trace_step"], samples[u]["prompt_id"]) for u in uids}
+        groups = {
+            (samples[u]["epoch"], samples[u]["trace_step"], samples[u]["prompt_id"]) for u in uids
+        }
         assert len(groups) == batch
     # A rollout has at most so many groups at work, and those of the rollout before first.
     seen = set()

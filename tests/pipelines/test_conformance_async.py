@@ -29,7 +29,9 @@ traces = st.lists(
 
 def singles(batch, *lengths):
     """A trace of so many groups a step, each one response (of a prompt of four tokens)."""
-    return trace([[[(4, n)] for n in lengths[i : i + batch]] for i in range(0, len(lengths), batch)])
+    return trace(
+        [[[(4, n)] for n in lengths[i : i + batch]] for i in range(0, len(lengths), batch)]
+    )
 
 
 def submissions(watched):
@@ -75,7 +77,9 @@ def stays(watched, uid):
         (1, 3, 1, 5, False),
     ],
 )
-def test_areal_admits_a_group_exactly_if_its_inequality_holds(eta, version, batch, submitted, allowed):
+def test_areal_admits_a_group_exactly_if_its_inequality_holds(
+    eta, version, batch, submitted, allowed
+):
     assert ((submitted + 1 - 1) // batch <= version + eta) == allowed  # the table is right
     for running in (0, submitted // 2, submitted):
         room = min(capacity(eta, version, batch, 10**9, running, submitted - running))
@@ -85,7 +89,12 @@ def test_areal_admits_a_group_exactly_if_its_inequality_holds(eta, version, batc
 def test_areal_submits_a_batch_more_with_every_version_and_eta_of_them_ahead():
     """B = 2, η = 1, ten tokens each, twenty seconds an update: four groups at once, then two with every update."""
     run = counted(
-        "areal", {"eta": 1, "max_concurrent": 99, "pause": False}, singles(2, *[10] * 2), 3, load_s=0.0, publish_s=20.0
+        "areal",
+        {"eta": 1, "max_concurrent": 99, "pause": False},
+        singles(2, *[10] * 2),
+        3,
+        load_s=0.0,
+        publish_s=20.0,
     )
     assert finished_at(run) == [30, 50, 70]
     assert submissions(run) == [(0, 0, 4), (30, 1, 2), (50, 2, 2)]
@@ -93,10 +102,17 @@ def test_areal_submits_a_batch_more_with_every_version_and_eta_of_them_ahead():
 
 def test_areal_submits_no_more_than_may_run_at_once():
     run = counted(
-        "areal", {"eta": 1, "max_concurrent": 3, "pause": False}, singles(2, *[10] * 2), 3, load_s=0.0, publish_s=20.0
+        "areal",
+        {"eta": 1, "max_concurrent": 3, "pause": False},
+        singles(2, *[10] * 2),
+        3,
+        load_s=0.0,
+        publish_s=20.0,
     )
     assert submissions(run) == [(0, 0, 3), (10, 0, 1), (30, 1, 2), (50, 2, 2)]
-    by_default = counted("areal", {"eta": 9, "pause": False}, singles(2, *[10] * 2), 2, load_s=0.0, publish_s=20.0)
+    by_default = counted(
+        "areal", {"eta": 9, "pause": False}, singles(2, *[10] * 2), 2, load_s=0.0, publish_s=20.0
+    )
     assert submissions(by_default)[:2] == [(0, 0, 8), (10, 0, 8)]  # four batches at once
 
 
@@ -105,9 +121,9 @@ def test_areal_says_which_bound_held_groups_back():
 
     def seconds(eta):
         parameters = {"eta": eta, "max_concurrent": 3, "pause": False}
-        return counted("areal", parameters, singles(2, *[10] * 2), 3, load_s=0.0, publish_s=20.0).result.metadata[
-            "admission"
-        ]
+        return counted(
+            "areal", parameters, singles(2, *[10] * 2), 3, load_s=0.0, publish_s=20.0
+        ).result.metadata["admission"]
 
     tight, loose = seconds(2), seconds(100)
     assert tight["concurrency"] == pytest.approx(10) and tight["eta"] > 30
@@ -118,10 +134,17 @@ def test_areal_pauses_generation_while_weights_are_published_and_loaded():
     """The first group is trained at 10. The second has 11 tokens when its pass ends; publication and load take 20 + 10 s. The
     third, submitted at 10, has its ten tokens at 51, and a pass ends later the next load begins. The trainer has its GPUs
     until 30."""
-    run = counted("areal", {"eta": 5, "max_concurrent": 2}, singles(1, 10, 40, 10), 2, publish_s=20.0)
+    run = counted(
+        "areal", {"eta": 5, "max_concurrent": 2}, singles(1, 10, 40, 10), 2, publish_s=20.0
+    )
     assert finished_at(run) == [10, 51]
-    assert stays(run, 1)[:2] == [(0, 0, 11, 0.0, 11.0), (0, 1, 11, 11.0, pytest.approx(52, abs=0.1))]
-    published = [(s["started_s"], s["ended_s"]) for s in rows(run.result.spans) if s["kind"] == "publish"]
+    assert stays(run, 1)[:2] == [
+        (0, 0, 11, 0.0, 11.0),
+        (0, 1, 11, 11.0, pytest.approx(52, abs=0.1)),
+    ]
+    published = [
+        (s["started_s"], s["ended_s"]) for s in rows(run.result.spans) if s["kind"] == "publish"
+    ]
     assert published == [(pytest.approx(10, abs=0.1), pytest.approx(30, abs=0.1))]
 
 
@@ -130,13 +153,25 @@ def test_areal_may_keep_the_cache_of_what_runs():
     ends = []
     for anew in (True, False):
         parameters = {"eta": 5, "max_concurrent": 2, "recompute_kv": anew}
-        run = counted("areal", parameters, singles(1, 10, 40), 2, limits=ROOMY._replace(max_num_batched_tokens=10))
+        run = counted(
+            "areal",
+            parameters,
+            singles(1, 10, 40),
+            2,
+            limits=ROOMY._replace(max_num_batched_tokens=10),
+        )
         ends.append(stays(run, 1)[-1][-1])
     assert ends[1] == ends[0] - 1
 
 
 def test_areal_without_staleness_waits_for_the_update_before_it_submits_again():
-    run = counted("areal", {"eta": 0, "max_concurrent": 99, "pause": False}, singles(2, 10, 30), 3, publish_s=20.0)
+    run = counted(
+        "areal",
+        {"eta": 0, "max_concurrent": 99, "pause": False},
+        singles(2, 10, 30),
+        3,
+        publish_s=20.0,
+    )
     assert finished_at(run) == [50, 110, 170]  # 30 generated, 20 published, 10 loaded
     assert submissions(run) == [(0, 0, 2), (50, 1, 2), (110, 2, 2)]
     assert oldest(run) == [0, 0, 0]
@@ -145,7 +180,13 @@ def test_areal_without_staleness_waits_for_the_update_before_it_submits_again():
 def test_areal_interrupts_loads_prefills_anew_and_goes_on():
     """The first group is published at 30. The second has 30 tokens then, and one more when the pass ends that runs. The load
     takes until 41; a pass prefills its prompt and 31 tokens and gives the 32nd; the last comes 9 passes later."""
-    run = counted("areal", {"eta": 5, "max_concurrent": 2, "pause": False}, singles(1, 10, 40), 2, publish_s=20.0)
+    run = counted(
+        "areal",
+        {"eta": 5, "max_concurrent": 2, "pause": False},
+        singles(1, 10, 40),
+        2,
+        publish_s=20.0,
+    )
     assert finished_at(run)[0] == 30
     assert stays(run, 1) == [(0, 0, 31, 0.0, 31.0), (0, 1, 9, 31.0, 50.0)]
 
@@ -179,7 +220,13 @@ STRAGGLER = singles(1, 5, 30, 5, 5)
 def test_areal_goes_on_without_a_straggler_or_waits_for_it(on_stale, updates, ages, trained_steps):
     """η = 1, a group an update, two at once. Version 1 is published at 15 and loaded from 16, when the straggler has 16 tokens,
     to 26. Then it goes on, and the third begins: that has its five tokens at 31, the straggler all at 40."""
-    parameters = {"eta": 1, "max_concurrent": 2, "on_stale": on_stale, "log_probs": 0, "pause": False}
+    parameters = {
+        "eta": 1,
+        "max_concurrent": 2,
+        "on_stale": on_stale,
+        "log_probs": 0,
+        "pause": False,
+    }
     run = counted("areal", parameters, STRAGGLER, 3, publish_s=10.0)
     assert stays(run, 1)[0] == (0, 0, 16, 0.0, 16.0)
     assert stays(run, 2)[0] == (0, 1, 5, 26.0, 31.0)
@@ -196,20 +243,35 @@ def test_areal_goes_on_without_a_straggler_or_waits_for_it(on_stale, updates, ag
         ([0], 0, 1, 2, True),  # due at update 1, which has room for two
         ([0, 0, 0], 0, 1, 2, False),  # three due at update 1
         ([0, 0, 0, 0], 0, 2, 2, True),  # four due at update 2: 1 and 2 have room for them
-        ([0, 0, 0], 1, 2, 2, False),  # ... but if update 1 leaves all three, update 2 has room for two
+        (
+            [0, 0, 0],
+            1,
+            2,
+            2,
+            False,
+        ),  # ... but if update 1 leaves all three, update 2 has room for two
         ([0, 0, 1, 1, 1], 1, 2, 2, False),  # five due by update 3
         ([0, 0, 1, 1], 1, 2, 2, True),
     ],
 )
-def test_an_update_leaves_no_more_than_later_ones_have_room_for_in_time(left, version, eta, batch, possible):
+def test_an_update_leaves_no_more_than_later_ones_have_room_for_in_time(
+    left, version, eta, batch, possible
+):
     assert in_time(left, version, eta, batch) == possible
 
 
 @examples(40)
 @given(traces, st.integers(1, 3), st.integers(0, 3), st.sampled_from([1, 2, 5, 100]), st.booleans())
 @example(trace([[[(1, 1)], [(1, 6)]]]), 2, 2, 5, True)
-def test_areal_that_waits_never_trains_a_token_older_than_eta(trace, workers, eta, concurrent, interruptible):
-    parameters = {"eta": eta, "on_stale": "wait", "max_concurrent": concurrent, "interruptible": interruptible}
+def test_areal_that_waits_never_trains_a_token_older_than_eta(
+    trace, workers, eta, concurrent, interruptible
+):
+    parameters = {
+        "eta": eta,
+        "on_stale": "wait",
+        "max_concurrent": concurrent,
+        "interruptible": interruptible,
+    }
     run = watch(prepared(on_gpus("areal", parameters, workers, steps=6), trace, limits=ROOMY))
     assert max(oldest(run)) <= eta
     assert not any(row["status"] == "dropped" for row in rows(run.result.samples))
@@ -221,26 +283,35 @@ def test_areal_that_waits_never_trains_a_token_older_than_eta(trace, workers, et
 def test_nemo_submits_a_batch_for_each_update_it_may_serve_and_max_age_batches_run_at_once():
     """B = 2, at most one version ahead, ten tokens each, twenty seconds an update: the batch of update 0, and when its groups
     end the batch of update 1; after these a batch with every version."""
-    run = counted("nemo_rl_async", {"max_age": 1}, singles(2, *[10] * 2), 3, load_s=0.0, publish_s=20.0)
+    run = counted(
+        "nemo_rl_async", {"max_age": 1}, singles(2, *[10] * 2), 3, load_s=0.0, publish_s=20.0
+    )
     assert finished_at(run) == [30, 50, 70]
     assert submissions(run) == [(0, 0, 2), (10, 0, 2), (30, 1, 2), (50, 2, 2)]
-    ahead = counted("nemo_rl_async", {"max_age": 2}, singles(2, *[10] * 2), 3, load_s=0.0, publish_s=20.0)
+    ahead = counted(
+        "nemo_rl_async", {"max_age": 2}, singles(2, *[10] * 2), 3, load_s=0.0, publish_s=20.0
+    )
     assert submissions(ahead) == [(0, 0, 4), (10, 0, 2), (30, 1, 2), (50, 2, 2)]
 
 
 def test_a_nemo_update_waits_for_its_own_groups_and_leaves_those_of_later_updates():
     """The first of a batch of one takes 30 s: later ones have ended at 10 and 20, and train after it. The load at 40 waits for
     the end of a pass."""
-    run = counted("nemo_rl_async", {"max_age": 2}, singles(1, 30, 10, 10), 3, load_s=0.0, publish_s=5.0)
+    run = counted(
+        "nemo_rl_async", {"max_age": 2}, singles(1, 30, 10, 10), 3, load_s=0.0, publish_s=5.0
+    )
     assert finished_at(run) == [35, 40, 46]
     assert [row["trained_step"] for row in rows(run.result.samples)][:3] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
-    ("parameters", "versions"), [({}, [0, 1]), ({"recompute_kv": True}, [0, 1]), ({"in_flight": False}, [0])]
+    ("parameters", "versions"),
+    [({}, [0, 1]), ({"recompute_kv": True}, [0, 1]), ({"in_flight": False}, [0])],
 )
 def test_responses_that_run_while_nemo_loads_go_on_or_end_before(parameters, versions):
-    run = counted("nemo_rl_async", {"max_age": 2, **parameters}, singles(1, 10, 40), 2, publish_s=20.0)
+    run = counted(
+        "nemo_rl_async", {"max_age": 2, **parameters}, singles(1, 10, 40), 2, publish_s=20.0
+    )
     assert finished_at(run)[0] == 30
     assert [version for _, version, *_ in stays(run, 1)] == versions
 
@@ -251,9 +322,13 @@ def test_nemo_trains_in_the_order_of_submission_and_no_token_older_than_max_age(
     trace, workers, age, in_flight, recompute
 ):
     parameters = {"max_age": age, "in_flight": in_flight, "recompute_kv": recompute}
-    run = watch(prepared(on_gpus("nemo_rl_async", parameters, workers, steps=5), trace, limits=ROOMY))
+    run = watch(
+        prepared(on_gpus("nemo_rl_async", parameters, workers, steps=5), trace, limits=ROOMY)
+    )
     assert max(oldest(run)) <= age
-    trained = [row["trained_step"] for row in rows(run.result.samples) if row["trained_step"] is not None]
+    trained = [
+        row["trained_step"] for row in rows(run.result.samples) if row["trained_step"] is not None
+    ]
     assert trained == sorted(trained)
 
 
@@ -282,7 +357,9 @@ def test_verl_rounds_down_what_may_be_submitted_between_synchronisations(
     "replicas, required, concurrent",
     [(1, 140, 16), (8, 140, 128), (9, 140, 140), (16, 563, 256), (2, 4, 4)],
 )
-def test_verl_runs_sixteen_groups_a_replica_and_no_more_than_may_be_submitted(replicas, required, concurrent):
+def test_verl_runs_sixteen_groups_a_replica_and_no_more_than_may_be_submitted(
+    replicas, required, concurrent
+):
     assert verl.max_concurrent(replicas, 16, required) == concurrent
 
 
@@ -314,7 +391,9 @@ def test_verl_updates_twice_and_synchronises_once_in_a_sequence_worked_out_by_ha
     70   the count begins with 2, four are submitted
     """
     parameters = {"staleness": 0.5, "sync_step": 2}
-    run = counted("verl_fully_async", parameters | {"pause": False}, singles(4, *[10] * 4), 4, publish_s=20.0)
+    run = counted(
+        "verl_fully_async", parameters | {"pause": False}, singles(4, *[10] * 4), 4, publish_s=20.0
+    )
     assert finished_at(run) == [10, 30, 40, 70]
     assert oldest(run) == [0, 1, 2, 1]
     assert submissions(run)[:2] == [(0, 0, 6), (30, 2, 4)]
@@ -325,7 +404,13 @@ def test_verl_updates_twice_and_synchronises_once_in_a_sequence_worked_out_by_ha
 def test_verl_interrupts_what_runs_at_a_synchronisation():
     """Two groups an update, each published; four may be submitted. The third has 50 tokens and is interrupted at 31."""
     parameters = {"staleness": 1.0, "sync_step": 1}
-    run = counted("verl_fully_async", parameters | {"pause": False}, singles(2, 10, 10, 50, 10), 2, publish_s=20.0)
+    run = counted(
+        "verl_fully_async",
+        parameters | {"pause": False},
+        singles(2, 10, 10, 50, 10),
+        2,
+        publish_s=20.0,
+    )
     assert submissions(run)[:2] == [(0, 0, 4), (30, 1, 2)]  # one runs and one is left: two more
     assert stays(run, 2)[0] == (0, 0, 31, 0.0, 31.0)
     assert stays(run, 2)[1] == (0, 1, 19, 31.0, 60.0)  # loaded until 41
@@ -334,7 +419,13 @@ def test_verl_interrupts_what_runs_at_a_synchronisation():
 
 def test_verl_without_partial_rollout_waits_for_what_runs_and_submits_nothing_meanwhile():
     parameters = {"staleness": 1.0, "sync_step": 1, "partial_rollout": False}
-    run = counted("verl_fully_async", parameters | {"pause": False}, singles(2, 10, 10, 50, 10), 2, publish_s=20.0)
+    run = counted(
+        "verl_fully_async",
+        parameters | {"pause": False},
+        singles(2, 10, 10, 50, 10),
+        2,
+        publish_s=20.0,
+    )
     assert submissions(run)[:2] == [(0, 0, 4), (50, 1, 2)]
     assert stays(run, 2) == [(0, 0, 50, 0.0, 50.0)]
     assert finished_at(run) == [30, 80]  # loaded until 60, then the fourth and the third
@@ -350,7 +441,9 @@ def test_verl_without_partial_rollout_waits_for_what_runs_and_submits_nothing_me
     st.integers(1, 2),
     st.booleans(),
 )
-def test_verl_never_submits_more_than_its_count_allows(trace, workers, staleness, sync_step, require_batches, partial):
+def test_verl_never_submits_more_than_its_count_allows(
+    trace, workers, staleness, sync_step, require_batches, partial
+):
     mini_batch = 2
     parameters = {
         "staleness": staleness,
@@ -361,11 +454,19 @@ def test_verl_never_submits_more_than_its_count_allows(trace, workers, staleness
         "partial_rollout": partial,
         "pause": False,
     }
-    run = watch(prepared(on_gpus("verl_fully_async", parameters, workers, steps=3 * sync_step), trace, limits=ROOMY))
+    run = watch(
+        prepared(
+            on_gpus("verl_fully_async", parameters, workers, steps=3 * sync_step),
+            trace,
+            limits=ROOMY,
+        )
+    )
     update = mini_batch * require_batches
     most = int(update * (1 + staleness) * sync_step)
     for n, submission in enumerate(run.submissions, start=1):
-        synchronised = submission.version // sync_step * sync_step  # versions that the workers have been told of
+        synchronised = (
+            submission.version // sync_step * sync_step
+        )  # versions that the workers have been told of
         assert n - synchronised * update <= most  # those trained by then are not counted
     assert [u["step"] for u in rows(run.result.steps)] == list(range(3 * sync_step))
     if staleness == 0 or not partial:
@@ -378,9 +479,17 @@ def test_verl_never_submits_more_than_its_count_allows(trace, workers, staleness
 
 @examples(40)
 @given(traces, st.integers(1, 3), st.integers(1, 4))
-def test_verl_without_staleness_trains_all_that_it_submitted_before_it_synchronises(trace, workers, sync_step):
+def test_verl_without_staleness_trains_all_that_it_submitted_before_it_synchronises(
+    trace, workers, sync_step
+):
     parameters = {"staleness": 0.0, "sync_step": sync_step, "mini_batch": 1}
-    run = watch(prepared(on_gpus("verl_fully_async", parameters, workers, steps=2 * sync_step), trace, limits=ROOMY))
+    run = watch(
+        prepared(
+            on_gpus("verl_fully_async", parameters, workers, steps=2 * sync_step),
+            trace,
+            limits=ROOMY,
+        )
+    )
     assert oldest(run) == [*range(sync_step)] * 2
 
 

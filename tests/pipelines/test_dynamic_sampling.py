@@ -18,7 +18,18 @@ from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate_prepared
 from simrl.systems.recipes import make_system
 from simrl.trace.trace import write_trace
-from tests.helpers import examples, lanes, on_gpus, prepared, rows, scenario, trace, trained, watch, with_status
+from tests.helpers import (
+    examples,
+    lanes,
+    on_gpus,
+    prepared,
+    rows,
+    scenario,
+    trace,
+    trained,
+    watch,
+    with_status,
+)
 from tests.pipelines.test_pipelines import run, timed, workers
 
 # Two groups a step, of two responses of ten tokens; of the first, both have the same reward.
@@ -26,7 +37,11 @@ HALF = trace([[[(4, 10)] * 2] * 2], [[[1, 1], [0, 1]]])
 
 
 def rollouts(result):
-    return [(s["started_s"], s["ended_s"]) for s in lanes(result)["rollout-000"] if s["kind"] == "rollout"]
+    return [
+        (s["started_s"], s["ended_s"])
+        for s in lanes(result)["rollout-000"]
+        if s["kind"] == "rollout"
+    ]
 
 
 def test_groups_with_equal_rewards_are_dropped_and_further_rounds_fill_the_batch():
@@ -80,7 +95,8 @@ def test_too_many_rounds_end_the_run_with_one_line():
     rare = trace([[[(4, 10)] * 2]] * 3, [[[1, 1]], [[0, 0]], [[0, 1]]])
     assert trained(timed("dapo", 1, rare, over_sampling=1.0, max_rounds=3)) == [[4, 5]]
     with pytest.raises(
-        InputError, match=r"^dynamic sampling: 0 of 2 groups have unequal rewards after 2 rounds, an update needs 1"
+        InputError,
+        match=r"^dynamic sampling: 0 of 2 groups have unequal rewards after 2 rounds, an update needs 1",
     ):
         timed("dapo", 1, rare, over_sampling=1.0, max_rounds=2)
 
@@ -90,17 +106,25 @@ def test_a_trace_without_rewards_or_without_unequal_ones_is_refused(tmp_path):
         return prepare(scenario(system, workload=workload))
 
     synthetic = scenario().workload.synthetic.model_dump() | {"reward_mean": None}
-    with pytest.raises(InputError, match="24 of 24 samples have no reward, and dapo drops groups by their rewards"):
+    with pytest.raises(
+        InputError, match="24 of 24 samples have no reward, and dapo drops groups by their rewards"
+    ):
         with_workload("dapo", {"synthetic": synthetic})
     with_workload({"name": "dapo", "dynamic_sampling": False}, {"synthetic": synthetic})
     equal = tmp_path / "equal.parquet"
     write_trace(trace([[[(4, 3)] * 2]], [[[1, 1]]]), equal)
-    with pytest.raises(InputError, match="all rewards of every group are equal, and dapo drops such groups"):
+    with pytest.raises(
+        InputError, match="all rewards of every group are equal, and dapo drops such groups"
+    ):
         with_workload("dapo", {"trace": str(equal)})
 
 
 reward = st.sampled_from([0.0, 1.0])
-scored = st.lists(st.lists(st.lists(reward, min_size=1, max_size=3), min_size=1, max_size=3), min_size=1, max_size=3)
+scored = st.lists(
+    st.lists(st.lists(reward, min_size=1, max_size=3), min_size=1, max_size=3),
+    min_size=1,
+    max_size=3,
+)
 
 
 @examples(40)
@@ -146,9 +170,13 @@ def test_it_wraps_every_collector_that_works_in_groups(collector, eta, rewards, 
         found = {}
         for r in rows(result.samples):
             if r["trained_step"] == step:
-                found.setdefault((r["epoch"], r["trace_step"], r["prompt_id"]), []).append(r["sample"])
+                found.setdefault((r["epoch"], r["trace_step"], r["prompt_id"]), []).append(
+                    r["sample"]
+                )
         assert len(found) == len(rewards[0])
-        assert [len(samples) for samples in found.values()] == [len(rewards[s][p]) for _, s, p in found]
+        assert [len(samples) for samples in found.values()] == [
+            len(rewards[s][p]) for _, s, p in found
+        ]
         assert all(differ[s][p] for _, s, p in found)
 
 

@@ -17,7 +17,16 @@ from simrl.runtime.worker import WorkerCosts
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate
 from simrl.trace.trace import Trace, TraceMetadata
-from tests.helpers import ROOMY, examples, on_gpus, one_second_a_pass, prepared, rows, scenario, watch
+from tests.helpers import (
+    ROOMY,
+    examples,
+    on_gpus,
+    one_second_a_pass,
+    prepared,
+    rows,
+    scenario,
+    watch,
+)
 from tests.token_traces import trace_of
 
 ABLATIONS = [
@@ -32,7 +41,8 @@ ABLATIONS = [
     {"ranking_groups": 2, "alpha": 0.5, "least_beta": 1.0},
 ]
 PROFILE = TableProfile(
-    one_second_a_pass(), ProfileMetadata(model="qwen3-0.6b", gpu="h100", tp=1, kind="assumed", source="a test")
+    one_second_a_pass(),
+    ProfileMetadata(model="qwen3-0.6b", gpu="h100", tp=1, kind="assumed", source="a test"),
 )
 
 
@@ -46,12 +56,18 @@ def epochs(*lengths: list[list[list[int | list[int]]]]) -> Trace:
         for prompts in steps:
             for tokens in prompts:
                 group = tokens if isinstance(tokens, list) else [tokens]
-                found += [(step, epoch, prompt, sample, 4, each) for sample, each in enumerate(group)]
+                found += [
+                    (step, epoch, prompt, sample, 4, each) for sample, each in enumerate(group)
+                ]
                 prompt += 1
             step += 1
     names = ("step", "epoch", "prompt_id", "sample", "prompt_tokens", "response_tokens")
-    metadata = TraceMetadata(name="test", kind="synthetic", source="a test", tokenizer="none", cap_tokens=4096)
-    return Trace.from_columns(dict(zip(names, map(list, zip(*found, strict=True)), strict=True)), metadata)
+    metadata = TraceMetadata(
+        name="test", kind="synthetic", source="a test", tokenizer="none", cap_tokens=4096
+    )
+    return Trace.from_columns(
+        dict(zip(names, map(list, zip(*found, strict=True)), strict=True)), metadata
+    )
 
 
 def timed(trace: Trace, steps: int, workers: int = 2, **parameters):
@@ -70,7 +86,9 @@ def stays(watched) -> dict[int, list[tuple]]:
     """(worker, policy_version, tokens, start, end) of each sample's segments."""
     found = defaultdict(list)
     for s in rows(watched.result.segments):
-        found[s["uid"]].append((s["worker"], s["policy_version"], s["tokens"], s["started_s"], s["ended_s"]))
+        found[s["uid"]].append(
+            (s["worker"], s["policy_version"], s["tokens"], s["started_s"], s["ended_s"])
+        )
     return dict(found)
 
 
@@ -112,15 +130,26 @@ def test_without_weight_buffers_all_workers_begin_a_step_together_and_load_over_
     # published at 150.
     assert [place[uid][0][3] for uid in range(4)] == [0.0, 0.0, 50.0, 50.0]
     assert [place[uid][0][3] for uid in (4, 5)] == [pytest.approx(160, abs=0.1)] * 2
-    loads = [prepare(on_gpus("rhymerl", {"weight_buffer": on}, 2)).costs.load_s for on in (True, False)]
+    loads = [
+        prepare(on_gpus("rhymerl", {"weight_buffer": on}, 2)).costs.load_s for on in (True, False)
+    ]
     hardware = gpu("h100")
     held = model_shape("qwen3-0.6b").weight_bytes
-    assert loads[0] - loads[1] == pytest.approx(held / hardware.host_bytes_per_s - held / hardware.link_bytes_per_s)
+    assert loads[0] - loads[1] == pytest.approx(
+        held / hardware.host_bytes_per_s - held / hardware.link_bytes_per_s
+    )
 
 
 def test_a_workers_batch_of_96_takes_what_was_predicted_for_it():
     # Of a real profile; lengths as in the epoch before. Predicted from mean lengths it was half of what the engine takes.
-    lengths = {"steps": 2, "prompts_per_step": 24, "group": 16, "cap_tokens": 2048, "mean_tokens": 800, "sigma": 0.9}
+    lengths = {
+        "steps": 2,
+        "prompts_per_step": 24,
+        "group": 16,
+        "cap_tokens": 2048,
+        "mean_tokens": 800,
+        "sigma": 0.9,
+    }
     config = scenario(
         {"name": "rhymerl", "rollout_share": 0.5, "speculation": "none", "migration": False},
         steps=6,
@@ -132,7 +161,14 @@ def test_a_workers_batch_of_96_takes_what_was_predicted_for_it():
     begun, begin = [], histopipe._Steps._begin
 
     def begins(steps, step, worker):
-        begun.append((worker, steps._run.env.now, step.plan.predicted_s[worker], len(step.plan.parts[worker])))
+        begun.append(
+            (
+                worker,
+                steps._run.env.now,
+                step.plan.predicted_s[worker],
+                len(step.plan.parts[worker]),
+            )
+        )
         begin(steps, step, worker)
 
     with patch.object(histopipe._Steps, "_begin", begins):
@@ -140,7 +176,11 @@ def test_a_workers_batch_of_96_takes_what_was_predicted_for_it():
     ranked = [one for one in begun if one[2]]
     for worker, at_s, predicted_s, samples in ranked[: len(ranked) // 2]:
         later = [other[1] for other in begun if other[0] == worker and other[1] > at_s]
-        ends = [s["ended_s"] for s in segments if s["worker"] == worker and at_s <= s["started_s"] < min(later)]
+        ends = [
+            s["ended_s"]
+            for s in segments
+            if s["worker"] == worker and at_s <= s["started_s"] < min(later)
+        ]
         assert samples == 96
         assert predicted_s == pytest.approx(max(ends) - at_s, rel=0.1)
 
@@ -149,7 +189,9 @@ def test_the_drafts_of_a_ranking_group_enter_its_predicted_time():
     # Only the short prompt has the same tokens in each epoch, so drafts help it alone.
     rng = np.random.default_rng(0)
     same, draws = list(range(40)), [rng.integers(100, 10_000, 60).tolist() for _ in range(4)]
-    groups = {(epoch, 0): [same] for epoch in range(4)} | {(epoch, 1): [draws[epoch]] for epoch in range(4)}
+    groups = {(epoch, 0): [same] for epoch in range(4)} | {
+        (epoch, 1): [draws[epoch]] for epoch in range(4)
+    }
     asked, table = [], RolloutTimes.table
 
     def tables(times, lengths, samples, most, drafted):
@@ -173,7 +215,9 @@ def test_a_worker_begins_its_next_part_without_waiting_for_the_others():
     assert place[2] == [(0, 0, 50, 5.0, 55.0)]
     assert [place[uid][0][1] for uid in (4, 5)] == [1, 1]
     assert [place[uid][0][3] for uid in (4, 5)] == [pytest.approx(160, abs=0.1)] * 2
-    assert [u["finished_s"] for u in rows(watched.result.steps)] == [pytest.approx(t, abs=0.1) for t in (150, 250, 350)]
+    assert [u["finished_s"] for u in rows(watched.result.steps)] == [
+        pytest.approx(t, abs=0.1) for t in (150, 250, 350)
+    ]
 
 
 def test_a_worker_takes_the_newest_weights_when_it_begins_and_keeps_them_to_the_end_of_its_part():
@@ -188,7 +232,11 @@ def test_a_worker_takes_the_newest_weights_when_it_begins_and_keeps_them_to_the_
 def test_an_outlier_moves_to_the_worker_of_a_longer_group_with_its_tokens():
     # In the second epoch prompt 1, the shortest so far, is an outlier: of 10 tokens in its history, β = 1.1, it has 60.
     watched = timed(epochs([[100, 10], [100, 100]], [[100, 60], [100, 100]]), 4, alpha=1.0)
-    uid = next(r["uid"] for r in rows(watched.result.samples) if (r["trace_step"], r["prompt_id"]) == (2, 1))
+    uid = next(
+        r["uid"]
+        for r in rows(watched.result.samples)
+        if (r["trace_step"], r["prompt_id"]) == (2, 1)
+    )
     first, second = stays(watched)[uid]
     # It is told at its 12th token, the first beyond 1.1 × 10, and the abort takes effect one pass later.
     assert (first[0], first[2]) == (0, 13)
@@ -203,20 +251,32 @@ def test_outliers_are_measured_by_the_median_of_each_prompts_history_as_prompts_
     others = [[100, 100, 100], [100, 100, 100]]
     watched = timed(epochs([history, others], [now, others]), 4, alpha=1.0)
     samples = rows(watched.result.samples)
-    [uid] = [r["uid"] for r in samples if (r["trace_step"], r["prompt_id"], r["uid"] % 3) == (2, 1, 2)]
-    assert [(worker, tokens) for worker, _, tokens, _, _ in stays(watched)[uid]] == [(0, 13), (1, 47)]
+    [uid] = [
+        r["uid"] for r in samples if (r["trace_step"], r["prompt_id"], r["uid"] % 3) == (2, 1, 2)
+    ]
+    assert [(worker, tokens) for worker, _, tokens, _, _ in stays(watched)[uid]] == [
+        (0, 13),
+        (1, 47),
+    ]
 
 
 def test_an_outlier_moves_to_a_longer_group_also_when_that_should_have_ended_long_ago():
     # In the third step, prompt 1 is thought to be longer than prompt 0, 100 against 10 tokens, and prompt 0 turns out to be an
     # outlier; in the second run only when prompt 1 should have ended already, but has not.
-    watched = timed(epochs([[10, 100], [150, 150]], [[200, 105], [150, 150]]), 3, alpha=1.0, least_beta=5.0)
+    watched = timed(
+        epochs([[10, 100], [150, 150]], [[200, 105], [150, 150]]), 3, alpha=1.0, least_beta=5.0
+    )
     segments = stays(watched)[4]
     assert (segments[0][0], segments[0][2]) == (0, 52)  # beyond 5 × 10 at its 51st token
     assert segments[1][0] == 1
-    later = timed(epochs([[10, 100], [150, 150]], [[200, 900], [150, 150]]), 3, alpha=1.0, least_beta=15.0)
+    later = timed(
+        epochs([[10, 100], [150, 150]], [[200, 900], [150, 150]]), 3, alpha=1.0, least_beta=15.0
+    )
     segments = stays(later)[4]
-    assert (segments[0][0], segments[0][2]) == (0, 152)  # at 151 tokens, 51 s after prompt 1 was thought to end
+    assert (segments[0][0], segments[0][2]) == (
+        0,
+        152,
+    )  # at 151 tokens, 51 s after prompt 1 was thought to end
     assert segments[1][0] == 1
 
 
@@ -242,7 +302,10 @@ def test_nothing_migrates_unless_it_is_among_the_last_of_its_group():
     watched = timed(epochs([[100, 10]], [[100, 60]]), 2, alpha=0.1)
     assert all(len(segments) == 1 for segments in stays(watched).values())
     assert all(
-        len(s) == 1 for s in stays(timed(epochs([[100, 10]], [[100, 60]]), 2, alpha=1.0, migration=False)).values()
+        len(s) == 1
+        for s in stays(
+            timed(epochs([[100, 10]], [[100, 60]]), 2, alpha=1.0, migration=False)
+        ).values()
     )
 
 
@@ -253,10 +316,15 @@ lengths = st.lists(st.integers(1, 80), min_size=6, max_size=6)
 @examples(15)
 @given(st.lists(st.tuples(lengths, lengths), min_size=2, max_size=3), st.integers(1, 4))
 def test_every_token_is_at_most_one_version_old_or_was_carried(parameters, drawn, workers):
-    watched = timed(epochs(*[[list(a), list(b)] for a, b in drawn]), 2 * len(drawn), workers, **parameters)
+    watched = timed(
+        epochs(*[[list(a), list(b)] for a, b in drawn]), 2 * len(drawn), workers, **parameters
+    )
     updates = rows(watched.result.steps)
     assert max(u["off_policyness_max"] for u in updates) <= 1
-    assert max(u["carried_off_policyness_max"] for u in updates) <= watched.prepared.system.off_policyness
+    assert (
+        max(u["carried_off_policyness_max"] for u in updates)
+        <= watched.prepared.system.off_policyness
+    )
     trained = [r for r in rows(watched.result.samples) if r["status"] == "trained"]
     # A step trains its own samples, but for those that were carried over from the one before.
     late = [r for r in trained if r["trained_step"] != r["trace_step"]]

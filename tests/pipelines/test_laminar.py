@@ -45,7 +45,11 @@ def stays(watched, uid):
         ({0: 2, 1: 3}, {0: 4, 1: 4}, []),  # no room
         ({0: 1, 1: 2, 2: 3}, {0: 4, 1: 4, 2: 4}, [(0, 2)]),  # best fit: 1 + 3; then 2 fits nowhere
         ({0: 1, 1: 2, 2: 3}, {0: 8, 1: 8, 2: 8}, [(0, 2), (1, 2)]),  # 1 + 3, then 2 + 4
-        ({0: 1, 1: 1, 2: 1, 3: 1}, {0: 2, 1: 2, 2: 2, 3: 2}, [(0, 1), (2, 3)]),  # who was given something keeps it
+        (
+            {0: 1, 1: 1, 2: 1, 3: 1},
+            {0: 2, 1: 2, 2: 2, 3: 2},
+            [(0, 1), (2, 3)],
+        ),  # who was given something keeps it
         ({0: 1, 1: 5}, {0: 8, 1: 4}, [(1, 0)]),  # the fuller to the emptier, if only that has room
     ],
 )
@@ -62,7 +66,10 @@ def test_whoever_gives_away_gives_all_once_and_nobody_gets_more_than_it_may_hold
     assert len(set(sources)) == len(sources)
     assert not set(sources) & {destination for _, destination in plan}
     for destination in {destination for _, destination in plan}:
-        assert left[destination] + sum(left[s] for s, d in plan if d == destination) <= most[destination]
+        assert (
+            left[destination] + sum(left[s] for s, d in plan if d == destination)
+            <= most[destination]
+        )
 
 
 def test_workers_load_on_their_own_and_the_trainer_waits_for_none_of_them():
@@ -84,7 +91,11 @@ def test_workers_load_on_their_own_and_the_trainer_waits_for_none_of_them():
     for lane in ("rollout-000", "rollout-001"):
         spans = [s for s in lanes(run.result)[lane] if s["ended_s"] <= 50.0]
         assert {s["kind"] for s in spans if s["started_s"] < 40.0} == {"rollout"}
-        assert [(s["kind"], s["started_s"], s["ended_s"]) for s in spans][-1] == ("load_weights", 40.0, 50.0)
+        assert [(s["kind"], s["started_s"], s["ended_s"]) for s in spans][-1] == (
+            "load_weights",
+            40.0,
+            50.0,
+        )
 
 
 REPACKED = trace([[[(4, n)] for n in (10, 10, 10, 50, 12, 12, 12, 30)], *[[[(4, 10)]] * 8] * 9])
@@ -97,7 +108,10 @@ def test_a_tail_moves_to_a_worker_with_the_same_weights_and_its_own_worker_goes_
     run = counted("laminar", {"log_probs": 0}, REPACKED, 2, workers=2, publish_s=15.0)
     assert stays(run, 3) == [(0, 0, 13, 0.0, 13.0), (1, 0, 37, 14.0, 51.0)]
     assert stays(run, 8) == [(0, 0, 10, 13.0, 23.0)]
-    assert finished_at(run) == [38, 58]  # six by 12, four at 23; one at 30, four at 33, one of four at 43
+    assert finished_at(run) == [
+        38,
+        58,
+    ]  # six by 12, four at 23; one at 30, four at 33, one of four at 43
     loads = {
         name: [s["started_s"] for s in spans if s["kind"] == "load_weights"]
         for name, spans in lanes(run.result).items()
@@ -107,7 +121,9 @@ def test_a_tail_moves_to_a_worker_with_the_same_weights_and_its_own_worker_goes_
 
 
 def test_without_repacking_the_tail_keeps_its_worker():
-    run = counted("laminar", {"repack": False, "log_probs": 0}, REPACKED, 1, workers=2, publish_s=15.0)
+    run = counted(
+        "laminar", {"repack": False, "log_probs": 0}, REPACKED, 1, workers=2, publish_s=15.0
+    )
     assert {s["worker"] for s in rows(run.result.segments) if s["uid"] == 3} == {0}
     assert finished_at(run) == [
         55
@@ -134,16 +150,28 @@ def test_a_response_has_one_version_wherever_it_goes(trace, workers, ramp_down, 
 @examples(30)
 @given(traces, st.integers(1, 4))
 def test_without_repacking_no_worker_is_ever_idle(trace, workers):
-    run = watch(prepared(on_gpus("laminar", {"repack": False}, workers, steps=5), trace, limits=ROOMY))
-    updated_s = rows(run.result.steps)[-1]["finished_s"]  # after which each worker ends the pass that it is in
+    run = watch(
+        prepared(on_gpus("laminar", {"repack": False}, workers, steps=5), trace, limits=ROOMY)
+    )
+    updated_s = rows(run.result.steps)[-1][
+        "finished_s"
+    ]  # after which each worker ends the pass that it is in
     for name, spans in lanes(run.result).items():
-        idle_s = sum(s["ended_s"] - s["started_s"] for s in spans if s["kind"] == "idle" and s["started_s"] < updated_s)
+        idle_s = sum(
+            s["ended_s"] - s["started_s"]
+            for s in spans
+            if s["kind"] == "idle" and s["started_s"] < updated_s
+        )
         assert name == "train" or idle_s < 1e-9  # an end and its reaction may differ by a rounding
 
 
 def test_the_trainer_takes_groups_in_the_order_in_which_they_were_finished():
     run = counted("laminar", {"log_probs": 0}, REPACKED, 3, workers=2, publish_s=15.0)
-    ended = [(row["finished_s"], row["trained_step"]) for row in rows(run.result.samples) if row["finished_s"]]
+    ended = [
+        (row["finished_s"], row["trained_step"])
+        for row in rows(run.result.samples)
+        if row["finished_s"]
+    ]
     steps = [len(ended) if step is None else step for _, step in sorted(ended, key=lambda e: e[0])]
     by_time = defaultdict(list)
     for (seconds, _), step in zip(sorted(ended, key=lambda e: e[0]), steps, strict=True):

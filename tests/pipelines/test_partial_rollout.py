@@ -31,7 +31,9 @@ def test_a_response_longer_than_the_budget_goes_on_in_the_next_updates_where_it_
 
 
 def test_a_group_is_trained_when_its_last_response_is_done():
-    result = timed("partial_rollout", 2, trace([[[(4, 5), (4, 15)]], [[(4, 2), (4, 3)]]]), budget_tokens=10)
+    result = timed(
+        "partial_rollout", 2, trace([[[(4, 5), (4, 15)]], [[(4, 2), (4, 3)]]]), budget_tokens=10
+    )
     # With nothing complete at 10, the budget is given once more, under the same weights; then both responses train together.
     assert trained(result) == [[0, 1], [2, 3]]
     assert versions(result)[1] == [(0, 10), (0, 5)]
@@ -53,7 +55,9 @@ def test_what_is_trained_is_a_batch_an_update_in_the_long_run():
 
 @examples(40)
 @given(traces, workers, st.integers(1, 70))
-def test_no_response_gets_more_than_its_budget_in_a_rollout_and_what_goes_on_goes_first(trace, workers, budget):
+def test_no_response_gets_more_than_its_budget_in_a_rollout_and_what_goes_on_goes_first(
+    trace, workers, budget
+):
     watched = run(("partial_rollout", {"budget_tokens": budget}), trace, workers, steps=5)
     batch = Workload(trace).batch_groups
     for row in rows(watched.result.samples):

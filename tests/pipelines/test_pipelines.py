@@ -74,8 +74,14 @@ ABLATIONS = [
     ("areal", {"eta": 2, "on_stale": "wait", "max_concurrent": 100, "interruptible": False}),
     ("verl_fully_async", {"staleness": 0.0, "sync_step": 2}),
     ("verl_fully_async", {"staleness": 1.0, "sync_step": 2, "partial_rollout": False}),
-    ("verl_fully_async", {"staleness": 2.5, "sync_step": 1, "mini_batch": 2, "require_batches": 2, "per_replica": 2}),
-    ("verl_fully_async", {"staleness": 0.5, "sync_step": 1, "partial_rollout": False, "dispatch": "round_robin"}),
+    (
+        "verl_fully_async",
+        {"staleness": 2.5, "sync_step": 1, "mini_batch": 2, "require_batches": 2, "per_replica": 2},
+    ),
+    (
+        "verl_fully_async",
+        {"staleness": 0.5, "sync_step": 1, "partial_rollout": False, "dispatch": "round_robin"},
+    ),
     ("laminar", {"repack": False}),
     ("laminar", {"sub_batch": 3, "ramp_down": 0.9}),
 ]
@@ -114,7 +120,9 @@ updates = st.integers(1, 5)
 
 def run(system, trace, workers=2, steps=4, limits=ROOMY, **more):
     name, parameters = system
-    return watch(prepared(on_gpus(name, parameters, workers, steps=steps), trace, limits=limits, **more))
+    return watch(
+        prepared(on_gpus(name, parameters, workers, steps=steps), trace, limits=limits, **more)
+    )
 
 
 def publishes(system, step):
@@ -174,10 +182,14 @@ def test_nothing_is_lost_and_nothing_happens_twice(system, trace, workers, steps
         if row["status"] == "trained":
             trained[row["trained_step"]].append(row)
     updates = rows(result.steps)
-    assert [u["step"] for u in updates] == [u["policy_version"] for u in updates] == list(range(steps))
+    assert (
+        [u["step"] for u in updates] == [u["policy_version"] for u in updates] == list(range(steps))
+    )
     assert sorted(trained) == list(range(steps))
     last_s = max((part["ended_s"] for parts in segments.values() for part in parts), default=0.0)
-    assert end_s >= max(updates[-1]["finished_s"], last_s)  # later than both where a pass gave no token
+    assert end_s >= max(
+        updates[-1]["finished_s"], last_s
+    )  # later than both where a pass gave no token
     for update in updates:
         batch = trained[update["step"]]
         ages = [
@@ -189,12 +201,18 @@ def test_nothing_is_lost_and_nothing_happens_twice(system, trace, workers, steps
         assert update["samples"] == len(batch)
         assert update["prompt_tokens"] == sum(row["prompt_tokens"] for row in batch)
         assert update["response_tokens"] == tokens == sum(row["generated_tokens"] for row in batch)
-        assert update["off_policyness_mean"] == pytest.approx(sum(age * n for age, n in ages) / tokens)
+        assert update["off_policyness_mean"] == pytest.approx(
+            sum(age * n for age, n in ages) / tokens
+        )
         assert update["off_policyness_max"] == max(age for age, _ in ages)
         assert min(age for age, _ in ages) >= 0
         # Trains its first mini-batch while others are generated.
-        streams = any(word in watched.prepared.system.schedule for word in ("streamed", "accumulation"))
-        assert all(row["finished_s"] <= update["finished_s" if streams else "started_s"] for row in batch)
+        streams = any(
+            word in watched.prepared.system.schedule for word in ("streamed", "accumulation")
+        )
+        assert all(
+            row["finished_s"] <= update["finished_s" if streams else "started_s"] for row in batch
+        )
 
 
 @systems(EVERY_RECIPE + ABLATIONS)
@@ -224,11 +242,15 @@ def test_time_is_what_engines_loads_and_updates_take_and_no_less(system, trace, 
         took = Counter()
         for span in spans:
             took[span["kind"]] += span["ended_s"] - span["started_s"]
-        if name == "train" or (ready.colocated and int(name.removeprefix("rollout-")) < ready.train_gpus):
+        if name == "train" or (
+            ready.colocated and int(name.removeprefix("rollout-")) < ready.train_gpus
+        ):
             expected = Counter()
             for step, sequences in batch.items():
                 tokens = np.array([sum(sequence) for sequence in sequences])
-                published = publishes(system, step) and not (ready.system.pauses and step == 3)  # after the end
+                published = publishes(system, step) and not (
+                    ready.system.pauses and step == 3
+                )  # after the end
                 for kind, seconds in update_phases(costs, tokens, publish=published):
                     expected[kind] += seconds
             if "fused" in ready.system.schedule:  # some log-probs on some GPUs
@@ -244,7 +266,9 @@ def test_time_is_what_engines_loads_and_updates_take_and_no_less(system, trace, 
                     load_s = ready.costs.load_s + ready.costs.pause_s
                     assert seconds == pytest.approx(load_s) or span["ended_s"] == end_s
                 elif span["kind"] == "rollout":
-                    assert span["policy_version"] == version  # new weights are had only by loading them
+                    assert (
+                        span["policy_version"] == version
+                    )  # new weights are had only by loading them
     # One pass gives each running sequence a token, and takes longer the more there are and the longer they are.
     rate = max(n / ready.profile.decode_s(n, 1) for n in (1, ROOMY.max_num_seqs))
     trained_tokens = sum(response for sequences in batch.values() for _, response in sequences)
@@ -252,7 +276,9 @@ def test_time_is_what_engines_loads_and_updates_take_and_no_less(system, trace, 
     assert trained_tokens <= accept_length * rate * workers * end_s
     for row in rows(result.samples):
         if row["finished_s"] is not None:
-            alone_s = (row["generated_tokens"] - row["accepted_tokens"]) * ready.profile.decode_s(1, 1)
+            alone_s = (row["generated_tokens"] - row["accepted_tokens"]) * ready.profile.decode_s(
+                1, 1
+            )
             assert row["finished_s"] - row["started_s"] >= alone_s * (1 - 1e-9)
 
 
@@ -265,15 +291,21 @@ def begun(system, lengths):
     """When the first response of a run ends, and when and where each segment of its responses begins."""
     groups = [[(4, n) for n in lengths[i : i + 4]] for i in range(0, len(lengths), 4)]
     result = run(system, trace([groups]), steps=1).result
-    first_end_s = min(row["finished_s"] for row in rows(result.samples) if row["finished_s"] is not None)
-    return first_end_s, {(part["started_s"], part["uid"], part["worker"]) for part in rows(result.segments)}
+    first_end_s = min(
+        row["finished_s"] for row in rows(result.samples) if row["finished_s"] is not None
+    )
+    return first_end_s, {
+        (part["started_s"], part["uid"], part["worker"]) for part in rows(result.segments)
+    }
 
 
 def begun_alike(system, lengths):
     """Whether two orders of equal lengths, so that plans made from their mean are equal, begin alike until a response ends."""
     one, other = begun(system, LENGTHS), begun(system, lengths)
     until_s = min(one[0], other[0])
-    starts, others = ({start for start in starts if start[0] < until_s} for _, starts in (one, other))
+    starts, others = (
+        {start for start in starts if start[0] < until_s} for _, starts in (one, other)
+    )
     assert starts
     return starts == others
 
@@ -287,7 +319,9 @@ def test_until_a_response_ends_nothing_depends_on_how_long_each_one_is(system, l
 
 
 def test_a_ranker_that_knows_the_lengths_to_come_is_seen():
-    assert not begun_alike(("streamrl", {"ranker": "oracle", "ranker_accuracy": 1.0}), LENGTHS[::-1])
+    assert not begun_alike(
+        ("streamrl", {"ranker": "oracle", "ranker_accuracy": 1.0}), LENGTHS[::-1]
+    )
 
 
 # Off-policyness.
@@ -300,7 +334,10 @@ def test_no_token_is_trained_older_than_the_system_allows(system, trace, workers
     """I33: bounds of off-policyness hold."""
     watched = run(system, trace, workers, steps, limits)
     allowed = watched.prepared.system.off_policyness
-    assert allowed is None or max(u["off_policyness_max"] for u in rows(watched.result.steps)) <= allowed
+    assert (
+        allowed is None
+        or max(u["off_policyness_max"] for u in rows(watched.result.steps)) <= allowed
+    )
 
 
 @systems([(name, {}) for name in ("verl_colocated", "split")])
@@ -309,7 +346,9 @@ def test_no_token_is_trained_older_than_the_system_allows(system, trace, workers
 def test_synchronous_systems_are_on_policy_and_overlap_nothing(system, trace, workers):
     result = run(system, trace, workers).result
     assert [u["off_policyness_max"] for u in rows(result.steps)] == [0] * 4
-    working = [s for s in rows(result.spans) if s["kind"] in ("log_prob", "train", "publish", "switch")]
+    working = [
+        s for s in rows(result.spans) if s["kind"] in ("log_prob", "train", "publish", "switch")
+    ]
     for span in (s for s in rows(result.spans) if s["kind"] == "rollout"):
         for work in working:
             assert span["ended_s"] <= work["started_s"] or work["ended_s"] <= span["started_s"]
@@ -317,7 +356,9 @@ def test_synchronous_systems_are_on_policy_and_overlap_nothing(system, trace, wo
 
 @examples(25)
 @given(traces, workers, updates)
-def test_one_step_off_trains_every_token_one_version_late_from_the_second_update_on(trace, workers, steps):
+def test_one_step_off_trains_every_token_one_version_late_from_the_second_update_on(
+    trace, workers, steps
+):
     result = run(("one_step_off", {}), trace, workers, steps).result
     expected = [0] + [1] * (steps - 1)
     assert [u["off_policyness_max"] for u in rows(result.steps)] == expected
@@ -343,11 +384,15 @@ def test_capacity_counted_by_hand():
     assert min(capacity(2, 3, 4, 7, 5, 15)) == 2  # seven at once at most
     assert min(capacity(2, 3, 4, 5, 5, 15)) == 0
     assert min(capacity(8, 0, 4, 0, 0, 0)) == 1  # one runs, whatever is asked
-    assert min(capacity(0, 0, 4, 100, 2, 4)) == -2  # accepted ones that a lower η would not have admitted
+    assert (
+        min(capacity(0, 0, 4, 100, 2, 4)) == -2
+    )  # accepted ones that a lower η would not have admitted
 
 
 def test_capacity_is_how_often_the_inequality_still_holds():
-    for eta, i, b, running, accepted in product(range(3), range(3), range(1, 4), range(4), range(8)):
+    for eta, i, b, running, accepted in product(
+        range(3), range(3), range(1, 4), range(4), range(8)
+    ):
         admitted = running + accepted
         allowed = sum((n_r - 1) // b <= i + eta for n_r in range(admitted + 1, 100))
         assert max(min(capacity(eta, i, b, 10**6, running, accepted)), 0) == allowed
@@ -356,14 +401,18 @@ def test_capacity_is_how_often_the_inequality_still_holds():
 @systems(AREAL)
 @examples(40)
 @given(traces, workers, st.one_of(st.just(ROOMY), tight))
-def test_areal_admits_by_its_inequality_and_no_more_than_may_run_at_once(system, trace, workers, limits):
+def test_areal_admits_by_its_inequality_and_no_more_than_may_run_at_once(
+    system, trace, workers, limits
+):
     watched = run(system, trace, workers, limits=limits)
     eta = system[1].get("eta", 8)
     batch = Workload(trace).batch_groups
     concurrent = system[1].get("max_concurrent", 4 * batch)
     reward_s = watched.prepared.scenario.training.reward_s
     finished_s = {row["uid"]: row["finished_s"] or np.inf for row in rows(watched.result.samples)}
-    scored_s = [max(finished_s[s.uid] for s in sub.samples) + reward_s for sub in watched.submissions]
+    scored_s = [
+        max(finished_s[s.uid] for s in sub.samples) + reward_s for sub in watched.submissions
+    ]
     for n, submission in enumerate(watched.submissions, start=1):
         group = {(s.step, s.prompt_id) for s in submission.samples}
         assert len(group) == 1
@@ -403,7 +452,9 @@ def test_areal_without_interruption_gives_every_response_one_version(trace, work
 @examples(40)
 @given(traces, workers, st.integers(0, 2))
 def test_areal_that_drops_stale_groups_never_trains_a_token_older_than_eta(trace, workers, eta):
-    result = run(("areal", {"eta": eta, "on_stale": "drop", "max_concurrent": 4}), trace, workers, steps=6).result
+    result = run(
+        ("areal", {"eta": eta, "on_stale": "drop", "max_concurrent": 4}), trace, workers, steps=6
+    ).result
     assert max(u["off_policyness_max"] for u in rows(result.steps)) <= eta
 
 
@@ -411,7 +462,16 @@ def test_areal_that_drops_stale_groups_never_trains_a_token_older_than_eta(trace
 
 
 def timed(
-    name, steps, trace, workers=1, limits=ROOMY, load_s=10.0, publish_s=100.0, reward_s=5.0, switch_s=20.0, **parameters
+    name,
+    steps,
+    trace,
+    workers=1,
+    limits=ROOMY,
+    load_s=10.0,
+    publish_s=100.0,
+    reward_s=5.0,
+    switch_s=20.0,
+    **parameters,
 ):
     config = on_gpus(
         name,
@@ -420,11 +480,15 @@ def timed(
         steps=steps,
         training={"mfu": 1.0, "publish_s": publish_s, "reward_s": reward_s, "switch_s": switch_s},
     )
-    return simulate_prepared(prepared(config, trace, limits=limits, costs=WorkerCosts(load_s), profile=one_second()))
+    return simulate_prepared(
+        prepared(config, trace, limits=limits, costs=WorkerCosts(load_s), profile=one_second())
+    )
 
 
 def one_second():
-    metadata = ProfileMetadata(model="qwen3-0.6b", gpu="h100", tp=1, kind="assumed", source="a test")
+    metadata = ProfileMetadata(
+        model="qwen3-0.6b", gpu="h100", tp=1, kind="assumed", source="a test"
+    )
     return TableProfile(one_second_a_pass(), metadata)
 
 
@@ -449,9 +513,15 @@ def test_verl_colocated_rolls_out_scores_switches_trains_switches_and_loads():
 
 def test_split_adds_up_rollout_and_training_and_one_step_off_takes_the_longer_of_them():
     rollout_s = 10 + 30 + 5
-    assert updates_at(timed("split", 3, EQUAL)) == [135, 135 + rollout_s + 100, 135 + 2 * (rollout_s + 100)]
+    assert updates_at(timed("split", 3, EQUAL)) == [
+        135,
+        135 + rollout_s + 100,
+        135 + 2 * (rollout_s + 100),
+    ]
     assert updates_at(timed("one_step_off", 3, EQUAL)) == [135, 235, 335]  # training is the longer
-    short = timed("one_step_off", 4, EQUAL, publish_s=20.0)  # rollout is; the second needs no new weights
+    short = timed(
+        "one_step_off", 4, EQUAL, publish_s=20.0
+    )  # rollout is; the second needs no new weights
     assert updates_at(short) == [30 + 25, 60 + 25, 60 + 40 + 25, 60 + 80 + 25]
 
 
@@ -473,7 +543,9 @@ def test_groups_of_unlike_lengths_leave_bubbles_under_the_dispatch_of_verl_0_4_a
     uneven = trace([[[(4, 80)] * 4, [(4, 20)] * 4]])
 
     def idle_s(**parameters):
-        spans = rows(timed("verl_colocated", 1, uneven, workers=2, switch_s=0.0, **parameters).spans)
+        spans = rows(
+            timed("verl_colocated", 1, uneven, workers=2, switch_s=0.0, **parameters).spans
+        )
         first_end = min(s["started_s"] for s in spans if s["kind"] == "transfer")
         return sum(
             min(s["ended_s"], first_end) - s["started_s"]
@@ -485,7 +557,9 @@ def test_groups_of_unlike_lengths_leave_bubbles_under_the_dispatch_of_verl_0_4_a
     assert idle_s(version="0.7") == idle_s() == pytest.approx(2 * 5, abs=0.1)
 
 
-STRAGGLER = trace([[[(4, 5)]], [[(4, 30)]], [[(4, 5)]], [[(4, 5)]]])  # B = 1: one group of one response a step
+STRAGGLER = trace(
+    [[[(4, 5)]], [[(4, 30)]], [[(4, 5)]], [[(4, 5)]]]
+)  # B = 1: one group of one response a step
 
 
 def areal(steps, **parameters):
@@ -508,7 +582,9 @@ def areal(steps, **parameters):
 
 def test_areal_interrupts_what_runs_and_goes_on_under_the_new_weights():
     result = areal(3)
-    segments = [(s["uid"], s["policy_version"], s["tokens"], s["ended_s"]) for s in rows(result.segments)]
+    segments = [
+        (s["uid"], s["policy_version"], s["tokens"], s["ended_s"]) for s in rows(result.segments)
+    ]
     # The load takes effect at the boundary after 20, from 21 to 31; the straggler has 21 tokens then. Its 4 + 21 take three
     # passes, of which the last, to 34, gives a token; what is left of that pass prefills the third.
     assert segments[:4] == [(0, 0, 5, 5.0), (1, 0, 21, 21.0), (1, 1, 9, 42.0), (2, 1, 5, 38.0)]
@@ -521,7 +597,12 @@ def test_a_straggler_is_trained_staler_than_eta_unless_stale_groups_are_dropped(
     trained, dropped = areal(3), areal(3, on_stale="drop")
     assert rows(trained.steps)[2]["off_policyness_max"] == 2  # of η = 1
     assert rows(trained.steps)[2]["off_policyness_mean"] == pytest.approx((21 * 2 + 9 * 1) / 30)
-    assert [row["status"] for row in rows(dropped.samples)][:4] == ["trained", "dropped", "trained", "trained"]
+    assert [row["status"] for row in rows(dropped.samples)][:4] == [
+        "trained",
+        "dropped",
+        "trained",
+        "trained",
+    ]
     # The fourth, admitted at 53, begins after the load at 63, ends at 68 and is scored at 73.
     assert updates_at(dropped) == [20, 53, 83]
     assert rows(dropped.steps)[2]["off_policyness_max"] == 0
@@ -531,18 +612,26 @@ def test_a_straggler_is_trained_staler_than_eta_unless_stale_groups_are_dropped(
 
 def test_areal_without_interruption_lets_what_runs_end_before_it_loads():
     result = areal(2, interruptible=False)
-    loads = [(s["started_s"], s["ended_s"]) for s in rows(result.spans) if s["kind"] == "load_weights"]
+    loads = [
+        (s["started_s"], s["ended_s"]) for s in rows(result.spans) if s["kind"] == "load_weights"
+    ]
     assert loads == [(30.0, 40.0)]
-    segments = [(s["uid"], s["policy_version"], s["tokens"], s["ended_s"]) for s in rows(result.segments)]
+    segments = [
+        (s["uid"], s["policy_version"], s["tokens"], s["ended_s"]) for s in rows(result.segments)
+    ]
     assert segments == [(0, 0, 5, 5.0), (1, 0, 30, 30.0), (2, 1, 5, 45.0)]
 
 
 def test_areal_without_interruption_waits_for_the_longest_response_of_all_workers():
     """The first, at one worker, is published at 20; that worker waits until the straggler of the other ends at 30."""
     result = areal(2, workers=2, interruptible=False)
-    loads = [(s["started_s"], s["ended_s"]) for s in rows(result.spans) if s["kind"] == "load_weights"]
+    loads = [
+        (s["started_s"], s["ended_s"]) for s in rows(result.spans) if s["kind"] == "load_weights"
+    ]
     assert loads == [(30.0, 40.0)] * 2
-    segments = [(s["uid"], s["worker"], s["policy_version"], s["ended_s"]) for s in rows(result.segments)]
+    segments = [
+        (s["uid"], s["worker"], s["policy_version"], s["ended_s"]) for s in rows(result.segments)
+    ]
     assert segments[:3] == [(0, 0, 0, 5.0), (1, 1, 0, 30.0), (2, 0, 1, 45.0)]
     assert (
         result.metadata["admission"]["eta"] + result.metadata["admission"]["concurrency"]
@@ -577,7 +666,9 @@ def test_areal_that_goes_through_its_trace_once_trains_the_slow_prompts_of_its_e
         ("verl_fully_async", {}, 5, "ended after 4 of 5 updates: the next has 0 of 1 groups"),
     ],
 )
-def test_a_run_whose_trace_ends_before_its_updates_do_stops_with_a_line(system, parameters, steps, said):
+def test_a_run_whose_trace_ends_before_its_updates_do_stops_with_a_line(
+    system, parameters, steps, said
+):
     ready = prepared(on_gpus(system, parameters, 1, steps=steps), STRAGGLER, profile=one_second())
     with pytest.raises(StoppedError, match=said):
         Schedule(ready, simpy.Environment(), simulated_workers, once=True).run()
@@ -594,7 +685,10 @@ def test_areal_generates_while_it_trains_and_workers_with_enough_to_do_are_never
 
 def test_a_split_that_generates_for_each_accumulation_step_alternates_between_rollout_and_gradients():
     whole, parts = (timed("split", 2, EQUAL, generations=generations) for generations in (1, 2))
-    begins = [[s["started_s"] for s in lanes(run)["rollout-000"] if s["kind"] == "rollout"] for run in (whole, parts)]
+    begins = [
+        [s["started_s"] for s in lanes(run)["rollout-000"] if s["kind"] == "rollout"]
+        for run in (whole, parts)
+    ]
     # 30 s, rewards 5 s, and the next part once its gradients are there, in hardly any time; the update is published in 100 s.
     assert begins[0] == [pytest.approx(t, abs=0.2) for t in (0, 30 + 5 + 100 + 10)]
     assert begins[1] == [pytest.approx(t, abs=0.4) for t in (0, 35, 70 + 110, 70 + 110 + 35)]
@@ -650,10 +744,18 @@ def test_an_evaluation_follows_the_load_of_its_versions_on_every_worker_and_roll
         {},
         2,
         steps=4,
-        training={"mfu": 1.0, "publish_s": 100.0, "reward_s": 5.0, "evaluate_every": 2, "evaluate_s": 40.0},
+        training={
+            "mfu": 1.0,
+            "publish_s": 100.0,
+            "reward_s": 5.0,
+            "evaluate_every": 2,
+            "evaluate_s": 40.0,
+        },
     )
     costs = prepare(config).costs._replace(load_s=10.0)
-    evaluated = simulate_prepared(prepared(config, EQUAL, limits=ROOMY, costs=costs, profile=one_second()))
+    evaluated = simulate_prepared(
+        prepared(config, EQUAL, limits=ROOMY, costs=costs, profile=one_second())
+    )
     for worker in ("rollout-000", "rollout-001"):
         spans = [s for s in lanes(evaluated)[worker] if s["kind"] in ("load_weights", "evaluate")]
         assert [(s["kind"], s["policy_version"]) for s in spans] == [
@@ -663,7 +765,9 @@ def test_an_evaluation_follows_the_load_of_its_versions_on_every_worker_and_roll
             ("load_weights", 3),
         ]
     later = [0, 0, 40, 40]
-    assert updates_at(evaluated) == [u["finished_s"] + s for u, s in zip(rows(plain.steps), later, strict=True)]
+    assert updates_at(evaluated) == [
+        u["finished_s"] + s for u, s in zip(rows(plain.steps), later, strict=True)
+    ]
 
 
 def test_checkpoints_and_ppo_epochs_take_the_trainer_longer():
@@ -674,7 +778,10 @@ def test_checkpoints_and_ppo_epochs_take_the_trainer_longer():
     def seconds(spans, kind):
         return [s["ended_s"] - s["started_s"] for s in spans if s["kind"] == kind]
 
-    assert seconds(run(checkpoint_every=2, checkpoint_s=30.0), "checkpoint") == [pytest.approx(30.0)] * 2
+    assert (
+        seconds(run(checkpoint_every=2, checkpoint_s=30.0), "checkpoint")
+        == [pytest.approx(30.0)] * 2
+    )
     once, thrice = run(mfu=0.001), run(mfu=0.001, ppo_epochs=3)
     assert seconds(thrice, "train") == pytest.approx([3 * s for s in seconds(once, "train")])
     assert seconds(thrice, "log_prob") == pytest.approx(seconds(once, "log_prob"))
@@ -685,8 +792,12 @@ def test_a_batch_goes_through_the_controller_padded_to_its_longest_and_distflow_
 
     def transfers(name):
         training = {"controller_bytes_per_token": 100.0, "controller_bytes_per_s": 1000.0}
-        spans = lanes(simulate_prepared(prepared(on_gpus(name, {}, 1, steps=1, training=training), uneven)))
-        return [s["ended_s"] - s["started_s"] for s in spans["rollout-000"] if s["kind"] == "transfer"]
+        spans = lanes(
+            simulate_prepared(prepared(on_gpus(name, {}, 1, steps=1, training=training), uneven))
+        )
+        return [
+            s["ended_s"] - s["started_s"] for s in spans["rollout-000"] if s["kind"] == "transfer"
+        ]
 
     assert transfers("verl_colocated") == [pytest.approx(2 * 100 * 100 / 1000)]
     assert transfers("distflow") == []
@@ -696,7 +807,10 @@ def test_an_evaluation_that_falls_on_a_version_nobody_loads_comes_with_the_next_
     training = {"mfu": 1.0, "publish_s": 1.0, "evaluate_every": 3, "evaluate_s": 10.0}
     config = on_gpus("verl_fully_async", {"sync_step": 2}, 1, steps=8, training=training)
     spans = lanes(simulate_prepared(prepared(config, EQUAL)))["rollout-000"]
-    assert [s["policy_version"] for s in spans if s["kind"] == "evaluate"] == [4, 6]  # 3 and 6 were due
+    assert [s["policy_version"] for s in spans if s["kind"] == "evaluate"] == [
+        4,
+        6,
+    ]  # 3 and 6 were due
 
 
 def test_a_streaming_trainer_is_busy_only_while_it_works():
@@ -705,7 +819,11 @@ def test_a_streaming_trainer_is_busy_only_while_it_works():
     costs = TrainingCosts(ready.model, ready.gpu, 1, ready.scenario.training, 1, 1, False)
     trainer, parts = SimulatedTrainer(env, costs, [0], record), simpy.Store(env)
     done = trainer.train_parts(parts)
-    for at_s, part in ((0.0, [rollout(0, {0: 30})]), (1000.0, [rollout(1, {0: 30})]), (2000.0, None)):
+    for at_s, part in (
+        (0.0, [rollout(0, {0: 30})]),
+        (1000.0, [rollout(1, {0: 30})]),
+        (2000.0, None),
+    ):
         on_fire(env.timeout(at_s), lambda _, part=part: parts.put(part))
     env.run(done)
     assert env.now >= 2000
@@ -719,7 +837,8 @@ def test_a_worker_that_was_lost_at_an_evaluation_does_not_make_up_for_it():
     config = on_gpus("split", {}, 2, steps=5, training=training, faults=faults)
     spans = lanes(simulate_prepared(prepared(config, EQUAL)))
     kept, lost = (
-        [s["policy_version"] for s in spans[name] if s["kind"] == "evaluate"] for name in ("rollout-000", "rollout-001")
+        [s["policy_version"] for s in spans[name] if s["kind"] == "evaluate"]
+        for name in ("rollout-000", "rollout-001")
     )
     assert (kept, lost) == ([2, 4], [4])
 
@@ -731,7 +850,9 @@ def test_who_waits_for_a_lost_worker_goes_on_there_when_it_is_back():
     faults = [{"kind": "lost", "worker": 0, "at_s": 0.05, "back_s": 3.0}]
     at = {}
     for on_loss in ("elsewhere", "wait"):
-        config = on_gpus("split", {"on_loss": on_loss, "dispatch": "even_split"}, 2, steps=1, faults=faults)
+        config = on_gpus(
+            "split", {"on_loss": on_loss, "dispatch": "even_split"}, 2, steps=1, faults=faults
+        )
         segments = rows(simulate_prepared(prepared(config, EQUAL)).segments)
         at[on_loss] = {s["worker"] for s in segments if s["uid"] in (0, 1)}
     assert at == {"elsewhere": {0, 1}, "wait": {0}}

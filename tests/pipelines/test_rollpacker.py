@@ -28,7 +28,10 @@ STEPS = trace([[[(4, 10), (4, 30)], [(4, 40), (4, 40)]], [[(4, 8), (4, 20)], [(4
 
 def half_more(steps, **parameters):
     return timed(
-        "rollpacker", steps, STEPS, **{"eta_prompts": 1.5, "eta_responses": 1.5, "reward_s": 0.0, **parameters}
+        "rollpacker",
+        steps,
+        STEPS,
+        **{"eta_prompts": 1.5, "eta_responses": 1.5, "reward_s": 0.0, **parameters},
     )
 
 
@@ -43,7 +46,13 @@ def test_a_short_round_trains_the_first_responses_of_the_first_prompts_and_throw
     # (4 and 10), and its other stops at the next boundary; the first has two at 10 (0 and 8), which ends the round.
     assert trained(result) == [[0, 4, 8, 10]]
     tokens = {row["uid"]: row["generated_tokens"] for row in rows(result.samples)}
-    assert {uid: tokens[uid] for uid in with_status(result, "dropped")} == {1: 11, 2: 11, 3: 11, 5: 9, 9: 11}
+    assert {uid: tokens[uid] for uid in with_status(result, "dropped")} == {
+        1: 11,
+        2: 11,
+        3: 11,
+        5: 9,
+        9: 11,
+    }
     assert lasted(result) == [11]
 
 
@@ -53,26 +62,40 @@ def test_prompts_that_were_put_off_train_together_in_a_long_round_without_surplu
     # twice now, from two epochs: the third round runs both, two responses each, all 40 tokens. The fourth is short again.
     assert lasted(result)[:3] == [11, 11, 40]
     third = [row for row in rows(result.samples) if row["trained_step"] == 2]
-    assert [(r["epoch"], r["prompt_id"], r["generated_tokens"]) for r in third] == [(0, 1, 40)] * 2 + [(1, 1, 40)] * 2
+    assert [(r["epoch"], r["prompt_id"], r["generated_tokens"]) for r in third] == [
+        (0, 1, 40)
+    ] * 2 + [(1, 1, 40)] * 2
     assert len(trained(result)[3]) == 4
     assert [u["off_policyness_max"] for u in rows(result.steps)] == [0] * 4
 
 
 def test_rewards_of_a_prompt_begin_when_it_is_complete_or_when_the_round_is_over():
     # The prompts of the round are complete at 8 and 10; the last sample leaves its worker at 11.
-    ends = [rows(half_more(1, reward_s=50.0, async_rewards=on).steps)[0]["started_s"] for on in (True, False)]
+    ends = [
+        rows(half_more(1, reward_s=50.0, async_rewards=on).steps)[0]["started_s"]
+        for on in (True, False)
+    ]
     assert ends == [pytest.approx(60.0), pytest.approx(61.0)]
 
 
 # Four prompts a step, of which two are long. A short round of twice as many puts four off; the next round is a long one.
-LONG = trace([[[(4, n)] * 2 for n in (10, 10, 400, 500)], [[(4, n)] * 2 for n in (10, 10, 300, 600)]])
+LONG = trace(
+    [[[(4, n)] * 2 for n in (10, 10, 400, 500)], [[(4, n)] * 2 for n in (10, 10, 300, 600)]]
+)
 
 
 def test_with_the_stream_trainer_half_of_the_workers_train_what_is_scored_while_the_others_finish_a_long_round():
     def long_round(**parameters):
-        result = timed("rollpacker", 2, LONG, 2, eta_prompts=2.0, eta_responses=1.0, reward_s=1.0, **parameters)
+        result = timed(
+            "rollpacker", 2, LONG, 2, eta_prompts=2.0, eta_responses=1.0, reward_s=1.0, **parameters
+        )
         update = rows(result.steps)[1]
-        busy = [s for lane in lanes(result).values() for s in lane if s["kind"] == "train" and s["policy_version"] == 1]
+        busy = [
+            s
+            for lane in lanes(result).values()
+            for s in lane
+            if s["kind"] == "train" and s["policy_version"] == 1
+        ]
         return result, update, busy
 
     plain, _, at_the_end = long_round()
@@ -88,9 +111,14 @@ def test_with_the_stream_trainer_half_of_the_workers_train_what_is_scored_while_
 
 def test_without_long_rounds_long_prompts_are_never_trained():
     result = half_more(6, long_rounds=False)
-    assert max(row["generated_tokens"] for row in rows(result.samples) if row["status"] == "trained") == 10
+    assert (
+        max(row["generated_tokens"] for row in rows(result.samples) if row["status"] == "trained")
+        == 10
+    )
     assert 1 not in {
-        row["prompt_id"] for row in rows(result.samples) if row["status"] == "trained" and row["trace_step"] == 0
+        row["prompt_id"]
+        for row in rows(result.samples)
+        if row["status"] == "trained" and row["trace_step"] == 0
     }
 
 
@@ -105,8 +133,14 @@ def test_without_surplus_prompts_the_responses_alone_race():
 
 @examples(40)
 @given(traces, workers, st.floats(1, 2), st.floats(1, 2), st.booleans())
-def test_every_update_trains_whole_prompts_each_at_most_once(trace, workers, eta_prompts, eta_responses, long_rounds):
-    parameters = {"eta_prompts": eta_prompts, "eta_responses": eta_responses, "long_rounds": long_rounds}
+def test_every_update_trains_whole_prompts_each_at_most_once(
+    trace, workers, eta_prompts, eta_responses, long_rounds
+):
+    parameters = {
+        "eta_prompts": eta_prompts,
+        "eta_responses": eta_responses,
+        "long_rounds": long_rounds,
+    }
     watched = run(("rollpacker", parameters), trace, workers, steps=6)
     batch = Workload(trace).batch_groups
     sizes = defaultdict(int)
@@ -121,7 +155,9 @@ def test_every_update_trains_whole_prompts_each_at_most_once(trace, workers, eta
         assert len(in_steps) == sizes[step, prompt]
     for step in range(6):
         assert sum(step in in_steps for in_steps in prompts.values()) == batch
-    assert not with_status(watched.result, "buffered")  # no finished response is kept from one round to another
+    assert not with_status(
+        watched.result, "buffered"
+    )  # no finished response is kept from one round to another
 
 
 # The planner. Eight prompts of four responses a step, on four GPUs.
@@ -139,7 +175,9 @@ SMALL = {
 def planned(planner, tp=1, gpus=4, system=(), **changes):
     own = {"name": "rollpacker", **({"planner": planner} if planner else {}), **dict(system)}
     cluster = {"gpu": "h100", "gpus": gpus, "tp": tp}
-    return scenario(own, **{"steps": 12, "workload": {"synthetic": SMALL}, "cluster": cluster, **changes})
+    return scenario(
+        own, **{"steps": 12, "workload": {"synthetic": SMALL}, "cluster": cluster, **changes}
+    )
 
 
 def chosen_by(choices):
@@ -165,7 +203,13 @@ def preemptions(result):
 
 def long_rounds_of_7b(planner, memory):
     """Two GPUs whose caches hold the long rounds at tp 1 only where they have most of the `memory`."""
-    lengths = {"steps": 6, "prompts_per_step": 64, "group": 16, "cap_tokens": 2000, "mean_tokens": 600}
+    lengths = {
+        "steps": 6,
+        "prompts_per_step": 64,
+        "group": 16,
+        "cap_tokens": 2000,
+        "mean_tokens": 600,
+    }
     return simulate(
         planned(
             planner,
@@ -174,7 +218,10 @@ def long_rounds_of_7b(planner, memory):
             model="qwen2.5-7b",
             cluster={"gpu": "h800", "gpus": 2, "tp": 1},
             workload={"synthetic": {**lengths, "sigma": 1.0, "prompt_tokens": 250}},
-            profile={"path": str(PROFILES / "qwen2.5-7b_h800_tp1.parquet"), "between_passes_s": 0.0025},
+            profile={
+                "path": str(PROFILES / "qwen2.5-7b_h800_tp1.parquet"),
+                "between_passes_s": 0.0025,
+            },
             engine={"max_num_seqs": 1024, "gpu_memory_utilization": memory},
             training={"load_s": 1.0, "tokens_per_microbatch": 8192},
         )
@@ -218,7 +265,9 @@ def test_rounds_that_all_get_the_larger_size_are_those_of_workers_of_that_size()
             for spans in (*both, narrow[f"rollout-00{worker}"])
         ]
         assert times[0] == times[1] == times[2]
-        assert [s["tokens"] for s in both[0]] == [s["tokens"] for s in narrow[f"rollout-00{worker}"]]
+        assert [s["tokens"] for s in both[0]] == [
+            s["tokens"] for s in narrow[f"rollout-00{worker}"]
+        ]
         assert not any(s["tokens"] for s in both[1])
     for result in (formed, fixed):
         assert sum(waterfall(result).gpu_s.values()) == pytest.approx(4 * result.metadata["end_s"])
@@ -227,13 +276,24 @@ def test_rounds_that_all_get_the_larger_size_are_those_of_workers_of_that_size()
 @examples(8)
 @given(
     st.lists(st.sampled_from([1, 2, 4]), min_size=9, max_size=9),
-    st.sampled_from([{}, {"stream_trainer": 0.4, "stream_samples": 2}, {"dispatch": "streamrl"}, {"dispatch": "seer"}]),
+    st.sampled_from(
+        [
+            {},
+            {"stream_trainer": 0.4, "stream_samples": 2},
+            {"dispatch": "streamrl"},
+            {"dispatch": "seer"},
+        ]
+    ),
     st.sampled_from([{}, {"max_num_seqs": 4}, {"kv_cache_tokens": 900, "block_size": 4}]),
 )
-def test_whatever_the_sizes_of_rounds_nothing_is_lost_and_every_gpu_second_is_in_one_span(sizes, more, engine):
+def test_whatever_the_sizes_of_rounds_nothing_is_lost_and_every_gpu_second_is_in_one_span(
+    sizes, more, engine
+):
     training = {"evaluate_every": 2, "evaluate_s": 3.0, "reward_s": 0.01, "load_s": 0.5}
     with chosen_by(sizes):
-        watched = watch(prepare(planned([2, 4], system=more, steps=9, engine=engine, training=training)))
+        watched = watch(
+            prepare(planned([2, 4], system=more, steps=9, engine=engine, training=training))
+        )
     assert_nothing_is_lost(watched)
     assert [each["tp"] for each in watched.result.metadata["planner"]] == sizes
     # Versions are evaluated once, by the workers that are formed when they are loaded.
@@ -254,17 +314,29 @@ def test_a_run_with_a_planner_is_the_same_again_and_says_what_it_chose():
 def test_before_the_first_rounds_their_lengths_are_what_the_rules_make_of_the_first_step():
     # Of three responses two are enough, of two prompts one: it ends at 20. The other prompt is put off, and runs to 90.
     found = profiled([np.array([10, 20, 90]), np.array([30, 40, 50])], 2.0, 1.5)
-    assert [sorted(tokens.tolist()) for tokens, _ in found.values()] == [[10, 20, 20, 20, 20, 20], [30, 40, 50]]
+    assert [sorted(tokens.tolist()) for tokens, _ in found.values()] == [
+        [10, 20, 20, 20, 20, 20],
+        [30, 40, 50],
+    ]
     assert [number for _, number in found.values()] == [18, 6]
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"planner": [3], "tp": 2}, r"planner has 3, and its workers are formed of whole workers of cluster.tp 2; use"),
+        (
+            {"planner": [3], "tp": 2},
+            r"planner has 3, and its workers are formed of whole workers of cluster.tp 2; use",
+        ),
         ({"planner": [8]}, r"planner has 8: cluster.tp is 8"),
-        ({"planner": [2], "system": {"speculation": "ngram"}}, r"planner has 2, and ngram has its drafts planned"),
-        ({"planner": [2], "system": {"dynamic_sampling": 2.0}}, r"planner and dynamic_sampling exclude each other"),
+        (
+            {"planner": [2], "system": {"speculation": "ngram"}},
+            r"planner has 2, and ngram has its drafts planned",
+        ),
+        (
+            {"planner": [2], "system": {"dynamic_sampling": 2.0}},
+            r"planner and dynamic_sampling exclude each other",
+        ),
         (
             {"planner": [2], "faults": [{"kind": "slow", "worker": 0, "at_s": 1.0, "factor": 2.0}]},
             r"leave planner or faults",
@@ -278,6 +350,8 @@ def test_sizes_that_cannot_be_formed_are_refused_with_what_to_do(changes, said):
 
 
 def test_real_engines_keep_their_size_so_a_replay_with_a_planner_is_refused_unless_it_leaves_no_choice():
-    with pytest.raises(InputError, match=r"rollpacker\(planner=\[2\]\) cannot be replayed: .*leave planner out"):
+    with pytest.raises(
+        InputError, match=r"rollpacker\(planner=\[2\]\) cannot be replayed: .*leave planner out"
+    ):
         check_replayable(prepare(planned([2])), ReplayConfig(Path("model")))
     check_replayable(prepare(planned([1])), ReplayConfig(Path("model")))

@@ -17,7 +17,9 @@ IDLE = [
     ("sortedrl", {"batches": 1, "unit": "group", "unfinished": "restart"}),
     ("dapo", {"over_sampling": 1.0, "minibatches": 1}),
 ]
-three_groups = st.lists(st.lists(st.tuples(length, length), min_size=2, max_size=3), min_size=3, max_size=3)
+three_groups = st.lists(
+    st.lists(st.tuples(length, length), min_size=2, max_size=3), min_size=3, max_size=3
+)
 
 
 @pytest.mark.parametrize("system", IDLE, ids=by_name)
@@ -28,7 +30,10 @@ def test_a_system_whose_rule_has_nothing_to_do_is_verl_colocated(system, trace, 
     whatever the lengths are (steps of equally many groups)."""
     name, parameters = system
     system = name, {"dispatch": "least_requests", **parameters}  # DAPO's own is verl 0.4's
-    expected, found = run(("verl_colocated", {}), trace, workers).result, run(system, trace, workers).result
+    expected, found = (
+        run(("verl_colocated", {}), trace, workers).result,
+        run(system, trace, workers).result,
+    )
     assert found.segments.equals(expected.segments)
     assert found.samples.equals(expected.samples)
     assert found.spans.equals(expected.spans)
@@ -53,7 +58,9 @@ def times_of(result):
 def test_with_equal_lengths_steps_take_what_they_take_on_verl_colocated(system):
     """RollPacker's surplus too finishes with the rest, and costs nothing while it fits into the passes."""
     name, parameters = system
-    assert times_of(timed(name, 4, EQUAL, **parameters)) == times_of(timed("verl_colocated", 4, EQUAL))
+    assert times_of(timed(name, 4, EQUAL, **parameters)) == times_of(
+        timed("verl_colocated", 4, EQUAL)
+    )
 
 
 def test_april_with_equal_lengths_rolls_out_every_other_step_alone():

@@ -20,7 +20,10 @@ def test_the_shortest_train_first_and_the_others_go_on_under_the_new_weights():
     assert versions(result)[3] == [(0, 21), (1, 4)]
     assert [u["off_policyness_max"] for u in rows(result.steps)] == [0, 1, 0]
     # Nothing new begins before the update that trains the last of them.
-    assert min(s["started_s"] for s in rows(result.segments) if s["uid"] > 3) > rows(result.steps)[1]["finished_s"]
+    assert (
+        min(s["started_s"] for s in rows(result.segments) if s["uid"] > 3)
+        > rows(result.steps)[1]["finished_s"]
+    )
 
 
 def test_a_restart_throws_away_what_is_unfinished_and_is_on_policy():
@@ -28,7 +31,11 @@ def test_a_restart_throws_away_what_is_unfinished_and_is_on_policy():
     assert trained(result) == [[0, 2], [4, 5]]
     assert versions(result)[4] == [(1, 40)]
     assert versions(result)[5] == [(1, 25)]
-    dropped = {row["uid"]: row["generated_tokens"] for row in rows(result.samples) if row["status"] == "dropped"}
+    dropped = {
+        row["uid"]: row["generated_tokens"]
+        for row in rows(result.samples)
+        if row["status"] == "dropped"
+    }
     assert dropped == {1: 21, 3: 21}
 
 
@@ -41,16 +48,24 @@ def test_responses_train_on_their_own_or_in_whole_groups():
     whole = timed("sortedrl", 2, GROUPS, batches=2, unit="group", reward_s=0.0)
     assert trained(whole) == [[2, 3, 6, 7], [0, 1, 4, 5]]
     assert versions(whole)[0] == [(0, 5)]  # waits for its sibling
-    again = timed("sortedrl", 2, GROUPS, batches=2, unit="group", unfinished="restart", reward_s=0.0)
+    again = timed(
+        "sortedrl", 2, GROUPS, batches=2, unit="group", unfinished="restart", reward_s=0.0
+    )
     assert set(with_status(again, "dropped")) == {0, 1, 4, 5}
     assert {u["off_policyness_max"] for u in rows(again.steps)} == {0}
 
 
 @examples(40)
 @given(
-    traces, workers, st.integers(1, 3), st.sampled_from(["response", "group"]), st.sampled_from(["continue", "restart"])
+    traces,
+    workers,
+    st.integers(1, 3),
+    st.sampled_from(["response", "group"]),
+    st.sampled_from(["continue", "restart"]),
 )
-def test_every_response_drawn_is_trained_once_before_new_prompts_are(trace, workers, batches, unit, unfinished):
+def test_every_response_drawn_is_trained_once_before_new_prompts_are(
+    trace, workers, batches, unit, unfinished
+):
     parameters = {"batches": batches, "unit": unit, "unfinished": unfinished}
     result = run(("sortedrl", parameters), trace, workers, steps=2 * batches).result
     # What two large rollouts have drawn, each once.
@@ -78,9 +93,14 @@ def test_every_response_drawn_is_trained_once_before_new_prompts_are(trace, work
 @given(traces)
 def test_no_response_trains_before_a_shorter_one_of_the_same_rollout_on_one_worker(trace):
     result = run(("sortedrl", {"batches": 3}), trace, workers=1, steps=3).result
-    lengths = [[r["generated_tokens"] for r in rows(result.samples) if r["trained_step"] == k] for k in range(3)]
+    lengths = [
+        [r["generated_tokens"] for r in rows(result.samples) if r["trained_step"] == k]
+        for k in range(3)
+    ]
     # All begin within the passes that their prompts take, so the order in which they finish is that of their lengths.
-    prompt_tokens = sum(r["prompt_tokens"] for r in rows(result.samples) if r["trained_step"] in range(3))
+    prompt_tokens = sum(
+        r["prompt_tokens"] for r in rows(result.samples) if r["trained_step"] in range(3)
+    )
     apart = -(-prompt_tokens // ROOMY.max_num_batched_tokens)
     assert max(lengths[0]) <= min(lengths[1]) + apart
     assert max(lengths[1]) <= min(lengths[2]) + apart

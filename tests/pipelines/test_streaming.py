@@ -32,7 +32,9 @@ def simulated(rule: Rule, max_age: int = 1, admits: bool = True, filter_groups: 
         for _ in range(run.steps):
             while len(stream.buffer) < run.workload.batch_groups:
                 yield stream.news()
-                stream.drop([g for g in stream.buffer if g.oldest_version < run.trainer.version - max_age])
+                stream.drop(
+                    [g for g in stream.buffer if g.oldest_version < run.trainer.version - max_age]
+                )
             yield run.trainer.train(stream.take(stream.buffer[: run.workload.batch_groups]))
             loaded = run.load_weights()
             if admits:
@@ -49,13 +51,19 @@ def test_a_rule_that_goes_on_counting_dropped_groups_ends_the_run_in_a_line_that
         simulated(lambda run, stream: may_be_submitted(run) - stream.submitted)
     line = str(refused.value)
     assert line.startswith("pipeline tests.pipelines.test_streaming: its room for groups is ")
-    assert " submitted, " in line and " dropped groups as if they ran" in line and "count GroupStream.kept" in line
+    assert (
+        " submitted, " in line
+        and " dropped groups as if they ran" in line
+        and "count GroupStream.kept" in line
+    )
     assert "\n" not in line
 
 
 def test_it_also_ends_where_groups_with_equal_rewards_are_dropped():
     with pytest.raises(InputError, match="counts 1 dropped groups as if they ran"):
-        simulated(lambda run, stream: may_be_submitted(run) - stream.submitted, 100, filter_groups=True)
+        simulated(
+            lambda run, stream: may_be_submitted(run) - stream.submitted, 100, filter_groups=True
+        )
 
 
 @pytest.mark.parametrize(
@@ -78,16 +86,23 @@ def test_a_rule_that_counts_what_is_kept_or_runs_may_drop_groups(rule: Rule):
 def test_a_pipeline_that_never_submits_again_is_told_that_there_is_room():
     with pytest.raises(InputError) as refused:
         simulated(
-            lambda run, stream: may_be_submitted(run) - AHEAD * run.workload.batch_groups - stream.kept, admits=False
+            lambda run, stream: (
+                may_be_submitted(run) - AHEAD * run.workload.batch_groups - stream.kept
+            ),
+            admits=False,
         )
     line = str(refused.value)
     assert line.startswith(
         "system one_step_off stands still: pipeline tests.pipelines.test_streaming: its room for groups is "
     )
-    assert " 0 run, " in line and line.endswith("call GroupStream.admit whenever what it counts has changed")
+    assert " 0 run, " in line and line.endswith(
+        "call GroupStream.admit whenever what it counts has changed"
+    )
 
 
 def test_a_rule_whose_room_never_grows_is_told_what_to_count():
-    with pytest.raises(InputError, match="It waits for a group, and none is submitted; let it count") as refused:
+    with pytest.raises(
+        InputError, match="It waits for a group, and none is submitted; let it count"
+    ) as refused:
         simulated(lambda run, stream: 8 - stream.kept)
     assert "8 submitted, 0 run, 0 are finished, 8 trained, 0 dropped" in str(refused.value)

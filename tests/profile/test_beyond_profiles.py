@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from simrl.errors import InputError
-from simrl.profile.derived_layouts import OFF_BY, ROOFLINE_OFF_BY, derived_profile, in_layout, nearest
+from simrl.profile.derived_layouts import (
+    OFF_BY,
+    ROOFLINE_OFF_BY,
+    derived_profile,
+    in_layout,
+    nearest,
+)
 from simrl.profile.extension import OFF_BY as HALF_OFF_BY
 from simrl.profile.extension import covering
 from simrl.profile.hardware import GPUS
@@ -43,7 +49,9 @@ def far(name: str) -> TableProfile:
 
 
 def wanted(model: str, gpu: str, **layout: int | str) -> ProfileMetadata:
-    return ProfileMetadata.model_validate({"model": model, "gpu": gpu, "kind": "", "source": "", "tp": 1, **layout})
+    return ProfileMetadata.model_validate(
+        {"model": model, "gpu": gpu, "kind": "", "source": "", "tp": 1, **layout}
+    )
 
 
 # Beyond a grid.
@@ -64,7 +72,9 @@ def test_inside_the_grid_no_bit_changes(name: str, sequences: int, kv_tokens: fl
 
 
 @given(st.sampled_from(SOME), st.integers(1, 4096), st.floats(1, 262144), st.floats(1, 262144))
-def test_more_tokens_of_a_sequence_never_take_less_time(name: str, sequences: int, first: float, second: float):
+def test_more_tokens_of_a_sequence_never_take_less_time(
+    name: str, sequences: int, first: float, second: float
+):
     less, more = sorted((first, second))
     assert far(name).decode_s(sequences, less) <= far(name).decode_s(sequences, more)
     assert far(name).prefill_s(2048, less) <= far(name).prefill_s(2048, more)
@@ -80,7 +90,9 @@ def test_the_times_are_continuous_at_the_edge_of_the_grid(name, sequences):
 
 def test_what_is_extended_is_said_in_the_profiles_corrections():
     extended = covering(shipped("qwen3-14b_h100_tp2.parquet"), 8192, 256, 65536)
-    assert extended.corrections == (f"extrapolated by the roofline beyond 40,960 tokens of a sequence ({HALF_OFF_BY})",)
+    assert extended.corrections == (
+        f"extrapolated by the roofline beyond 40,960 tokens of a sequence ({HALF_OFF_BY})",
+    )
 
 
 def test_a_profile_of_an_unknown_model_is_not_extended():
@@ -115,12 +127,18 @@ def test_half_of_a_grid_predicts_the_rest_as_well_as_is_said():
     for layout in layouts():
         profile = shipped(file_name(layout))
         for limits, points in (
-            ((16384, 1024, 20480), [("decode_s", 1, 40960), ("decode_s", 64, 40960), ("prefill_s", 2048, 32768)]),
+            (
+                (16384, 1024, 20480),
+                [("decode_s", 1, 40960), ("decode_s", 64, 40960), ("prefill_s", 2048, 32768)],
+            ),
             ((16384, 512, 40960), [("decode_s", 1024, 1024), ("decode_s", 1024, 4096)]),
             ((8192, 1024, 40960), [("prefill_s", 16384, 0), ("prefill_s", 16384, 8192)]),
         ):
             extended = covering(half(profile, *limits), **LIMITS)
-            errors += [getattr(extended, of)(n, kv) / getattr(profile, of)(n, kv) - 1 for of, n, kv in points]
+            errors += [
+                getattr(extended, of)(n, kv) / getattr(profile, of)(n, kv) - 1
+                for of, n, kv in points
+            ]
     size = np.abs(errors)
     worst = f"{np.median(size):.0%} at the median, {size.max():.0%} at worst".replace("%", " %")
     assert f"shipped grids cut in half were off by {worst}" == HALF_OFF_BY
@@ -135,7 +153,9 @@ def seconds(profile: TableProfile) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("experts", [False, True])
-def test_shipped_layouts_are_predicted_from_others_and_from_data_sheets_as_well_as_is_said(experts, monkeypatch):
+def test_shipped_layouts_are_predicted_from_others_and_from_data_sheets_as_well_as_is_said(
+    experts, monkeypatch
+):
     carried, roofline = [], []
     for layout in layouts():
         shape, gpu = MODELS[layout.model], GPUS[layout.gpu]
@@ -143,12 +163,19 @@ def test_shipped_layouts_are_predicted_from_others_and_from_data_sheets_as_well_
             continue
         there = seconds(shipped(file_name(layout)))
         split = {"dp": layout.dp, "ep": layout.ep, "precision": layout.precision}
-        roofline.append(seconds(roofline_profile(shape, gpu, layout.tp, between_passes_s=0.0, **split)) / there - 1)
+        roofline.append(
+            seconds(roofline_profile(shape, gpu, layout.tp, between_passes_s=0.0, **split)) / there
+            - 1
+        )
         others = [each for each in layouts(layout.model, layout.gpu) if each != layout]
         of_model = {layout.model: others}  # and none of other models of its shape
-        monkeypatch.setattr("simrl.profile.derived_layouts.layouts", lambda model, _, of=of_model: of.get(model, []))
+        monkeypatch.setattr(
+            "simrl.profile.derived_layouts.layouts", lambda model, _, of=of_model: of.get(model, [])
+        )
         if (base := nearest(layout, shape)) is not None:
-            carried.append(seconds(in_layout(shipped(file_name(base)), layout, shape, gpu)) / there - 1)
+            carried.append(
+                seconds(in_layout(shipped(file_name(base)), layout, shape, gpu)) / there - 1
+            )
     for errors, words in ((carried, OFF_BY[experts]), (roofline, ROOFLINE_OFF_BY[experts])):
         size = np.abs(errors)
         assert f"{np.median(size):.0%}".replace("%", " %") in words.partition(" at the median")[0]
@@ -156,7 +183,9 @@ def test_shipped_layouts_are_predicted_from_others_and_from_data_sheets_as_well_
 
 
 def test_the_nearest_layout_has_the_precision_before_the_number_of_gpus():
-    found = nearest(wanted("qwen3-30b-a3b", "h100", tp=4, ep=4, precision="fp8-block"), MODELS["qwen3-30b-a3b"])
+    found = nearest(
+        wanted("qwen3-30b-a3b", "h100", tp=4, ep=4, precision="fp8-block"), MODELS["qwen3-30b-a3b"]
+    )
     assert found is not None
     assert (found.tp, found.ep, found.precision) == (2, 2, "fp8-block")
 
@@ -169,29 +198,43 @@ def test_a_shipped_layout_carried_over_to_itself_keeps_its_times():
 
 @pytest.mark.parametrize("tp", [2, 8])
 def test_a_layout_that_is_not_shipped_says_where_it_is_from_and_how_far_such_were_off(tp):
-    profile = derived_profile(wanted("qwen2.5-32b", "h100", tp=tp), MODELS["qwen2.5-32b"], GPUS["h100"])
+    profile = derived_profile(
+        wanted("qwen2.5-32b", "h100", tp=tp), MODELS["qwen2.5-32b"], GPUS["h100"]
+    )
     assert (profile.metadata.tp, profile.metadata.kind) == (tp, "extrapolated")
-    assert profile.metadata.source.startswith(f"qwen2.5-32b on h100 tp4 bf16 × the ratio of rooflines, {OFF_BY[False]}")
+    assert profile.metadata.source.startswith(
+        f"qwen2.5-32b on h100 tp4 bf16 × the ratio of rooflines, {OFF_BY[False]}"
+    )
     base = shipped("qwen2.5-32b_h100_tp4.parquet")
     assert (profile.decode_s(256, 4096) > base.decode_s(256, 4096)) == (tp < 4)
 
 
 def test_a_model_of_the_shape_of_a_shipped_one_has_its_times():
-    profile = derived_profile(wanted("llama-3.1-70b", "h100", tp=4), MODELS["llama-3.1-70b"], GPUS["h100"])
-    assert seconds(profile) == pytest.approx(seconds(shipped("llama-3.3-70b_h100_tp4.parquet")), rel=1e-12)
+    profile = derived_profile(
+        wanted("llama-3.1-70b", "h100", tp=4), MODELS["llama-3.1-70b"], GPUS["h100"]
+    )
+    assert seconds(profile) == pytest.approx(
+        seconds(shipped("llama-3.3-70b_h100_tp4.parquet")), rel=1e-12
+    )
     assert profile.metadata.source.startswith("llama-3.3-70b on h100 tp4")
 
 
 def test_a_model_without_a_profile_on_a_gpu_has_a_roofline_that_says_how_far_such_were_off():
-    profile = derived_profile(wanted("glm-4.5-air", "h200", tp=8, ep=8), MODELS["glm-4.5-air"], GPUS["h200"])
+    profile = derived_profile(
+        wanted("glm-4.5-air", "h200", tp=8, ep=8), MODELS["glm-4.5-air"], GPUS["h200"]
+    )
     assert profile.metadata.kind == "assumed"
     assert profile.metadata.source.endswith(ROOFLINE_OFF_BY[True])
 
 
 def test_a_precision_that_the_gpu_does_not_multiply_in_is_refused_with_those_it_has():
     with pytest.raises(InputError, match="is fp8: qwen3-14b on a100 has bf16; use one of these"):
-        derived_profile(wanted("qwen3-14b", "a100", precision="fp8"), MODELS["qwen3-14b"], GPUS["a100"])
-    with pytest.raises(InputError, match=r"is int8: qwen3-14b on h100 has bf16, fp8, fp8-block; use one"):
+        derived_profile(
+            wanted("qwen3-14b", "a100", precision="fp8"), MODELS["qwen3-14b"], GPUS["a100"]
+        )
+    with pytest.raises(
+        InputError, match=r"is int8: qwen3-14b on h100 has bf16, fp8, fp8-block; use one"
+    ):
         require_precision("int8", GPUS["h100"], MODELS["qwen3-14b"])
 
 
@@ -199,4 +242,6 @@ def test_a_precision_that_the_gpu_does_not_multiply_in_is_refused_with_those_it_
 
 
 def test_every_shipped_file_is_one_of_the_layouts():
-    assert sorted(map(file_name, layouts())) == sorted(file.name for file in PROFILES.glob("*.parquet"))
+    assert sorted(map(file_name, layouts())) == sorted(
+        file.name for file in PROFILES.glob("*.parquet")
+    )

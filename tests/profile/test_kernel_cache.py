@@ -61,7 +61,9 @@ class Toys:
         self.place.mkdir()
         self.write(CALLEE)
         monkeypatch.setattr(sys, "path", [str(self.place), *sys.path])
-        monkeypatch.setattr(sys, "dont_write_bytecode", True)  # an edit within a second would not be noticed
+        monkeypatch.setattr(
+            sys, "dont_write_bytecode", True
+        )  # an edit within a second would not be noticed
         monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
         monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
         monkeypatch.setattr(kernel_cache.config, "CACHE_DIR", "")
@@ -94,7 +96,9 @@ class Toys:
     def key(self) -> tuple[str, str]:
         """What the file of `total(3)` answers for."""
         total = self.load().total
-        return total._cache._key((kernel_cache.types.int64,), total.targetctx.codegen().magic_tuple())
+        return total._cache._key(
+            (kernel_cache.types.int64,), total.targetctx.codegen().magic_tuple()
+        )
 
     def ship(self) -> Path:
         """Compiles for the processors that wheels are for, and gives the file that a wheel would have."""
@@ -102,7 +106,10 @@ class Toys:
             pytest.skip(
                 "wheels have kernels for x86-64-v3 on Linux, which this machine is not, or NUMBA_CPU_NAME is set"
             )
-        chosen = {"NUMBA_CPU_NAME": kernel_cache.SHIPPED_CPU, "NUMBA_CPU_FEATURES": kernel_cache.SHIPPED_FEATURES}
+        chosen = {
+            "NUMBA_CPU_NAME": kernel_cache.SHIPPED_CPU,
+            "NUMBA_CPU_FEATURES": kernel_cache.SHIPPED_FEATURES,
+        }
         assert self.elsewhere(**chosen) == "7 compiled"
         file = self.file()
         kernel_cache.SHIPPED.mkdir()
@@ -117,7 +124,11 @@ class Toys:
             "print(total(3), 'compiled' if total.stats.cache_misses else 'loaded')"
         )
         ended = subprocess.run(
-            [sys.executable, "-c", code], env=environment(**variables), capture_output=True, text=True, check=True
+            [sys.executable, "-c", code],
+            env=environment(**variables),
+            capture_output=True,
+            text=True,
+            check=True,
         )
         return ended.stdout.strip()
 
@@ -154,7 +165,8 @@ def damages(content: bytes) -> dict[str, bytes]:
     others = {
         "is longer": content + b"\0",
         "is a text": b"A text\n" * 20,
-        "is numba's": b"\x80\x05\x95\x0a\x00\x00\x00\x00\x00\x00\x00\x8c\x060.68.1\x94." + content[32:],
+        "is numba's": b"\x80\x05\x95\x0a\x00\x00\x00\x00\x00\x00\x00\x8c\x060.68.1\x94."
+        + content[32:],
     }
     return {**ends, **bits, **others}
 
@@ -169,7 +181,9 @@ def test_a_damaged_file_is_compiled_anew_with_a_note(toys, caplog):
         file.write_bytes(content)
         caplog.clear()
         kernel_cache._note.cache_clear()
-        assert kernel_cache._payload(file, key, os.geteuid(), kernel_cache.OPEN_TO_OTHERS) is None, what
+        assert (
+            kernel_cache._payload(file, key, os.geteuid(), kernel_cache.OPEN_TO_OTHERS) is None
+        ), what
         assert caplog.messages == [f"{file} is damaged; compiled anew"], what
     file.write_bytes(whole)
     assert kernel_cache._payload(file, key, os.geteuid(), kernel_cache.OPEN_TO_OTHERS) == whole[32:]
@@ -214,7 +228,11 @@ def test_a_change_of_a_function_that_a_kernel_calls_is_noticed(toys, old, new, r
 
 def test_a_docstring_a_comment_and_the_place_of_a_file_do_not_count(toys):
     toys.call()
-    toys.write(CALLEE.replace("Scale.", "Return what is scaled.").replace("FACTOR = 2", "# Two\n\n\nFACTOR = 2"))
+    toys.write(
+        CALLEE.replace("Scale.", "Return what is scaled.").replace(
+            "FACTOR = 2", "# Two\n\n\nFACTOR = 2"
+        )
+    )
     toys.place = toys.place.rename(toys.place.parent / "moved")
     sys.path[0] = str(toys.place)
     assert toys.call() == (7, False)
@@ -267,13 +285,18 @@ def test_where_no_folder_can_be_made_kernels_are_compiled_in_memory(toys, caplog
     monkeypatch.setenv("XDG_CACHE_HOME", str(toys.place / "file" / "none"))
     assert toys.call() == (7, True)
     assert toys.call() == (7, True)
-    assert len(caplog.messages) == 1 and "compiled kernels cannot be kept or loaded (Not a directory)" in caplog.text
+    assert (
+        len(caplog.messages) == 1
+        and "compiled kernels cannot be kept or loaded (Not a directory)" in caplog.text
+    )
 
 
 def test_without_variables_kernels_are_kept_in_the_users_home(toys, caplog, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.delenv("HOME")
-    monkeypatch.setattr(pwd, "getpwuid", lambda number: SimpleNamespace(pw_dir=str(toys.place / "home")))
+    monkeypatch.setattr(
+        pwd, "getpwuid", lambda number: SimpleNamespace(pw_dir=str(toys.place / "home"))
+    )
     assert toys.call() == (7, True)
     assert toys.call() == (7, False)
     assert list((toys.place / "home" / ".cache" / "simrl" / "kernels").iterdir())
@@ -285,7 +308,11 @@ def test_without_variables_kernels_are_kept_in_the_users_home(toys, caplog, monk
 
 @pytest.mark.parametrize(
     ("part", "name"),
-    [(compiler.CompileResult, "_rebuild"), (compiler.CompileResult, "_reduce"), (codegen.CPUCodegen, "magic_tuple")],
+    [
+        (compiler.CompileResult, "_rebuild"),
+        (compiler.CompileResult, "_reduce"),
+        (codegen.CPUCodegen, "magic_tuple"),
+    ],
 )
 def test_another_numba_goes_on_without_a_cache(toys, caplog, monkeypatch, part, name):
     toys.call()
@@ -356,7 +383,8 @@ def test_processes_that_compile_at_once_leave_whole_files(toys):
         "input(); assert total(3) == 7"
     )
     processes = [
-        subprocess.Popen([sys.executable, "-c", code], env=environment(), stdin=subprocess.PIPE) for _ in range(2)
+        subprocess.Popen([sys.executable, "-c", code], env=environment(), stdin=subprocess.PIPE)
+        for _ in range(2)
     ]
     for process in processes:
         process.stdin.write(b"\n")
@@ -389,10 +417,16 @@ def test_every_kernel_of_simrl_has_a_stamp_and_this_cache():
     for module in pkgutil.walk_packages(simrl.__path__, "simrl."):
         for value in vars(importlib.import_module(module.name)).values():
             if isinstance(value, Dispatcher):
-                is_part = value.targetoptions.get("no_cpython_wrapper", False)  # kept in the kernels that call it
+                is_part = value.targetoptions.get(
+                    "no_cpython_wrapper", False
+                )  # kept in the kernels that call it
                 assert type(value._cache) is (NullCache if is_part else kernel_cache.KernelCache)
                 stamps[value] = kernel_cache.stamp_of(value)
-    assert len(stamps) > 150 and None not in stamps.values() and len(set(stamps.values())) == len(stamps)
+    assert (
+        len(stamps) > 150
+        and None not in stamps.values()
+        and len(set(stamps.values())) == len(stamps)
+    )
 
 
 @pytest.mark.parametrize("value", [Path("x"), int, np, SimpleNamespace(), [1], (1, {2: 3}), os])

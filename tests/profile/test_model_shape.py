@@ -76,7 +76,9 @@ def test_the_flops_of_a_window_stop_growing() -> None:
     shape = MODELS["gpt-oss-20b"]
     whole = shape.model_copy(update={"window_layers": 0, "window_tokens": 0})
     pair = 4 * 64 * 64 * 12  # of one query on one key, of all windowed layers
-    assert shape.forward_flops(128.0, 128.0**2 / 2) == pytest.approx(whole.forward_flops(128.0, 128.0**2 / 2))
+    assert shape.forward_flops(128.0, 128.0**2 / 2) == pytest.approx(
+        whole.forward_flops(128.0, 128.0**2 / 2)
+    )
     long = whole.forward_flops(8192.0, 8192.0**2 / 2) - shape.forward_flops(8192.0, 8192.0**2 / 2)
     seen = 8192 * 128 - 128**2 / 2  # causal: the first tokens see fewer
     assert long == pytest.approx(pair * (8192**2 / 2 - seen))
@@ -100,7 +102,9 @@ def test_weights_in_a_precision_take_the_bytes_of_the_released_checkpoints() -> 
         released = weight_bytes_per_gpu(MODELS[name], 1, precision="w4a16_mxfp4")
         assert released == pytest.approx(gib * 2**30, rel=0.005)
     v3 = MODELS["deepseek-v3"]
-    assert weight_bytes_per_gpu(v3, 1, precision="fp8-block") == pytest.approx(v3.parameters, rel=0.005)  # 671 GB
+    assert weight_bytes_per_gpu(v3, 1, precision="fp8-block") == pytest.approx(
+        v3.parameters, rel=0.005
+    )  # 671 GB
 
 
 def test_a_gpu_holds_a_part_of_attention_and_its_share_of_the_experts_of_all_ranks() -> None:
@@ -127,7 +131,13 @@ HYBRID = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 64,
         "shared_expert_intermediate_size": 64,
-        "layer_types": ["linear_attention", "linear_attention", "sliding_attention", "full_attention"] * 2,
+        "layer_types": [
+            "linear_attention",
+            "linear_attention",
+            "sliding_attention",
+            "full_attention",
+        ]
+        * 2,
         "sliding_window": 512,
         "linear_conv_kernel_dim": 4,
         "linear_key_head_dim": 32,
@@ -139,7 +149,9 @@ HYBRID = {
 }
 
 
-PLAIN: dict[str, object] = {"layer_types": None} | {key: None for key in HYBRID["text_config"] if "linear" in key}
+PLAIN: dict[str, object] = {"layer_types": None} | {
+    key: None for key in HYBRID["text_config"] if "linear" in key
+}
 
 
 def write(folder: Path, **changes: object) -> Path:
@@ -167,24 +179,39 @@ def test_of_an_unknown_architecture_it_is_said_what_was_understood(tmp_path: Pat
             {"layer_types": ["chunked_attention"] * 8},
             "layer_types has 'chunked_attention'; modelled are full_attention",
         ),
-        ({"linear_conv_kernel_dim": None}, "no key 'linear_conv_kernel_dim', which layers of linear_attention need"),
+        (
+            {"linear_conv_kernel_dim": None},
+            "no key 'linear_conv_kernel_dim', which layers of linear_attention need",
+        ),
         ({"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim is 0; it must be above 0"),
         (
             {"num_hidden_layers": 10**9, "layer_types": None},
             "num_hidden_layers is 1000000000; it must be at most 10000",
         ),
-        (PLAIN | {"model_type": "gemma3_text"}, "some layers have windows, and no layer_types says which"),
-        ({"mlp_only_layers": [3]}, "mlp_only_layers is [3]; only first layers without experts are modelled"),
+        (
+            PLAIN | {"model_type": "gemma3_text"},
+            "some layers have windows, and no layer_types says which",
+        ),
+        (
+            {"mlp_only_layers": [3]},
+            "mlp_only_layers is [3]; only first layers without experts are modelled",
+        ),
         ({"layer_types": ["full_attention"] * 6}, "layer_types has 6 entries for 8 layers"),
         ({"layer_types": 5}, "a key is missing or of another kind"),
         ({"layer_types": [["a"]] * 8}, "a key is missing or of another kind"),
         ({"mlp_only_layers": 5}, "a key is missing or of another kind"),
-        ({"hybrid_override_pattern": "M*E-"}, "a key is missing or of another kind ('mamba_num_heads')"),
+        (
+            {"hybrid_override_pattern": "M*E-"},
+            "a key is missing or of another kind ('mamba_num_heads')",
+        ),
         (
             {"layer_types": None, "linear_num_value_heads": None, "sliding_window_pattern": 6},
             "some layers have windows, and no layer_types says which",
         ),
-        ({"num_experts_per_tok": 99}, "16 experts need a moe_intermediate above 0 and 1 to 16 experts_per_token"),
+        (
+            {"num_experts_per_tok": 99},
+            "16 experts need a moe_intermediate above 0 and 1 to 16 experts_per_token",
+        ),
     ],
 )
 def test_what_would_make_memory_or_time_wrong_is_refused(
@@ -196,7 +223,9 @@ def test_what_would_make_memory_or_time_wrong_is_refused(
 
 
 @pytest.mark.parametrize(("first", "windows"), [(8, 0), (6, 2), (0, 8)])
-def test_windows_begin_at_the_layer_that_the_config_says(tmp_path: Path, first: int, windows: int) -> None:
+def test_windows_begin_at_the_layer_that_the_config_says(
+    tmp_path: Path, first: int, windows: int
+) -> None:
     shape = model_shape(write(tmp_path, use_sliding_window=True, max_window_layers=first, **PLAIN))
     assert (shape.window_layers, shape.full_layers) == (windows, 8 - windows)
 
@@ -212,7 +241,9 @@ def test_windows_begin_at_the_layer_that_the_config_says(tmp_path: Path, first: 
 def test_without_a_list_of_layers_windows_are_those_of_the_family(
     tmp_path: Path, family: str, changes: dict[str, object], windows: int
 ) -> None:
-    assert model_shape(write(tmp_path, model_type=family, **PLAIN, **changes)).window_layers == windows
+    assert (
+        model_shape(write(tmp_path, model_type=family, **PLAIN, **changes)).window_layers == windows
+    )
 
 
 def test_shared_experts_are_read_under_both_of_their_names(tmp_path: Path) -> None:
@@ -228,14 +259,23 @@ UNREAD: dict[str, dict[str, object]] = {
     "phi4flash": {"mb_per_layer": 2, "mamba_d_state": 16},
     "recurrent_gemma": {"block_types": ["recurrent", "recurrent", "attention"], "lru_width": 2560},
     "lfm2": {"full_attn_idxs": [2, 5], "conv_L_cache": 3},
-    "jamba": {"attn_layer_period": 8, "expert_layer_period": 2, "num_experts": 16, "num_experts_per_tok": 2},
+    "jamba": {
+        "attn_layer_period": 8,
+        "expert_layer_period": 2,
+        "num_experts": 16,
+        "num_experts_per_tok": 2,
+    },
     "ernie4_5_moe": {"moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": 1536},
     "bailing_moe_linear": {"layer_group_size": 5, "num_experts": 256, "num_experts_per_tok": 8},
     "arctic": {"moe_layer_frequency": 2, "num_local_experts": 128, "num_experts_per_tok": 2},
     "hunyuan": {"use_cla": True, "cla_share_factor": 2},
     "llama4_text": {"moe_layers": [1, 3, 5, 7], "num_local_experts": 16, "num_experts_per_tok": 1},
     "longcat_flash": {"zero_expert_num": 256, "n_routed_experts": 512, "moe_topk": 12},
-    "granitemoeshared": {"shared_intermediate_size": 1024, "num_local_experts": 40, "num_experts_per_tok": 8},
+    "granitemoeshared": {
+        "shared_intermediate_size": 1024,
+        "num_local_experts": 40,
+        "num_experts_per_tok": 8,
+    },
 }
 
 
@@ -243,9 +283,23 @@ UNREAD: dict[str, dict[str, object]] = {
 def test_a_config_with_a_key_of_memory_or_time_that_nothing_is_read_from_is_refused(
     tmp_path: Path, family: str
 ) -> None:
-    for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"):
+    for key in (
+        "num_experts",
+        "num_experts_per_tok",
+        "moe_intermediate_size",
+        "shared_expert_intermediate_size",
+    ):
         UNREAD[family].setdefault(key, None)
-    with pytest.raises(InputError, match=", which is not modelled; name a model without it, or delete the key"):
+    with pytest.raises(
+        InputError, match=", which is not modelled; name a model without it, or delete the key"
+    ):
         model_shape(
-            write(tmp_path, model_type=family, intermediate_size=640, sliding_window=None, **PLAIN, **UNREAD[family])
+            write(
+                tmp_path,
+                model_type=family,
+                intermediate_size=640,
+                sliding_window=None,
+                **PLAIN,
+                **UNREAD[family],
+            )
         )

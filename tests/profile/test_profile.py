@@ -73,7 +73,9 @@ def test_verifying_drafts_reads_the_kv_cache_once_a_sequence():
 def test_a_mixed_pass_pays_for_prefill_and_decode():
     profile = toy_profile()
     mixed = profile.pass_s(1024 + 8, 9, 1024, 0, 8, 8 * 1000)
-    assert mixed == pytest.approx(2e-3 + 1032e-4 + 1e-3 + 9 * 5e-5 + 5e-4 + 1e-8 * (1024**2 / 2 + 8 * 1000))
+    assert mixed == pytest.approx(
+        2e-3 + 1032e-4 + 1e-3 + 9 * 5e-5 + 5e-4 + 1e-8 * (1024**2 / 2 + 8 * 1000)
+    )
 
 
 def test_a_hole_is_refused_with_its_place():
@@ -94,19 +96,26 @@ def test_times_that_are_no_times_are_refused(bad: float):
 
 
 def test_a_time_that_falls_is_refused_with_its_place():
-    with pytest.raises(InputError, match="toy: table 'dense' falls along query_tokens at query_tokens 4096"):
+    with pytest.raises(
+        InputError, match="toy: table 'dense' falls along query_tokens at query_tokens 4096"
+    ):
         TableProfile(toy_tables(dense_s=np.array([1e-3, 3e-3, 2e-3])), METADATA, "toy")
     tables = toy_tables()
     fallen = tables._replace(attention_s=with_value(tables.attention_s, (1, 0, 1, 1), 0.0))
     with pytest.raises(
-        InputError, match="falls along prefill_tokens at prefill_tokens 1, prefill_kv_tokens 0, decode_seq"
+        InputError,
+        match="falls along prefill_tokens at prefill_tokens 1, prefill_kv_tokens 0, decode_seq",
     ):
         TableProfile(fallen, METADATA, "toy")
 
 
-@pytest.mark.parametrize("ticks", [[1.0, 1.0, 2.0], [3.0, 2.0, 1.0], [-1.0, 1.0, 2.0], [1.0, np.nan, 2.0]])
+@pytest.mark.parametrize(
+    "ticks", [[1.0, 1.0, 2.0], [3.0, 2.0, 1.0], [-1.0, 1.0, 2.0], [1.0, np.nan, 2.0]]
+)
 def test_ticks_must_rise(ticks: list[float]):
-    with pytest.raises(InputError, match="the ticks of query_tokens must be finite, rising and not negative"):
+    with pytest.raises(
+        InputError, match="the ticks of query_tokens must be finite, rising and not negative"
+    ):
         TableProfile(toy_tables(dense_tokens=np.array(ticks)), METADATA)
 
 
@@ -129,7 +138,9 @@ def test_a_profile_comes_back_from_parquet_byte_for_byte(tmp_path):
 
 
 def test_a_missing_profile_says_how_to_get_one(tmp_path):
-    with pytest.raises(InputError, match=r"no such profile; .*derive one with `simrl profile derive`"):
+    with pytest.raises(
+        InputError, match=r"no such profile; .*derive one with `simrl profile derive`"
+    ):
         read_profile(tmp_path / "none.parquet")
 
 
@@ -150,7 +161,10 @@ def test_files_that_are_no_profile_are_refused(tmp_path):
     ("ticks", "message"),
     [
         (8.0, "table 'straggler' has inf s at sequences 8, share 0; measure that point"),
-        (float("inf"), "table 'straggler': the ticks of sequences must be finite, rising and not negative"),
+        (
+            float("inf"),
+            "table 'straggler': the ticks of sequences must be finite, rising and not negative",
+        ),
     ],
 )
 def test_straggler_seconds_that_are_no_times_are_refused(ticks: float, message: str):
@@ -170,10 +184,14 @@ def test_a_device_that_never_ends_is_refused():
 
 def test_rows_of_a_table_that_nobody_reads_are_refused(tmp_path):
     table = pq.read_table(_written(tmp_path))
-    names = ["stragler" if name == "sampled" else name for name in table.column("table").to_pylist()]
+    names = [
+        "stragler" if name == "sampled" else name for name in table.column("table").to_pylist()
+    ]
     path = tmp_path / "x.parquet"
     pq.write_table(table.set_column(0, "table", pa.array([*names[:-1], "betwen_passes"])), path)
-    with pytest.raises(InputError, match=r"unknown table 'stragler' \(did you mean straggler\?\); correct its name"):
+    with pytest.raises(
+        InputError, match=r"unknown table 'stragler' \(did you mean straggler\?\); correct its name"
+    ):
         read_profile(path)
 
 
@@ -182,7 +200,9 @@ def test_a_grid_point_that_is_not_in_the_file_is_a_hole(tmp_path):
     path = tmp_path / "cut.parquet"
     row = table.column("table").to_pylist().index("attention") + 3
     pq.write_table(pa.concat_tables([table.slice(0, row), table.slice(row + 1)]), path)
-    with pytest.raises(InputError, match=r"cut\.parquet: table 'attention' has a hole at prefill_tokens 0"):
+    with pytest.raises(
+        InputError, match=r"cut\.parquet: table 'attention' has a hole at prefill_tokens 0"
+    ):
         read_profile(path)
 
 
@@ -203,7 +223,9 @@ def test_verifying_costs_tokens_and_logits_at_every_position_and_reads_the_cache
 
 def test_drafts_of_different_lengths_cost_what_their_mean_does():
     profile = toy_profile()
-    assert profile.verify_s(16, 2.5, 1000) == pytest.approx(profile.pass_s(56, 56, 0, 0, 16, 16 * 1000))
+    assert profile.verify_s(16, 2.5, 1000) == pytest.approx(
+        profile.pass_s(56, 56, 0, 0, 16, 16 * 1000)
+    )
 
 
 @pytest.mark.parametrize(
@@ -233,7 +255,9 @@ def test_all_limits_beyond_a_grid_are_named_at_once():
 def test_corrections_scale_passes_and_leave_the_pause():
     profile = toy_profile()
     corrected = profile.with_corrections(forward=1.25)
-    assert corrected.decode_s(64, 1000) - 5e-4 == pytest.approx(1.25 * (profile.decode_s(64, 1000) - 5e-4))
+    assert corrected.decode_s(64, 1000) - 5e-4 == pytest.approx(
+        1.25 * (profile.decode_s(64, 1000) - 5e-4)
+    )
     longer_pause = profile.with_corrections(between_passes_s=2e-3)
     assert longer_pause.decode_s(64, 1000) - profile.decode_s(64, 1000) == pytest.approx(1.5e-3)
 
@@ -254,7 +278,9 @@ def test_tau_is_the_sum_of_the_passes(least_pass_s):
     profile = toy_profile().with_corrections(least_pass_s=least_pass_s)
     by_hand = sum(profile.decode_s(4, i + 1) for i in range(50))
     assert RolloutTimes(profile, 50).batch_s(50, 4) == pytest.approx(by_hand, rel=1e-3)
-    assert RolloutTimes(profile, 50).table([[50.0]], [8], 2)[0, 1] == pytest.approx(by_hand, rel=1e-3)
+    assert RolloutTimes(profile, 50).table([[50.0]], [8], 2)[0, 1] == pytest.approx(
+        by_hand, rel=1e-3
+    )
 
 
 @given(st.integers(1, 4000), st.integers(1, 4000), st.integers(1, 16), st.integers(1, 64))
@@ -264,7 +290,9 @@ def test_tau_grows_with_length_and_shrinks_with_workers(a: int, b: int, dp: int,
     short, long = sorted((a, b))
     seconds = RolloutTimes(profile, 4000).table([[short], [long]], [samples, samples], dp + 1)
     assert (np.diff(seconds, axis=0) >= 0).all() and (np.diff(seconds, axis=1) <= 0).all()
-    drafted = RolloutTimes(profile, 4000).table([[short], [long]], [samples] * 2, dp + 1, [Drafted(2.0)] * 2)
+    drafted = RolloutTimes(profile, 4000).table(
+        [[short], [long]], [samples] * 2, dp + 1, [Drafted(2.0)] * 2
+    )
     assert (drafted <= seconds).all()
 
 
@@ -285,7 +313,9 @@ def test_one_chunk_is_its_own_equivalent():
 
 
 def test_settings_that_differ_from_those_of_the_measurement_are_told():
-    metadata = METADATA.model_copy(update={"settings": {"block_size": 32, "tp": 1, "temperature": 1.0, "repeats": 5}})
+    metadata = METADATA.model_copy(
+        update={"settings": {"block_size": 32, "tp": 1, "temperature": 1.0, "repeats": 5}}
+    )
     engine = {"block_size": 16, "tp": 1, "temperature": 1, "max_num_seqs": 8}
     assert setting_differences(metadata, engine) == [
         "profile was measured with block_size 32, the engine has 16; simrl measure --block-size 16 makes one for it"
@@ -299,7 +329,9 @@ POINT = st.tuples(*(st.floats(-1, 10, allow_nan=False) for _ in GRID))
 
 @given(st.integers(0, 2**32 - 1), POINT, POINT)
 @examples(200)
-def test_interpolation_never_falls_where_the_grid_does_not(seed: int, x: tuple[float, ...], y: tuple[float, ...]):
+def test_interpolation_never_falls_where_the_grid_does_not(
+    seed: int, x: tuple[float, ...], y: tuple[float, ...]
+):
     values = settled(np.random.default_rng(seed).random([g.size for g in GRID]))
     low = tuple(map(min, x, y))
     high = tuple(map(max, x, y))

@@ -29,7 +29,14 @@ from tests.helpers import examples
 SHIPPED = sorted((Path(__file__).parents[2] / "profiles").glob("*.parquet"))
 DENSE = [path for path in SHIPPED if not read_profile(path).metadata.routing]
 TOY = ModelShape(
-    name="toy-1b", layers=3, hidden=1024, heads=8, kv_heads=4, head_dim=128, intermediate=4096, vocab=32000
+    name="toy-1b",
+    layers=3,
+    hidden=1024,
+    heads=8,
+    kv_heads=4,
+    head_dim=128,
+    intermediate=4096,
+    vocab=32000,
 )
 FAST_LINK = Link(bytes_per_s=100e9, latency_s=1e-6)
 
@@ -40,7 +47,9 @@ def test_a_ring_all_reduce_sends_twice_the_bytes_but_one_share():
     link = Link(bytes_per_s=10e9, latency_s=5e-6)
     seconds = link.all_reduce_s(np.array([4e9]), ranks=4)
     assert seconds == pytest.approx(2 * 3 / 4 * 4e9 / 10e9 + 6 * 5e-6)
-    assert link.all_gather_s(np.array([4e9]), ranks=4) == pytest.approx(3 / 4 * 4e9 / 10e9 + 3 * 5e-6)
+    assert link.all_gather_s(np.array([4e9]), ranks=4) == pytest.approx(
+        3 / 4 * 4e9 / 10e9 + 3 * 5e-6
+    )
 
 
 def test_latency_is_paid_a_step_or_a_collective():
@@ -54,7 +63,9 @@ def test_one_rank_needs_no_communication():
     assert logits_gather_s(TOY, np.array([64.0]), 1, FAST_LINK).tolist() == [0.0]
 
 
-@pytest.mark.parametrize(("bandwidth", "latency"), [(0.0, 0.0), (-1.0, 0.0), (1.0, -1e-6), (float("nan"), 0.0)])
+@pytest.mark.parametrize(
+    ("bandwidth", "latency"), [(0.0, 0.0), (-1.0, 0.0), (1.0, -1e-6), (float("nan"), 0.0)]
+)
 def test_a_link_without_bandwidth_is_refused(bandwidth: float, latency: float):
     with pytest.raises(InputError, match="it needs a bandwidth above zero"):
         Link(bandwidth, latency)
@@ -115,10 +126,15 @@ def test_a_mixture_of_experts_is_read_from_its_config(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert model_shape(tmp_path).model_copy(update={"name": ours.name}) == ours
     (tmp_path / "config.json").write_text(json.dumps(config | {"mlp_only_layers": [4]}))
-    with pytest.raises(InputError, match=r"mlp_only_layers is .4.; only first layers without experts are modelled"):
+    with pytest.raises(
+        InputError, match=r"mlp_only_layers is .4.; only first layers without experts are modelled"
+    ):
         model_shape(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_experts_per_tok": 200}))
-    with pytest.raises(InputError, match="128 experts need a moe_intermediate above 0 and 1 to 128 experts_per_token"):
+    with pytest.raises(
+        InputError,
+        match="128 experts need a moe_intermediate above 0 and 1 to 128 experts_per_token",
+    ):
         model_shape(tmp_path)
 
 
@@ -132,15 +148,21 @@ def test_the_roofline_is_work_over_rate_everywhere():
     for batch, kv in ((1, 100), (37, 5000), (300, 40000), (2000, 777)):
         weights = shape.layers * shape.layer_parameters + shape.vocab * shape.hidden
         dense = max(2 * weights * batch / flops, 2 * weights / bandwidth)
-        assert profile.decode_s(batch, kv) == pytest.approx(dense + batch * kv * shape.kv_bytes_per_token / bandwidth)
+        assert profile.decode_s(batch, kv) == pytest.approx(
+            dense + batch * kv * shape.kv_bytes_per_token / bandwidth
+        )
 
 
 def test_the_roofline_prefill_is_the_model_flops_over_the_rate():
     shape, h100 = model_shape("qwen3-32b"), GPUS["h100"]
     profile = roofline_profile(shape, h100, between_passes_s=0.0)
     for tokens in (1024, 3000, 16384, 50000):
-        causal = shape.forward_flops(tokens, tokens**2 / 2) - 2 * shape.vocab * shape.hidden * tokens
-        assert profile.prefill_s(tokens) == pytest.approx(causal / (0.7 * h100.bf16_flops), rel=0.02)
+        causal = (
+            shape.forward_flops(tokens, tokens**2 / 2) - 2 * shape.vocab * shape.hidden * tokens
+        )
+        assert profile.prefill_s(tokens) == pytest.approx(
+            causal / (0.7 * h100.bf16_flops), rel=0.02
+        )
 
 
 def test_more_gpus_are_faster_but_not_by_their_number():
@@ -159,7 +181,9 @@ def test_the_roofline_covers_long_contexts_and_says_what_it_assumes():
 
 @pytest.mark.parametrize("efficiency", [0.0, 1.5, float("nan")])
 def test_efficiencies_must_be_shares(efficiency: float):
-    with pytest.raises(InputError, match=r"memory_efficiency is .*; it must be above 0 and at most 1"):
+    with pytest.raises(
+        InputError, match=r"memory_efficiency is .*; it must be above 0 and at most 1"
+    ):
         roofline_profile(TOY, GPUS["h100"], memory_efficiency=efficiency)
     with pytest.raises(InputError, match="tp is 3; it must divide the 8 attention heads"):
         roofline_profile(TOY, GPUS["h100"], tp=3)
@@ -169,22 +193,39 @@ def test_efficiencies_must_be_shares(efficiency: float):
 
 
 def test_the_shipped_profiles_are_all_there():
-    names = {f"qwen3-{size}_{g}_tp{tp}" for size in ("8b", "14b", "32b") for g in ("h100", "h200") for tp in (1, 2, 4)}
+    names = {
+        f"qwen3-{size}_{g}_tp{tp}"
+        for size in ("8b", "14b", "32b")
+        for g in ("h100", "h200")
+        for tp in (1, 2, 4)
+    }
     names |= {f"qwen3-0.6b_{g}_tp1" for g in ("h100", "h200")}
     names |= {f"qwen3-{size}_a100_tp{tp}" for size in ("8b", "14b") for tp in (1, 2)}
     names |= {f"qwen3-{size}_h800_tp2" for size in ("8b", "14b")}
-    names |= {f"qwen2.5-7b_{g}_tp{tp}" for g in ("h100", "h800", "h20") for tp in (1, 2)} | {"qwen2.5-7b_h20_tp4"}
+    names |= {f"qwen2.5-7b_{g}_tp{tp}" for g in ("h100", "h800", "h20") for tp in (1, 2)} | {
+        "qwen2.5-7b_h20_tp4"
+    }
     names |= {f"qwen2.5-{size}_{g}_tp1" for size in ("0.5b", "1.5b") for g in ("h100", "h800")}
     names |= {f"qwen2.5-32b_{g}_tp4" for g in ("h100", "h800")}
-    names |= {f"deepseek-r1-distill-qwen-{size}_h800_tp{tp}" for size, tp in (("1.5b", 1), ("7b", 1), ("7b", 2))}
+    names |= {
+        f"deepseek-r1-distill-qwen-{size}_h800_tp{tp}"
+        for size, tp in (("1.5b", 1), ("7b", 1), ("7b", 2))
+    }
     names |= {f"llama-3.3-70b_h100_tp{tp}" for tp in (4, 8)}
     names |= {"llama-3.1-8b_h100_tp1", "deepseek-r1-distill-qwen-1.5b_h100_tp2"}
-    names |= {"qwen3-8b_h100_tp1_fp8", "qwen3-32b_h100_tp2_fp8", "qwen3-8b_b200_tp1", "qwen3-32b_b200_tp2"}
+    names |= {
+        "qwen3-8b_h100_tp1_fp8",
+        "qwen3-32b_h100_tp2_fp8",
+        "qwen3-8b_b200_tp1",
+        "qwen3-32b_b200_tp2",
+    }
     assert {path.stem for path in DENSE} == names
 
 
 def test_a_shipped_profile_of_a_gpu_that_nobody_measured_says_so():
-    transformed_gpus = {p.metadata.gpu for p in map(read_profile, SHIPPED) if "not measured" in p.metadata.source}
+    transformed_gpus = {
+        p.metadata.gpu for p in map(read_profile, SHIPPED) if "not measured" in p.metadata.source
+    }
     assert transformed_gpus == set(transformed.BASES)
 
 
@@ -193,10 +234,14 @@ def test_a_shipped_profile_is_whole_and_small(path: Path):
     profile = read_profile(path)
     metadata = profile.metadata
     assert path.name == file_name(metadata)
-    assert metadata.kind == "derived" and metadata.source.startswith(("aiconfigurator 0.12", "aisimulate 0.13"))
+    assert metadata.kind == "derived" and metadata.source.startswith(
+        ("aiconfigurator 0.12", "aisimulate 0.13")
+    )
     assert metadata.created == ""
     assert ("norms of queries and keys" in metadata.notes) == model_shape(metadata.model).qk_norm
-    profile.require_covers(query_tokens=16384, sequences=1024, kv_tokens=2048 + 32768, verified_positions=16384)
+    profile.require_covers(
+        query_tokens=16384, sequences=1024, kv_tokens=2048 + 32768, verified_positions=16384
+    )
     assert path.stat().st_size < 150_000
 
 
@@ -204,8 +249,14 @@ def test_a_shipped_profile_is_whole_and_small(path: Path):
 def test_a_shipped_profile_stays_within_the_data_sheet(path: Path):
     """No kernel is faster than its bytes or its flops allow, nor absurdly slower."""
     profile = read_profile(path)
-    shape, card, tp = model_shape(profile.metadata.model), GPUS[profile.metadata.gpu], profile.metadata.tp
-    looked_up = 0 if shape.tied_embeddings else 2 * shape.vocab * shape.hidden  # read for the output head, if tied
+    shape, card, tp = (
+        model_shape(profile.metadata.model),
+        GPUS[profile.metadata.gpu],
+        profile.metadata.tp,
+    )
+    looked_up = (
+        0 if shape.tied_embeddings else 2 * shape.vocab * shape.hidden
+    )  # read for the output head, if tied
     reading = (shape.weight_bytes - looked_up) / tp / card.memory_bytes_per_s
     # Small models: starting kernels. Of Qwen3-0.6B on H100 they were confirmed, as what decode steps take less the host's line.
     assert reading < profile.decode_s(1, 512) < 3.5 * reading + max(0.5e-3, 30e-6 * shape.layers)
@@ -228,10 +279,14 @@ def test_more_gpus_and_faster_memory_pay_in_the_shipped_profiles():
 def test_the_shipped_profiles_say_by_how_much_they_miss_measured_serving(shared_data):
     """Steady state at concurrency c: while one request makes its osl tokens, each of the c - 1 others is prefilled."""
     rows = pd.read_csv(shared_data / "serving_measurements" / "h100_sxm_agg.csv")
-    rows = rows[(rows.backend == "vllm") & (rows.model_path == "Qwen/Qwen3-32B") & rows.precision.isna()]
+    rows = rows[
+        (rows.backend == "vllm") & (rows.model_path == "Qwen/Qwen3-32B") & rows.precision.isna()
+    ]
     shape, errors, gaps_s = model_shape("qwen3-32b"), [], []
     for row in rows[rows.tp_size.isin([2, 4])].itertuples():
-        free_bytes = 0.9 * row.tp_size * 80e9 - shape.weight_bytes  # less than the driver reports: for buffers
+        free_bytes = (
+            0.9 * row.tp_size * 80e9 - shape.weight_bytes
+        )  # less than the driver reports: for buffers
         if row.batch_size * (row.isl + row.osl) * shape.kv_bytes_per_token > free_bytes:
             continue  # the KV cache did not hold that concurrency
         profile = read_profile(SHIPPED[0].parent / f"qwen3-32b_h100_tp{row.tp_size}.parquet")
@@ -255,7 +310,9 @@ def test_without_aiconfigurator_the_error_names_the_package_and_its_versions(mon
 
 def test_every_gpu_with_measured_kernels_is_named_by_the_command():
     names = {*setups.SYSTEMS, *transformed.BASES}
-    (gpu_option,) = [each for each in get_type_hints(derive, include_extras=True)["gpu"].__metadata__]
+    (gpu_option,) = [
+        each for each in get_type_hints(derive, include_extras=True)["gpu"].__metadata__
+    ]
     assert {word.strip(",;") for word in gpu_option.help.split()} >= names
 
 
@@ -263,7 +320,10 @@ def test_a_profile_of_experts_in_fp8_says_that_bf16_is_faster():
     shape = model_shape("qwen3-30b-a3b")
     notes = aiconfigurator.expert_notes(shape, EngineSetup(2, 1, 2, "fp8"))
     assert any("slower than in bf16" in note for note in notes)
-    assert not any("slower" in note for note in aiconfigurator.expert_notes(shape, EngineSetup(2, 1, 2, "fp8-block")))
+    assert not any(
+        "slower" in note
+        for note in aiconfigurator.expert_notes(shape, EngineSetup(2, 1, 2, "fp8-block"))
+    )
 
 
 def test_experts_that_nobody_measured_are_refused_with_those_that_were(engine_handle, caplog):
@@ -278,18 +338,24 @@ def test_experts_that_nobody_measured_are_refused_with_those_that_were(engine_ha
 
 @pytest.fixture(scope="module")
 def engine_handle():
-    return pytest.importorskip("aiconfigurator_core.sdk.engine", reason="the extra is not installed").EngineHandle
+    return pytest.importorskip(
+        "aiconfigurator_core.sdk.engine", reason="the extra is not installed"
+    ).EngineHandle
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", validate_profiles.SETS)
-def test_presets_have_the_host_times_that_the_comparison_with_serving_sets(engine_handle, shared_data, backend: str):
+def test_presets_have_the_host_times_that_the_comparison_with_serving_sets(
+    engine_handle, shared_data, backend: str
+):
     points, left_out = validate_profiles.read_points(shared_data)
     used = [point for point in points if point.backend == backend and point.calibrates]
     assert {(MODELS[p.served.name].experts, p.precision) for p in used} == {(0, "bf16")}
     _, constants = validate_profiles.predict_all(used, left_out)
     preset = ENGINES[validate_profiles.SETS[backend]].constants
-    for found, key in zip(constants[backend], ("between_passes_s", "sequence_overhead_s"), strict=True):
+    for found, key in zip(
+        constants[backend], ("between_passes_s", "sequence_overhead_s"), strict=True
+    ):
         assert preset[key].value == pytest.approx(found, rel=0.01)
 
 
@@ -297,18 +363,28 @@ def test_presets_have_the_host_times_that_the_comparison_with_serving_sets(engin
 def test_a_shipped_profile_is_remade_byte_for_byte(engine_handle, tmp_path, name: str):
     model, gpu_name, tp = name.split("_")
     derive = transformed.derive if gpu_name in transformed.BASES else aiconfigurator.derive
-    write_profile(derive(model_shape(model), gpu_name, EngineSetup(int(tp[2:]))), tmp_path / "again.parquet")
-    assert (tmp_path / "again.parquet").read_bytes() == (SHIPPED[0].parent / f"{name}.parquet").read_bytes()
+    write_profile(
+        derive(model_shape(model), gpu_name, EngineSetup(int(tp[2:]))), tmp_path / "again.parquet"
+    )
+    assert (tmp_path / "again.parquet").read_bytes() == (
+        SHIPPED[0].parent / f"{name}.parquet"
+    ).read_bytes()
 
 
-@pytest.mark.parametrize(("model", "bundled"), [("qwen3-8b", "Qwen/Qwen3-8B"), ("qwen3-32b", "Qwen/Qwen3-32B")])
-def test_a_config_from_the_shape_gives_what_the_bundled_model_gives(engine_handle, model: str, bundled: str):
+@pytest.mark.parametrize(
+    ("model", "bundled"), [("qwen3-8b", "Qwen/Qwen3-8B"), ("qwen3-32b", "Qwen/Qwen3-32B")]
+)
+def test_a_config_from_the_shape_gives_what_the_bundled_model_gives(
+    engine_handle, model: str, bundled: str
+):
     ours = aiconfigurator.engine_of(model_shape(model), "h200", EngineSetup(2)).handle
     theirs = engine_handle.compile(bundled, "h200_sxm", "vllm", tp_size=2, nextn=0)
 
     def norms_ms(tokens: int) -> float:
         return sum(
-            ms for name, ms, *_ in ours.decode_step_per_op(tokens, 2, 2) if name.endswith(("_q_norm", "_k_norm"))
+            ms
+            for name, ms, *_ in ours.decode_step_per_op(tokens, 2, 2)
+            if name.endswith(("_q_norm", "_k_norm"))
         )
 
     for batch, context in (
@@ -326,28 +402,44 @@ def test_norms_of_queries_and_keys_are_counted_once_a_pass_for_all_its_tokens(en
     """Two kernels a layer by the source's rule for elementwise kernels: 3 µs each, and the bytes read and written."""
     shape, layers = model_shape("qwen3-32b"), 64
     times = aiconfigurator.times_of(shape, "h100", EngineSetup(2))
-    norms_us = 1e3 * (times.dense_ms["attention_q_norm"] + times.dense_ms["attention_k_norm"]) / layers
+    norms_us = (
+        1e3 * (times.dense_ms["attention_q_norm"] + times.dense_ms["attention_k_norm"]) / layers
+    )
     token_us = 1e6 * 2 * 2 * (32 + 4) * 128 / (0.8 * 3350e9)
     assert norms_us == pytest.approx(2 * 3 + token_us * times.tokens, rel=1e-6)
-    shorter = aiconfigurator.times_of(shape.model_copy(update={"qk_norm": False}), "h100", EngineSetup(2))
-    assert np.allclose(times.prefill_ms, shorter.prefill_ms) and np.allclose(times.decode_ms, shorter.decode_ms)
+    shorter = aiconfigurator.times_of(
+        shape.model_copy(update={"qk_norm": False}), "h100", EngineSetup(2)
+    )
+    assert np.allclose(times.prefill_ms, shorter.prefill_ms) and np.allclose(
+        times.decode_ms, shorter.decode_ms
+    )
     assert not [name for name in shorter.dense_ms if name.endswith(("_q_norm", "_k_norm"))]
 
 
 def test_tensorrt_llm_has_its_norms_in_the_kernel_of_rotations(engine_handle):
-    compiled = aiconfigurator.engine_of(model_shape("qwen3-32b"), "h100", EngineSetup(2, backend="trtllm"))
+    compiled = aiconfigurator.engine_of(
+        model_shape("qwen3-32b"), "h100", EngineSetup(2, backend="trtllm")
+    )
     assert not [name for _, name in compiled.decoding if name.endswith(("_q_norm", "_k_norm"))]
 
 
-@pytest.mark.parametrize(("model", "gpu_name", "tp"), [("qwen3-32b", "h200", 4), ("qwen3-14b", "h100", 2)])
-def test_the_profile_agrees_with_aiconfigurator_on_and_between_its_points(engine_handle, model, gpu_name, tp):
+@pytest.mark.parametrize(
+    ("model", "gpu_name", "tp"), [("qwen3-32b", "h200", 4), ("qwen3-14b", "h100", 2)]
+)
+def test_the_profile_agrees_with_aiconfigurator_on_and_between_its_points(
+    engine_handle, model, gpu_name, tp
+):
     profile = aiconfigurator.derive(model_shape(model), gpu_name, EngineSetup(tp))
     engine = aiconfigurator.engine_of(model_shape(model), gpu_name, EngineSetup(tp)).handle
-    for batch, context in itertools.product((1, 8, 16, 45, 64, 91, 128, 181, 256), (1024, 1448, 4096, 8192, 16384)):
+    for batch, context in itertools.product(
+        (1, 8, 16, 45, 64, 91, 128, 181, 256), (1024, 1448, 4096, 8192, 16384)
+    ):
         expected = 1e-3 * engine.predict_decode_latency(batch, context, 2)
         assert profile.decode_s(batch, context + 1) == pytest.approx(expected, rel=0.02)
     for tokens in (256, 362, 1024, 1448, 4096, 6900, 16384):
-        assert profile.prefill_s(tokens) == pytest.approx(1e-3 * engine.predict_prefill_latency(1, tokens), rel=0.02)
+        assert profile.prefill_s(tokens) == pytest.approx(
+            1e-3 * engine.predict_prefill_latency(1, tokens), rel=0.02
+        )
 
 
 def test_combinations_without_data_are_refused(engine_handle):

@@ -26,8 +26,12 @@ class BegMabSelector:
         self._window = parameters.window
         self._thresholds = parameters.batch_thresholds
         self._rng = rng
-        numbers = sorted({strategy.tokens_to_verify for strategy in parameters.strategies}, reverse=True)
-        self._groups = [[s for s in parameters.strategies if s.tokens_to_verify == number] for number in numbers]
+        numbers = sorted(
+            {strategy.tokens_to_verify for strategy in parameters.strategies}, reverse=True
+        )
+        self._groups = [
+            [s for s in parameters.strategies if s.tokens_to_verify == number] for number in numbers
+        ]
         self._strategies = frozenset(parameters.strategies)
         self._rewards: dict[Strategy, _RecentRewards] = {}
 
@@ -67,7 +71,9 @@ class BegMabSelector:
         if strategy not in self._strategies:
             raise ValueError(f"{strategy} is none of the strategies")
         if not (batch >= 1 and 1 <= accept_length < math.inf and 0 < step_s < math.inf):
-            raise ValueError(f"no pass accepts {accept_length} tokens for each of {batch} sequences in {step_s} s")
+            raise ValueError(
+                f"no pass accepts {accept_length} tokens for each of {batch} sequences in {step_s} s"
+            )
         if strategy not in self._rewards:
             self._rewards[strategy] = _RecentRewards(self._window)
         self._rewards[strategy].add(accept_length * batch / step_s)

@@ -177,15 +177,22 @@ class DecoupledWorker:
             request.attempt += 1
         if request.over:
             request.ended_s = self.now_s
-        elif self.reconfigure and before // self.reconfigure_every < request.generated // self.reconfigure_every:
+        elif (
+            self.reconfigure
+            and before // self.reconfigure_every < request.generated // self.reconfigure_every
+        ):
             request.window, request.coupled = self.reconfigure(request)
 
     def _start_draft(self) -> None:
-        self._drafting = [(request, request.attempt) for request in self.requests if request.may_draft]
+        self._drafting = [
+            (request, request.attempt) for request in self.requests if request.may_draft
+        ]
         if self._drafting:
             self._draft_started_s = self.now_s
             begins = any((r.in_verification + r.ahead) % r.window == 0 for r, _ in self._drafting)
-            seconds = self.draft_s(len(self._drafting)) + (self.round_s(len(self._drafting)) if begins else 0.0)
+            seconds = self.draft_s(len(self._drafting)) + (
+                self.round_s(len(self._drafting)) if begins else 0.0
+            )
             self._draft_ends_s = self.now_s + seconds
 
     def _end_draft(self) -> None:
@@ -198,7 +205,9 @@ class DecoupledWorker:
         self._stop_drafting()
 
     def _abandon_if_for_nobody(self) -> None:
-        if self._drafting and all(request.attempt != attempt for request, attempt in self._drafting):
+        if self._drafting and all(
+            request.attempt != attempt for request, attempt in self._drafting
+        ):
             self.abandoned_passes += 1
             for request, _ in self._drafting:
                 request.wasted += 1

@@ -29,12 +29,20 @@ class ReferenceEngine:
     limits: Limits
     now_s: float = 0.0
     slowdown: float = 1.0
-    batch: list[Request] = field(default_factory=list)  # in order of admission; with those over, until it is known
+    batch: list[Request] = field(
+        default_factory=list
+    )  # in order of admission; with those over, until it is known
     queue: list[Request] = field(default_factory=list)
-    news: list[Request] = field(default_factory=list)  # what sampled in the last pass or left since, in that order
+    news: list[Request] = field(
+        default_factory=list
+    )  # what sampled in the last pass or left since, in that order
     knows_all: bool = True
-    plan: list[tuple[Request, int]] = field(default_factory=list)  # tokens of each request in the last pass
-    held: list[Request] = field(default_factory=list)  # paused or waiting again, with their caches; oldest pause first
+    plan: list[tuple[Request, int]] = field(
+        default_factory=list
+    )  # tokens of each request in the last pass
+    held: list[Request] = field(
+        default_factory=list
+    )  # paused or waiting again, with their caches; oldest pause first
     admitting: bool = True
     passes: int = 0
     preemptions: int = 0
@@ -44,7 +52,9 @@ class ReferenceEngine:
     lookup_tokens: int = 0
     stops: list[tuple[Request, float, int]] = field(default_factory=list)
     rules: Rules | None = None
-    of_row: dict[int, Request] = field(default_factory=dict)  # the latest request for a row of the trace
+    of_row: dict[int, Request] = field(
+        default_factory=dict
+    )  # the latest request for a row of the trace
     late_drafted: float = 0.0
     late_accepted: float = 0.0
     drift: float = 1.0
@@ -149,7 +159,9 @@ class ReferenceEngine:
 
     def abort(self, request: Request) -> None:
         request.over = True
-        if request in self.queue and (self.knows_all or request.seen_at > self.passes or not self.busy):
+        if request in self.queue and (
+            self.knows_all or request.seen_at > self.passes or not self.busy
+        ):
             self.queue.remove(request)
         if request in self.held and request not in self.queue:  # else it may have been scheduled
             self.held.remove(request)
@@ -203,7 +215,9 @@ class ReferenceEngine:
         return next(arm for arm in self.rules.arms if arm.tree == strategy)
 
     def propose(self, request: Request, arm: Arm) -> tuple[int, int]:
-        room = self.limits.kv_blocks * self.limits.block_size - request.computed - request.unsure - 1
+        room = (
+            self.limits.kv_blocks * self.limits.block_size - request.computed - request.unsure - 1
+        )
         window = max(min(request.window, room), 0)
         if request.over:
             return window, 0
@@ -220,7 +234,9 @@ class ReferenceEngine:
         if arm.tree is None:
             return window, accepted_tokens(request.key, request.generated, hardness, table, window)
         nodes = min(arm.tree.tokens_to_verify - 1, room)
-        levels = accepted_tokens(request.key, request.generated, hardness, table, arm.tree.draft_depth)
+        levels = accepted_tokens(
+            request.key, request.generated, hardness, table, arm.tree.draft_depth
+        )
         return nodes, min(levels, nodes)
 
     def name_blocks(self, request: Request, tokens: int) -> None:
@@ -252,7 +268,9 @@ class ReferenceEngine:
         if not self.limits.prefix_caching or request.table:
             return []
         size = self.limits.block_size
-        return self._blocks.find(request.name(block, size) for block in range((request.known - 1) // size))
+        return self._blocks.find(
+            request.name(block, size) for block in range((request.known - 1) // size)
+        )
 
     def admits(self) -> bool:
         """Whether the first waiting request may start, as far as places and blocks go."""
@@ -284,7 +302,9 @@ class ReferenceEngine:
     def take(self, request: Request, tokens: int) -> None:
         """Let a request take the blocks that it needs, group by group."""
         limits, columns = self.limits, self.blocks(tokens)
-        request.table += self._blocks.take(max(limits.full_groups * columns - len(request.table), 0))
+        request.table += self._blocks.take(
+            max(limits.full_groups * columns - len(request.table), 0)
+        )
         request.windows = request.windows or [[] for _ in range(limits.window_groups)]
         for window in request.windows:
             window += self._blocks.take(max(columns - len(window), 0))
@@ -340,7 +360,10 @@ class ReferenceEngine:
             budget -= new
             prefilling |= not request.sampled
             if request.proposal:
-                request.proposal = (min(request.proposal[0], new - 1), min(request.proposal[1], new - 1))
+                request.proposal = (
+                    min(request.proposal[0], new - 1),
+                    min(request.proposal[1], new - 1),
+                )
             plan.append((request, new))
         decoding = bool(plan)
         while not preempted and budget > 0 and self.admits():
@@ -384,7 +407,9 @@ class ReferenceEngine:
             for request in drafting:
                 request.proposal = self.propose(request, arm)
                 in_tree = request.key is not None and arm.tree is not None
-                levels = max(levels, arm.tree.draft_depth if in_tree and arm.tree else request.proposal[0])
+                levels = max(
+                    levels, arm.tree.draft_depth if in_tree and arm.tree else request.proposal[0]
+                )
             draft_s = arm.round_s + levels * arm.step_s
         plan, prefilled = self.schedule(), self.prefill_tokens
         seconds = self.pass_s(plan) if plan else 0.0
@@ -402,7 +427,11 @@ class ReferenceEngine:
         prefilled = self.prefill_tokens - prefilled
         self.passes += 1
         self.gain(plan)
-        verified = [r for r, _ in plan if r.proposal is not None and any(r is running for running in self.running)]
+        verified = [
+            r
+            for r, _ in plan
+            if r.proposal is not None and any(r is running for running in self.running)
+        ]
         in_trees = []
         for request in verified:
             assert self.rules is not None and request.proposal is not None
@@ -423,7 +452,9 @@ class ReferenceEngine:
             self.late_accepted *= 63 / 64
         if in_trees:
             assert self.rules is not None and self.rules.bandit is not None and arm.tree is not None
-            self.rules.bandit.observe(arm.tree, 1 + sum(in_trees) / len(in_trees), len(in_trees), took_s)
+            self.rules.bandit.observe(
+                arm.tree, 1 + sum(in_trees) / len(in_trees), len(in_trees), took_s
+            )
         self.stop()
         if self.rules is not None and self.rules.elastic is not None:
             threshold, patience = self.rules.elastic
@@ -448,7 +479,9 @@ class ReferenceEngine:
                 continue
             if request.sampled:
                 self.news.append(request)
-                ahead = min(request.stop_at or request.response, request.response) - request.generated
+                ahead = (
+                    min(request.stop_at or request.response, request.response) - request.generated
+                )
                 gain = min(1 + (accepted if drafted else request.old_accepted), ahead)
                 request.stood, request.gained = min(accepted, ahead), gain
                 if request.generated == 0:
@@ -498,7 +531,11 @@ class ReferenceEngine:
 
     def pass_s(self, plan: list[tuple[Request, int]]) -> float:
         t = self.tables
-        verifies = [(r, new) for r, new in plan if r.computed > 0 and new == 1 + (r.proposal or (0, 0))[0] + r.padding]
+        verifies = [
+            (r, new)
+            for r, new in plan
+            if r.computed > 0 and new == 1 + (r.proposal or (0, 0))[0] + r.padding
+        ]
         decode = [r.computed + new for r, new in verifies]
         prefills = [(r, new) for r, new in plan if not any(r is v for v, _ in verifies)]
         prefill = [(new, r.computed) for r, new in prefills]
@@ -512,8 +549,14 @@ class ReferenceEngine:
                 chunk, context = float(np.sqrt(2 * work)), 0.0
         point = [chunk, context, len(decode), np.mean(decode) if decode else 0.0]
         edges = [(g[0], g[-1]) for g in t[4:8]]
-        attention = self._attention([np.clip(x, low, high) for x, (low, high) in zip(point, edges, strict=True)])[0]
-        old = sum(max(r.computed + new - max(r.computed, r.prompt), 0) for r, new in prefills if r.old_tokens)
+        attention = self._attention(
+            [np.clip(x, low, high) for x, (low, high) in zip(point, edges, strict=True)]
+        )[0]
+        old = sum(
+            max(r.computed + new - max(r.computed, r.prompt), 0)
+            for r, new in prefills
+            if r.old_tokens
+        )
         logits = len(plan) + sum(new - 1 for _, new in verifies) + old
         dense = np.interp(sum(new for _, new in plan), t.dense_tokens, t.dense_s)
         sampled = np.interp(logits, t.sampled_sequences, t.sampled_s)

@@ -56,7 +56,9 @@ class ReferenceLockStep:
 
     def experts_s(self, tokens: int) -> float:
         t = self.tables
-        return float(np.interp(tokens, t.expert_tokens, t.experts_s)) if t.expert_tokens.size else 0.0
+        return (
+            float(np.interp(tokens, t.expert_tokens, t.experts_s)) if t.expert_tokens.size else 0.0
+        )
 
     def dense_s(self, tokens: int) -> float:
         return float(np.interp(tokens, self.tables.dense_tokens, self.tables.dense_s))
@@ -75,7 +77,9 @@ class ReferenceLockStep:
         longest = 0.0
         for n, own_s in zip(tokens, alone, strict=True):
             if n:
-                longest = max(longest, own_s + (self.dense_s(largest) - self.dense_s(n) if padded else 0.0))
+                longest = max(
+                    longest, own_s + (self.dense_s(largest) - self.dense_s(n) if padded else 0.0)
+                )
         pause_s = self.tables.between_passes_s
         seconds = max(longest + self.experts_s(in_all), self.tables.least_pass_s + pause_s)
         self.now_s += self.slowdown * seconds
@@ -92,7 +96,9 @@ class ReferenceLockStep:
     def plans(self) -> tuple[list[list[tuple[Request, int]]], list[float]]:
         """Return what each rank computes in the next pass, and how long that takes it without the experts."""
         plans = [rank.schedule() for rank in self.ranks]
-        return plans, [rank.pass_s(plan) if plan else 0.0 for rank, plan in zip(self.ranks, plans, strict=True)]
+        return plans, [
+            rank.pass_s(plan) if plan else 0.0 for rank, plan in zip(self.ranks, plans, strict=True)
+        ]
 
     def settle(self, time_s: float) -> None:
         while self.busy and self.now_s <= time_s:

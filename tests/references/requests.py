@@ -20,7 +20,9 @@ class Request:
     stop_at: int | None = None
     watch_at: int | None = None
     table: list[int] = field(default_factory=list)  # its blocks
-    windows: list[list[int | None]] = field(default_factory=list)  # of each window group; None: given back
+    windows: list[list[int | None]] = field(
+        default_factory=list
+    )  # of each window group; None: given back
     states: list[int] = field(default_factory=list)
     in_flight: int = 0  # tokens of the pass in flight
     named: int = 0  # of its first blocks have a name
@@ -66,7 +68,9 @@ class Request:
     @property
     def beside(self) -> list[int]:
         """Its blocks of windows and states."""
-        return [block for window in self.windows for block in window if block is not None] + self.states
+        return [
+            block for window in self.windows for block in window if block is not None
+        ] + self.states
 
     def name(self, block: int, size: int) -> Hashable:
         """Return the name of a full block of its text."""
@@ -97,4 +101,6 @@ class Rules:
     elastic: tuple[int, int] | None = None  # threshold, patience
     siblings: SiblingIndex | None = None
     own_text: bool = False
-    padding: int = 0  # drafts with which vLLM pads an admitted request that has one token to compute
+    padding: int = (
+        0  # drafts with which vLLM pads an admitted request that has one token to compute
+    )

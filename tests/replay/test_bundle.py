@@ -27,7 +27,9 @@ def region(*entries: bytes) -> bytes:
 
 
 def library() -> bytes:
-    first = region(entry(MACHINE, 80, OTHER), entry(MACHINE, 90, KEPT), entry(INTERMEDIATE, 90, OTHER))
+    first = region(
+        entry(MACHINE, 80, OTHER), entry(MACHINE, 90, KEPT), entry(INTERMEDIATE, 90, OTHER)
+    )
     return b"\x7fELF host code" + first + b"between" + region(entry(MACHINE, 120, OTHER)) + b"end"
 
 
@@ -56,7 +58,9 @@ def test_the_parts_unpack_to_the_wheels_files_without_what_is_left_out(tmp_path:
     assert all(part.stat().st_size <= 60_000 for part in parts)
     assert len(make(out, "h100", 100_000, [wheel])) == 2  # the third part of before is gone
     subprocess.run(["bash", out / "unpack.sh", to], check=True)
-    files = {str(path.relative_to(to)): path.read_bytes() for path in to.rglob("*") if path.is_file()}
+    files = {
+        str(path.relative_to(to)): path.read_bytes() for path in to.rglob("*") if path.is_file()
+    }
     assert files == {
         "vllm/__init__.py": b"version = 1\n",
         "vllm/noise.json": noise,

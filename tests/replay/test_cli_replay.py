@@ -19,17 +19,23 @@ from tests.command_line import CommandLine
 from tests.engine_double import EngineDouble
 
 
-def test_replays_of_other_systems_speculations_dispatches_or_workers_leave_each_others_results(simrl: CommandLine):
+def test_replays_of_other_systems_speculations_dispatches_or_workers_leave_each_others_results(
+    simrl: CommandLine,
+):
     folders = []
     for system, dispatch, speculation in product(
-        ("verl_colocated", "areal"), ((), ("least_requests",)), ((), ("ngram",), ("{name: ngram, gate: open}",))
+        ("verl_colocated", "areal"),
+        ((), ("least_requests",)),
+        ((), ("ngram",), ("{name: ngram, gate: open}",)),
     ):
         choices = Choices((), dispatch, speculation)
         (scenario,) = load_scenarios(Path("scenario.yaml"), [], system, choices)
         folders += [default_folder(scenario, workers) for workers in (1, 2)]
     assert len(set(folders)) == len(folders) == 24
     assert Path("results/tiny-verl-colocated-speculation-ngram-workers-2-replay") in folders
-    assert all(set(folder.name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for folder in folders)
+    assert all(
+        set(folder.name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for folder in folders
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,22 +57,34 @@ def test_where_a_scenario_has_several_runs_what_they_differ_in_is_named(
         return
     ended = simrl("run", "scenario.yaml", "--system", "verl_colocated", "-o", "one")
     assert ended.code == 0, ended.err
-    assert named in simrl.refuses("compare", "scenario.yaml", *overrides, "--measured", "one/verl-colocated")
+    assert named in simrl.refuses(
+        "compare", "scenario.yaml", *overrides, "--measured", "one/verl-colocated"
+    )
 
 
 @pytest.mark.parametrize("system", ["verl_colocated", "areal"])
-def test_more_workers_than_a_scenario_has_are_refused_before_anything_starts(simrl: CommandLine, system: str):
+def test_more_workers_than_a_scenario_has_are_refused_before_anything_starts(
+    simrl: CommandLine, system: str
+):
     prepared = prepare(chosen_scenario(Path("scenario.yaml"), [], system, None, None))
     assert with_workers(prepared, 1).workers == 1
-    with pytest.raises(InputError, match=f"--workers 99: .* give {system}.* ask for fewer, or set cluster.gpus"):
+    with pytest.raises(
+        InputError, match=f"--workers 99: .* give {system}.* ask for fewer, or set cluster.gpus"
+    ):
         with_workers(prepared, 99)
 
 
-def test_errors_of_a_replay_stand_beside_how_far_its_repeats_are_apart(simrl: CommandLine, monkeypatch):
-    def doubles(prepared, settings: EngineSettings, config: ReplayConfig, ray, logs: Path, folder) -> ReplayEngines:
+def test_errors_of_a_replay_stand_beside_how_far_its_repeats_are_apart(
+    simrl: CommandLine, monkeypatch
+):
+    def doubles(
+        prepared, settings: EngineSettings, config: ReplayConfig, ray, logs: Path, folder
+    ) -> ReplayEngines:
         logs.mkdir()
         start = partial(EngineDouble, step_s=0.002)
-        return ReplayEngines([partial(engine_link, "worker 0", settings, logs / "0.log", start=start)])
+        return ReplayEngines(
+            [partial(engine_link, "worker 0", settings, logs / "0.log", start=start)]
+        )
 
     monkeypatch.setattr(replayed, "_start_engines", doubles)
     monkeypatch.setattr(replayed, "check_engine", lambda config: None)
@@ -79,7 +97,18 @@ def test_errors_of_a_replay_stand_beside_how_far_its_repeats_are_apart(simrl: Co
         "training.load_s=0.01",
         "training.publish_s=0.01",
     )
-    asked = ("--system", "verl_colocated", "--workers", "1", "--model", "v0", "--device", "cpu", "-o", "replayed")
+    asked = (
+        "--system",
+        "verl_colocated",
+        "--workers",
+        "1",
+        "--model",
+        "v0",
+        "--device",
+        "cpu",
+        "-o",
+        "replayed",
+    )
     ended = simrl("replay", "scenario.yaml", *quick, *asked, "--repeats", "3")
     assert ended.code == 0, ended.err
     agreement = json.loads(Path("replayed/agreement.json").read_text())
@@ -88,11 +117,16 @@ def test_errors_of_a_replay_stand_beside_how_far_its_repeats_are_apart(simrl: Co
     assert len(repeats["errors"]) == repeats["spread"]["repeats"] == 3
     assert "predicted measured error mean largest" in said
     assert f"Two replays differ by up to {repeats['spread']['largest']['makespan_err']:.1%}" in said
-    assert {place.parent.name for place in Path("replayed/repeats").glob("*/result.json")} == {"2", "3"}
+    assert {place.parent.name for place in Path("replayed/repeats").glob("*/result.json")} == {
+        "2",
+        "3",
+    }
     assert simrl("explain", "replayed").code == 0  # of the first replay
 
 
-def test_kernels_are_compiled_before_a_replay_predicts_where_ctrl_c_waits(simrl: CommandLine, monkeypatch):
+def test_kernels_are_compiled_before_a_replay_predicts_where_ctrl_c_waits(
+    simrl: CommandLine, monkeypatch
+):
     """A Ctrl-C within the compiler ends in its traceback."""
 
     def stop(ranks: object) -> None:
@@ -102,7 +136,9 @@ def test_kernels_are_compiled_before_a_replay_predicts_where_ctrl_c_waits(simrl:
         monkeypatch.setattr(f"simrl_replay.replayed.{name}", lambda *_: None)
     monkeypatch.setattr("simrl_replay.replayed._timed_settings", lambda *_: {})
     monkeypatch.setattr("simrl_replay.replayed.compile_kernels", stop)
-    monkeypatch.setattr("simrl_replay.replayed.simulate_prepared", lambda prepared: pytest.fail("it predicts"))
+    monkeypatch.setattr(
+        "simrl_replay.replayed.simulate_prepared", lambda prepared: pytest.fail("it predicts")
+    )
     prepared = prepare(chosen_scenario(Path("scenario.yaml"), [], "verl_colocated", None, None))
     with pytest.raises(KeyboardInterrupt):
         measure_and_show(prepared, ReplayConfig(Path("v0")), Path("out"), None, 1, False)

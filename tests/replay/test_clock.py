@@ -21,7 +21,11 @@ from tests.helpers import examples
 def heard(env: WallClock, connection: Connection) -> list:
     """Grows by (when, message) as messages are told, and by (when, None) at the end."""
     log: list = []
-    env.listen(connection, lambda message: log.append((env.now, message)), lambda: log.append((env.now, None)))
+    env.listen(
+        connection,
+        lambda message: log.append((env.now, message)),
+        lambda: log.append((env.now, None)),
+    )
     return log
 
 
@@ -79,7 +83,9 @@ def test_a_schedule_has_the_same_events_at_the_same_times_as_on_the_simulated_cl
             elif how == 1:
                 yield env.all_of([env.timeout(delay_s), env.timeout(0.0)])
             else:
-                values = yield gather(env, [env.timeout(0.001, value=i), env.timeout(0.0, value=-i)])
+                values = yield gather(
+                    env, [env.timeout(0.001, value=i), env.timeout(0.0, value=-i)]
+                )
                 assert values == [i, -i]
             log.append((i, env.now, "ends"))
 
@@ -273,7 +279,9 @@ def test_checks_come_behind_what_was_said_while_the_process_was_busy():
 
     def busy() -> None:
         there.send("alive")
-        time.sleep(1.5 * LONGEST_WAIT_S)  # a check is due when it is over, and the message has not been read yet
+        time.sleep(
+            1.5 * LONGEST_WAIT_S
+        )  # a check is due when it is over, and the message has not been read yet
 
     call_at(env, 0.01, busy)
     env.run(until=env.timeout(2 * LONGEST_WAIT_S))

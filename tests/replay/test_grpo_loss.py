@@ -14,7 +14,9 @@ from simrl_replay.grpo.loss import LossConfig, advantages, kl, token_losses  # n
 pytestmark = pytest.mark.vllm  # what it needs comes with it
 
 LOG_PROBS = st.floats(-6, -0.01)
-TOKENS = st.lists(st.tuples(LOG_PROBS, LOG_PROBS, LOG_PROBS, st.floats(-3, 3)), min_size=1, max_size=20)
+TOKENS = st.lists(
+    st.tuples(LOG_PROBS, LOG_PROBS, LOG_PROBS, st.floats(-3, 3)), min_size=1, max_size=20
+)
 CONFIGS = st.builds(
     LossConfig,
     clip_low=st.none() | st.floats(0.05, 0.9),
@@ -55,7 +57,9 @@ def losses_and_gradient(tokens, config):
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.integers(0, 3)), min_size=1, max_size=24),
+    st.lists(
+        st.tuples(st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.integers(0, 3)), min_size=1, max_size=24
+    ),
     st.booleans(),
 )
 def test_advantages_are_the_reference_s(scored, normalise_std):
@@ -66,7 +70,10 @@ def test_advantages_are_the_reference_s(scored, normalise_std):
 
 @given(st.floats(-10, 10), st.integers(1, 9), st.booleans())
 def test_a_group_of_equal_rewards_has_no_advantage_at_all(reward, size, normalise_std):
-    assert advantages([reward] * size + [1, 2], [5] * size + [6, 6], normalise_std)[:size].tolist() == [0.0] * size
+    assert (
+        advantages([reward] * size + [1, 2], [5] * size + [6, 6], normalise_std)[:size].tolist()
+        == [0.0] * size
+    )
 
 
 def test_advantages_of_a_group_sum_to_zero_and_have_unit_deviation_if_asked():
@@ -79,7 +86,9 @@ def test_advantages_of_a_group_sum_to_zero_and_have_unit_deviation_if_asked():
 @given(TOKENS, CONFIGS)
 def test_losses_are_the_reference_s(tokens, config):
     out, _ = losses_and_gradient(tokens, config)
-    assert out.losses.detach().numpy() == pytest.approx([reference_loss(*token, config) for token in tokens], rel=1e-9)
+    assert out.losses.detach().numpy() == pytest.approx(
+        [reference_loss(*token, config) for token in tokens], rel=1e-9
+    )
 
 
 @given(TOKENS, CONFIGS)
@@ -96,10 +105,14 @@ def test_gradients_are_the_differences_of_the_reference(tokens, config):
 
 
 @given(TOKENS, CONFIGS)
-def test_clipping_stops_the_gradient_only_where_the_ratio_has_gone_the_way_that_its_advantage_wants(tokens, config):
+def test_clipping_stops_the_gradient_only_where_the_ratio_has_gone_the_way_that_its_advantage_wants(
+    tokens, config
+):
     out, gradient = losses_and_gradient(tokens, config)
     low, high = _bounds(config)
-    for (log_prob, proximal, _, gain), slope, clipped in zip(tokens, gradient, out.clipped, strict=True):
+    for (log_prob, proximal, _, gain), slope, clipped in zip(
+        tokens, gradient, out.clipped, strict=True
+    ):
         ratio = math.exp(log_prob - proximal)
         if min(abs(ratio - low), abs(ratio - high)) < 1e-6 or abs(gain) < 1e-3:
             continue
@@ -137,13 +150,18 @@ def test_the_weight_is_capped_told_and_takes_no_gradient():
     proximal = torch.tensor([-1.0], requires_grad=True)
     behaviour = torch.tensor([-2.0], requires_grad=True)
     log_probs = torch.tensor([-1.0], requires_grad=True)
-    token_losses(log_probs, proximal, behaviour, torch.ones(1), LossConfig()).losses.sum().backward()
+    token_losses(
+        log_probs, proximal, behaviour, torch.ones(1), LossConfig()
+    ).losses.sum().backward()
     assert proximal.grad is None and behaviour.grad is None and log_probs.grad is not None
 
 
 @given(LOG_PROBS, LOG_PROBS)
 def test_the_kl_estimate_is_never_negative_and_zero_between_equals(a, b):
-    one, other = torch.tensor([a, a], dtype=torch.float64), torch.tensor([b, a], dtype=torch.float64)
+    one, other = (
+        torch.tensor([a, a], dtype=torch.float64),
+        torch.tensor([b, a], dtype=torch.float64),
+    )
     first, second = kl(one, other).tolist()
     assert first >= -1e-12 and second == 0.0
 

@@ -86,7 +86,9 @@ def test_log_probs_are_those_of_each_token_given_what_is_before_it(sequences, mi
 def test_log_probs_under_other_weights_leave_the_model_its_own(sequences):
     model, other = policy(0), policy(1)
     own = log_probs(model, sequences, 100)
-    assert torch.equal(log_probs(model, sequences, 100, other.state_dict()), log_probs(other, sequences, 100))
+    assert torch.equal(
+        log_probs(model, sequences, 100, other.state_dict()), log_probs(other, sequences, 100)
+    )
     assert torch.equal(log_probs(model, sequences, 100), own)
     assert not torch.allclose(own, log_probs(other, sequences, 100))
 
@@ -98,7 +100,9 @@ def test_the_output_head_in_parts_changes_neither_values_nor_gradients(sequences
         values.append(token_values(model, sequences))
         values[-1].log_probs.sum().backward()
     whole, parts = values
-    assert torch.allclose(whole.log_probs, parts.log_probs, atol=1e-5) and len(parts.log_probs) == 95
+    assert (
+        torch.allclose(whole.log_probs, parts.log_probs, atol=1e-5) and len(parts.log_probs) == 95
+    )
     assert torch.allclose(whole.entropies, parts.entropies, atol=1e-5)
     for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.allclose(one.grad, other.grad, atol=1e-3, rtol=1e-3)
@@ -108,8 +112,14 @@ def test_entropies_are_those_of_the_distribution_and_gradients_reach_all_weights
     model = policy()
     values = token_values(model, [sequences[0]])
     prompt, response = sequences[0]
-    likely = model(input_ids=torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1].softmax(-1)
-    assert torch.allclose(values.entropies, torch.distributions.Categorical(likely).entropy(), atol=1e-5)
+    likely = (
+        model(input_ids=torch.tensor([[*prompt, *response]]))
+        .logits[0, len(prompt) - 1 : -1]
+        .softmax(-1)
+    )
+    assert torch.allclose(
+        values.entropies, torch.distributions.Categorical(likely).entropy(), atol=1e-5
+    )
     values.log_probs.sum().backward()
     assert all(each.grad is not None for each in model.parameters())
 
@@ -118,7 +128,9 @@ def test_a_seed_makes_the_same_policy_and_leaves_the_draws_of_others_alone():
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
-    same, again, other = (make_policy(SHAPE, VOCABULARY, 128, seed).state_dict() for seed in (0, 0, 1))
+    same, again, other = (
+        make_policy(SHAPE, VOCABULARY, 128, seed).state_dict() for seed in (0, 0, 1)
+    )
     assert torch.equal(torch.rand(1), expected)
     assert all(torch.equal(same[name], again[name]) for name in same)
     assert not all(torch.equal(same[name], other[name]) for name in same)
@@ -129,15 +141,23 @@ def test_a_folder_keeps_a_policy_to_the_bit(tmp_path, sequences):
     folder = save_policy(model, tmp_path / "policy")
     again = load_policy(folder)
     assert torch.equal(log_probs(model, sequences, 100), log_probs(again, sequences, 100))
-    assert all(torch.equal(model.state_dict()[name], weights) for name, weights in load_weights(folder).items())
+    assert all(
+        torch.equal(model.state_dict()[name], weights)
+        for name, weights in load_weights(folder).items()
+    )
     save_policy(policy(1), folder)  # the next version takes its place
 
 
 def test_a_folder_keeps_tied_embeddings_once(tmp_path, sequences):
-    model = Qwen3ForCausalLM(qwen3(1, 64, 2, 1, 64, VOCABULARY, 128, head_dim=64, tie_word_embeddings=True))
+    model = Qwen3ForCausalLM(
+        qwen3(1, 64, 2, 1, 64, VOCABULARY, 128, head_dim=64, tie_word_embeddings=True)
+    )
     folder = save_policy(model, tmp_path / "policy")
     again = load_policy(folder)
-    assert "lm_head.weight" not in load_weights(folder) and again.lm_head.weight is again.model.embed_tokens.weight
+    assert (
+        "lm_head.weight" not in load_weights(folder)
+        and again.lm_head.weight is again.model.embed_tokens.weight
+    )
     assert torch.equal(log_probs(model, sequences, 100), log_probs(again, sequences, 100))
 
 
@@ -150,7 +170,9 @@ def test_what_holds_no_policy_is_told_in_a_line(tmp_path):
     with pytest.raises(InputError, match="holds no weights"):
         load_policy(tmp_path)
     folder = save_policy(policy(), tmp_path / "policy")
-    make = make_policy(PolicyConfig(layers=1, hidden=32, heads=1, kv_heads=1, intermediate=32), VOCABULARY, 128, 0)
+    make = make_policy(
+        PolicyConfig(layers=1, hidden=32, heads=1, kv_heads=1, intermediate=32), VOCABULARY, 128, 0
+    )
     make.config.save_pretrained(folder)
     with pytest.raises(InputError, match="holds no policy"):
         load_policy(folder)
@@ -167,7 +189,9 @@ def test_greedy_responses_are_what_the_model_finds_most_likely_up_to_their_end(s
     responses = generate(model, prompts, 30, EOS, temperature=0, at_once=2)
     for prompt, response in zip(prompts, responses, strict=True):
         for i, token in enumerate(response):
-            assert token == int(model(input_ids=torch.tensor([[*prompt, *response[:i]]])).logits[0, -1].argmax())
+            assert token == int(
+                model(input_ids=torch.tensor([[*prompt, *response[:i]]])).logits[0, -1].argmax()
+            )
         assert EOS not in response[:-1]
         assert len(response) == 30 or response[-1] == EOS
 
@@ -211,7 +235,12 @@ def test_vllm_loads_a_policy_and_its_greedy_tokens_are_those_of_transformers(tmp
     model, prompts = policy(), [[5, 6, 7], [8, 9], [10, 11, 12, 13], [14, 15]]
     folder = save_policy(model, tmp_path / "policy")
     ran = subprocess.run(
-        [sys.executable, "-c", GREEDY, str(folder), str(prompts)], capture_output=True, text=True, env=environment()
+        [sys.executable, "-c", GREEDY, str(folder), str(prompts)],
+        capture_output=True,
+        text=True,
+        env=environment(),
     )
     assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout.splitlines()[-1]) == generate(model, prompts, 40, eos=-1, temperature=0)
+    assert json.loads(ran.stdout.splitlines()[-1]) == generate(
+        model, prompts, 40, eos=-1, temperature=0
+    )

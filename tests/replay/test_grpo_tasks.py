@@ -7,7 +7,16 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from simrl.errors import InputError
-from simrl_replay.grpo.tasks import CHARACTERS, EOS, PAD, VOCABULARY, Countdown, Problem, decode, encode
+from simrl_replay.grpo.tasks import (
+    CHARACTERS,
+    EOS,
+    PAD,
+    VOCABULARY,
+    Countdown,
+    Problem,
+    decode,
+    encode,
+)
 
 PROBLEM = Problem((3, 5, 2), 24, tuple(encode("3 5 2?24:")))
 
@@ -25,8 +34,14 @@ def test_a_prompt_belongs_to_its_seed_and_its_place():
 def test_prompts_say_what_is_asked_in_the_limits_of_the_task():
     task = Countdown(counts=(3, 4), largest_number=12, largest_target=50)
     for problem in task.make_prompts(0, 300):
-        assert decode(problem.prompt_ids) == f"{' '.join(map(str, problem.numbers))}?{problem.target}:"
-        assert len(problem.numbers) in (3, 4) and max(problem.numbers) <= 12 and 1 <= problem.target <= 50
+        assert (
+            decode(problem.prompt_ids) == f"{' '.join(map(str, problem.numbers))}?{problem.target}:"
+        )
+        assert (
+            len(problem.numbers) in (3, 4)
+            and max(problem.numbers) <= 12
+            and 1 <= problem.target <= 50
+        )
         assert len(problem.prompt_ids) <= task.most_prompt_tokens
     assert {len(problem.numbers) for problem in task.make_prompts(0, 20)} == {3, 4}
 
@@ -44,7 +59,9 @@ def test_written_solutions_are_right_and_their_arithmetic_too(counts):
         for step in ",".join(steps).split(","):
             made, _, value = step.partition("=")
             assert eval(made) == int(value) >= 0
-        assert [text.endswith(f"={problem.target}") for text in steps] == [False] * (len(tries) - 1) + [True]
+        assert [text.endswith(f"={problem.target}") for text in steps] == [False] * (
+            len(tries) - 1
+        ) + [True]
 
 
 def test_a_solution_that_does_not_fit_is_cut_at_the_cap_and_earns_nothing():
@@ -62,7 +79,10 @@ def test_a_solution_that_does_not_fit_is_cut_at_the_cap_and_earns_nothing():
 def test_lengths_are_long_tailed():
     task = Countdown(most_tokens=2000)
     problems = task.make_prompts(0, 400)
-    lengths = [len(task.write_solution(problem, np.random.default_rng(i))) for i, problem in enumerate(problems)]
+    lengths = [
+        len(task.write_solution(problem, np.random.default_rng(i)))
+        for i, problem in enumerate(problems)
+    ]
     p50, p95 = np.percentile(lengths, [50, 95])
     assert p95 > 2.5 * p50 and p50 > 60
 
@@ -122,13 +142,23 @@ def test_an_answer_that_does_not_end_or_goes_on_after_its_end_earns_nothing():
     problem, answer = Problem((3, 5, 2), 10, ()), encode(">3+5+2")
     task = Countdown()
     assert task.reward(problem, [*answer, EOS]) == 1.0
-    for response in ([], answer, [EOS], [*answer, EOS, EOS], [*answer, EOS, PAD], [*answer, PAD, EOS], [EOS, *answer]):
+    for response in (
+        [],
+        answer,
+        [EOS],
+        [*answer, EOS, EOS],
+        [*answer, EOS, PAD],
+        [*answer, PAD, EOS],
+        [EOS, *answer],
+    ):
         assert task.reward(problem, response) == 0.0
 
 
 @given(st.lists(st.integers(-5, VOCABULARY + 5)), st.booleans())
 def test_any_token_ids_have_a_reward(ids, ended):
-    assert Countdown().reward(PROBLEM, [*encode(">"), *ids, *([EOS] if ended else [])]) == 0.0 or ended
+    assert (
+        Countdown().reward(PROBLEM, [*encode(">"), *ids, *([EOS] if ended else [])]) == 0.0 or ended
+    )
 
 
 @given(st.text("235+-*()>", max_size=12))
@@ -160,5 +190,7 @@ def test_tasks_have_names_and_refuse_what_they_do_not_know():
 
 def test_a_target_that_no_try_comes_to_is_told_in_a_line(monkeypatch):
     monkeypatch.setattr("simrl_replay.grpo.tasks._MOST_DRAWS", 0)
-    with pytest.raises(InputError, match=r"task: no problem found in 0 draws; raise task\.largest_target"):
+    with pytest.raises(
+        InputError, match=r"task: no problem found in 0 draws; raise task\.largest_target"
+    ):
         Countdown().make_prompts(0, 1)

@@ -42,7 +42,9 @@ def batch(rewards=((1, 0, 0), (0, 1, 1)), segments=((3, 1.0),)):
         for reward in own:
             tokens = 4 * (len(out) + 1)
             made = tuple((version, int(tokens * share)) for version, share in segments)
-            ids = TokenIds(draws.integers(2, 32, 3).tolist(), draws.integers(2, 32, tokens).tolist())
+            ids = TokenIds(
+                draws.integers(2, 32, 3).tolist(), draws.integers(2, 32, tokens).tolist()
+            )
             out.append(Trajectory(ids, float(reward), group, made))
     return out
 
@@ -50,7 +52,14 @@ def batch(rewards=((1, 0, 0), (0, 1, 1)), segments=((3, 1.0),)):
 def change(model, trajectories, config=FREE, past=None, version=3):
     """What a step of plain gradient descent changes, and the statistics."""
     before = weights_of(model)
-    stats = update(model, torch.optim.SGD(model.parameters(), lr=1.0), trajectories, version, past or {}, config)
+    stats = update(
+        model,
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        trajectories,
+        version,
+        past or {},
+        config,
+    )
     return {name: weights - before[name] for name, weights in model.state_dict().items()}, stats
 
 
@@ -72,7 +81,9 @@ def test_an_update_on_policy_is_the_policy_gradient_over_all_tokens():
     model.zero_grad()
     got, stats = change(model, trajectories)
     assert_close({name: got[name] for name in expected}, expected)
-    assert stats.kl == pytest.approx(0, abs=1e-9) and stats.clip_fraction == stats.capped_fraction == 0
+    assert (
+        stats.kl == pytest.approx(0, abs=1e-9) and stats.clip_fraction == stats.capped_fraction == 0
+    )
     assert stats.importance_weight == 1.0
     norm = sum(float((g**2).sum()) for g in expected.values()) ** 0.5
     assert stats.grad_norm == pytest.approx(norm, rel=1e-3)
@@ -89,7 +100,9 @@ def test_micro_batches_do_not_change_an_update(objective, micro_batch_tokens):
     one, stats = change(policy(), trajectories, config, past)
     again, other_stats = change(policy(), trajectories, other, past)
     assert_close(one, again)
-    assert stats.kl == pytest.approx(other_stats.kl, rel=1e-3) and stats.kl > 0  # later steps left the proximal policy
+    assert (
+        stats.kl == pytest.approx(other_stats.kl, rel=1e-3) and stats.kl > 0
+    )  # later steps left the proximal policy
 
 
 def test_groups_of_equal_rewards_change_nothing_and_may_be_dropped():
@@ -153,14 +166,19 @@ def test_without_clips_decoupling_changes_nothing_but_with_them_stale_tokens_sti
     past, trajectories = {2: weights_of(policy(1))}, batch(segments=((2, 1.0),))
     free = LossConfig(clip_low=None, clip_high=None, weight_cap=None)
     moved = [
-        change(policy(), trajectories, FREE.model_copy(update={"objective": objective, "loss": free}), past)[0]
+        change(
+            policy(),
+            trajectories,
+            FREE.model_copy(update={"objective": objective, "loss": free}),
+            past,
+        )[0]
         for objective in ("decoupled", "ppo")
     ]
     assert_close(*moved)
     fractions = {
-        objective: change(policy(), trajectories, FREE.model_copy(update={"objective": objective}), past)[
-            1
-        ].clip_fraction
+        objective: change(
+            policy(), trajectories, FREE.model_copy(update={"objective": objective}), past
+        )[1].clip_fraction
         for objective in ("decoupled", "ppo")
     }
     assert fractions["decoupled"] == 0.0 < 0.1 < fractions["ppo"]
@@ -173,12 +191,16 @@ def test_an_update_is_the_same_every_time_and_its_minibatches_belong_to_seed_and
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert replace(stats, log_prob_s=0, train_s=0) == replace(stats_again, log_prob_s=0, train_s=0)
     later = [t._replace(segments=((4, len(t.ids.response)),)) for t in batch()]
-    assert not all(torch.equal(first[n], w) for n, w in change(policy(), later, config, version=4)[0].items())
+    assert not all(
+        torch.equal(first[n], w) for n, w in change(policy(), later, config, version=4)[0].items()
+    )
 
 
 def test_gradients_are_cut_to_their_length():
     moved, stats = change(policy(), batch(), FREE.model_copy(update={"grad_norm": 0.01}))
-    assert sum(float((weights**2).sum()) for weights in moved.values()) ** 0.5 == pytest.approx(0.01, rel=1e-2)
+    assert sum(float((weights**2).sum()) for weights in moved.values()) ** 0.5 == pytest.approx(
+        0.01, rel=1e-2
+    )
     assert stats.grad_norm > 0.01
 
 
@@ -188,7 +210,9 @@ def test_updates_make_what_was_rewarded_likelier():
     optimizer = make_optimizer(model, config)
 
     def mean_of(reward):
-        return float(log_probs(model, [t.ids for t in trajectories if t.reward == reward], 1000).mean())
+        return float(
+            log_probs(model, [t.ids for t in trajectories if t.reward == reward], 1000).mean()
+        )
 
     before = mean_of(1), mean_of(0)
     for version in range(5):
@@ -211,18 +235,26 @@ def test_a_gradient_that_is_not_finite_stops_the_update_and_leaves_the_weights(b
     with torch.no_grad():
         model.lm_head.weight[0, 0] = broken
     before = weights_of(model)
-    with pytest.raises(StoppedError, match=r"the gradient is not finite .*; a lower learning_rate may help"):
+    with pytest.raises(
+        StoppedError, match=r"the gradient is not finite .*; a lower learning_rate may help"
+    ):
         update(model, make_optimizer(model, FREE), batch(), 3, {}, FREE)
-    assert all(torch.equal(before[n], w) or n == "lm_head.weight" for n, w in model.state_dict().items())
+    assert all(
+        torch.equal(before[n], w) or n == "lm_head.weight" for n, w in model.state_dict().items()
+    )
 
 
 def test_weights_in_bfloat16_follow_float32_masters_that_gather_all_micro_batches():
     exact, rounded = policy(), policy().bfloat16()
     for model in (exact, rounded):
         with torch.no_grad():
-            for one, weights in zip(model.parameters(), policy().bfloat16().parameters(), strict=True):
+            for one, weights in zip(
+                model.parameters(), policy().bfloat16().parameters(), strict=True
+            ):
                 one.copy_(weights)
-    config = UpdateConfig(micro_batch_tokens=50, learning_rate=1e-6)  # a step that bfloat16 cannot express
+    config = UpdateConfig(
+        micro_batch_tokens=50, learning_rate=1e-6
+    )  # a step that bfloat16 cannot express
     optimizers = [make_optimizer(model, config) for model in (exact, rounded)]
     for version in range(3):
         fresh = [t._replace(segments=((version, len(t.ids.response)),)) for t in batch()]
@@ -234,7 +266,9 @@ def test_weights_in_bfloat16_follow_float32_masters_that_gather_all_micro_batche
     ):
         assert own.dtype == torch.bfloat16 and torch.equal(own, master.bfloat16())
         moved, expected = master - start.bfloat16().float(), weights - start.bfloat16().float()
-        assert torch.nn.functional.cosine_similarity(moved.flatten(), expected.flatten(), dim=0) > 0.8
+        assert (
+            torch.nn.functional.cosine_similarity(moved.flatten(), expected.flatten(), dim=0) > 0.8
+        )
 
 
 def test_log_probs_are_reported_before_the_first_step():
@@ -243,7 +277,9 @@ def test_log_probs_are_reported_before_the_first_step():
 
     def known(seconds):
         seen.append(seconds)
-        assert all(torch.equal(before[name], weights) for name, weights in model.state_dict().items())
+        assert all(
+            torch.equal(before[name], weights) for name, weights in model.state_dict().items()
+        )
 
     stats = update(model, make_optimizer(model, FREE), batch(), 3, {}, FREE, known)
     assert seen == [stats.log_prob_s]

@@ -13,14 +13,26 @@ from simrl_replay.history_drafter import HistoryDrafter
 from simrl_replay.history_store import HistoryStore
 from tests.token_traces import draft
 
-METADATA = TraceMetadata(name="small", kind="synthetic", source="test", tokenizer="none", cap_tokens=1000)
+METADATA = TraceMetadata(
+    name="small", kind="synthetic", source="test", tokenizer="none", cap_tokens=1000
+)
 
 
 def trace_of(rows):
     """A trace from (step, epoch, prompt_id, sample, reward, ids) each."""
     step, epoch, prompt, sample, reward, ids = zip(*rows, strict=True)
-    columns = {"step": step, "epoch": epoch, "prompt_id": prompt, "sample": sample, "prompt_tokens": [5] * len(rows)}
-    columns |= {"reward": reward, "response_tokens": [len(i) for i in ids], "response_ids": list(ids)}
+    columns = {
+        "step": step,
+        "epoch": epoch,
+        "prompt_id": prompt,
+        "sample": sample,
+        "prompt_tokens": [5] * len(rows),
+    }
+    columns |= {
+        "reward": reward,
+        "response_tokens": [len(i) for i in ids],
+        "response_ids": list(ids),
+    }
     return Trace.from_columns(columns, METADATA)
 
 
@@ -34,7 +46,9 @@ def some_rows(seed=0, epochs=4, prompts=3, group=4):
             for sample in range(group):
                 ids = phrases[prompt][rng.integers(0, 4, 3)].ravel()[: rng.integers(20, 90)]
                 changed = np.where(rng.random(len(ids)) < 0.05, rng.integers(0, 50, len(ids)), ids)
-                rows.append((epoch, epoch, prompt, sample, float(rng.integers(0, 2)), changed.tolist()))
+                rows.append(
+                    (epoch, epoch, prompt, sample, float(rng.integers(0, 2)), changed.tolist())
+                )
     return rows
 
 
@@ -53,7 +67,9 @@ def test_every_position_drafts_from_the_same_prompts_last_epochs(rule, epochs_ba
         index = build_index([np.r_[tail, r[5]] for r in history], [r[4] for r in history])
         for p in range(len(ids)):
             path = draft(index, np.r_[tail, ids[:p]], 32, rule).tolist()
-            right = next((k for k, t in enumerate(path) if k >= len(ids) - p or t != ids[p + k]), len(path))
+            right = next(
+                (k for k, t in enumerate(path) if k >= len(ids) - p or t != ids[p + k]), len(path)
+            )
             at = runs.first[row] + p
             assert (runs.drafted[at], runs.accepted[at]) == (len(path), right)
             confirmed += right
@@ -92,12 +108,19 @@ def test_what_is_drafted_does_not_depend_on_what_comes_after():
     cut = [(*r[:5], r[5][:15]) if r[1] == 1 else r for r in rows]
     whole, short = (history_runs(trace_of(r)) for r in (rows, cut))
     for row in range(4, 8):
-        assert np.array_equal(whole.drafted[whole.first[row] :][:15], short.drafted[short.first[row] :][:15])
+        assert np.array_equal(
+            whole.drafted[whole.first[row] :][:15], short.drafted[short.first[row] :][:15]
+        )
 
 
 def test_a_prompt_that_was_absent_in_the_last_epoch_has_nothing_to_draft_from():
     ids = list(range(40))
-    rows = [(0, 0, 1, 0, 1.0, ids), (1, 1, 2, 0, 1.0, ids), (2, 2, 1, 0, 1.0, ids), (3, 3, 1, 0, 1.0, ids)]
+    rows = [
+        (0, 0, 1, 0, 1.0, ids),
+        (1, 1, 2, 0, 1.0, ids),
+        (2, 2, 1, 0, 1.0, ids),
+        (3, 3, 1, 0, 1.0, ids),
+    ]
     assert history_runs(trace_of(rows)).first.tolist() == [-1, -1, -1, 0]
     runs = history_runs(trace_of(rows), epochs_back=2)
     assert runs.first.tolist() == [-1, -1, 0, 40]
@@ -109,9 +132,13 @@ def test_rows_without_token_ids_neither_draft_nor_are_drafted_from():
     ids = trace.column("response_ids").tolist()
     ids[0] = ids[1] = ids[2] = None
     table = trace.table.set_column(
-        trace.table.column_names.index("response_ids"), "response_ids", pa.array(ids, pa.list_(pa.int32()))
+        trace.table.column_names.index("response_ids"),
+        "response_ids",
+        pa.array(ids, pa.list_(pa.int32())),
     )
-    runs = history_runs(Trace.from_columns(dict(zip(table.column_names, table.columns, strict=True)), METADATA))
+    runs = history_runs(
+        Trace.from_columns(dict(zip(table.column_names, table.columns, strict=True)), METADATA)
+    )
     assert runs.first.tolist() == [-1, -1, -1, -1, 0, 10]
 
 
@@ -129,7 +156,10 @@ def test_a_trace_of_one_epoch_gives_no_runs():
 def test_a_draft_may_begin_from_the_prompts_tail_and_matches_across_it():
     # Nothing is generated yet, or too little for a match: without the tail there is no draft before the third token.
     rows = [(0, 0, 1, 0, 1.0, [10, 11, 12, 13, 14]), (1, 1, 1, 0, 1.0, [10, 11, 12, 13, 14])]
-    alone, with_tail = history_runs(trace_of(rows)), history_runs(trace_of(rows), HistoryRule(prompt_tail_tokens=5))
+    alone, with_tail = (
+        history_runs(trace_of(rows)),
+        history_runs(trace_of(rows), HistoryRule(prompt_tail_tokens=5)),
+    )
     assert alone.accepted.tolist() == [0, 0, 0, 2, 1]
     assert with_tail.accepted.tolist() == [5, 4, 3, 2, 1]
 
@@ -139,7 +169,9 @@ def learnt(rows, epoch, rule=PAPER, **parameters):
     store = HistoryStore(**parameters)
     for prompt in {r[2] for r in rows}:
         group = [r for r in rows if r[1:3] == (epoch, prompt)]
-        store.learn(prompt, epoch, [np.r_[rule.prompt_tail, r[5]] for r in group], [r[4] for r in group])
+        store.learn(
+            prompt, epoch, [np.r_[rule.prompt_tail, r[5]] for r in group], [r[4] for r in group]
+        )
     store.wait()
     return store
 
@@ -178,9 +210,13 @@ def test_requests_come_and_go_and_never_see_each_other():
     for round_of in range(3):
         for request in range(20):
             drafter.start_request(request, 1 + request % 2)
-            drafter.observe(request, np.array(rows[request % 2][5][: 3 + request // 2], dtype=np.int32))
+            drafter.observe(
+                request, np.array(rows[request % 2][5][: 3 + request // 2], dtype=np.int32)
+            )
         requests = list(range(20))[::-1]
-        for request, path in zip(requests, drafter.propose(requests, [2 + round_of] * 20), strict=True):
+        for request, path in zip(
+            requests, drafter.propose(requests, [2 + round_of] * 20), strict=True
+        ):
             begin = 3 + request // 2
             assert path.tolist() == rows[request % 2][5][begin : begin + 2 + round_of]
         for request in range(20):

@@ -145,7 +145,9 @@ def test_a_store_comes_back_from_disk(tmp_path, memory_map):
         opened.learn(1, 1, responses_of(1, 1), [2.0, 2.0, 2.0])
         opened.wait()
         rewards = [0.0, 1.0, 0.5, 2.0, 2.0, 2.0]
-        assert np.array_equal(opened.index(1), build_index(responses_of(1, 0) + responses_of(1, 1), rewards))
+        assert np.array_equal(
+            opened.index(1), build_index(responses_of(1, 0) + responses_of(1, 1), rewards)
+        )
         opened.save(tmp_path / "history")  # over the one that is mapped
         assert np.array_equal(opened.index(3), store.index(3))
     with HistoryStore.open(tmp_path / "history") as again:
@@ -156,7 +158,9 @@ def test_a_compressed_store_is_smaller_and_is_indexed_when_asked_for(tmp_path):
     with filled() as store:
         store.save(tmp_path / "whole")
         store.save(tmp_path / "small", compressed=True)
-    sizes = [sum(f.stat().st_size for f in (tmp_path / name).iterdir()) for name in ("whole", "small")]
+    sizes = [
+        sum(f.stat().st_size for f in (tmp_path / name).iterdir()) for name in ("whole", "small")
+    ]
     assert sizes[1] < sizes[0] / 3
     with HistoryStore.open(tmp_path / "small") as opened:
         assert opened.index(2) is None

@@ -28,7 +28,15 @@ from simrl.speculation.methods import draft_model
 from simrl.speculation.plan import DraftPlan, plan_drafting
 from simrl_replay.bench import Facts, Loads, Prompts, Scene, Seen, Shape, Stairs, Timed
 from simrl_replay.cli_measure import _print
-from simrl_replay.measure import Journal, MeasuredEngine, MeasurePlan, base_scenes, check, expected_error, measure
+from simrl_replay.measure import (
+    Journal,
+    MeasuredEngine,
+    MeasurePlan,
+    base_scenes,
+    check,
+    expected_error,
+    measure,
+)
 from simrl_replay.measured_profile import Wanted, measure_with
 from simrl_replay.profile_fit import Reach, predicted_s
 from tests.command_line import CommandLine
@@ -65,7 +73,10 @@ class KnownEngine:
     i-th scene."""
 
     def __init__(
-        self, tables: Tables, disturb: Callable[[int], float] = lambda i: 1.0, request_s: float = REQUEST_S
+        self,
+        tables: Tables,
+        disturb: Callable[[int], float] = lambda i: 1.0,
+        request_s: float = REQUEST_S,
     ) -> None:
         self.request_s = request_s
         self.tables = tables
@@ -77,19 +88,35 @@ class KnownEngine:
         match scene:
             case Facts():
                 return Seen(
-                    facts=(("vllm", "0.32.0"), ("torch", "2.13"), ("device", "a core"), ("kv_cache_tokens", "65536"))
+                    facts=(
+                        ("vllm", "0.32.0"),
+                        ("torch", "2.13"),
+                        ("device", "a core"),
+                        ("kv_cache_tokens", "65536"),
+                    )
                 )
             case Loads(_, times):
                 return Seen(load_s=(LOAD_S,) * times)
             case Stairs(sequences, tokens, drafts, turns):
-                shapes = [Shape(n, drafts, tokens + turns * (0.5 + i)) for i, n in enumerate(sequences)]
+                shapes = [
+                    Shape(n, drafts, tokens + turns * (0.5 + i)) for i, n in enumerate(sequences)
+                ]
                 between = (self.tables.between_passes_s,) if sequences == (1,) else ()
-                return Seen(tuple(self._timed(s) for s in shapes), end_s=(END_S,), between_s=between)
+                return Seen(
+                    tuple(self._timed(s) for s in shapes), end_s=(END_S,), between_s=between
+                )
             case Prompts(prompts, tokens, sequences, kv_tokens, _):
-                left, passes, context, room = prompts * tokens, [], 0, REACH.max_num_batched_tokens - sequences
+                left, passes, context, room = (
+                    prompts * tokens,
+                    [],
+                    0,
+                    REACH.max_num_batched_tokens - sequences,
+                )
                 while left:
                     chunk = min(left, room)
-                    passes.append(self._timed(Shape(sequences, 0, float(kv_tokens), prompts, chunk, context)))
+                    passes.append(
+                        self._timed(Shape(sequences, 0, float(kv_tokens), prompts, chunk, context))
+                    )
                     left, context = left - chunk, context + chunk
                 return Seen(tuple(passes), begin_s=(BEGIN_S,))
 
@@ -101,21 +128,29 @@ class KnownEngine:
         return Timed(shape, seconds * self.disturb(len(self.scenes)))
 
 
-def measured(engine: Callable[[Scene], Seen], folder: Path, plan: MeasurePlan = PLAN) -> MeasuredEngine:
+def measured(
+    engine: Callable[[Scene], Seen], folder: Path, plan: MeasurePlan = PLAN
+) -> MeasuredEngine:
     return measure(Journal(folder / "points.jsonl", {"model": "a"}, engine), plan)
 
 
 def passes() -> list[Shape]:
     decodes = [Shape(n, 0, kv) for n in (1, 5, 23, 40, 64) for kv in (30, 400, 900)]
-    mixes = [Shape(n, 0, 200.0, 1, c, x) for n in (0, 10, 50) for c in (20, 150) for x in (0, 256, 700)]
+    mixes = [
+        Shape(n, 0, 200.0, 1, c, x) for n in (0, 10, 50) for c in (20, 150) for x in (0, 256, 700)
+    ]
     return decodes + mixes + [Shape(10, 0, 200.0, 4, 120, 0)]
 
 
-@pytest.mark.parametrize("tables", [known_tables(), known_tables(kink=1.0), known_tables(mode_s=0.0)])
+@pytest.mark.parametrize(
+    "tables", [known_tables(), known_tables(kink=1.0), known_tables(mode_s=0.0)]
+)
 def test_the_passes_of_a_known_engine_come_back(tmp_path: Path, tables: Tables) -> None:
     found = measured(KnownEngine(tables), tmp_path)
     for shape in passes():
-        assert predicted_s(found.tables, shape) == pytest.approx(predicted_s(tables, shape), rel=0.03), shape
+        assert predicted_s(found.tables, shape) == pytest.approx(
+            predicted_s(tables, shape), rel=0.03
+        ), shape
     assert found.request_s == pytest.approx(REQUEST_S + BEGIN_S + END_S, rel=0.05)
     assert found.load_s == LOAD_S
     assert found.held_out_error < 0.03 and found.spread == pytest.approx(0.0, abs=1e-9)
@@ -142,7 +177,9 @@ def test_no_line_is_drawn_across_the_limit_of_cuda_graphs(tmp_path: Path) -> Non
     fitted = measured(WithGraphs(tables), tmp_path, plan).tables
     for tokens, launches_s in ((100, 0.0), (128, 0.0), (129, 12e-3), (200, 12e-3)):
         shape = Shape(prompts=1, chunk_tokens=tokens)
-        assert predicted_s(fitted, shape) == pytest.approx(predicted_s(tables, shape) + launches_s, rel=0.1), tokens
+        assert predicted_s(fitted, shape) == pytest.approx(
+            predicted_s(tables, shape) + launches_s, rel=0.1
+        ), tokens
     # What launches take is not taken for sampling: a batch that verifies drafts samples many tokens.
     sampled_s = np.interp([16, 64], fitted.sampled_sequences, fitted.sampled_s)
     assert sampled_s == pytest.approx(np.array([16, 64]) * 25e-6, rel=0.2)
@@ -152,11 +189,15 @@ def test_every_batch_size_is_measured_near_its_longest_context() -> None:
     plan = MeasurePlan(Reach(128, 2048, 4096), kv_cache_tokens=53248)
     longest = {
         batch: max(
-            scene.kv_tokens for scene in base_scenes(plan) if isinstance(scene, Stairs) and batch in scene.sequences
+            scene.kv_tokens
+            for scene in base_scenes(plan)
+            if isinstance(scene, Stairs) and batch in scene.sequences
         )
         for batch in (1, 4, 16, 64, 128)
     }
-    assert all(tokens > 0.7 * min(4096, 53248 // batch) for batch, tokens in longest.items()), longest
+    assert all(tokens > 0.7 * min(4096, 53248 // batch) for batch, tokens in longest.items()), (
+        longest
+    )
 
 
 def test_one_slow_repeat_of_everything_changes_nothing(tmp_path: Path) -> None:
@@ -167,7 +208,9 @@ def test_one_slow_repeat_of_everything_changes_nothing(tmp_path: Path) -> None:
     busy = KnownEngine(known_tables(), lambda i: 3.0 if i <= scenes else 1.0)
     found = measured(busy, tmp_path / "busy", coarse)
     for shape in passes():
-        assert predicted_s(found.tables, shape) == pytest.approx(predicted_s(expected.tables, shape), rel=1e-6)
+        assert predicted_s(found.tables, shape) == pytest.approx(
+            predicted_s(expected.tables, shape), rel=1e-6
+        )
     assert found.spread > 0.5  # and it is told
 
 
@@ -177,29 +220,47 @@ def test_repeats_that_are_far_apart_are_told_as_the_limit_of_a_prediction(
     def told(disturb: Callable[[int], float], name: str) -> str:
         (tmp_path / name).mkdir()
         engine = KnownEngine(known_tables(), disturb)
-        found = measured(engine, tmp_path / name, PLAN._replace(budget_s=1e-9))  # the coarse grid alone
+        found = measured(
+            engine, tmp_path / name, PLAN._replace(budget_s=1e-9)
+        )  # the coarse grid alone
         _print(found, tmp_path / "p.parquet")
         assert found.largest_spread >= found.spread
         return " ".join(capsys.readouterr().out.split())
 
-    quiet, noisy = told(lambda i: 1 + i % 2 * 0.02, "quiet"), told(lambda i: 1 + i * 7919 % 13 / 13, "noisy")
+    quiet, noisy = (
+        told(lambda i: 1 + i % 2 * 0.02, "quiet"),
+        told(lambda i: 1 + i * 7919 % 13 / 13, "noisy"),
+    )
     assert "Repeats of a point differ by" in quiet and "not quiet" not in quiet
-    assert "the machine was not quiet. No prediction of a single pass can be expected to be closer" in noisy
+    assert (
+        "the machine was not quiet. No prediction of a single pass can be expected to be closer"
+        in noisy
+    )
     assert "ms" in noisy.partition("Passes that")[2].partition("Median error")[0]
 
 
 def test_what_drafts_take_beyond_plain_positions_comes_back(tmp_path: Path) -> None:
-    drafts = measured(KnownEngine(known_tables(kink=1.0)), tmp_path, replace_plan(draft_tokens=6)).drafts
+    drafts = measured(
+        KnownEngine(known_tables(kink=1.0)), tmp_path, replace_plan(draft_tokens=6)
+    ).drafts
     assert drafts is not None and drafts.sequences == (0.0, 1.0, 4.0, 16.0, 64.0)
-    for n, round_s, step_s in list(zip(drafts.sequences, drafts.round_s, drafts.step_s, strict=True))[2:]:
-        assert round_s + 4 * step_s == pytest.approx(n * (DRAFT_ROUND_S + 4 * DRAFT_STEP_S), rel=0.15)
+    for n, round_s, step_s in list(
+        zip(drafts.sequences, drafts.round_s, drafts.step_s, strict=True)
+    )[2:]:
+        assert round_s + 4 * step_s == pytest.approx(
+            n * (DRAFT_ROUND_S + 4 * DRAFT_STEP_S), rel=0.15
+        )
 
 
 def test_a_drafter_of_text_takes_its_look_ups_besides_what_was_measured() -> None:
-    rounds = DraftRounds(sequences=(0.0, 8.0), round_s=(0.0, 2e-3), step_s=(0.0, 1e-4), source="an engine")
+    rounds = DraftRounds(
+        sequences=(0.0, 8.0), round_s=(0.0, 2e-3), step_s=(0.0, 1e-4), source="an engine"
+    )
     metadata = ProfileMetadata(model="m", gpu="cpu", tp=1, kind="measured", source="here")
     plain = text_drafts(TableProfile(known_tables(), metadata))
-    found = text_drafts(TableProfile(known_tables(), metadata.model_copy(update={"drafts": rounds})))
+    found = text_drafts(
+        TableProfile(known_tables(), metadata.model_copy(update={"drafts": rounds}))
+    )
     assert found.draft_s(4, 3) == pytest.approx(1e-3 + 3 * 5e-5 + plain.draft_s(4, 3))
     assert "an engine" in found.source and plain.source in found.source
 
@@ -275,11 +336,16 @@ def test_a_whole_measurement_is_not_taken_for_the_next_one(tmp_path: Path) -> No
 
 
 def on_a_gpu(folder: Path) -> Wanted:
-    return Wanted(model=small_model(folder), max_model_len=1024, repeats=2, budget_s=1.0, block_size=16)
+    return Wanted(
+        model=small_model(folder), max_model_len=1024, repeats=2, budget_s=1.0, block_size=16
+    )
 
 
 def test_limits_are_checked_before_an_engine_starts(tmp_path: Path) -> None:
-    engine, files = KnownEngine(known_tables()), (tmp_path / "p.parquet", tmp_path / "p.points.jsonl")
+    engine, files = (
+        KnownEngine(known_tables()),
+        (tmp_path / "p.parquet", tmp_path / "p.points.jsonl"),
+    )
     with pytest.raises(InputError, match="the KV cache holds 0 tokens"):
         measure_with(engine, "0.32.0", replace(on_a_gpu(tmp_path), kv_cache_tokens=8), *files)
     assert not engine.scenes and not files[1].exists()
@@ -309,7 +375,9 @@ class EngineOfKernels(KnownEngine):
 
     def _timed(self, shape: Shape) -> Timed:
         timed = super()._timed(shape)
-        return timed._replace(seconds=timed.seconds - 20e-6 + PAUSE_S + SEQUENCE_S * shape.sequences)
+        return timed._replace(
+            seconds=timed.seconds - 20e-6 + PAUSE_S + SEQUENCE_S * shape.sequences
+        )
 
 
 def an_8b(folder: Path) -> Wanted:
@@ -321,10 +389,18 @@ def an_8b(folder: Path) -> Wanted:
     return replace(on_a_gpu(folder), model=folder / "qwen3-8b", gpu="h100", dummy=True)
 
 
-def test_a_preset_of_the_measured_engine_is_its_hosts_time_beyond_the_shipped_kernels(tmp_path: Path) -> None:
+def test_a_preset_of_the_measured_engine_is_its_hosts_time_beyond_the_shipped_kernels(
+    tmp_path: Path,
+) -> None:
     kernels = read_profile("profiles/qwen3-8b_h100_tp1.parquet")
     files = (tmp_path / "p.parquet", tmp_path / "p.points.jsonl")
-    measure_with(EngineOfKernels(kernels.tables), "0.32.0", an_8b(tmp_path), *files, preset=tmp_path / "mine.toml")
+    measure_with(
+        EngineOfKernels(kernels.tables),
+        "0.32.0",
+        an_8b(tmp_path),
+        *files,
+        preset=tmp_path / "mine.toml",
+    )
     (made,) = read_presets(tmp_path / "mine.toml").values()
     assert made.is_engine and made.name == "vllm-0.32.0-measured"
     assert made.constants["between_passes_s"].value == pytest.approx(PAUSE_S, rel=0.02)
@@ -333,10 +409,14 @@ def test_a_preset_of_the_measured_engine_is_its_hosts_time_beyond_the_shipped_ke
     assert "reserve_bytes" in made.constants
     source = made.constants["between_passes_s"].source
     assert "vLLM 0.32.0" in source and "a core" in source and "aiconfigurator" in source
-    assert read_profile(files[0]).tables.between_passes_s == pytest.approx(20e-6)  # whose passes have the rest
+    assert read_profile(files[0]).tables.between_passes_s == pytest.approx(
+        20e-6
+    )  # whose passes have the rest
 
 
-def test_a_preset_needs_the_kernels_of_a_shipped_profile_before_anything_is_measured(tmp_path: Path) -> None:
+def test_a_preset_needs_the_kernels_of_a_shipped_profile_before_anything_is_measured(
+    tmp_path: Path,
+) -> None:
     engine, wanted = KnownEngine(known_tables()), replace(on_a_gpu(tmp_path), gpu="h100")
     files = (tmp_path / "p.parquet", tmp_path / "p.points.jsonl")
     with pytest.raises(InputError, match=r"--preset: no profile of .* on h100 tp1 is shipped"):
@@ -365,7 +445,11 @@ def test_refinement_looks_where_the_curve_bends(tmp_path: Path) -> None:
     engine = KnownEngine(known_tables(kink=40.0))
     found = measured(engine, tmp_path)
     coarse = base_scenes(PLAN)
-    added = {s.sequences[0] for s in engine.scenes if isinstance(s, Stairs) and s.turns == 24 and s not in coarse}
+    added = {
+        s.sequences[0]
+        for s in engine.scenes
+        if isinstance(s, Stairs) and s.turns == 24 and s not in coarse
+    }
     assert added and all(16 < n < 64 for n in added)
     assert any(abs(n - 40) <= 4 for n in added)
     flat = measured(KnownEngine(known_tables(kink=1.0)), tmp_path / "flat")
@@ -386,7 +470,9 @@ def test_a_bend_within_the_noise_is_none() -> None:
         (PLAN._replace(reach=REACH._replace(max_num_batched_tokens=100)), "twice max_num_seqs"),
     ],
 )
-def test_limits_within_which_nothing_can_be_measured_are_refused(plan: MeasurePlan, message: str) -> None:
+def test_limits_within_which_nothing_can_be_measured_are_refused(
+    plan: MeasurePlan, message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         check(plan)
 
@@ -400,21 +486,30 @@ def test_loads_from_a_folder_are_those_of_a_replay_and_of_no_other_scenario(tmp_
         "training": {"tokens_per_microbatch": 256, "load_overhead_s": 3.0}, "profile": {"path": str(tmp_path / "p.parquet")},
         "system": {"name": "one_step_off"},
     })  # fmt: skip
-    metadata = ProfileMetadata(model="small", gpu="cpu", tp=1, kind="measured", source="here", request_s=3e-4)
+    metadata = ProfileMetadata(
+        model="small", gpu="cpu", tp=1, kind="measured", source="here", request_s=3e-4
+    )
     write_profile(TableProfile(known_tables(), metadata), tmp_path / "p.parquet")
-    assert with_measured_loads(scenario, tmp_path / "p.parquet") == scenario  # dummy weights: nothing was measured
+    assert (
+        with_measured_loads(scenario, tmp_path / "p.parquet") == scenario
+    )  # dummy weights: nothing was measured
     measured = metadata.model_copy(update={"load_weights_s": 0.5})
     write_profile(TableProfile(known_tables(), measured), tmp_path / "p.parquet")
     modelled = prepare(scenario)
     assert modelled.costs.load_s > 3.0 and modelled.inputs()["load_weights_kind"] == "assumed"
     assert modelled.costs.request_s == 3e-4
     replayed = with_measured_loads(scenario, tmp_path / "p.parquet")
-    assert prepare(replayed).costs.load_s == 0.5 and prepare(replayed).inputs()["load_weights_kind"] == "given"
+    assert (
+        prepare(replayed).costs.load_s == 0.5
+        and prepare(replayed).inputs()["load_weights_kind"] == "given"
+    )
     assert replayed == with_measured_loads(scenario, measured)
     own = Scenario.model_validate(
         {**scenario.model_dump(), "training": {**scenario.training.model_dump(), "load_s": 2.0}}
     )
-    assert prepare(with_measured_loads(own, measured)).costs.load_s == 2.0  # what the user says stands
+    assert (
+        prepare(with_measured_loads(own, measured)).costs.load_s == 2.0
+    )  # what the user says stands
 
 
 def small_model(folder: Path) -> Path:
@@ -450,7 +545,9 @@ def nobody_left(group: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.vllm
-def test_a_real_engine_is_measured_and_a_measurement_that_is_interrupted_goes_on(simrl: CommandLine) -> None:
+def test_a_real_engine_is_measured_and_a_measurement_that_is_interrupted_goes_on(
+    simrl: CommandLine,
+) -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed")
     from simrl_replay.random_model import make_model
 
@@ -490,10 +587,13 @@ def test_a_measured_draft_model_takes_the_place_of_a_derived_one(tmp_path: Path)
     def planned(gpu: str) -> DraftPlan:
         inputs = SpeculationInputs(draft_profile=str(path), draft_round_s=0)
         profile = roofline_profile(target, GPUS[gpu])
-        return plan_drafting(draft_model(), inputs, Deployment(target, GPUS[gpu], 1, profile, trace), 8)
+        return plan_drafting(
+            draft_model(), inputs, Deployment(target, GPUS[gpu], 1, profile, trace), 8
+        )
 
     drafter = TableProfile(
-        known_tables(), ProfileMetadata(model=shape.name, gpu="h100", tp=1, kind="measured", source="here")
+        known_tables(),
+        ProfileMetadata(model=shape.name, gpu="h100", tp=1, kind="measured", source="here"),
     )
     write_profile(drafter, path)
     plan = planned("h100")
@@ -501,7 +601,9 @@ def test_a_measured_draft_model_takes_the_place_of_a_derived_one(tmp_path: Path)
     without_pause = drafter.with_corrections(between_passes_s=0.0)
     level_s = without_pause.decode_s(4, typical_context_tokens(trace))
     assert plan.times.draft_s(4, 3) == pytest.approx(3 * level_s)
-    with pytest.raises(InputError, match=r"qwen2.5-0.5b on h100 tp1, the drafter is qwen2.5-0.5b on h200"):
+    with pytest.raises(
+        InputError, match=r"qwen2.5-0.5b on h100 tp1, the drafter is qwen2.5-0.5b on h200"
+    ):
         planned("h200")
 
 

@@ -16,7 +16,17 @@ from simrl.engine.state import Limits
 from simrl.errors import InputError
 from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.choices import Elastic, HistoryRule
-from simrl.speculation.decoding import BATCH, ELASTIC, MODEL, OPEN, RUNS, Decoding, Rule, chains, packed
+from simrl.speculation.decoding import (
+    BATCH,
+    ELASTIC,
+    MODEL,
+    OPEN,
+    RUNS,
+    Decoding,
+    Rule,
+    chains,
+    packed,
+)
 from simrl.speculation.draft_times import text_drafts
 from simrl.speculation.drafter import AcceptRuns
 from simrl.speculation.gates import RATES
@@ -94,12 +104,16 @@ class Live:
             )
         )
         self.scheduler = self.engine._scheduler
-        self.verified: dict[str, list[tuple[int, int]]] = {}  # drafted and accepted, by request, as vLLM counts them
+        self.verified: dict[
+            str, list[tuple[int, int]]
+        ] = {}  # drafted and accepted, by request, as vLLM counts them
         count = self.scheduler.make_spec_decoding_stats
 
         def counted(*arguments: Any, **named: Any) -> Any:
             drafted, accepted = named["num_draft_tokens"], named["num_accepted_tokens"]
-            self.verified.setdefault(named["request_id"].rpartition("-")[0], []).append((drafted, accepted))
+            self.verified.setdefault(named["request_id"].rpartition("-")[0], []).append(
+                (drafted, accepted)
+            )
             return count(*arguments, **named)
 
         self.scheduler.make_spec_decoding_stats = counted
@@ -110,13 +124,17 @@ class Live:
         assert isinstance(proposer, Proposer)
         return proposer
 
-    def run(self, asks: Sequence[Ask], temperature: float = 0.0, abort_at: dict[str, int] | None = None) -> Ran:
+    def run(
+        self, asks: Sequence[Ask], temperature: float = 0.0, abort_at: dict[str, int] | None = None
+    ) -> Ran:
         """All at once, to the end; an aborted one to the end of so many steps."""
         ran, left = Ran(), set()
         self.verified.clear()
         self.engine.settings = replace(self.engine.settings, temperature=temperature)
         for ask in asks:
-            self.proposer.begins(ask.name, ask.prompt_id, (), ask.had, Forced(ask.recorded, ask.prompt_id))
+            self.proposer.begins(
+                ask.name, ask.prompt_id, (), ask.had, Forced(ask.recorded, ask.prompt_id)
+            )
             self.engine.add(ask.name, ask.prompt_ids + ask.had, ask.tokens)
             ran.tokens[ask.name] = []
             left.add(ask.name)
@@ -134,7 +152,10 @@ class Live:
                 ran.counts[name] = self.proposer.ends(name)
         for ask in asks:
             verified = self.verified.get(ask.name, [])
-            ran.vllm[ask.name] = ([drafted for drafted, _ in verified], [accepted for _, accepted in verified])
+            ran.vllm[ask.name] = (
+                [drafted for drafted, _ in verified],
+                [accepted for _, accepted in verified],
+            )
         return ran
 
 
@@ -181,13 +202,19 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
     live.engine.load_weights(str(second))
     asks = [replace(ask, name=f"b{i}", tokens=40 + 4 * i) for i, ask in enumerate(asks_of(0, "b"))]
     greedy = live.run(asks)
-    history = {p: [sampled.tokens[f"a{p * GROUP + s}"] for s in range(GROUP)] for p in range(PROMPTS)}
+    history = {
+        p: [sampled.tokens[f"a{p * GROUP + s}"] for s in range(GROUP)] for p in range(PROMPTS)
+    }
     yield Recorded(live, history, asks, greedy, two_epochs(history, greedy.tokens))
 
 
-def two_epochs(history: dict[int, list[list[int]]], tokens: dict[str, list[int]], letter: str = "b") -> Trace:
+def two_epochs(
+    history: dict[int, list[list[int]]], tokens: dict[str, list[int]], letter: str = "b"
+) -> Trace:
     second = {p: [tokens[f"{letter}{p * GROUP + s}"] for s in range(GROUP)] for p in range(PROMPTS)}
-    return trace_of({(0, p): ids for p, ids in history.items()} | {(1, p): ids for p, ids in second.items()})
+    return trace_of(
+        {(0, p): ids for p, ids in history.items()} | {(1, p): ids for p, ids in second.items()}
+    )
 
 
 def simulated(
@@ -198,10 +225,14 @@ def simulated(
     abort_at: dict[str, int] | None = None,
 ) -> dict[str, DraftCounts]:
     """The same requests at a simulated engine."""
-    engine = one_engine(one_second_a_pass(), Limits(SEQUENCES, BATCHED_TOKENS, BLOCK, BLOCKS), decoding)
+    engine = one_engine(
+        one_second_a_pass(), Limits(SEQUENCES, BATCHED_TOKENS, BLOCK, BLOCKS), decoding
+    )
     slots, counts = {}, {}
     for ask, row in zip(asks, rows, strict=True):
-        slot = slots[ask.name] = engine.submit(len(ask.prompt_ids), len(ask.had) + ask.tokens, len(ask.had))
+        slot = slots[ask.name] = engine.submit(
+            len(ask.prompt_ids), len(ask.had) + ask.tokens, len(ask.had)
+        )
         if runs is None:
             engine.draft_from(slot, MODEL, ask.prompt_id)
         elif runs.first[row] >= 0:
@@ -218,7 +249,9 @@ def simulated(
     return counts
 
 
-def text_decoding(runs: AcceptRuns, window: Window, gate: tuple[int, ...] | Elastic | None = None) -> Decoding:
+def text_decoding(
+    runs: AcceptRuns, window: Window, gate: tuple[int, ...] | Elastic | None = None
+) -> Decoding:
     if isinstance(gate, Elastic):
         rule = Rule(ELASTIC, window.rule, gate.threshold, gate.patience)
     else:
@@ -281,7 +314,9 @@ def test_a_draft_is_cut_to_what_fits_the_pass_and_counted_as_cut(recorded: Recor
     told_by_vllm(ran, recorded.asks[:8])
     assert ran.tokens == {ask.name: recorded.greedy.tokens[ask.name] for ask in recorded.asks[:8]}
     lengths = {length for drafted, _ in ran.vllm.values() for length in drafted}
-    assert 32 in lengths and min(lengths) < 32  # of 64 tokens a pass, the second draft gets what the first leaves
+    assert (
+        32 in lengths and min(lengths) < 32
+    )  # of 64 tokens a pass, the second draft gets what the first leaves
 
 
 def test_live_n_grams_are_those_of_the_simulated_engine(recorded: Recorded) -> None:
@@ -294,7 +329,9 @@ def test_live_n_grams_are_those_of_the_simulated_engine(recorded: Recorded) -> N
     assert sum(counts.accepted for counts in live.counts.values()) > 50
 
 
-def test_an_oracle_accepts_what_the_simulated_engine_draws_for_a_model_drafter(recorded: Recorded) -> None:
+def test_an_oracle_accepts_what_the_simulated_engine_draws_for_a_model_drafter(
+    recorded: Recorded,
+) -> None:
     acceptance = ModelAcceptance(by_position=(0.8, 0.6, 0.5))
     window = Fixed(tokens=4)
     recorded.live.proposer.configure(DrafterSetup("oracle", window, acceptance=acceptance))
@@ -323,17 +360,23 @@ def test_a_response_that_is_aborted_goes_on_elsewhere_and_both_stays_count_as_si
     decoding = text_decoding(runs, window, gate)
     assert first.counts == simulated(decoding, recorded.asks, runs, rows, abort_at)
     rest = [
-        replace(ask, had=tuple(first.tokens[ask.name]), tokens=ask.tokens - len(first.tokens[ask.name]))
+        replace(
+            ask, had=tuple(first.tokens[ask.name]), tokens=ask.tokens - len(first.tokens[ask.name])
+        )
         for ask in recorded.asks[::2]
         if len(first.tokens[ask.name]) < ask.tokens
     ]
     assert len(rest) > 8 and any(ask.had for ask in rest)
-    recorded.live.proposer.configure(DrafterSetup("history", window, gate))  # another engine remembers nothing
+    recorded.live.proposer.configure(
+        DrafterSetup("history", window, gate)
+    )  # another engine remembers nothing
     recorded.learn()
     second = recorded.live.run(rest)
     for ask in rest:
         assert first.tokens[ask.name] + second.tokens[ask.name] == recorded.greedy.tokens[ask.name]
-    assert second.counts == simulated(decoding, rest, runs, [recorded.row(ask.name) for ask in rest])
+    assert second.counts == simulated(
+        decoding, rest, runs, [recorded.row(ask.name) for ask in rest]
+    )
 
 
 def test_an_engine_that_slept_goes_on_as_before(recorded: Recorded) -> None:
@@ -346,7 +389,9 @@ def test_an_engine_that_slept_goes_on_as_before(recorded: Recorded) -> None:
         assert recorded.live.run(asks).tokens == before
 
 
-def test_the_kernels_of_a_gpu_are_warmed_up_without_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernels_of_a_gpu_are_warmed_up_without_torchvision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from simrl_replay.vllm_adapter import leave_out_torchvision
 
     name = "vllm.model_executor.warmup.minimax_m3_msa_warmup"
@@ -363,7 +408,9 @@ def test_cuda_graphs_without_the_compiler_are_whole_passes(graphs: Any) -> None:
 
     settings = EngineSettings("model", 8, 64, 32, 512, device="cuda", graphs=graphs)
     config = CompilationConfig(**gpu_arguments(settings)["compilation_config"])
-    assert config.mode == CompilationMode.NONE and not config.cudagraph_mode.has_piecewise_cudagraphs()
+    assert (
+        config.mode == CompilationMode.NONE and not config.cudagraph_mode.has_piecewise_cudagraphs()
+    )
     assert config.cudagraph_mode.decode_mode().name == "FULL"
     assert config.cudagraph_mode.mixed_mode().name == {"decode": "NONE", "full": "FULL"}[graphs]
     assert "compilation_config" not in gpu_arguments(replace(settings, graphs="compiled"))
@@ -401,13 +448,18 @@ def test_the_acceptance_predicted_from_a_recorded_epoch_is_that_of_live_sampling
     drafted = live.run(asks, temperature=1.0)
     of_itself = two_epochs(recorded.history, drafted.tokens)
     runs = history_runs(of_itself)
-    expected = simulated(text_decoding(runs, window), asks, runs, [recorded.row(ask.name) for ask in asks])
+    expected = simulated(
+        text_decoding(runs, window), asks, runs, [recorded.row(ask.name) for ask in asks]
+    )
     assert drafted.counts == expected  # given the tokens, exactly
     predicted = two_epochs(recorded.history, plain.tokens, "c")
     runs = history_runs(predicted)
-    before = simulated(text_decoding(runs, window), asks, runs, [recorded.row(ask.name) for ask in asks])
+    before = simulated(
+        text_decoding(runs, window), asks, runs, [recorded.row(ask.name) for ask in asks]
+    )
     rates = [
-        sum(counts.accepted for counts in each.values()) / sum(counts.drafted for counts in each.values())
+        sum(counts.accepted for counts in each.values())
+        / sum(counts.drafted for counts in each.values())
         for each in (before, drafted.counts)
     ]
     assert rates[0] == pytest.approx(rates[1], abs=0.03)

@@ -28,7 +28,9 @@ def load(folder: Path) -> Any:
 def sampled(folder: Path, seed: int) -> tuple[NDArray[np.int64], float]:
     """Responses at temperature 1, shape (PROMPTS * GROUP, TOKENS), and the mean entropy of a next token."""
     model, draws, entropies = load(folder), torch.Generator().manual_seed(seed), []
-    ids = torch.randint(0, 512, (PROMPTS, 8), generator=torch.Generator().manual_seed(0)).repeat_interleave(GROUP, 0)
+    ids = torch.randint(
+        0, 512, (PROMPTS, 8), generator=torch.Generator().manual_seed(0)
+    ).repeat_interleave(GROUP, 0)
     cache, tokens = None, []
     with torch.no_grad():
         for _ in range(TOKENS):
@@ -45,7 +47,9 @@ def test_a_seed_makes_the_same_model_and_another_seed_another(tmp_path: Path) ->
     assert weights[0].read_bytes() == weights[1].read_bytes() != weights[2].read_bytes()
 
 
-def test_a_random_model_can_be_drafted_from_its_history_across_a_policy_update(tmp_path: Path) -> None:
+def test_a_random_model_can_be_drafted_from_its_history_across_a_policy_update(
+    tmp_path: Path,
+) -> None:
     first, entropy = sampled(make_model(tmp_path / "0"), 0)
     second, _ = sampled(nudge(tmp_path / "0", tmp_path / "1"), 1)
     assert 0.3 < entropy < 1
@@ -60,9 +64,18 @@ def test_a_random_model_can_be_drafted_from_its_history_across_a_policy_update(t
 
 
 def test_a_nudge_is_small_and_moves_every_matrix(tmp_path: Path) -> None:
-    before, after = load(make_model(tmp_path / "0")), load(nudge(tmp_path / "0", tmp_path / "1", scale=0.02))
-    for (name, old), new in zip(before.state_dict().items(), after.state_dict().values(), strict=True):
-        change = float((new - old).std() / old.std()) if old.dim() > 1 else float((new - old).abs().max())
+    before, after = (
+        load(make_model(tmp_path / "0")),
+        load(nudge(tmp_path / "0", tmp_path / "1", scale=0.02)),
+    )
+    for (name, old), new in zip(
+        before.state_dict().items(), after.state_dict().values(), strict=True
+    ):
+        change = (
+            float((new - old).std() / old.std())
+            if old.dim() > 1
+            else float((new - old).abs().max())
+        )
         assert change == pytest.approx(0.02 if old.dim() > 1 else 0.0, rel=0.05), name
 
 

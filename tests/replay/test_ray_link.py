@@ -34,7 +34,10 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ReplayConfig:
 @pytest.fixture(scope="module")
 def prepared(config: ReplayConfig, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     folder = tmp_path_factory.mktemp("scenario")
-    lengths = [[[(20, 12), (20, 40)], [(9, 25), (9, 8)]], [[(31, 30), (31, 9)], [(14, 16), (14, 50)]]]
+    lengths = [
+        [[(20, 12), (20, 40)], [(9, 25), (9, 8)]],
+        [[(31, 30), (31, 9)], [(14, 16), (14, 50)]],
+    ]
     write_trace(trace(lengths), folder / "trace.parquet")
     scenario = {
         "name": "ray",
@@ -43,7 +46,12 @@ def prepared(config: ReplayConfig, tmp_path_factory: pytest.TempPathFactory) -> 
         "cluster": {"gpu": "cpu", "gpus": 3, "tp": 1},
         "workload": {"trace": str(folder / "trace.parquet")},
         "profile": {"roofline": {}},
-        "engine": {"max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 32, "kv_cache_tokens": 2048},
+        "engine": {
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 64,
+            "block_size": 32,
+            "kv_cache_tokens": 2048,
+        },
         "training": {"reward_s": 0.01, "publish_s": 0.01, "load_overhead_s": 0.0},
         "systems": ["split"],
     }
@@ -73,7 +81,9 @@ def test_two_actors_of_a_local_cluster_generate_what_the_trace_asks_for(
     assert (measured.result.spans.to_pandas()["kind"] == "load_weights").any()
 
 
-def test_the_line_to_an_actor_that_is_killed_is_at_its_end(prepared: Prepared, config: ReplayConfig) -> None:
+def test_the_line_to_an_actor_that_is_killed_is_at_its_end(
+    prepared: Prepared, config: ReplayConfig
+) -> None:
     with ray_fleet(1, engine_settings(prepared, config), config, "local") as fleet:
         link = fleet.links[0]
         assert isinstance(link, RayLink)
@@ -91,7 +101,9 @@ class _Missing:
         return importlib.import_module, ("simrl_of_another_version",)
 
 
-def test_an_actor_that_does_not_start_is_told_in_a_line(prepared: Prepared, config: ReplayConfig) -> None:
+def test_an_actor_that_does_not_start_is_told_in_a_line(
+    prepared: Prepared, config: ReplayConfig
+) -> None:
     with ray_fleet(0, engine_settings(prepared, config), config, "local"):
         pass
     links: list[RayLink] = []
@@ -101,7 +113,9 @@ def test_an_actor_that_does_not_start_is_told_in_a_line(prepared: Prepared, conf
         links[-1].name = "worker 0"
         return links[-1]
 
-    with pytest.raises(InputError, match=r"worker 0: its actor did not start \(.*simrl_of_another_version") as told:
+    with pytest.raises(
+        InputError, match=r"worker 0: its actor did not start \(.*simrl_of_another_version"
+    ) as told:
         start_all([start], 60.0)
     assert "\n" not in str(told.value) and "every node" in str(told.value)
 
@@ -112,9 +126,13 @@ def test_a_cluster_that_does_not_answer_is_named(prepared: Prepared, config: Rep
         ray_fleet(1, engine_settings(prepared, config), config, "127.0.0.1:1")
 
 
-def test_a_replay_asks_for_the_cluster_before_it_predicts_anything(simrl: CommandLine, config: ReplayConfig) -> None:
+def test_a_replay_asks_for_the_cluster_before_it_predicts_anything(
+    simrl: CommandLine, config: ReplayConfig
+) -> None:
     ray.shutdown()
-    scenario = SCENARIO.replace("[verl_colocated, {name: areal, eta: 2}]", "[verl_colocated]").replace("h100", "cpu")
+    scenario = SCENARIO.replace(
+        "[verl_colocated, {name: areal, eta: 2}]", "[verl_colocated]"
+    ).replace("h100", "cpu")
     (simrl.folder / "one.yaml").write_text(f"{scenario}engine: {{kv_cache_tokens: 4096}}\n")
     told = simrl.refuses(
         "replay",

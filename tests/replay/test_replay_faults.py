@@ -27,9 +27,22 @@ from simrl.runtime.recorder import Recorder
 from simrl.trace.trace import Sample
 from simrl_replay.clock import WallClock
 from simrl_replay.host import REPORT_EVERY_S, Channel, DraftCall, Reached
-from simrl_replay.link import EngineLink, ProcessLink, device_variables, engine_link, start_all, wait_until_ready
+from simrl_replay.link import (
+    EngineLink,
+    ProcessLink,
+    device_variables,
+    engine_link,
+    start_all,
+    wait_until_ready,
+)
 from simrl_replay.replayer import ReplayConfig, ReplayEngines, reset
-from simrl_replay.vllm_adapter import EngineSettings, check_model, check_weights, explained, vllm_version
+from simrl_replay.vllm_adapter import (
+    EngineSettings,
+    check_model,
+    check_weights,
+    explained,
+    vllm_version,
+)
 from simrl_replay.vllm_worker import MOST_RESTARTS, VllmWorker
 from tests.command_line import ROOT
 from tests.engine_double import VOCABULARY, EngineDouble, continuation, double_settings
@@ -40,8 +53,12 @@ STEP_S = 0.005
 SETTINGS = double_settings(ROOMY)
 
 
-def process_link(name: str, log: Path, settings: EngineSettings = SETTINGS, **double: float) -> ProcessLink:
-    return engine_link(name, settings, log, start=partial(EngineDouble, **{"step_s": STEP_S, **double}))  # type: ignore[arg-type]
+def process_link(
+    name: str, log: Path, settings: EngineSettings = SETTINGS, **double: float
+) -> ProcessLink:
+    return engine_link(
+        name, settings, log, start=partial(EngineDouble, **{"step_s": STEP_S, **double})
+    )  # type: ignore[arg-type]
 
 
 def is_there(pid: int) -> bool:
@@ -94,7 +111,9 @@ class Stage:
         for rollout in rollouts:
             length = RESPONSES[rollout.sample.uid].tokens
             assert rollout.done and rollout.tokens == length == len(rollout.token_ids)
-            assert rollout.token_ids == tuple(continuation(prompt_ids(rollout.sample), length, "v0"))
+            assert rollout.token_ids == tuple(
+                continuation(prompt_ids(rollout.sample), length, "v0")
+            )
         told = sum(worker.generated_total for worker in self.workers)
         assert told == sum(rollout.tokens for rollout in rollouts)
 
@@ -105,7 +124,13 @@ class Stage:
 
 
 @contextmanager
-def stage(folder: Path, workers: int = 2, deadline_s: float = 30.0, start_deadline_s: float = 60.0, **double):
+def stage(
+    folder: Path,
+    workers: int = 2,
+    deadline_s: float = 30.0,
+    start_deadline_s: float = 60.0,
+    **double,
+):
     start: list[Callable[[], EngineLink]] = [
         partial(process_link, f"worker {i}", folder / f"{i}.log", **double) for i in range(workers)
     ]
@@ -145,7 +170,10 @@ def test_samples_of_an_engine_that_is_killed_go_on_elsewhere_from_their_last_tok
         rollouts = real.finish(samples(8, 200))
         [event] = real.happened
         assert (event["kind"], event["worker"]) == ("died", 0)
-        assert event["message"].startswith("worker 0: killed by signal 9") and "memory" in event["message"]
+        assert (
+            event["message"].startswith("worker 0: killed by signal 9")
+            and "memory" in event["message"]
+        )
         moved = [r for r in rollouts if {s.worker for s in r.segments} == {0, 1}]
         assert moved  # with their tokens: what was generated twice would be counted twice
         spans = rows(real.result().spans)
@@ -164,9 +192,14 @@ def test_a_killed_engine_starts_again_gets_the_last_weights_and_takes_samples(tm
         assert real.dispatcher.lost == [] and real.pid(0) != first and not is_there(first)
         assert [worker.policy_version for worker in real.workers] == [2, 2]
         each = samples(4)
-        [_, *rollouts] = real.env.run(until=gather(real.env, [real.env.timeout(0), *real.dispatcher.submit(each)]))
+        [_, *rollouts] = real.env.run(
+            until=gather(real.env, [real.env.timeout(0), *real.dispatcher.submit(each)])
+        )
         assert {s.worker for r in rollouts for s in r.segments} == {0, 1}
-        assert all(r.token_ids == tuple(continuation(prompt_ids(r.sample), r.tokens, "v2")) for r in rollouts)
+        assert all(
+            r.token_ids == tuple(continuation(prompt_ids(r.sample), r.tokens, "v2"))
+            for r in rollouts
+        )
 
 
 @pytest.mark.slow
@@ -181,11 +214,18 @@ def test_an_engine_that_dies_while_it_comes_back_is_no_worker_until_it_is_back(t
         real.at(0.1, lambda: real.kill(0))
         real.at(0.6, kill_the_next)
         everything = real.finish(samples(6, 200))
-        assert len(everything) == 6 and [event["kind"] for event in real.happened] == ["died", "died"]
+        assert len(everything) == 6 and [event["kind"] for event in real.happened] == [
+            "died",
+            "died",
+        ]
         if 0 not in real.dispatcher.active:
             real.env.run(until=real.dispatcher.activated(0))
         assert real.pid(0) not in again
-        spans = [s for s in rows(real.result().spans) if s["lane"] == "rollout-000" and s["kind"] == "lost"]
+        spans = [
+            s
+            for s in rows(real.result().spans)
+            if s["lane"] == "rollout-000" and s["kind"] == "lost"
+        ]
         assert len(spans) == 1  # one loss, however often its process died
 
 
@@ -205,7 +245,9 @@ def test_an_engine_that_does_nothing_but_die_stops_the_replay(tmp_path):
             on_fire(real.dispatcher.loss(), after_the_loss)
 
         real.at(0.05, killing)
-        with pytest.raises(StoppedError, match=f"worker 0: killed by signal 9.*lost {MOST_RESTARTS + 1} times"):
+        with pytest.raises(
+            StoppedError, match=f"worker 0: killed by signal 9.*lost {MOST_RESTARTS + 1} times"
+        ):
             real.env.run(until=real.env.event())
         pids = [real.pid(i) for i in range(2)]
     assert not any(is_there(pid) for pid in pids)
@@ -219,7 +261,10 @@ def test_an_engine_that_hangs_is_named_killed_and_started_again(tmp_path):
         real.finish(samples(6, 100))
         [event] = real.happened
         assert (event["kind"], event["worker"]) == ("hung", 1)
-        assert event["message"].startswith("worker 1: no step ended for") and "killed" in event["message"]
+        assert (
+            event["message"].startswith("worker 1: no step ended for")
+            and "killed" in event["message"]
+        )
         assert not is_there(hung)
 
 
@@ -238,7 +283,9 @@ def test_an_engine_that_does_not_come_back_in_time_counts_as_lost_again(tmp_path
 
         def stop_it() -> None:
             real.kill(0)
-            on_fire(real.dispatcher.loss(), lambda _: real.at(0.0, lambda: real.kill(0, signal.SIGSTOP)))
+            on_fire(
+                real.dispatcher.loss(), lambda _: real.at(0.0, lambda: real.kill(0, signal.SIGSTOP))
+            )
 
         real.at(0.1, stop_it)
         until = real.env.event()
@@ -260,7 +307,9 @@ def test_what_fails_in_an_engine_surfaces_with_its_cause(tmp_path):
         real.workers[0]._weights = lambda version: "broken"
         real.dispatcher.submit(samples(4))
         real.at(0.1, lambda: real.workers[0].load_weights(1))
-        with pytest.raises(StoppedError, match="worker 0: RuntimeError: these weights are broken") as caught:
+        with pytest.raises(
+            StoppedError, match="worker 0: RuntimeError: these weights are broken"
+        ) as caught:
             real.env.run(until=real.env.event())
         assert "load_weights" in str(caught.value.__cause__)
         result = real.result()
@@ -360,7 +409,8 @@ def test_an_engine_that_is_not_up_in_time_is_named_and_none_is_left(tmp_path):
 def test_an_engine_that_dies_before_it_is_up_says_so(tmp_path):
     link = process_link("worker 0", tmp_path / "log", start_s=60.0)
     with pytest.raises(
-        StoppedError, match=r"worker 0: killed by signal 9, perhaps for want of memory.*before it was up"
+        StoppedError,
+        match=r"worker 0: killed by signal 9, perhaps for want of memory.*before it was up",
     ):
         start_all([lambda: link.process.kill() or link], 60.0)
 
@@ -392,11 +442,15 @@ def test_the_processes_of_an_engine_end_with_it(tmp_path, dies_before):
 @pytest.mark.slow
 def test_a_fleet_whose_engine_died_in_one_replay_has_a_new_one_in_the_next(tmp_path):
     config = ReplayConfig(Path("v0"), start_deadline_s=60.0)
-    with ReplayEngines([partial(process_link, f"worker {i}", tmp_path / f"{i}.log") for i in range(2)]) as fleet:
+    with ReplayEngines(
+        [partial(process_link, f"worker {i}", tmp_path / f"{i}.log") for i in range(2)]
+    ) as fleet:
         dead = fleet.links[1].process.pid
         fleet.links[1].kill()
         assert reset(fleet, config, None) == VOCABULARY
-        assert fleet.links[1].process.pid != dead and all(is_there(link.process.pid) for link in fleet.links)
+        assert fleet.links[1].process.pid != dead and all(
+            is_there(link.process.pid) for link in fleet.links
+        )
         fleet.links[0].send([DraftCall("nothing of the kind", ())])
         with pytest.raises(StoppedError, match="worker 0: AttributeError"):
             reset(fleet, config, None)
@@ -419,16 +473,24 @@ def test_each_engine_of_a_machine_has_gpus_of_its_own(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,GPU-7,6")
     visible = [each["CUDA_VISIBLE_DEVICES"] for each in device_variables(2, cuda(2))]
     assert visible == ["4,5", "GPU-7,6"]
-    with pytest.raises(InputError, match=r"3 engines with cluster\.tp 2 need 6 GPUs, this machine shows 4"):
+    with pytest.raises(
+        InputError, match=r"3 engines with cluster\.tp 2 need 6 GPUs, this machine shows 4"
+    ):
         device_variables(3, cuda(2))
     assert device_variables(3, SETTINGS) == [{}, {}, {}]  # on a CPU
 
 
-def test_engines_share_a_gpu_if_they_should_and_each_starts_when_the_one_before_is_up(monkeypatch, tmp_path):
+def test_engines_share_a_gpu_if_they_should_and_each_starts_when_the_one_before_is_up(
+    monkeypatch, tmp_path
+):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
-    visible = [each["CUDA_VISIBLE_DEVICES"] for each in device_variables(5, cuda(1), engines_per_gpu=2)]
+    visible = [
+        each["CUDA_VISIBLE_DEVICES"] for each in device_variables(5, cuda(1), engines_per_gpu=2)
+    ]
     assert visible == ["4", "4", "5", "5", "6"]
-    with pytest.raises(InputError, match=r"7 engines with cluster\.tp 1 need 4 GPUs, this machine shows 3"):
+    with pytest.raises(
+        InputError, match=r"7 engines with cluster\.tp 1 need 4 GPUs, this machine shows 3"
+    ):
         device_variables(7, cuda(1), engines_per_gpu=2)
     starts: list[float] = []
 
@@ -445,7 +507,10 @@ def test_engines_share_a_gpu_if_they_should_and_each_starts_when_the_one_before_
 def test_gpus_are_counted_by_the_driver_where_no_variable_names_them(monkeypatch, tmp_path):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert [each["CUDA_VISIBLE_DEVICES"] for each in device_variables(2, cuda(1))] == ["0", "1"]  # nobody counts
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in device_variables(2, cuda(1))] == [
+        "0",
+        "1",
+    ]  # nobody counts
     driver = tmp_path / "nvidia-smi"
     driver.write_text(
         "#!/bin/sh\necho 'GPU 0: H100 (UUID: GPU-a)'\necho '  MIG 1g Device 0'\necho 'GPU 1: H100 (UUID: GPU-b)'\n"
@@ -463,7 +528,12 @@ def its_variable(engine: EngineDouble, channel: Channel) -> None:
 def test_an_engines_variables_are_those_of_its_process_alone(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     link = engine_link(
-        "worker 0", SETTINGS, tmp_path / "log", its_variable, EngineDouble, {"CUDA_VISIBLE_DEVICES": "3"}
+        "worker 0",
+        SETTINGS,
+        tmp_path / "log",
+        its_variable,
+        EngineDouble,
+        {"CUDA_VISIBLE_DEVICES": "3"},
     )
     wait_until_ready([link], 60.0)
     assert link.connection.recv()[0].key == 3 and "CUDA_VISIBLE_DEVICES" not in os.environ
@@ -532,7 +602,9 @@ if __name__ == "__main__":
 
 def model_folder(folder: Path, config: object = None, *files: str) -> Path:
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"} if config is None else config))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "qwen3"} if config is None else config)
+    )
     for file in files:
         (folder / file).touch()
     return folder
@@ -561,7 +633,10 @@ def test_a_folder_is_refused_in_a_line_before_anything_starts(tmp_path):
 
 def test_vllm_that_is_missing_or_unknown_says_what_to_install(monkeypatch):
     monkeypatch.setattr("simrl_replay.vllm_adapter._installed", lambda: None)
-    with pytest.raises(InputError, match=r"separate environment.*pip install vllm==.*/whl/cpu.*requirements-vllm-cpu"):
+    with pytest.raises(
+        InputError,
+        match=r"separate environment.*pip install vllm==.*/whl/cpu.*requirements-vllm-cpu",
+    ):
         vllm_version()
     monkeypatch.setattr("simrl_replay.vllm_adapter._installed", lambda: ("vllm", "0.11.2"))
     with pytest.raises(InputError, match=r"vllm 0.11.2 is installed.*pip install vllm==0.32.0"):
@@ -599,4 +674,7 @@ def test_another_failure_is_told_by_its_first_line_and_the_one_that_began_it():
     assert explained(KeyError("what"), SETTINGS) == "KeyError: 'what'"
     assert explained(RuntimeError("first\nsecond"), SETTINGS) == "RuntimeError: first"
     message = explained(wrapped(ImportError("no module named what\nand more")), SETTINGS)
-    assert message == "RuntimeError: engine core initialization failed (from ImportError: no module named what)"
+    assert (
+        message
+        == "RuntimeError: engine core initialization failed (from ImportError: no module named what)"
+    )

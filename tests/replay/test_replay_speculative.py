@@ -44,7 +44,9 @@ def of(tmp_path_factory: pytest.TempPathFactory) -> Of:
     )
 
 
-def test_history_is_drafted_by_simrl_with_the_window_the_gate_and_the_rule_of_the_method(of: Of) -> None:
+def test_history_is_drafted_by_simrl_with_the_window_the_gate_and_the_rule_of_the_method(
+    of: Of,
+) -> None:
     paper, code = of("histospec"), of("histospec_code")
     assert speculative_config(paper) == own_config(32)
     assert speculative_config(code) == own_config(16)
@@ -52,7 +54,12 @@ def test_history_is_drafted_by_simrl_with_the_window_the_gate_and_the_rule_of_th
     assert setup is not None and other is not None
     assert (setup.kind, setup.window, setup.history.branch) == ("history", Aimd(), "reward")
     assert isinstance(setup.gate, tuple) and len(setup.gate) == RATES and max(setup.gate) > 0
-    assert (other.kind, other.window, other.gate, other.history.least_probability) == ("history", Mimd(), None, 0.1)
+    assert (other.kind, other.window, other.gate, other.history.least_probability) == (
+        "history",
+        Mimd(),
+        None,
+        0.1,
+    )
 
 
 def test_n_grams_are_vllms_own_unless_the_method_has_a_gate_or_a_window_that_moves(of: Of) -> None:
@@ -69,36 +76,58 @@ def folder_of(architecture: str, folder: Path) -> Path:
     return folder
 
 
-def test_a_draft_model_is_vllms_own_from_a_folder_and_simrl_tells_it_when_to_draft(of: Of, tmp_path: Path) -> None:
+def test_a_draft_model_is_vllms_own_from_a_folder_and_simrl_tells_it_when_to_draft(
+    of: Of, tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match=r"'qwen2.5-0.5b' is none; give model: FOLDER"):
         speculative_config(of("draft_model"))
     folder_of("Qwen3ForCausalLM", tmp_path)
     for method in ("draft_model", COUPLED):
         config = speculative_config(of(method), draft_folder=tmp_path)
-        assert config == {"method": "draft_model", "model": str(tmp_path), "num_speculative_tokens": 4}
+        assert config == {
+            "method": "draft_model",
+            "model": str(tmp_path),
+            "num_speculative_tokens": 4,
+        }
         assert drafter_setup(of(method)) == DrafterSetup("engine", Fixed(tokens=4))
     with pytest.raises(InputError, match=r"'Qwen3ForCausalLM'.*name a folder with an EAGLE head"):
         speculative_config(replayed_form(of("tlt"))[0], draft_folder=tmp_path)
 
 
-def test_tlt_is_replayed_with_chains_of_an_eagle_head_that_is_not_trained_and_says_so(of: Of, tmp_path: Path) -> None:
+def test_tlt_is_replayed_with_chains_of_an_eagle_head_that_is_not_trained_and_says_so(
+    of: Of, tmp_path: Path
+) -> None:
     prepared, changes = replayed_form(of("tlt"))
-    assert len(changes) == 3 and "no trees" in changes[0] and "not trained" in changes[1] and "siblings" in changes[2]
+    assert (
+        len(changes) == 3
+        and "no trees" in changes[0]
+        and "not trained" in changes[1]
+        and "siblings" in changes[2]
+    )
     assert replayed_form(prepared)[1] == []
     config = speculative_config(prepared, draft_folder=folder_of("EagleLlamaForCausalLM", tmp_path))
     assert config == {"method": "eagle", "model": str(tmp_path), "num_speculative_tokens": 10}
     setup = drafter_setup(prepared)
     assert setup is not None and setup.gate == Elastic(threshold=32, patience=10)
-    assert setup.levels_from_batch == ((1, 10), (2, 8), (5, 6), (21, 4))  # the depths of the deepest trees
+    assert setup.levels_from_batch == (
+        (1, 10),
+        (2, 8),
+        (5, 6),
+        (21, 4),
+    )  # the depths of the deepest trees
     check_replayable(prepared, ReplayConfig(Path("model")))
-    with pytest.raises(InputError, match="'eagle' is none; an EAGLE head; name its folder with --draft-model"):
+    with pytest.raises(
+        InputError, match="'eagle' is none; an EAGLE head; name its folder with --draft-model"
+    ):
         speculative_config(prepared)
 
 
 def test_siblings_are_drafted_by_simrl_with_the_gate_of_tlt(of: Of) -> None:
     tlt_base = of({"name": "siblings", "gate": {"threshold": 5}})
     assert speculative_config(tlt_base) == own_config(8)
-    assert drafter_setup(tlt_base) == DrafterSetup("siblings", Fixed(tokens=8), Elastic(threshold=5))
+    assert drafter_setup(tlt_base) == DrafterSetup(
+        "siblings", Fixed(tokens=8), Elastic(threshold=5)
+    )
     setup = drafter_setup(of("srt"))
     assert setup is not None and setup.kind == "siblings" and setup.own_text
 
@@ -120,8 +149,13 @@ def test_random_weights_accept_a_draft_models_tokens_as_the_scenario_says_and_dr
     assert plan is not None and plan.acceptance is not None
     config = speculative_config(of("draft_model"), draft_folder=tmp_path, synthetic=True)
     rates = config["synthetic_acceptance_rates"]
-    assert config["rejection_sample_method"] == "synthetic" and len(rates) == config["num_speculative_tokens"]
-    assert rates == sorted(rates, reverse=True) and rates[0] == pytest.approx(plan.acceptance.by_position[0])
+    assert (
+        config["rejection_sample_method"] == "synthetic"
+        and len(rates) == config["num_speculative_tokens"]
+    )
+    assert rates == sorted(rates, reverse=True) and rates[0] == pytest.approx(
+        plan.acceptance.by_position[0]
+    )
     with pytest.raises(InputError, match="choose draft_model"):
         speculative_config(of("histospec"), synthetic=True)
 
@@ -132,7 +166,10 @@ def test_forced_acceptance_is_that_of_the_scenario_position_by_position(of: Of) 
     assert one.drafts is not None and setup.acceptance is not None
     assert setup.acceptance == one.drafts.acceptance
     rates = synthetic_acceptance(setup.acceptance, 4)["synthetic_acceptance_rates"]
-    by_position = [setup.acceptance.by_position[min(i, len(setup.acceptance.by_position) - 1)] for i in range(4)]
+    by_position = [
+        setup.acceptance.by_position[min(i, len(setup.acceptance.by_position) - 1)]
+        for i in range(4)
+    ]
     assert rates == pytest.approx(np.cumprod(by_position))
     with pytest.raises(InputError, match="choose draft_model"):
         forced_setup(of("histospec"))
@@ -142,7 +179,9 @@ def test_a_drafter_asks_for_no_number_of_ranks(of: Of) -> None:
     one = of("histospec")
     cluster = one.scenario.cluster.model_copy(update={"tp": 2})
     two = replace(one, scenario=one.scenario.model_copy(update={"cluster": cluster}))
-    assert speculative_config(two) == speculative_config(one) and drafter_setup(two) == drafter_setup(one)
+    assert speculative_config(two) == speculative_config(one) and drafter_setup(
+        two
+    ) == drafter_setup(one)
     assert engine_settings(two, ReplayConfig(Path("model"))).tp == 2
 
 
@@ -158,7 +197,9 @@ def test_a_drafter_asks_for_no_number_of_ranks(of: Of) -> None:
         ({"name": "draft_model", "window": {"kind": "aimd"}}, "leave out gate and window"),
     ],
 )
-def test_what_no_engine_does_is_refused_with_a_remedy(of: Of, method: str | dict[str, Any], remedy: str) -> None:
+def test_what_no_engine_does_is_refused_with_a_remedy(
+    of: Of, method: str | dict[str, Any], remedy: str
+) -> None:
     for told in (speculative_config, drafter_setup):
         with pytest.raises(InputError, match=remedy):
             told(of(method))
@@ -175,7 +216,8 @@ def test_an_engine_holds_the_longest_sample_and_its_drafts_and_no_token_more(of:
     tight = replace(one, limits=one.limits._replace(block_size=1, kv_blocks=least))
     assert engine_settings(tight, config).max_model_len == least
     with pytest.raises(
-        InputError, match=rf"engine\.kv_cache_tokens: {least - 1} tokens do not hold the longest sample"
+        InputError,
+        match=rf"engine\.kv_cache_tokens: {least - 1} tokens do not hold the longest sample",
     ):
         engine_settings(replace(tight, limits=tight.limits._replace(kv_blocks=least - 1)), config)
 
@@ -187,9 +229,13 @@ def test_an_engine_caches_prefixes_if_the_simulated_one_does(of: Of) -> None:
         assert engine_settings(ready, config).prefix_caching == cached
 
 
-def test_engines_that_share_a_gpu_get_equal_parts_of_its_memory_and_the_graphs_of_the_replay(of: Of) -> None:
+def test_engines_that_share_a_gpu_get_equal_parts_of_its_memory_and_the_graphs_of_the_replay(
+    of: Of,
+) -> None:
     one, config = of("none"), ReplayConfig(Path("model"))
-    whole, half = (engine_settings(one, replace(config, engines_per_gpu=n, graphs="decode")) for n in (1, 2))
+    whole, half = (
+        engine_settings(one, replace(config, engines_per_gpu=n, graphs="decode")) for n in (1, 2)
+    )
     assert whole.gpu_memory_utilization == one.scenario.engine.gpu_memory_utilization
     assert half.gpu_memory_utilization == whole.gpu_memory_utilization / 2
     assert half.graphs == "decode" and engine_settings(one, config).graphs == "compiled"
@@ -199,7 +245,9 @@ def test_passes_that_are_scheduled_ahead_are_not_replayed(of: Of) -> None:
     one = of("none")
     check_replayable(one, ReplayConfig(Path("model")))
     ahead = replace(one, limits=one.limits._replace(async_scheduling=True))
-    with pytest.raises(InputError, match=r"schedule no pass ahead \(engine\.async_scheduling\); set it to false"):
+    with pytest.raises(
+        InputError, match=r"schedule no pass ahead \(engine\.async_scheduling\); set it to false"
+    ):
         check_replayable(ahead, ReplayConfig(Path("model")))
 
 
@@ -209,7 +257,9 @@ def test_vllms_own_drafter_rests_until_few_requests_are_left_and_drafts_by_their
     chains = ((1, 10), (2, 6))
     assert proposer.levels(2) is None  # it is vLLM's own affair
     proposer.configure(
-        DrafterSetup("engine", Fixed(tokens=8), Elastic(threshold=2, patience=2), levels_from_batch=chains)
+        DrafterSetup(
+            "engine", Fixed(tokens=8), Elastic(threshold=2, patience=2), levels_from_batch=chains
+        )
     )
     for name in "abc":
         proposer.begins(name, 0, (1, 2), ())
@@ -217,16 +267,27 @@ def test_vllms_own_drafter_rests_until_few_requests_are_left_and_drafts_by_their
 
     def step(names: str, prefill: bool = False, accepted: int = 0) -> int | None:
         levels = proposer.levels(len(names))
-        batch = [Ran(name, known[name], 0 if prefill else known[name] - 1, 4 if accepted else 0, 100) for name in names]
+        batch = [
+            Ran(name, known[name], 0 if prefill else known[name] - 1, 4 if accepted else 0, 100)
+            for name in names
+        ]
         assert proposer.propose(batch, [[7] * (accepted + 1) for _ in names]) == {}
         for name in names:
             known[name] += accepted + 1
         return levels
 
-    assert [step("abc", prefill=True), step("abc"), step("ab")] == [0, 0, 0] and not proposer.restarts
+    assert [step("abc", prefill=True), step("abc"), step("ab")] == [
+        0,
+        0,
+        0,
+    ] and not proposer.restarts
     assert step("ab") == 0 and proposer.restarts
     proposer.restarts = False
-    assert step("ab", prefill=True) == 6 and step("ab", accepted=3) == 6 and step("a", accepted=2) == 10
+    assert (
+        step("ab", prefill=True) == 6
+        and step("ab", accepted=3) == 6
+        and step("a", accepted=2) == 10
+    )
     assert proposer.counts("a") == DraftCounts(8, 5, 2, 7) and proposer.counts("c") == DraftCounts()
     proposer.new_rollout()
     assert proposer.levels(1) == 0 and proposer.redraft() == {"a": [], "b": [], "c": []}

@@ -58,7 +58,10 @@ def models(tmp_path_factory) -> list[Path]:
 
     folder = tmp_path_factory.mktemp("models")
     return [
-        Path(make_model(folder / f"v{i}", LAYERS, HIDDEN, heads=2, kv_heads=1, vocab=300, seed=i) or folder / f"v{i}")
+        Path(
+            make_model(folder / f"v{i}", LAYERS, HIDDEN, heads=2, kv_heads=1, vocab=300, seed=i)
+            or folder / f"v{i}"
+        )
         for i in range(3)
     ]
 
@@ -73,7 +76,9 @@ def prepared(tmp_path_factory, models) -> Prepared:
     return prepare(chosen)
 
 
-def a_trace(steps: int = 3, group: int = 4, prompts: int = 3, tokens: int = 300, prompt_tokens: int = 10) -> Trace:
+def a_trace(
+    steps: int = 3, group: int = 4, prompts: int = 3, tokens: int = 300, prompt_tokens: int = 10
+) -> Trace:
     rows = [
         (step, 0, step * prompts + prompt, i, prompt_tokens + prompt, tokens + 37 * i)
         for step in range(steps)
@@ -83,7 +88,10 @@ def a_trace(steps: int = 3, group: int = 4, prompts: int = 3, tokens: int = 300,
     names = ("step", "epoch", "prompt_id", "sample", "prompt_tokens", "response_tokens")
     columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
     return Trace.from_columns(
-        columns, TraceMetadata(name="tiny", kind="synthetic", source="a test", tokenizer="none", cap_tokens=512)
+        columns,
+        TraceMetadata(
+            name="tiny", kind="synthetic", source="a test", tokenizer="none", cap_tokens=512
+        ),
     )
 
 
@@ -104,7 +112,12 @@ systems: [one_step_off]
 @pytest.fixture(scope="module")
 def config(models) -> ReplayConfig:
     return ReplayConfig(
-        model=models[0], weights=tuple(models), device="cpu", dtype="float32", temperature=0.0, step_deadline_s=20.0
+        model=models[0],
+        weights=tuple(models),
+        device="cpu",
+        dtype="float32",
+        temperature=0.0,
+        step_deadline_s=20.0,
     )
 
 
@@ -146,7 +159,9 @@ def workers(fleet: ReplayEngines, config: ReplayConfig) -> tuple[WallClock, list
     ]
 
 
-def generate(fleet: ReplayEngines, config: ReplayConfig, samples: Sequence[Sample]) -> dict[int, Rollout]:
+def generate(
+    fleet: ReplayEngines, config: ReplayConfig, samples: Sequence[Sample]
+) -> dict[int, Rollout]:
     """What the first engine makes of them if nothing happens."""
     env, [worker, _] = workers(fleet, config)
     rollouts = env.run(until=gather(env, [worker.submit(each) for each in samples]))
@@ -154,7 +169,9 @@ def generate(fleet: ReplayEngines, config: ReplayConfig, samples: Sequence[Sampl
 
 
 def test_responses_have_the_length_they_should_to_the_token(fleet, config):
-    samples = [sample(uid, 1 + 13 * uid, tokens) for uid, tokens in enumerate([1, 2, 3, 17, 64, 150])]
+    samples = [
+        sample(uid, 1 + 13 * uid, tokens) for uid, tokens in enumerate([1, 2, 3, 17, 64, 150])
+    ]
     rollouts = generate(fleet, config, samples)
     for each in samples:
         rollout, length = rollouts[each.uid], RESPONSES[each.uid].tokens
@@ -182,7 +199,9 @@ def test_a_response_that_moves_twice_is_token_for_token_what_it_would_have_been(
     assert rollout.token_ids == alone.token_ids
 
 
-def test_an_interrupted_response_goes_on_as_one_aborted_and_submitted_again_under_the_new_weights(fleet, config):
+def test_an_interrupted_response_goes_on_as_one_aborted_and_submitted_again_under_the_new_weights(
+    fleet, config
+):
     a, others = sample(0, 20, 160), [sample(uid, 12, 400) for uid in range(1, 4)]
 
     def interrupted(how: str, at: int) -> tuple[Rollout, int]:
@@ -196,7 +215,9 @@ def test_an_interrupted_response_goes_on_as_one_aborted_and_submitted_again_unde
             if how == "again":
                 partial_rollout = yield worker.abort(a)
                 yield worker.load_weights(1)
-                rollout = yield worker.submit(a, partial_rollout._replace(token_ids=partial_rollout.token_ids))
+                rollout = yield worker.submit(
+                    a, partial_rollout._replace(token_ids=partial_rollout.token_ids)
+                )
             else:
                 yield worker.load_weights(1, running=how)
                 rollout = yield stay
@@ -209,7 +230,9 @@ def test_an_interrupted_response_goes_on_as_one_aborted_and_submitted_again_unde
         """The rest, from the new weights alone, after the tokens that the old ones made."""
         env, [worker, _] = workers(fleet, config)
         first = rollout.segments[0]._replace(tokens=tokens)
-        had = Rollout(a, (first,), False, rollout.first_token_s, token_ids=rollout.token_ids[:tokens])
+        had = Rollout(
+            a, (first,), False, rollout.first_token_s, token_ids=rollout.token_ids[:tokens]
+        )
 
         def process():
             yield worker.load_weights(1)
@@ -269,22 +292,27 @@ def test_killed_and_hung_engines_cost_no_token_and_are_named(fleet, config, prep
             os.kill(pid(fleet, 1), signal.SIGSTOP)
 
     before = [pid(fleet, i) for i in range(2)]
-    kill = subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(1.0); os.kill({before[0]}, 9)"])
+    kill = subprocess.Popen(
+        [sys.executable, "-c", f"import os, time; time.sleep(1.0); os.kill({before[0]}, 9)"]
+    )
     config = ReplayConfig(**{**vars(config), "step_deadline_s": 5.0})
     measured = replay(prepared, fleet, config, disturb)
     kill.wait()
     assert measured.stopped is None
     happened = measured.result.metadata["replay"]["happened"]
-    assert sorted((event["kind"], event["worker"]) for event in happened) == [("died", 0), ("hung", 1)]
+    assert sorted((event["kind"], event["worker"]) for event in happened) == [
+        ("died", 0),
+        ("hung", 1),
+    ]
     assert all(f"worker {event['worker']}: " in event["message"] for event in happened)
     assert not any(is_there(each) for each in before)
     whole = a_trace()
     uids = sorted(uid for step in trained(measured.result) for uid in step)
     assert uids == sorted(set(uids)) and len(uids) == len(whole)
     samples = rows(measured.result.samples)
-    assert sum(row["generated_tokens"] for row in samples if row["trained_step"] is not None) == sum(
-        whole.column("response_tokens").tolist()
-    )
+    assert sum(
+        row["generated_tokens"] for row in samples if row["trained_step"] is not None
+    ) == sum(whole.column("response_tokens").tolist())
     segments = rows(measured.result.segments)
     assert sum(s["tokens"] for s in segments) == sum(row["generated_tokens"] for row in samples)
     ids = measured.trace.table.column("response_ids").to_pylist()
@@ -304,9 +332,28 @@ def folder(tmp_path, models) -> Path:
 
 
 def command(folder: Path, model: Path, *more: str) -> subprocess.Popen:
-    arguments = ["replay", "scenario.yaml", "--workers", "1", "--model", str(model), "--device", "cpu"]
+    arguments = [
+        "replay",
+        "scenario.yaml",
+        "--workers",
+        "1",
+        "--model",
+        str(model),
+        "--device",
+        "cpu",
+    ]
     return subprocess.Popen(
-        [sys.executable, "-m", "simrl.commands.cli", *arguments, "--dtype", "float32", "-o", "out", *more],
+        [
+            sys.executable,
+            "-m",
+            "simrl.commands.cli",
+            *arguments,
+            "--dtype",
+            "float32",
+            "-o",
+            "out",
+            *more,
+        ],
         cwd=folder,
         text=True,
         stdout=subprocess.PIPE,
@@ -333,8 +380,12 @@ def running() -> Iterator[tuple[int, list[str]]]:
             yield int(stat.parent.name), fields
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_ctrl_c_or_sigterm_in_mid_replay_leaves_what_was_measured_and_no_process(folder, models, number):
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
+def test_ctrl_c_or_sigterm_in_mid_replay_leaves_what_was_measured_and_no_process(
+    folder, models, number
+):
     """To the whole group, as a terminal sends it, and twice."""
     run = command(folder, models[0], "steps=300")
     assert run.stderr is not None
@@ -359,7 +410,9 @@ def test_ctrl_c_or_sigterm_in_mid_replay_leaves_what_was_measured_and_no_process
 def test_sigterm_while_engines_start_leaves_nothing(folder, models, after_s):
     run = command(folder, models[0])
     # The prediction comes first, and compiles where no run has.
-    assert eventually(lambda: run.poll() is not None or list(folder.glob(".out.*/logs/*.log")), 240.0)
+    assert eventually(
+        lambda: run.poll() is not None or list(folder.glob(".out.*/logs/*.log")), 240.0
+    )
     time.sleep(after_s)
     run.send_signal(signal.SIGTERM)
     out, err = run.communicate(timeout=60)
@@ -379,7 +432,11 @@ def test_a_kv_cache_for_which_there_is_no_memory_says_what_to_lower(folder, mode
     assert "lower engine.kv_cache_tokens" in last and "Traceback" not in err
     assert last.endswith("the engines' logs are in out-logs")
     assert "can't allocate memory" in (folder / "out-logs" / "worker-000.log").read_text()
-    assert sorted(file.name for file in folder.iterdir()) == ["out-logs", "scenario.yaml", "trace.parquet"]
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "out-logs",
+        "scenario.yaml",
+        "trace.parquet",
+    ]
     assert eventually(lambda: not processes(run.pid), 5.0)
 
 
@@ -390,33 +447,49 @@ def test_random_weights_of_a_config_replay_with_loads_that_are_held(folder, mode
     _, err = (run := command(folder, bare, "steps=2", "--dummy")).communicate(timeout=180)
     assert run.returncode == 0, err
     measured = read_result(folder / "out" / "measured")
-    assert measured.metadata["replay"]["weights"].startswith("dummy; loads were held for the predicted time")
-    loads = [s["ended_s"] - s["started_s"] for s in rows(measured.spans) if s["kind"] == "load_weights"]
+    assert measured.metadata["replay"]["weights"].startswith(
+        "dummy; loads were held for the predicted time"
+    )
+    loads = [
+        s["ended_s"] - s["started_s"] for s in rows(measured.spans) if s["kind"] == "load_weights"
+    ]
     assert loads and min(loads) >= measured.metadata["load_weights_s"]
 
 
 @pytest.mark.parametrize("caching", [False, True])
-def test_an_engine_counts_the_passes_preemptions_and_hits_that_were_simulated(models, tmp_path, caching):
+def test_an_engine_counts_the_passes_preemptions_and_hits_that_were_simulated(
+    models, tmp_path, caching
+):
     write_trace(a_trace(steps=2, tokens=150, prompt_tokens=100), tmp_path / "trace.parquet")
-    text = scenario(models[0], tmp_path, steps=2, cache=1024).replace("one_step_off", "verl_colocated")
-    text = text.replace("gpus: 3", "gpus: 1").replace("block_size: 32", f"block_size: 32, prefix_caching: {caching}")
+    text = scenario(models[0], tmp_path, steps=2, cache=1024).replace(
+        "one_step_off", "verl_colocated"
+    )
+    text = text.replace("gpus: 3", "gpus: 1").replace(
+        "block_size: 32", f"block_size: 32, prefix_caching: {caching}"
+    )
     (tmp_path / "scenario.yaml").write_text(text)
     [chosen] = load_scenarios(tmp_path / "scenario.yaml", [])
     prepared, config = prepare(chosen), ReplayConfig(models[0], device="cpu", dtype="float32")
     schedule = Schedule(prepared, simpy.Environment(), simulated_workers)
     schedule.run()
     with process_fleet(1, engine_settings(prepared, config), config, tmp_path) as fleet:
-        twice = [replay(prepared, fleet, config).result.metadata["replay"]["engines"] for _ in range(2)]
+        twice = [
+            replay(prepared, fleet, config).result.metadata["replay"]["engines"] for _ in range(2)
+        ]
     simulated = schedule.workers[0].engines[0].totals  # type: ignore[attr-defined]
     named = {"passes": "passes", "preemptions": "preemptions"}
     if caching:
         named |= {"prefix_queried_tokens": "lookup_tokens", "prefix_hit_tokens": "hit_tokens"}
     for [measured] in twice:
-        assert {name: measured[name] for name in named} == {name: simulated[of] for name, of in named.items()}
+        assert {name: measured[name] for name in named} == {
+            name: simulated[of] for name, of in named.items()
+        }
         assert measured["preemptions"] > 0 and (measured["prefix_hit_tokens"] > 0) == caching
 
 
-def test_a_replay_with_forced_acceptance_accepts_sample_by_sample_what_was_simulated(models, tmp_path):
+def test_a_replay_with_forced_acceptance_accepts_sample_by_sample_what_was_simulated(
+    models, tmp_path
+):
     def case(trace: Trace, speculation: str) -> Prepared:
         write_trace(trace, tmp_path / "trace.parquet")
         text = scenario(models[0], tmp_path, steps=1).replace(
@@ -434,7 +507,14 @@ def test_a_replay_with_forced_acceptance_accepts_sample_by_sample_what_was_simul
         assert recorded is not None
         prepared = forced(case(recorded, "draft_model"))
         predicted, measured = simulate_prepared(prepared), replay(prepared, fleet, live)
-    columns = ["prompt_id", "sample", "generated_tokens", "drafted_tokens", "accepted_tokens", "verifications"]
+    columns = [
+        "prompt_id",
+        "sample",
+        "generated_tokens",
+        "drafted_tokens",
+        "accepted_tokens",
+        "verifications",
+    ]
     told, found = (
         sorted(tuple(row[name] for name in columns) for row in rows(result.samples))
         for result in (predicted, measured.result)
@@ -444,7 +524,9 @@ def test_a_replay_with_forced_acceptance_accepts_sample_by_sample_what_was_simul
     [counts] = measured.result.metadata["replay"]["engines"]
     assert counts["drafted_tokens"] == sum(row[3] for row in found)
     assert measured.result.metadata["replay"]["forced_acceptance"]
-    with pytest.raises(InputError, match="the trace has no token ids; replay it once without speculation"):
+    with pytest.raises(
+        InputError, match="the trace has no token ids; replay it once without speculation"
+    ):
         check_replayable(forced(case(a_trace(steps=1), "draft_model")), live)
 
 
@@ -456,7 +538,9 @@ def test_random_weights_follow_a_recorded_run_and_its_drafts_stand_as_simulated(
         for prompt in texts:
             for i in range(4):
                 start, own = 10 * i, draws.integers(0, 300, 15).tolist()
-                ids[epoch, prompt, i] = texts[prompt][start : start + 40] + own + texts[prompt][start + 40 :]
+                ids[epoch, prompt, i] = (
+                    texts[prompt][start : start + 40] + own + texts[prompt][start + 40 :]
+                )
     keys = sorted(ids)
     columns = {
         "step": [epoch for epoch, _, _ in keys],
@@ -467,22 +551,43 @@ def test_random_weights_follow_a_recorded_run_and_its_drafts_stand_as_simulated(
         "response_tokens": [len(ids[key]) for key in keys],
         "response_ids": [ids[key] for key in keys],
     }
-    metadata = TraceMetadata(name="two epochs", kind="recorded", source="a test", tokenizer="none", cap_tokens=256)
+    metadata = TraceMetadata(
+        name="two epochs", kind="recorded", source="a test", tokenizer="none", cap_tokens=256
+    )
     write_trace(Trace.from_columns(columns, metadata), tmp_path / "trace.parquet")
     drafting = "{name: histospec, gate: open, window: {kind: aimd, most_tokens: 8}}"
     text = scenario(models[0], tmp_path, steps=2)
-    text = text.replace("[one_step_off]", f"[{{name: split, rollout_share: 0.34, speculation: {drafting}}}]")
+    text = text.replace(
+        "[one_step_off]", f"[{{name: split, rollout_share: 0.34, speculation: {drafting}}}]"
+    )
     (tmp_path / "scenario.yaml").write_text(text)
     prepared, _ = replayed_form(prepare(load_scenarios(tmp_path / "scenario.yaml", [])[0]))
-    config = ReplayConfig(models[0], device="cpu", dtype="float32", dummy_weights=True, recorded_tokens=True)
+    config = ReplayConfig(
+        models[0], device="cpu", dtype="float32", dummy_weights=True, recorded_tokens=True
+    )
     with process_fleet(1, engine_settings(prepared, config), config, tmp_path) as fleet:
         measured = replay(prepared, fleet, config)
     assert measured.trace is not None
-    generated = {(r["epoch"], r["prompt_id"], r["sample"]): r["response_ids"] for r in rows(measured.trace.table)}
+    generated = {
+        (r["epoch"], r["prompt_id"], r["sample"]): r["response_ids"]
+        for r in rows(measured.trace.table)
+    }
     assert generated == {key: ids[key] for key in generated} and len(generated) == len(keys)
-    counts = ["epoch", "prompt_id", "sample", "drafted_tokens", "accepted_tokens", "verifications", "verified_tokens"]
+    counts = [
+        "epoch",
+        "prompt_id",
+        "sample",
+        "drafted_tokens",
+        "accepted_tokens",
+        "verifications",
+        "verified_tokens",
+    ]
     simulated, replayed = (
-        sorted(tuple(row[name] for name in counts) for row in rows(result.samples) if row["status"] == "trained")
+        sorted(
+            tuple(row[name] for name in counts)
+            for row in rows(result.samples)
+            if row["status"] == "trained"
+        )
         for result in (simulate_prepared(prepared), measured.result)
     )
     assert replayed == simulated and sum(row[4] for row in replayed) > 100
@@ -505,12 +610,19 @@ def test_an_engine_of_two_processes_generates_drafts_for_both_loads_and_ends_wit
     link = engine_link("worker 0", settings, tmp_path / "log")
 
     def generate(tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        link.send([Begin(1, 0, tuple(range(10)), (), tokens), LoadWeights(2, 1, settings.model, "recompute", 0.0)])
+        link.send(
+            [
+                Begin(1, 0, tuple(range(10)), (), tokens),
+                LoadWeights(2, 1, settings.model, "recompute", 0.0),
+            ]
+        )
         reports: list = []
         while not any(isinstance(report, Ended) for report in reports):
             reports += link.connection.recv()
         assert any(isinstance(report, Loaded) for report in reports)
-        gained = [token for report in reports if isinstance(report, Gained) for token in report.token_ids]
+        gained = [
+            token for report in reports if isinstance(report, Gained) for token in report.token_ids
+        ]
         return tuple(gained), next(report.drafts for report in reports if isinstance(report, Ended))
 
     try:
@@ -523,7 +635,11 @@ def test_an_engine_of_two_processes_generates_drafts_for_both_loads_and_ends_wit
     finally:
         link.kill()
     assert nothing == (0, 0, 0, 0) and again == plain and len(plain) == 46
-    assert verifications > 5 and drafted >= accepted > 20 and accepted < verified <= accepted + verifications
+    assert (
+        verifications > 5
+        and drafted >= accepted > 20
+        and accepted < verified <= accepted + verifications
+    )
     assert eventually(lambda: not of_group(link.process.pid), 5.0)
 
 
@@ -531,7 +647,9 @@ def test_seer_is_replayed_in_chunks_that_any_worker_goes_on_with(fleet, config, 
     """A chunk finds its KV cache only at the worker that ran the chunk before."""
     scenario = prepared.scenario
     system = SystemConfig(name="split", dispatch="seer", rollout_share=0.67)
-    chosen, changes = replayed_form(prepare(scenario.model_copy(update={"system": system, "steps": 1})))
+    chosen, changes = replayed_form(
+        prepare(scenario.model_copy(update={"system": system, "steps": 1}))
+    )
     dispatch = replace(chosen.system.dispatch, chunk_tokens=64)
     chosen = replace(chosen, system=replace(chosen.system, dispatch=dispatch))
     predicted, measured = simulate_prepared(chosen), replay(chosen, fleet, config)
@@ -544,7 +662,9 @@ def test_seer_is_replayed_in_chunks_that_any_worker_goes_on_with(fleet, config, 
 
 
 @pytest.mark.parametrize(("system", "eagle"), [("tlt", True), ("specactor", False)])
-def test_a_models_drafts_are_vllms_own_and_begin_when_the_schedule_says(models, tmp_path, system, eagle):
+def test_a_models_drafts_are_vllms_own_and_begin_when_the_schedule_says(
+    models, tmp_path, system, eagle
+):
     """TLT's once three responses are left, SpecActor's from the start; greedy responses are what they are without drafts."""
     write_trace(a_trace(steps=1, prompts=2), tmp_path / "trace.parquet")
     drafter = make_drafter(models[0], tmp_path / "drafter", eagle)
@@ -563,9 +683,13 @@ def test_a_models_drafts_are_vllms_own_and_begin_when_the_schedule_says(models, 
         plain = replay(replace(prepared, drafts=None), fleet, config)
     assert measured.stopped is None and measured.trace is not None and plain.trace is not None
     assert bool(changes) == (system == "tlt")
-    ids, expected = (each.trace.table.column("response_ids").to_pylist() for each in (measured, plain))
+    ids, expected = (
+        each.trace.table.column("response_ids").to_pylist() for each in (measured, plain)
+    )
     assert ids == expected
-    drafted = {row["generated_tokens"]: row["drafted_tokens"] for row in rows(measured.result.samples)}
+    drafted = {
+        row["generated_tokens"]: row["drafted_tokens"] for row in rows(measured.result.samples)
+    }
     shortest, longest = min(drafted), max(drafted)
     assert drafted[longest] > 100
     assert drafted[shortest] == 0 if system == "tlt" else drafted[shortest] > 100

@@ -20,7 +20,13 @@ from simrl_replay.proposer import DrafterSetup
 from simrl_replay.vllm_worker import VllmWorker
 from tests.engine.test_engine import TABLES
 from tests.engine.test_engine import limits as any_limits
-from tests.engine_double import EngineDouble, LogicalClock, LogicalLink, continuation, double_settings
+from tests.engine_double import (
+    EngineDouble,
+    LogicalClock,
+    LogicalLink,
+    continuation,
+    double_settings,
+)
 from tests.helpers import RESPONSES, ROOMY, examples, one_second_a_pass, recorder, sample
 from tests.references.engine import ReferenceEngine
 from tests.runtime.test_worker import Observed, ReferenceWorker, lengths, number_requests
@@ -98,12 +104,18 @@ def compare_with_the_rule(tables, limits, load_s, timeline):
     reference.run(commands)
     real = rig(limits, tables, load_s)
     seen = Observed(real.env, real.worker, after_end, samples)
-    for time_s, what, argument in commands:  # all planned before anything reacts: first in their instants
+    for (
+        time_s,
+        what,
+        argument,
+    ) in commands:  # all planned before anything reacts: first in their instants
         real.at(time_s, lambda what=what, argument=argument: getattr(seen, what)(argument))
     real.run()
 
     close = {"rel": 1e-9, "abs": 1e-9}
-    assert all(event.processed for event in [*seen.stays, *seen.loads])  # (SimPy refuses to fire an event twice)
+    assert all(
+        event.processed for event in [*seen.stays, *seen.loads]
+    )  # (SimPy refuses to fire an event twice)
     assert sorted(seen.ended) == sorted(reference.ended)
     for uid, stays in reference.ended.items():
         assert len(seen.ended[uid]) == len(stays)
@@ -136,14 +148,20 @@ def compare_with_the_rule(tables, limits, load_s, timeline):
     assert real.engine.passes == reference.engine.passes
     generated = sum(rollout.tokens for stays in seen.ended.values() for _, rollout in stays[-1:])
     spans = real.record.spans
-    assert real.worker.generated_total == generated == sum(s.tokens for s in spans if s.kind == "rollout")
+    assert (
+        real.worker.generated_total
+        == generated
+        == sum(s.tokens for s in spans if s.kind == "rollout")
+    )
     busy = sorted((s.started_s, s.ended_s) for s in spans if s.ended_s > s.started_s)
     assert all(first[1] <= second[0] for first, second in pairwise(busy))
     return real, seen
 
 
 # Two responses fill the cache to its last block: the second is preempted, or sent again, and finds all its tokens but the last.
-A_FULL_CACHE = Limits(max_num_seqs=2, max_num_batched_tokens=3, block_size=1, kv_blocks=210, prefix_caching=True)
+A_FULL_CACHE = Limits(
+    max_num_seqs=2, max_num_batched_tokens=3, block_size=1, kv_blocks=210, prefix_caching=True
+)
 TWO_RESPONSES = [(0.0, ("submit", [(1, 105), (2, 105)]))]
 
 
@@ -151,20 +169,35 @@ TWO_RESPONSES = [(0.0, ("submit", [(1, 105), (2, 105)]))]
 @example(limits=A_FULL_CACHE, timeline=(TWO_RESPONSES, []), load_s=0.02)
 @example(limits=A_FULL_CACHE, timeline=(TWO_RESPONSES, [(0, ("bounce", 1))]), load_s=0.02)
 @example(limits=A_FULL_CACHE, timeline=(TWO_RESPONSES, [(0, ("abort", 1))]), load_s=0.02)
-@given(any_limits, timelines(st.one_of(st.just(0.0), st.floats(0, 0.6))), st.sampled_from([0.02, 0.3]))
-def test_whatever_is_asked_and_whenever_a_real_loop_does_it_by_the_written_rule(limits, timeline, load_s):
+@given(
+    any_limits, timelines(st.one_of(st.just(0.0), st.floats(0, 0.6))), st.sampled_from([0.02, 0.3])
+)
+def test_whatever_is_asked_and_whenever_a_real_loop_does_it_by_the_written_rule(
+    limits, timeline, load_s
+):
     """I4: the loop around a real engine follows the rule of a simulated worker."""
     compare_with_the_rule(TABLES, limits, load_s, timeline)
 
 
-AN_ENGINE_OF_ONE = Limits(max_num_seqs=1, max_num_batched_tokens=3, block_size=1, kv_blocks=210, async_scheduling=False)
-ASKED_AS_A_LOAD_DRAINS = ([(0.0, ("submit", [(1, 2)])), (0.5, ("load", "drain")), (0.5, ("submit", [(1, 1)]))], [])
+AN_ENGINE_OF_ONE = Limits(
+    max_num_seqs=1, max_num_batched_tokens=3, block_size=1, kv_blocks=210, async_scheduling=False
+)
+ASKED_AS_A_LOAD_DRAINS = (
+    [(0.0, ("submit", [(1, 2)])), (0.5, ("load", "drain")), (0.5, ("submit", [(1, 1)]))],
+    [],
+)
 
 
 @examples(50)
 @example(limits=AN_ENGINE_OF_ONE, timeline=ASKED_AS_A_LOAD_DRAINS, load_s=1.0)
-@given(any_limits, timelines(st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.0, 60.0])), st.sampled_from([1.0, 2.5]))
-def test_what_is_asked_exactly_at_a_boundary_waits_for_the_next_one_in_a_real_loop_too(limits, timeline, load_s):
+@given(
+    any_limits,
+    timelines(st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.0, 60.0])),
+    st.sampled_from([1.0, 2.5]),
+)
+def test_what_is_asked_exactly_at_a_boundary_waits_for_the_next_one_in_a_real_loop_too(
+    limits, timeline, load_s
+):
     """I4: the loop around a real engine follows the rule where commands and boundaries coincide."""
     compare_with_the_rule(TICKS, limits, load_s, timeline)
 
@@ -195,7 +228,11 @@ def test_an_abort_fires_after_the_stays_own_event_with_its_tokens_and_a_second_o
     assert names == [("stay", 6.0), ("abort", 6.0), ("again", 6.0), ("too late", 9.0)]
     stay, abort, again, late = (value for _, _, value in real.log)
     assert stay == abort and again is late is None
-    assert (stay.done, stay.tokens, stay.token_ids) == (False, 6, tuple(continuation(prompt_ids(a), 6, "v0")))
+    assert (stay.done, stay.tokens, stay.token_ids) == (
+        False,
+        6,
+        tuple(continuation(prompt_ids(a), 6, "v0")),
+    )
 
 
 def test_an_abort_that_comes_when_the_response_ends_leaves_it_whole():
@@ -230,7 +267,9 @@ def test_a_response_is_done_with_its_stop_token_wherever_that_is_and_at_its_cap_
     stop_at = next(i for i in range(9, 40) if tokens[i] not in tokens[:i])
     real = rig(stop_token=tokens[stop_at])
     uncut = next(
-        uid for uid in range(2, 99) if tokens[stop_at] not in continuation(prompt_ids(sample(uid, 5, 40)), 40, "v0")
+        uid
+        for uid in range(2, 99)
+        if tokens[stop_at] not in continuation(prompt_ids(sample(uid, 5, 40)), 40, "v0")
     )
     real.note("stopped", real.worker.submit(first))
     real.note("capped", real.worker.submit(sample(uncut, 5, 40)))
@@ -338,8 +377,18 @@ def test_a_draining_load_lets_the_running_end_and_nothing_new_begin():
     real.at(1.5, lambda: real.note("load", real.worker.load_weights(1, running="drain")))
     real.at(2.5, lambda: real.note(3, real.worker.submit(sample(3, 4, 2))))
     real.run()
-    assert [(name, at_s) for name, at_s, _ in real.log] == [(0, 5.0), (1, 7.0), ("load", 17.0), (3, 19.0), (2, 21.0)]
-    versions = {name: [s.policy_version for s in value.segments] for name, _, value in real.log if name != "load"}
+    assert [(name, at_s) for name, at_s, _ in real.log] == [
+        (0, 5.0),
+        (1, 7.0),
+        ("load", 17.0),
+        (3, 19.0),
+        (2, 21.0),
+    ]
+    versions = {
+        name: [s.policy_version for s in value.segments]
+        for name, _, value in real.log
+        if name != "load"
+    }
     assert versions == {0: [0], 1: [0], 2: [1], 3: [1]}
 
 
@@ -402,4 +451,6 @@ def test_a_run_that_is_stopped_records_what_is_unfinished():
     real.run()
     [rollout] = real.record.rollouts()
     assert (rollout.done, rollout.tokens) == (False, 7)
-    assert [(s.kind, s.started_s, s.ended_s, s.tokens) for s in real.record.spans] == [("rollout", 0.0, 7.5, 7)]
+    assert [(s.kind, s.started_s, s.ended_s, s.tokens) for s in real.record.spans] == [
+        ("rollout", 0.0, 7.5, 7)
+    ]

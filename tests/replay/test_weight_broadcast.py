@@ -15,7 +15,12 @@ from simrl_replay.grpo.weight_broadcast import METHODS, broadcast, predict, tens
 from simrl_replay.prove_plan import sizes, write_config  # noqa: E402
 
 pytestmark = pytest.mark.vllm  # what it needs comes with it
-SHAPES = [(64, 32), (32,), (7, 3), (500,)]  # an odd number of values, and one that fills a bucket alone
+SHAPES = [
+    (64, 32),
+    (32,),
+    (7, 3),
+    (500,),
+]  # an odd number of values, and one that fills a bucket alone
 
 
 def test_two_processes_end_with_the_bytes_of_the_first_both_ways_in_positive_seconds():
@@ -37,14 +42,18 @@ def fail_second(rank: int, *_: object) -> None:
 
 def test_a_tensor_that_does_not_arrive_stops_the_broadcast(monkeypatch):
     spawn = module.spawn
-    monkeypatch.setattr(module, "spawn", lambda _, *rest, **named: spawn(lose_a_tensor, *rest, **named))
+    monkeypatch.setattr(
+        module, "spawn", lambda _, *rest, **named: spawn(lose_a_tensor, *rest, **named)
+    )
     with pytest.raises(StoppedError, match="other bytes arrived than were sent"):
         broadcast(SHAPES, 2, "cpu")
 
 
 def test_a_process_that_fails_is_named_with_its_reason_in_a_line(monkeypatch):
     spawn = module.spawn
-    monkeypatch.setattr(module, "spawn", lambda _, *rest, **named: spawn(fail_second, *rest, **named))
+    monkeypatch.setattr(
+        module, "spawn", lambda _, *rest, **named: spawn(fail_second, *rest, **named)
+    )
     with pytest.raises(StoppedError, match=r"^rank 1: ValueError: no such GPU$"):
         broadcast(SHAPES, 2, "cpu")
 
@@ -55,7 +64,9 @@ def test_the_tensors_of_a_model_are_those_that_the_prediction_counts(device, tmp
     write_config(shape, tmp_path, "bfloat16")
     shapes = tensor_shapes(tmp_path)
     assert len(shapes) == shape.tensors
-    assert 2 * sum(torch.Size(each).numel() for each in shapes) == pytest.approx(shape.weight_bytes, rel=0.01)
+    assert 2 * sum(torch.Size(each).numel() for each in shapes) == pytest.approx(
+        shape.weight_bytes, rel=0.01
+    )
 
 
 def test_a_broadcast_is_predicted_by_the_link_and_in_buckets_by_the_hosts_of_both_ends_too():

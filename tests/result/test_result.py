@@ -48,7 +48,10 @@ def test_a_worker_on_two_lanes_has_its_time_on_both_and_its_counts_on_the_first(
     record = recorder("rollout-000", "rollout-001")
     record.span(0, "rollout", 0.0, 4.0, 0, 30, Work(decode_s=4.0, decodes=30, slot_s=8.0), 2)
     spans = rows(record.result(4.0, {}).spans)
-    counted = [(s["lane"], s["ended_s"], s["tokens"], s["decode_s"], s["decodes"], s["slot_s"]) for s in spans]
+    counted = [
+        (s["lane"], s["ended_s"], s["tokens"], s["decode_s"], s["decodes"], s["slot_s"])
+        for s in spans
+    ]
     assert counted == [("rollout-000", 4.0, 30, 4.0, 30, 8.0), ("rollout-001", 4.0, 0, 4.0, 0, 0.0)]
 
 
@@ -97,7 +100,12 @@ def test_a_sample_that_never_had_a_token_has_a_row_without_times():
     record = recorder()
     record.request_ended(rollout(0, {}, done=False))
     [row] = rows(record.result(10.0, {}).samples)
-    assert (row["generated_tokens"], row["started_s"], row["finished_s"], row["worker"]) == (0, None, None, None)
+    assert (row["generated_tokens"], row["started_s"], row["finished_s"], row["worker"]) == (
+        0,
+        None,
+        None,
+        None,
+    )
 
 
 def test_every_update_is_told_as_it_happens():
@@ -126,7 +134,8 @@ def test_a_result_reads_as_it_was_written_also_without_samples(tmp_path):
 
 def test_a_folder_that_holds_no_result_is_refused_in_one_line(tmp_path):
     with pytest.raises(
-        InputError, match=r"not a result folder, it has no result.json; name one that `simrl run` wrote"
+        InputError,
+        match=r"not a result folder, it has no result.json; name one that `simrl run` wrote",
     ):
         read_result(tmp_path)
     (tmp_path / "result.json").write_text(json.dumps({}))

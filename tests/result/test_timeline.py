@@ -7,7 +7,14 @@ import pytest
 from simrl.errors import InputError
 from simrl.result.metrics import gpu_seconds, window
 from simrl.result.result import Lane, Result, SampleRow, SegmentRow, Step
-from simrl.result.timeline import idle_shares, running_requests, shares, spans, steady_window, time_shares
+from simrl.result.timeline import (
+    idle_shares,
+    running_requests,
+    shares,
+    spans,
+    steady_window,
+    time_shares,
+)
 from simrl.runtime.recorder import Recorder
 
 Run = Callable[..., Result]
@@ -24,7 +31,9 @@ def drawn_by_hand() -> Result:
     return recorder.result(10.0, {"gpus": 8, "scenario": {"warmup_steps": 0}})
 
 
-def with_requests(samples: list[tuple[int, str]], segments: list[tuple[int, int, float, float]]) -> Result:
+def with_requests(
+    samples: list[tuple[int, str]], segments: list[tuple[int, int, float, float]]
+) -> Result:
     """A result that holds only samples (uid, status) and segments (uid, worker, started_s, ended_s)."""
     rows = [SampleRow(uid, 0, 0, 0, 1, 1, 1, 0.0, None, 0, status, None) for uid, status in samples]
     parts = [SegmentRow(uid, worker, 0, 1, start, end) for uid, worker, start, end in segments]
@@ -74,7 +83,9 @@ def test_every_lane_is_covered_from_end_to_end_of_a_window(small_run: Run, syste
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_shares_sum_to_one_at_every_instant_and_over_time_to_the_metrics(small_run: Run, system: str) -> None:
+def test_shares_sum_to_one_at_every_instant_and_over_time_to_the_metrics(
+    small_run: Run, system: str
+) -> None:
     result = small_run(system)
     start_s, end_s = window(result, 2)
     part = spans(result).within(start_s, end_s)

@@ -50,7 +50,9 @@ OFFLOAD = AgentRules("offload", host_blocks=100, block_bytes=1.0, block_s=1.0)
 def workers_with(rules, env, limits=FINE, n=1):
     agents, record = Agents(env, rules), recorder(*(f"rollout-{i:03d}" for i in range(n)))
     costs, limits = WorkerCosts(10.0), rules.limits(limits)
-    return simulated_workers(env, n, one_second_a_pass(), limits, costs, RESPONSES, record, agents=agents), agents
+    return simulated_workers(
+        env, n, one_second_a_pass(), limits, costs, RESPONSES, record, agents=agents
+    ), agents
 
 
 def worker_with(rules, env, limits=FINE):
@@ -93,11 +95,17 @@ def test_the_places_of_a_dropped_cache_are_free_a_pass_later_under_async_schedul
     worker.submit(sample(0, 4, 8, PAUSED))
     other = sample(1, 4, 8)
     worker.submit(other)
-    for asks_s in (2.2, 3.2):  # where a worker is asked something, its engine has ended the pass under way
+    for asks_s in (
+        2.2,
+        3.2,
+    ):  # where a worker is asked something, its engine has ended the pass under way
         at(env, asks_s, lambda: worker.progress(other))
     free = free_blocks_at(env, worker, 2.9, 3.9)
     env.run(until=5.0)
-    assert free == [1000 - (4 + 2) - (4 + 2), 1000 - (4 + 3)]  # after the third pass, and after the fourth
+    assert free == [
+        1000 - (4 + 2) - (4 + 2),
+        1000 - (4 + 3),
+    ]  # after the third pass, and after the fourth
 
 
 def test_an_offloaded_cache_is_free_when_its_copy_is_over_and_back_before_the_turn_goes_on():
@@ -109,7 +117,11 @@ def test_an_offloaded_cache_is_free_when_its_copy_is_over_and_back_before_the_tu
     assert ended(env.run(turn)) == [(3, 0.0, 3.0), (5, 19.0, 24.0)]
     assert free == [994, 994, 1000]
     assert worker.engine.totals["prefill_tokens"] == 4
-    assert (agents.figures.offloaded_bytes, agents.figures.waiting_for_kv_s, agents.figures.in_tools_s) == (6, 6, 10)
+    assert (
+        agents.figures.offloaded_bytes,
+        agents.figures.waiting_for_kv_s,
+        agents.figures.in_tools_s,
+    ) == (6, 6, 10)
 
 
 def test_only_full_blocks_are_offloaded():
@@ -230,7 +242,11 @@ def test_tool_calls_wait_for_a_slot_first_come_first_served():
     worker, agents = worker_with(AgentRules(tool_slots=1), env)
     turns = [worker.submit(sample(i, 4, 8, PAUSED)) for i in range(3)]
     env.run()
-    assert [ended(turn.value)[1] for turn in turns] == [(5, 13.0, 18.0), (5, 23.0, 28.0), (5, 33.0, 38.0)]
+    assert [ended(turn.value)[1] for turn in turns] == [
+        (5, 13.0, 18.0),
+        (5, 23.0, 28.0),
+        (5, 33.0, 38.0),
+    ]
     assert (agents.figures.in_tools_s, agents.figures.waiting_for_tool_slots_s) == (30, 30)
 
 
@@ -319,7 +335,9 @@ def test_the_slot_of_a_killed_trajectory_goes_to_the_next():
     at(env, 5.0, lambda: worker.submit(sample(1, 4, 4, [Turn(1, 1.0, 0)])))
     env.run()
     assert env.now >= 9.0
-    assert worker.engine.generated_total == 2 + 4  # the second waits from 6 to 8, has its tool to 9 and ends at 12
+    assert (
+        worker.engine.generated_total == 2 + 4
+    )  # the second waits from 6 to 8, has its tool to 9 and ends at 12
 
 
 def test_a_trajectory_without_a_token_at_its_deadline_ends_after_its_first():
@@ -328,7 +346,11 @@ def test_a_trajectory_without_a_token_at_its_deadline_ends_after_its_first():
     requests = [worker.submit(sample(i, 4, tokens)) for i, tokens in enumerate((3, 20, 20))]
     env.run()
     # The second gets its first token at 4; the third, at 6. The end is a command: it comes a pass after.
-    assert [ended(request.value) for request in requests] == [[(3, 0.0, 3.0)], [(2, 0.0, 5.0)], [(2, 0.0, 7.0)]]
+    assert [ended(request.value) for request in requests] == [
+        [(3, 0.0, 3.0)],
+        [(2, 0.0, 5.0)],
+        [(2, 0.0, 7.0)],
+    ]
 
 
 def test_a_deadline_counts_from_the_first_worker():
@@ -360,14 +382,21 @@ def test_what_was_killed_has_no_reward():
 
 
 def dispatcher_of(env, most, n=1):
-    workers = [a_worker(env, i, FINE, record=recorder(*(f"rollout-{i:03d}" for i in range(n)))) for i in range(n)]
-    return Dispatcher(env, workers, Dispatch("test", least_requests), recorder(), max_concurrent=most)
+    workers = [
+        a_worker(env, i, FINE, record=recorder(*(f"rollout-{i:03d}" for i in range(n))))
+        for i in range(n)
+    ]
+    return Dispatcher(
+        env, workers, Dispatch("test", least_requests), recorder(), max_concurrent=most
+    )
 
 
 def test_no_more_trajectories_are_in_flight_than_allowed_those_in_tools_included():
     env = simpy.Environment()
     dispatcher = dispatcher_of(env, 2, n=2)
-    done = dispatcher.submit([sample(0, 4, 8, PAUSED), sample(1, 4, 5), sample(2, 4, 5), sample(3, 4, 5)])
+    done = dispatcher.submit(
+        [sample(0, 4, 8, PAUSED), sample(1, 4, 5), sample(2, 4, 5), sample(3, 4, 5)]
+    )
     env.run()
     assert [ended(event.value) for event in done] == [
         [(3, 0.0, 3.0), (5, 13.0, 18.0)], [(5, 0.0, 5.0)], [(5, 5.0, 10.0)], [(5, 10.0, 15.0)],
@@ -398,7 +427,14 @@ def test_a_withdrawn_trajectory_leaves_its_place_to_the_next():
 # Whole simulations.
 
 TURNS = {"turns": 4, "environment_s": 0.5, "environment_sigma": 1.0, "observation_tokens": 30}
-SHORT = {"steps": 3, "prompts_per_step": 6, "group": 2, "cap_tokens": 200, "mean_tokens": 60, "sigma": 0.8}
+SHORT = {
+    "steps": 3,
+    "prompts_per_step": 6,
+    "group": 2,
+    "cap_tokens": 200,
+    "mean_tokens": 60,
+    "sigma": 0.8,
+}
 MODES = {
     "keep": {"kv_while_tool_runs": "keep"},
     "drop": {},
@@ -420,14 +456,19 @@ def test_nothing_is_lost_and_runs_repeat_byte_for_byte(system, agents):
     runs = [watch(prepared(config)) for _ in range(2)]
     assert_nothing_is_lost(runs[0])
     assert runs[0].result.metadata["agents"] == runs[1].result.metadata["agents"]
-    assert all(getattr(runs[0].result, name).equals(getattr(runs[1].result, name)) for name in ("spans", "segments"))
+    assert all(
+        getattr(runs[0].result, name).equals(getattr(runs[1].result, name))
+        for name in ("spans", "segments")
+    )
     if "deadline_s" in agents:
         assert runs[0].result.metadata["agents"]["killed"] > 0
     if "kv_while_tool_runs" in agents and agents["kv_while_tool_runs"] == "offload":
         assert runs[0].result.metadata["agents"]["offloaded_bytes"] > 0
 
 
-@pytest.mark.parametrize("agents", [{"tool_slots": 1}, {"max_concurrent": 3}], ids=["tool slots", "max concurrent"])
+@pytest.mark.parametrize(
+    "agents", [{"tool_slots": 1}, {"max_concurrent": 3}], ids=["tool slots", "max concurrent"]
+)
 @pytest.mark.parametrize("system", list(RECIPES))
 def test_every_system_finishes_and_loses_nothing_where_trajectories_wait(system, agents):
     few = {**SHORT, "prompts_per_step": 4, "steps": 2}
@@ -440,29 +481,45 @@ def test_a_deadline_holds_for_responses_of_one_turn_too():
     watched = watch(prepared(scenario("one_step_off", agents={"deadline_s": 0.5})))
     assert_nothing_is_lost(watched)
     lengths = [watched.responses[row["uid"]].tokens for row in rows(watched.result.samples)]
-    assert any(row["generated_tokens"] < n for row, n in zip(rows(watched.result.samples), lengths, strict=True))
+    assert any(
+        row["generated_tokens"] < n
+        for row, n in zip(rows(watched.result.samples), lengths, strict=True)
+    )
 
 
 def test_a_cap_that_is_never_reached_changes_nothing():
-    free, capped = (watch(prepared(scenario("one_step_off", agents=a))).result for a in ({}, {"max_concurrent": 500}))
+    free, capped = (
+        watch(prepared(scenario("one_step_off", agents=a))).result
+        for a in ({}, {"max_concurrent": 500})
+    )
     assert free.steps.equals(capped.steps)
 
 
 @pytest.mark.parametrize("system", ["verl_colocated", "specactor"])
 def test_slots_that_are_never_short_change_nothing(system):
     free, ample = (
-        watch(prepared(agentic(system, a, engine={"max_num_seqs": 4}))).result for a in ({}, {"tool_slots": 500})
+        watch(prepared(agentic(system, a, engine={"max_num_seqs": 4}))).result
+        for a in ({}, {"tool_slots": 500})
     )
-    assert all(getattr(free, name).equals(getattr(ample, name)) for name in ("spans", "segments", "steps"))
+    assert all(
+        getattr(free, name).equals(getattr(ample, name)) for name in ("spans", "segments", "steps")
+    )
 
 
 def test_the_explanation_says_what_trajectories_waited_for():
-    result = watch(prepared(agentic("one_step_off", MODES["all"], engine={"max_num_seqs": 4}))).result
+    result = watch(
+        prepared(agentic("one_step_off", MODES["all"], engine={"max_num_seqs": 4}))
+    ).result
     console = Console(record=True, width=200)
     print_explanation(explain_result(result), console)
     shown = " ".join(console.export_text().split())
     assert "Trajectories (KV cache while a tool runs: offload): " in shown
-    for part in (" s in tools;", " s waiting for tool slots;", "GiB offloaded", "killed at their deadline."):
+    for part in (
+        " s in tools;",
+        " s waiting for tool slots;",
+        "GiB offloaded",
+        "killed at their deadline.",
+    ):
         assert part in shown
     one_turn = watch(prepared(scenario("one_step_off"))).result
     print_explanation(explain_result(one_turn), console)

@@ -49,16 +49,29 @@ def simulated(
 def drafts(result: Result) -> dict[tuple[int, int, int], tuple[int, int, int]]:
     """(drafted, accepted, verifications) by (epoch, prompt, sample)."""
     return {
-        (r["epoch"], r["prompt_id"], r["sample"]): (r["drafted_tokens"], r["accepted_tokens"], r["verifications"])
+        (r["epoch"], r["prompt_id"], r["sample"]): (
+            r["drafted_tokens"],
+            r["accepted_tokens"],
+            r["verifications"],
+        )
         for r in rows(result.samples)
     }
 
 
-def walked(trace: Trace, runs: Any, window: Any) -> dict[tuple[int, int, int], tuple[int, int, int]]:
+def walked(
+    trace: Trace, runs: Any, window: Any
+) -> dict[tuple[int, int, int], tuple[int, int, int]]:
     """The same for each response decoded alone, over its tokens."""
     passes = run_passes(runs, trace.column("response_tokens"), window.rule)
-    places = zip(*(trace.column(name).tolist() for name in ("epoch", "prompt_id", "sample")), strict=True)
-    counts = zip(passes.drafted.tolist(), passes.accepted.tolist(), passes.verifications.tolist(), strict=True)
+    places = zip(
+        *(trace.column(name).tolist() for name in ("epoch", "prompt_id", "sample")), strict=True
+    )
+    counts = zip(
+        passes.drafted.tolist(),
+        passes.accepted.tolist(),
+        passes.verifications.tolist(),
+        strict=True,
+    )
     return dict(zip(places, counts, strict=True))
 
 
@@ -67,7 +80,10 @@ def test_a_simulated_history_drafts_what_it_drafts_over_the_tokens_alone(seed):
     trace = random_groups(seed, epochs=3)
     assert drafts(simulated(trace, OPEN)) == walked(trace, history_runs(trace), Aimd())
     # Where rollouts follow each other at once, the indexes that are built last come too late.
-    found, expected = drafts(simulated(trace, OPEN, "one_step_off")), walked(trace, history_runs(trace), Aimd())
+    found, expected = (
+        drafts(simulated(trace, OPEN, "one_step_off")),
+        walked(trace, history_runs(trace), Aimd()),
+    )
     drafted = {place for place, counts in found.items() if counts[0]}
     assert drafted
     assert all(found[place] == expected[place] for place in drafted)
@@ -90,7 +106,11 @@ def test_speculation_changes_when_tokens_come_and_never_which(name):
     for row in rows(other.samples):
         assert 0 <= row["accepted_tokens"] <= row["drafted_tokens"]
         assert row["accepted_tokens"] < max(row["generated_tokens"], 1)
-        assert row["accepted_tokens"] <= row["verified_tokens"] <= row["accepted_tokens"] + row["verifications"]
+        assert (
+            row["accepted_tokens"]
+            <= row["verified_tokens"]
+            <= row["accepted_tokens"] + row["verifications"]
+        )
         assert row["verifications"] <= row["verified_tokens"] <= row["generated_tokens"]
         if (
             name != "specactor"
@@ -104,7 +124,9 @@ def test_the_whole_old_response_is_verified_once_and_the_rest_decoded():
     assert old.accepted.tolist() == [0, 30]
     result = simulated(trace, "spec_rl", steps=2)
     plain = simulated(trace, "none", steps=2)
-    took, alone = ([r["finished_s"] - r["started_s"] for r in rows(x.samples)] for x in (result, plain))
+    took, alone = (
+        [r["finished_s"] - r["started_s"] for r in rows(x.samples)] for x in (result, plain)
+    )
     assert took[0] == pytest.approx(alone[0])
     assert took[1] < 0.4 * alone[1]  # 10 tokens of 40 are decoded
     assert drafts(result)[1, 0, 0] == (40, 30, 1)
@@ -115,7 +137,11 @@ def poisoned(trace: Trace, epoch: int) -> Trace:
     """The same trace, but with other tokens in the responses from an epoch on; lengths and all else are the same."""
     ids = [
         [9_000 + i for i in range(len(row))] if e >= epoch else row
-        for e, row in zip(trace.column("epoch").tolist(), trace.table.column("response_ids").to_pylist(), strict=True)
+        for e, row in zip(
+            trace.column("epoch").tolist(),
+            trace.table.column("response_ids").to_pylist(),
+            strict=True,
+        )
     ]
     columns = {name: trace.table.column(name) for name in trace.table.column_names}
     return Trace.from_columns({**columns, "response_ids": ids}, trace.metadata)
@@ -141,7 +167,9 @@ def test_nobody_drafts_from_a_later_epoch(name):
         assert drafts(before) != drafts(after)
 
 
-@pytest.mark.parametrize("system", ["areal", "april", "sortedrl", "rollpacker", "rhymerl", "verl_colocated"])
+@pytest.mark.parametrize(
+    "system", ["areal", "april", "sortedrl", "rollpacker", "rhymerl", "verl_colocated"]
+)
 @pytest.mark.parametrize("name", ["spec_rl", "histospec"])
 def test_nobody_drafts_from_what_is_not_finished(system, name, monkeypatch):
     """I32: whatever a sample is given to draft from was generated, to its end, before."""
@@ -153,7 +181,9 @@ def test_nobody_drafts_from_what_is_not_finished(system, name, monkeypatch):
         real_ends(self, engine, slot, rollout, now_s)
 
     def give(self, engine, slot, sample, response, now_s, worker):
-        drafts = list(Draft.__annotations__)  # a request has more, also times that are not known yet
+        drafts = list(
+            Draft.__annotations__
+        )  # a request has more, also times that are not known yet
         before = engine.fleet.arrays.engines.requests[drafts][engine.index, slot].copy()
         later_s = real_give(self, engine, slot, sample, response, now_s, worker)
         if before != engine.fleet.arrays.engines.requests[drafts][engine.index, slot]:
@@ -170,7 +200,9 @@ def test_nobody_drafts_from_what_is_not_finished(system, name, monkeypatch):
 
 
 def test_an_index_too_large_for_the_memory_evicts_none():
-    builders = IndexBuilders(HistoryWorkers(memory_bytes=160), trace_of({(0, p): [[0]] for p in range(9)}))
+    builders = IndexBuilders(
+        HistoryWorkers(memory_bytes=160), trace_of({(0, p): [[0]] for p in range(9)})
+    )
     for prompt, tokens in ((0, 4), (1, 4), (2, 100)):
         builders.finished(Sample(prompt, 0, 0, prompt, 0, 4), tokens, 0.0)
     there = [builders.there_s(0, prompt, range(1), 1e9) < np.inf for prompt in range(3)]
@@ -183,7 +215,9 @@ def test_an_index_follows_its_prompt_to_each_host_once_over_its_link_one_after_a
     for prompt, tokens in ((0, 20), (1, 50)):
         builders.finished(Sample(prompt, 0, 0, prompt, 0, 4), tokens, 0.0)
     assert builders.there_s(0, 0, range(1), 10.0) == pytest.approx(12.0)  # 200 bytes
-    assert builders.there_s(1, 1, range(1), 10.0) == pytest.approx(17.0)  # then 500 bytes, on the same host
+    assert builders.there_s(1, 1, range(1), 10.0) == pytest.approx(
+        17.0
+    )  # then 500 bytes, on the same host
     assert builders.there_s(1, 0, range(1), 11.0) == pytest.approx(12.0)  # on its way already
     assert builders.there_s(2, 0, range(1), 11.0) == pytest.approx(13.0)  # another host
 
@@ -195,7 +229,11 @@ def test_a_response_drafts_from_when_its_index_has_arrived():
         result = simulated(trace, OPEN, inputs={"history_workers": history_workers})
         return int(result.samples.column("drafted_tokens").to_numpy().sum())
 
-    at_once, slow, never = drafted(), drafted(link_bytes_per_s=16.0 * 200), drafted(link_bytes_per_s=1e-3)
+    at_once, slow, never = (
+        drafted(),
+        drafted(link_bytes_per_s=16.0 * 200),
+        drafted(link_bytes_per_s=1e-3),
+    )
     assert at_once > slow > never == 0
 
 
@@ -203,7 +241,9 @@ def test_a_prompt_whose_index_is_not_built_yet_decodes_without_drafts():
     trace = random_groups(3, epochs=2)
     slow = {"history_workers": {"workers": 1, "tokens_per_s": 0.001}}
     assert simulated(trace, OPEN).samples.column("drafted_tokens").to_numpy().sum() > 0
-    assert simulated(trace, OPEN, inputs=slow).samples.column("drafted_tokens").to_numpy().sum() == 0
+    assert (
+        simulated(trace, OPEN, inputs=slow).samples.column("drafted_tokens").to_numpy().sum() == 0
+    )
 
 
 def test_memory_for_some_of_the_histories_serves_some_of_the_prompts():
@@ -211,8 +251,12 @@ def test_memory_for_some_of_the_histories_serves_some_of_the_prompts():
     tokens = trace.column("response_tokens")[trace.column("epoch") == 0].sum()
 
     def prompts_with_drafts(share: float) -> int:
-        result = simulated(trace, OPEN, inputs={"history_workers": {"memory_bytes": share * 16.0 * tokens}})
-        return len({(r["epoch"], r["prompt_id"]) for r in rows(result.samples) if r["drafted_tokens"]})
+        result = simulated(
+            trace, OPEN, inputs={"history_workers": {"memory_bytes": share * 16.0 * tokens}}
+        )
+        return len(
+            {(r["epoch"], r["prompt_id"]) for r in rows(result.samples) if r["drafted_tokens"]}
+        )
 
     assert prompts_with_drafts(2.0) == 12
     assert 0 < prompts_with_drafts(0.5) < 12
@@ -232,7 +276,9 @@ def test_budgets_follow_what_a_prompts_responses_were():
     budgets = {"name": "das", "budgets": [1, 2, 30], "quantiles": [0.5, 0.8]}
     result = drafts(simulated(trace, budgets))
     longest = {p: result[1, p, 0] for p in lengths}
-    assert all(drafted == passes for drafted, _, passes in (longest[0], longest[1]))  # one token a draft
+    assert all(
+        drafted == passes for drafted, _, passes in (longest[0], longest[1])
+    )  # one token a draft
     assert longest[4][0] > 10 * longest[4][2]
 
 
@@ -242,7 +288,8 @@ def test_the_gate_keeps_large_batches_plain_and_small_ones_fast():
     trace = trace_of({(e, p): [text] * 8 for e in range(2) for p in range(8)})
     limits = {"engine": {"max_num_seqs": 64}}
     gated, opened, plain = (
-        simulated(trace, method, **limits) for method in ({"name": "histospec", "gate": "batch"}, OPEN, "none")
+        simulated(trace, method, **limits)
+        for method in ({"name": "histospec", "gate": "batch"}, OPEN, "none")
     )
     fastest = min(summary(r, 1)["step_s"] for r in (opened, plain))
     assert summary(gated, 1)["step_s"] <= 1.1 * fastest
@@ -252,7 +299,9 @@ def test_results_say_where_acceptance_is_from():
     trace = random_groups(0, epochs=2)
     facts = simulated(trace, "histospec").metadata["speculation"]
     assert facts["acceptance"] == "measured from the trace's tokens"
-    assert simulated(trace, "draft_model").metadata["speculation"]["acceptance"]["kind"] == "assumed"
+    assert (
+        simulated(trace, "draft_model").metadata["speculation"]["acceptance"]["kind"] == "assumed"
+    )
 
 
 @pytest.mark.parametrize("method", ["siblings", "srt"])
@@ -267,25 +316,41 @@ def test_who_is_alone_in_a_group_has_no_siblings(method):
 
 
 def without_ids(trace: Trace) -> Trace:
-    columns = {name: trace.table.column(name) for name in trace.table.column_names if name != "response_ids"}
+    columns = {
+        name: trace.table.column(name)
+        for name in trace.table.column_names
+        if name != "response_ids"
+    }
     return Trace.from_columns(columns, trace.metadata)
 
 
 @pytest.mark.parametrize(
-    "method", ["siblings", {"name": "tlt", "drafter_from_update": 9, "threshold": 99, "patience": 1}]
+    "method",
+    ["siblings", {"name": "tlt", "drafter_from_update": 9, "threshold": 99, "patience": 1}],
 )
 @pytest.mark.parametrize("known", [lambda trace: trace, without_ids], ids=["ids", "drawn"])
 def test_who_has_no_sibling_at_its_worker_drafts_nothing(known, method):
     trace = known(random_groups(2, epochs=2, prompts=2))
     spread, together = ({"gpu": "h100", "gpus": gpus, "tp": 1} for gpus in (8, 1))
-    assert sum(drafted for drafted, _, _ in drafts(simulated(trace, method, cluster=spread)).values()) == 0
-    assert sum(drafted for drafted, _, _ in drafts(simulated(trace, method, cluster=together)).values()) > 0
+    assert (
+        sum(drafted for drafted, _, _ in drafts(simulated(trace, method, cluster=spread)).values())
+        == 0
+    )
+    assert (
+        sum(
+            drafted for drafted, _, _ in drafts(simulated(trace, method, cluster=together)).values()
+        )
+        > 0
+    )
 
 
 def test_half_a_group_drafts_less_than_all_of_it():
     trace = without_ids(random_groups(3, prompts=1, group=16))
     one, two, four = (
-        sum(drafted for drafted, _, _ in drafts(simulated(trace, "siblings", cluster=cluster)).values())
+        sum(
+            drafted
+            for drafted, _, _ in drafts(simulated(trace, "siblings", cluster=cluster)).values()
+        )
         for cluster in ({"gpu": "h100", "gpus": gpus, "tp": 1} for gpus in (1, 2, 4))
     )
     assert one > two > four > 0

@@ -48,7 +48,9 @@ def test_on_fire_calls_when_the_event_fires_or_at_once_if_it_has():
 
 
 @given(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)).map(sorted))
-@example([2.0**-53, 1 + 2.0**-52])  # now + (time - now) < time, as in one in a hundred pairs of everyday size
+@example(
+    [2.0**-53, 1 + 2.0**-52]
+)  # now + (time - now) < time, as in one in a hundred pairs of everyday size
 def test_call_at_calls_at_that_time_exactly(times):
     now_s, time_s = times
     env, called_s = simpy.Environment(initial_time=now_s), []

@@ -70,22 +70,40 @@ def faults(*which):
             {"kind": "slow", "factor": 2},
             "faults.0: give either a worker, or rate_per_hour and duration_s for all of them",
         ),
-        ({"kind": "lost", "worker": 0, "rate_per_hour": 1, "duration_s": 1}, "faults.0: give either a worker"),
-        ({"kind": "lost", "rate_per_hour": 1}, "faults.0: rate_per_hour and duration_s come together"),
-        ({"kind": "lost", "worker": 0, "duration_s": 5}, "faults.0: rate_per_hour and duration_s come together"),
+        (
+            {"kind": "lost", "worker": 0, "rate_per_hour": 1, "duration_s": 1},
+            "faults.0: give either a worker",
+        ),
+        (
+            {"kind": "lost", "rate_per_hour": 1},
+            "faults.0: rate_per_hour and duration_s come together",
+        ),
+        (
+            {"kind": "lost", "worker": 0, "duration_s": 5},
+            "faults.0: rate_per_hour and duration_s come together",
+        ),
         (
             {"kind": "lost", "rate_per_hour": 1, "duration_s": 9, "at_s": 5},
             "faults.0: a fault with rate_per_hour begins at drawn",
         ),
-        ({"kind": "lost", "rate_per_hour": 61, "duration_s": 9}, "faults.0.rate_per_hour is 61: give 60 or less"),
+        (
+            {"kind": "lost", "rate_per_hour": 61, "duration_s": 9},
+            "faults.0.rate_per_hour is 61: give 60 or less",
+        ),
         (
             {"kind": "lost", "worker": 0, "at_s": 5, "back_s": 5},
             "faults.0: it ends at 5 s and begins at 5 s; let it end later",
         ),
         ({"kind": "lost", "worker": -1}, "faults.0.worker is -1"),
         ({"kind": "lost", "worker": True}, "faults.0.worker is True: this field is no switch"),
-        ({"kind": "slow", "worker": 0, "factor": True}, "faults.0.factor is True: this field is no switch"),
-        ({"kind": "lost", "worker": 0, "until_s": 9}, "unknown key faults.0.until_s; faults.0 has worker"),
+        (
+            {"kind": "slow", "worker": 0, "factor": True},
+            "faults.0.factor is True: this field is no switch",
+        ),
+        (
+            {"kind": "lost", "worker": 0, "until_s": 9},
+            "unknown key faults.0.until_s; faults.0 has worker",
+        ),
         (
             {"kind": "dead", "worker": 0},
             "faults.0: choose ",
@@ -122,18 +140,27 @@ def test_workers_that_are_not_there_and_losses_of_all_are_refused(which, line):
 
 
 def test_a_split_that_adapts_and_losses_do_not_go_together():
-    with pytest.raises(InputError, match=r"faults.0 is lost: with adapt_split_every .* leave one of the two out"):
+    with pytest.raises(
+        InputError, match=r"faults.0 is lost: with adapt_split_every .* leave one of the two out"
+    ):
         prepare(
-            scenario({"name": "areal", "adapt_split_every": 2}, faults=[{"kind": "lost", "worker": 0, "back_s": 5}])
+            scenario(
+                {"name": "areal", "adapt_split_every": 2},
+                faults=[{"kind": "lost", "worker": 0, "back_s": 5}],
+            )
         )
     slow = [{"kind": "slow", "worker": 0, "factor": 2.0}]
-    assert simulate(scenario({"name": "areal", "adapt_split_every": 1}, faults=slow)).metadata["faults"]
+    assert simulate(scenario({"name": "areal", "adapt_split_every": 1}, faults=slow)).metadata[
+        "faults"
+    ]
 
 
 def test_samples_that_wait_for_their_worker_need_one_that_comes_back():
     gone = faults({"kind": "slow", "worker": 0, "factor": 2.0}, {"kind": "lost", "worker": 1})
     check_faults(gone, 3, waits_for_lost=False, adapts_split=False)
-    with pytest.raises(InputError, match=r"faults.1: worker 1 is lost for good, .* give it a back_s"):
+    with pytest.raises(
+        InputError, match=r"faults.1: worker 1 is lost for good, .* give it a back_s"
+    ):
         check_faults(gone, 3, waits_for_lost=True, adapts_split=False)
 
 
@@ -155,7 +182,9 @@ def test_a_scenario_file_may_have_faults_and_vary_them(tmp_path):
     found = load_scenarios(file)
     assert [s.faults[0].factor for s in found] == [1.5, 3.0]
     assert found[0].faults[1].back_s is None
-    with pytest.raises(InputError, match=r"s.yaml, override 'faults.0.factor=0.1': faults.0.factor is 0.1"):
+    with pytest.raises(
+        InputError, match=r"s.yaml, override 'faults.0.factor=0.1': faults.0.factor is 0.1"
+    ):
         load_scenarios(file, ["faults.0.factor=0.1"])
 
 
@@ -170,7 +199,10 @@ def test_a_drawn_fault_belongs_to_the_seed_its_place_and_the_worker():
         return [next(drawn) for _ in range(5)]
 
     assert times(1, 0, 2) == times(1, 0, 2)
-    assert len({tuple(times(*key)) for key in [(1, 0, 2), (2, 0, 2), (1, 1, 2), (1, 0, 3), (1, 2, 0)]}) == 5
+    assert (
+        len({tuple(times(*key)) for key in [(1, 0, 2), (2, 0, 2), (1, 1, 2), (1, 0, 3), (1, 2, 0)]})
+        == 5
+    )
 
 
 def test_drawn_faults_come_as_often_as_asked_for_and_last_as_long():
@@ -191,7 +223,10 @@ DRAWN = [
 
 def test_two_systems_see_the_same_faults():
     """I22: faults belong to their seed."""
-    told = [simulate(scenario(name, faults=DRAWN, steps=6)).metadata for name in ("verl_colocated", "distflow")]
+    told = [
+        simulate(scenario(name, faults=DRAWN, steps=6)).metadata
+        for name in ("verl_colocated", "distflow")
+    ]
     both_s = min(metadata["end_s"] for metadata in told)
     first, second = ([f for f in m["faults"] if f["at_s"] < both_s] for m in told)
     assert first == second
@@ -199,7 +234,10 @@ def test_two_systems_see_the_same_faults():
 
 
 def test_the_result_lists_the_faults_that_happened_and_no_others():
-    stated = [{"kind": "slow", "worker": 1, "factor": 2.0, "at_s": 0.5}, {"kind": "lost", "worker": 2, "at_s": 1e6}]
+    stated = [
+        {"kind": "slow", "worker": 1, "factor": 2.0, "at_s": 0.5},
+        {"kind": "lost", "worker": 2, "at_s": 1e6},
+    ]
     metadata = simulate(scenario(faults=stated)).metadata
     assert metadata["faults"] == [
         {"kind": "slow", "worker": 1, "at_s": 0.5, "until_s": None, "factor": 2.0, "fault": 0}
@@ -222,8 +260,16 @@ def test_a_lost_worker_ends_its_stays_with_their_tokens_after_the_pass_that_runs
     at(env, 3.5, worker.fail)
     ends = env.run(gather(env, stays))
     assert env.now == 4.0
-    assert [(rollout.tokens, rollout.done) for rollout in ends] == [(4, False), (4, False), (0, False)]
-    assert (worker.engine.running, worker.engine.waiting, worker.engine.free_blocks) == (0, 0, ROOMY.kv_blocks)
+    assert [(rollout.tokens, rollout.done) for rollout in ends] == [
+        (4, False),
+        (4, False),
+        (0, False),
+    ]
+    assert (worker.engine.running, worker.engine.waiting, worker.engine.free_blocks) == (
+        0,
+        0,
+        ROOMY.kv_blocks,
+    )
 
 
 def test_a_lost_worker_holds_up_nobody_who_waits_for_all():
@@ -335,15 +381,28 @@ def test_nothing_is_given_to_a_worker_that_is_lost_or_has_no_weights_yet():
     env, _, dispatcher = faulty(LOSS)
     ends = []
     for time_s in (10.0, 25.0, 40.0):
-        at(env, time_s, lambda: ends.append(dispatcher.submit([sample(len(ends), 4, 3), sample(9 + len(ends), 4, 3)])))
+        at(
+            env,
+            time_s,
+            lambda: ends.append(
+                dispatcher.submit([sample(len(ends), 4, 3), sample(9 + len(ends), 4, 3)])
+            ),
+        )
     env.run()
-    assert [[end.value.segments[0].worker for end in pair] for pair in ends] == [[1, 1], [1, 1], [0, 1]]
+    assert [[end.value.segments[0].worker for end in pair] for pair in ends] == [
+        [1, 1],
+        [1, 1],
+        [0, 1],
+    ]
 
 
 def test_when_all_are_lost_everything_waits_for_the_first_that_is_back():
     env, _, dispatcher = faulty(LOSS, {**LOSS, "worker": 1, "back_s": 50.0})
     ends = dispatcher.submit([sample(0, 4, 8), sample(1, 4, 6)])
-    assert [parts(end)[-1] for end in env.run(gather(env, ends))] == [(0, 5, 30.0, 35.0), (0, 3, 30.0, 33.0)]
+    assert [parts(end)[-1] for end in env.run(gather(env, ends))] == [
+        (0, 5, 30.0, 35.0),
+        (0, 3, 30.0, 33.0),
+    ]
 
 
 def test_overlapping_losses_are_one_and_a_loss_during_the_return_keeps_the_worker_away():
@@ -389,7 +448,9 @@ def with_faults(name, which, trace, workers=2, steps=3, limits=ROOMY, seed=0, **
     training = {"mfu": 1.0, "publish_s": 100.0, "reward_s": 5.0, "switch_s": 20.0}
     config = on_gpus(name, parameters, workers, steps=steps, training=training)
     ready = prepared(config, trace, limits=limits, costs=WorkerCosts(10.0), profile=ONE_SECOND)
-    return replace(ready, scenario=ready.scenario.model_copy(update={"faults": which, "seed": seed}))
+    return replace(
+        ready, scenario=ready.scenario.model_copy(update={"faults": which, "seed": seed})
+    )
 
 
 def test_a_synchronous_step_takes_as_long_as_the_worker_that_is_left_needs():
@@ -445,7 +506,11 @@ def any_faults(draw, workers):
             if workers > 1:
                 which.append({"kind": kind, "worker": worker, "at_s": at_s, "back_s": until_s})
             continue
-        size = {"factor": draw(st.sampled_from([1.5, 4.0]))} if kind == "slow" else {"delay_s": draw(lasting)}
+        size = (
+            {"factor": draw(st.sampled_from([1.5, 4.0]))}
+            if kind == "slow"
+            else {"delay_s": draw(lasting)}
+        )
         which.append({"kind": kind, "worker": worker, "at_s": at_s, "until_s": until_s, **size})
     return faults(*which)
 
@@ -456,13 +521,18 @@ counted_faults = st.integers(1, 3).flatmap(lambda n: st.tuples(st.just(n), any_f
 @pytest.mark.parametrize("name", RECIPES)
 @examples(15)
 @given(counted_faults, traces, st.one_of(st.just(ROOMY), tight))
-def test_no_sample_is_lost_or_trained_twice_and_staleness_stays_in_its_bound(name, counted, trace, limits):
+def test_no_sample_is_lost_or_trained_twice_and_staleness_stays_in_its_bound(
+    name, counted, trace, limits
+):
     """I11: faults lose no sample and break no bound."""
     workers, which = counted
     watched = watch(with_faults(name, which, trace, workers, limits=limits))
     assert_nothing_is_lost(watched)
     allowed = watched.prepared.system.off_policyness
-    assert allowed is None or max(u["off_policyness_max"] for u in rows(watched.result.steps)) <= allowed
+    assert (
+        allowed is None
+        or max(u["off_policyness_max"] for u in rows(watched.result.steps)) <= allowed
+    )
     end_s = watched.result.metadata["end_s"]
     for fault in watched.result.metadata["faults"]:
         assert fault["at_s"] <= end_s
@@ -487,14 +557,20 @@ TAIL = trace([[[(4, 5)]] * 9 + [[(4, 60)]]] * 2)
 @pytest.mark.parametrize("at_s", [3.0, 40.0, 62.0])
 def test_a_loss_for_good_leaves_the_rest_to_the_other_worker(name, worker, at_s):
     assert_nothing_is_lost(
-        watch(with_faults(name, faults({"kind": "lost", "worker": worker, "at_s": at_s}), TAIL, steps=2))
+        watch(
+            with_faults(
+                name, faults({"kind": "lost", "worker": worker, "at_s": at_s}), TAIL, steps=2
+            )
+        )
     )
 
 
 @pytest.mark.parametrize("name", RECIPES)
 @examples(8)
 @given(traces, st.integers(0, 5))
-def test_drawn_faults_lose_no_sample_either_also_where_all_workers_are_lost_at_times(name, trace, seed):
+def test_drawn_faults_lose_no_sample_either_also_where_all_workers_are_lost_at_times(
+    name, trace, seed
+):
     """I11: drawn faults lose no sample, also where all workers are lost at times."""
     drawn = faults(
         {"kind": "lost", "rate_per_hour": 60, "duration_s": 40},
@@ -506,7 +582,9 @@ def test_drawn_faults_lose_no_sample_either_also_where_all_workers_are_lost_at_t
 
 def test_another_process_sees_the_same_faults_and_gives_the_same_bytes(tmp_path):
     chosen = scenario(
-        {"name": "areal", "eta": 2}, seed=3, faults=[*DRAWN, {"kind": "lost", "worker": 1, "at_s": 0.7, "back_s": 1.9}]
+        {"name": "areal", "eta": 2},
+        seed=3,
+        faults=[*DRAWN, {"kind": "lost", "worker": 1, "at_s": 0.7, "back_s": 1.9}],
     )
     program = (
         "import sys, pathlib\n"
@@ -517,6 +595,12 @@ def test_another_process_sees_the_same_faults_and_gives_the_same_bytes(tmp_path)
     for folder in ("here", "there"):
         (tmp_path / folder).mkdir()
     simulate(chosen).write(tmp_path / "here")
-    subprocess.run([sys.executable, "-c", program, chosen.model_dump_json(), str(tmp_path / "there")], check=True)
-    here, there = ({f.name: f.read_bytes() for f in (tmp_path / folder).iterdir()} for folder in ("here", "there"))
+    subprocess.run(
+        [sys.executable, "-c", program, chosen.model_dump_json(), str(tmp_path / "there")],
+        check=True,
+    )
+    here, there = (
+        {f.name: f.read_bytes() for f in (tmp_path / folder).iterdir()}
+        for folder in ("here", "there")
+    )
     assert here == there

@@ -35,7 +35,9 @@ systems = st.one_of(
                     "verl_2x",
                 ]
             ),
-            "dispatch": st.sampled_from(["least_requests", "even_split", "round_robin", "streamrl"]),
+            "dispatch": st.sampled_from(
+                ["least_requests", "even_split", "round_robin", "streamrl"]
+            ),
         }
     ),
     st.fixed_dictionaries(
@@ -109,8 +111,19 @@ def scenarios(draw):
 
 def ends_at_one_instant(seed, group, pause_s, cluster_gpus, **engine):
     """Rollouts that stop with the fastest prompts, of which several workers finish some at one instant."""
-    lengths = {"prompts_per_step": 9 if group > 3 or seed == 55 else 8, "group": group, "cap_tokens": 600}
-    workload = {**lengths, "steps": 3, "prompts": 9, "mean_tokens": 2.0, "sigma": 0.9, "prompt_share": 0.6}
+    lengths = {
+        "prompts_per_step": 9 if group > 3 or seed == 55 else 8,
+        "group": group,
+        "cap_tokens": 600,
+    }
+    workload = {
+        **lengths,
+        "steps": 3,
+        "prompts": 9,
+        "mean_tokens": 2.0,
+        "sigma": 0.9,
+        "prompt_share": 0.6,
+    }
     return Scenario.model_validate(
         {
             "name": "small",
@@ -129,7 +142,11 @@ def ends_at_one_instant(seed, group, pause_s, cluster_gpus, **engine):
 
 @examples(300)
 @example(ends_at_one_instant(31, 3, 0.05, 10, max_num_seqs=2, kv_cache_tokens=1600))
-@example(ends_at_one_instant(55, 3, 0.001, 6, max_num_seqs=64, kv_cache_tokens=100_000, async_scheduling=True))
+@example(
+    ends_at_one_instant(
+        55, 3, 0.001, 6, max_num_seqs=64, kv_cache_tokens=100_000, async_scheduling=True
+    )
+)
 @given(scenarios())
 def test_groups_as_one_have_the_tables_of_responses_watched_one_by_one(scenario):
     """I29: a group as one is its responses one by one."""
@@ -145,7 +162,9 @@ def test_groups_as_one_have_the_tables_of_responses_watched_one_by_one(scenario)
     for name in TABLES:
         ours, theirs = getattr(as_one, name), getattr(one_by_one, name)
         for column in ours.column_names:
-            if ours[column].type == pa.float64():  # sums of passes, which may be cut into stretches elsewhere
+            if (
+                ours[column].type == pa.float64()
+            ):  # sums of passes, which may be cut into stretches elsewhere
                 of_each = [table[column].to_numpy(zero_copy_only=False) for table in (ours, theirs)]
                 np.testing.assert_allclose(*of_each, rtol=1e-12, err_msg=f"{name}.{column}")
             else:

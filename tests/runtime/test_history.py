@@ -19,7 +19,10 @@ def test_an_epoch_counts_for_a_prompt_once_all_its_responses_are_finished():
     assert history.lengths(7, before_epoch=2).size == 0
     for one in [*first, second[0]]:
         history.observe([one])
-    assert history.lengths(7, before_epoch=2).tolist() == [10, 30]  # of epoch 1, only the short one is known
+    assert history.lengths(7, before_epoch=2).tolist() == [
+        10,
+        30,
+    ]  # of epoch 1, only the short one is known
     assert history.medians(1) == {}
     history.observe([second[1]])
     assert history.lengths(7, before_epoch=2).tolist() == [5, 500]

@@ -19,9 +19,14 @@ from simrl.trace.trace import Trace
 from tests.conservation import assert_nothing_is_lost
 from tests.helpers import counted, lanes, on_gpus, prepared, recorder, rows, scenario, trace, watch
 
-NEVER = {"threshold": 1, "patience": 100_000}  # its elastic gate: no drafts, so that times can be counted
+NEVER = {
+    "threshold": 1,
+    "patience": 100_000,
+}  # its elastic gate: no drafts, so that times can be counted
 EVERY_STEP = {"every_updates": 1, "iteration_s": 1.0, "recovery_iterations": 3.0}
-UNEVEN = trace([[[(4, 8)], [(4, 20)]]])  # worker 0 has nothing from second 8 on, worker 1 from second 20 on
+UNEVEN = trace(
+    [[[(4, 8)], [(4, 20)]]]
+)  # worker 0 has nothing from second 8 on, worker 1 from second 20 on
 
 
 def tlt(**parameters: Any) -> dict[str, Any]:
@@ -31,10 +36,14 @@ def tlt(**parameters: Any) -> dict[str, Any]:
 def trained_spans(result: Result) -> list[tuple[str, float, float]]:
     """(lane, from, to) of all training of the drafter, in time."""
     spans = [s for s in rows(result.spans) if s["kind"] == "train_drafter"]
-    return sorted(((s["lane"], s["started_s"], s["ended_s"]) for s in spans), key=lambda span: span[1:])
+    return sorted(
+        ((s["lane"], s["started_s"], s["ended_s"]) for s in spans), key=lambda span: span[1:]
+    )
 
 
-def idling(training: dict[str, Any], steps: int = 2, whole: Trace = UNEVEN, workers: int = 2, **more: Any) -> Result:
+def idling(
+    training: dict[str, Any], steps: int = 2, whole: Trace = UNEVEN, workers: int = 2, **more: Any
+) -> Result:
     """Rollouts that never draft, two workers, weights loaded in 10 seconds."""
     parameters = tlt(**NEVER, training={**EVERY_STEP, **training}, **more)
     return counted("verl_colocated", parameters, whole, steps, workers).result
@@ -60,7 +69,9 @@ def test_workers_that_fall_idle_later_join_or_do_not():
 def test_each_update_makes_the_drafter_one_staler_and_each_iteration_recovers_some():
     result = idling({}, steps=3)  # 12 iterations a rollout
     left = np.exp(-12 / 3)
-    assert result.metadata["drafter_updates_behind"] == pytest.approx([0.0, 1.0, left + 1, (left + 1) * left + 1])
+    assert result.metadata["drafter_updates_behind"] == pytest.approx(
+        [0.0, 1.0, left + 1, (left + 1) * left + 1]
+    )
 
 
 def test_it_trains_in_every_so_many_th_rollout_only():
@@ -96,7 +107,9 @@ def test_training_delays_nothing_and_takes_idle_time_only():
     assert "drafter_updates_behind" not in static.metadata
     for lane, spans in lanes(static).items():
         busy = [s for s in spans if s["kind"] != "idle"]
-        assert [s for s in lanes(trained)[lane] if s["kind"] not in ("idle", "train_drafter")] == busy
+        assert [
+            s for s in lanes(trained)[lane] if s["kind"] not in ("idle", "train_drafter")
+        ] == busy
     before, after = (summary(result, 1)["rollout_bubble"] for result in (static, trained))
     idle_s, rollout_s = 12.0, 2 * (20.0 + 10.0)  # of a step; nearly, as little else takes time here
     assert before - after == pytest.approx(idle_s / rollout_s, abs=0.01)
@@ -104,7 +117,9 @@ def test_training_delays_nothing_and_takes_idle_time_only():
 
 def test_a_drafter_that_is_trained_prolongs_the_loads_of_weights_with_which_it_comes():
     """§6.4: stage-transition overhead by the additional update of the drafter's weights."""
-    trained, static = (prepare(scenario({"name": "tlt", "adaptive": adaptive})) for adaptive in (True, False))
+    trained, static = (
+        prepare(scenario({"name": "tlt", "adaptive": adaptive})) for adaptive in (True, False)
+    )
     longer_s = trained.costs.load_s - static.costs.load_s
     assert trained.drafts.weight_bytes > 0
     assert longer_s == pytest.approx(trained.drafts.weight_bytes / trained.gpu.link_bytes_per_s)
@@ -115,7 +130,8 @@ def test_a_drafter_that_is_trained_prolongs_the_loads_of_weights_with_which_it_c
 def test_a_worker_whose_sample_waits_for_its_environment_does_not_train():
     columns = {name: UNEVEN.table.column(name).to_pylist() for name in UNEVEN.table.column_names}
     waiting = Trace.from_columns(
-        {**columns, "turn_tokens": [[4, 4], [20]], "turn_environment_s": [[6.0], []]}, UNEVEN.metadata
+        {**columns, "turn_tokens": [[4, 4], [20]], "turn_environment_s": [[6.0], []]},
+        UNEVEN.metadata,
     )
     # Its first turn ends at second 4, the environment answers at 10; four more tokens.
     assert trained_spans(idling({}, 1, waiting)) == [("rollout-000", 14.0, 20.0)]
@@ -124,7 +140,9 @@ def test_a_worker_whose_sample_waits_for_its_environment_does_not_train():
 def spot(workers: int, colocated: bool, **training: Any) -> tuple[SpotTrainer, Any]:
     record = recorder(*(f"rollout-{i:03d}" for i in range(workers)))
     pace = Pace(token_s=1e-3, trained_bytes=1e9, frozen_bytes=3e9, host_bytes_per_s=10e9)
-    return SpotTrainer(SpotTraining(**{**EVERY_STEP, **training}), record, workers, colocated, pace=pace), record
+    return SpotTrainer(
+        SpotTraining(**{**EVERY_STEP, **training}), record, workers, colocated, pace=pace
+    ), record
 
 
 def test_gpus_that_the_trainer_takes_are_its_own_until_their_worker_has_loaded_weights():
@@ -136,7 +154,10 @@ def test_gpus_that_the_trainer_takes_are_its_own_until_their_worker_has_loaded_w
     trainer.occupied([0], 7.0)  # log-probs begin on it, while worker 2 still rolls out
     trainer.occupied([0, 3], 9.0)  # lane 3 is no worker
     trainer.idle(2, 10.0)
-    assert [(s.lane, s.started_s, s.ended_s) for s in record.spans] == [(0, 4.0, 7.0), (1, 5.0, 10.0)]
+    assert [(s.lane, s.started_s, s.ended_s) for s in record.spans] == [
+        (0, 4.0, 7.0),
+        (1, 5.0, 10.0),
+    ]
     trainer.idle(0, 20.0)  # nobody rolls out: the rollout is over
     trainer.stop(30.0)
     assert len(record.spans) == 2
@@ -192,7 +213,9 @@ def trained_in_100_s(idle: int = 1, seen: int = 2, **training: Any) -> SpotTrain
 
 
 def test_more_workers_train_more_and_padding_trains_less():
-    one, two, padded = (trained_in_100_s(**given) for given in ({}, {"idle": 2}, {"packing": False}))
+    one, two, padded = (
+        trained_in_100_s(**given) for given in ({}, {"idle": 2}, {"packing": False})
+    )
     assert padded.iterations < one.iterations < two.iterations
     assert padded.behind[-1] > one.behind[-1] > two.behind[-1]
     # Batches of 8,000 + 3 × (1,000 or 3,000), and then of the five in turn: 16 s for five of them or 32 padded.
@@ -225,11 +248,20 @@ def test_checkpoints_cost_training_time_the_more_of_them_and_the_more_they_wait(
 def test_a_checkpoint_counts_once_it_is_stored():
     lost = {"save_at_end": False, "iteration_s": 10.0, "save_every_iterations": 10}
     assert trained_in_100_s(**lost).behind[-1] == 2.0  # the tenth iteration ends with the session
-    assert trained_in_100_s(**lost | {"save_every_iterations": 9}).behind[-1] == pytest.approx(np.exp(-9 / 3) + 1)
+    assert trained_in_100_s(**lost | {"save_every_iterations": 9}).behind[-1] == pytest.approx(
+        np.exp(-9 / 3) + 1
+    )
 
 
 DRIFTING = {
-    "acceptance": {"eagle": {"by_position": [0.85], "drift_per_update": 0.2, "most_drift": 3.0, "source": "a test"}}
+    "acceptance": {
+        "eagle": {
+            "by_position": [0.85],
+            "drift_per_update": 0.2,
+            "most_drift": 3.0,
+            "source": "a test",
+        }
+    }
 }
 FEW = {"threshold": 100, "patience": 1, "bandit": False, "model_free_if_slower": False}
 TEN_STEPS = {
@@ -263,12 +295,16 @@ def test_a_drafter_that_is_trained_accepts_more_than_one_that_stays_as_it_was():
     kept, fell = accept_lengths(adaptive), accept_lengths(static)
     assert kept[0] == fell[0]  # the first rollout is the same: nothing changes inside it
     assert np.mean(kept[5:]) > 1.3 * np.mean(fell[5:])
-    assert all(k >= f - 0.5 for k, f in zip(kept, fell, strict=True))  # samples differ in luck and length
+    assert all(
+        k >= f - 0.5 for k, f in zip(kept, fell, strict=True)
+    )  # samples differ in luck and length
     assert adaptive.metadata["end_s"] < static.metadata["end_s"]
 
 
 def test_acceptance_dips_where_updates_go_untrained_and_recovers_after_a_rollout_that_trains():
-    result = drifting(training={"every_updates": 4, "iteration_s": 0.05, "recovery_iterations": 1.0})
+    result = drifting(
+        training={"every_updates": 4, "iteration_s": 0.05, "recovery_iterations": 1.0}
+    )
     behind = result.metadata["drafter_updates_behind"]
     assert [round(b) for b in behind] == [
         0,
@@ -296,12 +332,26 @@ def test_two_runs_are_identical():
 
 
 @pytest.mark.parametrize(
-    "system", ["verl_colocated", "verl_2x", "rlhfuse", "seer", "partial_rollout", "one_step_off", "areal", "laminar"]
+    "system",
+    [
+        "verl_colocated",
+        "verl_2x",
+        "rlhfuse",
+        "seer",
+        "partial_rollout",
+        "one_step_off",
+        "areal",
+        "laminar",
+    ],
 )
-def test_with_any_system_every_gpu_second_is_in_one_span_and_nobody_trains_while_serving(system: str):
+def test_with_any_system_every_gpu_second_is_in_one_span_and_nobody_trains_while_serving(
+    system: str,
+):
     training = {"every_updates": 1, "iteration_s": 0.05}
     # The learned drafter comes with the first update, where rollouts do not end in the middle of responses.
-    watched = watch(prepared(on_gpus(system, tlt(**FEW, drafter_from_update=1, training=training), 3, steps=3)))
+    watched = watch(
+        prepared(on_gpus(system, tlt(**FEW, drafter_from_update=1, training=training), 3, steps=3))
+    )
     assert_nothing_is_lost(watched)
     behind = watched.result.metadata["drafter_updates_behind"]
     assert len(behind) >= 4 and all(b <= v for v, b in enumerate(behind))
@@ -311,7 +361,11 @@ def test_with_any_system_every_gpu_second_is_in_one_span_and_nobody_trains_while
 def test_nothing_trains_and_nothing_is_lost_where_a_worker_is():
     faults = [{"kind": "lost", "worker": 0, "at_s": 0.5, "back_s": 1.5}]
     config = on_gpus(
-        "verl_colocated", tlt(training={"every_updates": 1, "iteration_s": 0.05}), 3, steps=3, faults=faults
+        "verl_colocated",
+        tlt(training={"every_updates": 1, "iteration_s": 0.05}),
+        3,
+        steps=3,
+        faults=faults,
     )
     assert_nothing_is_lost(watch(prepared(config)))
 
@@ -321,8 +375,13 @@ def with_ids(whole: Trace) -> Trace:
     rng = np.random.default_rng(0)
     columns = {name: whole.table.column(name).to_pylist() for name in whole.table.column_names}
     texts: defaultdict[int, Any] = defaultdict(lambda: rng.integers(0, 1000, 4096))
-    places = zip(*(columns[name] for name in ("prompt_id", "sample", "response_tokens")), strict=True)
-    ids = [texts[prompt][7 * sample : 7 * sample + tokens].tolist() for prompt, sample, tokens in places]
+    places = zip(
+        *(columns[name] for name in ("prompt_id", "sample", "response_tokens")), strict=True
+    )
+    ids = [
+        texts[prompt][7 * sample : 7 * sample + tokens].tolist()
+        for prompt, sample, tokens in places
+    ]
     return Trace.from_columns({**columns, "response_ids": ids}, whole.metadata)
 
 
@@ -333,7 +392,9 @@ def test_while_there_is_no_learned_drafter_siblings_take_its_place(ids: bool):
     gate = {"threshold": 100, "patience": 1}
 
     def run(**method: Any) -> Result:
-        config = on_gpus("verl_colocated", {"speculation": method}, 1, steps=4)  # with two, siblings may be apart
+        config = on_gpus(
+            "verl_colocated", {"speculation": method}, 1, steps=4
+        )  # with two, siblings may be apart
         return simulate_prepared(prepared(config, whole))
 
     tree = {"name": "tlt", **FEW}
@@ -345,13 +406,20 @@ def test_while_there_is_no_learned_drafter_siblings_take_its_place(ids: bool):
     # Chains of at most 8 tokens, then trees of which 47 nodes are verified.
     assert max(drafted[0] + drafted[1]) <= 8 and min(drafted[2] + drafted[3]) > 40
     # Before that, it is the method siblings, to the instant.
-    ended = [[row["finished_s"] for row in rows(r.samples) if row["trained_step"] < 2] for r in (late, siblings)]
+    ended = [
+        [row["finished_s"] for row in rows(r.samples) if row["trained_step"] < 2]
+        for r in (late, siblings)
+    ]
     assert ended[0] == pytest.approx(ended[1])
 
     def accepted(result: Result, step: int) -> list[int]:
-        return [row["accepted_tokens"] for row in rows(result.samples) if row["trained_step"] == step]
+        return [
+            row["accepted_tokens"] for row in rows(result.samples) if row["trained_step"] == step
+        ]
 
-    assert accepted(late, 2) == accepted(learned, 0)  # as fresh as at first; the draws of a sample are the same
+    assert accepted(late, 2) == accepted(
+        learned, 0
+    )  # as fresh as at first; the draws of a sample are the same
 
 
 def test_siblings_take_its_place_where_it_is_predicted_to_be_slower():
@@ -360,7 +428,9 @@ def test_siblings_take_its_place_where_it_is_predicted_to_be_slower():
     def run(**parameters: Any) -> Result:
         given = {**FEW, **parameters, "adaptive": False}
         together = {**tlt(**given), "dispatch": "even_split"}  # a group at one worker
-        return simulate_prepared(prepared(on_gpus("verl_colocated", together, 2, steps=2, speculation=poor)))
+        return simulate_prepared(
+            prepared(on_gpus("verl_colocated", together, 2, steps=2, speculation=poor))
+        )
 
     falls_back, stays = run(model_free_if_slower=True), run(model_free_if_slower=False)
     assert falls_back.metadata["end_s"] < stays.metadata["end_s"]
@@ -370,7 +440,12 @@ def test_siblings_take_its_place_where_it_is_predicted_to_be_slower():
 def test_a_drafter_falls_back_when_it_has_drifted_too_far_and_returns_with_training():
     steep = {
         "acceptance": {
-            "eagle": {"by_position": [0.85], "drift_per_update": 3.0, "most_drift": 10.0, "source": "a test"}
+            "eagle": {
+                "by_position": [0.85],
+                "drift_per_update": 3.0,
+                "most_drift": 10.0,
+                "source": "a test",
+            }
         }
     }
     parameters = {
@@ -404,7 +479,9 @@ def test_graphs_of_the_strategies_come_out_of_the_kv_cache_and_buckets_leave_mor
         elif name == "vanilla":
             more_bytes = ready.drafts.facts["graph_bytes"] - graph_bytes
     assert tokens["vanilla"] < tokens["bucketed"] < tokens["one"] < tokens["plain"]
-    assert (tokens["bucketed"] - tokens["vanilla"]) * kv_bytes == pytest.approx(more_bytes, rel=1e-3)
+    assert (tokens["bucketed"] - tokens["vanilla"]) * kv_bytes == pytest.approx(
+        more_bytes, rel=1e-3
+    )
 
 
 def test_with_the_bandit_a_worker_tries_more_than_one_tree():
@@ -412,7 +489,9 @@ def test_with_the_bandit_a_worker_tries_more_than_one_tree():
     watched = watch(prepared(config))
     bandit = watched.workers[0].engine.fleet.arrays.engines.drafting.bandits
     per_verification = {
-        row["drafted_tokens"] / row["verifications"] for row in rows(watched.result.samples) if row["verifications"]
+        row["drafted_tokens"] / row["verifications"]
+        for row in rows(watched.result.samples)
+        if row["verifications"]
     }
     assert len(per_verification) > 1 and 15 <= min(per_verification) <= max(per_verification) <= 63
     assert watched.prepared.drafts.tree_times and bandit is not None
@@ -426,10 +505,16 @@ def test_running_samples_change_over_to_a_drafter_that_comes_with_new_weights():
     for segment in rows(result.segments):
         segments[segment["uid"]].add(segment["policy_version"])
     per_verification = {
-        row["uid"]: row["drafted_tokens"] / row["verifications"] for row in rows(result.samples) if row["verifications"]
+        row["uid"]: row["drafted_tokens"] / row["verifications"]
+        for row in rows(result.samples)
+        if row["verifications"]
     }
     before = [drafted for uid, drafted in per_verification.items() if max(segments[uid]) < 2]
-    across = [drafted for uid, drafted in per_verification.items() if min(segments[uid]) < 2 <= max(segments[uid])]
+    across = [
+        drafted
+        for uid, drafted in per_verification.items()
+        if min(segments[uid]) < 2 <= max(segments[uid])
+    ]
     after = [drafted for uid, drafted in per_verification.items() if min(segments[uid]) >= 2]
     assert max(before) <= 8 and min(after) > 40
     assert across and all(8 < drafted < 47 for drafted in across)
@@ -450,7 +535,10 @@ def test_an_engine_with_older_weights_keeps_the_drafter_that_comes_with_them():
 
 
 def test_host_time_of_a_round_makes_drafting_slower():
-    ends = [drifting(adaptive=False, round_s=seconds).metadata["end_s"] for seconds in (0.0, 2e-3, 20e-3)]
+    ends = [
+        drifting(adaptive=False, round_s=seconds).metadata["end_s"]
+        for seconds in (0.0, 2e-3, 20e-3)
+    ]
     assert ends[0] < ends[1] < ends[2]
 
 
@@ -461,9 +549,14 @@ def test_the_host_time_of_levels_is_that_of_the_tree_in_use():
     def end_s(depth: int, **host: float) -> float:
         trees = [[depth, 4, 48], [8, 4, 32], [8, 4, 16], [8, 4, 8]]
         method = tlt(**{**FEW, "bandit": True}, adaptive=False, strategies=trees, **host)
-        return simulate_prepared(prepared(on_gpus("verl_colocated", method, 1), alone)).metadata["end_s"]
+        return simulate_prepared(prepared(on_gpus("verl_colocated", method, 1), alone)).metadata[
+            "end_s"
+        ]
 
     for depth in (4, 12):
-        levels_s, round_s = end_s(depth, round_s=0.0, level_s=1e-3), end_s(depth, round_s=depth * 1e-3, level_s=0.0)
+        levels_s, round_s = (
+            end_s(depth, round_s=0.0, level_s=1e-3),
+            end_s(depth, round_s=depth * 1e-3, level_s=0.0),
+        )
         assert levels_s == pytest.approx(round_s, rel=1e-9)
         assert levels_s > end_s(depth, round_s=0.0, level_s=0.0) + 0.05

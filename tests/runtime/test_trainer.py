@@ -20,8 +20,14 @@ def test_an_update_takes_its_phases_one_after_the_other_and_makes_one_version():
     step = env.run(trainer.train([rollout(0, {0: 16})]))
     forward_s, update_s = flops(20) / (0.25 * 1e6), 3 * flops(20) / (0.5 * 1e6)
     assert env.now == pytest.approx(forward_s + update_s + 7.0)
-    assert [(s.kind, s.policy_version) for s in record.spans] == [("log_prob", 0), ("train", 0), ("publish", 0)]
-    assert [s.ended_s for s in record.spans] == pytest.approx([forward_s, forward_s + update_s, env.now])
+    assert [(s.kind, s.policy_version) for s in record.spans] == [
+        ("log_prob", 0),
+        ("train", 0),
+        ("publish", 0),
+    ]
+    assert [s.ended_s for s in record.spans] == pytest.approx(
+        [forward_s, forward_s + update_s, env.now]
+    )
     assert (step.step, step.started_s, step.finished_s) == (0, 0.0, env.now)
     assert trainer.version == 1
 
@@ -74,7 +80,10 @@ def test_what_was_trained_is_recorded_with_its_step():
         record.request_ended(rollout(uid, {0: 5}))
         env.run(trainer.train([rollout(uid, {0: 5})]))
     rows = record.result(env.now, {}).samples.to_pylist()
-    assert [(r["uid"], r["status"], r["trained_step"]) for r in rows] == [(0, "trained", 0), (1, "trained", 1)]
+    assert [(r["uid"], r["status"], r["trained_step"]) for r in rows] == [
+        (0, "trained", 0),
+        (1, "trained", 1),
+    ]
 
 
 def test_a_sample_cannot_be_trained_twice_after_it_was_dropped_or_before_it_is_done():

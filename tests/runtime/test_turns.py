@@ -39,7 +39,9 @@ from tests.helpers import (
 from tests.pipelines.test_pipelines import tight
 
 NARROW = ROOMY._replace(max_num_batched_tokens=4)
-METADATA = TraceMetadata(name="t", kind="recorded", source="a test", tokenizer="none", cap_tokens=100)
+METADATA = TraceMetadata(
+    name="t", kind="recorded", source="a test", tokenizer="none", cap_tokens=100
+)
 PAUSED = (Turn(3, 10.0, 0),)  # after three tokens, ten seconds: from 3 to 13
 
 
@@ -74,7 +76,10 @@ def test_turns_are_told_with_the_tokens_at_which_they_end():
 
 def test_a_part_of_the_rows_has_its_own_turns():
     whole = Trace.from_columns(rows(10, 6, 4, turn_tokens=[[2, 8], [1, 2, 3], [3, 1]]), METADATA)
-    assert [r.turns for r in whole.responses(1, 3)] == [(Turn(1, 0, 0), Turn(3, 0, 0)), (Turn(3, 0, 0),)]
+    assert [r.turns for r in whole.responses(1, 3)] == [
+        (Turn(1, 0, 0), Turn(3, 0, 0)),
+        (Turn(3, 0, 0),),
+    ]
 
 
 def test_a_total_alone_is_one_pause_after_half_of_the_response():
@@ -88,7 +93,14 @@ def test_a_total_is_split_equally_among_the_pauses_of_known_turns():
 
 def test_what_the_environment_adds_counts_in_a_rows_context_and_not_in_its_response():
     whole = Trace.from_columns(
-        rows(10, 6, 4, turn_tokens=[[2, 3, 5], None, [1, 3]], turn_observation_tokens=[[7, 8], None, None]), METADATA
+        rows(
+            10,
+            6,
+            4,
+            turn_tokens=[[2, 3, 5], None, [1, 3]],
+            turn_observation_tokens=[[7, 8], None, None],
+        ),
+        METADATA,
     )
     assert whole.observation_tokens().tolist() == [15, 0, 0]
     assert Trace.from_columns(rows(4), METADATA).observation_tokens().tolist() == [0]
@@ -148,7 +160,14 @@ def test_turns_that_contradict_the_response_are_refused_by_row_column_and_value(
 
 
 AGENTIC = {"turns": 4, "environment_s": 3.0, "environment_sigma": 1.0, "observation_tokens": 50}
-LENGTHS = {"steps": 4, "prompts_per_step": 64, "group": 8, "cap_tokens": 4000, "mean_tokens": 800.0, "sigma": 0.8}
+LENGTHS = {
+    "steps": 4,
+    "prompts_per_step": 64,
+    "group": 8,
+    "cap_tokens": 4000,
+    "mean_tokens": 800.0,
+    "sigma": 0.8,
+}
 
 
 def test_a_synthetic_trace_has_as_many_turns_and_seconds_as_asked_for_and_the_same_lengths():
@@ -165,7 +184,9 @@ def test_a_synthetic_trace_has_as_many_turns_and_seconds_as_asked_for_and_the_sa
 
 
 def test_more_samples_leave_the_turns_that_were_there_as_they_were():
-    small, large = (synthesise(LengthModel(**{**LENGTHS, "group": g}, **AGENTIC), 3) for g in (4, 6))
+    small, large = (
+        synthesise(LengthModel(**{**LENGTHS, "group": g}, **AGENTIC), 3) for g in (4, 6)
+    )
     rows_of = [
         {
             (r["step"], r["prompt_id"], r["sample"]): (r["turn_tokens"], r["turn_environment_s"])
@@ -180,7 +201,10 @@ def test_no_response_has_more_turns_than_tokens_or_than_the_most_allowed():
     short = synthesise(LengthModel(**{**LENGTHS, "mean_tokens": 2.0}, turns=50, cap_turns=6), 3)
     numbers = [1 + len(response.turns) for response in short.responses(0, len(short))]
     assert max(numbers) == 6
-    assert all(n <= tokens for n, tokens in zip(numbers, short.column("response_tokens").tolist(), strict=True))
+    assert all(
+        n <= tokens
+        for n, tokens in zip(numbers, short.column("response_tokens").tolist(), strict=True)
+    )
 
 
 # What a worker does: every pass takes a second, every load ten.
@@ -222,7 +246,9 @@ def test_a_paused_request_leaves_its_slot_to_another_and_keeps_its_blocks():
     env.run()
     assert ended(second.value) == [(0, 5, 0.0, 8.0)]  # it waited until 3
     assert ended(first.value) == [(0, 3, 0.0, 3.0), (0, 5, 13.0, 18.0)]
-    assert free == [1000 - 6]  # the cache of 4 + 2 tokens: that of the third would come with the next pass
+    assert free == [
+        1000 - 6
+    ]  # the cache of 4 + 2 tokens: that of the third would come with the next pass
 
 
 def test_who_comes_back_from_the_environment_waits_for_a_slot_like_anyone():
@@ -240,7 +266,9 @@ def test_a_worker_whose_requests_all_wait_for_environments_is_idle():
     worker.submit(sample(1, 4, 7, [Turn(5, 2.0, 0)]))
     env.run()
     worker.stop(20.0)
-    spans = [(s["kind"], s["started_s"], s["ended_s"]) for s in record.result(20.0, {}).spans.to_pylist()]
+    spans = [
+        (s["kind"], s["started_s"], s["ended_s"]) for s in record.result(20.0, {}).spans.to_pylist()
+    ]
     assert spans == [
         ("rollout", 0.0, 5.0), ("idle", 5.0, 7.0), ("rollout", 7.0, 9.0), ("idle", 9.0, 13.0), ("rollout", 13.0, 18.0),
         ("idle", 18.0, 20.0),
@@ -253,17 +281,28 @@ def test_several_turns_follow_each_other_and_one_that_takes_no_time_costs_nothin
     worker = a_worker(env)
     turns = [Turn(2, 4.0, 3), Turn(3, 0.0, 5), Turn(7, 1.5, 0)]
     rollout = env.run(worker.submit(sample(0, 4, 9, turns)))
-    assert ended(rollout) == [(0, 2, 0.0, 2.0), (0, 1, 6.0, 7.0), (0, 4, 7.0, 11.0), (0, 2, 12.5, 14.5)]
+    assert ended(rollout) == [
+        (0, 2, 0.0, 2.0),
+        (0, 1, 6.0, 7.0),
+        (0, 4, 7.0, 11.0),
+        (0, 2, 12.5, 14.5),
+    ]
     assert rollout.observation_tokens == 8
     assert worker.engine.totals["prefill_tokens"] == 4 + (1 + 3) + (1 + 5)
 
 
-@pytest.mark.parametrize(("asked_s", "begins_s"), [(5.0, 13.0), (12.0, 13.0), (13.0, 13.0), (20.0, 25.0)])
-def test_a_response_that_moves_while_it_waits_keeps_its_tokens_and_waits_only_for_the_rest(asked_s, begins_s):
+@pytest.mark.parametrize(
+    ("asked_s", "begins_s"), [(5.0, 13.0), (12.0, 13.0), (13.0, 13.0), (20.0, 25.0)]
+)
+def test_a_response_that_moves_while_it_waits_keeps_its_tokens_and_waits_only_for_the_rest(
+    asked_s, begins_s
+):
     env = simpy.Environment()
     record = recorder("rollout-000", "rollout-001")
     old, new = (a_worker(env, i, record=record) for i in range(2))
-    moving = sample(0, 4, 8, [Turn(3, 10.0, 7)] if asked_s != 20.0 else [Turn(3, 10.0, 7), Turn(5, 10.0, 2)])
+    moving = sample(
+        0, 4, 8, [Turn(3, 10.0, 7)] if asked_s != 20.0 else [Turn(3, 10.0, 7), Turn(5, 10.0, 2)]
+    )
 
     def migrate():
         old.submit(moving)
@@ -278,7 +317,11 @@ def test_a_response_that_moves_while_it_waits_keeps_its_tokens_and_waits_only_fo
     last = rollout.segments[-1]
     assert last == Segment(1, 0, 8 - tokens, begins_s, begins_s + 8 - tokens)
     assert new.engine.totals["prefill_tokens"] == 4 + partial.observation_tokens + tokens
-    assert (old.engine.running, old.engine.waiting, old.engine.free_blocks) == (0, 0, ROOMY.kv_blocks)
+    assert (old.engine.running, old.engine.waiting, old.engine.free_blocks) == (
+        0,
+        0,
+        ROOMY.kv_blocks,
+    )
 
 
 @pytest.mark.parametrize(("mode", "end_s"), [("keep", 20.0), ("recompute", 21.0), ("drain", 21.0)])
@@ -296,12 +339,19 @@ def test_new_weights_in_a_pause_load_at_once_and_the_response_goes_on_under_them
 def test_a_drain_waits_for_what_runs_and_not_for_what_waits_for_its_environment():
     env = simpy.Environment()
     worker = a_worker(env)
-    paused, running, loads = worker.submit(sample(0, 4, 8, PAUSED)), worker.submit(sample(1, 4, 20)), []
+    paused, running, loads = (
+        worker.submit(sample(0, 4, 8, PAUSED)),
+        worker.submit(sample(1, 4, 20)),
+        [],
+    )
     at(env, 5.5, lambda: loads.append(worker.load_weights(1, "drain")))
     env.run()
     assert loads[0].value == WeightLoad(1, 20.0, 30.0)
     assert ended(running.value) == [(0, 20, 0.0, 20.0)]
-    assert ended(paused.value) == [(0, 3, 0.0, 3.0), (1, 5, 20.0, 35.0)]  # back at 13, but nothing is admitted
+    assert ended(paused.value) == [
+        (0, 3, 0.0, 3.0),
+        (1, 5, 20.0, 35.0),
+    ]  # back at 13, but nothing is admitted
 
 
 def test_a_chunk_that_ends_with_a_turn_does_not_end_the_pause():
@@ -309,7 +359,12 @@ def test_a_chunk_that_ends_with_a_turn_does_not_end_the_pause():
     worker = a_worker(env)
     whole = sample(0, 4, 8, [Turn(3, 10.0, 7)])
     cut = env.run(worker.submit(whole, max_tokens=3))
-    assert (cut.tokens, cut.done, cut.observation_tokens, cut.environment_until_s) == (3, False, 7, 13.0)
+    assert (cut.tokens, cut.done, cut.observation_tokens, cut.environment_until_s) == (
+        3,
+        False,
+        7,
+        13.0,
+    )
     assert env.now == 3.0
     rollout = env.run(worker.submit(whole, cut))
     assert ended(rollout) == [(0, 3, 0.0, 3.0), (0, 5, 13.0, 18.0)]
@@ -339,7 +394,9 @@ def test_who_is_watched_in_a_pause_is_told_when_it_has_the_tokens():
         at(
             env,
             6.0,
-            lambda tokens=tokens: on_fire(worker.when(what, tokens), lambda _: told.append(env.now)),
+            lambda tokens=tokens: on_fire(
+                worker.when(what, tokens), lambda _: told.append(env.now)
+            ),
         )
     env.run()
     assert told == [6.0, 15.0]
@@ -392,7 +449,9 @@ def test_training_computes_what_the_environment_said_too():
 # Whole systems.
 
 turn_lists = st.lists(
-    st.tuples(st.integers(1, 12), st.sampled_from([0.0, 0.001, 0.05, 3.0]), st.integers(0, 12)), min_size=1, max_size=4
+    st.tuples(st.integers(1, 12), st.sampled_from([0.0, 0.001, 0.05, 3.0]), st.integers(0, 12)),
+    min_size=1,
+    max_size=4,
 )
 groups = st.lists(turn_lists, min_size=1, max_size=3)
 steps_of_groups = st.lists(st.lists(groups, min_size=1, max_size=3), min_size=1, max_size=2)
@@ -403,7 +462,10 @@ def agentic_traces(draw):
     """Traces of responses in turns; a sample has 4 + 4 · 12 + 3 · 12 tokens at most."""
     steps = draw(steps_of_groups)
     samples = [turns for groups in steps for group in groups for turns in group]
-    lengths = [[[(4, sum(t for t, _, _ in turns)) for turns in group] for group in groups] for groups in steps]
+    lengths = [
+        [[(4, sum(t for t, _, _ in turns)) for turns in group] for group in groups]
+        for groups in steps
+    ]
     plain = trace(lengths)
     columns = {name: plain.table.column(name) for name in plain.table.column_names}
     columns["turn_tokens"] = [[t for t, _, _ in turns] for turns in samples]
@@ -419,7 +481,10 @@ def test_nothing_is_lost_in_responses_of_several_turns(name, agentic, workers, l
     watched = watch(prepared(on_gpus(name, {}, workers, steps=3), agentic, limits=limits))
     assert_nothing_is_lost(watched)
     allowed = watched.prepared.system.off_policyness
-    assert allowed is None or max(watched.result.steps.column("off_policyness_max").to_pylist()) <= allowed
+    assert (
+        allowed is None
+        or max(watched.result.steps.column("off_policyness_max").to_pylist()) <= allowed
+    )
     for row in watched.result.samples.to_pylist():
         if row["finished_s"] is not None:
             waited_s = sum(turn.environment_s for turn in watched.responses[row["uid"]].turns)

@@ -24,9 +24,13 @@ from tests.references.engine import ReferenceEngine, Request
 TICKS = one_second_a_pass()
 
 
-def a_worker(limits: Limits = ROOMY, load_s: float = 10.0) -> tuple[simpy.Environment, SimulatedWorker]:
+def a_worker(
+    limits: Limits = ROOMY, load_s: float = 10.0
+) -> tuple[simpy.Environment, SimulatedWorker]:
     env = simpy.Environment()
-    return env, simulated_workers(env, 1, TICKS, limits, WorkerCosts(load_s), RESPONSES, recorder())[0]
+    return env, simulated_workers(
+        env, 1, TICKS, limits, WorkerCosts(load_s), RESPONSES, recorder()
+    )[0]
 
 
 def at(env: simpy.Environment, time_s: float, call) -> None:
@@ -70,7 +74,9 @@ class ReferenceWorker:
     after_end: dict[int, list[tuple]]
     version: int = 0
     stays: list[ReferenceStay] = field(default_factory=list)
-    drains: list[tuple[str, int]] = field(default_factory=list)  # loads that wait for one: mode, number
+    drains: list[tuple[str, int]] = field(
+        default_factory=list
+    )  # loads that wait for one: mode, number
     ended: dict[int, list[tuple]] = field(default_factory=dict)
     aborts: list[tuple] = field(default_factory=list)
     loads: dict[int, WeightLoad] = field(default_factory=dict)
@@ -79,7 +85,9 @@ class ReferenceWorker:
     asked_version: int = 0
 
     def run(self, commands: list[tuple]) -> None:
-        self.queue = [(time_s, i, what, argument) for i, (time_s, what, argument) in enumerate(commands)]
+        self.queue = [
+            (time_s, i, what, argument) for i, (time_s, what, argument) in enumerate(commands)
+        ]
         heapq.heapify(self.queue)
         engine = self.engine
         while self.queue or engine.busy:
@@ -99,20 +107,31 @@ class ReferenceWorker:
 
     def ask(self, what: str, argument) -> None:
         """A reaction to what happens at this boundary, asked at its time, after what was planned for that time."""
-        heapq.heappush(self.queue, (self.engine.now_s, 10**6 + next(self.reactions), what, argument))
+        heapq.heappush(
+            self.queue, (self.engine.now_s, 10**6 + next(self.reactions), what, argument)
+        )
 
     def __post_init__(self) -> None:
         self.reactions = iter(range(10**6))
 
     def submit(self, requests) -> None:
         for uid, prompt, response in requests:
-            stay = ReferenceStay(uid, Request(prompt, response, sample_key=uid), 0, self.engine.now_s, [])
+            stay = ReferenceStay(
+                uid, Request(prompt, response, sample_key=uid), 0, self.engine.now_s, []
+            )
             self.begin(stay)
 
     def resubmit(self, old: ReferenceStay) -> None:
-        request = Request(old.request.prompt, old.request.response, old.request.generated, sample_key=old.uid)
+        request = Request(
+            old.request.prompt, old.request.response, old.request.generated, sample_key=old.uid
+        )
         stay = ReferenceStay(
-            old.uid, request, request.generated, self.engine.now_s, list(old.segments), old.first_token_s
+            old.uid,
+            request,
+            request.generated,
+            self.engine.now_s,
+            list(old.segments),
+            old.first_token_s,
         )
         stay.until_s = old.until_s
         self.begin(stay)
@@ -135,7 +154,11 @@ class ReferenceWorker:
             self.set_stop(stay)
 
     def set_stop(self, stay: ReferenceStay) -> None:
-        ends = [turn.end_tokens for turn in RESPONSES[stay.uid].turns if turn.end_tokens > stay.request.generated]
+        ends = [
+            turn.end_tokens
+            for turn in RESPONSES[stay.uid].turns
+            if turn.end_tokens > stay.request.generated
+        ]
         if ends:
             self.engine.stop_at(stay.request, ends[0], PAUSE)
 
@@ -148,7 +171,9 @@ class ReferenceWorker:
             stay = next((s for s in self.stays if s.request is request), None)
             if kind == PAUSE and stay is not None:
                 self.close_segment(stay)
-                turn = next(t for t in RESPONSES[stay.uid].turns if t.end_tokens == request.generated)
+                turn = next(
+                    t for t in RESPONSES[stay.uid].turns if t.end_tokens == request.generated
+                )
                 stay.until_s = self.engine.now_s + turn.environment_s
                 stay.said = turn.observation_tokens
                 self.later(stay.until_s, "resume", stay)
@@ -185,7 +210,9 @@ class ReferenceWorker:
         return stay
 
     def bounce(self, uid: int) -> None:
-        fired_s = self.engine.now_s  # a drained load, of which the abort is the cause, comes after the abort has fired
+        fired_s = (
+            self.engine.now_s
+        )  # a drained load, of which the abort is the cause, comes after the abort has fired
         stay = self.abort(uid)
         if stay is not None:
             heapq.heappush(self.queue, (fired_s, 10**6 + next(self.reactions), "resubmit", stay))
@@ -235,7 +262,13 @@ class ReferenceWorker:
         stay.said = 0
         if math.isnan(stay.first_token_s):
             stay.first_token_s = stay.request.first_token_s
-        leaving = (done, self.engine.now_s, stay.request.generated, tuple(stay.segments), stay.first_token_s)
+        leaving = (
+            done,
+            self.engine.now_s,
+            stay.request.generated,
+            tuple(stay.segments),
+            stay.first_token_s,
+        )
         self.ended.setdefault(stay.uid, []).append(leaving)
 
     def close_segment(self, stay: ReferenceStay) -> None:
@@ -261,7 +294,11 @@ class Observed:
     load_fired_s: dict[int, float] = field(default_factory=dict)
 
     def run(self, commands: list[tuple]) -> None:
-        for time_s, what, argument in commands:  # all planned before anything reacts: first in their instants
+        for (
+            time_s,
+            what,
+            argument,
+        ) in commands:  # all planned before anything reacts: first in their instants
             timeout = self.env.timeout(time_s)
             on_fire(timeout, lambda _, what=what, argument=argument: getattr(self, what)(argument))
         self.env.run()
@@ -333,7 +370,12 @@ def number_requests(planned, reactions, turns):
         if what != "submit":
             return what, argument
         requests = [(len(samples) + i, *r) for i, r in enumerate(argument)]
-        samples.update({uid: sample(uid, prompt, response, turns(uid, response)) for uid, prompt, response in requests})
+        samples.update(
+            {
+                uid: sample(uid, prompt, response, turns(uid, response))
+                for uid, prompt, response in requests
+            }
+        )
         return what, requests
 
     commands, clock_s = [], 0.0
@@ -348,7 +390,11 @@ def number_requests(planned, reactions, turns):
         return what not in ("abort", "bounce") or argument in samples
 
     commands = [c for c in commands if possible(*c[1:])]
-    return commands, {uid: [c for c in asked if possible(*c)] for uid, asked in after_end.items()}, samples
+    return (
+        commands,
+        {uid: [c for c in asked if possible(*c)] for uid, asked in after_end.items()},
+        samples,
+    )
 
 
 def compare_with_reference(tables, limits, load_s, timeline, turns=lambda uid, response: ()):
@@ -362,7 +408,9 @@ def compare_with_reference(tables, limits, load_s, timeline, turns=lambda uid, r
     seen.run(commands)
 
     close = {"rel": 1e-9, "abs": 1e-12}
-    assert all(event.processed for event in [*seen.stays, *seen.loads])  # (SimPy refuses to fire an event twice)
+    assert all(
+        event.processed for event in [*seen.stays, *seen.loads]
+    )  # (SimPy refuses to fire an event twice)
     assert sorted(seen.ended) == sorted(reference.ended)
     for uid, stays in reference.ended.items():
         assert len(seen.ended[uid]) == len(stays)
@@ -374,10 +422,16 @@ def compare_with_reference(tables, limits, load_s, timeline, turns=lambda uid, r
             assert fired_s == pytest.approx(ended_s, **close)
             assert rollout.first_token_s == pytest.approx(first_token_s, nan_ok=True, **close)
             assert [s[:3] for s in rollout.segments] == [s[:3] for s in segments]
-            assert [s[3:] for s in rollout.segments] == [pytest.approx(s[3:], **close) for s in segments]
+            assert [s[3:] for s in rollout.segments] == [
+                pytest.approx(s[3:], **close) for s in segments
+            ]
             assert rollout.tokens == RESPONSES[rollout.sample.uid].tokens or not done
-    assert [(uid, value is not None) for uid, _, value in seen.aborts] == [(u, w) for u, _, w in reference.aborts]
-    assert [s for _, s, _ in seen.aborts] == pytest.approx([s for _, s, _ in reference.aborts], **close)
+    assert [(uid, value is not None) for uid, _, value in seen.aborts] == [
+        (u, w) for u, _, w in reference.aborts
+    ]
+    assert [s for _, s, _ in seen.aborts] == pytest.approx(
+        [s for _, s, _ in reference.aborts], **close
+    )
     for number, expected in reference.loads.items():
         assert seen.loads[number].value.version == expected.version == number + 1
         assert seen.loads[number].value == pytest.approx(expected, **close)
@@ -385,19 +439,31 @@ def compare_with_reference(tables, limits, load_s, timeline, turns=lambda uid, r
     assert len(seen.loads) == len(reference.loads)
     assert worker.engine.totals["passes"] == reference.engine.passes
     generated = sum(rollout.tokens for stays in seen.ended.values() for _, rollout in stays[-1:])
-    assert worker.engine.generated_total == generated == sum(s.tokens for s in record.spans if s.kind == "rollout")
+    assert (
+        worker.engine.generated_total
+        == generated
+        == sum(s.tokens for s in record.spans if s.kind == "rollout")
+    )
     return record
 
 
 @examples(100)
-@given(any_limits, timelines(st.one_of(st.just(0.0), st.floats(0, 0.6))), st.sampled_from([0.02, 0.3]))
-def test_whatever_is_asked_and_whenever_a_worker_does_it_by_the_written_rule(limits, timeline, load_s):
+@given(
+    any_limits, timelines(st.one_of(st.just(0.0), st.floats(0, 0.6))), st.sampled_from([0.02, 0.3])
+)
+def test_whatever_is_asked_and_whenever_a_worker_does_it_by_the_written_rule(
+    limits, timeline, load_s
+):
     """I3: a worker does as the slow reference."""
     compare_with_reference(TABLES, limits, load_s, timeline)
 
 
 @examples(100)
-@given(any_limits, timelines(st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.0, 60.0])), st.sampled_from([1.0, 2.5]))
+@given(
+    any_limits,
+    timelines(st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.0, 60.0])),
+    st.sampled_from([1.0, 2.5]),
+)
 def test_what_is_asked_exactly_at_a_boundary_waits_for_the_next_one(limits, timeline, load_s):
     """I1: with passes of one second, commands and boundaries fall on the same instants."""
     record = compare_with_reference(TICKS, limits, load_s, timeline)
@@ -406,15 +472,23 @@ def test_what_is_asked_exactly_at_a_boundary_waits_for_the_next_one(limits, time
 
 
 @examples(50)
-@given(any_limits, timelines(st.one_of(st.just(0.0), st.floats(0, 0.6))), st.sampled_from([0.02, 0.3]))
+@given(
+    any_limits, timelines(st.one_of(st.just(0.0), st.floats(0, 0.6))), st.sampled_from([0.02, 0.3])
+)
 def test_what_waits_for_environments_follows_the_written_rule_too(limits, timeline, load_s):
     """I3: a worker does as the slow reference also where requests have turns."""
     compare_with_reference(TABLES, roomier(limits), load_s, timeline, turns_of)
 
 
 @examples(50)
-@given(any_limits, timelines(st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.0, 60.0])), st.sampled_from([1.0, 2.5]))
-def test_what_waits_for_environments_between_passes_of_a_second_follows_it_too(limits, timeline, load_s):
+@given(
+    any_limits,
+    timelines(st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.0, 60.0])),
+    st.sampled_from([1.0, 2.5]),
+)
+def test_what_waits_for_environments_between_passes_of_a_second_follows_it_too(
+    limits, timeline, load_s
+):
     compare_with_reference(TICKS, roomier(limits), load_s, timeline, turns_of)
 
 
@@ -445,13 +519,18 @@ def test_a_busy_worker_takes_a_new_sample_after_the_pass_that_runs():
     late = []
     on_fire(second, lambda _: late.append(fired(env, worker.submit(sample(2, response_tokens=3)))))
     env.run()
-    assert late[0][0][0] == 7.0  # asked at 3 when the second ended, admitted at 4: not in the pass that begins at 3
+    assert (
+        late[0][0][0] == 7.0
+    )  # asked at 3 when the second ended, admitted at 4: not in the pass that begins at 3
 
 
 def test_samples_submitted_in_one_instant_start_in_one_pass_whatever_chain_of_events_led_there():
     """I2: commands of one instant arrive together."""
     env, worker = a_worker(ROOMY._replace(max_num_batched_tokens=8))
-    short, long = sample(0, prompt_tokens=4, response_tokens=1), sample(1, prompt_tokens=4, response_tokens=1)
+    short, long = (
+        sample(0, prompt_tokens=4, response_tokens=1),
+        sample(1, prompt_tokens=4, response_tokens=1),
+    )
 
     def submit_after(reactions, what):
         yield env.timeout(3.0)
@@ -488,13 +567,24 @@ def test_new_weights_cost_their_load_and_the_recomputation_of_every_running_cach
         env, worker = a_worker(ROOMY._replace(max_num_batched_tokens=5))
         response = worker.submit(sample(0, prompt_tokens=4, response_tokens=20))
         loaded = []
-        at(env, 10.5, lambda worker=worker, mode=mode, loaded=loaded: loaded.append(worker.load_weights(1, mode)))
+        at(
+            env,
+            10.5,
+            lambda worker=worker, mode=mode, loaded=loaded: loaded.append(
+                worker.load_weights(1, mode)
+            ),
+        )
         rollout = env.run(response)
         ends[mode] = rollout.finished_s
         assert loaded[0].value == WeightLoad(1, 11.0, 21.0)
-        assert rollout.segments == (Segment(0, 0, 11, 0.0, 11.0), Segment(0, 1, 9, 11.0, rollout.finished_s))
+        assert rollout.segments == (
+            Segment(0, 0, 11, 0.0, 11.0),
+            Segment(0, 1, 9, 11.0, rollout.finished_s),
+        )
     assert ends["keep"] == 20 + 10
-    assert ends["recompute"] == 20 + 10 + 2  # 4 + 11 tokens again, 5 a pass, of which the last gives a token
+    assert (
+        ends["recompute"] == 20 + 10 + 2
+    )  # 4 + 11 tokens again, 5 a pass, of which the last gives a token
 
 
 def test_during_a_load_nothing_is_generated_and_what_is_asked_waits_for_its_end():
@@ -526,7 +616,13 @@ def test_weights_change_in_the_order_they_were_asked_also_behind_a_drain():
     env, worker = a_worker()
     response = worker.submit(sample(0, response_tokens=6))
     loads = []
-    at(env, 1.5, lambda: loads.extend([worker.load_weights(1, "drain"), worker.load_weights(2, "recompute")]))
+    at(
+        env,
+        1.5,
+        lambda: loads.extend(
+            [worker.load_weights(1, "drain"), worker.load_weights(2, "recompute")]
+        ),
+    )
     env.run()
     assert [load.value for load in loads] == [WeightLoad(1, 6.0, 16.0), WeightLoad(2, 16.0, 26.0)]
     assert response.value.segments == (Segment(0, 0, 6, 0.0, 6.0),)
@@ -579,7 +675,9 @@ def test_the_abort_of_a_response_that_has_ended_gives_none():
     env, worker = a_worker()
     stay = worker.submit(sample(0, response_tokens=8))
     aborts = []
-    at(env, 7.5, lambda: aborts.append(worker.abort(sample(0, response_tokens=8))))  # it ends in the pass that runs
+    at(
+        env, 7.5, lambda: aborts.append(worker.abort(sample(0, response_tokens=8)))
+    )  # it ends in the pass that runs
     at(env, 20.0, lambda: aborts.append(worker.abort(sample(0, response_tokens=8))))
     env.run()
     assert [abort.value for abort in aborts] == [None, None]
@@ -636,4 +734,8 @@ def test_a_stopped_worker_records_what_is_unfinished_as_it_is():
     ]
     [span] = result.spans.to_pylist()
     assert (span["kind"], span["started_s"], span["ended_s"]) == ("rollout", 0.0, 8.0)
-    assert result.metadata["end_s"] == max(row["ended_s"] for row in result.segments.to_pylist()) == 8.0
+    assert (
+        result.metadata["end_s"]
+        == max(row["ended_s"] for row in result.segments.to_pylist())
+        == 8.0
+    )

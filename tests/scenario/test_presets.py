@@ -9,7 +9,14 @@ from simrl.errors import InputError
 from simrl.profile.model_shape import MODELS
 from simrl.scenario.load import ScenarioFile, load_scenarios
 from simrl.scenario.model import Scenario
-from simrl.scenario.presets import ENGINES, FRAMEWORKS, OF_ENGINE, constants, read_presets, write_presets
+from simrl.scenario.presets import (
+    ENGINES,
+    FRAMEWORKS,
+    OF_ENGINE,
+    constants,
+    read_presets,
+    write_presets,
+)
 from simrl.show.inputs import inputs, provenance
 from simrl.simulate.prepare import prepare
 from simrl.study.point import Point
@@ -44,7 +51,9 @@ def pause_s(**changes) -> float:
 
 
 def test_a_framework_gives_its_fields_and_its_engine_and_the_scenario_s_own_values_stay():
-    own = scenario(framework="nemo-rl-0.6", training={"kernels": "eager"}, engine={"max_num_seqs": 64})
+    own = scenario(
+        framework="nemo-rl-0.6", training={"kernels": "eager"}, engine={"max_num_seqs": 64}
+    )
     assert own.training.microbatching == "padded"
     assert own.training.kernels == "eager"
     assert own.engine.preset == FRAMEWORKS["nemo-rl-0.6"].engine
@@ -60,17 +69,27 @@ def test_a_scenario_with_presets_is_itself_again_from_its_own_dump():
 def test_an_engine_s_preset_gives_the_host_s_times_unless_the_scenario_does():
     constant = ENGINES["vllm-0.8"].constants["between_passes_s"].value
     assert pause_s(engine={"preset": "vllm-0.8"}) == constant
-    assert pause_s(engine={"preset": "vllm-0.8"}, profile={**SCENARIO["profile"], "between_passes_s": 0.5}) == 0.5
+    assert (
+        pause_s(
+            engine={"preset": "vllm-0.8"}, profile={**SCENARIO["profile"], "between_passes_s": 0.5}
+        )
+        == 0.5
+    )
 
 
 def test_a_profile_of_kernels_has_the_usual_engine_s_pause_where_none_is_named():
     prepared = prepare(scenario())
-    assert prepared.profile.tables.between_passes_s == ENGINES["vllm-0.19"].constants["between_passes_s"].value
+    assert (
+        prepared.profile.tables.between_passes_s
+        == ENGINES["vllm-0.19"].constants["between_passes_s"].value
+    )
     assert "engine vllm-0.19" in " ".join(prepared.profile.corrections)
 
 
 def test_without_cuda_graphs_no_pass_is_shorter_than_its_launches():
-    least_s = prepare(scenario(engine={"preset": "vllm-0.19", "enforce_eager": True})).profile.tables.least_pass_s
+    least_s = prepare(
+        scenario(engine={"preset": "vllm-0.19", "enforce_eager": True})
+    ).profile.tables.least_pass_s
     assert least_s == pytest.approx(36 * ENGINES["vllm-0.19"].constants["layer_launch_s"].value)
 
 
@@ -83,7 +102,9 @@ def test_every_constant_has_a_source_and_a_value_within_its_range_and_is_a_field
     for preset in FRAMEWORKS.values():
         assert set(preset.constants) <= set(TrainingConfig.model_fields)
         assert preset.engine in ENGINES
-        TrainingConfig.model_validate({key: constant.value for key, constant in preset.constants.items()})
+        TrainingConfig.model_validate(
+            {key: constant.value for key, constant in preset.constants.items()}
+        )
     of_passes = {"between_passes_s", "sequence_overhead_s", "layer_launch_s"}
     assert all(set(preset.constants) <= of_passes | set(OF_ENGINE) for preset in ENGINES.values())
 
@@ -92,7 +113,9 @@ def test_every_result_names_the_constants_it_used_their_ranges_and_whose_they_ar
     metadata = prepare(scenario(framework="verl-fsdp-0.5")).inputs()
     lines = provenance([metadata])
     assert any("training.load_overhead_s=1.6 (1.4 to 1.8)" in line for line in lines)
-    assert any("vllm-0.8: profile.between_passes_s=0.005 (0.001 to 0.006)" in line for line in lines)
+    assert any(
+        "vllm-0.8: profile.between_passes_s=0.005 (0.001 to 0.006)" in line for line in lines
+    )
     assert not any("load_overhead_s=1" in line and line.startswith("Assumed") for line in lines)
     row = next(entry for entry in inputs(metadata) if entry.name == "training.load_overhead_s")
     assert (row.kind, row.source.partition(":")[0]) == ("measured", "verl-fsdp-0.5")
@@ -115,16 +138,23 @@ def test_a_colocated_result_names_its_offload_whose_it_is_and_what_it_takes():
     (own,) = offload(framework="verl-fsdp-0.5", training={"offload": "none"})
     assert own == f"none (the scenario): states stay on the GPUs; {asleep}"
     assert offload()[0].startswith("switch (default): ")
-    assert offload(framework="verl-fsdp-0.5", system=SPLIT) == [], "GPUs of its own keep their states"
+    assert offload(framework="verl-fsdp-0.5", system=SPLIT) == [], (
+        "GPUs of its own keep their states"
+    )
     assert offload(training={"switch_transfer_s": 0.0}) == [], "it was measured"
 
 
 def test_an_engine_that_sleeps_copies_its_weights_out_and_back_unless_its_load_was_measured():
-    stays, sleeps = (prepare(scenario(training={"rollout_offload": asleep})).costs.load_s for asleep in (False, True))
+    stays, sleeps = (
+        prepare(scenario(training={"rollout_offload": asleep})).costs.load_s
+        for asleep in (False, True)
+    )
     assert sleeps - stays == pytest.approx(2 * MODELS["qwen3-8b"].weight_bytes / (0.346 * 64e9))
     assert prepare(scenario(training={"rollout_offload": True, "load_s": 0.5})).costs.load_s == 0.5
     split = scenario(system=SPLIT, training={"rollout_offload": True})
-    assert prepare(split).costs.load_s == prepare(scenario(system=SPLIT)).costs.load_s, "it does not sleep"
+    assert prepare(split).costs.load_s == prepare(scenario(system=SPLIT)).costs.load_s, (
+        "it does not sleep"
+    )
 
 
 def test_a_value_of_the_scenario_s_own_is_no_constant_of_a_preset():
@@ -137,7 +167,9 @@ def test_varied_frameworks_each_give_their_own_fields(tmp_path):
     names = list(FRAMEWORKS)
     file = {**data, "systems": ["verl_colocated"], "vary": [{"framework": name} for name in names]}
     found = ScenarioFile(tmp_path / "scenario.yaml", data=file).scenarios()
-    assert [one.training.kernels for one in found] == [FRAMEWORKS[n].constants["kernels"].value for n in names]
+    assert [one.training.kernels for one in found] == [
+        FRAMEWORKS[n].constants["kernels"].value for n in names
+    ]
 
 
 @pytest.mark.parametrize("key", ["framework", "engine.preset"])
@@ -167,7 +199,9 @@ def written(folder: Path, text: str = OWN, **fields: object) -> Path:
     profile = {"path": str(Path("profiles/qwen3-8b_h100_tp1.parquet").resolve())}
     file = folder / "scenario.yaml"
     (folder / "my.toml").write_text(text)
-    file.write_text(json.dumps({**data, "profile": profile, "systems": ["verl_colocated"], **fields}))
+    file.write_text(
+        json.dumps({**data, "profile": profile, "systems": ["verl_colocated"], **fields})
+    )
     return file
 
 
@@ -205,14 +239,19 @@ def test_another_constant_in_the_file_is_another_point_and_another_place_is_none
     hashes = []
     for i, value in enumerate(("0.003", "0.003", "0.0035")):
         (tmp_path / str(i)).mkdir()
-        file = written(tmp_path / str(i), OWN.replace("value = 0.003", f"value = {value}"), framework="my.toml")
+        file = written(
+            tmp_path / str(i), OWN.replace("value = 0.003", f"value = {value}"), framework="my.toml"
+        )
         hashes.append(Point(load_scenarios(file)[0]).hash)
     assert hashes[0] == hashes[1] != hashes[2]
 
 
 def test_varied_files_each_give_their_own_constants(tmp_path):
     file = written(tmp_path, vary=[{"engine.preset": "my.toml"}, {"engine.preset": "vllm-0.12"}])
-    assert [prepare(one).profile.tables.between_passes_s for one in load_scenarios(file)] == [0.003, 0.00086]
+    assert [prepare(one).profile.tables.between_passes_s for one in load_scenarios(file)] == [
+        0.003,
+        0.00086,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -220,16 +259,34 @@ def test_varied_files_each_give_their_own_constants(tmp_path):
     [
         ("[run", r"my.toml: cannot be read as presets"),
         ("about = 'x'", r"my.toml: about is in no table; write it below a \[name\]"),
-        ("[run]\nabout = 'x'\nswitch_s = 3", r"my.toml, \[run\]: switch_s is 3; it has the keys value, kind"),
-        (OWN.replace("switch_s", "swich_s"), r"\[run\]: unknown key swich_s \(did you mean switch_s\?\)"),
+        (
+            "[run]\nabout = 'x'\nswitch_s = 3",
+            r"my.toml, \[run\]: switch_s is 3; it has the keys value, kind",
+        ),
+        (
+            OWN.replace("switch_s", "swich_s"),
+            r"\[run\]: unknown key swich_s \(did you mean switch_s\?\)",
+        ),
         (
             OWN.replace("value = 1,", "value = -1, "),
             r"\[run\]: switch_s: value -1.0, low 0.5, high 2.0: give low ≤ value",
         ),
-        (OWN.replace("value = 1, low = 0.5, high = 2", "value = -1"), r"\[run\]: switch_s is -1.0: give 0 or more"),
-        (OWN.replace("stated", "guessed"), r"\[mine\]: async_scheduling.kind is 'guessed'.*; a constant is \{value"),
-        (OWN.replace(', source = "my log"', ""), r"\[run\]: key switch_s.source is missing; a constant is"),
-        (OWN.replace('"mine"', '"mime"'), r"\[run\]: engine is 'mime' \(did you mean mine\?\); name one of mine"),
+        (
+            OWN.replace("value = 1, low = 0.5, high = 2", "value = -1"),
+            r"\[run\]: switch_s is -1.0: give 0 or more",
+        ),
+        (
+            OWN.replace("stated", "guessed"),
+            r"\[mine\]: async_scheduling.kind is 'guessed'.*; a constant is \{value",
+        ),
+        (
+            OWN.replace(', source = "my log"', ""),
+            r"\[run\]: key switch_s.source is missing; a constant is",
+        ),
+        (
+            OWN.replace('"mine"', '"mime"'),
+            r"\[run\]: engine is 'mime' \(did you mean mine\?\); name one of mine",
+        ),
         (
             OWN.replace("[run]", "[a]").replace('engine = "mine"', "") + OWN[OWN.index("[run]") :],
             r"write framework=.*my.toml#a",
@@ -243,7 +300,10 @@ def test_a_malformed_file_is_refused_in_a_line_with_table_key_and_remedy(tmp_pat
 
 
 def test_presets_that_are_written_come_back(tmp_path):
-    presets = {**ENGINES, "a b": ENGINES["vllm-0.19"].model_copy(update={"name": "a b", "about": 'q" \\ é'})}
+    presets = {
+        **ENGINES,
+        "a b": ENGINES["vllm-0.19"].model_copy(update={"name": "a b", "about": 'q" \\ é'}),
+    }
     write_presets(tmp_path / "all.toml", presets, "Written by a test")
     assert read_presets(tmp_path / "all.toml") == presets
 

@@ -78,7 +78,9 @@ def test_of_two_overrides_of_a_key_the_last_holds_whether_one_value_or_several(f
 def test_an_override_wins_over_the_file_and_over_a_variation(file):
     written(file, ("systems: ", "vary: [{cluster.gpus: 4}, {cluster.gpus: 8}]\nsystems: "))
     scenarios = load_scenarios(file, ["cluster.gpus=16", "systems=[split]", "seed=1"])
-    assert [(s.system.name, s.cluster.gpus, s.seed, s.variant) for s in scenarios] == [("split", 16, 1, "")]
+    assert [(s.system.name, s.cluster.gpus, s.seed, s.variant) for s in scenarios] == [
+        ("split", 16, 1, "")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -91,9 +93,13 @@ def test_an_override_wins_over_the_file_and_over_a_variation(file):
         ("{profile.roofline: null}", "profile.roofline.compute_efficiency=0.5", "profile.roofline"),
     ],
 )
-def test_an_override_of_a_part_of_what_is_varied_or_the_other_way_round_is_refused(file, vary, override, key):
+def test_an_override_of_a_part_of_what_is_varied_or_the_other_way_round_is_refused(
+    file, vary, override, key
+):
     written(file, ("systems: ", f"vary: [{vary}]\nsystems: "))
-    assert f"vary sets {key} too, and only one of them can hold; give {key}=…" in refusal(file, override)
+    assert f"vary sets {key} too, and only one of them can hold; give {key}=…" in refusal(
+        file, override
+    )
 
 
 def test_a_section_is_merged_with_what_is_varied_beside_it(file):
@@ -106,9 +112,13 @@ def test_an_override_that_leaves_out_a_part_of_a_section_that_is_varied_is_refus
     written(file, ("systems: ", "vary: [{cluster: {gpus: 8, tp: 2}}]\nsystems: "))
     message = refusal(file, "cluster={gpus: 2}")
     assert (
-        "'cluster={gpus: 2}': vary has cluster.tp, which this leaves out; give it too, or remove the file's" in message
+        "'cluster={gpus: 2}': vary has cluster.tp, which this leaves out; give it too, or remove the file's"
+        in message
     )
-    assert load_scenarios(file, ["cluster={gpus: 2, tp: 1, cost_per_gpu_hour: 2}"])[0].cluster.gpus == 2
+    assert (
+        load_scenarios(file, ["cluster={gpus: 2, tp: 1, cost_per_gpu_hour: 2}"])[0].cluster.gpus
+        == 2
+    )
 
 
 def test_an_override_reaches_into_dictionaries_and_lists(file):
@@ -136,7 +146,11 @@ def test_a_reference_follows_overrides_and_variations(file):
         [{"seed": 1}, {"seed": 2}, {"seed": 3}],
         [{"cluster.gpus": 4, "model": "own"}, {"cluster.gpus": 8, "model": "qwen3-8b"}],
         [{"cluster.tp": 1}, {"cluster.tp": 2}],  # a reference follows it
-        [{"profile.path": "a.parquet"}, {"profile.path": "${model}.parquet"}, {"profile.path": "b.parquet"}],
+        [
+            {"profile.path": "a.parquet"},
+            {"profile.path": "${model}.parquet"},
+            {"profile.path": "b.parquet"},
+        ],
         [
             {"workload.synthetic.steps": 3, "engine.block_size": 8},
             {"workload.synthetic.steps": 4, "engine.block_size": 32},
@@ -168,12 +182,16 @@ def test_with_a_system_the_other_overrides_are_its_parameters(file):
     assert scenario.cluster.gpus == 8
 
 
-def test_paths_are_relative_to_the_file_and_in_an_override_to_the_current_folder(file, tmp_path, monkeypatch):
+def test_paths_are_relative_to_the_file_and_in_an_override_to_the_current_folder(
+    file, tmp_path, monkeypatch
+):
     written(file, ("{roofline: {}}", "{path: p.parquet}"))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     for override in ("workload.trace=t.parquet", "workload={trace: t.parquet}"):
-        scenario = load_scenarios(Path("../scenario.yaml"), ["workload.synthetic=null", override])[0]
+        scenario = load_scenarios(Path("../scenario.yaml"), ["workload.synthetic=null", override])[
+            0
+        ]
         assert scenario.profile.path == "../p.parquet"
         assert scenario.workload.trace == str(tmp_path / "elsewhere" / "t.parquet")
 
@@ -188,7 +206,9 @@ def test_a_tilde_is_the_home_folder(file, monkeypatch):
 def test_a_models_config_is_found_beside_the_scenario(file, tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     monkeypatch.chdir("/")
-    assert load_scenarios(tmp_path / "scenario.yaml", ["model=mine"])[0].model == str(tmp_path / "mine")
+    assert load_scenarios(tmp_path / "scenario.yaml", ["model=mine"])[0].model == str(
+        tmp_path / "mine"
+    )
     assert load_scenarios(tmp_path / "scenario.yaml", ["model=qwen3-8b"])[0].model == "qwen3-8b"
 
 
@@ -216,10 +236,19 @@ def test_the_quick_start_is_a_scenario_and_names_models_and_files_that_exist():
         (b"- name: a\n- name: b\n", "no keys; a scenario has name"),
         (b"just words", "no keys; a scenario has name"),
         (b"3", "no keys; a scenario has name"),
-        (b"name: a\nsteps: [1, 2\nmodel: b\n", "line 3, column 6: did not find expected ',' or ']'"),
-        (b"name: a\n\tsteps: 1\n", "line 2, column 1: found a tab character that violates indentation"),
+        (
+            b"name: a\nsteps: [1, 2\nmodel: b\n",
+            "line 3, column 6: did not find expected ',' or ']'",
+        ),
+        (
+            b"name: a\n\tsteps: 1\n",
+            "line 2, column 1: found a tab character that violates indentation",
+        ),
         (b"name: a\nsteps: 1\nname: b\n", "line 3, column 1: found duplicate key name"),
-        (b"cluster: {gpus: 8, gpu: h100, gpus: 9}\n", "line 1, column 31: found duplicate key gpus"),
+        (
+            b"cluster: {gpus: 8, gpu: h100, gpus: 9}\n",
+            "line 1, column 31: found duplicate key gpus",
+        ),
         (b"name: a\n---\nname: b\n", "line 2, column 1: but found another document"),
         (b"name: gr\xf6sse\n", "byte 8 is not UTF-8; save the file as UTF-8"),
         (bytes(range(128, 256)), "byte 0 is not UTF-8"),
@@ -242,7 +271,12 @@ def test_a_missing_file_and_a_folder_are_named(file):
 
 @pytest.mark.parametrize(
     "tag",
-    ["!!python/object/apply:os.mkdir [harm]", "!!python/name:os.mkdir", "!!python/object/new:os.mkdir [harm]", "!f x"],
+    [
+        "!!python/object/apply:os.mkdir [harm]",
+        "!!python/name:os.mkdir",
+        "!!python/object/new:os.mkdir [harm]",
+        "!f x",
+    ],
 )
 def test_a_tag_in_yaml_never_runs_anything(file, tmp_path, tag):
     file.write_text(f"{SCENARIO}seed2: {tag}\n")
@@ -284,7 +318,11 @@ def test_a_few_lines_that_would_unfold_to_millions_are_refused(file):
             "sigma: 0.8, sd: 1",
             "unknown key workload.synthetic.sd; workload.synthetic has steps, prompts_per",
         ),
-        ("{roofline: {}}", "{roofline: {}, file: a}", "unknown key profile.file; profile has path, roofline, forward_"),
+        (
+            "{roofline: {}}",
+            "{roofline: {}, file: a}",
+            "unknown key profile.file; profile has path, roofline, forward_",
+        ),
         (
             "{roofline: {}}",
             "{roofline: {mfu: 1}}",
@@ -304,8 +342,16 @@ def test_a_few_lines_that_would_unfold_to_millions_are_refused(file):
         ("model: qwen3-0.6b", "", "key model is missing"),
         ("gpu: h100, ", "", "key cluster.gpu is missing"),
         ("group: 2, ", "", "key workload.synthetic.group is missing"),
-        ("{gpu: h100, gpus: 4, tp: 1}", "h100", "cluster is 'h100'; it has the keys gpu, gpus, tp, dp"),
-        ("{gpu: h100, gpus: 4, tp: 1}", "[h100, 4]", "cluster is ['h100', 4]; it has the keys gpu, gpus, tp"),
+        (
+            "{gpu: h100, gpus: 4, tp: 1}",
+            "h100",
+            "cluster is 'h100'; it has the keys gpu, gpus, tp, dp",
+        ),
+        (
+            "{gpu: h100, gpus: 4, tp: 1}",
+            "[h100, 4]",
+            "cluster is ['h100', 4]; it has the keys gpu, gpus, tp",
+        ),
         ("{gpu: h100, gpus: 4, tp: 1}", "", "cluster is None; it has the keys gpu, gpus, tp"),
         ("gpus: 4", "gpus: four", "cluster.gpus is 'four': a whole number is needed"),
         ("gpus: 4", "gpus: 4.5", "cluster.gpus is 4.5: a whole number is needed"),
@@ -325,29 +371,55 @@ def test_a_few_lines_that_would_unfold_to_millions_are_refused(file):
             "model: '${modell}'",
             "model: Interpolation key 'modell' not found; correct the reference",
         ),
-        ("model: qwen3-0.6b", "model: '${model}'", "model: Recursive interpolation detected; correct the reference"),
+        (
+            "model: qwen3-0.6b",
+            "model: '${model}'",
+            "model: Recursive interpolation detected; correct the reference",
+        ),
         (
             "model: qwen3-0.6b",
             "model: '${shell:ls}'",
             "line 5, column 8: ${name:…} is no reference to a key of the file, such as ${cluster.gpus}; write the value",
         ),
         ("model: qwen3-0.6b", "model: '${cluster'", "${cluster"),
-        ("warmup_steps: 1", "warmup_steps: 2", "warmup_steps 2 leaves none of the 2 steps; lower it"),
+        (
+            "warmup_steps: 1",
+            "warmup_steps: 2",
+            "warmup_steps 2 leaves none of the 2 steps; lower it",
+        ),
         ("steps: 2\n", "steps: 0\n", "steps is 0: give more than 0"),
         ("gpus: 4", "gpus: 0", "cluster.gpus is 0: give more than 0"),
         ("gpus: 4", "gpus: 1e12", "cluster.gpus is 1000000000000.0: give 262144 or less"),
-        ("workload:", "workload:\n  trace: t.parquet", "give either a trace (path) or synthetic (a length model)"),
-        ("{roofline: {}}", "{roofline: {}, path: p.parquet}", "give either path (a profile file) or roofline"),
+        (
+            "workload:",
+            "workload:\n  trace: t.parquet",
+            "give either a trace (path) or synthetic (a length model)",
+        ),
+        (
+            "{roofline: {}}",
+            "{roofline: {}, path: p.parquet}",
+            "give either path (a profile file) or roofline",
+        ),
         (
             "sigma: 0.8",
             "sigma: 0.8, prompts: 3",
             "workload.synthetic: prompts 3 is less than one step's prompts_per_step 4",
         ),
-        ("{steps: 2,", "{steps: 1000000000,", "8,000,000,000 samples of 4,000,000,000 prompts; stay under 100,000,000"),
-        ("mean_tokens: 60", "mean_tokens: [1,2,3]", "workload.synthetic.mean_tokens is [1, 2, 3]: a number is needed"),
+        (
+            "{steps: 2,",
+            "{steps: 1000000000,",
+            "8,000,000,000 samples of 4,000,000,000 prompts; stay under 100,000,000",
+        ),
+        (
+            "mean_tokens: 60",
+            "mean_tokens: [1,2,3]",
+            "workload.synthetic.mean_tokens is [1, 2, 3]: a number is needed",
+        ),
     ],
 )
-def test_a_mistake_in_the_file_is_named_by_key_and_value_with_what_would_be_right(file, old, new, what):
+def test_a_mistake_in_the_file_is_named_by_key_and_value_with_what_would_be_right(
+    file, old, new, what
+):
     assert what in refusal(written(file, (old, new)))
 
 
@@ -363,13 +435,20 @@ def test_thousands_of_references_are_refused_before_they_are_written_out(tmp_pat
 )
 def test_a_strangers_scenario_cannot_read_the_environment(file, text, monkeypatch):
     monkeypatch.setenv("SECRET", "s3cret")
-    for said in (refusal(written(file, ("name: tiny", f"name: '{text}'"))), refusal(file, f"model={text}")):
+    for said in (
+        refusal(written(file, ("name: tiny", f"name: '{text}'"))),
+        refusal(file, f"model={text}"),
+    ):
         assert "is no reference to a key of the file" in said and "s3cret" not in said
 
 
 @pytest.mark.parametrize(
     "keywords",
-    [{"profile": "${oc.env:SECRET}"}, {"model": "${oc.env:SECRET}"}, {"overrides": {"model": "${oc.env:SECRET}"}}],
+    [
+        {"profile": "${oc.env:SECRET}"},
+        {"model": "${oc.env:SECRET}"},
+        {"overrides": {"model": "${oc.env:SECRET}"}},
+    ],
 )
 def test_no_option_reads_the_environment(file, keywords, monkeypatch):
     monkeypatch.setenv("SECRET", "s3cret")
@@ -397,10 +476,37 @@ def test_a_workload_that_is_neither_recorded_nor_drawn_is_refused(file):
 @pytest.mark.parametrize(
     ("written", "value"),
     [
-        *(("017", 17), ("0o17", 15), ("0x1F", 31), ("+3", 3), ("1e3", 1000.0), (".5", 0.5), ("3.", 3.0)),
-        *(("1:30:00", "1:30:00"), ("1_000", "1_000"), ("0b11", "0b11"), ("2026-11-27", "2026-11-27"), ("=", "=")),
-        *(("yes", "yes"), ("on", "on"), ("No", "No"), ("true", True), ("False", False), ("~", None), ("", None)),
-        *(("'017'", "017"), ("[1, 0o7, on]", [1, 7, "on"]), ("{017: a}", {17: "a"}), ("!!str 017", "017")),
+        *(
+            ("017", 17),
+            ("0o17", 15),
+            ("0x1F", 31),
+            ("+3", 3),
+            ("1e3", 1000.0),
+            (".5", 0.5),
+            ("3.", 3.0),
+        ),
+        *(
+            ("1:30:00", "1:30:00"),
+            ("1_000", "1_000"),
+            ("0b11", "0b11"),
+            ("2026-11-27", "2026-11-27"),
+            ("=", "="),
+        ),
+        *(
+            ("yes", "yes"),
+            ("on", "on"),
+            ("No", "No"),
+            ("true", True),
+            ("False", False),
+            ("~", None),
+            ("", None),
+        ),
+        *(
+            ("'017'", "017"),
+            ("[1, 0o7, on]", [1, 7, "on"]),
+            ("{017: a}", {17: "a"}),
+            ("!!str 017", "017"),
+        ),
     ],
 )
 def test_a_scalar_is_what_yaml_1_2_says(written, value):
@@ -408,10 +514,16 @@ def test_a_scalar_is_what_yaml_1_2_says(written, value):
     assert (key, parsed, type(parsed)) == ("key", value, type(value))
 
 
-@pytest.mark.parametrize(("words", "switched"), [(("on", "yes", "true", "On"), True), (("off", "no", "false"), False)])
+@pytest.mark.parametrize(
+    ("words", "switched"), [(("on", "yes", "true", "On"), True), (("off", "no", "false"), False)]
+)
 def test_a_switch_takes_the_words_in_which_it_is_printed(file, words, switched):
     for word in words:
-        overrides = [f"engine.enforce_eager={word}", f"system.interruptible={word}", "systems=[areal]"]
+        overrides = [
+            f"engine.enforce_eager={word}",
+            f"system.interruptible={word}",
+            "systems=[areal]",
+        ]
         (scenario,) = load_scenarios(file, overrides)
         assert scenario.engine.enforce_eager is switched
         assert scenario.system.parameters == {"interruptible": switched}
@@ -419,21 +531,33 @@ def test_a_switch_takes_the_words_in_which_it_is_printed(file, words, switched):
 
 
 def test_a_reference_alone_is_the_value_and_in_a_longer_text_a_text(file):
-    (scenario,) = load_scenarios(file, ["systems=[areal]", "steps=${cluster.gpus}", "name=a${ cluster.gpus }b"])
+    (scenario,) = load_scenarios(
+        file, ["systems=[areal]", "steps=${cluster.gpus}", "name=a${ cluster.gpus }b"]
+    )
     assert (scenario.steps, scenario.name) == (4, "a4b")
-    (found,) = load_scenarios(file, ["systems=[areal]", "cluster.train={gpu: '${cluster.gpu}', gpus: '${cluster.tp}'}"])
+    (found,) = load_scenarios(
+        file, ["systems=[areal]", "cluster.train={gpu: '${cluster.gpu}', gpus: '${cluster.tp}'}"]
+    )
     assert (found.cluster.train.gpu, found.cluster.train.gpus) == ("h100", 1)
 
 
 def test_references_that_would_unfold_to_millions_are_refused(file):
-    doubled = {f"k{i}": f"${{training.k{i + 1}}}${{training.k{i + 1}}}" for i in range(40)} | {"k40": "x"}
+    doubled = {f"k{i}": f"${{training.k{i + 1}}}${{training.k{i + 1}}}" for i in range(40)} | {
+        "k40": "x"
+    }
     assert "more than 500 references are followed" in refusal(
         written(file, ("seed: 3", f"training: {json.dumps(doubled)}"))
     )
 
 
 def test_what_a_file_shares_by_an_alias_is_changed_in_one_place(file):
-    written(file, ("systems: ", "faults: [&f {kind: slow, worker: 0, factor: 2}, *f, {<<: *f, worker: 1}]\nsystems: "))
+    written(
+        file,
+        (
+            "systems: ",
+            "faults: [&f {kind: slow, worker: 0, factor: 2}, *f, {<<: *f, worker: 1}]\nsystems: ",
+        ),
+    )
     faults = load_scenarios(file, ["systems=[areal]", "faults.1.factor=3"])[0].faults
     assert [(fault.worker, fault.factor) for fault in faults] == [(0, 2), (0, 3), (1, 2)]
 
@@ -464,7 +588,9 @@ def test_what_a_file_shares_by_an_alias_is_changed_in_one_place(file):
     ],
 )
 def test_a_number_that_is_not_finite_is_refused_everywhere(file, key, value):
-    assert re.search(rf"{key} is -?(nan|inf): a finite number is needed", refusal(file, f"{key}={value}"))
+    assert re.search(
+        rf"{key} is -?(nan|inf): a finite number is needed", refusal(file, f"{key}={value}")
+    )
 
 
 @pytest.mark.parametrize(
@@ -483,7 +609,9 @@ def test_a_number_that_is_not_finite_is_refused_everywhere(file, key, value):
 )
 def test_a_number_with_which_nothing_can_be_computed_is_refused(file, override):
     key = override.partition("=")[0]
-    assert re.search(rf"override '{override}': {key} is .*: give .* or (less|more)", refusal(file, override))
+    assert re.search(
+        rf"override '{override}': {key} is .*: give .* or (less|more)", refusal(file, override)
+    )
 
 
 # Overrides.
@@ -517,11 +645,17 @@ def test_a_number_with_which_nothing_can_be_computed_is_refused(file, override):
         ("cluster[gpus]=3", "'cluster[gpus]' is no key"),
         ("--cluster.gpus=3", "'--cluster.gpus' is no key"),
         ("cluster=5", "override 'cluster=5': cluster is 5; it has the keys gpu, gpus, tp"),
-        ("cluster.gpus=", "override 'cluster.gpus=': cluster.gpus is None: a whole number is needed"),
+        (
+            "cluster.gpus=",
+            "override 'cluster.gpus=': cluster.gpus is None: a whole number is needed",
+        ),
         ("cluster.gpus.x=5", "override 'cluster.gpus.x=5': cluster.gpus is 4, it has no x"),
         ("systems.7=split", "override 'systems.7=split': does not fit"),
         ("systems.x=split", "override 'systems.x=split': does not fit"),
-        ("system=split", f"override 'system=split': unknown key system (did you mean systems?); {KEYS}"),
+        (
+            "system=split",
+            f"override 'system=split': unknown key system (did you mean systems?); {KEYS}",
+        ),
         ("model=${nope}", "model: Interpolation key 'nope' not found"),
         ("steps=-1", "override 'steps=-1': steps is -1: give more than 0"),
         ("name=a b", "override 'name=a b': name is 'a b': use the letters a-z"),
@@ -567,13 +701,22 @@ def test_systems_that_are_no_list_of_systems_are_refused(file, systems, what):
         ("{cluster.gpus: 8}", "vary is {'cluster.gpus': 8}; give a list such as"),
         ("[8]", "entry 1 of vary is 8; give key: value, such as {cluster.gpus: 64}"),
         ("[{seed: 1}, cluster.gpus]", "entry 2 of vary is 'cluster.gpus'; give key: value"),
-        ("[{clustr.gpus: 8}]", f"vary clustr.gpus=8: unknown key clustr (did you mean cluster?); {KEYS}"),
+        (
+            "[{clustr.gpus: 8}]",
+            f"vary clustr.gpus=8: unknown key clustr (did you mean cluster?); {KEYS}",
+        ),
         (
             "[{cluster.gpsu: 8}]",
             "vary cluster.gpsu=8: unknown key cluster.gpsu (did you mean gpu?); cluster has gpu, gpus",
         ),
-        ("[{cluster.gpus: many}]", "vary cluster.gpus=many: cluster.gpus is 'many': a whole number is needed"),
-        ("[{cluster.gpus: 4}, {cluster.gpus: 0}]", "vary cluster.gpus=0: cluster.gpus is 0: give more than 0"),
+        (
+            "[{cluster.gpus: many}]",
+            "vary cluster.gpus=many: cluster.gpus is 'many': a whole number is needed",
+        ),
+        (
+            "[{cluster.gpus: 4}, {cluster.gpus: 0}]",
+            "vary cluster.gpus=0: cluster.gpus is 0: give more than 0",
+        ),
         ("[{cluster: 8}]", "vary cluster=8: cluster is 8; it has the keys gpu, gpus, tp"),
         ("[{cluster.gpus.x: 8}]", "vary cluster.gpus.x=8: cluster.gpus is 4, it has no x"),
         ("[{3: 8}]", f"vary 3=8: unknown key 3; {KEYS}"),
@@ -583,7 +726,10 @@ def test_systems_that_are_no_list_of_systems_are_refused(file, systems, what):
             "vary has systems; it takes fields such as cluster.gpus, and systems are a list already",
         ),
         ("[{vary: []}]", "vary has vary; it takes fields such as cluster.gpus"),
-        ("[{model: '${nope}'}]", "vary[0].model: Interpolation key 'nope' not found; correct the reference"),
+        (
+            "[{model: '${nope}'}]",
+            "vary[0].model: Interpolation key 'nope' not found; correct the reference",
+        ),
     ],
 )
 def test_a_variation_that_varies_nothing_is_refused(file, vary, what):
@@ -592,7 +738,11 @@ def test_a_variation_that_varies_nothing_is_refused(file, vary, what):
 
 
 def test_a_variation_cannot_reach_into_what_is_no_dictionary(file):
-    written(file, ("{gpu: h100, gpus: 4, tp: 1}", "[4]"), ("systems:", "vary: [{cluster.gpus: 8}]\nsystems:"))
+    written(
+        file,
+        ("{gpu: h100, gpus: 4, tp: 1}", "[4]"),
+        ("systems:", "vary: [{cluster.gpus: 8}]\nsystems:"),
+    )
     assert "vary cluster.gpus=8: does not fit" in refusal(file)
 
 
@@ -611,7 +761,9 @@ def test_a_scenario_survives_the_way_through_yaml_and_json(file):
 
 
 def has(name):
-    return {"areal": {"eta": 1, "rollout_share": 0.75}, "split": {"rollout_share": 0.75}}.get(name, {})
+    return {"areal": {"eta": 1, "rollout_share": 0.75}, "split": {"rollout_share": 0.75}}.get(
+        name, {}
+    )
 
 
 def test_a_systems_parameter_is_set_after_the_system_with_or_without_its_prefix(file):
@@ -621,16 +773,27 @@ def test_a_systems_parameter_is_set_after_the_system_with_or_without_its_prefix(
 
 
 def test_a_systems_parameter_goes_to_the_systems_that_have_it(file):
-    given = ["systems=[verl_colocated,split,{name: areal, eta: 1}]", "system.eta=4", "system.rollout_share=0.5"]
+    given = [
+        "systems=[verl_colocated,split,{name: areal, eta: 1}]",
+        "system.eta=4",
+        "system.rollout_share=0.5",
+    ]
     scenarios = load_scenarios(file, given, parameters_of=has)
-    assert [s.system.parameters for s in scenarios] == [{}, {"rollout_share": 0.5}, {"eta": 4, "rollout_share": 0.5}]
-    made = load_scenarios(file, ["system.eta=4"], choices=Choices(["areal"], ["seer"]), parameters_of=has)
+    assert [s.system.parameters for s in scenarios] == [
+        {},
+        {"rollout_share": 0.5},
+        {"eta": 4, "rollout_share": 0.5},
+    ]
+    made = load_scenarios(
+        file, ["system.eta=4"], choices=Choices(["areal"], ["seer"]), parameters_of=has
+    )
     assert [s.system.parameters for s in made] == [{"dispatch": "seer", "eta": 4}]
 
 
 def test_a_parameter_of_no_system_is_refused_with_those_that_there_are(file):
     with pytest.raises(
-        InputError, match=r"system\.etaa: no parameter of these systems \(did you mean eta\?\); areal has eta"
+        InputError,
+        match=r"system\.etaa: no parameter of these systems \(did you mean eta\?\); areal has eta",
     ):
         load_scenarios(file, ["systems=[areal]", "system.etaa=4"], parameters_of=has)
 
@@ -643,7 +806,9 @@ def test_a_parameter_of_no_system_is_refused_with_those_that_there_are(file):
         ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),
     ],
 )
-def test_a_models_name_on_hugging_face_and_a_gpu_in_capitals_find_the_files_of_their_own_names(file, written, known):
+def test_a_models_name_on_hugging_face_and_a_gpu_in_capitals_find_the_files_of_their_own_names(
+    file, written, known
+):
     overrides = [
         f"model={written}",
         "cluster.gpu=H100",

@@ -97,7 +97,10 @@ def test_the_page_begins_with_the_fastest_system_and_how_much_faster_it_is(compa
     rows = json.loads((compared / "comparison.json").read_text())
     best = max(rows, key=lambda row: row["samples_per_s"])
     begins = Texts(report_html(find(compared))).text[:600]
-    assert f"Fastest: {best['system']}," in begins and f"{best['speedup_in_variant']:.2f}× as fast" in begins
+    assert (
+        f"Fastest: {best['system']}," in begins
+        and f"{best['speedup_in_variant']:.2f}× as fast" in begins
+    )
 
 
 @pytest.mark.slow
@@ -109,7 +112,9 @@ def test_the_same_results_give_the_same_bytes(compared, tmp_path):
 
 def test_the_page_names_nothing_to_be_fetched_and_forbids_it(compared):
     page = report_html(find(compared))
-    own = page.replace((Path(html_report.__file__).parent / html_report.PLOTLY).read_text(encoding="utf-8"), "")
+    own = page.replace(
+        (Path(html_report.__file__).parent / html_report.PLOTLY).read_text(encoding="utf-8"), ""
+    )
     assert len(own) < len(page) / 2
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//|@import|url\(""", own)
     assert "default-src 'none'" in own and "connect-src" not in own
@@ -119,13 +124,22 @@ def test_the_page_names_nothing_to_be_fetched_and_forbids_it(compared):
 def test_plotly_is_the_file_that_its_makers_published():
     """The cartesian bundle of plotly.js 4.1.1, as npm has it."""
     text = (Path(html_report.__file__).parent / html_report.PLOTLY).read_bytes()
-    assert hashlib.sha256(text).hexdigest() == "79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a"
+    assert (
+        hashlib.sha256(text).hexdigest()
+        == "79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a"
+    )
 
 
 def test_markup_in_names_stays_text(compared, tmp_path):
-    results = {path.parent.name: read_result(path.parent) for path in sorted(compared.glob("*/result.json"))}
+    results = {
+        path.parent.name: read_result(path.parent)
+        for path in sorted(compared.glob("*/result.json"))
+    }
     evil = {
-        name: replace(result, metadata={**result.metadata, "label": EVIL + name, "variant": EVIL, "paper": EVIL})
+        name: replace(
+            result,
+            metadata={**result.metadata, "label": EVIL + name, "variant": EVIL, "paper": EVIL},
+        )
         for name, result in results.items()
     }
     page = report_html(runs_of(evil))
@@ -163,17 +177,24 @@ def test_settings_of_a_sweep_are_compared_by_their_mean_over_seeds(tmp_path):
     rows[1]["samples_per_s"], rows[13]["samples_per_s"] = 6.0, 6.0  # one_step_off on 16: mean 6
     text = Texts(report_html(find(a_sweep(tmp_path / "sweep", rows)))).text
     assert "The fastest of 12 settings is one_step_off (cluster.gpus=16):" in text
-    assert "6 samples/s (mean of 2 seeds, 6 to 6)" in text and "areal (cluster.gpus=16) 0.83×" in text
+    assert (
+        "6 samples/s (mean of 2 seeds, 6 to 6)" in text and "areal (cluster.gpus=16) 0.83×" in text
+    )
 
 
 def test_a_sweep_of_which_all_failed_has_a_page_too(tmp_path):
     rows = sweep_rows(3, error="no", samples_per_s=None, gpu_hours_per_1k_samples=None)
-    assert "None of the 3 points could be simulated" in Texts(report_html(find(a_sweep(tmp_path / "s", rows)))).text
+    assert (
+        "None of the 3 points could be simulated"
+        in Texts(report_html(find(a_sweep(tmp_path / "s", rows)))).text
+    )
 
 
 def test_one_run_a_comparison_and_a_replay_are_told_apart(compared, tmp_path):
     rows, runs = json.loads((compared / "comparison.json").read_text()), find(compared)
-    assert isinstance(runs, Runs) and [run.name for run in runs.runs] == [row["folder"] for row in rows]
+    assert isinstance(runs, Runs) and [run.name for run in runs.runs] == [
+        row["folder"] for row in rows
+    ]
     (only,) = find(compared / runs.runs[0].name).runs
     assert only.row["samples_per_s"] == runs.runs[0].row["samples_per_s"]
     for name in ("predicted", "measured"):
@@ -187,10 +208,19 @@ def test_one_run_a_comparison_and_a_replay_are_told_apart(compared, tmp_path):
 
 
 def test_rows_of_the_report_are_those_of_the_comparison(compared):
-    beside = ("samples_per_s_spread", "better_split", "run_hours", "run_cost")  # of further simulations and plans
-    for row, run in zip(json.loads((compared / "comparison.json").read_text()), find(compared).runs, strict=True):
+    beside = (
+        "samples_per_s_spread",
+        "better_split",
+        "run_hours",
+        "run_cost",
+    )  # of further simulations and plans
+    for row, run in zip(
+        json.loads((compared / "comparison.json").read_text()), find(compared).runs, strict=True
+    ):
         of_the_comparison = ("folder", *beside, *FACTORS)
-        assert {key: row[key] for key in row if key not in of_the_comparison} == json.loads(json.dumps(run.row))
+        assert {key: row[key] for key in row if key not in of_the_comparison} == json.loads(
+            json.dumps(run.row)
+        )
 
 
 def test_a_folder_without_results_is_told_in_a_line(tmp_path, compared):
@@ -222,7 +252,9 @@ def test_a_result_that_does_not_say_of_what_it_is_one_is_told_in_a_line(compared
 
 def test_a_recorded_run_that_was_killed_is_reported_as_far_as_it_was_written(tmp_path):
     """While it runs, a part is written without what is known at its end alone."""
-    schedule = Schedule(prepare(scenario("areal", warmup_steps=1)), simpy.Environment(), simulated_workers)
+    schedule = Schedule(
+        prepare(scenario("areal", warmup_steps=1)), simpy.Environment(), simulated_workers
+    )
     schedule.run()
     written = schedule.recorder.result(schedule.env.now, {})
     part = tmp_path / "run" / "parts" / "000"
@@ -269,25 +301,43 @@ def test_a_sweep_whose_table_lacks_points_or_has_some_twice_is_refused(tmp_path)
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("samples_per_s", None), ("samples_per_s", 0.0), ("off_policyness_mean", -1.0), ("occupancy", float("inf"))],
+    [
+        ("samples_per_s", None),
+        ("samples_per_s", 0.0),
+        ("off_policyness_mean", -1.0),
+        ("occupancy", float("inf")),
+    ],
 )
-def test_an_impossible_value_in_the_table_of_a_sweep_is_named_with_its_point(tmp_path, column, value):
+def test_an_impossible_value_in_the_table_of_a_sweep_is_named_with_its_point(
+    tmp_path, column, value
+):
     rows = sweep_rows(4)
     rows[2][column] = value
     found = find(a_sweep(tmp_path / "sweep", rows))
     with pytest.raises(
-        InputError, match=rf"the table's point 2 has {column}=.*, which cannot be; run the sweep's command"
+        InputError,
+        match=rf"the table's point 2 has {column}=.*, which cannot be; run the sweep's command",
     ):
         report_html(found)
 
 
 @pytest.mark.slow
-def test_a_report_is_written_beside_its_results_and_never_into_them_or_over_something_else(compared, tmp_path, simrl):
+def test_a_report_is_written_beside_its_results_and_never_into_them_or_over_something_else(
+    compared, tmp_path, simrl
+):
     ended = simrl("report", str(compared), "-o", "page.html")
-    assert ended.code == 0 and "page.html" in ended.out and (tmp_path / "page.html").stat().st_size < 6e6
+    assert (
+        ended.code == 0
+        and "page.html" in ended.out
+        and (tmp_path / "page.html").stat().st_size < 6e6
+    )
     before = sorted(compared.rglob("*"))
     ended = simrl("report", str(compared), "-o", str(compared / "report.html"))
-    assert ended.code == 2 and "name a place outside it" in ended.err and sorted(compared.rglob("*")) == before
+    assert (
+        ended.code == 2
+        and "name a place outside it" in ended.err
+        and sorted(compared.rglob("*")) == before
+    )
     (tmp_path / "data.html").write_text("PAR1")
     ended = simrl("report", str(compared), "-o", "data.html")
     assert ended.code == 2 and (tmp_path / "data.html").read_text() == "PAR1"
@@ -304,7 +354,9 @@ def test_a_timeline_has_every_second_of_every_lane_also_where_spans_are_joined(s
     result = small_run("areal", eta=2)
     found = spans(result)
     whole = {lane.name: {} for lane in found.lanes}
-    for lane, kind, a, b in zip(found.lane, found.kind, found.started_s, found.ended_s, strict=True):
+    for lane, kind, a, b in zip(
+        found.lane, found.kind, found.started_s, found.ended_s, strict=True
+    ):
         seconds = whole[found.lanes[lane].name]
         seconds[found.kinds[kind]] = seconds.get(found.kinds[kind], 0.0) + b - a
     for most in (10**6, 40):
@@ -312,7 +364,12 @@ def test_a_timeline_has_every_second_of_every_lane_also_where_spans_are_joined(s
         assert sum(len(lane["kinds"]) for lane in data["lanes"]) <= max(most, len(found.lanes))
         for lane in data["lanes"]:
             assert sum(lane["ends"]) == TICKS and min(lane["ends"]) >= 0
-            assert len(lane["ends"]) == len(lane["kinds"]) == len(lane["versions"]) == len(lane["tokens"])
+            assert (
+                len(lane["ends"])
+                == len(lane["kinds"])
+                == len(lane["versions"])
+                == len(lane["tokens"])
+            )
         tokens = sum(sum(lane["tokens"]) for lane in data["lanes"])
         assert tokens == found.tokens.sum()
     fine = timeline(result, 10**6)
@@ -320,7 +377,10 @@ def test_a_timeline_has_every_second_of_every_lane_also_where_spans_are_joined(s
     for lane in fine["lanes"]:
         for kind, seconds in whole[lane["name"]].items():
             code = np.base_repr(fine["kinds"].index(kind), 36)
-            mine = sum(d for d, k in zip(lane["ends"], lane["kinds"], strict=True) if k == code) * fine["unit_s"]
+            mine = (
+                sum(d for d, k in zip(lane["ends"], lane["kinds"], strict=True) if k == code)
+                * fine["unit_s"]
+            )
             assert mine == pytest.approx(seconds, abs=len(lane["ends"]) * fine["unit_s"])
 
 
@@ -331,7 +391,9 @@ def test_a_joined_span_has_the_kind_that_took_most_of_it(small_run):
     for i in np.flatnonzero(of > 1):
         inside = (found.lane == joined.lane[i]) & (found.started_s >= joined.started_s[i] - 1e-9)
         inside &= found.ended_s <= joined.ended_s[i] + 1e-9
-        seconds = np.bincount(found.kind[inside], (found.ended_s - found.started_s)[inside], len(found.kinds))
+        seconds = np.bincount(
+            found.kind[inside], (found.ended_s - found.started_s)[inside], len(found.kinds)
+        )
         assert inside.sum() == of[i] and seconds[joined.kind[i]] == seconds.max()
 
 
@@ -343,7 +405,8 @@ def test_a_page_that_would_get_too_large_joins_more_spans(compared, monkeypatch)
     monkeypatch.setattr(html_report, "MOST_BYTES", 0)
     coarse = packed(report_html(found))
     spans_of = [
-        sum(len(lane["kinds"]) for run in page["runs"] for lane in run["timeline"]["lanes"]) for page in (whole, coarse)
+        sum(len(lane["kinds"]) for run in page["runs"] for lane in run["timeline"]["lanes"])
+        for page in (whole, coarse)
     ]
     assert spans_of[1] < spans_of[0] and any(run["timeline"]["joined"] for run in coarse["runs"])
 
@@ -372,7 +435,14 @@ def test_the_bars_of_a_run_sum_to_its_gpu_seconds(compared):
 
 def test_every_input_has_a_kind_and_a_source(compared):
     page = Texts(report_html(find(compared)))
-    for said in ("rollouts (trace)", "step times (profile)", "training time", "seed", "simrl", "loading weights"):
+    for said in (
+        "rollouts (trace)",
+        "step times (profile)",
+        "training time",
+        "seed",
+        "simrl",
+        "loading weights",
+    ):
         assert said in page.text
     for kind in ("synthetic", "assumed", "default", "given"):
         assert kind in page.text
@@ -405,5 +475,7 @@ def test_drafts_have_pictures_where_there_are_any():
     )
     assert summary(with_drafts, 1)["accept_length"] is not None
     page = report_html(runs_of({"ngram": with_drafts}))
-    assert {"Acceptance by sample", "Acceptance by length"} <= packed(page)["runs"][0]["figures"].keys()
+    assert {"Acceptance by sample", "Acceptance by length"} <= packed(page)["runs"][0][
+        "figures"
+    ].keys()
     assert "acceptance of drafts" in Texts(page).text

@@ -21,7 +21,12 @@ from simrl.result.metrics import gpu_seconds, summary, window
 from simrl.result.result import Result, read_result
 from simrl.result.timeline import steady_window
 from simrl.scenario.model import Scenario
-from simrl.show.figures.compare import bubble_figure, comparison_figure, gpu_seconds_figure, staleness_figure
+from simrl.show.figures.compare import (
+    bubble_figure,
+    comparison_figure,
+    gpu_seconds_figure,
+    staleness_figure,
+)
 from simrl.show.figures.explain import difference_figure, explanation_figure
 from simrl.show.figures.one_run import run_figures
 from simrl.show.figures.sweep import sweep_figure
@@ -55,7 +60,11 @@ def test_the_area_of_each_kind_is_its_share_of_gpu_time(small_run: Run, system: 
     window = steady_window(result)
     figure = timeline_figure(result, window)
     gpu_s = gpu_seconds(result, window.start_s, window.end_s)
-    panels = {True: figure.axes[0]} if system == "verl_colocated" else {True: figure.axes[0], False: figure.axes[1]}
+    panels = (
+        {True: figure.axes[0]}
+        if system == "verl_colocated"
+        else {True: figure.axes[0], False: figure.axes[1]}
+    )
     for rolls, panel in panels.items():
         drawn = {kind: (r[:, 1] - r[:, 0]) @ r[:, 2] for kind, r in rectangles(panel).items()}
         total = sum(s for (on, _), s in gpu_s.items() if on == rolls)
@@ -64,7 +73,9 @@ def test_the_area_of_each_kind_is_its_share_of_gpu_time(small_run: Run, system: 
                 assert drawn.get(kind, 0.0) / sum(drawn.values()) == pytest.approx(seconds / total)
 
 
-def test_the_timeline_says_the_idle_share_of_the_time_shown_and_the_bubble_of_the_run(small_run: Run) -> None:
+def test_the_timeline_says_the_idle_share_of_the_time_shown_and_the_bubble_of_the_run(
+    small_run: Run,
+) -> None:
     result = small_run("one_step_off")
     window = steady_window(result)
     words = texts(timeline_figure(result, window))
@@ -72,7 +83,9 @@ def test_the_timeline_says_the_idle_share_of_the_time_shown_and_the_bubble_of_th
     idle = gpu_s[True, "idle"] / sum(s for (rolls, _), s in gpu_s.items() if rolls)
     assert f"idle (bubble)\nrollout GPUs {idle:.1%}, trainer " in words
     row = summary(result, 2)
-    assert f"rollout bubble {row['rollout_bubble']:.1%}, trainer idle {row['train_idle']:.1%}" in words
+    assert (
+        f"rollout bubble {row['rollout_bubble']:.1%}, trainer idle {row['train_idle']:.1%}" in words
+    )
     assert "one_step_off, cluster.gpus=8" in words
     assert "qwen3-0.6b on 8 h100: 6 rollout workers of 1 GPU, 2 train GPUs" in words
 
@@ -86,7 +99,9 @@ def test_policy_updates_are_lines_where_they_end_with_their_step(small_run: Run)
     assert figure.axes[-1].get_xlim() == (finished_s[2], finished_s[4])
 
 
-def test_a_colocated_system_has_no_trainer_lane_and_shows_training_on_the_workers(small_run: Run) -> None:
+def test_a_colocated_system_has_no_trainer_lane_and_shows_training_on_the_workers(
+    small_run: Run,
+) -> None:
     result = small_run("verl_colocated")
     figure = timeline_figure(result, steady_window(result))
     assert len(figure.axes) == 3
@@ -95,12 +110,19 @@ def test_a_colocated_system_has_no_trainer_lane_and_shows_training_on_the_worker
 
 
 def test_idle_time_is_hatched_and_every_kind_has_a_colour_of_its_own(small_run: Run) -> None:
-    figure = timeline_figure(small_run("verl_colocated"), steady_window(small_run("verl_colocated")))
+    figure = timeline_figure(
+        small_run("verl_colocated"), steady_window(small_run("verl_colocated"))
+    )
     looks = {p.get_label(): p for p in figure.axes[0].findobj(PathPatch)}
     assert looks["idle"].get_hatch() == LOOKS["idle"].hatch
     assert all(patch.get_hatch() is None for kind, patch in looks.items() if kind != "idle")
     assert len({LOOKS[kind] for kind in KINDS}) == len(KINDS)
-    used = set().union(*(small_run(s).spans.column("kind").unique().to_pylist() for s in ("verl_colocated", "areal")))
+    used = set().union(
+        *(
+            small_run(s).spans.column("kind").unique().to_pylist()
+            for s in ("verl_colocated", "areal")
+        )
+    )
     assert used <= set(KINDS)
     assert len(used) > 6
 
@@ -126,7 +148,9 @@ def test_the_same_result_gives_the_same_bytes(small_run: Run, tmp_path: Path) ->
         save(timeline_figure(run := small_run("areal"), steady_window(run)), tmp_path / name)
         save(comparison_figure([summary(small_run("areal"), 2)]), tmp_path / f"comparison_{name}")
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-    assert (tmp_path / "comparison_a.png").read_bytes() == (tmp_path / "comparison_b.png").read_bytes()
+    assert (tmp_path / "comparison_a.png").read_bytes() == (
+        tmp_path / "comparison_b.png"
+    ).read_bytes()
 
 
 def test_a_run_read_from_its_folder_looks_the_same(small_run: Run, tmp_path: Path) -> None:
@@ -137,7 +161,10 @@ def test_a_run_read_from_its_folder_looks_the_same(small_run: Run, tmp_path: Pat
 
 
 def test_the_picture_is_a_png_in_which_every_kind_is_seen(small_run: Run, tmp_path: Path) -> None:
-    save(timeline_figure(run := small_run("verl_colocated"), steady_window(run)), tmp_path / "timeline.png")
+    save(
+        timeline_figure(run := small_run("verl_colocated"), steady_window(run)),
+        tmp_path / "timeline.png",
+    )
     pixels = imread(tmp_path / "timeline.png")[:, :, :3].reshape(-1, 3)
     for kind in ("rollout", "switch", "log_prob", "train"):
         color = np.array([int(LOOKS[kind].color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
@@ -148,7 +175,9 @@ def test_a_comparison_has_a_bar_a_row_as_long_as_its_speed(small_run: Run) -> No
     rows = [summary(small_run(system), 2) for system in ("verl_colocated", "areal")]
     rows += [{**row, "variant": "cluster.gpus=16"} for row in rows]
     figure = comparison_figure(rows)
-    assert [bar.get_width() for bar in figure.axes[0].patches] == [row["samples_per_s"] for row in rows]
+    assert [bar.get_width() for bar in figure.axes[0].patches] == [
+        row["samples_per_s"] for row in rows
+    ]
     colors = [bar.get_facecolor() for bar in figure.axes[0].patches]
     assert colors[:2] == colors[2:]
     assert colors[0] != colors[1]
@@ -172,7 +201,9 @@ def test_a_comparison_of_nothing_is_refused(tmp_path: Path) -> None:
         comparison_figure([])
 
 
-def test_a_picture_of_another_format_is_refused_and_nothing_is_written(small_run: Run, tmp_path: Path) -> None:
+def test_a_picture_of_another_format_is_refused_and_nothing_is_written(
+    small_run: Run, tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match=r"a\.docx: a picture cannot be written as"):
         save(timeline_figure(run := small_run("areal"), steady_window(run)), tmp_path / "a.docx")
     assert list(tmp_path.iterdir()) == []
@@ -183,13 +214,22 @@ def inside(figure: Figure) -> bool:
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw(renderer)  # which lays it out
     box, (width, height) = figure.get_tightbbox(renderer), figure.get_size_inches()
-    return box.x0 >= -HAIR and box.y0 >= -HAIR and box.x1 <= width + HAIR and box.y1 <= height + HAIR
+    return (
+        box.x0 >= -HAIR and box.y0 >= -HAIR and box.x1 <= width + HAIR and box.y1 <= height + HAIR
+    )
 
 
 @pytest.fixture(scope="module")
 def every_kind() -> Result:
     """A run of 64 GPUs with spans of every kind at its workers and at its trainer."""
-    workload = {"steps": 4, "prompts_per_step": 32, "group": 4, "cap_tokens": 2000, "mean_tokens": 400, "sigma": 0.9}
+    workload = {
+        "steps": 4,
+        "prompts_per_step": 32,
+        "group": 4,
+        "cap_tokens": 2000,
+        "mean_tokens": 400,
+        "sigma": 0.9,
+    }
     scenario = Scenario.model_validate(
         {
             "name": "many",
@@ -205,26 +245,40 @@ def every_kind() -> Result:
     run = simulate(scenario)
     kinds = pa.array([KINDS[i % len(KINDS)] for i in range(run.spans.num_rows)]).dictionary_encode()
     place = run.spans.schema.get_field_index("kind")
-    return Result(run.spans.set_column(place, "kind", kinds), run.steps, run.samples, run.segments, run.metadata)
+    return Result(
+        run.spans.set_column(place, "kind", kinds),
+        run.steps,
+        run.samples,
+        run.segments,
+        run.metadata,
+    )
 
 
-def test_the_legend_of_64_workers_and_every_kind_is_inside_the_picture_and_off_the_panels(every_kind: Result) -> None:
+def test_the_legend_of_64_workers_and_every_kind_is_inside_the_picture_and_off_the_panels(
+    every_kind: Result,
+) -> None:
     assert every_kind.metadata["rollout_workers"] == 64
     figure = timeline_figure(every_kind, steady_window(every_kind, 2))
     assert inside(figure)
     renderer = FigureCanvasAgg(figure).get_renderer()
     (legend,) = figure.legends
-    assert {text.get_text().split("\n")[0] for text in legend.get_texts()} == {kind_words(kind) for kind in KINDS}
+    assert {text.get_text().split("\n")[0] for text in legend.get_texts()} == {
+        kind_words(kind) for kind in KINDS
+    }
     assert all(text.get_fontsize() > 8 for text in legend.get_texts())
     texts = [text for text in figure.texts if text.get_text()]
     for drawn in (legend, *texts):
         box = drawn.get_window_extent(renderer)
         assert not any(box.overlaps(axes.get_window_extent(renderer)) for axes in figure.axes)
-        assert not any(box.overlaps(other.get_window_extent(renderer)) for other in texts if other is not drawn)
+        assert not any(
+            box.overlaps(other.get_window_extent(renderer)) for other in texts if other is not drawn
+        )
 
 
 def test_every_picture_of_runs_has_its_texts_inside(small_run: Run, every_kind: Result) -> None:
-    named = small_run("areal", eta=4, rollout_share=0.75, on_stale="drop", minibatches=2, interruptible=False)
+    named = small_run(
+        "areal", eta=4, rollout_share=0.75, on_stale="drop", minibatches=2, interruptible=False
+    )
     runs = [small_run("verl_colocated"), small_run("one_step_off"), named, every_kind]
     rows = [{**summary(run, 1), "variant": f"cluster.gpus={i // 2}"} for i, run in enumerate(runs)]
     each = (rows, runs, [1] * len(runs))
@@ -253,7 +307,9 @@ def test_the_legend_of_many_lines_of_a_sweep_covers_none_of_them() -> None:
     renderer = FigureCanvasAgg(figure).get_renderer()
     (legend,) = figure.legends
     assert len(legend.get_texts()) == 30
-    assert not legend.get_window_extent(renderer).overlaps(figure.axes[0].get_window_extent(renderer))
+    assert not legend.get_window_extent(renderer).overlaps(
+        figure.axes[0].get_window_extent(renderer)
+    )
 
 
 def test_a_map_has_a_bar_that_names_its_colours_and_axes_in_words() -> None:
@@ -265,14 +321,23 @@ def test_a_map_has_a_bar_that_names_its_colours_and_axes_in_words() -> None:
     figure = sweep_figure(rows, keys, "samples_per_s")
     bar = figure.axes[-1]
     assert bar.get_ylabel() == "trained samples a second" and bar.get_ylim() == (8, 48)
-    assert {figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()} == {"share of GPUs that roll out", "GPUs"}
+    assert {figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()} == {
+        "share of GPUs that roll out",
+        "GPUs",
+    }
     assert inside(figure)
-    assert sweep_figure(rows, keys[:2], "samples_per_s").axes[0].get_xlabel() == "share of GPUs that roll out"
+    assert (
+        sweep_figure(rows, keys[:2], "samples_per_s").axes[0].get_xlabel()
+        == "share of GPUs that roll out"
+    )
 
 
 def test_a_colour_is_written_in_the_palette_alone_and_means_one_thing() -> None:
     alike = [look for look in LOOKS.values() if list(LOOKS.values()).count(look) > 1]
-    assert set(alike) == {LOOKS["rollout"], LOOKS["idle"]}  # rollout decodes; workers idle beside busy ones
+    assert set(alike) == {
+        LOOKS["rollout"],
+        LOOKS["idle"],
+    }  # rollout decodes; workers idle beside busy ones
     assert {look.color for look in LOOKS.values()}.isdisjoint(SERIES)
     idle = {key for key in LOOKS if "idle" in key or "wait" in key}
     assert {key for key, look in LOOKS.items() if look.color == LOOKS["idle"].color} == idle
@@ -280,10 +345,16 @@ def test_a_colour_is_written_in_the_palette_alone_and_means_one_thing() -> None:
     assert set(PARTS) <= set(LOOKS)
     names = re.compile(r"""["']#[0-9A-Fa-f]{3,8}["']|color["']?\s*[=:]\s*f?["'](?!none)""")
     root = Path(__file__).parents[2]
-    drawers = [path for part in ("simrl", "experiments", "docs") for path in (root / part).rglob("*.py")]
+    drawers = [
+        path for part in ("simrl", "experiments", "docs") for path in (root / part).rglob("*.py")
+    ]
     written = {
-        path.name: names.findall(text) for path in drawers if "matplotlib" in (text := path.read_text(encoding="utf-8"))
+        path.name: names.findall(text)
+        for path in drawers
+        if "matplotlib" in (text := path.read_text(encoding="utf-8"))
     }
     assert {name for name, found in written.items() if found} == {"style.py"}
     page = (root / "simrl/show/report/page.js").read_text(encoding="utf-8")
-    assert not any(color in page for color in {*SERIES, *(look.color for look in LOOKS.values())} - {INK})
+    assert not any(
+        color in page for color in {*SERIES, *(look.color for look in LOOKS.values())} - {INK}
+    )

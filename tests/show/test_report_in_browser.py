@@ -58,7 +58,9 @@ def pages(tmp_path_factory):
 
 @pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
 @pytest.mark.parametrize("name", ["race", "sweep"])
-def test_a_page_opens_without_a_complaint_fetches_nothing_and_fits_the_screen(browser, pages, name, size):
+def test_a_page_opens_without_a_complaint_fetches_nothing_and_fits_the_screen(
+    browser, pages, name, size
+):
     page = pages / f"{name}.html"
     browser.open(page, size)
     browser.see_all()
@@ -67,7 +69,9 @@ def test_a_page_opens_without_a_complaint_fetches_nothing_and_fits_the_screen(br
     width, inner = browser.js("return [document.documentElement.scrollWidth, innerWidth]")
     assert width <= inner == size[0]
     assert browser.js("return document.getElementById('trouble').hidden")
-    assert browser.js("return document.querySelectorAll('script').length") == 3  # names with markup made none
+    assert (
+        browser.js("return document.querySelectorAll('script').length") == 3
+    )  # names with markup made none
     too_wide = "return [...document.querySelectorAll('.picture')].filter(p => p.scrollWidth > p.clientWidth + 1).length"
     assert browser.js(too_wide) == 0
 
@@ -89,7 +93,9 @@ def test_a_page_is_small(pages, name):
 def test_a_picture_says_in_words_what_it_shows(browser, pages):
     browser.open(pages / "race.html")
     browser.see("#speed")
-    words, width = browser.js("const i = document.querySelector('#speed img'); return [i.alt, i.naturalWidth]")
+    words, width = browser.js(
+        "const i = document.querySelector('#speed img'); return [i.alt, i.naturalWidth]"
+    )
     assert words.startswith("Speed: ") and width > 0
 
 
@@ -110,7 +116,9 @@ def test_the_timeline_says_what_a_worker_does_and_zooms_to_what_is_dragged_over(
     after = browser.js(shown)
     part = (after[1] - after[0]) / (before[1] - before[0])
     assert 0.2 < part < 0.4
-    columns = browser.js("const x = document.getElementById('timeline').data[0].x; return [x[0], x[x.length - 1]]")
+    columns = browser.js(
+        "const x = document.getElementById('timeline').data[0].x; return [x[0], x[x.length - 1]]"
+    )
     assert columns == pytest.approx(after)  # drawn anew for what is shown
 
     browser.js("document.getElementById('whole').click()")
@@ -126,7 +134,8 @@ def test_idle_time_is_hatched_in_the_timeline_and_in_its_legend(browser, pages):
     browser.open(pages / "race.html")
     browser.see("#timeline")
     ground, lanes = (
-        browser.place(f"#timeline .{layer} image") for layer in ("layer-below .imagelayer", "heatmaplayer")
+        browser.place(f"#timeline .{layer} image")
+        for layer in ("layer-below .imagelayer", "heatmaplayer")
     )
     assert ground == pytest.approx(lanes, abs=2)
     marks = browser.js(
@@ -134,7 +143,9 @@ def test_idle_time_is_hatched_in_the_timeline_and_in_its_legend(browser, pages):
         ".map(i => [i.textContent, i.querySelector('i').style.background])"
     )
     hatched = [words for words, background in marks if "repeating-linear-gradient" in background]
-    assert len(marks) > 3 and hatched == [words for words, _ in marks if words.startswith("idle (bubble)")]
+    assert len(marks) > 3 and hatched == [
+        words for words, _ in marks if words.startswith("idle (bubble)")
+    ]
     x, y, width, height = lanes
     area = {
         "x": x + browser.js("return scrollX"),
@@ -143,7 +154,9 @@ def test_idle_time_is_hatched_in_the_timeline_and_in_its_legend(browser, pages):
         "height": height,
     }
     shot = browser.driver.execute_cdp_cmd("Page.captureScreenshot", {"clip": {**area, "scale": 1}})
-    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")).reshape(-1, 3)
+    pixels = np.asarray(
+        Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
+    ).reshape(-1, 3)
     idle = [int(LOOKS["idle"].color[i : i + 2], 16) for i in (1, 3, 5)]
     assert (np.abs(pixels - idle).max(axis=1) < 40).mean() > 0.002
 
@@ -151,24 +164,29 @@ def test_idle_time_is_hatched_in_the_timeline_and_in_its_legend(browser, pages):
 def test_workers_and_runs_can_be_chosen(browser, pages):
     browser.open(pages / "race.html")
     browser.see("#timeline")
-    set_workers = (
-        "const w = document.getElementById('workers'); w.value = arguments[0]; w.dispatchEvent(new Event('input'))"
-    )
+    set_workers = "const w = document.getElementById('workers'); w.value = arguments[0]; w.dispatchEvent(new Event('input'))"
     lanes = "return document.getElementById('timeline').data[0].z.length"
     all_lanes = browser.js(lanes)
     browser.js(set_workers, "0-1")
     assert browser.js(lanes) < all_lanes
     browser.js(set_workers, "1;drop")
-    assert browser.js("return document.getElementById('workers').getAttribute('aria-invalid')") == "true"
+    assert (
+        browser.js("return document.getElementById('workers').getAttribute('aria-invalid')")
+        == "true"
+    )
     browser.js(set_workers, "all")
     assert browser.js(lanes) == all_lanes
 
-    browser.js("const r = document.getElementById('run'); r.value = '2'; r.dispatchEvent(new Event('change'))")
+    browser.js(
+        "const r = document.getElementById('run'); r.value = '2'; r.dispatchEvent(new Event('change'))"
+    )
     assert "verl_ngram" in browser.js("return document.getElementById('chosen').textContent")
     assert browser.js(
         "return [...document.querySelectorAll('[data-run]')].filter(d => !d.hidden).map(d => d.dataset.run)"
     ) == ["2"]
-    titles = browser.js("return [...document.querySelectorAll('#figures h3')].map(h => h.textContent)")
+    titles = browser.js(
+        "return [...document.querySelectorAll('#figures h3')].map(h => h.textContent)"
+    )
     assert "Acceptance by sample" in titles
     browser.see_all()
     assert browser.messages() == []
@@ -176,11 +194,11 @@ def test_workers_and_runs_can_be_chosen(browser, pages):
 
 def test_the_summary_sorts_by_a_heading_and_back(browser, pages):
     browser.open(pages / "race.html")
-    headings = browser.js("return [...document.querySelectorAll('#summary th')].map(h => h.textContent)")
-    column = headings.index("samples/s")
-    values = (
-        f"return [...document.querySelectorAll('#summary tbody tr')].map(r => Number(r.cells[{column}].dataset.value))"
+    headings = browser.js(
+        "return [...document.querySelectorAll('#summary th')].map(h => h.textContent)"
     )
+    column = headings.index("samples/s")
+    values = f"return [...document.querySelectorAll('#summary tbody tr')].map(r => Number(r.cells[{column}].dataset.value))"
     click = f"[...document.querySelectorAll('#summary th')][{column}].firstElementChild.click()"
     browser.js(click)
     falling = browser.js(values)
@@ -193,10 +211,10 @@ def test_the_summary_sorts_by_a_heading_and_back(browser, pages):
 
 def test_rows_without_a_number_stay_last_both_ways(browser, pages):
     browser.open(pages / "race.html")
-    numbers = (
-        "[...document.querySelectorAll('#summary th')].findIndex((h, i) => !h.classList.contains('text') && i > 1)"
+    numbers = "[...document.querySelectorAll('#summary th')].findIndex((h, i) => !h.classList.contains('text') && i > 1)"
+    browser.js(
+        f"document.querySelectorAll('#summary tbody tr')[0].cells[{numbers}].removeAttribute('data-value')"
     )
-    browser.js(f"document.querySelectorAll('#summary tbody tr')[0].cells[{numbers}].removeAttribute('data-value')")
     for _ in range(2):
         browser.js(f"document.querySelectorAll('#summary th')[{numbers}].firstElementChild.click()")
         have_numbers = browser.js(
@@ -211,9 +229,14 @@ def test_points_of_a_sweep_are_named_sorted_filtered_and_coloured(browser, pages
     x, y, width, height = browser.place("#scatter .scatterlayer .point")
     browser.hover(x + width / 2, y + height / 2)
     browser.wait("document.querySelector('#scatter .hoverlayer .hovertext') !== null")
-    assert re.search(r"point \d+", browser.js("return document.querySelector('#scatter .hoverlayer').textContent"))
+    assert re.search(
+        r"point \d+",
+        browser.js("return document.querySelector('#scatter .hoverlayer').textContent"),
+    )
 
-    cells = "return [...document.querySelectorAll('#points tbody tr')].map(r => r.cells[4].textContent)"
+    cells = (
+        "return [...document.querySelectorAll('#points tbody tr')].map(r => r.cells[4].textContent)"
+    )
     rates = [float(text) for text in browser.js(cells)]
     assert len(rates) == 100 and rates == sorted(rates, reverse=True)
     browser.js("document.getElementById('all').click()")
@@ -239,7 +262,9 @@ def test_on_paper_there_are_no_controls_and_every_picture(browser, pages, name):
     browser.open(pages / f"{name}.html")
     drawn = "return [...document.querySelectorAll('.picture')].filter(p => p.querySelector('.plotly svg, img')).length"
     browser.js("dispatchEvent(new Event('beforeprint'))")
-    browser.wait("[...document.querySelectorAll('.picture')].every(p => p.querySelector('.plotly svg, img'))")
+    browser.wait(
+        "[...document.querySelectorAll('.picture')].every(p => p.querySelector('.plotly svg, img'))"
+    )
     assert browser.js(drawn) == browser.js("return document.querySelectorAll('.picture').length")
     browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     try:

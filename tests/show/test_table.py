@@ -16,7 +16,9 @@ from tests.command_line import SCENARIO
 def compared(tmp_path):
     """Rows of two systems on 64 and on 256 GPUs, made up, with their scenarios and the folder of their results."""
     (tmp_path / "scenario.yaml").write_text(SCENARIO)
-    scenarios = load_scenarios(tmp_path / "scenario.yaml", ["vary=[{cluster.gpus: 64}, {cluster.gpus: 256}]"])
+    scenarios = load_scenarios(
+        tmp_path / "scenario.yaml", ["vary=[{cluster.gpus: 64}, {cluster.gpus: 256}]"]
+    )
     rows = [
         {
             "system": "areal(eta=2)" if scenario.system.parameters else scenario.system.name,
@@ -54,7 +56,9 @@ def compared(tmp_path):
     ]
     for scenario, row in zip(scenarios, rows, strict=True):
         (tmp_path / row["folder"]).mkdir()
-        (tmp_path / row["folder"] / "result.json").write_text(json.dumps(prepare(scenario).inputs()))
+        (tmp_path / row["folder"] / "result.json").write_text(
+            json.dumps(prepare(scenario).inputs())
+        )
     return scenarios, rows, tmp_path
 
 
@@ -64,27 +68,40 @@ def shown(compared, capsys, monkeypatch, columns=None, **changes):
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns:
         monkeypatch.setenv("COLUMNS", str(columns))
-    every = Comparison(tuple(scenarios), tuple({**row, **changes} for row in rows), folder, columns=True, inputs=True)
+    every = Comparison(
+        tuple(scenarios),
+        tuple({**row, **changes} for row in rows),
+        folder,
+        columns=True,
+        inputs=True,
+    )
     every.print()
     return capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100, 120, 140, 200])
-def test_no_line_is_wider_than_the_screen_and_no_cell_is_cut(compared, capsys, monkeypatch, columns):
+def test_no_line_is_wider_than_the_screen_and_no_cell_is_cut(
+    compared, capsys, monkeypatch, columns
+):
     lines = shown(compared, capsys, monkeypatch, columns)
     assert all(len(line) <= columns for line in lines if not line.startswith("Written to"))
     assert "…" not in "\n".join(lines)
     for row in compared[1]:
-        (line,) = [x for x in lines if re.search(rf"\b{row['gpus']}  {re.escape(row['system'])}\s", x)]
+        (line,) = [
+            x for x in lines if re.search(rf"\b{row['gpus']}  {re.escape(row['system'])}\s", x)
+        ]
         assert f"{row['speedup_in_variant']:.2f}×" in line
 
 
-def test_a_narrow_screen_keeps_what_matters_and_says_what_is_left_out(compared, capsys, monkeypatch):
+def test_a_narrow_screen_keeps_what_matters_and_says_what_is_left_out(
+    compared, capsys, monkeypatch
+):
     heading = " ".join(shown(compared, capsys, monkeypatch, 80)[1:3])
     for name in ("gpus", "system", "samples/s", "speed-up", "bubble", "off-policy"):
         assert name in heading
     left_out = re.search(
-        "Left out for want of room, but in comparison.json: (.*)", "\n".join(shown(compared, capsys, monkeypatch, 80))
+        "Left out for want of room, but in comparison.json: (.*)",
+        "\n".join(shown(compared, capsys, monkeypatch, 80)),
     )
     assert left_out and "tokens/s" in left_out[1]
     assert "tokens/s" not in heading
@@ -93,7 +110,16 @@ def test_a_narrow_screen_keeps_what_matters_and_says_what_is_left_out(compared, 
 @pytest.mark.parametrize("columns", [None, 200])
 def test_a_wide_screen_and_a_file_get_every_column(compared, capsys, monkeypatch, columns):
     text = "\n".join(shown(compared, capsys, monkeypatch, columns))
-    for name in ("samples/s", "speed-up", "overall", "step s", "tokens/s", "GPU-h/1k", "cost/1k", "mean / max"):
+    for name in (
+        "samples/s",
+        "speed-up",
+        "overall",
+        "step s",
+        "tokens/s",
+        "GPU-h/1k",
+        "cost/1k",
+        "mean / max",
+    ):
         assert name in text
     assert "Left out" not in text
 
@@ -119,12 +145,19 @@ def test_a_long_label_goes_on_in_the_next_line(compared, capsys, monkeypatch):
     lines = shown(compared, capsys, monkeypatch, 80, system=system)
     start = next(i for i, line in enumerate(lines) if "areal(eta=8," in line)
     together = "".join(line.strip() for line in lines[start : start + 4])
-    assert all(part in together for part in ("interruptible=False", "max_concurrent=4", "on_stale=drop"))
+    assert all(
+        part in together for part in ("interruptible=False", "max_concurrent=4", "on_stale=drop")
+    )
     assert all(len(line) <= 80 for line in lines if not line.startswith("Written to"))
 
 
 def test_numbers_keep_three_digits_that_matter(compared, capsys, monkeypatch):
-    for value, text in ((0.00312, "0.00312"), (1.2345, "1.23"), (12.345, "12.3"), (1234567.8, "1,234,568")):
+    for value, text in (
+        (0.00312, "0.00312"),
+        (1.2345, "1.23"),
+        (12.345, "12.3"),
+        (1234567.8, "1,234,568"),
+    ):
         lines = shown(compared, capsys, monkeypatch, samples_per_s=value)
         assert sum(f" {text} " in line for line in lines) >= 4, text
 
@@ -143,7 +176,9 @@ def test_the_table_says_once_what_the_numbers_rest_on(compared, capsys, monkeypa
         assert sum(line.startswith(start) for line in lines) == 1, start
 
 
-def test_the_seconds_that_nobody_measured_are_named_until_they_are_said(compared, capsys, monkeypatch):
+def test_the_seconds_that_nobody_measured_are_named_until_they_are_said(
+    compared, capsys, monkeypatch
+):
     assumed = "training.switch_s=2 training.load_overhead_s=1 training.reward_s=0.2 training.publish_s=0.5"
     begins = "Assumed seconds (set your own if known):"
     assert f"{begins} {assumed}" in shown(compared, capsys, monkeypatch)
@@ -190,13 +225,22 @@ def test_tokens_that_were_dropped_or_carried_and_samples_that_moved_are_told_whe
     assert told.count("areal(eta=2)¹,²,³ ") == 2
 
 
-def test_the_row_of_a_system_that_drops_stale_samples_leads_to_their_number(compared, capsys, monkeypatch):
-    lines = short(compared, capsys, monkeypatch, {"stale_samples": 0}, {"stale_samples": 1234}, columns=200)
+def test_the_row_of_a_system_that_drops_stale_samples_leads_to_their_number(
+    compared, capsys, monkeypatch
+):
+    lines = short(
+        compared, capsys, monkeypatch, {"stale_samples": 0}, {"stale_samples": 1234}, columns=200
+    )
     assert "¹ 1,234 samples were too stale and dropped" in lines
     assert sum("areal(eta=2)¹" in line for line in lines) == 1
 
 
-ASYNC = {"system": "areal(rollout_share=0.5, eta=4)", "colocated": False, "rollout_gpus": 32, "train_gpus": 32}
+ASYNC = {
+    "system": "areal(rollout_share=0.5, eta=4)",
+    "colocated": False,
+    "rollout_gpus": 32,
+    "train_gpus": 32,
+}
 SYNC = {"colocated": True}
 
 
@@ -216,7 +260,14 @@ def test_the_line_below_the_table_names_the_fastest_and_its_lead(compared, capsy
 
 def test_a_lead_within_the_error_of_the_model_is_called_level(compared, capsys, monkeypatch):
     lines = " ".join(
-        short(compared, capsys, monkeypatch, {"samples_per_s": 10.0}, {"samples_per_s": 10.1}, columns=140)
+        short(
+            compared,
+            capsys,
+            monkeypatch,
+            {"samples_per_s": 10.0},
+            {"samples_per_s": 10.1},
+            columns=140,
+        )
     )
     assert "1.01× verl_colocated, level with verl_colocated (simrl's error is" in lines
 
@@ -228,7 +279,9 @@ def test_a_run_that_had_not_settled_is_named_beside_the_answer(compared, capsys,
 
 def test_brief_prints_the_table_and_one_line(compared, capsys, monkeypatch):
     whole = short(compared, capsys, monkeypatch, {}, {"dropped_share": 0.5}, columns=200)
-    lines = short(compared, capsys, monkeypatch, {}, {"dropped_share": 0.5}, columns=200, brief=True)
+    lines = short(
+        compared, capsys, monkeypatch, {}, {"dropped_share": 0.5}, columns=200, brief=True
+    )
     assert lines == [
         line.replace("areal(eta=2)¹ ", "areal(eta=2)  ") for line in whole[: len(lines)]
     ]  # a mark needs its line
@@ -243,7 +296,9 @@ def test_columns_and_inputs_are_explained_where_they_are_asked_for(compared, cap
 
 def test_a_split_has_a_column_and_is_no_part_of_the_name_there(compared, capsys, monkeypatch):
     lines = short(compared, capsys, monkeypatch, SYNC, ASYNC)
-    turned = short(compared, capsys, monkeypatch, SYNC, {**ASYNC, "system": "areal(eta=4, rollout_share=0.5)"})
+    turned = short(
+        compared, capsys, monkeypatch, SYNC, {**ASYNC, "system": "areal(eta=4, rollout_share=0.5)"}
+    )
     assert turned == lines
     assert any(re.match(r"areal\(eta=4\) +32:32 ", line) for line in lines)
     assert not any("rollout_share" in line for line in lines)
@@ -256,24 +311,42 @@ def test_a_row_without_the_prefix_cache_of_the_others_is_marked(compared, capsys
     assert "areal(eta=2)¹ " in lines and "¹ without prefix caching, which others here have" in lines
 
 
-def test_a_row_of_assumed_acceptance_says_so_with_the_first_epoch_and_later_ones_apart(compared, capsys, monkeypatch):
-    drafts = {"speculation": "histospec", "accept_length": 2.0, "acceptance": "assumed", "speculation_rate": 0.3}
+def test_a_row_of_assumed_acceptance_says_so_with_the_first_epoch_and_later_ones_apart(
+    compared, capsys, monkeypatch
+):
+    drafts = {
+        "speculation": "histospec",
+        "accept_length": 2.0,
+        "acceptance": "assumed",
+        "speculation_rate": 0.3,
+    }
     rates = {"first_epoch_speculation_rate": 0.0, "later_speculation_rate": 0.45}
     lines = " ".join(short(compared, capsys, monkeypatch, {}, {**drafts, **rates}, columns=140))
     assert "areal(eta=2)¹ " in lines
-    assert "¹ acceptance assumed: 0% from drafts in the first epoch and 45% from drafts in later ones" in lines
-
-
-def test_a_system_slower_than_the_first_names_the_defaults_that_make_it_so(compared, capsys, monkeypatch):
-    slow = {"system": "verl_fully_async(sync_step=2)", "samples_per_s": 3.0}
-    lines = " ".join(" ".join(short(compared, capsys, monkeypatch, {}, slow)).split())
     assert (
-        "¹ slower than verl_colocated with its defaults staleness=0.1, require_batches=1, partial_rollout=on" in lines
+        "¹ acceptance assumed: 0% from drafts in the first epoch and 45% from drafts in later ones"
+        in lines
     )
 
 
-def test_hours_and_cost_of_the_whole_run_are_in_the_table_and_beside_the_answer(compared, capsys, monkeypatch):
-    slow, fast = ({"samples_per_s": rate, "run_hours": 100 / rate, "run_cost": 1000 / rate} for rate in (5.0, 10.0))
+def test_a_system_slower_than_the_first_names_the_defaults_that_make_it_so(
+    compared, capsys, monkeypatch
+):
+    slow = {"system": "verl_fully_async(sync_step=2)", "samples_per_s": 3.0}
+    lines = " ".join(" ".join(short(compared, capsys, monkeypatch, {}, slow)).split())
+    assert (
+        "¹ slower than verl_colocated with its defaults staleness=0.1, require_batches=1, partial_rollout=on"
+        in lines
+    )
+
+
+def test_hours_and_cost_of_the_whole_run_are_in_the_table_and_beside_the_answer(
+    compared, capsys, monkeypatch
+):
+    slow, fast = (
+        {"samples_per_s": rate, "run_hours": 100 / rate, "run_cost": 1000 / rate}
+        for rate in (5.0, 10.0)
+    )
     lines = short(compared, capsys, monkeypatch, slow, fast, columns=140)
     assert lines[1].split().count("run") == 2 and re.match(r"areal.* 10\.0 +100 ", lines[5])
     assert any("2.00× verl_colocated (10.0 h, cost 100)" in line for line in lines)
@@ -286,7 +359,9 @@ def test_of_many_variants_the_fastest_of_all_is_named_alone(compared, capsys, mo
     Comparison((*scenarios, *scenarios[:2]), tuple(varied), folder, brief=True).print()
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Fastest")]
     assert (
-        line.startswith(f"Fastest: {varied[3]['system']} (seed=1), ") and "seed=0" not in line and "seed=2" not in line
+        line.startswith(f"Fastest: {varied[3]['system']} (seed=1), ")
+        and "seed=0" not in line
+        and "seed=2" not in line
     )
 
 

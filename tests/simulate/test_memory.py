@@ -11,9 +11,22 @@ from simrl.scenario.model import Scenario
 from simrl.simulate.memory import cache_capacity_tokens, layer_groups
 from simrl.simulate.prepare import prepare
 from tests.helpers import one_second_a_pass
-from tests.schedule_scenarios import EnginePlayer, ReferencePlayer, different_passes, hybrid_scenario, play
+from tests.schedule_scenarios import (
+    EnginePlayer,
+    ReferencePlayer,
+    different_passes,
+    hybrid_scenario,
+    play,
+)
 
-LENGTHS = {"steps": 2, "prompts_per_step": 4, "group": 4, "prompt_tokens": 100, "mean_tokens": 400, "sigma": 0.5}
+LENGTHS = {
+    "steps": 2,
+    "prompts_per_step": 4,
+    "group": 4,
+    "prompt_tokens": 100,
+    "mean_tokens": 400,
+    "sigma": 0.5,
+}
 
 
 def scenario(model: str, path: str, tp: int, ep: int = 1, **changes: object) -> Scenario:
@@ -37,7 +50,9 @@ def test_a_block_of_a_hybrid_grows_until_a_state_fits_it() -> None:
     assert layer_groups(MODELS["qwen3-next-80b-a3b"], 4, 16, 1.0)[:4] == (1, 0, 3, 272)
     assert layer_groups(MODELS["qwen3-next-80b-a3b"], 1, 16, 0.5).block_size == 1072
     whole = layer_groups(MODELS["qwen3.5-27b"], 1, 16, 1.0)
-    assert whole.state * whole.block_bytes == pytest.approx(MODELS["qwen3.5-27b"].state_bytes, rel=0.002)
+    assert whole.state * whole.block_bytes == pytest.approx(
+        MODELS["qwen3.5-27b"].state_bytes, rel=0.002
+    )
 
 
 def test_layers_with_windows_have_a_group_of_their_own() -> None:
@@ -75,7 +90,9 @@ def test_a_cache_of_given_tokens_holds_them_and_as_many_sequences_as_run(
     given = {"engine": {"kv_cache_tokens": 200_000}, "precision": precision}
     limits = prepare(scenario(model, path, tp, ep, **given)).limits
     assert 0.95 * 200_000 < limits.kv_tokens <= 200_000
-    engine = one_engine(one_second_a_pass(), limits._replace(max_num_seqs=4096, max_num_batched_tokens=1 << 20))
+    engine = one_engine(
+        one_second_a_pass(), limits._replace(max_num_seqs=4096, max_num_batched_tokens=1 << 20)
+    )
     for _ in range(4096):
         engine.submit(1000, 2)
     engine.settle(0.0)
@@ -89,7 +106,9 @@ def test_states_that_do_not_fit_are_named() -> None:
         InputError, match=r"GiB are left, and the states of one sequence take .* use a larger tp"
     ) as error:
         prepare(scenario("qwen3.5-35b-a3b", "qwen3.5-35b-a3b_h100_tp2_ep2", 2, 2, **much))
-    assert "reserve_bytes (activations, CUDA graphs of plain decoding, buffers) 39.4 GiB" in str(error.value)
+    assert "reserve_bytes (activations, CUDA graphs of plain decoding, buffers) 39.4 GiB" in str(
+        error.value
+    )
 
 
 def test_graphs_of_draft_strategies_are_not_called_weights() -> None:
@@ -97,7 +116,9 @@ def test_graphs_of_draft_strategies_are_not_called_weights() -> None:
     with pytest.raises(InputError) as error:
         prepare(scenario("qwen3-32b", "qwen3-32b_h100_tp2", 2, system=system))
     message = str(error.value)
-    assert "weights 30.5 GiB, weights of drafters 0.5 GiB, CUDA graphs of draft strategies " in message
+    assert (
+        "weights 30.5 GiB, weights of drafters 0.5 GiB, CUDA graphs of draft strategies " in message
+    )
     assert "reserve_bytes (activations, CUDA graphs of plain decoding, buffers) 3.7 GiB" in message
 
 
@@ -105,7 +126,8 @@ def test_a_prefix_cache_of_windows_is_refused_where_it_is_asked_for() -> None:
     given = "gpt-oss-20b", "gpt-oss-20b_h100_tp1_w4a16_mxfp4", 1
     precision = {"weights": "w4a16_mxfp4"}
     with pytest.raises(
-        InputError, match=r"a prefix cache of layers with windows \(gpt-oss-20b\) is not modelled; leave"
+        InputError,
+        match=r"a prefix cache of layers with windows \(gpt-oss-20b\) is not modelled; leave",
     ):
         prepare(scenario(*given, precision=precision, engine={"prefix_caching": True}))
     assert not prepare(scenario(*given, precision=precision)).limits.prefix_caching
@@ -130,7 +152,9 @@ def test_a_window_gives_back_what_it_has_left() -> None:
         free.append(engine.free_blocks)
     used = 100 - np.array(free[:-1])
     tokens = 16 + np.arange(used.size)
-    assert (used == -(-tokens // 16) + (-(-tokens // 16) - np.maximum(tokens - 1 - 31, 0) // 16)).all()
+    assert (
+        used == -(-tokens // 16) + (-(-tokens // 16) - np.maximum(tokens - 1 - 31, 0) // 16)
+    ).all()
     assert free[-1] == 100
 
 
@@ -141,5 +165,7 @@ def test_windows_and_states_take_blocks_as_in_the_slow_reference(async_schedulin
         scenario = hybrid_scenario(seed, async_scheduling)
         theirs = play(ReferencePlayer(scenario), scenario)
         preempted += sum(done.preempted for done in theirs)
-        assert different_passes(play(EnginePlayer(scenario), scenario), theirs) == 0, f"scenario {seed}"
+        assert different_passes(play(EnginePlayer(scenario), scenario), theirs) == 0, (
+            f"scenario {seed}"
+        )
     assert preempted > 30, "the scenarios are scarce in blocks"

@@ -34,7 +34,9 @@ POOLS = {**H20, "train": {"gpu": "h800", "gpus": 2, "cost_per_gpu_hour": 3.0}}
 
 
 def on_pools(system: Any = "one_step_off", cluster: dict[str, Any] = POOLS, **changes: Any):
-    return scenario(cluster=cluster, system={"name": system} if isinstance(system, str) else system, **changes)
+    return scenario(
+        cluster=cluster, system={"name": system} if isinstance(system, str) else system, **changes
+    )
 
 
 def refusal(asked: Any) -> str:
@@ -47,15 +49,22 @@ def refusal(asked: Any) -> str:
 def test_rollout_has_the_clusters_gpus_and_training_those_of_its_pool():
     prepared = prepare(on_pools())
     assert (prepared.workers, prepared.train_gpus, prepared.gpus) == (4, 2, 6)
-    assert (prepared.gpu.name, prepared.train_gpu.name, prepared.profile.metadata.gpu) == ("h20", "h800", "h20")
+    assert (prepared.gpu.name, prepared.train_gpu.name, prepared.profile.metadata.gpu) == (
+        "h20",
+        "h800",
+        "h20",
+    )
 
 
 def test_training_takes_the_time_and_the_memory_of_its_own_gpus():
     costs, slow = (
-        prepare(on_pools(cluster=each)).training_costs(2) for each in (POOLS, {**POOLS, "train": {"gpus": 2}})
+        prepare(on_pools(cluster=each)).training_costs(2)
+        for each in (POOLS, {**POOLS, "train": {"gpus": 2}})
     )
     assert costs.gpu.name == "h800" and slow.gpu.name == "h20"
-    assert sum(s for _, s in update_phases(costs, LENGTHS)) < sum(s for _, s in update_phases(slow, LENGTHS))
+    assert sum(s for _, s in update_phases(costs, LENGTHS)) < sum(
+        s for _, s in update_phases(slow, LENGTHS)
+    )
     small = {**POOLS, "train": {"gpu": "a40", "gpus": 1, "cost_per_gpu_hour": 1.0}}
     assert "on 1 a40 needs" in refusal(on_pools(cluster=small, model="qwen3-4b"))
 
@@ -64,7 +73,10 @@ def test_weights_go_from_pool_to_pool_at_the_rate_of_the_slower_network():
     def load_s(**train: Any) -> float:
         training = {"load_overhead_s": 0.0}
         return prepare(
-            on_pools(cluster={**POOLS, "train": {"gpus": 2, "cost_per_gpu_hour": 3.0, **train}}, training=training)
+            on_pools(
+                cluster={**POOLS, "train": {"gpus": 2, "cost_per_gpu_hour": 3.0, **train}},
+                training=training,
+            )
         ).costs.load_s
 
     weight_bytes = MODELS["qwen3-0.6b"].weight_bytes
@@ -76,26 +88,38 @@ def test_weights_go_from_pool_to_pool_at_the_rate_of_the_slower_network():
 def test_weights_that_are_broadcast_take_the_link_within_a_domain_and_the_network_between_pools():
     model, config = MODELS["qwen3-8b"], TrainingConfig(weight_sync="gather_broadcast")
     b200, gb200, h800 = (GPUS[name] for name in ("b200", "gb200", "h800"))
-    assert loading_s(config, model, gb200, 8, 8, 1) == pytest.approx(model.weight_bytes / 900e9)  # 16 of a rack's 72
-    assert loading_s(config, model, b200, 8, 8, 1) == pytest.approx(model.weight_bytes / 50e9)  # a second node
+    assert loading_s(config, model, gb200, 8, 8, 1) == pytest.approx(
+        model.weight_bytes / 900e9
+    )  # 16 of a rack's 72
+    assert loading_s(config, model, b200, 8, 8, 1) == pytest.approx(
+        model.weight_bytes / 50e9
+    )  # a second node
     assert loading_s(config, model, b200, 2, 2, 1) == pytest.approx(model.weight_bytes / 900e9)
-    assert loading_s(config, model, b200, 2, 2, 1, trainer=h800) == pytest.approx(model.weight_bytes / 50e9)
+    assert loading_s(config, model, b200, 2, 2, 1, trainer=h800) == pytest.approx(
+        model.weight_bytes / 50e9
+    )
 
 
 def test_a_load_takes_the_link_where_rollout_and_training_are_in_one_domain():
     def load_s(cluster: dict[str, Any], **training: Any) -> float:
-        return prepare(on_pools("one_step_off", {"tp": 1, **cluster}, training=training)).costs.load_s
+        return prepare(
+            on_pools("one_step_off", {"tp": 1, **cluster}, training=training)
+        ).costs.load_s
 
     weight_bytes = MODELS["qwen3-0.6b"].weight_bytes
     for each in ({"load_overhead_s": 0.0}, {"weight_sync": "gather_broadcast"}):
         assert load_s({"gpu": "h800", "gpus": 8}, **each) == pytest.approx(weight_bytes / 200e9)
         assert load_s({"gpu": "h800", "gpus": 16}, **each) == pytest.approx(weight_bytes / 50e9)
         pools = {"gpu": "h800", "gpus": 4, "train": {"gpus": 4}}
-        assert load_s(pools, **each) == pytest.approx(weight_bytes / 50e9)  # which may stand anywhere
+        assert load_s(pools, **each) == pytest.approx(
+            weight_bytes / 50e9
+        )  # which may stand anywhere
 
 
 def test_gpus_of_another_kind_have_a_price_of_their_own():
-    with pytest.raises(ValueError, match=r"train.cost_per_gpu_hour is missing: a h800 has another price than a h20"):
+    with pytest.raises(
+        ValueError, match=r"train.cost_per_gpu_hour is missing: a h800 has another price than a h20"
+    ):
         on_pools(cluster={**H20, "train": {"gpu": "h800", "gpus": 2}})
     assert on_pools(cluster={**H20, "train": {"gpu": "h800", "gpus": 2, "cost_per_gpu_hour": 0}})
 
@@ -106,7 +130,10 @@ def test_gpus_of_another_kind_have_a_price_of_their_own():
         ({"gpu": "h100", "nvlink_domain": 12}, "nvlink_domain is 12: not whole nodes of 8 GPUs"),
         ({"gpu": "h100", "nvlink_domain": 3}, "nvlink_domain is 3: not whole nodes of 8 GPUs"),
         ({"gpu": "gb200", "gpus_per_node": 16}, "nvlink_domain is 72: not whole nodes of 16 GPUs"),
-        ({"train": {"gpus": 2, "nvlink_domain": 12}}, "train.nvlink_domain is 12: not whole nodes of 8 GPUs"),
+        (
+            {"train": {"gpus": 2, "nvlink_domain": 12}},
+            "train.nvlink_domain is 12: not whole nodes of 8 GPUs",
+        ),
     ],
 )
 def test_nodes_and_domains_that_cannot_be_are_refused_also_where_one_is_the_data_sheets(
@@ -146,11 +173,16 @@ def test_a_pool_of_the_clusters_kind_and_price_needs_only_its_gpus():
     [
         ({"name": "verl_colocated"}, "it trains on the GPUs that roll out"),
         ({"name": "verl_2x"}, "it trains on the GPUs that roll out"),
-        ({"name": "areal", "adapt_split_every": 2}, "adapt_split_every lends GPUs from one pool to the other"),
+        (
+            {"name": "areal", "adapt_split_every": 2},
+            "adapt_split_every lends GPUs from one pool to the other",
+        ),
         ({"name": "areal", "rollout_share": 0.5}, "leave out its rollout_share"),
     ],
 )
-def test_systems_that_cannot_take_the_pools_as_they_are_are_refused(system: dict[str, Any], words: str):
+def test_systems_that_cannot_take_the_pools_as_they_are_are_refused(
+    system: dict[str, Any], words: str
+):
     line = refusal(on_pools(system))
     assert line.startswith(f"system {system['name']}: cluster.train gives training GPUs of its own")
     assert words in line
@@ -177,23 +209,35 @@ def test_nodes_and_links_are_those_of_the_data_sheet_or_of_the_scenario():
         return on_pools(cluster={**H20, **cluster}).cluster.rollout_kind
 
     assert kind().bytes_per_s_among(8) == pytest.approx(0.7 * 450e9)
-    assert kind().bytes_per_s_among(16) == pytest.approx(0.7 * 450e9)  # eight ports of 50 GB/s are faster than that
+    assert kind().bytes_per_s_among(16) == pytest.approx(
+        0.7 * 450e9
+    )  # eight ports of 50 GB/s are faster than that
     assert kind(network_bytes_per_s=10e9).bytes_per_s_among(16) == pytest.approx(80e9)
     assert kind(gpus_per_node=4).nvlink_domain == 4
     assert kind(gpus_per_node=4, nvlink_domain=8).nvlink_domain == 8
     rack = kind(gpu="GB200")
     assert (rack.gpus_per_node, rack.nvlink_domain) == (4, 72)
-    assert kind(gpu="GB200", network_bytes_per_s=1e9).bytes_per_s_among(72) == pytest.approx(0.7 * 900e9)
+    assert kind(gpu="GB200", network_bytes_per_s=1e9).bytes_per_s_among(72) == pytest.approx(
+        0.7 * 900e9
+    )
 
 
 def test_a_worker_across_nodes_pays_the_network_in_its_step_times():
     model, h100 = MODELS["qwen3-32b"], GPUS["h100"]
     slow = h100.model_copy(update={"nvlink_domain": 4, "network_bytes_per_s": 10e9})
-    assert roofline_profile(model, slow, 4).prefill_s(4096) == roofline_profile(model, h100, 4).prefill_s(4096)
-    assert roofline_profile(model, slow, 8).prefill_s(4096) > 2 * roofline_profile(model, h100, 8).prefill_s(4096)
-    within, beyond = (Transformation(model, tp, GPUS["h100"], GPUS["h800"]).link_ratio(tp) for tp in (8, 16))
+    assert roofline_profile(model, slow, 4).prefill_s(4096) == roofline_profile(
+        model, h100, 4
+    ).prefill_s(4096)
+    assert roofline_profile(model, slow, 8).prefill_s(4096) > 2 * roofline_profile(
+        model, h100, 8
+    ).prefill_s(4096)
+    within, beyond = (
+        Transformation(model, tp, GPUS["h100"], GPUS["h800"]).link_ratio(tp) for tp in (8, 16)
+    )
     assert within == 450 / 200
-    assert beyond == 400 / 200  # both nodes have eight ports of 50 GB/s; the slower link hands on what comes in
+    assert (
+        beyond == 400 / 200
+    )  # both nodes have eight ports of 50 GB/s; the slower link hands on what comes in
 
 
 def test_a_derived_profile_of_one_node_pays_the_network_where_its_worker_spans_several():
@@ -205,7 +249,9 @@ def test_a_derived_profile_of_one_node_pays_the_network_where_its_worker_spans_s
     )
     assert (across.metadata.kind, within.metadata.kind) == ("extrapolated", "derived")
     assert across.prefill_s(4096) > 1.2 * within.prefill_s(4096)
-    assert across.tables.attention_s.tolist() == within.tables.attention_s.tolist()  # has no collectives
+    assert (
+        across.tables.attention_s.tolist() == within.tables.attention_s.tolist()
+    )  # has no collectives
 
 
 @pytest.mark.parametrize(
@@ -227,7 +273,9 @@ def test_a_derived_profile_of_one_node_pays_the_network_where_its_worker_spans_s
         ("H20-3e", "H20-3e"),
     ],
 )
-def test_a_gpu_is_known_by_its_common_spellings_and_another_data_sheet_is_not(written: str, name: str):
+def test_a_gpu_is_known_by_its_common_spellings_and_another_data_sheet_is_not(
+    written: str, name: str
+):
     assert known_gpu(written) == name
 
 
@@ -239,13 +287,21 @@ def test_every_data_sheet_has_its_source_and_whole_nodes_in_a_domain():
 
 def test_a_missing_profile_is_answered_with_the_ones_there_are_and_the_commands_that_work():
     def line(model: str, gpu: str, tp: int) -> str:
-        cluster, path = {"gpu": gpu, "gpus": 8, "tp": tp}, f"profiles/{model}_{gpu}_tp{tp}_mine.parquet"
-        return refusal(scenario(model=model, cluster=cluster, profile={"path": path, "roofline": None}))
+        cluster, path = (
+            {"gpu": gpu, "gpus": 8, "tp": tp},
+            f"profiles/{model}_{gpu}_tp{tp}_mine.parquet",
+        )
+        return refusal(
+            scenario(model=model, cluster=cluster, profile={"path": path, "roofline": None})
+        )
 
     assert "simrl has it: profile.path=" in line("qwen3-8b", "h100", 1)
     of_h800 = line("qwen3-8b", "h800", 1)
     assert "there are profiles of qwen3-8b on h800 for tp2" in of_h800
-    assert "`simrl profile derive qwen3-8b --gpu h800 --tp 1 -o profiles/qwen3-8b_h800_tp1_mine.parquet`" in of_h800
+    assert (
+        "`simrl profile derive qwen3-8b --gpu h800 --tp 1 -o profiles/qwen3-8b_h800_tp1_mine.parquet`"
+        in of_h800
+    )
     assert "take profile.path=shipped" in of_h800
     of_a40 = line("qwen3-8b", "a40", 1)
     assert "there are profiles of qwen3-8b on a100" in of_a40
@@ -264,8 +320,12 @@ def test_a_missing_profile_is_answered_with_the_ones_there_are_and_the_commands_
         ("qwen3-next-80b-a3b", "h100", {"tp": 1, "dp": 4, "ep": 4}, "bf16", False),
     ],
 )
-def test_no_source_is_advised_that_has_not_got_the_profile(model, gpu, split, weights, measure, monkeypatch):
-    monkeypatch.setattr("simrl.profile.advice.find_spec", lambda _: None)  # no database is installed
+def test_no_source_is_advised_that_has_not_got_the_profile(
+    model, gpu, split, weights, measure, monkeypatch
+):
+    monkeypatch.setattr(
+        "simrl.profile.advice.find_spec", lambda _: None
+    )  # no database is installed
     wanted = ProfileMetadata(model=model, gpu=gpu, precision=weights, kind="", source="", **split)
     line = advice(wanted, MODELS[model], "p.parquet")
     assert "profile derive" not in line
@@ -299,10 +359,15 @@ def of_experts(**changes: Any) -> str:
     return refusal(scenario(**{"model": "qwen3-235b-a22b", "cluster": cluster, **changes}))
 
 
-def test_for_experts_in_fp8_the_fast_precision_is_advised_first_and_a_file_is_named_with_its_precision(tmp_path):
+def test_for_experts_in_fp8_the_fast_precision_is_advised_first_and_a_file_is_named_with_its_precision(
+    tmp_path,
+):
     profile = {"path": str(tmp_path / "qwen3-235b-a22b_h200_tp2_ep2.parquet"), "roofline": None}
     line = of_experts(precision={"weights": "fp8"}, profile=profile)
-    assert "no such profile; experts in fp8 with one scale a tensor were measured slower than in bf16" in line
+    assert (
+        "no such profile; experts in fp8 with one scale a tensor were measured slower than in bf16"
+        in line
+    )
     assert "precision.weights=fp8-block; " in line
     assert f"and set profile.path={tmp_path}/qwen3-235b-a22b_h200_tp2_ep2_fp8.parquet" in line
     plain = of_experts(profile=profile)
@@ -316,18 +381,35 @@ def test_a_model_of_its_own_config_is_answered_with_what_is_left_to_do(tmp_path,
         "hidden_size": 2048,
         "vocab_size": 151936,
     }
-    config |= {"num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128}
-    config |= {"intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 64, "num_experts_per_tok": 8}
+    config |= {
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+    }
+    config |= {
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     profile = {"path": "none.parquet", "roofline": None}
     monkeypatch.setattr("simrl.profile.advice.find_spec", lambda _: None)
     line = of_experts(model=str(tmp_path), profile=profile)
-    assert f"derive one with `simrl profile derive {tmp_path} --gpu h200 --tp 2 --ep 2 -o none.parquet`" in line
+    assert (
+        f"derive one with `simrl profile derive {tmp_path} --gpu h200 --tp 2 --ep 2 -o none.parquet`"
+        in line
+    )
     monkeypatch.setattr("simrl.profile.advice.find_spec", lambda _: True)
     monkeypatch.setattr("simrl.profile.advice._has", lambda *_: False)
     line = of_experts(model=str(tmp_path), profile=profile)
-    assert "take profile.path=shipped, carried over from the nearest layout or the data sheet" in line
-    alone = of_experts(model=str(tmp_path), profile=profile, cluster={"gpu": "h200", "gpus": 8, "tp": 2})
+    assert (
+        "take profile.path=shipped, carried over from the nearest layout or the data sheet" in line
+    )
+    alone = of_experts(
+        model=str(tmp_path), profile=profile, cluster={"gpu": "h200", "gpus": 8, "tp": 2}
+    )
     assert alone.endswith("; or measure your own engine with `simrl measure`")
 
 
@@ -351,7 +433,9 @@ def test_the_page_on_clusters_has_the_data_sheets():
 
 
 def test_a_search_varies_the_gpus_of_both_pools_and_no_share():
-    data = on_pools().model_dump(exclude={"system", "variant", "framework"}) | {"systems": ["areal"]}
+    data = on_pools().model_dump(exclude={"system", "variant", "framework"}) | {
+        "systems": ["areal"]
+    }
     space = make_space(lambda settings: ScenarioFile("test", settings, data), {})
     assert {"cluster.gpus=1,2,4", "cluster.train.gpus=1,2"} <= {*space.words}
     assert not any("rollout_share" in words or "colocated" in words for words in space.words)
@@ -366,5 +450,9 @@ def test_a_report_names_both_pools_and_their_links():
 def test_a_table_names_the_links_of_each_kind_once_whichever_runs_have_it():
     """The file compares two pools with one of them alone."""
     runs = (on_pools(), on_pools(cluster={**H20, "gpu": "h800"}))
-    (links,) = [line for line in provenance(prepare(run).inputs() for run in runs) if line.startswith("Links:")]
+    (links,) = [
+        line
+        for line in provenance(prepare(run).inputs() for run in runs)
+        if line.startswith("Links:")
+    ]
     assert links.count("h800 in nodes of 8") == links.count("h20 in nodes of 8") == 1

@@ -44,7 +44,11 @@ def refusal(scenario: Scenario) -> str:
 @pytest.mark.parametrize(
     ("changes", "place", "remedy"),
     [
-        ({"cluster": {**H100, "tp": 3}}, "cluster.tp is 3: it does not divide the 4 GPUs", "choose a divisor"),
+        (
+            {"cluster": {**H100, "tp": 3}},
+            "cluster.tp is 3: it does not divide the 4 GPUs",
+            "choose a divisor",
+        ),
         (
             {"cluster": {**H100, "gpus": 64, "tp": 32}},
             "cluster.tp is 32: it does not divide the 16 attention heads of qwen3-0.6b",
@@ -83,15 +87,33 @@ def refusal(scenario: Scenario) -> str:
             "it has eta, rollout_share",
         ),
         ({"system": {"name": "areal", "eta": -1}}, "system areal: eta is -1", "give 0 or more"),
-        ({"system": {"name": "split", "dispatch": "lpt"}}, "system split: dispatch is 'lpt'", "choose even_split"),
+        (
+            {"system": {"name": "split", "dispatch": "lpt"}},
+            "system split: dispatch is 'lpt'",
+            "choose even_split",
+        ),
         ({"model": "qwen9"}, "model qwen9", "did you mean qwen3-8b"),
-        ({"cluster": {**H100, "gpu": "h900"}}, "gpu 'h900' is unknown", "simrl profile names lists all 12"),
-        ({"workload": {"trace": "nowhere.parquet"}}, "nowhere.parquet: no such file", "simrl trace import"),
-        ({"profile": {"path": "nowhere.parquet"}}, "nowhere.parquet: no such profile", "simrl has it: profile.path="),
+        (
+            {"cluster": {**H100, "gpu": "h900"}},
+            "gpu 'h900' is unknown",
+            "simrl profile names lists all 12",
+        ),
+        (
+            {"workload": {"trace": "nowhere.parquet"}},
+            "nowhere.parquet: no such file",
+            "simrl trace import",
+        ),
+        (
+            {"profile": {"path": "nowhere.parquet"}},
+            "nowhere.parquet: no such profile",
+            "simrl has it: profile.path=",
+        ),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
-def test_what_cannot_be_is_refused_in_a_line_with_its_place_value_and_remedy(changes, place, remedy):
+def test_what_cannot_be_is_refused_in_a_line_with_its_place_value_and_remedy(
+    changes, place, remedy
+):
     line = refusal(scenario(**changes))
     assert place in line
     assert remedy in line[line.index(place) + len(place) :]
@@ -101,7 +123,9 @@ def test_the_longest_sample_fits_a_cache_of_just_its_blocks(tmp_path):
     write_trace(trace([[[(20, 200)]]]), tmp_path / "t.parquet")
     of = {"workload": {"trace": str(tmp_path / "t.parquet")}}
     assert prepare(scenario(**of, engine={"kv_cache_tokens": 224})).limits.kv_blocks == 14
-    assert "220 tokens" in refusal(scenario(**of, engine={"kv_cache_tokens": 223}))  # 13 whole blocks hold 208
+    assert "220 tokens" in refusal(
+        scenario(**of, engine={"kv_cache_tokens": 223})
+    )  # 13 whole blocks hold 208
 
 
 def test_a_profile_of_another_model_gpu_or_tp_is_refused(tmp_path):
@@ -110,13 +134,18 @@ def test_a_profile_of_another_model_gpu_or_tp_is_refused(tmp_path):
         model, kind, tp = found
         write_profile(roofline_profile(model_shape(model), gpu(kind), tp), path)
         line = refusal(scenario(profile={"path": str(path)}))
-        assert f"{path}: a profile of {model} on {kind} tp{tp}, the scenario has qwen3-0.6b on h100 tp1" in line
+        assert (
+            f"{path}: a profile of {model} on {kind} tp{tp}, the scenario has qwen3-0.6b on h100 tp1"
+            in line
+        )
         assert "name the profile that belongs to it" in line
 
 
 def test_a_profile_that_does_not_reach_the_engines_limits_is_extended_and_says_so(tmp_path):
     path = tmp_path / "p.parquet"
-    metadata = ProfileMetadata(model="qwen3-0.6b", gpu="h100", tp=1, kind="assumed", source="a test")
+    metadata = ProfileMetadata(
+        model="qwen3-0.6b", gpu="h100", tp=1, kind="assumed", source="a test"
+    )
     narrow = one_second_a_pass()._replace(dense_tokens=np.array([1.0]), dense_s=np.array([1.0]))
     write_profile(TableProfile(narrow, metadata), path)
     profile = prepare(scenario(profile={"path": str(path)})).profile
@@ -133,19 +162,31 @@ def test_every_recipe_makes_a_system_that_can_be_prepared_and_says_where_it_is_f
     assert ready.system.paper
     gpus = ready.workers * ready.gpus_per_worker + (0 if ready.colocated else ready.train_gpus)
     assert ready.gpus == ready.scenario.cluster.gpus * (1 + ready.system.extra_rollout_gpus)
-    assert ready.gpus - ready.gpus_per_worker < gpus <= ready.gpus  # what makes no further worker only trains
+    assert (
+        ready.gpus - ready.gpus_per_worker < gpus <= ready.gpus
+    )  # what makes no further worker only trains
     assert make_system(name, {}).label == name
 
 
 def test_truth_values_in_a_name_are_words_that_can_be_typed():
     label = make_system("tlt", {"adaptive": False, "packing": True, "threshold": 8}).label
     assert label == "tlt(adaptive=off, packing=on, threshold=8)"
-    typed = {text.partition("=")[0]: override(f"system.{text}").value for text in ("adaptive=off", "packing=on")}
-    assert scenario({"name": "tlt", **typed}).system.parameters == {"adaptive": False, "packing": True}
+    typed = {
+        text.partition("=")[0]: override(f"system.{text}").value
+        for text in ("adaptive=off", "packing=on")
+    }
+    assert scenario({"name": "tlt", **typed}).system.parameters == {
+        "adaptive": False,
+        "packing": True,
+    }
 
 
 def test_gpus_that_make_no_whole_worker_train():
-    ready = prepare(scenario({"name": "split", "rollout_share": 0.75}, cluster={"gpu": "h100", "gpus": 10, "tp": 2}))
+    ready = prepare(
+        scenario(
+            {"name": "split", "rollout_share": 0.75}, cluster={"gpu": "h100", "gpus": 10, "tp": 2}
+        )
+    )
     assert (ready.workers, ready.train_gpus) == (3, 4)
 
 
@@ -154,12 +195,16 @@ def test_weights_are_loaded_over_the_network_or_within_a_node_a_share_a_gpu():
     weights = model_shape("qwen3-0.6b").weight_bytes
     cluster = {"gpu": "h100", "gpus": 4, "tp": 2}
     colocated = prepare(scenario("verl_colocated", training=training, cluster=cluster))
-    split = prepare(scenario({"name": "split", "rollout_share": 0.5}, training=training, cluster=cluster))
+    split = prepare(
+        scenario({"name": "split", "rollout_share": 0.5}, training=training, cluster=cluster)
+    )
     assert colocated.costs.load_s == pytest.approx(2.0 + weights / 2 / 450e9)
     assert split.costs.load_s == pytest.approx(2.0 + weights / 2 / 450e9)
     apart = prepare(scenario("split", training=training, cluster={**cluster, "gpus": 16}))
     assert apart.costs.load_s == pytest.approx(2.0 + weights / 2 / 50e9)
-    known = prepare(scenario("verl_colocated", training={**training, "load_s": 0.25}, cluster=cluster))
+    known = prepare(
+        scenario("verl_colocated", training={**training, "load_s": 0.25}, cluster=cluster)
+    )
     assert known.costs.load_s == 0.25
 
 
@@ -182,7 +227,9 @@ def test_the_kv_cache_is_what_the_weights_and_the_reserve_leave_of_the_memory():
         ("one_step_off", False, False, "given"),
     ],
 )
-def test_engines_cache_prefixes_as_the_scenario_says_or_else_as_the_system_has_it(name, given, on, kind):
+def test_engines_cache_prefixes_as_the_scenario_says_or_else_as_the_system_has_it(
+    name, given, on, kind
+):
     ready = prepare(scenario(name, engine={"prefix_caching": given}))
     assert ready.limits.prefix_caching == on
     shown = {each.name: (each.value, each.kind) for each in inputs(ready.inputs())}
@@ -198,7 +245,11 @@ def test_every_update_is_told_while_it_runs():
 def test_the_result_says_what_it_rests_on():
     result = simulate(scenario({"name": "areal", "eta": 2}, variant="x=1"))
     metadata = result.metadata
-    assert (metadata["system"], metadata["label"], metadata["variant"]) == ("areal", "areal(eta=2)", "x=1")
+    assert (metadata["system"], metadata["label"], metadata["variant"]) == (
+        "areal",
+        "areal(eta=2)",
+        "x=1",
+    )
     assert metadata["profile"]["kind"] == "assumed"
     assert "H100" in metadata["profile"]["source"]
     assert metadata["trace"]["kind"] == "synthetic"
@@ -214,7 +265,9 @@ def test_a_run_ends_with_the_passes_under_way_at_its_last_update_and_nothing_is_
     segments = rows(result.segments)
     assert updated_s < end_s == max(row["ended_s"] for row in segments)
     assert all(row["started_s"] < updated_s for row in segments)
-    assert all(row["started_s"] is None or row["started_s"] < updated_s for row in rows(result.samples))
+    assert all(
+        row["started_s"] is None or row["started_s"] < updated_s for row in rows(result.samples)
+    )
     for spans in lanes(result).values():
         assert spans[-1]["ended_s"] == end_s
         late = [span for span in spans if span["ended_s"] > updated_s]
@@ -227,7 +280,10 @@ def test_a_run_is_the_same_whether_its_scenario_was_prepared_alone_or_before():
 
 
 def files(folder):
-    return {name: (folder / name).read_bytes() for name in (*(f"{table}.parquet" for table in TABLES), METADATA_FILE)}
+    return {
+        name: (folder / name).read_bytes()
+        for name in (*(f"{table}.parquet" for table in TABLES), METADATA_FILE)
+    }
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -239,7 +295,9 @@ def test_the_same_scenario_gives_the_same_bytes(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_run_is_the_same_whether_its_trained_samples_are_put_away_or_not(tmp_path, name, monkeypatch):
+def test_a_run_is_the_same_whether_its_trained_samples_are_put_away_or_not(
+    tmp_path, name, monkeypatch
+):
     for folder, most in (("kept", 10**9), ("put_away", 5)):
         monkeypatch.setattr(recorder, "MOST_TRAINED", most)
         (tmp_path / folder).mkdir()
@@ -261,7 +319,9 @@ def test_another_process_gives_the_same_bytes_for_every_system_and_another_seed_
         "    simulate(scenario).write(folder)\n"
     )
     lines = "\n".join(one.model_dump_json() for one in reversed(chosen))  # in another order, too
-    subprocess.run([sys.executable, "-c", program, str(tmp_path / "there")], input=lines, text=True, check=True)
+    subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "there")], input=lines, text=True, check=True
+    )
     for one in chosen:
         here, other = tmp_path / "here" / one.system.name, tmp_path / "other" / one.system.name
         for folder, seed in ((here, 3), (other, 4)):
@@ -288,7 +348,9 @@ def test_two_systems_see_the_same_lengths():
 
 def test_nothing_of_a_run_stays_in_memory_when_it_is_over():
     """Its actors know each other: they go when garbage is looked for the next time, among what is young."""
-    config = load_scenarios(QUICKSTART)[0]  # a run that makes enough for garbage to be looked for at once
+    config = load_scenarios(QUICKSTART)[
+        0
+    ]  # a run that makes enough for garbage to be looked for at once
 
     def workers() -> list[SimulatedWorker]:
         return [thing for thing in gc.get_objects() if type(thing) is SimulatedWorker]
@@ -305,7 +367,11 @@ def test_what_is_said_to_fit_the_training_fits():
     changes = {"model": "qwen3-14b", "training": {"sharding": "optimizer"}}
     with pytest.raises(InputError) as refusal:
         prepare(scenario(**changes))
-    offered = [text for text in str(refusal.value).partition("it fits with ")[2].split(" or with ") if "=" in text]
+    offered = [
+        text
+        for text in str(refusal.value).partition("it fits with ")[2].split(" or with ")
+        if "=" in text
+    ]
     assert {text.partition("=")[0] for text in offered} >= {"training.tensor_parallel"}
     for text in offered:
         key, _, value = text.removeprefix("training.").partition("=")
@@ -346,7 +412,10 @@ def test_a_comparison_is_offered_what_fits_all_of_its_systems():
 def test_memory_that_is_just_too_little_is_told_in_figures_that_differ(monkeypatch):
     need = prepare(scenario()).training_need(4)
     usable = 0.9 * need.costs.gpu.memory_bytes / 2**30  # GiB
-    for more, words in ((0.03, ("needs 71.71 GiB", "71.68 after")), (100, ("needs 172 GiB", "72 after"))):
+    for more, words in (
+        (0.03, ("needs 71.71 GiB", "71.68 after")),
+        (100, ("needs 172 GiB", "72 after")),
+    ):
         monkeypatch.setattr(TrainingNeed, "bytes_per_gpu", (usable + more) * 2**30)
         line = str(TrainingMemoryError(need))
         assert all(each in line for each in words)
@@ -356,5 +425,10 @@ def test_experts_that_do_not_divide_the_train_gpus_name_them_and_what_divides_bo
     experts = {"model": "qwen3-30b-a3b", "cluster": {"gpu": "h100", "gpus": 72, "tp": 2, "ep": 2}}
     path = Path(__file__).parents[2] / "profiles" / "qwen3-30b-a3b_h100_tp2_ep2.parquet"
     split = {"name": "one_step_off", "rollout_share": 0.5}
-    with pytest.raises(InputError, match=r"does not divide the 36 GPUs that train; choose a divisor, such as 1, 2, 4$"):
-        prepare(scenario(split, **experts, profile={"path": str(path)}, training={"expert_parallel": 8}))
+    with pytest.raises(
+        InputError,
+        match=r"does not divide the 36 GPUs that train; choose a divisor, such as 1, 2, 4$",
+    ):
+        prepare(
+            scenario(split, **experts, profile={"path": str(path)}, training={"expert_parallel": 8})
+        )

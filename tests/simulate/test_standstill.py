@@ -36,7 +36,9 @@ def update_then_wait_for_weights(run: RunContext) -> simpy.events.ProcessGenerat
     for group in done:
         rollouts += yield group
     yield run.trainer.train((yield run.rewarder.score(rollouts)))
-    [end, *_] = run.dispatcher.submit([s for group in run.workload.next_batch() for s in group], min_version=1)
+    [end, *_] = run.dispatcher.submit(
+        [s for group in run.workload.next_batch() for s in group], min_version=1
+    )
     yield end
 
 
@@ -58,7 +60,14 @@ STANDS = "verl_colocated stands still after 1 of 3 updates: no forward pass, loa
         (ALWAYS_SOMEBODY, *LATE_AND_SLOW),
         ({"kind": "lost", "worker": 1},),
     ],
-    ids=["no faults", "rare losses", "somebody is always lost", "slow and late", "all", "one for good"],
+    ids=[
+        "no faults",
+        "rare losses",
+        "somebody is always lost",
+        "slow and late",
+        "all",
+        "one for good",
+    ],
 )
 def test_a_run_that_stands_still_ends_in_a_line_that_says_what_waits(which):
     """I7: a run that stands still ends."""
@@ -77,12 +86,22 @@ def test_calls_that_wait_for_a_tool_slot_are_counted():
         simulate_prepared(stalling(agents={"tool_slots": 1}, workload={"synthetic": synthetic}))
 
 
-@pytest.mark.parametrize("faults", ["[]", "[{kind: lost, rate_per_hour: 60, duration_s: 3600}]"], ids=["none", "drawn"])
 @pytest.mark.parametrize(
-    "command", [("run", "scenario.yaml", "--system", "verl_colocated"), ("compare", "scenario.yaml", "--jobs", "1")]
+    "faults", ["[]", "[{kind: lost, rate_per_hour: 60, duration_s: 3600}]"], ids=["none", "drawn"]
 )
-def test_the_command_line_ends_with_exit_code_1_and_that_line(simrl: CommandLine, monkeypatch, command, faults: str):
-    monkeypatch.setattr("simrl.systems.on_policy.batchwise", lambda run, **_: update_then_wait_for_weights(run))
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run", "scenario.yaml", "--system", "verl_colocated"),
+        ("compare", "scenario.yaml", "--jobs", "1"),
+    ],
+)
+def test_the_command_line_ends_with_exit_code_1_and_that_line(
+    simrl: CommandLine, monkeypatch, command, faults: str
+):
+    monkeypatch.setattr(
+        "simrl.systems.on_policy.batchwise", lambda run, **_: update_then_wait_for_weights(run)
+    )
     code, out, err = simrl(*command, f"faults={faults}", "steps=3")
     assert (code, out) == (1, "")
     assert STANDS in err.splitlines()[-1]
@@ -132,14 +151,20 @@ def test_a_clock_on_the_wall_ends_where_no_message_is_awaited_though_faults_are_
 
 
 @pytest.mark.parametrize("which", [(), (RARELY,)], ids=["no faults", "rare losses"])
-def test_a_replay_that_stands_still_ends_in_the_line_of_the_simulation(tmp_path, monkeypatch, which):
+def test_a_replay_that_stands_still_ends_in_the_line_of_the_simulation(
+    tmp_path, monkeypatch, which
+):
     monkeypatch.setattr(replayer, "vllm_version", lambda: "double")
     quick = {"reward_s": 0.01, "publish_s": 0.01, "load_s": 0.01, "switch_s": 0.01}
-    ready = stalling(faults=list(which), training=quick, cluster={"gpu": "h100", "gpus": 1, "tp": 1})
+    ready = stalling(
+        faults=list(which), training=quick, cluster={"gpu": "h100", "gpus": 1, "tp": 1}
+    )
     config = ReplayConfig(tmp_path, device="cpu")
     settings = replayer.engine_settings(ready, config)
     start = partial(EngineDouble, step_s=0.002)
-    with ReplayEngines([partial(engine_link, "worker 0", settings, tmp_path / "0.log", start=start)]) as fleet:
+    with ReplayEngines(
+        [partial(engine_link, "worker 0", settings, tmp_path / "0.log", start=start)]
+    ) as fleet:
         measured = replay(ready, fleet, config)
     assert str(measured.stopped).startswith(STANDS)
     assert measured.result.metadata["replay"]["complete"] is False

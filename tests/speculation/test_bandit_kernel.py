@@ -46,7 +46,13 @@ class SameDraws:
 
 def parameters(**changes: object) -> BegMab:
     return BegMab.model_validate(
-        {"strategies": STRATEGIES, "batch_thresholds": (1, 2, 5, 21, 64), "epsilon": 0.1, "window": 300, **changes}
+        {
+            "strategies": STRATEGIES,
+            "batch_thresholds": (1, 2, 5, 21, 64),
+            "epsilon": 0.1,
+            "window": 300,
+            **changes,
+        }
     )
 
 
@@ -100,11 +106,21 @@ def test_a_value_is_the_median_of_the_latest_rewards(accept_lengths: list[float]
 
 
 def test_an_arm_that_is_alone_keeps_no_rewards():
-    settings = BegMab(strategies=((8, 4, 48), (8, 4, 32), (8, 4, 16), (8, 4, 8)))  # the public code's
+    settings = BegMab(
+        strategies=((8, 4, 48), (8, 4, 32), (8, 4, 16), (8, 4, 8))
+    )  # the public code's
     rule, state = kernel(settings)
     assert state.arrived.size == 0
     observe(rule, state, 1, 3.0, 4, 0.01)
-    assert [choose(rule, state, KEY, batch) for batch in (1, 2, 4, 5, 20, 21, 500)] == [0, 1, 1, 2, 2, 3, 3]
+    assert [choose(rule, state, KEY, batch) for batch in (1, 2, 4, 5, 20, 21, 500)] == [
+        0,
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+    ]
     assert state.counts[0, -1] == 0  # and no draws
 
 

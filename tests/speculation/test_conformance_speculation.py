@@ -32,16 +32,28 @@ AIMD_BY_HAND = {
     "back to 2 when the first is rejected": (["all", "all", (6, 0), "all"], [4, 6, 2, 4]),
     "a rejection at 2 stays at 2": ([(2, 1), (2, 0), (2, 2)], [2, 2, 4]),
     "from 32 straight to 2": (["all"] * 15 + [(32, 31), "all"], [*range(4, 34, 2), 2, 4]),
-    "a short draft that was accepted whole is a success": (["all", "all", (1, 1), (3, 3), (3, 2)], [4, 6, 8, 10, 2]),
+    "a short draft that was accepted whole is a success": (
+        ["all", "all", (1, 1), (3, 3), (3, 2)],
+        [4, 6, 8, 10, 2],
+    ),
     "no draft, no news": (["all", "all", None, None, "all"], [4, 6, 6, 6, 8]),
 }
 
 MIMD_BY_HAND = {
     "doubles while a whole window is accepted, to 16": (["all"] * 5, [4, 8, 16, 16, 16]),
-    "halves on a rejection, not below 2": (["all"] * 3 + [(16, 15), (8, 0), (4, 3), (2, 1)], [4, 8, 16, 8, 4, 2, 2]),
+    "halves on a rejection, not below 2": (
+        ["all"] * 3 + [(16, 15), (8, 0), (4, 3), (2, 1)],
+        [4, 8, 16, 8, 4, 2, 2],
+    ),
     "halves without a draft": (["all", "all", None, None, None], [4, 8, 4, 2, 2]),
-    "halves if the draft was shorter than the window": (["all", "all", (7, 7), (4, 4)], [4, 8, 4, 8]),
-    "recovers in as many steps as it lost": (["all", "all", "all", (16, 3), "all"], [4, 8, 16, 8, 16]),
+    "halves if the draft was shorter than the window": (
+        ["all", "all", (7, 7), (4, 4)],
+        [4, 8, 4, 8],
+    ),
+    "recovers in as many steps as it lost": (
+        ["all", "all", "all", (16, 3), "all"],
+        [4, 8, 16, 8, 16],
+    ),
 }
 
 
@@ -59,7 +71,9 @@ def test_the_window_of_the_public_code_as_worked_out_by_hand(case):
 
 def test_a_maximum_that_no_step_hits_is_met_all_the_same():
     assert windows_after(Aimd(most_tokens=7), ["all"] * 4) == [4, 6, 7, 7]
-    assert windows_after(Mimd(start_tokens=3, most_tokens=13), ["all", "all", "all", None, None, None]) == [
+    assert windows_after(
+        Mimd(start_tokens=3, most_tokens=13), ["all", "all", "all", None, None, None]
+    ) == [
         *(6, 12, 13),
         *(6, 3, 3),
     ]
@@ -241,7 +255,9 @@ def test_the_draw_comes_before_unseen_arms_do():
     assert bandit.choose(2) == PAIR
 
 
-@pytest.mark.parametrize(("epsilon", "draw", "best"), [(0.0, 0.0, True), (1.0, 0.999, False), (0.3, 0.29, False)])
+@pytest.mark.parametrize(
+    ("epsilon", "draw", "best"), [(0.0, 0.0, True), (1.0, 0.999, False), (0.3, 0.29, False)]
+)
 def test_epsilon_is_a_parameter(epsilon, draw, best):
     bandit = selector(draw, *([] if best else [1]), epsilon=epsilon)
     bandit.observe(PAIR, 3.0, 2, 0.1)
@@ -305,13 +321,22 @@ def test_in_the_long_run_the_best_arm_is_drawn_as_often_as_epsilon_leaves():
         ({"strategies": []}, "at least 1"),
         ({"strategies": [(6, 8, 0)], "batch_thresholds": [1]}, "greater than or equal to 1"),
         ({"strategies": [(6, 8, 8), (6, 8, 8)], "batch_thresholds": [1]}, "there twice"),
-        ({"strategies": [(6, 8, 8)]}, "1 different numbers of tokens, and batch_thresholds makes 4 buckets"),
+        (
+            {"strategies": [(6, 8, 8)]},
+            "1 different numbers of tokens, and batch_thresholds makes 4 buckets",
+        ),
         ({"strategies": [(6, 8, 8)], "batch_thresholds": [2]}, "begin with 1"),
         ({"strategies": [(6, 8, 8)], "batch_thresholds": []}, "begin with 1"),
         ({"strategies": [(6, 8, 8), (6, 8, 4)], "batch_thresholds": [1, 1]}, "rise"),
-        ({"strategies": [(6, 8, 8)], "batch_thresholds": [1], "epsilon": 1.5}, "less than or equal to 1"),
+        (
+            {"strategies": [(6, 8, 8)], "batch_thresholds": [1], "epsilon": 1.5},
+            "less than or equal to 1",
+        ),
         ({"strategies": [(6, 8, 8)], "batch_thresholds": [1], "epsilon": float("nan")}, "finite"),
-        ({"strategies": [(6, 8, 8)], "batch_thresholds": [1], "window": 0}, "greater than or equal to 1"),
+        (
+            {"strategies": [(6, 8, 8)], "batch_thresholds": [1], "window": 0},
+            "greater than or equal to 1",
+        ),
     ],
 )
 def test_parameters_that_make_no_bandit_are_refused(parameters, told):

@@ -23,7 +23,13 @@ TARGET = MODELS["qwen2.5-32b"]
 
 def test_a_round_costs_its_levels_and_what_is_paid_once():
     times = DraftTimes(
-        np.array([1.0, 3.0]), np.array([1e-3, 2e-3]), np.array([1e-4, 3e-4]), 0.0, 0.0, "assumed", "a test"
+        np.array([1.0, 3.0]),
+        np.array([1e-3, 2e-3]),
+        np.array([1e-4, 3e-4]),
+        0.0,
+        0.0,
+        "assumed",
+        "a test",
     )
     assert times.draft_s(1, 0) == 1e-3
     assert times.draft_s(2, 5) == pytest.approx(1.5e-3 + 5 * 2e-4)
@@ -40,16 +46,29 @@ def test_looking_text_up_costs_each_request_and_no_level():
 
 
 # Decode steps of one sequence of 1,024 tokens by aiconfigurator 0.12 from measured kernels (H100, vLLM), in µs.
-DERIVED_US = [("qwen2.5-0.5b", 1, 1188), ("qwen2.5-1.5b", 1, 2097), (1, 1, 916), (1, 2, 487), (1, 4, 264), (1, 8, 162)]
+DERIVED_US = [
+    ("qwen2.5-0.5b", 1, 1188),
+    ("qwen2.5-1.5b", 1, 2097),
+    (1, 1, 916),
+    (1, 2, 487),
+    (1, 4, 264),
+    (1, 8, 162),
+]
 
 
 @pytest.mark.parametrize(("model", "tp", "derived_us"), DERIVED_US)
-def test_a_level_takes_what_measured_kernels_add_up_to(model: str | int, tp: int, derived_us: float):
+def test_a_level_takes_what_measured_kernels_add_up_to(
+    model: str | int, tp: int, derived_us: float
+):
     drafts = (
-        model_drafts(MODELS[model], H100, tp, 1024) if isinstance(model, str) else eagle_drafts(TARGET, H100, tp, 1024)
+        model_drafts(MODELS[model], H100, tp, 1024)
+        if isinstance(model, str)
+        else eagle_drafts(TARGET, H100, tp, 1024)
     )
     without_projection = (
-        0.0 if isinstance(model, str) else 2 * 2 * TARGET.hidden**2 / tp / (0.8 * H100.memory_bytes_per_s)
+        0.0
+        if isinstance(model, str)
+        else 2 * 2 * TARGET.hidden**2 / tp / (0.8 * H100.memory_bytes_per_s)
     )
     assert 1e6 * (drafts.draft_s(1, 1) - without_projection) == pytest.approx(derived_us, rel=0.08)
 
@@ -99,7 +118,10 @@ def test_a_profiled_drafter_takes_its_own_decode_steps():
 
 
 def test_times_say_where_they_come_from_and_what_is_wrong():
-    assert "34 µs a layer" in eagle_drafts(TARGET, H100).source and "H100" in eagle_drafts(TARGET, H100).source
+    assert (
+        "34 µs a layer" in eagle_drafts(TARGET, H100).source
+        and "H100" in eagle_drafts(TARGET, H100).source
+    )
     two = np.array([1.0, 2.0])
     for round_s, message in (
         ([2e-3, 1e-3], "not fall where the batch grows"),

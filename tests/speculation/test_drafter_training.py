@@ -9,7 +9,13 @@ from simrl.profile.hardware import GPUS
 from simrl.profile.model_shape import MODELS
 from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.draft_times import pace_of
-from simrl.speculation.drafter_training import Coordinator, DrafterStaleness, Pace, SpotTraining, WorkerState
+from simrl.speculation.drafter_training import (
+    Coordinator,
+    DrafterStaleness,
+    Pace,
+    SpotTraining,
+    WorkerState,
+)
 
 BUSY, IDLE, TRAINING = WorkerState.BUSY, WorkerState.IDLE, WorkerState.TRAINING
 
@@ -77,10 +83,14 @@ def test_it_trains_every_tenth_step_and_a_static_drafter_never():
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["idle", "busy", "over", "next"]), st.integers(0, 4)), max_size=60),
+    st.lists(
+        st.tuples(st.sampled_from(["idle", "busy", "over", "next"]), st.integers(0, 4)), max_size=60
+    ),
     st.booleans(),
 )
-def test_nobody_trains_who_serves_or_when_the_rollout_is_over(events: list[tuple[str, int]], join: bool):
+def test_nobody_trains_who_serves_or_when_the_rollout_is_over(
+    events: list[tuple[str, int]], join: bool
+):
     state = coordinator(SpotTraining(idle_workers=2, join=join, every_updates=2), 5)
     rolling = True
     for event, number in events:

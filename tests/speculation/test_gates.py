@@ -10,13 +10,28 @@ from simrl.profile.model_shape import MODELS
 from simrl.profile.profile import read_profile
 from simrl.speculation.choices import Elastic
 from simrl.speculation.draft_times import DraftTimes, eagle_drafts, text_drafts
-from simrl.speculation.gates import ELASTIC_OFF, ELASTIC_ON, batch_gate, gate_allows, next_elastic, typical_drafts
+from simrl.speculation.gates import (
+    ELASTIC_OFF,
+    ELASTIC_ON,
+    batch_gate,
+    gate_allows,
+    next_elastic,
+    typical_drafts,
+)
 from simrl.speculation.passes import next_window
 from simrl.speculation.windows import Aimd, Fixed, Mimd
 from tests.profile.test_profile import toy_profile
 
 PROFILES = Path(__file__).parents[2] / "profiles"
-FREE = DraftTimes(np.array([1.0, 256.0]), np.zeros(2), np.zeros(2), 0.0, 0.0, "assumed", "drafts that cost nothing")
+FREE = DraftTimes(
+    np.array([1.0, 256.0]),
+    np.zeros(2),
+    np.zeros(2),
+    0.0,
+    0.0,
+    "assumed",
+    "drafts that cost nothing",
+)
 
 
 def simulated_window(rule, p, passes=60_000):
@@ -71,19 +86,29 @@ def test_thresholds_are_the_largest_batches_at_which_speculating_yields_more(tim
 def test_a_dearer_drafter_shuts_the_gate_earlier():
     rule = Fixed(tokens=4).rule
     free = batch_gate(toy_profile(), FREE, rule, 2000, 51)
-    dear = batch_gate(toy_profile(), replace(text_drafts(), round_s=1e-4 * text_drafts().sequences), rule, 2000, 51)
+    dear = batch_gate(
+        toy_profile(),
+        replace(text_drafts(), round_s=1e-4 * text_drafts().sequences),
+        rule,
+        2000,
+        51,
+    )
     assert (dear <= free).all() and dear.sum() < free.sum()
 
 
 def test_a_gate_verifies_no_more_tokens_than_a_pass_may_have():
     rule = Fixed(tokens=4).rule
-    assert batch_gate(toy_profile(), FREE, rule, 2000, 256)[100] == 256 // 5  # the toy samples up to 256 positions
+    assert (
+        batch_gate(toy_profile(), FREE, rule, 2000, 256)[100] == 256 // 5
+    )  # the toy samples up to 256 positions
 
 
 def test_a_gate_refuses_what_nobody_profiled():
     with pytest.raises(InputError, match="profiled up to 256 sampled sequences"):
         batch_gate(toy_profile(), FREE, Aimd().rule, 2000, 300)
-    short = DraftTimes(np.array([1.0, 8.0]), np.zeros(2), np.zeros(2), 0.0, 0.0, "assumed", "a test")
+    short = DraftTimes(
+        np.array([1.0, 8.0]), np.zeros(2), np.zeros(2), 0.0, 0.0, "assumed", "a test"
+    )
     with pytest.raises(InputError, match="up to 9 sequences, draft times are given for 1 to 8"):
         batch_gate(toy_profile(), short, Aimd().rule, 2000, 9)
 
@@ -92,7 +117,9 @@ def test_on_a_shipped_profile_good_history_pays_at_large_batches_and_bad_only_at
     profile = read_profile(PROFILES / "qwen3-14b_h100_tp2.parquet")
     thresholds = batch_gate(profile, text_drafts(), Aimd().rule, kv_tokens=4096, most_sequences=256)
     assert thresholds[0] == 0 and 0 < thresholds[10] < thresholds[75] <= 256
-    heavy = batch_gate(profile, eagle_drafts(MODELS["qwen3-14b"], GPUS["h100"], 2, 4096), Aimd().rule, 4096, 256)
+    heavy = batch_gate(
+        profile, eagle_drafts(MODELS["qwen3-14b"], GPUS["h100"], 2, 4096), Aimd().rule, 4096, 256
+    )
     free = batch_gate(profile, FREE, Aimd().rule, 4096, 256)
     assert (heavy <= free).all() and (thresholds <= free).all()
 
@@ -100,7 +127,9 @@ def test_on_a_shipped_profile_good_history_pays_at_large_batches_and_bad_only_at
 def test_the_gate_opens_by_what_became_of_drafts_of_late():
     thresholds = np.arange(101, dtype=np.int64)
     assert gate_allows(thresholds, 0.0, 0.0, 100)  # nothing known: a try
-    assert gate_allows(thresholds, 200.0, 100.0, 50) and not gate_allows(thresholds, 200.0, 100.0, 51)
+    assert gate_allows(thresholds, 200.0, 100.0, 50) and not gate_allows(
+        thresholds, 200.0, 100.0, 51
+    )
     assert gate_allows(thresholds, 1000.0, 496.0, 50)  # 49.6 % counts as 50
     assert not gate_allows(thresholds, 5.0, 0.0, 1)
     assert gate_allows(thresholds, 1e-300, 1e-300, 100)

@@ -29,17 +29,21 @@ def test_how_far_the_third_row_is_off_under_other_assumptions():
     for layers, off in ((28, 0.24), (80, -0.06)):
         per_layer = (30.39e9 - 7.81e9) / 3 / (layers + 9)
         shape = TARGET.model_copy(update={"layers": layers})
-        assert graph_bytes(BUCKETED, shape, UNLIKE[:1], bytes_per_layer=per_layer) == pytest.approx(7.81e9)
-        assert graph_bytes(BUCKETED, shape, UNLIKE, bytes_per_layer=per_layer) / 10.69e9 - 1 == pytest.approx(
-            off, abs=0.01
+        assert graph_bytes(BUCKETED, shape, UNLIKE[:1], bytes_per_layer=per_layer) == pytest.approx(
+            7.81e9
         )
+        assert graph_bytes(
+            BUCKETED, shape, UNLIKE, bytes_per_layer=per_layer
+        ) / 10.69e9 - 1 == pytest.approx(off, abs=0.01)
 
 
 def test_buckets_never_take_more_and_grow_by_new_drafters_only():
     for strategies in (UNLIKE, PUBLIC, [*UNLIKE, *PUBLIC], UNLIKE[:1]):
         assert graph_bytes(BUCKETED, TARGET, strategies) <= graph_bytes(VANILLA, TARGET, strategies)
     assert graph_bytes(BUCKETED, TARGET, PUBLIC) == graph_bytes(BUCKETED, TARGET, PUBLIC[:1])
-    extra = graph_bytes(BUCKETED, TARGET, [*PUBLIC, Strategy(4, 4, 16)]) - graph_bytes(BUCKETED, TARGET, PUBLIC)
+    extra = graph_bytes(BUCKETED, TARGET, [*PUBLIC, Strategy(4, 4, 16)]) - graph_bytes(
+        BUCKETED, TARGET, PUBLIC
+    )
     assert extra == pytest.approx(5 * BYTES_PER_LAYER)
 
 
@@ -48,4 +52,6 @@ def test_smaller_models_have_smaller_graphs_and_none_without_strategies():
     assert small < graph_bytes(BUCKETED, TARGET, PUBLIC)
     assert small == pytest.approx(FIXED_BYTES + (28 + 9) * BYTES_PER_LAYER)
     assert graph_bytes(BUCKETED, TARGET, []) == 0
-    assert graph_bytes(BUCKETED, TARGET, PUBLIC, drafter_layers=24) > graph_bytes(BUCKETED, TARGET, PUBLIC)
+    assert graph_bytes(BUCKETED, TARGET, PUBLIC, drafter_layers=24) > graph_bytes(
+        BUCKETED, TARGET, PUBLIC
+    )

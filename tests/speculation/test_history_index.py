@@ -18,10 +18,15 @@ def reference_draft(responses, rewards, tail, most_tokens, rule):
     """Where the longest match occurs, then step by step the child that is worth most, from plain lists."""
     rewards = [0.0 if math.isnan(r) else r for r in (rewards or [0.0] * len(responses))]
     shift = min([0.0, *rewards])
-    for length in range(min(rule.longest_match_tokens, len(tail)), rule.shortest_match_tokens - 1, -1):
+    for length in range(
+        min(rule.longest_match_tokens, len(tail)), rule.shortest_match_tokens - 1, -1
+    ):
         suffix = tail[len(tail) - length :]
         at = [
-            (r, i + length) for r, ids in enumerate(responses) for i in range(len(ids)) if ids[i : i + length] == suffix
+            (r, i + length)
+            for r, ids in enumerate(responses)
+            for i in range(len(ids))
+            if ids[i : i + length] == suffix
         ]
         if all(i == len(responses[r]) for r, i in at):
             continue
@@ -35,7 +40,11 @@ def reference_draft(responses, rewards, tail, most_tokens, rule):
                 break
 
             def worth(child, children=children):
-                reward = sum(rewards[r] - shift for r, _ in children[child]) if rule.branch == "reward" else 0
+                reward = (
+                    sum(rewards[r] - shift for r, _ in children[child])
+                    if rule.branch == "reward"
+                    else 0
+                )
                 return reward, len(children[child]), -child
 
             best = max(children, key=worth)
@@ -56,7 +65,10 @@ few = st.integers(0, 2)
 responses_of_few = st.lists(st.lists(few, max_size=60), min_size=1, max_size=6)
 rules = st.builds(
     lambda shortest, more, branch, least: HistoryRule(
-        shortest_match_tokens=shortest, longest_match_tokens=shortest + more, branch=branch, least_probability=least
+        shortest_match_tokens=shortest,
+        longest_match_tokens=shortest + more,
+        branch=branch,
+        least_probability=least,
     ),
     st.integers(3, 5),
     st.integers(0, 4),
@@ -76,20 +88,28 @@ def test_a_draft_is_what_a_plain_search_finds(responses, tail, rule, most_tokens
 
 @examples(100)
 @given(responses_of_few, st.lists(few, min_size=1, max_size=80), rules)
-def test_accept_runs_are_the_drafts_at_every_position_and_what_is_right_of_them(responses, recorded, rule):
+def test_accept_runs_are_the_drafts_at_every_position_and_what_is_right_of_them(
+    responses, recorded, rule
+):
     index = build_index([ids(r) for r in responses])
     drafted, accepted = np.zeros((2, len(recorded) + 3), dtype=np.uint8)
     tokens = ids([1, *recorded])
-    accept_runs_of(index, tokens, np.array([[1, len(tokens), 3]]), 32, rule.compiled, drafted, accepted)
+    accept_runs_of(
+        index, tokens, np.array([[1, len(tokens), 3]]), 32, rule.compiled, drafted, accepted
+    )
     for p in range(len(recorded)):
         path = reference_draft(responses, None, recorded[:p], 32, rule)
         rest = recorded[p:]
-        right = next((k for k, token in enumerate(path) if k >= len(rest) or token != rest[k]), len(path))
+        right = next(
+            (k for k, token in enumerate(path) if k >= len(rest) or token != rest[k]), len(path)
+        )
         assert (drafted[p + 3], accepted[p + 3]) == (len(path), right)
 
 
 @given(responses_of_few, st.lists(few, max_size=20), rules, st.integers(1, 31))
-def test_the_first_tokens_of_a_draft_do_not_depend_on_how_many_are_asked_for(responses, tail, rule, fewer):
+def test_the_first_tokens_of_a_draft_do_not_depend_on_how_many_are_asked_for(
+    responses, tail, rule, fewer
+):
     index = build_index([ids(r) for r in responses])
     whole = draft(index, ids(tail), 32, rule).tolist()
     assert draft(index, ids(tail), fewer, rule).tolist() == whole[:fewer]
@@ -98,7 +118,10 @@ def test_the_first_tokens_of_a_draft_do_not_depend_on_how_many_are_asked_for(res
 def test_large_vocabularies_long_repeats_and_loops_are_sorted_as_well():
     rng = np.random.default_rng(0)
     phrases = [rng.integers(0, LARGEST_TOKEN_ID, 120).tolist() for _ in range(5)]
-    responses = [[t for i in rng.integers(0, 5, 6) for t in phrases[i]][: rng.integers(500, 700)] for _ in range(6)]
+    responses = [
+        [t for i in rng.integers(0, 5, 6) for t in phrases[i]][: rng.integers(500, 700)]
+        for _ in range(6)
+    ]
     responses += [[7] * 400, [LARGEST_TOKEN_ID] * 50]
     rewards = rng.integers(0, 2, len(responses)).astype(float).tolist()
     index = build_index([ids(r) for r in responses], rewards)
@@ -107,7 +130,9 @@ def test_large_vocabularies_long_repeats_and_loops_are_sorted_as_well():
             source = responses[rng.integers(len(responses))]
             end = int(rng.integers(1, len(source) + 1))
             tail = source[max(end - 9, 0) : end]
-            assert draft(index, ids(tail), 32, rule).tolist() == reference_draft(responses, rewards, tail, 32, rule)
+            assert draft(index, ids(tail), 32, rule).tolist() == reference_draft(
+                responses, rewards, tail, 32, rule
+            )
 
 
 def test_what_shares_a_prefix_lies_side_by_side_in_the_order():
@@ -134,11 +159,17 @@ A, B = [1, 2, 3, 4, 4], [1, 2, 3, 5, 5]
         ([A, B, B], [1.0, 0.5, 0.5], 5),  # a tie: by count
         ([A, B], [1, 1], 4),  # a tie in both: the smaller token
         ([A, A, A, B], [-1, -1, 1, -1], 4),  # what failed is worth nothing, not less than nothing
-        ([A, A, A, B], [-1, -1, -1, -1], 4),  # all failed: by count, where raw sums would take what was tried least
+        (
+            [A, A, A, B],
+            [-1, -1, -1, -1],
+            4,
+        ),  # all failed: by count, where raw sums would take what was tried least
         ([A, B, B], [float("nan"), 0, 1], 5),  # unknown counts as 0
     ],
 )
-def test_a_branch_is_chosen_by_its_rewards_then_its_count_then_its_token(responses, rewards, follows):
+def test_a_branch_is_chosen_by_its_rewards_then_its_count_then_its_token(
+    responses, rewards, follows
+):
     index = build_index([ids(r) for r in responses], rewards)
     assert draft(index, ids([1, 2, 3]), 1).tolist() == [follows]
 

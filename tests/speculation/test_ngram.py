@@ -23,7 +23,9 @@ def test_what_followed_the_last_tokens_before_is_drafted():
 
 def test_the_earliest_of_the_longest_matches_is_followed():
     assert drafts([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3], 11)[0] == 4
-    assert drafts([1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3], 13)[0] == 5, "9 1 2 3 is longer than 1 2 3"
+    assert drafts([1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3], 13)[0] == 5, (
+        "9 1 2 3 is longer than 1 2 3"
+    )
 
 
 def test_a_prompt_that_is_known_is_looked_up_too():
@@ -44,7 +46,10 @@ def test_the_runs_are_what_the_drafter_proposes_as_it_observes_the_response():
             draft = drafter.propose([row], [9])[0].tolist()
             equal = np.array(draft[: len(ids) - p]) == ids[p : p + len(draft)]
             right = np.cumprod(equal).sum()
-            assert (runs.drafted[runs.first[row] + p], runs.accepted[runs.first[row] + p]) == (len(draft), right)
+            assert (runs.drafted[runs.first[row] + p], runs.accepted[runs.first[row] + p]) == (
+                len(draft),
+                right,
+            )
             some += right > 0
             drafter.observe(row, np.array([token], dtype=np.int32))
     assert some > 20

@@ -30,7 +30,10 @@ def test_a_draft_stands_up_to_the_first_token_that_is_refused():
 def test_what_stands_at_one_factor_stands_at_every_larger_one_and_at_one_all_does():
     trace = random_groups(1, prompts=6)
     counted = ngram_runs(trace)
-    rising = [with_refusals(counted, trace, 0, factor).accepted.astype(int) for factor in (0.2, 0.5, 0.8, 1.0)]
+    rising = [
+        with_refusals(counted, trace, 0, factor).accepted.astype(int)
+        for factor in (0.2, 0.5, 0.8, 1.0)
+    ]
     for less, more in pairwise(rising):
         assert (less <= more).all() and less.sum() < more.sum()
     assert (rising[-1] == counted.accepted).all()
@@ -41,7 +44,10 @@ def test_what_stands_at_one_factor_stands_at_every_larger_one_and_at_one_all_doe
 def test_other_seeds_refuse_other_tokens():
     trace = random_groups(1, prompts=6)
     counted = ngram_runs(trace)
-    assert (with_refusals(counted, trace, 0, 0.5).accepted != with_refusals(counted, trace, 1, 0.5).accepted).any()
+    assert (
+        with_refusals(counted, trace, 0, 0.5).accepted
+        != with_refusals(counted, trace, 1, 0.5).accepted
+    ).any()
 
 
 def test_an_old_response_is_kept_up_to_the_first_token_that_is_refused():
@@ -62,7 +68,10 @@ def test_a_models_probabilities_are_multiplied_as_far_as_they_can_be():
 def test_what_cannot_be_executed_is_refused_in_a_line(simrl):
     write_trace(random_groups(1, epochs=2), simrl.folder / "ids.parquet")
     recorded = "workload={trace: ids.parquet, synthetic: null}"
-    for method, factor, why in (("ngram", 1.2, "cannot become right"), ("siblings", 0.8, "while siblings run")):
+    for method, factor, why in (
+        ("ngram", 1.2, "cannot become right"),
+        ("siblings", 0.8, "while siblings run"),
+    ):
         (scenario,) = load_scenarios(
             "scenario.yaml",
             [

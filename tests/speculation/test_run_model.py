@@ -55,10 +55,16 @@ def test_gaps_and_hits_have_the_means_asked_for():
 def test_within_a_hit_a_draft_is_right_to_its_end_and_never_beyond_the_response():
     runs = draw_runs(MIXED, LENGTHS, KEYS)
     left = np.concatenate([np.arange(n, 0, -1) for n in LENGTHS])
-    assert (runs.accepted <= runs.drafted).all() and (runs.accepted <= left).all() and runs.drafted.max() <= 32
+    assert (
+        (runs.accepted <= runs.drafted).all()
+        and (runs.accepted <= left).all()
+        and runs.drafted.max() <= 32
+    )
     inside = runs.accepted[:-1] > 1
     following = runs.accepted[1:][inside]
-    assert ((following == runs.accepted[:-1][inside] - 1) | (runs.accepted[:-1][inside] == 32)).all()
+    assert (
+        (following == runs.accepted[:-1][inside] - 1) | (runs.accepted[:-1][inside] == 32)
+    ).all()
 
 
 @pytest.mark.parametrize("window", [Aimd(), Mimd(), Fixed(tokens=4), Fixed(tokens=32)])
@@ -66,12 +72,17 @@ def test_a_fitted_model_gives_the_passes_that_it_was_fitted_to(window: Any):
     runs = draw_runs(MIXED, LENGTHS, KEYS)
     fitted = fit_run_model(runs, LENGTHS)
     again = draw_runs(fitted, LENGTHS, KEYS + 1)
-    found, expected = run_passes(again, LENGTHS, window.rule), run_passes(runs, LENGTHS, window.rule)
+    found, expected = (
+        run_passes(again, LENGTHS, window.rule),
+        run_passes(runs, LENGTHS, window.rule),
+    )
     assert found.accept_length == pytest.approx(expected.accept_length, rel=0.05)
     assert found.acceptance_rate == pytest.approx(expected.acceptance_rate, rel=0.07)
     long = LENGTHS > 700
     for some in (long, ~long):
-        assert found.of(some).accept_length == pytest.approx(expected.of(some).accept_length, rel=0.15)
+        assert found.of(some).accept_length == pytest.approx(
+            expected.of(some).accept_length, rel=0.15
+        )
 
 
 def test_a_model_of_a_real_drafter_tells_its_responses_apart():
@@ -82,7 +93,9 @@ def test_a_model_of_a_real_drafter_tells_its_responses_apart():
     again = draw_runs(fitted, tokens, np.arange(len(tokens)))
     found, expected = (run_passes(r, tokens, Aimd().rule) for r in (again, runs))
     assert found.speculation_rate == pytest.approx(expected.speculation_rate, rel=0.15)
-    worst, mostly = ([np.average(c.hits[0].mean_tokens) for c in fitted.classes][i] for i in (-1, 0))
+    worst, mostly = (
+        [np.average(c.hits[0].mean_tokens) for c in fitted.classes][i] for i in (-1, 0)
+    )
     assert len(fitted.classes) == 4 and worst <= mostly
 
 
@@ -92,7 +105,8 @@ def test_draws_belong_to_their_keys():
     alone = draw_runs(MIXED, LENGTHS[5:6], KEYS[5:6])
     a, b = runs.first[5], runs.first[6]
     assert (
-        runs.accepted[a:b].tolist() == alone.accepted.tolist() and runs.drafted[a:b].tolist() == alone.drafted.tolist()
+        runs.accepted[a:b].tolist() == alone.accepted.tolist()
+        and runs.drafted[a:b].tolist() == alone.drafted.tolist()
     )
 
 
@@ -121,7 +135,13 @@ def test_rows_of_a_trace_have_drafts_where_their_prompts_have_a_history():
 @pytest.mark.parametrize("factor", [1.0, 0.6])
 def test_runs_drawn_when_a_response_begins_are_those_of_the_whole_trace(factor):
     random = np.random.default_rng(1)
-    trace = trace_of({(e, p): [[1] * int(n) for n in random.integers(1, 900, 3)] for e in range(2) for p in range(9)})
+    trace = trace_of(
+        {
+            (e, p): [[1] * int(n) for n in random.integers(1, 900, 3)]
+            for e in range(2)
+            for p in range(9)
+        }
+    )
     whole = with_refusals(draw_trace_runs(MIXED, trace, 4), trace, 4, factor)
     tokens, all_runs = trace.column("response_tokens").tolist(), packed(whole)
     runs = DrawnRuns(MIXED, trace, 4, factor, rows_with_drafts(MIXED, trace))
@@ -135,7 +155,9 @@ def test_runs_drawn_when_a_response_begins_are_those_of_the_whole_trace(factor):
             assert (runs.first(row, row) >= 0) == (whole.first[row] >= 0)
         for other in held:  # none is overwritten
             first, place, n = runs.first(other, other), whole.first[other], tokens[other]
-            assert first < 0 or (runs.packed[first : first + n] == all_runs[place : place + n]).all()
+            assert (
+                first < 0 or (runs.packed[first : first + n] == all_runs[place : place + n]).all()
+            )
     assert runs.packed.size < 4 * sum(tokens)
 
 
@@ -148,7 +170,10 @@ def test_a_row_of_a_trace_is_drawn_from_its_samples_key():
 
 def test_a_model_comes_back_from_json():
     fitted = fit_run_model(draw_runs(MIXED, LENGTHS, KEYS), LENGTHS)
-    assert RunModel.model_validate_json(fitted.model_dump_json()) == fitted and fitted.kind == "measured"
+    assert (
+        RunModel.model_validate_json(fitted.model_dump_json()) == fitted
+        and fitted.kind == "measured"
+    )
 
 
 def test_nothing_to_fit_is_told():
@@ -169,7 +194,10 @@ def test_drafts_that_are_never_right_can_be_fitted():
     ("wrong", "told"),
     [
         (lambda: a_class(one(4, 5.0), one(4, 2.0)), "mean_tokens 5"),
-        (lambda: RunModel(classes=(a_class(one(4, 2.0), one(4, 2.0), share=0.5),)), "share sum to 0.5"),
+        (
+            lambda: RunModel(classes=(a_class(one(4, 2.0), one(4, 2.0), share=0.5),)),
+            "share sum to 0.5",
+        ),
         (lambda: Bucket(up_to_tokens=0, share=1.0, mean_tokens=1.0), "greater than or equal to 1"),
     ],
 )

@@ -19,7 +19,9 @@ from tests.token_traces import METADATA, random_groups, trace_of
 
 def test_a_draft_is_what_a_sibling_went_on_with():
     index = sibling_index(trace_of({(0, 0): [[1, 2, 3, 4, 5, 6], [9, 1, 2, 3, 4, 5, 8]]}))
-    assert sibling_draft(index, 1, 4, np.array([6, 0]), 32) == (3, 2), "4 5 6 after 1 2 3; 4 5 are right"
+    assert sibling_draft(index, 1, 4, np.array([6, 0]), 32) == (3, 2), (
+        "4 5 6 after 1 2 3; 4 5 are right"
+    )
     assert sibling_draft(index, 1, 4, np.array([6, 0]), 2) == (2, 2)
     assert sibling_draft(index, 1, 3, np.array([6, 0]), 32) == (0, 0), "9 1 2 stands nowhere else"
 
@@ -42,7 +44,9 @@ def test_a_response_drafts_from_its_own_text_only_where_it_is_told_to():
     index = sibling_index(trace_of({(0, 0): [[1, 2, 3, 4, 5, 1, 2, 3, 4, 6]]}))
     assert sibling_draft(index, 0, 8, np.array([0]), 32) == (0, 0)
     assert sibling_draft(index, 0, 8, np.array([8]), 32) == (5, 1)
-    assert sibling_draft(index, 0, 8, np.array([10]), 32) == (5, 1), "what is not generated yet stays unread"
+    assert sibling_draft(index, 0, 8, np.array([10]), 32) == (5, 1), (
+        "what is not generated yet stays unread"
+    )
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -59,11 +63,16 @@ def test_what_is_not_generated_yet_changes_no_draft(own: bool):
         cut = [ids[:k] for ids, k in zip(responses, known, strict=True)]
         cut[row] = responses[row][:generated]
         poisoned = [
-            ids + rng.integers(0, 30, len(whole) - len(ids)).tolist() for ids, whole in zip(cut, responses, strict=True)
+            ids + rng.integers(0, 30, len(whole) - len(ids)).tolist()
+            for ids, whole in zip(cut, responses, strict=True)
         ]
-        poisoned[row][generated:] = responses[row][generated:]  # only whether it is confirmed depends on it
+        poisoned[row][generated:] = responses[row][
+            generated:
+        ]  # only whether it is confirmed depends on it
         other = sibling_index(trace_of({(0, 0): poisoned}))
-        assert sibling_draft(other, row, generated, known, 32) == sibling_draft(index, row, generated, known, 32)
+        assert sibling_draft(other, row, generated, known, 32) == sibling_draft(
+            index, row, generated, known, 32
+        )
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -72,7 +81,9 @@ def test_both_forms_draft_the_same(own: bool):
     trace = random_groups(3, prompts=2)
     index = sibling_index(trace)
     drafter = SiblingDrafter(own=own)
-    responses = [np.array(ids, dtype=np.int32) for ids in trace.table.column("response_ids").to_pylist()]
+    responses = [
+        np.array(ids, dtype=np.int32) for ids in trace.table.column("response_ids").to_pylist()
+    ]
     for row, prompt in enumerate(trace.column("prompt_id").tolist()):
         drafter.start_request(row, prompt)
     generated = np.zeros(len(responses), dtype=np.int64)
@@ -86,7 +97,10 @@ def test_both_forms_draft_the_same(own: bool):
             known[row - a] *= own
             rest = responses[row][generated[row] :]
             right = np.cumprod(draft[: len(rest)] == rest[: len(draft)]).sum()
-            assert sibling_draft(index, row, int(generated[row]), known, tokens) == (len(draft), right)
+            assert sibling_draft(index, row, int(generated[row]), known, tokens) == (
+                len(draft),
+                right,
+            )
             compared += len(draft) > 0
         for row in rows:
             tokens = int(min(rng.integers(1, 6), len(responses[row]) - generated[row]))
@@ -111,7 +125,9 @@ def test_a_response_that_is_over_still_helps_and_another_group_never():
 def test_finished_siblings_give_at_least_what_siblings_in_lockstep_give():
     trace = random_groups(4)
     lockstep, finished = sibling_runs(trace, "lockstep"), sibling_runs(trace, "finished")
-    assert (lockstep.accepted <= lockstep.drafted).all() and (finished.accepted <= finished.drafted).all()
+    assert (lockstep.accepted <= lockstep.drafted).all() and (
+        finished.accepted <= finished.drafted
+    ).all()
     assert 0 < lockstep.accepted.sum() < finished.accepted.sum()
     left = np.concatenate([np.arange(n, 0, -1) for n in trace.column("response_tokens")])
     assert (finished.accepted <= left).all()
@@ -140,7 +156,9 @@ def test_a_trace_without_token_ids_is_refused():
     trace = random_groups(0)
     bare = Trace(trace.table.drop_columns(["response_ids"]), METADATA)
     for use in (sibling_index, sibling_runs, whole_response_runs):
-        with pytest.raises(InputError, match="no column 'response_ids'; import the run with --tokenizer"):
+        with pytest.raises(
+            InputError, match="no column 'response_ids'; import the run with --tokenizer"
+        ):
             use(bare)
 
 

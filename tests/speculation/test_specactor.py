@@ -90,7 +90,9 @@ def test_verification_is_dense_by_tokens_and_attention_by_sequences():
     for tokens, fit in enumerate(fits, start=1):
         assert fit == pytest.approx((0.011 * tokens + 0.05, 0.5, 0.0))
     beyond = fit_verify(profile, 20, [1, 5, 10, 25], 500)
-    assert beyond[19] == pytest.approx((0.011 * 20 + 0.05, 0.5, 0.0)), "25 requests of 20 tokens are not in the profile"
+    assert beyond[19] == pytest.approx((0.011 * 20 + 0.05, 0.5, 0.0)), (
+        "25 requests of 20 tokens are not in the profile"
+    )
 
 
 def test_a_verification_takes_what_the_host_needs_to_launch_it_and_no_line_leans_on_that():
@@ -123,7 +125,9 @@ def test_fits_refuse_what_they_cannot_use():
 def test_rates_by_hand():
     # w = 2, p = 1/2: a = 0 with 1/2, a = 1 with 1/4, both with 1/4. D = 1, V = 3: IL = 3, a miss takes 5.
     assert decoupled_tgs(0.5, 2, 1.0, 3.0) == pytest.approx((0.5 * 0.5 + 0.25 * 1.0 + 2 * 0.25) / 3)
-    assert renewal_rate(0.5, 2, 1.0, 3.0) == pytest.approx((0.5 * 1 + 0.25 * 2 + 2 * 0.25) / (0.25 * 3 + 0.75 * 5))
+    assert renewal_rate(0.5, 2, 1.0, 3.0) == pytest.approx(
+        (0.5 * 1 + 0.25 * 2 + 2 * 0.25) / (0.25 * 3 + 0.75 * 5)
+    )
     assert coupled_tgs(0.5, 2, 1.0, 3.0) == pytest.approx((0.5 * 1 + 0.25 * 2 + 3 * 0.25) / 5)
 
 
@@ -133,13 +137,17 @@ def test_a_perfect_drafter_is_as_fast_as_the_slower_loop_and_a_hopeless_one_yiel
 ):
     assert decoupled_tgs(1.0, w, draft_s, verify_s) == pytest.approx(w / max(w * draft_s, verify_s))
     assert renewal_rate(1.0, w, draft_s, verify_s) == pytest.approx(w / max(w * draft_s, verify_s))
-    assert coupled_tgs(1.0, w, draft_s, verify_s) == pytest.approx((w + 1) / (w * draft_s + verify_s))
+    assert coupled_tgs(1.0, w, draft_s, verify_s) == pytest.approx(
+        (w + 1) / (w * draft_s + verify_s)
+    )
     assert renewal_rate(0.0, w, draft_s, verify_s) == pytest.approx(1 / (w * draft_s + verify_s))
     assert coupled_tgs(0.0, w, draft_s, verify_s) == pytest.approx(1 / (w * draft_s + verify_s))
 
 
 @given(probabilities, probabilities, windows, seconds, seconds)
-def test_what_is_executed_gains_from_acceptance_and_never_exceeds_the_slower_loop(p, q, w, draft_s, verify_s):
+def test_what_is_executed_gains_from_acceptance_and_never_exceeds_the_slower_loop(
+    p, q, w, draft_s, verify_s
+):
     low, high = sorted((p, q))
     for rate in (renewal_rate, coupled_tgs):
         assert rate(low, w, draft_s, verify_s) <= rate(high, w, draft_s, verify_s) * (1 + 1e-9)
@@ -151,7 +159,9 @@ def test_tgs_exceeds_what_is_executed_by_1_to_26_percent_where_draft_and_verific
         decoupled_tgs(p, w, 1.0, w) / renewal_rate(p, w, 1.0, w) - 1
         for p, w in product(np.linspace(0.5, 0.95, 10), range(3, 9))
     ]
-    assert min(excess) == pytest.approx(0.014, abs=0.002) and max(excess) == pytest.approx(0.26, abs=0.005)
+    assert min(excess) == pytest.approx(0.014, abs=0.002) and max(excess) == pytest.approx(
+        0.26, abs=0.005
+    )
 
 
 # --- Two loops.
@@ -169,7 +179,11 @@ def test_a_perfect_drafter_by_hand():
     # w = 2, D = 1, V = 3: windows are full at 2, verified 2-5, 5-8, 8-11; the next is always there; 6 tokens at 11.
     worker = run([Request(key=1, response=6, window=2)], 1 - 1e-12, constant(1.0), constant(3.0))
     assert worker.requests[0].ended_s == worker.now_s == 11.0
-    assert (worker.verify_passes, worker.requests[0].accepted, worker.requests[0].misses) == (3, 6, 0)
+    assert (worker.verify_passes, worker.requests[0].accepted, worker.requests[0].misses) == (
+        3,
+        6,
+        0,
+    )
     # Drafted: 0-2, 2-4, 5-7, 8-10; what was drafted beyond the end is wasted.
     assert (worker.draft_passes, worker.drafted, worker.requests[0].wasted) == (8, 8, 2)
 
@@ -179,7 +193,11 @@ def test_a_hopeless_drafter_by_hand():
     worker = run([Request(key=1, response=3, window=2)], 1e-12, constant(1.0), constant(3.0))
     assert worker.now_s == 15.0
     assert (worker.verify_passes, worker.drafted, worker.requests[0].accepted) == (3, 12, 0)
-    assert worker.requests[0].misses == 3 and worker.requests[0].wasted == 9 and worker.requests[0].most_wasted == 3
+    assert (
+        worker.requests[0].misses == 3
+        and worker.requests[0].wasted == 9
+        and worker.requests[0].most_wasted == 3
+    )
 
 
 def test_a_pass_that_drafts_for_nobody_any_more_is_abandoned():
@@ -198,7 +216,12 @@ def test_a_pass_that_still_drafts_for_somebody_goes_on():
 
 
 def test_coupled_takes_turns_and_gains_a_bonus():
-    worker = run([Request(key=1, response=6, window=2, coupled=True)], 1 - 1e-12, constant(1.0), constant(3.0))
+    worker = run(
+        [Request(key=1, response=6, window=2, coupled=True)],
+        1 - 1e-12,
+        constant(1.0),
+        constant(3.0),
+    )
     assert worker.now_s == 10.0  # 2 + 3 twice, 3 tokens each
     assert (worker.requests[0].bonuses, worker.requests[0].accepted, worker.drafted) == (2, 4, 4)
 
@@ -232,7 +255,14 @@ def test_a_switch_to_coupled_throws_away_what_is_beyond_the_window():
         return 2, True
 
     request = Request(key=1, response=11, window=4)
-    worker = run([request], 1 - 1e-12, constant(1.0), constant(4.0), reconfigure=to_coupled, reconfigure_every=4)
+    worker = run(
+        [request],
+        1 - 1e-12,
+        constant(1.0),
+        constant(4.0),
+        reconfigure=to_coupled,
+        reconfigure_every=4,
+    )
     # 4 tokens at 8, when 4 are ahead: 2 of them verified 8-12 (7 tokens), then 2 + 4 s for 3 tokens, and 1 more.
     assert asked == [4, 10] and worker.now_s == 24.0 and request.wasted == 3
     assert worker.drafted == request.accepted + request.misses + request.wasted
@@ -254,8 +284,15 @@ def batches(draw):
 
 
 @examples(150)
-@given(batches(), st.floats(0.05, 0.99), st.sampled_from([0.0, 0.5, 1.0, 1.7]), st.sampled_from([0.3, 1.0, 4.0]))
-def test_every_token_is_counted_once_and_a_miss_wastes_less_than_two_windows(requests, p, draft_s, verify_s):
+@given(
+    batches(),
+    st.floats(0.05, 0.99),
+    st.sampled_from([0.0, 0.5, 1.0, 1.7]),
+    st.sampled_from([0.3, 1.0, 4.0]),
+)
+def test_every_token_is_counted_once_and_a_miss_wastes_less_than_two_windows(
+    requests, p, draft_s, verify_s
+):
     def other(request):
         return 1 + request.generated % 7, request.generated % 2 == 0
 
@@ -275,10 +312,20 @@ def test_every_token_is_counted_once_and_a_miss_wastes_less_than_two_windows(req
 
 
 @examples(100)
-@given(st.integers(0, 10**9), st.integers(1, 8), st.floats(0.05, 0.99), st.sampled_from([0.3, 1.0, 1.7, 8.0]))
+@given(
+    st.integers(0, 10**9),
+    st.integers(1, 8),
+    st.floats(0.05, 0.99),
+    st.sampled_from([0.3, 1.0, 1.7, 8.0]),
+)
 def test_a_miss_wastes_at_most_2w_minus_1(key, window, p, verify_s):
     request = Request(key=key, response=60, window=window)
-    run([request, Request(key=key + 1, response=60, window=window)], p, constant(1.0), constant(verify_s))
+    run(
+        [request, Request(key=key + 1, response=60, window=window)],
+        p,
+        constant(1.0),
+        constant(verify_s),
+    )
     assert request.most_wasted <= 2 * window - 1
 
 
@@ -297,7 +344,11 @@ def test_a_run_in_stages_is_the_run_at_once():
         assert all(not r.over or r.ended_s <= stage * 11.0 for r in staged.requests)
     staged.run()
     assert [r.ended_s for r in staged.requests] == [r.ended_s for r in whole.requests]
-    assert (staged.drafted, staged.verify_passes, staged.now_s) == (whole.drafted, whole.verify_passes, whole.now_s)
+    assert (staged.drafted, staged.verify_passes, staged.now_s) == (
+        whole.drafted,
+        whole.verify_passes,
+        whole.now_s,
+    )
 
 
 def executed_rate(requests, p, w, draft_s, verify_s, tokens):
@@ -323,11 +374,16 @@ def test_a_batch_of_one_yields_the_renewal_rate(p, w, balance):
 def test_a_coupled_batch_of_one_yields_its_formula():
     request = Request(key=9, response=30_000, window=4, coupled=True)
     run([request], 0.8, constant(1.0), constant(3.0))
-    assert request.response / request.ended_s == pytest.approx(coupled_tgs(0.8, 4, 1.0, 3.0), rel=0.02)
+    assert request.response / request.ended_s == pytest.approx(
+        coupled_tgs(0.8, 4, 1.0, 3.0), rel=0.02
+    )
 
 
 def test_in_a_batch_the_missed_wait_for_the_next_verification():
-    rate = {n: executed_rate(n, 0.7, 4, 1.0, 8.0, 1500)[0] / renewal_rate(0.7, 4, 1.0, 8.0) for n in (1, 16)}
+    rate = {
+        n: executed_rate(n, 0.7, 4, 1.0, 8.0, 1500)[0] / renewal_rate(0.7, 4, 1.0, 8.0)
+        for n in (1, 16)
+    }
     assert rate[1] == pytest.approx(1.0, abs=0.05)
     assert rate[16] < 0.93
 
@@ -336,7 +392,8 @@ def test_in_a_batch_the_missed_wait_for_the_next_verification():
 
 DRAFT = Affine(0.00002, 0.002)
 VERIFIERS = {
-    gpus: [Affine((0.00004 + 0.00006 * w) * 4 / gpus, 0.008 * 4 / gpus) for w in range(1, 17)] for gpus in (2, 4)
+    gpus: [Affine((0.00004 + 0.00006 * w) * 4 / gpus, 0.008 * 4 / gpus) for w in range(1, 17)]
+    for gpus in (2, 4)
 }
 
 
@@ -353,19 +410,25 @@ def brute_force(draft, verifiers, gpus, requests, acceptance, rate):
                 )
                 if w <= bound:
                     draft_s = max(b / g_d, 1) * draft.slope_s + draft.fixed_s
-                    values[g_d, g_v, w] = rate(acceptance, w, draft_s, max(b * v.slope_s + v.fixed_s, v.least_s))
+                    values[g_d, g_v, w] = rate(
+                        acceptance, w, draft_s, max(b * v.slope_s + v.fixed_s, v.least_s)
+                    )
     best = max(values.values())
     return best, [plan for plan, value in values.items() if value == pytest.approx(best, rel=1e-12)]
 
 
 lines = st.tuples(st.floats(1e-6, 1e-3), st.floats(1e-4, 1e-2))
 drafts = lines.map(lambda line: Affine(*line))
-verifications = st.builds(lambda line, least_s: Affine(*line, least_s), lines, st.sampled_from([0.0, 2e-3, 2e-2]))
+verifications = st.builds(
+    lambda line, least_s: Affine(*line, least_s), lines, st.sampled_from([0.0, 2e-3, 2e-2])
+)
 
 
 @given(
     drafts,
-    st.dictionaries(st.sampled_from([1, 2, 4, 8]), st.lists(verifications, min_size=1, max_size=10), min_size=1),
+    st.dictionaries(
+        st.sampled_from([1, 2, 4, 8]), st.lists(verifications, min_size=1, max_size=10), min_size=1
+    ),
     st.integers(9, 300),
     st.integers(1, 5000),
     probabilities,
@@ -431,7 +494,9 @@ def test_a_reconfigured_request_has_the_fastest_window_and_mode(p, draft_s, obje
 
 def test_of_equal_choices_the_one_that_wastes_least():
     assert best_window(0.0, 0.0, [0.01] * 4, "renewal") == (1, COUPLED)
-    assert best_window(0.0, 0.0, [0.01], "renewal") == (1, DECOUPLED), "a bonus needs a query token more"
+    assert best_window(0.0, 0.0, [0.01], "renewal") == (1, DECOUPLED), (
+        "a bonus needs a query token more"
+    )
 
 
 def test_requests_below_the_mean_are_planned_anew_and_the_others_keep_the_plan():
@@ -473,29 +538,42 @@ VERIFY = [lambda b, q=q: 0.010 + 0.00004 * b * q for q in range(1, 9)]
 
 
 def test_the_ladder_is_the_speedup_over_plain_decoding():
-    ladder = draft_ladder({"0.5b": lambda b, n: 0.002 * n, "1.5b": lambda b, n: 0.003 * n}, VERIFY, 16)
+    ladder = draft_ladder(
+        {"0.5b": lambda b, n: 0.002 * n, "1.5b": lambda b, n: 0.003 * n}, VERIFY, 16
+    )
     assert ladder.speedups.shape == (2, 101) and (np.diff(ladder.speedups, axis=1) >= -1e-12).all()
     verify_s = [v(16) for v in VERIFY]
     by_hand = max(coupled_tgs(0.8, w, 0.003, verify_s[w]) for w in range(1, 8)) * verify_s[0]
     assert ladder.speedup("1.5b", 0.8) == pytest.approx(by_hand)
     window = ladder.windows[1, 80]
     assert coupled_tgs(0.8, window, 0.003, verify_s[window]) * verify_s[0] == pytest.approx(by_hand)
-    assert (ladder.speedups[0] >= ladder.speedups[1]).all(), "at one acceptance, the faster drafter is better"
+    assert (ladder.speedups[0] >= ladder.speedups[1]).all(), (
+        "at one acceptance, the faster drafter is better"
+    )
 
 
 def test_the_first_of_the_ladder_weighs_acceptance_against_draft_time():
     seconds = {"ngram": 0.0001, "0.5b": 0.002, "1.5b": 0.003}
-    ladder = draft_ladder({name: lambda b, n, s=s: s * n for name, s in seconds.items()}, VERIFY, 16)
+    ladder = draft_ladder(
+        {name: lambda b, n, s=s: s * n for name, s in seconds.items()}, VERIFY, 16
+    )
     assert ladder_order(ladder, {"ngram": 0.2, "0.5b": 0.7, "1.5b": 0.75})[0] == "0.5b"
     assert ladder_order(ladder, {"ngram": 0.2, "0.5b": 0.5, "1.5b": 0.8})[0] == "1.5b"
-    assert ladder_order(ladder, {"ngram": 0.9, "0.5b": 0.1, "1.5b": 0.5}) == ("ngram", "1.5b", "0.5b")
+    assert ladder_order(ladder, {"ngram": 0.9, "0.5b": 0.1, "1.5b": 0.5}) == (
+        "ngram",
+        "1.5b",
+        "0.5b",
+    )
 
 
 def test_what_a_round_of_drafts_takes_besides_its_passes_is_paid_once_a_window():
     round_s, level_s = 0.005, 0.001
     ladder = draft_ladder({"0.5b": lambda b, n: round_s + level_s * n}, VERIFY, 16)
     verify_s = [v(16) for v in VERIFY]
-    by_hand = max(coupled_tgs(0.8, w, round_s / w + level_s, verify_s[w]) for w in range(1, 8)) * verify_s[0]
+    by_hand = (
+        max(coupled_tgs(0.8, w, round_s / w + level_s, verify_s[w]) for w in range(1, 8))
+        * verify_s[0]
+    )
     assert ladder.speedup("0.5b", 0.8) == pytest.approx(by_hand)
 
 
@@ -503,7 +581,14 @@ def test_what_a_round_of_drafts_takes_besides_its_passes_is_paid_once_a_window()
 
 
 def assign_by_drafter(acceptances, workers, freed, load, most_load, already=()):
-    return assign(BestOfN((), most_load, "by_drafter", "recompute"), acceptances, workers, freed, load, already)
+    return assign(
+        BestOfN((), most_load, "by_drafter", "recompute"),
+        acceptances,
+        workers,
+        freed,
+        load,
+        already,
+    )
 
 
 def assign_by_request(acceptances, workers, freed, load, most_load, order, already=()):
@@ -517,20 +602,37 @@ def test_best_of_n_by_drafter_as_worked_out_by_hand():
         {10: 0.9, 11: 0.2, 12: 0.5}, {"a": [1], "b": []}, [7, 8, 9], {1: 3}, 4, already={(11, "a")}
     )
     assert assignment.workers == {"a": (1, 8), "b": (7, 9)}
-    assert assignment.added == {(12, "a"): 1, (10, "a"): 8, (11, "b"): 7, (12, "b"): 7, (10, "b"): 7}
+    assert assignment.added == {
+        (12, "a"): 1,
+        (10, "a"): 8,
+        (11, "b"): 7,
+        (12, "b"): 7,
+        (10, "b"): 7,
+    }
     assert list(assignment.added)[:2] == [(12, "a"), (10, "a")]
 
 
 def test_fastest_of_n_gives_the_slowest_request_all_drafters_first():
     # One place each: by drafter the slowest gets both, too; with the order of the ladder and the least loaded worker.
     assignment = assign_by_request(
-        {10: 0.9, 11: 0.2}, {"a": [1, 2], "b": [3], "c": []}, [], {1: 1, 2: 0, 3: 0}, 1, ["c", "b", "a"]
+        {10: 0.9, 11: 0.2},
+        {"a": [1, 2], "b": [3], "c": []},
+        [],
+        {1: 1, 2: 0, 3: 0},
+        1,
+        ["c", "b", "a"],
     )
     assert assignment.added == {(11, "b"): 3, (11, "a"): 2}
 
 
 def test_the_two_forms_differ_in_how_they_fill_workers():
-    everyone = {"acceptances": {1: 0.1, 2: 0.2}, "workers": {"a": [5, 6]}, "freed": [], "load": {}, "most_load": 2}
+    everyone = {
+        "acceptances": {1: 0.1, 2: 0.2},
+        "workers": {"a": [5, 6]},
+        "freed": [],
+        "load": {},
+        "most_load": 2,
+    }
     assert assign_by_drafter(**everyone).added == {(1, "a"): 5, (2, "a"): 5}
     assert assign_by_request(**everyone, order=["a"]).added == {(1, "a"): 5, (2, "a"): 6}
 
@@ -552,10 +654,16 @@ def test_no_worker_takes_more_than_it_may_and_no_pair_is_made_twice(
     order = {"order": ["b", "c", "a"]} if by_request else {}
     form = assign_by_request if by_request else assign_by_drafter
     assignment = form(acceptances, workers, new, load, most, already=already, **order)
-    assert sorted(w for own in assignment.workers.values() for w in own) == list(range(len(owners) + freed))
+    assert sorted(w for own in assignment.workers.values() for w in own) == list(
+        range(len(owners) + freed)
+    )
     sizes = {w: load.get(w, 0) for w in range(len(owners) + freed)}
     for (request, drafter), worker in assignment.added.items():
-        assert request in acceptances and worker in assignment.workers[drafter] and (request, drafter) not in already
+        assert (
+            request in acceptances
+            and worker in assignment.workers[drafter]
+            and (request, drafter) not in already
+        )
         sizes[worker] += 1
     assert all(size <= max(most, load.get(w, 0)) for w, size in sizes.items())
     for drafter, own in assignment.workers.items():  # nobody is left out while there is room
@@ -567,7 +675,9 @@ def test_no_worker_takes_more_than_it_may_and_no_pair_is_made_twice(
 
 
 def test_every_token_that_a_drafter_drafts_is_some_samples():
-    watched = watch(prepared(scenario({"name": "specactor", "model": "qwen2.5-0.5b", "best_of_n": False})))
+    watched = watch(
+        prepared(scenario({"name": "specactor", "model": "qwen2.5-0.5b", "best_of_n": False}))
+    )
     drafted = sum(row["drafted_tokens"] for row in rows(watched.result.samples))
     assert drafted == watched.workers[0].engine.fleet.t["draft_tokens"].sum() > 0
     accepted = sum(row["accepted_tokens"] for row in rows(watched.result.samples))
@@ -586,7 +696,10 @@ def test_the_plan_that_is_told_is_the_one_that_runs():
         assert asked.items() <= told.items()
         group = 8  # responses of a step
         assert told["requests"] == plan.requests == math.ceil((4 + plan.draft_gpus) * group / 16)
-        seconds = plan.token_s(plan.requests, plan.window), plan.verify[plan.window - 1](plan.requests)
+        seconds = (
+            plan.token_s(plan.requests, plan.window),
+            plan.verify[plan.window - 1](plan.requests),
+        )
         assert told["tgs"] == pytest.approx(decoupled_tgs(0.75, plan.window, *seconds))
         assert told["renewal_rate"] == pytest.approx(renewal_rate(0.75, plan.window, *seconds))
 
@@ -600,24 +713,38 @@ BIG: dict[str, Any] = {
 
 
 def big(speculation: dict[str, Any] | None = None, **parameters: Any) -> Prepared:
-    return prepare(scenario({"name": "specactor", **parameters}, **BIG, speculation=speculation or {}))
+    return prepare(
+        scenario({"name": "specactor", **parameters}, **BIG, speculation=speculation or {})
+    )
 
 
 def accepting(**rates: float) -> dict[str, Any]:
     """Inputs with these acceptances of the small models."""
     of = {"half": "qwen2.5-0.5b", "more": "qwen2.5-1.5b"}
     each = {"verification": "exact_match", "source": "a test"}
-    return {"acceptance": {of[name]: {"by_position": [rate], **each} for name, rate in rates.items()}}
+    return {
+        "acceptance": {of[name]: {"by_position": [rate], **each} for name, rate in rates.items()}
+    }
 
 
 def test_the_ladder_chooses_the_first_drafter_by_its_acceptance():
     for half, more, best in ((0.30, 0.85, "qwen2.5-1.5b"), (0.85, 0.30, "qwen2.5-0.5b")):
         ready = big(accepting(half=half, more=more))
-        assert ready.drafts.facts["first_drafter"] == ready.drafts.speculation.model == ready.tail.rule.own == best
+        assert (
+            ready.drafts.facts["first_drafter"]
+            == ready.drafts.speculation.model
+            == ready.tail.rule.own
+            == best
+        )
         assert ready.drafts.draft_gpus >= 1
-        rates = {name: each["tokens_per_s"] for name, each in ready.drafts.facts["candidates"].items()}
+        rates = {
+            name: each["tokens_per_s"] for name, each in ready.drafts.facts["candidates"].items()
+        }
         assert rates[best] == max(rates.values())
-    assert big(accepting(half=0.30, more=0.85), model="qwen2.5-0.5b").drafts.speculation.model == "qwen2.5-0.5b"
+    assert (
+        big(accepting(half=0.30, more=0.85), model="qwen2.5-0.5b").drafts.speculation.model
+        == "qwen2.5-0.5b"
+    )
 
 
 def test_where_no_model_is_good_the_ladder_chooses_ngrams_which_need_no_gpus():
@@ -646,7 +773,10 @@ def test_drafters_apart_that_work_in_turns_are_slower_than_decoupled_ones():
     plan = apart.drafts.decoupled
     assert apart.gpus_per_worker == ahead.gpus_per_worker == 5
     assert plan.tgs == coupled_tgs(
-        0.75, plan.window, plan.token_s(plan.requests, plan.window), plan.verify[plan.window](plan.requests)
+        0.75,
+        plan.window,
+        plan.token_s(plan.requests, plan.window),
+        plan.verify[plan.window](plan.requests),
     )
     assert plan.renewal < ahead.drafts.decoupled.renewal
     assert big(model="qwen2.5-0.5b", decoupled=False).gpus_per_worker == 4
@@ -659,13 +789,17 @@ def test_drafters_apart_that_work_in_turns_are_slower_than_decoupled_ones():
         ({"decoupled": False, "draft_gpus": 2}, "leave it out, or add disaggregated: true"),
     ],
 )
-def test_where_drafters_have_no_gpus_or_wait_for_nothing_what_says_otherwise_is_refused(asked, remedy):
+def test_where_drafters_have_no_gpus_or_wait_for_nothing_what_says_otherwise_is_refused(
+    asked, remedy
+):
     with pytest.raises(InputError, match=remedy):
         big(**asked)
 
 
 def test_copies_draft_ahead_on_the_freed_workers_drafter_gpus_or_in_turns():
-    ahead, coupled = (big(model="qwen2.5-0.5b", copies=copies).tail for copies in ("decoupled", "coupled"))
+    ahead, coupled = (
+        big(model="qwen2.5-0.5b", copies=copies).tail for copies in ("decoupled", "coupled")
+    )
     plans = ahead.plans["qwen2.5-1.5b"], coupled.plans["qwen2.5-1.5b"]
     assert [plan.draft_gpus for plan in plans] == [big(model="qwen2.5-0.5b").drafts.draft_gpus, 0]
     assert plans[0].decoupled.requests == 8 and plans[0].weight_bytes == 0 < plans[1].weight_bytes
@@ -678,7 +812,9 @@ def test_a_copy_receives_as_long_as_it_recomputes():
     assert share * ready.costs.fetch_s_per_token * tokens == pytest.approx(
         (1 - share) * ready.profile.prefill_s(tokens)
     )
-    assert [big(model="qwen2.5-0.5b", kv=kv).tail.rule.fetched_share for kv in ("recompute", "transfer")] == [0, 1]
+    assert [
+        big(model="qwen2.5-0.5b", kv=kv).tail.rule.fetched_share for kv in ("recompute", "transfer")
+    ] == [0, 1]
 
 
 def test_a_round_of_drafts_takes_the_host_some_time_and_its_passes_are_profiled():
@@ -690,18 +826,32 @@ def test_a_round_of_drafts_takes_the_host_some_time_and_its_passes_are_profiled(
 def test_the_host_starts_a_window_of_a_decoupled_drafter_as_it_starts_a_round():
     """By hand, 3 tokens right of every window of 3: 1 s a pass and 2 s more for the first of a window, no time to verify."""
     request = Request(0, 6, 3)
-    worker = DecoupledWorker([request], np.zeros((3,)), lambda n: 1.0, lambda n, q, c: 0.0, round_s=lambda n: 2.0).run()
+    worker = DecoupledWorker(
+        [request], np.zeros((3,)), lambda n: 1.0, lambda n, q, c: 0.0, round_s=lambda n: 2.0
+    ).run()
     assert request.ended_s == worker.now_s == 2 * (3 + 2)
-    plans = [big({"draft_round_s": s}, model="qwen2.5-0.5b", best_of_n=False).drafts for s in (0.0, 0.004)]
+    plans = [
+        big({"draft_round_s": s}, model="qwen2.5-0.5b", best_of_n=False).drafts
+        for s in (0.0, 0.004)
+    ]
     assert [plan.decoupled.round_s for plan in plans] == [0.0, 0.004]
     assert plans[1].decoupled.renewal < plans[0].decoupled.renewal
 
 
 def test_alike_drafters_accept_alike_under_both_rules_of_verification():
     vanilla = {"name": "verl_draft_model", "draft_tokens": 3}
-    exact = {"name": "specactor", "model": "qwen2.5-0.5b", "decoupled": False, "window": 3, "best_of_n": False}
+    exact = {
+        "name": "specactor",
+        "model": "qwen2.5-0.5b",
+        "decoupled": False,
+        "window": 3,
+        "best_of_n": False,
+    }
     found = [
-        {row["uid"]: row["accepted_tokens"] for row in rows(watch(prepared(scenario(system))).result.samples)}
+        {
+            row["uid"]: row["accepted_tokens"]
+            for row in rows(watch(prepared(scenario(system))).result.samples)
+        }
         for system in (vanilla, exact)
     ]
     assert found[0] == found[1] and sum(found[0].values()) > 0
@@ -712,18 +862,28 @@ def test_ngrams_accept_almost_nothing_of_the_longest_responses():
     accepted = []
     for length in (2000, 6000, 20_000):
         lengths = np.full(64, length)
-        accepted.append(run_passes(draw_runs(ASSUMED_RUNS["ngram"], lengths, keys), lengths, Fixed(tokens=4).rule))
+        accepted.append(
+            run_passes(
+                draw_runs(ASSUMED_RUNS["ngram"], lengths, keys), lengths, Fixed(tokens=4).rule
+            )
+        )
     rates = [passes.accepted.sum() / passes.drafted.sum() for passes in accepted]
     assert rates[0] > 2 * rates[1] > 4 * rates[2] and rates[2] < 0.05
 
 
 @given(st.integers(1, 4), st.integers(1, 16), probabilities)
-def test_what_is_fixed_is_not_chosen_and_the_rest_is_the_best_for_it(draft_gpus, window, acceptance):
+def test_what_is_fixed_is_not_chosen_and_the_rest_is_the_best_for_it(
+    draft_gpus, window, acceptance
+):
     fits = {4: VERIFIERS[4]}
     by_gpus = plan_decoupled(DRAFT, fits, 256, 8192, acceptance, draft_gpus=draft_gpus)
     by_window = plan_decoupled(DRAFT, fits, 256, 8192, acceptance, window=window)
     both = plan_decoupled(DRAFT, fits, 256, 8192, acceptance, draft_gpus=draft_gpus, window=window)
-    assert (both.draft_gpus, both.window) == (by_gpus.draft_gpus, by_window.window) == (draft_gpus, window)
+    assert (
+        (both.draft_gpus, both.window)
+        == (by_gpus.draft_gpus, by_window.window)
+        == (draft_gpus, window)
+    )
     assert both.tgs <= by_window.tgs
     assert plan_decoupled(DRAFT, fits, 256, 8192, acceptance).tgs >= by_gpus.tgs
 

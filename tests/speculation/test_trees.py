@@ -35,23 +35,33 @@ def reached_slowly(by_position, strategy, next_choice):
         first = by_position[min(level, len(by_position) - 1)]
         chance = min(next_choice, first / (1 - first))
         shares = [first, *((1 - first) * chance * (1 - chance) ** i for i in range(topk - 1))]
-        children = [((*path, rank), q * share) for path, q in beam for rank, share in enumerate(shares)]
+        children = [
+            ((*path, rank), q * share) for path, q in beam for rank, share in enumerate(shares)
+        ]
         grown += children
         beam = sorted(children, key=lambda node: -node[1])[:topk]
     kept = sorted(grown, key=lambda node: -node[1])[: tokens_to_verify - 1]
-    assert all(path[:-1] == () or path[:-1] in dict(kept) for path, _ in kept)  # what is kept is a tree
+    assert all(
+        path[:-1] == () or path[:-1] in dict(kept) for path, _ in kept
+    )  # what is kept is a tree
     return [sum(q for path, q in kept if len(path) == level) for level in range(1, depth + 1)]
 
 
 def test_a_tree_worked_out_by_hand():
     """First choice 0.6, second 0.2: of .6 .2 | .36 .12 .12 .04 the best three are verified."""
-    assert reached((0.6,), (2, 2, 4), next_choice=0.5, concentration=ALIKE) == pytest.approx([0.8, 0.36], rel=1e-3)
-    assert reached((0.6,), (2, 2, 7), next_choice=0.5, concentration=ALIKE) == pytest.approx([0.8, 0.64], rel=1e-3)
+    assert reached((0.6,), (2, 2, 4), next_choice=0.5, concentration=ALIKE) == pytest.approx(
+        [0.8, 0.36], rel=1e-3
+    )
+    assert reached((0.6,), (2, 2, 7), next_choice=0.5, concentration=ALIKE) == pytest.approx(
+        [0.8, 0.64], rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("strategy", [(3, 2, 6), (8, 4, 16), (8, 4, 48), (6, 8, 64), (1, 5, 3)])
 @pytest.mark.parametrize("by_position", [(0.58,), (0.83, 0.74, 0.7, 0.62)])
-def test_trees_are_those_of_the_slow_description(strategy: tuple[int, int, int], by_position: tuple[float, ...]):
+def test_trees_are_those_of_the_slow_description(
+    strategy: tuple[int, int, int], by_position: tuple[float, ...]
+):
     fast = reached(by_position, strategy, next_choice=0.37, concentration=ALIKE)
     assert fast == pytest.approx(reached_slowly(by_position, strategy, 0.37), rel=3e-3, abs=1e-12)
 
@@ -74,13 +84,20 @@ def test_deeper_levels_are_reached_less_and_more_verified_tokens_never_harm():
 
 
 def test_levels_that_no_tree_keeps_are_never_accepted():
-    logs = tree_log_acceptances(ModelAcceptance(by_position=(0.6,)), Strategy(6, 2, 4), concentration=ALIKE)
+    logs = tree_log_acceptances(
+        ModelAcceptance(by_position=(0.6,)), Strategy(6, 2, 4), concentration=ALIKE
+    )
     assert np.isinf(logs[3:]).all() and np.isfinite(logs[:2]).all()
-    assert max(accepted_tokens(3, generated, 1.0, logs, 6) for generated in range(5000)) == np.isfinite(logs).sum()
+    assert (
+        max(accepted_tokens(3, generated, 1.0, logs, 6) for generated in range(5000))
+        == np.isfinite(logs).sum()
+    )
 
 
 def test_drafters_that_know_where_they_are_sure_gain_from_it():
-    alike, unlike = (accept_length(-np.log(reached((0.75,), (10, 8, 32), concentration=c))) for c in (ALIKE, 1.0))
+    alike, unlike = (
+        accept_length(-np.log(reached((0.75,), (10, 8, 32), concentration=c))) for c in (ALIKE, 1.0)
+    )
     assert unlike > alike
 
 
@@ -113,7 +130,9 @@ def test_accept_lengths_by_topk_come_near_the_published_ones():
         for topk, stated in ACCEPT_LENGTHS.items()
     }
     assert max(abs(off[topk]) for topk in (4, 6, 8, 10)) < 0.01
-    assert 0 < off[12] < 0.015 and 0.025 < off[16] < 0.04  # a calibrated drafter does not lose by more branches
+    assert (
+        0 < off[12] < 0.015 and 0.025 < off[16] < 0.04
+    )  # a calibrated drafter does not lose by more branches
 
 
 def test_larger_batches_want_fewer_tokens_verified_as_published():
@@ -121,9 +140,15 @@ def test_larger_batches_want_fewer_tokens_verified_as_published():
     not stated; Qwen3-32B on 4 H100 at 2k tokens stands in. Found: 64, 64, 32, 16, 16, 16; the speed-ups themselves come out
     1.4 times too high at small batches, as host time and the building of trees are left out (and 1.25 too low at the
     largest)."""
-    profile, drafts = read_profile(PROFILE), eagle_drafts(MODELS["qwen3-32b"], GPUS["h100"], 4, 2048, branches=8)
+    profile, drafts = (
+        read_profile(PROFILE),
+        eagle_drafts(MODELS["qwen3-32b"], GPUS["h100"], 4, 2048, branches=8),
+    )
     acceptance = fitted(8.67, Strategy(10, 8, 64))
-    lengths = {v: accept_length(tree_log_acceptances(acceptance, Strategy(10, 8, v))) for v in (16, 32, 48, 64)}
+    lengths = {
+        v: accept_length(tree_log_acceptances(acceptance, Strategy(10, 8, v)))
+        for v in (16, 32, 48, 64)
+    }
 
     def speed_up(batch, v):
         return (
@@ -141,9 +166,14 @@ def test_larger_batches_want_fewer_tokens_verified_as_published():
 
 def test_how_much_of_a_published_round_the_kernels_leave_open():
     """TLT Table 1: 8.67 tokens a pass at 3.64 times the speed, depth and model not stated."""
-    profile, drafts = read_profile(PROFILE), eagle_drafts(MODELS["qwen3-32b"], GPUS["h100"], 4, 2048, branches=8)
+    profile, drafts = (
+        read_profile(PROFILE),
+        eagle_drafts(MODELS["qwen3-32b"], GPUS["h100"], 4, 2048, branches=8),
+    )
     round_s = 8.67 / 3.64 * profile.decode_s(1, 2048)
-    assert round_s - profile.verify_s(1, 63, 2048) - drafts.draft_s(1, 10) == pytest.approx(7e-3, abs=5e-4)
+    assert round_s - profile.verify_s(1, 63, 2048) - drafts.draft_s(1, 10) == pytest.approx(
+        7e-3, abs=5e-4
+    )
 
 
 def test_trees_beyond_all_bounds_are_refused():
@@ -157,7 +187,9 @@ def test_trees_lose_in_large_batches_unless_reading_the_cache_takes_most_of_a_pa
     acceptance = assumed_acceptance("eagle", "rejection_sampling")
 
     def speedup(strategy: Strategy, batch: int, context: int) -> float:
-        times = eagle_drafts(MODELS["qwen2.5-32b"], GPUS["h100"], 4, context, strategy.topk, Overheads(2e-3))
+        times = eagle_drafts(
+            MODELS["qwen2.5-32b"], GPUS["h100"], 4, context, strategy.topk, Overheads(2e-3)
+        )
         draft_s = times.draft_s(batch, strategy.draft_depth)
         verify_s = profile.verify_s(batch, strategy.tokens_to_verify - 1, context)
         tokens = accept_length(tree_log_acceptances(acceptance, strategy))

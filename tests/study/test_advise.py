@@ -31,9 +31,7 @@ SPLITS = "system.rollout_share=0.125,0.25,0.375,0.5,0.625,0.75,0.875"
 FINER = "system.rollout_share=" + ",".join(str(n / 16) for n in range(1, 16))
 GPUS = "cluster.gpus=16"
 DISPATCH = "system.dispatch=least_requests,round_robin,even_split"
-LONG_TAIL = (
-    "workload={synthetic: {steps: 6, prompts_per_step: 8, group: 2, cap_tokens: 8000, mean_tokens: 900, sigma: 1.3}}"
-)
+LONG_TAIL = "workload={synthetic: {steps: 6, prompts_per_step: 8, group: 2, cap_tokens: 8000, mean_tokens: 900, sigma: 1.3}}"
 TURNS = (
     "workload={synthetic: {steps: 6, prompts_per_step: 8, group: 2, cap_tokens: 4000, mean_tokens: null, turns: 4, "
     "turn_tokens: 150, sigma: 0.5, "
@@ -71,7 +69,9 @@ def file(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", SPACES)
 def test_a_search_of_a_third_of_a_space_is_within_two_per_cent_of_its_best_point(file, name):
     texts, limits = SPACES[name]
-    fixed = [text for text in ALONE if not any(each.startswith(text.split("=")[0]) for each in texts)]
+    fixed = [
+        text for text in ALONE if not any(each.startswith(text.split("=")[0]) for each in texts)
+    ]
     names = {text.split("=")[0] for text in texts}
     still = [key for name in (*CHOICES, *COUNTS) if (key := f"system.{name}") not in names]
     space = space_of(file, *texts, *fixed)
@@ -112,7 +112,10 @@ def test_split_and_bound_move_together_where_neither_gains_alone(file):
     class Ridge(Here):
         def outcomes(self, points):
             for i, point in enumerate(points):
-                fewer, more = place[0] - units(point.scenario)[0], value_of(point.scenario, "system.eta") - place[1]
+                fewer, more = (
+                    place[0] - units(point.scenario)[0],
+                    value_of(point.scenario, "system.eta") - place[1],
+                )
                 rate = start.merit * (1 + 0.03 * more - 0.2 * abs(more - fewer))
                 yield i, {"row": {**start.row, "samples_per_s": rate}}
 
@@ -129,7 +132,11 @@ def test_a_point_that_has_not_settled_is_no_advice(file):
     )
     (broken,) = Goal(16.0, settled=True).broken(scenario, row)
     assert broken.says == "had not settled after 6 updates" and broken.unsettled
-    assert Goal(16.0).broken(scenario, row) == Goal(16.0, settled=True).broken(scenario, {**row, "settled": True}) == []
+    assert (
+        Goal(16.0).broken(scenario, row)
+        == Goal(16.0, settled=True).broken(scenario, {**row, "settled": True})
+        == []
+    )
 
 
 def test_a_window_has_whole_periods_of_checkpoints_and_evaluations(file):
@@ -138,13 +145,21 @@ def test_a_window_has_whole_periods_of_checkpoints_and_evaluations(file):
     assert (scenario.steps - scenario.warmup_steps, left_out) == (30, [])
     rare = "training={checkpoint_every: 500, checkpoint_s: 5}"
     scenario, left_out = whole_periods(load_scenarios(file, [rare])[0])
-    assert scenario.steps == 6 and left_out == ["checkpoint: 5 s every 500 updates, too rare to be simulated"]
+    assert scenario.steps == 6 and left_out == [
+        "checkpoint: 5 s every 500 updates, too rare to be simulated"
+    ]
 
 
 def test_growing_responses_are_simulated_at_the_beginning_the_middle_and_the_end(file):
     assert len(growth_stages(load_scenarios(file)[0])) == 1
-    stages = growth_stages(load_scenarios(file, ["workload.synthetic.mean_tokens=[200,600]", "systems=[areal]"])[0])
-    assert [stage.workload.synthetic.mean_tokens for stage in stages] == [(200, 200), (400, 400), (600, 600)]
+    stages = growth_stages(
+        load_scenarios(file, ["workload.synthetic.mean_tokens=[200,600]", "systems=[areal]"])[0]
+    )
+    assert [stage.workload.synthetic.mean_tokens for stage in stages] == [
+        (200, 200),
+        (400, 400),
+        (600, 600),
+    ]
     rates = [simulated(stage)["samples_per_s"] for stage in stages]
     assert rates[0] > rates[1] > rates[2]
 
@@ -160,18 +175,27 @@ class Doubled(Here):
             yield i, {"error": "no room for it"} if self._fails(points[i].scenario) else outcome
 
 
-GROWING = ("systems=areal", "system.rollout_share=0.5", "system.eta=2", "workload.synthetic.mean_tokens=[200,600]")
+GROWING = (
+    "systems=areal",
+    "system.rollout_share=0.5",
+    "system.eta=2",
+    "workload.synthetic.mean_tokens=[200,600]",
+)
 
 
 def test_each_stage_and_seed_of_a_plan_has_its_own_row_in_whatever_order_they_end(file):
     space = space_of(file, *GROWING, *ALONE)
-    (plan,) = advise({8: (space, goal_on(space, 900))}, Outcomes(Path("out"), Doubled()), trials=1, robust=()).plans
+    (plan,) = advise(
+        {8: (space, goal_on(space, 900))}, Outcomes(Path("out"), Doubled()), trials=1, robust=()
+    ).plans
     stages = growth_stages(plan.option.point.scenario)
     rates = [simulated(stage)["samples_per_s"] for stage in stages]
     assert plan.stages == pytest.approx([space.batch_samples / rate for rate in rates])
     assert plan.stages[0] < plan.stages[1] < plan.stages[2]
     seeds = [stages[1].model_copy(update={"seed": 3 + i}) for i in (1, 2)]
-    assert plan.spread == pytest.approx(max(abs(simulated(s)["samples_per_s"] / rates[1] - 1) for s in seeds))
+    assert plan.spread == pytest.approx(
+        max(abs(simulated(s)["samples_per_s"] / rates[1] - 1) for s in seeds)
+    )
 
 
 @pytest.mark.parametrize(
@@ -180,10 +204,19 @@ def test_each_stage_and_seed_of_a_plan_has_its_own_row_in_whatever_order_they_en
      lambda s: s.seed == 5],
     ids=["the last stage", "the first stage", "a seed"],
 )  # fmt: skip
-def test_a_stage_or_seed_that_cannot_be_simulated_ends_the_plan_and_gives_its_place_to_no_other(file, fails):
+def test_a_stage_or_seed_that_cannot_be_simulated_ends_the_plan_and_gives_its_place_to_no_other(
+    file, fails
+):
     space = space_of(file, *GROWING, *ALONE)
-    with pytest.raises(InputError, match="the whole run of the choice cannot be simulated: no room for it"):
-        advise({8: (space, goal_on(space, 900))}, Outcomes(Path("out"), Doubled(fails)), trials=1, robust=())
+    with pytest.raises(
+        InputError, match="the whole run of the choice cannot be simulated: no room for it"
+    ):
+        advise(
+            {8: (space, goal_on(space, 900))},
+            Outcomes(Path("out"), Doubled(fails)),
+            trials=1,
+            robust=(),
+        )
 
 
 @pytest.fixture
@@ -192,12 +225,28 @@ def command(simrl: CommandLine):
     return simrl
 
 
-FEW = ("systems=verl_colocated,areal", "system.rollout_share=0.5,0.75", "system.eta=2", "cluster.tp=1")
+FEW = (
+    "systems=verl_colocated,areal",
+    "system.rollout_share=0.5,0.75",
+    "system.eta=2",
+    "cluster.tp=1",
+)
 
 
 def test_the_command_plans_the_run_of_each_cluster(command):
     few = ("--trials", "5", "--polish", "0", "--jobs", "1", "-o", "out")
-    said = command("advise", "small.yaml", *FEW, "--clusters", "4,8", "--updates", "900", "--framework", "areal", *few)
+    said = command(
+        "advise",
+        "small.yaml",
+        *FEW,
+        "--clusters",
+        "4,8",
+        "--updates",
+        "900",
+        "--framework",
+        "areal",
+        *few,
+    )
     assert said.code == 0, said.err
     kept = json.loads((command.folder / "out" / "advise.json").read_text())
     assert [each["gpus"] for each in kept["clusters"]] == [4, 8]
@@ -208,31 +257,72 @@ def test_the_command_plans_the_run_of_each_cluster(command):
         assert plan["hours_low"] < plan["hours"] / 1.14 < plan["hours"] * 1.14 < plan["hours_high"]
         assert 0 < plan["memory"]["used"] < 1 and plan["memory"]["peak_sequences"] > 0
     text = " ".join(said.out.split())
-    assert "± of samples/s: the farthest of 3 seeds" in text and "no validation (training.evaluate_every" in text
+    assert (
+        "± of samples/s: the farthest of 3 seeds" in text
+        and "no validation (training.evaluate_every" in text
+    )
     assert "In AReaL:" in text or "in AReaL:" in text
-    assert max(len(line) for line in said.out.splitlines() if not line.endswith("\\")) <= 80  # but for a command's
+    assert (
+        max(len(line) for line in said.out.splitlines() if not line.endswith("\\")) <= 80
+    )  # but for a command's
     once = "Not modelled: what stale tokens do", "Quality: AIME24", "simrl's own error: "
     assert all(text.count(each) == 1 for each in once)
-    assert len(said.out.partition("What this rests on")[2].partition("Written")[0].strip().splitlines()) <= 10
+    assert (
+        len(
+            said.out.partition("What this rests on")[2].partition("Written")[0].strip().splitlines()
+        )
+        <= 10
+    )
 
 
 def test_a_deadline_is_searched_on_all_clusters_at_once_and_met_at_the_lowest_cost(command):
-    few = ("--trials", "9", "--best", "1", "--polish", "0", "--no-robust", "--jobs", "1", "-o", "out")
-    words = ("advise", "small.yaml", "systems=areal", *FEW[1:], "--clusters", "4,8", "--updates", "900", *few)
+    few = (
+        "--trials",
+        "9",
+        "--best",
+        "1",
+        "--polish",
+        "0",
+        "--no-robust",
+        "--jobs",
+        "1",
+        "-o",
+        "out",
+    )
+    words = (
+        "advise",
+        "small.yaml",
+        "systems=areal",
+        *FEW[1:],
+        "--clusters",
+        "4,8",
+        "--updates",
+        "900",
+        *few,
+    )
     assert command(*words).code == 0
     each = json.loads((command.folder / "out" / "advise.json").read_text())["clusters"]
     hours, costs = ([plan[key] for plan in each] for key in ("hours", "cost"))
     assert hours[0] > hours[1]  # of 4 and of 8 GPUs
-    for deadline_h, place in ((1.01 * hours[0], costs.index(min(costs))), ((hours[0] + hours[1]) / 2, 1)):
+    for deadline_h, place in (
+        (1.01 * hours[0], costs.index(min(costs))),
+        ((hours[0] + hours[1]) / 2, 1),
+    ):
         said = command(*words, "--deadline", f"{3600 * deadline_h:.0f}s")
         assert said.code == 0, said.err
         (plan,) = json.loads((command.folder / "out" / "advise.json").read_text())["clusters"]
-        assert (plan["gpus"], plan["cost"]) == (each[place]["gpus"], pytest.approx(each[place]["cost"]))
+        assert (plan["gpus"], plan["cost"]) == (
+            each[place]["gpus"],
+            pytest.approx(each[place]["cost"]),
+        )
         goal = f"the lowest cost of 900 updates within {duration(round(3600 * deadline_h))}."
         assert f"Asked for: {goal}" in " ".join(said.out.split())
         assert "4/8 GPUs: points simulated" in said.err
     late = command(*words, "--deadline", "1s")
-    assert late.code == 2 and "points that were tried can be: 4 × limit: deadline (areal 4); the nearest" in late.err
+    assert (
+        late.code == 2
+        and "points that were tried can be: 4 × limit: deadline (areal 4); the nearest" in late.err
+    )
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +334,12 @@ def offered(tmp_path_factory):
                      "system.eta=2", "system.rollout_share=0.5,0.75")  # fmt: skip
     outcomes = Outcomes(folder / "out", Here())
     found = advise(
-        {8: (space, goal_on(space, 900))}, outcomes, trials=4, best=3, robust=("assumed",), framework="AReaL"
+        {8: (space, goal_on(space, 900))},
+        outcomes,
+        trials=4,
+        best=3,
+        robust=("assumed",),
+        framework="AReaL",
     )
     text = io.StringIO()
     print_advice(found, Console(file=text, width=100))
@@ -257,7 +352,9 @@ def test_the_best_that_the_named_framework_offers_is_planned_as_the_choice_is(of
     other = plan.offered
     assert plan.option.system != "areal" and other.option.system == "areal"
     assert other.hours == pytest.approx(900 * 16 / other.option.row["samples_per_s"] / 3600)
-    assert other.gpu_hours == pytest.approx(8 * other.hours) and other.cost == pytest.approx(2 * other.gpu_hours)
+    assert other.gpu_hours == pytest.approx(8 * other.hours) and other.cost == pytest.approx(
+        2 * other.gpu_hours
+    )
     (row,) = [line for line in text.splitlines() if line.lstrip().startswith("in AReaL: ")]
     assert f"{other.option.row['samples_per_s']:.3g}" in row and duration(other.hours * 3600) in row
     assert found.as_json()["clusters"][0]["offered"]["hours"] == other.hours
@@ -269,24 +366,42 @@ def test_the_text_says_how_much_was_tried_and_what_staleness_cost_elsewhere(offe
     (plan,) = found.plans
     said, searched = " ".join(text.split()), plan.answer.searched
     assert (
-        f"Tried: {searched.points} points of {searched.combinations} combinations; {len(searched.options)} are" in said
+        f"Tried: {searched.points} points of {searched.combinations} combinations; {len(searched.options)} are"
+        in said
     )
     few = [name for name, count in searched.simulated(plan.answer.space).items() if count < 3]
     assert few and all(f"{name} (" in said.partition("hardly searched: ")[2] for name in few)
-    assert "AIME24 42.0 → 41.8 / 42.1" in said and "with η = 1" in said and "Not modelled: what stale tokens do" in said
+    assert (
+        "AIME24 42.0 → 41.8 / 42.1" in said
+        and "with η = 1" in said
+        and "Not modelled: what stale tokens do" in said
+    )
     wins = said.split("the choice still wins, by ")[1:]
-    rivals = [end.rival.row["system"] for end in plan.answer.robustness if end.winner is plan.option]
-    assert rivals and all(f" over {rival} (tp 1)" in win for rival, win in zip(rivals, wins, strict=True))
+    rivals = [
+        end.rival.row["system"] for end in plan.answer.robustness if end.winner is plan.option
+    ]
+    assert rivals and all(
+        f" over {rival} (tp 1)" in win for rival, win in zip(rivals, wins, strict=True)
+    )
     assert "× as fast as " in said and f"Memory of {plan.option.row['system']}: " in said
 
 
 def test_points_left_out_are_told_by_their_reason(file):
     unsettled = Broken(SETTLING, "had not settled", 0.1, unsettled=True)
-    searched = Searched([Option(SimpleNamespace(scenario=load_scenarios(file)[1]), {}, 1.0, (unsettled,))])
+    searched = Searched(
+        [Option(SimpleNamespace(scenario=load_scenarios(file)[1]), {}, 1.0, (unsettled,))]
+    )
     ((reason, count),) = searched.reasons()
-    assert (reason, count) == ("not settled when the simulation ended: simulate more steps (one_step_off 1)", 1)
-    assert list(unsettled_lines([searched])) == ["Not settled, so not ranked: one_step_off; more steps may rank it."]
-    searched.options.append(Option(searched.options[0].point, {}, 1.0, ()))  # another point of it counts
+    assert (reason, count) == (
+        "not settled when the simulation ended: simulate more steps (one_step_off 1)",
+        1,
+    )
+    assert list(unsettled_lines([searched])) == [
+        "Not settled, so not ranked: one_step_off; more steps may rank it."
+    ]
+    searched.options.append(
+        Option(searched.options[0].point, {}, 1.0, ())
+    )  # another point of it counts
     assert list(unsettled_lines([searched])) == []
 
 
@@ -320,17 +435,44 @@ def test_an_edited_figure_of_the_memory_is_simulated_again(offered):
 
 
 def test_without_a_terminal_each_phase_of_each_cluster_has_a_line_with_its_size(command):
-    few = ("systems=areal", "system.rollout_share=0.5", "system.eta=2", "cluster.tp=1", "system.speculation=none")
-    said = command("advise", "small.yaml", *few, "--clusters", "4,8", "--polish", "2", "--jobs", "1", "-o", "out")
+    few = (
+        "systems=areal",
+        "system.rollout_share=0.5",
+        "system.eta=2",
+        "cluster.tp=1",
+        "system.speculation=none",
+    )
+    said = command(
+        "advise",
+        "small.yaml",
+        *few,
+        "--clusters",
+        "4,8",
+        "--polish",
+        "2",
+        "--jobs",
+        "1",
+        "-o",
+        "out",
+    )
     assert said.code == 0, said.err
     assert "2 clusters: at most 42 points a cluster" in said.err
     for gpus in (4, 8):
-        for phase in ("points simulated, at most 40", "points polished, at most 2", "reasons of the best, at most 1"):
+        for phase in (
+            "points simulated, at most 40",
+            "points polished, at most 2",
+            "reasons of the best, at most 1",
+        ):
             assert f"{gpus} GPUs: {phase}\n" in said.err
 
 
 def test_a_table_of_lengths_is_read_by_its_usual_columns(command):
-    rows = [f"{step},{q},20,{100 + 7 * q + 13 * k}" for step in range(2) for q in range(4) for k in range(2)]
+    rows = [
+        f"{step},{q},20,{100 + 7 * q + 13 * k}"
+        for step in range(2)
+        for q in range(4)
+        for k in range(2)
+    ]
     (command.folder / "own.csv").write_text("\n".join(["iteration,question,in_len,out_len", *rows]))
     said = command("compare", "own.csv", "--model", "qwen3-0.6b", "--gpu", "h100", "--gpus", "4", "--profile", "roofline",
                    "--system", "verl_colocated", "--steps", "3", "--warmup-steps", "1", "-o", "out")  # fmt: skip
@@ -349,8 +491,15 @@ def test_a_table_without_steps_is_referred_to_the_command_that_has_these_options
 
 def own_run(folder):
     """A table of lengths whose longest, 400 tokens, is the cap, and the options of a cluster for it."""
-    rows = [f"{step},{q},20,{40 + 7 * q + 113 * k}" for step in range(3) for q in range(4) for k in range(3)]
-    (folder / "own.csv").write_text("\n".join(["iteration,question,in_len,out_len", *rows, "2,4,20,400"]))
+    rows = [
+        f"{step},{q},20,{40 + 7 * q + 113 * k}"
+        for step in range(3)
+        for q in range(4)
+        for k in range(3)
+    ]
+    (folder / "own.csv").write_text(
+        "\n".join(["iteration,question,in_len,out_len", *rows, "2,4,20,400"])
+    )
     return ("own.csv", "systems=areal", "system.rollout_share=0.5", "system.eta=2", "--model", "qwen3-0.6b", "--gpu", "h100",
             "--gpus", "4", "--tp", "1", "--profile", "roofline", "--steps", "5", "--warmup-steps", "2",
             "--jobs", "1")  # fmt: skip
@@ -359,16 +508,22 @@ def own_run(folder):
 def test_clusters_alone_say_on_how_many_gpus_a_trace_is_planned(command):
     words = own_run(command.folder)
     at = words.index("--gpus")
-    said = command("advise", *words[:at], *words[at + 2 :], "--clusters", "2,4", "--polish", "0", "-o", "out")
+    said = command(
+        "advise", *words[:at], *words[at + 2 :], "--clusters", "2,4", "--polish", "0", "-o", "out"
+    )
     assert said.code == 0, said.err
     plans = json.loads((command.folder / "out" / "advise.json").read_text())["clusters"]
     assert [plan["gpus"] for plan in plans] == [2, 4]
 
 
 def test_responses_of_a_trace_grow_to_its_cap_and_the_choice_is_searched_in_the_middle(command):
-    said = command("advise", *own_run(command.folder), "--growth", "2", "--polish", "0", "-o", "out")
+    said = command(
+        "advise", *own_run(command.folder), "--growth", "2", "--polish", "0", "-o", "out"
+    )
     assert said.code == 0, said.err
-    first, middle, last = (read_trace(command.folder / f"out/lengths/x{x}.parquet") for x in ("1", "1.5", "2"))
+    first, middle, last = (
+        read_trace(command.folder / f"out/lengths/x{x}.parquet") for x in ("1", "1.5", "2")
+    )
     lengths = [trace.column("response_tokens") for trace in (first, middle, last)]
     assert lengths[0].max() == 400 and (lengths[2] == np.minimum(2 * lengths[0], 400)).all()
     assert (lengths[1] == np.minimum(np.rint(1.5 * lengths[0]), 400)).all()
@@ -380,26 +535,50 @@ def test_responses_of_a_trace_grow_to_its_cap_and_the_choice_is_searched_in_the_
     text = " ".join(said.out.split())
     assert "no growth" not in text and "responses × 1.5 up to 400 tokens" in text
     still = command("advise", *own_run(command.folder), "--polish", "0", "-o", "still")
-    assert "no growth of responses (--growth 1.5, if they are 1.5 times as long at the end)" in " ".join(
-        still.out.split()
+    assert (
+        "no growth of responses (--growth 1.5, if they are 1.5 times as long at the end)"
+        in " ".join(still.out.split())
     )
 
 
 def test_growth_of_a_length_model_is_that_of_its_mean(command):
-    few = ("systems=areal", "system.rollout_share=0.5", "system.eta=2", "cluster.tp=1", "--polish", "0", "--jobs", "1")
+    few = (
+        "systems=areal",
+        "system.rollout_share=0.5",
+        "system.eta=2",
+        "cluster.tp=1",
+        "--polish",
+        "0",
+        "--jobs",
+        "1",
+    )
     assert command("advise", "small.yaml", *few, "--growth", "2", "-o", "one").code == 0
     asked = (*few, "workload.synthetic.mean_tokens=[300,600]")
     assert command("advise", "small.yaml", *asked, "-o", "two").code == 0
     one, two = (
-        json.loads((command.folder / name / "advise.json").read_text())["clusters"][0] for name in ("one", "two")
+        json.loads((command.folder / name / "advise.json").read_text())["clusters"][0]
+        for name in ("one", "two")
     )
     assert one["stages_s"] == two["stages_s"] and one["stages_s"][0] < one["stages_s"][2]
-    assert "has growth of its own" in command.refuses("advise", "small.yaml", *asked, "--growth", "2")
+    assert "has growth of its own" in command.refuses(
+        "advise", "small.yaml", *asked, "--growth", "2"
+    )
 
 
 def test_text_that_was_recorded_does_not_grow(command):
     trace = Path(__file__).parents[2] / "traces" / "countdown" / "sync" / "trace.parquet"
-    options = ("--model", "qwen3-0.6b", "--gpu", "h100", "--gpus", "4", "--profile", "roofline", "--growth", "1.5")
+    options = (
+        "--model",
+        "qwen3-0.6b",
+        "--gpu",
+        "h100",
+        "--gpus",
+        "4",
+        "--profile",
+        "roofline",
+        "--growth",
+        "1.5",
+    )
     assert "has response_ids, and nobody knows" in command.refuses("advise", str(trace), *options)
 
 

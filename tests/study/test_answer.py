@@ -75,7 +75,12 @@ def searched(file, *texts, trials=100, seed=0, executor=None, folder="out", **go
 def answered(file, *texts, folder="out", trials=100, **goal) -> Answer:
     space = space_of(file, *texts)
     price = space.first.cluster.cost_per_gpu_hour
-    return answer(space, Goal(space.batch_samples, price, **goal), Outcomes(Path(folder), Here()), trials=trials)
+    return answer(
+        space,
+        Goal(space.batch_samples, price, **goal),
+        Outcomes(Path(folder), Here()),
+        trials=trials,
+    )
 
 
 def simulated(scenario):
@@ -86,7 +91,9 @@ def simulated(scenario):
 # The space.
 
 
-def test_without_anything_said_a_system_of_each_family_is_searched_with_splits_staleness_and_tp(file):
+def test_without_anything_said_a_system_of_each_family_is_searched_with_splits_staleness_and_tp(
+    file,
+):
     space = space_of(file)
     asked = dict(text.split("=", 1) for text in space.words)
     assert set(asked) == {
@@ -102,7 +109,9 @@ def test_what_the_user_names_takes_the_place_of_the_default(file):
     assert [text.split("=")[0] for text in asked[3:]] == ["system.rollout_share"]
 
 
-@pytest.mark.parametrize("varied, texts", [("cluster: {gpus: 8, tp: 2}", ()), ("seed: 4", ("cluster={tp: 2}",))])
+@pytest.mark.parametrize(
+    "varied, texts", [("cluster: {gpus: 8, tp: 2}", ()), ("seed: 4", ("cluster={tp: 2}",))]
+)
 def test_a_tp_in_a_section_that_is_given_is_not_searched(file, varied, texts):
     file.write_text(f"{SCENARIO}vary: [{{{varied}}}]\n")
     space = space_of(file, "systems=verl_colocated", *texts)
@@ -110,7 +119,9 @@ def test_a_tp_in_a_section_that_is_given_is_not_searched(file, varied, texts):
 
 
 def test_what_an_entry_of_the_command_line_says_stands_against_a_default(file):
-    space = space_of(file, "systems={name: areal, eta: 3}", "system.rollout_share=0.5", "cluster.tp=1")
+    space = space_of(
+        file, "systems={name: areal, eta: 3}", "system.rollout_share=0.5", "cluster.tp=1"
+    )
     points = {space.point(chosen).hash: space.point(chosen) for chosen in space.combinations(100)}
     assert [point.scenario.system.parameters["eta"] for point in points.values()] == [3]
 
@@ -118,11 +129,18 @@ def test_what_an_entry_of_the_command_line_says_stands_against_a_default(file):
 def test_choices_that_come_to_the_same_simulation_are_one_point(file):
     space = space_of(file, "systems=one_step_off,rhymerl", "system.rollout_share=0.5,0.51,0.6,0.62", "cluster.tp=1",
                      "system.speculation=none,histospec,null")  # fmt: skip
-    points = {space.point(chosen).hash: space.point(chosen).scenario for chosen in space.combinations(100)}
+    points = {
+        space.point(chosen).hash: space.point(chosen).scenario for chosen in space.combinations(100)
+    }
     shares = {scenario.system.parameters["rollout_share"] for scenario in points.values()}
     assert shares == {0.5}  # of 8 GPUs: 4 workers
     drafters = [(s.system.name, s.system.parameters.get("speculation")) for s in points.values()]
-    expected = {("one_step_off", None), ("one_step_off", "histospec"), ("rhymerl", "none"), ("rhymerl", None)}
+    expected = {
+        ("one_step_off", None),
+        ("one_step_off", "histospec"),
+        ("rhymerl", "none"),
+        ("rhymerl", None),
+    }
     assert set(drafters) == expected and len(drafters) == 4
 
 
@@ -130,14 +148,20 @@ def test_a_tp_without_step_times_is_left_out_and_said_so(shipped_profiles):
     space = space_of(shipped_profiles)
     assert "cluster.tp=1,2,4" in space.words
     assert any(note.startswith("cluster.tp 8: left out") for note in space.notes)
-    choice = next(chosen for chosen in space.combinations(10_000) if space.point(chosen).scenario.cluster.tp == 4)
+    choice = next(
+        chosen
+        for chosen in space.combinations(10_000)
+        if space.point(chosen).scenario.cluster.tp == 4
+    )
     assert space.point(choice).scenario.profile.path.endswith("qwen3-8b_h100_tp4.parquet")
 
 
 def test_layouts_of_a_worker_of_experts_are_tried_as_a_whole_each_with_its_step_times(file):
     path = Path(__file__).parents[2] / "profiles" / "qwen3-30b-a3b_h100_tp2_ep2.parquet"
     file.write_text(
-        SCENARIO.replace("qwen3-0.6b", "qwen3-30b-a3b").replace("{roofline: {}}", f"{{path: {path}}}")
+        SCENARIO.replace("qwen3-0.6b", "qwen3-30b-a3b").replace(
+            "{roofline: {}}", f"{{path: {path}}}"
+        )
         + "vary: [{cluster: {gpus: 64, tp: 2, ep: 2}}]\n"
     )
     assert not any("cluster.tp" in text for text in space_of(file).words)  # the file says it
@@ -146,13 +170,21 @@ def test_layouts_of_a_worker_of_experts_are_tried_as_a_whole_each_with_its_step_
     layouts = "cluster.tp=1,1,2,2,4 cluster.dp=1,8,1,1,1 cluster.ep=1,8,1,2,4 --zip cluster.tp,cluster.dp,cluster.ep"
     assert layouts in space.words
     paths = [space.point(chosen).scenario.profile.path for chosen in space.combinations(100)]
-    assert len({*paths}) == 5 and any(path.endswith("qwen3-30b-a3b_h100_tp1_dp8_ep8.parquet") for path in paths)
+    assert len({*paths}) == 5 and any(
+        path.endswith("qwen3-30b-a3b_h100_tp1_dp8_ep8.parquet") for path in paths
+    )
 
 
 def test_an_answer_names_the_whole_layout_of_a_worker_and_the_layouts_that_tie(file):
     path = Path(__file__).parents[2] / "profiles" / "qwen3-30b-a3b_h100_tp2_ep2.parquet"
-    file.write_text(SCENARIO.replace("qwen3-0.6b", "qwen3-30b-a3b").replace("{roofline: {}}", f"{{path: {path}}}"))
-    found = answered(file, "cluster.gpus=64", "systems=verl_colocated", "cluster.tp=2", "cluster.ep=1,2")
+    file.write_text(
+        SCENARIO.replace("qwen3-0.6b", "qwen3-30b-a3b").replace(
+            "{roofline: {}}", f"{{path: {path}}}"
+        )
+    )
+    found = answered(
+        file, "cluster.gpus=64", "systems=verl_colocated", "cluster.tp=2", "cluster.ep=1,2"
+    )
     close = replace(found, within_error=1)
     text = io.StringIO()
     print_search(close, Console(file=text))
@@ -168,22 +200,41 @@ def test_an_answer_names_the_whole_layout_of_a_worker_and_the_layouts_that_tie(f
 
 def test_what_is_left_out_for_want_of_step_times_names_the_precision_and_the_command(file):
     path = Path(__file__).parents[2] / "profiles" / "qwen3-30b-a3b_h100_tp2_ep2_fp8-block.parquet"
-    file.write_text(SCENARIO.replace("qwen3-0.6b", "qwen3-30b-a3b").replace("{roofline: {}}", f"{{path: {path}}}"))
+    file.write_text(
+        SCENARIO.replace("qwen3-0.6b", "qwen3-30b-a3b").replace(
+            "{roofline: {}}", f"{{path: {path}}}"
+        )
+    )
     (note,) = [
         note
         for note in space_of(file, "cluster.gpus=64", "precision.weights=fp8-block").notes
         if "left out, as profiles/" in note
     ]
     assert "of qwen3-30b-a3b on h100 in fp8-block for it" in note
-    assert "simrl profile derive qwen3-30b-a3b --gpu h100" in note and "--precision fp8-block" in note
+    assert (
+        "simrl profile derive qwen3-30b-a3b --gpu h100" in note and "--precision fp8-block" in note
+    )
 
 
 def test_splits_that_nobody_named_leave_train_gpus_that_the_experts_divide(file):
     path = Path(__file__).parents[2] / "profiles" / "qwen3-30b-a3b_h100_tp2_ep2.parquet"
-    file.write_text(SCENARIO.replace("qwen3-0.6b", "qwen3-30b-a3b").replace("{roofline: {}}", f"{{path: {path}}}"))
-    fixed = ("cluster.gpus=32", "cluster.tp=2", "cluster.ep=2", "training.expert_parallel=8", "systems=one_step_off")
+    file.write_text(
+        SCENARIO.replace("qwen3-0.6b", "qwen3-30b-a3b").replace(
+            "{roofline: {}}", f"{{path: {path}}}"
+        )
+    )
+    fixed = (
+        "cluster.gpus=32",
+        "cluster.tp=2",
+        "cluster.ep=2",
+        "training.expert_parallel=8",
+        "systems=one_step_off",
+    )
     space = space_of(file, *fixed)
-    shares = {space.point(chosen).scenario.system.parameters["rollout_share"] for chosen in space.combinations(100)}
+    shares = {
+        space.point(chosen).scenario.system.parameters["rollout_share"]
+        for chosen in space.combinations(100)
+    }
     assert shares == {0.25, 0.5, 0.75}
     named = space_of(file, *fixed, "system.rollout_share=0.625")  # what was asked for stays
     (chosen,) = named.combinations(100)
@@ -200,16 +251,20 @@ def shipped_profiles(file):
 
 def test_drafters_whose_acceptance_nobody_measured_are_left_out_unless_they_are_named(file):
     assert any("histospec" in note and "nobody measured" in note for note in space_of(file).notes)
-    named = space_of(file, "system.speculation=none,ngram", "systems=verl_colocated", "cluster.tp=1")
+    named = space_of(
+        file, "system.speculation=none,ngram", "systems=verl_colocated", "cluster.tp=1"
+    )
     assert len({named.point(chosen).hash for chosen in named.combinations(100)}) == 2
 
 
 def test_a_drafter_that_only_its_own_system_has_is_told_apart_from_none(file):
-    expected = (
-        "system.speculation=null is what a system drafts with by itself (rhymerl: histospec), none is no drafts at all"
+    expected = "system.speculation=null is what a system drafts with by itself (rhymerl: histospec), none is no drafts at all"
+    assert (
+        expected in space_of(file).notes and "system.speculation=null,none" in space_of(file).words
     )
-    assert expected in space_of(file).notes and "system.speculation=null,none" in space_of(file).words
-    assert not any("system.speculation=null is" in note for note in space_of(file, "systems=areal").notes)
+    assert not any(
+        "system.speculation=null is" in note for note in space_of(file, "systems=areal").notes
+    )
 
 
 def test_drafts_are_counted_where_the_trace_has_tokens():
@@ -228,13 +283,25 @@ def test_the_best_of_a_grid_is_found(file):
     rows = [simulate_point(point, InputCache())["row"] for point in every]
     assert found.whole and outcomes.simulated == len(found.options) == len(every) == 10
     assert found.options[0].row == max(rows, key=lambda row: row["samples_per_s"])
-    assert [o.merit for o in found.options] == sorted((row["samples_per_s"] for row in rows), reverse=True)
+    assert [o.merit for o in found.options] == sorted(
+        (row["samples_per_s"] for row in rows), reverse=True
+    )
 
 
 def test_a_space_that_is_too_large_for_the_trials_is_searched_near_its_best(file):
-    texts = ("systems=one_step_off,areal", "system.rollout_share=0.1..0.9", "system.eta=0..16", "cluster.tp=1")
+    texts = (
+        "systems=one_step_off,areal",
+        "system.rollout_share=0.1..0.9",
+        "system.eta=0..16",
+        "cluster.tp=1",
+    )
     found, _ = searched(file, *texts, trials=24)
-    few = ("systems=one_step_off,areal", "system.rollout_share=0.25,0.5,0.75", "system.eta=1,8", "cluster.tp=1")
+    few = (
+        "systems=one_step_off,areal",
+        "system.rollout_share=0.25,0.5,0.75",
+        "system.eta=1,8",
+        "cluster.tp=1",
+    )
     grid, _ = searched(file, *few, folder="grid")
     assert not found.whole and len(found.options) <= 24
     assert found.options[0].merit > 0.97 * grid.options[0].merit
@@ -254,21 +321,37 @@ class Counting(Here):
 
 def of(scenario):
     parameters = scenario.system.parameters
-    return scenario.system.name, scenario.cluster.tp, parameters.get("eta"), parameters.get("rollout_share")
+    return (
+        scenario.system.name,
+        scenario.cluster.tp,
+        parameters.get("eta"),
+        parameters.get("rollout_share"),
+    )
 
 
-def test_what_the_file_says_itself_is_tried_first_and_then_the_other_families_as_the_file_has_them(file):
+def test_what_the_file_says_itself_is_tried_first_and_then_the_other_families_as_the_file_has_them(
+    file,
+):
     """With its own tp, a default split and a given one, and an entry of one system twice."""
     systems = "[april, {name: areal, eta: 1}, {name: areal, eta: 4, rollout_share: 0.625}, {name: asyncflow, eta: 3}]"
-    text = SCENARIO.replace("[verl_colocated, one_step_off, areal]", systems).replace("tp: 1", "tp: 4")
+    text = SCENARIO.replace("[verl_colocated, one_step_off, areal]", systems).replace(
+        "tp: 1", "tp: 4"
+    )
     file.write_text(text.replace("gpus: 8", "gpus: 32") + "vary: [{seed: 5}, {seed: 6}]\n")
     asked = Counting()
     searched(file, trials=20, executor=asked)
-    own = [("april", 4, None, None), ("areal", 4, 1, 0.75), ("areal", 4, 4, 0.625), ("asyncflow", 4, 3, 0.75)]
+    own = [
+        ("april", 4, None, None),
+        ("areal", 4, 1, 0.75),
+        ("areal", 4, 4, 0.625),
+        ("asyncflow", 4, 3, 0.75),
+    ]
     assert [of(scenario) for scenario in asked.scenarios[:8:2]] == own
     assert [scenario.seed for scenario in asked.scenarios[:8]] == [5, 6] * 4
     others = [name for name in FAMILIES if name not in ("april", "areal")]
-    assert [of(scenario)[:2] for scenario in asked.scenarios[8:20:2]] == [(name, 4) for name in others]
+    assert [of(scenario)[:2] for scenario in asked.scenarios[8:20:2]] == [
+        (name, 4) for name in others
+    ]
     assert all(of(scenario)[3] in (None, 0.75) for scenario in asked.scenarios[8:20])
 
 
@@ -285,8 +368,14 @@ def test_of_what_the_user_named_the_files_value_is_tried_first_or_else_the_first
     assert of(asked.scenarios[0]) == ("areal", 2, 8, 0.75) and asked.scenarios[0].cluster.gpus == 8
 
 
-def test_a_space_is_searched_whole_where_its_points_are_no_more_than_the_trials_though_its_combinations_are(file):
-    texts = ("systems=one_step_off", "system.rollout_share=0.5,0.51,0.52,0.53,0.54,0.75", "cluster.tp=1")
+def test_a_space_is_searched_whole_where_its_points_are_no_more_than_the_trials_though_its_combinations_are(
+    file,
+):
+    texts = (
+        "systems=one_step_off",
+        "system.rollout_share=0.5,0.51,0.52,0.53,0.54,0.75",
+        "cluster.tp=1",
+    )
     found = searched(file, *texts, trials=2)[0]
     assert found.whole and found.points == 2  # of 8 GPUs: 4 or 6 workers
     assert not searched(file, *texts, "seed=1,2", trials=3)[0].whole
@@ -294,7 +383,11 @@ def test_a_space_is_searched_whole_where_its_points_are_no_more_than_the_trials_
 
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_points_for_one_and_two_processes(file):
-    texts = ("systems=verl_colocated,one_step_off,areal", "system.rollout_share=0.1..0.9", "cluster.tp=1,2")
+    texts = (
+        "systems=verl_colocated,one_step_off,areal",
+        "system.rollout_share=0.1..0.9",
+        "cluster.tp=1,2",
+    )
     one, _ = searched(file, *texts, trials=12, folder="one")
     processes = Processes(2, stay=True)
     try:
@@ -309,15 +402,25 @@ def test_the_same_seed_gives_the_same_points_for_one_and_two_processes(file):
 
 
 def test_what_cannot_be_is_counted_with_its_reason(file):
-    found, _ = searched(file, "systems=one_step_off,areal", "system.rollout_share=0.5", "cluster.tp=1,3,8")
+    found, _ = searched(
+        file, "systems=one_step_off,areal", "system.rollout_share=0.5", "cluster.tp=1,3,8"
+    )
     (first, divides), (second, empty) = found.reasons()
-    assert first == "cluster.tp is 3: it does not divide the 8 GPUs; choose a divisor, such as 1, 2, 4, 8"
+    assert (
+        first
+        == "cluster.tp is 3: it does not divide the 8 GPUs; choose a divisor, such as 1, 2, 4, 8"
+    )
     assert second.startswith("rollout_share 0.5 of 8 GPUs, 8 a worker, leaves 0 rollout")
-    assert divides == empty == 2 * 4 - (4 - 1) * 2 or divides + empty + len(found.options) == found.points
+    assert (
+        divides == empty == 2 * 4 - (4 - 1) * 2
+        or divides + empty + len(found.options) == found.points
+    )
 
 
 def test_points_are_counted_by_the_cause_of_their_error_whatever_its_numbers(file):
-    text = SCENARIO.replace("qwen3-0.6b", "qwen3-32b").replace("mfu: 0.01, log_prob_mfu: 0.01", "mfu: 0.01")
+    text = SCENARIO.replace("qwen3-0.6b", "qwen3-32b").replace(
+        "mfu: 0.01, log_prob_mfu: 0.01", "mfu: 0.01"
+    )
     file.write_text(text)
     found, _ = searched(file, "systems=verl_colocated", "cluster.gpus=2,4", "cluster.tp=1,2")
     errors = {error for errors in found.impossible.values() for error in errors}
@@ -351,7 +454,8 @@ def test_a_search_that_was_stopped_goes_on_and_ends_where_it_would_have(file):
 
     texts = ("systems=one_step_off,areal", "system.rollout_share=0.1..0.9", "cluster.tp=1")
     with pytest.raises(
-        StoppedError, match="interrupted; 5 points are kept in out; the same command goes on from there"
+        StoppedError,
+        match="interrupted; 5 points are kept in out; the same command goes on from there",
     ):
         searched(file, *texts, trials=12, executor=Stopped(5))
     resumed, outcomes = searched(file, *texts, trials=12)
@@ -374,7 +478,9 @@ def test_limits_hold_for_every_choice(file):
     assert reason == f"limit: off-policyness (areal {count})"
     dear = sorted(o.row["cost_per_1k_samples"] for o in free.options)[3]
     cheap, _ = searched(file, *FEW, max_cost=dear)
-    assert len(cheap.allowed) == 4 and all(o.row["cost_per_1k_samples"] <= dear for o in cheap.allowed)
+    assert len(cheap.allowed) == 4 and all(
+        o.row["cost_per_1k_samples"] <= dear for o in cheap.allowed
+    )
 
 
 def test_an_off_policyness_that_still_grows_keeps_no_limit_unless_the_systems_rule_does(file):
@@ -384,9 +490,7 @@ def test_an_off_policyness_that_still_grows_keeps_no_limit_unless_the_systems_ru
     row = {"off_policyness_max": 1, "carried_off_policyness_max": 0, "settled": False}
     assert [broken.limit for broken in goal.broken(point.scenario, row)] == ["off-policyness"]
     found = Searched([Option(point, row, 1.0, tuple(goal.broken(point.scenario, row)))])
-    growing = (
-        "limit: off-policyness was still growing when the simulation ended, and no rule ends it: simulate more steps"
-    )
+    growing = "limit: off-policyness was still growing when the simulation ended, and no rule ends it: simulate more steps"
     assert found.reasons() == [(f"{growing} (areal 1)", 1)]
     assert goal.broken(point.scenario, {**row, "settled": True}) == []
     assert goal.broken(bounded.scenario, row) == []
@@ -394,7 +498,9 @@ def test_an_off_policyness_that_still_grows_keeps_no_limit_unless_the_systems_ru
     assert [broken.limit for broken in goal.broken(bounded.scenario, carried)] == ["off-policyness"]
 
 
-def test_for_a_deadline_the_cheapest_that_makes_it_is_chosen_and_for_a_budget_the_fastest_within_it(file):
+def test_for_a_deadline_the_cheapest_that_makes_it_is_chosen_and_for_a_budget_the_fastest_within_it(
+    file,
+):
     texts = (*FEW, "cluster.gpus=4,8,16")
     free, _ = searched(file, *texts)
     goal = Goal(16.0, 2.0, updates=1000, deadline_s=1.0)
@@ -416,7 +522,9 @@ def test_the_time_of_updates_is_that_of_their_samples(file):
     assert Goal(16.0, 0.0, updates=900, deadline_s=7200.0).cost(row) == 8.0  # GPU-hours
 
 
-@pytest.mark.parametrize("text, seconds", [("36h", 129600.0), ("90m", 5400.0), ("1.5d", 129600.0), ("45s", 45.0)])
+@pytest.mark.parametrize(
+    "text, seconds", [("36h", 129600.0), ("90m", 5400.0), ("1.5d", 129600.0), ("45s", 45.0)]
+)
 def test_deadlines_have_a_unit(text, seconds):
     assert seconds_of(text, "--deadline") == seconds
     for wrong in ("36", "h", "-3h", "0h", "3 weeks"):
@@ -436,9 +544,13 @@ def test_nothing_on_the_front_is_beaten_in_everything_and_the_rest_is(file):
 
     kept = front(options)
     for option in options:
-        beaten = [o for o in kept if all(a >= b for a, b in zip(goods(o), goods(option), strict=True))]
+        beaten = [
+            o for o in kept if all(a >= b for a, b in zip(goods(o), goods(option), strict=True))
+        ]
         assert beaten, "the front covers everything"
-        assert (goods(option) in [goods(o) for o in kept]) == all(goods(o) == goods(option) for o in beaten)
+        assert (goods(option) in [goods(o) for o in kept]) == all(
+            goods(o) == goods(option) for o in beaten
+        )
     assert 1 < len(kept) < len(options)
 
 
@@ -456,7 +568,9 @@ def test_what_is_shown_as_equally_fresh_is_not_kept_on_the_front_for_being_fresh
 
 def test_the_best_few_are_of_different_systems_with_reasons_and_their_next_variants(file):
     found = answered(file, *FEW)
-    assert [c.option.system for c in found.best] == list(dict.fromkeys(o.system for o in found.searched.allowed))
+    assert [c.option.system for c in found.best] == list(
+        dict.fromkeys(o.system for o in found.searched.allowed)
+    )
     assert found.choice.option is found.searched.options[0] and found.choice.rank == 1
     for choice in found.best:
         why = choice.reasons
@@ -464,7 +578,9 @@ def test_the_best_few_are_of_different_systems_with_reasons_and_their_next_varia
         assert why.ideal_share + sum(share for _, _, share in why.parts) <= 1 + 1e-9
         if choice.variant is not None:
             assert choice.variant.system == choice.option.system
-            assert choice.variant_loss == pytest.approx(choice.option.merit / choice.variant.merit - 1)
+            assert choice.variant_loss == pytest.approx(
+                choice.option.merit / choice.variant.merit - 1
+            )
 
 
 def test_the_same_question_is_answered_from_the_folder_alone(file):
@@ -492,7 +608,8 @@ def test_options_closer_than_the_models_error_are_ties_at_any_of_three_seeds(fil
         for i, lead in enumerate(choice.leads):
             seeds = {"seed": first.point.scenario.seed + i}
             rates = [
-                simulated(o.point.scenario.model_copy(update=seeds))["samples_per_s"] for o in (first, choice.option)
+                simulated(o.point.scenario.model_copy(update=seeds))["samples_per_s"]
+                for o in (first, choice.option)
             ]
             assert lead == pytest.approx(rates[0] / rates[1] - 1)
 
@@ -530,8 +647,14 @@ def test_a_search_that_was_not_whole_says_so_first_and_is_not_surer_than_it_was(
         print_search(found, Console(file=text, width=100))
         said.append(" ".join(text.getvalue().split()))
     part, whole = said
-    assert "samples a second. 2 points of 3 combinations were tried; more --trials may find better. Run " in part
-    assert "times as fast as the next system of those tried, " in part and "beyond simrl's own error" not in part
+    assert (
+        "samples a second. 2 points of 3 combinations were tried; more --trials may find better. Run "
+        in part
+    )
+    assert (
+        "times as fast as the next system of those tried, " in part
+        and "beyond simrl's own error" not in part
+    )
     assert "were tried;" not in whole and "beyond simrl's own error" in whole
 
 
@@ -558,7 +681,10 @@ def test_a_best_few_that_trained_on_other_tokens_a_sample_say_so_as_a_comparison
     assert "tokens a sample" not in shown(replace(found, best=(first,)))
     rows = [{**choice.option.row, "samples_per_s": 2.0, "tokens_per_s": tokens}
             for choice, tokens in ((first, 2000.0), (second, 1000.0))]  # fmt: skip
-    few = [replace(c, option=replace(c.option, row=row)) for c, row in zip((first, second), rows, strict=True)]
+    few = [
+        replace(c, option=replace(c.option, row=row))
+        for c, row in zip((first, second), rows, strict=True)
+    ]
     note = f"{rows[0]['system']} trained on 1,000 tokens a sample, {rows[1]['system']} on 500: compare tokens/s"
     said = shown(replace(found, best=tuple(few), robustness=()))
     assert note in said and "Tokens/s in the order of the table: 2,000, 1,000." in said
@@ -567,7 +693,9 @@ def test_a_best_few_that_trained_on_other_tokens_a_sample_say_so_as_a_comparison
 def test_a_cost_is_told_with_its_price_and_else_as_gpu_hours(file):
     found = answered(file, *FEW)
     row = found.choice.option.row
-    assert f"a cost of {row['cost_per_1k_samples']:.3g} for 1,000 samples at 2 a GPU-hour" in shown(found)
+    assert f"a cost of {row['cost_per_1k_samples']:.3g} for 1,000 samples at 2 a GPU-hour" in shown(
+        found
+    )
     free = replace(found.choice.option, row={**row, "cost_per_1k_samples": None})
     said = shown(replace(found, best=(replace(found.choice, option=free),), robustness=()))
     assert f", {row['gpu_hours_per_1k_samples']:.3g} GPU-hours for 1,000 samples." in said
@@ -588,17 +716,23 @@ def test_a_perturbed_option_is_simulated_with_other_fields(file):
 
 
 def test_acceptance_can_be_less_than_counted_and_of_models_also_more(file):
-    (drafted,) = load_scenarios(file, ["systems=[{name: verl_colocated, speculation: draft_model}]"])
+    (drafted,) = load_scenarios(
+        file, ["systems=[{name: verl_colocated, speculation: draft_model}]"]
+    )
     (text,) = load_scenarios(file, ["systems=[{name: verl_colocated, speculation: ngram}]"])
     assert "cannot be accepted more often" in perturbed(text, "acceptance", 1.2)
     for scenario, factors in ((drafted, (0.6, 0.8, 1.0, 1.2)), (text, (0.4, 0.6, 0.8, 1.0))):
-        rates = [simulated(perturbed(scenario, "acceptance", f))["acceptance_rate"] for f in factors]
+        rates = [
+            simulated(perturbed(scenario, "acceptance", f))["acceptance_rate"] for f in factors
+        ]
         assert rates == sorted(rates) and rates[0] < rates[-1]
 
 
 def test_a_flip_is_true_on_either_side(file):
     """Simulated at both factors of the bracket, by no way of the search's."""
-    file.write_text(SCENARIO.replace("mfu: 0.01, log_prob_mfu: 0.01", "mfu: 0.02, log_prob_mfu: 0.02"))
+    file.write_text(
+        SCENARIO.replace("mfu: 0.01, log_prob_mfu: 0.01", "mfu: 0.02, log_prob_mfu: 0.02")
+    )
     texts = (
         "systems=verl_colocated,one_step_off",
         "system.rollout_share=0.25,0.5,0.75",
@@ -646,7 +780,10 @@ def test_a_variant_tells_its_gpus_only_where_they_are_others(file):
     print_search(found, Console(file=text, width=100))
     assert "8 h100" not in text.getvalue()
     text = io.StringIO()
-    print_search(answered(file, "systems=verl_colocated", "cluster.tp=1", "cluster.gpus=4,8"), Console(file=text))
+    print_search(
+        answered(file, "systems=verl_colocated", "cluster.tp=1", "cluster.gpus=4,8"),
+        Console(file=text),
+    )
     assert "next variant, verl_colocated, tp 1, 4 h100" in " ".join(text.getvalue().split())
 
 
@@ -696,7 +833,11 @@ def test_quality_is_told_for_the_stalenesses_near_the_choices():
                 "algorithm.rollout_correction.bypass_mode": "True",
             },
         ),
-        ("april", "slime", {"--over-sampling-batch-size": "16", "--rollout-batch-size": "8", "--colocate": ""}),
+        (
+            "april",
+            "slime",
+            {"--over-sampling-batch-size": "16", "--rollout-batch-size": "8", "--colocate": ""},
+        ),
         (
             "{name: verl_colocated, speculation: ngram}",
             "verl",
@@ -704,7 +845,9 @@ def test_quality_is_told_for_the_stalenesses_near_the_choices():
         ),
     ],
 )
-def test_settings_are_those_of_the_scenario_in_the_frameworks_words(file, system, framework, settings):
+def test_settings_are_those_of_the_scenario_in_the_frameworks_words(
+    file, system, framework, settings
+):
     (scenario,) = load_scenarios(file, [f"systems=[{system}]", "cluster.tp=2"])
     found = launch(prepare(scenario))
     assert isinstance(found, Launch) and found.framework == framework and found.documents
@@ -719,7 +862,11 @@ def test_settings_are_those_of_the_scenario_in_the_frameworks_words(file, system
     ],
 )
 def test_gpus_that_share_a_sequence_share_its_budget_of_tokens(file, system, budget, shared):
-    overrides = [f"systems=[{system}]", "training.tokens_per_microbatch=4094", "training.sequence_parallel=4"]
+    overrides = [
+        f"systems=[{system}]",
+        "training.tokens_per_microbatch=4094",
+        "training.sequence_parallel=4",
+    ]
     (scenario,) = load_scenarios(file, overrides)
     settings = launch(prepare(scenario)).settings
     said = {key.removeprefix("actor_rollout_ref.actor."): value for key, value in settings.items()}
@@ -727,7 +874,10 @@ def test_gpus_that_share_a_sequence_share_its_budget_of_tokens(file, system, bud
     (scenario,) = load_scenarios(file, [f"systems=[{system}]", "training.tokens_per_microbatch=1"])
     prepared = prepare(scenario)
     longest = prepared.trace.column("prompt_tokens").max() + scenario.workload.synthetic.cap_tokens
-    assert int(launch(prepared).settings[next(key for key in settings if key.endswith(budget))]) == longest
+    assert (
+        int(launch(prepared).settings[next(key for key in settings if key.endswith(budget))])
+        == longest
+    )
 
 
 @pytest.mark.parametrize(
@@ -741,7 +891,9 @@ def test_gpus_that_share_a_sequence_share_its_budget_of_tokens(file, system, bud
 )
 def test_passes_that_the_host_launches_are_eager_ones(file, system, key, eager, graphs):
     for least_s, value in ((0.02, eager), (0.0, graphs)):
-        (scenario,) = load_scenarios(file, [f"systems=[{system}]", f"profile.least_pass_s={least_s}"])
+        (scenario,) = load_scenarios(
+            file, [f"systems=[{system}]", f"profile.least_pass_s={least_s}"]
+        )
         assert launch(prepare(scenario)).settings.get(key) == value
 
 
@@ -755,14 +907,20 @@ def test_passes_that_the_host_launches_are_eager_ones(file, system, key, eager, 
 )
 def test_prefix_caching_is_the_scenarios(file, system, key, on, off):
     for cached, value in (("true", on), ("false", off)):
-        (scenario,) = load_scenarios(file, [f"systems=[{system}]", f"engine.prefix_caching={cached}"])
+        (scenario,) = load_scenarios(
+            file, [f"systems=[{system}]", f"engine.prefix_caching={cached}"]
+        )
         assert launch(prepare(scenario)).settings.get(key) == value
 
 
 def experts_of(file, system, *overrides):
     """The launch settings of a mixture of experts in fp8-block on 32 GPUs, nodes of 8."""
     path = Path(__file__).parents[2] / "profiles" / "qwen3-30b-a3b_h100_tp2_ep2_fp8-block.parquet"
-    file.write_text(SCENARIO.replace("qwen3-0.6b", "qwen3-30b-a3b").replace("{roofline: {}}", f"{{path: {path}}}"))
+    file.write_text(
+        SCENARIO.replace("qwen3-0.6b", "qwen3-30b-a3b").replace(
+            "{roofline: {}}", f"{{path: {path}}}"
+        )
+    )
     file.write_text(file.read_text().replace("training: {mfu: 0.01, log_prob_mfu: 0.01}\n", ""))
     parts = ["cluster.gpus=32", "cluster.tp=2", "cluster.ep=2", "precision.weights=fp8-block"]
     parts.append("training.tokens_per_microbatch=2048")
@@ -771,19 +929,34 @@ def experts_of(file, system, *overrides):
 
 
 @pytest.mark.parametrize(("system", "experts"), [("verl_colocated", None), ("split", "2")])
-def test_precision_and_experts_are_set_where_the_framework_has_a_key_and_else_said(file, system, experts):
-    found = experts_of(file, system, "precision.training=fp8", "training.expert_parallel=2", "cluster.gpus=64")
+def test_precision_and_experts_are_set_where_the_framework_has_a_key_and_else_said(
+    file, system, experts
+):
+    found = experts_of(
+        file, system, "precision.training=fp8", "training.expert_parallel=2", "cluster.gpus=64"
+    )
     key = "actor_rollout_ref.rollout.quantization"
     assert found.settings.get(key) == ("fp8" if found.framework == "verl" else None)
     assert any("FP8 RL" in page for page in found.documents) == (key in found.settings)
     notes = "; ".join(found.notes)
-    assert ("verl's block recipe" in notes) == (key in found.settings) != ("precision.weights=fp8-block" in notes)
-    assert "precision.training=fp8: no setting here says so; set Megatron-Core's fp8 and fp8_recipe" in notes
+    assert (
+        ("verl's block recipe" in notes)
+        == (key in found.settings)
+        != ("precision.weights=fp8-block" in notes)
+    )
+    assert (
+        "precision.training=fp8: no setting here says so; set Megatron-Core's fp8 and fp8_recipe"
+        in notes
+    )
     assert found.settings.get("--expert-model-parallel-size") == experts
     assert ("training.expert_parallel=2: no setting of FSDP says so" in notes) == (experts is None)
 
 
-MEGATRON = ("training.sharding=optimizer", "training.expert_parallel=8", "training.sequence_parallel=2")
+MEGATRON = (
+    "training.sharding=optimizer",
+    "training.expert_parallel=8",
+    "training.sequence_parallel=2",
+)
 
 
 @pytest.mark.parametrize(
@@ -796,9 +969,14 @@ MEGATRON = ("training.sharding=optimizer", "training.expert_parallel=8", "traini
     ],
 )
 def test_training_sharded_as_megatrons_is_launched_with_megatrons_settings(file, system, config):
-    found = experts_of(file, system, *MEGATRON, "training.tensor_parallel=2", "precision.training=fp8-block")
+    found = experts_of(
+        file, system, *MEGATRON, "training.tensor_parallel=2", "precision.training=fp8-block"
+    )
     actor = "actor_rollout_ref.actor.megatron"
-    sizes = {key: found.settings[f"{actor}.{key}_parallel_size"] for key in ("tensor_model", "context", "expert_model")}
+    sizes = {
+        key: found.settings[f"{actor}.{key}_parallel_size"]
+        for key in ("tensor_model", "context", "expert_model")
+    }
     assert sizes == {"tensor_model": "2", "context": "2", "expert_model": "8"}
     assert (
         found.settings[f"{actor}.pipeline_model_parallel_size"]
@@ -808,27 +986,38 @@ def test_training_sharded_as_megatrons_is_launched_with_megatrons_settings(file,
     assert found.settings[f"+{actor}.override_transformer_config.fp8_recipe"] == "blockwise"
     assert found.settings[f"{actor}.override_transformer_config.recompute_granularity"] == "full"
     assert config in found.command[2 if "--config-path" in found.settings else 1]
-    assert not any("ulysses" in key for key in found.settings) and not any("no setting" in note for note in found.notes)
+    assert not any("ulysses" in key for key in found.settings) and not any(
+        "no setting" in note for note in found.notes
+    )
 
 
 def test_areal_and_slime_have_megatrons_layout_in_their_own_words(file):
     areal = experts_of(file, "{name: areal, eta: 4, rollout_share: 0.5}", *MEGATRON).settings
     assert areal["actor.backend"] == "megatron:(attn:d8p1t1c2|ffn:d2p1t1e8)"
     sizes = [
-        f"training.{key}_parallel={n}" for key, n in {"tensor": 2, "pipeline": 2, "sequence": 2, "expert": 4}.items()
+        f"training.{key}_parallel={n}"
+        for key, n in {"tensor": 2, "pipeline": 2, "sequence": 2, "expert": 4}.items()
     ]
     slime = experts_of(file, "split", MEGATRON[0], *sizes).settings
     keys = ("tensor-model", "pipeline-model", "context", "expert-model", "expert-tensor")
     assert [slime[f"--{key}-parallel-size"] for key in keys] == ["2", "2", "2", "4", "1"]
 
 
-def test_parts_of_a_cluster_that_fill_whole_nodes_are_launched_on_whole_nodes_and_else_broken_groups_are_said(file):
+def test_parts_of_a_cluster_that_fill_whole_nodes_are_launched_on_whole_nodes_and_else_broken_groups_are_said(
+    file,
+):
     split = "{{name: one_step_off, rollout_share: {}}}"
     whole = experts_of(file, split.format(0.5), *MEGATRON)
-    keys = [f"{part}.{key}" for part in ("rollout", "trainer") for key in ("nnodes", "n_gpus_per_node")]
+    keys = [
+        f"{part}.{key}" for part in ("rollout", "trainer") for key in ("nnodes", "n_gpus_per_node")
+    ]
     assert [whole.settings[key] for key in keys] == ["2", "8", "2", "8"]
     assert not any("cross nodes" in note for note in whole.notes)
-    small = ("training.sharding=optimizer", "training.expert_parallel=4", "training.sequence_parallel=2")
+    small = (
+        "training.sharding=optimizer",
+        "training.expert_parallel=4",
+        "training.sequence_parallel=2",
+    )
     broken = experts_of(file, split.format(0.6875), *small, "cluster.gpus=64")
     assert [broken.settings[key] for key in keys] == ["11", "4", "4", "5"]
     (note,) = [note for note in broken.notes if "cross nodes" in note]
@@ -840,7 +1029,11 @@ def test_a_split_cluster_is_told_as_parts_of_every_node(file):
     system = "systems=[{name: one_step_off, rollout_share: 0.75}]"
     (scenario,) = load_scenarios(file, [system, "cluster.gpus=16"])
     settings = launch(prepare(scenario)).settings
-    parts = [settings[f"{part}.{key}"] for part in ("rollout", "trainer") for key in ("nnodes", "n_gpus_per_node")]
+    parts = [
+        settings[f"{part}.{key}"]
+        for part in ("rollout", "trainer")
+        for key in ("nnodes", "n_gpus_per_node")
+    ]
     assert parts == ["2", "6", "2", "2"]
 
 
@@ -850,7 +1043,10 @@ def test_what_of_the_settings_may_be_wrong_elsewhere_is_said(file):
     (scenario,) = load_scenarios(file, [system, "cluster.gpus=16", "cluster.tp=4"])
     notes = launch(prepare(scenario)).notes
     assert "data.max_prompt_length=20 is the longest of the trace; yours may be longer" in notes
-    assert any(note.startswith("rollout.n_gpus_per_node=6 GPUs a node are no multiple of tp 4") for note in notes)
+    assert any(
+        note.startswith("rollout.n_gpus_per_node=6 GPUs a node are no multiple of tp 4")
+        for note in notes
+    )
     (scenario,) = load_scenarios(file, [system, "cluster.gpus=16", "cluster.tp=2"])
     assert not any("no multiple" in note for note in launch(prepare(scenario)).notes)
 
@@ -864,11 +1060,18 @@ def test_what_no_framework_offers_says_so(file, system):
 
 def test_the_best_that_is_offered_is_named_with_its_rank(file):
     found = answered(
-        file, "systems=laminar,one_step_off", "system.rollout_share=0.5", "cluster.tp=1", max_off_policyness=20
+        file,
+        "systems=laminar,one_step_off",
+        "system.rollout_share=0.5",
+        "cluster.tp=1",
+        max_off_policyness=20,
     )
     if found.choice.option.system == "laminar":
         assert "Laminar" in found.launching.refused and found.launching.rank > 1
-    assert found.launching.option.system == "one_step_off" and found.launching.settings.framework == "verl"
+    assert (
+        found.launching.option.system == "one_step_off"
+        and found.launching.settings.framework == "verl"
+    )
 
 
 # The command.
@@ -882,7 +1085,17 @@ def command(simrl: CommandLine):
 
 def test_the_command_prints_an_answer_that_fits_into_100_columns(command):
     code, out, err = command(
-        "advise", "small.yaml", *FEW, "--polish", "0", "--jobs", "1", "-o", "out", "--details", "--robust"
+        "advise",
+        "small.yaml",
+        *FEW,
+        "--polish",
+        "0",
+        "--jobs",
+        "1",
+        "-o",
+        "out",
+        "--details",
+        "--robust",
     )
     assert code == 0, err
     assert max(len(line) for line in out.splitlines() if not line.endswith("\\")) <= 100
@@ -894,7 +1107,9 @@ def test_the_command_prints_an_answer_that_fits_into_100_columns(command):
 
 
 def test_json_has_stable_keys_and_the_figures_of_the_search(command):
-    code, out, _ = command("advise", "small.yaml", *FEW, "--polish", "0", "--jobs", "1", "-o", "out", "--json")
+    code, out, _ = command(
+        "advise", "small.yaml", *FEW, "--polish", "0", "--jobs", "1", "-o", "out", "--json"
+    )
     (plan,) = json.loads(out)["clusters"]
     data = plan["optimization"]
     assert code == 0 and set(data) == {
@@ -904,15 +1119,25 @@ def test_json_has_stable_keys_and_the_figures_of_the_search(command):
         "model_error", "robustness", "staleness_quality", "launch", "rests_on",
     }  # fmt: skip
     assert data["whole_space"] and data["points"] == 10
-    assert any(line.startswith("Assumed seconds") and "training.load_overhead_s=1" in line for line in data["rests_on"])
+    assert any(
+        line.startswith("Assumed seconds") and "training.load_overhead_s=1" in line
+        for line in data["rests_on"]
+    )
     best = data["best"][0]
     assert json.loads((command.folder / "out" / "advise.json").read_text()) == json.loads(out)
-    assert best["rank"] == 1 and best["samples_per_s"] == max(choice["samples_per_s"] for choice in data["best"])
+    assert best["rank"] == 1 and best["samples_per_s"] == max(
+        choice["samples_per_s"] for choice in data["best"]
+    )
 
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_was_simulated_and_the_same_command_goes_on(command):
-    texts = ("systems=one_step_off,verl_colocated", "system.rollout_share=0.5", "cluster.tp=1", "steps=300,1000000")
+    texts = (
+        "systems=one_step_off,verl_colocated",
+        "system.rollout_share=0.5",
+        "cluster.tp=1",
+        "steps=300,1000000",
+    )
     process = command.start("advise", "small.yaml", *texts, "-o", "out", "--jobs", "2")
     started = time.monotonic()
     try:
@@ -925,7 +1150,9 @@ def test_ctrl_c_keeps_what_was_simulated_and_the_same_command_goes_on(command):
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    assert err == "simrl: interrupted; 2 points are kept in out; the same command goes on from there\n"
+    assert (
+        err == "simrl: interrupted; 2 points are kept in out; the same command goes on from there\n"
+    )
     assert process.returncode == 1
 
 
@@ -938,8 +1165,14 @@ def test_ctrl_c_keeps_what_was_simulated_and_the_same_command_goes_on(command):
         (["cluster.gpus=4", "cluster.gpus=8"], "cluster.gpus is given twice"),
         (["--trials", "3"], "--trials 3: fewer than the 5 systems to report (--best)"),
         (["--updates", "10", "--deadline", "3"], "--deadline 3: give a number and its unit"),
-        (["--updates", "10", "--deadline", "3h", "--budget", "5"], "--deadline and --budget: give one of them"),
-        (["cluster.cost_per_gpu_hour=0", "--max-cost", "1"], "--max-cost: cluster.cost_per_gpu_hour is 0"),
+        (
+            ["--updates", "10", "--deadline", "3h", "--budget", "5"],
+            "--deadline and --budget: give one of them",
+        ),
+        (
+            ["cluster.cost_per_gpu_hour=0", "--max-cost", "1"],
+            "--max-cost: cluster.cost_per_gpu_hour is 0",
+        ),
     ],
 )
 def test_what_cannot_be_asked_is_refused_in_a_line(command, arguments, what):
@@ -959,11 +1192,17 @@ def test_a_space_without_a_choice_tells_why(command):
         "out",
     )
     assert (code, out) == (2, "")
-    assert "none of the 4 points that were tried can be: 4 × cluster.tp is 3: it does not divide the 8 GPUs" in err
+    assert (
+        "none of the 4 points that were tried can be: 4 × cluster.tp is 3: it does not divide the 8 GPUs"
+        in err
+    )
     few = (*FEW, "--polish", "0", "--max-cost", "0.0001")
     _, _, err = command("advise", "small.yaml", *few, "--jobs", "1", "-o", "out")
     assert "none of the 10 points that were tried can be: 5 × limit: cost (one_step_off 3, " in err
-    assert "; 5 × not settled when the simulation ended: simulate more steps (areal 5); the nearest" in err
+    assert (
+        "; 5 × not settled when the simulation ended: simulate more steps (areal 5); the nearest"
+        in err
+    )
     assert ": cost of 1,000 samples " in err
 
 

@@ -22,7 +22,14 @@ from simrl.scenario.presets import read_presets, write_presets
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.simulate.run import simulate
 from simrl.study import calibration, corrections, progress
-from simrl.study.calibration import Calibration, calibrate, launched, phase_s, presets_of, scenario_yaml
+from simrl.study.calibration import (
+    Calibration,
+    calibrate,
+    launched,
+    phase_s,
+    presets_of,
+    scenario_yaml,
+)
 from simrl.study.corrections import Correction, rollout_s, updates_s, with_generation
 from simrl.study.logged_lengths import write_alike
 from simrl.study.whatif import alternatives
@@ -35,7 +42,9 @@ FORWARD, PASS_S, SEQUENCE_S, STEP_S = 2.2, 0.004, 0.0003, 3.0
 MFU, UPDATE_S, LOG_PROB_MFU, LOG_PROB_S = 0.24, 0.8, 0.3, 0.4
 
 
-def started(path: Path, steps: int, system: str = "verl_colocated", **parameters: object) -> Scenario:
+def started(
+    path: Path, steps: int, system: str = "verl_colocated", **parameters: object
+) -> Scenario:
     return Scenario.model_validate(
         {
             "name": "run",
@@ -103,7 +112,9 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def written(metrics: pd.DataFrame, path: Path) -> Path:
     lines = ["a line of something else"]
     for _, row in metrics.iterrows():
-        values = " - ".join(f"{key}:{value}" for key, value in row.items() if key != "step" and not np.isnan(value))
+        values = " - ".join(
+            f"{key}:{value}" for key, value in row.items() if key != "step" and not np.isnan(value)
+        )
         lines.append(f"step:{int(row['step'])} - {values}")
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -145,26 +156,36 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return steps
 
 
-def test_a_run_in_turns_is_simulated_once_a_correction_of_a_pass_and_not_for_each_guess(log, tmp_path, simulated):
+def test_a_run_in_turns_is_simulated_once_a_correction_of_a_pass_and_not_for_each_guess(
+    log, tmp_path, simulated
+):
     calibrate(read_metrics(log), started, (1, 9), GROUP, tmp_path, cap_tokens=2000)
     corners, check, prediction = [9] * 4, [9], [STEPS]  # no other fit does as well
     assert simulated == [*corners, *check, *prediction]
 
 
 @pytest.mark.slow
-def test_a_run_that_is_not_linear_in_its_corrections_is_simulated_for_each_guess(log, tmp_path, simulated, caplog):
+def test_a_run_that_is_not_linear_in_its_corrections_is_simulated_for_each_guess(
+    log, tmp_path, simulated, caplog
+):
     def with_shortest_pass(path: Path, steps: int) -> Scenario:
         return started(path, steps).with_fields("profile", least_pass_s=0.004)
 
-    found = calibrate(read_metrics(log), with_shortest_pass, (1, 9), GROUP, tmp_path, cap_tokens=2000)
+    found = calibrate(
+        read_metrics(log), with_shortest_pass, (1, 9), GROUP, tmp_path, cap_tokens=2000
+    )
     assert len(simulated) > 30
     (note,) = caplog.messages
-    assert "every guess of the corrections is simulated" in note and "generation is not linear" in note
+    assert (
+        "every guess of the corrections is simulated" in note and "generation is not linear" in note
+    )
     assert found.errors[0].mape_in < 0.1
 
 
 @pytest.mark.parametrize("end", [1, 2])
-def test_every_fit_that_is_returned_is_checked_by_a_simulation(log, tmp_path, simulated, monkeypatch, end):
+def test_every_fit_that_is_returned_is_checked_by_a_simulation(
+    log, tmp_path, simulated, monkeypatch, end
+):
     used = corrections.equally_good
 
     def wide(residuals, parameters, *solved):
@@ -182,7 +203,10 @@ SYSTEMS = [
     ("verl_colocated", {}),
     ("one_step_off", {"rollout_share": 0.5}),
     ("areal", {"rollout_share": 0.5, "eta": 1}),
-    ("verl_fully_async", {"rollout_share": 0.5, "mini_batch": PROMPTS, "staleness": 0.5, "sync_step": 2}),
+    (
+        "verl_fully_async",
+        {"rollout_share": 0.5, "mini_batch": PROMPTS, "staleness": 0.5, "sync_step": 2},
+    ),
 ]
 
 
@@ -213,27 +237,42 @@ def logged(result: Result, noise: float) -> pd.DataFrame:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("system", "parameters"), SYSTEMS)
-def test_later_steps_of_a_noisy_run_are_predicted_within_five_percent_under_any_system(system, parameters, tmp_path):
+def test_later_steps_of_a_noisy_run_are_predicted_within_five_percent_under_any_system(
+    system, parameters, tmp_path
+):
     steps = 16
-    write_trace(trace_from_verl_metrics(lengths_of_a_run(steps), GROUP, 0, cap_tokens=2000), tmp_path / "truth.parquet")
+    write_trace(
+        trace_from_verl_metrics(lengths_of_a_run(steps), GROUP, 0, cap_tokens=2000),
+        tmp_path / "truth.parquet",
+    )
     start = partial(started, system=system, **parameters)
-    metrics = logged(simulate(with_known_corrections(start(tmp_path / "truth.parquet", steps))), noise=0.03)
+    metrics = logged(
+        simulate(with_known_corrections(start(tmp_path / "truth.parquet", steps))), noise=0.03
+    )
     file = written(metrics, tmp_path / "run.log")
     found = calibrate(read_metrics(file), start, (1, steps // 2), GROUP, tmp_path, cap_tokens=2000)
     errors = {e.phase: e for e in found.errors}
-    assert {"update", "step"} <= set(errors) and ("generation" in errors) == (system == "verl_colocated")
+    assert {"update", "step"} <= set(errors) and ("generation" in errors) == (
+        system == "verl_colocated"
+    )
     for error in errors.values():
         assert error.steps_out == steps // 2 and abs(error.bias_out) < 0.05, error
         assert error.low_s <= error.predicted_s <= error.high_s
 
 
 @pytest.mark.slow
-def test_a_nemo_rl_console_with_the_runs_own_lengths_is_calibrated_as_the_same_run_of_verl(log, tmp_path):
+def test_a_nemo_rl_console_with_the_runs_own_lengths_is_calibrated_as_the_same_run_of_verl(
+    log, tmp_path
+):
     metrics = read_metrics(log)
     recorded = trace_from_verl_metrics(metrics, GROUP, 0, cap_tokens=2000)
     bar, names = (
         "=" * 25,
-        {"gen": "generation", "old_log_prob": "policy_and_reference_logprobs", "update_actor": "policy_training"},
+        {
+            "gen": "generation",
+            "old_log_prob": "policy_and_reference_logprobs",
+            "update_actor": "policy_training",
+        },
     )
     lines = []
     for row in metrics.to_dict("records"):
@@ -242,7 +281,9 @@ def test_a_nemo_rl_console_with_the_runs_own_lengths_is_calibrated_as_the_same_r
             f"  • Mean Generation Length: {row['response_length/mean']:.4f}",
         ]
         lines += [f"  • Total step time: {row['timing_s/step']:.8f}s"]
-        lines += [f"  • {name}: {row[f'timing_s/{key}']:.8f}s (10.0%)" for key, name in names.items()]
+        lines += [
+            f"  • {name}: {row[f'timing_s/{key}']:.8f}s (10.0%)" for key, name in names.items()
+        ]
     (tmp_path / "nemo.log").write_text("\n".join(lines) + "\n")
     nemo = read_metrics(tmp_path / "nemo.log", lengths=False)
     for each in ("nemo", "verl"):
@@ -268,13 +309,17 @@ def test_steps_outside_the_window_change_no_correction(log, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_step_that_waited_for_something_else_does_not_pull_the_prediction_of_others(log, tmp_path):
+def test_a_step_that_waited_for_something_else_does_not_pull_the_prediction_of_others(
+    log, tmp_path
+):
     metrics = read_metrics(log)
     metrics.loc[metrics["step"] == 3, "timing_s/gen"] *= 4
     found = calibrate(metrics, started, (1, 9), GROUP, tmp_path, cap_tokens=2000)
     assert found.errors[0].mape_out < 0.1
     clean = calibrate(read_metrics(log), started, (1, 9), GROUP, tmp_path, cap_tokens=2000)
-    sure, unsure = ({c.name: c.error for c in f.corrections}["step_overhead_s"] for f in (clean, found))
+    sure, unsure = (
+        {c.name: c.error for c in f.corrections}["step_overhead_s"] for f in (clean, found)
+    )
     assert unsure is None or unsure > 10 * sure  # and it is said how much less is known
 
 
@@ -283,7 +328,9 @@ def test_the_calibrated_file_is_a_scenario_that_simulates_the_run(log, tmp_path)
     found = calibrate(read_metrics(log), started, (1, 6), GROUP, tmp_path)
     (tmp_path / "calibrated.yaml").write_text(scenario_yaml(found, "run.log"))
     (scenario,) = load_scenarios(tmp_path / "calibrated.yaml")
-    assert scenario.profile == found.scenario.profile and scenario.training == found.scenario.training
+    assert (
+        scenario.profile == found.scenario.profile and scenario.training == found.scenario.training
+    )
     assert scenario.training.switch_s == scenario.training.switch_transfer_s == 0.0
     again = simulate(scenario)
     simulated_s = rollout_s(again)[0] + scenario.training.load_s
@@ -295,13 +342,18 @@ def test_a_trace_of_another_run_or_numbered_otherwise_is_refused(log, tmp_path):
     made = read_trace(log.parent / "run.parquet")
     metrics = read_metrics(log)
     early = Trace(
-        made.table.set_column(0, "step", pc.subtract(made.table["step"], pa.scalar(1, pa.int32()))), made.metadata
+        made.table.set_column(0, "step", pc.subtract(made.table["step"], pa.scalar(1, pa.int32()))),
+        made.metadata,
     )
     assert made.table.column_names[0] == "step"
-    with pytest.raises(InputError, match=r"its step k is the log's step k\+1: number its steps as the log does"):
+    with pytest.raises(
+        InputError, match=r"its step k is the log's step k\+1: number its steps as the log does"
+    ):
         calibrate(metrics, started, (1, 6), GROUP, tmp_path, recorded=early)
     metrics["response_length/mean"] *= 1.2
-    with pytest.raises(InputError, match=r"17% longer or shorter .*; give the trace of this run, or leave it out"):
+    with pytest.raises(
+        InputError, match=r"17% longer or shorter .*; give the trace of this run, or leave it out"
+    ):
         calibrate(metrics, started, (1, 6), GROUP, tmp_path, recorded=made)
 
 
@@ -340,7 +392,9 @@ def test_recorded_lengths_take_the_place_of_made_ones(log, tmp_path):
         (1.6, 0.05, "decode_efficiency is 1.6, outside 0.5 to 1.5"),
     ],
 )
-def test_a_correction_that_the_window_does_not_settle_or_that_is_far_from_its_input_is_a_warning(value, error, said):
+def test_a_correction_that_the_window_does_not_settle_or_that_is_far_from_its_input_is_a_warning(
+    value, error, said
+):
     warning = Correction(
         "decode_efficiency", value, error, 0.02, 2.0, "", "speed", "profile.forward_correction"
     ).warning
@@ -360,7 +414,9 @@ def test_a_pause_that_is_longer_than_the_kernels_of_passes_says_of_which():
     plain = roofline_profile(model_shape("qwen3-0.6b"), gpu("h100"))
     (said,) = plain.with_corrections(between_passes_s=0.005, giver="engine vllm-0.8").corrections
     most = int(said.removesuffix(" sequences").rpartition(" ")[2])
-    assert said.startswith("5 ms between passes (engine vllm-0.8), longer than the kernels of a pass of up to ")
+    assert said.startswith(
+        "5 ms between passes (engine vllm-0.8), longer than the kernels of a pass of up to "
+    )
     pause_s = plain.tables.between_passes_s
     assert plain.decode_s(most, 1024) - pause_s < 0.005 < plain.decode_s(2 * most, 1024) - pause_s
     (short,) = plain.with_corrections(between_passes_s=1e-6).corrections
@@ -389,19 +445,35 @@ def test_what_a_log_or_a_window_lacks_is_said_in_one_line(log, tmp_path):
     refused(of(metrics, (100, 120)), "0 usable steps")
     fully = "verl_fully_async"  # an update trains a quarter of a batch
     refused(
-        of(metrics, launch=lambda path, steps: started(path, steps, fully)), fully, "trains 24 samples", "mini_batch"
+        of(metrics, launch=lambda path, steps: started(path, steps, fully)),
+        fully,
+        "trains 24 samples",
+        "mini_batch",
     )
 
 
-def test_the_seconds_that_were_fitted_are_a_preset_in_their_range_and_other_runs_may_have_them(tmp_path):
+def test_the_seconds_that_were_fitted_are_a_preset_in_their_range_and_other_runs_may_have_them(
+    tmp_path,
+):
     launch = started(tmp_path / "run.parquet", STEPS)
     launch = Scenario.model_validate({**launch.model_dump(), "framework": "verl-fsdp-0.5"})
     slow, fast = (with_generation(launch, 2.2, pass_s, 0.0003, STEP_S) for pass_s in (0.005, 0.003))
     fitted = [
-        Correction("decode_efficiency", 0.45, 0.1, 0.02, 2.0, "", "", "profile.forward_correction (1 over it)"),
+        Correction(
+            "decode_efficiency",
+            0.45,
+            0.1,
+            0.02,
+            2.0,
+            "",
+            "",
+            "profile.forward_correction (1 over it)",
+        ),
         Correction("pass_overhead_s", 0.004, 0.0005, 0.0, 0.1, "s", "", "profile.between_passes_s"),
         Correction("step_overhead_s", 0.0, None, 0.0, 120.0, "s", "", "training.load_s"),
-        Correction("update_overhead_s", 0.8, 1.0, 0.0, 300.0, "s", "", "training.update_overhead_s"),
+        Correction(
+            "update_overhead_s", 0.8, 1.0, 0.0, 300.0, "s", "", "training.update_overhead_s"
+        ),
     ]
     none = pd.DataFrame()
     found = Calibration(launch, (1, 9), tuple(fitted), (), none, (), (slow, fast))
@@ -417,19 +489,56 @@ def test_the_seconds_that_were_fitted_are_a_preset_in_their_range_and_other_runs
     assert not {"mfu", "log_prob_mfu"} & set(framework.constants)
 
 
-def test_calibrate_prints_corrections_errors_and_assumptions_and_writes_a_scenario(simrl, log, monkeypatch):
+def test_calibrate_prints_corrections_errors_and_assumptions_and_writes_a_scenario(
+    simrl, log, monkeypatch
+):
     monkeypatch.setenv("COLUMNS", "200")
     how = ["model=qwen3-0.6b", "cluster.gpu=h100", "cluster.gpus=2", "cluster.tp=1"]
-    done = simrl("calibrate", str(log), *how, "--window", "1-6", "--group", "4", "-o", "out", "--preset", "mine.toml")
+    done = simrl(
+        "calibrate",
+        str(log),
+        *how,
+        "--window",
+        "1-6",
+        "--group",
+        "4",
+        "-o",
+        "out",
+        "--preset",
+        "mine.toml",
+    )
     assert done.code == 0, done.err
-    for word in ("decode_efficiency", "interference_s", "train_mfu", "generation", "8 steps", "Assumed", "tp 1"):
+    for word in (
+        "decode_efficiency",
+        "interference_s",
+        "train_mfu",
+        "generation",
+        "8 steps",
+        "Assumed",
+        "tp 1",
+    ):
         assert word in done.out
-    done = simrl("calibrate", str(log), *how, "--window", "1-6", "--group", "4", "-o", "out", "--json")
+    done = simrl(
+        "calibrate", str(log), *how, "--window", "1-6", "--group", "4", "-o", "out", "--json"
+    )
     told = json.loads(done.out)
-    assert set(told) == {"window", "corrections", "errors", "warnings", "assumed", "steps", "scenario"}
-    assert told == {**json.loads((simrl.folder / "out" / "calibration.json").read_text()), "scenario": told["scenario"]}
+    assert set(told) == {
+        "window",
+        "corrections",
+        "errors",
+        "warnings",
+        "assumed",
+        "steps",
+        "scenario",
+    }
+    assert told == {
+        **json.loads((simrl.folder / "out" / "calibration.json").read_text()),
+        "scenario": told["scenario"],
+    }
     assert load_scenarios(simrl.folder / "out" / "calibrated.yaml")[0].steps == STEPS
-    (again,) = load_scenarios(simrl.folder / "scenario.yaml", ["framework=mine.toml", "vary=null", "systems=[split]"])
+    (again,) = load_scenarios(
+        simrl.folder / "scenario.yaml", ["framework=mine.toml", "vary=null", "systems=[split]"]
+    )
     pause = next(c for c in told["corrections"] if c["name"] == "pass_overhead_s")
     assert again.training.switch_s == 0.0
     assert prepare(again).profile.tables.between_passes_s == pytest.approx(pause["value"])
@@ -438,17 +547,32 @@ def test_calibrate_prints_corrections_errors_and_assumptions_and_writes_a_scenar
 @pytest.mark.slow
 def test_whatif_compares_the_run_with_another_system_on_its_own_steps(simrl, log, monkeypatch):
     monkeypatch.setattr(progress, "LINE_S", 0.0)
-    how = ["model=qwen3-0.6b", "cluster.gpu=h100", "cluster.gpus=2", "cluster.tp=2", "--window", "1-6", "--group", "4"]
-    done = simrl("whatif", str(log), *how, "--system", "one_step_off", "-o", "out", "--jobs", "1", "--json")
+    how = [
+        "model=qwen3-0.6b",
+        "cluster.gpu=h100",
+        "cluster.gpus=2",
+        "cluster.tp=2",
+        "--window",
+        "1-6",
+        "--group",
+        "4",
+    ]
+    done = simrl(
+        "whatif", str(log), *how, "--system", "one_step_off", "-o", "out", "--jobs", "1", "--json"
+    )
     assert done.code == 0, done.err
     told = json.loads(done.out)
     runs = [(row["system"], row["variant"]) for row in told["systems"]]
     assert [variant for _, variant in runs] == ["", "cluster.tp=1", "cluster.tp=1"]
     assert runs[0][0].startswith("verl_colocated") and runs[2][0].startswith("one_step_off")
-    assert "extrapolation" in told["said"][0] and "cluster.tp=1" in told["said"][0]  # one engine cannot be split
+    assert (
+        "extrapolation" in told["said"][0] and "cluster.tp=1" in told["said"][0]
+    )  # one engine cannot be split
     assert told["corrections"] and told["assumed"]
     assert "calibrating: simulations: 1\n" in done.err
-    assert told["said"][-1] == "one_step_off: 1 of 2 workers roll out, the best split that was found."
+    assert (
+        told["said"][-1] == "one_step_off: 1 of 2 workers roll out, the best split that was found."
+    )
 
 
 @pytest.mark.slow
@@ -457,17 +581,25 @@ def test_whatif_trains_as_many_samples_under_a_system_of_smaller_updates(log, tm
     metrics = lengths_of_a_run()
     metrics["response_length/mean"] = metrics["response_length/mean"].sort_values().to_numpy()
     metrics["perf/total_num_tokens"] = GROUP * PROMPTS * (metrics["response_length/mean"] + 50)
-    write_trace(trace_from_verl_metrics(metrics, GROUP, 0, cap_tokens=2000), tmp_path / "run.parquet")
+    write_trace(
+        trace_from_verl_metrics(metrics, GROUP, 0, cap_tokens=2000), tmp_path / "run.parquet"
+    )
     own = with_known_corrections(started(tmp_path / "run.parquet", STEPS))
     text = own.model_dump(mode="json", exclude_defaults=True, exclude={"system", "variant", "file"})
     (tmp_path / "run.yaml").write_text(json.dumps({**text, "systems": ["verl_colocated"]}))
     scenarios, said, ranges = alternatives(
-        tmp_path / "run.yaml", ["verl_fully_async", "one_step_off"], [own, own], 1, write_alike(tmp_path)
+        tmp_path / "run.yaml",
+        ["verl_fully_async", "one_step_off"],
+        [own, own],
+        1,
+        write_alike(tmp_path),
     )
     assert [each.steps for each in scenarios] == [STEPS, 4 * STEPS, STEPS]
     first, *others = (simulate(each) for each in scenarios)
     trained = [int(result.steps.column("samples").to_numpy().sum()) for result in (first, *others)]
-    assert trained == [trained[0]] * 3 and "56 updates train the samples of the run's 14" in " ".join(said)
+    assert trained == [
+        trained[0]
+    ] * 3 and "56 updates train the samples of the run's 14" in " ".join(said)
     for result, scenario, found in zip(others, scenarios[1:], ranges[1:], strict=True):
         speedup = first.steps["finished_s"][-1].as_py() / result.steps["finished_s"][-1].as_py()
         assert scenario.system.parameters["rollout_share"] == 0.5  # of two GPUs, one
@@ -481,10 +613,14 @@ def test_lengths_of_kept_groups_are_trained_and_the_whole_batch_is_generated(log
     batch, kept = GROUP * PROMPTS, GROUP * (PROMPTS - 8 - metrics["step"] % 5)
     mean = metrics["response_length/mean"] + metrics["prompt_length/mean"]
     per_token_ms = 1000 * metrics["timing_s/gen"] / (kept * metrics["response_length/mean"])
-    of_batch = metrics.assign(**{"timing_per_token_ms/gen": per_token_ms, "perf/total_num_tokens": batch * mean + 37})
+    of_batch = metrics.assign(
+        **{"timing_per_token_ms/gen": per_token_ms, "perf/total_num_tokens": batch * mean + 37}
+    )
     of_kept = metrics.assign(**{"perf/total_num_tokens": kept * mean})
     for logged_as, samples in ((of_batch, None), (of_kept, batch)):
-        found = calibrate(logged_as, started, (1, 6), GROUP, tmp_path, cap_tokens=2000, samples=samples)
+        found = calibrate(
+            logged_as, started, (1, 6), GROUP, tmp_path, cap_tokens=2000, samples=samples
+        )
         assert found.scenario.system.parameters["filter_groups"] and any(
             "kept groups" in text for text in found.assumed
         )
@@ -497,7 +633,10 @@ def test_bad_calls_are_told_in_one_line_with_the_remedy(simrl, log):
     for arguments, words in (
         (["calibrate", str(log)], ["model=", "--launch"]),
         (["calibrate", str(log), "--window", "20"], ["--window 20", "FIRST-LAST"]),
-        (["calibrate", str(log), "--format", "nemoo"], ["did you mean nemo", "verl, trl, slime, nemo"]),
+        (
+            ["calibrate", str(log), "--format", "nemoo"],
+            ["did you mean nemo", "verl, trl, slime, nemo"],
+        ),
         (["calibrate", "scenario.yaml"], ["scenario.yaml", "no metrics of verl"]),
         (["calibrate", "nothing.log"], ["nothing.log", "no such file"]),
         (["whatif", str(log)], ["--system"]),
@@ -538,7 +677,10 @@ def test_trls_timed_methods_belong_to_the_step_that_is_logged_after_them(tmp_pat
     timed = "profiling/Time taken: GRPOTrainer."
     rows = []
     for step in (1, 2):
-        rows += [{timed + "vLLM.generate": 10.0 * step}, {timed + "_get_per_token_logps_and_entropies": 1.0}]
+        rows += [
+            {timed + "vLLM.generate": 10.0 * step},
+            {timed + "_get_per_token_logps_and_entropies": 1.0},
+        ]
         rows.append(
             {
                 "train/global_step": step,
@@ -556,7 +698,9 @@ def test_trls_timed_methods_belong_to_the_step_that_is_logged_after_them(tmp_pat
     assert len(trace_from_verl_metrics(metrics, 8, 0, cap_tokens=1000)) == 64
     refused(lambda: read_metrics(file, samples=32), "--prompt-tokens")
     state = tmp_path / "trainer_state.json"
-    state.write_text(json.dumps({"log_history": [{"step": 1, "completions/mean_length": 5.0, "step_time": 3.0}]}))
+    state.write_text(
+        json.dumps({"log_history": [{"step": 1, "completions/mean_length": 5.0, "step_time": 3.0}]})
+    )
     refused(lambda: read_metrics(state), "no generation times", "W&B")
 
 
@@ -566,7 +710,9 @@ def test_trls_timed_methods_belong_to_the_step_that_is_logged_after_them(tmp_pat
 @pytest.mark.slow
 def test_the_real_runs_later_steps_are_predicted_within_ten_percent(shared_data, tmp_path):
     metrics = read_metrics(shared_data / "verl_run" / "do7bl4gg" / "output.log")
-    metrics = metrics[(metrics["step"] <= 20) | (metrics["step"] % 6 == 1)]  # a sixth of the rest, to be quick
+    metrics = metrics[
+        (metrics["step"] <= 20) | (metrics["step"] % 6 == 1)
+    ]  # a sixth of the rest, to be quick
     launch = Path(__file__).parents[2] / "experiments" / "verl_run_launch.yaml"
 
     def start(path: Path, steps: int) -> Scenario:
@@ -588,14 +734,26 @@ def test_from_python_a_run_is_calibrated_and_compared_as_by_the_commands(log, tm
     assert "decode_efficiency" in str(found) and "generation" in str(found.errors.phase.tolist())
     told = json.loads((tmp_path / "kept" / "calibration.json").read_text())
     assert found.data.as_json()["corrections"] == told["corrections"]
-    told = simrl.whatif(log, ["one_step_off"], window=(1, 6), group=4, overrides=[f"{k}={v}" for k, v in how.items()])
-    assert [name.partition("(")[0] for name in told.comparison.results] == ["verl_colocated", "one_step_off"]
+    told = simrl.whatif(
+        log,
+        ["one_step_off"],
+        window=(1, 6),
+        group=4,
+        overrides=[f"{k}={v}" for k, v in how.items()],
+    )
+    assert [name.partition("(")[0] for name in told.comparison.results] == [
+        "verl_colocated",
+        "one_step_off",
+    ]
     assert "decode_efficiency" in str(told) and "speed-up" in str(told) and len(told.table) == 2
     for call, message in (
         (lambda: simrl.calibrate(log, overrides="model=x"), r"overrides is 'model=x'; give a list"),
         (lambda: simrl.calibrate(log), "say how the run was started: .*, or launch=FILE"),
         (lambda: simrl.calibrate(log, window=(3, 1)), r"window.*=3-1: write FIRST-LAST"),
-        (lambda: simrl.whatif(log, ["one_step_of"]), r"'one_step_of' is unknown \(did you mean one_step_off\?\)"),
+        (
+            lambda: simrl.whatif(log, ["one_step_of"]),
+            r"'one_step_of' is unknown \(did you mean one_step_off\?\)",
+        ),
         (lambda: simrl.whatif(log, "areal"), r"systems is 'areal'; give a list"),
     ):
         with pytest.raises(InputError, match=message):

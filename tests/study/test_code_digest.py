@@ -58,7 +58,10 @@ def with_other_words(text):
     """Every docstring of a source edited, with a comment more."""
     lines = text.splitlines(keepends=True)
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+        if (
+            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            and ast.get_docstring(node) is not None
+        ):
             last = node.body[0].end_lineno - 1
             head, quotes, tail = lines[last].rpartition('"""')
             lines[last] = f"{head} Edited.{quotes}{tail}"
@@ -70,7 +73,9 @@ def with_another_constant(text):
     tree = ast.parse(text)
     loose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     constants = [
-        n for n in ast.walk(tree) if isinstance(n, ast.Constant) and n.value is not None and id(n) not in loose
+        n
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Constant) and n.value is not None and id(n) not in loose
     ]
     if not constants:
         return None
@@ -85,7 +90,8 @@ def test_the_rooms_that_simulate_count_and_those_that_show_do_not():
     assert not [
         path
         for path in MODULES
-        if path.startswith("study/") and path.split("/")[1] not in {"__init__.py", "point.py", "code_digest.py"}
+        if path.startswith("study/")
+        and path.split("/")[1] not in {"__init__.py", "point.py", "code_digest.py"}
     ]
 
 
@@ -94,7 +100,8 @@ def test_a_copy_elsewhere_has_the_digest_of_the_original(copy):
 
 
 @pytest.mark.parametrize(
-    "path", [p if i % 9 == 0 else pytest.param(p, marks=pytest.mark.slow) for i, p in enumerate(MODULES)]
+    "path",
+    [p if i % 9 == 0 else pytest.param(p, marks=pytest.mark.slow) for i, p in enumerate(MODULES)],
 )
 def test_a_docstring_keeps_the_digest_and_code_changes_it(digest_with, path):
     text = source(path)
@@ -105,16 +112,24 @@ def test_a_docstring_keeps_the_digest_and_code_changes_it(digest_with, path):
 
 
 def test_each_data_file_of_a_room_that_simulates_changes_the_digest(copy, digest_with):
-    files = [path.relative_to(copy) for path in copy.rglob("*") if path.is_file() and path.suffix != ".py"]
+    files = [
+        path.relative_to(copy)
+        for path in copy.rglob("*")
+        if path.is_file() and path.suffix != ".py"
+    ]
     for path in files:
         changed = digest_with(path, (copy / path).read_bytes() + b"\n") != code_digest()
-        simulates = path.parts[0] in ROOMS and path.parts[1] != "importers"  # whose modules no simulation imports
+        simulates = (
+            path.parts[0] in ROOMS and path.parts[1] != "importers"
+        )  # whose modules no simulation imports
         assert changed == (simulates or len(path.parts) == 1), path
 
 
 def test_a_data_file_that_is_added_counts_in_a_room_that_simulates_alone(digest_with):
     assert digest_with("profile/gpus.toml", "[h100]") != code_digest()
-    assert digest_with("profile/tables/gpus.toml", "[h100]") != digest_with("profile/gpus.toml", "[h100]")
+    assert digest_with("profile/tables/gpus.toml", "[h100]") != digest_with(
+        "profile/gpus.toml", "[h100]"
+    )
     assert digest_with("show/report/more.css", "a {}") == code_digest()
     assert digest_with("shipped/profiles/qwen.parquet", "") == code_digest()
     assert digest_with("profile/__pycache__/x.pyc", "") == code_digest()
@@ -122,7 +137,9 @@ def test_a_data_file_that_is_added_counts_in_a_room_that_simulates_alone(digest_
 
 @pytest.mark.slow
 def test_modules_that_nothing_simulated_imports_keep_the_digest(digest_with):
-    others = {path.relative_to(INSTALLED).as_posix() for path in INSTALLED.rglob("*.py")} - set(MODULES)
+    others = {path.relative_to(INSTALLED).as_posix() for path in INSTALLED.rglob("*.py")} - set(
+        MODULES
+    )
     for path in others:
         assert digest_with(path, source(path) + "\nmutated = 1\n") == code_digest(), path
     assert {path.split("/")[0] for path in others} >= {"analysis", "show", "commands", "study"}

@@ -85,7 +85,9 @@ def processes(group):
 def test_a_comparison_has_a_row_and_a_folder_for_each_scenario_in_order(compared):
     scenarios, rows, folder = compared
     assert [(row["variant"], row["system"]) for row in rows] == [
-        (gpus, system) for gpus in ("cluster.gpus=4", "cluster.gpus=8") for system in ("verl_colocated", "areal(eta=2)")
+        (gpus, system)
+        for gpus in ("cluster.gpus=4", "cluster.gpus=8")
+        for system in ("verl_colocated", "areal(eta=2)")
     ]
     for scenario, row in zip(scenarios, rows, strict=True):
         assert row.keys() >= DOCUMENTED
@@ -97,7 +99,9 @@ def test_a_comparison_has_a_row_and_a_folder_for_each_scenario_in_order(compared
             "perfetto.json",
         }
     assert json.loads((folder / "comparison.json").read_text()) == rows
-    assert json.loads((folder / "scenario.json").read_text()) == [s.model_dump(mode="json") for s in scenarios]
+    assert json.loads((folder / "scenario.json").read_text()) == [
+        s.model_dump(mode="json") for s in scenarios
+    ]
     assert (folder / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -105,7 +109,12 @@ def test_speed_ups_are_over_the_first_row_and_the_first_of_the_variant(compared)
     _, rows, _ = compared
     rate = [row["samples_per_s"] for row in rows]
     assert [row["speedup"] for row in rows] == [r / rate[0] for r in rate]
-    assert [row["speedup_in_variant"] for row in rows] == [1, rate[1] / rate[0], 1, rate[3] / rate[2]]
+    assert [row["speedup_in_variant"] for row in rows] == [
+        1,
+        rate[1] / rate[0],
+        1,
+        rate[3] / rate[2],
+    ]
 
 
 @pytest.mark.slow
@@ -125,7 +134,9 @@ def test_json_is_all_that_stdout_gets_and_a_progress_bar_needs_a_terminal(simrl)
     assert rows == json.loads((simrl.folder / "out" / "comparison.json").read_text())
 
 
-@pytest.mark.parametrize(("jobs", "lines"), [("1", "updates: 1 of "), ("2", "runs simulated: 2 of 2\n")])
+@pytest.mark.parametrize(
+    ("jobs", "lines"), [("1", "updates: 1 of "), ("2", "runs simulated: 2 of 2\n")]
+)
 def test_without_a_terminal_progress_is_a_line_a_minute(simrl, monkeypatch, jobs, lines):
     assert progress.LINE_S == 60
     monkeypatch.setattr(progress, "LINE_S", 0.0)
@@ -133,7 +144,13 @@ def test_without_a_terminal_progress_is_a_line_a_minute(simrl, monkeypatch, jobs
     assert code == 0 and lines in err
 
 
-AREAL = ("systems=areal", "system.rollout_share=0.25,0.5", "system.eta=2", "cluster.tp=1", "system.speculation=none")
+AREAL = (
+    "systems=areal",
+    "system.rollout_share=0.25,0.5",
+    "system.eta=2",
+    "cluster.tp=1",
+    "system.speculation=none",
+)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +160,9 @@ AREAL = ("systems=areal", "system.rollout_share=0.25,0.5", "system.eta=2", "clus
      (("sweep", "seed=1,2"), "points simulated: 1 of ")],
     ids=lambda each: each[0] if isinstance(each, tuple) else "",
 )  # fmt: skip
-def test_every_long_command_says_without_a_terminal_how_far_it_is(simrl, monkeypatch, arguments, line):
+def test_every_long_command_says_without_a_terminal_how_far_it_is(
+    simrl, monkeypatch, arguments, line
+):
     monkeypatch.setattr(progress, "LINE_S", 0.0)
     name, *words = arguments
     code, _, err = simrl(name, "scenario.yaml", *words, "-o", "out", "--json", "--jobs", "1")
@@ -159,7 +178,9 @@ def test_a_terminal_sees_progress_on_stderr_and_nothing_of_it_is_left(simrl, mon
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
-    code, out, _ = simrl("compare", "scenario.yaml", "steps=40", "-o", "out", "--jobs", "1", "--json")
+    code, out, _ = simrl(
+        "compare", "scenario.yaml", "steps=40", "-o", "out", "--jobs", "1", "--json"
+    )
     assert (code, len(json.loads(out))) == (0, 2)
     shown = terminal.getvalue()
     assert shown.rindex("\x1b[2K") > shown.rindex("updates")  # the line is erased
@@ -180,8 +201,12 @@ def test_every_run_has_a_folder_of_its_own(tmp_path):
         "cluster.gpus-8-verl-colocated",
         "cluster.gpus-8-areal-eta-2",
     ]
-    assert names("vary=[{model: ../a/config.json}]", "systems=[split]") == ["model-..-a-config.json-split"]
-    first, second = names(f"vary=[{{model: {'m' * 300}a}}, {{model: {'m' * 300}b}}]", "systems=[split]")
+    assert names("vary=[{model: ../a/config.json}]", "systems=[split]") == [
+        "model-..-a-config.json-split"
+    ]
+    first, second = names(
+        f"vary=[{{model: {'m' * 300}a}}, {{model: {'m' * 300}b}}]", "systems=[split]"
+    )
     assert first != second
     assert max(len(first), len(second)) < 120
 
@@ -197,17 +222,32 @@ def test_every_run_has_a_folder_of_its_own(tmp_path):
             ["systems=[{name: areal, etta: 3}]"],
             r"\(areal\): system areal: unknown parameter 'etta'.*; it has eta",
         ),
-        (["systems=[{name: areal, eta: -1}]"], r"\(areal\): system areal: eta is -1: give 0 or more"),
+        (
+            ["systems=[{name: areal, eta: -1}]"],
+            r"\(areal\): system areal: eta is -1: give 0 or more",
+        ),
         (["systems=[{name: areal, eta: .nan}]"], r"\(areal\): system areal: eta is nan"),
-        (["systems=[{name: areal, 3: 4}]"], r"\(areal\): system areal: unknown parameter '3'; it has eta"),
+        (
+            ["systems=[{name: areal, 3: 4}]"],
+            r"\(areal\): system areal: unknown parameter '3'; it has eta",
+        ),
         (
             ["systems=[{name: split, rollout_share: 1.5}]"],
             r"\(split\): system split: rollout_share is 1.5.*less than 1",
         ),
-        (["systems=[{name: split, rollout_share: 0.01}]"], "leaves 0 rollout and 4 train GPUs; both need some"),
-        (["systems=[{name: split, rollout_share: 0.99}]", "cluster.tp=2", "cluster.gpus=2"], "both need some"),
+        (
+            ["systems=[{name: split, rollout_share: 0.01}]"],
+            "leaves 0 rollout and 4 train GPUs; both need some",
+        ),
+        (
+            ["systems=[{name: split, rollout_share: 0.99}]", "cluster.tp=2", "cluster.gpus=2"],
+            "both need some",
+        ),
         (["cluster.tp=3"], "cluster.tp is 3: it does not divide the 4 GPUs; choose a divisor"),
-        (["cluster.tp=32", "cluster.gpus=32"], "cluster.tp is 32: it does not divide the 16 attention heads"),
+        (
+            ["cluster.tp=32", "cluster.gpus=32"],
+            "cluster.tp is 32: it does not divide the 16 attention heads",
+        ),
         (["cluster.gpu=b9"], r"gpu 'b9' is unknown \(closest are b200"),
         (["model=gpt-5"], "model gpt-5: no known name, nor a config.json"),
         (["model=qwen3-32b"], "weights 61.0 GiB.*use a larger tp|needs .* GiB a GPU"),
@@ -215,18 +255,29 @@ def test_every_run_has_a_folder_of_its_own(tmp_path):
             ["training.tokens_per_microbatch=10000000"],
             r"training: .*GiB a GPU .*activations of 10,000,000",
         ),
-        (["training.sequence_parallel=3"], "training.sequence_parallel is 3: it does not divide the 4 train GPUs"),
-        (["engine.kv_cache_tokens=100"], "its longest sample has .* tokens, the KV cache of a worker .* holds 100"),
+        (
+            ["training.sequence_parallel=3"],
+            "training.sequence_parallel is 3: it does not divide the 4 train GPUs",
+        ),
+        (
+            ["engine.kv_cache_tokens=100"],
+            "its longest sample has .* tokens, the KV cache of a worker .* holds 100",
+        ),
         (["engine.reserve_bytes=1e12"], "nothing is left for the KV cache"),
         (["workload.synthetic=null", "workload.trace=none.parquet"], "none.parquet: no such file"),
         (["profile.roofline=null", "profile.path=none.parquet"], "none.parquet: no such profile"),
-        (["vary=[{cluster.gpus: 4}, {cluster.tp: 3}]"], r"\(verl_colocated, cluster.tp=3\): cluster.tp is 3"),
+        (
+            ["vary=[{cluster.gpus: 4}, {cluster.tp: 3}]"],
+            r"\(verl_colocated, cluster.tp=3\): cluster.tp is 3",
+        ),
     ],
 )
 def test_a_scenario_that_cannot_be_is_refused_with_file_and_run_before_anything_runs(
     simrl, monkeypatch, overrides, what
 ):
-    monkeypatch.setattr("simrl.study.compare.simulate_prepared", lambda *_: pytest.fail("something ran"))
+    monkeypatch.setattr(
+        "simrl.study.compare.simulate_prepared", lambda *_: pytest.fail("something ran")
+    )
     for jobs in "12":
         assert re.search(
             rf"scenario.yaml.*{what}",
@@ -235,10 +286,15 @@ def test_a_scenario_that_cannot_be_is_refused_with_file_and_run_before_anything_
 
 
 @pytest.mark.parametrize(
-    "output", ["own", "scenario.yaml", "scenario.yaml/out", os.devnull, f"{os.devnull}/out", ".", "/"]
+    "output",
+    ["own", "scenario.yaml", "scenario.yaml/out", os.devnull, f"{os.devnull}/out", ".", "/"],
 )
-def test_an_output_folder_that_is_somebody_elses_is_refused_before_anything_runs(simrl, monkeypatch, output):
-    monkeypatch.setattr("simrl.study.compare.simulate_prepared", lambda *_: pytest.fail("something ran"))
+def test_an_output_folder_that_is_somebody_elses_is_refused_before_anything_runs(
+    simrl, monkeypatch, output
+):
+    monkeypatch.setattr(
+        "simrl.study.compare.simulate_prepared", lambda *_: pytest.fail("something ran")
+    )
     (simrl.folder / "own").mkdir()
     (simrl.folder / "own" / "thesis.tex").write_text("text")
     assert f"{output}: " in simrl.refuses("compare", "scenario.yaml", "-o", output)
@@ -274,13 +330,18 @@ def test_a_file_that_may_not_grow_in_another_process_is_told_too(simrl):
 # What is stopped.
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the processes of a group are found in Linux's /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(),
+    reason="the processes of a group are found in Linux's /proc",
+)
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_ctrl_c_leaves_the_old_results_whole_and_nothing_else(simrl, jobs):
     old_results(simrl.folder / "out")
     before = contents(simrl.folder)
     process = simrl.start("compare", "scenario.yaml", *SLOW, "--jobs", str(jobs))
-    while not (list(simrl.folder.glob(".out.*")) and len(processes(process.pid)) >= (4 if jobs == 2 else 1)):
+    while not (
+        list(simrl.folder.glob(".out.*")) and len(processes(process.pid)) >= (4 if jobs == 2 else 1)
+    ):
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to the whole group

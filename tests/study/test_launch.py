@@ -13,7 +13,10 @@ from simrl.trace.synthesis import LengthModel
 def test_every_setting_of_a_framework_that_names_a_field_names_one_that_a_scenario_has():
     parameters = {key for name in RECIPES for key in parameters_of(name)}
     fields = {
-        field for _, settings in _templates().values() for setting in settings.values() if (field := setting.field)
+        field
+        for _, settings in _templates().values()
+        for setting in settings.values()
+        if (field := setting.field)
     }
     assert {"cluster.tp", "system.eta", "workload.synthetic.group"} <= fields
     for field in fields:
@@ -37,8 +40,11 @@ def test_every_setting_of_a_framework_that_names_a_field_names_one_that_a_scenar
         (Setting(value="{nothing}"), None),
     ],
 )
-def test_a_setting_is_its_field_or_its_template_and_left_out_where_there_is_nothing_to_say(setting, text):
+def test_a_setting_is_its_field_or_its_template_and_left_out_where_there_is_nothing_to_say(
+    setting, text
+):
     scenario = SimpleNamespace(
-        cluster=SimpleNamespace(tp=2, dp=1), training=SimpleNamespace(microbatching="dynamic", sharding="fsdp")
+        cluster=SimpleNamespace(tp=2, dp=1),
+        training=SimpleNamespace(microbatching="dynamic", sharding="fsdp"),
     )
     assert setting.text({"scenario": scenario, "workers": 7, "nothing": None}) == text

@@ -30,15 +30,27 @@ def test_functions_and_tasks_of_a_script_work_in_a_pool(tmp_path: Path):
     for file in ("script.py", "package/__main__.py"):
         (tmp_path / file).write_text(SCRIPT)
     for words in (["script.py"], ["-m", "script"], ["-m", "package"]):
-        done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True
+        )
         assert (done.returncode, done.stdout, done.stderr) == (0, "[2, 4, 6]\n", "")
 
 
 @pytest.mark.parametrize(
     ("old", "new", "file", "reason"),
     [
-        ("\ndef doubled", "\nif __name__ == '__main__':\n  def doubled", "script.py", "attribute 'doubled' on"),
-        ("", "", "__main__.py", "attribute 'doubled' on"),  # of a folder: multiprocessing imports no such file
+        (
+            "\ndef doubled",
+            "\nif __name__ == '__main__':\n  def doubled",
+            "script.py",
+            "attribute 'doubled' on",
+        ),
+        (
+            "",
+            "",
+            "__main__.py",
+            "attribute 'doubled' on",
+        ),  # of a folder: multiprocessing imports no such file
         ("\nclass", "\nif __name__ != '__main__': raise SystemExit(0)\nclass", "script.py", "(0)"),
     ],
 )
@@ -48,8 +60,12 @@ def test_work_that_cannot_be_loaded_is_named_as_that_and_not_as_lack_of_memory(
     (tmp_path / file).write_text(SCRIPT.replace(old, new, 1))
     words = ["."] if file == "__main__.py" else [file]
     done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True)
-    line, *_ = (line for line in done.stderr.splitlines() if line.startswith("simrl.errors.InputError"))
-    assert "__main__.doubled cannot be loaded in a process of its own" in line and "memory" not in line
+    line, *_ = (
+        line for line in done.stderr.splitlines() if line.startswith("simrl.errors.InputError")
+    )
+    assert (
+        "__main__.doubled cannot be loaded in a process of its own" in line and "memory" not in line
+    )
     assert reason in line and "define it at the top of a module" in line
 
 
@@ -57,7 +73,10 @@ def test_work_that_has_no_place_in_a_module_is_refused_before_it_is_sent():
     def inner(number: int) -> int:
         return number
 
-    with Processes(1) as pool, pytest.raises(InputError, match=r"inner cannot be loaded .* top of a module") as raised:
+    with (
+        Processes(1) as pool,
+        pytest.raises(InputError, match=r"inner cannot be loaded .* top of a module") as raised,
+    ):
         list(each(inner, [1, 2], pool))
     assert "\n" not in str(raised.value)
 

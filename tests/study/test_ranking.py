@@ -15,7 +15,12 @@ from tests.command_line import SCENARIO
 HALF, DOUBLE = compare.FACTORS
 KNOWN = {
     f"training.{key}": value
-    for key, value in {"switch_s": 1, "load_overhead_s": 0.5, "publish_s": 0.3, "reward_s": 0.1}.items()
+    for key, value in {
+        "switch_s": 1,
+        "load_overhead_s": 0.5,
+        "publish_s": 0.3,
+        "reward_s": 0.1,
+    }.items()
 }
 
 
@@ -45,23 +50,35 @@ def test_a_rate_is_that_of_the_scenario_with_all_assumed_seconds_times_the_facto
     for key, factor in compare.FACTORS.items():
         defaults = {"switch_s": 2, "load_overhead_s": 1, "publish_s": 0.5, "reward_s": 0.2}
         changed = api.compare(
-            str(scenario), overrides={f"training.{k}": v * factor for k, v in defaults.items()}, ranking=False, jobs=1
+            str(scenario),
+            overrides={f"training.{k}": v * factor for k, v in defaults.items()},
+            ranking=False,
+            jobs=1,
         )
         assert [r[key] for r in rows] == [r["samples_per_s"] for r in changed.rows]
 
 
 def test_an_order_that_flips_when_switch_s_doubles_is_told(scenario):
-    known = {**{key: value for key, value in KNOWN.items() if key != "training.switch_s"}, "training.publish_s": 5}
+    known = {
+        **{key: value for key, value in KNOWN.items() if key != "training.switch_s"},
+        "training.publish_s": 5,
+    }
     compared = api.compare(str(scenario), ["verl_colocated", "split"], overrides=known, jobs=1)
     colocated, split = compared.rows
     assert colocated["samples_per_s"] > split["samples_per_s"]
     assert colocated[DOUBLE] < split["samples_per_s"]
     assert split[HALF] is None and split[DOUBLE] is None
-    assert "× 0.5 and × 2: at × 2 faster than verl_colocated: split. verl_colocated is 0." in str(compared)
+    assert "× 0.5 and × 2: at × 2 faster than verl_colocated: split. verl_colocated is 0." in str(
+        compared
+    )
 
 
-def test_a_comparison_that_rests_on_nothing_assumed_says_so_and_is_not_repeated(scenario, monkeypatch):
-    monkeypatch.setattr("simrl.study.point.simulate_prepared", lambda *_: pytest.fail("simulated again"))
+def test_a_comparison_that_rests_on_nothing_assumed_says_so_and_is_not_repeated(
+    scenario, monkeypatch
+):
+    monkeypatch.setattr(
+        "simrl.study.point.simulate_prepared", lambda *_: pytest.fail("simulated again")
+    )
     compared = api.compare(str(scenario), overrides=KNOWN, jobs=1)
     assert "Ranking: rests on no assumed seconds" in str(compared)
     assert all(r[HALF] is None and r[DOUBLE] is None for r in compared.rows)
@@ -69,7 +86,9 @@ def test_a_comparison_that_rests_on_nothing_assumed_says_so_and_is_not_repeated(
 
 def test_a_long_comparison_is_repeated_only_if_asked(scenario, monkeypatch):
     monkeypatch.setattr(compare, "LONG_S", -1.0)
-    assert "--ranking simulates it (the comparison took 0 s)" in str(api.compare(str(scenario), jobs=1))
+    assert "--ranking simulates it (the comparison took 0 s)" in str(
+        api.compare(str(scenario), jobs=1)
+    )
     assert api.compare(str(scenario), ranking=True, jobs=1).rows[0][HALF] is not None
 
 
@@ -81,12 +100,16 @@ def test_without_the_ranking_no_line_is_printed_and_one_system_has_none(scenario
 
 def test_open_constants_of_presets_are_varied_and_known_ones_are_not(scenario):
     def seconds(*overrides):
-        return assumed_seconds(prepare(load_scenarios(scenario, ["systems=[verl_colocated]", *overrides])[0]))
+        return assumed_seconds(
+            prepare(load_scenarios(scenario, ["systems=[verl_colocated]", *overrides])[0])
+        )
 
     assert seconds("framework=verl-fsdp-0.5") == {"profile.sequence_overhead_s": 2e-5}
     assert seconds("framework=verl-fsdp-0.5", "profile.sequence_overhead_s=1e-5") == {}
     eager = seconds(
-        "framework=verl-fsdp-0.5-sglang", "engine.enforce_eager=true", "profile.roofline.between_passes_s=1e-3"
+        "framework=verl-fsdp-0.5-sglang",
+        "engine.enforce_eager=true",
+        "profile.roofline.between_passes_s=1e-3",
     )
     assert eager == {
         "training.load_overhead_s": 1.6,
@@ -96,7 +119,9 @@ def test_open_constants_of_presets_are_varied_and_known_ones_are_not(scenario):
     }
 
 
-def test_constants_that_were_measured_on_other_models_or_nodes_are_varied_where_they_are_used(scenario):
+def test_constants_that_were_measured_on_other_models_or_nodes_are_varied_where_they_are_used(
+    scenario,
+):
     split = ["systems=[split]", "training.weight_sync=reshard", "training.reward_s=0.1"]
     (one,) = load_scenarios(scenario, split)
     prepared = prepare(one)
@@ -133,7 +158,9 @@ def test_the_lead_of_the_first_system_is_over_the_second_best():
 
 def test_systems_that_change_places_are_named_with_the_factor():
     told = line(row("verl", 2.0, 2.2, 1.0, "gpus=4"), row("areal", 1.5, 1.5, 1.5, "gpus=4"))
-    assert told.startswith("at × 2 faster than verl: areal (gpus=4). verl is 0.67× to 1.47× as fast as areal")
+    assert told.startswith(
+        "at × 2 faster than verl: areal (gpus=4). verl is 0.67× to 1.47× as fast as areal"
+    )
 
 
 def test_less_than_the_models_error_apart_is_level_and_no_change():
@@ -144,8 +171,12 @@ def test_less_than_the_models_error_apart_is_level_and_no_change():
 
 
 def test_of_many_variants_the_lead_that_moves_most_is_told():
-    rows = [row(s, r, r, r + i, f"gpus={i}") for i in range(4) for s, r in (("verl", 1), ("areal", 9))]
-    assert line(*rows).endswith("areal is 3.00× to 9.00× as fast as verl (gpus=3), where it moves most.")
+    rows = [
+        row(s, r, r, r + i, f"gpus={i}") for i in range(4) for s, r in (("verl", 1), ("areal", 9))
+    ]
+    assert line(*rows).endswith(
+        "areal is 3.00× to 9.00× as fast as verl (gpus=3), where it moves most."
+    )
 
 
 def test_a_run_without_assumed_seconds_keeps_its_rate():

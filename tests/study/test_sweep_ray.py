@@ -28,7 +28,9 @@ from tests.replay.test_replay_faults import eventually  # noqa: E402
 @contextmanager
 def two_nodes() -> Iterator[tuple[Cluster, Any]]:
     """A head that only keeps the books, and two nodes of a CPU each; gives the cluster and the second node."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+    )
     try:
         cluster.add_node(num_cpus=1)
         second = cluster.add_node(num_cpus=1)
@@ -46,8 +48,15 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepPlan:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # nodes run this checkout
     (tmp_path / "scenario.yaml").write_text(SCENARIO)
     write_trace(trace([[[(20, 90), (20, 40)], [(9, 25), (9, 80)]]] * 2), "trace.parquet")
-    texts = ["workload={trace: trace.parquet, synthetic: null}", "cluster.gpus=4,8,3", "cluster.tp=1,2", "seed=0..7"]
-    return plan(vary(tmp_path / "scenario.yaml", [*texts, "steps=200", "systems=verl_colocated"]), None, 0)
+    texts = [
+        "workload={trace: trace.parquet, synthetic: null}",
+        "cluster.gpus=4,8,3",
+        "cluster.tp=1,2",
+        "seed=0..7",
+    ]
+    return plan(
+        vary(tmp_path / "scenario.yaml", [*texts, "steps=200", "systems=verl_colocated"]), None, 0
+    )
 
 
 @pytest.mark.slow
@@ -77,15 +86,21 @@ class Foreign(Point):
         return importlib.import_module, ("simrl_of_another_version",)
 
 
-def test_a_node_without_the_same_simrl_stops_the_sweep_with_a_line(planned: SweepPlan, tmp_path: Path) -> None:
+def test_a_node_without_the_same_simrl_stops_the_sweep_with_a_line(
+    planned: SweepPlan, tmp_path: Path
+) -> None:
     point = planned.points[0]
     other = replace(point, code={**point.code, "code": "another"})
     foreign = Foreign(point.scenario, point.hash, point.files, point.code)
     with two_nodes() as (cluster, _):
         executor = RayCluster(cluster.address)
-        for one, what in ((other, "has another version of simrl"), (foreign, "simrl_of_another_version")):
+        for one, what in (
+            (other, "has another version of simrl"),
+            (foreign, "simrl_of_another_version"),
+        ):
             with pytest.raises(
-                StoppedError, match=f"--ray: a node could not simulate a point .*{what}.*this version of simrl"
+                StoppedError,
+                match=f"--ray: a node could not simulate a point .*{what}.*this version of simrl",
             ) as told:
                 list(executor.outcomes([one]))
             assert "\n" not in str(told.value)

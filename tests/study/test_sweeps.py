@@ -52,7 +52,9 @@ def _at(data, key):
 
 
 def swept(found, folder, executor=None, before=None):
-    return run(found, kept(found, folder) if before is None else before, folder, executor or Here(), {})
+    return run(
+        found, kept(found, folder) if before is None else before, folder, executor or Here(), {}
+    )
 
 
 def table(folder):
@@ -66,11 +68,15 @@ def table(folder):
 def test_a_grid_crosses_the_files_variations_the_keys_and_the_systems_the_last_fastest(file):
     file.write_text(f"{SCENARIO}vary: [{{cluster.tp: 1}}, {{cluster.tp: 2}}]\n")
     found = values(planned(file, "cluster.gpus=4,8"), "cluster.tp", "cluster.gpus", "system.name")
-    assert found == [(tp, gpus, name) for tp in (1, 2) for gpus in (4, 8) for name in ("verl_colocated", "areal")]
+    assert found == [
+        (tp, gpus, name) for tp in (1, 2) for gpus in (4, 8) for name in ("verl_colocated", "areal")
+    ]
 
 
 def test_a_key_on_the_command_line_wins_over_the_files_variation(file):
-    file.write_text(f"{SCENARIO}vary: [{{cluster.gpus: 2, seed: 1}}, {{cluster.gpus: 4, seed: 1}}]\n")
+    file.write_text(
+        f"{SCENARIO}vary: [{{cluster.gpus: 2, seed: 1}}, {{cluster.gpus: 4, seed: 1}}]\n"
+    )
     found = values(planned(file, "cluster.gpus=8,16", "systems=split"), "cluster.gpus", "seed")
     assert found == [(8, 1), (16, 1)]
 
@@ -78,11 +84,31 @@ def test_a_key_on_the_command_line_wins_over_the_files_variation(file):
 @pytest.mark.parametrize(
     ("varied", "text", "what"),
     [
-        ("cluster.gpus: 8", "cluster={gpus: 24},{gpus: 32}", "{gpus: 24}': vary sets cluster.gpus too, and only one"),
-        ("cluster.gpus: 8", "cluster={tp: 1},{gpus: 32}", "{gpus: 32}': vary sets cluster.gpus too, and only one"),
-        ("cluster: {gpus: 8}", "cluster.gpus=24,32", "cluster.gpus=24': vary sets cluster too, and only one"),
-        ("training: {mfu: 0.5}", "training.mfu=0.2..0.4", "'training.mfu=0.2..0.4': vary sets training too"),
-        ("cluster: {gpus: 8}", "cluster={gpus: 4},{tp: 2}", "{tp: 2}': vary has cluster.gpus, which this leaves out"),
+        (
+            "cluster.gpus: 8",
+            "cluster={gpus: 24},{gpus: 32}",
+            "{gpus: 24}': vary sets cluster.gpus too, and only one",
+        ),
+        (
+            "cluster.gpus: 8",
+            "cluster={tp: 1},{gpus: 32}",
+            "{gpus: 32}': vary sets cluster.gpus too, and only one",
+        ),
+        (
+            "cluster: {gpus: 8}",
+            "cluster.gpus=24,32",
+            "cluster.gpus=24': vary sets cluster too, and only one",
+        ),
+        (
+            "training: {mfu: 0.5}",
+            "training.mfu=0.2..0.4",
+            "'training.mfu=0.2..0.4': vary sets training too",
+        ),
+        (
+            "cluster: {gpus: 8}",
+            "cluster={gpus: 4},{tp: 2}",
+            "{tp: 2}': vary has cluster.gpus, which this leaves out",
+        ),
     ],
 )
 def test_values_and_a_variation_that_would_each_hold_in_part_are_refused(file, varied, text, what):
@@ -100,12 +126,19 @@ def test_one_value_is_set_everywhere_and_is_no_column(file):
 
 def test_systems_are_a_dimension_and_may_be_written_as_compare_takes_them(file):
     for text in ("systems=split,{name: areal, eta: 2}", "systems=[split,{name: areal, eta: 2}]"):
-        assert values(planned(file, text), "system.name", "system.eta") == [("split", None), ("areal", 2)]
+        assert values(planned(file, text), "system.name", "system.eta") == [
+            ("split", None),
+            ("areal", 2),
+        ]
 
 
 def test_a_parameter_of_systems_goes_to_those_that_have_it_and_makes_no_points_of_the_others(file):
     found = planned(file, "systems=verl_colocated,areal", "system.eta=1,4")
-    assert values(found, "system.name", "system.eta") == [("verl_colocated", None), ("areal", 1), ("areal", 4)]
+    assert values(found, "system.name", "system.eta") == [
+        ("verl_colocated", None),
+        ("areal", 1),
+        ("areal", 4),
+    ]
     assert (len(found.points), found.combinations) == (3, 4)
 
 
@@ -131,9 +164,19 @@ def test_a_comma_in_brackets_or_quotes_parts_nothing(file):
 
 def test_zipped_keys_go_together_and_are_crossed_with_the_rest(file):
     found = planned(
-        file, "cluster.gpus=4,8", "seed=0,1", "cluster.tp=1,2", "systems=split", zips=["cluster.gpus,cluster.tp"]
+        file,
+        "cluster.gpus=4,8",
+        "seed=0,1",
+        "cluster.tp=1,2",
+        "systems=split",
+        zips=["cluster.gpus,cluster.tp"],
     )
-    assert values(found, "cluster.gpus", "cluster.tp", "seed") == [(4, 1, 0), (4, 1, 1), (8, 2, 0), (8, 2, 1)]
+    assert values(found, "cluster.gpus", "cluster.tp", "seed") == [
+        (4, 1, 0),
+        (4, 1, 1),
+        (8, 2, 0),
+        (8, 2, 1),
+    ]
 
 
 def test_systems_can_be_zipped(file):
@@ -142,18 +185,33 @@ def test_systems_can_be_zipped(file):
 
 
 def test_samples_are_drawn_from_lists_and_from_all_numbers_in_between(file):
-    found = planned(file, "systems=areal,split", "system.rollout_share=0.5..0.75", "cluster.gpus=8,16,32", sample=300)
+    found = planned(
+        file,
+        "systems=areal,split",
+        "system.rollout_share=0.5..0.75",
+        "cluster.gpus=8,16,32",
+        sample=300,
+    )
     shares = [share for (share,) in values(found, "system.rollout_share")]
     assert 0.5 <= min(shares) < 0.52 and 0.73 < max(shares) <= 0.75
     for key, choices in (("system.name", {"areal", "split"}), ("cluster.gpus", {8, 16, 32})):
         drawn = [value for (value,) in values(found, key)]
         assert set(drawn) == choices
-        assert all(drawn.count(choice) == pytest.approx(300 / len(choices), rel=0.25) for choice in choices)
+        assert all(
+            drawn.count(choice) == pytest.approx(300 / len(choices), rel=0.25) for choice in choices
+        )
 
 
 def test_more_samples_add_points_and_change_none_and_another_seed_changes_them(file):
     def hashes(sample, seed=0):
-        found = planned(file, "seed=0..999", "system.rollout_share=0.5..0.9", "systems=areal", sample=sample, seed=seed)
+        found = planned(
+            file,
+            "seed=0..999",
+            "system.rollout_share=0.5..0.9",
+            "systems=areal",
+            sample=sample,
+            seed=seed,
+        )
         return [point.hash for point in found.points]
 
     assert hashes(40)[:20] == hashes(20)
@@ -174,11 +232,15 @@ def test_a_points_hash_follows_the_contents_of_a_trace_not_its_place(file):
     def write(path, tokens):
         columns = {name: [0, 0] for name in ("step", "epoch", "prompt_id")}
         columns |= {"sample": [0, 1], "prompt_tokens": [5, 5], "response_tokens": [tokens, 20]}
-        metadata = TraceMetadata(name="run", kind="recorded", source="a test", tokenizer="none", cap_tokens=100)
+        metadata = TraceMetadata(
+            name="run", kind="recorded", source="a test", tokenizer="none", cap_tokens=100
+        )
         write_trace(Trace.from_columns(columns, metadata), path)
 
     def hash_of(path):
-        (point,) = planned(file, f"workload={{trace: {path}, synthetic: null}}", "systems=split").points
+        (point,) = planned(
+            file, f"workload={{trace: {path}, synthetic: null}}", "systems=split"
+        ).points
         return point.hash
 
     write("a.parquet", 10)
@@ -196,11 +258,20 @@ def test_a_points_hash_follows_the_contents_of_a_trace_not_its_place(file):
 def test_a_row_has_what_a_comparison_has_and_what_was_varied(simrl):
     code, out, err = simrl("sweep", "scenario.yaml", *GRID)
     assert (code, err) == (0, "")
-    assert json.loads(out) == {"table": "out/table", "points": 8, "simulated": 8, "failed": 0, "errors": {}}
+    assert json.loads(out) == {
+        "table": "out/table",
+        "points": 8,
+        "simulated": 8,
+        "failed": 0,
+        "errors": {},
+    }
     rows = table(simrl.folder / "out")
     assert rows["point"].tolist() == list(range(8))
     assert list(zip(rows["cluster.gpus"], rows["seed"], rows["system.name"], strict=True)) == [
-        (gpus, seed, name) for gpus in (4, 8) for seed in (0, 1) for name in ("verl_colocated", "areal")
+        (gpus, seed, name)
+        for gpus in (4, 8)
+        for seed in (0, 1)
+        for name in ("verl_colocated", "areal")
     ]
     assert rows["system.eta"].isna().tolist() == [True, False] * 4
     found = [
@@ -209,7 +280,9 @@ def test_a_row_has_what_a_comparison_has_and_what_was_varied(simrl):
         for seed in (0, 1)
         for scenario in load_scenarios("scenario.yaml", [f"cluster.gpus={gpus}", f"seed={seed}"])
     ]
-    empty = {name for name, value in found[0].items() if value in (None, "")}  # a table has NaN there
+    empty = {
+        name for name, value in found[0].items() if value in (None, "")
+    }  # a table has NaN there
     for name in found[0].keys() - empty:
         assert rows[name].tolist() == [row[name] for row in found], name
     rate = np.array([row["samples_per_s"] for row in found])
@@ -217,12 +290,19 @@ def test_a_row_has_what_a_comparison_has_and_what_was_varied(simrl):
     assert rows["speedup_in_variant"].tolist() == (rate / np.repeat(rate[::2], 2)).tolist()
 
 
-def test_at_80_columns_headings_are_whole_columns_are_left_out_by_name_and_switches_are_words(simrl, monkeypatch):
+def test_at_80_columns_headings_are_whole_columns_are_left_out_by_name_and_switches_are_words(
+    simrl, monkeypatch
+):
     monkeypatch.setenv("COLUMNS", "80")
-    code, out, err = simrl("sweep", "scenario.yaml", "engine.prefix_caching=true,false", "seed=0,1", "-o", "out")
+    code, out, err = simrl(
+        "sweep", "scenario.yaml", "engine.prefix_caching=true,false", "seed=0,1", "-o", "out"
+    )
     assert (code, err) == (0, "")
     assert "…" not in out and max(map(len, out.splitlines())) <= 80
-    assert all(word in out for word in ("system", "prefix_caching", "seed", "samples/s", "Left out for want of room"))
+    assert all(
+        word in out
+        for word in ("system", "prefix_caching", "seed", "samples/s", "Left out for want of room")
+    )
     assert {"on", "off"} <= set(out.split()) and not {"True", "False"} & set(out.split())
 
 
@@ -243,7 +323,9 @@ def test_pandas_polars_and_duckdb_open_the_table_as_it_is(file):
 
 
 def test_values_of_several_types_are_text_and_objects_json(file):
-    found = planned(file, "systems=split", "training={mfu: 0.3},{mfu: 0.5}", "engine.kv_cache_tokens=null,4096")
+    found = planned(
+        file, "systems=split", "training={mfu: 0.3},{mfu: 0.5}", "engine.kv_cache_tokens=null,4096"
+    )
     swept(found, Path("out"))
     rows = table(Path("out"))
     assert [json.loads(text)["mfu"] for text in rows["training"]] == [0.3, 0.3, 0.5, 0.5]
@@ -264,7 +346,9 @@ def test_what_points_share_is_read_once(file, monkeypatch):
 
     made = []
     real = module.synthesise
-    monkeypatch.setattr(module, "synthesise", lambda model, seed: made.append(seed) or real(model, seed))
+    monkeypatch.setattr(
+        module, "synthesise", lambda model, seed: made.append(seed) or real(model, seed)
+    )
     swept(planned(file, "seed=0,1", "cluster.gpus=4,8"), Path("out"))
     assert made == [0, 1]
 
@@ -274,7 +358,15 @@ def test_what_points_share_is_read_once(file, monkeypatch):
 
 def test_a_point_that_cannot_be_is_a_row_with_its_error_and_the_others_are_simulated(simrl):
     code, out, err = simrl(
-        "sweep", "scenario.yaml", "cluster.gpus=4,5", "cluster.tp=2", "-o", "out", "--jobs", "1", "--json"
+        "sweep",
+        "scenario.yaml",
+        "cluster.gpus=4,5",
+        "cluster.tp=2",
+        "-o",
+        "out",
+        "--jobs",
+        "1",
+        "--json",
     )
     assert (code, err) == (0, "")
     error = "cluster.tp is 2: it does not divide the 5 GPUs; choose a divisor, such as 1"
@@ -282,7 +374,9 @@ def test_a_point_that_cannot_be_is_a_row_with_its_error_and_the_others_are_simul
     rows = table(simrl.folder / "out")
     assert rows["samples_per_s"].isna().tolist() == [False, False, True, True]
     assert rows["error"].isna().tolist() == [True, True, False, False]
-    _, out, _ = simrl("sweep", "scenario.yaml", "cluster.gpus=4,5", "cluster.tp=2", "-o", "out", "--jobs", "1")
+    _, out, _ = simrl(
+        "sweep", "scenario.yaml", "cluster.gpus=4,5", "cluster.tp=2", "-o", "out", "--jobs", "1"
+    )
     assert f"2 failed; point 2: {error}" in " ".join(out.split())
 
 
@@ -306,9 +400,14 @@ def test_a_bug_that_one_point_meets_is_told_in_a_line(file, monkeypatch):
 
 
 def test_where_all_points_fail_the_command_fails(simrl):
-    code, _, err = simrl("sweep", "scenario.yaml", "cluster.gpus=5,7", "cluster.tp=2", "-o", "out", "--jobs", "1")
+    code, _, err = simrl(
+        "sweep", "scenario.yaml", "cluster.gpus=5,7", "cluster.tp=2", "-o", "out", "--jobs", "1"
+    )
     assert code == 2
-    assert err.startswith("simrl: all 4 points failed; the first: cluster.tp is 2") and err.count("\n") == 1
+    assert (
+        err.startswith("simrl: all 4 points failed; the first: cluster.tp is 2")
+        and err.count("\n") == 1
+    )
 
 
 @pytest.mark.slow
@@ -350,11 +449,15 @@ def test_what_this_machine_lost_is_in_the_table_and_tried_again(file):
 def test_a_sweep_that_was_stopped_goes_on_and_simulates_nothing_twice(file):
     class Stopped(Here):
         def outcomes(self, points):
-            yield from zip(range(3), (outcome for _, outcome in super().outcomes(points)), strict=False)
+            yield from zip(
+                range(3), (outcome for _, outcome in super().outcomes(points)), strict=False
+            )
             raise KeyboardInterrupt
 
     found = planned(file, "seed=0..4", "systems=split")
-    with pytest.raises(Exception, match=r"interrupted; 3 of 5 points are kept in out; the same command goes on"):
+    with pytest.raises(
+        Exception, match=r"interrupted; 3 of 5 points are kept in out; the same command goes on"
+    ):
         swept(found, Path("out"), Stopped())
     assert not Path("out/table").exists()
     before = {path: data for path, data in contents(Path("out")).items() if path.endswith(".json")}
@@ -375,7 +478,9 @@ def test_ctrl_c_ends_with_1_and_keeps_what_was_done(simrl):
     )
     assert process.returncode == 1
     assert not [path for path in contents(simrl.folder / "out") if "table" in path]
-    _, out, _ = simrl("sweep", "scenario.yaml", "steps=300,301", "-o", "out", "--jobs", "1", "--json")
+    _, out, _ = simrl(
+        "sweep", "scenario.yaml", "steps=300,301", "-o", "out", "--jobs", "1", "--json"
+    )
     assert (json.loads(out)["points"], json.loads(out)["simulated"]) == (4, 2)
 
 
@@ -416,7 +521,10 @@ def test_a_kept_figure_that_somebody_edited_is_noticed_and_simulated_again(file,
     data["outcome"]["row"]["samples_per_s"] *= 2
     kept.write_text(json.dumps(data))
     assert swept(found, Path("out")).simulated == 1
-    assert f"{kept}: is damaged, or was changed after simrl wrote it; the point is simulated again" in caplog.text
+    assert (
+        f"{kept}: is damaged, or was changed after simrl wrote it; the point is simulated again"
+        in caplog.text
+    )
     assert contents(Path("out")) == whole
 
 
@@ -444,7 +552,9 @@ def test_a_table_of_somebody_else_at_the_place_of_a_table_is_not_deleted(file):
     own = Path("out/table/system.name=split/part-0.parquet")
     own.parent.mkdir(parents=True)
     pq.write_table(pa.table({"mine": [1]}), own)
-    with pytest.raises(InputError, match=r"holds system.name=split/part-0.parquet, which simrl did not write"):
+    with pytest.raises(
+        InputError, match=r"holds system.name=split/part-0.parquet, which simrl did not write"
+    ):
         swept(planned(file, "seed=0", "systems=split"), Path("out"))
     assert pq.read_table(own, partitioning=None).to_pydict() == {"mine": [1]}
 
@@ -453,7 +563,9 @@ def test_points_that_the_machine_lost_end_the_command_with_1_and_a_line(simrl, m
     monkeypatch.setattr("simrl.study.executors.simulate_point", _out_of_memory)
     code, out, said = simrl("sweep", "scenario.yaml", "seed=0,1", "systems=split", "--jobs", "1")
     assert code == 1 and "out of memory" in out
-    assert said.startswith("simrl: points that this machine could not simulate: 2; their errors are in the table")
+    assert said.startswith(
+        "simrl: points that this machine could not simulate: 2; their errors are in the table"
+    )
 
 
 def _out_of_memory(*_):
@@ -473,7 +585,10 @@ def test_more_values_are_added_to_what_is_there(file):
     "arguments, what",
     [
         (["clutser.gpus=4,8"], "unknown key clutser"),
-        (["cluster.gpuss=4,8"], "unknown key cluster.gpuss (did you mean gpus?); cluster has gpu, gpus, tp"),
+        (
+            ["cluster.gpuss=4,8"],
+            "unknown key cluster.gpuss (did you mean gpus?); cluster has gpu, gpus, tp",
+        ),
         (["cluster.gpus=4,many"], "override 'cluster.gpus=many': cluster.gpus is 'many'"),
         (["cluster.gpus="], "'cluster.gpus=': no value; give one or several"),
         (["cluster.gpus=4,,8"], "'cluster.gpus=4,,8': value 2 of 3 is empty"),
@@ -482,17 +597,35 @@ def test_more_values_are_added_to_what_is_there(file):
         (["seed=1,2", "seed=3"], "seed is given twice"),
         (["seed=5..1"], "5..1 goes down"),
         (["seed=0..10000000"], "more than 1,000,000 values"),
-        (["seed=0..999999", "cluster.gpus=4,8"], "4,000,000 points are more than 1,000,000; draw some with --sample N"),
-        (["training.mfu=0.2..0.4"], "there is no end of numbers in between; list them, or draw some with --sample N"),
+        (
+            ["seed=0..999999", "cluster.gpus=4,8"],
+            "4,000,000 points are more than 1,000,000; draw some with --sample N",
+        ),
+        (
+            ["training.mfu=0.2..0.4"],
+            "there is no end of numbers in between; list them, or draw some with --sample N",
+        ),
         (["training.mfu=0.2..0.4,0.5", "--sample", "3"], "let it stand alone"),
-        (["systems=areall,split"], "system 'areall' is unknown (did you mean areal?); simrl systems lists all"),
+        (
+            ["systems=areall,split"],
+            "system 'areall' is unknown (did you mean areal?); simrl systems lists all",
+        ),
         (["systems=[]"], "no systems"),
-        (["system.etaa=1,2"], "system.etaa: no parameter of these systems (did you mean eta?); verl_colocated has"),
+        (
+            ["system.etaa=1,2"],
+            "system.etaa: no parameter of these systems (did you mean eta?); verl_colocated has",
+        ),
         (["system.eta=1,soon"], "system areal: eta is 'soon'"),
         (["cluster.gpu=h100,h1000"], "gpu 'h1000' is unknown"),
-        (["model=qwen3-0.6b,qwen4"], "model qwen4: no known name, nor a config.json (did you mean qwen3-4b?)"),
+        (
+            ["model=qwen3-0.6b,qwen4"],
+            "model qwen4: no known name, nor a config.json (did you mean qwen3-4b?)",
+        ),
         (["training={mfu: 0.3},{mfu"], "the value is not YAML"),
-        (["cluster.gpus=4,8", "--zip", "cluster.gpus"], "--zip cluster.gpus: give two keys or more"),
+        (
+            ["cluster.gpus=4,8", "--zip", "cluster.gpus"],
+            "--zip cluster.gpus: give two keys or more",
+        ),
         (
             ["cluster.gpus=4,8", "--zip", "cluster.gpus,seed"],
             "seed is no list to zip, or no longer; there are cluster.gpus",
@@ -516,9 +649,14 @@ def test_a_folder_of_somebody_else_is_not_written_over(simrl):
 
 
 def test_a_folder_that_is_a_device_is_refused_in_one_line(simrl):
-    assert "null is no folder" in simrl.refuses("sweep", "scenario.yaml", "seed=0,1", "--output", "/dev/null")
+    assert "null is no folder" in simrl.refuses(
+        "sweep", "scenario.yaml", "seed=0,1", "--output", "/dev/null"
+    )
 
 
 def test_ray_that_is_not_there_is_told(simrl):
     err = simrl.refuses("sweep", "scenario.yaml", "seed=0,1", "--ray", "127.0.0.1:1")
-    assert "--ray: Ray is not installed here" in err or "--ray 127.0.0.1:1: no cluster answers there" in err
+    assert (
+        "--ray: Ray is not installed here" in err
+        or "--ray 127.0.0.1:1: no cluster answers there" in err
+    )

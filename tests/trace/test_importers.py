@@ -25,7 +25,9 @@ from simrl.trace.importers.tokens import TokenCounter, token_counter
 from simrl.trace.importers.verl import trace_from_verl_metrics
 from simrl.trace.trace import read_trace, write_trace
 
-import_verl, import_trl, import_areal = (partial(import_dump, name) for name in ("verl", "trl", "areal"))
+import_verl, import_trl, import_areal = (
+    partial(import_dump, name) for name in ("verl", "trl", "areal")
+)
 BY_CHARACTER = token_counter(chars_per_token=1)
 
 
@@ -53,7 +55,11 @@ def test_text_is_never_counted_without_a_stated_way():
     refused(token_counter, "tokenizer.json", "--chars-per-token")
     refused(lambda: token_counter("tokenizer.json", 4.0), "both")
     refused(lambda: token_counter(chars_per_token=0), "0")
-    refused(lambda: token_counter(chars_per_token=1e-9), "chars_per_token is 1e-09", "a number from 0.1 to 1000")
+    refused(
+        lambda: token_counter(chars_per_token=1e-9),
+        "chars_per_token is 1e-09",
+        "a number from 0.1 to 1000",
+    )
     refused(lambda: token_counter(chars_per_token=float("nan")), "nan")
 
 
@@ -77,7 +83,9 @@ def test_a_missing_tokenizers_package_names_its_remedy(tmp_path, monkeypatch):
 @pytest.fixture
 def tokenizer_folder(tmp_path) -> Path:
     tokenizers = pytest.importorskip("tokenizers", reason="the tokenizers package is not installed")
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "a": 7, "b": 9}, unk_token="[UNK]"))
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"[UNK]": 0, "a": 7, "b": 9}, unk_token="[UNK]")
+    )
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     words.enable_truncation(2)
     words.enable_padding(length=5)
@@ -90,7 +98,10 @@ def tokenizer_folder(tmp_path) -> Path:
 def test_a_tokenizer_counts_whole_texts_and_its_ids_are_kept(tmp_path, tokenizer_folder):
     counter = token_counter(tokenizer_folder)
     assert counter.tokenizer.startswith("model/tokenizer.json, sha256 ")
-    dump = write_jsonl(tmp_path / "1.jsonl", {"step": 1, "input": "a b", "output": "b a b a", "gts": "", "score": 1})
+    dump = write_jsonl(
+        tmp_path / "1.jsonl",
+        {"step": 1, "input": "a b", "output": "b a b a", "gts": "", "score": 1},
+    )
     trace = import_verl(dump, counter)
     assert trace.column("prompt_tokens").tolist() == [2]
     assert trace.table.column("response_ids").to_pylist() == [[9, 7, 9, 7]]
@@ -106,19 +117,32 @@ def test_a_file_that_is_no_tokenizer_is_refused(tokenizer_folder):
 # verl: samples
 
 
-def rollout(step: int, prompt: str, response: str, score: float | None = 0.0, **extra: object) -> dict[str, object]:
+def rollout(
+    step: int, prompt: str, response: str, score: float | None = 0.0, **extra: object
+) -> dict[str, object]:
     return {"input": prompt, "output": response, "gts": "42", "score": score, "step": step, **extra}
 
 
 def test_verl_rows_with_one_input_are_a_group_and_epochs_count_earlier_steps(tmp_path):
-    write_jsonl(tmp_path / "10.jsonl", rollout(10, "p", "xxxx"), rollout(10, "q", "x", request_id="r"))
     write_jsonl(
-        tmp_path / "2.jsonl", rollout(2, "p", "xx", 1.0), rollout(2, "q", "xxx", -1), rollout(2, "p", "x", None)
+        tmp_path / "10.jsonl", rollout(10, "p", "xxxx"), rollout(10, "q", "x", request_id="r")
+    )
+    write_jsonl(
+        tmp_path / "2.jsonl",
+        rollout(2, "p", "xx", 1.0),
+        rollout(2, "q", "xxx", -1),
+        rollout(2, "p", "x", None),
     )
     trace = import_verl(tmp_path, BY_CHARACTER)
     frame = trace.table.to_pandas()
     assert frame["step"].tolist() == [2, 2, 2, 10, 10]
-    assert frame["prompt_id"].tolist() == [0, 0, 1, 0, 1]  # in order of first appearance, steps as numbers
+    assert frame["prompt_id"].tolist() == [
+        0,
+        0,
+        1,
+        0,
+        1,
+    ]  # in order of first appearance, steps as numbers
     assert frame["sample"].tolist() == [0, 1, 0, 0, 0]
     assert frame["epoch"].tolist() == [0, 0, 0, 1, 1]
     assert frame["response_tokens"].tolist() == [2, 1, 3, 4, 1]
@@ -135,13 +159,17 @@ def test_metadata_tells_source_tokenizer_cap_and_no_machine_path(tmp_path):
     assert metadata.cap_tokens == 2
     assert "largest response, 2 tokens, stands for it" in metadata.notes
     assert str(tmp_path) not in metadata.model_dump_json()
-    told = import_verl(tmp_path / "run7", BY_CHARACTER, cap_tokens=9, licence="MIT", name="mine").metadata
+    told = import_verl(
+        tmp_path / "run7", BY_CHARACTER, cap_tokens=9, licence="MIT", name="mine"
+    ).metadata
     assert (told.cap_tokens, told.licence, told.name) == (9, "MIT", "mine")
     assert "stands for it" not in told.notes
 
 
 def test_empty_responses_are_left_out_and_counted_in_the_notes(tmp_path):
-    dump = write_jsonl(tmp_path / "1.jsonl", rollout(1, "p", ""), rollout(1, "p", "xx"), rollout(1, "p", ""))
+    dump = write_jsonl(
+        tmp_path / "1.jsonl", rollout(1, "p", ""), rollout(1, "p", "xx"), rollout(1, "p", "")
+    )
     trace = import_verl(dump, BY_CHARACTER)
     assert len(trace) == 1
     assert "2 empty responses were left out (the first: 1.jsonl: line 1)" in trace.metadata.notes
@@ -151,7 +179,12 @@ def test_empty_responses_are_left_out_and_counted_in_the_notes(tmp_path):
 
 def test_a_response_over_the_cap_is_refused_by_its_line(tmp_path):
     dump = write_jsonl(tmp_path / "1.jsonl", rollout(1, "p", "x"), rollout(1, "p", "xxxx"))
-    refused(lambda: import_verl(dump, BY_CHARACTER, cap_tokens=3), "1.jsonl: line 2", "4 tokens", "cap of 3")
+    refused(
+        lambda: import_verl(dump, BY_CHARACTER, cap_tokens=3),
+        "1.jsonl: line 2",
+        "4 tokens",
+        "cap of 3",
+    )
     refused(lambda: import_verl(dump, BY_CHARACTER, cap_tokens=0), "cap_tokens is 0")
 
 
@@ -195,7 +228,12 @@ def test_files_that_are_not_whole_json_lines_are_refused(tmp_path, raw, parts):
 
 
 def test_a_folder_without_samples_and_a_path_without_anything_are_refused(tmp_path):
-    refused(lambda: import_verl(tmp_path, BY_CHARACTER), str(tmp_path), "rollout_data_dir", "generations")
+    refused(
+        lambda: import_verl(tmp_path, BY_CHARACTER),
+        str(tmp_path),
+        "rollout_data_dir",
+        "generations",
+    )
     refused(lambda: import_verl(tmp_path / "none", BY_CHARACTER), "no such file or folder")
 
 
@@ -212,7 +250,9 @@ def test_the_largest_wandb_table_of_a_run_is_read_and_equal_prompts_of_a_step_ar
     write_jsonl(folder / "other_9_cc.table.json", {"columns": [], "data": []})
     trace = import_verl(tmp_path / "run", BY_CHARACTER)
     frame = trace.table.to_pandas()
-    assert frame[["step", "prompt_id", "sample", "epoch", "response_tokens"]].to_numpy().tolist() == [
+    assert frame[
+        ["step", "prompt_id", "sample", "epoch", "response_tokens"]
+    ].to_numpy().tolist() == [
         [0, 0, 0, 0, 2],
         [0, 0, 1, 0, 3],
         [0, 1, 0, 0, 1],
@@ -232,7 +272,10 @@ def test_the_largest_wandb_table_of_a_run_is_read_and_equal_prompts_of_a_step_ar
         (table([0, "p", "x"]), ["data row 0", "4 values"]),
         (table([0, "p", "x", 0], [0, "p", "x", 0]), ["data row 1", "step 0 occurs twice"]),
         (table([0], slots=0), ["no column 'input_1'"]),
-        ({"columns": ["step", "input_1"], "data": [[0, "p"]]}, ["data row 0", "slot 1: no field 'output'"]),
+        (
+            {"columns": ["step", "input_1"], "data": [[0, "p"]]},
+            ["data row 0", "slot 1: no field 'output'"],
+        ),
         ({"rows": []}, ["keys rows", "'columns' and 'data'"]),
         (table(), ["no rows"]),
     ],
@@ -250,21 +293,34 @@ def test_a_truncated_wandb_table_is_refused(tmp_path):
 
 def test_a_line_of_millions_of_values_is_refused_before_it_fills_the_memory(tmp_path):
     (tmp_path / "1.jsonl").write_bytes(b'{"step": 1, "input": [' + b"[]," * 10_000_000 + b"[]]}")
-    refused(lambda: import_verl(tmp_path, BY_CHARACTER), "1.jsonl: line 1", "values or more in one object")
+    refused(
+        lambda: import_verl(tmp_path, BY_CHARACTER),
+        "1.jsonl: line 1",
+        "values or more in one object",
+    )
 
 
 def test_two_verl_dumps_of_one_step_are_refused(tmp_path):
     write_jsonl(tmp_path / "1.jsonl", rollout(1, "p", "xx"))
     write_jsonl(tmp_path / "01.jsonl", rollout(1, "p", "xx"))
-    refused(lambda: import_verl(tmp_path, BY_CHARACTER), "01.jsonl: line 1: step 1 is also in 1.jsonl", "keep one")
+    refused(
+        lambda: import_verl(tmp_path, BY_CHARACTER),
+        "01.jsonl: line 1: step 1 is also in 1.jsonl",
+        "keep one",
+    )
 
 
 def test_a_verl_dump_of_another_step_than_its_name_says_is_refused(tmp_path):
     write_jsonl(tmp_path / "7.jsonl", rollout(1, "p", "xx"))
-    refused(lambda: import_verl(tmp_path, BY_CHARACTER), "7.jsonl: line 1: step is 1 in the dump of step 7")
+    refused(
+        lambda: import_verl(tmp_path, BY_CHARACTER),
+        "7.jsonl: line 1: step is 1 in the dump of step 7",
+    )
 
 
-def test_the_real_verl_run_has_sixteen_checkpoints_of_twenty_slots_and_seventeen_prompts(shared_data):
+def test_the_real_verl_run_has_sixteen_checkpoints_of_twenty_slots_and_seventeen_prompts(
+    shared_data,
+):
     run = shared_data / "verl_run" / "do7bl4gg"
     trace = import_verl(run, token_counter(chars_per_token=3.2), licence="Apache-2.0")
     raw = json.loads((run / "val_generations.table.json").read_text())
@@ -273,7 +329,10 @@ def test_the_real_verl_run_has_sixteen_checkpoints_of_twenty_slots_and_seventeen
     assert sorted(frame["step"].unique()) == list(range(0, 151, 10))
     assert frame["prompt_id"].nunique() == 17
     assert (frame["epoch"] == frame["step"] // 10).all()
-    assert frame.groupby(["step", "prompt_id"]).size().value_counts().to_dict() == {1: 14 * 16, 2: 3 * 16}
+    assert frame.groupby(["step", "prompt_id"]).size().value_counts().to_dict() == {
+        1: 14 * 16,
+        2: 3 * 16,
+    }
     texts = [row[i] for row in raw["data"] for i in range(2, 61, 3)]
     whole = frame["response_tokens"] + trace.observation_tokens()
     rounding = frame["turn_tokens"].map(lambda turns: 1 if turns is None else 2 * len(turns))
@@ -281,7 +340,9 @@ def test_the_real_verl_run_has_sixteen_checkpoints_of_twenty_slots_and_seventeen
     scores = [row[i] for row in raw["data"] for i in range(3, 61, 3)]
     assert frame["reward"].sum() == pytest.approx(sum(scores), rel=1e-5)
     assert "277 of 320 responses have several turns" in trace.metadata.notes
-    assert frame["turn_observation_tokens"].dropna().map(len).sum() == sum(t.count("<tool_response>") for t in texts)
+    assert frame["turn_observation_tokens"].dropna().map(len).sum() == sum(
+        t.count("<tool_response>") for t in texts
+    )
 
 
 # verl: step metrics
@@ -332,7 +393,11 @@ def test_metrics_that_are_none_are_refused(tmp_path):
     refused(lambda: verl_metrics(log), "output.log", "step:N")
     log.write_text("step:1 - a:1 - b:(x) - c:2\n")
     refused(lambda: verl_metrics(log), "line 1", "'b:(x)'")
-    refused(lambda: verl_metrics(write_jsonl(tmp_path / "m.jsonl", {"step": 1, "data": 3})), "line 1", "'data' is 3")
+    refused(
+        lambda: verl_metrics(write_jsonl(tmp_path / "m.jsonl", {"step": 1, "data": 3})),
+        "line 1",
+        "'data' is 3",
+    )
     refused(lambda: verl_metrics(tmp_path), "is a folder")
 
 
@@ -401,17 +466,23 @@ def step_metrics(**changes: float) -> pd.DataFrame:
 def test_a_trace_from_metrics_has_groups_and_epochs_and_says_what_is_synthetic():
     trace = trace_from_verl_metrics(step_metrics(), group=3, seed=1)
     frame = trace.table.to_pandas()
-    assert frame.groupby("step")["response_tokens"].agg(["sum", "min", "max", "size"]).to_numpy().tolist() == [
+    assert frame.groupby("step")["response_tokens"].agg(
+        ["sum", "min", "max", "size"]
+    ).to_numpy().tolist() == [
         [180, 10, 60, 6],
         [300, 20, 100, 6],
     ]
-    assert frame.groupby(["step", "prompt_id"])["prompt_tokens"].agg(["min", "max"]).to_numpy().tolist() in (
+    assert frame.groupby(["step", "prompt_id"])["prompt_tokens"].agg(
+        ["min", "max"]
+    ).to_numpy().tolist() in (
         [[6, 6], [8, 8], [8, 8], [8, 8]],
         [[8, 8], [6, 6], [8, 8], [8, 8]],
     )
     assert frame["sample"].tolist() == [0, 1, 2] * 4
     assert frame["epoch"].tolist() == [0] * 6 + [1] * 6
-    assert frame["prompt_id"].tolist() == [0, 0, 0, 1, 1, 1] * 2  # the next epoch's first step: the same prompts
+    assert (
+        frame["prompt_id"].tolist() == [0, 0, 0, 1, 1, 1] * 2
+    )  # the next epoch's first step: the same prompts
     assert (frame["finish_reason"] == "length").sum() == 1
     assert trace.metadata.kind == "synthetic"
     assert trace.metadata.cap_tokens == 100
@@ -420,7 +491,9 @@ def test_a_trace_from_metrics_has_groups_and_epochs_and_says_what_is_synthetic()
 
 
 def test_a_trace_from_metrics_depends_on_the_seed_alone():
-    one, again, other = (trace_from_verl_metrics(step_metrics(), group=3, seed=seed).table for seed in (1, 1, 2))
+    one, again, other = (
+        trace_from_verl_metrics(step_metrics(), group=3, seed=seed).table for seed in (1, 1, 2)
+    )
     assert one.equals(again)
     assert not one.equals(other)
 
@@ -435,8 +508,15 @@ def test_metrics_that_contradict_themselves_are_refused_by_step():
     refused(of(step_metrics(response_length__min=90.0)), "step 5", "contradict")
     refused(of(step_metrics(response_length__min=0.0)), "step 5", "aborted or empty")
     refused(of(step_metrics(perf__total_num_tokens=300.0)), "step 5", "no whole number of samples")
-    refused(of(step_metrics(response_length__max=float("inf"))), "step 5", "response_length/max is inf")
-    refused(of(step_metrics(response_length__clip_ratio=1.5)), "step 5", "clip_ratio is 1.5", "from 0 to 1")
+    refused(
+        of(step_metrics(response_length__max=float("inf"))), "step 5", "response_length/max is inf"
+    )
+    refused(
+        of(step_metrics(response_length__clip_ratio=1.5)),
+        "step 5",
+        "clip_ratio is 1.5",
+        "from 0 to 1",
+    )
     refused(of(step_metrics(response_length__clip_ratio=0.0)), "cap_tokens")
     refused(of(step_metrics().drop(columns="prompt_length/min")), "no column 'prompt_length/min'")
     refused(of(step_metrics().assign(**{"prompt_length/min": np.nan})), "none of the 2 steps")
@@ -444,7 +524,9 @@ def test_metrics_that_contradict_themselves_are_refused_by_step():
 
 
 def test_the_metrics_of_the_real_run_come_back_from_its_synthetic_trace(shared_data):
-    metrics = verl_metrics(shared_data / "verl_run" / "do7bl4gg" / "output.log").set_index("step", drop=False)
+    metrics = verl_metrics(shared_data / "verl_run" / "do7bl4gg" / "output.log").set_index(
+        "step", drop=False
+    )
     assert metrics["step"].tolist() == list(range(160))
     assert metrics.loc[1, "response_length/mean"] == 1032.611328125
     assert metrics.loc[1, "num_turns/max"] == 16
@@ -453,14 +535,18 @@ def test_the_metrics_of_the_real_run_come_back_from_its_synthetic_trace(shared_d
 
     trace = trace_from_verl_metrics(metrics[metrics["step"] < 40], group=16, seed=0)
     frame = trace.table.to_pandas()
-    assert sorted(frame["step"].unique()) == [s for s in range(1, 40) if s % 10]  # wandb cut the lines with validation
+    assert sorted(frame["step"].unique()) == [
+        s for s in range(1, 40) if s % 10
+    ]  # wandb cut the lines with validation
     assert "steps [0, 10, 20, 30]" in trace.metadata.notes
     assert trace.metadata.cap_tokens == 8096
     assert (frame.groupby(["step", "prompt_id"]).size() == 16).all()
     for step, rows in frame.groupby("step"):
         logged = metrics.loc[step]
         assert len(rows) == 512
-        assert rows["response_tokens"].mean() == pytest.approx(logged["response_length/mean"], abs=1e-3)
+        assert rows["response_tokens"].mean() == pytest.approx(
+            logged["response_length/mean"], abs=1e-3
+        )
         assert rows["response_tokens"].max() == logged["response_length/max"]
         assert rows["response_tokens"].min() == logged["response_length/min"]
         assert (rows["response_tokens"] == 8096).mean() == logged["response_length/clip_ratio"]
@@ -483,18 +569,33 @@ def test_a_serving_trace_is_imported_when_told_and_says_its_lengths_are_short(tm
     assert "far shorter than those of reasoning rollouts" in trace.metadata.notes
     assert "1 empty responses were left out" in trace.metadata.notes
     assert trace.metadata.tokenizer == "the source's own (lengths are from column 'out')"
-    refused(lambda: import_csv(file, SERVING, ungrouped=True), "no column for step", "arrival, in, out", "--step 0")
-    file.write_text("in,out\n374,44\n396,109\n")  # a step of rollouts: nothing says that these are requests
-    assert "reasoning rollouts" not in import_csv(file, SERVING, step=0, ungrouped=True).metadata.notes
+    refused(
+        lambda: import_csv(file, SERVING, ungrouped=True),
+        "no column for step",
+        "arrival, in, out",
+        "--step 0",
+    )
+    file.write_text(
+        "in,out\n374,44\n396,109\n"
+    )  # a step of rollouts: nothing says that these are requests
+    assert (
+        "reasoning rollouts" not in import_csv(file, SERVING, step=0, ungrouped=True).metadata.notes
+    )
     refused(lambda: import_csv(file, SERVING, step=0), "no column for prompt_id", "ungrouped")
 
 
 def test_csv_columns_of_our_names_need_no_mapping_and_samples_are_numbered(tmp_path):
     file = tmp_path / "t.csv"
-    file.write_text("step,prompt_id,prompt_tokens,n,score\n0,x,5,3,1\n0,y,6,4,\n0,x,5,2,0.5\n3,y,6,9,0\n")
-    trace = import_csv(file, {"response_tokens": "n", "reward": "score"}, cap_tokens=10, tokenizer="Qwen2.5")
+    file.write_text(
+        "step,prompt_id,prompt_tokens,n,score\n0,x,5,3,1\n0,y,6,4,\n0,x,5,2,0.5\n3,y,6,9,0\n"
+    )
+    trace = import_csv(
+        file, {"response_tokens": "n", "reward": "score"}, cap_tokens=10, tokenizer="Qwen2.5"
+    )
     frame = trace.table.to_pandas()
-    assert frame[["step", "prompt_id", "sample", "epoch", "response_tokens"]].to_numpy().tolist() == [
+    assert frame[
+        ["step", "prompt_id", "sample", "epoch", "response_tokens"]
+    ].to_numpy().tolist() == [
         [0, 0, 0, 0, 3],
         [0, 0, 1, 0, 2],
         [0, 1, 0, 0, 4],
@@ -508,7 +609,10 @@ def test_csv_columns_of_our_names_need_no_mapping_and_samples_are_numbered(tmp_p
 
 def test_csv_text_with_line_breaks_is_counted(tmp_path):
     file = tmp_path / "t.csv"
-    file.write_text('\ufeffstep,prompt,response\n0,"Why, then?","be\ncause"\n0,"Why, then?",so\n', encoding="utf-8")
+    file.write_text(
+        '\ufeffstep,prompt,response\n0,"Why, then?","be\ncause"\n0,"Why, then?",so\n',
+        encoding="utf-8",
+    )
     trace = import_csv(file, counter=BY_CHARACTER)
     assert trace.column("prompt_tokens").tolist() == [10, 10]
     assert trace.column("response_tokens").tolist() == [8, 2]
@@ -544,8 +648,13 @@ def test_csv_of_the_wrong_form_is_refused_by_row_and_column(tmp_path, raw, parts
 
 def test_a_field_that_occurs_twice_in_an_object_is_refused(tmp_path):
     file = tmp_path / "r.jsonl"
-    file.write_text('{"step": 0, "prompt_id": 1, "prompt_tokens": 5, "response_tokens": 3, "response_tokens": 30}\n')
-    refused(lambda: import_jsonl(file), "line 1: field 'response_tokens' occurs twice in one object; keep one")
+    file.write_text(
+        '{"step": 0, "prompt_id": 1, "prompt_tokens": 5, "response_tokens": 3, "response_tokens": 30}\n'
+    )
+    refused(
+        lambda: import_jsonl(file),
+        "line 1: field 'response_tokens' occurs twice in one object; keep one",
+    )
 
 
 def test_a_header_of_many_columns_is_judged_at_once(tmp_path):
@@ -560,11 +669,21 @@ def test_mappings_that_make_no_sense_are_refused(tmp_path):
     file = tmp_path / "t.csv"
     file.write_text("s,p,in,out,answer\n0,1,2,3,text\n")
     full = {**SERVING, "step": "s", "prompt_id": "p"}
-    refused(lambda: import_csv(file, {"length": "out"}), "'length' is not a column of a trace", "response_tokens")
-    refused(lambda: import_csv(file, full, step=0), "has the column 's', and step 0 is given for all rows")
+    refused(
+        lambda: import_csv(file, {"length": "out"}),
+        "'length' is not a column of a trace",
+        "response_tokens",
+    )
+    refused(
+        lambda: import_csv(file, full, step=0),
+        "has the column 's', and step 0 is given for all rows",
+    )
     refused(lambda: import_csv(file, full, ungrouped=True), "ungrouped")
     refused(lambda: import_csv(file, {**full, "response": "answer"}, BY_CHARACTER), "both mapped")
-    refused(lambda: import_csv(file, {**full, "prompt_tokens": "none"}), "no column 'none' for prompt_tokens")
+    refused(
+        lambda: import_csv(file, {**full, "prompt_tokens": "none"}),
+        "no column 'none' for prompt_tokens",
+    )
     refused(
         lambda: import_csv(file, {"step": "s", "prompt_id": "p", "response_tokens": "out"}),
         "no column for prompt_tokens",
@@ -579,7 +698,15 @@ def test_mappings_that_make_no_sense_are_refused(tmp_path):
 def test_jsonl_columns_are_mapped_and_ids_give_the_length(tmp_path):
     file = write_jsonl(
         tmp_path / "t.jsonl",
-        {"it": 1, "q": "why", "ids": [4, 5, 6], "ok": True, "end": "stop", "wait": 0.5, "version": 2},
+        {
+            "it": 1,
+            "q": "why",
+            "ids": [4, 5, 6],
+            "ok": True,
+            "end": "stop",
+            "wait": 0.5,
+            "version": 2,
+        },
         {"it": 1, "q": "why", "ids": [7], "ok": None, "end": None, "wait": 0, "version": 3},
     )
     names = {"step": "it", "prompt": "q", "response_ids": "ids", "reward": "ok"}
@@ -599,14 +726,23 @@ def test_jsonl_columns_are_mapped_and_ids_give_the_length(tmp_path):
     [
         ({"response_ids": [1, "2"]}, "field 'response_ids' is [1, '2']"),
         ({"response_ids": [1, 2, 3]}, "3 response_ids for 2 response_tokens"),
-        ({"finish_reason": "eos"}, "field 'finish_reason' is 'eos'; it must be one of stop, length, abort"),
+        (
+            {"finish_reason": "eos"},
+            "field 'finish_reason' is 'eos'; it must be one of stop, length, abort",
+        ),
         ({"environment_s": -1}, "field 'environment_s' is -1"),
         ({"prompt_id": 1.5}, "field 'prompt_id' is 1.5"),
         ({"prompt_tokens": None}, "field 'prompt_tokens' is empty"),
     ],
 )
 def test_jsonl_values_of_the_wrong_type_are_refused_by_line_and_field(tmp_path, change, part):
-    row = {"step": 0, "prompt_id": "p", "prompt_tokens": 1, "response_tokens": 2, "response_ids": [1, 2]}
+    row = {
+        "step": 0,
+        "prompt_id": "p",
+        "prompt_tokens": 1,
+        "response_tokens": 2,
+        "response_ids": [1, 2],
+    }
     row |= {"finish_reason": "stop", "environment_s": 0}
     file = write_jsonl(tmp_path / "t.jsonl", row, row | change)
     refused(lambda: import_jsonl(file), f"{file}: line 2", part)
@@ -617,31 +753,53 @@ def test_turns_come_as_lists_in_jsonl_and_as_lists_in_the_cells_of_a_csv(tmp_pat
     turns |= {"turn_tool": ["run_tests"], "turn_failures": [1]}
     rows = [{"step": 0, "prompt_id": 1, "prompt_tokens": 1, "response_tokens": 5, **turns}]
     rows += [{**rows[0], **dict.fromkeys(turns)}]
-    table = pd.DataFrame([{k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()} for row in rows])
+    table = pd.DataFrame(
+        [{k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()} for row in rows]
+    )
     table.to_csv(tmp_path / "t.csv", index=False)
-    for trace in (import_jsonl(write_jsonl(tmp_path / "t.jsonl", *rows)), import_csv(tmp_path / "t.csv")):
+    for trace in (
+        import_jsonl(write_jsonl(tmp_path / "t.jsonl", *rows)),
+        import_csv(tmp_path / "t.csv"),
+    ):
         assert {name: trace.table.column(name).to_pylist() for name in turns} == {
             name: [values, None] for name, values in turns.items()
         }
     for wrong in ("[3, 2", 5, [3, "2"], [3, -2]):
         file = write_jsonl(tmp_path / "w.jsonl", {**rows[0], "turn_tokens": wrong})
         refused(
-            lambda file=file: import_jsonl(file), "line 1", "field 'turn_tokens' is", "a list of numbers, one a turn"
+            lambda file=file: import_jsonl(file),
+            "line 1",
+            "field 'turn_tokens' is",
+            "a list of numbers, one a turn",
         )
     file = write_jsonl(tmp_path / "w.jsonl", {**rows[0], "turn_tool": [3]})
-    refused(lambda: import_jsonl(file), "line 1", "field 'turn_tool' is [3]", "a list of names, one a turn")
+    refused(
+        lambda: import_jsonl(file),
+        "line 1",
+        "field 'turn_tool' is [3]",
+        "a list of names, one a turn",
+    )
 
 
 def test_a_jsonl_field_that_a_later_line_lacks_is_named(tmp_path):
     file = write_jsonl(
-        tmp_path / "t.jsonl", {"step": 0, "prompt_id": 1, "prompt_tokens": 1, "response_tokens": 2}, {"step": 0}
+        tmp_path / "t.jsonl",
+        {"step": 0, "prompt_id": 1, "prompt_tokens": 1, "response_tokens": 2},
+        {"step": 0},
     )
     refused(lambda: import_jsonl(file), "line 2", "no field 'response_tokens' (it has step)")
 
 
 def test_real_samples_of_a_trained_model_are_groups_of_three(shared_data, tmp_path):
-    raw = json.loads((shared_data / "rl_samples" / "algorithmic_qwen_3b_500_to_algebra.json").read_text())
-    problems = [p for category in raw["categories"] for data in category["datasets"] for p in data["results"]]
+    raw = json.loads(
+        (shared_data / "rl_samples" / "algorithmic_qwen_3b_500_to_algebra.json").read_text()
+    )
+    problems = [
+        p
+        for category in raw["categories"]
+        for data in category["datasets"]
+        for p in data["results"]
+    ]
     rows = [{"q": p["question"], **c} for p in problems for c in p["completions"]]
     file = write_jsonl(tmp_path / "samples.jsonl", *rows)
     names = {"prompt": "q", "response": "full_model_response", "reward": "score"}
@@ -665,27 +823,54 @@ def test_a_source_with_a_column_a_fact_is_one_table_of_names(tmp_path, monkeypat
         "reward": "score",
     }
     mine = Source(
-        about="", example="", title="my log", files=["part-*.jsonl"], columns=names, tokenizer="the run's own"
+        about="",
+        example="",
+        title="my log",
+        files=["part-*.jsonl"],
+        columns=names,
+        tokenizer="the run's own",
     )
     monkeypatch.setitem(SOURCES, "mine", mine)
     row = {"update": 3, "task": "why", "in_len": 5, "out_len": 7, "score": 1}
     write_jsonl(tmp_path / "part-0.jsonl", row, {**row, "out_len": 9})
     trace = import_dump("mine", tmp_path)
-    assert trace.table.select(["step", "prompt_id", "sample", "prompt_tokens", "response_tokens"]).to_pylist() == [
+    assert trace.table.select(
+        ["step", "prompt_id", "sample", "prompt_tokens", "response_tokens"]
+    ).to_pylist() == [
         {"step": 3, "prompt_id": 0, "sample": sample, "prompt_tokens": 5, "response_tokens": tokens}
         for sample, tokens in enumerate((7, 9))
     ]
-    assert (trace.metadata.source, trace.metadata.tokenizer) == (f"my log {tmp_path.name}", "the run's own")
+    assert (trace.metadata.source, trace.metadata.tokenizer) == (
+        f"my log {tmp_path.name}",
+        "the run's own",
+    )
     assert "decoded text" not in trace.metadata.notes
     write_jsonl(tmp_path / "part-0.jsonl", {**row, "out_len": "nine"})
-    refused(lambda: import_dump("mine", tmp_path), "part-0.jsonl: line 1: field 'out_len' is 'nine'")
+    refused(
+        lambda: import_dump("mine", tmp_path), "part-0.jsonl: line 1: field 'out_len' is 'nine'"
+    )
 
 
 def test_a_source_in_parquet_has_its_reward_and_the_mask_of_its_tokens(tmp_path, monkeypatch):
-    names = {"step": "step", "prompt": "q", "response": "a", "reward": "score", "mask": ["loss_mask"]}
-    monkeypatch.setitem(SOURCES, "mine", Source(about="", example="", files=["*.parquet"], columns=names))
+    names = {
+        "step": "step",
+        "prompt": "q",
+        "response": "a",
+        "reward": "score",
+        "mask": ["loss_mask"],
+    }
+    monkeypatch.setitem(
+        SOURCES, "mine", Source(about="", example="", files=["*.parquet"], columns=names)
+    )
     frame = pd.DataFrame(
-        {"step": [1], "q": ["p"], "a": ["text"], "score": [0.5], "loss_mask": [[1, 1, 0, 1]], "x": [{"y": 1}]}
+        {
+            "step": [1],
+            "q": ["p"],
+            "a": ["text"],
+            "score": [0.5],
+            "loss_mask": [[1, 1, 0, 1]],
+            "x": [{"y": 1}],
+        }
     )
     frame.to_parquet(tmp_path / "1.parquet")
     trace = import_dump("mine", tmp_path, BY_CHARACTER)
@@ -695,7 +880,9 @@ def test_a_source_in_parquet_has_its_reward_and_the_mask_of_its_tokens(tmp_path,
 
 def test_the_source_of_the_page_on_extending_is_read_as_it_says(tmp_path, monkeypatch):
     page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
-    table = tomllib.loads("[my_trainer]" + page.partition("[my_trainer]")[2].partition("```")[0])["my_trainer"]
+    table = tomllib.loads("[my_trainer]" + page.partition("[my_trainer]")[2].partition("```")[0])[
+        "my_trainer"
+    ]
     monkeypatch.setitem(SOURCES, "mine", Source.model_validate(table))
     row = {"update": 2, "question": "p", "answer": "text", "score": 1, "loss_mask": [1, 1, 0, 1]}
     write_jsonl(tmp_path / "samples_0.jsonl", row)
@@ -722,11 +909,19 @@ def completions(folder: Path, step: int, **columns: list[object]) -> Path:
 
 def test_trl_completions_are_grouped_by_prompt_and_step(tmp_path):
     folder = tmp_path / "out" / "completions"
-    completions(folder, 5, prompt=["p", "p", "q"], completion=["x", "xx", "xxx"], accuracy=[1.0, float("nan"), 0.0])
+    completions(
+        folder,
+        5,
+        prompt=["p", "p", "q"],
+        completion=["x", "xx", "xxx"],
+        accuracy=[1.0, float("nan"), 0.0],
+    )
     completions(folder, 10, prompt=["q", "q"], completion=["x", ""], accuracy=[1.0, 1.0])
     trace = import_trl(tmp_path / "out", BY_CHARACTER)
     frame = trace.table.to_pandas()
-    assert frame[["step", "prompt_id", "sample", "epoch", "response_tokens"]].to_numpy().tolist() == [
+    assert frame[
+        ["step", "prompt_id", "sample", "epoch", "response_tokens"]
+    ].to_numpy().tolist() == [
         [5, 0, 0, 0, 1],
         [5, 0, 1, 0, 2],
         [5, 1, 0, 0, 3],
@@ -757,14 +952,27 @@ def test_two_trl_files_of_one_step_are_refused(tmp_path):
 
 
 def test_a_trl_file_of_another_step_than_its_name_says_is_refused(tmp_path):
-    completions(tmp_path, 1, prompt=["p"], completion=["x"]).rename(tmp_path / "completions_00007.parquet")
-    refused(lambda: import_trl(tmp_path, BY_CHARACTER), "row 0: step is 1 in the completions of step 7")
+    completions(tmp_path, 1, prompt=["p"], completion=["x"]).rename(
+        tmp_path / "completions_00007.parquet"
+    )
+    refused(
+        lambda: import_trl(tmp_path, BY_CHARACTER), "row 0: step is 1 in the completions of step 7"
+    )
 
 
 def test_several_trl_reward_columns_must_be_named(tmp_path):
-    completions(tmp_path, 1, prompt=["p", "p"], completion=["x", "y"], right=[1.0, 1.0], form=[0.5, float("nan")])
+    completions(
+        tmp_path,
+        1,
+        prompt=["p", "p"],
+        completion=["x", "y"],
+        right=[1.0, 1.0],
+        form=[0.5, float("nan")],
+    )
     refused(lambda: import_trl(tmp_path, BY_CHARACTER), "right, form", "--reward-column")
-    refused(lambda: import_trl(tmp_path, BY_CHARACTER, reward_column=["r"]), "no column of numbers 'r'")
+    refused(
+        lambda: import_trl(tmp_path, BY_CHARACTER, reward_column=["r"]), "no column of numbers 'r'"
+    )
     both = import_trl(tmp_path, BY_CHARACTER, reward_column=["right", "form"])
     assert both.column("reward").tolist() == [1.5, 1.0]
     assert "reward" not in import_trl(tmp_path, BY_CHARACTER, reward_column=()).table.column_names
@@ -775,7 +983,9 @@ def test_trl_files_of_the_wrong_form_are_refused(tmp_path):
     file = completions(tmp_path, 1, prompt=["p"], completion=[None], r=[1])
     refused(lambda: import_trl(file, BY_CHARACTER), "row 0", "field 'completion' is empty")
     pq.write_table(pa.table({"step": [1], "prompt": ["p"], "text": ["x"]}), file)
-    refused(lambda: import_trl(file, BY_CHARACTER), "no column 'completion' (it has step, prompt, text)")
+    refused(
+        lambda: import_trl(file, BY_CHARACTER), "no column 'completion' (it has step, prompt, text)"
+    )
     messages = pa.array([[{"role": "user", "content": "p"}]])
     pq.write_table(pa.table({"step": [1], "prompt": messages, "completion": ["x"]}), file)
     refused(lambda: import_trl(file, BY_CHARACTER), "row 0", "field 'prompt'", "must be text")
@@ -786,7 +996,9 @@ def test_trl_files_of_the_wrong_form_are_refused(tmp_path):
 # AReaL
 
 
-def trajectory(prompt: str, seqlen: int, head: int = 3, tail: int = 3, **extra: object) -> dict[str, object]:
+def trajectory(
+    prompt: str, seqlen: int, head: int = 3, tail: int = 3, **extra: object
+) -> dict[str, object]:
     record = {
         "task_id": 7,
         "sample_idx": 0,
@@ -795,17 +1007,30 @@ def trajectory(prompt: str, seqlen: int, head: int = 3, tail: int = 3, **extra: 
         "head_version": head,
         "tail_version": tail,
     }
-    return {**record, "version_rle": [[head, 1]], "reward": 1.0, "prompt": prompt, "completion": "text", **extra}
+    return {
+        **record,
+        "version_rle": [[head, 1]],
+        "reward": 1.0,
+        "prompt": prompt,
+        "completion": "text",
+        **extra,
+    }
 
 
 def test_areal_lengths_and_versions_are_its_own(tmp_path):
     rollouts = tmp_path / "trial" / "rollout"
-    write_jsonl(rollouts / "10" / "12.jsonl", trajectory("p", 40, 9, 10), trajectory("p", 30, 10, 10))
-    write_jsonl(rollouts / "3" / "7.jsonl", trajectory("p", 15), trajectory("p", 20, 2, 3, reward=-0.5))
+    write_jsonl(
+        rollouts / "10" / "12.jsonl", trajectory("p", 40, 9, 10), trajectory("p", 30, 10, 10)
+    )
+    write_jsonl(
+        rollouts / "3" / "7.jsonl", trajectory("p", 15), trajectory("p", 20, 2, 3, reward=-0.5)
+    )
     write_jsonl(rollouts / "3" / "8.jsonl", trajectory("q", 12, -1, -1), trajectory("q", 10))
     trace = import_areal(rollouts, cap_tokens=100)
     frame = trace.table.to_pandas()
-    assert frame[["step", "prompt_id", "sample", "epoch", "prompt_tokens", "response_tokens"]].to_numpy().tolist() == [
+    assert frame[
+        ["step", "prompt_id", "sample", "epoch", "prompt_tokens", "response_tokens"]
+    ].to_numpy().tolist() == [
         [3, 0, 0, 0, 10, 5],
         [3, 0, 1, 0, 10, 10],
         [3, 1, 0, 0, 10, 2],
@@ -820,7 +1045,15 @@ def test_areal_lengths_and_versions_are_its_own(tmp_path):
 
 
 def test_areal_segments_are_turns_and_context_is_what_the_environment_said(tmp_path):
-    parts = [("prompt", 10), ("context", 2), ("gen", 5), ("context", 4), ("context", 3), ("gen", 6), ("gen", 8)]
+    parts = [
+        ("prompt", 10),
+        ("context", 2),
+        ("gen", 5),
+        ("context", 4),
+        ("context", 3),
+        ("gen", 6),
+        ("gen", 8),
+    ]
     segments = [{"role": role, "len": tokens, "text": ""} for role, tokens in parts]
     file = write_jsonl(
         tmp_path / "3" / "7.jsonl",
@@ -833,7 +1066,10 @@ def test_areal_segments_are_turns_and_context_is_what_the_environment_said(tmp_p
     assert trace.column("response_tokens").tolist() == [19, 19, 20]
     assert trace.table.column("turn_tokens").to_pylist() == [[5, 14], [5, 14], None]
     assert trace.table.column("turn_observation_tokens").to_pylist() == [[7], [7], None]
-    assert "2 of 3 responses have several turns, with 14 tokens of observations" in trace.metadata.notes
+    assert (
+        "2 of 3 responses have several turns, with 14 tokens of observations"
+        in trace.metadata.notes
+    )
 
 
 @pytest.mark.parametrize(
@@ -847,11 +1083,16 @@ def test_areal_segments_are_turns_and_context_is_what_the_environment_said(tmp_p
         ({"reward": "high"}, "field 'reward' is 'high'"),
         ({"reward": 1e300}, "field 'reward' is 1e+300; it must be a finite number (of 32 bits)"),
         ({"segments": [3]}, "field 'segments' is [3]"),
-        ({"segments": [{"role": "gen", "len": 19}]}, "have 19 tokens after the prompt, seqlen and prompt_len say 20"),
+        (
+            {"segments": [{"role": "gen", "len": 19}]},
+            "have 19 tokens after the prompt, seqlen and prompt_len say 20",
+        ),
     ],
 )
 def test_areal_records_that_contradict_themselves_are_refused(tmp_path, change, part):
-    file = write_jsonl(tmp_path / "3" / "7.jsonl", trajectory("p", 30), trajectory("p", 30) | change)
+    file = write_jsonl(
+        tmp_path / "3" / "7.jsonl", trajectory("p", 30), trajectory("p", 30) | change
+    )
     refused(lambda: import_areal(file), "7.jsonl: line 2", part)
 
 
@@ -865,7 +1106,9 @@ def test_areal_files_outside_a_version_folder_are_refused(tmp_path):
 def test_a_number_of_hundreds_of_digits_in_a_trl_log_is_too_large_and_no_crash(tmp_path):
     row = '{"step": 1, "completions/mean_length": %s, "profiling/Time taken: GRPOTrainer.vLLM.generate": 1}'
     (tmp_path / "run.jsonl").write_text(row % ("9" * 400) + "\n")
-    assert read_metrics(tmp_path / "run.jsonl", lengths=False).filter(like="mean").to_numpy().max() == float("inf")
+    assert read_metrics(tmp_path / "run.jsonl", lengths=False).filter(
+        like="mean"
+    ).to_numpy().max() == float("inf")
 
 
 @pytest.mark.parametrize("twin", ["3/07.jsonl", "03/7.jsonl"])
@@ -890,4 +1133,6 @@ def test_a_link_to_itself_among_areal_files_is_refused(tmp_path):
 
 
 def test_a_counter_is_plain_data():
-    assert TokenCounter("estimated: 4 characters a token", 4.0) == token_counter(chars_per_token=4.0)
+    assert TokenCounter("estimated: 4 characters a token", 4.0) == token_counter(
+        chars_per_token=4.0
+    )

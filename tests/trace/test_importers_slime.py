@@ -13,7 +13,9 @@ from simrl.trace.importers import slime
 from simrl.trace.importers.dumps import import_dump
 
 import_slime = partial(import_dump, "slime")
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="torch is not installed"
+)
 
 
 def sample(prompt: list[int], response: list[int], **changes: object) -> dict[str, object]:
@@ -83,7 +85,13 @@ def test_a_slime_dump_gives_ids_rewards_versions_and_times(tmp_path):
         tmp_path / "rollout_10.pt",
         10,
         sample([1, 2], [7], reward=0.0, weight_versions=["9", "10"], loss_mask=None),
-        sample([5], [6, 6], tokens=torch.tensor([5, 6, 6]), weight_versions=["default"], status="failed"),
+        sample(
+            [5],
+            [6, 6],
+            tokens=torch.tensor([5, 6, 6]),
+            weight_versions=["default"],
+            status="failed",
+        ),
     )
     save(
         tmp_path / "rollout_9.pt",
@@ -94,7 +102,9 @@ def test_a_slime_dump_gives_ids_rewards_versions_and_times(tmp_path):
     save(tmp_path / "rollout_eval_9.pt", 9, sample([3], [3]))
     trace = import_slime(tmp_path)
     frame = trace.table.to_pandas()
-    assert frame[["step", "prompt_id", "sample", "epoch", "prompt_tokens", "response_tokens"]].to_numpy().tolist() == [
+    assert frame[
+        ["step", "prompt_id", "sample", "epoch", "prompt_tokens", "response_tokens"]
+    ].to_numpy().tolist() == [
         [9, 0, 0, 0, 2, 3],
         [9, 0, 1, 0, 2, 1],
         [10, 0, 0, 1, 2, 1],
@@ -110,19 +120,27 @@ def test_a_slime_dump_gives_ids_rewards_versions_and_times(tmp_path):
 
 @needs_torch
 def test_masked_and_empty_responses_are_in_the_notes(tmp_path):
-    dump = save(tmp_path / "0.pt", 0, sample([1], [2, 3, 4], loss_mask=[1, 0, 0]), sample([1], [], status="aborted"))
+    dump = save(
+        tmp_path / "0.pt",
+        0,
+        sample([1], [2, 3, 4], loss_mask=[1, 0, 0]),
+        sample([1], [], status="aborted"),
+    )
     trace = import_slime(dump)
     assert len(trace) == 1
     assert trace.table.column("response_ids").to_pylist() == [[2]]
     assert (
-        "2 tokens after the last turn of a response, which loss_mask leaves out, are left out" in trace.metadata.notes
+        "2 tokens after the last turn of a response, which loss_mask leaves out, are left out"
+        in trace.metadata.notes
     )
     assert "1 empty responses" in trace.metadata.notes
 
 
 def test_a_loss_mask_tells_turns_from_the_output_of_tools(tmp_path, monkeypatch):
     tools = sample([1], [2, 3, 4, 5, 6, 7], loss_mask=[1, 1, 0, 0, 0, 1])
-    hidden = sample([1], [2, 3, 4], loss_mask=[0, 0, 1])  # by the trainer, as of an older policy: no tool comes first
+    hidden = sample(
+        [1], [2, 3, 4], loss_mask=[0, 0, 1]
+    )  # by the trainer, as of an older policy: no tool comes first
     unanswered = sample([1], [2, 3, 4], loss_mask=[1, 0, 0])
     dump = tmp_path / "0.pt"
     handed_over(monkeypatch, dump, tools, hidden, unanswered)
@@ -131,7 +149,9 @@ def test_a_loss_mask_tells_turns_from_the_output_of_tools(tmp_path, monkeypatch)
     assert trace.table.column("turn_tokens").to_pylist() == [[2, 1], None, None]
     assert trace.table.column("turn_observation_tokens").to_pylist() == [[3], None, None]
     assert trace.table.column("response_ids").to_pylist() == [[2, 3, 7], [2, 3, 4], [2]]
-    assert "1 of 3 responses have several turns, with 3 tokens of observations" in trace.metadata.notes
+    assert (
+        "1 of 3 responses have several turns, with 3 tokens of observations" in trace.metadata.notes
+    )
     assert "between them, by loss_mask" in trace.metadata.notes
     assert "2 tokens after the last turn of a response" in trace.metadata.notes
     (turn,) = trace.responses(0, 1)[0].turns
@@ -141,7 +161,10 @@ def test_a_loss_mask_tells_turns_from_the_output_of_tools(tmp_path, monkeypatch)
 def handed_over(monkeypatch, dump, *samples):
     """What a reader with torch would hand over."""
     dump.touch()
-    read = [(dump, f"{dump}: sample {i}", {**fields, "rollout_id": 0}) for i, fields in enumerate(samples)]
+    read = [
+        (dump, f"{dump}: sample {i}", {**fields, "rollout_id": 0})
+        for i, fields in enumerate(samples)
+    ]
     monkeypatch.setattr(slime, "read", lambda files: iter(read))
 
 
@@ -160,7 +183,10 @@ def test_a_malicious_pickle_is_refused_and_does_nothing(tmp_path, by_torch):
     dump = tmp_path / "0.pt"
     if by_torch:
         save(dump, 0, sample([1], [2]), sample([1], [2], metadata=Malicious(made)))
-        assert "holds posix.mkdir, more than plain data, and loading that could run code: refused" in refusal(dump)
+        assert (
+            "holds posix.mkdir, more than plain data, and loading that could run code: refused"
+            in refusal(dump)
+        )
     else:
         dump.write_bytes(pickle.dumps({"rollout_id": 0, "samples": [Malicious(made)]}))
         assert "torch cannot load it" in refusal(dump)

@@ -56,7 +56,18 @@ def test_context_is_found_in_a_text(text, found):
 
 @given(
     st.lists(
-        st.sampled_from(["x", CALL, "user\n", "tool\n", ANSWER, "<tool_response>", "\nassistant\n", "<|im_start|>"])
+        st.sampled_from(
+            [
+                "x",
+                CALL,
+                "user\n",
+                "tool\n",
+                ANSWER,
+                "<tool_response>",
+                "\nassistant\n",
+                "<|im_start|>",
+            ]
+        )
     )
 )
 def test_the_parts_of_a_text_are_the_text(pieces):
@@ -79,21 +90,31 @@ def dump(folder: Path, *rows: dict) -> Path:
 
 
 def test_a_dump_with_tags_has_turns_and_the_output_of_tools_is_not_generated(tmp_path):
-    trace = import_verl(dump(tmp_path, {"output": f"ab{ANSWER}cde"}, {"output": "plain"}), BY_CHARACTER)
+    trace = import_verl(
+        dump(tmp_path, {"output": f"ab{ANSWER}cde"}, {"output": "plain"}), BY_CHARACTER
+    )
     assert trace.column("response_tokens").tolist() == [5, 5]
     first, second = trace.responses(0, 2)
     assert [tuple(turn) for turn in first.turns] == [(2, 0.0, len(ANSWER))] and second.turns == ()
-    assert "1 of 2 responses have several turns" in trace.metadata.notes and UNSEPARATED not in trace.metadata.notes
+    assert (
+        "1 of 2 responses have several turns" in trace.metadata.notes
+        and UNSEPARATED not in trace.metadata.notes
+    )
 
 
 @pytest.mark.parametrize("name", ["response_mask", "loss_mask"])
 def test_a_dump_with_a_mask_has_turns_and_the_masks_lengths(tmp_path, name):
-    rows = [{"output": "text", name: [1, 1, 1, 0, 0, 1, 0, 0]}, {"output": "text", name: [1, 1]}]  # padded at the end
+    rows = [
+        {"output": "text", name: [1, 1, 1, 0, 0, 1, 0, 0]},
+        {"output": "text", name: [1, 1]},
+    ]  # padded at the end
     trace = import_verl(dump(tmp_path, *rows), BY_CHARACTER)
     assert trace.table.column("turn_tokens").to_pylist() == [[3, 1], None]
     assert trace.table.column("turn_observation_tokens").to_pylist() == [[2], None]
     assert trace.column("response_tokens").tolist() == [4, 2]
-    with pytest.raises(InputError, match=f"line 1: field '{name}' is .2.; it must be a list of 0 and 1"):
+    with pytest.raises(
+        InputError, match=f"line 1: field '{name}' is .2.; it must be a list of 0 and 1"
+    ):
         import_verl(dump(tmp_path, {"output": "text", name: [2]}), BY_CHARACTER)
 
 
@@ -106,7 +127,9 @@ def test_a_table_with_text_is_split_as_well_unless_its_columns_tell(tmp_path):
     assert trace.table.column("turn_observation_tokens").to_pylist() == [[len(ANSWER)]]
     assert "1 of 1 responses have several turns" in trace.metadata.notes
     file.write_text(f"{json.dumps({**row, 'turn_tokens': [1, 4 + len(ANSWER)]})}\n")
-    assert import_jsonl(file, counter=BY_CHARACTER).column("response_tokens").tolist() == [5 + len(ANSWER)]
+    assert import_jsonl(file, counter=BY_CHARACTER).column("response_tokens").tolist() == [
+        5 + len(ANSWER)
+    ]
     file.write_text(f"{json.dumps({**row, 'response': CALL})}\n")
     assert UNSEPARATED in import_jsonl(file, counter=BY_CHARACTER).metadata.notes
 
@@ -128,6 +151,11 @@ def test_a_dump_that_does_not_tell_says_so_and_a_comparison_repeats_it_for_agent
         folder = ["-o", str(tmp_path / f"{name}_out")]
         done = simrl("compare", str(tmp_path / f"{name}.parquet"), *how, "--inputs", *folder)
         assert done.code == 0, done.err
-        assert " ".join(done.out.split()).count(f"; o{UNSEPARATED[1:]}") == (name == "agent")  # not modelled
-    assert f"{UNSEPARATED}: 4 responses call tools, and no mask or tag tells their output" in said["agent"]
+        assert " ".join(done.out.split()).count(f"; o{UNSEPARATED[1:]}") == (
+            name == "agent"
+        )  # not modelled
+    assert (
+        f"{UNSEPARATED}: 4 responses call tools, and no mask or tag tells their output"
+        in said["agent"]
+    )
     assert "it cannot be told whether tools wrote a part" in said["plain"]

@@ -58,8 +58,14 @@ NEMO = {
     "train/mean_prompt_length": 80.0,
     "train/total_num_tokens": 6080.0,
 }
-LENGTHS = {f"response_length/{key}": VERL[f"response_length/{key}"] for key in ("mean", "max", "min", "clip_ratio")}
-PHASES = {f"timing_s/{key}": VERL[f"timing_s/{key}"] for key in ("gen", "old_log_prob", "update_actor", "step")}
+LENGTHS = {
+    f"response_length/{key}": VERL[f"response_length/{key}"]
+    for key in ("mean", "max", "min", "clip_ratio")
+}
+PHASES = {
+    f"timing_s/{key}": VERL[f"timing_s/{key}"]
+    for key in ("gen", "old_log_prob", "update_actor", "step")
+}
 
 
 def jsonl(path: Path, *rows: dict) -> Path:
@@ -77,7 +83,13 @@ def table(path: Path, header: Sequence[str], *rows: Sequence[object]) -> Path:
 def console(**changes: float) -> str:
     entries = {**VERL, **{name.replace("__", "/"): value for name, value in changes.items()}}
     return (
-        " - ".join(["step:{step}", *(f"{key}:{value}" for key, value in entries.items() if value is not None)]) + "\n"
+        " - ".join(
+            [
+                "step:{step}",
+                *(f"{key}:{value}" for key, value in entries.items() if value is not None),
+            ]
+        )
+        + "\n"
     )
 
 
@@ -118,21 +130,42 @@ def test_charts_that_wandb_exported_one_by_one_are_a_folder(tmp_path):
     for i, (tag, value) in enumerate(VERL.items()):
         name = f"grpo - 7b - {tag}"
         rows = [[step, value, value, value] for step in (1, 2)]
-        table(tmp_path / "charts" / f"wandb_{i}.csv", ["Step", name, f"{name}__MIN", f"{name}__MAX"], *rows)
+        table(
+            tmp_path / "charts" / f"wandb_{i}.csv",
+            ["Step", name, f"{name}__MIN", f"{name}__MAX"],
+            *rows,
+        )
     check(read_metrics(tmp_path / "charts"))
-    two = table(tmp_path / "two.csv", ["Step", "a - timing_s/gen", "b - timing_s/gen"], [1, 2.0, 3.0])
+    two = table(
+        tmp_path / "two.csv", ["Step", "a - timing_s/gen", "b - timing_s/gen"], [1, 2.0, 3.0]
+    )
     assert "two columns are 'timing_s/gen'" in refusal(read_metrics, two)
 
 
 def test_scalars_of_tensorboard_are_a_folder_of_one_file_a_tag_or_one_wide_table(tmp_path):
     for tag, value in {**VERL, "actor/lr": 1e-6}.items():
         name = f"run-.-tag-{tag.replace('/', '_')}.csv"
-        table(tmp_path / "scalars" / name, ["Wall time", "Step", "Value"], [1.7e9, 1, value], [1.7e9, 2, value])
+        table(
+            tmp_path / "scalars" / name,
+            ["Wall time", "Step", "Value"],
+            [1.7e9, 1, value],
+            [1.7e9, 2, value],
+        )
     check(read_metrics(tmp_path / "scalars"))
     check(read_metrics(tmp_path / "scalars", "tensorboard"))
-    other = table(tmp_path / "scalars" / "run-b-tag-timing_s_gen.csv", ["Wall time", "Step", "Value"], [1.7e9, 1, 3.0])
-    assert "timing_s/gen is also in run-.-tag-timing_s_gen.csv" in refusal(read_metrics, other.parent)
-    wide = table(tmp_path / "wide.csv", ["Wall time", "Step", *VERL], *([1.7e9, i, *VERL.values()] for i in (1, 2)))
+    other = table(
+        tmp_path / "scalars" / "run-b-tag-timing_s_gen.csv",
+        ["Wall time", "Step", "Value"],
+        [1.7e9, 1, 3.0],
+    )
+    assert "timing_s/gen is also in run-.-tag-timing_s_gen.csv" in refusal(
+        read_metrics, other.parent
+    )
+    wide = table(
+        tmp_path / "wide.csv",
+        ["Wall time", "Step", *VERL],
+        *([1.7e9, i, *VERL.values()] for i in (1, 2)),
+    )
     check(read_metrics(wide))
 
 
@@ -179,12 +212,17 @@ def test_tokens_that_a_line_lacks_come_from_the_ranks_means(tmp_path):
     check(read_metrics(file, samples=16))
     assert "how many responses a step has; give them with --samples" in refusal(read_metrics, file)
     file.write_text(lacking.format(step=1) + lacking.replace("760.0", "1520.0").format(step=2))
-    assert read_metrics(file, samples=16)["perf/total_num_tokens"].tolist() != [6080.0, 6080.0]  # twice the responses
+    assert read_metrics(file, samples=16)["perf/total_num_tokens"].tolist() != [
+        6080.0,
+        6080.0,
+    ]  # twice the responses
 
 
 def test_flags_on_a_line_are_passed_over(tmp_path):
     file = tmp_path / "run.log"
-    file.write_text(console().format(step=1).replace(" - timing_s/gen", " - a/flag:True - timing_s/gen"))
+    file.write_text(
+        console().format(step=1).replace(" - timing_s/gen", " - a/flag:True - timing_s/gen")
+    )
     check(read_metrics(file), steps=[1])
 
 
@@ -198,7 +236,9 @@ def test_a_log_of_a_real_run_with_three_decimals_is_read(shared_data, tmp_path):
     found = read_metrics(lacking, samples=5120)
     trained = metrics["step"] > 0
     apart = found["perf/total_num_tokens"][trained] / metrics["perf/total_num_tokens"][trained] - 1
-    assert apart.abs().max() < 1e-9  # from the mean over the ranks, not from lengths with three decimals
+    assert (
+        apart.abs().max() < 1e-9
+    )  # from the mean over the ranks, not from lengths with three decimals
 
 
 @pytest.mark.parametrize("run", ["f6sves9c", "i80f2v90", "yeu8r64c"])
@@ -212,13 +252,24 @@ def test_logs_of_real_agents_say_that_tools_are_counted(shared_data, run):
 
 
 def test_trls_history_is_read_as_csv_and_its_trainer_state_without_times(tmp_path):
-    header = ["_step", TIMED + "vLLM.generate", TIMED + "_get_per_token_logps", "train/global_step", *TRL]
+    header = [
+        "_step",
+        TIMED + "vLLM.generate",
+        TIMED + "_get_per_token_logps",
+        "train/global_step",
+        *TRL,
+    ]
     nothing = [""] * len(TRL)
     rows = [[0, 12.5, "", "", *nothing], [1, "", 1.0, "", *nothing], [2, "", "", 1, *TRL.values()]]
     rows += [[3, 12.5, 1.0, "", *nothing], [4, "", "", 2, *TRL.values()]]
-    metrics = read_metrics(table(tmp_path / "history.csv", header, *rows), samples=16, prompt_tokens=80)
+    metrics = read_metrics(
+        table(tmp_path / "history.csv", header, *rows), samples=16, prompt_tokens=80
+    )
     check(metrics, phases=["timing_s/gen", "timing_s/old_log_prob", "timing_s/step"])
-    history = [{"step": step, **{key.removeprefix("train/"): v for key, v in TRL.items()}} for step in (1, 2)]
+    history = [
+        {"step": step, **{key.removeprefix("train/"): v for key, v in TRL.items()}}
+        for step in (1, 2)
+    ]
     state = tmp_path / "trainer_state.json"
     state.write_text(json.dumps({"log_history": [*history, {"step": 2, "train_runtime": 3.0}]}))
     check(read_metrics(state, samples=16, prompt_tokens=80, times=False), phases=["timing_s/step"])
@@ -231,12 +282,21 @@ def test_trls_history_is_read_as_csv_and_its_trainer_state_without_times(tmp_pat
 def test_slime_is_read_from_its_console_and_from_a_wandb_history(tmp_path):
     phases = ["timing_s/gen", "timing_s/old_log_prob", "timing_s/update_actor"]
     log = tmp_path / "run.log"
-    log.write_text("".join(f"[2025-11-02 10:00:00] data.py:120 - perf {n}: {SLIME}\n" for n in (1, 2)))
+    log.write_text(
+        "".join(f"[2025-11-02 10:00:00] data.py:120 - perf {n}: {SLIME}\n" for n in (1, 2))
+    )
     check(read_metrics(log, samples=16, prompt_tokens=80), phases=phases)
     half = len(SLIME) // 2 + 1
     parts = [dict([*SLIME.items()][:half]), dict([*SLIME.items()][half:])]
-    rows = [{"_step": 2 * n + i, "rollout/step": n, **part} for n in (1, 2) for i, part in enumerate(parts)]
-    check(read_metrics(jsonl(tmp_path / "w.jsonl", *rows), samples=16, prompt_tokens=80), phases=phases)
+    rows = [
+        {"_step": 2 * n + i, "rollout/step": n, **part}
+        for n in (1, 2)
+        for i, part in enumerate(parts)
+    ]
+    check(
+        read_metrics(jsonl(tmp_path / "w.jsonl", *rows), samples=16, prompt_tokens=80),
+        phases=phases,
+    )
 
 
 @pytest.mark.parametrize(
@@ -297,7 +357,9 @@ def test_nemo_rls_console_has_times_and_mean_lengths_and_counts_steps_over_epoch
     for phase, value in PHASES.items():
         assert metrics[phase].tolist() == [value] * 3
     assert metrics["response_length/mean"].tolist() == [300.0] * 3
-    assert "without the max length of responses" in refusal(read_metrics, log, samples=16, prompt_tokens=80)
+    assert "without the max length of responses" in refusal(
+        read_metrics, log, samples=16, prompt_tokens=80
+    )
 
 
 def test_a_format_may_be_asked_for_by_name_and_must_fit(tmp_path):
@@ -313,10 +375,21 @@ def test_a_format_may_be_asked_for_by_name_and_must_fit(tmp_path):
 def test_a_metrics_log_in_place_of_a_dump_is_told_to_be_one(simrl, tmp_path):
     log = tmp_path / "run.log"
     log.write_text("noise\n" + console().format(step=1))
-    done = simrl("trace", "import", "verl", str(log), "-o", str(tmp_path / "t.parquet"), "--chars-per-token", "3")
+    done = simrl(
+        "trace",
+        "import",
+        "verl",
+        str(log),
+        "-o",
+        str(tmp_path / "t.parquet"),
+        "--chars-per-token",
+        "3",
+    )
     assert done.code == 2 and "add --metrics" in done.err and done.err.count("\n") == 1
     history = jsonl(tmp_path / "w.jsonl", {"_step": 1, **VERL})
-    assert "add --metrics" in refusal(import_dump, "verl", history, token_counter(chars_per_token=3))
+    assert "add --metrics" in refusal(
+        import_dump, "verl", history, token_counter(chars_per_token=3)
+    )
 
 
 def test_every_format_is_imported_by_the_command(simrl, tmp_path):
@@ -324,7 +397,9 @@ def test_every_format_is_imported_by_the_command(simrl, tmp_path):
     log = tmp_path / "run.log"
     log.write_text("".join(f"perf {n}: {SLIME}\n" for n in (1, 2)))
     how = ["--metrics", "--group", "4", "--cap-tokens", "900", "-o", out]
-    done = simrl("trace", "import", "verl", str(log), *how, "--samples", "16", "--prompt-tokens", "80")
+    done = simrl(
+        "trace", "import", "verl", str(log), *how, "--samples", "16", "--prompt-tokens", "80"
+    )
     assert done.code == 0 and "32 samples, 2 steps" in done.out
     done = simrl("trace", "import", "verl", str(log), *how, "--samples", "16")
     assert done.code == 2 and "--prompt-tokens" in done.err

@@ -42,7 +42,10 @@ def test_recorded_rewards_are_those_that_the_task_gives_the_recorded_tokens(trac
     task = Countdown()
     problems = task.make_prompts(0, PROMPTS)
     responses = trace.table["response_ids"].to_pylist()
-    rewards = [task.reward(problems[p], ids) for p, ids in zip(trace.column("prompt_id"), responses, strict=True)]
+    rewards = [
+        task.reward(problems[p], ids)
+        for p, ids in zip(trace.column("prompt_id"), responses, strict=True)
+    ]
     assert rewards == trace.column("reward").tolist()
     assert max(map(len, responses)) == task.most_tokens
 
@@ -96,4 +99,6 @@ def test_a_recorded_run_is_compared_with_its_prediction(name: str):
 def test_no_shipped_file_names_a_place_on_the_machine_that_made_it():
     for file in TRACES.rglob("*"):
         if file.is_file():
-            assert not any(place in file.read_bytes() for place in (b"/work/", b"/tmp/", b"/home/", b"/root/")), file
+            assert not any(
+                place in file.read_bytes() for place in (b"/work/", b"/tmp/", b"/home/", b"/root/")
+            ), file

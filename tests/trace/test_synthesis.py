@@ -49,7 +49,12 @@ def test_the_same_seed_gives_the_same_trace_and_another_seed_another():
 
 
 def test_the_draws_stay_the_same_from_release_to_release():
-    trace = synthesise(model(steps=1, prompts_per_step=2, group=2, prompts=None, mean_tokens=100, prompt_sigma=0.5), 7)
+    trace = synthesise(
+        model(
+            steps=1, prompts_per_step=2, group=2, prompts=None, mean_tokens=100, prompt_sigma=0.5
+        ),
+        7,
+    )
     assert trace.column("response_tokens").tolist() == [40, 190, 51, 30]
     assert trace.column("prompt_tokens").tolist() == [415, 415, 182, 182]
     assert trace.column("reward").tolist() == [1.0, 1.0, 1.0, 1.0]
@@ -63,14 +68,18 @@ def test_a_longer_run_begins_with_the_shorter_one():
 
 def test_a_larger_group_keeps_the_samples_of_the_smaller_one():
     """I23: a larger group changes no draw."""
-    small, large = (rows_by_key(synthesise(model(group=g), 1), "step", "prompt_id", "sample") for g in (4, 7))
+    small, large = (
+        rows_by_key(synthesise(model(group=g), 1), "step", "prompt_id", "sample") for g in (4, 7)
+    )
     assert {key: large[key] for key in small} == small
 
 
 def test_a_larger_data_set_keeps_each_prompts_responses():
     """The prompts come in other steps, but what a prompt gives in an epoch is the same."""
     small, large = (
-        rows_by_key(synthesise(model(prompts=n, steps=2 * n // 16), 1), "epoch", "prompt_id", "sample")
+        rows_by_key(
+            synthesise(model(prompts=n, steps=2 * n // 16), 1), "epoch", "prompt_id", "sample"
+        )
         for n in (64, 96)
     )
     assert len(small) == 2 * 64 * 4
@@ -118,7 +127,12 @@ def test_the_mean_after_the_cap_is_the_one_asked_for(mean, early):
 
 
 def test_the_mean_grows_from_the_first_step_to_the_last():
-    trace = synthesise(model(steps=5, prompts_per_step=4000, prompts=20000, mean_tokens=(500, 2500), prompt_share=0), 4)
+    trace = synthesise(
+        model(
+            steps=5, prompts_per_step=4000, prompts=20000, mean_tokens=(500, 2500), prompt_share=0
+        ),
+        4,
+    )
     means = [trace.column("response_tokens")[a:b].mean() for _, a, b in trace.step_slices]
     assert means == pytest.approx([500, 1000, 1500, 2000, 2500], rel=0.02)
 
@@ -130,7 +144,9 @@ def test_the_mean_of_a_cut_lognormal_agrees_with_numerical_integration(location,
     z = np.linspace(-9, 9, 200_001)
     density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
     cut = np.exp(np.clip(location + sigma * z, 0, math.log(cap)))
-    assert mean_of_cut_lognormal(location, sigma, cap) == pytest.approx(trapezoid(cut * density, z), rel=1e-5)
+    assert mean_of_cut_lognormal(location, sigma, cap) == pytest.approx(
+        trapezoid(cut * density, z), rel=1e-5
+    )
 
 
 def test_a_response_cut_at_the_cap_ends_by_length_and_all_others_stop():
@@ -143,12 +159,22 @@ def test_a_response_cut_at_the_cap_ends_by_length_and_all_others_stop():
 
 
 def test_with_sigma_zero_every_response_has_the_mean_length():
-    assert set(synthesise(model(sigma=0, mean_tokens=777), 0).column("response_tokens").tolist()) == {777}
+    assert set(
+        synthesise(model(sigma=0, mean_tokens=777), 0).column("response_tokens").tolist()
+    ) == {777}
 
 
 def test_the_prompts_share_is_the_correlation_within_a_group():
     trace = synthesise(
-        model(steps=1, prompts_per_step=5000, group=2, prompts=None, cap_tokens=10**6, prompt_share=0.6), 0
+        model(
+            steps=1,
+            prompts_per_step=5000,
+            group=2,
+            prompts=None,
+            cap_tokens=10**6,
+            prompt_share=0.6,
+        ),
+        0,
     )
     first, second = np.log(trace.column("response_tokens")).reshape(-1, 2).T
     assert np.corrcoef(first, second)[0, 1] == pytest.approx(0.6, abs=0.03)
@@ -167,16 +193,22 @@ def test_a_prompts_effect_decays_by_the_epoch_correlation():
 
 def test_early_stops_are_as_many_and_as_short_as_asked():
     base = model(steps=2, prompts_per_step=5000, prompts=None, sigma=0, mean_tokens=1000)
-    trace = synthesise(base.model_copy(update={"early_stop_share": 0.1, "early_stop_factor": 0.2}), 0)
+    trace = synthesise(
+        base.model_copy(update={"early_stop_share": 0.1, "early_stop_factor": 0.2}), 0
+    )
     lengths, counts = np.unique(trace.column("response_tokens"), return_counts=True)
     assert counts[0] / counts.sum() == pytest.approx(0.1, abs=0.01)
     assert lengths[0] / lengths[1] == pytest.approx(0.2, rel=0.01)
 
 
 def test_a_prompt_is_as_long_in_every_epoch_and_within_its_cap():
-    trace = synthesise(model(steps=8, prompt_tokens=300, prompt_sigma=1.0, prompt_cap_tokens=500), 0)
+    trace = synthesise(
+        model(steps=8, prompt_tokens=300, prompt_sigma=1.0, prompt_cap_tokens=500), 0
+    )
     lengths = {}
-    for prompt, tokens in zip(trace.column("prompt_id").tolist(), trace.column("prompt_tokens").tolist(), strict=True):
+    for prompt, tokens in zip(
+        trace.column("prompt_id").tolist(), trace.column("prompt_tokens").tolist(), strict=True
+    ):
         assert lengths.setdefault(prompt, tokens) == tokens
     assert max(lengths.values()) == 500
     assert np.mean(list(lengths.values())) == pytest.approx(300, rel=0.25)
@@ -186,7 +218,12 @@ def test_rewards_have_the_mean_asked_for_and_hard_prompts_fail_as_groups():
     wide = {"steps": 1, "prompts_per_step": 4000, "group": 8, "prompts": None, "reward_mean": 0.3}
     uniform = {}
     for share in (0.0, 0.5, 1.0):
-        groups = synthesise(model(**wide, reward_prompt_share=share), 0).column("reward").reshape(-1, 8).mean(axis=1)
+        groups = (
+            synthesise(model(**wide, reward_prompt_share=share), 0)
+            .column("reward")
+            .reshape(-1, 8)
+            .mean(axis=1)
+        )
         assert groups.mean() == pytest.approx(0.3, abs=0.03)
         uniform[share] = np.mean((groups == 0) | (groups == 1))
     assert uniform[0.0] == pytest.approx(0.7**8 + 0.3**8, abs=0.01)
@@ -206,9 +243,13 @@ def test_the_metadata_says_how_to_draw_the_trace_again():
 
 
 def test_a_mean_that_the_cap_makes_unreachable_is_refused():
-    with pytest.raises(InputError, match="mean_tokens 4096 cannot be reached under a cap of 4096 tokens"):
+    with pytest.raises(
+        InputError, match="mean_tokens 4096 cannot be reached under a cap of 4096 tokens"
+    ):
         synthesise(model(mean_tokens=(900, 4096)), 0)
-    with pytest.raises(InputError, match="prompt_tokens 3000 cannot be reached under a cap of 2048 tokens"):
+    with pytest.raises(
+        InputError, match="prompt_tokens 3000 cannot be reached under a cap of 2048 tokens"
+    ):
         synthesise(model(prompt_tokens=3000), 0)
     with pytest.raises(InputError, match="seed -1 is negative"):
         synthesise(model(), -1)
@@ -232,9 +273,12 @@ def test_a_bad_parameter_is_refused_by_name(changes, field):
 
 
 @pytest.mark.parametrize(
-    ("name", "higher", "near_boundary", "strong"), [("math", 0.16, 0.13, 0.03), ("code", 0.28, 0.24, 0.04)]
+    ("name", "higher", "near_boundary", "strong"),
+    [("math", 0.16, 0.13, 0.03), ("code", 0.28, 0.24, 0.04)],
 )
-def test_the_rhymerl_presets_have_the_rank_stability_of_figure_9(name, higher, near_boundary, strong):
+def test_the_rhymerl_presets_have_the_rank_stability_of_figure_9(
+    name, higher, near_boundary, strong
+):
     stability = rank_stability(preset(name), groups=8)
     assert stability.epoch_pairs == 19
     assert stability.higher == pytest.approx(higher, abs=0.01)

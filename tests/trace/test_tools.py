@@ -17,7 +17,9 @@ from simrl.trace.tools import Tool, ToolFile, draw_calls, with_tools
 from simrl.trace.trace import Trace, TraceMetadata, read_trace, write_trace
 
 PLACES = tuple(np.arange(40_000) // n % m for n, m in ((20_000, 2), (400, 50), (40, 10), (1, 40)))
-METADATA = TraceMetadata(name="run", kind="imported", source="a test", tokenizer="none", cap_tokens=1000, notes="Old.")
+METADATA = TraceMetadata(
+    name="run", kind="imported", source="a test", tokenizer="none", cap_tokens=1000, notes="Old."
+)
 
 
 def tool(**changes):
@@ -35,7 +37,13 @@ def an_agent(**changes):
 
 def turns_of(trace):
     """The turns of each sample: (tokens, seconds, observations, tools) by (epoch, prompt, sample)."""
-    names = ("turn_tokens", "turn_environment_s", "turn_observation_tokens", "turn_tool", "turn_failures")
+    names = (
+        "turn_tokens",
+        "turn_environment_s",
+        "turn_observation_tokens",
+        "turn_tool",
+        "turn_failures",
+    )
     return {
         (row["epoch"], row["prompt_id"], row["sample"]): tuple(row[name] for name in names)
         for row in trace.table.to_pylist()
@@ -65,7 +73,9 @@ def test_a_tool_of_quantiles_has_them():
 
 
 def test_a_straggler_takes_so_many_times_as_long():
-    seconds, counts = np.unique(calls(a=tool(straggler_share=0.05, straggler_factor=10)).seconds, return_counts=True)
+    seconds, counts = np.unique(
+        calls(a=tool(straggler_share=0.05, straggler_factor=10)).seconds, return_counts=True
+    )
     assert seconds.tolist() == [4, 40]
     assert counts[1] / counts.sum() == pytest.approx(0.05, abs=0.005)
 
@@ -81,9 +91,16 @@ def test_a_failed_try_costs_its_time_and_is_tried_again_as_often_as_allowed():
 def test_a_try_that_lasts_too_long_is_ended_and_has_failed():
     once = tool(straggler_share=0.1, straggler_factor=10, timeout_s=12)
     found = calls(a=once)
-    assert set(zip(found.seconds.tolist(), found.failures.tolist(), strict=True)) == {(4.0, 0), (12.0, 1)}
+    assert set(zip(found.seconds.tolist(), found.failures.tolist(), strict=True)) == {
+        (4.0, 0),
+        (12.0, 1),
+    }
     again = calls(a=once.model_copy(update={"retries": 1}))
-    assert set(zip(again.seconds.tolist(), again.failures.tolist(), strict=True)) == {(4, 0), (16, 1), (24, 2)}
+    assert set(zip(again.seconds.tolist(), again.failures.tolist(), strict=True)) == {
+        (4, 0),
+        (16, 1),
+        (24, 2),
+    }
 
 
 def test_observations_have_the_mean_asked_for_below_their_cap():
@@ -114,7 +131,9 @@ def test_a_call_is_drawn_from_its_place_alone():
     some = np.arange(7, 40_000, 11)
     assert all(
         np.array_equal(part, full[some])
-        for part, full in zip(calls(places=tuple(p[some] for p in PLACES), **varied), whole, strict=True)
+        for part, full in zip(
+            calls(places=tuple(p[some] for p in PLACES), **varied), whole, strict=True
+        )
     )
     other = calls(seed=1, **varied)
     assert not np.array_equal(other.seconds, whole.seconds)
@@ -122,7 +141,9 @@ def test_a_call_is_drawn_from_its_place_alone():
 
 def test_another_tool_behind_changes_only_the_calls_that_it_takes_over():
     two = calls(a=tool(share=0.5, sigma=1), b=tool(share=0.5, sigma=1, median_s=20))
-    three = calls(a=tool(share=0.5, sigma=1), b=tool(share=0.3, sigma=1, median_s=20), c=tool(share=0.2))
+    three = calls(
+        a=tool(share=0.5, sigma=1), b=tool(share=0.3, sigma=1, median_s=20), c=tool(share=0.2)
+    )
     kept = three.tool < 2
     assert kept.mean() == pytest.approx(0.8, abs=0.01)
     assert np.array_equal(two.seconds[kept], three.seconds[kept])
@@ -142,7 +163,10 @@ def test_turns_are_in_proportion_to_the_response_and_of_different_lengths():
     trace = synthesise(an_agent(steps=20, prompts=None, context_cap_tokens=None, cap_turns=1000), 0)
     turns = [row[0] for row in turns_of(trace).values()]
     numbers = np.array([len(each) for each in turns])
-    assert numbers.tolist() == np.rint(np.array([sum(each) for each in turns]) / 250).astype(int).tolist()
+    assert (
+        numbers.tolist()
+        == np.rint(np.array([sum(each) for each in turns]) / 250).astype(int).tolist()
+    )
     assert numbers.mean() == pytest.approx(30, rel=0.05)
     assert np.log(numbers).std() == pytest.approx(0.5, rel=0.1)
     tokens = np.concatenate(turns)
@@ -154,21 +178,33 @@ def test_no_response_has_more_turns_than_the_most_allowed_and_ends_by_length_the
     trace = synthesise(an_agent(cap_turns=31, context_cap_tokens=None), 0)
     numbers = np.array([len(row[0]) for row in turns_of(trace).values()])
     assert numbers.max() == 31
-    assert (trace.column("finish_reason") == "length").mean() == pytest.approx((numbers == 31).mean(), abs=0.05)
+    assert (trace.column("finish_reason") == "length").mean() == pytest.approx(
+        (numbers == 31).mean(), abs=0.05
+    )
 
 
 def test_a_response_ends_where_the_context_meets_its_cap():
     free, capped = (synthesise(an_agent(context_cap_tokens=cap), 3) for cap in (None, 12_000))
-    context = capped.column("prompt_tokens") + capped.column("response_tokens") + capped.observation_tokens()
+    context = (
+        capped.column("prompt_tokens")
+        + capped.column("response_tokens")
+        + capped.observation_tokens()
+    )
     assert context.max() == 12_000
     whole, cut = turns_of(free), turns_of(capped)
     ends = capped.column("finish_reason") == "length"
     assert 0.2 < ends.mean() < 0.9
     for key, (tokens, seconds, observed, tools, failures) in cut.items():
         last = len(tokens) - 1
-        assert (tokens[:last], seconds, observed, tools, failures) == tuple(each[:last] for each in whole[key])
+        assert (tokens[:last], seconds, observed, tools, failures) == tuple(
+            each[:last] for each in whole[key]
+        )
         assert 1 <= tokens[last] <= whole[key][0][last]
-    unharmed = [key for (key, row), ended in zip(cut.items(), ends, strict=True) if not ended and row != whole[key]]
+    unharmed = [
+        key
+        for (key, row), ended in zip(cut.items(), ends, strict=True)
+        if not ended and row != whole[key]
+    ]
     assert unharmed == []
 
 
@@ -181,16 +217,22 @@ def test_more_samples_prompts_and_turns_leave_the_calls_that_were_there_as_they_
 
 def test_all_prompts_begin_with_the_system_prompt():
     plain, agent = (synthesise(an_agent(system_prompt_tokens=n), 0) for n in (0, 1500))
-    assert (agent.column("prompt_tokens") - plain.column("prompt_tokens")).tolist() == [1500] * len(plain)
+    assert (agent.column("prompt_tokens") - plain.column("prompt_tokens")).tolist() == [1500] * len(
+        plain
+    )
     assert (plain.metadata.shared_prefix_tokens, agent.metadata.shared_prefix_tokens) == (0, 1500)
 
 
-@pytest.mark.parametrize("preset", [PRESETS["coding-agent"], PRESETS["search-agent"]], ids=["coding", "search"])
+@pytest.mark.parametrize(
+    "preset", [PRESETS["coding-agent"], PRESETS["search-agent"]], ids=["coding", "search"]
+)
 def test_a_preset_of_an_agent_says_how_to_draw_it_again(preset):
     trace = synthesise(LengthModel(**preset), 5, "agent")
     source = json.loads(trace.metadata.source)
     assert synthesise(LengthModel(**source["model"]), source["seed"], "agent").table == trace.table
-    context = trace.column("prompt_tokens") + trace.column("response_tokens") + trace.observation_tokens()
+    context = (
+        trace.column("prompt_tokens") + trace.column("response_tokens") + trace.observation_tokens()
+    )
     assert (trace.metadata.context_cap_tokens, context.max()) == (32_768, 32_768)
 
 
@@ -207,12 +249,30 @@ def test_a_preset_of_an_agent_says_how_to_draw_it_again(preset):
             {"context_cap_tokens": 5596},
             "context_cap_tokens 5596 leaves no room behind the largest prompt of 5596 tokens",
         ),
-        ({"environment_s": 1}, "tools beside environment_s, environment_sigma or observation_tokens"),
-        ({"turn_tokens": None, "turns": 1, "mean_tokens": 90}, "tools: comes between turns, and there is one turn"),
-        ({"turn_tokens": None, "turns": 1, "mean_tokens": 90, "tools": {}, "environment_s": 1}, "environment_s: comes"),
-        ({"cap_turns": 1, "tools": {}, "observation_tokens": 5}, "observation_tokens: comes between turns"),
-        ({"cap_turns": 1, "tools": {}, "environment_sigma": 1}, "environment_sigma: comes between turns"),
-        ({"tools": {"a": {"share": 0.9, "median_s": 1}}}, "the shares of a sum to 0.9; they must sum to 1"),
+        (
+            {"environment_s": 1},
+            "tools beside environment_s, environment_sigma or observation_tokens",
+        ),
+        (
+            {"turn_tokens": None, "turns": 1, "mean_tokens": 90},
+            "tools: comes between turns, and there is one turn",
+        ),
+        (
+            {"turn_tokens": None, "turns": 1, "mean_tokens": 90, "tools": {}, "environment_s": 1},
+            "environment_s: comes",
+        ),
+        (
+            {"cap_turns": 1, "tools": {}, "observation_tokens": 5},
+            "observation_tokens: comes between turns",
+        ),
+        (
+            {"cap_turns": 1, "tools": {}, "environment_sigma": 1},
+            "environment_sigma: comes between turns",
+        ),
+        (
+            {"tools": {"a": {"share": 0.9, "median_s": 1}}},
+            "the shares of a sum to 0.9; they must sum to 1",
+        ),
     ],
 )
 def test_statistics_of_an_agent_that_cannot_be_are_refused_by_name(changes, message):
@@ -232,7 +292,10 @@ def test_statistics_of_an_agent_that_cannot_be_are_refused_by_name(changes, mess
         ({"least_s": 3, "most_s": 2}, "most_s 2 is below least_s 3"),
         ({"failure_share": 1}, "failure_share"),
         ({"timeout_s": 0}, "timeout_s"),
-        ({"observation_tokens": 90, "observation_cap_tokens": 80}, "observation_tokens 90 is not below"),
+        (
+            {"observation_tokens": 90, "observation_cap_tokens": 80},
+            "observation_tokens 90 is not below",
+        ),
     ],
 )
 def test_a_tool_that_cannot_be_is_refused_by_name(changes, message):
@@ -260,15 +323,24 @@ def recorded(**columns):
 
 
 TOOLS = ToolFile(
-    tools={"a": {"share": 0.5, "median_s": 3}, "b": {"share": 0.5, "median_s": 7, "observation_tokens": 50}}
+    tools={
+        "a": {"share": 0.5, "median_s": 3},
+        "b": {"share": 0.5, "median_s": 7, "observation_tokens": 50},
+    }
 ).tools
 
 
 def test_missing_times_are_drawn_and_the_notes_say_so():
-    trace = with_tools(recorded(turn_observation_tokens=[[4, 5], [], None, None]), TOOLS, 3, "tools.yaml")
-    seconds, tools = (trace.table.column(name).to_pylist() for name in ("turn_environment_s", "turn_tool"))
+    trace = with_tools(
+        recorded(turn_observation_tokens=[[4, 5], [], None, None]), TOOLS, 3, "tools.yaml"
+    )
+    seconds, tools = (
+        trace.table.column(name).to_pylist() for name in ("turn_environment_s", "turn_tool")
+    )
     assert [None if s is None else len(s) for s in seconds] == [2, None, 1, None]
-    assert [[{"a": 3.0, "b": 7.0}[name] for name in names or []] for names in tools] == [s or [] for s in seconds]
+    assert [[{"a": 3.0, "b": 7.0}[name] for name in names or []] for names in tools] == [
+        s or [] for s in seconds
+    ]
     assert trace.table.column("turn_observation_tokens").to_pylist()[:2] == [[4, 5], []]
     assert trace.metadata.notes == (
         "Old. The times of tools in 2 of 4 responses are drawn from tools.yaml (seed 3), not recorded."
@@ -276,7 +348,9 @@ def test_missing_times_are_drawn_and_the_notes_say_so():
 
 
 def test_recorded_times_stay():
-    trace = with_tools(recorded(turn_environment_s=[[1.5, 2.5], [], None, None]), TOOLS, 3, "tools.yaml")
+    trace = with_tools(
+        recorded(turn_environment_s=[[1.5, 2.5], [], None, None]), TOOLS, 3, "tools.yaml"
+    )
     assert trace.table.column("turn_environment_s").to_pylist()[0] == [1.5, 2.5]
     assert trace.table.column("turn_tool").to_pylist()[0] is None
     totals = with_tools(recorded(environment_s=[None, 0, 8, 1]), TOOLS, 3, "tools.yaml")
@@ -305,7 +379,12 @@ def test_a_description_has_the_times_of_each_tool():
         "tool": "a", "calls": 2, "mean_s": 2, "p50_s": 2, "p95_s": pytest.approx(2.9), "max_s": 3, "failed_tries": 1,
         "observation_tokens_mean": 0,
     }  # fmt: skip
-    assert (second["tool"], second["calls"], second["p95_s"], second["failed_tries"]) == ("b", 1, 9, 2)
+    assert (second["tool"], second["calls"], second["p95_s"], second["failed_tries"]) == (
+        "b",
+        1,
+        9,
+        2,
+    )
     assert describe(recorded())["tools"] == []
     console = Console(file=io.StringIO(), width=80, color_system=None)
     print_description(describe(trace), console)
@@ -313,7 +392,9 @@ def test_a_description_has_the_times_of_each_tool():
 
 
 def test_commands_draw_an_agent_and_the_missing_times_of_a_recorded_one(simrl, tmp_path):
-    code, out, err = simrl("trace", "synth", "--agentic", "steps=1", "prompts_per_step=4", "-o", "agent.parquet")
+    code, out, err = simrl(
+        "trace", "synth", "--agentic", "steps=1", "prompts_per_step=4", "-o", "agent.parquet"
+    )
     assert (code, err) == (0, "") and "32 samples" in out
     agent = read_trace(tmp_path / "agent.parquet")
     small = {**PRESETS["coding-agent"], "steps": 1, "prompts_per_step": 4}
@@ -322,13 +403,27 @@ def test_commands_draw_an_agent_and_the_missing_times_of_a_recorded_one(simrl, t
     assert {facts["tool"] for facts in shown["tools"]} == {"read", "edit", "test"}
     write_trace(recorded(), tmp_path / "run.parquet")
     (tmp_path / "tools.yaml").write_text("tools: {a: {share: 1, quantiles_s: {0: 2, 1: 2}}}")
-    code, out, err = simrl("trace", "with-tools", "run.parquet", "--tools", "tools.yaml", "-o", "timed.parquet")
-    assert (code, err) == (0, "") and "drawn from tools.yaml (seed 0), not recorded" in " ".join(out.split())
-    assert read_trace(tmp_path / "timed.parquet").table.column("turn_environment_s").to_pylist()[0] == [2, 2]
+    code, out, err = simrl(
+        "trace", "with-tools", "run.parquet", "--tools", "tools.yaml", "-o", "timed.parquet"
+    )
+    assert (code, err) == (0, "") and "drawn from tools.yaml (seed 0), not recorded" in " ".join(
+        out.split()
+    )
+    assert read_trace(tmp_path / "timed.parquet").table.column("turn_environment_s").to_pylist()[
+        0
+    ] == [2, 2]
     for wrong, line in (
-        ("tools: {a: {share: 0.5, median_s: 1}}", "tools.yaml: tools: the shares of a sum to 0.5; they must sum to 1"),
-        ("tools: {a: {share: 1, median_s: -1}}", "tools.yaml: tools.a.median_s is -1: give 0 or more"),
+        (
+            "tools: {a: {share: 0.5, median_s: 1}}",
+            "tools.yaml: tools: the shares of a sum to 0.5; they must sum to 1",
+        ),
+        (
+            "tools: {a: {share: 1, median_s: -1}}",
+            "tools.yaml: tools.a.median_s is -1: give 0 or more",
+        ),
     ):
         (tmp_path / "tools.yaml").write_text(wrong)
-        code, out, err = simrl("trace", "synth", "--agentic", "--tools", "tools.yaml", "-o", "x.parquet")
+        code, out, err = simrl(
+            "trace", "synth", "--agentic", "--tools", "tools.yaml", "-o", "x.parquet"
+        )
         assert (code, out) == (2, "") and line in err and err.count("\n") == 1

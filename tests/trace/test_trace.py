@@ -26,7 +26,9 @@ from simrl.trace.trace import (
     write_trace,
 )
 
-METADATA = TraceMetadata(name="run", kind="recorded", source="a test", tokenizer="qwen3", cap_tokens=100)
+METADATA = TraceMetadata(
+    name="run", kind="recorded", source="a test", tokenizer="qwen3", cap_tokens=100
+)
 
 
 def columns(**changes):
@@ -82,7 +84,11 @@ def test_writing_twice_gives_the_same_bytes_and_leaves_nothing_beside_them(tmp_p
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.parquet", "b.parquet"]
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 3)), min_size=1, unique=True))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 3)), min_size=1, unique=True
+    )
+)
 def test_rows_come_sorted_whatever_order_they_were_given_in(keys):
     step, prompt, sample = map(list, zip(*keys, strict=True))
     response = [1 + 30 * s + 5 * p + i for s, p, i in keys]
@@ -97,9 +103,13 @@ def test_rows_come_sorted_whatever_order_they_were_given_in(keys):
         },
         METADATA.model_copy(update={"cap_tokens": 200}),
     )
-    rows = list(zip(*(trace.column(c).tolist() for c in ("step", "prompt_id", "sample")), strict=True))
+    rows = list(
+        zip(*(trace.column(c).tolist() for c in ("step", "prompt_id", "sample")), strict=True)
+    )
     assert rows == sorted(keys)
-    assert trace.column("response_tokens").tolist() == [min(1 + 30 * s + 5 * p + i, 100) for s, p, i in rows]
+    assert trace.column("response_tokens").tolist() == [
+        min(1 + 30 * s + 5 * p + i, 100) for s, p, i in rows
+    ]
 
 
 def test_steps_are_slices_of_the_sorted_rows():
@@ -221,17 +231,28 @@ def write_table(path, table, metadata=None):
 
 def test_parquet_of_another_program_is_told_to_be_imported(tmp_path):
     pq.write_table(pa.table(columns()), tmp_path / "other.parquet")
-    assert "without simrl's trace metadata; import it" in message_of_reading(tmp_path / "other.parquet")
+    assert "without simrl's trace metadata; import it" in message_of_reading(
+        tmp_path / "other.parquet"
+    )
 
 
 @pytest.mark.parametrize(
     ("metadata", "said"),
     [
-        (METADATA.model_copy(update={"cap_tokens": 0}).model_dump_json(), "metadata field cap_tokens: "),
-        (METADATA.model_copy(update={"cap_tokens": 2**80}).model_dump_json(), "metadata field cap_tokens: "),
+        (
+            METADATA.model_copy(update={"cap_tokens": 0}).model_dump_json(),
+            "metadata field cap_tokens: ",
+        ),
+        (
+            METADATA.model_copy(update={"cap_tokens": 2**80}).model_dump_json(),
+            "metadata field cap_tokens: ",
+        ),
         ('{"name": "run"}', "metadata field kind: it is missing"),
         ("{", "metadata field (all): valid JSON is needed"),
-        (METADATA.model_copy(update={"schema_version": 99}).model_dump_json(), "trace schema 99, this simrl reads 1"),
+        (
+            METADATA.model_copy(update={"schema_version": 99}).model_dump_json(),
+            "trace schema 99, this simrl reads 1",
+        ),
     ],
 )
 def test_bad_metadata_names_its_field(tmp_path, metadata, said):
@@ -267,4 +288,6 @@ def test_what_is_made_of_a_trace_is_made_once_and_only_the_latest_few_are_kept_h
     for number in (0, 0, 1, 0, *range(2, MOST_MADE + 1), 0, 1):
         assert trace.once(number, partial(make, number)) == -number
     assert made == [0, 1, *range(2, MOST_MADE + 1), 1]
-    assert len(copy.copy(trace).__dict__) == 2  # another process gets the table and what it is, no more
+    assert (
+        len(copy.copy(trace).__dict__) == 2
+    )  # another process gets the table and what it is, no more

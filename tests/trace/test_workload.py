@@ -14,7 +14,12 @@ def lengths(workload, batch):
 def test_a_trace_that_is_too_short_is_passed_over_again_with_new_numbers_and_later_epochs():
     workload = Workload(TWO_STEPS)
     batches = [workload.next_batch() for _ in range(4)]
-    assert [lengths(workload, batch) for batch in batches] == [[[1, 2], [3]], [[4]], [[1, 2], [3]], [[4]]]
+    assert [lengths(workload, batch) for batch in batches] == [
+        [[1, 2], [3]],
+        [[4]],
+        [[1, 2], [3]],
+        [[4]],
+    ]
     samples = [sample for batch in batches for group in batch for sample in group]
     assert [sample.uid for sample in samples] == list(range(8))
     assert [sample.epoch for sample in samples] == [0] * 4 + [1] * 4

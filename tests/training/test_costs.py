@@ -16,7 +16,9 @@ from simrl.training.stages import stages_s
 from simrl.training.weight_sync import PAGEABLE_NODE_BYTES_PER_S, PINNED_SHARE
 from tests.helpers import update_phases
 
-MODEL = ModelShape(name="toy", layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, intermediate=16, vocab=32)
+MODEL = ModelShape(
+    name="toy", layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, intermediate=16, vocab=32
+)
 GPU = Gpu(
     name="toy",
     memory_bytes=1e9,
@@ -27,17 +29,23 @@ GPU = Gpu(
     host_bytes_per_s=1e12,
     source="a test",
 )
-DENSE = 2 * (2 * (8 * 4 * (2 * 2 + 2 * 1) + 3 * 8 * 16) + 32 * 8)  # FLOPs a token: 2 layers and the output head
+DENSE = 2 * (
+    2 * (8 * 4 * (2 * 2 + 2 * 1) + 3 * 8 * 16) + 32 * 8
+)  # FLOPs a token: 2 layers and the output head
 ATTENTION = 4 * 2 * 2 * 4  # FLOPs for each token attended to
 
-lengths = st.lists(st.integers(1, 5000), min_size=1, max_size=60).map(lambda n: np.array(n, dtype=np.int64))
+lengths = st.lists(st.integers(1, 5000), min_size=1, max_size=60).map(
+    lambda n: np.array(n, dtype=np.int64)
+)
 
 
 def lengths_of(sequences):
     return np.array([sum(sequence) for sequence in sequences])
 
 
-def costs(gpus=1, minibatches=1, log_probs=1, switch=False, gpu=GPU, model=MODEL, **config) -> TrainingCosts:
+def costs(
+    gpus=1, minibatches=1, log_probs=1, switch=False, gpu=GPU, model=MODEL, **config
+) -> TrainingCosts:
     config = {"mfu": 0.35, "log_prob_mfu": 0.35, **config}
     return TrainingCosts(model, gpu, gpus, TrainingConfig(**config), minibatches, log_probs, switch)
 
@@ -71,7 +79,9 @@ def slow_pack(lengths, budget):
 
 
 @given(lengths, st.integers(1, 9))
-def test_dealing_is_the_slow_rule_and_no_rank_is_over_the_mean_by_more_than_one_sequence(lengths, ranks):
+def test_dealing_is_the_slow_rule_and_no_rank_is_over_the_mean_by_more_than_one_sequence(
+    lengths, ranks
+):
     rank_of = deal(lengths, longest_first(lengths), ranks)
     assert rank_of.tolist() == slow_deal(lengths, ranks)
     loads = [int(lengths[rank_of == rank].sum()) for rank in range(ranks)]
@@ -83,12 +93,16 @@ def test_dealing_is_the_slow_rule_and_no_rank_is_over_the_mean_by_more_than_one_
 def test_packing_is_the_slow_rule_and_no_micro_batch_is_over_the_budget(lengths, budget):
     bins, _ = pack(lengths, longest_first(lengths), np.zeros(lengths.size, np.int64), budget)
     slow = slow_pack(lengths, budget)
-    assert [sorted(np.flatnonzero(bins == b).tolist()) for b in range(len(slow))] == [sorted(b) for b in slow]
+    assert [sorted(np.flatnonzero(bins == b).tolist()) for b in range(len(slow))] == [
+        sorted(b) for b in slow
+    ]
     assert max(lengths[bins == b].sum() for b in range(len(slow))) <= budget
 
 
 @given(lengths, st.integers(5000, 30000))
-def test_dynamic_micro_batches_are_never_more_than_fixed_ones_and_both_hold_every_sequence(lengths, budget):
+def test_dynamic_micro_batches_are_never_more_than_fixed_ones_and_both_hold_every_sequence(
+    lengths, budget
+):
     """A new dynamic bin is opened only when all others hold at least as many sequences as a fixed one."""
     bins, _ = pack(lengths, longest_first(lengths), np.zeros(lengths.size, np.int64), budget)
     dynamic = [lengths[bins == b] for b in range(bins.max() + 1)]
@@ -124,8 +138,12 @@ def test_a_colocated_update_switches_before_and_after_and_publishes_nothing():
 
 
 def test_switching_moves_the_states_of_a_gpu_and_publishing_the_weights():
-    slow = GPU.model_copy(update={"host_bytes_per_s": 10.0, "network_bytes_per_s": 2.0, "link_bytes_per_s": 20.0})
-    switch_s = update_phases(costs(gpus=2, switch=True, switch_s=4.0, gpu=slow), np.array([10]))[0][1]
+    slow = GPU.model_copy(
+        update={"host_bytes_per_s": 10.0, "network_bytes_per_s": 2.0, "link_bytes_per_s": 20.0}
+    )
+    switch_s = update_phases(costs(gpus=2, switch=True, switch_s=4.0, gpu=slow), np.array([10]))[0][
+        1
+    ]
     parameters = MODEL.parameters
     kept = 2 + 4 + 8  # weights, master weights, moments; no gradients, which the update has used up
     assert switch_s == pytest.approx(4.0 + kept * parameters / 2 / (PINNED_SHARE * 10))
@@ -140,7 +158,9 @@ def test_switching_moves_the_states_of_a_gpu_and_publishing_the_weights():
 
 
 def test_a_sequence_longer_than_a_micro_batch_still_needs_its_memory():
-    assert costs(tokens_per_microbatch=10).memory_bytes(5000) == costs(tokens_per_microbatch=5000).memory_bytes(10)
+    assert costs(tokens_per_microbatch=10).memory_bytes(5000) == costs(
+        tokens_per_microbatch=5000
+    ).memory_bytes(10)
 
 
 def test_every_forward_pass_before_the_update_is_paid_and_none_if_there_is_none():
@@ -154,18 +174,23 @@ def test_a_reference_of_its_own_size_is_paid_by_its_own_shape():
     sequences, teacher = np.array([100, 10]), MODEL.model_copy(update={"layers": 8})
     own = costs(log_probs=1, log_prob_overhead_s=2.0)
     with_teacher = replace(
-        own, log_probs=2, reference=teacher, config=own.config.model_copy(update={"reference_model": "x"})
+        own,
+        log_probs=2,
+        reference=teacher,
+        config=own.config.model_copy(update={"reference_model": "x"}),
     )
     ((_, both_s),) = with_teacher.inference(sequences)
     teacher_s = replace(own, model=teacher).sweep_s(sequences, 1)
-    assert both_s == pytest.approx(own.sweep_s(sequences, 1) + teacher_s + 2 * 2.0) and teacher_s > own.sweep_s(
-        sequences, 1
-    )
+    assert both_s == pytest.approx(
+        own.sweep_s(sequences, 1) + teacher_s + 2 * 2.0
+    ) and teacher_s > own.sweep_s(sequences, 1)
 
 
 def test_the_overhead_of_an_update_is_paid_once_whatever_its_mini_batches_and_epochs():
     plain, loaded = (
-        dict(update_phases(costs(minibatches=3, ppo_epochs=2, **extra), np.array([10, 20, 30])))["train"]
+        dict(update_phases(costs(minibatches=3, ppo_epochs=2, **extra), np.array([10, 20, 30])))[
+            "train"
+        ]
         for extra in ({}, {"update_overhead_s": 7.0})
     )
     assert loaded == pytest.approx(plain + 7.0)
@@ -185,8 +210,15 @@ def test_gpus_that_share_a_sequence_are_faster_at_it_and_make_fewer_ranks():
 
 
 def test_mini_batches_are_updates_one_after_the_other_each_waiting_for_its_slowest_rank():
-    sequences = [(10, 90), (5, 5), (10, 90), (5, 5)]  # on two ranks: each mini-batch waits for its 100 tokens
-    one, two = (dict(update_phases(costs(gpus=2, minibatches=n), lengths_of(sequences))) for n in (1, 2))
+    sequences = [
+        (10, 90),
+        (5, 5),
+        (10, 90),
+        (5, 5),
+    ]  # on two ranks: each mini-batch waits for its 100 tokens
+    one, two = (
+        dict(update_phases(costs(gpus=2, minibatches=n), lengths_of(sequences))) for n in (1, 2)
+    )
     assert one["train"] == pytest.approx(3 * (flops(100) + flops(10)) / (0.35 * 1e6))
     assert two["train"] == pytest.approx(3 * 2 * flops(100) / (0.35 * 1e6))
     assert two["log_prob"] == one["log_prob"]
@@ -204,23 +236,33 @@ def test_a_micro_batch_never_takes_less_than_gathering_the_sharded_weights():
     lengths = np.array([10] * 8)
     together = costs(gpus=4, gpu=slow_network, tokens_per_microbatch=20)
     apart = costs(gpus=4, gpu=slow_network, tokens_per_microbatch=10)
-    assert together.sweep_s(lengths, 3) == pytest.approx(4 * sharded)  # gathered twice; gradients are fp32
+    assert together.sweep_s(lengths, 3) == pytest.approx(
+        4 * sharded
+    )  # gathered twice; gradients are fp32
     assert apart.sweep_s(lengths, 3) == pytest.approx(2 * 4 * sharded)  # two micro-batches
-    assert costs(gpus=1, gpu=slow_network).sweep_s(lengths, 3) == pytest.approx(3 * 8 * flops(10) / (0.35 * 1e6))
+    assert costs(gpus=1, gpu=slow_network).sweep_s(lengths, 3) == pytest.approx(
+        3 * 8 * flops(10) / (0.35 * 1e6)
+    )
 
 
 def test_ranks_that_gather_weights_wait_for_each_other_in_every_micro_batch_and_others_at_the_end_alone():
     """Two ranks: 100 and 10 + 10 + 10 tokens, then 60 and 40: the longer of each place, or of the sums."""
-    lengths = np.array([100, 60, 50, 40, 40])  # dealt: 100 + 40, 60 + 50 + 40; micro-batches of one sequence
+    lengths = np.array(
+        [100, 60, 50, 40, 40]
+    )  # dealt: 100 + 40, 60 + 50 + 40; micro-batches of one sequence
     alone = {"microbatching": "fixed", "sequences_per_microbatch": 1, "remove_padding": True}
     together = costs(gpus=2, **alone).sweep_s(lengths, 1)
     apart = costs(gpus=2, sharding="optimizer", **alone).sweep_s(lengths, 1)
     assert together == pytest.approx(sum(map(flops, (100, 50, 40))) / (0.35 * 1e6))
-    assert apart == pytest.approx(max(flops(100) + flops(40), flops(60) + flops(50) + flops(40)) / (0.35 * 1e6))
+    assert apart == pytest.approx(
+        max(flops(100) + flops(40), flops(60) + flops(50) + flops(40)) / (0.35 * 1e6)
+    )
 
 
 def test_micro_batches_of_a_number_of_sequences_have_that_many_whatever_their_tokens():
-    parts = costs(microbatching="fixed", sequences_per_microbatch=2).fixed_microbatches(np.array([9, 1, 500, 2, 3]), 10)
+    parts = costs(microbatching="fixed", sequences_per_microbatch=2).fixed_microbatches(
+        np.array([9, 1, 500, 2, 3]), 10
+    )
     assert [part.tolist() for part in parts] == [[9, 1], [500, 2], [3]]
 
 
@@ -230,7 +272,11 @@ def test_a_fixed_number_of_sequences_never_beats_a_token_budget(lengths, gpus):
     of = {"gpus": gpus, "sharding": "optimizer", "tokens_per_microbatch": 20_000}
     dynamic, packed, padded = (
         costs(**of, **how).sweep_s(lengths, 3)
-        for how in ({}, {"microbatching": "fixed", "remove_padding": True}, {"microbatching": "fixed"})
+        for how in (
+            {},
+            {"microbatching": "fixed", "remove_padding": True},
+            {"microbatching": "fixed"},
+        )
     )
     assert dynamic <= packed * (1 + 1e-9)
     assert packed <= padded * (1 + 1e-9)
@@ -243,14 +289,18 @@ def test_a_fixed_number_of_sequences_is_padded_to_the_longest_even_where_one_mic
     padded = sum(map(flops, lengths)) + DENSE * (4 * 300 - 800)  # attention sees no padding
     assert dynamic == pytest.approx(sum(map(flops, lengths)) / (0.35 * 1e6))
     assert fixed == pytest.approx(padded / (0.35 * 1e6))
-    assert costs(microbatching="fixed", remove_padding=True).sweep_s(lengths, 1) == pytest.approx(dynamic)
+    assert costs(microbatching="fixed", remove_padding=True).sweep_s(lengths, 1) == pytest.approx(
+        dynamic
+    )
 
 
 def test_micro_batches_of_a_fixed_count_have_equal_numbers_of_sequences_and_room_for_the_longest():
     config = costs(gpus=2, minibatches=3, microbatching="fixed", microbatches=4)
     parts = config.fixed_microbatches(np.array([9, 1, 500, 2, 3]), 10)
     assert [part.tolist() for part in parts] == [[9, 1], [500], [2], [3]]
-    assert config.most_tokens(1000, batch=48) == 2 * 1000  # of 48: 3 mini-batches, 2 ranks, 4 micro-batches
+    assert (
+        config.most_tokens(1000, batch=48) == 2 * 1000
+    )  # of 48: 3 mini-batches, 2 ranks, 4 micro-batches
     assert config.memory_bytes(1000, 480) > config.memory_bytes(1000, 48)
 
 
@@ -268,41 +318,69 @@ def test_a_pipeline_of_equal_micro_batches_has_the_known_bubble():
 
 def test_micro_batches_by_tokens_fill_a_pipeline_better_than_a_fixed_count():
     """AReaL §7.5: 32 micro-batches against a budget of 32,768 tokens; its gain, 30 % on average, is not an input."""
-    drawn = np.random.default_rng(1).lognormal(np.log(6000), 0.9, 2048).clip(100, 27_648).astype(np.int64)
+    drawn = (
+        np.random.default_rng(1)
+        .lognormal(np.log(6000), 0.9, 2048)
+        .clip(100, 27_648)
+        .astype(np.int64)
+    )
     staged = {"gpus": 32, "pipeline_parallel": 2, "sharding": "optimizer"}
-    fixed = costs(microbatching="fixed", microbatches=32, remove_padding=True, **staged).sweep_s(drawn, 3)
+    fixed = costs(microbatching="fixed", microbatches=32, remove_padding=True, **staged).sweep_s(
+        drawn, 3
+    )
     assert 1.1 < fixed / costs(**staged).sweep_s(drawn, 3) < 1.6
 
 
 def test_padded_micro_batches_cost_as_much_as_the_longest_with_pipeline_stages_alone():
     lengths = np.array([4096, 1000])
-    staged = {"tokens_per_microbatch": 4096, "gpus": 2, "pipeline_parallel": 2, "mfu": None, "log_prob_mfu": None}
+    staged = {
+        "tokens_per_microbatch": 4096,
+        "gpus": 2,
+        "pipeline_parallel": 2,
+        "mfu": None,
+        "log_prob_mfu": None,
+    }
     staged |= {"sharding": "optimizer", "gpu": H100, "model": LARGE}
     dynamic, padded, equal = (
         costs(microbatching=how, **staged).sweep_s(of, 3)
-        for how, of in (("dynamic", lengths), ("padded", lengths), ("dynamic", np.array([4096, 4096])))
+        for how, of in (
+            ("dynamic", lengths),
+            ("padded", lengths),
+            ("dynamic", np.array([4096, 4096])),
+        )
     )
     assert dynamic < padded
     assert padded == pytest.approx(equal, rel=0.06)  # but for attention, which sees no padding
     one_stage = {**staged, "pipeline_parallel": 1}
-    assert costs(microbatching="padded", **one_stage).sweep_s(lengths, 3) == costs(**one_stage).sweep_s(lengths, 3)
+    assert costs(microbatching="padded", **one_stage).sweep_s(lengths, 3) == costs(
+        **one_stage
+    ).sweep_s(lengths, 3)
 
 
 @pytest.mark.parametrize(
-    ("memory", "gpus_rate"), [("pageable", PAGEABLE_NODE_BYTES_PER_S), ("pinned", 4 * PINNED_SHARE * 1e12)]
+    ("memory", "gpus_rate"),
+    [("pageable", PAGEABLE_NODE_BYTES_PER_S), ("pinned", 4 * PINNED_SHARE * 1e12)],
 )
-def test_offloaded_states_are_fetched_and_returned_in_each_phase_at_the_rate_of_their_memory(memory, gpus_rate):
+def test_offloaded_states_are_fetched_and_returned_in_each_phase_at_the_rate_of_their_memory(
+    memory, gpus_rate
+):
     lengths, slow = np.array([10]), GPU.model_copy(update={"host_bytes_per_s": 1e12})
     ways = {"gpus": 4, "gpu": slow, "switch": True, "offload_memory": memory}
-    kept, fetched = (dict(update_phases(costs(offload=where, **ways), lengths)) for where in ("none", "phases"))
+    kept, fetched = (
+        dict(update_phases(costs(offload=where, **ways), lengths)) for where in ("none", "phases")
+    )
     assert update_phases(costs(gpus=4, offload="phases"), lengths) == update_phases(
         costs(gpus=4, offload="none"), lengths
     )  # no rollout
     each_s = 2 * MODEL.parameters / 4 / (gpus_rate / 4)  # there and back, a byte a parameter
     assert fetched["log_prob"] - kept["log_prob"] == pytest.approx(4 * each_s)  # fp32 weights
-    assert fetched["train"] - kept["train"] == pytest.approx(12 * each_s)  # and the optimizer's two moments
+    assert fetched["train"] - kept["train"] == pytest.approx(
+        12 * each_s
+    )  # and the optimizer's two moments
     switches = [costs(switch_s=1.0, offload=where, **ways).switch_s for where in ("none", "phases")]
-    assert switches == pytest.approx([1.0, 1.0 + 2 * each_s])  # the weights there before a rollout, back after it
+    assert switches == pytest.approx(
+        [1.0, 1.0 + 2 * each_s]
+    )  # the weights there before a rollout, back after it
 
 
 @pytest.mark.parametrize("where", ["none", "phases", "switch"])
@@ -313,7 +391,9 @@ def test_the_bytes_that_are_told_of_offloading_are_those_that_take_the_time(wher
         return sum(seconds for _, seconds in update_phases(each, np.array([10])))
 
     of_all = costs(gpus=4, switch=True, offload=where, offload_memory="pageable", **more)
-    assert total_s(where) - total_s("none") == pytest.approx(of_all.offloaded_bytes / of_all.copied_bytes_per_s)
+    assert total_s(where) - total_s("none") == pytest.approx(
+        of_all.offloaded_bytes / of_all.copied_bytes_per_s
+    )
 
 
 def test_a_swapped_reference_costs_three_copies_of_the_weights_and_a_streamed_one_a_copy_a_micro_batch():
@@ -325,7 +405,9 @@ def test_a_swapped_reference_costs_three_copies_of_the_weights_and_a_streamed_on
     )
     assert swapped - resident == pytest.approx(3 * MODEL.weight_bytes / 10.0)
     pass_s = costs(**of).sweep_s(lengths, 1)
-    assert streamed - resident == pytest.approx(2 * MODEL.weight_bytes / 10.0 - pass_s)  # hides what it computes
+    assert streamed - resident == pytest.approx(
+        2 * MODEL.weight_bytes / 10.0 - pass_s
+    )  # hides what it computes
 
 
 def test_the_host_s_time_of_a_sequence_is_paid_by_the_rank_that_has_it():
@@ -353,7 +435,8 @@ def test_an_update_takes_longer_when_a_response_is_longer(sequences, data, minib
     i = data.draw(st.integers(0, len(sequences) - 1))
     longer = [(p, r + 50 * (j == i)) for j, (p, r) in enumerate(sequences)]
     before, after = (
-        dict(update_phases(costs(minibatches=minibatches), lengths_of(batch))) for batch in (sequences, longer)
+        dict(update_phases(costs(minibatches=minibatches), lengths_of(batch)))
+        for batch in (sequences, longer)
     )
     assert after["train"] > before["train"]
     assert after["log_prob"] > before["log_prob"]
@@ -378,7 +461,14 @@ def test_adapters_need_no_gradients_and_no_states_of_the_weights():
 # Time computed from the operations.
 
 LARGE = ModelShape(
-    name="7b", layers=28, hidden=3584, heads=28, kv_heads=4, head_dim=128, intermediate=18944, vocab=152064
+    name="7b",
+    layers=28,
+    hidden=3584,
+    heads=28,
+    kv_heads=4,
+    head_dim=128,
+    intermediate=18944,
+    vocab=152064,
 )
 EXPERTS = MODELS["qwen3-30b-a3b"]
 H100 = GPUS["h100"]
@@ -386,13 +476,26 @@ WITHOUT_MEMORY = H100.model_copy(update={"memory_bytes_per_s": 1e30})
 
 
 def computed(gpus=1, model=LARGE, gpu=H100, **config) -> TrainingCosts:
-    return costs(gpus, gpu=gpu, model=model, **{"mfu": None, "log_prob_mfu": None, "sharding": "optimizer", **config})
+    return costs(
+        gpus,
+        gpu=gpu,
+        model=model,
+        **{"mfu": None, "log_prob_mfu": None, "sharding": "optimizer", **config},
+    )
 
 
 def test_a_forward_pass_is_the_sum_of_its_matrix_products_and_its_attention_counted_by_hand():
     tokens, launches_s = 8192, 28 * 56 * 3e-6
     seconds = 0.0
-    matrices = [(3584, 3584), (3584, 512), (3584, 512), (3584, 3584), (3584, 18944), (3584, 18944), (18944, 3584)]
+    matrices = [
+        (3584, 3584),
+        (3584, 512),
+        (3584, 512),
+        (3584, 3584),
+        (3584, 18944),
+        (3584, 18944),
+        (18944, 3584),
+    ]
     for inner, outer in [*matrices * 28, (3584, 152064)]:
         seconds += 2 * tokens * inner * outer / (989e12 * 0.8 * inner / (inner + 130))
     attention_s = 28 * 4 * 3584 * tokens**2 / 2 / (560e12 * 0.66 * tokens / (tokens + 500))
@@ -406,7 +509,9 @@ def test_what_a_gpu_reaches_follows_from_the_shapes():
     def utilisation(model: ModelShape, passes: int) -> float:
         lengths = np.full(16, 8192)
         seconds = computed(model=model).sweep_s(lengths, passes)
-        return passes * 16 * model.forward_flops(8192.0, 8192.0**2 / 2) / (H100.bf16_flops * seconds)
+        return (
+            passes * 16 * model.forward_flops(8192.0, 8192.0**2 / 2) / (H100.bf16_flops * seconds)
+        )
 
     assert 0.35 < utilisation(LARGE, 3) < utilisation(LARGE, 1) < 0.6
     assert utilisation(MODELS["qwen3-0.6b"], 3) < 0.7 * utilisation(LARGE, 3)
@@ -439,8 +544,13 @@ def test_recomputed_activations_are_one_more_forward_pass_of_the_layers():
 
 def test_gpus_that_share_layers_are_faster_but_talk():
     lengths = np.array([8192])
-    alone, shared = computed().sweep_s(lengths, 3), computed(4, tensor_parallel=4).sweep_s(lengths, 3)
-    silent = computed(4, tensor_parallel=4, gpu=H100.model_copy(update={"link_bytes_per_s": 1e30})).sweep_s(lengths, 3)
+    alone, shared = (
+        computed().sweep_s(lengths, 3),
+        computed(4, tensor_parallel=4).sweep_s(lengths, 3),
+    )
+    silent = computed(
+        4, tensor_parallel=4, gpu=H100.model_copy(update={"link_bytes_per_s": 1e30})
+    ).sweep_s(lengths, 3)
     assert alone / 4 < silent < shared < alone / 2
     talk_s = (
         28 * 3 * 2 * 2 * 2 * 8192 * 3584 * 3 / 4 / (LINK_SHARE * 450e9)
@@ -459,16 +569,24 @@ def test_pipeline_stages_pay_off_with_many_micro_batches_and_not_with_one():
 
 def test_adapters_spare_gradients_and_cost_memory_traffic():
     lengths = np.array([8192])
-    full, adapted = (computed(lora=lora, gpu=WITHOUT_MEMORY).sweep_s(lengths, 3) for lora in (False, True))
+    full, adapted = (
+        computed(lora=lora, gpu=WITHOUT_MEMORY).sweep_s(lengths, 3) for lora in (False, True)
+    )
     assert adapted < 0.9 * full
     small = MODELS["qwen3-0.6b"]
-    assert computed(model=small, lora=True).sweep_s(lengths, 3) > computed(model=small).sweep_s(lengths, 3)
+    assert computed(model=small, lora=True).sweep_s(lengths, 3) > computed(model=small).sweep_s(
+        lengths, 3
+    )
 
 
 def test_an_optimizer_step_reads_and_writes_the_states_of_a_gpu():
-    assert computed(sharding="fsdp", gpus=8).optimizer_s == pytest.approx(42 * LARGE.parameters / 8 / (0.8 * 3.35e12))
+    assert computed(sharding="fsdp", gpus=8).optimizer_s == pytest.approx(
+        42 * LARGE.parameters / 8 / (0.8 * 3.35e12)
+    )
     moved_s = 6 * LARGE.parameters * 7 / 8 / (LINK_SHARE * 450e9)
-    assert computed(gpus=8).optimizer_s - computed(sharding="fsdp", gpus=8).optimizer_s == pytest.approx(moved_s)
+    assert computed(gpus=8).optimizer_s - computed(
+        sharding="fsdp", gpus=8
+    ).optimizer_s == pytest.approx(moved_s)
     assert computed(lora=True).optimizer_s == costs().optimizer_s == 0.0
 
 
@@ -478,13 +596,17 @@ def test_an_optimizer_step_reads_and_writes_the_states_of_a_gpu():
 def test_memory_is_the_sum_counted_by_hand():
     tokens = 1000 / 2
     parameters = 2 * (8 * 4 * (2 * 2 + 2 * 1) + 3 * 8 * 16) + 2 * 32 * 8
-    states = 18 * parameters / 4  # bf16 weights 2, fp32 gradients 4, master weights 4, Adam's moments 8; over 4 GPUs
+    states = (
+        18 * parameters / 4
+    )  # bf16 weights 2, fp32 gradients 4, master weights 4, Adam's moments 8; over 4 GPUs
     layer = 2 * 2 * (8 * 4 * (2 * 2 + 2 * 1) + 3 * 8 * 16)
     checkpoints = 2 * 2 * 8 * tokens
     working = 2 * tokens * (6 * 8 + 3 * 16)
     logits = 6 * 32 * tokens
     expected = states + layer + checkpoints + working + logits
-    assert costs(gpus=4, sequence_parallel=2, tokens_per_microbatch=1000).memory_bytes(10) == expected
+    assert (
+        costs(gpus=4, sequence_parallel=2, tokens_per_microbatch=1000).memory_bytes(10) == expected
+    )
 
 
 def test_logits_are_kept_for_4096_tokens_at_most():

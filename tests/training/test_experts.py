@@ -19,12 +19,28 @@ MODEL, H100 = MODELS["qwen3-30b-a3b"], GPUS["h100"]
 QUIET = H100.model_copy(update={"link_bytes_per_s": 1e30, "network_bytes_per_s": 1e30})
 LENGTHS = np.full(64, 4096)
 ROUTED = 48 * 128 * 3 * 2048 * 768  # weights of the routed experts
-DENSE = {"name": "d", "hidden": 2048, "heads": 16, "kv_heads": 4, "head_dim": 128, "intermediate": 6144, "vocab": 32768}
+DENSE = {
+    "name": "d",
+    "hidden": 2048,
+    "heads": 16,
+    "kv_heads": 4,
+    "head_dim": 128,
+    "intermediate": 6144,
+    "vocab": 32768,
+}
 
 
 def costs(gpus=8, model=MODEL, gpu=H100, switch=False, precision="bf16", **config) -> TrainingCosts:
-    config = {"sharding": "optimizer", "kernels": "fused", "attention": "fa3", "tokens_per_microbatch": 4096, **config}
-    return TrainingCosts(model, gpu, gpus, TrainingConfig(**config), 1, 1, switch, precision=precision)
+    config = {
+        "sharding": "optimizer",
+        "kernels": "fused",
+        "attention": "fa3",
+        "tokens_per_microbatch": 4096,
+        **config,
+    }
+    return TrainingCosts(
+        model, gpu, gpus, TrainingConfig(**config), 1, 1, switch, precision=precision
+    )
 
 
 def update_s(*args, lengths=LENGTHS, **config) -> float:
@@ -36,7 +52,9 @@ def test_tokens_go_to_their_experts_and_back_over_the_link_in_a_node_and_over_th
         talking, quiet = (update_s(16, expert_parallel=experts, gpu=gpu) for gpu in (H100, QUIET))
         sent = 2 * 4096 * 8 * 2048 * away  # bytes of a micro-batch: 8 experts a token
         trips = 48 * 2 * 3  # layers, there and back, forward, backward and again
-        assert talking - quiet == pytest.approx(4 * trips * sent / rate, rel=1e-6)  # 4 micro-batches a rank
+        assert talking - quiet == pytest.approx(
+            4 * trips * sent / rate, rel=1e-6
+        )  # 4 micro-batches a rank
 
 
 def test_the_busiest_gpu_of_those_that_divide_the_experts_makes_all_wait():
@@ -49,7 +67,10 @@ def test_the_busiest_gpu_of_those_that_divide_the_experts_makes_all_wait():
     ("given", "line"),
     [
         ({"expert_imbalance": 1.5}, "of 1 GPUs that divide the experts"),
-        ({"expert_imbalance": 16, "expert_parallel": 8}, "the busiest has 8 times the mean at most"),
+        (
+            {"expert_imbalance": 16, "expert_parallel": 8},
+            "the busiest has 8 times the mean at most",
+        ),
     ],
 )
 def test_experts_of_more_unequal_load_than_can_be_are_refused(given, line):
@@ -67,17 +88,27 @@ def test_ranks_that_divide_experts_wait_for_each_other_in_every_micro_batch():
     lengths = np.array([4096, 4000, 3000, 100])
     apart, together = costs(2, gpu=QUIET), costs(2, gpu=QUIET, expert_parallel=2)
     assert (apart._together, together._together) == (1, 2)
-    assert costs(16, expert_parallel=8, tensor_parallel=2)._together == 4  # eight GPUs are four ranks
+    assert (
+        costs(16, expert_parallel=8, tensor_parallel=2)._together == 4
+    )  # eight GPUs are four ranks
     each = [together.sweep_s(np.array([n, n]), 3) for n in lengths]
     assert together.sweep_s(lengths, 3) == pytest.approx(each[0] + each[2])
 
 
 def test_a_gpu_holds_its_part_of_the_experts_and_all_else():
     states = costs(32, expert_parallel=8).state_bytes
-    assert states == pytest.approx(6 * (MODEL.parameters - ROUTED + ROUTED / 8) + 12 * MODEL.parameters / 32)
-    assert costs(32, expert_parallel=8).memory_bytes(4096) < H100.memory_bytes < costs(32).memory_bytes(4096)
+    assert states == pytest.approx(
+        6 * (MODEL.parameters - ROUTED + ROUTED / 8) + 12 * MODEL.parameters / 32
+    )
+    assert (
+        costs(32, expert_parallel=8).memory_bytes(4096)
+        < H100.memory_bytes
+        < costs(32).memory_bytes(4096)
+    )
     alone = costs(32, tensor_parallel=2, expert_parallel=8).state_bytes
-    assert alone == pytest.approx(6 * ((MODEL.parameters - ROUTED) / 2 + ROUTED / 8) + 12 * MODEL.parameters / 32)
+    assert alone == pytest.approx(
+        6 * ((MODEL.parameters - ROUTED) / 2 + ROUTED / 8) + 12 * MODEL.parameters / 32
+    )
 
 
 def test_experts_that_are_divided_are_not_gathered():
@@ -101,7 +132,9 @@ def test_all_tokens_pass_shared_experts_and_the_first_layers_have_a_plain_mlp():
 def test_experts_tensors_are_handed_over_one_by_one_where_rollout_runs_on_the_same_gpus():
     after = dict(costs(switch=True).after(0))["switch"] - costs(switch=True).switch_s
     assert after == pytest.approx(RESHARDED_TENSOR_S * 48 * 128 * 3)
-    measured = costs(switch=True, switch_s=0.0, switch_transfer_s=0.0)  # the phases of a log have it
+    measured = costs(
+        switch=True, switch_s=0.0, switch_transfer_s=0.0
+    )  # the phases of a log have it
     assert dict(measured.after(0))["switch"] == 0.0
 
 
@@ -123,7 +156,9 @@ def test_products_in_8_bits_are_faster_at_their_measured_rate_and_attention_is_n
 
 
 def test_master_weights_stay_and_copies_in_8_bits_join_them():
-    plain, eight = (costs(32, expert_parallel=8, precision=each).state_bytes for each in ("bf16", "fp8"))
+    plain, eight = (
+        costs(32, expert_parallel=8, precision=each).state_bytes for each in ("bf16", "fp8")
+    )
     assert eight - plain == pytest.approx(2 * (MODEL.parameters - ROUTED + ROUTED / 8))
 
 
@@ -171,7 +206,9 @@ def test_the_precision_of_training_reaches_the_update(scenario):
 def test_windows_bound_what_a_token_attends_to():
     lengths = {"lengths": np.full(8, 16384), "tokens_per_microbatch": 16384}
     full = ModelShape(layers=8, **DENSE)
-    wide, narrow = (full.model_copy(update={"window_layers": 8, "window_tokens": n}) for n in (16384, 128))
+    wide, narrow = (
+        full.model_copy(update={"window_layers": 8, "window_tokens": n}) for n in (16384, 128)
+    )
     assert update_s(model=wide, **lengths) == pytest.approx(update_s(model=full, **lengths))
     assert update_s(model=narrow, **lengths) < 0.95 * update_s(model=full, **lengths)
 
@@ -179,11 +216,19 @@ def test_windows_bound_what_a_token_attends_to():
 def test_layers_with_a_fixed_state_do_not_slow_down_with_the_length():
     plain = ModelShape(layers=1, **DENSE)
     state = plain.model_copy(
-        update={"layers": 9, "linear_layers": 8, "linear_parameters": 4 * 2048 * 2048, "state_bytes": 1}
+        update={
+            "layers": 9,
+            "linear_layers": 8,
+            "linear_parameters": 4 * 2048 * 2048,
+            "state_bytes": 1,
+        }
     )
     more_s = [
         update_s(1, model=state, **of) - update_s(1, model=plain, **of)
-        for of in ({"lengths": np.full(65536 // n, n), "tokens_per_microbatch": 65536} for n in (1024, 65536))
+        for of in (
+            {"lengths": np.full(65536 // n, n), "tokens_per_microbatch": 65536}
+            for n in (1024, 65536)
+        )
     ]
     assert more_s[0] == pytest.approx(more_s[1])
 

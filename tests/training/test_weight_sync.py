@@ -34,8 +34,12 @@ METHODS = list(SOURCES)
 
 
 def seconds(method, model=SMALL, gpus=16, workers=4, tp=4, **training):
-    config = TrainingConfig(weight_sync=method, **{f"weight_sync_{key}": value for key, value in training.items()})
-    return publication_s(config, model, H100, gpus), loading_s(config, model, H100, gpus, workers, tp)
+    config = TrainingConfig(
+        weight_sync=method, **{f"weight_sync_{key}": value for key, value in training.items()}
+    )
+    return publication_s(config, model, H100, gpus), loading_s(
+        config, model, H100, gpus, workers, tp
+    )
 
 
 # Mechanisms.
@@ -86,14 +90,19 @@ def test_given_costs_of_a_tensor_and_of_a_host_take_the_place_of_the_measured_on
         (None, EXPERTS, "h100", {}, {"tensor_s": 0.29e-3}),
     ],
 )
-def test_a_constant_is_extrapolated_where_no_row_is_like_the_scenario(method, model, gpu, given, outside):
+def test_a_constant_is_extrapolated_where_no_row_is_like_the_scenario(
+    method, model, gpu, given, outside
+):
     config = TrainingConfig(weight_sync=method, **given)
     expected = {f"training.weight_sync_{key}": value for key, value in outside.items()}
     assert extrapolated(config, model, GPUS[gpu], colocated=False) == expected
 
 
 def test_a_colocated_trainer_hands_experts_over_at_an_extrapolated_cost_unless_its_switch_was_measured():
-    for given, outside in (({}, {"training.weight_sync_tensor_s": 0.29e-3}), ({"switch_transfer_s": 0.0}, {})):
+    for given, outside in (
+        ({}, {"training.weight_sync_tensor_s": 0.29e-3}),
+        ({"switch_transfer_s": 0.0}, {}),
+    ):
         config = TrainingConfig(weight_sync="broadcast", **given)
         assert extrapolated(config, EXPERTS, H100, colocated=True) == outside
 
@@ -101,13 +110,17 @@ def test_a_colocated_trainer_hands_experts_over_at_an_extrapolated_cost_unless_i
 def test_a_broadcast_is_sent_at_one_ranks_rate_whatever_the_number_of_workers():
     assert seconds("broadcast", workers=2) == seconds("broadcast", workers=64)
     assert seconds("broadcast")[1] == pytest.approx(SMALL.weight_bytes / 50e9)
-    assert seconds("broadcast", gpus=4, workers=1)[1] == pytest.approx(SMALL.weight_bytes / 450e9)  # within a node
+    assert seconds("broadcast", gpus=4, workers=1)[1] == pytest.approx(
+        SMALL.weight_bytes / 450e9
+    )  # within a node
 
 
 def test_a_reshard_scales_with_the_gpus_that_send_and_receive():
     four, eight = (seconds("reshard", gpus=gpus, workers=2, tp=gpus // 2)[1] for gpus in (16, 32))
     assert four == pytest.approx(2 * eight) and four == pytest.approx(SMALL.weight_bytes / 8 / 50e9)
-    assert seconds("reshard", gpus=8, workers=16)[1] == pytest.approx(16 / 8 * SMALL.weight_bytes / 50e9)  # few senders
+    assert seconds("reshard", gpus=8, workers=16)[1] == pytest.approx(
+        16 / 8 * SMALL.weight_bytes / 50e9
+    )  # few senders
 
 
 def test_a_gpu_reshards_the_tensors_of_its_stage_and_of_its_experts():
@@ -121,7 +134,9 @@ def test_a_delta_of_one_percent_moves_one_percent_of_the_parameters_each_with_it
     assert moved_bytes(config, SMALL) == pytest.approx(0.01 * SMALL.parameters * (2 + 4))
     one, two = (seconds("delta", delta_share=share)[1] for share in (0.01, 0.02))
     assert two == pytest.approx(2 * one) and one == pytest.approx(0.03 * SMALL.weight_bytes / 50e9)
-    assert seconds("delta", gpus=32)[0] < seconds("delta", gpus=16)[0]  # each GPU compares its shard
+    assert (
+        seconds("delta", gpus=32)[0] < seconds("delta", gpus=16)[0]
+    )  # each GPU compares its shard
 
 
 def test_a_file_is_written_and_read_at_the_storages_rate():
@@ -202,17 +217,25 @@ def test_workers_with_weights_on_their_host_load_from_there():
 
 def test_a_slower_method_makes_a_run_slower():
     ends = [
-        rows(simulate(scenario(SPLIT, training={"weight_sync": method}, cluster=CLUSTER)).steps)[-1]["finished_s"]
+        rows(simulate(scenario(SPLIT, training={"weight_sync": method}, cluster=CLUSTER)).steps)[
+            -1
+        ]["finished_s"]
         for method in ("gather_broadcast", "broadcast")
     ]
     assert ends[0] < ends[1]
 
 
 def test_a_result_names_the_method_and_whose_constants_it_has():
-    result = simulate(scenario(SPLIT, training={"weight_sync": "delta", "weight_sync_offload": True}, cluster=CLUSTER))
+    result = simulate(
+        scenario(
+            SPLIT, training={"weight_sync": "delta", "weight_sync_offload": True}, cluster=CLUSTER
+        )
+    )
     words = "delta (comparison by verl's qwen2.5-32b on 2+2 H100 nodes, 2 % changed; offload by verl's qwen2.5-32b"
     assert any(line.startswith(f"Weight sync: {words}") for line in provenance([result.metadata]))
-    (entry,) = [entry for entry in inputs(result.metadata) if entry.name == "loading weights at a worker"]
+    (entry,) = [
+        entry for entry in inputs(result.metadata) if entry.name == "loading weights at a worker"
+    ]
     assert entry.kind == "derived" and entry.source.startswith(words)
     console = Console(width=300)
     with console.capture() as captured:
@@ -223,10 +246,17 @@ def test_a_result_names_the_method_and_whose_constants_it_has():
 def test_a_result_lists_what_is_extrapolated_with_the_assumed_seconds():
     result = simulate(scenario(SPLIT, training={"weight_sync": "reshard"}, cluster=CLUSTER))
     lines = provenance([result.metadata])
-    assert any(line.endswith("whose placement is assumed; extrapolated: weight_sync_tensor_s)") for line in lines)
-    assert lines[-1].startswith("Assumed seconds") and lines[-1].endswith("training.weight_sync_tensor_s=0.00029")
+    assert any(
+        line.endswith("whose placement is assumed; extrapolated: weight_sync_tensor_s)")
+        for line in lines
+    )
+    assert lines[-1].startswith("Assumed seconds") and lines[-1].endswith(
+        "training.weight_sync_tensor_s=0.00029"
+    )
     other = {**result.metadata, "extrapolated": {"training.weight_sync_tensor_s": 0.00124}}
-    assert provenance([result.metadata, other])[-1].endswith("training.weight_sync_tensor_s=0.00029 or 0.00124")
+    assert provenance([result.metadata, other])[-1].endswith(
+        "training.weight_sync_tensor_s=0.00029 or 0.00124"
+    )
 
 
 def test_a_load_is_one_figure_in_the_metadata_and_on_the_workers_with_the_publication_that_they_pause_for():
@@ -254,7 +284,10 @@ def test_seconds_that_a_method_replaces_are_no_longer_assumed():
             ["training.weight_sync_delta_share=1.5"],
             "training.weight_sync_delta_share is 1.5: give 1 or less",
         ),
-        (["training.weight_sync_delta_share=0"], "training.weight_sync_delta_share is 0: give 1e-06 or more"),
+        (
+            ["training.weight_sync_delta_share=0"],
+            "training.weight_sync_delta_share is 0: give 1e-06 or more",
+        ),
         (
             ["training.weight_sync_node_bytes_per_s=10"],
             "training.weight_sync_node_bytes_per_s is 10: give 1e+06 or more",

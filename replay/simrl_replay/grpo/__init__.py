@@ -1,1 +1,2 @@
-"""A real RL run: a small GRPO trainer with rollouts from the replayer's engines, under the project's own schedules."""
+"""A real RL run: a small GRPO trainer with rollouts from the replayer's engines, under the
+project's own schedules."""

@@ -16,21 +16,24 @@ def main(
     configs: Annotated[
         list[str],
         typer.Argument(
-            metavar="CONFIG... [KEY=VALUE...]", help="files of runs (YAML), made in this order; what to change"
+            metavar="CONFIG... [KEY=VALUE...]",
+            help="files of runs (YAML), made in this order; what to change",
         ),
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="a folder: each run gets one in it, with its name")
+        Path,
+        typer.Option("--output", "-o", help="a folder: each run gets one in it, with its name"),
     ] = Path("results/grpo"),
 ) -> None:
     """Train a small model with GRPO on tasks with a reward function, and record everything.
 
-    Rollouts run on vLLM engines under simrl's own schedules. A stopped run continues from its last update when it is
-    started again; a finished run is left unchanged.
+    Rollouts run on vLLM engines under simrl's own schedules. A stopped run continues from its last
+    update when it is started again; a finished run is left unchanged.
 
     Example:  python -m simrl_replay.grpo experiments/grpo/sync.yaml
 
-    Example:  python -m simrl_replay.grpo experiments/grpo/*.yaml seed=1 update.learning_rate=1e-4 -o results/grpo-seed-1
+    Example:  python -m simrl_replay.grpo experiments/grpo/*.yaml seed=1 update.learning_rate=1e-4
+    -o results/grpo-seed-1
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
@@ -65,7 +68,9 @@ def _make(configs: list[str], output: Path) -> None:
         raise InputError("no run is named; name a file, such as experiments/grpo/sync.yaml")
     names = [config.name for config in found]
     if len(set(names)) < len(names):
-        raise InputError(f"two runs are called {max(names, key=names.count)}; give each another name")
+        raise InputError(
+            f"two runs are called {max(names, key=names.count)}; give each another name"
+        )
     for config in found:
         with ctrl_c_once():
             run(config, RunFolder(output / config.name), output / WARM_UPS, say)

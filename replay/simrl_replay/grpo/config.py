@@ -1,7 +1,8 @@
 """RunConfig: all inputs of a recorded run, from one YAML file.
 
-Invariant: the inputs of the warmed-up policy (task, shape, warm-up with its seed) have a digest of their own: runs with equal
-digests begin with weights that are made once. The run's seed draws its prompts, their order and its samples.
+Invariant: the inputs of the warmed-up policy (task, shape, warm-up with its seed) have a digest of
+their own: runs with equal digests begin with weights that are made once. The run's seed draws its
+prompts, their order and its samples.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class EngineSizes(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     @model_validator(mode="after")
     def _a_pass_holds_all(self) -> EngineSizes:
         if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError("max_num_batched_tokens is at least max_num_seqs: a pass has a token of each sequence")
+            raise ValueError(
+                "max_num_batched_tokens is at least max_num_seqs: a pass has a token of each sequence"
+            )
         return self
 
     @property
@@ -47,7 +50,8 @@ class EngineSizes(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
 
 class SystemChoice(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """The schedule: `split` is synchronous, with separate GPUs for rollout and training; `eta` is AReaL's staleness bound."""
+    """The schedule: `split` is synchronous, with separate GPUs for rollout and training; `eta` is
+    AReaL's staleness bound."""
 
     name: Literal["split", "one_step_off", "areal"]
     eta: int | None = Field(default=None, ge=0)
@@ -60,7 +64,8 @@ class SystemChoice(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
 
 class RunConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """A run. Every epoch has all prompts, in an order of its own; `prompts_per_step` of them make an update."""
+    """A run. Every epoch has all prompts, in an order of its own; `prompts_per_step` of them make
+    an update."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="of its folder, too")
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
@@ -73,7 +78,9 @@ class RunConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     prompts_per_step: int = Field(gt=0)
     group: int = Field(ge=2, le=256, description="responses to a prompt in an epoch")
     epochs: int = Field(gt=0)
-    workers: int = Field(default=1, gt=0, description="rollout engines, each on a core or GPUs of its own")
+    workers: int = Field(
+        default=1, gt=0, description="rollout engines, each on a core or GPUs of its own"
+    )
     device: Literal["cpu", "cuda"] = "cpu"
     gpu: str = Field(
         default="cpu",
@@ -129,13 +136,16 @@ class RunConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
     @property
     def warm_up_digest(self) -> str:
-        parts = {name: getattr(self, name).model_dump(mode="json") for name in ("task", "policy", "warm_up")}
+        parts = {
+            name: getattr(self, name).model_dump(mode="json")
+            for name in ("task", "policy", "warm_up")
+        }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def read_config(file: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Return the run of a file, changed by `key=value` (`update.learning_rate=1e-4`). Raise `InputError` that names the file,
-    the place and the remedy."""
+    """Return the run of a file, changed by `key=value` (`update.learning_rate=1e-4`). Raise
+    `InputError` that names the file, the place and the remedy."""
     written: Any = read_yaml(file, str(file), "a run", RunConfig.model_fields)
     for key, value in map(parse_override, overrides):
         written = _changed(written, key.split("."), value)
@@ -146,7 +156,8 @@ def read_config(file: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def _changed(section: Any, path: Sequence[str], value: Any) -> Any:
-    """Return a section with the value at a path; values that are no mapping are left to the validation."""
+    """Return a section with the value at a path; values that are no mapping are left to the
+    validation."""
     if not path:
         return value
     if section is not None and not isinstance(section, dict):

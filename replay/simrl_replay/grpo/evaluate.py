@@ -17,7 +17,8 @@ from simrl_replay.grpo.tasks import Countdown, Problem
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Result over one response per prompt. Lengths are in tokens; `capped` is the share of responses that reached the cap."""
+    """Result over one response per prompt. Lengths are in tokens; `capped` is the share of
+    responses that reached the cap."""
 
     prompts: int
     solved: float
@@ -37,12 +38,16 @@ class Evaluation:
 
 def evaluate(model: Any, task: Countdown, problems: Sequence[Problem], seed: int) -> Evaluation:
     """Sample a response to each problem and score it."""
-    responses = generate(model, [p.prompt_ids for p in problems], task.most_tokens, task.eos, seed=seed)
+    responses = generate(
+        model, [p.prompt_ids for p in problems], task.most_tokens, task.eos, seed=seed
+    )
     lengths = [len(response) for response in responses]
     p50, p90, p99 = np.percentile(lengths, [50, 90, 99]).tolist()
     return Evaluation(
         prompts=len(problems),
-        solved=float(np.mean([task.reward(p, r) for p, r in zip(problems, responses, strict=True)])),
+        solved=float(
+            np.mean([task.reward(p, r) for p, r in zip(problems, responses, strict=True)])
+        ),
         mean_tokens=float(np.mean(lengths)),
         p50_tokens=p50,
         p90_tokens=p90,

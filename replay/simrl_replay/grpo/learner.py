@@ -1,8 +1,9 @@
-"""The learner: holds the policy and its optimizer in a process of its own, makes updates, and writes policy versions.
+"""The learner: holds the policy and its optimizer in a process of its own, makes updates, and
+writes policy versions.
 
-Invariant: a version's folder is complete before its update is reported; its content (weights, optimizer, number) is all that
-the next update depends on, with its batch and the versions that generated it. Weights are loaded as safetensors, the optimizer
-with `weights_only`.
+Invariant: a version's folder is complete before its update is reported; its content (weights,
+optimizer, number) is all that the next update depends on, with its batch and the versions that
+generated it. Weights are loaded as safetensors, the optimizer with `weights_only`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from simrl_replay.grpo.records import MANIFEST, RunFolder
 from simrl_replay.grpo.update import Trajectory, make_optimizer, update
 from simrl_replay.host import Channel, Ready, answer_each, errors_sent
 
-KEPT_WEIGHTS = 16  # past versions that may have generated tokens of a batch: AReaL has no bound on stragglers
+KEPT_WEIGHTS = (
+    16  # past versions that may have generated tokens of a batch: AReaL has no bound on stragglers
+)
 
 
 class Update(NamedTuple):
@@ -33,8 +36,8 @@ class Update(NamedTuple):
 
 
 class Updated(NamedTuple):
-    """Report that the version after `version` is in its folder. Phases are (kind, start, end), by `time.monotonic()`; `stats`
-    are the fields of `UpdateStats`."""
+    """Report that the version after `version` is in its folder. Phases are (kind, start, end), by
+    `time.monotonic()`; `stats` are the fields of `UpdateStats`."""
 
     version: int
     phases: tuple[tuple[str, float, float], ...]
@@ -50,16 +53,24 @@ class Learner:
         self._model = load_policy(self._folder.model(self._version)).to(config.device)
         self._optimizer = make_optimizer(self._model, self._config)
         if self._version:  # the warmed-up policy has no optimizer
-            self._optimizer.load_state_dict(_load(self._folder.version(self._version) / "optimizer.pt"))
+            self._optimizer.load_state_dict(
+                _load(self._folder.version(self._version) / "optimizer.pt")
+            )
         self._past: dict[int, dict[str, torch.Tensor]] = {}
 
     def update(self, command: Update) -> Updated:
         """Make an update and write its version."""
         if command.version != self._version:
-            raise InputError(f"an update of version {command.version}; the learner is at {self._version}")
-        before = {name: tensor.detach().clone() for name, tensor in self._model.state_dict().items()}
+            raise InputError(
+                f"an update of version {command.version}; the learner is at {self._version}"
+            )
+        before = {
+            name: tensor.detach().clone() for name, tensor in self._model.state_dict().items()
+        }
         started_s = time.monotonic()
-        stats = update(self._model, self._optimizer, command.batch, self._version, self._past, self._config)
+        stats = update(
+            self._model, self._optimizer, command.batch, self._version, self._past, self._config
+        )
         trained_s = time.monotonic()
         self._past[self._version] = before
         self._past.pop(self._version - KEPT_WEIGHTS, None)

@@ -1,8 +1,10 @@
-"""The policy: a Qwen3 in float32 or bfloat16, the log-probs of tokens under it, and its folders, which vLLM loads.
+"""The policy: a Qwen3 in float32 or bfloat16, the log-probs of tokens under it, and its folders,
+which vLLM loads.
 
-Invariant: values of tokens are flat, in float32, one per response token, in the order of the responses; they do not depend
-on the batching. Sequences are padded on the right, where a causal model never looks: no attention mask is needed.
-Temperature is 1 throughout, for log-probs of a policy that samples at 1.
+Invariant: values of tokens are flat, in float32, one per response token, in the order of the
+responses; they do not depend on the batching. Sequences are padded on the right, where a causal
+model never looks: no attention mask is needed. Temperature is 1 throughout, for log-probs of a
+policy that samples at 1.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from simrl.errors import InputError, StoppedError, first_line
 from simrl.files import write_whole_folder
 
 WEIGHTS = "model.safetensors"
-HEAD_POSITIONS = 2048  # that pass the output head at once: 1.2 GB of logits in float32 for 152 thousand tokens
+HEAD_POSITIONS = (
+    2048  # that pass the output head at once: 1.2 GB of logits in float32 for 152 thousand tokens
+)
 MANIFEST = "files.txt"
 # transformers then makes no mask, and sdpa runs its causal kernel.
 _CAUSAL = {"full_attention": None}
@@ -57,17 +61,21 @@ class TokenIds(NamedTuple):
 
 
 class TokenValues(NamedTuple):
-    """Flat values per response token: its log-prob, and the entropy of the distribution it was drawn from, in nat."""
+    """Flat values per response token: its log-prob, and the entropy of the distribution it was
+    drawn from, in nat."""
 
     log_probs: torch.Tensor
     entropies: torch.Tensor
 
 
 def make_policy(config: PolicyConfig, vocabulary: int, most_tokens: int, seed: int) -> Any:
-    """Return a Qwen3ForCausalLM with random weights drawn from the seed, for prompts with responses up to `most_tokens`."""
+    """Return a Qwen3ForCausalLM with random weights drawn from the seed, for prompts with responses
+    up to `most_tokens`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Qwen3ForCausalLM(qwen3(**config.model_dump(), vocabulary=vocabulary, most_tokens=most_tokens))
+        return Qwen3ForCausalLM(
+            qwen3(**config.model_dump(), vocabulary=vocabulary, most_tokens=most_tokens)
+        )
 
 
 def qwen3(
@@ -80,8 +88,8 @@ def qwen3(
     most_tokens: int,
     **others: Any,
 ) -> Any:
-    """Return the configuration of a Qwen3, in float32 and with an output head of its own unless `others`, further fields of
-    it, differ."""
+    """Return the configuration of a Qwen3, in float32 and with an output head of its own unless
+    `others`, further fields of it, differ."""
     fields = {
         "head_dim": hidden // heads,
         "tie_word_embeddings": False,
@@ -104,36 +112,46 @@ def save_policy(model: Any, folder: str | Path) -> Path:
     """Write config.json and model.safetensors, both or neither."""
     with write_whole_folder(Path(folder), MANIFEST) as temporary:
         model.config.save_pretrained(temporary)
-        weights = {name: tensor.detach().contiguous() for name, tensor in model.named_parameters()}  # tied ones once
+        weights = {
+            name: tensor.detach().contiguous() for name, tensor in model.named_parameters()
+        }  # tied ones once
         save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
     return Path(folder)
 
 
 def load_weights(folder: str | Path) -> dict[str, torch.Tensor]:
-    """Return the weights in a folder that `save_policy` wrote. Raise `InputError` where there are none."""
+    """Return the weights in a folder that `save_policy` wrote. Raise `InputError` where there are
+    none."""
     file = Path(folder) / WEIGHTS
     try:
         return dict(load_file(file))
     except (OSError, SafetensorError) as error:
-        raise InputError(f"{file}: holds no weights ({first_line(error)}); name a folder of a policy") from error
+        raise InputError(
+            f"{file}: holds no weights ({first_line(error)}); name a folder of a policy"
+        ) from error
 
 
 def load_policy(folder: str | Path) -> Any:
-    """Return the model in a folder that `save_policy` wrote. Raise `InputError` where there is none."""
+    """Return the model in a folder that `save_policy` wrote. Raise `InputError` where there is
+    none."""
     weights = load_weights(folder)
     try:
-        model = Qwen3ForCausalLM(Qwen3Config.from_pretrained(folder, local_files_only=True, dtype="float32"))
+        model = Qwen3ForCausalLM(
+            Qwen3Config.from_pretrained(folder, local_files_only=True, dtype="float32")
+        )
         if model.config.tie_word_embeddings:
             weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
         model.load_state_dict(weights)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise InputError(f"{folder}: holds no policy ({first_line(error)}); name a folder of a policy") from error
+        raise InputError(
+            f"{folder}: holds no policy ({first_line(error)}); name a folder of a policy"
+        ) from error
     return model
 
 
 def micro_batches(lengths: Sequence[int], most_tokens: int) -> Iterator[list[int]]:
-    """Yield the indices of sequences in batches of at most `most_tokens` tokens with padding, the longest first. A longer
-    sequence gets a batch of its own."""
+    """Yield the indices of sequences in batches of at most `most_tokens` tokens with padding, the
+    longest first. A longer sequence gets a batch of its own."""
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     start = 0
     while start < len(order):
@@ -142,26 +160,43 @@ def micro_batches(lengths: Sequence[int], most_tokens: int) -> Iterator[list[int
         start += size
 
 
-def token_values(model: Any, sequences: Sequence[TokenIds], weights: Weights | None = None) -> TokenValues:
-    """Run one forward pass over all sequences, with gradients of the log-probs unless they are switched off; `weights` replace
-    the model's own. The output head takes `HEAD_POSITIONS` at once: logits would fill a GPU."""
+def token_values(
+    model: Any, sequences: Sequence[TokenIds], weights: Weights | None = None
+) -> TokenValues:
+    """Run one forward pass over all sequences, with gradients of the log-probs unless they are
+    switched off; `weights` replace the model's own. The output head takes `HEAD_POSITIONS` at once:
+    logits would fill a GPU."""
     device = next(model.parameters()).device
-    ids = pad_sequence([torch.tensor([*each.prompt, *each.response]) for each in sequences], batch_first=True).to(
-        device
-    )
-    belongs = [torch.arange(1, len(prompt) + len(response)) >= len(prompt) for prompt, response in sequences]
-    # Positions whose next token belongs to a response, counted here: a GPU would have to be waited for.
+    ids = pad_sequence(
+        [torch.tensor([*each.prompt, *each.response]) for each in sequences], batch_first=True
+    ).to(device)
+    belongs = [
+        torch.arange(1, len(prompt) + len(response)) >= len(prompt)
+        for prompt, response in sequences
+    ]
+    # Positions whose next token belongs to a response, counted here: a GPU would have to be waited
+    # for.
     predicts = pad_sequence(belongs, batch_first=True).flatten().nonzero()[:, 0].to(device)
     named = {"input_ids": ids[:, :-1], "attention_mask": _CAUSAL, "use_cache": False}
     if weights is None:
         hidden, head = model.model(**named).last_hidden_state, model.lm_head.weight
     else:
-        body = {name.removeprefix("model."): value for name, value in weights.items() if name.startswith("model.")}
+        body = {
+            name.removeprefix("model."): value
+            for name, value in weights.items()
+            if name.startswith("model.")
+        }
         hidden = torch.func.functional_call(model.model, body, (), named).last_hidden_state
         head = weights["lm_head.weight"]
-    parts = zip(hidden.flatten(0, 1).split(HEAD_POSITIONS), ids[:, 1:].flatten().split(HEAD_POSITIONS), strict=True)
+    parts = zip(
+        hidden.flatten(0, 1).split(HEAD_POSITIONS),
+        ids[:, 1:].flatten().split(HEAD_POSITIONS),
+        strict=True,
+    )
     values = [_values(positions, head, chosen) for positions, chosen in parts]
-    return TokenValues(*(torch.cat(each).index_select(0, predicts) for each in zip(*values, strict=True)))
+    return TokenValues(
+        *(torch.cat(each).index_select(0, predicts) for each in zip(*values, strict=True))
+    )
 
 
 def _values(hidden: torch.Tensor, head: torch.Tensor, chosen: torch.Tensor) -> TokenValues:
@@ -172,23 +207,32 @@ def _values(hidden: torch.Tensor, head: torch.Tensor, chosen: torch.Tensor) -> T
 
 
 def log_probs(
-    model: Any, sequences: Sequence[TokenIds], micro_batch_tokens: int, weights: Weights | None = None
+    model: Any,
+    sequences: Sequence[TokenIds],
+    micro_batch_tokens: int,
+    weights: Weights | None = None,
 ) -> torch.Tensor:
-    """Return the log-prob of each response token, flat, without gradients. Shape: (response tokens of all sequences,)."""
+    """Return the log-prob of each response token, flat, without gradients. Shape: (response tokens
+    of all sequences,)."""
     out = torch.empty(sum(len(each.response) for each in sequences))
     places = token_places([len(each.response) for each in sequences])
     with torch.no_grad():
-        for batch in micro_batches([len(s.prompt) + len(s.response) for s in sequences], micro_batch_tokens):
+        for batch in micro_batches(
+            [len(s.prompt) + len(s.response) for s in sequences], micro_batch_tokens
+        ):
             values = token_values(model, [sequences[i] for i in batch], weights)
             out[np.concatenate([places[i] for i in batch])] = values.log_probs.cpu()
     return out
 
 
 def clip_gradient(weights: Iterable[torch.Tensor], most: float) -> float:
-    """Clip the gradient to the norm `most`; return its norm before. Raise `StoppedError` if it is not finite."""
+    """Clip the gradient to the norm `most`; return its norm before. Raise `StoppedError` if it is
+    not finite."""
     norm = float(torch.nn.utils.clip_grad_norm_(weights, most))
     if not math.isfinite(norm):
-        raise StoppedError(f"the gradient is not finite (its length is {norm}); a lower learning_rate may help")
+        raise StoppedError(
+            f"the gradient is not finite (its length is {norm}); a lower learning_rate may help"
+        )
     return norm
 
 
@@ -207,8 +251,9 @@ def generate(
     seed: int = 0,
     at_once: int = 256,
 ) -> list[list[int]]:
-    """Return a response to each prompt, up to its end or to `most_tokens`; temperature 0 is greedy. Prompts of equal length are
-    batched, up to `at_once`. For evaluation and tests: the rollouts of a run come from vLLM."""
+    """Return a response to each prompt, up to its end or to `most_tokens`; temperature 0 is greedy.
+    Prompts of equal length are batched, up to `at_once`. For evaluation and tests: the rollouts of
+    a run come from vLLM."""
     draws = torch.Generator(next(model.parameters()).device).manual_seed(seed)
     responses: list[list[int]] = [[] for _ in prompts]
     for length in sorted({len(prompt) for prompt in prompts}):
@@ -222,7 +267,9 @@ def generate(
                     cache, logits = out.past_key_values, out.logits[:, -1]
                     ids = logits.argmax(-1, keepdim=True)
                     if temperature > 0:
-                        ids = torch.multinomial((logits / temperature).softmax(-1), 1, generator=draws)
+                        ids = torch.multinomial(
+                            (logits / temperature).softmax(-1), 1, generator=draws
+                        )
                     for i, token in zip(running, ids[:, 0].tolist(), strict=True):
                         responses[i].append(token)
                     running = [i for i in running if responses[i][-1] != eos]

@@ -7,8 +7,9 @@
                             first update. It is written at intervals, so a kill loses the last updates of it
     lock                    held by the process that makes the run
 
-Invariant: a file or folder is complete or absent, and a version exists before the update that made it is recorded. So
-the run continues from the last recorded update: every update is recorded once, and unrecorded work is repeated.
+Invariant: a file or folder is complete or absent, and a version exists before the update that made
+it is recorded. So the run continues from the last recorded update: every update is recorded once,
+and unrecorded work is repeated.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run. A sample's `uid` is unique in its part, a part in its run: a part begins with an unrecorded
-    update."""
+    """The folder of one run. A sample's `uid` is unique in its part, a part in its run: a part
+    begins with an unrecorded update."""
 
     path: Path
 
@@ -99,7 +100,9 @@ class RunFolder:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
                 file = held.enter_context((self.path / "lock").open("w"))
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends, in any way
+                fcntl.flock(
+                    file, fcntl.LOCK_EX | fcntl.LOCK_NB
+                )  # released when the process ends, in any way
             except BlockingIOError:
                 raise InputError(
                     f"{self.path}: another process is making this run; wait for its end, or name another --output"
@@ -111,15 +114,19 @@ class RunFolder:
             yield
 
     def resume(self) -> int:
-        """Remove unfinished files of a killed run; return the number of the next update. Raise `InputError` if a file is
-        missing."""
+        """Remove unfinished files of a killed run; return the number of the next update. Raise
+        `InputError` if a file is missing."""
         done = self.updates
         missing = [number for number in range(done) if not self.update(number).exists()]
         if missing or not self.model(done).exists():
             what = self.update(missing[0]) if missing else self.version(done)
-            raise InputError(f"{what}: missing, though {done} updates are recorded; begin anew in another --output")
+            raise InputError(
+                f"{what}: missing, though {done} updates are recorded; begin anew in another --output"
+            )
         for folder in ("versions", "updates", "parts"):
-            for left in (self.path / folder).glob(".[0-9]*"):  # the names of unfinished files in `simrl.files`
+            for left in (self.path / folder).glob(
+                ".[0-9]*"
+            ):  # the names of unfinished files in `simrl.files`
                 _remove(left)
         for number, version in self._versions():
             if number > done:
@@ -127,29 +134,39 @@ class RunFolder:
         return done
 
     def whole(self) -> bool:
-        """Return whether one part made all updates: its times are then the run's. Without `updates`, the rows of the curve
-        count."""
+        """Return whether one part made all updates: its times are then the run's. Without
+        `updates`, the rows of the curve count."""
         steps, curve = self.part(0) / "steps.parquet", self.path / "curve.csv"
         updates = self.updates
         if not updates and curve.exists():
             updates = len(curve.read_text(encoding="utf-8").splitlines()) - 1
         return steps.exists() and pq.read_metadata(steps).num_rows == updates
 
-    def record(self, number: int, part: int, rollouts: Sequence[Rollout], facts: dict[str, Any]) -> None:
-        """Write an update and the samples it trained on; steps and versions of a part count from its first update."""
+    def record(
+        self, number: int, part: int, rollouts: Sequence[Rollout], facts: dict[str, Any]
+    ) -> None:
+        """Write an update and the samples it trained on; steps and versions of a part count from
+        its first update."""
         rows = [
             {
-                **{name: getattr(r.sample, name) for name in ("epoch", "prompt_id", "sample", "prompt_tokens", "uid")},
+                **{
+                    name: getattr(r.sample, name)
+                    for name in ("epoch", "prompt_id", "sample", "prompt_tokens", "uid")
+                },
                 "step": number,
                 "response_ids": list(r.token_ids or ()),
                 "reward": r.reward,
                 "first_token_s": r.first_token_s,
-                "segments": [s._replace(policy_version=s.policy_version + part)._asdict() for s in r.segments],
+                "segments": [
+                    s._replace(policy_version=s.policy_version + part)._asdict() for s in r.segments
+                ],
                 "part": part,
             }
             for r in rollouts
         ]
-        table = pa.Table.from_pylist(rows, schema=COLUMNS).replace_schema_metadata({FACTS: json.dumps(facts)})
+        table = pa.Table.from_pylist(rows, schema=COLUMNS).replace_schema_metadata(
+            {FACTS: json.dumps(facts)}
+        )
         with write_whole_file(self.update(number)) as temporary:
             pq.write_table(table, temporary, compression="zstd")
 
@@ -164,7 +181,11 @@ class RunFolder:
                 shutil.rmtree(version)
 
     def _versions(self) -> list[tuple[int, Path]]:
-        folders = (path for path in (self.path / "versions").iterdir() if path.is_dir() and path.name.isdigit())
+        folders = (
+            path
+            for path in (self.path / "versions").iterdir()
+            if path.is_dir() and path.name.isdigit()
+        )
         return [(int(path.name), path) for path in folders]
 
     def read(self) -> tuple[pa.Table, list[dict[str, Any]]]:
@@ -177,14 +198,21 @@ class RunFolder:
         if not self.updates:
             return set()
         table, _ = self.read()
-        return {Group(*group) for group in zip(table["epoch"].to_pylist(), table["prompt_id"].to_pylist(), strict=True)}
+        return {
+            Group(*group)
+            for group in zip(
+                table["epoch"].to_pylist(), table["prompt_id"].to_pylist(), strict=True
+            )
+        }
 
     def _read(self, number: int) -> tuple[pa.Table, dict[str, Any]]:
         try:
             table = pq.read_table(self.update(number))
             return table.cast(COLUMNS), json.loads((table.schema.metadata or {})[FACTS])
         except (OSError, pa.ArrowException, KeyError, ValueError) as error:
-            raise InputError(f"{self.update(number)}: not the record of an update ({first_line(error)})") from error
+            raise InputError(
+                f"{self.update(number)}: not the record of an update ({first_line(error)})"
+            ) from error
 
 
 def _remove(path: Path) -> None:
@@ -195,14 +223,16 @@ def _remove(path: Path) -> None:
 
 
 def as_trace(samples: pa.Table, per_step: int, metadata: TraceMetadata) -> Trace:
-    """Return the generated responses in schedule order (`per_step` responses a step, whichever update trained on them): the
-    run's workload, to simulate under any schedule or to draft from. Sorted by epoch first: a response lost with its engine or
-    its run is generated again under a later number. In old records a repeated prompt may stand in for a slow one: its step is
-    after the step of its earlier epoch."""
+    """Return the generated responses in schedule order (`per_step` responses a step, whichever
+    update trained on them): the run's workload, to simulate under any schedule or to draft from.
+    Sorted by epoch first: a response lost with its engine or its run is generated again under a
+    later number. In old records a repeated prompt may stand in for a slow one: its step is after
+    the step of its earlier epoch."""
     samples = samples.sort_by([("epoch", "ascending"), ("part", "ascending"), ("uid", "ascending")])
     ids = samples["response_ids"].to_pylist()
     columns: dict[str, Any] = {
-        name: samples[name].to_pylist() for name in ("epoch", "prompt_id", "sample", "prompt_tokens", "reward")
+        name: samples[name].to_pylist()
+        for name in ("epoch", "prompt_id", "sample", "prompt_tokens", "reward")
     }
     steps: list[int] = []
     epoch_at: dict[tuple[int, int], int] = {}  # by step and prompt

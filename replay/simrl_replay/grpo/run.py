@@ -1,8 +1,9 @@
-"""A recorded run: GRPO with real rollouts, real rewards and real updates, under one of simrl's own schedules.
+"""A recorded run: GRPO with real rollouts, real rewards and real updates, under one of simrl's own
+schedules.
 
-Invariant: the schedule, its dispatch and its recorder are the simulator's; only the clock, the workers, the
-trainer and the rewarder are real. A run killed at any moment continues from its last recorded update when it is started
-again (`simrl_replay.grpo.records`); unfinished work is repeated.
+Invariant: the schedule, its dispatch and its recorder are the simulator's; only the clock, the
+workers, the trainer and the rewarder are real. A run killed at any moment continues from its last
+recorded update when it is started again (`simrl_replay.grpo.records`); unfinished work is repeated.
 """
 
 from __future__ import annotations
@@ -50,17 +51,24 @@ UPDATES_A_WRITE = 8  # updates between two writes of a part's times
 
 
 def run(config: RunConfig, folder: RunFolder, warm_ups: Path, say: Say = print) -> None:
-    """Run to the end, from the last recorded update in the folder. `warm_ups` holds the warmed-up policies of all runs. Raise
-    `InputError` for a folder of another configuration, `StoppedError` if a process keeps dying."""
+    """Run to the end, from the last recorded update in the folder. `warm_ups` holds the warmed-up
+    policies of all runs. Raise `InputError` for a folder of another configuration, `StoppedError`
+    if a process keeps dying."""
     _check_machine(config, folder)
     with folder.alone():
         _claim(folder, config)
         if not folder.model(0).exists():
             with write_whole_folder(folder.version(0), "files.txt") as temporary:
-                shutil.copytree(warmed_up(config, warm_ups, say), temporary / "model", copy_function=shutil.copyfile)
+                shutil.copytree(
+                    warmed_up(config, warm_ups, say),
+                    temporary / "model",
+                    copy_function=shutil.copyfile,
+                )
         done = folder.resume()
         if done < config.steps:
-            say(f"{config.name}: {config.steps - done} of {config.steps} updates to make; engines start …")
+            say(
+                f"{config.name}: {config.steps - done} of {config.steps} updates to make; engines start …"
+            )
             with _learner(config, folder, done) as learner, _engines(config, folder, done) as fleet:
                 _Part(config, folder, done, fleet, learner, say).run()
         if not all((folder.path / name).exists() for name in (TRACE, CURVE)):
@@ -69,7 +77,8 @@ def run(config: RunConfig, folder: RunFolder, warm_ups: Path, say: Say = print) 
 
 
 def warmed_up(config: RunConfig, folder: Path, say: Say) -> Path:
-    """Return the folder of the initial policy of runs with this task, shape and warm-up; make it if it is missing."""
+    """Return the folder of the initial policy of runs with this task, shape and warm-up; make it if
+    it is missing."""
     model_folder = folder / config.warm_up_digest
     if not (model_folder / "model").exists():
         say(f"{config.name}: supervised warm-up, {config.warm_up.steps} steps …")
@@ -79,12 +88,16 @@ def warmed_up(config: RunConfig, folder: Path, say: Say) -> Path:
             lines.append(line)
             say(line)
 
-        model = make_policy(config.policy, config.task.vocabulary, config.most_tokens, config.warm_up.seed)
+        model = make_policy(
+            config.policy, config.task.vocabulary, config.most_tokens, config.warm_up.seed
+        )
         model.to(config.device)
         warm_up(model, config.task, config.warm_up, tell)
         with write_whole_folder(model_folder, "files.txt") as temporary:
             save_policy(model, temporary / "model")
-            (temporary / "warm_up.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            (temporary / "warm_up.txt").write_text(
+                "".join(f"{line}\n" for line in lines), encoding="utf-8"
+            )
         del model
         if config.device == "cuda":
             torch.cuda.empty_cache()  # leaves the memory to the engines
@@ -92,15 +105,21 @@ def warmed_up(config: RunConfig, folder: Path, say: Say) -> Path:
 
 
 def scenario_of(config: RunConfig, folder: RunFolder, trace: Path) -> dict[str, Any]:
-    """Return the scenario of the run: a worker is a GPU (on a CPU, a core), the trainer has one of its own."""
+    """Return the scenario of the run: a worker is a GPU (on a CPU, a core), the trainer has one of
+    its own."""
     gpus = config.workers + 1
-    recorded = {"max_concurrent": config.prompts_per_step, "pause": False}  # the learner publishes while engines go on
+    recorded = {
+        "max_concurrent": config.prompts_per_step,
+        "pause": False,
+    }  # the learner publishes while engines go on
     system = {
         **(recorded if config.system.name == "areal" else {}),
         **config.system.model_dump(exclude_none=True),
         "rollout_share": config.workers / gpus,
         "minibatches": config.update.minibatches,
-        "log_probs": 1 if config.system.name == "split" else 2,  # of older versions: with their weights and the current
+        "log_probs": 1
+        if config.system.name == "split"
+        else 2,  # of older versions: with their weights and the current
     }
     return {
         "name": config.name,
@@ -118,7 +137,10 @@ def scenario_of(config: RunConfig, folder: RunFolder, trace: Path) -> dict[str, 
 def finish(config: RunConfig, folder: RunFolder) -> None:
     """Write the results of all updates: the trace and the learning curve."""
     samples, facts = folder.read()
-    write_trace(as_trace(samples, config.prompts_per_step * config.group, metadata(config)), folder.path / TRACE)
+    write_trace(
+        as_trace(samples, config.prompts_per_step * config.group, metadata(config)),
+        folder.path / TRACE,
+    )
     with write_whole_file(folder.path / CURVE) as temporary:
         curve(samples, facts, config).to_csv(temporary, index=False)
 
@@ -140,7 +162,8 @@ def metadata(config: RunConfig) -> TraceMetadata:
 
 
 def curve(samples: Any, facts: Sequence[dict[str, Any]], config: RunConfig) -> pd.DataFrame:
-    """Return a row per update: rewards, lengths, staleness, the update's statistics, and its seconds."""
+    """Return a row per update: rewards, lengths, staleness, the update's statistics, and its
+    seconds."""
     table = pd.DataFrame({name: samples[name].to_pylist() for name in ("step", "epoch", "reward")})
     table["tokens"] = [len(ids) for ids in samples["response_ids"].to_pylist()]
     rows = []
@@ -170,7 +193,13 @@ class _Part:
     """The run from one start to its end."""
 
     def __init__(
-        self, config: RunConfig, folder: RunFolder, done: int, fleet: ReplayEngines, learner: ProcessLink, say: Say
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        done: int,
+        fleet: ReplayEngines,
+        learner: ProcessLink,
+        say: Say,
     ) -> None:
         self._config, self._folder, self._done = config, folder, done
         self._fleet, self._learner, self._say = fleet, learner, say
@@ -189,8 +218,11 @@ class _Part:
         reset(self._fleet, _first_weights(config, folder, self._done), None)
         self._env = WallClock()
         self._env.restart()
-        # Once: a repeated prompt could train in place of a slow one, whose responses the records would miss.
-        self._schedule = Schedule(prepared, self._env, self._workers, None, self._learners, once=True)
+        # Once: a repeated prompt could train in place of a slow one, whose responses the records
+        # would miss.
+        self._schedule = Schedule(
+            prepared, self._env, self._workers, None, self._learners, once=True
+        )
         connected(self._schedule)
         try:
             self._schedule.run()
@@ -216,11 +248,15 @@ class _Part:
             for i in range(schedule.units)
         ]
 
-    def _learners(self, schedule: Schedule, lanes: Sequence[int]) -> tuple[LearningTrainer, TaskRewarder]:
+    def _learners(
+        self, schedule: Schedule, lanes: Sequence[int]
+    ) -> tuple[LearningTrainer, TaskRewarder]:
         (lane,) = lanes
         self._recorder = schedule.recorder
         reward = self._config.task.reward
-        self._rewarder = TaskRewarder(self._env, lambda sample, ids: reward(self._problem(sample), ids))
+        self._rewarder = TaskRewarder(
+            self._env, lambda sample, ids: reward(self._problem(sample), ids)
+        )
         trainer = LearningTrainer(
             self._env,
             self._learner,
@@ -243,7 +279,10 @@ class _Part:
         rewards, self._rewarder.spans = self._rewarder.spans, []
         facts = {
             "step": step._asdict(),
-            "phases": [(kind, a - self._env.monotonic_s, b - self._env.monotonic_s) for kind, a, b in updated.phases],
+            "phases": [
+                (kind, a - self._env.monotonic_s, b - self._env.monotonic_s)
+                for kind, a, b in updated.phases
+            ],
             "rewards": [tuple(scored) for scored in rewards],
             "stats": updated.stats,
         }
@@ -258,7 +297,8 @@ class _Part:
         )
 
     def _write_now_and_then(self) -> None:
-        """Write the part's times while the learner works: a schedule that waits for the update loses no time."""
+        """Write the part's times while the learner works: a schedule that waits for the update
+        loses no time."""
         if self._recorder.steps and len(self._recorder.steps) % UPDATES_A_WRITE == 0:
             self._write(self._recorder.result(self._env.now, {}))
 
@@ -278,10 +318,22 @@ class _Part:
 
 
 def prompts_left(config: RunConfig, trained: set[Group], problems: Sequence[Problem]) -> Trace:
-    """Return the groups that are not trained yet, in order, with the largest number of response tokens."""
-    groups = [group for epoch in range(config.epochs) for group in _epoch(config, epoch) if group not in trained]
+    """Return the groups that are not trained yet, in order, with the largest number of response
+    tokens."""
+    groups = [
+        group
+        for epoch in range(config.epochs)
+        for group in _epoch(config, epoch)
+        if group not in trained
+    ]
     rows = [
-        (i // config.prompts_per_step, group.epoch, group.prompt_id, sample, len(problems[group.prompt_id].prompt_ids))
+        (
+            i // config.prompts_per_step,
+            group.epoch,
+            group.prompt_id,
+            sample,
+            len(problems[group.prompt_id].prompt_ids),
+        )
         for i, group in enumerate(groups)
         for sample in range(config.group)
     ]
@@ -309,13 +361,18 @@ def _check_machine(config: RunConfig, folder: RunFolder) -> None:
     """Raise `InputError` if engines or learner cannot run here; checked before the long warm-up."""
     vllm_version()
     if config.device == "cuda" and not torch.cuda.is_available():
-        raise InputError("device is cuda, and torch finds no GPU here; check `nvidia-smi`, or set device=cpu")
+        raise InputError(
+            "device is cuda, and torch finds no GPU here; check `nvidia-smi`, or set device=cpu"
+        )
     device_variables(config.workers, engine_settings(config, folder.model(0)))
 
 
 def _claim(folder: RunFolder, config: RunConfig) -> None:
     """Bind the folder to this configuration; raise `InputError` if it has another."""
-    file, text = folder.path / "config.yaml", yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    file, text = (
+        folder.path / "config.yaml",
+        yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False),
+    )
     if file.exists() and read_config(file) != config:
         raise InputError(
             f"{file}: a run with another configuration is here; name another --output, or remove the folder"
@@ -331,7 +388,12 @@ def _learner(config: RunConfig, folder: RunFolder, version: int) -> Iterator[Pro
     log.parent.mkdir(parents=True, exist_ok=True)
     life = partial(serve_learner, config=config, folder=folder, version=version)
     variables = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    link = ProcessLink("learner", life, log, variables | (spare_gpu(config.workers) if config.device == "cuda" else {}))
+    link = ProcessLink(
+        "learner",
+        life,
+        log,
+        variables | (spare_gpu(config.workers) if config.device == "cuda" else {}),
+    )
     try:
         if not link.connection.poll(START_DEADLINE_S):
             raise StoppedError(f"learner: not up after {START_DEADLINE_S:g} s; see {log}")
@@ -360,21 +422,32 @@ def engine_settings(config: RunConfig, model: Path) -> EngineSettings:
 
 
 def _engines(config: RunConfig, folder: RunFolder, version: int) -> ReplayEngines:
-    # Version 0 always exists, also for an engine that restarts late in a run; the required version is loaded after it.
+    # Version 0 always exists, also for an engine that restarts late in a run; the required version
+    # is loaded after it.
     settings = engine_settings(config, folder.model(0))
     first = _first_weights(config, folder, version)
     return process_fleet(
-        config.workers, settings, first, folder.path / "logs", partial(engine_seed, config.seed, version)
+        config.workers,
+        settings,
+        first,
+        folder.path / "logs",
+        partial(engine_seed, config.seed, version),
     )
 
 
 def engine_seed(seed: int, version: int, worker: int, restarts: int) -> int:
-    """Return the seed of an engine, different for every worker and restart: a group generated by two engines with one seed
-    would hold a response twice. The first engine of a run has the run's seed."""
+    """Return the seed of an engine, different for every worker and restart: a group generated by
+    two engines with one seed would hold a response twice. The first engine of a run has the run's
+    seed."""
     if (version, worker, restarts) == (0, 0, 0):
         return seed
     return int(np.random.SeedSequence([seed, version, worker, restarts]).generate_state(1)[0])
 
 
 def _first_weights(config: RunConfig, folder: RunFolder, version: int) -> ReplayConfig:
-    return ReplayConfig(folder.model(version), device=config.device, dtype="float32", start_deadline_s=START_DEADLINE_S)
+    return ReplayConfig(
+        folder.model(version),
+        device=config.device,
+        dtype="float32",
+        start_deadline_s=START_DEADLINE_S,
+    )

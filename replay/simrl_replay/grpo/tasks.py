@@ -1,16 +1,17 @@
 """Tasks with exact rewards, whose responses are searches and so have long-tailed lengths.
 
-Countdown: `3 5 2?24:` asks for an expression of these numbers, each used once, equal to the target. A response tries,
-writes its steps, compares their value with the target, marks a miss with x, continues, and after a hit
-writes the answer and the end-of-sequence token:
+Countdown: `3 5 2?24:` asks for an expression of these numbers, each used once, equal to the target.
+A response tries, writes its steps, compares their value with the target, marks a miss with x,
+continues, and after a hit writes the answer and the end-of-sequence token:
 
     5+3=8,8-2=6?24x 3*2=6,6+5=11?24x …  5+3=8,8*3=24?24>(5+3)*3        (without the spaces)
 
-In random order the number of tries is geometric, with a success probability that depends on the prompt: a long tail. A policy
-that searches better, or errs less in arithmetic, needs fewer tokens and is right more often.
+In random order the number of tries is geometric, with a success probability that depends on the
+prompt: a long tail. A policy that searches better, or errs less in arithmetic, needs fewer tokens
+and is right more often.
 
-Invariant: prompt i of a seed does not depend on the number of prompts; a reward is exact, for any token ids: an answer is
-parsed, never evaluated as code.
+Invariant: prompt i of a seed does not depend on the number of prompts; a reward is exact, for any
+token ids: an answer is parsed, never evaluated as code.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def encode(text: str) -> list[int]:
 
 
 def decode(ids: Iterable[int]) -> str:
-    """Return the text of token ids; pad, end and ids without a character are shown as `_`, which is not in the vocabulary."""
+    """Return the text of token ids; pad, end and ids without a character are shown as `_`, which is
+    not in the vocabulary."""
     return "".join(_CHARACTER.get(i, "_") for i in ids)
 
 
@@ -55,7 +57,8 @@ class Problem(NamedTuple):
 
 
 class Try(NamedTuple):
-    """The steps of one way to combine the numbers, their value, and the corresponding expression."""
+    """The steps of one way to combine the numbers, their value, and the corresponding
+    expression."""
 
     steps: str
     value: int
@@ -63,7 +66,8 @@ class Try(NamedTuple):
 
 
 class Countdown(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """The task and its parameters. A target is the value of a random try, so every problem has a solution."""
+    """The task and its parameters. A target is the value of a random try, so every problem has a
+    solution."""
 
     kind: Literal["countdown"] = "countdown"
     counts: tuple[int, ...] = Field(
@@ -71,7 +75,9 @@ class Countdown(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     )
     largest_number: int = Field(default=9, ge=2, le=99)
     largest_target: int = Field(default=99, ge=2, le=9999)
-    most_tokens: int = Field(default=384, ge=16, description="the cap of a response, its end included")
+    most_tokens: int = Field(
+        default=384, ge=16, description="the cap of a response, its end included"
+    )
 
     vocabulary: ClassVar[int] = VOCABULARY
     eos: ClassVar[int] = EOS
@@ -85,7 +91,11 @@ class Countdown(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     @property
     def most_prompt_tokens(self) -> int:
         """Upper bound on the tokens of a prompt."""
-        return max(self.counts) * (len(str(self.largest_number)) + 1) + len(str(self.largest_target)) + 1
+        return (
+            max(self.counts) * (len(str(self.largest_number)) + 1)
+            + len(str(self.largest_target))
+            + 1
+        )
 
     def make_prompts(self, seed: int, count: int) -> list[Problem]:
         """Return the first `count` problems of a seed."""
@@ -105,8 +115,9 @@ class Countdown(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         return encode(text)[: self.most_tokens]
 
     def reward(self, problem: Problem, response_ids: Sequence[int]) -> float:
-        """Return 1.0 if the response ends and its answer (after the last >) is an expression that uses each number once and
-        equals the target, else 0.0. The text before the answer is not judged."""
+        """Return 1.0 if the response ends and its answer (after the last >) is an expression that
+        uses each number once and equals the target, else 0.0. The text before the answer is not
+        judged."""
         if not len(response_ids) or response_ids[-1] != EOS:
             return 0.0
         _, marker, answer = decode(response_ids[:-1]).rpartition(">")
@@ -114,15 +125,22 @@ class Countdown(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
     def _problem(self, rng: np.random.Generator) -> Problem:
         for _ in range(_MOST_DRAWS):
-            numbers = tuple(int(n) for n in rng.integers(1, self.largest_number + 1, rng.choice(self.counts)))
+            numbers = tuple(
+                int(n) for n in rng.integers(1, self.largest_number + 1, rng.choice(self.counts))
+            )
             target = _random_try(numbers, rng).value
             if 1 <= target <= self.largest_target:
-                return Problem(numbers, target, tuple(encode(f"{' '.join(map(str, numbers))}?{target}:")))
-        raise InputError(f"task: no problem found in {_MOST_DRAWS} draws; raise task.largest_target")
+                return Problem(
+                    numbers, target, tuple(encode(f"{' '.join(map(str, numbers))}?{target}:"))
+                )
+        raise InputError(
+            f"task: no problem found in {_MOST_DRAWS} draws; raise task.largest_target"
+        )
 
 
 def _random_try(numbers: Sequence[int], rng: np.random.Generator) -> Try:
-    """Combine two numbers, the larger first, until one is left; every pair and operation is equally likely."""
+    """Combine two numbers, the larger first, until one is left; every pair and operation is equally
+    likely."""
     left = [(number, str(number)) for number in numbers]
     steps = []
     while len(left) > 1:
@@ -137,7 +155,8 @@ def _random_try(numbers: Sequence[int], rng: np.random.Generator) -> Try:
 
 
 def _worth(answer: str, numbers: Sequence[int]) -> int | None:
-    """Return the value of an expression of +, -, * and parentheses; None if it is invalid, or does not use each number once."""
+    """Return the value of an expression of +, -, * and parentheses; None if it is invalid, or does
+    not use each number once."""
     if not re.fullmatch(f"[0-9+*()-]{{1,{_LONGEST_ANSWER}}}", answer):
         return None
     if Counter(re.findall("[0-9]+", answer)) != Counter(map(str, numbers)):
@@ -149,7 +168,8 @@ def _worth(answer: str, numbers: Sequence[int]) -> int | None:
 
 
 def _value(expression: ast.expr) -> int:
-    """Return the value of a parsed expression. Raise `ValueError` for anything but numbers and their sums and products."""
+    """Return the value of a parsed expression. Raise `ValueError` for anything but numbers and
+    their sums and products."""
     match expression:
         case ast.Constant(int(number)):
             return number

@@ -1,8 +1,8 @@
 """Trainer and rewarder of a real run, with the interfaces of the simulated ones.
 
-Invariant: an update is recorded, with the samples it trained on, before its event fires; spans are the real phases, by the
-learner's clock. Versions of the schedule count from the start of this part of the run; versions of the learner and the records
-count from the start of the run.
+Invariant: an update is recorded, with the samples it trained on, before its event fires; spans are
+the real phases, by the learner's clock. Versions of the schedule count from the start of this part
+of the run; versions of the learner and the records count from the start of the run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from simrl_replay.host import Failed
 from simrl_replay.link import ProcessLink
 
 UPDATE_DEADLINE_S = 3600.0  # for one update of the learner
-WHOLE_BATCHES = "updates of a recorded run have whole batches; choose the system split, one_step_off or areal"
+WHOLE_BATCHES = (
+    "updates of a recorded run have whole batches; choose the system split, one_step_off or areal"
+)
 
 
 class Scored(NamedTuple):
@@ -53,8 +55,9 @@ class TaskRewarder:
 
 
 class LearningTrainer:
-    """A `Trainer` whose updates a learner makes in a process of its own. `recorded` is called with each update and its step;
-    `meanwhile` is called when the learner has begun an update, for work that should not delay the schedule."""
+    """A `Trainer` whose updates a learner makes in a process of its own. `recorded` is called with
+    each update and its step; `meanwhile` is called when the learner has begun an update, for work
+    that should not delay the schedule."""
 
     def __init__(
         self,
@@ -82,13 +85,17 @@ class LearningTrainer:
         env.listen(link.connection, self._hear, self._gone, lambda: self._answer is not None)
         env.check(self._look)
 
-    def train(self, rollouts: Sequence[Rollout], prepared: Sequence[Rollout] = (), publish: bool = True) -> simpy.Event:
+    def train(
+        self, rollouts: Sequence[Rollout], prepared: Sequence[Rollout] = (), publish: bool = True
+    ) -> simpy.Event:
         return self._env.process(self._train(list(rollouts)))
 
     def train_parts(self, parts: simpy.Store) -> simpy.Event:
         raise InputError(f"{self._link.name}: {WHOLE_BATCHES}")
 
-    def infer(self, rollouts: Sequence[Rollout], lanes: Sequence[int], gradients: bool = False) -> simpy.Event:
+    def infer(
+        self, rollouts: Sequence[Rollout], lanes: Sequence[int], gradients: bool = False
+    ) -> simpy.Event:
         raise InputError(f"{self._link.name}: {WHOLE_BATCHES}")
 
     def published(self, version: int) -> simpy.Event:
@@ -116,7 +123,9 @@ class LearningTrainer:
         for rollout in rollouts:
             sample = rollout.sample
             group = groups.setdefault((sample.epoch, sample.prompt_id), len(groups))
-            segments = tuple((s.policy_version + self._first_version, s.tokens) for s in rollout.segments)
+            segments = tuple(
+                (s.policy_version + self._first_version, s.tokens) for s in rollout.segments
+            )
             ids = TokenIds(self._prompt_ids(sample), rollout.token_ids or ())
             found.append(Trajectory(ids, rollout.reward, group, segments))
         return tuple(found)
@@ -127,7 +136,9 @@ class LearningTrainer:
     def _hear(self, reports: Sequence[Any]) -> None:
         for report in reports:
             if isinstance(report, Failed):
-                raise StoppedError(f"{self._link.name}: {report.message}") from RuntimeError(report.trace)
+                raise StoppedError(f"{self._link.name}: {report.message}") from RuntimeError(
+                    report.trace
+                )
             assert isinstance(report, Updated) and self._answer is not None
             self._answer.succeed(report)
             self._answer = None
@@ -135,7 +146,9 @@ class LearningTrainer:
     def _look(self) -> None:
         """Raise `StoppedError` for an update that exceeds its deadline."""
         if self._answer is not None and self._env.wall_s() - self._asked_s > UPDATE_DEADLINE_S:
-            raise StoppedError(f"{self._link.name}: no update for {UPDATE_DEADLINE_S:g} s; see its log")
+            raise StoppedError(
+                f"{self._link.name}: no update for {UPDATE_DEADLINE_S:g} s; see its log"
+            )
 
     def _gone(self) -> None:
         raise StoppedError(f"{self._link.name}: {self._link.death()}")

@@ -1,13 +1,15 @@
 """One update of the policy: log-probs, then a few steps of the optimizer.
 
-Invariant: proximal is the policy before the update; behaviour, for each token, the version that generated it. Both are fixed
-before the first step. Equal models, optimizers and trajectories give equal weights: mini-batches are drawn by seed and
-version, and micro-batches change nothing but rounding.
+Invariant: proximal is the policy before the update; behaviour, for each token, the version that
+generated it. Both are fixed before the first step. Equal models, optimizers and trajectories give
+equal weights: mini-batches are drawn by seed and version, and micro-batches change nothing but
+rounding.
 
-Weights of a past version are needed only for the tokens that it generated; its forward pass ends with the last of them.
+Weights of a past version are needed only for the tokens that it generated; its forward pass ends
+with the last of them.
 
-Weights in bfloat16 have masters in float32: these gather the gradients of all micro-batches and are what the optimizer
-changes; the weights are copies of them.
+Weights in bfloat16 have masters in float32: these gather the gradients of all micro-batches and are
+what the optimizer changes; the weights are copies of them.
 """
 
 from __future__ import annotations
@@ -52,20 +54,24 @@ class UpdateConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         default=1, ge=1, description="optimizer steps an epoch; each sees another part of the batch"
     )
     ppo_epochs: int = Field(default=1, ge=1, description="passes over the batch")
-    micro_batch_tokens: int = Field(default=1024, ge=1, description="in one forward or backward pass, padding included")
+    micro_batch_tokens: int = Field(
+        default=1024, ge=1, description="in one forward or backward pass, padding included"
+    )
     learning_rate: float = Field(
         default=5e-5,
         gt=0,
         description="of AdamW; with 128 responses an update, 3e-4 was seen to unlearn the arithmetic of a warm-up",
     )
     weight_decay: float = Field(default=0.0, ge=0)
-    grad_norm: float = Field(default=1.0, gt=0, description="a longer gradient is cut to this length")
+    grad_norm: float = Field(
+        default=1.0, gt=0, description="a longer gradient is cut to this length"
+    )
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
 
 
 class Trajectory(NamedTuple):
-    """A response for training: its reward, its group (the prompt's responses), and its segments (policy version, tokens), in
-    order."""
+    """A response for training: its reward, its group (the prompt's responses), and its segments
+    (policy version, tokens), in order."""
 
     ids: TokenIds
     reward: float
@@ -94,7 +100,11 @@ class UpdateStats:
 def make_optimizer(model: Any, config: UpdateConfig) -> Any:
     """Return AdamW over all weights, or over their masters."""
     weights = list(model.parameters())
-    masters = weights if weights[0].dtype == torch.float32 else [weight.detach().float() for weight in weights]
+    masters = (
+        weights
+        if weights[0].dtype == torch.float32
+        else [weight.detach().float() for weight in weights]
+    )
     optimizer = torch.optim.AdamW(
         masters,
         lr=config.learning_rate,
@@ -130,10 +140,10 @@ def update(
     config: UpdateConfig,
     on_log_probs: Callable[[float], None] = lambda _: None,
 ) -> UpdateStats:
-    """Update `model`, which is at `version`, in place. `past` has the weights of the other versions that generated tokens of
-    the batch. `on_log_probs` is called with the seconds of the log-probs, before the first step. Raise `ValueError` for tokens
-    of a version without weights, or segments that do not add up to the response; `StoppedError` for a gradient that is not
-    finite."""
+    """Update `model`, which is at `version`, in place. `past` has the weights of the other versions
+    that generated tokens of the batch. `on_log_probs` is called with the seconds of the log-probs,
+    before the first step. Raise `ValueError` for tokens of a version without weights, or segments
+    that do not add up to the response; `StoppedError` for a gradient that is not finite."""
     weighted = _with_advantages(batch, config)
     trained = [trajectory for trajectory, _ in weighted]
     started = time.perf_counter()
@@ -160,8 +170,12 @@ def update(
     )
 
 
-def _with_advantages(batch: Sequence[Trajectory], config: UpdateConfig) -> list[tuple[Trajectory, float]]:
-    own = advantages([t.reward for t in batch], [t.group for t in batch], config.loss.normalise_std).tolist()
+def _with_advantages(
+    batch: Sequence[Trajectory], config: UpdateConfig
+) -> list[tuple[Trajectory, float]]:
+    own = advantages(
+        [t.reward for t in batch], [t.group for t in batch], config.loss.normalise_std
+    ).tolist()
     rewards: dict[int, set[float]] = {}
     for trajectory in batch:
         rewards.setdefault(trajectory.group, set()).add(trajectory.reward)
@@ -173,7 +187,11 @@ def _with_advantages(batch: Sequence[Trajectory], config: UpdateConfig) -> list[
 
 
 def _log_prob_phase(
-    model: Any, trained: Sequence[Trajectory], version: int, past: Mapping[int, Weights], config: UpdateConfig
+    model: Any,
+    trained: Sequence[Trajectory],
+    version: int,
+    past: Mapping[int, Weights],
+    config: UpdateConfig,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the log-probs of all tokens under the proximal and the behaviour policy, flat."""
     drew = _drew(trained)
@@ -198,7 +216,9 @@ def _log_prob_phase(
                 prefixes.append(TokenIds(trajectory.ids.prompt, trajectory.ids.response[:end]))
                 where.append(place[:end])
         at = np.concatenate(where)
-        values = log_probs(model, prefixes, config.micro_batch_tokens, None if each == version else past[each])
+        values = log_probs(
+            model, prefixes, config.micro_batch_tokens, None if each == version else past[each]
+        )
         behaviour[at[drew[at] == each]] = values[drew[at] == each]
     return (behaviour if current is None else current), behaviour
 
@@ -207,8 +227,12 @@ def _drew(trained: Sequence[Trajectory]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return the version that generated each token, flat."""
     for t in trained:
         if sum(tokens for _, tokens in t.segments) != len(t.ids.response):
-            raise ValueError(f"a response of {len(t.ids.response)} tokens has the segments {t.segments}")
-    segments = np.array([segment for t in trained for segment in t.segments], dtype=np.int64).reshape(-1, 2)
+            raise ValueError(
+                f"a response of {len(t.ids.response)} tokens has the segments {t.segments}"
+            )
+    segments = np.array(
+        [segment for t in trained for segment in t.segments], dtype=np.int64
+    ).reshape(-1, 2)
     return np.repeat(segments[:, 0], segments[:, 1])
 
 
@@ -221,8 +245,8 @@ def _train_phase(
     version: int,
     config: UpdateConfig,
 ) -> tuple[torch.Tensor, list[float]]:
-    """Run the optimizer's steps. Return sums over tokens (loss, clipped, KL, entropy, capped, 1) and each step's gradient
-    norm."""
+    """Run the optimizer's steps. Return sums over tokens (loss, clipped, KL, entropy, capped, 1)
+    and each step's gradient norm."""
     device = next(model.parameters()).device
     sequences = [trajectory.ids for trajectory, _ in weighted]
     places = token_places([len(each.response) for each in sequences])
@@ -238,12 +262,22 @@ def _train_phase(
                 indices = [int(minibatch[k]) for k in batch]
                 at = np.concatenate([places[i] for i in indices])
                 repeats = torch.tensor([len(sequences[i].response) for i in indices])
-                gain = torch.tensor([weighted[i][1] for i in indices]).repeat_interleave(repeats).to(device)
+                gain = (
+                    torch.tensor([weighted[i][1] for i in indices])
+                    .repeat_interleave(repeats)
+                    .to(device)
+                )
                 values = token_values(model, [sequences[i] for i in indices])
                 near, drawn = proximal[at].to(device), behaviour[at].to(device)
                 losses = token_losses(values.log_probs, near, drawn, gain, config.loss)
                 (losses.losses.sum() / tokens).backward()
-                seen = (losses.losses, losses.clipped, kl(values.log_probs, near), values.entropies, losses.capped)
+                seen = (
+                    losses.losses,
+                    losses.clipped,
+                    kl(values.log_probs, near),
+                    values.entropies,
+                    losses.capped,
+                )
                 sums[:5] += torch.stack([each.detach().sum().double() for each in seen])
                 sums[5] += len(at)
             norms.append(clip_gradient(optimizer.param_groups[0]["params"], config.grad_norm))

@@ -1,8 +1,8 @@
 """Supervised warm-up: a policy learns the form of solutions, from randomly searched ones.
 
-Invariant: a warm-up is a function of its configuration and seed, on one machine with one number of threads; batch i of a seed
-depends on nothing else. It teaches the form and the arithmetic of a search, and no better order than a random one:
-better search orders are left for RL to learn.
+Invariant: a warm-up is a function of its configuration and seed, on one machine with one number of
+threads; batch i of a seed depends on nothing else. It teaches the form and the arithmetic of a
+search, and no better order than a random one: better search orders are left for RL to learn.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class WarmUpConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """AdamW with a linear rise and a cosine decay to a tenth of the learning rate."""
 
     steps: int = Field(default=600, ge=1)
-    batch: int = Field(default=16, ge=1, description="solutions of the task in a step, each of a prompt of its own")
+    batch: int = Field(
+        default=16, ge=1, description="solutions of the task in a step, each of a prompt of its own"
+    )
     easy_batch: int = Field(
         default=32,
         ge=0,
@@ -41,7 +43,10 @@ class WarmUpConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     evaluate_every: int = Field(default=200, ge=1)
     evaluation_prompts: int = Field(default=256, ge=1)
     evaluation_seed: int = Field(
-        default=1_000_003, ge=0, le=MOST_SEED, description="of the prompts it is evaluated on, and of the draws"
+        default=1_000_003,
+        ge=0,
+        le=MOST_SEED,
+        description="of the prompts it is evaluated on, and of the draws",
     )
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
 
@@ -52,16 +57,24 @@ def learning_rate(step: int, config: WarmUpConfig) -> float:
     return config.learning_rate * rise * (0.55 + 0.45 * math.cos(math.pi * step / config.steps))
 
 
-def warm_up(model: Any, task: Countdown, config: WarmUpConfig, tell: Callable[[str], None] = print) -> None:
-    """Train `model` in place on the log-probs of the tokens of solutions; report progress to `tell`."""
+def warm_up(
+    model: Any, task: Countdown, config: WarmUpConfig, tell: Callable[[str], None] = print
+) -> None:
+    """Train `model` in place on the log-probs of the tokens of solutions; report progress to
+    `tell`."""
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=config.weight_decay
+        model.parameters(),
+        lr=config.learning_rate,
+        betas=(0.9, 0.95),
+        weight_decay=config.weight_decay,
     )
     tokens, loss_sum, token_sum, started = 0, 0.0, 0, time.perf_counter()
     for step in range(config.steps):
         solutions = _solutions(task, config, step)
         own = sum(len(each.response) for each in solutions)
-        for batch in micro_batches([len(s.prompt) + len(s.response) for s in solutions], config.micro_batch_tokens):
+        for batch in micro_batches(
+            [len(s.prompt) + len(s.response) for s in solutions], config.micro_batch_tokens
+        ):
             loss = -token_values(model, [solutions[i] for i in batch]).log_probs.sum()
             (loss / own).backward()
             loss_sum += float(loss.detach())
@@ -84,5 +97,7 @@ def warm_up(model: Any, task: Countdown, config: WarmUpConfig, tell: Callable[[s
 def _solutions(task: Countdown, config: WarmUpConfig, step: int) -> list[TokenIds]:
     rng = np.random.default_rng([config.seed, step])
     problems = task.make_prompts(int(rng.integers(2**32)), config.batch)
-    problems += task.model_copy(update={"counts": (2,)}).make_prompts(int(rng.integers(2**32)), config.easy_batch)
+    problems += task.model_copy(update={"counts": (2,)}).make_prompts(
+        int(rng.integers(2**32)), config.easy_batch
+    )
     return [TokenIds(problem.prompt_ids, task.write_solution(problem, rng)) for problem in problems]

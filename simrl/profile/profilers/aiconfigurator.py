@@ -1,14 +1,16 @@
-"""A profile derived from aiconfigurator's database of measured kernels (NVIDIA, Apache-2.0, PyPI `aiconfigurator`), or from
-the database of its successor `aisimulate`, which has the same interface and newer kernels.
+"""A profile derived from aiconfigurator's database of measured kernels (NVIDIA, Apache-2.0, PyPI
+`aiconfigurator`), or from the database of its successor `aisimulate`, which has the same interface
+and newer kernels.
 
     dense(T)            every operation of a step that is neither attention, experts nor the output head, at T tokens
     attention(…)        its context attention of one chunk + its generation attention of the decoding sequences
     sampled(S)          its output head at S positions: one a sequence, or every verified position of a draft
     experts(N)          its routed experts and the exchange before and after them, at N tokens of all attention ranks
 
-Invariant: on its grid points the profile gives aiconfigurator's own answer for a pure prefill or a pure decode step,
-except for norms of queries and keys (`_norms_apart`) and for falling times, which are evened out. aiconfigurator has no
-measured mixed batches: it adds the two attentions, and so does this.
+Invariant: on its grid points the profile gives aiconfigurator's own answer for a pure prefill or a
+pure decode step, except for norms of queries and keys (`_norms_apart`) and for falling times, which
+are evened out. aiconfigurator has no measured mixed batches: it adds the two attentions, and so
+does this.
 """
 
 from __future__ import annotations
@@ -49,21 +51,23 @@ from simrl.profile.roofline import MEMORY_EFFICIENCY, states_s
 
 KV_PRECISIONS = {"bf16": "bfloat16", "fp8": "fp8"}
 SDK = ("config_builders", "models", "perf_database", "engine")
-# Kinds of operations that depend on sequences, not on tokens alone: attention (of MLA with its projections, which were
-# measured together), and layers with a fixed state.
+# Kinds of operations that depend on sequences, not on tokens alone: attention (of MLA with its
+# projections, which were measured together), and layers with a fixed state.
 STATE_KERNELS = ("mamba_conv1d", "mamba_ssm")
 SEQUENCE_KERNELS = ("GenerationAttention", "ContextAttention", "Fallback", "Gdn", "Mamba2", "Kda")
 NODE_GPUS = 8  # of the systems on which its exchanges were measured
 RESOLUTION_S = 2.0**-22  # 0.24 µs: far below the error of any kernel time, and the files stay small
 
-# Held against serving_measurements of vLLM 0.12 by tests/profile/test_profilers.py; nothing here is fitted to them.
+# Held against serving_measurements of vLLM 0.12 by tests/profile/test_profilers.py; nothing here is
+# fitted to them.
 ACCURACY = (
     "against 56 measured vLLM 0.12 runs of Qwen3-32B on H100 (tp 2 and 4, 8 to 128 concurrent), such profiles give a "
     "time per output token 8 % too low at the median, 1.1 ms a pass at 8 concurrent: most likely the host time left out"
 )
 
-# Dense and sampled times are cheap to store: eight points an octave. The attention grid is a product of four axes:
-# doubling, closer where the times bend (decode: from latency to bandwidth; prefill: quadratic in long chunks).
+# Dense and sampled times are cheap to store: eight points an octave. The attention grid is a
+# product of four axes: doubling, closer where the times bend (decode: from latency to bandwidth;
+# prefill: quadratic in long chunks).
 MOST_TOKENS = 16384  # of a pass, and of its sampled positions: with drafts, all may be verified
 PREFILL_TOKENS = (0, 1, 256, 512, 1024, 2048, 2896, 4096, 5792, 8192, 11585, 16384)
 PREFILL_KV_TOKENS = (0, 512, 2048, 8192, 16384, 40960)
@@ -72,8 +76,8 @@ DECODE_KV_TOKENS = (16, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 
 
 
 class Compiled(NamedTuple):
-    """aiconfigurator's compiled model, an `EngineHandle`, and its operations in a step of decoding and of prefill: their kinds
-    and names."""
+    """aiconfigurator's compiled model, an `EngineHandle`, and its operations in a step of decoding
+    and of prefill: their kinds and names."""
 
     handle: Any
     decoding: list[tuple[str, str]]
@@ -83,10 +87,11 @@ class Compiled(NamedTuple):
 class KernelTimes(NamedTuple):
     """Milliseconds of the operations of a pass, all layers in sum, on the ticks of this module.
 
-    `dense_ms` has a row for each operation beside attention, experts and the output head, by its name, at `tokens` of a pass
-    of one attention rank, `experts_ms` those of the routed experts and their exchange, all ranks having as many tokens;
-    `sampled_ms` is the head at as many positions; `prefill_ms` has the shape (PREFILL_TOKENS, PREFILL_KV_TOKENS),
-    `decode_ms` (DECODE_SEQUENCES, DECODE_KV_TOKENS).
+    `dense_ms` has a row for each operation beside attention, experts and the output head, by its
+    name, at `tokens` of a pass of one attention rank, `experts_ms` those of the routed experts and
+    their exchange, all ranks having as many tokens; `sampled_ms` is the head at as many positions;
+    `prefill_ms` has the shape (PREFILL_TOKENS, PREFILL_KV_TOKENS), `decode_ms` (DECODE_SEQUENCES,
+    DECODE_KV_TOKENS).
     """
 
     tokens: Floats
@@ -99,12 +104,15 @@ class KernelTimes(NamedTuple):
     unmeasured: tuple[str, ...] = ()
 
 
-def derive(shape: ModelShape, gpu: str, setup: EngineSetup = ONE_GPU, between_passes_s: float = 0.0) -> TableProfile:
+def derive(
+    shape: ModelShape, gpu: str, setup: EngineSetup = ONE_GPU, between_passes_s: float = 0.0
+) -> TableProfile:
     """Return the profile of `shape` on GPUs of the kind `gpu` (one of `SYSTEMS`).
 
-    aiconfigurator counts GPU kernels alone: `between_passes_s` is the host time that they do not hide, to be measured;
-    its default 0 adds nothing unmeasured. The model goes in as a config.json made from `shape`, so that nothing is fetched.
-    Raises `InputError` if the package is missing or has no data for the combination.
+    aiconfigurator counts GPU kernels alone: `between_passes_s` is the host time that they do not
+    hide, to be measured; its default 0 adds nothing unmeasured. The model goes in as a config.json
+    made from `shape`, so that nothing is fetched. Raises `InputError` if the package is missing or
+    has no data for the combination.
     """
     times = times_of(shape, gpu, setup)
     dense = not shape.experts and setup.precision == setup.kv_precision == "bf16"
@@ -116,7 +124,9 @@ def expert_notes(shape: ModelShape, setup: EngineSetup) -> tuple[str, ...]:
     """Return what a profile of a mixture of experts says about them."""
     if not shape.experts:
         return ()
-    exchange = "all-gather and reduce-scatter over the attention ranks" if setup.dp > 1 else "all-reduces"
+    exchange = (
+        "all-gather and reduce-scatter over the attention ranks" if setup.dp > 1 else "all-reduces"
+    )
     if setup.tp * setup.dp > NODE_GPUS:
         exchange += ", from link rates: nobody measured it beyond a node (latency of a step as among 8 GPUs)"
     routed = f"experts with routing {setup.routing}, on tokens of {setup.dp} attention ranks; exchange by {exchange}"
@@ -124,13 +134,17 @@ def expert_notes(shape: ModelShape, setup: EngineSetup) -> tuple[str, ...]:
 
 
 def times_of(shape: ModelShape, gpu: str, setup: EngineSetup) -> KernelTimes:
-    """Return the kernel times of `shape` on GPUs of a kind; collectives of a mixture of experts beyond a node from link rates.
+    """Return the kernel times of `shape` on GPUs of a kind; collectives of a mixture of experts
+    beyond a node from link rates.
 
-    An all-reduce is a reduce-scatter and an all-gather, each a ring whose steps have the latency of the measured one of 8 GPUs.
+    An all-reduce is a reduce-scatter and an all-gather, each a ring whose steps have the latency of
+    the measured one of 8 GPUs.
     """
     gpus = setup.tp * setup.dp
     beyond = bool(shape.experts) and gpus > NODE_GPUS
-    times = _with_states(kernel_times(engine_of(shape, gpu, setup, apart=beyond), shape.name), shape, gpu, setup)
+    times = _with_states(
+        kernel_times(engine_of(shape, gpu, setup, apart=beyond), shape.name), shape, gpu, setup
+    )
     if not beyond:
         return times
     node = setup._replace(tp=1, dp=NODE_GPUS, ep=NODE_GPUS)
@@ -139,16 +153,25 @@ def times_of(shape: ModelShape, gpu: str, setup: EngineSetup) -> KernelTimes:
     step_ms = gathered_ms / (NODE_GPUS - 1)  # of the rings of all layers
 
     def ring_ms(tokens: Floats, ranks: int) -> Floats:
-        received = 2.0 * shape.layers * shape.hidden * tokens * (ranks - 1) / ranks  # bytes in bfloat16
+        received = (
+            2.0 * shape.layers * shape.hidden * tokens * (ranks - 1) / ranks
+        )  # bytes in bfloat16
         return step_ms * (ranks - 1) + 1e3 * received / GPUS[gpu].bytes_per_s_among(gpus)
 
     reduced = np.zeros_like(times.tokens)
     if setup.tp > NODE_GPUS:
         reduced = 2 * ring_ms(times.tokens, setup.tp)
     elif setup.tp > 1:
-        alone = kernel_times(engine_of(shape, gpu, setup._replace(dp=1, ep=setup.tp), apart=True), shape.name)
-        reduced = sum(ms for name, ms in alone.experts_ms.items() if name.endswith("moe_pre_dispatch")) + reduced
-    exchange = ring_ms(times.tokens * setup.dp, setup.dp) if setup.dp > 1 else np.zeros_like(reduced)
+        alone = kernel_times(
+            engine_of(shape, gpu, setup._replace(dp=1, ep=setup.tp), apart=True), shape.name
+        )
+        reduced = (
+            sum(ms for name, ms in alone.experts_ms.items() if name.endswith("moe_pre_dispatch"))
+            + reduced
+        )
+    exchange = (
+        ring_ms(times.tokens * setup.dp, setup.dp) if setup.dp > 1 else np.zeros_like(reduced)
+    )
     after = exchange if setup.dp > 1 else reduced
     computed = {name: ms for name, ms in times.experts_ms.items() if not name.endswith("_dispatch")}
     experts = computed | {"moe_pre_dispatch": reduced + exchange, "moe_post_dispatch": after}
@@ -156,9 +179,12 @@ def times_of(shape: ModelShape, gpu: str, setup: EngineSetup) -> KernelTimes:
     return times._replace(experts_ms=experts, dense_ms=times.dense_ms | embedding)
 
 
-def _with_states(times: KernelTimes, shape: ModelShape, gpu: str, setup: EngineSetup) -> KernelTimes:
-    """Return the times with the states of linear layers read and written by each sequence of a pass, at the roofline's rate,
-    where their kernels were not measured: the source's speed of light moves activations alone."""
+def _with_states(
+    times: KernelTimes, shape: ModelShape, gpu: str, setup: EngineSetup
+) -> KernelTimes:
+    """Return the times with the states of linear layers read and written by each sequence of a
+    pass, at the roofline's rate, where their kernels were not measured: the source's speed of light
+    moves activations alone."""
     if not set(STATE_KERNELS) & set(times.unmeasured):
         return times
     each_ms = 1e3 * states_s(shape, GPUS[gpu], setup.tp)
@@ -189,18 +215,27 @@ def kernel_times(engine: Compiled, model: str) -> KernelTimes:
 
     def decode_ms(operations: list[int], sequences: float, kv_tokens: float) -> list[float]:
         return milliseconds(
-            engine.handle.evaluate_generation_ops(operations, batch_size=int(sequences), s=int(kv_tokens))
+            engine.handle.evaluate_generation_ops(
+                operations, batch_size=int(sequences), s=int(kv_tokens)
+            )
         )
 
     def prefill_ms(chunk: float, kv_tokens: float) -> float:
         return sum(
-            milliseconds(engine.handle.evaluate_context_ops(context, batch_size=1, s=int(chunk), prefix=int(kv_tokens)))
+            milliseconds(
+                engine.handle.evaluate_context_ops(
+                    context, batch_size=1, s=int(chunk), prefix=int(kv_tokens)
+                )
+            )
         )
 
-    tokens = np.unique(np.round(2 ** np.arange(0, np.log2(MOST_TOKENS) + 1 / 16, 1 / 8)))  # eight an octave
+    tokens = np.unique(
+        np.round(2 ** np.arange(0, np.log2(MOST_TOKENS) + 1 / 16, 1 / 8))
+    )  # eight an octave
 
     def by_operation(operations: list[int]) -> dict[str, Floats]:
-        # Operations outside attention cost equal times in a context step and in a generation step of equally many tokens.
+        # Operations outside attention cost equal times in a context step and in a generation step
+        # of equally many tokens.
         rows = np.array([decode_ms(operations, t, 1) for t in tokens])
         return {_plain(names[i]): rows[:, row] for row, i in enumerate(operations)}
 
@@ -209,12 +244,19 @@ def kernel_times(engine: Compiled, model: str) -> KernelTimes:
         dense_ms=by_operation(others),
         experts_ms=by_operation(experts) if experts else {},
         sampled_ms=np.array([decode_ms(head, s, 1)[0] for s in tokens]),
-        prefill_ms=np.array([[prefill_ms(c, k) if c else 0.0 for k in PREFILL_KV_TOKENS] for c in PREFILL_TOKENS]),
+        prefill_ms=np.array(
+            [[prefill_ms(c, k) if c else 0.0 for k in PREFILL_KV_TOKENS] for c in PREFILL_TOKENS]
+        ),
         decode_ms=np.array(
-            [[sum(decode_ms(attention, n, k)) if n else 0.0 for k in DECODE_KV_TOKENS] for n in DECODE_SEQUENCES]
+            [
+                [sum(decode_ms(attention, n, k)) if n else 0.0 for k in DECODE_KV_TOKENS]
+                for n in DECODE_SEQUENCES
+            ]
         ),
     )
-    of_sequences = {_plain(engine.decoding[i][1]) for i in attention} | {_plain(engine.prefill[i][1]) for i in context}
+    of_sequences = {_plain(engine.decoding[i][1]) for i in attention} | {
+        _plain(engine.prefill[i][1]) for i in context
+    }
     if unpriced := of_sequences & unmeasured.keys() - set(STATE_KERNELS):
         raise InputError(
             f"aiconfigurator: the kernel {min(unpriced)} of {model} was not measured, nor is its work known"
@@ -242,11 +284,15 @@ def profile_of(
 ) -> TableProfile:
     """Return the profile with these times, evened out where they fall."""
     dense = 1e-3 * np.sum(list(times.dense_ms.values()), axis=0)
-    sampled, decode, prefill = (1e-3 * ms for ms in (times.sampled_ms, times.decode_ms, times.prefill_ms))
-    # The formula that scales the measured, context-free prefill makes short chunks faster after some context: those
-    # times are lifted to the measured one.
+    sampled, decode, prefill = (
+        1e-3 * ms for ms in (times.sampled_ms, times.decode_ms, times.prefill_ms)
+    )
+    # The formula that scales the measured, context-free prefill makes short chunks faster after
+    # some context: those times are lifted to the measured one.
     lifted = np.maximum.accumulate(prefill, axis=1)
-    experts = 1e-3 * np.sum(list(times.experts_ms.values()), axis=0) if times.experts_ms else np.zeros(0)
+    experts = (
+        1e-3 * np.sum(list(times.experts_ms.values()), axis=0) if times.experts_ms else np.zeros(0)
+    )
     even_dense, even_sampled, even_decode, even_prefill, even_experts = (
         np.round(settled(seconds) / RESOLUTION_S) * RESOLUTION_S
         for seconds in (dense, sampled, decode, lifted, experts)
@@ -276,7 +322,11 @@ def profile_of(
             if times.unmeasured
             else []
         ),
-        *(["norms of queries and keys by a rule, not measured"] if "attention_q_norm" in times.dense_ms else []),
+        *(
+            ["norms of queries and keys by a rule, not measured"]
+            if "attention_q_norm" in times.dense_ms
+            else []
+        ),
         *more_notes,
     ]
     if set(STATE_KERNELS) & set(times.unmeasured):
@@ -309,25 +359,33 @@ def source_of(gpu: str, setup: EngineSetup) -> str:
     )
 
 
-def engine_of(shape: ModelShape, gpu: str, setup: EngineSetup = ONE_GPU, apart: bool = False) -> Compiled:
-    """Return aiconfigurator's compiled model; `apart`: shared experts not at the time of the routed ones, but before them.
-    Raises `InputError` if it has no data for it."""
+def engine_of(
+    shape: ModelShape, gpu: str, setup: EngineSetup = ONE_GPU, apart: bool = False
+) -> Compiled:
+    """Return aiconfigurator's compiled model; `apart`: shared experts not at the time of the routed
+    ones, but before them. Raises `InputError` if it has no data for it."""
     package = PACKAGES[setup.package]
     require_possible(shape, gpu, setup)
     try:
         import_module(f"{package}.sdk.engine")
     except ImportError as error:
-        raise InputError(f"{setup.package} is not installed; {install_command(setup.package)}") from error
+        raise InputError(
+            f"{setup.package} is not installed; {install_command(setup.package)}"
+        ) from error
     # It warns of rows of other engines for MLA whichever model is asked for.
     getLogger(f"{package}.sdk.perf_database").setLevel("NOTSET" if shape.kv_lora_rank else "ERROR")
     try:
         return _compiled(shape, gpu, setup, apart)
-    except Exception as error:  # its layers raise anything from AssertionError to a Rust panic's ValueError
+    except (
+        Exception
+    ) as error:  # its layers raise anything from AssertionError to a Rust panic's ValueError
         wanted = f"{shape.name} on {setup.tp * setup.dp} {gpu} under {setup.backend}"
         if setup.precision != "bf16":
             has = [word for word in PRECISIONS if _has(shape, gpu, setup._replace(precision=word))]
             words = f"measured are {', '.join(has)}" if has else "nor in any other precision"
-            raise InputError(f"{setup.package}: no {wanted} in {setup.precision}; {words}") from error
+            raise InputError(
+                f"{setup.package}: no {wanted} in {setup.precision}; {words}"
+            ) from error
         why = re.sub(r" at /\S+", "", first_line(error))
         if "MoE data missing" in why:
             why = _no_experts(shape, gpu, setup)
@@ -339,7 +397,11 @@ def _no_experts(shape: ModelShape, gpu: str, setup: EngineSetup) -> str:
     measured = [name for name, other in MODELS.items() if other.experts and _has(other, gpu, setup)]
     experts = f"{shape.experts} experts of {shape.expert_hidden or shape.hidden} × {shape.moe_intermediate}"
     split = f"over tp {setup.tp}, dp {setup.dp}, ep {setup.ep}"
-    left = "measure your engine" if is_measurable(setup) else "with dp 1, ep 1 and bf16, measure your engine"
+    left = (
+        "measure your engine"
+        if is_measurable(setup)
+        else "with dp 1, ep 1 and bf16, measure your engine"
+    )
     return (
         f"{experts}, {shape.experts_per_token} a token, were never measured {split}; measured are those of "
         f"{', '.join(measured) or 'none'}; {left} with `simrl measure`"
@@ -347,11 +409,14 @@ def _no_experts(shape: ModelShape, gpu: str, setup: EngineSetup) -> str:
 
 
 def _config(shape: ModelShape, package: str) -> str:
-    """Return the text of a config.json: the package's own of a model in `BUNDLED`, else one made from the shape."""
+    """Return the text of a config.json: the package's own of a model in `BUNDLED`, else one made
+    from the shape."""
     if not is_bundled(shape):
         return json.dumps(_hugging_face_config(shape))
     folder = Path(str(import_module(package).__file__)).parent / "model_configs"
-    return (folder / f"{BUNDLED[shape.name].replace('/', '--')}_config.json").read_text(encoding="utf-8")
+    return (folder / f"{BUNDLED[shape.name].replace('/', '--')}_config.json").read_text(
+        encoding="utf-8"
+    )
 
 
 def _has(shape: ModelShape, gpu: str, setup: EngineSetup) -> bool:
@@ -359,16 +424,21 @@ def _has(shape: ModelShape, gpu: str, setup: EngineSetup) -> bool:
     try:
         require_possible(shape, gpu, setup)
         _compiled(shape, gpu, setup)
-    except Exception:  # the package raises anything for what it lacks, as in `engine_of`; here the answer is no
+    except (
+        Exception
+    ):  # the package raises anything for what it lacks, as in `engine_of`; here the answer is no
         return False
     return True
 
 
 def _compiled(shape: ModelShape, gpu: str, setup: EngineSetup, apart: bool = False) -> Compiled:
-    """Return the compiled model, all of whose operations were looked up. Raises anything for data that is missing."""
+    """Return the compiled model, all of whose operations were looked up. Raises anything for data
+    that is missing."""
     package, system, has_experts = PACKAGES[setup.package], SYSTEMS[gpu], bool(shape.experts)
     core = import_module(package)
-    builders, models, perf_database, engine = (import_module(f"{package}.sdk.{name}") for name in SDK)
+    builders, models, perf_database, engine = (
+        import_module(f"{package}.sdk.{name}") for name in SDK
+    )
     gemm, moe = PRECISIONS[setup.precision]
     config = builders.build_model_config(
         tp_size=setup.tp,
@@ -398,39 +468,53 @@ def _compiled(shape: ModelShape, gpu: str, setup: EngineSetup, apart: bool = Fal
         operations = json.loads(spec)
         if apart:
             for phase in ("generation_ops", "context_ops"):
-                operations[phase] = [part for operation in operations[phase] for part in _parts(operation)]
+                operations[phase] = [
+                    part for operation in operations[phase] for part in _parts(operation)
+                ]
         _norms_apart(operations, counted=setup.backend != "trtllm")
-        handle = engine.EngineHandle(bytes(core.engine_spec_bincode_from_json(json.dumps(operations))))
+        handle = engine.EngineHandle(
+            bytes(core.engine_spec_bincode_from_json(json.dumps(operations)))
+        )
         handle.decode_step_per_op(1, 2, 2)
     decoding, prefill = (
-        [(kind, str(fields["name"])) for operation in operations[ops] for kind, fields in operation.items()]
+        [
+            (kind, str(fields["name"]))
+            for operation in operations[ops]
+            for kind, fields in operation.items()
+        ]
         for ops in ("generation_ops", "context_ops")
     )
     return Compiled(handle, decoding, prefill)
 
 
 def _norms_apart(operations: dict[str, Any], counted: bool) -> None:
-    """Take norms of queries and keys out of both attentions and add them, if `counted`, as operations of their own.
+    """Take norms of queries and keys out of both attentions and add them, if `counted`, as
+    operations of their own.
 
-    A kernel for queries and one for keys, by the source's rule for elementwise kernels: 3 µs + bytes read and written / (0.8 ×
-    the memory bandwidth), for all tokens of a pass. aiconfigurator has them in attention of prefill, aisimulate in both, as
-    eight transfers of 3 µs and the bytes of one token, whatever a pass has: 26.4 µs a layer. Another GPU was measured at 2 µs
-    (1 token) to 43 µs (2,048): `experiments/beside_aisimulate.md`. Not counted: TensorRT-LLM's, in its kernel of rotations
-    (`fuse_qk_norm_rope`), and MiniMax's all-reduce of variances.
+    A kernel for queries and one for keys, by the source's rule for elementwise kernels: 3 µs +
+    bytes read and written / (0.8 × the memory bandwidth), for all tokens of a pass. aiconfigurator
+    has them in attention of prefill, aisimulate in both, as eight transfers of 3 µs and the bytes
+    of one token, whatever a pass has: 26.4 µs a layer. Another GPU was measured at 2 µs (1 token)
+    to 43 µs (2,048): `experiments/beside_aisimulate.md`. Not counted: TensorRT-LLM's, in its kernel
+    of rotations (`fuse_qk_norm_rope`), and MiniMax's all-reduce of variances.
     """
     for operation in [*operations["context_ops"], *operations["generation_ops"]]:
         for kind, fields in operation.items():
             if not fields.get("use_qk_norm"):
                 continue
             fields["use_qk_norm"] = False
-            heads = {"q_norm": "n", "k_norm": "n_kv"} if counted and kind == "ContextAttention" else {}
+            heads = (
+                {"q_norm": "n", "k_norm": "n_kv"} if counted and kind == "ContextAttention" else {}
+            )
             for (norm, key), phase in product(heads.items(), ("context", "generation")):
                 work = {
                     "name": f"{phase}_{fields['name'].removeprefix('context_')}_{norm}",
                     "scale_factor": fields["scale_factor"],
                     "bytes_per_token": 2 * 2.0 * fields[key] * fields["head_size"],
                 }
-                operations[f"{phase}_ops"].append({"Elementwise": work | {"scale_num_tokens": 1, "seq_split": 1}})
+                operations[f"{phase}_ops"].append(
+                    {"Elementwise": work | {"scale_num_tokens": 1, "seq_split": 1}}
+                )
 
 
 def _parts(operation: dict[str, Any]) -> list[dict[str, Any]]:
@@ -442,7 +526,8 @@ def _parts(operation: dict[str, Any]) -> list[dict[str, Any]]:
 def _hugging_face_config(shape: ModelShape) -> dict[str, object]:
     """Return the keys of a config.json that aiconfigurator reads.
 
-    Qwen3 differs from Llama by norms of queries and keys only, and its mixtures of experts from others by as much.
+    Qwen3 differs from Llama by norms of queries and keys only, and its mixtures of experts from
+    others by as much.
     """
     experts = {
         "num_experts": shape.experts,

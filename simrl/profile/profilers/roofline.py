@@ -1,6 +1,8 @@
-"""A profile from data sheets alone, for hardware that nobody measured: the parts of `simrl.profile.roofline` on a grid.
+"""A profile from data sheets alone, for hardware that nobody measured: the parts of
+`simrl.profile.roofline` on a grid.
 
-Invariant: no number here is measured. Each rate is the data sheet's times a named efficiency, which the metadata names.
+Invariant: no number here is measured. Each rate is the data sheet's times a named efficiency, which
+the metadata names.
 """
 
 from __future__ import annotations
@@ -31,13 +33,15 @@ def roofline_profile(
     precision: str = "bf16",
     kv_precision: str = "bf16",
 ) -> TableProfile:
-    """Return the profile of `shape` on `tp` × `dp` GPUs; its rates are the data sheet's times the efficiencies.
+    """Return the profile of `shape` on `tp` × `dp` GPUs; its rates are the data sheet's times the
+    efficiencies.
 
-    The defaults are reached by large kernels on recent data-centre GPUs, as a rule of thumb: 70 % of the dense bfloat16
-    rate in matrix products, 80 % of the memory bandwidth, 70 % of the link's, 3 µs for each step of a ring, and 1 ms of
-    host time between passes. Not modelled: small kernels (norms, rotary embeddings, launches), so small models at small
-    batches come out too fast. A group larger than the link's domain pays
-    the network. Raises `InputError` for efficiencies outside (0, 1] and a `tp` the heads do not share.
+    The defaults are reached by large kernels on recent data-centre GPUs, as a rule of thumb: 70 %
+    of the dense bfloat16 rate in matrix products, 80 % of the memory bandwidth, 70 % of the link's,
+    3 µs for each step of a ring, and 1 ms of host time between passes. Not modelled: small kernels
+    (norms, rotary embeddings, launches), so small models at small batches come out too fast. A
+    group larger than the link's domain pays the network. Raises `InputError` for efficiencies
+    outside (0, 1] and a `tp` the heads do not share.
     """
     layout = ProfileMetadata(
         model=shape.name,
@@ -56,8 +60,8 @@ def roofline_profile(
     efficiencies = compute_efficiency, memory_efficiency, link_efficiency, link_latency_s
     parts = Roofline(shape, gpu, tp, dp, precision, kv_precision, *efficiencies)
 
-    # Below the kink, reading the weights takes all the time; above it, multiplying does. Between ticks all is linear, but for
-    # the experts that are met.
+    # Below the kink, reading the weights takes all the time; above it, multiplying does. Between
+    # ticks all is linear, but for the experts that are met.
     kink = parts.flops_per_s(precision) * WEIGHT_BYTES[precision] / (2.0 * parts.bytes_per_s)
     met = 2.0 ** np.arange(17) if shape.experts else ()
     tokens = _rising(1, kink, MOST_TOKENS, *met)
@@ -66,7 +70,9 @@ def roofline_profile(
     chunks = _rising(0, *np.round(2 ** np.arange(0, 16.25, 0.5)))
     cached = _rising(0, *2 ** np.arange(7, 19))
     decode_kv = _rising(0, shape.window_tokens, MOST_KV_TOKENS)
-    decodes = np.array([0.0, MOST_SEQUENCES])  # sequences × length is bilinear: its corners are enough
+    decodes = np.array(
+        [0.0, MOST_SEQUENCES]
+    )  # sequences × length is bilinear: its corners are enough
 
     ranks = tokens * dp if shape.experts else NOT_MEASURED
     tables = Tables(
@@ -83,7 +89,11 @@ def roofline_profile(
         expert_tokens=ranks,
         experts_s=parts.experts_s(ranks),
     )
-    return TableProfile(tables, layout, origin=f"roofline {shape.name} {gpu.name} {split_words(layout.model_dump())}")
+    return TableProfile(
+        tables,
+        layout,
+        origin=f"roofline {shape.name} {gpu.name} {split_words(layout.model_dump())}",
+    )
 
 
 def _rising(*ticks: float) -> Floats:

@@ -1,6 +1,8 @@
-"""Limits of the databases of measured kernels: GPUs, precisions, models and splits, known without their packages.
+"""Limits of the databases of measured kernels: GPUs, precisions, models and splits, known without
+their packages.
 
-Invariant: `require_possible` refuses only what every version of the databases that was tried refuses, too.
+Invariant: `require_possible` refuses only what every version of the databases that was tried
+refuses, too.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ PRECISIONS = {
     "int4": ("int4_wo", "int4_wo"),
     "w4a16_mxfp4": ("bfloat16", "w4a16_mxfp4"),
 }
-ROUTING = "power law 1.2"  # aiconfigurator's default: load falls with the expert's rank to this power
+ROUTING = (
+    "power law 1.2"  # aiconfigurator's default: load falls with the expert's rank to this power
+)
 ROUTINGS = {"balanced": "balanced", "power law 1.01": "power_law_1.01", ROUTING: "power_law_1.2"}
 PACKAGES = {"aiconfigurator": "aiconfigurator_core", "aisimulate": "aisimulate_core"}
 # Models whose parts are not all in a shape, by aiconfigurator's name of its own config.
@@ -57,8 +61,8 @@ NOT_WRITTEN = (
 
 
 class EngineSetup(NamedTuple):
-    """The setup of a measured engine: its split over GPUs, its precisions, and how tokens are spread over experts (a name in
-    `ROUTINGS`)."""
+    """The setup of a measured engine: its split over GPUs, its precisions, and how tokens are
+    spread over experts (a name in `ROUTINGS`)."""
 
     tp: int = 1
     dp: int = 1
@@ -97,7 +101,10 @@ def require_possible(shape: ModelShape, gpu: str, setup: EngineSetup) -> None:
             shape.experts % (setup.ep or 1),
             f"--ep {setup.ep} does not divide the {shape.experts} experts of {shape.name}",
         ),
-        (shape.heads % setup.tp, f"--tp {setup.tp} does not divide the {shape.heads} attention heads of {shape.name}"),
+        (
+            shape.heads % setup.tp,
+            f"--tp {setup.tp} does not divide the {shape.heads} attention heads of {shape.name}",
+        ),
     )
     require_kv_heads("--tp", setup.tp, shape)
     # The host's launches take tens of µs each, several times the kernels.
@@ -106,8 +113,15 @@ def require_possible(shape: ModelShape, gpu: str, setup: EngineSetup) -> None:
             "aiconfigurator: its fp8-block matrix products were timed without CUDA graphs, the host's launches included; "
             f"use --source aisimulate, which has them anew ({install_command('aisimulate')})"
         )
-    has, unwritten = _precisions(shape, gpu), [field for field in NOT_WRITTEN if getattr(shape, field)]
-    remedy = "measure it with `simrl measure`" if is_measurable(setup) else "nor can `simrl measure` label it"
+    has, unwritten = (
+        _precisions(shape, gpu),
+        [field for field in NOT_WRITTEN if getattr(shape, field)],
+    )
+    remedy = (
+        "measure it with `simrl measure`"
+        if is_measurable(setup)
+        else "nor can `simrl measure` label it"
+    )
     refuse(
         (
             setup.precision not in has,
@@ -123,7 +137,8 @@ def require_possible(shape: ModelShape, gpu: str, setup: EngineSetup) -> None:
 
 
 def is_measurable(setup: EngineSetup) -> bool:
-    """Return whether `simrl measure` makes a profile of this setup: its profiles have no other precision, no ranks, no ep."""
+    """Return whether `simrl measure` makes a profile of this setup: its profiles have no other
+    precision, no ranks, no ep."""
     return (setup.dp, setup.ep, setup.precision, setup.kv_precision) == (1, 1, "bf16", "bf16")
 
 

@@ -1,4 +1,5 @@
-"""Removes noise from measured grids. Invariant: the result of `settled` falls along no axis, holes (NaN) apart."""
+"""Removes noise from measured grids. Invariant: the result of `settled` falls along no axis, holes
+(NaN) apart."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,10 +10,11 @@ Floats = NDArray[np.float64]
 def settled(values: Floats) -> Floats:
     """Return a grid near `values`, above and below alike, in which no time falls along any axis.
 
-    Along each axis in turn: the mean of the least non-falling line above the values (running maximum from the left) and
-    the greatest one below them (running minimum from the right). Where nothing falls, nothing moves; on one axis
-    no other non-falling line has a smaller largest error. Each axis needs one turn: running maxima and minima along one
-    keep the order along the others. A grid with holes (NaN) is returned unchanged: `TableProfile` names its holes.
+    Along each axis in turn: the mean of the least non-falling line above the values (running
+    maximum from the left) and the greatest one below them (running minimum from the right). Where
+    nothing falls, nothing moves; on one axis no other non-falling line has a smaller largest error.
+    Each axis needs one turn: running maxima and minima along one keep the order along the others. A
+    grid with holes (NaN) is returned unchanged: `TableProfile` names its holes.
     """
     if np.isnan(values).any():
         return values
@@ -24,7 +26,8 @@ def settled(values: Floats) -> Floats:
 
 
 def rising(values: Floats) -> Floats:
-    """Return a grid in which no time falls along any axis: each is at least the times of less work."""
+    """Return a grid in which no time falls along any axis: each is at least the times of less
+    work."""
     for axis in range(values.ndim):
         values = np.maximum.accumulate(values, axis=axis)
     return values

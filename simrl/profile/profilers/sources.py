@@ -1,7 +1,7 @@
 """Sources of profiles: one module a source, each returns a `simrl.profile.profile.TableProfile`.
 
-`PROFILERS` has them by name, as functions of a model's shape, a GPU and a tensor-parallel size; `simrl profile derive` takes
-their other parameters as KEY=VALUE.
+`PROFILERS` has them by name, as functions of a model's shape, a GPU and a tensor-parallel size;
+`simrl profile derive` takes their other parameters as KEY=VALUE.
 """
 
 from __future__ import annotations

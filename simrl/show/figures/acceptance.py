@@ -28,14 +28,24 @@ def report_figure(d: dict[str, Any]) -> Picture:
         _draw_batches(d["pays"], last)
     else:
         last.axis("off")
-        last.text(0.5, 0.5, "no step times: give --profile, or --model and --gpu", ha="center", color=INK)
+        last.text(
+            0.5, 0.5, "no step times: give --profile, or --model and --gpu", ha="center", color=INK
+        )
     return figure
 
 
 def _draw_hits(rows: list[dict[str, Any]], axes: Axes) -> None:
     x = np.arange(len(rows))
-    axes.bar(x - 0.2, [row["share_of_hits"] for row in rows], 0.4, color=SERIES[0], label="of the hits")
-    axes.bar(x + 0.2, [row["share_of_tokens"] for row in rows], 0.4, color=SERIES[1], label="of their tokens")
+    axes.bar(
+        x - 0.2, [row["share_of_hits"] for row in rows], 0.4, color=SERIES[0], label="of the hits"
+    )
+    axes.bar(
+        x + 0.2,
+        [row["share_of_tokens"] for row in rows],
+        0.4,
+        color=SERIES[1],
+        label="of their tokens",
+    )
     axes.set_xticks(x, [token_range(row) for row in rows], rotation=45, ha="right")
     axes.set(xlabel="hit length [tokens]", ylabel="share")
     legend_above(axes, y=PERCENT)
@@ -44,7 +54,16 @@ def _draw_hits(rows: list[dict[str, Any]], axes: Axes) -> None:
 def _draw_epochs(d: dict[str, Any], axes: Axes) -> None:
     rows = [row for row in d["by_epoch"] if row["responses_with_drafts"]]
     for key, color in (("acceptance_rate", SERIES[0]), ("speculation_rate", SERIES[1])):
-        _plot(axes, rows, "epoch", key, color=color, marker="o", markersize=4, label=key.replace("_", " "))
+        _plot(
+            axes,
+            rows,
+            "epoch",
+            key,
+            color=color,
+            marker="o",
+            markersize=4,
+            label=key.replace("_", " "),
+        )
     axes.set(xlabel="epoch", ylabel="share of tokens", ylim=(0, 1))
     legend_above(axes, columns=3, y=PERCENT, whole_x=True)
 
@@ -54,11 +73,19 @@ def _draw_responses(by_response: dict[str, Any], axes: Axes) -> None:
     edges = [rows[0]["from"], *(row["to"] for row in rows)]
     counts = np.array([row["responses"] for row in rows])
     shares = counts / counts.sum()
-    look: dict[str, Any] = {"color": LOOKS["drafts_stood"].color, "edgecolor": PAPER, "linewidth": 0.4}
+    look: dict[str, Any] = {
+        "color": LOOKS["drafts_stood"].color,
+        "edgecolor": PAPER,
+        "linewidth": 0.4,
+    }
     axes.bar(edges[:-1], shares, np.diff(edges), align="edge", **look)
     for name, value in by_response["speculation_rate"].items():
-        axes.axvline(value, color=P50, linestyle="-" if name == "p50" else ":", label=f"{name}: {value:.0%}")
-    axes.set(xlabel="accepted share of a response's tokens", ylabel="share of responses", xlim=(0, 1))
+        axes.axvline(
+            value, color=P50, linestyle="-" if name == "p50" else ":", label=f"{name}: {value:.0%}"
+        )
+    axes.set(
+        xlabel="accepted share of a response's tokens", ylabel="share of responses", xlim=(0, 1)
+    )
     legend_above(axes, columns=3, x=PERCENT, y=PercentFormatter(1, decimals=None))
 
 
@@ -71,7 +98,11 @@ def _draw_batches(pays: dict[str, Any], axes: Axes) -> None:
     axes.axhline(1.0, color=INK, linestyle="--", linewidth=1.2, label="plain decoding")
     axes.set_xscale("log", base=2)
     top = 1.05 * axes.get_ylim()[1]
-    axes.set(xlabel=f"batch [sequences] ({pays['profile']})", ylabel="speed-up of decoding [×]", ylim=(0, top))
+    axes.set(
+        xlabel=f"batch [sequences] ({pays['profile']})",
+        ylabel="speed-up of decoding [×]",
+        ylim=(0, top),
+    )
     legend_above(axes, columns=3, x="{x:g}")
 
 

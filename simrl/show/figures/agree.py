@@ -40,7 +40,12 @@ from simrl.show.tables.agree import error_rows
 
 VERSION_COLORS = (SKY, LIGHT_SKY, PALE_SKY)  # of rollouts, repeated over the policy versions
 IDLE, OTHER = kind_words("idle"), "training and other"
-NAMED = ("load_weights", "train_drafter", "evaluate", "idle")  # all other kinds of spans have one entry of the legend
+NAMED = (
+    "load_weights",
+    "train_drafter",
+    "evaluate",
+    "idle",
+)  # all other kinds of spans have one entry of the legend
 THICK = 0.43  # of a run's lane; a worker has 1
 TITLE = 84  # characters that fit
 MOST_UPDATES = 6  # that can be told apart in one picture
@@ -50,9 +55,16 @@ def agreement_figure(predicted: Result, measured: Result, agreement: Agreement) 
     """Draw both runs. The timeline of a long run shows `MOST_UPDATES` updates in its middle; the
     points below, all samples."""
     lanes_in = min(max(0.46 * agreement.workers, 1.2), 7.5)  # lengths in inches
-    errors = [f"{name}: {error}" for name, _, _, error, _ in error_rows(agreement)] or ["nothing to compare"]
+    errors = [f"{name}: {error}" for name, _, _, error, _ in error_rows(agreement)] or [
+        "nothing to compare"
+    ]
     lines = [" · ".join(errors[i : i + 4]) for i in range(0, len(errors), 4)]
-    above, between, points_in, below = 0.85 + 0.22 * len(lines), 1.25, 3.0, 0.55  # below the legend's first line
+    above, between, points_in, below = (
+        0.85 + 0.22 * len(lines),
+        1.25,
+        3.0,
+        0.55,
+    )  # below the legend's first line
     height = above + lanes_in + between + points_in + below
     figure = Picture(WIDTH, height)
 
@@ -64,9 +76,14 @@ def agreement_figure(predicted: Result, measured: Result, agreement: Agreement) 
 
     timeline = panel(0.085, below + points_in + between, 0.9, lanes_in)
     legend = _draw_runs(timeline, (predicted, measured), agreement)
-    place_legend, _ = legend_below(figure, legend, fontsize="x-small", columnspacing=1.4, handlelength=1.6)
+    place_legend, _ = legend_below(
+        figure, legend, fontsize="x-small", columnspacing=1.4, handlelength=1.6
+    )
     place_legend(below + points_in + 0.3)
-    points, apart = panel(0.085, below, points_in / WIDTH, points_in), panel(0.47, below, 0.515, points_in)
+    points, apart = (
+        panel(0.085, below, points_in / WIDTH, points_in),
+        panel(0.47, below, 0.515, points_in),
+    )
     _draw_completions(points, apart, predicted, measured, agreement)
     _write_title(figure, predicted, agreement, lines)
     return figure
@@ -79,7 +96,9 @@ def _draw_runs(axes: Axes, runs: Sequence[Result], agreement: Agreement) -> list
     start_s, end_s = min(start for start, _ in windows), max(end for _, end in windows)
     parts = [spans(run).within(start_s, end_s) for run in runs]
     parts = [part.where(part.rolls_out() & (part.lane < agreement.workers)) for part in parts]
-    versions = np.unique(np.concatenate([part.policy_version[part.of_kind("rollout")] for part in parts])).tolist()
+    versions = np.unique(
+        np.concatenate([part.policy_version[part.of_kind("rollout")] for part in parts])
+    ).tolist()
     workers, drawn = np.arange(agreement.workers), dict[str, Patch]()
     for top, run, part in zip((0.5 - THICK, 0.5), runs, parts, strict=True):
         for label, look, chosen in _looks(part, versions):
@@ -87,7 +106,16 @@ def _draw_runs(axes: Axes, runs: Sequence[Result], agreement: Agreement) -> list
             drawn.setdefault(label, Patch(label=label, **look))
         if agreement.workers <= 8:
             rolls, room_s = part.where(part.of_kind("rollout")), 0.035 * (end_s - start_s)
-            write_on_spans(axes, rolls, top + THICK / 2, "v", room_s, color=INK, fontsize="x-small", va="center")
+            write_on_spans(
+                axes,
+                rolls,
+                top + THICK / 2,
+                "v",
+                room_s,
+                color=INK,
+                fontsize="x-small",
+                va="center",
+            )
         updated_s = run.steps.column("finished_s").to_numpy()
         updated_s = updated_s[(updated_s >= start_s) & (updated_s <= end_s)]
         for worker in workers:
@@ -101,7 +129,12 @@ def _draw_runs(axes: Axes, runs: Sequence[Result], agreement: Agreement) -> list
         axes.set_xlim(start_s, end_s)
     axes.xaxis.set_major_formatter("{x:,.4g}")
     axes.set_xlabel("seconds since the start of the run", color=INK, labelpad=2)
-    mark: dict[str, Any] = {"marker": "|", "linestyle": "none", "markersize": 11, "markeredgewidth": 1.2}
+    mark: dict[str, Any] = {
+        "marker": "|",
+        "linestyle": "none",
+        "markersize": 11,
+        "markeredgewidth": 1.2,
+    }
     updates = Line2D([], [], color=INK, label="end of an update", **mark)
     order = sorted(drawn, key=lambda label: (label == IDLE, not label.startswith("rollout"), label))
     return [*map(drawn.__getitem__, order), updates]
@@ -115,11 +148,15 @@ def _window(run: Result, agreement: Agreement) -> tuple[float, float]:
         shown = steady_window(run, MOST_UPDATES, (updates - MOST_UPDATES) // 2)
         return shown.start_s, shown.end_s
     if agreement.updates.predicted != agreement.updates.measured and run.steps.num_rows > updates:
-        return 0.0, float(run.steps.column("finished_s")[updates].as_py())  # the first that the other run did not end
+        return 0.0, float(
+            run.steps.column("finished_s")[updates].as_py()
+        )  # the first that the other run did not end
     return 0.0, float(run.metadata["end_s"])
 
 
-def _looks(part: Spans, versions: Sequence[int]) -> Iterator[tuple[str, dict[str, Any], NDArray[np.bool_]]]:
+def _looks(
+    part: Spans, versions: Sequence[int]
+) -> Iterator[tuple[str, dict[str, Any], NDArray[np.bool_]]]:
     """Yield the legend's words, a look, and a mask of the spans drawn in it; `versions` are those
     of all spans."""
     rolls, colors = part.of_kind("rollout"), len(VERSION_COLORS)
@@ -135,7 +172,9 @@ def _looks(part: Spans, versions: Sequence[int]) -> Iterator[tuple[str, dict[str
             yield words, look.patch, chosen
 
 
-def _draw_completions(points: Axes, apart: Axes, predicted: Result, measured: Result, agreement: Agreement) -> None:
+def _draw_completions(
+    points: Axes, apart: Axes, predicted: Result, measured: Result, agreement: Agreement
+) -> None:
     """Draw the finishing times of samples on the rollout clock: predicted over measured, and their
     differences."""
     uids, p_s, m_s = finished_on_clock(predicted, measured)
@@ -145,7 +184,10 @@ def _draw_completions(points: Axes, apart: Axes, predicted: Result, measured: Re
     after = np.where(m_s > 0, p_s / np.where(m_s > 0, m_s, 1) - 1, 0)
     apart.axhline(0, color=INK, linewidth=0.8)
     look: dict[str, Any] = {"s": 16 if len(uids) <= 500 else 4, "alpha": 0.6, "linewidth": 0}
-    for chosen, color, label in ((~other, SERIES[0], "same decisions"), (other, SERIES[1], "decided otherwise")):
+    for chosen, color, label in (
+        (~other, SERIES[0], "same decisions"),
+        (other, SERIES[1], "decided otherwise"),
+    ):
         if chosen.any():
             points.scatter(m_s[chosen], p_s[chosen], color=color, label=label, **look)
             apart.scatter(m_s[chosen], after[chosen], color=color, **look)
@@ -162,10 +204,19 @@ def _draw_completions(points: Axes, apart: Axes, predicted: Result, measured: Re
         axes.yaxis.label.set_color(INK)
 
 
-def _write_title(figure: Figure, predicted: Result, agreement: Agreement, errors: Sequence[str]) -> None:
-    title = textwrap.shorten(f"Predicted against measured: {short_name(predicted.metadata)}", TITLE, placeholder=" …")
+def _write_title(
+    figure: Figure, predicted: Result, agreement: Agreement, errors: Sequence[str]
+) -> None:
+    title = textwrap.shorten(
+        f"Predicted against measured: {short_name(predicted.metadata)}", TITLE, placeholder=" …"
+    )
     real, all_ = len(agreement.real_differences), len(agreement.differences)
     ties = f"{all_ - real} near-tie{'s' * (all_ - real != 1)}"
     decided = f"{real} decided otherwise, {ties}" if all_ else "the same decisions"
     workers = f"{agreement.workers} rollout worker{'s' * (agreement.workers != 1)}"
-    write_head(figure, title, f"{workers}, {agreement.samples:,} samples finished in both: {decided}", *errors)
+    write_head(
+        figure,
+        title,
+        f"{workers}, {agreement.samples:,} samples finished in both: {decided}",
+        *errors,
+    )

@@ -34,11 +34,26 @@ def _draw_groups(axes: Axes, d: dict[str, Any]) -> None:
         bars = axes.bar(index + shift, [g[key] for g in d["groups"]], 0.4, color=color, label=label)
         names = [str(g[count]) for g in d["groups"]]
         halo = [withStroke(linewidth=2, foreground=PAPER)]  # against the line of the target
-        axes.bar_label(bars, names, fontsize="x-small", color=INK, padding=1, zorder=4, path_effects=halo)
+        axes.bar_label(
+            bars, names, fontsize="x-small", color=INK, padding=1, zorder=4, path_effects=halo
+        )
     target = f"target: {d['t0_s']:.1f} s + {d['gradient_s']:.1f} s a group"
-    axes.plot(index, [g["target_s"] for g in d["groups"]], color=SERIES[4], marker="o", markersize=4, label=target)
+    axes.plot(
+        index,
+        [g["target_s"] for g in d["groups"]],
+        color=SERIES[4],
+        marker="o",
+        markersize=4,
+        label=target,
+    )
     if d["train_s"] > 0:
-        axes.axhline(d["train_s"], color=LOOKS["train"].color, linestyle="--", linewidth=1.2, label="training")
+        axes.axhline(
+            d["train_s"],
+            color=LOOKS["train"].color,
+            linestyle="--",
+            linewidth=1.2,
+            label="training",
+        )
     axes.set_xticks(index)
     axes.set(xlabel="ranking group (on the bars: workers)", ylabel="predicted time [s]")
     legend_above(axes)
@@ -54,7 +69,9 @@ def _draw_workers(axes: Axes, d: dict[str, Any]) -> None:
     look: dict[str, Any] = {"width": 1.0, "linewidth": 0.3, "edgecolor": PAPER}
     axes.bar(worker, first, color=SERIES[1], label="first step, ascending", **look)
     second = {"pairing": "paired", "none": "ascending"}.get(d["alternation"], "reversed")
-    axes.bar(worker, sums - first, bottom=first, color=SERIES[2], label=f"second step, {second}", **look)
+    axes.bar(
+        worker, sums - first, bottom=first, color=SERIES[2], label=f"second step, {second}", **look
+    )
     times, counts = ([g[f"equal_{key}"] for g in d["groups"]] for key in ("predicted_s", "workers"))
     equal = two_step_sums(times, counts, d["alternation"])
     label = f"equal allocation (bubble {_bubble(equal):.0%})"

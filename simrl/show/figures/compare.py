@@ -22,7 +22,20 @@ from simrl.result.metrics import window
 from simrl.result.off_policyness import OLDEST, age_shares, ages
 from simrl.result.result import Result
 from simrl.result.timeline import rolls_out, spans
-from simrl.show.style import AGES, INK, LOOKS, PALE, PAPER, PERCENT, SERIES, Look, Picture, fitting_legend, plain, quiet
+from simrl.show.style import (
+    AGES,
+    INK,
+    LOOKS,
+    PALE,
+    PAPER,
+    PERCENT,
+    SERIES,
+    Look,
+    Picture,
+    fitting_legend,
+    plain,
+    quiet,
+)
 
 Row = Mapping[str, Any]
 
@@ -52,7 +65,9 @@ def comparison_figure(rows: Sequence[Row]) -> Picture:
         raise InputError("a comparison needs at least one row; simulate a scenario first")
     systems = list(dict.fromkeys(row["system"] for row in rows))
     variants = list(dict.fromkeys(row["variant"] for row in rows))
-    heads = {variant: 1.3 if variant else 0.3 for variant in variants}  # in lines, as all that lies along y
+    heads = {
+        variant: 1.3 if variant else 0.3 for variant in variants
+    }  # in lines, as all that lies along y
     lines = len(rows) + sum(heads.values())
     above, line_in, below, bars, columns = 0.5, 0.3, 0.55, 5.0, 5.5  # inches
     names = 0.25 + 0.083 * max(map(len, systems))  # 0.083 inches a character
@@ -69,13 +84,24 @@ def comparison_figure(rows: Sequence[Row]) -> Picture:
         group = [row for row in rows if row["variant"] == variant]
         best = max(row["samples_per_s"] for row in group)
         if variant:
-            axes.text(0.15 / width, line + 0.75, plain(variant), fontweight="bold", backgroundcolor=PAPER, **text)
+            axes.text(
+                0.15 / width,
+                line + 0.75,
+                plain(variant),
+                fontweight="bold",
+                backgroundcolor=PAPER,
+                **text,
+            )
         line += heads[variant]
         for row in group:
             color = SERIES[systems.index(row["system"]) % len(SERIES)]
             axes.barh(line + 0.5, row["samples_per_s"], height=0.78, color=color)
             filled = "–" if row["occupancy"] is None else f"{row['occupancy']:.1%}"
-            look = {**text, "ha": "right", "fontweight": "bold" if row["samples_per_s"] == best else "normal"}
+            look = {
+                **text,
+                "ha": "right",
+                "fontweight": "bold" if row["samples_per_s"] == best else "normal",
+            }
             axes.text((names - 0.1) / width, line + 0.5, plain(row["system"]), **look)
             for x, _, cell in ends:
                 axes.text(x, line + 0.5, cell.format(**{**row, "occupancy": filled}), **look)
@@ -89,7 +115,11 @@ def comparison_figure(rows: Sequence[Row]) -> Picture:
 def gpu_seconds_figure(rows: Sequence[Row], falls: Sequence[Waterfall]) -> Picture:
     """Draw the GPU-seconds of a trained sample by part: a stacked bar for each run."""
     longest = max(fall.total_gpu_s / fall.samples for fall in falls)
-    shown = [k for k in PARTS if k == "decode" or any(fall.per_sample[k] >= SMALL * longest for fall in falls)]
+    shown = [
+        k
+        for k in PARTS
+        if k == "decode" or any(fall.per_sample[k] >= SMALL * longest for fall in falls)
+    ]
     stacks = [(PARTS[k].words, [fall.per_sample[k] for fall in falls], LOOKS[k]) for k in shown]
     rest = [sum(fall.per_sample[k] for k in PARTS if k not in shown) for fall in falls]
     if max(rest) >= SMALL * longest / 2:
@@ -99,26 +129,45 @@ def gpu_seconds_figure(rows: Sequence[Row], falls: Sequence[Waterfall]) -> Pictu
     return figure
 
 
-def staleness_figure(rows: Sequence[Row], results: Sequence[Result], warmups: Sequence[int]) -> Picture:
+def staleness_figure(
+    rows: Sequence[Row], results: Sequence[Result], warmups: Sequence[int]
+) -> Picture:
     """Draw the trained tokens by their age in updates: a stacked bar for each run."""
-    by_run = [age_shares(*ages(result, warmup)[:2]) for result, warmup in zip(results, warmups, strict=True)]
+    by_run = [
+        age_shares(*ages(result, warmup)[:2])
+        for result, warmup in zip(results, warmups, strict=True)
+    ]
     oldest = max((int(np.flatnonzero(share)[-1]) for share in by_run if share.any()), default=0)
-    stacks = [(_age(age), [share[age] for share in by_run], Look(AGES[age])) for age in range(oldest + 1)]
+    stacks = [
+        (_age(age), [share[age] for share in by_run], Look(AGES[age])) for age in range(oldest + 1)
+    ]
     figure, axes = _stacked(rows, stacks)
     axes.set(xlim=(0, 1), xlabel="share of the trained tokens")
     axes.xaxis.set_major_formatter(PERCENT)
     return figure
 
 
-def bubble_figure(rows: Sequence[Row], results: Sequence[Result], warmups: Sequence[int]) -> Picture:
+def bubble_figure(
+    rows: Sequence[Row], results: Sequence[Result], warmups: Sequence[int]
+) -> Picture:
     """Draw the idle share of each rollout worker after the warm-up: a box for each run, and up to
     128 points for workers."""
     figure, axes, places = _lines(rows)
-    shares = [worker_idle_shares(result, warmup) for result, warmup in zip(results, warmups, strict=True)]
+    shares = [
+        worker_idle_shares(result, warmup) for result, warmup in zip(results, warmups, strict=True)
+    ]
     line: dict[str, Any] = {"color": INK, "linewidth": 1}
     box = {**LOOKS["idle"].patch, "linewidth": 1}
-    looks: dict[str, Any] = {"boxprops": box, **{f"{part}props": line for part in ("median", "whisker", "cap")}}
-    along: dict[str, Any] = {"positions": places, "orientation": "horizontal", "widths": 0.6, "manage_ticks": False}
+    looks: dict[str, Any] = {
+        "boxprops": box,
+        **{f"{part}props": line for part in ("median", "whisker", "cap")},
+    }
+    along: dict[str, Any] = {
+        "positions": places,
+        "orientation": "horizontal",
+        "widths": 0.6,
+        "manage_ticks": False,
+    }
     axes.boxplot(shares, patch_artist=True, showfliers=False, **along, **looks)
     for place, share in zip(places, shares, strict=True):
         if len(share) <= MOST_POINTS:
@@ -171,14 +220,18 @@ def _lines(rows: Sequence[Row], legend_rows: int = 0) -> tuple[Picture, Axes, li
     return figure, axes, places
 
 
-def _stacked(rows: Sequence[Row], stacks: Sequence[tuple[str, Sequence[float], Look]]) -> tuple[Picture, Axes]:
+def _stacked(
+    rows: Sequence[Row], stacks: Sequence[tuple[str, Sequence[float], Look]]
+) -> tuple[Picture, Axes]:
     """Draw (words, values, look) as stacked bars on the lines of runs, and their legend above."""
     figure, axes, places = _lines(rows, legend_rows=-(-len(stacks) // LEGEND_COLUMNS))
     left = np.zeros(len(places))
     for words, values, look in stacks:
         axes.barh(places, values, left=left, height=0.78, label=words, **look.patch)
         left += values
-    fitting_legend(figure, axes.get_legend_handles_labels()[0], LEGEND_COLUMNS, {"loc": "outside upper left"})
+    fitting_legend(
+        figure, axes.get_legend_handles_labels()[0], LEGEND_COLUMNS, {"loc": "outside upper left"}
+    )
     return figure, axes
 
 

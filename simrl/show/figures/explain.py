@@ -29,7 +29,10 @@ def explanation_figure(e: Explanation) -> Picture:
     keys = [key for key, value in per_sample.items() if value >= SMALLEST * total]
     keys.sort(key=lambda key: (not PARTS[key].ideal, 0 if PARTS[key].ideal else -per_sample[key]))
     title = f"{e.label}: what the GPUs did (bold: an ideal run does it too)"
-    bars = [(key, per_sample[key], f"{number(per_sample[key])} ({per_sample[key] / total:.0%})") for key in keys]
+    bars = [
+        (key, per_sample[key], f"{number(per_sample[key])} ({per_sample[key] / total:.0%})")
+        for key in keys
+    ]
     figure, axes = _bars(title, bars)
     for key, label in zip(keys, axes.get_yticklabels(), strict=True):
         label.set_fontweight("bold" if PARTS[key].ideal else "normal")
@@ -40,7 +43,11 @@ def difference_figure(d: Difference) -> Picture:
     """Draw the GPU-seconds that B saves (to the right) or adds (to the left) a trained sample, the
     largest change first."""
     least = SMALLEST * max(d.a_gpu_s, d.b_gpu_s)
-    changes = [(change.part, change.saved_gpu_s) for change in d.changes if abs(change.saved_gpu_s) >= least]
+    changes = [
+        (change.part, change.saved_gpu_s)
+        for change in d.changes
+        if abs(change.saved_gpu_s) >= least
+    ]
     bars = [(part, saved, signed(saved)) for part, saved in changes]
     figure, axes = _bars(f"What {d.b} saves against {d.a}", bars)
     axes.axvline(0, color=FAINT, linewidth=0.8)
@@ -53,7 +60,12 @@ def _bars(title: str, bars: Sequence[tuple[str, float, str]]) -> tuple[Picture, 
     the end."""
     figure = Picture(WIDTH, 1.15 + BAR * max(len(bars), 1), layout="constrained")
     axes = figure.subplots()
-    look: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": "small", "color": INK}
+    look: dict[str, Any] = {
+        "textcoords": "offset points",
+        "va": "center",
+        "fontsize": "small",
+        "color": INK,
+    }
     for place, (part, value, text) in enumerate(bars):
         axes.barh(place, value, height=0.75, **LOOKS[part].patch)
         side, apart = ("left", 4) if value >= 0 else ("right", -4)

@@ -48,7 +48,9 @@ def run_figures(result: Result, warmup_steps: int) -> dict[str, Picture]:
     if len(tokens):
         figures["Response lengths"] = _lengths(tokens)
     if steps:
-        figures["Response lengths by update"] = _lengths_by_update(steps, [tokens[trained_step == k] for k in steps])
+        figures["Response lengths by update"] = _lengths_by_update(
+            steps, [tokens[trained_step == k] for k in steps]
+        )
     drafted = finished.filter(pc.greater(finished.column("drafted_tokens"), 0))
     if len(drafted):
         figures |= _acceptance({name: drafted.column(name).to_numpy() for name in OF_DRAFTS})
@@ -79,7 +81,9 @@ def _ages(result: Result, warmup_steps: int) -> Picture:
     np.maximum.at(oldest, row, age)
     oldest = oldest[oldest >= 0]
     by_token, by_sample = age_shares(age, tokens), age_shares(oldest, np.ones(len(oldest)))
-    shown = max((int(np.flatnonzero(s)[-1]) for s in (by_token, by_sample) if s.any()), default=0) + 1
+    shown = (
+        max((int(np.flatnonzero(s)[-1]) for s in (by_token, by_sample) if s.any()), default=0) + 1
+    )
     figure, axes = _panel("policy updates between generating and training", "share of the trained")
     x = np.arange(shown)
     axes.bar(x - 0.2, by_token[:shown], 0.4, color=AGES[2], label="tokens")
@@ -94,11 +98,15 @@ def _updates(result: Result) -> Picture:
     steps = {name: result.steps.column(name).to_numpy() for name in result.steps.column_names}
     figure, axes = _panel("policy update", "off-policyness [updates]")
     seconds = _twin(axes, "s an update (dotted)")
-    seconds.plot(steps["step"], np.diff(steps["finished_s"], prepend=0.0), ":", color=FAINT, linewidth=2)
+    seconds.plot(
+        steps["step"], np.diff(steps["finished_s"], prepend=0.0), ":", color=FAINT, linewidth=2
+    )
     seconds.set_ylim(bottom=0)
     look: dict[str, Any] = {"where": "mid", "color": LARGEST, "linestyle": "--"}
     axes.step(steps["step"], steps["off_policyness_max"], label="largest", **look)
-    axes.plot(steps["step"], steps["off_policyness_mean"], "o-", color=MEAN, markersize=3, label="mean")
+    axes.plot(
+        steps["step"], steps["off_policyness_mean"], "o-", color=MEAN, markersize=3, label="mean"
+    )
     axes.set_ylim(bottom=0)
     legend_above(axes, whole_x=True)
     return figure
@@ -110,7 +118,9 @@ def _lengths(tokens: Values) -> Picture:
     edges = np.arange(0, tokens.max() + 1 + wide, wide, dtype=np.int64)
     counts, _ = np.histogram(tokens, edges)
     figure, axes = _panel("tokens of a response", "share of the responses")
-    axes.bar(edges[:-1], counts / len(tokens), 0.94 * wide, align="edge", color=LOOKS["rollout"].color)
+    axes.bar(
+        edges[:-1], counts / len(tokens), 0.94 * wide, align="edge", color=LOOKS["rollout"].color
+    )
     for percentile, color in ((50, P50), (95, P95), (99, P99)):
         value = np.percentile(tokens, percentile)
         axes.axvline(value, color=color, linestyle=":", label=f"p{percentile}: {value:,.0f}")
@@ -121,7 +131,11 @@ def _lengths(tokens: Values) -> Picture:
 
 def _lengths_by_update(steps: Sequence[int], tokens: Sequence[Values]) -> Picture:
     figure, axes = _panel("policy update", "tokens of a response")
-    for name, percentile, color in (("longest", 100, LARGEST), ("p95", 95, P95), ("median", 50, P50)):
+    for name, percentile, color in (
+        ("longest", 100, LARGEST),
+        ("p95", 95, P95),
+        ("median", 50, P50),
+    ):
         values = [float(np.percentile(of_step, percentile)) for of_step in tokens]
         axes.plot(steps, values, "o-", color=color, markersize=3, label=name)
     axes.set_ylim(bottom=0)
@@ -131,10 +145,15 @@ def _lengths_by_update(steps: Sequence[int], tokens: Sequence[Values]) -> Pictur
 
 def _acceptance(samples: dict[str, Values]) -> dict[str, Picture]:
     """Draw the acceptance of samples with drafts, and tokens a draft by length and by epoch."""
-    tokens, shares = samples["generated_tokens"], samples["accepted_tokens"] / samples["drafted_tokens"]
+    tokens, shares = (
+        samples["generated_tokens"],
+        samples["accepted_tokens"] / samples["drafted_tokens"],
+    )
     counts, edges = np.histogram(shares, np.linspace(0, 1, 21))
     figure, axes = _panel("accepted share of a sample's drafted tokens", "share of the samples")
-    axes.bar(edges[:-1], counts / len(shares), 0.0475, align="edge", color=LOOKS["drafts_stood"].color)
+    axes.bar(
+        edges[:-1], counts / len(shares), 0.0475, align="edge", color=LOOKS["drafts_stood"].color
+    )
     quiet(axes, labelsize="small", x=PERCENT, y=PERCENT)
     bounds = np.unique(np.percentile(tokens, np.linspace(0, 100, 9)).astype(np.int64))
     bins = np.clip(np.searchsorted(bounds, tokens, side="right") - 1, 0, max(len(bounds) - 2, 0))
@@ -147,10 +166,14 @@ def _acceptance(samples: dict[str, Values]) -> dict[str, Picture]:
     return figures
 
 
-def _by_group(group: Values, names: Sequence[str], title: str, samples: dict[str, Values]) -> Picture:
+def _by_group(
+    group: Values, names: Sequence[str], title: str, samples: dict[str, Values]
+) -> Picture:
     """Draw the tokens that a pass with a draft yields, and the accepted share, by group of
     samples."""
-    passes, yielded, drafted, accepted = (np.bincount(group, samples[name], len(names)) for name in SUMS)
+    passes, yielded, drafted, accepted = (
+        np.bincount(group, samples[name], len(names)) for name in SUMS
+    )
     figure, axes = _panel(title, "tokens a pass with a draft (bars)")
     x = np.arange(len(names))
     shares = _twin(axes, "accepted share (line)")

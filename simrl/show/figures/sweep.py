@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 MARKERS = "os^D"  # of the systems of a search, when the colours have all been used
 MOST_PANELS = 12
-LEAST_WIDTH, LEAST_HEIGHT, BAR_WIDTH = 5.5, 2.6, 0.9  # inches: for the title, the colour bar's label, the bar
+LEAST_WIDTH, LEAST_HEIGHT, BAR_WIDTH = (
+    5.5,
+    2.6,
+    0.9,
+)  # inches: for the title, the colour bar's label, the bar
 LIGHT = 0.6  # from this share of the range on, a field is light, and its number dark
 UNITS = {
     "samples_per_s": "trained samples a second",
@@ -71,16 +75,22 @@ def sweep_figure(
     for name, key in (("x", x), ("y", y)):
         if key is not None and key not in varied:
             does = ", ".join(varied) or "nothing"
-            raise InputError(f"{name}={key!r}: does not vary in this sweep{meant(key, varied)}; {does} does")
+            raise InputError(
+                f"{name}={key!r}: does not vary in this sweep{meant(key, varied)}; {does} does"
+            )
     if not varied:
         raise InputError("nothing varies in this sweep; give a key more than one value to draw it")
     if not any(isinstance(row.get(value), int | float) for row in rows):
-        raise InputError(f"value={value!r}: no column of numbers{meant(value, UNITS)}; draw one of {', '.join(UNITS)}")
+        raise InputError(
+            f"value={value!r}: no column of numbers{meant(value, UNITS)}; draw one of {', '.join(UNITS)}"
+        )
     x = x or next(key for key in varied if key != y)
     if y is None and len(varied) > 2:
         y = next((key for key in varied if key not in (x, "system.name")), None)
     rest = [key for key in varied if key not in (x, y)]
-    groups = grouped((", ".join(f"{_prefix(key)}{shown_value(row[key])}" for key in rest), row) for row in rows)
+    groups = grouped(
+        (", ".join(f"{_prefix(key)}{shown_value(row[key])}" for key in rest), row) for row in rows
+    )
     if y is None:
         return _lines(groups, x, values[x], value)
     if len(groups) > MOST_PANELS:
@@ -115,11 +125,17 @@ def _lines(groups: Mapping[str, Sequence[Row]], x: str, at: Sequence[Any], value
 
 
 def _maps(
-    groups: Mapping[str, Sequence[Row]], x: str, y: str, values: Mapping[str, Sequence[Any]], value: str
+    groups: Mapping[str, Sequence[Row]],
+    x: str,
+    y: str,
+    values: Mapping[str, Sequence[Any]],
+    value: str,
 ) -> Picture:
     across, down = values[x], values[y]
     width, height = 1.3 + 0.75 * len(across), max(1.2 + 0.42 * len(down), LEAST_HEIGHT)
-    figure = Picture(max(width * len(groups), LEAST_WIDTH) + BAR_WIDTH, height, layout="constrained")
+    figure = Picture(
+        max(width * len(groups), LEAST_WIDTH) + BAR_WIDTH, height, layout="constrained"
+    )
     panels: Sequence[Axes] = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
     measured = [row[value] for group in groups.values() for row in group if row[value] is not None]
     least, most = min(measured), max(measured)
@@ -128,7 +144,9 @@ def _maps(
         for row in group:
             if row[value] is not None:
                 field[down.index(row[y]), across.index(row[x])] = row[value]
-        image = axes.imshow(field, cmap="cividis", vmin=least, vmax=most, aspect="auto", origin="lower")
+        image = axes.imshow(
+            field, cmap="cividis", vmin=least, vmax=most, aspect="auto", origin="lower"
+        )
         _write_fields(axes, field, least + LIGHT * (most - least), value in SMALLER_IS_BETTER)
         axes.set_xticks(range(len(across)), _labels(across))
         axes.set_yticks(range(len(down)), _labels(down))
@@ -140,20 +158,34 @@ def _maps(
     bar = figure.colorbar(image, ax=panels)
     bar.set_label(UNITS.get(value, value), color=INK)
     bar.outline.set_visible(False)
-    figure.suptitle(f"{UNITS.get(value, value)} (framed: the best of a panel)", fontsize="medium", color=INK)
+    figure.suptitle(
+        f"{UNITS.get(value, value)} (framed: the best of a panel)", fontsize="medium", color=INK
+    )
     return figure
 
 
-def _write_fields(axes: Axes, field: np.ndarray[Any, np.dtype[np.float64]], light: float, least: bool) -> None:
+def _write_fields(
+    axes: Axes, field: np.ndarray[Any, np.dtype[np.float64]], light: float, least: bool
+) -> None:
     """Write the number in each field, and frame the best."""
     for (row, column), measure in np.ndenumerate(field):
         if not np.isnan(measure):
             color = PAPER if measure < light else INK
-            axes.text(column, row, f"{measure:.3g}", ha="center", va="center", fontsize="small", color=color)
+            axes.text(
+                column,
+                row,
+                f"{measure:.3g}",
+                ha="center",
+                va="center",
+                fontsize="small",
+                color=color,
+            )
     if not np.isnan(field).all():
         best = np.nanargmin(field) if least else np.nanargmax(field)
         row, column = np.unravel_index(int(best), field.shape)
-        axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=BLACK, linewidth=2.5))
+        axes.add_patch(
+            Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=BLACK, linewidth=2.5)
+        )
 
 
 def _values(rows: Sequence[Row], key: str) -> list[Any]:
@@ -177,14 +209,24 @@ def search_figure(answer: Answer) -> Picture:
         options = [option for option in answer.searched.allowed if option.system == system]
         for full, look in enumerate(looks):
             drawn = [option for option in options if (option.point.hash in on_front) == full]
-            x, y = [option.staleness for option in drawn], [option.row["samples_per_s"] for option in drawn]
+            x, y = (
+                [option.staleness for option in drawn],
+                [option.row["samples_per_s"] for option in drawn],
+            )
             axes.scatter(x, y, linewidths=1.0, color=color, marker=marker, **look)
         axes.scatter([], [], label=plain(system), color=color, marker=marker)
     choice = answer.choice.option
     ring: dict[str, Any] = {"label": "the choice", "facecolors": "none", "edgecolors": BLACK}
-    axes.scatter(choice.staleness, choice.row["samples_per_s"], 220, linewidths=1.5, zorder=4, **ring)
+    axes.scatter(
+        choice.staleness, choice.row["samples_per_s"], 220, linewidths=1.5, zorder=4, **ring
+    )
     axes.set(xlabel=UNITS["off_policyness_mean"], ylabel=UNITS["samples_per_s"], ylim=(0, None))
-    axes.set_title("edged: none beats it in throughput, staleness and cost", fontsize="medium", color=INK, loc="left")
+    axes.set_title(
+        "edged: none beats it in throughput, staleness and cost",
+        fontsize="medium",
+        color=INK,
+        loc="left",
+    )
     axes.margins(x=0.08)
     quiet(axes, grid="both")
     figure.legend(loc="outside right upper", frameon=False, fontsize="small", labelcolor=INK)

@@ -19,8 +19,29 @@ from numpy.typing import NDArray
 
 from simrl.result.metrics import summary
 from simrl.result.result import Result
-from simrl.result.timeline import Spans, Window, idle_shares, rolls_out, running_requests, shares, spans, time_shares
-from simrl.show.style import FAINT, INK, KINDS, LOOKS, PAPER, PERCENT, THOUSANDS, UNKNOWN, Picture, legend_below, plain
+from simrl.result.timeline import (
+    Spans,
+    Window,
+    idle_shares,
+    rolls_out,
+    running_requests,
+    shares,
+    spans,
+    time_shares,
+)
+from simrl.show.style import (
+    FAINT,
+    INK,
+    KINDS,
+    LOOKS,
+    PAPER,
+    PERCENT,
+    THOUSANDS,
+    UNKNOWN,
+    Picture,
+    legend_below,
+    plain,
+)
 
 WIDTH = 11.0  # inches
 
@@ -37,7 +58,12 @@ def timeline_figure(result: Result, window: Window) -> Picture:
     rollout, trainer = shown.where(shown.rolls_out()), shown.where(~shown.rolls_out())
     workers = sum(map(rolls_out, shown.lanes))
     trainers = len(shown.lanes) - workers
-    heights = [min(max(0.09 * workers, 1.2), 4.0), *[0.34 * trainers] * (trainers > 0), 1.0, 0.9]  # inches
+    heights = [
+        min(max(0.09 * workers, 1.2), 4.0),
+        *[0.34 * trainers] * (trainers > 0),
+        1.0,
+        0.9,
+    ]  # inches
     figure = Picture(WIDTH, WIDTH)  # until the height of the legend is known
     place_legend, legend_in, waits = _write_legend(figure, rollout, trainer)
     above, gap, below = 1.22, 0.12, 0.62 + legend_in + 0.24 * bool(waits)
@@ -80,7 +106,16 @@ def _draw_trainers(axes: Axes, part: Spans, first_lane: int, lanes: int) -> None
     axes.text(-0.008, 0.5, "trainer", transform=axes.transAxes, ha="right", va="center", color=INK)
     trains = part.where(part.of_kind("train"))
     room_s = 0.06 * (part.ended_s.max() - part.started_s.min())
-    write_on_spans(axes, trains, 0.5 - first_lane, "step ", room_s, color=PAPER, va="center_baseline", fontsize="small")
+    write_on_spans(
+        axes,
+        trains,
+        0.5 - first_lane,
+        "step ",
+        room_s,
+        color=PAPER,
+        va="center_baseline",
+        fontsize="small",
+    )
 
 
 def _draw_lanes(axes: Axes, part: Spans, first_lane: int, lanes: int) -> None:
@@ -89,7 +124,14 @@ def _draw_lanes(axes: Axes, part: Spans, first_lane: int, lanes: int) -> None:
     thick = 1.0 if lanes > 48 else 0.86  # no gaps between thin lanes
     for code, kind in enumerate(part.kinds):
         of_kind = part.where(part.kind == code)
-        draw_spans(axes, of_kind, of_kind.lane - first_lane + (1 - thick) / 2, thick, label=kind, **_look(kind))
+        draw_spans(
+            axes,
+            of_kind,
+            of_kind.lane - first_lane + (1 - thick) / 2,
+            thick,
+            label=kind,
+            **_look(kind),
+        )
     axes.set_ylim(lanes, 0)
 
 
@@ -101,11 +143,17 @@ def draw_spans(axes: Axes, part: Spans, top: NDArray[Any], thick: float, **look:
     axes.add_artist(PathPatch(outline, antialiased=False, **look))
 
 
-def write_on_spans(axes: Axes, part: Spans, middle: float, prefix: str, room_s: float, **look: Any) -> None:
+def write_on_spans(
+    axes: Axes, part: Spans, middle: float, prefix: str, room_s: float, **look: Any
+) -> None:
     """Write the policy version on each span longer than `room_s`, `middle` below its lane."""
-    for lane, version, start_s, end_s in zip(part.lane, part.policy_version, part.started_s, part.ended_s, strict=True):
+    for lane, version, start_s, end_s in zip(
+        part.lane, part.policy_version, part.started_s, part.ended_s, strict=True
+    ):
         if end_s - start_s > room_s:
-            axes.text((start_s + end_s) / 2, lane + middle, f"{prefix}{version}", ha="center", **look)
+            axes.text(
+                (start_s + end_s) / 2, lane + middle, f"{prefix}{version}", ha="center", **look
+            )
 
 
 def _draw_shares(axes: Axes, part: Spans) -> None:
@@ -114,7 +162,9 @@ def _draw_shares(axes: Axes, part: Spans) -> None:
     below = np.zeros(len(times))
     for kind in _in_order(by_kind):
         above = below + np.append(by_kind[kind], by_kind[kind][-1:])
-        axes.fill_between(times, below, above, step="post", label=kind, antialiased=False, **_look(kind))
+        axes.fill_between(
+            times, below, above, step="post", label=kind, antialiased=False, **_look(kind)
+        )
         below = above
     axes.set(ylim=(0, 1), yticks=[0, 0.5, 1], ylabel="share of\nrollout GPUs")
     axes.yaxis.set_major_formatter(PERCENT)
@@ -124,7 +174,10 @@ def _draw_requests(axes: Axes, result: Result, window: Window) -> None:
     times, counts = running_requests(result)
     first, end = np.searchsorted(times, [window.start_s, window.end_s], "right")
     shown = slice(max(first - 1, 0), end)
-    times, counts = np.append(times[shown], window.end_s), np.append(counts[shown], counts[shown][-1:])
+    times, counts = (
+        np.append(times[shown], window.end_s),
+        np.append(counts[shown], counts[shown][-1:]),
+    )
     axes.fill_between(times, counts, step="post", color=FAINT, alpha=0.35, linewidth=0)
     axes.step(times, counts, where="post", color=INK, linewidth=0.9)
     axes.set_ylim(bottom=0)
@@ -137,11 +190,20 @@ def _draw_updates(panels: Sequence[Axes], result: Result, window: Window) -> Non
     """Draw a line through every panel at the end of each policy update, with its step above."""
     finished_s, step = (result.steps.column(name).to_numpy() for name in ("finished_s", "step"))
     edges = {window.first_step - 1: "left", window.end_step - 1: "right"}
-    above: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "xytext": (0, 3), "textcoords": "offset points"}
+    above: dict[str, Any] = {
+        "xycoords": ("data", "axes fraction"),
+        "xytext": (0, 3),
+        "textcoords": "offset points",
+    }
     for row in range(max(window.first_step - 1, 0), window.end_step):
         for axes in panels:
             axes.axvline(finished_s[row], color=INK, linewidth=1.1)
-        look: dict[str, Any] = {"ha": edges.get(row, "center"), "va": "bottom", "fontsize": "small", "color": INK}
+        look: dict[str, Any] = {
+            "ha": edges.get(row, "center"),
+            "va": "bottom",
+            "fontsize": "small",
+            "color": INK,
+        }
         panels[0].annotate(f"end of step {step[row]}", (finished_s[row], 1), **above, **look)
 
 
@@ -161,7 +223,11 @@ def _write_title(figure: Figure, result: Result) -> None:
     averages = (
         f"Average of {steps} step{'s' * (steps > 1)} after the warm-up: {row['step_s']:,.1f} s a step, "
         f"{row['samples_per_s']:.3g} samples/s, rollout bubble {row['rollout_bubble']:.1%}"
-        + (" (training not counted), " if colocated else f", trainer idle {row['train_idle']:.1%}, ")
+        + (
+            " (training not counted), "
+            if colocated
+            else f", trainer idle {row['train_idle']:.1%}, "
+        )
         + f"off-policyness {row['off_policyness_mean']:.2f} (at most {row['off_policyness_max']})"
     )
     write_head(figure, ", ".join(filter(None, (row["system"], row["variant"]))), setting, averages)
@@ -171,19 +237,25 @@ def write_head(figure: Figure, title: str, *lines: str) -> None:
     """Write a title and lines below it in the upper left corner."""
     height = figure.get_figheight()
     place: dict[str, Any] = {"va": "top", "color": INK}
-    figure.text(0.012, 1 - 0.10 / height, plain(title), fontsize="x-large", fontweight="bold", **place)
+    figure.text(
+        0.012, 1 - 0.10 / height, plain(title), fontsize="x-large", fontweight="bold", **place
+    )
     for i, line in enumerate(lines):
         figure.text(0.012, 1 - (0.42 + 0.22 * i) / height, plain(line), **place)
 
 
-def _write_legend(figure: Figure, rollout: Spans, trainer: Spans) -> tuple[Callable[[float], None], float, str]:
+def _write_legend(
+    figure: Figure, rollout: Spans, trainer: Spans
+) -> tuple[Callable[[float], None], float, str]:
     """Write every kind with its share of the GPU time shown, below the panels. Return a function
     that places the legend, its height in inches, and a line on the bubbles: the shares with and
     without another worker that rolls out."""
     shown = {"rollout GPUs": time_shares(rollout), "trainer": time_shares(trainer)}
     patches = []
     for kind in _in_order({kind for by_kind in shown.values() for kind in by_kind}):
-        percent = ", ".join(f"{pool} {by_kind[kind]:.1%}" for pool, by_kind in shown.items() if kind in by_kind)
+        percent = ", ".join(
+            f"{pool} {by_kind[kind]:.1%}" for pool, by_kind in shown.items() if kind in by_kind
+        )
         patches.append(Patch(label=f"{kind_words(kind)}\n{percent}", **_look(kind)))
     place, legend_in = legend_below(figure, patches, handleheight=1.8)
     if "idle" not in shown["rollout GPUs"]:
@@ -205,4 +277,7 @@ def _look(kind: str) -> dict[str, Any]:
 def _in_order(kinds: Iterable[str]) -> list[str]:
     """Return the kinds in the order of `KINDS`; unknown kinds come before "idle"."""
     order = [kind for kind in KINDS if kind != "idle"]
-    return sorted(kinds, key=lambda kind: (kind == "idle", order.index(kind) if kind in order else len(order), kind))
+    return sorted(
+        kinds,
+        key=lambda kind: (kind == "idle", order.index(kind) if kind in order else len(order), kind),
+    )

@@ -40,7 +40,9 @@ def _plot_distribution(trace: Trace, axes: Axes) -> None:
     bins = int(np.clip(2 * len(tokens) ** (1 / 3), 12, 60))
     edges = np.geomspace(min(tokens.min(), 0.9 * cap), cap, bins + 1)
     whole = np.unique(np.rint(edges))
-    edges = whole if len(whole) > 1 else edges  # no bin between two whole numbers, or it would look like a gap
+    edges = (
+        whole if len(whole) > 1 else edges
+    )  # no bin between two whole numbers, or it would look like a gap
     counts, _ = np.histogram(below, edges)
     look: dict[str, Any] = {"align": "edge", "edgecolor": PAPER, "linewidth": 0.4}
     axes.bar(edges[:-1], counts / len(tokens), np.diff(edges), color=LOOKS["rollout"].color, **look)
@@ -61,7 +63,11 @@ def _plot_steps(trace: Trace, axes: Axes) -> None:
     tokens, cap = trace.column("response_tokens"), trace.metadata.cap_tokens
     step = [s for s, _, _ in trace.step_slices]
     parts = [tokens[first:end] for _, first, end in trace.step_slices]
-    look: dict[str, Any] = {"marker": "o", "markersize": 4, "linewidth": 1.6} if len(step) <= 40 else {"linewidth": 1.1}
+    look: dict[str, Any] = (
+        {"marker": "o", "markersize": 4, "linewidth": 1.6}
+        if len(step) <= 40
+        else {"linewidth": 1.1}
+    )
     for label, color, values in (
         ("p95", P95, [np.percentile(part, 95) for part in parts]),
         ("mean", MEAN, [part.mean() for part in parts]),

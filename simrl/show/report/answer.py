@@ -48,7 +48,10 @@ def of_runs(source: Runs) -> list[Answer]:
 def _of_all(runs: Sequence[Run]) -> Answer:
     """Return the run with the most samples/s of all variants, and the run with the fewest
     GPU-hours."""
-    fastest, cheapest = max((run.row for run in runs), key=_speed), min((run.row for run in runs), key=_gpu_hours)
+    fastest, cheapest = (
+        max((run.row for run in runs), key=_speed),
+        min((run.row for run in runs), key=_gpu_hours),
+    )
     hours = f"{_gpu_hours(cheapest):.3g} for 1,000 samples"
     if cheapest is fastest:
         others = f"It also takes the fewest GPU-hours: {hours}."
@@ -73,7 +76,9 @@ def _of_group(group: Sequence[Run], variant: str) -> Answer:
         return Answer(f"{row['system']}{where}:", f"{figures} {_largest_losses(best)}".strip())
     other, place = (ranked[1], "the next") if group[0] is best else (group[0], "the first")
     times = f"{_speed(row) / _speed(other.row):.2f}× as fast as {other.row['system']}, {place}"
-    return Answer(f"Fastest{where}: {row['system']},", " ".join([f"{times}: {figures}", *_why(best, other)]))
+    return Answer(
+        f"Fastest{where}: {row['system']},", " ".join([f"{times}: {figures}", *_why(best, other)])
+    )
 
 
 def _of_replay(predicted: Row, measured: Row) -> Answer:
@@ -97,17 +102,32 @@ def _gpu_hours(row: Row) -> float:
 def _why(best: Run, other: Run) -> list[str]:
     """Return the sentences of `simrl diff`, in which the fastest is B."""
     try:
-        reasons = [line.removeprefix("B") for line in sentences(diff_results(other.result, best.result))]
+        reasons = [
+            line.removeprefix("B") for line in sentences(diff_results(other.result, best.result))
+        ]
     except InputError:
         return []
-    return [f"{'It' if i else 'In GPU-seconds a trained sample, it'}{reason}" for i, reason in enumerate(reasons)]
+    return [
+        f"{'It' if i else 'In GPU-seconds a trained sample, it'}{reason}"
+        for i, reason in enumerate(reasons)
+    ]
 
 
 def _largest_losses(run: Run) -> str:
     fall = waterfall(run.result, *window(run.result, run.warmup_steps))
-    losses = sorted((k for k, part in PARTS.items() if not part.ideal), key=lambda k: -fall.gpu_s[k])[:3]
-    shares = [f"{PARTS[k].words} {fall.gpu_s[k] / fall.total_gpu_s:.0%}" for k in losses if fall.gpu_s[k] > 0]
-    return f"Apart from the work of an ideal run, its GPU time goes to: {', '.join(shares)}." if shares else ""
+    losses = sorted(
+        (k for k, part in PARTS.items() if not part.ideal), key=lambda k: -fall.gpu_s[k]
+    )[:3]
+    shares = [
+        f"{PARTS[k].words} {fall.gpu_s[k] / fall.total_gpu_s:.0%}"
+        for k in losses
+        if fall.gpu_s[k] > 0
+    ]
+    return (
+        f"Apart from the work of an ideal run, its GPU time goes to: {', '.join(shares)}."
+        if shares
+        else ""
+    )
 
 
 class _Setting(NamedTuple):
@@ -135,7 +155,11 @@ class _Setting(NamedTuple):
     @property
     def speed(self) -> str:
         rates = list(map(_speed, self.points))
-        seeds = f" (mean of {len(rates)} seeds, {min(rates):.3g} to {max(rates):.3g})" if len(rates) > 1 else ""
+        seeds = (
+            f" (mean of {len(rates)} seeds, {min(rates):.3g} to {max(rates):.3g})"
+            if len(rates) > 1
+            else ""
+        )
         return f"{self.rate:.3g} samples/s{seeds}"
 
 
@@ -144,7 +168,12 @@ def of_sweep(sweep: SweepRows, keys: Sequence[str]) -> list[Answer]:
     matter."""
     good = [row for row in sweep.rows if row["error"] is None]
     if not good:
-        return [Answer(f"None of the {len(sweep.rows):,} points could be simulated;", "their errors are below.")]
+        return [
+            Answer(
+                f"None of the {len(sweep.rows):,} points could be simulated;",
+                "their errors are below.",
+            )
+        ]
     settings = _settings(sweep.rows, keys)
     best, cheapest = max(settings, key=lambda s: s.rate), min(settings, key=lambda s: s.gpu_hours)
     per_1k = f"{best.gpu_hours:.3g} GPU-hours for 1,000 samples ({best.which})"
@@ -186,7 +215,13 @@ def setting_name(row: Row, keys: Sequence[str]) -> str:
 
 def plain(value: Any) -> Any:
     """Return a number without spurious digits, and a truth value in words."""
-    return in_words(value) if isinstance(value, bool) else float(f"{value:.6g}") if isinstance(value, float) else value
+    return (
+        in_words(value)
+        if isinstance(value, bool)
+        else float(f"{value:.6g}")
+        if isinstance(value, float)
+        else value
+    )
 
 
 def _moves(good: Sequence[Row], keys: Sequence[str]) -> list[str]:
@@ -194,9 +229,16 @@ def _moves(good: Sequence[Row], keys: Sequence[str]) -> list[str]:
     median of their values."""
     moves = []
     for key in keys:
-        by_value = grouped((in_words(row[key]), _speed(row)) for row in good if key != SEED and row[key] is not None)
+        by_value = grouped(
+            (in_words(row[key]), _speed(row))
+            for row in good
+            if key != SEED and row[key] is not None
+        )
         medians = {value: float(np.median(rates)) for value, rates in by_value.items()}
         if len(medians) > 1:
-            best, times = max(medians, key=medians.__getitem__), max(medians.values()) / min(medians.values())
+            best, times = (
+                max(medians, key=medians.__getitem__),
+                max(medians.values()) / min(medians.values()),
+            )
             moves.append((times, f"{key} {times:.2f}× (best {best})"))
     return [text for times, text in sorted(moves, reverse=True) if times > LITTLE]

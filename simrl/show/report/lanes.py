@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simrl.result.result import Result
-from simrl.result.timeline import Ints, Spans, rolls_out, running_requests, spans, steady_window, time_shares
+from simrl.result.timeline import (
+    Ints,
+    Spans,
+    rolls_out,
+    running_requests,
+    spans,
+    steady_window,
+    time_shares,
+)
 from simrl.show.figures.timeline import kind_words
 from simrl.show.style import LOOKS, UNKNOWN
 
@@ -49,7 +57,9 @@ def _join(part: Spans, shortest_s: float) -> Joined:
     seconds = part.ended_s - part.started_s
     short, cell = seconds < shortest_s, np.floor(part.started_s / shortest_s)
     first = np.ones(len(short), bool)
-    first[1:] = ~(short[1:] & short[:-1] & (part.lane[1:] == part.lane[:-1]) & (cell[1:] == cell[:-1]))
+    first[1:] = ~(
+        short[1:] & short[:-1] & (part.lane[1:] == part.lane[:-1]) & (cell[1:] == cell[:-1])
+    )
     starts, kinds = np.flatnonzero(first), len(part.kinds)
     ends = np.append(starts[1:], len(first))
     by_kind = np.bincount((np.cumsum(first) - 1) * kinds + part.kind, seconds, len(starts) * kinds)
@@ -82,7 +92,9 @@ def timeline(result: Result, most: int) -> dict[str, Any]:
                 "name": lane.name,
                 "gpus": lane.gpus,
                 "rollout": rolls_out(lane),
-                "ends": np.diff(np.rint(of_lane.ended_s / unit_s).astype(np.int64), prepend=0).tolist(),
+                "ends": np.diff(
+                    np.rint(of_lane.ended_s / unit_s).astype(np.int64), prepend=0
+                ).tolist(),
                 "kinds": "".join(np.base_repr(k, 36) for k in of_lane.kind.tolist()),
                 "versions": np.diff(of_lane.policy_version, prepend=0).tolist(),
                 "tokens": of_lane.tokens.tolist(),

@@ -25,13 +25,16 @@ from simrl.show.report.runs import runs_context
 from simrl.show.report.sources import Runs, SweepRows, find
 from simrl.show.report.sweep import sweep_context
 
-PLOTLY = (
-    "plotly.min.js"  # plotly.js-cartesian-dist-min 4.1.1 of npm, MIT: a third of plotly, and as much faster to open
-)
+PLOTLY = "plotly.min.js"  # plotly.js-cartesian-dist-min 4.1.1 of npm, MIT: a third of plotly, and as much faster to open
 MOST_BYTES = 6_000_000
 MOST_SPANS = 400_000  # of all timelines; fewer if the file would be too large
 SECTIONS = {
-    "runs": (("table", "Numbers"), ("pictures", "Pictures"), ("closely", "One run"), ("inputs", "What it rests on")),
+    "runs": (
+        ("table", "Numbers"),
+        ("pictures", "Pictures"),
+        ("closely", "One run"),
+        ("inputs", "What it rests on"),
+    ),
     "sweep": (("pictures", "Pictures"), ("table", "Table"), ("inputs", "What it rests on")),
 }
 
@@ -79,7 +82,11 @@ def report_html(source: Runs | SweepRows) -> str:
     """Return the page, with timelines that are coarse enough for its size."""
     loader = PackageLoader("simrl.show.report", ".")
     environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters["first_word"] = lambda text: text.partition(" ")[0]
     template = environment.get_template("page.html")
@@ -90,13 +97,17 @@ def report_html(source: Runs | SweepRows) -> str:
     }
     if isinstance(source, SweepRows):
         context, data = sweep_context(source)
-        return template.render(kind="sweep", sections=SECTIONS["sweep"], data=_packed(data), **shared, **context)
+        return template.render(
+            kind="sweep", sections=SECTIONS["sweep"], data=_packed(data), **shared, **context
+        )
     context, data = runs_context(source)
     most_spans = MOST_SPANS
     while True:
         for run, shown in zip(source.runs, data["runs"], strict=True):
             shown["timeline"] = timeline(run.result, most_spans // len(source.runs))
-        text = template.render(kind="runs", sections=SECTIONS["runs"], data=_packed(data), **shared, **context)
+        text = template.render(
+            kind="runs", sections=SECTIONS["runs"], data=_packed(data), **shared, **context
+        )
         if len(text.encode()) <= MOST_BYTES or most_spans <= 10:
             return text
         most_spans //= 2

@@ -19,7 +19,12 @@ from simrl.analysis.explanation import explain_result
 from simrl.analysis.gpu_hours import PARTS, Waterfall, undivided, waterfall
 from simrl.errors import InputError
 from simrl.result.metrics import window
-from simrl.show.figures.compare import bubble_figure, comparison_figure, gpu_seconds_figure, staleness_figure
+from simrl.show.figures.compare import (
+    bubble_figure,
+    comparison_figure,
+    gpu_seconds_figure,
+    staleness_figure,
+)
 from simrl.show.figures.one_run import run_figures
 from simrl.show.inputs import not_modelled_lines, shared
 from simrl.show.report.answer import of_runs
@@ -69,12 +74,19 @@ def runs_context(source: Runs) -> tuple[dict[str, Any], dict[str, Any]]:
             for row, before in zip(rows, variants, strict=False)
         ],
         "notes": [*notes(rows), *not_modelled_lines([run.result.metadata for run in runs])],
-        "runs": [(name, _details(run, fall)) for name, run, fall in zip(names, runs, falls, strict=True)],
+        "runs": [
+            (name, _details(run, fall)) for name, run, fall in zip(names, runs, falls, strict=True)
+        ],
         "several": several,
         "raced": several and not source.replayed,
         "chosen": 1 if source.replayed else speeds.index(max(speeds)),
-        "ledger": shared({name: run.result.metadata for name, run in zip(names, runs, strict=True)}),
-        "scenarios": [(name, _yaml(run.result.metadata["scenario"])) for name, run in zip(names, runs, strict=True)],
+        "ledger": shared(
+            {name: run.result.metadata for name, run in zip(names, runs, strict=True)}
+        ),
+        "scenarios": [
+            (name, _yaml(run.result.metadata["scenario"]))
+            for name, run in zip(names, runs, strict=True)
+        ],
         "agreement": _agreement(runs) if source.replayed else None,
         "carried": any(row["carried_share"] > 0 for row in rows),
         "updates": sorted({run.result.steps.num_rows - run.warmup_steps for run in runs}),
@@ -82,9 +94,13 @@ def runs_context(source: Runs) -> tuple[dict[str, Any], dict[str, Any]]:
     return context, _pictures(runs, names, falls)
 
 
-def _pictures(runs: Sequence[Run], names: Sequence[str], falls: Sequence[Waterfall]) -> dict[str, Any]:
+def _pictures(
+    runs: Sequence[Run], names: Sequence[str], falls: Sequence[Waterfall]
+) -> dict[str, Any]:
     """Return the pictures of all runs together, and the pictures of each run."""
-    if any(fall.gpu_s["undivided"] for fall in falls):  # a real engine does not divide its work beyond decoding
+    if any(
+        fall.gpu_s["undivided"] for fall in falls
+    ):  # a real engine does not divide its work beyond decoding
         falls = [undivided(fall) for fall in falls]
     rows, results, warmups = (
         [run.row for run in runs],
@@ -100,7 +116,9 @@ def _pictures(runs: Sequence[Run], names: Sequence[str], falls: Sequence[Waterfa
     of_runs = [_svgs(run_figures(run.result, run.warmup_steps)) for run in runs]
     return {
         "figures": _svgs(figures),
-        "runs": [{"name": name, "figures": of_run} for name, of_run in zip(names, of_runs, strict=True)],
+        "runs": [
+            {"name": name, "figures": of_run} for name, of_run in zip(names, of_runs, strict=True)
+        ],
     }
 
 
@@ -113,7 +131,10 @@ def _svgs(figures: dict[str, Picture]) -> dict[str, str]:
 def _names(runs: Sequence[Run]) -> list[str]:
     """Return system and variant of each run, and the folder if two runs have equal ones."""
     plain = [", ".join(filter(None, (run.row["system"], run.row["variant"]))) for run in runs]
-    return [name if plain.count(name) == 1 else f"{name} ({run.name})" for name, run in zip(plain, runs, strict=True)]
+    return [
+        name if plain.count(name) == 1 else f"{name} ({run.name})"
+        for name, run in zip(plain, runs, strict=True)
+    ]
 
 
 def _cell(text: str) -> dict[str, Any]:
@@ -132,7 +153,12 @@ def _details(run: Run, fall: Waterfall) -> dict[str, Any]:
         explained = None
     return {
         "parts": [
-            (PARTS[key].words, PARTS[key].ideal, number(fall.per_sample[key]), f"{gpu_s / fall.total_gpu_s:.1%}")
+            (
+                PARTS[key].words,
+                PARTS[key].ideal,
+                number(fall.per_sample[key]),
+                f"{gpu_s / fall.total_gpu_s:.1%}",
+            )
             for key, gpu_s in fall.gpu_s.items()
             if gpu_s >= 0.001 * fall.total_gpu_s
         ],

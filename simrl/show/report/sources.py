@@ -78,18 +78,32 @@ def _read(folder: Path) -> Result:
 def _result_folders(folder: Path) -> dict[str, Path]:
     """Return the folders of results by name: a comparison's in its order, recorded runs' by their
     parts."""
-    folders = {place.parent.name: place.parent for place in sorted(folder.glob(f"*/{METADATA_FILE}"))}
+    folders = {
+        place.parent.name: place.parent for place in sorted(folder.glob(f"*/{METADATA_FILE}"))
+    }
     if not folders:
-        places = sorted([*folder.glob(f"parts/*/{METADATA_FILE}"), *folder.glob(f"*/parts/*/{METADATA_FILE}")])
+        places = sorted(
+            [*folder.glob(f"parts/*/{METADATA_FILE}"), *folder.glob(f"*/parts/*/{METADATA_FILE}")]
+        )
         runs = [place.parents[2].name for place in places]
         for run, place in zip(runs, places, strict=True):
-            folders[run if runs.count(run) == 1 else f"{run}, part {place.parent.name}"] = place.parent
+            folders[run if runs.count(run) == 1 else f"{run}, part {place.parent.name}"] = (
+                place.parent
+            )
     try:
         require_no_device(folder / COMPARISON_FILE)
-        order = [row["folder"] for row in json.loads((folder / COMPARISON_FILE).read_text(encoding="utf-8"))]
+        order = [
+            row["folder"]
+            for row in json.loads((folder / COMPARISON_FILE).read_text(encoding="utf-8"))
+        ]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return folders
-    return dict(sorted(folders.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
+    return dict(
+        sorted(
+            folders.items(),
+            key=lambda item: order.index(item[0]) if item[0] in order else len(order),
+        )
+    )
 
 
 def _instead(folder: Path) -> str:
@@ -112,7 +126,9 @@ def runs_of(results: dict[str, Result], replayed: bool = False) -> Runs:
         try:
             steady = counted_warmup(result)
         except InputError as error:
-            raise InputError(f"{name}: the run made no policy update; there is nothing to report") from error
+            raise InputError(
+                f"{name}: the run made no policy update; there is nothing to report"
+            ) from error
         planned = int(scenario["warmup_steps"])
         warmup = planned if result.steps.num_rows > planned else steady
         row = {**summary(result, warmup, *prices(scenario["cluster"])), **_split(result.metadata)}
@@ -129,7 +145,11 @@ def _split(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the GPUs that roll out and that train; if all train, they do both by turns."""
     gpus, train_gpus = metadata["gpus"], metadata["train_gpus"]
     shared = train_gpus >= gpus
-    return {"rollout_gpus": gpus if shared else gpus - train_gpus, "train_gpus": train_gpus, "colocated": shared}
+    return {
+        "rollout_gpus": gpus if shared else gpus - train_gpus,
+        "train_gpus": train_gpus,
+        "colocated": shared,
+    }
 
 
 def _rows(folder: Path) -> list[dict[str, Any]]:
@@ -140,7 +160,9 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for file in sorted(folder.rglob("*.parquet")):
         key, _, value = file.parent.name.partition("=")
-        rows += [{**row, **({key: value} if value else {})} for row in read_parquet(file).to_pylist()]
+        rows += [
+            {**row, **({key: value} if value else {})} for row in read_parquet(file).to_pylist()
+        ]
     return [{name: row.get(name) for name in rows[0]} for row in rows]
 
 
@@ -153,8 +175,18 @@ def _sweep(folder: Path) -> SweepRows:
             f"{folder}: a sweep without a table that can be read ({first_line(error)}); run its command again, it goes on"
         ) from error
     names, numbers = list(rows[0]) if rows else [], [row.get("point") for row in rows]
-    lacking = next((name for name in ("point", "hash", "system.name", "variant", "error") if name not in names), "")
-    wrong, again = f"{folder}: no sweep that `simrl sweep` wrote", "run its command again, it goes on"
+    lacking = next(
+        (
+            name
+            for name in ("point", "hash", "system.name", "variant", "error")
+            if name not in names
+        ),
+        "",
+    )
+    wrong, again = (
+        f"{folder}: no sweep that `simrl sweep` wrote",
+        "run its command again, it goes on",
+    )
     refuse(
         (not rows, f"{folder}: a sweep without points; run it with some"),
         (lacking, f"{wrong}: its table has no column {lacking}; {again}"),

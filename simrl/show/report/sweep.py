@@ -21,13 +21,25 @@ from simrl.validation import in_words, shortened
 
 Row = Mapping[str, Any]
 
-# Key of a column, its name on the page, its format in the page's script, its meaning, and the unit that its name lacks.
+# Key of a column, its name on the page, its format in the page's script, its meaning, and the unit
+# that its name lacks.
 METRICS = (
     ("samples_per_s", "samples/s", "g3", "trained samples a second"),
     ("speedup", "speed-up", "x2", "samples/s over the first point's", "×"),
-    ("speedup_in_variant", "speed-up in its variant", "x2", "over the first point with all else the same", "×"),
+    (
+        "speedup_in_variant",
+        "speed-up in its variant",
+        "x2",
+        "over the first point with all else the same",
+        "×",
+    ),
     ("rollout_bubble", "rollout bubble", "p0", "share of time that rollout GPUs idle"),
-    ("occupancy", "occupancy", "p0", "share of the slots of its batch that a rollout worker fills while it runs"),
+    (
+        "occupancy",
+        "occupancy",
+        "p0",
+        "share of the slots of its batch that a rollout worker fills while it runs",
+    ),
     ("train_idle", "train idle", "p0", "share of time that GPUs which only train idle"),
     (
         "off_policyness_mean",
@@ -51,7 +63,11 @@ MEASURES |= {key: Measure for key in ("gpu_hours_per_1k_samples", "off_policynes
 MEASURES["samples_per_s"] = Annotated[Measure, Field(gt=0)]
 SIMULATED = TypeAdapter(create_model("SimulatedPoint", hash=str, variant=str, **MEASURES))
 KEYS = TypeAdapter(dict[str, str | bool | int | FiniteFloat | None])
-PROVENANCE = {"trace_kind": "rollouts (trace)", "profile_kind": "step times (profile)", "speculation": "speculation"}
+PROVENANCE = {
+    "trace_kind": "rollouts (trace)",
+    "profile_kind": "step times (profile)",
+    "speculation": "speculation",
+}
 MOST_ERRORS = 200
 
 
@@ -67,12 +83,15 @@ def sweep_context(sweep: SweepRows) -> tuple[dict[str, Any], dict[str, Any]]:
             )
     good = [row for row in rows if row["error"] is None]
     metrics = [m for m in METRICS if any(row.get(m[0]) is not None for row in good)]
-    keys = [key for key in sweep.keys if len({str(row[key]) for row in rows}) > 1] or ["system.name"]
+    keys = [key for key in sweep.keys if len({str(row[key]) for row in rows}) > 1] or [
+        "system.name"
+    ]
     data = {
         "series": SERIES,
         "keys": keys,
         "metrics": [
-            dict(zip(("key", "name", "format", "meaning", "unit"), metric, strict=False)) for metric in metrics
+            dict(zip(("key", "name", "format", "meaning", "unit"), metric, strict=False))
+            for metric in metrics
         ],
         "columns": {
             "point": [row["point"] for row in good],
@@ -88,7 +107,9 @@ def sweep_context(sweep: SweepRows) -> tuple[dict[str, Any], dict[str, Any]]:
         "points": len(rows),
         "good": len(good),
         "keys": keys,
-        "failed": [(row["point"], setting_name(row, keys), row["error"]) for row in failed[:MOST_ERRORS]],
+        "failed": [
+            (row["point"], setting_name(row, keys), row["error"]) for row in failed[:MOST_ERRORS]
+        ],
         "failed_count": len(failed),
         "reasons": len(reasons),
         "fixed": [(key, in_words(rows[0][key])) for key in sweep.keys if key not in keys],

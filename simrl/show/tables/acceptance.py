@@ -20,12 +20,22 @@ def print_report(d: dict[str, Any], console: Console) -> None:
     say(console, f"Tokens by: {d['trace']['tokenizer']}")
     epochs = [row for row in d["by_epoch"] if row["responses_with_drafts"]]
     rates = [
-        *((f"epoch {row['epoch']}", f"{row['responses_with_drafts']:,}", *_cells(row)) for row in epochs),
+        *(
+            (f"epoch {row['epoch']}", f"{row['responses_with_drafts']:,}", *_cells(row))
+            for row in epochs
+        ),
         (Text("all", "bold"), f"{d['responses_with_drafts']:,}", *_cells(d)),
         ("longest tenth", "", *_cells(d["by_response"]["longest_tenth"])),
     ]
-    console.print(framed_table(("", "responses", "acceptance rate", "speculation rate", "accept length"), rates))
-    spread, tail = d["by_response"]["speculation_rate"], d["by_response"]["longest_tenth"]["accept_length"]
+    console.print(
+        framed_table(
+            ("", "responses", "acceptance rate", "speculation rate", "accept length"), rates
+        )
+    )
+    spread, tail = (
+        d["by_response"]["speculation_rate"],
+        d["by_response"]["longest_tenth"]["accept_length"],
+    )
     say(
         console,
         f"Of a response's tokens drafts give {spread['p50']:.0%} in the median, {spread['p10']:.0%} at the 10th and "
@@ -33,7 +43,10 @@ def print_report(d: dict[str, Any], console: Console) -> None:
         f"tokens a pass, all together {d['accept_length']:.2f}.",
     )
     if d["hit_lengths"]:
-        hits = [(token_range(h), f"{h['share_of_hits']:.1%}", f"{h['share_of_tokens']:.1%}") for h in d["hit_lengths"]]
+        hits = [
+            (token_range(h), f"{h['share_of_hits']:.1%}", f"{h['share_of_tokens']:.1%}")
+            for h in d["hit_lengths"]
+        ]
         headings = ("hit length [tokens]", "share of hits", "share of tokens")
         console.print(framed_table(headings, hits, "Hits, as RhymeRL Fig. 8"))
     _print_pays(d["pays"], console)
@@ -48,9 +61,18 @@ def print_report(d: dict[str, Any], console: Console) -> None:
 
 def _print_pays(pays: dict[str, Any] | None, console: Console) -> None:
     if pays is None:
-        say(console, "Whether it pays depends on step times: give --profile, or --model with --gpu.")
+        say(
+            console, "Whether it pays depends on step times: give --profile, or --model with --gpu."
+        )
         return
-    headings = ("batch", "plain [ms/token]", "with drafts", "speed-up", "best fixed window", "its speed-up")
+    headings = (
+        "batch",
+        "plain [ms/token]",
+        "with drafts",
+        "speed-up",
+        "best fixed window",
+        "its speed-up",
+    )
     rows = [
         (
             row["batch"],
@@ -62,13 +84,18 @@ def _print_pays(pays: dict[str, Any] | None, console: Console) -> None:
         )
         for row in pays["by_batch"]
     ]
-    say(console, f"{pays['profile']}, sequences of {pays['kv_tokens']:,.0f} tokens; drafts: {pays['draft_source']}")
+    say(
+        console,
+        f"{pays['profile']}, sequences of {pays['kv_tokens']:,.0f} tokens; drafts: {pays['draft_source']}",
+    )
     console.print(framed_table(headings, rows, left=()))
     say(console, pays["words"], style="bold")
 
 
 def _cells(rates: dict[str, Any]) -> tuple[str, str, str]:
-    acceptance, speculation = (formatted(rates[f"{key}_rate"], "{:.1%}") for key in ("acceptance", "speculation"))
+    acceptance, speculation = (
+        formatted(rates[f"{key}_rate"], "{:.1%}") for key in ("acceptance", "speculation")
+    )
     return acceptance, speculation, formatted(rates["accept_length"], "{:.2f}")
 
 

@@ -1,8 +1,9 @@
-"""The answer of `simrl advise` on the screen: what to run on each cluster, for how long, at what cost, and how sure that is;
-and the details of a search: the best few, why, the front, what staleness costs.
+"""The answer of `simrl advise` on the screen: what to run on each cluster, for how long, at what
+cost, and how sure that is; and the details of a search: the best few, why, the front, what
+staleness costs.
 
-Invariant: fits into 80 columns, the details into 100; every figure is one of the `Advice`'s; what holds on all clusters is
-said once.
+Invariant: fits into 80 columns, the details into 100; every figure is one of the `Advice`'s; what
+holds on all clusters is said once.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ def print_advice(advice: Advice, console: Console, details: bool = False) -> Non
     console.print(_clusters(advice))
     _fill(console, *_under_clusters(advice))
     lines = [list(_of_plan(plan)) for plan in advice.plans]
-    shared = [line for line in lines[0] if len(lines) > 1 and all(line in others for others in lines)]
+    shared = [
+        line for line in lines[0] if len(lines) > 1 and all(line in others for others in lines)
+    ]
     for plan, lines_of_plan in zip(advice.plans, lines, strict=True):
         _head(console, f"On {plan.gpus:,} GPUs")
         _fill(console, *(line for line in lines_of_plan if line not in shared), hanging=2)
@@ -95,16 +98,25 @@ def print_search(answer: Answer, console: Console) -> None:
         _why(choice, console)
     seeds = [choice.leads for choice in answer.best if len(choice.leads) > 1]
     if seeds and not any(map(_differ, seeds)):
-        _fill(console, f"Seeds change nothing here: {max(map(len, seeds))} of them gave equal figures.")
+        _fill(
+            console,
+            f"Seeds change nothing here: {max(map(len, seeds))} of them gave equal figures.",
+        )
     _head(console, "Pareto front: throughput, staleness, cost")
     _print_front(answer.front, console)
     _head(console, "What staleness is known to cost in quality: a reference, not a prediction")
     console.print(_quality_table(answer.quality))
     _fill(
-        console, f"{QUALITY_SOURCE}. Largest permitted staleness η; per cent, without / with the decoupled objective."
+        console,
+        f"{QUALITY_SOURCE}. Largest permitted staleness η; per cent, without / with the decoupled objective.",
     )
     _head(console, "What was searched")
-    _fill(console, " ".join(answer.space.words), *(f"{note}." for note in answer.space.notes), hanging=2)
+    _fill(
+        console,
+        " ".join(answer.space.words),
+        *(f"{note}." for note in answer.space.notes),
+        hanging=2,
+    )
 
 
 def _head(console: Console, text: str) -> None:
@@ -113,7 +125,8 @@ def _head(console: Console, text: str) -> None:
 
 
 def _fill(console: Console, *paragraphs: str, indent: int = 0, hanging: int = 0) -> None:
-    """Print paragraphs in lines of at most `WIDTH` that fit the screen; a browser breaks its own lines."""
+    """Print paragraphs in lines of at most `WIDTH` that fit the screen; a browser breaks its own
+    lines."""
     if isinstance(console, Page):
         say(console, *paragraphs)
         return
@@ -129,7 +142,9 @@ def _table(columns: Columns, rows: Iterable[Any], names: int = 0) -> Table:
     """Return a table of the columns that are shown; column `names` stands to the left."""
     shown = [(heading, cell) for heading, cell, is_shown in columns if is_shown]
     lines = ([cell(row) for _, cell in shown] for row in rows)
-    table = plain_table([heading for heading, _ in shown], lines, (names,), no_wrap=False, overflow="fold")
+    table = plain_table(
+        [heading for heading, _ in shown], lines, (names,), no_wrap=False, overflow="fold"
+    )
     table.columns[names].max_width = 38
     return table
 
@@ -138,9 +153,14 @@ def _table(columns: Columns, rows: Iterable[Any], names: int = 0) -> Table:
 
 
 def _system(option: Option, drafter: str = "none") -> str:
-    """Return the system with the parameters that no column has, and the drafter where none has that."""
+    """Return the system with the parameters that no column has, and the drafter where none has
+    that."""
     system = option.point.scenario.system
-    shown = [f"{k}={in_words(v)}" for k, v in system.parameters.items() if k not in ("rollout_share", "speculation")]
+    shown = [
+        f"{k}={in_words(v)}"
+        for k, v in system.parameters.items()
+        if k not in ("rollout_share", "speculation")
+    ]
     shown += [drafter] * (drafter != "none")
     return f"{system.name}({', '.join(shown)})" if shown else system.name
 
@@ -159,7 +179,11 @@ def _layout(option: Option) -> str:
 def _layout_column(options: Iterable[Option]) -> tuple[str, Callable[[Option], str]]:
     """Return the heading and the cells of the layouts: tp alone where they have nothing else."""
     alone = all(_layout(option).count(" ") == 1 for option in options)
-    return ("tp", lambda option: _layout(option).removeprefix("tp ")) if alone else ("GPUs of a\nworker", _layout)
+    return (
+        ("tp", lambda option: _layout(option).removeprefix("tp "))
+        if alone
+        else ("GPUs of a\nworker", _layout)
+    )
 
 
 def _split(why: Reasons) -> str:
@@ -193,7 +217,9 @@ def _good(goal: Goal) -> str:
 def _time_and_waits(why: Reasons) -> str:
     """Return where the GPU time goes, and what updates wait for."""
     parts = listed([f"{clause} ({share:.0%})" for _, clause, share in why.parts])
-    waits = listed([f"{WAITS.get(kind, kind)} {share:.0%}" for kind, share in why.waits if share > 0.01])
+    waits = listed(
+        [f"{WAITS.get(kind, kind)} {share:.0%}" for kind, share in why.waits if share > 0.01]
+    )
     rest = f"; most of the rest goes to {parts}." if parts else "."
     waits = f" What an update waits for: {waits}." if waits else ""
     return f"{why.ideal_share:.0%} of its GPU time is work that even an ideal run has{rest}{waits}"
@@ -206,17 +232,30 @@ def _asked_for(goal: Goal) -> str:
     """Return the goal and its limits as a sentence."""
     staleness = (goal.max_off_policyness, "off-policyness at most {:g}")
     limits = (staleness, (goal.max_cost, "a cost of at most {:g} for 1,000 samples"))
-    with_limits = [goal.words, *(words.format(limit) for limit, words in limits if limit is not None)]
+    with_limits = [
+        goal.words,
+        *(words.format(limit) for limit, words in limits if limit is not None),
+    ]
     return f"Asked for: {', '.join(with_limits)}."
 
 
 def _size(searched: Searched) -> str:
-    return f"{searched.combinations:,} combinations" if searched.combinations else "a space without end"
+    return (
+        f"{searched.combinations:,} combinations"
+        if searched.combinations
+        else "a space without end"
+    )
 
 
 def unsettled_lines(searches: Sequence[Searched]) -> Iterator[str]:
-    """Yield the systems that a search could not rank, as they had not settled when their simulations ended."""
-    growing = {o.system for searched in searches for o in searched.options if any(b.unsettled for b in o.broken)}
+    """Yield the systems that a search could not rank, as they had not settled when their
+    simulations ended."""
+    growing = {
+        o.system
+        for searched in searches
+        for o in searched.options
+        if any(b.unsettled for b in o.broken)
+    }
     if names := sorted(growing - {o.system for searched in searches for o in searched.allowed}):
         yield f"Not settled, so not ranked: {listed(names)}; more steps may rank {'it' if len(names) == 1 else 'them'}."
 
@@ -232,7 +271,9 @@ def _left_out_lines(searched: Searched, most: int) -> Iterator[str]:
 
 def _clusters(advice: Advice) -> Table:
     """Return the table of the clusters: the choice, and the best of the framework that lacks it."""
-    offered = {id(plan.offered): plan.answer.launching.settings for plan in advice.plans if plan.offered}
+    offered = {
+        id(plan.offered): plan.answer.launching.settings for plan in advice.plans if plan.offered
+    }
     runs = [run for plan in advice.plans for run in (plan, plan.offered) if run is not None]
     priced = any(plan.cost is not None for plan in advice.plans)
 
@@ -265,7 +306,9 @@ def _under_clusters(advice: Advice) -> Iterator[str]:
         yield _asked_for(goal)
     for plan in advice.plans:
         goal = plan.answer.goal
-        if goal.deadline_s is not None and goal.seconds(plan.option.row) > goal.deadline_s * (1 - high):
+        if goal.deadline_s is not None and goal.seconds(plan.option.row) > goal.deadline_s * (
+            1 - high
+        ):
             yield (
                 f"Mind: that is close to the deadline, and whole runs were predicted {low:.0%} to {high:.0%} too fast "
                 "(experiments/recorded_run.md)."
@@ -292,7 +335,10 @@ def _of_plan(plan: Plan) -> Iterator[str]:
     if level:
         yield f"Level, closer than simrl's error of {RATIO_ERROR:.0%} at one of the seeds at least: {listed(level)}."
     if others:
-        slower = [f"{1 + choice.leads[0]:.2f}× as fast as {choice.option.row['system']}" for choice in others]
+        slower = [
+            f"{1 + choice.leads[0]:.2f}× as fast as {choice.option.row['system']}"
+            for choice in others
+        ]
         yield f"It is {listed(slower)}: the best of each of these systems."
     if plan.offered is not None:
         behind = plan.option.merit / plan.offered.option.merit
@@ -320,7 +366,11 @@ def _tried(answer: Answer) -> Iterator[str]:
         f"{len(searched.allowed):,} of these within the limits{end}."
     )
     yield from _left_out_lines(searched, most=1)
-    few = [f"{name} ({count})" for name, count in searched.simulated(answer.space).items() if count < FEW]
+    few = [
+        f"{name} ({count})"
+        for name, count in searched.simulated(answer.space).items()
+        if count < FEW
+    ]
     if few and not searched.whole:
         yield f"Simulated fewer than {FEW} times, so hardly searched: {listed(few)}; --trials gives them more."
 
@@ -332,8 +382,13 @@ def _quality(bound: float) -> Iterator[str]:
     fresh, *stale = near([bound])
     row = min(stale, key=lambda row: 0.0 if row.eta == bound else abs(row.eta - bound))
     eta = "without a bound" if math.isinf(row.eta) else f"with η = {row.eta:g}"
-    scores = zip(BENCHMARKS, fresh.with_decoupled, row.without_decoupled, row.with_decoupled, strict=True)
-    cells = ", ".join(f"{name} {none:.1f} → {plain:.1f} / {decoupled:.1f}" for name, none, plain, decoupled in scores)
+    scores = zip(
+        BENCHMARKS, fresh.with_decoupled, row.without_decoupled, row.with_decoupled, strict=True
+    )
+    cells = ", ".join(
+        f"{name} {none:.1f} → {plain:.1f} / {decoupled:.1f}"
+        for name, none, plain, decoupled in scores
+    )
     yield (
         f"Quality: {cells}: per cent without staleness → {eta}, without / with the decoupled objective "
         f"({QUALITY_SOURCE}). That is a reference, no prediction."
@@ -361,7 +416,9 @@ def robust_lines(answer: Answer) -> Iterator[str]:
     if sources:
         yield f"What can win was simulated again{inputs_off}; splits and η stay as they are."
     for source in sources:
-        ends = [_of_end(end, answer.choice.option) for end in answer.robustness if end.source == source]
+        ends = [
+            _of_end(end, answer.choice.option) for end in answer.robustness if end.source == source
+        ]
         yield f"{SOURCES[source]}: {'; '.join(ends)}."
 
 
@@ -370,7 +427,11 @@ def _of_end(end: End, choice: Option) -> str:
     at = f"at {_percent(end.factor)} {unit}"
     if end.winner is None:
         reason = end.untried.get(choice.point.hash)
-        return f"{at} none of them keeps the limits" if reason is None else f"{at} nothing is known, as {reason}"
+        return (
+            f"{at} none of them keeps the limits"
+            if reason is None
+            else f"{at} nothing is known, as {reason}"
+        )
     left_out = f" ({len(end.untried)} of the others could not be tried)" if end.untried else ""
     if end.winner is choice:
         over = f" over {_name(end.rival)}" if end.rival else ""
@@ -409,7 +470,10 @@ def _print_launch(answer: Answer, console: Console) -> None:
     if launching.refused:
         _fill(console, f"{answer.choice.option.row['system']}: {launching.refused}.")
     if settings is None:
-        _fill(console, "Nothing that was tried is offered by a framework whose documentation simrl knows.")
+        _fill(
+            console,
+            "Nothing that was tried is offered by a framework whose documentation simrl knows.",
+        )
         return
     best = ""
     if launching.refused:
@@ -422,7 +486,8 @@ def _print_launch(answer: Answer, console: Console) -> None:
     say(console, " \\\n  ".join(settings.command), soft_wrap=True)
     console.print()
     _fill(
-        console, f"Option names: {'; '.join(settings.documents)}. Model, data, reward and optimizer are yours to add."
+        console,
+        f"Option names: {'; '.join(settings.documents)}. Model, data, reward and optimizer are yours to add.",
     )
     _fill(console, *(f"Mind: {note}." for note in settings.notes))
 
@@ -435,7 +500,9 @@ def _rests_on(answer: Answer) -> Iterator[str]:
         f"simrl's own error: {RATIO_ERROR:.0%} between two options, {STEP_ERROR:.0%} of a time "
         f"({STEP_SOURCE.partition(':')[0]}){ranking}."
     )
-    left_out = [note.partition(": left out")[0] for note in answer.space.notes if ": left out" in note]
+    left_out = [
+        note.partition(": left out")[0] for note in answer.space.notes if ": left out" in note
+    ]
     if left_out:
         yield f"Not searched: {', '.join(left_out)} (why: --json)."
 
@@ -445,7 +512,12 @@ def _rests_on(answer: Answer) -> Iterator[str]:
 
 def _choice(answer: Answer) -> Iterator[str]:
     """Yield the goal, the choice, and its lead."""
-    option, why, goal, searched = answer.choice.option, answer.choice.reasons, answer.goal, answer.searched
+    option, why, goal, searched = (
+        answer.choice.option,
+        answer.choice.reasons,
+        answer.goal,
+        answer.searched,
+    )
     part = f" {searched.points:,} points of {_size(searched)} were tried; more --trials may find better."
     yield _asked_for(goal) + part * (not searched.whole)
     yield from unsettled_lines([searched])
@@ -461,7 +533,9 @@ def _choice(answer: Answer) -> Iterator[str]:
     elif len(answer.best) > 1:
         second = answer.best[1]
         of_those, sure = (
-            ("", f": beyond simrl's own error of {RATIO_ERROR:.0%}") if searched.whole else (" of those tried", "")
+            ("", f": beyond simrl's own error of {RATIO_ERROR:.0%}")
+            if searched.whole
+            else (" of those tried", "")
         )
         yield (
             f"It is {1 + min(second.leads):.2f} times as {_good(goal)} as the next system{of_those}, "
@@ -482,13 +556,17 @@ def _figures(option: Option, goal: Goal) -> str:
     figures = [f"{_rate(option)} samples/s", f"off-policyness {_staleness(option)}"]
     if row["cost_per_1k_samples"] is not None:
         price, of_train = prices(option.point.scenario.cluster.model_dump())
-        at = f"{price:g}" if of_train is None else f"{price:g} (rollout) and {of_train:g} (training)"
+        at = (
+            f"{price:g}" if of_train is None else f"{price:g} (rollout) and {of_train:g} (training)"
+        )
         figures.append(f"a cost of {_cost(option)} for 1,000 samples at {at} a GPU-hour")
     else:
         figures.append(f"{_gpu_hours(option)} GPU-hours for 1,000 samples")
     if goal.updates:
         unit = "" if goal.price else " GPU-hours"
-        figures.append(f"{goal.updates:,} updates in {duration(goal.seconds(row))} for {goal.cost(row):,.4g}{unit}")
+        figures.append(
+            f"{goal.updates:,} updates in {duration(goal.seconds(row))} for {goal.cost(row):,.4g}{unit}"
+        )
     return ", ".join(figures)
 
 
@@ -499,7 +577,11 @@ def _best(answer: Answer) -> Table:
     priced, planned = answer.choice.option.row["cost_per_1k_samples"] is not None, goal.updates > 0
 
     def behind(choice: Choice) -> str:
-        return "" if choice is answer.choice else f"{1 + choice.leads[0]:.2f}×{' ≈' if choice.tied else '  '}"
+        return (
+            ""
+            if choice is answer.choice
+            else f"{1 + choice.leads[0]:.2f}×{' ≈' if choice.tied else '  '}"
+        )
 
     columns: Columns = (
         ("rank", lambda choice: choice.rank, True),
@@ -512,7 +594,11 @@ def _best(answer: Answer) -> Table:
         ("cost/1k", lambda choice: _cost(choice.option), priced),
         ("GPU-h/1k", lambda choice: _gpu_hours(choice.option), not priced),
         ("time", lambda choice: duration(goal.seconds(choice.option.row)), planned),
-        ("cost" if goal.price else "GPU-h", lambda choice: f"{goal.cost(choice.option.row):,.4g}", planned),
+        (
+            "cost" if goal.price else "GPU-h",
+            lambda choice: f"{goal.cost(choice.option.row):,.4g}",
+            planned,
+        ),
         (f"best as\n{_good(goal)}", behind, True),
     )
     return _table(columns, answer.best, names=1)
@@ -520,19 +606,34 @@ def _best(answer: Answer) -> Table:
 
 def _under_best(answer: Answer) -> Iterator[str]:
     searched, polished, others = answer.searched, answer.polished, answer.within_error
-    lines = [f"{searched.points} points were tried ({'the whole space' if searched.whole else 'of a larger space'})"]
+    lines = [
+        f"{searched.points} points were tried ({'the whole space' if searched.whole else 'of a larger space'})"
+    ]
     if polished is not None:
-        end = "until no neighbour was better" if polished.ended else "not to the end: more --polish may find better"
+        end = (
+            "until no neighbour was better"
+            if polished.ended
+            else "not to the end: more --polish may find better"
+        )
         lines[0] += f", {polished.points} of them around the best of each system, {end}"
     lines[0] += f", {len(searched.allowed)} of them possible and within the limits"
     if others:
-        lines.append(f"{others} more {'is' if others == 1 else 'are'} within {RATIO_ERROR:.0%} of the best")
+        lines.append(
+            f"{others} more {'is' if others == 1 else 'are'} within {RATIO_ERROR:.0%} of the best"
+        )
     yield f"The best of each system, with its rank among all. {'; '.join(lines)}."
     in_table = [choice.option for choice in answer.best]
-    tied = [option for option in searched.allowed[: 1 + others] if all(option is not shown for shown in in_table)]
+    tied = [
+        option
+        for option in searched.allowed[: 1 + others]
+        if all(option is not shown for shown in in_table)
+    ]
     if tied:
         best = answer.choice.option.merit
-        names = [f"{_with_split(o)}, {_layout(o)} ({best / o.merit - 1:.1%} behind)" for o in tied[:MOST_TIES]]
+        names = [
+            f"{_with_split(o)}, {_layout(o)} ({best / o.merit - 1:.1%} behind)"
+            for o in tied[:MOST_TIES]
+        ]
         more = f", and {len(tied) - MOST_TIES} more" if len(tied) > MOST_TIES else ""
         yield f"Within this, and not in the table: {'; '.join(names)}{more}."
     if answer.tied:
@@ -541,7 +642,9 @@ def _under_best(answer: Answer) -> Iterator[str]:
         yield "↑ off-policyness was still growing when the simulation ended: simulate more steps."
     rows = [{**option.row, "variant": ""} for option in in_table]
     tokens = ", ".join(f"{row['tokens_per_s']:,.0f}" for row in rows)
-    yield from (f"{note}. Tokens/s in the order of the table: {tokens}." for note in unequal_work(rows))
+    yield from (
+        f"{note}. Tokens/s in the order of the table: {tokens}." for note in unequal_work(rows)
+    )
     yield from _left_out_lines(searched, MOST_REASONS)
 
 
@@ -555,7 +658,9 @@ def _why(choice: Choice, console: Console) -> None:
     if variant is not None:
         there, here = variant.point.scenario.cluster, option.point.scenario.cluster
         differ = (there.gpu, there.gpus, there.train) != (here.gpu, here.gpus, here.train)
-        name = f"{variant.row['system']}, {_layout(variant)}" + (f", {there.words()}" if differ else "")
+        name = f"{variant.row['system']}, {_layout(variant)}" + (
+            f", {there.words()}" if differ else ""
+        )
         loss = choice.variant_loss
         faster = f"Its next variant, {name}, is {-loss:.1%} better, and its rollout and training share a node."
         lines.append(faster if loss < 0 else f"It is {loss:.1%} ahead of its next variant, {name}.")
@@ -596,4 +701,7 @@ def _quality_table(rows: Sequence[Quality]) -> Table:
         return plain if row.eta == 0 else f"{plain} / {row.with_decoupled[i]:.1f}"
 
     benchmarks = [(name, partial(cell, i=i), True) for i, name in enumerate(BENCHMARKS)]
-    return _table([("η", lambda row: "none" if math.isinf(row.eta) else f"{row.eta:g}", True), *benchmarks], rows)
+    return _table(
+        [("η", lambda row: "none" if math.isinf(row.eta) else f"{row.eta:g}", True), *benchmarks],
+        rows,
+    )

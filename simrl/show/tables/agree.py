@@ -41,7 +41,9 @@ def print_agreement(agreement: Agreement, console: Console, spread: Spread | Non
     # measured results do not say what vLLM's own drafters do
     drafted = [] if agreement.not_drafted is None else [not_drafted(agreement.not_drafted)]
     say(console, *_missing(agreement), *drafted, verdict(agreement))
-    shown = sorted(agreement.differences, key=lambda d: d.near_tie_ms is not None)[:MOST_DIFFERENCES]
+    shown = sorted(agreement.differences, key=lambda d: d.near_tie_ms is not None)[
+        :MOST_DIFFERENCES
+    ]
     if shown:
         console.print(aligned(((f"{_seconds(d.at_s)} s", d.text) for d in shown), "ll"))
     if len(shown) < len(agreement.differences):
@@ -56,7 +58,11 @@ def verdict(agreement: Agreement) -> str:
         return f"Decisions: equal for {agreement.samples:,} samples (workers, migrations, order of starts, weights)"
     real = len(agreement.real_differences)
     ties = len(agreement.differences) - real
-    known = f" (two events at most {1000 * agreement.near_tie_s:.3g} ms apart that changed places)" if ties else ""
+    known = (
+        f" (two events at most {1000 * agreement.near_tie_s:.3g} ms apart that changed places)"
+        if ties
+        else ""
+    )
     return (
         f"Decisions: {_count(real, 'real difference')}, {_count(ties, 'near-tie')}{known}; samples are named "
         "prompt/sample/epoch"
@@ -69,9 +75,17 @@ def repeats_line(agreements: Sequence[Agreement], pass_spread: float | None) -> 
 
     `pass_spread` is the spread of the repeats of a pass when the profile was measured.
     """
-    compared = [a for a in agreements if a.figures.rollout_s.measured is not None and a.errors.makespan_err is not None]
+    compared = [
+        a
+        for a in agreements
+        if a.figures.rollout_s.measured is not None and a.errors.makespan_err is not None
+    ]
     if len(compared) < 2:
-        passes = "" if pass_spread is None else f"Repeats of a pass in the profile differed by {pass_spread:.1%}. "
+        passes = (
+            ""
+            if pass_spread is None
+            else f"Repeats of a pass in the profile differed by {pass_spread:.1%}. "
+        )
         return f"{passes}One replay does not show how far this machine's own times are apart: add --repeats 3"
     clocks = [a.figures.rollout_s.measured or 0.0 for a in compared]
     errors = ", ".join(f"{a.errors.makespan_err:+.1%}" for a in compared)
@@ -98,7 +112,9 @@ def error_rows(agreement: Agreement) -> list[tuple[str, str, str, str, str]]:
     for name, both, text, error in compared:
         figures = (None, None) if both is None else (both.predicted, both.measured)
         predicted, measured = ("" if figure is None else text(figure) for figure in figures)
-        rows.append((name, predicted, measured, _error(error, getattr(agreement.errors, error)), error))
+        rows.append(
+            (name, predicted, measured, _error(error, getattr(agreement.errors, error)), error)
+        )
     return [row for row in rows if any(row[1:4])]
 
 
@@ -108,7 +124,10 @@ def _errors(agreement: Agreement, spread: Spread | None) -> Table:
     if spread is None:
         return plain_table(headings, [row[:4] for row in rows])
     repeats = (spread.mean, spread.largest)
-    cells = [(*row[:4], *(_error(row[4], getattr(errors, row[4]), "-") for errors in repeats)) for row in rows]
+    cells = [
+        (*row[:4], *(_error(row[4], getattr(errors, row[4]), "-") for errors in repeats))
+        for row in rows
+    ]
     return plain_table([*headings, f"{spread.repeats} repeats:\nmean", "largest"], cells)
 
 
@@ -122,11 +141,17 @@ def _print_parts(agreement: Agreement, console: Console) -> None:
         lines.append("A row is an update, all workers together; agreement.json has every worker")
     if len(parts) > MOST_ROWS:
         worst = sorted(parts, key=_apart_s, reverse=True)[:MOST_ROWS]
-        lines.append(f"Shown are the {MOST_ROWS} of {len(parts):,} updates whose ends are furthest apart")
+        lines.append(
+            f"Shown are the {MOST_ROWS} of {len(parts):,} updates whose ends are furthest apart"
+        )
         parts = [part for part in parts if part in worst]
     columns = [column for column in COLUMNS if any(map(column.cell, parts))]
     table, left_out = fitting(console, columns, partial(_parts_table, parts))
-    say(console, "Updates at the workers: predicted / measured, one number if they are equal", style="bold")
+    say(
+        console,
+        "Updates at the workers: predicted / measured, one number if they are equal",
+        style="bold",
+    )
     console.print(table)
     if left_out:
         lines.append(f"Left out for want of room, but in agreement.json: {', '.join(left_out)}")
@@ -146,7 +171,9 @@ def _both(text: Callable[[Share], str]) -> Callable[[UpdatePart], str]:
     """Return a function for cells with this text of both runs."""
 
     def cell(part: UpdatePart) -> str:
-        predicted, measured = ("-" if share is None else text(share) for share in (part.predicted, part.measured))
+        predicted, measured = (
+            "-" if share is None else text(share) for share in (part.predicted, part.measured)
+        )
         return predicted if predicted == measured else f"{predicted} / {measured}"
 
     return cell
@@ -184,11 +211,17 @@ def _missing(agreement: Agreement) -> list[str]:
         lines.append(f"Updates: {made}; compared up to the last that both made")
     if alone.predicted or alone.measured:
         in_one = f"{alone.predicted:,} finished only in the predicted one, {alone.measured:,} only in the measured one"
-        lines.append(f"Samples: {agreement.samples:,} finished in both runs and are compared; {in_one}")
-        alone_n, ahead_n = (both.predicted + both.measured for both in (alone, agreement.finished_ahead))
+        lines.append(
+            f"Samples: {agreement.samples:,} finished in both runs and are compared; {in_one}"
+        )
+        alone_n, ahead_n = (
+            both.predicted + both.measured for both in (alone, agreement.finished_ahead)
+        )
         if ahead_n:
             which = f"{'those' if ahead_n == alone_n else f'{ahead_n:,} of those'} that only one run finished are such"
-            lines.append(f"A run ends at its last update, with samples for later ones under way: {which}")
+            lines.append(
+                f"A run ends at its last update, with samples for later ones under way: {which}"
+            )
     return lines
 
 

@@ -9,7 +9,12 @@ from rich.text import Text
 
 from simrl.show.text import framed_table, say
 
-PLAN_NAMES = {"equal": "equal", "two_tier": "two-tier", "exact": "exact gradient", "optimum": "optimum"}
+PLAN_NAMES = {
+    "equal": "equal",
+    "two_tier": "two-tier",
+    "exact": "exact gradient",
+    "optimum": "optimum",
+}
 
 
 def print_allocation(d: dict[str, Any], console: Console) -> None:
@@ -25,11 +30,17 @@ def print_allocation(d: dict[str, Any], console: Console) -> None:
     groups = [cells.format(**group).split() for group in d["groups"]]
     console.print(framed_table(headings, groups, "Workers of each group"))
     searched = f"searched to {d['precision_s']:g} s; the smallest possible is {d['exact_gradient_s']:.2f} s"
-    say(console, f"Target: t0 {d['t0_s']:.2f} s, gradient {d['gradient_s']:.2f} s a group ({searched})")
+    say(
+        console,
+        f"Target: t0 {d['t0_s']:.2f} s, gradient {d['gradient_s']:.2f} s a group ({searched})",
+    )
     figures = ("plan", "longest group", "longest two steps", "a step", "a step, paired")
     cells = "{longest_group_s:,.1f} {longest_two_steps_s:,.1f} {step_s[reversed]:,.1f} {step_s[pairing]:,.1f}"
     plans = [(PLAN_NAMES[plan["plan"]], *cells.format(**plan).split()) for plan in d["plans"]]
     console.print(framed_table(figures, plans, "Predicted seconds"))
     if d["growth_factor"] is not None:
-        say(console, f"Migration threshold β from the epoch before to the history: {d['growth_factor']:.2f}")
+        say(
+            console,
+            f"Migration threshold β from the epoch before to the history: {d['growth_factor']:.2f}",
+        )
     say(console, *(f"- {note}" for note in d["notes"]))

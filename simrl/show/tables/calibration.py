@@ -24,7 +24,9 @@ def print_calibration(calibration: Calibration, console: Console) -> None:
         )
         for c in calibration.corrections
     ]
-    console.print(bare_table(("correction", "value", "standard error", "range", "what it means"), corrections))
+    console.print(
+        bare_table(("correction", "value", "standard error", "range", "what it means"), corrections)
+    )
     errors = [
         (
             e.phase,
@@ -36,7 +38,9 @@ def print_calibration(calibration: Calibration, console: Console) -> None:
     ]
     window = "in the window ({}-{})".format(*calibration.window)
     console.print()
-    console.print(bare_table(("simulated against logged", window, "on the rest", "predicted a step"), errors))
+    console.print(
+        bare_table(("simulated against logged", window, "on the rest", "predicted a step"), errors)
+    )
     say(
         console,
         "Mean absolute error of a step, and in brackets the error of the total. Nothing was fitted to the rest. The range is "
@@ -47,7 +51,9 @@ def print_calibration(calibration: Calibration, console: Console) -> None:
 
 
 def print_ranges(
-    rows: Sequence[Mapping[str, Any]], ranges: Sequence[Mapping[str, tuple[float, float]]], console: Console
+    rows: Sequence[Mapping[str, Any]],
+    ranges: Sequence[Mapping[str, tuple[float, float]]],
+    console: Console,
 ) -> None:
     """Print the range of each speed-up over the causes that a log leaves open."""
     shown = [
@@ -60,7 +66,9 @@ def print_ranges(
         for row, by_cause in zip(rows[1:], ranges[1:], strict=True)
     ]
     names = {"fits": "fits that do as well", "likeness": "responses of a prompt unlike or alike"}
-    console.print(bare_table(("system", "", "speed-up", *(names[cause] for cause in ranges[0])), shown))
+    console.print(
+        bare_table(("system", "", "speed-up", *(names[cause] for cause in ranges[0])), shown)
+    )
 
 
 def _with_unit(value: float, unit: str) -> str:

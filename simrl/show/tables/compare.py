@@ -15,8 +15,26 @@ from rich.table import Table
 from simrl.profile.metadata import split_words
 from simrl.scenario.model import Scenario
 from simrl.show.inputs import not_modelled_lines, provenance, rests_on
-from simrl.show.tables.ranking import best_and_other, most_of_variants, of_variants, ranking_lines, row_name, several
-from simrl.show.text import Column, Line, Page, fitting, folded, formatted, listed, number, plain_table, say
+from simrl.show.tables.ranking import (
+    best_and_other,
+    most_of_variants,
+    of_variants,
+    ranking_lines,
+    row_name,
+    several,
+)
+from simrl.show.text import (
+    Column,
+    Line,
+    Page,
+    fitting,
+    folded,
+    formatted,
+    listed,
+    number,
+    plain_table,
+    say,
+)
 from simrl.study.model_error import RATIO_ERROR
 from simrl.systems.recipes import RECIPES, parameters_of
 from simrl.systems.system import Shared
@@ -71,12 +89,26 @@ def show_comparison(
     table, left_out = fitting(console, columns_of(rows), partial(_table, rows))
     say(console, title(scenarios), style="bold")
     console.print(table)
-    say(console, *[*headline(rows), *notes(rows), *(ranking_lines(rows) or [unranked] * bool(unranked))][: shown.lines])
+    say(
+        console,
+        *[*headline(rows), *notes(rows), *(ranking_lines(rows) or [unranked] * bool(unranked))][
+            : shown.lines
+        ],
+    )
     if page or shown.columns:
         with folded(console, "What the columns mean"):
-            say(console, *(f"{column.name}: {column.meaning}" for column in columns_of(rows) if column.meaning))
             say(
-                console, *[f"Left out for want of room, but in comparison.json: {', '.join(left_out)}"] * bool(left_out)
+                console,
+                *(
+                    f"{column.name}: {column.meaning}"
+                    for column in columns_of(rows)
+                    if column.meaning
+                ),
+            )
+            say(
+                console,
+                *[f"Left out for want of room, but in comparison.json: {', '.join(left_out)}"]
+                * bool(left_out),
             )
     if page or shown.inputs:
         with folded(console, "What the numbers rest on"):
@@ -90,25 +122,34 @@ def headline(rows: Sequence[Row]) -> list[str]:
     unsettled runs."""
     groups = several(rows) or [list(rows)] * (len(rows) > 1)  # of variants with one run each, all
     leads, pairs = [], [(*best_and_other(group), group) for group in groups]
-    for best, other, group in pairs if len(pairs) <= 2 else [max(pairs, key=lambda pair: pair[0]["samples_per_s"])]:
+    for best, other, group in (
+        pairs if len(pairs) <= 2 else [max(pairs, key=lambda pair: pair[0]["samples_per_s"])]
+    ):
         name = other["system"] if other["variant"] == best["variant"] else row_name(other)
         lead = f"{row_name(best)}, {best['samples_per_s'] / other['samples_per_s']:.2f}× {name}"
         if best.get("run_hours") is not None:
             cost = "" if best["run_cost"] is None else f", cost {_number(best['run_cost'])}"
             lead += f" ({_number(best['run_hours'])} h{cost})"
         level = [row["system"] for row in group if row is not best and is_level(best, row)]
-        leads.append(lead + f", level with {listed(level)} (simrl's error is {RATIO_ERROR:.0%})" * bool(level))
+        leads.append(
+            lead
+            + f", level with {listed(level)} (simrl's error is {RATIO_ERROR:.0%})" * bool(level)
+        )
     unsettled = [row_name(row) for row in rows if not row["settled"]]
     parts = [f"Fastest: {'; '.join(leads)}"] * bool(leads)
     parts += [f"Not settled (↑): {', '.join(unsettled)}: {GROWING}"] * bool(unsettled)
-    parts += [UNLEARNED] * any(best["off_policyness_mean"] > other["off_policyness_mean"] for best, other, _ in pairs)
+    parts += [UNLEARNED] * any(
+        best["off_policyness_mean"] > other["off_policyness_mean"] for best, other, _ in pairs
+    )
     return [". ".join(parts)] * bool(parts)
 
 
 def is_level(best: Row, other: Row) -> bool:
     """Return whether a lead is within simrl's own error of a ratio plus, if simulated, the seeds'
     spread of both runs."""
-    apart = sum((row.get("samples_per_s_spread") or 0) / row["samples_per_s"] for row in (best, other))
+    apart = sum(
+        (row.get("samples_per_s_spread") or 0) / row["samples_per_s"] for row in (best, other)
+    )
     return bool(best["samples_per_s"] / other["samples_per_s"] - 1 < RATIO_ERROR + apart)
 
 
@@ -116,7 +157,11 @@ def notes(rows: Sequence[Row]) -> list[str]:
     """Return lines on the facts that rows are marked with, on better splits, and on unequal
     work."""
     facts = {fact: mark for row in rows for fact, mark in row.get("facts", {}).items()}
-    return [*(f"{mark} {fact}" for fact, mark in facts.items()), *_better_splits(rows), *unequal_work(rows)]
+    return [
+        *(f"{mark} {fact}" for fact, mark in facts.items()),
+        *_better_splits(rows),
+        *unequal_work(rows),
+    ]
 
 
 def marked(rows: Sequence[Row]) -> list[Row]:
@@ -141,7 +186,9 @@ def _facts(row: Row, group: Sequence[Row]) -> list[str]:
     cached = [other["prefix_caching"] for other in group]
     few = 2 * cached.count(row["prefix_caching"]) - len(group)
     unlike = few < 0 or (few == 0 and row["prefix_caching"] != cached[0])
-    caching = "with prefix caching, which others here lack" if row["prefix_caching"] else WITHOUT_CACHE
+    caching = (
+        "with prefix caching, which others here lack" if row["prefix_caching"] else WITHOUT_CACHE
+    )
     caches = [caching] * (unlike and None not in cached)
     defaults = "" if is_level(group[0], row) else _defaults(row["system"])
     slower = f"slower than {group[0]['system']} with its defaults {defaults}; simrl diff says why"
@@ -172,7 +219,9 @@ def _acceptance(row: Row) -> list[str]:
         return [not_drafted(row["speculation"])]
     rates = [row["first_epoch_speculation_rate"], row["later_speculation_rate"]]
     parts = [
-        f"{rate:.0%} from drafts in {words}" for rate, words in zip(rates, EPOCHS, strict=True) if rate is not None
+        f"{rate:.0%} from drafts in {words}"
+        for rate, words in zip(rates, EPOCHS, strict=True)
+        if rate is not None
     ]
     return [f"acceptance {row['acceptance']}{f': {listed(parts)}' if len(parts) > 1 else ''}"]
 
@@ -204,7 +253,8 @@ def _better_splits(rows: Sequence[Row]) -> list[str]:
 
 
 def _tokens_apart(row: Row) -> list[str]:
-    """Return which tokens a system dropped, carried over or duplicated, and samples that were too stale or that it moved."""
+    """Return which tokens a system dropped, carried over or duplicated, and samples that were too
+    stale or that it moved."""
     age = row["carried_off_policyness_max"]
     facts = {
         "dropped_share": "of the generated tokens were dropped",
@@ -228,8 +278,13 @@ def unequal_work(rows: Sequence[Row]) -> list[str]:
     this is a large part of the difference."""
     lines: dict[float, str] = {}
     for group in of_variants(rows):
-        per_sample = {row_name(r): r["tokens_per_s"] / max(r["samples_per_s"], 1e-300) for r in group}
-        most, least = max(per_sample, key=per_sample.__getitem__), min(per_sample, key=per_sample.__getitem__)
+        per_sample = {
+            row_name(r): r["tokens_per_s"] / max(r["samples_per_s"], 1e-300) for r in group
+        }
+        most, least = (
+            max(per_sample, key=per_sample.__getitem__),
+            min(per_sample, key=per_sample.__getitem__),
+        )
         lines[per_sample[most] / per_sample[least]] = (
             f"In these updates {most} trained on {per_sample[most]:,.0f} tokens a sample, {least} on "
             f"{per_sample[least]:,.0f}: compare tokens/s, or simulate more steps"
@@ -245,11 +300,18 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
     among = f" with the same {varied}" if several else ""
     # a system may need more GPUs than the cluster has
     more_gpus = len({(row["variant"], row["gpus"]) for row in rows}) > len(variants)
-    drafts, filled = (any(row[key] is not None for row in rows) for key in ("accept_length", "occupancy"))
-    priced, planned = (any(row.get(key) is not None for row in rows) for key in ("cost_per_1k_samples", "run_hours"))
+    drafts, filled = (
+        any(row[key] is not None for row in rows) for key in ("accept_length", "occupancy")
+    )
+    priced, planned = (
+        any(row.get(key) is not None for row in rows)
+        for key in ("cost_per_1k_samples", "run_hours")
+    )
 
     def variant(row: Row) -> str:
-        return str(row["variant"].partition("=")[2] if varied != "variant" else row["variant"] or "-")
+        return str(
+            row["variant"].partition("=")[2] if varied != "variant" else row["variant"] or "-"
+        )
 
     def shown(key: str, form: str = "{:.0%}") -> Callable[[Row], str]:
         return lambda row: formatted(row[key], form, "-")
@@ -267,7 +329,9 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
 
     def rate(row: Row) -> str:
         apart = row.get("samples_per_s_spread")
-        return _number(row["samples_per_s"]) + (f" ± {apart / row['samples_per_s']:.0%}" if apart is not None else "")
+        return _number(row["samples_per_s"]) + (
+            f" ± {apart / row['samples_per_s']:.0%}" if apart is not None else ""
+        )
 
     def ages(row: Row) -> str:
         return f"{row['off_policyness_mean']:.2f} / {row['off_policyness_max']}{'' if row['settled'] else ' ↑'}"
@@ -276,7 +340,10 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
         return "shared" if row["colocated"] else f"{row['rollout_gpus']}:{row['train_gpus']}"
 
     seeds = any(row.get("samples_per_s_spread") is not None for row in rows)
-    rates = f"trained samples a second; bold: the most{among}" + "; ± the farthest of three seeds" * seeds
+    rates = (
+        f"trained samples a second; bold: the most{among}"
+        + "; ± the farthest of three seeds" * seeds
+    )
     growing = "; ↑ not settled, still growing" * any(not row["settled"] for row in rows)
     off_policy = f"policy updates between writing a token and training on it{growing}"
     divided = any(not row.get("colocated", True) for row in rows)
@@ -288,26 +355,70 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
     train_idle = "share of time that GPUs which only train idle (0% if all GPUs do both)"
     columns = [
         (several, Column(varied, variant)),
-        (True, Column("system", lambda row: row["system"] + ",".join(row.get("facts", {}).values()))),
+        (
+            True,
+            Column("system", lambda row: row["system"] + ",".join(row.get("facts", {}).values())),
+        ),
         (
             more_gpus,
-            Column("GPUs", shown("gpus", "{:,}"), "all that the system takes; speed-ups do not divide by them"),
+            Column(
+                "GPUs",
+                shown("gpus", "{:,}"),
+                "all that the system takes; speed-ups do not divide by them",
+            ),
         ),
-        (divided, Column("split", split, "GPUs that roll out : GPUs that train; shared: all do both, by turns", 10)),
+        (
+            divided,
+            Column(
+                "split",
+                split,
+                "GPUs that roll out : GPUs that train; shared: all do both, by turns",
+                10,
+            ),
+        ),
         (True, Column("samples/s", rate, rates)),
-        (True, Column("speed-up", shown("speedup_in_variant", "{:.2f}×"), f"samples/s over the first system's{among}")),
-        (several, Column("overall\nspeed-up", shown("speedup", "{:.2f}×"), "samples/s over the first row's", 1)),
-        (True, Column("rollout\nbubble", shown("rollout_bubble"), "share of time that rollout GPUs idle", 8)),
+        (
+            True,
+            Column(
+                "speed-up",
+                shown("speedup_in_variant", "{:.2f}×"),
+                f"samples/s over the first system's{among}",
+            ),
+        ),
+        (
+            several,
+            Column(
+                "overall\nspeed-up",
+                shown("speedup", "{:.2f}×"),
+                "samples/s over the first row's",
+                1,
+            ),
+        ),
+        (
+            True,
+            Column(
+                "rollout\nbubble",
+                shown("rollout_bubble"),
+                "share of time that rollout GPUs idle",
+                8,
+            ),
+        ),
         (filled, Column("occupancy", shown("occupancy"), OCCUPANCY, 5)),
         (True, Column("train\nidle", shown("train_idle"), train_idle, 6)),
         (True, Column("off-policy\nmean / max", ages, off_policy, 9)),
         (
             planned,
             Column(
-                "run\nhours", digits("run_hours"), "hours of the --updates, of a whole batch each, at this rate", 11
+                "run\nhours",
+                digits("run_hours"),
+                "hours of the --updates, of a whole batch each, at this rate",
+                11,
             ),
         ),
-        (planned and priced, Column("run\ncost", digits("run_cost"), "what they cost at the price of a GPU-hour", 7)),
+        (
+            planned and priced,
+            Column("run\ncost", digits("run_cost"), "what they cost at the price of a GPU-hour", 7),
+        ),
         (drafts, Column("tokens a\ndraft", shown("accept_length", "{:.2f}"), yielded, 5)),
         (drafts, Column("from\ndrafts", shown("speculation_rate"), from_drafts, 6)),
         (True, Column("step s", digits("step_s"), "seconds a policy update", 4)),
@@ -330,7 +441,9 @@ def _wrapped(text: str) -> str:
     """Return a cell in lines; a long label may also break after a bracket."""
     if len(text) <= LONGEST_LINE:
         return text
-    return textwrap.fill(text.replace("(", "( "), LONGEST_LINE, subsequent_indent="  ").replace("( ", "(")
+    return textwrap.fill(text.replace("(", "( "), LONGEST_LINE, subsequent_indent="  ").replace(
+        "( ", "("
+    )
 
 
 def _table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:
@@ -357,6 +470,9 @@ def title(scenarios: Sequence[Scenario]) -> str:
         (first.model, {s.model for s in scenarios}),
         (gpus, {s.cluster.words(False) for s in scenarios}),
         (splits[0], set(splits)),
-        (f"updates {first.warmup_steps + 1} to {first.steps}", {(s.warmup_steps, s.steps) for s in scenarios}),
+        (
+            f"updates {first.warmup_steps + 1} to {first.steps}",
+            {(s.warmup_steps, s.steps) for s in scenarios},
+        ),
     ]
     return f"{first.name}: {', '.join(text for text, distinct in parts if len(distinct) == 1)}"

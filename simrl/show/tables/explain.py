@@ -51,7 +51,11 @@ def print_explanation(e: Explanation, console: Console) -> None:
     console.print(_waterfall(e))
     left_out = f"the first {e.warmup_steps} updates left out, as in a comparison"
     say(console, f"The last column: GPU-seconds a trained sample, {left_out}.")
-    filled = "" if e.occupancy is None else f"a running worker fills {e.occupancy:.0%} of the slots of a full batch"
+    filled = (
+        ""
+        if e.occupancy is None
+        else f"a running worker fills {e.occupancy:.0%} of the slots of a full batch"
+    )
     facts = {
         "A full batch is what a worker can hold": _full_batch(e.full_batch) if e.full_batch else "",
         "Occupancy": filled and f"{filled}, {left_out}",
@@ -102,7 +106,9 @@ def sentences(d: Difference, most: int = 3) -> list[str]:
     least = SMALLEST * 10 * max(d.a_gpu_s, d.b_gpu_s)
     lines = []
     for saves in (True, False):
-        largest = [c for c in d.changes if (c.saved_gpu_s > 0) == saves and abs(c.saved_gpu_s) >= least][:most]
+        largest = [
+            c for c in d.changes if (c.saved_gpu_s > 0) == saves and abs(c.saved_gpu_s) >= least
+        ][:most]
         if largest:
             changes = [f"{c.words} ({number(c.a_gpu_s)} to {number(c.b_gpu_s)})" for c in largest]
             lines.append(f"B spends {'less' if saves else 'more'} on {listed(changes)}.")
@@ -141,13 +147,21 @@ def _agents(facts: Mapping[str, Any]) -> str:
         "waiting for KV cache from the host": facts["waiting_for_kv_s"],
     }
     unit, unit_s = ("hours", 3600.0) if max(spent_s.values()) >= 3600 else ("s", 1.0)
-    parts = [f"{number(seconds / unit_s)} {unit} {use}" for use, seconds in spent_s.items() if seconds]
+    parts = [
+        f"{number(seconds / unit_s)} {unit} {use}" for use, seconds in spent_s.items() if seconds
+    ]
     if facts["offloaded_bytes"]:
-        missed = f", {facts['not_offloaded']:,} turns found no room" if facts["not_offloaded"] else ""
+        missed = (
+            f", {facts['not_offloaded']:,} turns found no room" if facts["not_offloaded"] else ""
+        )
         parts.append(f"{number(facts['offloaded_bytes'] / GIB)} GiB offloaded{missed}")
     if facts["killed"]:
         parts.append(f"{facts['killed']:,} killed at their deadline")
-    kept = f" (KV cache while a tool runs: {facts['kv_while_tool_runs']})" if facts["in_tools_s"] else ""
+    kept = (
+        f" (KV cache while a tool runs: {facts['kv_while_tool_runs']})"
+        if facts["in_tools_s"]
+        else ""
+    )
     return f"Trajectories{kept}: {'; '.join(parts) or 'none in a tool, none killed'}."
 
 
@@ -167,14 +181,18 @@ def _waterfall(e: Explanation) -> Table:
 
     def line(words: str, keys: Sequence[str], style: str = "", end: bool = False) -> Line:
         gpu_s, of_sample = sum(whole[key] for key in keys), sum(per_sample[key] for key in keys)
-        return Line((words, number(gpu_s / unit_s), f"{gpu_s / total:.1%}", number(of_sample)), style, end)
+        return Line(
+            (words, number(gpu_s / unit_s), f"{gpu_s / total:.1%}", number(of_sample)), style, end
+        )
 
     lines = [line(PARTS[key].words, [key]) for key in ideal]
     lines.append(line("an ideal run", ideal, "bold", True))
     lines += [line(PARTS[key].words, [key]) for key in losses]
     if sum(whole[key] for key in rest) >= SMALLEST / 2 * total:
         lines.append(line("all that is smaller", rest))
-    lines.append(Line(("this run", number(total / unit_s), f"{1:.1%}", number(all_of_sample)), "bold"))
+    lines.append(
+        Line(("this run", number(total / unit_s), f"{1:.1%}", number(all_of_sample)), "bold")
+    )
     return plain_table(("where the GPU-hours went", unit, "share", "GPU-s a\nsample"), lines)
 
 
@@ -184,23 +202,41 @@ def _changes(d: Difference) -> Table:
     rest = [c for c in d.changes if c not in shown]
     rows = [(PARTS[c.part].words, c.a_gpu_s, c.b_gpu_s) for c in shown]
     if rest:
-        rows.append(("all that is alike", sum(c.a_gpu_s for c in rest), sum(c.b_gpu_s for c in rest)))
+        rows.append(
+            ("all that is alike", sum(c.a_gpu_s for c in rest), sum(c.b_gpu_s for c in rest))
+        )
     rows.append(("all", d.a_gpu_s, d.b_gpu_s))
-    lines = [Line((words, number(a), number(b), signed(a - b)), "bold" * (words == "all")) for words, a, b in rows]
+    lines = [
+        Line((words, number(a), number(b), signed(a - b)), "bold" * (words == "all"))
+        for words, a, b in rows
+    ]
     return plain_table(("GPU-s a trained sample", "A", "B", "B saves"), lines)
 
 
 def _print_path(e: Explanation, console: Console) -> None:
     path = e.path
-    took = f"{path.ended_s - path.started_s:,.1f} s, walked back from its end (--step shows another)"
+    took = (
+        f"{path.ended_s - path.started_s:,.1f} s, walked back from its end (--step shows another)"
+    )
     say(console, f"Critical path of update {path.step}: {took}", style="bold")
-    rows = _joined([k for k in path.links if k.kind != "boundary" or k.ended_s - k.started_s >= SHORTEST_S])
+    rows = _joined(
+        [k for k in path.links if k.kind != "boundary" or k.ended_s - k.started_s >= SHORTEST_S]
+    )
     if len(rows) > MOST_LINKS:
         half = MOST_LINKS // 2
         left_out = rows[half:-half]
-        middle = (left_out[0][0], sum(row[1] for row in left_out), f"… {len(left_out)} more, in --json")
+        middle = (
+            left_out[0][0],
+            sum(row[1] for row in left_out),
+            f"… {len(left_out)} more, in --json",
+        )
         rows = [*rows[:half], middle, *rows[-half:]]
-    console.print(aligned(((f"at {at_s:,.1f} s", f"{seconds:,.2f} s", words) for at_s, seconds, words in rows), "rrl"))
+    console.print(
+        aligned(
+            ((f"at {at_s:,.1f} s", f"{seconds:,.2f} s", words) for at_s, seconds, words in rows),
+            "rrl",
+        )
+    )
     shares, updates = ", ".join(path_shares(e)), e.updates - e.warmup_steps
     say(console, f"Of the critical paths of all {updates} updates after the warm-up: {shares}.")
 
@@ -225,9 +261,17 @@ def _joined(links: Sequence[PathLink]) -> list[tuple[float, float, str]]:
         first, j, tokens = links[i], i + 1, links[i].tokens
         loads = 0
         if first.sample:
-            while j + 1 < len(links) and links[j].kind == "load_weights" and links[j + 1].sample == first.sample:
+            while (
+                j + 1 < len(links)
+                and links[j].kind == "load_weights"
+                and links[j + 1].sample == first.sample
+            ):
                 loads, tokens, j = loads + 1, tokens + links[j + 1].tokens, j + 2
-        where = f"{first.where} " if first.where and first.kind not in ("reward", "boundary", "unknown") else ""
+        where = (
+            f"{first.where} "
+            if first.where and first.kind not in ("reward", "boundary", "unknown")
+            else ""
+        )
         words = f"{where}{KINDS.get(first.kind, (first.kind,))[0]}"
         if first.sample:
             words += f", {first.sample}: {tokens:,} tokens"
@@ -240,15 +284,31 @@ def _joined(links: Sequence[PathLink]) -> list[tuple[float, float, str]]:
 
 def _print_held_up(e: Explanation, console: Console) -> None:
     if not e.held_up_s:
-        say(console, f"No sample held update {e.path.step} up: all were there before the trainer was free.")
+        say(
+            console,
+            f"No sample held update {e.path.step} up: all were there before the trainer was free.",
+        )
         return
-    earlier = f"without these {len(e.held_up)} its batch had been complete {e.held_up_s:,.1f} s earlier"
+    earlier = (
+        f"without these {len(e.held_up)} its batch had been complete {e.held_up_s:,.1f} s earlier"
+    )
     say(console, f"The samples that update {e.path.step} waited for last: {earlier}", style="bold")
-    headings = ("sample", "worker", "prompt", "response\ntokens", "start s", "end s", "waited for\nit alone s")
+    headings = (
+        "sample",
+        "worker",
+        "prompt",
+        "response\ntokens",
+        "start s",
+        "end s",
+        "waited for\nit alone s",
+    )
     rows = [
         (s.sample, s.worker, f"{s.prompt_tokens:,}", f"{s.response_tokens:,}", f"{s.started_s:,.1f}",
          f"{s.finished_s:,.1f}", f"{s.held_s:,.2f}")
         for s in e.held_up
     ]  # fmt: skip
     console.print(plain_table(headings, rows))
-    say(console, "Samples are named prompt/sample/epoch; the wait is counted from when the update before had ended.")
+    say(
+        console,
+        "Samples are named prompt/sample/epoch; the wait is counted from when the update before had ended.",
+    )

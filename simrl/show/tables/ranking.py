@@ -29,7 +29,10 @@ def of_variants(rows: Sequence[Row]) -> list[list[Row]]:
 
 def most_of_variants(rows: Sequence[Row]) -> dict[str, float]:
     """Return the most samples/s of each variant."""
-    return {str(group[0]["variant"]): max(row["samples_per_s"] for row in group) for group in of_variants(rows)}
+    return {
+        str(group[0]["variant"]): max(row["samples_per_s"] for row in group)
+        for group in of_variants(rows)
+    }
 
 
 def several(rows: Sequence[Row]) -> list[list[Row]]:
@@ -46,7 +49,9 @@ def ranking_lines(rows: Sequence[Row]) -> list[str]:
     moves = grouped(move for group in groups for move in _moves(group))
     moved = "; ".join(f"{how}: {', '.join(names)}" for how, names in moves.items())
     _, lead = max(_lead(group) for group in groups)
-    return [f"{HEADING}: {moved or 'unchanged'}. {lead}{', where it moves most' * (len(groups) > 1)}."]
+    return [
+        f"{HEADING}: {moved or 'unchanged'}. {lead}{', where it moves most' * (len(groups) > 1)}."
+    ]
 
 
 def _rate(row: Row, key: str) -> float:
@@ -64,7 +69,10 @@ def _moves(group: Sequence[Row]) -> Iterator[tuple[str, str]]:
             if after < 1 / (1 + RATIO_ERROR):
                 yield f"at × {factor:g} faster than {fast['system']}", row_name(slow)
             elif fast is order[0] and after <= 1 + RATIO_ERROR < before:
-                yield f"at × {factor:g} level with {fast['system']} (within {RATIO_ERROR:.0%})", row_name(slow)
+                yield (
+                    f"at × {factor:g} level with {fast['system']} (within {RATIO_ERROR:.0%})",
+                    row_name(slow),
+                )
 
 
 def best_and_other(group: Sequence[Row]) -> tuple[Row, Row]:

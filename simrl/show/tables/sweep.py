@@ -14,7 +14,8 @@ from simrl.show.text import Column, fitting, formatted, plain_table, say, shown_
 from simrl.study.sweep import SweepPlan, Swept
 
 SHOWN = 10
-# Heading, key, format, and the turn in which a column is left out for want of room (0: never, as the names of points).
+# Heading, key, format, and the turn in which a column is left out for want of room (0: never, as
+# the names of points).
 MEASURES = (
     ("samples/s", "samples_per_s", "{:.3g}", 0),
     ("speed-up", "speedup", "{:.2f}×", 4),
@@ -28,19 +29,28 @@ MEASURES = (
 
 def print_sweep(planned: SweepPlan, swept: Swept, console: Console) -> None:
     """Print the fastest points as a table, the number of points, and the failures."""
-    best = sorted((row for row in swept.rows if row["error"] is None), key=lambda row: -row["samples_per_s"])[:SHOWN]
+    best = sorted(
+        (row for row in swept.rows if row["error"] is None), key=lambda row: -row["samples_per_s"]
+    )[:SHOWN]
     points = len(swept.rows)
     if best:
         say(console, f"The fastest {len(best)} of {points} points (speed-up over the first point)")
         table, left_out = fitting(console, _columns(planned.keys), partial(_table, best))
         console.print(table)
         if left_out:
-            say(console, f"Left out for want of room, but in the sweep's table: {', '.join(left_out)}")
+            say(
+                console,
+                f"Left out for want of room, but in the sweep's table: {', '.join(left_out)}",
+            )
         if not all(row["settled"] for row in best):
             say(console, f"↑ {GROWING}")
         console.print()
     stored = f", {points - swept.simulated} were there" if swept.simulated < points else ""
-    equal = f", {planned.combinations} combinations, some of them the same" if planned.combinations > points else ""
+    equal = (
+        f", {planned.combinations} combinations, some of them the same"
+        if planned.combinations > points
+        else ""
+    )
     say(console, f"{points} points, {swept.simulated} simulated now{stored}{equal}.")
     failed = [row for row in swept.rows if row["error"] is not None]
     if failed:
@@ -51,11 +61,15 @@ def _columns(keys: Sequence[str]) -> list[Column]:
     """Return the columns of points: number, varied keys (by their last part), measures."""
 
     def varied(key: str) -> Column:
-        return Column(key.removesuffix(".name").rpartition(".")[2], lambda row: shown_value(row[key]))
+        return Column(
+            key.removesuffix(".name").rpartition(".")[2], lambda row: shown_value(row[key])
+        )
 
     def measure(heading: str, key: str, form: str, turn: int) -> Column:
         def cell(row: Mapping[str, Any]) -> str:
-            return formatted(row[key], form) + " ↑" * (key == "off_policyness_mean" and not row["settled"])
+            return formatted(row[key], form) + " ↑" * (
+                key == "off_policyness_mean" and not row["settled"]
+            )
 
         return Column(heading, cell, turn=turn)
 

@@ -15,13 +15,23 @@ def _cut(description: dict[str, Any]) -> str:
     """Return the share of responses that ended by length, if limits other than their cap ended
     some."""
     cut = description["share_cut"]
-    return f"; {cut:.1%} ended by length" if cut and round(cut - description["share_at_cap"], 3) > 0 else ""
+    return (
+        f"; {cut:.1%} ended by length"
+        if cut and round(cut - description["share_at_cap"], 3) > 0
+        else ""
+    )
 
 
 def _tool_row(facts: dict[str, Any]) -> list[str]:
     seconds = [f"{facts[key]:.1f}" for key in ("mean_s", "p50_s", "p95_s", "max_s")]
     failed = "not recorded" if facts["failed_tries"] is None else f"{facts['failed_tries']:,}"
-    return [facts["tool"], f"{facts['calls']:,}", *seconds, failed, f"{facts['observation_tokens_mean']:,.0f}"]
+    return [
+        facts["tool"],
+        f"{facts['calls']:,}",
+        *seconds,
+        failed,
+        f"{facts['observation_tokens_mean']:,.0f}",
+    ]
 
 
 def print_description(description: dict[str, Any], console: Console) -> None:
@@ -44,18 +54,26 @@ def print_description(description: dict[str, Any], console: Console) -> None:
         "samples": f"{d['rows']:,}",
         "steps, epochs": f"{d['steps']:,}, {d['epochs']:,}",
         "prompts": f"{d['prompts']:,}",
-        "samples a group": smallest if smallest == largest else f"{smallest} to {largest}, mean {d['group_mean']:.1f}",
+        "samples a group": smallest
+        if smallest == largest
+        else f"{smallest} to {largest}, mean {d['group_mean']:.1f}",
         "tokens": f"{d['prompt_tokens_total']:,} of prompts, {d['response_tokens_total']:,} of responses",
         "at the cap": f"{d['share_at_cap']:.1%} of responses, cap {d['cap_tokens']:,} tokens{_cut(d)}",
         "reward": "not recorded" if d["reward_mean"] is None else f"mean {d['reward_mean']:.3f}",
         "environment": pauses if d["pauses_mean"] else "no turns",
-        "token ids": "recorded" if d["has_token_ids"] else "not recorded; acceptance of drafts must be assumed",
+        "token ids": "recorded"
+        if d["has_token_ids"]
+        else "not recorded; acceptance of drafts must be assumed",
     }
     console.print(aligned(((Text(label, "bold"), value) for label, value in size.items()), "ll"))
     in_turns = d["observation_tokens_mean"] > 0
-    statistics = [key for key in d["response_tokens"] if key != "p5" or not in_turns]  # to fit into 80 characters
+    statistics = [
+        key for key in d["response_tokens"] if key != "p5" or not in_turns
+    ]  # to fit into 80 characters
     kinds = ("prompt", "response", "context") if in_turns else ("prompt", "response")
-    lengths = [(kind, *(f"{d[f'{kind}_tokens'][key]:,.0f}" for key in statistics)) for kind in kinds]
+    lengths = [
+        (kind, *(f"{d[f'{kind}_tokens'][key]:,.0f}" for key in statistics)) for kind in kinds
+    ]
     console.print(framed_table(("tokens", *statistics), lengths))
     if d["tools"]:
         columns = ("tool", "calls", "mean s", "p50", "p95", "max", "failed tries", "tokens")
@@ -63,4 +81,7 @@ def print_description(description: dict[str, Any], console: Console) -> None:
 
     share = d["within_group_variance_share"]
     if share is not None:
-        say(console, f"Within groups lies {share:.0%} of a step's variance of log lengths, the rest between prompts.")
+        say(
+            console,
+            f"Within groups lies {share:.0%} of a step's variance of log lengths, the rest between prompts.",
+        )

@@ -1,1 +1,2 @@
-"""Importers: one file a source, each with one function that gives a validated `simrl.trace.trace.Trace`."""
+"""Importers: one file a source, each with one function that gives a validated
+`simrl.trace.trace.Trace`."""

@@ -1,7 +1,7 @@
 """AReaL: the trajectories that `dump_to_file` writes under `rollout/{version}/{task_id}.jsonl`.
 
-A file is one task: the samples of one prompt, requested together. Its folder is the newest weight version that generated any
-of them. AReaL counted the tokens itself: response = seqlen - prompt_len.
+A file is one task: the samples of one prompt, requested together. Its folder is the newest weight
+version that generated any of them. AReaL counted the tokens itself: response = seqlen - prompt_len.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ ANY_INTEGER = -(2**31)  # AReaL gives version -1 to tokens that no engine genera
 
 
 def files(path: Path) -> list[Path]:
-    """Return the files of a `rollout` folder, of one `{version}` folder of it, or one file, versions and tasks as numbers."""
+    """Return the files of a `rollout` folder, of one `{version}` folder of it, or one file,
+    versions and tasks as numbers."""
     below = [path] if path.is_file() else [*path.glob("*.jsonl"), *path.glob("*/*.jsonl")]
-    unique = {Path(os.path.realpath(file)) for file in below}  # a link to itself cannot be read, later
+    unique = {
+        Path(os.path.realpath(file)) for file in below
+    }  # a link to itself cannot be read, later
     strangers = sorted(file for file in unique if not VERSION.fullmatch(file.parent.name))
     if strangers or not unique:
         strange = f"{strangers[0].parent.name}/{strangers[0].name}" if strangers else "no .jsonl"
@@ -34,17 +37,23 @@ def files(path: Path) -> list[Path]:
     tasks: dict[tuple[int, str], str] = {}
     for file in ordered:
         name = f"{file.parent.name}/{file.name}"
-        if (other := tasks.setdefault((int(file.parent.name), file.name.lstrip("0")), name)) != name:
-            raise InputError(f"{path}: {other} and {name} are one task, whose group would be twice as large; keep one")
+        if (
+            other := tasks.setdefault((int(file.parent.name), file.name.lstrip("0")), name)
+        ) != name:
+            raise InputError(
+                f"{path}: {other} and {name} are one task, whose group would be twice as large; keep one"
+            )
     return ordered
 
 
 def row(record: Mapping[str, Any], place: str, file: Path, *_: Any) -> rows.Row:
-    """Return a sample as a row. `step` is the version folder: the training step that used a sample is not recorded, only the
-    version that finished it. `policy_version` is `head_version`, the version that began it.
+    """Return a sample as a row. `step` is the version folder: the training step that used a sample
+    is not recorded, only the version that finished it. `policy_version` is `head_version`, the
+    version that began it.
 
-    Segments of role "context" come from an environment; the generated ones between them are the turns of the response. Context
-    before the first turn belongs to the prompt, context after the last is left out. The environment's time is not recorded.
+    Segments of role "context" come from an environment; the generated ones between them are the
+    turns of the response. Context before the first turn belongs to the prompt, context after the
+    last is left out. The environment's time is not recorded.
     """
     step = int(file.parent.name)
     prompt_tokens = rows.integer(record, "prompt_len", place, low=1)
@@ -54,7 +63,10 @@ def row(record: Mapping[str, Any], place: str, file: Path, *_: Any) -> rows.Row:
             f"{place}: seqlen is {prompt_tokens + response_tokens}, below prompt_len {prompt_tokens}; "
             "it counts prompt and response"
         )
-    head, tail = (rows.integer(record, key, place, low=ANY_INTEGER) for key in ("head_version", "tail_version"))
+    head, tail = (
+        rows.integer(record, key, place, low=ANY_INTEGER)
+        for key in ("head_version", "tail_version")
+    )
     if not head <= tail <= step:
         raise InputError(
             f"{place}: head_version {head}, tail_version {tail} in folder {step}; they must not fall in this order"
@@ -73,7 +85,9 @@ def row(record: Mapping[str, Any], place: str, file: Path, *_: Any) -> rows.Row:
 
 def _turns(record: Mapping[str, Any], response_tokens: int, place: str) -> Turns:
     """Return the turns of a record. Without segments, everything after the prompt is one turn."""
-    segments = rows.items(record, "segments", place, lambda segment: isinstance(segment, dict), "a list of objects")
+    segments = rows.items(
+        record, "segments", place, lambda segment: isinstance(segment, dict), "a list of objects"
+    )
     parts = [(rows.field(s, "role", place), rows.integer(s, "len", place)) for s in segments]
     parts = [(role, tokens) for role, tokens in parts if role != "prompt" and tokens]
     if not any(role != "context" for role, _ in parts):

@@ -1,7 +1,8 @@
-"""Dumps of samples, as frameworks write them: the files of a source of `sources.toml`, and their rows as a trace.
+"""Dumps of samples, as frameworks write them: the files of a source of `sources.toml`, and their
+rows as a trace.
 
-Invariant: a step is in one file, and a step in the name of a file is the step of its rows. A source has lengths, or text that a
-`TokenCounter` counts. Rows with one prompt and step are a group.
+Invariant: a step is in one file, and a step in the name of a file is the step of its rows. A source
+has lengths, or text that a `TokenCounter` counts. Rows with one prompt and step are a group.
 """
 
 from __future__ import annotations
@@ -25,9 +26,13 @@ from simrl.trace.importers.tabular import PlacedRow, table_rows
 from simrl.trace.importers.tokens import DECODED, TokenCounter
 from simrl.trace.trace import Trace
 
-Record = tuple[Path, str, Mapping[str, Any]]  # the file of a row, its place in messages, and its fields
+Record = tuple[
+    Path, str, Mapping[str, Any]
+]  # the file of a row, its place in messages, and its fields
 TABLE = ".table.json"  # of wandb: a row a step, its samples in columns input_k, output_k, score_k
-VALIDATION = "Validation generations that verl logged as a table, a few a checkpoint, not training rollouts."
+VALIDATION = (
+    "Validation generations that verl logged as a table, a few a checkpoint, not training rollouts."
+)
 
 
 def import_dump(
@@ -41,9 +46,10 @@ def import_dump(
 ) -> Trace:
     """Return the trace of what a framework wrote at `path`: a folder or one of its files.
 
-    `counter` counts text. `cap_tokens` is the run's own limit of a response. `reward_column` names the columns whose sum is the
-    reward, `()` none; `reward_key` the number of rewards that are objects. Raises `InputError` for anything else at `path`, and
-    for fields that are missing, mistyped or contradictory.
+    `counter` counts text. `cap_tokens` is the run's own limit of a response. `reward_column` names
+    the columns whose sum is the reward, `()` none; `reward_key` the number of rewards that are
+    objects. Raises `InputError` for anything else at `path`, and for fields that are missing,
+    mistyped or contradictory.
     """
     source, path = SOURCES[framework], rows.existing(path)
     form: Any = import_module(f"simrl.trace.importers.{source.form}") if source.form else None
@@ -52,7 +58,10 @@ def import_dump(
     is_table = files[0].name.endswith(TABLE)
     if path.is_file() and form is None and not is_table:
         refuse_metrics(path)
-    records = _by_step(source, form.read(files) if hasattr(form, "read") else _records(source, files, reward_column))
+    records = _by_step(
+        source,
+        form.read(files) if hasattr(form, "read") else _records(source, files, reward_column),
+    )
     notes = [VALIDATION, *source.notes] if is_table else [*source.notes]
     if form is not None:
         samples = [form.row(row, place, file, reward_key, left_out) for file, place, row in records]
@@ -61,21 +70,33 @@ def import_dump(
         agents: list[bool] = []
         if source.repeats:
             records = _without_repeats(source, records, left_out)
-        samples = list(table_rows(((place, row) for _, place, row in records), source.columns, counter, agents=agents))
+        samples = list(
+            table_rows(
+                ((place, row) for _, place, row in records), source.columns, counter, agents=agents
+            )
+        )
         if "response" in source.columns:
-            notes += [DECODED, turns.note([row.turn_observation_tokens for row in samples], sum(agents))]
+            notes += [
+                DECODED,
+                turns.note([row.turn_observation_tokens for row in samples], sum(agents)),
+            ]
     return rows.trace_from_rows(
         samples,
-        source=f"{framework} wandb table {files[0].name}" if is_table else f"{source.title} {path.name}",
+        source=f"{framework} wandb table {files[0].name}"
+        if is_table
+        else f"{source.title} {path.name}",
         tokenizer=source.tokenizer if counter is None else counter.tokenizer,
         notes=[*notes, *(f"{number} {words}" for words, number in left_out.items() if number)],
-        default_name=path.name.removesuffix(TABLE).removesuffix(path.suffix if path.is_file() else ""),
+        default_name=path.name.removesuffix(TABLE).removesuffix(
+            path.suffix if path.is_file() else ""
+        ),
         **labels,
     )
 
 
 def _files(source: Source, path: Path, left_out: Counter[str]) -> list[Path]:
-    """Return the files of a source in the order of their steps; of tables, which are cumulative, the largest."""
+    """Return the files of a source in the order of their steps; of tables, which are cumulative,
+    the largest."""
     if path.is_file():
         return [path]
     for pattern in source.files:
@@ -85,7 +106,9 @@ def _files(source: Source, path: Path, left_out: Counter[str]) -> list[Path]:
         if kept and kept[0].name.endswith(TABLE):
             return [max(kept, key=lambda file: (file.stat().st_size, file.name))]
         if kept:
-            return sorted(kept, key=lambda file: (_step_of(source, file) or 0, len(file.name), file.name))
+            return sorted(
+                kept, key=lambda file: (_step_of(source, file) or 0, len(file.name), file.name)
+            )
     raise InputError(f"{path}: {source.nothing}")
 
 
@@ -95,7 +118,9 @@ def _step_of(source: Source, file: Path) -> int | None:
     return int(named[1]) if named else None
 
 
-def _records(source: Source, files: Sequence[Path], reward_column: Sequence[str] | None) -> Iterator[Record]:
+def _records(
+    source: Source, files: Sequence[Path], reward_column: Sequence[str] | None
+) -> Iterator[Record]:
     """Yield the rows of files, by the ends of their names."""
     for file in files:
         placed: Iterable[PlacedRow] = rows.read_jsonl(file)
@@ -107,14 +132,18 @@ def _records(source: Source, files: Sequence[Path], reward_column: Sequence[str]
             yield file, place, row
 
 
-def _without_repeats(source: Source, records: Iterable[Record], left_out: Counter[str]) -> Iterator[Record]:
-    """Yield the rows of all files but repetitions: a batch that several steps train on is written once for each."""
+def _without_repeats(
+    source: Source, records: Iterable[Record], left_out: Counter[str]
+) -> Iterator[Record]:
+    """Yield the rows of all files but repetitions: a batch that several steps train on is written
+    once for each."""
     before: Counter[Any] = Counter()
     for _, of_file in groupby(records, key=lambda record: record[0]):
         records_of_file = list(of_file)
         prompt, response = str(source.columns["prompt"]), str(source.columns["response"])
         batch = Counter(
-            (rows.text(row, prompt, place), rows.text(row, response, place)) for _, place, row in records_of_file
+            (rows.text(row, prompt, place), rows.text(row, response, place))
+            for _, place, row in records_of_file
         )
         if batch == before:
             left_out["files repeat the generation batch of the one before and were left out."] += 1
@@ -124,11 +153,15 @@ def _without_repeats(source: Source, records: Iterable[Record], left_out: Counte
 
 
 def _by_step(source: Source, records: Iterable[Record]) -> Iterator[Record]:
-    """Yield rows. Raises `InputError` for a step in two files, and for a step other than in the name of its file."""
+    """Yield rows. Raises `InputError` for a step in two files, and for a step other than in the
+    name of its file."""
     file_of: dict[int, Path] = {}
     for file, place, row in records:
         if "step" in source.columns:
-            step, named = rows.integer(row, str(source.columns["step"]), place), _step_of(source, file)
+            step, named = (
+                rows.integer(row, str(source.columns["step"]), place),
+                _step_of(source, file),
+            )
             if named not in (None, step):
                 raise InputError(
                     f"{place}: step is {step} in the {source.rows_of} of step {named}; was the file renamed?"
@@ -140,18 +173,27 @@ def _by_step(source: Source, records: Iterable[Record]) -> Iterator[Record]:
         yield file, place, row
 
 
-def _parquet_rows(source: Source, file: Path, reward_column: Sequence[str] | None) -> Iterator[PlacedRow]:
-    """Yield the rows of a file of columns; where a source has several rewards, with their sum as `reward`."""
+def _parquet_rows(
+    source: Source, file: Path, reward_column: Sequence[str] | None
+) -> Iterator[PlacedRow]:
+    """Yield the rows of a file of columns; where a source has several rewards, with their sum as
+    `reward`."""
     table = read_parquet(file)
     summed = source.rewards is not None
-    columns = [n for n in source.columns.values() if isinstance(n, str) and not (summed and n == "reward")]
+    columns = [
+        n for n in source.columns.values() if isinstance(n, str) and not (summed and n == "reward")
+    ]
     for name in columns:
         if name not in table.column_names:
             raise InputError(
                 f"{file}: no column {name!r} (it has {rows.listed(table.column_names)}); {source.title} have "
                 f"{', '.join(columns)}"
             )
-    rewards = [] if source.rewards is None else _reward_columns(file, table, (*columns, *source.rewards), reward_column)
+    rewards = (
+        []
+        if source.rewards is None
+        else _reward_columns(file, table, (*columns, *source.rewards), reward_column)
+    )
     read = {*columns, *rewards, *source.columns.get("mask", ())} & {*table.column_names}
     for index, row in enumerate(table.select(sorted(read)).to_pylist()):
         place = f"{file}: row {index}"
@@ -161,12 +203,21 @@ def _parquet_rows(source: Source, file: Path, reward_column: Sequence[str] | Non
         yield place, {**row, "reward": sum(numbers) if numbers else None} if summed else row
 
 
-def _reward_columns(file: Path, table: pa.Table, known: Sequence[str], wanted: Sequence[str] | None) -> list[str]:
-    """Return the columns to add up: those that are wanted, or the only column of numbers that is not known."""
+def _reward_columns(
+    file: Path, table: pa.Table, known: Sequence[str], wanted: Sequence[str] | None
+) -> list[str]:
+    """Return the columns to add up: those that are wanted, or the only column of numbers that is
+    not known."""
     kinds = {field.name: field.type for field in table.schema if field.name not in known}
-    numbers = [name for name, kind in kinds.items() if pa.types.is_floating(kind) or pa.types.is_integer(kind)]
+    numbers = [
+        name
+        for name, kind in kinds.items()
+        if pa.types.is_floating(kind) or pa.types.is_integer(kind)
+    ]
     if unknown := [name for name in wanted or () if name not in numbers]:
-        raise InputError(f"{file}: no column of numbers {unknown[0]!r}; it has {rows.listed(numbers)}")
+        raise InputError(
+            f"{file}: no column of numbers {unknown[0]!r}; it has {rows.listed(numbers)}"
+        )
     if wanted is None and len(numbers) > 1:
         raise InputError(
             f"{file}: columns {rows.listed(numbers)} may be rewards; name those to add up with --reward-column"
@@ -175,11 +226,14 @@ def _reward_columns(file: Path, table: pa.Table, known: Sequence[str], wanted: S
 
 
 def _table_rows(file: Path) -> Iterator[PlacedRow]:
-    """Yield the samples of a wandb table of generations: a row is a step, with a sample in each slot."""
+    """Yield the samples of a wandb table of generations: a row is a step, with a sample in each
+    slot."""
     table = rows.read_json(file)
     names, data = table.get("columns"), table.get("data")
     if not isinstance(names, list) or not isinstance(data, list):
-        raise InputError(f"{file}: keys {rows.listed(table)}; a wandb table has the lists 'columns' and 'data'")
+        raise InputError(
+            f"{file}: keys {rows.listed(table)}; a wandb table has the lists 'columns' and 'data'"
+        )
     split = [str(name).partition("_") for name in names]
     slots = [slot for kind, _, slot in split if kind == "input"]
     if not slots:
@@ -190,18 +244,27 @@ def _table_rows(file: Path) -> Iterator[PlacedRow]:
     for index, values in enumerate(data):
         place = f"{file}: data row {index}"
         if not isinstance(values, list) or len(values) != len(names):
-            raise InputError(f"{place}: {rows.shown(values)} is not a list of {len(names)} values, one a column")
+            raise InputError(
+                f"{place}: {rows.shown(values)} is not a list of {len(names)} values, one a column"
+            )
         step = rows.integer(dict(zip(map(str, names), values, strict=True)), "step", place)
         if step in steps:
-            raise InputError(f"{place}: step {step} occurs twice; remove the row of the run that was repeated")
+            raise InputError(
+                f"{place}: step {step} occurs twice; remove the row of the run that was repeated"
+            )
         steps.add(step)
         for slot in slots:
-            named = {kind: value for (kind, _, of), value in zip(split, values, strict=True) if of in ("", slot)}
+            named = {
+                kind: value
+                for (kind, _, of), value in zip(split, values, strict=True)
+                if of in ("", slot)
+            }
             yield f"{place}, slot {slot}", named
 
 
 def refuse_metrics(path: Path) -> None:
-    """Raise `InputError` for a metrics log: its first line is no sample, and it has metrics of a framework."""
+    """Raise `InputError` for a metrics log: its first line is no sample, and it has metrics of a
+    framework."""
     first = next((line for _, line in rows.numbered_lines(path, mode="rb") if line.strip()), b"")
     if b'"output"' not in first and (name := recognised(path)):
         raise InputError(

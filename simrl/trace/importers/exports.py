@@ -1,9 +1,12 @@
-"""Tables of metrics, as rows of numbers by tag: JSON Lines, CSV of W&B and TensorBoard, and JSON by tag.
+"""Tables of metrics, as rows of numbers by tag: JSON Lines, CSV of W&B and TensorBoard, and JSON by
+tag.
 
-JSON Lines   a row a step: a W&B history, TRL's log, verl's file logger (`{"step": …, "data": {…}}`).
-CSV          a column a tag, as of a history or of a W&B chart (`RUN - TAG`, with `RUN - TAG__MIN` beside it); or a
+JSON Lines   a row a step: a W&B history, TRL's log, verl's file logger (`{"step": …, "data":
+{…}}`). CSV          a column a tag, as of a history or of a W&B chart (`RUN - TAG`, with `RUN -
+TAG__MIN` beside it); or a
              TensorBoard download, `Wall time,Step,Value`, whose tag is in the file's name. A folder of CSV is one table.
-JSON         `log_history` of TRL's `trainer_state.json`, or `{tag: {step: value}}`, as NeMo-RL's tools dump TensorBoard.
+JSON         `log_history` of TRL's `trainer_state.json`, or `{tag: {step: value}}`, as NeMo-RL's
+tools dump TensorBoard.
 """
 
 from __future__ import annotations
@@ -20,18 +23,29 @@ from simrl.errors import InputError, broken, first_line
 from simrl.trace.importers import rows
 
 Logged = tuple[str, dict[str, float]]  # the place of a row, and its numbers by tag
-STEPS = ("global_step", "train/global_step", "training/global_step", "rollout/step", "step", "Step", "_step")
+STEPS = (
+    "global_step",
+    "train/global_step",
+    "training/global_step",
+    "rollout/step",
+    "step",
+    "Step",
+    "_step",
+)
 ONE_TAG = {"Wall time", "Step", "Value"}
 ENVELOPE = ("__MIN", "__MAX")  # of a W&B chart, beside each tag
 
 
 def step_of(row: dict[str, float], place: str) -> int | None:
-    """Return the step of a row; None if it has none. Raises `InputError` for one that no run has."""
+    """Return the step of a row; None if it has none. Raises `InputError` for one that no run
+    has."""
     step = next((row[name] for name in STEPS if name in row), None)
     if step is None or step != step:
         return None
     if not 0 <= step <= rows.INT32_MAX or step != int(step):
-        raise InputError(f"{place}: step {step:.12g} is no whole number from 0; repair or remove the row")
+        raise InputError(
+            f"{place}: step {step:.12g} is no whole number from 0; repair or remove the row"
+        )
     return int(step)
 
 
@@ -39,13 +53,15 @@ def tables(path: Path) -> list[Path]:
     """Return the CSV files of a folder. Raises `InputError` if there is none."""
     files = sorted(file for file in path.glob("*.csv") if file.is_file())
     if not files:
-        raise InputError(f"{path}: is a folder without .csv; name the run's metrics log, or a folder of exported CSV")
+        raise InputError(
+            f"{path}: is a folder without .csv; name the run's metrics log, or a folder of exported CSV"
+        )
     return files
 
 
 def read_rows(path: Path, tags: Sequence[str]) -> Iterator[Logged] | None:
-    """Return the rows of a table; None for a file that is none, such as a console log. `tags` are those that a TensorBoard
-    download may have."""
+    """Return the rows of a table; None for a file that is none, such as a console log. `tags` are
+    those that a TensorBoard download may have."""
     if path.is_dir():
         return _merged(path, tags)
     if path.suffix == ".csv":
@@ -57,13 +73,17 @@ def read_rows(path: Path, tags: Sequence[str]) -> Iterator[Logged] | None:
 
 
 def numbers(values: dict[Any, Any]) -> dict[str, float]:
-    """Return the numbers of a row; true and false, texts and lists are left out. Half a character of a name becomes ?."""
-    by_name = {str(key): rows.as_float(value) for key, value in values.items() if rows.is_number(value)}
+    """Return the numbers of a row; true and false, texts and lists are left out. Half a character
+    of a name becomes ?."""
+    by_name = {
+        str(key): rows.as_float(value) for key, value in values.items() if rows.is_number(value)
+    }
     return {key.encode(errors="replace").decode(): value for key, value in by_name.items()}
 
 
 def tag_of(path: Path, tags: Sequence[str]) -> str | None:
-    """Return the longest of these tags that the name of a file ends with; browsers write _ for the slashes of a tag."""
+    """Return the longest of these tags that the name of a file ends with; browsers write _ for the
+    slashes of a tag."""
     name, written = f"_{_written(path.stem)}", {tag: f"_{_written(tag)}" for tag in tags}
     return max((tag for tag in tags if name.endswith(written[tag])), key=len, default=None)
 
@@ -88,7 +108,9 @@ def _jsonl_rows(path: Path) -> Iterator[Logged]:
 def _json_rows(path: Path) -> Iterator[Logged]:
     content = rows.read_json(path)
     if isinstance(content.get("log_history"), list):
-        yield from ((str(path), numbers(row)) for row in content["log_history"] if isinstance(row, dict))
+        yield from (
+            (str(path), numbers(row)) for row in content["log_history"] if isinstance(row, dict)
+        )
         return
     by_tag = {tag: values for tag, values in content.items() if isinstance(values, dict)}
     if not by_tag:
@@ -115,24 +137,35 @@ def _csv_rows(path: Path, tags: Sequence[str]) -> Iterator[Logged]:
             for cells in table:
                 place = f"{path}: row {table.line_num}"
                 if cells and len(cells) != len(header):
-                    raise InputError(f"{place}: {len(cells)} cells, and the header has {len(header)}; repair the row")
+                    raise InputError(
+                        f"{place}: {len(cells)} cells, and the header has {len(header)}; repair the row"
+                    )
                 row = {
-                    columns[i]: value for i, value in enumerate(map(_cell, cells)) if columns[i] and value is not None
+                    columns[i]: value
+                    for i, value in enumerate(map(_cell, cells))
+                    if columns[i] and value is not None
                 }
                 if row:
                     yield place, row
     except (OSError, csv.Error) as error:
-        raise InputError(f"{path}: cannot be read as CSV ({first_line(error)}); export it again") from error
+        raise InputError(
+            f"{path}: cannot be read as CSV ({first_line(error)}); export it again"
+        ) from error
 
 
 def _columns(path: Path, header: Sequence[str], tags: Sequence[str]) -> list[str]:
     """Return the tag of each column; empty for one that is left out."""
     if set(header) == ONE_TAG:
-        return [{"Step": "Step", "Value": tag_of(path, tags) or ""}.get(name, "") for name in header]
+        return [
+            {"Step": "Step", "Value": tag_of(path, tags) or ""}.get(name, "") for name in header
+        ]
     names = ["" if name.endswith(ENVELOPE) else name.rpartition(" - ")[2] for name in header]
     twice = next((name for name, times in Counter(names).items() if name and times > 1), None)
     if wrong := broken(
-        (twice is not None, f"two columns are {rows.shown(twice)}, as of two runs; export one run alone"),
+        (
+            twice is not None,
+            f"two columns are {rows.shown(twice)}, as of two runs; export one run alone",
+        ),
         (
             not set(STEPS) & set(names),
             f"no column for the step, such as Step or _step (it has {rows.listed(header)})",
@@ -149,14 +182,17 @@ def _cell(raw: str) -> float | None:
 
 
 def _merged(path: Path, tags: Sequence[str]) -> Iterator[Logged]:
-    """Yield a row a step of all CSV files in a folder. Raises `InputError` for a tag of two files, as of two runs."""
+    """Yield a row a step of all CSV files in a folder. Raises `InputError` for a tag of two files,
+    as of two runs."""
     by_step: dict[int, dict[str, float]] = {}
     file_of: dict[str, Path] = {}
     for file in tables(path):
         for place, row in _csv_rows(file, tags):
             for tag in set(tags) & set(row):
                 if file_of.setdefault(tag, file) != file:
-                    raise InputError(f"{file}: {tag} is also in {file_of[tag].name}; keep the files of one run")
+                    raise InputError(
+                        f"{file}: {tag} is also in {file_of[tag].name}; keep the files of one run"
+                    )
             if (step := step_of(row, place)) is not None:
                 by_step.setdefault(step, {STEPS[0]: step}).update(row)
     yield from ((str(path), row) for _, row in sorted(by_step.items()))

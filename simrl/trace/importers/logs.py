@@ -1,17 +1,23 @@
-"""Metrics logs of runs, of verl, TRL, slime or NeMo-RL, as one table in verl's names: a row a step, seconds and lengths.
+"""Metrics logs of runs, of verl, TRL, slime or NeMo-RL, as one table in verl's names: a row a step,
+seconds and lengths.
 
-Invariant: a value that a log lacks is missing (NaN, or no column), never guessed here. Where a format lacks the number of
-responses or the length of prompts, one line asks for it. Of a step logged twice, as after a resume, later values count.
+Invariant: a value that a log lacks is missing (NaN, or no column), never guessed here. Where a
+format lacks the number of responses or the length of prompts, one line asks for it. Of a step
+logged twice, as after a resume, later values count.
 
-A log is a console's, or a table that W&B, TensorBoard or the framework itself wrote (`simrl.trace.importers.exports`).
+A log is a console's, or a table that W&B, TensorBoard or the framework itself wrote
+(`simrl.trace.importers.exports`).
 
-verl   console lines `step:N - key:value - …`; in tables the same keys. Where a line lacks `perf/total_num_tokens`, it is the
+verl   console lines `step:N - key:value - …`; in tables the same keys. Where a line lacks
+`perf/total_num_tokens`, it is the
        mean of `global_seqlen` times the number of ranks, which follows from other lines or from the number of responses.
-TRL    `trainer_state.json`, or the run's history. TRL logs the times of its methods (`profiling/Time taken: GRPOTrainer.…`) to
+TRL    `trainer_state.json`, or the run's history. TRL logs the times of its methods
+(`profiling/Time taken: GRPOTrainer.…`) to
        W&B, MLflow or Trackio only, in rows of their own before the row of the step: `trainer_state.json` has no generation
        time, and cannot be calibrated on.
-slime  the lines `perf N: {…}` and `rollout N: {…}` that rollout manager and trainer write to the console; in tables their keys.
-nemo   NeMo-RL, from its console or from what it sends to W&B and TensorBoard.
+slime  the lines `perf N: {…}` and `rollout N: {…}` that rollout manager and trainer write to the
+console; in tables their keys. nemo   NeMo-RL, from its console or from what it sends to W&B and
+TensorBoard.
 """
 
 from __future__ import annotations
@@ -33,7 +39,10 @@ from simrl.errors import InputError, meant
 from simrl.trace.importers import rows
 from simrl.trace.importers.exports import STEPS, Logged, numbers, read_rows, step_of, tables, tag_of
 
-CONSOLE = {"encoding": "utf-8", "errors": "replace"}  # other processes write into a console log, too
+CONSOLE = {
+    "encoding": "utf-8",
+    "errors": "replace",
+}  # other processes write into a console log, too
 NUMBER = r"-?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?|inf|nan)"
 VERL_STEP = re.compile(r"(?:^|[^\w/])step:(\d+) - ")
 VERL_ENTRY = re.compile(rf"(.+):(?:({NUMBER})|np\.\w+\(({NUMBER})\))", re.IGNORECASE)
@@ -44,7 +53,9 @@ MOST_TAGS = 10_000  # of a log: a column each
 MOST_CHARACTERS = 1_000_000  # of slime's dictionary: parsed, each takes some hundred bytes
 TRL_METHOD = "profiling/Time taken: GRPOTrainer."
 NEMO_HEADER = re.compile(r"={5} (Epoch|Step) ([0-9]{1,9})/[0-9]+ ={5}")
-NEMO_PRINTED = re.compile(r"• ([\w/]+|Total step time|Mean Generation Length): ([0-9.]{1,20})(s?)(?=\s|$)")
+NEMO_PRINTED = re.compile(
+    r"• ([\w/]+|Total step time|Mean Generation Length): ([0-9.]{1,20})(s?)(?=\s|$)"
+)
 NEMO_TITLES = {
     "Total step time": "timing/train/total_step_time",
     "Mean Generation Length": "train/mean_gen_tokens_per_sample",
@@ -65,9 +76,15 @@ class Format(BaseModel, frozen=True, extra="forbid"):
 
 FORMATS = {
     name: Format.model_validate(table)
-    for name, table in tomllib.loads(Path(__file__).with_name("metrics.toml").read_text(encoding="utf-8")).items()
+    for name, table in tomllib.loads(
+        Path(__file__).with_name("metrics.toml").read_text(encoding="utf-8")
+    ).items()
 }
-TAGS = [tag for kind in FORMATS.values() for tag in (*kind.tags, *(f"{kind.prefix}{name}" for name in kind.names))]
+TAGS = [
+    tag
+    for kind in FORMATS.values()
+    for tag in (*kind.tags, *(f"{kind.prefix}{name}" for name in kind.names))
+]
 EXPORTS = ("wandb", "tensorboard")  # names of tables, of any framework
 TOTAL, PER_RANK = "perf/total_num_tokens", "global_seqlen/mean"
 NEMO_TOTAL, NEMO_ENVIRONMENT = FORMATS["nemo"].tags
@@ -81,11 +98,13 @@ def read_metrics(
     lengths: bool = True,
     times: bool = True,
 ) -> pd.DataFrame:
-    """Return a row a step: `step`, `timing_s/{gen, old_log_prob, ref, update_actor, step}`, `response_length/*` and so on.
+    """Return a row a step: `step`, `timing_s/{gen, old_log_prob, ref, update_actor, step}`,
+    `response_length/*` and so on.
 
-    Without `log_format` it is recognised. `samples` a step and mean `prompt_tokens` are for formats that do not log them; a
-    logged value stands. Without `lengths`, the log may lack them; without `times`, the time of generation. Raises `InputError`
-    for a log that cannot be read, and for a missing value that was not given.
+    Without `log_format` it is recognised. `samples` a step and mean `prompt_tokens` are for formats
+    that do not log them; a logged value stands. Without `lengths`, the log may lack them; without
+    `times`, the time of generation. Raises `InputError` for a log that cannot be read, and for a
+    missing value that was not given.
     """
     path = rows.existing(path)
     if log_format is not None and log_format not in (*FORMATS, *EXPORTS):
@@ -110,12 +129,15 @@ def read_metrics(
 
 
 def recognised(path: Path) -> str | None:
-    """Return the framework that wrote a log, by the first line, or name of a file, with metrics; None if none did."""
+    """Return the framework that wrote a log, by the first line, or name of a file, with metrics;
+    None if none did."""
     files = tables(path) if path.is_dir() else [path]
     names = (tag for file in files if file.suffix == ".csv" and (tag := tag_of(file, TAGS)))
     lines = (line for file in files for _, line in rows.numbered_lines(file, **CONSOLE))
     for line in chain(names, lines):
-        for name, kind in reversed(FORMATS.items()):  # verl, whose signs are the least special, last
+        for name, kind in reversed(
+            FORMATS.items()
+        ):  # verl, whose signs are the least special, last
             if any(sign in line for sign in kind.signs) or (name == "slime" and _slime_entry(line)):
                 return name
     return None
@@ -129,23 +151,34 @@ def _by_step(path: Path, name: str) -> pd.DataFrame:
     tags: set[str] = set()
     for place, row in convert(read_console(path) if logged is None else logged):
         if (step := step_of(row, place)) is not None:
-            values = {tag: value for tag, value in row.items() if tag not in STEPS and not tag.startswith("_")}
+            values = {
+                tag: value
+                for tag, value in row.items()
+                if tag not in STEPS and not tag.startswith("_")
+            }
             tags |= values.keys()
             if len(tags) > MOST_TAGS:
-                raise InputError(f"{place}: more than {MOST_TAGS:,} metrics; is it the log of one run?")
+                raise InputError(
+                    f"{place}: more than {MOST_TAGS:,} metrics; is it the log of one run?"
+                )
             steps.setdefault(step, {}).update(values)
     if not any(steps.values()):
         raise InputError(f"{path}: {FORMATS[name].nothing}")
     metrics = pd.DataFrame([{"step": step, **values} for step, values in sorted(steps.items())])
     lengths = ["prompt_length/mean", "response_length/mean"]
-    if {NEMO_TOTAL, *lengths} <= set(metrics):  # a sequence is prompt, response and what the environment wrote
+    if {NEMO_TOTAL, *lengths} <= set(
+        metrics
+    ):  # a sequence is prompt, response and what the environment wrote
         mean = metrics[lengths].sum(axis=1, skipna=False) + metrics.get(NEMO_ENVIRONMENT, 0.0)
         metrics["samples"] = (metrics[NEMO_TOTAL] / mean).round()
     return metrics
 
 
-def _with_lengths(metrics: pd.DataFrame, path: Path, samples: int | None, prompt_tokens: float | None) -> pd.DataFrame:
-    """Return the metrics with the lengths of prompts and the number of tokens of each step, as far as they follow."""
+def _with_lengths(
+    metrics: pd.DataFrame, path: Path, samples: int | None, prompt_tokens: float | None
+) -> pd.DataFrame:
+    """Return the metrics with the lengths of prompts and the number of tokens of each step, as far
+    as they follow."""
     name = metrics.attrs["format"]
     for key in ("mean", "max", "min"):
         if f"response_length/{key}" not in metrics:
@@ -187,7 +220,9 @@ def _total_tokens(metrics: pd.DataFrame, path: Path, samples: int | None) -> pd.
 
 def _step(digits: str, place: str) -> int:
     if len(digits) > 10 or int(digits) > rows.INT32_MAX:
-        raise InputError(f"{place}: step {digits[:20]} is larger than {rows.INT32_MAX}; repair or remove the line")
+        raise InputError(
+            f"{place}: step {digits[:20]} is larger than {rows.INT32_MAX}; repair or remove the line"
+        )
     return int(digits)
 
 
@@ -198,12 +233,20 @@ def _verl_console(path: Path) -> Iterator[Logged]:
     """Yield the steps of a console log. A line that was cut off loses its last entry."""
     for place, line in rows.numbered_lines(path, **CONSOLE):
         if start := VERL_STEP.search(line):
-            entries = [entry for entry in line[start.end() :].strip().split(" - ") if not entry.endswith(TRUTH)]
+            entries = [
+                entry
+                for entry in line[start.end() :].strip().split(" - ")
+                if not entry.endswith(TRUTH)
+            ]
             matches = [VERL_ENTRY.fullmatch(entry) for entry in entries]
             if None in matches[:-1]:
                 wrong = rows.shown(entries[matches.index(None)])
-                raise InputError(f"{place}: entry {wrong} is not key:number; repair or remove the line")
-            if matches and (not line.endswith("\n") or len(line) == CONSOLE_WIDTH + 1):  # the line was cut off
+                raise InputError(
+                    f"{place}: entry {wrong} is not key:number; repair or remove the line"
+                )
+            if matches and (
+                not line.endswith("\n") or len(line) == CONSOLE_WIDTH + 1
+            ):  # the line was cut off
                 matches.pop()
             values = {entry[1]: float(entry[2] or entry[3]) for entry in matches if entry}
             yield place, {**values, STEPS[0]: _step(start[1], place)}
@@ -213,7 +256,8 @@ def _verl_console(path: Path) -> Iterator[Logged]:
 
 
 def _trl_steps(logged: Iterable[Logged]) -> Iterator[Logged]:
-    """Yield a row a logged step, in verl's names; `timing_s/update_actor` is `step_time` without generation and log-probs."""
+    """Yield a row a logged step, in verl's names; `timing_s/update_actor` is `step_time` without
+    generation and log-probs."""
     timed: Counter[str] = Counter()  # seconds of each method since the last row of a step
     for place, logged_row in logged:
         row = {key.removeprefix(FORMATS["trl"].prefix): value for key, value in logged_row.items()}
@@ -223,7 +267,9 @@ def _trl_steps(logged: Iterable[Logged]) -> Iterator[Logged]:
             continue
         values = {ours: row[name] for name, ours in FORMATS["trl"].names.items() if name in row}
         for ours, methods in FORMATS["trl"].methods.items():
-            if seconds := [timed[TRL_METHOD + method] for method in methods if TRL_METHOD + method in timed]:
+            if seconds := [
+                timed[TRL_METHOD + method] for method in methods if TRL_METHOD + method in timed
+            ]:
                 values[ours] = seconds[0]
         if "timing_s/gen" in values and "timing_s/step" in values:
             inference_s = values["timing_s/gen"] + values.get("timing_s/old_log_prob", 0.0)
@@ -236,12 +282,15 @@ def _trl_steps(logged: Iterable[Logged]) -> Iterator[Logged]:
 
 
 def _slime_steps(logged: Iterable[Logged]) -> Iterator[Logged]:
-    """Yield the rows in verl's names. If the trainer logs mean `rollout/total_lengths`, its excess over the mean response is
-    the prompt. `perf/step_time` is of the trainer's loop and left out: it counts the next rollout's wait."""
+    """Yield the rows in verl's names. If the trainer logs mean `rollout/total_lengths`, its excess
+    over the mean response is the prompt. `perf/step_time` is of the trainer's loop and left out: it
+    counts the next rollout's wait."""
     for place, row in logged:
         values = {ours: row[name] for name, ours in FORMATS["slime"].names.items() if name in row}
         if {"rollout/total_lengths", "rollout/response_lengths"} <= set(row):
-            values["prompt_length/mean"] = row["rollout/total_lengths"] - row["rollout/response_lengths"]
+            values["prompt_length/mean"] = (
+                row["rollout/total_lengths"] - row["rollout/response_lengths"]
+            )
         yield place, values | {name: row[name] for name in STEPS if name in row}
 
 
@@ -260,7 +309,9 @@ def _slime_console(path: Path) -> Iterator[Logged]:
                     f"{place}: {len(text):,} characters, {MOST_CHARACTERS:,} are the most; remove the line"
                 )
             try:
-                values: Any = ast.literal_eval(re.sub(r"np\.\w+\(([^()]*)\)|\b(nan|inf)\b", _plain, text))
+                values: Any = ast.literal_eval(
+                    re.sub(r"np\.\w+\(([^()]*)\)|\b(nan|inf)\b", _plain, text)
+                )
             except (ValueError, SyntaxError, MemoryError, RecursionError):
                 values = None
             if not isinstance(values, dict):
@@ -275,12 +326,14 @@ def _plain(match: re.Match[str]) -> str:
     return match[1] if match[1] is not None else "1e999" if match[2] == "inf" else "None"
 
 
-# NeMo-RL: `timing/train/generation` is generation alone; `exposed_generation`, of asynchronous runs, is a wait and left out.
-# The console has the mean length of responses, and no longest or shortest one.
+# NeMo-RL: `timing/train/generation` is generation alone; `exposed_generation`, of asynchronous
+# runs, is a wait and left out. The console has the mean length of responses, and no longest or
+# shortest one.
 
 
 def _nemo_console(path: Path) -> Iterator[Logged]:
-    """Yield a row a printed number. A step is counted on over epochs, each of which prints its own from 1."""
+    """Yield a row a printed number. A step is counted on over epochs, each of which prints its own
+    from 1."""
     step, before, epoch = None, 0, 0
     for place, line in rows.numbered_lines(path, **CONSOLE):
         if header := NEMO_HEADER.search(line):
@@ -290,7 +343,9 @@ def _nemo_console(path: Path) -> Iterator[Logged]:
             elif number > epoch:
                 epoch, before = number, step or 0
         elif (
-            step is not None and (printed := NEMO_PRINTED.search(line)) and re.fullmatch(r"\d+\.?\d*|\.\d+", printed[2])
+            step is not None
+            and (printed := NEMO_PRINTED.search(line))
+            and re.fullmatch(r"\d+\.?\d*|\.\d+", printed[2])
         ):
             tag = NEMO_TITLES.get(printed[1], f"timing/train/{printed[1]}" if printed[3] else "")
             if tag in FORMATS["nemo"].names:
@@ -304,7 +359,9 @@ def _nemo_steps(logged: Iterable[Logged]) -> Iterator[Logged]:
 
 
 Reader = tuple[Callable[[Path], Iterable[Logged]], Callable[[Iterable[Logged]], Iterable[Logged]]]
-READERS: dict[str, Reader] = {  # the console of a format (TRL's has no metrics), and its steps in verl's names
+READERS: dict[
+    str, Reader
+] = {  # the console of a format (TRL's has no metrics), and its steps in verl's names
     "verl": (_verl_console, lambda logged: logged),
     "trl": (lambda _: [], _trl_steps),
     "slime": (_slime_console, _slime_steps),

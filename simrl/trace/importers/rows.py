@@ -1,10 +1,12 @@
-"""Shared parts of the importers: rows that know their place, their way to a trace, and readers of files and fields.
+"""Shared parts of the importers: rows that know their place, their way to a trace, and readers of
+files and fields.
 
-Invariant: every row has its place (file and line), which every message about it names. `trace_from_rows` numbers prompts,
-samples and epochs by one rule for every source:
+Invariant: every row has its place (file and line), which every message about it names.
+`trace_from_rows` numbers prompts, samples and epochs by one rule for every source:
 
 - prompts in order of first appearance, unless the source numbers them itself;
-- samples of a prompt within a step in order of appearance: rows of one prompt and step are one group;
+- samples of a prompt within a step in order of appearance: rows of one prompt and step are one
+  group;
 - epoch = the number of earlier steps in which the prompt occurred, unless the source has an epoch;
 - empty responses (0 tokens) cannot be generated again: they are left out, and the notes count them.
 """
@@ -34,12 +36,19 @@ T = TypeVar("T")
 INT32_MAX = 2**31 - 1
 MOST_VALUES = 10_000_000  # of a JSON object, by its brackets and commas: each takes some 70 bytes
 FLOAT32_MAX = 3.4028234e38
-TURNS = ("turn_tokens", "turn_environment_s", "turn_observation_tokens", "turn_tool", "turn_failures")
+TURNS = (
+    "turn_tokens",
+    "turn_environment_s",
+    "turn_observation_tokens",
+    "turn_tool",
+    "turn_failures",
+)
 BATCH = 1024  # texts tokenised at once: enough to keep the tokenizer's threads busy, little enough to hold in memory
 
 
 class Labels(TypedDict, total=False):
-    """A trace's name (None: the source's), licence, and the largest response that the run allowed (None: the largest found)."""
+    """A trace's name (None: the source's), licence, and the largest response that the run allowed
+    (None: the largest found)."""
 
     name: str | None
     licence: str
@@ -47,8 +56,8 @@ class Labels(TypedDict, total=False):
 
 
 class Row(NamedTuple):
-    """One sample of a source. `prompt` is anything that identifies the prompt: its text, its ids or a number. An optional field
-    is None in all rows of a source that does not have it."""
+    """One sample of a source. `prompt` is anything that identifies the prompt: its text, its ids or
+    a number. An optional field is None in all rows of a source that does not have it."""
 
     place: str
     step: int
@@ -78,24 +87,34 @@ def trace_from_rows(
     default_name: str = "trace",
     **labels: Unpack[Labels],
 ) -> Trace:
-    """Return the trace of the rows. Without `cap_tokens` the largest response is the cap, and the notes say so.
+    """Return the trace of the rows. Without `cap_tokens` the largest response is the cap, and the
+    notes say so.
 
-    Raises `InputError` for no rows, only empty responses, an empty prompt, and a response over the cap.
+    Raises `InputError` for no rows, only empty responses, an empty prompt, and a response over the
+    cap.
     """
     cap = labels.get("cap_tokens")
     if cap is not None and cap < 1:
-        raise InputError(f"cap_tokens is {cap}; the largest response a run allows is at least 1 token")
+        raise InputError(
+            f"cap_tokens is {cap}; the largest response a run allows is at least 1 token"
+        )
     notes, every = list(notes), list(rows)
     kept = [row for row in every if row.response_tokens > 0]
     if not kept:
         reason = f"all {len(every)} responses are empty" if every else "no rows"
-        raise InputError(f"{source}: {reason}; a trace needs at least one response of a token or more")
+        raise InputError(
+            f"{source}: {reason}; a trace needs at least one response of a token or more"
+        )
     if len(kept) < len(every):
         first = next(row for row in every if row.response_tokens == 0)
-        notes.append(f"{len(every) - len(kept)} empty responses were left out (the first: {Path(first.place).name}).")
+        notes.append(
+            f"{len(every) - len(kept)} empty responses were left out (the first: {Path(first.place).name})."
+        )
     for row in kept:
         if row.prompt_tokens < 1:
-            raise InputError(f"{row.place}: the prompt has {row.prompt_tokens} tokens; it must have at least 1")
+            raise InputError(
+                f"{row.place}: the prompt has {row.prompt_tokens} tokens; it must have at least 1"
+            )
         if cap is not None and row.response_tokens > cap:
             raise InputError(
                 f"{row.place}: the response has {row.response_tokens} tokens, over the cap of {cap}; "
@@ -103,7 +122,9 @@ def trace_from_rows(
             )
     if cap is None:
         cap = max(row.response_tokens for row in kept)
-        notes.append(f"The source does not state the run's cap: the largest response, {cap} tokens, stands for it.")
+        notes.append(
+            f"The source does not state the run's cap: the largest response, {cap} tokens, stands for it."
+        )
     metadata = TraceMetadata(
         name=labels.get("name") or default_name,
         kind="imported",
@@ -118,15 +139,21 @@ def trace_from_rows(
 
 def _columns(rows: Sequence[Row]) -> dict[str, Any]:
     every = {name: [getattr(row, name) for row in rows] for name in Row._fields[1:]}
-    columns: dict[str, Any] = {name: v for name, v in every.items() if any(value is not None for value in v)}
+    columns: dict[str, Any] = {
+        name: v for name, v in every.items() if any(value is not None for value in v)
+    }
     prompts = columns.pop("prompt")
     if not all(isinstance(prompt, int) and 0 <= prompt < 2**63 for prompt in prompts):
         number = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
         prompts = [number[prompt] for prompt in prompts]
     columns["prompt_id"] = prompts
-    group = pd.DataFrame({name: np.array(columns[name], dtype=np.int64) for name in ("step", "prompt_id")})
+    group = pd.DataFrame(
+        {name: np.array(columns[name], dtype=np.int64) for name in ("step", "prompt_id")}
+    )
     columns.setdefault("sample", group.groupby(["step", "prompt_id"]).cumcount().to_numpy())
-    columns.setdefault("epoch", group.groupby("prompt_id")["step"].rank("dense").to_numpy(np.int64) - 1)
+    columns.setdefault(
+        "epoch", group.groupby("prompt_id")["step"].rank("dense").to_numpy(np.int64) - 1
+    )
     if any(
         ids is None for ids in columns.get("response_ids", ())
     ):  # lengths by a mask, which text cannot be aligned with
@@ -151,7 +178,8 @@ def batches(items: Iterable[T]) -> Iterator[list[T]]:
 
 
 def existing(path: str | Path) -> Path:
-    """Return the path, `.` under its own name. Raises `InputError` if nothing is there, or a device."""
+    """Return the path, `.` under its own name. Raises `InputError` if nothing is there, or a
+    device."""
     path = Path(path)
     require_no_device(path)
     if not path.exists():
@@ -166,11 +194,14 @@ def numbered_lines(path: Path, **mode: Any) -> Iterator[tuple[str, Any]]:
             for number, line in enumerate(lines, start=1):
                 yield f"{path}: line {number}", line
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); name a readable file") from error
+        raise InputError(
+            f"{path}: cannot be read ({error.strerror}); name a readable file"
+        ) from error
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (place, object) for each line of a JSON Lines file that is not blank. Raises `InputError` for an empty file."""
+    """Yield (place, object) for each line of a JSON Lines file that is not blank. Raises
+    `InputError` for an empty file."""
     empty = True
     for place, line in numbered_lines(path, mode="rb"):
         if line.strip():
@@ -186,8 +217,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def json_object(raw: bytes, place: str) -> dict[str, Any]:
-    """Return the JSON object that `raw` holds. Raises `InputError` with the place where it breaks, and for one whose values
-    would fill the memory."""
+    """Return the JSON object that `raw` holds. Raises `InputError` with the place where it breaks,
+    and for one whose values would fill the memory."""
     if (values := sum(map(raw.count, (b"[", b"{", b",")))) > MOST_VALUES:
         raise InputError(
             f"{place}: {values:,} values or more in one object, {MOST_VALUES:,} are the most; is it a sample?"
@@ -196,16 +227,23 @@ def json_object(raw: bytes, place: str) -> dict[str, Any]:
         value = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=partial(_fields, place))
     except UnicodeDecodeError as error:
         bad = error.object[error.start]
-        raise InputError(f"{place}: byte 0x{bad:02x} is not UTF-8; save the file as UTF-8") from error
+        raise InputError(
+            f"{place}: byte 0x{bad:02x} is not UTF-8; save the file as UTF-8"
+        ) from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{place}: broken JSON ({first_line(error)}); was the file cut off?") from error
+        raise InputError(
+            f"{place}: broken JSON ({first_line(error)}); was the file cut off?"
+        ) from error
     if not isinstance(value, dict):
-        raise InputError(f"{place}: {shown(value)} is not a JSON object; rows are objects with named fields")
+        raise InputError(
+            f"{place}: {shown(value)} is not a JSON object; rows are objects with named fields"
+        )
     return value
 
 
 def _fields(place: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of its (name, value) pairs. Raises `InputError` for a name that occurs twice."""
+    """Return an object of its (name, value) pairs. Raises `InputError` for a name that occurs
+    twice."""
     made: dict[str, Any] = {}
     for name, value in pairs:
         if name in made:
@@ -220,11 +258,15 @@ def _fields(place: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def field(row: Mapping[str, Any], name: str, place: str) -> Any:
     """Return the value of a field that must be there."""
     if name not in row:
-        raise InputError(f"{place}: no field {name!r} (it has {listed(row)}); name the right file, or rename the field")
+        raise InputError(
+            f"{place}: no field {name!r} (it has {listed(row)}); name the right file, or rename the field"
+        )
     return row[name]
 
 
-def checked(row: Mapping[str, Any], name: str, place: str, fits: Callable[[Any], bool], must_be: str) -> Any:
+def checked(
+    row: Mapping[str, Any], name: str, place: str, fits: Callable[[Any], bool], must_be: str
+) -> Any:
     """Return a field whose value `fits`. Raises `InputError` that says what it must be."""
     value = field(row, name, place)
     if not fits(value):
@@ -238,7 +280,8 @@ def text(row: Mapping[str, Any], name: str, place: str) -> str:
 
 
 def integer(row: Mapping[str, Any], name: str, place: str, low: int = 0, hint: str = "") -> int:
-    """Return a field that holds a whole number from `low` to the largest 32-bit one. `hint` ends the message about another."""
+    """Return a field that holds a whole number from `low` to the largest 32-bit one. `hint` ends
+    the message about another."""
 
     def fits(value: Any) -> bool:
         return is_number(value) and value == value // 1 and low <= value <= INT32_MAX
@@ -247,10 +290,13 @@ def integer(row: Mapping[str, Any], name: str, place: str, low: int = 0, hint: s
 
 
 def number(row: Mapping[str, Any], name: str, place: str) -> float | None:
-    """Return a field that holds a finite number of 32 bits, as a trace keeps it (true and false are 1 and 0), or null."""
+    """Return a field that holds a finite number of 32 bits, as a trace keeps it (true and false are
+    1 and 0), or null."""
 
     def fits(value: Any) -> bool:
-        return value is None or (isinstance(value, int | float) and abs(as_float(value)) <= FLOAT32_MAX)
+        return value is None or (
+            isinstance(value, int | float) and abs(as_float(value)) <= FLOAT32_MAX
+        )
 
     value = checked(row, name, place, fits, "a finite number (of 32 bits), or null")
     return None if value is None else float(value)
@@ -260,7 +306,9 @@ def token_ids(row: Mapping[str, Any], name: str, place: str) -> NDArray[np.int32
     """Return a field that holds a list of token ids."""
 
     def fits(value: Any) -> bool:
-        return isinstance(value, list) and all(type(token) is int and 0 <= token <= INT32_MAX for token in value)
+        return isinstance(value, list) and all(
+            type(token) is int and 0 <= token <= INT32_MAX for token in value
+        )
 
     return np.array(checked(row, name, place, fits, "a list of token ids"), dtype=np.int32)
 
@@ -268,13 +316,28 @@ def token_ids(row: Mapping[str, Any], name: str, place: str) -> NDArray[np.int32
 def mask(row: Mapping[str, Any], names: Sequence[str], place: str) -> list[int] | None:
     """Return the first of these fields that is there, a list of 0 and 1; None if none is."""
     name = next((name for name in names if row.get(name) is not None), None)
-    return None if name is None else items(row, name, place, lambda value: value in (0, 1), "a list of 0 and 1")
+    return (
+        None
+        if name is None
+        else items(row, name, place, lambda value: value in (0, 1), "a list of 0 and 1")
+    )
 
 
-def items(row: Mapping[str, Any], name: str, place: str, fits: Callable[[Any], bool], must_be: str) -> list[Any]:
-    """Return a field that holds a list of values that all fit; one that is absent or null is an empty list."""
+def items(
+    row: Mapping[str, Any], name: str, place: str, fits: Callable[[Any], bool], must_be: str
+) -> list[Any]:
+    """Return a field that holds a list of values that all fit; one that is absent or null is an
+    empty list."""
     present = {name: [] if row.get(name) is None else row[name]}
-    return list(checked(present, name, place, lambda value: isinstance(value, list) and all(map(fits, value)), must_be))
+    return list(
+        checked(
+            present,
+            name,
+            place,
+            lambda value: isinstance(value, list) and all(map(fits, value)),
+            must_be,
+        )
+    )
 
 
 def is_number(value: Any) -> bool:

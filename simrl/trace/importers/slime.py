@@ -1,8 +1,9 @@
-"""slime: the debug dumps of `--save-debug-rollout-data`, one `.pt` a rollout, the richest source there is.
+"""slime: the debug dumps of `--save-debug-rollout-data`, one `.pt` a rollout, the richest source
+there is.
 
-A `.pt` is a pickle, and unpickling may run any code. So it is never unpickled here: another process reads it with
-`torch.load(weights_only=True)`, which builds plain data and tensors only and refuses everything else, and prints the
-fields as JSON.
+A `.pt` is a pickle, and unpickling may run any code. So it is never unpickled here: another process
+reads it with `torch.load(weights_only=True)`, which builds plain data and tensors only and refuses
+everything else, and prints the fields as JSON.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ import numpy as np
 from simrl.errors import InputError
 from simrl.trace.importers import rows, turns
 
-# Runs in a process of its own, with the files as arguments: prints {"file", "index", "rollout_id", "sample"} for each sample;
-# or {"file", "refused"} for a file that torch does not load, {"file", "found"} for one that is no dump, and nothing more.
+# Runs in a process of its own, with the files as arguments: prints {"file", "index", "rollout_id",
+# "sample"} for each sample; or {"file", "refused"} for a file that torch does not load, {"file",
+# "found"} for one that is no dump, and nothing more.
 READER = """
 import json, sys
 import torch
@@ -59,17 +61,21 @@ FINISH_REASONS = {"completed": "stop", "truncated": "length", "aborted": "abort"
 
 
 def read(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, Any]]]:
-    """Yield the file, the place and the fields of each sample of each file, with its `rollout_id`. Raises `InputError` if torch
-    is not installed, and for a dump that holds more than plain data (numpy arrays, objects, code)."""
+    """Yield the file, the place and the fields of each sample of each file, with its `rollout_id`.
+    Raises `InputError` if torch is not installed, and for a dump that holds more than plain data
+    (numpy arrays, objects, code)."""
     if importlib.util.find_spec("torch") is None:
         raise InputError(
             f"{files[0]}: a .pt is read by torch, which is not installed; pip install torch (the CPU build will do)"
         )
-    # -P keeps the working directory out of the import path: a file beside a dump must not pass for torch.
+    # -P keeps the working directory out of the import path: a file beside a dump must not pass for
+    # torch.
     command = [sys.executable, "-P", "-c", READER, *map(str, files)]
     with (
         tempfile.TemporaryFile() as complaints,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, text=True, encoding="utf-8") as reader,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=complaints, text=True, encoding="utf-8"
+        ) as reader,
     ):
         assert reader.stdout is not None
         try:
@@ -77,7 +83,9 @@ def read(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, Any]]]:
                 if "refused" in line:
                     raise InputError(f"{line['file']}: {_refusal(line['refused'])}")
                 if "found" in line:
-                    raise InputError(f"{line['file']}: holds {line['found']}; a slime dump has rollout_id and samples")
+                    raise InputError(
+                        f"{line['file']}: holds {line['found']}; a slime dump has rollout_id and samples"
+                    )
                 sample = {**line["sample"], "rollout_id": line["rollout_id"]}
                 yield Path(line["file"]), f"{line['file']}: sample {line['index']}", sample
             code = reader.wait()
@@ -101,12 +109,16 @@ def _refusal(error: str) -> str:
     return f"torch cannot load it ({reason.strip().splitlines()[0][:160]}); is it whole, and written by torch.save?"
 
 
-def row(sample: Mapping[str, Any], place: str, _: Path, reward_key: str | None, left_out: Counter[str]) -> rows.Row:
-    """Return a sample as a row. The step is the `rollout_id`; a prompt is its token ids, and response ids are kept.
+def row(
+    sample: Mapping[str, Any], place: str, _: Path, reward_key: str | None, left_out: Counter[str]
+) -> rows.Row:
+    """Return a sample as a row. The step is the `rollout_id`; a prompt is its token ids, and
+    response ids are kept.
 
-    `reward_key` picks the number where rewards are dictionaries. `policy_version` is the first of `weight_versions` that is a
-    number; `environment_s` is `non_generation_time`, a total: a simulation splits it among the pauses between turns, which
-    `loss_mask` tells (0: a tool's output), or takes it for one pause halfway.
+    `reward_key` picks the number where rewards are dictionaries. `policy_version` is the first of
+    `weight_versions` that is a number; `environment_s` is `non_generation_time`, a total: a
+    simulation splits it among the pauses between turns, which `loss_mask` tells (0: a tool's
+    output), or takes it for one pause halfway.
     """
     tokens = rows.token_ids(sample, "tokens", place)
     response_tokens = rows.integer(sample, "response_length", place)
@@ -119,7 +131,9 @@ def row(sample: Mapping[str, Any], place: str, _: Path, reward_key: str | None, 
     if isinstance(rows.field(sample, key, place), dict):
         reward, key = sample[key], reward_key or ""
         if reward_key is None:
-            raise InputError(f"{place}: field 'reward' has the keys {rows.listed(reward)}; choose one with reward_key")
+            raise InputError(
+                f"{place}: field 'reward' has the keys {rows.listed(reward)}; choose one with reward_key"
+            )
     versions = rows.items(sample, "weight_versions", place, lambda _: True, "a list")
     mask = rows.mask(sample, ("loss_mask",), place)
     if mask is not None and len(mask) != response_tokens:
@@ -138,8 +152,12 @@ def row(sample: Mapping[str, Any], place: str, _: Path, reward_key: str | None, 
         prompt_tokens,
         reward=rows.number(reward, key, place),
         finish_reason=FINISH_REASONS.get(rows.text(sample, "status", place)),
-        policy_version=next((int(version) for version in map(str, versions) if VERSION.fullmatch(version)), None),
-        environment_s=rows.number({"non_generation_time": None, **sample}, "non_generation_time", place),
+        policy_version=next(
+            (int(version) for version in map(str, versions) if VERSION.fullmatch(version)), None
+        ),
+        environment_s=rows.number(
+            {"non_generation_time": None, **sample}, "non_generation_time", place
+        ),
         response_ids=tokens[prompt_tokens:][kept],
         **split.fields(),
     )

@@ -1,4 +1,5 @@
-"""The sources of rows that `simrl trace import` knows, as `sources.toml` describes them; read without anything heavy."""
+"""The sources of rows that `simrl trace import` knows, as `sources.toml` describes them; read
+without anything heavy."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ COUNTED = ("tokenizer", "chars_per_token")
 
 
 class Source(BaseModel, frozen=True, extra="forbid"):
-    """The files of a framework and the names that it gives to a trace's columns; `sources.toml` explains the keys."""
+    """The files of a framework and the names that it gives to a trace's columns; `sources.toml`
+    explains the keys."""
 
     about: str
     example: str
@@ -34,5 +36,7 @@ class Source(BaseModel, frozen=True, extra="forbid"):
 
 SOURCES = {
     name: Source.model_validate(table)
-    for name, table in tomllib.loads(Path(__file__).with_name("sources.toml").read_text(encoding="utf-8")).items()
+    for name, table in tomllib.loads(
+        Path(__file__).with_name("sources.toml").read_text(encoding="utf-8")
+    ).items()
 }

@@ -1,7 +1,8 @@
-"""CSV, JSON Lines and pandas tables with columns of any name: lengths, or text to count, for each response.
+"""CSV, JSON Lines and pandas tables with columns of any name: lengths, or text to count, for each
+response.
 
-The user maps our names to theirs; a column with our name needs no mapping. Nothing is assumed silently: without a column for
-the step or the prompt, an argument has to replace it.
+The user maps our names to theirs; a column with our name needs no mapping. Nothing is assumed
+silently: without a column for the step or the prompt, an argument has to replace it.
 """
 
 from __future__ import annotations
@@ -55,25 +56,35 @@ REMEDIES = {  # of a table without any column of these names
     ): "map the responses' lengths with --column response_tokens=THEIRS",
 }
 
-# Columns of a table that are taken for ours where it has none of our names; a message says which were.
+# Columns of a table that are taken for ours where it has none of our names; a message says which
+# were.
 ALIASES = {
     "step": ("iteration", "global_step", "training_step", "rollout_id", "update"),
     "prompt_id": ("question", "question_id", "prompt", "group_id", "uid", "problem_id"),
     "prompt_tokens": ("in_len", "prompt_length", "prompt_len", "input_tokens", "num_prompt_tokens"),
-    "response_tokens": ("out_len", "response_length", "response_len", "output_tokens", "completion_tokens", "length"),
+    "response_tokens": (
+        "out_len",
+        "response_length",
+        "response_len",
+        "output_tokens",
+        "completion_tokens",
+        "length",
+    ),
     "reward": ("score",),
 }
 
 PlacedRow = tuple[str, Mapping[str, Any]]
-Columns = Mapping[str, str | tuple[str, ...]]  # theirs by our names; of `mask`, the first that a row has
+Columns = Mapping[
+    str, str | tuple[str, ...]
+]  # theirs by our names; of `mask`, the first that a row has
 
 
 class Options(rows.Labels, total=False):
     """The mapping of a table to a trace.
 
-    `step` and `epoch` hold for all rows of a table without such a column, `ungrouped` makes each row a prompt of its own.
-    `tokenizer` says what counted the lengths that the table holds. With `aliases`, columns of usual names are read as ours, and
-    logged.
+    `step` and `epoch` hold for all rows of a table without such a column, `ungrouped` makes each
+    row a prompt of its own. `tokenizer` says what counted the lengths that the table holds. With
+    `aliases`, columns of usual names are read as ours, and logged.
     """
 
     step: int | None
@@ -89,20 +100,29 @@ def import_csv(
     counter: TokenCounter | None = None,
     **options: Unpack[Options],
 ) -> Trace:
-    """Return the trace of a CSV file with a header. `columns` maps our names to the file's: {"response_tokens": "out_len"}.
+    """Return the trace of a CSV file with a header. `columns` maps our names to the file's:
+    {"response_tokens": "out_len"}.
 
-    Our names are a trace's columns, and `prompt` and `response` for text, which `counter` counts where no column has
-    the lengths. Needed are the step (or the option `step`), the prompt (`prompt_id`, which may be text, or `prompt`; or the
-    option `ungrouped`), and both lengths or texts. Without a column `sample`, the samples of a prompt and step are numbered
-    in order; without `epoch` (column or option) it is the number of earlier steps with the prompt. The turns' columns hold
-    lists as JSON writes them: [120, 40].
+    Our names are a trace's columns, and `prompt` and `response` for text, which `counter` counts
+    where no column has the lengths. Needed are the step (or the option `step`), the prompt
+    (`prompt_id`, which may be text, or `prompt`; or the option `ungrouped`), and both lengths or
+    texts. Without a column `sample`, the samples of a prompt and step are numbered in order;
+    without `epoch` (column or option) it is the number of earlier steps with the prompt. The turns'
+    columns hold lists as JSON writes them: [120, 40].
 
-    Raises `InputError` for columns that are missing and values that are mistyped, by column and row (the header is
-    row 1).
+    Raises `InputError` for columns that are missing and values that are mistyped, by column and row
+    (the header is row 1).
     """
     path = rows.existing(path)
     header = _csv_header(path)
-    return _trace(path, header, lambda mapped: _csv_rows(path, header, mapped), columns or {}, counter, options)
+    return _trace(
+        path,
+        header,
+        lambda mapped: _csv_rows(path, header, mapped),
+        columns or {},
+        counter,
+        options,
+    )
 
 
 def import_jsonl(
@@ -113,12 +133,14 @@ def import_jsonl(
 ) -> Trace:
     """Return the trace of JSON Lines, one object a sample, by the rules of `import_csv`.
 
-    The first line names the fields; all lines must have the fields that are used. `response_ids` may be a list of token ids, as
-    long as the response. Errors count lines from 1.
+    The first line names the fields; all lines must have the fields that are used. `response_ids`
+    may be a list of token ids, as long as the response. Errors count lines from 1.
     """
     path = rows.existing(path)
     _, first = next(rows.read_jsonl(path))
-    return _trace(path, list(first), lambda _: rows.read_jsonl(path), columns or {}, counter, options)
+    return _trace(
+        path, list(first), lambda _: rows.read_jsonl(path), columns or {}, counter, options
+    )
 
 
 def import_frame(
@@ -127,7 +149,8 @@ def import_frame(
     counter: TokenCounter | None = None,
     **options: Unpack[Options],
 ) -> Trace:
-    """Return the trace of a pandas DataFrame, a row a sample, by the rules of `import_csv`. Errors count rows from 0."""
+    """Return the trace of a pandas DataFrame, a row a sample, by the rules of `import_csv`. Errors
+    count rows from 0."""
     header = list(map(str, frame.columns))
     plain: Any = frame.astype(object).where(frame.notna(), None).set_axis(header, axis=1)
     placed = ((f"DataFrame, row {i}", row) for i, row in enumerate(plain.to_dict("records")))
@@ -142,7 +165,8 @@ def _trace(
     counter: TokenCounter | None,
     options: Options,
 ) -> Trace:
-    """Return the trace of a table; `read` yields its rows, given the columns to read by our names."""
+    """Return the trace of a table; `read` yields its rows, given the columns to read by our
+    names."""
     if options.get("aliases"):
         columns = {**_usual(path, header, columns), **columns}
     given: dict[str, Iterator[int]] = {"prompt_id": count()} if options.get("ungrouped") else {}
@@ -153,7 +177,11 @@ def _trace(
             )
         given |= {} if value is None else {ours: repeat(value)}
     mapped = _mapped(path, header, columns, [*given], counter is not None)
-    notes = [SERVING] if "step" in given and re.search("timestamp|arriv", " ".join(header).lower()) else []
+    notes = (
+        [SERVING]
+        if "step" in given and re.search("timestamp|arriv", " ".join(header).lower())
+        else []
+    )
     if "prompt_id" in given:
         notes.append("Each row is taken for a prompt of its own, in a group of one.")
     tokenizer = options.get("tokenizer")
@@ -167,7 +195,9 @@ def _trace(
     agents: list[bool] = []
     samples = list(table_rows(read(mapped), mapped, counter, given, agents))
     if len(samples) > 1 and all(row.response_tokens in (0, 1) for row in samples):
-        LOG.warning(f"{path}: all of {mapped.get('response_tokens')!r} are 0 or 1 tokens; {A_LENGTH}")
+        LOG.warning(
+            f"{path}: all of {mapped.get('response_tokens')!r} are 0 or 1 tokens; {A_LENGTH}"
+        )
     if _in_turns(mapped):
         notes.append(turns.note([row.turn_observation_tokens for row in samples], sum(agents)))
     return rows.trace_from_rows(
@@ -183,7 +213,8 @@ def _trace(
 
 
 def _usual(path: Path, header: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
-    """Return the columns of usual names that stand for ours, where a table has none of our names; log them."""
+    """Return the columns of usual names that stand for ours, where a table has none of our names;
+    log them."""
     columns = {
         ours: next(name for name in theirs if name in header)
         for ours, theirs in ALIASES.items()
@@ -196,14 +227,21 @@ def _usual(path: Path, header: Sequence[str], named: Mapping[str, str]) -> dict[
 
 
 def _mapped(
-    path: Path, header: Sequence[str], columns: Mapping[str, str], given: Sequence[str], can_count: bool
+    path: Path,
+    header: Sequence[str],
+    columns: Mapping[str, str],
+    given: Sequence[str],
+    can_count: bool,
 ) -> dict[str, str]:
-    """Return the columns to read, by our names: the mapped ones, and those with our names that are of use and not `given`."""
+    """Return the columns to read, by our names: the mapped ones, and those with our names that are
+    of use and not `given`."""
     has = f"it has {rows.listed(header)}"
     for ours, theirs in columns.items():
         if ours not in NAMES:
             if theirs in NAMES:
-                raise InputError(f"{path}: {ours}={theirs} is the wrong way round; write --column {theirs}={ours}")
+                raise InputError(
+                    f"{path}: {ours}={theirs} is the wrong way round; write --column {theirs}={ours}"
+                )
             raise InputError(
                 f"{path}: {ours!r} is not a column of a trace{meant(ours, NAMES)}; map one of {', '.join(NAMES)}"
             )
@@ -213,17 +251,29 @@ def _mapped(
             )
     lengths = ("response_tokens", "response_ids")
     if "response" in columns and (both := set(lengths) & set(columns)):
-        raise InputError(f"{path}: response and {both.pop()} are both mapped; choose text to count or lengths")
+        raise InputError(
+            f"{path}: response and {both.pop()} are both mapped; choose text to count or lengths"
+        )
     if "prompt_id" in columns and "prompt_id" in given:
-        raise InputError(f"{path}: prompt_id is mapped, yet ungrouped makes each row its own prompt; choose one")
-    mapped = dict(columns) | {name: name for name in NAMES if name in header and name not in {*columns, *given}}
-    unused = lengths if "response" in columns else ("response",) if set(lengths) & set(mapped) else ()
+        raise InputError(
+            f"{path}: prompt_id is mapped, yet ungrouped makes each row its own prompt; choose one"
+        )
+    mapped = dict(columns) | {
+        name: name for name in NAMES if name in header and name not in {*columns, *given}
+    }
+    unused = (
+        lengths if "response" in columns else ("response",) if set(lengths) & set(mapped) else ()
+    )
     if "prompt" not in columns and {"prompt_id", "prompt_tokens"} <= {*mapped, *given}:
         unused = (*unused, "prompt")
     mapped = {name: theirs for name, theirs in mapped.items() if name not in unused}
     for names, remedy in REMEDIES.items():
         if not set(names) & {*mapped, *given}:
-            like = [theirs for theirs in header if theirs not in columns.values() and names[0].split("_")[0] in theirs]
+            like = [
+                theirs
+                for theirs in header
+                if theirs not in columns.values() and names[0].split("_")[0] in theirs
+            ]
             remedy = remedy.replace("THEIRS", like[0]) if len(like) == 1 else remedy
             raise InputError(f"{path}: no column for {' or '.join(names[:2])} ({has}); {remedy}")
     if not can_count and ("response" in mapped or "prompt_tokens" not in mapped):
@@ -236,7 +286,11 @@ def _mapped(
 
 def _in_turns(columns: Columns) -> bool:
     """Return whether responses are text to split into turns, which no column has."""
-    return "response" in columns and "response_tokens" not in columns and not set(rows.TURNS) & set(columns)
+    return (
+        "response" in columns
+        and "response_tokens" not in columns
+        and not set(rows.TURNS) & set(columns)
+    )
 
 
 def table_rows(
@@ -246,27 +300,38 @@ def table_rows(
     given: Mapping[str, Iterator[int]] | None = None,
     agents: list[bool] | None = None,
 ) -> Iterator[rows.Row]:
-    """Yield rows from records, with the columns by our names; `given` replaces columns that a table lacks.
+    """Yield rows from records, with the columns by our names; `given` replaces columns that a table
+    lacks.
 
-    Text is counted where no column has lengths: a prompt once, a response in turns, by its mask or tags. For each response,
-    `agents` gets whether it looks like an agent's.
+    Text is counted where no column has lengths: a prompt once, a response in turns, by its mask or
+    tags. For each response, `agents` gets whether it looks like an agent's.
     """
     prompt_tokens: dict[str, int] = {}
     for batch in rows.batches(placed):
         every = [
-            {ours: read(row, columns[ours], place) for ours, read in _READERS.items() if ours in columns}
+            {
+                ours: read(row, columns[ours], place)
+                for ours, read in _READERS.items()
+                if ours in columns
+            }
             for place, row in batch
         ]
         if counter is not None:
             if "prompt" in columns and "prompt_tokens" not in columns:
                 texts = [
-                    text for text in dict.fromkeys(values["prompt"] for values in every) if text not in prompt_tokens
+                    text
+                    for text in dict.fromkeys(values["prompt"] for values in every)
+                    if text not in prompt_tokens
                 ]
-                prompt_tokens.update(zip(texts, (c.tokens for c in counter.count(texts)), strict=True))
+                prompt_tokens.update(
+                    zip(texts, (c.tokens for c in counter.count(texts)), strict=True)
+                )
                 for values in every:
                     values["prompt_tokens"] = prompt_tokens[values["prompt"]]
             if "response" in columns:
-                _count_responses(every, _in_turns(columns), counter, [] if agents is None else agents)
+                _count_responses(
+                    every, _in_turns(columns), counter, [] if agents is None else agents
+                )
         for (place, _), values in zip(batch, every, strict=True):
             values |= {ours: next(numbers) for ours, numbers in (given or {}).items()}
             values["prompt"] = values.pop("prompt_id", values.get("prompt"))
@@ -303,25 +368,36 @@ def _count_responses(
 def _turns_of_texts(
     texts: Sequence[str], counter: TokenCounter
 ) -> Iterator[tuple[turns.Turns, NDArray[np.int32] | None]]:
-    """Yield the turns of each response by the tags in its text and, from a tokenizer, the token ids that were generated."""
+    """Yield the turns of each response by the tags in its text and, from a tokenizer, the token ids
+    that were generated."""
     parts = [list(turns.text_parts(text)) for text in texts]
     counted = iter(counter.count([text for of_text in parts for _, text in of_text]))
     for of_text in parts:
         lengths = [(generated, next(counted)) for generated, _ in of_text]
         ids = [c.ids for generated, c in lengths if generated and c.ids is not None]
-        yield turns.turns_of([(generated, c.tokens) for generated, c in lengths]), np.concatenate(ids) if ids else None
+        yield (
+            turns.turns_of([(generated, c.tokens) for generated, c in lengths]),
+            np.concatenate(ids) if ids else None,
+        )
 
 
 def _prompt_id(row: Mapping[str, Any], column: str, place: str) -> Hashable:
     value = rows.field(row, column, place)
     if not isinstance(value, int | str) or isinstance(value, bool) or value == "":
-        raise InputError(f"{place}: field {column!r} is {rows.shown(value)}; a prompt_id is a whole number or text")
+        raise InputError(
+            f"{place}: field {column!r} is {rows.shown(value)}; a prompt_id is a whole number or text"
+        )
     return value
 
 
 def _finish_reason(row: Mapping[str, Any], column: str, place: str) -> str | None:
     allowed = ("", None, *FINISH_REASONS)
-    return rows.checked(row, column, place, lambda v: v in allowed, f"one of {', '.join(FINISH_REASONS)}") or None
+    return (
+        rows.checked(
+            row, column, place, lambda v: v in allowed, f"one of {', '.join(FINISH_REASONS)}"
+        )
+        or None
+    )
 
 
 def _seconds(row: Mapping[str, Any], column: str, place: str) -> float | None:
@@ -341,7 +417,9 @@ _numbers = partial(
     fits=lambda value: type(value) in (int, float) and 0 <= value <= rows.INT32_MAX,
     must_be="a list of numbers, one a turn",
 )
-_names = partial(_of_turns, fits=lambda value: isinstance(value, str), must_be="a list of names, one a turn")
+_names = partial(
+    _of_turns, fits=lambda value: isinstance(value, str), must_be="a list of names, one a turn"
+)
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any], Any, str], Any]] = {
@@ -373,19 +451,26 @@ def _csv_header(path: Path) -> list[str]:
             first = lines.readline()
         header = next(csv.reader([first.decode("utf-8-sig")]), [])
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror or first_line(error)}; name a CSV file") from error
+        raise InputError(
+            f"{path}: {error.strerror or first_line(error)}; name a CSV file"
+        ) from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path}: row 1: no header in UTF-8 ({first_line(error)}); is it a CSV file?") from error
+        raise InputError(
+            f"{path}: row 1: no header in UTF-8 ({first_line(error)}); is it a CSV file?"
+        ) from error
     if not header:
         raise InputError(f"{path}: the file is empty; a header and rows are expected")
     twice = [column for column, times in Counter(header).items() if times > 1]
     if twice:
-        raise InputError(f"{path}: column {twice[0]!r} occurs twice in the header; rename one of them")
+        raise InputError(
+            f"{path}: column {twice[0]!r} occurs twice in the header; rename one of them"
+        )
     return header
 
 
 def _csv_rows(path: Path, header: Sequence[str], columns: Mapping[str, str]) -> Iterator[PlacedRow]:
-    """Yield (place, values by the file's column) for each row; an empty cell is None where a number is expected."""
+    """Yield (place, values by the file's column) for each row; an empty cell is None where a number
+    is expected."""
     kinds = {theirs: ours for ours, theirs in columns.items()}
     try:
         table = pa_csv.read_csv(
@@ -394,18 +479,28 @@ def _csv_rows(path: Path, header: Sequence[str], columns: Mapping[str, str]) -> 
             read_options=pa_csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False),
             parse_options=pa_csv.ParseOptions(newlines_in_values=True),
             convert_options=pa_csv.ConvertOptions(
-                column_types=dict.fromkeys(header, pa.string()), include_columns=list(kinds), strings_can_be_null=False
+                column_types=dict.fromkeys(header, pa.string()),
+                include_columns=list(kinds),
+                strings_can_be_null=False,
             ),
         )
     except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path}: cannot be read as CSV ({first_line(error)}); repair that row") from error
-    cells = (row for batch in table.to_batches(max_chunksize=rows.BATCH) for row in batch.to_pylist())
+        raise InputError(
+            f"{path}: cannot be read as CSV ({first_line(error)}); repair that row"
+        ) from error
+    cells = (
+        row for batch in table.to_batches(max_chunksize=rows.BATCH) for row in batch.to_pylist()
+    )
     for line, row in enumerate(cells, start=2):  # the header is row 1, as in pyarrow's own errors
-        yield f"{path}: row {line}", {theirs: _cell(kinds[theirs], raw) for theirs, raw in row.items()}
+        yield (
+            f"{path}: row {line}",
+            {theirs: _cell(kinds[theirs], raw) for theirs, raw in row.items()},
+        )
 
 
 def _cell(ours: str, raw: str) -> Any:
-    """Return the value of a cell. Text in place of a number stays text, for the message about it."""
+    """Return the value of a cell. Text in place of a number stays text, for the message about
+    it."""
     if ours in (*TEXTS, "finish_reason"):
         return raw
     if ours == "prompt_id":

@@ -1,4 +1,5 @@
-"""Counts the tokens of text: by a tokenizer that the user names, or a ratio that the user states. Never a silent guess."""
+"""Counts the tokens of text: by a tokenizer that the user names, or a ratio that the user states.
+Never a silent guess."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class Counted(NamedTuple):
 class TokenCounter:
     """A way to count the tokens of texts, made by `token_counter`.
 
-    `tokenizer` is its name in a trace's metadata; `encoder` is a `tokenizers.Tokenizer`, or None for an estimate.
+    `tokenizer` is its name in a trace's metadata; `encoder` is a `tokenizers.Tokenizer`, or None
+    for an estimate.
     """
 
     tokenizer: str
@@ -37,26 +39,37 @@ class TokenCounter:
     encoder: Any = None
 
     def count(self, texts: Sequence[str]) -> list[Counted]:
-        """Return the tokens of each text, special tokens of a template neither added nor cut. An empty text has 0; an
-        estimate rounds, and gives any other text at least 1."""
+        """Return the tokens of each text, special tokens of a template neither added nor cut. An
+        empty text has 0; an estimate rounds, and gives any other text at least 1."""
         if self.chars_per_token is not None:
-            return [Counted(max(1, round(len(text) / self.chars_per_token)) if text else 0, None) for text in texts]
+            return [
+                Counted(max(1, round(len(text) / self.chars_per_token)) if text else 0, None)
+                for text in texts
+            ]
         file = self.tokenizer.partition(", ")[0]
         with _errors_of_tokenizers(f"{file}: cannot count"):
             encoded = self.encoder.encode_batch(list(texts), add_special_tokens=False)
         largest = max((i for e in encoded for i in e.ids), default=0)
         if largest > np.iinfo(np.int32).max:
-            raise InputError(f"{file}: token id {largest} is more than 32 bits hold; name the model's own")
+            raise InputError(
+                f"{file}: token id {largest} is more than 32 bits hold; name the model's own"
+            )
         return [Counted(len(e.ids), np.array(e.ids, dtype=np.int32)) for e in encoded]
 
 
-def token_counter(tokenizer: str | Path | None = None, chars_per_token: float | None = None) -> TokenCounter:
-    """Return a counter from a Hugging Face `tokenizer.json` (the file, or a folder that holds it) or from a ratio.
+def token_counter(
+    tokenizer: str | Path | None = None, chars_per_token: float | None = None
+) -> TokenCounter:
+    """Return a counter from a Hugging Face `tokenizer.json` (the file, or a folder that holds it)
+    or from a ratio.
 
-    Raises `InputError` if neither or both are given, the `tokenizers` package is missing or the file is no tokenizer.
+    Raises `InputError` if neither or both are given, the `tokenizers` package is missing or the
+    file is no tokenizer.
     """
     if tokenizer is not None and chars_per_token is not None:
-        raise InputError("a tokenizer and chars_per_token are both given; choose one way to count tokens")
+        raise InputError(
+            "a tokenizer and chars_per_token are both given; choose one way to count tokens"
+        )
     if tokenizer is not None:
         return _from_file(Path(tokenizer))
     if chars_per_token is None:
@@ -73,19 +86,26 @@ def token_counter(tokenizer: str | Path | None = None, chars_per_token: float | 
 def _from_file(path: Path) -> TokenCounter:
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
-        raise InputError(f"{file}: no such file; name a tokenizer.json or a model's folder that holds one")
+        raise InputError(
+            f"{file}: no such file; name a tokenizer.json or a model's folder that holds one"
+        )
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        raise InputError(f"{file}: reading it needs the tokenizers package; pip install tokenizers") from error
+        raise InputError(
+            f"{file}: reading it needs the tokenizers package; pip install tokenizers"
+        ) from error
     with _errors_of_tokenizers(f"{file}: not a tokenizer.json"):
         raw = file.read_bytes()
         encoder = Tokenizer.from_buffer(raw)
-    # A tokenizer.json may keep the truncation and padding of its training: either would falsify every long response.
+    # A tokenizer.json may keep the truncation and padding of its training: either would falsify
+    # every long response.
     encoder.no_truncation()
     encoder.no_padding()
     digest = hashlib.sha256(raw).hexdigest()[:12]
-    return TokenCounter(f"{file.resolve().parent.name}/{file.name}, sha256 {digest}", encoder=encoder)
+    return TokenCounter(
+        f"{file.resolve().parent.name}/{file.name}, sha256 {digest}", encoder=encoder
+    )
 
 
 @contextmanager

@@ -1,7 +1,9 @@
-"""Splits responses into what the model generated, in turns, and what its environment (tools, users) wrote between them.
+"""Splits responses into what the model generated, in turns, and what its environment (tools, users)
+wrote between them.
 
-A mask of a response's tokens separates them (1: generated), or else the tags and roles of chat templates in its text. Context
-after the last turn is left out, as the model never answered it; context before the first belongs to the prompt.
+A mask of a response's tokens separates them (1: generated), or else the tags and roles of chat
+templates in its text. Context after the last turn is left out, as the model never answered it;
+context before the first belongs to the prompt.
 """
 
 from __future__ import annotations
@@ -23,10 +25,14 @@ CALLS = (
     "<observation>",
 )  # signs of an agent's text without turns
 NO_SIGN = "Without a mask or tags of tools it cannot be told whether tools wrote a part: all counts as generated."
-# What opens context, and what ends it: the roles of Qwen's and Llama's templates, tags of tools, roles without special tokens.
+# What opens context, and what ends it: the roles of Qwen's and Llama's templates, tags of tools,
+# roles without special tokens.
 CONTEXT = {
     "qwen": (r"\n?<\|im_start\|>(?!assistant)", r"<\|im_start\|>assistant\n?"),
-    "llama": (r"<\|start_header_id\|>(?!assistant)", r"<\|start_header_id\|>assistant<\|end_header_id\|>\n{0,2}"),
+    "llama": (
+        r"<\|start_header_id\|>(?!assistant)",
+        r"<\|start_header_id\|>assistant<\|end_header_id\|>\n{0,2}",
+    ),
     "tags": (
         r"\n?(?:\b(?:user|tool)\n)?<tool_response>",
         r"</tool_response>(?:<\|im_end\|>)?\s{0,4}(?:(?:<\|im_start\|>)?assistant\n)?",
@@ -34,13 +40,22 @@ CONTEXT = {
     "roles": (r"\n?\b(?:user|tool)\n", r"\nassistant\n"),
 }
 OPENS = re.compile("|".join(f"(?P<{kind}>{opens})" for kind, (opens, _) in CONTEXT.items()))
-SIGNS = ("<|im_start|>", "<|start_header_id|>", "<tool_response>", "user\n", "tool\n")  # one is in what opens context
+SIGNS = (
+    "<|im_start|>",
+    "<|start_header_id|>",
+    "<tool_response>",
+    "user\n",
+    "tool\n",
+)  # one is in what opens context
 ENDS = {kind: re.compile(ends) for kind, (_, ends) in CONTEXT.items()}
-WITHOUT_ROLES = re.compile("|".join(f"(?P<{kind}>{CONTEXT[kind][0]})" for kind in ("qwen", "llama", "tags")))
+WITHOUT_ROLES = re.compile(
+    "|".join(f"(?P<{kind}>{CONTEXT[kind][0]})" for kind in ("qwen", "llama", "tags"))
+)
 
 
 class Turns(NamedTuple):
-    """The tokens of each turn, the observations after each but the last, and the context before the first."""
+    """The tokens of each turn, the observations after each but the last, and the context before the
+    first."""
 
     tokens: list[int]
     observations: list[int]
@@ -55,19 +70,24 @@ class Turns(NamedTuple):
 
 
 def turns_of(parts: Iterable[tuple[bool, int]]) -> Turns:
-    """Return the turns of a response from its parts in order: whether the model generated it, and its tokens."""
+    """Return the turns of a response from its parts in order: whether the model generated it, and
+    its tokens."""
     filled = [part for part in parts if part[1]]
     if len(filled) == 1 and filled[0][0]:
         return Turns([filled[0][1]], [], 0)
-    merged = [(key, sum(tokens for _, tokens in group)) for key, group in groupby(filled, key=lambda part: part[0])]
+    merged = [
+        (key, sum(tokens for _, tokens in group))
+        for key, group in groupby(filled, key=lambda part: part[0])
+    ]
     before = merged.pop(0)[1] if merged and not merged[0][0] else 0
     tokens = [tokens for _, tokens in merged[::2]]
     return Turns(tokens, [tokens for _, tokens in merged[1::2]][: max(len(tokens) - 1, 0)], before)
 
 
 def mask_parts(mask: Sequence[int]) -> list[tuple[bool, int]]:
-    """Return the parts of a response by its mask. One that begins with 0, or has no 1, masks no environment: a response begins
-    with the model's own tokens, which a trainer may leave out of the loss."""
+    """Return the parts of a response by its mask. One that begins with 0, or has no 1, masks no
+    environment: a response begins with the model's own tokens, which a trainer may leave out of the
+    loss."""
     if not mask or not mask[0]:
         return [(True, len(mask))]
     values = np.asarray(mask, dtype=bool)
@@ -76,8 +96,8 @@ def mask_parts(mask: Sequence[int]) -> list[tuple[bool, int]]:
 
 
 def text_parts(text: str) -> Iterator[tuple[bool, str]]:
-    """Yield the parts of a response's text, by its tags and roles. Context that does not end runs to the end of the text; of
-    roles without special tokens, it must end."""
+    """Yield the parts of a response's text, by its tags and roles. Context that does not end runs
+    to the end of the text; of roles without special tokens, it must end."""
     place, opens = 0, OPENS
     if not any(sign in text for sign in SIGNS):  # ten times as fast as the pattern
         yield True, text
@@ -101,7 +121,8 @@ def is_agents(text: str) -> bool:
 
 
 def several(observed: Sequence[Sequence[int] | None], told_by: str) -> list[str]:
-    """Return the note on turns of a trace, given the observations of each response; none if no response has turns."""
+    """Return the note on turns of a trace, given the observations of each response; none if no
+    response has turns."""
     with_turns = [tokens for tokens in observed if tokens]
     if not with_turns:
         return []
@@ -113,8 +134,11 @@ def several(observed: Sequence[Sequence[int] | None], told_by: str) -> list[str]
 
 
 def note(observed: Sequence[Sequence[int] | None], agents: int) -> str:
-    """Return the note on turns of a trace of texts, given the observations of each response and the number of agents' ones."""
+    """Return the note on turns of a trace of texts, given the observations of each response and the
+    number of agents' ones."""
     untold = (
-        f"{UNSEPARATED}: {agents} responses call tools, and no mask or tag tells their output." if agents else NO_SIGN
+        f"{UNSEPARATED}: {agents} responses call tools, and no mask or tag tells their output."
+        if agents
+        else NO_SIGN
     )
     return next(iter(several(observed, "by mask or tags")), untold)

@@ -83,5 +83,5 @@ def print_description(description: dict[str, Any], console: Console) -> None:
     if share is not None:
         say(
             console,
-            f"Within groups lies {share:.0%} of a step's variance of log lengths, the rest between prompts.",
+            f"Within groups lies {min(share, 1):.0%} of a step's variance of log lengths, the rest between prompts.",
         )

@@ -11,8 +11,9 @@ import simrl
 from simrl.errors import InputError, brief
 from simrl.profile.model_shape import MODELS
 from simrl.scenario.load import Choices, ScenarioFile, Setting, load_scenarios
-from simrl.scenario.model import Scenario
+from simrl.scenario.model import Scenario, SystemConfig
 from simrl.scenario.yaml_text import parse_override
+from simrl.systems.recipes import make_system
 from tests.command_line import ROOT, SCENARIO
 
 KEYS = (
@@ -538,6 +539,36 @@ def test_a_switch_takes_the_words_in_which_it_is_printed(file, words, switched):
         assert scenario.engine.enforce_eager is switched
         assert scenario.system.parameters == {"interruptible": switched}
     assert "cluster.gpus is 'on': a whole number is needed" in refusal(file, "cluster.gpus=on")
+
+
+def test_a_name_is_no_switch(file):
+    for systems in ("on", "[on]", "{name: on}"):
+        (scenario,) = load_scenarios(file, [f"systems={systems}"])
+        assert scenario.system.name == "on"
+    entry = {"name": "areal", "speculation": {"name": "on", "window": {"kind": "off"}}}
+    (scenario,) = load_scenarios(file, [f"systems={json.dumps([entry])}"])
+    assert scenario.system.parameters == {"speculation": entry["speculation"]}
+
+
+def test_a_switchs_word_for_a_parameter_that_is_no_switch_is_refused_in_both_its_spellings():
+    for word in ("on", True):
+        system = SystemConfig.model_validate({"name": "areal", "on_stale": word})
+        with pytest.raises(InputError, match=r"on_stale is on \(true\); it is not a switch"):
+            make_system(system.name, system.parameters)
+
+
+def test_digits_with_underscores_are_a_text_and_no_number(file):
+    for override, number in (
+        ("cluster.gpus=1_000", "a whole number is needed, without a unit; did you mean 1000?"),
+        ("cluster.gpus=1__000", "a whole number is needed, without a unit; did you mean 1000?"),
+        ("training.reward_s='1_0.5'", "a number is needed, without a unit; did you mean 10.5?"),
+    ):
+        assert number in refusal(file, override)
+    assert load_scenarios(file, ["name=1_000"])[0].name == "1_000"
+    with pytest.raises(
+        InputError, match=r"eta is '1_000': a number is needed; did you mean 1000\?"
+    ):
+        make_system("areal", {"eta": "1_000"})
 
 
 def test_a_reference_alone_is_the_value_and_in_a_longer_text_a_text(file):

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError, ValidationInfo, field_validator, model_validator
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from simrl.errors import meant
 
@@ -53,16 +53,30 @@ REMEDIES = {
 
 
 def no_truth(cls: type[BaseModel], value: object, info: ValidationInfo) -> object:
-    """Refuse true and false where they are no values of a field, as a validator."""
-    switches = info.field_name and "bool" in str(cls.model_fields[info.field_name].annotation)
+    """Refuse true and false where they are no values of a field, and a text such as 1_000 for a
+    number, as a validator."""
+    kind = str(cls.model_fields[info.field_name].annotation) if info.field_name else ""
+    switches = "bool" in kind
+    if has_underscores(value) and (number := re.search(r"\b(int|float)\b", kind)):
+        raise PydanticCustomError(f"{number[0]}_parsing", "a number is needed")
     if isinstance(value, bool) and not switches:  # which would pass as 1 or 0
         raise ValueError("this field is no switch; give a number or a name")
     return value
 
 
+def has_underscores(value: object) -> bool:
+    """Return whether a value is a text such as 1_000, which pydantic takes for a number and YAML
+    1.2 does not."""
+    return (
+        isinstance(value, str)
+        and "_" in value
+        and re.fullmatch(r"[-+]?\d[\d_.]*(?:[eE][-+]?[\d_]+)?", value.strip()) is not None
+    )
+
+
 numbers_are_no_truth: Any = field_validator("*", mode="before")(classmethod(no_truth))
 """A validator, named in the body of a model, that refuses true and false where they are no values
-of a field."""
+of a field, and 1_000 for a number."""
 
 
 def in_order(low: str, high: str) -> Any:
@@ -193,7 +207,7 @@ def number_meant(text: str, key: str = "") -> str:
     measure = re.fullmatch(r"[$€£~]? *(\d[\d_]*\.?\d*) *([a-zA-Z/%$€£]*)", text)
     if measure is None:
         return ""
-    number, unit = float(measure[1]), measure[2].lower()
+    number, unit = float(measure[1].replace("_", "")), measure[2].lower()
     if unit == "k" and number % 1 == 0:
         return f"; did you mean {number * 1000:.0f} or {number * 1024:.0f}?"
     of_bytes = (
@@ -273,9 +287,13 @@ def in_words(value: Any) -> str:
 
 
 def switched(value: Any) -> Any:
-    """Return data with true and false for the words of a switch: on and yes, off and no."""
+    """Return data with true and false for the words of a switch, on and yes, off and no, which
+    names stay."""
     if isinstance(value, dict):
-        return {key: switched(inner) for key, inner in value.items()}
+        return {
+            key: inner if key in ("name", "kind") else switched(inner)
+            for key, inner in value.items()
+        }
     return _SWITCHES.get(value.lower(), value) if isinstance(value, str) else value
 
 

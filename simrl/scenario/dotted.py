@@ -15,10 +15,9 @@ from simrl.errors import InputError, broken
 
 MOST_LEVELS = 50
 MOST_REFERENCES = 500  # written in a text, and followed in its data
-NO_REFERENCE = (
-    "${name:…} is no reference to a key of the file, such as ${cluster.gpus}; write the value"
-)
-_REFERENCE = re.compile(r"\$\{\s*([\w-]+(?:\.[\w-]+)*)\s*\}")
+_KEY = r"\{\s*([\w-]+(?:\.[\w-]+)*)\s*\}"
+_REFERENCE = re.compile(rf"(?<!\\)\${_KEY}")
+_OTHER = re.compile(rf"(?:\\\$|\$(?!{_KEY}))\{{[^}}]{{,40}}\}}?")  # escaped, or around no key
 _NOTHING = object()
 
 
@@ -62,7 +61,8 @@ def put(data: Mapping[str, Any], key: str, value: Any, place: str = "") -> dict[
 
 
 def _is_place(data: Any, part: str) -> bool:
-    return isinstance(data, list) and part.isdecimal() and int(part[:9]) < len(data)
+    is_number = re.fullmatch(r"[0-9]{1,9}", part)
+    return isinstance(data, list) and is_number is not None and int(part) < len(data)
 
 
 def _merged(there: Any, section: dict[Any, Any]) -> dict[Any, Any]:
@@ -71,9 +71,15 @@ def _merged(there: Any, section: dict[Any, Any]) -> dict[Any, Any]:
     return {**there, **values}
 
 
-def refers_only_to_keys(text: str) -> bool:
-    """Return whether every `${` of a text begins a reference to a key, unlike `${oc.env:HOME}`."""
-    return "${" not in _REFERENCE.sub("", text)
+def wrong_reference(text: str) -> str:
+    """Return words on the first `${` of a text that begins no reference to a key, as in
+    `${oc.env:HOME}` and `\\${model}`; "" if there is none."""
+    if (other := _OTHER.search(text)) is None:
+        return ""
+    return (
+        f"{other[0]} is no reference to a key of the file; write the key from the first section on, such as "
+        "${cluster.gpu}, or the value"
+    )
 
 
 class References:
@@ -85,47 +91,45 @@ class References:
         self._followed = 0
 
     def resolved(
-        self, value: Any, name: str = "", within: tuple[str, ...] = (), level: int = 0
+        self, value: Any, name: str = "", trail: tuple[str, ...] = (), level: int = 0
     ) -> Any:
-        """Return a value, called `name` in messages and inside the references `within`, with the
-        values of the data in place of its references; in a longer text they are texts. Raise
-        `InputError`."""
+        """Return a value, at the place `name`, with the values of the data in place of its
+        references; in a longer text they are texts. The `trail` has the places and keys of the
+        references that lead to it. Raise `InputError`."""
         if level > MOST_LEVELS:
             raise InputError(
                 f"{self._place}: {name[:MOST_LEVELS]}: nested more than {MOST_LEVELS} levels deep; a handful will do"
             )
         if isinstance(value, Mapping):
             prefix = f"{name}." if name else ""
-            return {
-                k: self.resolved(v, f"{prefix}{k}", within, level + 1) for k, v in value.items()
-            }
+            return {k: self.resolved(v, f"{prefix}{k}", trail, level + 1) for k, v in value.items()}
         if isinstance(value, list | tuple):
-            return [
-                self.resolved(v, f"{name}[{i}]", within, level + 1) for i, v in enumerate(value)
-            ]
+            return [self.resolved(v, f"{name}[{i}]", trail, level + 1) for i, v in enumerate(value)]
         if value == "???":
             raise InputError(
                 f"{self._place}: {name}: Missing mandatory value; give it in place of ???"
             )
         if not isinstance(value, str) or "${" not in value:
             return value
-        if not refers_only_to_keys(value):
-            raise InputError(f"{self._place}: {name}: {NO_REFERENCE}")
+        if wrong := wrong_reference(value):
+            raise InputError(f"{self._place}: {name}: {wrong}")
         if whole := _REFERENCE.fullmatch(value):
-            return self._value(whole[1], name, within, level)
+            return self._value(whole[1], name, trail, level)
         return _REFERENCE.sub(
-            lambda reference: str(self._value(reference[1], name, within, level)), value
+            lambda reference: str(self._value(reference[1], name, trail, level)), value
         )
 
-    def _value(self, key: str, name: str, within: tuple[str, ...], level: int) -> Any:
+    def _value(self, key: str, name: str, trail: tuple[str, ...], level: int) -> Any:
         value, self._followed = get(self._data, key, _NOTHING), self._followed + 1
+        trail = trail if trail[-1:] == (name,) else (*trail, name)
+        circle = (*trail[trail.index(key) :], key) if key in trail else ()
         if wrong := broken(
             (value is _NOTHING, f"Interpolation key {key!r} not found"),
-            (key in within, "Recursive interpolation detected"),
+            (circle, f"its reference leads back to itself, {' → '.join(circle)}"),
             (
                 self._followed > MOST_REFERENCES,
                 f"more than {MOST_REFERENCES} references are followed",
             ),
         ):
             raise InputError(f"{self._place}: {name}: {wrong}; correct the reference or the key")
-        return self.resolved(value, name, (*within, key), level)
+        return self.resolved(value, key, (*trail, key), level)

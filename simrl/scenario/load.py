@@ -21,7 +21,7 @@ from simrl.errors import LONGEST_NAME, InputError, meant
 from simrl.profile.hardware import known_gpu
 from simrl.profile.model_shape import MODELS, known_name
 from simrl.profile.shipped import SHIPPED
-from simrl.scenario.dotted import NO_REFERENCE, References, get, put, refers_only_to_keys
+from simrl.scenario.dotted import References, get, put, wrong_reference
 from simrl.scenario.model import Scenario
 from simrl.scenario.presets import is_preset_file, preset_of_file
 from simrl.scenario.yaml_text import parse_override, read_yaml, split_at_commas
@@ -105,8 +105,8 @@ class ScenarioFile:
             raise InputError(f"{path}: no keys; a scenario has {', '.join(_KEYS)}")
         for key in (key for key in data if key not in _KEYS):
             raise _unknown(str(key), str(path), data[key])
-        if not refers_only_to_keys(repr(data)):
-            raise InputError(f"{path}: {NO_REFERENCE}")
+        if wrong := wrong_reference(repr(data)):
+            raise InputError(f"{path}: {wrong}")
         self._presets: dict[tuple[str, str], dict[str, Any]] = {}  # each file is read once
         last = {
             setting.key: setting for setting in settings
@@ -115,8 +115,8 @@ class ScenarioFile:
         values = [
             _values(s) if isinstance(s.value, str) and "," in s.value else [s] for s in settings
         ]
-        self._parameters = [several for several in values if several[0].key.startswith(PARAMETER)]
-        fields = [several for several in values if several not in self._parameters]
+        parameters = [several for several in values if several[0].key.startswith(PARAMETER)]
+        fields = [several for several in values if several not in parameters]
         self._several = {several[0].key: several for several in fields if len(several) > 1}
         self._settings = [several[0] for several in fields if len(several) == 1]
         data = self._with(data, self._settings)
@@ -126,7 +126,12 @@ class ScenarioFile:
         }:
             data = put(data, other, None) if get(data, other) is not None else data
         self._data = {key: value for key, value in data.items() if key not in _LISTS}
-        lists = References(self._data, str(path)).resolved({key: data.get(key) for key in _LISTS})
+        references = References(self._data, str(path))
+        self._parameters = [
+            [s._replace(value=references.resolved(s.value, s.key)) for s in several]
+            for several in parameters
+        ]
+        lists = references.resolved({key: data.get(key) for key in _LISTS})
         self.systems = self._systems(lists["systems"])
         self._varied = self._entries_of_vary(lists["vary"])
         self.variations = self.variations_beside(())

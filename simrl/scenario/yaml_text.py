@@ -8,17 +8,18 @@ text a huge object.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from importlib.resources.abc import Traversable
 from typing import Any
 
 import yaml
 
-from simrl.errors import InputError, first_line
-from simrl.scenario.dotted import MOST_LEVELS, MOST_REFERENCES, NO_REFERENCE, refers_only_to_keys
+from simrl.errors import InputError, broken, first_line
+from simrl.scenario.dotted import MOST_LEVELS, MOST_REFERENCES, wrong_reference
 
 MOST_BYTES = 1_000_000
 MOST_VALUES = 10_000  # with every alias written out
+MOST_DIGITS = 100  # of a whole number; the largest field takes 19
 
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the second without libyaml
 _TAG = "tag:yaml.org,2002:"
@@ -36,6 +37,10 @@ _SCALARS = {
 }
 
 
+class _RefusedError(yaml.MarkedYAMLError):
+    """A rule of this module that a text breaks. The problem ends with the remedy."""
+
+
 class _Loader(_SafeLoader):  # type: ignore[misc]
     """A loader of YAML with the scalars of YAML 1.2: `017` is 17; `1:30:00`, `on` and `yes` are
     texts. (A field that is a switch takes on and yes for true.)"""
@@ -44,34 +49,73 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
     yaml_constructors = {  # noqa: RUF012
         tag: construct
         for tag, construct in _SafeLoader.yaml_constructors.items()
-        if tag is None or tag.removeprefix(_TAG) in (*_SCALARS, "str", "seq", "map")
+        if tag is None or tag.removeprefix(_TAG) in ("str", "seq", "map")
     }
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """Return a mapping. Raise `yaml.MarkedYAMLError` for a key that is given twice,
-        `ValueError` for a key that is null."""
-        written: set[str] = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in written:
-                raise _at(key, f"found duplicate key {key.value}")
-            written.add(key.value)
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
-        if None in mapping:
-            raise ValueError("a key is null")
-        return mapping
+        """Return a mapping. Its own keys win over the keys that `<<` merges, and of several merged
+        mappings the first. Raise `yaml.MarkedYAMLError` for a key that is written twice, null, a
+        list or a mapping, and for no mapping."""
+        if not isinstance(node, yaml.MappingNode):
+            raise _at(node, "keys are needed here; write {key: value}")
+        written: dict[Any, Any] = {}
+        merged: dict[Any, Any] | None = None
+        for key_node, value in node.value:
+            merges = key_node.tag == f"{_TAG}merge"
+            key = self.construct_object(key_node, deep=True)
+            if key is None or not isinstance(key, Hashable):
+                shown = "null" if key is None else repr(key)
+                raise _at(key_node, f"a key is {shown}; write a text")
+            if (merged is not None) if merges else key in written:
+                raise _at(key_node, f"found duplicate key {key_node.value}; give it once")
+            if merges:
+                parts = value.value if isinstance(value, yaml.SequenceNode) else [value]
+                merged = {}
+                for part in reversed(parts):
+                    merged.update(self.construct_mapping(part, deep=True))
+            else:
+                written[key] = self.construct_object(value, deep)
+        return {**(merged or {}), **written}
 
 
-def _whole_number(loader: Any, node: Any) -> int:
-    text = loader.construct_scalar(node)
+def _whole_number(text: str) -> int:
     base = {"0o": 8, "0x": 16}.get(text[:2])
     return int(text) if base is None else int(text[2:], base)
 
 
+def _number(text: str) -> float:
+    return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+
+def _constructor(tag: str, written: re.Pattern[str], value: Callable[[str], Any]) -> Any:
+    """Return a constructor of scalars with a tag, which an author may have written before any
+    text."""
+
+    def construct(loader: Any, node: Any) -> Any:
+        text = loader.construct_scalar(node)
+        if not written.match(text):
+            raise _at(node, f"{text!r} is no {tag} of YAML 1.2; correct it, or leave out !!{tag}")
+        if tag == "int" and len(text) > MOST_DIGITS:
+            raise _at(
+                node,
+                f"a whole number of {len(text):,} digits; {MOST_DIGITS} are the most, lower it",
+            )
+        return value(text)
+
+    return construct
+
+
+_VALUES: dict[str, Callable[[str], Any]] = {
+    "null": lambda _: None,
+    "bool": lambda text: text.lower() == "true",
+    "int": _whole_number,
+    "float": _number,
+    "merge": str,  # `<<` as a value
+}
 for _tag, (_written, _first) in _SCALARS.items():
-    _Loader.add_implicit_resolver(
-        _TAG + _tag, re.compile(rf"(?:{_written})\Z"), list(_first) + [""] * (_tag == "null")
-    )
-_Loader.add_constructor(f"{_TAG}int", _whole_number)
+    _pattern = re.compile(rf"(?:{_written})\Z")
+    _Loader.add_implicit_resolver(_TAG + _tag, _pattern, list(_first) + [""] * (_tag == "null"))
+    _Loader.add_constructor(_TAG + _tag, _constructor(_tag, _pattern, _VALUES[_tag]))
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -82,6 +126,8 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise InputError(f"override {text!r}: write key=value, such as steps=20")
     try:
         return key, yaml.load(_bounded(written), _Loader)
+    except _RefusedError as error:
+        raise InputError(f"override {text!r}: {error.problem}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else None
         raise InputError(
@@ -115,10 +161,9 @@ def read_yaml(path: Traversable, place: str, kind: str, keys: Iterable[str]) -> 
             data = yaml.load(_bounded(file.read(4 * MOST_BYTES + 1).decode("utf-8")), _Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "somewhere"
-        raise InputError(
-            f"{place}: {where}: {error.problem or first_line(error)}; correct the YAML"
-        ) from error
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        remedy = "" if isinstance(error, _RefusedError) else "; correct the YAML"
+        raise InputError(f"{place}: {where}{error.problem or first_line(error)}{remedy}") from error
     except UnicodeDecodeError as error:
         raise InputError(
             f"{place}: byte {error.start} is not UTF-8; save the file as UTF-8"
@@ -134,13 +179,17 @@ def read_yaml(path: Traversable, place: str, kind: str, keys: Iterable[str]) -> 
 
 
 def _bounded(text: str) -> str:
-    """Return the text. Raise `yaml.MarkedYAMLError` for YAML that is too deep, or too large with
-    its aliases written out, for a reference to more than a key (`${oc.env:HOME}`), and for no YAML;
-    `ValueError` for a text that is too long."""
-    if len(text) > MOST_BYTES:
-        raise ValueError(f"{len(text):,} characters; {MOST_BYTES:,} are the most")
-    if (references := text.count("${")) > MOST_REFERENCES:
-        raise ValueError(f"{references:,} references, ${{…}}; {MOST_REFERENCES} are the most")
+    """Return the text. Raise `yaml.MarkedYAMLError` for a text that is too long, too deep, or too
+    large with its aliases written out, for a reference to more than a key (`${oc.env:HOME}`), and
+    for no YAML."""
+    if wrong := broken(
+        (len(text) > MOST_BYTES, f"{len(text):,} characters; {MOST_BYTES:,} are the most"),
+        (
+            (references := text.count("${")) > MOST_REFERENCES,
+            f"{references:,} references, ${{…}}; {MOST_REFERENCES} are the most",
+        ),
+    ):
+        raise _RefusedError(problem=wrong)
     sizes: dict[str | None, int] = {}  # by anchor: the values in it
     open_nodes: list[tuple[Any, int]] = []  # the beginning, the number of values before it
     values = 0
@@ -154,8 +203,8 @@ def _bounded(text: str) -> str:
                     )
             values += sizes.get(event.anchor, 0)
         elif isinstance(event, yaml.ScalarEvent):
-            if "${" in event.value and not refers_only_to_keys(event.value):
-                raise _at(event, NO_REFERENCE)
+            if wrong := wrong_reference(event.value):
+                raise _at(event, wrong)
             values += 1
             sizes[event.anchor] = 1
         elif isinstance(event, yaml.NodeEvent):
@@ -174,5 +223,5 @@ def _bounded(text: str) -> str:
     return text
 
 
-def _at(node: Any, problem: str) -> yaml.MarkedYAMLError:
-    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+def _at(node: Any, problem: str) -> _RefusedError:
+    return _RefusedError(problem=problem, problem_mark=node.start_mark)

@@ -15,7 +15,7 @@ from simrl.errors import InputError, choose, meant
 from simrl.extensions import Extended
 from simrl.systems import drafting, off_policy, on_policy
 from simrl.systems.system import Recipe, System, recipe_of
-from simrl.validation import call_error
+from simrl.validation import call_error, has_underscores, in_words, number_meant
 
 # In the order in which `simrl systems` lists them: the order of the modules, and of definition.
 _OWN: dict[str, Callable[..., System]] = {
@@ -38,7 +38,11 @@ def make_system(name: str, parameters: dict[str, Any]) -> System:
             )
         if isinstance(value, bool) and known[key].annotation is not bool:
             raise InputError(
-                f"system {name}: {key} is {str(value).lower()}; it is not a switch, give a value"
+                f"system {name}: {key} is {in_words(value)} ({str(value).lower()}); it is not a switch, give a value"
+            )
+        if has_underscores(value):
+            raise InputError(
+                f"system {name}: {key} is {value!r}: a number is needed{number_meant(value)}"
             )
     try:
         system = recipe_of(name, RECIPES[name])(**parameters)

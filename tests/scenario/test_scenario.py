@@ -11,8 +11,9 @@ import simrl
 from simrl.errors import InputError, brief
 from simrl.profile.model_shape import MODELS
 from simrl.scenario.load import Choices, ScenarioFile, Setting, load_scenarios
-from simrl.scenario.model import Scenario
+from simrl.scenario.model import Scenario, SystemConfig
 from simrl.scenario.yaml_text import parse_override
+from simrl.systems.recipes import make_system
 from tests.command_line import ROOT, SCENARIO
 
 KEYS = (
@@ -254,7 +255,16 @@ def test_the_quick_start_is_a_scenario_and_names_models_and_files_that_exist():
         (bytes(range(128, 256)), "byte 0 is not UTF-8"),
         (b"name: " + b"[" * 5000 + b"]" * 5000, "nested too deeply|cannot be read|line 1"),
         (b"name: &a [*a]\n", "line 1, column 7"),
-        (b"~: 1\n", "cannot be read"),
+        (b"name: a\n~: 1\n", "line 2, column 1: a key is null; write a text"),
+        (b"name: a\n[b]: 1\n", "line 2, column 1: a key is .*; write a text"),
+        (b"name: a\nseed: !!map abc\n", "line 2, column 7: keys are needed here"),
+        (b"name: a\nseed: {<<: 3}\n", "line 2, column 12: keys are needed here"),
+        (b"name: a\nseed: !!bool on\n", "line 2, column 7: 'on' is no bool of YAML 1.2"),
+        (b"name: a\nseed: !!int <<\n", "line 2, column 7: '<<' is no int of YAML 1.2"),
+        (b"seed: " + b"1" * 5000, "line 1, column 7: a whole number of 5,000 digits; 100 are"),
+        (b"seed: 0x" + b"f" * 5000, "line 1, column 7: a whole number of 5,002 digits; 100 are"),
+        (b"cluster: {1: a, 01: b}\n", "line 1, column 17: found duplicate key 01; give it once"),
+        (b"cluster: {<<: {}, <<: {}}\n", "line 1, column 19: found duplicate key <<"),
         (b"3: 1\n", "unknown key 3; a scenario has"),
         (b"true: 1\n", "unknown key True.*; a scenario has"),
     ],
@@ -374,12 +384,13 @@ def test_a_few_lines_that_would_unfold_to_millions_are_refused(file):
         (
             "model: qwen3-0.6b",
             "model: '${model}'",
-            "model: Recursive interpolation detected; correct the reference",
+            "model: its reference leads back to itself, model → model; correct the reference",
         ),
         (
             "model: qwen3-0.6b",
             "model: '${shell:ls}'",
-            "line 5, column 8: ${name:…} is no reference to a key of the file, such as ${cluster.gpus}; write the value",
+            "line 5, column 8: ${shell:ls} is no reference to a key of the file; write the key from the first section on, "
+            "such as ${cluster.gpu}, or the value",
         ),
         ("model: qwen3-0.6b", "model: '${cluster'", "${cluster"),
         (
@@ -530,6 +541,36 @@ def test_a_switch_takes_the_words_in_which_it_is_printed(file, words, switched):
     assert "cluster.gpus is 'on': a whole number is needed" in refusal(file, "cluster.gpus=on")
 
 
+def test_a_name_is_no_switch(file):
+    for systems in ("on", "[on]", "{name: on}"):
+        (scenario,) = load_scenarios(file, [f"systems={systems}"])
+        assert scenario.system.name == "on"
+    entry = {"name": "areal", "speculation": {"name": "on", "window": {"kind": "off"}}}
+    (scenario,) = load_scenarios(file, [f"systems={json.dumps([entry])}"])
+    assert scenario.system.parameters == {"speculation": entry["speculation"]}
+
+
+def test_a_switchs_word_for_a_parameter_that_is_no_switch_is_refused_in_both_its_spellings():
+    for word in ("on", True):
+        system = SystemConfig.model_validate({"name": "areal", "on_stale": word})
+        with pytest.raises(InputError, match=r"on_stale is on \(true\); it is not a switch"):
+            make_system(system.name, system.parameters)
+
+
+def test_digits_with_underscores_are_a_text_and_no_number(file):
+    for override, number in (
+        ("cluster.gpus=1_000", "a whole number is needed, without a unit; did you mean 1000?"),
+        ("cluster.gpus=1__000", "a whole number is needed, without a unit; did you mean 1000?"),
+        ("training.reward_s='1_0.5'", "a number is needed, without a unit; did you mean 10.5?"),
+    ):
+        assert number in refusal(file, override)
+    assert load_scenarios(file, ["name=1_000"])[0].name == "1_000"
+    with pytest.raises(
+        InputError, match=r"eta is '1_000': a number is needed; did you mean 1000\?"
+    ):
+        make_system("areal", {"eta": "1_000"})
+
+
 def test_a_reference_alone_is_the_value_and_in_a_longer_text_a_text(file):
     (scenario,) = load_scenarios(
         file, ["systems=[areal]", "steps=${cluster.gpus}", "name=a${ cluster.gpus }b"]
@@ -541,6 +582,49 @@ def test_a_reference_alone_is_the_value_and_in_a_longer_text_a_text(file):
     assert (found.cluster.train.gpu, found.cluster.train.gpus) == ("h100", 1)
 
 
+@pytest.mark.parametrize(
+    "form", ["${.tp}", "${a[0]}", "${cluster.${model}}", "${}", "${tp", r"\${cluster.tp}"]
+)
+def test_another_form_of_reference_is_refused_with_the_form_that_is_taken(file, form):
+    for message in (
+        refusal(file, f"name=a{form}"),
+        refusal(written(file, ("name: tiny", f"name: 'a{form}'"))),
+    ):
+        assert f"{form[:14]}" in message
+        assert message.endswith(
+            "is no reference to a key of the file; write the key from the first section on, such as "
+            "${cluster.gpu}, or the value"
+        )
+        file.write_text(SCENARIO)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "circle"),
+    [
+        (["cluster.gpus=${cluster}"], "cluster.gpus: * cluster → cluster.gpus → cluster;"),
+        (["name=${model}", "model=${name}"], "model: * name → model → name;"),
+        (["model=x${model}"], "model: * model → model;"),
+    ],
+)
+def test_references_in_a_circle_are_named_in_their_order(file, overrides, circle):
+    assert circle.replace("*", "its reference leads back to itself,") in refusal(file, *overrides)
+
+
+def test_a_reference_to_a_place_in_a_list_that_there_is_not_is_refused(file):
+    message = refusal(file, "name=s${faults.00000000005.worker}")
+    assert "name: Interpolation key 'faults.00000000005.worker' not found" in message
+
+
+def test_a_systems_parameter_on_the_command_line_may_be_a_reference(file):
+    overrides = ["systems=[areal]", "cluster.tp=2", "system.eta=${cluster.tp},${cluster.gpus}"]
+    assert [s.system.parameters for s in load_scenarios(file, overrides)] == [
+        {"eta": 2},
+        {"eta": 4},
+    ]
+    message = refusal(file, "system.eta=${nope}")
+    assert "system.eta: Interpolation key 'nope' not found" in message
+
+
 def test_references_that_would_unfold_to_millions_are_refused(file):
     doubled = {f"k{i}": f"${{training.k{i + 1}}}${{training.k{i + 1}}}" for i in range(40)} | {
         "k40": "x"
@@ -548,6 +632,23 @@ def test_references_that_would_unfold_to_millions_are_refused(file):
     assert "more than 500 references are followed" in refusal(
         written(file, ("seed: 3", f"training: {json.dumps(doubled)}"))
     )
+
+
+@pytest.mark.parametrize(
+    ("section", "value"),
+    [
+        ("[&a {n: 1, k: 1}, &b {<<: *a, k: 2}, {<<: *b, m: 3}]", {"n": 1, "k": 2, "m": 3}),
+        ("[{<<: {k: 1}, k: 2}, {k: 2, <<: {k: 1}}]", {"k": 2}),
+        ("[{<<: [{k: 1}, {k: 2, n: 2}]}]", {"k": 1, "n": 2}),
+        ("[{a: &a {k: 1}}, {b: {c: &b {<<: *a, k: 2}}}, {<<: *b}]", {"k": 2}),
+        ("[{<<: {1: a}, 01: b}]", {1: "b"}),
+        ("[{'<<': a}]", {"<<": "a"}),
+    ],
+)
+def test_a_sections_own_keys_win_over_merged_ones_and_the_first_merged_over_later_ones(
+    section, value
+):
+    assert parse_override(f"key={section}")[1][-1] == value
 
 
 def test_what_a_file_shares_by_an_alias_is_changed_in_one_place(file):
@@ -628,7 +729,12 @@ def test_a_number_with_which_nothing_can_be_computed_is_refused(file, override):
             "the value is not YAML (did not find expected ',' or ']'); quote it, or close its brackets",
         ),
         ("cluster.gpus={a: ", "the value is not YAML"),
-        ("model=${cluster", "the value is not YAML"),
+        ("model=${cluster", "${cluster is no reference to a key of the file"),
+        ("cluster.gpus=0x" + "f" * 5000, "a whole number of 5,002 digits; 100 are the most"),
+        ("faults=[{<<: [3]}]", "keys are needed here; write {key: value}"),
+        ("cluster.gpus=<<", "cluster.gpus is '<<': a whole number is needed"),
+        ("systems.٠=split", "does not fit (systems has no entry ٠)"),
+        ("systems.00000000003=split", "does not fit (systems has no entry 00000000003)"),
         ("model=" + "[" * 3000 + "]" * 3000, "the value is not YAML"),
         (
             "clustr.gpus=3",

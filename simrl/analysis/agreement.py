@@ -43,12 +43,11 @@ class Both(Generic[T]):
 class Figures:
     """Figures of whole runs; None where a run has no such figure.
 
-    rollout_s, wall_s  rollout clock and wall clock at the last update that both runs made bubble
-    share of idle GPU time of rollout workers (`metrics.rollout_bubble`), from the start of the
-    first rollout
+    rollout_s, wall_s  rollout clock and wall clock at the last update that both runs made
+    bubble             share of idle GPU time of rollout workers (`metrics.rollout_bubble`), from the start of the first rollout
                        to the end of the last
-    acceptance         accepted / drafted tokens, and accept_length      tokens that a pass with a
-    draft yields, both of the samples that finished in both runs
+    acceptance         accepted / drafted tokens, and
+    accept_length      tokens that a pass with a draft yields, both of the samples that finished in both runs
     """
 
     rollout_s: Both[float | None]
@@ -62,12 +61,13 @@ class Figures:
 class Errors:
     """Errors of predicted figures; None where there is nothing to compare.
 
-    makespan_err       (predicted - measured) / measured of the rollout clock wall_err
-    (predicted - measured) / measured of the wall clock, which includes training, rewards and
-    waiting sample_mape        mean |predicted - measured| / measured of when a sample finished, on
-    the rollout clock latency_mape       mean |predicted - measured| / measured of a sample's
-    seconds from start to finish, on the wall clock bubble_err         predicted - measured
-    acceptance_err     predicted - measured accept_length_err  (predicted - measured) / measured
+    makespan_err       (predicted - measured) / measured of the rollout clock
+    wall_err           (predicted - measured) / measured of the wall clock, which includes training, rewards and waiting
+    sample_mape        mean |predicted - measured| / measured of when a sample finished, on the rollout clock
+    latency_mape       mean |predicted - measured| / measured of a sample's seconds from start to finish, on the wall clock
+    bubble_err         predicted - measured
+    acceptance_err     predicted - measured
+    accept_length_err  (predicted - measured) / measured
     """
 
     makespan_err: float | None
@@ -83,12 +83,11 @@ class Errors:
 class Share:
     """A worker's share in the samples of one policy update.
 
-    started_s, ended_s  first start of these samples at the worker, and their last end, in seconds
-    since the start of the run tokens              tokens of these samples that the worker generated
-    batch               samples of any update at the worker in that time, as a mean over the time
-    that it rolled out accept_length       tokens that a pass with a draft yielded, of the samples
-    that finished there; None without drafts policy_versions     versions of the weights that
-    generated the tokens
+    started_s, ended_s  first start of these samples at the worker, and their last end, in seconds since the start of the run
+    tokens              tokens of these samples that the worker generated
+    batch               samples of any update at the worker in that time, as a mean over the time that it rolled out
+    accept_length       tokens that a pass with a draft yielded, of the samples that finished there; None without drafts
+    policy_versions     versions of the weights that generated the tokens
     """
 
     started_s: float

@@ -31,12 +31,10 @@ FINISH, CHANGE, START = 0, 1, 2
 class Discrepancy:
     """A decision that differs between the runs, in a sentence.
 
-    kind         "worker" (which worker a sample went to), "migration" (to which others then),
-    "order" (which of two samples
+    kind         "worker" (which worker a sample went to), "migration" (to which others then), "order" (which of two samples
                  started first at a worker), "loads" (which weights a worker loaded), "versions" (which weights made a sample)
     at_s         its time in the predicted run; in the measured run for a decision of that run alone
-    near_tie_ms  None for a real difference; else the gap between two events, hardly apart, that
-    changed places where the runs
+    near_tie_ms  None for a real difference; else the gap between two events, hardly apart, that changed places where the runs
                  parted
     """
 

@@ -108,12 +108,12 @@ def acceptance(
     ] = 1,
     picture: Picture = None,
 ) -> AcceptanceView:
-    """Count accepted drafts from history, siblings or a response's own text on a recorded run, and
-    say whether they pay.
+    """Count accepted drafts from history, siblings or a response's own text on a recorded run, and say whether they pay.
 
-    A drafted token is accepted if it equals the recorded token. Also prints hit lengths, RhymeRL's
-    Fig. 6 and a fitted model. \f `trace` may also be a `Trace`, `profile` a `TableProfile`. Raises
-    `InputError` for a trace without token ids, or without anything to draft from.
+    A drafted token is accepted if it equals the recorded token. Also prints hit lengths, RhymeRL's Fig. 6 and a fitted model.
+    \f
+    `trace` may also be a `Trace`, `profile` a `TableProfile`. Raises `InputError` for a trace without token ids, or without
+    anything to draft from.
 
     >>> import simrl
     >>> found = simrl.acceptance("traces/countdown/sync/trace.parquet", model="qwen3-8b", gpu="h100")

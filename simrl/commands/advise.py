@@ -178,24 +178,20 @@ def advise(
     folder: o.Folder = None,
     **setup: Unpack[o.Setup],
 ) -> AdviceView:
-    """Decide what to run: system, split, tp, drafter, η, concurrency and dispatch, with hours and
-    cost on each cluster.
+    """Decide what to run: system, split, tp, drafter, η, concurrency and dispatch, with hours and cost on each cluster.
 
-    Takes a scenario, the folder of a run, a trace, or a CSV of lengths with --model and --gpu.
-    Searches on each cluster, or, for a deadline or a budget, on all of them at once; says which
-    systems are level, what an update waits for, how much memory the KV cache needs, what the
-    figures rest on, and how to launch it. A search that was stopped continues. \f `values` may be a
-    dictionary, as for `sweep`. Keys without a value have defaults, systems too: one of each family,
-    and a scenario's own. Other arguments are `compare`'s; keywords that are given, such as `tp`,
-    are not searched. `table` has a row per cluster. Raises `InputError` also if no point keeps the
-    limits, with the reasons.
+    Takes a scenario, the folder of a run, a trace, or a CSV of lengths with --model and --gpu. Searches on each cluster, or,
+    for a deadline or a budget, on all of them at once; says which systems are level, what an update waits for, how much memory
+    the KV cache needs, what the figures rest on, and how to launch it. A search that was stopped continues.
+    \f
+    `values` may be a dictionary, as for `sweep`. Keys without a value have defaults, systems too: one of each family, and a
+    scenario's own. Other arguments are `compare`'s; keywords that are given, such as `tp`, are not searched. `table` has a row
+    per cluster. Raises `InputError` also if no point keeps the limits, with the reasons.
 
     >>> import simrl
     >>> found = simrl.advise(
-    ...     "experiments/quickstart.yaml", {"system.eta": [1, 2], "system.rollout_share": 0.5,
-    "system.speculation": "none"},
-    ...     ["areal"], clusters="8,16", tp=1, steps=4, warmup_steps=1, trials=8, polish=0,
-    updates=100,
+    ...     "experiments/quickstart.yaml", {"system.eta": [1, 2], "system.rollout_share": 0.5, "system.speculation": "none"},
+    ...     ["areal"], clusters="8,16", tp=1, steps=4, warmup_steps=1, trials=8, polish=0, updates=100,
     ... )
     >>> found.table.shape[0]
     2

@@ -152,10 +152,10 @@ def calibrate(
     ] = None,
     **logged: Unpack[Logged],
 ) -> CalibrationView:
-    """Fit a few named corrections to some steps of a real run's log, and report the error on the
-    others. \f `overrides` may be a dictionary: {"model": "qwen2.5-3b", "cluster.gpu": "a100",
-    "cluster.gpus": 4, "cluster.tp": 1}; `window` may be (1, 20). Raises `InputError` for a log
-    without the data to fit, and without a description of the launch.
+    """Fit a few named corrections to some steps of a real run's log, and report the error on the others.
+    \f
+    `overrides` may be a dictionary: {"model": "qwen2.5-3b", "cluster.gpu": "a100", "cluster.gpus": 4, "cluster.tp": 1};
+    `window` may be (1, 20). Raises `InputError` for a log without the data to fit, and without a description of the launch.
     """
     from simrl.commands.workload import folder_or_temporary
     from simrl.scenario.presets import write_presets
@@ -193,10 +193,10 @@ def whatif(
     jobs: Jobs = JOBS,
     **logged: Unpack[Logged],
 ) -> WhatIf:
-    """Predict a real run under other systems: calibrate on its log, then simulate its own steps
-    under each system. \f `systems` are as for `compare`, all other arguments as for `calibrate`;
-    the run's own system comes first. Every row trains as many samples as the run did; a system
-    without a `rollout_share` gets the best of a few.
+    """Predict a real run under other systems: calibrate on its log, then simulate its own steps under each system.
+    \f
+    `systems` are as for `compare`, all other arguments as for `calibrate`; the run's own system comes first. Every row trains
+    as many samples as the run did; a system without a `rollout_share` gets the best of a few.
     """
     from simrl.commands.workload import folder_or_temporary, listed_systems, without_parameters
     from simrl.study.calibration import CALIBRATED, run_name

@@ -235,13 +235,13 @@ def compare(
     jobs: o.Jobs = o.JOBS,
     **setup: Unpack[o.Setup],
 ) -> Comparison | AgreementView:
-    """Simulate every system of a scenario and print which is fastest; write tables, timelines and
-    traces of all. \f `workload` may also be the content of a scenario file, a `Trace` or a
-    DataFrame with a row per response (columns step, prompt_id, prompt_tokens, response_tokens;
-    sample, epoch, reward … if known), whose max_response_length is `cap_tokens` (default: the
-    longest response). `systems` are names, or names with parameters; `overrides` may be a
-    dictionary by dotted keys, {"training.mfu": 0.3}. With `measured`, the result is an
-    `AgreementView`. Raises `InputError` for a scenario that cannot be executed.
+    """Simulate every system of a scenario and print which is fastest; write tables, timelines and traces of all.
+    \f
+    `workload` may also be the content of a scenario file, a `Trace` or a DataFrame with a row per response (columns step,
+    prompt_id, prompt_tokens, response_tokens; sample, epoch, reward … if known), whose max_response_length is `cap_tokens`
+    (default: the longest response). `systems` are names, or names with parameters; `overrides` may be a dictionary by dotted
+    keys, {"training.mfu": 0.3}. With `measured`, the result is an `AgreementView`. Raises `InputError` for a scenario that
+    cannot be executed.
 
     >>> import simrl
     >>> compared = simrl.compare(
@@ -302,9 +302,9 @@ def run(
     folder: o.Folder = None,
     **setup: Unpack[o.Setup],
 ) -> Comparison:
-    """Simulate one system of a scenario. With --system, overrides such as eta=8 set parameters of
-    that system. \f Returns a `Comparison` of one run, whose methods need no name. `compare`
-    describes the other arguments and the errors.
+    """Simulate one system of a scenario. With --system, overrides such as eta=8 set parameters of that system.
+    \f
+    Returns a `Comparison` of one run, whose methods need no name. `compare` describes the other arguments and the errors.
 
     >>> import simrl
     >>> one = simrl.run("experiments/quickstart.yaml", {"name": "areal", "eta": 2}, gpus=16, steps=4, warmup_steps=1)

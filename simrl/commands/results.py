@@ -121,9 +121,10 @@ def explain(
         ),
     ] = None,
 ) -> ExplanationView:
-    """Say where the GPU-hours of a run went, what delayed its updates, and which known problems it
-    shows. \f `result` may also be a `Comparison` of one run. Raises `InputError` for a run without
-    updates, and for an update that it has not made.
+    """Say where the GPU-hours of a run went, what delayed its updates, and which known problems it shows.
+    \f
+    `result` may also be a `Comparison` of one run. Raises `InputError` for a run without updates, and for an update that it has
+    not made.
 
     >>> import simrl
     >>> simrl.explain("traces/countdown/sync/parts/000").data.updates
@@ -148,8 +149,8 @@ def diff(
     a: Annotated[RunLike, typer.Argument(metavar="A", help="the folder of a run or of a replay")],
     b: Annotated[RunLike, typer.Argument(metavar="B", help="another folder")],
 ) -> DifferenceView:
-    """Say what made run B faster than run A: the differences of their GPU-hours by cause, the
-    largest first. \f
+    """Say what made run B faster than run A: the differences of their GPU-hours by cause, the largest first.
+    \f
     >>> import simrl
     >>> simrl.diff("traces/countdown/sync/parts/000", "traces/countdown/areal/parts/000")
     <Difference of split(...), measured and areal(...), measured>
@@ -168,10 +169,10 @@ def diff(
 
 @command
 def agree(predicted: RunLike, measured: RunLike, *, folder: Place | None = None) -> AgreementView:
-    """Compare predicted with measured: how far apart two runs of one schedule on one trace are, and
-    which decisions differ. \f Either is as for `explain`; `predicted` may also be a scenario file
-    with one system, which is simulated. `folder` is written as by `simrl compare --measured`.
-    Raises `InputError` for runs that have nothing in common.
+    """Compare predicted with measured: how far apart two runs of one schedule on one trace are, and which decisions differ.
+    \f
+    Either is as for `explain`; `predicted` may also be a scenario file with one system, which is simulated. `folder` is written
+    as by `simrl compare --measured`. Raises `InputError` for runs that have nothing in common.
 
     >>> import simrl
     >>> agreement = simrl.agree("traces/countdown/sync/scenario.yaml", "traces/countdown/sync/parts/000")
@@ -280,10 +281,11 @@ def report(
         typer.Option("--output", "-o", help="the page (default: beside the folder, with its name)"),
     ] = None,
 ) -> Path:
-    """Write results as one HTML page that needs no network: which system is fastest and why,
-    timelines to zoom into, and the inputs. \f `results` may also be what compare, run, sweep and
-    agree return. Returns the path. Raises `InputError` for a path that is no .html, cannot be
-    written or lies among results.
+    """Write results as one HTML page that needs no network: which system is fastest and why, timelines to zoom into, and the
+    inputs.
+    \f
+    `results` may also be what compare, run, sweep and agree return. Returns the path. Raises `InputError` for a path that is no
+    .html, cannot be written or lies among results.
 
     >>> import simrl, tempfile
     >>> page = simrl.report("traces/countdown/sync/parts/000", tempfile.mkdtemp() + "/sync.html")

@@ -151,16 +151,15 @@ def sweep(
     folder: o.Folder = None,
     **setup: Unpack[o.Setup],
 ) -> Sweep:
-    """Simulate every combination of values, with all systems of a scenario; write one Parquet
-    table, a row per point.
+    """Simulate every combination of values, with all systems of a scenario; write one Parquet table, a row per point.
 
-    Every field of a scenario can vary; the values are combined with the systems of the scenario and
-    with its own `vary`. A point that is already in the folder is not simulated again, so a sweep
-    that was stopped continues, also with more values. A point that cannot be executed is a row with
-    its error. \f `values` may be a dictionary of lists by dotted key, {"cluster.gpus": [64, 128],
-    "system.eta": range(5)}; a text in it is read as on the command line, "64,128", "0..4".
-    `compare` describes the other arguments. Raises `InputError` for a value that no scenario can
-    have.
+    Every field of a scenario can vary; the values are combined with the systems of the scenario and with its own `vary`. A
+    point that is already in the folder is not simulated again, so a sweep that was stopped continues, also with more values. A
+    point that cannot be executed is a row with its error.
+    \f
+    `values` may be a dictionary of lists by dotted key, {"cluster.gpus": [64, 128], "system.eta": range(5)}; a text in it is
+    read as on the command line, "64,128", "0..4". `compare` describes the other arguments. Raises `InputError` for a value
+    that no scenario can have.
 
     >>> import simrl
     >>> swept = simrl.sweep("experiments/quickstart.yaml", {"system.eta": [1, 4]}, ["areal"], gpus=16, steps=4, warmup_steps=1)

@@ -3,8 +3,8 @@
     dense, sampled, experts    last time of the grid × roofline / roofline at the grid's edge
     attention                  last time of the grid + its rise along the grid × roofline's rise beyond / along the grid
 
-Invariant: nothing changes inside a grid, the times are continuous at its edge and do not fall
-beyond it, and `TableProfile.corrections` says what was extended.
+Invariant: nothing changes inside a grid, the times are continuous at its edge and do not fall beyond it, and
+`TableProfile.corrections` says what was extended.
 """
 
 from __future__ import annotations

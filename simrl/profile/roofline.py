@@ -1,17 +1,14 @@
-"""Roofline: the seconds of the parts of a pass by a GPU's data sheet, for every model, split and
-precision.
+"""Roofline: the seconds of the parts of a pass by a GPU's data sheet, for every model, split and precision.
 
     dense     = max(multiply-adds, reading the weights beside routed experts) + all-reduces
     experts   = max(multiply-adds, reading the routed experts that are met) + all-gather and reduce-scatter of dp ranks
     attention = max(multiply-adds, reading the KV cache), prefill and decode apart
     sampled   = max(multiply-adds, reading the output head) + gathering the logits
 
-A collective is a ring over one link: latency plus bytes over bandwidth, so its time rises with the
-bytes; one rank needs none.
+A collective is a ring over one link: latency plus bytes over bandwidth, so its time rises with the bytes; one rank needs none.
 
-Invariant: no number here is measured, but for the shares of the bfloat16 and fp8 rates that large
-products reach. Tokens meet experts evenly. 4-bit weights are multiplied in bfloat16, but nvfp4 ones
-at twice the rate of fp8.
+Invariant: no number here is measured, but for the shares of the bfloat16 and fp8 rates that large products reach. Tokens meet
+experts evenly. 4-bit weights are multiplied in bfloat16, but nvfp4 ones at twice the rate of fp8.
 """
 
 from __future__ import annotations

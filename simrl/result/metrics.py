@@ -111,41 +111,37 @@ def summary(
 ) -> dict[str, Any]:
     """Return the row of a comparison.
 
-    samples_per_s             trained samples a second tokens_per_s              trained tokens a
-    second, prompt + response step_s                    seconds a policy update rollout_bubble
-    share of idle GPU-seconds on GPUs that roll out, their training and switching (colocated) not
+    samples_per_s             trained samples a second
+    tokens_per_s              trained tokens a second, prompt + response
+    step_s                    seconds a policy update
+    rollout_bubble            share of idle GPU-seconds on GPUs that roll out, their training and switching (colocated) not
                               counted; training the drafter meanwhile is no bubble
-    occupancy                 share of the slots of its batch that a rollout worker fills while it
-    runs (`occupancy`); None
+    occupancy                 share of the slots of its batch that a rollout worker fills while it runs (`occupancy`); None
                               for an engine that does not record it
-    train_idle                share of idle GPU-seconds on GPUs that only train; 0 if colocated,
-    where waiting counts above off_policyness_mean, _max update's version minus the version that
-    generated a token; the mean is over tokens carried_share             share of the trained tokens
-    that an earlier step generated and carried over; they are not in
+    train_idle                share of idle GPU-seconds on GPUs that only train; 0 if colocated, where waiting counts above
+    off_policyness_mean, _max update's version minus the version that generated a token; the mean is over tokens
+    carried_share             share of the trained tokens that an earlier step generated and carried over; they are not in
                               off_policyness but in carried_off_policyness_max
-    dropped_share             share of all generated tokens, from the start on, that a rule threw
-    away stale_samples             samples, from the start on, that were finished and dropped
-    because they were too stale duplicate_share           share of all tokens generated, from the
-    start on, that were duplicates of best-of-N: another
+    dropped_share             share of all generated tokens, from the start on, that a rule threw away
+    stale_samples             samples, from the start on, that were finished and dropped because they were too stale
+    duplicate_share           share of all tokens generated, from the start on, that were duplicates of best-of-N: another
                               drafter finished the response first. No other column counts them
-    migrated_share            share of all samples, from the start on, that were at more than one
-    worker settled                   true if off-policyness no longer grew: its mean in the second
-    half of the window is within 10 %
+    migrated_share            share of all samples, from the start on, that were at more than one worker
+    settled                   true if off-policyness no longer grew: its mean in the second half of the window is within 10 %
                               (or 0.1) of the first half's, and the mean token is no older than the warm-up is long. Where
                               not, a buffer was still filling
-    gpu_hours_per_1k_samples  all GPUs, whatever they do cost_per_1k_samples       the same times
-    the price of a GPU-hour; None without a price speculation               the method, and its
-    parameters; "none" for plain decoding acceptance_rate           accepted draft tokens / drafted
-    ones, of all samples from the start on; None without drafts speculation_rate          share of
-    all generated tokens that came from drafts first_epoch_speculation_rate, later_speculation_rate
+    gpu_hours_per_1k_samples  all GPUs, whatever they do
+    cost_per_1k_samples       the same times the price of a GPU-hour; None without a price
+    speculation               the method, and its parameters; "none" for plain decoding
+    acceptance_rate           accepted draft tokens / drafted ones, of all samples from the start on; None without drafts
+    speculation_rate          share of all generated tokens that came from drafts
+    first_epoch_speculation_rate, later_speculation_rate
                               speculation_rate of the run's first epoch alone, in which a history has no responses yet, and of
                               later epochs; None without drafts or such samples
-    acceptance                its source: the kind of the drafter's model, such as assumed; counted,
-    if tokens were
+    acceptance                its source: the kind of the drafter's model, such as assumed; counted, if tokens were
                               drafted; None without drafts
-    prefix_caching            true if the engines cache prefixes; None for a result without this
-    record accept_length             tokens that a pass with a draft yields a response, the bonus
-    token or correction included; None
+    prefix_caching            true if the engines cache prefixes; None for a result without this record
+    accept_length             tokens that a pass with a draft yields a response, the bonus token or correction included; None
                               without drafts
     """
     start_s, end_s = window(result, warmup_steps)

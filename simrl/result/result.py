@@ -1,21 +1,18 @@
 """Result: the record of a run in four Arrow tables.
 
-Invariant of a `Result`: every GPU-second between 0 and `end_s` lies in exactly one span (idle time
-is a span of kind "idle"), no segment ends after `end_s` (the end of the last update and of the
-passes then under way), and every sample that was submitted has one row in `samples` with one
-status. The replayer writes the same tables, so predicted against measured is a join.
+Invariant of a `Result`: every GPU-second between 0 and `end_s` lies in exactly one span (idle time is a span of kind
+"idle"), no segment ends after `end_s` (the end of the last update and of the passes then under way), and every sample that
+was submitted has one row in `samples` with one status. The replayer writes the same tables, so predicted against measured is
+a join.
 
-spans      lane, gpus, role (use of the GPUs then: rollout, also where they train in turn, or
-train), kind, started_s,
+spans      lane, gpus, role (use of the GPUs then: rollout, also where they train in turn, or train), kind, started_s,
            ended_s, policy_version, tokens — kinds: rollout, train_drafter (on idle rollout workers), load_weights, evaluate,
            lost, transfer, switch, log_prob, train, publish, checkpoint, idle. The columns of `Work` divide the passes of a
            rollout; they are empty for other kinds, and of real engines, which do not record them
-steps      one row a policy update: step, policy_version (before it), started_s, finished_s,
-samples, prompt_tokens,
+steps      one row a policy update: step, policy_version (before it), started_s, finished_s, samples, prompt_tokens,
            response_tokens, off_policyness_mean (over tokens), off_policyness_max; of the tokens that were carried over from
            an earlier step, which these two leave out: carried_tokens, carried_off_policyness_max
-samples    uid, trace_step, epoch, prompt_id, sample, prompt_tokens, generated_tokens, started_s,
-finished_s (empty while
+samples    uid, trace_step, epoch, prompt_id, sample, prompt_tokens, generated_tokens, started_s, finished_s (empty while
            unfinished), worker (the last), status (trained, dropped, buffered, in_flight), trained_step; with speculation,
            drafted_tokens (also unverified ones, of which decoupled drafting has many), accepted_tokens of them,
            verifications (passes that verified a draft), verified_tokens (the yield of these passes); with best-of-N,
@@ -55,17 +52,16 @@ class Lane(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The work of the passes of a span of rollout. Its seconds, and the host's work between passes,
-    sum to the span's length.
+    """The work of the passes of a span of rollout. Its seconds, and the host's work between passes, sum to the span's length.
 
-    decode_s               decoding, as in passes without other work prefill_s              added by
-    the first prefill of tokens recompute_*_s          added by repeated prefill of a lost cache:
-    the response moved or continued after a break, was
+    decode_s               decoding, as in passes without other work
+    prefill_s              added by the first prefill of tokens
+    recompute_*_s          added by repeated prefill of a lost cache: the response moved or continued after a break, was
                            preempted for want of KV blocks, got new weights, or got a drafter that needs it
     drafts_stood_s         added by drafting and verifying draft tokens that were accepted
-    drafts_wasted_s        added by drafting and verifying draft tokens that were rejected slowed_s
-    added by a slow worker (a fault) lock_step_s            waiting of data-parallel ranks for the
-    longest pass of a rank, dummy passes included; like all
+    drafts_wasted_s        added by drafting and verifying draft tokens that were rejected
+    slowed_s               added by a slow worker (a fault)
+    lock_step_s            waiting of data-parallel ranks for the longest pass of a rank, dummy passes included; like all
                            seconds of a worker with several ranks, a mean over them
     decodes                sequences that decoded, summed over passes
     slot_s                 the seconds of the passes, times the requests that run in each

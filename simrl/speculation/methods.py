@@ -125,19 +125,18 @@ def histospec(
     prompt_tail_tokens: Annotated[int, Field(ge=0, le=16)] = 5,
     epochs_back: Annotated[int, Field(ge=1, le=100)] = 1,
 ) -> Speculation:
-    """Draft from the prompt's responses of the epoch before, along the branch with the most reward
-    (RhymeRL's paper).
+    """Draft from the prompt's responses of the epoch before, along the branch with the most reward (RhymeRL's paper).
 
-    The last 7 tokens, else 6 to 3, are looked up in the responses of the prompt's last epoch. The
-    prompt's last `prompt_tail_tokens` count as the beginning of each response, as in the public
-    code; 0: generated tokens alone, as the paper may be read. The window starts at 2, grows by 2
-    (up to 32) after a fully accepted draft, and resets to 2 otherwise. A worker stops drafting
-    while its batch is too large for drafts to pay, judged from the profile and the recent
-    acceptance rate. History workers build the indexes (scenario: speculation.history_workers) and
-    send each to the host of the worker that gets a response to its prompt; until it is there, the
-    prompt decodes without drafts, as all prompts do in the first epoch. With `epochs_back` above 1,
-    the indexes of all these epochs must be there. Not modelled: indexes of incomplete groups: a
-    prompt with a dropped response (RollPacker, APRIL …) decodes without drafts in the next epoch.
+    The last 7 tokens, else 6 to 3, are looked up in the responses of the prompt's last epoch. The prompt's last
+    `prompt_tail_tokens` count as the beginning of each response, as in the public code; 0: generated tokens alone, as the paper
+    may be read. The window starts at 2, grows by
+    2 (up to 32) after a fully accepted draft, and resets to 2 otherwise. A worker stops drafting while its batch is too large
+    for drafts to pay, judged from the profile and the recent acceptance rate. History workers build the indexes (scenario:
+    speculation.history_workers) and send each to the host of the worker that gets a response to its prompt; until it is there,
+    the prompt decodes without drafts, as all prompts do in the first epoch. With `epochs_back` above 1, the indexes of all
+    these epochs must be there.
+    Not modelled: indexes of incomplete groups: a prompt with a dropped response (RollPacker, APRIL …) decodes without drafts in
+    the next epoch.
     """
     rule = HistoryRule(
         longest_match_tokens=longest_match_tokens,
@@ -166,9 +165,9 @@ def histospec_code(
 ) -> Speculation:
     """Like histospec, but as in its public code: branches by count, other windows, no gate.
 
-    Matches of 7 to 4 tokens, the most frequent branch, drafts that end before their path's
-    probability falls below `least_probability`. The window doubles after a fully accepted one and
-    halves otherwise, from 2 to 16. Not modelled: as in histospec.
+    Matches of 7 to 4 tokens, the most frequent branch, drafts that end before their path's probability falls below
+    `least_probability`. The window doubles after a fully accepted one and halves otherwise, from 2 to 16.
+    Not modelled: as in histospec.
     """
     rule = HistoryRule(
         shortest_match_tokens=4,
@@ -189,11 +188,10 @@ def histospec_code(
 
 @validate_call
 def ngram(window: Window | None = None, gate: Literal["open", "batch"] = "open") -> Speculation:
-    """Draft from the response's own text (n-gram, prompt lookup): the tokens after an earlier match
-    of its last tokens.
+    """Draft from the response's own text (n-gram, prompt lookup): the tokens after an earlier match of its last tokens.
 
-    The last tokens of a response are looked up in its own text; the tokens after the earliest match
-    are the draft. Not modelled: matches in the prompt, whose tokens a trace does not have.
+    The last tokens of a response are looked up in its own text; the tokens after the earliest match are the draft.
+    Not modelled: matches in the prompt, whose tokens a trace does not have.
     """
     return Speculation(
         "ngram", "ngram", "prompt lookup decoding, as in vLLM", window or Fixed(tokens=4), gate
@@ -206,15 +204,13 @@ def siblings(
     gate: Literal["open", "batch"] | Elastic = "open",
     own_text: bool = False,
 ) -> Speculation:
-    """Draft from the other responses of the group that are, or were, on the same worker (TLT's
-    model-free drafter).
+    """Draft from the other responses of the group that are, or were, on the same worker (TLT's model-free drafter).
 
-    Running responses lend the tokens that they have so far. `own_text` also looks in the response
-    itself. No text is sent to other workers, so where a dispatch spreads the responses of a group,
-    there is little or nothing to draft from. On a trace without token ids, drafts are drawn from
-    the run model of siblings, each from one of the group's other responses; where that one is not
-    at the worker, there is no draft. Not modelled: on a trace without token ids, a text that
-    several siblings have.
+    Running responses lend the tokens that they have so far. `own_text` also looks in the response itself. No text is sent to
+    other workers, so where a dispatch spreads the responses of a group, there is little or nothing to draft from. On a trace
+    without token ids, drafts are drawn from the run model of siblings, each from one of the group's other responses; where that
+    one is not at the worker, there is no draft.
+    Not modelled: on a trace without token ids, a text that several siblings have.
     """
     return Speculation(
         "siblings",
@@ -228,12 +224,10 @@ def siblings(
 
 @validate_call
 def srt(window: Window | None = None, gate: Literal["open", "batch"] = "open") -> Speculation:
-    """Draft from siblings and the response's own text: a tree for each prompt, updated while its
-    responses run.
+    """Draft from siblings and the response's own text: a tree for each prompt, updated while its responses run.
 
-    Like siblings with `own_text`: every token that the group has generated on a worker can be
-    drafted from at once there. Not modelled: responses of earlier epochs in the tree (see
-    histospec).
+    Like siblings with `own_text`: every token that the group has generated on a worker can be drafted from at once there.
+    Not modelled: responses of earlier epochs in the tree (see histospec).
     """
     return replace(siblings(window, gate, own_text=True), name="srt", paper="SRT, arXiv 2601.09083")
 
@@ -249,10 +243,10 @@ def das(
 ) -> Speculation:
     """Draft from the epoch before, with larger budgets for responses that are expected to be long.
 
-    The prompt's median response in the epoch before, compared with the `quantiles` of all prompts,
-    selects one of the `budgets`: below the first quantile the first, and so on; the second budget
-    if the median is not known. Both are assumed: the paper solves for budgets, and its numbers
-    belong to its models. Not modelled: the paper's own solution for the budgets.
+    The prompt's median response in the epoch before, compared with the `quantiles` of all prompts, selects one of the
+    `budgets`: below the first quantile the first, and so on; the second budget if the median is not known. Both are assumed:
+    the paper solves for budgets, and its numbers belong to its models.
+    Not modelled: the paper's own solution for the budgets.
     """
     if not quantiles[0] < quantiles[1]:
         raise InputError(f"speculation das: quantiles {quantiles} must rise")
@@ -268,13 +262,11 @@ def das(
 
 @validate_call
 def spec_rl() -> Speculation:
-    """Verify the whole response of the epoch before with the prompt, and decode from the first
-    difference (lenience 0).
+    """Verify the whole response of the epoch before with the prompt, and decode from the first difference (lenience 0).
 
-    One prefill of prompt and old response; the tokens that agree from the beginning are kept, so
-    the generated text does not change. Needs a trace with token ids. The old response is verified
-    only if it has finished by then. Not modelled: lenience, which accepts tokens that the policy
-    would not have sampled.
+    One prefill of prompt and old response; the tokens that agree from the beginning are kept, so the generated text does not
+    change. Needs a trace with token ids. The old response is verified only if it has finished by then.
+    Not modelled: lenience, which accepts tokens that the policy would not have sampled.
     """
     return Speculation(name="spec_rl", drafter="old_response", paper="SPEC-RL, arXiv 2509.23232")
 
@@ -285,12 +277,11 @@ def draft_model(
     window: Window | None = None,
     gate: Literal["open", "batch"] | Elastic = "open",
 ) -> Speculation:
-    """Draft with a small model of the family on the worker's own GPUs; then the target verifies
-    (vanilla, coupled).
+    """Draft with a small model of the family on the worker's own GPUs; then the target verifies (vanilla, coupled).
 
-    The drafter's weights and KV cache take memory of the worker, and it computes what the target
-    prefills. Its acceptance is an input of the scenario (speculation.acceptance). Not modelled:
-    attention in the drafter's prefill.
+    The drafter's weights and KV cache take memory of the worker, and it computes what the target prefills. Its acceptance is an
+    input of the scenario (speculation.acceptance).
+    Not modelled: attention in the drafter's prefill.
     """
     return Speculation(
         "draft_model",
@@ -317,31 +308,26 @@ def tlt(
     training: SpotTraining | None = None,
     strategies: Annotated[tuple[Strategy, ...], Field(min_length=1)] | None = None,
 ) -> Speculation:
-    """Draft trees with an EAGLE-type drafter once few responses are left, and train it on idle
-    workers.
+    """Draft trees with an EAGLE-type drafter once few responses are left, and train it on idle workers.
 
-    A worker starts to speculate after `patience` consecutive decode passes with at most `threshold`
-    running requests, and prefills the drafter for all running requests first. BEG-MAB chooses
-    depth, top-k and tokens to verify by batch size (`bandit`; without it, always 8 levels and 48
-    tokens), among the trees of Table 2's sizes or the given `strategies` (of four sizes; the public
-    scripts have [[8, 4, 48], [8, 4, 32], [8, 4, 16], [8, 4, 8]]). A round of drafting takes
-    `round_s` (assumed) in addition to the drafter's kernels, and `level_s` per level of the tree:
-    host time and tree building. Workers without samples train the drafter until the rollout ends
-    (`adaptive`), in every 10th step. An iteration takes packed responses from the buffer: those
-    finished by then, and longer ones of the step before. Its time follows from their tokens, the
-    drafter, and the workers that share it; checkpoints keep it waiting. `training` sets this and
-    the rest (every_updates, packing, data_buffer, asynchronous_saves, recovery_iterations,
-    idle_workers, join …). Saved drafter weights arrive with the next policy weights, whose load
-    their bytes prolong; an untrained drafter falls behind the policy. The drafter also computes
-    what its target prefills from the moment it starts. Before policy version `drafter_from_update`
-    there is no learned drafter (0: it was trained before the run, as in the paper): a worker then
-    drafts from the group's other responses (method siblings). It also does so where siblings are
-    predicted to be faster (`model_free_if_slower`), in tokens per second of one response of typical
-    length: from the profile, the drafting times, the drifted acceptance of the learned drafter, and
-    the scenario's run model of siblings (speculation.runs), as if whole groups were at a worker.
-    The CUDA graphs of all strategies, captured in buckets or not, take memory of the KV cache. Not
-    modelled: the drafter's optimizer states on the GPUs that train it, and their way to the host;
-    the cost of its training data in the inference phase.
+    A worker starts to speculate after `patience` consecutive decode passes with at most `threshold` running requests, and
+    prefills the drafter for all running requests first. BEG-MAB chooses depth, top-k and tokens to verify by batch size
+    (`bandit`; without it, always 8 levels and 48 tokens), among the trees of Table 2's sizes or the given `strategies` (of
+    four sizes; the public scripts have [[8, 4, 48], [8, 4, 32], [8, 4, 16], [8, 4, 8]]). A round of drafting takes `round_s`
+    (assumed) in addition to the drafter's kernels, and `level_s` per level of the tree: host time and tree building.
+    Workers without samples train the drafter until the rollout ends (`adaptive`), in every 10th step. An iteration takes packed
+    responses from the buffer: those finished by then, and longer ones of the step before. Its time follows from their tokens,
+    the drafter, and the workers that share it; checkpoints keep it waiting. `training` sets this and the rest (every_updates,
+    packing, data_buffer, asynchronous_saves, recovery_iterations, idle_workers, join …). Saved drafter weights arrive with the
+    next policy weights, whose load their bytes prolong; an untrained drafter falls behind the policy. The drafter also computes
+    what its target prefills from the moment it starts. Before policy version `drafter_from_update` there is no learned drafter
+    (0: it was trained before the run, as in the paper): a worker then drafts from the group's other responses (method
+    siblings). It also does so where siblings are predicted to be faster (`model_free_if_slower`), in tokens per second of one
+    response of typical length: from the profile, the drafting times, the drifted acceptance of the learned drafter, and the
+    scenario's run model of siblings (speculation.runs), as if whole groups were at a worker. The CUDA graphs of all strategies,
+    captured in buckets or not, take memory of the KV cache.
+    Not modelled: the drafter's optimizer states on the GPUs that train it, and their way to the host; the cost of its training
+    data in the inference phase.
     """
     training = training or SpotTraining()
     strategies = (strategies or TLT_STRATEGIES) if bandit else TLT_STRATEGIES[2:3]
@@ -374,22 +360,19 @@ def specactor(
     drafters: tuple[str, ...] = SPECACTOR_DRAFTERS,
     verifiers: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = (),
 ) -> Speculation:
-    """Draft ahead with a model on GPUs of its own while windows are verified, planned by Algorithm
-    1.
+    """Draft ahead with a model on GPUs of its own while windows are verified, planned by Algorithm 1.
 
-    Without a `model`, the draft ladder chooses one of the `drafters`: the one whose drafting is
-    fastest for a worker's share of a batch, at its acceptance rate in the scenario (an `ngram`
-    drafts in turns, on the worker). Algorithm 1 chooses the number of drafter GPUs and the window,
-    by the published TGS or by the renewal rate of the loops as executed (`objective`). If
-    `draft_gpus` or `window` is set, it chooses only the other. With `verifiers` it also chooses the
-    worker's tp (the set of verifiers' GPUs), each with its shipped profile. Every 1,000 tokens, a
-    response whose acceptance is below its worker's mean gets its own window and mode
-    (`reconfigure`, Algorithm 2). A miss discards the tokens drafted ahead. A drafter GPU must hold
-    the drafter's weights, a worker's share of the target's weights (drafter GPUs keep them too) and
-    the KV cache of its requests at typical length. `decoupled=False` drafts in turns with
-    verification, on the worker's own GPUs, or on drafter GPUs (`disaggregated`). Not modelled: the
-    drafter's prefill on GPUs of its own; messages between drafter and verifier; drafters that have
-    no room for requests longer than typical.
+    Without a `model`, the draft ladder chooses one of the `drafters`: the one whose drafting is fastest for a worker's share of
+    a batch, at its acceptance rate in the scenario (an `ngram` drafts in turns, on the worker). Algorithm 1 chooses the number
+    of drafter GPUs and the window, by the published TGS or by the renewal rate of the loops as executed (`objective`). If
+    `draft_gpus` or `window` is set, it chooses only the other. With `verifiers` it also chooses the worker's tp (the set of
+    verifiers' GPUs), each with its shipped profile. Every 1,000 tokens, a response whose acceptance is below its worker's mean
+    gets its own window and mode (`reconfigure`, Algorithm 2). A miss discards the tokens drafted ahead. A drafter GPU must hold
+    the drafter's weights, a worker's share of the target's weights (drafter GPUs keep them too) and the KV cache of its
+    requests at typical length. `decoupled=False` drafts in turns with verification, on the worker's own GPUs, or on drafter
+    GPUs (`disaggregated`).
+    Not modelled: the drafter's prefill on GPUs of its own; messages between drafter and verifier; drafters that have no room
+    for requests longer than typical.
     """
     refuse(
         (

@@ -1,13 +1,10 @@
-"""The digest of the code that a point's row depends on: what `simulate_point` imports, and the data
-files beside it.
+"""The digest of the code that a point's row depends on: what `simulate_point` imports, and the data files beside it.
 
-Invariant: an edit that can move a row changes the digest, an edited docstring or comment does not.
-A module counts if it is imported, transitively and wherever in a file the import is written (also
-inside a function), from `START`. A data file is any file that is not Python; it counts if a module
-in its folder does, or in the nearest folder above that has modules, up to the folder at the top
-(`shipped/` of an installation has none: a point hashes the profile that it names). Left out:
-imports for type checkers alone, and `simrl/__init__.py`, which names the API and is covered by its
-version.
+Invariant: an edit that can move a row changes the digest, an edited docstring or comment does not. A module counts if it is
+imported, transitively and wherever in a file the import is written (also inside a function), from `START`. A data file is any
+file that is not Python; it counts if a module in its folder does, or in the nearest folder above that has modules, up to the
+folder at the top (`shipped/` of an installation has none: a point hashes the profile that it names).
+Left out: imports for type checkers alone, and `simrl/__init__.py`, which names the API and is covered by its version.
 """
 
 from __future__ import annotations

@@ -5,13 +5,11 @@
     update       update_s   = arithmetic at train_mfu  + update_overhead_s
     log-probs    log_prob_s = arithmetic at log_prob_mfu + log_prob_overhead_s × passes
 
-Invariant: every correction is a field of a scenario (`Correction.key`), so that `simulate` executes
-what the fit found.
+Invariant: every correction is a field of a scenario (`Correction.key`), so that `simulate` executes what the fit found.
 
-The logarithm of simulated over measured seconds is fitted by least squares, under a soft L1 loss
-beyond 10 %: a step that waited for a tool, or the first one, which warms up, does not pull the
-rest. Responses' own mean seconds are fitted with it where a log has them (verl's agent loop): they
-separate the cost of a full batch from the cost of a lonely straggler.
+The logarithm of simulated over measured seconds is fitted by least squares, under a soft L1 loss beyond 10 %: a step that
+waited for a tool, or the first one, which warms up, does not pull the rest. Responses' own mean seconds are fitted with it
+where a log has them (verl's agent loop): they separate the cost of a full batch from the cost of a lonely straggler.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Invariant: an outcome lands whole in the folder, under the hash of all that it depends on, as soon
 as it is known; the next search or sweep, also after a kill, gets it from there. A point that this
-machine could not simulate (`LostTask`) is an error now and is tried again by the next run. Without
-a folder, outcomes are kept in memory, and no hash is computed.
+machine could not simulate (`LostTask`) is an error now and is tried again by the next run. Without a
+folder, outcomes are kept in memory, and no hash is computed.
 
     points/3f/3fa2….json    the hashed data, and the row or the error
 """

@@ -1,8 +1,8 @@
 """A sweep: many points, each simulated at most once, and one table of them.
 
-Invariants: a sweep that was killed, or that shares points with an earlier one in the same folder,
-simulates only what is missing (`Outcomes`). The table is a pure function of the points and their
-outcomes: rows in the order of the points, no time of the clock, the same bytes from any executor.
+Invariants: a sweep that was killed, or that shares points with an earlier one in the same folder, simulates only what is
+missing (`Outcomes`). The table is a pure function of the points and their outcomes: rows in the order of the points, no time
+of the clock, the same bytes from any executor.
 
     points/                                 the outcomes
     table/system.name=areal/part-0.parquet  a Parquet dataset, partitioned by system

@@ -25,9 +25,9 @@ from simrl.systems.system import GROUPS, Count, DraftTokens, System, recipe
 def verl_draft_model(model: str = "qwen2.5-0.5b", draft_tokens: DraftTokens = 4) -> System:
     """verl colocated with speculative decoding by a small draft model on every worker; on-policy.
 
-    As verl_colocated 0.4; a worker drafts `draft_tokens` tokens for each running response, then
-    verifies them (vanilla speculative decoding). Not modelled: as verl_colocated, and the method
-    draft_model.
+    As verl_colocated 0.4; a worker drafts `draft_tokens` tokens for each running response, then verifies them (vanilla
+    speculative decoding).
+    Not modelled: as verl_colocated, and the method draft_model.
     """
     return in_turns(
         paper="verl with vanilla speculative decoding, as compared in SpecActor, arXiv 2511.16193 §5",
@@ -39,8 +39,8 @@ def verl_draft_model(model: str = "qwen2.5-0.5b", draft_tokens: DraftTokens = 4)
 def verl_ngram(draft_tokens: DraftTokens = 4) -> System:
     """verl colocated with n-gram drafts from each response's own text; on-policy.
 
-    As verl_colocated 0.4; where a response repeats itself, a worker drafts up to `draft_tokens`
-    tokens. Not modelled: as verl_colocated, and the method ngram.
+    As verl_colocated 0.4; where a response repeats itself, a worker drafts up to `draft_tokens` tokens.
+    Not modelled: as verl_colocated, and the method ngram.
     """
     return in_turns(
         paper="verl with n-gram speculation, as compared in SpecActor, arXiv 2511.16193 §5",
@@ -65,23 +65,19 @@ def specactor(
     copies: Literal["decoupled", "coupled"] = "decoupled",
     kv: Literal["mixed", "recompute", "transfer"] = "mixed",
 ) -> System:
-    """verl colocated with decoupled speculation: GPUs reserved for drafting draft while workers
-    verify; on-policy.
+    """verl colocated with decoupled speculation: GPUs reserved for drafting draft while workers verify; on-policy.
 
-    As verl_colocated 0.4, with the method specactor: the draft ladder chooses the first drafter
-    among the `drafters`, unless `model` names it; Algorithm 1 plans how many GPUs draft for a
-    verifier and how many tokens ahead (`decoupled`), and which of the `verifiers` (tensor-parallel
-    sizes; none: the worker's) it is; Algorithm 2 gives responses with low acceptance rates their
-    own window and mode (`reconfigure`). `decoupled=False` drafts in turns, with `disaggregated` on
-    GPUs of its own. In the tail of the rollout, each freed worker gets one of the `drafters`. It
-    generates copies of at most `b_max` unfinished requests with low acceptance rates, continuing
-    from the tokens generated so far (`best_of_n`), on its own GPUs; a model drafts ahead on the
-    worker's drafter GPUs (`copies`). Requests are assigned by Algorithm 3, or request by request in
-    the order of the draft ladder ("fastest-of-N"; `assignment`). A request is done when its first
-    copy is; tokens of the other copies are duplicates. A copy receives the tail of its KV cache
-    over the network while it recomputes the head, or only one of both (`kv`). The default of b_max
-    is assumed. All `drafters` are resident, so their weights take memory. Not modelled: as
-    verl_colocated, and the method specactor; correlated acceptance of different drafters.
+    As verl_colocated 0.4, with the method specactor: the draft ladder chooses the first drafter among the `drafters`, unless
+    `model` names it; Algorithm 1 plans how many GPUs draft for a verifier and how many tokens ahead (`decoupled`), and which of
+    the `verifiers` (tensor-parallel sizes; none: the worker's) it is; Algorithm 2 gives responses with low acceptance rates
+    their own window and mode (`reconfigure`). `decoupled=False` drafts in turns, with `disaggregated` on GPUs of its own. In
+    the tail of the rollout, each freed worker gets one of the `drafters`. It generates copies of at most `b_max` unfinished
+    requests with low acceptance rates, continuing from the tokens generated so far (`best_of_n`), on its own GPUs; a model
+    drafts ahead on the worker's drafter GPUs (`copies`). Requests are assigned by Algorithm 3, or request by request in the
+    order of the draft ladder ("fastest-of-N"; `assignment`). A request is done when its first copy is; tokens of the other
+    copies are duplicates. A copy receives the tail of its KV cache over the network while it recomputes the head, or only one
+    of both (`kv`). The default of b_max is assumed. All `drafters` are resident, so their weights take memory.
+    Not modelled: as verl_colocated, and the method specactor; correlated acceptance of different drafters.
     """
     rule = BestOfN(drafters, b_max, assignment, kv, copies) if best_of_n and drafters else None
     return in_turns(
@@ -115,14 +111,12 @@ def tlt(
     asynchronous_saves: bool = True,
     selective_saves: bool = True,
 ) -> System:
-    """verl colocated with an EAGLE-type drafter for the tail of the rollout, trained on idle
-    workers; on-policy.
+    """verl colocated with an EAGLE-type drafter for the tail of the rollout, trained on idle workers; on-policy.
 
-    As verl_colocated 0.4, with the method tlt: a worker decodes with draft trees once at most
-    `threshold` of its responses are running; BEG-MAB chooses the trees (`bandit`); idle workers
-    train the drafter (`adaptive`), in every `train_every`th step, on packed responses (`packing`),
-    long ones of the step before among them (`data_buffer`). Every `save_every_iterations` it is
-    saved, in the background (`asynchronous_saves`), without its frozen layers (`selective_saves`).
+    As verl_colocated 0.4, with the method tlt: a worker decodes with draft trees once at most `threshold` of its responses are
+    running; BEG-MAB chooses the trees (`bandit`); idle workers train the drafter (`adaptive`), in every `train_every`th step,
+    on packed responses (`packing`), long ones of the step before among them (`data_buffer`). Every `save_every_iterations` it
+    is saved, in the background (`asynchronous_saves`), without its frozen layers (`selective_saves`).
     Not modelled: as verl_colocated, and the method tlt.
     """
     training = SpotTraining(
@@ -147,11 +141,10 @@ def tlt(
 
 @recipe("dispatch", *GROUPS, dispatch="even_split")
 def tlt_base(threshold: Count = 32, draft_tokens: DraftTokens = 8) -> System:
-    """TLT without its learned drafter: drafts from the other responses of the group in the tail;
-    on-policy.
+    """TLT without its learned drafter: drafts from the other responses of the group in the tail; on-policy.
 
-    As tlt, but with the method siblings instead of the learned drafter (TLT-Base in the paper's
-    evaluation). Not modelled: as verl_colocated, and the method siblings.
+    As tlt, but with the method siblings instead of the learned drafter (TLT-Base in the paper's evaluation).
+    Not modelled: as verl_colocated, and the method siblings.
     """
     return in_turns(
         paper="Taming the Long Tail, arXiv 2511.16665 §6.1",

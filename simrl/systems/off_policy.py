@@ -40,11 +40,10 @@ from simrl.systems.system import (
 def one_step_off(version: Version = "0.7") -> System:
     """Rollout of a batch overlaps training of the previous batch; off-policyness exactly 1.
 
-    The rollout of batch k begins when the rollout of batch k - 1 has ended and the weights trained
-    on batch k - 2 are published; first, all workers load these weights. `version` is verl's, as in
-    verl_colocated: "0.7" sends single responses to the least loaded server; RhymeRL compares with
-    0.4.1, which cuts a batch into contiguous equal parts. Not modelled: nothing that the rule
-    mentions is left out.
+    The rollout of batch k begins when the rollout of batch k - 1 has ended and the weights trained on batch k - 2 are
+    published; first, all workers load these weights. `version` is verl's, as in verl_colocated: "0.7" sends single responses to
+    the least loaded server; RhymeRL compares with 0.4.1, which cuts a batch into contiguous equal parts.
+    Not modelled: nothing that the rule mentions is left out.
     """
     return System(
         pipeline=partial(batchwise, eta=1, collector=full_batch),
@@ -58,15 +57,13 @@ def one_step_off(version: Version = "0.7") -> System:
 
 @recipe(*OWN_GPUS, "dispatch")
 def asyncflow(eta: NotNegative = 1, stream: bool = True, minibatches: Count = 4) -> System:
-    """One step off; each mini-batch trains as soon as its groups are finished; off-policyness at
-    most 1.
+    """One step off; each mini-batch trains as soon as its groups are finished; off-policyness at most 1.
 
-    Groups stream through a distributed queue (TransferQueue) without a central controller: as soon
-    as one of the `minibatches` equal parts of a step's groups is finished and scored, its log-probs
-    and gradients are computed while the other groups are still being generated. The weights are
-    published after the last mini-batch. `stream=False` keeps only the delayed parameter update. The
-    bound on off-policyness is `eta`, by default 1. Its queue balances single responses among the
-    workers. Not modelled: the planner that divides the GPUs (`rollout_share` is an input).
+    Groups stream through a distributed queue (TransferQueue) without a central controller: as soon as one of the `minibatches`
+    equal parts of a step's groups is finished and scored, its log-probs and gradients are computed while the other groups are
+    still being generated. The weights are published after the last mini-batch. `stream=False` keeps only the delayed parameter
+    update. The bound on off-policyness is `eta`, by default 1. Its queue balances single responses among the workers.
+    Not modelled: the planner that divides the GPUs (`rollout_share` is an input).
     """
     return System(
         pipeline=partial(
@@ -91,23 +88,19 @@ def streamrl(
     doubling_batch: Count = 64,
     minibatches: Count = 4,
 ) -> System:
-    """Samples stream to the trainer; prompts with long expected responses get dedicated workers;
-    off-policyness at most η.
+    """Samples stream to the trainer; prompts with long expected responses get dedicated workers; off-policyness at most η.
 
-    One step off with streaming, as asyncflow; `eta=0` is the synchronous form, in which training
-    overlaps only the rollout of its own batch. The `long_share` of a batch's prompts with the
-    longest responses in the last epoch go to dedicated workers, the others to the remaining
-    workers; each prompt goes to the worker with the fewest expected tokens, and an engine starts
-    the longest first (`longest_first`). Without `dedicated_share` (a share of the workers), the
-    number of dedicated workers is the one with the shortest predicted makespan; the prediction
-    assumes that a forward pass over `doubling_batch` + 1 sequences takes about twice as long as one
-    over a single sequence (the paper uses a profile). `skewness_aware=False` distributes prompts by
-    counts. The first epoch has no history and is also distributed by counts. With
-    `ranker="oracle"`, lengths are of the epoch itself, for a share `ranker_accuracy` of the
-    prompts, while the others are taken for one another: a trained ranker of this accuracy, in the
-    first epoch too. (Of the paper, the abstract says that a ranker model finds the long-tail
-    samples; no accuracy could be read there.) Not modelled: the ranker's own cost and training;
-    adjusting the number of rollout workers.
+    One step off with streaming, as asyncflow; `eta=0` is the synchronous form, in which training overlaps only the rollout of
+    its own batch. The `long_share` of a batch's prompts with the longest responses in the last epoch go to dedicated workers,
+    the others to the remaining workers; each prompt goes to the worker with the fewest expected tokens, and an engine starts
+    the longest first (`longest_first`). Without `dedicated_share` (a share of the workers), the number of dedicated workers is
+    the one with the shortest predicted makespan; the prediction assumes that a forward pass over `doubling_batch` + 1 sequences
+    takes about twice as long as one over a single sequence (the paper uses a profile). `skewness_aware=False` distributes
+    prompts by counts. The first epoch has no history and is also distributed by counts. With `ranker="oracle"`, lengths are
+    of the epoch itself, for a share `ranker_accuracy` of the prompts, while the others are taken for one another: a trained
+    ranker of this accuracy, in the first epoch too. (Of the paper, the abstract says that a ranker model finds the
+    long-tail samples; no accuracy could be read there.)
+    Not modelled: the ranker's own cost and training; adjusting the number of rollout workers.
     """
     place = (
         SkewnessAware(long_share, dedicated_share, doubling_batch)
@@ -143,30 +136,25 @@ def rhymerl(
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.1,
     least_beta: Annotated[float, Field(ge=1, le=100, allow_inf_nan=False)] = 1.1,
 ) -> System:
-    """Each worker advances through the steps on its own; prompts are ranked by past lengths;
-    off-policyness 1, or 2 carried.
+    """Each worker advances through the steps on its own; prompts are ranked by past lengths; off-policyness 1, or 2 carried.
 
-    Consists of HistoSpec (the method `histospec`; `speculation: none` leaves it out) and HistoPipe.
-    When a worker has finished its part of a step, it loads the newest weights from its own host
-    buffer; version k - 1 must be there before step k begins. Without `weight_buffer`, all workers
-    wait for each other and load over the network together. From the second epoch on, prompts are
-    ranked by the median length of their responses in the previous epoch and cut into
-    `ranking_groups` (None: one per worker). `alternation` assigns the groups to workers: ascending
-    in even and descending in odd steps ("reversed"), to the worker that is expected to be free
-    first ("pairing"), or ascending in all steps ("none"). `two_tier` gives long groups more
-    workers, by the search of Fig. 12 (by the exact solution if the search finds no plan); one group
-    gets at most `max_workers` (None: the number with the shortest steps). A group's time follows
-    from the profile, what drafts recently did for the group, and the lengths of its last epoch,
-    scaled to its representative length: the mean of its "responses", or of its prompts' "medians"
-    (`representative`; §6.4 can be read either way). `migration`: within the last `alpha` of a
-    ranking group, a response longer than β times the longest of its prompts moves to a worker that
-    is busy with a longer group, or, if there is none, to the next step; a prompt is as long as the
-    median of its responses was in its last epoch, and β is the 75th percentile of the length growth
-    over the last epoch, at least `least_beta`. `histopipe=False`, and the first epoch, keep the
-    independent weight loads of the workers, with equal contiguous parts of the batch, as verl 0.4.1
-    cuts it, on which it is built: compare with one_step_off of this version. Tokens carried into
-    the next step are up to 2 versions old, all others 1 (§6.3): the bound is 2 where outliers
-    migrate. Not modelled: the transfer of weights to the host buffers, beyond the phase `publish`.
+    Consists of HistoSpec (the method `histospec`; `speculation: none` leaves it out) and HistoPipe. When a worker has finished
+    its part of a step, it loads the newest weights from its own host buffer; version k - 1 must be there before step k begins.
+    Without `weight_buffer`, all workers wait for each other and load over the network together.
+    From the second epoch on, prompts are ranked by the median length of their responses in the previous epoch and cut into
+    `ranking_groups` (None: one per worker). `alternation` assigns the groups to workers: ascending in even and descending in
+    odd steps ("reversed"), to the worker that is expected to be free first ("pairing"), or ascending in all steps ("none").
+    `two_tier` gives long groups more workers, by the search of Fig. 12 (by the exact solution if the search finds no plan); one
+    group gets at most `max_workers` (None: the number with the shortest steps). A group's time follows from the profile, what
+    drafts recently did for the group, and the lengths of its last epoch, scaled to its representative length: the mean of its
+    "responses", or of its prompts' "medians" (`representative`; §6.4 can be read either way). `migration`: within the last
+    `alpha` of a ranking group, a response longer than β times the longest of its prompts moves to a worker that is busy with a
+    longer group, or, if there is none, to the next step; a prompt is as long as the median of its responses was in its last
+    epoch, and β is the 75th percentile of the length growth over the last epoch, at least `least_beta`.
+    `histopipe=False`, and the first epoch, keep the independent weight loads of the workers, with equal contiguous parts of the
+    batch, as verl 0.4.1 cuts it, on which it is built: compare with one_step_off of this version. Tokens
+    carried into the next step are up to 2 versions old, all others 1 (§6.3): the bound is 2 where outliers migrate.
+    Not modelled: the transfer of weights to the host buffers, beyond the phase `publish`.
     """
     rule = HistoPipe(
         ranked=histopipe,
@@ -206,27 +194,23 @@ def areal(
     on_stale: Literal["train", "wait", "drop"] = "train",
     dynamic_sampling: bool = False,
 ) -> System:
-    """Fully asynchronous; staleness is bounded by η at admission, and weights are updated in
-    flight.
+    """Fully asynchronous; staleness is bounded by η at admission, and weights are updated in flight.
 
-    A group is submitted while the groups submitted so far exceed the trained ones by at most η + 1
-    batches, and fewer than `max_concurrent` groups are running. None: four training batches, as the
-    authors' launch files for 8B and 14B on code have; the code's own default is one batch, under
-    which η has no effect beyond 1 or 2. `simrl explain` says which bound held groups back. All
-    responses of a group go to one worker, by turns, as in AReaL 0.3, which the paper and RhymeRL
-    measured. The trainer takes a batch as soon as a batch of groups is finished, in order of
-    submission. Then generation pauses until the weights are published and loaded (`pause`; without,
-    it goes on while they are published), and running responses continue after their KV cache is
-    recomputed (`recompute_kv`; without, they keep it). `interruptible=False` updates once the
-    responses of all workers are finished, and starts none meanwhile (the paper's ablation, §7.4).
-    The bound is on counts: a group that finishes late may be trained with more staleness than η.
-    `on_stale` decides what happens to such a group: it is trained, as in the code ("train"); it is
-    dropped ("drop"); or updates wait so that no group becomes too stale ("wait"). Four PPO
-    mini-batches and the proximal log-probs follow the paper (§5.2, Table 3). `dynamic_sampling`
-    drops groups with equal rewards when they are scored; they no longer count as submitted. Its
-    engines run without prefix caching, as its code starts them (`engine.prefix_caching` replaces
-    it). `eta=0` is synchronous on divided GPUs; the paper's Sync.AReaL is areal_sync. Not modelled:
-    the decoupled PPO objective's effect on learning.
+    A group is submitted while the groups submitted so far exceed the trained ones by at most η + 1 batches, and fewer than
+    `max_concurrent` groups are running. None: four training batches, as the authors' launch files for 8B and 14B on code
+    have; the code's own default is one batch, under which η has no effect beyond 1 or 2. `simrl explain` says which bound
+    held groups back. All responses of a group go to one worker, by turns, as in AReaL 0.3, which the paper and RhymeRL
+    measured. The trainer takes a batch as soon as a batch of groups is finished, in order of submission. Then generation
+    pauses until the weights are published and loaded (`pause`; without, it goes on while they are published), and running
+    responses continue after their KV cache is recomputed (`recompute_kv`; without, they keep it). `interruptible=False`
+    updates once the responses of all workers are finished, and starts none meanwhile (the paper's ablation, §7.4). The bound
+    is on counts: a group that finishes late may be trained with more staleness than η. `on_stale` decides what happens to
+    such a group: it is trained, as in the code ("train"); it is dropped ("drop"); or updates wait so that no group becomes
+    too stale ("wait"). Four PPO mini-batches and the proximal log-probs follow the paper (§5.2, Table 3). `dynamic_sampling`
+    drops groups with equal rewards when they are scored; they no longer count as submitted. Its engines run without prefix
+    caching, as its code starts them (`engine.prefix_caching` replaces it). `eta=0` is synchronous on divided GPUs; the
+    paper's Sync.AReaL is areal_sync.
+    Not modelled: the decoupled PPO objective's effect on learning.
     """
     running: LoadMode = "recompute" if recompute_kv else "keep"
     pipeline = partial(
@@ -254,23 +238,19 @@ def verl_fully_async(
     mini_batch: Count | None = None,
     per_replica: Count = 16,
 ) -> System:
-    """Several updates on groups as they stream in, then one weight sync, which interrupts running
-    responses.
+    """Several updates on groups as they stream in, then one weight sync, which interrupts running responses.
 
-    An update trains the `require_batches` · `mini_batch` groups that finished first; every
-    `sync_step`-th update is published, and all workers load it. `mini_batch` is in groups (verl:
-    prompts); with None, `sync_step` updates train one batch of the trace, as verl's documentation
-    asks for a fair comparison. Between two weight syncs, mini_batch · require_batches · (1 +
-    `staleness`) · sync_step groups are submitted, rounded down; groups that were running, or
-    finished but untrained, at the first sync count towards this number. Then generation pauses. A
-    worker runs `per_replica` groups at once. Responses that run at a weight sync continue under the
-    new weights after their KV cache is recomputed; without `partial_rollout` they finish first, and
-    nothing is submitted meanwhile: so its documentation and its code up to 0.7
-    (`FullyAsyncRollouter.pause`). Later code aborts them at the sync and trains what they have;
-    `simrl` does not. Generation pauses until the weights are gathered and loaded (`pause`). A step
-    is an update, so it trains less than a step of the trace. Old log-probs come from the rollout
-    (`log_probs=0`). Not modelled: without `partial_rollout`, weights are gathered only once nothing
-    runs; here, meanwhile.
+    An update trains the `require_batches` · `mini_batch` groups that finished first; every `sync_step`-th update is published,
+    and all workers load it. `mini_batch` is in groups (verl: prompts); with None, `sync_step` updates train one batch of the
+    trace, as verl's documentation asks for a fair comparison. Between two weight syncs, mini_batch · require_batches · (1 +
+    `staleness`) · sync_step groups are submitted, rounded down; groups that were running, or finished but untrained, at the
+    first sync count towards this number. Then generation pauses. A worker runs `per_replica` groups at once. Responses that run
+    at a weight sync continue under the new weights after their KV cache is recomputed; without `partial_rollout` they finish
+    first, and nothing is submitted meanwhile: so its documentation and its code up to 0.7 (`FullyAsyncRollouter.pause`). Later
+    code aborts them at the sync and trains what they have; `simrl` does not. Generation pauses until the weights are
+    gathered and loaded (`pause`). A step is an update, so it trains less than a step of the trace. Old log-probs come from
+    the rollout (`log_probs=0`).
+    Not modelled: without `partial_rollout`, weights are gathered only once nothing runs; here, meanwhile.
     """
     return System(
         pauses=pause and partial_rollout,
@@ -292,16 +272,14 @@ def verl_fully_async(
 
 @recipe(*OWN_GPUS, "dispatch", dispatch="round_robin")
 def nemo_rl_async(max_age: Count = 1, in_flight: bool = True, recompute_kv: bool = False) -> System:
-    """Each group is generated for one update, at most `max_age` versions ahead; the update waits
-    for all of its groups.
+    """Each group is generated for one update, at most `max_age` versions ahead; the update waits for all of its groups.
 
-    Under version v, groups are submitted for the updates up to v + `max_age`
-    (`max_trajectory_age_steps`), in order, and no more than `max_age` batches of them run at once.
-    The update of version v trains the batch of groups that was generated for it, once the last of
-    them is scored. Then all workers load the new weights; no group begins meanwhile. Running
-    responses continue with their KV cache (`in_flight`, as `in_flight_weight_updates`), after
-    recomputing it (`recompute_kv`), or end before the load (`in_flight=False`). Not modelled:
-    nothing that the rule mentions is left out.
+    Under version v, groups are submitted for the updates up to v + `max_age` (`max_trajectory_age_steps`), in order, and no
+    more than `max_age` batches of them run at once. The update of version v trains the batch of groups that was generated for
+    it, once the last of them is scored. Then all workers load the new weights; no group begins meanwhile. Running responses
+    continue with their KV cache (`in_flight`, as `in_flight_weight_updates`), after recomputing it (`recompute_kv`), or end
+    before the load (`in_flight=False`).
+    Not modelled: nothing that the rule mentions is left out.
     """
     running: LoadMode = "drain" if not in_flight else "recompute" if recompute_kv else "keep"
     return System(
@@ -314,22 +292,19 @@ def nemo_rl_async(max_age: Count = 1, in_flight: bool = True, recompute_kv: bool
 
 @recipe(*OWN_GPUS)
 def laminar(sub_batch: Count | None = None, repack: bool = True, ramp_down: Share = 0.5) -> System:
-    """Each worker generates sub-batches at its own pace, each with the newest weights; long tails
-    are repacked.
+    """Each worker generates sub-batches at its own pace, each with the newest weights; long tails are repacked.
 
-    A worker without work pulls the newest published weights from the relay on its host, and
-    generates the next `sub_batch` groups (None: its even share of a batch) to their end with these
-    weights. So no response has two versions, no worker waits for another, and the trainer, which
-    takes the groups that finished first, waits for no particular worker. `repack`: among workers
-    with equal weights, those with at most `ramp_down` of their sub-batch left give it away, those
-    with the fewest responses first, each to the fullest such worker that has room (for as many
-    responses as its sub-batch had). Prompts and tokens are prefilled again there, and the emptied
-    worker starts its next sub-batch. The condition is checked whenever a response ends and after
-    every update. Staleness is not bounded. The paper (Algorithm 1) detects a ramp-down by KV cache
-    usage, which falls once no request waits, and checks every 5 s; here the number of remaining
-    responses, which a dispatcher knows, detects it. The size of a sub-batch and the share are
-    assumed. Not modelled: the broadcast between relays (0.6-1.6 s in the paper), beyond the phase
-    `publish`; recovery from failures with partial responses, beyond the dispatch rule `on_loss`.
+    A worker without work pulls the newest published weights from the relay on its host, and generates the next `sub_batch`
+    groups (None: its even share of a batch) to their end with these weights. So no response has two versions, no worker waits
+    for another, and the trainer, which takes the groups that finished first, waits for no particular worker. `repack`: among
+    workers with equal weights, those with at most `ramp_down` of their sub-batch left give it away, those with the fewest
+    responses first, each to the fullest such worker that has room (for as many responses as its sub-batch had). Prompts and
+    tokens are prefilled again there, and the emptied worker starts its next sub-batch. The condition is checked whenever a
+    response ends and after every update. Staleness is not bounded. The paper (Algorithm 1) detects a ramp-down by KV cache
+    usage, which falls once no request waits, and checks every 5 s; here the number of remaining responses, which a dispatcher
+    knows, detects it. The size of a sub-batch and the share are assumed.
+    Not modelled: the broadcast between relays (0.6-1.6 s in the paper), beyond the phase `publish`; recovery from failures with
+    partial responses, beyond the dispatch rule `on_loss`.
     """
     return System(
         pipeline=partial(

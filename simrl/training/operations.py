@@ -1,12 +1,10 @@
-"""Seconds of micro-batches of training on one GPU, operation by operation, from the shapes of the
-model and the data sheet.
+"""Seconds of micro-batches of training on one GPU, operation by operation, from the shapes of the model and the data sheet.
 
     layers       matrix products + attention + element-wise kernels + experts + collectives
     output head  matrix product and log-probs
 
-Invariant: every rate belongs to a single kernel; its source, or that it is assumed, stands beside
-it (here and in `gpus.toml`). No rate is fitted to a training step. So a model FLOPs utilisation is
-a result. Arrays have an entry for each micro-batch.
+Invariant: every rate belongs to a single kernel; its source, or that it is assumed, stands beside it (here and in `gpus.toml`).
+No rate is fitted to a training step. So a model FLOPs utilisation is a result. Arrays have an entry for each micro-batch.
 """
 
 from __future__ import annotations

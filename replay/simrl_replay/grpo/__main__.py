@@ -27,13 +27,12 @@ def main(
 ) -> None:
     """Train a small model with GRPO on tasks with a reward function, and record everything.
 
-    Rollouts run on vLLM engines under simrl's own schedules. A stopped run continues from its last
-    update when it is started again; a finished run is left unchanged.
+    Rollouts run on vLLM engines under simrl's own schedules. A stopped run continues from its last update when it is
+    started again; a finished run is left unchanged.
 
     Example:  python -m simrl_replay.grpo experiments/grpo/sync.yaml
 
-    Example:  python -m simrl_replay.grpo experiments/grpo/*.yaml seed=1 update.learning_rate=1e-4
-    -o results/grpo-seed-1
+    Example:  python -m simrl_replay.grpo experiments/grpo/*.yaml seed=1 update.learning_rate=1e-4 -o results/grpo-seed-1
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:

@@ -7,9 +7,8 @@
                             first update. It is written at intervals, so a kill loses the last updates of it
     lock                    held by the process that makes the run
 
-Invariant: a file or folder is complete or absent, and a version exists before the update that made
-it is recorded. So the run continues from the last recorded update: every update is recorded once,
-and unrecorded work is repeated.
+Invariant: a file or folder is complete or absent, and a version exists before the update that made it is recorded. So
+the run continues from the last recorded update: every update is recorded once, and unrecorded work is repeated.
 """
 
 from __future__ import annotations

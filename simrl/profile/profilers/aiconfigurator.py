@@ -1,16 +1,14 @@
-"""A profile derived from aiconfigurator's database of measured kernels (NVIDIA, Apache-2.0, PyPI
-`aiconfigurator`), or from the database of its successor `aisimulate`, which has the same interface
-and newer kernels.
+"""A profile derived from aiconfigurator's database of measured kernels (NVIDIA, Apache-2.0, PyPI `aiconfigurator`), or from
+the database of its successor `aisimulate`, which has the same interface and newer kernels.
 
     dense(T)            every operation of a step that is neither attention, experts nor the output head, at T tokens
     attention(…)        its context attention of one chunk + its generation attention of the decoding sequences
     sampled(S)          its output head at S positions: one a sequence, or every verified position of a draft
     experts(N)          its routed experts and the exchange before and after them, at N tokens of all attention ranks
 
-Invariant: on its grid points the profile gives aiconfigurator's own answer for a pure prefill or a
-pure decode step, except for norms of queries and keys (`_norms_apart`) and for falling times, which
-are evened out. aiconfigurator has no measured mixed batches: it adds the two attentions, and so
-does this.
+Invariant: on its grid points the profile gives aiconfigurator's own answer for a pure prefill or a pure decode step,
+except for norms of queries and keys (`_norms_apart`) and for falling times, which are evened out. aiconfigurator has no
+measured mixed batches: it adds the two attentions, and so does this.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Tables of metrics, as rows of numbers by tag: JSON Lines, CSV of W&B and TensorBoard, and JSON by
-tag.
+"""Tables of metrics, as rows of numbers by tag: JSON Lines, CSV of W&B and TensorBoard, and JSON by tag.
 
-JSON Lines   a row a step: a W&B history, TRL's log, verl's file logger (`{"step": …, "data":
-{…}}`). CSV          a column a tag, as of a history or of a W&B chart (`RUN - TAG`, with `RUN -
-TAG__MIN` beside it); or a
+JSON Lines   a row a step: a W&B history, TRL's log, verl's file logger (`{"step": …, "data": {…}}`).
+CSV          a column a tag, as of a history or of a W&B chart (`RUN - TAG`, with `RUN - TAG__MIN` beside it); or a
              TensorBoard download, `Wall time,Step,Value`, whose tag is in the file's name. A folder of CSV is one table.
-JSON         `log_history` of TRL's `trainer_state.json`, or `{tag: {step: value}}`, as NeMo-RL's
-tools dump TensorBoard.
+JSON         `log_history` of TRL's `trainer_state.json`, or `{tag: {step: value}}`, as NeMo-RL's tools dump TensorBoard.
 """
 
 from __future__ import annotations

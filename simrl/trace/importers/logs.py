@@ -1,23 +1,17 @@
-"""Metrics logs of runs, of verl, TRL, slime or NeMo-RL, as one table in verl's names: a row a step,
-seconds and lengths.
+"""Metrics logs of runs, of verl, TRL, slime or NeMo-RL, as one table in verl's names: a row a step, seconds and lengths.
 
-Invariant: a value that a log lacks is missing (NaN, or no column), never guessed here. Where a
-format lacks the number of responses or the length of prompts, one line asks for it. Of a step
-logged twice, as after a resume, later values count.
+Invariant: a value that a log lacks is missing (NaN, or no column), never guessed here. Where a format lacks the number of
+responses or the length of prompts, one line asks for it. Of a step logged twice, as after a resume, later values count.
 
-A log is a console's, or a table that W&B, TensorBoard or the framework itself wrote
-(`simrl.trace.importers.exports`).
+A log is a console's, or a table that W&B, TensorBoard or the framework itself wrote (`simrl.trace.importers.exports`).
 
-verl   console lines `step:N - key:value - …`; in tables the same keys. Where a line lacks
-`perf/total_num_tokens`, it is the
+verl   console lines `step:N - key:value - …`; in tables the same keys. Where a line lacks `perf/total_num_tokens`, it is the
        mean of `global_seqlen` times the number of ranks, which follows from other lines or from the number of responses.
-TRL    `trainer_state.json`, or the run's history. TRL logs the times of its methods
-(`profiling/Time taken: GRPOTrainer.…`) to
+TRL    `trainer_state.json`, or the run's history. TRL logs the times of its methods (`profiling/Time taken: GRPOTrainer.…`) to
        W&B, MLflow or Trackio only, in rows of their own before the row of the step: `trainer_state.json` has no generation
        time, and cannot be calibrated on.
-slime  the lines `perf N: {…}` and `rollout N: {…}` that rollout manager and trainer write to the
-console; in tables their keys. nemo   NeMo-RL, from its console or from what it sends to W&B and
-TensorBoard.
+slime  the lines `perf N: {…}` and `rollout N: {…}` that rollout manager and trainer write to the console; in tables their keys.
+nemo   NeMo-RL, from its console or from what it sends to W&B and TensorBoard.
 """
 
 from __future__ import annotations

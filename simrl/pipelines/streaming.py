@@ -13,13 +13,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import simpy
 
-from simrl.errors import InputError, StoppedError
+from simrl.errors import InputError, StoppedError, first_line
 from simrl.pipelines.context import RunContext
 from simrl.runtime.events import Signal, gather, on_fire
 from simrl.runtime.rollout import Rollout
 from simrl.trace.sample import Group, Sample
+from simrl.validation import shortened
 
 FURTHEST_AHEAD = 128  # batches that a rule may submit at once beyond those that the run trains
 
@@ -87,7 +89,7 @@ class GroupStream:
         """Return the room that the rule has. Raise `InputError` if it would have another without
         the groups that were submitted and dropped."""
         without_dropped = self._without_dropped(rule) if self.dropped else None
-        room = rule()
+        room = self._called(rule)
         if without_dropped not in (None, room):
             raise InputError(
                 f"{self._words}: it counts {self.dropped} dropped groups as if they ran, and the run would starve; count "
@@ -95,11 +97,27 @@ class GroupStream:
             )
         return room
 
+    def _called(self, rule: Callable[[], int]) -> int:
+        """Return the room that the rule returns. Raise `InputError` if it raises, or returns no
+        number."""
+        meant = "; it returns how many more groups may be submitted now, a whole number"
+        place = f"{self._pipeline}: its rule of room"
+        try:
+            room = rule()
+        except (InputError, StoppedError):
+            raise
+        except Exception as error:  # a package may raise anything
+            kind = type(error).__name__
+            raise InputError(f"{place} raises {kind} ({first_line(error)}){meant}") from error
+        if not isinstance(room, int | np.integer | np.bool_ | float) or room != room:
+            raise InputError(f"{place} returns {shortened(room)}{meant}")
+        return room
+
     def _without_dropped(self, rule: Callable[[], int]) -> int:
         """Return the room as it would be if the dropped groups had never been submitted."""
         counts = self.submitted, self.dropped
         self.submitted, self.dropped = self.kept, 0
-        room = rule()
+        room = self._called(rule)
         self.submitted, self.dropped = counts
         return room
 
@@ -141,11 +159,15 @@ class GroupStream:
         return len(rollouts)
 
     @property
+    def _pipeline(self) -> str:
+        return f"pipeline {getattr(self._room, '__module__', '')}"
+
+    @property
     def _words(self) -> str:
         """The rule and what it holds, for messages."""
         taken = self.kept - len(self.running) - len(self.buffer)
         return (
-            f"pipeline {getattr(self._room, '__module__', '')}: its room for groups is {self._room() if self._room else 0} at "
+            f"{self._pipeline}: its room for groups is {self._called(self._room) if self._room else 0} at "
             f"version {self._run.trainer.version}; of {self.submitted} submitted, {len(self.running)} run, {len(self.buffer)} "
             f"are finished, {taken} trained, {self.dropped} dropped"
         )
@@ -157,7 +179,7 @@ class GroupStream:
             return ""
         called = "call GroupStream.admit whenever what it counts has changed"
         counted = "let it count GroupStream.kept, the groups submitted and not dropped, and grow with the trainer's version"
-        return f"{self._words}. It waits for a group, and none is submitted; {called if self._room() > 0 else counted}"
+        return f"{self._words}. It waits for a group, and none is submitted; {called if self._called(self._room) > 0 else counted}"
 
     def news(self) -> simpy.Event:
         """Return an event that fires when the next group is finished."""

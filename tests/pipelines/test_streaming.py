@@ -157,3 +157,26 @@ def test_a_rule_may_say_one_more_until_its_bound_a_hundred_batches_ahead_is_reac
         return int(stream.kept < (run.trainer.version + 101) * run.workload.batch_groups)
 
     assert simulated(room, max_age=100).samples.num_rows > 0
+
+
+def no_room(run: RunContext, stream: GroupStream) -> int:
+    raise ZeroDivisionError("no batch")
+
+
+@pytest.mark.parametrize(
+    ("rule", "told"),
+    [
+        (lambda run, stream: None, "returns None"),
+        (lambda run, stream: "12", "returns '12'"),
+        (lambda run, stream: float("nan"), "returns nan"),
+        (no_room, "raises ZeroDivisionError (no batch)"),
+    ],
+    ids=["none", "a text", "no number", "an error"],
+)
+def test_a_rule_that_returns_no_number_is_told_in_a_line_what_a_room_is(rule: Rule, told: str):
+    with pytest.raises(InputError) as refused:
+        simulated(rule)
+    assert str(refused.value) == (
+        f"pipeline tests.pipelines.test_streaming: its rule of room {told}; it returns how many more groups may be "
+        "submitted now, a whole number"
+    )

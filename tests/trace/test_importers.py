@@ -978,6 +978,12 @@ def test_several_trl_reward_columns_must_be_named(tmp_path):
     assert "reward" not in import_trl(tmp_path, BY_CHARACTER, reward_column=()).table.column_names
 
 
+def test_a_reward_column_that_is_named_twice_counts_once(tmp_path):
+    completions(tmp_path, 1, prompt=["p"], completion=["x"], right=[1.0], form=[0.5])
+    trace = import_trl(tmp_path, BY_CHARACTER, reward_column=["right", "right"])
+    assert trace.column("reward").tolist() == [1.0]
+
+
 def test_trl_files_of_the_wrong_form_are_refused(tmp_path):
     refused(lambda: import_trl(tmp_path, BY_CHARACTER), str(tmp_path), "log_completions")
     file = completions(tmp_path, 1, prompt=["p"], completion=[None], r=[1])

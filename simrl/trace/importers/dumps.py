@@ -222,7 +222,7 @@ def _reward_columns(
         raise InputError(
             f"{file}: columns {rows.listed(numbers)} may be rewards; name those to add up with --reward-column"
         )
-    return numbers if wanted is None else list(wanted)
+    return numbers if wanted is None else list(dict.fromkeys(wanted))
 
 
 def _table_rows(file: Path) -> Iterator[PlacedRow]:

@@ -984,6 +984,37 @@ def test_a_reward_column_that_is_named_twice_counts_once(tmp_path):
     assert trace.column("reward").tolist() == [1.0]
 
 
+def test_reward_columns_of_json_lines_are_added_up_too(tmp_path):
+    row = {"step": 1, "prompt": "p", "completion": "x", "advantage": 0.5}
+    file = write_jsonl(
+        tmp_path / "c.jsonl",
+        {**row, "right": None, "form": 0.5},
+        {**row, "right": 1, "form": 0.25, "completion": "xx"},
+    )
+    named = import_trl(file, BY_CHARACTER, reward_column=["right", "form", "form"])
+    assert named.column("reward").tolist() == [0.5, 1.25]
+    only = write_jsonl(tmp_path / "d.jsonl", {**row, "form": 0.5})
+    assert import_trl(only, BY_CHARACTER).column("reward").tolist() == [0.5]
+    refused(
+        lambda: import_trl(file, BY_CHARACTER, reward_column=["wrong"]),
+        "c.jsonl: no column of numbers 'wrong'; it has right, form",
+    )
+    write_jsonl(file, {**row, "right": 1, "form": 0.5}, {**row, "form": 1})
+    refused(lambda: import_trl(file, BY_CHARACTER), "right, form may be rewards", "--reward-column")
+    refused(
+        lambda: import_trl(file, BY_CHARACTER, reward_column=["right"]),
+        "c.jsonl: line 2: no field 'right'",
+    )
+
+
+def test_reward_columns_of_a_source_with_one_reward_are_refused(tmp_path):
+    write_jsonl(tmp_path / "1.jsonl", rollout(1, "p", "x"))
+    refused(
+        lambda: import_verl(tmp_path, BY_CHARACTER, reward_column=["score"]),
+        "--reward-column: the reward of a verl rollout dump is one column; leave it out",
+    )
+
+
 def test_trl_files_of_the_wrong_form_are_refused(tmp_path):
     refused(lambda: import_trl(tmp_path, BY_CHARACTER), str(tmp_path), "log_completions")
     file = completions(tmp_path, 1, prompt=["p"], completion=[None], r=[1])

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -121,15 +121,43 @@ def _step_of(source: Source, file: Path) -> int | None:
 def _records(
     source: Source, files: Sequence[Path], reward_column: Sequence[str] | None
 ) -> Iterator[Record]:
-    """Yield the rows of files, by the ends of their names."""
+    """Yield the rows of files, by the ends of their names; where a source has several rewards, with
+    their sum as `reward`."""
+    if source.rewards is None and reward_column is not None:
+        raise InputError(
+            f"--reward-column: the reward of a {source.title} is one column; leave it out"
+        )
     for file in files:
-        placed: Iterable[PlacedRow] = rows.read_jsonl(file)
-        if file.name.endswith(TABLE):
-            placed = _table_rows(file)
-        elif file.suffix == ".parquet":
+        if file.suffix == ".parquet":
             placed = _parquet_rows(source, file, reward_column)
+        else:
+            placed = _table_rows(file) if file.name.endswith(TABLE) else rows.read_jsonl(file)
+            placed = _summed(source, file, placed, reward_column)
         for place, row in placed:
             yield file, place, row
+
+
+def _summed(
+    source: Source, file: Path, placed: Iterator[PlacedRow], wanted: Sequence[str] | None
+) -> Iterator[PlacedRow]:
+    """Yield rows of JSON, where a source has several rewards with their sum. The first row tells
+    their names."""
+    if source.rewards is None or (first := next(placed, None)) is None:
+        return placed
+    kinds = (int, float) if wanted is None else (int, float, type(None))
+    numbers = [name for name, value in first[1].items() if type(value) in kinds]
+    rewards = _reward_columns(source, file, numbers, wanted)
+    return _with_sum(chain([first], placed), rewards)
+
+
+def _with_sum(placed: Iterable[PlacedRow], rewards: Sequence[str]) -> Iterator[PlacedRow]:
+    """Yield rows with the sum of their rewards as `reward`; none where all of them are absent."""
+    for place, row in placed:
+        # TRL writes NaN where a reward function returned None, which its own sum leaves out.
+        values = [(name, rows.field(row, name, place)) for name in rewards]
+        present = [name for name, value in values if value is not None and value == value]
+        numbers = [rows.number(row, name, place) or 0.0 for name in present]
+        yield place, {**row, "reward": sum(numbers) if numbers else None}
 
 
 def _without_repeats(
@@ -176,44 +204,46 @@ def _by_step(source: Source, records: Iterable[Record]) -> Iterator[Record]:
 def _parquet_rows(
     source: Source, file: Path, reward_column: Sequence[str] | None
 ) -> Iterator[PlacedRow]:
-    """Yield the rows of a file of columns; where a source has several rewards, with their sum as
-    `reward`."""
+    """Return the rows of a file of columns; where a source has several rewards, with their sum."""
     table = read_parquet(file)
-    summed = source.rewards is not None
-    columns = [
-        n for n in source.columns.values() if isinstance(n, str) and not (summed and n == "reward")
-    ]
+    columns = _columns(source)
     for name in columns:
         if name not in table.column_names:
             raise InputError(
                 f"{file}: no column {name!r} (it has {rows.listed(table.column_names)}); {source.title} have "
                 f"{', '.join(columns)}"
             )
-    rewards = (
-        []
-        if source.rewards is None
-        else _reward_columns(file, table, (*columns, *source.rewards), reward_column)
-    )
+    rewards = []
+    if source.rewards is not None:
+        numbers = [
+            field.name
+            for field in table.schema
+            if pa.types.is_floating(field.type) or pa.types.is_integer(field.type)
+        ]
+        rewards = _reward_columns(source, file, numbers, reward_column)
     read = {*columns, *rewards, *source.columns.get("mask", ())} & {*table.column_names}
-    for index, row in enumerate(table.select(sorted(read)).to_pylist()):
-        place = f"{file}: row {index}"
-        # TRL writes NaN where a reward function returned None, which its own sum leaves out.
-        present = [name for name in rewards if row[name] is not None and row[name] == row[name]]
-        numbers = [rows.number(row, name, place) or 0.0 for name in present]
-        yield place, {**row, "reward": sum(numbers) if numbers else None} if summed else row
+    placed = (
+        (f"{file}: row {index}", row)
+        for index, row in enumerate(table.select(sorted(read)).to_pylist())
+    )
+    return placed if source.rewards is None else _with_sum(placed, rewards)
+
+
+def _columns(source: Source) -> list[str]:
+    """Return the columns that every row of a source has: not the sum of its rewards."""
+    return [
+        theirs
+        for ours, theirs in source.columns.items()
+        if isinstance(theirs, str) and not (ours == "reward" and source.rewards is not None)
+    ]
 
 
 def _reward_columns(
-    file: Path, table: pa.Table, known: Sequence[str], wanted: Sequence[str] | None
+    source: Source, file: Path, numbers: Sequence[str], wanted: Sequence[str] | None
 ) -> list[str]:
-    """Return the columns to add up: those that are wanted, or the only column of numbers that is
-    not known."""
-    kinds = {field.name: field.type for field in table.schema if field.name not in known}
-    numbers = [
-        name
-        for name, kind in kinds.items()
-        if pa.types.is_floating(kind) or pa.types.is_integer(kind)
-    ]
+    """Return the columns to add up: those that are wanted, or the only column of `numbers` that is
+    no other column of the source."""
+    numbers = [name for name in numbers if name not in (*_columns(source), *(source.rewards or ()))]
     if unknown := [name for name in wanted or () if name not in numbers]:
         raise InputError(
             f"{file}: no column of numbers {unknown[0]!r}; it has {rows.listed(numbers)}"
@@ -222,7 +252,7 @@ def _reward_columns(
         raise InputError(
             f"{file}: columns {rows.listed(numbers)} may be rewards; name those to add up with --reward-column"
         )
-    return numbers if wanted is None else list(dict.fromkeys(wanted))
+    return list(dict.fromkeys(numbers if wanted is None else wanted))
 
 
 def _table_rows(file: Path) -> Iterator[PlacedRow]:

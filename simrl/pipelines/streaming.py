@@ -179,7 +179,8 @@ class GroupStream:
             return ""
         called = "call GroupStream.admit whenever what it counts has changed"
         counted = "let it count GroupStream.kept, the groups submitted and not dropped, and grow with the trainer's version"
-        return f"{self._words}. It waits for a group, and none is submitted; {called if self._called(self._room) > 0 else counted}"
+        remedy = called if self._called(self._room) > 0 else counted
+        return f"{self._words}. It waits for a group, and none is submitted; {remedy}"
 
     def news(self) -> simpy.Event:
         """Return an event that fires when the next group is finished."""

@@ -21,7 +21,7 @@ from simrl.errors import InputError
 from simrl.files import read_parquet
 from simrl.trace.importers import rows, turns
 from simrl.trace.importers.logs import recognised
-from simrl.trace.importers.sources import SOURCES, Source
+from simrl.trace.importers.sources import Source, known_sources
 from simrl.trace.importers.tabular import PlacedRow, table_rows
 from simrl.trace.importers.tokens import DECODED, TokenCounter
 from simrl.trace.trace import Trace
@@ -51,7 +51,7 @@ def import_dump(
     objects. Raises `InputError` for anything else at `path`, and for fields that are missing,
     mistyped or contradictory.
     """
-    source, path = SOURCES[framework], rows.existing(path)
+    source, path = known_sources()[framework], rows.existing(path)
     form: Any = import_module(f"simrl.trace.importers.{source.form}") if source.form else None
     left_out: Counter[str] = Counter()
     files = form.files(path) if hasattr(form, "files") else _files(source, path, left_out)
@@ -115,6 +115,11 @@ def _files(source: Source, path: Path, left_out: Counter[str]) -> list[Path]:
 def _step_of(source: Source, file: Path) -> int | None:
     """Return the step in the name of a file; None if there is none."""
     named = re.fullmatch(source.step, f"{file.parent.name}/{file.name}")
+    if named and not re.fullmatch("[0-9]{1,18}", named[1] or ""):
+        raise InputError(
+            f"{file}: its step is {rows.shown(named[1])} by {source.step!r}; let the group of step in sources.toml match "
+            "digits, such as ([0-9]{1,10})"
+        )
     return int(named[1]) if named else None
 
 

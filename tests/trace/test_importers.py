@@ -903,6 +903,17 @@ def test_the_source_of_the_page_on_extending_is_read_as_it_says(tmp_path, monkey
     assert trace.column("response_tokens").tolist() == [3]
 
 
+def test_a_dump_without_a_counter_or_of_a_framework_that_has_none_is_refused_in_a_line(tmp_path):
+    write_jsonl(tmp_path / "1.jsonl", rollout(1, "p", "x"))
+    refused(
+        lambda: import_dump("verl", tmp_path), "verl rollout dump: text to count; give a counter"
+    )
+    refused(
+        lambda: import_dump("nope", tmp_path), "unknown framework 'nope'", "verl, trl, areal, slime"
+    )
+    refused(lambda: import_dump("csv", tmp_path), "a table whose columns you name", "import_csv")
+
+
 def test_a_source_may_name_every_column_that_a_reader_knows_and_every_option_of_the_command():
     assert {*COLUMNS} == {*NAMES, "mask"}
     command: Any = importers().own["csv"]
@@ -1134,7 +1145,7 @@ def test_reward_columns_of_a_source_with_one_reward_are_refused(tmp_path):
     write_jsonl(tmp_path / "1.jsonl", rollout(1, "p", "x"))
     refused(
         lambda: import_verl(tmp_path, BY_CHARACTER, reward_column=["score"]),
-        "--reward-column: the reward of a verl rollout dump is one column; leave it out",
+        "--reward-column: verl rollout dump: the reward is one column; leave it out",
     )
 
 

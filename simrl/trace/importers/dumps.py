@@ -17,7 +17,7 @@ from typing import Any, Unpack
 
 import pyarrow as pa
 
-from simrl.errors import InputError
+from simrl.errors import InputError, choose
 from simrl.files import read_parquet
 from simrl.trace.importers import rows, turns
 from simrl.trace.importers.logs import recognised
@@ -51,7 +51,7 @@ def import_dump(
     objects. Raises `InputError` for anything else at `path`, and for fields that are missing,
     mistyped or contradictory.
     """
-    source, path = known_sources()[framework], rows.existing(path)
+    source, path = _source_of(framework, counter), rows.existing(path)
     form: Any = import_module(f"simrl.trace.importers.{source.form}") if source.form else None
     left_out: Counter[str] = Counter()
     files = form.files(path) if hasattr(form, "files") else _files(source, path, left_out)
@@ -94,6 +94,29 @@ def import_dump(
     )
 
 
+def _source_of(framework: str, counter: TokenCounter | None) -> Source:
+    """Return the source of a framework. Raises `InputError` for one that has no dumps, and for text
+    without a counter."""
+    sources = known_sources()
+    dumped = [name for name, source in sources.items() if source.title]
+    if framework in sources and framework not in dumped:
+        raise InputError(
+            f"import_dump: {framework} is a table whose columns you name; call tabular.import_{framework}, or choose one of "
+            f"{', '.join(dumped)}"
+        )
+    if framework not in dumped:
+        lists = "simrl trace import --help"
+        raise InputError(
+            f"import_dump: unknown framework {framework!r}{choose(framework, dumped, lists)}"
+        )
+    if "response" in sources[framework].columns and counter is None:
+        raise InputError(
+            f"import_dump: {sources[framework].title}: text to count; give a counter, such as "
+            "token_counter(chars_per_token=3.2)"
+        )
+    return sources[framework]
+
+
 def _files(source: Source, path: Path, left_out: Counter[str]) -> list[Path]:
     """Return the files of a source in the order of their steps; of tables, which are cumulative,
     the largest."""
@@ -129,9 +152,7 @@ def _records(
     """Yield the rows of files, by the ends of their names; where a source has several rewards, with
     their sum as `reward`."""
     if source.rewards is None and reward_column is not None:
-        raise InputError(
-            f"--reward-column: the reward of a {source.title} is one column; leave it out"
-        )
+        raise InputError(f"--reward-column: {source.title}: the reward is one column; leave it out")
     for file in files:
         if file.suffix == ".parquet":
             placed = _parquet_rows(source, file, reward_column)

@@ -1149,6 +1149,18 @@ def test_reward_columns_of_a_source_with_one_reward_are_refused(tmp_path):
     )
 
 
+def test_a_small_trl_file_that_claims_a_million_rows_is_refused_before_they_are_read(tmp_path):
+    many = 1_000_000
+    columns = {"step": [1] * many, "prompt": ["p"] * many, "completion": ["x"] * many}
+    pq.write_table(pa.table(columns), tmp_path / "completions_00001.parquet")
+    begin = time.monotonic()
+    refused(
+        lambda: import_trl(tmp_path, BY_CHARACTER),
+        "completions_00001.parquet: 1,000,000 rows; a logged step has at most 200,000; keep its own",
+    )
+    assert time.monotonic() - begin < 5
+
+
 def test_trl_files_of_the_wrong_form_are_refused(tmp_path):
     refused(lambda: import_trl(tmp_path, BY_CHARACTER), str(tmp_path), "log_completions")
     file = completions(tmp_path, 1, prompt=["p"], completion=[None], r=[1])

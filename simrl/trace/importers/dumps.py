@@ -30,6 +30,7 @@ Record = tuple[
     Path, str, Mapping[str, Any]
 ]  # the file of a row, its place in messages, and its fields
 TABLE = ".table.json"  # of wandb: a row a step, its samples in columns input_k, output_k, score_k
+MOST_ROWS = 200_000  # of a file that holds one step: a small one may claim far more
 VALIDATION = (
     "Validation generations that verl logged as a table, a few a checkpoint, not training rollouts."
 )
@@ -239,6 +240,10 @@ def _parquet_rows(
                 f"{file}: no column {name!r} (it has {rows.listed(table.column_names)}); {source.title} have "
                 f"{', '.join(columns)}"
             )
+    if source.step and table.num_rows > MOST_ROWS:
+        raise InputError(
+            f"{file}: {table.num_rows:,} rows; a logged step has at most {MOST_ROWS:,}; keep its own"
+        )
     rewards = []
     if source.rewards is not None:
         numbers = [

@@ -611,6 +611,16 @@ def test_csv_columns_of_our_names_need_no_mapping_and_samples_are_numbered(tmp_p
     assert import_csv(file, {"response_tokens": "n"}, epoch=7).column("epoch").tolist() == [7] * 4
 
 
+def test_a_prompt_id_of_thousands_of_digits_is_a_name(tmp_path):
+    file = tmp_path / "t.csv"
+    header = "step,prompt_id,prompt_tokens,response_tokens\n"
+    long = "7" * 5000
+    file.write_text(header + f"0,{long},5,7\n0,{long},5,8\n0,{'7' * 19},5,9\n")
+    assert import_csv(file).column("prompt_id").tolist() == [0, 0, 1]
+    file.write_text(header + f"0,{'7' * 18},5,7\n")
+    assert import_csv(file).column("prompt_id").tolist() == [int("7" * 18)]
+
+
 def test_csv_text_with_line_breaks_is_counted(tmp_path):
     file = tmp_path / "t.csv"
     file.write_text(

@@ -15,6 +15,7 @@ import typer
 from simrl.commands import cli
 
 ROOT = Path(__file__).parents[1]
+cli.make_app()  # here, before a test adds commands of packages
 
 SCENARIO = """\
 name: tiny

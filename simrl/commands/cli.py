@@ -15,6 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import entry_points
 from typing import Annotated, Any, NoReturn
 
@@ -38,7 +39,7 @@ from simrl.commands import (
 from simrl.commands.acceptance import acceptance
 from simrl.commands.command import add_command
 from simrl.errors import InputError, StoppedError, brief, first_line
-from simrl.trace.importers.sources import SOURCES
+from simrl.trace.importers.sources import known_sources
 from simrl.validation import number_meant, right
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # of the click that this typer has
@@ -51,6 +52,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+@cache
 def make_app() -> typer.Typer:
     """Return the command with all its commands: simrl's own, then those of other packages."""
     app = typer.Typer(
@@ -64,14 +66,14 @@ def make_app() -> typer.Typer:
     app.callback()(_options_of_simrl)
     traces = _group(app, "trace", "Traces of rollouts: import a run, look at one, draw one.")
     imports = _group(traces, "import", "Convert what a framework wrote into a trace (Parquet).")
-    for name, source in SOURCES.items():
+    for name, source in known_sources().items():
         add_command(
             imports,
-            trace.IMPORTERS.own[name],
+            trace.importers().own[name],
             f"simrl trace import {name} {source.example}",
             name=name,
         )
-    for name in trace.IMPORTERS.added():
+    for name in trace.importers().added():
         add_command(
             imports, trace.added_importer(name), f"simrl trace import {name} --help", name=name
         )
@@ -257,7 +259,6 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
         "path/to/config.json --gpu a100 --source roofline -o mine.parquet",
     ),
 }
-app = make_app()
 
 
 def main(commands: typer.Typer | None = None) -> None:
@@ -282,7 +283,9 @@ def main(commands: typer.Typer | None = None) -> None:
                 "help"
             ]:  # as other commands have it: help compare
                 sys.argv[1:] = [*sys.argv[2:], "--help"]
-            code = (commands or app)(standalone_mode=False, prog_name=None if commands else "simrl")
+            code = (commands or make_app())(
+                standalone_mode=False, prog_name=None if commands else "simrl"
+            )
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # here, where a failure can still be reported
@@ -361,7 +364,7 @@ def _slip(error: Any, message: str) -> str:
         ]
         behind = sys.argv[sys.argv.index(words[0]) + 1 :] if words[0] in sys.argv else []
         value = behind[0] if behind and not behind[0].startswith("-") else ""
-        return option_meant(words[0], value, dict(_options(typer.main.get_command(app))))
+        return option_meant(words[0], value, dict(_options(typer.main.get_command(make_app()))))
     if message.startswith("No such command"):
         return misplaced(
             message.partition("'")[2].partition("'")[0],

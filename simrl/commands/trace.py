@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
@@ -14,7 +15,7 @@ from simrl.commands.options import Place
 from simrl.commands.view import DataView, drawn
 from simrl.errors import InputError, meant
 from simrl.extensions import Extended, checked
-from simrl.trace.importers.sources import SOURCES
+from simrl.trace.importers.sources import known_sources
 from simrl.validation import MOST_SEED, explain
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Common(TypedDict, total=False):
 
 def _importer(name: str) -> Callable[..., DataView]:
     """Return the command of a source, with the options that `sources.toml` names."""
-    source = SOURCES[name]
+    source = known_sources()[name]
 
     def import_source(
         path: Source,
@@ -172,7 +173,7 @@ def added_importer(name: str) -> Callable[..., DataView]:
         from simrl.trace.trace import Trace
 
         parameters = dict(parse_override(text) for text in settings or [])
-        trace = checked(f"trace import {name}", IMPORTERS[name], path, **parameters)
+        trace = checked(f"trace import {name}", importers()[name], path, **parameters)
         if not isinstance(trace, Trace):
             raise InputError(
                 f"importer {name}: its function gives {type(trace).__name__}; let it give a Trace"
@@ -182,12 +183,11 @@ def added_importer(name: str) -> Callable[..., DataView]:
     return import_added
 
 
-IMPORTERS: Extended[Any] = Extended(
-    {name: _importer(name) for name in SOURCES},
-    "simrl.importers",
-    "importer",
-    required=1,
-)
+@cache
+def importers() -> Extended[Any]:
+    """Return the importers of simrl's own sources, and those of installed packages."""
+    own = {name: _importer(name) for name in known_sources()}
+    return Extended(own, "simrl.importers", "importer", required=1)
 
 
 def show(

@@ -13,13 +13,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import simpy
 
-from simrl.errors import InputError, StoppedError
+from simrl.errors import InputError, StoppedError, first_line
 from simrl.pipelines.context import RunContext
 from simrl.runtime.events import Signal, gather, on_fire
 from simrl.runtime.rollout import Rollout
 from simrl.trace.sample import Group, Sample
+from simrl.validation import shortened
+
+FURTHEST_AHEAD = 128  # batches that a rule may submit at once beyond those that the run trains
 
 
 class Finished(NamedTuple):
@@ -62,11 +66,60 @@ class GroupStream:
         return self.submitted - self.dropped
 
     def admit(self) -> None:
-        """Submit groups while the rule has room for them and the workload has groups."""
-        while self._room is not None and self._room() > 0 and not self._run.workload.ended:
+        """Submit groups while the rule has room for them and the workload has groups. Raise
+        `InputError` if the rule counts dropped groups, or has no bound."""
+        if self._room is None:
+            return
+        run, start = self._run, self.submitted
+        most = (run.steps + FURTHEST_AHEAD) * run.workload.batch_groups
+        first = room = self._checked_room(self._room)
+        while room > 0 and not run.workload.ended:
+            if self.submitted - start > most and (room >= first or room > most):
+                raise InputError(
+                    f"{self._words}: it goes on after {self.submitted - start} groups at once, and {run.steps} updates train "
+                    f"{run.steps * run.workload.batch_groups}; let the room fall with each group, such as "
+                    "(version + 1 + ahead) * batch - GroupStream.kept"
+                )
             number, group = self._next()
-            [at_workers] = self._run.dispatcher.submit_groups([group])
+            [at_workers] = run.dispatcher.submit_groups([group])
             on_fire(at_workers.over, partial(self._ended, number))
+            room = self._checked_room(self._room)
+
+    def _checked_room(self, rule: Callable[[], int]) -> int:
+        """Return the room that the rule has. Raise `InputError` if it would have another without
+        the groups that were submitted and dropped."""
+        without_dropped = self._without_dropped(rule) if self.dropped else None
+        room = self._called(rule)
+        if without_dropped not in (None, room):
+            raise InputError(
+                f"{self._words}: it counts {self.dropped} dropped groups as if they ran, and the run would starve; count "
+                "GroupStream.kept, the groups submitted and not dropped, in place of GroupStream.submitted"
+            )
+        return room
+
+    def _called(self, rule: Callable[[], int]) -> int:
+        """Return the room that the rule returns. Raise `InputError` if it raises, or returns no
+        number."""
+        meant = "; it returns how many more groups may be submitted now, a whole number"
+        place = f"{self._pipeline}: its rule of room"
+        try:
+            room = rule()
+        except (InputError, StoppedError):
+            raise
+        except Exception as error:  # a package may raise anything
+            kind = type(error).__name__
+            raise InputError(f"{place} raises {kind} ({first_line(error)}){meant}") from error
+        if not isinstance(room, int | np.integer | np.bool_ | float) or room != room:
+            raise InputError(f"{place} returns {shortened(room)}{meant}")
+        return room
+
+    def _without_dropped(self, rule: Callable[[], int]) -> int:
+        """Return the room as it would be if the dropped groups had never been submitted."""
+        counts = self.submitted, self.dropped
+        self.submitted, self.dropped = self.kept, 0
+        room = self._called(rule)
+        self.submitted, self.dropped = counts
+        return room
 
     def submit(self, to: int) -> list[tuple[Sample, simpy.Event]]:
         """Submit the next group to one worker. Return its samples with their dispatcher events."""
@@ -92,7 +145,7 @@ class GroupStream:
 
     def drop(self, groups: list[Finished]) -> None:
         """Drop groups of the buffer that are too stale to be trained, and submit others in their
-        place. Raise `InputError` if the rule goes on counting them."""
+        place."""
         if groups:
             facts = self._run.recorder.facts
             facts["stale_samples"] = facts.get("stale_samples", 0) + self._drop(groups)
@@ -103,28 +156,18 @@ class GroupStream:
         rollouts = self.take(groups)
         self.dropped += len(groups)
         self._run.recorder.dropped(rollouts)
-        if self._room is not None and self._counts_dropped(self._room):
-            raise InputError(
-                f"{self._words}: it counts {self.dropped} dropped groups as if they ran, and the run would starve; count "
-                "GroupStream.kept, the groups submitted and not dropped, in place of GroupStream.submitted"
-            )
         return len(rollouts)
 
-    def _counts_dropped(self, room: Callable[[], int]) -> bool:
-        """Return whether the rule would have less room if one more group had been submitted and
-        dropped."""
-        before = room()
-        self.submitted, self.dropped = self.submitted + 1, self.dropped + 1
-        after = room()
-        self.submitted, self.dropped = self.submitted - 1, self.dropped - 1
-        return after != before
+    @property
+    def _pipeline(self) -> str:
+        return f"pipeline {getattr(self._room, '__module__', '')}"
 
     @property
     def _words(self) -> str:
         """The rule and what it holds, for messages."""
         taken = self.kept - len(self.running) - len(self.buffer)
         return (
-            f"pipeline {getattr(self._room, '__module__', '')}: its room for groups is {self._room() if self._room else 0} at "
+            f"{self._pipeline}: its room for groups is {self._called(self._room) if self._room else 0} at "
             f"version {self._run.trainer.version}; of {self.submitted} submitted, {len(self.running)} run, {len(self.buffer)} "
             f"are finished, {taken} trained, {self.dropped} dropped"
         )
@@ -136,7 +179,8 @@ class GroupStream:
             return ""
         called = "call GroupStream.admit whenever what it counts has changed"
         counted = "let it count GroupStream.kept, the groups submitted and not dropped, and grow with the trainer's version"
-        return f"{self._words}. It waits for a group, and none is submitted; {called if self._room() > 0 else counted}"
+        remedy = called if self._called(self._room) > 0 else counted
+        return f"{self._words}. It waits for a group, and none is submitted; {remedy}"
 
     def news(self) -> simpy.Event:
         """Return an event that fires when the next group is finished."""

@@ -643,7 +643,7 @@ def test_the_examples_run(monkeypatch):
 def test_every_command_of_the_cli_has_the_parameters_and_defaults_of_its_function():
     walked = set()
     for path, (function, *_) in COMMANDS.items():
-        click_command = typer.main.get_command(cli.app)
+        click_command = typer.main.get_command(cli.make_app())
         for part in path.split():
             click_command = click_command.commands[part]
         parameters = inspect.signature(function).parameters

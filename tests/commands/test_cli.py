@@ -39,7 +39,7 @@ COLUMNS = "step,epoch,prompt_id,sample,prompt_tokens,response_tokens\n"
 
 def commands(command=None, path=()):
     """Every command and group of commands, as typed after `simrl`."""
-    command = command or typer.main.get_command(cli.app)
+    command = command or typer.main.get_command(cli.make_app())
     yield path
     for name, inner in getattr(command, "commands", {}).items():
         yield from commands(inner, (*path, name))

@@ -143,14 +143,14 @@ def helps() -> Iterator[str]:
             yield from below(inner)
 
     yield from (
-        each for each in below(typer.main.get_command(cli.app)) if each.startswith("simrl ")
+        each for each in below(typer.main.get_command(cli.make_app())) if each.startswith("simrl ")
     )
 
 
 @pytest.mark.parametrize("example", list(dict.fromkeys(helps())))
 def test_an_example_in_a_help_is_a_command_that_simrl_has_on_files_that_it_ships(example):
     words = shlex.split(example)[1:]
-    command: Any = typer.main.get_command(cli.app)
+    command: Any = typer.main.get_command(cli.make_app())
     context = command.make_context("simrl", [], resilient_parsing=True)
     while words and words[0] in getattr(command, "commands", {}):
         command = command.commands[words.pop(0)]

@@ -46,7 +46,7 @@ def of_simrl(page: str, languages: tuple[str, ...]) -> list[list[str]]:
 
 def parsed(words: list[str]) -> None:
     """Raises where simrl has no such command or option; runs nothing."""
-    command = typer.main.get_command(cli.app)
+    command = typer.main.get_command(cli.make_app())
     context = command.make_context("simrl", list(words), resilient_parsing=True)
     name, command, rest = command.resolve_command(context, list(words))
     while hasattr(command, "resolve_command") and rest:

@@ -46,9 +46,27 @@ def simulated(rule: Rule, max_age: int = 1, admits: bool = True, filter_groups: 
     return simulate_prepared(replace(ready, system=system))
 
 
-def test_a_rule_that_goes_on_counting_dropped_groups_ends_the_run_in_a_line_that_names_it_and_its_counts():
+def drops_counted(run: RunContext, stream: GroupStream) -> int:
+    """The room of a rule that counts dropped groups as if they ran."""
+    return may_be_submitted(run) - stream.submitted
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        drops_counted,
+        lambda run, stream: max(0, drops_counted(run, stream)),
+        lambda run, stream: min(1, drops_counted(run, stream)),
+        lambda run, stream: drops_counted(run, stream) > 0,
+        lambda run, stream: max(0, min(12 - len(stream.running), drops_counted(run, stream))),
+    ],
+    ids=["a difference", "clamped at 0", "at most 1", "true or false", "also on concurrency"],
+)
+def test_a_rule_that_counts_dropped_groups_ends_the_run_in_a_line_that_names_it_and_its_counts(
+    rule: Rule,
+):
     with pytest.raises(InputError) as refused:
-        simulated(lambda run, stream: may_be_submitted(run) - stream.submitted)
+        simulated(rule, max_age=0)
     line = str(refused.value)
     assert line.startswith("pipeline tests.pipelines.test_streaming: its room for groups is ")
     assert (
@@ -73,8 +91,17 @@ def test_it_also_ends_where_groups_with_equal_rewards_are_dropped():
         lambda run, stream: 12 - len(stream.running),
         lambda run, stream: min(12 - len(stream.running), may_be_submitted(run) - stream.kept),
         lambda run, stream: 12 - len(stream.running) - len(stream.buffer),
+        lambda run, stream: max(0, may_be_submitted(run) - stream.kept),
+        lambda run, stream: stream.kept < may_be_submitted(run),
     ],
-    ids=["bound on staleness", "bound on concurrency", "both", "bound on all that is here"],
+    ids=[
+        "bound on staleness",
+        "bound on concurrency",
+        "both",
+        "bound on all that is here",
+        "clamped at 0",
+        "true or false",
+    ],
 )
 def test_a_rule_that_counts_what_is_kept_or_runs_may_drop_groups(rule: Rule):
     result = simulated(rule, max_age=0)
@@ -106,3 +133,50 @@ def test_a_rule_whose_room_never_grows_is_told_what_to_count():
     ) as refused:
         simulated(lambda run, stream: 8 - stream.kept)
     assert "8 submitted, 0 run, 0 are finished, 8 trained, 0 dropped" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        lambda run, stream: run.workload.batch_groups,
+        lambda run, stream: True,
+        lambda run, stream: 10**9 - stream.kept,
+    ],
+    ids=["a constant", "true", "a bound far above the run"],
+)
+def test_a_rule_without_a_bound_is_refused_in_a_line_that_names_the_pipeline(rule: Rule):
+    with pytest.raises(InputError) as refused:
+        simulated(rule)
+    line = str(refused.value)
+    assert line.startswith("pipeline tests.pipelines.test_streaming: its room for groups is ")
+    assert " groups at once, and 8 updates train " in line and "let the room fall" in line
+
+
+def test_a_rule_may_say_one_more_until_its_bound_a_hundred_batches_ahead_is_reached():
+    def room(run: RunContext, stream: GroupStream) -> int:
+        return int(stream.kept < (run.trainer.version + 101) * run.workload.batch_groups)
+
+    assert simulated(room, max_age=100).samples.num_rows > 0
+
+
+def no_room(run: RunContext, stream: GroupStream) -> int:
+    raise ZeroDivisionError("no batch")
+
+
+@pytest.mark.parametrize(
+    ("rule", "told"),
+    [
+        (lambda run, stream: None, "returns None"),
+        (lambda run, stream: "12", "returns '12'"),
+        (lambda run, stream: float("nan"), "returns nan"),
+        (no_room, "raises ZeroDivisionError (no batch)"),
+    ],
+    ids=["none", "a text", "no number", "an error"],
+)
+def test_a_rule_that_returns_no_number_is_told_in_a_line_what_a_room_is(rule: Rule, told: str):
+    with pytest.raises(InputError) as refused:
+        simulated(rule)
+    assert str(refused.value) == (
+        f"pipeline tests.pipelines.test_streaming: its rule of room {told}; it returns how many more groups may be "
+        "submitted now, a whole number"
+    )

@@ -1,10 +1,13 @@
 """Importers of text, tables and dumps; slime's pickles have a file of their own."""
 
 import json
+import subprocess
+import sys
 import time
 import tomllib
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,11 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.integrate import trapezoid
 
+from simrl.commands.trace import importers
 from simrl.errors import InputError
 from simrl.trace.importers.dumps import import_dump
 from simrl.trace.importers.lengths import FAR, SIGMAS, lengths_with, means_to_mu
 from simrl.trace.importers.logs import read_metrics
-from simrl.trace.importers.sources import SOURCES, Source
+from simrl.trace.importers.sources import COLUMNS, OPTIONS, Source, known_sources, read_sources
 from simrl.trace.importers.tabular import NAMES, import_csv, import_jsonl
 from simrl.trace.importers.tokens import TokenCounter, token_counter
 from simrl.trace.importers.verl import trace_from_verl_metrics
@@ -607,6 +611,16 @@ def test_csv_columns_of_our_names_need_no_mapping_and_samples_are_numbered(tmp_p
     assert import_csv(file, {"response_tokens": "n"}, epoch=7).column("epoch").tolist() == [7] * 4
 
 
+def test_a_prompt_id_of_thousands_of_digits_is_a_name(tmp_path):
+    file = tmp_path / "t.csv"
+    header = "step,prompt_id,prompt_tokens,response_tokens\n"
+    long = "7" * 5000
+    file.write_text(header + f"0,{long},5,7\n0,{long},5,8\n0,{'7' * 19},5,9\n")
+    assert import_csv(file).column("prompt_id").tolist() == [0, 0, 1]
+    file.write_text(header + f"0,{'7' * 18},5,7\n")
+    assert import_csv(file).column("prompt_id").tolist() == [int("7" * 18)]
+
+
 def test_csv_text_with_line_breaks_is_counted(tmp_path):
     file = tmp_path / "t.csv"
     file.write_text(
@@ -827,10 +841,12 @@ def test_a_source_with_a_column_a_fact_is_one_table_of_names(tmp_path, monkeypat
         example="",
         title="my log",
         files=["part-*.jsonl"],
+        nothing="no part-*.jsonl in it",
         columns=names,
         tokenizer="the run's own",
+        options=[],
     )
-    monkeypatch.setitem(SOURCES, "mine", mine)
+    monkeypatch.setitem(known_sources(), "mine", mine)
     row = {"update": 3, "task": "why", "in_len": 5, "out_len": 7, "score": 1}
     write_jsonl(tmp_path / "part-0.jsonl", row, {**row, "out_len": 9})
     trace = import_dump("mine", tmp_path)
@@ -859,9 +875,15 @@ def test_a_source_in_parquet_has_its_reward_and_the_mask_of_its_tokens(tmp_path,
         "reward": "score",
         "mask": ["loss_mask"],
     }
-    monkeypatch.setitem(
-        SOURCES, "mine", Source(about="", example="", files=["*.parquet"], columns=names)
+    mine = Source(
+        about="",
+        example="",
+        title="my log",
+        files=["*.parquet"],
+        nothing="no *.parquet in it",
+        columns=names,
     )
+    monkeypatch.setitem(known_sources(), "mine", mine)
     frame = pd.DataFrame(
         {
             "step": [1],
@@ -883,7 +905,7 @@ def test_the_source_of_the_page_on_extending_is_read_as_it_says(tmp_path, monkey
     table = tomllib.loads("[my_trainer]" + page.partition("[my_trainer]")[2].partition("```")[0])[
         "my_trainer"
     ]
-    monkeypatch.setitem(SOURCES, "mine", Source.model_validate(table))
+    monkeypatch.setitem(known_sources(), "mine", Source.model_validate(table))
     row = {"update": 2, "question": "p", "answer": "text", "score": 1, "loss_mask": [1, 1, 0, 1]}
     write_jsonl(tmp_path / "samples_0.jsonl", row)
     trace = import_dump("mine", tmp_path, BY_CHARACTER)
@@ -891,9 +913,131 @@ def test_the_source_of_the_page_on_extending_is_read_as_it_says(tmp_path, monkey
     assert trace.column("response_tokens").tolist() == [3]
 
 
-def test_every_source_names_columns_that_a_reader_knows():
-    known = {*NAMES, "mask"}
-    assert all(set(source.columns) <= known for source in SOURCES.values())
+def test_a_dump_without_a_counter_or_of_a_framework_that_has_none_is_refused_in_a_line(tmp_path):
+    write_jsonl(tmp_path / "1.jsonl", rollout(1, "p", "x"))
+    refused(
+        lambda: import_dump("verl", tmp_path), "verl rollout dump: text to count; give a counter"
+    )
+    refused(
+        lambda: import_dump("nope", tmp_path), "unknown framework 'nope'", "verl, trl, areal, slime"
+    )
+    refused(lambda: import_dump("csv", tmp_path), "a table whose columns you name", "import_csv")
+
+
+def test_a_source_may_name_every_column_that_a_reader_knows_and_every_option_of_the_command():
+    assert {*COLUMNS} == {*NAMES, "mask"}
+    command: Any = importers().own["csv"]
+    assert {*OPTIONS} <= {*command.__code__.co_varnames[: command.__code__.co_argcount]}
+
+
+TEXT = """
+about = "a"
+example = "e"
+title = "mine"
+files = ["*.jsonl"]
+nothing = "no *.jsonl in it"
+step = '.*/([0-9]{1,10})\\.jsonl'
+columns = { step = "s", prompt = "q", response = "a", reward = "r", mask = ["m"] }
+"""
+LENGTHS = """
+about = "a"
+example = "e"
+title = "mine"
+files = ["*.jsonl"]
+nothing = "no *.jsonl in it"
+columns = { step = "s", prompt_id = "q", prompt_tokens = "p", response_tokens = "n" }
+tokenizer = "the run's own"
+options = []
+"""
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "told"),
+    [
+        (TEXT, ('["m"]', '"m"'), "columns.mask is 'm'; give a list, such as [\"m\"]"),
+        (TEXT, ('"r"', '["r"]'), "columns.reward is ('r',); give one name"),
+        (
+            TEXT,
+            ("reward =", "rewrad ="),
+            "columns.rewrad: no column of a trace (did you mean reward?)",
+        ),
+        (TEXT, ('title = "mine"', ""), "title is missing"),
+        (TEXT, ('files = ["*.jsonl"]', ""), "files is missing"),
+        (TEXT, ('"*.jsonl"', '"/tmp/*"'), "files: '/tmp/*' is no pattern below a folder"),
+        (TEXT, ('["*.jsonl"]', '"*.jsonl"'), "files is '*.jsonl': a list is needed"),
+        (TEXT, ("nothing =", "notes = []\n#"), "nothing is missing"),
+        (TEXT, ("([0-9]{1,10})", "[0-9]+"), "it has 0 groups, give it one"),
+        (TEXT, ("([0-9]", "(([0-9]"), "no regular expression (missing )"),
+        (TEXT, ('step = "s", ', ""), "columns.step is missing"),
+        (TEXT, ('prompt = "q", ', ""), "columns.prompt is missing"),
+        (TEXT, ('response = "a", ', ""), "columns.response is missing"),
+        (
+            TEXT,
+            ("columns =", 'options = ["tokens"]\ncolumns ='),
+            "options: unknown option 'tokens'",
+        ),
+        (TEXT, ("columns =", "options = []\ncolumns ="), "options: text is counted"),
+        (TEXT, ("columns =", 'tokenizer = "t"\ncolumns ='), "tokenizer: text is counted"),
+        (TEXT, ("columns =", "rewards = []\ncolumns ="), "rewards: their sum is the field reward"),
+        (TEXT, ("columns =", 'form = "none"\ncolumns ='), "form is 'none'; name a module"),
+        (
+            TEXT,
+            ("columns =", "colums = {}\ncolumns ="),
+            "unknown key colums (did you mean columns?)",
+        ),
+        (TEXT, ('about = "a"', ""), "key about is missing"),
+        (LENGTHS, ('tokenizer = "the run\'s own"', ""), "tokenizer is missing"),
+        (LENGTHS, ("options = []", ""), "options: lengths are not counted again"),
+        (LENGTHS, ('prompt_tokens = "p", ', ""), "columns.prompt_tokens is missing"),
+        (
+            LENGTHS,
+            ("options = []", 'options = ["step"]'),
+            "options: column, step, epoch, ungrouped need",
+        ),
+        (LENGTHS, ("options = []", 'options = ["column"]'), "the user names the columns"),
+    ],
+)
+def test_a_source_that_could_not_be_imported_is_refused_by_table_and_key(
+    tmp_path, table, change, told
+):
+    file = tmp_path / "sources.toml"
+    file.write_text(f"[mine]{table}")
+    assert list(read_sources(file)) == ["mine"]
+    assert change[0] in table
+    file.write_text(f"[mine]{table.replace(*change)}")
+    refused(lambda: read_sources(file), f"{file}: [mine]: ", told)
+
+
+def test_a_file_of_sources_that_is_no_toml_or_has_no_tables_is_refused(tmp_path):
+    file = tmp_path / "sources.toml"
+    file.write_text("[mine\n")
+    refused(lambda: read_sources(file), f"{file}: broken TOML", "line 1")
+    file.write_text("mine = 3\n")
+    refused(lambda: read_sources(file), f"{file}: [mine]: a source is 3; it has the keys about")
+
+
+def test_a_command_ends_in_a_line_if_the_file_of_sources_is_broken(tmp_path):
+    file = tmp_path / "sources.toml"
+    file.write_text("[verl]\nabout = 3\n")
+    code = (
+        "import pathlib, sys; from simrl.trace.importers import sources; "
+        f"sources.FILE = pathlib.Path({str(file)!r}); sys.argv = ['simrl', 'trace', 'import', 'csv', '--help']; "
+        "from simrl.commands.cli import main; main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == f"simrl: {file}: [verl]: about is 3: a text is needed\n"
+
+
+def test_a_step_in_the_name_of_a_file_that_is_no_number_is_refused(tmp_path, monkeypatch):
+    table = {**tomllib.loads(TEXT), "step": ".*/(.*)[.]jsonl"}
+    monkeypatch.setitem(known_sources(), "mine", Source.model_validate(table))
+    write_jsonl(tmp_path / "one.jsonl", {"s": 1, "q": "p", "a": "x", "r": 1})
+    refused(
+        lambda: import_dump("mine", tmp_path, BY_CHARACTER),
+        "one.jsonl: its step is 'one'",
+        "digits",
+    )
 
 
 # TRL
@@ -976,6 +1120,55 @@ def test_several_trl_reward_columns_must_be_named(tmp_path):
     both = import_trl(tmp_path, BY_CHARACTER, reward_column=["right", "form"])
     assert both.column("reward").tolist() == [1.5, 1.0]
     assert "reward" not in import_trl(tmp_path, BY_CHARACTER, reward_column=()).table.column_names
+
+
+def test_a_reward_column_that_is_named_twice_counts_once(tmp_path):
+    completions(tmp_path, 1, prompt=["p"], completion=["x"], right=[1.0], form=[0.5])
+    trace = import_trl(tmp_path, BY_CHARACTER, reward_column=["right", "right"])
+    assert trace.column("reward").tolist() == [1.0]
+
+
+def test_reward_columns_of_json_lines_are_added_up_too(tmp_path):
+    row = {"step": 1, "prompt": "p", "completion": "x", "advantage": 0.5}
+    file = write_jsonl(
+        tmp_path / "c.jsonl",
+        {**row, "right": None, "form": 0.5},
+        {**row, "right": 1, "form": 0.25, "completion": "xx"},
+    )
+    named = import_trl(file, BY_CHARACTER, reward_column=["right", "form", "form"])
+    assert named.column("reward").tolist() == [0.5, 1.25]
+    only = write_jsonl(tmp_path / "d.jsonl", {**row, "form": 0.5})
+    assert import_trl(only, BY_CHARACTER).column("reward").tolist() == [0.5]
+    refused(
+        lambda: import_trl(file, BY_CHARACTER, reward_column=["wrong"]),
+        "c.jsonl: no column of numbers 'wrong'; it has right, form",
+    )
+    write_jsonl(file, {**row, "right": 1, "form": 0.5}, {**row, "form": 1})
+    refused(lambda: import_trl(file, BY_CHARACTER), "right, form may be rewards", "--reward-column")
+    refused(
+        lambda: import_trl(file, BY_CHARACTER, reward_column=["right"]),
+        "c.jsonl: line 2: no field 'right'",
+    )
+
+
+def test_reward_columns_of_a_source_with_one_reward_are_refused(tmp_path):
+    write_jsonl(tmp_path / "1.jsonl", rollout(1, "p", "x"))
+    refused(
+        lambda: import_verl(tmp_path, BY_CHARACTER, reward_column=["score"]),
+        "--reward-column: verl rollout dump: the reward is one column; leave it out",
+    )
+
+
+def test_a_small_trl_file_that_claims_a_million_rows_is_refused_before_they_are_read(tmp_path):
+    many = 1_000_000
+    columns = {"step": [1] * many, "prompt": ["p"] * many, "completion": ["x"] * many}
+    pq.write_table(pa.table(columns), tmp_path / "completions_00001.parquet")
+    begin = time.monotonic()
+    refused(
+        lambda: import_trl(tmp_path, BY_CHARACTER),
+        "completions_00001.parquet: 1,000,000 rows; a logged step has at most 200,000; keep its own",
+    )
+    assert time.monotonic() - begin < 5
 
 
 def test_trl_files_of_the_wrong_form_are_refused(tmp_path):

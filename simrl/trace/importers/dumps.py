@@ -11,17 +11,17 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, Unpack
 
 import pyarrow as pa
 
-from simrl.errors import InputError
+from simrl.errors import InputError, choose
 from simrl.files import read_parquet
 from simrl.trace.importers import rows, turns
 from simrl.trace.importers.logs import recognised
-from simrl.trace.importers.sources import SOURCES, Source
+from simrl.trace.importers.sources import Source, known_sources
 from simrl.trace.importers.tabular import PlacedRow, table_rows
 from simrl.trace.importers.tokens import DECODED, TokenCounter
 from simrl.trace.trace import Trace
@@ -30,6 +30,7 @@ Record = tuple[
     Path, str, Mapping[str, Any]
 ]  # the file of a row, its place in messages, and its fields
 TABLE = ".table.json"  # of wandb: a row a step, its samples in columns input_k, output_k, score_k
+MOST_ROWS = 200_000  # of a file that holds one step: a small one may claim far more
 VALIDATION = (
     "Validation generations that verl logged as a table, a few a checkpoint, not training rollouts."
 )
@@ -51,7 +52,7 @@ def import_dump(
     objects. Raises `InputError` for anything else at `path`, and for fields that are missing,
     mistyped or contradictory.
     """
-    source, path = SOURCES[framework], rows.existing(path)
+    source, path = _source_of(framework, counter), rows.existing(path)
     form: Any = import_module(f"simrl.trace.importers.{source.form}") if source.form else None
     left_out: Counter[str] = Counter()
     files = form.files(path) if hasattr(form, "files") else _files(source, path, left_out)
@@ -94,6 +95,29 @@ def import_dump(
     )
 
 
+def _source_of(framework: str, counter: TokenCounter | None) -> Source:
+    """Return the source of a framework. Raises `InputError` for one that has no dumps, and for text
+    without a counter."""
+    sources = known_sources()
+    dumped = [name for name, source in sources.items() if source.title]
+    if framework in sources and framework not in dumped:
+        raise InputError(
+            f"import_dump: {framework} is a table whose columns you name; call tabular.import_{framework}, or choose one of "
+            f"{', '.join(dumped)}"
+        )
+    if framework not in dumped:
+        lists = "simrl trace import --help"
+        raise InputError(
+            f"import_dump: unknown framework {framework!r}{choose(framework, dumped, lists)}"
+        )
+    if "response" in sources[framework].columns and counter is None:
+        raise InputError(
+            f"import_dump: {sources[framework].title}: text to count; give a counter, such as "
+            "token_counter(chars_per_token=3.2)"
+        )
+    return sources[framework]
+
+
 def _files(source: Source, path: Path, left_out: Counter[str]) -> list[Path]:
     """Return the files of a source in the order of their steps; of tables, which are cumulative,
     the largest."""
@@ -115,21 +139,52 @@ def _files(source: Source, path: Path, left_out: Counter[str]) -> list[Path]:
 def _step_of(source: Source, file: Path) -> int | None:
     """Return the step in the name of a file; None if there is none."""
     named = re.fullmatch(source.step, f"{file.parent.name}/{file.name}")
+    if named and not re.fullmatch("[0-9]{1,18}", named[1] or ""):
+        raise InputError(
+            f"{file}: its step is {rows.shown(named[1])} by {source.step!r}; let the group of step in sources.toml match "
+            "digits, such as ([0-9]{1,10})"
+        )
     return int(named[1]) if named else None
 
 
 def _records(
     source: Source, files: Sequence[Path], reward_column: Sequence[str] | None
 ) -> Iterator[Record]:
-    """Yield the rows of files, by the ends of their names."""
+    """Yield the rows of files, by the ends of their names; where a source has several rewards, with
+    their sum as `reward`."""
+    if source.rewards is None and reward_column is not None:
+        raise InputError(f"--reward-column: {source.title}: the reward is one column; leave it out")
     for file in files:
-        placed: Iterable[PlacedRow] = rows.read_jsonl(file)
-        if file.name.endswith(TABLE):
-            placed = _table_rows(file)
-        elif file.suffix == ".parquet":
+        if file.suffix == ".parquet":
             placed = _parquet_rows(source, file, reward_column)
+        else:
+            placed = _table_rows(file) if file.name.endswith(TABLE) else rows.read_jsonl(file)
+            placed = _summed(source, file, placed, reward_column)
         for place, row in placed:
             yield file, place, row
+
+
+def _summed(
+    source: Source, file: Path, placed: Iterator[PlacedRow], wanted: Sequence[str] | None
+) -> Iterator[PlacedRow]:
+    """Yield rows of JSON, where a source has several rewards with their sum. The first row tells
+    their names."""
+    if source.rewards is None or (first := next(placed, None)) is None:
+        return placed
+    kinds = (int, float) if wanted is None else (int, float, type(None))
+    numbers = [name for name, value in first[1].items() if type(value) in kinds]
+    rewards = _reward_columns(source, file, numbers, wanted)
+    return _with_sum(chain([first], placed), rewards)
+
+
+def _with_sum(placed: Iterable[PlacedRow], rewards: Sequence[str]) -> Iterator[PlacedRow]:
+    """Yield rows with the sum of their rewards as `reward`; none where all of them are absent."""
+    for place, row in placed:
+        # TRL writes NaN where a reward function returned None, which its own sum leaves out.
+        values = [(name, rows.field(row, name, place)) for name in rewards]
+        present = [name for name, value in values if value is not None and value == value]
+        numbers = [rows.number(row, name, place) or 0.0 for name in present]
+        yield place, {**row, "reward": sum(numbers) if numbers else None}
 
 
 def _without_repeats(
@@ -176,44 +231,50 @@ def _by_step(source: Source, records: Iterable[Record]) -> Iterator[Record]:
 def _parquet_rows(
     source: Source, file: Path, reward_column: Sequence[str] | None
 ) -> Iterator[PlacedRow]:
-    """Yield the rows of a file of columns; where a source has several rewards, with their sum as
-    `reward`."""
+    """Return the rows of a file of columns; where a source has several rewards, with their sum."""
     table = read_parquet(file)
-    summed = source.rewards is not None
-    columns = [
-        n for n in source.columns.values() if isinstance(n, str) and not (summed and n == "reward")
-    ]
+    columns = _columns(source)
     for name in columns:
         if name not in table.column_names:
             raise InputError(
                 f"{file}: no column {name!r} (it has {rows.listed(table.column_names)}); {source.title} have "
                 f"{', '.join(columns)}"
             )
-    rewards = (
-        []
-        if source.rewards is None
-        else _reward_columns(file, table, (*columns, *source.rewards), reward_column)
-    )
+    if source.step and table.num_rows > MOST_ROWS:
+        raise InputError(
+            f"{file}: {table.num_rows:,} rows; a logged step has at most {MOST_ROWS:,}; keep its own"
+        )
+    rewards = []
+    if source.rewards is not None:
+        numbers = [
+            field.name
+            for field in table.schema
+            if pa.types.is_floating(field.type) or pa.types.is_integer(field.type)
+        ]
+        rewards = _reward_columns(source, file, numbers, reward_column)
     read = {*columns, *rewards, *source.columns.get("mask", ())} & {*table.column_names}
-    for index, row in enumerate(table.select(sorted(read)).to_pylist()):
-        place = f"{file}: row {index}"
-        # TRL writes NaN where a reward function returned None, which its own sum leaves out.
-        present = [name for name in rewards if row[name] is not None and row[name] == row[name]]
-        numbers = [rows.number(row, name, place) or 0.0 for name in present]
-        yield place, {**row, "reward": sum(numbers) if numbers else None} if summed else row
+    placed = (
+        (f"{file}: row {index}", row)
+        for index, row in enumerate(table.select(sorted(read)).to_pylist())
+    )
+    return placed if source.rewards is None else _with_sum(placed, rewards)
+
+
+def _columns(source: Source) -> list[str]:
+    """Return the columns that every row of a source has: not the sum of its rewards."""
+    return [
+        theirs
+        for ours, theirs in source.columns.items()
+        if isinstance(theirs, str) and not (ours == "reward" and source.rewards is not None)
+    ]
 
 
 def _reward_columns(
-    file: Path, table: pa.Table, known: Sequence[str], wanted: Sequence[str] | None
+    source: Source, file: Path, numbers: Sequence[str], wanted: Sequence[str] | None
 ) -> list[str]:
-    """Return the columns to add up: those that are wanted, or the only column of numbers that is
-    not known."""
-    kinds = {field.name: field.type for field in table.schema if field.name not in known}
-    numbers = [
-        name
-        for name, kind in kinds.items()
-        if pa.types.is_floating(kind) or pa.types.is_integer(kind)
-    ]
+    """Return the columns to add up: those that are wanted, or the only column of `numbers` that is
+    no other column of the source."""
+    numbers = [name for name in numbers if name not in (*_columns(source), *(source.rewards or ()))]
     if unknown := [name for name in wanted or () if name not in numbers]:
         raise InputError(
             f"{file}: no column of numbers {unknown[0]!r}; it has {rows.listed(numbers)}"
@@ -222,7 +283,7 @@ def _reward_columns(
         raise InputError(
             f"{file}: columns {rows.listed(numbers)} may be rewards; name those to add up with --reward-column"
         )
-    return numbers if wanted is None else list(wanted)
+    return list(dict.fromkeys(numbers if wanted is None else wanted))
 
 
 def _table_rows(file: Path) -> Iterator[PlacedRow]:

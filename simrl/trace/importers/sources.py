@@ -1,15 +1,35 @@
 """The sources of rows that `simrl trace import` knows, as `sources.toml` describes them; read
-without anything heavy."""
+without anything heavy.
+
+Invariant: a source that is read can be imported: its columns, options, files and patterns fit each
+other, and what does not fit is refused by table and key.
+"""
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError, model_validator
 
+from simrl.errors import InputError, broken, first_line, meant
+from simrl.validation import explain
+
+FILE = Path(__file__).with_name("sources.toml")
 COUNTED = ("tokenizer", "chars_per_token")
+OF_TABLES = ("column", "step", "epoch", "ungrouped")  # whose columns the user names
+OF_METRICS = ("metrics", "group", "seed", "samples", "prompt_tokens", "log_format")
+OPTIONS = (*COUNTED, *OF_TABLES, *OF_METRICS, "reward_column", "reward_key")
+COLUMNS = (
+    *("step", "epoch", "prompt_id", "sample", "prompt_tokens", "response_tokens", "reward"),
+    *("finish_reason", "policy_version", "environment_s", "response_ids", "turn_tokens"),
+    *("turn_environment_s", "turn_observation_tokens", "turn_tool", "turn_failures"),
+    *("prompt", "response", "mask"),
+)
 
 
 class Source(BaseModel, frozen=True, extra="forbid"):
@@ -23,7 +43,7 @@ class Source(BaseModel, frozen=True, extra="forbid"):
     without: str = ""
     nothing: str = ""
     step: str = ""
-    rows_of: str = ""
+    rows_of: str = "file"
     columns: Mapping[str, str | tuple[str, ...]] = {}
     options: tuple[str, ...] = COUNTED
     tokenizer: str = ""
@@ -33,10 +53,153 @@ class Source(BaseModel, frozen=True, extra="forbid"):
     turns_by: str = ""
     notes: tuple[str, ...] = ()
 
+    @model_validator(mode="after")
+    def _fits(self) -> Source:
+        for name, theirs in self.columns.items():
+            if name not in COLUMNS:
+                known = ", ".join(COLUMNS)
+                raise ValueError(
+                    f"columns.{name}: no column of a trace{meant(name, COLUMNS)}; name one of {known}"
+                )
+            if isinstance(theirs, str) == (name == "mask"):
+                form = f'a list, such as ["{theirs}"]' if name == "mask" else "one name, a text"
+                raise ValueError(f"columns.{name} is {theirs!r}; give {form}")
+        for option in self.options:
+            if option not in OPTIONS:
+                known = ", ".join(OPTIONS)
+                raise ValueError(
+                    f"options: unknown option {option!r}{meant(option, OPTIONS)}; name some of {known}"
+                )
+        words = self._of_table() if "column" in self.options else self._of_files()
+        if words:
+            raise ValueError(words)
+        return self
 
-SOURCES = {
-    name: Source.model_validate(table)
-    for name, table in tomllib.loads(
-        Path(__file__).with_name("sources.toml").read_text(encoding="utf-8")
-    ).items()
-}
+    def _of_table(self) -> str:
+        """Return the words on a key that a table of the user's own columns has no use for."""
+        given = self.model_fields_set - {"about", "example", "options"}
+        return (
+            f"{min(given)}: the user names the columns (option column); leave it out"
+            if given
+            else ""
+        )
+
+    def _of_files(self) -> str:
+        """Return the words on the first key that is missing, or does not fit the others."""
+        return (
+            broken(
+                (not self.title, "title is missing; give what the metadata of a trace calls it"),
+                (not self.files and not self.form, "files is missing; give patterns, or a form"),
+                (self.files and not self.nothing, "nothing is missing; give the remedy"),
+                (self.form and not FILE.with_name(f"{self.form}.py").is_file(), self._no_form),
+                (set(self.options) & {*OF_TABLES}, f"options: {', '.join(OF_TABLES)} need column"),
+            )
+            or next(filter(None, map(_pattern_fault, self.files)), "")
+            or (self.step and _step_fault(self.step))
+            or ("" if self.form else self._of_columns())
+            or self._of_lengths()
+            or self._of_rewards()
+        )
+
+    @property
+    def _no_form(self) -> str:
+        return f"form is {self.form!r}; name a module beside sources.toml, without .py"
+
+    def _of_columns(self) -> str:
+        """Return the words on a column that flat rows lack, or have twice."""
+        has = set(self.columns)
+        return broken(
+            ("step" not in has, "columns.step is missing; name the column of the step"),
+            (not has & {"prompt", "prompt_id"}, "columns.prompt is missing; or give prompt_id"),
+            (
+                not has & {"response", "response_tokens", "response_ids"},
+                "columns.response is missing; or give response_tokens, its length",
+            ),
+            (
+                "response" in has and has & {"response_tokens", "response_ids"},
+                "columns.response: text beside lengths or token ids; choose one",
+            ),
+            (
+                "prompt_tokens" not in has and not has >= {"prompt", "response"},
+                "columns.prompt_tokens is missing; or give prompt and response, text to count",
+            ),
+            ("mask" in has and "response" not in has, "columns.mask: it needs response, a text"),
+            (
+                self.repeats and not has >= {"prompt", "response"},
+                "repeats: it compares texts; give the columns prompt and response, or leave it out",
+            ),
+        )
+
+    def _of_lengths(self) -> str:
+        """Return the words on what counts the tokens: options for text, else the source."""
+        is_text = "response" in self.columns
+        counts = set(self.options) & {*COUNTED}
+        return broken(
+            (is_text and not counts, "options: text is counted; add tokenizer and chars_per_token"),
+            (is_text and self.tokenizer, "tokenizer: text is counted by options; leave it out"),
+            (
+                not is_text and not self.tokenizer,
+                "tokenizer is missing; give what counted the lengths, such as the run's own",
+            ),
+            (
+                not is_text and counts,
+                "options: lengths are not counted again; leave out tokenizer and chars_per_token, "
+                "such as options = []",
+            ),
+        )
+
+    def _of_rewards(self) -> str:
+        """Return the words on rewards that do not fit the columns and options."""
+        summed = self.rewards is not None
+        return broken(
+            (
+                summed and self.columns.get("reward") != "reward",
+                'rewards: their sum is the field reward; write reward = "reward" in columns',
+            ),
+            (
+                summed != ("reward_column" in self.options),
+                "rewards: it goes with the option reward_column; give both or none",
+            ),
+            ("reward_key" in self.options and not self.form, "options: reward_key needs a form"),
+        )
+
+
+def _pattern_fault(pattern: str) -> str:
+    try:
+        list(Path("no such folder").glob(pattern))
+    except (ValueError, NotImplementedError) as error:
+        return f"files: {pattern!r} is no pattern below a folder ({first_line(error)}); correct it"
+    return ""
+
+
+def _step_fault(pattern: str) -> str:
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        return f"step is {pattern!r}, no regular expression ({first_line(error)}); correct it"
+    return (
+        "" if groups == 1 else f"step is {pattern!r}; it has {groups} groups, give it one: ([0-9]+)"
+    )
+
+
+def read_sources(file: Path) -> dict[str, Source]:
+    """Return the sources of a file by name. Raises `InputError` that names the table and the
+    key."""
+    try:
+        tables: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: broken TOML ({first_line(error)}); repair it") from error
+    sources = {}
+    for name, table in tables.items():
+        try:
+            sources[name] = Source.model_validate(table)
+        except ValidationError as error:
+            message = explain(error, Source, "a source")[1]
+            raise InputError(f"{file}: [{name}]: {message}") from error
+    return sources
+
+
+@cache
+def known_sources() -> dict[str, Source]:
+    """Return the sources of `sources.toml`, read when first asked for."""
+    return read_sources(FILE)

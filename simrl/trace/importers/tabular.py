@@ -504,7 +504,9 @@ def _cell(ours: str, raw: str) -> Any:
     if ours in (*TEXTS, "finish_reason"):
         return raw
     if ours == "prompt_id":
-        return int(raw) if raw.isdecimal() and (raw == "0" or raw[0] != "0") else raw
+        # Longer ones need not fit 64 bits, and are names as texts are.
+        is_number = raw.isdecimal() and len(raw) <= 18 and (raw == "0" or raw[0] != "0")
+        return int(raw) if is_number else raw
     bare = raw.strip()
     if not bare:
         return None

@@ -697,8 +697,11 @@ def test_every_command_of_the_cli_has_the_parameters_and_defaults_of_its_functio
 
 
 def test_the_old_name_of_a_search_tells_the_new_one():
-    with pytest.raises(AttributeError, match=r"no attribute 'optimize'; it is simrl\.advise now"):
+    told = r"no attribute 'optimize'; it is simrl\.advise now"
+    with pytest.raises(ImportError, match=told):
         simrl.optimize  # noqa: B018
+    with pytest.raises(ImportError, match=told):
+        from simrl import optimize  # noqa: F401
 
 
 def test_only_python_has_these_parameters():

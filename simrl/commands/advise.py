@@ -4,9 +4,10 @@ sure that is."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
@@ -93,7 +94,7 @@ SearchSpace = Annotated[
     ),
 ]
 Clusters = Annotated[
-    str | None,
+    o.GpuNumbers | None,
     typer.Option(
         help="numbers of GPUs to choose from, such as 32,64,128 (default: the scenario's)"
     ),
@@ -190,8 +191,10 @@ def advise(
 
     >>> import simrl
     >>> found = simrl.advise(
-    ...     "experiments/quickstart.yaml", {"system.eta": [1, 2], "system.rollout_share": 0.5, "system.speculation": "none"},
-    ...     ["areal"], clusters="8,16", tp=1, steps=4, warmup_steps=1, trials=8, polish=0, updates=100,
+    ...     "experiments/quickstart.yaml",
+    ...     {"system.eta": [1, 2], "system.rollout_share": 0.5, "system.speculation": "none"},
+    ...     ["areal"], clusters=[8, 16], tp=1, steps=4, warmup_steps=1, trials=8, polish=0,
+    ...     updates=100,
     ... )
     >>> found.table.shape[0]
     2
@@ -316,12 +319,23 @@ def _framework(name: str | None) -> str | None:
     return known
 
 
-def _sizes(text: str | None) -> list[int]:
-    parts = [] if text is None else [part.strip() for part in str(text).split(",")]
+def _sizes(clusters: str | Sequence[int] | None) -> list[int]:
+    """Return the numbers of GPUs of a text or, in Python, a list."""
+    if not isinstance(clusters, str | None):
+        numbers = list(clusters) if isinstance(clusters, Iterable) else [clusters]
+        whole = [
+            n for n in numbers if isinstance(n, Integral) and not isinstance(n, bool) and n > 0
+        ]
+        if not numbers or whole != numbers:
+            raise InputError(
+                f"clusters={clusters!r}: give numbers of GPUs, such as clusters=[32, 64, 128]"
+            )
+        return list(dict.fromkeys(map(int, whole)))
+    parts = [] if clusters is None else [part.strip() for part in clusters.split(",")]
     if not all(part.isdigit() and int(part) > 0 for part in parts):
         gap = "nothing after a comma; " if "" in parts else ""
         raise InputError(
-            f"--clusters {text!r}: {gap}give numbers of GPUs with commas between, such as --clusters 32,64,128"
+            f"--clusters {clusters!r}: {gap}give numbers of GPUs with commas between, such as --clusters 32,64,128"
         )
     return list(dict.fromkeys(map(int, parts)))
 

@@ -36,7 +36,7 @@ INDENT = " " * 16
 # ends the clause.
 _OPTION = re.compile(
     r"(?<![\w./-])--([a-z]+(?:-[a-z]+)*)"
-    r"(?: (\d[\w.]*|[A-Z]+\b|(?!(?:or|and|without)\b)(?:[^\s:;,]|,(?=\S))+(?=[:;,]|$| --)))?"
+    r"(?: (\d[\w.]*(?:,\d+)*|[A-Z]+\b|(?!(?:or|and|without)\b)(?:[^\s:;,]|,(?=\S))+(?=[:;,]|$| --)))?"
 )
 _KEYWORDS = {"zip": "zips", "format": "log_format", "output": "folder", "pipeline": "pipelines"}
 _KEYWORDS |= {
@@ -58,6 +58,10 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
     def keyword(match: re.Match[str]) -> str:
         name, value = match[1].replace("-", "_"), match[2]
         name = name if name in parameters else _KEYWORDS.get(name, name)
+        if name == "clusters" and value is not None:
+            return (
+                f"{name}=[{value.replace(',', ', ')}]" if value[0].isdigit() else f"{name}={value}"
+            )
         plain = value is None or value[0].isdigit() or value.isupper()
         written_value = (
             value

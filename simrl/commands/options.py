@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     SystemList = Sequence[str | Mapping[str, Any]]
     ByKey = Mapping[str, Any] | Sequence[str]
     WindowLike = str | tuple[int, int]
+    GpuNumbers = str | Sequence[int]
 else:
     File = Place = WorkloadLike = RunLike = Path
-    OneSystem = WindowLike = str
+    OneSystem = WindowLike = GpuNumbers = str
     NameList = SystemList = ByKey = list[str]
 
 Workload = Annotated[

@@ -222,7 +222,12 @@ def misplaced(word: str, group: str) -> str:
     if group in ("simrl systems", "simrl speculation", "simrl presets") or suffix or word == "list":
         return f"; did you mean {group}{f' show {word}' if word != 'list' else ''}?"
     if (group, word) == ("simrl", "optimize"):
-        words = [*sys.argv[sys.argv.index(word) + 1 :], "--details"]
+        words = sys.argv[sys.argv.index(word) + 1 :]
+        if {"--help", "-h"}.intersection(words):
+            return "; it is simrl advise now: see simrl advise --help"
+        if not words or words[0].startswith("-"):
+            words = ["SCENARIO", *words]
+        words += ["--details"] * ("--details" not in words)
         if not {"--robust", "--no-robust"}.intersection(words):
             words.append("--robust")  # it varied all inputs by default
         return f"; it is simrl advise now: run simrl advise {shlex.join(words)}"

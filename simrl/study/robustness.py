@@ -19,7 +19,7 @@ from simrl.simulate.prepare import Prepared, prepare
 from simrl.speculation.methods import Speculation
 from simrl.study.goal import Goal
 from simrl.study.point import Point
-from simrl.study.search import Option, judged
+from simrl.study.search import Option, comparable, judged
 from simrl.study.store import Outcomes
 from simrl.systems.recipes import make_system
 from simrl.training.config import assumed_s
@@ -233,4 +233,4 @@ def _in_reach(source: str, factor: float, options: Sequence[Option]) -> Sequence
 def _best(merits: Mapping[str, float], options: Sequence[Option]) -> Option:
     """Return the option with the most merit; of equals the first, so that the choice that was made
     stays."""
-    return max(options, key=lambda option: merits.get(option.point.hash, 0.0))
+    return max(options, key=lambda option: comparable(merits.get(option.point.hash, 0.0)))

@@ -24,6 +24,7 @@ from simrl.study.point import Outcome, Point
 from simrl.study.search_space import Chosen, Space, parts
 from simrl.study.splits import weight
 from simrl.study.store import Outcomes
+from simrl.systems.recipes import parameters_of
 
 if TYPE_CHECKING:
     from optuna import Trial
@@ -51,6 +52,13 @@ class Option:
     def weighed(self) -> float:
         """The merit to rank by (`simrl.study.splits.weight`)."""
         return self.merit * weight(self.point.scenario)
+
+    @property
+    def changes(self) -> int:
+        """The number of its system's parameters that are not the recipe's own."""
+        defaults = parameters_of(self.system)
+        parameters = self.point.scenario.system.parameters
+        return sum(value != defaults.get(key) for key, value in parameters.items())
 
     @property
     def system(self) -> str:
@@ -104,11 +112,13 @@ class Searched:
 
     def sort(self) -> None:
         """Put the best first, whole nodes before parts of them that are hardly better; of equals
-        the first by its scenario, as processes may return them in another order."""
+        the one with the fewest changes of its recipe, then the first by its scenario, as processes
+        may return them in another order."""
         self.options.sort(
             key=lambda o: (
                 not o.allowed,
-                -o.weighed,
+                -comparable(o.weighed),
+                o.changes,
                 json.dumps(o.point.document["scenario"], sort_keys=True),
             )
         )
@@ -142,6 +152,12 @@ class Searched:
         option = judged(point, outcome, goal)
         self.options.append(option)
         return option
+
+
+def comparable(rate: float) -> float:
+    """Return a rate without the digits in which sums of equal seconds may differ: rates that differ
+    by less than 1e-9 of them are a tie."""
+    return float(f"{rate:.9g}")
 
 
 def judged(point: Point, outcome: Outcome, goal: Goal) -> Option:
@@ -263,7 +279,12 @@ def front(options: Sequence[Option]) -> list[Option]:
     for option in options:
         if option.allowed:
             kept.setdefault(
-                (option.row["samples_per_s"], -round(option.staleness, 2), -option.spent), option
+                (
+                    comparable(option.row["samples_per_s"]),
+                    -round(option.staleness, 2),
+                    -comparable(option.spent),
+                ),
+                option,
             )
 
     def beaten(goods: tuple[float, ...]) -> bool:

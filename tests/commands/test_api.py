@@ -350,6 +350,14 @@ def test_views_cannot_be_changed(compared):
             lambda trace: simrl.advise(trace, **GIVEN, trials=2),
             "trials=2: fewer than the 5 systems to report",
         ),
+        (
+            lambda trace: simrl.advise(trace, **GIVEN, clusters=[8, 0]),
+            r"^clusters=\[8, 0\]: give numbers of GPUs, such as clusters=\[32, 64, 128\]$",
+        ),
+        (
+            lambda trace: simrl.advise(trace, **GIVEN, clusters="8,many"),
+            r"^clusters='8,many': give numbers .*, such as clusters=\[32, 64, 128\]$",
+        ),
         (lambda trace: simrl.advise(trace, **GIVEN, max_cost=-1), "max_cost=-1: give 0 or more"),
         (lambda trace: simrl.advise(trace, **{**GIVEN, "jobs": 0}), "jobs=0: give 1 or more"),
         (
@@ -494,6 +502,24 @@ def test_advise_says_what_the_command_says_and_keeps_its_points(command_line):
     assert json.loads(Path("ours/advise.json").read_text()) == json.loads(
         json.dumps(found.data.as_json())
     )
+
+
+def test_clusters_are_a_list_of_numbers_or_the_text_of_the_command():
+    def planned(clusters):
+        alone = {"system.speculation": "none", "system.dispatch": "seer"}
+        return simrl.advise(
+            yaml.safe_load(SCENARIO),
+            alone,
+            ["verl_colocated"],
+            clusters=clusters,
+            tp=1,
+            polish=0,
+            robust=False,
+            jobs=1,
+        ).table
+
+    table = planned([4, 2])
+    assert list(table["gpus"]) == [4, 2] and table.equals(planned("4,2"))
 
 
 def test_advise_chooses_the_fastest_that_keeps_the_limits(advised):
@@ -671,8 +697,11 @@ def test_every_command_of_the_cli_has_the_parameters_and_defaults_of_its_functio
 
 
 def test_the_old_name_of_a_search_tells_the_new_one():
-    with pytest.raises(AttributeError, match=r"no attribute 'optimize'; it is simrl\.advise now"):
+    told = r"no attribute 'optimize'; it is simrl\.advise now"
+    with pytest.raises(ImportError, match=told):
         simrl.optimize  # noqa: B018
+    with pytest.raises(ImportError, match=told):
+        from simrl import optimize  # noqa: F401
 
 
 def test_only_python_has_these_parameters():

@@ -308,6 +308,24 @@ def test_a_slip_is_told_with_what_to_write(simrl, arguments, what):
     assert what in simrl.refuses(*arguments)
 
 
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        ("", "run simrl advise SCENARIO --details --robust"),
+        ("--details", "run simrl advise SCENARIO --details --robust"),
+        ("--help", "see simrl advise --help"),
+        ("scenario.yaml -h", "see simrl advise --help"),
+        (
+            "scenario.yaml --details --no-robust",
+            "run simrl advise scenario.yaml --details --no-robust",
+        ),
+    ],
+)
+def test_the_command_in_place_of_optimize_has_each_word_once_and_a_scenario(simrl, words, instead):
+    message = simrl.refuses("optimize", *words.split()).strip()
+    assert message.endswith(f"it is simrl advise now: {instead}")
+
+
 def test_what_an_unknown_file_holds_is_not_printed_whole(simrl):
     (simrl.folder / "notes").write_text("step prompt " * 1000)
     assert len(simrl.refuses("compare", "notes")) < 400

@@ -620,6 +620,35 @@ def test_two_names_of_one_schedule_are_told_as_a_tie(file):
     assert found.within_error == 1
 
 
+def test_of_options_that_tie_exactly_the_recipes_own_is_chosen_and_the_others_are_level(file):
+    """With one response a worker, every dispatch sends each response to a worker of its own."""
+    alone = SCENARIO.replace("prompts_per_step: 8, group: 2", "prompts_per_step: 4, group: 1")
+    file.write_text(alone)
+    systems = "systems={name: one_step_off, dispatch: seer},one_step_off"
+    found = answered(file, systems, "system.rollout_share=0.5", "cluster.tp=1")
+    own, changed = found.searched.allowed
+    assert own.merit == pytest.approx(changed.merit, rel=1e-9)
+    assert "dispatch" not in own.point.scenario.system.parameters
+    assert found.choice.option is own and own in found.front and changed not in found.front
+    said = " ".join(robust_lines(found))
+    assert f"the choice is level with {changed.row['system']} (tp 1);" in said
+    assert "0.0%" not in said and "wins" not in said
+
+
+def test_noise_in_the_last_digits_of_a_rate_makes_no_option_better(file):
+    option = searched(file, "systems=one_step_off", "cluster.tp=1")[0].options[0]
+    scenario = option.point.scenario.with_fields("system", dispatch="seer")
+
+    def best(factor):
+        changed = replace(option, point=Point(scenario), merit=option.merit * factor)
+        several = Searched([changed, option])
+        several.sort()
+        return several.options[0]
+
+    assert best(1 + 1e-12) is option
+    assert best(1.001) is not option
+
+
 def test_the_models_error_is_that_of_the_page():
     """The rows of the last table of experiments/recorded_run.md."""
     page = (Path(__file__).parents[2] / "experiments" / "recorded_run.md").read_text()

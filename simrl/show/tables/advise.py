@@ -36,6 +36,7 @@ from simrl.validation import in_words
 
 WIDTH = 100
 FEW = 3  # simulated points of a system: with fewer it was hardly searched
+LEAST_LEAD = 0.0005  # of a merit: less is shown as 0.0%
 LEAST_SPREAD = 0.005  # of the seeds' rates: less is not shown
 MOST_ON_FRONT = 8
 MOST_REASONS = MOST_TIES = 3
@@ -434,13 +435,18 @@ def _of_end(end: End, choice: Option) -> str:
         )
     left_out = f" ({len(end.untried)} of the others could not be tried)" if end.untried else ""
     if end.winner is choice:
-        over = f" over {_name(end.rival)}" if end.rival else ""
-        return f"{at} the choice still wins, by {_lead(end.lead, over)}{left_out}"
+        if end.rival is None:
+            won = "still wins, as nothing else keeps the limits"
+        elif end.lead < RATIO_ERROR:
+            won = f"is level with {_name(end.rival)}{_hardly_ahead(end.lead)}"
+        else:
+            won = f"still wins, by {end.lead:.1%} over {_name(end.rival)}"
+        return f"{at} the choice {won}{left_out}"
     assert end.flip is not None
     flip = end.flip
     there = "it" if end.winner is flip.winner else _name(end.winner)
     breaks = "the choice breaks a limit" + ("" if there == "it" else f", and {there} wins")
-    ahead = f"{there} is ahead by {_lead(end.lead)}" if end.kept else breaks
+    ahead = f"{there} is {_ahead(end.lead)}" if end.kept else breaks
     holds = f"at {_percent(flip.holds)}" if flip.holds != 1 else "as it is"
     side = "below" if flip.flips < 1 else "above"
     return (
@@ -453,10 +459,15 @@ def _name(option: Option) -> str:
     return f"{option.row['system']} ({_layout(option)})"
 
 
-def _lead(lead: float, over: str = "") -> str:
-    if math.isinf(lead):
-        return "any margin, as nothing else keeps the limits"
-    return f"{lead:.1%}{over}" + (", less than simrl's own error" if lead < RATIO_ERROR else "")
+def _ahead(lead: float) -> str:
+    """Return a lead over the choice in words."""
+    small = ", less than simrl's own error" if lead < RATIO_ERROR else ""
+    return f"ahead by {lead:.1%}{small}" if lead >= LEAST_LEAD else "level with the choice"
+
+
+def _hardly_ahead(lead: float) -> str:
+    """Return a lead below simrl's own error in parentheses; nothing if it is shown as 0.0%."""
+    return "" if lead < LEAST_LEAD else f" ({lead:.1%} ahead, less than simrl's own error)"
 
 
 def _percent(factor: float) -> str:
@@ -663,7 +674,8 @@ def _why(choice: Choice, console: Console) -> None:
         )
         loss = choice.variant_loss
         faster = f"Its next variant, {name}, is {-loss:.1%} better, and its rollout and training share a node."
-        lines.append(faster if loss < 0 else f"It is {loss:.1%} ahead of its next variant, {name}.")
+        slower = f"{loss:.1%} ahead of" if loss >= LEAST_LEAD else "level with"
+        lines.append(faster if loss < 0 else f"It is {slower} its next variant, {name}.")
     _fill(console, *lines, indent=3, hanging=2)
 
 

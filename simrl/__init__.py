@@ -45,10 +45,9 @@ __all__ = sorted(["__version__", *_MODULE_OF])
 
 
 def __getattr__(name: str) -> Any:
-    if name == "optimize":  # of an AttributeError, `from simrl import optimize` drops the text
-        raise ImportError("module 'simrl' has no attribute 'optimize'; it is simrl.advise now")
     if name not in _MODULE_OF:
-        raise AttributeError(f"module 'simrl' has no attribute {name!r}")
+        instead = "; it is simrl.advise now" if name == "optimize" else ""
+        raise AttributeError(f"module 'simrl' has no attribute {name!r}{instead}")
     value = getattr(import_module(_MODULE_OF[name]), name)
     globals()[name] = value  # the next time it is there
     return value

@@ -49,9 +49,8 @@ MEMORY_SHARE, WORKING_BYTES = (
     0.9,
     4e9,
 )  # of a GPU, for weights and KV cache; what else an engine keeps there
-REQUESTS = (
-    3  # of a client: one that spreads them, one that counts, one that keeps the others company
-)
+# of a client: one that spreads them, one that counts, one that keeps the others company
+REQUESTS = 3
 
 
 class Served(NamedTuple):
@@ -83,9 +82,8 @@ SERVED = {
     ("MiniMaxAI/MiniMax-M2.5", "vllm", "fp8"): Served("minimax-m2.5", 229e9, "fp8-block"),
     ("openai/gpt-oss-120b", "vllm", "nvfp4"): Served("gpt-oss-120b", 65e9, "w4a16_mxfp4"),
 }
-MOST_AT_A_TIME = (
-    256  # requests: vLLM runs as many by default, and the file does not say what these servers ran
-)
+# requests: vLLM runs as many by default, and the file does not say what these servers ran
+MOST_AT_A_TIME = 256
 # Presets of the engines by backend and version: vLLM schedules ahead by default since 0.14.
 PRESETS = {("vllm", "0.18.0"): "vllm-0.19", ("vllm", ""): "vllm-0.12", ("sglang", ""): "sglang-0.5"}
 SETS = {

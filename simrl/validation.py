@@ -12,9 +12,8 @@ from simrl.errors import meant
 LONGEST_VALUE = 80
 MOST_SEED = 2**63 - 1  # kernels take it as a 64-bit integer
 _SWITCHES = {"on": True, "yes": True, "off": False, "no": False}
-LEAST_PERCENTAGE = (
-    2  # from here on, a number in place of a share is taken for a percentage; 1.5 is not
-)
+# from here on, a number in place of a share is taken for a percentage; 1.5 is not
+LEAST_PERCENTAGE = 2
 # Remedies by the beginning of pydantic's kind of a finding, the first that fits; in braces, values
 # of the finding.
 REMEDIES = {

@@ -45,9 +45,8 @@ class Reader:
     read: Callable[[Path], object]
     names_the_file: bool = True
     needs: str = ""  # a package that may be missing
-    may_print: bool = (
-        False  # as the tokenizers package does about a panic, which then is an `InputError`
-    )
+    # as the tokenizers package does about a panic, which then is an `InputError`
+    may_print: bool = False
 
 
 @dataclass

@@ -28,9 +28,8 @@ from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns
 from simrl.speculation.windows import Fixed
 
 LIMITS = Limits(max_num_seqs=256, max_num_batched_tokens=8192, block_size=16, kv_blocks=50_000)
-REQUEST_PASSES = (
-    30e6  # of the bars of speculation: passes times the requests that verify a draft in each
-)
+# of the bars of speculation: passes times the requests that verify a draft in each
+REQUEST_PASSES = 30e6
 LENGTHS = {"cap_tokens": 16384, "mean_tokens": 5070, "sigma": 0.9, "prompt_share": 0.6}
 
 

@@ -247,9 +247,8 @@ class Proposer:
         self._numbers = 0
         self._levels = 0  # that vLLM's own drafter drafts in the running pass
         self.stale = False  # the last drafts are outdated: call `redraft`
-        self.restarts = (
-            False  # a drafter that is a model starts: let running requests recompute their caches
-        )
+        # a drafter that is a model starts: let running requests recompute their caches
+        self.restarts = False
 
     def _make_drafter(self, setup: DrafterSetup) -> Drafter | None:
         self._store: HistoryStore | None = None

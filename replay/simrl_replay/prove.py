@@ -76,9 +76,8 @@ from simrl_replay.vllm_adapter import EngineSettings, VllmEngine, vllm_version
 
 MOST_MEMORY = 0.97  # of a GPU, for all engines on it
 TRIAL_S = 60.0  # at most
-NEIGHBOUR_TOKENS = (
-    768  # half of it is the longest response of a neighbour: as long as the recorded ones
-)
+# half of it is the longest response of a neighbour: as long as the recorded ones
+NEIGHBOUR_TOKENS = 768
 Tell = Callable[[str], None]
 SMALL_REPLAYS = (
     "areal",

@@ -39,9 +39,8 @@ DRAFTERS: tuple[Drafter, ...] = ("history-paper", "history-code", "ngram", "sibl
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 FIXED_WINDOWS = (1, 2, 4, 8, 16, 32)
 MODEL_SEED = 0
-LONGEST_SHARE = (
-    0.1  # of the responses, with rates of their own: the tail decides when a rollout ends
-)
+# of the responses, with rates of their own: the tail decides when a rollout ends
+LONGEST_SHARE = 0.1
 
 
 class MeasuredDrafts(NamedTuple):

@@ -27,9 +27,8 @@ from simrl.runtime.worker import Worker
 
 TARGET = 0.85  # share of the time in which the trainer should be busy
 BUSY_ENOUGH = (0.75, 0.95)  # nothing moves in between
-MOST_MOVED = (
-    0.125  # share of all units that move at a time: the idle time of a few updates is no forecast
-)
+# share of all units that move at a time: the idle time of a few updates is no forecast
+MOST_MOVED = 0.125
 
 
 def wanted_train_units(units: int, train_units: int, train_busy: float, least: int) -> int:

@@ -108,9 +108,8 @@ class Request(Draft, Node):
     stop_kind: int  # … by END or PAUSE
     reached: int  # tokens that had been computed when the cache was last lost …
     lost_by: int  # … and why: MOVED, PREEMPTED, RELOADED or REDRAFTED
-    in_flight: (
-        int  # tokens of the pass in flight, if the scheduler is async and there are window groups
-    )
+    # tokens of the pass in flight, if the scheduler is async and there are window groups
+    in_flight: int
     seen_at: int  # an async scheduler sees it waiting when that many passes are over
     first_token_s: float
     last_token_s: float
@@ -164,9 +163,8 @@ class PassWork:
     draft_s: float  # of the drafting round before the pass
     straggler_s: float  # what decoding alone waits for its longest sequences …
     straggler_of_all_s: float  # … and the pass
-    own_s: (
-        float  # of the pass (of planned ones: of them all) without the other ranks of lock step …
-    )
+    # of the pass (of planned ones: of them all) without the other ranks of lock step …
+    own_s: float
     decoding_s: float  # … of its decoding alone, without drafts …
     verifying_s: float  # … and what the draft tokens add
     lengths: int  # the sum of the decoding sequences' in the first of planned passes …
@@ -290,9 +288,8 @@ class Limits(NamedTuple):
     kv_blocks: int
     async_scheduling: bool = False
     prefix_caching: bool = False
-    hold_paused: bool | None = (
-        None  # whether paused requests keep their blocks; None: without a prefix cache
-    )
+    # whether paused requests keep their blocks; None: without a prefix cache
+    hold_paused: bool | None = None
     # data-parallel ranks in lock step (`engine.step`); all other limits are of a rank
     dp: int = 1
     graph_tokens: int = 0  # up to which ranks are padded to the largest, for its CUDA graph

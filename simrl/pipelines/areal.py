@@ -37,9 +37,8 @@ def capacity(
     return max(1, max_concurrent) - running, (eta + version + 1) * batch - (accepted + running)
 
 
-CONCURRENT_BATCHES = (
-    4  # that run at once: AReaL 0.3's launch files of qwen3-code have 512 prompts, of 128 a batch
-)
+# that run at once: AReaL 0.3's launch files of qwen3-code have 512 prompts, of 128 a batch
+CONCURRENT_BATCHES = 4
 
 
 @dataclass

@@ -47,9 +47,8 @@ class GroupStream:
     group (`submit`). A scored group that the run does not accept is dropped."""
 
     def __init__(self, run: RunContext, room: Callable[[], int] | None) -> None:
-        self.running: dict[
-            int, int
-        ] = {}  # by number: the trainer's version when the group was submitted
+        # By number: the trainer's version when the group was submitted.
+        self.running: dict[int, int] = {}
         self.buffer: list[Finished] = []  # in the order in which they were finished
         self.submitted = 0
         self.dropped = 0

@@ -66,9 +66,8 @@ class SimulatedTrainer:
         self._recorder = recorder
         self._spot = spot
         self._publications = Publications(env)
-        self._publishing: simpy.Event | None = (
-            None  # on the trainer's GPUs, while paused workers load already
-        )
+        # on the trainer's GPUs, while paused workers load already
+        self._publishing: simpy.Event | None = None
         self._switched: set[int] = set()  # lanes that train already, while others roll out
         self._with_gradients: set[int] = set()  # uids of the next update whose gradients are there
         self._resizing: tuple[tuple[int, ...], simpy.Event] | None = None

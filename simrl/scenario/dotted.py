@@ -106,9 +106,7 @@ class References:
         if isinstance(value, list | tuple):
             return [self.resolved(v, f"{name}[{i}]", trail, level + 1) for i, v in enumerate(value)]
         if value == "???":
-            raise InputError(
-                f"{self._place}: {name}: Missing mandatory value; give it in place of ???"
-            )
+            raise InputError(f"{self._place}: {name}: it is missing (???); give it")
         if not isinstance(value, str) or "${" not in value:
             return value
         if wrong := wrong_reference(value):
@@ -124,7 +122,7 @@ class References:
         trail = trail if trail[-1:] == (name,) else (*trail, name)
         circle = (*trail[trail.index(key) :], key) if key in trail else ()
         if wrong := broken(
-            (value is _NOTHING, f"Interpolation key {key!r} not found"),
+            (value is _NOTHING, f"the file has no key {key}"),
             (circle, f"its reference leads back to itself, {' → '.join(circle)}"),
             (
                 self._followed > MOST_REFERENCES,

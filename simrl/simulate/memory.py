@@ -23,9 +23,8 @@ from simrl.speculation.deployment import Deployment, typical_context_tokens
 from simrl.speculation.plan import DraftPlan
 from simrl.speculation.tail_plan import TailPlan
 
-LARGEST_GRAPH = (
-    512  # tokens of the largest CUDA graph that vLLM captures, unless twice max_num_seqs are fewer
-)
+# tokens of the largest CUDA graph that vLLM captures, unless twice max_num_seqs are fewer
+LARGEST_GRAPH = 512
 MLA_BLOCK = 128  # blocks of MLA beside states are multiples of it
 UNEVEN = 1.5  # if one kind has this many times the layers of another, groups have the smaller number of layers
 

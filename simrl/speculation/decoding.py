@@ -107,12 +107,10 @@ class Rule(NamedTuple):
     threshold: int = 0
     patience: int = 0
     decoupled: bool = False
-    reconfigure_every: int = (
-        0  # tokens after which a decoupled request may change its window and mode; 0: never
-    )
-    own_text: bool = (
-        False  # whether a request with the source SIBLINGS drafts from its own text too
-    )
+    # tokens after which a decoupled request may change its window and mode; 0: never
+    reconfigure_every: int = 0
+    # whether a request with the source SIBLINGS drafts from its own text too
+    own_text: bool = False
     trees: bool = False  # whether a model drafts trees; see `trees`
     rewards: int = 0  # latest rewards of an arm that count (`BegMab.window`)
 

@@ -53,9 +53,8 @@ from simrl.trace.trace import Trace
 
 PREDICTED_RESPONSES = 64  # drawn from a run model, to predict what siblings accept
 MOST_LN_DRIFT = 10.0  # more than `ModelAcceptance` allows does not matter
-MOST_PLANNED_WINDOW = (
-    16  # Algorithm 1 tries no larger one; verifications that long cost more than they bring
-)
+# Algorithm 1 tries no larger one; verifications that long cost more than they bring
+MOST_PLANNED_WINDOW = 16
 _READS_TOKENS = {
     "old_response": "compares whole responses",
     "own": "drafts from tokens",

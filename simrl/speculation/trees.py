@@ -30,9 +30,8 @@ from simrl.trace.draws import uniforms
 # branches never harm a drafter that knows what it knows. The table names neither its depth nor its
 # tokens.
 NEXT_CHOICE = 0.3  # probability that the 2nd, 3rd, … choice is right where all before it are wrong
-CONCENTRATION = (
-    2.0  # sum of the parameters of the first choice's Beta distribution: larger, more alike places
-)
+# sum of the parameters of the first choice's Beta distribution: larger, more alike places
+CONCENTRATION = 2.0
 
 TREES = 512  # grown for one strategy and averaged; at each place, each has another quantile of the confidence
 MOST_NODES = 100_000  # of one tree while it grows

@@ -37,9 +37,8 @@ from simrl.study.search_space import Space
 from simrl.study.store import Outcomes, write_json
 from simrl.trace.trace import Trace
 
-MOST_PERIOD = (
-    120  # updates of a window that is lengthened to whole periods of checkpoints and evaluations
-)
+# updates of a window that is lengthened to whole periods of checkpoints and evaluations
+MOST_PERIOD = 120
 SHARES = (0.5, 0.6, 0.7, 0.8)  # of a GPU's memory, tried below the scenario's
 AS_FAST = 0.01  # loss of speed for which less memory is still advised
 SIMPSON = (1 / 6, 4 / 6, 1 / 6)

@@ -22,9 +22,8 @@ from simrl.trace.trace import Trace, read_trace, write_trace
 SAME_LENGTHS = 0.05  # relative distance of a step's mean length in a trace from the logged one, up to which they are one run
 RUN, ALIKE = "run.parquet", "run_alike.parquet"  # in the folder of a calibration
 KEPT_SHARE = 0.98  # of a batch; more is the rounding of a log
-PER_TOKEN = (
-    "timing_per_token_ms/gen"  # verl: over the response tokens that response_length/* describes
-)
+# verl: over the response tokens that response_length/* describes
+PER_TOKEN = "timing_per_token_ms/gen"
 TOKENS, BATCH_TOKENS = (
     "perf/total_num_tokens",
     "batch_tokens",

@@ -33,9 +33,8 @@ from simrl.systems.system import Plain
 
 LEAST_GAIN = 1e-3  # of a step: less is not worth the next one
 FAR = 0.7  # of the best merit: a system that has less seeks its split alone
-CLOSE = (
-    0.9  # of the best merit: a system that has more tries steps along several coordinates at once
-)
+# of the best merit: a system that has more tries steps along several coordinates at once
+CLOSE = 0.9
 WORKERS = 8  # the first step of a split is this part of all workers
 # Of the GPUs that now train without a wait: fewer are not simulated, though they may train a little
 # better.

@@ -95,13 +95,11 @@ class Shared(BaseModel):
     dispatch: Plain | None = "least_requests"  # None: of the recipe's version
     minibatches: Count = 1
     log_probs: NotNegative = 1  # passes: old policy, proximal policy
-    on_loss: Literal["elsewhere", "wait"] = (
-        "elsewhere"  # elsewhere, their tokens are prefilled again
-    )
+    # elsewhere, their tokens are prefilled again
+    on_loss: Literal["elsewhere", "wait"] = "elsewhere"
     adapt_split_every: NotNegative = 0  # updates (`simrl.dispatch.split`); 0 keeps the split
-    dynamic_sampling: Factor | None = (
-        None  # a round, in batches (`simrl.pipelines.dynamic_sampling`)
-    )
+    # a round, in batches (`simrl.pipelines.dynamic_sampling`)
+    dynamic_sampling: Factor | None = None
     filter_groups: bool = False
     speculation: str | dict[str, Any] | None = None  # a method, "none", or None: the recipe's own
 

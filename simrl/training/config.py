@@ -19,9 +19,8 @@ from pydantic import (
 from simrl.errors import broken
 from simrl.validation import numbers_are_no_truth
 
-MOST_SECONDS = (
-    1e6  # of one phase: eleven days; more is a mistake, and would drown the rest in rounding
-)
+# of one phase: eleven days; more is a mistake, and would drown the rest in rounding
+MOST_SECONDS = 1e6
 Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
 Share = Annotated[float, Field(ge=0.001, le=1)]
 Rate = Annotated[float, Field(ge=1e6, le=1e15)]  # bytes a second

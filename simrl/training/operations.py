@@ -42,16 +42,14 @@ ATTENTION = {"fa3": (0.65, 1000), "fa2": (0.66, 500)}
 # FlashAttention-2 (arXiv 2307.08691), Fig. 5 and 6 (63 % after 73 %), FlashAttention-3 (arXiv
 # 2407.08608), Fig. 5 and 6.
 BACKWARD_ATTENTION = 2.5 / 0.85
-MEMORY_SHARE = (
-    0.8  # of the data sheet's bandwidth: aiconfigurator's factor of H100, from its observations
-)
+# of the data sheet's bandwidth: aiconfigurator's factor of H100, from its observations
+MEMORY_SHARE = 0.8
 # A collective's start and end, beyond its bytes: aiconfigurator's NCCL tables, 2 to 8 GPUs of an
 # H100 node.
 COLLECTIVE_S = 3e-5
 LAUNCH_S = 3e-6  # a kernel's start and end, in which memory idles: aiconfigurator's latency of H100
-HOST_LAUNCH_S = (
-    10e-6  # the host's time to launch a PyTorch operation that autograd records; assumed
-)
+# the host's time to launch a PyTorch operation that autograd records; assumed
+HOST_LAUNCH_S = 10e-6
 
 
 class _Traffic(NamedTuple):

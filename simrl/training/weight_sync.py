@@ -19,22 +19,19 @@ from simrl.training.config import TrainingConfig
 
 # Each is set by one row of experiments/weight_sync.md, in brackets: verl's delta_weight_sync.md,
 # NeMo-RL's for reshard.
-TENSOR_S = (
-    1.24e-3  # broadcast: a tensor, on the hosts of both ends (qwen3-0.6b, one A100 node: 0.61 s)
-)
+# broadcast: a tensor, on the hosts of both ends (qwen3-0.6b, one A100 node: 0.61 s)
+TENSOR_S = 1.24e-3
 HOST_BYTES_PER_S = {
     "broadcast": 5.55e9,  # into buckets on the rank that sends (qwen2.5-32b, 2+2 H100 nodes: 14.2 s)
     "delta": 0.67e9,  # a GPU's shard is compared with the one it sent last (the same, 2 % changed: 6.2 s)
 }
-PAGEABLE_NODE_BYTES_PER_S = (
-    17.6e9  # offload: to all GPUs of a node, not pinned (the same, on less off: 3.7 s)
-)
+# offload: to all GPUs of a node, not pinned (the same, on less off: 3.7 s)
+PAGEABLE_NODE_BYTES_PER_S = 17.6e9
 # Pinned copies of Adam's moments, by all GPUs of a node at once: 34.6 % of the link (verl's pull
 # request 7347, PCIe 5).
 PINNED_SHARE = 0.346
-RESHARDED_TENSOR_S = (
-    0.29e-3  # reshard: a tensor of a GPU (qwen3-4b: 0.21 to 0.34 s; 8 GPUs to 8, tp 1, are assumed)
-)
+# reshard: a tensor of a GPU (qwen3-4b: 0.21 to 0.34 s; 8 GPUs to 8, tp 1, are assumed)
+RESHARDED_TENSOR_S = 0.29e-3
 POSITION_BYTES = 4  # delta: of a changed parameter, beside its value
 FULL_BYTES = 4  # of a trained parameter as FSDP shards it
 

@@ -101,6 +101,5 @@ class Rules:
     elastic: tuple[int, int] | None = None  # threshold, patience
     siblings: SiblingIndex | None = None
     own_text: bool = False
-    padding: int = (
-        0  # drafts with which vLLM pads an admitted request that has one token to compute
-    )
+    # drafts with which vLLM pads an admitted request that has one token to compute
+    padding: int = 0

@@ -375,11 +375,11 @@ def test_a_few_lines_that_would_unfold_to_millions_are_refused(file):
         ("name: tiny", "name: ..", "name is '..': use the letters a-z"),
         ("name: tiny", "name: ../../etc", "name is '../../etc': use the letters a-z"),
         ("name: tiny", 'name: "a\\nb"', r"name is 'a\nb': use the letters a-z"),
-        ("model: qwen3-0.6b", "model: ???", "model: Missing mandatory value"),
+        ("model: qwen3-0.6b", "model: ???", "model: it is missing (???)"),
         (
             "model: qwen3-0.6b",
             "model: '${modell}'",
-            "model: Interpolation key 'modell' not found; correct the reference",
+            "model: the file has no key modell; correct the reference",
         ),
         (
             "model: qwen3-0.6b",
@@ -612,7 +612,7 @@ def test_references_in_a_circle_are_named_in_their_order(file, overrides, circle
 
 def test_a_reference_to_a_place_in_a_list_that_there_is_not_is_refused(file):
     message = refusal(file, "name=s${faults.00000000005.worker}")
-    assert "name: Interpolation key 'faults.00000000005.worker' not found" in message
+    assert "name: the file has no key faults.00000000005.worker" in message
 
 
 def test_a_systems_parameter_on_the_command_line_may_be_a_reference(file):
@@ -622,7 +622,7 @@ def test_a_systems_parameter_on_the_command_line_may_be_a_reference(file):
         {"eta": 4},
     ]
     message = refusal(file, "system.eta=${nope}")
-    assert "system.eta: Interpolation key 'nope' not found" in message
+    assert "system.eta: the file has no key nope" in message
 
 
 def test_references_that_would_unfold_to_millions_are_refused(file):
@@ -762,7 +762,7 @@ def test_a_number_with_which_nothing_can_be_computed_is_refused(file, override):
             "system=split",
             f"override 'system=split': unknown key system (did you mean systems?); {KEYS}",
         ),
-        ("model=${nope}", "model: Interpolation key 'nope' not found"),
+        ("model=${nope}", "model: the file has no key nope"),
         ("steps=-1", "override 'steps=-1': steps is -1: give more than 0"),
         ("name=a b", "override 'name=a b': name is 'a b': use the letters a-z"),
     ],
@@ -790,7 +790,7 @@ def test_a_mistake_in_an_override_names_the_override(file, override, what):
         ("[{eta: 8}]", "entry 1 of systems is {'eta': 8}; give a name"),
         ("[{areal: {eta: 8}}]", "entry 1 of systems is {'areal': {'eta': 8}}; give a name"),
         ("[{name: 3}]", "entry 1 of systems is {'name': 3}; give a name"),
-        ("['${nope}']", "Interpolation key 'nope' not found; correct the reference"),
+        ("['${nope}']", "the file has no key nope; correct the reference"),
     ],
 )
 def test_systems_that_are_no_list_of_systems_are_refused(file, systems, what):
@@ -834,7 +834,7 @@ def test_systems_that_are_no_list_of_systems_are_refused(file, systems, what):
         ("[{vary: []}]", "vary has vary; it takes fields such as cluster.gpus"),
         (
             "[{model: '${nope}'}]",
-            "vary[0].model: Interpolation key 'nope' not found; correct the reference",
+            "vary[0].model: the file has no key nope; correct the reference",
         ),
     ],
 )

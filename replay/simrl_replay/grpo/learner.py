@@ -23,9 +23,8 @@ from simrl_replay.grpo.records import MANIFEST, RunFolder
 from simrl_replay.grpo.update import Trajectory, make_optimizer, update
 from simrl_replay.host import Channel, Ready, answer_each, errors_sent
 
-KEPT_WEIGHTS = (
-    16  # past versions that may have generated tokens of a batch: AReaL has no bound on stragglers
-)
+# past versions that may have generated tokens of a batch: AReaL has no bound on stragglers
+KEPT_WEIGHTS = 16
 
 
 class Update(NamedTuple):

@@ -27,9 +27,8 @@ from simrl.errors import InputError, StoppedError, first_line
 from simrl.files import write_whole_folder
 
 WEIGHTS = "model.safetensors"
-HEAD_POSITIONS = (
-    2048  # that pass the output head at once: 1.2 GB of logits in float32 for 152 thousand tokens
-)
+# that pass the output head at once: 1.2 GB of logits in float32 for 152 thousand tokens
+HEAD_POSITIONS = 2048
 MANIFEST = "files.txt"
 # transformers then makes no mask, and sdpa runs its causal kernel.
 _CAUSAL = {"full_attention": None}

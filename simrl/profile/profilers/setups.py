@@ -30,9 +30,8 @@ PRECISIONS = {
     "int4": ("int4_wo", "int4_wo"),
     "w4a16_mxfp4": ("bfloat16", "w4a16_mxfp4"),
 }
-ROUTING = (
-    "power law 1.2"  # aiconfigurator's default: load falls with the expert's rank to this power
-)
+# aiconfigurator's default: load falls with the expert's rank to this power
+ROUTING = "power law 1.2"
 ROUTINGS = {"balanced": "balanced", "power law 1.01": "power_law_1.01", ROUTING: "power_law_1.2"}
 PACKAGES = {"aiconfigurator": "aiconfigurator_core", "aisimulate": "aisimulate_core"}
 # Models whose parts are not all in a shape, by aiconfigurator's name of its own config.

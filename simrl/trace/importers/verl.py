@@ -14,9 +14,8 @@ from simrl.trace.importers import rows
 from simrl.trace.importers.lengths import lengths_with
 from simrl.trace.trace import UNSEPARATED, Trace, TraceMetadata
 
-ROUNDED = (
-    1e-3  # tokens that both means may be off together: some versions of verl log three decimals
-)
+# tokens that both means may be off together: some versions of verl log three decimals
+ROUNDED = 1e-3
 MOST_SAMPLES = 1_000_000  # of a step
 NEEDED = (
     *(f"response_length/{name}" for name in ("mean", "max", "min", "clip_ratio")),

@@ -29,7 +29,7 @@ T = TypeVar("T")
 def install_command(extra: str) -> str:
     """Return the command that installs what an extra of simrl needs, from any folder: by the names
     of the packages."""
-    needs = [each.partition(";") for each in requires("simrl") or ()]
+    needs = [need.partition(";") for need in requires("simrl") or ()]
     named = [
         need.strip() for need, _, marker in needs if re.search(rf"extra == .{extra}\b", marker)
     ]
@@ -125,12 +125,14 @@ def checked(place: str, function: Callable[..., T], *arguments: Any, **settings:
 @cache
 def _entries(group: str, _path: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
     """Return the entry points of a group by name, found again whenever Python's path changes."""
-    found: dict[str, list[EntryPoint]] = {}
+    by_name: dict[str, list[EntryPoint]] = {}
     for entry in sorted(entry_points(group=group)):
-        known = found.setdefault(entry.name, [])
-        if entry.value not in [each.value for each in known]:  # a package may be on the path twice
+        known = by_name.setdefault(entry.name, [])
+        if entry.value not in [
+            other.value for other in known
+        ]:  # a package may be on the path twice
             known.append(entry)
-    return found
+    return by_name
 
 
 def _package(entry: EntryPoint) -> str:

@@ -303,16 +303,16 @@ def _seal(path: Path) -> tuple[int, bytes] | None:
         if file.read() != b"PAR1":  # no Parquet, or not whole
             return None
         file.seek(max(start, 0))
-        found = _SEALED.search(file.read())
-    return None if found is None else (max(start, 0) + found.start(1), found[1])
+        seal = _SEALED.search(file.read())
+    return None if seal is None else (max(start, 0) + seal.start(1), seal[1])
 
 
 def _require_seal(path: Path) -> None:
     """Raise `InputError` for a Parquet file that is not what its seal says. One without a seal is
     somebody else's."""
-    if (found := _seal(path)) is None:
+    if (place_and_seal := _seal(path)) is None:
         return
-    place, seal = found
+    place, seal = place_and_seal
     digest = hashlib.sha256()
     with path.open("rb") as file:
         at = 0

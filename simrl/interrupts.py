@@ -45,9 +45,9 @@ def ctrl_c_once() -> Iterator[None]:
     """Raise `KeyboardInterrupt` at the first Ctrl-C or SIGTERM and ignore further ones until the
     end of the block, which may have to clean up."""
 
-    def hear(number: int, frame: FrameType | None) -> None:
-        for each in before:
-            signal.signal(each, signal.SIG_IGN)
+    def hear(received: int, frame: FrameType | None) -> None:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     with _heard_by(hear) as before:
@@ -61,14 +61,14 @@ def _heard_by(handler: Handler) -> Iterator[dict[int, Handler]]:
     before: dict[int, Handler] = {}
     if threading.current_thread() is threading.main_thread():
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        before = {number: each for number, each in handlers.items() if callable(each)}
+        before = {number: earlier for number, earlier in handlers.items() if callable(earlier)}
     for number in before:
         signal.signal(number, handler)
     try:
         yield before
     finally:
-        for number, each in before.items():
-            signal.signal(number, each)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 @contextmanager

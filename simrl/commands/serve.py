@@ -261,7 +261,7 @@ def _layout(path: Path, first: Choice) -> Any:
             id=name, type="number", value=value, min=least, step=1, debounce=0.3, **look
         )
 
-    labels = {each: _label(each) for each in dict.fromkeys([*first.systems, *RECIPES])}
+    labels = {name: _label(name) for name in dict.fromkeys([*first.systems, *RECIPES])}
     shares: list[Any] = [{"label": "each system's own", "value": ""}]
     shares += [{"label": f"{share:.1%} of the GPUs roll out", "value": share} for share in SHARES]
     wide = {"width": "100%", "height": "5em", "boxSizing": "border-box", "fontFamily": "monospace"}

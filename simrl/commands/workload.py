@@ -276,7 +276,7 @@ def dimensions(values: Any) -> dict[str, Dimension]:
     return by_key(
         [
             with_section(key) + equals + rest
-            for key, equals, rest in (each.partition("=") for each in values or ())
+            for key, equals, rest in (column.partition("=") for column in values or ())
         ]
     )
 

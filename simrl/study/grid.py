@@ -285,7 +285,7 @@ def _zipped(dimensions: dict[str, Dimension], zips: Sequence[str]) -> Iterable[D
         rows = zip(*(member.alternatives for member in members), strict=True)
         together = {"+".join(keys): Listed(tuple(keys), [_joined(row) for row in rows])}
         in_place = (together if key in keys else {key: value} for key, value in dimensions.items())
-        dimensions = dict(chain.from_iterable(each.items() for each in in_place))
+        dimensions = dict(chain.from_iterable(dimension.items() for dimension in in_place))
     return dimensions.values()
 
 

@@ -286,7 +286,7 @@ class RayCluster:
                             Path(file.resolve().parent.name or "root") / file.name,
                             stored[digest],
                         )
-                    pending[simulate.remote(points[i], files)] = i
+                    pending[simulate.remote(points[i], points[i].code["code"], files)] = i
                 for reference in ray.wait(list(pending))[0]:
                     yield pending.pop(reference), _fetched(reference)
         finally:
@@ -300,12 +300,9 @@ def _fetched(reference: Any) -> Outcome | LostTask:
     try:
         outcome: Outcome | LostTask = ray.get(reference)
     except ray.exceptions.RayError as error:
-        cause = [line.strip() for line in f"{error}".splitlines() if line.strip()][
-            -1
-        ]  # of Ray's page-long message
-        if isinstance(
-            error, ray.exceptions.RayTaskError
-        ):  # not of the point: its node could not even try
+        # Ray's message is a page long.
+        cause = [line.strip() for line in f"{error}".splitlines() if line.strip()][-1]
+        if isinstance(error, ray.exceptions.RayTaskError):  # the node could not even try
             raise StoppedError(
                 f"--ray: a node could not simulate a point ({cause}); every node needs this version of simrl"
             ) from error
@@ -315,10 +312,12 @@ def _fetched(reference: Any) -> Outcome | LostTask:
     return outcome
 
 
-def _simulate_on_node(point: Point, files: Mapping[str, tuple[Path, Any]]) -> Outcome | LostTask:
-    """Simulate a point on a node; `files` are the name and the stored contents of each path in the
-    scenario."""
-    if point.code["code"] != code_digest():
+def _simulate_on_node(
+    point: Point, code: str, files: Mapping[str, tuple[Path, Any]]
+) -> Outcome | LostTask:
+    """Simulate a point on a node; `code` is the digest of the sender's simrl, and `files` are the
+    name and the stored contents of each path in the scenario."""
+    if code != code_digest():
         raise RuntimeError(f"{socket.gethostname()} has another version of simrl")
     copies = {
         path: _copy(name, point.files[path], stored) for path, (name, stored) in files.items()

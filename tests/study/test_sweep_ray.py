@@ -90,8 +90,8 @@ def test_a_node_without_the_same_simrl_stops_the_sweep_with_a_line(
     planned: SweepPlan, tmp_path: Path
 ) -> None:
     point = planned.points[0]
-    other = replace(point, code={**point.code, "code": "another"})
-    foreign = Foreign(point.scenario, point.hash, point.files, point.code)
+    other, foreign = replace(point), Foreign(point.scenario, point.digests)
+    vars(other)["code"] = {**point.code, "code": "another"}
     with two_nodes() as (cluster, _):
         executor = RayCluster(cluster.address)
         for one, what in (

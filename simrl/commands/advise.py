@@ -193,7 +193,7 @@ def advise(
     >>> found = simrl.advise(
     ...     "experiments/quickstart.yaml",
     ...     {"system.eta": [1, 2], "system.rollout_share": 0.5, "system.speculation": "none"},
-    ...     ["areal"], clusters=[8, 16], tp=1, steps=4, warmup_steps=1, trials=8, polish=0,
+    ...     ["areal"], clusters=[8, 16], tp=1, steps=8, warmup_steps=4, trials=8, polish=0,
     ...     updates=100,
     ... )
     >>> found.table.shape[0]

@@ -27,7 +27,7 @@ A scenario is a YAML file with everything that a simulation depends on: equal sc
 - `${model}` stands for the value of the key `model`, `${cluster.gpu}` for the value of `gpu` in the section `cluster`. Where
   `vary` changes that key, the value is the varied one; but in `systems`, in `vary` and in a parameter of the systems on a
   command line it stays the one of the file or of an override. Other forms (`${.gpu}`, `${a[0]}`, `\\${model}`) are refused.
-- Values are those of YAML 1.2: `017` is 17; `1:30:00` and `1_000` are texts. A switch takes `true` and `false`, also as
+- Values follow YAML 1.2: `017` is 17; `1:30:00` and `1_000` are texts. A switch takes `true` and `false`, also as
   `on` and `off`. Of a section with `<<`, its own keys win over the keys that it merges.
 - Any key can be given on the command line, as `cluster.gpus=64 seed=3`; several values, `cluster.gpus=64,128`, are compared.
   `systems=split,areal` lists systems, and `eta=4` (or `system.eta=4`) sets a parameter of the systems that have it. A trace

@@ -1,4 +1,4 @@
-"""What a shell completes behind a command: files of workloads, and the names of systems, methods,
+"""Completions of a shell behind a command: files of workloads, and the names of systems, methods,
 models and GPUs.
 
 Invariant: names are read from the text of simrl's own files. Importing their modules, and numpy,

@@ -116,9 +116,10 @@ class GroupStream:
         """Return the room as it would be if the dropped groups had never been submitted."""
         counts = self.submitted, self.dropped
         self.submitted, self.dropped = self.kept, 0
-        room = self._called(rule)
-        self.submitted, self.dropped = counts
-        return room
+        try:
+            return self._called(rule)
+        finally:
+            self.submitted, self.dropped = counts
 
     def submit(self, to: int) -> list[tuple[Sample, simpy.Event]]:
         """Submit the next group to one worker. Return its samples with their dispatcher events."""

@@ -1,4 +1,4 @@
-"""What a scenario has that is not modelled, in words; `docs/modelled.md` has all of it, by part.
+"""Parts of a scenario that are not modelled, in words; `docs/modelled.md` has all of it, by part.
 
 Invariant: every entry stands for something that the scenario has: its system, its trace, its
 engine, its cluster, its faults.

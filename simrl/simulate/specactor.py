@@ -1,4 +1,4 @@
-"""What SpecActor (arXiv 2511.16193) chooses before a run: the GPUs of a verifier (Algorithm 1), and
+"""Choices of SpecActor (arXiv 2511.16193) before a run: the GPUs of a verifier (Algorithm 1), and
 the part of a KV cache that a duplicate fetches (§4.3)."""
 
 from __future__ import annotations

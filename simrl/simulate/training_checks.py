@@ -121,7 +121,7 @@ class TrainingMemoryError(InputError):
     """Training that does not fit its GPUs; the message has what would fit."""
 
     def __init__(self, need: TrainingNeed, all_needs: Sequence[TrainingNeed] = ()) -> None:
-        self.need = need
+        self.need, self._all_needs = need, tuple(all_needs)
         costs, needs, usable = (
             need.costs,
             need.bytes_per_gpu / GIB,
@@ -137,6 +137,9 @@ class TrainingMemoryError(InputError):
             f"{microbatch:,} tokens); {costs.gpu.memory_words(USABLE_SHARE, digits)}; {_remedies(need, all_needs)}",
             cause="memory of training",
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:  # between processes, from its needs: not from its text
+        return type(self), (self.need, self._all_needs)
 
 
 def _remedies(need: TrainingNeed, all_needs: Sequence[TrainingNeed]) -> str:

@@ -81,7 +81,7 @@ def run_of(
     host_times = {
         "between_passes_s": float(inputs["between_passes_s"]),
         "sequence_overhead_s": inputs.get("sequence_overhead_s"),
-        "least_pass_s": least_pass_s,
+        "least_pass_s": least_pass_s or None,
     }
     if isinstance(lengths, Trace):
         workload: dict[str, Any] = {"trace": lengths.metadata.name}

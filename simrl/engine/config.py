@@ -58,6 +58,11 @@ class EngineConfig(BaseModel):
         description="no CUDA graphs: the host launches each layer; the preset has its time "
         "(verl's default until August 2025)",
     )
+    log_probs: bool = Field(
+        default=False,
+        description="the engine returns the log-prob of each token, which costs its host time by "
+        "the preset (verl and NeMo-RL ask for it)",
+    )
     async_scheduling: bool = Field(
         default=False,
         description="a pass is scheduled when the one before starts (vLLM's default where it can; "

@@ -2,7 +2,8 @@
 
 Invariant: no other module of the engine knows how long a forward pass takes, without drafting.
 
-    pass = max over ranks (dense + attention + sampled + straggler) + experts + between_passes_s
+    pass = max over ranks (dense + attention + sampled + straggler) + experts + between_passes_s,
+           and no less than the host's time beside the kernels (`profile.least_s`)
 
 Ranks make a pass together (`limits.dp`, one for most engines). While the largest rank's pass fits a
 CUDA graph (`limits.graph_tokens`), all ranks are padded to its tokens, which also go through the
@@ -19,6 +20,7 @@ from simrl.profile.interpolation import interpolate, locate
 from simrl.profile.profile import (
     Tables,
     attention_alone_s,
+    least_s,
     straggler_beside_prefill_s,
     straggler_s,
     with_attention_s,
@@ -152,10 +154,10 @@ def end_of_stretch(
                 else own_s
             )
             t.fixed_s = slowdown * (rank_s + experts_s)
-    least_s = slowdown * (tables.least_pass_s + tables.between_passes_s)
+    shortest_s = slowdown * least_s(tables, float(largest))
     now_s, done = e.totals[first].now_s, 0
     while done < passes and now_s <= until_s:
-        seconds = least_s
+        seconds = shortest_s
         for k in range(dp):
             t = e.totals[first + k]
             if t.mean_kv >= t.cell_end_kv:
@@ -163,7 +165,7 @@ def end_of_stretch(
             attention_s = t.cell_s + t.slope_s * (t.mean_kv - t.cell_kv)
             seconds = max(seconds, t.fixed_s + attention_s)
             if dp > 1 and t.own_fixed_s > 0.0:
-                t.own_s += max(t.own_fixed_s + attention_s, least_s)
+                t.own_s += max(t.own_fixed_s + attention_s, shortest_s)
             t.mean_kv += 1.0
         now_s += seconds
         done += 1

@@ -2,7 +2,7 @@
 GPUs).
 
     pass_s = dense(query tokens) + attention(prefill, decode) + sampled(sequences) + between_passes_s + straggler,
-             least_pass_s + between_passes_s at the least
+             least_pass_s + least_sequence_s × sequences + between_passes_s at the least
 
 `dense` is everything that works token by token, all layers and the tensor-parallel all-reduces
 included (where attention has `dp` ranks, the routed experts and their exchange are apart, in
@@ -73,10 +73,11 @@ class Tables(NamedTuple):
     that this part is absent. `straggler_s` [s a token] has the shape (sequences, shares): a token
     more in that share of the sequences, over an even batch of as many tokens;
     `straggler_beside_prefill_s` has a value by sequences. A row holds from the previous number of
-    decoding sequences up to its own. `least_pass_s` is the time in which the host launches a pass,
-    kernel by kernel: a faster GPU waits for it. `experts_s` is what the routed experts and their
-    exchange take at `expert_tokens` of a pass over all dp ranks, which `pass_s` does not add
-    (`joined`).
+    decoding sequences up to its own. `least_pass_s` is the host's time of a pass beside the kernels
+    (launches one by one; with asynchronous scheduling, the next pass is prepared), and
+    `least_sequence_s` of each sampled position in it: a faster GPU waits for them. `experts_s` is
+    what the routed experts and their exchange take at `expert_tokens` of a pass over all dp ranks,
+    which `pass_s` does not add (`joined`).
     """
 
     dense_tokens: Floats
@@ -94,6 +95,7 @@ class Tables(NamedTuple):
     straggler_s: Floats = NOTHING_MEASURED
     straggler_beside_prefill_s: Floats = NOT_MEASURED
     least_pass_s: float = 0.0
+    least_sequence_s: float = 0.0
     expert_tokens: Floats = NOT_MEASURED
     experts_s: Floats = NOT_MEASURED
 
@@ -224,7 +226,13 @@ def with_attention_s(
     """Return the seconds of a pass; `waiting_s` is its wait for the longest sequences and for
     experts."""
     seconds = without_attention_s(tables, query_tokens, sequences) + attention_s + waiting_s
-    return max(seconds, tables.least_pass_s + tables.between_passes_s)
+    return max(seconds, least_s(tables, sequences))
+
+
+@inlined
+def least_s(tables: Tables, sequences: float) -> float:
+    """Return the seconds of the shortest pass: the host's, where kernels take less."""
+    return tables.least_pass_s + tables.least_sequence_s * sequences + tables.between_passes_s
 
 
 @lean_kernel
@@ -266,7 +274,7 @@ class TableProfile:
     ) -> None:
         self.tables = Tables._make(
             float(t)
-            if name in ("between_passes_s", "least_pass_s")
+            if name in ("between_passes_s", "least_pass_s", "least_sequence_s")
             else np.ascontiguousarray(t, dtype=np.float64)
             for name, t in tables._asdict().items()
         )
@@ -331,11 +339,12 @@ class TableProfile:
         sequence_overhead_s: float = 0.0,
         least_pass_s: float = 0.0,
         giver: str = "set by the scenario",
+        least_sequence_s: float = 0.0,
     ) -> TableProfile:
         """Return this profile with every pass multiplied by `forward`, the pause replaced by
         `between_passes_s` if `giver` has one, `sequence_overhead_s` added to each pass for every
         decoding sequence, however many of its tokens are verified, and no pass shorter than
-        `least_pass_s`, pause excluded."""
+        `least_pass_s` and `least_sequence_s` a sampled position, pause excluded."""
         t = self.tables
         pause = t.between_passes_s if between_passes_s is None else between_passes_s
         scaled = t._replace(
@@ -346,6 +355,7 @@ class TableProfile:
             straggler_s=t.straggler_s * forward,
             straggler_beside_prefill_s=t.straggler_beside_prefill_s * forward,
             least_pass_s=max(t.least_pass_s, least_pass_s),
+            least_sequence_s=max(t.least_sequence_s, least_sequence_s),
             experts_s=t.experts_s * forward,
         )
         changes = [f"every pass × {forward:g} (forward_correction)"] if forward != 1.0 else []
@@ -358,9 +368,9 @@ class TableProfile:
             if sequence_overhead_s
             else []
         )
-        changes += (
-            [f"no pass under {least_pass_s * 1e3:g} ms (least_pass_s)"] if least_pass_s else []
-        )
+        if least_pass_s or least_sequence_s:
+            each = f" and {least_sequence_s * 1e6:g} µs a sequence" if least_sequence_s else ""
+            changes.append(f"no pass under {least_pass_s * 1e3:g} ms{each} (least_pass_s)")
         return TableProfile(scaled, self.metadata, self.origin, (*self.corrections, *changes))
 
     def _shorter_than(self, pause_s: float, forward: float) -> str:
@@ -428,13 +438,13 @@ def write_profile(profile: TableProfile, path: str | Path) -> None:
     """Write one Parquet file: a row a grid point (`COLUMNS`; those that a table does not use are
     empty), metadata inside.
 
-    Raises `ValueError` for a `least_pass_s`, which belongs to a scenario and has no place in the
-    file.
+    Raises `ValueError` for a `least_pass_s` or a `least_sequence_s`, which belong to a scenario and
+    have no place in the file.
     """
     import pandas as pd  # takes 0.1 s to import
 
     t = profile.tables
-    if t.least_pass_s:
+    if t.least_pass_s or t.least_sequence_s:
         raise ValueError("least_pass_s is a scenario's correction; write the profile without it")
     schema = COLUMNS.append(SHARE) if t.straggler_sequences.size else COLUMNS
     rows = []

@@ -80,6 +80,9 @@ class TrainPool(_Section):
     """GPUs that share a host"""
     nvlink_domain: PositiveInt | None = None
     """GPUs that the scale-up link joins"""
+    host_speed: Annotated[float, Field(ge=0.05, le=20)] = 1.0
+    """speed of one thread of the hosts, over that of the machine on which the presets' times of the
+    host were measured (experiments/host): these times are divided by it"""
     network_bytes_per_s: BytesPerS | None = None
     """share of a GPU in the scale-out network, one direction"""
 
@@ -256,9 +259,12 @@ class ProfileConfig(_Section):
     sequence_overhead_s: Annotated[float, Field(ge=0, le=1)] | None = None
     """host time that every decoding sequence adds to a forward pass, which a profile of kernels
     leaves out; replaces the preset's"""
-    least_pass_s: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """lower bound on a forward pass, excluding the gap between passes: kernel-launch time without
-    CUDA graphs (vLLM's enforce_eager), about 0.2-0.6 ms per layer"""
+    least_pass_s: Annotated[float, Field(ge=0, le=1)] | None = None
+    """lower bound on a forward pass, excluding the gap between passes: the host's work beside the
+    kernels, which launches them one by one (vLLM's enforce_eager) or prepares the next pass
+    (asynchronous scheduling); replaces the preset's"""
+    least_sequence_s: Annotated[float, Field(ge=0, le=1)] | None = None
+    """more of it for each decoding sequence; replaces the preset's"""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> ProfileConfig:

@@ -67,7 +67,11 @@ class EngineConstants(BaseModel, extra="forbid"):
     """The constants that an engine may have; a framework has fields of `training`."""
 
     between_passes_s: Seconds = 0.0
+    messages_s: Seconds = 0.0
     sequence_overhead_s: Annotated[float, Field(ge=0, le=1)] = 0.0
+    log_probs_s: Annotated[float, Field(ge=0, le=1)] = 0.0
+    hidden_pass_s: Annotated[float, Field(ge=0, le=1)] = 0.0
+    hidden_sequence_s: Annotated[float, Field(ge=0, le=1)] = 0.0
     layer_launch_s: Annotated[float, Field(ge=0, le=1)] = 0.0
     async_scheduling: bool = False
     reserve_bytes: Annotated[float, Field(ge=0)] = 0.0
@@ -266,23 +270,51 @@ def constants(scenario: Mapping[str, Any], profile_kind: str) -> Iterator[Used]:
     if engine is not None:
         yield from _used(named(engine, "engine.preset"), "engine", scenario["engine"])
     if (of_passes := passes_preset(engine, profile_kind)) is not None:
-        profile = scenario["profile"]
-        for key, constant in of_passes.constants.items():
-            in_roofline = (
-                key == "between_passes_s" and (profile.get("roofline") or {}).get(key) is not None
+        for key, field in _around_passes(scenario):
+            if key in of_passes.constants:
+                section = "profile" if key == field else "engine"
+                yield Used(of_passes.name, f"{section}.{key}", of_passes.constants[key])
+
+
+def _around_passes(scenario: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the constants of the host's time around passes that apply to a scenario, each with the
+    field of `profile` to which it adds, and which the scenario does not give."""
+    engine, profile = scenario["engine"], scenario["profile"]
+    ahead = engine.get("async_scheduling")
+    applying = {
+        "between_passes_s": ("between_passes_s", True),
+        "messages_s": ("between_passes_s", scenario["cluster"]["tp"] > 1),
+        "sequence_overhead_s": ("sequence_overhead_s", True),
+        "log_probs_s": (
+            "least_sequence_s" if ahead else "sequence_overhead_s",
+            engine.get("log_probs"),
+        ),
+        "hidden_pass_s": ("least_pass_s", ahead),
+        "hidden_sequence_s": ("least_sequence_s", ahead),
+        "layer_launch_s": ("least_pass_s", engine.get("enforce_eager")),
+    }
+    for key, (field, applies) in applying.items():
+        in_roofline = (profile.get("roofline") or {}).get(field)  # the pause may be there
+        if applies and profile.get(field) is None and in_roofline is None:
+            yield key, field
+
+
+def host_times(
+    scenario: Mapping[str, Any], profile_kind: str, layers: int, factor: float = 1.0
+) -> dict[str, float]:
+    """Return the seconds of the host around passes by the fields of `profile` that a scenario does
+    not give, from its engine's preset, on hosts of the scenario's speed. Open constants count
+    `factor` times."""
+    preset = passes_preset(scenario["engine"].get("preset"), profile_kind)
+    times: dict[str, float] = {}
+    for key, field in _around_passes(scenario):
+        if preset is not None and (constant := preset.constants.get(key)) is not None:
+            value = float(constant.value) * (layers if key == "layer_launch_s" else 1)
+            value *= factor if constant.kind == "open" else 1.0
+            times[field] = times.get(field, 0.0) + value / scenario["cluster"].get(
+                "host_speed", 1.0
             )
-            if (
-                key in ("between_passes_s", "sequence_overhead_s")
-                and profile.get(key) is None
-                and not in_roofline
-            ):
-                yield Used(of_passes.name, f"profile.{key}", constant)
-            if (
-                key == "layer_launch_s"
-                and scenario["engine"].get("enforce_eager")
-                and not profile.get("least_pass_s")
-            ):
-                yield Used(of_passes.name, f"engine.{key}", constant)
+    return times
 
 
 def _used(preset: Preset, section: str, values: Mapping[str, Any]) -> Iterator[Used]:

@@ -8,8 +8,8 @@ files.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from simrl.engine.config import EngineConfig
 from simrl.errors import InputError
 from simrl.profile.advice import advice
 from simrl.profile.derived_layouts import derived_profile, in_layout
@@ -19,12 +19,13 @@ from simrl.profile.model_shape import ModelShape
 from simrl.profile.profile import TableProfile, read_profile
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.shipped import PROFILES, file_name
-from simrl.scenario.model import ProfileConfig, Scenario
-from simrl.scenario.presets import passes_preset
+from simrl.scenario.model import Scenario
+from simrl.scenario.presets import host_times, passes_preset
 from simrl.trace.synthesis import synthesise
 from simrl.trace.trace import Trace, latest, read_trace
 
 MOST_TRACES, MOST_PROFILES = 4, 32  # kept
+HOST_FIELDS = ("between_passes_s", "sequence_overhead_s", "least_pass_s", "least_sequence_s")
 
 
 class InputCache:
@@ -54,9 +55,10 @@ class InputCache:
     def profile(self, scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
         """Return the scenario's profile. Raise `InputError` for a file of another model, GPU or
         tp."""
-        host = f"{scenario.engine.preset} {scenario.engine.enforce_eager}"
+        of_host = {"preset", "enforce_eager", "async_scheduling", "log_probs"}
+        host = scenario.engine.model_dump_json(include=of_host)
         split = (
-            scenario.cluster.model_dump_json(include={"tp", "dp", "ep"})
+            scenario.cluster.model_dump_json(include={"tp", "dp", "ep", "host_speed"})
             + scenario.precision.model_dump_json()
         )
         hardware = f"{model.model_dump_json()} {kind.model_dump_json()} {split}"
@@ -84,10 +86,9 @@ def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
     else:
         assert config.path is not None
         profile = _of_path(config.path, wanted, model, kind, scenario.model)
-    pause_s, sequence_s, least_s, giver = _host_times(
-        config, scenario.engine, profile, model.layers
+    return profile.with_corrections(
+        config.forward_correction, **_host_times(scenario, profile, model.layers)
     )
-    return profile.with_corrections(config.forward_correction, pause_s, sequence_s, least_s, giver)
 
 
 def _of_path(
@@ -119,29 +120,17 @@ def _of_path(
     return profile
 
 
-def _host_times(
-    config: ProfileConfig, engine: EngineConfig, profile: TableProfile, layers: int
-) -> tuple[float | None, float, float, str]:
-    """Return the pause between passes (None: the profile's), the host's time of a sequence, the
-    shortest pass, and who gives the pause: the scenario, or its engine's preset."""
-    giver = "set by the scenario"
-    pause_s, sequence_s, least_s = (
-        config.between_passes_s,
-        config.sequence_overhead_s,
-        config.least_pass_s,
-    )
-    preset = passes_preset(engine.preset, profile.metadata.kind)
-    if preset is not None:
-        constant_s = {
-            key: float(constant.value)
-            for key, constant in preset.constants.items()
-            if key.endswith("_s")
-        }
-        own_pause = config.roofline is not None and config.roofline.between_passes_s is not None
-        if pause_s is None and not own_pause and "between_passes_s" in constant_s:
-            pause_s, giver = constant_s["between_passes_s"], f"engine {preset.name}"
-        if sequence_s is None:
-            sequence_s = constant_s.get("sequence_overhead_s")
-        if engine.enforce_eager and not least_s:
-            least_s = layers * constant_s.get("layer_launch_s", 0.0)
-    return pause_s, sequence_s or 0.0, least_s, giver
+def _host_times(scenario: Scenario, profile: TableProfile, layers: int) -> dict[str, Any]:
+    """Return the host's times of `TableProfile.with_corrections`, and who gives the pause: the
+    scenario, or its engine's preset."""
+    data, kind = scenario.model_dump(), profile.metadata.kind
+    of_preset = host_times(data, kind, layers)
+    times = of_preset | {
+        key: data["profile"][key]
+        for key in HOST_FIELDS
+        if key not in of_preset and data["profile"][key] is not None
+    }
+    preset = passes_preset(scenario.engine.preset, kind)
+    if "between_passes_s" in of_preset and preset is not None:
+        times["giver"] = f"engine {preset.name}"
+    return times

@@ -83,13 +83,14 @@ def fit_verify(
     `kv_tokens` each. q = 1 is plain decoding. Batches of more tokens than the profile covers are
     left out of a fit; beyond its sampled sequences the output head's time stays at the last value
     (a percent of such a pass). The lower bound of a pass (`least_pass_s`) makes a kink that no line
-    has: the fit ignores it, and its values are then bounded by it. Raise `InputError` where that
+    has: the fit ignores it, and its values are then bounded by it, at one sequence. Raise `InputError` where that
     leaves fewer than two batch sizes.
     """
     t = profile.even
     dense, sequences = t.dense_tokens[-1], t.decode_sequences[-1]
-    least_s = t.least_pass_s + t.between_passes_s if t.least_pass_s else 0.0
-    free = TableProfile(t._replace(least_pass_s=0.0), profile.metadata)
+    least_s = t.least_pass_s + t.least_sequence_s
+    least_s += t.between_passes_s if least_s else 0.0
+    free = TableProfile(t._replace(least_pass_s=0.0, least_sequence_s=0.0), profile.metadata)
     fits = []
     for q in range(1, most_query_tokens + 1):
         fitting = [b for b in requests if b * q <= dense and b <= sequences]

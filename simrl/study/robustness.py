@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from simrl.scenario.model import Scenario
-from simrl.scenario.presets import constants, known_fields
+from simrl.scenario.presets import EngineConstants, constants, host_times, known_fields
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.speculation.methods import Speculation
@@ -104,10 +104,12 @@ def scaled(prepared: Prepared, factor: float) -> Scenario:
     scenario = prepared.scenario
     for key, value in assumed_seconds(prepared).items():
         section, _, field = key.partition(".")
-        if key == "engine.layer_launch_s":  # of all layers: the shortest pass
-            section, field, value = "profile", "least_pass_s", prepared.model.layers * value
-        scenario = scenario.with_fields(section, **{field: value * factor})
-    return scenario
+        if field not in EngineConstants.model_fields:
+            scenario = scenario.with_fields(section, **{field: value * factor})
+    data, kind = scenario.model_dump(), prepared.profile.metadata.kind
+    times, scaled_times = (host_times(data, kind, prepared.model.layers, x) for x in (1.0, factor))
+    changed = {key: value for key, value in scaled_times.items() if value != times[key]}
+    return scenario.with_fields("profile", **changed)
 
 
 def robustness(

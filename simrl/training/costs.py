@@ -453,7 +453,7 @@ def deal(lengths: Ints, order: Ints, ranks: int) -> Ints:
 def pack(lengths: Ints, order: Ints, rank_of: Ints, budget_tokens: int) -> tuple[Ints, Ints]:
     """Return the micro-batch of each sequence, and the rank of each micro-batch (AReaL Algorithm
     1): in `order`, each sequence goes into the micro-batch of its rank with room that has the
-    fewest sequences, or into a new one."""
+    fewest sequences, of these the fewest tokens, and of these the first, or into a new one."""
     n = lengths.size
     bin_of, rank = np.empty(n, np.int64), np.empty(n, np.int64)
     tokens, count = np.zeros(n, np.int64), np.zeros(n, np.int64)
@@ -464,7 +464,9 @@ def pack(lengths: Ints, order: Ints, rank_of: Ints, budget_tokens: int) -> tuple
     for i in order:
         best, b = -1, latest[rank_of[i]]
         while b >= 0:
-            if tokens[b] + lengths[i] <= budget_tokens and (best < 0 or count[b] <= count[best]):
+            if tokens[b] + lengths[i] <= budget_tokens and (
+                best < 0 or (count[b], tokens[b]) <= (count[best], tokens[best])
+            ):
                 best = b
             b = before[b]
         if best < 0:

@@ -572,4 +572,5 @@ class ReferenceEngine:
                 each = np.interp(np.arange(1, n) / n, t.straggler_shares, t.straggler_s[which])
                 straggler = float(-np.diff(cached) @ each)
         seconds = dense + attention + sampled + straggler
-        return float(max(seconds, t.least_pass_s) + t.between_passes_s)
+        least_s = t.least_pass_s + t.least_sequence_s * logits
+        return float(max(seconds, least_s) + t.between_passes_s)

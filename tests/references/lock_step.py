@@ -25,7 +25,7 @@ class ReferenceLockStep:
     place: dict[int, int] = field(default_factory=dict)  # the rank of each request, by its id
 
     def __post_init__(self) -> None:
-        alone = self.tables._replace(least_pass_s=0.0)
+        alone = self.tables._replace(least_pass_s=0.0, least_sequence_s=0.0)
         self.ranks = [ReferenceEngine(alone, self.limits) for _ in range(self.limits.dp)]
 
     @property
@@ -81,7 +81,9 @@ class ReferenceLockStep:
                     longest, own_s + (self.dense_s(largest) - self.dense_s(n) if padded else 0.0)
                 )
         pause_s = self.tables.between_passes_s
-        seconds = max(longest + self.experts_s(in_all), self.tables.least_pass_s + pause_s)
+        sampled = float(max(map(len, plans)))
+        least_s = self.tables.least_pass_s + self.tables.least_sequence_s * sampled
+        seconds = max(longest + self.experts_s(in_all), least_s + pause_s)
         self.now_s += self.slowdown * seconds
         for rank, plan in zip(self.ranks, plans, strict=True):
             self.dummies += not plan

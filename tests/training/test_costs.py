@@ -72,7 +72,7 @@ def slow_pack(lengths, budget):
     for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         fitting = [b for b in bins if sum(int(lengths[j]) for j in b) + lengths[i] <= budget]
         if fitting:
-            min(fitting, key=len).append(i)
+            min(fitting, key=lambda b: (len(b), sum(int(lengths[j]) for j in b))).append(i)
         else:
             bins.append([i])
     return bins

@@ -46,7 +46,7 @@ def scenario(inputs: Inputs) -> Scenario:
             # Sequences one by one: as many as fit at the greatest length, which is the context's.
             "microbatching": "fixed",
             "tokens_per_microbatch": inputs["context_tokens"],
-            **named(inputs, "recompute", "switch_s", "reward_s"),
+            **named(inputs, "recompute", "switch_s", "reward_s", "balance"),
         },
         engine=named(inputs, "gpu_memory_utilization"),
     )

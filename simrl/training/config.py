@@ -44,6 +44,10 @@ class TrainingConfig(
     kernels: Literal["eager", "fused"] = "eager"
     """element-wise kernels: eager (Hugging Face's layers in PyTorch: verl and others with FSDP) or
     fused (Transformer Engine: Megatron)"""
+    logits: Literal["log_softmax", "cross_entropy", "vocab_parallel"] | None = None
+    """kernels from logits to log-probs. log_softmax: unfused, in fp32; cross_entropy: one kernel
+    (FlashAttention's, which verl takes); vocab_parallel: Megatron's, in fp32. If not given,
+    log_softmax with eager kernels, and vocab_parallel with fused ones"""
     attention: Literal["fa2", "fa3"] = "fa2"
     """attention kernels: FlashAttention 2, or FlashAttention 3 or cuDNN's (Hopper)"""
     sharding: Literal["fsdp", "optimizer"] = "fsdp"
@@ -80,6 +84,10 @@ class TrainingConfig(
     microbatches: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """fixed: micro-batches of a mini-batch of a data-parallel rank, of equal numbers of sequences
     (AReaL's n_mbs)"""
+    balance: Literal["minibatch", "batch", "none"] = "minibatch"
+    """how sequences are dealt to data-parallel ranks. minibatch: those of each mini-batch, so that
+    ranks have equal tokens; batch: those of a whole batch, which each rank then cuts into
+    mini-batches of unequal tokens (verl's balance_batch); none: in the order of the batch"""
     remove_padding: bool = False
     """fixed: sequences are packed (verl's use_remove_padding, AReaL); if not, each is padded to the
     longest of its micro-batch. The other settings of microbatching always pack"""
@@ -210,6 +218,11 @@ class TrainingConfig(
     def gpus_per_rank(self) -> int:
         """The GPUs that share a micro-batch."""
         return self.sequence_parallel * self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def logits_by(self) -> str:
+        """The kernels from logits to log-probs."""
+        return self.logits or ("log_softmax" if self.kernels == "eager" else "vocab_parallel")
 
     @property
     def reference_passes(self) -> int:

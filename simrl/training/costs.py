@@ -150,23 +150,43 @@ class TrainingCosts:
         """Return the training phase: gradients and optimizer steps on some sequences, in
         `minibatches`, `ppo_epochs` times. Costs that occur once an update are in the part that
         begins it."""
-        parts = [part for part in np.array_split(lengths, minibatches) if part.size]
+        parts = self._minibatches(lengths, minibatches)
         minibatch_s = (
             self.config.minibatch_overhead_s + (2 if self.critic else 1) * self.optimizer_s
         )
         passes_s = self.config.ppo_epochs * minibatch_s * max(len(parts), 1)
-        for part in parts:
-            passes_s += sum(seconds for _, seconds in self.gradients(part))
+        for part, rank_of in parts:
+            passes_s += sum(seconds for _, seconds in self.gradients(part, rank_of))
         once_s = (
             self.config.update_overhead_s + self._fetched_s(self._update_bytes) if begins else 0.0
         )
         return [("train", once_s + passes_s)]
 
-    def gradients(self, lengths: Ints) -> list[Phase]:
+    def _minibatches(self, lengths: Ints, count: int) -> list[tuple[Ints, Ints]]:
+        """Return the mini-batches of an update: the lengths of each, and the ranks that have them.
+        Where ranks are dealt the batch as a whole, each cuts its own part into mini-batches, whose
+        tokens differ from rank to rank."""
+        if self.config.balance == "minibatch":
+            parts = [part for part in np.array_split(lengths, count) if part.size]
+            return [(part, self._dealt(part)) for part in parts]
+        rank_of = self._dealt(lengths)
+        places, held = _places(rank_of), np.bincount(rank_of, minlength=self.ranks)
+        of_minibatch = places * count // held[rank_of]
+        chosen = [np.flatnonzero(of_minibatch == i) for i in range(count)]
+        return [(lengths[of], rank_of[of]) for of in chosen if of.size]
+
+    def _dealt(self, lengths: Ints) -> Ints:
+        """Return the data-parallel rank of each sequence: by tokens, or in the order of the
+        batch."""
+        if self.config.balance == "none":
+            return np.arange(lengths.size) * self.ranks // max(lengths.size, 1)
+        return deal(lengths, longest_first(lengths), self.ranks)
+
+    def gradients(self, lengths: Ints, rank_of: Ints | None = None) -> list[Phase]:
         """Return the forward and backward passes over some sequences, by the policy and the critic,
-        in all PPO epochs."""
+        in all PPO epochs; `rank_of` as in `sweep_s`."""
         models = 2 if self.critic == "serial" else 1
-        return [("train", self.config.ppo_epochs * models * self.sweep_s(lengths, 3))]
+        return [("train", self.config.ppo_epochs * models * self.sweep_s(lengths, 3, rank_of))]
 
     def after(self, version: int, publish: bool = True) -> list[Phase]:
         """Return the phases after the work: the weights go to the rollout workers (if published),
@@ -213,9 +233,9 @@ class TrainingCosts:
         them."""
         return self.config.switch_s + self.state_bytes / self.gpu.network_bytes_per_s
 
-    def sweep_s(self, lengths: Ints, passes: int) -> float:
+    def sweep_s(self, lengths: Ints, passes: int, rank_of: Ints | None = None) -> float:
         """Return the seconds of one sweep over the sequences: `passes` is 1 for a forward pass, 3
-        with the backward pass.
+        with the backward pass; `rank_of` has the rank of each sequence if they are dealt already.
 
         A fixed number of sequences is padded to the longest of the micro-batch, for all but
         attention, unless padding is removed.
@@ -233,7 +253,7 @@ class TrainingCosts:
         ) or config.tokens_per_microbatch
         budget = max(most_tokens, int(lengths.max()))
         order = longest_first(lengths)
-        rank_of = deal(lengths, order, self.ranks)
+        rank_of = self._dealt(lengths) if rank_of is None else rank_of
         if config.microbatching == "fixed":
             parts = [
                 self.fixed_microbatches(lengths[rank_of == rank], budget)

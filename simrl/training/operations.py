@@ -63,11 +63,18 @@ class _Traffic(NamedTuple):
     rotary: int  # of an element of queries and keys
     gate: int  # of an intermediate element: SiLU and product
     residual: int  # of a hidden element, both additions
-    logits: int  # of a logit
     kernels: int  # of a layer
 
 
-TRAFFIC = {"eager": _Traffic(36, 22, 10, 12, 24, 56), "fused": _Traffic(4, 4, 6, 12, 14, 25)}
+TRAFFIC = {"eager": _Traffic(36, 22, 10, 12, 56), "fused": _Traffic(4, 4, 6, 12, 25)}
+# Bytes of a logit from the 16 bits that the output head writes to the log-prob and back, forward and
+# backward. log_softmax: division by the temperature, cast to fp32, log-softmax: 3.7 and 22.8 bytes
+# forward, 23 backward by the seconds of 8,192 tokens over 151,936 words on one H100
+# (experiments/gpu/h100_second/host_times.json), at `MEMORY_SHARE`. cross_entropy: one kernel that
+# casts in registers (FlashAttention's, which verl takes), the temperature in place, the entropy in
+# one compiled kernel, counted. vocab_parallel: Megatron's cross-entropy (a cast, maximum,
+# difference, exponential, sum and quotient in fp32, each a kernel), counted.
+LOGITS = {"log_softmax": (27, 23), "cross_entropy": (16, 8), "vocab_parallel": (42, 18)}
 ADAPTER_BYTES, ADAPTER_KERNELS = (
     (2, 12),
     5,
@@ -371,7 +378,7 @@ class _TrainingPass:
         work_s = (3 - self.config.lora if self.backward else 1) * self.product_s(
             _Matrices(self.model.hidden, (vocab,)), "bf16"
         )
-        moved = self.traffic.logits * vocab * self.tokens / self.config.tensor_parallel
-        return work_s + (3 if self.backward else 1) * moved / (
-            self.gpu.memory_bytes_per_s * MEMORY_SHARE
-        )
+        forward, backward = LOGITS[self.config.logits_by]
+        moved = (forward + backward * self.backward) * vocab * self.tokens
+        moved = moved / self.config.tensor_parallel
+        return work_s + moved / (self.gpu.memory_bytes_per_s * MEMORY_SHARE)

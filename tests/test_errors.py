@@ -61,7 +61,7 @@ def test_a_name_is_followed_by_the_one_that_is_near(written, known, near):
         ),
         (
             ["compare", "scenario.yaml", "cluster.gpu=H-100"],
-            "gpu 'H-100' is unknown (did you mean h100?); simrl profile names lists all 12",
+            "gpu 'H-100' is unknown (did you mean h100?); simrl profile names lists all 13",
         ),
         (
             ["compare", "scenario.yaml", "cluster.gpu=h220"],

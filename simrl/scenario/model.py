@@ -91,7 +91,7 @@ class ClusterConfig(_Section):
     """The GPUs. `tp` × `dp` of them make one rollout worker."""
 
     gpu: GpuName
-    """a100, a100-pcie, h100, h200, h800, h20, b200, gb200, a40, a6000 or rtxpro6000, also as
+    """a100, a800, a100-pcie, h100, h200, h800, h20, b200, gb200, a40, a6000 or rtxpro6000, also as
     `H100-SXM` or `NVIDIA H100 80GB HBM3`: gives memory, rates and links unless a profile does"""
     gpus: GpuCount
     """number of all GPUs, for rollout and for training; with `train`, number of rollout GPUs"""

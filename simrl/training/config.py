@@ -54,6 +54,10 @@ class TrainingConfig(
     """fsdp: weights are sharded over all GPUs and gathered for each micro-batch; optimizer: only
     gradients and optimizer states are sharded (Megatron's distributed optimizer), and are exchanged
     once for each mini-batch"""
+    gather_overlap: bool = True
+    """fsdp: gathering weights and reducing gradients go on beside the arithmetic. Where all streams
+    share one hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=1, which verl sets from 0.5 on), only what
+    is asked for a layer ahead does: the weights of the backward pass"""
     tensor_parallel: PositiveInt = 1
     """GPUs that share each layer (Megatron TP with sequence parallelism)"""
     pipeline_parallel: PositiveInt = 1
@@ -126,8 +130,9 @@ class TrainingConfig(
     """bytes per token of a batch, padded to its longest sequence, that a single controller gathers
     and hands on: ids, masks, positions, log-probs, advantages (verl's DataProto); systems without a
     single controller have no such cost"""
-    controller_bytes_per_s: PositiveFloat = 2e9
-    """throughput of the controller; assumed"""
+    controller_bytes_per_s: PositiveFloat = 6e8
+    """throughput of the controller, each time that it hands the batch on: from rollout, to each
+    log-prob pass, and to the update; measured on one host (experiments/host)"""
     checkpoint_every: NonNegativeInt = 0
     """updates between checkpoints; 0: none"""
     checkpoint_s: Seconds = 0.0

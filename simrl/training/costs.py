@@ -68,16 +68,14 @@ class TrainingCosts:
         return self.gpus // self.config.gpus_per_rank
 
     def transfer(self, lengths: Ints) -> list[Phase]:
-        """Return the batch's way through the controller, before the switch from rollout to
-        training."""
-        batch_bytes = (
-            float(lengths.size * lengths.max(initial=0)) * self.config.controller_bytes_per_token
-        )
-        return (
-            [("transfer", batch_bytes / self.config.controller_bytes_per_s)]
-            if self.controller
-            else []
-        )
+        """Return the batch's way to the controller, before the switch from rollout to training."""
+        return [("transfer", self._handed_s(lengths))] if self.controller else []
+
+    def _handed_s(self, lengths: Ints) -> float:
+        """Return the seconds in which a batch goes through the controller, once: from the rollout
+        workers, and to the trainer for each log-prob pass and for the update."""
+        padded = float(lengths.size * lengths.max(initial=0)) * self.controller
+        return padded * self.config.controller_bytes_per_token / self.config.controller_bytes_per_s
 
     def inference(self, lengths: Ints) -> list[Phase]:
         """Return the log-prob phase of some sequences."""
@@ -87,7 +85,8 @@ class TrainingCosts:
         passes_s = self._own_passes * (self.sweep_s(lengths, 1) + self._fetched_s(FULL_BYTES))
         if references:
             passes_s += references * self.reference_s(lengths)
-        return [("log_prob", self.log_probs * self.config.log_prob_overhead_s + passes_s)]
+        each_s = self.config.log_prob_overhead_s + self._handed_s(lengths)
+        return [("log_prob", self.log_probs * each_s + passes_s)]
 
     def reference_s(self, lengths: Ints) -> float:
         """Return the seconds of one pass by the reference, overheads excluded. Swapping copies the
@@ -160,7 +159,7 @@ class TrainingCosts:
         once_s = (
             self.config.update_overhead_s + self._fetched_s(self._update_bytes) if begins else 0.0
         )
-        return [("train", once_s + passes_s)]
+        return [("train", once_s + self._handed_s(lengths) + passes_s)]
 
     def _minibatches(self, lengths: Ints, count: int) -> list[tuple[Ints, Ints]]:
         """Return the mini-batches of an update: the lengths of each, and the ranks that have them.
@@ -280,8 +279,9 @@ class TrainingCosts:
         host_s = sequences * (
             config.log_prob_sequence_s if passes == 1 else config.update_sequence_s
         )
-        each_s = np.maximum(
-            stage_s + config.correction * work.head_s + host_s, self._gather_s(passes)
+        serial_s, beside_s = self._gather_s(passes)
+        each_s = serial_s + np.maximum(
+            stage_s + config.correction * work.head_s + host_s, beside_s
         )
         groups, places = ranks // self._together, _places(ranks)
         slowest_s = np.zeros((groups.max() + 1, places.max() + 1))
@@ -315,22 +315,25 @@ class TrainingCosts:
         dividing = config.expert_parallel // (config.tensor_parallel * config.sequence_parallel)
         return self.ranks if config.sharding == "fsdp" else max(dividing, 1)
 
-    def _gather_s(self, passes: int) -> float:
+    def _gather_s(self, passes: int) -> tuple[float, float]:
         """Return the seconds in which FSDP gathers the weights for a micro-batch, twice if there is
-        a backward pass, and reduces their gradients, which are twice as many bytes. Streamed
-        weights come from the host."""
+        a backward pass, and reduces their gradients, which are twice as many bytes: those that
+        hold the arithmetic up, and those beside it. Streamed weights come from the host. Without
+        `gather_overlap`, only the backward pass's weights, which are asked for a layer ahead, come
+        beside it."""
         model = self.model
         fetched_s = self.streams * WEIGHT_BYTES * self._held(model) / self.gpu.host_bytes_per_s
         if self.config.sharding != "fsdp":
-            return fetched_s
+            return 0.0, fetched_s
         gathers = 4 - 2 * self.config.lora if passes > 1 else 1
         alone = model.routed_parameters * (
             1 - 1 / self.config.expert_parallel
         )  # that other GPUs gather
         gathered = WEIGHT_BYTES * (model.parameters - alone)
-        return fetched_s + gathers * gathered * (
-            1.0 - 1.0 / self.gpus
-        ) / self.gpu.bytes_per_s_among(self.gpus)
+        rate = self.gpu.bytes_per_s_among(self.gpus)
+        once_s = gathered * (1.0 - 1.0 / self.gpus) / rate
+        beside = gathers if self.config.gather_overlap else int(passes > 1)
+        return (gathers - beside) * once_s, fetched_s + beside * once_s
 
     def _work_s(self, tokens: Floats, attended: Floats, passes: int) -> MicroBatch:
         """Return the seconds of the arithmetic of micro-batches and of its memory traffic."""

@@ -517,7 +517,7 @@ def test_running_samples_change_over_to_a_drafter_that_comes_with_new_weights():
     ]
     after = [drafted for uid, drafted in per_verification.items() if min(segments[uid]) >= 2]
     assert max(before) <= 8 and min(after) > 40
-    assert across and all(8 < drafted < 47 for drafted in across)
+    assert max(across) > 8 and all(8 <= drafted < max(after) for drafted in across)
 
 
 def test_an_engine_with_older_weights_keeps_the_drafter_that_comes_with_them():

@@ -245,6 +245,54 @@ def test_a_micro_batch_never_takes_less_than_gathering_the_sharded_weights():
     )
 
 
+def test_gathering_that_shares_a_queue_with_the_arithmetic_holds_it_up_but_for_the_backward_pass():
+    slow_network = GPU.model_copy(update={"link_bytes_per_s": 100.0})
+    sharded = MODEL.weight_bytes * (1 - 1 / 4) / (LINK_SHARE * 100.0)
+    lengths = np.array([10] * 4)
+    arithmetic_s = flops(10) / (0.35 * 1e6)
+    one_queue = costs(gpus=4, gpu=slow_network, gather_overlap=False)
+    assert one_queue.sweep_s(lengths, 1) == pytest.approx(sharded + arithmetic_s)
+    assert one_queue.sweep_s(lengths, 3) == pytest.approx(
+        3 * sharded + max(sharded, 3 * arithmetic_s)  # the forward pass's, and gradients in fp32
+    )
+    adapters = costs(gpus=4, gpu=slow_network, gather_overlap=False, lora=True)
+    assert adapters.sweep_s(lengths, 3) >= sharded + sharded
+
+
+def test_a_batch_that_is_dealt_as_a_whole_has_mini_batches_of_unequal_tokens():
+    lengths = np.array([90, 10, 10, 90, 50, 50, 20, 80])
+    each, whole, order = (
+        costs(gpus=2, minibatches=4, balance=balance) for balance in ("minibatch", "batch", "none")
+    )
+    parts = whole._minibatches(lengths, 4)
+    assert sorted(np.concatenate([part for part, _ in parts])) == sorted(lengths)
+    per_rank = sum(np.bincount(rank_of, part, minlength=2) for part, rank_of in parts)
+    assert per_rank.tolist() == [200, 200], "the batch is in balance, its mini-batches need not be"
+    of_order = [rank for _, rank_of in order._minibatches(lengths, 1) for rank in rank_of]
+    assert of_order == [0, 0, 0, 0, 1, 1, 1, 1], "without balance, ranks have parts of the batch"
+
+    many = np.random.default_rng(1).integers(1, 4000, 256)
+    of_minibatch, of_batch, unbalanced = (
+        dict(of.update(many, 4))["train"] for of in (each, whole, order)
+    )
+    assert of_minibatch < of_batch < unbalanced
+
+
+def test_the_controller_hands_the_batch_on_to_every_pass_and_to_the_update():
+    lengths = np.array([10, 30])
+    alone = costs(log_probs=2)
+    through = replace(alone, controller=True)
+    once_s = 2 * 30 * 64 / 6e8
+    assert dict(through.transfer(lengths)) == {"transfer": pytest.approx(once_s)}
+    more = {
+        "log_prob": dict(through.inference(lengths))["log_prob"]
+        - dict(alone.inference(lengths))["log_prob"],
+        "train": dict(through.update(lengths, 1))["train"]
+        - dict(alone.update(lengths, 1))["train"],
+    }
+    assert more == {"log_prob": pytest.approx(2 * once_s), "train": pytest.approx(once_s)}
+
+
 def test_ranks_that_gather_weights_wait_for_each_other_in_every_micro_batch_and_others_at_the_end_alone():
     """Two ranks: 100 and 10 + 10 + 10 tokens, then 60 and 40: the longer of each place, or of the sums."""
     lengths = np.array(

@@ -75,7 +75,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=4 * 2**30)
-    found = {f"{n} x {width}": rates(n, width) for n, width in ((2048, 1536), (512, 8192), (512, 28672))}
+    found = {
+        f"{n} x {width}": rates(n, width) for n, width in ((2048, 1536), (512, 8192), (512, 28672))
+    }
     args.out.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
 

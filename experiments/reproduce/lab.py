@@ -78,11 +78,8 @@ def run_of(
     """Return a scenario of a paper: the inputs that all papers have, and the row's own. `lengths` are fields of a length
     model, which has the run's number of steps unless they give another, or the trace that `Lab.run` is given. A framework's
     preset gives what the row does not."""
-    host_times = {
-        "between_passes_s": float(inputs["between_passes_s"]),
-        "sequence_overhead_s": inputs.get("sequence_overhead_s"),
-        "least_pass_s": least_pass_s or None,
-    }
+    of_preset = "engine_preset" in inputs  # and else the ledger has the host's times itself
+    host_times = {} if of_preset else of_host(inputs, least_pass_s)
     if isinstance(lengths, Trace):
         workload: dict[str, Any] = {"trace": lengths.metadata.name}
     else:
@@ -94,16 +91,31 @@ def run_of(
             "steps": steps,
             "warmup_steps": warmup_steps,
             "model": model,
-            "cluster": {"gpu": inputs["gpu"], "gpus": gpus, "tp": tp},
+            "cluster": {
+                **{"gpu": inputs["gpu"], "gpus": gpus, "tp": tp},
+                **(named(inputs, "host_speed") if of_preset else {}),
+            },
             "workload": workload,
             "framework": framework,
             "profile": step_times(model, inputs["gpu"], tp, **host_times),
-            "engine": {"max_num_seqs": inputs["max_num_seqs"], **(engine or {})},
+            "engine": {
+                **({"preset": inputs["engine_preset"]} if of_preset else {}),
+                **{"max_num_seqs": inputs["max_num_seqs"], **(engine or {})},
+            },
             "training": training,
             "speculation": speculation or {},
             "system": system,
         },
     )
+
+
+def of_host(inputs: Inputs, least_pass_s: float) -> dict[str, float | None]:
+    """Return the host's times around passes that a ledger has."""
+    return {
+        "between_passes_s": float(inputs["between_passes_s"]),
+        "sequence_overhead_s": inputs.get("sequence_overhead_s"),
+        "least_pass_s": least_pass_s or None,
+    }
 
 
 def run_model(

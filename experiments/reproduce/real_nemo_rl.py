@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.reproduce.lab import Lab, Measures, Predict, launch_s, row, run_of
+from experiments.reproduce.lab import Lab, Measures, Predict, row, run_of
 from experiments.reproduce.ledger import Inputs, named
 from experiments.reproduce.real_lengths import of_run
 from simrl.scenario.model import Scenario
@@ -80,7 +80,6 @@ def scenario(inputs: Inputs, asynchronous: bool) -> Scenario:
             ),
         },
         engine=named(inputs, "max_num_batched_tokens", "gpu_memory_utilization"),
-        least_pass_s=launch_s(inputs, inputs["model"]),
         framework=inputs["framework"],
     )
 

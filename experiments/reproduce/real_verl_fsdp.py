@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.reproduce.lab import Lab, Predict, launch_s, row, run_of
+from experiments.reproduce.lab import Lab, Predict, row, run_of
 from experiments.reproduce.ledger import Inputs, named
 from experiments.reproduce.real_lengths import phase_seconds, trace_of
 from simrl.scenario.model import Scenario
@@ -53,10 +53,10 @@ def scenario(inputs: Inputs, trace: Trace) -> Scenario:
             "sequences_per_microbatch": inputs["microbatch_sequences"],
             "remove_padding": True,
             "offload": inputs["offload_states"],
+            "gather_overlap": inputs["gather_overlap"],
             **named(inputs, "recompute", "load_overhead_s", "reward_s"),
         },
-        engine=named(inputs, "max_num_batched_tokens", "gpu_memory_utilization"),
-        least_pass_s=launch_s(inputs, inputs["model"]),
+        engine=named(inputs, "max_num_batched_tokens", "gpu_memory_utilization", "enforce_eager"),
         framework=inputs["framework"],
     )
 

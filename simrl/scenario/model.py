@@ -80,9 +80,6 @@ class TrainPool(_Section):
     """GPUs that share a host"""
     nvlink_domain: PositiveInt | None = None
     """GPUs that the scale-up link joins"""
-    host_speed: Annotated[float, Field(ge=0.05, le=20)] = 1.0
-    """speed of one thread of the hosts, over that of the machine on which the presets' times of the
-    host were measured (experiments/host): these times are divided by it"""
     network_bytes_per_s: BytesPerS | None = None
     """share of a GPU in the scale-out network, one direction"""
 
@@ -114,6 +111,9 @@ class ClusterConfig(_Section):
     nvlink_domain: PositiveInt | None = None
     """GPUs that the scale-up link (NVLink, or PCIe) joins: one node if not given, 72 of gb200
     (NVL72)"""
+    host_speed: Annotated[float, Field(ge=0.05, le=20)] = 1.0
+    """speed of one thread of the hosts, over that of the machine on which the presets' times of the
+    host were measured (experiments/host): these times are divided by it"""
     network_bytes_per_s: BytesPerS | None = None
     """share of a GPU in the scale-out network, one direction; the data sheet's if not given: a 400
     Gb/s port is 50e9"""

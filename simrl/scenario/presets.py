@@ -74,6 +74,7 @@ class EngineConstants(BaseModel, extra="forbid"):
     hidden_sequence_s: Annotated[float, Field(ge=0, le=1)] = 0.0
     layer_launch_s: Annotated[float, Field(ge=0, le=1)] = 0.0
     async_scheduling: bool = False
+    log_probs: bool = False
     reserve_bytes: Annotated[float, Field(ge=0)] = 0.0
 
 
@@ -203,6 +204,7 @@ FRAMEWORKS = {
 OF_ENGINE = (
     "async_scheduling",
     "reserve_bytes",
+    "log_probs",
 )  # constants that are fields of `engine`; the others are of its passes
 
 
@@ -289,8 +291,8 @@ def _around_passes(scenario: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             "least_sequence_s" if ahead else "sequence_overhead_s",
             engine.get("log_probs"),
         ),
-        "hidden_pass_s": ("least_pass_s", ahead),
-        "hidden_sequence_s": ("least_sequence_s", ahead),
+        "hidden_pass_s": ("least_pass_s", True),
+        "hidden_sequence_s": ("least_sequence_s", True),
         "layer_launch_s": ("least_pass_s", engine.get("enforce_eager")),
     }
     for key, (field, applies) in applying.items():

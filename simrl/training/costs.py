@@ -280,9 +280,7 @@ class TrainingCosts:
             config.log_prob_sequence_s if passes == 1 else config.update_sequence_s
         )
         serial_s, beside_s = self._gather_s(passes)
-        each_s = serial_s + np.maximum(
-            stage_s + config.correction * work.head_s + host_s, beside_s
-        )
+        each_s = serial_s + np.maximum(stage_s + config.correction * work.head_s + host_s, beside_s)
         groups, places = ranks // self._together, _places(ranks)
         slowest_s = np.zeros((groups.max() + 1, places.max() + 1))
         np.maximum.at(slowest_s, (groups, places), each_s)

@@ -76,8 +76,8 @@ def reproduce(
     accuracy: Annotated[
         Path | None,
         typer.Option(
-            help="with --real and all rows: the history of its errors, a CSV file that gets the lines of this code; exit code 1 "
-            "if a median is 2 points worse than before"
+            help="with --real and all rows: the history of its errors, a CSV file that gets the lines of this code; "
+            "exit code 1 if a median is 2 points worse than before"
         ),
     ] = None,
 ) -> None:

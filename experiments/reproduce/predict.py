@@ -78,8 +78,8 @@ class Task(NamedTuple):
 
 class Prediction(NamedTuple):
     """The elements of a row under each possible set of inputs, the middle first; empty if the middle is impossible. `refused`
-    has the reasons of the other sets. `asked` are the inputs that any of them asked for. `left_out` are the elements of the task
-    LEFT_OUT, if there is one and it is possible."""
+    has the reasons of the other sets. `asked` are the inputs that any of them asked for. `left_out` are the elements of the
+    task LEFT_OUT, if there is one."""
 
     elements: list[list[float]]
     inputs: list[Inputs]

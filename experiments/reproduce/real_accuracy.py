@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.reproduce.real_scores import GROUPS, KINDS
+from experiments.reproduce.real_scores import GROUPS, KINDS, SUMS
 from simrl.errors import InputError
 from simrl.files import write_whole_file
 
@@ -30,7 +30,7 @@ def lines_of(totals: Mapping[str, Any], commit: str, date: str, code: str) -> li
     found = []
     for kind in KINDS.values():
         for group in GROUPS:
-            each = totals[group][kind]
+            each = totals[SUMS[group]][SUMS[kind]]
             if each["count"]:
                 values = (each["median_error"], each["signed_median"], each["worst"]["error"])
                 row = f"{each['worst']['id']} {each['worst']['quantity']}"
@@ -72,7 +72,9 @@ def record(path: Path, totals: Mapping[str, Any]) -> None:
 
     commit, date = _commit()
     with write_whole_file(path) as file:
-        history = list(csv.DictReader(io.StringIO(path.read_text("utf-8")))) if path.exists() else []
+        history = (
+            list(csv.DictReader(io.StringIO(path.read_text("utf-8")))) if path.exists() else []
+        )
         lines, alarms = recorded(history, lines_of(totals, commit, date, code_digest()[:12]))
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")

@@ -19,6 +19,7 @@ Sums = dict[str, Any]
 KINDS = {"step": "steps", "phase": "phases", "ratio": "ratios", "training step": "training steps"}
 LEAVE_ONE_OUT = "leave one setup out"
 GROUPS = (LEAVE_ONE_OUT, "gave constants", "strangers")
+SUMS = {group: group.replace(" ", "_") for group in (*GROUPS, *KINDS.values())}  # keys of totals
 FAR = 0.3  # of |error|, from which a quantity has its cause on the page
 
 
@@ -30,7 +31,10 @@ def of_group(entries: Iterable[Entry], group: str) -> list[tuple[Entry, float]]:
         for entry in entries
         if entry["scored"]
         and entry["error"] is not None
-        and (group == LEAVE_ONE_OUT or (group == "gave constants") == bool(setups[entry["setup"]].gave))
+        and (
+            group == LEAVE_ONE_OUT
+            or (group == "gave constants") == bool(setups[entry["setup"]].gave)
+        )
     ]
 
 
@@ -53,7 +57,7 @@ def reversed_orders(errors: Iterable[tuple[Entry, float]]) -> list[str]:
         entry["id"]
         for entry, error in errors
         if entry["kind"] == "ratio"
-        and (entry["measured"] - 1) * (entry["measured"] * (1 + error) - 1) < 0
+        and (entry["measured"] > 1) != (entry["measured"] * (1 + error) > 1)
     ]
 
 
@@ -62,11 +66,11 @@ def totals(entries: Sequence[Entry]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for group in GROUPS:
         errors = of_group(entries, group)
-        found[group] = {
-            name: sums([pair for pair in errors if pair[0]["kind"] == kind])
+        found[SUMS[group]] = {
+            SUMS[name]: sums([pair for pair in errors if pair[0]["kind"] == kind])
             for kind, name in KINDS.items()
         }
-        found[group]["reversed"] = reversed_orders(errors)
+        found[SUMS[group]]["reversed"] = reversed_orders(errors)
     sides = [entry for entry in entries if entry["scored"] and entry["kind"] == "side"]
     found["sides"] = {
         "count": len(sides),
@@ -83,10 +87,10 @@ def table(entries: Sequence[Entry]) -> list[list[str]]:
     """Return the cells of the totals, under HEADS."""
     found = totals(entries)
     return [
-        [f"{group}: {name}", *_cells(found[group][name])]
+        [f"{group}: {name}", *_cells(found[SUMS[group]][SUMS[name]])]
         for group in GROUPS
         for name in KINDS.values()
-        if found[group][name]["count"]
+        if found[SUMS[group]][SUMS[name]]["count"]
     ]
 
 
@@ -96,9 +100,14 @@ def _cells(of: Sums) -> list[str]:
     return [
         str(of["count"]),
         f"{of['median_error']:.0%}",
-        f"{of['signed_median']:+.0%}",
-        f"{worst['error']:+.0%} ({worst['id']}{quantity})",
+        signed(of["signed_median"]),
+        f"{signed(worst['error'])} ({worst['id']}{quantity})",
     ]
+
+
+def signed(error: float) -> str:
+    """Return an error in percent with its sign; none for less than half a percent."""
+    return f"{error:+.0%}" if round(100 * error) else "0%"
 
 
 def sentences(entries: Sequence[Entry]) -> list[str]:
@@ -113,9 +122,14 @@ def sentences(entries: Sequence[Entry]) -> list[str]:
 def remarks(entries: Sequence[Entry]) -> list[str]:
     """Return what no table of totals says: reversed orders, sides, and what is not scored."""
     found, lines = totals(entries), []
-    if found[LEAVE_ONE_OUT]["ratios"]["count"]:
-        names = ", ".join(found[LEAVE_ONE_OUT]["reversed"])
-        lines.append(f"Orders reversed: {names or 'none'}.")
+    left_out = found[SUMS[LEAVE_ONE_OUT]]
+    if left_out["ratios"]["count"]:
+        orders = [
+            f"{entry['id']} (measured {entry['measured']:.2f}, predicted {entry['left_out']:.2f})"
+            for entry in entries
+            if entry["id"] in left_out["reversed"]
+        ]
+        lines.append(f"Orders reversed: {', '.join(orders) or 'none'}.")
     if found["sides"]["count"]:
         lines.append(
             f"Side that binds: {found['sides']['agree']} of {found['sides']['count']} as measured."
@@ -125,7 +139,7 @@ def remarks(entries: Sequence[Entry]) -> list[str]:
     return lines
 
 
-CLASS_HEADS = ("class", "of", *(group for group in GROUPS))
+CLASS_HEADS = ("class", "of", *GROUPS)
 
 
 def by_class(entries: Sequence[Entry]) -> list[list[str]]:
@@ -149,8 +163,8 @@ def _in_a_cell(of: Sums) -> str:
         return ""
     worst = of["worst"]
     return (
-        f"{of['count']}: {of['median_error']:.0%}, {of['signed_median']:+.0%}, "
-        f"worst {worst['error']:+.0%}"
+        f"{of['count']}: {of['median_error']:.0%}, {signed(of['signed_median'])}, "
+        f"worst {signed(worst['error'])}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Setups of real runs: a framework with an engine on one kind of GPU, as one page or log has it, and the constants that it gave simrl.
+"""Setups of real runs: a framework with an engine on one kind of GPU, as one page or log has it, and the constants it gave.
 
 Invariant: every row of the board is in one setup. A setup that gave constants is also predicted with what remains where they
 are left out; for a stranger nothing changes.
@@ -37,7 +37,8 @@ class Gave(BaseModel):
 
 
 class Setup(BaseModel):
-    """A setup: its ledger, its rows by the kind of the model's layers, and what it gave. A training step has no engine."""
+    """A setup: its ledger, its rows by the kind of the model's layers, and what it gave. A training step has no engine. `read`:
+    inputs that its own unscored figures decided; `seen`: mechanisms that were chosen after its rows were seen."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -46,6 +47,7 @@ class Setup(BaseModel):
     gpu: str
     rows: dict[Layers, list[str]]
     read: str = ""
+    seen: str = ""
     gave: list[Gave] = []
 
     def layers(self, row: str) -> Layers | None:
@@ -71,12 +73,12 @@ class Cause(BaseModel):
 
 
 class Setups(BaseModel):
-    """All setups by name, the measured constants that come from none of them, and the causes of large errors."""
+    """All setups by name, where constants that come from none of them were measured, and the causes of large errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     setups: dict[str, Setup]
-    elsewhere: list[str]
+    elsewhere: dict[str, str]
     causes: list[Cause]
 
 
@@ -112,8 +114,8 @@ def cause_of(row: str, quantity: str) -> str | None:
 
 
 def left_out_tasks(rows: Mapping[str, int], **given: str) -> list[Task]:
-    """Return a task for each setup that gave constants: those of these rows (each with its number of elements) that are its own,
-    with the constants left out."""
+    """Return a task for each setup that gave constants: its own among these rows (each with its number of elements), with the
+    constants left out."""
     found = []
     for setup in read_setups().setups.values():
         if not setup.ledger or not setup.left_out:

@@ -60,7 +60,7 @@ def reproduce(
             "--json",
             help="print JSON on stdout; its keys are stable: simrl_version, samples, totals, rows, with id, published, "
             "predicted, low, high, error, covered, ledger, asked, why_not, refused; with --real also ledgers, and of rows "
-            "quantity, measured, open_inputs, driver, scored",
+            "quantity, measured, left_out, left_out_error, setup, open_inputs, driver, scored",
         ),
     ] = False,
     real: Annotated[
@@ -73,6 +73,13 @@ def reproduce(
         Path, typer.Option(help="with --real: the folder with the measurements")
     ] = Path("../shared/data"),
     page: Annotated[Path | None, typer.Option(help="with --real: a Markdown page to write")] = None,
+    accuracy: Annotated[
+        Path | None,
+        typer.Option(
+            help="with --real and all rows: the history of its errors, a CSV file that gets the lines of this code; "
+            "exit code 1 if a median is 2 points worse than before"
+        ),
+    ] = None,
 ) -> None:
     """Predict what papers published, or what real runs took (--real), from their inputs; say how far off it is.
 
@@ -87,8 +94,11 @@ def reproduce(
     from simrl.show.text import Screen
     from simrl.study.progress import compile_kernels, progress_bar
 
-    if page is not None and not real:
-        raise InputError("--page: is of the board of real runs; add --real")
+    for name, path in {"--page": page, "--accuracy": accuracy}.items():
+        if path is not None and not real:
+            raise InputError(f"{name}: is of the board of real runs; add --real")
+    if accuracy is not None and rows:
+        raise InputError("--accuracy: is of the whole board; leave out the rows")
     board = real_runs(rows or [], samples, data) if real else published(rows or [], samples)
     with ExitStack() as files:  # tells before the runs if it cannot write
         written = {
@@ -112,13 +122,21 @@ def reproduce(
             written[page].write_text(made(content["rows"], samples), encoding="utf-8")
     if as_json:
         print(text)
-        return
-    console = Screen()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 200
-    board.show(content["rows"], console)
-    for path in written:
-        console.print(f"Written to {path}", soft_wrap=True)
+    else:
+        console = Screen()
+        if not console.is_terminal and "COLUMNS" not in os.environ:
+            console.width = 200
+        board.show(content["rows"], console)
+        for path in written:
+            console.print(f"Written to {path}", soft_wrap=True)
+    if real and not rows:
+        from experiments.reproduce.real_scores import require_causes
+
+        require_causes(content["rows"])
+    if accuracy is not None:
+        from experiments.reproduce.real_accuracy import record
+
+        record(accuracy, content["totals"])
 
 
 def published(rows: Sequence[str], samples: int) -> Board:
@@ -155,11 +173,12 @@ def real_runs(rows: Sequence[str], samples: int, data: Path) -> Board:
         all_rows,
         entries_of,
         print_entries,
-        totals,
         training_steps,
         wanted_rows,
     )
     from experiments.reproduce.real_measured import measured
+    from experiments.reproduce.real_scores import totals
+    from experiments.reproduce.real_setups import left_out_tasks
 
     measured(data)  # damaged data ends here, not after the runs
     wanted, known = wanted_rows(rows, training_steps(data)), all_rows()
@@ -174,7 +193,8 @@ def real_runs(rows: Sequence[str], samples: int, data: Path) -> Board:
             "ledgers": {name: ledger_of(name) for name in ledgers},
         }
 
-    return Board(tasks(counts, samples, FAMILIES, data=str(data)), content, print_entries)
+    todo = tasks(counts, samples, FAMILIES, data=str(data))
+    return Board([*todo, *left_out_tasks(counts, data=str(data))], content, print_entries)
 
 
 if __name__ == "__main__":

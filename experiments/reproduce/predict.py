@@ -57,6 +57,9 @@ FAMILIES: dict[str, ModuleType] = {
 }
 
 
+LEFT_OUT = -1
+
+
 class Found(NamedTuple):
     """The elements of a row, or why there are none; and the inputs that were asked for."""
 
@@ -69,18 +72,20 @@ class Task(NamedTuple):
 
     paper: str
     rows: Mapping[str, int]  # how many elements each has; not which
-    number: int  # of the set; 0 is the middle
+    number: int  # of the set; 0 is the middle, LEFT_OUT the middle without what the rows gave
     inputs: Inputs
 
 
 class Prediction(NamedTuple):
     """The elements of a row under each possible set of inputs, the middle first; empty if the middle is impossible. `refused`
-    has the reasons of the other sets. `asked` are the inputs that any of them asked for."""
+    has the reasons of the other sets. `asked` are the inputs that any of them asked for. `left_out` are the elements of the
+    task LEFT_OUT, if there is one."""
 
     elements: list[list[float]]
     inputs: list[Inputs]
     refused: list[str]
     asked: frozenset[str]
+    left_out: list[float] | None = None
 
 
 def paper_of(row: str) -> str | None:
@@ -155,22 +160,25 @@ def predict(
     todo: Sequence[Task], jobs: int, on_task: Callable[[], None] = lambda: None
 ) -> dict[str, Prediction]:
     """Run all tasks in up to `jobs` processes, whose number changes nothing. Raise `StoppedError` if a process is killed."""
-    done: dict[tuple[str, int], dict[str, Found]] = {}
+    done: dict[int, dict[str, Found]] = {}
     with Processes(jobs, stay=True) as pool:
         for i, found in each(run, todo, pool if min(jobs, len(todo)) > 1 else None):
-            done[todo[i].paper, todo[i].number] = found
+            done[i] = found
             on_task()
     return {
-        row: _prediction(row, [t for t in todo if row in t.rows], done)
+        row: _prediction(row, [(t, done[i][row]) for i, t in enumerate(todo) if row in t.rows])
         for task in todo
         for row in task.rows
     }
 
 
-def _prediction(
-    row: str, todo: Sequence[Task], done: Mapping[tuple[str, int], Mapping[str, Found]]
-) -> Prediction:
-    found = [(task, done[task.paper, task.number][row]) for task in todo]
+def _prediction(row: str, all_found: Sequence[tuple[Task, Found]]) -> Prediction:
+    found = [(task, outcome) for task, outcome in all_found if task.number != LEFT_OUT]
+    left_out = None
+    for _, outcome in (pair for pair in all_found if pair[0].number == LEFT_OUT):
+        if isinstance(outcome.elements, InputError):
+            raise PaperError(f"row {row}, its constants left out: {outcome.elements}")
+        left_out = outcome.elements
     refused = [
         str(outcome.elements) for _, outcome in found if isinstance(outcome.elements, InputError)
     ]
@@ -183,7 +191,11 @@ def _prediction(
         can_be = []
     asked = frozenset[str]().union(*(outcome.asked for _, outcome in found))
     return Prediction(
-        [elements for _, elements in can_be], [task.inputs for task, _ in can_be], refused, asked
+        [elements for _, elements in can_be],
+        [task.inputs for task, _ in can_be],
+        refused,
+        asked,
+        left_out,
     )
 
 

@@ -67,7 +67,7 @@ def training(inputs: Inputs) -> dict[str, Any]:
     """Return the settings of the trainer. verl's budget of tokens is a GPU's: GPUs that share a sequence add theirs up."""
     sequence_parallel = inputs["sequence_parallel"]
     return {
-        **named(inputs, "recompute", "load_overhead_s"),
+        **named(inputs, "recompute", "load_overhead_s", "switch_s", "reward_s"),
         "sequence_parallel": sequence_parallel,
         "tokens_per_microbatch": inputs["tokens_per_microbatch"] * sequence_parallel,
     }

@@ -1,14 +1,13 @@
 """The board of real runs: every measured quantity beside its prediction, with the error and what moves the prediction most.
 
 Invariant: measured values come in after all predictions are made. A quantity that is not predicted yet, or not scored, says why
-and counts in no total.
+and counts in no total. Setups that gave constants and strangers count apart (`real_scores`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -27,6 +26,8 @@ from experiments.reproduce.board import (
 from experiments.reproduce.ledger import read_ledger
 from experiments.reproduce.predict import FAMILIES, Prediction
 from experiments.reproduce.real_measured import again, measured
+from experiments.reproduce.real_scores import sentences
+from experiments.reproduce.real_setups import setup_of
 from experiments.validate_training import read_steps, scored
 from simrl.errors import InputError, meant
 
@@ -34,7 +35,6 @@ Entry = dict[str, Any]
 SIDE = "trainer waits"  # a share of its step
 BINDS = 0.1  # of the step, from which the side that is waited for is the rollout
 LEVEL = 1e-3  # of a prediction: an interval that is narrower is rounding
-KINDS = {"step": "steps", "phase": "phases", "ratio": "ratios", "training step": "training steps"}
 TRAINING_STEPS = "train_step_benchmarks"
 CONSTANT = "the seconds of an RL step beyond its operations are set on the steps of the other GPUs"
 
@@ -87,8 +87,8 @@ def training_steps(data: Path) -> dict[str, Entry]:
         found[words] = {
             **_entry(words, "step_s", "training step"),
             "measured": step.step_s,
-            "predicted": row["predicted_s"],
-            "error": row["error"],
+            **dict.fromkeys(("predicted", "left_out"), row["predicted_s"]),
+            **dict.fromkeys(("error", "left_out_error"), row["error"]),
             "note": CONSTANT if step.rl else None,
         }
     return found
@@ -96,8 +96,9 @@ def training_steps(data: Path) -> dict[str, Entry]:
 
 def entries_of(rows: Sequence[str], predicted: Mapping[str, Prediction], data: Path) -> list[Entry]:
     """Return an entry of each quantity of the rows, for `json.dumps`: id, quantity, kind, measured, measured_again (by others),
-    predicted, low, high, error (None without a prediction, or an interval), scored, open_inputs that were asked for, driver
-    (of these, with the strongest rank correlation), why_not, note, ledger (its name), asked."""
+    predicted, low, high, error (None without a prediction, or an interval), left_out, left_out_error (the constants that its
+    setup gave left out; as predicted where it gave none), scored, open_inputs that were asked for, driver (of these, with the
+    strongest rank correlation), why_not, note, setup and ledger (their names), asked."""
     outcomes, second, known = measured(data), again(data), all_rows()
     singles = training_steps(data)
     found: list[Entry] = []
@@ -122,6 +123,8 @@ def _entry(row: str, quantity: str, kind: str) -> Entry:
         "low",
         "high",
         "error",
+        "left_out",
+        "left_out_error",
         "driver",
         "why_not",
         "note",
@@ -129,6 +132,7 @@ def _entry(row: str, quantity: str, kind: str) -> Entry:
     )
     return {
         **{"id": row, "quantity": quantity, "kind": kind, **dict.fromkeys(keys)},
+        "setup": setup_of(row),
         **{"scored": True, "open_inputs": [], "asked": []},
     }
 
@@ -157,6 +161,7 @@ def _predicted(row: str, of: Quantities, place: int, prediction: Prediction | No
         return {**entry, "scored": False}
     values = [elements[place] for elements in prediction.elements]
     entry["predicted"] = values[0]
+    entry["left_out"] = values[0] if prediction.left_out is None else prediction.left_out[place]
     if len(values) > 1:
         entry["low"], entry["high"] = min(values), max(values)
     ledger = read_ledger(of.family)
@@ -173,11 +178,13 @@ def _beside(entry: Entry, quantity: str, value: float) -> None:
         entry["measured"] = value
         if entry["predicted"] is not None:
             entry["error"] = entry["predicted"] / value - 1
+            entry["left_out_error"] = entry["left_out"] / value - 1
         return
     entry["quantity"], entry["measured"] = "side that binds", _side(value)
     if entry["predicted"] is not None:
         predicted = [entry[key] for key in ("predicted", "low", "high") if entry[key] is not None]
         entry["predicted"], entry["low"], entry["high"] = _side(predicted[0]), None, None
+        entry["left_out"] = _side(entry["left_out"])
         entry["note"] = (
             f"the trainer waits {' to '.join(f'{x:.0%}' for x in sorted(predicted)[:: max(len(predicted) - 1, 1)])}"
         )
@@ -187,54 +194,13 @@ def _side(share: float) -> str:
     return "rollout" if share > BINDS else "trainer"
 
 
-def totals(entries: Sequence[Entry]) -> dict[str, Any]:
-    """Return of each kind of scored quantities their number, the median of |error|, and the worst; and the sides that agree."""
-    scored = [e for e in entries if e["scored"]]
-    found: dict[str, Any] = {}
-    for kind, name in KINDS.items():
-        errors = sorted(
-            ((abs(e["error"]), e) for e in scored if e["kind"] == kind), key=lambda pair: pair[0]
-        )
-        worst = errors[-1][1] if errors else None
-        found[name.replace(" ", "_")] = {
-            "count": len(errors),
-            "median_error": median(size for size, _ in errors) if errors else None,
-            "worst": worst and {key: worst[key] for key in ("id", "quantity", "error")},
-        }
-    sides = [e for e in scored if e["kind"] == "side"]
-    found["sides"] = {
-        "count": len(sides),
-        "agree": sum(e["measured"] == e["predicted"] for e in sides),
-    }
-    found["not_scored"] = len(entries) - len(scored)
-    return found
-
-
-def sentences(entries: Sequence[Entry]) -> list[str]:
-    """Return the totals in words."""
-    sums, said = totals(entries), []
-    for name in KINDS.values():
-        each = sums[name.replace(" ", "_")]
-        if each["count"]:
-            worst = each["worst"]
-            of = f"{worst['id']} {worst['quantity']}" if each["count"] > 1 else worst["id"]
-            errors = f"median error {each['median_error']:.0%}, worst {worst['error']:+.0%} ({of})"
-            said.append(f"{name.capitalize()}: {each['count']}, {errors}.")
-    if sums["sides"]["count"]:
-        said.append(
-            f"Side that binds: {sums['sides']['agree']} of {sums['sides']['count']} as measured."
-        )
-    if sums["not_scored"]:
-        said.append(f"{sums['not_scored']} quantities are not scored, or not predicted yet.")
-    return said
-
-
 def cells(entry: Entry) -> list[str]:
-    """Return the cells of an entry: row, quantity, measured, predicted, interval, error, moved most by."""
+    """Return the cells of an entry, under HEADS; the error with the constants left out only where it differs."""
     interval = "" if entry["low"] is None else span(entry["low"], entry["high"])
     error = "" if entry["error"] is None else f"{entry['error']:+.0%}"
+    left_out = "" if entry["left_out"] == entry["predicted"] else f"{entry['left_out_error']:+.0%}"
     if entry["predicted"] is not None and not entry["scored"]:
-        error = f"({error})"
+        error, left_out = f"({error})", left_out and f"({left_out})"
     predicted = "not yet" if entry["predicted"] is None else number(entry["predicted"])
     measured = number(entry["measured"])
     if entry["measured_again"] is not None:
@@ -246,11 +212,21 @@ def cells(entry: Entry) -> list[str]:
         predicted,
         interval,
         error,
+        left_out,
         moved_by(entry["driver"]),
     ]
 
 
-HEADS = ("run", "quantity", "measured", "predicted", "interval", "error", "moved most by")
+HEADS = (
+    "run",
+    "quantity",
+    "measured",
+    "predicted",
+    "interval",
+    "error",
+    "constants left out",
+    "moved most by",
+)
 
 
 def print_entries(entries: Sequence[Entry], console: Console) -> None:

@@ -1,6 +1,7 @@
 """Hugging Face's asynchronous GRPO with LoRA on H200: two rungs of a ladder of trainers, rollout on GPUs of their own.
 
-Invariant: the model is not stated, and so is an open input; what is predicted is the step, and which side waits for the other.
+Invariant: what is predicted is a step without a weight sync, as the page's median is (it syncs after every fourth), and which
+side waits for the other.
 """
 
 from __future__ import annotations
@@ -19,10 +20,7 @@ def scenario(inputs: Inputs) -> Scenario:
     """Return a run: everything that is known of it is put together here."""
     steps, group = STEPS[0], inputs["group"]
     replicas = round(inputs["gpus"] * inputs["rollout_share"]) // inputs["tp"]
-    by_sample = inputs["inflight_unit"] == "sample"
-    seats = (
-        inputs["max_inflight"] // replicas if by_sample else inputs["max_num_seqs"]
-    )  # others wait at the engine
+    seats = inputs["max_inflight"] // replicas  # others wait at the engine
     packed = inputs["token_budget"] > 0
     longest = inputs["cap_tokens"] + inputs["prompt_cap_tokens"]
     return run_of(
@@ -31,7 +29,7 @@ def scenario(inputs: Inputs) -> Scenario:
             "name": "areal",
             "eta": inputs["queue_samples"] // inputs["samples"],
             "rollout_share": inputs["rollout_share"],
-            "max_concurrent": MOST_GROUPS if by_sample else inputs["max_inflight"],
+            "max_concurrent": MOST_GROUPS,
             "minibatches": 1,
             "log_probs": inputs["log_probs"],
         },
@@ -48,10 +46,9 @@ def scenario(inputs: Inputs) -> Scenario:
         warmup_steps=STEPS[1],
         training={
             "lora": True,
-            "sharding": "optimizer",
             "microbatching": "dynamic" if packed else "fixed",
             "tokens_per_microbatch": inputs["token_budget"] if packed else longest,
-            **named(inputs, "recompute", "reward_s"),
+            **named(inputs, "sharding", "recompute", "reward_s"),
         },
         engine={**named(inputs, "gpu_memory_utilization"), "max_num_seqs": seats},
     )
@@ -59,11 +56,13 @@ def scenario(inputs: Inputs) -> Scenario:
 
 @row
 def step_and_side(lab: Lab, inputs: Inputs, name: str) -> list[float]:
-    """Predict the seconds of a trainer's step, and the share of it in which the trainer waits for rollouts: its idle time but
-    that of weight syncs, which the run's own log counts apart."""
+    """Predict the seconds of a trainer's step, and the share of it in which the trainer waits for rollouts, both without the
+    weight sync that follows each simulated step."""
     found = lab.run(scenario(of_run(inputs, name)))
-    load_s = found["phase_s"].get("load_weights", 0.0)
-    return [found["step_s"], max(found["train_idle"] - load_s / found["step_s"], 0.0)]
+    sync_s = found["phase_s"].get("load_weights", 0.0)  # from its publication on
+    step_s = found["step_s"] - sync_s
+    waits_s = found["train_idle"] * found["step_s"] + found["phase_s"].get("publish", 0.0) - sync_s
+    return [step_s, max(waits_s, 0.0) / step_s]
 
 
 ROWS: dict[str, Predict] = {

@@ -59,6 +59,8 @@ COMMANDS = {
     ),
     "python -m experiments.reproduce --real --data ../shared/data": Small(f"nemo-8b-sync {FAST}"),
     "python -m experiments.reproduce --real nemo-8b-sync --data ../shared/data": Small(FAST),
+    "python -m experiments.reproduce --real --accuracy experiments/accuracy.csv --samples 0 "
+    "--data ../shared/data": Small("--jobs 1", "experiments/accuracy.csv"),
     "python -m experiments.reproduce --real --page experiments/real_runs.md --data ../shared/data": Small(
         f"nemo-8b-sync {FAST}", "experiments/real_runs.md"
     ),

@@ -11,7 +11,7 @@ import pytest
 
 from experiments.reproduce import predict, real_agent_opd, real_measured
 from experiments.reproduce.ledger import read_ledger
-from experiments.reproduce.real_board import all_rows, totals
+from experiments.reproduce.real_board import all_rows
 from experiments.reproduce.real_lengths import (
     INPUT_COLUMNS,
     logged_lengths,
@@ -38,6 +38,9 @@ KEYS = {
     "driver",
     "scored",
     "why_not",
+    "left_out",
+    "left_out_error",
+    "setup",
 }
 
 
@@ -171,7 +174,8 @@ def test_each_quantity_has_its_prediction_error_and_open_inputs(
         assert "eager_layer_s" in entry["open_inputs"]
     ledger = found["ledgers"]["real_verl_fsdp"]
     assert ledger["gpu"]["kind"] == "assumed" and ledger["tp"]["kind"] == "stated"
-    assert (found["totals"]["steps"]["count"], found["totals"]["phases"]["count"]) == (
+    strangers = found["totals"]["strangers"]
+    assert (strangers["steps"]["count"], strangers["phases"]["count"]) == (
         1,
         2,
     )  # log-probs are evidence
@@ -186,14 +190,16 @@ def test_what_is_not_yet_predicted_or_not_comparable_counts_nowhere(
     assert [bool(entry["why_not"]) for entry in found["rows"]] == [True, False, False, False, False]
     assert found["rows"][1]["measured_again"] == 10
     assert found["totals"]["not_scored"] == 5
-    assert {found["totals"][kind]["count"] for kind in ("steps", "phases", "ratios")} == {0}
+    for group in ("leave_one_setup_out", "gave_constants", "strangers"):
+        sums = found["totals"][group]
+        assert {sums[kind]["count"] for kind in ("steps", "phases", "ratios")} == {0}
 
 
 def test_a_training_step_is_scored_as_its_own_page_does(reproduce: CommandLine, tmp_path: Path):
     found = board(
         reproduce, write_data(tmp_path / "data"), "train-1xh100-qwen3-0.6b-sft-full-recompute-8192"
     )
-    assert found["totals"]["training_steps"]["count"] == 1
+    assert found["totals"]["gave_constants"]["training_steps"]["count"] == 1
     assert found["rows"][0]["error"] == pytest.approx(found["rows"][0]["predicted"] - 1)
 
 
@@ -203,7 +209,7 @@ def test_one_run_alone_prints_its_ledger(
     monkeypatch.setenv("COLUMNS", "200")
     data = str(write_data(tmp_path / "data"))
     out = reproduce("--real", "nemo-8b-sync", "--data", data, "--samples", "0", "--jobs", "1").out
-    assert "Steps: 1, median error" in out
+    assert "Leave one setup out: steps: 1, median error" in out
     assert re.search(r"mean_sequence_tokens_8b_sync +1019 tokens +stated", out)
 
 
@@ -317,8 +323,7 @@ def test_a_ledger_marks_what_only_informs_and_every_run_has_its_quantities(name:
         assert entry.used == any(key == text or key.startswith(f"{text}_") for text in asked), key
 
 
-def test_totals_of_nothing_are_empty_and_ids_are_used_once():
-    assert totals([])["steps"] == {"count": 0, "median_error": None, "worst": None}
+def test_ids_are_used_once():
     assert len(all_rows()) == sum(
         len(f.ROWS) + len(getattr(f, "NOT_YET", {})) for f in predict.FAMILIES.values()
     )

@@ -26,7 +26,7 @@ from simrl.scenario.yaml_text import read_yaml
 from simrl.validation import explain
 
 PLACE = "experiments/reproduce"  # for messages: the folder of the papers' files
-Value = bool | int | float | str
+Value = bool | int | float | str | None
 Inputs = dict[str, Any]  # one value an input
 
 

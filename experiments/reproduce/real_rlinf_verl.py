@@ -1,10 +1,12 @@
 """RLinf's comparison with verl: both colocated on one node of H100, Megatron and SGLang, with long reasoning responses.
 
-Invariant: the two runs differ in mean length, in the reference's log-probs, and in the controller; all else is one set of
-inputs.
+Invariant: the two runs differ in mean length, in the reference's log-probs, in the controller and in the trainer (Megatron,
+FSDP); all else is one set of inputs.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from experiments.reproduce.lab import Lab, Predict, row, run_of
 from experiments.reproduce.ledger import Inputs, named
@@ -38,18 +40,28 @@ def scenario(inputs: Inputs) -> Scenario:
         },
         steps=STEPS[0],
         warmup_steps=STEPS[1],
-        training={
-            "kernels": "fused",
-            "attention": "fa3",
-            "sharding": "optimizer",
-            "tensor_parallel": inputs["tensor_parallel"],
-            # Sequences one by one: as many as fit at the greatest length, which is the context's.
-            "microbatching": "fixed",
-            "tokens_per_microbatch": inputs["context_tokens"],
-            **named(inputs, "recompute", "switch_s", "reward_s", "balance"),
-        },
+        training=training(inputs),
         engine=named(inputs, "gpu_memory_utilization"),
+        framework=inputs["framework"],
     )
+
+
+def training(inputs: Inputs) -> dict[str, Any]:
+    """Return the settings of the trainer: RLinf's is Megatron, verl's FSDP by its preset."""
+    common = named(inputs, "recompute", "reward_s", "balance")
+    if inputs["framework"] is not None:
+        shared = inputs["sequence_parallel"]
+        tokens = inputs["tokens_per_microbatch"] * shared  # verl's budget is one GPU's
+        return {**common, "sequence_parallel": shared, "tokens_per_microbatch": tokens}
+    return {
+        **{"kernels": "fused", "attention": "fa3", "sharding": "optimizer"},
+        "tensor_parallel": inputs["tensor_parallel"],
+        # Sequences one by one: as many as fit at the greatest length, which is the context's.
+        "microbatching": "fixed",
+        "tokens_per_microbatch": inputs["context_tokens"],
+        **named(inputs, "switch_s", "offload_memory"),
+        **common,
+    }
 
 
 def seconds(lab: Lab, inputs: Inputs, name: str) -> list[float]:

@@ -181,7 +181,7 @@ def test_a_layout_that_is_not_shipped_is_carried_over_from_the_nearest_and_print
         ).out.split()
     )
     assert (
-        "step times extrapolated (qwen3-8b on h100 tp4 bf16 × the ratio of rooflines, off by 7 %"
+        "step times extrapolated (qwen3-8b on h100 tp4 bf16 × the ratio of rooflines, off by 4 %"
         in out
     )
     result = json.loads(next(Path("o").rglob("result.json")).read_text(encoding="utf-8"))

@@ -21,7 +21,7 @@ from simrl.profile.profilers import aiconfigurator, setups, transformed
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.profilers.setups import EngineSetup
 from simrl.profile.profilers.smoothing import settled
-from simrl.profile.roofline import Link, logits_gather_s, pass_all_reduces_s
+from simrl.profile.roofline import LAYER_S, Link, logits_gather_s, pass_all_reduces_s
 from simrl.profile.shipped import file_name
 from simrl.scenario.presets import ENGINES
 from tests.helpers import examples
@@ -148,8 +148,9 @@ def test_the_roofline_is_work_over_rate_everywhere():
     for batch, kv in ((1, 100), (37, 5000), (300, 40000), (2000, 777)):
         weights = shape.layers * shape.layer_parameters + shape.vocab * shape.hidden
         dense = max(2 * weights * batch / flops, 2 * weights / bandwidth)
+        small = shape.layers * LAYER_S
         assert profile.decode_s(batch, kv) == pytest.approx(
-            dense + batch * kv * shape.kv_bytes_per_token / bandwidth
+            small + dense + batch * kv * shape.kv_bytes_per_token / bandwidth
         )
 
 
@@ -161,7 +162,7 @@ def test_the_roofline_prefill_is_the_model_flops_over_the_rate():
             shape.forward_flops(tokens, tokens**2 / 2) - 2 * shape.vocab * shape.hidden * tokens
         )
         assert profile.prefill_s(tokens) == pytest.approx(
-            causal / (0.7 * h100.bf16_flops), rel=0.02
+            causal / (0.7 * h100.bf16_flops) + shape.layers * LAYER_S, rel=0.02
         )
 
 

@@ -38,9 +38,8 @@ def roofline_profile(
 
     The defaults are reached by large kernels on recent data-centre GPUs, as a rule of thumb: 70 %
     of the dense bfloat16 rate in matrix products, 80 % of the memory bandwidth, 70 % of the link's,
-    3 µs for each step of a ring, and 1 ms of host time between passes. Not modelled: small kernels
-    (norms, rotary embeddings, launches), so small models at small batches come out too fast. A
-    group larger than the link's domain pays the network. Raises `InputError` for efficiencies
+    3 µs for each step of a ring, and 1 ms of host time between passes. Small kernels (norms, rotary
+    embeddings) take 30 µs a layer. A group larger than the link's domain pays the network. Raises `InputError` for efficiencies
     outside (0, 1] and a `tp` the heads do not share.
     """
     layout = ProfileMetadata(
@@ -55,7 +54,7 @@ def roofline_profile(
         kind="assumed",
         source=f"roofline of {gpu.source}",
         notes=f"efficiencies: compute {compute_efficiency}, memory {memory_efficiency}, link {link_efficiency}; "
-        f"{link_latency_s * 1e6:g} µs a step of a ring, {between_passes_s * 1e3:g} ms between passes; no small kernels",
+        f"{link_latency_s * 1e6:g} µs a step of a ring, {between_passes_s * 1e3:g} ms between passes; small kernels 30 µs a layer",
     )
     efficiencies = compute_efficiency, memory_efficiency, link_efficiency, link_latency_s
     parts = Roofline(shape, gpu, tp, dp, precision, kv_precision, *efficiencies)

@@ -123,6 +123,8 @@ class Prepared(Deployment):
             log_probs=self.system.log_probs + training.reference_passes,
             switch=self.colocated,
             controller=self.system.controller,
+            padded_tokens=int(self.trace.column("prompt_tokens").max())
+            + self.trace.metadata.cap_tokens,
             pauses=self.system.pauses,
             reference=model_shape(training.reference_model) if training.reference_model else None,
             precision=self.scenario.precision.training,

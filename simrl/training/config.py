@@ -44,10 +44,11 @@ class TrainingConfig(
     kernels: Literal["eager", "fused"] = "eager"
     """element-wise kernels: eager (Hugging Face's layers in PyTorch: verl and others with FSDP) or
     fused (Transformer Engine: Megatron)"""
-    logits: Literal["log_softmax", "cross_entropy", "vocab_parallel"] | None = None
+    logits: Literal["log_softmax", "cross_entropy", "vocab_parallel", "by_sequence"] | None = None
     """kernels from logits to log-probs. log_softmax: unfused, in fp32; cross_entropy: one kernel
-    (FlashAttention's, which verl takes); vocab_parallel: Megatron's, in fp32. If not given,
-    log_softmax with eager kernels, and vocab_parallel with fused ones"""
+    (FlashAttention's, which verl takes); vocab_parallel: Megatron's, in fp32; by_sequence: likewise,
+    sequence by sequence (NeMo-RL). If not given, log_softmax with eager kernels, and vocab_parallel
+    with fused ones"""
     attention: Literal["fa2", "fa3"] = "fa2"
     """attention kernels: FlashAttention 2, or FlashAttention 3 or cuDNN's (Hopper)"""
     sharding: Literal["fsdp", "optimizer"] = "fsdp"
@@ -127,8 +128,8 @@ class TrainingConfig(
     """LoRA: only adapters are trained, without gradients and optimizer states of the weights;
     merged weights are published"""
     controller_bytes_per_token: NonNegativeFloat = 64.0
-    """bytes per token of a batch, padded to its longest sequence, that a single controller gathers
-    and hands on: ids, masks, positions, log-probs, advantages (verl's DataProto); systems without a
+    """bytes per token of a batch, padded to the longest prompt and the cap, that a single controller
+    gathers and hands on: ids, masks, positions, log-probs, advantages (verl's DataProto); systems without a
     single controller have no such cost"""
     controller_bytes_per_s: PositiveFloat = 6e8
     """throughput of the controller, each time that it hands the batch on: from rollout, to each

@@ -44,7 +44,8 @@ class TrainingCosts:
     """The phases of one policy update on `gpus` GPUs. `minibatches` PPO updates an epoch;
     `log_probs` forward passes before them (old policy, reference, AReaL's proximal policy), the
     config's `reference_passes` among them, by `reference` if it is another model. `switch`: rollout
-    runs on these GPUs, too. `controller`: the batch goes through one process on its way. `pauses`:
+    runs on these GPUs, too. `controller`: the batch goes through one process on its way, each sequence padded to
+    `padded_tokens`, or to the longest if that is longer. `pauses`:
     workers are paused while weights are published. `critic`: a critic of the model's shape is
     trained, too, after the policy or fused with it (`stages`). `streams`: each micro-batch fetches
     the weights from the host. `precision`: of the layers' matrix products."""
@@ -57,6 +58,7 @@ class TrainingCosts:
     log_probs: int
     switch: bool
     controller: bool = False
+    padded_tokens: int = 0
     reference: ModelShape | None = None
     pauses: bool = False
     streams: bool = False
@@ -74,7 +76,9 @@ class TrainingCosts:
     def _handed_s(self, lengths: Ints) -> float:
         """Return the seconds in which a batch goes through the controller, once: from the rollout
         workers, and to the trainer for each log-prob pass and for the update."""
-        padded = float(lengths.size * lengths.max(initial=0)) * self.controller
+        if not self.controller or not lengths.size:
+            return 0.0
+        padded = float(lengths.size * max(self.padded_tokens, int(lengths.max())))
         return padded * self.config.controller_bytes_per_token / self.config.controller_bytes_per_s
 
     def inference(self, lengths: Ints) -> list[Phase]:

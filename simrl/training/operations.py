@@ -73,8 +73,15 @@ TRAFFIC = {"eager": _Traffic(36, 22, 10, 12, 56), "fused": _Traffic(4, 4, 6, 12,
 # (experiments/gpu/h100_second/host_times.json), at `MEMORY_SHARE`. cross_entropy: one kernel that
 # casts in registers (FlashAttention's, which verl takes), the temperature in place, the entropy in
 # one compiled kernel, counted. vocab_parallel: Megatron's cross-entropy (a cast, maximum,
-# difference, exponential, sum and quotient in fp32, each a kernel), counted.
-LOGITS = {"log_softmax": (27, 23), "cross_entropy": (16, 8), "vocab_parallel": (42, 18)}
+# difference, exponential, sum and quotient in fp32, each a kernel), counted. by_sequence: as that,
+# on a slice of the pack's logits for each sequence (NeMo-RL), whose gradients are added up over the
+# whole pack, of 5 sequences: 16 bytes each.
+LOGITS = {
+    "log_softmax": (27, 23),
+    "cross_entropy": (16, 8),
+    "vocab_parallel": (42, 18),
+    "by_sequence": (46, 102),
+}
 ADAPTER_BYTES, ADAPTER_KERNELS = (
     (2, 12),
     5,

@@ -171,7 +171,7 @@ def test_each_quantity_has_its_prediction_error_and_open_inputs(
         assert set(entry) >= KEYS
         assert entry["low"] <= entry["predicted"] <= entry["high"]
         assert entry["error"] == pytest.approx(entry["predicted"] / entry["measured"] - 1)
-        assert "eager_layer_s" in entry["open_inputs"]
+        assert "host_speed" in entry["open_inputs"]
     ledger = found["ledgers"]["real_verl_fsdp"]
     assert ledger["gpu"]["kind"] == "assumed" and ledger["tp"]["kind"] == "stated"
     strangers = found["totals"]["strangers"]

@@ -46,6 +46,7 @@ def scenario(inputs: Inputs) -> Scenario:
         warmup_steps=STEPS[1],
         training={
             "lora": True,
+            "logits": inputs["logits"],
             "microbatching": "dynamic" if packed else "fixed",
             "tokens_per_microbatch": inputs["token_budget"] if packed else longest,
             **named(inputs, "sharding", "recompute", "reward_s"),

@@ -44,11 +44,14 @@ class TrainingConfig(
     kernels: Literal["eager", "fused"] = "eager"
     """element-wise kernels: eager (Hugging Face's layers in PyTorch: verl and others with FSDP) or
     fused (Transformer Engine: Megatron)"""
-    logits: Literal["log_softmax", "cross_entropy", "vocab_parallel", "by_sequence"] | None = None
+    logits: (
+        Literal["log_softmax", "cross_entropy", "vocab_parallel", "by_sequence", "chunked"] | None
+    ) = None
     """kernels from logits to log-probs. log_softmax: unfused, in fp32; cross_entropy: one kernel
     (FlashAttention's, which verl takes); vocab_parallel: Megatron's, in fp32; by_sequence: likewise,
-    sequence by sequence (NeMo-RL). If not given, log_softmax with eager kernels, and vocab_parallel
-    with fused ones"""
+    sequence by sequence (NeMo-RL); chunked: parts of the vocabulary, gradients in fp32 (TRL's
+    asynchronous GRPO). If not given, log_softmax with eager kernels, and vocab_parallel with fused
+    ones"""
     attention: Literal["fa2", "fa3"] = "fa2"
     """attention kernels: FlashAttention 2, or FlashAttention 3 or cuDNN's (Hopper)"""
     sharding: Literal["fsdp", "optimizer"] = "fsdp"

@@ -20,7 +20,13 @@ from simrl.profile.compiled import kernel
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape
 from simrl.training.config import TrainingConfig
-from simrl.training.operations import MEMORY_SHARE, Floats, MicroBatch, microbatches_s
+from simrl.training.operations import (
+    MEMORY_SHARE,
+    Floats,
+    MicroBatch,
+    host_s,
+    microbatches_s,
+)
 from simrl.training.stages import pipelines_s, stages_s
 from simrl.training.weight_sync import FULL_BYTES, copied_bytes_per_s, handing_s, publication_s
 
@@ -44,11 +50,12 @@ class TrainingCosts:
     """The phases of one policy update on `gpus` GPUs. `minibatches` PPO updates an epoch;
     `log_probs` forward passes before them (old policy, reference, AReaL's proximal policy), the
     config's `reference_passes` among them, by `reference` if it is another model. `switch`: rollout
-    runs on these GPUs, too. `controller`: the batch goes through one process on its way, each sequence padded to
-    `padded_tokens`, or to the longest if that is longer. `pauses`:
-    workers are paused while weights are published. `critic`: a critic of the model's shape is
+    runs on these GPUs, too. `controller`: the batch goes through one process on its way, each
+    sequence padded to `padded_tokens`, or to the longest if that is longer. `pauses`: workers are
+    paused while weights are published. `critic`: a critic of the model's shape is
     trained, too, after the policy or fused with it (`stages`). `streams`: each micro-batch fetches
-    the weights from the host. `precision`: of the layers' matrix products."""
+    the weights from the host. `precision`: of the layers' matrix products. `host_speed`: as of the
+    cluster."""
 
     model: ModelShape
     gpu: Gpu
@@ -64,6 +71,7 @@ class TrainingCosts:
     streams: bool = False
     precision: str = "bf16"
     critic: Literal["serial", "fused"] | None = None
+    host_speed: float = 1.0
 
     @property
     def ranks(self) -> int:
@@ -280,11 +288,16 @@ class TrainingCosts:
         stage_s = (
             config.correction * work.layers_s * ceil(self.model.layers / stages) / self.model.layers
         )
-        host_s = sequences * (
+        if (
+            config.log_prob_mfu if passes == 1 else config.mfu
+        ) is None:  # which were measured with it
+            stage_s = np.maximum(stage_s, self._launched_s(passes))
+        of_sequences_s = sequences * (
             config.log_prob_sequence_s if passes == 1 else config.update_sequence_s
         )
         serial_s, beside_s = self._gather_s(passes)
-        each_s = serial_s + np.maximum(stage_s + config.correction * work.head_s + host_s, beside_s)
+        computed_s = stage_s + config.correction * work.head_s + of_sequences_s
+        each_s = serial_s + np.maximum(computed_s, beside_s)
         groups, places = ranks // self._together, _places(ranks)
         slowest_s = np.zeros((groups.max() + 1, places.max() + 1))
         np.maximum.at(slowest_s, (groups, places), each_s)
@@ -303,6 +316,12 @@ class TrainingCosts:
             stages_s(of_group[of_group[:, -1] > 0], forward, passes > 1)
             for of_group in each_stage_s
         )
+
+    def _launched_s(self, passes: int) -> float:
+        """Return the seconds in which the host launches the layers of a pipeline stage: a GPU that
+        is done sooner waits. The output head's few kernels come last, and are added."""
+        whole_s = host_s(self.model, self.config, passes > 1) / self.host_speed
+        return whole_s / self.config.pipeline_parallel
 
     @property
     def _forward_share(self) -> float:

@@ -52,6 +52,52 @@ LAUNCH_S = 3e-6  # a kernel's start and end, in which memory idles: aiconfigurat
 HOST_LAUNCH_S = 10e-6
 
 
+class _Launches(NamedTuple):
+    """Operations that PyTorch launches, views left out, and the host's seconds of one."""
+
+    of_layer: int
+    fixed: int
+    operation_s: float
+    of_query_norms: int = 0  # more of a layer that normalises queries and keys
+    of_adapter: int = 0  # more of a matrix with LoRA
+
+
+# By the passes of a micro-batch. Eager: counted in Hugging Face's Qwen2 and Qwen3, of 24 and 28
+# layers, and timed at 64 to 4,096 tokens on the host of one H100, whose speed changed by a factor
+# of 2.5 within minutes: 17 to 30, 23 to 40 and 35 to 55 µs (experiments/gpu/h100_second). Fused:
+# the kernels of Transformer Engine's layers, at seconds that are assumed. Adapters: two products, a
+# cast, a scale and a sum, and their gradients.
+LAUNCHES = {
+    "eager": {
+        "forward": _Launches(42, 30, 24e-6, 19, 5),
+        "backward": _Launches(118, 56, 32e-6, 48, 13),
+        "recomputed": _Launches(159, 56, 45e-6, 67, 18),
+    },
+    "fused": {
+        "forward": _Launches(25, 30, 40e-6, 2, 5),
+        "backward": _Launches(75, 56, 40e-6, 6, 13),
+        "recomputed": _Launches(100, 56, 40e-6, 8, 18),
+    },
+}
+# The host's time of a layer that FSDP wraps, forward and with the backward pass: 0.19 and 0.71 ms
+# with FSDP 2 in one process without a GPU (experiments/host), at the H100's host.
+WRAPPED_S = (2.5e-4, 9e-4)
+
+
+def host_s(model: ModelShape, config: TrainingConfig, backward: bool) -> float:
+    """Return the seconds in which the host launches the layers' operations of a micro-batch, one by
+    one, whatever its tokens."""
+    passes = (
+        "forward" if not backward else "backward" if config.recompute is False else "recomputed"
+    )
+    launches = LAUNCHES[config.kernels][passes]
+    of_layer = launches.of_layer + launches.of_query_norms * model.qk_norm
+    of_layer += launches.of_adapter * config.lora * (4 + model.mlp_matrices)
+    wrapped_s = WRAPPED_S[backward] * (config.sharding == "fsdp")
+    launched_s = (of_layer * model.layers + launches.fixed) * launches.operation_s
+    return launched_s + wrapped_s * model.layers
+
+
 class _Traffic(NamedTuple):
     """Bytes through memory in a forward pass beyond the operands of matrix products, and kernels.
 
@@ -67,21 +113,35 @@ class _Traffic(NamedTuple):
 
 
 TRAFFIC = {"eager": _Traffic(36, 22, 10, 12, 56), "fused": _Traffic(4, 4, 6, 12, 25)}
-# Bytes of a logit from the 16 bits that the output head writes to the log-prob and back, forward and
-# backward. log_softmax: division by the temperature, cast to fp32, log-softmax: 3.7 and 22.8 bytes
-# forward, 23 backward by the seconds of 8,192 tokens over 151,936 words on one H100
-# (experiments/gpu/h100_second/host_times.json), at `MEMORY_SHARE`. cross_entropy: one kernel that
-# casts in registers (FlashAttention's, which verl takes), the temperature in place, the entropy in
-# one compiled kernel, counted. vocab_parallel: Megatron's cross-entropy (a cast, maximum,
-# difference, exponential, sum and quotient in fp32, each a kernel), counted. by_sequence: as that,
-# on a slice of the pack's logits for each sequence (NeMo-RL), whose gradients are added up over the
-# whole pack, of 5 sequences: 16 bytes each.
+
+
+class _Logits(NamedTuple):
+    """Bytes of a logit between the 16 bits that the output head writes and the log-prob, forward and
+    more of them backward; gradients whose products are in fp32, without tensor cores."""
+
+    forward: int
+    backward: int
+    fp32_products: int = 0
+
+
+# log_softmax: division by the temperature, cast to fp32, log-softmax: 3.7 and 22.8 bytes forward,
+# 23 backward by the seconds of 8,192 tokens over 151,936 words on one H100
+# (experiments/gpu/h100_second), at `MEMORY_SHARE`. The others are counted in their code.
+# cross_entropy: one kernel that casts in registers (FlashAttention's, which verl takes), the
+# temperature in place, and in a log-prob pass the entropy: 12 forward, 6 and 8 in an update.
+# vocab_parallel: Megatron's in fp32, a kernel each for cast, maximum, difference, exponential, sum
+# and quotient. by_sequence: as that, on a slice of the pack's logits for each sequence (NeMo-RL),
+# whose gradients are added up over the whole pack, of 5 sequences: 16 bytes each. chunked: parts of
+# the vocabulary, computed again backward, both gradients in fp32 (TRL's asynchronous GRPO).
 LOGITS = {
-    "log_softmax": (27, 23),
-    "cross_entropy": (16, 8),
-    "vocab_parallel": (42, 18),
-    "by_sequence": (46, 102),
+    "log_softmax": _Logits(27, 23),
+    "cross_entropy": _Logits(12, 2),
+    "vocab_parallel": _Logits(42, 18),
+    "by_sequence": _Logits(46, 102),
+    "chunked": _Logits(70, 50, 2),
 }
+# of the bf16 rate: 67 of 989 TFLOP/s of an H100, 19.5 of 312 of an A100 (data sheets)
+FP32_SHARE = 1 / 15
 ADAPTER_BYTES, ADAPTER_KERNELS = (
     (2, 12),
     5,
@@ -381,11 +441,11 @@ class _TrainingPass:
 
     def head_s(self) -> Floats:
         """Return the seconds of the output head and of log-probs, which nothing repeats."""
-        vocab = self.model.vocab
-        work_s = (3 - self.config.lora if self.backward else 1) * self.product_s(
-            _Matrices(self.model.hidden, (vocab,)), "bf16"
-        )
-        forward, backward = LOGITS[self.config.logits_by]
-        moved = (forward + backward * self.backward) * vocab * self.tokens
+        vocab, logits = self.model.vocab, LOGITS[self.config.logits_by]
+        product_s = self.product_s(_Matrices(self.model.hidden, (vocab,)), "bf16")
+        products: float = 3 - self.config.lora if self.backward else 1
+        if self.backward and logits.fp32_products:  # the logits are computed again
+            products = 2 + logits.fp32_products / FP32_SHARE
+        moved = (logits.forward + logits.backward * self.backward) * vocab * self.tokens
         moved = moved / self.config.tensor_parallel
-        return work_s + moved / (self.gpu.memory_bytes_per_s * MEMORY_SHARE)
+        return products * product_s + moved / (self.gpu.memory_bytes_per_s * MEMORY_SHARE)

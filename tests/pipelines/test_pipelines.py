@@ -224,16 +224,7 @@ def test_time_is_what_engines_loads_and_updates_take_and_no_less(system, trace, 
     watched = watch(prepared(linear, trace, limits=ROOMY))
     ready, result = watched.prepared, watched.result
     end_s = result.metadata["end_s"]
-    costs = TrainingCosts(
-        ready.model,
-        ready.gpu,
-        ready.train_gpus,
-        ready.scenario.training,
-        ready.system.minibatches,
-        ready.system.log_probs,
-        ready.colocated,
-        ready.system.controller,
-    )
+    costs = ready.training_costs(ready.train_gpus)
     batch = defaultdict(list)
     for row in rows(result.samples):
         if row["trained_step"] is not None:
@@ -772,7 +763,8 @@ def test_an_evaluation_follows_the_load_of_its_versions_on_every_worker_and_roll
 
 def test_checkpoints_and_ppo_epochs_take_the_trainer_longer():
     def run(**training):
-        config = on_gpus("split", {}, 1, steps=4, training={"publish_s": 1.0, **training})
+        training = {"publish_s": 1.0, "controller_bytes_per_token": 0.0, **training}
+        config = on_gpus("split", {}, 1, steps=4, training=training)
         return lanes(simulate_prepared(prepared(config, EQUAL)))["train"]
 
     def seconds(spans, kind):
@@ -787,7 +779,7 @@ def test_checkpoints_and_ppo_epochs_take_the_trainer_longer():
     assert seconds(thrice, "log_prob") == pytest.approx(seconds(once, "log_prob"))
 
 
-def test_a_batch_goes_through_the_controller_padded_to_its_longest_and_distflow_spares_that():
+def test_a_batch_goes_through_the_controller_padded_to_the_cap_and_distflow_spares_that():
     uneven = trace([[[(10, 90), (10, 40)]]])
 
     def transfers(name):
@@ -799,7 +791,8 @@ def test_a_batch_goes_through_the_controller_padded_to_its_longest_and_distflow_
             s["ended_s"] - s["started_s"] for s in spans["rollout-000"] if s["kind"] == "transfer"
         ]
 
-    assert transfers("verl_colocated") == [pytest.approx(2 * 100 * 100 / 1000)]
+    padded_tokens = 10 + uneven.metadata.cap_tokens
+    assert transfers("verl_colocated") == [pytest.approx(2 * padded_tokens * 100 / 1000)]
     assert transfers("distflow") == []
 
 

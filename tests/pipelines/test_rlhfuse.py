@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from simrl.pipelines.rlhfuse import number_of_destinations
 from simrl.profile.model_shape import model_shape
 from simrl.simulate.run import simulate, simulate_prepared
-from simrl.training.costs import TrainingCosts
 from simrl.training.stages import pipelines_s
 from simrl.training.weight_sync import PINNED_SHARE
 from tests.helpers import examples, lanes, on_gpus, prepared, rows, trace
@@ -129,10 +128,7 @@ def slow_log_probs(name, **parameters):
     """A second of log-probs takes a GPU hundreds of tokens."""
     training = {"log_prob_mfu": 0.001, "mfu": 1.0, "reward_s": 5.0, "switch_s": 0.0}
     ready = prepared(on_gpus(name, parameters, 2, steps=1, training=training), LONG)
-    costs = TrainingCosts(
-        ready.model, ready.gpu, 2, ready.scenario.training, 1, 1, switch=True, controller=True
-    )
-    return simulate_prepared(ready), costs
+    return simulate_prepared(ready), ready.training_costs(2)
 
 
 LONG = trace([[[(40, n)] for n in (4000, 3000, 300, 300, 300, 300, 300, 300, 300, 300)]])
@@ -226,6 +222,7 @@ def test_a_critic_takes_as_long_as_the_policy_and_less_where_intra_stage_fusion_
             "sharding": "optimizer",
             "pipeline_parallel": stages,
             "tokens_per_microbatch": 60,
+            "controller_bytes_per_token": 0.0,
         }
         config = on_gpus("rlhfuse", {"fusion": False, **parameters}, 4, steps=1, training=training)
         spans = lanes(simulate(config))["rollout-000"]

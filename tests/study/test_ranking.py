@@ -6,6 +6,7 @@ import pytest
 
 import simrl as api
 from simrl.scenario.load import load_scenarios
+from simrl.scenario.presets import ENGINES
 from simrl.show.tables.ranking import ranking_lines
 from simrl.simulate.prepare import prepare
 from simrl.study import compare
@@ -79,7 +80,8 @@ def test_a_comparison_that_rests_on_nothing_assumed_says_so_and_is_not_repeated(
     monkeypatch.setattr(
         "simrl.study.point.simulate_prepared", lambda *_: pytest.fail("simulated again")
     )
-    compared = api.compare(str(scenario), overrides=KNOWN, jobs=1)
+    apart = {**KNOWN, "training.switch_s": 5}  # close ones would be simulated with other seeds
+    compared = api.compare(str(scenario), overrides=apart, jobs=1)
     assert "Ranking: rests on no assumed seconds" in str(compared)
     assert all(r[HALF] is None and r[DOUBLE] is None for r in compared.rows)
 
@@ -104,8 +106,14 @@ def test_open_constants_of_presets_are_varied_and_known_ones_are_not(scenario):
             prepare(load_scenarios(scenario, ["systems=[verl_colocated]", *overrides])[0])
         )
 
-    assert seconds("framework=verl-fsdp-0.5") == {"profile.sequence_overhead_s": 2e-5}
-    assert seconds("framework=verl-fsdp-0.5", "profile.sequence_overhead_s=1e-5") == {}
+    assert seconds("framework=verl-fsdp-0.5") == {}
+    tensor_parallel = ("cluster.tp=2", "profile={roofline: {}}")
+    messages_s = ENGINES["vllm-0.8"].constants["messages_s"].value
+    assert seconds("framework=verl-fsdp-0.5", *tensor_parallel) == {
+        "engine.messages_s": messages_s
+    }
+    own_pause = (*tensor_parallel, "profile.between_passes_s=1e-3")
+    assert seconds("framework=verl-fsdp-0.5", *own_pause) == {}
     eager = seconds(
         "framework=verl-fsdp-0.5-sglang",
         "engine.enforce_eager=true",
@@ -115,7 +123,7 @@ def test_open_constants_of_presets_are_varied_and_known_ones_are_not(scenario):
         "training.load_overhead_s": 1.6,
         "training.reward_s": 0.1,
         "profile.sequence_overhead_s": 1.8e-5,
-        "engine.layer_launch_s": 0.0004,
+        "engine.layer_launch_s": ENGINES["sglang-0.4"].constants["layer_launch_s"].value,
     }
 
 

@@ -1,10 +1,10 @@
-"""Measures what a decode pass of vLLM takes the host beside its kernels, without a GPU: a tiny model on vLLM's CPU build, stepped in
-this process, with the seconds of its parts apart.
+"""Measures what a decode pass of vLLM takes the host beside its kernels, without a GPU: a tiny model on
+vLLM's CPU build, stepped in this process, with the seconds of its parts apart.
 
     python3 experiments/host/engine_host.py --out engine_host.json [--counts 1,8,32,128,256,512,1024]
 
-Needs vLLM's CPU build alone. A batch of n equal requests decodes; every pass is timed on this thread's processor clock, and so are
-the parts in it, by wrapping the functions that do them:
+Needs vLLM's CPU build alone. A batch of n equal requests decodes; every pass is timed on this thread's
+processor clock, and so are the parts in it, by wrapping the functions that do them:
 
     schedule   the scheduler's choice of the pass
     kernels    the model's forward pass, and the sampler (on a GPU these are the device's)
@@ -12,7 +12,7 @@ the parts in it, by wrapping the functions that do them:
     update     the scheduler's account of the sampled tokens
     output     what the front end makes of them: texts, log-probs, outputs (a process of its own behind AsyncLLM)
     message    encoding and decoding the outputs between the core's and the front end's processes
-    executor   pickling and unpickling what the scheduler sends to workers in other processes, and what they return
+    executor   pickling and unpickling what goes to workers in other processes, and what comes back
 
 So the host's time of a pass is schedule + worker + update (+ output, where all is one process). Medians over the passes of a
 batch and over repeats; `score` is the same loop as in experiments/gpu/host_times.py, before and after.

@@ -80,8 +80,7 @@ def test_a_comparison_that_rests_on_nothing_assumed_says_so_and_is_not_repeated(
     monkeypatch.setattr(
         "simrl.study.point.simulate_prepared", lambda *_: pytest.fail("simulated again")
     )
-    apart = {**KNOWN, "training.switch_s": 5}  # close ones would be simulated with other seeds
-    compared = api.compare(str(scenario), overrides=apart, jobs=1)
+    compared = api.compare(str(scenario), overrides=KNOWN, best_split=False, jobs=1)
     assert "Ranking: rests on no assumed seconds" in str(compared)
     assert all(r[HALF] is None and r[DOUBLE] is None for r in compared.rows)
 
@@ -109,9 +108,7 @@ def test_open_constants_of_presets_are_varied_and_known_ones_are_not(scenario):
     assert seconds("framework=verl-fsdp-0.5") == {}
     tensor_parallel = ("cluster.tp=2", "profile={roofline: {}}")
     messages_s = ENGINES["vllm-0.8"].constants["messages_s"].value
-    assert seconds("framework=verl-fsdp-0.5", *tensor_parallel) == {
-        "engine.messages_s": messages_s
-    }
+    assert seconds("framework=verl-fsdp-0.5", *tensor_parallel) == {"engine.messages_s": messages_s}
     own_pause = (*tensor_parallel, "profile.between_passes_s=1e-3")
     assert seconds("framework=verl-fsdp-0.5", *own_pause) == {}
     eager = seconds(

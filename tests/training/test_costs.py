@@ -11,7 +11,7 @@ from simrl.profile.hardware import GPUS, LINK_SHARE, Gpu
 from simrl.profile.model_shape import MODELS, ModelShape
 from simrl.training.config import TrainingConfig
 from simrl.training.costs import TrainingCosts, deal, longest_first, pack
-from simrl.training.operations import COLLECTIVE_S
+from simrl.training.operations import COLLECTIVE_S, LOGITS, MEMORY_SHARE
 from simrl.training.stages import stages_s
 from simrl.training.weight_sync import PAGEABLE_NODE_BYTES_PER_S, PINNED_SHARE
 from tests.helpers import update_phases
@@ -613,6 +613,55 @@ def test_pipeline_stages_pay_off_with_many_micro_batches_and_not_with_one():
     alone, staged = computed(**budget), computed(4, pipeline_parallel=4, **budget)
     assert staged.sweep_s(one, 3) == pytest.approx(alone.sweep_s(one, 3))
     assert alone.sweep_s(many, 3) / 4 < staged.sweep_s(many, 3) < alone.sweep_s(many, 3) / 3
+
+
+def test_a_micro_batch_of_few_tokens_takes_as_long_as_the_host_launches_its_layers():
+    small, few, many = MODELS["qwen2.5-0.5b"], np.array([64]), np.array([16384] * 2)
+    forward_s, train_s = (computed(model=small).sweep_s(few, passes) for passes in (1, 3))
+    launched_s = (42 * 24 + 30) * 24e-6
+    assert forward_s == pytest.approx(launched_s, rel=0.02), "the output head comes last"
+    assert train_s == pytest.approx((159 * 24 + 56) * 45e-6, rel=0.02)
+    wrapped = computed(model=small, sharding="fsdp")
+    assert wrapped.sweep_s(few, 3) == pytest.approx(train_s + 24 * 9e-4)
+    slow = replace(computed(model=small), host_speed=0.5)
+    assert slow.sweep_s(few, 1) == pytest.approx(2 * launched_s, rel=0.02)
+    assert slow.sweep_s(many, 1) == computed(model=small).sweep_s(many, 1), "the GPU takes longer"
+    assert computed(model=small, lora=True).sweep_s(few, 3) > 1.5 * train_s
+    assert computed(model=small, mfu=0.3).sweep_s(few, 3) < 0.1 * train_s, "a measurement has it"
+
+
+def test_the_host_launches_a_pipeline_stage_s_layers_alone():
+    small, few = MODELS["qwen2.5-0.5b"], np.array([64])
+    one, two = (
+        computed(n, model=small, sharding="optimizer", pipeline_parallel=n).sweep_s(few, 1)
+        for n in (1, 2)
+    )
+    assert two == pytest.approx(one, rel=0.05), "one micro-batch goes through both stages"
+
+
+@pytest.mark.parametrize(
+    "logits", ["cross_entropy", "log_softmax", "vocab_parallel", "by_sequence"]
+)
+def test_logits_cost_the_bytes_of_their_kernels(logits):
+    lengths, vocab = np.array([8192] * 2), MODELS["qwen2.5-7b"].vocab
+    of, none = LOGITS[logits], computed(logits="cross_entropy")
+    bytes_per_s = MEMORY_SHARE * H100.memory_bytes_per_s
+    for passes in (1, 3):
+        more = of.forward - LOGITS["cross_entropy"].forward
+        more += (of.backward - LOGITS["cross_entropy"].backward) * (passes > 1)
+        moved_s = more * vocab * 2 * 8192 / bytes_per_s
+        assert computed(logits=logits).sweep_s(lengths, passes) - none.sweep_s(
+            lengths, passes
+        ) == pytest.approx(moved_s, abs=1e-9)
+
+
+def test_a_chunked_output_head_computes_its_logits_again_and_its_gradients_without_tensor_cores():
+    lengths, model = np.array([8192]), MODELS["qwen2.5-7b"]
+    chunked, plain = (computed(logits=name) for name in ("chunked", "log_softmax"))
+    assert chunked.sweep_s(lengths, 1) < 1.2 * plain.sweep_s(lengths, 1)
+    gradients_s = 2 * 2 * 8192 * model.hidden * model.vocab / (H100.bf16_flops / 15)
+    more_s = chunked.sweep_s(lengths, 3) - plain.sweep_s(lengths, 3)
+    assert gradients_s < more_s < 1.5 * gradients_s
 
 
 def test_adapters_spare_gradients_and_cost_memory_traffic():

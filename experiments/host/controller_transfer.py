@@ -4,8 +4,8 @@
 
 Needs torch and ray. The controller does what verl's does with a batch: it cuts the tensors in one part a worker, saves each
 part with `torch.save`, and puts it into Ray's object store; a worker loads its part. Back, a worker saves and the controller
-loads and concatenates. One part is in work at a time, as in the controller. Rates are bytes of the tensors over seconds, medians
-of `REPEATS`.
+loads and concatenates. One part is in work at a time, as in the controller. Rates are bytes of the tensors over seconds, the
+medians of `REPEATS`.
 """
 
 from __future__ import annotations

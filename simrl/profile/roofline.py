@@ -7,9 +7,9 @@
 
 A collective is a ring over one link: latency plus bytes over bandwidth, so its time rises with the bytes; one rank needs none.
 
-Invariant: no number here is measured, but for the shares of the bfloat16 and fp8 rates that large products reach, and what small
-kernels take. Tokens meet
-experts evenly. 4-bit weights are multiplied in bfloat16, but nvfp4 ones at twice the rate of fp8.
+Invariant: no number here is measured, but for the shares of the bfloat16 and fp8 rates that large products reach, and
+what small kernels take. Tokens meet experts evenly. 4-bit weights are multiplied in bfloat16, but nvfp4 ones at twice the
+rate of fp8.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def test_what_runs_on_verl_has_no_cuda_graphs_unless_asked_and_areal_has_them():
     assert least_s.pop((True, "one_step_off")) == pytest.approx(
         40 * INPUTS["eager_layer_s"]
     )  # Qwen3-14B has 40 layers
-    assert set(least_s.values()) == {0.0}
+    assert set(least_s.values()) == {None}
 
 
 def test_samples_that_go_on_under_newer_weights_are_counted_once_each():

@@ -759,9 +759,6 @@ def test_acceptance_can_be_less_than_counted_and_of_models_also_more(file):
 
 def test_a_flip_is_true_on_either_side(file):
     """Simulated at both factors of the bracket, by no way of the search's."""
-    file.write_text(
-        SCENARIO.replace("mfu: 0.01, log_prob_mfu: 0.01", "mfu: 0.02, log_prob_mfu: 0.02")
-    )
     texts = (
         "systems=verl_colocated,one_step_off",
         "system.rollout_share=0.25,0.5,0.75",

@@ -54,7 +54,8 @@ def roofline_profile(
         kind="assumed",
         source=f"roofline of {gpu.source}",
         notes=f"efficiencies: compute {compute_efficiency}, memory {memory_efficiency}, link {link_efficiency}; "
-        f"{link_latency_s * 1e6:g} µs a step of a ring, {between_passes_s * 1e3:g} ms between passes; small kernels 30 µs a layer",
+        f"{link_latency_s * 1e6:g} µs a step of a ring, {between_passes_s * 1e3:g} ms between passes; "
+        "small kernels 30 µs a layer",
     )
     efficiencies = compute_efficiency, memory_efficiency, link_efficiency, link_latency_s
     parts = Roofline(shape, gpu, tp, dp, precision, kv_precision, *efficiencies)

@@ -47,24 +47,25 @@ with the constants of the other setups. Errors in brackets count nowhere."""
 FAMILY_NOTES = {
     "real_agent_opd": "Means over the complete logged steps; of `opd-i80f2v90` those whose responses have one token each, so "
     "that nothing but fixed costs is left; of `opd-do7bl4gg` those after the first 20. In one-token steps "
-    "generation is the prompts, which the prefix cache computes once for sixteen responses. What misses: of the others "
-    "generation, which waits for tools of a minute at the end of a step (their mean and maximum are simulated, not that they "
-    "come last).",
+    "generation is the prompts, which the prefix cache computes once for sixteen responses. What misses: about a second of "
+    "each log-prob pass and two of each update, and of generation the wait for tools of a minute at the end of a step (their "
+    "mean and maximum are simulated, not that they come last).",
     "real_verl_fsdp": "Medians over the steps whose mean response is below 300 tokens (short) or above 500 (long), without "
-    "evaluations and checkpoints. What misses: weights are gathered at 22 GB/s, and log-probs and updates would both be right "
-    "at 17; generation of a synchronous engine without CUDA graphs, of whose phase a tenth is neither the engine's nor a "
-    "weight sync's.",
+    "evaluations and checkpoints. What misses: log-probs take 0.38 s a micro-batch beyond what grows with tokens, updates four "
+    "times that, as weights would that are gathered at 35 GB/s and not beside the arithmetic; which links the machine has, the "
+    "log does not say.",
     "real_nemo_rl": "Beside `nemo-phases-…` stands a user's rerun of one configuration: their distance is noise. Constants of "
-    "the framework come from these unscored phases. Nothing was set on the mixtures of experts: rollout's routing is a power "
-    "law of 1.2 (aiconfigurator's kernels), training's is balanced, and a tensor of an expert that is handed to the engine "
-    "takes 0.29 ms, as one of Qwen3-4B in a reshard.",
-    "real_rlinf_verl": "What misses: log-probs and training. Megatron's passes of a 1.5B model over sequences of 14K tokens "
-    "reach some 250 TFLOP/s a GPU where 440 are computed; no open input and no mechanism that is known here explains it.",
+    "the framework but its switch come from none of these runs any more. Nothing was set on the mixtures of experts: rollout's "
+    "routing is a power law of 1.2 (aiconfigurator's kernels), training's is balanced, and a tensor of an expert that is "
+    "handed to the engine takes 0.29 ms, as one of Qwen3-4B in a reshard. What misses: the runs in turns; their phases would "
+    "fit with more time a pass and less a sequence than vLLM 0.12 took as a server.",
+    "real_rlinf_verl": "Both have SGLang; RLinf trains with Megatron and deals sequences in the order of the batch, verl with "
+    "FSDP and balances the batch. What misses: a fifth of generation, whose tail hangs on the assumed spread of lengths and on "
+    "SGLang's attention kernels, and a fifth of log-probs.",
     "real_verl_v1": "Hours of 150 and 100 steps, whose evaluations and checkpoints are not stated and not counted. What "
-    "misses: generation on eight GPUs of their own, which is predicted slower than measured, while the colocated runs are "
-    "predicted faster.",
+    "misses: a quarter to two fifths of the hours, most where all GPUs are shared.",
     "real_hf_async_lora": "A step is a median, and a weight sync follows every fourth: predicted is a step without one. The "
-    "trainer binds where it waits for less than a tenth of its step. What misses: the host's time of a micro-batch.",
+    "trainer binds where it waits for less than a tenth of its step.",
 }
 
 

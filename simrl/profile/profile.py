@@ -361,16 +361,16 @@ class TableProfile:
         changes = [f"every pass × {forward:g} (forward_correction)"] if forward != 1.0 else []
         if between_passes_s is not None:
             changes.append(
-                f"{pause * 1e3:g} ms between passes ({giver}){self._shorter_than(pause, forward)}"
+                f"{pause * 1e3:.3g} ms between passes ({giver}){self._shorter_than(pause, forward)}"
             )
         changes += (
-            [f"{sequence_overhead_s * 1e6:g} µs more a decoding sequence"]
+            [f"{sequence_overhead_s * 1e6:.3g} µs more a decoding sequence"]
             if sequence_overhead_s
             else []
         )
         if least_pass_s or least_sequence_s:
-            each = f" and {least_sequence_s * 1e6:g} µs a sequence" if least_sequence_s else ""
-            changes.append(f"no pass under {least_pass_s * 1e3:g} ms{each} (least_pass_s)")
+            each = f" and {least_sequence_s * 1e6:.3g} µs a sequence" if least_sequence_s else ""
+            changes.append(f"no pass under {least_pass_s * 1e3:.3g} ms{each} (least_pass_s)")
         return TableProfile(scaled, self.metadata, self.origin, (*self.corrections, *changes))
 
     def _shorter_than(self, pause_s: float, forward: float) -> str:

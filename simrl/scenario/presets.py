@@ -272,23 +272,23 @@ def constants(scenario: Mapping[str, Any], profile_kind: str) -> Iterator[Used]:
     if engine is not None:
         yield from _used(named(engine, "engine.preset"), "engine", scenario["engine"])
     if (of_passes := passes_preset(engine, profile_kind)) is not None:
-        for key, field in _around_passes(scenario):
-            if key in of_passes.constants:
-                section = "profile" if key == field else "engine"
-                yield Used(of_passes.name, f"{section}.{key}", of_passes.constants[key])
+        for key, field in _around_passes(scenario, of_passes):
+            section = "profile" if key == field else "engine"
+            yield Used(of_passes.name, f"{section}.{key}", of_passes.constants[key])
 
 
-def _around_passes(scenario: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the constants of the host's time around passes that apply to a scenario, each with the
-    field of `profile` to which it adds, and which the scenario does not give."""
+def _around_passes(scenario: Mapping[str, Any], preset: Preset) -> Iterator[tuple[str, str]]:
+    """Yield the constants of a preset that are the host's time around a scenario's passes, each
+    with the field of `profile` to which it adds, and which the scenario does not give. They hold
+    for the preset's own scheduling: log-probs are hidden where sequences are."""
     engine, profile = scenario["engine"], scenario["profile"]
-    ahead = engine.get("async_scheduling")
+    hidden = "hidden_sequence_s" in preset.constants
     applying = {
         "between_passes_s": ("between_passes_s", True),
         "messages_s": ("between_passes_s", scenario["cluster"]["tp"] > 1),
         "sequence_overhead_s": ("sequence_overhead_s", True),
         "log_probs_s": (
-            "least_sequence_s" if ahead else "sequence_overhead_s",
+            "least_sequence_s" if hidden else "sequence_overhead_s",
             engine.get("log_probs"),
         ),
         "hidden_pass_s": ("least_pass_s", True),
@@ -297,7 +297,8 @@ def _around_passes(scenario: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     }
     for key, (field, applies) in applying.items():
         in_roofline = (profile.get("roofline") or {}).get(field)  # the pause may be there
-        if applies and profile.get(field) is None and in_roofline is None:
+        given = profile.get(field) is not None or in_roofline is not None
+        if key in preset.constants and applies and not given:
             yield key, field
 
 
@@ -309,13 +310,14 @@ def host_times(
     `factor` times."""
     preset = passes_preset(scenario["engine"].get("preset"), profile_kind)
     times: dict[str, float] = {}
-    for key, field in _around_passes(scenario):
-        if preset is not None and (constant := preset.constants.get(key)) is not None:
-            value = float(constant.value) * (layers if key == "layer_launch_s" else 1)
-            value *= factor if constant.kind == "open" else 1.0
-            times[field] = times.get(field, 0.0) + value / scenario["cluster"].get(
-                "host_speed", 1.0
-            )
+    if preset is None:
+        return times
+    speed = scenario["cluster"].get("host_speed", 1.0)
+    for key, field in _around_passes(scenario, preset):
+        constant = preset.constants[key]
+        value = float(constant.value) * (layers if key == "layer_launch_s" else 1)
+        value *= factor if constant.kind == "open" else 1.0
+        times[field] = times.get(field, 0.0) + value / speed
     return times
 
 

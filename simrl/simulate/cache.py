@@ -132,5 +132,7 @@ def _host_times(scenario: Scenario, profile: TableProfile, layers: int) -> dict[
     }
     preset = passes_preset(scenario.engine.preset, kind)
     if "between_passes_s" in of_preset and preset is not None:
-        times["giver"] = f"engine {preset.name}"
+        speed = scenario.cluster.host_speed
+        slower = f" at a host's speed of {speed:g}" if speed != 1 else ""
+        times["giver"] = f"engine {preset.name}{slower}"
     return times

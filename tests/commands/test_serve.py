@@ -81,9 +81,9 @@ def test_the_page_begins_with_the_rows_of_a_comparison_of_the_file_each_system_a
     first = page.first_choice()
     assert first.systems[1:] == (
         '{"name": "one_step_off", "rollout_share": 0.6875}',
-        '{"name": "areal", "eta": 4, "rollout_share": 0.5625}',
+        '{"name": "areal", "eta": 4, "rollout_share": 0.5}',
     )
-    assert [_label(each) for each in first.systems][2] == "areal(eta=4, rollout_share=0.5625)"
+    assert [_label(each) for each in first.systems][2] == "areal(eta=4, rollout_share=0.5)"
     compared = simrl_package.compare(file, overrides=settings, ranking=False, best_split=False)
     assert page.answer(first).compared.rows == compared.rows
 

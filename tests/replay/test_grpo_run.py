@@ -280,7 +280,7 @@ def test_engines_that_share_a_group_generate_it_without_a_double(tmp_path: Path)
         ({"engine": {"max_num_seqs": 512}}, "max_num_batched_tokens is at least max_num_seqs"),
         ({"seed": -1}, "seed is -1"),
         ({"update": {"seed": -1}}, r"update\.seed is -1"),
-        ({"gpu": "abacus"}, "gpu is 'abacus': choose one of a100, h100"),
+        ({"gpu": "abacus"}, "gpu is 'abacus': choose one of a100, a800, h100"),
         ({"name": "warm-ups"}, "the folder of the warm-ups is called so"),
         ({"name": "..", "system": {"name": "split"}}, "name is '..'"),
     ],

@@ -110,6 +110,15 @@ def test_what_asynchronous_scheduling_hides_bounds_a_pass_from_below_with_its_se
     assert (own.least_pass_s, own.least_sequence_s) == (0.0, 1e-6)
 
 
+def test_log_probs_are_hidden_where_the_engine_s_preset_hides_sequences_also_if_none_is_named():
+    usual = ENGINES["vllm-0.19"].constants
+    both = usual["hidden_sequence_s"].value + usual["log_probs_s"].value
+    for engine in ({}, {"preset": "vllm-0.19"}, {"preset": "vllm-0.19", "async_scheduling": False}):
+        assert tables(engine={**engine, "log_probs": True}).least_sequence_s == pytest.approx(both)
+    ahead = tables(engine={"preset": "vllm-0.8", "async_scheduling": True})
+    assert ahead.least_sequence_s == 0, "its constants hold for its own scheduling"
+
+
 def test_log_probs_and_messages_cost_the_host_where_they_are_and_a_slow_host_more_of_all():
     constants = {key: one.value for key, one in ENGINES["vllm-0.8"].constants.items()}
     alone = tables(engine={"preset": "vllm-0.8", "log_probs": False})

@@ -61,7 +61,10 @@ def pass_seconds(e: Engines, first: int, tables: Tables, limits: Limits) -> floa
         attention_s = attention_alone_s(tables, prefill, t.prefill_work, float(t.decoding), kv)
         tokens = largest if padded else t.query
         waiting_s = t.straggler_of_all_s + experts_s
-        t.own_s = with_attention_s(tables, float(tokens), float(t.sampled), attention_s, waiting_s)
+        hosted = float(t.sampled - t.drafted)
+        t.own_s = with_attention_s(
+            tables, float(tokens), float(t.sampled), hosted, attention_s, waiting_s
+        )
         seconds = max(seconds, t.own_s)
         if t.query == 0:
             t.own_s = 0.0 if limits.dp > 1 else t.own_s
@@ -70,7 +73,7 @@ def pass_seconds(e: Engines, first: int, tables: Tables, limits: Limits) -> floa
             if t.prefill > 0:
                 waiting_s = t.straggler_of_all_s + _experts_s(tables, query)
             t.own_s = with_attention_s(
-                tables, float(t.query), float(t.sampled), attention_s, waiting_s
+                tables, float(t.query), float(t.sampled), hosted, attention_s, waiting_s
             )
         t.decoding_s = t.own_s
         t.verifying_s = 0.0
@@ -88,9 +91,9 @@ def _split(t: Totals, tables: Tables, attention_s: float, waiting_s: float) -> N
         return
     if t.prefill > 0:
         attention_s = attention_alone_s(tables, 0.0, 0.0, n, float(t.decode_kv))
-    t.decoding_s = with_attention_s(tables, n, n, attention_s, waiting_s)
+    t.decoding_s = with_attention_s(tables, n, n, n, attention_s, waiting_s)
     if t.drafted > 0:
-        verifying_s = with_attention_s(tables, positions, positions, attention_s, waiting_s)
+        verifying_s = with_attention_s(tables, positions, positions, n, attention_s, waiting_s)
         t.verifying_s = verifying_s - t.decoding_s
 
 

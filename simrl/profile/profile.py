@@ -75,7 +75,7 @@ class Tables(NamedTuple):
     `straggler_beside_prefill_s` has a value by sequences. A row holds from the previous number of
     decoding sequences up to its own. `least_pass_s` is the host's time of a pass beside the kernels
     (launches one by one; with asynchronous scheduling, the next pass is prepared), and
-    `least_sequence_s` of each sampled position in it: a faster GPU waits for them. `experts_s` is
+    `least_sequence_s` of each sequence in it: a faster GPU waits for them. `experts_s` is
     what the routed experts and their exchange take at `expert_tokens` of a pass over all dp ranks,
     which `pass_s` does not add (`joined`).
     """
@@ -221,11 +221,16 @@ def without_attention_s(tables: Tables, query_tokens: float, sequences: float) -
 
 @lean
 def with_attention_s(
-    tables: Tables, query_tokens: float, sequences: float, attention_s: float, waiting_s: float
+    tables: Tables,
+    query_tokens: float,
+    positions: float,
+    sequences: float,
+    attention_s: float,
+    waiting_s: float,
 ) -> float:
-    """Return the seconds of a pass; `waiting_s` is its wait for the longest sequences and for
-    experts."""
-    seconds = without_attention_s(tables, query_tokens, sequences) + attention_s + waiting_s
+    """Return the seconds of a pass that samples at `positions` of `sequences` (more of them where
+    drafts are verified); `waiting_s` is its wait for the longest sequences and for experts."""
+    seconds = without_attention_s(tables, query_tokens, positions) + attention_s + waiting_s
     return max(seconds, least_s(tables, sequences))
 
 
@@ -254,7 +259,8 @@ def pass_s(
     attention = attention_alone_s(
         tables, prefill_tokens, prefill_work, decode_sequences, decode_kv_tokens
     )
-    return with_attention_s(tables, query_tokens, sequences, attention, straggler)
+    hosted = decode_sequences if decode_sequences > 0.0 else sequences
+    return with_attention_s(tables, query_tokens, sequences, hosted, attention, straggler)
 
 
 class TableProfile:
@@ -344,7 +350,7 @@ class TableProfile:
         """Return this profile with every pass multiplied by `forward`, the pause replaced by
         `between_passes_s` if `giver` has one, `sequence_overhead_s` added to each pass for every
         decoding sequence, however many of its tokens are verified, and no pass shorter than
-        `least_pass_s` and `least_sequence_s` a sampled position, pause excluded."""
+        `least_pass_s` and `least_sequence_s` a sequence, pause excluded."""
         t = self.tables
         pause = t.between_passes_s if between_passes_s is None else between_passes_s
         scaled = t._replace(
@@ -445,7 +451,9 @@ def write_profile(profile: TableProfile, path: str | Path) -> None:
 
     t = profile.tables
     if t.least_pass_s or t.least_sequence_s:
-        raise ValueError("least_pass_s is a scenario's correction; write the profile without it")
+        raise ValueError(
+            "least_pass_s and least_sequence_s are a scenario's corrections; write the profile without them"
+        )
     schema = COLUMNS.append(SHARE) if t.straggler_sequences.size else COLUMNS
     rows = []
     for name, (axes, field) in GRIDS.items():

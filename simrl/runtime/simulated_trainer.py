@@ -197,7 +197,9 @@ class SimulatedTrainer:
 
 
 def _lengths(rollouts: Sequence[Rollout]) -> Ints:
-    """Return the tokens of each sequence: prompt, response, and observations of the environment."""
+    """Return the tokens of each sequence: prompt, response, and observations of the environment, in
+    the order of the prompts, as frameworks hand them on."""
+    in_order = sorted(rollouts, key=lambda r: r.sample.uid)
     return np.array(
-        [r.sample.prompt_tokens + r.observation_tokens + r.tokens for r in rollouts], dtype=np.int64
+        [r.sample.prompt_tokens + r.observation_tokens + r.tokens for r in in_order], dtype=np.int64
     )

@@ -112,8 +112,9 @@ class ClusterConfig(_Section):
     """GPUs that the scale-up link (NVLink, or PCIe) joins: one node if not given, 72 of gb200
     (NVL72)"""
     host_speed: Annotated[float, Field(ge=0.05, le=20)] = 1.0
-    """speed of one thread of the hosts, over that of the machine on which the presets' times of the
-    host were measured (experiments/host): these times are divided by it"""
+    """speed of one thread of the hosts, over that of the host of simrl's H100 in its fast minutes:
+    the times of the host in engines' presets, and the launches of a training micro-batch, are
+    divided by it (docs/presets.md)"""
     network_bytes_per_s: BytesPerS | None = None
     """share of a GPU in the scale-out network, one direction; the data sheet's if not given: a 400
     Gb/s port is 50e9"""
@@ -264,7 +265,7 @@ class ProfileConfig(_Section):
     kernels, which launches them one by one (vLLM's enforce_eager) or prepares the next pass
     (asynchronous scheduling); replaces the preset's"""
     least_sequence_s: Annotated[float, Field(ge=0, le=1)] | None = None
-    """more of it for each decoding sequence; replaces the preset's"""
+    """more of it for each sequence of the pass; replaces the preset's"""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> ProfileConfig:

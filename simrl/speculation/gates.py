@@ -67,9 +67,8 @@ def batch_gate(
         dense_s = np.interp(positions, t.dense_tokens, t.dense_s)
         sampled_s = np.interp(positions, t.sampled_sequences, t.sampled_s)
         kernels_s = dense_s + sampled_s + attention_s
-        return np.maximum(kernels_s, t.least_pass_s + t.least_sequence_s * positions) + (
-            t.between_passes_s
-        )
+        launched_s = t.least_pass_s + t.least_sequence_s * batches
+        return np.maximum(kernels_s, launched_s) + t.between_passes_s
 
     plain_s = pass_s(batches)
     thresholds = np.zeros(RATES, dtype=np.int64)

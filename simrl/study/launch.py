@@ -157,7 +157,10 @@ def _values(prepared: Prepared) -> dict[str, Any]:
     prompts = np.unique(trace.column("prompt_id")[first:end]).size
     prompt_tokens = int((trace.column("prompt_tokens") + trace.observation_tokens()).max())
     rollout, train = _parts(prepared)
-    eager = scenario.engine.enforce_eager or bool(scenario.profile.least_pass_s)
+    engine = scenario.engine
+    eager = engine.enforce_eager or (
+        not engine.async_scheduling and bool(scenario.profile.least_pass_s)
+    )
     # verl's and slime's budget is one GPU's: GPUs that share a sequence add theirs up, to no less
     # than the scenario's budget and the longest sequence, for which simrl widens a budget and they
     # do not.

@@ -182,6 +182,7 @@ class TrainingCosts:
             return [(part, self._dealt(part)) for part in parts]
         rank_of = self._dealt(lengths)
         places, held = _places(rank_of), np.bincount(rank_of, minlength=self.ranks)
+        count = min(count, int(held.max(initial=1)))
         of_minibatch = places * count // held[rank_of]
         chosen = [np.flatnonzero(of_minibatch == i) for i in range(count)]
         return [(lengths[of], rank_of[of]) for of in chosen if of.size]

@@ -64,24 +64,25 @@ class _Launches(NamedTuple):
 
 # By the passes of a micro-batch. Eager: counted in Hugging Face's Qwen2 and Qwen3, of 24 and 28
 # layers, and timed at 64 to 4,096 tokens on the host of one H100, whose speed changed by a factor
-# of 2.5 within minutes: 17 to 30, 23 to 40 and 35 to 55 µs (experiments/gpu/h100_second). Fused:
-# the kernels of Transformer Engine's layers, at seconds that are assumed. Adapters: two products, a
-# cast, a scale and a sum, and their gradients.
+# of 2.5 within minutes: 17 to 39, 23 to 40 and 35 to 55 µs (experiments/gpu/h100_second). Fused:
+# the kernels of Transformer Engine's layers, at seconds that are assumed. Adapters, counted by
+# hand: two products, a cast, a scale and a sum, and their gradients, less those of frozen weights.
+# Not counted: the routing of experts.
 LAUNCHES = {
     "eager": {
         "forward": _Launches(42, 30, 24e-6, 19, 5),
-        "backward": _Launches(118, 56, 32e-6, 48, 13),
-        "recomputed": _Launches(159, 56, 45e-6, 67, 18),
+        "backward": _Launches(118, 56, 32e-6, 48, 12),
+        "recomputed": _Launches(159, 56, 45e-6, 67, 17),
     },
     "fused": {
         "forward": _Launches(25, 30, 40e-6, 2, 5),
-        "backward": _Launches(75, 56, 40e-6, 6, 13),
-        "recomputed": _Launches(100, 56, 40e-6, 8, 18),
+        "backward": _Launches(75, 56, 40e-6, 6, 12),
+        "recomputed": _Launches(100, 56, 40e-6, 8, 17),
     },
 }
-# The host's time of a layer that FSDP wraps, forward and with the backward pass: 0.19 and 0.71 ms
-# with FSDP 2 in one process without a GPU (experiments/host), at the H100's host.
-WRAPPED_S = (2.5e-4, 9e-4)
+# The host's time of a layer that FSDP wraps, forward and with the backward pass: 0.19 ms, and 0.54
+# (FSDP 1) or 0.70 (FSDP 2), in one process without a GPU (experiments/host), at the H100's host.
+WRAPPED_S = (2.5e-4, 7.5e-4)
 
 
 def host_s(model: ModelShape, config: TrainingConfig, backward: bool) -> float:
@@ -131,7 +132,7 @@ class _Logits(NamedTuple):
 # temperature in place, and in a log-prob pass the entropy: 12 forward, 6 and 8 in an update.
 # vocab_parallel: Megatron's in fp32, a kernel each for cast, maximum, difference, exponential, sum
 # and quotient. by_sequence: as that, on a slice of the pack's logits for each sequence (NeMo-RL),
-# whose gradients are added up over the whole pack, of 5 sequences: 16 bytes each. chunked: parts of
+# whose gradients are added up over the whole pack, of 5 sequences (assumed): 16 bytes each. chunked: parts of
 # the vocabulary, computed again backward, both gradients in fp32 (TRL's asynchronous GRPO).
 LOGITS = {
     "log_softmax": _Logits(27, 23),

@@ -572,5 +572,7 @@ class ReferenceEngine:
                 each = np.interp(np.arange(1, n) / n, t.straggler_shares, t.straggler_s[which])
                 straggler = float(-np.diff(cached) @ each)
         seconds = dense + attention + sampled + straggler
-        least_s = t.least_pass_s + t.least_sequence_s * logits
+        least_s = t.least_pass_s + t.least_sequence_s * (
+            logits - sum(new - 1 for _, new in verifies)
+        )
         return float(max(seconds, least_s) + t.between_passes_s)

@@ -41,7 +41,10 @@ def scenario(inputs: Inputs) -> Scenario:
         steps=STEPS[0],
         warmup_steps=STEPS[1],
         training=training(inputs),
-        engine=named(inputs, "gpu_memory_utilization"),
+        engine={
+            **named(inputs, "gpu_memory_utilization"),
+            "log_probs": inputs["returns_log_probs"],
+        },
         framework=inputs["framework"],
     )
 

@@ -27,18 +27,18 @@ Line = Mapping[str, str]
 
 def lines_of(totals: Mapping[str, Any], commit: str, date: str, code: str) -> list[dict[str, str]]:
     """Return the lines of a board's totals."""
-    found = []
+    lines = []
     for kind in KINDS.values():
         for group in GROUPS:
-            each = totals[SUMS[group]][SUMS[kind]]
-            if each["count"]:
-                values = (each["median_error"], each["signed_median"], each["worst"]["error"])
-                row = f"{each['worst']['id']} {each['worst']['quantity']}"
-                cells = (str(each["count"]), *(f"{value:.4f}" for value in values), row, "")
-                found.append(
+            of = totals[SUMS[group]][SUMS[kind]]
+            if of["count"]:
+                values = (of["median_error"], of["signed_median"], of["worst"]["error"])
+                row = f"{of['worst']['id']} {of['worst']['quantity']}"
+                cells = (str(of["count"]), *(f"{value:.4f}" for value in values), row, "")
+                lines.append(
                     dict(zip(COLUMNS, (date, commit, code, kind, group, *cells), strict=True))
                 )
-    return found
+    return lines
 
 
 def recorded(

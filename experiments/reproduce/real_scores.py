@@ -1,5 +1,5 @@
-"""What the board of real runs says in total: setups that gave constants and strangers apart, and each setup with the constants
-of the others.
+"""Totals of the board of real runs: setups that gave constants and strangers apart, and each setup with the constants of the
+others.
 
 Invariant: a total counts scored quantities alone, each once. The three groups: the first two divide the board, and *leave one
 setup out* is all of it, predicted without what a setup gave itself.
@@ -63,21 +63,21 @@ def reversed_orders(errors: Iterable[tuple[Entry, float]]) -> list[str]:
 
 def totals(entries: Sequence[Entry]) -> dict[str, Any]:
     """Return the sums of each group by kind, with the reversed orders; the sides that agree; and how many are not scored."""
-    found: dict[str, Any] = {}
+    board: dict[str, Any] = {}
     for group in GROUPS:
         errors = of_group(entries, group)
-        found[SUMS[group]] = {
+        board[SUMS[group]] = {
             SUMS[name]: sums([pair for pair in errors if pair[0]["kind"] == kind])
             for kind, name in KINDS.items()
         }
-        found[SUMS[group]]["reversed"] = reversed_orders(errors)
+        board[SUMS[group]]["reversed"] = reversed_orders(errors)
     sides = [entry for entry in entries if entry["scored"] and entry["kind"] == "side"]
-    found["sides"] = {
+    board["sides"] = {
         "count": len(sides),
         "agree": sum(entry["measured"] == entry["predicted"] for entry in sides),
     }
-    found["not_scored"] = sum(not entry["scored"] for entry in entries)
-    return found
+    board["not_scored"] = sum(not entry["scored"] for entry in entries)
+    return board
 
 
 HEADS = ("", "n", "median error", "signed median", "worst")
@@ -85,12 +85,12 @@ HEADS = ("", "n", "median error", "signed median", "worst")
 
 def table(entries: Sequence[Entry]) -> list[list[str]]:
     """Return the cells of the totals, under HEADS."""
-    found = totals(entries)
+    board = totals(entries)
     return [
-        [f"{group}: {name}", *_cells(found[SUMS[group]][SUMS[name]])]
+        [f"{group}: {name}", *_cells(board[SUMS[group]][SUMS[name]])]
         for group in GROUPS
         for name in KINDS.values()
-        if found[SUMS[group]][SUMS[name]]["count"]
+        if board[SUMS[group]][SUMS[name]]["count"]
     ]
 
 
@@ -121,8 +121,8 @@ def sentences(entries: Sequence[Entry]) -> list[str]:
 
 def remarks(entries: Sequence[Entry]) -> list[str]:
     """Return what no table of totals says: reversed orders, sides, and what is not scored."""
-    found, lines = totals(entries), []
-    left_out = found[SUMS[LEAVE_ONE_OUT]]
+    board, lines = totals(entries), []
+    left_out = board[SUMS[LEAVE_ONE_OUT]]
     if left_out["ratios"]["count"]:
         orders = [
             f"{entry['id']} (measured {entry['measured']:.2f}, predicted {entry['left_out']:.2f})"
@@ -130,12 +130,12 @@ def remarks(entries: Sequence[Entry]) -> list[str]:
             if entry["id"] in left_out["reversed"]
         ]
         lines.append(f"Orders reversed: {', '.join(orders) or 'none'}.")
-    if found["sides"]["count"]:
+    if board["sides"]["count"]:
         lines.append(
-            f"Side that binds: {found['sides']['agree']} of {found['sides']['count']} as measured."
+            f"Side that binds: {board['sides']['agree']} of {board['sides']['count']} as measured."
         )
-    if found["not_scored"]:
-        lines.append(f"{found['not_scored']} quantities are not scored, or not predicted yet.")
+    if board["not_scored"]:
+        lines.append(f"{board['not_scored']} quantities are not scored, or not predicted yet.")
     return lines
 
 
@@ -148,12 +148,12 @@ def by_class(entries: Sequence[Entry]) -> list[list[str]]:
     rows = []
     for name in dict.fromkeys(name for entry in entries for name in classes(entry)):
         for kind, kinds in KINDS.items():
-            found = [
+            of_groups = [
                 sums([(e, x) for e, x in errors if e["kind"] == kind and name in classes(e)])
                 for errors in groups.values()
             ]
-            if any(each["count"] for each in found):
-                rows.append([name, kinds, *map(_in_a_cell, found)])
+            if any(of["count"] for of in of_groups):
+                rows.append([name, kinds, *map(_in_a_cell, of_groups)])
     order = ("dense", "experts", "hybrid", "vLLM", "SGLang", "TRT-LLM", "H100", "other GPUs")
     return sorted(rows, key=lambda row: order.index(row[0]))
 
@@ -188,10 +188,10 @@ def far_off(entries: Iterable[Entry]) -> list[Entry]:
 
 def causes(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
     """Return the quantities that are far off by their cause; without one under an empty text."""
-    found: dict[str, list[Entry]] = {}
+    by_cause: dict[str, list[Entry]] = {}
     for entry in far_off(entries):
-        found.setdefault(cause_of(entry["id"], entry["quantity"]) or "", []).append(entry)
-    return found
+        by_cause.setdefault(cause_of(entry["id"], entry["quantity"]) or "", []).append(entry)
+    return by_cause
 
 
 def require_causes(entries: Iterable[Entry]) -> None:

@@ -87,17 +87,17 @@ def read_setups() -> Setups:
     """Return the setups. Raise `PaperError`."""
     place = f"{PLACE}/{FILE.name}"
     try:
-        found = Setups.model_validate(read_yaml(FILE, place, "setups", Setups.model_fields))
+        read = Setups.model_validate(read_yaml(FILE, place, "setups", Setups.model_fields))
     except ValidationError as error:
         raise PaperError(f"{place}: {explain(error, Setups, 'setups')[1]}") from error
-    for name, setup in found.setups.items():
+    for name, setup in read.setups.items():
         known = read_ledger(setup.ledger).inputs if setup.ledger else {}
         for key in setup.left_out:
             if key not in known:
                 raise PaperError(
                     f"{place}: {name}: left_out has {key!r}, which {PLACE}/ledgers/{setup.ledger}.yaml does not have"
                 )
-    return found
+    return read
 
 
 def setup_of(row: str) -> str:
@@ -116,7 +116,7 @@ def cause_of(row: str, quantity: str) -> str | None:
 def left_out_tasks(rows: Mapping[str, int], **given: str) -> list[Task]:
     """Return a task for each setup that gave constants: its own among these rows (each with its number of elements), with the
     constants left out."""
-    found = []
+    tasks = []
     for setup in read_setups().setups.values():
         if not setup.ledger or not setup.left_out:
             continue
@@ -124,5 +124,5 @@ def left_out_tasks(rows: Mapping[str, int], **given: str) -> list[Task]:
         of_setup = {row: n for row, n in rows.items() if setup.layers(row) and row in predicted}
         if of_setup:
             inputs = {**read_ledger(setup.ledger).middle, **setup.left_out, **given}
-            found.append(Task(setup.ledger, of_setup, LEFT_OUT, inputs))
-    return found
+            tasks.append(Task(setup.ledger, of_setup, LEFT_OUT, inputs))
+    return tasks

@@ -112,7 +112,7 @@ class ClusterConfig(_Section):
     """GPUs that the scale-up link (NVLink, or PCIe) joins: one node if not given, 72 of gb200
     (NVL72)"""
     host_speed: Annotated[float, Field(ge=0.05, le=20)] = 1.0
-    """speed of one thread of the hosts, over that of the host of simrl's H100 in its fast minutes:
+    """single-thread speed of the hosts; 1: as fast as the host of simrl's H100 in its fast minutes;
     the times of the host in engines' presets, and the launches of a training micro-batch, are
     divided by it (docs/presets.md)"""
     network_bytes_per_s: BytesPerS | None = None

@@ -93,9 +93,10 @@ class TrainingConfig(
     """fixed: micro-batches of a mini-batch of a data-parallel rank, of equal numbers of sequences
     (AReaL's n_mbs)"""
     balance: Literal["minibatch", "batch", "none"] = "minibatch"
-    """how sequences are dealt to data-parallel ranks. minibatch: those of each mini-batch, so that
-    ranks have equal tokens; batch: those of a whole batch, which each rank then cuts into
-    mini-batches of unequal tokens (verl's balance_batch); none: in the order of the batch"""
+    """how sequences are dealt to data-parallel ranks. minibatch: mini-batch by mini-batch, so
+    that ranks have equal tokens in each; batch: the whole batch at once, and each rank then cuts
+    its part into mini-batches of unequal tokens (verl's balance_batch); none: in the order of the
+    batch"""
     remove_padding: bool = False
     """fixed: sequences are packed (verl's use_remove_padding, AReaL); if not, each is padded to the
     longest of its micro-batch. The other settings of microbatching always pack"""

@@ -1,4 +1,4 @@
-"""What is measured of an engine's host: the arithmetic, without an engine."""
+"""The arithmetic of an engine's measured host, without an engine."""
 
 import time
 

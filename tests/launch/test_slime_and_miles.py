@@ -164,6 +164,7 @@ def test_a_launch_that_advise_prints_is_read_back(tmp_path, name, parameters):
         assert get(translation.data, key) == get(written, key), key
     for key in ("tensor_parallel", "sequence_parallel", "expert_parallel", "tokens_per_microbatch"):
         assert translation.data["training"][key] == written["training"][key], key
+    assert get(translation.data, "training.recompute") is True  # as simulated
     assert system(translation)["name"] == name
     assert parameters.items() <= system(translation).items()
     assert not translation.of("not understood")

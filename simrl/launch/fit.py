@@ -7,6 +7,7 @@ that it can simulate is taken, and each change is listed.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator
 from itertools import combinations
@@ -20,32 +21,48 @@ from simrl.scenario.dotted import get, put
 from simrl.scenario.load import ScenarioFile
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import prepare
+from simrl.systems.recipes import parameters_of
 
 CHANGES = tomllib.loads(Path(__file__).with_name("fit.toml").read_text(encoding="utf-8"))["change"]
-MOST_CHANGES = 3  # at a time
+MOST_CHANGES = 2  # at a time
+SHARES = [0.5, 0.75, 0.625, 0.25, 0.875]  # of the GPUs, for rollout
 
 
 def fit(translation: Translation) -> None:
     """Change a translation to a scenario that can be simulated, and list the changes as assumed. If
-    none is found, a note has the reason."""
+    none is found, a note has the reason. Of the systems beside the launch's own, those that the
+    GPUs allow stay, with a share of them for rollout."""
     for key, value, why in _not_modelled(translation.data, model_shape(translation.data["model"])):
         _change(translation, {key: value}, why)
-    reason = _refusal(translation.data)
-    if not reason:
-        return
-    free = {one.field for one in translation.assumed}
-    usable = [
-        change
-        for change in CHANGES
-        if (change["field"] in free or not change.get("if_assumed")) and get(translation.data, change["field"]) != change["value"]
-    ]
-    for n in range(1, MOST_CHANGES + 1):
-        for chosen in combinations(usable, n):
-            changes = {one["field"]: one["value"] for one in chosen}
-            if len(changes) == n and not _refusal(_with(translation.data, changes)):
+    if reason := _refusal(translation.data):
+        free = {one.field for one in translation.assumed}
+        usable = [
+            change
+            for change in CHANGES
+            if (change["field"] in free or not change.get("if_assumed"))
+            and get(translation.data, change["field"]) != change["value"]
+        ]
+        chosen = (few for n in range(1, MOST_CHANGES + 1) for few in combinations(usable, n))
+        for changes in ({one["field"]: one["value"] for one in few} for few in chosen):
+            if not _refusal(_with(translation.data, changes)):
                 _change(translation, changes, f"adapted, since as written simrl finds: {reason}")
-                return
-    translation.notes.append(f"simrl compare refuses it as it stands: {reason}")
+                break
+        else:
+            translation.notes.append(f"simrl compare refuses it as it stands: {reason}")
+            return
+    own, *others = translation.data["systems"]
+    systems = [own, *filter(None, (_allowed(translation.data, other) for other in others))]
+    translation.data = {**translation.data, "systems": systems}
+
+
+def _allowed(data: dict[str, Any], system: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a system with the first share of the GPUs for rollout that can be simulated; None if
+    none can."""
+    shares = SHARES if "rollout_share" in parameters_of(system["name"]) else [None]
+    known = parameters_of(system["name"])
+    plain = {key: value for key, value in system.items() if key == "name" or key in known}
+    tried = ({**plain, **({} if share is None else {"rollout_share": share})} for share in shares)
+    return next((one for one in tried if not _refusal({**data, "systems": [one]})), None)
 
 
 def _with(data: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +90,11 @@ def _refusal(data: dict[str, Any]) -> str:
 def _not_modelled(data: dict[str, Any], shape: ModelShape) -> Iterator[tuple[str, Any, str]]:
     """Yield the fields that simrl does not have for a model, with the value to take and why."""
     if (shape.linear_layers or shape.window_layers) and get(data, "engine.prefix_caching"):
-        yield "engine.prefix_caching", False, "a prefix cache of layers with states or windows is not modelled"
+        yield (
+            "engine.prefix_caching",
+            False,
+            "a prefix cache of layers with states or windows is not modelled",
+        )
     if not shape.experts:
         for key, why in (
             ("cluster.dp", "the ranks of a model without experts are workers of their own"),
@@ -82,3 +103,6 @@ def _not_modelled(data: dict[str, Any], shape: ModelShape) -> Iterator[tuple[str
         ):
             if (get(data, key) or 1) > 1:
                 yield key, 1, why
+    for key in ("cluster.ep", "training.expert_parallel") if shape.experts else ():
+        if shape.experts % (size := get(data, key) or 1):
+            yield key, math.gcd(size, shape.experts), f"{data['model']} has {shape.experts} experts"

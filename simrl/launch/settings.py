@@ -61,47 +61,49 @@ def read_launch(path: Path) -> Launch:
 
 
 def _of_script(path: Path) -> Launch:
-    script = script_of(path, text_of(path))
+    text = text_of(path)
     marks = {table.name: re.compile("|".join(table.programs)) for table in TABLES if table.programs}
     every = re.compile("|".join(mark.pattern for mark in marks.values()))
-    commands = list(words_with(script.commands, path, every.search))
-    for words in commands:
-        for table in TABLES:
-            if table.programs:
-                program = marks[table.name].search(" ".join(words))
-                if program and (settings := _of_words(words, table, path)):
+    for unknown in (False, True):
+        script = script_of(path, text, unknown)
+        for words in words_with(script.commands, path, every.search):
+            for table in TABLES:
+                program = table.programs and marks[table.name].search(" ".join(words))
+                if program and (settings := _of_words(words, table, path, script.guessed)):
                     return Launch(path, table, {"program": program[0], **settings}, script.guessed)
     shown = ", ".join(table.title for table in TABLES)
-    why = _no_rl(" ".join(chain.from_iterable(script.commands)))
+    why = _no_rl(" ".join(chain.from_iterable(script.commands)), TABLES)
     raise InputError(
         f"{path}: {why or f'no command starts RL training with {shown}'}; name a launch script or a configuration file"
     )
 
 
-def _no_rl(text: str) -> str:
-    reasons = {pattern: why for table in TABLES for pattern, why in table.no_rl.items()}
+def _no_rl(text: str, tables: Iterable[Table]) -> str:
+    reasons = {pattern: why for table in tables for pattern, why in table.no_rl.items()}
     return next(
         (f"{why}, no RL rollouts" for pattern, why in reasons.items() if re.search(pattern, text)),
         "",
     )
 
 
-def _of_words(words: list[str], table: Table, path: Path) -> Settings:
+def _of_words(words: list[str], table: Table, path: Path, guessed: list[str]) -> Settings:
     """Return the settings of a command: of its configuration files, and of its arguments above."""
     options = _options(words)
     settings: Settings = {}
-    for option, below in table.config.items():
-        names = options.get(option, [])
-        for name in names if isinstance(names, list) else [names]:
-            if (file := _beside(str(name), path)) is not None:
-                data = _flat(_data(file), below)
-                settings |= data
     if (name := options.get("config_name")) is not None:  # Hydra's
         folder = str(options.get("config_path", "."))
-        text = f"{folder}/{str(name).removesuffix('.yaml')}.yaml"
-        if (file := _beside(text, path)) is not None:
-            settings |= _flat(_data(file))
+        if (file := _beside(f"{folder}/{str(name).removesuffix('.yaml')}.yaml", path)) is not None:
+            settings = _flat(_data(file))
         settings["config_name"] = name
+    for option, below in table.config.items():
+        names = options.pop(option, [])
+        for name in names if isinstance(names, list) else [names]:
+            if (file := _beside(str(name), path)) is not None:
+                settings |= _flat(_data(file), below)
+            else:
+                guessed.append(
+                    f"--{option} {name}: not found beside the script, the framework's defaults are taken"
+                )
     for word in words:
         if table.style == "hydra" and (match := _OVERRIDE.fullmatch(word)):
             settings |= _flat(_typed(match[3]), _plain(match[2]))
@@ -158,7 +160,7 @@ def _of_data(path: Path) -> Launch:
     settings = _flat(_data(path))
     for table in TABLES:
         if any(key in settings for key in table.known_by):
-            if why := _no_rl(" ".join([*settings, str(settings.get("_target_", ""))])):
+            if why := _no_rl(" ".join([*settings, str(settings.get("_target_", ""))]), [table]):
                 raise InputError(f"{path}: {why}; name the configuration of an RL run")
             return Launch(path, table, settings)
     shown = "; ".join(

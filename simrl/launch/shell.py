@@ -3,7 +3,8 @@
 Invariant: nothing of the script is run and no environment is read. shfmt parses it; variables,
 arrays, `${X:-8}`, `$((A * B))`, functions, scripts beside it and tests of known texts are
 followed; a variable that the script does not set is unset. Any other expansion, such as `$(date)`,
-stays as it is written. A condition that only a run could decide is read as false, which is noted.
+stays as it is written. A condition that only a run could decide is read as false, or, where no
+launch is found so, as true; both are noted.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Script:
 
     path: Path
     source: bytes = b""
+    unknown: bool = False  # how a condition is read that only a run could decide
     commands: list[list[str]] = field(default_factory=list)
     guessed: list[str] = field(default_factory=list)
     variables: dict[str, list[str]] = field(default_factory=dict)
@@ -54,7 +56,9 @@ class Script:
         for statement in statements:
             self.followed += 1
             if self.followed > MOST_STATEMENTS:
-                raise InputError(f"{self.path}: more than {MOST_STATEMENTS:,} commands; name a launch script")
+                raise InputError(
+                    f"{self.path}: more than {MOST_STATEMENTS:,} commands; name a launch script"
+                )
             status = self._command(statement.get("Cmd") or {})
             status = not status if statement.get("Negated") and status is not None else status
         return status
@@ -65,7 +69,11 @@ class Script:
                 assigned = [one for one in node.get("Args") or [] if "Parts" not in one]
                 for assignment in [*(node.get("Assigns") or []), *assigned]:
                     self._assign(assignment)
-                return self._call([word for word in node.get("Args") or [] if "Parts" in word])
+                names = [one["Name"]["Value"] for one in node.get("Assigns") or []]
+                environment = [text for name in names for text in self.variables.get(name, [])]
+                return self._call(
+                    [word for word in node.get("Args") or [] if "Parts" in word], environment
+                )
             case "BinaryCmd" if node["Op"] in ("&&", "||"):
                 status = self.run([node["X"]])
                 if status is (node["Op"] == "||"):
@@ -82,9 +90,15 @@ class Script:
             case "CaseClause":
                 self._case(node)
             case "ForClause" if node["Loop"]["Type"] == "WordIter":
-                values = [text for word in node["Loop"].get("Items") or [] for text in self.words(word)]
+                values = [
+                    text for word in node["Loop"].get("Items") or [] for text in self.words(word)
+                ]
                 self.variables[node["Loop"]["Name"]["Value"]] = values[:1]
-                self._guess(f"for {node['Loop']['Name']['Value']}", values[1:], "read once, with its first value")
+                self._guess(
+                    f"for {node['Loop']['Name']['Value']}",
+                    values[1:],
+                    "read once, with its first value",
+                )
                 self.run(node["Do"] if values else [])
             case "Block" | "Subshell":
                 return self.run(node.get("Stmts") or [])
@@ -92,15 +106,16 @@ class Script:
                 self.functions[node["Name"]["Value"]] = (self.source, node["Body"])
         return True
 
-    def _guess(self, what: str, guesses: Any, how: str = "cannot be known, read as false") -> None:
+    def _guess(self, what: str, guesses: Any, how: str = "") -> None:
         if guesses:
+            how = how or f"cannot be known, read as {str(self.unknown).lower()}"
             self.guessed.append(f"{' '.join(what.split())[:80]}: {how}")
 
     def _if(self, node: Node) -> None:
         if "Cond" in node and node["Cond"]:
             known = self.run(node["Cond"])
             self._guess(f"if {self._written(node['Cond'][0]).rstrip(' ;')}", known is None)
-            if not known:
+            if not (self.unknown if known is None else known):
                 if node.get("Else"):
                     self._if(node["Else"])
                 return
@@ -108,28 +123,37 @@ class Script:
 
     def _case(self, node: Node) -> None:
         text = " ".join(self.words(node["Word"], unset=""))
-        self._guess(f"case {self._written(node['Word'])}", "$" in text, "cannot be known, no branch is read")
+        self._guess(
+            f"case {self._written(node['Word'])}", "$" in text, "cannot be known, no branch is read"
+        )
         for item in node.get("Items") or [] if "$" not in text else []:
             patterns = ["".join(self.words(word)) or "" for word in item["Patterns"]]
             if any(fnmatchcase(text, pattern) for pattern in patterns):
                 self.run(item.get("Stmts") or [])
                 return
 
-    def _call(self, words: list[Node]) -> bool | None:
+    def _call(self, words: list[Node], environment: list[str]) -> bool | None:
+        """Follow a command. `environment` are the texts that are assigned for it alone: a launch
+        may be among them."""
         texts = [text for word in words for text in self.words(word)]
         if texts[:1] in (["["], ["test"]):
-            return self._holds([text for word in words[1:] for text in self.words(word, unset="") or [""]])
+            return self._holds(
+                [text for word in words[1:] for text in self.words(word, unset="") or [""]]
+            )
         scripts = [i for i, text in enumerate(texts[:4]) if text.endswith((".sh", ".env"))]
         if texts and texts[0] in (".", "source", "bash", "sh", "exec", "env") and scripts:
             beside = self.path.parent / texts[scripts[0]]
-            if beside.is_file():
-                with self._called(texts[scripts[0] + 1 :], parsed := tree_of(beside, text_of(beside))):
+            try:
+                with self._called(
+                    texts[scripts[0] + 1 :], parsed := tree_of(beside, text_of(beside))
+                ):
                     return self.run(parsed[1])
-            self._guess(" ".join(texts[:2]), texts[0] in (".", "source"), "is not beside the script, left out")
+            except InputError as error:
+                self._guess(" ".join(texts[:2]), texts[0] in (".", "source"), f"left out ({error})")
         if texts and texts[0] in self.functions:
             with self._called(texts[1:], self.functions[texts[0]]):
                 return self.run([self.functions[texts[0]][1]])
-        self.commands += [texts] if texts else []
+        self.commands += [[*texts, *environment]] if texts else []
         return None if texts else True
 
     @contextmanager
@@ -137,10 +161,15 @@ class Script:
         """Hold the arguments and the source of a function or a script while it is followed."""
         names = [str(i) for i in range(1, 10)]
         before = {name: self.variables.pop(name, None) for name in ("@", *names)}, self.source
-        self.variables |= {"@": arguments, **{n: [text] for n, text in zip(names, arguments, strict=False)}}
+        self.variables |= {
+            "@": arguments,
+            **{n: [text] for n, text in zip(names, arguments, strict=False)},
+        }
         self.source, self.calls = called[0], self.calls + 1
         if self.calls > MOST_CALLS:
-            raise InputError(f"{self.path}: calls in one another {MOST_CALLS} deep; name a launch script")
+            raise InputError(
+                f"{self.path}: calls in one another {MOST_CALLS} deep; name a launch script"
+            )
         yield
         self.calls, self.source = self.calls - 1, before[1]
         self.variables |= {name: values for name, values in before[0].items() if values is not None}
@@ -151,8 +180,15 @@ class Script:
             return
         before = self.variables.get(name, []) if node.get("Append") else []
         if "Array" in node:
-            elements = [element["Value"] for element in node["Array"].get("Elems") or [] if element.get("Value")]
-            self.variables[name] = [*before, *(text for word in elements for text in self.words(word))]
+            elements = [
+                element["Value"]
+                for element in node["Array"].get("Elems") or []
+                if element.get("Value")
+            ]
+            self.variables[name] = [
+                *before,
+                *(text for word in elements for text in self.words(word)),
+            ]
         else:
             text = " ".join(self.words(node["Value"], divides=False)) if node.get("Value") else ""
             self.variables[name] = ["".join(before) + text]
@@ -169,7 +205,11 @@ class Script:
         if node["Type"] == "BinaryTest" and node["Op"] in ("&&", "||"):
             both, decides = [self._test(node["X"]), self._test(node["Y"])], node["Op"] == "||"
             return decides if decides in both else None if None in both else not decides
-        sides = [" ".join(self.words(node[side], unset="")) for side in "XY" if side in node] if "Op" in node else []
+        sides = (
+            [" ".join(self.words(node[side], unset="")) for side in "XY" if side in node]
+            if "Op" in node
+            else []
+        )
         texts = [" ".join(self.words(node, unset=""))] if node["Type"] == "Word" else sides
         return self._holds([*texts[:-1], *([node["Op"]] if "Op" in node else []), *texts[-1:]])
 
@@ -203,11 +243,18 @@ class Script:
             quoted = quoted or part["Type"] in ("DblQuoted", "SglQuoted")
             for one in inner:
                 values = self._part(one, part is not one, unset)
-                if part is one and divides and one["Type"] not in ("Lit", "SglQuoted") and len(values) == 1:
+                if (
+                    part is one
+                    and divides
+                    and one["Type"] not in ("Lit", "SglQuoted")
+                    and len(values) == 1
+                ):
                     values = re.split(r"[ \t\n]+", values[0])
                 self.expanded += sum(map(len, values))
                 if self.expanded > MOST_EXPANDED:
-                    raise InputError(f"{self.path}: its variables grow without end; name a launch script")
+                    raise InputError(
+                        f"{self.path}: its variables grow without end; name a launch script"
+                    )
                 texts[-1] += values[0] if values else ""
                 texts += values[1:]
         return [text for text in texts if text or quoted]
@@ -215,7 +262,9 @@ class Script:
     def _part(self, node: Node, quoted: bool, unset: str | None) -> list[str]:
         match node["Type"]:
             case "Lit":
-                return [re.sub(r"\\([$`\"\\\n])" if quoted else r"(?s)\\(.)", _escaped, node["Value"])]
+                return [
+                    re.sub(r"\\([$`\"\\\n])" if quoted else r"(?s)\\(.)", _escaped, node["Value"])
+                ]
             case "SglQuoted":
                 return [node.get("Value", "")]
             case "ParamExp" if not node.keys() & {"Length", "Excl", "Slice", "Repl", "Names"}:
@@ -229,13 +278,18 @@ class Script:
         return [self._kept(node)]
 
     def _parameter(self, node: Node, unset: str | None) -> list[str]:
-        name, index = node["Param"]["Value"], self._written(node["Index"]) if "Index" in node else ""
+        name, index = (
+            node["Param"]["Value"],
+            self._written(node["Index"]) if "Index" in node else "",
+        )
         expansion = node.get("Exp") or {}
         sign, word = expansion.get("Op", ""), expansion.get("Word") or {}
         values = self.variables.get("@" if name == "*" else name, [] if name in "@*" else None)
         if values is not None and name not in "@*" and index not in ("@", "*"):
             values = values[int(index) if index.isdigit() else 0 :][:1] or [""]
-        is_empty = values is None or (":" in sign and not any(values))
+        elif index in ("@", "*"):
+            values = values or []
+        is_empty = not values or (":" in sign and not any(values))
         if sign in (":-", "-", ":=", "=") and is_empty:
             values = [" ".join(self.words(word, unset, divides=False))]
             if "=" in sign:
@@ -248,12 +302,21 @@ class Script:
 
     def _numbers(self, node: Node) -> str:
         """Return arithmetic with the values of its variables."""
-        begin, text = node["Pos"]["Offset"], self.source[node["Pos"]["Offset"] : node["End"]["Offset"]]
+        begin, text = (
+            node["Pos"]["Offset"],
+            self.source[node["Pos"]["Offset"] : node["End"]["Offset"]],
+        )
         for one in sorted(_of_type(node["X"], "ParamExp"), key=lambda one: -one["Pos"]["Offset"]):
             value = " ".join(self._part(one, True, None)).encode()
-            text = text[: one["Pos"]["Offset"] - begin] + value + text[one["End"]["Offset"] - begin :]
+            text = (
+                text[: one["Pos"]["Offset"] - begin] + value + text[one["End"]["Offset"] - begin :]
+            )
         inner = text[3:-2].decode("utf-8", "replace")
-        return re.sub(r"[A-Za-z_]\w*", lambda name: f"({' '.join(self.variables.get(name[0], [name[0]]))})", inner)
+        return re.sub(
+            r"[A-Za-z_]\w*",
+            lambda name: f"({' '.join(self.variables.get(name[0], [name[0]]))})",
+            inner,
+        )
 
     def _printed(self, node: Node) -> str | None:
         """Return what `echo`, `basename`, `dirname` and `cd … && pwd` print; None for any other
@@ -295,10 +358,10 @@ def _of_type(node: Any, kind: str) -> Iterator[Node]:
             yield from _of_type(inner, kind)
 
 
-def script_of(path: Path, text: str) -> Script:
+def script_of(path: Path, text: str, unknown: bool = False) -> Script:
     """Return a script with its commands. Raise `InputError` for a text that is no shell script."""
     source, statements = tree_of(path, text)
-    script = Script(path, source)
+    script = Script(path, source, unknown)
     try:
         script.run(statements)
     except RecursionError as error:
@@ -311,14 +374,22 @@ def tree_of(path: Path, text: str) -> tuple[bytes, list[Node]]:
     source = text.encode()
     try:
         made = subprocess.run(
-            [_SHFMT, "--to-json", "-ln", "bash"], input=source, capture_output=True, timeout=MOST_S, check=False
+            [_SHFMT, "--to-json", "-ln", "bash"],
+            input=source,
+            capture_output=True,
+            timeout=MOST_S,
+            check=False,
         )
         if made.returncode:
             place = made.stderr.decode("utf-8", "replace").strip().splitlines()[:1]
-            raise InputError(f"{path}: no shell script ({''.join(place)}); correct it, or name a launch script")
+            raise InputError(
+                f"{path}: no shell script ({''.join(place)}); correct it, or name a launch script"
+            )
         return source, json.loads(made.stdout).get("Stmts") or []
     except (subprocess.TimeoutExpired, RecursionError) as error:
-        raise InputError(f"{path}: no script that can be read in {MOST_S:g} s; name a launch script") from error
+        raise InputError(
+            f"{path}: no script that can be read in {MOST_S:g} s; name a launch script"
+        ) from error
 
 
 def text_of(path: Path, most_bytes: int = MOST_BYTES) -> str:
@@ -327,7 +398,9 @@ def text_of(path: Path, most_bytes: int = MOST_BYTES) -> str:
         with path.open("rb") as file:
             data = file.read(most_bytes + 1)
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); name a launch script") from error
+        raise InputError(
+            f"{path}: cannot be read ({error.strerror}); name a launch script"
+        ) from error
     if len(data) > most_bytes or b"\0" in data:
         reason = "not a text" if b"\0" in data else f"more than {most_bytes:,} bytes"
         raise InputError(f"{path}: {reason}; name a launch script or a configuration file")

@@ -26,11 +26,11 @@ from simrl.systems.recipes import parameters_of
 
 QUESTIONS = tomllib.loads(Path(__file__).with_name("questions.toml").read_text(encoding="utf-8"))
 STEPS, WARMUP = 12, 4  # updates that are simulated, and those left out of averages
-OTHERS = (
-    "verl_colocated",
-    "one_step_off",
+OTHERS: list[dict[str, Any]] = [  # what a launch is compared with
+    {"name": "verl_colocated"},
+    {"name": "one_step_off"},
     {"name": "areal", "eta": 4},
-)  # what a launch is compared with
+]
 UNDERSTOOD, NO_EFFECT, NOT_UNDERSTOOD = "understood", "without effect here", "not understood"
 
 
@@ -84,14 +84,15 @@ class _Reader:
         if key in self.table.let:
             return evaluated(self.table.let[key], self)
         self.touched.add(key)
-        value = self.settings[key] if key in self.settings else self._default(key)
+        value = self.settings[key] if key in self.settings else self.default(key)
         if isinstance(value, str) and is_unknown(value) or value == "":
             return None
         if value is None and key not in self.settings:
             return True if any(name.startswith(f"{key}.") for name in self.settings) else None
         return value
 
-    def _default(self, key: str) -> Any:
+    def default(self, key: str) -> Any:
+        """Return the framework's own value of a key, of the release."""
         default = self.table.defaults.get(key)
         if isinstance(default, dict):  # by the release that brought it
             releases = [name for name in default if _release(name) <= _release(self.version)]
@@ -153,7 +154,9 @@ def translate(launch: Launch, given: Mapping[str, Any], version: str | None = No
     if reference := fields.get("training.reference_model"):
         fields["training.reference_model"], _ = _model(str(reference), launch.path.parent, False)
     if model:
-        experts = max(fields.get(key) or 1 for key in ("cluster.ep", "training.expert_parallel")) > 1
+        experts = (
+            max(fields.get(key) or 1 for key in ("cluster.ep", "training.expert_parallel")) > 1
+        )
         fields["model"], stand_in = _model(model, launch.path.parent, experts)
         notes += [stand_in] * bool(stand_in)
     fields |= {key: value for key, value in given.items() if value is not None and key != "model"}
@@ -195,7 +198,16 @@ def _keys(launch: Launch, reader: _Reader, lost: set[str]) -> Iterator[Key]:
         patterns = launch.table.no_effect.items()
         why = next((why for pattern, why in patterns if fnmatchcase(key, pattern)), "")
         if isinstance(value, str) and is_unknown(value) and not why:
-            yield Key(NOT_UNDERSTOOD, key, shown, "", "only a run knows its value")
+            taken = reader.default(key)
+            yield Key(
+                NOT_UNDERSTOOD,
+                key,
+                shown,
+                "",
+                f"only a run knows its value; {taken} is taken"
+                if taken is not None
+                else "only a run knows its value",
+            )
         elif sets:
             names = dict.fromkeys(name for name, _ in sets)
             yield Key(
@@ -242,30 +254,32 @@ def _model(text: str, folder: Path, experts: bool) -> tuple[str, str]:
     for path in (folder / text, Path(text)):
         if "$" not in text and (path / "config.json").is_file():
             return str(path.resolve()), ""
-    name = text.lower().rstrip("/").rpartition("/")[2].replace("_", "-")
-    inside = [
-        one for one in MODELS if re.search(rf"(?<![a-z0-9.]){re.escape(one)}(?![a-z0-9.])", name)
-    ]
-    if inside:
+    name = text.lower()
+    squeezed = _squeezed(name)
+    if inside := [one for one in MODELS if re.search(rf"{_squeezed(one)}(?![0-9])", squeezed)]:
         return max(inside, key=len), ""
-    sizes = [
-        float(size) for size in re.findall(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)b(?![a-z0-9])", name)
-    ]
-    active = re.search(r"(?<![a-z0-9])a(\d+(?:\.\d+)?)b(?![a-z0-9])", name)
-    size = max(sizes, default=0.0)
+    sizes = re.findall(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)b(?![a-z0-9])", name)
+    active = re.findall(r"(?<![a-z0-9])a(\d+(?:\.\d+)?)b(?![a-z0-9])", name)
 
     def distance(one: str) -> float:
         shape = model_shape(one)
-        if not size:  # the name that is most alike
-            return -SequenceMatcher(None, one, name).ratio()
-        works = float(active[1]) if active else size
-        return abs(math.log(shape.parameters / size / 1e9)) + abs(
-            math.log(shape.active_parameters / works / 1e9)
+        if not sizes:  # the name that is most alike
+            return -SequenceMatcher(None, one, name.rpartition("/")[2]).ratio()
+        pairs = [
+            (shape.parameters, sizes),
+            *([(shape.active_parameters, active)] if active else []),
+        ]
+        return sum(
+            abs(math.log(parameters / float(written[-1]) / 1e9)) for parameters, written in pairs
         )
 
-    alike = [one for one in MODELS if bool(model_shape(one).experts) is (experts or active is not None)]
+    alike = [one for one in MODELS if bool(model_shape(one).experts) is (experts or bool(active))]
     nearest = min(alike, key=distance)
     return nearest, f"{text} is no model that simrl knows; {nearest} stands in for it"
+
+
+def _squeezed(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name)
 
 
 def _data(launch: Launch, fields: Settings, system: dict[str, Any]) -> dict[str, Any]:
@@ -280,12 +294,9 @@ def _data(launch: Launch, fields: Settings, system: dict[str, Any]) -> dict[str,
         fields = {"workload.synthetic.steps": STEPS, **fields}
     for key in sorted(fields, key=lambda key: key.count(".")):
         data = put(data, key, fields[key], str(launch.path))
-    others = [one for one in OTHERS if _name(one) != system["name"]]
-    return {**data, "systems": [system if len(system) > 1 else system["name"], *others]}
-
-
-def _name(system: str | Mapping[str, Any]) -> str:
-    return system if isinstance(system, str) else str(system["name"])
+    shared = {key: system[key] for key in ("minibatches", "log_probs") if key in system}
+    others = [{**one, **shared} for one in OTHERS if one["name"] != system["name"]]
+    return {**data, "systems": [system, *others]}
 
 
 def _comments(keys: list[Key]) -> dict[str, str]:

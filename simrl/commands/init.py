@@ -62,6 +62,7 @@ def init(
     Without --from, six questions are asked. No script is run.
     """
     from simrl.launch.files import write_scenario
+    from simrl.launch.fit import fit
     from simrl.launch.settings import read_launch
     from simrl.launch.translate import translate
     from simrl.scenario.load import ScenarioFile
@@ -74,6 +75,7 @@ def init(
     fields |= dict(parse_override(text) for text in overrides or [])
     launch, aim = (read_launch(source), "compare") if source is not None else _asked(fields)
     translation = translate(launch, fields, release)
+    fit(translation)
     path = output or Path(f"{translation.data['name']}.yaml")
     ScenarioFile(path, (), translation.data).scenarios()
     heading = f"{launch.path.name}: {launch.table.title}. Each value says where it is from.\nsimrl compare {path}"

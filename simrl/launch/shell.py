@@ -26,6 +26,7 @@ _CLOSERS = {"(": ")", "{": "}"}
 _SPECIAL = re.compile(r"""[\\'"`(){}#]|\$[({]""")
 _BLANKS = re.compile(r"(?:[ \t\r]|\\\r?\n)+")
 _OPERATOR = re.compile(r"\n|;;&?|;&|;|&&|\|\||\|&?|&(?!>)|[()]")
+_OPERATORS = ("\n", ";", ";;", ";&", ";;&", "&&", "||", "|", "|&", "&", "(", ")")
 _REDIRECTION = re.compile(r"(?:\d*|&)(?:<<<|<<-?|<>|>>|<&|>&|>\||<|>)(?:\d+-?|-)?")
 _PLAIN = re.compile(r"""[^\s\\'"`$;&|()<>]+""")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
@@ -72,7 +73,8 @@ class Script:
         at, status = 0, True  # status: of the command before, where it decides about the next
         while at < len(tokens):
             end = at
-            while end < len(tokens) and not _OPERATOR.fullmatch(tokens[end]):
+            ending = ("\n", ";") if tokens[at] in ("if", "elif") else _OPERATORS  # a whole condition
+            while end < len(tokens) and tokens[end] not in ending:
                 end += 1
             words, ends = tokens[at:end], tokens[end : end + 1]
             in_case = bool(blocks) and blocks[-1].kind == "case"
@@ -214,14 +216,26 @@ class Script:
     # Conditions.
 
     def _condition(self, words: list[str]) -> bool:
-        negated = words[:1] == ["!"]
-        words = words[negated:]
-        known = self._test(words[1:]) if words[:1] in (["["], ["[["], ["test"]) else None
+        """Return whether a condition holds; one that cannot be known is read as false."""
+        known = self._all(words, "||")
         if known is None:
-            text = " ".join(words)
-            self.guessed.append(f"if {text[:60]}: cannot be known, read as false")
-            return False
-        return known is not negated
+            self.guessed.append(f"if {' '.join(words)[:60]}: cannot be known, read as false")
+        return bool(known)
+
+    def _all(self, words: list[str], sign: str) -> bool | None:
+        """Return whether tests that `||` joins hold, or those that `&&` joins; None if that cannot
+        be known."""
+        if sign in words:
+            at = words.index(sign)
+            both = [self._all(words[:at], "&&"), self._all(words[at + 1 :], sign)]
+            decides = sign == "||"
+            return decides if decides in both else None if None in both else not decides
+        if sign == "||":
+            return self._all(words, "&&")
+        if words[:1] == ["!"]:
+            known = self._all(words[1:], sign)
+            return None if known is None else not known
+        return self._test(words[1:]) if words[:1] in (["["], ["[["], ["test"]) else None
 
     def _test(self, words: list[str]) -> bool | None:
         """Return whether a test holds; None if that cannot be known."""

@@ -76,7 +76,6 @@ class _Reader:
         self.settings, self.table = launch.settings, launch.table
         self.version = version
         self.touched: set[str] = set()
-        self.unknown: set[str] = set()
         self.used: dict[str, list[tuple[str, Any]]] = {}
         self.lacks: dict[str, str] = {}
 
@@ -85,8 +84,7 @@ class _Reader:
             return evaluated(self.table.let[key], self)
         self.touched.add(key)
         value = self.settings[key] if key in self.settings else self._default(key)
-        if isinstance(value, str) and "$" in value:
-            self.unknown.add(key)
+        if isinstance(value, str) and is_unknown(value) or value == "":
             return None
         if value is None and key not in self.settings:
             return True if any(name.startswith(f"{key}.") for name in self.settings) else None
@@ -118,6 +116,11 @@ class _Reader:
         return holds
 
 
+def is_unknown(text: str) -> bool:
+    """Return whether only a run knows a text; of a path, the last name is enough."""
+    return "$" in text.rstrip("/").rpartition("/")[2]
+
+
 def _release(version: str) -> list[int]:
     return [int(part) for part in re.findall(r"\d+", version)]
 
@@ -146,8 +149,11 @@ def translate(launch: Launch, given: Mapping[str, Any], version: str | None = No
         name: value for name, value in fields.items() if value is not None and name not in ours
     }
     model = str(given.get("model") or fields.get("model") or "")
+    if reference := fields.get("training.reference_model"):
+        fields["training.reference_model"], _ = _model(str(reference), launch.path.parent, False)
     if model:
-        fields["model"], stand_in = _model(model, launch.path.parent)
+        experts = max(fields.get(key) or 1 for key in ("cluster.ep", "training.expert_parallel")) > 1
+        fields["model"], stand_in = _model(model, launch.path.parent, experts)
         notes += [stand_in] * bool(stand_in)
     fields |= {key: value for key, value in given.items() if value is not None and key != "model"}
     assumed = [] if "workload.trace" in fields else list(_assumed(fields))
@@ -187,7 +193,7 @@ def _keys(launch: Launch, reader: _Reader, lost: set[str]) -> Iterator[Key]:
         ]
         patterns = launch.table.no_effect.items()
         why = next((why for pattern, why in patterns if fnmatchcase(key, pattern)), "")
-        if isinstance(value, str) and "$" in value and not why:
+        if isinstance(value, str) and is_unknown(value) and not why:
             yield Key(NOT_UNDERSTOOD, key, shown, "", "only a run knows its value")
         elif sets:
             names = dict.fromkeys(name for name, _ in sets)
@@ -226,9 +232,10 @@ def _assumed(fields: Settings) -> Iterator[Assumed]:
             yield Assumed(name, fields[name], question["what"], question["option"])
 
 
-def _model(text: str, folder: Path) -> tuple[str, str]:
+def _model(text: str, folder: Path, experts: bool) -> tuple[str, str]:
     """Return simrl's name of a model, or the folder of its config.json; and, where it is neither,
-    the note that the nearest model by size stands in for it."""
+    the note that the nearest model by size stands in for it, of those with experts if it has
+    some."""
     if (name := known_name(text)) in MODELS:
         return name, ""
     for path in (folder / text, Path(text)):
@@ -253,7 +260,8 @@ def _model(text: str, folder: Path) -> tuple[str, str]:
             math.log(shape.active_parameters / works / 1e9)
         )
 
-    nearest = min(MODELS, key=distance)
+    alike = [one for one in MODELS if bool(model_shape(one).experts) is (experts or active is not None)]
+    nearest = min(alike, key=distance)
     return nearest, f"{text} is no model that simrl knows; {nearest} stands in for it"
 
 

@@ -188,7 +188,7 @@ def _bounded(text: str, *, references: bool = True) -> str:
     if wrong := broken(
         (len(text) > MOST_BYTES, f"{len(text):,} characters; {MOST_BYTES:,} are the most"),
         (
-            references and (count := text.count("${")) > MOST_REFERENCES,
+            (count := text.count("${") * references) > MOST_REFERENCES,
             f"{count:,} references, ${{…}}; {MOST_REFERENCES} are the most",
         ),
     ):

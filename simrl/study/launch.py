@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from operator import attrgetter
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -91,11 +92,14 @@ class Launch:
 
     @property
     def command(self) -> list[str]:
-        """The lines of a shell command, to be joined by backslashes."""
+        """The lines of a shell command, to be joined by backslashes; brackets are quoted."""
         between = " " if self.framework == "slime" else "="
         return [
             self.program,
-            *(f"{key}{between}{value}".rstrip(" ") for key, value in self.settings.items()),
+            *(
+                f"{key}{between}{value and quote(value)}".rstrip(" ")
+                for key, value in self.settings.items()
+            ),
         ]
 
 
@@ -211,6 +215,7 @@ def _of_training(prepared: Prepared) -> dict[str, Any]:
         "megatron_layout": f"megatron:(attn:{attention}|ffn:d{gpus // (pp * ep)}p{pp}t1e{ep})"
         if ep > 1
         else f"megatron:{attention}",
+        "gradient_checkpointing": str(full).lower(),
         "recompute_granularity": "full" if full else None,
         "recompute_method": "uniform" if full else None,
         "recompute_layers": 1 if full else None,

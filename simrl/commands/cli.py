@@ -28,6 +28,7 @@ from simrl.commands import (
     calibrate,
     compare,
     examples,
+    init,
     presets,
     profile,
     results,
@@ -175,6 +176,13 @@ LISTS: dict[str, tuple[Any, ...]] = {
     ),
 }  # fmt: skip
 COMMANDS: dict[str, tuple[Any, ...]] = {
+    "init": (
+        init.init,
+        "--from run_qwen3_8b.sh --gpu h100 --mean-tokens 3000",
+        "--from grpo_math_8B.yaml --lists",
+        "--from run.sh --trace my_run.parquet -o my_run.yaml cluster.gpus=64",
+        "",
+    ),
     "compare": (
         compare.compare,
         "experiments/quickstart.yaml",

@@ -153,12 +153,15 @@ def split_at_commas(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def read_yaml(path: Traversable, place: str, kind: str, keys: Iterable[str]) -> dict[Any, Any]:
+def read_yaml(
+    path: Traversable, place: str, kind: str, keys: Iterable[str], *, references: bool = True
+) -> dict[Any, Any]:
     """Return a file's data. Raise `InputError` with `place`, line and column, and the remedy, such
-    as the `keys` of `kind` ("a scenario")."""
+    as the `keys` of `kind` ("a scenario"). Without `references`, `${…}` is text of any form."""
     try:
         with path.open("rb") as file:
-            data = yaml.load(_bounded(file.read(4 * MOST_BYTES + 1).decode("utf-8")), _Loader)
+            text = file.read(4 * MOST_BYTES + 1).decode("utf-8")
+        data = yaml.load(_bounded(text, references=references), _Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -178,15 +181,15 @@ def read_yaml(path: Traversable, place: str, kind: str, keys: Iterable[str]) -> 
     return data
 
 
-def _bounded(text: str) -> str:
+def _bounded(text: str, *, references: bool = True) -> str:
     """Return the text. Raise `yaml.MarkedYAMLError` for a text that is too long, too deep, or too
     large with its aliases written out, for a reference to more than a key (`${oc.env:HOME}`), and
     for no YAML."""
     if wrong := broken(
         (len(text) > MOST_BYTES, f"{len(text):,} characters; {MOST_BYTES:,} are the most"),
         (
-            (references := text.count("${")) > MOST_REFERENCES,
-            f"{references:,} references, ${{…}}; {MOST_REFERENCES} are the most",
+            (count := text.count("${") * references) > MOST_REFERENCES,
+            f"{count:,} references, ${{…}}; {MOST_REFERENCES} are the most",
         ),
     ):
         raise _RefusedError(problem=wrong)
@@ -203,7 +206,7 @@ def _bounded(text: str) -> str:
                     )
             values += sizes.get(event.anchor, 0)
         elif isinstance(event, yaml.ScalarEvent):
-            if wrong := wrong_reference(event.value):
+            if references and (wrong := wrong_reference(event.value)):
                 raise _at(event, wrong)
             values += 1
             sizes[event.anchor] = 1

@@ -1,0 +1,74 @@
+"""The tables of frameworks (`scenario/frameworks/*.toml`, `[read]`): which keys they have, which
+fields of a scenario these set, and which change nothing that simrl simulates.
+
+Invariant: a table is data. A field is an expression over keys (`launch/expression.py`); a default
+is the framework's own, by release where it changed.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from simrl.scenario.presets import FRAMEWORK_FILES
+
+
+class SystemRule(BaseModel, frozen=True, extra="forbid"):
+    """A system, its parameters as expressions, and when a run has it. `note` is what differs."""
+
+    when: str
+    name: str
+    parameters: dict[str, str] = {}
+    note: str = ""
+
+
+class Note(BaseModel, frozen=True, extra="forbid"):
+    """A sentence for the user, and when it holds."""
+
+    when: str
+    note: str
+
+
+class Table(BaseModel, frozen=True, extra="forbid"):
+    """How a framework's launch is read. Regexes: `programs` find the command in a script, `classes`
+    a configuration class in Python, `no_rl` what is no RL training, with the reason. `let` has names for
+    expressions. `config` has the options that name a configuration file, and the key below which it stands; `known_by` keys
+    that only this framework's files have."""
+
+    name: str
+    title: str
+    version: str
+    style: str = "hydra"
+    programs: list[str] = []
+    classes: str = ""
+    config: dict[str, str] = {}
+    known_by: list[str] = []
+    no_rl: dict[str, str] = {}
+    let: dict[str, str] = {}
+    defaults: dict[str, Any] = {}
+    fields: dict[str, str]
+    systems: list[SystemRule] = Field(min_length=1)
+    no_effect: dict[str, str] = {}
+    notes: list[Note] = []
+
+
+def _tables() -> list[Table]:
+    tables = []
+    for file in FRAMEWORK_FILES:
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+        if "read" in data:
+            read = data["read"]
+            config = read.get("config", {})
+            config = dict.fromkeys(config, "") if isinstance(config, list) else config
+            options = {
+                option.lstrip("-").replace("-", "_"): below for option, below in config.items()
+            }
+            tables.append(
+                Table(**{"name": file.stem, "title": file.stem, **read, "config": options})
+            )
+    return tables
+
+
+TABLES = _tables()

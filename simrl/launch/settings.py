@@ -64,7 +64,7 @@ def _of_script(path: Path) -> Launch:
     script = script_of(path, text_of(path))
     marks = {table.name: re.compile("|".join(table.programs)) for table in TABLES if table.programs}
     every = re.compile("|".join(mark.pattern for mark in marks.values()))
-    commands = list(words_with(script.commands, path, every))
+    commands = list(words_with(script.commands, path, every.search))
     for words in commands:
         for table in TABLES:
             if table.programs:
@@ -190,7 +190,7 @@ def _data(path: Path, depth: int = 0) -> dict[str, Any]:
         name, _, package = str(name).partition("@")
         file = path.parent / group.partition("@")[0] / f"{name.removesuffix('.yaml')}.yaml"
         if name != "_self_" and file.is_file():
-            inner = _data(file, depth + 1)
+            inner = _data(file, depth + 1) if file.stat().st_size else {}
             key = group.partition("@")[2] or (group if not package else "")
             for part in reversed(
                 [part for part in re.split(r"[./]", key) if part not in ("", "_here_", "_global_")]

@@ -12,6 +12,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -118,7 +119,7 @@ class _Reader:
 
 def is_unknown(text: str) -> bool:
     """Return whether only a run knows a text; of a path, the last name is enough."""
-    return "$" in text.rstrip("/").rpartition("/")[2]
+    return "$" in text.rstrip("/").rpartition("/")[2] or "$(" in text
 
 
 def _release(version: str) -> list[int]:
@@ -251,10 +252,12 @@ def _model(text: str, folder: Path, experts: bool) -> tuple[str, str]:
         float(size) for size in re.findall(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)b(?![a-z0-9])", name)
     ]
     active = re.search(r"(?<![a-z0-9])a(\d+(?:\.\d+)?)b(?![a-z0-9])", name)
-    size = max(sizes, default=8.0)
+    size = max(sizes, default=0.0)
 
     def distance(one: str) -> float:
         shape = model_shape(one)
+        if not size:  # the name that is most alike
+            return -SequenceMatcher(None, one, name).ratio()
         works = float(active[1]) if active else size
         return abs(math.log(shape.parameters / size / 1e9)) + abs(
             math.log(shape.active_parameters / works / 1e9)

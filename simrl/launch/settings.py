@@ -27,7 +27,7 @@ Settings = dict[str, Any]
 MOST_FILES = 20  # in one another
 MOST_TEXT = 10_000  # characters of a value
 _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
-_OVERRIDE = re.compile(r"(\+{0,2}|~)([\w./@-]+)=(.*)", re.DOTALL)
+_OVERRIDE = re.compile(r"(\+{0,2}|~)([\w./@-]+)=(?!=)(.*)", re.DOTALL)
 _OPERATORS = {"mul": "*", "div": "/", "add": "+", "sub": "-", "max": None, "min": None}
 
 
@@ -193,7 +193,7 @@ def _data(path: Path, depth: int = 0) -> dict[str, Any]:
         file = path.parent / group.partition("@")[0] / f"{name.removesuffix('.yaml')}.yaml"
         if name != "_self_" and file.is_file():
             inner = _data(file, depth + 1) if file.stat().st_size else {}
-            key = group.partition("@")[2] or (group if not package else "")
+            key = group.partition("@")[2] or package or group
             for part in reversed(
                 [part for part in re.split(r"[./]", key) if part not in ("", "_here_", "_global_")]
             ):
@@ -231,7 +231,7 @@ def _flat(data: Any, prefix: str = "") -> Settings:
 
 
 def _plain(key: str) -> str:
-    return key.replace("-", "_")
+    return re.sub(r"[-,]", "_", key)
 
 
 def _resolved(settings: Settings) -> Settings:

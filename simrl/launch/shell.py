@@ -371,7 +371,7 @@ def script_of(path: Path, text: str, unknown: bool = False) -> Script:
 
 def tree_of(path: Path, text: str) -> tuple[bytes, list[Node]]:
     """Return a script's bytes and statements. Raise `InputError`."""
-    source = text.encode()
+    source = re.sub(r"(?<==)<(\w+)>", r"$\1", text).encode()  # a place to fill in
     try:
         made = subprocess.run(
             [_SHFMT, "--to-json", "-ln", "bash"],

@@ -152,7 +152,8 @@ def translate(launch: Launch, given: Mapping[str, Any], version: str | None = No
     }
     model = str(given.get("model") or fields.get("model") or "")
     if reference := fields.get("training.reference_model"):
-        fields["training.reference_model"], _ = _model(str(reference), launch.path.parent, False)
+        fields["training.reference_model"], note = _model(str(reference), launch.path.parent, False)
+        notes += [note] * bool(note)
     if model:
         experts = (
             max(fields.get(key) or 1 for key in ("cluster.ep", "training.expert_parallel")) > 1
@@ -256,7 +257,8 @@ def _model(text: str, folder: Path, experts: bool) -> tuple[str, str]:
             return str(path.resolve()), ""
     name = text.lower()
     squeezed = _squeezed(name)
-    if inside := [one for one in MODELS if re.search(rf"{_squeezed(one)}(?![0-9])", squeezed)]:
+    distilled = [one for one in MODELS if ("distill" in one) is ("distill" in name)]
+    if inside := [one for one in distilled if re.search(rf"{_squeezed(one)}(?![0-9])", squeezed)]:
         return max(inside, key=len), ""
     sizes = re.findall(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)b(?![a-z0-9])", name)
     active = re.findall(r"(?<![a-z0-9])a(\d+(?:\.\d+)?)b(?![a-z0-9])", name)

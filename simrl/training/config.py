@@ -89,6 +89,9 @@ class TrainingConfig(
     sequences_per_microbatch: PositiveInt | None = None
     """fixed: sequences of a micro-batch of a data-parallel rank, whatever their tokens (verl's
     ppo_micro_batch_size_per_gpu)"""
+    log_prob_sequences_per_microbatch: PositiveInt | None = None
+    """fixed: sequences of a micro-batch in log-prob passes (verl's log_prob_micro_batch_size_per_gpu); as in updates
+    if not given"""
     microbatches: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """fixed: micro-batches of a mini-batch of a data-parallel rank, of equal numbers of sequences
     (AReaL's n_mbs)"""
@@ -202,7 +205,12 @@ class TrainingConfig(
 
     @model_validator(mode="after")
     def _settings_agree(self) -> TrainingConfig:
-        of_fixed = ("sequences_per_microbatch", "microbatches", "remove_padding")
+        of_fixed = (
+            "sequences_per_microbatch",
+            "log_prob_sequences_per_microbatch",
+            "microbatches",
+            "remove_padding",
+        )
         if wrong := broken(
             (
                 self.lora and self.weight_sync == "delta",

@@ -268,7 +268,7 @@ class TrainingCosts:
         rank_of = self._dealt(lengths) if rank_of is None else rank_of
         if config.microbatching == "fixed":
             parts = [
-                self.fixed_microbatches(lengths[rank_of == rank], budget)
+                self.fixed_microbatches(lengths[rank_of == rank], budget, passes)
                 for rank in range(self.ranks)
             ]
             ranks = np.repeat(np.arange(self.ranks), list(map(len, parts)))
@@ -392,14 +392,15 @@ class TrainingCosts:
             1 - 1 / self.ranks
         ) / self.gpu.bytes_per_s_among(self.gpus)
 
-    def fixed_microbatches(self, lengths: Ints, budget_tokens: int) -> list[Ints]:
+    def fixed_microbatches(self, lengths: Ints, budget_tokens: int, passes: int = 3) -> list[Ints]:
         """Return the micro-batches of one rank with fixed numbers of sequences, none above the
-        budget if padded."""
-        if self.config.microbatches:
-            return [part for part in np.array_split(lengths, self.config.microbatches) if part.size]
-        size = self.config.sequences_per_microbatch or max(
-            1, budget_tokens // int(lengths.max(initial=1))
-        )
+        budget if padded, in an update, or in a log-prob pass (one of `passes`)."""
+        config = self.config
+        size = config.log_prob_sequences_per_microbatch if passes == 1 else None
+        if config.microbatches and size is None:
+            return [part for part in np.array_split(lengths, config.microbatches) if part.size]
+        size = size or config.sequences_per_microbatch
+        size = size or max(1, budget_tokens // int(lengths.max(initial=1)))
         return [lengths[i : i + size] for i in range(0, lengths.size, size)]
 
     @property

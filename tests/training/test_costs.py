@@ -342,6 +342,15 @@ def test_a_fixed_number_of_sequences_is_padded_to_the_longest_even_where_one_mic
     )
 
 
+def test_log_prob_passes_have_micro_batches_of_their_own_number_of_sequences() -> None:
+    config = costs(
+        microbatching="fixed", sequences_per_microbatch=2, log_prob_sequences_per_microbatch=4
+    )
+    lengths = np.array([9, 1, 500, 2, 3])
+    assert [part.size for part in config.fixed_microbatches(lengths, 10, passes=1)] == [4, 1]
+    assert [part.size for part in config.fixed_microbatches(lengths, 10, passes=3)] == [2, 2, 1]
+
+
 def test_micro_batches_of_a_fixed_count_have_equal_numbers_of_sequences_and_room_for_the_longest():
     config = costs(gpus=2, minibatches=3, microbatching="fixed", microbatches=4)
     parts = config.fixed_microbatches(np.array([9, 1, 500, 2, 3]), 10)

@@ -85,7 +85,7 @@ class _Reader:
             return evaluated(self.table.let[key], self)
         self.touched.add(key)
         value = self.settings[key] if key in self.settings else self.default(key)
-        if isinstance(value, str) and is_unknown(value) or value == "":
+        if (isinstance(value, str) and is_unknown(value)) or value == "":
             return None
         if value is None and key not in self.settings:
             return True if any(name.startswith(f"{key}.") for name in self.settings) else None

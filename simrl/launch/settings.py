@@ -192,7 +192,7 @@ def _data(path: Path, depth: int = 0) -> dict[str, Any]:
             for part in reversed(re.findall(r"[^./]+", at or package or folder)):
                 inner = inner if part in ("_here_", "_global_") else {part: inner}
             below = _merged(below, inner)
-    return _merged(below, data)
+    return dict(_merged(below, data))
 
 
 def _list(value: Any) -> list[Any]:
@@ -200,6 +200,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _merged(below: Any, above: Any) -> Any:
+    """Return data on other data: mappings are joined, other values replaced."""
     if not isinstance(above, dict) or not isinstance(below, dict):
         return above
     return {**below, **{key: _merged(below.get(key), value) for key, value in above.items()}}

@@ -325,7 +325,7 @@ def commands_of(
 def tree_of(path: Path, text: str) -> tuple[bytes, list[Node]]:
     """Return a script's bytes and statements. Raise `InputError`."""
     source = re.sub(r"(?<==)<(\w+)>", r"$\1", text).encode()  # <NAME>: a place to fill in
-    order = [_SHFMT, "--to-json", "-ln", "bash"]
+    order = [str(_SHFMT), "--to-json", "-ln", "bash"]
     try:
         made = subprocess.run(order, input=source, capture_output=True, timeout=MOST_S, check=True)
         return source, json.loads(made.stdout).get("Stmts") or []

@@ -15,16 +15,17 @@ import yaml
 
 from simrl.errors import InputError
 from simrl.files import write_whole_file
-from simrl.launch.translate import UNDERSTOOD, Translation
+from simrl.launch.translate import Translation
 
 
 def write_scenario(path: Path, translation: Translation, heading: str) -> list[Path]:
     """Write the scenario and, beside it, its keys as a table. Return the paths. Raise `InputError`
     if one is there."""
+    assumed = {one.field: f"assumed; give {one.option}" for one in translation.assumed}
     lines = [
         *(f"# {line}" for line in heading.splitlines()),
         "",
-        *_lines(translation.data, _sources(translation)),
+        *_lines(translation.data, translation.sources | assumed),
     ]
     files = {path: "\n".join([*lines, ""])}
     if translation.keys:
@@ -35,16 +36,6 @@ def write_scenario(path: Path, translation: Translation, heading: str) -> list[P
         with write_whole_file(file) as temporary:
             temporary.write_text(text, encoding="utf-8")
     return list(files)
-
-
-def _sources(translation: Translation) -> dict[str, str]:
-    """Return by field the keys that set it, or how to give it if it is assumed."""
-    pairs = [
-        (name, key.key) for key in translation.of(UNDERSTOOD) for name in key.field.split(", ")
-    ]
-    sources = {name: ", ".join(key for one, key in pairs if one == name) for name, _ in pairs}
-    assumed = {one.field: f"assumed; give {one.option}" for one in translation.assumed}
-    return dict.fromkeys(translation.launch.table.fields, translation.defaults) | sources | assumed
 
 
 def _lines(data: Mapping[str, Any], sources: Mapping[str, str], prefix: str = "") -> Iterator[str]:

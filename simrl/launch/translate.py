@@ -63,7 +63,7 @@ class Translation:
     keys: list[Key]
     assumed: list[Assumed]
     notes: list[str]
-    defaults: str  # whose they are
+    sources: dict[str, str]  # of the fields
 
     def of(self, name: str) -> list[Key]:
         """Return the keys of one list."""
@@ -164,8 +164,14 @@ def translate(launch: Launch, given: Mapping[str, Any], release: str | None = No
                 )
             )
     assumed += [] if "workload.trace" in fields else _assumed(fields)
-    whose = f"the default of {table.title} {release or table.version}"
-    return Translation(launch, _data(launch, fields, system), keys, assumed, notes, whose)
+    sources = dict.fromkeys(values, f"the default of {table.title} {release or table.version}")
+    for name in values:
+        written = [
+            key.key for key in keys if key.list == UNDERSTOOD and name in key.field.split(", ")
+        ]
+        sources[name] = ", ".join(written) or sources[name]
+    sources |= {name: "as given" for name, value in given.items() if value is not None}
+    return Translation(launch, _data(launch, fields, system), keys, assumed, notes, sources)
 
 
 def _keys(launch: Launch, reader: _Reader, lost: set[str]) -> Iterator[Key]:

@@ -7,11 +7,10 @@ an expansion or an interpolation that only a run resolves keeps its `$`.
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 from simrl.errors import InputError, first_line
 from simrl.launch.expression import arithmetic
+from simrl.launch.python import calls_of
 from simrl.launch.shell import commands_of, text_of
 from simrl.launch.tables import TABLES, Table
 from simrl.scenario.yaml_text import parse_override, read_yaml
@@ -253,49 +253,21 @@ def _target(name: str, key: str) -> str:
     return _plain(".".join([*(key.split(".")[:-dots] if dots else []), name[dots:]]))
 
 
-# Python, read as text.
+# Python.
 
 
 def _of_python(path: Path) -> Launch:
-    """Return the keywords of a framework's configuration class in a Python file."""
-    try:
-        nodes = list(ast.walk(ast.parse(text_of(path, MOST_PYTHON))))
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InputError(
-            f"{path}: no Python that can be read ({first_line(error)}); {REMEDY}"
-        ) from error
-    names: Settings = {}
-    for node in nodes:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            names[node.targets[0].id] = _constant(node.value, names)
-    calls = [
-        (ast.unparse(node.func).rpartition(".")[2], node)
-        for node in nodes
-        if isinstance(node, ast.Call)
+    """Return the keywords of a framework's configuration class in a Python file, or the options in
+    the text that it hands to its launcher."""
+    text = text_of(path, MOST_PYTHON)
+    calls, guessed = calls_of(path, text), list[str]()
+    models = [
+        words["model"] for name, words in calls if name.endswith("Trainer") and "model" in words
     ]
-    keywords = [
-        (name, {word.arg: word.value for word in call.keywords if word.arg}) for name, call in calls
-    ]
-    for table, (name, arguments) in ((table, call) for table in TABLES for call in keywords):
-        if table.classes and re.fullmatch(table.classes, name):
-            models = [
-                other["model"]
-                for of, other in keywords
-                if of.endswith("Trainer") and "model" in other
-            ]
-            named = {**({"model_name_or_path": models[0]} if models else {}), **arguments}
-            settings = {key: _constant(value, names) for key, value in named.items()}
-            return Launch(path, table, {"config_class": name, **settings})
+    for table, (name, keywords) in ((table, call) for table in TABLES for call in calls):
+        if table.classes and table.name in text and re.fullmatch(table.classes, name):
+            words = str(keywords.pop("train_args", "")).split()
+            named = {"model_name_or_path": models[0]} if models else {}
+            settings = {**named, **keywords, **_of_words(words, table, path, guessed)}
+            return Launch(path, table, {"config_class": name, **settings}, guessed)
     raise InputError(f"{path}: no call of a configuration class such as GRPOConfig(…); {REMEDY}")
-
-
-def _constant(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """Return the value of a literal, of a name of one, or of arithmetic; other code as `$[…]`."""
-    if isinstance(node, ast.Name) and node.id in names:
-        return names[node.id]
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, RecursionError, MemoryError):
-        text = ast.unparse(node)[:400]
-    value = arithmetic(re.sub(r"[A-Za-z_]\w*", lambda name: str(names.get(name[0], name[0])), text))
-    return f"$[{text}]" if value is None else value

@@ -102,6 +102,7 @@ class _Reader:
         """Return the value that an expression gives a field, and note its keys."""
         self.touched = set()
         value = evaluated(expression, self)
+        value = None if isinstance(value, list | dict) else value  # no field is one
         for key in self.touched & self.settings.keys():
             self.used[key].append((name, value))
         return value
@@ -166,10 +167,10 @@ def translate(launch: Launch, given: Mapping[str, Any], release: str | None = No
     assumed += [] if "workload.trace" in fields else _assumed(fields)
     sources = dict.fromkeys(values, f"the default of {table.title} {release or table.version}")
     for name in values:
-        written = [
+        writers = [
             key.key for key in keys if key.list == UNDERSTOOD and name in key.field.split(", ")
         ]
-        sources[name] = ", ".join(written) or sources[name]
+        sources[name] = ", ".join(writers) or sources[name]
     sources |= {name: "as given" for name, value in given.items() if value is not None}
     return Translation(launch, _data(launch, fields, system), keys, assumed, notes, sources)
 
@@ -201,7 +202,9 @@ def _keys(launch: Launch, reader: _Reader, lost: set[str]) -> Iterator[Key]:
             becomes = reader.lacks[key]
         elif why or (key in table.defaults and value == taken):
             kind, becomes = NO_EFFECT, why or "the framework's default"
-        elif value is None or (key in known and not lost & of_key.keys()):
+        elif value is None or (
+            key in known and not lost & of_key.keys() and not isinstance(value, list)
+        ):
             kind, becomes = NO_EFFECT, UNUSED
         yield Key(kind, key, str(value).replace("\u00a0", " "), names, becomes)
 

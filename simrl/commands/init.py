@@ -31,7 +31,8 @@ def init(
         Path | None,
         typer.Option(
             "--from",
-            help="a launch script or configuration: verl, AReaL, slime, miles, NeMo-RL, SkyRL, ROLL, RLinf, prime-rl, OpenRLHF, TRL",
+            help="a launch script or configuration of verl, AReaL, slime, miles, NeMo-RL, SkyRL, ROLL, RLinf, "
+            "prime-rl, OpenRLHF or TRL",
         ),
     ] = None,
     output: Annotated[
@@ -75,23 +76,27 @@ def init(
     fields |= dict(parse_override(text) for text in overrides or [])
     launch, aim = (read_launch(source), "compare") if source is not None else _asked(fields)
     translation = translate(launch, fields, release)
-    fit(translation)
     path = output or Path(f"{translation.data['name']}.yaml")
-    ScenarioFile(path, (), translation.data).scenarios()
+    ScenarioFile(path, (), translation.data).scenarios()  # its fields are right
+    fit(translation)
     heading = f"{launch.path.name}: {launch.table.title}. Each value says where it is from.\nsimrl compare {path}"
     files = write_scenario(path, translation, heading)
-    notes = [
-        f"Written: {', '.join(map(str, files))}",
-        f"Next:  simrl {aim} {path}{' cluster.gpus=32,64,128' * (aim == 'sweep')}",
-    ]
+    varied = " cluster.gpus=32,64,128" if aim == "sweep" else ""
+    notes = [f"Written: {', '.join(map(str, files))}", f"Next:  simrl {aim} {path}{varied}"]
 
     def show(data: Any, console: Console) -> None:
-        _show(translation, lists, console)
+        console.print(_text(translation, lists), soft_wrap=True, highlight=False, markup=False)
 
     rows = [key._asdict() for key in translation.keys]
-    return DataView(
-        {"scenario": str(path), "data": translation.data}, show, "init", rows, notes=notes
-    )
+    assumed = [one._asdict() for one in translation.assumed]
+    data = {
+        "scenario": str(path),
+        "data": translation.data,
+        "keys": rows,
+        "assumed": assumed,
+        "notes": translation.notes,
+    }
+    return DataView(data, show, "init", rows, notes=notes)
 
 
 def _asked(fields: dict[str, Any]) -> tuple[Launch, str]:
@@ -101,8 +106,8 @@ def _asked(fields: dict[str, Any]) -> tuple[Launch, str]:
     from simrl.launch.tables import TABLES
     from simrl.launch.translate import QUESTIONS
 
-    words: dict[str, str] = {}
     tables = {table.name: table for table in TABLES}
+    words = {"framework": list(tables), "aim": ["compare", "advise", "sweep"]}
     for name, question in QUESTIONS.items():
         keys = question.get("fields", [])
         if "question" not in question or (
@@ -110,76 +115,52 @@ def _asked(fields: dict[str, Any]) -> tuple[Launch, str]:
         ):
             continue
         try:
-            text = typer.prompt(question["question"], default=question["answer"], err=True)
+            text = typer.prompt(question["question"], default=question["answer"], err=True).strip()
         except typer.Abort as error:
             raise InputError(
                 "no answer; name what starts your run with --from FILE, or answer in a terminal"
             ) from error
-        parts = (
-            [part for part in re.split(r"[\s,x×]+(?=\S)", text.strip()) if part]
-            if len(keys) > 1
-            else [text.strip()]
-        )
-        if len(keys) not in (0, len(parts)):
-            raise InputError(
-                f"{question['question']}: {text!r}; answer such as {question['answer']}"
+        parts = re.split(r"[\s,×]+(?:x\s+)?", text) if len(keys) > 1 else [text] * len(keys)
+        choices, word = words.get(name, []), text.lower().replace("-", "_")
+        if len(parts) != len(keys) or (choices and word not in choices):
+            near = (
+                choose(word, choices, ", ".join(choices))
+                if choices
+                else f"; answer such as {question['answer']}"
             )
-        words[name] = text.strip().lower().replace("-", "_")
+            raise InputError(f"{question['question']}: {text!r}{near}")
+        words[name] = [word]
         fields |= {
-            key: parse_override(f"{key}={part}")[1] for key, part in zip(keys, parts, strict=False)
+            key: parse_override(f"{key}={part}")[1] for key, part in zip(keys, parts, strict=True)
         }
-    for name, known in (("framework", list(tables)), ("aim", ["compare", "advise", "sweep"])):
-        if words[name] not in known:
-            raise InputError(
-                f"{name} {words[name]!r}{choose(words[name], known, ', '.join(known))}"
-            )
-    return Launch(Path("my run"), tables[words["framework"]], {}), words["aim"]
+    return Launch(Path("my run"), tables[words["framework"][0]], {}), words["aim"][0]
 
 
-def _show(translation: Translation, lists: bool, console: Console) -> None:
-    """Print the lists: their lengths, what is not understood and what is missing; all if wanted."""
+def _text(translation: Translation, lists: bool) -> str:
+    """Return the lists of keys: their lengths, what is not understood and what is missing; all if
+    wanted."""
     from simrl.launch.translate import NO_EFFECT, NOT_UNDERSTOOD, UNDERSTOOD
-    from simrl.show.text import bare_table
 
-    def line(text: str) -> None:
-        console.print(text, soft_wrap=True, highlight=False, markup=False)
-
-    systems = [
-        str(one if isinstance(one, str) else one["name"]) for one in translation.data["systems"]
+    launch = translation.launch
+    own, *others = [system["name"] for system in translation.data["systems"]]
+    lines = [
+        f"{launch.path.name}: {launch.table.title}, simulated as {own}{', beside ' * bool(others)}{', '.join(others)}"
     ]
-    line(
-        f"{translation.launch.path.name}: {translation.launch.table.title}, simulated as {systems[0]}, beside {', '.join(systems[1:])}"
-    )
-    names = (UNDERSTOOD, NO_EFFECT, NOT_UNDERSTOOD)
-    line("Keys: " + ", ".join(f"{len(translation.of(name))} {name}" for name in names))
-    if lists:
-        for name in names:
-            line(f"\n{name}:")
-            cells = [
-                (
-                    key.key,
-                    key.value[:40],
-                    key.field or key.becomes,
-                    key.becomes if key.field else "",
-                )
-                for key in translation.of(name)
-            ]
-            console.print(
-                bare_table(("key", "value", "field" if name == UNDERSTOOD else "why", ""), cells)
+    for name in (UNDERSTOOD, NO_EFFECT, NOT_UNDERSTOOD) if launch.settings else ():
+        keys = translation.of(name)
+        lines.append(
+            f"{len(keys)} keys {name}{':' * bool(keys and (lists or name == NOT_UNDERSTOOD))}"
+        )
+        for key in keys if lists or name == NOT_UNDERSTOOD else ():
+            why = (
+                f"  → {key.field} = {key.becomes}"
+                if key.field
+                else f"  ({key.becomes})" * bool(key.becomes)
             )
-    elif keys := translation.of(NOT_UNDERSTOOD):
-        line("\nNot understood, so not simulated:")
-        for key in keys:
-            line(f"  {key.key}={key.value[:60]}" + (f"  ({key.becomes})" if key.becomes else ""))
-    for title, texts in (
-        (
-            "Missing, and assumed for now:",
-            [f"{one.what}: {one.value}; give {one.option}" for one in translation.assumed],
-        ),
-        ("Note:", translation.notes),
-    ):
-        if texts:
-            line(f"\n{title}")
-            for text in texts:
-                line(f"  {text}")
-    line("")
+            lines.append(f"  {key.key}={key.value[:60]}{why}")
+    if translation.assumed:
+        lines.append("\nMissing, and assumed for now:")
+        lines += [f"  {one.what}: {one.value}; give {one.option}" for one in translation.assumed]
+    if notes := set(translation.notes) - {key.becomes for key in translation.keys}:
+        lines += ["\nNotes:", *(f"  {note}" for note in translation.notes if note in notes)]
+    return "\n".join([*lines, ""])

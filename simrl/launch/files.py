@@ -19,51 +19,35 @@ from simrl.launch.translate import Translation
 
 
 def write_scenario(path: Path, translation: Translation, heading: str) -> list[Path]:
-    """Write the scenario and, beside it, its keys as a table. Return both paths. Raise `InputError`
+    """Write the scenario and, beside it, its keys as a table. Return the paths. Raise `InputError`
     if one is there."""
-    lists = path.with_suffix(".keys.csv")
-    files = {
-        path: "\n".join(
-            [
-                *(f"# {line}" for line in heading.splitlines()),
-                "",
-                *_lines(translation.data, comments(translation)),
-            ]
-        )
-        + "\n",
-        lists: pd.DataFrame(translation.keys).to_csv(index=False),
-    }
-    if not translation.keys:
-        files.pop(lists)
-    for file in files:
-        if file.exists():
-            raise InputError(f"{file}: is there already; name another with -o, or remove it")
+    assumed = {one.field: f"assumed; give {one.option}" for one in translation.assumed}
+    lines = [
+        *(f"# {line}" for line in heading.splitlines()),
+        "",
+        *_lines(translation.data, translation.sources | assumed),
+    ]
+    files = {path: "\n".join([*lines, ""])}
+    if translation.keys:
+        files[path.with_suffix(".keys.csv")] = pd.DataFrame(translation.keys).to_csv(index=False)
+    if there := [file for file in files if file.exists()]:
+        raise InputError(f"{there[0]}: is there already; name another with -o, or remove it")
     for file, text in files.items():
         with write_whole_file(file) as temporary:
             temporary.write_text(text, encoding="utf-8")
     return list(files)
 
 
-def comments(translation: Translation) -> dict[str, str]:
-    """Return by field where its value is from."""
-    assumed = {one.field: f"assumed; give {one.option}" for one in translation.assumed}
-    return {**translation.comments, **assumed}
-
-
 def _lines(data: Mapping[str, Any], sources: Mapping[str, str], prefix: str = "") -> Iterator[str]:
     """Yield the lines of YAML data, two spaces a level."""
     indent = "  " * prefix.count(".")
     for key, value in data.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield f"{indent}{key}:"
-            yield from _lines(value, sources, f"{name}.")
+        source = f"  # {sources[prefix + key]}" if prefix + key in sources else ""
+        yield f"{indent}{key}:{'' if isinstance(value, dict | list) else f' {_scalar(value)}'}{source}"
+        if isinstance(value, dict):
+            yield from _lines(value, sources, f"{prefix}{key}.")
         elif isinstance(value, list):
-            yield f"{indent}{key}:"
             yield from (f"{indent}  - {_scalar(entry)}" for entry in value)
-        else:
-            source = f"  # {sources[name]}" if name in sources else ""
-            yield f"{indent}{key}: {_scalar(value)}{source}"
 
 
 def _scalar(value: Any) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from simrl.errors import InputError
 from simrl.launch.translate import Assumed, Translation
-from simrl.profile.model_shape import ModelShape, model_shape
+from simrl.profile.model_shape import model_shape
 from simrl.scenario.dotted import get, put
 from simrl.scenario.load import ScenarioFile
 from simrl.simulate.cache import InputCache
@@ -32,36 +32,39 @@ def fit(translation: Translation) -> None:
     """Change a translation to a scenario that can be simulated, and list the changes as assumed. If
     none is found, a note has the reason. Of the systems beside the launch's own, those that the
     GPUs allow stay, with a share of them for rollout."""
-    for key, value, why in _not_modelled(translation.data, model_shape(translation.data["model"])):
-        _change(translation, {key: value}, why)
-    if reason := _refusal(translation.data):
+    changes = {key: (value, why) for key, value, why in _not_modelled(translation.data)}
+    data = _with(translation.data, {key: value for key, (value, _) in changes.items()})
+    if reason := _refusal(data):
         free = {one.field for one in translation.assumed}
-        usable = [
-            change
-            for change in CHANGES
-            if (change["field"] in free or not change.get("if_assumed"))
-            and get(translation.data, change["field"]) != change["value"]
-        ]
-        chosen = (few for n in range(1, MOST_CHANGES + 1) for few in combinations(usable, n))
-        for changes in ({one["field"]: one["value"] for one in few} for few in chosen):
-            if not _refusal(_with(translation.data, changes)):
-                _change(translation, changes, f"adapted, since as written simrl finds: {reason}")
-                break
-        else:
+        usable = [one for one in CHANGES if one["field"] in free or not one.get("if_assumed")]
+        sets = (few for n in range(1, MOST_CHANGES + 1) for few in combinations(usable, n))
+        tried = ({one["field"]: one["value"] for one in few} for few in sets)
+        if (
+            fitting := next((one for one in tried if not _refusal(_with(data, one))), None)
+        ) is None:
             translation.notes.append(f"simrl compare refuses it as it stands: {reason}")
-            return
-    own, *others = translation.data["systems"]
-    systems = [own, *filter(None, (_allowed(translation.data, other) for other in others))]
-    translation.data = {**translation.data, "systems": systems}
+        for key, value in (fitting or {}).items():
+            changes[key] = value, f"adapted, since as written simrl finds: {reason}"
+        data = _with(data, fitting or {})
+    own, *others = data["systems"]
+    allowed = {other["name"]: _allowed(data, other) for other in others}
+    if left := [name for name, one in allowed.items() if one is None]:
+        translation.notes.append(
+            f"not beside it, for these GPUs do not allow it: {', '.join(left)}"
+        )
+    translation.data = {**data, "systems": [own, *filter(None, allowed.values())]}
+    translation.assumed = [one for one in translation.assumed if one.field not in changes]
+    for key, (value, why) in changes.items():
+        translation.assumed.append(Assumed(key, value, f"{key} ({why})", f"{key}=X"))
 
 
 def _allowed(data: dict[str, Any], system: dict[str, Any]) -> dict[str, Any] | None:
     """Return a system with the first share of the GPUs for rollout that can be simulated; None if
     none can."""
-    shares = SHARES if "rollout_share" in parameters_of(system["name"]) else [None]
     known = parameters_of(system["name"])
+    shares = [{"rollout_share": share} for share in SHARES if "rollout_share" in known] or [{}]
     plain = {key: value for key, value in system.items() if key == "name" or key in known}
-    tried = ({**plain, **({} if share is None else {"rollout_share": share})} for share in shares)
+    tried = ({**plain, **share} for share in shares)
     return next((one for one in tried if not _refusal({**data, "systems": [one]})), None)
 
 
@@ -69,13 +72,6 @@ def _with(data: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     for key, value in changes.items():
         data = put(data, key, value)
     return data
-
-
-def _change(translation: Translation, changes: dict[str, Any], why: str) -> None:
-    translation.data = _with(translation.data, changes)
-    kept = [one for one in translation.assumed if one.field not in changes]
-    made = [Assumed(key, value, f"{key} ({why})", f"{key}=X") for key, value in changes.items()]
-    translation.assumed = kept + made
 
 
 def _refusal(data: dict[str, Any]) -> str:
@@ -87,22 +83,15 @@ def _refusal(data: dict[str, Any]) -> str:
     return ""
 
 
-def _not_modelled(data: dict[str, Any], shape: ModelShape) -> Iterator[tuple[str, Any, str]]:
+def _not_modelled(data: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
     """Yield the fields that simrl does not have for a model, with the value to take and why."""
+    shape = model_shape(data["model"])
     if (shape.linear_layers or shape.window_layers) and get(data, "engine.prefix_caching"):
-        yield (
-            "engine.prefix_caching",
-            False,
-            "a prefix cache of layers with states or windows is not modelled",
-        )
-    if not shape.experts:
-        for key, why in (
-            ("cluster.dp", "the ranks of a model without experts are workers of their own"),
-            ("cluster.ep", "the model has no experts"),
-            ("training.expert_parallel", "the model has no experts"),
-        ):
-            if (get(data, key) or 1) > 1:
-                yield key, 1, why
-    for key in ("cluster.ep", "training.expert_parallel") if shape.experts else ():
-        if shape.experts % (size := get(data, key) or 1):
+        yield "engine.prefix_caching", False, "a prefix cache of states or windows is not modelled"
+    for key in ("cluster.dp", "cluster.ep", "training.expert_parallel"):
+        size = get(data, key) or 1
+        if size > 1 and not shape.experts:
+            why = "ranks are workers of their own" if key == "cluster.dp" else "no experts"
+            yield key, 1, f"{data['model']}: {why}"
+        elif key != "cluster.dp" and shape.experts and shape.experts % size:
             yield key, math.gcd(size, shape.experts), f"{data['model']} has {shape.experts} experts"

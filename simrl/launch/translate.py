@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 from simrl.launch.expression import evaluated, keys_of
 from simrl.launch.settings import Launch, Settings
-from simrl.launch.tables import Note, Table
 from simrl.profile.model_shape import MODELS, known_name, model_shape
 from simrl.scenario.dotted import put
 from simrl.systems.recipes import parameters_of
@@ -32,11 +31,12 @@ OTHERS: list[dict[str, Any]] = [  # what a launch is compared with
     {"name": "areal", "eta": 4},
 ]
 UNDERSTOOD, NO_EFFECT, NOT_UNDERSTOOD = "understood", "without effect here", "not understood"
+UNKNOWN, UNUSED = "only a run knows its value", "sets nothing in this configuration"
 
 
 class Key(NamedTuple):
-    """A key of a launch: its value, the list that it is in, and the field that it sets, with the
-    field's value, or the reason."""
+    """A key of a launch: the list that it is in, its value, and the fields that it sets, with their
+    values, or the reason."""
 
     list: str
     key: str
@@ -56,14 +56,14 @@ class Assumed(NamedTuple):
 
 @dataclass
 class Translation:
-    """A scenario's data, its comments by field, the three lists in one, and what is assumed."""
+    """A scenario's data, the three lists of keys in one, and what is assumed."""
 
     launch: Launch
     data: dict[str, Any]
-    comments: dict[str, str]
     keys: list[Key]
     assumed: list[Assumed]
     notes: list[str]
+    sources: dict[str, str]  # of the fields
 
     def of(self, name: str) -> list[Key]:
         """Return the keys of one list."""
@@ -71,170 +71,142 @@ class Translation:
 
 
 class _Reader:
-    """The keys of a launch as the names of expressions: what a key is, and what was needed."""
+    """The keys of a launch as the names of expressions. `used` has the fields that each written key
+    was needed for, with their values, `lacks` what a note says of it."""
 
-    def __init__(self, launch: Launch, version: str) -> None:
-        self.settings, self.table = launch.settings, launch.table
-        self.version = version
+    def __init__(self, launch: Launch, release: str) -> None:
+        self.settings, self.table, self.release = launch.settings, launch.table, _numbers(release)
         self.touched: set[str] = set()
-        self.used: dict[str, list[tuple[str, Any]]] = {}
+        self.used: dict[str, list[tuple[str, Any]]] = {key: [] for key in launch.settings}
         self.lacks: dict[str, str] = {}
 
     def __call__(self, key: str) -> Any:
         if key in self.table.let:
             return evaluated(self.table.let[key], self)
         self.touched.add(key)
-        value = self.settings[key] if key in self.settings else self.default(key)
-        if isinstance(value, str) and is_unknown(value) or value == "":
-            return None
-        if value is None and key not in self.settings:
-            return True if any(name.startswith(f"{key}.") for name in self.settings) else None
-        return value
+        if key in self.settings:
+            value = self.settings[key]
+            return None if value == "" or is_unknown(value) else value
+        has_keys = any(name.startswith(f"{key}.") for name in self.settings)
+        return self.default(key) if key in self.table.defaults else has_keys or None
 
     def default(self, key: str) -> Any:
         """Return the framework's own value of a key, of the release."""
-        default = self.table.defaults.get(key)
-        if isinstance(default, dict):  # by the release that brought it
-            releases = [name for name in default if _release(name) <= _release(self.version)]
-            default = (
-                default[max(releases, key=_release)] if releases else next(iter(default.values()))
-            )
-        return default
+        value = self.table.defaults.get(key)
+        if not isinstance(value, dict):
+            return value
+        since = [name for name in value if _numbers(name) <= self.release]
+        return value[max(since, key=_numbers) if since else min(value, key=_numbers)]
 
     def field(self, name: str, expression: str) -> Any:
         """Return the value that an expression gives a field, and note its keys."""
         self.touched = set()
         value = evaluated(expression, self)
+        value = None if isinstance(value, list | dict) else value  # no field is one
         for key in self.touched & self.settings.keys():
-            self.used.setdefault(key, []).append((name, value))
+            self.used[key].append((name, value))
         return value
 
-    def note(self, note: Note) -> bool:
+    def note(self, when: str, note: str) -> bool:
         """Return whether a note holds; then its keys are not understood, unless they set a
         field."""
         self.touched = set()
-        holds = bool(evaluated(note.when, self))
-        self.lacks |= dict.fromkeys(self.touched & self.settings.keys() if holds else (), note.note)
+        holds = bool(evaluated(when, self))
+        self.lacks |= dict.fromkeys(self.touched if holds else (), note)
         return holds
 
 
-def is_unknown(text: str) -> bool:
-    """Return whether only a run knows a text; of a path, the last name is enough."""
-    return "$" in text.rstrip("/").rpartition("/")[2] or "$(" in text
+def is_unknown(value: Any) -> bool:
+    """Return whether only a run knows a value; of a path, the last name is enough."""
+    text = value.rstrip("/") if isinstance(value, str) else ""
+    return "$" in text.rpartition("/")[2] or "$(" in text
 
 
-def _release(version: str) -> list[int]:
-    return [int(part) for part in re.findall(r"\d+", version)]
+def _numbers(release: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", release)]
 
 
-def translate(launch: Launch, given: Mapping[str, Any], version: str | None = None) -> Translation:
+def translate(launch: Launch, given: Mapping[str, Any], release: str | None = None) -> Translation:
     """Return the scenario of a launch; `given` has fields that replace what it says or lacks."""
-    table, notes = launch.table, list(launch.guessed)
-    reader = _Reader(launch, version or table.version)
-    fields = {name: reader.field(name, text) for name, text in table.fields.items()}
-    system, note = _system(table, reader)
-    notes += [note] * bool(note)
-    notes += [one.note for one in table.notes if reader.note(one)]
-    ours = {
-        name: value
-        for name, value in fields.items()
-        if name.startswith("system.") and value is not None
+    table, notes, assumed = launch.table, list(launch.guessed), list[Assumed]()
+    reader = _Reader(launch, release or table.version)
+    values = {name: reader.field(name, text) for name, text in table.fields.items()}
+    chosen = (
+        r for r in table.systems if reader.field("systems", f"{r.name!r} if {r.when} else None")
+    )
+    rule = next(chosen, table.systems[-1])
+    values |= {
+        f"system.{name}": reader.field(f"system.{name}", text)
+        for name, text in rule.parameters.items()
     }
-    known = parameters_of(system["name"])
-    system |= {
-        name[7:]: value
-        for name, value in ours.items()
-        if name[7:] in known and name[7:] not in system
-    }
-    lost = ours.keys() - {f"system.{name}" for name in known}
-    fields = {
-        name: value for name, value in fields.items() if value is not None and name not in ours
-    }
-    model = str(given.get("model") or fields.get("model") or "")
-    if reference := fields.get("training.reference_model"):
-        fields["training.reference_model"], note = _model(str(reference), launch.path.parent, False)
-        notes += [note] * bool(note)
-    if model:
-        experts = (
-            max(fields.get(key) or 1 for key in ("cluster.ep", "training.expert_parallel")) > 1
-        )
-        fields["model"], stand_in = _model(model, launch.path.parent, experts)
-        notes += [stand_in] * bool(stand_in)
-    fields |= {key: value for key, value in given.items() if value is not None and key != "model"}
-    assumed = [] if "workload.trace" in fields else list(_assumed(fields))
-    if model and stand_in:
-        assumed.insert(
-            0,
-            Assumed(
-                "model", fields["model"], f"a stand-in for {model}", QUESTIONS["model"]["option"]
-            ),
-        )
+    notes += [rule.note] if rule.note else []
+    notes += [one.note for one in table.notes if reader.note(one.when, one.note)]
+    defaults = {f"system.{name}": value for name, value in parameters_of(rule.name).items()}
+    lost = {name for name in values if name.startswith("system.") and name not in defaults}
+    system = {"name": rule.name}
+    for name in defaults.keys() & values.keys():
+        if values[name] not in (None, defaults[name]):
+            system[name[7:]] = values[name]
     keys = sorted(_keys(launch, reader, lost))
-    return Translation(launch, _data(launch, fields, system), _comments(keys), keys, assumed, notes)
-
-
-def _system(table: Table, reader: _Reader) -> tuple[dict[str, Any], str]:
-    for rule in table.systems:
-        if reader.field("systems", f"{rule.name!r} if {rule.when} else None"):
-            parameters = {
-                name: reader.field(f"system.{name}", text) for name, text in rule.parameters.items()
-            }
-            return {
-                "name": rule.name,
-                **{k: v for k, v in parameters.items() if v is not None},
-            }, rule.note
-    return {"name": table.systems[-1].name}, table.systems[-1].note
+    fields = {
+        name: value
+        for name, value in values.items()
+        if value is not None and not name.startswith("system.")
+    }
+    fields |= {name: value for name, value in given.items() if value is not None}
+    experts = max(fields.get(key) or 1 for key in ("cluster.ep", "training.expert_parallel")) > 1
+    for name in {"model", "training.reference_model"} & fields.keys():
+        written = str(fields[name])
+        fields[name], is_known = _model(written, launch.path.parent, experts and name == "model")
+        if not is_known:
+            assumed.append(
+                Assumed(
+                    name, fields[name], f"a stand-in for {written}", QUESTIONS["model"]["option"]
+                )
+            )
+    assumed += [] if "workload.trace" in fields else _assumed(fields)
+    sources = dict.fromkeys(values, f"the default of {table.title} {release or table.version}")
+    for name in values:
+        writers = [
+            key.key for key in keys if key.list == UNDERSTOOD and name in key.field.split(", ")
+        ]
+        sources[name] = ", ".join(writers) or sources[name]
+    sources |= {name: "as given" for name, value in given.items() if value is not None}
+    return Translation(launch, _data(launch, fields, system), keys, assumed, notes, sources)
 
 
 def _keys(launch: Launch, reader: _Reader, lost: set[str]) -> Iterator[Key]:
-    """Yield each key that is written, in its list."""
-    elsewhere = {key for text in _expressions(launch.table) for key in keys_of(text)}
+    """Yield each key that is written, in its list; `lost` are parameters that the system lacks."""
+    table = launch.table
+    rules = [text for rule in table.systems for text in (rule.when, *rule.parameters.values())]
+    texts = [
+        *table.let.values(),
+        *table.fields.values(),
+        *rules,
+        *(note.when for note in table.notes),
+    ]
+    known = {key for text in texts for key in keys_of(text)}
     for key, value in launch.settings.items():
-        shown = str(value)
-        sets = [
-            (name, one)
-            for name, one in reader.used.get(key, [])
-            if one is not None and name not in lost
-        ]
-        patterns = launch.table.no_effect.items()
-        why = next((why for pattern, why in patterns if fnmatchcase(key, pattern)), "")
-        if isinstance(value, str) and is_unknown(value) and not why:
-            taken = reader.default(key)
-            yield Key(
-                NOT_UNDERSTOOD,
-                key,
-                shown,
-                "",
-                f"only a run knows its value; {taken} is taken"
-                if taken is not None
-                else "only a run knows its value",
-            )
+        of_key = dict(reader.used[key])
+        sets = {name: one for name, one in of_key.items() if one is not None and name not in lost}
+        why = next(
+            (why for pattern, why in table.no_effect.items() if fnmatchcase(key, pattern)), ""
+        )
+        taken = reader.default(key)
+        kind, names, becomes = NOT_UNDERSTOOD, "", ""
+        if is_unknown(value) and not why:
+            becomes = UNKNOWN if taken is None else f"{UNKNOWN}; {taken} is taken"
         elif sets:
-            names = dict.fromkeys(name for name, _ in sets)
-            yield Key(
-                UNDERSTOOD,
-                key,
-                shown,
-                ", ".join(names),
-                ", ".join(str(one) for _, one in dict(sets).items()),
-            )
+            kind, names, becomes = UNDERSTOOD, ", ".join(sets), ", ".join(map(str, sets.values()))
         elif key in reader.lacks:
-            yield Key(NOT_UNDERSTOOD, key, shown, "", reader.lacks[key])
-        elif why:
-            yield Key(NO_EFFECT, key, shown, "", why)
+            becomes = reader.lacks[key]
+        elif why or (key in table.defaults and value == taken):
+            kind, becomes = NO_EFFECT, why or "the framework's default"
         elif value is None or (
-            key in elsewhere and not lost & {name for name, _ in reader.used.get(key, [])}
+            key in known and not lost & of_key.keys() and not isinstance(value, list)
         ):
-            yield Key(NO_EFFECT, key, shown, "", "sets nothing in this configuration")
-        else:
-            yield Key(NOT_UNDERSTOOD, key, shown, "", "")
-
-
-def _expressions(table: Table) -> Iterator[str]:
-    yield from (*table.let.values(), *table.fields.values())
-    for rule in table.systems:
-        yield from (rule.when, *rule.parameters.values())
-    yield from (note.when for note in table.notes)
+            kind, becomes = NO_EFFECT, UNUSED
+        yield Key(kind, key, str(value).replace("\u00a0", " "), names, becomes)
 
 
 def _assumed(fields: Settings) -> Iterator[Assumed]:
@@ -246,20 +218,20 @@ def _assumed(fields: Settings) -> Iterator[Assumed]:
             yield Assumed(name, fields[name], question["what"], question["option"])
 
 
-def _model(text: str, folder: Path, experts: bool) -> tuple[str, str]:
-    """Return simrl's name of a model, or the folder of its config.json; and, where it is neither,
-    the note that the nearest model by size stands in for it, of those with experts if it has
-    some."""
+def _model(text: str, folder: Path, experts: bool) -> tuple[str, bool]:
+    """Return simrl's name of a model, or the folder of its config.json, and True; otherwise the
+    nearest model by size, of those with experts if it has some, and False."""
     if (name := known_name(text)) in MODELS:
-        return name, ""
+        return name, True
     for path in (folder / text, Path(text)):
         if "$" not in text and (path / "config.json").is_file():
-            return str(path.resolve()), ""
+            return str(path.resolve()), True
     name = text.lower()
-    squeezed = _squeezed(name)
     distilled = [one for one in MODELS if ("distill" in one) is ("distill" in name)]
-    if inside := [one for one in distilled if re.search(rf"{_squeezed(one)}(?![0-9])", squeezed)]:
-        return max(inside, key=len), ""
+    if inside := [
+        one for one in distilled if re.search(rf"{_squeezed(one)}(?![0-9])", _squeezed(name))
+    ]:
+        return max(inside, key=len), True
     sizes = re.findall(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)b(?![a-z0-9])", name)
     active = re.findall(r"(?<![a-z0-9])a(\d+(?:\.\d+)?)b(?![a-z0-9])", name)
 
@@ -267,17 +239,13 @@ def _model(text: str, folder: Path, experts: bool) -> tuple[str, str]:
         shape = model_shape(one)
         if not sizes:  # the name that is most alike
             return -SequenceMatcher(None, one, name.rpartition("/")[2]).ratio()
-        pairs = [
-            (shape.parameters, sizes),
-            *([(shape.active_parameters, active)] if active else []),
-        ]
-        return sum(
-            abs(math.log(parameters / float(written[-1]) / 1e9)) for parameters, written in pairs
+        off = abs(math.log(shape.parameters / float(sizes[-1]) / 1e9))
+        return off + (
+            abs(math.log(shape.active_parameters / float(active[-1]) / 1e9)) if active else 0
         )
 
     alike = [one for one in MODELS if bool(model_shape(one).experts) is (experts or bool(active))]
-    nearest = min(alike, key=distance)
-    return nearest, f"{text} is no model that simrl knows; {nearest} stands in for it"
+    return min(alike, key=distance), False
 
 
 def _squeezed(name: str) -> str:
@@ -288,23 +256,11 @@ def _data(launch: Launch, fields: Settings, system: dict[str, Any]) -> dict[str,
     """Return the data of the scenario file."""
     name = re.sub(r"\W+", "_", launch.path.stem).strip("_").lower() or launch.table.name
     data: dict[str, Any] = {"name": name, "steps": STEPS, "warmup_steps": WARMUP}
-    if "workload.trace" in fields:
-        fields = {
-            key: value for key, value in fields.items() if not key.startswith("workload.synthetic.")
-        }
-    else:
-        fields = {"workload.synthetic.steps": STEPS, **fields}
-    for key in sorted(fields, key=lambda key: key.count(".")):
-        data = put(data, key, fields[key], str(launch.path))
+    dropped = "workload.synthetic." if "workload.trace" in fields else "-"
+    for key, value in sorted(
+        {"workload.synthetic.steps": STEPS, **fields}.items(), key=lambda one: one[0].count(".")
+    ):
+        data = data if key.startswith(dropped) else put(data, key, value, str(launch.path))
     shared = {key: system[key] for key in ("minibatches", "log_probs") if key in system}
     others = [{**one, **shared} for one in OTHERS if one["name"] != system["name"]]
     return {**data, "systems": [system, *others]}
-
-
-def _comments(keys: list[Key]) -> dict[str, str]:
-    """Return by field the keys that set it."""
-    comments: dict[str, str] = {}
-    for key in keys:
-        for name in key.field.split(", ") if key.list == UNDERSTOOD else ():
-            comments[name] = f"{comments[name]}, {key.key}" if name in comments else key.key
-    return comments

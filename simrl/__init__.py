@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from simrl.commands.calibrate import whatif as whatif
     from simrl.commands.compare import compare as compare
     from simrl.commands.compare import run as run
+    from simrl.commands.init import init as init
     from simrl.commands.results import agree as agree
     from simrl.commands.results import diff as diff
     from simrl.commands.results import explain as explain
@@ -34,6 +35,7 @@ _MODULES = {
     "simrl.commands.advise": ("advise",),
     "simrl.commands.calibrate": ("calibrate", "whatif"),
     "simrl.commands.compare": ("compare", "run"),
+    "simrl.commands.init": ("init",),
     "simrl.commands.results": ("agree", "diff", "explain", "report"),
     "simrl.commands.sweep": ("sweep",),
     "simrl.errors": ("InputError", "StoppedError"),

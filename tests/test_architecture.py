@@ -28,6 +28,7 @@ LAYERS = (
     "systems",
     "simulate",
     "analysis",
+    "launch",
     "study",
     "show",
     "commands",

@@ -63,7 +63,7 @@ def init(
     Without --from, six questions are asked. No script is run.
     """
     from simrl.launch.files import write_scenario
-    from simrl.launch.fit import fit
+    from simrl.launch.fit import fit, require_possible
     from simrl.launch.settings import read_launch
     from simrl.launch.translate import translate
     from simrl.scenario.load import ScenarioFile
@@ -77,7 +77,14 @@ def init(
     launch, aim = (read_launch(source), "compare") if source is not None else _asked(fields)
     translation = translate(launch, fields, release)
     path = output or Path(f"{translation.data['name']}.yaml")
-    ScenarioFile(path, (), translation.data).scenarios()  # its fields are right
+    try:
+        ScenarioFile(path, (), translation.data).scenarios()
+        require_possible(translation.data)
+    except InputError as error:
+        wrong = (key for name, key in translation.sources.items() if f"{name} is" in str(error))
+        raise InputError(
+            f"{launch.path}{next((f', {key}' for key in wrong), '')}: {error}"
+        ) from error
     fit(translation)
     heading = f"{launch.path.name}: {launch.table.title}. Each value says where it is from.\nsimrl compare {path}"
     files = write_scenario(path, translation, heading)

@@ -16,6 +16,7 @@ from typing import Any
 
 from simrl.errors import InputError
 from simrl.launch.translate import Assumed, Translation
+from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
 from simrl.scenario.dotted import get, put
 from simrl.scenario.load import ScenarioFile
@@ -32,22 +33,23 @@ def fit(translation: Translation) -> None:
     """Change a translation to a scenario that can be simulated, and list the changes as assumed. If
     none is found, a note has the reason. Of the systems beside the launch's own, those that the
     GPUs allow stay, with a share of them for rollout."""
+    inputs = InputCache()
     changes = {key: (value, why) for key, value, why in _not_modelled(translation.data)}
     data = _with(translation.data, {key: value for key, (value, _) in changes.items()})
-    if reason := _refusal(data):
+    if reason := _refusal(data, inputs):
         free = {one.field for one in translation.assumed}
         usable = [one for one in CHANGES if one["field"] in free or not one.get("if_assumed")]
         sets = (few for n in range(1, MOST_CHANGES + 1) for few in combinations(usable, n))
         tried = ({one["field"]: one["value"] for one in few} for few in sets)
         if (
-            fitting := next((one for one in tried if not _refusal(_with(data, one))), None)
+            fitting := next((one for one in tried if not _refusal(_with(data, one), inputs)), None)
         ) is None:
             translation.notes.append(f"simrl compare refuses it as it stands: {reason}")
         for key, value in (fitting or {}).items():
             changes[key] = value, f"adapted, since as written simrl finds: {reason}"
         data = _with(data, fitting or {})
     own, *others = data["systems"]
-    allowed = {other["name"]: _allowed(data, other) for other in others}
+    allowed = {other["name"]: _allowed(data, other, inputs) for other in others}
     if left := [name for name, one in allowed.items() if one is None]:
         translation.notes.append(
             f"not beside it, for these GPUs do not allow it: {', '.join(left)}"
@@ -58,14 +60,16 @@ def fit(translation: Translation) -> None:
         translation.assumed.append(Assumed(key, value, f"{key} ({why})", f"{key}=X"))
 
 
-def _allowed(data: dict[str, Any], system: dict[str, Any]) -> dict[str, Any] | None:
+def _allowed(
+    data: dict[str, Any], system: dict[str, Any], inputs: InputCache
+) -> dict[str, Any] | None:
     """Return a system with the first share of the GPUs for rollout that can be simulated; None if
     none can."""
     known = parameters_of(system["name"])
     shares = [{"rollout_share": share} for share in SHARES if "rollout_share" in known] or [{}]
     plain = {key: value for key, value in system.items() if key == "name" or key in known}
     tried = ({**plain, **share} for share in shares)
-    return next((one for one in tried if not _refusal({**data, "systems": [one]})), None)
+    return next((one for one in tried if not _refusal({**data, "systems": [one]}, inputs)), None)
 
 
 def _with(data: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -74,10 +78,17 @@ def _with(data: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-def _refusal(data: dict[str, Any]) -> str:
+def require_possible(data: dict[str, Any]) -> None:
+    """Raise `InputError` for a GPU, a trace or lengths that no change of other fields makes
+    possible."""
+    gpu(data["cluster"]["gpu"])
+    InputCache().trace(ScenarioFile(Path("scenario"), (), data).scenarios()[0])
+
+
+def _refusal(data: dict[str, Any], inputs: InputCache) -> str:
     """Return why the first system of a scenario cannot be simulated; "" if it can."""
     try:
-        prepare(ScenarioFile(Path("scenario"), (), data).scenarios()[0], InputCache())
+        prepare(ScenarioFile(Path("scenario"), (), data).scenarios()[0], inputs)
     except InputError as error:
         return str(error).partition("; it fits with")[0]
     return ""

@@ -121,7 +121,7 @@ def _options(words: list[str]) -> Settings:
             values = options[_plain(key)] = [_typed(text)] if equals else []
         elif re.match(r"-[A-Za-z]", word):
             values = []
-        else:
+        elif not values or not word.startswith("$"):  # more of the words that only a run knows
             values.append(_typed(word))
     return {
         key: values[0] if len(values) == 1 else values or True for key, values in options.items()
@@ -155,10 +155,8 @@ def _of_data(path: Path) -> Launch:
     settings = _flat(_data(path))
     table = next((table for table in TABLES if settings.keys() & set(table.known_by)), None)
     if table is None:
-        shown = "; ".join(
-            f"{table.title} has {table.known_by[0]}" for table in TABLES if table.known_by
-        )
-        raise InputError(f"{path}: a configuration of no framework that simrl reads: {shown}")
+        shown = ", ".join(table.title for table in TABLES)
+        raise InputError(f"{path}: no configuration of {shown}; {REMEDY}")
     if why := _no_rl(" ".join([*settings, str(settings.get("_target_", ""))]), [table]):
         raise InputError(f"{path}: {why}; name the configuration of an RL run")
     return Launch(path, table, settings)

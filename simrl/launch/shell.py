@@ -341,7 +341,8 @@ def tree_of(path: Path, text: str) -> tuple[bytes, list[Node]]:
 def text_of(path: Path, most_bytes: int = MOST_BYTES) -> str:
     """Return the text of a file. Raise `InputError` if it is too long, or no text."""
     try:
-        with path.open("rb") if path.is_file() else io.BytesIO(b"\0") as file:
+        is_text = path.is_file() or not path.exists()  # no device, pipe or folder
+        with path.open("rb") if is_text else io.BytesIO(b"\0") as file:
             data = file.read(most_bytes + 1)
     except OSError as error:
         raise InputError(

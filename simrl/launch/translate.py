@@ -164,7 +164,7 @@ def translate(launch: Launch, given: Mapping[str, Any], release: str | None = No
                     name, fields[name], f"a stand-in for {written}", QUESTIONS["model"]["option"]
                 )
             )
-    assumed += [] if "workload.trace" in fields else _assumed(fields)
+    assumed += _assumed(fields)
     sources = dict.fromkeys(values, f"the default of {table.title} {release or table.version}")
     for name in values:
         writers = [
@@ -212,8 +212,9 @@ def _keys(launch: Launch, reader: _Reader, lost: set[str]) -> Iterator[Key]:
 def _assumed(fields: Settings) -> Iterator[Assumed]:
     """Yield what a scenario needs and `fields` lacks, and put it there."""
     fields.setdefault("workload.synthetic.prompt_cap_tokens", 2048)
+    dropped = "workload.synthetic." if "workload.trace" in fields else "-"
     for name, question in QUESTIONS.items():
-        if "assumed" in question and fields.get(name) is None:
+        if "assumed" in question and fields.get(name) is None and not name.startswith(dropped):
             fields[name] = evaluated(question["assumed"], fields.get)
             yield Assumed(name, fields[name], question["what"], question["option"])
 

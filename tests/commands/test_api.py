@@ -653,6 +653,7 @@ def test_the_examples_run(monkeypatch):
     with_examples = {name for name in functions if ">>> " in (getattr(simrl, name).__doc__ or "")}
     assert functions - with_examples == {
         "calibrate",
+        "init",
         "whatif",
         "read_result",
         "read_trace",

@@ -175,6 +175,61 @@ def test_the_page_of_systems_and_that_of_methods_have_all_of_them():
         assert set(names) <= named, page
 
 
+def rows_of(page: str, heading: str) -> list[list[str]]:
+    """The cells of the first table below a heading."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2]
+    table = re.search(r"^\|[^\n]*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    assert table is not None, heading
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in table[1].splitlines()]
+
+
+def test_the_page_of_launches_has_every_framework_with_its_release_and_its_systems():
+    from simrl.launch.tables import TABLES
+
+    rows = {cells[0]: cells for cells in rows_of("launch.md", "What is read")}
+    assert rows.keys() == {table.title for table in TABLES}
+    for table in TABLES:
+        _, _, release, systems = rows[table.title]
+        assert release.split(" (")[0] == table.version, table.title
+        named = {name for name in re.findall(r"`([a-z_]+)`", systems)}
+        assert named == {rule.name for rule in table.systems}, table.title
+
+
+def test_the_page_of_launches_has_the_questions_and_what_is_assumed():
+    from simrl.launch.translate import QUESTIONS
+
+    rows = [cells[:2] for cells in rows_of("launch.md", "Without a file")]
+    every = [[one["question"], one["answer"]] for one in QUESTIONS.values() if "question" in one]
+    assert rows == every and len(rows) == 6
+    page = " ".join(cells[2] for cells in rows_of("launch.md", "What is missing"))
+    for one in QUESTIONS.values():
+        for option in re.findall(r"--[a-z-]+", one.get("option", "")):
+            assert option in page, option
+
+
+def test_the_table_of_a_framework_on_the_page_of_extensions_reads_a_launch(tmp_path, monkeypatch):
+    from simrl.launch import settings, tables
+    from simrl.launch.translate import translate
+
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    table = page.partition("## The launch of a framework")[2].partition("```toml\n")[2]
+    (tmp_path / "tiny.toml").write_text(table.partition("```\n")[0], encoding="utf-8")
+    monkeypatch.setattr(tables, "FRAMEWORK_FILES", [tmp_path / "tiny.toml"])
+    monkeypatch.setattr(settings, "TABLES", tables._tables())
+    (tmp_path / "run.sh").write_text(
+        "python -m tinyrl.train model.path=Qwen/Qwen3-8B tiny.batch_samples=512 tiny.nodes=2"
+        " tiny.offload=true optim.lr=1e-6 tiny.unheard_of=1",
+        encoding="utf-8",
+    )
+    translation = translate(settings.read_launch(tmp_path / "run.sh"), {})
+    data = translation.data
+    assert (data["model"], data["cluster"]["gpus"]) == ("qwen3-8b", 16)
+    assert data["workload"]["synthetic"]["prompts_per_step"] == 64
+    assert data["engine"]["max_num_seqs"] == 512 and data["training"]["offload"] == "phases"
+    assert data["systems"][0]["name"] == "verl_colocated"
+    assert [key.key for key in translation.of("not understood")] == ["tiny.unheard_of"]
+
+
 def test_the_citation_has_what_its_format_requires_and_the_version_and_licence_of_the_package():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -159,7 +159,7 @@ def translate(launch: Launch, given: Mapping[str, Any], release: str | None = No
         written = str(fields[name])
         fields[name], is_known = _model(written, launch.path.parent, experts and name == "model")
         if not is_known:
-            _ = model_shape(written) if name in given else None  # which refuses it
+            _ = model_shape(written) if given.get(name) else None  # which refuses it
             assumed.append(
                 Assumed(
                     name, fields[name], f"a stand-in for {written}", QUESTIONS["model"]["option"]

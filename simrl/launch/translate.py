@@ -102,7 +102,7 @@ class _Reader:
         """Return the value that an expression gives a field, and note its keys."""
         self.touched = set()
         value = evaluated(expression, self)
-        value = None if isinstance(value, list | dict) else value  # no field is one
+        value = None if isinstance(value, list) else value  # no field is one
         for key in self.touched & self.settings.keys():
             self.used[key].append((name, value))
         return value

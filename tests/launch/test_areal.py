@@ -8,6 +8,7 @@ from simrl.launch.translate import NOT_UNDERSTOOD, translate
 from simrl.scenario.load import load_scenarios
 from simrl.simulate.prepare import prepare
 from simrl.study.launch import launch
+from simrl.systems.recipes import parameters_of
 
 RUN = "python3 examples/math/gsm8k_rl.py --config mine.yaml actor.path=Qwen/Qwen3-8B"
 
@@ -21,7 +22,9 @@ def read(folder, arguments):
 def layout(translation):
     cluster, training = translation.data["cluster"], translation.data["training"]
     sizes = [training[f"{kind}_parallel"] for kind in ("tensor", "pipeline", "sequence", "expert")]
-    share = translation.data["systems"][0]["rollout_share"]
+    share = translation.data["systems"][0].get(
+        "rollout_share", parameters_of("areal")["rollout_share"]
+    )
     return cluster["gpus"], cluster["tp"], share, training["sharding"], sizes
 
 

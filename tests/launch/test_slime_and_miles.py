@@ -34,7 +34,7 @@ def of_slime(folder: Path, options: str, program: str = "train.py") -> Translati
 def system(translation: Translation) -> dict[str, Any]:
     """Return the launch's own system with its parameters."""
     first = translation.data["systems"][0]
-    return {"name": first} if isinstance(first, str) else first
+    return {**parameters_of(first["name"]), **first}
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_drafts_of_the_models_own_head_are_a_chain(tmp_path):
     assert (speculation["model"], speculation["window"]["tokens"]) == ("eagle", 3)
     trees = f"{options} --sglang-speculative-eagle-topk 4"
     translation = of_slime(tmp_path, f"--colocate {trees}")
-    assert "speculation" not in system(translation)
+    assert system(translation)["speculation"] is None
     lacking = {key.key for key in translation.of("not understood")}
     assert {"sglang_speculative_algorithm", "sglang_speculative_num_steps"} <= lacking
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from simrl.commands.command import command
 from simrl.commands.view import DataView
 from simrl.errors import InputError, choose
 from simrl.scenario.yaml_text import parse_override
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from simrl.launch.translate import Translation
 
 
+@command
 def init(
     overrides: Annotated[
         list[str] | None,
@@ -61,6 +63,8 @@ def init(
     """Write a scenario from what starts a run, and say what became of each of its settings.
 
     Without --from, six questions are asked. No script is run.
+    \f
+    view = simrl.init(source="run.sh", gpu="h100", mean_tokens=3000)
     """
     from simrl.launch.files import write_scenario
     from simrl.launch.fit import fit, require_possible
@@ -71,12 +75,12 @@ def init(
     fields: dict[str, Any] = {"model": model, "cluster.gpu": gpu, "cluster.gpus": gpus}
     fields |= {
         "workload.synthetic.mean_tokens": mean_tokens,
-        "workload.trace": trace and str(trace.absolute()),
+        "workload.trace": trace and str(Path(trace).absolute()),
     }
     fields |= dict(parse_override(text) for text in overrides or [])
-    launch, aim = (read_launch(source), "compare") if source is not None else _asked(fields)
+    launch, aim = (read_launch(Path(source)), "compare") if source is not None else _asked(fields)
     translation = translate(launch, fields, release)
-    path = output or Path(f"{translation.data['name']}.yaml")
+    path = Path(output or f"{translation.data['name']}.yaml")
     try:
         ScenarioFile(path, (), translation.data).scenarios()
         require_possible(translation.data)
@@ -156,7 +160,7 @@ def _text(translation: Translation, lists: bool) -> str:
     for name in (UNDERSTOOD, NO_EFFECT, NOT_UNDERSTOOD) if launch.settings else ():
         keys = translation.of(name)
         lines.append(
-            f"{len(keys)} keys {name}{':' * bool(keys and (lists or name == NOT_UNDERSTOOD))}"
+            f"{len(keys)} key{'s' * (len(keys) != 1)} {name}{':' * bool(keys and (lists or name == NOT_UNDERSTOOD))}"
         )
         for key in keys if lists or name == NOT_UNDERSTOOD else ():
             why = (

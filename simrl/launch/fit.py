@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from simrl.errors import InputError
-from simrl.launch.translate import Assumed, Translation
+from simrl.launch.translate import QUESTIONS, Assumed, Translation
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
 from simrl.scenario.dotted import get, put
@@ -45,9 +45,10 @@ def fit(translation: Translation) -> None:
             fitting := next((one for one in tried if not _refusal(_with(data, one), inputs)), None)
         ) is None:
             translation.notes.append(f"simrl compare refuses it as it stands: {reason}")
-        for key, value in (fitting or {}).items():
+            return
+        for key, value in fitting.items():
             changes[key] = value, f"adapted, since as written simrl finds: {reason}"
-        data = _with(data, fitting or {})
+        data = _with(data, fitting)
     own, *others = data["systems"]
     allowed = {other["name"]: _allowed(data, other, inputs) for other in others}
     if left := [name for name, one in allowed.items() if one is None]:
@@ -57,7 +58,8 @@ def fit(translation: Translation) -> None:
     translation.data = {**data, "systems": [own, *filter(None, allowed.values())]}
     translation.assumed = [one for one in translation.assumed if one.field not in changes]
     for key, (value, why) in changes.items():
-        translation.assumed.append(Assumed(key, value, f"{key} ({why})", f"{key}=X"))
+        option = QUESTIONS.get(key, {}).get("option", f"{key}=X")
+        translation.assumed.append(Assumed(key, value, f"{key} ({why})", option))
 
 
 def _allowed(

@@ -18,6 +18,7 @@ from simrl.launch.expression import evaluated
 
 Calls = list[tuple[str, dict[str, Any]]]  # the last part of the name, and the keywords
 MOST_NODES = 30_000
+MOST_LONG = 20_000  # characters, bits or parts of a value
 
 
 def calls_of(path: Path, text: str) -> Calls:
@@ -28,7 +29,7 @@ def calls_of(path: Path, text: str) -> Calls:
         if sum(1 for _ in ast.walk(tree)) > MOST_NODES:
             raise InputError(f"{path}: too long for a launch script; name one")
         _follow(tree.body, {}, calls)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except (SyntaxError, ValueError, MemoryError) as error:
         raise InputError(
             f"{path}: no Python that can be read ({first_line(error)}); name a launch script"
         ) from error
@@ -95,5 +96,15 @@ def _value(node: ast.expr, names: dict[str, Any]) -> Any:
     except (ValueError, TypeError):
         text = ast.unparse(node)[:400]
     kept = re.sub(r"\s", "\u00a0", f"$[{text}]")  # one word, wherever it is put
-    value = evaluated(text, lambda key: names.get(key.rpartition(".")[2]))
+    value = evaluated(text, lambda key: _known(names[key.rpartition(".")[2]]))
     return kept if value is None else value
+
+
+def _known(value: Any) -> Any:
+    """Return a value. Raise ValueError for one that only a run knows, and one without end."""
+    parts = value if isinstance(value, list | tuple) else ()
+    nested = any(isinstance(part, list | tuple | dict) for part in parts)
+    long = value.bit_length() if isinstance(value, int) else len(str(value)) if not nested else 0
+    if nested or long > MOST_LONG or str(value).startswith("$["):
+        raise ValueError
+    return value

@@ -49,7 +49,10 @@ def read_launch(path: Path) -> Launch:
     training, or is of no known framework."""
     is_data = path.suffix.lower() in (".yaml", ".yml", ".toml", ".json")
     read = _of_data if is_data else _of_python if path.suffix.lower() == ".py" else _of_script
-    launch = read(path)
+    try:
+        launch = read(path)
+    except RecursionError as error:
+        raise InputError(f"{path}: nested too deeply; {REMEDY}") from error
     settings = {
         key: _resolved(key, value, launch.settings) for key, value in launch.settings.items()
     }
@@ -118,7 +121,8 @@ def _options(words: list[str]) -> Settings:
     for word in words:
         if re.match(r"--[A-Za-z]", word) or word == "@":
             key, equals, text = word.lstrip("-").partition("=")
-            values = options[_plain(key)] = [_typed(text)] if equals else []
+            options[_plain(key)] = [_typed(text)] if equals else []
+            values = [] if equals else options[_plain(key)]
         elif re.match(r"-[A-Za-z]", word):
             values = []
         elif not values or not word.startswith("$"):  # more of the words that only a run knows
@@ -173,7 +177,7 @@ def _data(path: Path, depth: int = 0) -> dict[str, Any]:
             data = read_yaml(path, str(path), "a configuration", ("model",), references=False)
         else:
             return {}  # comments alone
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(f"{path}: {first_line(error)}; correct the file") from error
     if not isinstance(data, dict):
         raise InputError(f"{path}: no keys; {REMEDY}")

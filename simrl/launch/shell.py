@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from simrl.errors import InputError
+from simrl.errors import InputError, first_line
 from simrl.launch.expression import arithmetic
 
 Node = Mapping[str, Any]  # of shfmt's syntax tree
@@ -309,10 +309,7 @@ def commands_of(
     …"`), and the script. Raise `InputError` for a text that is no shell script."""
     source, statements = tree_of(path, text)
     script, meant = Script(path, source, unknown), []
-    try:
-        script.run(statements)
-    except RecursionError as error:
-        raise InputError(f"{path}: {_ENDLESS}") from error
+    script.run(statements)
     for words in script.commands:
         inner = [word for word in words if " " in word and is_meant(word)]
         if inner and depth < 3 and len(words) > 1:
@@ -334,7 +331,7 @@ def tree_of(path: Path, text: str) -> tuple[bytes, list[Node]]:
         raise InputError(
             f"{path}: no shell script ({place}); correct it, or name a launch script"
         ) from error
-    except (subprocess.TimeoutExpired, RecursionError) as error:
+    except subprocess.TimeoutExpired as error:
         raise InputError(f"{path}: {_ENDLESS}") from error
 
 
@@ -344,10 +341,9 @@ def text_of(path: Path, most_bytes: int = MOST_BYTES) -> str:
         is_text = path.is_file() or not path.exists()  # no device, pipe or folder
         with path.open("rb") if is_text else io.BytesIO(b"\0") as file:
             data = file.read(most_bytes + 1)
-    except OSError as error:
-        raise InputError(
-            f"{path}: cannot be read ({error.strerror}); name a launch script"
-        ) from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise InputError(f"{path}: cannot be read ({reason}); name a launch script") from error
     if len(data) > most_bytes or b"\0" in data:
         reason = "no text file" if b"\0" in data else f"more than {most_bytes:,} bytes"
         raise InputError(f"{path}: {reason}; name a launch script or a configuration file")

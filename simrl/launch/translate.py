@@ -84,9 +84,9 @@ class _Reader:
         if key in self.table.let:
             return evaluated(self.table.let[key], self)
         self.touched.add(key)
-        if key in self.settings:
-            value = self.settings[key]
-            return None if value == "" or is_unknown(value) else value
+        value = self.settings.get(key, "")
+        if key in self.settings and value != "" and not is_unknown(value):
+            return value
         has_keys = any(name.startswith(f"{key}.") for name in self.settings)
         return self.default(key) if key in self.table.defaults else has_keys or None
 
@@ -159,6 +159,7 @@ def translate(launch: Launch, given: Mapping[str, Any], release: str | None = No
         written = str(fields[name])
         fields[name], is_known = _model(written, launch.path.parent, experts and name == "model")
         if not is_known:
+            _ = model_shape(written) if name in given else None  # which refuses it
             assumed.append(
                 Assumed(
                     name, fields[name], f"a stand-in for {written}", QUESTIONS["model"]["option"]
@@ -194,7 +195,7 @@ def _keys(launch: Launch, reader: _Reader, lost: set[str]) -> Iterator[Key]:
         )
         taken = reader.default(key)
         kind, names, becomes = NOT_UNDERSTOOD, "", ""
-        if is_unknown(value) and not why:
+        if is_unknown(value) and (of_key or not why):
             becomes = UNKNOWN if taken is None else f"{UNKNOWN}; {taken} is taken"
         elif sets:
             kind, names, becomes = UNDERSTOOD, ", ".join(sets), ", ".join(map(str, sets.values()))

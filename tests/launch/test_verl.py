@@ -1,0 +1,81 @@
+"""Launches of verl: what its releases do with the settings that a script writes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simrl.launch.translate import translate
+from simrl.scenario.dotted import get
+from tests.launch.reading import COMPLETE, read
+
+ROLLOUT = "actor_rollout_ref.rollout"
+ACTOR = "actor_rollout_ref.actor"
+OFFLOADED = f"{ACTOR}.strategy=fsdp2 {ACTOR}.fsdp_config.param_offload=True"
+KL = f"{ACTOR}.use_kl_loss=True"
+DYNAMIC = f"{ACTOR}.use_dynamic_bsz=True {ACTOR}.ppo_max_token_len_per_gpu=8192"
+
+
+def field(folder: Path, name: str, settings: str, release: str = "0.9") -> Any:
+    """Return a field of the scenario of verl's synchronous trainer with settings beside the
+    common ones."""
+    return get(translate(read(folder, f"{COMPLETE} {settings}"), {}, release).data, name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "release", "kept"),
+    [
+        (f"{ROLLOUT}.name=vllm", "0.5", True),
+        (f"{ROLLOUT}.name=vllm", "0.9", False),
+        (f"{ROLLOUT}.name=vllm actor_rollout_ref.model.lora_rank=32", "0.9", True),
+        (f"{ROLLOUT}.name=sglang", "0.5", False),
+        (f"{ROLLOUT}.name=sglang", "0.9", True),
+        (f"{ROLLOUT}.name=vllm {ROLLOUT}.free_cache_engine=False", "0.5", False),
+    ],
+)
+def test_an_engine_copies_its_weights_to_the_host_where_its_release_does(
+    tmp_path, settings, release, kept
+):
+    assert field(tmp_path, "training.rollout_offload", settings, release) is kept
+
+
+@pytest.mark.parametrize(("release", "memory"), [("0.5", "pinned"), ("0.9", "pageable")])
+def test_fsdp_2_offloads_weights_to_the_memory_of_its_release(tmp_path, release, memory):
+    assert field(tmp_path, "training.offload_memory", OFFLOADED, release) == memory
+
+
+@pytest.mark.parametrize(("release", "beside"), [("0.5", False), ("0.9", True)])
+def test_fsdp_gathers_beside_the_arithmetic_from_release_0_9_on(tmp_path, release, beside):
+    assert field(tmp_path, "training.gather_overlap", "", release) is beside
+
+
+def test_sglang_is_told_of_eager_passes_from_release_0_6_on(tmp_path):
+    eager = f"{ROLLOUT}.name=sglang {ROLLOUT}.enforce_eager=True"
+    assert field(tmp_path, "engine.enforce_eager", eager, "0.5") is False
+    assert field(tmp_path, "engine.enforce_eager", eager, "0.6") is True
+
+
+def test_sglangs_share_of_memory_has_no_reserve(tmp_path):
+    assert field(tmp_path, "engine.reserve_bytes", f"{ROLLOUT}.name=sglang") == 0
+    assert field(tmp_path, "engine.reserve_bytes", f"{ROLLOUT}.name=vllm") is None
+
+
+def test_log_prob_passes_have_the_updates_budget_unless_theirs_is_written(tmp_path):
+    name = "training.log_prob_tokens_per_microbatch"
+    of_reference = "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=40000"
+    assert field(tmp_path, name, f"{DYNAMIC} {KL} {of_reference}") is None
+    written = f"{ROLLOUT}.log_prob_max_token_len_per_gpu=16384"
+    assert field(tmp_path, name, f"{DYNAMIC} {KL} {of_reference} {written}") == 16384
+
+
+def test_the_reference_may_be_another_model(tmp_path):
+    other = "actor_rollout_ref.ref.model.path=Qwen/Qwen3-8B"
+    assert field(tmp_path, "training.reference_model", f"{KL} {other}") == "qwen3-8b"
+    assert field(tmp_path, "training.reference_model", other) is None
+
+
+def test_sync_mode_cuts_the_batch_into_a_part_for_each_worker(tmp_path):
+    launch = read(tmp_path, f"{COMPLETE} {ROLLOUT}.name=vllm {ROLLOUT}.mode=sync")
+    data = translate(launch, {}, "0.5").data
+    assert data["systems"][0]["version"] == "0.4"
+    assert get(data, "engine.preset") == "vllm-0.8"

@@ -69,8 +69,8 @@ def _allowed(
     none can."""
     known = parameters_of(system["name"])
     shares = [{"rollout_share": share} for share in SHARES if "rollout_share" in known] or [{}]
-    plain = {key: value for key, value in system.items() if key == "name" or key in known}
-    tried = ({**plain, **share} for share in shares)
+    plain = {key: value for key, value in system.items() if value != known.get(key, value)}
+    tried = ({"name": system["name"], **plain, **share} for share in shares)
     return next((one for one in tried if not _refusal({**data, "systems": [one]}, inputs)), None)
 
 

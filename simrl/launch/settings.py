@@ -100,7 +100,7 @@ def _of_words(words: list[str], table: Table, path: Path, guessed: list[str]) ->
         (option, name) for option, names in files.items() for name in _list(names)
     ):
         if (file := _beside(str(name), path)) is not None:
-            settings = _flat(_data(file), table.config.get(option, "")) | settings
+            settings = _flat(_data(file, guessed), table.config.get(option, "")) | settings
         else:
             guessed.append(
                 f"--{option} {name}: not found beside the script, the framework's defaults are taken"
@@ -156,17 +156,18 @@ def _typed(text: str) -> Any:
 
 
 def _of_data(path: Path) -> Launch:
-    settings = _flat(_data(path))
+    guessed: list[str] = []
+    settings = _flat(_data(path, guessed))
     table = next((table for table in TABLES if settings.keys() & set(table.known_by)), None)
     if table is None:
         shown = ", ".join(table.title for table in TABLES)
         raise InputError(f"{path}: no configuration of {shown}; {REMEDY}")
     if why := _no_rl(" ".join([*settings, str(settings.get("_target_", ""))]), [table]):
         raise InputError(f"{path}: {why}; name the configuration of an RL run")
-    return Launch(path, table, settings)
+    return Launch(path, table, settings, guessed)
 
 
-def _data(path: Path, depth: int = 0) -> dict[str, Any]:
+def _data(path: Path, guessed: list[str], depth: int = 0) -> dict[str, Any]:
     """Return a file's data on that of the files that its `defaults` name."""
     readers = {".toml": tomllib.loads, ".json": json.loads}
     text = text_of(path, MOST_DATA)
@@ -190,10 +191,12 @@ def _data(path: Path, depth: int = 0) -> dict[str, Any]:
         folder = folder.removeprefix("override ").lstrip("/")
         file = path.parent / folder / f"{name.removesuffix('.yaml')}.yaml"
         if name != "_self_" and file.is_file():
-            inner = _data(file, depth + 1)
+            inner = _data(file, guessed, depth + 1)
             for part in reversed(re.findall(r"[^./]+", at or package or folder)):
                 inner = inner if part in ("_here_", "_global_") else {part: inner}
             below = _merged(below, inner)
+        elif name not in ("_self_", "") and not file.is_file():
+            guessed.append(f"defaults: {name}: not found beside {path.name}, left out")
     return dict(_merged(below, data))
 
 

@@ -30,6 +30,7 @@ OTHERS: list[dict[str, Any]] = [  # what a launch is compared with
     {"name": "one_step_off"},
     {"name": "areal", "eta": 4},
 ]
+SHARED = ("minibatches", "log_probs")  # parameters of the launch's own that they have, too
 UNDERSTOOD, NO_EFFECT, NOT_UNDERSTOOD = "understood", "without effect here", "not understood"
 UNKNOWN, UNUSED = "only a run knows its value", "sets nothing in this configuration"
 
@@ -173,7 +174,8 @@ def translate(launch: Launch, given: Mapping[str, Any], release: str | None = No
         ]
         sources[name] = ", ".join(writers) or sources[name]
     sources |= {name: "as given" for name, value in given.items() if value is not None}
-    return Translation(launch, _data(launch, fields, system), keys, assumed, notes, sources)
+    own = {name: values.get(f"system.{name}", defaults.get(f"system.{name}")) for name in SHARED}
+    return Translation(launch, _data(launch, fields, system, own), keys, assumed, notes, sources)
 
 
 def _keys(launch: Launch, reader: _Reader, lost: set[str]) -> Iterator[Key]:
@@ -239,12 +241,10 @@ def _model(text: str, folder: Path, experts: bool) -> tuple[str, bool]:
 
     def distance(one: str) -> float:
         shape = model_shape(one)
-        if not sizes:  # the name that is most alike
-            return -SequenceMatcher(None, one, name.rpartition("/")[2]).ratio()
-        off = abs(math.log(shape.parameters / float(sizes[-1]) / 1e9))
-        return off + (
-            abs(math.log(shape.active_parameters / float(active[-1]) / 1e9)) if active else 0
-        )
+        pairs = [(shape.parameters, size) for size in sizes[-1:]]
+        pairs += [(shape.active_parameters, size) for size in active[-1:]]
+        unlike = 1 - SequenceMatcher(None, one, name.rstrip("/").rpartition("/")[2]).ratio()
+        return unlike + sum(3 * abs(math.log(own / float(size) / 1e9)) for own, size in pairs)
 
     alike = [one for one in MODELS if bool(model_shape(one).experts) is (experts or bool(active))]
     return min(alike, key=distance), False
@@ -254,7 +254,9 @@ def _squeezed(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name)
 
 
-def _data(launch: Launch, fields: Settings, system: dict[str, Any]) -> dict[str, Any]:
+def _data(
+    launch: Launch, fields: Settings, system: dict[str, Any], own: dict[str, Any]
+) -> dict[str, Any]:
     """Return the data of the scenario file."""
     name = re.sub(r"\W+", "_", launch.path.stem).strip("_").lower() or launch.table.name
     data: dict[str, Any] = {"name": name, "steps": STEPS, "warmup_steps": WARMUP}
@@ -263,6 +265,6 @@ def _data(launch: Launch, fields: Settings, system: dict[str, Any]) -> dict[str,
         {"workload.synthetic.steps": STEPS, **fields}.items(), key=lambda one: one[0].count(".")
     ):
         data = data if key.startswith(dropped) else put(data, key, value, str(launch.path))
-    shared = {key: system[key] for key in ("minibatches", "log_probs") if key in system}
+    shared = {name: value for name, value in own.items() if value is not None}
     others = [{**one, **shared} for one in OTHERS if one["name"] != system["name"]]
     return {**data, "systems": [system, *others]}

@@ -46,9 +46,7 @@ def changes(made, before):
 
 
 def test_a_launch_that_needs_more_memory_gets_a_larger_gpu_where_none_is_given(tmp_path):
-    made, before = fitted(
-        tmp_path, f"{BIG} actor_rollout_ref.rollout.tensor_model_parallel_size=1"
-    )
+    made, before = fitted(tmp_path, f"{BIG} actor_rollout_ref.rollout.tensor_model_parallel_size=1")
     listed = changes(made, before)
     assert "cluster.gpu" in listed
     assert "adapted, since as written simrl finds: " in listed["cluster.gpu"].what

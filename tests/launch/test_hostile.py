@@ -55,8 +55,8 @@ RUNS = {  # if anything of it were run, a file would be there
     "eval": f'eval "{MARK}"\n{BATCH}8',
     "a trap": f"trap '{MARK}' EXIT\n{BATCH}8",
     "bash -c": f'bash -c "{MARK}; {BATCH}8"',
-    "an interpreter": f'python3 -c "import os; os.system(\'{MARK}\')"\n{BATCH}8',
-    "a dirname": f'A=$(cd $(dirname $0); {MARK}; pwd)\n{BATCH}$A',
+    "an interpreter": f"python3 -c \"import os; os.system('{MARK}')\"\n{BATCH}8",
+    "a dirname": f"A=$(cd $(dirname $0); {MARK}; pwd)\n{BATCH}$A",
     "what is printed": f"A=$(echo $({MARK}))\n{BATCH}$A",
     "an expression": f"{BATCH}\"__import__('os').system('{MARK}')\"",
     "an interpolation": f"{BATCH}'${{eval:\"__import__(\\'os\\').system(\\'{MARK}\\')\"}}'",
@@ -78,8 +78,14 @@ def test_nothing_of_a_script_is_run(folder, text):
         ("run.py", f"@__import__('os').system('{MARK}')\ndef f(): pass\n{GRPO.format(1)}"),
         ("run.yaml", f"{ROLLOUT}a: !!python/object/apply:os.system ['{MARK}']\n"),
         ("run.yaml", f"{ROLLOUT}a: !!python/object/new:os.system ['{MARK}']\n"),
-        ("run.yaml", f"actor_rollout_ref: {{rollout: {{n: \"__import__('os').system('{MARK}')\"}}}}\n"),
-        ("run.yaml", f"actor_infer: {{device_mapping: \"list(range(0,8))+[__import__('os').system('{MARK}')]\"}}\n"),
+        (
+            "run.yaml",
+            f"actor_rollout_ref: {{rollout: {{n: \"__import__('os').system('{MARK}')\"}}}}\n",
+        ),
+        (
+            "run.yaml",
+            f"actor_infer: {{device_mapping: \"list(range(0,8))+[__import__('os').system('{MARK}')]\"}}\n",
+        ),
         ("run.toml", f"[orchestrator]\nbatch_size = \"__import__('os').system('{MARK}')\"\n"),
     ],
 )
@@ -243,7 +249,10 @@ BAD_PYTHON = {
     "text",
     [
         *(pytest.param(text, id=name) for name, text in PYTHON.items()),
-        *(fault(text, why="RecursionError of ast.unparse", id=name) for name, text in BAD_PYTHON.items()),
+        *(
+            fault(text, why="RecursionError of ast.unparse", id=name)
+            for name, text in BAD_PYTHON.items()
+        ),
         fault(GRPO.format("0x" + "f" * 9_000), why="ValueError: digits of repr", id="hexadecimal"),
     ],
 )
@@ -322,7 +331,9 @@ def test_scripts_that_take_long_share_the_time(folder):
     read_or_refused(folder / "run.sh", wall_s=6)
 
 
-@pytest.mark.xfail(strict=True, reason="a launch's pattern is tried from every place of a long text")
+@pytest.mark.xfail(
+    strict=True, reason="a launch's pattern is tried from every place of a long text"
+)
 @pytest.mark.parametrize(
     "text", ["accelerate launch grpo " * 2_500, "recipe." * 8_000], ids=["trl", "verl"]
 )

@@ -90,7 +90,7 @@ def test_an_interpolation_has_the_value_it_names(tmp_path, written, value):
     ["${oc.env:HOME}", "${oc.env:PATH}", "${no.such}", "${a.c}", "${mul:2,x}", "${eval:'2*4'}"],
 )
 def test_an_interpolation_that_only_a_run_resolves_keeps_its_dollar(tmp_path, written):
-    text = f"{ROLLOUT}a: {{b: 4, c: \"{written}\"}}\n"
+    text = f'{ROLLOUT}a: {{b: 4, c: "{written}"}}\n'
     assert "$" in settings(tmp_path, text, "run.yaml")["a.c"]
 
 
@@ -323,7 +323,9 @@ def test_the_model_of_the_trainer_is_read(tmp_path):
 
 @pytest.mark.xfail(strict=True, reason="**settings are lost without a word")
 def test_keywords_that_are_unpacked_are_noted(tmp_path):
-    launch = read(tmp_path, "from trl import GRPOConfig\nGRPOConfig(num_generations=8, **more)\n", "run.py")
+    launch = read(
+        tmp_path, "from trl import GRPOConfig\nGRPOConfig(num_generations=8, **more)\n", "run.py"
+    )
     assert launch.guessed or any("$" in str(value) for value in launch.settings.values())
 
 
@@ -350,7 +352,8 @@ def test_files_of_accelerate_and_deepspeed_stand_below_their_names(tmp_path):
     )
     keys = settings(
         tmp_path,
-        "accelerate launch --config_file zero3.yaml examples/scripts/grpo.py --config grpo.yaml --deepspeed ds.json --num_generations 8",
+        "accelerate launch --config_file zero3.yaml examples/scripts/grpo.py"
+        " --config grpo.yaml --deepspeed ds.json --num_generations 8",
     )
     assert keys["accelerate.num_processes"] == 8
     assert keys["accelerate.deepspeed_config.zero_stage"] == 3

@@ -140,7 +140,7 @@ def test_a_variable_that_is_read_has_no_silent_default(tmp_path):
         'bash -c "LAUNCH x=8"',
         "bash -c 'export B=8; LAUNCH x=$B'",
         "ray job submit -- bash -c 'cd a && LAUNCH x=8'",
-        "run() { LAUNCH x=8 \"$@\"; }\nrun y=2",
+        'run() { LAUNCH x=8 "$@"; }\nrun y=2',
         "run() { LAUNCH x=$1 ${@:2}; }\nrun 8",
         "run() { local b=$1; shift; LAUNCH x=$b; }\nrun 8",
         "LAUNCH ${NOT_SET[@]} x=8",
@@ -183,9 +183,7 @@ def test_an_empty_array_is_no_words(tmp_path):
 
 
 def test_an_unknown_condition_is_read_as_false_and_noted(tmp_path):
-    launch = read(
-        tmp_path, f'if [ "$(hostname)" = node0 ]; then A=4; else A=8; fi\n{VERL} x=$A'
-    )
+    launch = read(tmp_path, f'if [ "$(hostname)" = node0 ]; then A=4; else A=8; fi\n{VERL} x=$A')
     assert launch.settings["x"] == 8
     (note,) = launch.guessed
     assert note == 'if [ "$(hostname)" = node0 ]: cannot be known, read as false'

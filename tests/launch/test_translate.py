@@ -6,9 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simrl.launch.expression import keys_of
 from simrl.launch.settings import Launch
 from simrl.launch.tables import TABLES
-from simrl.launch.translate import NO_EFFECT, NOT_UNDERSTOOD, QUESTIONS, UNDERSTOOD, translate
+from simrl.launch.translate import (
+    NO_EFFECT,
+    NOT_UNDERSTOOD,
+    UNDERSTOOD,
+    _expressions,
+    translate,
+)
 from simrl.scenario.dotted import get
 from simrl.scenario.load import ScenarioFile
 from tests.helpers import examples
@@ -56,7 +63,9 @@ VALUES = st.one_of(
     st.booleans(),
     st.integers(-3, 10**9),
     st.floats(allow_nan=False, allow_infinity=False, width=32),
-    st.sampled_from(["", "a b", "$X", "$(nproc)", "auto", "fsdp", "megatron", "vllm", "1,2", "a/$Y"]),
+    st.sampled_from(
+        ["", "a b", "$X", "$(nproc)", "auto", "fsdp", "megatron", "vllm", "1,2", "a/$Y"]
+    ),
     st.lists(st.integers(0, 9), max_size=3),
 )
 
@@ -65,7 +74,8 @@ def keys_of_table(table):
     """Return the keys that a table names, some that match a pattern, and some of nobody's."""
     named = {*table.defaults, *(key.replace("*", "x") for key in table.no_effect), *table.known_by}
     return st.one_of(
-        st.sampled_from(sorted(named)), st.from_regex(r"[a-z_]{1,8}(\.[a-z_]{1,8}){0,3}", fullmatch=True)
+        st.sampled_from(sorted(named)),
+        st.from_regex(r"[a-z_]{1,8}(\.[a-z_]{1,8}){0,3}", fullmatch=True),
     )
 
 
@@ -77,7 +87,7 @@ def test_every_key_that_is_written_is_in_exactly_one_list(table, tmp_path_factor
     path = tmp_path_factory.getbasetemp() / "run.sh"
     try:
         made = translate(Launch(path, table, keys), {})
-    except ZeroDivisionError:  # a model of size 0: test_hostile.py
+    except TypeError:  # a number of experts that is a text: the test below
         return
     assert Counter(one.key for one in made.keys) == Counter(keys.keys())
     assert {one.list for one in made.keys} <= LISTS
@@ -85,16 +95,35 @@ def test_every_key_that_is_written_is_in_exactly_one_list(table, tmp_path_factor
     assert all(one.becomes for one in made.of(NO_EFFECT))
 
 
-@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
-@given(data=st.data())
-@examples(100)
-def test_a_value_that_only_a_run_knows_is_never_understood(table, tmp_path_factory, data):
-    keys = data.draw(
-        st.dictionaries(keys_of_table(table), st.sampled_from(["$X", "$(nproc)", "${X:3}"]), max_size=8)
-    )
-    made = translate(Launch(tmp_path_factory.getbasetemp() / "run.sh", table, keys), {})
-    assert not made.of(UNDERSTOOD)
-    assert {one.field for one in made.assumed} <= QUESTIONS.keys()
+@pytest.mark.xfail(strict=True, reason="TypeError: a text > 1")
+@pytest.mark.parametrize("size", ["auto", [0]])
+def test_a_number_of_experts_that_is_none_is_no_reason_to_fail(size, tmp_path):
+    (table,) = [table for table in TABLES if table.name == "skyrl"]
+    key = "generator.inference_engine.expert_parallel_size"
+    translate(Launch(tmp_path / "run.sh", table, {key: size}), {})
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pytest.param(
+            table,
+            id=table.name,
+            marks=[
+                pytest.mark.xfail(strict=True, reason="a key that has a reason, too, is understood")
+            ]
+            * (table.name in ("nemo_rl", "openrlhf", "prime_rl", "rlinf", "roll", "verl")),
+        )
+        for table in TABLES
+    ],
+)
+def test_a_value_that_only_a_run_knows_is_never_understood(table, tmp_path):
+    names = {key for text in _expressions(table) for key in keys_of(text)} - table.let.keys()
+    taken = {}
+    for key in (names | table.defaults.keys()) - {"program", "config_class"}:  # the reader's own
+        made = translate(Launch(tmp_path / "run.sh", table, {key: "$X"}), {})
+        taken |= {one.key: (one.field, one.becomes) for one in made.of(UNDERSTOOD)}
+    assert not taken
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
@@ -168,12 +197,16 @@ def test_the_assumed_mean_is_a_share_of_the_largest_response(tmp_path):
 
 
 def test_a_trace_replaces_the_model_of_the_lengths(tmp_path):
-    made = translation(tmp_path, COMPLETE, **{"workload.trace": "my.parquet", "cluster.gpu": "h100"})
+    made = translation(
+        tmp_path, COMPLETE, **{"workload.trace": "my.parquet", "cluster.gpu": "h100"}
+    )
     assert made.data["workload"] == {"trace": "my.parquet"}
     assert not made.assumed
 
 
-@pytest.mark.xfail(strict=True, reason="with a trace nothing is assumed: key cluster.gpu is missing")
+@pytest.mark.xfail(
+    strict=True, reason="with a trace nothing is assumed: key cluster.gpu is missing"
+)
 def test_with_a_trace_the_gpu_is_assumed_as_without(tmp_path):
     made = translation(tmp_path, COMPLETE, **{"workload.trace": "my.parquet"})
     assert get(made.data, "cluster.gpu") == "h100"

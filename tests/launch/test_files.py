@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from simrl.errors import InputError
-from simrl.launch.files import comments, write_scenario
+from simrl.launch.files import write_scenario
 from simrl.launch.fit import fit
 from simrl.scenario.load import load_scenarios
 from tests.launch.reading import COMPLETE, translation
@@ -41,10 +41,10 @@ def test_a_value_says_which_key_it_is_from_or_that_it_is_assumed(tmp_path, made)
     assert "gpu: h100  # assumed; give --gpu NAME" in lines
 
 
-def test_a_changed_value_is_said_to_be_assumed(made):
-    (one, *_) = made.assumed
-    changed = replace(made, comments={one.field: "a.key"})
-    assert comments(changed)[one.field] == f"assumed; give {one.option}"
+def test_a_changed_value_is_said_to_be_assumed(tmp_path, made):
+    changed = replace(made, sources={**made.sources, "cluster.gpu": "a.key"})
+    path, _ = write_scenario(tmp_path / "a.yaml", changed, "")
+    assert "gpu: h100  # assumed; give --gpu NAME" in path.read_text()
 
 
 @pytest.mark.parametrize(

@@ -130,10 +130,10 @@ SCRIPTS = {
     "patterns": f"X={'a' * 3_000}\n[[ $X == {'*a' * 25}b ]] && {BATCH}8",
     "launches in quotes": "\n".join(["x 'python3 -m verl.trainer.main_pp a=1'"] * 500),
     "a word that is no text": f"{BATCH}$'\\0' a.b=\udcff",
+    "a text times a number": f"{VERL} trainer.nnodes={'x' * 20_000}",
     "a model of no size": f"{VERL} actor_rollout_ref.model.path=foo-a0b",
 }
 BAD_SCRIPTS = {
-    "a text times a number": (f"{VERL} trainer.nnodes={'x' * 20_000}", "IterableTooLong"),
     "a long name of a model": (
         f"{VERL} actor_rollout_ref.model.path={'x' * 300}",
         "OSError: File name too long",
@@ -204,11 +204,7 @@ DATA = [
     ("run.toml", "[orchestrator]\nbatch_size = inf\nx = " + "[" * 9_000),
     ("run.toml", "[orchestrator]\nbatch_size = 2026-01-01\n"),
     ("run.toml", "[orchestrator]\nbatch_size = 8\n[x]\n" + ".".join("a" * 400) + " = 1\n"),
-    fault(
-        "run.toml",
-        "[orchestrator]\nbatch_size = 8\n[x]\n" + ".".join("a" * 9_000) + " = 1\n",
-        why="RecursionError of _flat",
-    ),
+    ("run.toml", "[orchestrator]\nbatch_size = 8\n[x]\n" + ".".join("a" * 9_000) + " = 1\n"),
     fault(
         "run.toml",
         f"[orchestrator]\nbatch_size = 0x{'f' * 9_000}\n",
@@ -236,8 +232,6 @@ PYTHON = {
     "an encoding": f"# -*- coding: utf-7 -*-\n{GRPO.format(1)}",
     "ten megabytes": "# x\n" * 2_500_000 + GRPO.format(1),
     "deep blocks": "".join(" " * i + "if 1:\n" for i in range(90)) + " " * 90 + f"{GRPO.format(1)}",
-}
-BAD_PYTHON = {
     "signs": GRPO.format("-" * 900 + "1"),
     "a sum": GRPO.format("1" + "+1" * 900),
     "attributes": GRPO.format(1) + "x" + ".a" * 900 + "(1)\n",
@@ -249,10 +243,6 @@ BAD_PYTHON = {
     "text",
     [
         *(pytest.param(text, id=name) for name, text in PYTHON.items()),
-        *(
-            fault(text, why="RecursionError of ast.unparse", id=name)
-            for name, text in BAD_PYTHON.items()
-        ),
         fault(GRPO.format("0x" + "f" * 9_000), why="ValueError: digits of repr", id="hexadecimal"),
     ],
 )
@@ -276,10 +266,10 @@ NO_FILES = [
     "bytes.yaml",
     "utf16.sh",
     "nul\0.py",
-    fault("nul\0.sh", why="ValueError: embedded null byte"),
-    fault("nul\0.yaml", why="ValueError: embedded null byte"),
-    fault("pipe.sh", why="waits for a writer without end"),
-    fault("pipe.yaml", why="waits for a writer without end"),
+    "nul\0.sh",
+    "nul\0.yaml",
+    "pipe.sh",
+    "pipe.yaml",
 ]
 
 
@@ -308,16 +298,16 @@ SOURCED = {
 
 
 @pytest.mark.parametrize(("name", "text"), SOURCED.values(), ids=SOURCED)
-def test_a_hostile_script_that_is_sourced_is_left_out(folder, name, text):
+def test_a_hostile_script_that_is_sourced_is_left_out_or_refused(folder, name, text):
     (folder / "link.sh").symlink_to("back.sh")
     (folder / "back.sh").symlink_to("link.sh")
     if text is not None:
         (folder / name).write_text(text)
     (folder / "run.sh").write_text(f"source {name}\n{VERL} x=${{A:-8}}\n")
-    assert read_or_refused(folder / "run.sh")["x"] == 8
+    launch = read_or_refused(folder / "run.sh")
+    assert isinstance(launch, str) if name == "self.sh" else launch["x"] == 8
 
 
-@pytest.mark.xfail(strict=True, reason="waits for a writer without end")
 def test_a_pipe_that_is_sourced_is_left_out(folder):
     os.mkfifo(folder / "pipe.sh")
     (folder / "run.sh").write_text(f"source pipe.sh\n{VERL} x=8\n")

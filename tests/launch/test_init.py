@@ -61,8 +61,8 @@ def test_compare_takes_what_init_writes(script):
 
 def test_the_lists_are_counted_and_what_is_not_understood_is_named(script):
     out = script("init", "--from", "run.sh").out
-    assert "Keys: 8 understood, 1 without effect here, 1 not understood" in out
-    assert "Not understood, so not simulated:\n  my.key=8\n" in out
+    assert "8 keys understood\n1 key without effect here\n1 key not understood" in out
+    assert "  my.key" in out
     assert "trainer.project_name" not in out
 
 
@@ -82,12 +82,16 @@ def test_an_option_gives_what_is_missing(script):
 
 def test_lists_prints_every_key_with_what_became_of_it(script):
     out = script("init", "--from", "run.sh", "--lists").out
-    for heading in ("understood:", "without effect here:", "not understood:"):
-        assert f"\n{heading}\n" in out
-    rows = {line.split()[0]: line.split() for line in out.splitlines() if line.split()[1:]}
-    assert rows["data.max_response_length"][1:] == ["1024", "workload.synthetic.cap_tokens", "1024"]
-    assert rows["trainer.project_name"][1:] == ["x", "a", "name"]
-    assert rows["my.key"] == ["my.key", "8"]
+    lines = [line.strip() for line in out.splitlines()]
+    for heading in ("8 keys understood:", "1 key without effect here:", "1 key not understood:"):
+        assert heading in lines
+    for key, what in (
+        ("data.max_response_length", "workload.synthetic.cap_tokens"),
+        ("trainer.project_name", "a name"),
+        ("my.key", "8"),
+    ):
+        (line,) = [line for line in lines if line.startswith(key)]
+        assert what in line
 
 
 def test_the_table_of_keys_has_each_of_them_once(script):
@@ -104,7 +108,6 @@ def test_json_is_the_scenario_and_all_of_stdout(script):
     assert shown["data"] == written(script.folder / "run.yaml")
 
 
-@pytest.mark.xfail(strict=True, reason="no keys, nothing assumed and no notes in --json")
 def test_json_has_the_lists_too(script):
     assert "my.key" in script("init", "--from", "run.sh", "--json").out
 
@@ -141,9 +144,9 @@ def test_a_scenario_is_named_after_its_file(script):
 
 REFUSED = {
     "no such file": (("--from", "nowhere.sh"), "nowhere.sh: cannot be read"),
-    "a folder": (("--from", "."), "cannot be read (Is a directory)"),
+    "a folder": (("--from", "."), ".: no text file"),
     "no launch": (("--from", "empty.sh"), "no command starts RL training"),
-    "no framework": (("--from", "scenario.yaml"), "a configuration of no framework"),
+    "no framework": (("--from", "scenario.yaml"), "scenario.yaml: no configuration of verl"),
     "an unknown field": (("--from", "run.sh", "foo=1"), "unknown key foo"),
     "no override": (("--from", "run.sh", "foo"), "write key=value"),
     "a parameter of no system": (("--from", "run.sh", "system.eta=2"), "unknown key system"),
@@ -151,6 +154,8 @@ REFUSED = {
     "a text for GPUs": (("--from", "run.sh", "--gpus", "many"), "--gpus"),
     "a negative mean": (("--from", "run.sh", "--mean-tokens", "-5"), "mean_tokens is -5"),
     "no number": (("--from", "run.sh", "--mean-tokens", "nan"), "a finite number is needed"),
+    "an unknown GPU": (("--from", "run.sh", "--gpu", "banana"), "'banana'"),
+    "a mean above the largest": (("--from", "run.sh", "--mean-tokens", "9999"), "mean_tokens"),
     "the script itself": (("--from", "run.sh", "-o", "run.sh"), "is there already"),
     "a text in the script": (("--from", "two.sh"), "a whole number is needed"),
     "a negative number": (("--from", "negative.sh"), "give more than 0"),
@@ -174,9 +179,7 @@ def test_bad_input_ends_with_2_and_one_line_and_writes_nothing(script, arguments
 
 NOT_REFUSED = {
     "a folder to write": (("-o", "."), "ValueError of with_suffix"),
-    "an unknown GPU": (("--gpu", "banana"), "a scenario that no command takes, and exit code 0"),
     "an unknown release": (("--release", "banana"), "it is older than all, without a word"),
-    "a mean above the largest": (("--mean-tokens", "9999"), "a scenario that no command takes"),
 }
 
 
@@ -191,7 +194,6 @@ def test_other_bad_input_ends_so_too(script, arguments):
     script.refuses("init", "--from", "run.sh", *arguments)
 
 
-@pytest.mark.xfail(strict=True, reason="key cluster.gpu is missing")
 def test_a_trace_that_is_not_there_is_named(script):
     assert "gone.parquet" in script.refuses("init", "--from", "run.sh", "--trace", "gone.parquet")
 
@@ -280,9 +282,9 @@ def test_an_option_of_half_a_question_is_kept(asked, simrl, option, value, of):
 @pytest.mark.parametrize(
     ("answers", "what"),
     [
-        ("banana\n" + "\n" * 5, "framework 'banana'"),
+        ("banana\n" + "\n" * 5, "Framework: 'banana'"),
         ("ver\n" + "\n" * 5, "did you mean verl?"),
-        ("\n" * 5 + "nothing\n", "aim 'nothing'"),
+        ("\n" * 5 + "nothing\n", "'nothing'; choose one of compare, advise, sweep"),
         ("\n\n64\n" + "\n" * 3, "'64'; answer such as 64 h100"),
         ("\n\n64 h100 x\n" + "\n" * 3, "answer such as 64 h100"),
         ("\n\nmany h100\n" + "\n" * 3, "cluster.gpus is 'many': a whole number is needed"),
@@ -328,7 +330,6 @@ def test_without_a_terminal_and_without_answers_it_ends(simrl):
     assert "no answer" in err
 
 
-@pytest.mark.xfail(strict=True, reason="simrl has no attribute init")
 def test_python_has_it_too(tmp_path, monkeypatch):
     import simrl
 

@@ -131,7 +131,6 @@ SCRIPTS = {
     "launches in quotes": "\n".join(["x 'python3 -m verl.trainer.main_pp a=1'"] * 500),
     "a word that is no text": f"{BATCH}$'\\0' a.b=\udcff",
     "a text times a number": f"{VERL} trainer.nnodes={'x' * 20_000}",
-    "a model of no size": f"{VERL} actor_rollout_ref.model.path=foo-a0b",
 }
 BAD_SCRIPTS = {
     "a long name of a model": (
@@ -140,6 +139,10 @@ BAD_SCRIPTS = {
     ),
     "a long name of a file": (f"{VERL} --config-name={'x' * 300}", "OSError: File name too long"),
     "a model of size 0": (f"{VERL} actor_rollout_ref.model.path=foo-0b", "ZeroDivisionError"),
+    "one of no active size": (
+        f"{VERL} actor_rollout_ref.model.path=foo-a0b",
+        "ZeroDivisionError",
+    ),
 }
 
 

@@ -107,9 +107,15 @@ def test_a_value_is_no_expression_whatever_it_reads_like(value):
     assert evaluated("str(x) + '!'", {"x": value}.get) == f"{value}!"
 
 
-@pytest.mark.xfail(strict=True, reason="a text is repeated or filled in: 900 MB of '%900000000d' % 2")
 @pytest.mark.parametrize(
-    ("text", "value"), [("x * 8", "ab"), ("8 * x", "ab"), ("x % 2", "%20d"), ("x * 2", [1])]
+    ("text", "value"),
+    [
+        ("x % 2", "%20d"),
+        *(
+            pytest.param(*case, marks=pytest.mark.xfail(strict=True, reason="it is repeated"))
+            for case in (("x * 8", "ab"), ("8 * x", "ab"), ("x * 2", [1]))
+        ),
+    ],
 )
 def test_arithmetic_on_a_text_or_a_list_is_missing(text, value):
     assert evaluated(text, {"x": value}.get) is None
@@ -117,13 +123,7 @@ def test_arithmetic_on_a_text_or_a_list_is_missing(text, value):
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [
-        ("-x", "a"),
-        *(
-            pytest.param(*case, marks=pytest.mark.xfail(strict=True, reason="simpleeval's own error"))
-            for case in (("x * 8", "a" * 20_000), ("x + x", "a" * 60_000), ("x ** x", 9_999_999))
-        ),
-    ],
+    [("x * 8", "a" * 20_000), ("x + x", "a" * 60_000), ("x ** x", 9_999_999), ("-x", "a")],
 )
 def test_a_value_that_is_too_large_makes_the_result_missing(text, value):
     with within():

@@ -56,6 +56,7 @@ KNOWN = {
     "a loop's first value": ("for A in 8 4 2; do B=$A; done", "$B", 8),
     "a loop over nothing": ("B=8\nfor A in ; do B=4; done", "$B", 8),
     "a function": ("f() { B=8; }\nf", "$B", 8),
+    "the script's own argument": ("f() { :; }\nf 4", "${1:-8}", 8),
     "a function's argument": ("f() { B=$1; }\nf 8", "$B", 8),
     "a function in a function": ("g() { B=$1; }\nf() { g $1; }\nf 8", "$B", 8),
     "an expansion that is kept in quotes": ("A='$(hostname)'", "${B:-8}", 8),
@@ -93,7 +94,6 @@ WRONG = {
     "an element by a name": ("i=1\nA=(1 8)", "${A[i]}", 8),
     "an element by a word": ("declare -A A=([a]=1 [b]=8)", "${A[b]}", 8),
     "an element that is assigned": ("A=(8 2)\nA[1]=3", "${A[0]}", 8),
-    "the script's own argument": ("f() { :; }\nf 4", "${1:-8}", 8),
     "a function's local": ("A=8\nf() { local A=4; }\nf", "$A", 8),
     "a subshell's variable": ("A=8\n(A=4)", "$A", 8),
     "a variable of one command": ("A=8\nA=4 true", "$A", 8),
@@ -140,7 +140,7 @@ def test_a_variable_that_is_read_has_no_silent_default(tmp_path):
         'bash -c "LAUNCH x=8"',
         "bash -c 'export B=8; LAUNCH x=$B'",
         "ray job submit -- bash -c 'cd a && LAUNCH x=8'",
-        "run() { LAUNCH x=8 \"$@\"; }\nrun y=2",
+        'run() { LAUNCH x=8 "$@"; }\nrun y=2',
         "run() { LAUNCH x=$1 ${@:2}; }\nrun 8",
         "run() { local b=$1; shift; LAUNCH x=$b; }\nrun 8",
         "LAUNCH ${NOT_SET[@]} x=8",
@@ -183,9 +183,7 @@ def test_an_empty_array_is_no_words(tmp_path):
 
 
 def test_an_unknown_condition_is_read_as_false_and_noted(tmp_path):
-    launch = read(
-        tmp_path, f'if [ "$(hostname)" = node0 ]; then A=4; else A=8; fi\n{VERL} x=$A'
-    )
+    launch = read(tmp_path, f'if [ "$(hostname)" = node0 ]; then A=4; else A=8; fi\n{VERL} x=$A')
     assert launch.settings["x"] == 8
     (note,) = launch.guessed
     assert note == 'if [ "$(hostname)" = node0 ]: cannot be known, read as false'
@@ -205,7 +203,7 @@ def test_no_branch_of_an_unknown_case_is_read_and_it_is_noted(tmp_path):
 
 def test_a_loop_is_noted_where_it_has_more_values(tmp_path):
     assert read(tmp_path, f"for b in 8 16; do {VERL} x=$b; done").guessed == [
-        "for b: read once, with its first value"
+        "for b: read once, with 8"
     ]
     assert not read(tmp_path, f"for b in 8; do {VERL} x=$b; done").guessed
 

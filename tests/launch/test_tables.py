@@ -50,7 +50,7 @@ def names_in(expression: str) -> set[str]:
 
 
 def parts(table: Table, expression: str) -> Iterator[str]:
-    """Yield an expression, and those of the names that the table gives to expressions in it."""
+    """Yield an expression, and the ones that its names stand for in the table."""
     yield expression
     for name in names_in(expression) & table.let.keys():
         yield from parts(table, table.let[name])
@@ -60,19 +60,19 @@ def parts(table: Table, expression: str) -> Iterator[str]:
 def readers(name: str) -> dict[str, list[str]]:
     """Return by key the expressions that read it."""
     table = KINDS[name]
-    found: dict[str, list[str]] = {}
+    by_key: dict[str, list[str]] = {}
     for expression in dict.fromkeys(expressions(table)):
         keys = {key for part in parts(table, expression) for key in names_in(part)}
         for key in keys - table.let.keys():
-            found.setdefault(key, []).append(expression)
-    return found
+            by_key.setdefault(key, []).append(expression)
+    return by_key
 
 
 @cache
 def compared(name: str, key: str) -> list[Any]:
     """Return what the expressions that read a key compare with; of a regex its words."""
     table, values = KINDS[name], []
-    for text in {part for text in readers(name)[key] for part in parts(table, text)}:
+    for text in {part for one in readers(name)[key] for part in parts(table, one)}:
         for node in ast.walk(ast.parse(text.strip(), mode="eval")):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 values += re.findall(r"[\w.-]+", node.value)

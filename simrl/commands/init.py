@@ -10,7 +10,7 @@ import typer
 
 from simrl.commands.command import command
 from simrl.commands.view import DataView
-from simrl.errors import InputError, choose
+from simrl.errors import InputError, choose, refuse
 from simrl.scenario.yaml_text import parse_override
 
 if TYPE_CHECKING:
@@ -78,6 +78,17 @@ def init(
         "workload.trace": trace and str(Path(trace).absolute()),
     }
     fields |= dict(parse_override(text) for text in overrides or [])
+    refuse(
+        (
+            "systems" in fields,
+            "systems: the launch decides the first; simrl compare has others: --system split",
+        ),
+        (
+            release is not None and not re.search(r"\d", release),
+            f"--release {release}: give one such as 0.7",
+        ),
+        (output is not None and Path(output).is_dir(), f"{output}: is a folder; name a file"),
+    )
     launch, aim = (read_launch(Path(source)), "compare") if source is not None else _asked(fields)
     translation = translate(launch, fields, release)
     path = Path(output or f"{translation.data['name']}.yaml")
@@ -141,9 +152,10 @@ def _asked(fields: dict[str, Any]) -> tuple[Launch, str]:
             )
             raise InputError(f"{question['question']}: {text!r}{near}")
         words[name] = [word]
-        fields |= {
+        answers = {
             key: parse_override(f"{key}={part}")[1] for key, part in zip(keys, parts, strict=True)
         }
+        fields |= {key: value for key, value in answers.items() if fields.get(key) is None}
     return Launch(Path("my run"), tables[words["framework"][0]], {}), words["aim"][0]
 
 

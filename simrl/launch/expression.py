@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable
+from functools import cache
 from math import ceil
 from typing import Any
 
@@ -24,13 +25,14 @@ def _find(regex: str, text: Any) -> str | None:
     return match[1] if match else None
 
 
-def _remainder(number: float, divisor: float) -> float:
-    return number % divisor if isinstance(number, int | float) else number / 0  # no format
+def _of_numbers(do: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return an operation that texts and lists, which it would repeat or format, do not have."""
+    return lambda one, other: do(one, other) if isinstance(one + other, int | float) else None
 
 
 _FUNCTIONS = {function.__name__: function for function in (min, max, int, round, ceil, len, str)}
 _OPERATORS = {sign: do for sign, do in simpleeval.DEFAULT_OPERATORS.items() if sign is not ast.Pow}
-_OPERATORS |= {ast.Mod: _remainder}
+_OPERATORS |= {sign: _of_numbers(_OPERATORS[sign]) for sign in (ast.Mult, ast.Mod)}
 
 
 def arithmetic(text: str) -> int | None:
@@ -54,7 +56,10 @@ def evaluated(text: str, settings: Callable[[str], Any]) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def keys_of(text: str) -> set[str]:
+@cache
+def keys_of(text: str) -> frozenset[str]:
     """Return the keys in an expression."""
-    nodes = ast.walk(ast.parse(text, mode="eval"))
-    return {ast.unparse(node) for node in nodes if isinstance(node, ast.Name | ast.Attribute)}
+    nodes = list(ast.walk(ast.parse(text, mode="eval")))
+    inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    names = (node for node in nodes if isinstance(node, ast.Name | ast.Attribute))
+    return frozenset(ast.unparse(node) for node in names if id(node) not in inner)

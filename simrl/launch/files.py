@@ -6,6 +6,7 @@ Invariant: a file that is there is not replaced.
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def write_scenario(path: Path, translation: Translation, heading: str) -> list[P
     files = {path: "\n".join([*lines, ""])}
     if translation.keys:
         files[path.with_suffix(".keys.csv")] = pd.DataFrame(translation.keys).to_csv(index=False)
-    if there := [file for file in files if file.exists()]:
+    if there := [file for file in files if os.path.lexists(file)]:
         raise InputError(f"{there[0]}: is there already; name another with -o, or remove it")
     for file, text in files.items():
         with write_whole_file(file) as temporary:

@@ -8,6 +8,7 @@ an expansion or an interpolation that only a run resolves keeps its `$`.
 from __future__ import annotations
 
 import json
+import os.path
 import re
 import tomllib
 from collections.abc import Iterable
@@ -24,12 +25,14 @@ from simrl.launch.tables import TABLES, Table
 from simrl.scenario.yaml_text import parse_override, read_yaml
 
 Settings = dict[str, Any]
-MOST_FILES = 20  # in one another
+MOST_FILES = 40  # that `defaults` name
+MOST_STEPS = 20  # of interpolations
+MOST_BITS = 300  # of a whole number
 MOST_TEXT = 10_000  # characters of a value
 MOST_PYTHON, MOST_DATA = 200_000, 1_000_000  # bytes of a file
 REMEDY = "name a launch script or a configuration file"
 _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
-_OVERRIDE = re.compile(r"\+{0,2}([\w./@-]+)=(?!=)(.*)", re.DOTALL)
+_OVERRIDE = re.compile(r"\+{0,2}([a-z_][\w./@-]*)=(?!=)(.*)", re.DOTALL)
 _OPERATIONS = {"mul": "*", "div": "/", "add": "+", "sub": "-"}
 
 
@@ -69,14 +72,18 @@ def _of_script(path: Path) -> Launch:
     )
     every = re.compile("|".join(mark.pattern for mark in marks.values()))
     for unknown in (False, True):
-        commands, script = commands_of(path, text, every.search, unknown)
+        commands, script = commands_of(
+            path, text, lambda text: every.search(text[:MOST_TEXT]), unknown
+        )
         for words, table in ((words, table) for words in commands for table in TABLES):
-            program = marks[table.name].search(" ".join(words))
+            program = marks[table.name].search(" ".join(words)[:MOST_TEXT])
             if program and (settings := _of_words(words, table, path, script.guessed)):
                 return Launch(path, table, {"program": program[0], **settings}, script.guessed)
-    why = _no_rl(" ".join(chain.from_iterable(script.commands)), TABLES)
+    missing = [guess for guess in script.guessed if guess.startswith("--")]
     shown = ", ".join(table.title for table in TABLES)
-    raise InputError(f"{path}: {why or f'no command starts RL training with {shown}'}; {REMEDY}")
+    why = _no_rl(" ".join(chain.from_iterable(script.commands)), TABLES)
+    why = why or next(iter(missing), f"no command starts RL training with {shown}")
+    raise InputError(f"{path}: {why}; {REMEDY}")
 
 
 def _no_rl(text: str, tables: Iterable[Table]) -> str:
@@ -90,17 +97,17 @@ def _no_rl(text: str, tables: Iterable[Table]) -> str:
 def _of_words(words: list[str], table: Table, path: Path, guessed: list[str]) -> Settings:
     """Return the settings of a command: of its configuration files, and of its arguments above."""
     options = _options(words)
-    files = {option: options.pop(option) for option in table.config if option in options}
+    files = {option: _list(options.pop(option)) for option in table.config if option in options}
+    if table.style == "hydra":  # what stands behind the file are overrides
+        files = {option: names[:1] for option, names in files.items()}
     folder, name = (str(_list(options.get(key, "."))[0]) for key in ("config_path", "config_name"))
     settings: Settings = {}
     if "config_name" in options:  # Hydra's
-        files["config_name"] = f"{folder}/{name.removesuffix('.yaml')}.yaml"
+        files["config_name"] = [f"{folder}/{name.removesuffix('.yaml')}.yaml"]
         settings["config_name"] = name
-    for option, name in (
-        (option, name) for option, names in files.items() for name in _list(names)
-    ):
+    for option, name in ((option, name) for option, names in files.items() for name in names):
         if (file := _beside(str(name), path)) is not None:
-            settings = _flat(_data(file, guessed), table.config.get(option, "")) | settings
+            settings = _flat(_data(file, guessed, []), table.config.get(option, "")) | settings
         else:
             guessed.append(
                 f"--{option} {name}: not found beside the script, the framework's defaults are taken"
@@ -132,12 +139,17 @@ def _options(words: list[str]) -> Settings:
     }
 
 
+def is_file(path: Path) -> bool:
+    """Return whether a file is there; pathlib's own raises for a name that is too long."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
 def _beside(name: str, path: Path) -> Path | None:
     """Return a file that a script names, from its folder or one above; of a path that begins with
     an unknown variable, the end."""
     name = re.sub(r"^.*[$}][^/]*/", "", name)[:1000]
     folders = [path.parent, *path.resolve().parents][:8] if name else []
-    return next((folder / name for folder in folders if (folder / name).is_file()), None)
+    return next((folder / name for folder in folders if is_file(folder / name)), None)
 
 
 def _typed(text: str) -> Any:
@@ -157,7 +169,7 @@ def _typed(text: str) -> Any:
 
 def _of_data(path: Path) -> Launch:
     guessed: list[str] = []
-    settings = _flat(_data(path, guessed))
+    settings = _flat(_data(path, guessed, []))
     table = next((table for table in TABLES if settings.keys() & set(table.known_by)), None)
     if table is None:
         shown = ", ".join(table.title for table in TABLES)
@@ -167,13 +179,17 @@ def _of_data(path: Path) -> Launch:
     return Launch(path, table, settings, guessed)
 
 
-def _data(path: Path, guessed: list[str], depth: int = 0) -> dict[str, Any]:
-    """Return a file's data on that of the files that its `defaults` name."""
+def _data(path: Path, guessed: list[str], read: list[Path]) -> dict[str, Any]:
+    """Return a file's data on that of the files that its `defaults` name; `read` are those that
+    were read so far."""
+    read.append(path)
+    if len(read) > MOST_FILES:
+        raise InputError(f"{path}: `defaults` name more than {MOST_FILES} files; correct them")
     readers = {".toml": tomllib.loads, ".json": json.loads}
     text = text_of(path, MOST_DATA)
     try:
-        if (read := readers.get(path.suffix.lower())) is not None:
-            data: Any = read(text)
+        if (parse := readers.get(path.suffix.lower())) is not None:
+            data: Any = parse(text)
         elif re.search(r"(?m)^\s*[^#\s]", text):
             data = read_yaml(path, str(path), "a configuration", ("model",), references=False)
         else:
@@ -183,19 +199,19 @@ def _data(path: Path, guessed: list[str], depth: int = 0) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise InputError(f"{path}: no keys; {REMEDY}")
     below: dict[str, Any] = {}
-    for entry in _list(data.pop("defaults", [])) if depth < MOST_FILES else []:
+    for entry in _list(data.pop("defaults", [])):
         group, name = (
             next(iter(entry.items()), ("", "")) if isinstance(entry, dict) else ("", entry)
         )
         (folder, _, at), (name, _, package) = str(group).partition("@"), str(name).partition("@")
         folder = folder.removeprefix("override ").lstrip("/")
         file = path.parent / folder / f"{name.removesuffix('.yaml')}.yaml"
-        if name != "_self_" and file.is_file():
-            inner = _data(file, guessed, depth + 1)
+        if name != "_self_" and is_file(file):
+            inner = _data(file, guessed, read)
             for part in reversed(re.findall(r"[^./]+", at or package or folder)):
                 inner = inner if part in ("_here_", "_global_") else {part: inner}
             below = _merged(below, inner)
-        elif name not in ("_self_", "") and not file.is_file():
+        elif name not in ("_self_", "") and not is_file(file):
             guessed.append(f"defaults: {name}: not found beside {path.name}, left out")
     return dict(_merged(below, data))
 
@@ -243,7 +259,9 @@ def _resolved(key: str, value: Any, settings: Settings) -> Any:
             inner = arithmetic(f" {_OPERATIONS.get(function, '')} ".join(parts))
         return f"$[{match[1]}]" if inner is None or isinstance(inner, list) else str(inner)
 
-    for _ in range(MOST_FILES):
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        return "$[a number of more digits than a field has]"
+    for _ in range(MOST_STEPS):
         if not isinstance(value, str) or len(value) > MOST_TEXT or not _INNERMOST.search(value):
             break
         whole = _INNERMOST.fullmatch(value)

@@ -14,6 +14,7 @@ import json
 import re
 import subprocess
 import sysconfig
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -27,7 +28,7 @@ Node = Mapping[str, Any]  # of shfmt's syntax tree
 MOST_BYTES = 60_000  # of a script; the longest public ones have 30,000
 MOST_WORK = 2_000_000  # characters of expansions, and 100 for each command
 MOST_CALLS = 20  # functions and scripts in one another
-MOST_S = 2.0  # of shfmt
+MOST_S = 2.0  # of shfmt, over all scripts
 _SHFMT = Path(sysconfig.get_path("scripts")) / "shfmt"
 _COMPARE = {"-eq": "==", "-ne": "!=", "-gt": ">", "-lt": "<", "-ge": ">=", "-le": "<="}
 _ENDLESS = "does not end in reasonable time; name a launch script"
@@ -48,6 +49,7 @@ class Script:
     functions: dict[str, tuple[bytes, list[Node]]] = field(default_factory=dict)
     work: int = 0
     calls: int = 0
+    until_s: float = field(default_factory=lambda: time.monotonic() + MOST_S)
 
     def run(self, statements: Iterable[Node]) -> bool | None:
         """Follow statements. Return whether the last one succeeds; None if only a run could
@@ -83,7 +85,10 @@ class Script:
             case "BinaryCmd":  # a pipe
                 return self.run([node["X"], node["Y"]])
             case "TestClause":
-                return self._test(node["X"])
+                return self._decided(self._test(node["X"]), [node])
+            case "ArithmCmd":
+                value = arithmetic(self._numbers(node))
+                return self._decided(None if value is None else bool(value), [node])
             case "IfClause":
                 self._if(node)
             case "CaseClause":
@@ -95,11 +100,21 @@ class Script:
                 if values[1:]:
                     self._guess(f"for {name}", f"read once, with {values[0]}")
                 self.run(node["Do"] if values else [])
-            case "Block" | "Subshell":
-                return self.run(node.get("Stmts") or [])
+            case "ForClause":
+                self.run(node["Do"])
+            case "WhileClause":
+                self.run(node["Do"] if self.run(node["Cond"]) is not False else [])
+            case "Block" | "Subshell" | "TimeClause":
+                return self.run(node.get("Stmts") or [node.get("Stmt") or {}])
             case "FuncDecl":
                 self.functions[node["Name"]["Value"]] = (self.source, [node["Body"]])
         return True
+
+    def _decided(self, known: bool | None, words: list[Node]) -> bool:
+        """Return whether a test holds, as it is read where only a run could tell."""
+        if known is None:
+            self._guess(" ".join(map(self._written, words)))
+        return self.unknown if known is None else known
 
     def _if(self, node: Node) -> None:
         holds: bool | None = True
@@ -131,11 +146,11 @@ class Script:
         called: tuple[bytes, list[Node]] | None = self.functions.get(first)
         if first in ("[", "test"):
             unset = [" ".join(self.words(word, unset="")) for word in words[1:]]
-            return self._holds([text for text in unset if text != "]"])
+            return self._decided(self._holds([text for text in unset if text != "]"]), words)
         if first in (".", "source", "bash", "sh", "exec", "env") and scripts:
             path = self.path.parent / texts[scripts[0]]
             try:
-                called, texts = tree_of(path, text_of(path)), texts[scripts[0] :]
+                called, texts = tree_of(path, text_of(path), self.until_s), texts[scripts[0] :]
             except InputError as error:
                 self._guess(" ".join(texts[:2]), f"left out ({error})")
         if called is None:
@@ -143,16 +158,19 @@ class Script:
             return None if texts else True
         before = self.source, self.variables.get("@", [])
         self.source, self.variables["@"], self.calls = called[0], texts[1:], self.calls + 1
-        status = self.run(called[1])
-        (self.source, self.variables["@"]), self.calls = before, self.calls - 1
-        return status
+        try:
+            return self.run(called[1])
+        finally:
+            (self.source, self.variables["@"]), self.calls = before, self.calls - 1
 
     def _assign(self, node: Node) -> None:
         if "Name" not in node or node.get("Naked"):
             return
         name = node["Name"]["Value"]
         before = self.variables.get(name, []) if node.get("Append") else []
-        if "Array" in node:
+        if "Index" in node:  # A[1]=3
+            self._guess(self._written(node), "an element by itself is left out")
+        elif "Array" in node:
             elements = node["Array"].get("Elems") or []
             self.variables[name] = before + self._texts(
                 [one["Value"] for one in elements if one.get("Value")]
@@ -242,8 +260,15 @@ class Script:
             "@" if name == "*" or name.isdigit() else name, [] if is_list else None
         )
         if values is not None and not is_list:
-            at = int(name) - 1 if name.isdigit() else int(index) if index.isdigit() else 0
-            values = values[at : at + 1] or (None if name.isdigit() else [""])
+            at = (
+                int(name) - 1
+                if name.isdigit()
+                else int(index or 0)
+                if index.isdigit() or not index
+                else -1
+            )
+            values = values[at : at + 1] if at >= 0 else []
+            values = values or ([""] if index.isdigit() or not (index or name.isdigit()) else None)
         is_empty = not values or (":" in sign and not any(values))
         if sign in (":-", "-", ":=", "=") and is_empty:
             values = [" ".join(self.words(word, unset, divides=False))]
@@ -307,7 +332,7 @@ def commands_of(
 ) -> tuple[list[list[str]], Script]:
     """Return the commands of a script whose text is meant, also inside a word (`bash -c "python
     …"`), and the script. Raise `InputError` for a text that is no shell script."""
-    source, statements = tree_of(path, text)
+    source, statements = tree_of(path, text, time.monotonic() + MOST_S)
     script, meant = Script(path, source, unknown), []
     script.run(statements)
     for words in script.commands:
@@ -319,12 +344,19 @@ def commands_of(
     return meant, script
 
 
-def tree_of(path: Path, text: str) -> tuple[bytes, list[Node]]:
-    """Return a script's bytes and statements. Raise `InputError`."""
+def tree_of(path: Path, text: str, until_s: float) -> tuple[bytes, list[Node]]:
+    """Return a script's bytes and statements. Raise `InputError`, also if it is not parsed by
+    `until_s` of the monotonic clock."""
     source = re.sub(r"(?<==)<(\w+)>", r"$\1", text).encode()  # <NAME>: a place to fill in
     order = [str(_SHFMT), "--to-json", "-ln", "bash"]
     try:
-        made = subprocess.run(order, input=source, capture_output=True, timeout=MOST_S, check=True)
+        made = subprocess.run(
+            order,
+            input=source,
+            capture_output=True,
+            timeout=max(until_s - time.monotonic(), 0.01),
+            check=True,
+        )
         return source, json.loads(made.stdout).get("Stmts") or []
     except subprocess.CalledProcessError as error:
         place = error.stderr.decode("utf-8", "replace").strip().partition("\n")[0]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simrl.launch.expression import evaluated, keys_of
-from simrl.launch.settings import Launch, Settings
+from simrl.launch.settings import Launch, Settings, is_file
 from simrl.profile.model_shape import MODELS, known_name, model_shape
 from simrl.scenario.dotted import put
 from simrl.systems.recipes import parameters_of
@@ -120,7 +120,9 @@ class _Reader:
 def is_unknown(value: Any) -> bool:
     """Return whether only a run knows a value; of a path, the last name is enough."""
     text = value.rstrip("/") if isinstance(value, str) else ""
-    return "$" in text.rpartition("/")[2] or "$(" in text
+    name = text.rpartition("/")[2]
+    is_path = "/" in text and re.search(r"[A-Za-z]", name) and not re.search(r"[$`]", name)
+    return bool(re.search(r"[$`]", text)) and ("$(" in text or not is_path)
 
 
 def _numbers(release: str) -> list[int]:
@@ -155,7 +157,7 @@ def translate(launch: Launch, given: Mapping[str, Any], release: str | None = No
         if value is not None and not name.startswith("system.")
     }
     fields |= {name: value for name, value in given.items() if value is not None}
-    experts = max(fields.get(key) or 1 for key in ("cluster.ep", "training.expert_parallel")) > 1
+    experts = any(fields.get(key, 1) != 1 for key in ("cluster.ep", "training.expert_parallel"))
     for name in {"model", "training.reference_model"} & fields.keys():
         written = str(fields[name])
         fields[name], is_known = _model(written, launch.path.parent, experts and name == "model")
@@ -228,7 +230,7 @@ def _model(text: str, folder: Path, experts: bool) -> tuple[str, bool]:
     if (name := known_name(text)) in MODELS:
         return name, True
     for path in (folder / text, Path(text)):
-        if "$" not in text and (path / "config.json").is_file():
+        if "$" not in text and is_file(path / "config.json"):
             return str(path.resolve()), True
     name = text.lower()
     distilled = [one for one in MODELS if ("distill" in one) is ("distill" in name)]
@@ -244,7 +246,9 @@ def _model(text: str, folder: Path, experts: bool) -> tuple[str, bool]:
         pairs = [(shape.parameters, size) for size in sizes[-1:]]
         pairs += [(shape.active_parameters, size) for size in active[-1:]]
         unlike = 1 - SequenceMatcher(None, one, name.rstrip("/").rpartition("/")[2]).ratio()
-        return unlike + sum(3 * abs(math.log(own / float(size) / 1e9)) for own, size in pairs)
+        return unlike + sum(
+            3 * abs(math.log(own / (float(size) or 1) / 1e9)) for own, size in pairs
+        )
 
     alike = [one for one in MODELS if bool(model_shape(one).experts) is (experts or bool(active))]
     return min(alike, key=distance), False

@@ -107,4 +107,5 @@ def _not_modelled(data: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
             why = "ranks are workers of their own" if key == "cluster.dp" else "no experts"
             yield key, 1, f"{data['model']}: {why}"
         elif key != "cluster.dp" and shape.experts and shape.experts % size:
-            yield key, math.gcd(size, shape.experts), f"{data['model']} has {shape.experts} experts"
+            divisor = 1 if key == "cluster.ep" else math.gcd(size, shape.experts)
+            yield key, divisor, f"{data['model']} has {shape.experts} experts"

@@ -76,7 +76,11 @@ class Script:
                 arguments, assigned = node.get("Args") or [], node.get("Assigns") or []
                 for one in [*assigned, *arguments]:
                     self._assign(one)
-                alone = [text for one in assigned for text in self.variables[one["Name"]["Value"]]]
+                alone = [
+                    text
+                    for one in assigned
+                    for text in self.variables.get(one["Name"]["Value"], [])
+                ]
                 return self._call([word for word in arguments if "Parts" in word], alone)
             case "BinaryCmd" if node["Op"] in ("&&", "||"):
                 status = self.run([node["X"]])

@@ -87,6 +87,7 @@ def init(
             release is not None and not re.search(r"\d", release),
             f"--release {release}: give one such as 0.7",
         ),
+        (trace and mean_tokens, "--trace has its own lengths; leave --mean-tokens out"),
         (output is not None and Path(output).is_dir(), f"{output}: is a folder; name a file"),
     )
     launch, aim = (read_launch(Path(source)), "compare") if source is not None else _asked(fields)

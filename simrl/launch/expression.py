@@ -20,7 +20,8 @@ import simpleeval
 _ARITHMETIC = re.compile(r"[\d\s+\-*/%()<>=!&|^?:.]{1,400}")
 
 
-def _find(regex: str, text: Any) -> str | None:
+def find(regex: str, text: Any) -> str | None:
+    """Return the first group of a table's regex in a value; None if it is not there."""
     match = re.search(regex, str(text)) if text is not None else None
     return match[1] if match else None
 
@@ -35,6 +36,12 @@ _OPERATORS = {sign: do for sign, do in simpleeval.DEFAULT_OPERATORS.items() if s
 _OPERATORS |= {sign: _of_numbers(_OPERATORS[sign]) for sign in (ast.Mult, ast.Mod)}
 
 
+def _plain_text(node: ast.FormattedValue, evaluator: Any) -> str:
+    if node.format_spec is not None:
+        raise ValueError("a format may ask for any width")
+    return str(evaluator._eval(node.value))
+
+
 def arithmetic(text: str) -> int | None:
     """Return the value of a shell's arithmetic on whole numbers; None for any other text."""
     python = re.sub(r"(?<!/)/(?!/)", "//", text).replace("&&", " and ").replace("||", " or ")
@@ -42,17 +49,18 @@ def arithmetic(text: str) -> int | None:
     return value if value is None else int(value)
 
 
-def evaluated(text: str, settings: Callable[[str], Any]) -> Any:
-    """Return the value of an expression; None if it has none. `settings` returns the value of a
-    key."""
-    evaluator = simpleeval.EvalWithCompoundTypes(_OPERATORS, {**_FUNCTIONS, "find": _find})
+def evaluated(text: str, settings: Callable[[str], Any], otherwise: Any = None, **more: Any) -> Any:
+    """Return the value of an expression, or `otherwise` if an operation has none. `settings`
+    returns the value of a key; `more` are functions."""
+    evaluator = simpleeval.EvalWithCompoundTypes(_OPERATORS, {**_FUNCTIONS, **more})
     evaluator.nodes[ast.Name] = evaluator.nodes[ast.Attribute] = lambda node: settings(
         ast.unparse(node)
     )
+    evaluator.nodes[ast.FormattedValue] = lambda node: _plain_text(node, evaluator)
     try:
         value = evaluator.eval(text)
     except Exception:  # of a user's text: simpleeval, ast and the operations raise a dozen kinds
-        return None
+        return otherwise
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

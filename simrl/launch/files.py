@@ -28,15 +28,14 @@ def write_scenario(path: Path, translation: Translation, heading: str) -> list[P
         "",
         *_lines(translation.data, translation.sources | assumed),
     ]
-    files = {path: "\n".join([*lines, ""])}
-    if translation.keys:
-        files[path.with_suffix(".keys.csv")] = pd.DataFrame(translation.keys).to_csv(index=False)
+    files = {path.with_suffix(".keys.csv"): pd.DataFrame(translation.keys).to_csv(index=False)}
+    files = {**(files if translation.keys else {}), path: "\n".join([*lines, ""])}
     if there := [file for file in files if os.path.lexists(file)]:
         raise InputError(f"{there[0]}: is there already; name another with -o, or remove it")
     for file, text in files.items():
         with write_whole_file(file) as temporary:
             temporary.write_text(text, encoding="utf-8")
-    return list(files)
+    return list(reversed(files))
 
 
 def _lines(data: Mapping[str, Any], sources: Mapping[str, str], prefix: str = "") -> Iterator[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from simrl.errors import InputError
-from simrl.launch.translate import QUESTIONS, Assumed, Translation
+from simrl.launch.translate import Assumed, Translation, option_of
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
 from simrl.scenario.dotted import get, put
@@ -58,8 +58,7 @@ def fit(translation: Translation) -> None:
     translation.data = {**data, "systems": [own, *filter(None, allowed.values())]}
     translation.assumed = [one for one in translation.assumed if one.field not in changes]
     for key, (value, why) in changes.items():
-        option = QUESTIONS.get(key, {}).get("option", f"{key}=X")
-        translation.assumed.append(Assumed(key, value, f"{key} ({why})", option))
+        translation.assumed.append(Assumed(key, value, f"{key} ({why})", option_of(key)))
 
 
 def _allowed(

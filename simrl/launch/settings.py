@@ -27,6 +27,7 @@ from simrl.scenario.yaml_text import parse_override, read_yaml
 Settings = dict[str, Any]
 MOST_FILES = 40  # that `defaults` name
 MOST_STEPS = 20  # of interpolations
+MOST_KEYS = 5_000
 MOST_BITS = 300  # of a whole number
 MOST_TEXT = 10_000  # characters of a value
 MOST_PYTHON, MOST_DATA = 200_000, 1_000_000  # bytes of a file
@@ -56,6 +57,8 @@ def read_launch(path: Path) -> Launch:
         launch = read(path)
     except RecursionError as error:
         raise InputError(f"{path}: nested too deeply; {REMEDY}") from error
+    if len(launch.settings) > MOST_KEYS:
+        raise InputError(f"{path}: {len(launch.settings):,} keys; {MOST_KEYS:,} are the most")
     settings = {
         key: _resolved(key, value, launch.settings) for key, value in launch.settings.items()
     }

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import shutil
 import subprocess
 import sysconfig
 import time
@@ -29,7 +31,8 @@ MOST_BYTES = 60_000  # of a script; the longest public ones have 30,000
 MOST_WORK = 2_000_000  # characters of expansions, and 100 for each command
 MOST_CALLS = 20  # functions and scripts in one another
 MOST_S = 2.0  # of shfmt, over all scripts
-_SHFMT = Path(sysconfig.get_path("scripts")) / "shfmt"
+_FOLDERS = [sysconfig.get_path("scripts", scheme) for scheme in sysconfig.get_scheme_names()]
+_SHFMT = shutil.which("shfmt", path=os.pathsep.join([*_FOLDERS, os.environ.get("PATH", "")]))
 _COMPARE = {"-eq": "==", "-ne": "!=", "-gt": ">", "-lt": "<", "-ge": ">=", "-le": "<="}
 _ENDLESS = "does not end in reasonable time; name a launch script"
 
@@ -153,6 +156,7 @@ class Script:
             return self._decided(self._holds([text for text in unset if text != "]"]), words)
         if first in (".", "source", "bash", "sh", "exec", "env") and scripts:
             path = self.path.parent / texts[scripts[0]]
+            self._work(MOST_WORK // 40)
             try:
                 called, texts = tree_of(path, text_of(path), self.until_s), texts[scripts[0] :]
             except InputError as error:
@@ -267,12 +271,14 @@ class Script:
             at = (
                 int(name) - 1
                 if name.isdigit()
-                else int(index or 0)
-                if index.isdigit() or not index
+                else int(index[:9] or 0)
+                if index.isdecimal() or not index
                 else -1
             )
             values = values[at : at + 1] if at >= 0 else []
-            values = values or ([""] if index.isdigit() or not (index or name.isdigit()) else None)
+            values = values or (
+                [""] if index.isdecimal() or not (index or name.isdigit()) else None
+            )
         is_empty = not values or (":" in sign and not any(values))
         if sign in (":-", "-", ":=", "=") and is_empty:
             values = [" ".join(self.words(word, unset, divides=False))]
@@ -337,11 +343,11 @@ def commands_of(
     """Return the commands of a script whose text is meant, also inside a word (`bash -c "python
     …"`), and the script. Raise `InputError` for a text that is no shell script."""
     source, statements = tree_of(path, text, time.monotonic() + MOST_S)
-    script, meant = Script(path, source, unknown), []
+    script, meant = Script(path, source, unknown), list[list[str]]()
     script.run(statements)
     for words in script.commands:
         inner = [word for word in words if " " in word and is_meant(word)]
-        if inner and depth < 3 and len(words) > 1:
+        if inner and depth < 3 and len(words) > 1 and len(meant) < MOST_CALLS:
             meant += commands_of(path, inner[0], is_meant, unknown, depth + 1)[0]
         elif is_meant(" ".join(words)):
             meant.append(words)
@@ -352,7 +358,9 @@ def tree_of(path: Path, text: str, until_s: float) -> tuple[bytes, list[Node]]:
     """Return a script's bytes and statements. Raise `InputError`, also if it is not parsed by
     `until_s` of the monotonic clock."""
     source = re.sub(r"(?<==)<(\w+)>", r"$\1", text).encode()  # <NAME>: a place to fill in
-    order = [str(_SHFMT), "--to-json", "-ln", "bash"]
+    if _SHFMT is None:
+        raise InputError("shfmt, which parses scripts, is not there; pip install shfmt-py")
+    order = [_SHFMT, "--to-json", "-ln", "bash"]
     try:
         made = subprocess.run(
             order,

@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simrl.launch.expression import evaluated, keys_of
+from simrl.launch.expression import evaluated, find, keys_of
 from simrl.launch.settings import Launch, Settings, is_file
 from simrl.profile.model_shape import MODELS, known_name, model_shape
 from simrl.scenario.dotted import put
@@ -32,6 +32,7 @@ OTHERS: list[dict[str, Any]] = [  # what a launch is compared with
 ]
 SHARED = ("minibatches", "log_probs")  # parameters of the launch's own that they have, too
 UNDERSTOOD, NO_EFFECT, NOT_UNDERSTOOD = "understood", "without effect here", "not understood"
+FAILED = "failed"  # of an expression that cannot be computed
 UNKNOWN, UNUSED = "only a run knows its value", "sets nothing in this configuration"
 
 
@@ -83,7 +84,7 @@ class _Reader:
 
     def __call__(self, key: str) -> Any:
         if key in self.table.let:
-            return evaluated(self.table.let[key], self)
+            return evaluated(self.table.let[key], self, find=find)
         self.touched.add(key)
         value = self.settings.get(key, "")
         if key in self.settings and value != "" and not is_unknown(value):
@@ -102,19 +103,24 @@ class _Reader:
     def field(self, name: str, expression: str) -> Any:
         """Return the value that an expression gives a field, and note its keys."""
         self.touched = set()
-        value = evaluated(expression, self)
-        value = None if isinstance(value, list) else value  # no field is one
+        value = evaluated(expression, self, FAILED, find=find)
+        value = FAILED if isinstance(value, list) else value  # no field is one
         for key in self.touched & self.settings.keys():
             self.used[key].append((name, value))
-        return value
+        return None if value is FAILED else value
 
     def note(self, when: str, note: str) -> bool:
         """Return whether a note holds; then its keys are not understood, unless they set a
         field."""
         self.touched = set()
-        holds = bool(evaluated(when, self))
+        holds = bool(evaluated(when, self, find=find))
         self.lacks |= dict.fromkeys(self.touched if holds else (), note)
         return holds
+
+
+def option_of(field: str) -> str:
+    """Return how `simrl init` is given a field."""
+    return str(QUESTIONS.get(field, {}).get("option", f"{field}=X"))
 
 
 def is_unknown(value: Any) -> bool:
@@ -132,6 +138,7 @@ def _numbers(release: str) -> list[int]:
 def translate(launch: Launch, given: Mapping[str, Any], release: str | None = None) -> Translation:
     """Return the scenario of a launch; `given` has fields that replace what it says or lacks."""
     table, notes, assumed = launch.table, list(launch.guessed), list[Assumed]()
+    given = {name: value for name, value in given.items() if value is not None}
     reader = _Reader(launch, release or table.version)
     values = {name: reader.field(name, text) for name, text in table.fields.items()}
     chosen = (
@@ -156,26 +163,30 @@ def translate(launch: Launch, given: Mapping[str, Any], release: str | None = No
         for name, value in values.items()
         if value is not None and not name.startswith("system.")
     }
-    fields |= {name: value for name, value in given.items() if value is not None}
+    fields |= given
     experts = any(fields.get(key, 1) != 1 for key in ("cluster.ep", "training.expert_parallel"))
     for name in {"model", "training.reference_model"} & fields.keys():
         written = str(fields[name])
         fields[name], is_known = _model(written, launch.path.parent, experts and name == "model")
         if not is_known:
-            _ = model_shape(written) if given.get(name) else None  # which refuses it
+            _ = model_shape(written) if name in given else None  # which refuses it
             assumed.append(
                 Assumed(
                     name, fields[name], f"a stand-in for {written}", QUESTIONS["model"]["option"]
                 )
             )
     assumed += _assumed(fields)
+    for key in (key.key for key in keys if key.becomes.startswith(UNKNOWN)):
+        for name, value in reader.used[key]:
+            if fields.get(name) == value and name not in (*given, *(one.field for one in assumed)):
+                assumed.append(Assumed(name, value, f"{name}, of {key}", option_of(name)))
     sources = dict.fromkeys(values, f"the default of {table.title} {release or table.version}")
     for name in values:
         writers = [
             key.key for key in keys if key.list == UNDERSTOOD and name in key.field.split(", ")
         ]
         sources[name] = ", ".join(writers) or sources[name]
-    sources |= {name: "as given" for name, value in given.items() if value is not None}
+    sources |= dict.fromkeys(given, "as given")
     own = {name: values.get(f"system.{name}", defaults.get(f"system.{name}")) for name in SHARED}
     return Translation(launch, _data(launch, fields, system, own), keys, assumed, notes, sources)
 
@@ -193,7 +204,8 @@ def _keys(launch: Launch, reader: _Reader, lost: set[str]) -> Iterator[Key]:
     known = {key for text in texts for key in keys_of(text)}
     for key, value in launch.settings.items():
         of_key = dict(reader.used[key])
-        sets = {name: one for name, one in of_key.items() if one is not None and name not in lost}
+        unset = (None, FAILED)
+        sets = {name: one for name, one in of_key.items() if one not in unset and name not in lost}
         why = next(
             (why for pattern, why in table.no_effect.items() if fnmatchcase(key, pattern)), ""
         )
@@ -207,9 +219,9 @@ def _keys(launch: Launch, reader: _Reader, lost: set[str]) -> Iterator[Key]:
             becomes = reader.lacks[key]
         elif why or (key in table.defaults and value == taken):
             kind, becomes = NO_EFFECT, why or "the framework's default"
-        elif value is None or (
-            key in known and not lost & of_key.keys() and not isinstance(value, list)
-        ):
+        elif FAILED in of_key.values():
+            becomes = "no value that simrl can compute with"
+        elif value is None or (key in known and not lost & of_key.keys()):
             kind, becomes = NO_EFFECT, UNUSED
         yield Key(kind, key, str(value).replace("\u00a0", " "), names, becomes)
 

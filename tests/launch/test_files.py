@@ -87,7 +87,6 @@ def test_no_file_is_replaced_and_none_is_written_where_one_is_there(tmp_path, ma
     assert len(list(tmp_path.glob("a.*"))) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="exists() is false of a link that leads nowhere")
 def test_a_link_that_leads_nowhere_is_not_replaced(tmp_path, made):
     (tmp_path / "a.yaml").symlink_to("nowhere")
     with pytest.raises(InputError, match="is there already"):

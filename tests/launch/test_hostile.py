@@ -8,7 +8,7 @@ import pytest
 from simrl.errors import InputError
 from simrl.launch.settings import read_launch
 from simrl.launch.translate import translate
-from tests.launch.reading import VERL, within
+from tests.launch.reading import LONGEST_S, VERL, within
 
 BATCH = f"{VERL} data.train_batch_size="
 ROLLOUT = "actor_rollout_ref: {rollout: {n: 8}}\n"
@@ -16,13 +16,9 @@ GRPO = "from trl import GRPOConfig\nGRPOConfig(num_generations=8, x={})\n"
 MARK = "touch MARK"
 
 
-def fault(*values, why, **more):
-    return pytest.param(*values, marks=pytest.mark.xfail(strict=True, reason=why), **more)
-
-
-def read_or_refused(path, wall_s=20):
+def read_or_refused(path, wall_s=20, most_s=LONGEST_S):
     """Return the settings of a launch, or the words of its refusal; the rest is a fault."""
-    with within(wall_s=wall_s):
+    with within(most_s, wall_s):
         try:
             launch = read_launch(path)
             translate(launch, {})
@@ -131,28 +127,14 @@ SCRIPTS = {
     "launches in quotes": "\n".join(["x 'python3 -m verl.trainer.main_pp a=1'"] * 500),
     "a word that is no text": f"{BATCH}$'\\0' a.b=\udcff",
     "a text times a number": f"{VERL} trainer.nnodes={'x' * 20_000}",
-}
-BAD_SCRIPTS = {
-    "a long name of a model": (
-        f"{VERL} actor_rollout_ref.model.path={'x' * 300}",
-        "OSError: File name too long",
-    ),
-    "a long name of a file": (f"{VERL} --config-name={'x' * 300}", "OSError: File name too long"),
-    "a model of size 0": (f"{VERL} actor_rollout_ref.model.path=foo-0b", "ZeroDivisionError"),
-    "one of no active size": (
-        f"{VERL} actor_rollout_ref.model.path=foo-a0b",
-        "ZeroDivisionError",
-    ),
+    "a long name of a model": f"{VERL} actor_rollout_ref.model.path={'x' * 300}",
+    "a long name of a file": f"{VERL} --config-name={'x' * 300}",
+    "a model of size 0": f"{VERL} actor_rollout_ref.model.path=foo-0b",
+    "one of no active size": f"{VERL} actor_rollout_ref.model.path=foo-a0b",
 }
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(pytest.param(text, id=name) for name, text in SCRIPTS.items()),
-        *(fault(text, why=why, id=name) for name, (text, why) in BAD_SCRIPTS.items()),
-    ],
-)
+@pytest.mark.parametrize("text", SCRIPTS.values(), ids=SCRIPTS)
 def test_a_hostile_script_is_read_or_refused(folder, text):
     (folder / "run.sh").write_bytes(text.encode("utf-8", "surrogateescape"))
     read_or_refused(folder / "run.sh")
@@ -177,20 +159,12 @@ YAMLS = {
     "a pipe": f"defaults: [pipe]\n{ROLLOUT}",
     "ten megabytes": ROLLOUT + "# x\n" * 2_500_000,
     "a long number": f"actor_rollout_ref: {{rollout: {{n: {'9' * 5_000}}}}}\n",
-}
-BAD_YAMLS = {
-    "the file itself twice": (f"defaults: [run, run]\n{ROLLOUT}", "2 ** 20 files are read"),
-    "a long name of a file": (f"defaults: [{'x' * 300}]\n{ROLLOUT}", "OSError: File name too long"),
+    "the file itself twice": f"defaults: [run, run]\n{ROLLOUT}",
+    "a long name of a file": f"defaults: [{'x' * 300}]\n{ROLLOUT}",
 }
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(pytest.param(text, id=name) for name, text in YAMLS.items()),
-        *(fault(text, why=why, id=name) for name, (text, why) in BAD_YAMLS.items()),
-    ],
-)
+@pytest.mark.parametrize("text", YAMLS.values(), ids=YAMLS)
 def test_a_hostile_yaml_is_read_or_refused(folder, text):
     (folder / "link.yaml").symlink_to("other.yaml")
     (folder / "other.yaml").symlink_to("link.yaml")
@@ -208,11 +182,7 @@ DATA = [
     ("run.toml", "[orchestrator]\nbatch_size = 2026-01-01\n"),
     ("run.toml", "[orchestrator]\nbatch_size = 8\n[x]\n" + ".".join("a" * 400) + " = 1\n"),
     ("run.toml", "[orchestrator]\nbatch_size = 8\n[x]\n" + ".".join("a" * 9_000) + " = 1\n"),
-    fault(
-        "run.toml",
-        f"[orchestrator]\nbatch_size = 0x{'f' * 9_000}\n",
-        why="ValueError: digits of str",
-    ),
+    ("run.toml", f"[orchestrator]\nbatch_size = 0x{'f' * 9_000}\n"),
 ]
 
 
@@ -239,16 +209,11 @@ PYTHON = {
     "a sum": GRPO.format("1" + "+1" * 900),
     "attributes": GRPO.format(1) + "x" + ".a" * 900 + "(1)\n",
     "calls": GRPO.format(1) + "x" + "()" * 900 + "\n",
+    "a hexadecimal of many digits": GRPO.format("0x" + "f" * 9_000),
 }
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(pytest.param(text, id=name) for name, text in PYTHON.items()),
-        fault(GRPO.format("0x" + "f" * 9_000), why="ValueError: digits of repr", id="hexadecimal"),
-    ],
-)
+@pytest.mark.parametrize("text", PYTHON.values(), ids=PYTHON)
 def test_hostile_python_is_read_or_refused(folder, text):
     (folder / "run.py").write_text(text)
     read_or_refused(folder / "run.py")
@@ -317,16 +282,13 @@ def test_a_pipe_that_is_sourced_is_left_out(folder):
     assert read_or_refused(folder / "run.sh", wall_s=2)["x"] == 8
 
 
-@pytest.mark.xfail(strict=True, reason="two seconds of shfmt for every script that is sourced")
 def test_scripts_that_take_long_share_the_time(folder):
     (folder / "slow.sh").write_text(f"x $(({'(' * 9_000}1{')' * 9_000}))")
     (folder / "run.sh").write_text("source slow.sh\n" * 50 + f"{BATCH}8\n")
-    read_or_refused(folder / "run.sh", wall_s=6)
+    # they have two seconds of the clock, in which shfmt uses more than one core
+    read_or_refused(folder / "run.sh", wall_s=10, most_s=6)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a launch's pattern is tried from every place of a long text"
-)
 @pytest.mark.parametrize(
     "text", ["accelerate launch grpo " * 2_500, "recipe." * 8_000], ids=["trl", "verl"]
 )

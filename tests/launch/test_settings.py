@@ -168,22 +168,12 @@ def test_a_file_that_an_option_names_and_that_is_not_there_is_noted(tmp_path):
     ]
 
 
-@pytest.mark.xfail(strict=True, reason="it is refused since no command starts RL training")
 def test_a_launch_of_a_file_alone_that_is_not_there_is_refused_for_it(tmp_path):
     with pytest.raises(InputError, match=r"gone\.yaml"):
         read(tmp_path, "uv run examples/run_grpo_math.py --config gone.yaml")
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        pytest.param(
-            "--config config.yaml",
-            marks=pytest.mark.xfail(strict=True, reason="the arguments behind it are files, too"),
-        ),
-        "--config=config.yaml",
-    ],
-)
+@pytest.mark.parametrize("option", ["--config config.yaml", "--config=config.yaml"])
 def test_arguments_behind_a_file_are_no_files(tmp_path, option):
     beside = {"config.yaml": "grpo: {num_prompts_per_step: 32}\n"}
     command = f"uv run examples/run_grpo_math.py {option} a.b=1 c.d=2"

@@ -84,17 +84,13 @@ def keys_of_table(table):
 def test_every_key_that_is_written_is_in_exactly_one_list(table, tmp_path_factory, data):
     keys = data.draw(st.dictionaries(keys_of_table(table), VALUES, max_size=12))
     path = tmp_path_factory.getbasetemp() / "run.sh"
-    try:
-        made = translate(Launch(path, table, keys), {})
-    except TypeError:  # a number of experts that is a text: the test below
-        return
+    made = translate(Launch(path, table, keys), {})
     assert Counter(one.key for one in made.keys) == Counter(keys.keys())
     assert {one.list for one in made.keys} <= LISTS
     assert all(one.field for one in made.of(UNDERSTOOD))
     assert all(one.becomes for one in made.of(NO_EFFECT))
 
 
-@pytest.mark.xfail(strict=True, reason="TypeError: a text > 1")
 def test_a_number_of_experts_that_is_none_is_no_reason_to_fail(tmp_path):
     (table,) = [table for table in TABLES if table.name == "skyrl"]
     key = "generator.inference_engine.expert_parallel_size"
@@ -150,11 +146,16 @@ def test_an_unknown_value_without_a_default_is_assumed_with_its_option(tmp_path)
     assert assumed.option == "--model NAME, or a folder with its config.json"
 
 
-@pytest.mark.xfail(strict=True, reason="no $, or only before a slash: it is taken for a text")
 @pytest.mark.parametrize("word", ["`nproc`", "$L/2", "${L}/2"])
 def test_other_unknown_values_are_not_understood(tmp_path, word):
     text = COMPLETE.replace("data.train_batch_size=64", f"data.train_batch_size={word}")
     assert becomes(translation(tmp_path, text), "data.train_batch_size")[0] == NOT_UNDERSTOOD
+
+
+@pytest.mark.xfail(strict=True, reason="what is computed of it is missing: it 'sets nothing'")
+def test_a_text_in_the_place_of_a_number_is_not_understood(tmp_path):
+    made = translation(tmp_path, f"{COMPLETE} trainer.nnodes=two")
+    assert becomes(made, "trainer.nnodes")[0] == NOT_UNDERSTOOD
 
 
 def test_what_a_launch_lacks_is_assumed_and_what_it_has_is_not(tmp_path):

@@ -38,7 +38,13 @@ _OPTION = re.compile(
     r"(?<![\w./-])--([a-z]+(?:-[a-z]+)*)"
     r"(?: (\d[\w.]*(?:,\d+)*|[A-Z]+\b|(?!(?:or|and|without)\b)(?:[^\s:;,]|,(?=\S))+(?=[:;,]|$| --)))?"
 )
-_KEYWORDS = {"zip": "zips", "format": "log_format", "output": "folder", "pipeline": "pipelines"}
+_KEYWORDS = {
+    "from": "source",
+    "zip": "zips",
+    "format": "log_format",
+    "output": "folder",
+    "pipeline": "pipelines",
+}
 _KEYWORDS |= {
     "column": "columns",
     "dispatch": "dispatches",

@@ -77,6 +77,8 @@ def init(
         "workload.synthetic.mean_tokens": mean_tokens,
         "workload.trace": trace and str(Path(trace).absolute()),
     }
+    for file in (text for text in overrides or [] if "=" not in text):
+        raise InputError(f"{file}: no KEY=VALUE; a launch script is --from {file}")
     fields |= dict(parse_override(text) for text in overrides or [])
     refuse(
         (
@@ -93,6 +95,7 @@ def init(
     launch, aim = (read_launch(Path(source)), "compare") if source is not None else _asked(fields)
     translation = translate(launch, fields, release)
     path = Path(output or f"{translation.data['name']}.yaml")
+    translation.data["name"] = path.stem
     try:
         ScenarioFile(path, (), translation.data).scenarios()
         require_possible(translation.data)
@@ -143,7 +146,11 @@ def _asked(fields: dict[str, Any]) -> tuple[Launch, str]:
             raise InputError(
                 "no answer; name what starts your run with --from FILE, or answer in a terminal"
             ) from error
-        parts = re.split(r"[\s,×]+(?:x\s+)?", text) if len(keys) > 1 else [text] * len(keys)
+        parts = (
+            re.split(r"[\s,×]+(?:x\s+)?|(?<=\d)x(?=\w)", text)
+            if len(keys) > 1
+            else [text] * len(keys)
+        )
         choices, word = words.get(name, []), text.lower().replace("-", "_")
         if len(parts) != len(keys) or (choices and word not in choices):
             near = (
@@ -182,6 +189,9 @@ def _text(translation: Translation, lists: bool) -> str:
                 else f"  ({key.becomes})" * bool(key.becomes)
             )
             lines.append(f"  {key.key}={key.value[:60]}{why}")
+    if translation.changed:
+        lines.append("\nChanged, so that simrl can simulate it:")
+        lines += [f"  {one.field}: {one.value} ({one.what})" for one in translation.changed]
     if translation.assumed:
         lines.append("\nMissing, and assumed for now:")
         lines += [f"  {one.what}: {one.value}; give {one.option}" for one in translation.assumed]

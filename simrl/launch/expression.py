@@ -31,7 +31,9 @@ def _of_numbers(do: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda one, other: do(one, other) if isinstance(one + other, int | float) else None
 
 
-_FUNCTIONS = {function.__name__: function for function in (min, max, int, round, ceil, len, str)}
+_FUNCTIONS = {
+    function.__name__: function for function in (min, max, int, round, ceil, len, str, find)
+}
 _OPERATORS = {sign: do for sign, do in simpleeval.DEFAULT_OPERATORS.items() if sign is not ast.Pow}
 _OPERATORS |= {sign: _of_numbers(_OPERATORS[sign]) for sign in (ast.Mult, ast.Mod)}
 
@@ -51,7 +53,7 @@ def arithmetic(text: str) -> int | None:
 
 def evaluated(text: str, settings: Callable[[str], Any], otherwise: Any = None, **more: Any) -> Any:
     """Return the value of an expression, or `otherwise` if an operation has none. `settings`
-    returns the value of a key; `more` are functions."""
+    returns the value of a key; `more` are other functions."""
     evaluator = simpleeval.EvalWithCompoundTypes(_OPERATORS, {**_FUNCTIONS, **more})
     evaluator.nodes[ast.Name] = evaluator.nodes[ast.Attribute] = lambda node: settings(
         ast.unparse(node)

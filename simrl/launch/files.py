@@ -23,6 +23,7 @@ def write_scenario(path: Path, translation: Translation, heading: str) -> list[P
     """Write the scenario and, beside it, its keys as a table. Return the paths. Raise `InputError`
     if one is there."""
     assumed = {one.field: f"assumed; give {one.option}" for one in translation.assumed}
+    assumed |= {one.field: f"changed; {one.what}" for one in translation.changed}
     lines = [
         *(f"# {line}" for line in heading.splitlines()),
         "",

@@ -38,7 +38,9 @@ def fit(translation: Translation) -> None:
     data = _with(translation.data, {key: value for key, (value, _) in changes.items()})
     if reason := _refusal(data, inputs):
         free = {one.field for one in translation.assumed}
+        is_given = {name for name, source in translation.sources.items() if source == "as given"}
         usable = [one for one in CHANGES if one["field"] in free or not one.get("if_assumed")]
+        usable = [one for one in usable if one["field"] not in is_given]
         sets = (few for n in range(1, MOST_CHANGES + 1) for few in combinations(usable, n))
         tried = ({one["field"]: one["value"] for one in few} for few in sets)
         if (
@@ -47,7 +49,7 @@ def fit(translation: Translation) -> None:
             translation.notes.append(f"simrl compare refuses it as it stands: {reason}")
             return
         for key, value in fitting.items():
-            changes[key] = value, f"adapted, since as written simrl finds: {reason}"
+            changes[key] = value, f"as written: {reason}"
         data = _with(data, fitting)
     own, *others = data["systems"]
     allowed = {other["name"]: _allowed(data, other, inputs) for other in others}
@@ -58,7 +60,7 @@ def fit(translation: Translation) -> None:
     translation.data = {**data, "systems": [own, *filter(None, allowed.values())]}
     translation.assumed = [one for one in translation.assumed if one.field not in changes]
     for key, (value, why) in changes.items():
-        translation.assumed.append(Assumed(key, value, f"{key} ({why})", option_of(key)))
+        translation.changed.append(Assumed(key, value, why, option_of(key)))
 
 
 def _allowed(
@@ -69,6 +71,8 @@ def _allowed(
     known = parameters_of(system["name"])
     shares = [{"rollout_share": share} for share in SHARES if "rollout_share" in known] or [{}]
     plain = {key: value for key, value in system.items() if value != known.get(key, value)}
+    if isinstance(known.get("dynamic_sampling"), bool) and "dynamic_sampling" in plain:
+        plain["dynamic_sampling"] = True  # a switch
     tried = ({"name": system["name"], **plain, **share} for share in shares)
     return next((one for one in tried if not _refusal({**data, "systems": [one]}, inputs)), None)
 

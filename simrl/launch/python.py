@@ -96,7 +96,7 @@ def _value(node: ast.expr, names: dict[str, Any]) -> Any:
     except (ValueError, TypeError):
         text = ast.unparse(node)[:400]
     kept = re.sub(r"\s", "\u00a0", f"$[{text}]")  # one word, wherever it is put
-    value = evaluated(text, lambda key: _known(names[key.rpartition(".")[2]]))
+    value = evaluated(text, lambda key: _known(names[key.rpartition(".")[2]]), find=None)
     return kept if value is None else value
 
 

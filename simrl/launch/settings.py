@@ -135,7 +135,9 @@ def _options(words: list[str]) -> Settings:
             values = [] if equals else options[_plain(key)]
         elif re.match(r"-[A-Za-z]", word):
             values = []
-        elif not values or not word.startswith("$"):  # more of the words that only a run knows
+        elif not values or not (
+            word.startswith("$") or word.endswith(".py")
+        ):  # more of the words that only a run knows
             values.append(_typed(word))
     return {
         key: values[0] if len(values) == 1 else values or True for key, values in options.items()

@@ -344,6 +344,8 @@ def commands_of(
     …"`), and the script. Raise `InputError` for a text that is no shell script."""
     source, statements = tree_of(path, text, time.monotonic() + MOST_S)
     script, meant = Script(path, source, unknown), list[list[str]]()
+    if nodes := re.search(r"(?m)^#SBATCH\s+(?:--nodes|-N)[= ](\d+)", text):
+        script.variables |= {name: [nodes[1]] for name in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")}
     script.run(statements)
     for words in script.commands:
         inner = [word for word in words if " " in word and is_meant(word)]

@@ -17,7 +17,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simrl.launch.expression import evaluated, find, keys_of
+from simrl.errors import InputError
+from simrl.launch.expression import evaluated, keys_of
 from simrl.launch.settings import Launch, Settings, is_file
 from simrl.profile.model_shape import MODELS, known_name, model_shape
 from simrl.scenario.dotted import put
@@ -30,7 +31,6 @@ OTHERS: list[dict[str, Any]] = [  # what a launch is compared with
     {"name": "one_step_off"},
     {"name": "areal", "eta": 4},
 ]
-SHARED = ("minibatches", "log_probs")  # parameters of the launch's own that they have, too
 UNDERSTOOD, NO_EFFECT, NOT_UNDERSTOOD = "understood", "without effect here", "not understood"
 FAILED = "failed"  # of an expression that cannot be computed
 UNKNOWN, UNUSED = "only a run knows its value", "sets nothing in this configuration"
@@ -66,6 +66,7 @@ class Translation:
     assumed: list[Assumed]
     notes: list[str]
     sources: dict[str, str]  # of the fields
+    changed: list[Assumed]  # so that it can be simulated
 
     def of(self, name: str) -> list[Key]:
         """Return the keys of one list."""
@@ -84,7 +85,7 @@ class _Reader:
 
     def __call__(self, key: str) -> Any:
         if key in self.table.let:
-            return evaluated(self.table.let[key], self, find=find)
+            return evaluated(self.table.let[key], self)
         self.touched.add(key)
         value = self.settings.get(key, "")
         if key in self.settings and value != "" and not is_unknown(value):
@@ -103,7 +104,7 @@ class _Reader:
     def field(self, name: str, expression: str) -> Any:
         """Return the value that an expression gives a field, and note its keys."""
         self.touched = set()
-        value = evaluated(expression, self, FAILED, find=find)
+        value = evaluated(expression, self, FAILED)
         value = FAILED if isinstance(value, list) else value  # no field is one
         for key in self.touched & self.settings.keys():
             self.used[key].append((name, value))
@@ -113,7 +114,7 @@ class _Reader:
         """Return whether a note holds; then its keys are not understood, unless they set a
         field."""
         self.touched = set()
-        holds = bool(evaluated(when, self, find=find))
+        holds = bool(evaluated(when, self))
         self.lacks |= dict.fromkeys(self.touched if holds else (), note)
         return holds
 
@@ -139,6 +140,13 @@ def translate(launch: Launch, given: Mapping[str, Any], release: str | None = No
     """Return the scenario of a launch; `given` has fields that replace what it says or lacks."""
     table, notes, assumed = launch.table, list(launch.guessed), list[Assumed]()
     given = {name: value for name, value in given.items() if value is not None}
+    known = {
+        name for default in table.defaults.values() if isinstance(default, dict) for name in default
+    }
+    if release and known and _numbers(release) < min(map(_numbers, known)):
+        raise InputError(
+            f"--release {release}: the releases known of {table.title} are {', '.join(sorted(known, key=_numbers))}"
+        )
     reader = _Reader(launch, release or table.version)
     values = {name: reader.field(name, text) for name, text in table.fields.items()}
     chosen = (
@@ -187,8 +195,15 @@ def translate(launch: Launch, given: Mapping[str, Any], release: str | None = No
         ]
         sources[name] = ", ".join(writers) or sources[name]
     sources |= dict.fromkeys(given, "as given")
-    own = {name: values.get(f"system.{name}", defaults.get(f"system.{name}")) for name in SHARED}
-    return Translation(launch, _data(launch, fields, system, own), keys, assumed, notes, sources)
+    of_system = {name: values.get(name) for name in values if name.startswith("system.")}
+    own = {**defaults, **{name: value for name, value in of_system.items() if value is not None}}
+    own = {name[7:]: value for name, value in own.items() if value is not None}
+    if own.get("dynamic_sampling"):
+        notes.append(
+            "groups of equal rewards are dropped: how many rests on workload.synthetic.reward_mean, 0.5 if not given"
+        )
+    data = _data(launch, fields, system, own)
+    return Translation(launch, data, keys, assumed, notes, sources, [])
 
 
 def _keys(launch: Launch, reader: _Reader, lost: set[str]) -> Iterator[Key]:
@@ -281,6 +296,11 @@ def _data(
         {"workload.synthetic.steps": STEPS, **fields}.items(), key=lambda one: one[0].count(".")
     ):
         data = data if key.startswith(dropped) else put(data, key, value, str(launch.path))
-    shared = {name: value for name, value in own.items() if value is not None}
+    shared = {"minibatches": own.get("minibatches", 1)}
+    if "rollout_share" not in own:  # else it takes the engine's, which is the asynchronous mode's
+        shared["log_probs"] = own.get("log_probs", 1)
+    if filters := own.get("dynamic_sampling"):
+        shared["dynamic_sampling"] = own.get("over_sampling", 1.0 if filters is True else filters)
     others = [{**one, **shared} for one in OTHERS if one["name"] != system["name"]]
+    others = [one for one in others if system["name"] != "dapo" or one["name"] != "verl_colocated"]
     return {**data, "systems": [system, *others]}

@@ -146,7 +146,7 @@ REFUSED = {
     "no launch": (("--from", "empty.sh"), "no command starts RL training"),
     "no framework": (("--from", "scenario.yaml"), "scenario.yaml: no configuration of verl"),
     "an unknown field": (("--from", "run.sh", "foo=1"), "unknown key foo"),
-    "no override": (("--from", "run.sh", "foo"), "write key=value"),
+    "no override": (("--from", "run.sh", "foo"), "a launch script is --from foo"),
     "a parameter of no system": (("--from", "run.sh", "system.eta=2"), "unknown key system"),
     "no GPUs": (("--from", "run.sh", "--gpus", "0"), "give 1 or more"),
     "a text for GPUs": (("--from", "run.sh", "--gpus", "many"), "--gpus"),

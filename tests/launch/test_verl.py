@@ -4,9 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from simrl.launch.translate import translate
+from simrl.launch.settings import read_launch
+from simrl.launch.translate import NOT_UNDERSTOOD, translate
 from simrl.scenario.dotted import get
+from simrl.scenario.load import load_scenarios
+from simrl.simulate.prepare import prepare
+from simrl.study.launch import launch
 from tests.launch.reading import COMPLETE, read
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -79,3 +84,66 @@ def test_sync_mode_cuts_the_batch_into_a_part_for_each_worker(tmp_path):
     data = translate(launch, {}, "0.5").data
     assert data["systems"][0]["version"] == "0.4"
     assert get(data, "engine.preset") == "vllm-0.8"
+
+
+@pytest.mark.parametrize(
+    ("system", "training", "engine"),
+    [
+        ({"name": "verl_colocated", "minibatches": 2}, {}, {"max_num_seqs": 200}),
+        (
+            {"name": "verl_colocated"},
+            {"sharding": "optimizer", "tensor_parallel": 2, "pipeline_parallel": 2},
+            {"gpu_memory_utilization": 0.83, "max_num_batched_tokens": 4096},
+        ),
+        ({"name": "dapo", "over_sampling": 2.0, "minibatches": 2}, {"sequence_parallel": 2}, {}),
+        ({"name": "one_step_off", "rollout_share": 0.5, "log_probs": 0}, {"ppo_epochs": 2}, {}),
+        ({"name": "one_step_off", "rollout_share": 0.5}, {}, {"enforce_eager": True}),
+        (
+            {
+                "name": "verl_fully_async",
+                "rollout_share": 0.5,
+                "staleness": 0.5,
+                "sync_step": 2,
+                "partial_rollout": False,
+            },
+            {},
+            {},
+        ),
+        ({"name": "verl_ngram"}, {}, {}),
+    ],
+    ids=["fsdp", "megatron", "dapo", "bypass", "one step off", "fully async", "ngram"],
+)
+def test_a_launch_that_advise_writes_is_read_as_the_settings_it_was_written_from(
+    tmp_path, system, training, engine
+):
+    lengths = {"group": 8, "cap_tokens": 4096, "mean_tokens": 500, "sigma": 0.5, "steps": 2}
+    lengths |= {"prompt_tokens": 256, "prompt_cap_tokens": 2048}
+    scenario = {
+        "name": "there",
+        "steps": 2,
+        "model": "qwen3-8b",
+        "cluster": {"gpu": "h100", "gpus": 32, "tp": 2},
+        "workload": {"synthetic": {"prompts_per_step": 96, **lengths}},
+        "engine": {"max_num_seqs": 128, **engine},
+        "training": {"tokens_per_microbatch": 8192, **training},
+        "systems": [system],
+    }
+    there = launched(tmp_path, scenario)
+    (tmp_path / "run.sh").write_text(" \\\n".join(there.command))
+    read_back = translate(read_launch(tmp_path / "run.sh"), {"model": "qwen3-8b"})
+    assert not read_back.of(NOT_UNDERSTOOD)
+    back = {**read_back.data, "steps": 2, "warmup_steps": 0}
+    back["systems"] = read_back.data["systems"][:1]
+    back["workload"]["synthetic"] |= lengths
+    assert launched(tmp_path, back).settings == there.settings
+    (again,) = load_scenarios(tmp_path / "scenario.yaml")
+    for section in ("engine", "training"):
+        found = getattr(again, section).model_dump()
+        assert found.items() >= scenario[section].items()
+
+
+def launched(folder, scenario):
+    file = folder / "scenario.yaml"
+    file.write_text(yaml.safe_dump(scenario))
+    (loaded,) = load_scenarios(file)
+    return launch(prepare(loaded))

@@ -94,7 +94,9 @@ def init(
     )
     launch, aim = (read_launch(Path(source)), "compare") if source is not None else _asked(fields)
     translation = translate(launch, fields, release)
-    path = Path(output or f"{translation.data['name']}.yaml")
+    own = Path(f"{translation.data['name']}.yaml")
+    is_source = source is not None and own.absolute() == Path(source).absolute()
+    path = Path(output or (own.with_stem(f"{own.stem}_scenario") if is_source else own))
     translation.data["name"] = path.stem
     try:
         ScenarioFile(path, (), translation.data).scenarios()
@@ -108,7 +110,9 @@ def init(
     heading = f"{launch.path.name}: {launch.table.title}. Each value says where it is from.\nsimrl compare {path}"
     files = write_scenario(path, translation, heading)
     varied = " cluster.gpus=32,64,128" if aim == "sweep" else ""
-    notes = [f"Written: {', '.join(map(str, files))}", f"Next:  simrl {aim} {path}{varied}"]
+    refused = any(note.startswith("simrl compare refuses") for note in translation.notes)
+    first = "change what the last note names, then  " if refused else ""
+    notes = [f"Written: {', '.join(map(str, files))}", f"Next:  {first}simrl {aim} {path}{varied}"]
 
     def show(data: Any, console: Console) -> None:
         console.print(_text(translation, lists), soft_wrap=True, highlight=False, markup=False)

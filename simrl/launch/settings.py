@@ -35,6 +35,7 @@ REMEDY = "name a launch script or a configuration file"
 _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 _OVERRIDE = re.compile(r"\+{0,2}([a-z_][\w./@-]*)=(?!=)(.*)", re.DOTALL)
 _OPERATIONS = {"mul": "*", "div": "/", "add": "+", "sub": "-"}
+_OPERATIONS |= {"multiply": "*", "divide": "/", "subtract": "-"}
 
 
 @dataclass
@@ -298,4 +299,5 @@ def _of_python(path: Path) -> Launch:
             named = {"model_name_or_path": models[0]} if models else {}
             settings = {**named, **keywords, **_of_words(words, table, path, guessed)}
             return Launch(path, table, {"config_class": name, **settings}, guessed)
-    raise InputError(f"{path}: no call of a configuration class such as GRPOConfig(…); {REMEDY}")
+    why = "no call of a configuration class such as GRPOConfig(…)"
+    raise InputError(f"{path}: {why}; name the script with the command line that starts it")

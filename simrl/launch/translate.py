@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simrl.errors import InputError
+from simrl.errors import InputError, meant
 from simrl.launch.expression import evaluated, keys_of
 from simrl.launch.settings import Launch, Settings, is_file
 from simrl.profile.model_shape import MODELS, known_name, model_shape
@@ -184,6 +184,8 @@ def translate(launch: Launch, given: Mapping[str, Any], release: str | None = No
                 )
             )
     assumed += _assumed(fields)
+    if "workload.trace" in fields:
+        notes.append("the prompts and responses of a step are the trace's, not the launch's")
     for key in (key.key for key in keys if key.becomes.startswith(UNKNOWN)):
         for name, value in reader.used[key]:
             if fields.get(name) == value and name not in (*given, *(one.field for one in assumed)):
@@ -236,8 +238,10 @@ def _keys(launch: Launch, reader: _Reader, lost: set[str]) -> Iterator[Key]:
             kind, becomes = NO_EFFECT, why or "the framework's default"
         elif FAILED in of_key.values():
             becomes = "no value that simrl can compute with"
-        elif value is None or (key in known and not lost & of_key.keys()):
+        elif value in (None, {}) or (key in known and not lost & of_key.keys()):
             kind, becomes = NO_EFFECT, UNUSED
+        elif "did you mean" in (near := meant(key, known)):
+            becomes = near.strip(" ()")
         yield Key(kind, key, str(value).replace("\u00a0", " "), names, becomes)
 
 

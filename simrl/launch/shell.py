@@ -299,7 +299,7 @@ class Script:
         return re.sub(
             r"[A-Za-z_]\w*",
             lambda name: f"({' '.join(values.get(name[0], [name[0]]))})",
-            text[3:-2],
+            text.lstrip("$")[2:-2],
         )
 
     def _printed(self, node: Node) -> str | None:

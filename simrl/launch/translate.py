@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from simrl.errors import InputError, meant
 from simrl.launch.expression import evaluated, keys_of
 from simrl.launch.settings import Launch, Settings, is_file
+from simrl.launch.tables import Table
 from simrl.profile.model_shape import MODELS, known_name, model_shape
 from simrl.scenario.dotted import put
 from simrl.systems.recipes import parameters_of
@@ -138,74 +139,90 @@ def _numbers(release: str) -> list[int]:
 
 def translate(launch: Launch, given: Mapping[str, Any], release: str | None = None) -> Translation:
     """Return the scenario of a launch; `given` has fields that replace what it says or lacks."""
-    table, notes, assumed = launch.table, list(launch.guessed), list[Assumed]()
+    table, notes = launch.table, list(launch.guessed)
     given = {name: value for name, value in given.items() if value is not None}
-    known = {
-        name for default in table.defaults.values() if isinstance(default, dict) for name in default
-    }
-    if release and known and _numbers(release) < min(map(_numbers, known)):
-        raise InputError(
-            f"--release {release}: the releases known of {table.title} are {', '.join(sorted(known, key=_numbers))}"
-        )
-    reader = _Reader(launch, release or table.version)
+    reader = _Reader(launch, _known_release(table, release))
     values = {name: reader.field(name, text) for name, text in table.fields.items()}
-    chosen = (
-        r for r in table.systems if reader.field("systems", f"{r.name!r} if {r.when} else None")
+    rules = (
+        one
+        for one in table.systems
+        if reader.field("systems", f"{one.name!r} if {one.when} else None")
     )
-    rule = next(chosen, table.systems[-1])
-    values |= {
-        f"system.{name}": reader.field(f"system.{name}", text)
-        for name, text in rule.parameters.items()
-    }
+    rule = next(rules, table.systems[-1])
+    for name, text in rule.parameters.items():
+        values[f"system.{name}"] = reader.field(f"system.{name}", text)
     notes += [rule.note] if rule.note else []
     notes += [one.note for one in table.notes if reader.note(one.when, one.note)]
-    defaults = {f"system.{name}": value for name, value in parameters_of(rule.name).items()}
-    lost = {name for name in values if name.startswith("system.") and name not in defaults}
-    system = {"name": rule.name}
-    for name in defaults.keys() & values.keys():
-        if values[name] not in (None, defaults[name]):
-            system[name[7:]] = values[name]
-    keys = sorted(_keys(launch, reader, lost))
+    is_set = {name: value for name, value in values.items() if value is not None}
+    of_system = {name[7:]: value for name, value in is_set.items() if name.startswith("system.")}
     fields = {
-        name: value
-        for name, value in values.items()
-        if value is not None and not name.startswith("system.")
+        name: value for name, value in is_set.items() if not name.startswith("system.")
+    } | given
+    defaults = parameters_of(rule.name)
+    changed = {
+        name: value for name, value in of_system.items() if value != defaults.get(name, value)
     }
-    fields |= given
-    experts = any(fields.get(key, 1) != 1 for key in ("cluster.ep", "training.expert_parallel"))
-    for name in {"model", "training.reference_model"} & fields.keys():
-        written = str(fields[name])
-        fields[name], is_known = _model(written, launch.path.parent, experts and name == "model")
-        if not is_known:
-            _ = model_shape(written) if name in given else None  # which refuses it
-            assumed.append(
-                Assumed(
-                    name, fields[name], f"a stand-in for {written}", QUESTIONS["model"]["option"]
-                )
-            )
-    assumed += _assumed(fields)
+    keys = sorted(
+        _keys(launch, reader, {f"system.{name}" for name in of_system if name not in defaults})
+    )
+    assumed = [*_stand_ins(fields, given, launch.path.parent), *_assumed(fields)]
+    assumed += _taken(
+        reader, keys, {**fields, **dict.fromkeys([*given, *(one.field for one in assumed)])}
+    )
+    own = {**defaults, **of_system}
     if "workload.trace" in fields:
         notes.append("the prompts and responses of a step are the trace's, not the launch's")
-    for key in (key.key for key in keys if key.becomes.startswith(UNKNOWN)):
-        for name, value in reader.used[key]:
-            if fields.get(name) == value and name not in (*given, *(one.field for one in assumed)):
-                assumed.append(Assumed(name, value, f"{name}, of {key}", option_of(name)))
-    sources = dict.fromkeys(values, f"the default of {table.title} {release or table.version}")
-    for name in values:
-        writers = [
-            key.key for key in keys if key.list == UNDERSTOOD and name in key.field.split(", ")
-        ]
-        sources[name] = ", ".join(writers) or sources[name]
-    sources |= dict.fromkeys(given, "as given")
-    of_system = {name: values.get(name) for name in values if name.startswith("system.")}
-    own = {**defaults, **{name: value for name, value in of_system.items() if value is not None}}
-    own = {name[7:]: value for name, value in own.items() if value is not None}
     if own.get("dynamic_sampling"):
         notes.append(
             "groups of equal rewards are dropped: how many rests on workload.synthetic.reward_mean, 0.5 if not given"
         )
-    data = _data(launch, fields, system, own)
+    whose = f"the default of {table.title} {release or table.version}"
+    sources = {name: _writers(name, keys) or whose for name in values} | dict.fromkeys(
+        given, "as given"
+    )
+    data = _data(launch, fields, {"name": rule.name, **changed}, own)
     return Translation(launch, data, keys, assumed, notes, sources, [])
+
+
+def _known_release(table: Table, release: str | None) -> str:
+    """Return a release. Raise `InputError` for one before all that a table knows."""
+    releases = {
+        name for value in table.defaults.values() if isinstance(value, dict) for name in value
+    }
+    known = sorted(releases, key=_numbers)
+    if release and known and _numbers(release) < _numbers(known[0]):
+        raise InputError(
+            f"--release {release}: the releases known of {table.title} are {', '.join(known)}"
+        )
+    return release or table.version
+
+
+def _writers(name: str, keys: list[Key]) -> str:
+    """Return the keys that set a field."""
+    return ", ".join(
+        key.key for key in keys if key.list == UNDERSTOOD and name in key.field.split(", ")
+    )
+
+
+def _taken(reader: _Reader, keys: list[Key], fields: Settings) -> Iterator[Assumed]:
+    """Yield the fields that rest on a default in place of a value that only a run knows."""
+    for key in (key.key for key in keys if key.becomes.startswith(UNKNOWN)):
+        for name, value in reader.used[key]:
+            if value is not None and fields.pop(name, None) == value:
+                yield Assumed(name, value, f"{name}, of {key}", option_of(name))
+
+
+def _stand_ins(fields: Settings, given: Settings, folder: Path) -> Iterator[Assumed]:
+    """Put simrl's names of the models into `fields`, and yield those that only stand in."""
+    experts = any(fields.get(key, 1) != 1 for key in ("cluster.ep", "training.expert_parallel"))
+    for name in ("model", "training.reference_model"):
+        written = str(fields.get(name, ""))
+        if written:
+            fields[name], is_known = _model(written, folder, experts and name == "model")
+            if not is_known and name in given:
+                model_shape(written)  # refuses it
+            if not is_known:
+                yield Assumed(name, fields[name], f"a stand-in for {written}", option_of("model"))
 
 
 def _keys(launch: Launch, reader: _Reader, lost: set[str]) -> Iterator[Key]:

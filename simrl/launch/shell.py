@@ -303,17 +303,25 @@ class Script:
         )
 
     def _printed(self, node: Node) -> str | None:
-        """Return what `echo`, `basename`, `dirname` and `cd … && pwd` print; None for any other
-        command."""
+        """Return what `echo`, `basename`, `dirname`, `cd … && pwd` and `echo … | sed s/a/b/` print;
+        None for any other command."""
         text, command = self._written(node), ((node.get("Stmts") or [{}])[-1].get("Cmd") or {})
         if "dirname" in text and ("BASH_SOURCE" in text or "$0" in text):
-            return "." + "".join(re.findall(r"/\.\.(?=[/\"' ])", text))
+            return str(self.path.parent.resolve()) + "".join(re.findall(r"/\.\.(?=[/\"' ])", text))
         if command.get("Type") == "BinaryCmd" and command["Op"] == "||":
             self._guess(text)
             command = command["Y"].get("Cmd") or {}
+        replaces = None
+        if command.get("Type") == "BinaryCmd" and command["Op"] == "|":
+            sed = self._texts(command["Y"].get("Cmd", {}).get("Args"))
+            replaces = (
+                re.fullmatch(r"s(.)([^\\]+?)\1(.*?)\1g?", sed[-1]) if sed[:1] == ["sed"] else None
+            )
+            command = command["X"].get("Cmd") or {} if replaces else {}
         match self._texts(command.get("Args")) if command.get("Type") == "CallExpr" else []:
             case ["echo", *texts]:
-                return " ".join(texts)
+                printed = " ".join(texts)
+                return printed.replace(replaces[2], replaces[3], 1) if replaces else printed
             case ["basename", path, *suffix] if "$" not in path or path == "$0":
                 name = self.path.name if path == "$0" else path.rpartition("/")[2]
                 return name.removesuffix(suffix[0]) if suffix else name

@@ -257,8 +257,10 @@ def _keys(launch: Launch, reader: _Reader, lost: set[str]) -> Iterator[Key]:
             becomes = "no value that simrl can compute with"
         elif value in (None, {}) or (key in known and not lost & of_key.keys()):
             kind, becomes = NO_EFFECT, UNUSED
-        elif "did you mean" in (near := meant(key, known)):
-            becomes = near.strip(" ()")
+        else:
+            above, _, last = key.rpartition(".")
+            beside = [one.rpartition(".")[2] for one in known if one.rpartition(".")[0] == above]
+            becomes = meant(last, beside).strip(" ()")
         yield Key(kind, key, str(value).replace("\u00a0", " "), names, becomes)
 
 

@@ -94,6 +94,7 @@ HARD = {
     "an element by a name": ("i=1\nA=(1 8)", "${A[i]}", 8),
     "an element by a word": ("declare -A A=([a]=1 [b]=8)", "${A[b]}", 8),
     "an element that is assigned": ("A=(8 2)\nA[1]=3", "${A[0]}", 8),
+    "a replaced text": ("A=$(echo a/x/8 | sed 's#a/x/##')", "$A", 8),
     "an arithmetic condition that holds": ("N=4\nif ((N > 3)); then A=8; fi", "$A", 8),
     "an arithmetic condition": ("A=8\nif ((2 > 3)); then A=4; fi", "$A", 8),
     "an unknown arithmetic condition": ("A=8\nif ((N > 3)); then A=4; fi", "$A", 8),

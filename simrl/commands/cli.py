@@ -151,7 +151,7 @@ JSON_KEYS = {
     "speculation": "name, drafter, paper, parameters",
     "examples": "by name: about, command, files",
     "presets": "name, kind, about, engine, constants",
-    "init": "scenario, data, keys (list, key, value, field, becomes), assumed, notes",
+    "init": "scenario, data, keys (list, key, value, field, becomes), changed, assumed, notes",
     "sweep": "table, points, simulated, failed, errors",
     "acceptance": "drafter, history, acceptance_rate, speculation_rate, accept_length, by_epoch, hit_lengths, by_response, "
     "pays, run_model, run_model_accept_length, window, responses, responses_with_drafts, tokens_with_drafts, "

@@ -94,9 +94,9 @@ def init(
     )
     launch, aim = (read_launch(Path(source)), "compare") if source is not None else _asked(fields)
     translation = translate(launch, fields, release)
-    own = Path(f"{translation.data['name']}.yaml")
-    is_source = source is not None and own.absolute() == Path(source).absolute()
-    path = Path(output or (own.with_stem(f"{own.stem}_scenario") if is_source else own))
+    default = Path(f"{translation.data['name']}.yaml")
+    is_source = source is not None and default.absolute() == Path(source).absolute()
+    path = Path(output or (default.with_stem(f"{default.stem}_scenario") if is_source else default))
     translation.data["name"] = path.stem
     try:
         ScenarioFile(path, (), translation.data).scenarios()
@@ -106,23 +106,25 @@ def init(
         raise InputError(
             f"{launch.path}{next((f', {key}' for key in wrong), '')}: {error}"
         ) from error
-    fit(translation)
+    fits = fit(translation)
     heading = f"{launch.path.name}: {launch.table.title}. Each value says where it is from.\nsimrl compare {path}"
     files = write_scenario(path, translation, heading)
     varied = " cluster.gpus=32,64,128" if aim == "sweep" else ""
-    refused = any(note.startswith("simrl compare refuses") for note in translation.notes)
-    first = "change what the last note names, then  " if refused else ""
+    first = "" if fits else "change what the last note names, then  "
     notes = [f"Written: {', '.join(map(str, files))}", f"Next:  {first}simrl {aim} {path}{varied}"]
 
     def show(data: Any, console: Console) -> None:
         console.print(_text(translation, lists), soft_wrap=True, highlight=False, markup=False)
 
     rows = [key._asdict() for key in translation.keys]
-    assumed = [one._asdict() for one in translation.assumed]
+    assumed, changed = (
+        [one._asdict() for one in part] for part in (translation.assumed, translation.changed)
+    )
     data = {
         "scenario": str(path),
         "data": translation.data,
         "keys": rows,
+        "changed": changed,
         "assumed": assumed,
         "notes": translation.notes,
     }
@@ -177,9 +179,9 @@ def _text(translation: Translation, lists: bool) -> str:
     from simrl.launch.translate import NO_EFFECT, NOT_UNDERSTOOD, UNDERSTOOD
 
     launch = translation.launch
-    own, *others = [system["name"] for system in translation.data["systems"]]
+    first, *others = [system["name"] for system in translation.data["systems"]]
     lines = [
-        f"{launch.path.name}: {launch.table.title}, simulated as {own}{', beside ' * bool(others)}{', '.join(others)}"
+        f"{launch.path.name}: {launch.table.title}, simulated as {first}{', beside ' * bool(others)}{', '.join(others)}"
     ]
     for name in (UNDERSTOOD, NO_EFFECT, NOT_UNDERSTOOD) if launch.settings else ():
         keys = translation.of(name)

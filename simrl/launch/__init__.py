@@ -1,1 +1,1 @@
-"""What starts a run of a framework, read as text and made a scenario."""
+"""Launches of frameworks, read as text and made scenarios."""

@@ -29,9 +29,9 @@ MOST_CHANGES = 2  # at a time
 SHARES = [0.5, 0.75, 0.625, 0.25, 0.875]  # of the GPUs, for rollout
 
 
-def fit(translation: Translation) -> None:
+def fit(translation: Translation) -> bool:
     """Change a translation to a scenario that can be simulated, and list the changes as assumed. If
-    none is found, a note has the reason. Of the systems beside the launch's own, those that the
+    none is found, a note has the reason. Return whether one was found. Of the systems beside the launch's own, those that the
     GPUs allow stay, with a share of them for rollout."""
     inputs = InputCache()
     changes = {key: (value, why) for key, value, why in _not_modelled(translation.data)}
@@ -47,7 +47,7 @@ def fit(translation: Translation) -> None:
             fitting := next((one for one in tried if not _refusal(_with(data, one), inputs)), None)
         ) is None:
             translation.notes.append(f"simrl compare refuses it as it stands: {reason}")
-            return
+            return False
         for key, value in fitting.items():
             changes[key] = value, f"as written: {reason}"
         data = _with(data, fitting)
@@ -61,6 +61,7 @@ def fit(translation: Translation) -> None:
     translation.assumed = [one for one in translation.assumed if one.field not in changes]
     for key, (value, why) in changes.items():
         translation.changed.append(Assumed(key, value, why, option_of(key)))
+    return True
 
 
 def _allowed(

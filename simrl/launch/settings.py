@@ -22,6 +22,7 @@ from simrl.launch.expression import arithmetic
 from simrl.launch.python import calls_of
 from simrl.launch.shell import commands_of, text_of
 from simrl.launch.tables import TABLES, Table
+from simrl.scenario.dotted import merged
 from simrl.scenario.yaml_text import parse_override, read_yaml
 
 Settings = dict[str, Any]
@@ -40,8 +41,8 @@ _OPERATIONS |= {"multiply": "*", "divide": "/", "subtract": "-"}
 
 @dataclass
 class Launch:
-    """What a file starts: a framework and its settings. `guessed` has the places where only a run
-    decides, and how they were read."""
+    """A framework and the settings that a file starts it with. `guessed` has the places where only a
+    run decides, and how they were read."""
 
     path: Path
     table: Table
@@ -70,10 +71,8 @@ def read_launch(path: Path) -> Launch:
 
 
 def _of_script(path: Path) -> Launch:
-    text, marks = (
-        text_of(path),
-        {one.name: re.compile("|".join(one.programs or ["(?!)"])) for one in TABLES},
-    )
+    text = text_of(path)
+    marks = {one.name: re.compile("|".join(one.programs or ["(?!)"])) for one in TABLES}
     every = re.compile("|".join(mark.pattern for mark in marks.values()))
     for unknown in (False, True):
         commands, script = commands_of(
@@ -186,8 +185,8 @@ def _of_data(path: Path) -> Launch:
 
 
 def _data(path: Path, guessed: list[str], read: list[Path]) -> dict[str, Any]:
-    """Return a file's data on that of the files that its `defaults` name; `read` are those that
-    were read so far."""
+    """Return the data of a file, merged over the data of the files that its `defaults` name; `read`
+    has the files that were read so far."""
     read.append(path)
     if len(read) > MOST_FILES:
         raise InputError(f"{path}: `defaults` name more than {MOST_FILES} files; correct them")
@@ -216,21 +215,14 @@ def _data(path: Path, guessed: list[str], read: list[Path]) -> dict[str, Any]:
             inner = _data(file, guessed, read)
             for part in reversed(re.findall(r"[^./]+", at or package or folder)):
                 inner = inner if part in ("_here_", "_global_") else {part: inner}
-            below = _merged(below, inner)
+            below = merged(below, inner)
         elif name not in ("_self_", "") and not is_file(file):
             guessed.append(f"defaults: {name}: not found beside {path.name}, left out")
-    return dict(_merged(below, data))
+    return merged(below, data)
 
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
-
-
-def _merged(below: Any, above: Any) -> Any:
-    """Return data on other data: mappings are joined, other values replaced."""
-    if not isinstance(above, dict) or not isinstance(below, dict):
-        return above
-    return {**below, **{key: _merged(below.get(key), value) for key, value in above.items()}}
 
 
 def _flat(data: Any, prefix: str = "") -> Settings:

@@ -121,7 +121,7 @@ class _Reader:
 
 
 def option_of(field: str) -> str:
-    """Return how `simrl init` is given a field."""
+    """Return the option of `simrl init` that gives a field."""
     return str(QUESTIONS.get(field, {}).get("option", f"{field}=X"))
 
 
@@ -137,10 +137,12 @@ def _numbers(release: str) -> list[int]:
     return [int(part) for part in re.findall(r"\d+", release)]
 
 
-def translate(launch: Launch, given: Mapping[str, Any], release: str | None = None) -> Translation:
-    """Return the scenario of a launch; `given` has fields that replace what it says or lacks."""
+def translate(
+    launch: Launch, overrides: Mapping[str, Any], release: str | None = None
+) -> Translation:
+    """Return the scenario of a launch; `overrides` has fields that replace what it says or lacks."""
     table, notes = launch.table, list(launch.guessed)
-    given = {name: value for name, value in given.items() if value is not None}
+    overrides = {name: value for name, value in overrides.items() if value is not None}
     reader = _Reader(launch, _known_release(table, release))
     values = {name: reader.field(name, text) for name, text in table.fields.items()}
     rules = (
@@ -157,7 +159,7 @@ def translate(launch: Launch, given: Mapping[str, Any], release: str | None = No
     of_system = {name[7:]: value for name, value in is_set.items() if name.startswith("system.")}
     fields = {
         name: value for name, value in is_set.items() if not name.startswith("system.")
-    } | given
+    } | overrides
     defaults = parameters_of(rule.name)
     changed = {
         name: value for name, value in of_system.items() if value != defaults.get(name, value)
@@ -165,22 +167,22 @@ def translate(launch: Launch, given: Mapping[str, Any], release: str | None = No
     keys = sorted(
         _keys(launch, reader, {f"system.{name}" for name in of_system if name not in defaults})
     )
-    assumed = [*_stand_ins(fields, given, launch.path.parent), *_assumed(fields)]
+    assumed = [*_stand_ins(fields, overrides, launch.path.parent), *_assumed(fields)]
     assumed += _taken(
-        reader, keys, {**fields, **dict.fromkeys([*given, *(one.field for one in assumed)])}
+        reader, keys, {**fields, **dict.fromkeys([*overrides, *(one.field for one in assumed)])}
     )
-    own = {**defaults, **of_system}
+    parameters = {**defaults, **of_system}
     if "workload.trace" in fields:
         notes.append("the prompts and responses of a step are the trace's, not the launch's")
-    if own.get("dynamic_sampling"):
+    if parameters.get("dynamic_sampling"):
         notes.append(
             "groups of equal rewards are dropped: how many rests on workload.synthetic.reward_mean, 0.5 if not given"
         )
     whose = f"the default of {table.title} {release or table.version}"
     sources = {name: _writers(name, keys) or whose for name in values} | dict.fromkeys(
-        given, "as given"
+        overrides, "as given"
     )
-    data = _data(launch, fields, {"name": rule.name, **changed}, own)
+    data = _data(launch, fields, {"name": rule.name, **changed}, parameters)
     return Translation(launch, data, keys, assumed, notes, sources, [])
 
 
@@ -212,14 +214,14 @@ def _taken(reader: _Reader, keys: list[Key], fields: Settings) -> Iterator[Assum
                 yield Assumed(name, value, f"{name}, of {key}", option_of(name))
 
 
-def _stand_ins(fields: Settings, given: Settings, folder: Path) -> Iterator[Assumed]:
+def _stand_ins(fields: Settings, overrides: Settings, folder: Path) -> Iterator[Assumed]:
     """Put simrl's names of the models into `fields`, and yield those that only stand in."""
     experts = any(fields.get(key, 1) != 1 for key in ("cluster.ep", "training.expert_parallel"))
     for name in ("model", "training.reference_model"):
         written = str(fields.get(name, ""))
         if written:
             fields[name], is_known = _model(written, folder, experts and name == "model")
-            if not is_known and name in given:
+            if not is_known and name in overrides:
                 model_shape(written)  # refuses it
             if not is_known:
                 yield Assumed(name, fields[name], f"a stand-in for {written}", option_of("model"))
@@ -267,9 +269,8 @@ def _keys(launch: Launch, reader: _Reader, lost: set[str]) -> Iterator[Key]:
 def _assumed(fields: Settings) -> Iterator[Assumed]:
     """Yield what a scenario needs and `fields` lacks, and put it there."""
     fields.setdefault("workload.synthetic.prompt_cap_tokens", 2048)
-    dropped = "workload.synthetic." if "workload.trace" in fields else "-"
     for name, question in QUESTIONS.items():
-        if "assumed" in question and fields.get(name) is None and not name.startswith(dropped):
+        if "assumed" in question and fields.get(name) is None and not _is_of_trace(name, fields):
             fields[name] = evaluated(question["assumed"], fields.get)
             yield Assumed(name, fields[name], question["what"], question["option"])
 
@@ -304,26 +305,34 @@ def _model(text: str, folder: Path, experts: bool) -> tuple[str, bool]:
     return min(alike, key=distance), False
 
 
+def _is_of_trace(name: str, fields: Settings) -> bool:
+    """Return whether a trace has what a field would say."""
+    return "workload.trace" in fields and name.startswith("workload.synthetic.")
+
+
 def _squeezed(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name)
 
 
 def _data(
-    launch: Launch, fields: Settings, system: dict[str, Any], own: dict[str, Any]
+    launch: Launch, fields: Settings, system: dict[str, Any], parameters: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the data of the scenario file."""
     name = re.sub(r"\W+", "_", launch.path.stem).strip("_").lower() or launch.table.name
     data: dict[str, Any] = {"name": name, "steps": STEPS, "warmup_steps": WARMUP}
-    dropped = "workload.synthetic." if "workload.trace" in fields else "-"
     for key, value in sorted(
         {"workload.synthetic.steps": STEPS, **fields}.items(), key=lambda one: one[0].count(".")
     ):
-        data = data if key.startswith(dropped) else put(data, key, value, str(launch.path))
-    shared = {"minibatches": own.get("minibatches", 1)}
-    if "rollout_share" not in own:  # else it takes the engine's, which is the asynchronous mode's
-        shared["log_probs"] = own.get("log_probs", 1)
-    if filters := own.get("dynamic_sampling"):
-        shared["dynamic_sampling"] = own.get("over_sampling", 1.0 if filters is True else filters)
+        data = data if _is_of_trace(key, fields) else put(data, key, value, str(launch.path))
+    shared = {"minibatches": parameters.get("minibatches", 1)}
+    if (
+        "rollout_share" not in parameters
+    ):  # else it takes the engine's, which is the asynchronous mode's
+        shared["log_probs"] = parameters.get("log_probs", 1)
+    if filters := parameters.get("dynamic_sampling"):
+        shared["dynamic_sampling"] = parameters.get(
+            "over_sampling", 1.0 if filters is True else filters
+        )
     others = [{**one, **shared} for one in OTHERS if one["name"] != system["name"]]
     others = [one for one in others if system["name"] != "dapo" or one["name"] != "verl_colocated"]
     return {**data, "systems": [system, *others]}

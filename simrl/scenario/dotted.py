@@ -51,7 +51,7 @@ def put(data: Mapping[str, Any], key: str, value: Any, place: str = "") -> dict[
         at: Any = int(part) if isinstance(inside, list) else part
         there = inside[at] if isinstance(inside, list) else inside.get(at)
         if i == len(parts):
-            inside[at] = _merged(there, value) if isinstance(value, dict) else value
+            inside[at] = merged(there, value) if isinstance(value, dict) else value
         elif there is None or isinstance(there, dict | list):
             inside[at] = there = {} if there is None else there.copy()
             inside = there
@@ -65,9 +65,10 @@ def _is_place(data: Any, part: str) -> bool:
     return isinstance(data, list) and is_number is not None and int(part) < len(data)
 
 
-def _merged(there: Any, section: dict[Any, Any]) -> dict[Any, Any]:
+def merged(there: Any, section: dict[Any, Any]) -> dict[Any, Any]:
+    """Return a section on what is there: mappings are joined, other values replaced."""
     there = there if isinstance(there, dict) else {}
-    values = {k: _merged(there.get(k), v) if isinstance(v, dict) else v for k, v in section.items()}
+    values = {k: merged(there.get(k), v) if isinstance(v, dict) else v for k, v in section.items()}
     return {**there, **values}
 
 

@@ -1,4 +1,4 @@
-"""What the tests of launches share: a folder with files, read as a launch, within a time."""
+"""Shared by the tests of launches: a folder with files, read as a launch, within a time."""
 
 import os
 import signal
@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from simrl.launch.settings import Launch, read_launch
 from simrl.launch.translate import Translation, translate
+from simrl.scenario.load import load_scenarios
+from simrl.simulate.prepare import prepare
+from simrl.study import launch as written
 
 VERL = "python3 -m verl.trainer.main_ppo"
 COMPLETE = (
@@ -39,6 +43,14 @@ def settings(folder: Path, text: str, name: str = "run.sh", **beside: str) -> di
 
 def translation(folder: Path, text: str, name: str = "run.sh", **given: Any) -> Translation:
     return translate(read(folder, text, name), given)
+
+
+def launched(folder: Path, scenario: dict[str, Any]) -> written.Launch | str:
+    """Return the settings with which advise would launch a scenario."""
+    file = folder / "scenario.yaml"
+    file.write_text(yaml.safe_dump(scenario))
+    (loaded,) = load_scenarios(file)
+    return written.launch(prepare(loaded))
 
 
 @contextmanager

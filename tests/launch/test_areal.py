@@ -1,14 +1,11 @@
 """AReaL's table: allocations of both generations, the reference, and the way back from a launch."""
 
 import pytest
-import yaml
 
 from simrl.launch.settings import read_launch
 from simrl.launch.translate import NOT_UNDERSTOOD, translate
-from simrl.scenario.load import load_scenarios
-from simrl.simulate.prepare import prepare
-from simrl.study.launch import launch
 from simrl.systems.recipes import parameters_of
+from tests.launch.reading import launched
 
 RUN = "python3 examples/math/gsm8k_rl.py --config mine.yaml actor.path=Qwen/Qwen3-8B"
 
@@ -97,10 +94,3 @@ def test_a_launch_that_advise_writes_is_read_as_the_settings_it_was_written_from
     }
     back["workload"]["synthetic"] |= lengths
     assert launched(tmp_path, back).settings == there.settings
-
-
-def launched(folder, scenario):
-    file = folder / "scenario.yaml"
-    file.write_text(yaml.safe_dump(scenario))
-    (loaded,) = load_scenarios(file)
-    return launch(prepare(loaded))

@@ -119,8 +119,8 @@ def test_an_override_is_a_field_of_the_scenario(script):
 
 
 def test_systems_are_refused_since_the_launch_decides_the_first(script):
-    said = script.refuses("init", "--from", "run.sh", "systems=[split]")
-    assert "systems: the launch decides the first" in said
+    message = script.refuses("init", "--from", "run.sh", "systems=[split]")
+    assert "systems: the launch decides the first" in message
 
 
 def test_o_names_the_scenario(script):

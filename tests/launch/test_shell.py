@@ -67,8 +67,8 @@ KNOWN = {
 
 @pytest.mark.parametrize(("before", "word", "value"), KNOWN.values(), ids=KNOWN)
 def test_a_value_is_what_the_shell_would_give(tmp_path, before, word, value):
-    own = "A=8 " if KNOWN["one on the command's own line"] == (before, word, value) else ""
-    assert settings(tmp_path, f"{before}\n{own}{VERL} x={word}\n")["x"] == value
+    prefix = "A=8 " if KNOWN["one on the command's own line"] == (before, word, value) else ""
+    assert settings(tmp_path, f"{before}\n{prefix}{VERL} x={word}\n")["x"] == value
 
 
 UNKNOWN = {
@@ -129,8 +129,8 @@ WRONG = {
     ],
 )
 def test_a_value_that_cannot_be_followed_is_the_shells_or_unknown(tmp_path, before, word, value):
-    given = settings(tmp_path, f"{before}\n{VERL} x={word} y=1\n")["x"]
-    assert given == value or "$" in str(given)
+    values = settings(tmp_path, f"{before}\n{VERL} x={word} y=1\n")["x"]
+    assert values == value or "$" in str(values)
 
 
 @pytest.mark.xfail(strict=True, reason="read, mapfile and readarray set nothing")

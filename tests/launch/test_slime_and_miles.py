@@ -88,7 +88,7 @@ def test_slime_takes_old_log_probs_from_an_update_of_one_mini_batch(tmp_path, op
 
 def test_miles_computes_old_log_probs_of_one_mini_batch_too(tmp_path):
     translation = read(
-        tmp_path, f"python3 /root/miles/train.py {COMMON} --colocate --global-batch-size 256"
+        tmp_path, f"python3 miles/train.py {COMMON} --colocate --global-batch-size 256"
     )
     assert translation.launch.table.name == "miles"
     assert system(translation)["log_probs"] == 1

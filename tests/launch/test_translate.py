@@ -1,4 +1,4 @@
-"""What becomes of the keys of a launch: three lists, what is assumed, and models that stand in."""
+"""Keys of a launch: three lists, what is assumed, and models that stand in."""
 
 from collections import Counter
 

@@ -4,15 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from simrl.launch.settings import read_launch
 from simrl.launch.translate import NOT_UNDERSTOOD, translate
 from simrl.scenario.dotted import get
 from simrl.scenario.load import load_scenarios
-from simrl.simulate.prepare import prepare
-from simrl.study.launch import launch
-from tests.launch.reading import COMPLETE, read
+from tests.launch.reading import COMPLETE, launched, read
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ACTOR = "actor_rollout_ref.actor"
@@ -140,10 +137,3 @@ def test_a_launch_that_advise_writes_is_read_as_the_settings_it_was_written_from
     for section in ("engine", "training"):
         found = getattr(again, section).model_dump()
         assert found.items() >= scenario[section].items()
-
-
-def launched(folder, scenario):
-    file = folder / "scenario.yaml"
-    file.write_text(yaml.safe_dump(scenario))
-    (loaded,) = load_scenarios(file)
-    return launch(prepare(loaded))

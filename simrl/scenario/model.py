@@ -17,6 +17,7 @@ from pydantic import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -32,12 +33,13 @@ from simrl.profile.model_shape import model_shape
 from simrl.profile.precision import KvCache, Weights, require_precision
 from simrl.profile.shipped import PROFILES, SHIPPED, file_name
 from simrl.scenario.agents import AgentsConfig
+from simrl.scenario.calibration import CalibrationConfig
 from simrl.scenario.faults import Fault
 from simrl.scenario.presets import with_presets
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.trace.synthesis import LengthModel
 from simrl.training.config import Seconds, Share, TrainingConfig
-from simrl.validation import MOST_SEED, numbers_are_no_truth, switched
+from simrl.validation import MOST_SEED, explain, numbers_are_no_truth, switched
 
 MOST_STEPS = 1_000_000  # an update a second for eleven days
 
@@ -320,6 +322,7 @@ class Scenario(_Section):
     """acceptance of drafts where the trace has no token ids"""
     faults: tuple[Fault, ...] = ()
     """workers that are slow, lost, or late with their weights"""
+    calibration: CalibrationConfig | None = None
     system: SystemConfig
     variant: str = ""
     """the variation, as `key=value, …`"""
@@ -343,6 +346,22 @@ class Scenario(_Section):
         except InputError as error:
             raise ValueError(str(error).removeprefix("precision.")) from error
         return precision
+
+    @field_validator("calibration")
+    @classmethod
+    def _has_possible_fits(cls, calibration: CalibrationConfig | None) -> CalibrationConfig | None:
+        for key, value in (
+            pair for fit in (calibration.fits if calibration else ()) for pair in fit.items()
+        ):
+            section, _, field = key.partition(".")
+            model = {"profile": ProfileConfig, "training": TrainingConfig}[section]
+            try:
+                model.model_validate({field: value})
+            except ValidationError as error:
+                raise ValueError(
+                    f"a fit has {section}.{explain(error, model, section)[1]}"
+                ) from error
+        return calibration
 
     @field_validator("name")
     @classmethod

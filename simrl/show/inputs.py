@@ -18,6 +18,7 @@ from simrl.analysis.explanation import pool_kinds
 from simrl.engine.config import EngineConfig
 from simrl.profile.metadata import split_words
 from simrl.profile.precision import FP8_EXPERTS
+from simrl.scenario.calibration import open_lines
 from simrl.scenario.presets import Used, constants
 from simrl.show.text import formatted, grouped, listed
 from simrl.training.config import TrainingConfig, assumed_s, assumption, trained_by
@@ -280,6 +281,13 @@ def not_modelled_lines(of_results: Iterable[Facts]) -> list[str]:
     )
     distinct = list(dict.fromkeys(missing))
     return [f"Not modelled: {'; '.join(distinct)}"] * bool(distinct)
+
+
+def calibration_lines(of_results: Iterable[Facts]) -> list[str]:
+    """Return what the calibrations of these runs leave open, each line once."""
+    return list(
+        dict.fromkeys(line for facts in of_results for line in open_lines(facts["scenario"]))
+    )
 
 
 def provenance(of_results: Sequence[Facts]) -> list[str]:

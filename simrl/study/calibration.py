@@ -26,6 +26,8 @@ from simrl.files import temporary_folder, write_whole_folder
 from simrl.profile.model_shape import model_shape
 from simrl.profile.shipped import shipped_profile
 from simrl.result.result import Result
+from simrl.scenario.calibration import CalibrationConfig
+from simrl.scenario.dotted import get
 from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import RooflineConfig, Scenario
 from simrl.scenario.presets import Constant, Preset, named
@@ -65,6 +67,7 @@ T = TypeVar("T")
 PHASES = ("generation", "log_prob", "update", "step")
 MANIFEST = "files.txt"
 CALIBRATED = "calibrated.yaml"
+FITTED_AT = ("model", "cluster.gpu", "cluster.tp")  # what efficiencies depend on
 NEEDS = "model=qwen2.5-3b cluster.gpu=a100 cluster.gpus=4 cluster.tp=1"
 
 
@@ -100,11 +103,22 @@ class Calibration:
     assumed: tuple[str, ...]
     fits: tuple[Scenario, ...] = ()
     unclear: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()  # phases that the log does not time
 
     @property
     def warnings(self) -> list[str]:
         """Return what is doubtful about the corrections."""
-        return [*self.unclear, *(c.warning for c in self.corrections if c.warning)]
+        return [text for _, text in self.doubts]
+
+    @property
+    def doubts(self) -> list[tuple[str, str]]:
+        """Return what is doubtful, each with the keys of the corrections that it names."""
+        doubts = [(c.name, c.warning) for c in self.corrections if c.warning]
+        keys = {c.name: _key(c) for c in self.corrections}
+        return [
+            (", ".join(key for name, key in keys.items() if re.search(rf"\b{name}\b", about)), text)
+            for about, text in [*((text, text) for text in self.unclear), *doubts]
+        ]
 
     def as_json(self) -> dict[str, Any]:
         """Return the data of `--json`; the keys are stable."""
@@ -393,6 +407,9 @@ def scenario_yaml(calibration: Calibration, source: str) -> str:
     )
     data["workload"] = {"trace": "run.parquet"}
     system = calibration.scenario.system
+    data["calibration"] = _left_open(calibration, source).model_dump(
+        mode="json", exclude_defaults=True
+    )
     data["systems"] = [{"name": system.name, **system.parameters}]
     first, last = calibration.window
     lines = [f"# Calibrated on steps {first}-{last} of {source}."]
@@ -406,9 +423,35 @@ def scenario_yaml(calibration: Calibration, source: str) -> str:
             lines.append(
                 f"# {e.phase}: {e.mape_out:.1%} mean absolute error over the {e.steps_out} other steps"
             )
-    lines += [f"# Warning: {text}." for text in calibration.warnings]
     lines += [f"# Assumed: {text}." for text in calibration.assumed]
     return "\n".join(lines) + "\n\n" + yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+
+
+def _left_open(calibration: Calibration, source: str) -> CalibrationConfig:
+    """Return what the log leaves open, for the commands that use the scenario."""
+    warnings: dict[str, str] = {}
+    for keys, text in calibration.doubts:
+        warnings[keys] = "; ".join(filter(None, (warnings.get(keys), text)))
+    scenarios = calibration.scenario, *calibration.fits
+    used, *others = (
+        {key: get(fit, key) for key in map(_key, calibration.corrections)}
+        for fit in (scenario.model_dump() for scenario in scenarios)
+    )
+    unlike = [fit for i, fit in enumerate(others) if fit not in (used, *others[:i])]
+    whole = calibration.scenario.model_dump()
+    return CalibrationConfig(
+        log=source,
+        steps="{}-{}".format(*calibration.window),
+        at={key: get(whole, key) for key in FITTED_AT},
+        lacks=calibration.lacks,
+        warnings=warnings,
+        fits=(used, *unlike),
+    )
+
+
+def _key(correction: Correction) -> str:
+    """Return the key of a correction in a scenario, without remarks."""
+    return correction.key.partition(" ")[0]
 
 
 def presets_of(calibration: Calibration, log: str) -> dict[str, Preset]:

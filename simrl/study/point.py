@@ -31,7 +31,8 @@ from simrl.systems.recipes import RECIPES
 
 Row = dict[str, Any]  # metrics by name
 Outcome = dict[str, Any]  # {"row": its row}, or {"error": one line, "cause": of all such errors}
-_LABELS = ("name", "variant")  # of a scenario: nothing that is simulated depends on them
+# of a scenario: nothing that is simulated depends on them
+_LABELS = ("name", "variant", "calibration")
 _HASHED_APART = {*_LABELS, "system"}
 _FILES = (".parquet", ".json")  # ends of names of files that have no folder
 _QUOTED = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')

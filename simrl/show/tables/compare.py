@@ -14,7 +14,7 @@ from rich.table import Table
 
 from simrl.profile.metadata import split_words
 from simrl.scenario.model import Scenario
-from simrl.show.inputs import not_modelled_lines, provenance, rests_on
+from simrl.show.inputs import calibration_lines, not_modelled_lines, provenance, rests_on
 from simrl.show.tables.ranking import (
     best_and_other,
     most_of_variants,
@@ -94,6 +94,7 @@ def show_comparison(
         *[*headline(rows), *notes(rows), *(ranking_lines(rows) or [unranked] * bool(unranked))][
             : shown.lines
         ],
+        *calibration_lines(metadata),
     )
     if page or shown.columns:
         with folded(console, "What the columns mean"):

@@ -101,13 +101,12 @@ class CalibrationView(DataView):
 @dataclass(frozen=True, repr=False)
 class WhatIf(View):
     """A real run and its prediction under other systems: its `calibration`, the `comparison` on its
-    own steps, `ranges` of each row's speed-up by what is not known (`fits` that do as well on the
-    window, the `likeness` of responses of a prompt), and `said`, remarks on the rows."""
+    own steps, whose rows have the `ranges` of the speed-up by what is not known (`fits` that do as
+    well on the window, the `likeness` of responses of a prompt), and `said`, remarks on the rows."""
 
     calibration: CalibrationView
     comparison: Comparison
     said: Sequence[str] = ()
-    ranges: Sequence[Mapping[str, tuple[float, float]]] = ()
 
     def __repr__(self) -> str:
         return f"<What if: {', '.join(self.comparison.names)}>"
@@ -116,19 +115,16 @@ class WhatIf(View):
         self.calibration._show(console)
         console.print()
         self.comparison._show(console)
-        from simrl.show.tables.calibration import print_ranges
-
-        print_ranges(self.comparison.rows, self.ranges, console)
         for line in self.said:
             console.print(line)
 
     def json(self) -> Any:
         """Return what `--json` prints."""
-        rows = [
-            {**row, "ranges": of_row}
-            for row, of_row in zip(self.comparison.rows, self.ranges, strict=True)
-        ]
-        return {"systems": rows, **self.calibration.data.as_json(), "said": self.said}
+        return {
+            "systems": self.comparison.rows,
+            **self.calibration.data.as_json(),
+            "said": self.said,
+        }
 
     @property
     def table(self) -> pd.DataFrame:
@@ -200,6 +196,7 @@ def whatif(
     """
     from simrl.commands.workload import folder_or_temporary, listed_systems, without_parameters
     from simrl.study.calibration import CALIBRATED, run_name
+    from simrl.study.compare import ALONE
     from simrl.study.logged_lengths import write_alike
     from simrl.study.whatif import alternatives, check_system
 
@@ -214,12 +211,9 @@ def whatif(
     with folder_or_temporary(output and output.with_name(f"{output.name}-run")) as run_folder:
         calibration = _calibrated(log, overrides, window, group, run_folder, logged)
         alike = None if logged.get("trace") else write_alike(run_folder)
-        fits = [calibration.data.scenario, *calibration.data.fits]
-        scenarios, remarks, ranges = alternatives(
-            run_folder / CALIBRATED, others, fits, jobs, alike
-        )
-        compared = simulate_all(scenarios, None, jobs, output)
-    return WhatIf(calibration, compared, remarks, ranges, notes=compared.notes, width=200)
+        scenarios, remarks = alternatives(run_folder / CALIBRATED, others, jobs)
+        compared = simulate_all(scenarios, None, jobs, output, replace(ALONE, alike=alike))
+    return WhatIf(calibration, compared, remarks, notes=compared.notes, width=200)
 
 
 def _calibrated(

@@ -48,8 +48,7 @@ class CalibrationConfig(
 
 
 def other_fits(scenario: Scenario) -> list[Scenario]:
-    """Return the scenario with the corrections of each other fit that does as well; none if they
-    are all the user's."""
+    """Return the scenario with the corrections of each other fit that does as well."""
     if scenario.calibration is None or not scenario.calibration.fits:
         return []
     used, *others = scenario.calibration.fits
@@ -61,7 +60,7 @@ def other_fits(scenario: Scenario) -> list[Scenario]:
             section, _, field = key.partition(".")
             fitted = fitted.with_fields(section, **{field: fit[key]})
         fits.append(fitted)
-    return fits if any(fitted != scenario for fitted in fits) else []
+    return fits
 
 
 def open_lines(scenario: Mapping[str, Any]) -> list[str]:

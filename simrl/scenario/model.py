@@ -354,7 +354,7 @@ class Scenario(_Section):
             pair for fit in (calibration.fits if calibration else ()) for pair in fit.items()
         ):
             section, _, field = key.partition(".")
-            model = {"profile": ProfileConfig, "training": TrainingConfig}[section]
+            model: type[BaseModel] = ProfileConfig if section == "profile" else TrainingConfig
             try:
                 model.model_validate({field: value})
             except ValidationError as error:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from simrl.errors import InputError
@@ -27,6 +28,7 @@ from simrl.simulate.run import simulate_prepared
 from simrl.simulate.training_checks import TrainingMemoryError, TrainingNeed
 from simrl.study.point import Row, row_of
 from simrl.study.progress import compile_kernels, progress_bar
+from simrl.study.ranges import left_open, with_ranges
 from simrl.study.robustness import assumed_seconds, scaled
 from simrl.study.splits import WORTH, best_splits, looks
 from simrl.study.store import Outcomes, simulating
@@ -48,12 +50,14 @@ LONGEST_NAME = 100  # of a run's folder; file systems take 255 bytes
 class Beside:
     """The further runs. `ranking`: with other assumed seconds (None: if it is quick). `best_split`:
     search every system's split first (None: look at others, and warn). `sure`: with two further
-    seeds. `updates`: whole batches of the planned run whose hours and cost are wanted."""
+    seeds. `updates`: whole batches of the planned run whose hours and cost are wanted. `alike`: a
+    trace whose responses of a prompt are alike."""
 
     ranking: bool | None = None
     best_split: bool | None = None
     sure: bool = False
     updates: int | None = None
+    alike: Path | None = None
 
 
 ALONE = Beside(ranking=False, best_split=False)
@@ -114,6 +118,9 @@ def simulate_compared(
             further, _rows(outcomes, [run.scenario for run in further]), strict=True
         ):
             _add(rows[run.place], run, row, inputs)
+        rows = with_ranges(
+            scenarios, rows, left_open(scenarios, beside.alike), partial(_rows, outcomes)
+        )
     return Compared(list(scenarios), [kept for _, kept in runs], rows, unranked)
 
 

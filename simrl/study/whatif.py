@@ -1,5 +1,5 @@
 """The systems that a calibrated run is compared with: each with as many samples as the run, at its
-best split, and the range of its speed-up.
+best split.
 
 Invariant: every row trains as many samples as the run did, from its first step on, so rows differ
 in their system and not in the steps that they got to: where responses grow, equal numbers of
@@ -14,8 +14,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from simrl.errors import InputError
 from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import Scenario
@@ -23,27 +21,19 @@ from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate_prepared
 from simrl.study.splits import best_splits, divides, nearest_split, units, with_workers
-from simrl.study.store import Outcomes, simulating
+from simrl.study.store import simulating
 from simrl.systems.recipes import make_system
 
-Ranges = dict[str, tuple[float, float]]
 TRIAL_UPDATES = 4  # to see how many samples an update trains
 
 
-def alternatives(
-    file: Path,
-    systems: Sequence[Any],
-    fits: Sequence[Scenario],
-    jobs: int,
-    alike: Path | None = None,
-) -> tuple[list[Scenario], list[str], list[Ranges]]:
-    """Return the run's own scenario and one of each system (a name, or a dictionary that has one);
-    remarks on them; and the ends of each one's speed-up over the first, by what is not known.
+def alternatives(file: Path, systems: Sequence[Any], jobs: int) -> tuple[list[Scenario], list[str]]:
+    """Return the run's own scenario and one of each system (a name, or a dictionary that has one),
+    and remarks on them.
 
     Where a system cannot share the GPUs as the run did, it gets smaller parts, and the run's own
     system is added in these parts too, which separates the effect of the parts from the effect of
-    the system. `fits` are calibrations that do as well, `alike` a trace whose responses of a prompt
-    are alike.
+    the system.
     """
     run = load_scenarios(file)[0]
     cache = InputCache()
@@ -77,31 +67,7 @@ def alternatives(
                     f"{name}: {workers} of {of_all} workers roll out, the best split that was found."
                 )
             scenarios.append(scenario)
-        return scenarios, remarks, _ranges(scenarios, fits, alike, outcomes)
-
-
-def _ranges(
-    scenarios: Sequence[Scenario], fits: Sequence[Scenario], alike: Path | None, outcomes: Outcomes
-) -> list[Ranges]:
-
-    def fitted(scenario: Scenario, fit: Scenario) -> Scenario:
-        kept = scenario.training.model_dump(include={"sequence_parallel", "tokens_per_microbatch"})
-        changes = {"profile": fit.profile, "training": fit.training.model_copy(update=kept)}
-        return scenario.model_copy(update=changes)
-
-    sets = {"fits": [[fitted(scenario, fit) for scenario in scenarios] for fit in fits]}
-    if alike is not None:
-        likened = [scenario.with_fields("workload", trace=str(alike)) for scenario in scenarios]
-        sets["likeness"] = [list(scenarios), likened]
-    rows = iter(
-        outcomes.rows([scenario for runs in sets.values() for run in runs for scenario in run])
-    )
-    ranges: list[Ranges] = [{} for _ in scenarios]
-    for cause, runs in sets.items():
-        rates = np.array([[next(rows)["samples_per_s"] for _ in run] for run in runs])
-        for i, speedups in enumerate((rates / rates[:, :1]).T):
-            ranges[i][cause] = float(speedups.min()), float(speedups.max())
-    return ranges
+        return scenarios, remarks
 
 
 def _samples_of_an_update(scenario: Scenario, cache: InputCache) -> float:

@@ -3,7 +3,6 @@ window, the assumptions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -48,27 +47,6 @@ def print_calibration(calibration: Calibration, console: Console) -> None:
     )
     say(console, *(f"Warning: {text}." for text in calibration.warnings))
     say(console, *(f"Assumed: {text}." for text in calibration.assumed))
-
-
-def print_ranges(
-    rows: Sequence[Mapping[str, Any]],
-    ranges: Sequence[Mapping[str, tuple[float, float]]],
-    console: Console,
-) -> None:
-    """Print the range of each speed-up over the causes that a log leaves open."""
-    shown = [
-        (
-            row["system"],
-            row["variant"],
-            f"{row['speedup']:.2f}×",
-            *(f"{low:.2f} to {high:.2f}×" for low, high in by_cause.values()),
-        )
-        for row, by_cause in zip(rows[1:], ranges[1:], strict=True)
-    ]
-    names = {"fits": "fits that do as well", "likeness": "responses of a prompt unlike or alike"}
-    console.print(
-        bare_table(("system", "", "speed-up", *(names[cause] for cause in ranges[0])), shown)
-    )
 
 
 def _with_unit(value: float, unit: str) -> str:

@@ -18,13 +18,15 @@ def print_calibration(calibration: Calibration, console: Console) -> None:
             c.name,
             _with_unit(c.value, c.unit),
             "at the bound of its range" if c.error is None else f"± {_with_unit(c.error, c.unit)}",
-            f"{_with_unit(c.low, c.unit)} to {_with_unit(c.high, c.unit)}",
+            "" if c.computed is None else _with_unit(c.computed, c.unit),
             c.meaning,
         )
         for c in calibration.corrections
     ]
     console.print(
-        bare_table(("correction", "value", "standard error", "range", "what it means"), corrections)
+        bare_table(
+            ("correction", "value", "standard error", "computed", "what it means"), corrections
+        )
     )
     errors = [
         (

@@ -51,6 +51,7 @@ from simrl.study.corrections import (
     seconds,
 )
 from simrl.study.logged_lengths import (
+    BATCH_TOKENS,
     RUN,
     TOKENS,
     batch_size,
@@ -218,8 +219,11 @@ def calibrate(
         trace = lengths_of(rows, group, cap_tokens, recorded, batch)
         write_trace(trace, path)
         scenario = launch(path, len(rows)).model_copy(update={"warmup_steps": 0})
-        kept = batch is not None and not _system(scenario).needs_rewards
-        return (scenario.with_fields("system", filter_groups=True) if kept else scenario), trace
+        if batch is not None and not _system(scenario).needs_rewards:
+            # Tokens of the whole batch are counted where its log-probs are computed.
+            after = "after_log_probs" if BATCH_TOKENS in usable else True
+            scenario = scenario.with_fields("system", filter_groups=after)
+        return scenario, trace
 
     first, last = window or (usable["step"].iloc[0], usable["step"].iloc[:DEFAULT_STEPS].iloc[-1])
     window = int(first), int(last)
@@ -241,7 +245,11 @@ def calibrate(
         scenario, trace = started(fitted, temporary / "window.parquet")
         prepared = _of_run(partial(prepare, inputs=cache), scenario)
         lengths = step_tokens(trace, prepared.system.needs_rewards)
-        fits, corrections = fit(fitted, lengths, prepared, simulated)
+        inferred = step_tokens(
+            trace,
+            prepared.system.needs_rewards and prepared.system.filter_groups != "after_log_probs",
+        )
+        fits, corrections = fit(fitted, lengths, inferred, prepared, simulated)
         whole, trace = started(usable, path)
         fits = [
             whole.model_copy(update={"profile": corrected.profile, "training": corrected.training})
@@ -415,7 +423,8 @@ def _assumed(
         ),
         (
             batch is not None,
-            f"lengths are of kept groups: {batch} responses are generated a step, all others as long as the kept ones",
+            f"lengths are of kept groups: {batch} responses are generated a step, all others as long as the kept ones"
+            + "; log-probs are of all, as the log counts their tokens" * (BATCH_TOKENS in usable),
         ),
         (
             not {"turn_tokens", "environment_s"} & set(trace.table.column_names),

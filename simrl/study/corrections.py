@@ -249,18 +249,19 @@ def is_timed(rows: pd.DataFrame, key: str) -> bool:
 def fit(
     rows: pd.DataFrame,
     lengths: Sequence[Ints],
+    inferred: Sequence[Ints],
     prepared: Prepared,
     simulated: Callable[[Scenario], Result],
 ) -> tuple[list[Scenario], tuple[Correction, ...]]:
-    """Fit these rows of a log, whose updates train sequences of `lengths`; `prepared` is the run as
-    it was started, and `simulated` simulates it with other corrections.
+    """Fit these rows of a log, whose updates train sequences of `lengths` after the log-probs of
+    `inferred` ones; `prepared` is the run as it was started, and `simulated` simulates it with other corrections.
 
     Return the scenario with its corrections, followed by the ends of the range of fits that do as
     well; and the corrections. A phase that the log does not time stays as in the launch; if
     generation is one, its corrections are fitted to the seconds of the steps. Raise `InputError` if
     an update trains another number of samples than a step of the log.
     """
-    configs, corrections = _fit_training(rows, prepared, lengths)
+    configs, corrections = _fit_training(rows, prepared, lengths, inferred)
     turns = in_turns(prepared) and is_timed(rows, GENERATION)
     # The measured phases contain the changes between rollout and training.
     settled = {"switch_s": 0.0, "switch_transfer_s": 0.0} if turns or not in_turns(prepared) else {}
@@ -391,7 +392,10 @@ def with_generation(
 
 
 def _fit_training(
-    rows: pd.DataFrame, prepared: Prepared, lengths: Sequence[Ints]
+    rows: pd.DataFrame,
+    prepared: Prepared,
+    lengths: Sequence[Ints],
+    inferred: Sequence[Ints],
 ) -> tuple[list[TrainingConfig], list[Correction]]:
     """Fit the update and the log-probs. Returns as `fit`."""
     config, system = prepared.scenario.training, prepared.system
@@ -439,7 +443,7 @@ def _fit_training(
                 )
                 configs[:] = [one.model_copy(update={"extra_log_probs": passes}) for one in configs]
             logged = logged + reference
-        fit_line(logged, of_log_probs, lambda c: [costs(c).inference(n)[0][1] for n in lengths])
+        fit_line(logged, of_log_probs, lambda c: [costs(c).inference(n)[0][1] for n in inferred])
     return configs, corrections
 
 

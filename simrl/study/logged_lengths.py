@@ -34,6 +34,7 @@ KEPT_SHARE = 0.98  # of a batch, or of seconds; more is the rounding of a log
 NOT_SIMULATED = "timing_s/testing", "timing_s/save_checkpoint"
 # verl: over the response tokens that response_length/* describes
 PER_TOKEN = "timing_per_token_ms/gen"
+PER_TRAINED = "timing_per_token_ms/update_actor"  # likewise, over their prompts, too
 TOKENS, BATCH_TOKENS = (
     "perf/total_num_tokens",
     "batch_tokens",
@@ -103,9 +104,9 @@ def _of_kept_groups(rows: pd.DataFrame, group: int) -> pd.DataFrame:
     all tokens of the batch."""
     mean = rows["response_length/mean"] + rows["prompt_length/mean"]
     count = rows[TOKENS] / mean
-    described = (
+    described = pd.Series(
         seconds(rows, GENERATION) * 1000 / seconds(rows, PER_TOKEN) / rows["response_length/mean"]
-    )
+    ).fillna(pd.Series(seconds(rows, UPDATE) * 1000 / seconds(rows, PER_TRAINED) / mean))
     kept = (described / group).round() * group
     fewer = kept.notna() & (kept > 0) & (kept < KEPT_SHARE * count)
     if not fewer.any():

@@ -53,6 +53,7 @@ class Sweep(View):
             "simulated": self.swept.simulated,
             "failed": len(errors),
             "errors": errors,
+            "fastest": list(self.swept.fastest),
         }
         return {"table": str(self.folder / "table") if self.folder else None, **numbers}
 

@@ -9,7 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from simrl.show.tables.compare import GROWING
+from simrl.scenario.calibration import open_lines
+from simrl.show.tables.compare import GROWING, range_lines
 from simrl.show.text import Column, fitting, formatted, plain_table, say, shown_value
 from simrl.study.sweep import SweepPlan, Swept
 
@@ -44,6 +45,8 @@ def print_sweep(planned: SweepPlan, swept: Swept, console: Console) -> None:
             )
         if not all(row["settled"] for row in best):
             say(console, f"↑ {GROWING}")
+        fastest = planned.points[best[0]["point"]].scenario.model_dump()
+        say(console, *open_lines(fastest), *range_lines(swept.fastest))
         console.print()
     stored = f", {points - swept.simulated} were there" if swept.simulated < points else ""
     equal = (

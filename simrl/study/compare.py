@@ -21,7 +21,6 @@ from simrl.errors import InputError
 from simrl.interrupts import ctrl_c_waits
 from simrl.result.metrics import speedups
 from simrl.result.result import Result
-from simrl.scenario.calibration import other_fits
 from simrl.scenario.model import Scenario
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import Prepared, prepare
@@ -31,7 +30,7 @@ from simrl.study.point import Row, row_of
 from simrl.study.progress import compile_kernels, progress_bar
 from simrl.study.robustness import assumed_seconds, scaled
 from simrl.study.splits import WORTH, best_splits, looks
-from simrl.study.store import Outcomes, simulating
+from simrl.study.store import Outcomes, simulating, with_ranges
 from simrl.systems.recipes import make_system
 
 T = TypeVar("T")
@@ -233,56 +232,6 @@ def _add(row: Row, run: _Further, other: Row, inputs: InputCache) -> None:
         share = run.scenario.system.parameters["rollout_share"]
         gpus = {key: split[key] for key in ("rollout_gpus", "train_gpus")}
         row[run.key] = {"rollout_share": share, **gpus, "gain": gain}
-
-
-def with_ranges(
-    scenarios: Sequence[Scenario],
-    rows: Sequence[Row],
-    rows_of: Callable[[Sequence[Scenario]], Sequence[Row]],
-    alike: Path | None = None,
-) -> list[Row]:
-    """Return the rows of scenarios with `ranges`, the ends of the speed-up over the first row by
-    cause (other fits; a trace whose responses of a prompt are `alike`), and `step_s_range`, the
-    ends of the seconds of a step over all of them. `rows_of` simulates."""
-    others = {
-        "fits": [other_fits(scenario) for scenario in scenarios],
-        "likeness": [
-            [scenario.with_fields("workload", trace=str(alike))] if alike else []
-            for scenario in scenarios
-        ],
-    }
-    further = iter(
-        rows_of([s for of_rows in others.values() for of_row in of_rows for s in of_row])
-    )
-    runs = {
-        cause: [
-            [row, *(next(further) for _ in of_row)]
-            for row, of_row in zip(rows, of_rows, strict=True)
-        ]
-        for cause, of_rows in others.items()
-    }
-    ranged = []
-    for i, row in enumerate(rows):
-        ranges = {
-            cause: (min(speedups), max(speedups))
-            for cause, of_rows in runs.items()
-            if len(
-                speedups := [
-                    a["samples_per_s"] / b["samples_per_s"]
-                    for a, b in zip(of_rows[i], of_rows[0], strict=False)
-                ]
-            )
-            > 1
-        }
-        step_s = [run["step_s"] for of_rows in runs.values() for run in of_rows[i]]
-        ranged.append(
-            {
-                **row,
-                "ranges": ranges,
-                "step_s_range": (min(step_s), max(step_s)) if ranges else None,
-            }
-        )
-    return ranged
 
 
 def the_result(_: Scenario, result: Result) -> Result:

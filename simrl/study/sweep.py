@@ -29,11 +29,10 @@ from simrl.profile.model_shape import model_shape
 from simrl.result.metrics import speedups
 from simrl.scenario.load import PARAMETER
 from simrl.scenario.model import Scenario
-from simrl.study.compare import with_ranges
 from simrl.study.executors import Executor
 from simrl.study.grid import SYSTEMS, Between, Varied, resolved, value_of
 from simrl.study.point import Digests, Outcome, Point, Row
-from simrl.study.store import Outcomes, read_outcome, write_json
+from simrl.study.store import Outcomes, read_outcome, with_ranges, write_json
 from simrl.systems.recipes import make_system
 
 SYSTEM = "system.name"

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from simrl.profile.metadata import split_words
 from simrl.scenario.model import Scenario
-from simrl.show.inputs import calibration_lines, not_modelled_lines, provenance, rests_on
+from simrl.show.inputs import not_modelled_lines, provenance, rests_on
 from simrl.show.tables.ranking import (
     best_and_other,
     most_of_variants,
@@ -100,8 +100,7 @@ def show_comparison(
         *[*headline(rows), *notes(rows), *(ranking_lines(rows) or [unranked] * bool(unranked))][
             : shown.lines
         ],
-        *calibration_lines(metadata),
-        *range_lines(rows),
+        *left_open(rows),
     )
     if page or shown.columns:
         with folded(console, "What the columns mean"):
@@ -125,10 +124,10 @@ def show_comparison(
         say(console, *rests_on(metadata))
 
 
-def range_lines(rows: Sequence[Row]) -> list[str]:
-    """Return a line for each row whose results have a wide range over what a calibration leaves
-    open."""
-    lines = []
+def left_open(rows: Sequence[Row]) -> list[str]:
+    """Return what the calibration of rows leaves open, and a line for each row with a wide range
+    over that."""
+    lines = list(dict.fromkeys(line for row in rows for line in row.get("left_open") or ()))
     for row in rows:
         ends = {"step_s": row.get("step_s_range") or (0.0, 0.0), **(row.get("ranges") or {})}
         wide = [

@@ -104,6 +104,8 @@ def explain(error: ValidationError, model: type[BaseModel], name: str) -> tuple[
     )
     keys, owner = _keys(first["loc"], model)
     key = ".".join(keys)
+    if first["type"] == "extra_forbidden" and first["loc"][-1] != keys[-1]:  # of no model
+        return key, f"{key}: unknown key {first['loc'][-1]}"
     if first["type"] in ("extra_forbidden", "invalid_key"):
         known = owner.model_fields
         if elsewhere := getattr(owner, "ELSEWHERE", {}).get(keys[-1]):

@@ -115,7 +115,9 @@ class WhatIf(View):
         return f"<What if: {', '.join(self.comparison.names)}>"
 
     def _show(self, console: Console) -> None:
-        self.calibration._show(console)
+        from simrl.show.tables.calibration import print_calibration
+
+        print_calibration(self.calibration.data, console, doubts=False)  # the rows have them
         console.print()
         self.comparison._show(console)
         for line in self.said:

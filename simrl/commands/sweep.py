@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from simrl.study.point import Outcome
     from simrl.study.sweep import SweepPlan, Swept
 
+FASTEST = ("point", "left_open", "ranges", "step_s_range")  # of its row, in --json
 SPEED_OVER_S = 600.0  # points of a grid take very different times
 
 
@@ -53,6 +54,7 @@ class Sweep(View):
             "simulated": self.swept.simulated,
             "failed": len(errors),
             "errors": errors,
+            "fastest": [{key: row[key] for key in FASTEST} for row in self.swept.fastest],
         }
         return {"table": str(self.folder / "table") if self.folder else None, **numbers}
 

@@ -11,14 +11,29 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, Field
+from typing_extensions import TypedDict
 
 from simrl.scenario.dotted import get
+from simrl.training.config import Seconds, Share
 from simrl.validation import in_words, numbers_are_no_truth
 
 if TYPE_CHECKING:
     from simrl.scenario.model import Scenario
 
-Key = Annotated[str, Field(pattern=r"^(profile|training)\.\w+$")]
+Fit = TypedDict(  # the corrections that `simrl.study.corrections` fits
+    "Fit",
+    {
+        "profile.forward_correction": Annotated[float, Field(ge=0.01, le=100)],
+        "profile.between_passes_s": Seconds,
+        "profile.sequence_overhead_s": Annotated[float, Field(ge=0, le=1)],
+        "training.load_s": Seconds,
+        "training.mfu": Share,
+        "training.update_overhead_s": Seconds,
+        "training.log_prob_mfu": Share,
+        "training.log_prob_overhead_s": Seconds,
+    },
+    total=False,
+)
 
 
 class CalibrationConfig(
@@ -32,8 +47,8 @@ class CalibrationConfig(
 
     log: str
     """log of the run"""
-    steps: str = ""
-    """steps that were fitted, such as 1-20"""
+    steps: str
+    """steps that were fitted: 1-20"""
     at: dict[str, str | int] = {}
     """settings of the run, by dotted key: {model: qwen3-8b, cluster.tp: 4}; a scenario with other
     ones is marked as an extrapolation"""
@@ -42,7 +57,7 @@ class CalibrationConfig(
     warnings: dict[str, str] = {}
     """what is doubtful, by the dotted keys that it is about, with commas between; another value of
     such a key removes the warning"""
-    fits: Annotated[tuple[dict[Key, float], ...], Field(max_length=3)] = ()
+    fits: Annotated[tuple[Fit, ...], Field(max_length=3)] = ()
     """corrections by dotted key: first the fit that the scenario has, then up to two others that do
     as well; another value of a key replaces it in all of them"""
 
@@ -52,41 +67,45 @@ def other_fits(scenario: Scenario) -> list[Scenario]:
     if scenario.calibration is None or not scenario.calibration.fits:
         return []
     used, *others = scenario.calibration.fits
-    open_keys = used.keys() - set(_changed(scenario.model_dump(), used))
-    fits = []
-    for fit in others:
-        fitted = scenario
-        for key in sorted(open_keys & fit.keys()):
-            section, _, field = key.partition(".")
-            fitted = fitted.with_fields(section, **{field: fit[key]})
-        fits.append(fitted)
-    return fits
+    settled = _changed(scenario.model_dump(), used)
+
+    def part(section: str, fit: Any) -> dict[str, float]:
+        keys = (key for key in fit if key.startswith(f"{section}.") and key not in settled)
+        return {key.removeprefix(f"{section}."): fit[key] for key in keys}
+
+    return [
+        scenario.with_fields("profile", **part("profile", fit)).with_fields(
+            "training", **part("training", fit)
+        )
+        for fit in others
+    ]
 
 
 def open_lines(scenario: Mapping[str, Any]) -> list[str]:
     """Return what the calibration of a scenario, as plain data, leaves open: lines to print; none
     without a calibration."""
-    calibration = scenario.get("calibration")
-    if not calibration:
+    if not (calibration := scenario.get("calibration")):
         return []
-    at, fits = calibration.get("at") or {}, calibration.get("fits") or [{}]
-    settled = set(_changed(scenario, fits[0]))
-    lacks = ", ".join(calibration.get("lacks") or ())
-    line = f"Calibrated on steps {calibration.get('steps')} of {calibration['log']}"
-    line += f", which lacks {lacks}: not calibrated" * bool(lacks)
-    if elsewhere := _changed(scenario, at):
-        other = ", ".join(
-            f"{key} {in_words(at[key])}, here {in_words(get(scenario, key))}" for key in elsewhere
-        )
-        line += f". Fitted at {other}: an extrapolation"
+    at, lacks = calibration.get("at") or {}, ", ".join(calibration.get("lacks") or ())
+    settled = _changed(scenario, (calibration.get("fits") or [{}])[0])
+    elsewhere = ", ".join(
+        f"{key} {in_words(at[key])}, here {in_words(get(scenario, key))}"
+        for key in sorted(_changed(scenario, at))
+    )
     doubts = [
         text
-        for keys, text in (calibration.get("warnings") or {}).items()
-        if not settled & {key.strip() for key in keys.split(",")}
+        for keys, text in sorted((calibration.get("warnings") or {}).items())
+        if not settled & set(keys.split(", "))
     ]
-    return [f"{line}.", *[f"Warning: {'; '.join(doubts)}."] * bool(doubts)]
+    return [
+        f"Calibrated on steps {calibration['steps']} of {calibration['log']}"
+        + f", which lacks {lacks}: not calibrated" * bool(lacks)
+        + f". Fitted at {elsewhere}: an extrapolation" * bool(elsewhere)
+        + ".",
+        *[f"Warning: {'; '.join(doubts)}."] * bool(doubts),
+    ]
 
 
-def _changed(scenario: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
+def _changed(scenario: Mapping[str, Any], values: Mapping[str, Any]) -> set[str]:
     """Return the keys of these values that the scenario has another value for."""
-    return [key for key, value in values.items() if get(scenario, key) != value]
+    return {key for key, value in values.items() if get(scenario, key) != value}

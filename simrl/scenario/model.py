@@ -17,7 +17,6 @@ from pydantic import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -39,7 +38,7 @@ from simrl.scenario.presets import with_presets
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.trace.synthesis import LengthModel
 from simrl.training.config import Seconds, Share, TrainingConfig
-from simrl.validation import MOST_SEED, explain, numbers_are_no_truth, switched
+from simrl.validation import MOST_SEED, numbers_are_no_truth, switched
 
 MOST_STEPS = 1_000_000  # an update a second for eleven days
 
@@ -346,22 +345,6 @@ class Scenario(_Section):
         except InputError as error:
             raise ValueError(str(error).removeprefix("precision.")) from error
         return precision
-
-    @field_validator("calibration")
-    @classmethod
-    def _has_possible_fits(cls, calibration: CalibrationConfig | None) -> CalibrationConfig | None:
-        for key, value in (
-            pair for fit in (calibration.fits if calibration else ()) for pair in fit.items()
-        ):
-            section, _, field = key.partition(".")
-            model: type[BaseModel] = ProfileConfig if section == "profile" else TrainingConfig
-            try:
-                model.model_validate({field: value})
-            except ValidationError as error:
-                raise ValueError(
-                    f"a fit has {section}.{explain(error, model, section)[1]}"
-                ) from error
-        return calibration
 
     @field_validator("name")
     @classmethod

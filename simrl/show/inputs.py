@@ -108,6 +108,7 @@ def _run(metadata: Facts) -> Entries:
     )
     yield "seed", str(scenario["seed"]), *from_scenario
     yield "simrl", str(metadata["simrl_version"]), "version", ""
+    yield from (("calibration", line, "measured", "") for line in open_lines(scenario))
     cap = (
         f", responses of at most {trace['cap_tokens']:,} tokens" if trace.get("cap_tokens") else ""
     )

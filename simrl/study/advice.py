@@ -23,6 +23,7 @@ from simrl.errors import InputError
 from simrl.files import is_broken, sealed
 from simrl.result.metrics import prices
 from simrl.result.result import Result
+from simrl.scenario.calibration import other_fits
 from simrl.scenario.model import Scenario
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import prepare
@@ -63,7 +64,7 @@ class KvPool:
 class WholeRun:
     """The whole run of an option. `stages` are the seconds of an update at the beginning, the
     middle and the end of the growth of lengths (one without growth); `spread` is the largest
-    distance of the seeds' rates, as a share."""
+    distance of the rates with other seeds and other fits of a calibration, as a share."""
 
     option: Option
     reasons: Reasons
@@ -80,7 +81,7 @@ class WholeRun:
 
     @property
     def interval_hours(self) -> tuple[float, float]:
-        """The hours less and plus the model's error and the seeds' spread."""
+        """The hours less and plus the model's error and the spread."""
         off = STEP_ERROR + self.spread
         return self.hours / (1 + off), self.hours * (1 + off)
 
@@ -201,12 +202,13 @@ def _plan(best: Answer, outcomes: Outcomes, traces: Sequence[str]) -> Plan:
 
 
 def _whole_run(option: Option, goal: Goal, outcomes: Outcomes, traces: Sequence[str]) -> WholeRun:
-    """Simulate the option with further seeds, and at each stage of the growth of lengths. Raise
-    `InputError` for a stage that cannot be simulated: lengths that grow beyond memory."""
+    """Simulate the option with further seeds, with other fits of its calibration, and at each stage
+    of the growth of lengths. Raise `InputError` for a stage that cannot be simulated: lengths that
+    grow beyond memory."""
     stages = growth_stages(whole_periods(option.point.scenario)[0], traces)
     middle = len(stages) // 2
     try:
-        rows = outcomes.rows([*stages, *further_seeds(stages[middle])])
+        rows = outcomes.rows([*stages, *further_seeds(stages[middle]), *other_fits(stages[middle])])
     except InputError as error:
         raise InputError(
             f"the whole run of the choice cannot be simulated: {error}", error.cause

@@ -21,6 +21,7 @@ from pydantic import TypeAdapter
 
 from simrl.analysis.explanation import explain_result
 from simrl.analysis.gpu_hours import PARTS
+from simrl.scenario.calibration import open_lines
 from simrl.scenario.presets import known_fields
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import Prepared, prepare
@@ -363,6 +364,7 @@ def _rests_on(prepared: Prepared) -> list[str]:
     known = known_fields(prepared.scenario.framework)
     assumed = assumed_s(training.model_dump(), prepared.colocated, known) | prepared.extrapolated
     return [
+        *(line.removesuffix(".") for line in open_lines(prepared.scenario.model_dump())),
         f"rollouts: {trace.name}" + (f", {trace.kind}" if trace.kind != trace.name else ""),
         f"step times: {profile.model} on {profile.gpu}, {profile.kind} ({profile.source})",
         f"training: {trained_by(prepared.scenario.model_dump())}",

@@ -116,13 +116,21 @@ class Calibration:
         return [text for _, text in self.doubts]
 
     @property
+    def keys(self) -> dict[str, str]:
+        """Return the key of each correction in a scenario, by its name."""
+        return {c.name: c.key.partition(" ")[0] for c in self.corrections}
+
+    @property
     def doubts(self) -> list[tuple[str, str]]:
         """Return what is doubtful, each with the keys of the corrections that it names."""
-        doubts = [(c.name, c.warning) for c in self.corrections if c.warning]
-        keys = {c.name: _key(c) for c in self.corrections}
+        doubts = [text for text in (*self.unclear, *(c.warning for c in self.corrections)) if text]
         return [
-            (", ".join(key for name, key in keys.items() if re.search(rf"\b{name}\b", about)), text)
-            for about, text in [*((text, text) for text in self.unclear), *doubts]
+            (
+                ", ".join(k for name, k in self.keys.items() if re.search(rf"\b{name}\b", text))
+                or "log",
+                text,
+            )
+            for text in doubts
         ]
 
     def as_json(self) -> dict[str, Any]:
@@ -132,6 +140,7 @@ class Calibration:
             "corrections": [asdict(c) for c in self.corrections],
             "errors": [asdict(e) for e in self.errors],
             "warnings": list(self.warnings),
+            "lacks": list(self.lacks),
             "assumed": list(self.assumed),
             "steps": self.steps.to_dict("list"),
         }
@@ -451,9 +460,8 @@ def scenario_yaml(calibration: Calibration, source: str) -> str:
     )
     data["workload"] = {"trace": "run.parquet"}
     system = calibration.scenario.system
-    data["calibration"] = _left_open(calibration, source).model_dump(
-        mode="json", exclude_defaults=True
-    )
+    left_open = _left_open(calibration, source)
+    data["calibration"] = left_open.model_dump(mode="json", exclude_defaults=True)
     data["systems"] = [{"name": system.name, **system.parameters}]
     first, last = calibration.window
     lines = [f"# Calibrated on steps {first}-{last} of {source}."]
@@ -473,29 +481,23 @@ def scenario_yaml(calibration: Calibration, source: str) -> str:
 
 def _left_open(calibration: Calibration, source: str) -> CalibrationConfig:
     """Return what the log leaves open, for the commands that use the scenario."""
-    warnings: dict[str, str] = {}
-    for keys, text in calibration.doubts:
-        warnings[keys] = "; ".join(filter(None, (warnings.get(keys), text)))
-    scenarios = calibration.scenario, *calibration.fits
-    used, *others = (
-        {key: get(fit, key) for key in map(_key, calibration.corrections)}
-        for fit in (scenario.model_dump() for scenario in scenarios)
+    used, *others = (fit.model_dump() for fit in (calibration.scenario, *calibration.fits))
+    doubts = calibration.doubts
+    return CalibrationConfig.model_validate(
+        {
+            "log": source,
+            "steps": "{}-{}".format(*calibration.window),
+            "at": {key: get(used, key) for key in FITTED_AT},
+            "lacks": calibration.lacks,
+            "warnings": {
+                keys: "; ".join(text for about, text in doubts if about == keys)
+                for keys, _ in doubts
+            },
+            "fits": [
+                {key: get(fit, key) for key in calibration.keys.values()} for fit in (used, *others)
+            ],
+        }
     )
-    unlike = [fit for i, fit in enumerate(others) if fit not in (used, *others[:i])]
-    whole = calibration.scenario.model_dump()
-    return CalibrationConfig(
-        log=source,
-        steps="{}-{}".format(*calibration.window),
-        at={key: get(whole, key) for key in FITTED_AT},
-        lacks=calibration.lacks,
-        warnings=warnings,
-        fits=(used, *unlike),
-    )
-
-
-def _key(correction: Correction) -> str:
-    """Return the key of a correction in a scenario, without remarks."""
-    return correction.key.partition(" ")[0]
 
 
 def presets_of(calibration: Calibration, log: str) -> dict[str, Preset]:

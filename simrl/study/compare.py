@@ -28,10 +28,9 @@ from simrl.simulate.run import simulate_prepared
 from simrl.simulate.training_checks import TrainingMemoryError, TrainingNeed
 from simrl.study.point import Row, row_of
 from simrl.study.progress import compile_kernels, progress_bar
-from simrl.study.ranges import left_open, with_ranges
 from simrl.study.robustness import assumed_seconds, scaled
 from simrl.study.splits import WORTH, best_splits, looks
-from simrl.study.store import Outcomes, simulating
+from simrl.study.store import Outcomes, simulating, with_ranges
 from simrl.systems.recipes import make_system
 
 T = TypeVar("T")
@@ -118,9 +117,7 @@ def simulate_compared(
             further, _rows(outcomes, [run.scenario for run in further]), strict=True
         ):
             _add(rows[run.place], run, row, inputs)
-        rows = with_ranges(
-            scenarios, rows, left_open(scenarios, beside.alike), partial(_rows, outcomes)
-        )
+        rows = with_ranges(scenarios, rows, partial(_rows, outcomes), beside.alike)
     return Compared(list(scenarios), [kept for _, kept in runs], rows, unranked)
 
 

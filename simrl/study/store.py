@@ -1,9 +1,11 @@
-"""Outcomes of points: looked up in a folder, else simulated and kept there.
+"""Outcomes of points: looked up in a folder, else simulated and kept there; and the ranges of their
+rows over what their inputs leave open.
 
 Invariant: an outcome lands whole in the folder, under the hash of all that it depends on, as soon
 as it is known; the next search or sweep, also after a kill, gets it from there. A point that this
 machine could not simulate (`LostTask`) is an error now and is tried again by the next run. Without a
-folder, outcomes are kept in memory, and no hash is computed.
+folder, outcomes are kept in memory, and no hash is computed. The speed-ups of a range are of two
+runs under one fit, so what all rows share cancels.
 
     points/3f/3fa2….json    the hashed data, and the row or the error
 """
@@ -20,6 +22,7 @@ from typing import Any, TypeVar
 
 from simrl.errors import InputError, StoppedError
 from simrl.files import BROKEN_SEAL, is_broken, require_no_device, sealed, write_whole_file
+from simrl.scenario.calibration import open_lines, other_fits
 from simrl.scenario.model import Scenario
 from simrl.simulate.cache import InputCache
 from simrl.study.executors import Executor, Here, LostTask, Processes, each
@@ -141,6 +144,53 @@ def simulating(
     if inputs is not None:
         here.inputs = inputs
     yield Outcomes(folder, here)
+
+
+def with_ranges(
+    scenarios: Sequence[Scenario],
+    rows: Sequence[Row],
+    rows_of: Callable[[Sequence[Scenario]], Sequence[Row]],
+    alike: Path | None = None,
+) -> list[Row]:
+    """Return the rows of scenarios with `left_open`, lines on the calibration; `ranges`, the ends of
+    the speed-up over the first row by cause (other fits; a trace whose responses of a prompt are
+    `alike`); and `step_s_range`, the ends of the seconds of a step over all of them. `rows_of`
+    simulates."""
+    others = {
+        "fits": [other_fits(scenario) for scenario in scenarios],
+        "likeness": [
+            [scenario.with_fields("workload", trace=str(alike))] if alike else []
+            for scenario in scenarios
+        ],
+    }
+    further = iter(
+        rows_of([s for of_rows in others.values() for of_row in of_rows for s in of_row])
+    )
+    runs = {
+        cause: [
+            [row, *(next(further) for _ in of_row)]
+            for row, of_row in zip(rows, of_rows, strict=True)
+        ]
+        for cause, of_rows in others.items()
+    }
+    ranged = []
+    for i, row in enumerate(rows):
+        lines = open_lines(scenarios[i].model_dump())
+        ranges = {
+            cause: (min(speedups), max(speedups))
+            for cause, of_rows in runs.items()
+            if len(
+                speedups := [
+                    a["samples_per_s"] / b["samples_per_s"]
+                    for a, b in zip(of_rows[i], of_rows[0], strict=False)
+                ]
+            )
+            > 1
+        }
+        step_s = [run["step_s"] for of_rows in runs.values() for run in of_rows[i]]
+        ends = (min(step_s), max(step_s)) if ranges else None
+        ranged.append({**row, "left_open": lines, "ranges": ranges, "step_s_range": ends})
+    return ranged
 
 
 def read_outcome(folder: Path, point: Point) -> Outcome | None:

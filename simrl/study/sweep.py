@@ -32,7 +32,7 @@ from simrl.scenario.model import Scenario
 from simrl.study.executors import Executor
 from simrl.study.grid import SYSTEMS, Between, Varied, resolved, value_of
 from simrl.study.point import Digests, Outcome, Point, Row
-from simrl.study.store import Outcomes, read_outcome, write_json
+from simrl.study.store import Outcomes, read_outcome, with_ranges, write_json
 from simrl.systems.recipes import make_system
 
 SYSTEM = "system.name"
@@ -50,11 +50,13 @@ class SweepPlan:
 
 
 class Swept(NamedTuple):
-    """The rows of a sweep."""
+    """The rows of a sweep, and the fastest one with its range over fits that do as well
+    (`with_ranges`)."""
 
     rows: list[Row]
     simulated: int  # of them now; the others were there
     lost: int = 0  # that this machine could not simulate
+    fastest: Sequence[Row] = ()
 
 
 def plan(
@@ -138,7 +140,11 @@ def run(
         store.of(plan.points)
         rows = table_rows(plan, store.known)
         write_table(rows, temporary)
-    return Swept(rows, store.simulated, store.lost)
+    counts = store.simulated, store.lost
+    done = [row for row in rows if row["error"] is None]
+    fastest = sorted(done, key=lambda row: -row["samples_per_s"])[:1]
+    scenarios = [plan.points[row["point"]].scenario for row in fastest]
+    return Swept(rows, *counts, with_ranges(scenarios, fastest, store.rows))
 
 
 def table_rows(plan: SweepPlan, outcomes: Mapping[str, Outcome]) -> list[Row]:

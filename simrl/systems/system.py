@@ -51,8 +51,9 @@ class System:
     through one process. `host_buffer`: workers load weights from their own host. `pauses`: workers
     that load weights stop when their publication begins. `filter_groups`: groups with equal rewards
     are not trained; `after_log_probs`: theirs are computed. `prefix_caching`: its engines cache
-    prefixes, unless the scenario says otherwise. `critic`: a critic is trained, too (`TrainingCosts`). `tp_sizes`: tensor-parallel
-    sizes that rollout may have in place of the cluster's.
+    prefixes, unless the scenario says otherwise. `critic`: a critic is trained, too
+    (`TrainingCosts`). `tp_sizes`: tensor-parallel sizes that rollout may have in place of the
+    cluster's.
     """
 
     name: str = ""

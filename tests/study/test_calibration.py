@@ -1,6 +1,7 @@
 """Calibration on the log of a run: what was put in comes out, what is held out is not looked at, what is missing is said."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from simrl.result.result import Result
 from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import Scenario
 from simrl.scenario.presets import read_presets, write_presets
+from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.simulate.run import simulate
 from simrl.study import calibration, corrections, progress
@@ -30,6 +32,7 @@ from simrl.study.calibration import (
     presets_of,
     scenario_yaml,
 )
+from simrl.study.compare import ALONE, simulate_compared, the_result
 from simrl.study.corrections import Correction, rollout_s, updates_s, with_generation
 from simrl.study.logged_lengths import write_alike
 from simrl.study.whatif import alternatives
@@ -527,6 +530,7 @@ def test_calibrate_prints_corrections_errors_and_assumptions_and_writes_a_scenar
         "corrections",
         "errors",
         "warnings",
+        "lacks",
         "assumed",
         "steps",
         "scenario",
@@ -586,14 +590,14 @@ def test_whatif_trains_as_many_samples_under_a_system_of_smaller_updates(log, tm
     )
     own = with_known_corrections(started(tmp_path / "run.parquet", STEPS))
     text = own.model_dump(mode="json", exclude_defaults=True, exclude={"system", "variant", "file"})
+    fits = [{"training.mfu": MFU}] * 2
+    text |= {"calibration": {"log": "run.log", "steps": "1-6", "fits": fits}}
     (tmp_path / "run.yaml").write_text(json.dumps({**text, "systems": ["verl_colocated"]}))
-    scenarios, said, ranges = alternatives(
-        tmp_path / "run.yaml",
-        ["verl_fully_async", "one_step_off"],
-        [own, own],
-        1,
-        write_alike(tmp_path),
-    )
+    systems = ["verl_fully_async", "one_step_off"]
+    scenarios, said = alternatives(tmp_path / "run.yaml", systems, 1)
+    alike = replace(ALONE, alike=write_alike(tmp_path))
+    compared = simulate_compared(scenarios, 1, InputCache(), the_result, alike)
+    ranges = [row["ranges"] for row in compared.rows]
     assert [each.steps for each in scenarios] == [STEPS, 4 * STEPS, STEPS]
     first, *others = (simulate(each) for each in scenarios)
     trained = [int(result.steps.column("samples").to_numpy().sum()) for result in (first, *others)]

@@ -258,12 +258,14 @@ def test_a_points_hash_follows_the_contents_of_a_trace_not_its_place(file):
 def test_a_row_has_what_a_comparison_has_and_what_was_varied(simrl):
     code, out, err = simrl("sweep", "scenario.yaml", *GRID)
     assert (code, err) == (0, "")
+    nothing_open = {"left_open": [], "ranges": {}, "step_s_range": None}
     assert json.loads(out) == {
         "table": "out/table",
         "points": 8,
         "simulated": 8,
         "failed": 0,
         "errors": {},
+        "fastest": [{"point": 7, **nothing_open}],
     }
     rows = table(simrl.folder / "out")
     assert rows["point"].tolist() == list(range(8))

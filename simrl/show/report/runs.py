@@ -26,7 +26,7 @@ from simrl.show.figures.compare import (
     staleness_figure,
 )
 from simrl.show.figures.one_run import run_figures
-from simrl.show.inputs import not_modelled_lines, shared
+from simrl.show.inputs import calibration_lines, not_modelled_lines, shared
 from simrl.show.report.answer import of_runs
 from simrl.show.report.sources import Run, Runs
 from simrl.show.style import Picture, rendered
@@ -73,7 +73,11 @@ def runs_context(source: Runs) -> tuple[dict[str, Any], dict[str, Any]]:
             }
             for row, before in zip(rows, variants, strict=False)
         ],
-        "notes": [*notes(rows), *not_modelled_lines([run.result.metadata for run in runs])],
+        "notes": [
+            *calibration_lines(run.result.metadata for run in runs),
+            *notes(rows),
+            *not_modelled_lines(run.result.metadata for run in runs),
+        ],
         "runs": [
             (name, _details(run, fall)) for name, run, fall in zip(names, runs, falls, strict=True)
         ],

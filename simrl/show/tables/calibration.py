@@ -1,5 +1,5 @@
 """A calibration on the screen: the corrections and their meaning, the errors in and out of the
-window, the assumptions."""
+window, what the log lacks and leaves open, the assumptions."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from typing import Any
 
 from rich.console import Console
 
-from simrl.show.text import bare_table, say
+from simrl.show.text import bare_table, listed, say
 from simrl.study.calibration import Calibration
 
 
-def print_calibration(calibration: Calibration, console: Console) -> None:
-    """Print the corrections, the errors in and out of the window, and the assumptions."""
+def print_calibration(calibration: Calibration, console: Console, doubts: bool = True) -> None:
+    """Print the corrections, the errors in and out of the window, and the assumptions; with
+    `doubts`, also what the log lacks and leaves open."""
     corrections = [
         (
             c.name,
             _with_unit(c.value, c.unit),
-            "at the bound of its range" if c.error is None else f"± {_with_unit(c.error, c.unit)}",
+            "at its bound" if c.error is None else f"± {_with_unit(c.error, c.unit)}",
             "" if c.computed is None else _with_unit(c.computed, c.unit),
             c.meaning,
         )
@@ -44,10 +45,14 @@ def print_calibration(calibration: Calibration, console: Console) -> None:
     )
     say(
         console,
-        "Mean absolute error of a step, and in brackets the error of the total. Nothing was fitted to the rest. The range is "
-        "of fits that do as well on the window.\n",
+        "Mean absolute error of a step (error of the total); predictions with the range of fits that do as well.\n",
     )
-    say(console, *(f"Warning: {text}." for text in calibration.warnings))
+    lacks = f"The log lacks {listed(calibration.lacks)}: not calibrated."
+    lines = [
+        *[lacks] * bool(calibration.lacks),
+        *(f"Warning: {text}." for text in calibration.warnings),
+    ]
+    say(console, *lines * doubts, style="bold")
     say(console, *(f"Assumed: {text}." for text in calibration.assumed))
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from simrl.profile.metadata import split_words
 from simrl.scenario.model import Scenario
-from simrl.show.inputs import calibration_lines, not_modelled_lines, provenance, rests_on
+from simrl.show.inputs import not_modelled_lines, provenance, rests_on
 from simrl.show.tables.ranking import (
     best_and_other,
     most_of_variants,
@@ -27,7 +27,6 @@ from simrl.show.text import (
     Column,
     Line,
     Page,
-    bare_table,
     fitting,
     folded,
     formatted,
@@ -54,7 +53,11 @@ OCCUPANCY = (
 UNLEARNED = "What stale tokens do to learning is not modelled"
 WITHOUT_CACHE = "without prefix caching, which others here have"
 LEAST_RANGE = 0.01  # of a value: narrower ones are not shown
-CAUSES = {"fits": "fits that do as well", "likeness": "responses of a prompt unlike or alike"}
+RANGES = {
+    "step_s": " s a step",
+    "fits": "× over fits that do as well",
+    "likeness": "× over responses of a prompt unlike or alike",
+}
 LEAST_SHARE = 0.005  # of tokens or samples that a line mentions
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")  # digits of a mark
 EPOCHS = ("the first epoch", "later ones")
@@ -97,9 +100,8 @@ def show_comparison(
         *[*headline(rows), *notes(rows), *(ranking_lines(rows) or [unranked] * bool(unranked))][
             : shown.lines
         ],
-        *calibration_lines(metadata),
+        *left_open(rows),
     )
-    print_ranges(rows, console)
     if page or shown.columns:
         with folded(console, "What the columns mean"):
             say(
@@ -122,30 +124,19 @@ def show_comparison(
         say(console, *rests_on(metadata))
 
 
-def print_ranges(rows: Sequence[Row], console: Console) -> None:
-    """Print the ranges of rows over what a calibration leaves open, if one is wide."""
-    known = [row for row in rows if row.get("ranges")]
-    ends = [(*row["ranges"].values(), row["step_s_range"]) for row in known]
-    if not any(high > (1 + LEAST_RANGE) * low for of_row in ends for low, high in of_row):
-        return
-    causes = list(dict.fromkeys(cause for row in known for cause in row["ranges"]))
-    lines = [
-        [
-            row_name(row),
-            _range(row["step_s"], row["step_s_range"], " s"),
-            *(_range(row["speedup"], row["ranges"].get(cause), "×") for cause in causes),
+def left_open(rows: Sequence[Row]) -> list[str]:
+    """Return what the calibration of rows leaves open, and a line for each row with a wide range
+    over that."""
+    lines = list(dict.fromkeys(line for row in rows for line in row.get("left_open") or ()))
+    for row in rows:
+        ends = {"step_s": row.get("step_s_range") or (0.0, 0.0), **(row.get("ranges") or {})}
+        wide = [
+            f"{_number(low)} to {_number(high)}{RANGES[key]}"
+            for key, (low, high) in ends.items()
+            if high > (1 + LEAST_RANGE) * low
         ]
-        for row in known
-    ]
-    headings = ["step", *(f"speed-up, {CAUSES[cause]}" for cause in causes)]
-    console.print(bare_table(["range of", *headings], lines))
-
-
-def _range(value: float, ends: Sequence[float] | None, unit: str) -> str:
-    """Return a value with the ends of its range, if these are apart."""
-    low, high = ends or (value, value)
-    apart = f" ({_number(low)} to {_number(high)})" * (high > (1 + LEAST_RANGE) * low)
-    return f"{_number(value)}{unit}{apart}"
+        lines += [f"Range of {row_name(row)}: {', '.join(wide)}"] * bool(wide)
+    return lines
 
 
 def headline(rows: Sequence[Row]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from simrl.show.tables.compare import GROWING
+from simrl.show.tables.compare import GROWING, left_open
 from simrl.show.text import Column, fitting, formatted, plain_table, say, shown_value
 from simrl.study.sweep import SweepPlan, Swept
 
@@ -44,6 +44,7 @@ def print_sweep(planned: SweepPlan, swept: Swept, console: Console) -> None:
             )
         if not all(row["settled"] for row in best):
             say(console, f"↑ {GROWING}")
+        say(console, *left_open(swept.fastest))
         console.print()
     stored = f", {points - swept.simulated} were there" if swept.simulated < points else ""
     equal = (

@@ -58,10 +58,11 @@ PASS_S, SEQUENCE_S = 1e-3, 3e-5
 # A phase's or a weight sync's overhead may be this much where less was computed (assumed).
 PHASE_S, LOAD_S = 1.0, 3.0
 CHANCE = 3.84  # 95 % quantile of chi-square with one degree of freedom
-GRID, MOST_FITS = (0.01, 0.4), 8  # from fit to fit on the first correction: its standard error
+# From fit to fit on the first correction: its standard error; twice that is what chance explains.
+GRID, FITS = (0.01, 0.4), 2
 TINY, COARSE = (  # of SciPy's solver
     {"diff_step": step, "xtol": step / 100, "ftol": step / 1000, "max_nfev": most}
-    for step, most in ((1e-3, 40), (0.05, 6))
+    for step, most in ((1e-3, 40), (0.05, 5))
 )
 # Corrections of a pass, one changed at a time.
 CORNERS = ((1.0, 0.0, 0.0), (2.0, 0.0, 0.0), (1.0, 0.01, 0.0), (1.0, 0.0, 1e-4))
@@ -484,9 +485,10 @@ def equally_good(
     grid = 1 + float(np.clip(np.nan_to_num(errors[0], nan=1.0) / best.x[0], *GRID))
     for factor in (grid, 1 / grid):
         last = best
-        while (first := float(np.clip(last.x[0] * factor, low, high))) != last.x[0] and len(
-            good
-        ) < MOST_FITS:
+        for _ in range(FITS):
+            first = float(np.clip(last.x[0] * factor, low, high))
+            if first == last.x[0]:
+                break
             last = solve(weighed, start=[first, *last.x[1:]], free_from=1)
             if last.cost > worst:
                 break

@@ -152,7 +152,7 @@ JSON_KEYS = {
     "examples": "by name: about, command, files",
     "presets": "name, kind, about, engine, constants",
     "init": "scenario, data, keys (list, key, value, field, becomes), changed, assumed, notes",
-    "sweep": "table, points, simulated, failed, errors",
+    "sweep": "table, points, simulated, failed, errors, fastest (point, left_open, ranges, step_s_range)",
     "acceptance": "drafter, history, acceptance_rate, speculation_rate, accept_length, by_epoch, hit_lengths, by_response, "
     "pays, run_model, run_model_accept_length, window, responses, responses_with_drafts, tokens_with_drafts, "
     "trace, picture",

@@ -28,7 +28,7 @@ from simrl.profile.model_shape import model_shape
 from simrl.profile.shipped import shipped_profile
 from simrl.result.result import Result
 from simrl.scenario.calibration import CalibrationConfig
-from simrl.scenario.dotted import get
+from simrl.scenario.dotted import get, put
 from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import RooflineConfig, Scenario
 from simrl.scenario.presets import Constant, Preset, named
@@ -460,8 +460,13 @@ def scenario_yaml(calibration: Calibration, source: str) -> str:
     )
     data["workload"] = {"trace": "run.parquet"}
     system = calibration.scenario.system
-    left_open = _left_open(calibration, source)
-    data["calibration"] = left_open.model_dump(mode="json", exclude_defaults=True)
+    data["calibration"] = _left_open(calibration, source).model_dump(
+        mode="json", exclude_defaults=True
+    )
+    for (
+        key
+    ) in calibration.keys.values():  # also one that is a default, which a preset would replace
+        data = put(data, key, get(calibration.scenario.model_dump(), key))
     data["systems"] = [{"name": system.name, **system.parameters}]
     first, last = calibration.window
     lines = [f"# Calibrated on steps {first}-{last} of {source}."]
@@ -482,7 +487,6 @@ def scenario_yaml(calibration: Calibration, source: str) -> str:
 def _left_open(calibration: Calibration, source: str) -> CalibrationConfig:
     """Return what the log leaves open, for the commands that use the scenario."""
     used, *others = (fit.model_dump() for fit in (calibration.scenario, *calibration.fits))
-    doubts = calibration.doubts
     return CalibrationConfig.model_validate(
         {
             "log": source,
@@ -490,8 +494,8 @@ def _left_open(calibration: Calibration, source: str) -> CalibrationConfig:
             "at": {key: get(used, key) for key in FITTED_AT},
             "lacks": calibration.lacks,
             "warnings": {
-                keys: "; ".join(text for about, text in doubts if about == keys)
-                for keys, _ in doubts
+                keys: "; ".join(text for about, text in calibration.doubts if about == keys)
+                for keys, _ in calibration.doubts
             },
             "fits": [
                 {key: get(fit, key) for key in calibration.keys.values()} for fit in (used, *others)

@@ -1,5 +1,6 @@
 """What a calibration leaves open goes on into every later command: warnings, phases that the log lacks, ranges over fits."""
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -7,12 +8,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
+from rich.console import Console
 
 import simrl as api
 from simrl.errors import InputError
 from simrl.scenario.calibration import open_lines, other_fits
 from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import Scenario
+from simrl.show.tables.calibration import print_calibration
 from simrl.simulate.run import simulate
 from simrl.study.calibration import Calibration, scenario_yaml
 from simrl.study.corrections import Correction
@@ -118,7 +121,18 @@ def test_a_calibration_writes_its_warnings_by_key_what_its_log_lacks_and_its_oth
     def fitted(name: str, key: str, value: float, error: float | None) -> Correction:
         return Correction(name, value, error, 0.0, 1.0, "", "meaning", key)
 
-    scenario = loaded(tmp_path, "calibration=null", "profile.forward_correction=2.0")
+    preset = tmp_path / "own.toml"  # whose constant a fitted 0 replaces, though it is the default
+    preset.write_text(
+        '[own]\nabout = "own"\n'
+        'update_overhead_s = {value = 2.0, kind = "measured", source = "a test"}\n'
+    )
+    scenario = loaded(
+        tmp_path,
+        "calibration=null",
+        "profile.forward_correction=2.0",
+        "training.update_overhead_s=0",
+        f"framework={preset}",
+    )
     slow, fast = (
         scenario.with_fields("training", mfu=mfu).with_fields("profile", forward_correction=factor)
         for mfu, factor in ((0.2, 2.5), (0.8, 1.8))
@@ -126,6 +140,7 @@ def test_a_calibration_writes_its_warnings_by_key_what_its_log_lacks_and_its_oth
     corrections = (
         fitted("decode_efficiency", "profile.forward_correction (1 over it)", 0.5, 0.01),
         fitted("train_mfu", "training.mfu", 0.4, 0.3),
+        fitted("update_overhead_s", "training.update_overhead_s", 0.0, None),
     )
     unclear = ("the window cannot tell train_mfu, decode_efficiency apart", "few steps")
     calibration = Calibration(
@@ -135,7 +150,7 @@ def test_a_calibration_writes_its_warnings_by_key_what_its_log_lacks_and_its_oth
     path = tmp_path / "written.yaml"
     path.write_text(scenario_yaml(calibration, "run.log"))
     (again,) = load_scenarios(path)
-    assert again.calibration is not None
+    assert again.training == scenario.training and again.calibration is not None
     assert again.calibration.log == "run.log" and again.calibration.steps == "1-6"
     assert again.calibration.at == OPEN["at"] and again.calibration.lacks == ("update",)
     assert again.calibration.warnings.keys() == {
@@ -149,6 +164,18 @@ def test_a_calibration_writes_its_warnings_by_key_what_its_log_lacks_and_its_oth
             other.training.mfu,
             other.profile.forward_correction,
         )
+
+
+def test_calibrate_prints_what_its_log_lacks_and_its_warnings_before_what_is_assumed(tmp_path):
+    scenario = loaded(tmp_path, "calibration=null")
+    calibration = Calibration(
+        scenario, (1, 6), (), (), pd.DataFrame(), ("the GPU",), (), ("few steps",), ("update",)
+    )
+    printed = io.StringIO()
+    print_calibration(calibration, Console(file=printed, width=120))
+    *_, lacks, warning, assumed = printed.getvalue().splitlines()
+    assert lacks == "The log lacks update: not calibrated."
+    assert (warning, assumed) == ("Warning: few steps.", "Assumed: the GPU.")
 
 
 def test_a_comparison_prints_what_is_left_open_and_the_range_of_each_row(simrl):

@@ -445,7 +445,7 @@ def _assumed(
         ),
         (
             training.extra_log_probs and not training.reference_model,
-            f"the reference's log-probs are {training.extra_log_probs} passes of the policy's cost (rounded from the window); "
+            f"the reference's log-probs cost {training.extra_log_probs} of the policy's passes (rounded from the window); "
             "name its model with training.reference_model",
         ),
         (True, "corrections found under the run's own system hold under another one"),
@@ -527,7 +527,13 @@ def presets_of(calibration: Calibration, log: str) -> dict[str, Preset]:
             ends += [getattr(getattr(corrected, section), key) for corrected in calibration.fits]
             low, high = max(min(ends), c.low), min(max(ends), c.high)
             constants[section][key] = Constant(
-                value=c.value, low=low, high=high, kind="measured", source=source
+                value=c.value,
+                low=low,
+                high=high,
+                kind="open" if c.is_computed else "measured",
+                source=f"computed: little of it is told by what was {source}"
+                if c.is_computed
+                else source,
             )
     name, engine = scenario.name, f"{scenario.name}-engine"
     return {

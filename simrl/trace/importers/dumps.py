@@ -56,6 +56,9 @@ def import_dump(
     form: Any = import_module(f"simrl.trace.importers.{source.form}") if source.form else None
     left_out: Counter[str] = Counter()
     files = form.files(path) if hasattr(form, "files") else _files(source, path, left_out)
+    if hasattr(form, "import_events"):
+        trace: Trace = form.import_events(files[0], **labels)
+        return trace
     is_table = files[0].name.endswith(TABLE)
     if path.is_file() and form is None and not is_table:
         refuse_metrics(path)

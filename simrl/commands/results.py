@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from simrl.scenario.load import Choices
     from simrl.scenario.model import Scenario
     from simrl.show.style import Picture
+    from simrl.trace.importers.rollout_trace import RolloutTrace
 
     Results: TypeAlias = "Comparison | Sweep | AgreementView | Result | str | os.PathLike[str]"
 else:
@@ -197,7 +198,9 @@ def agreement(
     """Compare a result, or the scenario that the arguments from `call` on open (`open_workload`),
     with what was measured."""
     from simrl.analysis.agreement import agree
+    from simrl.analysis.measured_events import measured_result
     from simrl.commands.workload import open_workload
+    from simrl.result.result import Result
     from simrl.show.tables.agree import print_agreement
     from simrl.study.compare import folder_name, run_names, simulate_compared, the_result
 
@@ -228,6 +231,8 @@ def agreement(
             )
         (expected,) = simulate_compared(scenarios, 1, opened.inputs(), the_result).kept
     with _named(predicted, measured):
+        if not isinstance(happened, Result):
+            happened = measured_result(happened, expected)
         compared = agree(expected, happened)
     errors = vars(compared.errors)
     rows = [
@@ -331,10 +336,13 @@ def result_of(run: Any) -> Result:
     return find_result(Path(run)) if isinstance(run, str | os.PathLike) else run.result()
 
 
-def _read(run: Any, name: str) -> Result:
-    """Return a result; the folder of a replay holds two."""
+def _read(run: Any, name: str) -> Result | RolloutTrace:
+    """Return a result, or a file of events; the folder of a replay holds two results."""
     from simrl.result.result import METADATA_FILE
+    from simrl.trace.importers.rollout_trace import read_events
 
+    if isinstance(run, str | os.PathLike) and Path(run).is_file():
+        return read_events(Path(run))
     if isinstance(run, str | os.PathLike):
         folder = Path(run)
         run = (

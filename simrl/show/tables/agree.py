@@ -23,6 +23,14 @@ MEANING = (
     "Error: predicted / measured - 1, of shares the difference in percentage points; MAPE: its mean size over samples. In "
     "agreement.json the rollout clock is rollout_s, its error makespan_err"
 )
+KINDS = {
+    "dispatch": "Dispatch of a group, s",
+    "seal": "Seal of a group, s",
+    "sync": "Weight sync, s",
+    "update": "Update, s",
+    "age_begun": "Age begun, versions",
+    "age_sealed": "Age sealed, versions",
+}
 MOST_ROWS = 32
 MOST_DIFFERENCES = 10
 POINTS = ("bubble_err", "acceptance_err")  # differences of shares, in percentage points
@@ -35,6 +43,8 @@ def print_agreement(agreement: Agreement, console: Console, spread: Spread | Non
         with folded(console, "The updates at the workers, one by one"):
             _print_parts(agreement, console)
     console.print(_errors(agreement, spread))
+    if any(instants.events for instants in agreement.instants):
+        console.print(_instants(agreement))
     if agreement.samples:
         with folded(console, "What the rows mean"):
             say(console, MEANING)
@@ -129,6 +139,24 @@ def _errors(agreement: Agreement, spread: Spread | None) -> Table:
         for row in rows
     ]
     return plain_table([*headings, f"{spread.repeats} repeats:\nmean", "largest"], cells)
+
+
+def _instants(agreement: Agreement) -> Table:
+    """Return a row for each kind of events: how far apart they are, and the furthest."""
+    headings = ["predicted - measured", "events", "alone", "median", "largest", "at"]
+    cells = [
+        (
+            KINDS[i.kind],
+            str(len(i.events)),
+            f"{i.alone[0]} / {i.alone[1]}",
+            f"{i.median:+.3g}",
+            f"{i.largest:+.3g}",
+            i.where,
+        )
+        for i in agreement.instants
+        if i.events
+    ]
+    return plain_table(headings, cells, left=(0, 5))
 
 
 def _print_parts(agreement: Agreement, console: Console) -> None:

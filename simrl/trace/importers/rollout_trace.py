@@ -66,36 +66,22 @@ KINDS = {
 
 
 class RolloutTrace(NamedTuple):
-    """The events of a run. `responses` has the fields of a `rows.Row`, started_s, finished_s,
-    trained_step (-1: none) and parts (version, tokens, seconds from and to); updates and syncs have
+    """The events of a run. `responses` has, for each row of the trace, trained_step (-1: none),
+    started_s, finished_s and parts (version, tokens, seconds from and to); updates and syncs have
     the version that they train or load, started_s and ended_s."""
 
+    trace: Trace
     responses: pd.DataFrame
     updates: pd.DataFrame
     syncs: pd.DataFrame
-    notes: list[str]
 
 
-def import_events(path: Path, **labels: Unpack[rows.Labels]) -> Trace:
-    """Return the responses of a file of events as a trace. A step is a batch in the order of
-    dispatch."""
-    responses, _, _, notes = read_events(path)
-    return rows.trace_from_rows(
-        [
-            rows.Row(**{name: value for name, value in row.items() if value == value})
-            for row in responses.filter(rows.Row._fields).to_dict("records")
-        ],
-        source=f"NeMo-RL events {path.name}",
-        tokenizer="the run's own (token capture)",
-        notes=notes,
-        default_name=path.stem,
-        **labels,
-    )
+def read_events(path: Path, **labels: Unpack[rows.Labels]) -> RolloutTrace:
+    """Return the run of a file of events. The step of a response is its batch in the order of
+    dispatch.
 
-
-def read_events(path: Path) -> RolloutTrace:
-    """Return the run of a file of events. Raises `InputError` for a file without events, sealed
-    responses, or counts of tokens."""
+    Raises `InputError` for a file without events, sealed responses, or counts of tokens.
+    """
     events, notes = _events(path)
     responses = _responses(path, events[events["group"].notna()], notes)
     origin_s, number = responses["begun_s"].iloc[0], pd.factorize(responses["group"])[0]
@@ -130,8 +116,19 @@ def read_events(path: Path) -> RolloutTrace:
     parts = [_parts(facts, syncs, first) for facts in responses.to_dict("records")]
     responses = responses.assign(parts=parts, policy_version=[each[0][0] for each in parts])
     order = np.lexsort((responses["sample"], pd.factorize(responses["prompt"])[0], number // batch))
-    notes_said = [f"{count} {words}" for words, count in notes.items() if count]
-    return RolloutTrace(responses.iloc[order], updates, syncs, notes_said)
+    ordered = responses.iloc[order]
+    trace = rows.trace_from_rows(
+        [
+            rows.Row(**{name: value for name, value in row.items() if value == value})
+            for row in ordered.filter(rows.Row._fields).to_dict("records")
+        ],
+        source=f"NeMo-RL events {path.name}",
+        tokenizer="the run's own (token capture)",
+        notes=[f"{count} {words}" for words, count in notes.items() if count],
+        default_name=path.stem,
+        **labels,
+    )
+    return RolloutTrace(trace, ordered, updates, syncs)
 
 
 def _events(path: Path) -> tuple[pd.DataFrame, Counter[str]]:
@@ -200,7 +197,7 @@ def _responses(path: Path, events: pd.DataFrame, notes: Counter[str]) -> pd.Data
         else events.fillna({"sample": 0})
     )
     every = own.groupby(["group", "sample"], sort=False).last().reset_index()
-    every = every.join(whole, on="group", rsuffix="_whole")
+    every = every.join(whole.add_suffix("_whole"), on="group")
     for name in ("started_s", "finished_s", "version", "step", "prompt_tokens", "counts"):
         every[name] = every[name].where(every[name].notna(), every[f"{name}_whole"])
     is_sealed = (every["started_s"] < every["finished_s"]) & (every["response_tokens"] != 0)
@@ -235,8 +232,9 @@ def _responses(path: Path, events: pd.DataFrame, notes: Counter[str]) -> pd.Data
         prompt_tokens=sealed["prompt_tokens"].fillna(1).clip(**limited).astype(int),
         sample=sealed["sample"].clip(upper=rows.INT32_MAX).astype(int),
         begun_s=sealed.groupby("group")["started_s"].transform("min"),
+        logged=pd.factorize(sealed["group"])[0],
     )
-    return sealed.sort_values(["begun_s", "group", "sample"], ignore_index=True)
+    return sealed.sort_values(["begun_s", "logged", "sample"], ignore_index=True)
 
 
 def _intervals(

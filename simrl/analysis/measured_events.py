@@ -1,8 +1,8 @@
 """A measured run of which only events are known, such as NeMo-RL's, as a `Result` to compare with a
 predicted run of its schedule on its trace.
 
-Invariant: what events do not tell is taken from the predicted run or left out: the worker of a
-response is the predicted one, and all rollout workers are busy while any response runs.
+Invariant: events do not say at which worker a response was, so the predicted worker stands for it,
+and rollout workers are busy while any response runs and no weights are loaded.
 """
 
 from __future__ import annotations
@@ -19,51 +19,38 @@ from simrl.trace.importers.rollout_trace import RolloutTrace
 
 def measured_result(run: RolloutTrace, predicted: Result) -> Result:
     """Return the tables of a run whose events were read."""
-    worker = dict(
-        zip(*(predicted.samples.column(n).to_pylist() for n in ("uid", "worker")), strict=True)
-    )
-    recorded = zip(run.trace.samples(0, len(run.trace)), run.responses["parts"], strict=True)
+    columns = (predicted.samples.column(name).to_pylist() for name in ("uid", "worker"))
+    worker = {uid: worker or 0 for uid, worker in zip(*columns, strict=True)}
     rollouts = [
-        Rollout(sample, tuple(Segment(worker.get(sample.uid) or 0, *part) for part in parts), True)
-        for sample, parts in recorded
+        Rollout(sample, tuple(Segment(worker.get(sample.uid, 0), *part) for part in parts), True)
+        for sample, parts in zip(
+            run.trace.samples(0, len(run.trace)), run.responses["parts"], strict=True
+        )
     ]
     lanes = [lane for lane in spans(predicted).lanes if lane.name != REST_LANE]
     workers = sum(map(rolls_out, lanes))
     record = Recorder(sorted(lanes, key=lambda lane: not rolls_out(lane)))
     record.came_back(rollouts)
-    edges_s = np.unique(
-        np.r_[
-            run.responses["started_s"],
-            run.responses["finished_s"],
-            run.syncs["started_s"],
-            run.syncs["ended_s"],
-        ]
-    )
-    middle_s = (edges_s[1:] + edges_s[:-1]) / 2
-
-    def running(table, start, end):
-        return np.searchsorted(np.sort(table[start]), middle_s) > np.searchsorted(
-            np.sort(table[end]), middle_s
-        )
-
-    rolls = running(run.responses, "started_s", "finished_s") & ~running(
-        run.syncs, "started_s", "ended_s"
-    )
-    for a, b in zip(edges_s[:-1][rolls].tolist(), edges_s[1:][rolls].tolist(), strict=True):
-        record.span(0, "rollout", a, b, -1, lanes=workers)
-    for version, a, b in run.syncs.itertuples(index=False):
-        record.span(0, "load_weights", a, b, version, lanes=workers)
-    for k, started_s, ended_s in run.updates.itertuples(index=False):
-        members = [
-            r for r, step in zip(rollouts, run.responses["trained_step"], strict=True) if step == k
-        ]
-        off = of_update(k, [(s.policy_version, s.tokens, 0) for r in members for s in r.segments])
-        prompts = sum(r.sample.prompt_tokens for r in members)
-        record.trained(
-            Step(k, k, started_s, ended_s, len(members), prompts, off.tokens, off.mean, off.most),
-            members,
-        )
+    edges = [
+        np.sort(table[name])
+        for table, ended in ((run.responses, "finished_s"), (run.syncs, "ended_s"))
+        for name in ("started_s", ended)
+    ]
+    edges_s = np.unique(np.concatenate(edges))
+    begun, over, loading, loaded = (np.searchsorted(e, edges_s[:-1], "right") for e in edges)
+    rolls = (begun > over) & (loading == loaded)
+    for from_s, to_s in zip(edges_s[:-1][rolls].tolist(), edges_s[1:][rolls].tolist(), strict=True):
+        record.span(0, "rollout", from_s, to_s, -1, lanes=workers)
+    for version, from_s, to_s in run.syncs.itertuples(index=False):
+        record.span(0, "load_weights", from_s, to_s, version, lanes=workers)
+    for k, from_s, to_s in run.updates.itertuples(index=False):
+        chosen = (run.responses["trained_step"] == k).to_numpy().nonzero()[0]
+        trained = [rollouts[row] for row in chosen]
+        off = of_update(k, [(s.policy_version, s.tokens, 0) for r in trained for s in r.segments])
+        prompt_tokens = sum(rollout.sample.prompt_tokens for rollout in trained)
+        counts = len(trained), prompt_tokens, off.tokens, off.mean, off.most
+        record.trained(Step(k, k, from_s, to_s, *counts), trained)
         if len(lanes) > workers:
-            record.span(workers, "train", started_s, ended_s, k)
-    last_s = max([*run.updates["ended_s"][-1:], *([] if len(run.updates) else edges_s[-1:])])
-    return record.result(last_s, {"label": run.trace.metadata.source, "events": True})
+            record.span(workers, "train", from_s, to_s, k)
+    end_s = run.updates["ended_s"].max() if len(run.updates) else edges_s[-1]
+    return record.result(float(end_s), {"label": run.trace.metadata.source, "events": True})

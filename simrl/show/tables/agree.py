@@ -6,6 +6,7 @@ agreement.json.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
@@ -24,12 +25,12 @@ MEANING = (
     "agreement.json the rollout clock is rollout_s, its error makespan_err"
 )
 KINDS = {
-    "dispatch": "Dispatch of a group, s",
-    "seal": "Seal of a group, s",
+    "dispatch": "Dispatch, s",
+    "seal": "Seal, s",
     "sync": "Weight sync, s",
     "update": "Update, s",
-    "age_begun": "Age begun, versions",
-    "age_sealed": "Age sealed, versions",
+    "age_begun": "Age begun",
+    "age_sealed": "Age sealed",
 }
 MOST_ROWS = 32
 MOST_DIFFERENCES = 10
@@ -43,8 +44,9 @@ def print_agreement(agreement: Agreement, console: Console, spread: Spread | Non
         with folded(console, "The updates at the workers, one by one"):
             _print_parts(agreement, console)
     console.print(_errors(agreement, spread))
-    if any(instants.events for instants in agreement.instants):
+    if agreement.samples:
         console.print(_instants(agreement))
+        say(console, _ages(agreement))
     if agreement.samples:
         with folded(console, "What the rows mean"):
             say(console, MEANING)
@@ -142,21 +144,27 @@ def _errors(agreement: Agreement, spread: Spread | None) -> Table:
 
 
 def _instants(agreement: Agreement) -> Table:
-    """Return a row for each kind of events: how far apart they are, and the furthest."""
+    """Return a row for each kind of events: how far apart they are, and which is furthest."""
     headings = ["predicted - measured", "events", "alone", "median", "largest", "at"]
     cells = [
         (
-            KINDS[i.kind],
-            str(len(i.events)),
-            f"{i.alone[0]} / {i.alone[1]}",
-            f"{i.median:+.3g}",
-            f"{i.largest:+.3g}",
-            i.where,
+            *(KINDS[i.kind], f"{len(i.events):,}", f"{i.alone[0]} / {i.alone[1]}"),
+            *(f"{i.median:+.3g}", f"{i.largest:+.3g}", i.at),
         )
         for i in agreement.instants
         if i.events
     ]
     return plain_table(headings, cells, left=(0, 5))
+
+
+def _ages(agreement: Agreement) -> str:
+    """Return a line with the ages of responses in both runs, in versions when they were sealed."""
+    (sealed,) = (i.events for i in agreement.instants if i.kind == "age_sealed")
+    runs = (Counter(int(event[run]) for event in sealed) for run in (1, 2))
+    shares = (
+        ", ".join(f"{age}: {n / len(sealed):.0%}" for age, n in sorted(c.items())) for c in runs
+    )
+    return "Age sealed, share of responses: {} predicted; {} measured".format(*shares)
 
 
 def _print_parts(agreement: Agreement, console: Console) -> None:

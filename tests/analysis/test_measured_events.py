@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 
+import simrl
 from simrl.analysis.agreement import Agreement, agree
+from simrl.analysis.instants import Instants
 from simrl.analysis.measured_events import measured_result
+from simrl.errors import InputError
 from simrl.result.result import Result
+from simrl.show.tables.agree import KINDS
 from simrl.simulate.run import simulate_prepared
 from simrl.trace.importers.rollout_trace import read_events
-from simrl.trace.trace import Trace
+from simrl.trace.trace import Trace, write_trace
 from tests.helpers import LINEAR, on_gpus, prepared
 
 Line = dict[str, Any]
@@ -101,3 +105,64 @@ def test_a_simulated_run_that_is_logged_agrees_with_its_simulation(tmp_path: Pat
     assert not agreement.differences
     for instants in agreement.instants:
         assert len(instants.events) > 1 and instants.largest == pytest.approx(0, abs=1e-9), instants
+
+
+def instants_of(agreement: Agreement) -> dict[str, Instants]:
+    return {instants.kind: instants for instants in agreement.instants}
+
+
+def test_a_delay_is_seen_at_its_event_with_its_sign(tmp_path: Path):
+    lines = events_of(simulated(6))
+    sync, seal = (
+        [line for line in lines if line["event"] == event][1]
+        for event in ("weight_sync", "rollout_sealed")
+    )
+    sync["t"] += 0.01
+    seal["t"] += 20.0
+    kinds = instants_of(compared(tmp_path, lines))
+    version = f"version {sync['weight_version']}"
+    assert (kinds["sync"].at, kinds["sync"].median) == (version, pytest.approx(-0.005))
+    assert kinds["sync"].largest == pytest.approx(-0.01)
+    late = kinds["seal"]
+    assert late.largest == pytest.approx(-20, abs=5) and late.median == pytest.approx(0, abs=1e-9)
+    assert [name for name, predicted, measured in late.events if measured - predicted > 1] == [
+        late.at
+    ]
+    assert kinds["dispatch"].largest == pytest.approx(0, abs=1e-9)
+
+
+def test_ages_are_versions_between_generation_and_training(tmp_path: Path):
+    lines = events_of(simulated(6))
+    for line in lines:
+        if line["event"] == "rollout_sealed":  # all tokens by the oldest weights
+            line["tokens_by_version"] = {min(line["tokens_by_version"]): line["response_tokens"]}
+    kinds = instants_of(compared(tmp_path, lines))
+    predicted = simulated(6).samples.to_pandas()
+    assert kinds["age_begun"].largest == 0 and len(kinds["age_begun"].events) <= len(predicted)
+    assert all(p <= m for _, p, m in kinds["age_sealed"].events)
+    assert {m for _, _, m in kinds["age_begun"].events} <= {0, 1, 2}  # max_age
+
+
+def test_compare_reads_a_file_of_events_as_what_was_measured(tmp_path: Path):
+    path = measured(tmp_path, events_of(simulated(6)))
+    scenario = {
+        "name": "events",
+        "steps": 3,
+        "model": "qwen3-0.6b",
+        "cluster": {"gpu": "h100", "gpus": 3, "tp": 1},
+        "workload": {"trace": str(tmp_path / "run.parquet")},
+        "systems": [{"name": "nemo_rl_async", "max_age": 2, "rollout_share": 0.67}],
+    }
+    write_trace(read_events(path).trace, tmp_path / "run.parquet")
+    view = simrl.compare(scenario, measured=path, folder=tmp_path / "out")
+    assert {i.kind: len(i.events) > 0 for i in view.data.instants} == dict.fromkeys(KINDS, True)
+    assert "Dispatch, s" in str(view) and "Age sealed, share of responses: " in str(view)
+    written = json.loads((tmp_path / "out" / "agreement.json").read_text())
+    assert len(written["instants"][0]["events"]) == len(view.data.instants[0].events)
+
+
+def test_events_of_another_trace_are_refused(tmp_path: Path):
+    run = read_events(measured(tmp_path, events_of(simulated(6))))
+    predicted = simulated(3)
+    with pytest.raises(InputError, match="runs of different traces"):
+        agree(predicted, measured_result(run, predicted))

@@ -157,7 +157,7 @@ def _event(line: Mapping[str, Any], place: str) -> dict[str, Any]:
     kinds = KINDS[event["group"] is not None].items()
     fits = (kind for kind, stems in kinds if any(w.lower().startswith(stems) for w in words))
     counts = (
-        {int(version): tokens for version, tokens in value.items() if _fits(tokens)}
+        {int(version): tokens for version, tokens in value.items() if _fits(tokens) and tokens}
         for value in line.values()
         if isinstance(value, dict) and value and all(re.fullmatch("[0-9]{1,9}", v) for v in value)
     )

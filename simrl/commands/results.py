@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from simrl.scenario.load import Choices
     from simrl.scenario.model import Scenario
     from simrl.show.style import Picture
-    from simrl.trace.importers.rollout_trace import RolloutTrace
 
     Results: TypeAlias = "Comparison | Sweep | AgreementView | Result | str | os.PathLike[str]"
 else:
@@ -336,7 +335,7 @@ def result_of(run: Any) -> Result:
     return find_result(Path(run)) if isinstance(run, str | os.PathLike) else run.result()
 
 
-def _read(run: Any, name: str) -> Result | RolloutTrace:
+def _read(run: Any, name: str) -> Any:
     """Return a result, or a file of events; the folder of a replay holds two results."""
     from simrl.result.result import METADATA_FILE
     from simrl.trace.importers.rollout_trace import read_events

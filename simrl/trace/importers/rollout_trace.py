@@ -80,7 +80,7 @@ def read_events(path: Path, **labels: Unpack[rows.Labels]) -> RolloutTrace:
     Raises `InputError` for a file without events, sealed responses, or counts of tokens.
     """
     events, notes = _events(path)
-    responses = _responses(path, events[events["group"].notna()], notes)
+    responses: Any = _responses(path, events[events["group"].notna()], notes)
     of_run = events[events["group"].isna() & (events["at_s"] > 0)]
     updates, syncs = (of_run[of_run["kind"] == kind] for kind in ("update", "sync"))
     group = pd.factorize(responses["group"])[0]
@@ -174,10 +174,10 @@ def _fits(value: Any) -> bool:
     return rows.is_number(value) and 0 <= value <= MOST
 
 
-def _responses(path: Path, events: pd.DataFrame, notes: dict[str, int]) -> pd.DataFrame:
+def _responses(path: Path, events: Any, notes: dict[str, int]) -> Any:
     """Return the responses that were dispatched and then sealed, in the order of their groups'
     dispatch; what they lack is their group's, tokens in proportion to seconds."""
-    is_whole = events["sample"].isna() & events["sample"].notna().any()
+    is_whole = events["sample"].isna() & bool(events["sample"].notna().any())
     by_response = events[~is_whole].fillna({"sample": 0}).groupby(["group", "sample"], sort=False)
     own = by_response.last().assign(version=by_response["version"].first()).reset_index()
     whole = events[is_whole].groupby("group").last().add_suffix("_whole")
@@ -229,7 +229,7 @@ def _intervals(
 
 
 def _parts(
-    response: Mapping[str, Any], first: float, loaded_s: Any, versions: Any
+    response: Mapping[Any, Any], first: float, loaded_s: Any, versions: Any
 ) -> list[tuple[int, int, float, float]]:
     """Return version, tokens and seconds of a response's parts: by the counts of its or its group's
     tokens, else by the seconds between syncs."""

@@ -42,7 +42,7 @@ FIELDS = {
     "environment_s": ("environment_s", "env_s", "tool_s"),
     "reward": ("reward", "score"),
 }
-IGNORED = ("checkpoint", "snapshot", "restor", "eval", "valid")
+IGNORED = ("checkpoint", "snapshot", "restor", "eval", "valid", "turn", "tool", "call")
 # Kinds of events with a group and without one, by the beginnings of the words in their names; the first that fits.
 KINDS = {
     True: {
@@ -197,14 +197,12 @@ def _responses(path: Path, events: Any, notes: dict[str, int]) -> Any:
             f"{sealed['place'][tokens.isna()].iloc[0]}: no count of tokens for a response or its group; trace a run with "
             "token capture"
         )
-    empty = sealed[["response_tokens", "prompt_tokens"]].isna().sum()
+    uncounted, without_prompt = sealed[["response_tokens", "prompt_tokens"]].isna().sum()
+    left_out = len(every) - len(sealed)
     notes |= {
-        "responses without a dispatch, a later seal or a token were left out.": len(every)
-        - len(sealed),
-        "responses have no count: their group's tokens are divided by their seconds (estimated).": empty.iloc[
-            0
-        ],
-        "responses have no prompt length: 1 token is assumed.": empty.iloc[1],
+        "responses without a dispatch, a later seal or a token were left out.": left_out,
+        "responses have no count: their group's tokens are divided by their seconds (estimated).": uncounted,
+        "responses have no prompt length: 1 token is assumed.": without_prompt,
     }
     numbers = sealed.assign(response_tokens=tokens.round())[["prompt_tokens", "response_tokens"]]
     return sealed.assign(

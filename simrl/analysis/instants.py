@@ -58,9 +58,7 @@ def _instants(view: RunView) -> dict[str, dict[str, float]]:
     names = [f"group {prompt}/{epoch}" for prompt, epoch in groups.groups]
     timeline = spans(view.result)
     loads = timeline.where(timeline.of_kind("load_weights") & (timeline.policy_version > 0))
-    synced: dict[str, float] = {}
-    for version, ended_s in sorted(zip(loads.policy_version.tolist(), loads.ended_s, strict=True)):
-        synced[f"version {version}"] = float(ended_s)
+    ends = sorted(zip(loads.policy_version.tolist(), loads.ended_s.tolist(), strict=True))
     segments = view.result.segments.to_pandas().query("tokens > 0").groupby("uid")["policy_version"]
     trained = samples.dropna(subset="trained_step").set_index("uid")["trained_step"].astype(int)
     versions = trained.map(view.result.steps.column("policy_version").to_pandas())
@@ -69,7 +67,7 @@ def _instants(view: RunView) -> dict[str, dict[str, float]]:
     return {
         "dispatch": {n: s for n, s in zip(names, started_s.tolist(), strict=True) if s == s},
         "seal": {n: s for n, s in zip(names, finished_s.tolist(), strict=True) if s < inf},
-        "sync": synced,
+        "sync": {f"version {version}": ended_s for version, ended_s in ends},
         "update": {f"update {k}": s for k, s in enumerate(view.updated_s.tolist())},
         **{
             kind: {f"sample {view.names[uid]}": age for uid, age in of.dropna().items()}

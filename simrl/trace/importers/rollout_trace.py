@@ -12,7 +12,6 @@ group's tokens by weight version. All other names here are assumed.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 import pandas as pd
 
-from simrl.errors import InputError
+from simrl.errors import InputError, refuse
 from simrl.trace.importers import rows
 from simrl.trace.trace import Trace
 
@@ -42,24 +41,22 @@ FIELDS = {
     "environment_s": ("environment_s", "env_s", "tool_s"),
     "reward": ("reward", "score"),
 }
-IGNORED = ("checkpoint", "snapshot", "restor", "eval", "valid", "turn", "tool", "call")
 # Kinds of events with a group and without one, by the beginnings of the words in their names; the first that fits.
 KINDS = {
     True: {
         "": (
-            *(*IGNORED, "train", "claim", "reserv", "admi", "resum", "refus", "abandon", "fail"),
-            *("discard", "drop", "evict"),
+            *("checkpoint", "snapshot", "restor", "eval", "valid", "turn", "tool", "call", "train"),
+            *("claim", "reserv", "admi", "resum", "refus", "abandon", "fail", "discard", "drop"),
         ),
         "finished_s": ("seal", "complet", "finish", "publish", "done", "end"),
         "started_s": ("dispatch", "submit", "launch", "start", "begin"),
     },
     False: {
-        "": (*IGNORED, "start", "begin"),
+        "": ("checkpoint", "snapshot", "restor", "eval", "valid", "start", "begin"),
         "sync": ("sync", "refit", "weight"),
         "update": ("train", "optim", "update", "step"),
     },
 }
-MOST = 1e12  # of a number that a result can hold
 
 
 class RolloutTrace(NamedTuple):
@@ -80,35 +77,24 @@ def read_events(path: Path, **labels: Unpack[rows.Labels]) -> RolloutTrace:
     Raises `InputError` for a file without events, sealed responses, or counts of tokens.
     """
     events, notes = _events(path)
-    responses: Any = _responses(path, events[events["group"].notna()], notes)
+    responses = _responses(path, events[events["group"].notna()], notes)
     of_run = events[events["group"].isna() & (events["at_s"] > 0)]
     updates, syncs = (of_run[of_run["kind"] == kind] for kind in ("update", "sync"))
     group = pd.factorize(responses["group"])[0]
-    listed = {
-        re.sub("_g[0-9]+.*", "", str(name)): k
-        for k, names in enumerate(updates["groups"])
-        for name in (names if isinstance(names, list) else ())
-    }
-    by_name = responses["group"].map(listed).fillna(responses["prompt"].map(listed))
-    trained = by_name if listed else responses["update"].rank(method="dense") - 1
-    if trained.isna().all():
-        notes["groups name no update that trained them: the order of dispatch is assumed."] = 1
-        trained = pd.Series(group // max((group[-1] + 1) // max(len(updates), 1), 1))
-    trained = trained.where(trained < len(updates)).astype(float)
+    trained = _trained(responses, group, updates["groups"], notes)
     seals_s = responses.groupby(trained)["finished_s"].max().reindex(range(len(updates)))
-    updates = _intervals(updates, range(len(updates)), seals_s, notes)
-    version = np.searchsorted(updates["ended_s"], syncs["at_s"], "right")
-    updated_s = np.r_[0.0, updates["ended_s"]][version]  # version 0: initial weights, no sync
-    syncs = _intervals(syncs, version, updated_s, notes).query("version > 0")
+    trains = _intervals(updates, range(len(updates)), seals_s, notes)
+    version = np.searchsorted(trains["ended_s"], syncs["at_s"], "right")  # 0: the initial weights
+    updated_s = np.r_[0.0, trains["ended_s"]][version]
+    loads = _intervals(syncs, version, updated_s, notes).query("version > 0")
     sizes = responses.groupby(trained)["group"].nunique()
     step = group // int(sizes.quantile(interpolation="lower") if len(sizes) else group[-1] + 1)
-    oldest = responses["counts"].dropna().map(min).min(), responses["version"].min()
-    responses["version"] -= (first := np.nan_to_num(np.fmin(*oldest)))
-    loads = syncs["ended_s"].to_numpy(), syncs["version"].to_numpy()
-    parts = [_parts(response, first, *loads) for response in responses.to_dict("records")]
-    versions = [of_response[0][0] for of_response in parts]
+    parts = _parts(responses, loads)
     recorded = responses.assign(
-        step=step, trained_step=trained, parts=parts, policy_version=versions
+        step=step,
+        trained_step=trained,
+        parts=parts,
+        policy_version=[of_response[0][0] for of_response in parts],
     ).iloc[np.lexsort((responses["sample"], pd.factorize(responses["prompt"])[0], step))]
     trace = rows.trace_from_rows(
         [
@@ -121,7 +107,7 @@ def read_events(path: Path, **labels: Unpack[rows.Labels]) -> RolloutTrace:
         default_name=path.stem,
         **labels,
     )
-    return RolloutTrace(trace, recorded, updates, syncs)
+    return RolloutTrace(trace, recorded, trains, loads)
 
 
 def _events(path: Path) -> tuple[pd.DataFrame, dict[str, int]]:
@@ -144,34 +130,34 @@ def _events(path: Path) -> tuple[pd.DataFrame, dict[str, int]]:
     }
 
 
-def _event(line: Mapping[str, Any], place: str) -> dict[str, Any]:
+def _event(line: dict[str, Any], place: str) -> dict[str, Any]:
     """Return the values of a line by the names of `FIELDS`; NaN for all but numbers that a result
     can hold, where numbers belong."""
     event: dict[str, Any] = {
         what: next((line[name] for name in names if line.get(name) is not None), None)
         for what, names in FIELDS.items()
     }
-    for what in [*FIELDS][5:]:
-        event[what] = event[what] if _fits(event[what]) else np.nan
     words = re.findall("[A-Z]?[a-z]+", str(event["kind"])[:80])
     kinds = KINDS[event["group"] is not None].items()
     fits = (kind for kind, stems in kinds if any(w.lower().startswith(stems) for w in words))
+    kind = next(fits, "") if isinstance(event["kind"], str) else None
+    event |= {w: event[w] if _fits(event[w]) else np.nan for w in [*FIELDS][5:]}
     counts = (
         {int(version): tokens for version, tokens in value.items() if _fits(tokens) and tokens}
         for value in line.values()
         if isinstance(value, dict) and value and all(re.fullmatch("[0-9]{1,9}", v) for v in value)
     )
-    event |= {"place": place, "counts": next(counts, None) or None}
-    event |= {w: v if (v := event[w]) is None else str(v) for w in ("run", "group", "prompt")}
-    event |= {"run": str(event["run"]), "started_s": np.nan, "finished_s": np.nan}
-    event["kind"] = next(fits, "") if isinstance(event["kind"], str) else None
+    event |= {"counts": next(counts, None) or None, "started_s": np.nan, "finished_s": np.nan}
     if event["counts"] and np.isnan(event["response_tokens"]):
         event["response_tokens"] = sum(event["counts"].values())
-    return {**event, event["kind"] or "": event["at_s"]}
+    texts = {
+        w: str(event[w]) for w in ("run", "group", "prompt") if w == "run" or event[w] is not None
+    }
+    return {**event, **texts, kind or "": event["at_s"], "kind": kind, "place": place}
 
 
 def _fits(value: Any) -> bool:
-    return rows.is_number(value) and 0 <= value <= MOST
+    return rows.is_number(value) and 0 <= value <= 1e12  # the most that a result can hold
 
 
 def _responses(path: Path, events: Any, notes: dict[str, int]) -> Any:
@@ -180,42 +166,58 @@ def _responses(path: Path, events: Any, notes: dict[str, int]) -> Any:
     is_whole = events["sample"].isna() & bool(events["sample"].notna().any())
     by_response = events[~is_whole].fillna({"sample": 0}).groupby(["group", "sample"], sort=False)
     own = by_response.last().assign(version=by_response["version"].first()).reset_index()
-    whole = events[is_whole].groupby("group").last().add_suffix("_whole")
-    every = own.join(whole, on="group")
+    every = own.join(events[is_whole].groupby("group").last().add_suffix("_whole"), on="group")
     for name in ("started_s", "finished_s", "version", "update", "prompt_tokens", "counts"):
         every[name] = every[name].where(every[name].notna(), every[f"{name}_whole"])
     sealed = every[(every["started_s"] < every["finished_s"]) & (every["response_tokens"] != 0)]
-    if sealed.empty:
-        raise InputError(
-            f"{path}: no response with a dispatch and a later seal; name the events of a run that has trained"
-        )
     seconds = sealed["finished_s"] - sealed["started_s"]
     share = seconds / seconds.groupby(sealed["group"]).transform("sum")
     tokens = sealed["response_tokens"].fillna(share * sealed["response_tokens_whole"])
-    if tokens.isna().any():
-        raise InputError(
-            f"{sealed['place'][tokens.isna()].iloc[0]}: no count of tokens for a response or its group; trace a run with "
-            "token capture"
-        )
+    refuse(
+        (
+            sealed.empty,
+            f"{path}: no response with a dispatch and a later seal; name the events of a run that has trained",
+        ),
+        (
+            tokens.isna().any(),
+            f"{next(iter(sealed['place'][tokens.isna()]), path)}: no count of tokens for a response or its group; trace a run "
+            "with token capture",
+        ),
+    )
     uncounted, without_prompt = sealed[["response_tokens", "prompt_tokens"]].isna().sum()
-    left_out = len(every) - len(sealed)
     notes |= {
-        "responses without a dispatch, a later seal or a token were left out.": left_out,
+        "responses without a dispatch, a later seal or a token were left out.": len(every)
+        - len(sealed),
         "responses have no count: their group's tokens are divided by their seconds (estimated).": uncounted,
         "responses have no prompt length: 1 token is assumed.": without_prompt,
     }
-    numbers = sealed.assign(response_tokens=tokens.round())[["prompt_tokens", "response_tokens"]]
+    counted = sealed.assign(response_tokens=tokens.round())[["prompt_tokens", "response_tokens"]]
     return sealed.assign(
-        **numbers.fillna(1).clip(1, rows.INT32_MAX).astype(int),
+        **counted.fillna(1).clip(1, rows.INT32_MAX).astype(int),
         sample=sealed["sample"].clip(upper=rows.INT32_MAX).astype(int),
         begun_s=sealed.groupby("group")["started_s"].transform("min"),
         logged=pd.factorize(sealed["group"])[0],
     ).sort_values(["begun_s", "logged", "sample"], ignore_index=True)
 
 
-def _intervals(
-    events: pd.DataFrame, versions: Any, assumed_s: Any, notes: dict[str, int]
-) -> pd.DataFrame:
+def _trained(responses: Any, group: Any, groups: Any, notes: dict[str, int]) -> Any:
+    """Return the update that trained each response: the one whose list has its group or prompt, or
+    by the order of the steps that groups state, or of dispatch."""
+    listed = {
+        re.sub("_g[0-9]+.*", "", str(name)): k
+        for k, names in enumerate(groups)
+        for name in (names if isinstance(names, list) else ())
+    }
+    trained = responses["update"].rank(method="dense") - 1
+    if listed:
+        trained = responses["group"].map(listed).fillna(responses["prompt"].map(listed))
+    if trained.isna().all():
+        notes["groups name no update that trained them: the order of dispatch is assumed."] = 1
+        trained = pd.Series(group // max((group[-1] + 1) // max(len(groups), 1), 1))
+    return trained.where(trained < len(groups)).astype(float)
+
+
+def _intervals(events: Any, versions: Any, assumed_s: Any, notes: dict[str, int]) -> pd.DataFrame:
     """Return updates or syncs, one after the other; where the seconds that one lasted are not
     stated, from an assumed start."""
     ended_s, lasted_s = events["at_s"].to_numpy(), events["lasted_s"].to_numpy()
@@ -226,23 +228,25 @@ def _intervals(
     return pd.DataFrame({"version": versions, "started_s": started_s, "ended_s": ended_s})
 
 
-def _parts(
-    response: Mapping[Any, Any], first: float, loaded_s: Any, versions: Any
-) -> list[tuple[int, int, float, float]]:
-    """Return version, tokens and seconds of a response's parts: by the counts of its or its group's
-    tokens, else by the seconds between syncs."""
-    started_s, ended_s = response["started_s"], response["finished_s"]
-    if isinstance(response["counts"], dict):
-        made_by, counts = zip(*sorted(response["counts"].items()), strict=True)
-        of_parts = np.array(made_by) - first
-        edges_s = np.cumsum([0.0, *counts]) / sum(counts) * (ended_s - started_s) + started_s
-    else:
-        inside = slice(*np.searchsorted(loaded_s, [started_s, ended_s], "right"))
-        before = np.r_[0, versions][inside.start]
-        stated = before if np.isnan(response["version"]) else response["version"]
-        of_parts = np.r_[stated, versions[inside]]
-        edges_s = np.r_[started_s, loaded_s[inside], ended_s]
-    share = (edges_s - started_s) / (ended_s - started_s)
-    tokens = np.diff(np.rint(response["response_tokens"] * share)).astype(int)
-    pieces = np.maximum(of_parts, 0).astype(int), tokens, edges_s[:-1], edges_s[1:]
-    return [part for part in zip(*(p.tolist() for p in pieces), strict=True) if part[1]]
+def _parts(responses: Any, loads: pd.DataFrame) -> list[list[tuple[int, int, float, float]]]:
+    """Return version, tokens and seconds of the parts of each response: by the counts of its or its
+    group's tokens, else by the seconds between syncs."""
+    oldest = responses["counts"].dropna().map(min).min(), responses["version"].min()
+    first = np.nan_to_num(np.fmin(*oldest))
+    loaded_s, versions = loads["ended_s"].to_numpy(), loads["version"].to_numpy()
+    names = ("started_s", "finished_s", "response_tokens", "version", "counts")
+    parts = []
+    for started_s, ended_s, tokens, stated, counts in responses[[*names]].itertuples(index=False):
+        if isinstance(counts, dict):
+            made_by = np.array(sorted(counts)) - first
+            edges = np.cumsum([0.0, *(counts[version] for version in sorted(counts))])
+            edges_s = edges / edges[-1] * (ended_s - started_s) + started_s
+        else:
+            inside = slice(*np.searchsorted(loaded_s, [started_s, ended_s], "right"))
+            begun = np.r_[0, versions][inside.start] if np.isnan(stated) else stated - first
+            made_by = np.r_[begun, versions[inside]]
+            edges_s = np.r_[started_s, loaded_s[inside], ended_s]
+        counted = np.diff(np.rint(tokens * (edges_s - started_s) / (ended_s - started_s)))
+        pieces = np.maximum(made_by, 0).astype(int), counted.astype(int), edges_s[:-1], edges_s[1:]
+        parts.append([p for p in zip(*(column.tolist() for column in pieces), strict=True) if p[1]])
+    return parts

@@ -21,7 +21,9 @@ from simrl.show.text import Column, Line, aligned, fitting, folded, plain_table,
 MEANING = (
     "Rollout clock: seconds in which some worker rolled out; wall clock: all seconds; both up to the last update. A sample's "
     "end is on the rollout clock, its latency (from its start) on the wall clock. Bubble: idle share of rollout workers. "
-    "Error: predicted / measured - 1, of shares the difference in percentage points; MAPE: its mean size over samples. In "
+    "Error: predicted / measured - 1, of shares the difference in percentage points; MAPE: its mean size over samples. "
+    "Dispatch and seal: the start of a group's first and the end of its last response; ages: updates between the weights that "
+    "began or ended a response and the update that trained it; alone: events that only one run has. In "
     "agreement.json the rollout clock is rollout_s, its error makespan_err"
 )
 KINDS = {

@@ -165,8 +165,8 @@ def _responses(path: Path, events: Any, notes: dict[str, int]) -> Any:
     dispatch; what they lack is their group's, tokens in proportion to seconds."""
     is_whole = events["sample"].isna() & bool(events["sample"].notna().any())
     by_response = events[~is_whole].fillna({"sample": 0}).groupby(["group", "sample"], sort=False)
-    own = by_response.last().assign(version=by_response["version"].first()).reset_index()
-    every = own.join(events[is_whole].groupby("group").last().add_suffix("_whole"), on="group")
+    members = by_response.last().assign(version=by_response["version"].first()).reset_index()
+    every = members.join(events[is_whole].groupby("group").last().add_suffix("_whole"), on="group")
     for name in ("started_s", "finished_s", "version", "update", "prompt_tokens", "counts"):
         every[name] = every[name].where(every[name].notna(), every[f"{name}_whole"])
     sealed = every[(every["started_s"] < every["finished_s"]) & (every["response_tokens"] != 0)]

@@ -332,9 +332,8 @@ def _completions(view: RunView, uids: Sequence[int]) -> Floats:
 def _bubble(view: RunView, until_s: float) -> float | None:
     rolled = spans(view.result).within(0.0, until_s)
     rolled = rolled.where(rolled.of_kind("rollout"))
-    if not len(rolled.kind) or view.result.metadata.get(
-        "events"
-    ):  # which tell no worker's idle time
+    # Events do not tell the idle time of a worker.
+    if not len(rolled.kind) or view.result.metadata.get("events"):
         return None
     first_s, last_s = float(rolled.started_s.min()), float(rolled.ended_s.max())
     return rollout_bubble(gpu_seconds(view.result, first_s, last_s))

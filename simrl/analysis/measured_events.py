@@ -53,4 +53,5 @@ def measured_result(run: RolloutTrace, predicted: Result) -> Result:
         if len(lanes) > workers:
             record.span(workers, "train", from_s, to_s, k)
     end_s = run.updates["ended_s"].max() if len(run.updates) else edges_s[-1]
-    return record.result(float(end_s), {"label": run.trace.metadata.source, "events": True})
+    facts = {"label": run.trace.metadata.source, "events": True, "prefix_cache": None}
+    return record.result(float(end_s), {**predicted.metadata, **facts})

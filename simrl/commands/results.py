@@ -340,10 +340,10 @@ def _read(run: Any, name: str) -> Any:
     from simrl.result.result import METADATA_FILE
     from simrl.trace.importers.rollout_trace import read_events
 
-    if isinstance(run, str | os.PathLike) and Path(run).is_file():
-        return read_events(Path(run))
     if isinstance(run, str | os.PathLike):
         folder = Path(run)
+        if folder.suffix == ".jsonl" and folder.is_file():
+            return read_events(folder)
         run = (
             folder / name
             if (folder / name).is_dir() and not (folder / METADATA_FILE).exists()

@@ -157,6 +157,8 @@ def test_compare_reads_a_file_of_events_as_what_was_measured(tmp_path: Path):
     view = simrl.compare(scenario, measured=path, folder=tmp_path / "out")
     assert {i.kind: len(i.events) > 0 for i in view.data.instants} == dict.fromkeys(KINDS, True)
     assert "Dispatch, s" in str(view) and "Age sealed, share of responses: " in str(view)
+    assert view.report(tmp_path / "page.html").stat().st_size > 0
+    assert view.data.figures.bubble.measured is None  # events tell no worker's idle time
     written = json.loads((tmp_path / "out" / "agreement.json").read_text())
     assert len(written["instants"][0]["events"]) == len(view.data.instants[0].events)
 

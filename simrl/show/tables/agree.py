@@ -49,7 +49,6 @@ def print_agreement(agreement: Agreement, console: Console, spread: Spread | Non
     if agreement.samples:
         console.print(_instants(agreement))
         say(console, _ages(agreement))
-    if agreement.samples:
         with folded(console, "What the rows mean"):
             say(console, MEANING)
     # measured results do not say what vLLM's own drafters do

@@ -163,7 +163,8 @@ def _ages(agreement: Agreement) -> str:
     (sealed,) = (i.events for i in agreement.instants if i.kind == "age_sealed")
     runs = (Counter(int(event[run]) for event in sealed) for run in (1, 2))
     shares = (
-        ", ".join(f"{age}: {n / len(sealed):.0%}" for age, n in sorted(c.items())) for c in runs
+        ", ".join(f"{age}: {n / len(sealed):.0%}" for age, n in sorted(c.items())) or "none"
+        for c in runs
     )
     return "Age sealed, share of responses: {} predicted; {} measured".format(*shares)
 

@@ -795,6 +795,24 @@ def _seeds_of_areal() -> list[Files]:
     ]
 
 
+def _seeds_of_events() -> list[Files]:
+    lines: list[dict[str, Any]] = []
+    for i, group in enumerate(("a", "b")):
+        for sample in (0, 1):
+            ids = {"run": "r", "group_id": group, "prompt_id": group, "generation_index": sample}
+            more = {"weight_version": i, "prompt_tokens": 9, "response_tokens": 40 + sample}
+            lines.append({"t": 10.0 * i + sample, "event": "rollout_dispatched", **ids})
+            lines.append({"t": 10.0 * i + 5, "event": "rollout_sealed", **ids, **more})
+        counts = {"tokens_by_version": {str(i): 81}}
+        lines.append(
+            {"t": 10.0 * i + 6, "run": "r", "event": "group_sealed", "group_id": group, **counts}
+        )
+        step = {"step": i, "group_ids": [group], "duration_s": 1.5}
+        lines.append({"t": 10.0 * i + 8, "run": "r", "event": "train_step", **step})
+        lines.append({"t": 10.0 * i + 9, "run": "r", "event": "weight_sync"})
+    return [{"rollout_trace.jsonl": _json_lines(*lines)}]
+
+
 HEADER = (
     "step,prompt_id,sample,epoch,prompt_tokens,response_tokens,reward,finish_reason,policy_version,"
 )
@@ -985,6 +1003,7 @@ READERS: dict[str, Reader] = {
     "nemo_metrics": Reader(_seeds_of_nemo, _read_metrics),
     "exported_metrics": Reader(_seeds_of_exports, _read_metrics),
     "areal": Reader(_seeds_of_areal, lambda folder: _use(import_dump("areal", folder / "rollout"))),
+    "nemo_events": Reader(_seeds_of_events, lambda folder: _use(import_dump("nemo", folder))),
     "csv": Reader(
         _seeds_of_csv, lambda folder: _use(import_csv(folder / "run.csv", counter=COUNTER))
     ),

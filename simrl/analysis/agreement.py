@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from simrl.analysis.decisions import Discrepancy, differences
+from simrl.analysis.instants import Instants, compare_instants
 from simrl.analysis.run_view import RunView, view_run
 from simrl.errors import InputError, refuse
 from simrl.result.check import require
@@ -119,6 +120,7 @@ class Agreement:
     finished_ahead   samples among these that waited for a later update when their run ended
     steps, parts     updates that both runs made: as a whole, and by worker
     differences      different decisions, in time
+    instants         dispatch and seal of groups, weight syncs, updates and ages of responses, event by event
     not_drafted      method of speculation that drafted nothing in the predicted run
     """
 
@@ -133,6 +135,7 @@ class Agreement:
     steps: tuple[UpdatePart, ...]
     parts: tuple[UpdatePart, ...]
     differences: tuple[Discrepancy, ...]
+    instants: tuple[Instants, ...]
     not_drafted: str | None
 
     @property
@@ -185,6 +188,7 @@ def agree(predicted: Result, measured: Result, near_tie_s: float | None = None) 
         steps=tuple(part for part in parts if part.worker is None),
         parts=tuple(part for part in parts if part.worker is not None),
         differences=tuple(sorted(differences(p, m, uids, tie_s), key=lambda d: d.at_s)),
+        instants=compare_instants(p, m),
         not_drafted=method_without_drafts(predicted),
     )
 
@@ -328,7 +332,8 @@ def _completions(view: RunView, uids: Sequence[int]) -> Floats:
 def _bubble(view: RunView, until_s: float) -> float | None:
     rolled = spans(view.result).within(0.0, until_s)
     rolled = rolled.where(rolled.of_kind("rollout"))
-    if not len(rolled.kind):
+    # Events do not tell the idle time of a worker.
+    if not len(rolled.kind) or view.result.metadata.get("events"):
         return None
     first_s, last_s = float(rolled.started_s.min()), float(rolled.ended_s.max())
     return rollout_bubble(gpu_seconds(view.result, first_s, last_s))

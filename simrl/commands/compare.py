@@ -204,7 +204,7 @@ def compare(
     measured: Annotated[
         o.RunLike | None,
         typer.Option(
-            help="folder of a measured result (a replay), to compare with SCENARIO: one system, or a result folder"
+            help="folder of a replay, or NeMo-RL's rollout_trace.jsonl, to compare with SCENARIO: one system or a result folder"
         ),
     ] = None,
     ranking: Annotated[

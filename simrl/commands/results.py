@@ -197,7 +197,9 @@ def agreement(
     """Compare a result, or the scenario that the arguments from `call` on open (`open_workload`),
     with what was measured."""
     from simrl.analysis.agreement import agree
+    from simrl.analysis.measured_events import measured_result
     from simrl.commands.workload import open_workload
+    from simrl.result.result import Result
     from simrl.show.tables.agree import print_agreement
     from simrl.study.compare import folder_name, run_names, simulate_compared, the_result
 
@@ -228,6 +230,8 @@ def agreement(
             )
         (expected,) = simulate_compared(scenarios, 1, opened.inputs(), the_result).kept
     with _named(predicted, measured):
+        if not isinstance(happened, Result):
+            happened = measured_result(happened, expected)
         compared = agree(expected, happened)
     errors = vars(compared.errors)
     rows = [
@@ -331,12 +335,15 @@ def result_of(run: Any) -> Result:
     return find_result(Path(run)) if isinstance(run, str | os.PathLike) else run.result()
 
 
-def _read(run: Any, name: str) -> Result:
-    """Return a result; the folder of a replay holds two."""
+def _read(run: Any, name: str) -> Any:
+    """Return a result, or a file of events; the folder of a replay holds two results."""
     from simrl.result.result import METADATA_FILE
+    from simrl.trace.importers.rollout_trace import read_events
 
     if isinstance(run, str | os.PathLike):
         folder = Path(run)
+        if folder.suffix == ".jsonl" and folder.is_file():
+            return read_events(folder)
         run = (
             folder / name
             if (folder / name).is_dir() and not (folder / METADATA_FILE).exists()

@@ -6,6 +6,7 @@ agreement.json.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
@@ -20,9 +21,19 @@ from simrl.show.text import Column, Line, aligned, fitting, folded, plain_table,
 MEANING = (
     "Rollout clock: seconds in which some worker rolled out; wall clock: all seconds; both up to the last update. A sample's "
     "end is on the rollout clock, its latency (from its start) on the wall clock. Bubble: idle share of rollout workers. "
-    "Error: predicted / measured - 1, of shares the difference in percentage points; MAPE: its mean size over samples. In "
+    "Error: predicted / measured - 1, of shares the difference in percentage points; MAPE: its mean size over samples. "
+    "Dispatch and seal: the start of a group's first and the end of its last response; ages: updates between the weights that "
+    "began or ended a response and the update that trained it; alone: events that only one run has. In "
     "agreement.json the rollout clock is rollout_s, its error makespan_err"
 )
+KINDS = {
+    "dispatch": "Dispatch, s",
+    "seal": "Seal, s",
+    "sync": "Weight sync, s",
+    "update": "Update, s",
+    "age_begun": "Age begun",
+    "age_sealed": "Age sealed",
+}
 MOST_ROWS = 32
 MOST_DIFFERENCES = 10
 POINTS = ("bubble_err", "acceptance_err")  # differences of shares, in percentage points
@@ -36,6 +47,8 @@ def print_agreement(agreement: Agreement, console: Console, spread: Spread | Non
             _print_parts(agreement, console)
     console.print(_errors(agreement, spread))
     if agreement.samples:
+        console.print(_instants(agreement))
+        say(console, _ages(agreement))
         with folded(console, "What the rows mean"):
             say(console, MEANING)
     # measured results do not say what vLLM's own drafters do
@@ -129,6 +142,31 @@ def _errors(agreement: Agreement, spread: Spread | None) -> Table:
         for row in rows
     ]
     return plain_table([*headings, f"{spread.repeats} repeats:\nmean", "largest"], cells)
+
+
+def _instants(agreement: Agreement) -> Table:
+    """Return a row for each kind of events: how far apart they are, and which is furthest."""
+    headings = ["predicted - measured", "events", "alone", "median", "largest", "at"]
+    cells = [
+        (
+            *(KINDS[i.kind], f"{len(i.events):,}", f"{i.alone[0]} / {i.alone[1]}"),
+            *(f"{i.median:+.3g}", f"{i.largest:+.3g}", i.at),
+        )
+        for i in agreement.instants
+        if i.events
+    ]
+    return plain_table(headings, cells, left=(0, 5))
+
+
+def _ages(agreement: Agreement) -> str:
+    """Return a line with the ages of responses in both runs, in versions when they were sealed."""
+    (sealed,) = (i.events for i in agreement.instants if i.kind == "age_sealed")
+    runs = (Counter(int(event[run]) for event in sealed) for run in (1, 2))
+    shares = (
+        ", ".join(f"{age}: {n / len(sealed):.0%}" for age, n in sorted(c.items())) or "none"
+        for c in runs
+    )
+    return "Age sealed, share of responses: {} predicted; {} measured".format(*shares)
 
 
 def _print_parts(agreement: Agreement, console: Console) -> None:

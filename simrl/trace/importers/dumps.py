@@ -21,6 +21,7 @@ from simrl.errors import InputError, choose
 from simrl.files import read_parquet
 from simrl.trace.importers import rows, turns
 from simrl.trace.importers.logs import recognised
+from simrl.trace.importers.rollout_trace import read_events
 from simrl.trace.importers.sources import Source, known_sources
 from simrl.trace.importers.tabular import PlacedRow, table_rows
 from simrl.trace.importers.tokens import DECODED, TokenCounter
@@ -56,6 +57,8 @@ def import_dump(
     form: Any = import_module(f"simrl.trace.importers.{source.form}") if source.form else None
     left_out: Counter[str] = Counter()
     files = form.files(path) if hasattr(form, "files") else _files(source, path, left_out)
+    if source.form == "rollout_trace" or files[0].name.startswith("rollout_trace"):
+        return read_events(files[0], **labels).trace
     is_table = files[0].name.endswith(TABLE)
     if path.is_file() and form is None and not is_table:
         refuse_metrics(path)

@@ -38,7 +38,10 @@ Settings = Annotated[
     ),
 ]
 Window = Annotated[
-    WindowLike, typer.Option(help="the steps to fit, FIRST-LAST; all others are held out")
+    WindowLike | None,
+    typer.Option(
+        help="the steps to fit, FIRST-LAST; all others are held out (default: the first 20)"
+    ),
 ]
 Group = Annotated[int, typer.Option(min=1, help="responses per prompt, which no log has")]
 
@@ -139,7 +142,7 @@ def calibrate(
     log: RunLog,
     overrides: Settings = None,
     *,
-    window: Window = "1-20",
+    window: Window = None,
     group: Group = 1,
     folder: Folder = None,
     preset: Annotated[
@@ -185,7 +188,7 @@ def whatif(
     systems: Systems = None,
     overrides: Settings = None,
     *,
-    window: Window = "1-20",
+    window: Window = None,
     group: Group = 1,
     folder: Folder = None,
     jobs: Jobs = JOBS,
@@ -230,16 +233,19 @@ def _calibrated(
     texts = overrides or []
     if isinstance(overrides, Mapping):
         texts = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
-    steps = window if isinstance(window, str) else "-".join(map(str, window))
-    first, _, last = steps.partition("-")
-    if not first.isdecimal() or not last.isdecimal() or int(first) > int(last):
-        raise InputError(f"--window {steps}: write FIRST-LAST, steps of the log, such as 1-20")
+    steps = None
+    if window is not None:
+        text = window if isinstance(window, str) else "-".join(map(str, window))
+        first, _, last = text.partition("-")
+        if not first.isdecimal() or not last.isdecimal() or int(first) > int(last):
+            raise InputError(f"--window {text}: write FIRST-LAST, steps of the log, such as 1-20")
+        steps = int(first), int(last)
     facts: dict[str, Any] = {**dict.fromkeys(Logged.__annotations__), **logged}
     facts |= {key: Path(facts[key]) for key in ("launch", "trace") if facts[key] is not None}
-    calibration = calibrated(
-        Path(log), texts, window=(int(first), int(last)), group=group, folder=folder, **facts
+    calibration = calibrated(Path(log), texts, window=steps, group=group, folder=folder, **facts)
+    name = "Calibration of {} on steps {} to {}".format(
+        calibration.scenario.name, *calibration.window
     )
-    name = f"Calibration of {calibration.scenario.name} on steps {first} to {last}"
     return CalibrationView(
         calibration, print_calibration, name, calibration.as_json()["corrections"], width=200
     )

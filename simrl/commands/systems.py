@@ -31,7 +31,7 @@ MEANINGS = {
     "gate": "when it drafts: always, while the batch is small enough to pay, or once few responses are left",
     "window": "tokens to draft; as an object, {kind: fixed, tokens: 4}, {kind: aimd} or {kind: mimd}",
     "dynamic_sampling": "drop groups with equal rewards, refill in rounds of this multiple of a batch",
-    "filter_groups": "drop groups with equal rewards, train the rest",
+    "filter_groups": "drop groups with equal rewards (after_log_probs: their log-probs are computed), train the rest",
 }
 Page = dict[str, Any]
 

@@ -13,6 +13,7 @@ from simrl.errors import InputError
 from simrl.pipelines.context import RunContext
 from simrl.runtime.events import Signal, gather, on_fire
 from simrl.runtime.rollout import Rollout
+from simrl.runtime.trainer import NOTHING_TO_TRAIN
 from simrl.trace.sample import Group
 
 
@@ -41,10 +42,7 @@ class Batch:
     def rollouts(self) -> list[Rollout]:
         """Responses to train. Raises `InputError` if there is none."""
         if not self.groups:
-            raise InputError(
-                "an update has no group to train: all rewards of each are equal, and such groups are dropped; use more prompts "
-                "a step, or another trace"
-            )
+            raise InputError(NOTHING_TO_TRAIN)
         return [rollout for group in self.groups for rollout in group]
 
     @property

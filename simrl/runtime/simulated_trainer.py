@@ -7,16 +7,17 @@ and takes as much longer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import simpy
 
+from simrl.errors import InputError
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.rollout import Rollout, scored
 from simrl.runtime.spot_trainer import SpotTrainer
-from simrl.runtime.trainer import Publications, step_of
+from simrl.runtime.trainer import NOTHING_TO_TRAIN, Publications, step_of
 from simrl.trace.trace import Response
 from simrl.training.costs import Ints, Phase, TrainingCosts
 
@@ -48,7 +49,7 @@ class SimulatedRewarder:
 
 class SimulatedTrainer:
     """A `Trainer` whose phases take as long as `costs` says, on the lanes of its GPUs (colocated:
-    the rollout workers')."""
+    the rollout workers'). A group that `accepts` refuses is dropped after its log-probs."""
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class SimulatedTrainer:
         lanes: Sequence[int],
         recorder: Recorder,
         spot: SpotTrainer | None = None,
+        accepts: Callable[[list[Rollout]], bool] | None = None,
     ) -> None:
         self.version = 0
         self.busy_s = 0.0  # so far, at updates
@@ -65,6 +67,7 @@ class SimulatedTrainer:
         self._env = env
         self._recorder = recorder
         self._spot = spot
+        self._accepts = accepts
         self._publications = Publications(env)
         # on the trainer's GPUs, while paused workers load already
         self._publishing: simpy.Event | None = None
@@ -102,6 +105,7 @@ class SimulatedTrainer:
         yield from self._work(
             self.costs.inference(_lengths([r for r in rollouts if r.sample.uid not in prepared]))
         )
+        rollouts = self._accepted(rollouts)
         left = _lengths([r for r in rollouts if r.sample.uid not in self._with_gradients])
         self._with_gradients.clear()
         yield from self._work(self.costs.update(left, self.costs.minibatches))
@@ -109,18 +113,32 @@ class SimulatedTrainer:
 
     def _train_parts(self, parts: simpy.Store) -> simpy.events.ProcessGenerator:
         rollouts: list[Rollout] = []
-        started_s = self._env.now
+        started_s, begins = self._env.now, None
         while (part := (yield parts.get())) is not None:
-            lengths, begins = _lengths(part), not rollouts
+            lengths, begins = _lengths(part), begins is None
             if begins:
                 started_s = self._env.now
                 yield from self._begin(lengths)
-            yield from self._work(
-                self.costs.inference(lengths) + self.costs.update(lengths, 1, begins)
-            )
+            yield from self._work(self.costs.inference(lengths))
+            part = self._accepted(part)
+            yield from self._work(self.costs.update(_lengths(part), 1, begins))
             rollouts += part
-        assert rollouts, "an update without a rollout"
         return (yield from self._finish(rollouts, started_s, publish=True))
+
+    def _accepted(self, rollouts: list[Rollout]) -> list[Rollout]:
+        """Return the rollouts of groups that are trained; the others are dropped."""
+        if self._accepts is None:
+            return rollouts
+        groups: dict[tuple[int, int], list[Rollout]] = {}
+        for rollout in rollouts:
+            groups.setdefault((rollout.sample.epoch, rollout.sample.prompt_id), []).append(rollout)
+        accepted: list[Rollout] = []
+        for group in groups.values():
+            if self._accepts(group):
+                accepted += group
+            else:
+                self._recorder.dropped(group)
+        return accepted
 
     def _infer(
         self, rollouts: list[Rollout], lanes: Sequence[int], gradients: bool
@@ -167,6 +185,8 @@ class SimulatedTrainer:
     def _finish(
         self, rollouts: list[Rollout], started_s: float, publish: bool
     ) -> simpy.events.ProcessGenerator:
+        if not rollouts:
+            raise InputError(NOTHING_TO_TRAIN)
         after = self.costs.after(self.version, publish)
         if self.costs.pauses and publish:
             self._publishing = self._env.process(self._work(after))  # the loads take as much longer

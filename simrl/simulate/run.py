@@ -141,7 +141,7 @@ class Schedule:
             steps=scenario.steps,
             best_of_n=prepared.tail.rule if prepared.tail else None,
             dynamic_sampling=system.dynamic_sampling,
-            accepts=rewards_differ if system.filter_groups else lambda group: True,
+            accepts=rewards_differ if system.filter_groups is True else lambda group: True,
         )
         if prepared.layouts:
             context = replace(context, layouts=self._layouts(context, prepared))
@@ -332,7 +332,8 @@ def simulated_learners(schedule: Schedule, train_lanes: Sequence[int]) -> tuple[
     rewarder."""
     prepared, env = schedule.prepared, schedule.env
     costs = prepared.training_costs(prepared.train_gpus)
-    trainer = SimulatedTrainer(env, costs, train_lanes, schedule.recorder, schedule.spot)
+    accepts = rewards_differ if prepared.system.filter_groups == "after_log_probs" else None
+    trainer = SimulatedTrainer(env, costs, train_lanes, schedule.recorder, schedule.spot, accepts)
     kills = prepared.scenario.agents.deadline_s is not None
     return trainer, SimulatedRewarder(
         env, prepared.scenario.training.reward_s, schedule.workload.responses, kills

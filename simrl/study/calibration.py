@@ -23,6 +23,7 @@ import yaml
 
 from simrl.errors import InputError
 from simrl.files import temporary_folder, write_whole_folder
+from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
 from simrl.profile.shipped import shipped_profile
 from simrl.result.result import Result
@@ -35,6 +36,7 @@ from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate, simulate_prepared
 from simrl.study.corrections import (
+    FEW_NOISE,
     FEWEST_STEPS,
     GENERATION,
     LOG_PROB,
@@ -44,10 +46,12 @@ from simrl.study.corrections import (
     Correction,
     Floats,
     fit,
+    is_timed,
     rollout_s,
     seconds,
 )
 from simrl.study.logged_lengths import (
+    BATCH_TOKENS,
     RUN,
     TOKENS,
     batch_size,
@@ -64,6 +68,7 @@ from simrl.trace.importers.logs import read_metrics
 from simrl.trace.trace import Trace, read_trace, write_trace
 
 T = TypeVar("T")
+DEFAULT_STEPS = 20  # of a window, if none is named
 PHASES = ("generation", "log_prob", "update", "step")
 MANIFEST = "files.txt"
 CALIBRATED = "calibrated.yaml"
@@ -145,7 +150,7 @@ def calibrated(
     run_log: Path,
     settings: Sequence[str],
     launch: Path | None,
-    window: tuple[int, int],
+    window: tuple[int, int] | None,
     group: int,
     samples: int | None,
     prompt_tokens: float | None,
@@ -161,8 +166,16 @@ def calibrated(
     `calibrate` and `simrl.trace.importers.logs.read_metrics` do.
     """
     recorded = read_trace(trace) if trace is not None else None
-    metrics = read_metrics(run_log, log_format, samples, prompt_tokens, lengths=recorded is None)
     start = partial(launched, run_log, launch, settings)
+    read = partial(
+        *(read_metrics, run_log, log_format, samples, prompt_tokens), lengths=recorded is None
+    )
+    try:  # before a log is judged by what it lacks
+        _of_run(lambda run: (model_shape(run.model), gpu(run.cluster.gpu)), start(run_log, 1))
+    except InputError:
+        read()  # that a file is no log at all is said first
+        raise
+    metrics = read()
     with write_whole_folder(folder, MANIFEST) as temporary:
         calibration = calibrate(
             metrics, start, window, group, temporary, cap_tokens, recorded, samples
@@ -177,7 +190,7 @@ def calibrated(
 def calibrate(
     metrics: pd.DataFrame,
     launch: Callable[[Path, int], Scenario],
-    window: tuple[int, int],
+    window: tuple[int, int] | None,
     group: int,
     folder: Path,
     cap_tokens: int | None = None,
@@ -193,13 +206,14 @@ def calibrate(
     `trace_from_verl_metrics`, in groups of `group`. Where they are of kept groups, the batch is
     generated (`samples` responses, if given) and the kept ones are trained.
 
-    Raise `InputError` for a log without the fitted metrics, a window of fewer than 5 usable steps,
-    and a system whose updates are of another size than the log's.
+    A window of None is the first 20 usable steps. Raise `InputError` for a log without any fitted
+    metrics, a window without a usable step, and a system whose updates are of another size than the log's.
     """
     path = folder / RUN
     system = _system(launch(path, 1))
     turns = system.rollout_share is None and system.off_policyness == 0
     usable = usable_steps(metrics, recorded, turns, group)
+    turns = turns and is_timed(usable, GENERATION)
     batch = batch_size(usable, group, samples, recorded)
     if batch is not None or system.filter_groups:
         batch = batch or round(
@@ -214,16 +228,19 @@ def calibrate(
         trace = lengths_of(rows, group, cap_tokens, recorded, batch)
         write_trace(trace, path)
         scenario = launch(path, len(rows)).model_copy(update={"warmup_steps": 0})
-        kept = batch is not None and not _system(scenario).needs_rewards
-        return (scenario.with_fields("system", filter_groups=True) if kept else scenario), trace
+        if batch is not None and not _system(scenario).needs_rewards:
+            # Tokens of the whole batch are counted where its log-probs are computed.
+            after = "after_log_probs" if BATCH_TOKENS in usable else True
+            scenario = scenario.with_fields("system", filter_groups=after)
+        return scenario, trace
 
-    first, last = window
-    fitted = usable[usable["step"].between(first, last)]
-    if len(fitted) < FEWEST_STEPS:
+    first, last = window or (usable["step"].iloc[0], usable["step"].iloc[:DEFAULT_STEPS].iloc[-1])
+    window = int(first), int(last)
+    fitted = usable[usable["step"].between(*window)]
+    if fitted.empty:
         logged = f"{usable['step'].min()}-{usable['step'].max()}"
         raise InputError(
-            f"{source_of(metrics)}: {len(fitted)} usable steps in the window {first}-{last} (it logs {logged}), "
-            f"{FEWEST_STEPS} are needed; choose another --window"
+            f"{source_of(metrics)}: no usable step in the window {first}-{last} (it logs {logged}); choose another --window"
         )
     cache = InputCache()
     with temporary_folder() as temporary, progress_bar() as progress:
@@ -237,7 +254,11 @@ def calibrate(
         scenario, trace = started(fitted, temporary / "window.parquet")
         prepared = _of_run(partial(prepare, inputs=cache), scenario)
         lengths = step_tokens(trace, prepared.system.needs_rewards)
-        fits, corrections, unclear = fit(fitted, lengths, prepared, simulated)
+        inferred = step_tokens(
+            trace,
+            prepared.system.needs_rewards and prepared.system.filter_groups != "after_log_probs",
+        )
+        fits, corrections = fit(fitted, lengths, inferred, prepared, simulated)
         whole, trace = started(usable, path)
         fits = [
             whole.model_copy(update={"profile": corrected.profile, "training": corrected.training})
@@ -256,9 +277,30 @@ def calibrate(
         )
     errors = _errors(steps)
     assumed = tuple(_assumed(usable, fits[0], trace, recorded, batch))
+    phases = {GENERATION: "generation", UPDATE: "update", STEP: "the whole step"}
+    if prepared.system.log_probs:
+        phases[LOG_PROB] = "log-probs"
     return Calibration(
-        fits[0], window, corrections, errors, steps, assumed, tuple(fits[1:]), tuple(unclear)
+        *(fits[0], window, corrections, errors, steps, assumed, tuple(fits[1:])),
+        unclear=tuple(_unclear(corrections, len(fitted))),
+        lacks=tuple(f"{name} ({key})" for key, name in phases.items() if not is_timed(usable, key)),
     )
+
+
+def _unclear(corrections: Sequence[Correction], steps: int) -> list[str]:
+    """Return what the steps of a window tell little about."""
+    lines = []
+    if steps < FEWEST_STEPS:
+        lines.append(
+            f"{steps} step{'s' * (steps > 1)} in the window, and {FEWEST_STEPS} tell their noise: averages, "
+            f"with a noise of {FEW_NOISE:.0%} (assumed)"
+        )
+    if computed := [c for c in corrections if c.is_computed]:
+        values = ", ".join(f"{c.name} ({c.computed:.2g} s)" for c in computed)
+        lines.append(
+            f"the window tells little of {values}: left near what was computed; steps whose lengths differ more tell it"
+        )
+    return lines
 
 
 def predicted(
@@ -377,6 +419,7 @@ def _assumed(
         f" (the log counts {turns:.1f} messages a response): what they took is in the corrections"
     )
     assumed = [  # whether it is assumed, what
+        *((True, note) for note in usable.attrs.get("notes", ())),
         (
             True,
             f"{scenario.model} on {cluster.gpus} × {cluster.gpu}, tp {cluster.tp}, under {scenario.system.name}: stated at the "
@@ -389,7 +432,8 @@ def _assumed(
         ),
         (
             batch is not None,
-            f"lengths are of kept groups: {batch} responses are generated a step, all others as long as the kept ones",
+            f"lengths are of kept groups: {batch} responses are generated a step, all others as long as the kept ones"
+            + "; log-probs are of all, as the log counts their tokens" * (BATCH_TOKENS in usable),
         ),
         (
             not {"turn_tokens", "environment_s"} & set(trace.table.column_names),
@@ -401,7 +445,7 @@ def _assumed(
         ),
         (
             training.extra_log_probs and not training.reference_model,
-            f"the reference's log-probs are {training.extra_log_probs} passes of the policy's cost (rounded from the window); "
+            f"the reference's log-probs cost {training.extra_log_probs} of the policy's passes (rounded from the window); "
             "name its model with training.reference_model",
         ),
         (True, "corrections found under the run's own system hold under another one"),
@@ -483,7 +527,13 @@ def presets_of(calibration: Calibration, log: str) -> dict[str, Preset]:
             ends += [getattr(getattr(corrected, section), key) for corrected in calibration.fits]
             low, high = max(min(ends), c.low), min(max(ends), c.high)
             constants[section][key] = Constant(
-                value=c.value, low=low, high=high, kind="measured", source=source
+                value=c.value,
+                low=low,
+                high=high,
+                kind="open" if c.is_computed else "measured",
+                source=f"computed: little of it is told by what was {source}"
+                if c.is_computed
+                else source,
             )
     name, engine = scenario.name, f"{scenario.name}-engine"
     return {

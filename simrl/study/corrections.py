@@ -10,6 +10,9 @@ Invariant: every correction is a field of a scenario (`Correction.key`), so that
 The logarithm of simulated over measured seconds is fitted by least squares, under a soft L1 loss beyond 10 %: a step that
 waited for a tool, or the first one, which warms up, does not pull the rest. Responses' own mean seconds are fitted with it
 where a log has them (verl's agent loop): they separate the cost of a full batch from the cost of a lonely straggler.
+
+Steps of like lengths fit an efficiency with or without an overhead. So overheads are computed before they are fitted, and
+count as measured once, as far off as they may be: the window moves what it tells, and leaves the rest where it was computed.
 """
 
 from __future__ import annotations
@@ -18,7 +21,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +33,7 @@ from simrl.result.result import Result
 from simrl.scenario.model import Scenario
 from simrl.simulate.prepare import Prepared
 from simrl.training.config import TrainingConfig
-from simrl.training.costs import Ints, TrainingCosts
+from simrl.training.costs import WEIGHT_BYTES, Ints, TrainingCosts
 
 log = logging.getLogger(__name__)
 Floats = NDArray[np.float64]
@@ -42,15 +44,25 @@ GENERATION, UPDATE, LOG_PROB, REFERENCE, STEP = (
     f"timing_s/{key}" for key in ("gen", "update_actor", "old_log_prob", "ref", "step")
 )
 RESPONSE_MEAN = "timing_s/agent_loop/generate_sequences/mean"
-FEWEST_STEPS = 5  # of a window: one more than the corrections of generation
+FEWEST_STEPS = (
+    5  # of a window that tells its own noise: one more than the corrections of generation
+)
+FEW_NOISE = 0.05  # of a step's seconds, in a window of fewer: real runs have 1 to 7 % (assumed)
+TOLD = 0.7  # of an overhead's spread: from this standard error on, the window tells little of it
+FAR = 2  # spreads above what was computed, from which an overhead is worth a warning
 UNKNOWN_SHARE = 0.5  # of a correction, from which its standard error is worth a warning
 PLAUSIBLE = 0.5, 1.5  # of a factor on measured kernels, beyond which its input is doubted (assumed)
-UNCLEAR = 0.25  # of a correction, from which the range of equally good fits is worth a warning
+# Of an engine's pass and of each sequence in it, where the launch names no engine: about the middle
+# of the measured presets of `engines.toml`, 0.6 to 1.4 ms and 18 to 50 µs.
+PASS_S, SEQUENCE_S = 1e-3, 3e-5
+# A phase's or a weight sync's overhead may be this much where less was computed (assumed).
+PHASE_S, LOAD_S = 1.0, 3.0
 CHANCE = 3.84  # 95 % quantile of chi-square with one degree of freedom
-GRID, MOST_FITS = 1.4, 8  # factor from fit to fit on the first correction; fits
+# From fit to fit on the first correction: its standard error; twice that is what chance explains.
+GRID, FITS = (0.01, 0.4), 2
 TINY, COARSE = (  # of SciPy's solver
     {"diff_step": step, "xtol": step / 100, "ftol": step / 1000, "max_nfev": most}
-    for step, most in ((1e-3, 40), (0.05, 6))
+    for step, most in ((1e-3, 40), (0.05, 5))
 )
 # Corrections of a pass, one changed at a time.
 CORNERS = ((1.0, 0.0, 0.0), (2.0, 0.0, 0.0), (1.0, 0.01, 0.0), (1.0, 0.0, 1e-4))
@@ -61,7 +73,8 @@ SOFT = 0.1  # of a logarithm: beyond, the loss is no longer quadratic
 @dataclass(frozen=True)
 class Correction:
     """One fitted number. `error` is its standard error (Gauss-Newton; None if it is at a bound of
-    its range)."""
+    its range). `computed` is what an overhead was computed to be, within about `spread`; None for
+    an efficiency, of which nothing is assumed."""
 
     name: str
     value: float
@@ -71,14 +84,28 @@ class Correction:
     unit: str
     meaning: str
     key: str  # of a scenario
+    computed: float | None = None
+    spread: float | None = None
+
+    @property
+    def is_computed(self) -> bool:
+        """Return whether the window tells little more about it than was computed."""
+        if self.spread is None or self.computed is None:
+            return False
+        near = abs(self.value - self.computed) <= FAR * self.spread
+        return near and (self.error or 0.0) >= TOLD * self.spread
 
     @property
     def warning(self) -> str | None:
-        """Return what is doubtful about it: a bound that is no absent overhead, an error of half
-        its value or more, or a factor far from 1."""
+        """Return what is doubtful about it: a bound that is no absent overhead, an overhead far
+        above what was computed, an error of half its value or more, or a factor far from 1."""
         if self.error is None and self.value > 0.0:
             asks = "the log asks for more than it can give; check the model and the GPU"
             return f"{self.name} ended at the bound of its range: {asks}"
+        if self.computed is not None and self.spread is not None:
+            if self.value <= self.computed + FAR * self.spread:
+                return None
+            return f"{self.name} is {self.value:.3g} s, and {self.computed:.2g} s was computed: what else takes this time?"
         if self.error is not None and self.error >= UNKNOWN_SHARE * self.value:
             known = f"{self.name} is not known from this window (± {self.error / self.value:.0%})"
             return f"{known}: choose one whose lengths differ more"
@@ -93,16 +120,21 @@ class Correction:
 
 class _Parameter(NamedTuple):
     """A correction before the fit. The fit's variable is the correction, or 1 over it (a share,
-    which has no unit)."""
+    which has no unit). An overhead starts at what was computed for it, and `spread` is how far it
+    may be from that."""
 
     name: str
     start: float
     low: float
     high: float
-    scale: float
     key: str
     meaning: str
+    spread: float = np.inf
     inverse: bool = False
+
+    @property
+    def scale(self) -> float:
+        return self.spread if np.isfinite(self.spread) else 1.0
 
     def fitted(self, x: float, error: float | None) -> Correction:
         """Return the correction of the fit's variable and its standard error."""
@@ -110,65 +142,99 @@ class _Parameter(NamedTuple):
         if self.inverse:
             value, low, high, unit = 1 / x, 1 / self.high, 1 / self.low, ""
             error = None if error is None else error * value**2
-        return Correction(self.name, value, error, low, high, unit, self.meaning, self.key)
+        computed = (None, None) if self.inverse else (self.start, self.spread)
+        return Correction(
+            self.name, value, error, low, high, unit, self.meaning, self.key, *computed
+        )
 
 
-ENGINE = (
-    _Parameter(
-        *("decode_efficiency", 1.5, 0.5, 50.0, 1.0, "profile.forward_correction (1 over it)"),
-        "speed of the engine's passes, as a share of the profile's",
-        inverse=True,
-    ),
-    _Parameter(
-        *("pass_overhead_s", 1e-3, 0.0, 0.1, 3e-3, "profile.between_passes_s"),
-        "between two passes, whatever their batch: the engine's host",
-    ),
-    _Parameter(
-        *("interference_s", 1e-5, 0.0, 5e-3, 3e-5, "profile.sequence_overhead_s"),
-        "what each decoding sequence adds to a pass: agent loops, sampling and detokenisation that hold the engine up",
-    ),
-    _Parameter(
-        *("step_overhead_s", 2.0, 0.0, 120.0, 3.0, "training.load_s"),
-        "of each step's generation in addition to its passes: new weights, waking the engine, collecting the batch",
-    ),
-)
+def _overhead(
+    name: str, computed_s: float, least_s: float, high_s: float, key: str, meaning: str
+) -> _Parameter:
+    """Return an overhead, which may be twice what was computed, or none of it, and so much that
+    was not computed as `least_s`."""
+    start = min(computed_s, high_s)
+    return _Parameter(name, start, 0.0, high_s, key, meaning, spread=max(computed_s, least_s))
+
+
+def _of_engine(prepared: Prepared) -> tuple[_Parameter, ...]:
+    """Return the corrections of generation. The overheads of a pass are those of the launch (its
+    engine's preset), else what presets of engines have measured."""
+    profile, config = prepared.scenario.profile, prepared.scenario.training
+    pass_s, sequence_s = profile.between_passes_s, profile.sequence_overhead_s
+    return (
+        _Parameter(
+            *("decode_efficiency", 1.5, 0.5, 50.0, "profile.forward_correction (1 over it)"),
+            "speed of the engine's passes, as a share of the profile's",
+            inverse=True,
+        ),
+        _overhead(
+            *("pass_overhead_s", PASS_S if pass_s is None else pass_s, PASS_S, 0.1),
+            "profile.between_passes_s",
+            "between two passes, whatever their batch: the engine's host",
+        ),
+        _overhead(
+            *("interference_s", sequence_s or SEQUENCE_S, SEQUENCE_S, 5e-3),
+            "profile.sequence_overhead_s",
+            "what each decoding sequence adds to a pass: agent loops, sampling and detokenisation that hold the engine up",
+        ),
+        _overhead(
+            *("step_overhead_s", config.load_overhead_s, LOAD_S, 120.0, "training.load_s"),
+            "of each step's generation in addition to its passes: new weights, waking the engine, collecting the batch",
+        ),
+    )
+
+
+def _of_training(costs: TrainingCosts) -> tuple[tuple[_Parameter, ...], ...]:
+    """Return the corrections of an update, and of a log-prob pass. Computed are the states that
+    come from the host and go back (those that phases fetch are executed, and not fitted), and the
+    optimizer's steps. No efficiency is above what large matrix products reach."""
+    config, computed = (
+        costs.config,
+        replace(costs, config=costs.config.model_copy(update={"mfu": None})),
+    )
+    states_s = weights_s = 0.0
+    if costs.switch and config.offload == "switch":
+        states_s = 2 * (costs.switch_s - config.switch_s)
+        weights_s = (
+            2 * WEIGHT_BYTES * costs.model.parameters / costs.gpus / costs.copied_bytes_per_s
+        )
+    steps = costs.minibatches * config.ppo_epochs
+    return (
+        _phase(
+            *("train_mfu", "mfu", "in which gradients are computed", costs.gpu.matmul_share),
+            *("update_overhead_s", "update"),
+            config.update_overhead_s + states_s + steps * computed.optimizer_s,
+        ),
+        _phase(
+            *(
+                "log_prob_mfu",
+                "log_prob_mfu",
+                "of a forward pass over the batch",
+                costs.gpu.matmul_share,
+            ),
+            *("log_prob_overhead_s", "such pass"),
+            config.log_prob_overhead_s + weights_s,
+        ),
+    )
 
 
 def _phase(
-    mfu: str, mfu_key: str, share: str, overhead_s: str, each: str
+    mfu: str, mfu_key: str, share: str, most: float, overhead_s: str, each: str, computed_s: float
 ) -> tuple[_Parameter, _Parameter]:
     """Return the corrections of a phase of training: the efficiency of its arithmetic, and its
     overhead."""
     return (
         _Parameter(
-            mfu,
-            3.0,
-            1.0,
-            1000.0,
-            1.0,
-            f"training.{mfu_key}",
+            *(mfu, 3.0, 1 / most, 1000.0, f"training.{mfu_key}"),
             f"share of the data sheet's FLOP/s {share}",
-            True,
+            inverse=True,
         ),
-        _Parameter(
-            overhead_s,
-            0.5,
-            0.0,
-            300.0,
-            1.0,
-            f"training.{overhead_s}",
+        _overhead(
+            *(overhead_s, computed_s, PHASE_S, 300.0, f"training.{overhead_s}"),
             f"of each {each} in addition to its arithmetic",
         ),
     )
-
-
-TRAINING = _phase(
-    "train_mfu", "mfu", "in which gradients are computed", "update_overhead_s", "update"
-)
-LOG_PROBS = _phase(
-    *("log_prob_mfu", "log_prob_mfu", "of a forward pass over the batch"),
-    *("log_prob_overhead_s", "such pass"),
-)
 
 
 def seconds(rows: pd.DataFrame, key: str) -> Floats:
@@ -176,27 +242,36 @@ def seconds(rows: pd.DataFrame, key: str) -> Floats:
     return rows[key].to_numpy(dtype=np.float64) if key in rows else np.full(len(rows), np.nan)
 
 
+def is_timed(rows: pd.DataFrame, key: str) -> bool:
+    """Return whether a log has seconds of a phase."""
+    return bool((seconds(rows, key) > 0).any())
+
+
 def fit(
     rows: pd.DataFrame,
     lengths: Sequence[Ints],
+    inferred: Sequence[Ints],
     prepared: Prepared,
     simulated: Callable[[Scenario], Result],
-) -> tuple[list[Scenario], tuple[Correction, ...], list[str]]:
-    """Fit these rows of a log, whose updates train sequences of `lengths`; `prepared` is the run as
-    it was started, and `simulated` simulates it with other corrections.
+) -> tuple[list[Scenario], tuple[Correction, ...]]:
+    """Fit these rows of a log, whose updates train sequences of `lengths` after the log-probs of
+    `inferred` ones; `prepared` is the run as it was started, and `simulated` simulates it with other corrections.
 
     Return the scenario with its corrections, followed by the ends of the range of fits that do as
-    well; the corrections; and what the window cannot tell apart. Raise `InputError` if an update
-    trains another number of samples than a step of the log.
+    well; and the corrections. A phase that the log does not time stays as in the launch; if
+    generation is one, its corrections are fitted to the seconds of the steps. Raise `InputError` if
+    an update trains another number of samples than a step of the log.
     """
-    configs, corrections, unclear = _fit_training(rows, prepared, lengths)
+    configs, corrections = _fit_training(rows, prepared, lengths, inferred)
+    turns = in_turns(prepared) and is_timed(rows, GENERATION)
     # The measured phases contain the changes between rollout and training.
-    settled = {"switch_s": 0.0, "switch_transfer_s": 0.0}
+    settled = {"switch_s": 0.0, "switch_transfer_s": 0.0} if turns or not in_turns(prepared) else {}
     scenarios = [
         prepared.scenario.model_copy(update={"training": c.model_copy(update=settled)})
         for c in configs
     ]
-    turns = in_turns(prepared)
+    if not is_timed(rows, GENERATION if turns else STEP):
+        return scenarios, tuple(corrections)
     times = lru_cache(maxsize=None)(
         partial(_times, simulated, scenarios[0], turns)
     )  # in turns without load_s
@@ -206,8 +281,9 @@ def fit(
     first = simulated(with_generation(scenarios[0], *CORNERS[0], 0.0))
     _require_updates_of(lengths, first, prepared)
     linear = _linear(simulated, scenarios[0], first) if turns else None
-    values, engine, more = equally_good(
-        _of_generation(rows, linear or times, turns), ENGINE, solved
+    engine_parameters = _of_engine(prepared)
+    values, engine = equally_good(
+        _of_generation(rows, linear or times, turns), engine_parameters, solved
     )
     used = [(*map(float, x[:3]), 0.0) for x in values]
     if linear is not None and not all(
@@ -216,12 +292,12 @@ def fit(
         _note_simulated(
             scenarios[0], "generation is not linear in them, as with tools or a shortest pass"
         )
-        values, engine, more = equally_good(_of_generation(rows, times, turns), ENGINE, solved)
+        values, engine = equally_good(_of_generation(rows, times, turns), engine_parameters, solved)
     fits = [
         with_generation(scenario, *map(float, x))
         for scenario, x in zip(scenarios, values, strict=True)
     ]
-    return fits, (*engine, *corrections), [*more, *unclear]
+    return fits, (*engine, *corrections)
 
 
 def _require_updates_of(lengths: Sequence[Ints], result: Result, prepared: Prepared) -> None:
@@ -317,12 +393,14 @@ def with_generation(
 
 
 def _fit_training(
-    rows: pd.DataFrame, prepared: Prepared, lengths: Sequence[Ints]
-) -> tuple[list[TrainingConfig], list[Correction], list[str]]:
-    """Fit the update and the log-probs; phases that the log does not time stay as the launch has
-    them. Returns as `fit`."""
+    rows: pd.DataFrame,
+    prepared: Prepared,
+    lengths: Sequence[Ints],
+    inferred: Sequence[Ints],
+) -> tuple[list[TrainingConfig], list[Correction]]:
+    """Fit the update and the log-probs. Returns as `fit`."""
     config, system = prepared.scenario.training, prepared.system
-    configs, corrections, unclear = [config] * 3, list[Correction](), list[str]()
+    configs, corrections = [config] * 3, list[Correction]()
 
     def costs(config: TrainingConfig) -> TrainingCosts:
         scenario = prepared.scenario.model_copy(update={"training": config})
@@ -342,99 +420,93 @@ def _fit_training(
             simulated = simulated_s(configs[0].model_copy(update=changed(x)))
             return np.log(np.array([simulated]) / np.where(measured > 0, measured, np.nan))
 
-        values, fitted, more = equally_good(residuals, parameters)
+        values, fitted = equally_good(residuals, parameters)
         configs[:] = [
             one.model_copy(update=changed(x)) for one, x in zip(configs, values, strict=True)
         ]
         corrections.extend(fitted)
-        unclear.extend(more)
 
+    of_update, of_log_probs = _of_training(costs(config))
     measured = seconds(rows, UPDATE)
-    if np.isfinite(measured).sum() >= FEWEST_STEPS:
+    if is_timed(rows, UPDATE):
         fit_line(
             measured,
-            TRAINING,
+            of_update,
             lambda c: [costs(c).update(n, system.minibatches)[0][1] for n in lengths],
         )
     logged, reference = seconds(rows, LOG_PROB), seconds(rows, REFERENCE)
-    known = np.isfinite(logged) & (logged > 0)
-    if known.sum() >= FEWEST_STEPS and system.log_probs:
-        both = known & np.isfinite(reference)
-        if both.sum() >= FEWEST_STEPS:
+    if is_timed(rows, LOG_PROB) and system.log_probs:
+        both = (logged > 0) & np.isfinite(reference)
+        if both.any():
             if config.reference_model is None:
                 passes = max(
                     1, round(system.log_probs * float(reference[both].sum() / logged[both].sum()))
                 )
                 configs[:] = [one.model_copy(update={"extra_log_probs": passes}) for one in configs]
             logged = logged + reference
-        fit_line(logged, LOG_PROBS, lambda c: [costs(c).inference(n)[0][1] for n in lengths])
-    return configs, corrections, unclear
+        fit_line(logged, of_log_probs, lambda c: [costs(c).inference(n)[0][1] for n in inferred])
+    return configs, corrections
 
 
 def equally_good(
     residuals: Callable[[Floats], Floats],
     parameters: Sequence[_Parameter],
     solved: Mapping[str, Any] = TINY,
-) -> tuple[Floats, list[Correction], list[str]]:
+) -> tuple[Floats, list[Correction]]:
     """Fit, and find how far the first correction (an efficiency) can be moved without harm. Return
     a row of variables of the fit that is used, of the slowest and of the fastest one that do as
-    well; its corrections; and what is unclear.
+    well; and its corrections.
 
-    It is moved away from the best fit, no further than to 1 (no engine is faster than its profile,
-    no GPU than its data sheet), and the others are fitted again, until the loss is worse than
-    chance explains (95 %). Each fit is then repeated on the first two thirds of the steps; one
-    whose loss on the last third is worse than the least by more than a standard error does not
-    count. Of the rest the middle is used: no fit is further from the others than it has to be.
+    An overhead is computed before it is fitted, and its distance from what was computed counts as
+    a residual of the noise of the steps each `spread`: where the window tells an overhead it is
+    found, where it does not the computed one is left. From there the efficiency is moved, no
+    further than to 1 (no engine is faster than its profile) or what such hardware does, and the
+    overheads are fitted again, until the loss is worse than chance explains (95 %). Each fit is
+    then repeated on the first two thirds of the steps; one whose loss on the last third is worse
+    than the least by more than chance explains does not count. Of the rest the least loss is used.
     """
     solve = partial(_least_squares, parameters=parameters, solved=solved)
-    best = solve(residuals)
-    residual = residuals(best.x)
-    worst = best.cost * (1 + CHANCE / max(int(np.isfinite(residual).sum()) - len(parameters), 1))
+    alone = solve(residuals)  # what the window says, whatever was computed
+    residual = residuals(alone.x)
+    known, few = int(np.isfinite(residual).sum()), residual.shape[1] < FEWEST_STEPS
+    noise = np.sqrt(2 * alone.cost / max(known - len(parameters), 1))
+    noise = max(noise, FEW_NOISE * few)
+    centre, spread = (
+        np.array([getattr(p, key) for p in parameters]) for key in ("start", "spread")
+    )
+
+    def weighed(x: Floats) -> Floats:
+        return np.concatenate([residuals(x).ravel(), noise * (x - centre) / spread])
+
+    best = solve(weighed, start=alone.x)
+    errors = _errors(best, parameters, noise)
+    worst = best.cost + CHANCE * noise**2 / 2
     good, low, high = [best], min(1.0, float(best.x[0])), parameters[0].high
-    for factor in (GRID, 1 / GRID):
+    grid = 1 + float(np.clip(np.nan_to_num(errors[0], nan=1.0) / best.x[0], *GRID))
+    for factor in (grid, 1 / grid):
         last = best
-        while (first := float(np.clip(last.x[0] * factor, low, high))) != last.x[0] and len(
-            good
-        ) < MOST_FITS:
-            last = solve(residuals, start=[first, *last.x[1:]], free_from=1)
+        for _ in range(FITS):
+            first = float(np.clip(last.x[0] * factor, low, high))
+            if first == last.x[0]:
+                break
+            last = solve(weighed, start=[first, *last.x[1:]], free_from=1)
             if last.cost > worst:
                 break
             good.append(last)
-    used = best
-    if len(good) > 1:
+    if len(good) > 1 and not few:
         good = _best_held_out(
             good, residuals, solve, np.arange(residual.shape[1]) < residual.shape[1] * 2 // 3
         )
-        good.sort(key=lambda candidate: float(candidate.x[0]))
-        middle = (good[0].x[0] + good[-1].x[0]) / 2
-        used = solve(residuals, start=[middle, *best.x[1:]], free_from=1)
+    good.sort(key=lambda candidate: float(candidate.x[0]))
+    used = min(good, key=lambda candidate: float(candidate.cost))
     values = np.array([used.x, good[-1].x, good[0].x])
     half = np.ptp(values, axis=0) / 2
-    errors = np.fmax(_errors(best, parameters), np.where(half > 0, half, np.nan))
-    fitted, *ends = (
-        [
-            p.fitted(float(x), None if np.isnan(e) else float(e))
-            for p, x, e in zip(parameters, row, errors, strict=True)
-        ]
-        for row in values
-    )
-    apart = [
-        abs(slow.value - fast.value) > UNCLEAR * c.value
-        for c, slow, fast in zip(fitted, *ends, strict=True)
+    errors = np.fmax(errors, np.where(half > 0, half, np.nan))
+    fitted = [
+        p.fitted(float(x), None if np.isnan(e) else float(e))
+        for p, x, e in zip(parameters, used.x, errors, strict=True)
     ]
-    if sum(apart) < 2:
-        return values, fitted, []
-    slow, fast = (
-        ", ".join(f"{c.value:.3g} {c.unit}".rstrip() for c in compress(end, apart)) for end in ends
-    )
-    names = ", ".join(c.name for c in compress(fitted, apart))
-    return (
-        values,
-        fitted,
-        [
-            f"the window cannot tell {names} apart: {slow} fit it as well as {fast}; the middle is used"
-        ],
-    )
+    return values, fitted
 
 
 def _best_held_out(
@@ -444,7 +516,7 @@ def _best_held_out(
     part: NDArray[np.bool_],
 ) -> list[Any]:
     """Return the fits that, repeated on a part of the steps, predict the rest as well as any, to
-    within a standard error."""
+    within what chance explains."""
     held_out = []
     for candidate in good:
         early = solve(lambda x: residuals(x)[:, part], start=candidate.x, free_from=1)
@@ -453,21 +525,24 @@ def _best_held_out(
     apart = np.array(held_out) - min(held_out, key=np.sum)
     error = np.std(apart, axis=1) * np.sqrt(apart.shape[1])
     return [
-        candidate for candidate, d, e in zip(good, apart.sum(axis=1), error, strict=True) if d <= e
+        candidate
+        for candidate, d, e in zip(good, apart.sum(axis=1), error, strict=True)
+        if d <= np.sqrt(CHANCE) * e
     ]
 
 
-def _errors(solution: Any, parameters: Sequence[_Parameter]) -> Floats:
-    """Return the standard errors of a fit (Gauss-Newton), NaN for a correction at a bound."""
+def _errors(solution: Any, parameters: Sequence[_Parameter], noise: float) -> Floats:
+    """Return the standard errors of a fit to residuals of this noise (Gauss-Newton), NaN for a
+    correction at a bound."""
     low, high, scale = (
-        np.array(column) for column in zip(*(p[2:5] for p in parameters), strict=True)
+        np.array(column)
+        for column in zip(*((p.low, p.high, p.scale) for p in parameters), strict=True)
     )
     errors = np.full(len(parameters), np.nan)
     free = np.flatnonzero((solution.x - low > 1e-3 * scale) & (high - solution.x > 1e-3 * scale))
     if free.size:
         jacobian: Floats = np.asarray(solution.jac, dtype=np.float64)[:, free]
-        variance = 2 * solution.cost / max(len(solution.fun) - free.size, 1)
-        errors[free] = np.sqrt(np.diag(variance * np.linalg.pinv(np.matmul(jacobian.T, jacobian))))
+        errors[free] = noise * np.sqrt(np.diag(np.linalg.pinv(np.matmul(jacobian.T, jacobian))))
     return errors
 
 
@@ -481,7 +556,8 @@ def _least_squares(
     """Return SciPy's result with all corrections in `x`; those before `free_from` stay at their
     start."""
     first, low, high, scale = (
-        np.array(column) for column in zip(*(p[1:5] for p in parameters), strict=True)
+        np.array(column)
+        for column in zip(*((p.start, p.low, p.high, p.scale) for p in parameters), strict=True)
     )
     begin = first if start is None else np.clip(start, low + 1e-3 * scale, high - 1e-3 * scale)
     fixed = np.array(begin if start is None else start)[:free_from]

@@ -15,15 +15,26 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from simrl.errors import InputError
-from simrl.study.corrections import FEWEST_STEPS, GENERATION, STEP, seconds
+from simrl.study.corrections import (
+    FEWEST_STEPS,
+    GENERATION,
+    LOG_PROB,
+    REFERENCE,
+    STEP,
+    UPDATE,
+    is_timed,
+    seconds,
+)
 from simrl.trace.importers.verl import NEEDED, trace_from_verl_metrics
 from simrl.trace.trace import Trace, read_trace, write_trace
 
 SAME_LENGTHS = 0.05  # relative distance of a step's mean length in a trace from the logged one, up to which they are one run
 RUN, ALIKE = "run.parquet", "run_alike.parquet"  # in the folder of a calibration
-KEPT_SHARE = 0.98  # of a batch; more is the rounding of a log
+KEPT_SHARE = 0.98  # of a batch, or of seconds; more is the rounding of a log
+NOT_SIMULATED = "timing_s/testing", "timing_s/save_checkpoint"
 # verl: over the response tokens that response_length/* describes
 PER_TOKEN = "timing_per_token_ms/gen"
+PER_TRAINED = "timing_per_token_ms/update_actor"  # likewise, over their prompts, too
 TOKENS, BATCH_TOKENS = (
     "perf/total_num_tokens",
     "batch_tokens",
@@ -34,8 +45,24 @@ def usable_steps(
     metrics: pd.DataFrame, recorded: Trace | None, turns: bool, group: int
 ) -> pd.DataFrame:
     """Return the steps that have lengths and a time: of generation, or from update to update if the
-    phases overlap."""
-    timed = GENERATION if turns else STEP
+    phases overlap, else of what the log times. What was changed is in `attrs["notes"]`.
+
+    Raise `InputError` for a log without lengths, or without any seconds."""
+    metrics, notes = _without_evaluations(metrics)
+    if (
+        turns
+        and not is_timed(metrics, GENERATION)
+        and all(is_timed(metrics, key) for key in (STEP, UPDATE))
+    ):
+        phases_s = metrics[[key for key in (UPDATE, LOG_PROB, REFERENCE) if key in metrics]].sum(
+            axis=1
+        )
+        metrics = metrics.assign(**{GENERATION: metrics[STEP] - phases_s})
+        notes.append(
+            f"the log does not time generation: what {STEP} has beside the other phases stands for it"
+        )
+    order = (GENERATION, STEP, UPDATE, LOG_PROB) if turns else (STEP, UPDATE, LOG_PROB)
+    timed = next((key for key in order if is_timed(metrics, key)), order[0])
     needed = [timed, *(NEEDED if recorded is None else ())]
     for key in needed:
         if key not in metrics:
@@ -52,7 +79,24 @@ def usable_steps(
             f"{source_of(metrics)}: none of its {len(metrics)} steps has {timed} and lengths; is the log cut off?"
         )
     usable = usable.sort_values("step").reset_index(drop=True)
-    return _of_kept_groups(usable, group) if recorded is None else usable
+    usable = _of_kept_groups(usable, group) if recorded is None else usable
+    usable.attrs["notes"] = [*metrics.attrs.get("notes", ()), *notes]
+    return usable
+
+
+def _without_evaluations(metrics: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Return the metrics without the seconds of evaluations and checkpoints in the steps that
+    contain them, which are not simulated; and a note."""
+    others_s = metrics.reindex(columns=list(NOT_SIMULATED)).sum(axis=1)
+    phases = [key for key in (GENERATION, LOG_PROB, REFERENCE, UPDATE) if key in metrics]
+    contained = (others_s > 0) & (
+        seconds(metrics, STEP) >= metrics[phases].sum(axis=1) + KEPT_SHARE * others_s
+    )
+    if not contained.any():
+        return metrics, []
+    steps_s = metrics[STEP] - others_s.where(contained, 0.0)
+    note = f"evaluations and checkpoints were taken out of {contained.sum()} steps ({others_s[contained].mean():.3g} s each)"
+    return metrics.assign(**{STEP: steps_s}), [note]
 
 
 def _of_kept_groups(rows: pd.DataFrame, group: int) -> pd.DataFrame:
@@ -60,9 +104,9 @@ def _of_kept_groups(rows: pd.DataFrame, group: int) -> pd.DataFrame:
     all tokens of the batch."""
     mean = rows["response_length/mean"] + rows["prompt_length/mean"]
     count = rows[TOKENS] / mean
-    described = (
+    described = pd.Series(
         seconds(rows, GENERATION) * 1000 / seconds(rows, PER_TOKEN) / rows["response_length/mean"]
-    )
+    ).fillna(pd.Series(seconds(rows, UPDATE) * 1000 / seconds(rows, PER_TRAINED) / mean))
     kept = (described / group).round() * group
     fewer = kept.notna() & (kept > 0) & (kept < KEPT_SHARE * count)
     if not fewer.any():

@@ -36,7 +36,7 @@ def make_system(name: str, parameters: dict[str, Any]) -> System:
             raise InputError(
                 f"system {name}: unknown parameter {key!r}{meant(key, known)}; it has {', '.join(known)}"
             )
-        if isinstance(value, bool) and known[key].annotation is not bool:
+        if isinstance(value, bool) and "bool" not in str(known[key].annotation):
             raise InputError(
                 f"system {name}: {key} is {in_words(value)} ({str(value).lower()}); it is not a switch, give a value"
             )

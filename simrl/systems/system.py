@@ -38,6 +38,9 @@ MOST_ROUNDS = 10  # of dynamic sampling for one batch, as in verl's recipe
 assert set(Plain.__args__) == set(DISPATCHES)  # type: ignore[attr-defined]
 
 
+Filter = bool | Literal["after_log_probs"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class System:
     """The product of a recipe.
@@ -47,9 +50,10 @@ class System:
     and then `extra_rollout_gpus` times as many GPUs roll out in addition. `controller`: batches go
     through one process. `host_buffer`: workers load weights from their own host. `pauses`: workers
     that load weights stop when their publication begins. `filter_groups`: groups with equal rewards
-    are not trained. `prefix_caching`: its engines cache prefixes, unless the scenario says
-    otherwise. `critic`: a critic is trained, too (`TrainingCosts`). `tp_sizes`: tensor-parallel
-    sizes that rollout may have in place of the cluster's.
+    are not trained; `after_log_probs`: theirs are computed. `prefix_caching`: its engines cache
+    prefixes, unless the scenario says otherwise. `critic`: a critic is trained, too
+    (`TrainingCosts`). `tp_sizes`: tensor-parallel sizes that rollout may have in place of the
+    cluster's.
     """
 
     name: str = ""
@@ -68,7 +72,7 @@ class System:
     speculation: Speculation | None = None
     best_of_n: BestOfN | None = None
     dynamic_sampling: DynamicSampling | None = None
-    filter_groups: bool = False
+    filter_groups: Filter = False
     prefix_caching: bool = True
     critic: Literal["serial", "fused"] | None = None
     adapt_split_every: int = 0
@@ -100,7 +104,7 @@ class Shared(BaseModel):
     adapt_split_every: NotNegative = 0  # updates (`simrl.dispatch.split`); 0 keeps the split
     # a round, in batches (`simrl.pipelines.dynamic_sampling`)
     dynamic_sampling: Factor | None = None
-    filter_groups: bool = False
+    filter_groups: Filter = False
     speculation: str | dict[str, Any] | None = None  # a method, "none", or None: the recipe's own
 
     def set_in(self, system: System, taken: frozenset[str]) -> System:
@@ -118,7 +122,7 @@ class Shared(BaseModel):
         if self.speculation is not None:
             values["speculation"] = make_speculation(self.speculation)
         if self.filter_groups:
-            values["filter_groups"] = True
+            values["filter_groups"] = self.filter_groups
         if self.dynamic_sampling is not None:
             values |= {
                 "dynamic_sampling": DynamicSampling(self.dynamic_sampling, MOST_ROUNDS),

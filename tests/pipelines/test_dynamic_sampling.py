@@ -205,3 +205,24 @@ def test_a_system_that_trains_parts_of_a_batch_before_all_of_it_is_scored_does_n
     assert make_system("one_step_off", {"filter_groups": True}).needs_rewards
     with pytest.raises(InputError, match=r"dynamic_sampling is 0\.5"):
         make_system("one_step_off", {"dynamic_sampling": 0.5})
+
+
+@pytest.mark.parametrize("name", ["verl_colocated", "verl_2x"])
+def test_groups_that_are_dropped_after_their_log_probs_cost_these_and_no_gradients(name: str):
+    before, after = (timed(name, 2, HALF, filter_groups=when) for when in (True, "after_log_probs"))
+
+    def seconds(result, kind):
+        spans = result.spans.to_pandas()
+        spans = spans[(spans["kind"] == kind) & (spans["policy_version"] == 0)]
+        return (spans["ended_s"] - spans["started_s"]).iloc[0]
+
+    assert trained(after) == [[2, 3], [6, 7]]
+    assert with_status(after, "dropped") == [0, 1, 4, 5]
+    assert seconds(after, "log_prob") > 1.5 * seconds(before, "log_prob")
+    assert seconds(after, "train") == pytest.approx(seconds(before, "train"))
+
+
+def test_an_update_whose_groups_are_all_dropped_after_their_log_probs_stops_the_run():
+    equal = trace([[[(4, 10)] * 2]], [[[1, 1]]])
+    with pytest.raises(InputError, match="no group to train"):
+        timed("verl_colocated", 1, equal, filter_groups="after_log_probs")

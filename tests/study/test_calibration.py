@@ -193,7 +193,7 @@ def test_every_fit_that_is_returned_is_checked_by_a_simulation(
 
     def wide(residuals, parameters, *solved):
         values, *others = used(residuals, parameters, *solved)
-        if parameters is corrections.ENGINE:
+        if parameters[0].name == "decode_efficiency":
             values[end, 0] *= 1.5
         return values, *others
 
@@ -441,11 +441,11 @@ def test_what_a_log_or_a_window_lacks_is_said_in_one_line(log, tmp_path):
     def of(changed, window=(1, 6), launch=started):
         return lambda: calibrate(changed, launch, window, GROUP, tmp_path)
 
-    refused(of(metrics.drop(columns="timing_s/gen")), "run.log", "no timing_s/gen")
+    nothing = [key for key in metrics if key.startswith("timing_s/")]
+    refused(of(metrics.drop(columns=nothing)), "run.log", "no timing_s/gen")
     refused(of(metrics.drop(columns="response_length/mean")), "no response_length/mean")
-    refused(of(metrics.assign(**{"timing_s/gen": np.nan})), f"none of its {STEPS} steps")
-    refused(of(metrics, (1, 4)), "4 usable steps in the window 1-4", "it logs 1-14", "--window")
-    refused(of(metrics, (100, 120)), "0 usable steps")
+    refused(of(metrics.assign(**dict.fromkeys(nothing, np.nan))), f"none of its {STEPS} steps")
+    refused(of(metrics, (100, 120)), "no usable step in the window", "it logs 1-14", "--window")
     fully = "verl_fully_async"  # an update trains a quarter of a batch
     refused(
         of(metrics, launch=lambda path, steps: started(path, steps, fully)),
@@ -706,6 +706,96 @@ def test_trls_timed_methods_belong_to_the_step_that_is_logged_after_them(tmp_pat
         json.dumps({"log_history": [{"step": 1, "completions/mean_length": 5.0, "step_time": 3.0}]})
     )
     refused(lambda: read_metrics(state), "no generation times", "W&B")
+
+
+# What a log does not tell
+
+
+@pytest.fixture(scope="module")
+def capped(log: Path) -> pd.DataFrame:
+    """A run whose steps are all as long as one, with a noise of 1 %, and without overheads that
+    cannot be computed."""
+    metrics = pd.concat([read_metrics(log).iloc[[0]]] * STEPS, ignore_index=True)
+    timed, rng = [key for key in metrics if key.startswith("timing_s/")], np.random.default_rng(3)
+    metrics["step"] = range(1, STEPS + 1)
+    metrics[timed] *= np.exp(0.01 * rng.standard_normal((STEPS, len(timed))))
+    return metrics
+
+
+def test_steps_of_like_lengths_leave_overheads_where_they_were_computed_and_say_so(
+    capped, tmp_path
+):
+    result = calibrate(capped, started, (1, STEPS), GROUP, tmp_path)
+    by_name = {c.name: c for c in result.corrections}
+    for name in ("update_overhead_s", "log_prob_overhead_s"):
+        overhead = by_name[name]
+        assert overhead.is_computed and overhead.value < overhead.computed + 2 * overhead.spread
+        assert f"{name} (" in result.unclear[0]
+    assert by_name["train_mfu"].value <= gpu("h100").matmul_share
+    low, high = sorted(f.training.update_overhead_s for f in result.fits)
+    assert low < by_name["update_overhead_s"].value < high
+    other = pytest.approx(capped["timing_s/update_actor"].mean(), rel=0.01)
+    assert all(e.predicted_s == other for e in result.errors if e.phase == "update")
+
+
+def test_a_log_that_lacks_a_phase_is_calibrated_for_the_others_and_says_which_it_lacks(
+    log, tmp_path
+):
+    metrics = read_metrics(log)
+    result = calibrate(
+        metrics.drop(columns=["timing_s/update_actor", "timing_s/old_log_prob"]),
+        *(started, (1, 9), GROUP, tmp_path),
+    )
+    assert [e.phase for e in result.errors] == ["generation", "step"]
+    assert result.lacks == ("update (timing_s/update_actor)", "log-probs (timing_s/old_log_prob)")
+    assert "lacks" in scenario_yaml(result, "run.log")
+    assert result.scenario.training.mfu == started(tmp_path / "run.parquet", 1).training.mfu
+
+
+def test_generation_that_is_not_timed_is_what_the_step_has_beside_the_other_phases(log, tmp_path):
+    metrics = read_metrics(log)
+    result = calibrate(
+        metrics.drop(columns="timing_s/gen"), started, (1, 9), GROUP, tmp_path, cap_tokens=2000
+    )
+    assert any("does not time generation" in text for text in result.assumed)
+    assert {e.phase: e for e in result.errors}["generation"].mape_out < 0.02
+
+
+@pytest.mark.slow
+def test_a_log_of_whole_steps_alone_calibrates_them(log, tmp_path):
+    metrics = read_metrics(log)
+    phases = ["timing_s/gen", "timing_s/update_actor", "timing_s/old_log_prob"]
+    result = calibrate(metrics.drop(columns=phases), started, (1, 9), GROUP, tmp_path)
+    assert [e.phase for e in result.errors] == ["step"] and result.errors[0].mape_out < 0.2
+    assert len(result.lacks) == 3
+
+
+def test_a_window_of_fewer_steps_than_corrections_gives_averages_with_a_range(log, tmp_path):
+    metrics = read_metrics(log)
+    result = calibrate(metrics, started, (1, 2), GROUP, tmp_path, cap_tokens=2000)
+    errors = {e.phase: e for e in result.errors}
+    assert "2 steps in the window" in result.unclear[0]
+    assert errors["update"].mape_in < 0.05 and errors["update"].mape_out < 0.15
+    assert all(e.low_s < e.predicted_s < e.high_s for e in result.errors)
+
+
+def test_evaluations_and_checkpoints_in_a_step_are_not_its_training(log, tmp_path):
+    metrics = read_metrics(log)
+    evaluated = metrics["step"] % 5 == 0
+    longer = metrics.assign(
+        **{
+            "timing_s/testing": np.where(evaluated, 50.0, np.nan),
+            "timing_s/step": metrics["timing_s/step"] + 50.0 * evaluated,
+        }
+    )
+    result = calibrate(longer, started, (1, 9), GROUP, tmp_path, cap_tokens=2000)
+    assert {e.phase: e for e in result.errors}["step"].mape_out < 0.01
+    assert any("evaluations and checkpoints" in text for text in result.assumed)
+
+
+def test_without_a_window_the_first_twenty_steps_are_fitted(capped, tmp_path):
+    more = pd.concat([capped, capped], ignore_index=True).assign(step=range(41, 41 + 2 * STEPS))
+    assert calibrate(more, started, None, GROUP, tmp_path).window == (41, 60)
 
 
 # A run that nobody in this project made

@@ -252,6 +252,10 @@ class _Part:
         self, schedule: Schedule, lanes: Sequence[int]
     ) -> tuple[LearningTrainer, TaskRewarder]:
         (lane,) = lanes
+        if schedule.prepared.system.filter_groups == "after_log_probs":
+            raise InputError(
+                f"{self._config.name}: filter_groups is after_log_probs, and this trainer drops no groups; use true"
+            )
         self._recorder = schedule.recorder
         reward = self._config.task.reward
         self._rewarder = TaskRewarder(

@@ -19,12 +19,15 @@ def print_calibration(calibration: Calibration, console: Console, doubts: bool =
             c.name,
             _with_unit(c.value, c.unit),
             "at its bound" if c.error is None else f"± {_with_unit(c.error, c.unit)}",
+            "" if c.computed is None else _with_unit(c.computed, c.unit),
             c.meaning,
         )
         for c in calibration.corrections
     ]
     console.print(
-        bare_table(("correction", "value", "standard error", "what it means"), corrections)
+        bare_table(
+            ("correction", "value", "standard error", "computed", "what it means"), corrections
+        )
     )
     errors = [
         (

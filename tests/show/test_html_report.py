@@ -213,6 +213,9 @@ def test_rows_of_the_report_are_those_of_the_comparison(compared):
         "better_split",
         "run_hours",
         "run_cost",
+        "left_open",
+        "ranges",
+        "step_s_range",
     )  # of further simulations and plans
     for row, run in zip(
         json.loads((compared / "comparison.json").read_text()), find(compared).runs, strict=True

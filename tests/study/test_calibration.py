@@ -615,22 +615,25 @@ def test_whatif_trains_as_many_samples_under_a_system_of_smaller_updates(log, tm
 def test_lengths_of_kept_groups_are_trained_and_the_whole_batch_is_generated(log, tmp_path):
     metrics = read_metrics(log)
     batch, kept = GROUP * PROMPTS, GROUP * (PROMPTS - 8 - metrics["step"] % 5)
-    mean = metrics["response_length/mean"] + metrics["prompt_length/mean"]
+    mean, log_prob_mfu = metrics["response_length/mean"] + metrics["prompt_length/mean"], []
     per_token_ms = 1000 * metrics["timing_s/gen"] / (kept * metrics["response_length/mean"])
     of_batch = metrics.assign(
         **{"timing_per_token_ms/gen": per_token_ms, "perf/total_num_tokens": batch * mean + 37}
     )
     of_kept = metrics.assign(**{"perf/total_num_tokens": kept * mean})
-    for logged_as, samples in ((of_batch, None), (of_kept, batch)):
+    for logged_as, samples, when in ((of_batch, None, "after_log_probs"), (of_kept, batch, True)):
         found = calibrate(
             logged_as, started, (1, 6), GROUP, tmp_path, cap_tokens=2000, samples=samples
         )
-        assert found.scenario.system.parameters["filter_groups"] and any(
-            "kept groups" in text for text in found.assumed
-        )
+        assert found.scenario.system.parameters["filter_groups"] == when
+        assert any("kept groups" in text for text in found.assumed)
         steps = simulate(found.scenario).steps.column("samples").to_numpy()
         assert len(read_trace(tmp_path / "run.parquet")) == STEPS * batch and (steps == kept).all()
+        by_name = values(found)
+        log_prob_mfu.append(by_name["log_prob_mfu"])
         assert found.errors[0].phase == "generation" and found.errors[0].mape_out < 0.1
+    of_all, of_rest = log_prob_mfu  # in the same seconds
+    assert of_all > 1.2 * of_rest
 
 
 def test_bad_calls_are_told_in_one_line_with_the_remedy(simrl, log):

@@ -2,7 +2,7 @@
 that log leaves open.
 
 Invariant: a correction with another value than the fitted one is the user's: no fit replaces it,
-and no warning is about it.
+and a warning about such corrections alone is settled.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class CalibrationConfig(
     lacks: tuple[str, ...] = ()
     """phases that the log does not time"""
     warnings: dict[str, str] = {}
-    """what is doubtful, by the dotted keys that it is about, with commas between; another value of
-    such a key removes the warning"""
+    """what is doubtful, by the dotted keys that it is about, with commas between; other values of
+    all of them remove the warning"""
     fits: Annotated[tuple[Fit, ...], Field(max_length=3)] = ()
     """corrections by dotted key: first the fit that the scenario has, then up to two others that do
     as well; another value of a key replaces it in all of them"""
@@ -95,7 +95,7 @@ def open_lines(scenario: Mapping[str, Any]) -> list[str]:
     doubts = [
         text
         for keys, text in sorted((calibration.get("warnings") or {}).items())
-        if not settled & set(keys.split(", "))
+        if not settled >= set(keys.split(", "))
     ]
     return [
         f"Calibrated on steps {calibration['steps']} of {calibration['log']}"

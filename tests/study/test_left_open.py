@@ -64,13 +64,18 @@ def test_a_calibrated_scenario_says_its_log_what_that_lacks_and_what_is_doubtful
     assert lines(bare) == ["Calibrated on steps 1-6 of run.log."] and other_fits(bare) == []
 
 
-def test_another_value_of_a_correction_wins_over_all_fits_and_ends_the_warning_about_it(tmp_path):
+def test_another_value_of_a_correction_wins_over_all_fits_and_ends_a_warning_about_nothing_else(
+    tmp_path,
+):
     scenario = loaded(tmp_path, "training.mfu=0.3")
     assert [fit.training.mfu for fit in other_fits(scenario)] == [0.3, 0.3]
     assert [fit.training.update_overhead_s for fit in other_fits(scenario)] == [0.5, 1.5]
-    assert lines(scenario) == [FIRST, "Warning: hardly known."]
     section = loaded(tmp_path, "training={mfu: 0.3}")
     assert other_fits(section) == other_fits(scenario)
+    assert lines(scenario) == [FIRST, WARNING]  # which is also about the overhead
+    both = loaded(tmp_path, "training.mfu=0.3", "training.update_overhead_s=0.9")
+    assert lines(both) == [FIRST, "Warning: hardly known."]
+    assert other_fits(both) == [both, both]
 
 
 def test_the_other_fits_change_the_corrections_and_nothing_else(tmp_path):

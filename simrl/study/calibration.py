@@ -296,10 +296,8 @@ def _unclear(corrections: Sequence[Correction], steps: int) -> list[str]:
             f"with a noise of {FEW_NOISE:.0%} (assumed)"
         )
     if computed := [c for c in corrections if c.is_computed]:
-        values = ", ".join(f"{c.name} ({c.computed:.2g} s)" for c in computed)
-        lines.append(
-            f"the window tells little of {values}: left near what was computed; steps whose lengths differ more tell it"
-        )
+        values = ", ".join(f"{c.name} {c.computed:.2g} s" for c in computed)
+        lines.append(f"the window tells little of what was computed: {values}")
     return lines
 
 

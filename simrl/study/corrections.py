@@ -105,7 +105,7 @@ class Correction:
         if self.computed is not None and self.spread is not None:
             if self.value <= self.computed + FAR * self.spread:
                 return None
-            return f"{self.name} is {self.value:.3g} s, and {self.computed:.2g} s was computed: what else takes this time?"
+            return f"{self.name} is {self.value:.3g} s, and {self.computed:.2g} s was computed: the rest is of something that was not computed"
         if self.error is not None and self.error >= UNKNOWN_SHARE * self.value:
             known = f"{self.name} is not known from this window (± {self.error / self.value:.0%})"
             return f"{known}: choose one whose lengths differ more"

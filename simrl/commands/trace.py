@@ -113,7 +113,7 @@ def _importer(name: str) -> Callable[..., DataView]:
         ] = None,
         step: Annotated[
             int | None,
-            typer.Option(min=0, help="the step of every row, if there is no such column"),
+            typer.Option(min=0, help="the step of every row, if no column has it (default: 0)"),
         ] = None,
         epoch: Annotated[
             int | None,
@@ -143,12 +143,11 @@ def _importer(name: str) -> Callable[..., DataView]:
             )
         if path.is_file() and "response" in source.columns:
             dumps.refuse_metrics(path)
-        is_text = (
-            "response" in source.columns or tokenizer is not None or chars_per_token is not None
-        )
-        counter = tokens.token_counter(tokenizer, chars_per_token) if is_text else None
+        counter = tokens.token_counter(tokenizer, chars_per_token)
         if source.title:
-            rewards = _given({"reward_column": reward_column, "reward_key": reward_key})
+            rewards = _given(
+                {"reward_column": reward_column, "reward_key": reward_key, "step": step}
+            )
             return _written(dumps.import_dump(name, path, counter, **rewards, **labels), output)
         importer = tabular.import_csv if name == "csv" else tabular.import_jsonl
         rows_have: dict[str, Any] = {"step": step, "epoch": epoch, "ungrouped": ungrouped}

@@ -334,7 +334,7 @@ def _trace(
             from simrl.trace.importers.tabular import import_csv, import_jsonl
 
             return (import_csv if suffix == ".csv" else import_jsonl)(
-                Path(workload), columns, aliases=True
+                Path(workload), columns
             ), None
         return read_trace(os.fspath(workload)), os.fspath(workload)
     if isinstance(workload, Trace):

@@ -19,11 +19,11 @@ import pyarrow as pa
 
 from simrl.errors import InputError, choose
 from simrl.files import read_parquet
-from simrl.trace.importers import rows, turns
+from simrl.trace.importers import messages, rows, turns
 from simrl.trace.importers.logs import recognised
-from simrl.trace.importers.sources import Source, known_sources
+from simrl.trace.importers.sources import COUNTED, Source, known_sources
 from simrl.trace.importers.tabular import PlacedRow, table_rows
-from simrl.trace.importers.tokens import DECODED, TokenCounter
+from simrl.trace.importers.tokens import DECODED, TokenCounter, token_counter
 from simrl.trace.trace import Trace
 
 Record = tuple[
@@ -43,19 +43,27 @@ def import_dump(
     *,
     reward_column: Sequence[str] | None = None,
     reward_key: str | None = None,
+    step: int | None = None,
     **labels: Unpack[rows.Labels],
 ) -> Trace:
     """Return the trace of what a framework wrote at `path`: a folder or one of its files.
 
-    `counter` counts text. `cap_tokens` is the run's own limit of a response. `reward_column` names
+    `counter` counts text (None: by an assumed ratio). `step` is for conversations that name none. `cap_tokens` is the run's own limit of a response. `reward_column` names
     the columns whose sum is the reward, `()` none; `reward_key` the number of rewards that are
     objects. Raises `InputError` for anything else at `path`, and for fields that are missing,
     mistyped or contradictory.
     """
-    source, path = _source_of(framework, counter), rows.existing(path)
+    source, path = _source_of(framework), rows.existing(path)
     form: Any = import_module(f"simrl.trace.importers.{source.form}") if source.form else None
     left_out: Counter[str] = Counter()
     files = form.files(path) if hasattr(form, "files") else _files(source, path, left_out)
+    if {*COUNTED} & set(source.options):
+        counter = counter or token_counter()
+    if form is messages:
+        name = path.name if path.is_dir() else path.name.partition(".")[0]
+        return messages.import_conversations(
+            files, counter, step, f"{source.title} {path.name}", default_name=name, **labels
+        )
     is_table = files[0].name.endswith(TABLE)
     if path.is_file() and form is None and not is_table:
         refuse_metrics(path)
@@ -95,9 +103,8 @@ def import_dump(
     )
 
 
-def _source_of(framework: str, counter: TokenCounter | None) -> Source:
-    """Return the source of a framework. Raises `InputError` for one that has no dumps, and for text
-    without a counter."""
+def _source_of(framework: str) -> Source:
+    """Return the source of a framework. Raises `InputError` for one that has no dumps."""
     sources = known_sources()
     dumped = [name for name, source in sources.items() if source.title]
     if framework in sources and framework not in dumped:
@@ -109,11 +116,6 @@ def _source_of(framework: str, counter: TokenCounter | None) -> Source:
         lists = "simrl trace import --help"
         raise InputError(
             f"import_dump: unknown framework {framework!r}{choose(framework, dumped, lists)}"
-        )
-    if "response" in sources[framework].columns and counter is None:
-        raise InputError(
-            f"import_dump: {sources[framework].title}: text to count; give a counter, such as "
-            "token_counter(chars_per_token=3.2)"
         )
     return sources[framework]
 

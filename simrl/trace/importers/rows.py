@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
 
@@ -27,7 +28,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from simrl.errors import InputError, first_line
-from simrl.files import require_no_device
+from simrl.files import read_parquet, require_no_device
+from simrl.trace.importers.tokens import ASSUMED, HOW_TO_COUNT
 from simrl.trace.trace import Trace, TraceMetadata
 from simrl.trace.validate import shown as shortened
 
@@ -125,6 +127,8 @@ def trace_from_rows(
         notes.append(
             f"The source does not state the run's cap: the largest response, {cap} tokens, stands for it."
         )
+    if tokenizer == ASSUMED:
+        notes.append(HOW_TO_COUNT)
     metadata = TraceMetadata(
         name=labels.get("name") or default_name,
         kind="imported",
@@ -200,31 +204,65 @@ def numbered_lines(path: Path, **mode: Any) -> Iterator[tuple[str, Any]]:
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (place, object) for each line of a JSON Lines file that is not blank. Raises
-    `InputError` for an empty file."""
-    empty = True
-    for place, line in numbered_lines(path, mode="rb"):
-        if line.strip():
-            empty = False
-            yield place, json_object(line, place)
-    if empty:
+    """Yield (place, object) for each record of a file, as `read_records` does. Raises `InputError`
+    for one that is no object."""
+    for place, value in read_records(path):
+        yield place, require_object(value, place)
+
+
+def read_records(path: Path, left_out: Counter[str] | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield (place, value) for each record of a file: a row of Parquet, a line of JSON Lines, an
+    item of a JSON array, or the only value of a JSON file. Raises `InputError` for an empty file
+    and for a broken record, which is counted in `left_out` instead, if that is given."""
+    if path.suffix == ".parquet":
+        batches = read_parquet(path).to_batches(BATCH)
+        records = (row for batch in batches for row in batch.to_pylist())
+        yield from ((f"{path}: row {index}", row) for index, row in enumerate(records))
+        return
+    lines = (line for line in numbered_lines(path, mode="rb") if line[1].strip())
+    place, first = next(lines, ("", b""))
+    if not first:
         raise InputError(f"{path}: the file is empty; one JSON object a line is expected")
+    if first.lstrip(b"\xef\xbb\xbf \t").startswith(b"[") or len(first.strip()) < 3:
+        value = json_value(b"".join([first, *(line for _, line in lines)]), str(path))
+        items = value if isinstance(value, list) else [value]
+        yield from ((f"{path}: item {index}", item) for index, item in enumerate(items))
+        return
+    for place, line in chain([(place, first)], lines):
+        try:
+            value = json_value(line, place)
+        except InputError as error:
+            if left_out is None:
+                raise
+            left_out[f"{error}"] += 1
+            continue
+        yield place, value
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object that a file holds."""
-    return json_object(b"".join(line for _, line in numbered_lines(path, mode="rb")), str(path))
+    raw = b"".join(line for _, line in numbered_lines(path, mode="rb"))
+    return require_object(json_value(raw, str(path)), str(path))
 
 
-def json_object(raw: bytes, place: str) -> dict[str, Any]:
-    """Return the JSON object that `raw` holds. Raises `InputError` with the place where it breaks,
+def require_object(value: Any, place: str) -> dict[str, Any]:
+    """Return the value, an object of JSON. Raises `InputError` with the place of any other."""
+    if not isinstance(value, dict):
+        raise InputError(
+            f"{place}: {shown(value)} is not a JSON object; rows are objects with named fields"
+        )
+    return value
+
+
+def json_value(raw: bytes, place: str) -> Any:
+    """Return the JSON value that `raw` holds. Raises `InputError` with the place where it breaks,
     and for one whose values would fill the memory."""
     if (values := sum(map(raw.count, (b"[", b"{", b",")))) > MOST_VALUES:
         raise InputError(
             f"{place}: {values:,} values or more in one object, {MOST_VALUES:,} are the most; is it a sample?"
         )
     try:
-        value = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=partial(_fields, place))
+        return json.loads(raw.decode("utf-8-sig"), object_pairs_hook=partial(_fields, place))
     except UnicodeDecodeError as error:
         bad = error.object[error.start]
         raise InputError(
@@ -234,11 +272,6 @@ def json_object(raw: bytes, place: str) -> dict[str, Any]:
         raise InputError(
             f"{place}: broken JSON ({first_line(error)}); was the file cut off?"
         ) from error
-    if not isinstance(value, dict):
-        raise InputError(
-            f"{place}: {shown(value)} is not a JSON object; rows are objects with named fields"
-        )
-    return value
 
 
 def _fields(place: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -92,7 +92,10 @@ class Source(BaseModel, frozen=True, extra="forbid"):
                 (not self.files and not self.form, "files is missing; give patterns, or a form"),
                 (self.files and not self.nothing, "nothing is missing; give the remedy"),
                 (self.form and not FILE.with_name(f"{self.form}.py").is_file(), self._no_form),
-                (set(self.options) & {*OF_TABLES}, f"options: {', '.join(OF_TABLES)} need column"),
+                (
+                    set(self.options) & {*OF_TABLES} > {"step"},
+                    f"options: {', '.join(OF_TABLES)} need column",
+                ),
             )
             or next(filter(None, map(_pattern_fault, self.files)), "")
             or (self.step and _step_fault(self.step))

@@ -1,8 +1,9 @@
 """CSV, JSON Lines and pandas tables with columns of any name: lengths, or text to count, for each
 response.
 
-The user maps our names to theirs; a column with our name needs no mapping. Nothing is assumed
-silently: without a column for the step or the prompt, an argument has to replace it.
+The user maps our names to theirs; a column with our name, or a usual one, needs no mapping, and the
+notes say which were read. A field inside an object or a list is named by its way: usage.output or
+messages.0.content. Without a step, all rows are one step's, which the notes say.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 
 from simrl.errors import InputError, first_line, meant
 from simrl.trace.importers import rows, turns
-from simrl.trace.importers.tokens import TokenCounter
+from simrl.trace.importers.tokens import TokenCounter, token_counter
 from simrl.trace.trace import OPTIONAL, REQUIRED, Trace
 from simrl.trace.validate import FINISH_REASONS
 
@@ -42,9 +43,6 @@ LOG = logging.getLogger("simrl")
 A_LENGTH = "is this column a reward? --column response_tokens=THEIRS names the lengths of responses"
 REMEDIES = {  # of a table without any column of these names
     (
-        "step",
-    ): "map one with --column step=THEIRS, or give step to simrl trace import (--step 0) if all rows are one step's",
-    (
         "prompt_id",
         "prompt",
     ): "map one with --column prompt_id=THEIRS, or give --ungrouped to simrl trace import if each row is its own",
@@ -53,7 +51,8 @@ REMEDIES = {  # of a table without any column of these names
         "response_tokens",
         "response",
         "response_ids",
-    ): "map the responses' lengths with --column response_tokens=THEIRS",
+        "turn_tokens",
+    ): "map the responses' lengths with --column response_tokens=THEIRS (lists, one length a turn: turn_tokens)",
 }
 
 # Columns of a table that are taken for ours where it has none of our names; a message says which
@@ -71,7 +70,24 @@ ALIASES = {
         "length",
     ),
     "reward": ("score",),
+    # lists, a value a turn
+    "turn_tokens": (
+        *("output_lens", "response_lens", "turn_lens", "gen_lens", "completion_lens"),
+        *("output_lengths", "response_lengths", "turn_lengths", "assistant_lens", "output_len"),
+        *("out_lens", "generated_lens", "output_tokens", "response_length", "completion_tokens"),
+    ),
+    "turn_observation_tokens": (
+        *("obs_lens", "observation_lens", "tool_lens", "env_lens", "obs_lengths", "obs_tokens"),
+        *("observation_lengths", "tool_response_lens", "tool_output_lens", "observation_tokens"),
+    ),
+    "turn_environment_s": (
+        *("tool_times", "tool_time", "tool_times_s", "env_times", "tool_latencies", "tool_seconds"),
+        *("environment_times", "environment_s", "tool_durations", "env_latencies", "obs_times"),
+    ),
+    "turn_tool": ("tool_names", "tools", "tool_name"),
 }
+NO_STEP = "No field names the step: all are taken for one step; --step N gives its number."
+STEP_NAME = re.compile(r"(?:.*(?:step|iter|iteration|rollout)[_-]?)?([0-9]{1,9})", re.IGNORECASE)
 
 PlacedRow = tuple[str, Mapping[str, Any]]
 Columns = Mapping[
@@ -83,15 +99,13 @@ class Options(rows.Labels, total=False):
     """The mapping of a table to a trace.
 
     `step` and `epoch` hold for all rows of a table without such a column, `ungrouped` makes each
-    row a prompt of its own. `tokenizer` says what counted the lengths that the table holds. With
-    `aliases`, columns of usual names are read as ours, and logged.
+    row a prompt of its own. `tokenizer` says what counted the lengths that the table holds.
     """
 
     step: int | None
     epoch: int | None
     ungrouped: bool
     tokenizer: str | None
-    aliases: bool
 
 
 def import_csv(
@@ -117,7 +131,7 @@ def import_csv(
     header = _csv_header(path)
     return _trace(
         path,
-        header,
+        dict.fromkeys(header),
         lambda mapped: _csv_rows(path, header, mapped),
         columns or {},
         counter,
@@ -131,16 +145,53 @@ def import_jsonl(
     counter: TokenCounter | None = None,
     **options: Unpack[Options],
 ) -> Trace:
-    """Return the trace of JSON Lines, one object a sample, by the rules of `import_csv`.
+    """Return the trace of JSON Lines, one object a sample, by the rules of `import_csv`; also of a
+    JSON array, of Parquet, or of a folder of these, a file a step.
 
-    The first line names the fields; all lines must have the fields that are used. `response_ids`
+    The first row names the fields; all must have the fields that are used. A field inside others is
+    named by its way: usage.output_tokens. `response_ids`
     may be a list of token ids, as long as the response. Errors count lines from 1.
     """
-    path = rows.existing(path)
-    _, first = next(rows.read_jsonl(path))
-    return _trace(
-        path, list(first), lambda _: rows.read_jsonl(path), columns or {}, counter, options
+    path, columns = rows.existing(path), columns or {}
+    files = [path] if path.is_file() else sorted(
+        (file for file in path.iterdir() if file.suffix in (".json", ".jsonl", ".parquet")),
+        key=lambda file: (step_in(file) or 0, file.name),
     )
+    if not files:
+        raise InputError(f"{path}: no .jsonl, .json or .parquet in it; name a table, or its folder")
+    first = next(_with_paths(files[:1], columns))[1]
+    return _trace(
+        path, first, lambda mapped: _with_paths(files, mapped), columns, counter, options
+    )
+
+
+def step_in(file: Path) -> int | None:
+    """Return the step that a file is named by, as 3.jsonl, step_10.json and train_data_step2.jsonl
+    are; None for another name."""
+    named = STEP_NAME.fullmatch(file.name.partition(".")[0])
+    return int(named[1]) if named else None
+
+
+def _with_paths(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[PlacedRow]:
+    """Yield the rows of files, with the fields of `columns` that are inside others, and the step in
+    the name of a file if no field has it."""
+    paths = [theirs for theirs in columns.values() if "." in theirs]
+    for file in files:
+        step = step_in(file)
+        for place, row in rows.read_jsonl(file):
+            inner = {path: value for path in paths for value in _inside(row, path)}
+            at = {} if step is None or {"step", *ALIASES["step"]} & {*row} else {"step": step}
+            yield place, {**at, **inner, **row}
+
+
+def _inside(row: Any, path: str) -> list[Any]:
+    """Return the value inside objects and lists, such as that of messages.0.content, in a list; an
+    empty list if it is not there."""
+    with suppress(KeyError, IndexError, ValueError, TypeError):
+        for key in path.split("."):
+            row = row[int(key)] if isinstance(row, list) else row[key]
+        return [row]
+    return []
 
 
 def import_frame(
@@ -153,22 +204,25 @@ def import_frame(
     count rows from 0."""
     header = list(map(str, frame.columns))
     plain: Any = frame.astype(object).where(frame.notna(), None).set_axis(header, axis=1)
-    placed = ((f"DataFrame, row {i}", row) for i, row in enumerate(plain.to_dict("records")))
-    return _trace(Path("DataFrame"), header, lambda _: placed, columns or {}, counter, options)
+    records = plain.to_dict("records")
+    placed = ((f"DataFrame, row {i}", row) for i, row in enumerate(records))
+    first = dict.fromkeys(header) | (records[0] if records else {})
+    return _trace(Path("DataFrame"), first, lambda _: placed, columns or {}, counter, options)
 
 
 def _trace(
     path: Path,
-    header: Sequence[str],
+    first: Mapping[str, Any],
     read: Callable[[Mapping[str, str]], Iterator[PlacedRow]],
     columns: Mapping[str, str],
     counter: TokenCounter | None,
     options: Options,
 ) -> Trace:
-    """Return the trace of a table; `read` yields its rows, given the columns to read by our
-    names."""
-    if options.get("aliases"):
-        columns = {**_usual(path, header, columns), **columns}
+    """Return the trace of a table with a row like `first`; `read` yields its rows, given the
+    columns to read by our names. A counter that is None estimates, which the notes say."""
+    header, counter = list(first), counter or token_counter()
+    usual = _usual(path, first, columns)
+    columns = {**usual, **columns}
     given: dict[str, Iterator[int]] = {"prompt_id": count()} if options.get("ungrouped") else {}
     for ours, value in (("step", options.get("step")), ("epoch", options.get("epoch"))):
         if value is not None and (ours in columns or ours in header):
@@ -176,21 +230,23 @@ def _trace(
                 f"{path}: has the column {columns.get(ours, ours)!r}, and {ours} {value} is given for all rows; choose one"
             )
         given |= {} if value is None else {ours: repeat(value)}
-    mapped = _mapped(path, header, columns, [*given], counter is not None)
-    notes = (
-        [SERVING]
-        if "step" in given and re.search("timestamp|arriv", " ".join(header).lower())
-        else []
-    )
+    notes = [f"Read with {_read_with(usual)}."] if usual else []
+    if "step" not in {*given, *columns, *header}:
+        given["step"] = repeat(0)
+        notes.append(NO_STEP)
+    mapped = _mapped(path, header, columns, [*given])
+    if "step" in given and re.search("timestamp|arriv", " ".join(header).lower()):
+        notes.append(SERVING)
     if "prompt_id" in given:
         notes.append("Each row is taken for a prompt of its own, in a group of one.")
     tokenizer = options.get("tokenizer")
-    if counter is not None and "response" in mapped:
+    if "response" in mapped:
         tokenizer = counter.tokenizer
-    elif counter is not None and "prompt_tokens" not in mapped:
+    elif "prompt_tokens" not in mapped:
         notes.append(f"Prompt lengths were counted: {counter.tokenizer}.")
     if tokenizer is None:
-        column = mapped.get("response_tokens") or mapped["response_ids"]
+        lengths = ("response_tokens", "response_ids", "turn_tokens")
+        column = next(mapped[name] for name in lengths if name in mapped)
         tokenizer = f"the source's own (lengths are from column {column!r})"
     agents: list[bool] = []
     samples = list(table_rows(read(mapped), mapped, counter, given, agents))
@@ -212,18 +268,28 @@ def _trace(
     )
 
 
-def _usual(path: Path, header: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
+def _usual(path: Path, first: Mapping[str, Any], named: Mapping[str, str]) -> dict[str, str]:
     """Return the columns of usual names that stand for ours, where a table has none of our names;
-    log them."""
-    columns = {
-        ours: next(name for name in theirs if name in header)
-        for ours, theirs in ALIASES.items()
-        if ours not in {*header, *named} and not {*header}.isdisjoint(theirs)
-    }
+    log them. Lists are a turn's, single values a response's."""
+    columns: dict[str, str] = {}
+    for ours, theirs in ALIASES.items():
+        of_turns = ours in rows.TURNS
+        fits = [n for n in theirs if n in first and _is_list(first[n]) == of_turns]
+        is_long = ours == "response_tokens" and {"turn_tokens"} & {*first, *named}
+        if fits and ours not in {*first, *named} and not is_long:
+            columns[ours] = fits[0]
     if columns:
-        read = ", ".join(f"{ours}={theirs}" for ours, theirs in columns.items())
-        LOG.info(f"{path}: read with {read}; --column OURS=THEIRS reads other columns")
+        LOG.info(f"{path}: read with {_read_with(columns)}; --column OURS=THEIRS reads other columns")
     return columns
+
+
+def _is_list(value: Any) -> bool:
+    """Return whether a value is a list, also in the cell of a CSV."""
+    return isinstance(value, list) or str(value)[:1] == "["
+
+
+def _read_with(columns: Mapping[str, str]) -> str:
+    return ", ".join(f"{ours}={theirs}" for ours, theirs in columns.items())
 
 
 def _mapped(
@@ -231,7 +297,6 @@ def _mapped(
     header: Sequence[str],
     columns: Mapping[str, str],
     given: Sequence[str],
-    can_count: bool,
 ) -> dict[str, str]:
     """Return the columns to read, by our names: the mapped ones, and those with our names that are
     of use and not `given`."""
@@ -262,7 +327,11 @@ def _mapped(
         name: name for name in NAMES if name in header and name not in {*columns, *given}
     }
     unused = (
-        lengths if "response" in columns else ("response",) if set(lengths) & set(mapped) else ()
+        lengths
+        if "response" in columns
+        else ("response",)
+        if {*lengths, "turn_tokens"} & set(mapped)
+        else ()
     )
     if "prompt" not in columns and {"prompt_id", "prompt_tokens"} <= {*mapped, *given}:
         unused = (*unused, "prompt")
@@ -276,11 +345,6 @@ def _mapped(
             ]
             remedy = remedy.replace("THEIRS", like[0]) if len(like) == 1 else remedy
             raise InputError(f"{path}: no column for {' or '.join(names[:2])} ({has}); {remedy}")
-    if not can_count and ("response" in mapped or "prompt_tokens" not in mapped):
-        column = mapped["response"] if "response" in mapped else mapped["prompt"]
-        raise InputError(
-            f"{path}: column {column!r} is text to count; give --tokenizer or --chars-per-token 3.2 to simrl trace import"
-        )
     return mapped
 
 
@@ -289,7 +353,7 @@ def _in_turns(columns: Columns) -> bool:
     return (
         "response" in columns
         and "response_tokens" not in columns
-        and not set(rows.TURNS) & set(columns)
+        and not {"turn_tokens", "turn_observation_tokens"} & set(columns)
     )
 
 
@@ -336,8 +400,14 @@ def table_rows(
             values |= {ours: next(numbers) for ours, numbers in (given or {}).items()}
             values["prompt"] = values.pop("prompt_id", values.get("prompt"))
             ids: Any = values.get("response_ids")
+            lengths = values.get("turn_tokens")
+            for name in rows.TURNS[1:] if lengths else ():  # what follows the last turn is left out
+                if len(values.get(name) or ()) == len(lengths):
+                    values[name] = values[name][:-1]
             if "response_tokens" not in values:
-                values["response_tokens"] = len(ids)
+                if ids is None and lengths is None:
+                    raise InputError(f"{place}: neither lengths nor token ids of the response")
+                values["response_tokens"] = int(sum(lengths)) if ids is None else len(ids)
             if ids is not None and len(ids) != values["response_tokens"]:
                 raise InputError(
                     f"{place}: {len(ids)} response_ids for {values['response_tokens']} response_tokens; they must agree"
@@ -366,11 +436,11 @@ def _count_responses(
 
 
 def _turns_of_texts(
-    texts: Sequence[str], counter: TokenCounter
+    texts: Sequence[str | list[tuple[bool, str]]], counter: TokenCounter
 ) -> Iterator[tuple[turns.Turns, NDArray[np.int32] | None]]:
     """Yield the turns of each response by the tags in its text and, from a tokenizer, the token ids
     that were generated."""
-    parts = [list(turns.text_parts(text)) for text in texts]
+    parts = [text if isinstance(text, list) else [*turns.text_parts(text)] for text in texts]
     counted = iter(counter.count([text for of_text in parts for _, text in of_text]))
     for of_text in parts:
         lengths = [(generated, next(counted)) for generated, _ in of_text]
@@ -383,11 +453,20 @@ def _turns_of_texts(
 
 def _prompt_id(row: Mapping[str, Any], column: str, place: str) -> Hashable:
     value = rows.field(row, column, place)
-    if not isinstance(value, int | str) or isinstance(value, bool) or value == "":
+    if not isinstance(value, int | str | bytes) or isinstance(value, bool) or value == "":
         raise InputError(
             f"{place}: field {column!r} is {rows.shown(value)}; a prompt_id is a whole number or text"
         )
     return value
+
+
+def _response(row: Mapping[str, Any], column: str, place: str) -> str | list[tuple[bool, str]]:
+    """Return a response: text, or parts of it that an importer told apart."""
+
+    def fits(value: Any) -> bool:
+        return isinstance(value, list) and all(isinstance(part, tuple) for part in value)
+
+    return row[column] if fits(row.get(column)) else rows.text(row, column, place)
 
 
 def _finish_reason(row: Mapping[str, Any], column: str, place: str) -> str | None:
@@ -424,7 +503,7 @@ _names = partial(
 
 _READERS: dict[str, Callable[[Mapping[str, Any], Any, str], Any]] = {
     "prompt": rows.text,
-    "response": rows.text,
+    "response": _response,
     "mask": rows.mask,
     "response_ids": rows.token_ids,
     "response_tokens": partial(rows.integer, hint=f"; {A_LENGTH}"),

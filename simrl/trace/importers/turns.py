@@ -72,7 +72,7 @@ class Turns(NamedTuple):
 def turns_of(parts: Iterable[tuple[bool, int]]) -> Turns:
     """Return the turns of a response from its parts in order: whether the model generated it, and
     its tokens."""
-    filled = [part for part in parts if part[1]]
+    filled = [part for part in parts if part[1] or not part[0]]
     if len(filled) == 1 and filled[0][0]:
         return Turns([filled[0][1]], [], 0)
     merged = [
@@ -120,16 +120,19 @@ def is_agents(text: str) -> bool:
     return any(call in text for call in CALLS)
 
 
-def several(observed: Sequence[Sequence[int] | None], told_by: str) -> list[str]:
-    """Return the note on turns of a trace, given the observations of each response; none if no
-    response has turns."""
+def several(
+    observed: Sequence[Sequence[int] | None], told_by: str, timed: Sequence[str] = ()
+) -> list[str]:
+    """Return the notes on turns of a trace, given the observations of each response; none if no
+    response has turns. `timed` says how the environment's time was recorded."""
     with_turns = [tokens for tokens in observed if tokens]
     if not with_turns:
         return []
     return [
         f"{len(with_turns)} of {len(observed)} responses have several turns, with {sum(map(sum, with_turns))} tokens of "
-        f"observations (tools, users) between them, {told_by}. What follows the last turn is left out; the environment's time "
-        "is not recorded."
+        f"observations (tools, users) between them, {told_by}. What follows the last turn is left out"
+        + ("." if timed else "; the environment's time is not recorded."),
+        *timed,
     ]
 
 

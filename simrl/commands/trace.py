@@ -144,14 +144,17 @@ def _importer(name: str) -> Callable[..., DataView]:
         if path.is_file() and "response" in source.columns:
             dumps.refuse_metrics(path)
         counter = tokens.token_counter(tokenizer, chars_per_token)
-        if source.title:
-            rewards = _given(
-                {"reward_column": reward_column, "reward_key": reward_key, "step": step}
-            )
-            return _written(dumps.import_dump(name, path, counter, **rewards, **labels), output)
-        importer = tabular.import_csv if name == "csv" else tabular.import_jsonl
+        rewards = _given({"reward_column": reward_column, "reward_key": reward_key, "step": step})
         rows_have: dict[str, Any] = {"step": step, "epoch": epoch, "ungrouped": ungrouped}
-        return _written(importer(path, columns_of(column), counter, **rows_have, **labels), output)
+        try:
+            if source.title:
+                trace = dumps.import_dump(name, path, counter, **rewards, **labels)
+            else:
+                importer = tabular.import_csv if name == "csv" else tabular.import_jsonl
+                trace = importer(path, columns_of(column), counter, **rows_have, **labels)
+        except InputError as error:
+            raise InputError(f"{error}{dumps.nearest(path, name)}") from error
+        return _written(trace, output)
 
     parameters = inspect.signature(import_source, eval_str=True).parameters.items()
     names = ("path", "output", "options", *source.options)

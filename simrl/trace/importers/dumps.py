@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from itertools import chain, groupby
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -48,22 +49,20 @@ def import_dump(
 ) -> Trace:
     """Return the trace of what a framework wrote at `path`: a folder or one of its files.
 
-    `counter` counts text (None: by an assumed ratio). `step` is for conversations that name none. `cap_tokens` is the run's own limit of a response. `reward_column` names
-    the columns whose sum is the reward, `()` none; `reward_key` the number of rewards that are
-    objects. Raises `InputError` for anything else at `path`, and for fields that are missing,
+    `counter` counts text; None estimates, which the notes say. `cap_tokens` is the run's own limit
+    of a response. `reward_column` names the columns whose sum is the reward, `()` none;
+    `reward_key` the number of rewards that are objects; `step` the step of conversations that name
+    none. Raises `InputError` for anything else at `path`, and for fields that are missing,
     mistyped or contradictory.
     """
     source, path = _source_of(framework), rows.existing(path)
     form: Any = import_module(f"simrl.trace.importers.{source.form}") if source.form else None
     left_out: Counter[str] = Counter()
     files = form.files(path) if hasattr(form, "files") else _files(source, path, left_out)
-    if {*COUNTED} & set(source.options):
-        counter = counter or token_counter()
+    counter = counter or token_counter()
     if form is messages:
         name = path.name if path.is_dir() else path.name.partition(".")[0]
-        return messages.import_conversations(
-            files, counter, step, f"{source.title} {path.name}", default_name=name, **labels
-        )
+        return messages.import_conversations(files, counter, step, name, **labels)
     is_table = files[0].name.endswith(TABLE)
     if path.is_file() and form is None and not is_table:
         refuse_metrics(path)
@@ -94,7 +93,7 @@ def import_dump(
         source=f"{framework} wandb table {files[0].name}"
         if is_table
         else f"{source.title} {path.name}",
-        tokenizer=source.tokenizer if counter is None else counter.tokenizer,
+        tokenizer=source.tokenizer or counter.tokenizer,
         notes=[*notes, *(f"{number} {words}" for words, number in left_out.items() if number)],
         default_name=path.name.removesuffix(TABLE).removesuffix(
             path.suffix if path.is_file() else ""
@@ -156,13 +155,17 @@ def _records(
     their sum as `reward`."""
     if source.rewards is None and reward_column is not None:
         raise InputError(f"--reward-column: {source.title}: the reward is one column; leave it out")
+    prompt, response = str(source.columns.get("prompt")), str(source.columns.get("response"))
     for file in files:
-        if file.suffix == ".parquet":
-            placed = _parquet_rows(source, file, reward_column)
-        else:
-            placed = _table_rows(file) if file.name.endswith(TABLE) else rows.read_jsonl(file)
-            placed = _summed(source, file, placed, reward_column)
-        for place, row in placed:
+        placed = _table_rows(file) if file.name.endswith(TABLE) else rows.read_jsonl(file)
+        placed = _summed(source, file, placed, reward_column)
+        for index, (place, row) in enumerate(placed):
+            if source.step and index >= MOST_ROWS:
+                raise InputError(f"{file}: a logged step has at most {MOST_ROWS:,} rows; keep its own")
+            if isinstance(row.get(response), list):  # messages
+                talk = {"prompt": row.get(prompt), "completion": row[response]}
+                columns = messages.conversation(talk, Counter())
+                row = {**row, prompt: columns["prompt"], response: columns["response"]}
             yield file, place, row
 
 
@@ -199,7 +202,7 @@ def _without_repeats(
         records_of_file = list(of_file)
         prompt, response = str(source.columns["prompt"]), str(source.columns["response"])
         batch = Counter(
-            (rows.text(row, prompt, place), rows.text(row, response, place))
+            (rows.text(row, prompt, place), str(rows.field(row, response, place)))
             for _, place, row in records_of_file
         )
         if batch == before:
@@ -228,38 +231,6 @@ def _by_step(source: Source, records: Iterable[Record]) -> Iterator[Record]:
                     f"{place}: step {step} is also in {file_of[step].name}, and its groups would be twice as large; keep one"
                 )
         yield file, place, row
-
-
-def _parquet_rows(
-    source: Source, file: Path, reward_column: Sequence[str] | None
-) -> Iterator[PlacedRow]:
-    """Return the rows of a file of columns; where a source has several rewards, with their sum."""
-    table = read_parquet(file)
-    columns = _columns(source)
-    for name in columns:
-        if name not in table.column_names:
-            raise InputError(
-                f"{file}: no column {name!r} (it has {rows.listed(table.column_names)}); {source.title} have "
-                f"{', '.join(columns)}"
-            )
-    if source.step and table.num_rows > MOST_ROWS:
-        raise InputError(
-            f"{file}: {table.num_rows:,} rows; a logged step has at most {MOST_ROWS:,}; keep its own"
-        )
-    rewards = []
-    if source.rewards is not None:
-        numbers = [
-            field.name
-            for field in table.schema
-            if pa.types.is_floating(field.type) or pa.types.is_integer(field.type)
-        ]
-        rewards = _reward_columns(source, file, numbers, reward_column)
-    read = {*columns, *rewards, *source.columns.get("mask", ())} & {*table.column_names}
-    placed = (
-        (f"{file}: row {index}", row)
-        for index, row in enumerate(table.select(sorted(read)).to_pylist())
-    )
-    return placed if source.rewards is None else _with_sum(placed, rewards)
 
 
 def _columns(source: Source) -> list[str]:
@@ -323,6 +294,23 @@ def _table_rows(file: Path) -> Iterator[PlacedRow]:
                 if of in ("", slot)
             }
             yield f"{place}, slot {slot}", named
+
+
+def nearest(path: Path, name: str) -> str:
+    """Return the end of a message about a file that the reader `name` refused: the source by whose
+    signs its first record is known; empty if there is none."""
+    patterns = ("**/*.pt", "**/*.traj", "**/*.jsonl", "**/*.json", "**/*.parquet")
+    below = [path] if path.is_file() else (next(path.glob(pattern), None) for pattern in patterns)
+    file = next(filter(None, below), path)
+    fields: set[str] = {"rollout_id samples"} if file.suffix == ".pt" else set()
+    with suppress(InputError):
+        _, record = next(rows.read_records(file), ("", None))
+        record = record[0] if isinstance(record, list) and record else record
+        fields |= {*record} if isinstance(record, dict) else set()
+    for other, source in known_sources().items():
+        if other != name and any({*signs.split()} <= fields for signs in source.signs):
+            return f"; it looks like {source.title}: simrl trace import {other} {path}"
+    return ""
 
 
 def refuse_metrics(path: Path) -> None:

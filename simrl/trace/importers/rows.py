@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -215,28 +216,25 @@ def read_records(path: Path, left_out: Counter[str] | None = None) -> Iterator[t
     item of a JSON array, or the only value of a JSON file. Raises `InputError` for an empty file
     and for a broken record, which is counted in `left_out` instead, if that is given."""
     if path.suffix == ".parquet":
-        batches = read_parquet(path).to_batches(BATCH)
-        records = (row for batch in batches for row in batch.to_pylist())
-        yield from ((f"{path}: row {index}", row) for index, row in enumerate(records))
+        batches = (batch.to_pylist() for batch in read_parquet(path).to_batches(BATCH))
+        yield from ((f"{path}: row {i}", row) for i, row in enumerate(chain.from_iterable(batches)))
         return
     lines = (line for line in numbered_lines(path, mode="rb") if line[1].strip())
-    place, first = next(lines, ("", b""))
-    if not first:
+    if (first := next(lines, None)) is None:
         raise InputError(f"{path}: the file is empty; one JSON object a line is expected")
-    if first.lstrip(b"\xef\xbb\xbf \t").startswith(b"[") or len(first.strip()) < 3:
-        value = json_value(b"".join([first, *(line for _, line in lines)]), str(path))
-        items = value if isinstance(value, list) else [value]
-        yield from ((f"{path}: item {index}", item) for index, item in enumerate(items))
-        return
-    for place, line in chain([(place, first)], lines):
+    whole = first[1].lstrip(b"\xef\xbb\xbf \t").startswith(b"[") or len(first[1].strip()) < 3
+    placed = chain([first], lines)
+    for place, line in [(str(path), b"".join(line for _, line in placed))] if whole else placed:
         try:
             value = json_value(line, place)
         except InputError as error:
-            if left_out is None:
+            if left_out is None or whole:
                 raise
-            left_out[f"{error}"] += 1
+            left_out[str(error)] += 1
             continue
-        yield place, value
+        is_array = whole and isinstance(value, list)
+        items = ((f"{path}: item {i}", item) for i, item in enumerate(value if is_array else ()))
+        yield from items if is_array else [(place, value)]
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -393,4 +391,4 @@ def listed(names: Iterable[str]) -> str:
 
 def shown(value: Any) -> str:
     """Return a value for a message: short, on one line."""
-    return "empty" if value is None else shortened(repr(value))
+    return "empty" if value is None else shortened(reprlib.repr(value) if isinstance(value, list | dict | tuple) else repr(value))

@@ -149,39 +149,41 @@ def import_jsonl(
     JSON array, of Parquet, or of a folder of these, a file a step.
 
     The first row names the fields; all must have the fields that are used. A field inside others is
-    named by its way: usage.output_tokens. `response_ids`
-    may be a list of token ids, as long as the response. Errors count lines from 1.
+    named by its way: usage.output_tokens. `response_ids` may be a list of token ids, as long as the
+    response. Errors count lines from 1.
     """
     path, columns = rows.existing(path), columns or {}
     files = [path] if path.is_file() else sorted(
         (file for file in path.iterdir() if file.suffix in (".json", ".jsonl", ".parquet")),
-        key=lambda file: (step_in(file) or 0, file.name),
+        key=lambda file: (step_of({}, file) or 0, file.name),
     )
     if not files:
         raise InputError(f"{path}: no .jsonl, .json or .parquet in it; name a table, or its folder")
-    first = next(_with_paths(files[:1], columns))[1]
+    named = options.get("step") is None
+    _, first = next(_with_paths(files, columns, named))
     return _trace(
-        path, first, lambda mapped: _with_paths(files, mapped), columns, counter, options
+        path, first, lambda mapped: _with_paths(files, mapped, named), columns, counter, options
     )
 
 
-def step_in(file: Path) -> int | None:
-    """Return the step that a file is named by, as 3.jsonl, step_10.json and train_data_step2.jsonl
-    are; None for another name."""
+def step_of(row: Mapping[str, Any], file: Path) -> Any:
+    """Return the step of a row: a field, or the number by which its file is named, as 3.jsonl,
+    step_10.json and train_data_step2.jsonl are; None if there is neither."""
     named = STEP_NAME.fullmatch(file.name.partition(".")[0])
-    return int(named[1]) if named else None
+    fields = (row[name] for name in ("step", *ALIASES["step"]) if name in row)
+    return next(fields, int(named[1]) if named else None)
 
 
-def _with_paths(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[PlacedRow]:
-    """Yield the rows of files, with the fields of `columns` that are inside others, and the step in
-    the name of a file if no field has it."""
-    paths = [theirs for theirs in columns.values() if "." in theirs]
-    for file in files:
-        step = step_in(file)
-        for place, row in rows.read_jsonl(file):
-            inner = {path: value for path in paths for value in _inside(row, path)}
-            at = {} if step is None or {"step", *ALIASES["step"]} & {*row} else {"step": step}
-            yield place, {**at, **inner, **row}
+def _with_paths(
+    files: Sequence[Path], columns: Mapping[str, str], named: bool
+) -> Iterator[PlacedRow]:
+    """Yield the rows of files, with the fields of `columns` that are inside others; if `named`, also
+    with the step in the name of a file where no field has it."""
+    for place, row, file in ((*read, file) for file in files for read in rows.read_jsonl(file)):
+        paths = [name for name in columns.values() if "." in name and name not in row]
+        inner = {path: value for path in paths for value in _inside(row, path)}
+        at = {"step": step_of({}, file)} if named and step_of(row, Path()) is None else {}
+        yield place, {**{k: v for k, v in at.items() if v is not None}, **inner, **row}
 
 
 def _inside(row: Any, path: str) -> list[Any]:
@@ -221,8 +223,12 @@ def _trace(
     """Return the trace of a table with a row like `first`; `read` yields its rows, given the
     columns to read by our names. A counter that is None estimates, which the notes say."""
     header, counter = list(first), counter or token_counter()
-    usual = _usual(path, first, columns)
-    columns = {**usual, **columns}
+    usual = _usual(first, columns)
+    columns, notes = {**usual, **columns}, []
+    if usual:
+        read_with = ", ".join(f"{ours}={theirs}" for ours, theirs in usual.items())
+        LOG.info(f"{path}: read with {read_with}; --column OURS=THEIRS reads other columns")
+        notes.append(f"Read with {read_with}.")
     given: dict[str, Iterator[int]] = {"prompt_id": count()} if options.get("ungrouped") else {}
     for ours, value in (("step", options.get("step")), ("epoch", options.get("epoch"))):
         if value is not None and (ours in columns or ours in header):
@@ -230,7 +236,6 @@ def _trace(
                 f"{path}: has the column {columns.get(ours, ours)!r}, and {ours} {value} is given for all rows; choose one"
             )
         given |= {} if value is None else {ours: repeat(value)}
-    notes = [f"Read with {_read_with(usual)}."] if usual else []
     if "step" not in {*given, *columns, *header}:
         given["step"] = repeat(0)
         notes.append(NO_STEP)
@@ -268,28 +273,16 @@ def _trace(
     )
 
 
-def _usual(path: Path, first: Mapping[str, Any], named: Mapping[str, str]) -> dict[str, str]:
-    """Return the columns of usual names that stand for ours, where a table has none of our names;
-    log them. Lists are a turn's, single values a response's."""
+def _usual(first: Mapping[str, Any], named: Mapping[str, str]) -> dict[str, str]:
+    """Return the columns of usual names that stand for ours, where a table has none of our names.
+    Lists are of turns, single values of a response."""
     columns: dict[str, str] = {}
     for ours, theirs in ALIASES.items():
-        of_turns = ours in rows.TURNS
-        fits = [n for n in theirs if n in first and _is_list(first[n]) == of_turns]
-        is_long = ours == "response_tokens" and {"turn_tokens"} & {*first, *named}
-        if fits and ours not in {*first, *named} and not is_long:
-            columns[ours] = fits[0]
-    if columns:
-        LOG.info(f"{path}: read with {_read_with(columns)}; --column OURS=THEIRS reads other columns")
+        fits = [n for n in theirs if isinstance(first.get(n), list) == (ours in rows.TURNS)]
+        usual = next((name for name in fits if name in first), None)
+        if usual is not None and ours not in {*first, *named}:
+            columns[ours] = usual
     return columns
-
-
-def _is_list(value: Any) -> bool:
-    """Return whether a value is a list, also in the cell of a CSV."""
-    return isinstance(value, list) or str(value)[:1] == "["
-
-
-def _read_with(columns: Mapping[str, str]) -> str:
-    return ", ".join(f"{ours}={theirs}" for ours, theirs in columns.items())
 
 
 def _mapped(
@@ -436,11 +429,11 @@ def _count_responses(
 
 
 def _turns_of_texts(
-    texts: Sequence[str | list[tuple[bool, str]]], counter: TokenCounter
+    texts: Sequence[str | tuple[tuple[bool, str], ...]], counter: TokenCounter
 ) -> Iterator[tuple[turns.Turns, NDArray[np.int32] | None]]:
     """Yield the turns of each response by the tags in its text and, from a tokenizer, the token ids
     that were generated."""
-    parts = [text if isinstance(text, list) else [*turns.text_parts(text)] for text in texts]
+    parts = [[*turns.text_parts(text)] if isinstance(text, str) else text for text in texts]
     counted = iter(counter.count([text for of_text in parts for _, text in of_text]))
     for of_text in parts:
         lengths = [(generated, next(counted)) for generated, _ in of_text]
@@ -458,15 +451,6 @@ def _prompt_id(row: Mapping[str, Any], column: str, place: str) -> Hashable:
             f"{place}: field {column!r} is {rows.shown(value)}; a prompt_id is a whole number or text"
         )
     return value
-
-
-def _response(row: Mapping[str, Any], column: str, place: str) -> str | list[tuple[bool, str]]:
-    """Return a response: text, or parts of it that an importer told apart."""
-
-    def fits(value: Any) -> bool:
-        return isinstance(value, list) and all(isinstance(part, tuple) for part in value)
-
-    return row[column] if fits(row.get(column)) else rows.text(row, column, place)
 
 
 def _finish_reason(row: Mapping[str, Any], column: str, place: str) -> str | None:
@@ -503,7 +487,9 @@ _names = partial(
 
 _READERS: dict[str, Callable[[Mapping[str, Any], Any, str], Any]] = {
     "prompt": rows.text,
-    "response": _response,
+    "response": lambda row, column, place: (  # parts that an importer told apart, or text
+        row[column] if isinstance(row.get(column), tuple) else rows.text(row, column, place)
+    ),
     "mask": rows.mask,
     "response_ids": rows.token_ids,
     "response_tokens": partial(rows.integer, hint=f"; {A_LENGTH}"),

@@ -62,14 +62,6 @@ class Malicious:
         return os.mkdir, (str(self.folder),)
 
 
-def test_without_torch_a_dump_is_refused_unread(tmp_path, monkeypatch):
-    dump = tmp_path / "0.pt"
-    dump.write_bytes(pickle.dumps(Malicious(tmp_path / "made")))
-    monkeypatch.setattr(slime.importlib.util, "find_spec", lambda name: None)
-    assert "torch, which is not installed; pip install torch" in refusal(dump)
-    assert not (tmp_path / "made").exists()
-
-
 def test_a_folder_without_dumps_is_refused(tmp_path):
     assert "no rollout dump (*.pt)" in refusal(tmp_path)
     (tmp_path / "eval_0.pt").touch()

@@ -161,11 +161,12 @@ def _records(
         placed = _summed(source, file, placed, reward_column)
         for index, (place, row) in enumerate(placed):
             if source.step and index >= MOST_ROWS:
-                raise InputError(f"{file}: a logged step has at most {MOST_ROWS:,} rows; keep its own")
-            if isinstance(row.get(response), list):  # messages
-                talk = {"prompt": row.get(prompt), "completion": row[response]}
-                columns = messages.conversation(talk, Counter())
-                row = {**row, prompt: columns["prompt"], response: columns["response"]}
+                raise InputError(f"{place}: a logged step has at most {MOST_ROWS:,} rows; keep its own")
+            match [row.get(prompt), row.get(response)]:
+                case [[dict(), *_], str() | list()] | [str(), [dict(), *_]] as asked_and_answered:
+                    fields = zip(("prompt", "completion"), asked_and_answered, strict=True)
+                    columns = messages.conversation(dict(fields), Counter())
+                    row = {**row, prompt: columns["prompt"], response: columns["response"]}
             yield file, place, row
 
 
@@ -309,7 +310,7 @@ def nearest(path: Path, name: str) -> str:
         fields |= {*record} if isinstance(record, dict) else set()
     for other, source in known_sources().items():
         if other != name and any({*signs.split()} <= fields for signs in source.signs):
-            return f"; it looks like {source.title}: simrl trace import {other} {path}"
+            return f"; it looks like {source.title}: run `simrl trace import {other} {path}`"
     return ""
 
 

@@ -1199,6 +1199,119 @@ def test_messages_in_trl_files_are_texts_and_the_answers_of_tools_are_not_genera
     assert trace.column("prompt_id").tolist() == [0, 0]
 
 
+# NeMo-RL
+
+
+def trained(prompt: list[int], mask: list[int], padded: int = 20, **more: object) -> dict:
+    """A line of train_data_step*.jsonl: every field is a batch of one, padded."""
+    length = len(prompt) + len(mask)
+    ids = [*prompt, *range(100, 100 + len(mask))]
+    ids, whole = (
+        [*values, *[0] * (padded - length)] for values in (ids, [*[0] * len(prompt), *mask])
+    )
+    lists = {"token_ids": [ids], "token_loss_mask": [whole], "content": [["q", "a"]]}
+    return {**lists, "input_lengths": [length], "rewards": [0.5], "idx": 0, **more}
+
+
+def test_nemos_training_data_have_turns_by_their_mask_and_the_step_of_the_file(tmp_path):
+    folder = tmp_path / "logs" / "exp_001"
+    folder.mkdir(parents=True)
+    for step in (9, 10):
+        write_jsonl(
+            folder / f"train_data_step{step}.jsonl",
+            trained([1, 2, 3], [1, 1, 0, 0, 0, 1]),
+            trained([1, 2, 3], [1.0], filtered_rewards=[0.25]),
+            trained([4, 5], [1, 0]),
+        )
+    trace = import_dump("nemo", tmp_path / "logs")
+    assert trace.column("step").tolist() == [9] * 3 + [10] * 3
+    assert trace.column("prompt_id").tolist() == [0, 0, 1] * 2
+    assert trace.column("prompt_tokens").tolist() == [3, 3, 2] * 2
+    assert trace.table.column("turn_tokens").to_pylist()[:3] == [[2, 1], None, None]
+    assert trace.table.column("turn_observation_tokens").to_pylist()[:3] == [[3], None, None]
+    assert trace.table.column("response_ids").to_pylist()[:3] == [[100, 101, 105], [100], [100]]
+    assert trace.column("reward").tolist()[:3] == [0.5, 0.25, 0.5]
+    file = write_jsonl(
+        tmp_path / "train_data_step1.jsonl", {"content": [["a"]], "input_lengths": [2]}
+    )
+    refused(lambda: import_dump("nemo", file), "line 1: no field 'token_loss_mask'")
+
+
+# Tables as people have them
+
+
+def test_lists_of_lengths_under_usual_names_are_turns_and_their_sum_the_response(tmp_path):
+    row = {"group_id": 0, "prompt_len": 7, "output_lens": [2, 3, 4], "obs_lens": [5, 6]}
+    file = write_jsonl(
+        tmp_path / "t.jsonl", {**row, "tool_times": [0.5, 1.5]}, {**row, "tool_times": None}
+    )
+    trace = import_jsonl(file)
+    assert trace.column("response_tokens").tolist() == [9, 9]
+    assert trace.table.column("turn_tokens").to_pylist() == [[2, 3, 4]] * 2
+    assert trace.table.column("turn_observation_tokens").to_pylist() == [[5, 6]] * 2
+    assert trace.table.column("turn_environment_s").to_pylist() == [[0.5, 1.5], None]
+    assert trace.column("step").tolist() == [0, 0]
+    assert "Read with prompt_id=group_id, prompt_tokens=prompt_len, turn_tokens=output_lens" in (
+        trace.metadata.notes
+    )
+    assert trace.metadata.tokenizer == "the source's own (lengths are from column 'output_lens')"
+    # a value after the last turn is left out, as what follows it is
+    file = write_jsonl(tmp_path / "t.jsonl", {**row, "obs_lens": [5, 6, 7]})
+    assert import_jsonl(file).table.column("turn_observation_tokens").to_pylist() == [[5, 6]]
+    file = write_jsonl(tmp_path / "t.jsonl", {**row, "obs_lens": [5, 6, 7, 8]})
+    refused(lambda: import_jsonl(file), "one value less than turn_tokens")
+
+
+def test_a_field_inside_others_is_named_by_its_way(tmp_path):
+    row = {"messages": [{"content": "abcd"}, {"content": "ef"}], "usage": {"out": 3}, "a.b": 1.0}
+    columns = {"prompt": "messages.0.content", "response_tokens": "usage.out", "reward": "a.b"}
+    file = write_jsonl(tmp_path / "t.jsonl", row, row)
+    trace = import_jsonl(file, columns, BY_CHARACTER)
+    assert trace.column("prompt_tokens").tolist() == [4, 4]
+    assert trace.column("response_tokens").tolist() == [3, 3]
+    assert trace.column("reward").tolist() == [1.0, 1.0]
+    last = {**columns, "response_tokens": "messages.-1.content"}
+    refused(lambda: import_jsonl(file, last), "field 'messages.-1.content' is 'ef'")
+    missing = {**columns, "response_tokens": "usage.in"}
+    refused(lambda: import_jsonl(file, missing), "no column 'usage.in' for response_tokens")
+    write_jsonl(file, row, {**row, "usage": None})
+    refused(lambda: import_jsonl(file, columns), "line 2: no field 'usage.out'")
+
+
+def test_a_json_array_a_parquet_file_and_a_folder_with_a_file_a_step_are_tables_too(tmp_path):
+    rows = [{"prompt_id": n, "prompt_tokens": 5, "response_tokens": 6 + n} for n in range(2)]
+    array = tmp_path / "t.json"
+    array.write_text(json.dumps(rows, indent=1))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
+    for file in (array, tmp_path / "t.parquet"):
+        trace = import_jsonl(file)
+        assert trace.column("response_tokens").tolist() == [6, 7]
+        assert trace.column("step").tolist() == [0, 0]
+    folder = tmp_path / "steps"
+    folder.mkdir()
+    write_jsonl(folder / "9.jsonl", *rows)
+    (folder / "step_10.json").write_text(json.dumps(rows))
+    pq.write_table(pa.Table.from_pylist(rows), folder / "rollout-11.parquet")
+    trace = import_jsonl(folder)
+    assert trace.column("step").tolist() == [9, 9, 10, 10, 11, 11]
+    assert trace.column("epoch").tolist() == [0, 0, 1, 1, 2, 2]
+    assert import_jsonl(folder, step=3).column("step").tolist() == [3] * 6
+    array.write_text("[1, 2]")
+    refused(lambda: import_jsonl(array), "t.json: item 0: 1 is not a JSON object")
+    (tmp_path / "none").mkdir()
+    refused(lambda: import_jsonl(tmp_path / "none"), "no .jsonl, .json or .parquet in it")
+
+
+def test_the_practice_lengths_are_read_without_a_word(shared_data):
+    file = shared_data / "practice" / "20-formats" / "agentic_lens.jsonl"
+    if not file.is_file():
+        pytest.skip("the practice files are not there")
+    trace = import_jsonl(file)
+    assert trace.column("response_tokens").tolist() == [780] * 16
+    assert trace.column("prompt_id").tolist() == [n // 4 for n in range(16)]
+    assert trace.table.column("turn_environment_s").to_pylist()[0] == pytest.approx([1.2, 8.8, 0.4])
+
+
 # AReaL
 
 

@@ -53,7 +53,10 @@ def test_what_stands_between_turns_is_observed_and_what_follows_the_last_is_left
     trace = import_messages(written(tmp_path / "a.jsonl", {"messages": TALK}, {"messages": TALK}))
     assert turns(trace) == [(5, [4 + 4 + 8, 4], [5])] * 2
     assert trace.table.column("turn_tool").to_pylist() == [["bash"]] * 2
-    assert trace.column("prompt_id").tolist() == [0, 0] and trace.column("sample").tolist() == [0, 1]
+    assert trace.column("prompt_id").tolist() == [0, 0] and trace.column("sample").tolist() == [
+        0,
+        1,
+    ]
     notes = trace.metadata.notes
     assert "2 of 2 responses have several turns, with 10 tokens of observations" in notes
     assert "What follows the last turn is left out; the environment's time is not recorded" in notes
@@ -105,7 +108,10 @@ def test_what_stands_between_turns_is_observed_and_what_follows_the_last_is_left
 )  # fmt: skip
 def test_a_conversation_has_a_form_of_many(tmp_path, record, right):
     assert turns(import_messages(written(tmp_path / "a.jsonl", record))) == [right]
-    assert turns(import_messages(written(tmp_path / "a.json", record, record, indent=1))) == [right] * 2
+    assert (
+        turns(import_messages(written(tmp_path / "a.json", record, record, indent=1)))
+        == [right] * 2
+    )
 
 
 def swe_agent(seconds: float) -> dict:
@@ -156,7 +162,10 @@ def test_events_of_openhands_have_times_by_their_stamps(tmp_path):
         trace = import_messages(written(tmp_path / "output.jsonl", record))
         assert turns(trace) == [right]
         assert trace.table.column("turn_environment_s").to_pylist() == [[4.0, 1.0]]
-        assert "by time stamps, from a turn to the last message before the next" in trace.metadata.notes
+        assert (
+            "by time stamps, from a turn to the last message before the next"
+            in trace.metadata.notes
+        )
     assert turns(import_messages(written(tmp_path / "events.json", *events))) == [right]
     for number, one in enumerate(events):
         written(tmp_path / "session" / "events" / f"{number}.json", one)
@@ -181,7 +190,9 @@ def test_events_of_openhands_sdk_are_messages_calls_and_observations(tmp_path):
 
 def test_times_are_left_out_where_a_pause_has_none(tmp_path):
     talk = [said("user", "q"), said("assistant", "a"), said("tool", "b", duration_ms=1500)]
-    trace = import_messages(written(tmp_path / "a.jsonl", {"messages": [*talk, said("assistant", "c")]}))
+    trace = import_messages(
+        written(tmp_path / "a.jsonl", {"messages": [*talk, said("assistant", "c")]})
+    )
     assert trace.table.column("turn_environment_s").to_pylist() == [[1.5]]
     longer = [*talk, said("assistant", "c"), said("tool", "d"), said("assistant", "e")]
     trace = import_messages(written(tmp_path / "a.jsonl", {"messages": longer}))
@@ -190,7 +201,10 @@ def test_times_are_left_out_where_a_pause_has_none(tmp_path):
 
 def test_the_task_or_else_the_text_of_the_prompt_makes_a_group(tmp_path):
     def record(**fields: object) -> dict:
-        return {"messages": [said("user", fields.pop("text", "q")), said("assistant", "a")], **fields}
+        return {
+            "messages": [said("user", fields.pop("text", "q")), said("assistant", "a")],
+            **fields,
+        }
 
     by_task = [record(task_id=1, text=text) for text in ("q", "r")]
     own_ids = [record(id=name) for name in ("x", "y")]

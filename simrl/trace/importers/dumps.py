@@ -161,7 +161,9 @@ def _records(
         placed = _summed(source, file, placed, reward_column)
         for index, (place, row) in enumerate(placed):
             if source.step and index >= MOST_ROWS:
-                raise InputError(f"{place}: a logged step has at most {MOST_ROWS:,} rows; keep its own")
+                raise InputError(
+                    f"{place}: a logged step has at most {MOST_ROWS:,} rows; keep its own"
+                )
             match [row.get(prompt), row.get(response)]:
                 case [[dict(), *_], str() | list()] | [str(), [dict(), *_]] as asked_and_answered:
                     fields = zip(("prompt", "completion"), asked_and_answered, strict=True)

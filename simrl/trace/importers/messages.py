@@ -26,7 +26,9 @@ from simrl.trace.importers.tokens import TokenCounter
 from simrl.trace.trace import Trace
 
 NAMES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-EVENT_FILE = re.compile(r"(event-)?[0-9]{1,9}(-.*)?\.json")  # where OpenHands keeps one event a file
+EVENT_FILE = re.compile(
+    r"(event-)?[0-9]{1,9}(-.*)?\.json"
+)  # where OpenHands keeps one event a file
 MILLISECONDS = 1e11  # stamps above count these: as seconds they lie after the year 5000
 LONGEST_PAUSE_S = 86_400.0  # between two turns; a longer one is no tool's
 TIMED = (
@@ -166,7 +168,9 @@ def _items(record: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
 def _of_swe_agent(step: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the messages of a step: the response, with the action where that is a call of a tool
     and not in its text, and the observation with the seconds of its execution."""
-    response, action = (_text(_named(step, names)) for names in (("response", "thought"), ("action",)))
+    response, action = (
+        _text(_named(step, names)) for names in (("response", "thought"), ("action",))
+    )
     text = response if action.strip() in response else response + action
     output = {**step, "role": "tool", "content": step.get("observation")}
     return [{"role": "assistant", "content": text}, output]
@@ -207,13 +211,21 @@ def _of_event(event: dict[str, Any]) -> dict[str, Any] | None:
         case {"observation": name} | {"error": name}:
             text = event.get("content", name)
             return {**event, "role": "tool", "content": text, "name": name}
-        case {"action": str(name), "source": "agent", "tool_call_metadata": {"model_response": {"choices": [{"message": dict(message)}, *_]}}}:
+        case {
+            "action": str(name),
+            "source": "agent",
+            "tool_call_metadata": {"model_response": {"choices": [{"message": dict(message)}, *_]}},
+        }:
             return {**event, **message}
         case {"action": str(name), "args": dict(arguments)}:
             text = _named(arguments, ("content", "thought")) or event.get("message")
             call = {"name": name, "arguments": {k: v for k, v in arguments.items() if v != text}}
             is_call = event.get("source") == "agent" and name not in (*NAMES["spoken"], "system")
-            role = "system" if name == "system" else {"agent": "assistant"}.get(event.get("source", ""), "user")
+            role = (
+                "system"
+                if name == "system"
+                else {"agent": "assistant"}.get(event.get("source", ""), "user")
+            )
             return {**event, "role": role, "content": text, "tool_calls": [call] * is_call}
     return None
 

@@ -391,4 +391,10 @@ def listed(names: Iterable[str]) -> str:
 
 def shown(value: Any) -> str:
     """Return a value for a message: short, on one line."""
-    return "empty" if value is None else shortened(reprlib.repr(value) if isinstance(value, list | dict | tuple) else repr(value))
+    return (
+        "empty"
+        if value is None
+        else shortened(
+            reprlib.repr(value) if isinstance(value, list | dict | tuple) else repr(value)
+        )
+    )

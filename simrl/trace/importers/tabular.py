@@ -153,9 +153,13 @@ def import_jsonl(
     response. Errors count lines from 1.
     """
     path, columns = rows.existing(path), columns or {}
-    files = [path] if path.is_file() else sorted(
-        (file for file in path.iterdir() if file.suffix in (".json", ".jsonl", ".parquet")),
-        key=lambda file: (step_of({}, file) or 0, file.name),
+    files = (
+        [path]
+        if path.is_file()
+        else sorted(
+            (file for file in path.iterdir() if file.suffix in (".json", ".jsonl", ".parquet")),
+            key=lambda file: (step_of({}, file) or 0, file.name),
+        )
     )
     if not files:
         raise InputError(f"{path}: no .jsonl, .json or .parquet in it; name a table, or its folder")

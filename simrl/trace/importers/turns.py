@@ -19,7 +19,14 @@ import numpy as np
 from simrl.trace.trace import UNSEPARATED
 
 CALLS = (
-    *("<tool_call>", "<search>", "<interpreter>", "<observation>", "<|python_tag|>", "[TOOL_CALLS]"),
+    *(
+        "<tool_call>",
+        "<search>",
+        "<interpreter>",
+        "<observation>",
+        "<|python_tag|>",
+        "[TOOL_CALLS]",
+    ),
     *("<\uff5ctool\u2581call", "<function_calls>", "to=functions.", "<function="),
 )  # signs of an agent's text without turns
 NO_SIGN = "Without a mask or tags of tools it cannot be told whether tools wrote a part: all counts as generated."
@@ -60,9 +67,18 @@ CONTEXT = {
         r"assistant(?=analysis|commentary|final| ?to=)",
         "to=assistant",
     ),
-    "kimi_roles": (r"(?:tool)?## Return of functions\.", r"assistant(?=[^\sa-z.,:;)'])", "## Return of"),
+    "kimi_roles": (
+        r"(?:tool)?## Return of functions\.",
+        r"assistant(?=[^\sa-z.,:;)'])",
+        "## Return of",
+    ),
 }
-NEED_END = ("roles", "llama_roles", "harmony_roles", "kimi_roles")  # else they are words of the model
+NEED_END = (
+    "roles",
+    "llama_roles",
+    "harmony_roles",
+    "kimi_roles",
+)  # else they are words of the model
 ENDS = {kind: re.compile(ends) for kind, (_, ends, _) in CONTEXT.items()}
 
 

@@ -60,7 +60,7 @@ def test_what_stands_between_turns_is_observed_and_what_follows_the_last_is_left
     notes = trace.metadata.notes
     assert "2 of 2 responses have several turns, with 10 tokens of observations" in notes
     assert "What follows the last turn is left out; the environment's time is not recorded" in notes
-    assert "No field names the step: all are taken for one step; --step N gives" in notes
+    assert "2 conversations name no step and are taken for one; --step N gives its number" in notes
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,9 @@ def test_trajectories_of_swe_agent_have_times_and_the_instance_in_the_name_of_th
     times = trace.table.column("turn_environment_s").to_pylist()
     assert times == [[0.5, 9.0], [1.0, 9.0]]
     assert trace.column("prompt_id").tolist() == [0, 0]
-    assert "The environment's times are the recorded durations" in trace.metadata.notes
+    notes = trace.metadata.notes
+    assert "4 pauses between turns are recorded durations of tools" in notes
+    assert "time is not recorded" not in notes
 
 
 def event(second: float, **fields: object) -> dict:
@@ -141,16 +143,20 @@ def event(second: float, **fields: object) -> dict:
 
 
 def test_events_of_openhands_have_times_by_their_stamps(tmp_path):
-    response = {"id": "r", "choices": [{"message": said("assistant", "go", tool_calls=[CALL])}]}
-    made_of = {"tool_call_metadata": {"function_name": "bash", "model_response": response}}
-    run = {"action": "run", "args": {"command": "ls", "thought": "go"}, **made_of}
+    calls = [CALL, {"id": "d"}]
+    response = {"id": "r", "choices": [{"message": said("assistant", "go", tool_calls=calls)}]}
+    run = {"action": "run", "args": {"command": "ls", "thought": "go"}}
+
+    def made_of(call: str) -> dict:
+        return {"tool_call_metadata": {"tool_call_id": call, "model_response": response}}
+
     events = [
         event(0, action="system", message="abc", args={"content": "abc"}),
         event(1, source="user", action="message", args={"content": "de"}),
         event(2, source="environment", observation="agent_state_changed", content="none sees this"),
-        event(5, **run),
+        event(5, **run, **made_of("c")),
         event(7.5, observation="run", content="one"),
-        event(8, **run),  # the second call of the response
+        event(8, **run, **made_of("d")),  # the second call of the response
         event(9, observation="run", content="two"),
         event(20, action="edit", args={"path": "x", "thought": "hm"}),
         event(21, observation="edit", content="ok"),
@@ -223,18 +229,24 @@ def test_the_step_is_a_field_or_in_the_name_of_the_file_or_stated(tmp_path):
     file = written(tmp_path / "run.jsonl", record, {**record, "global_step": 3})
     trace = import_messages(file, step=7)
     assert sorted(trace.column("step").tolist()) == [3, 7]
-    assert "No field names the step" not in trace.metadata.notes
+    assert "name no step" not in trace.metadata.notes
 
 
 def test_a_record_that_is_no_conversation_is_dropped_and_counted(tmp_path):
     alone = {"messages": [said("user", "q")]}
-    file = written(tmp_path / "a.jsonl", alone, {"messages": TALK}, alone, {"messages": ["x"]})
+    file = written(tmp_path / "a.jsonl", alone, {"messages": TALK}, alone, {"messages": [5]})
     file.write_text(file.read_text() + '{"messages": [{"ro')
     notes = import_messages(file).metadata.notes
-    assert "2 records were left out: no message of an assistant in an object with messages" in notes
-    assert "1 records were left out: a message is 'x'; it must be an object" in notes
+    assert "2 records were left out: no message of an assistant, in an object" in notes
+    assert "1 records were left out: a message is 5; it needs a role and its content" in notes
     assert "line 5: broken JSON" in notes
-    with pytest.raises(InputError, match="a.jsonl: 2 records were left out: no message of an"):
+    answered = {"messages": [said("assistant", "a")]}
+    assert "1 records were left out: nothing before the first message of an assistant" in (
+        import_messages(written(tmp_path / "b.jsonl", answered, {"messages": TALK})).metadata.notes
+    )
+    with pytest.raises(
+        InputError, match=r"a.jsonl: no rows \(2 records were left out: no message"
+    ):
         import_messages(written(file, alone, alone))
     deep = '{"messages": [{"role": "assistant", "content": ' + "[" * 900 + "]" * 900 + "}]}\n"
     file.write_text(deep)

@@ -60,34 +60,30 @@ def import_dump(
     left_out: Counter[str] = Counter()
     files = form.files(path) if hasattr(form, "files") else _files(source, path, left_out)
     counter = counter or token_counter()
-    if form is messages:
-        name = path.name if path.is_dir() else path.name.partition(".")[0]
-        return messages.import_conversations(files, counter, step, name, **labels)
     is_table = files[0].name.endswith(TABLE)
     if path.is_file() and form is None and not is_table:
         refuse_metrics(path)
-    records = _by_step(
-        source,
-        form.read(files) if hasattr(form, "read") else _records(source, files, reward_column),
-    )
     notes = [VALIDATION, *source.notes] if is_table else [*source.notes]
-    if form is not None:
-        samples = [form.row(row, place, file, reward_key, left_out) for file, place, row in records]
-        notes += turns.several([row.turn_observation_tokens for row in samples], source.turns_by)
+    read = getattr(form, "read", None)
+    if form is messages:
+        records = messages.read(files, step, left_out)
     else:
-        agents: list[bool] = []
+        records = read(files) if read else _records(source, files, reward_column)
+        records = _by_step(source, records)
+    agents: list[bool] = []
+    if hasattr(form, "row"):
+        samples = [form.row(row, place, file, reward_key, left_out) for file, place, row in records]
+    else:
         if source.repeats:
             records = _without_repeats(source, records, left_out)
-        samples = list(
-            table_rows(
-                ((place, row) for _, place, row in records), source.columns, counter, agents=agents
-            )
-        )
-        if "response" in source.columns:
-            notes += [
-                DECODED,
-                turns.note([row.turn_observation_tokens for row in samples], sum(agents)),
-            ]
+        placed = ((place, row) for _, place, row in records)
+        samples = list(table_rows(placed, source.columns, counter, agents=agents))
+    observed = [row.turn_observation_tokens for row in samples]
+    if form is None and "response" in source.columns:
+        notes += [DECODED, turns.note(observed, sum(agents))]
+    else:
+        timed = any(row.turn_environment_s for row in samples)
+        notes += turns.several(observed, source.turns_by, timed)
     return rows.trace_from_rows(
         samples,
         source=f"{framework} wandb table {files[0].name}"

@@ -105,6 +105,7 @@ def trace_from_rows(
     kept = [row for row in every if row.response_tokens > 0]
     if not kept:
         reason = f"all {len(every)} responses are empty" if every else "no rows"
+        reason += next((f" ({note})" for note in notes if "records were left out" in note), "")
         raise InputError(
             f"{source}: {reason}; a trace needs at least one response of a token or more"
         )
@@ -230,7 +231,7 @@ def read_records(path: Path, left_out: Counter[str] | None = None) -> Iterator[t
         except InputError as error:
             if left_out is None or whole:
                 raise
-            left_out[str(error)] += 1
+            left_out[f"records were left out: {str(error).replace(str(path), path.name)}"] += 1
             continue
         is_array = whole and isinstance(value, list)
         items = ((f"{path}: item {i}", item) for i, item in enumerate(value if is_array else ()))

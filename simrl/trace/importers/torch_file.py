@@ -9,6 +9,7 @@ the pickle names is refused.
 from __future__ import annotations
 
 import pickletools
+import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import ZIP_STORED, BadZipFile, ZipFile
@@ -17,6 +18,7 @@ import numpy as np
 
 from simrl.errors import InputError, first_line
 
+DAMAGE = (OSError, EOFError, LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 UNREAD = ("torch", "numpy", "PIL", "_codecs", "collections", "slime", "miles")  # modules
 STORAGES = {
     **{"LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "CharStorage": "i1"},
@@ -39,7 +41,7 @@ def read_torch(path: Path) -> Any:
             (pickle,) = [name for name in archive.namelist() if name.endswith("data.pkl")]
             root = "" if compressed else pickle.removesuffix("data.pkl")
             return _value(archive.read(f"{root}data.pkl"), archive, f"{root}data/", path)
-    except (BadZipFile, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+    except (BadZipFile, struct.error, *DAMAGE) as error:
         raise InputError(
             f"{path}: no whole file of torch.save ({first_line(error)[:99]}); name a .pt with rollout_id and samples, "
             "written by torch 1.6 or later"
@@ -53,9 +55,9 @@ def _value(raw: bytes, archive: ZipFile, root: str, path: Path) -> Any:
     memo: dict[int, Any] = {}
     for operation, argument, _ in pickletools.genops(raw):
         match operation.name:
-            case "BININT" | "BININT1" | "BININT2" | "BINFLOAT" | "BINUNICODE" | "SHORT_BINUNICODE":
+            case "BININT" | "BININT1" | "BININT2" | "LONG1" | "BINFLOAT":
                 stack.append(argument)
-            case "LONG1" | "BINBYTES" | "SHORT_BINBYTES":
+            case "BINUNICODE" | "SHORT_BINUNICODE" | "BINBYTES" | "SHORT_BINBYTES":
                 stack.append(argument)
             case "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
                 memo[len(memo) if argument is None else argument] = stack[-1]

@@ -153,10 +153,10 @@ def is_agents(text: str) -> bool:
 
 
 def several(
-    observed: Sequence[Sequence[int] | None], told_by: str, timed: Sequence[str] = ()
+    observed: Sequence[Sequence[int] | None], told_by: str, timed: bool = False
 ) -> list[str]:
     """Return the notes on turns of a trace, given the observations of each response; none if no
-    response has turns. `timed` says how the environment's time was recorded."""
+    response has turns. `timed` says whether the environment's time was recorded."""
     with_turns = [tokens for tokens in observed if tokens]
     if not with_turns:
         return []
@@ -164,7 +164,6 @@ def several(
         f"{len(with_turns)} of {len(observed)} responses have several turns, with {sum(map(sum, with_turns))} tokens of "
         f"observations (tools, users) between them, {told_by}. What follows the last turn is left out"
         + ("." if timed else "; the environment's time is not recorded."),
-        *timed,
     ]
 
 

@@ -141,8 +141,6 @@ def _importer(name: str) -> Callable[..., DataView]:
                 trace_from_verl_metrics(logged, group, seed, **{"name": path.stem, **labels}),
                 output,
             )
-        if path.is_file() and "response" in source.columns:
-            dumps.refuse_metrics(path)
         counter = tokens.token_counter(tokenizer, chars_per_token)
         rewards = _given({"reward_column": reward_column, "reward_key": reward_key, "step": step})
         rows_have: dict[str, Any] = {"step": step, "epoch": epoch, "ungrouped": ungrouped}
@@ -153,7 +151,7 @@ def _importer(name: str) -> Callable[..., DataView]:
                 importer = tabular.import_csv if name == "csv" else tabular.import_jsonl
                 trace = importer(path, columns_of(column), counter, **rows_have, **labels)
         except InputError as error:
-            raise InputError(f"{error}{dumps.nearest(path, name)}") from error
+            raise InputError(dumps.nearest(path, name, error)) from error
         return _written(trace, output)
 
     parameters = inspect.signature(import_source, eval_str=True).parameters.items()

@@ -168,10 +168,7 @@ def test_events_of_openhands_have_times_by_their_stamps(tmp_path):
         trace = import_messages(written(tmp_path / "output.jsonl", record))
         assert turns(trace) == [right]
         assert trace.table.column("turn_environment_s").to_pylist() == [[4.0, 1.0]]
-        assert (
-            "by time stamps, from a turn to the last message before the next"
-            in trace.metadata.notes
-        )
+        assert "2 pauses between turns are by time stamps, to the last" in trace.metadata.notes
     assert turns(import_messages(written(tmp_path / "events.json", *events))) == [right]
     for number, one in enumerate(events):
         written(tmp_path / "session" / "events" / f"{number}.json", one)
@@ -244,9 +241,7 @@ def test_a_record_that_is_no_conversation_is_dropped_and_counted(tmp_path):
     assert "1 records were left out: nothing before the first message of an assistant" in (
         import_messages(written(tmp_path / "b.jsonl", answered, {"messages": TALK})).metadata.notes
     )
-    with pytest.raises(
-        InputError, match=r"a.jsonl: no rows \(2 records were left out: no message"
-    ):
+    with pytest.raises(InputError, match=r"a.jsonl: no rows \(2 records were left out: no message"):
         import_messages(written(file, alone, alone))
     deep = '{"messages": [{"role": "assistant", "content": ' + "[" * 900 + "]" * 900 + "}]}\n"
     file.write_text(deep)

@@ -10,19 +10,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from itertools import chain, groupby
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Unpack
 
-import pyarrow as pa
-
-from simrl.errors import InputError, choose
-from simrl.files import read_parquet
+from simrl.errors import InputError, choose, refuse
 from simrl.trace.importers import messages, rows, turns
 from simrl.trace.importers.logs import recognised
-from simrl.trace.importers.sources import COUNTED, Source, known_sources
+from simrl.trace.importers.sources import Source, known_sources
 from simrl.trace.importers.tabular import PlacedRow, table_rows
 from simrl.trace.importers.tokens import DECODED, TokenCounter, token_counter
 from simrl.trace.trace import Trace
@@ -61,15 +58,13 @@ def import_dump(
     files = form.files(path) if hasattr(form, "files") else _files(source, path, left_out)
     counter = counter or token_counter()
     is_table = files[0].name.endswith(TABLE)
-    if path.is_file() and form is None and not is_table:
-        refuse_metrics(path)
     notes = [VALIDATION, *source.notes] if is_table else [*source.notes]
     read = getattr(form, "read", None)
-    if form is messages:
-        records = messages.read(files, step, left_out)
-    else:
-        records = read(files) if read else _records(source, files, reward_column)
-        records = _by_step(source, records)
+    records: Iterator[Record] = (
+        messages.read(files, step, left_out)
+        if form is messages
+        else _by_step(source, read(files) if read else _records(source, files, reward_column))
+    )
     agents: list[bool] = []
     if hasattr(form, "row"):
         samples = [form.row(row, place, file, reward_key, left_out) for file, place, row in records]
@@ -221,14 +216,16 @@ def _by_step(source: Source, records: Iterable[Record]) -> Iterator[Record]:
                 rows.integer(row, str(source.columns["step"]), place),
                 _step_of(source, file),
             )
-            if named not in (None, step):
-                raise InputError(
-                    f"{place}: step is {step} in the {source.rows_of} of step {named}; was the file renamed?"
-                )
-            if file_of.setdefault(step, file) != file:
-                raise InputError(
-                    f"{place}: step {step} is also in {file_of[step].name}, and its groups would be twice as large; keep one"
-                )
+            refuse(
+                (
+                    named not in (None, step),
+                    f"{place}: step is {step} in the {source.rows_of} of step {named}; was the file renamed?",
+                ),
+                (
+                    file_of.setdefault(step, file) != file,
+                    f"{place}: step {step} is also in {file_of[step].name}, and its groups would be twice as large; keep one",
+                ),
+            )
         yield file, place, row
 
 
@@ -247,14 +244,14 @@ def _reward_columns(
     """Return the columns to add up: those that are wanted, or the only column of `numbers` that is
     no other column of the source."""
     numbers = [name for name in numbers if name not in (*_columns(source), *(source.rewards or ()))]
-    if unknown := [name for name in wanted or () if name not in numbers]:
-        raise InputError(
-            f"{file}: no column of numbers {unknown[0]!r}; it has {rows.listed(numbers)}"
-        )
-    if wanted is None and len(numbers) > 1:
-        raise InputError(
-            f"{file}: columns {rows.listed(numbers)} may be rewards; name those to add up with --reward-column"
-        )
+    unknown = next((name for name in wanted or () if name not in numbers), None)
+    refuse(
+        (unknown, f"{file}: no column of numbers {unknown!r}; it has {rows.listed(numbers)}"),
+        (
+            wanted is None and len(numbers) > 1,
+            f"{file}: columns {rows.listed(numbers)} may be rewards; name those to add up with --reward-column",
+        ),
+    )
     return list(dict.fromkeys(numbers if wanted is None else wanted))
 
 
@@ -269,22 +266,28 @@ def _table_rows(file: Path) -> Iterator[PlacedRow]:
         )
     split = [str(name).partition("_") for name in names]
     slots = [slot for kind, _, slot in split if kind == "input"]
-    if not slots:
-        raise InputError(
-            f"{file}: no column 'input_1' in it; a table of generations has step, input_k, output_k, score_k"
+    refuse(
+        (
+            not slots,
+            f"{file}: no column 'input_1' in it; a table of generations has step, input_k, output_k, score_k",
         )
+    )
     steps: set[Any] = set()
     for index, values in enumerate(data):
         place = f"{file}: data row {index}"
-        if not isinstance(values, list) or len(values) != len(names):
-            raise InputError(
-                f"{place}: {rows.shown(values)} is not a list of {len(names)} values, one a column"
+        refuse(
+            (
+                not isinstance(values, list) or len(values) != len(names),
+                f"{place}: {rows.shown(values)} is not a list of {len(names)} values, one a column",
             )
+        )
         step = rows.integer(dict(zip(map(str, names), values, strict=True)), "step", place)
-        if step in steps:
-            raise InputError(
-                f"{place}: step {step} occurs twice; remove the row of the run that was repeated"
+        refuse(
+            (
+                step in steps,
+                f"{place}: step {step} occurs twice; remove the row of the run that was repeated",
             )
+        )
         steps.add(step)
         for slot in slots:
             named = {
@@ -295,29 +298,25 @@ def _table_rows(file: Path) -> Iterator[PlacedRow]:
             yield f"{place}, slot {slot}", named
 
 
-def nearest(path: Path, name: str) -> str:
-    """Return the end of a message about a file that the reader `name` refused: the source by whose
-    signs its first record is known; empty if there is none."""
+def nearest(path: Path, name: str, refusal: InputError) -> str:
+    """Return the message about a file that the reader `name` refused: with the source by whose
+    signs its first record is known, or that it is a metrics log."""
     patterns = ("**/*.pt", "**/*.traj", "**/*.jsonl", "**/*.json", "**/*.parquet")
     below = [path] if path.is_file() else (next(path.glob(pattern), None) for pattern in patterns)
     file = next(filter(None, below), path)
-    fields: set[str] = {"rollout_id samples"} if file.suffix == ".pt" else set()
+    fields = {"rollout_id", "samples"} if file.suffix == ".pt" else set()
     with suppress(InputError):
         _, record = next(rows.read_records(file), ("", None))
         record = record[0] if isinstance(record, list) and record else record
         fields |= {*record} if isinstance(record, dict) else set()
     for other, source in known_sources().items():
-        if other != name and any({*signs.split()} <= fields for signs in source.signs):
-            return f"; it looks like {source.title}: run `simrl trace import {other} {path}`"
-    return ""
-
-
-def refuse_metrics(path: Path) -> None:
-    """Raise `InputError` for a metrics log: its first line is no sample, and it has metrics of a
-    framework."""
-    first = next((line for _, line in rows.numbered_lines(path, mode="rb") if line.strip()), b"")
-    if b'"output"' not in first and (name := recognised(path)):
-        raise InputError(
-            f"{path}: a metrics log ({name}), not a dump of samples; add --metrics --group N (N responses a prompt, "
-            "rollout.n), which draws lengths from it"
-        )
+        if any({*signs.split()} <= fields for signs in source.signs):
+            run = f"; it looks like {source.title}: run `simrl trace import {other} {path}`"
+            return f"{refusal}{run if other != name else ''}"
+    metrics = recognised(path) if path.is_file() else None
+    return (
+        f"{path}: a metrics log ({metrics}), not a dump of samples; add --metrics --group N (N responses a prompt, "
+        "rollout.n), which draws lengths from it"
+        if metrics
+        else str(refusal)
+    )

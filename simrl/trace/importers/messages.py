@@ -9,6 +9,7 @@ follows the last is left out. A record that is no conversation is dropped, and t
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -103,10 +104,12 @@ def conversation(
 def _pause_s(call: Message, output: Sequence[Message], noted: Counter[str]) -> float | None:
     """Return the seconds between two turns; None if they are not recorded."""
     took = [message.took_s for message in output if message.took_s is not None]
-    begin, end = call.at_s, output[-1].at_s
-    stamped = begin is not None and end is not None and 0 <= end - begin <= LONGEST_PAUSE_S
-    noted[DURATIONS if took else STAMPS] += bool(took or stamped)
-    return sum(took) if took else end - begin if stamped else None
+    stamps = [message.at_s for message in (call, output[-1]) if message.at_s is not None]
+    between_s = stamps[-1] - stamps[0] if len(stamps) == 2 else math.inf
+    if not took and not 0 <= between_s <= LONGEST_PAUSE_S:
+        return None
+    noted[DURATIONS if took else STAMPS] += 1
+    return sum(took) if took else between_s
 
 
 def _items(record: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:

@@ -28,7 +28,7 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from simrl.errors import InputError, first_line
+from simrl.errors import InputError, first_line, refuse
 from simrl.files import read_parquet, require_no_device
 from simrl.trace.importers.tokens import ASSUMED, HOW_TO_COUNT
 from simrl.trace.trace import Trace, TraceMetadata
@@ -97,10 +97,8 @@ def trace_from_rows(
     cap.
     """
     cap = labels.get("cap_tokens")
-    if cap is not None and cap < 1:
-        raise InputError(
-            f"cap_tokens is {cap}; the largest response a run allows is at least 1 token"
-        )
+    least = f"cap_tokens is {cap}; the largest response a run allows is at least 1 token"
+    refuse((cap is not None and cap < 1, least))
     notes, every = list(notes), list(rows)
     kept = [row for row in every if row.response_tokens > 0]
     if not kept:
@@ -115,15 +113,17 @@ def trace_from_rows(
             f"{len(every) - len(kept)} empty responses were left out (the first: {Path(first.place).name})."
         )
     for row in kept:
-        if row.prompt_tokens < 1:
-            raise InputError(
-                f"{row.place}: the prompt has {row.prompt_tokens} tokens; it must have at least 1"
-            )
-        if cap is not None and row.response_tokens > cap:
-            raise InputError(
+        refuse(
+            (
+                row.prompt_tokens < 1,
+                f"{row.place}: the prompt has {row.prompt_tokens} tokens; it must have at least 1",
+            ),
+            (
+                cap is not None and row.response_tokens > cap,
                 f"{row.place}: the response has {row.response_tokens} tokens, over the cap of {cap}; "
-                "give the run's real cap, or none to take the largest response for it"
-            )
+                "give the run's real cap, or none to take the largest response for it",
+            ),
+        )
     if cap is None:
         cap = max(row.response_tokens for row in kept)
         notes.append(

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from simrl.errors import InputError
+from simrl.errors import InputError, refuse
 from simrl.trace.importers import rows, turns
 from simrl.trace.importers.torch_file import read_torch
 
@@ -52,23 +52,24 @@ def row(
     tokens = rows.token_ids(sample, "tokens", place)
     response_tokens = rows.integer(sample, "response_length", place)
     prompt_tokens = len(tokens) - response_tokens
-    if prompt_tokens < 1:
-        raise InputError(
-            f"{place}: response_length is {response_tokens} of {len(tokens)} tokens; the rest must be a prompt"
-        )
-    reward, key = sample, "reward"
-    if isinstance(rows.field(sample, key, place), dict):
-        reward, key = sample[key], reward_key or ""
-        if reward_key is None:
-            raise InputError(
-                f"{place}: field 'reward' has the keys {rows.listed(reward)}; choose one with reward_key"
-            )
     versions = rows.items(sample, "weight_versions", place, lambda _: True, "a list")
     mask = rows.mask(sample, ("loss_mask",), place)
-    if mask is not None and len(mask) != response_tokens:
-        raise InputError(
-            f"{place}: loss_mask has {len(mask)} values, response_length is {response_tokens}; they must agree"
-        )
+    keyed = isinstance(rows.field(sample, "reward", place), dict)
+    reward, key = (sample["reward"], reward_key or "") if keyed else (sample, "reward")
+    refuse(
+        (
+            prompt_tokens < 1,
+            f"{place}: response_length is {response_tokens} of {len(tokens)} tokens; the rest must be a prompt",
+        ),
+        (
+            keyed and reward_key is None,
+            f"{place}: field 'reward' has the keys {rows.listed(map(str, reward))}; choose one with reward_key",
+        ),
+        (
+            mask is not None and len(mask) != response_tokens,
+            f"{place}: loss_mask has {len(mask or ())} values, response_length is {response_tokens}; they must agree",
+        ),
+    )
     parts = turns.mask_parts(mask or [1] * response_tokens)
     kept = np.repeat([generated for generated, _ in parts], [length for _, length in parts])
     split = turns.turns_of(parts)

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
-from simrl.errors import InputError, first_line, meant
+from simrl.errors import InputError, first_line, meant, refuse
 from simrl.trace.importers import rows, turns
 from simrl.trace.importers.tokens import TokenCounter, token_counter
 from simrl.trace.trace import OPTIONAL, REQUIRED, Trace
@@ -183,10 +183,11 @@ def _with_paths(
 ) -> Iterator[PlacedRow]:
     """Yield the rows of files, with the fields of `columns` that are inside others; if `named`, also
     with the step in the name of a file where no field has it."""
-    for place, row, file in ((*read, file) for file in files for read in rows.read_jsonl(file)):
+    placed = ((*read, file) for file in files for read in rows.read_jsonl(file))
+    for place, row, of in placed:
         paths = [name for name in columns.values() if "." in name and name not in row]
         inner = {path: value for path in paths for value in _inside(row, path)}
-        at = {"step": step_of({}, file)} if named and step_of(row, Path()) is None else {}
+        at = {"step": step_of({}, of)} if named and step_of(row, Path()) is None else {}
         yield place, {**{k: v for k, v in at.items() if v is not None}, **inner, **row}
 
 
@@ -299,27 +300,29 @@ def _mapped(
     of use and not `given`."""
     has = f"it has {rows.listed(header)}"
     for ours, theirs in columns.items():
-        if ours not in NAMES:
-            if theirs in NAMES:
-                raise InputError(
-                    f"{path}: {ours}={theirs} is the wrong way round; write --column {theirs}={ours}"
-                )
-            raise InputError(
-                f"{path}: {ours!r} is not a column of a trace{meant(ours, NAMES)}; map one of {', '.join(NAMES)}"
-            )
+        refuse(
+            (
+                ours not in NAMES and theirs in NAMES,
+                f"{path}: {ours}={theirs} is the wrong way round; write --column {theirs}={ours}",
+            ),
+            (
+                ours not in NAMES,
+                f"{path}: {ours!r} is not a column of a trace{meant(ours, NAMES)}; map one of {', '.join(NAMES)}",
+            ),
+        )
         if theirs not in header:
             raise InputError(
                 f"{path}: no column {theirs!r} for {ours}{meant(theirs, header)}: {has}; name one of these"
             )
     lengths = ("response_tokens", "response_ids")
-    if "response" in columns and (both := set(lengths) & set(columns)):
-        raise InputError(
-            f"{path}: response and {both.pop()} are both mapped; choose text to count or lengths"
-        )
-    if "prompt_id" in columns and "prompt_id" in given:
-        raise InputError(
-            f"{path}: prompt_id is mapped, yet ungrouped makes each row its own prompt; choose one"
-        )
+    both = next((name for name in lengths if name in columns and "response" in columns), None)
+    refuse(
+        (both, f"{path}: response and {both} are both mapped; choose text to count or lengths"),
+        (
+            "prompt_id" in columns and "prompt_id" in given,
+            f"{path}: prompt_id is mapped, yet ungrouped makes each row its own prompt; choose one",
+        ),
+    )
     mapped = dict(columns) | {
         name: name for name in NAMES if name in header and name not in {*columns, *given}
     }
@@ -357,7 +360,7 @@ def _in_turns(columns: Columns) -> bool:
 def table_rows(
     placed: Iterable[PlacedRow],
     columns: Columns,
-    counter: TokenCounter | None,
+    counter: TokenCounter,
     given: Mapping[str, Iterator[int]] | None = None,
     agents: list[bool] | None = None,
 ) -> Iterator[rows.Row]:
@@ -377,38 +380,30 @@ def table_rows(
             }
             for place, row in batch
         ]
-        if counter is not None:
-            if "prompt" in columns and "prompt_tokens" not in columns:
-                texts = [
-                    text
-                    for text in dict.fromkeys(values["prompt"] for values in every)
-                    if text not in prompt_tokens
-                ]
-                prompt_tokens.update(
-                    zip(texts, (c.tokens for c in counter.count(texts)), strict=True)
-                )
-                for values in every:
-                    values["prompt_tokens"] = prompt_tokens[values["prompt"]]
-            if "response" in columns:
-                _count_responses(
-                    every, _in_turns(columns), counter, [] if agents is None else agents
-                )
+        if "prompt" in columns and "prompt_tokens" not in columns:
+            texts = [
+                text
+                for text in dict.fromkeys(values["prompt"] for values in every)
+                if text not in prompt_tokens
+            ]
+            prompt_tokens.update(zip(texts, (c.tokens for c in counter.count(texts)), strict=True))
+            for values in every:
+                values["prompt_tokens"] = prompt_tokens[values["prompt"]]
+        if "response" in columns:
+            _count_responses(every, _in_turns(columns), counter, [] if agents is None else agents)
         for (place, _), values in zip(batch, every, strict=True):
             values |= {ours: next(numbers) for ours, numbers in (given or {}).items()}
             values["prompt"] = values.pop("prompt_id", values.get("prompt"))
             ids: Any = values.get("response_ids")
-            lengths = values.get("turn_tokens")
+            lengths: Any = values.get("turn_tokens")
             for name in rows.TURNS[1:] if lengths else ():  # what follows the last turn is left out
                 if len(values.get(name) or ()) == len(lengths):
                     values[name] = values[name][:-1]
             if "response_tokens" not in values:
-                if ids is None and lengths is None:
-                    raise InputError(f"{place}: neither lengths nor token ids of the response")
-                values["response_tokens"] = int(sum(lengths)) if ids is None else len(ids)
-            if ids is not None and len(ids) != values["response_tokens"]:
-                raise InputError(
-                    f"{place}: {len(ids)} response_ids for {values['response_tokens']} response_tokens; they must agree"
-                )
+                values["response_tokens"] = int(sum(lengths or ())) if ids is None else len(ids)
+            n = values["response_tokens"] if ids is None else len(ids)
+            differ = f"{place}: {n} response_ids for {values['response_tokens']} response_tokens; they must agree"
+            refuse((n != values["response_tokens"], differ))
             yield rows.Row(place, **values)
 
 

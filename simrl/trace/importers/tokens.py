@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simrl.errors import InputError, first_line
+from simrl.errors import InputError, first_line, refuse
 
 FEWEST_CHARS, MOST_CHARS = 0.1, 1000.0  # a token; a rare character takes several tokens of bytes
 CHARS_PER_TOKEN = 4.0  # of English text and code, about; assumed where the user states nothing
@@ -72,17 +72,20 @@ def token_counter(
     Raises `InputError` if both are given, the `tokenizers` package is missing or the
     file is no tokenizer.
     """
-    if tokenizer is not None and chars_per_token is not None:
-        raise InputError(
-            "a tokenizer and chars_per_token are both given; choose one way to count tokens"
-        )
+    refuse(
+        (
+            tokenizer is not None and chars_per_token is not None,
+            "a tokenizer and chars_per_token are both given; choose one way to count tokens",
+        ),
+        (  # NaN is refused, too
+            chars_per_token is not None and not FEWEST_CHARS <= chars_per_token <= MOST_CHARS,
+            f"chars_per_token is {chars_per_token}; it must be a number from {FEWEST_CHARS:g} to {MOST_CHARS:g}, such as 3.2",
+        ),
+    )
     if tokenizer is not None:
         return _from_file(Path(tokenizer))
     if chars_per_token is None:
         return TokenCounter(ASSUMED, CHARS_PER_TOKEN)
-    if not FEWEST_CHARS <= chars_per_token <= MOST_CHARS:  # NaN is refused, too
-        most = f"a number from {FEWEST_CHARS:g} to {MOST_CHARS:g}, such as 3.2"
-        raise InputError(f"chars_per_token is {chars_per_token:g}; it must be {most}")
     return TokenCounter(f"estimated: {chars_per_token:g} characters a token", chars_per_token)
 
 

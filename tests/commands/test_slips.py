@@ -248,7 +248,7 @@ TRACE = "--model qwen3-8b --gpu h100 --gpus 64 --system verl_colocated,areal"
         # imports
         (["trace", "import", "verl", "run.log", "-o", "o.parquet"], "a metrics log (verl), not a dump of samples"),
         (["trace", "import", "verl", "run.log", "--metrics", "-o", "o.parquet"], "add it, such as --group 16"),
-        (["trace", "import", "verl", "my.csv", "-o", "o.parquet"], "(English: --chars-per-token 4)"),
+        (["trace", "import", "verl", "my.csv", "-o", "o.parquet"], "it looks like csv: run `simrl trace import csv my.csv`"),
         (["trace", "import", "csv", "my.csv"], "name the file to write, such as -o my_run.parquet"),
         (["trace", "synth", "-o", "t.parquet", "steps=10"], "key prompts_per_step is missing; write steps=10 "),
         # key=value

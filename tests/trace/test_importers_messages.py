@@ -263,6 +263,23 @@ def test_a_file_of_another_reader_is_answered_with_the_right_command(simrl, tmp_
         assert f"run `simrl trace import {right} {file}`" in " ".join(done.err.split())
 
 
+def test_a_file_that_nobody_knows_is_answered_with_the_nearest_format_and_what_it_lacks(
+    simrl, tmp_path
+):
+    file = written(tmp_path / "a.jsonl", {"input": "p", "answer": "x", "step": 1})
+    refused = simrl("trace", "import", "trl", str(file), "-o", str(tmp_path / "t.parquet"))
+    assert (
+        f"the nearest format is that of `simrl trace import verl {file}`, which has output, too"
+        in (" ".join(refused.err.split()))
+    )
+    file = written(tmp_path / "b.jsonl", {"x": 1})
+    refused = simrl("trace", "import", "messages", str(file), "-o", str(tmp_path / "t.parquet"))
+    assert "no message of an assistant, in an object with x; its messages are the list" in (
+        " ".join(refused.err.split())
+    )
+    assert "nearest" not in refused.err
+
+
 def test_the_practice_conversations_are_read(shared_data):
     folder = shared_data / "practice" / "20-formats"
     if not folder.is_dir():

@@ -299,24 +299,31 @@ def _table_rows(file: Path) -> Iterator[PlacedRow]:
 
 
 def nearest(path: Path, name: str, refusal: InputError) -> str:
-    """Return the message about a file that the reader `name` refused: with the source by whose
-    signs its first record is known, or that it is a metrics log."""
+    """Return the message about a file that the reader `name` refused: with the source that knows
+    the fields of its first record, or most of them, or that it is a metrics log."""
     patterns = ("**/*.pt", "**/*.traj", "**/*.jsonl", "**/*.json", "**/*.parquet")
     below = [path] if path.is_file() else (next(path.glob(pattern), None) for pattern in patterns)
     file = next(filter(None, below), path)
-    fields = {"rollout_id", "samples"} if file.suffix == ".pt" else set()
+    fields = {"rollout_id", "samples"} if file.suffix == ".pt" else {file.suffix[1:]}
     with suppress(InputError):
         _, record = next(rows.read_records(file), ("", None))
         record = record[0] if isinstance(record, list) and record else record
         fields |= {*record} if isinstance(record, dict) else set()
-    for other, source in known_sources().items():
-        if any({*signs.split()} <= fields for signs in source.signs):
-            run = f"; it looks like {source.title}: run `simrl trace import {other} {path}`"
-            return f"{refusal}{run if other != name else ''}"
-    metrics = recognised(path) if path.is_file() else None
-    return (
-        f"{path}: a metrics log ({metrics}), not a dump of samples; add --metrics --group N (N responses a prompt, "
-        "rollout.n), which draws lengths from it"
-        if metrics
-        else str(refusal)
-    )
+    known = [
+        (len(fields & {*signs.split()}) / len(signs.split()), other == name, other, signs)
+        for other, source in known_sources().items()
+        for signs in source.signs
+    ]
+    share, is_own, other, signs = max(known, key=lambda source: source[:2])
+    run = f"`simrl trace import {other} {path}`"
+    metrics = recognised(path) if share < 1 and path.is_file() else None
+    if metrics:
+        return (
+            f"{path}: a metrics log ({metrics}), not a dump of samples; add --metrics --group N (N responses a prompt, "
+            "rollout.n), which draws lengths from it"
+        )
+    if is_own or share < 0.5:
+        return str(refusal)
+    lacks = rows.listed(sorted({*signs.split()} - fields))
+    looks = f"it looks like {known_sources()[other].title or other}: run {run}"
+    return f"{refusal}; {looks if share == 1 else f'the nearest format is that of {run}, which has {lacks}, too'}"

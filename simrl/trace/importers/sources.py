@@ -78,7 +78,7 @@ class Source(BaseModel, frozen=True, extra="forbid"):
 
     def _of_table(self) -> str:
         """Return the words on a key that a table of the user's own columns has no use for."""
-        unused = self.model_fields_set - {"about", "example", "options"}
+        unused = self.model_fields_set - {"about", "example", "options", "signs"}
         return (
             f"{min(unused)}: the user names the columns (option column); leave it out"
             if unused

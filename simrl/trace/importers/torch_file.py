@@ -60,9 +60,9 @@ def _value(raw: bytes, archive: ZipFile, root: str, path: Path) -> Any:
             case "BINUNICODE" | "SHORT_BINUNICODE" | "BINBYTES" | "SHORT_BINBYTES":
                 stack.append(argument)
             case "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
-                memo[len(memo) if argument is None else int(argument)] = stack[-1]
+                memo[int(len(memo) if argument is None else argument)] = stack[-1]
             case "BINGET" | "LONG_BINGET":
-                stack.append(memo[int(argument)])
+                stack.append(memo[int(argument or 0)])
             case "MARK":
                 marks.append(len(stack))
             case "NONE" | "NEWTRUE" | "NEWFALSE" as name:

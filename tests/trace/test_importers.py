@@ -1262,6 +1262,16 @@ def test_lists_of_lengths_under_usual_names_are_turns_and_their_sum_the_response
     refused(lambda: import_jsonl(file), "one value less than turn_tokens")
 
 
+def test_what_the_user_states_goes_before_a_usual_name(tmp_path):
+    row = {"question": "a", "rollout_id": 4, "prompt_len": 5, "out_len": 6, "length": 7}
+    file = write_jsonl(tmp_path / "t.jsonl", row, row)
+    trace = import_jsonl(file)
+    assert trace.column("step").tolist() == [4, 4] and trace.column("prompt_id").tolist() == [0, 0]
+    trace = import_jsonl(file, {"response_tokens": "length"}, step=0, ungrouped=True)
+    assert trace.column("step").tolist() == [0, 0] and trace.column("prompt_id").tolist() == [0, 1]
+    assert trace.column("response_tokens").tolist() == [7, 7]
+
+
 def test_a_field_inside_others_is_named_by_its_way(tmp_path):
     row = {"messages": [{"content": "abcd"}, {"content": "ef"}], "usage": {"out": 3}, "a.b": 1.0}
     columns = {"prompt": "messages.0.content", "response_tokens": "usage.out", "reward": "a.b"}

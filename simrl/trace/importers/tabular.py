@@ -13,7 +13,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import partial
 from itertools import count, repeat
@@ -58,7 +58,7 @@ REMEDIES = {  # of a table without any column of these names
 # Columns of a table that are taken for ours where it has none of our names; a message says which
 # were.
 ALIASES = {
-    "step": ("iteration", "global_step", "training_step", "rollout_id", "update"),
+    "step": ("iteration", "global_step", "training_step", "train_step", "rollout_id", "update"),
     "prompt_id": ("question", "question_id", "prompt", "group_id", "uid", "problem_id"),
     "prompt_tokens": ("in_len", "prompt_length", "prompt_len", "input_tokens", "num_prompt_tokens"),
     "response_tokens": (
@@ -228,12 +228,13 @@ def _trace(
     """Return the trace of a table with a row like `first`; `read` yields its rows, given the
     columns to read by our names. A counter that is None estimates, which the notes say."""
     header, counter = list(first), counter or token_counter()
-    usual = _usual(first, columns)
-    columns, notes = {**usual, **columns}, []
-    if usual:
-        read_with = ", ".join(f"{ours}={theirs}" for ours, theirs in usual.items())
-        LOG.info(f"{path}: read with {read_with}; --column OURS=THEIRS reads other columns")
-        notes.append(f"Read with {read_with}.")
+    stated = {"prompt_id": options.get("ungrouped") or None, "step": options.get("step")}
+    usual = _usual(
+        first, {*columns, *(ours for ours, value in stated.items() if value is not None)}
+    )
+    columns = {**usual, **columns}
+    read_with = ", ".join(f"{ours}={theirs}" for ours, theirs in usual.items())
+    notes = [f"Read with {read_with}."] if usual else []
     given: dict[str, Iterator[int]] = {"prompt_id": count()} if options.get("ungrouped") else {}
     for ours, value in (("step", options.get("step")), ("epoch", options.get("epoch"))):
         if value is not None and (ours in columns or ours in header):
@@ -264,6 +265,8 @@ def _trace(
         LOG.warning(
             f"{path}: all of {mapped.get('response_tokens')!r} are 0 or 1 tokens; {A_LENGTH}"
         )
+    if usual:
+        LOG.info(f"{path}: read with {read_with}; --column OURS=THEIRS reads other columns")
     if _in_turns(mapped):
         notes.append(turns.note([row.turn_observation_tokens for row in samples], sum(agents)))
     return rows.trace_from_rows(
@@ -278,9 +281,9 @@ def _trace(
     )
 
 
-def _usual(first: Mapping[str, Any], named: Mapping[str, str]) -> dict[str, str]:
-    """Return the columns of usual names that stand for ours, where a table has none of our names.
-    Lists are of turns, single values of a response."""
+def _usual(first: Mapping[str, Any], named: Set[str]) -> dict[str, str]:
+    """Return the columns of usual names that stand for ours, where a table has none of our names
+    and none is `named`. Lists are of turns, single values of a response."""
     columns: dict[str, str] = {}
     for ours, theirs in ALIASES.items():
         fits = [n for n in theirs if isinstance(first.get(n), list) == (ours in rows.TURNS)]

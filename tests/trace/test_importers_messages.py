@@ -234,15 +234,21 @@ def test_a_record_that_is_no_conversation_is_dropped_and_counted(tmp_path):
     file = written(tmp_path / "a.jsonl", alone, {"messages": TALK}, alone, {"messages": [5]})
     file.write_text(file.read_text() + '{"messages": [{"ro')
     notes = import_messages(file).metadata.notes
-    assert "2 records were left out: no message of an assistant, in an object" in notes
-    assert "1 records were left out: a message is 5; it needs a role and its content" in notes
-    assert "line 5: broken JSON" in notes
+    first = "(the first: no message of an assistant, in an object with messages; its messages are"
+    assert f"4 records were left out {first}" in notes and str(tmp_path) not in notes
     answered = {"messages": [said("assistant", "a")]}
-    assert "1 records were left out: nothing before the first message of an assistant" in (
+    assert "1 records were left out (the first: nothing before the first message of an" in (
         import_messages(written(tmp_path / "b.jsonl", answered, {"messages": TALK})).metadata.notes
     )
-    with pytest.raises(InputError, match=r"a.jsonl: no rows \(2 records were left out: no message"):
+    with pytest.raises(InputError, match=r"a.jsonl: no rows: 2 records were left out \(the first"):
         import_messages(written(file, alone, alone))
+    with pytest.raises(InputError, match=r"10,000 records were left out .* Name the right file"):
+        import_messages(written(tmp_path / "c.json", *([{}] * 20_000)))
+    file.write_text('{"role": "user"\n' * 3)
+    with pytest.raises(
+        InputError, match=r"3 records were left out \(the first: a.jsonl: line 1: br"
+    ):
+        import_messages(file)
     deep = '{"messages": [{"role": "assistant", "content": ' + "[" * 900 + "]" * 900 + "}]}\n"
     file.write_text(deep)
     with pytest.raises(InputError, match="records were left out"):

@@ -54,7 +54,7 @@ def read(
         try:
             columns = conversation(record, noted, file)
         except (InputError, RecursionError) as error:
-            noted[f"records were left out: {error}."] += 1
+            rows.drop(noted, error, file)
             continue
         at = tabular.step_of(record, Path(origin if more else file))
         noted[NO_STEP] += at is step is None

@@ -39,6 +39,8 @@ T = TypeVar("T")
 INT32_MAX = 2**31 - 1
 MOST_VALUES = 10_000_000  # of a JSON object, by its brackets and commas: each takes some 70 bytes
 FLOAT32_MAX = 3.4028234e38
+DROPPED = "records were left out"
+MOST_DROPPED = 10_000  # of all files: with more, the reader is the wrong one
 TURNS = (
     "turn_tokens",
     "turn_environment_s",
@@ -103,7 +105,7 @@ def trace_from_rows(
     kept = [row for row in every if row.response_tokens > 0]
     if not kept:
         reason = f"all {len(every)} responses are empty" if every else "no rows"
-        reason += next((f" ({note})" for note in notes if "records were left out" in note), "")
+        reason += next((f": {note.rstrip('.')}" for note in notes if DROPPED in note), "")
         raise InputError(
             f"{source}: {reason}; a trace needs at least one response of a token or more"
         )
@@ -224,18 +226,27 @@ def read_records(path: Path, left_out: Counter[str] | None = None) -> Iterator[t
     if (first := next(lines, None)) is None:
         raise InputError(f"{path}: the file is empty; one JSON object a line is expected")
     whole = first[1].lstrip(b"\xef\xbb\xbf \t").startswith(b"[") or len(first[1].strip()) < 3
-    placed = chain([first], lines)
-    for place, line in [(str(path), b"".join(line for _, line in placed))] if whole else placed:
+    for place, line in [(str(path), path.read_bytes())] if whole else chain([first], lines):
         try:
             value = json_value(line, place)
         except InputError as error:
             if left_out is None or whole:
                 raise
-            left_out[f"records were left out: {str(error).replace(str(path), path.name)}"] += 1
+            drop(left_out, error, path)
             continue
         is_array = whole and isinstance(value, list)
         items = ((f"{path}: item {i}", item) for i, item in enumerate(value if is_array else ()))
         yield from items if is_array else [(place, value)]
+
+
+def drop(left_out: Counter[str], error: Exception, path: Path) -> None:
+    """Count a record of a file that is left out, with the reason of the first. Raises `InputError`
+    if there are too many."""
+    reason = f"{DROPPED} (the first: {str(error).replace(str(path), path.name)})."
+    first = next((known for known in left_out if known.startswith(DROPPED)), reason)
+    left_out[first] += 1
+    if left_out[first] > MOST_DROPPED:
+        raise InputError(f"{path}: {MOST_DROPPED:,} {first} Name the right file, or its reader")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -60,8 +60,12 @@ CONTEXT = {
     "search": (r"<information>", r"</information>", "<information>"),
     "code": (r"<interpreter>", r"</interpreter>", "<interpreter>"),
     "results": (r"<function_results>", r"</function_results>", "<function_results>"),
-    "roles": (r"\n?\b(?:user|tool)\n", r"\nassistant\n", "\n"),
-    "llama_roles": (r"(?:ipython|(?<=[^\w\s])(?:user|tool))\n\n", r"assistant\n\n", "\n\n"),
+    "roles": (r"\n?\b(?:user|tool)\n", r"\nassistant\n", "\nassistant\n"),
+    "llama_roles": (
+        r"(?:ipython|(?<=[^\w\s])(?:user|tool))\n\n",
+        r"assistant\n\n",
+        "assistant\n\n",
+    ),
     "harmony_roles": (
         r"(?:functions\.\w{1,99}|python|browser\.\w{1,99}) ?to=assistant(?:commentary|analysis)",
         r"assistant(?=analysis|commentary|final| ?to=)",

@@ -92,6 +92,13 @@ def test_what_stands_between_turns_is_observed_and_what_follows_the_last_is_left
             (3, [1, 1], [2]),
         ),
         (TALK[:3], (5, None, None)),
+        ({"messages": TALK[:2], "response": "answer"}, (5, None, None)),
+        ({"messages": json.dumps(TALK)}, (5, [16, 4], [5])),  # text in the column of a table
+        (  # a list of steps with the system's prompt apart
+            {"trajectory": [{"role": "system", "system_prompt": "ab", "text": None},
+                            {"role": "user", "text": "c"}, {"role": "ai", "text": "de"}]},
+            (3, None, None),
+        ),
         (  # items of OpenAI's Responses
             {"messages": [said("user", "q"), {"type": "reasoning", "summary": [{"text": "hm"}]},
                           {"type": "function_call", "name": "f", "arguments": "{}"},
@@ -104,7 +111,7 @@ def test_what_stands_between_turns_is_observed_and_what_follows_the_last_is_left
             (1, [1, 1], [0]),
         ),
     ],
-    ids=["sharegpt", "anthropic", "verifiers", "list", "responses", "empty"],
+    ids=["sharegpt", "anthropic", "verifiers", "list", "response", "text", "nebius", "responses", "empty"],
 )  # fmt: skip
 def test_a_conversation_has_a_form_of_many(tmp_path, record, right):
     assert turns(import_messages(written(tmp_path / "a.jsonl", record))) == [right]

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -59,11 +59,13 @@ def import_dump(
     counter = counter or token_counter()
     is_table = files[0].name.endswith(TABLE)
     notes = [VALIDATION, *source.notes] if is_table else [*source.notes]
-    read = getattr(form, "read", None)
     records: Iterator[Record] = (
         messages.read(files, step, left_out)
         if form is messages
-        else _by_step(source, read(files) if read else _records(source, files, reward_column))
+        else _by_step(
+            source,
+            form.read(files) if hasattr(form, "read") else _records(source, files, reward_column),
+        )
     )
     agents: list[bool] = []
     if hasattr(form, "row"):
@@ -151,10 +153,8 @@ def _records(
         placed = _table_rows(file) if file.name.endswith(TABLE) else rows.read_jsonl(file)
         placed = _summed(source, file, placed, reward_column)
         for index, (place, row) in enumerate(placed):
-            if source.step and index >= MOST_ROWS:
-                raise InputError(
-                    f"{place}: a logged step has at most {MOST_ROWS:,} rows; keep its own"
-                )
+            most = f"{place}: a logged step has at most {MOST_ROWS:,} rows; keep its own"
+            refuse((source.step and index >= MOST_ROWS, most))
             match [row.get(prompt), row.get(response)]:
                 case [[dict(), *_], str() | list()] | [str(), [dict(), *_]] as asked_and_answered:
                     fields = zip(("prompt", "completion"), asked_and_answered, strict=True)
@@ -166,24 +166,20 @@ def _records(
 def _summed(
     source: Source, file: Path, placed: Iterator[PlacedRow], wanted: Sequence[str] | None
 ) -> Iterator[PlacedRow]:
-    """Yield rows of JSON, where a source has several rewards with their sum. The first row tells
-    their names."""
-    if source.rewards is None or (first := next(placed, None)) is None:
-        return placed
+    """Yield rows, where a source has several rewards with their sum as `reward`: none where all of
+    them are absent. The first row tells their names."""
     kinds = (int, float) if wanted is None else (int, float, type(None))
-    numbers = [name for name, value in first[1].items() if type(value) in kinds]
-    rewards = _reward_columns(source, file, numbers, wanted)
-    return _with_sum(chain([first], placed), rewards)
-
-
-def _with_sum(placed: Iterable[PlacedRow], rewards: Sequence[str]) -> Iterator[PlacedRow]:
-    """Yield rows with the sum of their rewards as `reward`; none where all of them are absent."""
+    rewards: list[str] | None = None
     for place, row in placed:
+        if rewards is None and source.rewards is not None:
+            numbers = [name for name, value in row.items() if type(value) in kinds]
+            rewards = _reward_columns(source, file, numbers, wanted)
         # TRL writes NaN where a reward function returned None, which its own sum leaves out.
-        values = [(name, rows.field(row, name, place)) for name in rewards]
+        values = [(name, rows.field(row, name, place)) for name in rewards or ()]
         present = [name for name, value in values if value is not None and value == value]
-        numbers = [rows.number(row, name, place) or 0.0 for name in present]
-        yield place, {**row, "reward": sum(numbers) if numbers else None}
+        total = sum(rows.number(row, name, place) or 0.0 for name in present)
+        reward = {} if rewards is None else {"reward": total if present else None}
+        yield place, {**row, **reward}
 
 
 def _without_repeats(
@@ -301,29 +297,25 @@ def _table_rows(file: Path) -> Iterator[PlacedRow]:
 def nearest(path: Path, name: str, refusal: InputError) -> str:
     """Return the message about a file that the reader `name` refused: with the source that knows
     the fields of its first record, or most of them, or that it is a metrics log."""
-    patterns = ("**/*.pt", "**/*.traj", "**/*.jsonl", "**/*.json", "**/*.parquet")
-    below = [path] if path.is_file() else (next(path.glob(pattern), None) for pattern in patterns)
-    file = next(filter(None, below), path)
+    endings = ("pt", "traj", "jsonl", "json", "parquet")
+    below = (file for ending in endings for file in path.glob(f"**/*.{ending}"))
+    file = path if path.is_file() else next(below, path)
     fields = {"rollout_id", "samples"} if file.suffix == ".pt" else {file.suffix[1:]}
     with suppress(InputError):
-        _, record = next(rows.read_records(file), ("", None))
-        record = record[0] if isinstance(record, list) and record else record
-        fields |= {*record} if isinstance(record, dict) else set()
-    known = [
-        (len(fields & {*signs.split()}) / len(signs.split()), other == name, other, signs)
-        for other, source in known_sources().items()
-        for signs in source.signs
-    ]
-    share, is_own, other, signs = max(known, key=lambda source: source[:2])
-    run = f"`simrl trace import {other} {path}`"
-    metrics = recognised(path) if share < 1 and path.is_file() else None
-    if metrics:
+        match next(rows.read_records(file), None):
+            case (_, dict() as record) | (_, [dict() as record, *_]):
+                fields |= {*record}
+    share, is_own, other, lacks = max(
+        (len(fields & signs) / len(signs), source_name == name, source_name, signs - fields)
+        for source_name, source in known_sources().items()
+        for signs in ({*text.split()} for text in source.signs)
+    )
+    if share < 1 and path.is_file() and (metrics := recognised(path)):
         return (
             f"{path}: a metrics log ({metrics}), not a dump of samples; add --metrics --group N (N responses a prompt, "
             "rollout.n), which draws lengths from it"
         )
-    if is_own or share < 0.5:
-        return str(refusal)
-    lacks = rows.listed(sorted({*signs.split()} - fields))
+    run = f"`simrl trace import {other} {path}`"
+    partly = f"the nearest format is that of {run}, which has {rows.listed(sorted(lacks))}, too"
     looks = f"it looks like {known_sources()[other].title or other}: run {run}"
-    return f"{refusal}; {looks if share == 1 else f'the nearest format is that of {run}, which has {lacks}, too'}"
+    return f"{refusal}" if is_own or share < 0.5 else f"{refusal}; {partly if lacks else looks}"

@@ -77,8 +77,7 @@ def conversation(
 ) -> dict[str, Any]:
     """Return the columns of a conversation. Raises `InputError` if it has no answer."""
     asked, rest = _items(record)
-    messages = [message for message in map(_message, rest) if message]
-    messages = [message for message in messages if message.text or not message.generated]
+    messages = [m for m in map(_message, rest) if m and (m.text or not m.generated)]
     before = [*takewhile(lambda message: not message.generated, messages)]
     runs = [list(run) for _, run in groupby(messages[len(before) :], lambda message: message[0])]
     prompt = "".join(message.text for message in (*filter(None, map(_message, asked)), *before))
@@ -106,10 +105,9 @@ def _pause_s(call: Message, output: Sequence[Message], noted: Counter[str]) -> f
     took = [message.took_s for message in output if message.took_s is not None]
     stamps = [message.at_s for message in (call, output[-1]) if message.at_s is not None]
     between_s = stamps[-1] - stamps[0] if len(stamps) == 2 else math.inf
-    if not took and not 0 <= between_s <= LONGEST_PAUSE_S:
-        return None
-    noted[DURATIONS if took else STAMPS] += 1
-    return sum(took) if took else between_s
+    seconds = sum(took) if took else between_s
+    noted[DURATIONS if took else STAMPS] += (recorded := 0 <= seconds <= LONGEST_PAUSE_S)
+    return seconds if recorded else None
 
 
 def _items(record: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
@@ -117,20 +115,22 @@ def _items(record: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
     roles tell apart."""
     tools = json.dumps(record["tools"]) if record.get("tools") else None
     asked = [*_listed(tools, "system"), *_listed(record.get("system"), "system")]
-    answer = _named(record, NAMES["answers"])
+    answer = _first(a for a in map(record.get, NAMES["answers"]) if isinstance(a, str | list))
     match record:
-        case {"prompt": prompt} if isinstance(answer, str | list):
+        case {"prompt": prompt} if answer is not None:
             return [*asked, *_listed(prompt, "user")], _listed(answer, "assistant")
         case {"trajectory": [{"action": _, "observation": _}, *_] as steps}:  # SWE-agent
             history = filter(_dict, _listed(record.get("history") or steps[0].get("query"), "user"))
             before = takewhile(lambda m: m.get("is_demo") or m.get("role") != "assistant", history)
             asked += [{**message, "role": "user"} for message in before]
             return asked, [*chain.from_iterable(map(_of_swe_agent, filter(_dict, steps)))]
-    held = _first(value for value in map(record.get, NAMES["lists"]) if value) or []
-    if isinstance(held, str):  # in a column of a table
-        held = rows.json_value(held.encode(errors="replace"), "messages")
-    pairs = (item if isinstance(item, list) else [item] for item in _listed(held, "user"))
-    return asked, [*chain.from_iterable(pairs)]  # OpenHands had pairs of events
+    held = _first(value for value in map(record.get, NAMES["lists"]) if value)
+    text = held.encode(errors="replace") if isinstance(held, str) else b""  # in a table's column
+    listed = rows.json_value(text, "messages") if text else held
+    pairs = (item if isinstance(item, list) else [item] for item in _listed(listed, "user"))
+    items = [*chain.from_iterable(pairs)]  # OpenHands had pairs of events
+    answered = items and _named(_dict(items[-1]), NAMES["roles"]) in NAMES["assistants"]
+    return asked, [*items, *([] if answered else _listed(answer, "assistant"))]
 
 
 def _of_swe_agent(step: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -131,7 +131,7 @@ def trace_from_rows(
         notes.append(
             f"The source does not state the run's cap: the largest response, {cap} tokens, stands for it."
         )
-    if tokenizer == ASSUMED:
+    if any(ASSUMED in text for text in (tokenizer, *notes)):
         notes.append(HOW_TO_COUNT)
     metadata = TraceMetadata(
         name=labels.get("name") or default_name,

@@ -93,7 +93,10 @@ class Source(BaseModel, frozen=True, extra="forbid"):
                 (not self.files and not self.form, "files is missing; give patterns, or a form"),
                 (self.files and not self.nothing, "nothing is missing; give the remedy"),
                 (self.form and not FILE.with_name(f"{self.form}.py").is_file(), self._no_form),
-                (self._needs_column, f"options: {', '.join(OF_TABLES)} need column"),
+                (
+                    not set(self.options).isdisjoint(OF_TABLES) and self.form != "messages",
+                    f"options: {', '.join(OF_TABLES)} need column",
+                ),
             )
             or next(filter(None, map(_pattern_fault, self.files)), "")
             or (self.step and _step_fault(self.step))
@@ -101,10 +104,6 @@ class Source(BaseModel, frozen=True, extra="forbid"):
             or self._of_lengths()
             or self._of_rewards()
         )
-
-    @property
-    def _needs_column(self) -> bool:
-        return not set(self.options).isdisjoint(OF_TABLES) and self.form != "messages"
 
     @property
     def _no_form(self) -> str:

@@ -185,7 +185,7 @@ def _with_paths(
     with the step in the name of a file where no field has it."""
     placed = ((*read, file) for file in files for read in rows.read_jsonl(file))
     for place, row, of in placed:
-        paths = [name for name in columns.values() if "." in name and name not in row]
+        paths = (name for name in columns.values() if "." in name and name not in row)
         inner = {path: value for path in paths for value in _inside(row, path)}
         at = {"step": step_of({}, of)} if named and step_of(row, Path()) is None else {}
         yield place, {**{k: v for k, v in at.items() if v is not None}, **inner, **row}
@@ -233,8 +233,6 @@ def _trace(
         first, {*columns, *(ours for ours, value in stated.items() if value is not None)}
     )
     columns = {**usual, **columns}
-    read_with = ", ".join(f"{ours}={theirs}" for ours, theirs in usual.items())
-    notes = [f"Read with {read_with}."] if usual else []
     given: dict[str, Iterator[int]] = {"prompt_id": count()} if options.get("ungrouped") else {}
     for ours, value in (("step", options.get("step")), ("epoch", options.get("epoch"))):
         if value is not None and (ours in columns or ours in header):
@@ -242,23 +240,26 @@ def _trace(
                 f"{path}: has the column {columns.get(ours, ours)!r}, and {ours} {value} is given for all rows; choose one"
             )
         given |= {} if value is None else {ours: repeat(value)}
-    if "step" not in {*given, *columns, *header}:
-        given["step"] = repeat(0)
-        notes.append(NO_STEP)
+    without_step = "step" not in {*given, *columns, *header}
+    given |= {"step": repeat(0)} if without_step else {}
     mapped = _mapped(path, header, columns, [*given])
-    if "step" in given and re.search("timestamp|arriv", " ".join(header).lower()):
-        notes.append(SERVING)
-    if "prompt_id" in given:
-        notes.append("Each row is taken for a prompt of its own, in a group of one.")
+    read_with = ", ".join(f"{ours}={theirs}" for ours, theirs in usual.items())
+    of_requests = "step" in given and re.search("timestamp|arriv", " ".join(header).lower())
+    counts_prompts = not {"response", "prompt_tokens"} & {*mapped}
+    lengths = [n for n in ("response_tokens", "response_ids", "turn_tokens") if n in mapped]
     tokenizer = options.get("tokenizer")
     if "response" in mapped:
         tokenizer = counter.tokenizer
-    elif "prompt_tokens" not in mapped:
-        notes.append(f"Prompt lengths were counted: {counter.tokenizer}.")
-    if tokenizer is None:
-        lengths = ("response_tokens", "response_ids", "turn_tokens")
-        column = next(mapped[name] for name in lengths if name in mapped)
-        tokenizer = f"the source's own (lengths are from column {column!r})"
+    elif tokenizer is None:
+        tokenizer = f"the source's own (lengths are from column {mapped[lengths[0]]!r})"
+    conditional = (
+        (usual, f"Read with {read_with}."),
+        (without_step, NO_STEP),
+        (of_requests, SERVING),
+        ("prompt_id" in given, "Each row is taken for a prompt of its own, in a group of one."),
+        (counts_prompts, f"Prompt lengths were counted: {counter.tokenizer}."),
+    )
+    notes = [note for holds, note in conditional if holds]
     agents: list[bool] = []
     samples = list(table_rows(read(mapped), mapped, counter, given, agents))
     if len(samples) > 1 and all(row.response_tokens in (0, 1) for row in samples):

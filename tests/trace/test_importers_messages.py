@@ -293,6 +293,12 @@ def test_a_file_that_nobody_knows_is_answered_with_the_nearest_format_and_what_i
     assert "nearest" not in refused.err
 
 
+@pytest.mark.parametrize("reader", ["messages", "verl", "jsonl", "csv", "slime"])
+def test_a_device_without_an_end_is_refused_unread(simrl, tmp_path, reader):
+    refused = simrl("trace", "import", reader, "/dev/zero", "-o", str(tmp_path / "t.parquet"))
+    assert refused.code == 2 and "/dev/zero" in refused.err
+
+
 def test_the_practice_conversations_are_read(shared_data):
     folder = shared_data / "practice" / "20-formats"
     if not folder.is_dir():

@@ -156,8 +156,8 @@ def _records(
             most = f"{place}: a logged step has at most {MOST_ROWS:,} rows; keep its own"
             refuse((source.step and index >= MOST_ROWS, most))
             match [row.get(prompt), row.get(response)]:
-                case [[dict(), *_], str() | list()] | [str(), [dict(), *_]] as asked_and_answered:
-                    fields = zip(("prompt", "completion"), asked_and_answered, strict=True)
+                case [[dict(), *_], str() | list()] | [str(), [dict(), *_]] as pair:
+                    fields = zip(("prompt", "completion"), pair, strict=True)
                     columns = messages.conversation(dict(fields), Counter())
                     row = {**row, prompt: columns["prompt"], response: columns["response"]}
             yield file, place, row
@@ -301,11 +301,13 @@ def nearest(path: Path, name: str, refusal: InputError) -> str:
     below = (file for ending in endings for file in path.glob(f"**/*.{ending}"))
     file = path if path.is_file() else next(below, path)
     fields = {"rollout_id", "samples"} if file.suffix == ".pt" else {file.suffix[1:]}
+    if not file.is_file():  # a device, or nothing at all
+        return str(refusal)
     with suppress(InputError):
         match next(rows.read_records(file), None):
             case (_, dict() as record) | (_, [dict() as record, *_]):
                 fields |= {*record}
-    share, is_own, other, lacks = max(
+    share, is_same, other, lacks = max(
         (len(fields & signs) / len(signs), source_name == name, source_name, signs - fields)
         for source_name, source in known_sources().items()
         for signs in ({*text.split()} for text in source.signs)
@@ -318,4 +320,4 @@ def nearest(path: Path, name: str, refusal: InputError) -> str:
     run = f"`simrl trace import {other} {path}`"
     partly = f"the nearest format is that of {run}, which has {rows.listed(sorted(lacks))}, too"
     looks = f"it looks like {known_sources()[other].title or other}: run {run}"
-    return f"{refusal}" if is_own or share < 0.5 else f"{refusal}; {partly if lacks else looks}"
+    return f"{refusal}" if is_same or share < 0.5 else f"{refusal}; {partly if lacks else looks}"

@@ -76,11 +76,11 @@ def conversation(
     record: Mapping[str, Any], noted: Counter[str], file: Path = Path()
 ) -> dict[str, Any]:
     """Return the columns of a conversation. Raises `InputError` if it has no answer."""
-    asked, rest = _items(record)
+    leading, rest = _items(record)
     messages = [m for m in map(_message, rest) if m and (m.text or not m.generated)]
     before = [*takewhile(lambda message: not message.generated, messages)]
     runs = [list(run) for _, run in groupby(messages[len(before) :], lambda message: message[0])]
-    prompt = "".join(message.text for message in (*filter(None, map(_message, asked)), *before))
+    prompt = "".join(message.text for message in (*filter(None, map(_message, leading)), *before))
     if not runs or not prompt:
         raise InputError(
             f"{'nothing before the first' if runs else 'no'} message of an assistant, in an object with "
@@ -114,23 +114,23 @@ def _items(record: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
     """Return the messages of a record: those that belong to the prompt in any case, and those that
     roles tell apart."""
     tools = json.dumps(record["tools"]) if record.get("tools") else None
-    asked = [*_listed(tools, "system"), *_listed(record.get("system"), "system")]
+    leading = [*_listed(tools, "system"), *_listed(record.get("system"), "system")]
     answer = _first(a for a in map(record.get, NAMES["answers"]) if isinstance(a, str | list))
     match record:
         case {"prompt": prompt} if answer is not None:
-            return [*asked, *_listed(prompt, "user")], _listed(answer, "assistant")
+            return [*leading, *_listed(prompt, "user")], _listed(answer, "assistant")
         case {"trajectory": [{"action": _, "observation": _}, *_] as steps}:  # SWE-agent
             history = filter(_dict, _listed(record.get("history") or steps[0].get("query"), "user"))
             before = takewhile(lambda m: m.get("is_demo") or m.get("role") != "assistant", history)
-            asked += [{**message, "role": "user"} for message in before]
-            return asked, [*chain.from_iterable(map(_of_swe_agent, filter(_dict, steps)))]
+            leading += [{**message, "role": "user"} for message in before]
+            return leading, [*chain.from_iterable(map(_of_swe_agent, filter(_dict, steps)))]
     held = _first(value for value in map(record.get, NAMES["lists"]) if value)
     text = held.encode(errors="replace") if isinstance(held, str) else b""  # in a table's column
     listed = rows.json_value(text, "messages") if text else held
     pairs = (item if isinstance(item, list) else [item] for item in _listed(listed, "user"))
     items = [*chain.from_iterable(pairs)]  # OpenHands had pairs of events
     answered = items and _named(_dict(items[-1]), NAMES["roles"]) in NAMES["assistants"]
-    return asked, [*items, *([] if answered else _listed(answer, "assistant"))]
+    return leading, [*items, *([] if answered else _listed(answer, "assistant"))]
 
 
 def _of_swe_agent(step: Mapping[str, Any]) -> list[dict[str, Any]]:

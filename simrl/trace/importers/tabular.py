@@ -262,10 +262,9 @@ def _trace(
     notes = [note for holds, note in conditional if holds]
     agents: list[bool] = []
     samples = list(table_rows(read(mapped), mapped, counter, given, agents))
-    if len(samples) > 1 and all(row.response_tokens in (0, 1) for row in samples):
-        LOG.warning(
-            f"{path}: all of {mapped.get('response_tokens')!r} are 0 or 1 tokens; {A_LENGTH}"
-        )
+    rewards = "response_tokens" in mapped and all(row.response_tokens in (0, 1) for row in samples)
+    if len(samples) > 1 and rewards:
+        LOG.warning(f"{path}: all of {mapped['response_tokens']!r} are 0 or 1 tokens; {A_LENGTH}")
     if usual:
         LOG.info(f"{path}: read with {read_with}; --column OURS=THEIRS reads other columns")
     if _in_turns(mapped):

@@ -6,13 +6,14 @@ import csv
 import io
 import json
 import os
+import pickle
 import tomllib
+import zipfile
+from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import redirect_stdout
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -37,7 +38,6 @@ from simrl.study.grid import resolved, vary
 from simrl.study.logged_lengths import lengths_of, usable_steps
 from simrl.study.point import Digests, Point
 from simrl.study.sweep import kept, plan, table_rows
-from simrl.trace.importers import slime
 from simrl.trace.importers.dumps import import_dump
 from simrl.trace.importers.logs import read_metrics
 from simrl.trace.importers.tabular import import_csv, import_jsonl
@@ -550,11 +550,79 @@ def _seeds_of_verl() -> list[Files]:
             for text, mask in zip((tags, roles, tags), masks, strict=True)
         )
     )
+    harmony = "a<|end|><|start|>functions.f to=assistant<|channel|>commentary<|message|>4<|end|><|start|>assistant"
+    others = [
+        f"{harmony}<|channel|>final<|message|>b",
+        "afunctions.f to=assistantcommentary4assistantfinalb",
+        "a<|observation|>\n4<|assistant|>\nb<|user|>",
+        "a<\uff5ctool\u2581outputs\u2581begin\uff5c>4<\uff5ctool\u2581outputs\u2581end\uff5c>b",
+        "a<|im_system|>tool<|im_middle|>## Return of functions.f:0\n4<|im_end|><|im_assistant|>b<|im_middle|>c",
+        "a.ipython\n\n4assistant\n\nb<information>c</information>d",
+    ]
     return [
         {"1.jsonl": one, "2.jsonl": two},
         {"3.jsonl": three},
         {"4.jsonl": _json_lines(_rollout(4, "p", roles))},
+        {"5.jsonl": _json_lines(*(_rollout(5, "p", text) for text in others))},
     ]
+
+
+def _said(role: str, content: object, **more: object) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def _seeds_of_messages() -> list[Files]:
+    call = {"id": "c", "type": "function", "function": {"name": "bash", "arguments": '{"c": 1}'}}
+    talk = [
+        _said("system", "abc"),
+        _said("user", [{"type": "text", "text": "d"}]),
+        _said("assistant", "look", tool_calls=[call], timestamp=1.0),
+        _said("tool", "files", tool_call_id="c", timestamp="2026-05-01T12:00:00", duration_ms=5),
+        _said("assistant", "done", reasoning_content="why"),
+    ]
+    shared = {
+        "id": "x",
+        "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}],
+    }
+    verifiers = {"example_id": 1, "prompt": talk[:2], "completion": talk[2:], "reward": 1.0}
+    steps = [{"action": "ls", "response": "I ls", "observation": "out", "execution_time": 0.5}] * 2
+    swe = {"trajectory": steps, "history": talk[:2], "info": {}}
+    made_of = {
+        "tool_call_metadata": {
+            "tool_call_id": "c",
+            "model_response": {"choices": [{"message": talk[2]}]},
+        }
+    }
+    stamp = {"timestamp": "2026-05-01T12:00:00", "source": "agent"}
+    events = [
+        {**stamp, "action": "message", "source": "user", "args": {"content": "de"}},
+        {**stamp, "action": "run", "args": {"command": "ls", "thought": "go"}, **made_of},
+        {**stamp, "observation": "run", "content": "one"},
+        {**stamp, "action": "finish", "message": "done", "args": {}},
+        {**stamp, "kind": "ActionEvent", "thought": [{"text": "hm"}], "tool_call": call},
+        {**stamp, "kind": "MessageEvent", "llm_message": talk[4]},
+    ]
+    return [
+        {"a.jsonl": _json_lines({"messages": talk, "step": 1, "tools": [call]}, shared, verifiers)},
+        {"a.json": json.dumps([shared, {"history": [events[:2], events[2:]]}], indent=1).encode()},
+        {
+            "r/a.traj": json.dumps(swe).encode(),
+            "r/b.traj": json.dumps({**swe, "history": None}).encode(),
+        },
+        {f"events/{n}.json": json.dumps(event).encode() for n, event in enumerate(events)},
+        {"a.jsonl": _json_lines(*events, talk)},
+    ]
+
+
+def _seeds_of_nemo_data() -> list[Files]:
+    line = {
+        "token_ids": [[1, 2, 3, 4, 5, 0]],
+        "token_loss_mask": [[0, 0, 1, 0, 1, 0]],
+        "input_lengths": [5],
+        "rewards": [0.5],
+        "content": [["q", "a"]],
+    }
+    return [{"train_data_step3.jsonl": _json_lines(line, {**line, "filtered_rewards": [1]})}]
 
 
 def _seeds_of_tables() -> list[Files]:
@@ -846,16 +914,22 @@ def _seeds_of_jsonl() -> list[Files]:
         "turn_observation_tokens": [7],
     }
     texts = {"step": 1, "prompt": "p", "response": "some text"}
+    lens = {
+        "group_id": 1,
+        "prompt_len": 5,
+        "output_lens": [2, 3],
+        "obs_lens": [4, 1],
+        "tool_times": [0.5],
+    }
     return [
         {"run.jsonl": _json_lines(*([with_ids] * 3))},
         {"run.jsonl": _json_lines(turns, {**turns, "prompt_id": "b"}, turns)},
         {"run.jsonl": _json_lines(texts, {**texts, "response": "\u2028é"}, {**texts, "step": 0})},
+        {"run.jsonl": json.dumps([lens, lens], indent=1).encode()},
     ]
 
 
 def _seeds_of_slime() -> list[Files]:
-    import torch
-
     sample = {
         "tokens": list(range(9)),
         "response_length": 4,
@@ -866,56 +940,24 @@ def _seeds_of_slime() -> list[Files]:
         "non_generation_time": 0.25,
     }
 
-    def dump(rollout: int, *samples: object) -> bytes:
-        return _written(
-            lambda path: torch.save({"rollout_id": rollout, "samples": list(samples)}, path), "d.pt"
-        )
+    def dump(rollout: int, *samples: object, protocol: int = 2) -> bytes:
+        """What torch.save writes: a zip, not compressed, with a pickle."""
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w") as archive:
+            raw = pickle.dumps({"rollout_id": rollout, "samples": list(samples)}, protocol)
+            archive.writestr("d/data.pkl", raw)
+        return out.getvalue()
 
-    tensors = {**sample, "tokens": torch.arange(9), "reward": {"a": 1.0}}
+    keyed = {**sample, "reward": {"a": 1.0}, "metadata": OrderedDict(x=(1, 2, 3, None, True))}
     return [
         {"0.pt": dump(0, sample, {**sample, "reward": None}), "1.pt": dump(1, sample)},
-        {"0.pt": dump(0, tensors)},
+        {"0.pt": dump(0, keyed)},
+        {"0.pt": dump(0, keyed, protocol=4)},
     ]
 
 
-class _Inline:
-    """Stands for the process in which slime's dumps are read: the same program, here."""
-
-    def __init__(self, command: Sequence[str], **_: object) -> None:
-        import sys
-
-        printed, arguments = io.StringIO(), sys.argv
-        self.code = 0
-        try:
-            sys.argv = ["-c", *command[4:]]
-            with redirect_stdout(printed):
-                exec(compile(command[3], "reader", "exec"), {"__name__": "__main__"})
-        except SystemExit:
-            pass
-        except Exception:  # what would end that process with a traceback
-            self.code = 1
-        finally:
-            sys.argv = arguments
-        self.stdout = iter(printed.getvalue().splitlines(keepends=True))
-
-    def __enter__(self) -> _Inline:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def wait(self) -> int:
-        return self.code
-
-    def kill(self) -> None: ...
-
-
 def _read_slime(folder: Path) -> None:
-    real = slime.subprocess
-    slime.subprocess = SimpleNamespace(Popen=_Inline, PIPE=real.PIPE)  # type: ignore[assignment]
-    try:
-        _use(import_dump("slime", folder, reward_key="a"))
-    finally:
-        slime.subprocess = real
+    _use(import_dump("slime", folder, reward_key="a"))
 
 
 # Models and tokenizers
@@ -998,7 +1040,11 @@ READERS: dict[str, Reader] = {
     "verl_metrics": Reader(_seeds_of_metrics, _read_metrics),
     "trl": Reader(_seeds_of_trl, lambda folder: _use(import_dump("trl", folder, COUNTER))),
     "trl_metrics": Reader(_seeds_of_trl_metrics, _read_metrics),
-    "slime": Reader(_seeds_of_slime, _read_slime, needs="torch"),
+    "slime": Reader(_seeds_of_slime, _read_slime),
+    "messages": Reader(
+        _seeds_of_messages, lambda folder: _use(import_dump("messages", folder, COUNTER))
+    ),
+    "nemo": Reader(_seeds_of_nemo_data, lambda folder: _use(import_dump("nemo", folder))),
     "slime_metrics": Reader(_seeds_of_slime_metrics, _read_metrics),
     "nemo_metrics": Reader(_seeds_of_nemo, _read_metrics),
     "exported_metrics": Reader(_seeds_of_exports, _read_metrics),

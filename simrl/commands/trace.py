@@ -113,7 +113,7 @@ def _importer(name: str) -> Callable[..., DataView]:
         ] = None,
         step: Annotated[
             int | None,
-            typer.Option(min=0, help="the step of every row, if there is no such column"),
+            typer.Option(min=0, help="the step of every row, if no column has it (default: 0)"),
         ] = None,
         epoch: Annotated[
             int | None,
@@ -141,18 +141,18 @@ def _importer(name: str) -> Callable[..., DataView]:
                 trace_from_verl_metrics(logged, group, seed, **{"name": path.stem, **labels}),
                 output,
             )
-        if path.is_file() and "response" in source.columns:
-            dumps.refuse_metrics(path)
-        is_text = (
-            "response" in source.columns or tokenizer is not None or chars_per_token is not None
-        )
-        counter = tokens.token_counter(tokenizer, chars_per_token) if is_text else None
-        if source.title:
-            rewards = _given({"reward_column": reward_column, "reward_key": reward_key})
-            return _written(dumps.import_dump(name, path, counter, **rewards, **labels), output)
-        importer = tabular.import_csv if name == "csv" else tabular.import_jsonl
+        counter = tokens.token_counter(tokenizer, chars_per_token)
+        rewards = _given({"reward_column": reward_column, "reward_key": reward_key, "step": step})
         rows_have: dict[str, Any] = {"step": step, "epoch": epoch, "ungrouped": ungrouped}
-        return _written(importer(path, columns_of(column), counter, **rows_have, **labels), output)
+        try:
+            if source.title:
+                trace = dumps.import_dump(name, path, counter, **rewards, **labels)
+            else:
+                importer = tabular.import_csv if name == "csv" else tabular.import_jsonl
+                trace = importer(path, columns_of(column), counter, **rows_have, **labels)
+        except InputError as error:
+            raise InputError(dumps.nearest(path, name, error)) from error
+        return _written(trace, output)
 
     parameters = inspect.signature(import_source, eval_str=True).parameters.items()
     names = ("path", "output", "options", *source.options)

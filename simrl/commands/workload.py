@@ -333,9 +333,7 @@ def _trace(
         if (suffix := Path(workload).suffix) in TABLE_SUFFIXES:
             from simrl.trace.importers.tabular import import_csv, import_jsonl
 
-            return (import_csv if suffix == ".csv" else import_jsonl)(
-                Path(workload), columns, aliases=True
-            ), None
+            return (import_csv if suffix == ".csv" else import_jsonl)(Path(workload), columns), None
         return read_trace(os.fspath(workload)), os.fspath(workload)
     if isinstance(workload, Trace):
         return workload, None

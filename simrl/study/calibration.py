@@ -295,9 +295,9 @@ def _unclear(corrections: Sequence[Correction], steps: int) -> list[str]:
             f"{steps} step{'s' * (steps > 1)} in the window, and {FEWEST_STEPS} tell their noise: averages, "
             f"with a noise of {FEW_NOISE:.0%} (assumed)"
         )
-    if computed := [c for c in corrections if c.is_computed]:
-        values = ", ".join(f"{c.name} {c.computed:.2g} s" for c in computed)
-        lines.append(f"the window tells little of what was computed: {values}")
+    if expected := [c for c in corrections if c.is_expected]:
+        values = ", ".join(f"{c.name} {c.expected:.2g} s" for c in expected)
+        lines.append(f"the window tells little of what was expected: {values}")
     return lines
 
 
@@ -528,9 +528,9 @@ def presets_of(calibration: Calibration, log: str) -> dict[str, Preset]:
                 value=c.value,
                 low=low,
                 high=high,
-                kind="open" if c.is_computed else "measured",
+                kind="open" if c.is_expected else "measured",
                 source=f"computed: little of it is told by what was {source}"
-                if c.is_computed
+                if c.is_expected
                 else source,
             )
     name, engine = scenario.name, f"{scenario.name}-engine"

@@ -11,8 +11,9 @@ The logarithm of simulated over measured seconds is fitted by least squares, und
 waited for a tool, or the first one, which warms up, does not pull the rest. Responses' own mean seconds are fitted with it
 where a log has them (verl's agent loop): they separate the cost of a full batch from the cost of a lonely straggler.
 
-Steps of like lengths fit an efficiency with or without an overhead. So overheads are computed before they are fitted, and
-count as measured once, as far off as they may be: the window moves what it tells, and leaves the rest where it was computed.
+Steps of like lengths fit an efficiency with or without an overhead. So an overhead is expected before it is fitted: computed
+from the states that move and the optimizer's steps, or as engines have it. Of the fits that do as well on the window, the one
+nearest to what is expected is used.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
+from scipy.stats import t as student_t
 
 from simrl.errors import InputError
 from simrl.result.result import Result
@@ -48,8 +50,8 @@ FEWEST_STEPS = (
     5  # of a window that tells its own noise: one more than the corrections of generation
 )
 FEW_NOISE = 0.05  # of a step's seconds, in a window of fewer: real runs have 1 to 7 % (assumed)
-TOLD = 0.7  # of an overhead's spread: from this standard error on, the window tells little of it
-FAR = 2  # spreads above what was computed, from which an overhead is worth a warning
+TOLD = 0.7  # of an overhead's spread: from this standard error on, the window tells little of it (assumed)
+FAR = 2  # spreads above what was expected, from which an overhead is worth a warning
 UNKNOWN_SHARE = 0.5  # of a correction, from which its standard error is worth a warning
 PLAUSIBLE = 0.5, 1.5  # of a factor on measured kernels, beyond which its input is doubted (assumed)
 # Of an engine's pass and of each sequence in it, where the launch names no engine: about the middle
@@ -58,8 +60,11 @@ PASS_S, SEQUENCE_S = 1e-3, 3e-5
 # A phase's or a weight sync's overhead may be this much where less was computed (assumed).
 PHASE_S, LOAD_S = 1.0, 3.0
 CHANCE = 3.84  # 95 % quantile of chi-square with one degree of freedom
-# From fit to fit on the first correction: its standard error; twice that is what chance explains.
-GRID, FITS = (0.01, 0.4), 2
+MAD = (
+    1.4826  # from the median of absolute residuals to a standard deviation: outliers make no noise
+)
+LEAST_NOISE = 0.005  # of a step's seconds: no run repeats itself better (assumed)
+WEIGHTS = 4.0 ** -np.arange(6)  # of what is expected, tried in turn
 TINY, COARSE = (  # of SciPy's solver
     {"diff_step": step, "xtol": step / 100, "ftol": step / 1000, "max_nfev": most}
     for step, most in ((1e-3, 40), (0.05, 5))
@@ -73,8 +78,8 @@ SOFT = 0.1  # of a logarithm: beyond, the loss is no longer quadratic
 @dataclass(frozen=True)
 class Correction:
     """One fitted number. `error` is its standard error (Gauss-Newton; None if it is at a bound of
-    its range). `computed` is what an overhead was computed to be, within about `spread`; None for
-    an efficiency, of which nothing is assumed."""
+    its range). `expected` is what an overhead was expected to be, within about `spread`; None for
+    an efficiency, of which nothing is."""
 
     name: str
     value: float
@@ -84,44 +89,45 @@ class Correction:
     unit: str
     meaning: str
     key: str  # of a scenario
-    computed: float | None = None
+    expected: float | None = None
     spread: float | None = None
 
     @property
-    def is_computed(self) -> bool:
-        """Return whether the window tells little more about it than was computed."""
-        if self.spread is None or self.computed is None:
+    def is_expected(self) -> bool:
+        """Return whether the window tells little more about it than was expected."""
+        if self.spread is None or self.expected is None:
             return False
-        near = abs(self.value - self.computed) <= FAR * self.spread
+        near = abs(self.value - self.expected) <= FAR * self.spread
         return near and (self.error or 0.0) >= TOLD * self.spread
 
     @property
     def warning(self) -> str | None:
         """Return what is doubtful about it: a bound that is no absent overhead, an overhead far
-        above what was computed, an error of half its value or more, or a factor far from 1."""
+        above what was expected, an error of half its value or more, or a factor far from 1."""
         if self.error is None and self.value > 0.0:
-            asks = "the log asks for more than it can give; check the model and the GPU"
-            return f"{self.name} ended at the bound of its range: {asks}"
-        if self.computed is not None and self.spread is not None:
-            if self.value <= self.computed + FAR * self.spread:
+            asks = "more than it can give" if self.value >= self.high else "less than it ever gives"
+            return f"{self.name} ended at its bound, {self.value:.2g}: the log asks for {asks}; check the model and the GPU"
+        if self.expected is not None and self.spread is not None:
+            if self.value <= self.expected + FAR * self.spread:
                 return None
-            return f"{self.name} is {self.value:.3g} s, and {self.computed:.2g} s was computed: the rest is of something that was not computed"
+            more = f"{self.name} is {self.value:.3g} s, and {self.expected:.2g} s was expected"
+            return f"{more}: the rest is of something that is not simulated"
         if self.error is not None and self.error >= UNKNOWN_SHARE * self.value:
             known = f"{self.name} is not known from this window (± {self.error / self.value:.0%})"
             return f"{known}: choose one whose lengths differ more"
         is_factor = self.key.startswith("profile.forward_correction") and self.error is not None
         if is_factor and not PLAUSIBLE[0] <= self.value <= PLAUSIBLE[1]:
             return (
-                f"{self.name} is {self.value:.2g}, outside {PLAUSIBLE[0]} to {PLAUSIBLE[1]}: its profile is "
-                "probably of another engine; check model, cluster.gpu, cluster.tp, precision and engine.enforce_eager"
+                f"{self.name} is {self.value:.2g}, outside {PLAUSIBLE[0]} to {PLAUSIBLE[1]}: check model, cluster.gpu, "
+                "cluster.tp, precision and engine.enforce_eager"
             )
         return None
 
 
 class _Parameter(NamedTuple):
     """A correction before the fit. The fit's variable is the correction, or 1 over it (a share,
-    which has no unit). An overhead starts at what was computed for it, and `spread` is how far it
-    may be from that."""
+    which has no unit). An overhead starts at what is expected of it, and `spread` is how far it may
+    be from that."""
 
     name: str
     start: float
@@ -142,9 +148,9 @@ class _Parameter(NamedTuple):
         if self.inverse:
             value, low, high, unit = 1 / x, 1 / self.high, 1 / self.low, ""
             error = None if error is None else error * value**2
-        computed = (None, None) if self.inverse else (self.start, self.spread)
+        expected = (None, None) if self.inverse else (self.start, self.spread)
         return Correction(
-            self.name, value, error, low, high, unit, self.meaning, self.key, *computed
+            self.name, value, error, low, high, unit, self.meaning, self.key, *expected
         )
 
 
@@ -457,78 +463,83 @@ def equally_good(
     a row of variables of the fit that is used, of the slowest and of the fastest one that do as
     well; and its corrections.
 
-    An overhead is computed before it is fitted, and its distance from what was computed counts as
-    a residual of the noise of the steps each `spread`: where the window tells an overhead it is
-    found, where it does not the computed one is left. From there the efficiency is moved, no
-    further than to 1 (no engine is faster than its profile) or what such hardware does, and the
-    overheads are fitted again, until the loss is worse than chance explains (95 %). Each fit is
-    then repeated on the first two thirds of the steps; one whose loss on the last third is worse
-    than the least by more than chance explains does not count. Of the rest the least loss is used.
+    Among the fits that are worse than the best one by no more than chance explains (95 %), the one
+    whose overheads are nearest to the expected ones is used: an overhead's distance, in its
+    `spread`, is a residual of the noise of the steps, whose weight falls until this holds. Two more
+    have the efficiency 1.96 standard errors away, no further than to 1 (no engine is faster than
+    its profile) or what such hardware does. Each is repeated on the first two thirds of the steps;
+    one that predicts the last third worse than another by more than chance explains does not count.
     """
     solve = partial(_least_squares, parameters=parameters, solved=solved)
-    alone = solve(residuals)  # what the window says, whatever was computed
+    alone = solve(residuals)  # what the window says, whatever is expected
     residual = residuals(alone.x)
-    known, few = int(np.isfinite(residual).sum()), residual.shape[1] < FEWEST_STEPS
-    noise = np.sqrt(2 * alone.cost / max(known - len(parameters), 1))
-    noise = max(noise, FEW_NOISE * few)
-    centre, spread = (
+    known = residual[np.isfinite(residual)]
+    few = np.isfinite(residual).any(axis=0).sum() < FEWEST_STEPS
+    scatter = (
+        MAD * np.median(np.abs(known)) * np.sqrt(known.size / max(known.size - len(parameters), 1))
+    )
+    noise = max(scatter, FEW_NOISE if few else LEAST_NOISE)
+    chance = CHANCE * noise**2 / 2
+    expected, spread = (
         np.array([getattr(p, key) for p in parameters]) for key in ("start", "spread")
     )
 
-    def weighed(x: Floats) -> Floats:
-        return np.concatenate([residuals(x).ravel(), noise * (x - centre) / spread])
-
-    best = solve(weighed, start=alone.x)
-    errors = _errors(best, parameters, noise)
-    worst = best.cost + CHANCE * noise**2 / 2
-    good, low, high = [best], min(1.0, float(best.x[0])), parameters[0].high
-    grid = 1 + float(np.clip(np.nan_to_num(errors[0], nan=1.0) / best.x[0], *GRID))
-    for factor in (grid, 1 / grid):
-        last = best
-        for _ in range(FITS):
-            first = float(np.clip(last.x[0] * factor, low, high))
-            if first == last.x[0]:
-                break
-            last = solve(weighed, start=[first, *last.x[1:]], free_from=1)
-            if last.cost > worst:
-                break
-            good.append(last)
-    if len(good) > 1 and not few:
-        good = _best_held_out(
-            good, residuals, solve, np.arange(residual.shape[1]) < residual.shape[1] * 2 // 3
+    def weighed(x: Floats, weight: float, part: Any = slice(None)) -> Floats:
+        return np.concatenate(
+            [residuals(x)[:, part].ravel(), weight * noise * (x - expected) / spread]
         )
-    good.sort(key=lambda candidate: float(candidate.x[0]))
-    used = min(good, key=lambda candidate: float(candidate.cost))
-    values = np.array([used.x, good[-1].x, good[0].x])
-    half = np.ptp(values, axis=0) / 2
-    errors = np.fmax(errors, np.where(half > 0, half, np.nan))
-    fitted = [
+
+    for weight in WEIGHTS:
+        penalty = partial(weighed, weight=weight)
+        best = solve(penalty, start=alone.x)
+        if _loss(residuals(best.x)).sum() <= alone.cost + chance:
+            break
+    errors = _errors(best, parameters, noise)
+    fits = [best]
+    for away in (-1, 1) if np.isfinite(errors[0]) else ():
+        low = min(1.0, float(best.x[0]))
+        end = float(
+            np.clip(best.x[0] + away * np.sqrt(CHANCE) * errors[0], low, parameters[0].high)
+        )
+        fits.append(solve(penalty, start=[end, *best.x[1:]], free_from=1))
+    if not few:
+        early = np.arange(residual.shape[1]) < residual.shape[1] * 2 // 3
+        fits = _held_out(
+            fits,
+            residuals,
+            lambda fit: solve(partial(penalty, part=early), start=fit.x, free_from=1),
+            ~early,
+            chance,
+        )
+    used = min(fits, key=lambda fit: float(fit.cost))
+    by_speed = sorted(fits, key=lambda fit: -float(fit.x[0]))
+    corrections = [
         p.fitted(float(x), None if np.isnan(e) else float(e))
         for p, x, e in zip(parameters, used.x, errors, strict=True)
     ]
-    return values, fitted
+    return np.array([fit.x for fit in (used, by_speed[0], by_speed[-1])]), corrections
 
 
-def _best_held_out(
-    good: Sequence[Any],
+def _held_out(
+    fits: Sequence[Any],
     residuals: Callable[[Floats], Floats],
-    solve: Callable[..., Any],
-    part: NDArray[np.bool_],
+    refitted: Callable[[Any], Any],
+    rest: NDArray[np.bool_],
+    chance: float,
 ) -> list[Any]:
-    """Return the fits that, repeated on a part of the steps, predict the rest as well as any, to
-    within what chance explains."""
-    held_out = []
-    for candidate in good:
-        early = solve(lambda x: residuals(x)[:, part], start=candidate.x, free_from=1)
-        loss = SOFT**2 * (np.sqrt(1 + (residuals(early.x)[:, ~part] / SOFT) ** 2) - 1)
-        held_out.append(np.nansum(loss, axis=0))
-    apart = np.array(held_out) - min(held_out, key=np.sum)
-    error = np.std(apart, axis=1) * np.sqrt(apart.shape[1])
-    return [
-        candidate
-        for candidate, d, e in zip(good, apart.sum(axis=1), error, strict=True)
-        if d <= np.sqrt(CHANCE) * e
-    ]
+    """Return the fits that, repeated on a part of the steps, predict the `rest` as well as any, to
+    within what chance explains: `chance`, and a paired t test of the steps."""
+    losses = np.array([_loss(residuals(refitted(fit).x)[:, rest]) for fit in fits])
+    apart = losses - losses[losses.sum(axis=1).argmin()]
+    steps = apart.shape[1]
+    error = np.std(apart, axis=1, ddof=1) * np.sqrt(steps) * student_t.ppf(0.975, steps - 1)
+    sums = apart.sum(axis=1)
+    return [fit for fit, d, e in zip(fits, sums, error, strict=True) if d <= max(e, chance)]
+
+
+def _loss(residual: Floats) -> Floats:
+    """Return the soft L1 loss of each step."""
+    return np.nansum(SOFT**2 * (np.sqrt(1 + (residual / SOFT) ** 2) - 1), axis=0)
 
 
 def _errors(solution: Any, parameters: Sequence[_Parameter], noise: float) -> Floats:

@@ -321,8 +321,8 @@ def test_views_cannot_be_changed(compared):
             "DataFrame, row 0: .* over the cap of 5",
         ),
         (
-            lambda trace: simrl.compare(trace.drop(columns="step"), SYSTEMS, **GIVEN),
-            "no column for step",
+            lambda trace: simrl.compare(trace.drop(columns="response_tokens"), SYSTEMS, **GIVEN),
+            "no column for response_tokens",
         ),
         (lambda trace: simrl.compare("nowhere.yaml"), "nowhere.yaml: no such file"),
         (lambda trace: simrl.compare("nowhere.parquet", SYSTEMS, **GIVEN), "nowhere.parquet: "),

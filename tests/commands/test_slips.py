@@ -248,7 +248,7 @@ TRACE = "--model qwen3-8b --gpu h100 --gpus 64 --system verl_colocated,areal"
         # imports
         (["trace", "import", "verl", "run.log", "-o", "o.parquet"], "a metrics log (verl), not a dump of samples"),
         (["trace", "import", "verl", "run.log", "--metrics", "-o", "o.parquet"], "add it, such as --group 16"),
-        (["trace", "import", "verl", "my.csv", "-o", "o.parquet"], "(English: --chars-per-token 4)"),
+        (["trace", "import", "verl", "my.csv", "-o", "o.parquet"], "it looks like csv: run `simrl trace import csv my.csv`"),
         (["trace", "import", "csv", "my.csv"], "name the file to write, such as -o my_run.parquet"),
         (["trace", "synth", "-o", "t.parquet", "steps=10"], "key prompts_per_step is missing; write steps=10 "),
         # key=value
@@ -386,11 +386,11 @@ def test_a_number_that_is_refused_is_not_suggested_again(simrl: CommandLine) -> 
 def test_the_only_column_like_a_missing_one_is_named_in_the_remedy(
     simrl: CommandLine, tmp_path: Path
 ) -> None:
-    (tmp_path / "mine.csv").write_text("train_step,problem_id,n_in,n_out\n0,1,5,9\n")
+    (tmp_path / "mine.csv").write_text("train_step,problem_id,my_prompt_n,n_out\n0,1,5,9\n")
     said = simrl.refuses(
         "trace", "import", "csv", str(tmp_path / "mine.csv"), "-o", str(tmp_path / "t.parquet")
     )
-    assert "--column step=train_step" in said
+    assert "--column prompt_tokens=my_prompt_n" in said
 
 
 def test_a_folder_in_place_of_a_table_is_told_without_an_errno(
@@ -583,7 +583,7 @@ def test_lengths_of_zeros_and_ones_are_doubted(simrl, table):
 
 def test_a_remedy_for_a_table_names_options_of_the_command_that_has_them(simrl, table):
     refused = simrl.refuses("compare", "mine.csv", *SETUP)
-    assert "--column step=THEIRS, or give step to simrl trace import (--step 0)" in refused
+    assert "--column prompt_id=THEIRS, or give --ungrouped to simrl trace import" in refused
 
 
 def test_a_value_of_an_option_is_refused_in_words_of_simrl(simrl):

@@ -43,6 +43,49 @@ def context(text: str) -> list[str]:
                 "<|start_header_id|>assistant<|end_header_id|>\n\n"
             ],
         ),
+        # gpt-oss: its own channels are generated
+        (
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary to=functions.f"
+            "<|message|>{}<|call|><|start|>functions.f to=assistant<|channel|>commentary<|message|>4<|end|>"
+            "<|start|>assistant<|channel|>final<|message|>b<|return|>",
+            [
+                "<|start|>functions.f to=assistant<|channel|>commentary<|message|>4<|end|><|start|>assistant"
+            ],
+        ),
+        (
+            "analysisaassistantcommentary to=functions.f json{}functions.f to=assistantcommentary4assistantfinalb",
+            ["functions.f to=assistantcommentary4assistant"],
+        ),
+        (
+            "a<|observation|>\n<tool_response>\n4\n</tool_response><|assistant|>\nb<|user|>",
+            [
+                "<|observation|>\n<tool_response>\n4\n</tool_response><|assistant|>\n",
+                "<|user|>",
+            ],
+        ),
+        (
+            "a<\uff5ctool\u2581outputs\u2581begin\uff5c><\uff5ctool\u2581output\u2581begin\uff5c>4"
+            "<\uff5ctool\u2581output\u2581end\uff5c><\uff5ctool\u2581outputs\u2581end\uff5c>b<\uff5cUser\uff5c>c<\uff5cAssistant\uff5c>d",
+            [
+                "<\uff5ctool\u2581outputs\u2581begin\uff5c><\uff5ctool\u2581output\u2581begin\uff5c>4"
+                "<\uff5ctool\u2581output\u2581end\uff5c><\uff5ctool\u2581outputs\u2581end\uff5c>",
+                "<\uff5cUser\uff5c>c<\uff5cAssistant\uff5c>",
+            ],
+        ),
+        (
+            "a<|im_end|><|im_system|>tool<|im_middle|>## Return of functions.f:0\n4<|im_end|>"
+            "<|im_assistant|>assistant<|im_middle|>b",
+            [
+                "<|im_system|>tool<|im_middle|>## Return of functions.f:0\n4<|im_end|><|im_assistant|>assistant<|im_middle|>"
+            ],
+        ),
+        (
+            "atool## Return of functions.f:0\n4assistant\u25c1think\u25b7b",
+            ["tool## Return of functions.f:0\n4assistant"],
+        ),
+        ('{"name": "f"}ipython\n\n4assistant\n\nb', ["ipython\n\n4assistant\n\n"]),
+        ("a<search>q</search><information>4</information>b", ["<information>4</information>"]),
+        ("the tool\n\nis to=assistant, and ## Return of functions.", []),
         ("done.\nuser\nAnd 43?\nassistant\n44", ["\nuser\nAnd 43?\nassistant\n"]),
         ("a<tool_response>\n4", ["<tool_response>\n4"]),  # cut off
         ("ask the user\nand the tool\n", []),
@@ -66,6 +109,13 @@ def test_context_is_found_in_a_text(text, found):
                 "<tool_response>",
                 "\nassistant\n",
                 "<|im_start|>",
+                "<|start|>",
+                "<|user|>",
+                "ipython\n\n",
+                "assistant\n\n",
+                "python to=assistantcommentary",
+                "## Return of functions.",
+                "<information>",
             ]
         )
     )

@@ -19,14 +19,14 @@ def print_calibration(calibration: Calibration, console: Console, doubts: bool =
             c.name,
             _with_unit(c.value, c.unit),
             "at its bound" if c.error is None else f"± {_with_unit(c.error, c.unit)}",
-            "" if c.computed is None else _with_unit(c.computed, c.unit),
+            "" if c.expected is None else _with_unit(c.expected, c.unit),
             c.meaning,
         )
         for c in calibration.corrections
     ]
     console.print(
         bare_table(
-            ("correction", "value", "standard error", "computed", "what it means"), corrections
+            ("correction", "value", "standard error", "expected", "what it means"), corrections
         )
     )
     errors = [

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from simrl.errors import InputError
+from simrl.errors import InputError, refuse
 from simrl.trace.importers import rows
 from simrl.trace.importers.turns import Turns, turns_of
 
@@ -58,19 +58,21 @@ def row(record: Mapping[str, Any], place: str, file: Path, *_: Any) -> rows.Row:
     step = int(file.parent.name)
     prompt_tokens = rows.integer(record, "prompt_len", place, low=1)
     response_tokens = rows.integer(record, "seqlen", place, low=1) - prompt_tokens
-    if response_tokens < 0:
-        raise InputError(
-            f"{place}: seqlen is {prompt_tokens + response_tokens}, below prompt_len {prompt_tokens}; "
-            "it counts prompt and response"
-        )
     head, tail = (
         rows.integer(record, key, place, low=ANY_INTEGER)
         for key in ("head_version", "tail_version")
     )
-    if not head <= tail <= step:
-        raise InputError(
-            f"{place}: head_version {head}, tail_version {tail} in folder {step}; they must not fall in this order"
-        )
+    refuse(
+        (
+            response_tokens < 0,
+            f"{place}: seqlen is {prompt_tokens + response_tokens}, below prompt_len {prompt_tokens}; "
+            "it counts prompt and response",
+        ),
+        (
+            not head <= tail <= step,
+            f"{place}: head_version {head}, tail_version {tail} in folder {step}; they must not fall in this order",
+        ),
+    )
     turns = _turns(record, response_tokens, place)
     return rows.Row(
         place,

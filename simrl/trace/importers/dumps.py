@@ -10,21 +10,19 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Unpack
 
-import pyarrow as pa
-
-from simrl.errors import InputError, choose
-from simrl.files import read_parquet
-from simrl.trace.importers import rows, turns
+from simrl.errors import InputError, choose, refuse
+from simrl.trace.importers import messages, rows, turns
 from simrl.trace.importers.logs import recognised
 from simrl.trace.importers.rollout_trace import read_events
 from simrl.trace.importers.sources import Source, known_sources
 from simrl.trace.importers.tabular import PlacedRow, table_rows
-from simrl.trace.importers.tokens import DECODED, TokenCounter
+from simrl.trace.importers.tokens import DECODED, TokenCounter, token_counter
 from simrl.trace.trace import Trace
 
 Record = tuple[
@@ -44,52 +42,54 @@ def import_dump(
     *,
     reward_column: Sequence[str] | None = None,
     reward_key: str | None = None,
+    step: int | None = None,
     **labels: Unpack[rows.Labels],
 ) -> Trace:
     """Return the trace of what a framework wrote at `path`: a folder or one of its files.
 
-    `counter` counts text. `cap_tokens` is the run's own limit of a response. `reward_column` names
-    the columns whose sum is the reward, `()` none; `reward_key` the number of rewards that are
-    objects. Raises `InputError` for anything else at `path`, and for fields that are missing,
+    `counter` counts text; None estimates, which the notes say. `cap_tokens` is the run's own limit
+    of a response. `reward_column` names the columns whose sum is the reward, `()` none;
+    `reward_key` the number of rewards that are objects; `step` the step of conversations that name
+    none. Raises `InputError` for anything else at `path`, and for fields that are missing,
     mistyped or contradictory.
     """
-    source, path = _source_of(framework, counter), rows.existing(path)
+    source, path = _source_of(framework), rows.existing(path)
     form: Any = import_module(f"simrl.trace.importers.{source.form}") if source.form else None
     left_out: Counter[str] = Counter()
     files = form.files(path) if hasattr(form, "files") else _files(source, path, left_out)
-    if source.form == "rollout_trace" or files[0].name.startswith("rollout_trace"):
+    if source.form == "nemo" and files[0].name.startswith("rollout_trace"):
         return read_events(files[0], **labels).trace
+    counter = counter or token_counter()
     is_table = files[0].name.endswith(TABLE)
-    if path.is_file() and form is None and not is_table:
-        refuse_metrics(path)
-    records = _by_step(
-        source,
-        form.read(files) if hasattr(form, "read") else _records(source, files, reward_column),
-    )
     notes = [VALIDATION, *source.notes] if is_table else [*source.notes]
-    if form is not None:
+    records: Iterator[Record] = (
+        messages.read(files, step, left_out)
+        if form is messages
+        else _by_step(
+            source,
+            form.read(files) if hasattr(form, "read") else _records(source, files, reward_column),
+        )
+    )
+    agents: list[bool] = []
+    if hasattr(form, "row"):
         samples = [form.row(row, place, file, reward_key, left_out) for file, place, row in records]
-        notes += turns.several([row.turn_observation_tokens for row in samples], source.turns_by)
     else:
-        agents: list[bool] = []
         if source.repeats:
             records = _without_repeats(source, records, left_out)
-        samples = list(
-            table_rows(
-                ((place, row) for _, place, row in records), source.columns, counter, agents=agents
-            )
-        )
-        if "response" in source.columns:
-            notes += [
-                DECODED,
-                turns.note([row.turn_observation_tokens for row in samples], sum(agents)),
-            ]
+        placed = ((place, row) for _, place, row in records)
+        samples = list(table_rows(placed, source.columns, counter, agents=agents))
+    observed = [row.turn_observation_tokens for row in samples]
+    if form is None and "response" in source.columns:
+        notes += [DECODED, turns.note(observed, sum(agents))]
+    else:
+        timed = any(row.turn_environment_s for row in samples)
+        notes += turns.several(observed, source.turns_by, timed)
     return rows.trace_from_rows(
         samples,
         source=f"{framework} wandb table {files[0].name}"
         if is_table
         else f"{source.title} {path.name}",
-        tokenizer=source.tokenizer if counter is None else counter.tokenizer,
+        tokenizer=source.tokenizer or counter.tokenizer,
         notes=[*notes, *(f"{number} {words}" for words, number in left_out.items() if number)],
         default_name=path.name.removesuffix(TABLE).removesuffix(
             path.suffix if path.is_file() else ""
@@ -98,9 +98,8 @@ def import_dump(
     )
 
 
-def _source_of(framework: str, counter: TokenCounter | None) -> Source:
-    """Return the source of a framework. Raises `InputError` for one that has no dumps, and for text
-    without a counter."""
+def _source_of(framework: str) -> Source:
+    """Return the source of a framework. Raises `InputError` for one that has no dumps."""
     sources = known_sources()
     dumped = [name for name, source in sources.items() if source.title]
     if framework in sources and framework not in dumped:
@@ -112,11 +111,6 @@ def _source_of(framework: str, counter: TokenCounter | None) -> Source:
         lists = "simrl trace import --help"
         raise InputError(
             f"import_dump: unknown framework {framework!r}{choose(framework, dumped, lists)}"
-        )
-    if "response" in sources[framework].columns and counter is None:
-        raise InputError(
-            f"import_dump: {sources[framework].title}: text to count; give a counter, such as "
-            "token_counter(chars_per_token=3.2)"
         )
     return sources[framework]
 
@@ -157,37 +151,38 @@ def _records(
     their sum as `reward`."""
     if source.rewards is None and reward_column is not None:
         raise InputError(f"--reward-column: {source.title}: the reward is one column; leave it out")
+    prompt, response = str(source.columns.get("prompt")), str(source.columns.get("response"))
     for file in files:
-        if file.suffix == ".parquet":
-            placed = _parquet_rows(source, file, reward_column)
-        else:
-            placed = _table_rows(file) if file.name.endswith(TABLE) else rows.read_jsonl(file)
-            placed = _summed(source, file, placed, reward_column)
-        for place, row in placed:
+        placed = _table_rows(file) if file.name.endswith(TABLE) else rows.read_jsonl(file)
+        placed = _summed(source, file, placed, reward_column)
+        for index, (place, row) in enumerate(placed):
+            most = f"{place}: a logged step has at most {MOST_ROWS:,} rows; keep its own"
+            refuse((source.step and index >= MOST_ROWS, most))
+            match [row.get(prompt), row.get(response)]:
+                case [[dict(), *_], str() | list()] | [str(), [dict(), *_]] as pair:
+                    fields = zip(("prompt", "completion"), pair, strict=True)
+                    columns = messages.conversation(dict(fields), Counter())
+                    row = {**row, prompt: columns["prompt"], response: columns["response"]}
             yield file, place, row
 
 
 def _summed(
     source: Source, file: Path, placed: Iterator[PlacedRow], wanted: Sequence[str] | None
 ) -> Iterator[PlacedRow]:
-    """Yield rows of JSON, where a source has several rewards with their sum. The first row tells
-    their names."""
-    if source.rewards is None or (first := next(placed, None)) is None:
-        return placed
+    """Yield rows, where a source has several rewards with their sum as `reward`: none where all of
+    them are absent. The first row tells their names."""
     kinds = (int, float) if wanted is None else (int, float, type(None))
-    numbers = [name for name, value in first[1].items() if type(value) in kinds]
-    rewards = _reward_columns(source, file, numbers, wanted)
-    return _with_sum(chain([first], placed), rewards)
-
-
-def _with_sum(placed: Iterable[PlacedRow], rewards: Sequence[str]) -> Iterator[PlacedRow]:
-    """Yield rows with the sum of their rewards as `reward`; none where all of them are absent."""
+    rewards: list[str] | None = None
     for place, row in placed:
+        if rewards is None and source.rewards is not None:
+            numbers = [name for name, value in row.items() if type(value) in kinds]
+            rewards = _reward_columns(source, file, numbers, wanted)
         # TRL writes NaN where a reward function returned None, which its own sum leaves out.
-        values = [(name, rows.field(row, name, place)) for name in rewards]
+        values = [(name, rows.field(row, name, place)) for name in rewards or ()]
         present = [name for name, value in values if value is not None and value == value]
-        numbers = [rows.number(row, name, place) or 0.0 for name in present]
-        yield place, {**row, "reward": sum(numbers) if numbers else None}
+        total = sum(rows.number(row, name, place) or 0.0 for name in present)
+        reward = {} if rewards is None else {"reward": total if present else None}
+        yield place, {**row, **reward}
 
 
 def _without_repeats(
@@ -200,7 +195,7 @@ def _without_repeats(
         records_of_file = list(of_file)
         prompt, response = str(source.columns["prompt"]), str(source.columns["response"])
         batch = Counter(
-            (rows.text(row, prompt, place), rows.text(row, response, place))
+            (rows.text(row, prompt, place), str(rows.field(row, response, place)))
             for _, place, row in records_of_file
         )
         if batch == before:
@@ -220,47 +215,17 @@ def _by_step(source: Source, records: Iterable[Record]) -> Iterator[Record]:
                 rows.integer(row, str(source.columns["step"]), place),
                 _step_of(source, file),
             )
-            if named not in (None, step):
-                raise InputError(
-                    f"{place}: step is {step} in the {source.rows_of} of step {named}; was the file renamed?"
-                )
-            if file_of.setdefault(step, file) != file:
-                raise InputError(
-                    f"{place}: step {step} is also in {file_of[step].name}, and its groups would be twice as large; keep one"
-                )
-        yield file, place, row
-
-
-def _parquet_rows(
-    source: Source, file: Path, reward_column: Sequence[str] | None
-) -> Iterator[PlacedRow]:
-    """Return the rows of a file of columns; where a source has several rewards, with their sum."""
-    table = read_parquet(file)
-    columns = _columns(source)
-    for name in columns:
-        if name not in table.column_names:
-            raise InputError(
-                f"{file}: no column {name!r} (it has {rows.listed(table.column_names)}); {source.title} have "
-                f"{', '.join(columns)}"
+            refuse(
+                (
+                    named not in (None, step),
+                    f"{place}: step is {step} in the {source.rows_of} of step {named}; was the file renamed?",
+                ),
+                (
+                    file_of.setdefault(step, file) != file,
+                    f"{place}: step {step} is also in {file_of[step].name}, and its groups would be twice as large; keep one",
+                ),
             )
-    if source.step and table.num_rows > MOST_ROWS:
-        raise InputError(
-            f"{file}: {table.num_rows:,} rows; a logged step has at most {MOST_ROWS:,}; keep its own"
-        )
-    rewards = []
-    if source.rewards is not None:
-        numbers = [
-            field.name
-            for field in table.schema
-            if pa.types.is_floating(field.type) or pa.types.is_integer(field.type)
-        ]
-        rewards = _reward_columns(source, file, numbers, reward_column)
-    read = {*columns, *rewards, *source.columns.get("mask", ())} & {*table.column_names}
-    placed = (
-        (f"{file}: row {index}", row)
-        for index, row in enumerate(table.select(sorted(read)).to_pylist())
-    )
-    return placed if source.rewards is None else _with_sum(placed, rewards)
+        yield file, place, row
 
 
 def _columns(source: Source) -> list[str]:
@@ -278,14 +243,14 @@ def _reward_columns(
     """Return the columns to add up: those that are wanted, or the only column of `numbers` that is
     no other column of the source."""
     numbers = [name for name in numbers if name not in (*_columns(source), *(source.rewards or ()))]
-    if unknown := [name for name in wanted or () if name not in numbers]:
-        raise InputError(
-            f"{file}: no column of numbers {unknown[0]!r}; it has {rows.listed(numbers)}"
-        )
-    if wanted is None and len(numbers) > 1:
-        raise InputError(
-            f"{file}: columns {rows.listed(numbers)} may be rewards; name those to add up with --reward-column"
-        )
+    unknown = next((name for name in wanted or () if name not in numbers), None)
+    refuse(
+        (unknown, f"{file}: no column of numbers {unknown!r}; it has {rows.listed(numbers)}"),
+        (
+            wanted is None and len(numbers) > 1,
+            f"{file}: columns {rows.listed(numbers)} may be rewards; name those to add up with --reward-column",
+        ),
+    )
     return list(dict.fromkeys(numbers if wanted is None else wanted))
 
 
@@ -300,22 +265,28 @@ def _table_rows(file: Path) -> Iterator[PlacedRow]:
         )
     split = [str(name).partition("_") for name in names]
     slots = [slot for kind, _, slot in split if kind == "input"]
-    if not slots:
-        raise InputError(
-            f"{file}: no column 'input_1' in it; a table of generations has step, input_k, output_k, score_k"
+    refuse(
+        (
+            not slots,
+            f"{file}: no column 'input_1' in it; a table of generations has step, input_k, output_k, score_k",
         )
+    )
     steps: set[Any] = set()
     for index, values in enumerate(data):
         place = f"{file}: data row {index}"
-        if not isinstance(values, list) or len(values) != len(names):
-            raise InputError(
-                f"{place}: {rows.shown(values)} is not a list of {len(names)} values, one a column"
+        refuse(
+            (
+                not isinstance(values, list) or len(values) != len(names),
+                f"{place}: {rows.shown(values)} is not a list of {len(names)} values, one a column",
             )
+        )
         step = rows.integer(dict(zip(map(str, names), values, strict=True)), "step", place)
-        if step in steps:
-            raise InputError(
-                f"{place}: step {step} occurs twice; remove the row of the run that was repeated"
+        refuse(
+            (
+                step in steps,
+                f"{place}: step {step} occurs twice; remove the row of the run that was repeated",
             )
+        )
         steps.add(step)
         for slot in slots:
             named = {
@@ -326,12 +297,30 @@ def _table_rows(file: Path) -> Iterator[PlacedRow]:
             yield f"{place}, slot {slot}", named
 
 
-def refuse_metrics(path: Path) -> None:
-    """Raise `InputError` for a metrics log: its first line is no sample, and it has metrics of a
-    framework."""
-    first = next((line for _, line in rows.numbered_lines(path, mode="rb") if line.strip()), b"")
-    if b'"output"' not in first and (name := recognised(path)):
-        raise InputError(
-            f"{path}: a metrics log ({name}), not a dump of samples; add --metrics --group N (N responses a prompt, "
+def nearest(path: Path, name: str, refusal: InputError) -> str:
+    """Return the message about a file that the reader `name` refused: with the source that knows
+    the fields of its first record, or most of them, or that it is a metrics log."""
+    endings = ("pt", "traj", "jsonl", "json", "parquet")
+    below = (file for ending in endings for file in path.glob(f"**/*.{ending}"))
+    file = path if path.is_file() else next(below, path)
+    fields = {"rollout_id", "samples"} if file.suffix == ".pt" else {file.suffix[1:]}
+    if not file.is_file():  # a device, or nothing at all
+        return str(refusal)
+    with suppress(InputError):
+        match next(rows.read_records(file), None):
+            case (_, dict() as record) | (_, [dict() as record, *_]):
+                fields |= {*record}
+    share, is_same, other, lacks = max(
+        (len(fields & signs) / len(signs), source_name == name, source_name, signs - fields)
+        for source_name, source in known_sources().items()
+        for signs in ({*text.split()} for text in source.signs)
+    )
+    if share < 1 and path.is_file() and (metrics := recognised(path)):
+        return (
+            f"{path}: a metrics log ({metrics}), not a dump of samples; add --metrics --group N (N responses a prompt, "
             "rollout.n), which draws lengths from it"
         )
+    run = f"`simrl trace import {other} {path}`"
+    partly = f"the nearest format is that of {run}, which has {rows.listed(sorted(lacks))}, too"
+    looks = f"it looks like {known_sources()[other].title or other}: run {run}"
+    return f"{refusal}" if is_same or share < 0.5 else f"{refusal}; {partly if lacks else looks}"

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
 
@@ -26,8 +28,9 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from simrl.errors import InputError, first_line
-from simrl.files import require_no_device
+from simrl.errors import InputError, first_line, refuse
+from simrl.files import read_parquet, require_no_device
+from simrl.trace.importers.tokens import ASSUMED, HOW_TO_COUNT
 from simrl.trace.trace import Trace, TraceMetadata
 from simrl.trace.validate import shown as shortened
 
@@ -36,6 +39,8 @@ T = TypeVar("T")
 INT32_MAX = 2**31 - 1
 MOST_VALUES = 10_000_000  # of a JSON object, by its brackets and commas: each takes some 70 bytes
 FLOAT32_MAX = 3.4028234e38
+DROPPED = "records were left out"
+MOST_DROPPED = 10_000  # of all files: with more, the reader is the wrong one
 TURNS = (
     "turn_tokens",
     "turn_environment_s",
@@ -94,14 +99,13 @@ def trace_from_rows(
     cap.
     """
     cap = labels.get("cap_tokens")
-    if cap is not None and cap < 1:
-        raise InputError(
-            f"cap_tokens is {cap}; the largest response a run allows is at least 1 token"
-        )
+    least = f"cap_tokens is {cap}; the largest response a run allows is at least 1 token"
+    refuse((cap is not None and cap < 1, least))
     notes, every = list(notes), list(rows)
     kept = [row for row in every if row.response_tokens > 0]
     if not kept:
         reason = f"all {len(every)} responses are empty" if every else "no rows"
+        reason += next((f": {note.rstrip('.')}" for note in notes if DROPPED in note), "")
         raise InputError(
             f"{source}: {reason}; a trace needs at least one response of a token or more"
         )
@@ -111,20 +115,24 @@ def trace_from_rows(
             f"{len(every) - len(kept)} empty responses were left out (the first: {Path(first.place).name})."
         )
     for row in kept:
-        if row.prompt_tokens < 1:
-            raise InputError(
-                f"{row.place}: the prompt has {row.prompt_tokens} tokens; it must have at least 1"
-            )
-        if cap is not None and row.response_tokens > cap:
-            raise InputError(
+        refuse(
+            (
+                row.prompt_tokens < 1,
+                f"{row.place}: the prompt has {row.prompt_tokens} tokens; it must have at least 1",
+            ),
+            (
+                cap is not None and row.response_tokens > cap,
                 f"{row.place}: the response has {row.response_tokens} tokens, over the cap of {cap}; "
-                "give the run's real cap, or none to take the largest response for it"
-            )
+                "give the run's real cap, or none to take the largest response for it",
+            ),
+        )
     if cap is None:
         cap = max(row.response_tokens for row in kept)
         notes.append(
             f"The source does not state the run's cap: the largest response, {cap} tokens, stands for it."
         )
+    if any(ASSUMED in text for text in (tokenizer, *notes)):
+        notes.append(HOW_TO_COUNT)
     metadata = TraceMetadata(
         name=labels.get("name") or default_name,
         kind="imported",
@@ -200,31 +208,71 @@ def numbered_lines(path: Path, **mode: Any) -> Iterator[tuple[str, Any]]:
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (place, object) for each line of a JSON Lines file that is not blank. Raises
-    `InputError` for an empty file."""
-    empty = True
-    for place, line in numbered_lines(path, mode="rb"):
-        if line.strip():
-            empty = False
-            yield place, json_object(line, place)
-    if empty:
+    """Yield (place, object) for each record of a file, as `read_records` does. Raises `InputError`
+    for one that is no object."""
+    for place, value in read_records(path):
+        yield place, require_object(value, place)
+
+
+def read_records(path: Path, left_out: Counter[str] | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield (place, value) for each record of a file: a row of Parquet, a line of JSON Lines, an
+    item of a JSON array, or the only value of a JSON file. Raises `InputError` for an empty file
+    and for a broken record, which is counted in `left_out` instead, if that is given."""
+    if path.suffix == ".parquet":
+        batches = (batch.to_pylist() for batch in read_parquet(path).to_batches(BATCH))
+        yield from ((f"{path}: row {i}", row) for i, row in enumerate(chain.from_iterable(batches)))
+        return
+    lines = (line for line in numbered_lines(path, mode="rb") if line[1].strip())
+    if (first := next(lines, None)) is None:
         raise InputError(f"{path}: the file is empty; one JSON object a line is expected")
+    whole = first[1].lstrip(b"\xef\xbb\xbf \t").startswith(b"[") or len(first[1].strip()) < 3
+    for place, line in [(str(path), path.read_bytes())] if whole else chain([first], lines):
+        try:
+            value = json_value(line, place)
+        except InputError as error:
+            if left_out is None or whole:
+                raise
+            drop(left_out, error, path)
+            continue
+        is_array = whole and isinstance(value, list)
+        items = ((f"{path}: item {i}", item) for i, item in enumerate(value if is_array else ()))
+        yield from items if is_array else [(place, value)]
+
+
+def drop(left_out: Counter[str], error: Exception, path: Path) -> None:
+    """Count a record of a file that is left out, with the reason of the first. Raises `InputError`
+    if there are too many."""
+    reason = f"{DROPPED} (the first: {str(error).replace(str(path), path.name)})."
+    first = next((known for known in left_out if known.startswith(DROPPED)), reason)
+    left_out[first] += 1
+    if left_out[first] > MOST_DROPPED:
+        raise InputError(f"{path}: {MOST_DROPPED:,} {first} Name the right file, or its reader")
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object that a file holds."""
-    return json_object(b"".join(line for _, line in numbered_lines(path, mode="rb")), str(path))
+    raw = b"".join(line for _, line in numbered_lines(path, mode="rb"))
+    return require_object(json_value(raw, str(path)), str(path))
 
 
-def json_object(raw: bytes, place: str) -> dict[str, Any]:
-    """Return the JSON object that `raw` holds. Raises `InputError` with the place where it breaks,
+def require_object(value: Any, place: str) -> dict[str, Any]:
+    """Return the value, an object of JSON. Raises `InputError` with the place of any other."""
+    if not isinstance(value, dict):
+        raise InputError(
+            f"{place}: {shown(value)} is not a JSON object; rows are objects with named fields"
+        )
+    return value
+
+
+def json_value(raw: bytes, place: str) -> Any:
+    """Return the JSON value that `raw` holds. Raises `InputError` with the place where it breaks,
     and for one whose values would fill the memory."""
     if (values := sum(map(raw.count, (b"[", b"{", b",")))) > MOST_VALUES:
         raise InputError(
             f"{place}: {values:,} values or more in one object, {MOST_VALUES:,} are the most; is it a sample?"
         )
     try:
-        value = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=partial(_fields, place))
+        return json.loads(raw.decode("utf-8-sig"), object_pairs_hook=partial(_fields, place))
     except UnicodeDecodeError as error:
         bad = error.object[error.start]
         raise InputError(
@@ -234,11 +282,6 @@ def json_object(raw: bytes, place: str) -> dict[str, Any]:
         raise InputError(
             f"{place}: broken JSON ({first_line(error)}); was the file cut off?"
         ) from error
-    if not isinstance(value, dict):
-        raise InputError(
-            f"{place}: {shown(value)} is not a JSON object; rows are objects with named fields"
-        )
-    return value
 
 
 def _fields(place: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -360,4 +403,10 @@ def listed(names: Iterable[str]) -> str:
 
 def shown(value: Any) -> str:
     """Return a value for a message: short, on one line."""
-    return "empty" if value is None else shortened(repr(value))
+    return (
+        "empty"
+        if value is None
+        else shortened(
+            reprlib.repr(value) if isinstance(value, list | dict | tuple) else repr(value)
+        )
+    )

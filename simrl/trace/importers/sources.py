@@ -39,6 +39,7 @@ class Source(BaseModel, frozen=True, extra="forbid"):
     about: str
     example: str
     title: str = ""
+    signs: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     without: str = ""
     nothing: str = ""
@@ -77,7 +78,7 @@ class Source(BaseModel, frozen=True, extra="forbid"):
 
     def _of_table(self) -> str:
         """Return the words on a key that a table of the user's own columns has no use for."""
-        unused = self.model_fields_set - {"about", "example", "options"}
+        unused = self.model_fields_set - {"about", "example", "options", "signs"}
         return (
             f"{min(unused)}: the user names the columns (option column); leave it out"
             if unused
@@ -92,7 +93,10 @@ class Source(BaseModel, frozen=True, extra="forbid"):
                 (not self.files and not self.form, "files is missing; give patterns, or a form"),
                 (self.files and not self.nothing, "nothing is missing; give the remedy"),
                 (self.form and not FILE.with_name(f"{self.form}.py").is_file(), self._no_form),
-                (set(self.options) & {*OF_TABLES}, f"options: {', '.join(OF_TABLES)} need column"),
+                (
+                    not set(self.options).isdisjoint(OF_TABLES) and self.form != "messages",
+                    f"options: {', '.join(OF_TABLES)} need column",
+                ),
             )
             or next(filter(None, map(_pattern_fault, self.files)), "")
             or (self.step and _step_fault(self.step))

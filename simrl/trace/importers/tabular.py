@@ -1,8 +1,9 @@
 """CSV, JSON Lines and pandas tables with columns of any name: lengths, or text to count, for each
 response.
 
-The user maps our names to theirs; a column with our name needs no mapping. Nothing is assumed
-silently: without a column for the step or the prompt, an argument has to replace it.
+The user maps our names to theirs; a column with our name, or a usual one, needs no mapping, and the
+notes say which were read. A field inside an object or a list is named by its way: usage.output or
+messages.0.content. Without a step, all rows are one step's, which the notes say.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import partial
 from itertools import count, repeat
@@ -25,9 +26,9 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
-from simrl.errors import InputError, first_line, meant
+from simrl.errors import InputError, first_line, meant, refuse
 from simrl.trace.importers import rows, turns
-from simrl.trace.importers.tokens import TokenCounter
+from simrl.trace.importers.tokens import TokenCounter, token_counter
 from simrl.trace.trace import OPTIONAL, REQUIRED, Trace
 from simrl.trace.validate import FINISH_REASONS
 
@@ -42,9 +43,6 @@ LOG = logging.getLogger("simrl")
 A_LENGTH = "is this column a reward? --column response_tokens=THEIRS names the lengths of responses"
 REMEDIES = {  # of a table without any column of these names
     (
-        "step",
-    ): "map one with --column step=THEIRS, or give step to simrl trace import (--step 0) if all rows are one step's",
-    (
         "prompt_id",
         "prompt",
     ): "map one with --column prompt_id=THEIRS, or give --ungrouped to simrl trace import if each row is its own",
@@ -53,13 +51,14 @@ REMEDIES = {  # of a table without any column of these names
         "response_tokens",
         "response",
         "response_ids",
-    ): "map the responses' lengths with --column response_tokens=THEIRS",
+        "turn_tokens",
+    ): "map the responses' lengths with --column response_tokens=THEIRS (lists, one length a turn: turn_tokens)",
 }
 
 # Columns of a table that are taken for ours where it has none of our names; a message says which
 # were.
 ALIASES = {
-    "step": ("iteration", "global_step", "training_step", "rollout_id", "update"),
+    "step": ("iteration", "global_step", "training_step", "train_step", "rollout_id", "update"),
     "prompt_id": ("question", "question_id", "prompt", "group_id", "uid", "problem_id"),
     "prompt_tokens": ("in_len", "prompt_length", "prompt_len", "input_tokens", "num_prompt_tokens"),
     "response_tokens": (
@@ -71,7 +70,24 @@ ALIASES = {
         "length",
     ),
     "reward": ("score",),
+    # lists, a value a turn
+    "turn_tokens": (
+        *("output_lens", "response_lens", "turn_lens", "gen_lens", "completion_lens"),
+        *("output_lengths", "response_lengths", "turn_lengths", "assistant_lens", "output_len"),
+        *("out_lens", "generated_lens", "output_tokens", "response_length", "completion_tokens"),
+    ),
+    "turn_observation_tokens": (
+        *("obs_lens", "observation_lens", "tool_lens", "env_lens", "obs_lengths", "obs_tokens"),
+        *("observation_lengths", "tool_response_lens", "tool_output_lens", "observation_tokens"),
+    ),
+    "turn_environment_s": (
+        *("tool_times", "tool_time", "tool_times_s", "env_times", "tool_latencies", "tool_seconds"),
+        *("environment_times", "environment_s", "tool_durations", "env_latencies", "obs_times"),
+    ),
+    "turn_tool": ("tool_names", "tools", "tool_name"),
 }
+NO_STEP = "No field names the step: all are taken for one step; --step N gives its number."
+STEP_NAME = re.compile(r"(?:.*(?:step|iter|iteration|rollout)[_-]?)?([0-9]{1,9})", re.IGNORECASE)
 
 PlacedRow = tuple[str, Mapping[str, Any]]
 Columns = Mapping[
@@ -83,15 +99,13 @@ class Options(rows.Labels, total=False):
     """The mapping of a table to a trace.
 
     `step` and `epoch` hold for all rows of a table without such a column, `ungrouped` makes each
-    row a prompt of its own. `tokenizer` says what counted the lengths that the table holds. With
-    `aliases`, columns of usual names are read as ours, and logged.
+    row a prompt of its own. `tokenizer` says what counted the lengths that the table holds.
     """
 
     step: int | None
     epoch: int | None
     ungrouped: bool
     tokenizer: str | None
-    aliases: bool
 
 
 def import_csv(
@@ -117,7 +131,7 @@ def import_csv(
     header = _csv_header(path)
     return _trace(
         path,
-        header,
+        dict.fromkeys(header),
         lambda mapped: _csv_rows(path, header, mapped),
         columns or {},
         counter,
@@ -131,16 +145,60 @@ def import_jsonl(
     counter: TokenCounter | None = None,
     **options: Unpack[Options],
 ) -> Trace:
-    """Return the trace of JSON Lines, one object a sample, by the rules of `import_csv`.
+    """Return the trace of JSON Lines, one object a sample, by the rules of `import_csv`; also of a
+    JSON array, of Parquet, or of a folder of these, a file a step.
 
-    The first line names the fields; all lines must have the fields that are used. `response_ids`
-    may be a list of token ids, as long as the response. Errors count lines from 1.
+    The first row names the fields; all must have the fields that are used. A field inside others is
+    named by its way: usage.output_tokens. `response_ids` may be a list of token ids, as long as the
+    response. Errors count lines from 1.
     """
-    path = rows.existing(path)
-    _, first = next(rows.read_jsonl(path))
-    return _trace(
-        path, list(first), lambda _: rows.read_jsonl(path), columns or {}, counter, options
+    path, columns = rows.existing(path), columns or {}
+    files = (
+        [path]
+        if path.is_file()
+        else sorted(
+            (file for file in path.iterdir() if file.suffix in (".json", ".jsonl", ".parquet")),
+            key=lambda file: (step_of({}, file) or 0, file.name),
+        )
     )
+    if not files:
+        raise InputError(f"{path}: no .jsonl, .json or .parquet in it; name a table, or its folder")
+    named = options.get("step") is None
+    _, first = next(_with_paths(files, columns, named))
+    return _trace(
+        path, first, lambda mapped: _with_paths(files, mapped, named), columns, counter, options
+    )
+
+
+def step_of(row: Mapping[str, Any], file: Path) -> Any:
+    """Return the step of a row: a field, or the number by which its file is named, as 3.jsonl,
+    step_10.json and train_data_step2.jsonl are; None if there is neither."""
+    named = STEP_NAME.fullmatch(file.name.partition(".")[0])
+    fields = (row[name] for name in ("step", *ALIASES["step"]) if name in row)
+    return next(fields, int(named[1]) if named else None)
+
+
+def _with_paths(
+    files: Sequence[Path], columns: Mapping[str, str], named: bool
+) -> Iterator[PlacedRow]:
+    """Yield the rows of files, with the fields of `columns` that are inside others; if `named`, also
+    with the step in the name of a file where no field has it."""
+    placed = ((*read, file) for file in files for read in rows.read_jsonl(file))
+    for place, row, of in placed:
+        paths = (name for name in columns.values() if "." in name and name not in row)
+        inner = {path: value for path in paths for value in _inside(row, path)}
+        at = {"step": step_of({}, of)} if named and step_of(row, Path()) is None else {}
+        yield place, {**{k: v for k, v in at.items() if v is not None}, **inner, **row}
+
+
+def _inside(row: Any, path: str) -> list[Any]:
+    """Return the value inside objects and lists, such as that of messages.0.content, in a list; an
+    empty list if it is not there."""
+    with suppress(KeyError, IndexError, ValueError, TypeError):
+        for key in path.split("."):
+            row = row[int(key)] if isinstance(row, list) else row[key]
+        return [row]
+    return []
 
 
 def import_frame(
@@ -153,22 +211,28 @@ def import_frame(
     count rows from 0."""
     header = list(map(str, frame.columns))
     plain: Any = frame.astype(object).where(frame.notna(), None).set_axis(header, axis=1)
-    placed = ((f"DataFrame, row {i}", row) for i, row in enumerate(plain.to_dict("records")))
-    return _trace(Path("DataFrame"), header, lambda _: placed, columns or {}, counter, options)
+    records = plain.to_dict("records")
+    placed = ((f"DataFrame, row {i}", row) for i, row in enumerate(records))
+    first = dict.fromkeys(header) | (records[0] if records else {})
+    return _trace(Path("DataFrame"), first, lambda _: placed, columns or {}, counter, options)
 
 
 def _trace(
     path: Path,
-    header: Sequence[str],
+    first: Mapping[str, Any],
     read: Callable[[Mapping[str, str]], Iterator[PlacedRow]],
     columns: Mapping[str, str],
     counter: TokenCounter | None,
     options: Options,
 ) -> Trace:
-    """Return the trace of a table; `read` yields its rows, given the columns to read by our
-    names."""
-    if options.get("aliases"):
-        columns = {**_usual(path, header, columns), **columns}
+    """Return the trace of a table with a row like `first`; `read` yields its rows, given the
+    columns to read by our names. A counter that is None estimates, which the notes say."""
+    header, counter = list(first), counter or token_counter()
+    stated = {"prompt_id": options.get("ungrouped") or None, "step": options.get("step")}
+    usual = _usual(
+        first, {*columns, *(ours for ours, value in stated.items() if value is not None)}
+    )
+    columns = {**usual, **columns}
     given: dict[str, Iterator[int]] = {"prompt_id": count()} if options.get("ungrouped") else {}
     for ours, value in (("step", options.get("step")), ("epoch", options.get("epoch"))):
         if value is not None and (ours in columns or ours in header):
@@ -176,28 +240,33 @@ def _trace(
                 f"{path}: has the column {columns.get(ours, ours)!r}, and {ours} {value} is given for all rows; choose one"
             )
         given |= {} if value is None else {ours: repeat(value)}
-    mapped = _mapped(path, header, columns, [*given], counter is not None)
-    notes = (
-        [SERVING]
-        if "step" in given and re.search("timestamp|arriv", " ".join(header).lower())
-        else []
-    )
-    if "prompt_id" in given:
-        notes.append("Each row is taken for a prompt of its own, in a group of one.")
+    without_step = "step" not in {*given, *columns, *header}
+    given |= {"step": repeat(0)} if without_step else {}
+    mapped = _mapped(path, header, columns, [*given])
+    read_with = ", ".join(f"{ours}={theirs}" for ours, theirs in usual.items())
+    of_requests = "step" in given and re.search("timestamp|arriv", " ".join(header).lower())
+    counts_prompts = not {"response", "prompt_tokens"} & {*mapped}
+    lengths = [n for n in ("response_tokens", "response_ids", "turn_tokens") if n in mapped]
     tokenizer = options.get("tokenizer")
-    if counter is not None and "response" in mapped:
+    if "response" in mapped:
         tokenizer = counter.tokenizer
-    elif counter is not None and "prompt_tokens" not in mapped:
-        notes.append(f"Prompt lengths were counted: {counter.tokenizer}.")
-    if tokenizer is None:
-        column = mapped.get("response_tokens") or mapped["response_ids"]
-        tokenizer = f"the source's own (lengths are from column {column!r})"
+    elif tokenizer is None:
+        tokenizer = f"the source's own (lengths are from column {mapped[lengths[0]]!r})"
+    conditional = (
+        (usual, f"Read with {read_with}."),
+        (without_step, NO_STEP),
+        (of_requests, SERVING),
+        ("prompt_id" in given, "Each row is taken for a prompt of its own, in a group of one."),
+        (counts_prompts, f"Prompt lengths were counted: {counter.tokenizer}."),
+    )
+    notes = [note for holds, note in conditional if holds]
     agents: list[bool] = []
     samples = list(table_rows(read(mapped), mapped, counter, given, agents))
-    if len(samples) > 1 and all(row.response_tokens in (0, 1) for row in samples):
-        LOG.warning(
-            f"{path}: all of {mapped.get('response_tokens')!r} are 0 or 1 tokens; {A_LENGTH}"
-        )
+    rewards = "response_tokens" in mapped and all(row.response_tokens in (0, 1) for row in samples)
+    if len(samples) > 1 and rewards:
+        LOG.warning(f"{path}: all of {mapped['response_tokens']!r} are 0 or 1 tokens; {A_LENGTH}")
+    if usual:
+        LOG.info(f"{path}: read with {read_with}; --column OURS=THEIRS reads other columns")
     if _in_turns(mapped):
         notes.append(turns.note([row.turn_observation_tokens for row in samples], sum(agents)))
     return rows.trace_from_rows(
@@ -212,17 +281,15 @@ def _trace(
     )
 
 
-def _usual(path: Path, header: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
-    """Return the columns of usual names that stand for ours, where a table has none of our names;
-    log them."""
-    columns = {
-        ours: next(name for name in theirs if name in header)
-        for ours, theirs in ALIASES.items()
-        if ours not in {*header, *named} and not {*header}.isdisjoint(theirs)
-    }
-    if columns:
-        read = ", ".join(f"{ours}={theirs}" for ours, theirs in columns.items())
-        LOG.info(f"{path}: read with {read}; --column OURS=THEIRS reads other columns")
+def _usual(first: Mapping[str, Any], named: Set[str]) -> dict[str, str]:
+    """Return the columns of usual names that stand for ours, where a table has none of our names
+    and none is `named`. Lists are of turns, single values of a response."""
+    columns: dict[str, str] = {}
+    for ours, theirs in ALIASES.items():
+        fits = [n for n in theirs if isinstance(first.get(n), list) == (ours in rows.TURNS)]
+        usual = next((name for name in fits if name in first), None)
+        if usual is not None and ours not in {*first, *named}:
+            columns[ours] = usual
     return columns
 
 
@@ -231,38 +298,43 @@ def _mapped(
     header: Sequence[str],
     columns: Mapping[str, str],
     given: Sequence[str],
-    can_count: bool,
 ) -> dict[str, str]:
     """Return the columns to read, by our names: the mapped ones, and those with our names that are
     of use and not `given`."""
     has = f"it has {rows.listed(header)}"
     for ours, theirs in columns.items():
-        if ours not in NAMES:
-            if theirs in NAMES:
-                raise InputError(
-                    f"{path}: {ours}={theirs} is the wrong way round; write --column {theirs}={ours}"
-                )
-            raise InputError(
-                f"{path}: {ours!r} is not a column of a trace{meant(ours, NAMES)}; map one of {', '.join(NAMES)}"
-            )
+        refuse(
+            (
+                ours not in NAMES and theirs in NAMES,
+                f"{path}: {ours}={theirs} is the wrong way round; write --column {theirs}={ours}",
+            ),
+            (
+                ours not in NAMES,
+                f"{path}: {ours!r} is not a column of a trace{meant(ours, NAMES)}; map one of {', '.join(NAMES)}",
+            ),
+        )
         if theirs not in header:
             raise InputError(
                 f"{path}: no column {theirs!r} for {ours}{meant(theirs, header)}: {has}; name one of these"
             )
     lengths = ("response_tokens", "response_ids")
-    if "response" in columns and (both := set(lengths) & set(columns)):
-        raise InputError(
-            f"{path}: response and {both.pop()} are both mapped; choose text to count or lengths"
-        )
-    if "prompt_id" in columns and "prompt_id" in given:
-        raise InputError(
-            f"{path}: prompt_id is mapped, yet ungrouped makes each row its own prompt; choose one"
-        )
+    both = next((name for name in lengths if name in columns and "response" in columns), None)
+    refuse(
+        (both, f"{path}: response and {both} are both mapped; choose text to count or lengths"),
+        (
+            "prompt_id" in columns and "prompt_id" in given,
+            f"{path}: prompt_id is mapped, yet ungrouped makes each row its own prompt; choose one",
+        ),
+    )
     mapped = dict(columns) | {
         name: name for name in NAMES if name in header and name not in {*columns, *given}
     }
     unused = (
-        lengths if "response" in columns else ("response",) if set(lengths) & set(mapped) else ()
+        lengths
+        if "response" in columns
+        else ("response",)
+        if {*lengths, "turn_tokens"} & set(mapped)
+        else ()
     )
     if "prompt" not in columns and {"prompt_id", "prompt_tokens"} <= {*mapped, *given}:
         unused = (*unused, "prompt")
@@ -276,11 +348,6 @@ def _mapped(
             ]
             remedy = remedy.replace("THEIRS", like[0]) if len(like) == 1 else remedy
             raise InputError(f"{path}: no column for {' or '.join(names[:2])} ({has}); {remedy}")
-    if not can_count and ("response" in mapped or "prompt_tokens" not in mapped):
-        column = mapped["response"] if "response" in mapped else mapped["prompt"]
-        raise InputError(
-            f"{path}: column {column!r} is text to count; give --tokenizer or --chars-per-token 3.2 to simrl trace import"
-        )
     return mapped
 
 
@@ -289,14 +356,14 @@ def _in_turns(columns: Columns) -> bool:
     return (
         "response" in columns
         and "response_tokens" not in columns
-        and not set(rows.TURNS) & set(columns)
+        and not {"turn_tokens", "turn_observation_tokens"} & set(columns)
     )
 
 
 def table_rows(
     placed: Iterable[PlacedRow],
     columns: Columns,
-    counter: TokenCounter | None,
+    counter: TokenCounter,
     given: Mapping[str, Iterator[int]] | None = None,
     agents: list[bool] | None = None,
 ) -> Iterator[rows.Row]:
@@ -316,32 +383,30 @@ def table_rows(
             }
             for place, row in batch
         ]
-        if counter is not None:
-            if "prompt" in columns and "prompt_tokens" not in columns:
-                texts = [
-                    text
-                    for text in dict.fromkeys(values["prompt"] for values in every)
-                    if text not in prompt_tokens
-                ]
-                prompt_tokens.update(
-                    zip(texts, (c.tokens for c in counter.count(texts)), strict=True)
-                )
-                for values in every:
-                    values["prompt_tokens"] = prompt_tokens[values["prompt"]]
-            if "response" in columns:
-                _count_responses(
-                    every, _in_turns(columns), counter, [] if agents is None else agents
-                )
+        if "prompt" in columns and "prompt_tokens" not in columns:
+            texts = [
+                text
+                for text in dict.fromkeys(values["prompt"] for values in every)
+                if text not in prompt_tokens
+            ]
+            prompt_tokens.update(zip(texts, (c.tokens for c in counter.count(texts)), strict=True))
+            for values in every:
+                values["prompt_tokens"] = prompt_tokens[values["prompt"]]
+        if "response" in columns:
+            _count_responses(every, _in_turns(columns), counter, [] if agents is None else agents)
         for (place, _), values in zip(batch, every, strict=True):
             values |= {ours: next(numbers) for ours, numbers in (given or {}).items()}
             values["prompt"] = values.pop("prompt_id", values.get("prompt"))
             ids: Any = values.get("response_ids")
+            lengths: Any = values.get("turn_tokens")
+            for name in rows.TURNS[1:] if lengths else ():  # what follows the last turn is left out
+                if len(values.get(name) or ()) == len(lengths):
+                    values[name] = values[name][:-1]
             if "response_tokens" not in values:
-                values["response_tokens"] = len(ids)
-            if ids is not None and len(ids) != values["response_tokens"]:
-                raise InputError(
-                    f"{place}: {len(ids)} response_ids for {values['response_tokens']} response_tokens; they must agree"
-                )
+                values["response_tokens"] = int(sum(lengths or ())) if ids is None else len(ids)
+            n = values["response_tokens"] if ids is None else len(ids)
+            differ = f"{place}: {n} response_ids for {values['response_tokens']} response_tokens; they must agree"
+            refuse((n != values["response_tokens"], differ))
             yield rows.Row(place, **values)
 
 
@@ -366,11 +431,11 @@ def _count_responses(
 
 
 def _turns_of_texts(
-    texts: Sequence[str], counter: TokenCounter
+    texts: Sequence[str | tuple[tuple[bool, str], ...]], counter: TokenCounter
 ) -> Iterator[tuple[turns.Turns, NDArray[np.int32] | None]]:
     """Yield the turns of each response by the tags in its text and, from a tokenizer, the token ids
     that were generated."""
-    parts = [list(turns.text_parts(text)) for text in texts]
+    parts = [[*turns.text_parts(text)] if isinstance(text, str) else text for text in texts]
     counted = iter(counter.count([text for of_text in parts for _, text in of_text]))
     for of_text in parts:
         lengths = [(generated, next(counted)) for generated, _ in of_text]
@@ -383,7 +448,7 @@ def _turns_of_texts(
 
 def _prompt_id(row: Mapping[str, Any], column: str, place: str) -> Hashable:
     value = rows.field(row, column, place)
-    if not isinstance(value, int | str) or isinstance(value, bool) or value == "":
+    if not isinstance(value, int | str | bytes) or isinstance(value, bool) or value == "":
         raise InputError(
             f"{place}: field {column!r} is {rows.shown(value)}; a prompt_id is a whole number or text"
         )
@@ -424,7 +489,9 @@ _names = partial(
 
 _READERS: dict[str, Callable[[Mapping[str, Any], Any, str], Any]] = {
     "prompt": rows.text,
-    "response": rows.text,
+    "response": lambda row, column, place: (  # parts that an importer told apart, or text
+        row[column] if isinstance(row.get(column), tuple) else rows.text(row, column, place)
+    ),
     "mask": rows.mask,
     "response_ids": rows.token_ids,
     "response_tokens": partial(rows.integer, hint=f"; {A_LENGTH}"),

@@ -1,5 +1,5 @@
-"""Counts the tokens of text: by a tokenizer that the user names, or a ratio that the user states.
-Never a silent guess."""
+"""Counts the tokens of text: by a tokenizer that the user names, a ratio that the user states, or
+else an assumed ratio, which the trace says."""
 
 from __future__ import annotations
 
@@ -13,9 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simrl.errors import InputError, first_line
+from simrl.errors import InputError, first_line, refuse
 
 FEWEST_CHARS, MOST_CHARS = 0.1, 1000.0  # a token; a rare character takes several tokens of bytes
+CHARS_PER_TOKEN = 4.0  # of English text and code, about; assumed where the user states nothing
+ASSUMED = f"estimated: {CHARS_PER_TOKEN:g} characters a token, assumed"
+HOW_TO_COUNT = (
+    "Tokens were estimated from characters by an assumed ratio: --tokenizer FILE counts with the model's tokenizer.json, "
+    "--chars-per-token states its ratio."
+)
 DECODED = "Lengths are of the decoded text, without special tokens: each misses its end token."
 
 
@@ -61,25 +67,25 @@ def token_counter(
     tokenizer: str | Path | None = None, chars_per_token: float | None = None
 ) -> TokenCounter:
     """Return a counter from a Hugging Face `tokenizer.json` (the file, or a folder that holds it)
-    or from a ratio.
+    or from a ratio; without either, of 4 characters a token, marked as assumed.
 
-    Raises `InputError` if neither or both are given, the `tokenizers` package is missing or the
+    Raises `InputError` if both are given, the `tokenizers` package is missing or the
     file is no tokenizer.
     """
-    if tokenizer is not None and chars_per_token is not None:
-        raise InputError(
-            "a tokenizer and chars_per_token are both given; choose one way to count tokens"
-        )
+    refuse(
+        (
+            tokenizer is not None and chars_per_token is not None,
+            "a tokenizer and chars_per_token are both given; choose one way to count tokens",
+        ),
+        (  # NaN is refused, too
+            chars_per_token is not None and not FEWEST_CHARS <= chars_per_token <= MOST_CHARS,
+            f"chars_per_token is {chars_per_token}; it must be a number from {FEWEST_CHARS:g} to {MOST_CHARS:g}, such as 3.2",
+        ),
+    )
     if tokenizer is not None:
         return _from_file(Path(tokenizer))
     if chars_per_token is None:
-        raise InputError(
-            "the text must be counted: name the model's tokenizer.json (--tokenizer FILE), or state the characters per token "
-            "(English: --chars-per-token 4)"
-        )
-    if not FEWEST_CHARS <= chars_per_token <= MOST_CHARS:  # NaN is refused, too
-        most = f"a number from {FEWEST_CHARS:g} to {MOST_CHARS:g}, such as 3.2"
-        raise InputError(f"chars_per_token is {chars_per_token:g}; it must be {most}")
+        return TokenCounter(ASSUMED, CHARS_PER_TOKEN)
     return TokenCounter(f"estimated: {chars_per_token:g} characters a token", chars_per_token)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
@@ -18,39 +19,71 @@ import numpy as np
 from simrl.trace.trace import UNSEPARATED
 
 CALLS = (
-    "<tool_call>",
-    "<search>",
-    "<information>",
-    "<interpreter>",
-    "<observation>",
+    *(
+        "<tool_call>",
+        "<search>",
+        "<interpreter>",
+        "<observation>",
+        "<|python_tag|>",
+        "[TOOL_CALLS]",
+    ),
+    *("<\uff5ctool\u2581call", "<function_calls>", "to=functions.", "<function="),
 )  # signs of an agent's text without turns
 NO_SIGN = "Without a mask or tags of tools it cannot be told whether tools wrote a part: all counts as generated."
-# What opens context, and what ends it: the roles of Qwen's and Llama's templates, tags of tools,
-# roles without special tokens.
+# What opens context, what ends it, and a text that every opening has: roles of chat templates, tags
+# of tools; below them the roles where decoding left out the special tokens.
 CONTEXT = {
-    "qwen": (r"\n?<\|im_start\|>(?!assistant)", r"<\|im_start\|>assistant\n?"),
+    "chatml": (r"\n?<\|im_start\|>(?!assistant)", r"<\|im_start\|>assistant\n?", "<|im_start|>"),
     "llama": (
         r"<\|start_header_id\|>(?!assistant)",
         r"<\|start_header_id\|>assistant<\|end_header_id\|>\n{0,2}",
+        "<|start_header_id|>",
     ),
+    "kimi": (r"<\|im_(?:user|system)\|>", r"<\|im_assistant\|>\w{0,99}<\|im_middle\|>", "<|im_"),
+    "glm": (r"<\|(?:user|observation|system)\|>", r"<\|assistant\|>\n?", "<|"),
+    "harmony": (r"<\|start\|>(?!assistant)", r"<\|start\|>assistant", "<|start|>"),
+    "deepseek": (r"<\uff5cUser\uff5c>", r"<\uff5cAssistant\uff5c>", "<\uff5cUser"),
+    "deepseek_tool": (
+        r"<\uff5ctool\u2581outputs?\u2581begin\uff5c>",
+        r"<\uff5ctool\u2581outputs?\u2581end\uff5c>(?!\s{0,4}<\uff5ctool\u2581output)\s{0,4}(?:<\uff5cAssistant\uff5c>)?",
+        "<\uff5ctool",
+    ),
+    "gemma": (r"<start_of_turn>(?!model)", r"<start_of_turn>model\n?", "<start_of_turn>"),
+    "minimax": (r"\]~b\](?!ai\n)", r"\]~b\]ai\n", "]~b]"),
+    "mistral": (r"\[TOOL_RESULTS\]", r"\[/TOOL_RESULTS\]\s?", "[TOOL_RESULTS]"),
+    "mistral_user": (r"\[INST\]", r"\[/INST\]\s?", "[INST]"),
     "tags": (
         r"\n?(?:\b(?:user|tool)\n)?<tool_response>",
-        r"</tool_response>(?:<\|im_end\|>)?\s{0,4}(?:(?:<\|im_start\|>)?assistant\n)?",
+        r"</tool_response>(?:<\|im_end\|>)?\s{0,4}(?:(?:<\|im_start\|>)?assistant\n|<\|assistant\|>\n?)?",
+        "<tool_response>",
     ),
-    "roles": (r"\n?\b(?:user|tool)\n", r"\nassistant\n"),
+    "search": (r"<information>", r"</information>", "<information>"),
+    "code": (r"<interpreter>", r"</interpreter>", "<interpreter>"),
+    "results": (r"<function_results>", r"</function_results>", "<function_results>"),
+    "roles": (r"\n?\b(?:user|tool)\n", r"\nassistant\n", "\nassistant\n"),
+    "llama_roles": (
+        r"(?:ipython|(?<=[^\w\s])(?:user|tool))\n\n",
+        r"assistant\n\n",
+        "assistant\n\n",
+    ),
+    "harmony_roles": (
+        r"(?:functions\.\w{1,99}|python|browser\.\w{1,99}) ?to=assistant(?:commentary|analysis)",
+        r"assistant(?=analysis|commentary|final| ?to=)",
+        "to=assistant",
+    ),
+    "kimi_roles": (
+        r"(?:tool)?## Return of functions\.",
+        r"assistant(?=[^\sa-z.,:;)'])",
+        "## Return of",
+    ),
 }
-OPENS = re.compile("|".join(f"(?P<{kind}>{opens})" for kind, (opens, _) in CONTEXT.items()))
-SIGNS = (
-    "<|im_start|>",
-    "<|start_header_id|>",
-    "<tool_response>",
-    "user\n",
-    "tool\n",
-)  # one is in what opens context
-ENDS = {kind: re.compile(ends) for kind, (_, ends) in CONTEXT.items()}
-WITHOUT_ROLES = re.compile(
-    "|".join(f"(?P<{kind}>{CONTEXT[kind][0]})" for kind in ("qwen", "llama", "tags"))
-)
+NEED_END = (
+    "roles",
+    "llama_roles",
+    "harmony_roles",
+    "kimi_roles",
+)  # else they are words of the model
+ENDS = {kind: re.compile(ends) for kind, (_, ends, _) in CONTEXT.items()}
 
 
 class Turns(NamedTuple):
@@ -72,7 +105,7 @@ class Turns(NamedTuple):
 def turns_of(parts: Iterable[tuple[bool, int]]) -> Turns:
     """Return the turns of a response from its parts in order: whether the model generated it, and
     its tokens."""
-    filled = [part for part in parts if part[1]]
+    filled = [part for part in parts if part[1] or not part[0]]
     if len(filled) == 1 and filled[0][0]:
         return Turns([filled[0][1]], [], 0)
     merged = [
@@ -98,15 +131,12 @@ def mask_parts(mask: Sequence[int]) -> list[tuple[bool, int]]:
 def text_parts(text: str) -> Iterator[tuple[bool, str]]:
     """Yield the parts of a response's text, by its tags and roles. Context that does not end runs
     to the end of the text; of roles without special tokens, it must end."""
-    place, opens = 0, OPENS
-    if not any(sign in text for sign in SIGNS):  # ten times as fast as the pattern
-        yield True, text
-        return
-    while opening := opens.search(text, place):
+    place, kinds = 0, tuple(kind for kind, (*_, sign) in CONTEXT.items() if sign in text)
+    while kinds and (opening := _opens(kinds).search(text, place)):
         kind = str(opening.lastgroup)
         end = ENDS[kind].search(text, opening.end())
-        if end is None and kind == "roles":
-            opens = WITHOUT_ROLES  # no such role ends after here, either
+        if end is None and kind in NEED_END:
+            kinds = tuple(other for other in kinds if other != kind)  # none ends after here, either
             continue
         stop = end.end() if end else len(text)
         yield True, text[place : opening.start()]
@@ -115,21 +145,29 @@ def text_parts(text: str) -> Iterator[tuple[bool, str]]:
     yield True, text[place:]
 
 
+@cache
+def _opens(kinds: tuple[str, ...]) -> re.Pattern[str]:
+    """Return the pattern of what opens context of these kinds."""
+    return re.compile("|".join(f"(?P<{kind}>{CONTEXT[kind][0]})" for kind in kinds))
+
+
 def is_agents(text: str) -> bool:
     """Return whether a response looks like an agent's."""
     return any(call in text for call in CALLS)
 
 
-def several(observed: Sequence[Sequence[int] | None], told_by: str) -> list[str]:
-    """Return the note on turns of a trace, given the observations of each response; none if no
-    response has turns."""
+def several(
+    observed: Sequence[Sequence[int] | None], told_by: str, timed: bool = False
+) -> list[str]:
+    """Return the notes on turns of a trace, given the observations of each response; none if no
+    response has turns. `timed` says whether the environment's time was recorded."""
     with_turns = [tokens for tokens in observed if tokens]
     if not with_turns:
         return []
     return [
         f"{len(with_turns)} of {len(observed)} responses have several turns, with {sum(map(sum, with_turns))} tokens of "
-        f"observations (tools, users) between them, {told_by}. What follows the last turn is left out; the environment's time "
-        "is not recorded."
+        f"observations (tools, users) between them, {told_by}. What follows the last turn is left out"
+        + ("." if timed else "; the environment's time is not recorded."),
     ]
 
 

@@ -202,7 +202,8 @@ def _message(item: Any) -> Message | None:
     parts = [part for part in (*calls, *_listed(content, ""), item) if isinstance(part, dict)]
     names = (_named({**part, **_dict(part.get("function"))}, ("name",)) for part in parts)
     both = {**_dict(item.get("extra")), **item}
-    took = (both[k] * unit for k, unit in NAMES["seconds"].items() if rows.is_number(both.get(k)))
+    timed = [(both.get(name), unit) for name, unit in NAMES["seconds"].items()]
+    took = [rows.as_float(value) * unit for value, unit in timed if rows.is_number(value)]
     return Message(
         generated,
         _text([_named(item, NAMES["reasoning"]) if generated else None, content, calls]),

@@ -202,8 +202,8 @@ def _message(item: Any) -> Message | None:
     parts = [part for part in (*calls, *_listed(content, ""), item) if isinstance(part, dict)]
     names = (_named({**part, **_dict(part.get("function"))}, ("name",)) for part in parts)
     both = {**_dict(item.get("extra")), **item}
-    timed = [(both.get(name), unit) for name, unit in NAMES["seconds"].items()]
-    took = [rows.as_float(value) * unit for value, unit in timed if rows.is_number(value)]
+    timed = [name for name in NAMES["seconds"] if rows.is_number(both.get(name))]
+    took = [rows.as_float(both[name]) * NAMES["seconds"][name] for name in timed]
     return Message(
         generated,
         _text([_named(item, NAMES["reasoning"]) if generated else None, content, calls]),

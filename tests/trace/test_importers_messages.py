@@ -204,6 +204,9 @@ def test_times_are_left_out_where_a_pause_has_none(tmp_path):
         written(tmp_path / "a.jsonl", {"messages": [*talk, said("assistant", "c")]})
     )
     assert trace.table.column("turn_environment_s").to_pylist() == [[1.5]]
+    huge = [*talk[:2], said("tool", "b", duration_ms=10**400), said("assistant", "c")]
+    trace = import_messages(written(tmp_path / "a.jsonl", {"messages": huge}))
+    assert "turn_environment_s" not in trace.table.column_names
     longer = [*talk, said("assistant", "c"), said("tool", "d"), said("assistant", "e")]
     trace = import_messages(written(tmp_path / "a.jsonl", {"messages": longer}))
     assert "turn_environment_s" not in trace.table.column_names

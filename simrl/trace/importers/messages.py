@@ -202,7 +202,8 @@ def _message(item: Any) -> Message | None:
     parts = [part for part in (*calls, *_listed(content, ""), item) if isinstance(part, dict)]
     names = (_named({**part, **_dict(part.get("function"))}, ("name",)) for part in parts)
     both = {**_dict(item.get("extra")), **item}
-    took = (both[k] * unit for k, unit in NAMES["seconds"].items() if rows.is_number(both.get(k)))
+    timed = [name for name in NAMES["seconds"] if rows.is_number(both.get(name))]
+    took = [rows.as_float(both[name]) * NAMES["seconds"][name] for name in timed]
     return Message(
         generated,
         _text([_named(item, NAMES["reasoning"]) if generated else None, content, calls]),

@@ -46,6 +46,7 @@ from simrl.study.corrections import (
     Correction,
     Floats,
     fit,
+    in_turns,
     is_timed,
     rollout_s,
     seconds,
@@ -277,13 +278,15 @@ def calibrate(
         )
     errors = _errors(steps)
     assumed = tuple(_assumed(usable, fits[0], trace, recorded, batch))
-    phases = {GENERATION: "generation", UPDATE: "update", STEP: "the whole step"}
-    if prepared.system.log_probs:
-        phases[LOG_PROB] = "log-probs"
+    phases = {UPDATE: "update", STEP: "the whole step"}
+    phases |= {LOG_PROB: "log-probs"} if prepared.system.log_probs else {}
+    lacks = [f"{name} ({key})" for key, name in phases.items() if not is_timed(fitted, key)]
+    if in_turns(prepared) and not is_timed(metrics, GENERATION):
+        lacks.insert(0, f"generation ({GENERATION})")
     return Calibration(
         *(fits[0], window, corrections, errors, steps, assumed, tuple(fits[1:])),
         unclear=tuple(_unclear(corrections, len(fitted))),
-        lacks=tuple(f"{name} ({key})" for key, name in phases.items() if not is_timed(usable, key)),
+        lacks=tuple(lacks),
     )
 
 

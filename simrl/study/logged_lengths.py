@@ -19,7 +19,6 @@ from simrl.study.corrections import (
     FEWEST_STEPS,
     GENERATION,
     LOG_PROB,
-    REFERENCE,
     STEP,
     UPDATE,
     is_timed,
@@ -30,7 +29,11 @@ from simrl.trace.trace import Trace, read_trace, write_trace
 
 SAME_LENGTHS = 0.05  # relative distance of a step's mean length in a trace from the logged one, up to which they are one run
 RUN, ALIKE = "run.parquet", "run_alike.parquet"  # in the folder of a calibration
-KEPT_SHARE = 0.98  # of a batch, or of seconds; more is the rounding of a log
+KEPT_SHARE = 0.98  # of a batch; more is the rounding of a log
+SMALLER = tuple(
+    f"timing_s/{key}"
+    for key in ("ref", "reward", "adv", "values", "update_critic", "update_weights")
+)
 NOT_SIMULATED = "timing_s/testing", "timing_s/save_checkpoint"
 # verl: over the response tokens that response_length/* describes
 PER_TOKEN = "timing_per_token_ms/gen"
@@ -52,14 +55,11 @@ def usable_steps(
     if (
         turns
         and not is_timed(metrics, GENERATION)
-        and all(is_timed(metrics, key) for key in (STEP, UPDATE))
+        and all(is_timed(metrics, key) for key in (STEP, UPDATE, LOG_PROB))
     ):
-        phases_s = metrics[[key for key in (UPDATE, LOG_PROB, REFERENCE) if key in metrics]].sum(
-            axis=1
-        )
-        metrics = metrics.assign(**{GENERATION: metrics[STEP] - phases_s})
+        metrics = metrics.assign(**{GENERATION: _rest_s(metrics, [UPDATE, LOG_PROB])})
         notes.append(
-            f"the log does not time generation: what {STEP} has beside the other phases stands for it"
+            f"generation is what {STEP} has beside the other phases: the log does not time it"
         )
     order = (GENERATION, STEP, UPDATE, LOG_PROB) if turns else (STEP, UPDATE, LOG_PROB)
     timed = next((key for key in order if is_timed(metrics, key)), order[0])
@@ -84,19 +84,26 @@ def usable_steps(
     return usable
 
 
+def _rest_s(metrics: pd.DataFrame, phases: list[str]) -> pd.Series:
+    """Return what each step has beside these phases, which it needs, and beside smaller ones."""
+    smaller = metrics.reindex(columns=list(SMALLER)).sum(axis=1)
+    return metrics[STEP] - metrics[phases].sum(axis=1, skipna=False) - smaller
+
+
 def _without_evaluations(metrics: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Return the metrics without the seconds of evaluations and checkpoints in the steps that
-    contain them, which are not simulated; and a note."""
+    """Return the metrics without the seconds of evaluations and checkpoints, which are not
+    simulated, where the steps contain them; and a note. Such steps are longer, beside their phases,
+    than the other ones."""
     others_s = metrics.reindex(columns=list(NOT_SIMULATED)).sum(axis=1)
-    phases = [key for key in (GENERATION, LOG_PROB, REFERENCE, UPDATE) if key in metrics]
-    contained = (others_s > 0) & (
-        seconds(metrics, STEP) >= metrics[phases].sum(axis=1) + KEPT_SHARE * others_s
-    )
+    if not (others_s > 0).any() or STEP not in metrics:
+        return metrics, []
+    rest_s = _rest_s(metrics, [key for key in (GENERATION, LOG_PROB, UPDATE) if key in metrics])
+    usual_s = rest_s[others_s == 0].median()
+    contained = (others_s > 0) & (rest_s - (usual_s if usual_s == usual_s else 0.0) > others_s / 2)
     if not contained.any():
         return metrics, []
-    steps_s = metrics[STEP] - others_s.where(contained, 0.0)
     note = f"evaluations and checkpoints were taken out of {contained.sum()} steps ({others_s[contained].mean():.3g} s each)"
-    return metrics.assign(**{STEP: steps_s}), [note]
+    return metrics.assign(**{STEP: metrics[STEP] - others_s.where(contained, 0.0)}), [note]
 
 
 def _of_kept_groups(rows: pd.DataFrame, group: int) -> pd.DataFrame:
@@ -111,6 +118,12 @@ def _of_kept_groups(rows: pd.DataFrame, group: int) -> pd.DataFrame:
     fewer = kept.notna() & (kept > 0) & (kept < KEPT_SHARE * count)
     if not fewer.any():
         return rows
+    if group == 1:
+        described, all_of = kept[fewer].iloc[0], count[fewer].iloc[0]
+        raise InputError(
+            f"{source_of(rows)}: its lengths describe {described:.0f} of {all_of:.0f} responses, as where groups are filtered; "
+            "give the responses of a prompt with --group"
+        )
     return rows.assign(
         **{BATCH_TOKENS: rows[TOKENS], TOKENS: rows[TOKENS].where(~fewer, kept * mean)}
     )

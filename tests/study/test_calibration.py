@@ -29,12 +29,13 @@ from simrl.study.calibration import (
     calibrate,
     launched,
     phase_s,
+    predicted,
     presets_of,
     scenario_yaml,
 )
 from simrl.study.compare import ALONE, simulate_compared, the_result
 from simrl.study.corrections import Correction, rollout_s, updates_s, with_generation
-from simrl.study.logged_lengths import write_alike
+from simrl.study.logged_lengths import lengths_of, usable_steps, write_alike
 from simrl.study.whatif import alternatives
 from simrl.trace.importers.logs import read_metrics
 from simrl.trace.importers.verl import trace_from_verl_metrics
@@ -755,12 +756,39 @@ def test_a_log_that_lacks_a_phase_is_calibrated_for_the_others_and_says_which_it
     assert result.scenario.training.mfu == started(tmp_path / "run.parquet", 1).training.mfu
 
 
+def test_a_phase_that_is_timed_outside_the_window_alone_is_lacking(log, tmp_path):
+    metrics = read_metrics(log)
+    metrics.loc[metrics["step"] <= 9, "timing_s/update_actor"] = np.nan
+    result = calibrate(metrics, started, (1, 9), GROUP, tmp_path, cap_tokens=2000)
+    assert result.lacks == ("update (timing_s/update_actor)",)
+
+
+@pytest.mark.parametrize("overhead_s", [1.0, 10.0, 100.0])
+def test_overheads_that_the_window_tells_are_found_however_far_from_the_expected_ones(
+    overhead_s, tmp_path
+):
+    truth = started(tmp_path / "truth.parquet", STEPS)
+    metrics = lengths_of_a_run()
+    write_trace(
+        trace_from_verl_metrics(metrics, GROUP, 0, cap_tokens=2000), tmp_path / "truth.parquet"
+    )
+    slow = {"mfu": 0.001, "update_overhead_s": overhead_s}  # some 30 s of arithmetic
+    result = simulate(with_known_corrections(truth).with_fields("training", **slow))
+    noise = np.exp(0.02 * np.random.default_rng(1).standard_normal(STEPS))
+    metrics["timing_s/gen"] = rollout_s(result)[0] + STEP_S
+    metrics["timing_s/update_actor"] = phase_s(result, "train") * noise
+    calibrated = calibrate(metrics, started, (1, STEPS), GROUP, tmp_path, cap_tokens=2000)
+    overhead = {c.name: c for c in calibrated.corrections}["update_overhead_s"]
+    assert abs(overhead.value - overhead_s) < 3 * overhead.error and overhead.error < 3
+
+
 def test_generation_that_is_not_timed_is_what_the_step_has_beside_the_other_phases(log, tmp_path):
     metrics = read_metrics(log)
     result = calibrate(
         metrics.drop(columns="timing_s/gen"), started, (1, 9), GROUP, tmp_path, cap_tokens=2000
     )
-    assert any("does not time generation" in text for text in result.assumed)
+    assert any("the log does not time it" in text for text in result.assumed)
+    assert result.lacks == ("generation (timing_s/gen)",)
     assert {e.phase: e for e in result.errors}["generation"].mape_out < 0.02
 
 
@@ -785,15 +813,12 @@ def test_a_window_of_fewer_steps_than_corrections_gives_averages_with_a_range(lo
 def test_evaluations_and_checkpoints_in_a_step_are_not_its_training(log, tmp_path):
     metrics = read_metrics(log)
     evaluated = metrics["step"] % 5 == 0
-    longer = metrics.assign(
-        **{
-            "timing_s/testing": np.where(evaluated, 50.0, np.nan),
-            "timing_s/step": metrics["timing_s/step"] + 50.0 * evaluated,
-        }
-    )
-    result = calibrate(longer, started, (1, 9), GROUP, tmp_path, cap_tokens=2000)
-    assert {e.phase: e for e in result.errors}["step"].mape_out < 0.01
-    assert any("evaluations and checkpoints" in text for text in result.assumed)
+    tested = metrics.assign(**{"timing_s/testing": np.where(evaluated, 50.0, np.nan)})
+    longer = tested.assign(**{"timing_s/step": metrics["timing_s/step"] + 50.0 * evaluated})
+    for logged_as, contained in ((longer, True), (tested, False)):
+        result = calibrate(logged_as, started, (1, 9), GROUP, tmp_path, cap_tokens=2000)
+        assert {e.phase: e for e in result.errors}["step"].mape_out < 0.01
+        assert contained == any("evaluations and checkpoints" in text for text in result.assumed)
 
 
 def test_without_a_window_the_first_twenty_steps_are_fitted(capped, tmp_path):
@@ -802,6 +827,26 @@ def test_without_a_window_the_first_twenty_steps_are_fitted(capped, tmp_path):
 
 
 # A run that nobody in this project made
+
+
+@pytest.mark.parametrize("run", ["tp2_n4_b256", "tp2_n4_b128"])
+def test_a_run_at_its_cap_predicts_other_layouts_and_batches_within_twelve_percent(
+    run, shared_data, tmp_path
+):
+    folder = shared_data / "practice" / "03-two-configurations"
+    log, settings = folder / "base_20steps.log", ["model=qwen3-8b", "cluster.gpu=a100"]
+
+    def start(tp: int) -> Callable[[Path, int], Scenario]:
+        own = [*settings, "cluster.gpus=8", f"cluster.tp={tp}", f"training.tensor_parallel={tp}"]
+        return lambda path, steps: launched(log, None, own, path, steps)
+
+    result = calibrate(read_metrics(log), start(4), (1, 20), 5, tmp_path)
+    assert {c.name: c for c in result.corrections}["update_overhead_s"].value < 10
+    steps = usable_steps(read_metrics(folder / f"{run}.log"), None, True, 4)
+    write_trace(lengths_of(steps, 4, None, None), tmp_path / "other.parquet")
+    other = start(2)(tmp_path / "other.parquet", len(steps)).model_copy(update={"warmup_steps": 0})
+    errors = {e.phase: e for e in predicted(steps, other, [result.scenario, *result.fits])}
+    assert abs(errors["step"].bias_out) < 0.12 and errors["step"].low_s < errors["step"].high_s
 
 
 @pytest.mark.slow

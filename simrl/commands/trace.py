@@ -136,7 +136,7 @@ def _importer(name: str) -> Callable[..., DataView]:
                     "trace import verl --metrics: no --group; the log does not have the number of responses per prompt "
                     "(rollout.n); add it, such as --group 16"
                 )
-            logged = logs.read_metrics(path, log_format, samples, prompt_tokens, times=False)
+            logged = logs.read_metrics(path, log_format, samples, prompt_tokens)
             return _written(
                 trace_from_verl_metrics(logged, group, seed, **{"name": path.stem, **labels}),
                 output,

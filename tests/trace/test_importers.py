@@ -353,7 +353,7 @@ def test_the_real_verl_run_has_sixteen_checkpoints_of_twenty_slots_and_seventeen
 
 
 def verl_metrics(path):
-    return read_metrics(path, "verl", lengths=False, times=False)
+    return read_metrics(path, "verl", lengths=False)
 
 
 def test_console_metrics_are_read_out_of_other_output(tmp_path):

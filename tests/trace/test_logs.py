@@ -272,11 +272,11 @@ def test_trls_history_is_read_as_csv_and_its_trainer_state_without_times(tmp_pat
     ]
     state = tmp_path / "trainer_state.json"
     state.write_text(json.dumps({"log_history": [*history, {"step": 2, "train_runtime": 3.0}]}))
-    check(read_metrics(state, samples=16, prompt_tokens=80, times=False), phases=["timing_s/step"])
+    check(read_metrics(state, samples=16, prompt_tokens=80), phases=["timing_s/step"])
     lines = jsonl(tmp_path / "log.jsonl", *history)
-    check(read_metrics(lines, samples=16, prompt_tokens=80, times=False), phases=["timing_s/step"])
+    check(read_metrics(lines, samples=16, prompt_tokens=80), phases=["timing_s/step"])
     assert "no generation times" in refusal(read_metrics, lines, samples=16, prompt_tokens=80)
-    assert "--prompt-tokens" in refusal(read_metrics, lines, samples=16, times=False)
+    assert "--prompt-tokens" in refusal(read_metrics, lines, samples=16)
 
 
 def test_slime_is_read_from_its_console_and_from_a_wandb_history(tmp_path):

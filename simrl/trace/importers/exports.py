@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,23 +20,20 @@ from simrl.errors import InputError, broken, first_line
 from simrl.trace.importers import rows
 
 Logged = tuple[str, dict[str, float]]  # the place of a row, and its numbers by tag
-STEPS = (
-    "global_step",
-    "train/global_step",
-    "training/global_step",
-    "rollout/step",
-    "step",
-    "Step",
-    "_step",
+RUN_STEPS = (
+    *("global_step", "train/global_step", "training/global_step", "trainer/global_step"),
+    *("rollout/step", "step"),
 )
+WANDB_STEPS = ("Step", "_step")  # counted by the logger, which may log a step in several rows
+STEPS = (*RUN_STEPS, *WANDB_STEPS)
 ONE_TAG = {"Wall time", "Step", "Value"}
 ENVELOPE = ("__MIN", "__MAX")  # of a W&B chart, beside each tag
 
 
-def step_of(row: dict[str, float], place: str) -> int | None:
+def step_of(row: dict[str, float], place: str, names: Sequence[str] = RUN_STEPS) -> int | None:
     """Return the step of a row; None if it has none. Raises `InputError` for one that no run
     has."""
-    step = next((row[name] for name in STEPS if name in row), None)
+    step = next((row[name] for name in names if name in row), None)
     if step is None or step != step:
         return None
     if not 0 <= step <= rows.INT32_MAX or step != int(step):
@@ -56,7 +53,7 @@ def tables(path: Path) -> list[Path]:
     return files
 
 
-def read_rows(path: Path, tags: Sequence[str]) -> Iterator[Logged] | None:
+def read_rows(path: Path, tags: Collection[str]) -> Iterator[Logged] | None:
     """Return the rows of a table; None for a file that is none, such as a console log. `tags` are
     those that a TensorBoard download may have."""
     if path.is_dir():
@@ -78,7 +75,7 @@ def numbers(values: dict[Any, Any]) -> dict[str, float]:
     return {key.encode(errors="replace").decode(): value for key, value in by_name.items()}
 
 
-def tag_of(path: Path, tags: Sequence[str]) -> str | None:
+def tag_of(path: Path, tags: Collection[str]) -> str | None:
     """Return the longest of these tags that the name of a file ends with; browsers write _ for the
     slashes of a tag."""
     name, written = f"_{_written(path.stem)}", {tag: f"_{_written(tag)}" for tag in tags}
@@ -125,7 +122,7 @@ def _json_rows(path: Path) -> Iterator[Logged]:
         yield place, {**row, STEPS[0]: float(step)}
 
 
-def _csv_rows(path: Path, tags: Sequence[str]) -> Iterator[Logged]:
+def _csv_rows(path: Path, tags: Collection[str]) -> Iterator[Logged]:
     try:
         with path.open(newline="", encoding="utf-8-sig", errors="replace") as lines:
             table = csv.reader(lines)
@@ -150,7 +147,7 @@ def _csv_rows(path: Path, tags: Sequence[str]) -> Iterator[Logged]:
         ) from error
 
 
-def _columns(path: Path, header: Sequence[str], tags: Sequence[str]) -> list[str]:
+def _columns(path: Path, header: Sequence[str], tags: Collection[str]) -> list[str]:
     """Return the tag of each column; empty for one that is left out."""
     if set(header) == ONE_TAG:
         return [
@@ -178,7 +175,7 @@ def _cell(raw: str) -> float | None:
     return None
 
 
-def _merged(path: Path, tags: Sequence[str]) -> Iterator[Logged]:
+def _merged(path: Path, tags: Collection[str]) -> Iterator[Logged]:
     """Yield a row a step of all CSV files in a folder. Raises `InputError` for a tag of two files,
     as of two runs."""
     by_step: dict[int, dict[str, float]] = {}
@@ -190,6 +187,6 @@ def _merged(path: Path, tags: Sequence[str]) -> Iterator[Logged]:
                     raise InputError(
                         f"{file}: {tag} is also in {file_of[tag].name}; keep the files of one run"
                     )
-            if (step := step_of(row, place)) is not None:
+            if (step := step_of(row, place, STEPS)) is not None:
                 by_step.setdefault(step, {STEPS[0]: step}).update(row)
     yield from ((str(path), row) for _, row in sorted(by_step.items()))

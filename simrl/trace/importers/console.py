@@ -13,7 +13,9 @@ below a header that names the step, with one or more names and numbers each.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +34,9 @@ RAY = re.compile(r"\s*\([^()]{1,80}\bpid=\d+[^()]{0,60}\) ?")
 REPEATED = re.compile(r"\s*\[repeated \d+x across [^\]]{1,20}\].*")
 SOURCE_FILE = re.compile(r"\s{2,60}[\w/.-]{1,60}\.py:\d{1,6}\s*$")  # the last column of rich
 LOGGER = re.compile(r"\s*\[?(?:\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|(?:INFO|WARNING|ERROR|DEBUG)\b)")
+ANEW = re.compile(
+    rf"(?:{COLOUR.pattern})*(?:{RAY.pattern})?(?:{COLOUR.pattern})*(?:\s*$|\s*\{{|step:\d+ - |{LOGGER.pattern})"
+)  # the beginning of a line that is no piece of the one before
 PART_OF_A_NUMBER = re.compile(r"[-+.\de]+", re.IGNORECASE)
 BORDERS = "│┃├╞└╘"
 
@@ -141,46 +146,77 @@ def _clean(raw: str) -> tuple[str, str]:
     return prefix[0] if prefix else "", SOURCE_FILE.sub("", text) if ".py:" in text[-70:] else text
 
 
+@lru_cache(maxsize=8)
+def _width(path: Path, changed_ns: int) -> int:
+    """Return the width at which all long lines of a file are wrapped; 0 if they are not: many are
+    as long as the longest, more than a little shorter ones, and the next ones seldom begin anew."""
+    lengths = Counter[int]()
+    widest = length = anew = 0
+    for _, raw in rows.numbered_lines(path, **OPENED):
+        anew += length == widest > 0 and ANEW.match(raw) is not None
+        length = len(COLOUR.sub("", raw) if "\x1b" in raw else raw)
+        lengths[length] += 1
+        widest, anew = (length, 0) if length > widest else (widest, anew)
+    shorter = sum(lengths[length] for length in range(widest - 10, widest))
+    return widest if lengths[widest] > max(1, shorter) and 2 * anew <= lengths[widest] else 0
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the place and the text of each line of a file, put together where all are wrapped."""
+    lines = rows.numbered_lines(path, **OPENED)
+    if not (width := _width(path, path.stat().st_mtime_ns)):
+        yield from lines
+        return
+    whole, first, before = "", "", ""
+    for place, raw in lines:
+        prefix, text = _clean(raw)
+        if whole and (prefix not in ("", before) or LOGGER.match(text)):
+            yield first, f"{whole}\n"
+            whole = ""
+        first, before, piece = (first, before, text) if whole else (place, prefix, raw.rstrip("\n"))
+        whole += piece
+        if len(whole) > MOST_CHARACTERS or width not in (len(raw), len(COLOUR.sub("", raw))):
+            yield first, whole + raw[len(raw.rstrip("\n")) :]
+            whole = ""
+    if whole:
+        yield first, whole
+
+
 def _entries(path: Path, form: Form, start: re.Pattern[str], begins: str) -> Iterator[Found]:
     """Yield the records of entries, with the pieces of wrapped ones put together."""
     opened: Found | None = None
-    source, length, foreign, whole = "", 0, 0, True
-    widths: set[int] = set()  # of lines that went on in the next one
+    source, foreign, whole, before = "", 0, True, ""
 
     def closed() -> Iterator[Found]:
         if opened is not None:
             place, number, text = opened
-            if not whole or length in widths or (form.separator == "," and text.rstrip()[-1:] != "}"):
+            if not whole or (form.separator == "," and text.rstrip()[-1:] != "}"):
                 text = text.rpartition(form.separator)[0]  # the last entry was cut
             yield place, number, text
 
-    for place, raw in rows.numbered_lines(path, **OPENED):
-        begun = begins in raw and (opened is None or start.groups > 0)
-        if opened is None and not begun:
+    for place, raw in _lines(path):
+        begun, line_before, before = begins in raw and (not opened or start.groups > 0), before, raw
+        if not opened and not begun:
             continue
         prefix, text = _clean(raw)
         matches = list(start.finditer(text))[: None if start.groups else 1] if begun else []
-        if matches:
+        if begun and not matches:  # the step may be named on two lines
+            head = f"{_clean(line_before)[1][-40:].rstrip()} "
+            both = head + text.lstrip()
+            matches = [match for match in start.finditer(both) if match.end() >= len(head)]
+            text = both if matches else text
+        ends = [*(match.start() for match in matches[1:]), len(text)]
+        for match, end in zip(matches, ends, strict=False):
             yield from closed()
-            ends = [match.start() for match in matches[1:]] + [len(text)]
-            for match, end in zip(matches, ends, strict=True):
-                number = float(match[1]) if start.groups else None
-                opened = (place, number, text[match.end() : end])
-                source, length, foreign = prefix, 0, 0
-                whole = end < len(text) or _is_whole(raw)
-                if end < len(text):
-                    yield from closed()
-            length = len(raw)
-        elif opened is not None:
+            whole = end < len(text) or _is_whole(raw)
+            opened = (place, float(match[1]) if start.groups else None, text[match.end() : end])
+            source, foreign = prefix, 0
+        if opened is not None and not matches:
             is_other = prefix not in ("", source) or LOGGER.match(text)
-            joined = None if is_other else _joined(opened[2], text, form, length in widths)
-            if joined is None:
-                foreign += 1
-            else:
-                if form.separator == "," or opened[2] + text == joined:
-                    widths.add(length)
-                opened = (*opened[:2], joined)
-                length, foreign, whole = len(raw), 0, _is_whole(raw)
+            joined = None if is_other else _joined(opened[2], text, form)
+            foreign = foreign + 1 if joined is None else 0
+            whole = whole if joined is None else _is_whole(raw)
+            opened = (*opened[:2], opened[2] if joined is None else joined)
         if opened is not None and (
             foreign > MOST_FOREIGN
             or len(opened[2]) > MOST_CHARACTERS
@@ -195,27 +231,26 @@ def _is_whole(raw: str) -> bool:
     return raw.endswith("\n") and len(raw) != WIDTH + 1
 
 
-def _joined(text: str, line: str, form: Form, is_full: bool) -> str | None:
-    """Return a record's text with a line that continues it; None for a line that does not.
-
-    Where the number before and a number alone on the line may be one or two, the first is spoilt
-    unless the line before `is_full`, as long as others that went on.
-    """
-    if form.separator == ",":
+def _joined(text: str, line: str, form: Form) -> str | None:
+    """Return a record's text with a line that continues it; None for a line that does not. A number
+    at the end is spoilt by a number alone on the line: they may be one number or two."""
+    separator = form.separator
+    if separator == ",":
         return text + (line.lstrip() if line.startswith("  ") else line)
-    head, separator, tail = text.rpartition(form.separator)
-    if PART_OF_A_NUMBER.fullmatch(line.strip()) and form.entry.fullmatch(tail) and not is_full:
+    head, _, tail = text.rpartition(separator)
+    if PART_OF_A_NUMBER.fullmatch(line.strip()) and form.entry.fullmatch(tail):
         return f"{text}?"
-    for glue, piece in (("", line), (" ", line.strip()), (form.separator, line.strip())):
+    line = f"{line.rstrip()} " if line.rstrip().endswith(separator.rstrip()) else line
+    for glue, piece in (("", line), (" ", line.strip()), (separator, line.lstrip())):
         joint = (tail if glue == "" else tail.rstrip()) + glue + piece
-        parts = joint.split(form.separator)
-        good = [form.entry.fullmatch(part) is not None for part in parts]
-        last = good.pop() or form.part.fullmatch(parts[-1]) is not None
-        if (all(good[:1]) and last) if good else (last and piece.strip() and glue != " "):
-            return head + separator + joint
-    parts = line.split(form.separator)
-    good = [form.entry.fullmatch(part) is not None for part in parts]
-    return text + line if sum(good) > len(good) / 2 else None
+        *parts, last = joint.split(separator)
+        whole = all(map(form.entry.fullmatch, parts[:2]))
+        if whole and (form.entry.fullmatch(last) or form.part.fullmatch(last)) and (parts or glue == ""):
+            return joint if head == "" else head + separator + joint
+    parts = line.split(separator)
+    if sum(map(bool, map(form.entry.fullmatch, parts))) > len(parts) / 2:
+        return text + line
+    return f"{text}?" if PART_OF_A_NUMBER.match(line.strip()) else None
 
 
 def _blocks(path: Path, form: Form, start: re.Pattern[str], begins: str) -> Iterator[Found]:
@@ -224,7 +259,7 @@ def _blocks(path: Path, form: Form, start: re.Pattern[str], begins: str) -> Iter
     place, before, epoch = "", 0.0, 0.0
     step: float | None = None
     lines: list[str] = []
-    for here, raw in rows.numbered_lines(path, **OPENED):
+    for here, raw in _lines(path):
         if begins in raw and (header := start.search(_clean(raw)[1])):
             if lines:
                 yield place, step, form.glue.join(lines)

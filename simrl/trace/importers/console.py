@@ -158,7 +158,7 @@ def _width(path: Path, changed_ns: int) -> int:
         lengths[length] += 1
         widest, anew = (length, 0) if length > widest else (widest, anew)
     shorter = sum(lengths[length] for length in range(widest - 10, widest))
-    return widest if lengths[widest] > max(1, shorter) and 2 * anew <= lengths[widest] else 0
+    return widest if lengths[widest] > max(1, shorter, 4 * anew) else 0
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:

@@ -202,7 +202,7 @@ def _logged(path: Path, kind: Format, notes: list[str]) -> Iterable[Logged]:
     """Return the rows of a log, in their names."""
     if (exported := read_rows(path, TERMS, notes)) is not None or not kind.console:
         return exported or ()
-    return records(path, kind.console, kind.step, kind.begins, kind.signs[0], notes)
+    return records(path, kind.console, kind.step, kind.begins, kind.signs[0])
 
 
 def _by_step(logged: Iterable[Logged], notes: list[str]) -> pd.DataFrame:

@@ -134,7 +134,7 @@ def _importer(name: str) -> Callable[..., DataView]:
         from simrl.trace.importers import dumps, logs, tabular, tokens
 
         labels = _given(options)
-        if metrics or source.metrics_only:
+        if metrics or ("metrics" in source.options and not source.title):
             from simrl.trace.importers.verl import (
                 trace_from_verl_metrics,
             )  # imports scipy, which takes 0.3 s

@@ -206,7 +206,7 @@ def _joined(text: str, line: str, form: Form) -> str | None:
     separator = form.separator
     if separator == ",":
         return text + (line.lstrip() if line.startswith("  ") else line)
-    head, _, tail = text.rpartition(separator)
+    tail = text.rpartition(separator)[2]
     is_number, parts = PART_OF_A_NUMBER.match(line.strip()), line.split(separator)
     if is_number and is_number.end() == len(line.strip()) and form.entry.fullmatch(tail):
         return f"{text}?"

@@ -200,9 +200,8 @@ def _cell(raw: str) -> float | None:
 
 
 def _merged(path: Path, tags: Collection[str]) -> Iterator[Logged]:
-    """Yield a row a step of all CSV files in a folder. Raises `InputError` for a tag of two files,
-    as of two runs."""
-    by_step: dict[int, dict[str, float]] = {}
+    """Yield the rows of all tables in a folder, by the logger's step. Raises `InputError` for a tag
+    of two files, as of two runs."""
     file_of: dict[str, Path] = {}
     for file, logged in _files(path, tags):
         for place, row in logged:
@@ -212,5 +211,5 @@ def _merged(path: Path, tags: Collection[str]) -> Iterator[Logged]:
                         f"{file}: {tag} is also in {file_of[tag].name}; keep the files of one run"
                     )
             if (step := step_of(row, place, STEPS)) is not None:
-                by_step.setdefault(step, {STEPS[0]: step}).update(row)
-    yield from ((str(path), row) for _, row in sorted(by_step.items()))
+                values = {tag: value for tag, value in row.items() if tag not in STEPS}
+                yield place, {**values, WANDB_STEPS[0]: step}

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import operator
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,12 +20,11 @@ from difflib import SequenceMatcher, get_close_matches
 from itertools import islice
 from pathlib import Path
 from statistics import NormalDist
-from types import MappingProxyType
 
 import pandas as pd
 from pydantic import BaseModel
 
-from simrl.errors import InputError, meant
+from simrl.errors import InputError, meant, refuse
 from simrl.trace.importers import rows
 from simrl.trace.importers.console import records
 from simrl.trace.importers.exports import (
@@ -40,12 +38,7 @@ from simrl.trace.importers.exports import (
 MOST_TAGS = 10_000  # of a log: a column each
 HEAD = 200  # rows by which a framework is recognised
 OPERATOR = re.compile(r"\s+([-+*/])\s+")
-OPERATIONS = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-}
+OPERATIONS = {"+": "add", "-": "sub", "*": "mul", "/": "div"}  # of pandas
 SIGMA, SAMPLES = 0.8, 512  # assumed of lengths whose largest is not logged: of the log, and a step
 
 
@@ -125,22 +118,26 @@ def read_metrics(
     that was not given.
     """
     path, notes = rows.existing(path), list[str]()
-    if log_format not in (None, *ALIASES, *EXPORTS):
-        raise InputError(
+    wrong = next((ours for ours in columns or {} if ours not in OURS), "")
+    refuse(
+        (
+            log_format not in (None, *ALIASES, *EXPORTS),
             f"--format {log_format}: unknown{meant(log_format, [*ALIASES, *EXPORTS])}; choose one of "
-            f"{', '.join([*FORMATS, *EXPORTS])}"
-        )
-    mapped = {ours: (theirs,) for ours, theirs in (columns or {}).items()}
-    if wrong := next((ours for ours in mapped if ours not in OURS), None):
-        raise InputError(
-            f"--column {wrong}: no column that simrl reads{meant(wrong, OURS)}; name some of {', '.join(sorted(OURS))}"
-        )
+            f"{', '.join([*FORMATS, *EXPORTS])}",
+        ),
+        (
+            wrong,
+            f"--column {wrong}: no column that simrl reads{meant(wrong, OURS)}; name some of {', '.join(sorted(OURS))}",
+        ),
+    )
+    mapped = {ours: (it, it.replace("+", " + ")) for ours, it in (columns or {}).items()}
     names = [ALIASES[log_format]] if log_format in ALIASES else [*FORMATS]
     name, kind = _recognised(path, names) or ("", _unnamed(path, names, mapped))
     tags = _by_step(_logged(path, kind, notes), notes)
     metrics = _named(tags, kind, mapped)
     if absent := next((ours for ours in mapped if ours not in metrics), None):
-        missing = next(t for t in OPERATOR.split(mapped[absent][0])[::2] if _column(t, tags, kind) is None)
+        terms = OPERATOR.split(mapped[absent][1])[::2]
+        missing = next(term for term in terms if _column(term, tags, kind, {}) is None)
         raise InputError(
             f"{path}: --column {absent}={mapped[absent][0]}: no {missing} in it{meant(missing, tags)}; "
             f"it has {rows.listed(get_close_matches(missing, tags.columns, 12, 0.0))}"
@@ -159,8 +156,7 @@ def read_metrics(
 
 def recognised(path: Path) -> str | None:
     """Return the framework that wrote a log; None if none did."""
-    recognised = _recognised(path, [*FORMATS])
-    return recognised[0] if recognised else None
+    return (_recognised(path, [*FORMATS]) or (None,))[0]
 
 
 def _recognised(path: Path, names: Sequence[str]) -> tuple[str, Format] | None:
@@ -176,7 +172,8 @@ def _recognised(path: Path, names: Sequence[str]) -> tuple[str, Format] | None:
             heads[form] = _by_step(islice(_logged(path, kind, []), HEAD), [])
         return len(OURS & {*_named(heads[form], kind)})
 
-    signed = [name for name in names if path.is_file() and _has(path, FORMATS[name].signs)]
+    is_text = path.is_file() and path.stat().st_size > 0
+    signed = [name for name in names if is_text and _has(path, FORMATS[name].signs)]
     own = [(name, FORMATS[name]) for name in signed or names]
     others = [(name, _in_form(FORMATS[name], *form)) for form in OTHERS for name in names]
     for choices in (own, [] if exported else others):  # a sign may be on two pieces of a wrapped line
@@ -191,11 +188,8 @@ def _in_form(kind: Format, console: str, step: str, begins: str) -> Format:
 
 
 def _has(path: Path, signs: tuple[str, ...]) -> bool:
-    with path.open("rb") as file:
-        if not path.stat().st_size:
-            return False
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-            return any(text.find(sign.encode()) >= 0 for sign in signs)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        return any(text.find(sign.encode()) >= 0 for sign in signs)
 
 
 def _logged(path: Path, kind: Format, notes: list[str]) -> Iterable[Logged]:
@@ -225,8 +219,8 @@ def _by_step(logged: Iterable[Logged], notes: list[str]) -> pd.DataFrame:
             continue
         if step is None and count is not None:
             counted.setdefault(count, {}).update(values)
-        added = {t: waiting.get(t, 0.0) + v for t, v in values.items() if t.startswith(SUMMED)}
-        waiting |= values | added
+        sums = {tag: waiting.get(tag, 0.0) for tag in values if tag.startswith(SUMMED)}
+        waiting |= {tag: value + sums.get(tag, 0.0) for tag, value in values.items()}
         if step is not None:
             steps.setdefault(step, {}).update(waiting)
             waiting = {}
@@ -234,83 +228,74 @@ def _by_step(logged: Iterable[Logged], notes: list[str]) -> pd.DataFrame:
 
 
 def _named(
-    tags: pd.DataFrame, kind: Format, mapped: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    tags: pd.DataFrame, kind: Format, mapped: Mapping[str, tuple[str, ...]] | None = None
 ) -> pd.DataFrame:
     """Return the rows in our names, beside their own."""
     metrics: dict[str, pd.Series] = {}
-    for ours, expressions in (kind.by_ours | dict(mapped)).items():
+    for ours, expressions in (kind.by_ours | dict(mapped or {})).items():
         for expression in expressions:
-            values = _value(expression, tags, metrics, kind)
+            values = _value(expression, tags, kind, metrics)
             if values is not None:
                 metrics[ours] = metrics[ours].fillna(values) if ours in metrics else values
-    if "samples" in metrics:
-        metrics["samples"] = metrics["samples"].round()
     others = tags[[tag for tag in tags if tag not in OURS]]
     return pd.concat([others, pd.DataFrame(metrics, index=tags.index)], axis=1)
 
 
 def _value(
-    expression: str, tags: pd.DataFrame, metrics: Mapping[str, pd.Series], kind: Format
+    expression: str, tags: pd.DataFrame, kind: Format, metrics: Mapping[str, pd.Series]
 ) -> pd.Series | None:
     """Return the values of an expression of tags; None if a tag of it is not in the log."""
-    if (whole := _column(expression, tags, kind)) is not None:
-        return whole
+    whole = _column(expression, tags, kind, {})
     first, *rest = OPERATOR.split(expression)
-    total = _column(first, tags, kind, metrics)
-    for sign, term in zip(rest[::2], rest[1::2], strict=True):
+    total = _column(first, tags, kind, metrics) if whole is None else whole
+    for sign, term in zip(rest[::2], rest[1::2], strict=True) if whole is None else ():
         values = _column(term, tags, kind, metrics)
-        total = None if total is None or values is None else OPERATIONS[sign](total, values)
+        total = None if total is None or values is None else getattr(total, OPERATIONS[sign])(values)
     return total
 
 
 def _column(
-    term: str, tags: pd.DataFrame, kind: Format, metrics: Mapping[str, pd.Series] = MappingProxyType({})
+    term: str, tags: pd.DataFrame, kind: Format, metrics: Mapping[str, pd.Series]
 ) -> pd.Series | None:
     if re.fullmatch(r"[0-9]+(?:\.[0-9]+)?", term):
         return pd.Series(float(term), tags.index)
-    named = (column for column in (tags.get(term), tags.get(kind.prefix + term)) if column is not None)
-    return next(named, metrics.get(term))
+    return tags.get(term, tags.get(kind.prefix + term, metrics.get(term)))
 
 
-def _unnamed(
-    path: Path, names: Sequence[str], mapped: Mapping[str, tuple[str, ...]]
-) -> Format:
+def _unnamed(path: Path, names: Sequence[str], mapped: Mapping[str, tuple[str, ...]]) -> Format:
     """Return the form of a log whose names the user maps. Raises `InputError` where none is mapped:
     with the names that the log has, the nearest ones first."""
-    titles, notes = ", ".join(FORMATS[name].title for name in names), list[str]()
-    if (other := recognised(path)) and not mapped:
-        raise InputError(
-            f"{path}: no metrics of {titles} in it, but of {FORMATS[other].title}; read it as --format {other}"
-        )
-    signs = (*(OPERATOR.split(it[0])[0] for it in mapped.values()), "step")
+    notes, other = list[str](), None if mapped else recognised(path)
+    lacking = f"{path}: no metrics of {', '.join(FORMATS[name].title for name in names)} in it"
+    signs = (*(OPERATOR.split(it[1])[0] for it in mapped.values()), "step")
     kinds = [_in_form(Format(title="mapped", signs=signs), *form) for form in OTHERS]
     heads = [_by_step(islice(_logged(path, kind, notes), HEAD), notes) for kind in kinds]
     tags, kind = max(zip(heads, kinds, strict=True), key=lambda head: len(head[0].columns))
+    has = [tag for tag in tags if tag != "step"]
     if mapped:
         return kind
-    has = [tag for tag in tags if tag != "step"]
-    lacking = f"{path}: no metrics of {titles} in it"
-    if not has:
-        remedy = "name the run's metrics log: its console, or what W&B, TensorBoard, MLflow or SwanLab exported"
-        raise InputError("; ".join([lacking, f"no step with names and numbers; {remedy}", *notes[:1]]))
-    nearest = max((FORMATS[name] for name in names), key=lambda known: _likeness(known, has))
-    near = {ours: _nearest(ours, has) for ours in (*PHASES, MEAN)}
-    raise InputError(
-        f"{lacking}; the nearest is {nearest.title}, which has {', '.join(nearest.signs[:2])}; name the tags of this log, such as "
-        f"{' '.join(f'--column {ours}={tag}' for ours, tag in near.items())} (it has {rows.listed(has)})"
+    refuse(
+        (other, f"{lacking}, but of {FORMATS[other or 'verl'].title}; read it as --format {other}"),
+        (
+            not has,
+            f"{lacking}; no step with names and numbers; name the run's metrics log: its console, or what W&B, TensorBoard, "
+            f"MLflow or SwanLab exported{''.join(f'; {note}' for note in notes[:1])}",
+        ),
     )
-
-
-def _likeness(kind: Format, names: Sequence[str]) -> float:
-    parts = {part for name in names for part in re.findall("[a-z]{3,}", name.lower())}
-    terms = {part for e in sum(kind.by_ours.values(), ()) for part in re.findall("[a-z]{3,}", e.lower())}
-    return len(parts & terms) / max(len(terms), 1)
-
-
-def _nearest(ours: str, names: Sequence[str]) -> str:
-    """Return the name that is most like the names of all frameworks for ours."""
-    known = {e for kind in FORMATS.values() for e in kind.by_ours.get(ours, ())}
-    return max(names[:HEAD], key=lambda tag: max(SequenceMatcher(None, tag, e).ratio() for e in known))
+    near = {
+        ours: max(
+            (SequenceMatcher(None, tag, theirs).ratio(), tag, theirs, known.title)
+            for known in FORMATS.values()
+            for theirs in known.by_ours.get(ours, ())
+            for tag in has[:HEAD]
+        )
+        for ours in (*PHASES, MEAN)
+    }
+    _, tag, theirs, title = max(near.values())
+    raise InputError(
+        f"{lacking}; the nearest is {title}, whose {theirs} is like {tag}; name the tags of this log, such as "
+        f"{' '.join(f'--column {ours}={like[1]}' for ours, like in near.items())} (it has {rows.listed(has)})"
+    )
 
 
 def _holes(metrics: pd.DataFrame) -> list[str]:
@@ -350,16 +335,18 @@ def _with_lengths(
         metrics[PROMPT] = float(prompt_tokens)
     if {PROMPT, SEQUENCE} <= {*metrics} and MEAN not in metrics:
         metrics[MEAN] = metrics[SEQUENCE] - metrics[PROMPT]
-    if MEAN not in metrics and SEQUENCE not in metrics:
-        raise InputError(
+    refuse(
+        (
+            MEAN not in metrics and SEQUENCE not in metrics,
             f"{path}: a {kind.title} log without the mean length of responses ({_remedy(MEAN, kind)}), or its lines are wrapped "
-            "or cut; name the log that has it, or give the run's own lengths, imported from a dump (simrl calibrate --trace)"
-        )
-    if PROMPT not in metrics:
-        raise InputError(
+            "or cut; name the log that has it, or give the run's own lengths, imported from a dump (simrl calibrate --trace)",
+        ),
+        (
+            PROMPT not in metrics,
             f"{path}: a {kind.title} log that does not say how long prompts are; give their mean with --prompt-tokens, "
-            f"or name its tag with --column {PROMPT}=TAG"
-        )
+            f"or name its tag with --column {PROMPT}=TAG",
+        ),
+    )
     metrics[CLIPPED] = metrics.get(CLIPPED, 0.0)
     for key, values in _ends(metrics, samples or SAMPLES, cap_tokens).items():
         if key not in metrics:
@@ -404,13 +391,15 @@ def _total_tokens(
     """Return the tokens of each step's prompts and responses."""
     nothing = pd.Series(math.nan, metrics.index)
     mean = metrics[MEAN] + metrics[PROMPT]
-    count = metrics.get("samples", nothing).fillna(math.nan if samples is None else samples)
+    count = metrics.get("samples", nothing).round().fillna(samples or math.nan)
     total, per_rank = metrics.get(TOTAL, nothing), metrics.get(PER_RANK, nothing)
     known = total.fillna(count * mean)
-    if known.isna().all():
-        raise InputError(
-            f"{path}: a {kind.title} log that does not say how many responses a step has; give them with --samples"
+    refuse(
+        (
+            known.isna().all(),
+            f"{path}: a {kind.title} log that does not say how many responses a step has; give them with --samples",
         )
+    )
     ranks = (known / per_rank).median()
     if math.isfinite(ranks) and abs(ranks - round(ranks)) < 0.01:
         total = total.fillna(per_rank * round(ranks))

@@ -53,11 +53,6 @@ class Source(BaseModel, frozen=True, extra="forbid"):
     turns_by: str = ""
     notes: tuple[str, ...] = ()
 
-    @property
-    def metrics_only(self) -> bool:
-        """Return whether its files are metrics logs, whose names are in metrics.toml."""
-        return not self.title and "metrics" in self.options
-
     @model_validator(mode="after")
     def _fits(self) -> Source:
         for name, theirs in self.columns.items():
@@ -75,8 +70,9 @@ class Source(BaseModel, frozen=True, extra="forbid"):
                 raise ValueError(
                     f"options: unknown option {option!r}{meant(option, OPTIONS)}; name some of {known}"
                 )
-        is_flat = "column" in self.options or self.metrics_only
-        words = self._of_table() if is_flat else self._of_files()
+        words = self._of_files()
+        if "column" in self.options or (not self.title and "metrics" in self.options):
+            words = self._of_table()
         if words:
             raise ValueError(words)
         return self

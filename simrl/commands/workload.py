@@ -319,16 +319,12 @@ def columns_of(columns: Any) -> dict[str, str]:
     for text in [columns] if isinstance(columns, str) else columns or ():
         for part in re.split(r",(?=[\w/]+=)", text):
             ours, equals, theirs = part.partition("=")
-            if equals:
-                by_ours[ours] = theirs
-            elif Path(part).suffix in (".yaml", ".yml"):
-                of_file = read_yaml(Path(part), part, "a mapping OURS: THEIRS", ("timing_s/gen",))
-                by_ours |= {str(key): str(value) for key, value in of_file.items()}
-            else:
+            if not equals and Path(part).suffix not in (".yaml", ".yml"):
                 raise InputError(
-                    f"--column {part}: write OURS=THEIRS, such as response_tokens=out_len, or name a YAML file of such lines"
+                    f"--column {part}: write OURS=THEIRS, such as response_tokens=out_len, or name a YAML file of OURS: THEIRS"
                 )
-    return by_ours
+            by_ours |= {ours: theirs} if equals else read_yaml(Path(part), part, "a mapping", ("OURS",))
+    return {str(ours): str(theirs) for ours, theirs in by_ours.items()}
 
 
 def _trace(

@@ -133,15 +133,12 @@ def _json_rows(path: Path) -> Iterator[Logged]:
         raise InputError(
             f"{path}: neither a list 'log_history', as in trainer_state.json, nor {{tag: {{step: value}}}}"
         )
-    by_step: dict[str, dict[str, float]] = {}
     for tag, values in by_tag.items():
         for step, value in numbers(values).items():
-            by_step.setdefault(step, {})[tag] = value
-    for step, row in by_step.items():
-        place = f"{path}: step {rows.shown(step)}"
-        if not re.fullmatch(r"[0-9]{1,10}", step):
-            raise InputError(f"{place} is no whole number from 0; repair or remove it")
-        yield place, {**row, STEPS[0]: float(step)}
+            place = f"{path}: step {rows.shown(step)}"
+            if not re.fullmatch(r"[0-9]{1,10}", step):
+                raise InputError(f"{place} is no whole number from 0; repair or remove it")
+            yield place, {tag: value, STEPS[0]: float(step)}
 
 
 def _csv_rows(path: Path, tags: Collection[str]) -> Iterator[Logged]:

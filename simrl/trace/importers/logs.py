@@ -82,19 +82,21 @@ TERMS = {  # their tags, which the names of an exported table may end with
 OURS = {ours for kind in FORMATS.values() for ours in kind.by_ours}
 SUMMED = tuple(kind.summed for kind in FORMATS.values() if kind.summed)
 EXPORTS = ("wandb", "tensorboard", "mlflow", "swanlab")  # names of tables, of any framework
-TOTAL, PER_RANK = "perf/total_num_tokens", "global_seqlen/mean"
 MEAN, CLIPPED, PROMPT = "response_length/mean", "response_length/clip_ratio", "prompt_length/mean"
-SEQUENCE = "sequence_length/mean"
+TOTAL, PER_RANK, SEQUENCE = "perf/total_num_tokens", "global_seqlen/mean", "sequence_length/mean"
 PHASES = ("timing_s/gen", "timing_s/old_log_prob", "timing_s/update_actor", "timing_s/step")
 NUMBERED = r"(?i)\b(?:step|iter(?:ation)?|rollout|update)\b[ :=#/]{0,3}([0-9]{1,9})"
-OTHERS = [  # forms that a console of any names may have: the form, the text that names the step, a part of it
-    ("entries", rf"{NUMBERED}(?: - |\s*$)", " - "),
-    ("named", rf"{NUMBERED} \| ", " | "),
-    ("dictionary", rf"{NUMBERED}[^{{]{{0,80}}(?=\{{)", "{"),
-    ("bullets", NUMBERED, "tep"),
-    ("table", NUMBERED, "tep"),
-    ("lines", NUMBERED, "tep"),
-    ("lines", r"Run summary:()", "Run summary:"),  # of W&B, at the end of a console
+OTHERS = [  # forms that a console of any names may have
+    {"console": console, "step": step, "begins": begins}
+    for console, step, begins in (
+        ("entries", rf"{NUMBERED}(?: - |\s*$)", " - "),
+        ("named", rf"{NUMBERED} \| ", " | "),
+        ("dictionary", rf"{NUMBERED}[^{{]{{0,80}}(?=\{{)", "{"),
+        ("bullets", NUMBERED, "tep"),
+        ("table", NUMBERED, "tep"),
+        ("lines", NUMBERED, "tep"),
+        ("lines", r"Run summary:()", "Run summary:"),  # of W&B, at the end of a console
+    )
 ]
 
 
@@ -175,16 +177,12 @@ def _recognised(path: Path, names: Sequence[str]) -> tuple[str, Format] | None:
     is_text = path.is_file() and path.stat().st_size > 0
     signed = [name for name in names if is_text and _has(path, FORMATS[name].signs)]
     own = [(name, FORMATS[name]) for name in signed or names]
-    others = [(name, _in_form(FORMATS[name], *form)) for form in OTHERS for name in names]
+    others = [(n, FORMATS[n].model_copy(update=form)) for form in OTHERS for n in names]
     for choices in (own, [] if exported else others):  # a sign may be on two pieces of a wrapped line
         best = max(choices, key=columns, default=None)
         if best and columns(best):
             return best
     return None
-
-
-def _in_form(kind: Format, console: str, step: str, begins: str) -> Format:
-    return kind.model_copy(update={"console": console, "step": step, "begins": begins})
 
 
 def _has(path: Path, signs: tuple[str, ...]) -> bool:
@@ -268,7 +266,7 @@ def _unnamed(path: Path, names: Sequence[str], mapped: Mapping[str, tuple[str, .
     notes, other = list[str](), None if mapped else recognised(path)
     lacking = f"{path}: no metrics of {', '.join(FORMATS[name].title for name in names)} in it"
     signs = (*(OPERATOR.split(it[1])[0] for it in mapped.values()), "step")
-    kinds = [_in_form(Format(title="mapped", signs=signs), *form) for form in OTHERS]
+    kinds = [Format(title="mapped", signs=signs, **form) for form in OTHERS]
     heads = [_by_step(islice(_logged(path, kind, notes), HEAD), notes) for kind in kinds]
     tags, kind = max(zip(heads, kinds, strict=True), key=lambda head: len(head[0].columns))
     has = [tag for tag in tags if tag != "step"]
@@ -302,15 +300,12 @@ def _holes(metrics: pd.DataFrame) -> list[str]:
     """Return notes on numbers that few of the steps lack, as if their text was cut or mixed."""
     ours = [key for key in metrics if key in OURS]
     whole = metrics[ours].notna().mean(axis=1) > 0.5
-    notes = []
-    for key in ours:
-        steps = metrics.loc[whole & metrics[key].isna(), "step"].tolist()
-        if 0 < len(steps) < whole.sum() / 2:
-            notes.append(
-                f"step {', '.join(map(str, steps[:5]))}{' …' if len(steps) > 5 else ''}: no {key}, as where a line is cut or has "
-                "the text of another process in it: left out"
-            )
-    return notes
+    holes = {key: metrics.loc[whole & metrics[key].isna(), "step"].tolist() for key in ours}
+    return [
+        f"Step {rows.listed(map(str, steps))}: no {key}, as where a line is cut or has the text of another process in it."
+        for key, steps in holes.items()
+        if 0 < len(steps) < whole.sum() / 2
+    ]
 
 
 def _remedy(ours: str, kind: Format) -> str:
@@ -348,26 +343,20 @@ def _with_lengths(
         ),
     )
     metrics[CLIPPED] = metrics.get(CLIPPED, 0.0)
-    for key, values in _ends(metrics, samples or SAMPLES, cap_tokens).items():
-        if key not in metrics:
-            metrics[key] = values
-            notes.append(
-                f"{key} is not logged: estimated from the mean and the share at the cap, as of a lognormal with sigma {SIGMA:g} "
-                f"(assumed); --cap-tokens gives the cap, --column {key}=TAG its tag"
-            )
-    apart = (metrics[PROMPT] % 1 > 0).astype(float)  # only the mean is known: all are near it
-    for key, ends in (
-        ("min", ((metrics[PROMPT] - apart) // 1).clip(1.0)),
-        ("max", -((-metrics[PROMPT] - apart) // 1)),
-    ):
-        if f"prompt_length/{key}" not in metrics:
-            metrics[f"prompt_length/{key}"] = ends
+    ends = _ends(metrics, samples or SAMPLES, cap_tokens)
+    missing = [key for key in ends if key not in metrics]
+    metrics = metrics.assign(**{key: ends[key] for key in missing})
+    notes += [
+        f"Not logged, and estimated: {', '.join(missing)}. The largest and smallest response are of a lognormal with sigma {SIGMA:g} "
+        "(assumed) that has the logged mean and share at the cap; --cap-tokens gives the cap. All prompts are as long as their mean."
+    ] * bool(missing)
     metrics[TOTAL] = _total_tokens(metrics, path, kind, samples)
     return metrics
 
 
 def _ends(metrics: pd.DataFrame, samples: int, cap_tokens: int | None) -> dict[str, pd.Series]:
-    """Return the largest and smallest response of each step, as of a lognormal with this mean."""
+    """Return the largest and smallest response of each step, as of a lognormal with this mean, and
+    the largest and smallest prompt, near their mean."""
     alone = 1.0 / (samples + 1)
     clipped, mean = metrics[CLIPPED].fillna(0.0), metrics[MEAN]
 
@@ -379,7 +368,10 @@ def _ends(metrics: pd.DataFrame, samples: int, cap_tokens: int | None) -> dict[s
     cap = float(cap_tokens or largest[clipped > 0].max())
     if math.isfinite(cap):
         largest = largest.clip(upper=cap).where(clipped == 0, cap)
+    apart = (metrics[PROMPT] % 1 > 0).astype(float)
     return {
+        "prompt_length/min": ((metrics[PROMPT] - apart) // 1).clip(1.0),
+        "prompt_length/max": -((-metrics[PROMPT] - apart) // 1),
         "response_length/max": largest.round(),
         "response_length/min": (mean * over_mean(1.0 - alone)).clip(1.0).round(),
     }

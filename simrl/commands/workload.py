@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from simrl.commands import slips
 from simrl.commands.slips import require_scenario, require_section, require_settings, with_section
-from simrl.errors import InputError, first_line, meant
+from simrl.errors import InputError, first_line, meant, refuse
 from simrl.files import temporary_folder
 from simrl.result.result import METADATA_FILE
 from simrl.scenario.load import (
@@ -319,10 +319,12 @@ def columns_of(columns: Any) -> dict[str, str]:
     for text in [columns] if isinstance(columns, str) else columns or ():
         for part in re.split(r",(?=[\w/]+=)", text):
             ours, equals, theirs = part.partition("=")
-            if not equals and Path(part).suffix not in (".yaml", ".yml"):
-                raise InputError(
-                    f"--column {part}: write OURS=THEIRS, such as response_tokens=out_len, or name a YAML file of OURS: THEIRS"
+            refuse(
+                (
+                    not equals and Path(part).suffix not in (".yaml", ".yml"),
+                    f"--column {part}: write OURS=THEIRS, such as response_tokens=out_len, or name a YAML file of OURS: THEIRS",
                 )
+            )
             by_ours |= {ours: theirs} if equals else read_yaml(Path(part), part, "a mapping", ("OURS",))
     return {str(ours): str(theirs) for ours, theirs in by_ours.items()}
 

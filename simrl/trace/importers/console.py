@@ -42,9 +42,16 @@ PART_OF_A_NUMBER = re.compile(r"[-+.\de]+", re.IGNORECASE)
 PART = r"(?::\s*(?:np\.\w*\(?)?[-+.\de]*\)?)?"
 BORDERS = "│┃├╞└╘"
 
-# The form of a record: what separates its entries, or joins the lines of a block; a whole entry, whose groups are its name and
-# its number; and the beginning of an entry.
-Form = NamedTuple("Form", [("separator", str), ("entry", re.Pattern[str]), ("part", re.Pattern[str])])
+
+class Form(NamedTuple):
+    """The form of a record: what separates its entries, or joins the lines of a block; a whole
+    entry, whose groups are its name and its number; and the beginning of an entry."""
+
+    separator: str
+    entry: re.Pattern[str]
+    part: re.Pattern[str]
+
+
 FORMS = {
     name: Form(
         separator,
@@ -175,9 +182,8 @@ def _entries(path: Path, form: Form, start: re.Pattern[str], begins: str) -> Ite
         matches = list(start.finditer(text))[: None if start.groups else 1] if begun else []
         if begun and not matches:  # the step may be named on two lines
             head = f"{_clean(line_before)[1][-40:].rstrip()} "
-            both = head + text.lstrip()
-            matches = [match for match in start.finditer(both) if match.end() >= len(head)]
-            text = both if matches else text
+            matches = [m for m in start.finditer(head + text.lstrip()) if m.end() >= len(head)]
+            text = head + text.lstrip() if matches else text
         for match, end in zip_longest(matches, [match.start() for match in matches[1:]]):
             if opened:
                 yield opened

@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from simrl.errors import InputError, broken, first_line
+from simrl.errors import InputError, first_line, refuse
 from simrl.trace.importers import rows
 
 Logged = tuple[str, dict[str, float]]  # the place of a row, and its numbers by tag
@@ -40,10 +40,12 @@ def step_of(row: dict[str, float], place: str, names: Sequence[str] = RUN_STEPS)
     step = next((row[name] for name in names if name in row), None)
     if step is None or step != step:
         return None
-    if not 0 <= step <= rows.INT32_MAX or step != int(step):
-        raise InputError(
-            f"{place}: step {step:.12g} is no whole number from 0; repair or remove the row"
+    refuse(
+        (
+            not 0 <= step <= rows.INT32_MAX or step != int(step),
+            f"{place}: step {step:.12g} is no whole number from 0; repair or remove the row",
         )
+    )
     return int(step)
 
 
@@ -51,11 +53,13 @@ def _files(path: Path, tags: Collection[str]) -> Iterator[tuple[Path, Iterator[L
     """Yield the tables in a folder, and their rows. Raises `InputError` if there is none."""
     roots = [path] if path.name == "metrics" else [*chain.from_iterable(map(path.glob, MLFLOW))]
     csvs = sorted(file for file in path.glob("*.csv") if file.is_file())
-    if wrong := broken(
-        (not csvs and not roots, "is a folder without .csv and without metrics/ of MLflow; name"),
-        (len(roots) > 1, f"has {len(roots)} runs of MLflow; name one, such as {roots[:1]}, or"),
-    ):
-        raise InputError(f"{path}: {wrong} the run's metrics log, or a folder of exported CSV")
+    refuse(
+        (
+            not csvs and not roots,
+            f"{path}: is a folder without .csv, and without metrics/ of MLflow; name the run's metrics log, or a folder of exported CSV",
+        ),
+        (len(roots) > 1, f"{path}: {len(roots)} runs of MLflow; name one, such as {roots[0].parent}" if roots else ""),
+    )
     yield from ((file, _csv_rows(file, tags)) for file in csvs)
     for root in roots:
         files = (file for file in sorted(root.rglob("*")) if file.is_file())
@@ -70,7 +74,7 @@ def _mlflow_rows(path: Path, tag: str) -> Iterator[Logged]:
 
 
 def read_rows(
-    path: Path, tags: Collection[str], notes: list[str] | None = None
+    path: Path, tags: Collection[str], notes: list[str]
 ) -> Iterator[Logged] | None:
     """Return the rows of a table; None for a file that is none, such as a console log. `tags` are
     those that a TensorBoard download may have; `notes` get what is left out."""
@@ -81,7 +85,6 @@ def read_rows(
     if path.suffix == ".json":
         return _json_rows(path)
     first = next((line for _, line in rows.numbered_lines(path, mode="rb") if line.strip()), b"")
-    notes = [] if notes is None else notes
     return _jsonl_rows(path, notes) if path.suffix == ".jsonl" or first.startswith(b'{"') else None
 
 
@@ -129,15 +132,17 @@ def _json_rows(path: Path) -> Iterator[Logged]:
         )
         return
     by_tag = {tag: values for tag, values in content.items() if isinstance(values, dict)}
-    if not by_tag:
-        raise InputError(
-            f"{path}: neither a list 'log_history', as in trainer_state.json, nor {{tag: {{step: value}}}}"
+    refuse(
+        (
+            not by_tag,
+            f"{path}: neither a list 'log_history', as in trainer_state.json, nor {{tag: {{step: value}}}}",
         )
+    )
     for tag, values in by_tag.items():
         for step, value in numbers(values).items():
             place = f"{path}: step {rows.shown(step)}"
-            if not re.fullmatch(r"[0-9]{1,10}", step):
-                raise InputError(f"{place} is no whole number from 0; repair or remove it")
+            wrong = not re.fullmatch(r"[0-9]{1,10}", step)
+            refuse((wrong, f"{place} is no whole number from 0; repair or remove it"))
             yield place, {tag: value, STEPS[0]: float(step)}
 
 
@@ -176,17 +181,16 @@ def _columns(path: Path, header: Sequence[str], tags: Collection[str]) -> list[s
     ends = {name: [tag for tag in tags if name.endswith(f"-{tag}")] for name in names}
     names = [max(ends[name], key=len, default=name) for name in names]
     twice = next((name for name, times in Counter(names).items() if name and times > 1), None)
-    if wrong := broken(
+    refuse(
         (
             twice is not None,
-            f"two columns are {rows.shown(twice)}, as of two runs; export one run alone",
+            f"{path}: two columns are {rows.shown(twice)}, as of two runs; export one run alone",
         ),
         (
             not set(STEPS) & set(names),
-            f"no column for the step, such as Step or _step (it has {rows.listed(header)})",
+            f"{path}: no column for the step, such as Step or _step (it has {rows.listed(header)})",
         ),
-    ):
-        raise InputError(f"{path}: {wrong}")
+    )
     return names
 
 

@@ -164,7 +164,7 @@ def recognised(path: Path) -> str | None:
 def _recognised(path: Path, names: Sequence[str]) -> tuple[str, Format] | None:
     """Return the framework that most of the names in the first steps of a log are of, with the form
     of this console; None if none is of any."""
-    exported = read_rows(path, TERMS) is not None
+    exported = read_rows(path, TERMS, []) is not None
     heads: dict[tuple[str, ...], pd.DataFrame] = {}
 
     def columns(choice: tuple[str, Format]) -> int:
@@ -206,10 +206,13 @@ def _by_step(logged: Iterable[Logged], notes: list[str]) -> pd.DataFrame:
     tags: set[str] = set()
     for place, row in logged:
         values = {t: v for t, v in row.items() if t not in STEPS and not t.startswith("_")}
-        if len(tags := tags | values.keys()) > MOST_TAGS:
-            raise InputError(
-                f"{place}: more than {MOST_TAGS:,} metrics; is it the log of one run?"
+        tags |= values.keys()
+        refuse(
+            (
+                len(tags) > MOST_TAGS,
+                f"{place}: more than {MOST_TAGS:,} metrics; is it the log of one run?",
             )
+        )
         try:
             step, count = step_of(row, place), step_of(row, place, WANDB_STEPS)
         except InputError as error:

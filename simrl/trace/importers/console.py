@@ -79,8 +79,10 @@ FORMS = {
 Found = tuple[str, float | None, str]  # the place of a record, its step, and its text
 
 
-def records(path: Path, form: str, step: str, begins: str, counted: str) -> Iterator[Logged]:
-    """Yield the place and the numbers of each record of a console.
+def records(
+    path: Path, form: str, step: str, begins: str, counted: str, notes: list[str]
+) -> Iterator[Logged]:
+    """Yield the place and the numbers of each record of a console; `notes` get what is left out.
 
     `step` is the pattern of the text that names the step, its first group; a second one is an
     epoch, in which steps begin anew. `begins` is in each line with that text. Without `step` each
@@ -90,13 +92,16 @@ def records(path: Path, form: str, step: str, begins: str, counted: str) -> Iter
     read = _entries if shape.separator else _blocks
     count = 0
     for place, number, text in read(path, shape, re.compile(step or r"(?=\{\s*['\"])"), begins):
+        if len(text) > MOST_CHARACTERS:
+            notes.append(f"{place}: more than {MOST_CHARACTERS:,} characters in one step (left out)")
+            continue
         values = _numbers(text, shape)
         if number is None and counted in values and not values.keys() & {*STEPS}:
             count += 1
             number = float(count)
         if number is not None:
             yield place, {**values, STEPS[0]: number}
-        elif counted in values:
+        elif counted in values or form == "lines":
             yield place, values
 
 
@@ -143,7 +148,7 @@ def _entries(path: Path, form: Form, start: re.Pattern[str], begins: str) -> Ite
     widths: set[int] = set()  # of lines that went on in the next one
 
     def closed() -> Iterator[Found]:
-        if opened is not None and len(opened[2]) <= MOST_CHARACTERS:
+        if opened is not None:
             place, number, text = opened
             if not whole or length in widths or (form.separator == "," and text.rstrip()[-1:] != "}"):
                 text = text.rpartition(form.separator)[0]  # the last entry was cut
@@ -216,17 +221,18 @@ def _joined(text: str, line: str, form: Form, is_full: bool) -> str | None:
 def _blocks(path: Path, form: Form, start: re.Pattern[str], begins: str) -> Iterator[Found]:
     """Yield the lines with names and numbers below each header. Steps are counted on over epochs,
     each of which prints its own from 1."""
-    place, step, before, epoch = "", 0.0, 0.0, 0.0
+    place, before, epoch = "", 0.0, 0.0
+    step: float | None = None
     lines: list[str] = []
     for here, raw in rows.numbered_lines(path, **OPENED):
         if begins in raw and (header := start.search(_clean(raw)[1])):
             if lines:
                 yield place, step, form.glue.join(lines)
             lines = []
-            if header[1]:
-                place, step = here, before + float(header[1])
+            if header[1] is not None:
+                place, step = here, before + float(header[1]) if header[1] else None
             elif float(header[2]) > epoch:
-                epoch, before = float(header[2]), step
+                epoch, before = float(header[2]), step or 0.0
         elif place and (any(map(raw.__contains__, BORDERS)) if form.glue == "" else form.entry.search(raw)):
             lines.append(_clean(raw)[1])
     if lines:

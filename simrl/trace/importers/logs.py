@@ -93,26 +93,15 @@ TOTAL, PER_RANK = "perf/total_num_tokens", "global_seqlen/mean"
 MEAN, CLIPPED, PROMPT = "response_length/mean", "response_length/clip_ratio", "prompt_length/mean"
 SEQUENCE = "sequence_length/mean"
 PHASES = ("timing_s/gen", "timing_s/old_log_prob", "timing_s/update_actor", "timing_s/step")
-TEXTS = {  # the forms of consoles, in messages
-    "entries": "lines 'step:N - key:value - …'",
-    "named": "lines 'Step N | Name: value | …'",
-    "dictionary": "{'key': value, …} behind a step",
-    "bullets": "'• name: value' below a step",
-    "table": "tables │ name │ value │ below a step",
-    "lines": "'name: value' below a step",
-    "": "none of it",
-}
-NUMBERED = r"(?i)\b(?:global[ _]?)?(?:step|iter(?:ation)?|rollout|update)s?\b[ :=#/]{0,3}([0-9]{1,9})"
-OTHERS = [  # of names that the user maps
-    Format(title="mapped", signs=(), console=console, step=step)
-    for console, step in {
-        "entries": rf"{NUMBERED}(?: - |\s*$)",
-        "named": rf"{NUMBERED} \| ",
-        "dictionary": rf"{NUMBERED}[^{{]{{0,80}}(?=\{{)",
-        "bullets": NUMBERED,
-        "table": NUMBERED,
-        "lines": NUMBERED,
-    }.items()
+NUMBERED = r"(?i)\b(?:step|iter(?:ation)?|rollout|update)\b[ :=#/]{0,3}([0-9]{1,9})"
+OTHERS = [  # forms that a console of any names may have: the form, the text that names the step, a part of it
+    ("entries", rf"{NUMBERED}(?: - |\s*$)", " - "),
+    ("named", rf"{NUMBERED} \| ", " | "),
+    ("dictionary", rf"{NUMBERED}[^{{]{{0,80}}(?=\{{)", "{"),
+    ("bullets", NUMBERED, "tep"),
+    ("table", NUMBERED, "tep"),
+    ("lines", NUMBERED, "tep"),
+    ("lines", r"Run summary:()", "Run summary:"),  # of W&B, at the end of a console
 ]
 
 
@@ -146,9 +135,9 @@ def read_metrics(
         raise InputError(
             f"--column {wrong}: no column that simrl reads{meant(wrong, OURS)}; name some of {', '.join(sorted(OURS))}"
         )
-    name = ALIASES.get(log_format or "") or recognised(path)
-    kind = FORMATS[name] if name else _unnamed(path, mapped)
-    tags = _by_step(_logged(path, kind), notes)
+    names = [ALIASES[log_format]] if log_format in ALIASES else [*FORMATS]
+    name, kind = _recognised(path, names) or ("", _unnamed(path, names, mapped))
+    tags = _by_step(_logged(path, kind, notes), notes)
     metrics = _named(tags, kind, mapped)
     if absent := next((ours for ours in mapped if ours not in metrics), None):
         missing = next(t for t in OPERATOR.split(mapped[absent][0])[::2] if _column(t, tags, kind) is None)
@@ -156,9 +145,6 @@ def read_metrics(
             f"{path}: --column {absent}={mapped[absent][0]}: no {missing} in it{meant(missing, tags)}; "
             f"it has {rows.listed(get_close_matches(missing, tags.columns, 12, 0.0))}"
         )
-    if not OURS & {*metrics}:
-        raise InputError("; ".join([_nothing(path, kind, name or "", tags), *notes[:1]]))
-    metrics = metrics[metrics[[*OURS & {*metrics}]].notna().any(axis=1)].reset_index(drop=True)
     notes += _holes(metrics)
     if lengths:
         metrics = _with_lengths(metrics, path, kind, samples, prompt_tokens, cap_tokens, notes)
@@ -167,24 +153,41 @@ def read_metrics(
         for ours in PHASES
         if ours not in metrics
     }
-    metrics.attrs |= {"source": path.name, "format": name or "", "notes": notes, "lacks": lacks}
+    metrics.attrs |= {"source": path.name, "format": name, "notes": notes, "lacks": lacks}
     return metrics
 
 
 def recognised(path: Path) -> str | None:
-    """Return the framework that most of the names in the first steps of a log are of; None if none
-    is of any."""
-    exported = read_rows(path, TERMS)
-    head = None if exported is None else _by_step(islice(exported, HEAD), [])
-    consoles = [name for name, kind in FORMATS.items() if kind.console]
-    if head is None:  # a sign may be on two pieces of a wrapped line
-        consoles = [n for n in consoles if _has(path, FORMATS[n].signs)] or consoles
-    columns = {}
-    for name, kind in FORMATS.items() if head is not None else ((n, FORMATS[n]) for n in consoles):
-        tags = _by_step(islice(_logged(path, kind), HEAD), []) if head is None else head
-        columns[name] = len(OURS & {*_named(tags, kind)})
-    best = max(columns, key=columns.__getitem__, default=None)
-    return best if best and columns[best] else None
+    """Return the framework that wrote a log; None if none did."""
+    recognised = _recognised(path, [*FORMATS])
+    return recognised[0] if recognised else None
+
+
+def _recognised(path: Path, names: Sequence[str]) -> tuple[str, Format] | None:
+    """Return the framework that most of the names in the first steps of a log are of, with the form
+    of this console; None if none is of any."""
+    exported = read_rows(path, TERMS) is not None
+    heads: dict[tuple[str, ...], pd.DataFrame] = {}
+
+    def columns(choice: tuple[str, Format]) -> int:
+        kind = choice[1]
+        form = ("",) if exported else (kind.console, kind.step, *kind.signs[: not kind.step])
+        if form not in heads:
+            heads[form] = _by_step(islice(_logged(path, kind, []), HEAD), [])
+        return len(OURS & {*_named(heads[form], kind)})
+
+    signed = [name for name in names if path.is_file() and _has(path, FORMATS[name].signs)]
+    own = [(name, FORMATS[name]) for name in signed or names]
+    others = [(name, _in_form(FORMATS[name], *form)) for form in OTHERS for name in names]
+    for choices in (own, [] if exported else others):  # a sign may be on two pieces of a wrapped line
+        best = max(choices, key=columns, default=None)
+        if best and columns(best):
+            return best
+    return None
+
+
+def _in_form(kind: Format, console: str, step: str, begins: str) -> Format:
+    return kind.model_copy(update={"console": console, "step": step, "begins": begins})
 
 
 def _has(path: Path, signs: tuple[str, ...]) -> bool:
@@ -195,12 +198,11 @@ def _has(path: Path, signs: tuple[str, ...]) -> bool:
             return any(text.find(sign.encode()) >= 0 for sign in signs)
 
 
-def _logged(path: Path, kind: Format) -> Iterable[Logged]:
+def _logged(path: Path, kind: Format, notes: list[str]) -> Iterable[Logged]:
     """Return the rows of a log, in their names."""
-    if (exported := read_rows(path, TERMS)) is not None:
-        return exported
-    counted = kind.signs[0] if kind.signs else ""
-    return records(path, kind.console, kind.step, kind.begins, counted) if kind.console else ()
+    if (exported := read_rows(path, TERMS)) is not None or not kind.console:
+        return exported or ()
+    return records(path, kind.console, kind.step, kind.begins, kind.signs[0], notes)
 
 
 def _by_step(logged: Iterable[Logged], notes: list[str]) -> pd.DataFrame:
@@ -270,29 +272,28 @@ def _column(
     return next(named, metrics.get(term))
 
 
-def _unnamed(path: Path, mapped: Mapping[str, tuple[str, ...]]) -> Format:
+def _unnamed(
+    path: Path, names: Sequence[str], mapped: Mapping[str, tuple[str, ...]]
+) -> Format:
     """Return the form of a log whose names the user maps. Raises `InputError` where none is mapped:
     with the names that the log has, the nearest ones first."""
-    heads = [
-        (_by_step(islice(_logged(path, kind), HEAD), []), kind)
-        for kind in (OTHERS if read_rows(path, TERMS) is None else OTHERS[:1])
-    ]
-    tags, kind = max(heads, key=lambda head: len(head[0].columns))
+    notes: list[str] = []
+    signs = (*(OPERATOR.split(it[0])[0] for it in mapped.values()), "step")
+    kinds = [_in_form(Format(title="mapped", signs=signs), *form) for form in OTHERS]
+    heads = [_by_step(islice(_logged(path, kind, notes), HEAD), notes) for kind in kinds]
+    tags, kind = max(zip(heads, kinds, strict=True), key=lambda head: len(head[0].columns))
     if mapped:
         return kind
-    names = [tag for tag in tags if tag != "step"]
-    titles = ", ".join(known.title for known in FORMATS.values())
-    if not names:
-        raise InputError(
-            f"{path}: no metrics of {titles} in it, and no step with names and numbers; name the run's metrics log: "
-            "its console, or a table that W&B, TensorBoard, MLflow or SwanLab exports"
-        )
-    near = {ours: _nearest(ours, names) for ours in (*PHASES, MEAN)}
-    nearest = max(FORMATS.values(), key=lambda known: _likeness(known, names))
+    has = [tag for tag in tags if tag != "step"]
+    lacking = f"{path}: no metrics of {', '.join(FORMATS[name].title for name in names)} in it"
+    if not has:
+        remedy = "name the run's metrics log: its console, or what W&B, TensorBoard, MLflow or SwanLab exported"
+        raise InputError("; ".join([lacking, f"no step with names and numbers; {remedy}", *notes[:1]]))
+    nearest = max((FORMATS[name] for name in names), key=lambda known: _likeness(known, has))
+    near = {ours: _nearest(ours, has) for ours in (*PHASES, MEAN)}
     raise InputError(
-        f"{path}: its names are of no framework that simrl knows ({titles}; {nearest.title}, the nearest, has "
-        f"{rows.listed(sum(nearest.by_ours.values(), ()))}); map its names to ours, such as "
-        f"{' '.join(f'--column {ours}={tag}' for ours, tag in near.items())}; it has {rows.listed(names)}"
+        f"{lacking}; the nearest is {nearest.title}, which has {', '.join(nearest.signs[:2])}; name the tags of this log, such as "
+        f"{' '.join(f'--column {ours}={tag}' for ours, tag in near.items())} (it has {rows.listed(has)})"
     )
 
 
@@ -306,15 +307,6 @@ def _nearest(ours: str, names: Sequence[str]) -> str:
     """Return the name that is most like the names of all frameworks for ours."""
     known = {e for kind in FORMATS.values() for e in kind.by_ours.get(ours, ())}
     return max(names[:HEAD], key=lambda tag: max(SequenceMatcher(None, tag, e).ratio() for e in known))
-
-
-def _nothing(path: Path, kind: Format, name: str, tags: pd.DataFrame) -> str:
-    """Return the words on a log that has none of the numbers of its framework."""
-    has = f"it has {rows.listed(t for t in tags if t != 'step')}" if len(tags) else "it has no step"
-    return (
-        f"{path}: no metrics of {kind.title} in it ({rows.listed(kind.signs)}; its console has {TEXTS[kind.console]}): {has}; "
-        f"is it the log of another framework (leave --format {name} out), or are its lines wrapped or cut?"
-    )
 
 
 def _holes(metrics: pd.DataFrame) -> list[str]:

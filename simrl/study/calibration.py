@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -130,6 +130,7 @@ def calibrated(
     log_format: str | None,
     trace: Path | None,
     folder: Path,
+    columns: Mapping[str, str] | None = None,
 ) -> Calibration:
     """Return the calibration of a log on the steps of `window`, with its files in `folder`:
     scenario, lengths, errors.
@@ -138,7 +139,9 @@ def calibrated(
     `calibrate` and `simrl.trace.importers.logs.read_metrics` do.
     """
     recorded = read_trace(trace) if trace is not None else None
-    metrics = read_metrics(run_log, log_format, samples, prompt_tokens, lengths=recorded is None)
+    metrics = read_metrics(
+        run_log, log_format, samples, prompt_tokens, recorded is None, columns, cap_tokens
+    )
     start = partial(launched, run_log, launch, settings)
     with write_whole_folder(folder, MANIFEST) as temporary:
         calibration = calibrate(

@@ -13,7 +13,10 @@ below a header that names the step, with one or more names and numbers each.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,215 +28,216 @@ NUMBER = r"[-+]?(?:(?:\d+(?:\.\d+|\.(?=\)))?|\.\d+)(?:e[-+]?\d+)?|inf|nan)"
 WIDTH = 4096  # wandb's output.log cuts a line here, even in the middle of a number
 MOST_CHARACTERS = 1_000_000  # of a record
 MOST_FOREIGN = 8  # lines of other processes between two pieces of a wrapped line
-UNITS_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "": 1.0}
+UNITS_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "": 1.0}
 
 COLOUR = re.compile(r"\x1b\][^\x07]{0,500}\x07|\x1b\[[0-9;?]{0,12}[A-Za-z]|\[[0-9;]{1,8}m")
 RAY = re.compile(r"\s*\([^()]{1,80}\bpid=\d+[^()]{0,60}\) ?")
-REPEATED = re.compile(r"\s*\[repeated \d+x across [^\]]{1,20}\].*")
+REPEATED = re.compile(r"\[repeated \d+x across [^\]]{1,20}\].*")
 SOURCE_FILE = re.compile(r"\s{2,60}[\w/.-]{1,60}\.py:\d{1,6}\s*$")  # the last column of rich
 LOGGER = re.compile(r"\s*\[?(?:\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|(?:INFO|WARNING|ERROR|DEBUG)\b)")
+ANEW = re.compile(  # the beginning of a line that is no piece of the one before
+    rf"(?:{COLOUR.pattern})*(?:{RAY.pattern})?(?:{COLOUR.pattern})*(?:\s*$|\s*\{{|step:\d+ - |{LOGGER.pattern})"
+)
 PART_OF_A_NUMBER = re.compile(r"[-+.\de]+", re.IGNORECASE)
+PART = r"(?::\s*(?:np\.\w*\(?)?[-+.\de]*\)?)?"
 BORDERS = "│┃├╞└╘"
 
-
-class Form(NamedTuple):
-    """The form of a record. `separator` stands between its entries, `part` is the beginning of one,
-    and `entry` a whole one, whose groups are its name and its number. Without `separator` it is a
-    block, whose lines are joined by `glue`."""
-
-    separator: str
-    entry: re.Pattern[str]
-    part: re.Pattern[str] = re.compile("")
-    glue: str = "\n"
-
-
-def _form(separator: str, entry: str, part: str = "", glue: str = "\n") -> Form:
-    flags = re.IGNORECASE | re.MULTILINE
-    whole = re.compile(entry.replace("NUMBER", NUMBER), flags)
-    return Form(separator, whole, re.compile(part, flags), glue)
-
-
-PART = r"(?::\s*(?:np\.\w*\(?)?[-+.\de]*\)?)?"
+# The form of a record: what separates its entries, or joins the lines of a block; a whole entry, whose groups are its name and
+# its number; and the beginning of an entry.
+Form = NamedTuple("Form", [("separator", str), ("entry", re.Pattern[str]), ("part", re.Pattern[str])])
 FORMS = {
-    # key:value - key:value
-    "entries": _form(
-        " - ",
-        r"\s*([^\s:][^:]*):\s*(?:np\.\w+\()?(NUMBER|true|false|none)\)?\s*",
-        rf"\s*[^\s:]*{PART}",
-    ),
-    # Name: value unit | Name value unit; a duration without a name is the time of the step
-    "named": _form(
-        " | ",
-        r"\s*(?:([a-z][^|:\d]*?):?\s+)?((?:\d+[dhm] ?)+(?:\d+(?:\.\d+)?)?|NUMBER)\s*(?:%|s|[a-z]+/[a-z]+)?\s*",
-        rf"[^:]*{PART}",
-    ),
-    # a dictionary of Python or JSON
-    "dictionary": _form(
-        ",",
-        r"[\s{]*(?:['\"]\w+['\"]\s*:\s*\{\s*)?['\"]([^'\"]+)['\"]\s*:\s*(?:[a-z][\w.]*\()?(NUMBER)\)?[\s}]*",
-    ),
-    "bullets": _form("", r"•\s*([^:•\n]{1,80}?)\s*:\s*(NUMBER)\s*(?:s|ms|%)?(?=\s|$)"),
-    "table": _form("", r"[│┃|]\s*([^│┃|]{1,120}?)\s*[│┃|]\s*(NUMBER)\s*(?=[│┃|])", glue=""),
-    "lines": _form("", r"(?:^|\s)([a-z_][\w./@-]{0,120})\s*[:=\s]\s*(NUMBER)\s*$"),
+    name: Form(
+        separator,
+        re.compile(entry.replace("NUMBER", NUMBER), re.IGNORECASE | re.MULTILINE),
+        re.compile(part, re.IGNORECASE),
+    )
+    for name, separator, entry, part in (
+        (  # key:value - key:value
+            "entries",
+            " - ",
+            r"\s*([^\s:][^:]*):\s*(?:np\.\w+\()?(NUMBER)\)?\s*",
+            rf"\s*[^\s:]*{PART}",
+        ),
+        (  # Name: value unit | Name value unit; a duration without a name is the time of the step
+            "named",
+            " | ",
+            r"\s*(?:([a-z][^|:\d]*?):?\s+)?((?:\d+[dhm] ?)+(?:\d+(?:\.\d+)?)?|NUMBER)\s*(?:%|s|[a-z]+/[a-z]+)?\s*",
+            rf"[^:]*{PART}",
+        ),
+        (  # a dictionary of Python or JSON
+            "dictionary",
+            ",",
+            r"[\s{]*(?:['\"]\w+['\"]\s*:\s*\{\s*)?['\"]([^'\"]+)['\"]\s*:\s*(?:[a-z][\w.]*\()?(NUMBER)\)?[\s}]*",
+            "",
+        ),
+        ("bullets", "\n", r"•\s*([^:•\n]{1,80}?)\s*:\s*(NUMBER)\s*(?:s|ms|%)?(?=\s|$)", ""),
+        ("table", "", r"[│┃|]\s*([^│┃|]{1,120}?)\s*[│┃|]\s*(NUMBER)\s*(?=[│┃|])", ""),
+        ("lines", "\n", r"(?:^|\s)([a-z_][\w./@-]{0,120})\s*[:=\s]\s*(NUMBER)\s*$", ""),
+    )
 }
-Found = tuple[str, float | None, str]  # the place of a record, its step, and its text
+Found = tuple[str, float | None, str, bool]  # the place of a record, its step, its text; is it whole
 
 
-def records(
-    path: Path, form: str, step: str, begins: str, counted: str, notes: list[str]
-) -> Iterator[Logged]:
-    """Yield the place and the numbers of each record of a console; `notes` get what is left out.
+def records(path: Path, form: str, step: str, begins: str, counted: str) -> Iterator[Logged]:
+    """Yield the place and the numbers of each record of a console.
 
     `step` is the pattern of the text that names the step, its first group; a second one is an
     epoch, in which steps begin anew. `begins` is in each line with that text. Without `step` each
     dictionary with the tag `counted` is a step, from 1.
     """
-    shape = FORMS[form]
-    read = _entries if shape.separator else _blocks
-    count = 0
-    for place, number, text in read(path, shape, re.compile(step or r"(?=\{\s*['\"])"), begins):
-        if len(text) > MOST_CHARACTERS:
-            notes.append(f"{place}: more than {MOST_CHARACTERS:,} characters in one step (left out)")
-            continue
-        values = _numbers(text, shape)
+    shape, count = FORMS[form], 0
+    read = _entries if shape.separator.strip() else _blocks
+    for place, number, text, whole in read(path, shape, re.compile(step or r"(?=\{\s*['\"])"), begins):
+        values = _numbers(text, shape, whole) if len(text) <= MOST_CHARACTERS else {}
         if number is None and counted in values and not values.keys() & {*STEPS}:
-            count += 1
-            number = float(count)
+            number = count = count + 1
         if number is not None:
-            yield place, {**values, STEPS[0]: number}
-        elif counted in values or form == "lines":
+            values[STEPS[0]] = number
+        if number is not None or counted in values or form == "lines":
             yield place, values
 
 
-def _numbers(text: str, form: Form) -> dict[str, float]:
-    """Return the numbers of a record by name, without names that it has with two values."""
-    values: dict[str, float] = {}
-    twice = set()
-    entries = (
-        filter(None, map(form.entry.fullmatch, text.split(form.separator)))
-        if form.separator
-        else form.entry.finditer(text)
-    )
-    for entry in entries:
-        name, value = (entry[1] or "Time").strip(), _number(entry[2].lower())
-        if value is not None and values.setdefault(name, value) != value and value == value:
-            twice.add(name)
-    return {name: value for name, value in values.items() if name not in twice}
+def _numbers(text: str, form: Form, whole: bool) -> dict[str, float]:
+    """Return the numbers of a record by name, without names that it has with two values, and
+    without its last entry if it is not whole."""
+    by_name: dict[str, set[float]] = {}
+    entries: Iterable[re.Match[str] | None] = form.entry.finditer(text)
+    if form.separator.strip():
+        parts = text.split(form.separator)
+        cut = not whole or (form.separator == "," and text.rstrip()[-1:] != "}")
+        entries = map(form.entry.fullmatch, parts[:-1] if cut else parts)
+    for entry in filter(None, entries):
+        by_name.setdefault((entry[1] or "Time").strip(), set()).add(_number(entry[2]))
+    return {name: value for name, (value, *others) in by_name.items() if not others}
 
 
-def _number(text: str) -> float | None:
-    """Return a number, or the seconds of a duration such as 1m 13s; None for true, false, none."""
-    if text in ("true", "false", "none"):
-        return None
-    if text[-1:] in UNITS_S or " " in text or re.search(r"\d[dhm]", text):
-        return sum(float(n) * UNITS_S[unit] for n, unit in re.findall(r"([\d.]+)([dhm]?)", text))
-    return float(text)
+def _number(text: str) -> float:
+    """Return a number, or the seconds of a duration such as 1m 13s."""
+    units = re.findall(r"([\d.]+)([dhm]?)", text) if re.search(r"\d[dhm]", text) else []
+    return sum(float(n) * UNITS_S[unit] for n, unit in units) if units else float(text)
 
 
 def _clean(raw: str) -> tuple[str, str]:
     """Return Ray's prefix of a line, and its text."""
     text = raw.rstrip("\n")
-    if "\x1b" in text or "[0m" in text:
-        text = COLOUR.sub("", text)
+    text = COLOUR.sub("", text) if "\x1b" in text or "[0m" in text else text
     prefix = RAY.match(text) if "pid=" in text else None
-    text = text[prefix.end() :] if prefix else text
-    text = REPEATED.sub("", text) if "[repeated " in text else text
+    text = REPEATED.sub("", text[prefix.end() :] if prefix else text)
     return prefix[0] if prefix else "", SOURCE_FILE.sub("", text) if ".py:" in text[-70:] else text
+
+
+@lru_cache(maxsize=8)
+def _width(path: Path, changed_ns: int) -> int:
+    """Return the width at which all long lines of a file are wrapped; 0 if they are not: many are
+    as long as the longest, more than a little shorter ones, and the next ones seldom begin anew."""
+    lengths = Counter[int]()
+    widest = length = anew = 0
+    for _, raw in rows.numbered_lines(path, **OPENED):
+        anew += length == widest > 0 and ANEW.match(raw) is not None
+        length = len(COLOUR.sub("", raw) if "\x1b" in raw else raw)
+        lengths[length] += 1
+        widest, anew = (length, 0) if length > widest else (widest, anew)
+    shorter = sum(lengths[length] for length in range(widest - 10, widest))
+    return widest if lengths[widest] > max(1, shorter, 4 * anew) else 0
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the place and the text of each line of a file, put together where all are wrapped."""
+    lines = rows.numbered_lines(path, **OPENED)
+    if not (width := _width(path, path.stat().st_mtime_ns)):
+        yield from lines
+        return
+    whole, first, before = "", "", ""
+    for place, raw in lines:
+        prefix, text = _clean(raw)
+        if whole and (prefix not in ("", before) or LOGGER.match(text)):
+            yield first, f"{whole}\n"
+            whole = ""
+        first, before, piece = (first, before, text) if whole else (place, prefix, raw.rstrip("\n"))
+        whole += piece
+        if len(whole) > MOST_CHARACTERS or width not in (len(raw), len(COLOUR.sub("", raw))):
+            yield first, whole + raw[len(raw.rstrip("\n")) :]
+            whole = ""
+    if whole:
+        yield first, whole
 
 
 def _entries(path: Path, form: Form, start: re.Pattern[str], begins: str) -> Iterator[Found]:
     """Yield the records of entries, with the pieces of wrapped ones put together."""
     opened: Found | None = None
-    source, length, foreign, whole = "", 0, 0, True
-    widths: set[int] = set()  # of lines that went on in the next one
-
-    def closed() -> Iterator[Found]:
-        if opened is not None:
-            place, number, text = opened
-            if not whole or length in widths or (form.separator == "," and text.rstrip()[-1:] != "}"):
-                text = text.rpartition(form.separator)[0]  # the last entry was cut
-            yield place, number, text
-
-    for place, raw in rows.numbered_lines(path, **OPENED):
-        begun = begins in raw and (opened is None or start.groups > 0)
-        if opened is None and not begun:
+    source, foreign, before = "", 0, ""
+    for place, raw in _lines(path):
+        begun, line_before, before = begins in raw and (not opened or start.groups > 0), before, raw
+        if not opened and not begun:
             continue
         prefix, text = _clean(raw)
+        is_whole = raw.endswith("\n") and len(raw) != WIDTH + 1
         matches = list(start.finditer(text))[: None if start.groups else 1] if begun else []
-        if matches:
-            yield from closed()
-            ends = [match.start() for match in matches[1:]] + [len(text)]
-            for match, end in zip(matches, ends, strict=True):
-                number = float(match[1]) if start.groups else None
-                opened = (place, number, text[match.end() : end])
-                source, length, foreign = prefix, 0, 0
-                whole = end < len(text) or _is_whole(raw)
-                if end < len(text):
-                    yield from closed()
-            length = len(raw)
-        elif opened is not None:
+        if begun and not matches:  # the step may be named on two lines
+            head = f"{_clean(line_before)[1][-40:].rstrip()} "
+            both = head + text.lstrip()
+            matches = [match for match in start.finditer(both) if match.end() >= len(head)]
+            text = both if matches else text
+        for match, end in zip_longest(matches, [match.start() for match in matches[1:]]):
+            if opened:
+                yield opened
+            number, here = float(match[1]) if start.groups else None, text[match.end() : end]
+            opened = (place, number, here, end is not None or is_whole)
+            source, foreign = prefix, 0
+        if opened and not matches:
             is_other = prefix not in ("", source) or LOGGER.match(text)
-            joined = None if is_other else _joined(opened[2], text, form, length in widths)
-            if joined is None:
-                foreign += 1
-            else:
-                if form.separator == "," or opened[2] + text == joined:
-                    widths.add(length)
-                opened = (*opened[:2], joined)
-                length, foreign, whole = len(raw), 0, _is_whole(raw)
-        if opened is not None and (
+            joined = None if is_other else _joined(opened[2], text, form)
+            foreign = foreign + 1 if joined is None else 0
+            opened = opened if joined is None else (*opened[:2], joined, is_whole)
+        if opened and (
             foreign > MOST_FOREIGN
             or len(opened[2]) > MOST_CHARACTERS
             or (form.separator == "," and opened[2].count("{") <= opened[2].count("}"))
         ):
-            yield from closed()
+            yield opened
             opened = None
-    yield from closed()
+    if opened:
+        yield opened
 
 
-def _is_whole(raw: str) -> bool:
-    return raw.endswith("\n") and len(raw) != WIDTH + 1
-
-
-def _joined(text: str, line: str, form: Form, is_full: bool) -> str | None:
-    """Return a record's text with a line that continues it; None for a line that does not.
-
-    Where the number before and a number alone on the line may be one or two, the first is spoilt
-    unless the line before `is_full`, as long as others that went on.
-    """
-    if form.separator == ",":
+def _joined(text: str, line: str, form: Form) -> str | None:
+    """Return a record's text with a line that continues it; None for a line that does not. A number
+    at the end is spoilt by a number alone on the line: they may be one number or two."""
+    separator = form.separator
+    if separator == ",":
         return text + (line.lstrip() if line.startswith("  ") else line)
-    head, separator, tail = text.rpartition(form.separator)
-    if PART_OF_A_NUMBER.fullmatch(line.strip()) and form.entry.fullmatch(tail) and not is_full:
+    head, _, tail = text.rpartition(separator)
+    is_number, parts = PART_OF_A_NUMBER.match(line.strip()), line.split(separator)
+    if is_number and is_number.end() == len(line.strip()) and form.entry.fullmatch(tail):
         return f"{text}?"
-    for glue, piece in (("", line), (" ", line.strip()), (form.separator, line.strip())):
+    line = f"{line.rstrip()} " if line.rstrip().endswith(separator.rstrip()) else line
+    for glue, piece in (("", line), (" ", line.strip()), (separator, line.lstrip())):
         joint = (tail if glue == "" else tail.rstrip()) + glue + piece
-        parts = joint.split(form.separator)
-        good = [form.entry.fullmatch(part) is not None for part in parts]
-        last = good.pop() or form.part.fullmatch(parts[-1]) is not None
-        if (all(good[:1]) and last) if good else (last and piece.strip() and glue != " "):
-            return head + separator + joint
-    parts = line.split(form.separator)
-    good = [form.entry.fullmatch(part) is not None for part in parts]
-    return text + line if sum(good) > len(good) / 2 else None
+        *whole, last = joint.split(separator)
+        if (
+            all(map(form.entry.fullmatch, whole[:2]))
+            and (form.entry.fullmatch(last) or form.part.fullmatch(last))
+            and (whole or glue == "")
+        ):
+            return text[: len(text) - len(tail)] + joint
+    if sum(map(bool, map(form.entry.fullmatch, parts))) > len(parts) / 2:
+        return text + line
+    return f"{text}?" if is_number else None
 
 
 def _blocks(path: Path, form: Form, start: re.Pattern[str], begins: str) -> Iterator[Found]:
     """Yield the lines with names and numbers below each header. Steps are counted on over epochs,
     each of which prints its own from 1."""
-    place, before, epoch = "", 0.0, 0.0
+    place, before, epoch, lines = "", 0.0, 0.0, list[str]()
     step: float | None = None
-    lines: list[str] = []
-    for here, raw in rows.numbered_lines(path, **OPENED):
+    for here, raw in _lines(path):
         if begins in raw and (header := start.search(_clean(raw)[1])):
-            if lines:
-                yield place, step, form.glue.join(lines)
+            yield place, step, form.separator.join(lines), True
             lines = []
             if header[1] is not None:
                 place, step = here, before + float(header[1]) if header[1] else None
             elif float(header[2]) > epoch:
                 epoch, before = float(header[2]), step or 0.0
-        elif place and (any(map(raw.__contains__, BORDERS)) if form.glue == "" else form.entry.search(raw)):
+        elif place and (form.entry.search(raw) or (not form.separator and {*BORDERS} & {*raw})):
             lines.append(_clean(raw)[1])
-    if lines:
-        yield place, step, form.glue.join(lines)
+    yield place, step, form.separator.join(lines), True

@@ -1,8 +1,10 @@
-"""Tables of metrics, as rows of numbers by tag: JSON Lines, CSV of W&B and TensorBoard, and JSON by tag.
+"""Tables of metrics, as rows of numbers by tag: JSON Lines, CSV, JSON by tag, and folders of MLflow.
 
 JSON Lines   a row a step: a W&B history, TRL's log, verl's file logger (`{"step": …, "data": {…}}`).
 CSV          a column a tag, as of a history or of a W&B chart (`RUN - TAG`, with `RUN - TAG__MIN` beside it); or a
-             TensorBoard download, `Wall time,Step,Value`, whose tag is in the file's name. A folder of CSV is one table.
+             TensorBoard download, `Wall time,Step,Value`, whose tag is in the file's name; or a chart of SwanLab (`step`,
+             `RUN-TAG`, with `TAG_timestamp` beside it). A folder of CSV is one table.
+MLflow       the folder of a run, `…/metrics/TAG`: a file a tag, whose lines are `timestamp value step`.
 JSON         `log_history` of TRL's `trainer_state.json`, or `{tag: {step: value}}`, as NeMo-RL's tools dump TensorBoard.
 """
 
@@ -13,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,8 @@ RUN_STEPS = (
 WANDB_STEPS = ("Step", "_step")  # counted by the logger, which may log a step in several rows
 STEPS = (*RUN_STEPS, *WANDB_STEPS)
 ONE_TAG = {"Wall time", "Step", "Value"}
-ENVELOPE = ("__MIN", "__MAX")  # of a W&B chart, beside each tag
+BESIDE = ("__MIN", "__MAX", "_timestamp")  # of a chart of W&B or SwanLab, beside each tag
+MLFLOW = ("metrics", "*/metrics", "*/*/metrics", "*/*/*/metrics")
 
 
 def step_of(row: dict[str, float], place: str, names: Sequence[str] = RUN_STEPS) -> int | None:
@@ -43,19 +47,33 @@ def step_of(row: dict[str, float], place: str, names: Sequence[str] = RUN_STEPS)
     return int(step)
 
 
-def tables(path: Path) -> list[Path]:
-    """Return the CSV files of a folder. Raises `InputError` if there is none."""
-    files = sorted(file for file in path.glob("*.csv") if file.is_file())
-    if not files:
-        raise InputError(
-            f"{path}: is a folder without .csv; name the run's metrics log, or a folder of exported CSV"
-        )
-    return files
+def _files(path: Path, tags: Collection[str]) -> Iterator[tuple[Path, Iterator[Logged]]]:
+    """Yield the tables in a folder, and their rows. Raises `InputError` if there is none."""
+    roots = [path] if path.name == "metrics" else [*chain.from_iterable(map(path.glob, MLFLOW))]
+    csvs = sorted(file for file in path.glob("*.csv") if file.is_file())
+    if wrong := broken(
+        (not csvs and not roots, "is a folder without .csv and without metrics/ of MLflow; name"),
+        (len(roots) > 1, f"has {len(roots)} runs of MLflow; name one, such as {roots[:1]}, or"),
+    ):
+        raise InputError(f"{path}: {wrong} the run's metrics log, or a folder of exported CSV")
+    yield from ((file, _csv_rows(file, tags)) for file in csvs)
+    for root in roots:
+        files = (file for file in sorted(root.rglob("*")) if file.is_file())
+        yield from ((file, _mlflow_rows(file, file.relative_to(root).as_posix())) for file in files)
 
 
-def read_rows(path: Path, tags: Collection[str]) -> Iterator[Logged] | None:
+def _mlflow_rows(path: Path, tag: str) -> Iterator[Logged]:
+    for place, line in rows.numbered_lines(path, encoding="utf-8", errors="replace"):
+        cells = [*map(_cell, line.split()), None][:3]
+        if len(cells) == 3 and None not in cells:
+            yield place, {tag: cells[1], WANDB_STEPS[0]: cells[2]}
+
+
+def read_rows(
+    path: Path, tags: Collection[str], notes: list[str] | None = None
+) -> Iterator[Logged] | None:
     """Return the rows of a table; None for a file that is none, such as a console log. `tags` are
-    those that a TensorBoard download may have."""
+    those that a TensorBoard download may have; `notes` get what is left out."""
     if path.is_dir():
         return _merged(path, tags)
     if path.suffix == ".csv":
@@ -63,7 +81,8 @@ def read_rows(path: Path, tags: Collection[str]) -> Iterator[Logged] | None:
     if path.suffix == ".json":
         return _json_rows(path)
     first = next((line for _, line in rows.numbered_lines(path, mode="rb") if line.strip()), b"")
-    return _jsonl_rows(path) if path.suffix == ".jsonl" or first.startswith(b'{"') else None
+    notes = [] if notes is None else notes
+    return _jsonl_rows(path, notes) if path.suffix == ".jsonl" or first.startswith(b'{"') else None
 
 
 def numbers(values: dict[Any, Any]) -> dict[str, float]:
@@ -86,17 +105,20 @@ def _written(tag: str) -> str:
     return re.sub(r"\W", "_", tag)
 
 
-def _jsonl_rows(path: Path) -> Iterator[Logged]:
-    for place, row in rows.read_jsonl(path):
-        if not {"step", "data"} <= set(row):
-            yield place, numbers(row)
+def _jsonl_rows(path: Path, notes: list[str]) -> Iterator[Logged]:
+    for place, line in rows.numbered_lines(path, mode="rb"):
+        try:
+            row = rows.json_object(line, place) if line.strip() else {}
+            data = row["data"] if {"step", "data"} <= set(row) else None
+            step = {} if data is None else {STEPS[0]: rows.integer(row, "step", place)}
+            if not isinstance(data, dict | None):
+                raise InputError(
+                    f"{place}: field 'data' is {rows.shown(data)}; verl's file logger writes an object of metrics"
+                )
+        except InputError as error:
+            notes.append(f"{error} (left out)")
             continue
-        step, data = rows.integer(row, "step", place), row["data"]
-        if not isinstance(data, dict):
-            raise InputError(
-                f"{place}: field 'data' is {rows.shown(data)}; verl's file logger writes an object of metrics"
-            )
-        yield place, {**numbers(data), STEPS[0]: step}
+        yield place, {**numbers(row if data is None else data), **step}
 
 
 def _json_rows(path: Path) -> Iterator[Logged]:
@@ -153,7 +175,9 @@ def _columns(path: Path, header: Sequence[str], tags: Collection[str]) -> list[s
         return [
             {"Step": "Step", "Value": tag_of(path, tags) or ""}.get(name, "") for name in header
         ]
-    names = ["" if name.endswith(ENVELOPE) else name.rpartition(" - ")[2] for name in header]
+    names = ["" if name.endswith(BESIDE) else name.rpartition(" - ")[2] for name in header]
+    ends = {name: [tag for tag in tags if name.endswith(f"-{tag}")] for name in names}
+    names = [max(ends[name], key=len, default=name) for name in names]
     twice = next((name for name, times in Counter(names).items() if name and times > 1), None)
     if wrong := broken(
         (
@@ -180,8 +204,8 @@ def _merged(path: Path, tags: Collection[str]) -> Iterator[Logged]:
     as of two runs."""
     by_step: dict[int, dict[str, float]] = {}
     file_of: dict[str, Path] = {}
-    for file in tables(path):
-        for place, row in _csv_rows(file, tags):
+    for file, logged in _files(path, tags):
+        for place, row in logged:
             for tag in set(tags) & set(row):
                 if file_of.setdefault(tag, file) != file:
                     raise InputError(

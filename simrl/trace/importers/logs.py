@@ -200,9 +200,9 @@ def _has(path: Path, signs: tuple[str, ...]) -> bool:
 
 def _logged(path: Path, kind: Format, notes: list[str]) -> Iterable[Logged]:
     """Return the rows of a log, in their names."""
-    if (exported := read_rows(path, TERMS)) is not None or not kind.console:
+    if (exported := read_rows(path, TERMS, notes)) is not None or not kind.console:
         return exported or ()
-    return records(path, kind.console, kind.step, kind.begins, kind.signs[0], notes)
+    return records(path, kind.console, kind.step, kind.begins, kind.signs[0])
 
 
 def _by_step(logged: Iterable[Logged], notes: list[str]) -> pd.DataFrame:
@@ -277,7 +277,11 @@ def _unnamed(
 ) -> Format:
     """Return the form of a log whose names the user maps. Raises `InputError` where none is mapped:
     with the names that the log has, the nearest ones first."""
-    notes: list[str] = []
+    titles, notes = ", ".join(FORMATS[name].title for name in names), list[str]()
+    if (other := recognised(path)) and not mapped:
+        raise InputError(
+            f"{path}: no metrics of {titles} in it, but of {FORMATS[other].title}; read it as --format {other}"
+        )
     signs = (*(OPERATOR.split(it[0])[0] for it in mapped.values()), "step")
     kinds = [_in_form(Format(title="mapped", signs=signs), *form) for form in OTHERS]
     heads = [_by_step(islice(_logged(path, kind, notes), HEAD), notes) for kind in kinds]
@@ -285,7 +289,7 @@ def _unnamed(
     if mapped:
         return kind
     has = [tag for tag in tags if tag != "step"]
-    lacking = f"{path}: no metrics of {', '.join(FORMATS[name].title for name in names)} in it"
+    lacking = f"{path}: no metrics of {titles} in it"
     if not has:
         remedy = "name the run's metrics log: its console, or what W&B, TensorBoard, MLflow or SwanLab exported"
         raise InputError("; ".join([lacking, f"no step with names and numbers; {remedy}", *notes[:1]]))
@@ -364,9 +368,13 @@ def _with_lengths(
                 f"{key} is not logged: estimated from the mean and the share at the cap, as of a lognormal with sigma {SIGMA:g} "
                 f"(assumed); --cap-tokens gives the cap, --column {key}=TAG its tag"
             )
-    for key in ("min", "max"):  # only the mean is known: all prompts are taken to have it
+    apart = (metrics[PROMPT] % 1 > 0).astype(float)  # only the mean is known: all are near it
+    for key, ends in (
+        ("min", ((metrics[PROMPT] - apart) // 1).clip(1.0)),
+        ("max", -((-metrics[PROMPT] - apart) // 1)),
+    ):
         if f"prompt_length/{key}" not in metrics:
-            metrics[f"prompt_length/{key}"] = metrics[PROMPT].round()
+            metrics[f"prompt_length/{key}"] = ends
     metrics[TOTAL] = _total_tokens(metrics, path, kind, samples)
     return metrics
 

@@ -12,6 +12,7 @@ below a header that names the step, with one or more names and numbers each.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -21,22 +22,25 @@ from pathlib import Path
 from typing import NamedTuple
 
 from simrl.trace.importers import rows
-from simrl.trace.importers.exports import STEPS, Logged
+from simrl.trace.importers.exports import CARRIED, STEPS, Logged
 
 OPENED = {"encoding": "utf-8", "errors": "replace"}  # other processes write into a console, too
 NUMBER = r"[-+]?(?:(?:\d+(?:\.\d+|\.(?=\)))?|\.\d+)(?:e[-+]?\d+)?|inf|nan)"
 WIDTH = 4096  # wandb's output.log cuts a line here, even in the middle of a number
 MOST_CHARACTERS = 1_000_000  # of a record
 MOST_FOREIGN = 8  # lines of other processes between two pieces of a wrapped line
-UNITS_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "": 1.0}
+UNITS_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "ms": 0.001, "": 1.0}
 
 COLOUR = re.compile(r"\x1b\][^\x07]{0,500}\x07|\x1b\[[0-9;?]{0,12}[A-Za-z]|\[[0-9;]{1,8}m")
-RAY = re.compile(r"\s*\([^()]{1,80}\bpid=\d+[^()]{0,60}\) ?")
+# what Docker, Kubernetes and Ray write before each line; the group is Ray's
+BEFORE = re.compile(
+    r"(?:\d{4}-\d\d-\d\dT[\d:.]{8,20}Z (?:std(?:out|err) [FP] )?)?(\s*\([^()]{1,80}\bpid=\d+[^()]{0,60}\) ?)?"
+)
 REPEATED = re.compile(r"\[repeated \d+x across [^\]]{1,20}\].*")
 SOURCE_FILE = re.compile(r"\s{2,60}[\w/.-]{1,60}\.py:\d{1,6}\s*$")  # the last column of rich
 LOGGER = re.compile(r"\s*\[?(?:\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|(?:INFO|WARNING|ERROR|DEBUG)\b)")
 ANEW = re.compile(  # the beginning of a line that is no piece of the one before
-    rf"(?:{COLOUR.pattern})*(?:{RAY.pattern})?(?:{COLOUR.pattern})*(?:\s*$|\s*\{{|step:\d+ - |{LOGGER.pattern})"
+    rf"(?:{COLOUR.pattern})*{BEFORE.pattern}(?:{COLOUR.pattern})*(?:\s*$|\s*\{{|step:\d+ - |[│├╒╞╘╭╰]|{LOGGER.pattern})"
 )
 PART_OF_A_NUMBER = re.compile(r"[-+.\de]+", re.IGNORECASE)
 PART = r"(?::\s*(?:np\.\w*\(?)?[-+.\de]*\)?)?"
@@ -68,15 +72,22 @@ FORMS = {
         (  # Name: value unit | Name value unit; a duration without a name is the time of the step
             "named",
             " | ",
-            r"\s*(?:([a-z][^|:\d]*?):?\s+)?((?:\d+[dhm] ?)+(?:\d+(?:\.\d+)?)?|NUMBER)\s*(?:%|s|[a-z]+/[a-z]+)?\s*",
+            r"\s*(?:([a-z][^|:\d]*?):?\s+)?(\d+ms|(?:\d+[dhm] ?)+(?:\d+(?:\.\d+)?)?|NUMBER)\s*(?:%|s|[a-z]+/[a-z]+)?\s*",
             rf"[^:]*{PART}",
         ),
         (  # a dictionary of Python or JSON
             "dictionary",
             ",",
-            r"[\s{]*(?:['\"]\w+['\"]\s*:\s*\{\s*)?['\"]([^'\"]+)['\"]\s*:\s*(?:[a-z][\w.]*\()?(NUMBER)\)?[\s}]*",
+            r"[\s{]*(?:['\"]\w+['\"]\s*:\s*\{\s*)?['\"]([^'\"]+)['\"]\s*:\s*(?:[a-z][\w.]*\(|['\"])?(NUMBER)['\")]?[\s}]*",
             "",
         ),
+        (  # name=value, … behind a progress bar, as tqdm's
+            "pairs",
+            ", ",
+            r"(?:.{0,40}/s\S*,? )?([\w./]+)=(?:tensor\()?(NUMBER)\)?\s*\]?\s*",
+            r"[\w./]*(?:=(?:tensor\()?[-+.\de]*)?",
+        ),
+        ("panel", " ", r"(\w[\w/]*):[\s│]+(NUMBER)\s*(?=[|│]|$)", ""),  # name: value | … in a box
         ("bullets", "\n", r"•\s*([^:•\n]{1,80}?)\s*:\s*(NUMBER)\s*(?:s|ms|%)?(?=\s|$)", ""),
         ("table", "", r"[│┃|]\s*([^│┃|]{1,120}?)\s*[│┃|]\s*(NUMBER)\s*(?=[│┃|])", ""),
         ("lines", "\n", r"(?:^|\s)([a-z_][\w./@-]{0,120})\s*[:=\s]\s*(NUMBER)\s*$", ""),
@@ -120,7 +131,7 @@ def _numbers(text: str, form: Form, whole: bool) -> dict[str, float]:
 
 def _number(text: str) -> float:
     """Return a number, or the seconds of a duration such as 1m 13s."""
-    units = re.findall(r"([\d.]+)([dhm]?)", text) if re.search(r"\d[dhm]", text) else []
+    units = re.findall(r"([\d.]+)(ms|[dhm]?)", text) if re.search(r"\d[dhm]", text) else []
     return sum(float(n) * UNITS_S[unit] for n, unit in units) if units else float(text)
 
 
@@ -128,9 +139,17 @@ def _clean(raw: str) -> tuple[str, str]:
     """Return Ray's prefix of a line, and its text."""
     text = raw.rstrip("\n")
     text = COLOUR.sub("", text) if "\x1b" in text or "[0m" in text else text
-    prefix = RAY.match(text) if "pid=" in text else None
-    text = REPEATED.sub("", text[prefix.end() :] if prefix else text)
-    return prefix[0] if prefix else "", SOURCE_FILE.sub("", text) if ".py:" in text[-70:] else text
+    before = BEFORE.match(text)
+    assert before is not None  # it may be empty
+    text = REPEATED.sub("", text[before.end() :])
+    return before[1] or "", SOURCE_FILE.sub("", text) if ".py:" in text[-70:] else text
+
+
+def _raw_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a file; where each is an object of JSON, as of Docker, the text in it."""
+    for place, raw in rows.numbered_lines(path, **OPENED):
+        carried = CARRIED.match(raw) if raw.startswith("{") else None
+        yield place, f"{json.loads(carried[1], strict=False).rstrip()}\n" if carried else raw
 
 
 @lru_cache(maxsize=8)
@@ -139,7 +158,7 @@ def _width(path: Path, changed_ns: int) -> int:
     as long as the longest, more than a little shorter ones, and the next ones seldom begin anew."""
     lengths = Counter[int]()
     widest = length = anew = 0
-    for _, raw in rows.numbered_lines(path, **OPENED):
+    for _, raw in _raw_lines(path):
         anew += length == widest > 0 and ANEW.match(raw) is not None
         length = len(COLOUR.sub("", raw) if "\x1b" in raw else raw)
         lengths[length] += 1
@@ -150,7 +169,7 @@ def _width(path: Path, changed_ns: int) -> int:
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the place and the text of each line of a file, put together where all are wrapped."""
-    lines = rows.numbered_lines(path, **OPENED)
+    lines = _raw_lines(path)
     if not (width := _width(path, path.stat().st_mtime_ns)):
         yield from lines
         return
@@ -158,7 +177,7 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
     for place, raw in lines:
         prefix, text = _clean(raw)
         if whole and (prefix not in ("", before) or LOGGER.match(text)):
-            yield first, f"{whole}\n"
+            yield first, whole  # cut: its last piece is as long as others that go on
             whole = ""
         first, before, piece = (first, before, text) if whole else (place, prefix, raw.rstrip("\n"))
         whole += piece
@@ -174,16 +193,19 @@ def _entries(path: Path, form: Form, start: re.Pattern[str], begins: str) -> Ite
     opened: Found | None = None
     source, foreign, before = "", 0, ""
     for place, raw in _lines(path):
-        begun, line_before, before = begins in raw and (not opened or start.groups > 0), before, raw
-        if not opened and not begun:
+        line_before, before = before, raw
+        if not opened and begins not in raw:
             continue
         prefix, text = _clean(raw)
+        begun = begins in raw and (not opened or start.groups > 0 or text.startswith("{"))
         is_whole = raw.endswith("\n") and len(raw) != WIDTH + 1
         matches = list(start.finditer(text))[: None if start.groups else 1] if begun else []
         if begun and not matches:  # the step may be named on two lines
-            head = f"{_clean(line_before)[1][-40:].rstrip()} "
-            matches = [m for m in start.finditer(head + text.lstrip()) if m.end() >= len(head)]
-            text = head + text.lstrip() if matches else text
+            end = _clean(line_before)[1][-40:]
+            for head in (end, f"{end.rstrip()} ") if start.groups else ():
+                if again := [m for m in start.finditer(head + text) if m.end() >= len(head)]:
+                    matches, text = again, head + text
+                    break
         for match, end in zip_longest(matches, [match.start() for match in matches[1:]]):
             if opened:
                 yield opened
@@ -198,7 +220,7 @@ def _entries(path: Path, form: Form, start: re.Pattern[str], begins: str) -> Ite
         if opened and (
             foreign > MOST_FOREIGN
             or len(opened[2]) > MOST_CHARACTERS
-            or (form.separator == "," and opened[2].count("{") <= opened[2].count("}"))
+            or (form.separator == "," and opened[2].count("{") <= opened[2].count("}") > 0)
         ):
             yield opened
             opened = None
@@ -244,6 +266,6 @@ def _blocks(path: Path, form: Form, start: re.Pattern[str], begins: str) -> Iter
                 place, step = here, before + float(header[1]) if header[1] else None
             elif float(header[2]) > epoch:
                 epoch, before = float(header[2]), step or 0.0
-        elif place and (form.entry.search(raw) or (not form.separator and {*BORDERS} & {*raw})):
+        elif place and raw.endswith("\n") and (form.entry.search(raw) or {*BORDERS} & {*raw}):
             lines.append(_clean(raw)[1])
     yield place, step, form.separator.join(lines), True

@@ -24,11 +24,14 @@ from simrl.trace.importers import rows
 
 Logged = tuple[str, dict[str, float]]  # the place of a row, and its numbers by tag
 RUN_STEPS = (
-    *("global_step", "train/global_step", "training/global_step", "trainer/global_step"),
+    *("training_step", "system/global_step", "global_step", "train/global_step", "training/global_step", "trainer/global_step"),
     *("rollout/step", "step"),
 )
 WANDB_STEPS = ("Step", "_step")  # counted by the logger, which may log a step in several rows
 STEPS = (*RUN_STEPS, *WANDB_STEPS)
+CARRIED = re.compile(  # the text of a console's line in an object, as Docker and loggers write it
+    r'\{[^{}]{0,400}?"(?:log|message|text)": ?("(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*")'
+)
 ONE_TAG = {"Wall time", "Step", "Value"}
 BESIDE = ("__MIN", "__MAX", "_timestamp")  # of a chart of W&B or SwanLab, beside each tag
 MLFLOW = ("metrics", "*/metrics", "*/*/metrics", "*/*/*/metrics")
@@ -85,7 +88,8 @@ def read_rows(
     if path.suffix == ".json":
         return _json_rows(path)
     first = next((line for _, line in rows.numbered_lines(path, mode="rb") if line.strip()), b"")
-    return _jsonl_rows(path, notes) if path.suffix == ".jsonl" or first.startswith(b'{"') else None
+    is_rows = first.startswith(b'{"') and not CARRIED.match(first.decode(errors="replace"))
+    return _jsonl_rows(path, notes) if path.suffix == ".jsonl" or is_rows else None
 
 
 def numbers(values: dict[Any, Any]) -> dict[str, float]:
@@ -101,7 +105,9 @@ def tag_of(path: Path, tags: Collection[str]) -> str | None:
     """Return the longest of these tags that the name of a file ends with; browsers write _ for the
     slashes of a tag."""
     name, written = f"_{_written(path.stem)}", {tag: f"_{_written(tag)}" for tag in tags}
-    return max((tag for tag in tags if name.endswith(written[tag])), key=len, default=None)
+    before, _, whole = path.stem.rpartition("-tag-")
+    fits = (tag for tag in tags if name.endswith(written[tag]))
+    return max((t for t in fits if not before or _written(t) == _written(whole)), key=len, default=None)
 
 
 def _written(tag: str) -> str:

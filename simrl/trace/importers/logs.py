@@ -84,6 +84,7 @@ SUMMED = tuple(kind.summed for kind in FORMATS.values() if kind.summed)
 EXPORTS = ("wandb", "tensorboard", "mlflow", "swanlab")  # names of tables, of any framework
 MEAN, CLIPPED, PROMPT = "response_length/mean", "response_length/clip_ratio", "prompt_length/mean"
 TOTAL, PER_RANK, SEQUENCE = "perf/total_num_tokens", "global_seqlen/mean", "sequence_length/mean"
+MEASURED = ("timing_s/", "response_length/", "sequence_length/")  # one is in each step
 PHASES = ("timing_s/gen", "timing_s/old_log_prob", "timing_s/update_actor", "timing_s/step")
 NUMBERED = r"(?i)\b(?:step|iter(?:ation)?|rollout|update)\b[ :=#/]{0,3}([0-9]{1,9})"
 OTHERS = [  # forms that a console of any names may have
@@ -144,6 +145,8 @@ def read_metrics(
             f"{path}: --column {absent}={mapped[absent][0]}: no {missing} in it{meant(missing, tags)}; "
             f"it has {rows.listed(get_close_matches(missing, tags.columns, 12, 0.0))}"
         )
+    timed = [key for key in metrics if key in OURS and key.startswith(MEASURED)]
+    metrics = metrics[metrics[timed].notna().any(axis=1)].reset_index(drop=True)
     notes += _holes(metrics)
     if lengths:
         metrics = _with_lengths(metrics, path, kind, samples, prompt_tokens, cap_tokens, notes)
@@ -231,13 +234,13 @@ def _by_step(logged: Iterable[Logged], notes: list[str]) -> pd.DataFrame:
 def _named(
     tags: pd.DataFrame, kind: Format, mapped: Mapping[str, tuple[str, ...]] | None = None
 ) -> pd.DataFrame:
-    """Return the rows in our names, beside their own."""
+    """Return the rows in our names, beside their own. Of several expressions the first counts whose
+    tags are in the log, for all its steps."""
     metrics: dict[str, pd.Series] = {}
     for ours, expressions in (kind.by_ours | dict(mapped or {})).items():
         for expression in expressions:
-            values = _value(expression, tags, kind, metrics)
-            if values is not None:
-                metrics[ours] = metrics[ours].fillna(values) if ours in metrics else values
+            values = _value(expression, tags, kind, metrics) if ours not in metrics else None
+            metrics |= {} if values is None else {ours: values}
     others = tags[[tag for tag in tags if tag not in OURS]]
     return pd.concat([others, pd.DataFrame(metrics, index=tags.index)], axis=1)
 

@@ -34,14 +34,12 @@ UNITS_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "ms": 0.001, "": 1.0}
 COLOUR = re.compile(r"\x1b\][^\x07]{0,500}\x07|\x1b\[[0-9;?]{0,12}[A-Za-z]|\[[0-9;]{1,8}m")
 # what Docker, Kubernetes and Ray write before each line; the group is Ray's
 BEFORE = re.compile(
-    r"(?:\d{4}-\d\d-\d\dT[\d:.]{8,20}Z (?:std(?:out|err) [FP] )?)?(\s*\([^()]{1,80}\bpid=\d+[^()]{0,60}\) ?)?"
+    r"(?:\d{4}-\d\d-\d\dT[\d:.]{8,20}Z (?:std(?:out|err) [FP] )?|[\w.-]{1,60}-\d{1,4} +\| )?(\s*\([^()]{1,80}\bpid=\d+[^()]{0,60}\) ?)?"
 )
 REPEATED = re.compile(r"\[repeated \d+x across [^\]]{1,20}\].*")
 SOURCE_FILE = re.compile(r"\s{2,60}[\w/.-]{1,60}\.py:\d{1,6}\s*$")  # the last column of rich
 LOGGER = re.compile(r"\s*\[?(?:\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|(?:INFO|WARNING|ERROR|DEBUG)\b)")
-ANEW = re.compile(  # the beginning of a line that is no piece of the one before
-    rf"(?:{COLOUR.pattern})*{BEFORE.pattern}(?:{COLOUR.pattern})*(?:\s*$|\s*\{{|step:\d+ - |[│├╒╞╘╭╰]|{LOGGER.pattern})"
-)
+ANEW = re.compile(rf"\s*(?:$|\{{|[│├╒╞╘╭╰])|step:\d+ - |{LOGGER.pattern}")  # no piece of the line before
 PART_OF_A_NUMBER = re.compile(r"[-+.\de]+", re.IGNORECASE)
 PART = r"(?::\s*(?:np\.\w*\(?)?[-+.\de]*\)?)?"
 BORDERS = "│┃├╞└╘"
@@ -111,7 +109,7 @@ def records(path: Path, form: str, step: str, begins: str, counted: str) -> Iter
             number = count = count + 1
         if number is not None:
             values[STEPS[0]] = number
-        if number is not None or counted in values or form == "lines":
+        if number is not None or counted in values or read is _blocks:
             yield place, values
 
 
@@ -159,7 +157,7 @@ def _width(path: Path, changed_ns: int) -> int:
     lengths = Counter[int]()
     widest = length = anew = 0
     for _, raw in _raw_lines(path):
-        anew += length == widest > 0 and ANEW.match(raw) is not None
+        anew += length == widest > 0 and ANEW.match(_clean(raw)[1]) is not None
         length = len(COLOUR.sub("", raw) if "\x1b" in raw else raw)
         lengths[length] += 1
         widest, anew = (length, 0) if length > widest else (widest, anew)

@@ -76,7 +76,7 @@ TERMS = {  # their tags, which the names of an exported table may end with
     for kind in FORMATS.values()
     for expressions in kind.by_ours.values()
     for expression in expressions
-    for term in OPERATOR.split(expression)[::2]
+    for term in OPERATOR.split(expression.removeprefix("next "))[::2]
     for tag in (term, kind.prefix + term)
 }
 OURS = {ours for kind in FORMATS.values() for ours in kind.by_ours}
@@ -263,7 +263,9 @@ def _column(
 ) -> pd.Series | None:
     if re.fullmatch(r"[0-9]+(?:\.[0-9]+)?", term):
         return pd.Series(float(term), tags.index)
-    return tags.get(term, tags.get(kind.prefix + term, metrics.get(term)))
+    name = term.removeprefix("next ")
+    column = tags.get(name, tags.get(kind.prefix + name, metrics.get(name)))
+    return column if column is None or name == term else column.shift(-1)
 
 
 def _unnamed(path: Path, names: Sequence[str], mapped: Mapping[str, tuple[str, ...]]) -> Format:

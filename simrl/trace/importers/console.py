@@ -32,9 +32,11 @@ MOST_FOREIGN = 8  # lines of other processes between two pieces of a wrapped lin
 UNITS_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "ms": 0.001, "": 1.0}
 
 COLOUR = re.compile(r"\x1b\][^\x07]{0,500}\x07|\x1b\[[0-9;?]{0,12}[A-Za-z]|\[[0-9;]{1,8}m")
-# what Docker, Kubernetes and Ray write before each line; the group is Ray's
+# what Kubernetes, Docker, torchrun, Slurm, the journal and Ray write before each line; the group is Ray's
 BEFORE = re.compile(
-    r"(?:\d{4}-\d\d-\d\dT[\d:.]{8,20}Z (?:std(?:out|err) [FP] )?|[\w.-]{1,60}-\d{1,4} +\| )?(\s*\([^()]{1,80}\bpid=\d+[^()]{0,60}\) ?)?"
+    r"(?:\d{4}-\d\d-\d\dT[\d:.]{8,20}Z (?:std(?:out|err) [FP] )?|[\w.-]{1,60}-\d{1,4} +\| |\[(?:default|rank)\d+\]: ?"
+    r"|\[pod/[^\]]{1,99}\] ?|\d{1,3}: (?!\{)|[A-Z][a-z]{2} [ \d]\d [\d:]{8} \S{1,60} \S{1,60}\[\d+\]: ){0,2}"
+    r"(\s*\([^()]{1,80}\bpid=\d+[^()]{0,60}\) ?)?"
 )
 REPEATED = re.compile(r"\[repeated \d+x across [^\]]{1,20}\].*")
 SOURCE_FILE = re.compile(r"\s{2,60}[\w/.-]{1,60}\.py:\d{1,6}\s*$")  # the last column of rich
@@ -98,19 +100,16 @@ def records(path: Path, form: str, step: str, begins: str, counted: str) -> Iter
     """Yield the place and the numbers of each record of a console.
 
     `step` is the pattern of the text that names the step, its first group; a second one is an
-    epoch, in which steps begin anew. `begins` is in each line with that text. Without `step` each
-    dictionary with the tag `counted` is a step, from 1.
+    epoch, in which steps begin anew. `begins` is in each line with that text. Where the text names
+    none, each record with the tag `counted` is a step, from 1.
     """
     shape, count = FORMS[form], 0
     read = _entries if shape.separator.strip() else _blocks
     for place, number, text, whole in read(path, shape, re.compile(step or r"(?=\{\s*['\"])"), begins):
         values = _numbers(text, shape, whole) if len(text) <= MOST_CHARACTERS else {}
-        if number is None and counted in values and not values.keys() & {*STEPS}:
+        if number is None and counted in values:
             number = count = count + 1
-        if number is not None:
-            values[STEPS[0]] = number
-        if number is not None or counted in values or read is _blocks:
-            yield place, values
+        yield place, values | ({} if number is None else {STEPS[0]: number})
 
 
 def _numbers(text: str, form: Form, whole: bool) -> dict[str, float]:
@@ -174,7 +173,7 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
     whole, first, before = "", "", ""
     for place, raw in lines:
         prefix, text = _clean(raw)
-        if whole and (prefix not in ("", before) or LOGGER.match(text)):
+        if whole and (prefix not in ("", before) or ANEW.match(text)):
             yield first, whole  # cut: its last piece is as long as others that go on
             whole = ""
         first, before, piece = (first, before, text) if whole else (place, prefix, raw.rstrip("\n"))
@@ -200,10 +199,9 @@ def _entries(path: Path, form: Form, start: re.Pattern[str], begins: str) -> Ite
         matches = list(start.finditer(text))[: None if start.groups else 1] if begun else []
         if begun and not matches:  # the step may be named on two lines
             end = _clean(line_before)[1][-40:]
-            for head in (end, f"{end.rstrip()} ") if start.groups else ():
-                if again := [m for m in start.finditer(head + text) if m.end() >= len(head)]:
-                    matches, text = again, head + text
-                    break
+            for head, rest in ((end, text), (f"{end.rstrip()} ", text.lstrip())):
+                again = [m for m in start.finditer(head + rest) if m.end() >= len(head)]
+                matches, text = (again, head + rest) if again and start.groups else (matches, text)
         for match, end in zip_longest(matches, [match.start() for match in matches[1:]]):
             if opened:
                 yield opened

@@ -56,6 +56,7 @@ class Format(BaseModel, frozen=True, extra="forbid"):
     console: str = ""
     step: str = ""
     begins: str = ""
+    counted: str = ""
 
     @property
     def by_ours(self) -> dict[str, tuple[str, ...]]:
@@ -172,7 +173,7 @@ def _recognised(path: Path, names: Sequence[str]) -> tuple[str, Format] | None:
 
     def columns(choice: tuple[str, Format]) -> int:
         kind = choice[1]
-        form = ("",) if exported else (kind.console, kind.step, *kind.signs[: not kind.step])
+        form = ("",) if exported else (kind.console, kind.step, kind.counted)
         if form not in heads:
             heads[form] = _by_step(islice(_logged(path, kind, []), HEAD), [])
         return len(OURS & {*_named(heads[form], kind)})
@@ -197,7 +198,7 @@ def _logged(path: Path, kind: Format, notes: list[str]) -> Iterable[Logged]:
     """Return the rows of a log, in their names."""
     if (exported := read_rows(path, TERMS, notes)) is not None or not kind.console:
         return exported or ()
-    return records(path, kind.console, kind.step, kind.begins, kind.signs[0])
+    return records(path, kind.console, kind.step, kind.begins, kind.counted)
 
 
 def _by_step(logged: Iterable[Logged], notes: list[str]) -> pd.DataFrame:
@@ -265,7 +266,9 @@ def _column(
         return pd.Series(float(term), tags.index)
     name = term.removeprefix("next ")
     column = tags.get(name, tags.get(kind.prefix + name, metrics.get(name)))
-    return column if column is None or name == term else column.shift(-1)
+    if column is None or name == term:
+        return column
+    return column.shift(-1).where(tags["step"].shift(-1) == tags["step"] + 1)
 
 
 def _unnamed(path: Path, names: Sequence[str], mapped: Mapping[str, tuple[str, ...]]) -> Format:
@@ -273,8 +276,7 @@ def _unnamed(path: Path, names: Sequence[str], mapped: Mapping[str, tuple[str, .
     with the names that the log has, the nearest ones first."""
     notes, other = list[str](), None if mapped else recognised(path)
     lacking = f"{path}: no metrics of {', '.join(FORMATS[name].title for name in names)} in it"
-    signs = (*(OPERATOR.split(it[1])[0] for it in mapped.values()), "step")
-    kinds = [Format(title="mapped", signs=signs, **form) for form in OTHERS]
+    kinds = [Format(title="mapped", signs=(), **form) for form in OTHERS]
     heads = [_by_step(islice(_logged(path, kind, notes), HEAD), notes) for kind in kinds]
     tags, kind = max(zip(heads, kinds, strict=True), key=lambda head: len(head[0].columns))
     has = [tag for tag in tags if tag != "step"]

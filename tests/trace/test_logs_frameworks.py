@@ -75,8 +75,8 @@ def test_rolls_rlvr_logs_the_time_of_the_step_before_and_its_agentic_pipeline_it
     ]
     metrics = read_metrics(_csv(tmp_path / "w.csv", rows), lengths=False)
     assert metrics["timing_s/gen"].tolist() == [10.0] * 3
-    own = metrics["timing_s/step"].dropna().tolist() if "timing_s/step" in metrics else []
-    assert own in ([20.0, 21.0, 22.0],) if pipeline == "agentic" else own in ([], [21.0, 22.0])
+    own = metrics["timing_s/step"].dropna().tolist()
+    assert own == ([21.0, 22.0] if pipeline == "rlvr" else [20.0, 21.0, 22.0])
 
 
 def test_rlinf_counts_a_step_a_mini_batch_and_only_rows_with_times_are_steps(tmp_path):
@@ -108,3 +108,67 @@ def test_open_instruct_has_lengths_under_val_and_training_time_with_the_log_prob
     assert metrics["response_length/mean"].tolist() == [812.0, 812.0]
     assert metrics["timing_s/update_actor"].tolist() == [38.0, 38.0]
     assert "timing_s/old_log_prob" not in metrics
+
+
+def test_open_instruct_counts_episodes_as_global_step_and_its_steps_as_training_step(tmp_path):
+    rows = [
+        {"training_step": n, "global_step": 512 * n, "episode": 512 * n, "time/total": 71.0}
+        for n in (1, 2)
+    ]
+    metrics = read_metrics(_csv(tmp_path / "w.csv", rows), lengths=False)
+    assert metrics["step"].tolist() == [1, 2]
+
+
+def test_open_instruct_prints_a_box_folded_between_words(tmp_path):
+    box = [
+        "╭─────────── Metrics ───────────╮",
+        "│ other  episode: 512 |         │",
+        "│        training_step: 1       │",
+        "│ time   total: 71.20 |         │",
+        "│        training: 38.80 |      │",
+        "│        weight_sync: 1.50      │",
+        "│ val    sequence_lengths:      │",
+        "│        812.30 | stop_rate: 1  │",
+        "╰───────────────────────────────╯",
+    ]
+    path = tmp_path / "run.log"
+    path.write_text("\n".join(box) + "\n", encoding="utf-8")
+    metrics = read_metrics(path, lengths=False)
+    assert metrics["step"].tolist() == [1]
+    assert metrics["timing_s/step"].tolist() == [71.2]
+    assert metrics["response_length/mean"].tolist() == [812.3]
+
+
+def test_rlinf_prints_its_metrics_behind_a_progress_bar(tmp_path):
+    bar = (
+        "\rGlobal Step:   5%|▌         | 2/40 [10:12<1:40:12, 306.1s/it, sync_weights_time=2.3, "
+        "step_time=306, actor/training_time=120, rollout_time=140, response_length=1.23e+3, "
+        "max_of_response_length=tensor(8192.)]"
+    )
+    path = tmp_path / "run.log"
+    path.write_text(f"{bar}\n", encoding="utf-8", newline="")
+    metrics = read_metrics(path, lengths=False)
+    assert metrics["step"].tolist() == [2]
+    assert metrics["timing_s/update_actor"].tolist() == [120.0]
+    assert metrics["response_length/max"].tolist() == [8192.0]
+
+
+def test_roll_prints_its_metrics_as_json_which_has_the_step_in_it(tmp_path):
+    head = "[2026-03-01 10:00:00] [rlvr_pipeline.py (838)] [INFO] [DRIVER 0 / 1][PID 123] "
+    lines = [
+        head
+        + json.dumps(
+            {
+                "time/step_train": 30.0 + n,
+                "system/global_step": n,
+                "token/response_length/mean": 300.0,
+            }
+        )
+        for n in range(3)
+    ]
+    lines.insert(1, head + json.dumps({"val_correct/all/mean": 0.4}))
+    path = tmp_path / "run.log"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    metrics = read_metrics(path, lengths=False)
+    assert metrics["step"].tolist() == [0, 1, 2]
+    assert metrics["timing_s/update_actor"].tolist() == [30.0, 31.0, 32.0]

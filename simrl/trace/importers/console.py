@@ -21,10 +21,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from simrl.trace.importers import rows
 from simrl.trace.importers.exports import CARRIED, STEPS, Logged
 
-OPENED = {"encoding": "utf-8", "errors": "replace"}  # other processes write into a console, too
 NUMBER = r"[-+]?(?:(?:\d+(?:\.\d+|\.(?=\)))?|\.\d+)(?:e[-+]?\d+)?|inf|nan)"
 WIDTH = 4096  # wandb's output.log cuts a line here, even in the middle of a number
 MOST_CHARACTERS = 1_000_000  # of a record
@@ -41,10 +39,10 @@ BEFORE = re.compile(
 REPEATED = re.compile(r"\[repeated \d+x across [^\]]{1,20}\].*")
 SOURCE_FILE = re.compile(r"\s{2,60}[\w/.-]{1,60}\.py:\d{1,6}\s*$")  # the last column of rich
 LOGGER = re.compile(r"\s*\[?(?:\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|(?:INFO|WARNING|ERROR|DEBUG)\b)")
-ANEW = re.compile(rf"\s*(?:$|\{{|[│├╒╞╘╭╰])|step:\d+ - |{LOGGER.pattern}")  # no piece of the line before
+ANEW = re.compile(rf"\s*(?:$|\{{)|step:\d+ - |{LOGGER.pattern}")  # no piece of the line before
 PART_OF_A_NUMBER = re.compile(r"[-+.\de]+", re.IGNORECASE)
 PART = r"(?::\s*(?:np\.\w*\(?)?[-+.\de]*\)?)?"
-BORDERS = "│┃├╞└╘"
+BEGUN = re.compile(rf"\s*[│┃├╒╞└╘╭╰]|{ANEW.pattern}")  # or of a box of lines
 
 
 class Form(NamedTuple):
@@ -72,7 +70,7 @@ FORMS = {
         (  # Name: value unit | Name value unit; a duration without a name is the time of the step
             "named",
             " | ",
-            r"\s*(?:([a-z][^|:\d]*?):?\s+)?(\d+ms|(?:\d+[dhm] ?)+(?:\d+(?:\.\d+)?)?|NUMBER)\s*(?:%|s|[a-z]+/[a-z]+)?\s*",
+            r"\s*(?:([a-z][^|:\d]{0,80}?):?\s{1,80})?(\d+ms|(?:\d+[dhm] ?)+(?:\d+(?:\.\d+)?)?|NUMBER)\s*(?:%|s|[a-z]+/[a-z]+)?\s*",
             rf"[^:]*{PART}",
         ),
         (  # a dictionary of Python or JSON
@@ -87,13 +85,13 @@ FORMS = {
             r"(?:.{0,40}/s\S*,? )?([\w./]+)=(?:tensor\()?(NUMBER)\)?\s*\]?\s*",
             r"[\w./]*(?:=(?:tensor\()?[-+.\de]*)?",
         ),
-        ("panel", " ", r"(\w[\w/]*):[\s│]+(NUMBER)\s*(?=[|│]|$)", ""),  # name: value | … in a box
-        ("bullets", "\n", r"•\s*([^:•\n]{1,80}?)\s*:\s*(NUMBER)\s*(?:s|ms|%)?(?=\s|$)", ""),
-        ("table", "", r"[│┃|]\s*([^│┃|]{1,120}?)\s*[│┃|]\s*(NUMBER)\s*(?=[│┃|])", ""),
-        ("lines", "\n", r"(?:^|\s)([a-z_][\w./@-]{0,120})\s*[:=\s]\s*(NUMBER)\s*$", ""),
+        ("panel", " ", r"(\w[\w/]{0,80}):[\s│]{1,200}(NUMBER)\s*(?=[|│]|$)", ""),  # name: value | … in a box
+        ("bullets", "\n", r"•\s{0,80}([^:•\n]{1,80}?)\s{0,80}:\s{0,80}(NUMBER)\s?(?:s|ms|%)?(?=\s|$)", ""),
+        ("table", "", r"[│┃|]\s{0,80}([^│┃|\s][^│┃|]{0,120}?)\s{0,80}[│┃|]\s{0,80}(NUMBER)\s*(?=[│┃|])", ""),
+        ("lines", "\n", r"(?:^|\s)([a-z_][\w./@-]{0,120})\s{0,80}[:=\s]\s{0,80}(NUMBER)\s*$", ""),
     )
 }
-Found = tuple[str, float | None, str, bool]  # the place of a record, its step, its text; is it whole
+Found = tuple[int, float | None, str, bool]  # the line of a record, its step, its text; is it whole
 
 
 def records(path: Path, form: str, step: str, begins: str, counted: str) -> Iterator[Logged]:
@@ -109,7 +107,7 @@ def records(path: Path, form: str, step: str, begins: str, counted: str) -> Iter
         values = _numbers(text, shape, whole) if len(text) <= MOST_CHARACTERS else {}
         if number is None and counted in values:
             number = count = count + 1
-        yield place, values | ({} if number is None else {STEPS[0]: number})
+        yield f"{path}: line {place}", values | ({} if number is None else {STEPS[0]: number})
 
 
 def _numbers(text: str, form: Form, whole: bool) -> dict[str, float]:
@@ -142,11 +140,13 @@ def _clean(raw: str) -> tuple[str, str]:
     return before[1] or "", SOURCE_FILE.sub("", text) if ".py:" in text[-70:] else text
 
 
-def _raw_lines(path: Path) -> Iterator[tuple[str, str]]:
+def _raw_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file; where each is an object of JSON, as of Docker, the text in it."""
-    for place, raw in rows.numbered_lines(path, **OPENED):
-        carried = CARRIED.match(raw) if raw.startswith("{") else None
-        yield place, f"{json.loads(carried[1], strict=False).rstrip()}\n" if carried else raw
+    with path.open(encoding="utf-8", errors="replace") as lines:  # other processes write, too
+        for number, raw in enumerate(lines, start=1):
+            line = raw[:MOST_CHARACTERS]  # the rest is cut, with the last entry
+            carried = CARRIED.match(line) if line.startswith("{") else None
+            yield number, f"{json.loads(carried[1], strict=False).rstrip()}\n" if carried else line
 
 
 @lru_cache(maxsize=8)
@@ -156,7 +156,7 @@ def _width(path: Path, changed_ns: int) -> int:
     lengths = Counter[int]()
     widest = length = anew = 0
     for _, raw in _raw_lines(path):
-        anew += length == widest > 0 and ANEW.match(_clean(raw)[1]) is not None
+        anew += length == widest > 0 and BEGUN.match(_clean(raw)[1]) is not None
         length = len(COLOUR.sub("", raw) if "\x1b" in raw else raw)
         lengths[length] += 1
         widest, anew = (length, 0) if length > widest else (widest, anew)
@@ -164,13 +164,13 @@ def _width(path: Path, changed_ns: int) -> int:
     return widest if lengths[widest] > max(1, shorter, 4 * anew) else 0
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the place and the text of each line of a file, put together where all are wrapped."""
     lines = _raw_lines(path)
     if not (width := _width(path, path.stat().st_mtime_ns)):
         yield from lines
         return
-    whole, first, before = "", "", ""
+    whole, first, before = "", 0, ""
     for place, raw in lines:
         prefix, text = _clean(raw)
         if whole and (prefix not in ("", before) or ANEW.match(text)):
@@ -252,7 +252,7 @@ def _joined(text: str, line: str, form: Form) -> str | None:
 def _blocks(path: Path, form: Form, start: re.Pattern[str], begins: str) -> Iterator[Found]:
     """Yield the lines with names and numbers below each header. Steps are counted on over epochs,
     each of which prints its own from 1."""
-    place, before, epoch, lines = "", 0.0, 0.0, list[str]()
+    place, before, epoch, lines = 0, 0.0, 0.0, list[str]()
     step: float | None = None
     for here, raw in _lines(path):
         if begins in raw and (header := start.search(_clean(raw)[1])):
@@ -262,6 +262,6 @@ def _blocks(path: Path, form: Form, start: re.Pattern[str], begins: str) -> Iter
                 place, step = here, before + float(header[1]) if header[1] else None
             elif float(header[2]) > epoch:
                 epoch, before = float(header[2]), step or 0.0
-        elif place and raw.endswith("\n") and (form.entry.search(raw) or {*BORDERS} & {*raw}):
+        elif place and raw.endswith("\n") and (form.entry.search(raw) or "│" in raw or "─" in raw):
             lines.append(_clean(raw)[1])
     yield place, step, form.separator.join(lines), True

@@ -30,7 +30,7 @@ RUN_STEPS = (
 WANDB_STEPS = ("Step", "_step")  # counted by the logger, which may log a step in several rows
 STEPS = (*RUN_STEPS, *WANDB_STEPS)
 CARRIED = re.compile(  # the text of a console's line in an object, as Docker and loggers write it
-    r'\{[^{}]{0,400}?"(?:log|message|text)": ?("(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*")'
+    r'\{[^{}]{0,400}?"(?:log|message|text)": ?("(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+")'
 )
 ONE_TAG = {"Wall time", "Step", "Value"}
 BESIDE = ("__MIN", "__MAX", "_timestamp")  # of a chart of W&B or SwanLab, beside each tag
@@ -88,7 +88,7 @@ def read_rows(
     if path.suffix == ".json":
         return _json_rows(path)
     first = next((line for _, line in rows.numbered_lines(path, mode="rb") if line.strip()), b"")
-    is_rows = first.startswith(b'{"') and not CARRIED.match(first.decode(errors="replace"))
+    is_rows = first.startswith(b'{"') and not CARRIED.match(first[: 2**20].decode(errors="replace"))
     return _jsonl_rows(path, notes) if path.suffix == ".jsonl" or is_rows else None
 
 
@@ -114,20 +114,21 @@ def _written(tag: str) -> str:
     return re.sub(r"\W", "_", tag)
 
 
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
 def _jsonl_rows(path: Path, notes: list[str]) -> Iterator[Logged]:
     for place, line in rows.numbered_lines(path, mode="rb"):
         try:
             row = rows.json_object(line, place) if line.strip() else {}
-            data = row["data"] if {"step", "data"} <= set(row) else None
-            step = {} if data is None else {STEPS[0]: rows.integer(row, "step", place)}
-            if not isinstance(data, dict | None):
-                raise InputError(
-                    f"{place}: field 'data' is {rows.shown(data)}; verl's file logger writes an object of metrics"
-                )
+            if {"step", "data"} <= set(row):  # of verl's file logger
+                data = rows.checked(row, "data", place, _is_object, "an object of metrics")
+                row = {**data, STEPS[0]: rows.integer(row, "step", place)}
         except InputError as error:
             notes.append(f"{error} (left out)")
-            continue
-        yield place, {**numbers(row if data is None else data), **step}
+        else:
+            yield place, numbers(row)
 
 
 def _json_rows(path: Path) -> Iterator[Logged]:

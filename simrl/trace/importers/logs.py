@@ -35,8 +35,9 @@ from simrl.trace.importers.exports import (
     step_of,
 )
 
+Heads = dict[tuple[str, ...], tuple[pd.DataFrame, list[str]]]  # first steps of a log, by form
 MOST_TAGS = 10_000  # of a log: a column each
-HEAD = 200  # rows by which a framework is recognised
+HEAD, SMALL = 200, 2**20  # rows by which a framework is recognised; bytes
 OPERATOR = re.compile(r"\s+([-+*/])\s+")
 OPERATIONS = {"+": "add", "-": "sub", "*": "mul", "/": "div"}  # of pandas
 SIGMA, SAMPLES = 0.8, 512  # assumed of lengths whose largest is not logged: of the log, and a step
@@ -49,7 +50,6 @@ class Format(BaseModel, frozen=True, extra="forbid"):
     signs: tuple[str, ...]
     also: tuple[str, ...] = ()
     names: Mapping[str, str | tuple[str, ...]] = {}
-    tags: tuple[str, ...] = ()
     prefix: str = ""
     summed: str = ""
     lacks: Mapping[str, str] = {}
@@ -61,8 +61,7 @@ class Format(BaseModel, frozen=True, extra="forbid"):
     @property
     def by_ours(self) -> dict[str, tuple[str, ...]]:
         """Return their expressions by our names, the first that a step has first."""
-        named = {ours: (it,) if isinstance(it, str) else it for ours, it in self.names.items()}
-        return {tag: (tag,) for tag in self.tags} | named
+        return {ours: (it,) if isinstance(it, str) else it for ours, it in self.names.items()}
 
 
 FORMATS = {
@@ -136,7 +135,8 @@ def read_metrics(
     )
     mapped = {ours: (it, it.replace("+", " + ")) for ours, it in (columns or {}).items()}
     names = [ALIASES[log_format]] if log_format in ALIASES else [*FORMATS]
-    name, kind = _recognised(path, names) or ("", _unnamed(path, names, mapped))
+    heads: Heads = {}
+    name, kind = _recognised(path, names, heads) or ("", _unnamed(path, names, mapped, heads))
     tags = _by_step(_logged(path, kind, notes), notes)
     metrics = _named(tags, kind, mapped)
     if absent := next((ours for ours in mapped if ours not in metrics), None):
@@ -162,31 +162,37 @@ def read_metrics(
 
 def recognised(path: Path) -> str | None:
     """Return the framework that wrote a log; None if none did."""
-    return (_recognised(path, [*FORMATS]) or (None,))[0]
+    return (_recognised(path, [*FORMATS], {}) or (None,))[0]
 
 
-def _recognised(path: Path, names: Sequence[str]) -> tuple[str, Format] | None:
+def _recognised(path: Path, names: Sequence[str], heads: Heads) -> tuple[str, Format] | None:
     """Return the framework that most of the names in the first steps of a log are of, with the form
     of this console; None if none is of any."""
-    exported = read_rows(path, TERMS, []) is not None
-    heads: dict[tuple[str, ...], pd.DataFrame] = {}
-
-    def columns(choice: tuple[str, Format]) -> int:
-        kind = choice[1]
-        form = ("",) if exported else (kind.console, kind.step, kind.counted)
-        if form not in heads:
-            heads[form] = _by_step(islice(_logged(path, kind, []), HEAD), [])
-        return len(OURS & {*_named(heads[form], kind)})
-
-    is_text = path.is_file() and path.stat().st_size > 0
-    signed = [name for name in names if is_text and _has(path, FORMATS[name].signs)]
+    size = path.stat().st_size if path.is_file() else 0
+    signed = [name for name in names if size and _has(path, FORMATS[name].signs)]
+    if size > SMALL and not signed:  # of a small one, wrapped, each sign may be on two lines
+        return None
     own = [(name, FORMATS[name]) for name in signed or names]
     others = [(n, FORMATS[n].model_copy(update=form)) for form in OTHERS for n in names]
-    for choices in (own, [] if exported else others):  # a sign may be on two pieces of a wrapped line
-        best = max(choices, key=columns, default=None)
-        if best and columns(best):
+
+    def columns(choice: tuple[str, Format]) -> int:
+        return len(OURS & {*_named(_head(path, choice[1], heads)[0], choice[1])})
+
+    for choices in (own, others):
+        best = max(choices, key=columns)
+        if columns(best):
             return best
     return None
+
+
+def _head(path: Path, kind: Format, heads: Heads) -> tuple[pd.DataFrame, list[str]]:
+    """Return the first steps of a log, in their names, and notes on them; each form is read once."""
+    is_table = read_rows(path, TERMS, []) is not None
+    form = () if is_table else (kind.console, kind.step, kind.begins, kind.counted)
+    if form not in heads:
+        notes: list[str] = []
+        heads[form] = _by_step(islice(_logged(path, kind, notes), HEAD), notes), notes
+    return heads[form]
 
 
 def _has(path: Path, signs: tuple[str, ...]) -> bool:
@@ -271,14 +277,16 @@ def _column(
     return column.shift(-1).where(tags["step"].shift(-1) == tags["step"] + 1)
 
 
-def _unnamed(path: Path, names: Sequence[str], mapped: Mapping[str, tuple[str, ...]]) -> Format:
+def _unnamed(
+    path: Path, names: Sequence[str], mapped: Mapping[str, tuple[str, ...]], heads: Heads
+) -> Format:
     """Return the form of a log whose names the user maps. Raises `InputError` where none is mapped:
     with the names that the log has, the nearest ones first."""
-    notes, other = list[str](), None if mapped else recognised(path)
+    other = (_recognised(path, [*FORMATS], heads) or (None,))[0] if not mapped else None
     lacking = f"{path}: no metrics of {', '.join(FORMATS[name].title for name in names)} in it"
     kinds = [Format(title="mapped", signs=(), **form) for form in OTHERS]
-    heads = [_by_step(islice(_logged(path, kind, notes), HEAD), notes) for kind in kinds]
-    tags, kind = max(zip(heads, kinds, strict=True), key=lambda head: len(head[0].columns))
+    kind = max(kinds, key=lambda kind: len(_head(path, kind, heads)[0].columns))
+    tags, notes = _head(path, kind, heads)
     has = [tag for tag in tags if tag != "step"]
     if mapped:
         return kind

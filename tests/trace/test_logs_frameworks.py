@@ -172,3 +172,15 @@ def test_roll_prints_its_metrics_as_json_which_has_the_step_in_it(tmp_path):
     metrics = read_metrics(path, lengths=False)
     assert metrics["step"].tolist() == [0, 1, 2]
     assert metrics["timing_s/update_actor"].tolist() == [30.0, 31.0, 32.0]
+
+
+def test_miles_logs_as_slime_does_and_can_be_named(tmp_path):
+    path = tmp_path / "run.log"
+    path.write_text(
+        "[2026-03-01 10:00:00] metrics.py:89 - perf 3: {'rollout/response_len/mean': 300.0, 'perf/rollout_time': 40.0}\n"
+        "[2026-03-01 10:01:00] train_metric_utils.py:56 - perf 3: {'perf/actor_train_time': 20.0}\n",
+        encoding="utf-8",
+    )
+    metrics = read_metrics(path, "miles", lengths=False)
+    assert metrics["timing_s/gen"].tolist() == [40.0]
+    assert metrics["timing_s/update_actor"].tolist() == [20.0]

@@ -65,7 +65,7 @@ FORMS = {
         (  # key:value - key:value
             "entries",
             " - ",
-            r"\s*([^\s:][^:]*):\s*(?:np\.\w+\()?(NUMBER)\)?\s*",
+            r"\s*([^\s:][^:]*):\s*(?:np\.\w+\((?=\S+\)))?(NUMBER)\)?\s*",
             rf"\s*[^\s:]*{PART}",
         ),
         (  # Name: value unit | Name value unit; a duration without a name is the time of the step

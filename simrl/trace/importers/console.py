@@ -26,6 +26,7 @@ from simrl.trace.importers.exports import CARRIED, STEPS, Logged
 NUMBER = r"[-+]?(?:(?:\d+(?:\.\d+|\.(?=\)))?|\.\d+)(?:e[-+]?\d+)?|inf|nan)"
 WIDTH = 4096  # wandb's output.log cuts a line here, even in the middle of a number
 MOST_CHARACTERS = 1_000_000  # of a record
+ALIKE = 6  # characters at the beginning of lines of one kind
 MOST_FOREIGN = 8  # lines of other processes between two pieces of a wrapped line
 UNITS_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "ms": 0.001, "": 1.0}
 
@@ -64,7 +65,7 @@ FORMS = {
         (  # key:value - key:value
             "entries",
             " - ",
-            r"\s*([^\s:][^:]*):\s*(?:np\.\w+\()?(NUMBER)\)?\s*",
+            r"\s*([^\s:][^:]*):\s*(?:np\.\w+\((?=\S+\)))?(NUMBER)\)?\s*",
             rf"\s*[^\s:]*{PART}",
         ),
         (  # Name: value unit | Name value unit; a duration without a name is the time of the step
@@ -145,7 +146,7 @@ def _raw_lines(path: Path) -> Iterator[tuple[int, str]]:
     with path.open(encoding="utf-8", errors="replace") as lines:  # other processes write, too
         for number, raw in enumerate(lines, start=1):
             line = raw[:MOST_CHARACTERS]  # the rest is cut, with the last entry
-            carried = CARRIED.match(line) if line.startswith("{") else None
+            carried = CARRIED.match(line) if line.startswith("{") and "}" in line[-4:] else None
             yield number, f"{json.loads(carried[1], strict=False).rstrip()}\n" if carried else line
 
 
@@ -153,10 +154,13 @@ def _raw_lines(path: Path) -> Iterator[tuple[int, str]]:
 def _width(path: Path, changed_ns: int) -> int:
     """Return the width at which all long lines of a file are wrapped; 0 if they are not: many are
     as long as the longest, more than a little shorter ones, and the next ones seldom begin anew."""
-    lengths = Counter[int]()
+    lengths, before = Counter[int](), ""
     widest = length = anew = 0
     for _, raw in _raw_lines(path):
-        anew += length == widest > 0 and BEGUN.match(_clean(raw)[1]) is not None
+        if length == widest > 0:
+            text = _clean(raw)[1]
+            anew += BEGUN.match(text) is not None or text[:ALIKE] == _clean(before)[1][:ALIKE]
+        before = raw
         length = len(COLOUR.sub("", raw) if "\x1b" in raw else raw)
         lengths[length] += 1
         widest, anew = (length, 0) if length > widest else (widest, anew)

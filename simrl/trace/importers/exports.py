@@ -88,7 +88,7 @@ def read_rows(
     if path.suffix == ".json":
         return _json_rows(path)
     first = next((line for _, line in rows.numbered_lines(path, mode="rb") if line.strip()), b"")
-    is_rows = first.startswith(b'{"') and not CARRIED.match(first[: 2**20].decode(errors="replace"))
+    is_rows = first.startswith(b'{"') and not CARRIED.match(first[: 2**17].decode(errors="replace"))
     return _jsonl_rows(path, notes) if path.suffix == ".jsonl" or is_rows else None
 
 

@@ -147,7 +147,10 @@ def read_metrics(
             f"it has {rows.listed(get_close_matches(missing, tags.columns, 12, 0.0))}"
         )
     timed = [key for key in metrics if key in OURS and key.startswith(MEASURED)]
-    metrics = metrics[metrics[timed].notna().any(axis=1)].reset_index(drop=True)
+    is_step = metrics[timed].notna().any(axis=1)
+    others = metrics.loc[~is_step, "step"]
+    notes += [f"Steps {rows.listed(map(str, others))}: no time and no length in them."] * any(~is_step)
+    metrics = metrics[is_step].reset_index(drop=True)
     notes += _holes(metrics)
     if lengths:
         metrics = _with_lengths(metrics, path, kind, samples, prompt_tokens, cap_tokens, notes)

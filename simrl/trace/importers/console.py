@@ -220,8 +220,8 @@ def _entries(path: Path, form: Form, start: re.Pattern[str], begins: str) -> Ite
         is_whole = raw.endswith("\n") and len(raw) != WIDTH + 1
         matches = list(start.finditer(text))[: None if start.groups else 1] if begun else []
         if begun and not matches:  # the step may be named on two lines
-            end = _clean(line_before)[1][-40:]
-            for head, rest in ((end, text), (f"{end.rstrip()} ", text.lstrip())):
+            tail = _clean(line_before)[1][-40:]
+            for head, rest in ((tail, text), (f"{tail.rstrip()} ", text.lstrip())):
                 again = [m for m in start.finditer(head + rest) if m.end() >= len(head)]
                 matches, text = (again, head + rest) if again and start.groups else (matches, text)
         for match, end in zip_longest(matches, [match.start() for match in matches[1:]]):

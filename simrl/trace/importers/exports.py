@@ -84,9 +84,9 @@ def _files(path: Path, tags: Collection[str]) -> Iterator[tuple[Path, Iterator[L
 
 def _mlflow_rows(path: Path, tag: str) -> Iterator[Logged]:
     for place, line in rows.numbered_lines(path, encoding="utf-8", errors="replace"):
-        cells = [*map(_cell, line.split()), None][:3]
-        if len(cells) == 3 and None not in cells:
-            yield place, {tag: cells[1], WANDB_STEPS[0]: cells[2]}
+        _, value, step, *_ = [*map(_cell, line.split()), None, None, None]
+        if value is not None and step is not None:
+            yield place, {tag: value, WANDB_STEPS[0]: step}
 
 
 def read_rows(path: Path, tags: Collection[str], notes: list[str]) -> Iterator[Logged] | None:

@@ -147,7 +147,7 @@ def read_metrics(
         terms = OPERATOR.split(mapped[absent][1])[::2]
         missing = next(term for term in terms if _column(term, tags, kind, {}) is None)
         raise InputError(
-            f"{path}: --column {absent}={mapped[absent][0]}: no {missing} in it{meant(missing, tags)}; "
+            f"{path}: --column {absent}={mapped[absent][0]}: no {missing} in it{meant(missing, map(str, tags))}; "
             f"it has {rows.listed(get_close_matches(missing, tags.columns, 12, 0.0))}"
         )
     timed = [key for key in metrics if key in OURS and key.startswith(MEASURED)]
@@ -295,10 +295,10 @@ def _unnamed(
     with the names that the log has, the nearest ones first."""
     other = (_recognised(path, [*FORMATS], heads) or (None,))[0] if not mapped else None
     lacking = f"{path}: no metrics of {', '.join(FORMATS[name].title for name in names)} in it"
-    kinds = [Format(title="mapped", signs=(), **form) for form in OTHERS]
+    kinds = [Format.model_validate({"title": "", "signs": (), **form}) for form in OTHERS]
     kind = max(kinds, key=lambda kind: len(_head(path, kind, heads)[0].columns))
     tags, notes = _head(path, kind, heads)
-    has = [tag for tag in tags if tag != "step"]
+    has = [str(tag) for tag in tags if tag != "step"]
     if mapped:
         return kind
     refuse(

@@ -145,7 +145,10 @@ def _importer(name: str) -> Callable[..., DataView]:
                     "(rollout.n); add it, such as --group 16"
                 )
             log_format = log_format or (None if name == "verl" else name)  # verl's reads any log
-            more: dict[str, Any] = {"columns": columns_of(tags), "cap_tokens": labels.get("cap_tokens")}
+            more: dict[str, Any] = {
+                "columns": columns_of(tags),
+                "cap_tokens": labels.get("cap_tokens"),
+            }
             logged = logs.read_metrics(path, log_format, samples, prompt_tokens, **more)
             return _written(
                 trace_from_verl_metrics(logged, group, seed, **{"name": path.stem, **labels}),

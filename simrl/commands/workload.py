@@ -325,7 +325,9 @@ def columns_of(columns: Any) -> dict[str, str]:
                     f"--column {part}: write OURS=THEIRS, such as response_tokens=out_len, or name a YAML file of OURS: THEIRS",
                 )
             )
-            by_ours |= {ours: theirs} if equals else read_yaml(Path(part), part, "a mapping", ("OURS",))
+            by_ours |= (
+                {ours: theirs} if equals else read_yaml(Path(part), part, "a mapping", ("OURS",))
+            )
     return {str(ours): str(theirs) for ours, theirs in by_ours.items()}
 
 

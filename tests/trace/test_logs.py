@@ -456,7 +456,9 @@ def test_what_stands_before_each_line_is_no_part_of_it(tmp_path, prefix):
     bare = [line.partition(") ")[2] for line in UNWRAPPED.splitlines()]
     log.write_text("".join(f"{prefix}{line}\n" for line in bare))
     check(read_metrics(log), steps=(1, 2, 3), phases=["timing_s/step"])
-    lines = [json.dumps({"log": line + "\n", "stream": "stdout"}) for line in UNWRAPPED.splitlines()]
+    lines = [
+        json.dumps({"log": line + "\n", "stream": "stdout"}) for line in UNWRAPPED.splitlines()
+    ]
     log.write_text("\n".join(lines) + "\n")
     check(read_metrics(log), steps=(1, 2, 3), phases=["timing_s/step"])
 
@@ -514,7 +516,9 @@ def test_skyrls_console_has_a_key_a_line_and_its_numbers_in_quotes(tmp_path):
     log = tmp_path / "run.log"
     keys = {"generate/avg_num_tokens": 300.0, "timing/generate": 12.5, "timing/step": 20.0}
     for_step = ",\n ".join(f"'{key}': '{value:.4f}'" for key, value in keys.items())
-    log.write_text("".join(f"2026-01-01 | INFO | log:175 - Step {n}: \n{{{for_step}}}\n" for n in (1, 2)))
+    log.write_text(
+        "".join(f"2026-01-01 | INFO | log:175 - Step {n}: \n{{{for_step}}}\n" for n in (1, 2))
+    )
     metrics = read_metrics(log, lengths=False)
     assert metrics.attrs["format"] == "skyrl" and metrics["step"].tolist() == [1, 2]
     assert metrics["timing_s/gen"].tolist() == [12.5, 12.5]

@@ -71,7 +71,8 @@ FORMS = {
         (  # Name: value unit | Name value unit; a duration without a name is the time of the step
             "named",
             " | ",
-            r"\s*(?:([a-z][^|:\d]{0,80}?):?\s{1,80})?(\d+ms|(?:\d+[dhm] ?)+(?:\d+(?:\.\d+)?)?|NUMBER)\s*(?:%|s|[a-z]+/[a-z]+)?\s*",
+            r"\s*(?:([a-z][^|:\d]{0,80}?):?\s{1,80})?(\d+ms|(?:\d+[dhm] ?)+(?:\d+(?:\.\d+)?)?|NUMBER)"
+            r"\s*(?:%|s|[a-z]+/[a-z]+)?\s*",
             rf"[^:]*{PART}",
         ),
         (  # a dictionary of Python or JSON
@@ -86,9 +87,24 @@ FORMS = {
             r"(?:.{0,40}/s\S*,? )?([\w./]+)=(?:tensor\()?(NUMBER)\)?\s*\]?\s*",
             r"[\w./]*(?:=(?:tensor\()?[-+.\de]*)?",
         ),
-        ("panel", " ", r"(\w[\w/]{0,80}):[\s│]{1,200}(NUMBER)\s*(?=[|│]|$)", ""),  # name: value | … in a box
-        ("bullets", "\n", r"•\s{0,80}([^:•\n]{1,80}?)\s{0,80}:\s{0,80}(NUMBER)\s?(?:s|ms|%)?(?=\s|$)", ""),
-        ("table", "", r"[│┃|]\s{0,80}([^│┃|\s][^│┃|]{0,120}?)\s{0,80}[│┃|]\s{0,80}(NUMBER)\s*(?=[│┃|])", ""),
+        (
+            "panel",
+            " ",
+            r"(\w[\w/]{0,80}):[\s│]{1,200}(NUMBER)\s*(?=[|│]|$)",
+            "",
+        ),  # name: value | … in a box
+        (
+            "bullets",
+            "\n",
+            r"•\s{0,80}([^:•\n]{1,80}?)\s{0,80}:\s{0,80}(NUMBER)\s?(?:s|ms|%)?(?=\s|$)",
+            "",
+        ),
+        (
+            "table",
+            "",
+            r"[│┃|]\s{0,80}([^│┃|\s][^│┃|]{0,120}?)\s{0,80}[│┃|]\s{0,80}(NUMBER)\s*(?=[│┃|])",
+            "",
+        ),
         ("lines", "\n", r"(?:^|\s)([a-z_][\w./@-]{0,120})\s{0,80}[:=\s]\s{0,80}(NUMBER)\s*$", ""),
     )
 }
@@ -104,7 +120,9 @@ def records(path: Path, form: str, step: str, begins: str, counted: str) -> Iter
     """
     shape, count = FORMS[form], 0
     read = _entries if shape.separator.strip() else _blocks
-    for place, number, text, whole in read(path, shape, re.compile(step or r"(?=\{\s*['\"])"), begins):
+    for place, number, text, whole in read(
+        path, shape, re.compile(step or r"(?=\{\s*['\"])"), begins
+    ):
         values = _numbers(text, shape, whole) if len(text) <= MOST_CHARACTERS else {}
         if number is None and counted in values:
             number = count = count + 1
@@ -202,8 +220,8 @@ def _entries(path: Path, form: Form, start: re.Pattern[str], begins: str) -> Ite
         is_whole = raw.endswith("\n") and len(raw) != WIDTH + 1
         matches = list(start.finditer(text))[: None if start.groups else 1] if begun else []
         if begun and not matches:  # the step may be named on two lines
-            end = _clean(line_before)[1][-40:]
-            for head, rest in ((end, text), (f"{end.rstrip()} ", text.lstrip())):
+            tail = _clean(line_before)[1][-40:]
+            for head, rest in ((tail, text), (f"{tail.rstrip()} ", text.lstrip())):
                 again = [m for m in start.finditer(head + rest) if m.end() >= len(head)]
                 matches, text = (again, head + rest) if again and start.groups else (matches, text)
         for match, end in zip_longest(matches, [match.start() for match in matches[1:]]):

@@ -24,7 +24,14 @@ from simrl.trace.importers import rows
 
 Logged = tuple[str, dict[str, float]]  # the place of a row, and its numbers by tag
 RUN_STEPS = (
-    *("training_step", "system/global_step", "global_step", "train/global_step", "training/global_step", "trainer/global_step"),
+    *(
+        "training_step",
+        "system/global_step",
+        "global_step",
+        "train/global_step",
+        "training/global_step",
+        "trainer/global_step",
+    ),
     *("rollout/step", "step"),
 )
 WANDB_STEPS = ("Step", "_step")  # counted by the logger, which may log a step in several rows
@@ -59,9 +66,15 @@ def _files(path: Path, tags: Collection[str]) -> Iterator[tuple[Path, Iterator[L
     refuse(
         (
             not csvs and not roots,
-            f"{path}: is a folder without .csv, and without metrics/ of MLflow; name the run's metrics log, or a folder of exported CSV",
+            f"{path}: is a folder without .csv, and without metrics/ of MLflow; name the run's metrics log, or a "
+            "folder of exported CSV",
         ),
-        (len(roots) > 1, f"{path}: {len(roots)} runs of MLflow; name one, such as {roots[0].parent}" if roots else ""),
+        (
+            len(roots) > 1,
+            f"{path}: {len(roots)} runs of MLflow; name one, such as {roots[0].parent}"
+            if roots
+            else "",
+        ),
     )
     yield from ((file, _csv_rows(file, tags)) for file in csvs)
     for root in roots:
@@ -71,14 +84,12 @@ def _files(path: Path, tags: Collection[str]) -> Iterator[tuple[Path, Iterator[L
 
 def _mlflow_rows(path: Path, tag: str) -> Iterator[Logged]:
     for place, line in rows.numbered_lines(path, encoding="utf-8", errors="replace"):
-        cells = [*map(_cell, line.split()), None][:3]
-        if len(cells) == 3 and None not in cells:
-            yield place, {tag: cells[1], WANDB_STEPS[0]: cells[2]}
+        _, value, step, *_ = [*map(_cell, line.split()), None, None, None]
+        if value is not None and step is not None:
+            yield place, {tag: value, WANDB_STEPS[0]: step}
 
 
-def read_rows(
-    path: Path, tags: Collection[str], notes: list[str]
-) -> Iterator[Logged] | None:
+def read_rows(path: Path, tags: Collection[str], notes: list[str]) -> Iterator[Logged] | None:
     """Return the rows of a table; None for a file that is none, such as a console log. `tags` are
     those that a TensorBoard download may have; `notes` get what is left out."""
     if path.is_dir():
@@ -107,7 +118,9 @@ def tag_of(path: Path, tags: Collection[str]) -> str | None:
     name, written = f"_{_written(path.stem)}", {tag: f"_{_written(tag)}" for tag in tags}
     before, _, whole = path.stem.rpartition("-tag-")
     fits = (tag for tag in tags if name.endswith(written[tag]))
-    return max((t for t in fits if not before or _written(t) == _written(whole)), key=len, default=None)
+    return max(
+        (t for t in fits if not before or _written(t) == _written(whole)), key=len, default=None
+    )
 
 
 def _written(tag: str) -> str:

@@ -1,12 +1,16 @@
-"""Metrics logs of runs, of any framework, as one table in verl's names: a row a step, seconds and lengths.
+"""Metrics logs of runs, of any framework, as one table in verl's names: a row a step, seconds and
+lengths.
 
-Invariant: a value that a log lacks is missing (NaN, or no column), never guessed, but for the largest and smallest response
-beside a mean, which are estimated and noted. `attrs` of the table have the name of the file (`source`), the framework (`format`),
-`notes` on what was left out or assumed, and `lacks`: what the log does not have, by our names. Where a log has neither the number
-of responses nor the length of prompts, one line asks for it. Of a step logged twice, as after a resume, later values count.
+Invariant: a value that a log lacks is missing (NaN, or no column), never guessed, but for the
+largest and smallest response beside a mean, which are estimated and noted. `attrs` of the table
+have the file's name (`source`), the framework (`format`), `notes` on what was left out or
+estimated, and `lacks`: the seconds that the log does not have, by our names, and where they are.
+Where a log has neither the number of responses nor the length of prompts, one line asks for it. Of
+a step logged twice, as after a resume, later values count.
 
-A framework is a table of `metrics.toml`, which gives the names and the form of its console (`console`). What W&B, TensorBoard,
-MLflow, SwanLab or the framework itself wrote is read by `exports`. For other names the user maps ours to theirs.
+A framework is a table of `metrics.toml`, which gives the names and the form of its console
+(`console`). What W&B, TensorBoard, MLflow, SwanLab or the framework itself wrote is read by
+`exports`. For other names the user maps ours to theirs.
 """
 
 from __future__ import annotations
@@ -143,13 +147,15 @@ def read_metrics(
         terms = OPERATOR.split(mapped[absent][1])[::2]
         missing = next(term for term in terms if _column(term, tags, kind, {}) is None)
         raise InputError(
-            f"{path}: --column {absent}={mapped[absent][0]}: no {missing} in it{meant(missing, tags)}; "
+            f"{path}: --column {absent}={mapped[absent][0]}: no {missing} in it{meant(missing, map(str, tags))}; "
             f"it has {rows.listed(get_close_matches(missing, tags.columns, 12, 0.0))}"
         )
     timed = [key for key in metrics if key in OURS and key.startswith(MEASURED)]
     is_step = metrics[timed].notna().any(axis=1)
     others = metrics.loc[~is_step, "step"]
-    notes += [f"Steps {rows.listed(map(str, others))}: no time and no length in them."] * any(~is_step)
+    notes += [f"Steps {rows.listed(map(str, others))}: no time and no length in them."] * any(
+        ~is_step
+    )
     metrics = metrics[is_step].reset_index(drop=True)
     notes += _holes(metrics)
     if lengths:
@@ -264,7 +270,9 @@ def _value(
     total = _column(first, tags, kind, metrics) if whole is None else whole
     for sign, term in zip(rest[::2], rest[1::2], strict=True) if whole is None else ():
         values = _column(term, tags, kind, metrics)
-        total = None if total is None or values is None else getattr(total, OPERATIONS[sign])(values)
+        total = (
+            None if total is None or values is None else getattr(total, OPERATIONS[sign])(values)
+        )
     return total
 
 
@@ -287,10 +295,10 @@ def _unnamed(
     with the names that the log has, the nearest ones first."""
     other = (_recognised(path, [*FORMATS], heads) or (None,))[0] if not mapped else None
     lacking = f"{path}: no metrics of {', '.join(FORMATS[name].title for name in names)} in it"
-    kinds = [Format(title="mapped", signs=(), **form) for form in OTHERS]
+    kinds = [Format.model_validate({"title": "", "signs": (), **form}) for form in OTHERS]
     kind = max(kinds, key=lambda kind: len(_head(path, kind, heads)[0].columns))
     tags, notes = _head(path, kind, heads)
-    has = [tag for tag in tags if tag != "step"]
+    has = [str(tag) for tag in tags if tag != "step"]
     if mapped:
         return kind
     refuse(
@@ -354,8 +362,9 @@ def _with_lengths(
     refuse(
         (
             MEAN not in metrics and SEQUENCE not in metrics,
-            f"{path}: a {kind.title} log without the mean length of responses ({_remedy(MEAN, kind)}), or its lines are wrapped "
-            "or cut; name the log that has it, or give the run's own lengths, imported from a dump (simrl calibrate --trace)",
+            f"{path}: a {kind.title} log without the mean length of responses ({_remedy(MEAN, kind)}), or its lines are "
+            "wrapped or cut; name the log that has it, or give the run's own lengths, imported from a dump (simrl calibrate "
+            "--trace)",
         ),
         (
             PROMPT not in metrics,
@@ -368,8 +377,9 @@ def _with_lengths(
     missing = [key for key in ends if key not in metrics]
     metrics = metrics.assign(**{key: ends[key] for key in missing})
     notes += [
-        f"Not logged, and estimated: {', '.join(missing)}. The largest and smallest response are of a lognormal with sigma {SIGMA:g} "
-        "(assumed) that has the logged mean and share at the cap; --cap-tokens gives the cap. All prompts are as long as their mean."
+        f"Not logged, and estimated: {', '.join(missing)}. The largest and smallest response are of a lognormal with sigma "
+        f"{SIGMA:g} (assumed) that has the logged mean and share at the cap; --cap-tokens gives the cap. All prompts are as "
+        "long as their mean."
     ] * bool(missing)
     metrics[TOTAL] = _total_tokens(metrics, path, kind, samples)
     return metrics

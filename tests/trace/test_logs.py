@@ -187,7 +187,7 @@ def test_cells_that_are_empty_belong_to_other_rows_and_a_step_logged_again_count
     [
         (["timing_s/gen"], [3], "no column for the step"),
         (["Step", "timing_s/gen"], [1.5, 3], "step 1.5 is no whole number"),
-        (["Step", "timing_s/gen"], [1, 3, 4], "row 2: 3 cells, and the header has 2"),
+        (["Step", "timing_s/gen"], [1, 3, 4], "row 2: 3 cells, the header has 2 (left out)"),
         (["a", "b"], [1, 3], "no column for the step"),
     ],
 )

@@ -21,12 +21,13 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from simrl.trace.importers.exports import CARRIED, STEPS, Logged
+from simrl.trace.importers.exports import CARRIED, STEPS, Logged, encoding
 
 NUMBER = r"[-+]?(?:(?:\d+(?:\.\d+|\.(?=\)))?|\.\d+)(?:e[-+]?\d+)?|inf|nan)"
 WIDTH = 4096  # wandb's output.log cuts a line here, even in the middle of a number
 MOST_CHARACTERS = 1_000_000  # of a record
 ALIKE = 6  # characters at the beginning of lines of one kind
+MOST_PIECES = 2000  # of a record: more than any wrapped line has, and few enough to join
 MOST_FOREIGN = 8  # lines of other processes between two pieces of a wrapped line
 UNITS_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "ms": 0.001, "": 1.0}
 
@@ -41,6 +42,7 @@ REPEATED = re.compile(r"\[repeated \d+x across [^\]]{1,20}\].*")
 SOURCE_FILE = re.compile(r"\s{2,60}[\w/.-]{1,60}\.py:\d{1,6}\s*$")  # the last column of rich
 LOGGER = re.compile(r"\s*\[?(?:\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|(?:INFO|WARNING|ERROR|DEBUG)\b)")
 ANEW = re.compile(rf"\s*(?:$|\{{)|step:\d+ - |{LOGGER.pattern}")  # no piece of the line before
+PIECE = re.compile(r"[-+.\d]|.*[│─]")  # of a number, or of a box
 PART_OF_A_NUMBER = re.compile(r"[-+.\de]+", re.IGNORECASE)
 PART = r"(?::\s*(?:np\.\w*\(?)?[-+.\de]*\)?)?"
 BEGUN = re.compile(rf"\s*[│┃├╒╞└╘╭╰]|{ANEW.pattern}")  # or of a box of lines
@@ -78,7 +80,7 @@ FORMS = {
         (  # a dictionary of Python or JSON
             "dictionary",
             ",",
-            r"[\s{]*(?:['\"]\w+['\"]\s*:\s*\{\s*)?['\"]([^'\"]+)['\"]\s*:\s*(?:[a-z][\w.]*\(|['\"])?(NUMBER)['\")]?[\s}]*",
+            r"(?:\d{1,3}: )?[\s{]*(?:['\"]\w+['\"]\s*:\s*\{\s*)?['\"]([^'\"]+)['\"]\s*:\s*(?:[a-z][\w.]*\(|['\"])?(NUMBER)['\")]?[\s}]*",
             "",
         ),
         (  # name=value, … behind a progress bar, as tqdm's
@@ -96,7 +98,7 @@ FORMS = {
         (
             "bullets",
             "\n",
-            r"•\s{0,80}([^:•\n]{1,80}?)\s{0,80}:\s{0,80}(NUMBER)\s?(?:s|ms|%)?(?=\s|$)",
+            r"•\s{0,80}([^:•\n]{1,80}?)\s{0,80}:\s{0,80}(NUMBER)\s?(?:s|ms|%)?(?=\s|$)(?!\s*\n\s*[\d.])",
             "",
         ),
         (
@@ -161,7 +163,7 @@ def _clean(raw: str) -> tuple[str, str]:
 
 def _raw_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file; where each is an object of JSON, as of Docker, the text in it."""
-    with path.open(encoding="utf-8", errors="replace") as lines:  # other processes write, too
+    with path.open(encoding=encoding(path), errors="replace") as lines:  # others write, too
         for number, raw in enumerate(lines, start=1):
             line = raw[:MOST_CHARACTERS]  # the rest is cut, with the last entry
             carried = CARRIED.match(line) if line.startswith("{") and "}" in line[-4:] else None
@@ -210,9 +212,9 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 def _entries(path: Path, form: Form, start: re.Pattern[str], begins: str) -> Iterator[Found]:
     """Yield the records of entries, with the pieces of wrapped ones put together."""
     opened: Found | None = None
-    source, foreign, before = "", 0, ""
+    source, foreign, before, pieces = "", 0, "", 0
     for place, raw in _lines(path):
-        line_before, before = before, raw
+        line_before, before, pieces = before, raw, pieces + 1
         if not opened and begins not in raw:
             continue
         prefix, text = _clean(raw)
@@ -229,7 +231,7 @@ def _entries(path: Path, form: Form, start: re.Pattern[str], begins: str) -> Ite
                 yield opened
             number, here = float(match[1]) if start.groups else None, text[match.end() : end]
             opened = (place, number, here, end is not None or is_whole)
-            source, foreign = prefix, 0
+            source, foreign, pieces = prefix, 0, 0
         if opened and not matches:
             is_other = prefix not in ("", source) or LOGGER.match(text)
             joined = None if is_other else _joined(opened[2], text, form)
@@ -237,6 +239,7 @@ def _entries(path: Path, form: Form, start: re.Pattern[str], begins: str) -> Ite
             opened = opened if joined is None else (*opened[:2], joined, is_whole)
         if opened and (
             foreign > MOST_FOREIGN
+            or pieces > MOST_PIECES
             or len(opened[2]) > MOST_CHARACTERS
             or (form.separator == "," and opened[2].count("{") <= opened[2].count("}") > 0)
         ):
@@ -284,6 +287,6 @@ def _blocks(path: Path, form: Form, start: re.Pattern[str], begins: str) -> Iter
                 place, step = here, before + float(header[1]) if header[1] else None
             elif float(header[2]) > epoch:
                 epoch, before = float(header[2]), step or 0.0
-        elif place and raw.endswith("\n") and (form.entry.search(raw) or "│" in raw or "─" in raw):
+        elif place and raw.endswith("\n") and (form.entry.search(raw) or PIECE.match(raw)):
             lines.append(_clean(raw)[1])
     yield place, step, form.separator.join(lines), True

@@ -59,7 +59,15 @@ def step_of(row: dict[str, float], place: str, names: Sequence[str] = RUN_STEPS)
     return int(step)
 
 
-def _files(path: Path, tags: Collection[str]) -> Iterator[tuple[Path, Iterator[Logged]]]:
+def encoding(path: Path) -> str:
+    """Return the encoding of a text; PowerShell and Excel may write UTF-16."""
+    with path.open("rb") as file:
+        return "utf-16" if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+
+
+def _files(
+    path: Path, tags: Collection[str], notes: list[str]
+) -> Iterator[tuple[Path, Iterator[Logged]]]:
     """Yield the tables in a folder, and their rows. Raises `InputError` if there is none."""
     roots = [path] if path.name == "metrics" else [*chain.from_iterable(map(path.glob, MLFLOW))]
     csvs = sorted(file for file in path.glob("*.csv") if file.is_file())
@@ -76,7 +84,7 @@ def _files(path: Path, tags: Collection[str]) -> Iterator[tuple[Path, Iterator[L
             else "",
         ),
     )
-    yield from ((file, _csv_rows(file, tags)) for file in csvs)
+    yield from ((file, _csv_rows(file, tags, notes)) for file in csvs)
     for root in roots:
         files = (file for file in sorted(root.rglob("*")) if file.is_file())
         yield from ((file, _mlflow_rows(file, file.relative_to(root).as_posix())) for file in files)
@@ -93,9 +101,9 @@ def read_rows(path: Path, tags: Collection[str], notes: list[str]) -> Iterator[L
     """Return the rows of a table; None for a file that is none, such as a console log. `tags` are
     those that a TensorBoard download may have; `notes` get what is left out."""
     if path.is_dir():
-        return _merged(path, tags)
-    if path.suffix == ".csv":
-        return _csv_rows(path, tags)
+        return _merged(path, tags, notes)
+    if path.suffix in (".csv", ".tsv"):
+        return _csv_rows(path, tags, notes)
     if path.suffix == ".json":
         return _json_rows(path)
     first = next((line for _, line in rows.numbered_lines(path, mode="rb") if line.strip()), b"")
@@ -145,7 +153,9 @@ def _jsonl_rows(path: Path, notes: list[str]) -> Iterator[Logged]:
 
 
 def _json_rows(path: Path) -> Iterator[Logged]:
-    content = rows.read_json(path)
+    raw = b"".join(line for _, line in rows.numbered_lines(path, mode="rb"))
+    history = b'{"log_history": ' + raw + b"}" if raw.lstrip()[:1] == b"[" else raw
+    content = rows.json_object(history, str(path))
     if isinstance(content.get("log_history"), list):
         yield from (
             (str(path), numbers(row)) for row in content["log_history"] if isinstance(row, dict)
@@ -166,21 +176,24 @@ def _json_rows(path: Path) -> Iterator[Logged]:
             yield place, {tag: value, STEPS[0]: float(step)}
 
 
-def _csv_rows(path: Path, tags: Collection[str]) -> Iterator[Logged]:
+def _csv_rows(path: Path, tags: Collection[str], notes: list[str]) -> Iterator[Logged]:
     try:
-        with path.open(newline="", encoding="utf-8-sig", errors="replace") as lines:
-            table = csv.reader(lines)
+        with path.open(newline="", encoding=encoding(path), errors="replace") as lines:
+            first = lines.readline(2**20)
+            separator = max(",;\t", key=first.count)  # Excel writes ; where , is the decimal sign
+            table = csv.reader(chain([first], lines), delimiter=separator)
             header = next(table, [])
             columns = _columns(path, header, tags)
             for cells in table:
                 place = f"{path}: row {table.line_num}"
                 if cells and len(cells) != len(header):
-                    raise InputError(
-                        f"{place}: {len(cells)} cells, and the header has {len(header)}; repair the row"
+                    notes.append(
+                        f"{place}: {len(cells)} cells, the header has {len(header)} (left out)"
                     )
+                    continue
                 row = {
                     columns[i]: value
-                    for i, value in enumerate(map(_cell, cells))
+                    for i, value in enumerate(_cell(cell, separator) for cell in cells)
                     if columns[i] and value is not None
                 }
                 if row:
@@ -214,17 +227,17 @@ def _columns(path: Path, header: Sequence[str], tags: Collection[str]) -> list[s
     return names
 
 
-def _cell(raw: str) -> float | None:
+def _cell(raw: str, separator: str = ",") -> float | None:
     with suppress(ValueError):
-        return float(raw) if "_" not in raw else None
+        return float(raw if separator == "," else raw.replace(",", ".")) if "_" not in raw else None
     return None
 
 
-def _merged(path: Path, tags: Collection[str]) -> Iterator[Logged]:
+def _merged(path: Path, tags: Collection[str], notes: list[str]) -> Iterator[Logged]:
     """Yield the rows of all tables in a folder, by the logger's step. Raises `InputError` for a tag
     of two files, as of two runs."""
     file_of: dict[str, Path] = {}
-    for file, logged in _files(path, tags):
+    for file, logged in _files(path, tags, notes):
         for place, row in logged:
             for tag in set(tags) & set(row):
                 if file_of.setdefault(tag, file) != file:

@@ -145,11 +145,11 @@ def _importer(name: str) -> Callable[..., DataView]:
                     "(rollout.n); add it, such as --group 16"
                 )
             log_format = log_format or (None if name == "verl" else name)  # verl's reads any log
-            more: dict[str, Any] = {
-                "columns": columns_of(tags),
-                "cap_tokens": labels.get("cap_tokens"),
-            }
-            logged = logs.read_metrics(path, log_format, samples, prompt_tokens, **more)
+            logged = logs.read_metrics(
+                *(path, log_format, samples, prompt_tokens),
+                columns=columns_of(tags),
+                cap_tokens=labels.get("cap_tokens"),
+            )
             return _written(
                 trace_from_verl_metrics(logged, group, seed, **{"name": path.stem, **labels}),
                 output,

@@ -25,10 +25,9 @@ from simrl.trace.importers.exports import CARRIED, STEPS, Logged, encoding
 
 NUMBER = r"[-+]?(?:(?:\d+(?:\.\d+|\.(?=\)))?|\.\d+)(?:e[-+]?\d+)?|inf|nan)"
 WIDTH = 4096  # wandb's output.log cuts a line here, even in the middle of a number
-MOST_CHARACTERS = 1_000_000  # of a record
+# of a record: characters, pieces of its line, and lines of other processes between two pieces
+MOST_CHARACTERS, MOST_PIECES, MOST_FOREIGN = 1_000_000, 2000, 8
 ALIKE = 6  # characters at the beginning of lines of one kind
-MOST_PIECES = 2000  # of a record: more than any wrapped line has, and few enough to join
-MOST_FOREIGN = 8  # lines of other processes between two pieces of a wrapped line
 UNITS_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "ms": 0.001, "": 1.0}
 
 COLOUR = re.compile(r"\x1b\][^\x07]{0,500}\x07|\x1b\[[0-9;?]{0,12}[A-Za-z]|\[[0-9;]{1,8}m")
@@ -80,7 +79,8 @@ FORMS = {
         (  # a dictionary of Python or JSON
             "dictionary",
             ",",
-            r"(?:\d{1,3}: )?[\s{]*(?:['\"]\w+['\"]\s*:\s*\{\s*)?['\"]([^'\"]+)['\"]\s*:\s*(?:[a-z][\w.]*\(|['\"])?(NUMBER)['\")]?[\s}]*",
+            r"(?:\d{1,3}: )?[\s{]*(?:['\"]\w+['\"]\s*:\s*\{\s*)?['\"]([^'\"]+)['\"]\s*:\s*"
+            r"(?:[a-z][\w.]*\(|['\"])?(NUMBER)['\")]?[\s}]*",
             "",
         ),
         (  # name=value, … behind a progress bar, as tqdm's

@@ -135,16 +135,18 @@ def _written(tag: str) -> str:
     return re.sub(r"\W", "_", tag)
 
 
-def _is_object(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
 def _jsonl_rows(path: Path, notes: list[str]) -> Iterator[Logged]:
     for place, line in rows.numbered_lines(path, mode="rb"):
         try:
             row = rows.json_object(line, place) if line.strip() else {}
             if {"step", "data"} <= set(row):  # of verl's file logger
-                data = rows.checked(row, "data", place, _is_object, "an object of metrics")
+                data = rows.checked(
+                    row,
+                    "data",
+                    place,
+                    lambda value: isinstance(value, dict),
+                    "an object of metrics",
+                )
                 row = {**data, STEPS[0]: rows.integer(row, "step", place)}
         except InputError as error:
             notes.append(f"{error} (left out)")

@@ -150,12 +150,10 @@ def read_metrics(
             f"{path}: --column {absent}={mapped[absent][0]}: no {missing} in it{meant(missing, map(str, tags))}; "
             f"it has {rows.listed(get_close_matches(missing, tags.columns, 12, 0.0))}"
         )
-    timed = [key for key in metrics if key in OURS and key.startswith(MEASURED)]
-    is_step = metrics[timed].notna().any(axis=1)
-    others = metrics.loc[~is_step, "step"]
-    notes += [f"Steps {rows.listed(map(str, others))}: no time and no length in them."] * any(
-        ~is_step
-    )
+    measured = [key for key in metrics if key in OURS and key.startswith(MEASURED)]
+    is_step = metrics[measured].notna().any(axis=1)
+    others = rows.listed(map(str, metrics.loc[~is_step, "step"]))
+    notes += [f"Steps {others}: no time and no length in them."] * any(~is_step)
     metrics = metrics[is_step].reset_index(drop=True)
     notes += _holes(metrics)
     if lengths:
@@ -219,10 +217,8 @@ def _logged(path: Path, kind: Format, notes: list[str]) -> Iterable[Logged]:
 def _by_step(logged: Iterable[Logged], notes: list[str]) -> pd.DataFrame:
     """Return a row a step, in their names. A row without the step of the run belongs to the next
     row that has one; if none has, the step is the one that W&B counted."""
-    steps: dict[int, dict[str, float]] = {}
-    counted: dict[int, dict[str, float]] = {}
-    waiting: dict[str, float] = {}
-    tags: set[str] = set()
+    steps, counted = dict[int, dict[str, float]](), dict[int, dict[str, float]]()
+    waiting, tags = dict[str, float](), set[str]()
     for place, row in logged:
         values = {t: v for t, v in row.items() if t not in STEPS and not t.startswith("_")}
         tags |= values.keys()
@@ -355,19 +351,18 @@ def _with_lengths(
     step, as far as they follow."""
     if {MEAN, SEQUENCE} <= {*metrics} and PROMPT not in metrics:
         metrics[PROMPT] = metrics[SEQUENCE] - metrics[MEAN]
-    if PROMPT not in metrics and prompt_tokens is not None:
-        metrics[PROMPT] = float(prompt_tokens)
-    if {PROMPT, SEQUENCE} <= {*metrics} and MEAN not in metrics:
+    metrics[PROMPT] = metrics.get(PROMPT, math.nan if prompt_tokens is None else prompt_tokens)
+    if MEAN not in metrics and SEQUENCE in metrics:
         metrics[MEAN] = metrics[SEQUENCE] - metrics[PROMPT]
     refuse(
         (
-            MEAN not in metrics and SEQUENCE not in metrics,
+            MEAN not in metrics,
             f"{path}: a {kind.title} log without the mean length of responses ({_remedy(MEAN, kind)}), or its lines are "
             "wrapped or cut; name the log that has it, or give the run's own lengths, imported from a dump (simrl calibrate "
             "--trace)",
         ),
         (
-            PROMPT not in metrics,
+            metrics[PROMPT].isna().all(),
             f"{path}: a {kind.title} log that does not say how long prompts are; give their mean with --prompt-tokens, "
             f"or name its tag with --column {PROMPT}=TAG",
         ),
@@ -397,8 +392,7 @@ def _ends(metrics: pd.DataFrame, samples: int, cap_tokens: int | None) -> dict[s
     tails = clipped.where(clipped > 0, alone).clip(alone, 1.0 - alone)
     largest = (mean * tails.map(over_mean)).clip(mean * 1.05, mean / tails)
     cap = float(cap_tokens or largest[clipped > 0].max())
-    if math.isfinite(cap):
-        largest = largest.clip(upper=cap).where(clipped == 0, cap)
+    largest = largest if math.isnan(cap) else largest.clip(upper=cap).where(clipped == 0, cap)
     apart = (metrics[PROMPT] % 1 > 0).astype(float)
     return {
         "prompt_length/min": ((metrics[PROMPT] - apart) // 1).clip(1.0),

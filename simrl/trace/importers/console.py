@@ -165,6 +165,8 @@ def _raw_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file; where each is an object of JSON, as of Docker, the text in it."""
     with path.open(encoding=encoding(path), errors="replace") as lines:  # others write, too
         for number, raw in enumerate(lines, start=1):
+            if raw == "\n":
+                continue
             line = raw[:MOST_CHARACTERS]  # the rest is cut, with the last entry
             carried = CARRIED.match(line) if line.startswith("{") and "}" in line[-4:] else None
             yield number, f"{json.loads(carried[1], strict=False).rstrip()}\n" if carried else line

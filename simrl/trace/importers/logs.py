@@ -194,11 +194,13 @@ def _recognised(path: Path, names: Sequence[str], heads: Heads) -> tuple[str, Fo
 
 def _head(path: Path, kind: Format, heads: Heads) -> tuple[pd.DataFrame, list[str]]:
     """Return the first steps of a log, in their names, and notes on them; each form is read once."""
-    is_table = read_rows(path, TERMS, []) is not None
-    form = () if is_table else (kind.console, kind.step, kind.begins, kind.counted)
+    form = (kind.console, kind.step, kind.begins, kind.counted)
     if form not in heads:
-        notes: list[str] = []
-        heads[form] = _by_step(islice(_logged(path, kind, notes), HEAD), notes), notes
+        key = form if read_rows(path, TERMS, []) is None else ()
+        if key not in heads:
+            notes: list[str] = []
+            heads[key] = _by_step(islice(_logged(path, kind, notes), HEAD), notes), notes
+        heads[form] = heads[key]
     return heads[form]
 
 

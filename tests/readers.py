@@ -759,6 +759,48 @@ def _seeds_of_nemo() -> list[Files]:
     ]
 
 
+def _seeds_of_consoles() -> list[Files]:
+    """A console of each form, as people have it: wrapped, with prefixes, with other processes' text."""
+    steps = range(1, 7)
+    openrlhf = (
+        "INFO trainer.py:1 - Global step {n}: {{'timing/generation': 12.5, 'timing/ppo_train': 4.0, "
+        "'response_length': 300.0, 'total_length': 380.0, 'response_clip_ratio': 0.0625}}\n"
+    )
+    skyrl = (
+        "2026-01-01 | INFO - Step {n}: \n{{'generate/avg_num_tokens': '300.0',\n 'generate/max_num_tokens': 900,\n"
+        " 'generate/min_num_tokens': 20,\n 'timing/generate': '12.5'}}\n"
+    )
+    prime = "02:33 SUCCESS Step {n} | Time: 1m 3s | Seq. Length: 380.0 tokens/sample | Max. Off-Policy Level: 1\n"
+    areal = (
+        "Train step {n}/9 done.\n│ ppo_actor/seq_len/avg │ 3.8e+02 │ ppo_actor/prompt_len/avg │ 8.0e+01 │\n"
+        "│ timeperf/rollout │ 1.25e+01 │ timeperf/train_step │ 4.0 │\n"
+    )
+    bar = "Step: 2%|█ | {n}/40 [01:12<1:40, 257.36s/it, step_time=257, response_length=300, rollout_time=12.5]\r"
+    box = (
+        "╭── Metrics ──╮\n│ other training_step: {n} | episode: 512 │\n"
+        "│ time total: 20.0 | training: 4.0 │\n│ val sequence_lengths: 300.0 │\n"
+    )
+    texts = [
+        "".join(form.format(n=n) for n in steps)
+        for form in (openrlhf, skyrl, prime, areal, bar, box)
+    ]
+    whole = _verl_log().decode()
+    folded = "\n".join(whole[i : i + 80] for i in range(0, len(whole), 80)) + "\n"
+    carried = "".join(json.dumps({"log": line + "\n"}) + "\n" for line in whole.splitlines())
+    return [{"run.log": text.encode()} for text in (*texts, folded, carried)]
+
+
+def _seeds_of_mlflow() -> list[Files]:
+    return [
+        {
+            f"mlruns/0/abc/metrics/{tag}": "".join(
+                f"1700000000000 {value} {step}\n" for step in range(1, 7)
+            ).encode()
+            for tag, value in _logged().items()
+        }
+    ]
+
+
 def _log(folder: Path) -> Path:
     """The log among the files, whatever became of its name."""
     names = ("run.log", "run.jsonl", "trainer_state.json", "run.csv", "metrics.json")
@@ -1044,12 +1086,14 @@ READERS: dict[str, Reader] = {
     "messages": Reader(
         _seeds_of_messages, lambda folder: _use(import_dump("messages", folder, COUNTER))
     ),
-    "nemo": Reader(_seeds_of_nemo_data, lambda folder: _use(import_dump("nemo", folder))),
+    "nemo": Reader(_seeds_of_nemo_data, lambda folder: _use(import_dump("nemo_rl", folder))),
     "slime_metrics": Reader(_seeds_of_slime_metrics, _read_metrics),
     "nemo_metrics": Reader(_seeds_of_nemo, _read_metrics),
     "exported_metrics": Reader(_seeds_of_exports, _read_metrics),
+    "console_metrics": Reader(_seeds_of_consoles, _read_metrics),
+    "mlflow_metrics": Reader(_seeds_of_mlflow, _read_metrics),
     "areal": Reader(_seeds_of_areal, lambda folder: _use(import_dump("areal", folder / "rollout"))),
-    "nemo_events": Reader(_seeds_of_events, lambda folder: _use(import_dump("nemo", folder))),
+    "nemo_events": Reader(_seeds_of_events, lambda folder: _use(import_dump("nemo_rl", folder))),
     "csv": Reader(
         _seeds_of_csv, lambda folder: _use(import_csv(folder / "run.csv", counter=COUNTER))
     ),

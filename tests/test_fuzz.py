@@ -370,19 +370,19 @@ def test_a_table_that_is_a_folder_or_a_broken_link_is_passed_over(tmp_path):
     assert "neither" in refusal(import_dump, "verl", tmp_path, token_counter(chars_per_token=1))
 
 
-def test_a_step_that_no_run_can_have_is_refused_by_its_line(tmp_path):
+def test_a_step_that_no_run_can_have_is_left_out_by_its_line(tmp_path):
     log = tmp_path / "run.log"
     log.write_text(readers.CONSOLE.format(step="9" * 5000, epoch=0))
-    assert "run.log: line 1: step 9999" in refusal(read_metrics, log)
+    assert "run.log: no metrics of verl" in refusal(read_metrics, log)
     rows = (
         readers._seeds_of_trl_metrics()[0]["run.jsonl"]
         .decode()
         .replace('"train/global_step": 1', '"train/global_step": -1')
     )
     (tmp_path / "run.jsonl").write_text(rows)
-    assert "step -1 is no whole number from 0" in refusal(
-        read_metrics, tmp_path / "run.jsonl", None, 16, 80.0
-    )
+    metrics = read_metrics(tmp_path / "run.jsonl", None, 16, 80.0)
+    assert "step -1 is no whole number from 0" in metrics.attrs["notes"][0]
+    assert metrics["step"].tolist() == [2, 3, 4, 5, 6]
 
 
 def test_a_scenario_that_is_a_quoted_number_is_refused(tmp_path):

@@ -27,7 +27,7 @@ RunLog = Annotated[
     File,
     typer.Argument(
         metavar="RUN_LOG",
-        help="a metrics log of verl, TRL, slime or NeMo-RL: console, JSON Lines, or CSV of W&B or TensorBoard",
+        help="a metrics log of a framework: its console, or a table of W&B, TensorBoard, MLflow or SwanLab",
     ),
 ]
 Settings = Annotated[
@@ -71,7 +71,15 @@ class Logged(TypedDict, total=False):
     ]
     log_format: Annotated[
         str | None,
-        typer.Option("--format", help="verl, trl, slime or nemo (default: from the file)"),
+        typer.Option("--format", help="verl, trl, slime, nemo_rl … (default: from the file)"),
+    ]
+    columns: Annotated[
+        ByKey | None,
+        typer.Option(
+            "--column",
+            help="a tag of the log: OURS=THEIRS, such as timing_s/gen=timing/generate, or a YAML file of OURS: THEIRS; may be "
+            "repeated",
+        ),
     ]
     trace: Annotated[
         File | None,
@@ -225,7 +233,7 @@ def _calibrated(
     log: Any, overrides: Any, window: Any, group: int, folder: Path, logged: Mapping[str, Any]
 ) -> CalibrationView:
     """Calibrate on a log, with the files in `folder`."""
-    from simrl.commands.workload import settings_of
+    from simrl.commands.workload import columns_of, settings_of
     from simrl.show.tables.calibration import print_calibration
     from simrl.study.calibration import calibrated
 
@@ -242,6 +250,7 @@ def _calibrated(
         steps = int(first), int(last)
     facts: dict[str, Any] = {**dict.fromkeys(Logged.__annotations__), **logged}
     facts |= {key: Path(facts[key]) for key in ("launch", "trace") if facts[key] is not None}
+    facts["columns"] = columns_of(facts["columns"])
     calibration = calibrated(Path(log), texts, window=steps, group=group, folder=folder, **facts)
     name = "Calibration of {} on steps {} to {}".format(
         calibration.scenario.name, *calibration.window

@@ -75,7 +75,7 @@ def _importer(name: str) -> Callable[..., DataView]:
             bool,
             typer.Option(
                 "--metrics",
-                help="PATH is a metrics log (console, JSONL, CSV; verl, TRL, slime, NeMo-RL): lengths are drawn from it",
+                help="PATH is a metrics log of a framework (console, JSONL, CSV, MLflow): lengths are drawn from it",
             ),
         ] = False,
         group: Annotated[
@@ -95,7 +95,15 @@ def _importer(name: str) -> Callable[..., DataView]:
         log_format: Annotated[
             str | None,
             typer.Option(
-                "--format", help="with --metrics: verl, trl, slime or nemo (default: from the file)"
+                "--format",
+                help="with --metrics: verl, trl, slime, nemo_rl … (default: from the file)",
+            ),
+        ] = None,
+        tags: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--column",
+                help="with --metrics: a tag of the log, OURS=THEIRS, or a YAML file of OURS: THEIRS; may be repeated",
             ),
         ] = None,
         reward_column: Annotated[
@@ -126,17 +134,22 @@ def _importer(name: str) -> Callable[..., DataView]:
         from simrl.trace.importers import dumps, logs, tabular, tokens
 
         labels = _given(options)
-        if metrics:
+        if metrics or ("metrics" in source.options and not source.title):
             from simrl.trace.importers.verl import (
                 trace_from_verl_metrics,
             )  # imports scipy, which takes 0.3 s
 
             if group is None:
                 raise InputError(
-                    "trace import verl --metrics: no --group; the log does not have the number of responses per prompt "
+                    f"trace import {name} --metrics: no --group; the log does not have the number of responses per prompt "
                     "(rollout.n); add it, such as --group 16"
                 )
-            logged = logs.read_metrics(path, log_format, samples, prompt_tokens, times=False)
+            log_format = log_format or (None if name == "verl" else name)  # verl's reads any log
+            logged = logs.read_metrics(
+                *(path, log_format, samples, prompt_tokens),
+                columns=columns_of(tags),
+                cap_tokens=labels.get("cap_tokens"),
+            )
             return _written(
                 trace_from_verl_metrics(logged, group, seed, **{"name": path.stem, **labels}),
                 output,

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from simrl.commands import slips
 from simrl.commands.slips import require_scenario, require_section, require_settings, with_section
-from simrl.errors import InputError, first_line, meant
+from simrl.errors import InputError, first_line, meant, refuse
 from simrl.files import temporary_folder
 from simrl.result.result import METADATA_FILE
 from simrl.scenario.load import (
@@ -34,7 +34,7 @@ from simrl.scenario.load import (
     with_parameters,
 )
 from simrl.scenario.model import Scenario
-from simrl.scenario.yaml_text import parse_override, split_at_commas
+from simrl.scenario.yaml_text import parse_override, read_yaml, split_at_commas
 from simrl.simulate.cache import InputCache
 from simrl.study.grid import SYSTEMS, Dimension, Listed, by_key, listed
 from simrl.systems.recipes import RECIPES, parameters_of
@@ -311,14 +311,24 @@ def folder_or_temporary(folder: Path | None) -> AbstractContextManager[Path]:
 
 
 def columns_of(columns: Any) -> dict[str, str]:
-    """Return a table's columns by our names, from texts OURS=THEIRS or a dictionary."""
+    """Return a table's columns by our names, from texts OURS=THEIRS and YAML files with lines
+    `OURS: THEIRS`, or a dictionary."""
     if isinstance(columns, Mapping):
         return dict(columns)
-    parts = [part.partition("=") for text in columns or () for part in re.split(r",(?=\w+=)", text)]
-    for ours, equals, _ in parts:
-        if not equals:
-            raise InputError(f"--column {ours}: write OURS=THEIRS, such as response_tokens=out_len")
-    return {ours: theirs for ours, _, theirs in parts}
+    by_ours: dict[str, str] = {}
+    for text in [columns] if isinstance(columns, str) else columns or ():
+        for part in re.split(r",(?=[\w/]+=)", text):
+            ours, equals, theirs = part.partition("=")
+            refuse(
+                (
+                    not equals and Path(part).suffix not in (".yaml", ".yml"),
+                    f"--column {part}: write OURS=THEIRS, such as response_tokens=out_len, or name a YAML file of OURS: THEIRS",
+                )
+            )
+            by_ours |= (
+                {ours: theirs} if equals else read_yaml(Path(part), part, "a mapping", ("OURS",))
+            )
+    return {str(ours): str(theirs) for ours, theirs in by_ours.items()}
 
 
 def _trace(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -159,6 +159,7 @@ def calibrated(
     log_format: str | None,
     trace: Path | None,
     folder: Path,
+    columns: Mapping[str, str] | None = None,
 ) -> Calibration:
     """Return the calibration of a log on the steps of `window`, with its files in `folder`:
     scenario, lengths, errors.
@@ -168,9 +169,8 @@ def calibrated(
     """
     recorded = read_trace(trace) if trace is not None else None
     start = partial(launched, run_log, launch, settings)
-    read = partial(
-        *(read_metrics, run_log, log_format, samples, prompt_tokens), lengths=recorded is None
-    )
+    options = log_format, samples, prompt_tokens, recorded is None, columns, cap_tokens
+    read = partial(read_metrics, run_log, *options)
     try:  # before a log is judged by what it lacks
         _of_run(lambda run: (model_shape(run.model), gpu(run.cluster.gpu)), start(run_log, 1))
     except InputError:

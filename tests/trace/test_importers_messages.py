@@ -272,7 +272,7 @@ def test_a_file_of_another_reader_is_answered_with_the_right_command(simrl, tmp_
     for reader, file, right in (
         ("jsonl", talk, "messages"), ("verl", talk, "messages"), ("csv", talk, "messages"),
         ("messages", dump, "verl"), ("trl", dump, "verl"), ("areal", dump, "verl"),
-        ("verl", nemo, "nemo"), ("slime", talk, "messages"),
+        ("verl", nemo, "nemo_rl"), ("slime", talk, "messages"),
     ):  # fmt: skip
         done = simrl("trace", "import", reader, str(file), "-o", str(tmp_path / "t.parquet"))
         assert done.code == 2 and "\n" not in done.err.strip()

@@ -171,7 +171,7 @@ def test_scalars_of_tensorboard_are_a_folder_of_one_file_a_tag_or_one_wide_table
 
 def test_of_one_tag_alone_the_missing_ones_are_named(tmp_path):
     file = table(tmp_path / "timing_s_gen.csv", ["Wall time", "Step", "Value"], [1.7e9, 1, 12.5])
-    assert "without the mean length of responses (response_length/…)" in refusal(
+    assert "without the mean length of responses (log response_length/mean" in refusal(
         read_metrics, file, prompt_tokens=80, samples=16
     )
 
@@ -187,8 +187,8 @@ def test_cells_that_are_empty_belong_to_other_rows_and_a_step_logged_again_count
     [
         (["timing_s/gen"], [3], "no column for the step"),
         (["Step", "timing_s/gen"], [1.5, 3], "step 1.5 is no whole number"),
-        (["Step", "timing_s/gen"], [1, 3, 4], "row 2: 3 cells, and the header has 2"),
-        (["a", "b"], [1, 3], "no metrics of verl"),
+        (["Step", "timing_s/gen"], [1, 3, 4], "row 2: 3 cells, the header has 2 (left out)"),
+        (["a", "b"], [1, 3], "no column for the step"),
     ],
 )
 def test_tables_that_are_none_are_refused_by_place(tmp_path, header, row, said):
@@ -272,11 +272,12 @@ def test_trls_history_is_read_as_csv_and_its_trainer_state_without_times(tmp_pat
     ]
     state = tmp_path / "trainer_state.json"
     state.write_text(json.dumps({"log_history": [*history, {"step": 2, "train_runtime": 3.0}]}))
-    check(read_metrics(state, samples=16, prompt_tokens=80, times=False), phases=["timing_s/step"])
+    check(read_metrics(state, samples=16, prompt_tokens=80), phases=["timing_s/step"])
     lines = jsonl(tmp_path / "log.jsonl", *history)
-    check(read_metrics(lines, samples=16, prompt_tokens=80, times=False), phases=["timing_s/step"])
-    assert "no generation times" in refusal(read_metrics, lines, samples=16, prompt_tokens=80)
-    assert "--prompt-tokens" in refusal(read_metrics, lines, samples=16, times=False)
+    check(read_metrics(lines, samples=16, prompt_tokens=80), phases=["timing_s/step"])
+    lacks = read_metrics(lines, lengths=False).attrs["lacks"]
+    assert "W&B" in lacks["timing_s/gen"] and "--column timing_s/old_log_prob=TAG" in str(lacks)
+    assert "--prompt-tokens" in refusal(read_metrics, lines, samples=16)
 
 
 def test_slime_is_read_from_its_console_and_from_a_wandb_history(tmp_path):
@@ -302,19 +303,22 @@ def test_slime_is_read_from_its_console_and_from_a_wandb_history(tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("step:1 - a:" + "9" * 200_000 + "x - b:1\n", "is not key:number"),
+        ("step:1 - a:" + "9" * 200_000 + "x - b:1\n", "no metrics"),
         (
             "step:1 - timing_s/" + " - timing_s/".join(f"{i}:1" for i in range(10_002)) + "\n",
             "more than 10,000 metrics",
         ),
         ("perf 1: {" * 40_000 + "\n", "no metrics"),
-        ("perf 1: {" + "'a':1," * 400_000 + "}\n", "2,400,002 characters, 1,000,000 are the most"),
+        ("perf 1: {'perf/rollout_time': " + "'a':1," * 400_000 + "}\n", "no metrics"),
+        ("step:1 - timing_s/gen:" + " " * 4_000_000 + "x\n", "no metrics"),
+        ('{"log": "' + "\\" * 1_000_000 + " timing_s/gen step:1 - ", "no metrics"),
+        ("Train step 1/3 timeperf/rollout\n│" + " " * 4_000_000 + "\n", "no metrics"),
     ],
-    ids=["digits", "tags", "beginnings", "size"],
+    ids=["digits", "tags", "beginnings", "size", "blanks", "escapes", "table"],
 )
 def test_a_hostile_line_of_a_console_is_refused_at_once(tmp_path, line, said):
     began_s = time.process_time()
-    (tmp_path / "run.log").write_text(line + console() if said.startswith("is not") else line)
+    (tmp_path / "run.log").write_text(line)
     assert said in refusal(read_metrics, tmp_path / "run.log")
     assert time.process_time() - began_s < 2.0
 
@@ -357,16 +361,235 @@ def test_nemo_rls_console_has_times_and_mean_lengths_and_counts_steps_over_epoch
     for phase, value in PHASES.items():
         assert metrics[phase].tolist() == [value] * 3
     assert metrics["response_length/mean"].tolist() == [300.0] * 3
-    assert "without the max length of responses" in refusal(
-        read_metrics, log, samples=16, prompt_tokens=80
-    )
+    filled = read_metrics(log, samples=16, prompt_tokens=80)
+    assert "Not logged, and estimated" in filled.attrs["notes"][0]
+    assert filled["response_length/max"].min() > 300 > filled["response_length/min"].max() >= 1
 
 
 def test_a_format_may_be_asked_for_by_name_and_must_fit(tmp_path):
     file = jsonl(tmp_path / "w.jsonl", {"_step": 1, **VERL})
     check(read_metrics(file, "wandb"), steps=[1])
-    assert "is it the log of TRL's GRPOTrainer" in refusal(read_metrics, file, "trl")
-    assert "choose one of verl, trl, slime, nemo" in refusal(read_metrics, file, "openrlhf")
+    assert "no metrics of TRL in it, but of verl" in refusal(read_metrics, file, "trl")
+    assert "choose one of verl, trl, slime, nemo_rl" in refusal(read_metrics, file, "megatron")
+    nemo = jsonl(tmp_path / "n.jsonl", {"_step": 1, **NEMO})
+    assert read_metrics(nemo, "nemo").attrs["format"] == "nemo_rl"
+
+
+# Console text as people have it
+
+UNWRAPPED = "".join(
+    "(TaskRunner pid=7) " + console(timing_s__gen=12.5 + step / 8).format(step=step)
+    for step in (1, 2, 3)
+)
+DICTIONARIES = "".join(
+    f"(RolloutManager pid=71) rollout.py:700 - perf {n}: {SLIME} [repeated 7x across cluster]\n"
+    for n in (1, 2)
+)
+
+
+def wrapped(text: str, width: int, prefix: str = "") -> str:
+    pieces = (
+        [line[i : i + width] for i in range(0, len(line), width)] for line in text.splitlines()
+    )
+    return "".join(f"\n{prefix}".join(each) + "\n" for each in pieces)
+
+
+@pytest.mark.parametrize("width", [40, 61, 80, 97, 120, 200, 240])
+@pytest.mark.parametrize("prefix", ["", "(TaskRunner pid=7) "])
+def test_a_line_that_is_wrapped_at_any_width_is_read_as_the_whole_one(tmp_path, width, prefix):
+    log = tmp_path / "run.log"
+    log.write_text(wrapped(UNWRAPPED, width, prefix))
+    metrics = read_metrics(log)
+    check(metrics, steps=(1, 2, 3), phases=["timing_s/old_log_prob", "timing_s/step"])
+    assert metrics["timing_s/gen"].tolist() == [12.625, 12.75, 12.875]
+    log.write_text(wrapped(DICTIONARIES, width))
+    check(
+        read_metrics(log, samples=16, prompt_tokens=80),
+        phases=["timing_s/gen", "timing_s/update_actor"],
+    )
+
+
+def test_one_metric_a_line_is_read_as_one_line(tmp_path):
+    log = tmp_path / "run.log"
+    log.write_text(UNWRAPPED.replace(" - ", "\n"))
+    check(read_metrics(log), steps=(1, 2, 3), phases=["timing_s/step"])
+    log.write_text(
+        "wandb: Run summary:\n"
+        + "".join(f"wandb: {key:>30} {value}\n" for key, value in VERL.items())
+        + "wandb:      training/global_step 7\n"
+    )
+    check(read_metrics(log), steps=[7])
+
+
+def test_a_number_that_another_process_wrote_into_is_left_out_and_noted(tmp_path):
+    log = tmp_path / "run.log"
+    mixed = UNWRAPPED.replace("old_log_prob:1.0", "old_log_prob:1.0(WorkerDict pid=9) 5 hits", 1)
+    log.write_text(mixed)
+    metrics = read_metrics(log)
+    assert metrics["timing_s/old_log_prob"].isna().tolist() == [True, False, False]
+    assert metrics["timing_s/step"].tolist() == [20.0] * 3
+    assert "Step 1: no timing_s/old_log_prob" in metrics.attrs["notes"][0]
+    notes = trace_from_verl_metrics(metrics, 4, 0, cap_tokens=900).metadata.notes
+    assert "Step 1: no timing_s/old_log_prob" in notes
+
+
+def test_a_number_alone_below_a_record_is_never_read_into_its_last_number(tmp_path):
+    log = tmp_path / "run.log"
+    log.write_text("step:1 - timing_s/gen:12.5 - timing_s/step:20\n31\nstep:2 - timing_s/gen:3\n")
+    metrics = read_metrics(log, lengths=False)
+    assert metrics["timing_s/gen"].tolist() == [12.5, 3.0] and "timing_s/step" not in metrics
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "2026-03-01T10:00:00.123456789Z stdout F ",
+        "trainer-1  | ",
+        "[rank0]: ",
+        "12: ",
+        "Mar 01 10:00:00 node7 train[4411]: ",
+        "\x1b[36m(TaskRunner pid=7, ip=10.0.0.1)\x1b[0m ",
+    ],
+)
+def test_what_stands_before_each_line_is_no_part_of_it(tmp_path, prefix):
+    log = tmp_path / "run.log"
+    bare = [line.partition(") ")[2] for line in UNWRAPPED.splitlines()]
+    log.write_text("".join(f"{prefix}{line}\n" for line in bare))
+    check(read_metrics(log), steps=(1, 2, 3), phases=["timing_s/step"])
+    lines = [
+        json.dumps({"log": line + "\n", "stream": "stdout"}) for line in UNWRAPPED.splitlines()
+    ]
+    log.write_text("\n".join(lines) + "\n")
+    check(read_metrics(log), steps=(1, 2, 3), phases=["timing_s/step"])
+
+
+# Further frameworks, and names that the user maps
+
+OPENRLHF = {
+    "timing/generation": 12.5,
+    "timing/make_experience": 1.0,
+    "timing/ppo_train": 4.0,
+    "timing/broadcast": 0.5,
+    "timing/step_total": 20.0,
+    "response_length": 300.0,
+    "total_length": 380.0,
+    "response_clip_ratio": 0.0,
+}
+
+
+def test_openrlhfs_console_says_prompt_and_response_and_no_longest_one(tmp_path):
+    log = tmp_path / "run.log"
+    log.write_text("".join(f"INFO trainer.py:1 - Global step {n}: {OPENRLHF}\n" for n in (1, 2)))
+    metrics = read_metrics(log, samples=16)
+    assert metrics.attrs["format"] == "openrlhf"
+    assert metrics["prompt_length/mean"].tolist() == [80.0, 80.0]
+    assert metrics["timing_s/update_weights"].tolist() == [0.5, 0.5]
+    for phase, value in PHASES.items():
+        assert metrics[phase].tolist() == [value] * 2
+    assert len(trace_from_verl_metrics(metrics, 4, 0, cap_tokens=4096)) == 32
+
+
+def test_the_largest_response_is_the_cap_where_some_are_clipped(tmp_path):
+    log = tmp_path / "run.log"
+    clipped = {**OPENRLHF, "response_clip_ratio": 0.1}
+    log.write_text(f"Global step 1: {OPENRLHF}\nGlobal step 2: {clipped}\n")
+    metrics = read_metrics(log, samples=16, cap_tokens=1024)
+    assert metrics["response_length/max"].tolist()[1] == 1024
+    assert 300 < metrics["response_length/max"][0] <= 1024
+
+
+def test_prime_rls_steps_have_the_length_of_prompt_and_response(tmp_path):
+    log = tmp_path / "run.log"
+    log.write_text(
+        "02:33:26 SUCCESS Step 28 | Time: 73.77s | Seq. Length: 345.6 tokens/sample | Max. Off-Policy Level: 2\n"
+        "02:33:26 SUCCESS Step 29 |  1m 13s | Reward 0.5\n02:33:26 SUCCESS Step 30 |   850ms | Reward 0.5\n"
+    )
+    metrics = read_metrics(log, lengths=False)
+    assert metrics["timing_s/step"].tolist() == [73.77, 73.0, 0.85]
+    assert metrics["off_policyness/max"][0] == 2
+    whole = read_metrics(log, samples=16, prompt_tokens=45.6)
+    assert whole["response_length/mean"][0] == 300.0
+    assert "areal" in metrics.attrs["lacks"]["timing_s/gen"]
+
+
+def test_skyrls_console_has_a_key_a_line_and_its_numbers_in_quotes(tmp_path):
+    log = tmp_path / "run.log"
+    keys = {"generate/avg_num_tokens": 300.0, "timing/generate": 12.5, "timing/step": 20.0}
+    for_step = ",\n ".join(f"'{key}': '{value:.4f}'" for key, value in keys.items())
+    log.write_text(
+        "".join(f"2026-01-01 | INFO | log:175 - Step {n}: \n{{{for_step}}}\n" for n in (1, 2))
+    )
+    metrics = read_metrics(log, lengths=False)
+    assert metrics.attrs["format"] == "skyrl" and metrics["step"].tolist() == [1, 2]
+    assert metrics["timing_s/gen"].tolist() == [12.5, 12.5]
+
+
+def test_trls_console_names_no_step_and_is_counted(tmp_path):
+    log = tmp_path / "run.log"
+    row = {key.removeprefix("train/"): value for key, value in TRL.items()}
+    bar = "  0%|          | 1/15 [18:48<164:33:29, 379.99s/it]"
+    log.write_text(f"{bar}\n{row}\n\n{bar}{row}\n{{'train_runtime': 3.0}}\n")
+    check(read_metrics(log, samples=16, prompt_tokens=80), phases=["timing_s/step"])
+
+
+def test_other_names_are_mapped_and_may_be_sums(tmp_path):
+    mine = {"t/roll": 12.5, "t/fwd": 0.75, "t/ref": 0.25, "len/avg": 300.0, "t/all": 20.0}
+    file = jsonl(tmp_path / "w.jsonl", *({"_step": n, **mine} for n in (1, 2)))
+    said = refusal(read_metrics, file)
+    assert "--column timing_s/gen=t/roll" in said and "the nearest is" in said
+    columns = {"timing_s/gen": "t/roll", "timing_s/old_log_prob": "t/fwd+t/ref"}
+    metrics = read_metrics(file, columns=columns, lengths=False)
+    assert metrics["timing_s/old_log_prob"].tolist() == [1.0, 1.0]
+    log = tmp_path / "run.log"
+    log.write_text("".join(f"iteration {n} done {mine}\n" for n in (1, 2)))
+    assert read_metrics(log, columns=columns, lengths=False)["timing_s/gen"].tolist() == [12.5] * 2
+    assert "no t/rol in it (did you mean t/roll?)" in refusal(
+        read_metrics, file, columns={"timing_s/gen": "t/rol"}
+    )
+    assert "no column that simrl reads (did you mean timing_s/gen?)" in refusal(
+        read_metrics, file, columns={"timing_s/gem": "t/roll"}
+    )
+
+
+def test_a_folder_of_mlflow_and_a_chart_of_swanlab_are_tables(tmp_path):
+    for tag, value in VERL.items():
+        file = tmp_path / "mlruns" / "0" / "abc" / "metrics" / tag
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"1700000000000 {value} 1\n1700000000001 {value} 2\n")
+    check(read_metrics(tmp_path / "mlruns"))
+    check(read_metrics(tmp_path / "mlruns" / "0" / "abc"))
+    header = ["step", *(name for tag in VERL for name in (f"run-{tag}", f"run-{tag}_timestamp"))]
+    rows = [[n, *(cell for value in VERL.values() for cell in (value, 1.7e12))] for n in (1, 2)]
+    check(read_metrics(table(tmp_path / "swan.csv", header, *rows)))
+
+
+def test_a_row_that_is_broken_is_left_out_with_a_note(tmp_path):
+    file = jsonl(tmp_path / "w.jsonl", *({"_step": n, **VERL} for n in (1, 2)))
+    file.write_text(file.read_text() + '{"_step": 3, "timing_s/ge')
+    metrics = read_metrics(file)
+    check(metrics)
+    assert "line 3: broken JSON" in metrics.attrs["notes"][0]
+
+
+def test_the_practice_files_are_read_as_their_readme_says(shared_data):
+    practice = shared_data / "practice"
+    whole = read_metrics(practice / "01-wrapped-console" / "unwrapped.log")
+    folded = read_metrics(practice / "01-wrapped-console" / "wrapped240.log")
+    assert whole.equals(folded)
+    mixed = read_metrics(practice / "14-console" / "c_interleaved.log")
+    assert mixed["step"].tolist() == [1, 2, 3, 4, 5, 6, 7] and "Step 4" in mixed.attrs["notes"][0]
+    slime = read_metrics(practice / "14-console" / "h_slime_repeated.log", None, 512, 100)
+    assert slime["timing_s/update_actor"].tolist() == [280.0] * 7
+    formats = {
+        "openrlhf_console.log": ("openrlhf", 55.0, 102.3),
+        "skyrl_wandb.csv": ("skyrl", 27.95, 287.05),
+        "trl_console.log": ("trl", None, 38.9),
+        "prime_rl_orchestrator.log": ("prime_rl", None, 73.77),
+    }
+    for file, (name, gen_s, step_s) in formats.items():
+        metrics = read_metrics(practice / "20-formats" / file, None, 512, 100)
+        assert metrics.attrs["format"] == name and metrics["timing_s/step"][0] == step_s
+        assert metrics["timing_s/gen"][0] == gen_s if gen_s else "timing_s/gen" not in metrics
 
 
 # The command
@@ -404,4 +627,19 @@ def test_every_format_is_imported_by_the_command(simrl, tmp_path):
     done = simrl("trace", "import", "verl", str(log), *how, "--samples", "16")
     assert done.code == 2 and "--prompt-tokens" in done.err
     done = simrl("trace", "import", "verl", str(log), *how, "--format", "verl")
-    assert done.code == 2 and "step:N" in done.err
+    assert done.code == 2 and "but of slime; read it as --format slime" in done.err
+
+
+def test_a_framework_with_metrics_alone_needs_no_flag_and_takes_mapped_tags(simrl, tmp_path):
+    log, out = tmp_path / "run.log", str(tmp_path / "t.parquet")
+    log.write_text("".join(f"Global step {n}: {OPENRLHF}\n" for n in (1, 2)))
+    how = [str(log), "-o", out, "--group", "4", "--samples", "16", "--cap-tokens", "900"]
+    done = simrl("trace", "import", "openrlhf", *how)
+    assert done.code == 0 and "32 samples, 2 steps" in done.out and "estimated" in done.out
+    assert simrl("trace", "import", "openrlhf", *how, "--metrics").code == 0
+    file = tmp_path / "names.yaml"
+    file.write_text("response_length/max: total_length\n")
+    done = simrl("trace", "import", "openrlhf", *how, "--column", str(file))
+    assert done.code == 0, done.err
+    done = simrl("trace", "import", "openrlhf", *how, "--column", "response_length/max")
+    assert done.code == 2 and "write OURS=THEIRS" in done.err

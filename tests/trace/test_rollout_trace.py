@@ -208,6 +208,6 @@ def test_a_file_without_events_responses_or_tokens_is_refused_in_a_line(tmp_path
 def test_a_run_s_folder_is_imported_by_the_name_of_its_file(tmp_path):
     (tmp_path / "logs").mkdir()
     expected = read(tmp_path / "logs", two_groups()).trace
-    trace = import_dump("nemo", tmp_path, cap_tokens=300)
+    trace = import_dump("nemo_rl", tmp_path, cap_tokens=300)
     assert trace.table.equals(expected.table) and trace.metadata.cap_tokens == 300
     assert trace.metadata.source == "NeMo-RL events rollout_trace.jsonl"

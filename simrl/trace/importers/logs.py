@@ -1,71 +1,71 @@
-"""Metrics logs of runs, of verl, TRL, slime or NeMo-RL, as one table in verl's names: a row a step, seconds and lengths.
+"""Metrics logs of runs, of any framework, as one table in verl's names: a row a step, seconds and
+lengths.
 
-Invariant: a value that a log lacks is missing (NaN, or no column), never guessed here. Where a format lacks the number of
-responses or the length of prompts, one line asks for it. Of a step logged twice, as after a resume, later values count.
+Invariant: a value that a log lacks is missing (NaN, or no column), never guessed, but for the
+largest and smallest response beside a mean, which are estimated and noted. `attrs` of the table
+have the file's name (`source`), the framework (`format`), `notes` on what was left out or
+estimated, and `lacks`: the seconds that the log does not have, by our names, and where they are.
+Where a log has neither the number of responses nor the length of prompts, one line asks for it. Of
+a step logged twice, as after a resume, later values count.
 
-A log is a console's, or a table that W&B, TensorBoard or the framework itself wrote (`simrl.trace.importers.exports`).
-
-verl   console lines `step:N - key:value - …`; in tables the same keys. Where a line lacks `perf/total_num_tokens`, it is the
-       mean of `global_seqlen` times the number of ranks, which follows from other lines or from the number of responses.
-TRL    `trainer_state.json`, or the run's history. TRL logs the times of its methods (`profiling/Time taken: GRPOTrainer.…`) to
-       W&B, MLflow or Trackio only, in rows of their own before the row of the step: `trainer_state.json` has no generation
-       time, and cannot be calibrated on.
-slime  the lines `perf N: {…}` and `rollout N: {…}` that rollout manager and trainer write to the console; in tables their keys.
-nemo   NeMo-RL, from its console or from what it sends to W&B and TensorBoard.
+A framework is a table of `metrics.toml`, which gives the names and the form of its console
+(`console`). What W&B, TensorBoard, MLflow, SwanLab or the framework itself wrote is read by
+`exports`. For other names the user maps ours to theirs.
 """
 
 from __future__ import annotations
 
-import ast
 import math
+import mmap
 import re
 import tomllib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import SequenceMatcher, get_close_matches
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from statistics import NormalDist
 
 import pandas as pd
 from pydantic import BaseModel
 
-from simrl.errors import InputError, meant
+from simrl.errors import InputError, meant, refuse
 from simrl.trace.importers import rows
-from simrl.trace.importers.exports import STEPS, Logged, numbers, read_rows, step_of, tables, tag_of
-
-CONSOLE = {
-    "encoding": "utf-8",
-    "errors": "replace",
-}  # other processes write into a console log, too
-NUMBER = r"-?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?|inf|nan)"
-VERL_STEP = re.compile(r"(?:^|[^\w/])step:(\d+) - ")
-VERL_ENTRY = re.compile(rf"(.+):(?:({NUMBER})|np\.\w+\(({NUMBER})\))", re.IGNORECASE)
-TRUTH = (":True", ":False")  # flags, which no step needs
-CONSOLE_WIDTH = 4096  # wandb's output.log cuts a line here, even in the middle of a number
-SLIME_STEP = re.compile(r"(?:^|\s)(?:perf|rollout) (\d+): (\{)")
-MOST_TAGS = 10_000  # of a log: a column each
-MOST_CHARACTERS = 1_000_000  # of slime's dictionary: parsed, each takes some hundred bytes
-TRL_METHOD = "profiling/Time taken: GRPOTrainer."
-NEMO_HEADER = re.compile(r"={5} (Epoch|Step) ([0-9]{1,9})/[0-9]+ ={5}")
-NEMO_PRINTED = re.compile(
-    r"• ([\w/]+|Total step time|Mean Generation Length): ([0-9.]{1,20})(s?)(?=\s|$)"
+from simrl.trace.importers.console import records
+from simrl.trace.importers.exports import (
+    STEPS,
+    WANDB_STEPS,
+    Logged,
+    read_rows,
+    step_of,
 )
-NEMO_TITLES = {
-    "Total step time": "timing/train/total_step_time",
-    "Mean Generation Length": "train/mean_gen_tokens_per_sample",
-}
+
+Heads = dict[tuple[str, ...], tuple[pd.DataFrame, list[str]]]  # first steps of a log, by form
+MOST_TAGS = 10_000  # of a log: a column each
+HEAD, SMALL = 200, 2**20  # rows by which a framework is recognised; bytes
+OPERATOR = re.compile(r"\s+([-+*/])\s+")
+OPERATIONS = {"+": "add", "-": "sub", "*": "mul", "/": "div"}  # of pandas
+SIGMA, SAMPLES = 0.8, 512  # assumed of lengths whose largest is not logged: of the log, and a step
 
 
 class Format(BaseModel, frozen=True, extra="forbid"):
     """The metrics of a framework; `metrics.toml` explains the keys."""
 
+    title: str
     signs: tuple[str, ...]
-    lengths: str
-    nothing: str
+    also: tuple[str, ...] = ()
+    names: Mapping[str, str | tuple[str, ...]] = {}
     prefix: str = ""
-    names: Mapping[str, str] = {}
-    tags: tuple[str, ...] = ()
-    methods: Mapping[str, tuple[str, ...]] = {}
+    summed: str = ""
+    lacks: Mapping[str, str] = {}
+    console: str = ""
+    step: str = ""
+    begins: str = ""
+    counted: str = ""
+
+    @property
+    def by_ours(self) -> dict[str, tuple[str, ...]]:
+        """Return their expressions by our names, the first that a step has first."""
+        return {ours: (it,) if isinstance(it, str) else it for ours, it in self.names.items()}
 
 
 FORMATS = {
@@ -74,14 +74,35 @@ FORMATS = {
         Path(__file__).with_name("metrics.toml").read_text(encoding="utf-8")
     ).items()
 }
-TAGS = [
+ALIASES = {alias: name for name, kind in FORMATS.items() for alias in (name, *kind.also)}
+TERMS = {  # their tags, which the names of an exported table may end with
     tag
     for kind in FORMATS.values()
-    for tag in (*kind.tags, *(f"{kind.prefix}{name}" for name in kind.names))
+    for expressions in kind.by_ours.values()
+    for expression in expressions
+    for term in OPERATOR.split(expression.removeprefix("next "))[::2]
+    for tag in (term, kind.prefix + term)
+}
+OURS = {ours for kind in FORMATS.values() for ours in kind.by_ours}
+SUMMED = tuple(kind.summed for kind in FORMATS.values() if kind.summed)
+EXPORTS = ("wandb", "tensorboard", "mlflow", "swanlab")  # names of tables, of any framework
+MEAN, CLIPPED, PROMPT = "response_length/mean", "response_length/clip_ratio", "prompt_length/mean"
+TOTAL, PER_RANK, SEQUENCE = "perf/total_num_tokens", "global_seqlen/mean", "sequence_length/mean"
+MEASURED = ("timing_s/", "response_length/", "sequence_length/")  # one is in each step
+PHASES = ("timing_s/gen", "timing_s/old_log_prob", "timing_s/update_actor", "timing_s/step")
+NUMBERED = r"(?i)\b(?:step|iter(?:ation)?|rollout|update)\b[ :=#/]{0,3}([0-9]{1,9})"
+OTHERS = [  # forms that a console of any names may have
+    {"console": console, "step": step, "begins": begins}
+    for console, step, begins in (
+        ("entries", rf"{NUMBERED}(?: - |\s*$)", " - "),
+        ("named", rf"{NUMBERED} \| ", " | "),
+        ("dictionary", rf"{NUMBERED}[^{{]{{0,80}}(?=\{{)", "{"),
+        ("bullets", NUMBERED, "tep"),
+        ("table", NUMBERED, "tep"),
+        ("lines", NUMBERED, "tep"),
+        ("lines", r"Run summary:()", "Run summary:"),  # of W&B, at the end of a console
+    )
 ]
-EXPORTS = ("wandb", "tensorboard")  # names of tables, of any framework
-TOTAL, PER_RANK = "perf/total_num_tokens", "global_seqlen/mean"
-NEMO_TOTAL, NEMO_ENVIRONMENT = FORMATS["nemo"].tags
 
 
 def read_metrics(
@@ -90,274 +111,315 @@ def read_metrics(
     samples: int | None = None,
     prompt_tokens: float | None = None,
     lengths: bool = True,
-    times: bool = True,
+    columns: Mapping[str, str] | None = None,
+    cap_tokens: int | None = None,
 ) -> pd.DataFrame:
     """Return a row a step: `step`, `timing_s/{gen, old_log_prob, ref, update_actor, step}`,
     `response_length/*` and so on.
 
-    Without `log_format` it is recognised. `samples` a step and mean `prompt_tokens` are for formats
-    that do not log them; a logged value stands. Without `lengths`, the log may lack them; without
-    `times`, the time of generation. Raises `InputError` for a log that cannot be read, and for a
-    missing value that was not given.
+    Without `log_format` the framework is recognised. `columns` are tags of the log, or expressions
+    of tags, by our names; they go before those of the framework. `samples` a step and mean
+    `prompt_tokens` are for logs that do not have them; a logged value stands. Without `lengths`,
+    the log may lack them. `cap_tokens` is the largest response, if some are clipped and the log
+    does not have it. Raises `InputError` for a log that cannot be read, and for a missing value
+    that was not given.
     """
-    path = rows.existing(path)
-    if log_format is not None and log_format not in (*FORMATS, *EXPORTS):
-        known = ", ".join((*FORMATS, *EXPORTS))
+    path, notes = rows.existing(path), list[str]()
+    wrong = next((ours for ours in columns or {} if ours not in OURS), "")
+    refuse(
+        (
+            log_format not in (None, *ALIASES, *EXPORTS),
+            f"--format {log_format}: unknown{meant(log_format, [*ALIASES, *EXPORTS])}; choose one of "
+            f"{', '.join([*FORMATS, *EXPORTS])}",
+        ),
+        (
+            wrong,
+            f"--column {wrong}: no column that simrl reads{meant(wrong, OURS)}; name some of {', '.join(sorted(OURS))}",
+        ),
+    )
+    mapped = {ours: (it, it.replace("+", " + ")) for ours, it in (columns or {}).items()}
+    names = [ALIASES[log_format]] if log_format in ALIASES else [*FORMATS]
+    heads: Heads = {}
+    name, kind = _recognised(path, names, heads) or ("", _unnamed(path, names, mapped, heads))
+    tags = _by_step(_logged(path, kind, notes), notes)
+    metrics = _named(tags, kind, mapped)
+    if absent := next((ours for ours in mapped if ours not in metrics), None):
+        terms = OPERATOR.split(mapped[absent][1])[::2]
+        missing = next(term for term in terms if _column(term, tags, kind, {}) is None)
         raise InputError(
-            f"--format {log_format}: unknown{meant(log_format, (*FORMATS, *EXPORTS))}; choose one of {known}"
+            f"{path}: --column {absent}={mapped[absent][0]}: no {missing} in it{meant(missing, map(str, tags))}; "
+            f"it has {rows.listed(get_close_matches(missing, tags.columns, 12, 0.0))}"
         )
-    name = log_format if log_format in FORMATS else recognised(path)
-    if name is None:
-        raise InputError(
-            f"{path}: no metrics of verl (timing_s/…), TRL (completions/mean_length), slime (perf N: {{…}}) or NeMo-RL "
-            "(timing/train/…) in it; name the run's metrics log"
-        )
-    metrics = _by_step(path, name)
-    metrics.attrs |= {"source": path.name, "format": name}
-    if times and name == "trl" and "timing_s/gen" not in metrics:
-        raise InputError(
-            f"{path}: no generation times ('{TRL_METHOD}vLLM.generate'); TRL sends them to W&B, MLflow or Trackio only: "
-            "export the run's history from there as JSON Lines or CSV"
-        )
-    return _with_lengths(metrics, path, samples, prompt_tokens) if lengths else metrics
+    measured = [key for key in metrics if key in OURS and key.startswith(MEASURED)]
+    is_step = metrics[measured].notna().any(axis=1)
+    others = rows.listed(map(str, metrics.loc[~is_step, "step"]))
+    notes += [f"Steps {others}: no time and no length in them."] * any(~is_step)
+    metrics = metrics[is_step].reset_index(drop=True)
+    notes += _holes(metrics)
+    if lengths:
+        metrics = _with_lengths(metrics, path, kind, samples, prompt_tokens, cap_tokens, notes)
+    lacks = {
+        ours: kind.lacks.get(ours, f"no {ours}: {_remedy(ours, kind)}")
+        for ours in PHASES
+        if ours not in metrics
+    }
+    metrics.attrs |= {"source": path.name, "format": name, "notes": notes, "lacks": lacks}
+    return metrics
 
 
 def recognised(path: Path) -> str | None:
-    """Return the framework that wrote a log, by the first line, or name of a file, with metrics;
-    None if none did."""
-    files = tables(path) if path.is_dir() else [path]
-    names = (tag for file in files if file.suffix == ".csv" and (tag := tag_of(file, TAGS)))
-    lines = (line for file in files for _, line in rows.numbered_lines(file, **CONSOLE))
-    for line in chain(names, lines):
-        for name, kind in reversed(
-            FORMATS.items()
-        ):  # verl, whose signs are the least special, last
-            if any(sign in line for sign in kind.signs) or (name == "slime" and _slime_entry(line)):
-                return name
+    """Return the framework that wrote a log; None if none did."""
+    return (_recognised(path, [*FORMATS], {}) or (None,))[0]
+
+
+def _recognised(path: Path, names: Sequence[str], heads: Heads) -> tuple[str, Format] | None:
+    """Return the framework that most of the names in the first steps of a log are of, with the form
+    of this console; None if none is of any."""
+    size = path.stat().st_size if path.is_file() else 0
+    signed = [name for name in names if size and _has(path, FORMATS[name].signs)]
+    if size > SMALL and not signed:  # of a small one, wrapped, each sign may be on two lines
+        return None
+    own = [(name, FORMATS[name]) for name in signed or names]
+    others = [(n, FORMATS[n].model_copy(update=form)) for form in OTHERS for n in names]
+
+    def columns(choice: tuple[str, Format]) -> int:
+        return len(OURS & {*_named(_head(path, choice[1], heads)[0], choice[1])})
+
+    for choices in (own, others):
+        best = max(choices, key=columns)
+        if columns(best):
+            return best
     return None
 
 
-def _by_step(path: Path, name: str) -> pd.DataFrame:
-    """Return a row a step, in verl's names. Raises `InputError` if there is none."""
-    read_console, convert = READERS[name]
-    logged = read_rows(path, TAGS)
-    steps: dict[int, dict[str, float]] = {}
-    tags: set[str] = set()
-    for place, row in convert(read_console(path) if logged is None else logged):
-        if (step := step_of(row, place)) is not None:
-            values = {
-                tag: value
-                for tag, value in row.items()
-                if tag not in STEPS and not tag.startswith("_")
-            }
-            tags |= values.keys()
-            if len(tags) > MOST_TAGS:
-                raise InputError(
-                    f"{place}: more than {MOST_TAGS:,} metrics; is it the log of one run?"
-                )
-            steps.setdefault(step, {}).update(values)
-    if not any(steps.values()):
-        raise InputError(f"{path}: {FORMATS[name].nothing}")
-    metrics = pd.DataFrame([{"step": step, **values} for step, values in sorted(steps.items())])
-    lengths = ["prompt_length/mean", "response_length/mean"]
-    if {NEMO_TOTAL, *lengths} <= set(
-        metrics
-    ):  # a sequence is prompt, response and what the environment wrote
-        mean = metrics[lengths].sum(axis=1, skipna=False) + metrics.get(NEMO_ENVIRONMENT, 0.0)
-        metrics["samples"] = (metrics[NEMO_TOTAL] / mean).round()
-    return metrics
+def _head(path: Path, kind: Format, heads: Heads) -> tuple[pd.DataFrame, list[str]]:
+    """Return the first steps of a log, in their names, and notes on them; each form is read once."""
+    form = (kind.console, kind.step, kind.begins, kind.counted)
+    if form not in heads:
+        key = form if read_rows(path, TERMS, []) is None else ()
+        if key not in heads:
+            notes: list[str] = []
+            heads[key] = _by_step(islice(_logged(path, kind, notes), HEAD), notes), notes
+        heads[form] = heads[key]
+    return heads[form]
+
+
+def _has(path: Path, signs: tuple[str, ...]) -> bool:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        return any(text.find(sign.encode()) >= 0 for sign in signs)
+
+
+def _logged(path: Path, kind: Format, notes: list[str]) -> Iterable[Logged]:
+    """Return the rows of a log, in their names."""
+    if (exported := read_rows(path, TERMS, notes)) is not None or not kind.console:
+        return exported or ()
+    return records(path, kind.console, kind.step, kind.begins, kind.counted)
+
+
+def _by_step(logged: Iterable[Logged], notes: list[str]) -> pd.DataFrame:
+    """Return a row a step, in their names. A row without the step of the run belongs to the next
+    row that has one; if none has, the step is the one that W&B counted."""
+    steps, counted = dict[int, dict[str, float]](), dict[int, dict[str, float]]()
+    waiting, tags = dict[str, float](), set[str]()
+    for place, row in logged:
+        values = {t: v for t, v in row.items() if t not in STEPS and not t.startswith("_")}
+        tags |= values.keys()
+        refuse(
+            (
+                len(tags) > MOST_TAGS,
+                f"{place}: more than {MOST_TAGS:,} metrics; is it the log of one run?",
+            )
+        )
+        try:
+            step, count = step_of(row, place), step_of(row, place, WANDB_STEPS)
+        except InputError as error:
+            notes.append(f"{error} (left out)")
+            continue
+        if step is None and count is not None:
+            counted.setdefault(count, {}).update(values)
+        sums = {tag: waiting.get(tag, 0.0) for tag in values if tag.startswith(SUMMED)}
+        waiting |= {tag: value + sums.get(tag, 0.0) for tag, value in values.items()}
+        if step is not None:
+            steps.setdefault(step, {}).update(waiting)
+            waiting = {}
+    return pd.DataFrame([{"step": n, **row} for n, row in sorted((steps or counted).items())])
+
+
+def _named(
+    tags: pd.DataFrame, kind: Format, mapped: Mapping[str, tuple[str, ...]] | None = None
+) -> pd.DataFrame:
+    """Return the rows in our names, beside their own. Of several expressions the first counts whose
+    tags are in the log, for all its steps."""
+    metrics: dict[str, pd.Series] = {}
+    for ours, expressions in (kind.by_ours | dict(mapped or {})).items():
+        for expression in expressions:
+            values = _value(expression, tags, kind, metrics) if ours not in metrics else None
+            metrics |= {} if values is None else {ours: values}
+    others = tags[[tag for tag in tags if tag not in OURS]]
+    return pd.concat([others, pd.DataFrame(metrics, index=tags.index)], axis=1)
+
+
+def _value(
+    expression: str, tags: pd.DataFrame, kind: Format, metrics: Mapping[str, pd.Series]
+) -> pd.Series | None:
+    """Return the values of an expression of tags; None if a tag of it is not in the log."""
+    whole = _column(expression, tags, kind, {})
+    first, *rest = OPERATOR.split(expression)
+    total = _column(first, tags, kind, metrics) if whole is None else whole
+    for sign, term in zip(rest[::2], rest[1::2], strict=True) if whole is None else ():
+        values = _column(term, tags, kind, metrics)
+        total = (
+            None if total is None or values is None else getattr(total, OPERATIONS[sign])(values)
+        )
+    return total
+
+
+def _column(
+    term: str, tags: pd.DataFrame, kind: Format, metrics: Mapping[str, pd.Series]
+) -> pd.Series | None:
+    if re.fullmatch(r"[0-9]+(?:\.[0-9]+)?", term):
+        return pd.Series(float(term), tags.index)
+    name = term.removeprefix("next ")
+    column = tags.get(name, tags.get(kind.prefix + name, metrics.get(name)))
+    if column is None or name == term:
+        return column
+    return column.shift(-1).where(tags["step"].shift(-1) == tags["step"] + 1)
+
+
+def _unnamed(
+    path: Path, names: Sequence[str], mapped: Mapping[str, tuple[str, ...]], heads: Heads
+) -> Format:
+    """Return the form of a log whose names the user maps. Raises `InputError` where none is mapped:
+    with the names that the log has, the nearest ones first."""
+    other = (_recognised(path, [*FORMATS], heads) or (None,))[0] if not mapped else None
+    lacking = f"{path}: no metrics of {', '.join(FORMATS[name].title for name in names)} in it"
+    kinds = [Format.model_validate({"title": "", "signs": (), **form}) for form in OTHERS]
+    kind = max(kinds, key=lambda kind: len(_head(path, kind, heads)[0].columns))
+    tags, notes = _head(path, kind, heads)
+    has = [str(tag) for tag in tags if tag != "step"]
+    if mapped:
+        return kind
+    refuse(
+        (other, f"{lacking}, but of {FORMATS[other or 'verl'].title}; read it as --format {other}"),
+        (
+            not has,
+            f"{lacking}; no step with names and numbers; name the run's metrics log: its console, or what W&B, TensorBoard, "
+            f"MLflow or SwanLab exported{''.join(f'; {note}' for note in notes[:1])}",
+        ),
+    )
+    near = {
+        ours: max(
+            (SequenceMatcher(None, tag, theirs).ratio(), tag, theirs, known.title)
+            for known in FORMATS.values()
+            for theirs in known.by_ours.get(ours, ())
+            for tag in has[:HEAD]
+        )
+        for ours in (*PHASES, MEAN)
+    }
+    _, tag, theirs, title = max(near.values())
+    raise InputError(
+        f"{lacking}; the nearest is {title}, whose {theirs} is like {tag}; name the tags of this log, such as "
+        f"{' '.join(f'--column {ours}={like[1]}' for ours, like in near.items())} (it has {rows.listed(has)})"
+    )
+
+
+def _holes(metrics: pd.DataFrame) -> list[str]:
+    """Return notes on numbers that few of the steps lack, as if their text was cut or mixed."""
+    ours = [key for key in metrics if key in OURS]
+    whole = metrics[ours].notna().mean(axis=1) > 0.5
+    holes = {key: metrics.loc[whole & metrics[key].isna(), "step"].tolist() for key in ours}
+    return [
+        f"Step {rows.listed(map(str, steps))}: no {key}, as where a line is cut or has the text of another process in it."
+        for key, steps in holes.items()
+        if 0 < len(steps) < whole.sum() / 2
+    ]
+
+
+def _remedy(ours: str, kind: Format) -> str:
+    theirs = kind.by_ours.get(ours, ())
+    return f"{f'log {theirs[0]}, or ' if theirs else ''}name its tag with --column {ours}=TAG"
 
 
 def _with_lengths(
-    metrics: pd.DataFrame, path: Path, samples: int | None, prompt_tokens: float | None
+    metrics: pd.DataFrame,
+    path: Path,
+    kind: Format,
+    samples: int | None,
+    prompt_tokens: float | None,
+    cap_tokens: int | None,
+    notes: list[str],
 ) -> pd.DataFrame:
-    """Return the metrics with the lengths of prompts and the number of tokens of each step, as far
-    as they follow."""
-    name = metrics.attrs["format"]
-    for key in ("mean", "max", "min"):
-        if f"response_length/{key}" not in metrics:
-            raise InputError(
-                f"{path}: a {name} log without the {key} length of responses ({FORMATS[name].lengths}); name the log that "
-                "has it, or give the run's own lengths, imported from a dump (simrl calibrate --trace)"
-            )
-    if name != "verl":
-        metrics["response_length/clip_ratio"] = metrics.get("response_length/clip_ratio", 0.0)
-    if "prompt_length/mean" not in metrics:
-        if prompt_tokens is None:
-            raise InputError(
-                f"{path}: a {name} log does not say how long prompts are; give their mean with --prompt-tokens"
-            )
-        metrics["prompt_length/mean"] = float(prompt_tokens)
-    for key in ("mean", "min", "max"):  # only the mean is known: all prompts are taken to have it
-        if name != "verl" or f"prompt_length/{key}" not in metrics:
-            metrics[f"prompt_length/{key}"] = metrics["prompt_length/mean"].round()
-    metrics[TOTAL] = _total_tokens(metrics, path, samples)
+    """Return the metrics with the lengths of responses and prompts and the number of tokens of each
+    step, as far as they follow."""
+    if {MEAN, SEQUENCE} <= {*metrics} and PROMPT not in metrics:
+        metrics[PROMPT] = metrics[SEQUENCE] - metrics[MEAN]
+    metrics[PROMPT] = metrics.get(PROMPT, math.nan if prompt_tokens is None else prompt_tokens)
+    if MEAN not in metrics and SEQUENCE in metrics:
+        metrics[MEAN] = metrics[SEQUENCE] - metrics[PROMPT]
+    refuse(
+        (
+            MEAN not in metrics,
+            f"{path}: a {kind.title} log without the mean length of responses ({_remedy(MEAN, kind)}), or its lines are "
+            "wrapped or cut; name the log that has it, or give the run's own lengths, imported from a dump (simrl calibrate "
+            "--trace)",
+        ),
+        (
+            metrics[PROMPT].isna().all(),
+            f"{path}: a {kind.title} log that does not say how long prompts are; give their mean with --prompt-tokens, "
+            f"or name its tag with --column {PROMPT}=TAG",
+        ),
+    )
+    metrics[CLIPPED] = metrics.get(CLIPPED, 0.0)
+    ends = _ends(metrics, samples or SAMPLES, cap_tokens)
+    missing = [key for key in ends if key not in metrics]
+    metrics = metrics.assign(**{key: ends[key] for key in missing})
+    notes += [
+        f"Not logged, and estimated: {', '.join(missing)}. The largest and smallest response are of a lognormal with sigma "
+        f"{SIGMA:g} (assumed) that has the logged mean and share at the cap; --cap-tokens gives the cap. All prompts are as "
+        "long as their mean."
+    ] * bool(missing)
+    metrics[TOTAL] = _total_tokens(metrics, path, kind, samples)
     return metrics
 
 
-def _total_tokens(metrics: pd.DataFrame, path: Path, samples: int | None) -> pd.Series:
+def _ends(metrics: pd.DataFrame, samples: int, cap_tokens: int | None) -> dict[str, pd.Series]:
+    """Return the largest and smallest response of each step, as of a lognormal with this mean, and
+    the largest and smallest prompt, near their mean."""
+    alone = 1.0 / (samples + 1)
+    clipped, mean = metrics[CLIPPED].fillna(0.0), metrics[MEAN]
+
+    def over_mean(tail: float) -> float:
+        return math.exp(SIGMA * NormalDist().inv_cdf(1.0 - tail) - SIGMA**2 / 2)
+
+    tails = clipped.where(clipped > 0, alone).clip(alone, 1.0 - alone)
+    largest = (mean * tails.map(over_mean)).clip(mean * 1.05, mean / tails)
+    cap = float(cap_tokens or largest[clipped > 0].max())
+    largest = largest if math.isnan(cap) else largest.clip(upper=cap).where(clipped == 0, cap)
+    apart = (metrics[PROMPT] % 1 > 0).astype(float)
+    return {
+        "prompt_length/min": ((metrics[PROMPT] - apart) // 1).clip(1.0),
+        "prompt_length/max": -((-metrics[PROMPT] - apart) // 1),
+        "response_length/max": largest.round(),
+        "response_length/min": (mean * over_mean(1.0 - alone)).clip(1.0).round(),
+    }
+
+
+def _total_tokens(
+    metrics: pd.DataFrame, path: Path, kind: Format, samples: int | None
+) -> pd.Series:
     """Return the tokens of each step's prompts and responses."""
     nothing = pd.Series(math.nan, metrics.index)
-    mean = metrics["response_length/mean"] + metrics["prompt_length/mean"]
-    count = metrics.get("samples", nothing).fillna(math.nan if samples is None else samples)
+    mean = metrics[MEAN] + metrics[PROMPT]
+    count = metrics.get("samples", nothing).round().fillna(samples or math.nan)
     total, per_rank = metrics.get(TOTAL, nothing), metrics.get(PER_RANK, nothing)
     known = total.fillna(count * mean)
-    if known.isna().all():
-        raise InputError(
-            f"{path}: a {metrics.attrs['format']} log does not say how many responses a step has; give them with --samples"
+    refuse(
+        (
+            known.isna().all(),
+            f"{path}: a {kind.title} log that does not say how many responses a step has; give them with --samples",
         )
+    )
     ranks = (known / per_rank).median()
     if math.isfinite(ranks) and abs(ranks - round(ranks)) < 0.01:
         total = total.fillna(per_rank * round(ranks))
     return total.fillna(count * mean)
-
-
-def _step(digits: str, place: str) -> int:
-    if len(digits) > 10 or int(digits) > rows.INT32_MAX:
-        raise InputError(
-            f"{place}: step {digits[:20]} is larger than {rows.INT32_MAX}; repair or remove the line"
-        )
-    return int(digits)
-
-
-# verl
-
-
-def _verl_console(path: Path) -> Iterator[Logged]:
-    """Yield the steps of a console log. A line that was cut off loses its last entry."""
-    for place, line in rows.numbered_lines(path, **CONSOLE):
-        if start := VERL_STEP.search(line):
-            entries = [
-                entry
-                for entry in line[start.end() :].strip().split(" - ")
-                if not entry.endswith(TRUTH)
-            ]
-            matches = [VERL_ENTRY.fullmatch(entry) for entry in entries]
-            if None in matches[:-1]:
-                wrong = rows.shown(entries[matches.index(None)])
-                raise InputError(
-                    f"{place}: entry {wrong} is not key:number; repair or remove the line"
-                )
-            if matches and (
-                not line.endswith("\n") or len(line) == CONSOLE_WIDTH + 1
-            ):  # the line was cut off
-                matches.pop()
-            values = {entry[1]: float(entry[2] or entry[3]) for entry in matches if entry}
-            yield place, {**values, STEPS[0]: _step(start[1], place)}
-
-
-# TRL
-
-
-def _trl_steps(logged: Iterable[Logged]) -> Iterator[Logged]:
-    """Yield a row a logged step, in verl's names; `timing_s/update_actor` is `step_time` without
-    generation and log-probs."""
-    timed: Counter[str] = Counter()  # seconds of each method since the last row of a step
-    for place, logged_row in logged:
-        row = {key.removeprefix(FORMATS["trl"].prefix): value for key, value in logged_row.items()}
-        timed.update({key: seconds for key, seconds in row.items() if key.startswith(TRL_METHOD)})
-        step = step_of(row, place)
-        if "completions/mean_length" not in row or step is None:
-            continue
-        values = {ours: row[name] for name, ours in FORMATS["trl"].names.items() if name in row}
-        for ours, methods in FORMATS["trl"].methods.items():
-            if seconds := [
-                timed[TRL_METHOD + method] for method in methods if TRL_METHOD + method in timed
-            ]:
-                values[ours] = seconds[0]
-        if "timing_s/gen" in values and "timing_s/step" in values:
-            inference_s = values["timing_s/gen"] + values.get("timing_s/old_log_prob", 0.0)
-            values["timing_s/update_actor"] = values["timing_s/step"] - inference_s
-        yield place, {**values, STEPS[0]: step}
-        timed.clear()
-
-
-# slime
-
-
-def _slime_steps(logged: Iterable[Logged]) -> Iterator[Logged]:
-    """Yield the rows in verl's names. If the trainer logs mean `rollout/total_lengths`, its excess
-    over the mean response is the prompt. `perf/step_time` is of the trainer's loop and left out: it
-    counts the next rollout's wait."""
-    for place, row in logged:
-        values = {ours: row[name] for name, ours in FORMATS["slime"].names.items() if name in row}
-        if {"rollout/total_lengths", "rollout/response_lengths"} <= set(row):
-            values["prompt_length/mean"] = (
-                row["rollout/total_lengths"] - row["rollout/response_lengths"]
-            )
-        yield place, values | {name: row[name] for name in STEPS if name in row}
-
-
-def _slime_entry(line: str) -> tuple[str, str] | None:
-    """Return the step and the dictionary at the end of a line; None if there is none."""
-    start, text = SLIME_STEP.search(line), line.rstrip()
-    return (start[1], text[start.start(2) :]) if start and text.endswith("}") else None
-
-
-def _slime_console(path: Path) -> Iterator[Logged]:
-    for place, line in rows.numbered_lines(path, **CONSOLE):
-        if entry := _slime_entry(line):
-            step, text = _step(entry[0], place), entry[1]
-            if len(text) > MOST_CHARACTERS:
-                raise InputError(
-                    f"{place}: {len(text):,} characters, {MOST_CHARACTERS:,} are the most; remove the line"
-                )
-            try:
-                values: Any = ast.literal_eval(
-                    re.sub(r"np\.\w+\(([^()]*)\)|\b(nan|inf)\b", _plain, text)
-                )
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
-                values = None
-            if not isinstance(values, dict):
-                raise InputError(
-                    f"{place}: {rows.shown(text[:60])} is no dictionary of numbers; repair or remove the line"
-                )
-            logged = {key: value for key, value in numbers(values).items() if not math.isnan(value)}
-            yield place, {**logged, STEPS[0]: step}
-
-
-def _plain(match: re.Match[str]) -> str:
-    return match[1] if match[1] is not None else "1e999" if match[2] == "inf" else "None"
-
-
-# NeMo-RL: `timing/train/generation` is generation alone; `exposed_generation`, of asynchronous
-# runs, is a wait and left out. The console has the mean length of responses, and no longest or
-# shortest one.
-
-
-def _nemo_console(path: Path) -> Iterator[Logged]:
-    """Yield a row a printed number. A step is counted on over epochs, each of which prints its own
-    from 1."""
-    step, before, epoch = None, 0, 0
-    for place, line in rows.numbered_lines(path, **CONSOLE):
-        if header := NEMO_HEADER.search(line):
-            number = int(header[2])
-            if header[1] == "Step":
-                step = before + number
-            elif number > epoch:
-                epoch, before = number, step or 0
-        elif (
-            step is not None
-            and (printed := NEMO_PRINTED.search(line))
-            and re.fullmatch(r"\d+\.?\d*|\.\d+", printed[2])
-        ):
-            tag = NEMO_TITLES.get(printed[1], f"timing/train/{printed[1]}" if printed[3] else "")
-            if tag in FORMATS["nemo"].names:
-                yield place, {STEPS[0]: step, tag: float(printed[2])}
-
-
-def _nemo_steps(logged: Iterable[Logged]) -> Iterator[Logged]:
-    """Yield the rows in verl's names."""
-    for place, row in logged:
-        yield place, {FORMATS["nemo"].names.get(tag, tag): value for tag, value in row.items()}
-
-
-Reader = tuple[Callable[[Path], Iterable[Logged]], Callable[[Iterable[Logged]], Iterable[Logged]]]
-READERS: dict[
-    str, Reader
-] = {  # the console of a format (TRL's has no metrics), and its steps in verl's names
-    "verl": (_verl_console, lambda logged: logged),
-    "trl": (lambda _: [], _trl_steps),
-    "slime": (_slime_console, _slime_steps),
-    "nemo": (_nemo_console, _nemo_steps),
-}

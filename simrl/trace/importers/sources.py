@@ -22,7 +22,7 @@ from simrl.validation import explain
 FILE = Path(__file__).with_name("sources.toml")
 COUNTED = ("tokenizer", "chars_per_token")
 OF_TABLES = ("column", "step", "epoch", "ungrouped")  # whose columns the user names
-OF_METRICS = ("metrics", "group", "seed", "samples", "prompt_tokens", "log_format")
+OF_METRICS = ("metrics", "group", "seed", "samples", "prompt_tokens", "log_format", "tags")
 OPTIONS = (*COUNTED, *OF_TABLES, *OF_METRICS, "reward_column", "reward_key")
 COLUMNS = (
     *("step", "epoch", "prompt_id", "sample", "prompt_tokens", "response_tokens", "reward"),
@@ -71,7 +71,9 @@ class Source(BaseModel, frozen=True, extra="forbid"):
                 raise ValueError(
                     f"options: unknown option {option!r}{meant(option, OPTIONS)}; name some of {known}"
                 )
-        words = self._of_table() if "column" in self.options else self._of_files()
+        words = self._of_files()
+        if "column" in self.options or (not self.title and "metrics" in self.options):
+            words = self._of_table()
         if words:
             raise ValueError(words)
         return self

@@ -181,6 +181,7 @@ def _metrics_notes(metrics: pd.DataFrame, usable: pd.DataFrame) -> str:
         notes.append(
             f"{UNSEPARATED}: a response has {messages:.1f} messages, whose tokens the log counts together."
         )
+    notes += metrics.attrs.get("notes", ())
     if left_out:
         notes.append(
             f"Left out, as their lines lack lengths (validation only, or cut off): steps {left_out}."

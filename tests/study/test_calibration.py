@@ -1,6 +1,7 @@
 """Calibration on the log of a run: what was put in comes out, what is held out is not looked at, what is missing is said."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

@@ -116,7 +116,7 @@ def _events(path: Path) -> tuple[pd.DataFrame, dict[str, int]]:
     for place, line in rows.numbered_lines(path, mode="rb"):
         lines += bool(line.strip())
         with suppress(InputError):
-            every.append(_event(rows.require_object(rows.json_value(line, place), place), place))
+            every.append(_event(rows.json_object(line, place), place))
     events = pd.DataFrame([e for e in every if e["kind"] is not None and e["at_s"] >= 0])
     if events.empty:
         raise InputError(

@@ -251,8 +251,12 @@ def drop(left_out: Counter[str], error: Exception, path: Path) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object that a file holds."""
-    raw = b"".join(line for _, line in numbered_lines(path, mode="rb"))
-    return require_object(json_value(raw, str(path)), str(path))
+    return json_object(b"".join(line for _, line in numbered_lines(path, mode="rb")), str(path))
+
+
+def json_object(raw: bytes, place: str) -> dict[str, Any]:
+    """Return the JSON object that `raw` holds, as `json_value` does."""
+    return require_object(json_value(raw, place), place)
 
 
 def require_object(value: Any, place: str) -> dict[str, Any]:

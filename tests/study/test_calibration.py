@@ -165,8 +165,8 @@ def test_a_run_in_turns_is_simulated_once_a_correction_of_a_pass_and_not_for_eac
     log, tmp_path, simulated
 ):
     calibrate(read_metrics(log), started, (1, 9), GROUP, tmp_path, cap_tokens=2000)
-    corners, check, prediction = [9] * 4, [9], [STEPS]  # no other fit does as well
-    assert simulated == [*corners, *check, *prediction]
+    corners, checks, predictions = [9] * 4, [9] * 3, [STEPS] * 3  # the fit, and both ends
+    assert simulated == [*corners, *checks, *predictions]
 
 
 @pytest.mark.slow
@@ -201,7 +201,7 @@ def test_every_fit_that_is_returned_is_checked_by_a_simulation(
 
     monkeypatch.setattr(corrections, "equally_good", wide)
     calibrate(read_metrics(log), started, (1, 5), GROUP, tmp_path, cap_tokens=2000)
-    assert simulated.count(5) == 4 + 2  # corners, checks
+    assert simulated.count(5) == 4 + 3  # corners, checks
 
 
 SYSTEMS = [
@@ -322,10 +322,8 @@ def test_a_step_that_waited_for_something_else_does_not_pull_the_prediction_of_o
     found = calibrate(metrics, started, (1, 9), GROUP, tmp_path, cap_tokens=2000)
     assert found.errors[0].mape_out < 0.1
     clean = calibrate(read_metrics(log), started, (1, 9), GROUP, tmp_path, cap_tokens=2000)
-    sure, unsure = (
-        {c.name: c.error for c in f.corrections}["step_overhead_s"] for f in (clean, found)
-    )
-    assert unsure is None or unsure > 10 * sure  # and it is said how much less is known
+    before, after = ({c.name: c for c in f.corrections}["step_overhead_s"] for f in (clean, found))
+    assert abs(after.value - before.value) < 2 * after.error
 
 
 @pytest.mark.slow
@@ -387,12 +385,16 @@ def test_recorded_lengths_take_the_place_of_made_ones(log, tmp_path):
     [
         (1.2, 0.1, None),
         (1.2, 0.9, "decode_efficiency is not known from this window (± 75%)"),
-        (2.0, None, "decode_efficiency ended at the bound of its range"),
+        (
+            2.0,
+            None,
+            "decode_efficiency ended at its bound, 2: the log asks for more than it can give",
+        ),
         (0.0, None, None),  # an overhead that is not there
         (
             0.3,
             0.05,
-            "decode_efficiency is 0.3, outside 0.5 to 1.5: its profile is probably of another engine; check model",
+            "decode_efficiency is 0.3, outside 0.5 to 1.5: check model",
         ),
         (1.6, 0.05, "decode_efficiency is 1.6, outside 0.5 to 1.5"),
     ],
@@ -728,15 +730,13 @@ def capped(log: Path) -> pd.DataFrame:
     return metrics
 
 
-def test_steps_of_like_lengths_leave_overheads_where_they_were_computed_and_say_so(
-    capped, tmp_path
-):
+def test_steps_of_like_lengths_leave_overheads_where_they_are_expected_and_say_so(capped, tmp_path):
     result = calibrate(capped, started, (1, STEPS), GROUP, tmp_path)
     by_name = {c.name: c for c in result.corrections}
     for name in ("update_overhead_s", "log_prob_overhead_s"):
         overhead = by_name[name]
-        assert overhead.is_computed and overhead.value < overhead.computed + 2 * overhead.spread
-        assert f"{name} (" in result.unclear[0]
+        assert overhead.is_expected and overhead.value < overhead.expected + 2 * overhead.spread
+        assert f"{name} " in result.unclear[0]
     assert by_name["train_mfu"].value <= gpu("h100").matmul_share
     low, high = sorted(f.training.update_overhead_s for f in result.fits)
     assert low < by_name["update_overhead_s"].value < high

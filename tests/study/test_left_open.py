@@ -194,7 +194,7 @@ def test_a_comparison_prints_what_is_left_open_and_the_range_of_each_row(simrl):
         "Range of verl_colocated",
         "Range of areal",
     ]
-    assert " s a step" in ranges[0] and "× over fits that do as well" in ranges[1]
+    assert " s a step" in ranges[0] and "× over fits that do" in ranges[1]
     brief = simrl("compare", "calibrated.yaml", "--jobs", "1", "-o", "out", "--brief").out
     assert WARNING in brief.splitlines()
     rows = json.loads(simrl("compare", "calibrated.yaml", "--jobs", "1", "--json").out)

@@ -539,7 +539,8 @@ def _held_out(
 
 def _loss(residual: Floats) -> Floats:
     """Return the soft L1 loss of each step."""
-    return np.nansum(SOFT**2 * (np.sqrt(1 + (residual / SOFT) ** 2) - 1), axis=0)
+    loss: Floats = np.nansum(SOFT**2 * (np.sqrt(1 + (residual / SOFT) ** 2) - 1), axis=0)
+    return loss
 
 
 def _errors(solution: Any, parameters: Sequence[_Parameter], noise: float) -> Floats:

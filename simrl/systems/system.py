@@ -81,7 +81,7 @@ class System:
 
     @property
     def needs_rewards(self) -> bool:
-        return self.filter_groups or self.dynamic_sampling is not None
+        return bool(self.filter_groups) or self.dynamic_sampling is not None
 
     @property
     def label(self) -> str:

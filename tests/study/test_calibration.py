@@ -323,7 +323,7 @@ def test_a_step_that_waited_for_something_else_does_not_pull_the_prediction_of_o
     assert found.errors[0].mape_out < 0.1
     clean = calibrate(read_metrics(log), started, (1, 9), GROUP, tmp_path, cap_tokens=2000)
     before, after = ({c.name: c for c in f.corrections}["step_overhead_s"] for f in (clean, found))
-    assert abs(after.value - before.value) < 2 * after.error
+    assert abs(after.value - before.value) < 3 * after.error
 
 
 @pytest.mark.slow
@@ -739,7 +739,7 @@ def test_steps_of_like_lengths_leave_overheads_where_they_are_expected_and_say_s
         assert f"{name} " in result.unclear[0]
     assert by_name["train_mfu"].value <= gpu("h100").matmul_share
     low, high = sorted(f.training.update_overhead_s for f in result.fits)
-    assert low < by_name["update_overhead_s"].value < high
+    assert low <= by_name["update_overhead_s"].value <= high and low < high
     other = pytest.approx(capped["timing_s/update_actor"].mean(), rel=0.01)
     assert all(e.predicted_s == other for e in result.errors if e.phase == "update")
 

@@ -7,6 +7,7 @@ and a warning about such corrections alone is settled.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,8 +41,8 @@ class CalibrationConfig(
     BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
 ):
     """The log to which corrections were fitted, and what it leaves open, as `simrl calibrate` writes
-    it. Every command repeats it; runs are also simulated with the other fits, which gives the range
-    of their results."""
+    it. Commands that simulate the scenario repeat it, and simulate it with the other fits, too, which
+    gives the range of their results."""
 
     _numbers = numbers_are_no_truth
 
@@ -93,9 +94,9 @@ def open_lines(scenario: Mapping[str, Any]) -> list[str]:
         for key in sorted(_changed(scenario, at))
     )
     doubts = [
-        text
+        " ".join(text.split())  # a line, whoever wrote it
         for keys, text in sorted((calibration.get("warnings") or {}).items())
-        if not settled >= set(keys.split(", "))
+        if not settled >= {*re.split(r",\s*", keys)}
     ]
     return [
         f"Calibrated on steps {calibration['steps']} of {calibration['log']}"

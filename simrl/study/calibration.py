@@ -488,6 +488,7 @@ def scenario_yaml(calibration: Calibration, source: str) -> str:
 def _left_open(calibration: Calibration, source: str) -> CalibrationConfig:
     """Return what the log leaves open, for the commands that use the scenario."""
     used, *others = (fit.model_dump() for fit in (calibration.scenario, *calibration.fits))
+    fits = [{key: get(fit, key) for key in calibration.keys.values()} for fit in (used, *others)]
     return CalibrationConfig.model_validate(
         {
             "log": source,
@@ -498,9 +499,7 @@ def _left_open(calibration: Calibration, source: str) -> CalibrationConfig:
                 keys: "; ".join(text for about, text in calibration.doubts if about == keys)
                 for keys, _ in calibration.doubts
             },
-            "fits": [
-                {key: get(fit, key) for key in calibration.keys.values()} for fit in (used, *others)
-            ],
+            "fits": [fit for i, fit in enumerate(fits) if fit not in fits[:i]],
         }
     )
 

@@ -66,8 +66,9 @@ def usable_steps(
     needed = [timed, *(NEEDED if recorded is None else ())]
     for key in needed:
         if key not in metrics:
+            lacks = metrics.attrs.get("lacks", {}).get(key, f"no {key} in it")
             raise InputError(
-                f"{source_of(metrics)}: no {key} in it; log the metrics of training steps, not validation alone"
+                f"{source_of(metrics)}: {lacks}; log the metrics of training steps, not validation alone"
             )
     usable = metrics.dropna(subset=needed)
     usable = usable[usable[timed] > 0]

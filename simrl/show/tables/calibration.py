@@ -47,7 +47,7 @@ def print_calibration(calibration: Calibration, console: Console, doubts: bool =
         console,
         "Mean absolute error of a step (error of the total); predictions with the range of fits that do as well.\n",
     )
-    lacks = f"The log lacks {listed(calibration.lacks)}: not calibrated."
+    lacks = f"The log lacks {listed(calibration.lacks)}: not calibrated (--column OURS=TAG names a tag of your own)."
     lines = [
         *[lacks] * bool(calibration.lacks),
         *(f"Warning: {text}." for text in calibration.warnings),

@@ -110,6 +110,7 @@ class Calibration:
     fits: tuple[Scenario, ...] = ()
     unclear: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()  # phases that the log does not time
+    notes: tuple[str, ...] = ()  # on what was read
 
     @property
     def warnings(self) -> list[str]:
@@ -143,6 +144,7 @@ class Calibration:
             "warnings": list(self.warnings),
             "lacks": list(self.lacks),
             "assumed": list(self.assumed),
+            "notes": list(self.notes),
             "steps": self.steps.to_dict("list"),
         }
 
@@ -287,6 +289,7 @@ def calibrate(
         *(fits[0], window, corrections, errors, steps, assumed, tuple(fits[1:])),
         unclear=tuple(_unclear(corrections, len(fitted))),
         lacks=tuple(lacks),
+        notes=tuple(note.removesuffix(".") for note in usable.attrs["notes"]),
     )
 
 
@@ -420,7 +423,6 @@ def _assumed(
         f" (the log counts {turns:.1f} messages a response): what they took is in the corrections"
     )
     assumed = [  # whether it is assumed, what
-        *((True, note) for note in usable.attrs.get("notes", ())),
         (
             True,
             f"{scenario.model} on {cluster.gpus} × {cluster.gpu}, tp {cluster.tp}, under {scenario.system.name}: stated at the "
@@ -481,6 +483,7 @@ def scenario_yaml(calibration: Calibration, source: str) -> str:
             lines.append(
                 f"# {e.phase}: {e.mape_out:.1%} mean absolute error over the {e.steps_out} other steps"
             )
+    lines += [f"# Note: {text}." for text in calibration.notes]
     lines += [f"# Assumed: {text}." for text in calibration.assumed]
     return "\n".join(lines) + "\n\n" + yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
 

@@ -789,7 +789,7 @@ def test_generation_that_is_not_timed_is_what_the_step_has_beside_the_other_phas
     result = calibrate(
         metrics.drop(columns="timing_s/gen"), started, (1, 9), GROUP, tmp_path, cap_tokens=2000
     )
-    assert any("the log does not time it" in text for text in result.assumed)
+    assert any("the log does not time it" in text for text in result.notes)
     assert result.lacks == ("generation (timing_s/gen)",)
     assert {e.phase: e for e in result.errors}["generation"].mape_out < 0.02
 
@@ -820,7 +820,7 @@ def test_evaluations_and_checkpoints_in_a_step_are_not_its_training(log, tmp_pat
     for logged_as, contained in ((longer, True), (tested, False)):
         result = calibrate(logged_as, started, (1, 9), GROUP, tmp_path, cap_tokens=2000)
         assert {e.phase: e for e in result.errors}["step"].mape_out < 0.01
-        assert contained == any("evaluations and checkpoints" in text for text in result.assumed)
+        assert contained == any("evaluations and checkpoints" in text for text in result.notes)
 
 
 def test_without_a_window_the_first_twenty_steps_are_fitted(capped, tmp_path):

@@ -53,13 +53,14 @@ def print_calibration(calibration: Calibration, console: Console, doubts: bool =
         *(f"Warning: {text}." for text in calibration.warnings),
     ]
     say(console, *lines * doubts, style="bold")
+    say(console, *(f"Note: {text}." for text in calibration.notes))
     say(console, *(f"Assumed: {text}." for text in calibration.assumed))
 
 
 def _with_unit(value: float, unit: str) -> str:
-    if unit == "s" and 0 < abs(value) < 1e-3:
+    if unit == "s" and 0 < abs(value) < 9.995e-4:
         return f"{value * 1e6:.3g} µs"
-    if unit == "s" and 0 < abs(value) < 1:
+    if unit == "s" and 0 < abs(value) < 0.9995:
         return f"{value * 1e3:.3g} ms"
     return f"{value:.3g}{' ' + unit if unit else ''}"
 

@@ -63,9 +63,7 @@ CHANCE = 3.84  # 95 % quantile of chi-square with one degree of freedom
 MAD = (
     1.4826  # from the median of absolute residuals to a standard deviation: outliers make no noise
 )
-LEAST_NOISE = (
-    0.01  # of a step's seconds: of runs, and of lengths drawn from their statistics (assumed)
-)
+LEAST_NOISE = 0.005  # of a step's seconds: no run repeats itself better (assumed)
 WEIGHTS = 4.0 ** -np.arange(6)  # of what is expected, tried in turn
 TINY, COARSE = (  # of SciPy's solver
     {"diff_step": step, "xtol": step / 100, "ftol": step / 1000, "max_nfev": most}

@@ -535,6 +535,7 @@ def test_calibrate_prints_corrections_errors_and_assumptions_and_writes_a_scenar
         "errors",
         "warnings",
         "lacks",
+        "notes",
         "assumed",
         "steps",
         "scenario",

@@ -179,7 +179,9 @@ def test_calibrate_prints_what_its_log_lacks_and_its_warnings_before_what_is_ass
     printed = io.StringIO()
     print_calibration(calibration, Console(file=printed, width=120))
     *_, lacks, warning, assumed = printed.getvalue().splitlines()
-    assert lacks == "The log lacks update: not calibrated."
+    assert (
+        lacks == "The log lacks update: not calibrated (--column OURS=TAG names a tag of your own)."
+    )
     assert (warning, assumed) == ("Warning: few steps.", "Assumed: the GPU.")
 
 

@@ -732,6 +732,7 @@ def capped(log: Path) -> pd.DataFrame:
 
 
 def test_steps_of_like_lengths_leave_overheads_where_they_are_expected_and_say_so(capped, tmp_path):
+    """I42: nothing is invented that the steps do not tell."""
     result = calibrate(capped, started, (1, STEPS), GROUP, tmp_path)
     by_name = {c.name: c for c in result.corrections}
     for name in ("update_overhead_s", "log_prob_overhead_s"):
@@ -770,6 +771,7 @@ def test_a_phase_that_is_timed_outside_the_window_alone_is_lacking(log, tmp_path
 def test_overheads_that_the_window_tells_are_found_however_far_from_the_expected_ones(
     overhead_s, tmp_path
 ):
+    """I42: what the steps tell is found."""
     truth = started(tmp_path / "truth.parquet", STEPS)
     metrics = lengths_of_a_run()
     write_trace(

@@ -395,6 +395,7 @@ def wrapped(text: str, width: int, prefix: str = "") -> str:
 @pytest.mark.parametrize("width", [40, 61, 80, 97, 120, 200, 240])
 @pytest.mark.parametrize("prefix", ["", "(TaskRunner pid=7) "])
 def test_a_line_that_is_wrapped_at_any_width_is_read_as_the_whole_one(tmp_path, width, prefix):
+    """I41: a number is read whole, however its line is wrapped."""
     log = tmp_path / "run.log"
     log.write_text(wrapped(UNWRAPPED, width, prefix))
     metrics = read_metrics(log)
@@ -420,6 +421,7 @@ def test_one_metric_a_line_is_read_as_one_line(tmp_path):
 
 
 def test_a_number_that_another_process_wrote_into_is_left_out_and_noted(tmp_path):
+    """I41: a number with other text in it is no number."""
     log = tmp_path / "run.log"
     mixed = UNWRAPPED.replace("old_log_prob:1.0", "old_log_prob:1.0(WorkerDict pid=9) 5 hits", 1)
     log.write_text(mixed)

@@ -261,7 +261,7 @@ def calibrate(
             trace,
             prepared.system.needs_rewards and prepared.system.filter_groups != "after_log_probs",
         )
-        fits, corrections = fit(fitted, lengths, inferred, prepared, simulated)
+        fits, corrections = fit(fitted, lengths, inferred, prepared, simulated, recorded is None)
         whole, trace = started(usable, path)
         fits = [
             whole.model_copy(update={"profile": corrected.profile, "training": corrected.training})

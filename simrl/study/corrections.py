@@ -12,8 +12,7 @@ waited for a tool, or the first one, which warms up, does not pull the rest. Res
 where a log has them (verl's agent loop): they separate the cost of a full batch from the cost of a lonely straggler.
 
 Steps of like lengths fit an efficiency with or without an overhead. So an overhead is expected before it is fitted: computed
-from the states that move and the optimizer's steps, or as engines have it. Of the fits that do as well on the window, the one
-nearest to what is expected is used.
+from the states that move and the optimizer's steps, or as engines have it. Where the window does not tell it, it stays there.
 """
 
 from __future__ import annotations
@@ -63,8 +62,9 @@ CHANCE = 3.84  # 95 % quantile of chi-square with one degree of freedom
 MAD = (
     1.4826  # from the median of absolute residuals to a standard deviation: outliers make no noise
 )
-LEAST_NOISE = 0.005  # of a step's seconds: no run repeats itself better (assumed)
-WEIGHTS = 4.0 ** -np.arange(6)  # of what is expected, tried in turn
+# Of a step's seconds (assumed): the least noise of real runs, and what lengths that are drawn from
+# their statistics add to the simulated seconds.
+LEAST_NOISE, DRAWN_NOISE = 0.002, 0.02
 TINY, COARSE = (  # of SciPy's solver
     {"diff_step": step, "xtol": step / 100, "ftol": step / 1000, "max_nfev": most}
     for step, most in ((1e-3, 40), (0.05, 5))
@@ -259,16 +259,19 @@ def fit(
     inferred: Sequence[Ints],
     prepared: Prepared,
     simulated: Callable[[Scenario], Result],
+    drawn: bool = True,
 ) -> tuple[list[Scenario], tuple[Correction, ...]]:
     """Fit these rows of a log, whose updates train sequences of `lengths` after the log-probs of
-    `inferred` ones; `prepared` is the run as it was started, and `simulated` simulates it with other corrections.
+    `inferred` ones, `drawn` from statistics or recorded. `prepared` is the run as it was started,
+    and `simulated` simulates it with other corrections.
 
     Return the scenario with its corrections, followed by the ends of the range of fits that do as
     well; and the corrections. A phase that the log does not time stays as in the launch; if
     generation is one, its corrections are fitted to the seconds of the steps. Raise `InputError` if
     an update trains another number of samples than a step of the log.
     """
-    configs, corrections = _fit_training(rows, prepared, lengths, inferred)
+    solve = partial(equally_good, least_noise=DRAWN_NOISE if drawn else LEAST_NOISE)
+    configs, corrections = _fit_training(rows, prepared, lengths, inferred, solve)
     turns = in_turns(prepared) and is_timed(rows, GENERATION)
     # The measured phases contain the changes between rollout and training.
     settled = {"switch_s": 0.0, "switch_transfer_s": 0.0} if turns or not in_turns(prepared) else {}
@@ -288,9 +291,7 @@ def fit(
     _require_updates_of(lengths, first, prepared)
     linear = _linear(simulated, scenarios[0], first) if turns else None
     engine_parameters = _of_engine(prepared)
-    values, engine = equally_good(
-        _of_generation(rows, linear or times, turns), engine_parameters, solved
-    )
+    values, engine = solve(_of_generation(rows, linear or times, turns), engine_parameters, solved)
     used = [(*map(float, x[:3]), 0.0) for x in values]
     if linear is not None and not all(
         np.allclose(linear(*x), times(*x), rtol=EXACT, atol=0.0) for x in used
@@ -298,7 +299,7 @@ def fit(
         _note_simulated(
             scenarios[0], "generation is not linear in them, as with tools or a shortest pass"
         )
-        values, engine = equally_good(_of_generation(rows, times, turns), engine_parameters, solved)
+        values, engine = solve(_of_generation(rows, times, turns), engine_parameters, solved)
     fits = [
         with_generation(scenario, *map(float, x))
         for scenario, x in zip(scenarios, values, strict=True)
@@ -403,6 +404,7 @@ def _fit_training(
     prepared: Prepared,
     lengths: Sequence[Ints],
     inferred: Sequence[Ints],
+    solve: Callable[..., tuple[Floats, list[Correction]]],
 ) -> tuple[list[TrainingConfig], list[Correction]]:
     """Fit the update and the log-probs. Returns as `fit`."""
     config, system = prepared.scenario.training, prepared.system
@@ -426,7 +428,7 @@ def _fit_training(
             simulated = simulated_s(configs[0].model_copy(update=changed(x)))
             return np.log(np.array([simulated]) / np.where(measured > 0, measured, np.nan))
 
-        values, fitted = equally_good(residuals, parameters)
+        values, fitted = solve(residuals, parameters)
         configs[:] = [
             one.model_copy(update=changed(x)) for one, x in zip(configs, values, strict=True)
         ]
@@ -458,17 +460,18 @@ def equally_good(
     residuals: Callable[[Floats], Floats],
     parameters: Sequence[_Parameter],
     solved: Mapping[str, Any] = TINY,
+    least_noise: float = LEAST_NOISE,
 ) -> tuple[Floats, list[Correction]]:
     """Fit, and find how far the first correction (an efficiency) can be moved without harm. Return
     a row of variables of the fit that is used, of the slowest and of the fastest one that do as
     well; and its corrections.
 
-    Among the fits that are worse than the best one by no more than chance explains (95 %), the one
-    whose overheads are nearest to the expected ones is used: an overhead's distance, in its
-    `spread`, is a residual of the noise of the steps, whose weight falls until this holds. Two more
-    have the efficiency 1.96 standard errors away, no further than to 1 (no engine is faster than
-    its profile) or what such hardware does. Each is repeated on the first two thirds of the steps;
-    one that predicts the last third worse than another by more than chance explains does not count.
+    The distance of an overhead from the expected one, in its `spread`, counts as a Cauchy error
+    beside the noise of the steps: steps that tell an overhead find it, however far it is, and steps
+    that do not leave it where it was expected. Two more fits have the efficiency 1.96 standard
+    errors away, no further than to 1 (no engine is faster than its profile) or what such hardware
+    does. Each is repeated on the first two thirds of the steps; one that predicts the last third
+    worse than another by more than chance explains does not count.
     """
     solve = partial(_least_squares, parameters=parameters, solved=solved)
     alone = solve(residuals)  # what the window says, whatever is expected
@@ -478,26 +481,23 @@ def equally_good(
     scatter = (
         MAD * np.median(np.abs(known)) * np.sqrt(known.size / max(known.size - len(parameters), 1))
     )
-    noise = max(scatter, FEW_NOISE if few else LEAST_NOISE)
+    noise = max(scatter, FEW_NOISE if few else least_noise)
     chance = CHANCE * noise**2 / 2
     expected, spread = (
         np.array([getattr(p, key) for p in parameters]) for key in ("start", "spread")
     )
 
-    def weighed(x: Floats, weight: float, part: Any = slice(None)) -> Floats:
-        return np.concatenate(
-            [residuals(x)[:, part].ravel(), weight * noise * (x - expected) / spread]
-        )
+    def penalty(x: Floats, part: Any = slice(None)) -> Floats:
+        """Return the residuals of a part of the steps, and of the overheads."""
+        apart = np.sqrt(2 * np.log1p(((x - expected) / spread) ** 2))
+        return np.concatenate([residuals(x)[:, part].ravel(), noise * apart])
 
-    for weight in WEIGHTS:
-        penalty = partial(weighed, weight=weight)
-        best = solve(penalty, start=alone.x)
-        if _loss(residuals(best.x)).sum() <= alone.cost + chance:
-            break
+    near = [alone.x[0], *expected[1:]]
+    best = min((solve(penalty, start=start) for start in (near, alone.x)), key=lambda fit: fit.cost)
     errors = _errors(best, parameters, noise)
     fits = [best]
     for away in (-1, 1) if np.isfinite(errors[0]) else ():
-        low = min(1.0, float(best.x[0]))
+        low = max(parameters[0].low, min(1.0, float(best.x[0])))
         end = float(
             np.clip(best.x[0] + away * np.sqrt(CHANCE) * errors[0], low, parameters[0].high)
         )

@@ -131,7 +131,8 @@ def values(found):
 
 @pytest.mark.slow
 def test_the_corrections_that_a_run_was_simulated_with_are_found_again(log, tmp_path):
-    found = calibrate(read_metrics(log), started, (1, 9), GROUP, tmp_path, cap_tokens=2000)
+    recorded = read_trace(log.parent / "run.parquet")
+    found = calibrate(read_metrics(log), started, (1, 9), GROUP, tmp_path, None, recorded)
     value = values(found)
     assert value["decode_efficiency"] == pytest.approx(1 / FORWARD, rel=0.05)
     assert value["pass_overhead_s"] == pytest.approx(PASS_S, rel=0.05)
@@ -193,8 +194,8 @@ def test_every_fit_that_is_returned_is_checked_by_a_simulation(
 ):
     used = corrections.equally_good
 
-    def wide(residuals, parameters, *solved):
-        values, *others = used(residuals, parameters, *solved)
+    def wide(residuals, parameters, *solved, **noise):
+        values, *others = used(residuals, parameters, *solved, **noise)
         if parameters[0].name == "decode_efficiency":
             values[end, 0] *= 1.5
         return values, *others

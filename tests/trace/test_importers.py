@@ -627,6 +627,15 @@ def test_a_prompt_id_of_thousands_of_digits_is_a_name(tmp_path):
     assert import_csv(file).column("prompt_id").tolist() == [int("7" * 18)]
 
 
+def test_a_table_that_excel_exports_has_semicolons_and_decimal_commas(tmp_path):
+    file = tmp_path / "t.csv"
+    header = "step;prompt_id;prompt_tokens;response_tokens;reward\n"
+    file.write_text(f"{header}0;x;5;7;0,5\n", encoding="utf-16")
+    trace = import_csv(file)
+    assert trace.column("response_tokens").tolist() == [7]
+    assert trace.table.column("reward").to_pylist() == [0.5]
+
+
 def test_csv_text_with_line_breaks_is_counted(tmp_path):
     file = tmp_path / "t.csv"
     file.write_text(
@@ -646,15 +655,15 @@ def test_csv_text_with_line_breaks_is_counted(tmp_path):
         (b"", ["empty"]),
         (b"arrival,in,out\n", ["no rows"]),
         (b"arrival,in,in\n1,2,3\n", ["column 'in' occurs twice"]),
-        (b"arrival,in,out\n1,2,3\n4,5\n", ["row #3", "expected 3 columns, got 2"]),
+        (b"arrival,in,out\n1,2,3\n4,5\n", ["row 3", "2 cells, the header has 3"]),
         (b"arrival,in,out\n1,2,3\n4,5,six\n", ["row 3", "field 'out' is 'six'"]),
         (b"arrival,in,out\n1,2,\n", ["row 2", "field 'out' is empty"]),
         (b"arrival,in,out\n1,2,1.5\n", ["row 2", "field 'out' is 1.5"]),
         (b"arrival,in,out\n1,0,3\n", ["row 2", "field 'in' is 0"]),
         (b"arrival,in,out\n1,2,-3\n", ["row 2", "field 'out' is -3"]),
         (b"arrival,in,out\n1,2,99999999999\n", ["row 2", "field 'out' is 99999999999"]),
-        (b"arrival,in,out\n1,\xff,3\n", ["utf8"]),
-        (b"arriv\xe9e,in,out\n1,2,3\n", ["row 1", "UTF-8"]),
+        (b"arrival,in,out\n1,\xff,3\n", ["UTF-8"]),
+        (b"arriv\xe9e,in,out\n1,2,3\n", ["UTF-8"]),
         (b"arrival,in\n1,2\n", ["no column 'out' for response_tokens"]),
     ],
 )

@@ -21,7 +21,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from simrl.trace.importers.exports import CARRIED, STEPS, Logged, encoding
+from simrl.trace.importers import rows
+from simrl.trace.importers.exports import CARRIED, STEPS, Logged
 
 NUMBER = r"[-+]?(?:(?:\d+(?:\.\d+|\.(?=\)))?|\.\d+)(?:e[-+]?\d+)?|inf|nan)"
 WIDTH = 4096  # wandb's output.log cuts a line here, even in the middle of a number
@@ -163,7 +164,7 @@ def _clean(raw: str) -> tuple[str, str]:
 
 def _raw_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file; where each is an object of JSON, as of Docker, the text in it."""
-    with path.open(encoding=encoding(path), errors="replace") as lines:  # others write, too
+    with path.open(encoding=rows.encoding(path), errors="replace") as lines:  # others write, too
         for number, raw in enumerate(lines, start=1):
             if raw == "\n":
                 continue

@@ -13,8 +13,10 @@ Invariant: every row has its place (file and line), which every message about it
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+import re
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -48,6 +50,8 @@ TURNS = (
     "turn_tool",
     "turn_failures",
 )
+DECIMAL = re.compile(r"\s*([-+]?\d+),(\d+(?:e[-+]?\d+)?)\s*\Z", re.IGNORECASE)
+csv.field_size_limit(1 << 26)  # a long response with line breaks is a single cell
 BATCH = 1024  # texts tokenised at once: enough to keep the tokenizer's threads busy, little enough to hold in memory
 
 
@@ -204,6 +208,29 @@ def numbered_lines(path: Path, **mode: Any) -> Iterator[tuple[str, Any]]:
     except OSError as error:
         raise InputError(
             f"{path}: cannot be read ({error.strerror}); name a readable file"
+        ) from error
+
+
+def encoding(path: Path) -> str:
+    """Return the encoding of a text; PowerShell and Excel may write UTF-16."""
+    with path.open("rb") as file:
+        return "utf-16" if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+
+
+def read_csv(path: Path, errors: str = "strict") -> Iterator[tuple[str, list[str]]]:
+    """Yield the place and the cells of each row of a CSV, the header first (row 1); `errors` is of
+    `open`. Where the separator is ; or a tab, as Excel writes it, a decimal comma is a point."""
+    try:
+        with path.open(newline="", encoding=encoding(path), errors=errors) as lines:
+            first = lines.readline(2**20)
+            separator = max(",;\t", key=first.count)
+            table = csv.reader(chain([first], lines), delimiter=separator)
+            for number, cells in enumerate(filter(None, table), start=1):
+                decimal = cells if separator == "," else [DECIMAL.sub(r"\1.\2", c) for c in cells]
+                yield f"{path}: row {number}", decimal
+    except (OSError, UnicodeError, csv.Error) as error:
+        raise InputError(
+            f"{path}: cannot be read as CSV in UTF-8 ({first_line(error)}); export it again"
         ) from error
 
 

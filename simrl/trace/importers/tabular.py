@@ -8,7 +8,6 @@ messages.0.content. Without a step, all rows are one step's, which the notes say
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
 import re
@@ -16,17 +15,15 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import partial
-from itertools import count, repeat
+from itertools import count, islice, repeat
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
-from simrl.errors import InputError, first_line, meant, refuse
+from simrl.errors import InputError, meant, refuse
 from simrl.trace.importers import rows, turns
 from simrl.trace.importers.tokens import TokenCounter, token_counter
 from simrl.trace.trace import OPTIONAL, REQUIRED, Trace
@@ -34,7 +31,6 @@ from simrl.trace.validate import FINISH_REASONS
 
 TEXTS = ("prompt", "response")
 NAMES = (*REQUIRED, *OPTIONAL, *TEXTS)
-BLOCK_BYTES = 1 << 26  # a CSV row must fit in one: a long response with line breaks is a single row
 SERVING = (
     "The table has arrival times, as serving traces have (Azure, Mooncake, BurstGPT): "
     "the lengths of such requests are far shorter than those of reasoning rollouts."
@@ -513,25 +509,12 @@ _READERS: dict[str, Callable[[Mapping[str, Any], Any, str], Any]] = {
 
 
 def _csv_header(path: Path) -> list[str]:
-    try:
-        with path.open("rb") as lines:
-            first = lines.readline()
-        header = next(csv.reader([first.decode("utf-8-sig")]), [])
-    except OSError as error:
-        raise InputError(
-            f"{path}: {error.strerror or first_line(error)}; name a CSV file"
-        ) from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(
-            f"{path}: row 1: no header in UTF-8 ({first_line(error)}); is it a CSV file?"
-        ) from error
-    if not header:
-        raise InputError(f"{path}: the file is empty; a header and rows are expected")
-    twice = [column for column, times in Counter(header).items() if times > 1]
-    if twice:
-        raise InputError(
-            f"{path}: column {twice[0]!r} occurs twice in the header; rename one of them"
-        )
+    _, header = next(rows.read_csv(path), ("", []))
+    twice = next((column for column, times in Counter(header).items() if times > 1), None)
+    refuse(
+        (not header, f"{path}: the file is empty; a header and rows are expected"),
+        (twice, f"{path}: column {twice!r} occurs twice in the header; rename one of them"),
+    )
     return header
 
 
@@ -539,30 +522,15 @@ def _csv_rows(path: Path, header: Sequence[str], columns: Mapping[str, str]) -> 
     """Yield (place, values by the file's column) for each row; an empty cell is None where a number
     is expected."""
     kinds = {theirs: ours for ours, theirs in columns.items()}
-    try:
-        table = pa_csv.read_csv(
-            path,
-            # One thread, or errors do not name the row.
-            read_options=pa_csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False),
-            parse_options=pa_csv.ParseOptions(newlines_in_values=True),
-            convert_options=pa_csv.ConvertOptions(
-                column_types=dict.fromkeys(header, pa.string()),
-                include_columns=list(kinds),
-                strings_can_be_null=False,
-            ),
+    for place, cells in islice(rows.read_csv(path), 1, None):
+        refuse(
+            (
+                len(cells) != len(header),
+                f"{place}: {len(cells)} cells, the header has {len(header)}; repair that row",
+            )
         )
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(
-            f"{path}: cannot be read as CSV ({first_line(error)}); repair that row"
-        ) from error
-    cells = (
-        row for batch in table.to_batches(max_chunksize=rows.BATCH) for row in batch.to_pylist()
-    )
-    for line, row in enumerate(cells, start=2):  # the header is row 1, as in pyarrow's own errors
-        yield (
-            f"{path}: row {line}",
-            {theirs: _cell(kinds[theirs], raw) for theirs, raw in row.items()},
-        )
+        named = zip(header, cells, strict=True)
+        yield place, {theirs: _cell(kinds[theirs], raw) for theirs, raw in named if theirs in kinds}
 
 
 def _cell(ours: str, raw: str) -> Any:

@@ -102,16 +102,15 @@ def _source_of(framework: str) -> Source:
     """Return the source of a framework. Raises `InputError` for one that has no dumps."""
     sources = known_sources()
     dumped = [name for name, source in sources.items() if source.title]
-    if framework in sources and framework not in dumped:
-        raise InputError(
+    choice = choose(framework, dumped, "simrl trace import --help")
+    refuse(
+        (
+            framework in sources and framework not in dumped,
             f"import_dump: {framework} is a table whose columns you name; call tabular.import_{framework}, or choose one of "
-            f"{', '.join(dumped)}"
-        )
-    if framework not in dumped:
-        lists = "simrl trace import --help"
-        raise InputError(
-            f"import_dump: unknown framework {framework!r}{choose(framework, dumped, lists)}"
-        )
+            f"{', '.join(dumped)}",
+        ),
+        (framework not in dumped, f"import_dump: unknown framework {framework!r}{choice}"),
+    )
     return sources[framework]
 
 

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from simrl.errors import InputError, refuse
 from simrl.trace.importers import rows, turns
 from simrl.trace.importers.torch_file import read_torch
@@ -70,9 +68,7 @@ def row(
             f"{place}: loss_mask has {len(mask or ())} values, response_length is {response_tokens}; they must agree",
         ),
     )
-    parts = turns.mask_parts(mask or [1] * response_tokens)
-    kept = np.repeat([generated for generated, _ in parts], [length for _, length in parts])
-    split = turns.turns_of(parts)
+    split, generated = turns.by_mask(mask or [1] * response_tokens)
     answered = sum(split.tokens) + sum(split.observations)
     left_out[UNANSWERED] += response_tokens - answered
     return rows.Row(
@@ -88,6 +84,6 @@ def row(
         environment_s=rows.number(
             {"non_generation_time": None, **sample}, "non_generation_time", place
         ),
-        response_ids=tokens[prompt_tokens:][kept],
+        response_ids=tokens[prompt_tokens:][generated],
         **split.fields(),
     )

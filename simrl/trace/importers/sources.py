@@ -56,36 +56,33 @@ class Source(BaseModel, frozen=True, extra="forbid"):
 
     @model_validator(mode="after")
     def _fits(self) -> Source:
-        for name, theirs in self.columns.items():
-            if name not in COLUMNS:
-                known = ", ".join(COLUMNS)
-                raise ValueError(
-                    f"columns.{name}: no column of a trace{meant(name, COLUMNS)}; name one of {known}"
-                )
-            if isinstance(theirs, str) == (name == "mask"):
-                form = f'a list, such as ["{theirs}"]' if name == "mask" else "one name, a text"
-                raise ValueError(f"columns.{name} is {theirs!r}; give {form}")
-        for option in self.options:
-            if option not in OPTIONS:
-                known = ", ".join(OPTIONS)
-                raise ValueError(
-                    f"options: unknown option {option!r}{meant(option, OPTIONS)}; name some of {known}"
-                )
-        words = self._of_files()
-        if "column" in self.options or (not self.title and "metrics" in self.options):
-            words = self._of_table()
+        column = next((ours for ours in self.columns if ours not in COLUMNS), "")
+        option = next((option for option in self.options if option not in OPTIONS), "")
+        misfits = (n for n, it in self.columns.items() if isinstance(it, str) == (n == "mask"))
+        misfit = next(misfits, "")
+        theirs = self.columns.get(misfit)
+        form = f'a list, such as ["{theirs}"]' if misfit == "mask" else "one name, a text"
+        is_table = "column" in self.options or (not self.title and "metrics" in self.options)
+        unused = min(self.model_fields_set - {"about", "example", "options", "signs"}, default="")
+        words = broken(
+            (
+                column,
+                f"columns.{column}: no column of a trace{meant(column, COLUMNS)}; name one of {', '.join(COLUMNS)}",
+            ),
+            (misfit, f"columns.{misfit} is {theirs!r}; give {form}"),
+            (
+                option,
+                f"options: unknown option {option!r}{meant(option, OPTIONS)}; name some of {', '.join(OPTIONS)}",
+            ),
+            (
+                is_table and unused,
+                f"{unused}: the user names the columns (option column); leave it out",
+            ),
+        )
+        words = words or ("" if is_table else self._of_files())
         if words:
             raise ValueError(words)
         return self
-
-    def _of_table(self) -> str:
-        """Return the words on a key that a table of the user's own columns has no use for."""
-        unused = self.model_fields_set - {"about", "example", "options", "signs"}
-        return (
-            f"{min(unused)}: the user names the columns (option column); leave it out"
-            if unused
-            else ""
-        )
 
     def _of_files(self) -> str:
         """Return the words on the first key that is missing, or does not fit the others."""

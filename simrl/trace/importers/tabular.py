@@ -421,7 +421,7 @@ def _count_responses(
     counted_turns = _turns_of_texts(unmasked, counter)
     for values, mask, (of_response, ids) in zip(every, masks, counted_turns, strict=True):
         if mask is not None:
-            of_response, ids = turns.turns_of(turns.mask_parts(mask)), None
+            of_response, ids = turns.by_mask(mask)[0], None
         values |= {**of_response.fields(), "response_ids": ids}
         values["prompt_tokens"] += of_response.before
 

@@ -1449,13 +1449,6 @@ def test_a_number_of_hundreds_of_digits_in_a_trl_log_is_too_large_and_no_crash(t
     ).to_numpy().max() == float("inf")
 
 
-@pytest.mark.parametrize("twin", ["3/07.jsonl", "03/7.jsonl"])
-def test_an_areal_task_that_is_there_twice_is_refused(tmp_path, twin):
-    write_jsonl(tmp_path / "3" / "7.jsonl", trajectory("p", 20))
-    write_jsonl(tmp_path / twin, trajectory("p", 20))
-    refused(lambda: import_areal(tmp_path), twin, "3/7.jsonl", "are one task", "keep one")
-
-
 def test_an_areal_task_with_a_link_to_it_counts_once(tmp_path):
     write_jsonl(tmp_path / "3" / "7.jsonl", trajectory("p", 20))
     (tmp_path / "3" / "8.jsonl").symlink_to("7.jsonl")

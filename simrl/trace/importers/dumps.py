@@ -148,8 +148,8 @@ def _records(
 ) -> Iterator[Record]:
     """Yield the rows of files, by the ends of their names; where a source has several rewards, with
     their sum as `reward`."""
-    if source.rewards is None and reward_column is not None:
-        raise InputError(f"--reward-column: {source.title}: the reward is one column; leave it out")
+    one = f"--reward-column: {source.title}: the reward is one column; leave it out"
+    refuse((source.rewards is None and reward_column is not None, one))
     prompt, response = str(source.columns.get("prompt")), str(source.columns.get("response"))
     for file in files:
         placed = _table_rows(file) if file.name.endswith(TABLE) else rows.read_jsonl(file)
@@ -227,21 +227,13 @@ def _by_step(source: Source, records: Iterable[Record]) -> Iterator[Record]:
         yield file, place, row
 
 
-def _columns(source: Source) -> list[str]:
-    """Return the columns that every row of a source has: not the sum of its rewards."""
-    return [
-        theirs
-        for ours, theirs in source.columns.items()
-        if isinstance(theirs, str) and not (ours == "reward" and source.rewards is not None)
-    ]
-
-
 def _reward_columns(
     source: Source, file: Path, numbers: Sequence[str], wanted: Sequence[str] | None
 ) -> list[str]:
     """Return the columns to add up: those that are wanted, or the only column of `numbers` that is
     no other column of the source."""
-    numbers = [name for name in numbers if name not in (*_columns(source), *(source.rewards or ()))]
+    others = {theirs for ours, theirs in source.columns.items() if ours != "reward"}
+    numbers = [name for name in numbers if name not in others | {*(source.rewards or ())}]
     unknown = next((name for name in wanted or () if name not in numbers), None)
     refuse(
         (unknown, f"{file}: no column of numbers {unknown!r}; it has {rows.listed(numbers)}"),
@@ -258,17 +250,17 @@ def _table_rows(file: Path) -> Iterator[PlacedRow]:
     slot."""
     table = rows.read_json(file)
     names, data = table.get("columns"), table.get("data")
-    if not isinstance(names, list) or not isinstance(data, list):
-        raise InputError(
-            f"{file}: keys {rows.listed(table)}; a wandb table has the lists 'columns' and 'data'"
-        )
-    split = [str(name).partition("_") for name in names]
+    split = [str(name).partition("_") for name in names] if isinstance(names, list) else []
     slots = [slot for kind, _, slot in split if kind == "input"]
     refuse(
         (
+            not isinstance(names, list) or not isinstance(data, list),
+            f"{file}: keys {rows.listed(table)}; a wandb table has the lists 'columns' and 'data'",
+        ),
+        (
             not slots,
             f"{file}: no column 'input_1' in it; a table of generations has step, input_k, output_k, score_k",
-        )
+        ),
     )
     steps: set[Any] = set()
     for index, values in enumerate(data):

@@ -149,13 +149,12 @@ def _jsonl_rows(path: Path, notes: list[str]) -> Iterator[Logged]:
 
 def _json_rows(path: Path) -> Iterator[Logged]:
     raw = b"".join(line for _, line in rows.numbered_lines(path, mode="rb"))
-    history = b'{"log_history": ' + raw + b"}" if raw.lstrip()[:1] == b"[" else raw
-    content = rows.json_object(history, str(path))
-    if isinstance(content.get("log_history"), list):
-        yield from (
-            (str(path), numbers(row)) for row in content["log_history"] if isinstance(row, dict)
-        )
-        return
+    match rows.json_value(raw, str(path)):
+        case [*history] | {"log_history": [*history]}:
+            yield from ((str(path), numbers(row)) for row in history if isinstance(row, dict))
+            return
+        case content:
+            content = rows.require_object(content, str(path))
     by_tag = {tag: values for tag, values in content.items() if isinstance(values, dict)}
     refuse(
         (

@@ -171,10 +171,9 @@ def _columns(rows: Sequence[Row]) -> dict[str, Any]:
     ):  # lengths by a mask, which text cannot be aligned with
         del columns["response_ids"]
     if "response_ids" in columns:
-        if (tokens := sum(columns["response_tokens"])) > INT32_MAX:
-            raise InputError(
-                f"{tokens} token ids, and one column holds {INT32_MAX}; import fewer steps, or lengths alone"
-            )
+        tokens = sum(columns["response_tokens"])
+        most = f"{tokens} token ids, and one column holds {INT32_MAX}; import fewer steps, or lengths alone"
+        refuse((tokens > INT32_MAX, most))
         columns["response_ids"] = pa.array(columns["response_ids"], pa.list_(pa.int32()))
     return columns
 
@@ -194,8 +193,7 @@ def existing(path: str | Path) -> Path:
     device."""
     path = Path(path)
     require_no_device(path)
-    if not path.exists():
-        raise InputError(f"{path}: no such file or folder; check the path")
+    refuse((not path.exists(), f"{path}: no such file or folder; check the path"))
     return path.resolve() if path.name in ("", "..") else path
 
 
@@ -272,8 +270,8 @@ def drop(left_out: Counter[str], error: Exception, path: Path) -> None:
     reason = f"{DROPPED} (the first: {str(error).replace(str(path), path.name)})."
     first = next((known for known in left_out if known.startswith(DROPPED)), reason)
     left_out[first] += 1
-    if left_out[first] > MOST_DROPPED:
-        raise InputError(f"{path}: {MOST_DROPPED:,} {first} Name the right file, or its reader")
+    most = f"{path}: {MOST_DROPPED:,} {first} Name the right file, or its reader"
+    refuse((left_out[first] > MOST_DROPPED, most))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -356,23 +354,30 @@ def text(row: Mapping[str, Any], name: str, place: str) -> str:
 def integer(row: Mapping[str, Any], name: str, place: str, low: int = 0, hint: str = "") -> int:
     """Return a field that holds a whole number from `low` to the largest 32-bit one. `hint` ends
     the message about another."""
-
-    def fits(value: Any) -> bool:
-        return is_number(value) and value == value // 1 and low <= value <= INT32_MAX
-
-    return int(checked(row, name, place, fits, f"a whole number of at least {low}{hint}"))
-
-
-def number(row: Mapping[str, Any], name: str, place: str) -> float | None:
-    """Return a field that holds a finite number of 32 bits, as a trace keeps it (true and false are
-    1 and 0), or null."""
-
-    def fits(value: Any) -> bool:
-        return value is None or (
-            isinstance(value, int | float) and abs(as_float(value)) <= FLOAT32_MAX
+    return int(
+        checked(
+            row,
+            name,
+            place,
+            lambda value: is_number(value) and value == value // 1 and low <= value <= INT32_MAX,
+            f"a whole number of at least {low}{hint}",
         )
+    )
 
-    value = checked(row, name, place, fits, "a finite number (of 32 bits), or null")
+
+def number(
+    row: Mapping[str, Any], name: str, place: str, low: float = -FLOAT32_MAX
+) -> float | None:
+    """Return a field that holds a finite number of 32 bits, as a trace keeps it (true and false are
+    1 and 0), from `low` on, or null."""
+    least = "" if low < 0 else f" from {low:g}"
+    value = checked(
+        row,
+        name,
+        place,
+        lambda v: v is None or (isinstance(v, int | float) and low <= as_float(v) <= FLOAT32_MAX),
+        f"a finite number (of 32 bits){least}, or null",
+    )
     return None if value is None else float(value)
 
 

@@ -91,7 +91,10 @@ class Source(BaseModel, frozen=True, extra="forbid"):
                 (not self.title, "title is missing; give what the metadata of a trace calls it"),
                 (not self.files and not self.form, "files is missing; give patterns, or a form"),
                 (self.files and not self.nothing, "nothing is missing; give the remedy"),
-                (self.form and not FILE.with_name(f"{self.form}.py").is_file(), self._no_form),
+                (
+                    self.form and not FILE.with_name(f"{self.form}.py").is_file(),
+                    f"form is {self.form!r}; name a module beside sources.toml, without .py",
+                ),
                 (
                     not set(self.options).isdisjoint(OF_TABLES) and self.form != "messages",
                     f"options: {', '.join(OF_TABLES)} need column",
@@ -103,10 +106,6 @@ class Source(BaseModel, frozen=True, extra="forbid"):
             or self._of_lengths()
             or self._of_rewards()
         )
-
-    @property
-    def _no_form(self) -> str:
-        return f"form is {self.form!r}; name a module beside sources.toml, without .py"
 
     def _of_columns(self) -> str:
         """Return the words on a column that flat rows lack, or have twice."""

@@ -157,8 +157,8 @@ def import_jsonl(
             key=lambda file: (step_of({}, file) or 0, file.name),
         )
     )
-    if not files:
-        raise InputError(f"{path}: no .jsonl, .json or .parquet in it; name a table, or its folder")
+    none = f"{path}: no .jsonl, .json or .parquet in it; name a table, or its folder"
+    refuse((not files, none))
     named = options.get("step") is None
     _, first = next(_with_paths(files, columns, named))
     return _trace(
@@ -231,10 +231,12 @@ def _trace(
     columns = {**usual, **columns}
     given: dict[str, Iterator[int]] = {"prompt_id": count()} if options.get("ungrouped") else {}
     for ours, value in (("step", options.get("step")), ("epoch", options.get("epoch"))):
-        if value is not None and (ours in columns or ours in header):
-            raise InputError(
-                f"{path}: has the column {columns.get(ours, ours)!r}, and {ours} {value} is given for all rows; choose one"
+        refuse(
+            (
+                value is not None and ours in {*columns, *header},
+                f"{path}: has the column {columns.get(ours, ours)!r}, and {ours} {value} is given for all rows; choose one",
             )
+        )
         given |= {} if value is None else {ours: repeat(value)}
     without_step = "step" not in {*given, *columns, *header}
     given |= {"step": repeat(0)} if without_step else {}
@@ -242,12 +244,9 @@ def _trace(
     read_with = ", ".join(f"{ours}={theirs}" for ours, theirs in usual.items())
     of_requests = "step" in given and re.search("timestamp|arriv", " ".join(header).lower())
     counts_prompts = not {"response", "prompt_tokens"} & {*mapped}
-    lengths = [n for n in ("response_tokens", "response_ids", "turn_tokens") if n in mapped]
-    tokenizer = options.get("tokenizer")
-    if "response" in mapped:
-        tokenizer = counter.tokenizer
-    elif tokenizer is None:
-        tokenizer = f"the source's own (lengths are from column {mapped[lengths[0]]!r})"
+    lengths = (mapped[n] for n in ("response_tokens", "response_ids", "turn_tokens") if n in mapped)
+    of_source = f"the source's own (lengths are from column {next(iter(lengths), '')!r})"
+    stated_tokenizer = options.get("tokenizer") or of_source
     conditional = (
         (usual, f"Read with {read_with}."),
         (without_step, NO_STEP),
@@ -268,7 +267,7 @@ def _trace(
     return rows.trace_from_rows(
         samples,
         source=path.name,
-        tokenizer=tokenizer,
+        tokenizer=counter.tokenizer if "response" in mapped else stated_tokenizer,
         notes=notes,
         default_name=path.stem,
         name=options.get("name"),
@@ -280,13 +279,14 @@ def _trace(
 def _usual(first: Mapping[str, Any], named: Set[str]) -> dict[str, str]:
     """Return the columns of usual names that stand for ours, where a table has none of our names
     and none is `named`. Lists are of turns, single values of a response."""
-    columns: dict[str, str] = {}
-    for ours, theirs in ALIASES.items():
-        fits = [n for n in theirs if isinstance(first.get(n), list) == (ours in rows.TURNS)]
-        usual = next((name for name in fits if name in first), None)
-        if usual is not None and ours not in {*first, *named}:
-            columns[ours] = usual
-    return columns
+    has = {
+        ours: [
+            n for n in theirs if n in first and isinstance(first[n], list) == (ours in rows.TURNS)
+        ]
+        for ours, theirs in ALIASES.items()
+        if ours not in {*first, *named}
+    }
+    return {ours: theirs[0] for ours, theirs in has.items() if theirs}
 
 
 def _mapped(
@@ -398,11 +398,12 @@ def table_rows(
             for name in rows.TURNS[1:] if lengths else ():  # what follows the last turn is left out
                 if len(values.get(name) or ()) == len(lengths):
                     values[name] = values[name][:-1]
-            if "response_tokens" not in values:
-                values["response_tokens"] = int(sum(lengths or ())) if ids is None else len(ids)
-            n = values["response_tokens"] if ids is None else len(ids)
-            differ = f"{place}: {n} response_ids for {values['response_tokens']} response_tokens; they must agree"
-            refuse((n != values["response_tokens"], differ))
+            counted = int(sum(lengths or ())) if ids is None else len(ids)
+            stated = values.setdefault("response_tokens", counted)
+            differ = (
+                f"{place}: {counted} response_ids for {stated} response_tokens; they must agree"
+            )
+            refuse((ids is not None and counted != stated, differ))
             yield rows.Row(place, **values)
 
 
@@ -443,12 +444,10 @@ def _turns_of_texts(
 
 
 def _prompt_id(row: Mapping[str, Any], column: str, place: str) -> Hashable:
-    value = rows.field(row, column, place)
-    if not isinstance(value, int | str | bytes) or isinstance(value, bool) or value == "":
-        raise InputError(
-            f"{place}: field {column!r} is {rows.shown(value)}; a prompt_id is a whole number or text"
-        )
-    return value
+    def fits(value: Any) -> bool:
+        return type(value) in (int, str, bytes) and value != ""
+
+    return rows.checked(row, column, place, fits, "a whole number or text")
 
 
 def _finish_reason(row: Mapping[str, Any], column: str, place: str) -> str | None:
@@ -459,12 +458,6 @@ def _finish_reason(row: Mapping[str, Any], column: str, place: str) -> str | Non
         )
         or None
     )
-
-
-def _seconds(row: Mapping[str, Any], column: str, place: str) -> float | None:
-    value = rows.number(row, column, place)
-    rows.checked(row, column, place, lambda _: value is None or value >= 0, "zero or more seconds")
-    return value
 
 
 def _of_turns(row: Mapping[str, Any], column: str, place: str, **must_be: Any) -> list[Any] | None:
@@ -499,7 +492,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any], Any, str], Any]] = {
     "reward": rows.number,
     "finish_reason": _finish_reason,
     "policy_version": rows.integer,
-    "environment_s": _seconds,
+    "environment_s": partial(rows.number, low=0.0),
     **dict.fromkeys(rows.TURNS, _numbers),
     "turn_tool": _names,
 }

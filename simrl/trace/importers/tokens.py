@@ -56,10 +56,8 @@ class TokenCounter:
         with _errors_of_tokenizers(f"{file}: cannot count"):
             encoded = self.encoder.encode_batch(list(texts), add_special_tokens=False)
         largest = max((i for e in encoded for i in e.ids), default=0)
-        if largest > np.iinfo(np.int32).max:
-            raise InputError(
-                f"{file}: token id {largest} is more than 32 bits hold; name the model's own"
-            )
+        most = f"{file}: token id {largest} is more than 32 bits hold; name the model's own"
+        refuse((largest > np.iinfo(np.int32).max, most))
         return [Counted(len(e.ids), np.array(e.ids, dtype=np.int32)) for e in encoded]
 
 

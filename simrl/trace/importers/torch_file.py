@@ -17,7 +17,7 @@ from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
 
-from simrl.errors import InputError, first_line
+from simrl.errors import InputError, first_line, refuse
 
 DAMAGE = (OSError, EOFError, LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 UNREAD = ("torch", "numpy", "PIL", "_codecs", "collections", "slime", "miles")  # modules
@@ -108,11 +108,13 @@ def _taken(stack: list[Any], at: int) -> list[Any]:
 
 def _name(name: str, path: Path) -> Unread:
     """Return a name that stays unread. Raises `InputError` for a name that no sample needs."""
-    if name.partition(" ")[0].partition(".")[0] not in UNREAD:
-        raise InputError(
+    refuse(
+        (
+            name.partition(" ")[0].partition(".")[0] not in UNREAD,
             f"{path}: holds {name.replace(' ', '.')[:99]}, more than plain data, and loading that could run code: "
-            "refused; save it again with lists and numbers alone"
+            "refused; save it again with lists and numbers alone",
         )
+    )
     return Unread(name)
 
 

@@ -972,7 +972,7 @@ options = []
         ),
         (TEXT, ('title = "mine"', ""), "title is missing"),
         (TEXT, ('files = ["*.jsonl"]', ""), "files is missing"),
-        (TEXT, ('"*.jsonl"', '"/tmp/*"'), "files: '/tmp/*' is no pattern below a folder"),
+        (TEXT, ('"*.jsonl"', '"/tmp/*"'), "files: ['/tmp/*'] are no patterns below a folder"),
         (TEXT, ('["*.jsonl"]', '"*.jsonl"'), "files is '*.jsonl': a list is needed"),
         (TEXT, ("nothing =", "notes = []\n#"), "nothing is missing"),
         (TEXT, ("([0-9]{1,10})", "[0-9]+"), "it has 0 groups, give it one"),

@@ -197,19 +197,19 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     if not (width := _width(path, path.stat().st_mtime_ns)):
         yield from lines
         return
-    whole, first, before = "", 0, ""
+    pieces, first, before = list[str](), 0, ""
     for place, raw in lines:
         prefix, text = _clean(raw)
-        if whole and (prefix not in ("", before) or ANEW.match(text)):
-            yield first, whole  # cut: its last piece is as long as others that go on
-            whole = ""
-        first, before, piece = (first, before, text) if whole else (place, prefix, raw.rstrip("\n"))
-        whole += piece
-        if len(whole) > MOST_CHARACTERS or width not in (len(raw), len(COLOUR.sub("", raw))):
-            yield first, whole + raw[len(raw.rstrip("\n")) :]
-            whole = ""
-    if whole:
-        yield first, whole
+        if pieces and (prefix not in ("", before) or ANEW.match(text)):
+            yield first, "".join(pieces)  # cut: its last piece is as long as others that go on
+            pieces = []
+        first, before = (first, before) if pieces else (place, prefix)
+        pieces.append(text if pieces else raw.rstrip("\n"))
+        if len(pieces) > MOST_PIECES or width not in (len(raw), len(COLOUR.sub("", raw))):
+            yield first, "".join(pieces) + raw[len(raw.rstrip("\n")) :]
+            pieces = []
+    if pieces:
+        yield first, "".join(pieces)
 
 
 def _entries(path: Path, form: Form, start: re.Pattern[str], begins: str) -> Iterator[Found]:

@@ -249,12 +249,13 @@ def _table_rows(file: Path) -> Iterator[PlacedRow]:
     """Yield the samples of a wandb table of generations: a row is a step, with a sample in each
     slot."""
     table = rows.read_json(file)
-    names, data = table.get("columns"), table.get("data")
-    split = [str(name).partition("_") for name in names] if isinstance(names, list) else []
+    held = (table.get(key) for key in ("columns", "data"))
+    names, data = (value if isinstance(value, list) else [] for value in held)
+    split = [str(name).partition("_") for name in names]
     slots = [slot for kind, _, slot in split if kind == "input"]
     refuse(
         (
-            not isinstance(names, list) or not isinstance(data, list),
+            not names,
             f"{file}: keys {rows.listed(table)}; a wandb table has the lists 'columns' and 'data'",
         ),
         (

@@ -86,10 +86,12 @@ class Source(BaseModel, frozen=True, extra="forbid"):
 
     def _of_files(self) -> str:
         """Return the words on the first key that is missing, or does not fit the others."""
+        above = [pattern for pattern in self.files if pattern.startswith("/")]
         return (
             broken(
                 (not self.title, "title is missing; give what the metadata of a trace calls it"),
                 (not self.files and not self.form, "files is missing; give patterns, or a form"),
+                (above, f"files: {above} are no patterns below a folder; correct them"),
                 (self.files and not self.nothing, "nothing is missing; give the remedy"),
                 (
                     self.form and not FILE.with_name(f"{self.form}.py").is_file(),
@@ -100,7 +102,6 @@ class Source(BaseModel, frozen=True, extra="forbid"):
                     f"options: {', '.join(OF_TABLES)} need column",
                 ),
             )
-            or next(filter(None, map(_pattern_fault, self.files)), "")
             or (self.step and _step_fault(self.step))
             or ("" if self.form else self._of_columns())
             or self._of_lengths()
@@ -164,14 +165,6 @@ class Source(BaseModel, frozen=True, extra="forbid"):
             ),
             ("reward_key" in self.options and not self.form, "options: reward_key needs a form"),
         )
-
-
-def _pattern_fault(pattern: str) -> str:
-    try:
-        list(Path("no such folder").glob(pattern))
-    except (ValueError, NotImplementedError) as error:
-        return f"files: {pattern!r} is no pattern below a folder ({first_line(error)}); correct it"
-    return ""
 
 
 def _step_fault(pattern: str) -> str:

@@ -12,7 +12,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import partial
 from itertools import count, islice, repeat
@@ -443,7 +443,7 @@ def _turns_of_texts(
         )
 
 
-def _prompt_id(row: Mapping[str, Any], column: str, place: str) -> Hashable:
+def _prompt_id(row: Mapping[str, Any], column: str, place: str) -> Any:
     def fits(value: Any) -> bool:
         return type(value) in (int, str, bytes) and value != ""
 

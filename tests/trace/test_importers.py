@@ -945,7 +945,6 @@ example = "e"
 title = "mine"
 files = ["*.jsonl"]
 nothing = "no *.jsonl in it"
-step = '.*/([0-9]{1,10})\\.jsonl'
 columns = { step = "s", prompt = "q", response = "a", reward = "r", mask = ["m"] }
 """
 LENGTHS = """
@@ -975,8 +974,6 @@ options = []
         (TEXT, ('"*.jsonl"', '"/tmp/*"'), "files: ['/tmp/*'] are no patterns below a folder"),
         (TEXT, ('["*.jsonl"]', '"*.jsonl"'), "files is '*.jsonl': a list is needed"),
         (TEXT, ("nothing =", "notes = []\n#"), "nothing is missing"),
-        (TEXT, ("([0-9]{1,10})", "[0-9]+"), "it has 0 groups, give it one"),
-        (TEXT, ("([0-9]", "(([0-9]"), "no regular expression (missing )"),
         (TEXT, ('step = "s", ', ""), "columns.step is missing"),
         (TEXT, ('prompt = "q", ', ""), "columns.prompt is missing"),
         (TEXT, ('response = "a", ', ""), "columns.response is missing"),
@@ -1036,17 +1033,6 @@ def test_a_command_ends_in_a_line_if_the_file_of_sources_is_broken(tmp_path):
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == f"simrl: {file}: [verl]: about is 3: a text is needed\n"
-
-
-def test_a_step_in_the_name_of_a_file_that_is_no_number_is_refused(tmp_path, monkeypatch):
-    table = {**tomllib.loads(TEXT), "step": ".*/(.*)[.]jsonl"}
-    monkeypatch.setitem(known_sources(), "mine", Source.model_validate(table))
-    write_jsonl(tmp_path / "one.jsonl", {"s": 1, "q": "p", "a": "x", "r": 1})
-    refused(
-        lambda: import_dump("mine", tmp_path, BY_CHARACTER),
-        "one.jsonl: its step is 'one'",
-        "digits",
-    )
 
 
 # TRL

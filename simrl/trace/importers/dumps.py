@@ -7,7 +7,6 @@ has lengths, or text that a `TokenCounter` counts. Rows with one prompt and step
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from simrl.trace.importers import messages, rows, turns
 from simrl.trace.importers.logs import recognised
 from simrl.trace.importers.rollout_trace import read_events
 from simrl.trace.importers.sources import Source, known_sources
-from simrl.trace.importers.tabular import PlacedRow, table_rows
+from simrl.trace.importers.tabular import PlacedRow, step_of, table_rows
 from simrl.trace.importers.tokens import DECODED, TokenCounter, token_counter
 from simrl.trace.trace import Trace
 
@@ -127,20 +126,9 @@ def _files(source: Source, path: Path, left_out: Counter[str]) -> list[Path]:
             return [max(kept, key=lambda file: (file.stat().st_size, file.name))]
         if kept:
             return sorted(
-                kept, key=lambda file: (_step_of(source, file) or 0, len(file.name), file.name)
+                kept, key=lambda file: (step_of({}, file) or 0, len(file.name), file.name)
             )
     raise InputError(f"{path}: {source.nothing}")
-
-
-def _step_of(source: Source, file: Path) -> int | None:
-    """Return the step in the name of a file; None if there is none."""
-    named = re.fullmatch(source.step, f"{file.parent.name}/{file.name}")
-    if named and not re.fullmatch("[0-9]{1,18}", named[1] or ""):
-        raise InputError(
-            f"{file}: its step is {rows.shown(named[1])} by {source.step!r}; let the group of step in sources.toml match "
-            "digits, such as ([0-9]{1,10})"
-        )
-    return int(named[1]) if named else None
 
 
 def _records(
@@ -153,10 +141,10 @@ def _records(
     prompt, response = str(source.columns.get("prompt")), str(source.columns.get("response"))
     for file in files:
         placed = _table_rows(file) if file.name.endswith(TABLE) else rows.read_jsonl(file)
-        placed = _summed(source, file, placed, reward_column)
+        placed, step_named = _summed(source, file, placed, reward_column), step_of({}, file)
         for index, (place, row) in enumerate(placed):
             most = f"{place}: a logged step has at most {MOST_ROWS:,} rows; keep its own"
-            refuse((source.step and index >= MOST_ROWS, most))
+            refuse((step_named is not None and index >= MOST_ROWS, most))
             match [row.get(prompt), row.get(response)]:
                 case [[dict(), *_], str() | list()] | [str(), [dict(), *_]] as pair:
                     fields = zip(("prompt", "completion"), pair, strict=True)
@@ -212,7 +200,7 @@ def _by_step(source: Source, records: Iterable[Record]) -> Iterator[Record]:
         if "step" in source.columns:
             step, named = (
                 rows.integer(row, str(source.columns["step"]), place),
-                _step_of(source, file),
+                None if source.form else step_of({}, file),
             )
             refuse(
                 (

@@ -7,7 +7,6 @@ other, and what does not fit is refused by table and key.
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -43,7 +42,6 @@ class Source(BaseModel, frozen=True, extra="forbid"):
     files: tuple[str, ...] = ()
     without: str = ""
     nothing: str = ""
-    step: str = ""
     rows_of: str = "file"
     columns: Mapping[str, str | tuple[str, ...]] = {}
     options: tuple[str, ...] = COUNTED
@@ -102,7 +100,6 @@ class Source(BaseModel, frozen=True, extra="forbid"):
                     f"options: {', '.join(OF_TABLES)} need column",
                 ),
             )
-            or (self.step and _step_fault(self.step))
             or ("" if self.form else self._of_columns())
             or self._of_lengths()
             or self._of_rewards()
@@ -165,16 +162,6 @@ class Source(BaseModel, frozen=True, extra="forbid"):
             ),
             ("reward_key" in self.options and not self.form, "options: reward_key needs a form"),
         )
-
-
-def _step_fault(pattern: str) -> str:
-    try:
-        groups = re.compile(pattern).groups
-    except re.error as error:
-        return f"step is {pattern!r}, no regular expression ({first_line(error)}); correct it"
-    return (
-        "" if groups == 1 else f"step is {pattern!r}; it has {groups} groups, give it one: ([0-9]+)"
-    )
 
 
 def read_sources(file: Path) -> dict[str, Source]:

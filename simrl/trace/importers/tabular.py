@@ -83,7 +83,9 @@ ALIASES = {
     "turn_tool": ("tool_names", "tools", "tool_name"),
 }
 NO_STEP = "No field names the step: all are taken for one step; --step N gives its number."
-STEP_NAME = re.compile(r"(?:.*(?:step|iter|iteration|rollout)[_-]?)?([0-9]{1,9})", re.IGNORECASE)
+STEP_NAME = re.compile(
+    r"(?:.*(?:step|iter|iteration|rollout|completions)[_-]?)?([0-9]{1,9})", re.IGNORECASE
+)
 
 PlacedRow = tuple[str, Mapping[str, Any]]
 Columns = Mapping[

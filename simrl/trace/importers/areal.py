@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from simrl.errors import InputError, refuse
+from simrl.errors import refuse
 from simrl.trace.importers import rows
 from simrl.trace.importers.turns import Turns, turns_of
 
@@ -28,11 +28,13 @@ def files(path: Path) -> list[Path]:
         Path(os.path.realpath(file)) for file in below
     }  # a link to itself cannot be read, later
     strangers = sorted(file for file in unique if not VERSION.fullmatch(file.parent.name))
-    if strangers or not unique:
-        strange = f"{strangers[0].parent.name}/{strangers[0].name}" if strangers else "no .jsonl"
-        raise InputError(
-            f"{path}: {strange} in place of {{version}}/{{task_id}}.jsonl; name AReaL's rollout folder, versions and all"
+    strange = f"{strangers[0].parent.name}/{strangers[0].name}" if strangers else "no .jsonl"
+    refuse(
+        (
+            strangers or not unique,
+            f"{path}: {strange} in place of {{version}}/{{task_id}}.jsonl; name AReaL's rollout folder, versions and all",
         )
+    )
     return sorted(unique, key=lambda file: (int(file.parent.name), len(file.name), file.name))
 
 

@@ -136,8 +136,12 @@ def _records(
 ) -> Iterator[Record]:
     """Yield the rows of files, by the ends of their names; where a source has several rewards, with
     their sum as `reward`."""
-    one = f"--reward-column: {source.title}: the reward is one column; leave it out"
-    refuse((source.rewards is None and reward_column is not None, one))
+    refuse(
+        (
+            source.rewards is None and reward_column is not None,
+            f"--reward-column: {source.title}: the reward is one column; leave it out",
+        )
+    )
     prompt, response = str(source.columns.get("prompt")), str(source.columns.get("response"))
     for file in files:
         placed = _table_rows(file) if file.name.endswith(TABLE) else rows.read_jsonl(file)

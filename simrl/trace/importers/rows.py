@@ -172,8 +172,12 @@ def _columns(rows: Sequence[Row]) -> dict[str, Any]:
         del columns["response_ids"]
     if "response_ids" in columns:
         tokens = sum(columns["response_tokens"])
-        most = f"{tokens} token ids, and one column holds {INT32_MAX}; import fewer steps, or lengths alone"
-        refuse((tokens > INT32_MAX, most))
+        refuse(
+            (
+                tokens > INT32_MAX,
+                f"{tokens} token ids, and one column holds {INT32_MAX}; import fewer steps, or lengths alone",
+            )
+        )
         columns["response_ids"] = pa.array(columns["response_ids"], pa.list_(pa.int32()))
     return columns
 
@@ -270,8 +274,12 @@ def drop(left_out: Counter[str], error: Exception, path: Path) -> None:
     reason = f"{DROPPED} (the first: {str(error).replace(str(path), path.name)})."
     first = next((known for known in left_out if known.startswith(DROPPED)), reason)
     left_out[first] += 1
-    most = f"{path}: {MOST_DROPPED:,} {first} Name the right file, or its reader"
-    refuse((left_out[first] > MOST_DROPPED, most))
+    refuse(
+        (
+            left_out[first] > MOST_DROPPED,
+            f"{path}: {MOST_DROPPED:,} {first} Name the right file, or its reader",
+        )
+    )
 
 
 def read_json(path: Path) -> dict[str, Any]:

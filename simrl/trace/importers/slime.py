@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from simrl.errors import InputError, refuse
+from simrl.errors import refuse
 from simrl.trace.importers import rows, turns
 from simrl.trace.importers.torch_file import read_torch
 
@@ -27,9 +27,13 @@ def read(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, Any]]]:
     for file in files:
         dump = read_torch(file)
         fields = dump if isinstance(dump, dict) else {}
-        if "rollout_id" not in fields or not isinstance(fields.get("samples"), list):
-            held = f"the keys {rows.listed(map(str, fields))}" if fields else rows.shown(dump)
-            raise InputError(f"{file}: holds {held}; a slime dump has rollout_id and samples")
+        held = f"the keys {rows.listed(map(str, fields))}" if fields else rows.shown(dump)
+        refuse(
+            (
+                "rollout_id" not in fields or not isinstance(fields.get("samples"), list),
+                f"{file}: holds {held}; a slime dump has rollout_id and samples",
+            )
+        )
         for index, sample in enumerate(fields["samples"]):
             place = f"{file}: sample {index}"
             sample = rows.require_object(sample, place)

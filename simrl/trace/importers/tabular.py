@@ -159,8 +159,12 @@ def import_jsonl(
             key=lambda file: (step_of({}, file) or 0, file.name),
         )
     )
-    none = f"{path}: no .jsonl, .json or .parquet in it; name a table, or its folder"
-    refuse((not files, none))
+    refuse(
+        (
+            not files,
+            f"{path}: no .jsonl, .json or .parquet in it; name a table, or its folder",
+        )
+    )
     named = options.get("step") is None
     _, first = next(_with_paths(files, columns, named))
     return _trace(

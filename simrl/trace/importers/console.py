@@ -244,7 +244,11 @@ def _entries(path: Path, form: Form, start: re.Pattern[str], begins: str) -> Ite
             foreign > MOST_FOREIGN
             or pieces > MOST_PIECES
             or len(opened[2]) > MOST_CHARACTERS
-            or (form.separator == "," and opened[2].count("{") <= opened[2].count("}") > 0)
+            or (
+                "}" in raw
+                and form.separator == ","
+                and opened[2].count("{") <= opened[2].count("}")
+            )
         ):
             yield opened
             opened = None

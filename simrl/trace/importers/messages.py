@@ -150,8 +150,6 @@ def _of_event(event: Any) -> Any:
     match event:
         case {"role": _} | {"from": _} | {"type": _}:
             return event
-        case {"llm_message": dict(message)}:
-            return {**event, **message}
         case {"system_prompt": prompt}:
             return {"role": "system", "content": [prompt, json.dumps(event.get("tools") or "")]}
         case {"tool_call": call}:
@@ -176,7 +174,7 @@ def _of_event(event: Any) -> Any:
             }
         } if this != first:
             return None  # a further call of a response
-        case {
+        case {"llm_message": dict(message)} | {
             "tool_call_metadata": {"model_response": {"choices": [{"message": dict(message)}, *_]}}
         }:
             return {**event, **message}

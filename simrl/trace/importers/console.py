@@ -247,7 +247,7 @@ def _entries(path: Path, form: Form, start: re.Pattern[str], begins: str) -> Ite
             or (
                 "}" in raw
                 and form.separator == ","
-                and opened[2].count("{") <= opened[2].count("}")
+                and opened[2].count("{") <= opened[2].count("}") > 0
             )
         ):
             yield opened

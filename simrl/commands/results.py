@@ -16,7 +16,7 @@ import typer
 from simrl.commands.command import command
 from simrl.commands.options import File, Place, Run, RunLike
 from simrl.commands.view import DataView, place
-from simrl.errors import InputError
+from simrl.errors import InputError, refuse
 
 if TYPE_CHECKING:
     from simrl.analysis.agreement import Agreement
@@ -210,24 +210,24 @@ def agreement(
         if isinstance(predicted, str | os.PathLike)
         else not isinstance(predicted, dict)
     ):
-        if (
-            systems
-            or overrides
-            or any(choices)
-            or any(value is not None for value in (setup or {}).values())
-        ):
-            raise InputError(
-                f"{predicted}: is the result of a run, which overrides cannot change; name a scenario instead"
+        changes = [systems, overrides, *choices, *(v is not None for v in (setup or {}).values())]
+        refuse(
+            (
+                any(changes),
+                f"{predicted}: is the result of a run, which overrides cannot change; name a scenario instead",
             )
+        )
         expected = _read(predicted, "predicted")
     else:
         opened = open_workload(call, predicted, systems, overrides, setup)
         scenario, *others = scenarios = opened.scenarios(choices)
-        if others:
-            raise InputError(
+        refuse(
+            (
+                others,
                 f"{opened.origin}: {len(scenarios)} runs ({run_names(scenarios)}), but one was measured; choose it with "
-                "systems=[NAME] and cluster.gpus=…, or name its result folder"
+                "systems=[NAME] and cluster.gpus=…, or name its result folder",
             )
+        )
         (expected,) = simulate_compared(scenarios, 1, opened.inputs(), the_result).kept
     with _named(predicted, measured):
         if not isinstance(happened, Result):

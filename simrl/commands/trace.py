@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from simrl.commands.options import Place
 from simrl.commands.view import DataView, drawn
-from simrl.errors import InputError, meant
+from simrl.errors import InputError, meant, refuse
 from simrl.extensions import Extended, checked
 from simrl.trace.importers.sources import known_sources
 from simrl.validation import MOST_SEED, explain
@@ -253,19 +253,22 @@ def synth(
     from simrl.trace.synthesis import PRESETS, LengthModel, synthesise
 
     preset = preset or ("coding-agent" if agentic else None)
-    if preset is not None and preset not in PRESETS:
-        raise InputError(
-            f"--preset {preset}: unknown{meant(preset, PRESETS)}; choose {', '.join(PRESETS)}"
-        )
-    if agentic and "tools" not in PRESETS[preset or ""]:
-        raise InputError(
-            f"--agentic beside --preset {preset}, which has no tools; leave one of them out"
-        )
+    of_preset = PRESETS.get(preset or "", {})
+    refuse(
+        (
+            preset not in (None, *PRESETS),
+            f"--preset {preset}: unknown{meant(preset, PRESETS)}; choose {', '.join(PRESETS)}",
+        ),
+        (
+            agentic and "tools" not in of_preset,
+            f"--agentic beside --preset {preset}, which has no tools; leave one of them out",
+        ),
+    )
     fields = dict(parse_override(text) for text in settings or [])
     if tools is not None:
         fields["tools"] = _tools(tools)
     try:
-        model = LengthModel.model_validate({**PRESETS.get(preset or "", {}), **fields})
+        model = LengthModel.model_validate({**of_preset, **fields})
     except ValidationError as error:
         key, message = explain(error, LengthModel, "a length model")
         more = (

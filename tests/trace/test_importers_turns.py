@@ -12,7 +12,7 @@ from simrl.errors import InputError
 from simrl.trace.importers.dumps import import_dump
 from simrl.trace.importers.tabular import import_jsonl
 from simrl.trace.importers.tokens import token_counter
-from simrl.trace.importers.turns import mask_parts, text_parts, turns_of
+from simrl.trace.importers.turns import by_mask, text_parts
 from simrl.trace.trace import UNSEPARATED, write_trace
 
 import_verl = partial(import_dump, "verl")
@@ -127,7 +127,7 @@ def test_the_parts_of_a_text_are_the_text(pieces):
 
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=30))
 def test_the_turns_of_a_mask_hold_its_ones(mask):
-    turns = turns_of(mask_parts(mask))
+    turns, _ = by_mask(mask)
     assert sum(turns.tokens) == (sum(mask) if mask[0] else len(mask))
     assert len(turns.observations) == max(len(turns.tokens) - 1, 0)
     assert turns.before == 0

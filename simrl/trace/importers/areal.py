@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from simrl.errors import InputError, refuse
+from simrl.errors import refuse
 from simrl.trace.importers import rows
 from simrl.trace.importers.turns import Turns, turns_of
 
@@ -28,22 +28,14 @@ def files(path: Path) -> list[Path]:
         Path(os.path.realpath(file)) for file in below
     }  # a link to itself cannot be read, later
     strangers = sorted(file for file in unique if not VERSION.fullmatch(file.parent.name))
-    if strangers or not unique:
-        strange = f"{strangers[0].parent.name}/{strangers[0].name}" if strangers else "no .jsonl"
-        raise InputError(
-            f"{path}: {strange} in place of {{version}}/{{task_id}}.jsonl; name AReaL's rollout folder, versions and all"
+    strange = f"{strangers[0].parent.name}/{strangers[0].name}" if strangers else "no .jsonl"
+    refuse(
+        (
+            strangers or not unique,
+            f"{path}: {strange} in place of {{version}}/{{task_id}}.jsonl; name AReaL's rollout folder, versions and all",
         )
-    ordered = sorted(unique, key=lambda file: (int(file.parent.name), len(file.name), file.name))
-    tasks: dict[tuple[int, str], str] = {}
-    for file in ordered:
-        name = f"{file.parent.name}/{file.name}"
-        if (
-            other := tasks.setdefault((int(file.parent.name), file.name.lstrip("0")), name)
-        ) != name:
-            raise InputError(
-                f"{path}: {other} and {name} are one task, whose group would be twice as large; keep one"
-            )
-    return ordered
+    )
+    return sorted(unique, key=lambda file: (int(file.parent.name), len(file.name), file.name))
 
 
 def row(record: Mapping[str, Any], place: str, file: Path, *_: Any) -> rows.Row:
@@ -94,9 +86,12 @@ def _turns(record: Mapping[str, Any], response_tokens: int, place: str) -> Turns
     parts = [(role, tokens) for role, tokens in parts if role != "prompt" and tokens]
     if not any(role != "context" for role, _ in parts):
         return Turns([response_tokens], [], 0)
-    if (total := sum(tokens for _, tokens in parts)) != response_tokens:
-        raise InputError(
+    total = sum(tokens for _, tokens in parts)
+    refuse(
+        (
+            total != response_tokens,
             f"{place}: its segments have {total} tokens after the prompt, seqlen and prompt_len say {response_tokens}; "
-            "they must agree"
+            "they must agree",
         )
+    )
     return turns_of((role != "context", tokens) for role, tokens in parts)

@@ -21,7 +21,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from simrl.trace.importers.exports import CARRIED, STEPS, Logged, encoding
+from simrl.trace.importers import rows
+from simrl.trace.importers.exports import CARRIED, STEPS, Logged
 
 NUMBER = r"[-+]?(?:(?:\d+(?:\.\d+|\.(?=\)))?|\.\d+)(?:e[-+]?\d+)?|inf|nan)"
 WIDTH = 4096  # wandb's output.log cuts a line here, even in the middle of a number
@@ -163,7 +164,7 @@ def _clean(raw: str) -> tuple[str, str]:
 
 def _raw_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file; where each is an object of JSON, as of Docker, the text in it."""
-    with path.open(encoding=encoding(path), errors="replace") as lines:  # others write, too
+    with path.open(encoding=rows.encoding(path), errors="replace") as lines:  # others write, too
         for number, raw in enumerate(lines, start=1):
             if raw == "\n":
                 continue
@@ -196,19 +197,19 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     if not (width := _width(path, path.stat().st_mtime_ns)):
         yield from lines
         return
-    whole, first, before = "", 0, ""
+    pieces, first, before = list[str](), 0, ""
     for place, raw in lines:
         prefix, text = _clean(raw)
-        if whole and (prefix not in ("", before) or ANEW.match(text)):
-            yield first, whole  # cut: its last piece is as long as others that go on
-            whole = ""
-        first, before, piece = (first, before, text) if whole else (place, prefix, raw.rstrip("\n"))
-        whole += piece
-        if len(whole) > MOST_CHARACTERS or width not in (len(raw), len(COLOUR.sub("", raw))):
-            yield first, whole + raw[len(raw.rstrip("\n")) :]
-            whole = ""
-    if whole:
-        yield first, whole
+        if pieces and (prefix not in ("", before) or ANEW.match(text)):
+            yield first, "".join(pieces)  # cut: its last piece is as long as others that go on
+            pieces = []
+        first, before = (first, before) if pieces else (place, prefix)
+        pieces.append(text if pieces else raw.rstrip("\n"))
+        if len(pieces) > MOST_PIECES or width not in (len(raw), len(COLOUR.sub("", raw))):
+            yield first, "".join(pieces) + raw[len(raw.rstrip("\n")) :]
+            pieces = []
+    if pieces:
+        yield first, "".join(pieces)
 
 
 def _entries(path: Path, form: Form, start: re.Pattern[str], begins: str) -> Iterator[Found]:
@@ -243,7 +244,11 @@ def _entries(path: Path, form: Form, start: re.Pattern[str], begins: str) -> Ite
             foreign > MOST_FOREIGN
             or pieces > MOST_PIECES
             or len(opened[2]) > MOST_CHARACTERS
-            or (form.separator == "," and opened[2].count("{") <= opened[2].count("}") > 0)
+            or (
+                "}" in raw
+                and form.separator == ","
+                and opened[2].count("{") <= opened[2].count("}") > 0
+            )
         ):
             yield opened
             opened = None

@@ -7,7 +7,6 @@ has lengths, or text that a `TokenCounter` counts. Rows with one prompt and step
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from simrl.trace.importers import messages, rows, turns
 from simrl.trace.importers.logs import recognised
 from simrl.trace.importers.rollout_trace import read_events
 from simrl.trace.importers.sources import Source, known_sources
-from simrl.trace.importers.tabular import PlacedRow, table_rows
+from simrl.trace.importers.tabular import PlacedRow, step_of, table_rows
 from simrl.trace.importers.tokens import DECODED, TokenCounter, token_counter
 from simrl.trace.trace import Trace
 
@@ -102,16 +101,15 @@ def _source_of(framework: str) -> Source:
     """Return the source of a framework. Raises `InputError` for one that has no dumps."""
     sources = known_sources()
     dumped = [name for name, source in sources.items() if source.title]
-    if framework in sources and framework not in dumped:
-        raise InputError(
+    choice = choose(framework, dumped, "simrl trace import --help")
+    refuse(
+        (
+            framework in sources and framework not in dumped,
             f"import_dump: {framework} is a table whose columns you name; call tabular.import_{framework}, or choose one of "
-            f"{', '.join(dumped)}"
-        )
-    if framework not in dumped:
-        lists = "simrl trace import --help"
-        raise InputError(
-            f"import_dump: unknown framework {framework!r}{choose(framework, dumped, lists)}"
-        )
+            f"{', '.join(dumped)}",
+        ),
+        (framework not in dumped, f"import_dump: unknown framework {framework!r}{choice}"),
+    )
     return sources[framework]
 
 
@@ -128,20 +126,9 @@ def _files(source: Source, path: Path, left_out: Counter[str]) -> list[Path]:
             return [max(kept, key=lambda file: (file.stat().st_size, file.name))]
         if kept:
             return sorted(
-                kept, key=lambda file: (_step_of(source, file) or 0, len(file.name), file.name)
+                kept, key=lambda file: (step_of({}, file) or 0, len(file.name), file.name)
             )
     raise InputError(f"{path}: {source.nothing}")
-
-
-def _step_of(source: Source, file: Path) -> int | None:
-    """Return the step in the name of a file; None if there is none."""
-    named = re.fullmatch(source.step, f"{file.parent.name}/{file.name}")
-    if named and not re.fullmatch("[0-9]{1,18}", named[1] or ""):
-        raise InputError(
-            f"{file}: its step is {rows.shown(named[1])} by {source.step!r}; let the group of step in sources.toml match "
-            "digits, such as ([0-9]{1,10})"
-        )
-    return int(named[1]) if named else None
 
 
 def _records(
@@ -149,15 +136,19 @@ def _records(
 ) -> Iterator[Record]:
     """Yield the rows of files, by the ends of their names; where a source has several rewards, with
     their sum as `reward`."""
-    if source.rewards is None and reward_column is not None:
-        raise InputError(f"--reward-column: {source.title}: the reward is one column; leave it out")
+    refuse(
+        (
+            source.rewards is None and reward_column is not None,
+            f"--reward-column: {source.title}: the reward is one column; leave it out",
+        )
+    )
     prompt, response = str(source.columns.get("prompt")), str(source.columns.get("response"))
     for file in files:
         placed = _table_rows(file) if file.name.endswith(TABLE) else rows.read_jsonl(file)
-        placed = _summed(source, file, placed, reward_column)
+        placed, step_named = _summed(source, file, placed, reward_column), step_of({}, file)
         for index, (place, row) in enumerate(placed):
             most = f"{place}: a logged step has at most {MOST_ROWS:,} rows; keep its own"
-            refuse((source.step and index >= MOST_ROWS, most))
+            refuse((step_named is not None and index >= MOST_ROWS, most))
             match [row.get(prompt), row.get(response)]:
                 case [[dict(), *_], str() | list()] | [str(), [dict(), *_]] as pair:
                     fields = zip(("prompt", "completion"), pair, strict=True)
@@ -213,7 +204,7 @@ def _by_step(source: Source, records: Iterable[Record]) -> Iterator[Record]:
         if "step" in source.columns:
             step, named = (
                 rows.integer(row, str(source.columns["step"]), place),
-                _step_of(source, file),
+                None if source.form else step_of({}, file),
             )
             refuse(
                 (
@@ -228,21 +219,13 @@ def _by_step(source: Source, records: Iterable[Record]) -> Iterator[Record]:
         yield file, place, row
 
 
-def _columns(source: Source) -> list[str]:
-    """Return the columns that every row of a source has: not the sum of its rewards."""
-    return [
-        theirs
-        for ours, theirs in source.columns.items()
-        if isinstance(theirs, str) and not (ours == "reward" and source.rewards is not None)
-    ]
-
-
 def _reward_columns(
     source: Source, file: Path, numbers: Sequence[str], wanted: Sequence[str] | None
 ) -> list[str]:
     """Return the columns to add up: those that are wanted, or the only column of `numbers` that is
     no other column of the source."""
-    numbers = [name for name in numbers if name not in (*_columns(source), *(source.rewards or ()))]
+    others = {theirs for ours, theirs in source.columns.items() if ours != "reward"}
+    numbers = [name for name in numbers if name not in others | {*(source.rewards or ())}]
     unknown = next((name for name in wanted or () if name not in numbers), None)
     refuse(
         (unknown, f"{file}: no column of numbers {unknown!r}; it has {rows.listed(numbers)}"),
@@ -258,18 +241,19 @@ def _table_rows(file: Path) -> Iterator[PlacedRow]:
     """Yield the samples of a wandb table of generations: a row is a step, with a sample in each
     slot."""
     table = rows.read_json(file)
-    names, data = table.get("columns"), table.get("data")
-    if not isinstance(names, list) or not isinstance(data, list):
-        raise InputError(
-            f"{file}: keys {rows.listed(table)}; a wandb table has the lists 'columns' and 'data'"
-        )
+    held = (table.get(key) for key in ("columns", "data"))
+    names, data = (value if isinstance(value, list) else [] for value in held)
     split = [str(name).partition("_") for name in names]
     slots = [slot for kind, _, slot in split if kind == "input"]
     refuse(
         (
+            not names,
+            f"{file}: keys {rows.listed(table)}; a wandb table has the lists 'columns' and 'data'",
+        ),
+        (
             not slots,
             f"{file}: no column 'input_1' in it; a table of generations has step, input_k, output_k, score_k",
-        )
+        ),
     )
     steps: set[Any] = set()
     for index, values in enumerate(data):

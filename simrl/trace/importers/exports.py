@@ -10,7 +10,6 @@ JSON         `log_history` of TRL's `trainer_state.json`, or `{tag: {step: value
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -19,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from simrl.errors import InputError, first_line, refuse
+from simrl.errors import InputError, refuse
 from simrl.trace.importers import rows
 
 Logged = tuple[str, dict[str, float]]  # the place of a row, and its numbers by tag
@@ -57,12 +56,6 @@ def step_of(row: dict[str, float], place: str, names: Sequence[str] = RUN_STEPS)
         )
     )
     return int(step)
-
-
-def encoding(path: Path) -> str:
-    """Return the encoding of a text; PowerShell and Excel may write UTF-16."""
-    with path.open("rb") as file:
-        return "utf-16" if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
 
 
 def _files(
@@ -156,13 +149,12 @@ def _jsonl_rows(path: Path, notes: list[str]) -> Iterator[Logged]:
 
 def _json_rows(path: Path) -> Iterator[Logged]:
     raw = b"".join(line for _, line in rows.numbered_lines(path, mode="rb"))
-    history = b'{"log_history": ' + raw + b"}" if raw.lstrip()[:1] == b"[" else raw
-    content = rows.json_object(history, str(path))
-    if isinstance(content.get("log_history"), list):
-        yield from (
-            (str(path), numbers(row)) for row in content["log_history"] if isinstance(row, dict)
-        )
-        return
+    match rows.json_value(raw, str(path)):
+        case [*history] | {"log_history": [*history]}:
+            yield from ((str(path), numbers(row)) for row in history if isinstance(row, dict))
+            return
+        case content:
+            content = rows.require_object(content, str(path))
     by_tag = {tag: values for tag, values in content.items() if isinstance(values, dict)}
     refuse(
         (
@@ -179,31 +171,17 @@ def _json_rows(path: Path) -> Iterator[Logged]:
 
 
 def _csv_rows(path: Path, tags: Collection[str], notes: list[str]) -> Iterator[Logged]:
-    try:
-        with path.open(newline="", encoding=encoding(path), errors="replace") as lines:
-            first = lines.readline(2**20)
-            separator = max(",;\t", key=first.count)  # Excel writes ; where , is the decimal sign
-            table = csv.reader(chain([first], lines), delimiter=separator)
-            header = next(table, [])
-            columns = _columns(path, header, tags)
-            for cells in table:
-                place = f"{path}: row {table.line_num}"
-                if cells and len(cells) != len(header):
-                    notes.append(
-                        f"{place}: {len(cells)} cells, the header has {len(header)} (left out)"
-                    )
-                    continue
-                row = {
-                    columns[i]: value
-                    for i, value in enumerate(_cell(cell, separator) for cell in cells)
-                    if columns[i] and value is not None
-                }
-                if row:
-                    yield place, row
-    except (OSError, csv.Error) as error:
-        raise InputError(
-            f"{path}: cannot be read as CSV ({first_line(error)}); export it again"
-        ) from error
+    table = rows.read_csv(path, errors="replace")
+    header = next(table, ("", []))[1]
+    columns = _columns(path, header, tags)
+    for place, cells in table:
+        if len(cells) != len(header):
+            notes.append(f"{place}: {len(cells)} cells, the header has {len(header)} (left out)")
+            continue
+        numbered = zip(columns, map(_cell, cells), strict=True)
+        row = {tag: value for tag, value in numbered if tag and value is not None}
+        if row:
+            yield place, row
 
 
 def _columns(path: Path, header: Sequence[str], tags: Collection[str]) -> list[str]:
@@ -229,9 +207,9 @@ def _columns(path: Path, header: Sequence[str], tags: Collection[str]) -> list[s
     return names
 
 
-def _cell(raw: str, separator: str = ",") -> float | None:
+def _cell(raw: str) -> float | None:
     with suppress(ValueError):
-        return float(raw if separator == "," else raw.replace(",", ".")) if "_" not in raw else None
+        return float(raw) if "_" not in raw else None
     return None
 
 

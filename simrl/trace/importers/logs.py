@@ -92,7 +92,7 @@ MEASURED = ("timing_s/", "response_length/", "sequence_length/")  # one is in ea
 PHASES = ("timing_s/gen", "timing_s/old_log_prob", "timing_s/update_actor", "timing_s/step")
 NUMBERED = r"(?i)\b(?:step|iter(?:ation)?|rollout|update)\b[ :=#/]{0,3}([0-9]{1,9})"
 OTHERS = [  # forms that a console of any names may have
-    {"console": console, "step": step, "begins": begins}
+    {"console": console, "step": step, "begins": begins, "counted": ""}
     for console, step, begins in (
         ("entries", rf"{NUMBERED}(?: - |\s*$)", " - "),
         ("named", rf"{NUMBERED} \| ", " | "),

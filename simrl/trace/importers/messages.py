@@ -19,7 +19,7 @@ from itertools import chain, groupby, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simrl.errors import InputError
+from simrl.errors import InputError, refuse
 from simrl.trace.importers import rows, tabular
 
 NAMES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -81,11 +81,13 @@ def conversation(
     before = [*takewhile(lambda message: not message.generated, messages)]
     runs = [list(run) for _, run in groupby(messages[len(before) :], lambda message: message[0])]
     prompt = "".join(message.text for message in (*filter(None, map(_message, leading)), *before))
-    if not runs or not prompt:
-        raise InputError(
+    refuse(
+        (
+            not runs or not prompt,
             f"{'nothing before the first' if runs else 'no'} message of an assistant, in an object with "
-            f"{rows.listed(record)}; its messages are the list {', '.join(NAMES['lists'])}, or a prompt and a completion"
+            f"{rows.listed(record)}; its messages are the list {', '.join(NAMES['lists'])}, or a prompt and a completion",
         )
+    )
     pauses = [*zip(runs[::2], runs[1::2], runs[2::2], strict=False)]
     seconds = [_pause_s(calls[-1], output, noted) for calls, output, _ in pauses]
     tools = [_first(m.tool for m in (*calls, *output) if m.tool) for calls, output, _ in pauses]
@@ -148,8 +150,6 @@ def _of_event(event: Any) -> Any:
     match event:
         case {"role": _} | {"from": _} | {"type": _}:
             return event
-        case {"llm_message": dict(message)}:
-            return {**event, **message}
         case {"system_prompt": prompt}:
             return {"role": "system", "content": [prompt, json.dumps(event.get("tools") or "")]}
         case {"tool_call": call}:
@@ -174,7 +174,7 @@ def _of_event(event: Any) -> Any:
             }
         } if this != first:
             return None  # a further call of a response
-        case {
+        case {"llm_message": dict(message)} | {
             "tool_call_metadata": {"model_response": {"choices": [{"message": dict(message)}, *_]}}
         }:
             return {**event, **message}

@@ -11,8 +11,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from simrl.trace.importers import rows, tabular, turns
 
 
@@ -27,8 +25,7 @@ def row(record: Mapping[str, Any], place: str, file: Path, *_: Any) -> rows.Row:
     mask = rows.mask(fields, ("token_loss_mask",), place) or []
     length = min(rows.integer(fields, "input_lengths", place), len(tokens), len(mask))
     prompt_tokens = len([*takewhile(lambda generated: not generated, mask[:length])])
-    parts = turns.mask_parts(mask[prompt_tokens:length])
-    kept = np.repeat([generated for generated, _ in parts], [n for _, n in parts]).astype(bool)
+    split, generated = turns.by_mask(mask[prompt_tokens:length])
     reward = "filtered_rewards" if "filtered_rewards" in fields else "rewards"
     return rows.Row(
         place,
@@ -36,6 +33,6 @@ def row(record: Mapping[str, Any], place: str, file: Path, *_: Any) -> rows.Row:
         tokens[:prompt_tokens].tobytes(),
         prompt_tokens,
         reward=rows.number({reward: None, **fields}, reward, place),
-        response_ids=tokens[prompt_tokens:length][kept],
-        **turns.turns_of(parts).fields(),
+        response_ids=tokens[prompt_tokens:length][generated],
+        **split.fields(),
     )

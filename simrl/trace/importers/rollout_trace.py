@@ -118,10 +118,12 @@ def _events(path: Path) -> tuple[pd.DataFrame, dict[str, int]]:
         with suppress(InputError):
             every.append(_event(rows.json_object(line, place), place))
     events = pd.DataFrame([e for e in every if e["kind"] is not None and e["at_s"] >= 0])
-    if events.empty:
-        raise InputError(
-            f"{path}: no events in it; name the rollout_trace.jsonl of rollout_checkpointing.trace"
+    refuse(
+        (
+            events.empty,
+            f"{path}: no events in it; name the rollout_trace.jsonl of rollout_checkpointing.trace",
         )
+    )
     of_run = events[events["run"] == events["run"].value_counts().index[0]]
     since_s = of_run[["at_s", "started_s", "finished_s"]] - of_run["started_s"].min()
     return of_run.assign(**since_s).sort_values("at_s", kind="stable"), {

@@ -13,8 +13,10 @@ Invariant: every row has its place (file and line), which every message about it
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+import re
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -48,6 +50,8 @@ TURNS = (
     "turn_tool",
     "turn_failures",
 )
+DECIMAL = re.compile(r"\s*([-+]?\d+),(\d+(?:e[-+]?\d+)?)\s*\Z", re.IGNORECASE)
+csv.field_size_limit(1 << 26)  # a long response with line breaks is a single cell
 BATCH = 1024  # texts tokenised at once: enough to keep the tokenizer's threads busy, little enough to hold in memory
 
 
@@ -167,10 +171,13 @@ def _columns(rows: Sequence[Row]) -> dict[str, Any]:
     ):  # lengths by a mask, which text cannot be aligned with
         del columns["response_ids"]
     if "response_ids" in columns:
-        if (tokens := sum(columns["response_tokens"])) > INT32_MAX:
-            raise InputError(
-                f"{tokens} token ids, and one column holds {INT32_MAX}; import fewer steps, or lengths alone"
+        tokens = sum(columns["response_tokens"])
+        refuse(
+            (
+                tokens > INT32_MAX,
+                f"{tokens} token ids, and one column holds {INT32_MAX}; import fewer steps, or lengths alone",
             )
+        )
         columns["response_ids"] = pa.array(columns["response_ids"], pa.list_(pa.int32()))
     return columns
 
@@ -190,8 +197,7 @@ def existing(path: str | Path) -> Path:
     device."""
     path = Path(path)
     require_no_device(path)
-    if not path.exists():
-        raise InputError(f"{path}: no such file or folder; check the path")
+    refuse((not path.exists(), f"{path}: no such file or folder; check the path"))
     return path.resolve() if path.name in ("", "..") else path
 
 
@@ -204,6 +210,29 @@ def numbered_lines(path: Path, **mode: Any) -> Iterator[tuple[str, Any]]:
     except OSError as error:
         raise InputError(
             f"{path}: cannot be read ({error.strerror}); name a readable file"
+        ) from error
+
+
+def encoding(path: Path) -> str:
+    """Return the encoding of a text; PowerShell and Excel may write UTF-16."""
+    with path.open("rb") as file:
+        return "utf-16" if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+
+
+def read_csv(path: Path, errors: str = "strict") -> Iterator[tuple[str, list[str]]]:
+    """Yield the place and the cells of each row of a CSV, the header first (row 1); `errors` is of
+    `open`. Where the separator is ; or a tab, as Excel writes it, a decimal comma is a point."""
+    try:
+        with path.open(newline="", encoding=encoding(path), errors=errors) as lines:
+            first = lines.readline(2**20)
+            separator = max(",;\t", key=first.count)
+            table = csv.reader(chain([first], lines), delimiter=separator)
+            for number, cells in enumerate(filter(None, table), start=1):
+                decimal = cells if separator == "," else [DECIMAL.sub(r"\1.\2", c) for c in cells]
+                yield f"{path}: row {number}", decimal
+    except (OSError, UnicodeError, csv.Error) as error:
+        raise InputError(
+            f"{path}: cannot be read as CSV in UTF-8 ({first_line(error)}); export it again"
         ) from error
 
 
@@ -245,8 +274,12 @@ def drop(left_out: Counter[str], error: Exception, path: Path) -> None:
     reason = f"{DROPPED} (the first: {str(error).replace(str(path), path.name)})."
     first = next((known for known in left_out if known.startswith(DROPPED)), reason)
     left_out[first] += 1
-    if left_out[first] > MOST_DROPPED:
-        raise InputError(f"{path}: {MOST_DROPPED:,} {first} Name the right file, or its reader")
+    refuse(
+        (
+            left_out[first] > MOST_DROPPED,
+            f"{path}: {MOST_DROPPED:,} {first} Name the right file, or its reader",
+        )
+    )
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -329,23 +362,30 @@ def text(row: Mapping[str, Any], name: str, place: str) -> str:
 def integer(row: Mapping[str, Any], name: str, place: str, low: int = 0, hint: str = "") -> int:
     """Return a field that holds a whole number from `low` to the largest 32-bit one. `hint` ends
     the message about another."""
-
-    def fits(value: Any) -> bool:
-        return is_number(value) and value == value // 1 and low <= value <= INT32_MAX
-
-    return int(checked(row, name, place, fits, f"a whole number of at least {low}{hint}"))
-
-
-def number(row: Mapping[str, Any], name: str, place: str) -> float | None:
-    """Return a field that holds a finite number of 32 bits, as a trace keeps it (true and false are
-    1 and 0), or null."""
-
-    def fits(value: Any) -> bool:
-        return value is None or (
-            isinstance(value, int | float) and abs(as_float(value)) <= FLOAT32_MAX
+    return int(
+        checked(
+            row,
+            name,
+            place,
+            lambda value: is_number(value) and value == value // 1 and low <= value <= INT32_MAX,
+            f"a whole number of at least {low}{hint}",
         )
+    )
 
-    value = checked(row, name, place, fits, "a finite number (of 32 bits), or null")
+
+def number(
+    row: Mapping[str, Any], name: str, place: str, low: float = -FLOAT32_MAX
+) -> float | None:
+    """Return a field that holds a finite number of 32 bits, as a trace keeps it (true and false are
+    1 and 0), from `low` on, or null."""
+    least = "" if low < 0 else f" from {low:g}"
+    value = checked(
+        row,
+        name,
+        place,
+        lambda v: v is None or (isinstance(v, int | float) and low <= as_float(v) <= FLOAT32_MAX),
+        f"a finite number (of 32 bits){least}, or null",
+    )
     return None if value is None else float(value)
 
 

@@ -12,9 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from simrl.errors import InputError, refuse
+from simrl.errors import refuse
 from simrl.trace.importers import rows, turns
 from simrl.trace.importers.torch_file import read_torch
 
@@ -29,9 +27,13 @@ def read(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, Any]]]:
     for file in files:
         dump = read_torch(file)
         fields = dump if isinstance(dump, dict) else {}
-        if "rollout_id" not in fields or not isinstance(fields.get("samples"), list):
-            held = f"the keys {rows.listed(map(str, fields))}" if fields else rows.shown(dump)
-            raise InputError(f"{file}: holds {held}; a slime dump has rollout_id and samples")
+        held = f"the keys {rows.listed(map(str, fields))}" if fields else rows.shown(dump)
+        refuse(
+            (
+                "rollout_id" not in fields or not isinstance(fields.get("samples"), list),
+                f"{file}: holds {held}; a slime dump has rollout_id and samples",
+            )
+        )
         for index, sample in enumerate(fields["samples"]):
             place = f"{file}: sample {index}"
             sample = rows.require_object(sample, place)
@@ -70,9 +72,7 @@ def row(
             f"{place}: loss_mask has {len(mask or ())} values, response_length is {response_tokens}; they must agree",
         ),
     )
-    parts = turns.mask_parts(mask or [1] * response_tokens)
-    kept = np.repeat([generated for generated, _ in parts], [length for _, length in parts])
-    split = turns.turns_of(parts)
+    split, generated = turns.by_mask(mask or [1] * response_tokens)
     answered = sum(split.tokens) + sum(split.observations)
     left_out[UNANSWERED] += response_tokens - answered
     return rows.Row(
@@ -88,6 +88,6 @@ def row(
         environment_s=rows.number(
             {"non_generation_time": None, **sample}, "non_generation_time", place
         ),
-        response_ids=tokens[prompt_tokens:][kept],
+        response_ids=tokens[prompt_tokens:][generated],
         **split.fields(),
     )

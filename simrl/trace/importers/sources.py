@@ -7,7 +7,6 @@ other, and what does not fit is refused by table and key.
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -43,7 +42,6 @@ class Source(BaseModel, frozen=True, extra="forbid"):
     files: tuple[str, ...] = ()
     without: str = ""
     nothing: str = ""
-    step: str = ""
     rows_of: str = "file"
     columns: Mapping[str, str | tuple[str, ...]] = {}
     options: tuple[str, ...] = COUNTED
@@ -56,60 +54,56 @@ class Source(BaseModel, frozen=True, extra="forbid"):
 
     @model_validator(mode="after")
     def _fits(self) -> Source:
-        for name, theirs in self.columns.items():
-            if name not in COLUMNS:
-                known = ", ".join(COLUMNS)
-                raise ValueError(
-                    f"columns.{name}: no column of a trace{meant(name, COLUMNS)}; name one of {known}"
-                )
-            if isinstance(theirs, str) == (name == "mask"):
-                form = f'a list, such as ["{theirs}"]' if name == "mask" else "one name, a text"
-                raise ValueError(f"columns.{name} is {theirs!r}; give {form}")
-        for option in self.options:
-            if option not in OPTIONS:
-                known = ", ".join(OPTIONS)
-                raise ValueError(
-                    f"options: unknown option {option!r}{meant(option, OPTIONS)}; name some of {known}"
-                )
-        words = self._of_files()
-        if "column" in self.options or (not self.title and "metrics" in self.options):
-            words = self._of_table()
+        column = next((ours for ours in self.columns if ours not in COLUMNS), "")
+        option = next((option for option in self.options if option not in OPTIONS), "")
+        misfits = (n for n, it in self.columns.items() if isinstance(it, str) == (n == "mask"))
+        misfit = next(misfits, "")
+        theirs = self.columns.get(misfit)
+        form = f'a list, such as ["{theirs}"]' if misfit == "mask" else "one name, a text"
+        is_table = "column" in self.options or (not self.title and "metrics" in self.options)
+        unused = min(self.model_fields_set - {"about", "example", "options", "signs"}, default="")
+        words = broken(
+            (
+                column,
+                f"columns.{column}: no column of a trace{meant(column, COLUMNS)}; name one of {', '.join(COLUMNS)}",
+            ),
+            (misfit, f"columns.{misfit} is {theirs!r}; give {form}"),
+            (
+                option,
+                f"options: unknown option {option!r}{meant(option, OPTIONS)}; name some of {', '.join(OPTIONS)}",
+            ),
+            (
+                is_table and unused,
+                f"{unused}: the user names the columns (option column); leave it out",
+            ),
+        )
+        words = words or ("" if is_table else self._of_files())
         if words:
             raise ValueError(words)
         return self
 
-    def _of_table(self) -> str:
-        """Return the words on a key that a table of the user's own columns has no use for."""
-        unused = self.model_fields_set - {"about", "example", "options", "signs"}
-        return (
-            f"{min(unused)}: the user names the columns (option column); leave it out"
-            if unused
-            else ""
-        )
-
     def _of_files(self) -> str:
         """Return the words on the first key that is missing, or does not fit the others."""
+        above = [pattern for pattern in self.files if pattern.startswith("/")]
         return (
             broken(
                 (not self.title, "title is missing; give what the metadata of a trace calls it"),
                 (not self.files and not self.form, "files is missing; give patterns, or a form"),
+                (above, f"files: {above} are no patterns below a folder; correct them"),
                 (self.files and not self.nothing, "nothing is missing; give the remedy"),
-                (self.form and not FILE.with_name(f"{self.form}.py").is_file(), self._no_form),
+                (
+                    self.form and not FILE.with_name(f"{self.form}.py").is_file(),
+                    f"form is {self.form!r}; name a module beside sources.toml, without .py",
+                ),
                 (
                     not set(self.options).isdisjoint(OF_TABLES) and self.form != "messages",
                     f"options: {', '.join(OF_TABLES)} need column",
                 ),
             )
-            or next(filter(None, map(_pattern_fault, self.files)), "")
-            or (self.step and _step_fault(self.step))
             or ("" if self.form else self._of_columns())
             or self._of_lengths()
             or self._of_rewards()
         )
-
-    @property
-    def _no_form(self) -> str:
-        return f"form is {self.form!r}; name a module beside sources.toml, without .py"
 
     def _of_columns(self) -> str:
         """Return the words on a column that flat rows lack, or have twice."""
@@ -168,24 +162,6 @@ class Source(BaseModel, frozen=True, extra="forbid"):
             ),
             ("reward_key" in self.options and not self.form, "options: reward_key needs a form"),
         )
-
-
-def _pattern_fault(pattern: str) -> str:
-    try:
-        list(Path("no such folder").glob(pattern))
-    except (ValueError, NotImplementedError) as error:
-        return f"files: {pattern!r} is no pattern below a folder ({first_line(error)}); correct it"
-    return ""
-
-
-def _step_fault(pattern: str) -> str:
-    try:
-        groups = re.compile(pattern).groups
-    except re.error as error:
-        return f"step is {pattern!r}, no regular expression ({first_line(error)}); correct it"
-    return (
-        "" if groups == 1 else f"step is {pattern!r}; it has {groups} groups, give it one: ([0-9]+)"
-    )
 
 
 def read_sources(file: Path) -> dict[str, Source]:

@@ -8,25 +8,22 @@ messages.0.content. Without a step, all rows are one step's, which the notes say
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import partial
-from itertools import count, repeat
+from itertools import count, islice, repeat
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
-from simrl.errors import InputError, first_line, meant, refuse
+from simrl.errors import InputError, meant, refuse
 from simrl.trace.importers import rows, turns
 from simrl.trace.importers.tokens import TokenCounter, token_counter
 from simrl.trace.trace import OPTIONAL, REQUIRED, Trace
@@ -34,7 +31,6 @@ from simrl.trace.validate import FINISH_REASONS
 
 TEXTS = ("prompt", "response")
 NAMES = (*REQUIRED, *OPTIONAL, *TEXTS)
-BLOCK_BYTES = 1 << 26  # a CSV row must fit in one: a long response with line breaks is a single row
 SERVING = (
     "The table has arrival times, as serving traces have (Azure, Mooncake, BurstGPT): "
     "the lengths of such requests are far shorter than those of reasoning rollouts."
@@ -87,7 +83,9 @@ ALIASES = {
     "turn_tool": ("tool_names", "tools", "tool_name"),
 }
 NO_STEP = "No field names the step: all are taken for one step; --step N gives its number."
-STEP_NAME = re.compile(r"(?:.*(?:step|iter|iteration|rollout)[_-]?)?([0-9]{1,9})", re.IGNORECASE)
+STEP_NAME = re.compile(
+    r"(?:.*(?:step|iter|iteration|rollout|completions)[_-]?)?([0-9]{1,9})", re.IGNORECASE
+)
 
 PlacedRow = tuple[str, Mapping[str, Any]]
 Columns = Mapping[
@@ -161,8 +159,12 @@ def import_jsonl(
             key=lambda file: (step_of({}, file) or 0, file.name),
         )
     )
-    if not files:
-        raise InputError(f"{path}: no .jsonl, .json or .parquet in it; name a table, or its folder")
+    refuse(
+        (
+            not files,
+            f"{path}: no .jsonl, .json or .parquet in it; name a table, or its folder",
+        )
+    )
     named = options.get("step") is None
     _, first = next(_with_paths(files, columns, named))
     return _trace(
@@ -235,10 +237,12 @@ def _trace(
     columns = {**usual, **columns}
     given: dict[str, Iterator[int]] = {"prompt_id": count()} if options.get("ungrouped") else {}
     for ours, value in (("step", options.get("step")), ("epoch", options.get("epoch"))):
-        if value is not None and (ours in columns or ours in header):
-            raise InputError(
-                f"{path}: has the column {columns.get(ours, ours)!r}, and {ours} {value} is given for all rows; choose one"
+        refuse(
+            (
+                value is not None and ours in {*columns, *header},
+                f"{path}: has the column {columns.get(ours, ours)!r}, and {ours} {value} is given for all rows; choose one",
             )
+        )
         given |= {} if value is None else {ours: repeat(value)}
     without_step = "step" not in {*given, *columns, *header}
     given |= {"step": repeat(0)} if without_step else {}
@@ -246,12 +250,9 @@ def _trace(
     read_with = ", ".join(f"{ours}={theirs}" for ours, theirs in usual.items())
     of_requests = "step" in given and re.search("timestamp|arriv", " ".join(header).lower())
     counts_prompts = not {"response", "prompt_tokens"} & {*mapped}
-    lengths = [n for n in ("response_tokens", "response_ids", "turn_tokens") if n in mapped]
-    tokenizer = options.get("tokenizer")
-    if "response" in mapped:
-        tokenizer = counter.tokenizer
-    elif tokenizer is None:
-        tokenizer = f"the source's own (lengths are from column {mapped[lengths[0]]!r})"
+    lengths = (mapped[n] for n in ("response_tokens", "response_ids", "turn_tokens") if n in mapped)
+    of_source = f"the source's own (lengths are from column {next(iter(lengths), '')!r})"
+    stated_tokenizer = options.get("tokenizer") or of_source
     conditional = (
         (usual, f"Read with {read_with}."),
         (without_step, NO_STEP),
@@ -272,7 +273,7 @@ def _trace(
     return rows.trace_from_rows(
         samples,
         source=path.name,
-        tokenizer=tokenizer,
+        tokenizer=counter.tokenizer if "response" in mapped else stated_tokenizer,
         notes=notes,
         default_name=path.stem,
         name=options.get("name"),
@@ -284,13 +285,14 @@ def _trace(
 def _usual(first: Mapping[str, Any], named: Set[str]) -> dict[str, str]:
     """Return the columns of usual names that stand for ours, where a table has none of our names
     and none is `named`. Lists are of turns, single values of a response."""
-    columns: dict[str, str] = {}
-    for ours, theirs in ALIASES.items():
-        fits = [n for n in theirs if isinstance(first.get(n), list) == (ours in rows.TURNS)]
-        usual = next((name for name in fits if name in first), None)
-        if usual is not None and ours not in {*first, *named}:
-            columns[ours] = usual
-    return columns
+    has = {
+        ours: [
+            n for n in theirs if n in first and isinstance(first[n], list) == (ours in rows.TURNS)
+        ]
+        for ours, theirs in ALIASES.items()
+        if ours not in {*first, *named}
+    }
+    return {ours: theirs[0] for ours, theirs in has.items() if theirs}
 
 
 def _mapped(
@@ -402,11 +404,12 @@ def table_rows(
             for name in rows.TURNS[1:] if lengths else ():  # what follows the last turn is left out
                 if len(values.get(name) or ()) == len(lengths):
                     values[name] = values[name][:-1]
-            if "response_tokens" not in values:
-                values["response_tokens"] = int(sum(lengths or ())) if ids is None else len(ids)
-            n = values["response_tokens"] if ids is None else len(ids)
-            differ = f"{place}: {n} response_ids for {values['response_tokens']} response_tokens; they must agree"
-            refuse((n != values["response_tokens"], differ))
+            counted = int(sum(lengths or ())) if ids is None else len(ids)
+            stated = values.setdefault("response_tokens", counted)
+            differ = (
+                f"{place}: {counted} response_ids for {stated} response_tokens; they must agree"
+            )
+            refuse((ids is not None and counted != stated, differ))
             yield rows.Row(place, **values)
 
 
@@ -425,7 +428,7 @@ def _count_responses(
     counted_turns = _turns_of_texts(unmasked, counter)
     for values, mask, (of_response, ids) in zip(every, masks, counted_turns, strict=True):
         if mask is not None:
-            of_response, ids = turns.turns_of(turns.mask_parts(mask)), None
+            of_response, ids = turns.by_mask(mask)[0], None
         values |= {**of_response.fields(), "response_ids": ids}
         values["prompt_tokens"] += of_response.before
 
@@ -446,13 +449,11 @@ def _turns_of_texts(
         )
 
 
-def _prompt_id(row: Mapping[str, Any], column: str, place: str) -> Hashable:
-    value = rows.field(row, column, place)
-    if not isinstance(value, int | str | bytes) or isinstance(value, bool) or value == "":
-        raise InputError(
-            f"{place}: field {column!r} is {rows.shown(value)}; a prompt_id is a whole number or text"
-        )
-    return value
+def _prompt_id(row: Mapping[str, Any], column: str, place: str) -> Any:
+    def fits(value: Any) -> bool:
+        return type(value) in (int, str, bytes) and value != ""
+
+    return rows.checked(row, column, place, fits, "a whole number or text")
 
 
 def _finish_reason(row: Mapping[str, Any], column: str, place: str) -> str | None:
@@ -463,12 +464,6 @@ def _finish_reason(row: Mapping[str, Any], column: str, place: str) -> str | Non
         )
         or None
     )
-
-
-def _seconds(row: Mapping[str, Any], column: str, place: str) -> float | None:
-    value = rows.number(row, column, place)
-    rows.checked(row, column, place, lambda _: value is None or value >= 0, "zero or more seconds")
-    return value
 
 
 def _of_turns(row: Mapping[str, Any], column: str, place: str, **must_be: Any) -> list[Any] | None:
@@ -503,7 +498,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any], Any, str], Any]] = {
     "reward": rows.number,
     "finish_reason": _finish_reason,
     "policy_version": rows.integer,
-    "environment_s": _seconds,
+    "environment_s": partial(rows.number, low=0.0),
     **dict.fromkeys(rows.TURNS, _numbers),
     "turn_tool": _names,
 }
@@ -513,25 +508,12 @@ _READERS: dict[str, Callable[[Mapping[str, Any], Any, str], Any]] = {
 
 
 def _csv_header(path: Path) -> list[str]:
-    try:
-        with path.open("rb") as lines:
-            first = lines.readline()
-        header = next(csv.reader([first.decode("utf-8-sig")]), [])
-    except OSError as error:
-        raise InputError(
-            f"{path}: {error.strerror or first_line(error)}; name a CSV file"
-        ) from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(
-            f"{path}: row 1: no header in UTF-8 ({first_line(error)}); is it a CSV file?"
-        ) from error
-    if not header:
-        raise InputError(f"{path}: the file is empty; a header and rows are expected")
-    twice = [column for column, times in Counter(header).items() if times > 1]
-    if twice:
-        raise InputError(
-            f"{path}: column {twice[0]!r} occurs twice in the header; rename one of them"
-        )
+    _, header = next(rows.read_csv(path), ("", []))
+    twice = next((column for column, times in Counter(header).items() if times > 1), None)
+    refuse(
+        (not header, f"{path}: the file is empty; a header and rows are expected"),
+        (twice, f"{path}: column {twice!r} occurs twice in the header; rename one of them"),
+    )
     return header
 
 
@@ -539,30 +521,15 @@ def _csv_rows(path: Path, header: Sequence[str], columns: Mapping[str, str]) -> 
     """Yield (place, values by the file's column) for each row; an empty cell is None where a number
     is expected."""
     kinds = {theirs: ours for ours, theirs in columns.items()}
-    try:
-        table = pa_csv.read_csv(
-            path,
-            # One thread, or errors do not name the row.
-            read_options=pa_csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False),
-            parse_options=pa_csv.ParseOptions(newlines_in_values=True),
-            convert_options=pa_csv.ConvertOptions(
-                column_types=dict.fromkeys(header, pa.string()),
-                include_columns=list(kinds),
-                strings_can_be_null=False,
-            ),
+    for place, cells in islice(rows.read_csv(path), 1, None):
+        refuse(
+            (
+                len(cells) != len(header),
+                f"{place}: {len(cells)} cells, the header has {len(header)}; repair that row",
+            )
         )
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(
-            f"{path}: cannot be read as CSV ({first_line(error)}); repair that row"
-        ) from error
-    cells = (
-        row for batch in table.to_batches(max_chunksize=rows.BATCH) for row in batch.to_pylist()
-    )
-    for line, row in enumerate(cells, start=2):  # the header is row 1, as in pyarrow's own errors
-        yield (
-            f"{path}: row {line}",
-            {theirs: _cell(kinds[theirs], raw) for theirs, raw in row.items()},
-        )
+        named = zip(header, cells, strict=True)
+        yield place, {theirs: _cell(kinds[theirs], raw) for theirs, raw in named if theirs in kinds}
 
 
 def _cell(ours: str, raw: str) -> Any:

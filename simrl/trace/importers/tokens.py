@@ -56,10 +56,12 @@ class TokenCounter:
         with _errors_of_tokenizers(f"{file}: cannot count"):
             encoded = self.encoder.encode_batch(list(texts), add_special_tokens=False)
         largest = max((i for e in encoded for i in e.ids), default=0)
-        if largest > np.iinfo(np.int32).max:
-            raise InputError(
-                f"{file}: token id {largest} is more than 32 bits hold; name the model's own"
+        refuse(
+            (
+                largest > np.iinfo(np.int32).max,
+                f"{file}: token id {largest} is more than 32 bits hold; name the model's own",
             )
+        )
         return [Counted(len(e.ids), np.array(e.ids, dtype=np.int32)) for e in encoded]
 
 
@@ -91,10 +93,12 @@ def token_counter(
 
 def _from_file(path: Path) -> TokenCounter:
     file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
-        raise InputError(
-            f"{file}: no such file; name a tokenizer.json or a model's folder that holds one"
+    refuse(
+        (
+            not file.is_file(),
+            f"{file}: no such file; name a tokenizer.json or a model's folder that holds one",
         )
+    )
     try:
         from tokenizers import Tokenizer
     except ImportError as error:

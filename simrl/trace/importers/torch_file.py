@@ -10,19 +10,30 @@ from __future__ import annotations
 
 import pickletools
 import struct
+from copy import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
 
-from simrl.errors import InputError, first_line
+from simrl.errors import InputError, first_line, refuse
 
 DAMAGE = (OSError, EOFError, LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 UNREAD = ("torch", "numpy", "PIL", "_codecs", "collections", "slime", "miles")  # modules
 STORAGES = {
     **{"LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "CharStorage": "i1"},
     **{"ByteStorage": "u1", "BoolStorage": "?", "FloatStorage": "<f4", "DoubleStorage": "<f8"},
+}
+
+
+VALUES = (  # operations whose argument is the value
+    *("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"),
+    *("BINUNICODE", "SHORT_BINUNICODE", "BINBYTES", "SHORT_BINBYTES"),
+)
+CONSTANTS: dict[str, Any] = {
+    **{"NONE": None, "NEWTRUE": True, "NEWFALSE": False},
+    **{"EMPTY_LIST": [], "EMPTY_DICT": {}, "EMPTY_TUPLE": ()},
 }
 
 
@@ -55,9 +66,7 @@ def _value(raw: bytes, archive: ZipFile, root: str, path: Path) -> Any:
     memo: dict[int, Any] = {}
     for operation, argument, _ in pickletools.genops(raw):
         match operation.name:
-            case "BININT" | "BININT1" | "BININT2" | "LONG1" | "BINFLOAT":
-                stack.append(argument)
-            case "BINUNICODE" | "SHORT_BINUNICODE" | "BINBYTES" | "SHORT_BINBYTES":
+            case name if name in VALUES:
                 stack.append(argument)
             case "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
                 memo[int(len(memo) if argument is None else argument)] = stack[-1]
@@ -65,10 +74,8 @@ def _value(raw: bytes, archive: ZipFile, root: str, path: Path) -> Any:
                 stack.append(memo[int(argument or 0)])
             case "MARK":
                 marks.append(len(stack))
-            case "NONE" | "NEWTRUE" | "NEWFALSE" as name:
-                stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[name])
-            case "EMPTY_LIST" | "EMPTY_DICT" | "EMPTY_TUPLE" as name:
-                stack.append({"EMPTY_LIST": [], "EMPTY_DICT": {}, "EMPTY_TUPLE": ()}[name])
+            case name if name in CONSTANTS:
+                stack.append(copy(CONSTANTS[name]))
             case "TUPLE1" | "TUPLE2" | "TUPLE3" as name:
                 stack.append(tuple(stack.pop() for _ in range(int(name[-1])))[::-1])
             case "TUPLE":
@@ -101,11 +108,13 @@ def _taken(stack: list[Any], at: int) -> list[Any]:
 
 def _name(name: str, path: Path) -> Unread:
     """Return a name that stays unread. Raises `InputError` for a name that no sample needs."""
-    if name.partition(" ")[0].partition(".")[0] not in UNREAD:
-        raise InputError(
+    refuse(
+        (
+            name.partition(" ")[0].partition(".")[0] not in UNREAD,
             f"{path}: holds {name.replace(' ', '.')[:99]}, more than plain data, and loading that could run code: "
-            "refused; save it again with lists and numbers alone"
+            "refused; save it again with lists and numbers alone",
         )
+    )
     return Unread(name)
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simrl.trace.trace import UNSEPARATED
 
@@ -106,8 +107,6 @@ def turns_of(parts: Iterable[tuple[bool, int]]) -> Turns:
     """Return the turns of a response from its parts in order: whether the model generated it, and
     its tokens."""
     filled = [part for part in parts if part[1] or not part[0]]
-    if len(filled) == 1 and filled[0][0]:
-        return Turns([filled[0][1]], [], 0)
     merged = [
         (key, sum(tokens for _, tokens in group))
         for key, group in groupby(filled, key=lambda part: part[0])
@@ -117,15 +116,13 @@ def turns_of(parts: Iterable[tuple[bool, int]]) -> Turns:
     return Turns(tokens, [tokens for _, tokens in merged[1::2]][: max(len(tokens) - 1, 0)], before)
 
 
-def mask_parts(mask: Sequence[int]) -> list[tuple[bool, int]]:
-    """Return the parts of a response by its mask. One that begins with 0, or has no 1, masks no
-    environment: a response begins with the model's own tokens, which a trainer may leave out of the
-    loss."""
-    if not mask or not mask[0]:
-        return [(True, len(mask))]
-    values = np.asarray(mask, dtype=bool)
-    bounds = np.flatnonzero(np.r_[True, values[1:] != values[:-1], True])
-    return [(bool(values[a]), b - a) for a, b in pairwise(bounds.tolist())]
+def by_mask(mask: Sequence[int]) -> tuple[Turns, NDArray[np.bool_]]:
+    """Return the turns of a response by its mask, and which of its tokens were generated. A mask
+    that begins with 0, or has no 1, masks no environment: a response begins with the model's own
+    tokens, which a trainer may leave out of the loss."""
+    generated = np.array(mask, dtype=bool) | (not mask or not mask[0])
+    runs = groupby(generated.tolist())
+    return turns_of((is_models, len([*run])) for is_models, run in runs), generated
 
 
 def text_parts(text: str) -> Iterator[tuple[bool, str]]:

@@ -46,15 +46,16 @@ def trace_from_verl_metrics(
     Raises `InputError` for metrics that are missing or contradict each other, and samples that are
     not whole groups.
     """
-    if group < 1:
-        raise InputError(f"group is {group}; a prompt has at least 1 sample")
+    refuse((group < 1, f"group is {group}; a prompt has at least 1 sample"))
     source = str(metrics.attrs.get("source", "metrics"))
     usable = _usable(metrics, source)
     clipped = usable.loc[usable["response_length/clip_ratio"] > 0, "response_length/max"]
-    if cap_tokens is None and clipped.empty:
-        raise InputError(
-            f"{source}: no step has clipped responses, so the cap is unknown; give cap_tokens"
+    refuse(
+        (
+            cap_tokens is None and clipped.empty,
+            f"{source}: no step has clipped responses, so the cap is unknown; give cap_tokens",
         )
+    )
     cap = int(clipped.max()) if cap_tokens is None else cap_tokens
     steps = [_samples(row, group, seed, cap, source) for row in usable.to_dict("records")]
     columns = {name: np.concatenate([step[name] for step in steps]) for name in steps[0]}
@@ -80,17 +81,21 @@ def trace_from_verl_metrics(
 
 def _usable(metrics: pd.DataFrame, source: str) -> pd.DataFrame:
     """Return the steps that have all that a trace needs."""
-    for key in ("step", *NEEDED):
-        if key not in metrics.columns:
-            raise InputError(
-                f"{source}: no column {key!r}; verl's trainer logs it, a validation-only log does not"
-            )
+    absent = next((key for key in ("step", *NEEDED) if key not in metrics.columns), None)
+    refuse(
+        (
+            absent,
+            f"{source}: no column {absent!r}; verl's trainer logs it, a validation-only log does not",
+        )
+    )
     needed = [*(key for key in ("step", "training/epoch") if key in metrics.columns), *NEEDED]
     usable = metrics.dropna(subset=needed)
-    if usable.empty:
-        raise InputError(
-            f"{source}: none of the {len(metrics)} steps has all of {', '.join(NEEDED)}; is the log cut off?"
+    refuse(
+        (
+            usable.empty,
+            f"{source}: none of the {len(metrics)} steps has all of {', '.join(NEEDED)}; is the log cut off?",
         )
+    )
     for key in needed:
         most = 1 if key.endswith("clip_ratio") else rows.INT32_MAX
         for step, value in usable.loc[~usable[key].between(0, most), ["step", key]].to_numpy():

@@ -272,7 +272,7 @@ def compare(
     scenarios, left_out = without_colocated(scenarios)
     for line in left_out:
         LOG.info(line)
-    output = place(folder, Path("results") / scenarios[0].name)
+    output = _of_results(folder, scenarios, scenarios[0].name)
     compared = simulate_all(
         scenarios, opened.inputs(), jobs, output, Beside(ranking, best_split, sure, updates)
     )
@@ -339,5 +339,18 @@ def run(
             "compare"
         )
     name = f"{scenarios[0].name}-{scenarios[0].system.name}"
-    ran = simulate_all(scenarios, opened.inputs(), 1, place(folder, Path("results") / name))
+    ran = simulate_all(scenarios, opened.inputs(), 1, _of_results(folder, scenarios, name))
     return replace(ran, brief=brief, columns=explain_columns, inputs=inputs)
+
+
+def _of_results(folder: Any, scenarios: Sequence[Scenario], name: str) -> Path | None:
+    """Return the folder of results, by default `results/NAME`; another one if the scenario lies
+    there, as that of a calibration does. Raises `InputError` if the user names its folder."""
+    output, file = place(folder, Path("results") / name), Path(scenarios[0].file)
+    if output is None or not file.is_file() or output.resolve() != file.parent.resolve():
+        return output
+    if output != Path("results") / name:
+        raise InputError(
+            f"-o {output}: the scenario lies there, and would be replaced; name another folder"
+        )
+    return output.with_name(f"{name}-compare")

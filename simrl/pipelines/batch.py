@@ -12,8 +12,7 @@ import simpy
 from simrl.errors import InputError
 from simrl.pipelines.context import RunContext
 from simrl.runtime.events import Signal, gather, on_fire
-from simrl.runtime.rollout import Rollout
-from simrl.runtime.trainer import NOTHING_TO_TRAIN
+from simrl.runtime.rollout import NOTHING_TO_TRAIN, Rollout
 from simrl.trace.sample import Group
 
 

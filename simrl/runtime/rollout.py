@@ -6,6 +6,11 @@ from typing import NamedTuple
 
 from simrl.trace.sample import Sample
 
+NOTHING_TO_TRAIN = (
+    "an update has no group to train: all rewards of each are equal, and such groups are dropped; use more prompts a step, or "
+    "another trace"
+)
+
 
 class Segment(NamedTuple):
     """Consecutive response tokens that one worker generated under one policy version."""

@@ -15,9 +15,9 @@ import simpy
 
 from simrl.errors import InputError
 from simrl.runtime.recorder import Recorder
-from simrl.runtime.rollout import Rollout, scored
+from simrl.runtime.rollout import NOTHING_TO_TRAIN, Rollout, scored
 from simrl.runtime.spot_trainer import SpotTrainer
-from simrl.runtime.trainer import NOTHING_TO_TRAIN, Publications, step_of
+from simrl.runtime.trainer import Publications, step_of
 from simrl.trace.trace import Response
 from simrl.training.costs import Ints, Phase, TrainingCosts
 

@@ -16,11 +16,6 @@ from simrl.result.off_policyness import of_update
 from simrl.result.result import Step
 from simrl.runtime.rollout import Rollout
 
-NOTHING_TO_TRAIN = (
-    "an update has no group to train: all rewards of each are equal, and such groups are dropped; use more prompts a step, or "
-    "another trace"
-)
-
 
 class Trainer(Protocol):
     """The trainer as pipelines see it: it updates the policy."""

@@ -25,7 +25,7 @@ from simrl.errors import InputError
 from simrl.files import temporary_folder, write_whole_folder
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
-from simrl.profile.shipped import shipped_profile
+from simrl.profile.shipped import PROFILES, SHIPPED, shipped_profile
 from simrl.result.result import Result
 from simrl.scenario.calibration import CalibrationConfig
 from simrl.scenario.dotted import get, put
@@ -279,7 +279,7 @@ def calibrate(
             fits[0],
         )
     errors = _errors(steps)
-    assumed = tuple(_assumed(usable, fits[0], trace, recorded, batch))
+    assumed = tuple(_assumed(usable, fits[0], trace, recorded, batch, group))
     phases = {UPDATE: "update", STEP: "the whole step"}
     phases |= {LOG_PROB: "log-probs"} if prepared.system.log_probs else {}
     lacks = [f"{name} ({key})" for key, name in phases.items() if not is_timed(fitted, key)]
@@ -416,6 +416,7 @@ def _assumed(
     trace: Trace,
     recorded: Trace | None,
     batch: int | None,
+    group: int,
 ) -> list[str]:
     cluster, training = scenario.cluster, scenario.training
     turns = usable["num_turns/mean"].mean() if "num_turns/mean" in usable else 0
@@ -437,6 +438,10 @@ def _assumed(
             batch is not None,
             f"lengths are of kept groups: {batch} responses are generated a step, all others as long as the kept ones"
             + "; log-probs are of all, as the log counts their tokens" * (BATCH_TOKENS in usable),
+        ),
+        (
+            recorded is None and group == 1,
+            "each response has a prompt of its own: --group N gives the responses of a prompt",
         ),
         (
             not {"turn_tokens", "environment_s"} & set(trace.table.column_names),
@@ -462,6 +467,9 @@ def scenario_yaml(calibration: Calibration, source: str) -> str:
         mode="json", exclude_defaults=True, exclude={"system", "variant", "file"}
     )
     data["workload"] = {"trace": "run.parquet"}
+    path = data.get("profile", {}).get("path")
+    if path and Path(path).parent == PROFILES.resolve():  # of other layouts and machines, too
+        data["profile"]["path"] = SHIPPED
     system = calibration.scenario.system
     data["calibration"] = _left_open(calibration, source).model_dump(
         mode="json", exclude_defaults=True

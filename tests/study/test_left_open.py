@@ -254,3 +254,19 @@ def test_a_report_and_its_inputs_repeat_what_is_left_open(tmp_path):
     assert WARNING in str(compared) and WARNING in compared._repr_html_()
     page = compared.report(tmp_path / "page.html").read_text()
     assert page.count(WARNING) >= 2 and FIRST in page
+
+
+def test_results_never_take_the_place_of_the_calibration_that_they_are_of(simrl):
+    calibrated_file(simrl.folder)
+    folder = simrl.folder / "results" / "run"
+    folder.mkdir(parents=True)
+    for file in ("calibrated.yaml", "run.parquet"):
+        (simrl.folder / file).rename(folder / file)
+    name = load_scenarios(folder / "calibrated.yaml")[0].name
+    folder = folder.rename(folder.with_name(name))
+    done = simrl("compare", str(folder / "calibrated.yaml"), "--jobs", "1", "-o")
+    assert done.code == 0, done.err
+    assert (folder / "calibrated.yaml").is_file()
+    assert (folder.with_name(f"{name}-compare") / "comparison.json").is_file()
+    kept = simrl("compare", str(folder / "calibrated.yaml"), "-o", f"./results/../results/{name}")
+    assert kept.code == 2 and "name another folder" in kept.err

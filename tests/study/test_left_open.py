@@ -258,13 +258,11 @@ def test_a_report_and_its_inputs_repeat_what_is_left_open(tmp_path):
 
 def test_results_never_take_the_place_of_the_calibration_that_they_are_of(simrl):
     calibrated_file(simrl.folder)
-    folder = simrl.folder / "results" / "run"
+    name = load_scenarios(simrl.folder / "calibrated.yaml")[0].name
+    folder = simrl.folder / "results" / name
     folder.mkdir(parents=True)
-    for file in ("calibrated.yaml", "run.parquet"):
-        (simrl.folder / file).rename(folder / file)
-    name = load_scenarios(folder / "calibrated.yaml")[0].name
-    folder = folder.rename(folder.with_name(name))
-    done = simrl("compare", str(folder / "calibrated.yaml"), "--jobs", "1", "-o")
+    (simrl.folder / "calibrated.yaml").rename(folder / "calibrated.yaml")
+    done = simrl("compare", str(folder / "calibrated.yaml"), "--jobs", "1")
     assert done.code == 0, done.err
     assert (folder / "calibrated.yaml").is_file()
     assert (folder.with_name(f"{name}-compare") / "comparison.json").is_file()

@@ -40,6 +40,7 @@ from simrl.trace.importers.exports import (
 )
 
 Heads = dict[tuple[str, ...], tuple[pd.DataFrame, list[str]]]  # first steps of a log, by form
+MOST = 1e15  # tokens or seconds of a step
 MOST_TAGS = 10_000  # of a log: a column each
 HEAD, SMALL = 200, 2**20  # rows by which a framework is recognised; bytes
 OPERATOR = re.compile(r"\s+([-+*/])\s+")
@@ -150,12 +151,19 @@ def read_metrics(
             f"{path}: --column {absent}={mapped[absent][0]}: no {missing} in it{meant(missing, map(str, tags))}; "
             f"it has {rows.listed(get_close_matches(missing, tags.columns, 12, 0.0))}"
         )
+    notes += _holes(metrics)
+    for key in OURS & {*metrics}:
+        is_wrong = ~metrics[key].between(0, 1 if key == CLIPPED else MOST) & metrics[key].notna()
+        at = rows.listed(map(str, metrics.loc[is_wrong, "step"]))
+        notes += [
+            f"Step {at}: {key} is no such number, and left out: negative, or too large."
+        ] * any(is_wrong)
+        metrics[key] = metrics[key].mask(is_wrong)
     measured = [key for key in metrics if key in OURS and key.startswith(MEASURED)]
     is_step = metrics[measured].notna().any(axis=1)
     others = rows.listed(map(str, metrics.loc[~is_step, "step"]))
     notes += [f"Steps {others}: no time and no length in them."] * any(~is_step)
     metrics = metrics[is_step].reset_index(drop=True)
-    notes += _holes(metrics)
     if lengths:
         metrics = _with_lengths(metrics, path, kind, samples, prompt_tokens, cap_tokens, notes)
     lacks = {
@@ -351,8 +359,10 @@ def _with_lengths(
 ) -> pd.DataFrame:
     """Return the metrics with the lengths of responses and prompts and the number of tokens of each
     step, as far as they follow."""
+    origins = {CLIPPED: "taken as 0"} if CLIPPED not in metrics else {}
     if {MEAN, SEQUENCE} <= {*metrics} and PROMPT not in metrics:
         metrics[PROMPT] = metrics[SEQUENCE] - metrics[MEAN]
+    origins |= {PROMPT: "of --prompt-tokens"} if PROMPT not in metrics else {}
     metrics[PROMPT] = metrics.get(PROMPT, math.nan if prompt_tokens is None else prompt_tokens)
     if MEAN not in metrics and SEQUENCE in metrics:
         metrics[MEAN] = metrics[SEQUENCE] - metrics[PROMPT]
@@ -374,10 +384,15 @@ def _with_lengths(
     missing = [key for key in ends if key not in metrics]
     metrics = metrics.assign(**{key: ends[key] for key in missing})
     notes += [
-        f"Not logged, and estimated: {', '.join(missing)}. The largest and smallest response are of a lognormal with sigma "
-        f"{SIGMA:g} (assumed) that has the logged mean and share at the cap; --cap-tokens gives the cap. All prompts are as "
-        "long as their mean."
+        f"Not logged, and estimated: {', '.join(missing)}." + " They are of a lognormal with sigma "
+        f"{SIGMA:g} (assumed) that has the mean and share at the cap; --cap-tokens gives the cap."
+        * any(key.startswith("response") for key in missing)
+        + " All prompts are as long as their mean." * any("prompt" in key for key in missing)
     ] * bool(missing)
+    is_told = {TOTAL, "samples"} & {*metrics}
+    origins |= dict.fromkeys(missing, "estimated")
+    origins |= {} if is_told or samples is None else {"number of samples": "of --samples"}
+    metrics.attrs["origins"] = origins
     metrics[TOTAL] = _total_tokens(metrics, path, kind, samples)
     return metrics
 

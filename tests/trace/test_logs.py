@@ -501,6 +501,52 @@ def test_numbers_that_no_step_has_are_left_out_with_a_note(tmp_path):
     assert "Step 1: timing_s/gen is no such number" in str(metrics.attrs["notes"])
 
 
+def test_a_step_logged_twice_with_other_numbers_is_named_and_the_later_one_counts(tmp_path):
+    log = tmp_path / "run.log"
+    again = console(timing_s__gen=13.0).format(step=2)
+    log.write_text("".join(console().format(step=n) for n in (1, 2)) + again)
+    metrics = read_metrics(log)
+    assert metrics["timing_s/gen"].tolist() == [12.5, 13.0]
+    assert "Logged twice" in metrics.attrs["notes"][0] and "step 2;" in metrics.attrs["notes"][0]
+    log.write_text("".join(console().format(step=n) for n in (1, 2, 2)))
+    assert not metrics_notes(log)
+
+
+def metrics_notes(log: Path) -> list[str]:
+    return read_metrics(log).attrs["notes"]
+
+
+def test_the_steps_own_tag_may_be_named(tmp_path):
+    rows = [{"iter": n, **VERL} for n in (1, 2)]
+    file = table(tmp_path / "h.csv", [*rows[0]], *([*row.values()] for row in rows))
+    assert "--column step=TAG" in refusal(read_metrics, file)
+    check(read_metrics(file, columns={"step": "iter"}))
+    check(read_metrics(jsonl(tmp_path / "h.jsonl", *rows), columns={"step": "iter"}))
+    (tmp_path / "one").mkdir()
+    file.rename(tmp_path / "one" / "h.csv")
+    check(read_metrics(tmp_path / "one", columns={"step": "iter"}))
+    counted = jsonl(tmp_path / "w.jsonl", *({"_step": 9 + row["iter"], **row} for row in rows))
+    check(read_metrics(counted, columns={"step": "iter"}))
+    assert "no itr in it (did you mean iter?)" in refusal(
+        read_metrics, counted, columns={"step": "itr"}
+    )
+
+
+def test_a_mapped_tag_of_two_files_is_of_two_runs(tmp_path):
+    for run in "ab":
+        table(tmp_path / "charts" / f"{run}.csv", ["Step", f"{run} - t/roll"], [1, 2.0])
+    columns = {"timing_s/gen": "t/roll"}
+    said = refusal(read_metrics, tmp_path / "charts", columns=columns, lengths=False)
+    assert "t/roll is also in a.csv" in said
+
+
+def test_a_name_without_a_number_that_can_be_read_is_not_said_to_be_missing(tmp_path):
+    log = tmp_path / "run.log"
+    log.write_text(console(timing_s__gen="1x2").format(step=1))
+    lacks = read_metrics(log).attrs["lacks"]["timing_s/gen"]
+    assert "no timing_s/gen that can be read" in lacks
+
+
 # A trace from steps that are not all right
 
 
@@ -551,14 +597,14 @@ def test_the_notes_name_what_was_logged_and_what_was_not(tmp_path):
     log = tmp_path / "run.log"
     log.write_text(f"Global step 1: {OPENRLHF}\n")
     notes = trace_from_verl_metrics(read_metrics(log, samples=16), 4, 0).metadata.notes
-    logged, _, others = notes.partition("Not logged: ")
+    logged, _, others = notes.partition("Not from the log: ")
     assert "response_length/mean" in logged and "prompt_length/mean" in logged
     assert "response_length/max" not in logged and "number of samples" not in logged
     assert "response_length/max (estimated)" in others
     assert "number of samples (of --samples)" in others
     log.write_text(console().format(step=1))
     notes = trace_from_verl_metrics(read_metrics(log), 4, 0).metadata.notes
-    assert "Not logged" not in notes and "number of samples" in notes
+    assert "Not from the log" not in notes and "number of samples" in notes
 
 
 def test_only_estimated_responses_are_said_to_be_of_a_lognormal(tmp_path):

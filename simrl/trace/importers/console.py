@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from simrl.trace.importers import rows
-from simrl.trace.importers.exports import CARRIED, STEPS, Logged
+from simrl.trace.importers.exports import CARRIED, STEP, Logged
 
 NUMBER = r"[-+]?(?:(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+|\.(?=\)))?|\.\d+)(?:e[-+]?\d+)?|inf|nan)"
 WIDTH = 4096  # wandb's output.log cuts a line here, even in the middle of a number
@@ -133,9 +133,13 @@ def records(path: Path, form: str, step: str, begins: str, counted: str) -> Iter
         path, shape, re.compile(step or r"(?=\{\s*['\"])"), begins
     ):
         values = _numbers(text, shape, whole) if len(text) <= MOST_CHARACTERS else {}
+        if (
+            form == "named" and {"Time", "Loss"} <= values.keys()
+        ):  # of a trainer beside its orchestrator
+            values["trainer Time"] = values.pop("Time")
         if number is None and counted in values:
             number = count = count + 1
-        yield f"{path}: line {place}", values | ({} if number is None else {STEPS[0]: number})
+        yield f"{path}: line {place}", values | ({} if number is None else {STEP: number})
 
 
 def _numbers(text: str, form: Form, whole: bool) -> dict[str, float]:

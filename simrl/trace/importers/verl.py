@@ -240,7 +240,7 @@ def _metrics_notes(metrics: pd.DataFrame, usable: pd.DataFrame, steps: int) -> l
     others = [f"{key} ({origin})" for key, origin in origins.items()]
     notes = [
         f"Synthesised from the log of {steps} steps. From the run, in each step: {', '.join(logged)}. "
-        f"{'Not logged: ' * bool(others)}{', '.join(others)}{'. ' * bool(others)}Assumed: the shape between "
+        f"{'Not from the log: ' * bool(others)}{', '.join(others)}{'. ' * bool(others)}Assumed: the shape between "
         "(a truncated lognormal), lengths independent of the prompt and of other steps, and that the j-th prompt of "
         "every epoch is the same one. Rewards and tool times are not in it.",
         "The epoch is the run's."

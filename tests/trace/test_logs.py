@@ -463,6 +463,157 @@ def test_what_stands_before_each_line_is_no_part_of_it(tmp_path, prefix):
     check(read_metrics(log), steps=(1, 2, 3), phases=["timing_s/step"])
 
 
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("'1,234.5'", 1234.5), ("1,234.5", 1234.5), ("'1", None), ("np.float64(3.5)", 3.5)],
+)
+def test_a_number_with_separators_of_thousands_is_read_whole_or_not_at_all(
+    tmp_path, value, seconds
+):
+    log = tmp_path / "run.log"
+    log.write_text(f"perf 1: {{'perf/rollout_time': {value}, 'perf/actor_train_time': 4.0}}\n")
+    metrics = read_metrics(log, lengths=False)
+    assert metrics["timing_s/update_actor"].tolist() == [4.0]
+    assert metrics.get("timing_s/gen", [None])[0] == seconds
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("12.5s (62%)", 12.5), ("500ms", 0.5), ("500 ms", 0.5), ("50%", None), ("1.2k", None)],
+)
+def test_a_unit_behind_a_number_is_converted_or_the_number_is_left_out(tmp_path, value, seconds):
+    log = tmp_path / "run.log"
+    log.write_text(NEMO_CONSOLE.format(n=1).replace("12.50s (62.5%)", value))
+    assert read_metrics(log, lengths=False).get("timing_s/gen", [None])[0] == seconds
+    plain = value.partition(" (")[0]
+    log.write_text(f"SUCCESS Step 1 | Time: {plain} | Seq. Length: 345.6 tokens/sample\n")
+    assert read_metrics(log, lengths=False).get("timing_s/step", [None])[0] == seconds
+
+
+def test_numbers_that_no_step_has_are_left_out_with_a_note(tmp_path):
+    rows = [{**VERL, "_step": n} for n in range(4)]
+    rows[1] |= {"timing_s/gen": -3.0}
+    rows[2] |= {"response_length/clip_ratio": 1.5}
+    table(tmp_path / "h.csv", [*rows[0]], *([*row.values()] for row in rows))
+    metrics = read_metrics(tmp_path / "h.csv")
+    assert metrics["timing_s/gen"].isna().tolist() == [False, True, False, False]
+    assert metrics["response_length/clip_ratio"].isna().tolist() == [False, False, True, False]
+    assert "Step 1: timing_s/gen is no such number" in str(metrics.attrs["notes"])
+
+
+def test_a_step_logged_twice_with_other_numbers_is_named_and_the_later_one_counts(tmp_path):
+    log = tmp_path / "run.log"
+    again = console(timing_s__gen=13.0).format(step=2)
+    log.write_text("".join(console().format(step=n) for n in (1, 2)) + again)
+    metrics = read_metrics(log)
+    assert metrics["timing_s/gen"].tolist() == [12.5, 13.0]
+    assert "Logged twice" in metrics.attrs["notes"][0] and "step 2;" in metrics.attrs["notes"][0]
+    log.write_text("".join(console().format(step=n) for n in (1, 2, 2)))
+    assert not metrics_notes(log)
+
+
+def metrics_notes(log: Path) -> list[str]:
+    return read_metrics(log).attrs["notes"]
+
+
+def test_the_steps_own_tag_may_be_named(tmp_path):
+    rows = [{"iter": n, **VERL} for n in (1, 2)]
+    file = table(tmp_path / "h.csv", [*rows[0]], *([*row.values()] for row in rows))
+    assert "--column step=TAG" in refusal(read_metrics, file)
+    check(read_metrics(file, columns={"step": "iter"}))
+    check(read_metrics(jsonl(tmp_path / "h.jsonl", *rows), columns={"step": "iter"}))
+    (tmp_path / "one").mkdir()
+    file.rename(tmp_path / "one" / "h.csv")
+    check(read_metrics(tmp_path / "one", columns={"step": "iter"}))
+    counted = jsonl(tmp_path / "w.jsonl", *({"_step": 9 + row["iter"], **row} for row in rows))
+    check(read_metrics(counted, columns={"step": "iter"}))
+    assert "no itr in it (did you mean iter?)" in refusal(
+        read_metrics, counted, columns={"step": "itr"}
+    )
+
+
+def test_a_mapped_tag_of_two_files_is_of_two_runs(tmp_path):
+    for run in "ab":
+        table(tmp_path / "charts" / f"{run}.csv", ["Step", f"{run} - t/roll"], [1, 2.0])
+    columns = {"timing_s/gen": "t/roll"}
+    said = refusal(read_metrics, tmp_path / "charts", columns=columns, lengths=False)
+    assert "t/roll is also in a.csv" in said
+
+
+def test_a_name_without_a_number_that_can_be_read_is_not_said_to_be_missing(tmp_path):
+    log = tmp_path / "run.log"
+    log.write_text(console(timing_s__gen="1x2").format(step=1))
+    lacks = read_metrics(log).attrs["lacks"]["timing_s/gen"]
+    assert "no timing_s/gen that can be read" in lacks
+
+
+# A trace from steps that are not all right
+
+
+def test_a_step_that_contradicts_itself_is_left_out_and_named_and_only_none_left_is_refused(
+    tmp_path,
+):
+    log = tmp_path / "run.log"
+    bad = console(response_length__min=301.0).format(step=2)
+    log.write_text(console().format(step=1) + bad)
+    trace = trace_from_verl_metrics(read_metrics(log), 4, 0)
+    assert [step for step, _, _ in trace.step_slices] == [1]
+    assert "step 2: response_length: mean, min" in trace.metadata.notes
+    assert "log of 1 steps" in trace.metadata.notes
+    log.write_text(bad)
+    assert "contradict" in refusal(trace_from_verl_metrics, read_metrics(log), 4, 0)
+
+
+def test_without_clipped_responses_the_longest_is_the_cap_and_the_notes_say_so(tmp_path):
+    log = tmp_path / "run.log"
+    log.write_text(console().format(step=1))
+    trace = trace_from_verl_metrics(read_metrics(log), 4, 0)
+    assert trace.metadata.cap_tokens == 900 and "--cap-tokens" in trace.metadata.notes
+    assert set(trace.table["finish_reason"].to_pylist()) == {"stop"}
+    small = refusal(trace_from_verl_metrics, read_metrics(log), 4, 0, cap_tokens=800)
+    assert "over the cap of 800; give the run's cap (--cap-tokens)" in small
+
+
+@pytest.mark.parametrize("samples", [4, 16, 512])
+@pytest.mark.parametrize("mean", [1.5, 3.0, 300.25, 20_000.0])
+@pytest.mark.parametrize("logged", ["", "clip_ratio", "max", "min"])
+def test_estimated_lengths_give_way_to_logged_ones(tmp_path, samples, mean, logged):
+    values = {"": 0.0, "clip_ratio": 0.25, "max": mean * 1.4 // 1 + 1, "min": mean * 0.9 // 1}
+    row = {"response_length/mean": round(mean * samples) / samples, "timing_s/gen": 1.0}
+    row |= {f"response_length/{logged or 'clip_ratio'}": values[logged]}
+    file = jsonl(tmp_path / "w.jsonl", {"_step": 1, **row})
+    metrics = read_metrics(file, "verl", samples=samples, prompt_tokens=80.3)
+    trace = trace_from_verl_metrics(metrics, 1, 0)
+    assert trace.column("response_tokens").sum() == round(row["response_length/mean"] * samples)
+
+
+def test_one_response_has_the_length_that_is_the_mean(tmp_path):
+    file = jsonl(tmp_path / "w.jsonl", {"_step": 1, "response_length/mean": 300.0})
+    metrics = read_metrics(file, "verl", samples=1, prompt_tokens=80)
+    assert trace_from_verl_metrics(metrics, 1, 0).column("response_tokens").tolist() == [300]
+
+
+def test_the_notes_name_what_was_logged_and_what_was_not(tmp_path):
+    log = tmp_path / "run.log"
+    log.write_text(f"Global step 1: {OPENRLHF}\n")
+    notes = trace_from_verl_metrics(read_metrics(log, samples=16), 4, 0).metadata.notes
+    logged, _, others = notes.partition("Not from the log: ")
+    assert "response_length/mean" in logged and "prompt_length/mean" in logged
+    assert "response_length/max" not in logged and "number of samples" not in logged
+    assert "response_length/max (estimated)" in others
+    assert "number of samples (of --samples)" in others
+    log.write_text(console().format(step=1))
+    notes = trace_from_verl_metrics(read_metrics(log), 4, 0).metadata.notes
+    assert "Not from the log" not in notes and "number of samples" in notes
+
+
+def test_only_estimated_responses_are_said_to_be_of_a_lognormal(tmp_path):
+    log = tmp_path / "run.log"
+    log.write_text(f"perf 1: {SLIME}\n")
+    notes = str(read_metrics(log, samples=16, prompt_tokens=80).attrs["notes"])
+    assert "as long as their mean" in notes and "lognormal" not in notes
+
+
 # Further frameworks, and names that the user maps
 
 OPENRLHF = {

@@ -119,6 +119,27 @@ def test_open_instruct_counts_episodes_as_global_step_and_its_steps_as_training_
     assert metrics["step"].tolist() == [1, 2]
 
 
+def test_a_row_of_open_instruct_without_its_training_step_is_of_no_other_step(tmp_path):
+    rows = [{"training_step": n, "global_step": 512 * n, "time/total": 71.0 + n} for n in (1, 2, 3)]
+    del rows[1]["training_step"]
+    path = tmp_path / "w.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    metrics = read_metrics(path, lengths=False)
+    assert metrics["step"].tolist() == [1, 3]
+    assert "line 2: no training_step in it (left out)" in metrics.attrs["notes"][0]
+
+
+def test_prime_rls_evaluations_are_no_steps_and_its_trainers_times_not_those_of_its_steps(tmp_path):
+    path = tmp_path / "run.log"
+    step = "10:00:00 SUCCESS Step 1 | Time: 73.77s | Seq. Length: 345.6 tokens/sample\n"
+    trainer = "10:00:01 SUCCESS Step 1 | Time: 3.00s | Loss: 0.1 | Peak Mem.: 70.1 GiB\n"
+    path.write_text(f"{step}{trainer}10:00:02 SUCCESS Eval Step 2 | Time: 9.00s\n")
+    metrics = read_metrics(path, lengths=False)
+    assert metrics["step"].tolist() == [1] and metrics["timing_s/step"].tolist() == [73.77]
+    path.write_text(trainer)
+    assert read_metrics(path, lengths=False)["timing_s/step"].tolist() == [3.0]
+
+
 def test_open_instruct_prints_a_box_folded_between_words(tmp_path):
     box = [
         "╭─────────── Metrics ───────────╮",

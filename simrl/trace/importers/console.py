@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from simrl.trace.importers import rows
-from simrl.trace.importers.exports import CARRIED, STEPS, Logged
+from simrl.trace.importers.exports import CARRIED, STEP, Logged
 
-NUMBER = r"[-+]?(?:(?:\d+(?:\.\d+|\.(?=\)))?|\.\d+)(?:e[-+]?\d+)?|inf|nan)"
+NUMBER = r"[-+]?(?:(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+|\.(?=\)))?|\.\d+)(?:e[-+]?\d+)?|inf|nan)"
 WIDTH = 4096  # wandb's output.log cuts a line here, even in the middle of a number
 # of a record: characters, pieces of its line, and lines of other processes between two pieces
 MOST_CHARACTERS, MOST_PIECES, MOST_FOREIGN = 1_000_000, 2000, 8
@@ -73,15 +73,15 @@ FORMS = {
         (  # Name: value unit | Name value unit; a duration without a name is the time of the step
             "named",
             " | ",
-            r"\s*(?:([a-z][^|:\d]{0,80}?):?\s{1,80})?(\d+ms|(?:\d+[dhm] ?)+(?:\d+(?:\.\d+)?)?|NUMBER)"
-            r"\s*(?:%|s|[a-z]+/[a-z]+)?\s*",
+            r"\s*(?:([a-z][^|:\d]{0,80}?):?\s{1,80})?(NUMBER ?ms|(?:\d+(?-i:[dhm]) ?)+(?:\d+(?:\.\d+)?)?|NUMBER)"
+            r"\s*(?:s|s/[a-z]+|(?:token|sample)s?/[a-z]+)?\s*",
             rf"[^:]*{PART}",
         ),
         (  # a dictionary of Python or JSON
             "dictionary",
             ",",
             r"(?:\d{1,3}: )?[\s{]*(?:['\"]\w+['\"]\s*:\s*\{\s*)?['\"]([^'\"]+)['\"]\s*:\s*"
-            r"(?:[a-z][\w.]*\(|['\"])?(NUMBER)['\")]?[\s}]*",
+            r"(?:[a-z][\w.]*\((?=\S+\))|'(?=\S+')|\"(?=\S+\"))?(NUMBER)['\")]?[\s}]*",
             "",
         ),
         (  # name=value, … behind a progress bar, as tqdm's
@@ -99,7 +99,8 @@ FORMS = {
         (
             "bullets",
             "\n",
-            r"•\s{0,80}([^:•\n]{1,80}?)\s{0,80}:\s{0,80}(NUMBER)\s?(?:s|ms|%)?(?=\s|$)(?!\s*\n\s*[\d.])",
+            r"•\s{0,80}([^:•\n]{1,80}?)\s{0,80}:\s{0,80}(NUMBER ?ms|NUMBER)(?: ?s|[ \t]+tokens)?"
+            r"(?=[ \t]*(?:[(|│]|$))(?!\s*\n\s*[\d.])",
             "",
         ),
         (
@@ -108,7 +109,12 @@ FORMS = {
             r"[│┃|]\s{0,80}([^│┃|\s][^│┃|]{0,120}?)\s{0,80}[│┃|]\s{0,80}(NUMBER)\s*(?=[│┃|])",
             "",
         ),
-        ("lines", "\n", r"(?:^|\s)([a-z_][\w./@-]{0,120})\s{0,80}[:=\s]\s{0,80}(NUMBER)\s*$", ""),
+        (
+            "lines",
+            "\n",
+            r"(?:^|\s)([a-z_][\w./@-]{0,120})\s{0,80}[:=\s]\s{0,80}(NUMBER ?ms|NUMBER)\s*$",
+            "",
+        ),
     )
 }
 Found = tuple[int, float | None, str, bool]  # the line of a record, its step, its text; is it whole
@@ -127,9 +133,13 @@ def records(path: Path, form: str, step: str, begins: str, counted: str) -> Iter
         path, shape, re.compile(step or r"(?=\{\s*['\"])"), begins
     ):
         values = _numbers(text, shape, whole) if len(text) <= MOST_CHARACTERS else {}
+        if (
+            form == "named" and {"Time", "Loss"} <= values.keys()
+        ):  # of a trainer beside its orchestrator
+            values["trainer Time"] = values.pop("Time")
         if number is None and counted in values:
             number = count = count + 1
-        yield f"{path}: line {place}", values | ({} if number is None else {STEPS[0]: number})
+        yield f"{path}: line {place}", values | ({} if number is None else {STEP: number})
 
 
 def _numbers(text: str, form: Form, whole: bool) -> dict[str, float]:
@@ -138,7 +148,8 @@ def _numbers(text: str, form: Form, whole: bool) -> dict[str, float]:
     by_name: dict[str, set[float]] = {}
     entries: Iterable[re.Match[str] | None] = form.entry.finditer(text)
     if form.separator.strip():
-        parts = text.split(form.separator)
+        commas = re.split(r",(?!\d)", text)  # one between digits is part of a number
+        parts = commas if form.separator == "," else text.split(form.separator)
         cut = not whole or (form.separator == "," and text.rstrip()[-1:] != "}")
         entries = map(form.entry.fullmatch, parts[:-1] if cut else parts)
     for entry in filter(None, entries):
@@ -148,6 +159,7 @@ def _numbers(text: str, form: Form, whole: bool) -> dict[str, float]:
 
 def _number(text: str) -> float:
     """Return a number, or the seconds of a duration such as 1m 13s."""
+    text = text.replace(",", "").replace(" ms", "ms")
     units = re.findall(r"([\d.]+)(ms|[dhm]?)", text) if re.search(r"\d[dhm]", text) else []
     return sum(float(n) * UNITS_S[unit] for n, unit in units) if units else float(text)
 

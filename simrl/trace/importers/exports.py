@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -22,7 +22,9 @@ from simrl.errors import InputError, refuse
 from simrl.trace.importers import rows
 
 Logged = tuple[str, dict[str, float]]  # the place of a row, and its numbers by tag
+STEP = "step of the run"  # as the user or the text of a console names it
 RUN_STEPS = (
+    STEP,
     *(
         "training_step",
         "system/global_step",
@@ -59,7 +61,7 @@ def step_of(row: dict[str, float], place: str, names: Sequence[str] = RUN_STEPS)
 
 
 def _files(
-    path: Path, tags: Collection[str], notes: list[str]
+    path: Path, tags: Mapping[str, str], notes: list[str]
 ) -> Iterator[tuple[Path, Iterator[Logged]]]:
     """Yield the tables in a folder, and their rows. Raises `InputError` if there is none."""
     roots = [path] if path.name == "metrics" else [*chain.from_iterable(map(path.glob, MLFLOW))]
@@ -90,7 +92,7 @@ def _mlflow_rows(path: Path, tag: str) -> Iterator[Logged]:
             yield place, {tag: value, WANDB_STEPS[0]: step}
 
 
-def read_rows(path: Path, tags: Collection[str], notes: list[str]) -> Iterator[Logged] | None:
+def read_rows(path: Path, tags: Mapping[str, str], notes: list[str]) -> Iterator[Logged] | None:
     """Return the rows of a table; None for a file that is none, such as a console log. `tags` are
     those that a TensorBoard download may have; `notes` get what is left out."""
     if path.is_dir():
@@ -140,7 +142,7 @@ def _jsonl_rows(path: Path, notes: list[str]) -> Iterator[Logged]:
                     lambda value: isinstance(value, dict),
                     "an object of metrics",
                 )
-                row = {**data, STEPS[0]: rows.integer(row, "step", place)}
+                row = {**data, STEP: rows.integer(row, "step", place)}
         except InputError as error:
             notes.append(f"{error} (left out)")
         else:
@@ -167,10 +169,10 @@ def _json_rows(path: Path) -> Iterator[Logged]:
             place = f"{path}: step {rows.shown(step)}"
             wrong = not re.fullmatch(r"[0-9]{1,10}", step)
             refuse((wrong, f"{place} is no whole number from 0; repair or remove it"))
-            yield place, {tag: value, STEPS[0]: float(step)}
+            yield place, {tag: value, STEP: float(step)}
 
 
-def _csv_rows(path: Path, tags: Collection[str], notes: list[str]) -> Iterator[Logged]:
+def _csv_rows(path: Path, tags: Mapping[str, str], notes: list[str]) -> Iterator[Logged]:
     table = rows.read_csv(path, errors="replace")
     header = next(table, ("", []))[1]
     columns = _columns(path, header, tags)
@@ -184,7 +186,7 @@ def _csv_rows(path: Path, tags: Collection[str], notes: list[str]) -> Iterator[L
             yield place, row
 
 
-def _columns(path: Path, header: Sequence[str], tags: Collection[str]) -> list[str]:
+def _columns(path: Path, header: Sequence[str], tags: Mapping[str, str]) -> list[str]:
     """Return the tag of each column; empty for one that is left out."""
     if set(header) == ONE_TAG:
         return [
@@ -200,8 +202,9 @@ def _columns(path: Path, header: Sequence[str], tags: Collection[str]) -> list[s
             f"{path}: two columns are {rows.shown(twice)}, as of two runs; export one run alone",
         ),
         (
-            not set(STEPS) & set(names),
-            f"{path}: no column for the step, such as Step or _step (it has {rows.listed(header)})",
+            not set(STEPS) & {tags.get(name, name) for name in names},
+            f"{path}: no column for the step, such as Step or _step; name it with --column step=TAG "
+            f"(it has {rows.listed(header)})",
         ),
     )
     return names
@@ -213,17 +216,19 @@ def _cell(raw: str) -> float | None:
     return None
 
 
-def _merged(path: Path, tags: Collection[str], notes: list[str]) -> Iterator[Logged]:
+def _merged(path: Path, tags: Mapping[str, str], notes: list[str]) -> Iterator[Logged]:
     """Yield the rows of all tables in a folder, by the logger's step. Raises `InputError` for a tag
     of two files, as of two runs."""
     file_of: dict[str, Path] = {}
     for file, logged in _files(path, tags, notes):
         for place, row in logged:
-            for tag in set(tags) & set(row):
+            for tag in (tag for tag in row if tags.get(tag) == tag):
                 if file_of.setdefault(tag, file) != file:
                     raise InputError(
                         f"{file}: {tag} is also in {file_of[tag].name}; keep the files of one run"
                     )
-            if (step := step_of(row, place, STEPS)) is not None:
+            if (
+                step := step_of({tags.get(t, t): v for t, v in row.items()}, place, STEPS)
+            ) is not None:
                 values = {tag: value for tag, value in row.items() if tag not in STEPS}
                 yield place, {**values, WANDB_STEPS[0]: step}

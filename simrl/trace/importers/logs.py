@@ -32,6 +32,8 @@ from simrl.errors import InputError, meant, refuse
 from simrl.trace.importers import rows
 from simrl.trace.importers.console import records
 from simrl.trace.importers.exports import (
+    RUN_STEPS,
+    STEP,
     STEPS,
     WANDB_STEPS,
     Logged,
@@ -40,6 +42,7 @@ from simrl.trace.importers.exports import (
 )
 
 Heads = dict[tuple[str, ...], tuple[pd.DataFrame, list[str]]]  # first steps of a log, by form
+MOST = 1e15  # tokens or seconds of a step
 MOST_TAGS = 10_000  # of a log: a column each
 HEAD, SMALL = 200, 2**20  # rows by which a framework is recognised; bytes
 OPERATOR = re.compile(r"\s+([-+*/])\s+")
@@ -76,7 +79,7 @@ FORMATS = {
 }
 ALIASES = {alias: name for name, kind in FORMATS.items() for alias in (name, *kind.also)}
 TERMS = {  # their tags, which the names of an exported table may end with
-    tag
+    tag: tag
     for kind in FORMATS.values()
     for expressions in kind.by_ours.values()
     for expression in expressions
@@ -125,7 +128,7 @@ def read_metrics(
     that was not given.
     """
     path, notes = rows.existing(path), list[str]()
-    wrong = next((ours for ours in columns or {} if ours not in OURS), "")
+    wrong = next((ours for ours in columns or {} if ours not in (*OURS, "step")), "")
     refuse(
         (
             log_format not in (None, *ALIASES, *EXPORTS),
@@ -138,28 +141,47 @@ def read_metrics(
         ),
     )
     mapped = {ours: (it, it.replace("+", " + ")) for ours, it in (columns or {}).items()}
+    terms = {term: term for _, it in mapped.values() for term in OPERATOR.split(it)[::2]}
+    terms = TERMS | terms | {it: STEP for it, _ in [mapped.pop("step", ("", ""))] if it}
     names = [ALIASES[log_format]] if log_format in ALIASES else [*FORMATS]
     heads: Heads = {}
-    name, kind = _recognised(path, names, heads) or ("", _unnamed(path, names, mapped, heads))
-    tags = _by_step(_logged(path, kind, notes), notes)
-    metrics = _named(tags, kind, mapped)
+    name, kind = _recognised(path, names, heads, terms) or (
+        "",
+        _unnamed(path, names, mapped, heads, terms),
+    )
+    tags = _by_step(_logged(path, kind, notes, terms), notes)
+    metrics, step = _named(tags, kind, mapped), (columns or {}).get("step", "")
+    refuse(
+        (
+            step and step not in tags,
+            f"{path}: --column step={step}: no {step} in it{meant(step, map(str, tags))}; it has {rows.listed(map(str, tags))}",
+        )
+    )
     if absent := next((ours for ours in mapped if ours not in metrics), None):
-        terms = OPERATOR.split(mapped[absent][1])[::2]
-        missing = next(term for term in terms if _column(term, tags, kind, {}) is None)
+        parts = OPERATOR.split(mapped[absent][1])[::2]
+        missing = next(term for term in parts if _column(term, tags, kind, {}) is None)
         raise InputError(
             f"{path}: --column {absent}={mapped[absent][0]}: no {missing} in it{meant(missing, map(str, tags))}; "
             f"it has {rows.listed(get_close_matches(missing, tags.columns, 12, 0.0))}"
         )
+    notes += _holes(metrics)
+    for key in OURS & {*metrics}:
+        is_wrong = ~metrics[key].between(0, 1 if key == CLIPPED else MOST) & metrics[key].notna()
+        at = rows.listed(map(str, metrics.loc[is_wrong, "step"]))
+        notes += [
+            f"Step {at}: {key} is no such number, and left out: negative, or too large."
+        ] * any(is_wrong)
+        metrics[key] = metrics[key].mask(is_wrong)
     measured = [key for key in metrics if key in OURS and key.startswith(MEASURED)]
     is_step = metrics[measured].notna().any(axis=1)
     others = rows.listed(map(str, metrics.loc[~is_step, "step"]))
     notes += [f"Steps {others}: no time and no length in them."] * any(~is_step)
     metrics = metrics[is_step].reset_index(drop=True)
-    notes += _holes(metrics)
     if lengths:
         metrics = _with_lengths(metrics, path, kind, samples, prompt_tokens, cap_tokens, notes)
     lacks = {
-        ours: kind.lacks.get(ours, f"no {ours}: {_remedy(ours, kind)}")
+        ours: _unreadable(path, ours, kind)
+        or kind.lacks.get(ours, f"no {ours}: {_remedy(ours, kind)}")
         for ours in PHASES
         if ours not in metrics
     }
@@ -169,10 +191,12 @@ def read_metrics(
 
 def recognised(path: Path) -> str | None:
     """Return the framework that wrote a log; None if none did."""
-    return (_recognised(path, [*FORMATS], {}) or (None,))[0]
+    return (_recognised(path, [*FORMATS], {}, TERMS) or (None,))[0]
 
 
-def _recognised(path: Path, names: Sequence[str], heads: Heads) -> tuple[str, Format] | None:
+def _recognised(
+    path: Path, names: Sequence[str], heads: Heads, tags: Mapping[str, str]
+) -> tuple[str, Format] | None:
     """Return the framework that most of the names in the first steps of a log are of, with the form
     of this console; None if none is of any."""
     size = path.stat().st_size if path.is_file() else 0
@@ -183,7 +207,7 @@ def _recognised(path: Path, names: Sequence[str], heads: Heads) -> tuple[str, Fo
     others = [(n, FORMATS[n].model_copy(update=form)) for form in OTHERS for n in names]
 
     def columns(choice: tuple[str, Format]) -> int:
-        return len(OURS & {*_named(_head(path, choice[1], heads)[0], choice[1])})
+        return len(OURS & {*_named(_head(path, choice[1], heads, tags)[0], choice[1])})
 
     for choices in (own, others):
         best = max(choices, key=columns)
@@ -192,14 +216,16 @@ def _recognised(path: Path, names: Sequence[str], heads: Heads) -> tuple[str, Fo
     return None
 
 
-def _head(path: Path, kind: Format, heads: Heads) -> tuple[pd.DataFrame, list[str]]:
+def _head(
+    path: Path, kind: Format, heads: Heads, tags: Mapping[str, str]
+) -> tuple[pd.DataFrame, list[str]]:
     """Return the first steps of a log, in their names, and notes on them; each form is read once."""
     form = (kind.console, kind.step, kind.begins, kind.counted)
     if form not in heads:
-        key = form if read_rows(path, TERMS, []) is None else ()
+        key = form if read_rows(path, tags, []) is None else ()
         if key not in heads:
             notes: list[str] = []
-            heads[key] = _by_step(islice(_logged(path, kind, notes), HEAD), notes), notes
+            heads[key] = _by_step(islice(_logged(path, kind, notes, tags), HEAD), notes), notes
         heads[form] = heads[key]
     return heads[form]
 
@@ -209,18 +235,33 @@ def _has(path: Path, signs: tuple[str, ...]) -> bool:
         return any(text.find(sign.encode()) >= 0 for sign in signs)
 
 
-def _logged(path: Path, kind: Format, notes: list[str]) -> Iterable[Logged]:
+def _logged(
+    path: Path, kind: Format, notes: list[str], tags: Mapping[str, str]
+) -> Iterable[Logged]:
     """Return the rows of a log, in their names."""
-    if (exported := read_rows(path, TERMS, notes)) is not None or not kind.console:
-        return exported or ()
-    return records(path, kind.console, kind.step, kind.begins, kind.counted)
+    logged = read_rows(path, tags, notes)
+    if logged is None and kind.console:
+        logged = records(path, kind.console, kind.step, kind.begins, kind.counted)
+    step = next((tag for tag, read_as in tags.items() if read_as == STEP), "")
+    return (
+        (place, {**row, STEP: row[step]} if step in row else row) for place, row in logged or ()
+    )
 
 
 def _by_step(logged: Iterable[Logged], notes: list[str]) -> pd.DataFrame:
     """Return a row a step, in their names. A row without the step of the run belongs to the next
     row that has one; if none has, the step is the one that W&B counted."""
     steps, counted = dict[int, dict[str, float]](), dict[int, dict[str, float]]()
-    waiting, tags = dict[str, float](), set[str]()
+    waiting, tags, again = dict[str, float](), set[str](), set[int]()
+    logged = [*logged]
+    first = next((name for name in RUN_STEPS if any(name in row for _, row in logged)), "")
+    others = {  # they count something else, such as episodes
+        name
+        for _, row in logged
+        for name in RUN_STEPS
+        if abs(row.get(name, 0.0) - row.get(first, 0.0)) > 0 and {name, first} <= row.keys()
+    }
+    names = [name for name in RUN_STEPS if name not in others]
     for place, row in logged:
         values = {t: v for t, v in row.items() if t not in STEPS and not t.startswith("_")}
         tags |= values.keys()
@@ -231,7 +272,8 @@ def _by_step(logged: Iterable[Logged], notes: list[str]) -> pd.DataFrame:
             )
         )
         try:
-            step, count = step_of(row, place), step_of(row, place, WANDB_STEPS)
+            step, count = step_of(row, place, names), step_of(row, place, WANDB_STEPS)
+            refuse((step is None and others & row.keys(), f"{place}: no {first} in it"))
         except InputError as error:
             notes.append(f"{error} (left out)")
             continue
@@ -240,8 +282,16 @@ def _by_step(logged: Iterable[Logged], notes: list[str]) -> pd.DataFrame:
         sums = {tag: waiting.get(tag, 0.0) for tag in values if tag.startswith(SUMMED)}
         waiting |= {tag: value + sums.get(tag, 0.0) for tag, value in values.items()}
         if step is not None:
-            steps.setdefault(step, {}).update(waiting)
+            before = steps.setdefault(step, {})
+            again |= (
+                {step} if any(abs(before.get(t, v) - v) > 0 for t, v in waiting.items()) else set()
+            )
+            before.update(waiting)
             waiting = {}
+    notes += [
+        f"Logged twice, with other numbers, as after a restart or of two runs: step {rows.listed(map(str, sorted(again)))}; "
+        "the later ones count."
+    ] * bool(again)
     return pd.DataFrame([{"step": n, **row} for n, row in sorted((steps or counted).items())])
 
 
@@ -287,15 +337,19 @@ def _column(
 
 
 def _unnamed(
-    path: Path, names: Sequence[str], mapped: Mapping[str, tuple[str, ...]], heads: Heads
+    path: Path,
+    names: Sequence[str],
+    mapped: Mapping[str, tuple[str, ...]],
+    heads: Heads,
+    terms: Mapping[str, str],
 ) -> Format:
     """Return the form of a log whose names the user maps. Raises `InputError` where none is mapped:
     with the names that the log has, the nearest ones first."""
-    other = (_recognised(path, [*FORMATS], heads) or (None,))[0] if not mapped else None
+    other = (_recognised(path, [*FORMATS], heads, terms) or (None,))[0] if not mapped else None
     lacking = f"{path}: no metrics of {', '.join(FORMATS[name].title for name in names)} in it"
     kinds = [Format.model_validate({"title": "", "signs": (), **form}) for form in OTHERS]
-    kind = max(kinds, key=lambda kind: len(_head(path, kind, heads)[0].columns))
-    tags, notes = _head(path, kind, heads)
+    kind = max(kinds, key=lambda kind: len(_head(path, kind, heads, terms)[0].columns))
+    tags, notes = _head(path, kind, heads, terms)
     has = [str(tag) for tag in tags if tag != "step"]
     if mapped:
         return kind
@@ -335,6 +389,20 @@ def _holes(metrics: pd.DataFrame) -> list[str]:
     ]
 
 
+def _unreadable(path: Path, ours: str, kind: Format) -> str:
+    """Return a message on a metric whose name is in a log, without a number; empty if it is not."""
+    signs = [sign for sign in kind.by_ours.get(ours, ()) if re.fullmatch(r"\w+[/_]\S+", sign)]
+    for sign in signs if path.is_file() and kind.title and path.stat().st_size else ():
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            times = len(re.findall(rf"(?<![\w/]){re.escape(sign)}(?![\w/])".encode(), text))
+        if times:
+            return (
+                f"no {ours} that can be read: {sign} is {times} times in it, without a number or with one that is cut "
+                "or has other text in it"
+            )
+    return ""
+
+
 def _remedy(ours: str, kind: Format) -> str:
     theirs = kind.by_ours.get(ours, ())
     return f"{f'log {theirs[0]}, or ' if theirs else ''}name its tag with --column {ours}=TAG"
@@ -351,8 +419,10 @@ def _with_lengths(
 ) -> pd.DataFrame:
     """Return the metrics with the lengths of responses and prompts and the number of tokens of each
     step, as far as they follow."""
+    origins = {CLIPPED: "taken as 0"} if CLIPPED not in metrics else {}
     if {MEAN, SEQUENCE} <= {*metrics} and PROMPT not in metrics:
         metrics[PROMPT] = metrics[SEQUENCE] - metrics[MEAN]
+    origins |= {PROMPT: "of --prompt-tokens"} if PROMPT not in metrics else {}
     metrics[PROMPT] = metrics.get(PROMPT, math.nan if prompt_tokens is None else prompt_tokens)
     if MEAN not in metrics and SEQUENCE in metrics:
         metrics[MEAN] = metrics[SEQUENCE] - metrics[PROMPT]
@@ -374,10 +444,16 @@ def _with_lengths(
     missing = [key for key in ends if key not in metrics]
     metrics = metrics.assign(**{key: ends[key] for key in missing})
     notes += [
-        f"Not logged, and estimated: {', '.join(missing)}. The largest and smallest response are of a lognormal with sigma "
-        f"{SIGMA:g} (assumed) that has the logged mean and share at the cap; --cap-tokens gives the cap. All prompts are as "
-        "long as their mean."
+        f"{'Unreadable or not' if any(_unreadable(path, key, kind) for key in missing) else 'Not'} logged, and "
+        f"estimated: {', '.join(missing)}." + " They are of a lognormal with sigma "
+        f"{SIGMA:g} (assumed) that has the mean and share at the cap; --cap-tokens gives the cap."
+        * any(key.startswith("response") for key in missing)
+        + " All prompts are as long as their mean." * any("prompt" in key for key in missing)
     ] * bool(missing)
+    is_told = {TOTAL, "samples"} & {*metrics}
+    origins |= dict.fromkeys(missing, "estimated")
+    origins |= {} if is_told or samples is None else {"number of samples": "of --samples"}
+    metrics.attrs["origins"] = origins
     metrics[TOTAL] = _total_tokens(metrics, path, kind, samples)
     return metrics
 

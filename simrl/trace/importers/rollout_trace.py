@@ -96,7 +96,13 @@ def read_events(path: Path, **labels: Unpack[rows.Labels]) -> RolloutTrace:
         trained_step=trained,
         parts=parts,
         policy_version=[of_response[0][0] for of_response in parts],
-    ).iloc[np.lexsort((responses["sample"], pd.factorize(responses["prompt"])[0], step))]
+    )
+    keys = ["step", "prompt", "sample"]
+    if recorded.duplicated(keys).any():  # two groups of a prompt in a step are one
+        recorded["sample"] = recorded.groupby(keys[:2]).cumcount()
+    recorded = recorded.iloc[
+        np.lexsort((recorded["sample"], pd.factorize(responses["prompt"])[0], step))
+    ]
     trace = rows.trace_from_rows(
         [
             rows.Row(**{name: value for name, value in row.items() if value == value})
@@ -144,8 +150,8 @@ def _by_round(events: Any) -> Any:
     again = (marks["kind"] == "started_s") & (before == "finished_s")
     rounds = again.reindex(events.index, fill_value=False).astype(int).groupby(keys).cumsum()
     rounds = rounds.where(events["sample"].notna(), rounds.groupby(events["group"]).cummax())
-    later = events["group"] + "#" + rounds.astype(str)
-    return events.assign(group=events["group"].where(rounds == 0, later))
+    later = events["group"] + "#" + rounds.fillna(0).astype(int).astype(str)
+    return events.assign(group=events["group"].mask(rounds > 0, later))
 
 
 def _event(line: dict[str, Any], place: str) -> dict[str, Any]:

@@ -265,7 +265,8 @@ def _stamp_s(stamp: Any) -> float | None:
     with suppress(ValueError, OverflowError):
         date = None if rows.is_number(stamp) else datetime.fromisoformat(str(stamp))
         at_s = date.replace(tzinfo=date.tzinfo or UTC).timestamp() if date else rows.as_float(stamp)
-        return _first(at_s / scale for scale in (1, 1e3, 1e6, 1e9) if at_s / scale <= LATEST_S)
+        scales = (at_s / scale for scale in (1, 1e3, 1e6, 1e9))
+        return next((seconds for seconds in scales if seconds <= LATEST_S), None)
     return None
 
 

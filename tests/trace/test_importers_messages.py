@@ -310,3 +310,48 @@ def test_the_practice_conversations_are_read(shared_data):
     assert turns(trace)[0] == (410, [28, 250], [1500])
     trace = import_messages(folder / "sharegpt.json")
     assert turns(trace) == [(240, [960, 360], [50])] * 8
+
+
+@pytest.mark.parametrize(
+    "stamps",
+    [
+        [1.7e9, 1.7e9 + 2],
+        [1_700_000_000_000, 1_700_000_002_000],
+        [1_700_000_000_000_000, 1_700_000_002_000_000],
+        [1_700_000_000_000_000_000, 1_700_000_002_000_000_000],
+        ["2026-03-29T02:30:00", "2026-03-29T02:30:02+00:00"],  # no zone is UTC
+    ],
+)
+def test_time_stamps_count_seconds_ms_us_or_ns_and_dates_without_a_zone_are_of_utc(
+    tmp_path, stamps
+):
+    talk = [
+        said("user", "q"),
+        said("assistant", "a", timestamp=stamps[0]),
+        said("tool", "b", timestamp=stamps[1]),
+        said("assistant", "c"),
+    ]
+    trace = import_messages(written(tmp_path / "a.jsonl", {"messages": talk}))
+    assert trace.table.column("turn_environment_s").to_pylist() == [[2.0]]
+    assert "1 pauses between turns are by time stamps" in trace.metadata.notes
+
+
+def test_pauses_are_counted_only_where_they_are_used(tmp_path):
+    talk = [
+        said("user", "q"),
+        *(said("assistant", "a", timestamp=1.0), said("tool", "b", timestamp=2.0)),
+        *(said("assistant", "a"), said("tool", "b"), said("assistant", "c")),
+    ]
+    trace = import_messages(written(tmp_path / "a.jsonl", {"messages": talk}))
+    assert "pauses between turns" not in trace.metadata.notes
+
+
+def test_pictures_are_counted_and_a_prompt_of_pictures_alone_is_one(tmp_path):
+    def seen(url: str) -> dict:
+        picture = {"type": "image_url", "image_url": {"url": url}}
+        return {"messages": [said("user", [picture]), said("assistant", "a cat")]}
+
+    trace = import_messages(written(tmp_path / "a.jsonl", seen("a"), seen("b"), seen("a")))
+    assert trace.column("response_tokens").tolist() == [5, 5, 5]
+    assert sorted(trace.column("prompt_id").tolist()) == [0, 0, 1]
+    assert "3 pictures are not counted" in trace.metadata.notes

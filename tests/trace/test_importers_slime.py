@@ -228,7 +228,8 @@ def with_tensors(value: object) -> bytes:
     import sys
     import types
 
-    names = {"torch": ("LongStorage", "ByteStorage"), "torch._utils": ("_rebuild_tensor_v2",)}
+    kinds = ("LongStorage", "ByteStorage", "HalfStorage", "BFloat16Storage")
+    names = {"torch": kinds, "torch._utils": ("_rebuild_tensor_v2",)}
     fakes = {name: types.ModuleType(name) for name in names}
     for module, held in names.items():
         for name in held:
@@ -330,3 +331,44 @@ def test_two_dumps_of_one_rollout_are_refused(tmp_path):
     save(tmp_path / "a.pt", 4, sample([1], [2]))
     save(tmp_path / "b.pt", 4, sample([1], [2]))
     assert "b.pt: sample 0: step 4 is also in a.pt" in refusal(tmp_path)
+
+
+def test_compressed_and_repeating_dumps_do_not_fill_the_memory(tmp_path):
+    dump = tmp_path / "0.pt"
+    with zipfile.ZipFile(dump, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("0/data.pkl", b"\x80\x02" + b"N" * 10_000_000 + b".")
+    assert "its parts are compressed or overlap" in refusal(dump)
+    views = [Tensor("ByteStorage", "a", 0, (100_000,), (1,)) for _ in range(200)]
+    zipped(dump, with_tensors({"samples": views}), a=bytes(100_000))
+    assert "its pickle makes far more values than such a file holds" in refusal(dump)
+    raw = b"\x80\x02}(" + b")" + b"\x85" * 100_000 + b"Nu."  # a key whose hash overflows the stack
+    assert "a key is no text or number" in refusal(zipped(dump, raw))
+
+
+@pytest.mark.parametrize(
+    ("start", "size", "stride"),
+    [
+        *[(0, (10,), (1,)), (1, (9,), (1,)), (0, (6,), (2,)), (0, (2,), (10**30,)), (9, (), ())],
+        *[(-1, (1,), (1,)), (0, (-1,), (1,)), (0, (1,), (-1,))],
+    ],
+)
+def test_a_tensor_that_does_not_fit_its_storage_is_refused(tmp_path, start, size, stride):
+    raw = with_tensors({"samples": Tensor("LongStorage", "a", start, size, stride)})
+    dump = zipped(tmp_path / "0.pt", raw, a=bytes(72))
+    assert "no whole file of torch.save" in refusal(dump)
+
+
+def test_halves_are_numbers_a_tensor_without_dimensions_is_one_and_other_types_stay_unread(
+    tmp_path,
+):
+    value = {
+        "half": Tensor("HalfStorage", "h", 0, (2,), (1,)),
+        "reward": Tensor("LongStorage", "a", 2, (), ()),
+        "empty": Tensor("LongStorage", "e", 0, (0,), (1,)),
+        "brain": Tensor("BFloat16Storage", "h", 0, (2,), (1,)),
+        "expanded": Tensor("LongStorage", "a", 0, (10**12,), (0,)),
+    }
+    storages = {"h": struct.pack("<2e", 0.5, 2), "a": struct.pack("<3q", 1, 2, 3), "e": b""}
+    read = read_torch(zipped(tmp_path / "0.pt", with_tensors(value), **storages))
+    assert (read["half"], read["reward"], read["empty"]) == ([0.5, 2.0], 3, [])
+    assert isinstance(read["brain"], Unread) and isinstance(read["expanded"], Unread)

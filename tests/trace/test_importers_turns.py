@@ -87,7 +87,13 @@ def context(text: str) -> list[str]:
         ("a<search>q</search><information>4</information>b", ["<information>4</information>"]),
         ("the tool\n\nis to=assistant, and ## Return of functions.", []),
         ("done.\nuser\nAnd 43?\nassistant\n44", ["\nuser\nAnd 43?\nassistant\n"]),
-        ("a<tool_response>\n4", ["<tool_response>\n4"]),  # cut off
+        ("a<|im_end|>\n<|im_start|>user\n4", ["\n<|im_start|>user\n4"]),  # cut off
+        ("a<tool_response>\n4", []),  # tags that do not end are the model's words
+        ("the <information> tag, <interpreter>, <function_results> and [TOOL_RESULTS]", []),
+        ("ends <|im_start|> and <|im_start|>assistant or <start_of_turn>, <|start|>, ]~b]", []),
+        ("SELECT *\nFROM user\nWHERE 1;\nassistant\nx", []),
+        ("SELECT *\nFROM\nuser\nWHERE 1;\nassistant\nx", []),
+        ("f(\nuser\n)\nassistant\nx", []),
         ("ask the user\nand the tool\n", []),
         ("a user writes <tool_call>", []),
         ("", []),
@@ -128,7 +134,8 @@ def test_the_parts_of_a_text_are_the_text(pieces):
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=30))
 def test_the_turns_of_a_mask_hold_its_ones(mask):
     turns, _ = by_mask(mask)
-    assert sum(turns.tokens) == (sum(mask) if mask[0] else len(mask))
+    hidden = mask.index(1) if 1 in mask else len(mask)
+    assert sum(turns.tokens) == sum(mask) + hidden
     assert len(turns.observations) == max(len(turns.tokens) - 1, 0)
     assert turns.before == 0
 
@@ -209,3 +216,25 @@ def test_a_dump_that_does_not_tell_says_so_and_a_comparison_repeats_it_for_agent
         in said["agent"]
     )
     assert "it cannot be told whether tools wrote a part" in said["plain"]
+
+
+def test_only_the_zeros_before_the_first_one_of_a_mask_are_the_models(tmp_path):
+    turns, generated = by_mask([0, 1, 0, 0, 1, 0])
+    assert turns == ([2, 1], [2], 0, 1)
+    assert generated.tolist() == [True, True, False, False, True, False]
+
+
+def test_context_that_no_turn_follows_is_left_out_and_counted(tmp_path):
+    cut = "\n<|im_start|>user\n4"
+    trace = import_verl(dump(tmp_path, {"output": f"abc{cut}"}), BY_CHARACTER)
+    assert trace.column("response_tokens").tolist() == [3]
+    words = "tokens of what tools or users wrote after the last turn of a response were left out"
+    assert f"{len(cut)} {words}" in trace.metadata.notes
+
+
+@pytest.mark.parametrize("name", ["completion_tokens", "output_tokens", "response_length"])
+def test_a_list_of_what_may_be_token_ids_is_no_list_of_lengths(tmp_path, name):
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"prompt": "p", name: [50256, 11, 7]}) + "\n")
+    with pytest.raises(InputError, match="no column for response_tokens"):
+        import_jsonl(file, counter=BY_CHARACTER)

@@ -194,7 +194,8 @@ def test_a_prompt_that_comes_again_has_an_epoch_more(tmp_path):
     [
         ([], "no events in it; name the rollout_trace.jsonl"),
         ([{"step": 1, "loss": 0.5}], "no events in it; name the rollout_trace.jsonl"),
-        ([{"t": 10**400, "event": "rollout_dispatched", "group_id": "a"}], "no events in it"),
+        ([{"t": 10**400, "event": "rollout_dispatched", "group_id": "a"}], "1 events without a numeric time in `t`; name"),
+        ([{"t": "2026-05-01T12:00:00", "event": "rollout_sealed"}] * 2, "2 events without a numeric time in `t`; name"),
         ([line for line in two_groups() if line["event"] != "rollout_sealed"], "no response with a dispatch and a later seal"),
         (without(two_groups(), "response_tokens"), "line 5: no count of tokens for a response or its group; trace a run with"),
     ],
@@ -211,3 +212,24 @@ def test_a_run_s_folder_is_imported_by_the_name_of_its_file(tmp_path):
     trace = import_dump("nemo_rl", tmp_path, cap_tokens=300)
     assert trace.table.equals(expected.table) and trace.metadata.cap_tokens == 300
     assert trace.metadata.source == "NeMo-RL events rollout_trace.jsonl"
+
+
+def test_a_prompt_of_a_second_epoch_is_a_second_group_where_events_name_none(tmp_path):
+    lines = [
+        dispatched(0.0, "p", 0),
+        sealed(5.0, "p", 0, 40),
+        of_run(6.0, "train_step", prompt_ids=["p"], duration_s=1.0),
+        dispatched(7.0, "p", 0),
+        sealed(9.0, "p", 0, 70),
+        of_run(10.0, "train_step", prompt_ids=["p"], duration_s=1.0),
+    ]
+    run = read(tmp_path, without(lines, "group_id"))
+    assert run.trace.column("response_tokens").tolist() == [40, 70]
+    assert run.trace.column("prompt_id").tolist() == [0, 0]
+    assert run.trace.column("epoch").tolist() == [0, 1]
+    assert column(run, "started_s") == [0.0, 7.0] and column(run, "trained_step") == [0, 1]
+    again = read(tmp_path, lines).trace  # a group that was dispatched again is one group
+    assert again.column("response_tokens").tolist() == [70]
+    timeless = [line for line in lines if line["event"] != "train_step"]
+    both = read(tmp_path, without(timeless, "group_id")).trace
+    assert both.column("sample").tolist() == [0, 1]  # no update divides them into batches

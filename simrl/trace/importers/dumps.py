@@ -69,17 +69,17 @@ def import_dump(
             form.read(files) if hasattr(form, "read") else _records(source, files, reward_column),
         )
     )
-    agents: list[bool] = []
     if hasattr(form, "row"):
         samples = [form.row(row, place, file, reward_key, left_out) for file, place, row in records]
     else:
         if source.repeats:
             records = _without_repeats(source, records, left_out)
         placed = ((place, row) for _, place, row in records)
-        samples = list(table_rows(placed, source.columns, counter, agents=agents))
+        samples = list(table_rows(placed, source.columns, counter, left_out))
+    agents = left_out.pop(turns.AGENTS, 0)
     observed = [row.turn_observation_tokens for row in samples]
     if form is None and "response" in source.columns:
-        notes += [DECODED, turns.note(observed, sum(agents))]
+        notes += [DECODED, turns.note(observed, agents)]
     else:
         timed = any(row.turn_environment_s for row in samples)
         notes += turns.several(observed, source.turns_by, timed)
@@ -299,11 +299,12 @@ def nearest(path: Path, name: str, refusal: InputError) -> str:
         for source_name, source in known_sources().items()
         for signs in ({*text.split()} for text in source.signs)
     )
-    if share < 1 and path.is_file() and (metrics := recognised(path)):
-        return (
-            f"{path}: a metrics log ({metrics}), not a dump of samples; add --metrics --group N (N responses a prompt, "
-            "rollout.n), which draws lengths from it"
-        )
+    with suppress(InputError):
+        if share < 1 and path.is_file() and (metrics := recognised(path)):
+            return (
+                f"{path}: a metrics log ({metrics}), not a dump of samples; add --metrics --group N (N responses a "
+                "prompt, rollout.n), which draws lengths from it"
+            )
     run = f"`simrl trace import {other} {path}`"
     partly = f"the nearest format is that of {run}, which has {rows.listed(sorted(lacks))}, too"
     looks = f"it looks like {known_sources()[other].title or other}: run {run}"

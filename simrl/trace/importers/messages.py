@@ -14,7 +14,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import chain, groupby, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,22 +23,25 @@ from simrl.errors import InputError, refuse
 from simrl.trace.importers import rows, tabular
 
 NAMES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-MILLISECONDS = 1e11  # stamps above count these: as seconds they lie after the year 5000
+LATEST_S = 1e11  # stamps above count ms, us or ns: as seconds they lie after the year 5000
 LONGEST_PAUSE_S = 86_400.0  # between two turns; a longer one is no tool's
 NO_STEP = "conversations name no step and are taken for one; --step N gives its number."
 DURATIONS = "pauses between turns are recorded durations of tools."
 STAMPS = "pauses between turns are by time stamps, to the last message before the next turn."
+PICTURES = "pictures are not counted: a prompt with them is longer than its tokens here."
+PICTURE_PARTS = ("image", "image_url", "input_image")  # a part's type, or the key of its picture
 
 
 class Message(NamedTuple):
     """A message: whether the model wrote it, its text, its time stamp, the seconds of the tool that
-    it answers for, and the tool's name."""
+    it answers for, the tool's name, and its pictures."""
 
     generated: bool
     text: str
     at_s: float | None
     took_s: float | None
     tool: str | None
+    pictures: list[Any]
 
 
 def read(
@@ -80,7 +83,9 @@ def conversation(
     messages = [m for m in map(_message, rest) if m and (m.text or not m.generated)]
     before = [*takewhile(lambda message: not message.generated, messages)]
     runs = [list(run) for _, run in groupby(messages[len(before) :], lambda message: message[0])]
-    prompt = "".join(message.text for message in (*filter(None, map(_message, leading)), *before))
+    before = [*filter(None, map(_message, leading)), *before]
+    pictures = [picture for message in before for picture in message.pictures]
+    prompt = "".join(message.text for message in before) or " " * bool(pictures)
     refuse(
         (
             not runs or not prompt,
@@ -89,27 +94,39 @@ def conversation(
         )
     )
     pauses = [*zip(runs[::2], runs[1::2], runs[2::2], strict=False)]
-    seconds = [_pause_s(calls[-1], output, noted) for calls, output, _ in pauses]
+    timed = [_pause_s(calls[-1], output) for calls, output, _ in pauses]
+    seconds = [pause_s for pause_s, _ in timed]
+    is_timed = any(seconds) and None not in seconds
+    noted.update(how for _, how in timed if is_timed)
+    noted[PICTURES] += len(pictures) + sum(len(m.pictures) for run in runs for m in run)
     tools = [_first(m.tool for m in (*calls, *output) if m.tool) for calls, output, _ in pauses]
     task = file.stem if file.suffix == ".traj" else None  # SWE-agent names its files by the task
     return {
-        "prompt_id": str(_first([_named(record, NAMES["tasks"]), task, prompt])),
+        "prompt_id": str(
+            _first(
+                [
+                    _named(record, NAMES["tasks"]),
+                    task,
+                    prompt + json.dumps(pictures) * bool(pictures),
+                ]
+            )
+        ),
         "prompt": prompt,
         "response": tuple((run[0].generated, "".join(m.text for m in run)) for run in runs),
         "reward": _first(v for v in map(record.get, ("reward", "score")) if rows.is_number(v)),
-        "turn_environment_s": seconds if any(seconds) and None not in seconds else None,
+        "turn_environment_s": seconds if is_timed else None,
         "turn_tool": [tool or "user" for tool in tools] if any(tools) else None,
     }
 
 
-def _pause_s(call: Message, output: Sequence[Message], noted: Counter[str]) -> float | None:
-    """Return the seconds between two turns; None if they are not recorded."""
+def _pause_s(call: Message, output: Sequence[Message]) -> tuple[float | None, str]:
+    """Return the seconds between two turns, None if they are not recorded, and how they were."""
     took = [message.took_s for message in output if message.took_s is not None]
     stamps = [message.at_s for message in (call, output[-1]) if message.at_s is not None]
     between_s = stamps[-1] - stamps[0] if len(stamps) == 2 else math.inf
     seconds = sum(took) if took else between_s
-    noted[DURATIONS if took else STAMPS] += (recorded := 0 <= seconds <= LONGEST_PAUSE_S)
-    return seconds if recorded else None
+    recorded = seconds if 0 <= seconds <= LONGEST_PAUSE_S else None
+    return recorded, DURATIONS if took else STAMPS
 
 
 def _items(record: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
@@ -210,7 +227,21 @@ def _message(item: Any) -> Message | None:
         _stamp_s(_named(both, NAMES["stamps"])),
         _first(value for value in took if 0 <= value <= LONGEST_PAUSE_S),
         _first(n for n in names if isinstance(n, str) and role.lower() not in NAMES["users"]),
+        _pictures(content),
     )
+
+
+def _pictures(content: Any) -> list[Any]:
+    """Return the pictures in a message's content, also within the outputs of tools."""
+    return [
+        picture
+        for part in (content if isinstance(content, list) else ())
+        for picture in (
+            [part]
+            if _dict(part).keys() & {*PICTURE_PARTS} or _dict(part).get("type") in PICTURE_PARTS
+            else _pictures(_dict(part).get("content"))
+        )
+    ]
 
 
 def _text(value: Any) -> str:
@@ -229,11 +260,13 @@ def _text(value: Any) -> str:
 
 
 def _stamp_s(stamp: Any) -> float | None:
-    """Return a time stamp in seconds, a date of ISO 8601 or a number; None for anything else."""
+    """Return a time stamp in seconds, a number or a date of ISO 8601 (of UTC, if it names no zone);
+    None for anything else."""
     with suppress(ValueError, OverflowError):
-        is_number = rows.is_number(stamp)
-        at_s = rows.as_float(stamp) if is_number else datetime.fromisoformat(str(stamp)).timestamp()
-        return at_s / 1e3 if at_s > MILLISECONDS else at_s
+        date = None if rows.is_number(stamp) else datetime.fromisoformat(str(stamp))
+        at_s = date.replace(tzinfo=date.tzinfo or UTC).timestamp() if date else rows.as_float(stamp)
+        scales = (at_s / scale for scale in (1, 1e3, 1e6, 1e9))
+        return next((seconds for seconds in scales if seconds <= LATEST_S), None)
     return None
 
 

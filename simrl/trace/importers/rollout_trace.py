@@ -12,6 +12,7 @@ group's tokens by weight version. All other names here are assumed.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
@@ -95,7 +96,13 @@ def read_events(path: Path, **labels: Unpack[rows.Labels]) -> RolloutTrace:
         trained_step=trained,
         parts=parts,
         policy_version=[of_response[0][0] for of_response in parts],
-    ).iloc[np.lexsort((responses["sample"], pd.factorize(responses["prompt"])[0], step))]
+    )
+    keys = ["step", "prompt", "sample"]
+    if recorded.duplicated(keys).any():  # two groups of a prompt in a step are one
+        recorded["sample"] = recorded.groupby(keys[:2]).cumcount()
+    recorded = recorded.iloc[
+        np.lexsort((recorded["sample"], pd.factorize(responses["prompt"])[0], step))
+    ]
     trace = rows.trace_from_rows(
         [
             rows.Row(**{name: value for name, value in row.items() if value == value})
@@ -118,18 +125,33 @@ def _events(path: Path) -> tuple[pd.DataFrame, dict[str, int]]:
         with suppress(InputError):
             every.append(_event(rows.json_object(line, place), place))
     events = pd.DataFrame([e for e in every if e["kind"] is not None and e["at_s"] >= 0])
+    untimed = sum(e["kind"] is not None for e in every)  # where there is no other
+    lacks = f"{untimed} events without a numeric time in `t`" if untimed else "no events in it"
     refuse(
         (
             events.empty,
-            f"{path}: no events in it; name the rollout_trace.jsonl of rollout_checkpointing.trace",
+            f"{path}: {lacks}; name the rollout_trace.jsonl of rollout_checkpointing.trace",
         )
     )
     of_run = events[events["run"] == events["run"].value_counts().index[0]]
     since_s = of_run[["at_s", "started_s", "finished_s"]] - of_run["started_s"].min()
-    return of_run.assign(**since_s).sort_values("at_s", kind="stable"), {
+    return _by_round(of_run.assign(**since_s).sort_values("at_s", kind="stable")), {
         "lines are no events (a kind, a time) and were left out.": lines - len(events),
         "events of other processes (restarts) were left out.": len(events) - len(of_run),
     }
+
+
+def _by_round(events: Any) -> Any:
+    """Return events in which a prompt that is dispatched again after its seal (in a later epoch) is
+    a group of its own, where events name no group: p, p#1, p#2."""
+    keys = [events["group"], events["sample"].fillna(-1)]
+    marks = events[events["kind"].isin(["started_s", "finished_s"]) & ~events["names_group"]]
+    before = marks["kind"].groupby([key[marks.index] for key in keys]).shift()
+    again = (marks["kind"] == "started_s") & (before == "finished_s")
+    rounds = again.reindex(events.index, fill_value=False).astype(int).groupby(keys).cumsum()
+    rounds = rounds.where(events["sample"].notna(), rounds.groupby(events["group"]).cummax())
+    later = events["group"] + "#" + rounds.fillna(0).astype(int).astype(str)
+    return events.assign(group=events["group"].mask(rounds > 0, later))
 
 
 def _event(line: dict[str, Any], place: str) -> dict[str, Any]:
@@ -155,7 +177,9 @@ def _event(line: dict[str, Any], place: str) -> dict[str, Any]:
     texts = {
         w: str(event[w]) for w in ("run", "group", "prompt") if w == "run" or event[w] is not None
     }
-    return {**event, **texts, kind or "": event["at_s"], "kind": kind, "place": place}
+    named = any(line.get(name) is not None for name in FIELDS["group"][:3])
+    at = {kind or "": event["at_s"], "kind": kind, "place": place, "names_group": named}
+    return {**event, **texts, **at}
 
 
 def _fits(value: Any) -> bool:
@@ -205,11 +229,14 @@ def _responses(path: Path, events: Any, notes: dict[str, int]) -> Any:
 def _trained(responses: Any, group: Any, groups: Any, notes: dict[str, int]) -> Any:
     """Return the update that trained each response: the one whose list has its group or prompt, or
     by the order of the steps that groups state, or of dispatch."""
-    listed = {
-        re.sub("_g[0-9]+.*", "", str(name)): k
-        for k, names in enumerate(groups)
-        for name in (names if isinstance(names, list) else ())
-    }
+    listed: dict[str, int] = {}
+    times: Counter[str] = Counter()
+    for k, names in enumerate(groups):
+        every = {
+            re.sub("_g[0-9]+.*", "", str(n)) for n in (names if isinstance(names, list) else ())
+        }
+        listed |= {f"{name}#{times[name]}" if times[name] else name: k for name in every}
+        times.update(every)
     trained = responses["update"].rank(method="dense") - 1
     if listed:
         trained = responses["group"].map(listed).fillna(responses["prompt"].map(listed))

@@ -70,7 +70,7 @@ ALIASES = {
     "turn_tokens": (
         *("output_lens", "response_lens", "turn_lens", "gen_lens", "completion_lens"),
         *("output_lengths", "response_lengths", "turn_lengths", "assistant_lens", "output_len"),
-        *("out_lens", "generated_lens", "output_tokens", "response_length", "completion_tokens"),
+        *("out_lens", "generated_lens"),
     ),
     "turn_observation_tokens": (
         *("obs_lens", "observation_lens", "tool_lens", "env_lens", "obs_lengths", "obs_tokens"),
@@ -261,15 +261,17 @@ def _trace(
         (counts_prompts, f"Prompt lengths were counted: {counter.tokenizer}."),
     )
     notes = [note for holds, note in conditional if holds]
-    agents: list[bool] = []
-    samples = list(table_rows(read(mapped), mapped, counter, given, agents))
+    noted: Counter[str] = Counter()
+    samples = list(table_rows(read(mapped), mapped, counter, noted, given))
     rewards = "response_tokens" in mapped and all(row.response_tokens in (0, 1) for row in samples)
     if len(samples) > 1 and rewards:
         LOG.warning(f"{path}: all of {mapped['response_tokens']!r} are 0 or 1 tokens; {A_LENGTH}")
     if usual:
         LOG.info(f"{path}: read with {read_with}; --column OURS=THEIRS reads other columns")
     if _in_turns(mapped):
-        notes.append(turns.note([row.turn_observation_tokens for row in samples], sum(agents)))
+        observed = [row.turn_observation_tokens for row in samples]
+        notes.append(turns.note(observed, noted.pop(turns.AGENTS, 0)))
+        notes += [f"{number} {words}" for words, number in noted.items() if number]
     return rows.trace_from_rows(
         samples,
         source=path.name,
@@ -366,14 +368,14 @@ def table_rows(
     placed: Iterable[PlacedRow],
     columns: Columns,
     counter: TokenCounter,
+    noted: Counter[str],
     given: Mapping[str, Iterator[int]] | None = None,
-    agents: list[bool] | None = None,
 ) -> Iterator[rows.Row]:
     """Yield rows from records, with the columns by our names; `given` replaces columns that a table
     lacks.
 
     Text is counted where no column has lengths: a prompt once, a response in turns, by its mask or
-    tags. For each response, `agents` gets whether it looks like an agent's.
+    tags. `noted` counts the responses that look like an agent's, and the tokens after last turns.
     """
     prompt_tokens: dict[str, int] = {}
     for batch in rows.batches(placed):
@@ -395,7 +397,7 @@ def table_rows(
             for values in every:
                 values["prompt_tokens"] = prompt_tokens[values["prompt"]]
         if "response" in columns:
-            _count_responses(every, _in_turns(columns), counter, [] if agents is None else agents)
+            _count_responses(every, _in_turns(columns), counter, noted)
         for (place, _), values in zip(batch, every, strict=True):
             values |= {ours: next(numbers) for ours, numbers in (given or {}).items()}
             values["prompt"] = values.pop("prompt_id", values.get("prompt"))
@@ -414,7 +416,7 @@ def table_rows(
 
 
 def _count_responses(
-    every: Sequence[dict[str, Any]], in_turns: bool, counter: TokenCounter, agents: list[bool]
+    every: Sequence[dict[str, Any]], in_turns: bool, counter: TokenCounter, noted: Counter[str]
 ) -> None:
     """Replace the text of responses, and the mask of its tokens, by their lengths and turns."""
     texts = [values.pop("response") for values in every]
@@ -423,10 +425,11 @@ def _count_responses(
             values["response_tokens"], values["response_ids"] = counted
         return
     masks = [values.pop("mask", None) for values in every]
-    agents += map(turns.is_agents, texts)
+    noted[turns.AGENTS] += sum(map(turns.is_agents, texts))
     unmasked = [text if mask is None else "" for text, mask in zip(texts, masks, strict=True)]
     counted_turns = _turns_of_texts(unmasked, counter)
     for values, mask, (of_response, ids) in zip(every, masks, counted_turns, strict=True):
+        noted[turns.UNENDED] += of_response.after
         if mask is not None:
             of_response, ids = turns.by_mask(mask)[0], None
         values |= {**of_response.fields(), "response_ids": ids}

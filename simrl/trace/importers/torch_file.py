@@ -1,9 +1,12 @@
 """The plain data in a file of `torch.save`, read without torch and without unpickling.
 
-Invariant: no code of the file is run and no name in it is imported. Such a file is a zip with a
-pickle, whose operations are interpreted here: they make texts, numbers, lists, objects and tensors
-of one dimension. Other tensors, arrays and pictures stay unread; every other class or function that
-the pickle names is refused.
+Invariant: no code of the file is run, no name in it is imported, and no more memory is taken than
+the file's own size allows. Such a file is a zip of stored (not compressed) parts with a pickle,
+whose operations are interpreted here. They make null, booleans, numbers, texts, bytes, lists,
+tuples and dictionaries with plain keys; numbers of numpy; tensors of one dimension, as lists, and
+of none, as numbers, of the types in `STORAGES`. Other tensors (of more dimensions, other types, or
+expanded) and all else of torch, numpy, PIL, collections, slime and miles stay unread, as a name;
+every other class or function that the pickle names is refused.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import pickletools
 import struct
 from copy import copy
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import ZIP_STORED, BadZipFile, ZipFile
@@ -19,13 +23,18 @@ import numpy as np
 
 from simrl.errors import InputError, first_line, refuse
 
-DAMAGE = (OSError, EOFError, LookupError, TypeError, ValueError, AttributeError, RuntimeError)
+DAMAGE = (
+    *(OSError, EOFError, LookupError, TypeError, ValueError, AttributeError, RuntimeError),
+    MemoryError,
+)
+MOST_OPERATIONS = 100_000_000  # about 30 million tokens with masks and log-probabilities
+MOST_VALUES_A_BYTE = 2  # of the file: tensors may share a storage, but not many times
 UNREAD = ("torch", "numpy", "PIL", "_codecs", "collections", "slime", "miles")  # modules
 STORAGES = {
     **{"LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "CharStorage": "i1"},
     **{"ByteStorage": "u1", "BoolStorage": "?", "FloatStorage": "<f4", "DoubleStorage": "<f8"},
+    "HalfStorage": "<f2",
 }
-
 
 VALUES = (  # operations whose argument is the value
     *("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"),
@@ -48,10 +57,13 @@ def read_torch(path: Path) -> Any:
     value that holds more than plain data."""
     try:
         with ZipFile(path) as archive:
-            compressed = any(part.compress_type != ZIP_STORED for part in archive.infolist())
-            (pickle,) = [name for name in archive.namelist() if name.endswith("data.pkl")]
-            root = "" if compressed else pickle.removesuffix("data.pkl")
-            return _value(archive.read(f"{root}data.pkl"), archive, f"{root}data/", path)
+            parts, size = archive.infolist(), path.stat().st_size
+            stored = all(part.compress_type == ZIP_STORED for part in parts)
+            if not stored or sum(part.file_size for part in parts) > size:
+                raise ValueError("its parts are compressed or overlap, as torch.save's never do")
+            (pickle,) = [part.filename for part in parts if part.filename.endswith("data.pkl")]
+            root = pickle.removesuffix("data.pkl")
+            return _value(archive.read(pickle), archive, f"{root}data/", path, size)
     except (BadZipFile, struct.error, *DAMAGE) as error:
         raise InputError(
             f"{path}: no whole file of torch.save ({first_line(error)[:99]}); name a .pt with rollout_id and samples, "
@@ -59,12 +71,17 @@ def read_torch(path: Path) -> Any:
         ) from error
 
 
-def _value(raw: bytes, archive: ZipFile, root: str, path: Path) -> Any:
-    """Return the value that a pickle makes; tensors are in the archive, below `root`."""
+def _value(raw: bytes, archive: ZipFile, root: str, path: Path, size: int) -> Any:
+    """Return the value that a pickle makes; tensors are in the archive, below `root`. `size` is the
+    file's, in bytes, which bounds the values of tensors."""
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}
-    for operation, argument, _ in pickletools.genops(raw):
+    read = cache(lambda key: archive.read(f"{root}{key}"))
+    values = 0
+    for done, (operation, argument, _) in enumerate(pickletools.genops(raw)):
+        if done > MOST_OPERATIONS or values > MOST_VALUES_A_BYTE * size:
+            raise ValueError("its pickle makes far more values than such a file holds")
         match operation.name:
             case name if name in VALUES:
                 stack.append(argument)
@@ -85,14 +102,18 @@ def _value(raw: bytes, archive: ZipFile, root: str, path: Path) -> Any:
                 stack[-1].extend(items)
             case "SETITEM" | "SETITEMS" as name:
                 items = _taken(stack, marks.pop() if name[-1] == "S" else len(stack) - 2)
+                if any(isinstance(key, tuple) for key in items[::2]):  # nested, a hash never ends
+                    raise ValueError("a key is no text or number")
                 stack[-1].update(zip(items[::2], items[1::2], strict=True))
             case "GLOBAL" | "STACK_GLOBAL":
                 stack.append(_name(argument or " ".join(_taken(stack, len(stack) - 2)), path))
             case "REDUCE" | "NEWOBJ":
                 stack.append(_made(*_taken(stack, len(stack) - 2)))
+                values += len(stack[-1]) if isinstance(stack[-1], list | bytes) else 0
             case "BINPERSID":
                 _, storage, key, *_ = stack.pop()
-                stack.append((storage.name.partition(" ")[2], archive.read(f"{root}{key}")))
+                raw_values = read(key) if isinstance(key, str) else None
+                stack.append((storage.name.partition(" ")[2], raw_values))
             case "BUILD":
                 stack.pop()
             case name if name not in ("PROTO", "FRAME", "STOP"):
@@ -130,7 +151,15 @@ def _made(called: Unread, arguments: tuple[Any, ...]) -> Any:
             return np.dtype(form)
         case "numpy.core.multiarray scalar", (np.dtype() as form, bytes(raw)):
             return np.frombuffer(raw, form)[0].item()
-        case "torch._utils _rebuild_tensor_v2", ((kind, raw), start, (size,), (stride,), *_):
-            values = np.frombuffer(raw, STORAGES.get(kind, "u1"))[start : start + size * stride]
-            return values[:: max(stride, 1)].tolist()
+        case "torch._utils _rebuild_tensor_v2", ((kind, bytes(raw)), start, sizes, strides, *_) if (
+            kind in STORAGES
+            and (len(sizes), strides) in ((0, ()), (1, strides))
+            and 0 not in strides
+        ):
+            values = np.frombuffer(raw, STORAGES[kind])
+            size, stride = (*sizes, 1)[0], (*strides, 1)[0]
+            if min(start, size, stride) < 0 or start + (size - 1) * stride >= max(len(values), 1):
+                raise ValueError("a tensor is larger than its storage")
+            of_tensor = values[start : start + size * stride : stride].tolist()
+            return of_tensor if sizes else of_tensor[0]
     return called

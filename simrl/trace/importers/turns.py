@@ -34,23 +34,35 @@ NO_SIGN = "Without a mask or tags of tools it cannot be told whether tools wrote
 # What opens context, what ends it, and a text that every opening has: roles of chat templates, tags
 # of tools; below them the roles where decoding left out the special tokens.
 CONTEXT = {
-    "chatml": (r"\n?<\|im_start\|>(?!assistant)", r"<\|im_start\|>assistant\n?", "<|im_start|>"),
+    "chatml": (
+        r"\n?<\|im_start\|>(?!assistant)[a-z_]{1,32}\n",
+        r"<\|im_start\|>assistant\n?",
+        "<|im_start|>",
+    ),
     "llama": (
-        r"<\|start_header_id\|>(?!assistant)",
+        r"<\|start_header_id\|>(?!assistant)[a-z_]{1,32}<\|end_header_id\|>",
         r"<\|start_header_id\|>assistant<\|end_header_id\|>\n{0,2}",
         "<|start_header_id|>",
     ),
     "kimi": (r"<\|im_(?:user|system)\|>", r"<\|im_assistant\|>\w{0,99}<\|im_middle\|>", "<|im_"),
     "glm": (r"<\|(?:user|observation|system)\|>", r"<\|assistant\|>\n?", "<|"),
-    "harmony": (r"<\|start\|>(?!assistant)", r"<\|start\|>assistant", "<|start|>"),
+    "harmony": (
+        r"<\|start\|>(?!assistant)[a-z][\w.]{0,99}(?: to=|<\|)",
+        r"<\|start\|>assistant",
+        "<|start|>",
+    ),
     "deepseek": (r"<\uff5cUser\uff5c>", r"<\uff5cAssistant\uff5c>", "<\uff5cUser"),
     "deepseek_tool": (
         r"<\uff5ctool\u2581outputs?\u2581begin\uff5c>",
         r"<\uff5ctool\u2581outputs?\u2581end\uff5c>(?!\s{0,4}<\uff5ctool\u2581output)\s{0,4}(?:<\uff5cAssistant\uff5c>)?",
         "<\uff5ctool",
     ),
-    "gemma": (r"<start_of_turn>(?!model)", r"<start_of_turn>model\n?", "<start_of_turn>"),
-    "minimax": (r"\]~b\](?!ai\n)", r"\]~b\]ai\n", "]~b]"),
+    "gemma": (
+        r"<start_of_turn>(?!model)[a-z_]{1,32}\n",
+        r"<start_of_turn>model\n?",
+        "<start_of_turn>",
+    ),
+    "minimax": (r"\]~b\](?!ai\n)[a-z_]{1,32}\n", r"\]~b\]ai\n", "]~b]"),
     "mistral": (r"\[TOOL_RESULTS\]", r"\[/TOOL_RESULTS\]\s?", "[TOOL_RESULTS]"),
     "mistral_user": (r"\[INST\]", r"\[/INST\]\s?", "[INST]"),
     "tags": (
@@ -61,7 +73,11 @@ CONTEXT = {
     "search": (r"<information>", r"</information>", "<information>"),
     "code": (r"<interpreter>", r"</interpreter>", "<interpreter>"),
     "results": (r"<function_results>", r"</function_results>", "<function_results>"),
-    "roles": (r"\n?\b(?:user|tool)\n", r"\nassistant\n", "\nassistant\n"),
+    "roles": (  # a line alone, which ends no list or clause of code or SQL
+        r"\n?(?<![^\n])(?<![,(\[{=]\n)(?<!(?i:from|join|into|able|date)\n)(?:user|tool)\n",
+        r"\nassistant\n",
+        "\nassistant\n",
+    ),
     "llama_roles": (
         r"(?:ipython|(?<=[^\w\s])(?:user|tool))\n\n",
         r"assistant\n\n",
@@ -79,21 +95,25 @@ CONTEXT = {
     ),
 }
 NEED_END = (
+    *("deepseek_tool", "mistral", "mistral_user", "tags", "search", "code", "results"),
     "roles",
     "llama_roles",
     "harmony_roles",
     "kimi_roles",
-)  # else they are words of the model
+)  # else they are the model's words
+AGENTS = "responses look like an agent's."
+UNENDED = "tokens of what tools or users wrote after the last turn of a response were left out."
 ENDS = {kind: re.compile(ends) for kind, (_, ends, _) in CONTEXT.items()}
 
 
 class Turns(NamedTuple):
     """The tokens of each turn, the observations after each but the last, and the context before the
-    first."""
+    first and after the last."""
 
     tokens: list[int]
     observations: list[int]
     before: int
+    after: int = 0
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a `Row`; a response of one turn has no lists."""
@@ -112,22 +132,24 @@ def turns_of(parts: Iterable[tuple[bool, int]]) -> Turns:
         for key, group in groupby(filled, key=lambda part: part[0])
     ]
     before = merged.pop(0)[1] if merged and not merged[0][0] else 0
+    after = merged.pop()[1] if merged and not merged[-1][0] else 0
     tokens = [tokens for _, tokens in merged[::2]]
-    return Turns(tokens, [tokens for _, tokens in merged[1::2]][: max(len(tokens) - 1, 0)], before)
+    return Turns(tokens, [tokens for _, tokens in merged[1::2]], before, after)
 
 
 def by_mask(mask: Sequence[int]) -> tuple[Turns, NDArray[np.bool_]]:
-    """Return the turns of a response by its mask, and which of its tokens were generated. A mask
-    that begins with 0, or has no 1, masks no environment: a response begins with the model's own
-    tokens, which a trainer may leave out of the loss."""
-    generated = np.array(mask, dtype=bool) | (not mask or not mask[0])
+    """Return the turns of a response by its mask, and which of its tokens were generated. Zeros
+    before the first 1, or all where there is none, are no environment's: a response begins with the
+    model's own tokens, which a trainer may leave out of the loss."""
+    generated = np.array(mask, dtype=bool)
+    generated[: generated.argmax() if generated.any() else None] = True
     runs = groupby(generated.tolist())
     return turns_of((is_models, len([*run])) for is_models, run in runs), generated
 
 
 def text_parts(text: str) -> Iterator[tuple[bool, str]]:
     """Yield the parts of a response's text, by its tags and roles. Context that does not end runs
-    to the end of the text; of roles without special tokens, it must end."""
+    to the end of the text; of tags, and of roles without special tokens, it must end."""
     place, kinds = 0, tuple(kind for kind, (*_, sign) in CONTEXT.items() if sign in text)
     while kinds and (opening := _opens(kinds).search(text, place)):
         kind = str(opening.lastgroup)

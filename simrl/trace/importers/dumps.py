@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from simrl.errors import InputError, choose, refuse
+from simrl.files import read_parquet
 from simrl.trace.importers import messages, rows, turns
 from simrl.trace.importers.logs import recognised
 from simrl.trace.importers.rollout_trace import read_events
@@ -144,11 +145,15 @@ def _records(
     )
     prompt, response = str(source.columns.get("prompt")), str(source.columns.get("response"))
     for file in files:
+        if file.suffix == ".parquet" and step_of({}, file) is not None:
+            claimed = read_parquet(file, ("step",)).num_rows
+            most = (
+                f"{file}: {claimed:,} rows; a logged step has at most {MOST_ROWS:,}; keep its own"
+            )
+            refuse((claimed > MOST_ROWS, most))
         placed = _table_rows(file) if file.name.endswith(TABLE) else rows.read_jsonl(file)
-        placed, step_named = _summed(source, file, placed, reward_column), step_of({}, file)
-        for index, (place, row) in enumerate(placed):
-            most = f"{place}: a logged step has at most {MOST_ROWS:,} rows; keep its own"
-            refuse((step_named is not None and index >= MOST_ROWS, most))
+        placed = _summed(source, file, placed, reward_column)
+        for place, row in placed:
             match [row.get(prompt), row.get(response)]:
                 case [[dict(), *_], str() | list()] | [str(), [dict(), *_]] as pair:
                     fields = zip(("prompt", "completion"), pair, strict=True)

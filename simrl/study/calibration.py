@@ -542,7 +542,7 @@ def presets_of(calibration: Calibration, log: str) -> dict[str, Preset]:
                 low=low,
                 high=high,
                 kind="open" if c.is_expected else "measured",
-                source=f"computed: little of it is told by what was {source}"
+                source=f"expected, and hardly moved by what was {source}"
                 if c.is_expected
                 else source,
             )

@@ -388,7 +388,7 @@ def test_the_source_of_an_import_is_not_overwritten(simrl):
     [
         ("", (), "lengths.csv: the file is empty"),
         (COLUMNS, (), "lengths.csv: no rows"),
-        (f"{COLUMNS}0,0,0\n", (), "lengths.csv: .*Expected 6 columns, got 3"),
+        (f"{COLUMNS}0,0,0\n", (), "lengths.csv: row 2: 3 cells, the header has 6"),
         (f"{COLUMNS}0,0,0,0,5,many\n", (), "lengths.csv: .*response_tokens.*many"),
         (f"{COLUMNS}0,0,0,0,5,-1\n", (), "lengths.csv: .*response_tokens.*-1"),
         (

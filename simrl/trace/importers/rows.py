@@ -231,8 +231,9 @@ def read_csv(path: Path, errors: str = "strict") -> Iterator[tuple[str, list[str
                 decimal = cells if separator == "," else [DECIMAL.sub(r"\1.\2", c) for c in cells]
                 yield f"{path}: row {number}", decimal
     except (OSError, UnicodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or first_line(error)
         raise InputError(
-            f"{path}: cannot be read as CSV in UTF-8 ({first_line(error)}); export it again"
+            f"{path}: cannot be read as CSV in UTF-8 ({reason}); export it again"
         ) from error
 
 

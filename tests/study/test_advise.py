@@ -486,10 +486,10 @@ def test_a_table_of_lengths_is_read_by_its_usual_columns(command):
     )
 
 
-def test_a_table_without_steps_is_referred_to_the_command_that_has_these_options(command):
-    (command.folder / "own.csv").write_text("question,in_len,out_len\n1,20,100\n1,20,130\n")
+def test_a_table_without_prompts_is_referred_to_the_command_that_has_these_options(command):
+    (command.folder / "own.csv").write_text("iteration,in_len,out_len\n1,20,100\n1,20,130\n")
     said = command("advise", "own.csv", "--model", "qwen3-0.6b", "--gpu", "h100", "--gpus", "4")
-    assert said.code == 2 and "give step to simrl trace import (--step 0)" in said.err
+    assert said.code == 2 and "give --ungrouped to simrl trace import" in said.err
 
 
 def own_run(folder):

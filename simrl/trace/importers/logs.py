@@ -203,13 +203,13 @@ def _recognised(
     signed = [name for name in names if size and _has(path, FORMATS[name].signs)]
     if size > SMALL and not signed:  # of a small one, wrapped, each sign may be on two lines
         return None
-    own = [(name, FORMATS[name]) for name in signed or names]
+    usual = [(name, FORMATS[name]) for name in signed or names]
     others = [(n, FORMATS[n].model_copy(update=form)) for form in OTHERS for n in names]
 
     def columns(choice: tuple[str, Format]) -> int:
         return len(OURS & {*_named(_head(path, choice[1], heads, tags)[0], choice[1])})
 
-    for choices in (own, others):
+    for choices in (usual, others):
         best = max(choices, key=columns)
         if columns(best):
             return best

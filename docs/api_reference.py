@@ -34,6 +34,10 @@ if __name__ == "__main__":
     warnings.filterwarnings(
         "ignore", "Cannot determine where simrl.trace.importers.tabular.Options", UserWarning
     )
+    # nor are keys with dots, which are fields of a scenario
+    warnings.filterwarnings(
+        "ignore", r"Cannot determine where simrl\.scenario\.calibration", UserWarning
+    )
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     pdoc.render.configure(docformat="markdown", show_source=False, footer_text="simrl, Apache-2.0")
     pdoc.pdoc(*MODULES, output_directory=Path(sys.argv[1]))

@@ -983,7 +983,7 @@ def _seeds_of_slime() -> list[Files]:
     }
 
     def dump(rollout: int, *samples: object, protocol: int = 2) -> bytes:
-        """What torch.save writes: a zip, not compressed, with a pickle."""
+        """Return a file as torch.save writes it: a zip, not compressed, with a pickle."""
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w") as archive:
             raw = pickle.dumps({"rollout_id": rollout, "samples": list(samples)}, protocol)

@@ -345,7 +345,7 @@ def run(
 
 def _of_results(folder: Any, scenarios: Sequence[Scenario], name: str) -> Path | None:
     """Return the folder of results, by default `results/NAME`; another one if the scenario lies
-    there, as that of a calibration does. Raises `InputError` if the user names its folder."""
+    there, such as a calibrated one. Raises `InputError` if the user names its folder."""
     output, file = place(folder, Path("results") / name), Path(scenarios[0].file)
     if output is None or not file.is_file() or output.resolve() != file.parent.resolve():
         return output

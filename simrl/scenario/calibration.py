@@ -94,7 +94,7 @@ def open_lines(scenario: Mapping[str, Any]) -> list[str]:
         for key in sorted(_changed(scenario, at))
     )
     doubts = [
-        " ".join(text.split())  # a line, whoever wrote it
+        " ".join(text.split())  # one line, also of a section written by hand
         for keys, text in sorted((calibration.get("warnings") or {}).items())
         if not settled >= {*re.split(r",\s*", keys)}
     ]

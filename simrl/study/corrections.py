@@ -164,7 +164,7 @@ def _overhead(
 
 
 def _of_engine(prepared: Prepared) -> tuple[_Parameter, ...]:
-    """Return the corrections of generation. The overheads of a pass are those of the launch (its
+    """Return the corrections of generation. A pass has the overheads of the launch (its
     engine's preset), else what presets of engines have measured."""
     profile, config = prepared.scenario.profile, prepared.scenario.training
     pass_s, sequence_s = profile.between_passes_s, profile.sequence_overhead_s

@@ -1,4 +1,4 @@
-"""What a calibration leaves open goes on into every later command: warnings, phases that the log lacks, ranges over fits."""
+"""Later commands repeat what a calibration leaves open: warnings, phases that the log lacks, ranges over fits."""
 
 import io
 import json

@@ -285,7 +285,7 @@ def test_a_file_that_nobody_knows_is_answered_with_the_nearest_format_and_what_i
     file = written(tmp_path / "a.jsonl", {"input": "p", "answer": "x", "step": 1})
     refused = simrl("trace", "import", "trl", str(file), "-o", str(tmp_path / "t.parquet"))
     assert (
-        f"the nearest format is that of `simrl trace import verl {file}`, which has output, too"
+        f"the nearest format is read by `simrl trace import verl {file}`, and has output, too"
         in (" ".join(refused.err.split()))
     )
     file = written(tmp_path / "b.jsonl", {"x": 1})

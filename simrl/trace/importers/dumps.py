@@ -311,6 +311,6 @@ def nearest(path: Path, name: str, refusal: InputError) -> str:
                 "prompt, rollout.n), which draws lengths from it"
             )
     run = f"`simrl trace import {other} {path}`"
-    partly = f"the nearest format is that of {run}, which has {rows.listed(sorted(lacks))}, too"
+    partly = f"the nearest format is read by {run}, and has {rows.listed(sorted(lacks))}, too"
     looks = f"it looks like {known_sources()[other].title or other}: run {run}"
     return f"{refusal}" if is_same or share < 0.5 else f"{refusal}; {partly if lacks else looks}"

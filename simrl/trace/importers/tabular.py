@@ -194,7 +194,7 @@ def _with_paths(
 
 
 def _inside(row: Any, path: str) -> list[Any]:
-    """Return the value inside objects and lists, such as that of messages.0.content, in a list; an
+    """Return the value inside objects and lists, such as messages.0.content, in a list; an
     empty list if it is not there."""
     with suppress(KeyError, IndexError, ValueError, TypeError):
         for key in path.split("."):

@@ -843,8 +843,8 @@ def test_a_run_at_its_cap_predicts_other_layouts_and_batches_within_twelve_perce
     log, settings = folder / "base_20steps.log", ["model=qwen3-8b", "cluster.gpu=a100"]
 
     def start(tp: int) -> Callable[[Path, int], Scenario]:
-        own = [*settings, "cluster.gpus=8", f"cluster.tp={tp}", f"training.tensor_parallel={tp}"]
-        return lambda path, steps: launched(log, None, own, path, steps)
+        layout = [*settings, "cluster.gpus=8", f"cluster.tp={tp}", f"training.tensor_parallel={tp}"]
+        return lambda path, steps: launched(log, None, layout, path, steps)
 
     result = calibrate(read_metrics(log), start(4), (1, 20), 5, tmp_path)
     assert {c.name: c for c in result.corrections}["update_overhead_s"].value < 10

@@ -1,17 +1,20 @@
-"""Step times of a layout that no shipped profile has: from the nearest one that has, else from data
-sheets.
+"""Step times that no shipped profile has: estimated from the nearest one, else from data sheets.
 
-    time = time of the nearest layout × roofline of the layout asked for / roofline of the nearest one
+    time = time of the nearest profile × roofline of the layout asked for / roofline of the nearest one
 
 part by part (dense, experts, output head, prefill's and decoding's attention) and point by point of
-the grid. `OFF_BY` and `ROOFLINE_OFF_BY` are what this gives for layouts that are shipped
-(`docs/profiles.md`; a test counts them again).
+the grid. The nearest profile is, in this order, of the same model on that GPU (in another layout or
+precision), of the same model on the most similar GPU, or of the most similar model of its kind on
+that GPU. `estimates.toml` has what this gives for layouts that are shipped (`docs/profiles.md`; a
+test counts them again).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterable
 from math import log2
+from pathlib import Path
 
 import numpy as np
 
@@ -19,41 +22,81 @@ from simrl.profile.hardware import GPUS, Gpu
 from simrl.profile.hardware import gpu as gpu_named
 from simrl.profile.metadata import ProfileMetadata, split_words
 from simrl.profile.model_shape import MODELS, ModelShape, model_shape
-from simrl.profile.profile import TableProfile, read_profile
+from simrl.profile.profile import TableProfile, joined, read_profile
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.profilers.smoothing import Floats, rising
 from simrl.profile.roofline import Roofline, roofline_of
 from simrl.profile.shipped import PROFILES, file_name, layouts, shipped_profile
 
-OFF_BY = {
-    False: "off by 4 % at the median and 29 % at worst for 35 shipped layouts of dense models",
-    True: "off by 12 % at the median and 97 % at worst for 31 shipped layouts of mixtures of experts",
-}
-ROOFLINE_OFF_BY = {
-    False: "off by 6 % at the median and 60 % at worst for 50 shipped layouts of dense models",
-    True: "off by 21 % (mostly too fast) at the median and 66 % at worst for 35 shipped layouts of mixtures of experts",
-}
+# Errors by what differs from the nearest profile, of dense models and of mixtures of experts.
+ERRORS = tomllib.loads((Path(__file__).parent / "estimates.toml").read_text(encoding="utf-8"))
+ROOFLINE = "roofline"
 
 
-def nearest(wanted: ProfileMetadata, shape: ModelShape) -> ProfileMetadata | None:
-    """Return the shipped layout that is nearest to another of a model of its shape on its GPU: in
-    precision, then in attention ranks, GPUs and division of experts; None where there is none."""
+def off_by(difference: str, shape: ModelShape) -> str:
+    """Return how far estimates of a kind were off, in words."""
+    kind = "mixtures of experts" if shape.experts else "dense models"
+    error = ERRORS[difference]["experts" if shape.experts else "dense"]
+    return (
+        f"estimates from {difference} were off by {error['median']} % at the median ({error['sign']:+} % signed), "
+        f"{error['worst']:+} % at worst, for {error['layouts']} layouts of {kind}"
+    )
+
+
+def nearest(
+    wanted: ProfileMetadata, shape: ModelShape, gpu: Gpu, there: Iterable[ProfileMetadata]
+) -> ProfileMetadata | None:
+    """Return the layout among those `there` that is nearest to another; None where there is none of
+    its model, and none of its kind of models on its GPU."""
 
     def distance(other: ProfileMetadata) -> tuple[float, ...]:
+        model, kind = MODELS[other.model], GPUS[other.gpu]
+        rates = kind.bf16_flops / gpu.bf16_flops, kind.memory_bytes_per_s / gpu.memory_bytes_per_s
+        sizes = (
+            model.active_parameters / shape.active_parameters,
+            model.parameters / shape.parameters,
+        )
         gpus = abs(log2(other.tp * other.dp / (wanted.tp * wanted.dp)))
-        alike = other.precision != wanted.precision, abs(log2(other.dp / wanted.dp)), gpus
-        return *alike, other.kv_precision != wanted.kv_precision, (other.ep > 1) != (wanted.ep > 1)
+        apart = abs(log2(other.dp / wanted.dp)), gpus, other.kv_precision != wanted.kv_precision
+        return (
+            not _alike(model, shape),
+            other.gpu != gpu.name,
+            sum(abs(log2(ratio)) for ratio in rates) if other.gpu != gpu.name else 0.0,
+            other.precision != wanted.precision,
+            0.0 if _alike(model, shape) else sum(abs(log2(ratio)) for ratio in sizes),
+            *apart,
+            (other.ep > 1) != (wanted.ep > 1),
+        )
 
-    alike = [
-        name
-        for name, other in MODELS.items()
-        if other.model_copy(update={"name": shape.name}) == shape
+    near = [
+        layout
+        for layout in there
+        if layout.model in MODELS
+        and (
+            _alike(MODELS[layout.model], shape)
+            or (layout.gpu == gpu.name and _kind(MODELS[layout.model]) == _kind(shape))
+        )
     ]
-    return min(
-        (layout for name in alike for layout in layouts(name, wanted.gpu)),
-        key=distance,
-        default=None,
-    )
+    return min(near, key=distance, default=None)
+
+
+def _alike(model: ModelShape, other: ModelShape) -> bool:
+    """Return whether two models have one shape."""
+    return model.model_copy(update={"name": other.name}) == other
+
+
+def _kind(shape: ModelShape) -> tuple[bool, ...]:
+    """Return the kind of a model: whether it has experts, latents and states."""
+    return shape.experts > 0, shape.kv_lora_rank > 0, shape.linear_layers > 0
+
+
+def difference(base: ProfileMetadata, wanted: ProfileMetadata, shape: ModelShape) -> str:
+    """Return what differs most between a profile and the layout that is estimated from it."""
+    if not _alike(MODELS.get(base.model, shape), shape):
+        return "another model"
+    if base.gpu != wanted.gpu:
+        return "another GPU"
+    return "another precision" if base.precision != wanted.precision else "another split"
 
 
 def profile_of(model: str, gpu: str, tp: int) -> TableProfile:
@@ -69,13 +112,13 @@ def derived_profile(wanted: ProfileMetadata, shape: ModelShape, gpu: Gpu) -> Tab
     """Return the step times of a layout that is not shipped. Raise `InputError` for an impossible
     one."""
     roofline_of(wanted, shape, gpu)
-    if (base := nearest(wanted, shape)) is not None:
+    if (base := nearest(wanted, shape, gpu, layouts())) is not None:
         return in_layout(read_profile(PROFILES / file_name(base)), wanted, shape, gpu)
     w = wanted
     profile = roofline_profile(
         shape, gpu, w.tp, dp=w.dp, ep=w.ep, precision=w.precision, kv_precision=w.kv_precision
     )
-    source = f"{profile.metadata.source}, {ROOFLINE_OFF_BY[shape.experts > 0]}"
+    source = f"{profile.metadata.source}; {off_by(ROOFLINE, shape)}"
     return TableProfile(
         profile.tables, profile.metadata.model_copy(update={"source": source}), profile.origin
     )
@@ -84,10 +127,13 @@ def derived_profile(wanted: ProfileMetadata, shape: ModelShape, gpu: Gpu) -> Tab
 def in_layout(
     base: TableProfile, wanted: ProfileMetadata, shape: ModelShape, gpu: Gpu
 ) -> TableProfile:
-    """Return a profile's times in another layout of its model, on a GPU of its kind; `gpu` may have
-    other links."""
-    t, m = base.tables, base.metadata
-    was, now = roofline_of(m, shape, GPUS.get(gpu.name, gpu)), roofline_of(wanted, shape, gpu)
+    """Return a profile's times for another layout, GPU or model: `shape` on `gpu`, which may have
+    other figures than the data sheet of its name."""
+    m, t = base.metadata, base.tables
+    if m.dp == 1:  # its exchange is all-reduces, which rooflines have in the dense part
+        t = joined(t)
+    was = roofline_of(m, MODELS.get(m.model, shape), GPUS.get(m.gpu, gpu))
+    now = roofline_of(wanted, shape, gpu)
 
     def carried(seconds: Floats, part: Callable[..., Floats], *ticks: Floats) -> Floats:
         before = part(was, *ticks)
@@ -97,7 +143,7 @@ def in_layout(
         )
 
     if (
-        shape.experts and not t.expert_tokens.size
+        was.shape.experts and not t.expert_tokens.size
     ):  # one rank's experts are in its dense part: in the rooflines' shares
         experts_s = was.experts_s(t.dense_tokens)
         of_experts = t.dense_s * experts_s / (experts_s + was.dense_s(t.dense_tokens))
@@ -111,10 +157,11 @@ def in_layout(
         experts_s=carried(t.experts_s, Roofline.experts_s, t.expert_tokens),
     )
     words = f"{m.model} on {m.gpu} {split_words(m.model_dump(), '', ' ')} {m.precision}"
-    source = f"{words} × the ratio of rooflines, {OFF_BY[shape.experts > 0]}; {m.source}"
+    words = f"estimated: {words} × the ratio of rooflines"
+    source = f"{words}; {off_by(difference(m, wanted, shape), shape)}; {m.source}"
     layout = {
         key: getattr(wanted, key)
-        for key in ("model", "tp", "dp", "ep", "precision", "kv_precision")
+        for key in ("model", "gpu", "tp", "dp", "ep", "precision", "kv_precision")
     }
     return TableProfile(
         tables,

@@ -30,7 +30,7 @@ from simrl.profile.hardware import gpu as gpu_named
 from simrl.profile.metadata import ProfileMetadata
 from simrl.profile.model_shape import model_shape
 from simrl.profile.precision import KvCache, Weights, require_precision
-from simrl.profile.shipped import PROFILES, SHIPPED, file_name
+from simrl.profile.shipped import PROFILES, SHIPPED, file_name, layouts
 from simrl.scenario.agents import AgentsConfig
 from simrl.scenario.calibration import CalibrationConfig
 from simrl.scenario.faults import Fault
@@ -388,7 +388,8 @@ class Scenario(_Section):
             return self
         wanted = self.wanted_profile
         file = PROFILES / file_name(wanted)
-        if path is None and not file.is_file() and nearest(wanted, model_shape(self.model)) is None:
+        near = (wanted, model_shape(self.model), self.cluster.rollout_kind, layouts())
+        if path is None and not file.is_file() and nearest(*near) is None:
             return self.with_fields("profile", roofline=RooflineConfig())
         values: dict[str, Any] = {
             "path": str(os.path.relpath(file) if file.is_relative_to(Path.cwd()) else file)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,11 +14,13 @@ from numpy.typing import NDArray
 
 from simrl.errors import InputError
 from simrl.profile.derived_layouts import (
-    OFF_BY,
-    ROOFLINE_OFF_BY,
+    ERRORS,
+    ROOFLINE,
     derived_profile,
+    difference,
     in_layout,
     nearest,
+    off_by,
 )
 from simrl.profile.extension import OFF_BY as HALF_OFF_BY
 from simrl.profile.extension import covering
@@ -25,7 +29,6 @@ from simrl.profile.metadata import ProfileMetadata
 from simrl.profile.model_shape import MODELS
 from simrl.profile.precision import require_precision
 from simrl.profile.profile import TableProfile, read_profile
-from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.shipped import PROFILES, file_name, layouts
 
 LIMITS = {"query_tokens": 16384, "sequences": 1024, "kv_tokens": 40960, "verified_positions": 16384}
@@ -152,40 +155,31 @@ def seconds(profile: TableProfile) -> NDArray[np.float64]:
     return np.array([*decoded, profile.prefill_s(2048)])
 
 
-@pytest.mark.parametrize("experts", [False, True])
-def test_shipped_layouts_are_predicted_from_others_and_from_data_sheets_as_well_as_is_said(
-    experts, monkeypatch
-):
-    carried, roofline = [], []
-    for layout in layouts():
-        shape, gpu = MODELS[layout.model], GPUS[layout.gpu]
-        if (shape.experts > 0) != experts:
-            continue
-        there = seconds(shipped(file_name(layout)))
-        split = {"dp": layout.dp, "ep": layout.ep, "precision": layout.precision}
-        roofline.append(
-            seconds(roofline_profile(shape, gpu, layout.tp, between_passes_s=0.0, **split)) / there
-            - 1
-        )
-        others = [each for each in layouts(layout.model, layout.gpu) if each != layout]
-        of_model = {layout.model: others}  # and none of other models of its shape
-        monkeypatch.setattr(
-            "simrl.profile.derived_layouts.layouts", lambda model, _, of=of_model: of.get(model, [])
-        )
-        if (base := nearest(layout, shape)) is not None:
-            carried.append(
-                seconds(in_layout(shipped(file_name(base)), layout, shape, gpu)) / there - 1
-            )
-    for errors, words in ((carried, OFF_BY[experts]), (roofline, ROOFLINE_OFF_BY[experts])):
-        size = np.abs(errors)
-        assert f"{np.median(size):.0%}".replace("%", " %") in words.partition(" at the median")[0]
-        assert f" {size.max():.0%} at worst for {len(errors)} shipped".replace("%", " %") in words
+EXPERIMENT = runpy.run_path(str(Path(__file__).parents[2] / "experiments" / "estimates.py"))
+
+
+def test_shipped_layouts_are_estimated_from_others_and_from_data_sheets_as_well_as_is_said():
+    counted = {
+        kind: {
+            word: EXPERIMENT["summary"](errors)
+            for (one, word), errors in found.items()
+            if one == kind
+        }
+        for found in [EXPERIMENT["errors"]()]
+        for kind, _ in found
+    }
+    assert counted == ERRORS
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+@pytest.mark.parametrize("models", ["dense", "experts"])
+def test_no_kind_of_estimate_is_off_by_more_than_a_fifth_at_the_median(kind, models):
+    assert ERRORS[kind][models]["median"] <= 20
 
 
 def test_the_nearest_layout_has_the_precision_before_the_number_of_gpus():
-    found = nearest(
-        wanted("qwen3-30b-a3b", "h100", tp=4, ep=4, precision="fp8-block"), MODELS["qwen3-30b-a3b"]
-    )
+    layout = wanted("qwen3-30b-a3b", "h100", tp=4, ep=4, precision="fp8-block")
+    found = nearest(layout, MODELS["qwen3-30b-a3b"], GPUS["h100"], layouts())
     assert found is not None
     assert (found.tp, found.ep, found.precision) == (2, 2, "fp8-block")
 
@@ -203,7 +197,8 @@ def test_a_layout_that_is_not_shipped_says_where_it_is_from_and_how_far_such_wer
     )
     assert (profile.metadata.tp, profile.metadata.kind) == (tp, "extrapolated")
     assert profile.metadata.source.startswith(
-        f"qwen2.5-32b on h100 tp4 bf16 × the ratio of rooflines, {OFF_BY[False]}"
+        "estimated: qwen2.5-32b on h100 tp4 bf16 × the ratio of rooflines; "
+        + off_by("another split", MODELS["qwen2.5-32b"])
     )
     base = shipped("qwen2.5-32b_h100_tp4.parquet")
     assert (profile.decode_s(256, 4096) > base.decode_s(256, 4096)) == (tp < 4)
@@ -216,15 +211,42 @@ def test_a_model_of_the_shape_of_a_shipped_one_has_its_times():
     assert seconds(profile) == pytest.approx(
         seconds(shipped("llama-3.3-70b_h100_tp4.parquet")), rel=1e-12
     )
-    assert profile.metadata.source.startswith("llama-3.3-70b on h100 tp4")
+    assert profile.metadata.source.startswith("estimated: llama-3.3-70b on h100 tp4")
 
 
-def test_a_model_without_a_profile_on_a_gpu_has_a_roofline_that_says_how_far_such_were_off():
+@pytest.mark.parametrize(
+    ("model", "gpu", "layout", "base", "kind"),
+    [
+        ("qwen3-235b-a22b", "gb200", {"tp": 8, "ep": 8}, "qwen3-235b-a22b on b200", "another GPU"),
+        ("deepseek-v3", "h200", {"tp": 8, "ep": 8}, "deepseek-v3 on h200", "another precision"),
+        ("glm-4.5-air", "h200", {"tp": 8, "ep": 8}, "qwen3-235b-a22b on h200", "another model"),
+    ],
+)
+def test_the_nearest_profile_is_of_the_model_then_of_its_kind(model, gpu, layout, base, kind):
+    shape = MODELS[model]
+    profile = derived_profile(wanted(model, gpu, **layout), shape, GPUS[gpu])
+    assert profile.metadata.source.startswith(f"estimated: {base}")
+    assert off_by(kind, shape) in profile.metadata.source
+    assert (profile.metadata.model, profile.metadata.gpu) == (model, gpu)
+
+
+def test_a_gpu_and_kind_of_model_without_profiles_has_a_roofline_that_says_how_far_such_were_off():
     profile = derived_profile(
-        wanted("glm-4.5-air", "h200", tp=8, ep=8), MODELS["glm-4.5-air"], GPUS["h200"]
+        wanted("glm-4.5-air", "a100", tp=8, ep=8), MODELS["glm-4.5-air"], GPUS["a100"]
     )
     assert profile.metadata.kind == "assumed"
-    assert profile.metadata.source.endswith(ROOFLINE_OFF_BY[True])
+    assert profile.metadata.source.endswith(off_by(ROOFLINE, MODELS["glm-4.5-air"]))
+
+
+def test_what_differs_most_names_the_kind_of_estimate():
+    shape = MODELS["qwen3-8b"]
+    here = wanted("qwen3-8b", "h100")
+    for layout, kind in (
+        ({"tp": 2}, "another split"),
+        ({"precision": "fp8", "tp": 2}, "another precision"),
+    ):
+        assert difference(here, wanted("qwen3-8b", "h100", **layout), shape) == kind
+    assert difference(here, wanted("qwen3-8b", "h200", precision="fp8"), shape) == "another GPU"
 
 
 def test_a_precision_that_the_gpu_does_not_multiply_in_is_refused_with_those_it_has():

@@ -14,7 +14,7 @@ from simrl.profile.metadata import split_words
 from simrl.profile.model_shape import ModelShape
 from simrl.profile.precision import WEIGHT_BYTES
 from simrl.profile.profile import NOT_MEASURED, Floats, ProfileMetadata, TableProfile, Tables
-from simrl.profile.roofline import MEMORY_EFFICIENCY, Roofline
+from simrl.profile.roofline import LAUNCH_S, MEMORY_EFFICIENCY, POWER, Roofline
 
 MOST_TOKENS, MOST_SEQUENCES, MOST_KV_TOKENS = 65536, 2048, 262144
 
@@ -23,7 +23,7 @@ def roofline_profile(
     shape: ModelShape,
     gpu: Gpu,
     tp: int = 1,
-    compute_efficiency: float = 0.7,
+    compute_efficiency: float = 0.0,
     memory_efficiency: float = MEMORY_EFFICIENCY,
     link_efficiency: float = 0.7,
     link_latency_s: float = 3e-6,
@@ -36,12 +36,14 @@ def roofline_profile(
     """Return the profile of `shape` on `tp` × `dp` GPUs; its rates are the data sheet's times the
     efficiencies.
 
-    The defaults are reached by large kernels on recent data-centre GPUs, as a rule of thumb: 70 %
-    of the dense bfloat16 rate in matrix products, 80 % of the memory bandwidth, 70 % of the link's,
-    3 µs for each step of a ring, and 1 ms of host time between passes. Small kernels (norms, rotary
-    embeddings) take 30 µs a layer. A group larger than the link's domain pays the network. Raises `InputError` for efficiencies
-    outside (0, 1] and a `tp` the heads do not share.
+    The defaults: 95 % of what the GPU's large matrix products reach (`Gpu.matmul_share`; a
+    `compute_efficiency` of 0 stands for it), 80 % of the memory bandwidth, 70 % of the link's, 3 µs
+    for each step of a ring, and 1 ms of host time between passes. Every kernel takes 3 µs beside
+    its bytes. A group larger than the link's domain pays the network. Raises `InputError` for
+    efficiencies outside (0, 1] and a `tp` the heads do not share.
     """
+    efficiencies = compute_efficiency, memory_efficiency, link_efficiency, link_latency_s
+    parts = Roofline(shape, gpu, tp, dp, precision, kv_precision, *efficiencies, ep)
     layout = ProfileMetadata(
         model=shape.name,
         gpu=gpu.name,
@@ -50,15 +52,13 @@ def roofline_profile(
         ep=ep,
         precision=precision,
         kv_precision=kv_precision,
-        routing="balanced" if shape.experts else "",
+        routing=f"power law {POWER}" if shape.experts else "",
         kind="assumed",
         source=f"roofline of {gpu.source}",
-        notes=f"efficiencies: compute {compute_efficiency}, memory {memory_efficiency}, link {link_efficiency}; "
+        notes=f"efficiencies: compute {parts.compute_efficiency:.3g}, memory {memory_efficiency}, link {link_efficiency}; "
         f"{link_latency_s * 1e6:g} µs a step of a ring, {between_passes_s * 1e3:g} ms between passes; "
-        "small kernels 30 µs a layer",
+        f"{LAUNCH_S * 1e6:g} µs a kernel beside its bytes",
     )
-    efficiencies = compute_efficiency, memory_efficiency, link_efficiency, link_latency_s
-    parts = Roofline(shape, gpu, tp, dp, precision, kv_precision, *efficiencies)
 
     # Below the kink, reading the weights takes all the time; above it, multiplying does. Between
     # ticks all is linear, but for the experts that are met.
@@ -70,9 +70,11 @@ def roofline_profile(
     chunks = _rising(0, *np.round(2 ** np.arange(0, 16.25, 0.5)))
     cached = _rising(0, *2 ** np.arange(7, 19))
     decode_kv = _rising(0, shape.window_tokens, MOST_KV_TOKENS)
-    decodes = np.array(
-        [0.0, MOST_SEQUENCES]
-    )  # sequences × length is bilinear: its corners are enough
+    # Sequences × length is bilinear but for the launches of the first sequence, and for the
+    # projections of latents.
+    decodes = (
+        _rising(0, *2.0 ** np.arange(12)) if shape.kv_lora_rank else _rising(0, 1, MOST_SEQUENCES)
+    )
 
     ranks = tokens * dp if shape.experts else NOT_MEASURED
     tables = Tables(

@@ -41,10 +41,12 @@ SET_ON = (  # simrl.profile.roofline's constants
 )
 TRANSFORMED = ("h800", "h20")
 KINDS = ("another split", "another precision", "another GPU", "another model")
+BACKEND = "another back-end"
 WORDS = "experts", "dense"
+RECORD = Path(__file__).with_suffix(".csv")
 HEADER = """# How far estimates of step times were off over the shipped profiles, in percent, by what differs
-# from the nearest profile (`simrl.profile.derived_layouts`); positive: too slow. Made by
-# `python experiments/estimates.py --write`.
+# from the nearest profile (`simrl.profile.derived_layouts`), and of another back-end over layouts of
+# the databases; positive: too slow. Made by `python experiments/estimates.py --write`.
 """
 Errors = dict[tuple[str, str], list[NDArray[np.float64]]]
 
@@ -110,14 +112,14 @@ def summary(of: list[NDArray[np.float64]]) -> dict[str, int]:
 
 
 def text(found: Errors) -> str:
-    """Return the text of estimates.toml."""
+    """Return the text of estimates.toml: of another back-end, which no shipped profile has, what is
+    recorded of the databases."""
     lines = [HEADER]
-    for kind in (*KINDS, ROOFLINE):
+    for kind in (*KINDS, ROOFLINE, BACKEND):
         lines.append(f'["{kind}"]')
         for word in sorted(WORDS):
-            values = ", ".join(
-                f"{key} = {value}" for key, value in summary(found[kind, word]).items()
-            )
+            figures = recorded()[kind][word] if kind == BACKEND else summary(found[kind, word])
+            values = ", ".join(f"{key} = {value}" for key, value in figures.items())
             lines.append(f"{word} = {{ {values} }}")
         lines.append("")
     return "\n".join(lines)
@@ -145,8 +147,9 @@ SPLITS = {
 }
 
 
-def database() -> list[dict[str, object]]:
-    """Return a row for each estimate of a layout that the databases have."""
+def database() -> Errors:
+    """Return the errors of the layouts that the databases have, by kind of estimate and of
+    model."""
     from simrl.profile.profilers import aiconfigurator
     from simrl.profile.profilers.setups import EngineSetup
 
@@ -166,65 +169,55 @@ def database() -> list[dict[str, object]]:
                 continue
             layout = profile.metadata
             measured[backend, file_name(layout)] = layout, profile
-    rows: list[dict[str, object]] = []
+    found: Errors = defaultdict(list)
     for (backend, name), (layout, profile) in measured.items():
-        shape, gpu, there = MODELS[layout.model], GPUS[layout.gpu], seconds(profile)
+        shape, gpu = MODELS[layout.model], GPUS[layout.gpu]
         of_backend = [each for (one, _), (each, _) in measured.items() if one == backend]
-        plain = {id(each): each for each in of_backend}
-        bases: list[tuple[str, str, TableProfile]] = [
-            (
-                kind,
-                file_name(base),
-                in_layout(measured[backend, file_name(base)][1], layout, shape, gpu),
-            )
-            for kind, base in estimates(layout, list(plain.values()))
+        split = {"dp": layout.dp, "ep": layout.ep, "precision": layout.precision}
+        estimated = [
+            (kind, in_layout(measured[backend, file_name(base)][1], layout, shape, gpu))
+            for kind, base in estimates(layout, of_backend)
             if base is not None
         ]
-        bases += [
-            ("another back-end", one, measured[one, name][1])
+        estimated += [
+            (BACKEND, measured[one, name][1])
             for one in BACKENDS
             if one != backend and (one, name) in measured
         ]
-        split = {"dp": layout.dp, "ep": layout.ep, "precision": layout.precision}
-        bases.append(
-            (ROOFLINE, "", roofline_profile(shape, gpu, layout.tp, between_passes_s=0.0, **split))
+        estimated.append(
+            (ROOFLINE, roofline_profile(shape, gpu, layout.tp, between_passes_s=0.0, **split))
         )
-        for kind, base, estimate in bases:
-            off = np.round(100 * (seconds(estimate) / there - 1), 1)
-            passes = dict(zip(("1x1k", "64x1k", "256x4k", "prefill_2k"), off, strict=True))
-            rows.append(
-                {
-                    "backend": backend,
-                    "layout": name.removesuffix(".parquet"),
-                    "models": WORDS[not shape.experts],
-                    "estimate": kind,
-                    "from": base.removesuffix(".parquet"),
-                    **passes,
-                }
-            )
+        for kind, estimate in estimated:
+            off = seconds(estimate) / seconds(profile) - 1
+            found[kind, WORDS[not shape.experts]].append(off)
+    return found
+
+
+def recorded() -> dict[str, dict[str, dict[str, int]]]:
+    """Return the errors over the databases, by kind of estimate and of model, as recorded."""
+    rows: dict[str, dict[str, dict[str, int]]] = defaultdict(dict)
+    with RECORD.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            kind, word = row.pop("estimate"), row.pop("models")
+            rows[kind][word] = {key: int(value) for key, value in row.items()}
     return rows
 
 
 def main() -> None:
     """Print the errors; write what the options name."""
+    if "--database" in sys.argv:
+        rows = [
+            {"estimate": kind, "models": word, **summary(off)}
+            for (kind, word), off in sorted(database().items())
+        ]
+        with RECORD.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
     print(text(errors()))
     if "--write" in sys.argv:
         path = Path(__file__).parents[1] / "simrl" / "profile" / "estimates.toml"
         path.write_text(text(errors()), encoding="utf-8")
-    if "--database" in sys.argv:
-        rows = database()
-        with Path(__file__).with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-        for kind, word in sorted({(str(row["estimate"]), str(row["models"])) for row in rows}):
-            of = [
-                np.array([row[key] for key in ("1x1k", "64x1k", "256x4k", "prefill_2k")], float)
-                / 100
-                for row in rows
-                if (row["estimate"], row["models"]) == (kind, word)
-            ]
-            print(kind, word, summary(of))
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def derive(
     gpu: Annotated[
         str,
         typer.Option(
-            help="a100, h100, h200, b200, gb200, h800, h20 or rtxpro6000; by roofline also a40, a6000"
+            help="measured kernels are of a100, h100, h200, b200, gb200 and rtxpro6000; others are estimated"
         ),
     ],
     settings: Annotated[
@@ -116,7 +116,7 @@ def derive(
     precision: Annotated[
         str,
         typer.Option(
-            help="precision of the weights: bf16, fp8, fp8-block, nvfp4, int4, or w4a16_mxfp4 (gpt-oss)"
+            help="precision of the weights: bf16, fp8, fp8-block, nvfp4, int4, or (gpt-oss) w4a16_mxfp4 and w4a8_mxfp4_mxfp8"
         ),
     ] = "bf16",
     kv_precision: Annotated[
@@ -138,8 +138,8 @@ def derive(
 ) -> DataView:
     """Derive a profile from measured kernels, or from a data sheet alone.
 
-    No kernels were measured on h800 and h20: kernels of h100 and h200 are scaled by the data
-    sheets.
+    Kernels that were not measured (on h800, say) are estimated from the nearest ones by the data
+    sheets, and the source says so.
     """
     from simrl.extensions import checked
     from simrl.profile.hardware import gpu as gpu_named

@@ -21,7 +21,6 @@ from simrl.profile.model_shape import MODELS, ModelShape
 from simrl.profile.precision import FP8_EXPERTS
 from simrl.profile.profilers.aiconfigurator import engine_of
 from simrl.profile.profilers.setups import PACKAGES, EngineSetup, is_measurable, require_possible
-from simrl.profile.profilers.transformed import BASES
 from simrl.profile.roofline import roofline_of
 from simrl.profile.shipped import PROFILES, file_name, layouts, shipped_profile
 
@@ -75,18 +74,17 @@ def derived(wanted: ProfileMetadata, shape: ModelShape, path: Path, model: str =
     """Return the command that derives the profile of a model by its name, or by the folder that a
     scenario names, if a source has it."""
     name = wanted.model if shape.name in MODELS else model
-    base, setup = BASES.get(wanted.gpu, wanted.gpu), _setup(wanted)
-    if (base != wanted.gpu and wanted.precision != "bf16") or not name:
-        return []
-    if wanted.tp & (wanted.tp - 1):  # collectives were measured among powers of two
-        return []
+    gpu, setup = wanted.gpu, _setup(wanted)
     package = setup.package
+    # Collectives were measured among powers of two.
+    if not name or wanted.tp & (wanted.tp - 1):
+        return []
     try:
-        require_possible(shape, base, setup)
+        require_possible(shape, gpu, setup)
     except InputError:
         return []
     installed = find_spec(PACKAGES[package]) is not None
-    if installed and not _has(shape, base, setup):
+    if installed and not _has(shape, gpu, setup):
         return []
     plain = file_name(wanted.model_copy(update={"precision": "bf16", "kv_precision": "bf16"}))
     named = (

@@ -51,20 +51,19 @@ def nearest(
 
     def distance(other: ProfileMetadata) -> tuple[float, ...]:
         model, kind = MODELS[other.model], GPUS[other.gpu]
-        rates = kind.bf16_flops / gpu.bf16_flops, kind.memory_bytes_per_s / gpu.memory_bytes_per_s
         sizes = (
             model.active_parameters / shape.active_parameters,
             model.parameters / shape.parameters,
         )
         gpus = abs(log2(other.tp * other.dp / (wanted.tp * wanted.dp)))
-        apart = abs(log2(other.dp / wanted.dp)), gpus, other.kv_precision != wanted.kv_precision
+        ranks = abs(log2(other.dp / wanted.dp)), gpus, other.kv_precision != wanted.kv_precision
         return (
             not _alike(model, shape),
             other.gpu != gpu.name,
-            sum(abs(log2(ratio)) for ratio in rates) if other.gpu != gpu.name else 0.0,
+            apart(kind, gpu) if other.gpu != gpu.name else 0.0,
             other.precision != wanted.precision,
             0.0 if _alike(model, shape) else sum(abs(log2(ratio)) for ratio in sizes),
-            *apart,
+            *ranks,
             (other.ep > 1) != (wanted.ep > 1),
         )
 
@@ -78,6 +77,13 @@ def nearest(
         )
     ]
     return min(near, key=distance, default=None)
+
+
+def apart(one: Gpu, other: Gpu) -> float:
+    """Return the octaves between the data sheets of two GPUs, summed over multiplying and
+    reading."""
+    flops = log2(one.bf16_flops / other.bf16_flops)
+    return abs(flops) + abs(log2(one.memory_bytes_per_s / other.memory_bytes_per_s))
 
 
 def _alike(model: ModelShape, other: ModelShape) -> bool:
@@ -125,10 +131,11 @@ def derived_profile(wanted: ProfileMetadata, shape: ModelShape, gpu: Gpu) -> Tab
 
 
 def in_layout(
-    base: TableProfile, wanted: ProfileMetadata, shape: ModelShape, gpu: Gpu
+    base: TableProfile, wanted: ProfileMetadata, shape: ModelShape, gpu: Gpu, kind: str = ""
 ) -> TableProfile:
     """Return a profile's times for another layout, GPU or model: `shape` on `gpu`, which may have
-    other figures than the data sheet of its name."""
+    other figures than the data sheet of its name. `kind`: what differs, where `difference` cannot
+    know."""
     m, t = base.metadata, base.tables
     if m.dp == 1:  # its exchange is all-reduces, which rooflines have in the dense part
         t = joined(t)
@@ -158,7 +165,7 @@ def in_layout(
     )
     words = f"{m.model} on {m.gpu} {split_words(m.model_dump(), '', ' ')} {m.precision}"
     words = f"estimated: {words} × the ratio of rooflines"
-    source = f"{words}; {off_by(difference(m, wanted, shape), shape)}; {m.source}"
+    source = f"{words}; {off_by(kind or difference(m, wanted, shape), shape)}; {m.source}"
     layout = {
         key: getattr(wanted, key)
         for key in ("model", "gpu", "tp", "dp", "ep", "precision", "kv_precision")

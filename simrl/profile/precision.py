@@ -15,7 +15,7 @@ from simrl.errors import InputError
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape
 
-Weights = Literal["bf16", "fp8", "fp8-block", "nvfp4", "int4", "w4a16_mxfp4"]
+Weights = Literal["bf16", "fp8", "fp8-block", "nvfp4", "int4", "w4a16_mxfp4", "w4a8_mxfp4_mxfp8"]
 KvCache = Literal["bf16", "fp8"]
 # Bytes of a weight with its scales: fp8-block one of 4 bytes a block of 128 × 128 (DeepSeek-V3),
 # nvfp4 one byte for 16, int4 two bytes for 128 (AWQ, GPTQ), mxfp4 one byte for 32 (gpt-oss, in its
@@ -27,8 +27,9 @@ WEIGHT_BYTES: dict[str, float] = {
     "nvfp4": 0.5 + 1 / 16,
     "int4": 0.5 + 2 / 128,
     "w4a16_mxfp4": 0.5 + 1 / 32,
+    "w4a8_mxfp4_mxfp8": 0.5 + 1 / 32,  # activations with scales, too: Blackwell's products
 }
-EXPERTS_ALONE = ("w4a16_mxfp4",)
+EXPERTS_ALONE = ("w4a16_mxfp4", "w4a8_mxfp4_mxfp8")
 FP8_EXPERTS = "experts in fp8 with one scale a tensor were measured slower than in bf16; fp8-block has the fast kernels"
 KV_SHARE = {"bf16": 1.0, "fp8": 0.5}  # of the bytes in bfloat16
 
@@ -42,6 +43,7 @@ def precisions_of(gpu: Gpu, shape: ModelShape) -> list[str]:
         "fp8-block": gpu.fp8_flops,
         "nvfp4": blackwell,
         "w4a16_mxfp4": shape.experts,
+        "w4a8_mxfp4_mxfp8": shape.experts and blackwell,
     }
     return [name for name in WEIGHT_BYTES if has.get(name, True)]
 

@@ -9,7 +9,7 @@ A collective is a ring over one link: latency plus bytes over bandwidth, so its 
 
 Invariant: no number here is measured, but for the shares of the bfloat16 and fp8 rates that large products reach, and
 what small kernels take. Tokens meet experts evenly. 4-bit weights are multiplied in bfloat16, but nvfp4 ones at twice the
-rate of fp8.
+rate of fp8, and mxfp4 ones with activations in 8 bits at the rate of fp8.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ FP8_RATES = {
     "fp8": 1,
     "fp8-block": 1,
     "nvfp4": 2,
+    "w4a8_mxfp4_mxfp8": 1,
 }  # of the weights' precision, over the rate of fp8
 
 

@@ -9,7 +9,7 @@ from simrl.errors import InputError
 from simrl.profile.hardware import GPUS, gpu
 from simrl.profile.model_shape import MODELS, model_shape
 from simrl.profile.profile import ProfileMetadata, TableProfile, joined, read_profile, write_profile
-from simrl.profile.profilers import aiconfigurator, transformed
+from simrl.profile.profilers import aiconfigurator
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.profilers.setups import EngineSetup
 from simrl.profile.shipped import file_name, shipped_profile
@@ -231,15 +231,13 @@ def package(name: str) -> None:
     [
         "qwen3-30b-a3b_h100_tp2_ep2",
         "gpt-oss-120b_h100_tp2_w4a16_mxfp4",
-        "qwen3-30b-a3b_h20_tp2_ep2",
     ],
 )
 def test_a_shipped_mixture_of_experts_is_remade_byte_for_byte(tmp_path, name: str):
     package("aiconfigurator")
     m = read_profile(FOLDER / f"{name}.parquet").metadata
-    derive = transformed.derive if m.gpu in transformed.BASES else aiconfigurator.derive
     setup = EngineSetup(m.tp, m.dp, m.ep, m.precision, m.kv_precision, m.routing)
-    write_profile(derive(MODELS[m.model], m.gpu, setup), tmp_path / "again.parquet")
+    write_profile(aiconfigurator.derive(MODELS[m.model], m.gpu, setup), tmp_path / "again.parquet")
     assert (tmp_path / "again.parquet").read_bytes() == (FOLDER / f"{name}.parquet").read_bytes()
 
 
@@ -336,8 +334,3 @@ def test_what_nobody_measured_is_refused_in_a_line_with_and_without_the_package(
 ):
     with pytest.raises(InputError, match=message):
         aiconfigurator.derive(MODELS[model], "h100", setup)
-
-
-def test_a_precision_is_not_carried_over_to_a_gpu_that_nobody_measured():
-    with pytest.raises(InputError, match="h20: precision fp8 is not carried over from h200"):
-        transformed.derive(MODELS["qwen3-8b"], "h20", EngineSetup(precision="fp8"))

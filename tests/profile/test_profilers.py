@@ -17,10 +17,11 @@ from simrl.errors import InputError
 from simrl.profile.hardware import GPUS, gpu
 from simrl.profile.model_shape import MODELS, ModelShape, model_shape
 from simrl.profile.profile import read_profile, write_profile
-from simrl.profile.profilers import aiconfigurator, setups, transformed
+from simrl.profile.profilers import aiconfigurator, setups
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.profilers.setups import EngineSetup
 from simrl.profile.profilers.smoothing import settled
+from simrl.profile.profilers.sources import PROFILERS
 from simrl.profile.roofline import LAUNCH_S, Link, Roofline, logits_gather_s, pass_all_reduces_s
 from simrl.profile.shipped import file_name
 from simrl.scenario.presets import ENGINES
@@ -249,7 +250,7 @@ def test_a_shipped_profile_of_a_gpu_that_nobody_measured_says_so():
     transformed_gpus = {
         p.metadata.gpu for p in map(read_profile, SHIPPED) if "not measured" in p.metadata.source
     }
-    assert transformed_gpus == set(transformed.BASES)
+    assert transformed_gpus == {"h800", "h20"}
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)
@@ -332,7 +333,7 @@ def test_without_aiconfigurator_the_error_names_the_package_and_its_versions(mon
 
 
 def test_every_gpu_with_measured_kernels_is_named_by_the_command():
-    names = {*setups.SYSTEMS, *transformed.BASES}
+    names = {*setups.SYSTEMS}
     (gpu_option,) = [
         each for each in get_type_hints(derive, include_extras=True)["gpu"].__metadata__
     ]
@@ -349,14 +350,55 @@ def test_a_profile_of_experts_in_fp8_says_that_bf16_is_faster():
     )
 
 
-def test_experts_that_nobody_measured_are_refused_with_those_that_were(engine_handle, caplog):
+def test_experts_that_nobody_measured_are_estimated_and_the_notes_say_why(engine_handle):
     own = model_shape("qwen3-30b-a3b").model_copy(update={"name": "mine", "experts": 64})
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(setups.MissingKernelsError, match="no mine on 2 h100 under vllm in bf16"):
         aiconfigurator.engine_of(own, "h100", EngineSetup(2, 1, 2))
-    text = str(refused.value)
-    assert "64 experts of 2048 × 768, 8 a token, were never measured over tp 2, dp 1, ep 2" in text
-    assert "measured are those of qwen3-30b-a3b, " in text and "MoeKey" not in text
-    assert "fallback" not in caplog.text  # rows of MLA, which it does not have
+    profile = PROFILERS["aiconfigurator"](own, GPUS["h100"], 2, ep=2)
+    assert profile.metadata.kind == "extrapolated"
+    assert "estimated, as aiconfigurator: no mine on 2 h100" in profile.metadata.notes
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "layout", "source"),
+    [
+        ("glm-4.5-air", "h100", {"tp": 8, "ep": 8}, "estimated: qwen3-235b-a22b on h100"),
+        ("qwen3-8b", "a40", {}, "estimated: qwen3-8b on "),
+        ("qwen3-235b-a22b", "h800", {"tp": 8, "ep": 8}, "estimated: qwen3-235b-a22b on "),
+    ],
+)
+def test_kernels_that_nobody_measured_are_estimated_with_and_without_the_package(
+    model: str, gpu: str, layout: dict[str, int], source: str
+):
+    profile = PROFILERS["aiconfigurator"](model_shape(model), GPUS[gpu], **layout)
+    assert profile.metadata.source.startswith(source)
+    assert "at the median" in profile.metadata.source
+    assert profile.metadata.notes.startswith("estimated, as aiconfigurator: no kernels")
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "layout", "message"),
+    [
+        (
+            "deepseek-v3",
+            "h800",
+            {"tp": 8, "ep": 8},
+            "its weights take .* GiB of a GPU, which has 80",
+        ),
+        (
+            "qwen3-8b",
+            "a40",
+            {"precision": "fp8"},
+            "precision.weights is fp8: qwen3-8b on a40 has bf16",
+        ),
+        ("qwen3-8b", "h800", {"tp": 3}, "--tp 3 does not divide the 32 attention heads"),
+    ],
+)
+def test_only_the_impossible_is_refused(
+    model: str, gpu: str, layout: dict[str, object], message: str
+):
+    with pytest.raises(InputError, match=message):
+        PROFILERS["aiconfigurator"](model_shape(model), GPUS[gpu], **layout)
 
 
 @pytest.fixture(scope="module")
@@ -382,12 +424,12 @@ def test_presets_have_the_host_times_that_the_comparison_with_serving_sets(
         assert preset[key].value == pytest.approx(found, rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["qwen3-8b_h200_tp2", "qwen3-14b_h100_tp4", "qwen2.5-7b_h20_tp2"])
+@pytest.mark.parametrize("name", ["qwen3-8b_h200_tp2", "qwen3-14b_h100_tp4"])
 def test_a_shipped_profile_is_remade_byte_for_byte(engine_handle, tmp_path, name: str):
     model, gpu_name, tp = name.split("_")
-    derive = transformed.derive if gpu_name in transformed.BASES else aiconfigurator.derive
     write_profile(
-        derive(model_shape(model), gpu_name, EngineSetup(int(tp[2:]))), tmp_path / "again.parquet"
+        aiconfigurator.derive(model_shape(model), gpu_name, EngineSetup(int(tp[2:]))),
+        tmp_path / "again.parquet",
     )
     assert (tmp_path / "again.parquet").read_bytes() == (
         SHIPPED[0].parent / f"{name}.parquet"

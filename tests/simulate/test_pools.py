@@ -14,7 +14,6 @@ from simrl.profile.hardware import GPUS, known_gpu
 from simrl.profile.metadata import ProfileMetadata
 from simrl.profile.model_shape import MODELS
 from simrl.profile.profilers.roofline import roofline_profile
-from simrl.profile.profilers.transformed import Transformation
 from simrl.result.metrics import prices, summary
 from simrl.scenario.load import ScenarioFile
 from simrl.show.inputs import inputs, provenance
@@ -231,13 +230,6 @@ def test_a_worker_across_nodes_pays_the_network_in_its_step_times():
     assert roofline_profile(model, slow, 8).prefill_s(4096) > 2 * roofline_profile(
         model, h100, 8
     ).prefill_s(4096)
-    within, beyond = (
-        Transformation(model, tp, GPUS["h100"], GPUS["h800"]).link_ratio(tp) for tp in (8, 16)
-    )
-    assert within == 450 / 200
-    assert (
-        beyond == 400 / 200
-    )  # both nodes have eight ports of 50 GB/s; the slower link hands on what comes in
 
 
 def test_a_derived_profile_of_one_node_pays_the_network_where_its_worker_spans_several():

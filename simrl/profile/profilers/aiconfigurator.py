@@ -29,7 +29,7 @@ from simrl.extensions import install_command
 from simrl.files import temporary_folder
 from simrl.profile.hardware import GPUS
 from simrl.profile.model_config import CONFIG_KEYS
-from simrl.profile.model_shape import MODELS, ModelShape
+from simrl.profile.model_shape import ModelShape
 from simrl.profile.precision import FP8_EXPERTS
 from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
 from simrl.profile.profilers.setups import (
@@ -40,8 +40,8 @@ from simrl.profile.profilers.setups import (
     ROUTINGS,
     SYSTEMS,
     EngineSetup,
+    MissingKernelsError,
     is_bundled,
-    is_measurable,
     require_possible,
 )
 from simrl.profile.profilers.smoothing import Floats, moved, settled
@@ -112,7 +112,14 @@ def derive(
     made from `shape`, so that nothing is fetched. Raises `InputError` if the package is missing or
     has no data for the combination.
     """
-    times = times_of(shape, gpu, setup)
+    try:
+        times = times_of(shape, gpu, setup)
+    except InputError:
+        raise
+    except (
+        Exception
+    ) as error:  # a row that its tables lack shows when it is looked up, as in `engine_of`
+        raise _missing(shape, gpu, setup, error) from error
     dense = not shape.experts and setup.precision == setup.kv_precision == "bf16"
     notes = (*expert_notes(shape, setup), *((ACCURACY,) if dense else ()))
     return profile_of(times, shape.name, gpu, setup, source_of(gpu, setup), between_passes_s, notes)
@@ -256,7 +263,7 @@ def kernel_times(engine: Compiled, model: str) -> KernelTimes:
         _plain(engine.prefill[i][1]) for i in context
     }
     if unpriced := of_sequences & unmeasured.keys() - set(STATE_KERNELS):
-        raise InputError(
+        raise MissingKernelsError(
             f"aiconfigurator: the kernel {min(unpriced)} of {model} was not measured, nor is its work known"
         )
     return times._replace(unmeasured=tuple(unmeasured))
@@ -377,32 +384,15 @@ def engine_of(
     except (
         Exception
     ) as error:  # its layers raise anything from AssertionError to a Rust panic's ValueError
-        wanted = f"{shape.name} on {setup.tp * setup.dp} {gpu} under {setup.backend}"
-        if setup.precision != "bf16":
-            has = [word for word in PRECISIONS if _has(shape, gpu, setup._replace(precision=word))]
-            words = f"measured are {', '.join(has)}" if has else "nor in any other precision"
-            raise InputError(
-                f"{setup.package}: no {wanted} in {setup.precision}; {words}"
-            ) from error
-        why = re.sub(r" at /\S+", "", first_line(error))
-        if "MoE data missing" in why:
-            why = _no_experts(shape, gpu, setup)
-        raise InputError(f"{setup.package}: no {wanted}: {why}") from error
+        raise _missing(shape, gpu, setup, error) from error
 
 
-def _no_experts(shape: ModelShape, gpu: str, setup: EngineSetup) -> str:
-    """Return that experts of this shape were never measured, which were, and what is left."""
-    measured = [name for name, other in MODELS.items() if other.experts and _has(other, gpu, setup)]
-    experts = f"{shape.experts} experts of {shape.expert_hidden or shape.hidden} × {shape.moe_intermediate}"
-    split = f"over tp {setup.tp}, dp {setup.dp}, ep {setup.ep}"
-    left = (
-        "measure your engine"
-        if is_measurable(setup)
-        else "with dp 1, ep 1 and bf16, measure your engine"
-    )
-    return (
-        f"{experts}, {shape.experts_per_token} a token, were never measured {split}; measured are those of "
-        f"{', '.join(measured) or 'none'}; {left} with `simrl measure`"
+def _missing(
+    shape: ModelShape, gpu: str, setup: EngineSetup, error: Exception
+) -> MissingKernelsError:
+    why = re.sub(r" at /\S+", "", first_line(error))
+    return MissingKernelsError(
+        f"{setup.package}: no {shape.name} on {setup.tp * setup.dp} {gpu} under {setup.backend} in {setup.precision}: {why}"
     )
 
 
@@ -415,18 +405,6 @@ def _config(shape: ModelShape, package: str) -> str:
     return (folder / f"{BUNDLED[shape.name].replace('/', '--')}_config.json").read_text(
         encoding="utf-8"
     )
-
-
-def _has(shape: ModelShape, gpu: str, setup: EngineSetup) -> bool:
-    """Return whether the database has kernels of every operation of a model in a precision."""
-    try:
-        require_possible(shape, gpu, setup)
-        _compiled(shape, gpu, setup)
-    except (
-        Exception
-    ):  # the package raises anything for what it lacks, as in `engine_of`; here the answer is no
-        return False
-    return True
 
 
 def _compiled(shape: ModelShape, gpu: str, setup: EngineSetup, apart: bool = False) -> Compiled:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from simrl.errors import InputError, meant, refuse
+from simrl.errors import InputError, refuse
 from simrl.extensions import install_command
 from simrl.profile.model_shape import MODELS, ModelShape, require_kv_heads
+from simrl.profile.precision import EXPERTS_ALONE
 
 SYSTEMS = {
     "a100": "a100_sxm",
@@ -29,6 +30,7 @@ PRECISIONS = {
     "nvfp4": ("nvfp4", "nvfp4"),
     "int4": ("int4_wo", "int4_wo"),
     "w4a16_mxfp4": ("bfloat16", "w4a16_mxfp4"),
+    "w4a8_mxfp4_mxfp8": ("bfloat16", "w4a8_mxfp4_mxfp8"),
 }
 # aiconfigurator's default: load falls with the expert's rank to this power
 ROUTING = "power law 1.2"
@@ -76,17 +78,18 @@ class EngineSetup(NamedTuple):
 ONE_GPU = EngineSetup()
 
 
+class MissingKernelsError(InputError):
+    """A combination that is possible, and that a database does not have."""
+
+
 def require_possible(shape: ModelShape, gpu: str, setup: EngineSetup) -> None:
-    """Raise `InputError` for what no database has: a GPU, a split, a precision or a model."""
+    """Raise `InputError` for a split or a precision that a model cannot have, and `MissingKernelsError`
+    for what no database has: a GPU, a precision or a model."""
     gpus = setup.tp * setup.dp
     refuse(
         (
-            gpu not in SYSTEMS,
-            f"aiconfigurator: gpu {gpu!r} is unknown{meant(gpu, SYSTEMS)}; choose one of {', '.join(SYSTEMS)}",
-        ),
-        (
-            not shape.experts and setup.precision == "w4a16_mxfp4",
-            f"{shape.name} has no experts: w4a16_mxfp4 is a precision of experts alone",
+            not shape.experts and setup.precision in EXPERTS_ALONE,
+            f"{shape.name} has no experts: {setup.precision} is a precision of experts alone",
         ),
         (
             not shape.experts and (setup.dp, setup.ep) != (1, 1),
@@ -112,27 +115,21 @@ def require_possible(shape: ModelShape, gpu: str, setup: EngineSetup) -> None:
             "aiconfigurator: its fp8-block matrix products were timed without CUDA graphs, the host's launches included; "
             f"use --source aisimulate, which has them anew ({install_command('aisimulate')})"
         )
-    has, unwritten = (
-        _precisions(shape, gpu),
-        [field for field in NOT_WRITTEN if getattr(shape, field)],
-    )
-    remedy = (
-        "measure it with `simrl measure`"
-        if is_measurable(setup)
-        else "nor can `simrl measure` label it"
-    )
-    refuse(
-        (
-            setup.precision not in has,
+    if gpu not in SYSTEMS:
+        raise MissingKernelsError(
+            f"{setup.package}: no kernels were measured on {gpu}, but on {', '.join(SYSTEMS)}"
+        )
+    if setup.precision not in (has := _precisions(shape, gpu)):
+        raise MissingKernelsError(
             f"{setup.package}: no {shape.name} on {gpus} {gpu} under {setup.backend} in {setup.precision}; measured are at "
-            f"most {', '.join(has) or 'none'}",
-        ),
-        (
-            unwritten and not is_bundled(shape),
+            f"most {', '.join(has) or 'none'}"
+        )
+    unwritten = [field for field in NOT_WRITTEN if getattr(shape, field)]
+    if unwritten and not is_bundled(shape):
+        raise MissingKernelsError(
             f"{setup.package}: no kernels are found for {shape.name}, as its {', '.join(unwritten)} are not those of a model "
-            f"that it knows ({', '.join(BUNDLED)}); {remedy}",
-        ),
-    )
+            f"that it knows ({', '.join(BUNDLED)})"
+        )
 
 
 def is_measurable(setup: EngineSetup) -> bool:
@@ -143,10 +140,11 @@ def is_measurable(setup: EngineSetup) -> bool:
 
 def _precisions(shape: ModelShape, gpu: str) -> list[str]:
     """Return the precisions of weights that were measured at all on a GPU; int4 was on none."""
+    blackwell = gpu.startswith(("b", "gb", "rtx"))
     if shape.name.startswith("gpt-oss"):
-        return [] if gpu == "a100" else ["w4a16_mxfp4"]
+        return [] if gpu == "a100" else [*EXPERTS_ALONE[: 1 + blackwell]]
     has = ["bf16"] if gpu == "a100" else ["bf16", "fp8", "fp8-block"]
-    return [*has, "nvfp4"] if gpu.startswith(("b", "gb", "rtx")) else has
+    return [*has, "nvfp4"] if blackwell else has
 
 
 def is_bundled(shape: ModelShape) -> bool:

@@ -88,7 +88,7 @@ def apart(one: Gpu, other: Gpu) -> float:
 
 def _alike(model: ModelShape, other: ModelShape) -> bool:
     """Return whether two models have one shape."""
-    return model.model_copy(update={"name": other.name}) == other
+    return model.model_copy(update={"name": other.name, "without": other.without}) == other
 
 
 def _kind(shape: ModelShape) -> tuple[bool, ...]:

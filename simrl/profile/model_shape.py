@@ -18,6 +18,8 @@ from simrl.profile.model_config import CONFIG_KEYS, fields_of_config, left_out
 from simrl.validation import explain
 
 Numbers = TypeVar("Numbers", float, NDArray[np.float64])
+# Ends of names that change no shape.
+_TUNED = r"-(instruct|thinking|think|base|it|chat|hf|bf16|rl|sft|dpo|zero|\d{4}|v\d(\.\d)?)$"
 MOST = 10**9  # of a count in a model's config
 
 
@@ -37,7 +39,7 @@ class ModelShape(BaseModel, frozen=True, extra="forbid"):
     first `dense_layers` have a plain MLP. `expert_hidden`: width in which routed experts work, if
     it is not `hidden` (Nemotron-3's latent experts). `mlp_layers`: layers with an MLP at all (0:
     every), of `mlp_matrices` matrices. `qk_norm`: queries and keys are normalised. `output_gate`:
-    attention has a gate as wide as its queries.
+    attention has a gate as wide as its queries. `without`: parts of the model that are left out or modelled roughly, in words.
     """
 
     name: str
@@ -68,6 +70,7 @@ class ModelShape(BaseModel, frozen=True, extra="forbid"):
     state_bytes: int = Field(default=0, ge=0, le=10**12)
     window_layers: int = Field(default=0, ge=0, le=MOST)
     window_tokens: int = Field(default=0, ge=0, le=MOST)
+    without: str = ""
 
     @model_validator(mode="after")
     def _check(self) -> ModelShape:
@@ -332,10 +335,7 @@ def known_name(model: str) -> str:
     if name in MODELS or os.path.exists(model):  # noqa: PTH110 (pathlib's raises for a name that is too long)
         return name
     name = name.rpartition("/")[2].removeprefix("meta-").removeprefix("nvidia-")
-    while (
-        name not in MODELS
-        and (shorter := re.sub(r"-(instruct|thinking|base|it|chat|bf16|\d{4})$", "", name)) != name
-    ):
+    while name not in MODELS and (shorter := re.sub(_TUNED, "", name)) != name:
         name = shorter
     return name
 

@@ -63,6 +63,7 @@ def _of_rollouts(prepared: Prepared) -> Iterator[str]:
     shared = limits.prefix_caching and prefix >= limits.block_size
     uncached = prepared.system.prefix_caching and not is_plain(limits)
     name = engine if isinstance(engine, str) else (engine or {}).get("name", "")
+    yield from filter(None, prepared.model.without.split("; "))
     missing = {  # what is not modelled, and whether the rollouts have it
         "the time between turns, which the trace does not have": "turn_tokens" in names
         and not (timed or divided),

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from simrl.errors import InputError
+from simrl.profile.hardware import GPUS
 from simrl.profile.model_shape import MODELS, known_name, model_shape, understood
 from simrl.profile.precision import weight_bytes_per_gpu
+from simrl.profile.profilers.roofline import roofline_profile
 
 # Billions of parameters, all and active ones, and which active ones the source counts: of the layers, of the output head too
 # ("head"), of the embeddings too ("both").
@@ -174,10 +176,10 @@ def test_of_an_unknown_architecture_it_is_said_what_was_understood(tmp_path: Pat
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"index_topk": 2048}, "index_topk is 2048, which is not modelled"),
+        ({"block_configs": [1]}, "block_configs is [1], which is not modelled"),
         (
-            {"layer_types": ["chunked_attention"] * 8},
-            "layer_types has 'chunked_attention'; modelled are full_attention",
+            {"layer_types": ["lightning"] * 8},
+            "layer_types has 'lightning'; modelled are full_attention",
         ),
         (
             {"linear_conv_kernel_dim": None},
@@ -188,14 +190,6 @@ def test_of_an_unknown_architecture_it_is_said_what_was_understood(tmp_path: Pat
             {"num_hidden_layers": 10**9, "layer_types": None},
             "num_hidden_layers is 1000000000; it must be at most 10000",
         ),
-        (
-            PLAIN | {"model_type": "gemma3_text"},
-            "some layers have windows, and no layer_types says which",
-        ),
-        (
-            {"mlp_only_layers": [3]},
-            "mlp_only_layers is [3]; only first layers without experts are modelled",
-        ),
         ({"layer_types": ["full_attention"] * 6}, "layer_types has 6 entries for 8 layers"),
         ({"layer_types": 5}, "a key is missing or of another kind"),
         ({"layer_types": [["a"]] * 8}, "a key is missing or of another kind"),
@@ -203,10 +197,6 @@ def test_of_an_unknown_architecture_it_is_said_what_was_understood(tmp_path: Pat
         (
             {"hybrid_override_pattern": "M*E-"},
             "a key is missing or of another kind ('mamba_num_heads')",
-        ),
-        (
-            {"layer_types": None, "linear_num_value_heads": None, "sliding_window_pattern": 6},
-            "some layers have windows, and no layer_types says which",
         ),
         (
             {"num_experts_per_tok": 99},
@@ -254,28 +244,19 @@ def test_shared_experts_are_read_under_both_of_their_names(tmp_path: Path) -> No
 
 # Keys of models that would otherwise be read as plain attention, or as a dense MLP, in every layer.
 UNREAD: dict[str, dict[str, object]] = {
-    "falcon_h1": {"mamba_d_ssm": 3072, "mamba_d_state": 256, "mamba_n_heads": 24},
     "bamba": {"attn_layer_indices": [3, 7], "mamba_d_state": 128},
     "phi4flash": {"mb_per_layer": 2, "mamba_d_state": 16},
     "recurrent_gemma": {"block_types": ["recurrent", "recurrent", "attention"], "lru_width": 2560},
-    "lfm2": {"full_attn_idxs": [2, 5], "conv_L_cache": 3},
     "jamba": {
         "attn_layer_period": 8,
         "expert_layer_period": 2,
         "num_experts": 16,
         "num_experts_per_tok": 2,
     },
-    "ernie4_5_moe": {"moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": 1536},
     "bailing_moe_linear": {"layer_group_size": 5, "num_experts": 256, "num_experts_per_tok": 8},
     "arctic": {"moe_layer_frequency": 2, "num_local_experts": 128, "num_experts_per_tok": 2},
     "hunyuan": {"use_cla": True, "cla_share_factor": 2},
-    "llama4_text": {"moe_layers": [1, 3, 5, 7], "num_local_experts": 16, "num_experts_per_tok": 1},
     "longcat_flash": {"zero_expert_num": 256, "n_routed_experts": 512, "moe_topk": 12},
-    "granitemoeshared": {
-        "shared_intermediate_size": 1024,
-        "num_local_experts": 40,
-        "num_experts_per_tok": 8,
-    },
 }
 
 
@@ -303,3 +284,117 @@ def test_a_config_with_a_key_of_memory_or_time_that_nothing_is_read_from_is_refu
                 **UNREAD[family],
             )
         )
+
+
+# Parameters of models, in billions, as their names or cards say.
+BILLIONS = {
+    "llama-3.2-1b": 1.24, "llama-3.2-3b": 3.21, "deepseek-r1-distill-llama-70b": 70.6, "qwen2.5-72b": 72.7,
+    "qwen2.5-vl-7b": 7.62, "qwen3-vl-8b": 8.19, "qwen3-coder-480b-a35b": 480, "qwen3.5-9b": 9.0, "qwen3.5-4b": 4.2,
+    "olmo-3-7b": 7.3, "olmo-3-32b": 32.2, "gemma-3-1b": 1.0, "gemma-3-12b": 11.8, "gemma-3-27b": 27.0,
+    "mistral-small-24b": 23.6, "phi-4": 14.7, "glm-4-9b-0414": 9.4, "glm-4.6": 355, "intellect-3": 106, "mimo-7b": 7.6,
+    "moonlight-16b-a3b": 16, "deepseek-v2-lite": 15.7, "deepseek-v3.2": 671, "kimi-linear-48b-a3b": 48,
+    "seed-oss-36b": 36.2, "nemotron-nano-9b-v2": 8.9, "smollm2-360m": 0.362, "smollm3-3b": 3.08,
+    "llama-4-scout-17b-16e": 107.8, "llama-4-maverick-17b-128e": 400, "falcon-h1-7b": 7.6, "granite-4.0-h-small": 32.2,
+    "granite-4.0-h-tiny": 6.9, "lfm2-1.2b": 1.17, "ernie-4.5-21b-a3b": 21.9, "qwen3-coder-next": 80, "minimax-m2.1": 230,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BILLIONS)
+def test_a_named_model_has_the_parameters_of_its_name(name: str) -> None:
+    assert MODELS[name].parameters / 1e9 == pytest.approx(BILLIONS[name], rel=0.035)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_named_model_has_a_roofline(name: str) -> None:
+    profile = roofline_profile(MODELS[name], GPUS["b200"])
+    assert 0 < profile.decode_s(1, 1024) < profile.decode_s(256, 4096)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "Qwen/Qwen3-VL-8B-Instruct",
+        "google/gemma-3-4b-it",
+        "allenai/Olmo-3-7B-Think",
+        "moonshotai/Moonlight-16B-A3B-Instruct",
+        "Qwen/Qwen3-1.7B-Base",
+        "meta-llama/Llama-3.2-3B-Instruct",
+        "zai-org/GLM-4.5-Air",
+        "PrimeIntellect/INTELLECT-3",
+        "XiaomiMiMo/MiMo-7B-RL",
+        "nvidia/NVIDIA-Nemotron-Nano-9B-v2",
+        "HuggingFaceTB/SmolLM3-3B",
+        "mistralai/Mistral-7B-Instruct-v0.3",
+        "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+    ],
+)
+def test_models_have_their_names_on_hugging_face(written: str) -> None:
+    assert known_name(written) in MODELS
+
+
+TEXT = {
+    "hidden_size": 512,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "intermediate_size": 1024,
+    "vocab_size": 1000,
+}
+MAMBA = {
+    "mamba_n_heads": 16, "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_state": 128, "mamba_d_conv": 4,
+}  # fmt: skip
+STATE = 2 * (16 * 64 + 2 * 128) * 3 + 4 * 16 * 64 * 128
+
+
+@pytest.mark.parametrize(
+    ("config", "fields"),
+    [
+        ({"model_type": "gemma3_text", "sliding_window": 512}, {"window_layers": 10, "window_tokens": 512}),
+        ({"model_type": "gemma3_text", "sliding_window": 512, "sliding_window_pattern": 3}, {"window_layers": 8}),
+        ({"model_type": "gemma2", "sliding_window": 512}, {"window_layers": 6, "tied_embeddings": True}),
+        ({"model_type": "olmo3", "sliding_window": 4096}, {"window_layers": 9}),
+        ({"model_type": "exaone4", "sliding_window": 512, "sliding_window_pattern": "LLLG"}, {"window_layers": 9}),
+        ({"model_type": "llama4_text", "num_local_experts": 16, "num_experts_per_tok": 1, "intermediate_size_mlp": 2048,
+          "interleave_moe_layer_step": 2},
+         {"window_layers": 9, "window_tokens": 8192, "expert_layers": 6, "intermediate": 2048, "shared_intermediate": 1024,
+          "without": "attention in chunks: as a window of a chunk's tokens"}),
+        ({"model_type": "falcon_h1", **MAMBA}, {"layers": 24, "linear_layers": 12, "state_bytes": 12 * STATE}),
+        ({"model_type": "granitemoehybrid", "layer_types": ["mamba", "mamba", "attention"] * 4, "num_local_experts": 0,
+          "shared_intermediate_size": 2048, **MAMBA},
+         {"linear_layers": 8, "state_bytes": 8 * STATE, "intermediate": 2048, "experts": 0}),
+        ({"model_type": "lfm2", "conv_L_cache": 3, "full_attn_idxs": [2, 5, 8]},
+         {"linear_layers": 9, "intermediate": 768, "state_bytes": 9 * 2 * 512 * 3}),
+        ({"model_type": "kimi_linear", "linear_attn_config": {"kda_layers": [1, 2, 3], "num_heads": 8, "head_dim": 64,
+          "short_conv_kernel_size": 4}},
+         {"linear_layers": 3, "state_bytes": 3 * (6 * 512 * 3 + 4 * 512 * 64)}),
+        ({"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "mlp_only_layers": [3, 7]},
+         {"expert_layers": 10}),
+        ({"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 2},
+         {"expert_layers": 6}),
+        ({"index_topk": 2048, "index_n_heads": 8},
+         {"without": "sparse attention: every token is attended to, an upper bound, and its index is left out"}),
+    ],
+)  # fmt: skip
+def test_families_are_read_by_their_own_keys(
+    tmp_path: Path, config: dict[str, object], fields: dict[str, object]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TEXT | config))
+    shape = model_shape(tmp_path)
+    assert {key: getattr(shape, key) for key in fields} == fields
+
+
+@pytest.mark.parametrize("nested", ["text_config", "llm_config", "thinker_config"])
+def test_a_model_that_sees_is_its_text_part_and_names_what_is_left_out(
+    tmp_path: Path, nested: str
+) -> None:
+    seeing = {"vision_config": {"depth": 8}}
+    config = (
+        {nested: TEXT, **seeing}
+        if nested != "thinker_config"
+        else {nested: {"text_config": TEXT, **seeing}}
+    )
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape = model_shape(tmp_path)
+    assert shape.without == "the vision part: its tokens count as tokens of the prompt"
+    assert shape.hidden == 512

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,8 +18,7 @@ from simrl.profile.hardware import GPUS
 from simrl.profile.metadata import ProfileMetadata, split_words
 from simrl.profile.model_shape import MODELS, ModelShape
 from simrl.profile.precision import FP8_EXPERTS
-from simrl.profile.profilers.aiconfigurator import engine_of
-from simrl.profile.profilers.setups import PACKAGES, EngineSetup, is_measurable, require_possible
+from simrl.profile.profilers.setups import PACKAGES, EngineSetup, is_measurable
 from simrl.profile.roofline import roofline_of
 from simrl.profile.shipped import PROFILES, file_name, layouts, shipped_profile
 
@@ -32,14 +30,15 @@ def advice(wanted: ProfileMetadata, shape: ModelShape, path: str, model: str = "
     shipped = shipped_profile(wanted.model, wanted.gpu, *split)
     if shipped is not None:
         return f"simrl has it: profile.path={shipped}"
-    ways = [*_existing(wanted, Path(path).parent), *derived(wanted, shape, Path(path), model)]
+    ways = _existing(wanted, Path(path).parent)
     if shape.experts and wanted.precision == "fp8":
         ways.insert(0, f"{FP8_EXPERTS}: precision.weights=fp8-block")
     with suppress(InputError):
         roofline_of(wanted, shape, GPUS[wanted.gpu])
-        ways.append(
-            "take profile.path=shipped, carried over from the nearest layout or the data sheet"
-        )
+        ways += [
+            *derived(wanted, shape, Path(path), model),
+            "take profile.path=shipped, carried over from the nearest profile or the data sheet",
+        ]
     ways += [
         f"{'or ' if ways else ''}measure your own engine with `simrl measure`"
     ] * is_measurable(_setup(wanted))
@@ -72,20 +71,12 @@ def _existing(wanted: ProfileMetadata, folder: Path) -> list[str]:
 
 def derived(wanted: ProfileMetadata, shape: ModelShape, path: Path, model: str = "") -> list[str]:
     """Return the command that derives the profile of a model by its name, or by the folder that a
-    scenario names, if a source has it."""
+    scenario names. Kernels that no source has are estimated."""
     name = wanted.model if shape.name in MODELS else model
-    gpu, setup = wanted.gpu, _setup(wanted)
-    package = setup.package
-    # Collectives were measured among powers of two.
-    if not name or wanted.tp & (wanted.tp - 1):
+    if not name:
         return []
-    try:
-        require_possible(shape, gpu, setup)
-    except InputError:
-        return []
+    package = _setup(wanted).package
     installed = find_spec(PACKAGES[package]) is not None
-    if installed and not _has(shape, gpu, setup):
-        return []
     plain = file_name(wanted.model_copy(update={"precision": "bf16", "kv_precision": "bf16"}))
     named = (
         path if path.name != plain else path.with_name(file_name(wanted))
@@ -113,13 +104,3 @@ def _setup(wanted: ProfileMetadata) -> EngineSetup:
     return EngineSetup(
         wanted.tp, wanted.dp, wanted.ep, wanted.precision, wanted.kv_precision, package=package
     )
-
-
-@lru_cache(maxsize=64)
-def _has(shape: ModelShape, gpu: str, setup: EngineSetup) -> bool:
-    """Return whether the installed database has this model on this GPU."""
-    try:
-        engine_of(shape, gpu, setup)
-    except InputError:
-        return False
-    return True

@@ -24,6 +24,7 @@ from simrl.profile.metadata import ProfileMetadata, split_words
 from simrl.profile.model_shape import MODELS, ModelShape, model_shape
 from simrl.profile.profile import TableProfile, joined, read_profile
 from simrl.profile.profilers.roofline import roofline_profile
+from simrl.profile.profilers.setups import SYSTEMS
 from simrl.profile.profilers.smoothing import Floats, rising
 from simrl.profile.roofline import Roofline, roofline_of
 from simrl.profile.shipped import PROFILES, file_name, layouts, shipped_profile
@@ -71,6 +72,8 @@ def nearest(
         layout
         for layout in there
         if layout.model in MODELS
+        and layout.gpu
+        in (gpu.name, *SYSTEMS)  # a GPU that is itself carried over stands for no other
         and (
             _alike(MODELS[layout.model], shape)
             or (layout.gpu == gpu.name and _kind(MODELS[layout.model]) == _kind(shape))
@@ -164,8 +167,7 @@ def in_layout(
         experts_s=carried(t.experts_s, Roofline.experts_s, t.expert_tokens),
     )
     words = f"{m.model} on {m.gpu} {split_words(m.model_dump(), '', ' ')} {m.precision}"
-    words = f"estimated: {words} × the ratio of rooflines"
-    source = f"{words}; {off_by(kind or difference(m, wanted, shape), shape)}; {m.source}"
+    source = f"estimated: {words} × the ratio of rooflines; {off_by(kind or difference(m, wanted, shape), shape)}; {m.source}"
     layout = {
         key: getattr(wanted, key)
         for key in ("model", "gpu", "tp", "dp", "ep", "precision", "kv_precision")

@@ -117,10 +117,13 @@ def fields_of_config(raw: Config, path: Path) -> Config:
     if isinstance(layers, int) and layers > MOST_LAYERS:
         raise InputError(f"{path}: num_hidden_layers is {layers}; it must be at most {MOST_LAYERS}")
     fields = _fields(config, name, path)
-    roughly = [words for key, words in _ROUGHLY.items() if config.get(key) not in _NOTHING]
-    encoders = [key.removesuffix("_config") for key in left_out(raw) if key.endswith("_config")]
-    words = [f"the {part} part: its tokens count as tokens of the prompt" for part in encoders]
-    fields["without"] = "; ".join(words + roughly)
+    words = [
+        f"the {key.removesuffix('_config')} part: its tokens count as tokens of the prompt"
+        for key in left_out(raw)
+        if key.endswith("_config")
+    ]
+    words += [how for key, how in _ROUGHLY.items() if config.get(key) not in _NOTHING]
+    fields["without"] = "; ".join(words)
     for key, value in text.items():
         matters = value not in _NOTHING and _TELLING.search(key) and not _LEFT_OUT.fullmatch(key)
         if matters and key not in config.looked_up and not _HARMLESS.fullmatch(key):

@@ -280,19 +280,6 @@ MODELS = {
 }
 
 
-def require_dense(shape: ModelShape, what: str) -> None:
-    """Raise `InputError` for experts and layers without plain attention where only dense models are
-    modelled."""
-    unlike = "is a mixture of experts" if shape.experts else ""
-    if not unlike and (shape.linear_layers or shape.kv_lora_rank or shape.window_layers):
-        unlike = "has layers of linear, latent or windowed attention"
-    if unlike:
-        raise InputError(
-            f"{what}: {shape.name} {unlike}, whose times no data sheet gives; `simrl profile derive` makes its profile from "
-            "measured kernels, `simrl measure` on your engine"
-        )
-
-
 def require_kv_heads(what: str, tp: int, shape: ModelShape) -> None:
     """Raise `InputError` for KV heads that `tp` GPUs can neither divide among them nor have equally
     many copies of."""

@@ -24,13 +24,12 @@ from pydantic import (
 
 from simrl.engine.config import EngineConfig
 from simrl.errors import InputError
-from simrl.profile.derived_layouts import nearest
 from simrl.profile.hardware import Gpu, known_gpu
 from simrl.profile.hardware import gpu as gpu_named
 from simrl.profile.metadata import ProfileMetadata
 from simrl.profile.model_shape import model_shape
 from simrl.profile.precision import KvCache, Weights, require_precision
-from simrl.profile.shipped import PROFILES, SHIPPED, file_name, layouts
+from simrl.profile.shipped import PROFILES, SHIPPED, file_name
 from simrl.scenario.agents import AgentsConfig
 from simrl.scenario.calibration import CalibrationConfig
 from simrl.scenario.faults import Fault
@@ -202,7 +201,8 @@ class PrecisionConfig(_Section):
     weights: Weights = "bf16"
     """precision of the layers' matrices in the rollout engines: bf16, fp8 (one scale for a tensor
     or channel), fp8-block (one scale for a block of 128 × 128), nvfp4, int4 (weights only),
-    w4a16_mxfp4 (experts only, as gpt-oss is released)"""
+    w4a16_mxfp4 (experts only, as gpt-oss is released),
+    w4a8_mxfp4_mxfp8 (with activations in 8 bits, on Blackwell)"""
     kv_cache: KvCache = "bf16"
     """precision of keys and values: bf16 or fp8"""
     training: Literal["bf16", "fp8", "fp8-block"] = "bf16"
@@ -232,7 +232,8 @@ class RooflineConfig(_Section):
     have its defaults."""
 
     compute_efficiency: Share | None = None
-    """share of the data sheet's dense bfloat16 rate; 0.7 if not given"""
+    """share of the data sheet's dense bfloat16 rate; 95 % of what the GPU's large products reach if not
+    given"""
     memory_efficiency: Share | None = None
     """share of the data sheet's memory bandwidth; 0.8 if not given"""
     link_efficiency: Share | None = None
@@ -381,16 +382,13 @@ class Scenario(_Section):
 
     def with_profile(self) -> Scenario:
         """Return the scenario with the file of the shipped profile, also of one that is to be
-        derived from another layout, where the scenario names none of its own; with a roofline where
-        no layout is shipped. Raise `InputError` for an unknown model."""
+        estimated, where the scenario names none of its own. Raise `InputError` for an unknown
+        model."""
         path, roofline = self.profile.path, self.profile.roofline
         if path not in (None, SHIPPED) or roofline is not None:
             return self
         wanted = self.wanted_profile
         file = PROFILES / file_name(wanted)
-        near = (wanted, model_shape(self.model), self.cluster.rollout_kind, layouts())
-        if path is None and not file.is_file() and nearest(*near) is None:
-            return self.with_fields("profile", roofline=RooflineConfig())
         values: dict[str, Any] = {
             "path": str(os.path.relpath(file) if file.is_relative_to(Path.cwd()) else file)
         }

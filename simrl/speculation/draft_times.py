@@ -24,7 +24,7 @@ import numpy as np
 from simrl.errors import InputError, refuse
 from simrl.profile.extension import covering
 from simrl.profile.hardware import Gpu
-from simrl.profile.model_shape import ModelShape, require_dense
+from simrl.profile.model_shape import ModelShape
 from simrl.profile.profile import TableProfile
 from simrl.speculation.choices import Capture, Strategy
 from simrl.speculation.drafter_training import Pace
@@ -152,7 +152,13 @@ def model_drafts(
         shape, projection = eagle_shape(shape), 2 * shape.hidden * shape.hidden
         held = shape.layer_parameters + projection
     else:
-        require_dense(shape, "drafter")
+        refuse(
+            (
+                shape.experts,
+                f"drafter: {shape.name} is a mixture of experts, whose draft times are not modelled; give its profile "
+                "(draft_profile, by `simrl profile derive`), or name a dense drafter",
+            )
+        )
         projection, held = 0, shape.parameters
     round_s, level_s, layer_s = overheads
     flops_per_s = COMPUTE_EFFICIENCY * gpu.bf16_flops
@@ -166,7 +172,10 @@ def model_drafts(
         2.0 * weights * tokens / flops_per_s, WEIGHT_BYTES * weights / bytes_per_s
     )
     step_s = (
-        level_s + shape.layers * layer_s + matrices_s + tokens * kv_tokens * kv_bytes / bytes_per_s
+        level_s
+        + shape.layers * layer_s
+        + matrices_s
+        + tokens * (kv_tokens * kv_bytes + 2 * shape.state_bytes / tp) / bytes_per_s
     )
     source = (
         f"{shape.name} on {tp} {gpu.name}: {layer_s * 1e6:g} µs a layer (derived from measured kernels) and a roofline of "

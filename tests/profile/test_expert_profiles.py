@@ -322,11 +322,6 @@ def test_an_exchange_beyond_a_node_comes_from_link_rates_and_says_so():
             EngineSetup(4),
             "as its .*linear_layers.* are not those of a model that it knows",
         ),
-        (
-            "qwen3-8b",
-            EngineSetup(precision="nvfp4"),
-            "no qwen3-8b on 1 h100 under vllm in nvfp4; measured are at most bf16, fp8, fp8-block$",
-        ),
     ],
 )
 def test_what_nobody_measured_is_refused_in_a_line_with_and_without_the_package(

@@ -84,7 +84,7 @@ class MissingKernelsError(InputError):
 
 def require_possible(shape: ModelShape, gpu: str, setup: EngineSetup) -> None:
     """Raise `InputError` for a split or a precision that a model cannot have, and `MissingKernelsError`
-    for what no database has: a GPU, a precision or a model."""
+    for what no database has: a GPU or a model."""
     gpus = setup.tp * setup.dp
     refuse(
         (
@@ -119,11 +119,6 @@ def require_possible(shape: ModelShape, gpu: str, setup: EngineSetup) -> None:
         raise MissingKernelsError(
             f"{setup.package}: no kernels were measured on {gpu}, but on {', '.join(SYSTEMS)}"
         )
-    if setup.precision not in (has := _precisions(shape, gpu)):
-        raise MissingKernelsError(
-            f"{setup.package}: no {shape.name} on {gpus} {gpu} under {setup.backend} in {setup.precision}; measured are at "
-            f"most {', '.join(has) or 'none'}"
-        )
     unwritten = [field for field in NOT_WRITTEN if getattr(shape, field)]
     if unwritten and not is_bundled(shape):
         raise MissingKernelsError(
@@ -136,15 +131,6 @@ def is_measurable(setup: EngineSetup) -> bool:
     """Return whether `simrl measure` makes a profile of this setup: its profiles have no other
     precision, no ranks, no ep."""
     return (setup.dp, setup.ep, setup.precision, setup.kv_precision) == (1, 1, "bf16", "bf16")
-
-
-def _precisions(shape: ModelShape, gpu: str) -> list[str]:
-    """Return the precisions of weights that were measured at all on a GPU; int4 was on none."""
-    blackwell = gpu.startswith(("b", "gb", "rtx"))
-    if shape.name.startswith("gpt-oss"):
-        return [] if gpu == "a100" else [*EXPERTS_ALONE[: 1 + blackwell]]
-    has = ["bf16"] if gpu == "a100" else ["bf16", "fp8", "fp8-block"]
-    return [*has, "nvfp4"] if blackwell else has
 
 
 def is_bundled(shape: ModelShape) -> bool:

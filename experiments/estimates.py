@@ -38,6 +38,7 @@ SET_ON = (  # simrl.profile.roofline's constants
     "qwen3-8b_h100_tp1",
     "qwen3-8b_h100_tp4",
     "deepseek-v3_h200_tp8_ep8_fp8-block",
+    "qwen3.5-35b-a3b_h100_tp4",
 )
 TRANSFORMED = ("h800", "h20")
 KINDS = ("another split", "another precision", "another GPU", "another model")

@@ -49,6 +49,10 @@ KV_SHARE_OF_RATE = 1.12  # the rate of reading a cache, over weights'
 # Attention of a prefill reaches this share of the products' rate, times L / (L + half) over L
 # tokens: 0.65 of the data sheet's on H100, as in training (simrl.training.operations).
 PREFILL_SHARE, PREFILL_HALF = 0.85, 1000
+# A layer with a fixed state: kernels of a decoding step, and what a token of a prefill takes in
+# chunked products of few rows, as operations at the rate of large ones, a byte of state (set on
+# Qwen3.5-35B-A3B on four H100).
+STATE_KERNELS, STATE_FLOPS = 2, 70
 # Bytes of a value that norm and residual, norms of queries and keys, and an activation with its
 # gate move, and a cast to 8 or 4 bits; of a routed row, by the expert's width and the hidden size.
 NORM_BYTES, HEAD_NORM_BYTES, GATE_BYTES, CAST_BYTES = 8, 4, 6, 3
@@ -277,6 +281,7 @@ class Roofline:
         attended = self._attended(k + c / 2) + PREFILL_HALF / 2
         pairs = flops * (m.head_dim + m.rope_head_dim + values) * c * attended
         prefill = np.maximum(pairs / (PREFILL_SHARE * flops_per_s), read_s)
+        prefill = prefill + STATE_FLOPS * c * m.state_bytes / self.tp / flops_per_s
         latents = 2 * m.kv_lora_rank + m.rope_head_dim  # decoding multiplies the latents themselves
         widths = latents if m.kv_lora_rank else 2 * m.head_dim
         decode = (
@@ -296,7 +301,8 @@ class Roofline:
         weights = self._latent_weights / self.tp
         kernels = LATENT_KERNELS if self.shape.kv_lora_rank else ATTENTION_KERNELS
         products_s = self._product_s(weights, weights, tokens, self._dense_precision)
-        return (tokens > 0) * (products_s + self.shape.attention_layers * kernels * LAUNCH_S)
+        launched = self.shape.attention_layers * kernels + STATE_KERNELS * self.shape.linear_layers
+        return (tokens > 0) * (products_s + launched * LAUNCH_S)
 
     @property
     def _latent_weights(self) -> int:

@@ -35,9 +35,12 @@ ROOFLINE_OFF_BY = {
 }
 
 
-def nearest(wanted: ProfileMetadata, shape: ModelShape) -> ProfileMetadata | None:
-    """Return the shipped layout that is nearest to another of a model of its shape on its GPU: in
-    precision, then in attention ranks, GPUs and division of experts; None where there is none."""
+def nearest(
+    wanted: ProfileMetadata, shape: ModelShape, sheet: Gpu | None = None
+) -> ProfileMetadata | None:
+    """Return the shipped layout that is nearest to another of a model of its shape on its GPU, or if
+    there is none, on the GPU that its data sheet is based on: in precision, then in attention ranks,
+    GPUs and division of experts; None where there is none."""
 
     def distance(other: ProfileMetadata) -> tuple[float, ...]:
         gpus = abs(log2(other.tp * other.dp / (wanted.tp * wanted.dp)))
@@ -49,11 +52,13 @@ def nearest(wanted: ProfileMetadata, shape: ModelShape) -> ProfileMetadata | Non
         for name, other in MODELS.items()
         if other.model_copy(update={"name": shape.name}) == shape
     ]
-    return min(
-        (layout for name in alike for layout in layouts(name, wanted.gpu)),
-        key=distance,
-        default=None,
-    )
+    kind: Gpu | None = sheet or GPUS.get(wanted.gpu)
+    while kind is not None:
+        there = [layout for name in alike for layout in layouts(name, kind.name)]
+        if there:
+            return min(there, key=distance)
+        kind = GPUS.get(kind.base)
+    return None
 
 
 def profile_of(model: str, gpu: str, tp: int) -> TableProfile:
@@ -69,7 +74,7 @@ def derived_profile(wanted: ProfileMetadata, shape: ModelShape, gpu: Gpu) -> Tab
     """Return the step times of a layout that is not shipped. Raise `InputError` for an impossible
     one."""
     roofline_of(wanted, shape, gpu)
-    if (base := nearest(wanted, shape)) is not None:
+    if (base := nearest(wanted, shape, gpu)) is not None:
         return in_layout(read_profile(PROFILES / file_name(base)), wanted, shape, gpu)
     w = wanted
     profile = roofline_profile(
@@ -87,7 +92,7 @@ def in_layout(
     """Return a profile's times in another layout of its model, on a GPU of its kind; `gpu` may have
     other links."""
     t, m = base.tables, base.metadata
-    was, now = roofline_of(m, shape, GPUS.get(gpu.name, gpu)), roofline_of(wanted, shape, gpu)
+    was, now = roofline_of(m, shape, GPUS.get(m.gpu, gpu)), roofline_of(wanted, shape, gpu)
 
     def carried(seconds: Floats, part: Callable[..., Floats], *ticks: Floats) -> Floats:
         before = part(was, *ticks)
@@ -114,7 +119,7 @@ def in_layout(
     source = f"{words} × the ratio of rooflines, {OFF_BY[shape.experts > 0]}; {m.source}"
     layout = {
         key: getattr(wanted, key)
-        for key in ("model", "tp", "dp", "ep", "precision", "kv_precision")
+        for key in ("model", "gpu", "tp", "dp", "ep", "precision", "kv_precision")
     }
     return TableProfile(
         tables,

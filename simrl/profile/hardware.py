@@ -1,15 +1,18 @@
-"""Data sheets of GPUs (`gpus.toml`)."""
+"""Data sheets of GPUs: the named ones (`gpus.toml`), and those that users give."""
 
 from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
-from simrl.errors import InputError, choose
+from simrl.errors import InputError, first_line
 from simrl.profile.model_shape import Numbers
+from simrl.validation import explain, numbers_are_no_truth
 
 MIB, GIB = 2**20, 2**30
 # Of a link's data sheet, in large collectives: aiconfigurator's NCCL tables (all-gather,
@@ -18,17 +21,21 @@ LINK_SHARE = 0.7
 MEMORY_APART = 0.04  # the gigabytes in a GPU's name are of either kind, and rounded
 
 
-class Gpu(BaseModel, frozen=True, extra="forbid"):
+class Gpu(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The figures of a data sheet, and the topology around a GPU. `link_bytes_per_s` is one
     direction of the scale-up link, which joins `nvlink_domain` GPUs; `network_bytes_per_s` the
-    GPU's share of the scale-out network, one direction; `gpus_per_node` share a host."""
+    GPU's share of the scale-out network, one direction; `gpus_per_node` share a host. The defaults
+    are those of a card of which nothing else is known."""
 
-    name: str
+    _numbers = numbers_are_no_truth
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
+    base: str = Field(default="", description="a GPU whose measured kernels are carried over to it")
     memory_bytes: float = Field(gt=0)
     memory_bytes_per_s: float = Field(gt=0)
     bf16_flops: float = Field(gt=0, description="dense, without sparsity")
     matmul_share: float = Field(
-        default=0.8, gt=0, le=1, description="of bf16_flops, reached by large matrix products"
+        default=0.75, gt=0, le=1, description="of bf16_flops, reached by large matrix products"
     )
     mma_flops: float = Field(
         default=0.0, ge=0, description="by Ampere's instructions, dense bfloat16; 0: bf16_flops"
@@ -40,11 +47,24 @@ class Gpu(BaseModel, frozen=True, extra="forbid"):
     fp8_block_share: float = Field(
         default=0.0, ge=0, le=1, description="likewise, with a scale a block"
     )
-    link_bytes_per_s: float = Field(gt=0)
-    network_bytes_per_s: float = Field(gt=0)
-    host_bytes_per_s: float = Field(
-        gt=0, description="to or from the host's memory, PCIe x16, one direction"
+    fp4_flops: float = Field(default=0.0, ge=0, description="of NVFP4, dense; 0: none")
+    fp4_share: float = Field(
+        default=0.0, ge=0, le=1, description="as matmul_share, of fp4_flops; 0: not measured"
     )
+    link_bytes_per_s: float = Field(default=32e9, gt=0)
+    network_bytes_per_s: float = Field(default=25e9, gt=0)
+    host_bytes_per_s: float = Field(
+        default=32e9,
+        gt=0,
+        description="to or from the host's memory, by PCIe x16 or NVLink-C2C, one direction",
+    )
+    host_speed: float = Field(
+        default=1.0,
+        ge=0.05,
+        le=20,
+        description="of one thread of the host's processor; 1: the Xeon beside an H100",
+    )
+    host_source: str = Field(default="", description="source of host_speed, and its range")
     gpus_per_node: int = Field(
         default=8, gt=0, description="as the vendors' HGX and DGX systems have"
     )
@@ -98,52 +118,144 @@ class Gpu(BaseModel, frozen=True, extra="forbid"):
         )
 
 
-GPUS = {
-    name: Gpu.model_validate(
-        {"name": name, "memory_bytes": fields.pop("memory_mib") * MIB, **fields}
-    )
-    for name, fields in tomllib.loads(
-        (Path(__file__).parent / "gpus.toml").read_text(encoding="utf-8")
-    ).items()
-}
+def _named_sheets() -> dict[str, Gpu]:
+    tables = tomllib.loads((Path(__file__).parent / "gpus.toml").read_text(encoding="utf-8"))
+    return {name: Gpu(name=name, **_in_bytes(fields)) for name, fields in tables.items()}
+
+
+def _in_bytes(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a sheet in which memory may be in MiB, as drivers report it."""
+    values = dict(fields)
+    if isinstance(values.get("memory_mib"), int | float):
+        values["memory_bytes"] = values.pop("memory_mib") * MIB
+    return values
+
+
+GPUS = _named_sheets()
 
 
 # Words of a GPU's name that say nothing of its data sheet: SXM is meant unless the name has PCIe.
 _PLAIN_WORDS = re.compile(
-    r"nvidia|tensor|core|gpu|hgx|dgx|sxm\d?|hbm\d?e?|nvl72|rtx|blackwell|server|edition|"
+    r"nvidia|amd|huawei|instinct|geforce|tesla|tensor|core|gpu|npu|hgx|dgx|sxm\d?|oam|ac|hbm\d?e?|nvl72|rtx|"
+    r"grace|hopper|blackwell|superchip|server|edition|mega"
 )
+_SPELLINGS = (
+    (r"\brtx[ _-]*(pro)?[ _-]*(\d{4})", r"rtx\1\2"),
+    (r"^(?:geforce )?(4090|5090)\b", r"rtx\1"),
+    (r"\b(?:ascend[ _-]*)?(910b\d)", r"ascend\1"),
+    (r"(sxm\d?|nvl|pcie)\b", r" \1 "),
+    (r"(\d) gb\b", r"\1gb"),
+    (r"\b(gh200.*?)\b(?:120|240|480)gb\b", r"\1"),  # the memory of the Grace beside it
+)
+_SIZE = re.compile(r"(\d{2,3})g(?:i?b)?")
 
 
 def known_gpu(name: str) -> str:
-    """Return a GPU's name as in `GPUS`: `NVIDIA H100 80GB HBM3`, `H100-SXM5` and `H100` are `h100`.
-    A name with another memory, or with a word that may stand for another data sheet (`H100 NVL`),
-    stays."""
-    text = re.sub(
-        r"(\d) gb\b",
-        r"\1gb",
-        re.sub(r"(sxm\d?)", r" \1 ", name.lower().replace("rtx pro 6000", "rtxpro6000")),
-    )
-    words = [word for word in re.split(r"[^a-z0-9]+", text) if not _PLAIN_WORDS.fullmatch(word)]
-    sizes = [int(word[:-2]) for word in words if re.fullmatch(r"\d{2,3}gb", word)]
-    known = "-".join(word for word in words if not re.fullmatch(r"\d{2,3}gb", word))
-    if known not in GPUS:
-        return name
-    fits = (
-        min(abs(size * unit / GPUS[known].memory_bytes - 1) for unit in (1e9, 2**30)) < MEMORY_APART
-        for size in sizes
-    )
-    return known if all(fits) else name
+    """Return a GPU's name as in `GPUS`, however tools and clouds print it: `NVIDIA H100 80GB HBM3`,
+    `H100-SXM5` and `H100` are `h100`. A name with another memory, or with a word that may stand for
+    another data sheet (`H200 NVL`), stays."""
+    text = name.lower()
+    for written, plain in _SPELLINGS:
+        text = re.sub(written, plain, text)
+    words = [word for word in re.findall(r"[a-z0-9]+", text) if not _PLAIN_WORDS.fullmatch(word)]
+    sizes = [int(size[1]) for word in words if (size := _SIZE.fullmatch(word))]
+    plain = "-".join(word for word in words if not _SIZE.fullmatch(word))
+    for known, kind in GPUS.items():
+        fits = (
+            min(abs(size * unit / kind.memory_bytes - 1) for unit in (1e9, GIB)) < MEMORY_APART
+            for size in sizes
+        )
+        if re.fullmatch(re.escape(plain) + r"(-\d+g)?", known) and all(fits):
+            return known
+    return name
 
 
-def gpu(name: str) -> Gpu:
-    """Return a GPU by its name in `GPUS`, or one that `known_gpu` knows."""
-    known = known_gpu(name)
+def gpu(written: str | Mapping[str, Any]) -> Gpu:
+    """Return a GPU by its name in `GPUS`, or one that `known_gpu` knows; by a data sheet, as data or
+    as a TOML file of its keys. Raise `InputError`."""
+    if not isinstance(written, str):
+        return _own(written, "gpu")
+    if written.endswith(".toml"):
+        return _own(_read(written), written)
+    known = known_gpu(written)
     if known not in GPUS:
-        counted = re.fullmatch(r"(\d+) *[x*] *(.+)|(.+?) *[x*:] *(\d+)", name.lower())
+        counted = re.fullmatch(r"(\d+) *[x*] *(.+)|(.+?) *[x*:] *(\d+)", written.lower())
         kind, count = (counted[2] or counted[3], counted[1] or counted[4]) if counted else ("", "")
         if known_gpu(kind) in GPUS:
             raise InputError(
-                f"gpu {name!r}: the kind and the number are two keys: cluster.gpu={known_gpu(kind)} cluster.gpus={count}"
+                f"gpu {written!r}: the kind and the number are two keys: cluster.gpu={known_gpu(kind)} cluster.gpus={count}"
             )
-        raise InputError(f"gpu {name!r} is unknown{choose(name, GPUS, 'simrl profile names')}")
+        name = "-".join(re.findall(r"[a-z0-9]+", written.lower())) or "mine"
+        raise InputError(
+            f"gpu {written!r} is unknown{_meant(written)}: simrl has no data sheet of it (simrl profile names lists those it has); "
+            f"give one, cluster.gpu={{name: {name}, memory_bytes: …, memory_bytes_per_s: …, bf16_flops: …}}, or a TOML file with these keys"
+        )
     return GPUS[known]
+
+
+def _meant(name: str) -> str:
+    """Return " (did you mean h100?)" for a name with a GPU's letters and digits, as `H-100` and
+    `h10O`. Any other slip may be another device: B100, V100, A10."""
+
+    def parts(text: str) -> tuple[set[str], list[str]]:
+        digits = re.sub(r"(?<=\d)o", "0", text.lower())
+        return set(re.findall("[a-z]", digits)), sorted(re.findall(r"\d", digits))
+
+    near = [known for known in GPUS if parts(known) == parts(name)]
+    return f" (did you mean {' or '.join(near)}?)" if near else ""
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        fields = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise InputError(
+            f"{path}: cannot be read as a GPU's data sheet ({reason}); name a TOML file with keys such as memory_bytes"
+        ) from error
+    tables = {name: table for name, table in fields.items() if isinstance(table, dict)}
+    if len(tables) == 1 == len(fields):  # as in gpus.toml
+        fields = {"name": next(iter(tables)), **next(iter(tables.values()))}
+    return {"name": re.sub(r"[^a-z0-9.-]+", "-", Path(path).stem.lower()), **fields}
+
+
+def _own(fields: Mapping[str, Any], place: str) -> Gpu:
+    """Return the GPU of a user's data sheet. What it leaves out is the base's, or assumed, and its
+    source says so. A known name stands for a base, so that no kernels count as measured on it."""
+    values = _in_bytes(fields)
+    name, base = (str(values.get(key) or "") for key in ("name", "base"))
+    if known_gpu(name) in GPUS:
+        name, base = f"{known_gpu(name)}-own", base or name
+    kind = gpu(base) if base else None
+    values["name"] = name or f"{kind.name if kind else 'gpu'}-own"
+    written = [key for key in values if key not in ("name", "base", "source")]
+    rest = kind.model_dump(exclude={"name", "base", "source"}) if kind else {}
+    left_out = [key for key, field in Gpu.model_fields.items() if key not in {*values, *rest}]
+    values = {**rest, **values, "base": _kernels(kind) if kind else ""}
+    assumed = [f"{key} {Gpu.model_fields[key].default:g}" for key in left_out if key in _ASSUMED]
+    origin = str(values.get("source") or f"the user's data sheet: {', '.join(written)}")
+    if kind and len(written) < len(rest):
+        origin += f"; the rest as {kind.name} ({kind.source})"
+    values["source"] = f"{origin}; assumed: {', '.join(assumed)}" if assumed else origin
+    try:
+        sheet = Gpu.model_validate(values)
+    except ValidationError as error:
+        raise InputError(f"{place}: {explain(error, Gpu, 'a data sheet')[1]}") from error
+    of_base = kind and 1.95 < sheet.bf16_flops / kind.bf16_flops < 2.05
+    if of_base or ("fp8_flops" in written and 0 < sheet.fp8_flops < sheet.bf16_flops):
+        rate = f"twice {kind.name}'s" if kind and of_base else "more than its fp8_flops"
+        raise InputError(
+            f"{place}: bf16_flops is {sheet.bf16_flops:g}, {rate}: is it the rate with sparsity? Give the dense one, half of it"
+        )
+    return sheet
+
+
+def _kernels(base: Gpu) -> str:
+    """Return the named GPU on which the kernels of a sheet's base may have been measured."""
+    return base.name if base.name in GPUS else base.base
+
+
+_ASSUMED = (
+    *("matmul_share", "link_bytes_per_s", "network_bytes_per_s"),
+    *("host_bytes_per_s", "host_speed", "gpus_per_node", "nvlink_domain"),
+)

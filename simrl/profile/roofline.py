@@ -8,8 +8,8 @@
 A collective is a ring over one link: latency plus bytes over bandwidth, so its time rises with the bytes; one rank needs none.
 
 Invariant: no number here is measured, but for the shares of the bfloat16 and fp8 rates that large products reach, and
-what small kernels take. Tokens meet experts evenly. 4-bit weights are multiplied in bfloat16, but nvfp4 ones at twice the
-rate of fp8.
+what small kernels take. Tokens meet experts evenly. 4-bit weights are multiplied in bfloat16, but nvfp4 ones at the GPU's
+rate of FP4.
 """
 
 from __future__ import annotations
@@ -31,11 +31,6 @@ MEMORY_EFFICIENCY = 0.8
 # layer more than products, attention and all-reduces at the data sheet's rates, 30 as a rule.
 LAYER_S = 3e-5
 BYTES_PER_VALUE = 2  # activations and logits travel in bfloat16
-FP8_RATES = {
-    "fp8": 1,
-    "fp8-block": 1,
-    "nvfp4": 2,
-}  # of the weights' precision, over the rate of fp8
 
 
 @dataclass(frozen=True)
@@ -137,20 +132,15 @@ class Roofline:
     def flops_per_s(self, precision: str = "bf16") -> float:
         """Return the rate of matrix products in a precision of weights."""
         gpu = self.gpu
-        if precision not in FP8_RATES:
+        rates = {
+            "fp8": (gpu.fp8_flops, gpu.fp8_share),
+            "fp8-block": (gpu.fp8_flops, gpu.fp8_block_share or gpu.fp8_share),
+            "nvfp4": (gpu.fp4_flops, gpu.fp4_share),
+        }
+        if precision not in rates:
             return self.compute_efficiency * gpu.bf16_flops
-        share = (
-            (gpu.fp8_share if precision == "fp8" else gpu.fp8_block_share)
-            or gpu.fp8_share
-            or gpu.matmul_share
-        )
-        return (
-            self.compute_efficiency
-            * FP8_RATES[precision]
-            * gpu.fp8_flops
-            * share
-            / gpu.matmul_share
-        )
+        peak, share = rates[precision]
+        return self.compute_efficiency * peak * (share or gpu.matmul_share) / gpu.matmul_share
 
     def dense_s(self, tokens: Floats) -> Floats:
         """Return the seconds of what works token by token at the `tokens` of a rank, routed experts

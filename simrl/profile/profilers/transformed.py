@@ -27,7 +27,7 @@ from simrl.profile.profilers import aiconfigurator
 from simrl.profile.profilers.aiconfigurator import PREFILL_KV_TOKENS, PREFILL_TOKENS, KernelTimes
 from simrl.profile.profilers.setups import ONE_GPU, EngineSetup
 
-BASES = {"h800": "h100", "h20": "h200"}  # all of them Hopper
+BASES = {name: kind.base for name, kind in GPUS.items() if kind.base}
 COLLECTIVES = ("embedding_ar", "ar_1", "ar_2", "p2p", "moe_pre_dispatch", "moe_post_dispatch")
 MEMORY_KERNELS = (
     "embedding",

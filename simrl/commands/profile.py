@@ -84,7 +84,8 @@ def derive(
     gpu: Annotated[
         str,
         typer.Option(
-            help="a100, h100, h200, b200, gb200, h800, h20 or rtxpro6000; by roofline also a40, a6000"
+            help="a name (simrl profile names), or by roofline also a data sheet or its TOML file; measured are a100, h100, "
+            "h200, b200, gb200 and rtxpro6000, and others are carried over from them, such as h800"
         ),
     ],
     settings: Annotated[
@@ -138,8 +139,8 @@ def derive(
 ) -> DataView:
     """Derive a profile from measured kernels, or from a data sheet alone.
 
-    No kernels were measured on h800 and h20: kernels of h100 and h200 are scaled by the data
-    sheets.
+    No kernels were measured on h800, h20, gh200 and others: those of the GPU that is the base of their
+    data sheet are scaled by the data sheets.
     """
     from simrl.extensions import checked
     from simrl.profile.hardware import gpu as gpu_named
@@ -166,7 +167,7 @@ def derive(
         f"--source {source}",
         PROFILERS[source],
         model_shape(model),
-        gpu_named(gpu),
+        gpu_named(parse_override(f"gpu={gpu}")[1] if gpu.startswith("{") else gpu),
         tp,
         **parameters,
     )

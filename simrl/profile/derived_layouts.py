@@ -52,13 +52,12 @@ def nearest(
         for name, other in MODELS.items()
         if other.model_copy(update={"name": shape.name}) == shape
     ]
-    kind: Gpu | None = sheet or GPUS.get(wanted.gpu)
-    while kind is not None:
-        there = [layout for name in alike for layout in layouts(name, kind.name)]
-        if there:
-            return min(there, key=distance)
-        kind = GPUS.get(kind.base)
-    return None
+    kind = sheet or GPUS.get(wanted.gpu)
+    on = kind.name if kind else wanted.gpu
+    there = [layout for name in alike for layout in layouts(name, on)]
+    if kind and kind.base in GPUS and not there:
+        return nearest(wanted, shape, GPUS[kind.base])
+    return min(there, key=distance, default=None)
 
 
 def profile_of(model: str, gpu: str, tp: int) -> TableProfile:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from simrl.errors import InputError, first_line
 from simrl.profile.model_shape import Numbers
@@ -75,6 +75,23 @@ class Gpu(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     )
     source: str
 
+    @model_validator(mode="after")
+    def _is_dense(self) -> Gpu:
+        if 0 < self.fp8_flops < 1.01 * self.bf16_flops:
+            raise ValueError(
+                f"bf16_flops {self.bf16_flops:g} is no half of fp8_flops, {self.fp8_flops:g}: is it with sparsity? Give dense "
+                "rates, and no fp8_flops where fp8 is no faster"
+            )
+        return self
+
+    @property
+    def notes(self) -> str:
+        """The sources that no name stands for: of a user's sheet, and of a slower or faster host."""
+        sheet = "" if self.name in GPUS else f"; {self.name}: {self.source}"
+        host = f"; hosts of {self.name} at a speed of {self.host_speed:g}"
+        host += f", {self.host_source}" if self.host_source else ""
+        return sheet + host * (self.host_speed != 1)
+
     def memory_words(self, share: float, digits: int = 0) -> str:
         """Return a GPU's memory in words, and the share of it that a process may use."""
         article = "an" if self.name[0] in "ahr" else "a"
@@ -118,20 +135,14 @@ class Gpu(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         )
 
 
-def _named_sheets() -> dict[str, Gpu]:
-    tables = tomllib.loads((Path(__file__).parent / "gpus.toml").read_text(encoding="utf-8"))
-    return {name: Gpu(name=name, **_in_bytes(fields)) for name, fields in tables.items()}
-
-
-def _in_bytes(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a sheet in which memory may be in MiB, as drivers report it."""
-    values = dict(fields)
-    if isinstance(values.get("memory_mib"), int | float):
-        values["memory_bytes"] = values.pop("memory_mib") * MIB
-    return values
-
-
-GPUS = _named_sheets()
+GPUS = {
+    name: Gpu.model_validate(
+        {"name": name, "memory_bytes": fields.pop("memory_mib") * MIB, **fields}
+    )
+    for name, fields in tomllib.loads(
+        (Path(__file__).parent / "gpus.toml").read_text(encoding="utf-8")
+    ).items()
+}
 
 
 # Words of a GPU's name that say nothing of its data sheet: SXM is meant unless the name has PCIe.
@@ -173,10 +184,21 @@ def known_gpu(name: str) -> str:
 def gpu(written: str | Mapping[str, Any]) -> Gpu:
     """Return a GPU by its name in `GPUS`, or one that `known_gpu` knows; by a data sheet, as data or
     as a TOML file of its keys. Raise `InputError`."""
-    if not isinstance(written, str):
-        return _own(written, "gpu")
-    if written.endswith(".toml"):
-        return _own(_read(written), written)
+    if not isinstance(written, str) or written.endswith(".toml"):
+        fields, place = (written, "gpu") if not isinstance(written, str) else ({}, written)
+        try:
+            if isinstance(written, str):
+                text = Path(written).read_text(encoding="utf-8")
+                name = re.sub(r"[^a-z0-9.-]+", "-", Path(written).stem.lower())
+                fields = {"name": name, **tomllib.loads(text)}
+            return Gpu.model_validate(whole_sheet(fields))
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or first_line(error)
+            if isinstance(error, ValidationError):
+                reason = explain(error, Gpu, "a data sheet")[1]
+            raise InputError(
+                f"{place}: {reason}; docs/clusters.md has an example of a data sheet"
+            ) from error
     known = known_gpu(written)
     if known not in GPUS:
         counted = re.fullmatch(r"(\d+) *[x*] *(.+)|(.+?) *[x*:] *(\d+)", written.lower())
@@ -185,77 +207,40 @@ def gpu(written: str | Mapping[str, Any]) -> Gpu:
             raise InputError(
                 f"gpu {written!r}: the kind and the number are two keys: cluster.gpu={known_gpu(kind)} cluster.gpus={count}"
             )
-        name = "-".join(re.findall(r"[a-z0-9]+", written.lower())) or "mine"
+        # Letters and digits as in a name: H-100, h10O. Any other slip may be a device: B100, V100, A10.
+        letters = re.sub(r"(?<=\d)o", "0", re.sub(r"[^a-z0-9]", "", written.lower()))
+        near = [name for name in GPUS if sorted(name.replace("-", "")) == sorted(letters)]
+        meant = f" (did you mean {' or '.join(near)}?)" if near else ""
         raise InputError(
-            f"gpu {written!r} is unknown{_meant(written)}: simrl has no data sheet of it (simrl profile names lists those it has); "
-            f"give one, cluster.gpu={{name: {name}, memory_bytes: …, memory_bytes_per_s: …, bf16_flops: …}}, or a TOML file with these keys"
+            f"gpu {written!r} is unknown{meant}: simrl has no data sheet of it (simrl profile names lists its {len(GPUS)}); "
+            f"give one, cluster.gpu={{name: {letters or 'mine'}, memory_bytes: …, memory_bytes_per_s: …, "
+            "bf16_flops: …}, or a TOML file with these keys"
         )
     return GPUS[known]
 
 
-def _meant(name: str) -> str:
-    """Return " (did you mean h100?)" for a name with a GPU's letters and digits, as `H-100` and
-    `h10O`. Any other slip may be another device: B100, V100, A10."""
-
-    def parts(text: str) -> tuple[set[str], list[str]]:
-        digits = re.sub(r"(?<=\d)o", "0", text.lower())
-        return set(re.findall("[a-z]", digits)), sorted(re.findall(r"\d", digits))
-
-    near = [known for known in GPUS if parts(known) == parts(name)]
-    return f" (did you mean {' or '.join(near)}?)" if near else ""
-
-
-def _read(path: str) -> dict[str, Any]:
-    try:
-        fields = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or first_line(error)
-        raise InputError(
-            f"{path}: cannot be read as a GPU's data sheet ({reason}); name a TOML file with keys such as memory_bytes"
-        ) from error
-    tables = {name: table for name, table in fields.items() if isinstance(table, dict)}
-    if len(tables) == 1 == len(fields):  # as in gpus.toml
-        fields = {"name": next(iter(tables)), **next(iter(tables.values()))}
-    return {"name": re.sub(r"[^a-z0-9.-]+", "-", Path(path).stem.lower()), **fields}
-
-
-def _own(fields: Mapping[str, Any], place: str) -> Gpu:
-    """Return the GPU of a user's data sheet. What it leaves out is the base's, or assumed, and its
-    source says so. A known name stands for a base, so that no kernels count as measured on it."""
-    values = _in_bytes(fields)
-    name, base = (str(values.get(key) or "") for key in ("name", "base"))
-    if known_gpu(name) in GPUS:
-        name, base = f"{known_gpu(name)}-own", base or name
-    kind = gpu(base) if base else None
-    values["name"] = name or f"{kind.name if kind else 'gpu'}-own"
-    written = [key for key in values if key not in ("name", "base", "source")]
+def whole_sheet(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the data of a user's sheet with what it leaves out, the base's or assumed, and says so as
+    its source. A known name stands for a base, so that no kernels count as measured on it. Raise
+    `InputError` for an unknown base."""
+    named, base = (str(fields.get(key) or "") for key in ("name", "base"))
+    is_known = known_gpu(named) in GPUS
+    kind = gpu(base or named) if base or is_known else None
     rest = kind.model_dump(exclude={"name", "base", "source"}) if kind else {}
-    left_out = [key for key, field in Gpu.model_fields.items() if key not in {*values, *rest}]
-    values = {**rest, **values, "base": _kernels(kind) if kind else ""}
-    assumed = [f"{key} {Gpu.model_fields[key].default:g}" for key in left_out if key in _ASSUMED]
-    origin = str(values.get("source") or f"the user's data sheet: {', '.join(written)}")
-    if kind and len(written) < len(rest):
-        origin += f"; the rest as {kind.name} ({kind.source})"
-    values["source"] = f"{origin}; assumed: {', '.join(assumed)}" if assumed else origin
-    try:
-        sheet = Gpu.model_validate(values)
-    except ValidationError as error:
-        raise InputError(f"{place}: {explain(error, Gpu, 'a data sheet')[1]}") from error
-    of_base = kind and 1.95 < sheet.bf16_flops / kind.bf16_flops < 2.05
-    if of_base or ("fp8_flops" in written and 0 < sheet.fp8_flops < sheet.bf16_flops):
-        rate = f"twice {kind.name}'s" if kind and of_base else "more than its fp8_flops"
-        raise InputError(
-            f"{place}: bf16_flops is {sheet.bf16_flops:g}, {rate}: is it the rate with sparsity? Give the dense one, half of it"
-        )
-    return sheet
-
-
-def _kernels(base: Gpu) -> str:
-    """Return the named GPU on which the kernels of a sheet's base may have been measured."""
-    return base.name if base.name in GPUS else base.base
-
-
-_ASSUMED = (
-    *("matmul_share", "link_bytes_per_s", "network_bytes_per_s"),
-    *("host_bytes_per_s", "host_speed", "gpus_per_node", "nvlink_domain"),
-)
+    written = [key for key in fields if key not in ("name", "base", "source")]
+    assumed = ", ".join(
+        f"{key} {field.default:g}"
+        for key, field in Gpu.model_fields.items()
+        if key not in {*fields, *rest} and isinstance(field.default, int | float) and field.default
+    )
+    parts = (
+        fields.get("source") or f"the user's data sheet: {', '.join(written) or 'nothing'}",
+        f"the rest as {kind.name} ({kind.source})" if kind and {*rest} - {*written} else "",
+        f"assumed: {assumed}" if assumed else "",
+    )
+    whole = {
+        "name": f"{kind.name}-own" if kind and (is_known or not named) else named or "own",
+        "base": kind.name if kind else "",
+        "source": "; ".join(filter(None, parts)),
+    }
+    return {**rest, **fields, **whole}

@@ -25,7 +25,7 @@ from pydantic import (
 from simrl.engine.config import EngineConfig
 from simrl.errors import InputError
 from simrl.profile.derived_layouts import nearest
-from simrl.profile.hardware import GPUS, Gpu, known_gpu
+from simrl.profile.hardware import GPUS, Gpu, known_gpu, whole_sheet
 from simrl.profile.hardware import gpu as gpu_named
 from simrl.profile.metadata import ProfileMetadata
 from simrl.profile.model_shape import model_shape
@@ -35,7 +35,6 @@ from simrl.scenario.agents import AgentsConfig
 from simrl.scenario.calibration import CalibrationConfig
 from simrl.scenario.faults import Fault
 from simrl.scenario.presets import with_presets
-from simrl.scenario.yaml_text import parse_override
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.trace.synthesis import LengthModel
 from simrl.training.config import Seconds, Share, TrainingConfig
@@ -68,18 +67,12 @@ def _with_sheet(data: Any) -> Any:
     it; without the sheet of another GPU, which an override replaced."""
     if not isinstance(data, Mapping):
         return data
-    written = data.get("gpu")
-    if isinstance(written, str) and written.startswith("{"):  # an option of a command line
-        written = parse_override(f"gpu={written}")[1]
+    written: Any = data.get("gpu")
     if isinstance(written, Mapping) or str(written).endswith(".toml"):
-        try:
-            sheet = gpu_named(written)
-        except InputError as error:
-            raise ValueError(str(error)) from error
-        return {**data, "gpu": sheet.name, "sheet": sheet}
-    beside = data.get("sheet")
-    named = beside.get("name") if isinstance(beside, Mapping) else getattr(beside, "name", None)
-    return {**data, "sheet": None} if named != written else data
+        sheet = whole_sheet(written) if isinstance(written, Mapping) else dict(gpu_named(written))
+        return {**data, "gpu": sheet["name"], "sheet": sheet}
+    replaced = dict(data.get("sheet") or {}).get("name", written) != written
+    return {**data, "sheet": None} if replaced else data
 
 
 GpuName = Annotated[str, BeforeValidator(_no_number), AfterValidator(known_gpu)]

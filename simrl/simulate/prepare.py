@@ -182,7 +182,7 @@ class Prepared(Deployment):
         pools = [self.gpu] if self.train_gpu == self.gpu else [self.gpu, self.train_gpu]
         nodes = [
             f"{kind.name} in nodes of {kind.gpus_per_node}, {kind.link_bytes_per_s / 1e9:g} GB/s among {kind.nvlink_domain}, "
-            f"{kind.network_bytes_per_s / 1e9:g} GB/s a GPU between"
+            f"{kind.network_bytes_per_s / 1e9:g} GB/s a GPU between{kind.notes}"
             for kind in pools
         ]
         between = f"; {min(kind.network_bytes_per_s for kind in pools) / 1e9:g} GB/s a GPU from pool to pool"

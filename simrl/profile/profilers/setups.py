@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from simrl.errors import InputError, meant, refuse
+from simrl.errors import InputError, refuse
 from simrl.extensions import install_command
 from simrl.profile.model_shape import MODELS, ModelShape, require_kv_heads
 
@@ -82,7 +82,7 @@ def require_possible(shape: ModelShape, gpu: str, setup: EngineSetup) -> None:
     refuse(
         (
             gpu not in SYSTEMS,
-            f"aiconfigurator: gpu {gpu!r} is unknown{meant(gpu, SYSTEMS)}; choose one of {', '.join(SYSTEMS)}",
+            f"aiconfigurator: no kernels were measured on gpu {gpu!r}, but on {', '.join(SYSTEMS)}; take --source roofline",
         ),
         (
             not shape.experts and setup.precision == "w4a16_mxfp4",

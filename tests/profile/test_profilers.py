@@ -227,7 +227,7 @@ def test_a_shipped_profile_of_a_gpu_that_nobody_measured_says_so():
     transformed_gpus = {
         p.metadata.gpu for p in map(read_profile, SHIPPED) if "not measured" in p.metadata.source
     }
-    assert transformed_gpus == set(transformed.BASES)
+    assert transformed_gpus <= set(transformed.BASES)
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)
@@ -310,7 +310,7 @@ def test_without_aiconfigurator_the_error_names_the_package_and_its_versions(mon
 
 
 def test_every_gpu_with_measured_kernels_is_named_by_the_command():
-    names = {*setups.SYSTEMS, *transformed.BASES}
+    names = {*setups.SYSTEMS}
     (gpu_option,) = [
         each for each in get_type_hints(derive, include_extras=True)["gpu"].__metadata__
     ]

@@ -131,11 +131,11 @@ def test_an_operation_of_unknown_work_is_refused():
         moved("h200", "h20").of(times)
 
 
-def test_bases_are_measured_gpus_that_are_nowhere_slower():
+def test_bases_are_measured_gpus_that_are_hardly_slower():
     for new, base in BASES.items():
         assert base in aiconfigurator.SYSTEMS and new not in aiconfigurator.SYSTEMS
         for rate in ("bf16_flops", "memory_bytes_per_s", "link_bytes_per_s"):
-            assert getattr(GPUS[new], rate) <= getattr(GPUS[base], rate)
+            assert getattr(GPUS[new], rate) <= 1.03 * getattr(GPUS[base], rate)
 
 
 def test_the_distilled_models_have_embeddings_of_their_own():

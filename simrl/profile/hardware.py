@@ -29,10 +29,10 @@ class Gpu(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
     _numbers = numbers_are_no_truth
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", description="in lower case")
     base: str = Field(default="", description="a GPU whose measured kernels are carried over to it")
-    memory_bytes: float = Field(gt=0)
-    memory_bytes_per_s: float = Field(gt=0)
+    memory_bytes: float = Field(gt=0, description="as the driver reports it")
+    memory_bytes_per_s: float = Field(gt=0, description="bandwidth of the memory")
     bf16_flops: float = Field(gt=0, description="dense, without sparsity")
     matmul_share: float = Field(
         default=0.75, gt=0, le=1, description="of bf16_flops, reached by large matrix products"
@@ -51,8 +51,12 @@ class Gpu(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     fp4_share: float = Field(
         default=0.0, ge=0, le=1, description="as matmul_share, of fp4_flops; 0: not measured"
     )
-    link_bytes_per_s: float = Field(default=32e9, gt=0)
-    network_bytes_per_s: float = Field(default=25e9, gt=0)
+    link_bytes_per_s: float = Field(
+        default=32e9, gt=0, description="of the scale-up link (NVLink, or PCIe), one direction"
+    )
+    network_bytes_per_s: float = Field(
+        default=25e9, gt=0, description="the GPU's share of the scale-out network, one direction"
+    )
     host_bytes_per_s: float = Field(
         default=32e9,
         gt=0,
@@ -73,7 +77,7 @@ class Gpu(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         gt=0,
         description="GPUs that the scale-up link joins; PCIe joins the GPUs of a node",
     )
-    source: str
+    source: str = Field(description="source of the figures, and what is assumed")
 
     @model_validator(mode="after")
     def _is_dense(self) -> Gpu:
@@ -88,8 +92,8 @@ class Gpu(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     def notes(self) -> str:
         """The sources that no name stands for: of a user's sheet, and of a slower or faster host."""
         sheet = "" if self.name in GPUS else f"; {self.name}: {self.source}"
-        host = f"; hosts of {self.name} at a speed of {self.host_speed:g}"
-        host += f", {self.host_source}" if self.host_source else ""
+        source = f", {self.host_source}" if self.host_source else ""
+        host = f"; hosts of {self.name} at a speed of {self.host_speed:g}{source}"
         return sheet + host * (self.host_speed != 1)
 
     def memory_words(self, share: float, digits: int = 0) -> str:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from simrl.errors import InputError
 from simrl.profile.derived_layouts import (
+    GPU_OFF_BY,
     OFF_BY,
     ROOFLINE_OFF_BY,
     derived_profile,
@@ -180,6 +181,32 @@ def test_shipped_layouts_are_predicted_from_others_and_from_data_sheets_as_well_
         size = np.abs(errors)
         assert f"{np.median(size):.0%}".replace("%", " %") in words.partition(" at the median")[0]
         assert f" {size.max():.0%} at worst for {len(errors)} shipped".replace("%", " %") in words
+
+
+def of_the_other_gpu() -> tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]]:
+    """Return the errors of H100's and H200's shipped layouts, each carried over from the other's, and of
+    rooflines."""
+    carried, roofline = [], []
+    for layout in layouts():
+        base = layout.model_copy(update={"gpu": {"h100": "h200", "h200": "h100"}.get(layout.gpu)})
+        if not base.gpu or not (PROFILES / file_name(base)).is_file():
+            continue
+        shape, gpu, there = MODELS[layout.model], GPUS[layout.gpu], shipped(file_name(layout))
+        moved = in_layout(shipped(file_name(base)), layout, shape, gpu)
+        assert moved.metadata.gpu == layout.gpu and GPU_OFF_BY in moved.metadata.source
+        carried.append(seconds(moved) / seconds(there) - 1)
+        split = {"dp": layout.dp, "ep": layout.ep, "precision": layout.precision}
+        sheet = roofline_profile(shape, gpu, layout.tp, between_passes_s=0.0, **split)
+        roofline.append(seconds(sheet) / seconds(there) - 1)
+    return carried, roofline
+
+
+def test_another_gpu_of_the_chip_is_predicted_as_well_as_is_said():
+    carried, roofline = of_the_other_gpu()
+    size = np.abs(carried)
+    words = f"off by {np.median(size):.0%} at the median and {size.max():.0%} at worst for {len(carried)}"
+    assert words.replace("%", " %") in GPU_OFF_BY
+    assert np.median(size) < np.median(np.abs(roofline))
 
 
 def test_the_nearest_layout_has_the_precision_before_the_number_of_gpus():

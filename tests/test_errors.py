@@ -61,11 +61,11 @@ def test_a_name_is_followed_by_the_one_that_is_near(written, known, near):
         ),
         (
             ["compare", "scenario.yaml", "cluster.gpu=H-100"],
-            "gpu 'H-100' is unknown (did you mean h100?); simrl profile names lists all 13",
+            "gpu 'H-100' is unknown (did you mean h100?): simrl has no data sheet of it",
         ),
         (
-            ["compare", "scenario.yaml", "cluster.gpu=h220"],
-            "gpu 'h220' is unknown (did you mean h20 or h200?); simrl profile names lists",
+            ["compare", "scenario.yaml", "cluster.gpu=h10O"],
+            "gpu 'h10O' is unknown (did you mean h100?): simrl has no data sheet of it",
         ),
         (
             ["compare", "scenario.yaml", "cluster.eq=2"],

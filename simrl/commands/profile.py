@@ -84,7 +84,8 @@ def derive(
     gpu: Annotated[
         str,
         typer.Option(
-            help="measured kernels are of a100, h100, h200, b200, gb200 and rtxpro6000; others are estimated"
+            help="a name (simrl profile names), or by roofline also a data sheet or its TOML file; measured are a100, h100, "
+            "h200, b200, gb200 and rtxpro6000, and others are estimated from them"
         ),
     ],
     settings: Annotated[
@@ -166,7 +167,7 @@ def derive(
         f"--source {source}",
         PROFILERS[source],
         model_shape(model),
-        gpu_named(gpu),
+        gpu_named(parse_override(f"gpu={gpu}")[1] if gpu.startswith("{") else gpu),
         tp,
         **parameters,
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from simrl.errors import InputError
 from simrl.extensions import install_command
-from simrl.profile.hardware import GPUS
+from simrl.profile.hardware import gpu
 from simrl.profile.metadata import ProfileMetadata, split_words
 from simrl.profile.model_shape import MODELS, ModelShape
 from simrl.profile.precision import FP8_EXPERTS
@@ -34,7 +34,7 @@ def advice(wanted: ProfileMetadata, shape: ModelShape, path: str, model: str = "
     if shape.experts and wanted.precision == "fp8":
         ways.insert(0, f"{FP8_EXPERTS}: precision.weights=fp8-block")
     with suppress(InputError):
-        roofline_of(wanted, shape, GPUS[wanted.gpu])
+        roofline_of(wanted, shape, gpu(wanted.gpu))
         ways += [
             *derived(wanted, shape, Path(path), model),
             "take profile.path=shipped, carried over from the nearest profile or the data sheet",

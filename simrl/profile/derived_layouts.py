@@ -61,7 +61,7 @@ def nearest(
         return (
             not _alike(model, shape),
             other.gpu != gpu.name,
-            apart(kind, gpu) if other.gpu != gpu.name else 0.0,
+            0.0 if other.gpu in (gpu.name, gpu.base) else apart(kind, gpu),
             other.precision != wanted.precision,
             0.0 if _alike(model, shape) else sum(abs(log2(ratio)) for ratio in sizes),
             *ranks,

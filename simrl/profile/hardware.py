@@ -1,15 +1,18 @@
-"""Data sheets of GPUs (`gpus.toml`)."""
+"""Data sheets of GPUs: the named ones (`gpus.toml`), and those that users give."""
 
 from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from simrl.errors import InputError, choose
+from simrl.errors import InputError, first_line
 from simrl.profile.model_shape import Numbers
+from simrl.validation import explain, numbers_are_no_truth
 
 MIB, GIB = 2**20, 2**30
 # Of a link's data sheet, in large collectives: aiconfigurator's NCCL tables (all-gather,
@@ -18,17 +21,21 @@ LINK_SHARE = 0.7
 MEMORY_APART = 0.04  # the gigabytes in a GPU's name are of either kind, and rounded
 
 
-class Gpu(BaseModel, frozen=True, extra="forbid"):
+class Gpu(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The figures of a data sheet, and the topology around a GPU. `link_bytes_per_s` is one
     direction of the scale-up link, which joins `nvlink_domain` GPUs; `network_bytes_per_s` the
-    GPU's share of the scale-out network, one direction; `gpus_per_node` share a host."""
+    GPU's share of the scale-out network, one direction; `gpus_per_node` share a host. The defaults
+    are those of a card of which nothing else is known."""
 
-    name: str
-    memory_bytes: float = Field(gt=0)
-    memory_bytes_per_s: float = Field(gt=0)
+    _numbers = numbers_are_no_truth
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", description="in lower case")
+    base: str = Field(default="", description="a GPU whose measured kernels are carried over to it")
+    memory_bytes: float = Field(gt=0, description="as the driver reports it")
+    memory_bytes_per_s: float = Field(gt=0, description="bandwidth of the memory")
     bf16_flops: float = Field(gt=0, description="dense, without sparsity")
     matmul_share: float = Field(
-        default=0.8, gt=0, le=1, description="of bf16_flops, reached by large matrix products"
+        default=0.75, gt=0, le=1, description="of bf16_flops, reached by large matrix products"
     )
     mma_flops: float = Field(
         default=0.0, ge=0, description="by Ampere's instructions, dense bfloat16; 0: bf16_flops"
@@ -40,11 +47,28 @@ class Gpu(BaseModel, frozen=True, extra="forbid"):
     fp8_block_share: float = Field(
         default=0.0, ge=0, le=1, description="likewise, with a scale a block"
     )
-    link_bytes_per_s: float = Field(gt=0)
-    network_bytes_per_s: float = Field(gt=0)
-    host_bytes_per_s: float = Field(
-        gt=0, description="to or from the host's memory, PCIe x16, one direction"
+    fp4_flops: float = Field(default=0.0, ge=0, description="of NVFP4, dense; 0: none")
+    fp4_share: float = Field(
+        default=0.0, ge=0, le=1, description="as matmul_share, of fp4_flops; 0: not measured"
     )
+    link_bytes_per_s: float = Field(
+        default=32e9, gt=0, description="of the scale-up link (NVLink, or PCIe), one direction"
+    )
+    network_bytes_per_s: float = Field(
+        default=25e9, gt=0, description="the GPU's share of the scale-out network, one direction"
+    )
+    host_bytes_per_s: float = Field(
+        default=32e9,
+        gt=0,
+        description="to or from the host's memory, by PCIe x16 or NVLink-C2C, one direction",
+    )
+    host_speed: float = Field(
+        default=1.0,
+        ge=0.05,
+        le=20,
+        description="of one thread of the host's processor; 1: the Xeon beside an H100",
+    )
+    host_source: str = Field(default="", description="source of host_speed, and its range")
     gpus_per_node: int = Field(
         default=8, gt=0, description="as the vendors' HGX and DGX systems have"
     )
@@ -53,7 +77,24 @@ class Gpu(BaseModel, frozen=True, extra="forbid"):
         gt=0,
         description="GPUs that the scale-up link joins; PCIe joins the GPUs of a node",
     )
-    source: str
+    source: str = Field(description="source of the figures, and what is assumed")
+
+    @model_validator(mode="after")
+    def _is_dense(self) -> Gpu:
+        if 0 < self.fp8_flops < 1.01 * self.bf16_flops:
+            raise ValueError(
+                f"bf16_flops {self.bf16_flops:g} is no half of fp8_flops, {self.fp8_flops:g}: is it with sparsity? Give dense "
+                "rates, and no fp8_flops where fp8 is no faster"
+            )
+        return self
+
+    @property
+    def notes(self) -> str:
+        """The sources that no name stands for: of a user's sheet, and of a slower or faster host."""
+        sheet = "" if self.name in GPUS else f"; {self.name}: {self.source}"
+        source = f", {self.host_source}" if self.host_source else ""
+        host = f"; hosts of {self.name} at a speed of {self.host_speed:g}{source}"
+        return sheet + host * (self.host_speed != 1)
 
     def memory_words(self, share: float, digits: int = 0) -> str:
         """Return a GPU's memory in words, and the share of it that a process may use."""
@@ -110,40 +151,100 @@ GPUS = {
 
 # Words of a GPU's name that say nothing of its data sheet: SXM is meant unless the name has PCIe.
 _PLAIN_WORDS = re.compile(
-    r"nvidia|tensor|core|gpu|hgx|dgx|sxm\d?|hbm\d?e?|nvl72|rtx|blackwell|server|edition|"
+    r"nvidia|amd|huawei|instinct|geforce|tesla|tensor|core|gpu|npu|hgx|dgx|sxm\d?|oam|ac|hbm\d?e?|nvl72|rtx|"
+    r"grace|hopper|blackwell|superchip|server|edition|mega"
 )
+_SPELLINGS = (
+    (r"\brtx[ _-]*(pro)?[ _-]*(\d{4})", r"rtx\1\2"),
+    (r"^(?:geforce )?(4090|5090)\b", r"rtx\1"),
+    (r"\b(?:ascend[ _-]*)?(910b\d)", r"ascend\1"),
+    (r"(sxm\d?|nvl|pcie)\b", r" \1 "),
+    (r"(\d) gb\b", r"\1gb"),
+    (r"\b(gh200.*?)\b(?:120|240|480)gb\b", r"\1"),  # the memory of the Grace beside it
+)
+_SIZE = re.compile(r"(\d{2,3})g(?:i?b)?")
 
 
 def known_gpu(name: str) -> str:
-    """Return a GPU's name as in `GPUS`: `NVIDIA H100 80GB HBM3`, `H100-SXM5` and `H100` are `h100`.
-    A name with another memory, or with a word that may stand for another data sheet (`H100 NVL`),
-    stays."""
-    text = re.sub(
-        r"(\d) gb\b",
-        r"\1gb",
-        re.sub(r"(sxm\d?)", r" \1 ", name.lower().replace("rtx pro 6000", "rtxpro6000")),
-    )
-    words = [word for word in re.split(r"[^a-z0-9]+", text) if not _PLAIN_WORDS.fullmatch(word)]
-    sizes = [int(word[:-2]) for word in words if re.fullmatch(r"\d{2,3}gb", word)]
-    known = "-".join(word for word in words if not re.fullmatch(r"\d{2,3}gb", word))
-    if known not in GPUS:
-        return name
-    fits = (
-        min(abs(size * unit / GPUS[known].memory_bytes - 1) for unit in (1e9, 2**30)) < MEMORY_APART
-        for size in sizes
-    )
-    return known if all(fits) else name
+    """Return a GPU's name as in `GPUS`, however tools and clouds print it: `NVIDIA H100 80GB HBM3`,
+    `H100-SXM5` and `H100` are `h100`. A name with another memory, or with a word that may stand for
+    another data sheet (`H200 NVL`), stays."""
+    text = name.lower()
+    for written, plain in _SPELLINGS:
+        text = re.sub(written, plain, text)
+    words = [word for word in re.findall(r"[a-z0-9]+", text) if not _PLAIN_WORDS.fullmatch(word)]
+    sizes = [int(size[1]) for word in words if (size := _SIZE.fullmatch(word))]
+    plain = "-".join(word for word in words if not _SIZE.fullmatch(word))
+    for known, kind in GPUS.items():
+        fits = (
+            min(abs(size * unit / kind.memory_bytes - 1) for unit in (1e9, GIB)) < MEMORY_APART
+            for size in sizes
+        )
+        if re.fullmatch(re.escape(plain) + r"(-\d+g)?", known) and all(fits):
+            return known
+    return name
 
 
-def gpu(name: str) -> Gpu:
-    """Return a GPU by its name in `GPUS`, or one that `known_gpu` knows."""
-    known = known_gpu(name)
+def gpu(written: str | Mapping[str, Any]) -> Gpu:
+    """Return a GPU by its name in `GPUS`, or one that `known_gpu` knows; by a data sheet, as data or
+    as a TOML file of its keys. Raise `InputError`."""
+    if not isinstance(written, str) or written.endswith(".toml"):
+        fields, place = (written, "gpu") if not isinstance(written, str) else ({}, written)
+        try:
+            if isinstance(written, str):
+                text = Path(written).read_text(encoding="utf-8")
+                name = re.sub(r"[^a-z0-9.-]+", "-", Path(written).stem.lower())
+                fields = {"name": name, **tomllib.loads(text)}
+            return Gpu.model_validate(whole_sheet(fields))
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or first_line(error)
+            if isinstance(error, ValidationError):
+                reason = explain(error, Gpu, "a data sheet")[1]
+            raise InputError(
+                f"{place}: {reason}; docs/clusters.md has an example of a data sheet"
+            ) from error
+    known = known_gpu(written)
     if known not in GPUS:
-        counted = re.fullmatch(r"(\d+) *[x*] *(.+)|(.+?) *[x*:] *(\d+)", name.lower())
+        counted = re.fullmatch(r"(\d+) *[x*] *(.+)|(.+?) *[x*:] *(\d+)", written.lower())
         kind, count = (counted[2] or counted[3], counted[1] or counted[4]) if counted else ("", "")
         if known_gpu(kind) in GPUS:
             raise InputError(
-                f"gpu {name!r}: the kind and the number are two keys: cluster.gpu={known_gpu(kind)} cluster.gpus={count}"
+                f"gpu {written!r}: the kind and the number are two keys: cluster.gpu={known_gpu(kind)} cluster.gpus={count}"
             )
-        raise InputError(f"gpu {name!r} is unknown{choose(name, GPUS, 'simrl profile names')}")
+        # Letters and digits as in a name: H-100, h10O. Any other slip may be a device: B100, V100, A10.
+        letters = re.sub(r"(?<=\d)o", "0", re.sub(r"[^a-z0-9]", "", written.lower()))
+        near = [name for name in GPUS if sorted(name.replace("-", "")) == sorted(letters)]
+        meant = f" (did you mean {' or '.join(near)}?)" if near else ""
+        raise InputError(
+            f"gpu {written!r} is unknown{meant}: simrl has no data sheet of it (simrl profile names lists its {len(GPUS)}); "
+            f"give one, cluster.gpu={{name: {letters or 'mine'}, memory_bytes: …, memory_bytes_per_s: …, "
+            "bf16_flops: …}, or a TOML file with these keys"
+        )
     return GPUS[known]
+
+
+def whole_sheet(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the data of a user's sheet with what it leaves out, the base's or assumed, and says so as
+    its source. A known name stands for a base, so that no kernels count as measured on it. Raise
+    `InputError` for an unknown base."""
+    named, base = (str(fields.get(key) or "") for key in ("name", "base"))
+    is_known = known_gpu(named) in GPUS
+    kind = gpu(base or named) if base or is_known else None
+    rest = kind.model_dump(exclude={"name", "base", "source"}) if kind else {}
+    written = [key for key in fields if key not in ("name", "base", "source")]
+    assumed = ", ".join(
+        f"{key} {field.default:g}"
+        for key, field in Gpu.model_fields.items()
+        if key not in {*fields, *rest} and isinstance(field.default, int | float) and field.default
+    )
+    parts = (
+        fields.get("source") or f"the user's data sheet: {', '.join(written) or 'nothing'}",
+        f"the rest as {kind.name} ({kind.source})" if kind and {*rest} - {*written} else "",
+        f"assumed: {assumed}" if assumed else "",
+    )
+    whole = {
+        "name": f"{kind.name}-own" if kind and (is_known or not named) else named or "own",
+        "base": kind.name if kind else "",
+        "source": "; ".join(filter(None, parts)),
+    }
+    return {**rest, **fields, **whole}

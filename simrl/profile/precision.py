@@ -37,13 +37,12 @@ KV_SHARE = {"bf16": 1.0, "fp8": 0.5}  # of the bytes in bfloat16
 def precisions_of(gpu: Gpu, shape: ModelShape) -> list[str]:
     """Return the precisions of a model's weights that a GPU multiplies in, or (4 bits) unpacks to
     bfloat16."""
-    blackwell = gpu.name.startswith(("b", "gb", "rtx"))  # the chips with units for nvfp4
     has = {
         "fp8": gpu.fp8_flops,
         "fp8-block": gpu.fp8_flops,
-        "nvfp4": blackwell,
+        "nvfp4": gpu.fp4_flops,
         "w4a16_mxfp4": shape.experts,
-        "w4a8_mxfp4_mxfp8": shape.experts and blackwell,
+        "w4a8_mxfp4_mxfp8": shape.experts and gpu.fp4_flops,
     }
     return [name for name in WEIGHT_BYTES if has.get(name, True)]
 

@@ -8,8 +8,8 @@
 A collective is a ring over one link: latency plus bytes over bandwidth, so its time rises with the bytes; one rank needs none.
 
 Invariant: no number here is measured, but for the shares of the bfloat16 and fp8 rates that large products reach, and
-what small kernels take. Tokens meet experts evenly. 4-bit weights are multiplied in bfloat16, but nvfp4 ones at twice the
-rate of fp8, and mxfp4 ones with activations in 8 bits at the rate of fp8.
+what small kernels take. 4-bit weights are multiplied in bfloat16, but nvfp4 ones at the GPU's rate of FP4, and
+mxfp4 ones with activations in 8 bits at the rate of fp8.
 """
 
 from __future__ import annotations
@@ -58,13 +58,9 @@ STATE_KERNELS, STATE_FLOPS = 2, 70
 NORM_BYTES, HEAD_NORM_BYTES, GATE_BYTES, CAST_BYTES = 8, 4, 6, 3
 ROW_INNER_BYTES, ROW_BYTES = 10, 4
 POWER = 1.2  # load falls with an expert's rank to this power, as in aiconfigurator's kernels
+# Precisions of weights whose products take activations in 8 or 4 bits.
+CAST_PRECISIONS = ("fp8", "fp8-block", "w4a8_mxfp4_mxfp8", "nvfp4")
 BYTES_PER_VALUE = 2  # activations and logits travel in bfloat16
-FP8_RATES = {
-    "fp8": 1,
-    "fp8-block": 1,
-    "nvfp4": 2,
-    "w4a8_mxfp4_mxfp8": 1,
-}  # of the weights' precision, over the rate of fp8
 
 
 @dataclass(frozen=True)
@@ -169,20 +165,16 @@ class Roofline:
     def flops_per_s(self, precision: str = "bf16") -> float:
         """Return the rate of matrix products in a precision of weights."""
         gpu = self.gpu
-        if precision not in FP8_RATES:
+        rates = {
+            "fp8": (gpu.fp8_flops, gpu.fp8_share),
+            "fp8-block": (gpu.fp8_flops, gpu.fp8_block_share or gpu.fp8_share),
+            "w4a8_mxfp4_mxfp8": (gpu.fp8_flops, gpu.fp8_block_share or gpu.fp8_share),
+            "nvfp4": (gpu.fp4_flops, gpu.fp4_share),
+        }
+        if precision not in rates:
             return self.compute_efficiency * gpu.bf16_flops
-        share = (
-            (gpu.fp8_share if precision == "fp8" else gpu.fp8_block_share)
-            or gpu.fp8_share
-            or gpu.matmul_share
-        )
-        return (
-            self.compute_efficiency
-            * FP8_RATES[precision]
-            * gpu.fp8_flops
-            * share
-            / gpu.matmul_share
-        )
+        peak, share = rates[precision]
+        return self.compute_efficiency * peak * (share or gpu.matmul_share) / gpu.matmul_share
 
     def dense_s(self, tokens: Floats) -> Floats:
         """Return the seconds of what works token by token at the `tokens` of a rank, routed experts
@@ -227,7 +219,7 @@ class Roofline:
             weights, weights * met / self.ep, computed / GROUPED_SHARE, self.precision
         )
         moved = ROW_INNER_BYTES * m.moe_intermediate / parts + ROW_BYTES * hidden
-        kernels = EXPERT_KERNELS + 2 * (self.precision in FP8_RATES)
+        kernels = EXPERT_KERNELS + 2 * (self.precision in CAST_PRECISIONS)
         products_s = products_s + m.expert_layers * (
             moved * rows / self.bytes_per_s + kernels * LAUNCH_S
         )

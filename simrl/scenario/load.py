@@ -51,7 +51,8 @@ NAMES = [
 ]
 _PRESETS = ("engine.preset", "framework")
 _FILES = ("workload.trace", "profile.path", "speculation.draft_profile")
-_PATHS = (*_FILES, *_PRESETS)
+_GPUS = ("cluster.gpu", "cluster.train.gpu")  # names, or files of data sheets
+_PATHS = (*_FILES, *_PRESETS, *_GPUS)
 _SHIPPED = ("profile.path", SHIPPED)  # a name that is no path
 _EITHER = {"workload.trace": "workload.synthetic", "profile.path": "profile.roofline"}
 _EITHER |= {
@@ -485,7 +486,7 @@ def _with_known_names(data: Mapping[str, Any], folder: Path) -> Mapping[str, Any
             and not (folder / model).exists()
         ):
             data = {**data, "model": name}
-    for key in ("cluster.gpu", "cluster.train.gpu"):
+    for key in _GPUS:
         if isinstance(gpu := get(data, key), str):
             data = put(data, key, known_gpu(gpu))
     return data
@@ -498,7 +499,7 @@ def _located(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     for key in _PATHS:
         text = get(data, key)
         if isinstance(text, str) and (
-            is_preset_file(text) if key in _PRESETS else (key, text) != _SHIPPED
+            (key, text) != _SHIPPED if key in _FILES else is_preset_file(text)
         ):
             data = put(data, key, str(folder / os.path.expanduser(text)))  # noqa: PTH111 (pathlib's raises for an unknown ~user)
     return data

@@ -24,7 +24,7 @@ from pydantic import (
 
 from simrl.engine.config import EngineConfig
 from simrl.errors import InputError
-from simrl.profile.hardware import Gpu, known_gpu
+from simrl.profile.hardware import GPUS, Gpu, known_gpu, whole_sheet
 from simrl.profile.hardware import gpu as gpu_named
 from simrl.profile.metadata import ProfileMetadata
 from simrl.profile.model_shape import model_shape
@@ -53,22 +53,38 @@ GpuCount = Annotated[int, Field(gt=0, le=262_144)]  # 2^18: more than any cluste
 
 
 def _no_number(kind: Any) -> Any:
-    """Refuse a number of GPUs in place of their kind."""
-    if str(kind).isdecimal():
+    """Refuse a number of GPUs in place of their kind (but 4090 is one)."""
+    if str(kind).isdecimal() and known_gpu(str(kind)) not in GPUS:
         raise ValueError(
             f"a kind of GPU is a name, such as h100; their number is gpus: cluster.gpus={kind}"
         )
-    return kind
+    return str(kind) if isinstance(kind, int) else kind
+
+
+def _with_sheet(data: Any) -> Any:
+    """Return a pool's data in which a GPU that is a data sheet has its name, and the sheet is beside
+    it; without the sheet of another GPU, which an override replaced."""
+    if not isinstance(data, Mapping):
+        return data
+    written: Any = data.get("gpu")
+    if isinstance(written, Mapping) or str(written).endswith(".toml"):
+        sheet = whole_sheet(written) if isinstance(written, Mapping) else dict(gpu_named(written))
+        return {**data, "gpu": sheet["name"], "sheet": sheet}
+    replaced = dict(data.get("sheet") or {}).get("name", written) != written
+    return {**data, "sheet": None} if replaced else data
 
 
 GpuName = Annotated[str, BeforeValidator(_no_number), AfterValidator(known_gpu)]
 BytesPerS = Annotated[float, Field(ge=1e6, le=1e15)]
+HostSpeed = Annotated[float, Field(ge=0.05, le=20)]
 
 
 class TrainPool(_Section):
     """GPUs that only train; the GPUs of the cluster then only roll out, and weights reach the
     workers over the network. A key that is left out has the cluster's value, or for another kind of
     GPU the data sheet's."""
+
+    _sheets = model_validator(mode="before")(_with_sheet)
 
     gpu: GpuName | None = None
     """kind of GPU, as cluster.gpu"""
@@ -82,14 +98,21 @@ class TrainPool(_Section):
     """GPUs that the scale-up link joins"""
     network_bytes_per_s: BytesPerS | None = None
     """share of a GPU in the scale-out network, one direction"""
+    host_speed: HostSpeed | None = None
+    """single-thread speed of the hosts"""
+    sheet: Gpu | None = None
+    """data sheet of the GPU, as cluster.sheet"""
 
 
 class ClusterConfig(_Section):
     """The GPUs. `tp` × `dp` of them make one rollout worker."""
 
+    _sheets = model_validator(mode="before")(_with_sheet)
+
     gpu: GpuName
-    """a100, a800, a100-pcie, h100, h200, h800, h20, b200, gb200, a40, a6000 or rtxpro6000, also as
-    `H100-SXM` or `NVIDIA H100 80GB HBM3`: gives memory, rates and links unless a profile does"""
+    """a name (`simrl profile names` lists them), also as `H100-SXM` or `NVIDIA H100 80GB HBM3`, or a
+    data sheet, {base: h100, memory_bytes_per_s: 3.9e12}, or a TOML file of one (docs/clusters.md):
+    gives memory, rates and links unless a profile does"""
     gpus: GpuCount
     """number of all GPUs, for rollout and for training; with `train`, number of rollout GPUs"""
     tp: PositiveInt
@@ -107,17 +130,20 @@ class ClusterConfig(_Section):
     """separate GPUs for training, also of another kind: {gpu: h800, gpus: 32, cost_per_gpu_hour:
     3}"""
     gpus_per_node: PositiveInt | None = None
-    """GPUs that share a host; 8 if not given, 4 of gb200"""
+    """GPUs that share a host; the data sheet's if not given: 8, or 4 of gb200, gb300 and gh200"""
     nvlink_domain: PositiveInt | None = None
-    """GPUs that the scale-up link (NVLink, or PCIe) joins: one node if not given, 72 of gb200
-    (NVL72)"""
-    host_speed: Annotated[float, Field(ge=0.05, le=20)] = 1.0
+    """GPUs that the scale-up link (NVLink, or PCIe) joins; the data sheet's if not given: a node, or
+    72 of gb200 and gb300 (NVL72)"""
+    host_speed: HostSpeed | None = None
     """single-thread speed of the hosts; 1: as fast as the host of simrl's H100 in its fast minutes;
-    the times of the host in engines' presets, and the launches of a training micro-batch, are
-    divided by it (docs/presets.md)"""
+    the data sheet's if not given: 1, less of Arm hosts; the times of the host in engines' presets,
+    and the launches of a training micro-batch, are divided by it (docs/presets.md)"""
     network_bytes_per_s: BytesPerS | None = None
     """share of a GPU in the scale-out network, one direction; the data sheet's if not given: a 400
     Gb/s port is 50e9"""
+    sheet: Gpu | None = None
+    """data sheet of `gpu` where it is none of simrl's: written by simrl, from the sheet that `gpu`
+    was"""
 
     @model_validator(mode="after")
     def _whole_nodes(self) -> ClusterConfig:
@@ -152,7 +178,7 @@ class ClusterConfig(_Section):
     def rollout_kind(self) -> Gpu:
         """Return the GPU of a rollout worker, in its topology. Raise `InputError` for an unknown
         name."""
-        return _in_topology(gpu_named(self.gpu), self)
+        return _in_topology(self.sheet or gpu_named(self.gpu), self)
 
     @property
     def train_kind(self) -> Gpu:
@@ -160,7 +186,8 @@ class ClusterConfig(_Section):
         if self.train is None:
             return self.rollout_kind
         name = self.train.gpu or self.gpu
-        return _in_topology(self.rollout_kind if name == self.gpu else gpu_named(name), self.train)
+        kind = self.rollout_kind if name == self.gpu else self.train.sheet or gpu_named(name)
+        return _in_topology(kind, self.train)
 
     def words(self, counted: bool = True) -> str:
         """Return the GPUs: `64 h20`, or `64 h20 + 32 h800` where training has its own; not
@@ -190,7 +217,7 @@ def _in_topology(kind: Gpu, pool: ClusterConfig | TrainPool) -> Gpu:
     return kind.model_copy(update=changes)
 
 
-TOPOLOGY = ("gpus_per_node", "nvlink_domain", "network_bytes_per_s")
+TOPOLOGY = ("gpus_per_node", "nvlink_domain", "network_bytes_per_s", "host_speed")
 
 
 class PrecisionConfig(_Section):

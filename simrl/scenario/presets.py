@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from simrl.errors import InputError, broken, first_line, meant, printable
 from simrl.files import write_whole_file
+from simrl.profile.hardware import gpu
 from simrl.training.config import Seconds, TrainingConfig
 from simrl.validation import explain
 
@@ -312,7 +313,8 @@ def host_times(
     times: dict[str, float] = {}
     if preset is None:
         return times
-    speed = scenario["cluster"].get("host_speed", 1.0)
+    cluster = scenario["cluster"]
+    speed = cluster.get("host_speed") or gpu(cluster.get("sheet") or cluster["gpu"]).host_speed
     for key, field in _around_passes(scenario, preset):
         constant = preset.constants[key]
         value = float(constant.value) * (layers if key == "layer_launch_s" else 1)

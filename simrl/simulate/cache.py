@@ -58,7 +58,7 @@ class InputCache:
         of_host = {"preset", "enforce_eager", "async_scheduling", "log_probs"}
         host = scenario.engine.model_dump_json(include=of_host)
         split = (
-            scenario.cluster.model_dump_json(include={"tp", "dp", "ep", "host_speed"})
+            scenario.cluster.model_dump_json(include={"tp", "dp", "ep"})
             + scenario.precision.model_dump_json()
         )
         hardware = f"{model.model_dump_json()} {kind.model_dump_json()} {split}"
@@ -132,7 +132,7 @@ def _host_times(scenario: Scenario, profile: TableProfile, layers: int) -> dict[
     }
     preset = passes_preset(scenario.engine.preset, kind)
     if "between_passes_s" in of_preset and preset is not None:
-        speed = scenario.cluster.host_speed
+        speed = scenario.cluster.rollout_kind.host_speed
         slower = f" at a host's speed of {speed:g}" if speed != 1 else ""
         times["giver"] = f"engine {preset.name}{slower}"
     return times

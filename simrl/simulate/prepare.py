@@ -129,7 +129,7 @@ class Prepared(Deployment):
             reference=model_shape(training.reference_model) if training.reference_model else None,
             precision=self.scenario.precision.training,
             critic=self.system.critic,
-            host_speed=self.scenario.cluster.host_speed,
+            host_speed=self.train_gpu.host_speed,
         )
 
     def may_train(self, gpus: int) -> bool:
@@ -182,7 +182,7 @@ class Prepared(Deployment):
         pools = [self.gpu] if self.train_gpu == self.gpu else [self.gpu, self.train_gpu]
         nodes = [
             f"{kind.name} in nodes of {kind.gpus_per_node}, {kind.link_bytes_per_s / 1e9:g} GB/s among {kind.nvlink_domain}, "
-            f"{kind.network_bytes_per_s / 1e9:g} GB/s a GPU between"
+            f"{kind.network_bytes_per_s / 1e9:g} GB/s a GPU between{kind.notes}"
             for kind in pools
         ]
         between = f"; {min(kind.network_bytes_per_s for kind in pools) / 1e9:g} GB/s a GPU from pool to pool"

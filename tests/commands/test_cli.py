@@ -501,7 +501,7 @@ def test_a_profile_of_something_else_is_refused(simrl, profile, field, value):
     ("arguments", "what"),
     [
         (("gpt-5", "--gpu", "h100"), "model gpt-5: no known name, nor a config.json"),
-        (("qwen3-8b", "--gpu", "b9"), "gpu 'b9' is unknown (closest are b200, gb200, "),
+        (("qwen3-8b", "--gpu", "b9"), "gpu 'b9' is unknown: simrl has no data sheet of it"),
         (
             ("qwen3-8b", "--gpu", "h100", "--tp", "3"),
             "tp is 3; it must divide the 32 attention heads of qwen3-8b",

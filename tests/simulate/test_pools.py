@@ -261,8 +261,26 @@ def test_a_derived_profile_of_one_node_pays_the_network_where_its_worker_spans_s
         ("H20", "h20"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtxpro6000"),
         ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB"),  # another memory
-        ("NVIDIA H100 PCIe", "NVIDIA H100 PCIe"),  # another data sheet
-        ("H20-3e", "H20-3e"),
+        ("H20-3e", "H20-3e"),  # another data sheet
+        ("NVIDIA H200 NVL", "NVIDIA H200 NVL"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H100 NVL", "h100-nvl"),
+        ("NVIDIA GH200 480GB", "gh200"),  # the memory of its processor
+        ("NVIDIA GH200 144G HBM3e", "gh200-144g"),
+        ("GH200 96GB", "gh200"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("geforce rtx 4090 24gb", "rtx4090"),
+        ("4090", "rtx4090"),
+        ("RTX 5090", "rtx5090"),
+        ("NVIDIA RTX A6000", "a6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "NVIDIA RTX 6000 Ada Generation"),
+        ("NVIDIA B300 SXM6 AC", "b300"),
+        ("NVIDIA GB300", "gb300"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("MI325X 256GB", "mi325x"),
+        ("Ascend910B3", "ascend910b3"),
+        ("910B3", "ascend910b3"),
     ],
 )
 def test_a_gpu_is_known_by_its_common_spellings_and_another_data_sheet_is_not(
@@ -274,7 +292,7 @@ def test_a_gpu_is_known_by_its_common_spellings_and_another_data_sheet_is_not(
 def test_every_data_sheet_has_its_source_and_whole_nodes_in_a_domain():
     for kind in GPUS.values():
         assert kind.source
-        assert kind.nvlink_domain % kind.gpus_per_node == 0
+        assert kind.nvlink_domain % kind.gpus_per_node == 0 or kind.name == "h100-nvl"  # pairs
 
 
 def test_a_missing_profile_is_answered_with_the_ones_there_are_and_the_commands_that_work():
@@ -412,9 +430,14 @@ def test_the_page_on_clusters_has_the_data_sheets():
     page = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text(encoding="utf-8")
     for kind in GPUS.values():
         memory = f"{kind.memory_bytes / 1e9:.1f} | {kind.memory_bytes_per_s / 1e12:.3g} | {kind.bf16_flops / 1e12:.4g}"
+        lower = " | ".join(
+            f"{rate / 1e12:.4g}" if rate else "–" for rate in (kind.fp8_flops, kind.fp4_flops)
+        )
+        host = f"{kind.host_bytes_per_s / 1e9:g} | {kind.host_speed:g}"
         links = f"{kind.link_bytes_per_s / 1e9:g} | {kind.nvlink_domain} | {kind.network_bytes_per_s / 1e9:g}"
         assert (
-            f"| {kind.name} | {memory} | {links} | {kind.gpus_per_node} |" in page
+            f"| {kind.name} | {memory} | {lower} | {links} | {kind.gpus_per_node} | {host} |"
+            in page
             or f"`{kind.name}` is one core" in page
         )
 

@@ -96,7 +96,7 @@ def refusal(scenario: Scenario) -> str:
         (
             {"cluster": {**H100, "gpu": "h900"}},
             "gpu 'h900' is unknown",
-            "simrl profile names lists all 13",
+            "simrl profile names lists its 29",
         ),
         (
             {"workload": {"trace": "nowhere.parquet"}},

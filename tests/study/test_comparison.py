@@ -248,7 +248,7 @@ def test_every_run_has_a_folder_of_its_own(tmp_path):
             ["cluster.tp=32", "cluster.gpus=32"],
             "cluster.tp is 32: it does not divide the 16 attention heads",
         ),
-        (["cluster.gpu=b9"], r"gpu 'b9' is unknown \(closest are b200"),
+        (["cluster.gpu=b9"], "gpu 'b9' is unknown: simrl has no data sheet of it"),
         (["model=gpt-5"], "model gpt-5: no known name, nor a config.json"),
         (["model=qwen3-32b"], "weights 61.0 GiB.*use a larger tp|needs .* GiB a GPU"),
         (

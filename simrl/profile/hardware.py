@@ -24,6 +24,9 @@ class Gpu(BaseModel, frozen=True, extra="forbid"):
     GPU's share of the scale-out network, one direction; `gpus_per_node` share a host."""
 
     name: str
+    compute_capability: float = Field(
+        default=0.0, ge=0, description="NVIDIA's; some kernels exist for some alone; 0: not known"
+    )
     memory_bytes: float = Field(gt=0)
     memory_bytes_per_s: float = Field(gt=0)
     bf16_flops: float = Field(gt=0, description="dense, without sparsity")

@@ -72,9 +72,11 @@ class TrainingConfig(
     expert_imbalance: Annotated[float, Field(ge=1, le=100)] = 1.0
     """tokens of the busiest GPU among the GPUs that divide the experts, over the mean; 1 (assumed):
     balanced"""
-    grouped_experts: bool = True
-    """experts in one grouped matrix product; if not, they run one by one, as PyTorch does where a
-    GPU has no such kernel"""
+    grouped_experts: bool | None = None
+    """experts in one grouped matrix product; if not, a loop of Python runs them one by one (Transformers
+    4). If not given: grouped in Megatron (`sharding: optimizer`) and where PyTorch has the kernel,
+    on compute capability 9 and 10 (H100, B200; 2.9 or newer); elsewhere PyTorch's product runs
+    them one by one"""
     sequence_parallel: PositiveInt = 1
     """GPUs that share one sequence (Ulysses, Megatron CP)"""
     tokens_per_microbatch: PositiveInt = 32768

@@ -285,7 +285,8 @@ class TrainingCosts:
             tokens, squares = np.bincount(bin_of, lengths), np.bincount(bin_of, lengths**2)
             if config.microbatching == "padded" and config.pipeline_parallel > 1:
                 tokens[:] = tokens.max()
-        work, stages = self._work_s(tokens, squares / 2, passes), config.pipeline_parallel
+        work = self._work_s(tokens, squares / 2, sequences, passes)
+        stages = config.pipeline_parallel
         stage_s = (
             config.correction * work.layers_s * ceil(self.model.layers / stages) / self.model.layers
         )
@@ -321,7 +322,7 @@ class TrainingCosts:
     def _launched_s(self, passes: int) -> float:
         """Return the seconds in which the host launches the layers of a pipeline stage: a GPU that
         is done sooner waits. The output head's few kernels come last, and are added."""
-        whole_s = host_s(self.model, self.config, passes > 1) / self.host_speed
+        whole_s = host_s(self.model, self.config, self.gpu, passes > 1) / self.host_speed
         return whole_s / self.config.pipeline_parallel
 
     @property
@@ -357,13 +358,23 @@ class TrainingCosts:
         beside = gathers if self.config.gather_overlap else int(passes > 1)
         return (gathers - beside) * once_s, fetched_s + beside * once_s
 
-    def _work_s(self, tokens: Floats, attended: Floats, passes: int) -> MicroBatch:
+    def _work_s(
+        self, tokens: Floats, attended: Floats, sequences: Floats, passes: int
+    ) -> MicroBatch:
         """Return the seconds of the arithmetic of micro-batches and of its memory traffic."""
         config, model = self.config, self.model
         mfu = config.log_prob_mfu if passes == 1 else config.mfu
         if mfu is None:
             return microbatches_s(
-                model, self.gpu, config, tokens, attended, passes > 1, self.precision
+                model,
+                self.gpu,
+                config,
+                tokens,
+                attended,
+                passes > 1,
+                self.precision,
+                self.host_speed,
+                sequences,
             )
         nothing = np.zeros_like(tokens)
         flops = passes * model.forward_flops(tokens, attended)

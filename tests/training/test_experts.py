@@ -16,7 +16,8 @@ from simrl.training.costs import TrainingCosts
 from simrl.training.weight_sync import RESHARDED_TENSOR_S
 
 MODEL, H100 = MODELS["qwen3-30b-a3b"], GPUS["h100"]
-QUIET = H100.model_copy(update={"link_bytes_per_s": 1e30, "network_bytes_per_s": 1e30})
+SILENT = {"link_bytes_per_s": 1e30, "network_bytes_per_s": 1e30}
+QUIET = H100.model_copy(update=SILENT)
 LENGTHS = np.full(64, 4096)
 ROUTED = 48 * 128 * 3 * 2048 * 768  # weights of the routed experts
 DENSE = {
@@ -55,6 +56,42 @@ def test_tokens_go_to_their_experts_and_back_over_the_link_in_a_node_and_over_th
         assert talking - quiet == pytest.approx(
             4 * trips * sent / rate, rel=1e-6
         )  # 4 micro-batches a rank
+
+
+@pytest.mark.parametrize(
+    ("gpu", "sharding", "grouped"),
+    [
+        ("h100", "fsdp", True),
+        ("b200", "fsdp", True),
+        ("a100", "fsdp", False),
+        ("a100", "optimizer", True),
+    ],
+)
+def test_experts_are_one_product_where_the_trainer_or_pytorch_has_a_kernel_for_the_gpu(
+    gpu, sharding, grouped
+):
+    few = np.full(8, 512)
+    usual, one, loop = (
+        update_s(
+            gpu=GPUS[gpu].model_copy(update=SILENT),
+            sharding=sharding,
+            lengths=few,
+            grouped_experts=choice,
+        )
+        for choice in (None, True, False)
+    )
+    assert usual == one if grouped else one < usual
+    assert usual < loop, "PyTorch's own fallback has fewer operations than a loop of Python"
+
+
+def test_experts_that_run_one_by_one_add_their_launches_to_those_of_the_layers():
+    few = np.full(8, 64)
+    alone, grouped = (
+        update_s(gpu=QUIET, lengths=few, sharding="fsdp", grouped_experts=choice)
+        for choice in (False, True)
+    )
+    one_by_one_s = 48 * 128 * (2 * 8 * 24e-6 + 16 * 17e-6)
+    assert alone - grouped == pytest.approx(one_by_one_s, rel=0.02)
 
 
 def test_the_busiest_gpu_of_those_that_divide_the_experts_makes_all_wait():

@@ -415,6 +415,7 @@ def _worker_costs(
             cluster.worker_gpus,
             parts,
             trainer if cluster.train else None,
+            cluster.host_speed,
         )
     elif load_s is None:
         own_bytes = weight_bytes_per_gpu(

@@ -173,13 +173,16 @@ class TrainingConfig(
     weight_sync_delta_share: Annotated[float, Field(ge=1e-6, le=1)] = 0.02
     """delta: share of the parameters that an update changes (in bfloat16); verl's documentation
     reports 1 to 3 %"""
+    weight_sync_precision: Literal["bf16", "fp32"] = "bf16"
+    """broadcast: precision in which weights are sent. fp32 where the trainer sends its master weights
+    (VeOmni; verl's FSDP from 27 July 2026 on), and engines convert them"""
     weight_sync_tensor_s: Annotated[float, Field(ge=0, le=1)] | None = None
-    """time of each tensor in a weight sync, at the hosts of both ends; if not given, 1.24 ms in a
-    broadcast, and 0.29 ms in a reshard or to an engine on the trainer's GPUs: measured on dense
-    models; for experts extrapolated, thus assumed"""
+    """time of each tensor in a weight sync, at the host of an engine that loads it by name, or of a GPU
+    that reshards it; if not given, 0.29 ms: measured on a dense model; for experts extrapolated,
+    thus assumed"""
     weight_sync_host_bytes_per_s: Rate | None = None
     """rate at which the sending host puts weights into buckets (broadcast) or a GPU's shard is
-    compared (delta); if not given, 5.55 and 0.67 GB/s: measured on nodes of H100; for others
+    compared (delta); if not given, 4.85 and 0.7 GB/s: measured on nodes of H100; for others
     extrapolated, thus assumed"""
     weight_sync_storage_bytes_per_s: Rate = 2e9
     """file: rate at which a node writes to storage or reads from it; assumed"""

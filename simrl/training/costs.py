@@ -203,9 +203,9 @@ class TrainingCosts:
     def after(self, version: int, publish: bool = True) -> list[Phase]:
         """Return the phases after the work: the weights go to the rollout workers (if published),
         and at times to disk."""
-        handed_s = (
-            handing_s(self.config, self.model) if self.config.switch_transfer_s is None else 0.0
-        )
+        handed_s = 0.0
+        if self.config.switch_transfer_s is None:
+            handed_s = handing_s(self.config, self.model, self.host_speed)
         phases = (
             [("switch", self.switch_s + handed_s)]
             if self.switch
@@ -221,9 +221,10 @@ class TrainingCosts:
     def publish_s(self) -> float:
         """Seconds of a publication, on GPUs of the trainer's own."""
         if self.config.weight_sync:
-            return publication_s(self.config, self.model, self.gpu, self.gpus)
+            return publication_s(self.config, self.model, self.gpu, self.gpus, self.host_speed)
         gathered_s = self.model.weight_bytes / self.gpu.bytes_per_s_among(self.gpus)
-        return self.config.publish_s + handing_s(self.config, self.model) + gathered_s
+        handed_s = handing_s(self.config, self.model, self.host_speed)
+        return self.config.publish_s + handed_s + gathered_s
 
     @property
     def switch_s(self) -> float:

@@ -416,12 +416,12 @@ def test_padded_micro_batches_cost_as_much_as_the_longest_with_pipeline_stages_a
 
 @pytest.mark.parametrize(
     ("memory", "gpus_rate"),
-    [("pageable", PAGEABLE_NODE_BYTES_PER_S), ("pinned", 4 * PINNED_SHARE * 1e12)],
+    [("pageable", PAGEABLE_NODE_BYTES_PER_S), ("pinned", 4 * PINNED_SHARE * 1e11)],
 )
 def test_offloaded_states_are_fetched_and_returned_in_each_phase_at_the_rate_of_their_memory(
     memory, gpus_rate
 ):
-    lengths, slow = np.array([10]), GPU.model_copy(update={"host_bytes_per_s": 1e12})
+    lengths, slow = np.array([10]), GPU.model_copy(update={"host_bytes_per_s": 1e11})
     ways = {"gpus": 4, "gpu": slow, "switch": True, "offload_memory": memory}
     kept, fetched = (
         dict(update_phases(costs(offload=where, **ways), lengths)) for where in ("none", "phases")

@@ -13,7 +13,7 @@ from simrl.simulate.prepare import prepare
 from simrl.simulate.training_checks import require_parallelism
 from simrl.training.config import TrainingConfig
 from simrl.training.costs import TrainingCosts
-from simrl.training.weight_sync import RESHARDED_TENSOR_S
+from simrl.training.weight_sync import TENSOR_S
 
 MODEL, H100 = MODELS["qwen3-30b-a3b"], GPUS["h100"]
 SILENT = {"link_bytes_per_s": 1e30, "network_bytes_per_s": 1e30}
@@ -117,7 +117,7 @@ def test_experts_of_more_unequal_load_than_can_be_are_refused(given, line):
 
 def test_the_tensors_of_experts_are_handed_over_by_every_trainer():
     own, shared = costs().after(0), costs(switch=True).after(0)
-    assert dict(own)["publish"] > RESHARDED_TENSOR_S * 48 * 128 * 3 < dict(shared)["switch"]
+    assert dict(own)["publish"] > TENSOR_S * 48 * 128 * 3 < dict(shared)["switch"]
 
 
 def test_ranks_that_divide_experts_wait_for_each_other_in_every_micro_batch():
@@ -168,7 +168,7 @@ def test_all_tokens_pass_shared_experts_and_the_first_layers_have_a_plain_mlp():
 
 def test_experts_tensors_are_handed_over_one_by_one_where_rollout_runs_on_the_same_gpus():
     after = dict(costs(switch=True).after(0))["switch"] - costs(switch=True).switch_s
-    assert after == pytest.approx(RESHARDED_TENSOR_S * 48 * 128 * 3)
+    assert after == pytest.approx(TENSOR_S * 48 * 128 * 3)
     measured = costs(
         switch=True, switch_s=0.0, switch_transfer_s=0.0
     )  # the phases of a log have it

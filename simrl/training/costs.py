@@ -203,9 +203,11 @@ class TrainingCosts:
     def after(self, version: int, publish: bool = True) -> list[Phase]:
         """Return the phases after the work: the weights go to the rollout workers (if published),
         and at times to disk."""
-        handed_s = 0.0
-        if self.config.switch_transfer_s is None:
-            handed_s = handing_s(self.config, self.model, self.host_speed)
+        handed_s = (
+            handing_s(self.config, self.model, self.host_speed)
+            if self.config.switch_transfer_s is None
+            else 0.0
+        )
         phases = (
             [("switch", self.switch_s + handed_s)]
             if self.switch
@@ -294,7 +296,10 @@ class TrainingCosts:
         if (
             config.log_prob_mfu if passes == 1 else config.mfu
         ) is None:  # which were measured with it
-            stage_s = np.maximum(stage_s, self._launched_s(passes))
+            # A GPU that is done sooner waits for the host that launches its layers. The output
+            # head's few kernels come last, and are added.
+            launched_s = host_s(self.model, config, self.gpu, passes > 1) / self.host_speed
+            stage_s = np.maximum(stage_s, launched_s / stages)
         of_sequences_s = sequences * (
             config.log_prob_sequence_s if passes == 1 else config.update_sequence_s
         )
@@ -319,12 +324,6 @@ class TrainingCosts:
             stages_s(of_group[of_group[:, -1] > 0], forward, passes > 1)
             for of_group in each_stage_s
         )
-
-    def _launched_s(self, passes: int) -> float:
-        """Return the seconds in which the host launches the layers of a pipeline stage: a GPU that
-        is done sooner waits. The output head's few kernels come last, and are added."""
-        whole_s = host_s(self.model, self.config, self.gpu, passes > 1) / self.host_speed
-        return whole_s / self.config.pipeline_parallel
 
     @property
     def _forward_share(self) -> float:

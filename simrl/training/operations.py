@@ -110,9 +110,8 @@ def experts_host_s(model: ModelShape, config: TrainingConfig, gpu: Gpu, backward
     if grouped or (grouped is None and supported):
         return 0.0
     forward_s, backward_s = (FALLBACK_S if grouped is None else LOOP_S)[config.lora]
-    again = backward and config.recompute is not False
-    each_s = forward_s * (1 + again) + backward_s * backward
-    return model.experts / config.expert_parallel * each_s
+    forward_s *= 1 + (backward and config.recompute is not False)
+    return model.experts / config.expert_parallel * (forward_s + backward_s * backward)
 
 
 class _Traffic(NamedTuple):
@@ -212,8 +211,9 @@ def microbatches_s(
     sum (causal: half the square of each sequence's length), forward or forward and backward, where all
     GPUs of a sequence and of a layer share the work. The layers' matrix products are in
     `precision`; attention, norms and the output head have 16 bits or more."""
-    share = tokens / config.sequence_parallel
-    work = _TrainingPass(model, gpu, config, share, backward, precision, host_speed)
+    work = _TrainingPass(
+        model, gpu, config, tokens / config.sequence_parallel, backward, precision, host_speed
+    )
     plain = (model.mlp_layers or model.layers) - model.expert_layers
     layers_s = model.full_layers * work.attention_s(attended, tokens)
     if model.window_layers:

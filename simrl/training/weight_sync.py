@@ -116,8 +116,11 @@ def publication_s(
         case "reshard":
             return host_s + tensor_s(config) / host_speed * tensors_held(config, model)
         case "delta":
-            compared_s = model.weight_bytes / gpus / host_bytes_per_s(config)
-            return host_s + compared_s + gather_s * moved_bytes(config, model) / stored
+            return (
+                host_s
+                + model.weight_bytes / gpus / host_bytes_per_s(config)
+                + gather_s * moved_bytes(config, model) / stored
+            )
         case "file":
             return host_s + gather_s + model.weight_bytes / config.weight_sync_storage_bytes_per_s
         case "broadcast":
@@ -133,8 +136,8 @@ def host_bytes_per_s(config: TrainingConfig) -> float:
 def handing_s(config: TrainingConfig, model: ModelShape, host_speed: float = 1.0) -> float:
     """Return the seconds in which a trainer hands the experts' tensors to an engine on its GPUs,
     one by one. The few hundred other tensors are in the measured constants of frameworks."""
-    experts = model.mlp_matrices * model.expert_layers * model.experts
-    return tensor_s(config) / host_speed * experts
+    each_s = tensor_s(config) / host_speed
+    return each_s * model.mlp_matrices * model.expert_layers * model.experts
 
 
 def copied_bytes_per_s(gpu: Gpu, gpus: int, memory: str = "pinned") -> float:
@@ -178,10 +181,9 @@ def loading_s(
     sent_s, loaded_s = moved / one_rank, tensor_s(config) / host_speed * model.tensors
     match config.weight_sync:
         case "broadcast":
-            filled_s = moved / host_bytes_per_s(config)
-            slowest_s = max(filled_s, sent_s, loaded_s)
-            of_a_bucket_s = (filled_s + sent_s + loaded_s - slowest_s) / ceil(moved / BUCKET_BYTES)
-            return PAUSE_S / host_speed + slowest_s - filled_s + of_a_bucket_s
+            ends = moved / host_bytes_per_s(config), sent_s, loaded_s
+            rest_s = (sum(ends) - max(ends)) / ceil(moved / BUCKET_BYTES)
+            return PAUSE_S / host_speed + max(ends) - ends[0] + rest_s
         case "delta":
             return PAUSE_S / host_speed + sent_s
         case "gather_broadcast":

@@ -176,6 +176,9 @@ class TrainingConfig(
     weight_sync_precision: Literal["bf16", "fp32"] = "bf16"
     """broadcast: precision in which weights are sent. fp32 where the trainer sends its master weights
     (VeOmni; verl's FSDP from 27 July 2026 on), and engines convert them"""
+    weight_sync_overlap: bool = True
+    """broadcast: filling, sending and loading of buckets go on beside each other (verl, NeMo-RL); if not, a
+    bucket is loaded before the next one is filled (slime)"""
     weight_sync_tensor_s: Annotated[float, Field(ge=0, le=1)] | None = None
     """time of each tensor in a weight sync, at the host of an engine that loads it by name, or of a GPU
     that reshards it; if not given, 0.29 ms: measured on a dense model; for experts extrapolated,

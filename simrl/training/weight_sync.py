@@ -8,7 +8,7 @@ up to the measured time of a sync. With LoRA, merged weights are moved.
 
 A broadcast is a pipeline of buckets (verl's checkpoint engine has two of each end): the trainer
 fills one, the network carries another, and engines load a third, tensor by tensor, by name. The
-slowest of the three decides; of the two others there is one bucket.
+slowest of the three decides; of the two others there is one bucket. Without overlap they add up.
 
 A constant counts as measured where a scenario is like the rows that measured it, and as assumed
 elsewhere (`extrapolated`): the cost of a tensor is measured for dense models, of a few hundred
@@ -182,7 +182,8 @@ def loading_s(
     match config.weight_sync:
         case "broadcast":
             ends = moved / host_bytes_per_s(config), sent_s, loaded_s
-            rest_s = (sum(ends) - max(ends)) / ceil(moved / BUCKET_BYTES)
+            beside = ceil(moved / BUCKET_BYTES) if config.weight_sync_overlap else 1
+            rest_s = (sum(ends) - max(ends)) / beside
             return PAUSE_S / host_speed + max(ends) - ends[0] + rest_s
         case "delta":
             return PAUSE_S / host_speed + sent_s

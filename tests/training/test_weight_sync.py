@@ -83,6 +83,16 @@ def test_a_broadcast_takes_the_slowest_of_its_ends_and_one_bucket_of_the_others(
     )
 
 
+def test_without_overlap_the_ends_of_a_broadcast_add_up():
+    serial = sum(seconds("broadcast", LARGE, overlap=False))
+    assert serial == pytest.approx(
+        sum(seconds("gather_broadcast", LARGE))
+        + PAUSE_S
+        + LARGE.weight_bytes / HOST_BYTES_PER_S["broadcast"]
+        + TENSOR_S * LARGE.tensors
+    )
+
+
 def test_engines_wait_for_experts_tensors_not_bytes_where_the_trainer_is_fast():
     few = EXPERTS.model_copy(
         update={"experts": 1, "experts_per_token": 1, "moe_intermediate": 768 * 128}

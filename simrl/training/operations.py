@@ -104,9 +104,10 @@ def host_s(model: ModelShape, config: TrainingConfig, gpu: Gpu, backward: bool) 
 
 def experts_host_s(model: ModelShape, config: TrainingConfig, gpu: Gpu, backward: bool) -> float:
     """Return the seconds in which the host launches a layer's experts of a GPU one by one; 0 for a
-    grouped product: as the configuration says, else Megatron's, or PyTorch's where it has one."""
+    grouped product: as the configuration says, else Megatron's, or PyTorch's where it has one (and
+    on a GPU whose compute capability is not known)."""
     grouped = config.grouped_experts
-    supported = config.sharding == "optimizer" or int(gpu.compute_capability) in GROUPED_ON
+    supported = config.sharding == "optimizer" or int(gpu.compute_capability) in (0, *GROUPED_ON)
     if grouped or (grouped is None and supported):
         return 0.0
     forward_s, backward_s = (FALLBACK_S if grouped is None else LOOP_S)[config.lora]

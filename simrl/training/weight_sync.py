@@ -37,9 +37,8 @@ HOST_BYTES_PER_S = {
 BUCKET_BYTES = 2 * GIB  # verl's update_weights_bucket_megabytes
 # offload: to all GPUs of a node, not pinned (the same, on less off: 3.7 s)
 PAGEABLE_NODE_BYTES_PER_S = 17.6e9
-PCIE_BYTES_PER_S = (
-    128e9  # PCIe 6, x16: a faster link is coherent, and reaches pageable memory as any
-)
+# PCIe 6, x16: a faster link is coherent (NVLink-C2C), and reaches pageable memory as any other
+PCIE_BYTES_PER_S = 128e9
 # Pinned copies of Adam's moments, by all GPUs of a node at once: 34.6 % of the link (verl's pull
 # request 7347, PCIe 5).
 PINNED_SHARE = 0.346

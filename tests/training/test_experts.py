@@ -9,6 +9,7 @@ from simrl.errors import InputError
 from simrl.profile.hardware import GPUS, LINK_SHARE
 from simrl.profile.model_shape import MODELS, ModelShape
 from simrl.scenario.model import Scenario
+from simrl.simulate.modelled import not_modelled
 from simrl.simulate.prepare import prepare
 from simrl.simulate.training_checks import require_parallelism
 from simrl.training.config import TrainingConfig
@@ -279,3 +280,13 @@ def test_latent_attention_multiplies_its_own_matrices():
     assert latent.attention_parameters < plain.attention_parameters
     assert update_s(model=latent, **of) < update_s(model=plain, **of)
     assert replace(costs(model=latent), gpus=64).state_bytes > 0
+
+
+def test_training_of_layers_with_a_fixed_state_is_an_estimate_that_says_what_it_leaves_out(
+    scenario,
+):
+    words = "the recurrence of layers with a fixed state in training, beside their projections"
+    plain = prepare(scenario)
+    hybrid = replace(plain, model=MODELS["qwen3.5-35b-a3b"])
+    assert words not in not_modelled(plain) and words in not_modelled(hybrid)
+    assert hybrid.training_costs(2).sweep_s(LENGTHS, 3) > 0

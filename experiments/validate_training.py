@@ -1,6 +1,6 @@
 """Compare computed training steps with measured ones: Qwen3 from 0.6B to 235B-A22B, RL and SFT, full and LoRA, on three GPUs.
 
-    python experiments/validate_training.py ../shared/data [--json]
+    python experiments/validate_training.py ../shared/data [--json] [--write]
 
 `train_step_benchmarks/` in the data folder has prime-rl's own benchmarks: each step has two micro-batches a GPU, each one
 sequence. A step is computed from its operations (`simrl.training.operations`), with rates of single kernels. One constant
@@ -20,18 +20,22 @@ from rich.console import Console
 from rich.table import Table
 from scipy.optimize import least_squares
 
-from experiments.shared import AsJson, errors_in_a_line
+from experiments.shared import AsJson, errors_in_a_line, markdown_of, write_parts
 from simrl.errors import InputError
 from simrl.profile.hardware import GPUS
 from simrl.profile.model_shape import MODELS, known_name
 from simrl.training.config import TrainingConfig
 from simrl.training.costs import TrainingCosts
 
+PAGE = Path(__file__).parent / "validate_training.md"
 GPU_NAMES = {"NVIDIA RTX A6000": "a6000", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA B200": "b200"}
 ATTENTION: dict[str, Literal["fa2", "fa3"]] = {
     "flash_attention_2": "fa2",
     "flash_attention_3": "fa3",
 }
+# prime-rl asked for the GPU's compute capability up to this day (multi_moe.py and moe.py at c330a6d4e; pull requests 1536 and
+# 1692); since then PyTorch decides.
+GROUPED_SINCE = "2026-01-30"
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,17 @@ class Step:
     sequences: int  # of all GPUs
     kept: str  # how activations are: Recompute or Offload (to the host, instead of computing them again)
     attention: Literal["fa2", "fa3"]
+    date: str
     step_s: float
+
+    @property
+    def grouped(self) -> bool:
+        """Whether prime-rl of this date ran the experts in one grouped product (PyTorch 2.9): with adapters on compute
+        capability 9 alone, without them from 9 on."""
+        capability = GPUS[self.gpu].compute_capability
+        if self.date >= GROUPED_SINCE:
+            raise InputError(f"{self.name}: run on {self.date}; state its rule for experts here")
+        return int(capability) == 9 if self.lora else capability >= 9
 
     @property
     def dense(self) -> bool:
@@ -95,6 +109,7 @@ def read_steps(data: Path) -> tuple[list[Step], dict[str, int]]:
                 sequences=config["micro_batches"] * config["num_gpus"],
                 kept=config["ac"],
                 attention=ATTENTION[config["attention"]],
+                date=config["timestamp"][:10],
                 step_s=measured,
             )
         )
@@ -107,7 +122,7 @@ def computed_s(step: Step) -> float:
         attention=step.attention,
         recompute=True,
         lora=step.lora,
-        grouped_experts=step.gpu == "h100",  # PyTorch's grouped product was Hopper's alone then
+        grouped_experts=step.dense or step.grouped,
         tokens_per_microbatch=step.sequence_tokens,
     )
     costs = TrainingCosts(MODELS[step.model], GPUS[step.gpu], step.gpus, config, 1, 0, switch=False)
@@ -153,12 +168,14 @@ def summary(errors: list[float]) -> dict[str, float]:
         "median": float(np.median(errors)),
         "median_size": float(np.median(sizes)),
         "p90_size": float(np.quantile(sizes, 0.9)),
+        "worst": float(max(errors, key=abs)),
     }
 
 
 def main(
     data: Annotated[Path, typer.Argument(help="the folder with train_step_benchmarks/")],
     as_json: AsJson = False,
+    write: Annotated[bool, typer.Option(help="write the errors into validate_training.md")] = False,
 ) -> None:
     with errors_in_a_line("validate_training"):
         steps, left_out = read_steps(data)
@@ -169,9 +186,11 @@ def main(
         for name, kind in apart.items()
     }
     groups |= {
-        f"dense, {gpu}": [r for r in groups["dense"] if r["gpu"] == gpu]
+        f"{kind}, {gpu}": [row for row in groups[kind] if row["gpu"] == gpu]
+        for kind in apart
         for gpu in GPU_NAMES.values()
     }
+    groups = {name: some for name, some in groups.items() if some}
     errors = {
         name: {"steps": len(some), **summary([row["error"] for row in some])}
         for name, some in groups.items()
@@ -181,6 +200,19 @@ def main(
         "steps": len(sft),
         **summary([row["error"] for row in sft]),
     }
+    if write:
+        cells = [
+            {
+                "steps": name,
+                "n": str(each["steps"]),
+                "median error": f"{each['median']:+.1%}",
+                "median size": f"{each['median_size']:.1%}",
+                "90 % within": f"{each['p90_size']:.1%}",
+                "worst": f"{each['worst']:+.1%}",
+            }
+            for name, each in errors.items()
+        ]
+        write_parts(PAGE, {"errors": markdown_of(cells)})
     if as_json:
         print(
             json.dumps(
@@ -213,7 +245,7 @@ def main(
     for name, each in errors.items():
         console.print(
             f"{name}: {each['steps']} steps, error {each['median']:+.1%} at the median, {each['median_size']:.1%} its median "
-            f"size, {each['p90_size']:.1%} for nine of ten"
+            f"size, {each['p90_size']:.1%} for nine of ten, {each['worst']:+.1%} at worst"
         )
     for why, count in left_out.items():
         console.print(f"Left out: {count}, {why}.")

@@ -256,7 +256,10 @@ def _keys(
         if not inner:
             break
         by_kind = {
-            kind: model for model in inner if "kind" in model.model_fields for kind in _kinds(model)
+            kind: model
+            for model in inner
+            if "kind" in model.model_fields
+            for kind in get_args(model.model_fields["kind"].annotation)
         }
         names = get_origin(field.annotation) is dict if field is not None else False
         model = inner[0]
@@ -268,11 +271,6 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in _models(part)]
-
-
-def _kinds(model: type[BaseModel]) -> tuple[str, ...]:
-    """Return the values of `kind` that distinguish a model from its alternatives."""
-    return get_args(model.model_fields["kind"].annotation)
 
 
 def shortened(value: Any) -> str:

@@ -457,10 +457,15 @@ def _smallest_gradient(
     largest will do."""
     candidates = np.unique(np.maximum(gradients[1:, min_workers - 1 :], 0.0)).tolist() or [0.0]
 
-    def will_do(gradient_s: float) -> bool:
-        return _enough(_needed_workers(gradients, gradient_s, min_workers), workers)
-
-    smallest = candidates[bisect_left(candidates[:-1], True, key=will_do)]
+    smallest = candidates[
+        bisect_left(
+            candidates[:-1],
+            True,
+            key=lambda gradient_s: _enough(
+                _needed_workers(gradients, gradient_s, min_workers), workers
+            ),
+        )
+    ]
     return smallest, _needed_workers(gradients, smallest, min_workers)
 
 

@@ -179,7 +179,13 @@ def translate(
             "groups of equal rewards are dropped: how many rests on workload.synthetic.reward_mean, 0.5 if not given"
         )
     whose = f"the default of {table.title} {release or table.version}"
-    sources = {name: _writers(name, keys) or whose for name in values} | dict.fromkeys(
+    writers = {
+        name: ", ".join(
+            key.key for key in keys if key.list == UNDERSTOOD and name in key.field.split(", ")
+        )
+        for name in values
+    }
+    sources = {name: words or whose for name, words in writers.items()} | dict.fromkeys(
         overrides, "as given"
     )
     data = _data(launch, fields, {"name": rule.name, **changed}, parameters)
@@ -197,13 +203,6 @@ def _known_release(table: Table, release: str | None) -> str:
             f"--release {release}: the releases known of {table.title} are {', '.join(known)}"
         )
     return release or table.version
-
-
-def _writers(name: str, keys: list[Key]) -> str:
-    """Return the keys that set a field."""
-    return ", ".join(
-        key.key for key in keys if key.list == UNDERSTOOD and name in key.field.split(", ")
-    )
 
 
 def _taken(reader: _Reader, keys: list[Key], fields: Settings) -> Iterator[Assumed]:

@@ -31,6 +31,9 @@ class Gpu(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", description="in lower case")
     base: str = Field(default="", description="a GPU whose measured kernels are carried over to it")
+    compute_capability: float = Field(
+        default=0.0, ge=0, description="NVIDIA's; some kernels exist for some alone; 0: not known"
+    )
     memory_bytes: float = Field(gt=0, description="as the driver reports it")
     memory_bytes_per_s: float = Field(gt=0, description="bandwidth of the memory")
     bf16_flops: float = Field(gt=0, description="dense, without sparsity")

@@ -95,6 +95,9 @@ def _of_cluster(prepared: Prepared) -> Iterator[str]:
     )
     missing = {  # what is not modelled, and whether the cluster has it
         "experts of unequal load in training": uneven,
+        "the recurrence of layers with a fixed state in training, beside their projections": training.mfu
+        is None
+        and prepared.model.linear_layers > 0,
         f"{links} between nodes in a forward pass ({unit} GPUs a worker)": unit > domain
         and source != "measured",
         "the lag of the balancer's counts, and the last dummy passes, of ranks in lock step": scenario.cluster.dp

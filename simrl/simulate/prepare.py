@@ -129,7 +129,6 @@ class Prepared(Deployment):
             reference=model_shape(training.reference_model) if training.reference_model else None,
             precision=self.scenario.precision.training,
             critic=self.system.critic,
-            host_speed=self.train_gpu.host_speed,
         )
 
     def may_train(self, gpus: int) -> bool:

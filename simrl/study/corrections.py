@@ -371,10 +371,7 @@ def _linear(
     slopes = (np.array(others, dtype=np.float64) - first.to_numpy()) / steps
     constant, counts = first.to_numpy() - np.array(CORNERS[0]) @ slopes, _responses_of_steps(first)
 
-    def times(*engine: float) -> tuple[Floats, Floats]:
-        return _of_steps(constant + np.array(engine[: len(slopes)]) @ slopes, counts)
-
-    return times
+    return lambda *engine: _of_steps(constant + np.array(engine[: len(slopes)]) @ slopes, counts)
 
 
 def _note_simulated(scenario: Scenario, reason: str) -> None:

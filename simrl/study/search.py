@@ -287,13 +287,14 @@ def front(options: Sequence[Option]) -> list[Option]:
                 option,
             )
 
-    def beaten(goods: tuple[float, ...]) -> bool:
-        return any(
+    best = [
+        option
+        for goods, option in kept.items()
+        if not any(
             other != goods and all(a >= b for a, b in zip(other, goods, strict=True))
             for other in kept
         )
-
-    best = [option for goods, option in kept.items() if not beaten(goods)]
+    ]
     return sorted(best, key=lambda option: (option.staleness, -option.merit))
 
 

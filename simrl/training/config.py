@@ -72,9 +72,11 @@ class TrainingConfig(
     expert_imbalance: Annotated[float, Field(ge=1, le=100)] = 1.0
     """tokens of the busiest GPU among the GPUs that divide the experts, over the mean; 1 (assumed):
     balanced"""
-    grouped_experts: bool = True
-    """experts in one grouped matrix product; if not, they run one by one, as PyTorch does where a
-    GPU has no such kernel"""
+    grouped_experts: bool | None = None
+    """experts in one grouped matrix product; if not, a loop of Python runs them one by one (Transformers
+    4). If not given: grouped in Megatron (`sharding: optimizer`) and where PyTorch has the kernel,
+    on compute capability 9 and 10 (H100, B200; 2.9 or newer); elsewhere PyTorch's product runs
+    them one by one"""
     sequence_parallel: PositiveInt = 1
     """GPUs that share one sequence (Ulysses, Megatron CP)"""
     tokens_per_microbatch: PositiveInt = 32768
@@ -171,13 +173,19 @@ class TrainingConfig(
     weight_sync_delta_share: Annotated[float, Field(ge=1e-6, le=1)] = 0.02
     """delta: share of the parameters that an update changes (in bfloat16); verl's documentation
     reports 1 to 3 %"""
+    weight_sync_precision: Literal["bf16", "fp32"] = "bf16"
+    """broadcast: precision in which weights are sent. fp32 where the trainer sends its master weights
+    (VeOmni; verl's FSDP from 27 July 2026 on), and engines convert them"""
+    weight_sync_overlap: bool = True
+    """broadcast: filling, sending and loading of buckets go on beside each other (verl, NeMo-RL); if not, a
+    bucket is loaded before the next one is filled (slime)"""
     weight_sync_tensor_s: Annotated[float, Field(ge=0, le=1)] | None = None
-    """time of each tensor in a weight sync, at the hosts of both ends; if not given, 1.24 ms in a
-    broadcast, and 0.29 ms in a reshard or to an engine on the trainer's GPUs: measured on dense
-    models; for experts extrapolated, thus assumed"""
+    """time of each tensor in a weight sync, at the host of an engine that loads it by name, or of a GPU
+    that reshards it; if not given, 0.29 ms: measured on a dense model; for experts extrapolated,
+    thus assumed"""
     weight_sync_host_bytes_per_s: Rate | None = None
     """rate at which the sending host puts weights into buckets (broadcast) or a GPU's shard is
-    compared (delta); if not given, 5.55 and 0.67 GB/s: measured on nodes of H100; for others
+    compared (delta); if not given, 4.85 and 0.7 GB/s: measured on nodes of H100; for others
     extrapolated, thus assumed"""
     weight_sync_storage_bytes_per_s: Rate = 2e9
     """file: rate at which a node writes to storage or reads from it; assumed"""

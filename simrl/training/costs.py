@@ -54,8 +54,7 @@ class TrainingCosts:
     sequence padded to `padded_tokens`, or to the longest if that is longer. `pauses`: workers are
     paused while weights are published. `critic`: a critic of the model's shape is
     trained, too, after the policy or fused with it (`stages`). `streams`: each micro-batch fetches
-    the weights from the host. `precision`: of the layers' matrix products. `host_speed`: as of the
-    cluster."""
+    the weights from the host. `precision`: of the layers' matrix products."""
 
     model: ModelShape
     gpu: Gpu
@@ -71,7 +70,6 @@ class TrainingCosts:
     streams: bool = False
     precision: str = "bf16"
     critic: Literal["serial", "fused"] | None = None
-    host_speed: float = 1.0
 
     @property
     def ranks(self) -> int:
@@ -204,7 +202,9 @@ class TrainingCosts:
         """Return the phases after the work: the weights go to the rollout workers (if published),
         and at times to disk."""
         handed_s = (
-            handing_s(self.config, self.model) if self.config.switch_transfer_s is None else 0.0
+            handing_s(self.config, self.model, self.gpu)
+            if self.config.switch_transfer_s is None
+            else 0.0
         )
         phases = (
             [("switch", self.switch_s + handed_s)]
@@ -223,7 +223,8 @@ class TrainingCosts:
         if self.config.weight_sync:
             return publication_s(self.config, self.model, self.gpu, self.gpus)
         gathered_s = self.model.weight_bytes / self.gpu.bytes_per_s_among(self.gpus)
-        return self.config.publish_s + handing_s(self.config, self.model) + gathered_s
+        handed_s = handing_s(self.config, self.model, self.gpu)
+        return self.config.publish_s + handed_s + gathered_s
 
     @property
     def switch_s(self) -> float:
@@ -285,14 +286,18 @@ class TrainingCosts:
             tokens, squares = np.bincount(bin_of, lengths), np.bincount(bin_of, lengths**2)
             if config.microbatching == "padded" and config.pipeline_parallel > 1:
                 tokens[:] = tokens.max()
-        work, stages = self._work_s(tokens, squares / 2, passes), config.pipeline_parallel
+        work = self._work_s(tokens, squares / 2, sequences, passes)
+        stages = config.pipeline_parallel
         stage_s = (
             config.correction * work.layers_s * ceil(self.model.layers / stages) / self.model.layers
         )
         if (
             config.log_prob_mfu if passes == 1 else config.mfu
         ) is None:  # which were measured with it
-            stage_s = np.maximum(stage_s, self._launched_s(passes))
+            # A GPU that is done sooner waits for the host that launches its layers. The output
+            # head's few kernels come last, and are added.
+            launched_s = host_s(self.model, config, self.gpu, passes > 1) / self.gpu.host_speed
+            stage_s = np.maximum(stage_s, launched_s / stages)
         of_sequences_s = sequences * (
             config.log_prob_sequence_s if passes == 1 else config.update_sequence_s
         )
@@ -317,12 +322,6 @@ class TrainingCosts:
             stages_s(of_group[of_group[:, -1] > 0], forward, passes > 1)
             for of_group in each_stage_s
         )
-
-    def _launched_s(self, passes: int) -> float:
-        """Return the seconds in which the host launches the layers of a pipeline stage: a GPU that
-        is done sooner waits. The output head's few kernels come last, and are added."""
-        whole_s = host_s(self.model, self.config, passes > 1) / self.host_speed
-        return whole_s / self.config.pipeline_parallel
 
     @property
     def _forward_share(self) -> float:
@@ -357,13 +356,22 @@ class TrainingCosts:
         beside = gathers if self.config.gather_overlap else int(passes > 1)
         return (gathers - beside) * once_s, fetched_s + beside * once_s
 
-    def _work_s(self, tokens: Floats, attended: Floats, passes: int) -> MicroBatch:
+    def _work_s(
+        self, tokens: Floats, attended: Floats, sequences: Floats, passes: int
+    ) -> MicroBatch:
         """Return the seconds of the arithmetic of micro-batches and of its memory traffic."""
         config, model = self.config, self.model
         mfu = config.log_prob_mfu if passes == 1 else config.mfu
         if mfu is None:
             return microbatches_s(
-                model, self.gpu, config, tokens, attended, passes > 1, self.precision
+                model,
+                self.gpu,
+                config,
+                tokens,
+                attended,
+                passes > 1,
+                self.precision,
+                sequences,
             )
         nothing = np.zeros_like(tokens)
         flops = passes * model.forward_flops(tokens, attended)

@@ -48,8 +48,10 @@ MEMORY_SHARE = 0.8
 # H100 node.
 COLLECTIVE_S = 3e-5
 LAUNCH_S = 3e-6  # a kernel's start and end, in which memory idles: aiconfigurator's latency of H100
-# the host's time to launch a PyTorch operation that autograd records; assumed
-HOST_LAUNCH_S = 10e-6
+# The host's time of a PyTorch operation, of one that autograd records, and of one of its backward
+# pass: timed alone on the host of one H100 (experiments/gpu: 7 to 14 µs, 24 µs, and 43 to 57 µs for
+# three).
+PLAIN_S, RECORDED_S, BACKWARD_S = 10e-6, 24e-6, 17e-6
 
 
 class _Launches(NamedTuple):
@@ -85,9 +87,9 @@ LAUNCHES = {
 WRAPPED_S = (2.5e-4, 7.5e-4)
 
 
-def host_s(model: ModelShape, config: TrainingConfig, backward: bool) -> float:
+def host_s(model: ModelShape, config: TrainingConfig, gpu: Gpu, backward: bool) -> float:
     """Return the seconds in which the host launches the layers' operations of a micro-batch, one by
-    one, whatever its tokens."""
+    one, whatever its tokens; experts that run one by one among them."""
     passes = (
         "forward" if not backward else "backward" if config.recompute is False else "recomputed"
     )
@@ -96,7 +98,21 @@ def host_s(model: ModelShape, config: TrainingConfig, backward: bool) -> float:
     of_layer += launches.of_adapter * config.lora * (4 + model.mlp_matrices)
     wrapped_s = WRAPPED_S[backward] * (config.sharding == "fsdp")
     launched_s = (of_layer * model.layers + launches.fixed) * launches.operation_s
-    return launched_s + wrapped_s * model.layers
+    experts_s = model.expert_layers * experts_host_s(model, config, gpu, backward)
+    return launched_s + wrapped_s * model.layers + experts_s
+
+
+def experts_host_s(model: ModelShape, config: TrainingConfig, gpu: Gpu, backward: bool) -> float:
+    """Return the seconds in which the host launches a layer's experts of a GPU one by one; 0 for a
+    grouped product: as the configuration says, else Megatron's, or PyTorch's where it has one (and
+    on a GPU whose compute capability is not known)."""
+    grouped = config.grouped_experts
+    supported = config.sharding == "optimizer" or int(gpu.compute_capability) in (0, *GROUPED_ON)
+    if grouped or (grouped is None and supported):
+        return 0.0
+    forward_s, backward_s = (FALLBACK_S if grouped is None else LOOP_S)[config.lora]
+    forward_s *= 1 + (backward and config.recompute is not False)
+    return model.experts / config.expert_parallel * (forward_s + backward_s * backward)
 
 
 class _Traffic(NamedTuple):
@@ -123,6 +139,7 @@ class _Logits(NamedTuple):
     forward: int
     backward: int
     fp32_products: int = 0
+    of_sequence: int = 0  # more of the gradient for each sequence of the micro-batch
 
 
 # log_softmax: division by the temperature, cast to fp32, log-softmax: 3.7 and 22.8 bytes forward,
@@ -132,13 +149,13 @@ class _Logits(NamedTuple):
 # temperature in place, and in a log-prob pass the entropy: 12 forward, 6 and 8 in an update.
 # vocab_parallel: Megatron's in fp32, a kernel each for cast, maximum, difference, exponential, sum
 # and quotient. by_sequence: as that, on a slice of the pack's logits for each sequence (NeMo-RL),
-# whose gradients are added up over the whole pack, of 5 sequences (assumed): 16 bytes each. chunked: parts of
+# whose gradients are added up over the whole pack: 16 bytes for each sequence in it. chunked: parts of
 # the vocabulary, computed again backward, both gradients in fp32 (TRL's asynchronous GRPO).
 LOGITS = {
     "log_softmax": _Logits(27, 23),
     "cross_entropy": _Logits(12, 2),
     "vocab_parallel": _Logits(42, 18),
-    "by_sequence": _Logits(46, 102),
+    "by_sequence": _Logits(46, 22, of_sequence=16),
     "chunked": _Logits(70, 50, 2),
 }
 # of the bf16 rate: 67 of 989 TFLOP/s of an H100, 19.5 of 312 of an A100 (data sheets)
@@ -149,8 +166,17 @@ ADAPTER_BYTES, ADAPTER_KERNELS = (
 )  # LoRA beside one matrix: of an input and an output element; kernels
 EXPERT_TRAFFIC = 32  # bytes of a hidden element of each routed token: gathered, padded, weighted in fp32, scattered
 SORTED_BYTES = 8  # more where experts are divided: sorted by expert where tokens arrive, and before they return
-# PyTorch operations, views included, of an expert that runs alone.
-EXPERT_OPERATIONS, ADAPTED_EXPERT_OPERATIONS = 11, 35
+# Compute capabilities, by their first number, for which PyTorch has a grouped product of bfloat16: 9
+# in 2.8, which refuses it elsewhere; 9 and 10 from 2.9 on, which elsewhere falls back to a product an
+# expert (torch._grouped_mm; its pull requests 161407 and 194227).
+GROUPED_ON = (9, 10)
+# The host's time of an expert that runs alone, forward and backward, without adapters and with them.
+# In that fallback its products alone.
+FALLBACK_S = (3 * PLAIN_S, 6 * PLAIN_S), (9 * PLAIN_S, 15 * PLAIN_S)
+# In a loop of Python all operations but views: Qwen3MoeSparseMoeBlock of Transformers 4, where tokens
+# are gathered, weighted and added, too; with adapters prime-rl's multi_moe.py at c330a6d4e (January
+# 2026): nine products, their scales and sums; the gradient of a slice is zeros, a copy, an addition.
+LOOP_S = (8 * RECORDED_S, 16 * BACKWARD_S), (17 * RECORDED_S, 46 * BACKWARD_S)
 
 
 @dataclass(frozen=True)
@@ -179,9 +205,10 @@ def microbatches_s(
     attended: Floats,
     backward: bool,
     precision: str = "bf16",
+    sequences: Floats | float = 1.0,
 ) -> MicroBatch:
-    """Return the seconds of micro-batches of `tokens`, which attend to `attended` tokens in sum
-    (causal: half the square of each sequence's length), forward or forward and backward, where all
+    """Return the seconds of micro-batches of `tokens` in `sequences`, which attend to `attended` tokens in
+    sum (causal: half the square of each sequence's length), forward or forward and backward, where all
     GPUs of a sequence and of a layer share the work. The layers' matrix products are in
     `precision`; attention, norms and the output head have 16 bits or more."""
     work = _TrainingPass(model, gpu, config, tokens / config.sequence_parallel, backward, precision)
@@ -198,7 +225,7 @@ def microbatches_s(
     if model.expert_layers:
         layers_s = layers_s + model.expert_layers * work.experts_s()
     layers_s = layers_s + model.layers * work.collectives_s()
-    return MicroBatch(layers_s, work.head_s())
+    return MicroBatch(layers_s, work.head_s(sequences))
 
 
 @dataclass(frozen=True)
@@ -355,8 +382,9 @@ class _TrainingPass:
         exchange, shared experts.
 
         GPUs of a layer have whole experts with expert parallelism, where each brings its part of
-        the tokens, and else a part of each expert. Experts that run one by one (`grouped_experts`
-        off) take the host's launches if these are longer.
+        the tokens, and else a part of each expert. Experts that run one by one take the host's
+        launches if these are longer: the host reads how many tokens each has, so that it starts
+        when the GPU is done with what came before.
         """
         model, config, traffic = self.model, self.config, self.traffic
         parallel, chosen, inner = (
@@ -380,11 +408,9 @@ class _TrainingPass:
         )
         rate = self.gpu.matmul_flops(self.precision) * share * rows / (rows + half)
         work_s = self.products * 2.0 * routed * model.expert_parameters / rate
-        if not config.grouped_experts:
-            operations = ADAPTED_EXPERT_OPERATIONS if config.lora else EXPERT_OPERATIONS
-            work_s = np.maximum(
-                work_s, self.sweeps * model.experts / parallel * operations * HOST_LAUNCH_S
-            )
+        work_s = np.maximum(
+            work_s, experts_host_s(model, config, self.gpu, self.backward) / self.gpu.host_speed
+        )
         router_s = (
             self.sweeps
             * 2.0
@@ -440,13 +466,14 @@ class _TrainingPass:
             )
         return total
 
-    def head_s(self) -> Floats:
+    def head_s(self, sequences: Floats | float) -> Floats:
         """Return the seconds of the output head and of log-probs, which nothing repeats."""
         vocab, logits = self.model.vocab, LOGITS[self.config.logits_by]
         product_s = self.product_s(_Matrices(self.model.hidden, (vocab,)), "bf16")
         products: float = 3 - self.config.lora if self.backward else 1
         if self.backward and logits.fp32_products:  # the logits are computed again
             products = 2 + logits.fp32_products / FP32_SHARE
-        moved = (logits.forward + logits.backward * self.backward) * vocab * self.tokens
+        of_gradient = logits.backward + logits.of_sequence * sequences
+        moved = (logits.forward + of_gradient * self.backward) * vocab * self.tokens
         moved = moved / self.config.tensor_parallel
         return products * product_s + moved / (self.gpu.memory_bytes_per_s * MEMORY_SHARE)

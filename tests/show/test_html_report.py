@@ -455,7 +455,7 @@ def test_every_input_has_a_kind_and_a_source(compared):
 def test_switches_among_the_inputs_are_on_or_off(compared):
     (run, *_) = find(compared).runs
     shown = {each.name: each.value for each in inputs(run.result.metadata)}
-    assert shown["training.grouped_experts"] == "on" and shown["training.lora"] == "off"
+    assert shown["training.gather_overlap"] == "on" and shown["training.lora"] == "off"
     assert {"True", "False"}.isdisjoint(shown.values())
 
 

@@ -9,14 +9,16 @@ from simrl.errors import InputError
 from simrl.profile.hardware import GPUS, LINK_SHARE
 from simrl.profile.model_shape import MODELS, ModelShape
 from simrl.scenario.model import Scenario
+from simrl.simulate.modelled import not_modelled
 from simrl.simulate.prepare import prepare
 from simrl.simulate.training_checks import require_parallelism
 from simrl.training.config import TrainingConfig
 from simrl.training.costs import TrainingCosts
-from simrl.training.weight_sync import RESHARDED_TENSOR_S
+from simrl.training.weight_sync import TENSOR_S
 
 MODEL, H100 = MODELS["qwen3-30b-a3b"], GPUS["h100"]
-QUIET = H100.model_copy(update={"link_bytes_per_s": 1e30, "network_bytes_per_s": 1e30})
+SILENT = {"link_bytes_per_s": 1e30, "network_bytes_per_s": 1e30}
+QUIET = H100.model_copy(update=SILENT)
 LENGTHS = np.full(64, 4096)
 ROUTED = 48 * 128 * 3 * 2048 * 768  # weights of the routed experts
 DENSE = {
@@ -57,6 +59,42 @@ def test_tokens_go_to_their_experts_and_back_over_the_link_in_a_node_and_over_th
         )  # 4 micro-batches a rank
 
 
+@pytest.mark.parametrize(
+    ("gpu", "sharding", "grouped"),
+    [
+        ("h100", "fsdp", True),
+        ("b200", "fsdp", True),
+        ("a100", "fsdp", False),
+        ("a100", "optimizer", True),
+    ],
+)
+def test_experts_are_one_product_where_the_trainer_or_pytorch_has_a_kernel_for_the_gpu(
+    gpu, sharding, grouped
+):
+    few = np.full(8, 512)
+    usual, one, loop = (
+        update_s(
+            gpu=GPUS[gpu].model_copy(update=SILENT),
+            sharding=sharding,
+            lengths=few,
+            grouped_experts=choice,
+        )
+        for choice in (None, True, False)
+    )
+    assert usual == one if grouped else one < usual
+    assert usual < loop, "PyTorch's own fallback has fewer operations than a loop of Python"
+
+
+def test_experts_that_run_one_by_one_add_their_launches_to_those_of_the_layers():
+    few = np.full(8, 64)
+    alone, grouped = (
+        update_s(gpu=QUIET, lengths=few, sharding="fsdp", grouped_experts=choice)
+        for choice in (False, True)
+    )
+    one_by_one_s = 48 * 128 * (2 * 8 * 24e-6 + 16 * 17e-6)
+    assert alone - grouped == pytest.approx(one_by_one_s, rel=0.02)
+
+
 def test_the_busiest_gpu_of_those_that_divide_the_experts_makes_all_wait():
     balanced, uneven = (update_s(expert_parallel=8, expert_imbalance=n) for n in (1.0, 1.5))
     assert 1.15 * balanced < uneven < 1.5 * balanced
@@ -80,7 +118,7 @@ def test_experts_of_more_unequal_load_than_can_be_are_refused(given, line):
 
 def test_the_tensors_of_experts_are_handed_over_by_every_trainer():
     own, shared = costs().after(0), costs(switch=True).after(0)
-    assert dict(own)["publish"] > RESHARDED_TENSOR_S * 48 * 128 * 3 < dict(shared)["switch"]
+    assert dict(own)["publish"] > TENSOR_S * 48 * 128 * 3 < dict(shared)["switch"]
 
 
 def test_ranks_that_divide_experts_wait_for_each_other_in_every_micro_batch():
@@ -131,7 +169,7 @@ def test_all_tokens_pass_shared_experts_and_the_first_layers_have_a_plain_mlp():
 
 def test_experts_tensors_are_handed_over_one_by_one_where_rollout_runs_on_the_same_gpus():
     after = dict(costs(switch=True).after(0))["switch"] - costs(switch=True).switch_s
-    assert after == pytest.approx(RESHARDED_TENSOR_S * 48 * 128 * 3)
+    assert after == pytest.approx(TENSOR_S * 48 * 128 * 3)
     measured = costs(
         switch=True, switch_s=0.0, switch_transfer_s=0.0
     )  # the phases of a log have it
@@ -242,3 +280,13 @@ def test_latent_attention_multiplies_its_own_matrices():
     assert latent.attention_parameters < plain.attention_parameters
     assert update_s(model=latent, **of) < update_s(model=plain, **of)
     assert replace(costs(model=latent), gpus=64).state_bytes > 0
+
+
+def test_training_of_layers_with_a_fixed_state_is_an_estimate_that_says_what_it_leaves_out(
+    scenario,
+):
+    words = "the recurrence of layers with a fixed state in training, beside their projections"
+    plain = prepare(scenario)
+    hybrid = replace(plain, model=MODELS["qwen3.5-35b-a3b"])
+    assert words not in not_modelled(plain) and words in not_modelled(hybrid)
+    assert hybrid.training_costs(2).sweep_s(LENGTHS, 3) > 0

@@ -89,7 +89,13 @@ def sweep_figure(
         y = next((key for key in varied if key not in (x, "system.name")), None)
     rest = [key for key in varied if key not in (x, y)]
     groups = grouped(
-        (", ".join(f"{_prefix(key)}{shown_value(row[key])}" for key in rest), row) for row in rows
+        (
+            ", ".join(
+                ("" if key == "system.name" else f"{key}=") + shown_value(row[key]) for key in rest
+            ),
+            row,
+        )
+        for row in rows
     )
     if y is None:
         return _lines(groups, x, values[x], value)
@@ -98,10 +104,6 @@ def sweep_figure(
             f"{len(groups)} panels, one each of {', '.join(rest)}: more than {MOST_PANELS}; choose x and y, or rows"
         )
     return _maps(groups, x, y, values, value)
-
-
-def _prefix(key: str) -> str:
-    return "" if key == "system.name" else f"{key}="
 
 
 def _labels(values: Sequence[Any]) -> list[str]:

@@ -438,7 +438,10 @@ def _of_end(end: End, choice: Option) -> str:
         if end.rival is None:
             won = "still wins, as nothing else keeps the limits"
         elif end.lead < RATIO_ERROR:
-            won = f"is level with {_name(end.rival)}{_hardly_ahead(end.lead)}"
+            less = f" ({end.lead:.1%} ahead, less than simrl's own error)" * (
+                end.lead >= LEAST_LEAD
+            )
+            won = f"is level with {_name(end.rival)}{less}"
         else:
             won = f"still wins, by {end.lead:.1%} over {_name(end.rival)}"
         return f"{at} the choice {won}{left_out}"
@@ -463,11 +466,6 @@ def _ahead(lead: float) -> str:
     """Return a lead over the choice in words."""
     small = ", less than simrl's own error" if lead < RATIO_ERROR else ""
     return f"ahead by {lead:.1%}{small}" if lead >= LEAST_LEAD else "level with the choice"
-
-
-def _hardly_ahead(lead: float) -> str:
-    """Return a lead below simrl's own error in parentheses; nothing if it is shown as 0.0%."""
-    return "" if lead < LEAST_LEAD else f" ({lead:.1%} ahead, less than simrl's own error)"
 
 
 def _percent(factor: float) -> str:

@@ -425,7 +425,7 @@ def _count_responses(
             values["response_tokens"], values["response_ids"] = counted
         return
     masks = [values.pop("mask", None) for values in every]
-    noted[turns.AGENTS] += sum(map(turns.is_agents, texts))
+    noted[turns.AGENTS] += sum(any(call in text for call in turns.CALLS) for text in texts)
     unmasked = [text if mask is None else "" for text, mask in zip(texts, masks, strict=True)]
     counted_turns = _turns_of_texts(unmasked, counter)
     for values, mask, (of_response, ids) in zip(every, masks, counted_turns, strict=True):
@@ -453,10 +453,13 @@ def _turns_of_texts(
 
 
 def _prompt_id(row: Mapping[str, Any], column: str, place: str) -> Any:
-    def fits(value: Any) -> bool:
-        return type(value) in (int, str, bytes) and value != ""
-
-    return rows.checked(row, column, place, fits, "a whole number or text")
+    return rows.checked(
+        row,
+        column,
+        place,
+        lambda value: type(value) in (int, str, bytes) and value != "",
+        "a whole number or text",
+    )
 
 
 def _finish_reason(row: Mapping[str, Any], column: str, place: str) -> str | None:

@@ -170,11 +170,6 @@ def _opens(kinds: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(f"(?P<{kind}>{CONTEXT[kind][0]})" for kind in kinds))
 
 
-def is_agents(text: str) -> bool:
-    """Return whether a response looks like an agent's."""
-    return any(call in text for call in CALLS)
-
-
 def several(
     observed: Sequence[Sequence[int] | None], told_by: str, timed: bool = False
 ) -> list[str]:

@@ -208,7 +208,7 @@ def _forget_drafts(request: Request) -> None:
 @inlined
 def _ask_for(r: Requests, t: Totals, slot: int, prompt_key: int, shared_tokens: int) -> None:
     """Let a new request find its prompt, and what it left here before."""
-    q, most = r[slot], (shared_tokens - 1) // t.block_size
+    q, most = r[slot], (shared_tokens - t.last_apart) // t.block_size
     if prompt_key >= 0 and shared_tokens >= t.block_size:
         node = node_of(r, PROMPT, prompt_key)
         if node < 0 and t.n_spare > 0:
@@ -337,17 +337,31 @@ def make_room(r: Requests, t: Totals, blocks: int, cause: int) -> None:
         free(r, t, slot, cause)
 
 
+@inlined
+def places(t: Totals) -> int:
+    """Return the requests that have a place in the pass to come."""
+    return t.n_running + t.leaving_places
+
+
 @lean
-def admissible(r: Requests, t: Totals, limits: Limits, budget: int) -> int:
+def reserved_alone(request: Request, limits: Limits) -> float:
+    """Return the blocks that SGLang reserves for the tokens that a request may generate yet."""
+    tokens = min(max(limits.max_new_tokens - request.generated, 0), limits.clip_max_new_tokens)
+    return limits.full_groups * tokens / limits.block_size
+
+
+@lean
+def admissible(r: Requests, t: Totals, limits: Limits, budget: int, reserved: float) -> int:
     """Return the tokens of the first waiting request that may start now; 0 if it has to wait on.
 
     All its known tokens must fit the blocks that are free or held (its own among them), though only
     a chunk may start (vLLM's `scheduler_reserve_full_isl`, on by default): else requests that come
-    back with long prefixes evict one another.
+    back with long prefixes evict one another. Under SGLang's rule, so must what it may generate
+    beside the `reserved` blocks, unless the engine is empty; if that fails, it is full.
     """
     if t.n_waiting == 0 or t.admitting == 0:
         return 0
-    if t.n_running + t.leaving_places >= limits.max_num_seqs:
+    if places(t) >= limits.max_num_seqs:
         return 0
     slot = r[t.waiting_head].waiting
     if limits.async_scheduling and r[slot].seen_at > t.passes:
@@ -368,6 +382,11 @@ def admissible(r: Requests, t: Totals, limits: Limits, budget: int) -> int:
     elif t.prefix_caching == 1:
         hit_blocks = r[slot].blocks
         free_blocks -= held_alone(r, slot)
-    if blocks_to_start(known, limits) - hit_blocks > free_blocks:
+    need = blocks_to_start(known, limits) - hit_blocks
+    if limits.sglang and t.n_running > 0:
+        if need + 1 + reserved_alone(r[slot], limits) + reserved >= free_blocks:
+            t.full_at = places(t)
+            return 0
+    elif need > free_blocks:
         return 0
     return min(known - computed, budget)

@@ -129,7 +129,7 @@ class Fleet:
         t["bandit_key"][:] = np.repeat(np.array(keys), limits.dp)
         t["block_size"][:], t["prefix_caching"][:] = limits.block_size, limits.prefix_caching
         t["async_scheduling"][:] = limits.async_scheduling
-        t["token_ratio"][:], t["last_apart"][:] = limits.start_ratio, not limits.sglang
+        t["last_apart"][:] = not limits.sglang
         t["hold_paused"][:] = (
             not limits.prefix_caching if limits.hold_paused is None else limits.hold_paused
         )

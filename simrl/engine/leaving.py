@@ -43,7 +43,8 @@ from simrl.profile.compiled import inlined, lean, lean_kernel
 @lean
 def preempt_last(r: Requests, t: Totals, cause: int) -> None:
     """Preempt the youngest running request: it gives its blocks back and waits, first in line, to
-    recompute its cache. One that stopped in the pass in flight, or was aborted, is gone."""
+    recompute its cache; SGLang keeps what it had when it started, and lets it wait last. One that
+    stopped in the pass in flight, or was aborted, is gone."""
     last = t.n_leaving - 1
     while last >= 0 and r[last].leaving_at == NO_PLACE:
         last -= 1
@@ -59,6 +60,12 @@ def preempt_last(r: Requests, t: Totals, cause: int) -> None:
         t.n_once_more -= 1
         r[slot].once_more = 0
         _leave_now(r, t, slot)
+        return
+    if cause == PREEMPTED and t.last_apart == 0:
+        r[slot].reached = max(r[slot].reached, r[slot].computed)
+        r[slot].computed = min(r[slot].computed, r[slot].kept)
+        free(r, t, slot, cause)
+        queue_up(r, t, slot)
         return
     free(r, t, slot, cause)
     t.waiting_head = waiting_at(r, t, -1)

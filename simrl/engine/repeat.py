@@ -11,7 +11,6 @@ from simrl.engine.cost import end_of_stretch
 from simrl.engine.drafts import drafts_now, heed_gate
 from simrl.engine.leaving import stop
 from simrl.engine.requests import admissible, make_room, more_blocks
-from simrl.engine.sglang import may_prefill, rest
 from simrl.engine.state import NEVER, PREEMPTED, Engines, Limits, Requests, Totals
 from simrl.profile.compiled import inlined, lean
 from simrl.profile.profile import Tables
@@ -75,16 +74,17 @@ def _sure_passes(r: Requests, t: Totals, limits: Limits, scratch: Ints) -> int:
     late = limits.async_scheduling and t.n_waiting > 0
     if late and r[r[t.waiting_head].waiting].seen_at > t.passes:
         return 0  # the first came too late for the pass to come, but not for the one after
-    if limits.sglang and may_prefill(r, t, limits):
-        return 0
-    if not limits.sglang and admissible(r, t, limits, limits.max_num_batched_tokens - n, 0.0) > 0:
+    if admissible(r, t, limits, limits.max_num_batched_tokens - n) > 0:
         return 0
     if limits.window_groups > 0 and t.n_waiting > 0 and n < limits.max_num_seqs:
         return 0  # what leaves the windows may let it start
     passes, lengths = NEVER, n
     for i in range(n):
         q = r[r[i].running]
-        if q.generated == 0 or q.prompt + q.generated - q.computed != 1 or q.rejected > 0:
+        decodes = q.prompt + q.generated - q.computed == 1 and (
+            q.complete == 1 or not limits.sglang
+        )
+        if q.generated == 0 or not decodes or q.rejected > 0:
             return 0
         passes = min(passes, min(q.stop_at, q.watch_at) - q.generated)
         lengths += q.computed
@@ -126,8 +126,6 @@ def repeat(
         batch = t.n_running
         _repeat(r, t, limits, passes, end_s)
         stop(r, t)
-        if limits.sglang:
-            rest(t, limits)
         if d is not None:
             speculates = gate_opens(d.rule, d.gate_batch, t, batch)
             heed_gate(r, t, d, passes, batch, speculates)

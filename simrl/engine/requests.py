@@ -41,6 +41,9 @@ from simrl.engine.state import (
 from simrl.profile.compiled import inlined, lean, lean_kernel
 from simrl.speculation.decoding import NONE, Records
 
+# SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR and SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS
+LEAST_OF_RATIO, DECAY_PASSES = 0.14, 600
+
 
 @lean
 def blocks_of(tokens: int, block_size: int) -> int:
@@ -124,7 +127,10 @@ def waiting_at(r: Requests, t: Totals, place: int) -> int:
 
 @lean
 def queue_up(r: Requests, t: Totals, slot: int) -> None:
-    """Append a request to the queue."""
+    """Append a request to the queue. An idle SGLang takes its ratio of the start again."""
+    if t.n_running + t.n_waiting == 0:
+        t.token_ratio = 0.0
+        t.decays = 0
     r[waiting_at(r, t, t.n_waiting)].waiting = slot
     r[slot].seen_at = t.passes + 1
     r[slot].status = WAITING
@@ -237,6 +243,8 @@ def admit(r: Requests, t: Totals) -> int:
     t.n_waiting -= 1
     r[t.n_running].running = slot
     t.n_running += 1
+    t.full_at = 0
+    r[slot].kept = known_tokens(r[slot])
     if r[slot].status == WAITING:  # else it was aborted since
         r[slot].status = RUNNING
     release(r, t, slot)
@@ -337,31 +345,43 @@ def make_room(r: Requests, t: Totals, blocks: int, cause: int) -> None:
         free(r, t, slot, cause)
 
 
-@inlined
-def places(t: Totals) -> int:
-    """Return the requests that have a place in the pass to come."""
-    return t.n_running + t.leaving_places
-
-
 @lean
-def reserved_alone(request: Request, limits: Limits) -> float:
-    """Return the blocks that SGLang reserves for the tokens that a request may generate yet."""
+def _to_come(request: Request, limits: Limits) -> float:
+    """Return the blocks of the tokens that a request may generate yet, as SGLang clips them."""
     tokens = min(max(limits.max_new_tokens - request.generated, 0), limits.clip_max_new_tokens)
     return limits.full_groups * tokens / limits.block_size
 
 
 @lean
-def admissible(r: Requests, t: Totals, limits: Limits, budget: int, reserved: float) -> int:
+def _reserved_blocks(r: Requests, t: Totals, limits: Limits) -> float:
+    """Return the blocks that the running requests are taken to need: a share of what is to come,
+    which decays; all of it of those whose context is computed in the pass to come."""
+    least, blocks = LEAST_OF_RATIO * limits.start_ratio, 0.0
+    ratio = t.token_ratio if t.token_ratio > 0 else limits.start_ratio
+    if t.decays > 0:
+        ratio = max(ratio - t.decays * (limits.start_ratio - least) / DECAY_PASSES, least)
+    for i in range(t.n_running):
+        q = r[r[i].running]
+        if q.scheduled == 0:
+            blocks += ratio * _to_come(q, limits)
+        else:
+            blocks += 1 + _to_come(q, limits) * (q.computed + q.scheduled == known_tokens(q))
+    return blocks
+
+
+@lean
+def admissible(r: Requests, t: Totals, limits: Limits, budget: int) -> int:
     """Return the tokens of the first waiting request that may start now; 0 if it has to wait on.
 
     All its known tokens must fit the blocks that are free or held (its own among them), though only
     a chunk may start (vLLM's `scheduler_reserve_full_isl`, on by default): else requests that come
-    back with long prefixes evict one another. Under SGLang's rule, so must what it may generate
-    beside the `reserved` blocks, unless the engine is empty; if that fails, it is full.
+    back with long prefixes evict one another. Under SGLang's rule (`engine.sglang`), so must what it
+    may generate, beside the reserved blocks, unless nothing runs.
     """
     if t.n_waiting == 0 or t.admitting == 0:
         return 0
-    if places(t) >= limits.max_num_seqs:
+    places = t.n_running + t.leaving_places
+    if places >= limits.max_num_seqs or 0 < t.full_at <= places:
         return 0
     slot = r[t.waiting_head].waiting
     if limits.async_scheduling and r[slot].seen_at > t.passes:
@@ -383,10 +403,11 @@ def admissible(r: Requests, t: Totals, limits: Limits, budget: int, reserved: fl
         hit_blocks = r[slot].blocks
         free_blocks -= held_alone(r, slot)
     need = blocks_to_start(known, limits) - hit_blocks
+    fits = need <= free_blocks
     if limits.sglang and t.n_running > 0:
-        if need + 1 + reserved_alone(r[slot], limits) + reserved >= free_blocks:
-            t.full_at = places(t)
-            return 0
-    elif need > free_blocks:
+        reserved = _to_come(r[slot], limits) + 1 + _reserved_blocks(r, t, limits)
+        fits = need + reserved < free_blocks
+        t.full_at = 0 if fits else places
+    if not fits:
         return 0
     return min(known - computed, budget)

@@ -224,7 +224,8 @@ class Totals(PassWork, Gauges, CacheTotals, Spent):
     padding: int
     # SGLang's: admission is over until fewer requests than this run (0: it is not) …
     full_at: int
-    token_ratio: float  # … share of the tokens to come that running ones are taken to generate …
+    # … share of the tokens to come that running ones are taken to generate, 0: that of the start …
+    token_ratio: float
     decays: int  # … and passes that decoded since it was set
     free_blocks: int
     held_blocks: int
@@ -309,7 +310,6 @@ class Limits(NamedTuple):
     max_new_tokens: int = 0
     clip_max_new_tokens: int = 4096
     start_ratio: float = 0.7
-    longest_prefix_first: bool = False
 
     @property
     def kv_tokens(self) -> int:

@@ -44,17 +44,8 @@ from simrl.engine.requests import (
     known_tokens,
     make_room,
     more_blocks,
-    places,
-    reserved_alone,
 )
-from simrl.engine.sglang import (
-    is_partial,
-    keep_room,
-    may_prefill,
-    reserved_blocks,
-    rest,
-    sort_by_prefix,
-)
+from simrl.engine.sglang import keep_room
 from simrl.engine.state import (
     MOVED,
     NEVER,
@@ -111,7 +102,7 @@ def step(e: Engines, first: int, tables: Tables, limits: Limits, d: Decoding | N
         else:
             _account(r, t, seconds)
         stopping = _advance(r, t, d, drafted)
-        if limits.sglang and t.prefix_caching == 1 and t.prefill > 0:
+        if limits.sglang and t.prefix_caching == 1:
             for i in range(t.n_running):
                 if r[r[i].running].covering == 1:
                     share(r, t, r[i].running)
@@ -123,8 +114,6 @@ def step(e: Engines, first: int, tables: Tables, limits: Limits, d: Decoding | N
         t.n_stopped, batch = 0, t.n_running
         if stopping or t.n_once_more > 0:
             stop(r, t)
-        if limits.sglang:
-            rest(t, limits)
         if d is not None and not d.rule.decoupled:
             heed_gate(r, t, d, passes, batch, speculates)
 
@@ -142,8 +131,17 @@ def _schedule(
     """Set the tokens that each request has in the pass to come, and its work; vLLM's `schedule()`.
     Return whether there is anything to compute: decoupled, all may wait for the drafter."""
     r, t = e.requests[row], e.totals[row]
-    budget, preempted = limits.max_num_batched_tokens, False
+    i, budget, closed = 0, limits.max_num_batched_tokens, False
+    counts_flying = limits.async_scheduling and limits.window_groups > 0
     _start_counting(t)
+    if limits.sglang and t.n_running > 0 and r[r[t.n_running - 1].running].complete == 0:
+        i = t.n_running - 1  # the rest of its context, alone
+    elif limits.sglang:
+        _admit_waiting(r, t, limits, budget, 0)
+        if t.query > 0:
+            return True
+        keep_room(r, t, limits, d is not None)
+        budget, closed = NEVER, True
     works, all_draft, n, drafting = d is None, False, t.n_running, t.n_running
     if d is not None:
         # Arrays of the loop, by name: each use of a tuple's array counts its references.
@@ -156,16 +154,8 @@ def _schedule(
                 meanwhile[HAVING, k] = 0
                 meanwhile[BEGINS, k] = 0
 
-    if limits.sglang:
-        if may_prefill(r, t, limits):
-            _prefill_alone(r, t, limits, e.scratch)
-            if t.query > 0:
-                return True
-        keep_room(r, t, limits, d is not None)
-        budget = NEVER
-
     # First, the running requests. All draft before any is preempted, or lacks room.
-    i = 0
+    drafting = max(drafting, i)
     while i < t.n_running and (budget > 0 or drafting < n):
         if d is not None and drafting < n and (drafting == i or all_draft or budget == 0):
             q = r[r[drafting].running]
@@ -198,15 +188,19 @@ def _schedule(
                 all_draft = True
                 continue
             while need > t.free_blocks and i < t.n_running:
-                preempted = True
+                closed = True
                 t.preemptions += 1
                 if d is not None and decoupled:
                     _draft_no_more(r[r[t.n_running - 1].running], t, meanwhile)
                 preempt_last(r, t, PREEMPTED)
             if i == t.n_running:  # it had to preempt itself
                 break
-        _take(q, t, limits, new, need)
-        if q.covering == 1:
+        t.free_blocks -= need
+        q.blocks += need
+        q.scheduled = new
+        if counts_flying:
+            q.in_flight = new
+        if q.covering == 1 and not limits.sglang:
             cover(r, t, slot, min(q.computed + new, known_tokens(q)))
         if q.drafted >= new and q.drafted > 0:
             q.drafted = min(q.drafted, new - 1)
@@ -216,8 +210,8 @@ def _schedule(
         i += 1
 
     # Next, the waiting requests.
-    if not preempted and budget > 0 and t.n_waiting > 0 and not limits.sglang:
-        _admit_waiting(r, t, limits, budget, i, 0.0)
+    if not closed and budget > 0 and t.n_waiting > 0:
+        _admit_waiting(r, t, limits, budget, i)
     if t.decoding > 0 and tables.straggler_sequences.shape[0] > 0:  # few profiles have it
         wait_for_stragglers(r, t, tables, e.scratch)
     return works or t.query > 0
@@ -297,50 +291,11 @@ def _draft_no_more(q: Request, t: Totals, meanwhile: Ints) -> None:
     q.may = begun
 
 
-@inlined
-def _take(q: Request, t: Totals, limits: Limits, new: int, need: int) -> None:
-    """Give a request `new` tokens of the pass, and the blocks that it needs for them."""
-    t.free_blocks -= need
-    q.blocks += need
-    q.scheduled = new
-    if limits.async_scheduling and limits.window_groups > 0:
-        q.in_flight = new
-
-
 @lean
-def _prefill_alone(r: Requests, t: Totals, limits: Limits, scratch: Ints) -> None:
-    """Schedule what SGLang computes of contexts in a pass: the rest of one, and waiting ones."""
-    n, budget, reserved = t.n_running, limits.max_num_batched_tokens, 0.0
-    if is_partial(r, t):
-        n -= 1
-        q = r[r[n].running]
-        new = min(known_tokens(q) - q.computed, budget)
-        need = more_blocks(q, q.computed + new, limits)
-        make_room(r, t, need, PREEMPTED)
-        if need > t.free_blocks:
-            return
-        if q.computed + new == known_tokens(q):
-            reserved += reserved_alone(q, limits)
-        reserved += 1
-        _take(q, t, limits, new, need)
-        q.drafted = 0
-        _count(q, t)
-        budget -= new
-    t.full_at = 0
-    if limits.longest_prefix_first:
-        sort_by_prefix(r, t, scratch)
-    reserved += reserved_blocks(r, t, limits, n)
-    _admit_waiting(r, t, limits, budget, 0, reserved)
-
-
-@lean
-def _admit_waiting(
-    r: Requests, t: Totals, limits: Limits, budget: int, scheduled: int, reserved: float
-) -> None:
-    """Start waiting requests, behind the `scheduled` running ones, within the budget of tokens, and
-    beside `reserved` blocks."""
+def _admit_waiting(r: Requests, t: Totals, limits: Limits, budget: int, scheduled: int) -> None:
+    """Start waiting requests, behind the `scheduled` running ones, within the budget of tokens."""
     while budget > 0:
-        new = admissible(r, t, limits, budget, reserved)
+        new = admissible(r, t, limits, budget)
         if new == 0:
             return
         padding = _padding(r, t, limits, scheduled) if t.padding > 0 else 0
@@ -355,11 +310,12 @@ def _admit_waiting(
             take_found(r, t, slot, known_tokens(q))
         need = more_blocks(q, q.computed + new, limits)
         make_room(r, t, need, PREEMPTED)
-        q.in_flight = 0
-        _take(q, t, limits, new, need)
+        t.free_blocks -= need
+        q.blocks += need
+        q.scheduled = new
+        q.in_flight = new if limits.async_scheduling and limits.window_groups > 0 else 0
         q.complete = 0
         q.gained = 0
-        q.kept = known_tokens(q)
         if q.covering == 1 and not limits.sglang:
             cover(r, t, slot, q.computed + new)
         q.proposed = 0
@@ -371,12 +327,6 @@ def _admit_waiting(
         q.may = 0
         _count(q, t)
         budget -= new
-        if limits.sglang:
-            whole = q.computed + new == q.kept
-            reserved += 1 + (reserved_alone(q, limits) if whole else 0.0)
-            if t.free_blocks + t.held_blocks <= reserved:
-                t.full_at = places(t)
-                return
 
 
 @inlined

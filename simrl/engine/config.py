@@ -24,7 +24,6 @@ class EngineConfig(BaseModel):
         "chunked_prefill_size": "it is engine.max_num_batched_tokens: {}",
         "page_size": "it is engine.block_size: {}",
         "mem_fraction_static": "it is engine.gpu_memory_utilization: {}, with engine.reserve_bytes: 0",
-        "schedule_policy": "requests start first come first served (fcfs, SGLang's default); leave it out",
     }
 
     preset: str | dict[str, Any] | None = Field(
@@ -47,6 +46,11 @@ class EngineConfig(BaseModel):
     )
     block_size: int = Field(
         default=16, gt=0, le=10**6, description="tokens of a block of the KV cache"
+    )
+    schedule_policy: Literal["fcfs", "lpm"] = Field(
+        default="fcfs",
+        description="SGLang: requests start first come first served, or, of up to 128 waiting ones, "
+        "the one that finds most of its context in the cache first",
     )
     schedule_conservativeness: float = Field(
         default=1.0,

@@ -78,13 +78,8 @@ def new_node(r: Requests, t: Totals, kind: int, key: int, blocks: int) -> int:
     n.node_key = key
     n.node_blocks = blocks
     n.node_most = blocks
-    n.node_refs = 0
-    n.node_held = 0
-    n.node_users = 0
     n.node_prompt = -1
-    n.node_dead = 0
-    n.node_copy = 0
-    n.node_next = 0
+    n.node_refs = n.node_held = n.node_users = n.node_dead = n.node_copy = n.node_next = 0
     if key >= 0:
         _enter(r, node)
     return node
@@ -315,13 +310,11 @@ def cover(r: Requests, t: Totals, slot: int, tokens: int) -> None:
 def share(r: Requests, t: Totals, slot: int) -> None:
     """Let others find what a request has computed of its prompt in the pass that is over, as in
     SGLang: what others have computed in it, too, is kept once."""
-    q = r[slot]
-    prompt, had = q.prompt_node, q.shared
-    before = r[prompt].node_blocks
-    q.shared = min(q.computed // t.block_size, r[prompt].node_most)
-    q.covering = q.shared < r[prompt].node_most
-    r[prompt].node_blocks = max(before, q.shared)
-    t.free_blocks += max(min(before, q.shared) - had, 0)
+    q, node = r[slot], r[r[slot].prompt_node]
+    had, q.shared = q.shared, min(q.computed // t.block_size, node.node_most)
+    q.covering = q.shared < node.node_most
+    t.free_blocks += max(min(node.node_blocks, q.shared) - had, 0)
+    node.node_blocks = max(node.node_blocks, q.shared)
 
 
 @inlined

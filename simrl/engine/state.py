@@ -304,12 +304,14 @@ class Limits(NamedTuple):
     window_groups: int = 0
     window_tokens: int = 0
     state_blocks: int = 0
-    # With `sglang`, `engine.sglang` says who runs: most tokens of a response, of these the most
-    # that admission reserves, and the share of these at the start
+    # With `sglang`, prompts go first and alone, and admission keeps room for what is generated: the
+    # most tokens of a response, of these the most that count, the share of these at the start, and
+    # whether who finds most of its context starts first
     sglang: bool = False
     max_new_tokens: int = 0
     clip_max_new_tokens: int = 4096
     start_ratio: float = 0.7
+    longest_prefix_first: bool = False
 
     @property
     def kv_tokens(self) -> int:

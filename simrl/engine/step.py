@@ -33,7 +33,7 @@ from simrl.engine.drafts import (
     take_window,
     will_draft,
 )
-from simrl.engine.leaving import know_all, let_leave, preempt_last, stop
+from simrl.engine.leaving import keep_room, know_all, let_leave, preempt_last, stop
 from simrl.engine.prefix_cache import cover, find, held_alone, share, take_found
 from simrl.engine.requests import (
     admissible,
@@ -45,7 +45,6 @@ from simrl.engine.requests import (
     make_room,
     more_blocks,
 )
-from simrl.engine.sglang import keep_room
 from simrl.engine.state import (
     MOVED,
     NEVER,
@@ -102,10 +101,6 @@ def step(e: Engines, first: int, tables: Tables, limits: Limits, d: Decoding | N
         else:
             _account(r, t, seconds)
         stopping = _advance(r, t, d, drafted)
-        if limits.sglang and t.prefix_caching == 1:
-            for i in range(t.n_running):
-                if r[r[i].running].covering == 1:
-                    share(r, t, r[i].running)
         let_leave(r, t)
         passes = int(works)
         t.passes += passes
@@ -220,25 +215,11 @@ def _schedule(
 @inlined
 def _start_counting(t: Totals) -> None:
     """Set the work of the pass to none."""
-    t.query = 0
-    t.sampled = 0
-    t.prefill = 0
-    t.prefill_work = 0.0
-    t.decoding = 0
-    t.decode_kv = 0
-    t.drafted = 0
-    t.accepted = 0
-    t.proposing = 0
-    t.levels = 0
-    t.proposed = 0
-    t.proposed_drafted = 0
-    t.proposed_accepted = 0
-    t.modelled = 0
-    t.modelled_accepted = 0
-    t.flying = 0
-    t.draft_s = 0.0
-    t.straggler_s = 0.0
-    t.straggler_of_all_s = 0.0
+    t.query = t.sampled = t.prefill = t.decoding = t.decode_kv = 0
+    t.drafted = t.accepted = t.proposing = t.levels = t.flying = 0
+    t.proposed = t.proposed_drafted = t.proposed_accepted = 0
+    t.modelled = t.modelled_accepted = 0
+    t.prefill_work = t.draft_s = t.straggler_s = t.straggler_of_all_s = 0.0
 
 
 @lean
@@ -448,6 +429,8 @@ def _advance(r: Requests, t: Totals, d: Decoding | None, drafted: int) -> bool:
         q.gained = 0
         q.rejected = 0
         q.computed += new
+        if t.last_apart == 0 and q.covering == 1:
+            share(r, t, r[i].running)
         if q.computed == known_tokens(q) + q.drafted:
             accepted = q.accepted
             if q.old_tokens > 0 and q.drafted == 0:

@@ -89,7 +89,12 @@ def engine_limits(
         "reserve_bytes (activations, CUDA graphs of plain decoding, buffers)": engine.reserve_bytes,
     }
     if sglang and model.linear_layers:
-        engine = _with_state_slots(engine, deployment, parts, prefix_caching)
+        left = gpu.memory_bytes * engine.gpu_memory_utilization - sum(parts.values())
+        state_bytes = model.state_bytes / deployment.tp
+        slots = _state_slots(engine, left, state_bytes)
+        parts[f"{slots} states of sequences"] = (slots + 1) * state_bytes
+        most = min(engine.max_num_seqs, slots // (STATES_OF_SEQUENCE if prefix_caching else 1))
+        engine = engine.model_copy(update={"max_num_seqs": most})
     if engine.kv_cache_tokens:
         blocks = engine.kv_cache_tokens // groups.block_size * share
     else:
@@ -116,10 +121,11 @@ def engine_limits(
         max_new_tokens=trace.metadata.cap_tokens,
         clip_max_new_tokens=engine.clip_max_new_tokens,
         start_ratio=min(NEW_TOKEN_RATIO * cautious, 1.0),
+        longest_prefix_first=sglang and prefix_caching and engine.schedule_policy == "lpm",
     )
     if model.linear_layers or not is_plain(limits):
         limits, kind = (
-            limits._replace(prefix_caching=False),
+            limits._replace(prefix_caching=False, longest_prefix_first=False),
             "states" if model.linear_layers else "windows",
         )
         refuse(
@@ -152,26 +158,18 @@ def engine_limits(
     return limits
 
 
-def _with_state_slots(
-    engine: EngineConfig, deployment: Deployment, parts: dict[str, float], radix_cache: bool
-) -> EngineConfig:
-    """Return an SGLang engine that runs as many sequences as it has memory for their states, and
-    add these to the parts. A state more pads its pool."""
-    model, gpu, ratio = deployment.model, deployment.gpu, engine.mamba_full_memory_ratio
-    state_bytes = model.state_bytes / deployment.tp
-    left = gpu.memory_bytes * engine.gpu_memory_utilization - sum(parts.values())
-    fitting = max(int(left * ratio / (1 + ratio) / state_bytes) - 1, 0)
-    slots = engine.max_mamba_cache_size or fitting
-    parts[f"{slots} states of linear layers"] = (slots + 1) * state_bytes
-    most = slots // (STATES_OF_SEQUENCE if radix_cache else 1)
-    refuse(
-        (
-            most == 0,
-            f"{model.name}: the memory for states, {left * ratio / (1 + ratio) / GIB:.1f} GiB of a {gpu.name}, "
-            f"holds {slots} states of {state_bytes / GIB:.2f} GiB; raise engine.mamba_full_memory_ratio, or use a larger tp",
+def _state_slots(engine: EngineConfig, left: float, state_bytes: float) -> int:
+    """Return the states for which SGLang has memory, of `left` bytes for them and KV. One more pads
+    the pool."""
+    share = engine.mamba_full_memory_ratio / (1 + engine.mamba_full_memory_ratio)
+    slots = engine.max_mamba_cache_size or int(share * left / state_bytes) - 1
+    if slots < STATES_OF_SEQUENCE:
+        raise InputError(
+            f"{left * share / GIB:.1f} GiB a GPU are left for states of {state_bytes / GIB:.2f} GiB, of which SGLang gives a "
+            f"sequence {STATES_OF_SEQUENCE}; use a larger tp, or raise engine.mamba_full_memory_ratio",
+            cause="memory of a worker",
         )
-    )
-    return engine.model_copy(update={"max_num_seqs": min(engine.max_num_seqs, most)})
+    return slots
 
 
 def limits_in(groups: LayerGroups, blocks: int, model: ModelShape, engine: EngineConfig) -> Limits:

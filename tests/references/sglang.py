@@ -185,6 +185,8 @@ class SglangPlayer:
             if request.computed + tokens == request.known:
                 offset += self.to_come(request)
             budget -= tokens
+        if self.limits.longest_prefix_first and len(self.queue) <= 128:
+            self.queue.sort(key=lambda r: -min(len(self.radix.match(r.text(r.known))), r.known - 1))
         while budget > 0 and self.queue and not self.full:
             if len(self.running) >= self.limits.max_num_seqs:
                 break

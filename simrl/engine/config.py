@@ -31,11 +31,6 @@ class EngineConfig(BaseModel):
         description="preset of an engine, with the host's times and defaults: vllm-0.19, "
         "sglang-0.5 … (`simrl presets`), or your own file, my.toml",
     )
-    scheduler: Literal["vllm", "sglang"] = Field(
-        default="vllm",
-        description="whose rules say which requests a pass computes: vllm mixes prompts with decoding; sglang computes "
-        "prompts alone and first, reserves room for what is generated, and finds prompts by token (block_size is 1 unless set)",
-    )
     max_num_seqs: int = Field(
         default=256, gt=0, description="maximum number of sequences in a pass of one worker"
     )
@@ -46,30 +41,6 @@ class EngineConfig(BaseModel):
     )
     block_size: int = Field(
         default=16, gt=0, le=10**6, description="tokens of a block of the KV cache"
-    )
-    schedule_policy: Literal["fcfs", "lpm"] = Field(
-        default="fcfs",
-        description="SGLang: requests start first come first served, or, of up to 128 waiting ones, "
-        "the one that finds most of its context in the cache first",
-    )
-    schedule_conservativeness: float = Field(
-        default=1.0,
-        ge=0,
-        description="SGLang: factor on the share, 0.7 at first, of the tokens to come for which admission keeps room",
-    )
-    clip_max_new_tokens: int = Field(
-        default=4096,
-        gt=0,
-        description="SGLang: most tokens to come of a request that admission counts "
-        "(SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)",
-    )
-    mamba_full_memory_ratio: float = Field(
-        default=0.9,
-        gt=0,
-        description="SGLang: memory for the states of linear-attention layers, over the memory for KV",
-    )
-    max_mamba_cache_size: int | None = Field(
-        default=None, gt=0, description="SGLang: states for which there is memory, if it is known"
     )
     gpu_memory_utilization: float = Field(
         default=0.9,
@@ -105,6 +76,35 @@ class EngineConfig(BaseModel):
         default=None,
         description="reuse of KV cache blocks whose tokens are equal: shared prompts, turns, "
         "preempted requests (null: the system's setting, which is on except for areal)",
+    )
+    scheduler: Literal["vllm", "sglang"] = Field(
+        default="vllm",
+        description="whose rules say which requests a pass computes: vllm mixes prompts with decoding; sglang computes "
+        "prompts alone and first, reserves room for what is generated, and finds prompts by token (block_size is 1 unless set)",
+    )
+    schedule_policy: Literal["fcfs", "lpm"] = Field(
+        default="fcfs",
+        description="SGLang: requests start first come first served, or, of up to 128 waiting ones, "
+        "the one that finds most of its context in the cache first",
+    )
+    schedule_conservativeness: float = Field(
+        default=1.0,
+        ge=0,
+        description="SGLang: factor on the share, 0.7 at first, of the tokens to come for which admission keeps room",
+    )
+    clip_max_new_tokens: int = Field(
+        default=4096,
+        gt=0,
+        description="SGLang: most tokens to come of a request that admission counts "
+        "(SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)",
+    )
+    mamba_full_memory_ratio: float = Field(
+        default=0.9,
+        gt=0,
+        description="SGLang: memory for the states of linear-attention layers, over the memory for KV",
+    )
+    max_mamba_cache_size: int | None = Field(
+        default=None, gt=0, description="SGLang: states for which there is memory, if it is known"
     )
 
     @model_validator(mode="before")

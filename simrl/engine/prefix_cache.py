@@ -76,8 +76,7 @@ def new_node(r: Requests, t: Totals, kind: int, key: int, blocks: int) -> int:
     n = r[node]
     n.node_kind = kind
     n.node_key = key
-    n.node_blocks = blocks
-    n.node_most = blocks
+    n.node_blocks = n.node_most = blocks
     n.node_prompt = -1
     n.node_refs = n.node_held = n.node_users = n.node_dead = n.node_copy = n.node_next = 0
     if key >= 0:

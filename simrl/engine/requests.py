@@ -326,25 +326,27 @@ def make_room(r: Requests, t: Totals, blocks: int, cause: int) -> None:
 
 
 @lean
-def _to_come(request: Request, limits: Limits) -> float:
-    """Return the blocks of the tokens that a request may generate yet, as SGLang clips them."""
-    tokens = min(limits.max_new_tokens - request.generated, limits.clip_max_new_tokens)
+def _to_come(generated: int, limits: Limits) -> float:
+    """Return the blocks of the tokens that may follow `generated` ones, as SGLang clips them."""
+    tokens = min(limits.max_new_tokens - generated, limits.clip_max_new_tokens)
     return limits.full_groups * tokens / limits.block_size
 
 
 @lean
 def _reserved_blocks(r: Requests, t: Totals, limits: Limits, newcomer: Request) -> int:
     """Return the blocks beside a newcomer's context that SGLang wants to be free: for what is to
-    come of it, and of those whose context is computed in this pass, and a share, which decays with
+    come of it, for the whole cap of those whose context this pass ends, and for a share, which decays with
     the passes that decode, of what is to come of the others."""
-    least, blocks = LEAST_OF_RATIO * limits.start_ratio, 1 + _to_come(newcomer, limits)
+    least, blocks = LEAST_OF_RATIO * limits.start_ratio, 1 + _to_come(newcomer.generated, limits)
     ratio = t.token_ratio if t.token_ratio > 0 else limits.start_ratio
     if t.decays > 0:
         ratio = max(ratio - t.decays * (limits.start_ratio - least) / DECAY_PASSES, least)
     for i in range(t.n_running):
         q = r[r[i].running]
-        whole = q.computed + q.scheduled == known_tokens(q)
-        blocks += _to_come(q, limits) * (ratio if q.scheduled == 0 else whole) + (q.scheduled > 0)
+        if q.scheduled == 0:
+            blocks += ratio * _to_come(q.generated, limits)
+        else:  # generated tokens are not subtracted here
+            blocks += 1 + _to_come(0, limits) * (q.computed + q.scheduled == known_tokens(q))
     return int(blocks) + 1
 
 

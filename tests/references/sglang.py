@@ -163,6 +163,11 @@ class SglangPlayer:
         beside = sum(r.alone for r in self.running) + len(self.radix.nodes)
         self.radix.evict(max(beside - self.limits.kv_blocks, 0))
 
+    @property
+    def cap(self) -> int:
+        """Tokens for which a request keeps room in the pass that computes its context, whatever it has generated."""
+        return min(self.limits.max_new_tokens, self.limits.clip_max_new_tokens)
+
     def to_come(self, request: Request) -> int:
         most = max(self.limits.max_new_tokens - request.generated, 0)
         return min(most, self.limits.clip_max_new_tokens)
@@ -183,7 +188,7 @@ class SglangPlayer:
             plan.append((request, tokens))
             offset += 1
             if request.computed + tokens == request.known:
-                offset += self.to_come(request)
+                offset += self.cap
             budget -= tokens
         if self.limits.longest_prefix_first and len(self.queue) <= 128:
             self.queue.sort(key=lambda r: -min(len(self.radix.match(r.text(r.known))), r.known - 1))
@@ -209,7 +214,7 @@ class SglangPlayer:
             budget -= tokens
             offset += 1
             if found + tokens == request.known:
-                offset += self.to_come(request)
+                offset += self.cap
         return plan
 
     def decode(self) -> list[tuple[Request, int]]:

@@ -5,7 +5,7 @@
 `serving_measurements/` in the data folder has points by model, backend, tensor-parallel size, concurrency, prompt and output
 length. Each is predicted through the profile of its model, backend and size: with the project's own engine, as many clients
 each sending its next request when the last one ended (vLLM and TensorRT-LLM mix prefill into decode passes), or by SGLang's
-rule (prefill first, whole waves of requests; see `wave_tpot_s`). Profiles are kernels alone. The host time between two
+rule (prefill first, whole waves of requests: `engine.scheduler: sglang`). Profiles are kernels alone. The host time between two
 passes is two constants a backend, one a pass and one a sequence: set on half of that backend's points (a hash of their
 names) and judged on the other half. They are the host times of the presets in `SETS`. The files in `profiles/` serve where
 they fit; the others are derived, which needs aiconfigurator ('simrl[aiconfigurator]'): without it those points are listed
@@ -34,7 +34,7 @@ from simrl.engine.state import Limits
 from simrl.errors import InputError
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import MODELS
-from simrl.profile.profile import TableProfile, pass_s, read_profile
+from simrl.profile.profile import TableProfile, read_profile
 from simrl.profile.profilers import aiconfigurator
 from simrl.result.result import Lane
 from simrl.runtime.recorder import Recorder
@@ -201,16 +201,24 @@ def kv_blocks(point: Point) -> int:
     return int((memory - served.weight_bytes / point.dp) / token_bytes) // 16
 
 
-def closed_loop_tpot_s(point: Point, profile: TableProfile) -> float:
+def predict(point: Point, profile: TableProfile) -> float:
     """Return the mean TPOT over the requests of a closed loop in simrl's engine.
 
     Each client's first request is cut to another length, so that the clients are spread over a request's life, as the
-    measured times to first token say they were; it does not count.
+    measured times to first token say they were; it does not count. SGLang's clients are not spread: it computes all
+    waiting prompts before it decodes, so requests of one length run in waves.
     """
+    sglang = point.backend == "sglang"
     limits = Limits(1024, PASS_TOKENS, 16, kv_blocks(point))
+    if sglang:
+        limits = limits._replace(block_size=1, kv_blocks=16 * limits.kv_blocks, sglang=True)
+        limits = limits._replace(max_new_tokens=point.output_tokens)
     env = simpy.Environment()
     first = [
-        max(1, point.output_tokens * (i + 1) // point.concurrency) for i in range(point.concurrency)
+        point.output_tokens
+        if sglang
+        else max(1, point.output_tokens * (i + 1) // point.concurrency)
+        for i in range(point.concurrency)
     ]
     lengths = [tokens for own in first for tokens in (own, *[point.output_tokens] * (REQUESTS - 1))]
     responses = {uid: Response(tokens, 0.0) for uid, tokens in enumerate(lengths)}
@@ -233,24 +241,6 @@ def closed_loop_tpot_s(point: Point, profile: TableProfile) -> float:
         env.process(client(i))
     env.run()
     return float(np.mean(tpots))
-
-
-def wave_tpot_s(point: Point, profile: TableProfile) -> float:
-    """Return the TPOT by SGLang's rule. It prefills all waiting requests before it decodes, so requests of one length run in
-    waves: the first ones wait for the prefill of the others, then all decode together. A request waits for half of the prefill
-    passes."""
-    prompts = min(point.concurrency, max(1, PASS_TOKENS // point.prompt_tokens))  # of one pass
-    tokens, attended = prompts * point.prompt_tokens, prompts * point.prompt_tokens**2 / 2
-    prefill_s = pass_s(
-        profile.even, float(tokens), float(prompts), float(tokens), attended, 0.0, 0.0
-    )
-    waits = (math.ceil(point.concurrency / prompts) - 1) / 2
-    decode_s = profile.decode_s(point.concurrency, point.prompt_tokens + point.output_tokens / 2)
-    return decode_s + waits * prefill_s / (point.output_tokens - 1)
-
-
-def predict(point: Point, profile: TableProfile) -> float:
-    return (wave_tpot_s if point.backend == "sglang" else closed_loop_tpot_s)(point, profile)
 
 
 def host_times(points: list[Point], kernels_s: list[float]) -> tuple[float, float]:

@@ -233,6 +233,27 @@ def random_scenario(
     return Scenario(limits, tuple(samples), resets, draft_tokens, drafts)
 
 
+def sglang_scenario(seed: int, prefix_caching: bool) -> Scenario:
+    """Draw a scenario of an engine that schedules as SGLang, with a cache of one token a block."""
+    scenario = random_scenario(seed, prefix_caching, False)
+    rng = np.random.default_rng(10**6 + seed)
+    longest = max(
+        sample.prompt + sample.response + sum(turn.observation for turn in sample.turns)
+        for sample in scenario.samples
+    )
+    tokens = scenario.limits.kv_blocks * BLOCK // int(rng.choice([1, 1, 2]))
+    cap = max(sample.response for sample in scenario.samples) + int(rng.choice([0, 0, 10, 200]))
+    limits = scenario.limits._replace(
+        block_size=1,
+        kv_blocks=max(tokens, longest + 2),
+        sglang=True,
+        max_new_tokens=cap,
+        clip_max_new_tokens=int(rng.choice([4096, 20, 5])),
+        start_ratio=float(rng.choice([0.7, 0.7, 0.1, 1.0])),
+    )
+    return replace(scenario, limits=limits)
+
+
 def full_cache_scenarios(async_scheduling: bool) -> list[Scenario]:
     """Two responses fill a prefix cache to its last block before their ends: the second is preempted, or aborted just then,
     and back at once or not at all."""

@@ -129,6 +129,9 @@ def test_a_percentage_in_place_of_a_share_is_told_as_a_share(simrl):
 
 
 def test_a_setting_of_the_engine_that_is_said_in_another_section_is_told_with_its_place(simrl):
+    assert "it is engine.max_num_seqs: 64" in simrl.refuses(
+        "compare", "scenario.yaml", "engine.max_running_requests=64"
+    )
     assert "it is cluster.tp" in simrl.refuses(
         "compare", "scenario.yaml", "engine.tensor_parallel_size=2"
     )

@@ -4,22 +4,26 @@ default."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simrl.validation import numbers_are_no_truth
 
 
 class EngineConfig(BaseModel):
-    """Settings of an inference engine, named as in vLLM. vLLM's own defaults depend on the GPU and
-    on how it is started; these are usual for rollout."""
+    """Settings of an inference engine, named as in vLLM, and as in SGLang what only that has. The
+    defaults of both depend on the GPU and on how they are started; these are usual for rollout."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     _numbers = numbers_are_no_truth
-    # vLLM's settings that a scenario says in another section
+    # settings of vLLM and SGLang that a scenario says otherwise
     ELSEWHERE: ClassVar[Mapping[str, str]] = {
         "tensor_parallel_size": "it is cluster.tp",
+        "max_running_requests": "it is engine.max_num_seqs: {}",
+        "chunked_prefill_size": "it is engine.max_num_batched_tokens: {}",
+        "page_size": "it is engine.block_size: {}",
+        "mem_fraction_static": "it is engine.gpu_memory_utilization: {}, with engine.reserve_bytes: 0",
     }
 
     preset: str | dict[str, Any] | None = Field(
@@ -73,3 +77,38 @@ class EngineConfig(BaseModel):
         description="reuse of KV cache blocks whose tokens are equal: shared prompts, turns, "
         "preempted requests (null: the system's setting, which is on except for areal)",
     )
+    scheduler: Literal["vllm", "sglang"] = Field(
+        default="vllm",
+        description="whose rules say which requests a pass computes: vllm mixes prompts with decoding; sglang computes "
+        "prompts alone and first, reserves room for what is generated, and finds prompts by token (block_size is 1 unless set)",
+    )
+    schedule_policy: Literal["fcfs", "lpm"] = Field(
+        default="fcfs",
+        description="SGLang: requests start first come first served, or, of up to 128 waiting ones, "
+        "the one that finds most of its context in the cache first",
+    )
+    schedule_conservativeness: float = Field(
+        default=1.0,
+        ge=0,
+        description="SGLang: factor on the share, 0.7 at first, of the tokens to come for which admission keeps room",
+    )
+    clip_max_new_tokens: int = Field(
+        default=4096,
+        gt=0,
+        description="SGLang: most tokens to come of a request that admission counts "
+        "(SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)",
+    )
+    mamba_full_memory_ratio: float = Field(
+        default=0.9,
+        gt=0,
+        description="SGLang: memory for the states of linear-attention layers, over the memory for KV",
+    )
+    max_mamba_cache_size: int | None = Field(
+        default=None, gt=0, description="SGLang: states for which there is memory, if it is known"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _find_by_token(cls, data: Any) -> Any:
+        sglang = isinstance(data, Mapping) and data.get("scheduler") == "sglang"
+        return {"block_size": 1, **data} if sglang else data

@@ -98,7 +98,7 @@ class Fleet:
         if rule.decoupled and rule.trees:
             raise ValueError("a decoupled drafter drafts chains; leave its strategies out")
         if rule.decoupled:
-            limits = limits._replace(async_scheduling=False)
+            limits = limits._replace(async_scheduling=False, sglang=False)
         if limits.prefix_caching and not is_plain(limits):
             raise ValueError("no prefix cache is modelled of layers with windows or states")
         n, rows = len(keys), len(keys) * limits.dp
@@ -129,6 +129,7 @@ class Fleet:
         t["bandit_key"][:] = np.repeat(np.array(keys), limits.dp)
         t["block_size"][:], t["prefix_caching"][:] = limits.block_size, limits.prefix_caching
         t["async_scheduling"][:] = limits.async_scheduling
+        t["last_apart"][:] = not limits.sglang
         t["hold_paused"][:] = (
             not limits.prefix_caching if limits.hold_paused is None else limits.hold_paused
         )
@@ -362,7 +363,7 @@ class Engine:
         if (
             decoding is not None
             and decoding.rule.gate == OPEN
-            and not (decoding.rule.decoupled or decoding.rule.trees)
+            and not (decoding.rule.decoupled or decoding.rule.trees or self.limits.sglang)
         ):
             self.fleet.t["padding"][self.rows] = decoding.rule.window.most_tokens
 

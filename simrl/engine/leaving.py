@@ -17,6 +17,7 @@ from simrl.engine.requests import (
     hold,
     is_resting,
     make_room,
+    more_blocks,
     queue_up,
     release,
     waiting_at,
@@ -33,17 +34,21 @@ from simrl.engine.state import (
     RUNNING,
     WAITING,
     WATCH,
+    Limits,
     Request,
     Requests,
     Totals,
 )
 from simrl.profile.compiled import inlined, lean, lean_kernel
 
+TOKENS_AHEAD = 20  # SGLANG_RETRACT_DECODE_STEPS
+
 
 @lean
 def preempt_last(r: Requests, t: Totals, cause: int) -> None:
     """Preempt the youngest running request: it gives its blocks back and waits, first in line, to
-    recompute its cache. One that stopped in the pass in flight, or was aborted, is gone."""
+    recompute its cache; SGLang keeps what it had when it started, and lets it wait last. One that
+    stopped in the pass in flight, or was aborted, is gone."""
     last = t.n_leaving - 1
     while last >= 0 and r[last].leaving_at == NO_PLACE:
         last -= 1
@@ -60,6 +65,12 @@ def preempt_last(r: Requests, t: Totals, cause: int) -> None:
         r[slot].once_more = 0
         _leave_now(r, t, slot)
         return
+    if cause == PREEMPTED and t.last_apart == 0:
+        r[slot].reached = max(r[slot].reached, r[slot].computed)
+        r[slot].computed = min(r[slot].computed, r[slot].kept)
+        free(r, t, slot, cause)
+        queue_up(r, t, slot)
+        return
     free(r, t, slot, cause)
     t.waiting_head = waiting_at(r, t, -1)
     t.n_waiting += 1
@@ -72,6 +83,46 @@ def _unhash_in_flight(request: Request, t: Totals) -> None:
     """Let nobody find the tokens of the pass in flight: the scheduler does not know them."""
     if t.ahead == 1 and t.prefix_caching == 1:
         request.computed -= request.gained
+
+
+@lean
+def keep_room(r: Requests, t: Totals, limits: Limits, drafts: bool) -> None:
+    """Retract requests as SGLang does until the others can decode, with drafts up to their windows:
+    first those with the fewest generated tokens, of equals those with the longest prompts. The
+    share for which admission keeps room is then what the others have generated."""
+    t.decays += 1
+    if _have_room(r, t, limits, drafts):
+        return
+    for i in range(1, t.n_running):  # the first to be retracted last
+        slot, place = r[i].running, i
+        while place > 0 and _rank(r[slot]) > _rank(r[r[place - 1].running]):
+            r[place].running = r[place - 1].running
+            place -= 1
+        r[place].running = slot
+    while t.n_running > 1 and not _have_room(r, t, limits, drafts):
+        t.preemptions += 1
+        preempt_last(r, t, PREEMPTED)
+    generated = TOKENS_AHEAD * t.n_running
+    for i in range(t.n_running):
+        generated += r[r[i].running].generated
+    t.token_ratio = min(generated / (limits.max_new_tokens * t.n_running + 1), 1.0)
+    t.decays = 0
+
+
+@lean
+def _have_room(r: Requests, t: Totals, limits: Limits, drafts: bool) -> bool:
+    """Return whether there are blocks for the next tokens of all running requests."""
+    blocks = t.free_blocks + t.held_blocks
+    for i in range(t.n_running):
+        q = r[r[i].running]
+        blocks -= more_blocks(q, q.computed + q.rejected + 1 + drafts * q.window, limits)
+    return bool(blocks >= 0)
+
+
+@lean
+def _rank(request: Request) -> tuple[int, int]:
+    """Return what orders requests by how long they are kept."""
+    return request.generated, -request.prompt
 
 
 @lean

@@ -76,15 +76,9 @@ def new_node(r: Requests, t: Totals, kind: int, key: int, blocks: int) -> int:
     n = r[node]
     n.node_kind = kind
     n.node_key = key
-    n.node_blocks = blocks
-    n.node_most = blocks
-    n.node_refs = 0
-    n.node_held = 0
-    n.node_users = 0
+    n.node_blocks = n.node_most = blocks
     n.node_prompt = -1
-    n.node_dead = 0
-    n.node_copy = 0
-    n.node_next = 0
+    n.node_refs = n.node_held = n.node_users = n.node_dead = n.node_copy = n.node_next = 0
     if key >= 0:
         _enter(r, node)
     return node
@@ -226,8 +220,8 @@ def find(r: Requests, t: Totals, slot: int, known: int) -> tuple[int, int]:
     hit_blocks, free = 0, 0
     prompt = q.prompt_node
     if prompt >= 0:
-        hit_blocks = r[prompt].node_blocks
-        free = hit_blocks if r[prompt].node_refs == r[prompt].node_held else 0
+        hit_blocks = min(r[prompt].node_blocks, most)
+        free = r[prompt].node_blocks if r[prompt].node_refs == r[prompt].node_held else 0
         if hit_blocks < r[prompt].node_most:
             return hit_blocks, free
         if q.first_own > hit_blocks:
@@ -263,8 +257,8 @@ def take_found(r: Requests, t: Totals, slot: int, known: int) -> None:
     prompt, own_node = q.prompt_node, q.own_node
     if prompt >= 0:
         _hold(r, t, prompt)
-        hit_blocks -= r[prompt].node_blocks
-        q.shared = r[prompt].node_blocks
+        q.shared = min(r[prompt].node_blocks, hit_blocks)
+        hit_blocks -= q.shared
         if hit_blocks > 0 and q.first_own > q.shared:
             q.last_node = r[prompt].node_copy - 1
             _hold(r, t, q.last_node)
@@ -309,6 +303,17 @@ def cover(r: Requests, t: Totals, slot: int, tokens: int) -> None:
         r[prompt].node_users += 1
         _append_copy(r, prompt, copy)
         r[slot].last_node = copy
+
+
+@lean
+def share(r: Requests, t: Totals, slot: int) -> None:
+    """Let others find what a request has computed of its prompt in the pass that is over, as in
+    SGLang: what others have computed in it, too, is kept once."""
+    q, node = r[slot], r[r[slot].prompt_node]
+    had, q.shared = q.shared, min(q.computed // t.block_size, node.node_most)
+    q.covering = q.shared < node.node_most
+    t.free_blocks += max(min(node.node_blocks, q.shared) - had, 0)
+    node.node_blocks = max(node.node_blocks, q.shared)
 
 
 @inlined

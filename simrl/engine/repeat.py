@@ -81,7 +81,10 @@ def _sure_passes(r: Requests, t: Totals, limits: Limits, scratch: Ints) -> int:
     passes, lengths = NEVER, n
     for i in range(n):
         q = r[r[i].running]
-        if q.generated == 0 or q.prompt + q.generated - q.computed != 1 or q.rejected > 0:
+        decodes = q.prompt + q.generated - q.computed == 1 and (
+            q.complete == 1 or not limits.sglang
+        )
+        if q.generated == 0 or not decodes or q.rejected > 0:
             return 0
         passes = min(passes, min(q.stop_at, q.watch_at) - q.generated)
         lengths += q.computed
@@ -150,6 +153,7 @@ def _repeat(r: Requests, t: Totals, limits: Limits, passes: int, end_s: float) -
     make_room(r, t, grown, PREEMPTED)
     t.free_blocks -= grown
     t.passes += passes
+    t.decays += passes
     t.generated_tokens += n * passes
     t.decodes += n * passes
     t.prefill = 0

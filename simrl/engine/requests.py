@@ -41,6 +41,10 @@ from simrl.engine.state import (
 from simrl.profile.compiled import inlined, lean, lean_kernel
 from simrl.speculation.decoding import NONE, Records
 
+# SGLang 0.5.23: SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR, SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS, and the
+# longest queue that it sorts by prefixes (managers/schedule_policy.py)
+LEAST_OF_RATIO, DECAY_PASSES, MOST_SORTED = 0.14, 600, 128
+
 
 @lean
 def blocks_of(tokens: int, block_size: int) -> int:
@@ -124,7 +128,9 @@ def waiting_at(r: Requests, t: Totals, place: int) -> int:
 
 @lean
 def queue_up(r: Requests, t: Totals, slot: int) -> None:
-    """Append a request to the queue."""
+    """Append a request to the queue. An idle SGLang takes its ratio of the start again."""
+    if t.n_running + t.n_waiting == 0:
+        t.token_ratio = t.decays = 0
     r[waiting_at(r, t, t.n_waiting)].waiting = slot
     r[slot].seen_at = t.passes + 1
     r[slot].status = WAITING
@@ -154,29 +160,18 @@ def enqueue(
     q.response = response
     q.generated = generated
     q.computed = cached
-    q.scheduled = 0
-    q.in_flight = 0
-    q.blocks = 0
+    q.scheduled = q.in_flight = q.blocks = 0
     q.stop_at = response
     q.stop_kind = END
     q.watch_at = NEVER
     q.reached = prompt + generated - 1 if generated > 0 else 0
     q.lost_by = MOVED
-    q.first_token_s = np.nan
-    q.last_token_s = np.nan
+    q.first_token_s = q.last_token_s = np.nan
     q.pinned_until_s = 0.0
-    q.ticket = -1
-    q.complete = 0
-    q.gained = 0
-    q.rejected = 0
-    q.once_more = 0
+    q.complete = q.gained = q.rejected = q.once_more = 0
     q.sample_key = sample_key
-    q.prompt_node = -1
-    q.shared = 0
-    q.last_node = -1
-    q.first_own = 0
-    q.own_node = -1
-    q.covering = 0
+    q.ticket = q.prompt_node = q.last_node = q.own_node = -1
+    q.shared = q.first_own = q.covering = 0
     q.continues = continues
     _forget_drafts(q)
     if t.prefix_caching == 1:
@@ -189,26 +184,17 @@ def enqueue(
 def _forget_drafts(request: Request) -> None:
     """Let a new request draft from nothing."""
     request.source = NONE
-    request.at = 0
-    request.proposed = 0
-    request.drafted = 0
-    request.waits_for_drafts = 0
-    request.accepted = 0
-    request.old_tokens = 0
-    request.old_accepted = 0
-    request.drafted_total = 0
-    request.accepted_total = 0
-    request.verifications = 0
-    request.verified_total = 0
-    request.coupled = 0
-    request.misses_total = 0
-    request.unverified_total = 0
+    request.at = request.proposed = request.drafted = request.accepted = 0
+    request.old_tokens = request.old_accepted = 0
+    request.drafted_total = request.accepted_total = request.misses_total = 0
+    request.verifications = request.verified_total = request.unverified_total = 0
+    request.coupled = request.waits_for_drafts = 0
 
 
 @inlined
 def _ask_for(r: Requests, t: Totals, slot: int, prompt_key: int, shared_tokens: int) -> None:
     """Let a new request find its prompt, and what it left here before."""
-    q, most = r[slot], (shared_tokens - 1) // t.block_size
+    q, most = r[slot], (shared_tokens - t.last_apart) // t.block_size
     if prompt_key >= 0 and shared_tokens >= t.block_size:
         node = node_of(r, PROMPT, prompt_key)
         if node < 0 and t.n_spare > 0:
@@ -237,6 +223,8 @@ def admit(r: Requests, t: Totals) -> int:
     t.n_waiting -= 1
     r[t.n_running].running = slot
     t.n_running += 1
+    t.full_at = 0
+    r[slot].kept = known_tokens(r[slot])
     if r[slot].status == WAITING:  # else it was aborted since
         r[slot].status = RUNNING
     release(r, t, slot)
@@ -338,17 +326,66 @@ def make_room(r: Requests, t: Totals, blocks: int, cause: int) -> None:
 
 
 @lean
+def _to_come(generated: int, limits: Limits) -> float:
+    """Return the blocks of the tokens that may follow `generated` ones, as SGLang clips them."""
+    tokens = min(limits.max_new_tokens - generated, limits.clip_max_new_tokens)
+    return limits.full_groups * tokens / limits.block_size
+
+
+@lean
+def _reserved_blocks(r: Requests, t: Totals, limits: Limits, newcomer: Request) -> int:
+    """Return the blocks beside a newcomer's context that SGLang wants to be free: for what is to
+    come of it, for the whole cap of those whose context this pass ends, and for a share, which decays with
+    the passes that decode, of what is to come of the others."""
+    least, blocks = LEAST_OF_RATIO * limits.start_ratio, 1 + _to_come(newcomer.generated, limits)
+    ratio = t.token_ratio if t.token_ratio > 0 else limits.start_ratio
+    if t.decays > 0:
+        ratio = max(ratio - t.decays * (limits.start_ratio - least) / DECAY_PASSES, least)
+    for i in range(t.n_running):
+        q = r[r[i].running]
+        if q.scheduled == 0:
+            blocks += ratio * _to_come(q.generated, limits)
+        else:  # generated tokens are not subtracted here
+            blocks += 1 + _to_come(0, limits) * (q.computed + q.scheduled == known_tokens(q))
+    return int(blocks) + 1
+
+
+@lean
+def _sort_by_prefix(r: Requests, t: Totals) -> None:
+    """Sort the waiting requests by the blocks that each finds, unless SGLang holds them for too
+    many."""
+    evict(r, t)
+    for i in range(1, t.n_waiting if t.n_waiting <= MOST_SORTED else 1):
+        slot, place = r[waiting_at(r, t, i)].waiting, i
+        while place > 0 and _finds_more(r, t, slot, r[waiting_at(r, t, place - 1)].waiting):
+            r[waiting_at(r, t, place)].waiting = r[waiting_at(r, t, place - 1)].waiting
+            place -= 1
+        r[waiting_at(r, t, place)].waiting = slot
+
+
+@lean
+def _finds_more(r: Requests, t: Totals, slot: int, other: int) -> bool:
+    """Return whether one request finds more blocks than another."""
+    more = find(r, t, slot, known_tokens(r[slot]))[0] - find(r, t, other, known_tokens(r[other]))[0]
+    return bool(more > 0)
+
+
+@lean
 def admissible(r: Requests, t: Totals, limits: Limits, budget: int) -> int:
     """Return the tokens of the first waiting request that may start now; 0 if it has to wait on.
 
     All its known tokens must fit the blocks that are free or held (its own among them), though only
     a chunk may start (vLLM's `scheduler_reserve_full_isl`, on by default): else requests that come
-    back with long prefixes evict one another.
+    back with long prefixes evict one another. Under SGLang's rule (`engine.sglang`), so must what it
+    may generate, beside the reserved blocks, unless nothing runs.
     """
     if t.n_waiting == 0 or t.admitting == 0:
         return 0
-    if t.n_running + t.leaving_places >= limits.max_num_seqs:
+    places = t.n_running + t.leaving_places
+    if places >= limits.max_num_seqs or 0 < t.full_at <= places:
         return 0
+    if limits.longest_prefix_first:
+        _sort_by_prefix(r, t)
     slot = r[t.waiting_head].waiting
     if limits.async_scheduling and r[slot].seen_at > t.passes:
         return 0
@@ -368,6 +405,10 @@ def admissible(r: Requests, t: Totals, limits: Limits, budget: int) -> int:
     elif t.prefix_caching == 1:
         hit_blocks = r[slot].blocks
         free_blocks -= held_alone(r, slot)
-    if blocks_to_start(known, limits) - hit_blocks > free_blocks:
+    need = blocks_to_start(known, limits) - hit_blocks
+    if limits.sglang and t.n_running > 0:
+        need += _reserved_blocks(r, t, limits, r[slot])
+    if need > free_blocks:
+        t.full_at = places if limits.sglang else 0
         return 0
     return min(known - computed, budget)

@@ -72,6 +72,7 @@ class CacheTotals:
     prefix_caching: int
     hold_paused: int  # whether a paused request holds its blocks
     block_size: int
+    last_apart: int  # whether nobody finds a prompt's last token
     n_spare: int
     list_first: int  # -1: the list has no node
     list_last: int
@@ -123,6 +124,7 @@ class Request(Draft, Node):
     own_node: int  # what it left in the list; -1 if nothing, UNKNOWN until it is first in line
     covering: int  # whether it computes its prompt
     continues: int  # whether its text may be asked for after its end
+    kept: int  # tokens that SGLang keeps in its cache if it retracts the request
 
     ticket: int  # of a request of a group (`engine.fleet`); -1 of one whose stops are events
     waiting: int  # a ring of `n_waiting` slots from `waiting_head` on
@@ -220,6 +222,11 @@ class Totals(PassWork, Gauges, CacheTotals, Spent):
     ahead: int  # whether the pass to come is scheduled already
     # Draft tokens, to be rejected, of an admitted request that has one token to compute:
     padding: int
+    # SGLang's: admission is over until fewer requests than this run (0: it is not) …
+    full_at: int
+    # … share of the tokens to come that running ones are taken to generate, 0: that of the start …
+    token_ratio: float
+    decays: int  # … and passes that decoded since it was set
     free_blocks: int
     held_blocks: int
 
@@ -297,6 +304,14 @@ class Limits(NamedTuple):
     window_groups: int = 0
     window_tokens: int = 0
     state_blocks: int = 0
+    # With `sglang`, prompts go first and alone, and admission keeps room for what is generated: the
+    # most tokens of a response, of these the most that count, the share of these at the start, and
+    # whether who finds most of its context starts first
+    sglang: bool = False
+    max_new_tokens: int = 0
+    clip_max_new_tokens: int = 4096
+    start_ratio: float = 0.7
+    longest_prefix_first: bool = False
 
     @property
     def kv_tokens(self) -> int:

@@ -33,8 +33,8 @@ from simrl.engine.drafts import (
     take_window,
     will_draft,
 )
-from simrl.engine.leaving import know_all, let_leave, preempt_last, stop
-from simrl.engine.prefix_cache import cover, find, held_alone, take_found
+from simrl.engine.leaving import keep_room, know_all, let_leave, preempt_last, stop
+from simrl.engine.prefix_cache import cover, find, held_alone, share, take_found
 from simrl.engine.requests import (
     admissible,
     admit,
@@ -47,6 +47,7 @@ from simrl.engine.requests import (
 )
 from simrl.engine.state import (
     MOVED,
+    NEVER,
     PREEMPTED,
     REDRAFTED,
     RELOADED,
@@ -125,9 +126,17 @@ def _schedule(
     """Set the tokens that each request has in the pass to come, and its work; vLLM's `schedule()`.
     Return whether there is anything to compute: decoupled, all may wait for the drafter."""
     r, t = e.requests[row], e.totals[row]
-    budget, preempted = limits.max_num_batched_tokens, False
+    i, budget, closed = 0, limits.max_num_batched_tokens, False
     counts_flying = limits.async_scheduling and limits.window_groups > 0
     _start_counting(t)
+    if limits.sglang and t.n_running > 0 and r[r[t.n_running - 1].running].complete == 0:
+        i = t.n_running - 1  # the rest of its context, alone
+    elif limits.sglang:
+        _admit_waiting(r, t, limits, budget, 0)
+        if t.query > 0:
+            return True
+        keep_room(r, t, limits, d is not None)
+        budget, closed = NEVER, True
     works, all_draft, n, drafting = d is None, False, t.n_running, t.n_running
     if d is not None:
         # Arrays of the loop, by name: each use of a tuple's array counts its references.
@@ -141,7 +150,7 @@ def _schedule(
                 meanwhile[BEGINS, k] = 0
 
     # First, the running requests. All draft before any is preempted, or lacks room.
-    i = 0
+    drafting = max(drafting, i)
     while i < t.n_running and (budget > 0 or drafting < n):
         if d is not None and drafting < n and (drafting == i or all_draft or budget == 0):
             q = r[r[drafting].running]
@@ -174,7 +183,7 @@ def _schedule(
                 all_draft = True
                 continue
             while need > t.free_blocks and i < t.n_running:
-                preempted = True
+                closed = True
                 t.preemptions += 1
                 if d is not None and decoupled:
                     _draft_no_more(r[r[t.n_running - 1].running], t, meanwhile)
@@ -186,7 +195,7 @@ def _schedule(
         q.scheduled = new
         if counts_flying:
             q.in_flight = new
-        if q.covering == 1:
+        if q.covering == 1 and not limits.sglang:
             cover(r, t, slot, min(q.computed + new, known_tokens(q)))
         if q.drafted >= new and q.drafted > 0:
             q.drafted = min(q.drafted, new - 1)
@@ -196,7 +205,7 @@ def _schedule(
         i += 1
 
     # Next, the waiting requests.
-    if not preempted and budget > 0 and t.n_waiting > 0:
+    if not closed and budget > 0 and t.n_waiting > 0:
         _admit_waiting(r, t, limits, budget, i)
     if t.decoding > 0 and tables.straggler_sequences.shape[0] > 0:  # few profiles have it
         wait_for_stragglers(r, t, tables, e.scratch)
@@ -206,25 +215,11 @@ def _schedule(
 @inlined
 def _start_counting(t: Totals) -> None:
     """Set the work of the pass to none."""
-    t.query = 0
-    t.sampled = 0
-    t.prefill = 0
-    t.prefill_work = 0.0
-    t.decoding = 0
-    t.decode_kv = 0
-    t.drafted = 0
-    t.accepted = 0
-    t.proposing = 0
-    t.levels = 0
-    t.proposed = 0
-    t.proposed_drafted = 0
-    t.proposed_accepted = 0
-    t.modelled = 0
-    t.modelled_accepted = 0
-    t.flying = 0
-    t.draft_s = 0.0
-    t.straggler_s = 0.0
-    t.straggler_of_all_s = 0.0
+    t.query = t.sampled = t.prefill = t.decoding = t.decode_kv = 0
+    t.drafted = t.accepted = t.proposing = t.levels = t.flying = 0
+    t.proposed = t.proposed_drafted = t.proposed_accepted = 0
+    t.modelled = t.modelled_accepted = 0
+    t.prefill_work = t.draft_s = t.straggler_s = t.straggler_of_all_s = 0.0
 
 
 @lean
@@ -302,7 +297,7 @@ def _admit_waiting(r: Requests, t: Totals, limits: Limits, budget: int, schedule
         q.in_flight = new if limits.async_scheduling and limits.window_groups > 0 else 0
         q.complete = 0
         q.gained = 0
-        if q.covering == 1:
+        if q.covering == 1 and not limits.sglang:
             cover(r, t, slot, q.computed + new)
         q.proposed = 0
         q.drafted = padding
@@ -434,6 +429,8 @@ def _advance(r: Requests, t: Totals, d: Decoding | None, drafted: int) -> bool:
         q.gained = 0
         q.rejected = 0
         q.computed += new
+        if t.last_apart == 0 and q.covering == 1:
+            share(r, t, r[i].running)
         if q.computed == known_tokens(q) + q.drafted:
             accepted = q.accepted
             if q.old_tokens > 0 and q.drafted == 0:

@@ -75,6 +75,7 @@ class EngineConstants(BaseModel, extra="forbid"):
     hidden_sequence_s: Annotated[float, Field(ge=0, le=1)] = 0.0
     layer_launch_s: Annotated[float, Field(ge=0, le=1)] = 0.0
     async_scheduling: bool = False
+    scheduler: Literal["vllm", "sglang"] = "vllm"
     log_probs: bool = False
     reserve_bytes: Annotated[float, Field(ge=0)] = 0.0
 
@@ -204,6 +205,7 @@ FRAMEWORKS = {
 }
 OF_ENGINE = (
     "async_scheduling",
+    "scheduler",
     "reserve_bytes",
     "log_probs",
 )  # constants that are fields of `engine`; the others are of its passes

@@ -26,6 +26,10 @@ from simrl.speculation.tail_plan import TailPlan
 # tokens of the largest CUDA graph that vLLM captures, unless twice max_num_seqs are fewer
 LARGEST_GRAPH = 512
 MLA_BLOCK = 128  # blocks of MLA beside states are multiples of it
+# SGLang 0.5.23: SGLANG_INIT_NEW_TOKEN_RATIO, its factor with data-parallel attention
+# (arg_groups/parallel_hook.py), and states that a sequence may have beside a radix cache: 3, and 2
+# to track them while passes overlap (mem_cache/kv_cache_configurator.py)
+NEW_TOKEN_RATIO, RANKS_CAUTION, STATES_OF_SEQUENCE = 0.7, 0.3, 5
 UNEVEN = 1.5  # if one kind has this many times the layers of another, groups have the smaller number of layers
 
 
@@ -40,14 +44,16 @@ class LayerGroups(NamedTuple):
     block_bytes: float
 
 
-def layer_groups(model: ModelShape, tp: int, block_size: int, kv_share: float) -> LayerGroups:
+def layer_groups(
+    model: ModelShape, tp: int, block_size: int, kv_share: float, states_apart: bool = False
+) -> LayerGroups:
     """Return the groups of a model's layers on `tp` GPUs. A block of `block_size` tokens grows
-    until a layer's state fits it."""
+    until a layer's state fits it, unless states are apart, as SGLang keeps them."""
     token_bytes = model.layer_kv_bytes * kv_share / min(tp, model.kv_heads)
-    kinds = (model.full_layers, model.window_layers, model.linear_layers)
+    kinds = model.full_layers, model.window_layers, 0 if states_apart else model.linear_layers
     least, most = min(n for n in kinds if n), max(kinds)
     layers = most if most < UNEVEN * least else least
-    if model.linear_layers:
+    if kinds[2]:
         unit = max(block_size, MLA_BLOCK) if model.kv_lora_rank else block_size
         state_bytes = model.state_bytes / model.linear_layers / tp
         block_size = unit * max(-int(-state_bytes // (unit * token_bytes)), 1)
@@ -66,7 +72,10 @@ def engine_limits(
     """Return the limits of a worker's rank. All drafters of a worker are resident; one at a time
     drafts. Raise `InputError` if its KV cache holds no block, or less than the longest sample."""
     model, gpu, trace = deployment.model, deployment.gpu, deployment.trace
-    groups = layer_groups(model, deployment.tp, engine.block_size, KV_SHARE[precision.kv_cache])
+    sglang = engine.scheduler == "sglang"
+    groups = layer_groups(
+        model, deployment.tp, engine.block_size, KV_SHARE[precision.kv_cache], sglang
+    )
     share = groups.full + groups.window + groups.state
     weights = "weights" if precision.weights == "bf16" else f"weights in {precision.weights}"
     parts = {  # bytes of a rollout GPU that the KV cache does not get
@@ -79,6 +88,13 @@ def engine_limits(
         ),
         "reserve_bytes (activations, CUDA graphs of plain decoding, buffers)": engine.reserve_bytes,
     }
+    if sglang and model.linear_layers:
+        left = gpu.memory_bytes * engine.gpu_memory_utilization - sum(parts.values())
+        state_bytes = model.state_bytes / deployment.tp
+        slots = _state_slots(engine, left, state_bytes)
+        parts[f"{slots} states of sequences"] = (slots + 1) * state_bytes
+        most = min(engine.max_num_seqs, slots // (STATES_OF_SEQUENCE if prefix_caching else 1))
+        engine = engine.model_copy(update={"max_num_seqs": most})
     if engine.kv_cache_tokens:
         blocks = engine.kv_cache_tokens // groups.block_size * share
     else:
@@ -96,11 +112,21 @@ def engine_limits(
         if engine.enforce_eager
         else min(2 * engine.max_num_seqs, LARGEST_GRAPH, engine.max_num_batched_tokens)
     )
-    limits = limits._replace(prefix_caching=prefix_caching, dp=cluster.dp, graph_tokens=graphs)
-    if not is_plain(limits):
+    cautious = engine.schedule_conservativeness * (RANKS_CAUTION if cluster.dp > 1 else 1)
+    limits = limits._replace(
+        prefix_caching=prefix_caching,
+        dp=cluster.dp,
+        graph_tokens=graphs,
+        sglang=sglang,
+        max_new_tokens=trace.metadata.cap_tokens,
+        clip_max_new_tokens=engine.clip_max_new_tokens,
+        start_ratio=min(NEW_TOKEN_RATIO * cautious, 1.0),
+        longest_prefix_first=sglang and prefix_caching and engine.schedule_policy == "lpm",
+    )
+    if model.linear_layers or not is_plain(limits):
         limits, kind = (
-            limits._replace(prefix_caching=False),
-            "states" if groups.state else "windows",
+            limits._replace(prefix_caching=False, longest_prefix_first=False),
+            "states" if model.linear_layers else "windows",
         )
         refuse(
             (
@@ -109,7 +135,7 @@ def engine_limits(
                 "it out",
             ),
             (
-                groups.state and drafters,
+                model.linear_layers and drafters,
                 f"{model.name} keeps states, and the states of drafted tokens are not modelled; use system.speculation=none",
             ),
         )
@@ -130,6 +156,20 @@ def engine_limits(
             cause="KV cache of a worker",
         )
     return limits
+
+
+def _state_slots(engine: EngineConfig, left: float, state_bytes: float) -> int:
+    """Return the states for which SGLang has memory, of `left` bytes for them and KV. One more pads
+    the pool."""
+    share = engine.mamba_full_memory_ratio / (1 + engine.mamba_full_memory_ratio)
+    slots = engine.max_mamba_cache_size or int(share * left / state_bytes) - 1
+    if slots < STATES_OF_SEQUENCE:
+        raise InputError(
+            f"{left * share / GIB:.1f} GiB a GPU are left for states of {state_bytes / GIB:.2f} GiB, of which SGLang gives a "
+            f"sequence {STATES_OF_SEQUENCE}; use a larger tp, or raise engine.mamba_full_memory_ratio",
+            cause="memory of a worker",
+        )
+    return slots
 
 
 def limits_in(groups: LayerGroups, blocks: int, model: ModelShape, engine: EngineConfig) -> Limits:

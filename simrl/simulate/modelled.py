@@ -61,7 +61,9 @@ def _of_rollouts(prepared: Prepared) -> Iterator[str]:
     timed, divided = "environment_s" in names, "turn_environment_s" in names
     prefix, limits = trace.metadata.shared_prefix_tokens, prepared.limits
     shared = limits.prefix_caching and prefix >= limits.block_size
-    uncached = prepared.system.prefix_caching and not is_plain(limits)
+    uncached = prepared.system.prefix_caching and (
+        not is_plain(limits) or bool(prepared.model.linear_layers)
+    )
     name = engine if isinstance(engine, str) else (engine or {}).get("name", "")
     yield from filter(None, prepared.model.without.split("; "))
     missing = {  # what is not modelled, and whether the rollouts have it
@@ -70,10 +72,16 @@ def _of_rollouts(prepared: Prepared) -> Iterator[str]:
         "how a response's time in its environment is divided, of which the trace has the sum": timed
         and not divided,
         f"the {prefix:,} tokens that all prompts share are found within a group alone": shared,
-        "a prefix cache of layers with windows or states: vLLM has one, here none is used": uncached,
+        "a prefix cache of layers with windows or states: engines have one, here none is used": uncached,
         "SGLang's scheduler and radix cache: passes and blocks are vLLM's": name.startswith(
             "sglang"
-        ),
+        )
+        and not limits.sglang,
+        "SGLang's own pool for layers with windows: they share blocks as in vLLM": limits.sglang
+        and limits.window_groups > 0,
+        "SGLang's scheduler beside a decoupled drafter: passes are vLLM's": limits.sglang
+        and prepared.drafts is not None
+        and prepared.drafts.decoupled is not None,
     }
     yield from (words for words, has in missing.items() if has)
 

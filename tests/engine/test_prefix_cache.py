@@ -48,14 +48,18 @@ def audit(engine):
     assert t["held_blocks"] == alone
 
 
-def asked_at_random(seed, prefix_caching, hold_paused):
+def asked_at_random(seed, prefix_caching, hold_paused, sglang=False):
     """Ask an engine of few blocks for this and that, and audit it after each; at the end all blocks are free."""
     rng = random.Random(seed)
     size, blocks = rng.choice([1, 2, 4, 16]), rng.randint(8, 60)
     widths = rng.choice([1, 3, 8, 64]), rng.choice([4, 16, 64, 512])
-    engine = one_engine(
-        TABLES, Limits(*widths, size, blocks, rng.random() < 0.5, prefix_caching, hold_paused)
-    )
+    limits = Limits(*widths, size, blocks, rng.random() < 0.5, prefix_caching, hold_paused)
+    if sglang:
+        clip, ratio = rng.choice([2, 4096]), rng.choice([0.1, 0.7, 1.0])
+        limits = limits._replace(
+            sglang=True, max_new_tokens=20, clip_max_new_tokens=clip, start_ratio=ratio
+        )
+    engine = one_engine(TABLES, limits)
     room, live, paused, number = size * blocks, {}, set(), 0
 
     def note(stops):
@@ -110,12 +114,13 @@ def asked_at_random(seed, prefix_caching, hold_paused):
     assert engine.free_blocks == blocks
 
 
+@pytest.mark.parametrize("sglang", [False, True])
 @pytest.mark.parametrize("prefix_caching", [False, True])
 @pytest.mark.parametrize("hold_paused", [False, True])
-def test_no_block_is_lost_or_counted_twice_whatever_is_asked(hold_paused, prefix_caching):
+def test_no_block_is_lost_or_counted_twice_whatever_is_asked(hold_paused, prefix_caching, sglang):
     """I17: blocks are conserved, with a prefix cache and without."""
     for seed in range(60):
-        asked_at_random(seed, prefix_caching, hold_paused)
+        asked_at_random(seed, prefix_caching, hold_paused, sglang)
 
 
 def test_a_prompt_is_computed_once_for_its_group():

@@ -169,3 +169,36 @@ def test_windows_and_states_take_blocks_as_in_the_slow_reference(async_schedulin
             f"scenario {seed}"
         )
     assert preempted > 30, "the scenarios are scarce in blocks"
+
+
+def test_under_sglang_a_hybrid_runs_as_many_sequences_as_have_slots_for_states() -> None:
+    def limits(**engine: object) -> Limits:
+        given = {"scheduler": "sglang", "max_num_seqs": 4096, **engine}
+        hybrid = "qwen3.5-35b-a3b", "qwen3.5-35b-a3b_h100_tp2_ep2", 2, 2
+        return prepare(scenario(*hybrid, engine=given, system={"name": "one_step_off"})).limits
+
+    model, usual = MODELS["qwen3.5-35b-a3b"], limits()
+    kv_bytes = usual.kv_tokens * model.kv_bytes_per_token / 2
+    slots = 0.9 * kv_bytes / (model.state_bytes / 2)
+    assert usual.max_num_seqs == pytest.approx(slots / 5, abs=1)
+    assert (usual.block_size, usual.state_blocks, usual.prefix_caching) == (1, 0, False)
+    assert limits(prefix_caching=False).max_num_seqs == pytest.approx(slots, abs=3)
+    assert limits(max_mamba_cache_size=50).max_num_seqs == 10
+    assert limits(mamba_full_memory_ratio=0.1).max_num_seqs < usual.max_num_seqs / 4
+
+
+def test_too_few_states_of_sglang_are_named() -> None:
+    few = {"scheduler": "sglang", "mamba_full_memory_ratio": 1e-3}
+    with pytest.raises(InputError, match=r"raise engine\.mamba_full_memory_ratio"):
+        prepare(scenario("qwen3.5-35b-a3b", "qwen3.5-35b-a3b_h100_tp2_ep2", 2, 2, engine=few))
+
+
+def test_sglang_schedules_with_pages_of_a_token_and_the_cap_of_the_responses() -> None:
+    given = {"preset": "sglang-0.5", "schedule_conservativeness": 0.5, "schedule_policy": "lpm"}
+    limits = prepare(scenario("qwen3-32b", "qwen3-32b_h100_tp2", 2, engine=given)).limits
+    assert limits.sglang
+    assert (limits.block_size, limits.max_new_tokens, limits.start_ratio) == (1, 2000, 0.35)
+    paged = prepare(
+        scenario("qwen3-32b", "qwen3-32b_h100_tp2", 2, engine=given | {"block_size": 64})
+    )
+    assert paged.limits.block_size == 64

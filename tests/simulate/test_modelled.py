@@ -32,7 +32,7 @@ def with_columns(**columns):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"engine": {"preset": "sglang-0.5"}}, "SGLang's scheduler"),
+        ({"engine": {"preset": "sglang-0.5", "scheduler": "vllm"}}, "SGLang's scheduler"),
         (
             {"faults": [{"kind": "lost", "worker": 0, "at_s": 1.0, "back_s": 2.0}]},
             "lost with their worker",

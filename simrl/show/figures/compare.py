@@ -157,9 +157,8 @@ def bubble_figure(
         worker_idle_shares(result, warmup) for result, warmup in zip(results, warmups, strict=True)
     ]
     line: dict[str, Any] = {"color": INK, "linewidth": 1}
-    box = {**LOOKS["idle"].patch, "linewidth": 1}
     looks: dict[str, Any] = {
-        "boxprops": box,
+        "boxprops": {**LOOKS["idle"].patch, "linewidth": 1},
         **{f"{part}props": line for part in ("median", "whisker", "cap")},
     }
     along: dict[str, Any] = {

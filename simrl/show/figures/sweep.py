@@ -89,7 +89,14 @@ def sweep_figure(
         y = next((key for key in varied if key not in (x, "system.name")), None)
     rest = [key for key in varied if key not in (x, y)]
     groups = grouped(
-        (", ".join(f"{_prefix(key)}{shown_value(row[key])}" for key in rest), row) for row in rows
+        (
+            ", ".join(
+                f"{'' if key == 'system.name' else key + '='}{shown_value(row[key])}"
+                for key in rest
+            ),
+            row,
+        )
+        for row in rows
     )
     if y is None:
         return _lines(groups, x, values[x], value)
@@ -98,10 +105,6 @@ def sweep_figure(
             f"{len(groups)} panels, one each of {', '.join(rest)}: more than {MOST_PANELS}; choose x and y, or rows"
         )
     return _maps(groups, x, y, values, value)
-
-
-def _prefix(key: str) -> str:
-    return "" if key == "system.name" else f"{key}="
 
 
 def _labels(values: Sequence[Any]) -> list[str]:
@@ -170,7 +173,6 @@ def _write_fields(
     """Write the number in each field, and frame the best."""
     for (row, column), measure in np.ndenumerate(field):
         if not np.isnan(measure):
-            color = PAPER if measure < light else INK
             axes.text(
                 column,
                 row,
@@ -178,7 +180,7 @@ def _write_fields(
                 ha="center",
                 va="center",
                 fontsize="small",
-                color=color,
+                color=PAPER if measure < light else INK,
             )
     if not np.isnan(field).all():
         best = np.nanargmin(field) if least else np.nanargmax(field)

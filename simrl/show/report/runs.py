@@ -87,8 +87,8 @@ def runs_context(source: Runs) -> tuple[dict[str, Any], dict[str, Any]]:
         "ledger": shared(
             {name: run.result.metadata for name, run in zip(names, runs, strict=True)}
         ),
-        "scenarios": [
-            (name, _yaml(run.result.metadata["scenario"]))
+        "scenarios": [  # sorted by key, as in a folder of results
+            (name, yaml.safe_dump(run.result.metadata["scenario"], allow_unicode=True))
             for name, run in zip(names, runs, strict=True)
         ],
         "agreement": _agreement(runs) if source.replayed else None,
@@ -181,9 +181,3 @@ def _agreement(runs: Sequence[Run]) -> str:
     except InputError as error:
         return str(error)
     return text.getvalue().rstrip()
-
-
-def _yaml(data: Any) -> str:
-    """Return YAML sorted by key, as in a folder of results, so that a run that was not written
-    gives an equal page."""
-    return str(yaml.safe_dump(data, sort_keys=True, allow_unicode=True))

@@ -179,10 +179,9 @@ def _layout(option: Option) -> str:
 
 def _layout_column(options: Iterable[Option]) -> tuple[str, Callable[[Option], str]]:
     """Return the heading and the cells of the layouts: tp alone where they have nothing else."""
-    alone = all(_layout(option).count(" ") == 1 for option in options)
     return (
         ("tp", lambda option: _layout(option).removeprefix("tp "))
-        if alone
+        if all(_layout(option).count(" ") == 1 for option in options)
         else ("GPUs of a\nworker", _layout)
     )
 
@@ -383,12 +382,11 @@ def _quality(bound: float) -> Iterator[str]:
     fresh, *stale = near([bound])
     row = min(stale, key=lambda row: 0.0 if row.eta == bound else abs(row.eta - bound))
     eta = "without a bound" if math.isinf(row.eta) else f"with η = {row.eta:g}"
-    scores = zip(
-        BENCHMARKS, fresh.with_decoupled, row.without_decoupled, row.with_decoupled, strict=True
-    )
     cells = ", ".join(
         f"{name} {none:.1f} → {plain:.1f} / {decoupled:.1f}"
-        for name, none, plain, decoupled in scores
+        for name, none, plain, decoupled in zip(
+            BENCHMARKS, fresh.with_decoupled, row.without_decoupled, row.with_decoupled, strict=True
+        )
     )
     yield (
         f"Quality: {cells}: per cent without staleness → {eta}, without / with the decoupled objective "

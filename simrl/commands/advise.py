@@ -211,11 +211,10 @@ def advise(
 
     if trials < best:
         raise InputError(f"--trials {trials}: fewer than the {best} systems to report (--best)")
-    deadline_s = None if deadline is None else seconds_of(str(deadline), "--deadline")
     limits = {
         "max_off_policyness": max_off_policyness,
         "max_cost": max_cost,
-        "deadline_s": deadline_s,
+        "deadline_s": None if deadline is None else seconds_of(str(deadline), "--deadline"),
         "budget": budget,
     }
     named = _framework(framework)

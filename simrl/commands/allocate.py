@@ -82,12 +82,11 @@ def allocate(
         raise InputError(
             f"--representative {representative}: choose {' or '.join(get_args(Representative))}"
         )
-    finite = {
+    for option, value in {
         "--train-seconds": train_seconds,
         "--accept-length": accept_length,
         "--precision-seconds": precision_seconds,
-    }
-    for option, value in finite.items():
+    }.items():
         if not math.isfinite(value):
             raise InputError(f"{option} {value}: give a finite number")
     allocation = allocate_step(

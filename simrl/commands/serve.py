@@ -200,9 +200,9 @@ class _Source:
 
         file = self._file(self._overrides)
         sizes = {entry.cluster.gpus for entry in file.scenarios(parameters_of=parameters_of)}
-        entries = file.data(parameters_of)["systems"]
         systems = dict.fromkeys(
-            json.dumps(entry) if len(entry) > 1 else entry["name"] for entry in entries
+            json.dumps(entry) if len(entry) > 1 else entry["name"]
+            for entry in file.data(parameters_of)["systems"]
         )
         return Choice(tuple(systems), sizes.pop() if len(sizes) == 1 else None, None, None, None)
 
@@ -316,10 +316,9 @@ def _layout(path: Path, first: Choice) -> Any:
             id="answer",
         ),
     ]
-    column = {"flex": "0 0 20em", "padding": "1em"}
     return html.Div(
         [
-            html.Div(choices, style=column),
+            html.Div(choices, style={"flex": "0 0 20em", "padding": "1em"}),
             html.Div(answer, style={"flex": "1 1 30em", "padding": "1em", "minWidth": "0"}),
         ],
         style={

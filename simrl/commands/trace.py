@@ -15,6 +15,7 @@ from simrl.commands.options import Place
 from simrl.commands.view import DataView, drawn
 from simrl.errors import InputError, meant, refuse
 from simrl.extensions import Extended, checked
+from simrl.scenario.yaml_text import parse_override, read_yaml
 from simrl.trace.importers.sources import known_sources
 from simrl.validation import MOST_SEED, explain
 
@@ -182,7 +183,6 @@ def added_importer(name: str) -> Callable[..., DataView]:
     def import_added(path: Source, output: Output, settings: Settings = None) -> DataView:
         """An importer that an installed package adds; its KEY=VALUE are the parameters of its
         function."""
-        from simrl.scenario.yaml_text import parse_override
         from simrl.trace.trace import Trace
 
         parameters = dict(parse_override(text) for text in settings or [])
@@ -249,7 +249,6 @@ def synth(
     name: Name = None,
 ) -> DataView:
     """Draw a trace from a length model, if there is no run yet."""
-    from simrl.scenario.yaml_text import parse_override
     from simrl.trace.synthesis import PRESETS, LengthModel, synthesise
 
     preset = preset or ("coding-agent" if agentic else None)
@@ -296,7 +295,6 @@ def with_tools(
 
 def _tools(path: Path) -> dict[str, Tool]:
     """Return the tools of a YAML file."""
-    from simrl.scenario.yaml_text import read_yaml
     from simrl.trace.tools import ToolFile
 
     try:

@@ -172,9 +172,8 @@ def _result_of(workload: Any) -> dict[str, Any] | None:
         raise InputError(
             f"{workload}: not a result folder ({first_line(error)}); `simrl run` writes one"
         ) from error
-    systems = [scenario.pop("system")] if "system" in scenario else []
     return {
-        "systems": systems,
+        "systems": [scenario.pop("system")] if "system" in scenario else [],
         **{key: value for key, value in scenario.items() if key not in FILLED_IN},
     }
 

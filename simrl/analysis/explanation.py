@@ -79,17 +79,6 @@ class Explanation:
 
     def as_json(self) -> dict[str, Any]:
         """Return the explanation for `json.dumps`, with the parts that the run has."""
-        parts = [
-            {
-                "part": key,
-                "words": PARTS[key].words,
-                "ideal": PARTS[key].ideal,
-                "gpu_s": value,
-                "gpu_s_per_sample": self.steady.per_sample.get(key),
-            }
-            for key, value in self.whole.gpu_s.items()
-            if value
-        ]
         return {
             "label": self.label,
             "variant": self.variant,
@@ -107,7 +96,17 @@ class Explanation:
             **({"agents": dict(self.agents)} if self.agents else {}),
             **({"admission": self.admission} if self.admission else {}),
             **({"planner": self.planner} if self.planner else {}),
-            "parts": parts,
+            "parts": [
+                {
+                    "part": key,
+                    "words": PARTS[key].words,
+                    "ideal": PARTS[key].ideal,
+                    "gpu_s": value,
+                    "gpu_s_per_sample": self.steady.per_sample.get(key),
+                }
+                for key, value in self.whole.gpu_s.items()
+                if value
+            ],
             "critical_path": {
                 "step": self.path.step,
                 "started_s": self.path.started_s,

@@ -185,8 +185,7 @@ def _with_paths(
 ) -> Iterator[PlacedRow]:
     """Yield the rows of files, with the fields of `columns` that are inside others; if `named`, also
     with the step in the name of a file where no field has it."""
-    placed = ((*read, file) for file in files for read in rows.read_jsonl(file))
-    for place, row, of in placed:
+    for place, row, of in ((*read, file) for file in files for read in rows.read_jsonl(file)):
         paths = (name for name in columns.values() if "." in name and name not in row)
         inner = {path: value for path in paths for value in _inside(row, path)}
         at = {"step": step_of({}, of)} if named and step_of(row, Path()) is None else {}
@@ -269,8 +268,9 @@ def _trace(
     if usual:
         LOG.info(f"{path}: read with {read_with}; --column OURS=THEIRS reads other columns")
     if _in_turns(mapped):
-        observed = [row.turn_observation_tokens for row in samples]
-        notes.append(turns.note(observed, noted.pop(turns.AGENTS, 0)))
+        notes.append(
+            turns.note([row.turn_observation_tokens for row in samples], noted.pop(turns.AGENTS, 0))
+        )
         notes += [f"{number} {words}" for words, number in noted.items() if number]
     return rows.trace_from_rows(
         samples,
@@ -426,8 +426,9 @@ def _count_responses(
         return
     masks = [values.pop("mask", None) for values in every]
     noted[turns.AGENTS] += sum(map(turns.is_agents, texts))
-    unmasked = [text if mask is None else "" for text, mask in zip(texts, masks, strict=True)]
-    counted_turns = _turns_of_texts(unmasked, counter)
+    counted_turns = _turns_of_texts(
+        [text if mask is None else "" for text, mask in zip(texts, masks, strict=True)], counter
+    )
     for values, mask, (of_response, ids) in zip(every, masks, counted_turns, strict=True):
         noted[turns.UNENDED] += of_response.after
         if mask is not None:
@@ -453,10 +454,13 @@ def _turns_of_texts(
 
 
 def _prompt_id(row: Mapping[str, Any], column: str, place: str) -> Any:
-    def fits(value: Any) -> bool:
-        return type(value) in (int, str, bytes) and value != ""
-
-    return rows.checked(row, column, place, fits, "a whole number or text")
+    return rows.checked(
+        row,
+        column,
+        place,
+        lambda value: type(value) in (int, str, bytes) and value != "",
+        "a whole number or text",
+    )
 
 
 def _finish_reason(row: Mapping[str, Any], column: str, place: str) -> str | None:

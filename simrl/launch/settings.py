@@ -291,5 +291,6 @@ def _of_python(path: Path) -> Launch:
             named = {"model_name_or_path": models[0]} if models else {}
             settings = {**named, **keywords, **_of_words(words, table, path, guessed)}
             return Launch(path, table, {"config_class": name, **settings}, guessed)
-    why = "no call of a configuration class such as GRPOConfig(…)"
-    raise InputError(f"{path}: {why}; name the script with the command line that starts it")
+    raise InputError(
+        f"{path}: no call of a configuration class such as GRPOConfig(…); name the script with the command line that starts it"
+    )

@@ -233,8 +233,9 @@ def calibrate(
         scenario = launch(path, len(rows)).model_copy(update={"warmup_steps": 0})
         if batch is not None and not _system(scenario).needs_rewards:
             # Tokens of the whole batch are counted where its log-probs are computed.
-            after = "after_log_probs" if BATCH_TOKENS in usable else True
-            scenario = scenario.with_fields("system", filter_groups=after)
+            scenario = scenario.with_fields(
+                "system", filter_groups="after_log_probs" if BATCH_TOKENS in usable else True
+            )
         return scenario, trace
 
     first, last = window or (usable["step"].iloc[0], usable["step"].iloc[:DEFAULT_STEPS].iloc[-1])

@@ -177,11 +177,10 @@ def cross(
     swept: dict[str, Dimension] = {}
     for key, dimension in dimensions.items():
         if key == SYSTEMS and isinstance(dimension, Listed):
-            values = [setting.value for (setting,) in dimension.alternatives]
             systems = [
                 entry
-                for value in values
-                for entry in (value if isinstance(value, list) else [value])
+                for (setting,) in dimension.alternatives
+                for entry in (setting.value if isinstance(setting.value, list) else [setting.value])
             ]  # a,b or [a,b]
             fixed.append(Setting(SYSTEMS, systems, dimension.alternatives[0][0].giver))
         elif (

@@ -25,7 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from simrl.commands import options as o
 from simrl.commands.view import DataView
-from simrl.errors import InputError, StoppedError
+from simrl.errors import InputError, StoppedError, refuse
 from simrl.extensions import install_command
 from simrl.validation import right, with_parameters
 
@@ -59,8 +59,7 @@ class Choice(NamedTuple):
         from simrl.scenario.yaml_text import parse_override
         from simrl.systems.recipes import parameters_of
 
-        if not self.systems:
-            raise InputError("systems: none is chosen; choose one")
+        refuse((not self.systems, "systems: none is chosen; choose one"))
         entries = [parse_override(f"system={system}")[1] for system in self.systems]
         known = [
             parameters_of(str(system.get("name") if isinstance(system, Mapping) else system))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from simrl.analysis.critical_path import CriticalPath, HeldUp, Paths, seconds_of
 from simrl.analysis.diagnosis import Evidence, Finding, diagnose
 from simrl.analysis.gpu_hours import PARTS, Waterfall, undivided, waterfall
-from simrl.errors import InputError
+from simrl.errors import InputError, refuse
 from simrl.result.check import require
 from simrl.result.metrics import prices, summary, totals, window
 from simrl.result.result import Result
@@ -287,8 +287,7 @@ def _require_facts(result: Result) -> None:
 def counted_warmup(result: Result) -> int:
     """Return the warm-up steps; at most half of the updates, for a run that was stopped early."""
     updates: int = result.steps.num_rows
-    if not updates:
-        raise InputError("the run made no policy update; explain one that made some")
+    refuse((not updates, "the run made no policy update; explain one that made some"))
     return min(int(result.metadata["scenario"]["warmup_steps"]), updates // 2)
 
 

@@ -316,11 +316,11 @@ def _mapped(
                 ours not in NAMES,
                 f"{path}: {ours!r} is not a column of a trace{meant(ours, NAMES)}; map one of {', '.join(NAMES)}",
             ),
+            (
+                theirs not in header,
+                f"{path}: no column {theirs!r} for {ours}{meant(theirs, header)}: {has}; name one of these",
+            ),
         )
-        if theirs not in header:
-            raise InputError(
-                f"{path}: no column {theirs!r} for {ours}{meant(theirs, header)}: {has}; name one of these"
-            )
     lengths = ("response_tokens", "response_ids")
     both = next((name for name in lengths if name in columns and "response" in columns), None)
     refuse(

@@ -246,8 +246,7 @@ def das(
     the paper solves for budgets, and its numbers belong to its models.
     Not modelled: the paper's own solution for the budgets.
     """
-    if not quantiles[0] < quantiles[1]:
-        raise InputError(f"speculation das: quantiles {quantiles} must rise")
+    refuse((not quantiles[0] < quantiles[1], f"speculation das: quantiles {quantiles} must rise"))
     longest, rule, budget = (
         Fixed(tokens=max(budgets)),
         HistoryRule(branch="count"),

@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from simrl.errors import InputError, first_line
+from simrl.errors import InputError, first_line, refuse
 from simrl.launch.expression import arithmetic
 from simrl.launch.python import calls_of
 from simrl.launch.shell import commands_of, text_of
@@ -201,8 +201,7 @@ def _data(path: Path, guessed: list[str], read: list[Path]) -> dict[str, Any]:
             return {}  # comments alone
     except ValueError as error:
         raise InputError(f"{path}: {first_line(error)}; correct the file") from error
-    if not isinstance(data, dict):
-        raise InputError(f"{path}: no keys; {REMEDY}")
+    refuse((not isinstance(data, dict), f"{path}: no keys; {REMEDY}"))
     below: dict[str, Any] = {}
     for entry in _list(data.pop("defaults", [])):
         group, name = (

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from simrl.analysis.critical_path import CriticalPath, HeldUp, Paths, seconds_of
 from simrl.analysis.diagnosis import Evidence, Finding, diagnose
-from simrl.analysis.gpu_hours import PARTS, Waterfall, undivided, waterfall
+from simrl.analysis.gpu_hours import PARTS, Waterfall, comparable, waterfall
 from simrl.errors import InputError, refuse
 from simrl.result.check import require
 from simrl.result.metrics import prices, summary, totals, window
@@ -256,9 +256,9 @@ def diff_results(a: Result, b: Result) -> Difference:
     """Compare two results. Raise `InputError` for one without updates after its warm-up."""
     for result in (a, b):
         _require_facts(result)
-    falls = [waterfall(result, *window(result, counted_warmup(result))) for result in (a, b)]
-    if any(fall.gpu_s["undivided"] for fall in falls):
-        falls = [undivided(fall) for fall in falls]
+    falls = comparable(
+        [waterfall(result, *window(result, counted_warmup(result))) for result in (a, b)]
+    )
     of_a, of_b = falls[0].per_sample, falls[1].per_sample
     changes = [
         Change(key, part.clause, of_a[key], of_b[key], of_a[key] - of_b[key])

@@ -11,7 +11,7 @@ samples is not known by sample: it is their share of the tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -128,7 +128,13 @@ class Waterfall:
         )
 
 
-def undivided(fall: Waterfall) -> Waterfall:
+def comparable(falls: Sequence[Waterfall]) -> list[Waterfall]:
+    """Return waterfalls with parts that all of them have: a real engine does not divide its work
+    beyond decoding."""
+    return [_undivided(f) for f in falls] if any(f.gpu_s["undivided"] for f in falls) else [*falls]
+
+
+def _undivided(fall: Waterfall) -> Waterfall:
     """Return the waterfall as a real engine shows it: rollout beyond full batches in one part."""
     beyond = [part for part in _GENERATES if part not in ("decode", "undivided")]
     rollout = sum((fall.gpu_s[part] for part in beyond), fall.gpu_s["undivided"])

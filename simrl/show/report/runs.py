@@ -16,7 +16,7 @@ import yaml
 
 from simrl.analysis.agreement import agree
 from simrl.analysis.explanation import explain_result
-from simrl.analysis.gpu_hours import PARTS, Waterfall, undivided, waterfall
+from simrl.analysis.gpu_hours import PARTS, Waterfall, comparable, waterfall
 from simrl.errors import InputError
 from simrl.result.metrics import window
 from simrl.show.figures.compare import (
@@ -102,10 +102,6 @@ def _pictures(
     runs: Sequence[Run], names: Sequence[str], falls: Sequence[Waterfall]
 ) -> dict[str, Any]:
     """Return the pictures of all runs together, and the pictures of each run."""
-    if any(
-        fall.gpu_s["undivided"] for fall in falls
-    ):  # a real engine does not divide its work beyond decoding
-        falls = [undivided(fall) for fall in falls]
     rows, results, warmups = (
         [run.row for run in runs],
         [run.result for run in runs],
@@ -113,7 +109,7 @@ def _pictures(
     )
     figures = {
         "speed": comparison_figure(rows),
-        "gpu_seconds": gpu_seconds_figure(rows, falls),
+        "gpu_seconds": gpu_seconds_figure(rows, comparable(falls)),
         "bubble": bubble_figure(rows, results, warmups),
         "staleness": staleness_figure(rows, results, warmups),
     }

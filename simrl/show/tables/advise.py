@@ -72,11 +72,13 @@ def print_advice(advice: Advice, console: Console, details: bool = False) -> Non
         line for line in lines[0] if len(lines) > 1 and all(line in others for others in lines)
     ]
     for plan, lines_of_plan in zip(advice.plans, lines, strict=True):
-        _head(console, f"On {plan.gpus:,} GPUs")
-        _fill(console, *(line for line in lines_of_plan if line not in shared), hanging=2)
+        _head(
+            console,
+            f"On {plan.gpus:,} GPUs",
+            *(line for line in lines_of_plan if line not in shared),
+        )
     if shared:
-        _head(console, "On each of them")
-        _fill(console, *shared, hanging=2)
+        _head(console, "On each of them", *shared)
     for plan in advice.plans if details else ():
         _head(console, f"The search on {plan.gpus:,} GPUs")
         print_search(plan.answer, console)
@@ -84,8 +86,7 @@ def print_advice(advice: Advice, console: Console, details: bool = False) -> Non
     _print_launch(first.answer, console)
     if len(advice.plans) > 1:
         _fill(console, "For the settings of another cluster: --clusters with it alone, or --json.")
-    _head(console, "What this rests on")
-    _fill(console, *_rests_on(first.answer), hanging=2)
+    _head(console, "What this rests on", *_rests_on(first.answer))
 
 
 def print_search(answer: Answer, console: Console) -> None:
@@ -111,18 +112,19 @@ def print_search(answer: Answer, console: Console) -> None:
         console,
         f"{QUALITY_SOURCE}. Largest permitted staleness η; per cent, without / with the decoupled objective.",
     )
-    _head(console, "What was searched")
-    _fill(
+    _head(
         console,
+        "What was searched",
         " ".join(answer.space.words),
         *(f"{note}." for note in answer.space.notes),
-        hanging=2,
     )
 
 
-def _head(console: Console, text: str) -> None:
+def _head(console: Console, text: str, *paragraphs: str) -> None:
+    """Print a heading, and the paragraphs below it."""
     console.print()
     say(console, text, style="bold")
+    _fill(console, *paragraphs, hanging=2)
 
 
 def _fill(console: Console, *paragraphs: str, indent: int = 0, hanging: int = 0) -> None:

@@ -402,8 +402,11 @@ def _error(phase: str, steps: pd.DataFrame) -> PhaseError:
             figures += [0, None, None]
             continue
         measured, simulated = chosen[f"{phase}_measured_s"], chosen[f"{phase}_simulated_s"]
-        figures += [len(chosen), float((simulated / measured - 1).abs().mean())]
-        figures.append(float(simulated.sum() / measured.sum() - 1))
+        figures += [
+            len(chosen),
+            float((simulated / measured - 1).abs().mean()),
+            float(simulated.sum() / measured.sum() - 1),
+        ]
     later = ~steps["in_window"] if figures[3] else steps["in_window"]
     ends = (
         float(steps.loc[later, f"{phase}_{end}_s"].mean()) for end in ("simulated", "low", "high")

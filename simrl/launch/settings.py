@@ -33,6 +33,7 @@ MOST_BITS = 300  # of a whole number
 MOST_TEXT = 10_000  # characters of a value
 MOST_PYTHON, MOST_DATA = 200_000, 1_000_000  # bytes of a file
 REMEDY = "name a launch script or a configuration file"
+TITLES = ", ".join(table.title for table in TABLES)
 _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 _OVERRIDE = re.compile(r"\+{0,2}([a-z_][\w./@-]*)=(?!=)(.*)", re.DOTALL)
 _OPERATIONS = {"mul": "*", "div": "/", "add": "+", "sub": "-"}
@@ -83,9 +84,8 @@ def _of_script(path: Path) -> Launch:
             if program and (settings := _of_words(words, table, path, script.guessed)):
                 return Launch(path, table, {"program": program[0], **settings}, script.guessed)
     missing = [guess for guess in script.guessed if guess.startswith("--")]
-    shown = ", ".join(table.title for table in TABLES)
     why = _no_rl(" ".join(chain.from_iterable(script.commands)), TABLES)
-    why = why or next(iter(missing), f"no command starts RL training with {shown}")
+    why = why or next(iter(missing), f"no command starts RL training with {TITLES}")
     raise InputError(f"{path}: {why}; {REMEDY}")
 
 
@@ -177,8 +177,7 @@ def _of_data(path: Path) -> Launch:
     settings = _flat(_data(path, guessed, []))
     table = next((table for table in TABLES if settings.keys() & set(table.known_by)), None)
     if table is None:
-        shown = ", ".join(table.title for table in TABLES)
-        raise InputError(f"{path}: no configuration of {shown}; {REMEDY}")
+        raise InputError(f"{path}: no configuration of {TITLES}; {REMEDY}")
     if why := _no_rl(" ".join([*settings, str(settings.get("_target_", ""))]), [table]):
         raise InputError(f"{path}: {why}; name the configuration of an RL run")
     return Launch(path, table, settings, guessed)

@@ -123,15 +123,6 @@ def report(measured: MeasuredDrafts, profile: TableProfile | None = None) -> dic
         source=f"{measured.drafter} on {trace.metadata.name}, {history_words(measured.history)}",
     )
     drawn = draw_trace_runs(model, trace, MODEL_SEED, measured.history.get("epochs_back", 1))
-    by_epoch = [
-        {
-            "epoch": e,
-            "responses": int((epoch == e).sum()),
-            "responses_with_drafts": int((served & (epoch == e)).sum()),
-            **_rates(measured.passes.of(served & (epoch == e))),
-        }
-        for e in np.unique(epoch).tolist()
-    ]
     return {
         "drafter": measured.drafter,
         "history": measured.history,
@@ -140,7 +131,15 @@ def report(measured: MeasuredDrafts, profile: TableProfile | None = None) -> dic
         "responses_with_drafts": int(served.sum()),
         "tokens_with_drafts": int(tokens[served].sum()),
         **_rates(measured.passes.of(served)),
-        "by_epoch": by_epoch,
+        "by_epoch": [
+            {
+                "epoch": e,
+                "responses": int((epoch == e).sum()),
+                "responses_with_drafts": int((served & (epoch == e)).sum()),
+                **_rates(measured.passes.of(served & (epoch == e))),
+            }
+            for e in np.unique(epoch).tolist()
+        ],
         "by_response": _by_response(measured),
         "hit_lengths": _hit_lengths(stretches(measured.runs, tokens).hit),
         "pays": None if profile is None else _pays(measured, profile),
@@ -243,9 +242,8 @@ def _pays(measured: MeasuredDrafts, profile: TableProfile) -> dict[str, Any]:
         drafting_s = times.draft_s(batch, drafted)
         return (profile.verify_s(batch, drafted, kv_tokens) + drafting_s) / passes.accept_length
 
-    room = _sequences_that_fit(profile, kv_tokens)
     most = (
-        min(t.decode_sequences[-1], most_positions, room)
+        min(t.decode_sequences[-1], most_positions, _sequences_that_fit(profile, kv_tokens))
         if kv_tokens <= t.decode_kv_tokens[-1]
         else 0
     )

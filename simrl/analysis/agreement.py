@@ -342,9 +342,9 @@ def _bubble(view: RunView, until_s: float) -> float | None:
 def _draft_rates(view: RunView, chosen: NDArray[np.bool_]) -> tuple[float | None, float | None]:
     """Return accepted / drafted tokens of some samples, and the tokens that a pass with a draft
     yields; None without drafts."""
-    columns = ("drafted_tokens", "accepted_tokens", "verifications", "verified_tokens")
     drafted, accepted, verifications, verified = (
-        int(view.samples[name][chosen].sum()) for name in columns
+        int(view.samples[name][chosen].sum())
+        for name in ("drafted_tokens", "accepted_tokens", "verifications", "verified_tokens")
     )
     return (
         accepted / drafted if drafted else None,

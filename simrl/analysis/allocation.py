@@ -75,8 +75,7 @@ def allocate_step(
         round(max(float(group.lengths_tokens.max()) for group in ranked)),
     )
     profile = covering(profile, batch, batch, prompt_tokens + longest)
-    times = RolloutTimes(profile, longest, max_num_seqs, prompt_tokens)
-    seconds = times.table(
+    seconds = RolloutTimes(profile, longest, max_num_seqs, prompt_tokens).table(
         [group.lengths_tokens for group in ranked], samples, most, [Drafted(accept_length)] * groups
     )
     if max_workers is None:

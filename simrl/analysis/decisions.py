@@ -208,8 +208,7 @@ def _other_orders(
 
 def _last_so_far(values: Floats) -> Ints:
     """Return by place the index of the largest value up to it."""
-    largest = np.maximum.accumulate(values)
-    new = np.r_[True, values[1:] > largest[:-1]]
+    new = np.r_[True, values[1:] > np.maximum.accumulate(values)[:-1]]
     return np.maximum.accumulate(np.where(new, np.arange(len(values)), 0))
 
 

@@ -121,9 +121,8 @@ class Evidence:
 def diagnose(evidence: Evidence) -> list[Finding]:
     """Return the findings in the order of `RULES`; the weight sync first where it is the largest
     loss."""
-    findings = [finding for rule in RULES for finding in rule(evidence)]
     return sorted(
-        findings,
+        [finding for rule in RULES for finding in rule(evidence)],
         key=lambda finding: finding.name != SYNC_HOLDS_UP or not evidence.loses_most_to_sync,
     )
 

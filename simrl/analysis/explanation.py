@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from simrl.analysis.critical_path import CriticalPath, HeldUp, Paths, seconds_of
 from simrl.analysis.diagnosis import Evidence, Finding, diagnose
-from simrl.analysis.gpu_hours import PARTS, Waterfall, undivided, waterfall
-from simrl.errors import InputError
+from simrl.analysis.gpu_hours import PARTS, Waterfall, comparable, waterfall
+from simrl.errors import InputError, refuse
 from simrl.result.check import require
 from simrl.result.metrics import prices, summary, totals, window
 from simrl.result.result import Result
@@ -79,17 +79,6 @@ class Explanation:
 
     def as_json(self) -> dict[str, Any]:
         """Return the explanation for `json.dumps`, with the parts that the run has."""
-        parts = [
-            {
-                "part": key,
-                "words": PARTS[key].words,
-                "ideal": PARTS[key].ideal,
-                "gpu_s": value,
-                "gpu_s_per_sample": self.steady.per_sample.get(key),
-            }
-            for key, value in self.whole.gpu_s.items()
-            if value
-        ]
         return {
             "label": self.label,
             "variant": self.variant,
@@ -107,7 +96,17 @@ class Explanation:
             **({"agents": dict(self.agents)} if self.agents else {}),
             **({"admission": self.admission} if self.admission else {}),
             **({"planner": self.planner} if self.planner else {}),
-            "parts": parts,
+            "parts": [
+                {
+                    "part": key,
+                    "words": PARTS[key].words,
+                    "ideal": PARTS[key].ideal,
+                    "gpu_s": value,
+                    "gpu_s_per_sample": self.steady.per_sample.get(key),
+                }
+                for key, value in self.whole.gpu_s.items()
+                if value
+            ],
             "critical_path": {
                 "step": self.path.step,
                 "started_s": self.path.started_s,
@@ -257,9 +256,9 @@ def diff_results(a: Result, b: Result) -> Difference:
     """Compare two results. Raise `InputError` for one without updates after its warm-up."""
     for result in (a, b):
         _require_facts(result)
-    falls = [waterfall(result, *window(result, counted_warmup(result))) for result in (a, b)]
-    if any(fall.gpu_s["undivided"] for fall in falls):
-        falls = [undivided(fall) for fall in falls]
+    falls = comparable(
+        [waterfall(result, *window(result, counted_warmup(result))) for result in (a, b)]
+    )
     of_a, of_b = falls[0].per_sample, falls[1].per_sample
     changes = [
         Change(key, part.clause, of_a[key], of_b[key], of_a[key] - of_b[key])
@@ -288,8 +287,7 @@ def _require_facts(result: Result) -> None:
 def counted_warmup(result: Result) -> int:
     """Return the warm-up steps; at most half of the updates, for a run that was stopped early."""
     updates: int = result.steps.num_rows
-    if not updates:
-        raise InputError("the run made no policy update; explain one that made some")
+    refuse((not updates, "the run made no policy update; explain one that made some"))
     return min(int(result.metadata["scenario"]["warmup_steps"]), updates // 2)
 
 

@@ -11,13 +11,12 @@ samples is not known by sample: it is their share of the tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from simrl.analysis.run_view import busy_clock
 from simrl.result.metrics import totals
@@ -129,7 +128,13 @@ class Waterfall:
         )
 
 
-def undivided(fall: Waterfall) -> Waterfall:
+def comparable(falls: Sequence[Waterfall]) -> list[Waterfall]:
+    """Return waterfalls with parts that all of them have: a real engine does not divide its work
+    beyond decoding."""
+    return [_undivided(f) for f in falls] if any(f.gpu_s["undivided"] for f in falls) else [*falls]
+
+
+def _undivided(fall: Waterfall) -> Waterfall:
     """Return the waterfall as a real engine shows it: rollout beyond full batches in one part."""
     beyond = [part for part in _GENERATES if part not in ("decode", "undivided")]
     rollout = sum((fall.gpu_s[part] for part in beyond), fall.gpu_s["undivided"])
@@ -157,8 +162,9 @@ def waterfall(result: Result, start_s: float = 0.0, end_s: float | None = None) 
     trained = result.steps.column("samples").to_numpy()[
         (finished_s > start_s) & (finished_s <= end_s)
     ]
-    gpus = sum(lane.gpus for lane in timeline.lanes)
-    return Waterfall(start_s, end_s, gpus, int(trained.sum()), gpu_s)
+    return Waterfall(
+        start_s, end_s, sum(lane.gpus for lane in timeline.lanes), int(trained.sum()), gpu_s
+    )
 
 
 def _add_idle(
@@ -176,14 +182,13 @@ def _add_idle(
     training_s: Floats = working(b_s) - working(a_s) - beside_s
     is_rollout = np.array(result.spans.column("role").to_pylist()) == "rollout"
     rest = np.array([lane.name == REST_LANE for lane in timeline.lanes])[timeline.lane]
-    parts: tuple[tuple[str, NDArray[np.bool_], Floats], ...] = (
+    for part, where, seconds in (
         ("tail_idle", is_rollout & ~rest, beside_s),
         ("trainer_wait", is_rollout & ~rest, training_s),
         ("other_wait", is_rollout & ~rest, b_s - a_s - beside_s - training_s),
         ("rest_idle", rest, b_s - a_s),
         ("train_idle", ~is_rollout & ~rest, b_s - a_s),
-    )
-    for part, where, seconds in parts:
+    ):
         gpu_s[part] += float((seconds * timeline.gpus)[idle & where].sum())
 
 

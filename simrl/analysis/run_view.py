@@ -79,10 +79,9 @@ def short_name(metadata: Mapping[str, Any]) -> str:
     """Return system and model in a few words, with the name alone of a nested parameter, and the
     folder of a model's path."""
     scenario = metadata.get("scenario", {})
-    system = scenario.get("system", {"name": metadata.get("label", "")})
     words = {
         key: value.get("name", value) if isinstance(value, dict) else value
-        for key, value in system.items()
+        for key, value in scenario.get("system", {"name": metadata.get("label", "")}).items()
     }
     label = with_parameters(words.pop("name"), words)
     model = Path(scenario.get("model", ""))

@@ -94,9 +94,6 @@ def _tools(trace: Trace) -> list[dict[str, Any]]:
     for tool, of_tool in calls.groupby("turn_tool"):
         seconds = of_tool["turn_environment_s"].to_numpy(np.float64)
         p50_s, p95_s = np.percentile(seconds, (50, 95)).tolist()
-        observed = (
-            of_tool["turn_observation_tokens"].mean() if "turn_observation_tokens" in calls else 0.0
-        )
         tools.append(
             {
                 "tool": tool,
@@ -108,7 +105,11 @@ def _tools(trace: Trace) -> list[dict[str, Any]]:
                 "failed_tries": int(of_tool["turn_failures"].sum())
                 if "turn_failures" in calls
                 else None,
-                "observation_tokens_mean": float(observed),
+                "observation_tokens_mean": float(
+                    of_tool["turn_observation_tokens"].mean()
+                    if "turn_observation_tokens" in calls
+                    else 0.0
+                ),
             }
         )
     return sorted(tools, key=lambda facts: -facts["calls"])

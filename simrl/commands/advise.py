@@ -16,7 +16,7 @@ import typer
 from simrl.commands import options as o
 from simrl.commands.command import command
 from simrl.commands.view import DataView, frame, place
-from simrl.errors import InputError, meant
+from simrl.errors import InputError, meant, refuse
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -209,13 +209,11 @@ def advise(
     from simrl.study.search_space import make_space
     from simrl.study.store import write_json
 
-    if trials < best:
-        raise InputError(f"--trials {trials}: fewer than the {best} systems to report (--best)")
-    deadline_s = None if deadline is None else seconds_of(str(deadline), "--deadline")
+    refuse((trials < best, f"--trials {trials}: fewer than the {best} systems to report (--best)"))
     limits = {
         "max_off_policyness": max_off_policyness,
         "max_cost": max_cost,
-        "deadline_s": deadline_s,
+        "deadline_s": None if deadline is None else seconds_of(str(deadline), "--deadline"),
         "budget": budget,
     }
     named = _framework(framework)

@@ -11,7 +11,7 @@ import typer
 
 from simrl.commands.options import Picture
 from simrl.commands.view import DataView, View, drawn
-from simrl.errors import InputError
+from simrl.errors import refuse
 
 
 def allocate(
@@ -74,22 +74,22 @@ def allocate(
     from simrl.show.tables.allocation import print_allocation
     from simrl.trace.trace import read_trace
 
-    if alternation not in get_args(Alternation):
-        raise InputError(
-            f"--alternation {alternation}: choose {' or '.join(get_args(Alternation))}"
-        )
-    if representative not in get_args(Representative):
-        raise InputError(
-            f"--representative {representative}: choose {' or '.join(get_args(Representative))}"
-        )
-    finite = {
+    refuse(
+        (
+            alternation not in get_args(Alternation),
+            f"--alternation {alternation}: choose {' or '.join(get_args(Alternation))}",
+        ),
+        (
+            representative not in get_args(Representative),
+            f"--representative {representative}: choose {' or '.join(get_args(Representative))}",
+        ),
+    )
+    for option, value in {
         "--train-seconds": train_seconds,
         "--accept-length": accept_length,
         "--precision-seconds": precision_seconds,
-    }
-    for option, value in finite.items():
-        if not math.isfinite(value):
-            raise InputError(f"{option} {value}: give a finite number")
+    }.items():
+        refuse((not math.isfinite(value), f"{option} {value}: give a finite number"))
     allocation = allocate_step(
         read_trace(trace),
         read_profile(profile),

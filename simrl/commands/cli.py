@@ -89,11 +89,10 @@ def make_app() -> typer.Typer:
         add_command(groups[name], shown, *ends[1:-1], name="copy" if name == "examples" else "show")
     for path, (function, *ends) in COMMANDS.items():
         *above, name = path.split()
-        examples = [f"simrl {path} {end}" for end in ends]
         add_command(
             groups[above[0]] if above else app,
             function,
-            *examples,
+            *[f"simrl {path} {end}" for end in ends],
             name=name,
             keys=JSON_KEYS.get(path, ""),
         )

@@ -322,8 +322,9 @@ def run(
         )
     chosen = system or pipeline
     opened = open_workload("run", workload, chosen and [chosen], overrides, {**setup, "seed": seed})
-    choices = Choices((), [dispatch] if dispatch else (), [speculation] if speculation else ())
-    scenarios = opened.scenarios(choices)
+    scenarios = opened.scenarios(
+        Choices((), [dispatch] if dispatch else (), [speculation] if speculation else ())
+    )
     if len(scenarios) > 1:
         for scenario in scenarios:  # a misspelt parameter is reported first
             make_system(scenario.system.name, scenario.system.parameters)

@@ -25,7 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from simrl.commands import options as o
 from simrl.commands.view import DataView
-from simrl.errors import InputError, StoppedError
+from simrl.errors import InputError, StoppedError, refuse
 from simrl.extensions import install_command
 from simrl.validation import right, with_parameters
 
@@ -59,8 +59,7 @@ class Choice(NamedTuple):
         from simrl.scenario.yaml_text import parse_override
         from simrl.systems.recipes import parameters_of
 
-        if not self.systems:
-            raise InputError("systems: none is chosen; choose one")
+        refuse((not self.systems, "systems: none is chosen; choose one"))
         entries = [parse_override(f"system={system}")[1] for system in self.systems]
         known = [
             parameters_of(str(system.get("name") if isinstance(system, Mapping) else system))
@@ -200,9 +199,9 @@ class _Source:
 
         file = self._file(self._overrides)
         sizes = {entry.cluster.gpus for entry in file.scenarios(parameters_of=parameters_of)}
-        entries = file.data(parameters_of)["systems"]
         systems = dict.fromkeys(
-            json.dumps(entry) if len(entry) > 1 else entry["name"] for entry in entries
+            json.dumps(entry) if len(entry) > 1 else entry["name"]
+            for entry in file.data(parameters_of)["systems"]
         )
         return Choice(tuple(systems), sizes.pop() if len(sizes) == 1 else None, None, None, None)
 
@@ -316,10 +315,9 @@ def _layout(path: Path, first: Choice) -> Any:
             id="answer",
         ),
     ]
-    column = {"flex": "0 0 20em", "padding": "1em"}
     return html.Div(
         [
-            html.Div(choices, style=column),
+            html.Div(choices, style={"flex": "0 0 20em", "padding": "1em"}),
             html.Div(answer, style={"flex": "1 1 30em", "padding": "1em", "minWidth": "0"}),
         ],
         style={

@@ -86,10 +86,9 @@ def require_scenario(call: str, path: str, more: Sequence[Any]) -> None:
     near = f" (did you mean {file.with_name(close[0])}?)" if close else ""
     if not near and (named := meant(file.stem, shipped)):
         example = next(stem for stem in shipped if stem in named)
-        there = Path(shipped[example]).exists()
         near = (
             f" (did you mean {shipped[example]}?)"
-            if there
+            if Path(shipped[example]).exists()
             else f"; simrl examples copy {example} writes such a file"
         )
     raise InputError(f"{path}: no such file{near}; name a scenario (YAML) or a trace (Parquet)")

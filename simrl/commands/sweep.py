@@ -200,13 +200,12 @@ def sweep(
             if ray is None and len(outcomes) < len(planned.points):
                 compile_kernels()
             report_overruled(varied.file, varied_values)
-            drawn = {"sample": sample, "seed": seed}
-            scenario = Path(opened.origin).name
             asked = {
-                "scenario": scenario,
+                "scenario": Path(opened.origin).name,
                 "values": texts_of(values),
                 "zip": list(zips or ()),
-                **drawn,
+                "sample": sample,
+                "seed": seed,
             }
             with _progress("points simulated", len(planned.points), len(outcomes)) as on_point:
                 swept = run(planned, outcomes, written, executor, asked, on_point)

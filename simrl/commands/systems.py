@@ -54,10 +54,6 @@ def show_system(
 ) -> DataView:
     """Describe a system: its rule, its parameters with their defaults, the paper, what is modelled
     and what is not."""
-    from simrl.systems.recipes import RECIPES, unknown_system
-
-    if name not in RECIPES:
-        raise unknown_system(name)
     page = _system(name)
     bound = page["off_policyness"]
     facts = {key: page[key] for key in ("pipeline", "dispatch", "speculation")}

@@ -15,12 +15,11 @@ from simrl.commands.options import Place
 from simrl.commands.view import DataView, drawn
 from simrl.errors import InputError, meant, refuse
 from simrl.extensions import Extended, checked
+from simrl.scenario.yaml_text import parse_override, read_yaml
 from simrl.trace.importers.sources import known_sources
 from simrl.validation import MOST_SEED, explain
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from simrl.trace.tools import Tool
     from simrl.trace.trace import Trace
 
@@ -30,17 +29,8 @@ Source = Annotated[
 Output = Annotated[
     Path, typer.Option("--output", "-o", help="the trace to write, such as my_run.parquet")
 ]
-Tokenizer = Annotated[
-    Path | None, typer.Option(help="count tokens with this tokenizer.json (or its folder)")
-]
-CharsPerToken = Annotated[
-    float | None, typer.Option(help="or estimate tokens: characters per token, such as 3.2")
-]
 Name = Annotated[
     str | None, typer.Option(help="name of the trace (default: the name of the source)")
-]
-Settings = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="parameters of the importer")
 ]
 
 
@@ -69,8 +59,12 @@ def _importer(name: str) -> Callable[..., DataView]:
     def import_source(
         path: Source,
         output: Output,
-        tokenizer: Tokenizer = None,
-        chars_per_token: CharsPerToken = None,
+        tokenizer: Annotated[
+            Path | None, typer.Option(help="count tokens with this tokenizer.json (or its folder)")
+        ] = None,
+        chars_per_token: Annotated[
+            float | None, typer.Option(help="or estimate tokens: characters per token, such as 3.2")
+        ] = None,
         metrics: Annotated[
             bool,
             typer.Option(
@@ -179,10 +173,16 @@ def _importer(name: str) -> Callable[..., DataView]:
 def added_importer(name: str) -> Callable[..., DataView]:
     """Return the command of an importer that an installed package adds."""
 
-    def import_added(path: Source, output: Output, settings: Settings = None) -> DataView:
+    def import_added(
+        path: Source,
+        output: Output,
+        settings: Annotated[
+            list[str] | None,
+            typer.Argument(metavar="[KEY=VALUE]...", help="parameters of the importer"),
+        ] = None,
+    ) -> DataView:
         """An importer that an installed package adds; its KEY=VALUE are the parameters of its
         function."""
-        from simrl.scenario.yaml_text import parse_override
         from simrl.trace.trace import Trace
 
         parameters = dict(parse_override(text) for text in settings or [])
@@ -249,7 +249,6 @@ def synth(
     name: Name = None,
 ) -> DataView:
     """Draw a trace from a length model, if there is no run yet."""
-    from simrl.scenario.yaml_text import parse_override
     from simrl.trace.synthesis import PRESETS, LengthModel, synthesise
 
     preset = preset or ("coding-agent" if agentic else None)
@@ -296,7 +295,6 @@ def with_tools(
 
 def _tools(path: Path) -> dict[str, Tool]:
     """Return the tools of a YAML file."""
-    from simrl.scenario.yaml_text import read_yaml
     from simrl.trace.tools import ToolFile
 
     try:
@@ -314,6 +312,7 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
 def _written(trace: Trace, output: Path) -> DataView:
     """Write a trace and return its description."""
     from simrl.analysis.trace_description import describe
+    from simrl.show.text import say
     from simrl.trace.trace import write_trace
 
     write_trace(trace, output)
@@ -324,8 +323,8 @@ def _written(trace: Trace, output: Path) -> DataView:
     lines += [f"Notes: {metadata.notes}"] if metadata.notes else []
     lines += [f"Look at it with:  simrl trace show {output}"]
 
-    def show(_: Any, console: Console) -> None:
-        for line in lines:
-            console.print(line, soft_wrap=True)
-
-    return DataView(describe(trace), show, more={"file": str(output)})
+    return DataView(
+        describe(trace),
+        lambda _, console: say(console, *lines, soft_wrap=True),
+        more={"file": str(output)},
+    )

@@ -124,11 +124,9 @@ def open_workload(
         if profile is not None:
             named = {"path": None, "roofline": None, **_profile(profile)}
             settings.insert(0, given("profile", named, f"argument profile={str(profile)!r}"))
-        if (scenario := _result_of(workload)) is not None:
-            return Opened(os.fspath(workload), scenario, settings, None)
         if isinstance(workload, Mapping):
             return Opened(f"simrl.{call}", _plain(workload), settings, None)
-        return Opened(os.fspath(workload), None, settings, None)
+        return Opened(os.fspath(workload), _result_of(workload), settings, None)
 
     trace, path = _trace(workload, cap_tokens, columns_of(columns))
     values = {setting.key: setting.value for setting in settings}
@@ -160,11 +158,11 @@ def open_workload(
     return Opened(f"simrl.{call}", data, settings, trace if path is None else None)
 
 
-def _result_of(workload: Any) -> dict[str, Any] | None:
+def _result_of(workload: str | os.PathLike[str]) -> dict[str, Any] | None:
     """Return the scenario of a folder that `simrl run` or `simrl compare` wrote for a run; None for
-    another workload."""
-    file = Path(workload) / METADATA_FILE if isinstance(workload, str | os.PathLike) else None
-    if file is None or not file.is_file():
+    another path."""
+    file = Path(workload) / METADATA_FILE
+    if not file.is_file():
         return None
     try:
         scenario = dict(json.loads(file.read_text(encoding="utf-8"))["scenario"])
@@ -172,9 +170,8 @@ def _result_of(workload: Any) -> dict[str, Any] | None:
         raise InputError(
             f"{workload}: not a result folder ({first_line(error)}); `simrl run` writes one"
         ) from error
-    systems = [scenario.pop("system")] if "system" in scenario else []
     return {
-        "systems": systems,
+        "systems": [scenario.pop("system")] if "system" in scenario else [],
         **{key: value for key, value in scenario.items() if key not in FILLED_IN},
     }
 

@@ -252,9 +252,9 @@ def shortest_two_steps(seconds: ArrayLike, workers: int, min_workers: int = 1) -
     all_workers = LinearConstraint(count[None], workers, workers)
 
     def plan_within(bound: float, cost: Floats) -> tuple[int, ...] | None:
-        long = ticks[ticks + ticks > bound]
         too_many = [
-            np.where(time >= v, count, 0) - np.where(v + time <= bound, count, 0) for v in long
+            np.where(time >= v, count, 0) - np.where(v + time <= bound, count, 0)
+            for v in ticks[ticks + ticks > bound]
         ]
         pairs = [LinearConstraint(np.array(too_many), -np.inf, 0)] if too_many else []
         constraints = [one_each, all_workers, *pairs]

@@ -60,10 +60,9 @@ def _follow(group: GroupRun, ends: Sequence[simpy.Event]) -> None:
         if len(done) == group.needed and not group.complete.triggered:
             group.complete.succeed(list(done))
         if len(back) == len(ends) and not group.over.triggered:
-            ordered = (
+            group.over.succeed(
                 [back[i] for i in sorted(back)] if group.needed is None else list(back.values())
             )
-            group.over.succeed(ordered)
 
     for place, end in enumerate(ends):
         on_fire(end, partial(ended, place))

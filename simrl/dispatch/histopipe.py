@@ -77,9 +77,8 @@ class Plan:
         left. None if there is none: into the next step. `unfinished` samples are by worker, of the
         workers that have some."""
         rank = self.rank_of.get(worker, UNRANKED)
-        longer = [other for other in unfinished if self.rank_of.get(other, UNRANKED) > rank]
         return max(
-            longer,
+            [other for other in unfinished if self.rank_of.get(other, UNRANKED) > rank],
             key=lambda other: (self.rank_of[other], -unfinished[other], -other),
             default=None,
         )

@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from simrl.errors import InputError, first_line
+from simrl.errors import InputError, first_line, refuse
 from simrl.launch.expression import arithmetic
 from simrl.launch.python import calls_of
 from simrl.launch.shell import commands_of, text_of
@@ -33,6 +33,7 @@ MOST_BITS = 300  # of a whole number
 MOST_TEXT = 10_000  # characters of a value
 MOST_PYTHON, MOST_DATA = 200_000, 1_000_000  # bytes of a file
 REMEDY = "name a launch script or a configuration file"
+TITLES = ", ".join(table.title for table in TABLES)
 _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 _OVERRIDE = re.compile(r"\+{0,2}([a-z_][\w./@-]*)=(?!=)(.*)", re.DOTALL)
 _OPERATIONS = {"mul": "*", "div": "/", "add": "+", "sub": "-"}
@@ -83,9 +84,8 @@ def _of_script(path: Path) -> Launch:
             if program and (settings := _of_words(words, table, path, script.guessed)):
                 return Launch(path, table, {"program": program[0], **settings}, script.guessed)
     missing = [guess for guess in script.guessed if guess.startswith("--")]
-    shown = ", ".join(table.title for table in TABLES)
     why = _no_rl(" ".join(chain.from_iterable(script.commands)), TABLES)
-    why = why or next(iter(missing), f"no command starts RL training with {shown}")
+    why = why or next(iter(missing), f"no command starts RL training with {TITLES}")
     raise InputError(f"{path}: {why}; {REMEDY}")
 
 
@@ -177,8 +177,7 @@ def _of_data(path: Path) -> Launch:
     settings = _flat(_data(path, guessed, []))
     table = next((table for table in TABLES if settings.keys() & set(table.known_by)), None)
     if table is None:
-        shown = ", ".join(table.title for table in TABLES)
-        raise InputError(f"{path}: no configuration of {shown}; {REMEDY}")
+        raise InputError(f"{path}: no configuration of {TITLES}; {REMEDY}")
     if why := _no_rl(" ".join([*settings, str(settings.get("_target_", ""))]), [table]):
         raise InputError(f"{path}: {why}; name the configuration of an RL run")
     return Launch(path, table, settings, guessed)
@@ -201,8 +200,7 @@ def _data(path: Path, guessed: list[str], read: list[Path]) -> dict[str, Any]:
             return {}  # comments alone
     except ValueError as error:
         raise InputError(f"{path}: {first_line(error)}; correct the file") from error
-    if not isinstance(data, dict):
-        raise InputError(f"{path}: no keys; {REMEDY}")
+    refuse((not isinstance(data, dict), f"{path}: no keys; {REMEDY}"))
     below: dict[str, Any] = {}
     for entry in _list(data.pop("defaults", [])):
         group, name = (
@@ -291,5 +289,6 @@ def _of_python(path: Path) -> Launch:
             named = {"model_name_or_path": models[0]} if models else {}
             settings = {**named, **keywords, **_of_words(words, table, path, guessed)}
             return Launch(path, table, {"config_class": name, **settings}, guessed)
-    why = "no call of a configuration class such as GRPOConfig(…)"
-    raise InputError(f"{path}: {why}; name the script with the command line that starts it")
+    raise InputError(
+        f"{path}: no call of a configuration class such as GRPOConfig(…); name the script with the command line that starts it"
+    )

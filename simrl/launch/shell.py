@@ -179,9 +179,8 @@ class Script:
         if "Index" in node:  # A[1]=3
             self._guess(self._written(node), "an element by itself is left out")
         elif "Array" in node:
-            elements = node["Array"].get("Elems") or []
             self.variables[name] = before + self._texts(
-                [one["Value"] for one in elements if one.get("Value")]
+                [one["Value"] for one in node["Array"].get("Elems") or [] if one.get("Value")]
             )
         else:
             text = " ".join(self.words(node["Value"], divides=False)) if node.get("Value") else ""

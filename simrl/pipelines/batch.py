@@ -9,7 +9,7 @@ from typing import Any
 
 import simpy
 
-from simrl.errors import InputError
+from simrl.errors import refuse
 from simrl.pipelines.context import RunContext
 from simrl.runtime.events import Signal, gather, on_fire
 from simrl.runtime.rollout import NOTHING_TO_TRAIN, Rollout
@@ -40,8 +40,7 @@ class Batch:
     @property
     def rollouts(self) -> list[Rollout]:
         """Responses to train. Raises `InputError` if there is none."""
-        if not self.groups:
-            raise InputError(NOTHING_TO_TRAIN)
+        refuse((not self.groups, NOTHING_TO_TRAIN))
         return [rollout for group in self.groups for rollout in group]
 
     @property

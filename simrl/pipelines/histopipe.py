@@ -181,10 +181,10 @@ class _Steps:
         if sample.uid not in step.siblings:
             return  # it has ended at this very boundary
         self._migrated.add(sample.uid)
-        unfinished = Counter(
-            worker for uid, worker in step.worker_of.items() if uid in step.siblings
+        target = step.plan.destination(
+            step.worker_of[sample.uid],
+            Counter(worker for uid, worker in step.worker_of.items() if uid in step.siblings),
         )
-        target = step.plan.destination(step.worker_of[sample.uid], unfinished)
         if target is not None:
             step.worker_of[sample.uid] = target
             self._run.dispatcher.move(sample, target)

@@ -117,9 +117,8 @@ def _round_s(layout: Layout, tokens: Ints, number: int) -> float:
     share of `number` responses of lengths like these, the longest among them. `RolloutTimes` knows
     passes, KV cache and pre-emptions; the order is drawn."""
     share = -(-number // len(layout.run.workers))
-    lengths = np.quantile(tokens, np.arange(1, share + 1) / share)
     return layout.load_s + layout.run.times.responses_s(
-        np.random.default_rng(0).permutation(lengths)
+        np.random.default_rng(0).permutation(np.quantile(tokens, np.arange(1, share + 1) / share))
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import BaseModel, Field, ValidationError, create_model
 
-from simrl.errors import InputError
+from simrl.errors import InputError, refuse
 from simrl.validation import explain
 
 if TYPE_CHECKING:
@@ -250,8 +250,7 @@ def checked_tables(
     }
     frames = {name: table.to_pandas() for name, table in typed.items()}
     spans = frames["spans"]
-    if spans.empty:
-        raise InputError(f"{place}/spans.parquet: no rows; write the result again")
+    refuse((spans.empty, f"{place}/spans.parquet: no rows; write the result again"))
     workers = spans["lane"].drop_duplicates().str.fullmatch(r"rollout-\d+").sum()
     run = {"latest_s": end_s * (1 + SAME_S), "updates": len(frames["steps"]), "workers": workers}
     run["uids"] = frames["samples"]["uid"]

@@ -219,12 +219,11 @@ def _of_drafts(result: Result) -> dict[str, Any]:
         for name in ("epoch", "generated_tokens", "accepted_tokens")
     )
     first = epoch == epoch.min(initial=np.iinfo(epoch.dtype).max)
-    parts = {"first_epoch": first, "later": ~first}
     return {"acceptance": "assumed" if "assumed" in kinds else next(iter(kinds), None)} | {
         f"{part}_speculation_rate": float(accepted[of].sum() / generated[of].sum())
         if kinds and generated[of].any()
         else None
-        for part, of in parts.items()
+        for part, of in {"first_epoch": first, "later": ~first}.items()
     }
 
 

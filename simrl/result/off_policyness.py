@@ -52,9 +52,9 @@ def ages(result: Result, warmup_steps: int) -> tuple[Ints, Ints, Ints]:
     row = np.searchsorted(samples.column("uid").to_numpy(), segments.column("uid").to_numpy())
     tokens, step = segments.column("tokens").to_numpy(), trained[row]
     counted = (step >= warmup_steps) & (tokens > 0)
-    version = steps.column("policy_version").to_numpy()[step[counted]]
     return (
-        version - segments.column("policy_version").to_numpy()[counted],
+        steps.column("policy_version").to_numpy()[step[counted]]
+        - segments.column("policy_version").to_numpy()[counted],
         tokens[counted],
         row[counted],
     )

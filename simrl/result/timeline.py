@@ -41,9 +41,8 @@ def steady_window(result: Result, steps: int = 3, first_step: int | None = None)
     """
     total = result.steps.num_rows
     steps = min(steps, total)
-    warmup_steps = result.metadata["scenario"]["warmup_steps"]
     first = (
-        min((warmup_steps + total - steps) // 2, total - steps)
+        min((result.metadata["scenario"]["warmup_steps"] + total - steps) // 2, total - steps)
         if first_step is None
         else first_step
     )

@@ -62,10 +62,9 @@ class IndexBuilders:
             tuple[int, int], tuple[range, float]
         ] = {}  # by host and prompt: epochs, and their arrival
         self._epochs = 1 + int(trace.column("epoch").max())
-        groups = zip(
-            trace.column("prompt_id").tolist(), trace.column("epoch").tolist(), strict=True
+        self._group_size = Counter(
+            zip(trace.column("prompt_id").tolist(), trace.column("epoch").tolist(), strict=True)
         )
-        self._group_size = Counter(groups)
         self._free_s = [0.0] * min(parameters.workers, MOST_BUILDERS)
         self._finished: dict[tuple[int, int], dict[int, int]] = defaultdict(
             dict

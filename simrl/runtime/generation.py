@@ -163,8 +163,9 @@ class Generation:
 
     def _begin(self, worker: int, numbers: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
         self.fleet.submit(worker, lengths, numbers, self._request_s)
-        started_s = self.fleet.arrays.tickets["started_s"].item(numbers.item(0))
-        self.workers[worker].open_rollout_span(started_s)
+        self.workers[worker].open_rollout_span(
+            self.fleet.arrays.tickets["started_s"].item(numbers.item(0))
+        )
 
     def _withdraw(self, worker: int, numbers: NDArray[np.int64]) -> None:
         if self.fleet.withdraw(worker, numbers):

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import simpy
 
-from simrl.errors import InputError
+from simrl.errors import refuse
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.rollout import NOTHING_TO_TRAIN, Rollout, scored
 from simrl.runtime.spot_trainer import SpotTrainer
@@ -185,8 +185,7 @@ class SimulatedTrainer:
     def _finish(
         self, rollouts: list[Rollout], started_s: float, publish: bool
     ) -> simpy.events.ProcessGenerator:
-        if not rollouts:
-            raise InputError(NOTHING_TO_TRAIN)
+        refuse((not rollouts, NOTHING_TO_TRAIN))
         after = self.costs.after(self.version, publish)
         if self.costs.pauses and publish:
             self._publishing = self._env.process(self._work(after))  # the loads take as much longer

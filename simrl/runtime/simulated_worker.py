@@ -46,8 +46,7 @@ def simulated_workers(
     """Return workers with an engine for each drafter: one fleet a drafter. Each worker has `lanes`
     of the recorder."""
     fleets: dict[str | None, tuple[Generation, Drafting | None]] = {}
-    named: list[tuple[str | None, Drafting | None]] = [(None, drafting), *(drafters or {}).items()]
-    for name, method in named:
+    for name, method in [(None, drafting), *(drafters or {}).items()]:
         decoding, keys = (
             (method.decoding, [method.key(i) for i in range(number)])
             if method

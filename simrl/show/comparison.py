@@ -39,8 +39,9 @@ def compare_scenarios(
     simulates is killed.
     """
     with write_whole_folder(folder, MANIFEST) as temporary:
-        keep = partial(_write_run, folder=temporary)
-        compared = simulate_compared(scenarios, jobs, inputs or InputCache(), keep, beside)
+        compared = simulate_compared(
+            scenarios, jobs, inputs or InputCache(), partial(_write_run, folder=temporary), beside
+        )
         _write_summary(compared.rows, compared.scenarios, temporary)
     return compared
 

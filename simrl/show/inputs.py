@@ -112,12 +112,11 @@ def _run(metadata: Facts) -> Entries:
     cap = (
         f", responses of at most {trace['cap_tokens']:,} tokens" if trace.get("cap_tokens") else ""
     )
-    source = "; ".join(filter(None, (source_words(trace["source"]), f"licence {trace['licence']}")))
     yield (
         "rollouts (trace)",
         f"{trace['name']}{cap}{_repeated(metadata)}",
         str(trace["kind"]),
-        source,
+        "; ".join(filter(None, (source_words(trace["source"]), f"licence {trace['licence']}"))),
     )
 
 
@@ -143,19 +142,17 @@ def _times(metadata: Facts) -> Entries:
     value = f"{profile['model']} on {profile['gpu']}, {split_words(profile)}{corrections}"
     yield "step times (profile)", value, str(profile["kind"]), "; ".join(filter(None, sources))
     computed = metadata.get("weight_sync") or "the model's bytes, the network, an overhead"
-    load_source = "training.load_s" if load_kind == "given" else computed
     yield (
         "loading weights at a worker",
         f"{metadata['load_weights_s']:.3g} s",
         load_kind,
-        load_source,
+        "training.load_s" if load_kind == "given" else computed,
     )
     derived = engine["kv_cache_tokens"] is None
     memory = ("derived", "GPU memory by its data sheet, less weights and reserve")
-    cache = f"{metadata['kv_cache_tokens_per_worker']:,} tokens"
     yield (
         "KV cache of a worker",
-        cache,
+        f"{metadata['kv_cache_tokens_per_worker']:,} tokens",
         *(memory if derived else ("given", "engine.kv_cache_tokens")),
     )
     if (caching := metadata.get("prefix_caching")) is not None:

@@ -49,8 +49,7 @@ def _about(result: Result) -> dict[str, Any]:
     """Return the facts about the run that its metadata has."""
     metadata = result.metadata
     plain = ("label", "variant", "gpus", "paper", "simrl_version")
-    about = {key: metadata[key] for key in plain if key in metadata}
-    return about | {
+    return {key: metadata[key] for key in plain if key in metadata} | {
         f"{key}_source": metadata[key]["source"] for key in ("trace", "profile") if key in metadata
     }
 
@@ -113,15 +112,13 @@ def _slices(busy: Spans) -> Iterator[str]:
 
 def _updates(result: Result) -> Iterator[dict[str, Any]]:
     for step in result.steps.to_pylist():
-        at = round(step["finished_s"] * 1e6)
-        name = f"end of step {step['step']}"
         yield {
             "ph": "i",
             "s": "g",
             "pid": ROLLOUT,
             "tid": FIRST_LANE,
-            "name": name,
-            "ts": at,
+            "name": f"end of step {step['step']}",
+            "ts": round(step["finished_s"] * 1e6),
             "args": step,
         }
 

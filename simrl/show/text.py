@@ -195,8 +195,7 @@ class Screen(Console):
             if segment.control or segment.text.isprintable() or segment.text == "\n":
                 yield segment
             else:
-                text = "\n".join(map(printable, segment.text.split("\n")))
-                yield Segment(text, segment.style)
+                yield Segment("\n".join(map(printable, segment.text.split("\n"))), segment.style)
 
 
 class Page(Console):
@@ -266,10 +265,9 @@ class Page(Console):
         """Return a text as escaped HTML with its bold parts."""
         text = Text.assemble(content if isinstance(content, Text) else str(content))
         parts = [(escape(part.text), part.style) for part in text.render(self)]
-        html = "".join(
+        return "".join(
             f"<b>{words}</b>" if style and style.bold else words for words, style in parts
-        )
-        return html.replace("\n", "<br>")
+        ).replace("\n", "<br>")
 
 
 def folded(console: Console, summary: str) -> AbstractContextManager[None]:

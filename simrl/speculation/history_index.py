@@ -27,7 +27,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simrl.errors import InputError
+from simrl.errors import InputError, refuse
 from simrl.profile.compiled import threaded
 from simrl.speculation.choices import LARGEST_TOKEN_ID, RUN_TOKENS, SORTED_TOKENS, HistoryRule
 from simrl.speculation.drafter import Tokens
@@ -83,8 +83,7 @@ def _weights(rewards: ArrayLike | None, responses: int, tokens: int) -> NDArray[
             f"history: {values.size} rewards for {responses} responses; give one for each"
         )
     values = np.where(np.isnan(values), 0.0, values)
-    if not np.isfinite(values).all():
-        raise InputError("history: a reward is infinite; give finite ones")
+    refuse((not np.isfinite(values).all(), "history: a reward is infinite; give finite ones"))
     if responses == 0 or values.min() == values.max():
         return np.empty(0, dtype=np.int64)
     values = values - min(0.0, float(values.min()))

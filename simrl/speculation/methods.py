@@ -138,19 +138,18 @@ def histospec(
     Not modelled: indexes of incomplete groups: a prompt with a dropped response (RollPacker, APRIL …) decodes without drafts in
     the next epoch.
     """
-    rule = HistoryRule(
-        longest_match_tokens=longest_match_tokens,
-        shortest_match_tokens=shortest_match_tokens,
-        branch=branch,
-        prompt_tail_tokens=prompt_tail_tokens,
-    )
     return Speculation(
         "histospec",
         "history",
         "RhymeRL, arXiv 2508.18588 §5",
         window or Aimd(),
         gate,
-        history=rule,
+        history=HistoryRule(
+            longest_match_tokens=longest_match_tokens,
+            shortest_match_tokens=shortest_match_tokens,
+            branch=branch,
+            prompt_tail_tokens=prompt_tail_tokens,
+        ),
         epochs_back=epochs_back,
     )
 
@@ -169,19 +168,18 @@ def histospec_code(
     `least_probability`. The window doubles after a fully accepted one and halves otherwise, from 2 to 16.
     Not modelled: as in histospec.
     """
-    rule = HistoryRule(
-        shortest_match_tokens=4,
-        branch="count",
-        least_probability=least_probability,
-        prompt_tail_tokens=prompt_tail_tokens,
-    )
     return Speculation(
         "histospec_code",
         "history",
         "RhymeRL's public code: verl recipe specRL/histoSpec",
         window or Mimd(),
         gate,
-        history=rule,
+        history=HistoryRule(
+            shortest_match_tokens=4,
+            branch="count",
+            least_probability=least_probability,
+            prompt_tail_tokens=prompt_tail_tokens,
+        ),
         epochs_back=epochs_back,
     )
 
@@ -248,8 +246,7 @@ def das(
     the paper solves for budgets, and its numbers belong to its models.
     Not modelled: the paper's own solution for the budgets.
     """
-    if not quantiles[0] < quantiles[1]:
-        raise InputError(f"speculation das: quantiles {quantiles} must rise")
+    refuse((not quantiles[0] < quantiles[1], f"speculation das: quantiles {quantiles} must rise"))
     longest, rule, budget = (
         Fixed(tokens=max(budgets)),
         HistoryRule(branch="count"),

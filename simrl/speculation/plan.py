@@ -148,8 +148,7 @@ def _rated(plan: DraftPlan, deployment: Deployment, gpus: int) -> DraftPlan:
     if plan.decoupled is not None:
         return replace(plan, rate=plan.decoupled.renewal)
     profile, (_, first, end) = deployment.profile, deployment.trace.step_slices[0]
-    share = -(-deployment.tp * (end - first) // gpus)
-    batches = _batches_up_to(share, plan.times, profile)
+    batches = _batches_up_to(-(-deployment.tp * (end - first) // gpus), plan.times, profile)
     kv_tokens, windows = typical_context_tokens(deployment.trace), range(1, MOST_WINDOW + 1)
     if not plan.speculation.ladder_window:
         windows = range(
@@ -210,8 +209,9 @@ def _plan_text(
     acceptance: Any = "measured from the trace's tokens"
     if not has_ids:
         acceptance = inputs.runs_of(speculation.drafter).model_dump()  # type: ignore[arg-type]
-    times = text_drafts(deployment.profile)
-    return DraftPlan(speculation, inputs, times, 0.0, 0.0, {"acceptance": acceptance})
+    return DraftPlan(
+        speculation, inputs, text_drafts(deployment.profile), 0.0, 0.0, {"acceptance": acceptance}
+    )
 
 
 def _plan_model(
@@ -224,12 +224,12 @@ def _plan_model(
     tree_times = tuple(
         _model_times(speculation, inputs, deployment, strategy.topk) for strategy in strategies
     )
-    bytes_per_gpu = times.weight_bytes_per_gpu, times.kv_bytes_per_token_per_gpu
     plan = DraftPlan(
         speculation,
         inputs,
         times,
-        *bytes_per_gpu,
+        times.weight_bytes_per_gpu,
+        times.kv_bytes_per_token_per_gpu,
         facts,
         acceptance=acceptance,
         tree_times=tree_times,

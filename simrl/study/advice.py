@@ -265,12 +265,11 @@ def growth_stages(scenario: Scenario, traces: Sequence[str] = ()) -> list[Scenar
     ):
         return [scenario]
     first, last = synthetic.mean_tokens
-    means = (first, (first + last) / 2, last)
     return [
         scenario.with_fields(
             "workload", synthetic=synthetic.model_copy(update={"mean_tokens": (mean, mean)})
         )
-        for mean in means
+        for mean in (first, (first + last) / 2, last)
     ]
 
 

@@ -184,13 +184,13 @@ class Answer:
 def option_json(option: Option) -> dict[str, Any]:
     """Return the data of an option."""
     cluster = option.point.scenario.cluster
-    layout = {
+    return {
         "hash": option.point.hash,
         "tp": cluster.tp,
         "cluster_gpus": cluster.gpus,
         "merit": option.merit,
+        **option.row,
     }
-    return {**layout, **option.row}
 
 
 def _end_json(end: End) -> dict[str, Any]:

@@ -233,8 +233,9 @@ def calibrate(
         scenario = launch(path, len(rows)).model_copy(update={"warmup_steps": 0})
         if batch is not None and not _system(scenario).needs_rewards:
             # Tokens of the whole batch are counted where its log-probs are computed.
-            after = "after_log_probs" if BATCH_TOKENS in usable else True
-            scenario = scenario.with_fields("system", filter_groups=after)
+            scenario = scenario.with_fields(
+                "system", filter_groups="after_log_probs" if BATCH_TOKENS in usable else True
+            )
         return scenario, trace
 
     first, last = window or (usable["step"].iloc[0], usable["step"].iloc[:DEFAULT_STEPS].iloc[-1])
@@ -401,8 +402,11 @@ def _error(phase: str, steps: pd.DataFrame) -> PhaseError:
             figures += [0, None, None]
             continue
         measured, simulated = chosen[f"{phase}_measured_s"], chosen[f"{phase}_simulated_s"]
-        figures += [len(chosen), float((simulated / measured - 1).abs().mean())]
-        figures.append(float(simulated.sum() / measured.sum() - 1))
+        figures += [
+            len(chosen),
+            float((simulated / measured - 1).abs().mean()),
+            float(simulated.sum() / measured.sum() - 1),
+        ]
     later = ~steps["in_window"] if figures[3] else steps["in_window"]
     ends = (
         float(steps.loc[later, f"{phase}_{end}_s"].mean()) for end in ("simulated", "low", "high")

@@ -79,17 +79,15 @@ def _parsed(source: bytes) -> tuple[str, frozenset[str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [
-                s for s in node.body if not _is_text(s)
-            ]  # a string that stands alone computes nothing
+                s
+                for s in node.body
+                if not (
+                    isinstance(s, ast.Expr)  # a string that stands alone computes nothing
+                    and isinstance(s.value, ast.Constant)
+                    and isinstance(s.value.value, str)
+                )
+            ]
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest(), names
-
-
-def _is_text(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
 
 
 def _imports(node: ast.AST) -> Iterator[str]:
@@ -109,11 +107,10 @@ def _data_files(root: Path, modules: set[str]) -> Iterator[str]:
     folders = {Path(path).parent for path in modules}
     for file in root.rglob("*"):
         path = file.relative_to(root)
-        hidden = CACHES in path.parts or file.name.startswith(".")
         if (
             file.is_file()
             and file.suffix != ".py"
-            and not hidden
+            and not (CACHES in path.parts or file.name.startswith("."))
             and _nearest_package(root, path.parent) in folders
         ):
             yield path.as_posix()

@@ -152,8 +152,9 @@ def _simulate_each(
                 run for _, run in sorted(zip(order, done, strict=True), key=lambda pair: pair[0])
             ]
         for i, scenario in enumerate(scenarios):
-            name = f"{i + 1}/{len(scenarios)} {folder_name(scenario)}: updates"
-            bar = progress.add_task(name, total=scenario.steps)
+            bar = progress.add_task(
+                f"{i + 1}/{len(scenarios)} {folder_name(scenario)}: updates", total=scenario.steps
+            )
             made.append(
                 simulate(scenario, lambda step, bar=bar: progress.update(bar, completed=step + 1))
             )

@@ -159,8 +159,9 @@ def _overhead(
 ) -> _Parameter:
     """Return an overhead, which may be twice what was computed, or none of it, and so much that
     was not computed as `least_s`."""
-    start = min(computed_s, high_s)
-    return _Parameter(name, start, 0.0, high_s, key, meaning, spread=max(computed_s, least_s))
+    return _Parameter(
+        name, min(computed_s, high_s), 0.0, high_s, key, meaning, spread=max(computed_s, least_s)
+    )
 
 
 def _of_engine(prepared: Prepared) -> tuple[_Parameter, ...]:
@@ -408,8 +409,9 @@ def _fit_training(
     configs, corrections = [config] * 3, list[Correction]()
 
     def costs(config: TrainingConfig) -> TrainingCosts:
-        scenario = prepared.scenario.model_copy(update={"training": config})
-        return replace(prepared, scenario=scenario).training_costs(prepared.train_gpus)
+        return replace(
+            prepared, scenario=prepared.scenario.model_copy(update={"training": config})
+        ).training_costs(prepared.train_gpus)
 
     def fit_line(
         measured: Floats,
@@ -577,9 +579,14 @@ def _least_squares(
 
     part = slice(free_from, None)
     low, high, scale = low[part], high[part], scale[part]
-    bounds = low, high
     solution = least_squares(
-        known, begin[part], bounds=bounds, x_scale=scale, loss="soft_l1", f_scale=SOFT, **solved
+        known,
+        begin[part],
+        bounds=(low, high),
+        x_scale=scale,
+        loss="soft_l1",
+        f_scale=SOFT,
+        **solved,
     )
     ended = np.where(
         solution.x - low < 1e-3 * scale,

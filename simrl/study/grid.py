@@ -17,7 +17,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simrl.errors import InputError, meant
+from simrl.errors import InputError, meant, refuse
 from simrl.scenario.load import (
     PARAMETER,
     ScenarioFile,
@@ -177,11 +177,10 @@ def cross(
     swept: dict[str, Dimension] = {}
     for key, dimension in dimensions.items():
         if key == SYSTEMS and isinstance(dimension, Listed):
-            values = [setting.value for (setting,) in dimension.alternatives]
             systems = [
                 entry
-                for value in values
-                for entry in (value if isinstance(value, list) else [value])
+                for (setting,) in dimension.alternatives
+                for entry in (setting.value if isinstance(setting.value, list) else [setting.value])
             ]  # a,b or [a,b]
             fixed.append(Setting(SYSTEMS, systems, dimension.alternatives[0][0].giver))
         elif (
@@ -205,8 +204,7 @@ def listed(key: str, values: Any) -> Dimension:
     if isinstance(values, str):
         return _dimension(f"{key}={values}")
     several = list(values) if isinstance(values, list | tuple | range) else [values]
-    if not several:
-        raise InputError(f"{key}: no value; give one or several, such as {{{key!r}: [1, 2]}}")
+    refuse((not several, f"{key}: no value; give one or several, such as {{{key!r}: [1, 2]}}"))
     return Listed((key,), [(given(key, value, f"{key}={value}"),) for value in several])
 
 
@@ -231,8 +229,7 @@ def _dimension(text: str) -> Dimension:
             alternatives.append((override(f"{key}={part}"),))
             continue
         low, high = float(ends[1]), float(ends[2])
-        if low > high:
-            raise InputError(f"{text!r}: {part} goes down; write the smaller number first")
+        refuse((low > high, f"{text!r}: {part} goes down; write the smaller number first"))
         if not all(map(_WHOLE.fullmatch, ends.groups())):
             if len(parts) > 1:
                 raise InputError(

@@ -343,11 +343,10 @@ def _across_nodes(training: TrainingConfig, values: Mapping[str, Any]) -> Iterat
     """Yield the groups of train GPUs that the nodes of the settings break up, though the scale-up
     link joined them in the simulation."""
     gpus_per_node, kind = values["train"][1], values["prepared"].train_gpu
-    within = {
+    for key, size in {
         "training.tensor_parallel": training.tensor_parallel,
         "training.expert_parallel": training.expert_parallel,
-    }
-    for key, size in within.items():
+    }.items():
         if gpus_per_node % size and size <= kind.nvlink_domain <= kind.gpus_per_node:
             yield (
                 f"{key}={size} is more than the {gpus_per_node} train GPUs a node here hold whole: its groups cross nodes, "

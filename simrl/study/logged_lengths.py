@@ -103,8 +103,9 @@ def _without_evaluations(metrics: pd.DataFrame) -> tuple[pd.DataFrame, list[str]
     contained = (others_s > 0) & (rest_s - (usual_s if usual_s == usual_s else 0.0) > others_s / 2)
     if not contained.any():
         return metrics, []
-    note = f"evaluations and checkpoints were taken out of {contained.sum()} steps ({others_s[contained].mean():.3g} s each)"
-    return metrics.assign(**{STEP: metrics[STEP] - others_s.where(contained, 0.0)}), [note]
+    return metrics.assign(**{STEP: metrics[STEP] - others_s.where(contained, 0.0)}), [
+        f"evaluations and checkpoints were taken out of {contained.sum()} steps ({others_s[contained].mean():.3g} s each)"
+    ]
 
 
 def _of_kept_groups(rows: pd.DataFrame, group: int) -> pd.DataFrame:

@@ -156,8 +156,10 @@ def simulate_point(point: Point, inputs: InputCache) -> Outcome:
             "cause": f"a bug in {where}",
         }
     del row["variant"]
-    kinds = {
-        "trace_kind": prepared.trace.metadata.kind,
-        "profile_kind": prepared.profile.metadata.kind,
+    return {
+        "row": {
+            **row,
+            "trace_kind": prepared.trace.metadata.kind,
+            "profile_kind": prepared.profile.metadata.kind,
+        }
     }
-    return {"row": {**row, **kinds}}

@@ -94,10 +94,9 @@ def _first_possible(space: Space, has: Collection[str]) -> Iterator[tuple[Point,
     inputs = InputCache()
     for as_written in space.as_in_the_file():
         (system,) = as_written[SYSTEMS]
-        dimensions = space.matters(system.value)
         deciding = {
             name: dimension.alternatives
-            for name, dimension in dimensions.items()
+            for name, dimension in space.matters(system.value).items()
             if isinstance(dimension, Listed)
             and {SHARE, *LAYOUT, *GPUS}.intersection(dimension.keys)
         }

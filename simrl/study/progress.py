@@ -54,14 +54,11 @@ def progress_bar(*more: ProgressColumn, speed_over_s: float = 30.0) -> Progress:
     """Return a bar on stderr, which disappears when it is done; without a terminal, a line now and
     then. A column of the remaining time uses the speed of the last `speed_over_s` seconds."""
     console = Console(stderr=True)
-    columns = (
+    return (Progress if console.is_terminal else _Lines)(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-    )
-    return (Progress if console.is_terminal else _Lines)(
-        *columns,
         *more,
         console=console,
         transient=True,

@@ -67,8 +67,9 @@ def perturbed(
     """Return the scenario with a source of error at a factor, or why it cannot be executed. Without
     drafts, there is no acceptance to perturb."""
     if source == "decode":
-        correction = scenario.profile.forward_correction * factor
-        return scenario.with_fields("profile", forward_correction=correction)
+        return scenario.with_fields(
+            "profile", forward_correction=scenario.profile.forward_correction * factor
+        )
     if source == "train":
         return scenario.with_fields("training", correction=scenario.training.correction * factor)
     if source == "assumed":
@@ -86,8 +87,9 @@ def assumed_seconds(prepared: Prepared) -> dict[str, float]:
     weight syncs that were measured on other models or nodes, and open constants of presets."""
     scenario = prepared.scenario
     used = constants(scenario.model_dump(), prepared.profile.metadata.kind)
-    known = known_fields(scenario.framework)
-    assumed = assumed_s(scenario.training.model_dump(), prepared.colocated, known)
+    assumed = assumed_s(
+        scenario.training.model_dump(), prepared.colocated, known_fields(scenario.framework)
+    )
     preset = {
         key: constant.value
         for _, key, constant in used

@@ -246,12 +246,9 @@ def _choose(trial: Trial, space: Space) -> Chosen:
             chosen[name] = dimension.drawn(trial.suggest_float(name, 0.0, 1.0))
         else:
             count = len(dimension.alternatives)
-            ordered = all(
-                isinstance(s.value, int | float) for a in dimension.alternatives for s in a
-            )
             number = (
                 trial.suggest_int(name, 0, count - 1)
-                if ordered
+                if all(isinstance(s.value, int | float) for a in dimension.alternatives for s in a)
                 else trial.suggest_categorical(name, range(count))
             )
             chosen[name] = dimension.alternatives[number]

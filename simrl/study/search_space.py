@@ -310,15 +310,14 @@ def _pools(first: Scenario, entries: Entries) -> Iterator[Searched]:
         for searched in _parameters(entries)
         if searched[0] != (f"{PARAMETER}rollout_share",)
     )
-    pools = (
+    for key, gpus, unit in (
         ("cluster.gpus", first.cluster.gpus, first.cluster.worker_gpus),
         (
             "cluster.train.gpus",
             first.cluster.train.gpus if first.cluster.train else 0,
             first.training.gpus_per_rank,
         ),
-    )
-    for key, gpus, unit in pools:
+    ):
         yield (key,), [(n,) for n in (gpus // 4, gpus // 2, gpus) if n and n % unit == 0], []
 
 
@@ -330,10 +329,9 @@ def _in_words(key: str, dimension: Dimension) -> str:
     """Return a dimension as a command line has it."""
     if isinstance(dimension, Between):
         return dimension.text
-    columns = zip(*dimension.alternatives, strict=True)
     texts = (
         [s.value if isinstance(s.value, str) else json.dumps(s.value) for s in column]
-        for column in columns
+        for column in zip(*dimension.alternatives, strict=True)
     )
     words = [
         f"{name}={','.join(column)}" for name, column in zip(dimension.keys, texts, strict=True)
@@ -474,10 +472,9 @@ def _drafters(scenario: Scenario, trace: Trace, entries: Entries) -> Searched:
             f"drafters {', '.join(assumed)}: left out, as nobody measured their acceptance; {DRAFTER}=none,{assumed[0]} "
             "searches with an assumed one"
         )
-    names = dict.fromkeys(parts(entry)[0] for entry, _ in entries)
     anyway = [
         f"{name}: {method}"
-        for name in names
+        for name in dict.fromkeys(parts(entry)[0] for entry, _ in entries)
         if (method := _own_method(name)) not in ("none", *methods)
     ]
     if anyway:

@@ -119,14 +119,6 @@ def tlt(
     is saved, in the background (`asynchronous_saves`), without its frozen layers (`selective_saves`).
     Not modelled: as verl_colocated, and the method tlt.
     """
-    training = SpotTraining(
-        every_updates=train_every,
-        packing=packing,
-        data_buffer=data_buffer,
-        save_every_iterations=save_every_iterations,
-        asynchronous_saves=asynchronous_saves,
-        selective_saves=selective_saves,
-    )
     return in_turns(
         paper="Taming the Long Tail, arXiv 2511.16665",
         speculation=tlt_drafting(
@@ -134,7 +126,14 @@ def tlt(
             bandit=bandit,
             bucketed_graphs=bucketed_graphs,
             threshold=threshold,
-            training=training,
+            training=SpotTraining(
+                every_updates=train_every,
+                packing=packing,
+                data_buffer=data_buffer,
+                save_every_iterations=save_every_iterations,
+                asynchronous_saves=asynchronous_saves,
+                selective_saves=selective_saves,
+            ),
         ),
     )
 

@@ -37,12 +37,13 @@ from simrl.systems.system import (
 def in_turns(*, paper: str, collector: MakeCollector = full_batch, **more: Any) -> System:
     """Return a synchronous, colocated, on-policy system whose batches go through one process;
     `more` are fields that differ."""
-    shared = {"schedule": "synchronous", "controller": True, "off_policyness": 0}
     return System(
         **{
             "pipeline": partial(batchwise, eta=0, collector=collector),
+            "schedule": "synchronous",
             "paper": paper,
-            **shared,
+            "controller": True,
+            "off_policyness": 0,
             **more,
         }
     )

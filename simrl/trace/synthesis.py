@@ -37,7 +37,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, model_validator
 
-from simrl.errors import InputError, broken
+from simrl.errors import broken, refuse
 from simrl.trace.draws import normals
 from simrl.trace.lognormal import cut_tokens, location_of
 from simrl.trace.tools import (
@@ -292,8 +292,7 @@ def synthesise(model: LengthModel, seed: int, name: str = "synthetic") -> Trace:
 
     Raises `InputError` for a negative seed and for a mean that the cap makes unreachable.
     """
-    if seed < 0:
-        raise InputError(f"length model: seed {seed} is negative; give a whole number from 0")
+    refuse((seed < 0, f"length model: seed {seed} is negative; give a whole number from 0"))
     location = _locations(model)
     prompt_location = location_of(
         model.prompt_tokens, model.prompt_sigma, model.prompt_cap_tokens, "prompt_tokens"

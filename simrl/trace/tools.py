@@ -226,10 +226,9 @@ def call_columns(
     """Return the columns of a trace with the tool and the failed tries of each turn but the last,
     as lists."""
     names = pa.array(list(tools), pa.string()).take(pa.array(calls.tool))
-    failures = calls.failures.astype(np.int32)
     return {
         "turn_tool": lists(edges, names, absent),
-        "turn_failures": lists(edges, failures, absent),
+        "turn_failures": lists(edges, calls.failures.astype(np.int32), absent),
     }
 
 
@@ -262,14 +261,13 @@ def with_tools(trace: Trace, tools: Mapping[str, Tool], seed: int, source: str) 
     calls = draw_calls(
         tools, seed, *(trace.column(name)[row] for name in ("step", "prompt_id", "sample")), turn
     )
-    drawn = {
+    for name, values in {
         "turn_environment_s": lists(edges, calls.seconds.astype(np.float32), ~missing),
         "turn_observation_tokens": lists(
             edges, calls.observation_tokens.astype(np.int32), ~missing
         ),
         **call_columns(tools, calls, edges, ~missing),
-    }
-    for name, values in drawn.items():
+    }.items():
         recorded = columns.get(name)
         first = (values, recorded) if name in ("turn_tool", "turn_failures") else (recorded, values)
         columns[name] = values if recorded is None else pc.coalesce(*first)

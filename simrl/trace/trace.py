@@ -197,23 +197,21 @@ class Trace:
         trace has none."""
         rows = self.table.slice(first, end - first)
         tokens = rows.column("response_tokens").to_pylist()
-        has_rewards = "reward" in rows.column_names
         rewards = (
             rows.column("reward").fill_null(math.nan).to_pylist()
-            if has_rewards
+            if "reward" in rows.column_names
             else [math.nan] * len(tokens)
         )
         turns: Iterable[tuple[Turn, ...]] = repeat(())
         if {"turn_tokens", "environment_s"} & set(rows.column_names):
-            names = (
-                "environment_s",
-                "turn_tokens",
-                "turn_environment_s",
-                "turn_observation_tokens",
-            )
             columns = [
                 rows.column(name).to_pylist() if name in rows.column_names else repeat(None)
-                for name in names
+                for name in (
+                    "environment_s",
+                    "turn_tokens",
+                    "turn_environment_s",
+                    "turn_observation_tokens",
+                )
             ]
             turns = map(_answered_turns, tokens, *columns)
         return list(map(Response, tokens, rewards, turns, range(first, end)))

@@ -81,9 +81,8 @@ def validate(table: pa.Table, required: tuple[str, ...], cap_tokens: int, origin
             values = values.cast(pa.string()) if pa.types.is_dictionary(values.type) else values
             refuse(breaks(values), values, name, origin, message)
     response = columns["response_tokens"]
-    over = pc.greater(response, cap_tokens)
     refuse(
-        over,
+        pc.greater(response, cap_tokens),
         response,
         "response_tokens",
         origin,

@@ -97,8 +97,9 @@ class Workload:
         _, first, end = slices[self._next_slice]
         samples = self._trace.samples(first, end, self._numbered, self._passes * self._epochs)
         self._numbered += len(samples)
-        responses = self._trace.responses(first, end)
-        self.responses.update(zip((s.uid for s in samples), responses, strict=True))
+        self.responses.update(
+            zip((s.uid for s in samples), self._trace.responses(first, end), strict=True)
+        )
         groups = [list(group) for _, group in groupby(samples, key=lambda s: s.prompt_id)]
         for group in groups:
             self._siblings[group[0].uid] = [self.responses[s.uid] for s in group]

@@ -19,8 +19,9 @@ from simrl.show.tables.acceptance import token_range
 def report_figure(d: dict[str, Any]) -> Picture:
     """Draw the data of `simrl.analysis.acceptance.report` in four panels."""
     drafter = f"{d['drafter']} from {history_words(d['history'])}"
-    title = f"{d['trace']['name']}: {drafter}, {d['accept_length']:.2f} tokens a pass"
-    figure, (hits, epochs, responses, last) = panels(title, 2, 7.6)
+    figure, (hits, epochs, responses, last) = panels(
+        f"{d['trace']['name']}: {drafter}, {d['accept_length']:.2f} tokens a pass", 2, 7.6
+    )
     _draw_hits(d["hit_lengths"], hits)
     _draw_epochs(d, epochs)
     _draw_responses(d["by_response"], responses)
@@ -97,11 +98,10 @@ def _draw_batches(pays: dict[str, Any], axes: Axes) -> None:
         _plot(axes, pays["by_batch"], "batch", key, color=color, marker="o", label=label)
     axes.axhline(1.0, color=INK, linestyle="--", linewidth=1.2, label="plain decoding")
     axes.set_xscale("log", base=2)
-    top = 1.05 * axes.get_ylim()[1]
     axes.set(
         xlabel=f"batch [sequences] ({pays['profile']})",
         ylabel="speed-up of decoding [×]",
-        ylim=(0, top),
+        ylim=(0, 1.05 * axes.get_ylim()[1]),
     )
     legend_above(axes, columns=3, x="{x:g}")
 

@@ -37,14 +37,13 @@ def _draw_groups(axes: Axes, d: dict[str, Any]) -> None:
         axes.bar_label(
             bars, names, fontsize="x-small", color=INK, padding=1, zorder=4, path_effects=halo
         )
-    target = f"target: {d['t0_s']:.1f} s + {d['gradient_s']:.1f} s a group"
     axes.plot(
         index,
         [g["target_s"] for g in d["groups"]],
         color=SERIES[4],
         marker="o",
         markersize=4,
-        label=target,
+        label=f"target: {d['t0_s']:.1f} s + {d['gradient_s']:.1f} s a group",
     )
     if d["train_s"] > 0:
         axes.axhline(

@@ -17,7 +17,7 @@ from matplotlib.transforms import blended_transform_factory
 from numpy.typing import NDArray
 
 from simrl.analysis.gpu_hours import PARTS, Waterfall
-from simrl.errors import InputError
+from simrl.errors import refuse
 from simrl.result.metrics import window
 from simrl.result.off_policyness import OLDEST, age_shares, ages
 from simrl.result.result import Result
@@ -61,8 +61,7 @@ def comparison_figure(rows: Sequence[Row]) -> Picture:
 
     Raise `InputError` without rows.
     """
-    if not rows:
-        raise InputError("a comparison needs at least one row; simulate a scenario first")
+    refuse((not rows, "a comparison needs at least one row; simulate a scenario first"))
     systems = list(dict.fromkeys(row["system"] for row in rows))
     variants = list(dict.fromkeys(row["variant"] for row in rows))
     heads = {
@@ -157,9 +156,8 @@ def bubble_figure(
         worker_idle_shares(result, warmup) for result, warmup in zip(results, warmups, strict=True)
     ]
     line: dict[str, Any] = {"color": INK, "linewidth": 1}
-    box = {**LOOKS["idle"].patch, "linewidth": 1}
     looks: dict[str, Any] = {
-        "boxprops": box,
+        "boxprops": {**LOOKS["idle"].patch, "linewidth": 1},
         **{f"{part}props": line for part in ("median", "whisker", "cap")},
     }
     along: dict[str, Any] = {

@@ -43,12 +43,11 @@ def difference_figure(d: Difference) -> Picture:
     """Draw the GPU-seconds that B saves (to the right) or adds (to the left) a trained sample, the
     largest change first."""
     least = SMALLEST * max(d.a_gpu_s, d.b_gpu_s)
-    changes = [
-        (change.part, change.saved_gpu_s)
+    bars = [
+        (change.part, change.saved_gpu_s, signed(change.saved_gpu_s))
         for change in d.changes
         if abs(change.saved_gpu_s) >= least
     ]
-    bars = [(part, saved, signed(saved)) for part, saved in changes]
     figure, axes = _bars(f"What {d.b} saves against {d.a}", bars)
     axes.axvline(0, color=FAINT, linewidth=0.8)
     axes.set_xlabel("adds  ←  GPU-seconds a trained sample  →  saves")

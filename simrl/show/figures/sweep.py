@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from simrl.errors import InputError, meant
+from simrl.errors import InputError, meant, refuse
 from simrl.show.style import BLACK, INK, PAPER, SERIES, Picture, plain, quiet
 from simrl.show.text import grouped, shown_value
 
@@ -78,12 +78,13 @@ def sweep_figure(
             raise InputError(
                 f"{name}={key!r}: does not vary in this sweep{meant(key, varied)}; {does} does"
             )
-    if not varied:
-        raise InputError("nothing varies in this sweep; give a key more than one value to draw it")
-    if not any(isinstance(row.get(value), int | float) for row in rows):
-        raise InputError(
-            f"value={value!r}: no column of numbers{meant(value, UNITS)}; draw one of {', '.join(UNITS)}"
-        )
+    refuse(
+        (not varied, "nothing varies in this sweep; give a key more than one value to draw it"),
+        (
+            not any(isinstance(row.get(value), int | float) for row in rows),
+            f"value={value!r}: no column of numbers{meant(value, UNITS)}; draw one of {', '.join(UNITS)}",
+        ),
+    )
     x = x or next(key for key in varied if key != y)
     if y is None and len(varied) > 2:
         y = next((key for key in varied if key not in (x, "system.name")), None)
@@ -172,7 +173,6 @@ def _write_fields(
     """Write the number in each field, and frame the best."""
     for (row, column), measure in np.ndenumerate(field):
         if not np.isnan(measure):
-            color = PAPER if measure < light else INK
             axes.text(
                 column,
                 row,
@@ -180,7 +180,7 @@ def _write_fields(
                 ha="center",
                 va="center",
                 fontsize="small",
-                color=color,
+                color=PAPER if measure < light else INK,
             )
     if not np.isnan(field).all():
         best = np.nanargmin(field) if least else np.nanargmax(field)

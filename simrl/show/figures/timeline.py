@@ -104,14 +104,12 @@ def _draw_trainers(axes: Axes, part: Spans, first_lane: int, lanes: int) -> None
     _draw_lanes(axes, part, first_lane, lanes)
     axes.set_yticks([])
     axes.text(-0.008, 0.5, "trainer", transform=axes.transAxes, ha="right", va="center", color=INK)
-    trains = part.where(part.of_kind("train"))
-    room_s = 0.06 * (part.ended_s.max() - part.started_s.min())
     write_on_spans(
         axes,
-        trains,
+        part.where(part.of_kind("train")),
         0.5 - first_lane,
         "step ",
-        room_s,
+        0.06 * (part.ended_s.max() - part.started_s.min()),
         color=PAPER,
         va="center_baseline",
         fontsize="small",

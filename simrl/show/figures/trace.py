@@ -46,8 +46,7 @@ def _plot_distribution(trace: Trace, axes: Axes) -> None:
     counts, _ = np.histogram(below, edges)
     look: dict[str, Any] = {"align": "edge", "edgecolor": PAPER, "linewidth": 0.4}
     axes.bar(edges[:-1], counts / len(tokens), np.diff(edges), color=LOOKS["rollout"].color, **look)
-    label = f"at the cap ({cap:,}): {at_cap:.1%}"
-    axes.bar(cap, at_cap, cap * 0.1, color=CAP, label=label, **look)
+    axes.bar(cap, at_cap, cap * 0.1, color=CAP, label=f"at the cap ({cap:,}): {at_cap:.1%}", **look)
     for percentile, style in ((5, ":"), (50, "-"), (95, "--"), (99, "-.")):
         x = float(np.percentile(tokens, percentile))
         axes.axvline(x, color=P50, linestyle=style, linewidth=1.4, label=f"p{percentile}: {x:,.0f}")

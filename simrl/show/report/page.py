@@ -80,9 +80,8 @@ def _written_as_one(folder: Path) -> Path:
 
 def report_html(source: Runs | SweepRows) -> str:
     """Return the page, with timelines that are coarse enough for its size."""
-    loader = PackageLoader("simrl.show.report", ".")
     environment = Environment(
-        loader=loader,
+        loader=PackageLoader("simrl.show.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -16,7 +16,7 @@ import yaml
 
 from simrl.analysis.agreement import agree
 from simrl.analysis.explanation import explain_result
-from simrl.analysis.gpu_hours import PARTS, Waterfall, undivided, waterfall
+from simrl.analysis.gpu_hours import PARTS, Waterfall, comparable, waterfall
 from simrl.errors import InputError
 from simrl.result.metrics import window
 from simrl.show.figures.compare import (
@@ -87,8 +87,8 @@ def runs_context(source: Runs) -> tuple[dict[str, Any], dict[str, Any]]:
         "ledger": shared(
             {name: run.result.metadata for name, run in zip(names, runs, strict=True)}
         ),
-        "scenarios": [
-            (name, _yaml(run.result.metadata["scenario"]))
+        "scenarios": [  # sorted by key, as in a folder of results
+            (name, yaml.safe_dump(run.result.metadata["scenario"], allow_unicode=True))
             for name, run in zip(names, runs, strict=True)
         ],
         "agreement": _agreement(runs) if source.replayed else None,
@@ -102,10 +102,6 @@ def _pictures(
     runs: Sequence[Run], names: Sequence[str], falls: Sequence[Waterfall]
 ) -> dict[str, Any]:
     """Return the pictures of all runs together, and the pictures of each run."""
-    if any(
-        fall.gpu_s["undivided"] for fall in falls
-    ):  # a real engine does not divide its work beyond decoding
-        falls = [undivided(fall) for fall in falls]
     rows, results, warmups = (
         [run.row for run in runs],
         [run.result for run in runs],
@@ -113,7 +109,7 @@ def _pictures(
     )
     figures = {
         "speed": comparison_figure(rows),
-        "gpu_seconds": gpu_seconds_figure(rows, falls),
+        "gpu_seconds": gpu_seconds_figure(rows, comparable(falls)),
         "bubble": bubble_figure(rows, results, warmups),
         "staleness": staleness_figure(rows, results, warmups),
     }
@@ -181,9 +177,3 @@ def _agreement(runs: Sequence[Run]) -> str:
     except InputError as error:
         return str(error)
     return text.getvalue().rstrip()
-
-
-def _yaml(data: Any) -> str:
-    """Return YAML sorted by key, as in a folder of results, so that a run that was not written
-    gives an equal page."""
-    return str(yaml.safe_dump(data, sort_keys=True, allow_unicode=True))

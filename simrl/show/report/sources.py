@@ -155,8 +155,7 @@ def _split(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def _rows(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of a table in folders `system.name=NAME`. Raise `InputError` for a damaged or
     changed file."""
-    if not folder.is_dir():
-        raise InputError(f"{folder} is no folder")
+    refuse((not folder.is_dir(), f"{folder} is no folder"))
     rows: list[dict[str, Any]] = []
     for file in sorted(folder.rglob("*.parquet")):
         key, _, value = file.parent.name.partition("=")

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import yaml
 from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError, create_model
 
 from simrl.errors import InputError
-from simrl.show.report.answer import of_sweep, plain, setting_name
+from simrl.show.report.answer import Row, of_sweep, plain, setting_name
 from simrl.show.report.sources import SweepRows
 from simrl.show.style import SERIES
 from simrl.validation import in_words, shortened
-
-Row = Mapping[str, Any]
 
 # Key of a column, its name on the page, its format in the page's script, its meaning, and the unit
 # that its name lacks.
@@ -101,7 +99,6 @@ def sweep_context(sweep: SweepRows) -> tuple[dict[str, Any], dict[str, Any]]:
         },
     }
     failed = [row for row in rows if row["error"] is not None]
-    reasons = Counter(str(row["error"]) for row in failed)
     context = {
         "answer": of_sweep(sweep, keys),
         "points": len(rows),
@@ -111,7 +108,7 @@ def sweep_context(sweep: SweepRows) -> tuple[dict[str, Any], dict[str, Any]]:
             (row["point"], setting_name(row, keys), row["error"]) for row in failed[:MOST_ERRORS]
         ],
         "failed_count": len(failed),
-        "reasons": len(reasons),
+        "reasons": len(Counter(str(row["error"]) for row in failed)),
         "fixed": [(key, in_words(rows[0][key])) for key in sweep.keys if key not in keys],
         "provenance": _provenance(good),
         "asked": yaml.safe_dump(sweep.arguments, sort_keys=False, allow_unicode=True),

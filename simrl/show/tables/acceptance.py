@@ -18,18 +18,18 @@ def print_report(d: dict[str, Any], console: Console) -> None:
     drafted = f"{d['responses_with_drafts']:,} of {d['responses']:,} responses have drafts"
     console.print(Text.assemble((d["trace"]["name"], "bold"), f": {drafter}; {drafted}"))
     say(console, f"Tokens by: {d['trace']['tokenizer']}")
-    epochs = [row for row in d["by_epoch"] if row["responses_with_drafts"]]
-    rates = [
-        *(
-            (f"epoch {row['epoch']}", f"{row['responses_with_drafts']:,}", *_cells(row))
-            for row in epochs
-        ),
-        (Text("all", "bold"), f"{d['responses_with_drafts']:,}", *_cells(d)),
-        ("longest tenth", "", *_cells(d["by_response"]["longest_tenth"])),
-    ]
     console.print(
         framed_table(
-            ("", "responses", "acceptance rate", "speculation rate", "accept length"), rates
+            ("", "responses", "acceptance rate", "speculation rate", "accept length"),
+            [
+                *(
+                    (f"epoch {row['epoch']}", f"{row['responses_with_drafts']:,}", *_cells(row))
+                    for row in d["by_epoch"]
+                    if row["responses_with_drafts"]
+                ),
+                (Text("all", "bold"), f"{d['responses_with_drafts']:,}", *_cells(d)),
+                ("longest tenth", "", *_cells(d["by_response"]["longest_tenth"])),
+            ],
         )
     )
     spread, tail = (

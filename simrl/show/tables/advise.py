@@ -72,11 +72,13 @@ def print_advice(advice: Advice, console: Console, details: bool = False) -> Non
         line for line in lines[0] if len(lines) > 1 and all(line in others for others in lines)
     ]
     for plan, lines_of_plan in zip(advice.plans, lines, strict=True):
-        _head(console, f"On {plan.gpus:,} GPUs")
-        _fill(console, *(line for line in lines_of_plan if line not in shared), hanging=2)
+        _head(
+            console,
+            f"On {plan.gpus:,} GPUs",
+            *(line for line in lines_of_plan if line not in shared),
+        )
     if shared:
-        _head(console, "On each of them")
-        _fill(console, *shared, hanging=2)
+        _head(console, "On each of them", *shared)
     for plan in advice.plans if details else ():
         _head(console, f"The search on {plan.gpus:,} GPUs")
         print_search(plan.answer, console)
@@ -84,8 +86,7 @@ def print_advice(advice: Advice, console: Console, details: bool = False) -> Non
     _print_launch(first.answer, console)
     if len(advice.plans) > 1:
         _fill(console, "For the settings of another cluster: --clusters with it alone, or --json.")
-    _head(console, "What this rests on")
-    _fill(console, *_rests_on(first.answer), hanging=2)
+    _head(console, "What this rests on", *_rests_on(first.answer))
 
 
 def print_search(answer: Answer, console: Console) -> None:
@@ -111,18 +112,19 @@ def print_search(answer: Answer, console: Console) -> None:
         console,
         f"{QUALITY_SOURCE}. Largest permitted staleness η; per cent, without / with the decoupled objective.",
     )
-    _head(console, "What was searched")
-    _fill(
+    _head(
         console,
+        "What was searched",
         " ".join(answer.space.words),
         *(f"{note}." for note in answer.space.notes),
-        hanging=2,
     )
 
 
-def _head(console: Console, text: str) -> None:
+def _head(console: Console, text: str, *paragraphs: str) -> None:
+    """Print a heading, and the paragraphs below it."""
     console.print()
     say(console, text, style="bold")
+    _fill(console, *paragraphs, hanging=2)
 
 
 def _fill(console: Console, *paragraphs: str, indent: int = 0, hanging: int = 0) -> None:
@@ -179,10 +181,9 @@ def _layout(option: Option) -> str:
 
 def _layout_column(options: Iterable[Option]) -> tuple[str, Callable[[Option], str]]:
     """Return the heading and the cells of the layouts: tp alone where they have nothing else."""
-    alone = all(_layout(option).count(" ") == 1 for option in options)
     return (
         ("tp", lambda option: _layout(option).removeprefix("tp "))
-        if alone
+        if all(_layout(option).count(" ") == 1 for option in options)
         else ("GPUs of a\nworker", _layout)
     )
 
@@ -383,12 +384,11 @@ def _quality(bound: float) -> Iterator[str]:
     fresh, *stale = near([bound])
     row = min(stale, key=lambda row: 0.0 if row.eta == bound else abs(row.eta - bound))
     eta = "without a bound" if math.isinf(row.eta) else f"with η = {row.eta:g}"
-    scores = zip(
-        BENCHMARKS, fresh.with_decoupled, row.without_decoupled, row.with_decoupled, strict=True
-    )
     cells = ", ".join(
         f"{name} {none:.1f} → {plain:.1f} / {decoupled:.1f}"
-        for name, none, plain, decoupled in scores
+        for name, none, plain, decoupled in zip(
+            BENCHMARKS, fresh.with_decoupled, row.without_decoupled, row.with_decoupled, strict=True
+        )
     )
     yield (
         f"Quality: {cells}: per cent without staleness → {eta}, without / with the decoupled objective "

@@ -14,19 +14,19 @@ from simrl.study.calibration import Calibration
 def print_calibration(calibration: Calibration, console: Console, doubts: bool = True) -> None:
     """Print the corrections, the errors in and out of the window, and the assumptions; with
     `doubts`, also what the log lacks and leaves open."""
-    corrections = [
-        (
-            c.name,
-            _with_unit(c.value, c.unit),
-            "at its bound" if c.error is None else f"± {_with_unit(c.error, c.unit)}",
-            "" if c.expected is None else _with_unit(c.expected, c.unit),
-            c.meaning,
-        )
-        for c in calibration.corrections
-    ]
     console.print(
         bare_table(
-            ("correction", "value", "standard error", "expected", "what it means"), corrections
+            ("correction", "value", "standard error", "expected", "what it means"),
+            [
+                (
+                    c.name,
+                    _with_unit(c.value, c.unit),
+                    "at its bound" if c.error is None else f"± {_with_unit(c.error, c.unit)}",
+                    "" if c.expected is None else _with_unit(c.expected, c.unit),
+                    c.meaning,
+                )
+                for c in calibration.corrections
+            ],
         )
     )
     errors = [

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -16,6 +16,7 @@ from simrl.profile.metadata import split_words
 from simrl.scenario.model import Scenario
 from simrl.show.inputs import not_modelled_lines, provenance, rests_on
 from simrl.show.tables.ranking import (
+    Row,
     best_and_other,
     most_of_variants,
     of_variants,
@@ -64,7 +65,6 @@ EPOCHS = ("the first epoch", "later ones")
 SPLIT = re.compile(r", rollout_share=[\d.]+|rollout_share=[\d.]+(, )?")
 SECTION = re.compile(r"\b\w+\.(?=[\w.]*=)")
 LONGEST_LINE = 30  # characters of a label before it is wrapped
-Row = Mapping[str, Any]
 
 
 class Shown(NamedTuple):

@@ -24,12 +24,11 @@ def _cut(description: dict[str, Any]) -> str:
 
 def _tool_row(facts: dict[str, Any]) -> list[str]:
     seconds = [f"{facts[key]:.1f}" for key in ("mean_s", "p50_s", "p95_s", "max_s")]
-    failed = "not recorded" if facts["failed_tries"] is None else f"{facts['failed_tries']:,}"
     return [
         facts["tool"],
         f"{facts['calls']:,}",
         *seconds,
-        failed,
+        "not recorded" if facts["failed_tries"] is None else f"{facts['failed_tries']:,}",
         f"{facts['observation_tokens_mean']:,.0f}",
     ]
 

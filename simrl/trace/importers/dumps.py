@@ -82,8 +82,9 @@ def import_dump(
     if form is None and "response" in source.columns:
         notes += [DECODED, turns.note(observed, agents)]
     else:
-        timed = any(row.turn_environment_s for row in samples)
-        notes += turns.several(observed, source.turns_by, timed)
+        notes += turns.several(
+            observed, source.turns_by, any(row.turn_environment_s for row in samples)
+        )
     return rows.trace_from_rows(
         samples,
         source=f"{framework} wandb table {files[0].name}"
@@ -171,8 +172,9 @@ def _summed(
     rewards: list[str] | None = None
     for place, row in placed:
         if rewards is None and source.rewards is not None:
-            numbers = [name for name, value in row.items() if type(value) in kinds]
-            rewards = _reward_columns(source, file, numbers, wanted)
+            rewards = _reward_columns(
+                source, file, [name for name, value in row.items() if type(value) in kinds], wanted
+            )
         # TRL writes NaN where a reward function returned None, which its own sum leaves out.
         values = [(name, rows.field(row, name, place)) for name in rewards or ()]
         present = [name for name, value in values if value is not None and value == value]

@@ -416,10 +416,9 @@ def items(
 ) -> list[Any]:
     """Return a field that holds a list of values that all fit; one that is absent or null is an
     empty list."""
-    present = {name: [] if row.get(name) is None else row[name]}
     return list(
         checked(
-            present,
+            {name: [] if row.get(name) is None else row[name]},
             name,
             place,
             lambda value: isinstance(value, list) and all(map(fits, value)),

@@ -185,8 +185,7 @@ def _with_paths(
 ) -> Iterator[PlacedRow]:
     """Yield the rows of files, with the fields of `columns` that are inside others; if `named`, also
     with the step in the name of a file where no field has it."""
-    placed = ((*read, file) for file in files for read in rows.read_jsonl(file))
-    for place, row, of in placed:
+    for place, row, of in ((*read, file) for file in files for read in rows.read_jsonl(file)):
         paths = (name for name in columns.values() if "." in name and name not in row)
         inner = {path: value for path in paths for value in _inside(row, path)}
         at = {"step": step_of({}, of)} if named and step_of(row, Path()) is None else {}
@@ -269,8 +268,9 @@ def _trace(
     if usual:
         LOG.info(f"{path}: read with {read_with}; --column OURS=THEIRS reads other columns")
     if _in_turns(mapped):
-        observed = [row.turn_observation_tokens for row in samples]
-        notes.append(turns.note(observed, noted.pop(turns.AGENTS, 0)))
+        notes.append(
+            turns.note([row.turn_observation_tokens for row in samples], noted.pop(turns.AGENTS, 0))
+        )
         notes += [f"{number} {words}" for words, number in noted.items() if number]
     return rows.trace_from_rows(
         samples,
@@ -316,11 +316,11 @@ def _mapped(
                 ours not in NAMES,
                 f"{path}: {ours!r} is not a column of a trace{meant(ours, NAMES)}; map one of {', '.join(NAMES)}",
             ),
+            (
+                theirs not in header,
+                f"{path}: no column {theirs!r} for {ours}{meant(theirs, header)}: {has}; name one of these",
+            ),
         )
-        if theirs not in header:
-            raise InputError(
-                f"{path}: no column {theirs!r} for {ours}{meant(theirs, header)}: {has}; name one of these"
-            )
     lengths = ("response_tokens", "response_ids")
     both = next((name for name in lengths if name in columns and "response" in columns), None)
     refuse(

@@ -55,10 +55,9 @@ def trace_from_verl_metrics(
         try:
             samples = _samples(row, group, seed, source, estimated)
             longest = samples["response_tokens"].max()
-            over = cap_tokens is not None and longest > cap_tokens
             refuse(
                 (
-                    over,
+                    cap_tokens is not None and longest > cap_tokens,
                     f"{source}: step {row['step']:g}: response_length/max is {longest}, over the cap of {cap_tokens}; "
                     "give the run's cap (--cap-tokens)",
                 )
@@ -71,8 +70,9 @@ def trace_from_verl_metrics(
     columns = {name: np.concatenate([step[name] for step in steps]) for name in steps[0]}
     cap = int(columns["response_tokens"].max()) if cap_tokens is None else cap_tokens
     is_known = cap_tokens is not None or any(clipped for clipped, _ in made)
-    at_cap = (columns["response_tokens"] == cap) & is_known
-    columns["finish_reason"] = np.where(at_cap, "length", "stop")
+    columns["finish_reason"] = np.where(
+        (columns["response_tokens"] == cap) & is_known, "length", "stop"
+    )
     # The j-th prompt of a step is distinguished from other steps' by the step's place in the epoch:
     # the next one repeats it.
     epochs, epoch = np.unique(columns["epoch"], return_inverse=True)
@@ -173,15 +173,15 @@ def _samples(
     response_tokens = rng.permutation(
         _lengths(row, "response_length", count, clipped or None, place, estimated)
     )
-    prompt_tokens = rng.permutation(
-        _lengths(row, "prompt_length", count // group, None, place, estimated)
-    )
     return {
         "step": np.full(count, step),
         "epoch": np.full(count, int(row.get("training/epoch", 0))),
         "prompt_id": np.repeat(np.arange(count // group), group),
         "sample": np.tile(np.arange(group), count // group),
-        "prompt_tokens": np.repeat(prompt_tokens, group),
+        "prompt_tokens": np.repeat(
+            rng.permutation(_lengths(row, "prompt_length", count // group, None, place, estimated)),
+            group,
+        ),
         "response_tokens": response_tokens,
     }
 

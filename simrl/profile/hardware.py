@@ -232,7 +232,7 @@ def whole_sheet(fields: Mapping[str, Any]) -> dict[str, Any]:
     `InputError` for an unknown base."""
     named, base = (str(fields.get(key) or "") for key in ("name", "base"))
     is_known = known_gpu(named) in GPUS
-    kind = gpu(base or named) if base or is_known else None
+    kind = gpu((base or named).removesuffix(".toml")) if base or is_known else None
     rest = kind.model_dump(exclude={"name", "base", "source"}) if kind else {}
     written = [key for key in fields if key not in ("name", "base", "source")]
     assumed = ", ".join(
@@ -241,12 +241,13 @@ def whole_sheet(fields: Mapping[str, Any]) -> dict[str, Any]:
         if key not in {*fields, *rest} and isinstance(field.default, int | float) and field.default
     )
     parts = (
-        fields.get("source") or f"the user's data sheet: {', '.join(written) or 'nothing'}",
+        fields.get("source")
+        or f"the user's data sheet: {', '.join(map(str, written)) or 'nothing'}",
         f"the rest as {kind.name} ({kind.source})" if kind and {*rest} - {*written} else "",
         f"assumed: {assumed}" if assumed else "",
     )
     whole = {
-        "name": f"{kind.name}-own" if kind and (is_known or not named) else named or "own",
+        "name": f"{kind.name}-own" if kind and (is_known or not named) else named.lower() or "own",
         "base": kind.name if kind else "",
         "source": "; ".join(filter(None, parts)),
     }

@@ -39,7 +39,7 @@ def completed(words: str, folder: Path) -> list[str]:
         ("simrl compare my.yaml --system areal,spl", ["areal,split"]),
         ("simrl compare my.yaml --speculation histo", ["histospec", "histospec_code"]),
         ("simrl sweep my.yaml --model qwen3-8", ["qwen3-8b"]),
-        ("simrl advise my.yaml --gpu h10", ["h100"]),
+        ("simrl advise my.yaml --gpu h10", ["h100", "h100-nvl", "h100-pcie"]),
         ("simrl systems show rhy", ["rhymerl"]),
     ],
 )

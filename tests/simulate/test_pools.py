@@ -431,7 +431,7 @@ def test_the_page_on_clusters_has_the_data_sheets():
     for kind in GPUS.values():
         memory = f"{kind.memory_bytes / 1e9:.1f} | {kind.memory_bytes_per_s / 1e12:.3g} | {kind.bf16_flops / 1e12:.4g}"
         lower = " | ".join(
-            f"{rate / 1e12:.4g}" if rate else "–" for rate in (kind.fp8_flops, kind.fp4_flops)
+            f"{rate / 1e12:g}" if rate else "–" for rate in (kind.fp8_flops, kind.fp4_flops)
         )
         host = f"{kind.host_bytes_per_s / 1e9:g} | {kind.host_speed:g}"
         links = f"{kind.link_bytes_per_s / 1e9:g} | {kind.nvlink_domain} | {kind.network_bytes_per_s / 1e9:g}"

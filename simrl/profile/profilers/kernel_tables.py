@@ -64,9 +64,7 @@ def compose_kernel_tables(
     beside it (a finer sweep that is no full grid) are left out. Raises `InputError` for missing rows, two rows of one
     point, holes in that grid, times that are no numbers, and tables of another model or tensor-parallel size.
     """
-    folder = Path(folder)
-    folder = folder / f"tp{tp}" if (folder / "meta.yaml").exists() else folder
-    meta = _read_meta(folder.parent / "meta.yaml")
+    folder, meta = _located(Path(folder), tp)
     profiled, named = str(meta["model"]), re.fullmatch(r"tp(\d+)", folder.name)
     gpus, ranks_link = tp * dp, exchange or link
     refuse(
@@ -176,11 +174,13 @@ def _experts(
     rows = _read_csv(path, ("tokens", "activated_experts"))
     grid = rows.pivot(index="tokens", columns="activated_experts", values="time_us")
     share = gpus if ep > 1 else 1
-    tokens = tokens[tokens <= share * grid.index[-1]]
+    ticks = share * grid.index.to_numpy(float)
+    both = np.union1d(tokens, ticks)
+    tokens = both[(both >= tokens[0]) & (both <= min(tokens[-1], ticks[-1]))]
     met = shape.experts * (1 - (1 - shape.experts_per_token / shape.experts) ** tokens) / share
     lines = [line.dropna() for _, line in grid.iterrows()]
     by_tick = np.array([np.interp(met, line.index, line) for line in lines])
-    own = [np.interp(n / share, grid.index, by_tick[:, i]) for i, n in enumerate(tokens)]
+    own = [np.interp(n, ticks, by_tick[:, i]) for i, n in enumerate(tokens)]
     seconds = 1e-6 * np.array(own) * share / gpus
     if gpu and share > 1:
         pairs = shape.experts_per_token * tokens * (1 - 1 / share)
@@ -236,6 +236,17 @@ def _with_stragglers(tables: Tables, path: Path) -> Tables:
     )
 
 
+def profiled_model(folder: Path) -> str:
+    """Return the name of the model that was profiled, as on Hugging Face."""
+    return str(_located(folder, 1)[1]["model"])
+
+
+def _located(folder: Path, tp: int) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of one rank and meta.yaml, whether `folder` is of the rank or has those of all."""
+    folder = folder / f"tp{tp}" if (folder / "meta.yaml").exists() else folder
+    return folder, _read_meta(folder.parent / "meta.yaml")
+
+
 def _read_meta(path: Path) -> dict[str, Any]:
     try:
         meta = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -274,15 +285,14 @@ def _read_csv(
     bad = np.argwhere(~((numbers >= 0) & (numbers < np.inf)).to_numpy())
     if bad.size or table.empty:
         row, column = (bad[0][0], numbers.columns[bad[0][1]]) if bad.size else (0, columns[0])
-        value = repr(table[column][row]) if bad.size else "in no row"
+        value = repr(table[column].tolist()[row]) if bad.size else "in no row"
         raise InputError(
             f"{path}: row {row + 2}: {column} is {value}; it must be zero or more: profile it again"
         )
-    twice = table.duplicated(list(axes)) if times == ("time_us",) else []
-    if np.any(twice):
-        row = int(np.argmax(twice))
-        point = ", ".join(f"{axis} {table[axis][row]}" for axis in axes)
-        raise InputError(f"{path}: row {row + 2}: {point} is there twice; keep one row")
+    twice = np.flatnonzero(table.duplicated(list(axes)))
+    if times == ("time_us",) and twice.size:
+        point = ", ".join(f"{axis} {table[axis][twice[0]]}" for axis in axes)
+        raise InputError(f"{path}: row {twice[0] + 2}: {point} is there twice; keep one row")
     return table.assign(**numbers.astype(float))
 
 
@@ -302,7 +312,9 @@ def _summed(path: Path, axis: str, calls: dict[str, int]) -> tuple[Floats, Float
             raise InputError(
                 f"{path}: layer {kind!r} has no row at {axis} {tick:.0f}; profile every kind at every tick"
             )
-    seconds = 1e-6 * np.sum([calls[kind] * grid[kind].to_numpy(float) for kind in grid], axis=0)
+    seconds = 1e-6 * np.sum(
+        [calls[str(kind)] * grid[kind].to_numpy(float) for kind in grid], axis=0
+    )
     return grid.index.to_numpy(float), seconds
 
 

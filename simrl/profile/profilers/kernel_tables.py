@@ -178,9 +178,10 @@ def _experts(
     both = np.union1d(tokens, ticks)
     tokens = both[(both >= tokens[0]) & (both <= min(tokens[-1], ticks[-1]))]
     met = shape.experts * (1 - (1 - shape.experts_per_token / shape.experts) ** tokens) / share
-    lines = [line.dropna() for _, line in grid.iterrows()]
-    by_tick = np.array([np.interp(met, line.index, line) for line in lines])
-    own = [np.interp(n, ticks, by_tick[:, i]) for i, n in enumerate(tokens)]
+    # No row has more experts than its tokens can meet: fewer tokens read as many weights as the fewest that were measured.
+    lines = [line.dropna() for _, line in grid.items()]
+    by_number = np.array([np.interp(tokens, share * line.index, line) for line in lines])
+    own = [np.interp(n, grid.columns, by_number[:, i]) for i, n in enumerate(met)]
     seconds = 1e-6 * np.array(own) * share / gpus
     if gpu and share > 1:
         pairs = shape.experts_per_token * tokens * (1 - 1 / share)

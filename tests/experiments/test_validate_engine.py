@@ -5,10 +5,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from simrl.errors import InputError
-from tests.experiments.recorded_ranks import NAME, write_recording
+from simrl.profile.profile import read_profile
+from tests.experiments.recorded_ranks import NAME, experts_s, write_kernels, write_recording
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {"tensor_parallel_size": 1, "max_num_seqs": 8, "max_num_batched_tokens": 64}
@@ -117,3 +119,19 @@ def test_a_link_is_read_from_a_cluster_config(tmp_path, validate_engine):
         validate_engine.read_link(path)
     with pytest.raises(InputError, match="cannot be read"):
         validate_engine.read_link(tmp_path / "none.json")
+
+
+def test_a_user_imports_the_tables_of_two_ranks(tmp_path, simrl):
+    folder = write_kernels(tmp_path / "bf16")
+    where = "--gpu rtxpro6000 --dp 2 --ep 2 --link-bytes-per-s 32e9 --link-latency-s 14e-6"
+    code, shown, _ = simrl(*f"profile import {folder} {where} -o mine.parquet".split())
+    assert code == 0
+    assert "qwen3-30b-a3b on rtxpro6000, tp 1, dp 2, ep 2 (routing balanced): derived" in shown
+    profile = read_profile(tmp_path / "mine.parquet")
+    assert np.interp(64, profile.tables.expert_tokens, profile.tables.experts_s) == pytest.approx(
+        experts_s(64), rel=1e-3
+    )
+    (folder / "tp1" / "moe.csv").write_text("tokens,activated_experts,time_ms\n1,8,0.1\n")
+    code, _, line = simrl(*f"profile import {folder} {where} -o mine.parquet".split())
+    assert (code, line.count("\n")) == (2, 1)
+    assert "moe.csv: no column 'time_us'; found tokens, activated_experts, time_ms" in line

@@ -35,10 +35,6 @@ ONCE_A_PASS = ("embedding", "final_layernorm")
 # before the MLP: the profiler divides by the calls); `qk_norm` is one row for both, and models without it have none.
 A_LAYER = {"layernorm": 2, "qkv_proj": 1, "qk_norm": 1, "rotary_emb": 1, "o_proj": 1}
 MLP = ("gate_up_proj", "act_fn", "down_proj")  # of a layer without experts
-OPTIONAL = ("qk_norm",)
-A_SEQUENCE = ("lm_head", "sampler")
-# sequences, long ones; chunk, its context; KV tokens
-SKEW_AXES = ("n", "nb", "pc", "kp", "kvs", "kv_big", "kv_mean")
 ATTENTION_AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 
 
@@ -104,7 +100,7 @@ def compose_kernel_tables(
         calls |= dict.fromkeys(MLP, plain_layers)
     tokens, dense = _summed(folder / "dense.csv", "tokens", calls)
     sequences, sampled = _summed(
-        folder / "per_sequence.csv", "sequences", dict.fromkeys(A_SEQUENCE, 1)
+        folder / "per_sequence.csv", "sequences", {"lm_head": 1, "sampler": 1}
     )
     axes, attention = _attention_grid(folder / "attention.csv", meta)
     attention = 1e-6 * shape.layers * attention
@@ -207,7 +203,9 @@ def _with_stragglers(tables: Tables, path: Path) -> Tables:
     has means; hence relative. Beside prefill, what several long ones add falls linearly to 0 where all are long, up to 32
     sequences. With more, it rises: equal lengths share reads in the cache there, as no real batch does; not used.
     """
-    rows = _read_csv(path, SKEW_AXES, ("t_mean_us", "t_skew_us"))
+    # sequences, long ones; chunk, its context; KV tokens
+    axes = ("n", "nb", "pc", "kp", "kvs", "kv_big", "kv_mean")
+    rows = _read_csv(path, axes, ("t_mean_us", "t_skew_us"))
     beside = rows["pc"] > 0
     ahead = rows["kv_big"] - np.maximum(rows["kv_mean"], rows["pc"] + rows["kp"])
     rows = rows.assign(share=rows["nb"] / rows["n"], beside=beside, ahead=ahead)
@@ -301,18 +299,23 @@ def _summed(path: Path, axis: str, calls: dict[str, int]) -> tuple[Floats, Float
     """Return the ticks of `axis`, and at each the seconds of all layer kinds, each times its calls in a pass."""
     rows = _read_csv(path, ("layer", axis))
     grid = rows.pivot(index=axis, columns="layer", values="time_us")
-    if unknown := sorted({*map(str, grid)} - {*calls}):
-        raise InputError(
-            f"{path}: layer {unknown[0]!r} is not part of this transformer; known: {', '.join(calls)}"
-        )
-    for kind in calls:
-        if kind not in grid and kind not in OPTIONAL:
-            raise InputError(f"{path}: no rows of the layer {kind!r}; profile it, too")
-        if kind in grid and grid[kind].isna().any():
-            tick = grid.index[grid[kind].isna()][0]
-            raise InputError(
-                f"{path}: layer {kind!r} has no row at {axis} {tick:.0f}; profile every kind at every tick"
+    unknown = sorted({*map(str, grid)} - {*calls})
+    absent = [kind for kind in calls if kind not in grid and kind != "qk_norm"]
+    holes = [(kind, tick) for kind in grid for tick in grid.index[grid[kind].isna()]]
+    refuse(
+        (
+            unknown,
+            f"{path}: layer {' '.join(unknown[:1])!r} is not part of this transformer; known: {', '.join(calls)}",
+        ),
+        (absent, f"{path}: no rows of the layer {' '.join(absent[:1])!r}; profile it, too"),
+        *(
+            (
+                True,
+                f"{path}: layer {kind!r} has no row at {axis} {tick:.0f}; profile every kind at every tick",
             )
+            for kind, tick in holes
+        ),
+    )
     seconds = 1e-6 * np.sum(
         [calls[str(kind)] * grid[kind].to_numpy(float) for kind in grid], axis=0
     )
@@ -367,6 +370,6 @@ def _declared_ticks(meta: dict[str, Any], key: str, path: Path) -> Floats:
         raise InputError(
             f"{path.parents[1] / 'meta.yaml'}: attention_grid {key} is {text!r}; a sweep is written like '0, 16-2048 x2'"
         )
-    first, last, factor = float(match[1]), float(match[2]), float(match[3])
+    first, last, factor = map(float, match.groups())
     steps = int(np.log(last / first) / np.log(factor) + 1e-9)
     return np.union1d(np.round(first * factor ** np.arange(steps + 1)), [0.0, last])

@@ -60,7 +60,7 @@ def compose_kernel_tables(
     beside it (a finer sweep that is no full grid) are left out. Raises `InputError` for missing rows, two rows of one
     point, holes in that grid, times that are no numbers, and tables of another model or tensor-parallel size.
     """
-    folder, meta = _located(Path(folder), tp)
+    folder, meta = read_meta(Path(folder), tp)
     profiled, named = str(meta["model"]), re.fullmatch(r"tp(\d+)", folder.name)
     gpus, ranks_link = tp * dp, exchange or link
     refuse(
@@ -235,18 +235,11 @@ def _with_stragglers(tables: Tables, path: Path) -> Tables:
     )
 
 
-def profiled_model(folder: Path) -> str:
-    """Return the name of the model that was profiled, as on Hugging Face."""
-    return str(_located(folder, 1)[1]["model"])
-
-
-def _located(folder: Path, tp: int) -> tuple[Path, dict[str, Any]]:
-    """Return the folder of one rank and meta.yaml, whether `folder` is of the rank or has those of all."""
+def read_meta(folder: Path, tp: int = 1) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of one rank and the content of meta.yaml, whether `folder` is of the rank or has those of all. Raises
+    `InputError` for one that the profiler did not write."""
     folder = folder / f"tp{tp}" if (folder / "meta.yaml").exists() else folder
-    return folder, _read_meta(folder.parent / "meta.yaml")
-
-
-def _read_meta(path: Path) -> dict[str, Any]:
+    path = folder.parent / "meta.yaml"
     try:
         meta = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -259,7 +252,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
         raise InputError(
             f"{path}: no {lacking[0]!r}; name a folder that LLMServingSim's profiler wrote"
         )
-    return dict(meta)
+    return folder, dict(meta)
 
 
 def _read_csv(
@@ -288,10 +281,10 @@ def _read_csv(
         raise InputError(
             f"{path}: row {row + 2}: {column} is {value}; it must be zero or more: profile it again"
         )
-    twice = np.flatnonzero(table.duplicated(list(axes)))
-    if times == ("time_us",) and twice.size:
-        point = ", ".join(f"{axis} {table[axis][twice[0]]}" for axis in axes)
-        raise InputError(f"{path}: row {twice[0] + 2}: {point} is there twice; keep one row")
+    twice = np.flatnonzero(table.duplicated([*axes]) & (times == ("time_us",)))
+    for row in twice[:1]:
+        point = ", ".join(f"{axis} {table[axis][row]}" for axis in axes)
+        raise InputError(f"{path}: row {row + 2}: {point} is there twice; keep one row")
     return table.assign(**numbers.astype(float))
 
 
@@ -327,32 +320,16 @@ def _attention_grid(path: Path, meta: dict[str, Any]) -> tuple[list[Floats], Flo
 
     More sequences than were measured beside a prefill chunk add to the most that were what they add without prefill.
     """
-    rows = _read_csv(path, ATTENTION_AXES)
+    measured = _read_csv(path, ATTENTION_AXES).set_index([*ATTENTION_AXES])["time_us"]
     chunks, kv, decodes = (_declared_ticks(meta, key, path) for key in ("chunks", "kv", "n_decode"))
     axes = [chunks, kv, decodes, kv[1:]]
-
-    on_grid = np.logical_and.reduce(
-        [np.isin(rows[name], [0.0, *axis]) for axis, name in zip(axes, ATTENTION_AXES, strict=True)]
-    )
-    rows = rows[on_grid & ((rows["n_decode"] == 0) | (rows["kv_decode"] > 0))]
-    c, k, n, d = (
-        np.searchsorted(axis, rows[name]) for axis, name in zip(axes, ATTENTION_AXES, strict=True)
-    )
-    microseconds = rows["time_us"].to_numpy()
-    prefill, decode = (rows["prefill_chunk"] > 0).to_numpy(), (rows["n_decode"] > 0).to_numpy()
-    both, prefill_alone, decode_alone = prefill & decode, prefill & ~decode, ~prefill & decode
-    if not both.any():
-        raise InputError(
-            f"{path}: no row of its grid has a chunk and sequences; profile attention again"
-        )
-
-    values = np.full([axis.size for axis in axes], np.nan)
+    c, k, n, d = (points.ravel() for points in np.meshgrid(*axes, indexing="ij"))
+    rows = pd.MultiIndex.from_arrays([c, k * (c > 0), n, d * (n > 0)])
+    values = np.reshape(measured.reindex(rows).to_list(), [axis.size for axis in axes])
     values[0, :, 0, :] = 0.0
-    values[c[both], k[both], n[both], d[both]] = microseconds[both]
-    values[c[prefill_alone], k[prefill_alone], 0, :] = microseconds[prefill_alone, None]
-    values[0, :, n[decode_alone], d[decode_alone]] = microseconds[decode_alone, None]
 
-    largest = int(np.flatnonzero(np.isin(decodes, rows["n_decode"][both]))[-1])
+    beside = ~np.isnan(values[1:]).all(axis=(0, 1, 3))
+    largest = int(np.flatnonzero(beside)[-1]) if beside.any() else 0
     more = values[:1, :, largest + 1 :] - values[:1, :, largest : largest + 1]
     values[1:, :, largest + 1 :] = values[1:, :, largest : largest + 1] + more
     return axes, values

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from simrl.errors import refuse
 from simrl.profile.hardware import Gpu
 from simrl.profile.interpolation import Floats
 from simrl.profile.model_shape import ModelShape
@@ -18,6 +19,7 @@ from simrl.profile.roofline import LAYER_S, Roofline, roofline_of
 
 NOISE = 0.02  # of a time: a bandwidth is a rounded figure, and a clock runs up to it
 LONG = 1024  # tokens of chunks and of sequences whose attention is compared with the roofline
+OTHER_UNIT = 0.02  # of what is possible, of most times: milliseconds in place of microseconds
 FAR = 3.0  # times the roofline; short prefill chunks of large models are 2 to 2.9 times above it
 
 
@@ -54,6 +56,14 @@ def doubted(profile: TableProfile, shape: ModelShape, gpu: Gpu) -> tuple[TablePr
             seconds = np.maximum(seconds, least_s)
             t = t._replace(**{field: seconds})
         apart = np.divide(seconds, roofline_s, out=np.ones_like(seconds), where=large)
+        typical = np.median(apart[large]) if large.any() else 1.0
+        refuse(
+            (
+                np.median(short) < OTHER_UNIT or typical > 1 / OTHER_UNIT,
+                f"{profile.origin}: most times of {name} are not within 1/50 and 50 of what {gpu.name} needs by data sheet; "
+                "give them in the unit of their column, and the GPU that was profiled",
+            )
+        )
         words += [
             f"{_place(t, name, i)}: {apart.flat[i]:.2g} times the roofline"
             for i in (apart.argmax(), apart.argmin())

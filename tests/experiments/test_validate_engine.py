@@ -131,6 +131,14 @@ def test_a_user_imports_the_tables_of_two_ranks(tmp_path, simrl):
     assert np.interp(64, profile.tables.expert_tokens, profile.tables.experts_s) == pytest.approx(
         experts_s(64), rel=1e-3
     )
+    dense = folder / "tp1" / "dense.csv"
+    header, *rows = dense.read_text().split()
+    for factor in (1e-3, 1e3):  # milliseconds, nanoseconds
+        cells = [row.split(",") for row in rows]
+        scaled = [f"{kind},{n},{factor * float(us)}" for kind, n, us in cells]
+        dense.write_text("\n".join([header, *scaled]))
+        code, _, line = simrl(*f"profile import {folder} {where} -o mine.parquet".split())
+        assert code == 2 and "most times of dense are not within 1/50 and 50" in line
     (folder / "tp1" / "moe.csv").write_text("tokens,activated_experts,time_ms\n1,8,0.1\n")
     code, _, line = simrl(*f"profile import {folder} {where} -o mine.parquet".split())
     assert (code, line.count("\n")) == (2, 1)

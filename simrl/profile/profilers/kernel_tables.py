@@ -342,7 +342,7 @@ def _declared_ticks(meta: dict[str, Any], key: str, path: Path) -> Floats:
     text = str(spec.get(key, "")) if isinstance(spec, dict) else ""
     if re.fullmatch(r"\[0(, \d+)+\]", text):
         return np.unique(np.array(spec[key], float))
-    match = re.fullmatch(r"0,\s*(\d+)-(\d+)\s*x([\d.]+)", text)
+    match = re.fullmatch(r"0,\s*(\d+)-(\d+)\s*x(\d+(?:\.\d+)?)", text)
     if match is None or not 0 < int(match[1]) <= int(match[2]) or float(match[3]) <= 1:
         raise InputError(
             f"{path.parents[1] / 'meta.yaml'}: attention_grid {key} is {text!r}; a sweep is written like '0, 16-2048 x2'"

@@ -22,24 +22,31 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from experiments.kernel_tables import compose_kernel_tables, read_link
 from experiments.shared import AsJson, errors_in_a_line
 from simrl.engine.config import EngineConfig
 from simrl.engine.state import Limits
-from simrl.errors import InputError
+from simrl.errors import InputError, first_line
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import ModelShape, model_shape
+from simrl.profile.precision import weight_bytes_per_gpu
 from simrl.profile.profile import TableProfile
+from simrl.profile.profilers.kernel_tables import compose_kernel_tables
+from simrl.profile.roofline import Link
 from simrl.result.result import Lane
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.simulated_worker import simulated_workers
 from simrl.runtime.worker import WorkerCosts
+from simrl.simulate.memory import LARGEST_GRAPH
 from simrl.trace.trace import Response, Sample
 
 QUANTITIES = ("tpot_s", "latency_s", "ttft_s")
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 BARRED = (0.5, 0.9, 0.99)  # quantiles that have to agree
 MEAN_BAR, QUANTILE_BAR = 0.01, 0.03  # relative errors
+# All-gathers and reduce-scatters are NCCL's, which writes to the other GPU; the link of a cluster config is of all-reduces by
+# vLLM's own kernel, which reads from it. Measured on two GPUs (aiconfigurator 0.12, NCCL 2.29.2; half precision): 31, 47, 80
+# and 146 µs for an all-gather of 1, 2, 4 and 8 MiB, 31, 49, 84 and 154 for a reduce-scatter: 14 µs and 32 GB/s.
+EXCHANGES = {"RTXPRO6000": Link(32e9, 14e-6, latency_each_step=False)}
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,8 @@ class Run:
     folder: Path
     gpu: str
     tp: int
+    dp: int
+    ep: int
     max_num_seqs: int
     max_num_batched_tokens: int
     prompt_tokens: NDArray[np.int64]
@@ -81,16 +90,24 @@ def read_run(folder: Path) -> Run:
     # difference between being queued and arriving is the offset (a request that found the engine listening).
     offset_s = (rows["queued_ts"] - rows["arrival_time"]).min()
     origin_s = rows["arrival_time"].min()
-    for key, most in (("data_parallel_size", 1), ("pipeline_parallel_size", 1)):
-        if int(settings.get(key, 1)) > most:
-            raise InputError(
-                f"{folder / 'meta.json'}: {key} is {settings[key]}; one engine is compared: give a run of one"
-            )
+    if int(settings.get("pipeline_parallel_size", 1)) > 1:
+        raise InputError(
+            f"{folder / 'meta.json'}: pipeline_parallel_size is {settings['pipeline_parallel_size']}; "
+            "engines without pipeline stages are compared: give a run of one"
+        )
+    tp, dp = int(settings["tensor_parallel_size"]), int(settings.get("data_parallel_size", 1))
+    if dp > 1 and not model_shape(folder.name).experts:
+        raise InputError(
+            f"{folder / 'meta.json'}: data_parallel_size is {dp}, and {folder.name} has no experts: its ranks are engines "
+            "of their own; give a run of one, or of a mixture of experts"
+        )
     return Run(
         name=folder.name,
         folder=folder,
         gpu=folder.parent.name,
-        tp=int(settings["tensor_parallel_size"]),
+        tp=tp,
+        dp=dp,
+        ep=tp * dp if settings.get("enable_expert_parallel") else 1,
         max_num_seqs=int(settings["max_num_seqs"]),
         max_num_batched_tokens=int(settings["max_num_batched_tokens"]),
         prompt_tokens=rows["input_toks"].to_numpy(),
@@ -102,24 +119,59 @@ def read_run(folder: Path) -> Run:
 
 
 def kv_blocks(run: Run, shape: ModelShape) -> int:
-    """Return the blocks of 16 tokens of the KV cache: from meta.json, or from the rest of 0.9 of the memory (vLLM's
-    default)."""
+    """Return the blocks of 16 tokens of a rank's KV cache: from meta.json, where vLLM adds up those of all ranks, or from
+    the rest of 0.9 of the memory (vLLM's default)."""
     recorded = (
         json.loads((run.folder / "meta.json").read_text()).get("kv_cache", {}).get("num_gpu_blocks")
     )
     if recorded:
-        return int(recorded)
+        return int(recorded) // run.dp
     engine = EngineConfig()
     memory = engine.gpu_memory_utilization * gpu(run.gpu).memory_bytes - engine.reserve_bytes
-    return int((run.tp * memory - shape.weight_bytes) / shape.kv_bytes_per_token) // 16
+    weights = weight_bytes_per_gpu(shape, run.tp, run.dp, run.ep)
+    return int(run.tp * (memory - weights) / shape.kv_bytes_per_token) // 16
+
+
+def read_link(serving_config: str | Path) -> Link:
+    """Return the link of an LLMServingSim cluster config: `link_bw` [GiB/s] and `link_latency` [ns].
+
+    Its network backend (ASTRA-Sim, analytical) counts a bandwidth in 2^30 bytes and pays the latency at every step of
+    the ring. Raises `InputError` for a file without those numbers.
+    """
+    path = Path(serving_config)
+    try:
+        config = json.loads(path.read_text())
+        return Link(
+            bytes_per_s=float(config["link_bw"]) * 2**30,
+            latency_s=float(config["link_latency"]) * 1e-9,
+        )
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be read ({error.strerror}); name an LLMServingSim cluster config"
+        ) from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(
+            f"{path}: no numbers 'link_bw' [GiB/s] and 'link_latency' [ns] ({first_line(error)}); "
+            "name an LLMServingSim cluster config"
+        ) from error
 
 
 def run_profile(data: Path, run: Run) -> TableProfile:
-    """Return the profile composed of the kernel times of a run's GPU, model and tensor-parallel size."""
+    """Return the profile composed of the kernel times of a run's GPU, model and split."""
     folder = data / "kernel_profiles" / run.gpu / run.name / f"tp{run.tp}"
     # A collective is one kernel of NCCL: its latency is paid once, not at each step of a ring as LLMServingSim counts.
     link = replace(read_link(run.folder / "serving_config.json"), latency_each_step=False)
-    return compose_kernel_tables(folder, model_shape(run.name), run.tp, link, between_passes_s=0.0)
+    return compose_kernel_tables(
+        folder,
+        model_shape(run.name),
+        gpu(run.gpu) if run.dp > 1 else None,
+        run.tp,
+        link,
+        between_passes_s=0.0,
+        dp=run.dp,
+        ep=run.ep,
+        exchange=EXCHANGES.get(run.gpu),
+    )
 
 
 def simulate_run(
@@ -138,10 +190,12 @@ def simulate_run(
         blocks,
         async_scheduling=True,
         prefix_caching=True,
+        dp=run.dp,
+        graph_tokens=min(2 * run.max_num_seqs, LARGEST_GRAPH, run.max_num_batched_tokens),
     )
     env = simpy.Environment()
     responses = {i: Response(int(tokens), 0.0) for i, tokens in enumerate(run.response_tokens)}
-    record = Recorder([Lane("rollout-000", run.tp)])
+    record = Recorder([Lane("rollout-000", run.tp * run.dp)])
     (worker,) = simulated_workers(
         env, 1, profile.tables, limits, WorkerCosts(load_s=0.0), responses, record
     )
@@ -174,7 +228,8 @@ def errors(run: Run, first_s: NDArray[np.float64], last_s: NDArray[np.float64]) 
         }
 
     measured, simulated = quantities(run.first_s, run.last_s), quantities(first_s, last_s)
-    row: dict[str, Any] = {"run": f"{run.name} TP{run.tp}, {run.gpu}"}
+    ranks = f" DP{run.dp}" * (run.dp > 1) + f" EP{run.ep}" * (run.ep > 1)
+    row: dict[str, Any] = {"run": f"{run.name} TP{run.tp}{ranks}, {run.gpu}"}
     for name in measured:
         row[f"{name.removesuffix('_s')}_mean_err"] = float(
             simulated[name].mean() / measured[name].mean() - 1

@@ -79,7 +79,9 @@ def make_app() -> typer.Typer:
             imports, trace.added_importer(name), f"simrl trace import {name} --help", name=name
         )
     profiles = _group(
-        app, "profile", "Profiles of step times: list the shipped ones, look at one, derive one."
+        app,
+        "profile",
+        "Profiles of step times: list the shipped ones, look at one, derive or import one.",
     )
     groups = {"trace": traces, "profile": profiles}
     for name, (listed, shown, *ends) in LISTS.items():
@@ -265,6 +267,11 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
         profile.derive,
         "qwen3-14b --gpu h100 --tp 2 -o qwen3-14b_h100_tp2.parquet",
         "path/to/config.json --gpu a100 --source roofline -o mine.parquet",
+    ),
+    "profile import": (
+        profile.import_,
+        "perf/RTXPRO6000/Qwen/Qwen3-32B/bf16 --gpu rtxpro6000 --tp 2 -o qwen3-32b.parquet",
+        "perf/RTXPRO6000/Qwen/Qwen3-30B-A3B-Instruct-2507/bf16 --gpu rtxpro6000 --dp 2 --ep 2",
     ),
 }
 

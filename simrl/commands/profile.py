@@ -1,4 +1,4 @@
-"""`simrl profile …`: list the shipped step times, look at some, derive them."""
+"""`simrl profile …`: list the shipped step times, look at some, derive them, import them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from simrl.errors import InputError, meant
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from simrl.profile.hardware import Gpu
+    from simrl.profile.model_shape import ModelShape
     from simrl.profile.profile import TableProfile
 
 
@@ -145,9 +147,8 @@ def derive(
     from simrl.extensions import checked
     from simrl.profile.hardware import gpu as gpu_named
     from simrl.profile.model_shape import model_shape, understood
-    from simrl.profile.profile import TableProfile, write_profile
+    from simrl.profile.profile import TableProfile
     from simrl.profile.profilers.sources import PROFILERS
-    from simrl.profile.shipped import file_name
     from simrl.scenario.yaml_text import parse_override
 
     if source not in PROFILERS:
@@ -175,11 +176,89 @@ def derive(
         raise InputError(
             f"profiler {source}: its function gives {type(profile).__name__}; let it give a TableProfile"
         )
+    read = {"model_config": words} if (words := understood(model)) else {}
+    return _written(profile, model_shape(model), gpu_named(gpu), output, read)
+
+
+def import_(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="the profiler's folder of a GPU and model: meta.yaml and tp1/ … with dense.csv, attention.csv, "
+            "per_sequence.csv, and where they are, moe.csv and skew.csv"
+        ),
+    ],
+    gpu: Annotated[
+        str, typer.Option(help="the GPU that was profiled, a name of `simrl profile names`")
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="a config.json, if simrl does not know the model by the name in meta.yaml"
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="the profile to write (Parquet); default: a name with all of the split",
+        ),
+    ] = None,
+    tp: Annotated[
+        int, typer.Option(min=1, help="GPUs of a tensor-parallel group: the folder tp1, tp2 …")
+    ] = 1,
+    dp: Annotated[
+        int, typer.Option(min=1, help="attention ranks of a mixture of experts, each of tp GPUs")
+    ] = 1,
+    ep: Annotated[
+        int, typer.Option(min=1, help="GPUs that divide the experts: tp × dp, or 1 (estimated)")
+    ] = 1,
+    link_bytes_per_s: Annotated[
+        float | None,
+        typer.Option(
+            min=1, help="bandwidth of collectives; default: 70 % of the data sheet's link"
+        ),
+    ] = None,
+    link_latency_s: Annotated[
+        float, typer.Option(min=0, help="latency of each step of a ring (nccl-tests measure both)")
+    ] = 3e-6,
+    between_passes_s: Annotated[
+        float,
+        typer.Option(min=0, help="the host's pause between passes, which kernels do not show"),
+    ] = 0.0,
+) -> DataView:
+    """Import kernel times that LLMServingSim's profiler measured on your GPU (`python -m profiler`, for vLLM).
+
+    A mixture of experts on several attention ranks has its experts and their exchange apart. The
+    tables hold no communication: it is added by the link.
+    """
+    from simrl.profile.hardware import gpu as gpu_named
+    from simrl.profile.model_shape import model_shape
+    from simrl.profile.profilers.kernel_tables import compose_kernel_tables, read_meta
+    from simrl.profile.roofline import Link
+
+    device, shape = gpu_named(gpu), model_shape(model or str(read_meta(folder)[1]["model"]))
+    link = Link(link_bytes_per_s or device.bytes_per_s_among(tp * dp), link_latency_s)
+    profile = compose_kernel_tables(folder, shape, device, tp, link, between_passes_s, dp, ep)
+    return _written(profile, shape, device, output, {})
+
+
+def _written(
+    profile: TableProfile, shape: ModelShape, gpu: Gpu, output: Path | None, read: dict[str, str]
+) -> DataView:
+    """Write a profile, impossible times lifted, and return its description with its doubts."""
+    from simrl.profile.doubt import doubted
+    from simrl.profile.profile import write_profile
+    from simrl.profile.shipped import file_name
+
+    profile, doubts = doubted(profile, shape, gpu)
     output = output or Path(file_name(profile.metadata))
     write_profile(profile, output)
-    read = {"model_config": words} if (words := understood(model)) else {}
     return _view(
-        _description(profile) | read, more={"file": str(output)}, notes=[f"Written to {output}"]
+        _description(profile) | read,
+        more={"file": str(output), "doubts": doubts},
+        notes=[*(f"In doubt: {line}" for line in doubts), f"Written to {output}"],
     )
 
 

@@ -83,6 +83,12 @@ class Link:
                 "and a latency of zero or more"
             )
 
+    @property
+    def words(self) -> str:
+        """Return the figures in words, for a profile's notes."""
+        each = "a step" if self.latency_each_step else "a collective"
+        return f"{self.bytes_per_s / 1e9:.2f} GB/s and {self.latency_s * 1e6:.1f} µs {each}"
+
     def all_reduce_s(self, size_bytes: Floats, ranks: int) -> Floats:
         """Return the seconds in which `ranks` GPUs sum a tensor of `size_bytes` that each of them
         holds."""

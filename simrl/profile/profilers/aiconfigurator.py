@@ -7,7 +7,8 @@ the database of its successor `aisimulate`, which has the same interface and new
     experts(N)          its routed experts and the exchange before and after them, at N tokens of all attention ranks
 
 Invariant: on its grid points the profile gives aiconfigurator's own answer for a pure prefill or a pure decode step,
-except for norms of queries and keys (`_norms_apart`) and for falling times, which are evened out. aiconfigurator has no
+except for norms of queries and keys (`_norms_apart`), for KV caches that it timed in the GPU's level 2 (`_from_memory`), and
+for falling times, which are evened out. aiconfigurator has no
 measured mixed batches: it adds the two attentions, and so does this.
 """
 
@@ -30,7 +31,7 @@ from simrl.files import temporary_folder
 from simrl.profile.hardware import GPUS
 from simrl.profile.model_config import CONFIG_KEYS
 from simrl.profile.model_shape import ModelShape
-from simrl.profile.precision import FP8_EXPERTS
+from simrl.profile.precision import FP8_EXPERTS, KV_SHARE
 from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
 from simrl.profile.profilers.setups import (
     BUNDLED,
@@ -54,6 +55,9 @@ SDK = ("config_builders", "models", "perf_database", "engine")
 STATE_KERNELS = ("mamba_conv1d", "mamba_ssm")
 SEQUENCE_KERNELS = ("GenerationAttention", "ContextAttention", "Fallback", "Gdn", "Mamba2", "Kda")
 NODE_GPUS = 8  # of the systems on which its exchanges were measured
+# Megabytes of level 2, by NVIDIA's architecture papers; of B200 by its tuning guide. A kernel that is timed over and over finds
+# there what a pass of many layers has to read from memory.
+CACHE_MB = {"a100": 40, "h100": 50, "h200": 50, "b200": 126, "gb200": 126, "rtxpro6000": 128}
 RESOLUTION_S = 2.0**-22  # 0.24 µs: far below the error of any kernel time, and the files stay small
 
 # Held against serving_measurements of vLLM 0.12 by tests/profile/test_profilers.py; nothing here is
@@ -147,9 +151,8 @@ def times_of(shape: ModelShape, gpu: str, setup: EngineSetup) -> KernelTimes:
     """
     gpus = setup.tp * setup.dp
     beyond = bool(shape.experts) and gpus > NODE_GPUS
-    times = _with_states(
-        kernel_times(engine_of(shape, gpu, setup, apart=beyond), shape.name), shape, gpu, setup
-    )
+    timed = kernel_times(engine_of(shape, gpu, setup, apart=beyond), shape.name)
+    times = _from_memory(_with_states(timed, shape, gpu, setup), shape, gpu, setup)
     if not beyond:
         return times
     node = setup._replace(tp=1, dp=NODE_GPUS, ep=NODE_GPUS)
@@ -197,6 +200,27 @@ def _with_states(
         decode_ms=times.decode_ms + each_ms * np.array(DECODE_SEQUENCES)[:, None],
         prefill_ms=times.prefill_ms + each_ms * (np.array(PREFILL_TOKENS) > 0)[:, None],
     )
+
+
+def _from_memory(
+    times: KernelTimes, shape: ModelShape, gpu: str, setup: EngineSetup
+) -> KernelTimes:
+    """Return the times with the KV cache that decoding reads at the rate of the largest one, after what as many sequences of
+    `DECODE_KV_TOKENS[0]` take: a layer's that is up to twice as large as the GPU's level 2 was timed from there, in part.
+
+    Without it, decode attention of two models on RTX PRO 6000 is up to 47 % too fast: `experiments/derive_rtx.md`.
+    """
+    if shape.kv_lora_rank or shape.linear_layers:  # timed with projections, or few of the layers
+        return times
+    sequences, length = np.ix_(DECODE_SEQUENCES, DECODE_KV_TOKENS)
+    kept = shape.layer_kv_bytes * KV_SHARE[setup.kv_precision] / min(setup.tp, shape.kv_heads)
+    fits = sequences * length * kept <= 2e6 * CACHE_MB.get(gpu, 0)
+    windowed = shape.window_layers * np.minimum(length, shape.window_tokens)
+    read = sequences * (shape.full_layers * length + windowed)
+    short, largest = times.decode_ms[:, :1], times.decode_ms[-1]
+    token_ms = (largest[-1] - largest[0]) / (read[-1, -1] - read[-1, 0])
+    streamed = np.where(fits, short + token_ms * (read - read[:, :1]), 0.0)
+    return times._replace(decode_ms=np.maximum(times.decode_ms, streamed))
 
 
 def kernel_times(engine: Compiled, model: str) -> KernelTimes:

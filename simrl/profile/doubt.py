@@ -1,0 +1,97 @@
+"""Doubts about a profile: times that its GPU's memory does not allow, and times far from those of a second source.
+
+Invariant: a time is lifted only to what reading the weights or the KV cache once takes at the data sheet's bandwidth. A
+kernel that was timed alone finds in its cache what a pass has to read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from simrl.errors import refuse
+from simrl.profile.hardware import Gpu
+from simrl.profile.interpolation import Floats
+from simrl.profile.model_shape import ModelShape
+from simrl.profile.profile import GRIDS, TableProfile, Tables
+from simrl.profile.roofline import LAYER_S, Roofline, roofline_of
+
+NOISE = 0.02  # of a time: a bandwidth is a rounded figure, and a clock runs up to it
+LONG = 1024  # tokens of chunks and of sequences whose attention is compared with the roofline
+OTHER_UNIT = 0.02  # of what is possible, of most times: milliseconds in place of microseconds
+FAR = 3.0  # times the roofline; short prefill chunks of large models are 2 to 2.9 times above it
+
+
+def doubted(profile: TableProfile, shape: ModelShape, gpu: Gpu) -> tuple[TableProfile, list[str]]:
+    """Return the profile with impossible times lifted to the least possible ones, and its doubts in words: table, point, and
+    by how much. The notes of the profile have them, too."""
+    t, layout, words = profile.tables, profile.metadata, list[str]()
+    endless = ("bf16_flops", "fp8_flops", "link_bytes_per_s", "network_bytes_per_s")
+    unbound = gpu.model_copy(update=dict.fromkeys(endless, np.inf))
+    ideal = replace(
+        roofline_of(layout, shape, unbound),
+        compute_efficiency=1.0,
+        memory_efficiency=1.0,
+        link_latency_s=0.0,
+    )
+    small_s = shape.layers * LAYER_S  # below, launches and latencies decide
+    least, second = _seconds(ideal, t, shape), _seconds(roofline_of(layout, shape, gpu), t, shape)
+    for name, roofline_s in second.items():
+        field, large = GRIDS[name][1], roofline_s > small_s
+        seconds, least_s = getattr(t, field), least[name] - small_s * (name == "dense")
+        if (
+            name == "attention"
+        ):  # many short sequences are bound by their number, mixed passes are sums
+            chunk, _, n, kv = np.ix_(*t[4:8])
+            large &= (chunk == 0) & (kv >= LONG) | (n == 0) & (chunk >= LONG)
+        elif shape.experts and layout.routing != "balanced" and name != "sampled":
+            least_s = np.zeros_like(least_s)  # uneven tokens meet fewer experts, unknown how many
+        short = np.divide(seconds, least_s, out=np.ones_like(seconds), where=least_s > 0)
+        if short.min() < 1 - NOISE:
+            words.append(
+                f"{_place(t, name, short.argmin())}: {1 - short.min():.0%} less than reading it once takes at "
+                f"{gpu.memory_bytes_per_s / 1e12:.4g} TB/s, {(short < 1 - NOISE).mean():.1%} of the points; lifted"
+            )
+            seconds = np.maximum(seconds, least_s)
+            t = t._replace(**{field: seconds})
+        apart = np.divide(seconds, roofline_s, out=np.ones_like(seconds), where=large)
+        typical = np.median(apart[large]) if large.any() else 1.0
+        refuse(
+            (
+                np.median(short) < OTHER_UNIT or typical > 1 / OTHER_UNIT,
+                f"{profile.origin}: most times of {name} are not within 1/50 and 50 of what {gpu.name} needs by data sheet; "
+                "give them in the unit of their column, and the GPU that was profiled",
+            )
+        )
+        words += [
+            f"{_place(t, name, i)}: {apart.flat[i]:.2g} times the roofline"
+            for i in (apart.argmax(), apart.argmin())
+            if not 1 / FAR <= apart.flat[i] <= FAR
+        ]
+    notes = "; ".join([layout.notes, *(f"in doubt: {line}" for line in words)])
+    doubtful = TableProfile(t, layout.model_copy(update={"notes": notes}), profile.origin)
+    return (doubtful if words else profile), words
+
+
+def _seconds(parts: Roofline, t: Tables, shape: ModelShape) -> dict[str, Floats]:
+    """Return the roofline's seconds on the grids of a profile, by the names of its tables.
+
+    Projections of latent attention were measured with it, those of linear layers with their states; shared experts stand
+    where an engine has them: of such models the output head alone.
+    """
+    seconds = {"sampled": parts.sampled_s(t.sampled_sequences)}
+    if shape.kv_lora_rank or shape.linear_layers or shape.shared_intermediate:
+        return seconds
+    seconds |= {"attention": parts.attention_s(*t[4:8]), "dense": parts.dense_s(t.dense_tokens)}
+    if t.expert_tokens.size:
+        return seconds | {"experts": parts.experts_s(t.expert_tokens)}
+    return seconds | {"dense": seconds["dense"] + parts.experts_s(t.dense_tokens)}
+
+
+def _place(t: Tables, name: str, index: np.intp) -> str:
+    axes = GRIDS[name][0]
+    ticks = [getattr(t, field) for field in axes.values()]
+    at = np.unravel_index(index, [grid.size for grid in ticks])
+    named = zip(axes, ticks, at, strict=True)
+    return f"{name} at {', '.join(f'{axis} {grid[i]:.0f}' for axis, grid, i in named)}"

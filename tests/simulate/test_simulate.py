@@ -92,7 +92,7 @@ def refusal(scenario: Scenario) -> str:
             "system split: dispatch is 'lpt'",
             "choose even_split",
         ),
-        ({"model": "qwen9"}, "model qwen9", "did you mean qwen3-8b"),
+        ({"model": "qwen3-9b"}, "model qwen3-9b", "qwen3-8b"),
         (
             {"cluster": {**H100, "gpu": "h900"}},
             "gpu 'h900' is unknown",

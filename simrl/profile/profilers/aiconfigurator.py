@@ -32,6 +32,7 @@ from simrl.profile.model_config import CONFIG_KEYS
 from simrl.profile.model_shape import MODELS, ModelShape
 from simrl.profile.precision import FP8_EXPERTS
 from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
+from simrl.profile.profilers.products import even_products
 from simrl.profile.profilers.setups import (
     BUNDLED,
     ONE_GPU,
@@ -421,7 +422,7 @@ def _has(shape: ModelShape, gpu: str, setup: EngineSetup) -> bool:
     """Return whether the database has kernels of every operation of a model in a precision."""
     try:
         require_possible(shape, gpu, setup)
-        _compiled(shape, gpu, setup)
+        _compiled(shape, gpu, setup, even=False)
     except (
         Exception
     ):  # the package raises anything for what it lacks, as in `engine_of`; here the answer is no
@@ -429,11 +430,14 @@ def _has(shape: ModelShape, gpu: str, setup: EngineSetup) -> bool:
     return True
 
 
-def _compiled(shape: ModelShape, gpu: str, setup: EngineSetup, apart: bool = False) -> Compiled:
-    """Return the compiled model, all of whose operations were looked up. Raises anything for data
-    that is missing."""
+def _compiled(
+    shape: ModelShape, gpu: str, setup: EngineSetup, apart: bool = False, even: bool = True
+) -> Compiled:
+    """Return the compiled model, all of whose operations were looked up; its matrix products are
+    `even` (`even_products`). Raises anything for data that is missing."""
     package, system, has_experts = PACKAGES[setup.package], SYSTEMS[gpu], bool(shape.experts)
     core = import_module(package)
+    systems = Path(str(core.__file__)).parent / "systems"
     builders, models, perf_database, engine = (
         import_module(f"{package}.sdk.{name}") for name in SDK
     )
@@ -469,11 +473,20 @@ def _compiled(shape: ModelShape, gpu: str, setup: EngineSetup, apart: bool = Fal
                 operations[phase] = [
                     part for operation in operations[phase] for part in _parts(operation)
                 ]
-        _norms_apart(operations, counted=setup.backend != "trtllm")
-        handle = engine.EngineHandle(
-            bytes(core.engine_spec_bincode_from_json(json.dumps(operations)))
+        over_all_heads = BUNDLED.get(shape.name, "").startswith("MiniMaxAI")
+        _norms_apart(
+            operations, setup.backend != "trtllm", reduced_over=setup.tp if over_all_heads else 1
         )
-        handle.decode_step_per_op(1, 2, 2)
+        handle = engine.EngineHandle(
+            bytes(core.engine_spec_bincode_from_json(json.dumps(operations))),
+            systems_path=str(even_products(systems, system, setup.backend, folder))
+            if even
+            else None,
+        )
+        handle.decode_step_per_op(1, 2, 2)  # reads the tables
+        handle.evaluate_context_ops(
+            list(range(len(operations["context_ops"]))), batch_size=1, s=2, prefix=0
+        )
     decoding, prefill = (
         [
             (kind, str(fields["name"]))
@@ -485,7 +498,7 @@ def _compiled(shape: ModelShape, gpu: str, setup: EngineSetup, apart: bool = Fal
     return Compiled(handle, decoding, prefill)
 
 
-def _norms_apart(operations: dict[str, Any], counted: bool) -> None:
+def _norms_apart(operations: dict[str, Any], counted: bool, reduced_over: int) -> None:
     """Take norms of queries and keys out of both attentions and add them, if `counted`, as
     operations of their own.
 
@@ -494,7 +507,10 @@ def _norms_apart(operations: dict[str, Any], counted: bool) -> None:
     has them in attention of prefill, aisimulate in both, as eight transfers of 3 µs and the bytes
     of one token, whatever a pass has: 26.4 µs a layer. Another GPU was measured at 2 µs (1 token)
     to 43 µs (2,048): `experiments/beside_aisimulate.md`. Not counted: TensorRT-LLM's, in its kernel
-    of rotations (`fuse_qk_norm_rope`), and MiniMax's all-reduce of variances.
+    of rotations (`fuse_qk_norm_rope`). Norms over all heads (MiniMax-M2: vLLM's `forward_qk`) are
+    divided by one all-reduce a layer, of two fp32 variances a token (priced as the smallest
+    measured one, of 128 values), if they are `reduced_over` several GPUs: two kernels each, before
+    and after it.
     """
     for operation in [*operations["context_ops"], *operations["generation_ops"]]:
         for kind, fields in operation.items():
@@ -504,15 +520,26 @@ def _norms_apart(operations: dict[str, Any], counted: bool) -> None:
             heads = (
                 {"q_norm": "n", "k_norm": "n_kv"} if counted and kind == "ContextAttention" else {}
             )
+            kernels = 2 if reduced_over > 1 else 1
             for (norm, key), phase in product(heads.items(), ("context", "generation")):
                 work = {
                     "name": f"{phase}_{fields['name'].removeprefix('context_')}_{norm}",
-                    "scale_factor": fields["scale_factor"],
+                    "scale_factor": kernels * fields["scale_factor"],
                     "bytes_per_token": 2 * 2.0 * fields[key] * fields["head_size"],
+                    "scale_num_tokens": 1,
                 }
-                operations[f"{phase}_ops"].append(
-                    {"Elementwise": work | {"scale_num_tokens": 1, "seq_split": 1}}
-                )
+                operations[f"{phase}_ops"].append({"Elementwise": work | {"seq_split": 1}})
+                if kernels > 1 and norm == "q_norm":
+                    reduced = {
+                        "name": f"{phase}_variance_ar",
+                        "scale_factor": fields["scale_factor"],
+                        "hidden_size": 128,
+                        "tp_size": reduced_over,
+                        "quant": "half",
+                    }
+                    operations[f"{phase}_ops"].append(
+                        {"CustomAllReduce": reduced | {"seq_split": 1}}
+                    )
 
 
 def _parts(operation: dict[str, Any]) -> list[dict[str, Any]]:

@@ -28,7 +28,10 @@ from simrl.profile.profilers.aiconfigurator import PREFILL_KV_TOKENS, PREFILL_TO
 from simrl.profile.profilers.setups import ONE_GPU, EngineSetup
 
 BASES = {"h800": "h100", "h20": "h200"}  # all of them Hopper
-COLLECTIVES = ("embedding_ar", "ar_1", "ar_2", "p2p", "moe_pre_dispatch", "moe_post_dispatch")
+COLLECTIVES = (
+    *("embedding_ar", "ar_1", "ar_2", "variance_ar", "p2p"),
+    *("moe_pre_dispatch", "moe_post_dispatch"),
+)
 MEMORY_KERNELS = (
     "embedding",
     "add_norm_1",

@@ -20,6 +20,7 @@ from importlib import import_module
 from itertools import product
 from logging import getLogger
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -412,10 +413,12 @@ def _config(shape: ModelShape, package: str) -> str:
     from the shape."""
     if not is_bundled(shape):
         return json.dumps(_hugging_face_config(shape))
-    folder = Path(str(import_module(package).__file__)).parent / "model_configs"
-    return (folder / f"{BUNDLED[shape.name].replace('/', '--')}_config.json").read_text(
-        encoding="utf-8"
-    )
+    name = f"{BUNDLED[shape.name].replace('/', '--')}_config.json"
+    return (_folder(import_module(package)) / "model_configs" / name).read_text(encoding="utf-8")
+
+
+def _folder(package: ModuleType) -> Path:
+    return Path(str(package.__file__)).parent
 
 
 def _has(shape: ModelShape, gpu: str, setup: EngineSetup) -> bool:
@@ -437,7 +440,6 @@ def _compiled(
     `even` (`even_products`). Raises anything for data that is missing."""
     package, system, has_experts = PACKAGES[setup.package], SYSTEMS[gpu], bool(shape.experts)
     core = import_module(package)
-    systems = Path(str(core.__file__)).parent / "systems"
     builders, models, perf_database, engine = (
         import_module(f"{package}.sdk.{name}") for name in SDK
     )
@@ -473,13 +475,16 @@ def _compiled(
                 operations[phase] = [
                     part for operation in operations[phase] for part in _parts(operation)
                 ]
-        over_all_heads = BUNDLED.get(shape.name, "").startswith("MiniMaxAI")
         _norms_apart(
-            operations, setup.backend != "trtllm", reduced_over=setup.tp if over_all_heads else 1
+            operations,
+            counted=setup.backend != "trtllm",
+            reduced_over=setup.tp if BUNDLED.get(shape.name) == "MiniMaxAI/MiniMax-M2.5" else 1,
         )
         handle = engine.EngineHandle(
             bytes(core.engine_spec_bincode_from_json(json.dumps(operations))),
-            systems_path=str(even_products(systems, system, setup.backend, folder))
+            systems_path=str(
+                even_products(_folder(core) / "systems", system, setup.backend, folder)
+            )
             if even
             else None,
         )
@@ -529,16 +534,12 @@ def _norms_apart(operations: dict[str, Any], counted: bool, reduced_over: int) -
                     "scale_num_tokens": 1,
                 }
                 operations[f"{phase}_ops"].append({"Elementwise": work | {"seq_split": 1}})
-                if kernels > 1 and norm == "q_norm":
-                    reduced = {
-                        "name": f"{phase}_variance_ar",
-                        "scale_factor": fields["scale_factor"],
-                        "hidden_size": 128,
-                        "tp_size": reduced_over,
-                        "quant": "half",
-                    }
+            if heads and kernels > 1:
+                for phase in ("context", "generation"):
+                    reduced = {"hidden_size": 128, "tp_size": reduced_over, "quant": "half"}
+                    reduced |= {"name": f"{phase}_variance_ar", "seq_split": 1}
                     operations[f"{phase}_ops"].append(
-                        {"CustomAllReduce": reduced | {"seq_split": 1}}
+                        {"CustomAllReduce": reduced | {"scale_factor": fields["scale_factor"]}}
                     )
 
 

@@ -6,38 +6,26 @@ GPU agree twice as well without the upper level (`experiments/validate_profiles.
 pad a product to more rows, so the invariant is: none takes longer than one of more rows.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 SHAPE = ("gemm_dtype", "n", "k")  # columns that name a product, beside its rows `m`
 
 
 def even_products(systems: Path, system: str, backend: str, folder: Path) -> Path:
-    """Return a copy in `folder` of a database's `systems`, of which it has one, with even
-    products."""
+    """Return a copy, in `folder`, of a database's folder `systems` with one system, in which no
+    matrix product takes longer than one of more rows."""
     others = {path.name for path in (systems / "data").iterdir()} - {system}
-    copy = folder / "systems"
-    shutil.copytree(
-        systems, copy, ignore=lambda at, names: others if Path(at) == systems / "data" else ()
-    )
+    copy = Path(shutil.copytree(systems, folder / "s", ignore=lambda *_: others))
     for path in (copy / "data" / system / "gemm" / backend).glob("*/gemm_perf.parquet"):
-        pq.write_table(_evened(pq.read_table(path)), path)
+        table = pq.read_table(path).sort_by([(key, "ascending") for key in (*SHAPE, "m")])
+        codes = [table[key].combine_chunks().dictionary_encode().indices for key in SHAPE]
+        begins = np.flatnonzero(np.any([np.diff(each) for each in codes], axis=0)) + 1
+        products = np.split(table["latency"].to_numpy(), begins)
+        even = np.concatenate([np.minimum.accumulate(each[::-1])[::-1] for each in products])
+        place = table.column_names.index("latency")
+        pq.write_table(table.set_column(place, "latency", [even]), path)
     return copy
-
-
-def _evened(table: pa.Table) -> pa.Table:
-    """Return a table in which no product takes longer than one of more rows."""
-    table = table.sort_by([(column, "ascending") for column in (*SHAPE, "m")])
-    changes = np.zeros(max(table.num_rows - 1, 0), bool)
-    for column in SHAPE:
-        values = table[column].combine_chunks().dictionary_encode().indices.to_numpy()
-        changes |= values[1:] != values[:-1]
-    seconds = np.split(table["latency"].to_numpy(), np.flatnonzero(changes) + 1)
-    even = np.concatenate([np.minimum.accumulate(part[::-1])[::-1] for part in seconds])
-    return table.set_column(table.column_names.index("latency"), "latency", pa.array(even))

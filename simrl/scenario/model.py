@@ -387,8 +387,9 @@ class Scenario(_Section):
         file = PROFILES / file_name(wanted)
         if path is None and not file.is_file() and nearest(wanted, model_shape(self.model)) is None:
             return self.with_fields("profile", roofline=RooflineConfig())
-        shown = os.path.relpath(file) if file.is_relative_to(Path.cwd()) else file
-        return self.with_fields("profile", path=str(shown))
+        return self.with_fields(
+            "profile", path=str(os.path.relpath(file) if file.is_relative_to(Path.cwd()) else file)
+        )
 
     def with_fields(self, section: str, **values: Any) -> Scenario:
         """Return the scenario with other values in a section, such as `training`. Not validated."""

@@ -2,6 +2,7 @@ import itertools
 import json
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_type_hints
 
 import numpy as np
@@ -443,7 +444,8 @@ def test_no_matrix_product_takes_longer_than_one_of_more_rows(tmp_path):
     )  # fmt: skip
     rows.to_parquet(own)
     before = own.read_bytes()
-    copy = even_products(tmp_path / "systems", "a_gpu", "vllm", tmp_path)
+    package = SimpleNamespace(__file__=str(tmp_path / "__init__.py"))
+    copy = even_products(package, "a_gpu", "vllm", tmp_path)
     even = pd.read_parquet(copy / own.relative_to(tmp_path / "systems"))
     assert even[even.n == 32].latency.to_list() == [5.0, 5.0, 6.0, 6.5]
     assert even[even.n == 16].latency.to_list() == [2.5, 2.5, 7.0]

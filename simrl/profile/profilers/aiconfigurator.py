@@ -20,7 +20,6 @@ from importlib import import_module
 from itertools import product
 from logging import getLogger
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -413,12 +412,10 @@ def _config(shape: ModelShape, package: str) -> str:
     from the shape."""
     if not is_bundled(shape):
         return json.dumps(_hugging_face_config(shape))
-    name = f"{BUNDLED[shape.name].replace('/', '--')}_config.json"
-    return (_folder(import_module(package)) / "model_configs" / name).read_text(encoding="utf-8")
-
-
-def _folder(package: ModuleType) -> Path:
-    return Path(str(package.__file__)).parent
+    folder = Path(str(import_module(package).__file__)).parent / "model_configs"
+    return (folder / f"{BUNDLED[shape.name].replace('/', '--')}_config.json").read_text(
+        encoding="utf-8"
+    )
 
 
 def _has(shape: ModelShape, gpu: str, setup: EngineSetup) -> bool:
@@ -482,11 +479,7 @@ def _compiled(
         )
         handle = engine.EngineHandle(
             bytes(core.engine_spec_bincode_from_json(json.dumps(operations))),
-            systems_path=str(
-                even_products(_folder(core) / "systems", system, setup.backend, folder)
-            )
-            if even
-            else None,
+            systems_path=str(even_products(core, system, setup.backend, folder)) if even else None,
         )
         handle.decode_step_per_op(1, 2, 2)  # reads the tables
         handle.evaluate_context_ops(
@@ -525,22 +518,25 @@ def _norms_apart(operations: dict[str, Any], counted: bool, reduced_over: int) -
             heads = (
                 {"q_norm": "n", "k_norm": "n_kv"} if counted and kind == "ContextAttention" else {}
             )
-            kernels = 2 if reduced_over > 1 else 1
             for (norm, key), phase in product(heads.items(), ("context", "generation")):
                 work = {
                     "name": f"{phase}_{fields['name'].removeprefix('context_')}_{norm}",
-                    "scale_factor": kernels * fields["scale_factor"],
+                    "scale_factor": min(reduced_over, 2) * fields["scale_factor"],
                     "bytes_per_token": 2 * 2.0 * fields[key] * fields["head_size"],
                     "scale_num_tokens": 1,
                 }
                 operations[f"{phase}_ops"].append({"Elementwise": work | {"seq_split": 1}})
-            if heads and kernels > 1:
+            if heads and reduced_over > 1:
                 for phase in ("context", "generation"):
-                    reduced = {"hidden_size": 128, "tp_size": reduced_over, "quant": "half"}
-                    reduced |= {"name": f"{phase}_variance_ar", "seq_split": 1}
-                    operations[f"{phase}_ops"].append(
-                        {"CustomAllReduce": reduced | {"scale_factor": fields["scale_factor"]}}
-                    )
+                    reduced = {
+                        "name": f"{phase}_variance_ar",
+                        "scale_factor": fields["scale_factor"],
+                        "hidden_size": 128,
+                        "tp_size": reduced_over,
+                        "quant": "half",
+                        "seq_split": 1,
+                    }
+                    operations[f"{phase}_ops"].append({"CustomAllReduce": reduced})
 
 
 def _parts(operation: dict[str, Any]) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ pad a product to more rows, so the invariant is: none takes longer than one of m
 
 import shutil
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -15,9 +16,10 @@ import pyarrow.parquet as pq
 SHAPE = ("gemm_dtype", "n", "k")  # columns that name a product, beside its rows `m`
 
 
-def even_products(systems: Path, system: str, backend: str, folder: Path) -> Path:
-    """Return a copy, in `folder`, of a database's folder `systems` with one system, in which no
-    matrix product takes longer than one of more rows."""
+def even_products(package: ModuleType, system: str, backend: str, folder: Path) -> Path:
+    """Return a copy, in `folder`, of the folder `systems` of a database's package with one system,
+    in which no matrix product takes longer than one of more rows."""
+    systems = Path(str(package.__file__)).with_name("systems")
     others = {path.name for path in (systems / "data").iterdir()} - {system}
     copy = Path(shutil.copytree(systems, folder / "s", ignore=lambda *_: others))
     for path in (copy / "data" / system / "gemm" / backend).glob("*/gemm_perf.parquet"):
@@ -26,6 +28,5 @@ def even_products(systems: Path, system: str, backend: str, folder: Path) -> Pat
         begins = np.flatnonzero(np.any([np.diff(each) for each in codes], axis=0)) + 1
         products = np.split(table["latency"].to_numpy(), begins)
         even = np.concatenate([np.minimum.accumulate(each[::-1])[::-1] for each in products])
-        place = table.column_names.index("latency")
-        pq.write_table(table.set_column(place, "latency", [even]), path)
+        pq.write_table(table.drop_columns("latency").append_column("latency", [even]), path)
     return copy

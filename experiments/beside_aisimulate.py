@@ -34,6 +34,7 @@ from simrl.profile.profilers.aiconfigurator import (
     SYSTEMS,
     EngineSetup,
     derive,
+    engine_of,
 )
 
 PAGE = Path(__file__).with_suffix(".md")
@@ -194,7 +195,7 @@ def norms_s(case: Case) -> float:
     )
     rows = [
         handle.decode_step_per_op(64, 2048, 2)
-        for handle in (theirs, one_engine(shape, GPU, setup).handle)
+        for handle in (theirs, engine_of(shape, GPU, setup).handle)
     ]
     both = [
         sum(ms for name, ms, *_ in row if name.startswith("generation_attention")) for row in rows
@@ -275,9 +276,9 @@ def measured_rows(data: Path) -> list[dict[str, Any]]:
         more_s = layer_s * shape.layers if shape.qk_norm else 0.0
         measured_s = np.array([point.tpot_s for point in some])
         profiles = [profile_for(point) for point in some]
-        kernels_s = np.array([predict(*each) for each in zip(some, profiles, strict=True)])
+        kernels_s = np.array([predict(*each)[1] for each in zip(some, profiles, strict=True)])
         of_norms = [profile.with_corrections(1.0, more_s, 0.0, 0.0) for profile in profiles]
-        with_norms_s = np.array([predict(*each) for each in zip(some, of_norms, strict=True)])
+        with_norms_s = np.array([predict(*each)[1] for each in zip(some, of_norms, strict=True)])
         few = np.array([point.concurrency <= 16 for point in some])
         lacking_s = float(np.median((measured_s - kernels_s)[few]))
         rows.append(

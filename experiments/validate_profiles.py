@@ -49,8 +49,11 @@ MEMORY_SHARE, WORKING_BYTES = (
     0.9,
     4e9,
 )  # of a GPU, for weights and KV cache; what else an engine keeps there
-# of a client: one that spreads them, one that counts, one that keeps the others company
-REQUESTS = 3
+REQUESTS = 10  # of a client: InferenceMAX's, and those of NVIDIA's examples of genai-perf
+# InferenceMAX's part: its runs are files by date, lengths are uniform down to this share of what a point names (the default
+# of its workflow), and its servers schedule ahead and run as many requests as there are clients. Its repository,
+# benchmarks/benchmark_lib.sh@145ff605, gptoss_fp4_h100.sh, 70b_fp8_h100_docker.sh and .github/workflows/benchmark-tmpl.yml.
+INFERENCEMAX, SHORTEST = "source_file=2026-", 0.8
 
 
 class Served(NamedTuple):
@@ -84,12 +87,12 @@ SERVED = {
 }
 # requests: vLLM runs as many by default, and the file does not say what these servers ran
 MOST_AT_A_TIME = 256
-# Presets of the engines by backend and version: vLLM schedules ahead by default since 0.14.
-PRESETS = {("vllm", "0.18.0"): "vllm-0.19", ("vllm", ""): "vllm-0.12", ("sglang", ""): "sglang-0.5"}
+SETS = {("vllm", "0.18.0"): "vllm-0.19", ("vllm", ""): "vllm-0.12", ("sglang", ""): "sglang-0.5"}
 SETS = {
     "vllm": "vllm-0.12",
     "sglang": "sglang-0.5",
 }  # presets whose host times are those that this comparison sets
+HIDDEN = {"least_pass_s": "hidden_pass_s", "least_sequence_s": "hidden_sequence_s"}
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,14 @@ class Point:
     prompt_tokens: int
     output_tokens: int
     tpot_s: float
+    ttft_s: float = math.nan
+    inferencemax: bool = False
+
+    @property
+    def short_of_kv(self) -> bool:
+        """Return whether the KV cache holds fewer requests than there are clients."""
+        tokens = self.concurrency * (self.prompt_tokens + self.output_tokens)
+        return kv_blocks(self) * 16 < tokens
 
     @property
     def served(self) -> Served:
@@ -129,6 +140,9 @@ class Row:
     kernels_s: float
     with_host_s: float = math.nan
     with_preset_s: float = math.nan
+    ttft_s: float = (
+        math.nan
+    )  # with the preset, without one with host times, the points that set them included
 
 
 def read_points(data: Path) -> tuple[list[Point], dict[str, int]]:
@@ -162,6 +176,8 @@ def read_points(data: Path) -> tuple[list[Point], dict[str, int]]:
             prompt_tokens=int(row.isl),
             output_tokens=int(row.osl),
             tpot_s=1e-3 * float(row.silicon_tpot_ms),
+            ttft_s=1e-3 * float(row.silicon_ttft_ms),
+            inferencemax=str(row.silicon_data_source).startswith(INFERENCEMAX),
         )
         if (point.model, point.backend, point.precision) not in SERVED:
             why = f"{point.model} under {point.backend} in {point.precision}: nothing is known of how it was served"
@@ -201,46 +217,78 @@ def kv_blocks(point: Point) -> int:
     return int((memory - served.weight_bytes / point.dp) / token_bytes) // 16
 
 
-def predict(point: Point, profile: TableProfile) -> float:
-    """Return the mean TPOT over the requests of a closed loop in simrl's engine.
+def closed_loop_s(point: Point, profile: TableProfile, ahead: bool) -> tuple[float, float]:
+    """Return the mean seconds to the first token and per output token of a closed loop in simrl's engine.
 
-    Each client's first request is cut to another length, so that the clients are spread over a request's life, as the
-    measured times to first token say they were; it does not count. SGLang's clients are not spread: it computes all
-    waiting prompts before it decodes, so requests of one length run in waves.
+    A load generator without a ramp begins with all clients at once. InferenceMAX's lengths vary, so clients drift apart, and
+    every request counts. Other points have one length: their clients would stay in bunches, which the measured times to first
+    token contradict. They count as requests of clients that are spread over a request's life (each one's first request is cut
+    and does not count), the first ones, all at once, as one of `REQUESTS` in the time to first token.
     """
-    sglang = point.backend == "sglang"
-    limits = Limits(1024, PASS_TOKENS, 16, kv_blocks(point))
-    if sglang:
+    most = np.array([point.prompt_tokens, point.output_tokens])
+    if point.backend == "sglang":  # it prefills all that wait: requests of one length run in waves
+        lengths = np.tile(most, (point.concurrency, REQUESTS, 1))
+        ttft_s, tpot_s = serve_s(point, profile, ahead, lengths).mean(axis=(0, 1))
+        return float(ttft_s), float(tpot_s)
+    if point.inferencemax:
+        draws = np.random.default_rng(crc32(point.name.encode()))
+        shape = (point.concurrency, REQUESTS, 2)
+        lengths = draws.integers((SHORTEST * most).astype(int), most, shape, endpoint=True)
+        ttft_s, tpot_s = serve_s(point, profile, ahead, lengths).mean(axis=(0, 1))
+        return float(ttft_s), float(tpot_s)
+    lengths = np.tile(most, (point.concurrency, 3, 1))
+    at_once_s = serve_s(point, profile, ahead, lengths[:, :1]).mean(axis=(0, 1))[0]
+    cut = point.output_tokens * np.arange(1, point.concurrency + 1) // point.concurrency
+    lengths[:, 0, 1] = np.maximum(cut, 1)
+    ttft_s, tpot_s = serve_s(point, profile, ahead, lengths)[:, 1].mean(axis=0)
+    return float((at_once_s + (REQUESTS - 1) * ttft_s) / REQUESTS), float(tpot_s)
+
+
+def serve_s(
+    point: Point, profile: TableProfile, ahead: bool, lengths: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return the seconds to the first token and per output token of every request, by client and turn. Each client sends its
+    next request, with its prompt and output tokens, when its last one ended. `ahead`: the engine schedules a pass while the
+    one before runs."""
+    limits = Limits(1024, PASS_TOKENS, 16, kv_blocks(point), async_scheduling=ahead)
+    if point.backend == "sglang":
         limits = limits._replace(block_size=1, kv_blocks=16 * limits.kv_blocks, sglang=True)
         limits = limits._replace(max_new_tokens=point.output_tokens)
     env = simpy.Environment()
-    first = [
-        point.output_tokens
-        if sglang
-        else max(1, point.output_tokens * (i + 1) // point.concurrency)
-        for i in range(point.concurrency)
-    ]
-    lengths = [tokens for own in first for tokens in (own, *[point.output_tokens] * (REQUESTS - 1))]
-    responses = {uid: Response(tokens, 0.0) for uid, tokens in enumerate(lengths)}
+    responses = {uid: Response(int(n), 0.0) for uid, n in enumerate(lengths[..., 1].flat)}
     record = Recorder([Lane("rollout-000", point.tp)])
     (worker,) = simulated_workers(
         env, 1, profile.even, limits, WorkerCosts(load_s=0.0), responses, record
     )
-    tpots: list[float] = []
+    times = np.zeros(lengths.shape)
 
     def client(i: int) -> simpy.events.ProcessGenerator:
-        for turn in range(REQUESTS):
-            uid = i * REQUESTS + turn
-            rollout = yield worker.submit(Sample(uid, 0, 0, uid, 0, point.prompt_tokens))
-            if turn == 1:
-                tpots.append(
-                    (rollout.finished_s - rollout.first_token_s) / (point.output_tokens - 1)
-                )
+        for turn, (prompt_tokens, tokens) in enumerate(lengths[i]):
+            uid, sent_s = i * lengths.shape[1] + turn, env.now
+            rollout = yield worker.submit(Sample(uid, 0, 0, uid, 0, int(prompt_tokens)))
+            decoding_s = rollout.finished_s - rollout.first_token_s
+            times[i, turn] = rollout.first_token_s - sent_s, decoding_s / max(tokens - 1, 1)
 
     for i in range(point.concurrency):
         env.process(client(i))
     env.run()
-    return float(np.mean(tpots))
+    return times
+
+
+def predict(point: Point, profile: TableProfile) -> tuple[float, float]:
+    """Return the mean seconds to the first token and per output token."""
+    preset = preset_of(point)
+    ahead = preset is not None and "async_scheduling" in ENGINES[preset].constants
+    return closed_loop_s(
+        point, profile, ahead and bool(ENGINES[preset].constants["async_scheduling"].value)
+    )
+
+
+def preset_of(point: Point) -> str | None:
+    """Return the engine's preset, which has its host times and whether it schedules ahead."""
+    if point.backend == "vllm" and point.inferencemax:
+        return "vllm-0.19"
+    return SETS.get(point.backend)
 
 
 def host_times(points: list[Point], kernels_s: list[float]) -> tuple[float, float]:
@@ -266,13 +314,17 @@ def host_times(points: list[Point], kernels_s: list[float]) -> tuple[float, floa
 
 
 def errors(rows: list[Row], predicted: str) -> dict[str, float]:
-    """Return the median relative error, the median of the sizes, and the size that nine of ten are within."""
-    relative = np.array([getattr(row, predicted) / row.point.tpot_s - 1 for row in rows])
+    """Return the median relative error, the median of the sizes, the size that nine of ten are within, and the worst error."""
+    measured = "ttft_s" if predicted == "ttft_s" else "tpot_s"
+    relative = np.array(
+        [getattr(row, predicted) / getattr(row.point, measured) - 1 for row in rows]
+    )
     sizes = np.abs(relative)
     return {
         "median": float(np.median(relative)),
         "median_size": float(np.median(sizes)),
         "p90_size": float(np.quantile(sizes, 0.9)),
+        "worst": float(relative[np.argmax(sizes)]),
     }
 
 
@@ -295,7 +347,7 @@ def predict_all(
         if isinstance(profile, str):
             left_out[profile] = left_out.get(profile, 0) + 1
         else:
-            rows.append(Row(point, profile, predict(point, profile)))
+            rows.append(Row(point, profile, predict(point, profile)[1]))
     constants = {}
     for backend in sorted({row.point.backend for row in rows}):
         own = [row for row in rows if row.point.backend == backend]
@@ -306,11 +358,20 @@ def predict_all(
         constants[backend] = each_pass_s, each_sequence_s
         host = {"between_passes_s": each_pass_s, "sequence_overhead_s": each_sequence_s}
         for row in own:
+            row.ttft_s, with_host_s = predict(row.point, row.profile.with_corrections(**host))
             if not row.point.calibrates:
-                row.with_host_s = predict(row.point, row.profile.with_corrections(**host))
-            if preset := PRESETS.get((backend, row.point.version), PRESETS.get((backend, ""))):
-                of = {key: float(ENGINES[preset].constants[key].value) for key in host}
-                row.with_preset_s = predict(row.point, row.profile.with_corrections(**of))
+                row.with_host_s = with_host_s
+            if preset := preset_of(row.point):
+                engine = ENGINES[preset].constants
+                of = {key: float(engine[key].value) for key in host}
+                of |= {
+                    least: float(engine[key].value)
+                    for least, key in HIDDEN.items()
+                    if key in engine
+                }
+                row.ttft_s, row.with_preset_s = predict(
+                    row.point, row.profile.with_corrections(**of)
+                )
     return rows, constants
 
 
@@ -327,6 +388,7 @@ def main(
 
     def line(name: str, some: list[Row]) -> dict[str, object]:
         judged = [row for row in some if not row.point.calibrates]
+        roomy = [row for row in some if not row.point.short_of_kv]
         return {
             "what": name,
             "points": len(some),
@@ -335,6 +397,8 @@ def main(
             "judged_kernels": errors(judged, "kernels_s") if judged else None,
             "judged_with_host_times": errors(judged, "with_host_s") if judged else None,
             "judged_with_preset": errors(judged, "with_preset_s") if judged else None,
+            "with_room": len(roomy),
+            "ttft": errors(roomy, "ttft_s") if roomy else None,
         }
 
     groups: dict[str, list[Row]] = {}
@@ -364,7 +428,10 @@ def main(
         print(json.dumps({"errors": lines, "host_times": host, "left_out": left_out}, indent=1))
         return
     console = Console()
-    heads = ("TPOT", "points", "kernels", "judged", "kernels", "with host times", "with preset")
+    heads = (
+        *("TPOT", "points", "kernels", "judged", "kernels", "with host times", "with preset"),
+        *("room for KV", "TTFT"),
+    )
     table = Table(*heads, title="Predicted / measured - 1")
     for each in lines:
         cells = [
@@ -372,11 +439,12 @@ def main(
             for key in ("kernels", "judged_kernels", "judged_with_host_times", "judged_with_preset")
         ]
         table.add_row(
-            str(each["what"]), str(each["points"]), cells[0], str(each["judged"]), *cells[1:]
+            *(str(each["what"]), str(each["points"]), cells[0], str(each["judged"]), *cells[1:]),
+            *(str(each["with_room"]), _cell(each["ttft"])),
         )
     console.print(table)
     console.print(
-        "Each error: median / median size / 90 % within. Host times, set on the points that are not judged:"
+        "Each error: median / median size / 90 % within / worst. Host times, set on the points that are not judged:"
     )
     for backend, (each_pass_s, each_sequence_s) in constants.items():
         console.print(
@@ -390,7 +458,7 @@ def main(
 def _cell(found: object) -> str:
     if not isinstance(found, dict) or math.isnan(found["median"]):
         return "-"
-    return f"{found['median']:+.1%} / {found['median_size']:.1%} / {found['p90_size']:.1%}"
+    return f"{found['median']:+.1%} / {found['median_size']:.1%} / {found['p90_size']:.1%} / {found['worst']:+.0%}"
 
 
 if __name__ == "__main__":

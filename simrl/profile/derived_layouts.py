@@ -61,7 +61,7 @@ def nearest(
         return (
             not _alike(model, shape),
             other.gpu != gpu.name,
-            0.0 if other.gpu in (gpu.name, gpu.base) else apart(kind, gpu),
+            apart(kind, gpu),
             other.precision != wanted.precision,
             0.0 if _alike(model, shape) else sum(abs(log2(ratio)) for ratio in sizes),
             *ranks,
@@ -83,8 +83,10 @@ def nearest(
 
 
 def apart(one: Gpu, other: Gpu) -> float:
-    """Return the octaves between the data sheets of two GPUs, summed over multiplying and
-    reading."""
+    """Return the octaves between the data sheets of two GPUs, summed over multiplying and reading;
+    0 if one is the base of the other."""
+    if one.name in (other.name, other.base):
+        return 0.0
     flops = log2(one.bf16_flops / other.bf16_flops)
     return abs(flops) + abs(log2(one.memory_bytes_per_s / other.memory_bytes_per_s))
 

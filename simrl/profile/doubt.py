@@ -6,20 +6,21 @@ kernel that was timed alone finds in its cache what a pass has to read.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from simrl.errors import refuse
 from simrl.profile.hardware import Gpu
 from simrl.profile.interpolation import Floats
+from simrl.profile.metadata import ProfileMetadata
 from simrl.profile.model_shape import ModelShape
+from simrl.profile.precision import EXPERTS_ALONE, KV_SHARE, WEIGHT_BYTES
 from simrl.profile.profile import GRIDS, TableProfile, Tables
-from simrl.profile.roofline import LAYER_S, Roofline, roofline_of
+from simrl.profile.roofline import Roofline, roofline_of
 
 NOISE = 0.02  # of a time: a bandwidth is a rounded figure, and a clock runs up to it
 LONG = 1024  # tokens of chunks and of sequences whose attention is compared with the roofline
 OTHER_UNIT = 0.02  # of what is possible, of most times: milliseconds in place of microseconds
+SMALL_S = 3e-5  # of a layer: below, launches and latencies decide
 FAR = 3.0  # times the roofline; short prefill chunks of large models are 2 to 2.9 times above it
 
 
@@ -27,26 +28,18 @@ def doubted(profile: TableProfile, shape: ModelShape, gpu: Gpu) -> tuple[TablePr
     """Return the profile with impossible times lifted to the least possible ones, and its doubts in words: table, point, and
     by how much. The notes of the profile have them, too."""
     t, layout, words = profile.tables, profile.metadata, list[str]()
-    endless = ("bf16_flops", "fp8_flops", "link_bytes_per_s", "network_bytes_per_s")
-    unbound = gpu.model_copy(update=dict.fromkeys(endless, np.inf))
-    ideal = replace(
-        roofline_of(layout, shape, unbound),
-        compute_efficiency=1.0,
-        memory_efficiency=1.0,
-        link_latency_s=0.0,
+    least, second = (
+        _reading_s(t, layout, shape, gpu),
+        _seconds(roofline_of(layout, shape, gpu), t, shape),
     )
-    small_s = shape.layers * LAYER_S  # below, launches and latencies decide
-    least, second = _seconds(ideal, t, shape), _seconds(roofline_of(layout, shape, gpu), t, shape)
     for name, roofline_s in second.items():
-        field, large = GRIDS[name][1], roofline_s > small_s
-        seconds, least_s = getattr(t, field), least[name] - small_s * (name == "dense")
+        field, large = GRIDS[name][1], roofline_s > shape.layers * SMALL_S
+        seconds, least_s = getattr(t, field), least[name]
         if (
             name == "attention"
         ):  # many short sequences are bound by their number, mixed passes are sums
             chunk, _, n, kv = np.ix_(*t[4:8])
             large &= (chunk == 0) & (kv >= LONG) | (n == 0) & (chunk >= LONG)
-        elif shape.experts and layout.routing != "balanced" and name != "sampled":
-            least_s = np.zeros_like(least_s)  # uneven tokens meet fewer experts, unknown how many
         short = np.divide(seconds, least_s, out=np.ones_like(seconds), where=least_s > 0)
         if short.min() < 1 - NOISE:
             words.append(
@@ -72,6 +65,30 @@ def doubted(profile: TableProfile, shape: ModelShape, gpu: Gpu) -> tuple[TablePr
     notes = "; ".join([layout.notes, *(f"in doubt: {line}" for line in words)])
     doubtful = TableProfile(t, layout.model_copy(update={"notes": notes}), profile.origin)
     return (doubtful if words else profile), words
+
+
+def _reading_s(
+    t: Tables, layout: ProfileMetadata, shape: ModelShape, gpu: Gpu
+) -> dict[str, Floats]:
+    """Return the seconds in which a GPU reads the weights or the KV cache once at its data sheet's bandwidth, on the grids of
+    a profile; 0 for routed experts, of which passes meet an unknown part."""
+    bits = "bf16" if layout.precision in EXPERTS_ALONE else layout.precision
+    weights = WEIGHT_BYTES[bits] * (shape.body_parameters - shape.routed_parameters) / layout.tp
+    head = 2 * shape.vocab * shape.hidden / layout.tp
+    kept = shape.layer_kv_bytes * KV_SHARE[layout.kv_precision] / min(layout.tp, shape.kv_heads)
+    chunk, cached, sequences, kv = np.ix_(*t[4:8])
+
+    def read(tokens: Floats) -> Floats:
+        windows = shape.window_layers * np.minimum(tokens, shape.window_tokens)
+        return kept * (shape.full_layers * tokens + windows)
+
+    read_bytes = {
+        "dense": np.full_like(t.dense_s, weights),
+        "sampled": np.full_like(t.sampled_s, head),
+        "attention": read(chunk + cached) * (chunk > 0) + sequences * read(kv),
+        "experts": np.zeros_like(t.experts_s),
+    }
+    return {name: size / gpu.memory_bytes_per_s for name, size in read_bytes.items()}
 
 
 def _seconds(parts: Roofline, t: Tables, shape: ModelShape) -> dict[str, Floats]:

@@ -269,13 +269,10 @@ class RooflineConfig(_Section):
     """host time between two forward passes; 0.001 if not given"""
 
 
-BETWEEN_PASSES_S = 0.001  # of a real engine's host, for shipped profiles, which have kernels alone (validate_engine.py)
-
-
 class ProfileConfig(_Section):
     """Step times: a profile file, or a roofline of the cluster's GPU; with corrections from a
-    measurement. Without either: the shipped profile, or one extrapolated from the nearest layout,
-    with 1 ms between passes; if there is none, a roofline."""
+    measurement. Without either: the shipped profile, or one extrapolated from the nearest layout;
+    if there is none, a roofline."""
 
     path: str | None = None
     """a profile file (Parquet) that `simrl profile derive` or `simrl measure` wrote, or `shipped`: the one that comes with
@@ -416,12 +413,9 @@ class Scenario(_Section):
             return self
         wanted = self.wanted_profile
         file = PROFILES / file_name(wanted)
-        values: dict[str, Any] = {
-            "path": str(os.path.relpath(file) if file.is_relative_to(Path.cwd()) else file)
-        }
-        if path is None and self.profile.between_passes_s is None and self.engine.preset is None:
-            values["between_passes_s"] = BETWEEN_PASSES_S
-        return self.with_fields("profile", **values)
+        return self.with_fields(
+            "profile", path=str(os.path.relpath(file) if file.is_relative_to(Path.cwd()) else file)
+        )
 
     def with_fields(self, section: str, **values: Any) -> Scenario:
         """Return the scenario with other values in a section, such as `training`. Not validated."""

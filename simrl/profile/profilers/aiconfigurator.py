@@ -33,6 +33,7 @@ from simrl.profile.model_config import CONFIG_KEYS
 from simrl.profile.model_shape import ModelShape
 from simrl.profile.precision import FP8_EXPERTS, KV_SHARE
 from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
+from simrl.profile.profilers.products import even_products
 from simrl.profile.profilers.setups import (
     BUNDLED,
     ONE_GPU,
@@ -64,7 +65,7 @@ RESOLUTION_S = 2.0**-22  # 0.24 µs: far below the error of any kernel time, and
 # fitted to them.
 ACCURACY = (
     "against 56 measured vLLM 0.12 runs of Qwen3-32B on H100 (tp 2 and 4, 8 to 128 concurrent), such profiles give a "
-    "time per output token 8 % too low at the median, 1.1 ms a pass at 8 concurrent: most likely the host time left out"
+    "time per output token 12 % too low at the median, 1.5 ms a pass at 8 concurrent: most likely the host time left out"
 )
 
 # Dense and sampled times are cheap to store: eight points an octave. The attention grid is a
@@ -432,8 +433,8 @@ def _config(shape: ModelShape, package: str) -> str:
 
 
 def _compiled(shape: ModelShape, gpu: str, setup: EngineSetup, apart: bool = False) -> Compiled:
-    """Return the compiled model, all of whose operations were looked up. Raises anything for data
-    that is missing."""
+    """Return the compiled model, all of whose operations were looked up, with even matrix products
+    (`even_products`). Raises anything for data that is missing."""
     package, system, has_experts = PACKAGES[setup.package], SYSTEMS[gpu], bool(shape.experts)
     core = import_module(package)
     builders, models, perf_database, engine = (
@@ -471,11 +472,19 @@ def _compiled(shape: ModelShape, gpu: str, setup: EngineSetup, apart: bool = Fal
                 operations[phase] = [
                     part for operation in operations[phase] for part in _parts(operation)
                 ]
-        _norms_apart(operations, counted=setup.backend != "trtllm")
-        handle = engine.EngineHandle(
-            bytes(core.engine_spec_bincode_from_json(json.dumps(operations)))
+        _norms_apart(
+            operations,
+            counted=setup.backend != "trtllm",
+            reduced_over=setup.tp if BUNDLED.get(shape.name) == "MiniMaxAI/MiniMax-M2.5" else 1,
         )
-        handle.decode_step_per_op(1, 2, 2)
+        handle = engine.EngineHandle(
+            bytes(core.engine_spec_bincode_from_json(json.dumps(operations))),
+            systems_path=str(even_products(core, system, setup.backend, folder)),
+        )
+        handle.decode_step_per_op(1, 2, 2)  # reads the tables
+        handle.evaluate_context_ops(
+            list(range(len(operations["context_ops"]))), batch_size=1, s=2, prefix=0
+        )
     decoding, prefill = (
         [
             (kind, str(fields["name"]))
@@ -487,7 +496,7 @@ def _compiled(shape: ModelShape, gpu: str, setup: EngineSetup, apart: bool = Fal
     return Compiled(handle, decoding, prefill)
 
 
-def _norms_apart(operations: dict[str, Any], counted: bool) -> None:
+def _norms_apart(operations: dict[str, Any], counted: bool, reduced_over: int) -> None:
     """Take norms of queries and keys out of both attentions and add them, if `counted`, as
     operations of their own.
 
@@ -496,7 +505,10 @@ def _norms_apart(operations: dict[str, Any], counted: bool) -> None:
     has them in attention of prefill, aisimulate in both, as eight transfers of 3 µs and the bytes
     of one token, whatever a pass has: 26.4 µs a layer. Another GPU was measured at 2 µs (1 token)
     to 43 µs (2,048): `experiments/beside_aisimulate.md`. Not counted: TensorRT-LLM's, in its kernel
-    of rotations (`fuse_qk_norm_rope`), and MiniMax's all-reduce of variances.
+    of rotations (`fuse_qk_norm_rope`). Norms over all heads (MiniMax-M2: vLLM's `forward_qk`) are
+    divided by one all-reduce a layer, of two fp32 variances a token (priced as the smallest
+    measured one, of 128 values), if they are `reduced_over` several GPUs: two kernels each, before
+    and after it.
     """
     for operation in [*operations["context_ops"], *operations["generation_ops"]]:
         for kind, fields in operation.items():
@@ -509,12 +521,22 @@ def _norms_apart(operations: dict[str, Any], counted: bool) -> None:
             for (norm, key), phase in product(heads.items(), ("context", "generation")):
                 work = {
                     "name": f"{phase}_{fields['name'].removeprefix('context_')}_{norm}",
-                    "scale_factor": fields["scale_factor"],
+                    "scale_factor": min(reduced_over, 2) * fields["scale_factor"],
                     "bytes_per_token": 2 * 2.0 * fields[key] * fields["head_size"],
+                    "scale_num_tokens": 1,
                 }
-                operations[f"{phase}_ops"].append(
-                    {"Elementwise": work | {"scale_num_tokens": 1, "seq_split": 1}}
-                )
+                operations[f"{phase}_ops"].append({"Elementwise": work | {"seq_split": 1}})
+            if heads and reduced_over > 1:
+                for phase in ("context", "generation"):
+                    reduced = {
+                        "name": f"{phase}_variance_ar",
+                        "scale_factor": fields["scale_factor"],
+                        "hidden_size": 128,
+                        "tp_size": reduced_over,
+                        "quant": "half",
+                        "seq_split": 1,
+                    }
+                    operations[f"{phase}_ops"].append({"CustomAllReduce": reduced})
 
 
 def _parts(operation: dict[str, Any]) -> list[dict[str, Any]]:

@@ -441,7 +441,7 @@ def test_a_shipped_profile_is_remade_byte_for_byte(engine_handle, tmp_path, name
 def test_a_config_from_the_shape_gives_what_the_bundled_model_gives(
     engine_handle, model: str, bundled: str
 ):
-    ours = aiconfigurator._compiled(model_shape(model), "h200", EngineSetup(2), even=False).handle
+    ours = aiconfigurator._compiled(model_shape(model), "h200", EngineSetup(2)).handle
     theirs = engine_handle.compile(bundled, "h200_sxm", "vllm", tp_size=2, nextn=0)
 
     def norms_ms(tokens: int) -> float:

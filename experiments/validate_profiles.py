@@ -5,7 +5,8 @@
 `serving_measurements/` in the data folder has points by model, backend, tensor-parallel size, concurrency, prompt and output
 length. Each is predicted through the profile of its model, backend and size: with the project's own engine, as many clients
 each sending its next request when the last one ended (vLLM and TensorRT-LLM mix prefill into decode passes), or by SGLang's
-rule (prefill first, whole waves of requests; see `waves_s`). So is its time to first token. Profiles are kernels alone. The host time between two
+rule (prefill first, whole waves of requests; see `waves_s`); so is its time to first token. Profiles are
+kernels alone. The host time between two
 passes is two constants a backend, one a pass and one a sequence: set on half of that backend's points (a hash of their
 names) and judged on the other half. They are the host times of the presets in `SETS`. The files in `profiles/` serve where
 they fit; the others are derived, which needs aiconfigurator ('simrl[aiconfigurator]'): without it those points are listed

@@ -11,7 +11,9 @@ from simrl.commands.slips import option_meant
 from simrl.profile.shipped import ROOT
 from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import Scenario
+from simrl.scenario.presets import ENGINES
 from simrl.simulate.cache import InputCache
+from simrl.simulate.prepare import prepare
 from simrl.study.compare import require_possible
 from simrl.validation import number_meant
 from tests.command_line import SCENARIO, CommandLine
@@ -152,15 +154,9 @@ def test_a_scenario_without_a_profile_takes_the_shipped_one_of_each_model_and_sp
     simrl("compare", "scenario.yaml", "--system", "areal", "cluster.tp=1,2")
     files = [ROOT / "profiles" / f"qwen3-8b_h100_tp{tp}.parquet" for tp in (1, 2)]
     assert [Path(each.profile.path or "") for each in scenarios] == files
-    assert {each.profile.between_passes_s for each in scenarios} == {0.001}, (
-        "kernels alone have no host"
-    )
-
-
-def test_the_pause_of_a_presets_engine_comes_before_that_of_a_shipped_profile(simrl, scenarios):
-    without_profile(simrl)
-    simrl("compare", "scenario.yaml", "engine.preset=vllm-0.19")
-    assert {each.profile.between_passes_s for each in scenarios} == {None}
+    assert {prepare(each).profile.tables.between_passes_s for each in scenarios} == {
+        ENGINES["vllm-0.19"].constants["between_passes_s"].value
+    }, "kernels alone have no host"
 
 
 def test_without_a_shipped_profile_it_is_a_roofline(simrl, scenarios):

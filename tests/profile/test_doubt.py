@@ -54,14 +54,11 @@ def test_what_is_three_times_from_the_roofline_is_named_and_kept():
     assert len(words) == 1 and "4 times the roofline" in words[0]
 
 
-def test_shipped_profiles_break_the_bound_only_where_a_token_follows_a_long_context():
-    """Context attention of one token after 40,960 comes from a formula; nothing else is too fast."""
+def test_no_shipped_profile_has_an_impossible_time():
     impossible = set()
     for path in sorted(PROFILES.glob("*.parquet")):
         profile = read_profile(path)
         of = profile.metadata
         _, words = doubted(profile, model_shape(of.model), gpu(of.gpu))
         impossible |= {line.split(":")[0] for line in words if line.endswith("lifted")}
-    assert impossible == {
-        "attention at prefill_tokens 1, prefill_kv_tokens 40960, decode_sequences 0, decode_kv_tokens 16"
-    }
+    assert not impossible

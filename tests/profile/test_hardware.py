@@ -113,7 +113,7 @@ def test_a_sheet_without_a_base_names_what_is_assumed(tmp_path: Path):
     (links,) = [line for line in provenance([result.metadata]) if line.startswith("Links: ")]
     assert "v100: the user's data sheet: memory_bytes, memory_bytes_per_s, bf16_flops" in links
     assert "assumed: matmul_share 0.75, link_bytes_per_s 3.2e+10" in links
-    assert result.metadata["profile"]["kind"] == "assumed"
+    assert result.metadata["profile"]["kind"] == "extrapolated"
 
 
 def test_a_result_can_be_repeated_without_the_file_of_its_sheet(tmp_path: Path):

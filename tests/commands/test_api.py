@@ -302,7 +302,7 @@ def test_views_cannot_be_changed(compared):
         ),
         (
             lambda trace: simrl.compare(trace, SYSTEMS, **{**GIVEN, "gpu": "h1000"}),
-            "gpu 'h1000' is unknown .did you mean h100",
+            "gpu 'h1000' is unknown: simrl has no data sheet of it",
         ),
         (
             lambda trace: simrl.compare(trace, SYSTEMS, **GIVEN, overrides={"trainig.mfu": 1}),

@@ -306,12 +306,14 @@ def test_a_freed_worker_drafts_for_the_last_request_from_the_tokens_it_has():
     ]
     # Worker 1 is free at 4; at 5, worker 0 tells that the other request has 5 tokens. The prefill brings the 6th, a plain pass
     # the 7th, with which [1, 2, 3] has been there before. What followed is drafted, as far as there is any: 4 tokens, then 4
-    # again, as the match of 5 is later in the text, then 8; from 26 on a pass yields the window and one more.
+    # again, as the match of 5 is later in the text, then 8, or the window if that is less; from then on a pass yields the
+    # window and one more.
     assert segments[0] == (0, 5, 0.0, 5.0)
     assert segments[1][:3] == (1, 43, 5.0)
-    assert window == 15
+    assert window >= 4
+    reached = 7 + 5 + 5 + min(8, window) + 1
     assert segments[1][3] == pytest.approx(
-        5 + 2 + 3 + math.ceil((48 - 26) / (window + 1)), abs=0.01
+        5 + 2 + 3 + math.ceil((48 - reached) / (window + 1)), abs=0.01
     )
     stops_s = math.floor(segments[1][3]) + 1  # worker 0, at its next boundary
     assert (first["duplicate_tokens"], second["duplicate_tokens"]) == (stops_s - 5, 0)

@@ -80,6 +80,8 @@ COMMANDS = {
     "python experiments/beside_aisimulate.py --measured ../shared/data --write": Small(
         writes="experiments/beside_aisimulate.md", needs="aisimulate"
     ),
+    "python experiments/derive_rtx.py ../shared/data": Small(needs="aiconfigurator"),
+    "python experiments/estimates.py": Small(),
     "python -m experiments.eagle3 ../shared/data": Small(needs="aiconfigurator"),
     "python experiments/history_memory.py --data ../shared/data": Small(
         "--small", "experiments/history_memory.png", changes=((" --data ../shared/data", ""),)

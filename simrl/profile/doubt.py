@@ -74,18 +74,14 @@ def _reading_s(
     a profile; 0 for routed experts, of which passes meet an unknown part."""
     bits = "bf16" if layout.precision in EXPERTS_ALONE else layout.precision
     weights = WEIGHT_BYTES[bits] * (shape.body_parameters - shape.routed_parameters) / layout.tp
-    head = 2 * shape.vocab * shape.hidden / layout.tp
     kept = shape.layer_kv_bytes * KV_SHARE[layout.kv_precision] / min(layout.tp, shape.kv_heads)
     chunk, cached, sequences, kv = np.ix_(*t[4:8])
 
-    def read(tokens: Floats) -> Floats:
-        windows = shape.window_layers * np.minimum(tokens, shape.window_tokens)
-        return kept * (shape.full_layers * tokens + windows)
-
     read_bytes = {
         "dense": np.full_like(t.dense_s, weights),
-        "sampled": np.full_like(t.sampled_s, head),
-        "attention": read(chunk + cached) * (chunk > 0) + sequences * read(kv),
+        "sampled": np.full_like(t.sampled_s, 2 * shape.vocab * shape.hidden / layout.tp),
+        "attention": kept * shape.read_tokens(chunk + cached) * (chunk > 0)
+        + sequences * (kept * shape.read_tokens(kv)),
         "experts": np.zeros_like(t.experts_s),
     }
     return {name: size / gpu.memory_bytes_per_s for name, size in read_bytes.items()}

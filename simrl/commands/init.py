@@ -70,9 +70,11 @@ def init(
     from simrl.launch.fit import fit, require_possible
     from simrl.launch.settings import read_launch
     from simrl.launch.translate import translate
+    from simrl.profile.hardware import gpu as gpu_named
     from simrl.scenario.load import ScenarioFile
 
-    fields: dict[str, Any] = {"model": model, "cluster.gpu": gpu, "cluster.gpus": gpus}
+    sheet = parse_override(f"cluster.gpu={gpu}")[1] if (gpu or "").startswith("{") else gpu
+    fields: dict[str, Any] = {"model": model, "cluster.gpu": sheet, "cluster.gpus": gpus}
     fields |= {
         "workload.synthetic.mean_tokens": mean_tokens,
         "workload.trace": trace and str(Path(trace).absolute()),
@@ -93,6 +95,11 @@ def init(
         (output is not None and Path(output).is_dir(), f"{output}: is a folder; name a file"),
     )
     launch, aim = (read_launch(Path(source)), "compare") if source is not None else _asked(fields)
+    for key in ("cluster.gpu", "cluster.train.gpu"):  # from where the user stands
+        if str(fields.get(key)).endswith(".toml"):
+            fields[key] = str(Path(fields[key]).absolute())
+        if fields.get(key) is not None:
+            gpu_named(fields[key] if isinstance(fields[key], dict) else str(fields[key]))
     translation = translate(launch, fields, release)
     default = Path(f"{translation.data['name']}.yaml")
     is_source = source is not None and default.absolute() == Path(source).absolute()

@@ -73,8 +73,11 @@ def init(
     from simrl.profile.hardware import gpu as gpu_named
     from simrl.scenario.load import ScenarioFile
 
-    sheet = parse_override(f"cluster.gpu={gpu}")[1] if (gpu or "").startswith("{") else gpu
-    fields: dict[str, Any] = {"model": model, "cluster.gpu": sheet, "cluster.gpus": gpus}
+    fields: dict[str, Any] = {
+        "model": model,
+        "cluster.gpu": parse_override(f"cluster.gpu={gpu}")[1] if str(gpu).startswith("{") else gpu,
+        "cluster.gpus": gpus,
+    }
     fields |= {
         "workload.synthetic.mean_tokens": mean_tokens,
         "workload.trace": trace and str(Path(trace).absolute()),
@@ -95,11 +98,13 @@ def init(
         (output is not None and Path(output).is_dir(), f"{output}: is a folder; name a file"),
     )
     launch, aim = (read_launch(Path(source)), "compare") if source is not None else _asked(fields)
-    for key in ("cluster.gpu", "cluster.train.gpu"):  # from where the user stands
-        if str(fields.get(key)).endswith(".toml"):
-            fields[key] = str(Path(fields[key]).absolute())
-        if fields.get(key) is not None:
-            gpu_named(fields[key] if isinstance(fields[key], dict) else str(fields[key]))
+    fields |= {  # files, from where the user stands
+        key: str(Path(text).absolute()) if text.endswith(".toml") else text
+        for key in ("cluster.gpu", "cluster.train.gpu")
+        if isinstance(fields.get(key), str | int) and (text := str(fields[key]))
+    }
+    if fields.get("cluster.gpu"):
+        gpu_named(fields["cluster.gpu"])
     translation = translate(launch, fields, release)
     default = Path(f"{translation.data['name']}.yaml")
     is_source = source is not None and default.absolute() == Path(source).absolute()

@@ -166,7 +166,7 @@ def test_tables_of_another_model_or_group_are_refused(tmp_path):
 def test_tables_of_another_gpu_or_precision_are_refused(tmp_path):
     folder = write_kernel_tables(tmp_path / "tp1")
     with pytest.raises(
-        InputError, match=r"meta\.yaml: profiled on NVIDIA H100, asked for a100; give --gpu h100$"
+        InputError, match=r"meta\.yaml: profiled on h100, asked for a100; give --gpu h100$"
     ):
         compose_kernel_tables(folder, TOY, gpu("a100"), 1, None, 0.0)
     meta = folder.parent / "meta.yaml"

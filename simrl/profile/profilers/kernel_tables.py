@@ -63,15 +63,17 @@ def compose_kernel_tables(
     folder, meta = read_meta(Path(folder), tp)
     profiled, named = str(meta["model"]), re.fullmatch(r"tp(\d+)", folder.name)
     gpus, ranks_link = tp * dp, exchange or link
-    devices = {
-        str(meta[key]): known_gpu(str(meta[key])) for key in ("gpu", "hardware") if key in meta
-    }
-    measured_on = {name: known for name, known in devices.items() if known in GPUS}
+    measured_on = sorted({known_gpu(str(meta.get(key))) for key in ("gpu", "hardware")} & {*GPUS})
     refuse(
         (
-            gpu and measured_on and not {*measured_on.values()} & {gpu.name, gpu.base},
-            f"{folder.parent / 'meta.yaml'}: profiled on {' '.join([*measured_on][:1])}, asked for {gpu and gpu.name}; "
-            f"give --gpu {' '.join([*measured_on.values()][:1])}",
+            gpu and measured_on and not {*measured_on} & {gpu.name, gpu.base},
+            f"{folder.parent / 'meta.yaml'}: profiled on {' or '.join(measured_on)}, asked for {gpu and gpu.name}; "
+            f"give --gpu {' '.join(measured_on[:1])}",
+        ),
+        (
+            "fp8" in str(meta.get("variant")),
+            f"{folder.parent / 'meta.yaml'}: variant {meta.get('variant')}: FP8 tables are not read; profile the model in "
+            "bf16",
         ),
         (
             shape.name not in (known_name(profiled), profiled.split("/")[-1].lower()),
@@ -275,10 +277,6 @@ def read_meta(folder: Path, tp: int = 1) -> tuple[Path, dict[str, Any]]:
     if lacking:
         raise InputError(
             f"{path}: no {lacking[0]!r}; name a folder that LLMServingSim's profiler wrote"
-        )
-    if "fp8" in (variant := str(meta.get("variant", ""))):
-        raise InputError(
-            f"{path}: variant {variant}: FP8 tables are not read; profile the model in bf16"
         )
     return rank, dict(meta)
 

@@ -102,12 +102,16 @@ def _kind(shape: ModelShape) -> tuple[bool, ...]:
 
 
 def difference(base: ProfileMetadata, wanted: ProfileMetadata, shape: ModelShape) -> str:
-    """Return what differs most between a profile and the layout that is estimated from it."""
+    """Return what differs most between a profile and the layout that is estimated from it; "" for
+    nothing."""
     if not _alike(MODELS.get(base.model, shape), shape):
         return "another model"
     if base.gpu != wanted.gpu:
         return "another GPU"
-    return "another precision" if base.precision != wanted.precision else "another split"
+    if base.precision != wanted.precision:
+        return "another precision"
+    split = ("tp", "dp", "ep", "kv_precision")
+    return "another split" * any(getattr(base, key) != getattr(wanted, key) for key in split)
 
 
 def profile_of(model: str, gpu: str, tp: int) -> TableProfile:
@@ -169,7 +173,11 @@ def in_layout(
         experts_s=carried(t.experts_s, Roofline.experts_s, t.expert_tokens),
     )
     words = f"{m.model} on {m.gpu} {split_words(m.model_dump(), '', ' ')} {m.precision}"
-    source = f"estimated: {words} × the ratio of rooflines; {off_by(kind or difference(m, wanted, shape), shape)}; {m.source}"
+    differs = kind or difference(m, wanted, shape)
+    how = (
+        f" × the ratio of rooflines; {off_by(differs, shape)}" if differs else ", of the same shape"
+    )
+    source = f"estimated: {words}{how}; {m.source}"
     layout = {
         key: getattr(wanted, key)
         for key in ("model", "gpu", "tp", "dp", "ep", "precision", "kv_precision")

@@ -306,6 +306,7 @@ def provenance(of_results: Sequence[Facts]) -> list[str]:
             f"Step times: {', '.join([passes, *profile['corrections']])}",
             f"Rollouts: {', '.join(dict.fromkeys((trace['name'], trace['kind'])))}{_repeated(metadata)}",
             f"Training: {trained_by(scenario)}",
+            *_scheduled(metadata),
             *_presets(metadata),
         ]
         links += (metadata.get("links") or "").split("; ")
@@ -342,6 +343,13 @@ def _model(metadata: Facts) -> list[str]:
     return [f"Model: {metadata['scenario']['model']}, {model_file}"] if model_file else []
 
 
+def _scheduled(metadata: Facts) -> list[str]:
+    """Return the line on rules of scheduling that are not vLLM's."""
+    engine = metadata["scenario"]["engine"]
+    name, policy = engine.get("scheduler") or "vllm", engine.get("schedule_policy")
+    return [f"Scheduler: {name} (engine.scheduler), {policy}"] * (name != "vllm")
+
+
 def rests_on(of_results: Sequence[Facts]) -> list[str]:
     """Return lines on the sources of the numbers, and on the options that show all of them."""
     times, rollouts = (
@@ -356,6 +364,7 @@ def rests_on(of_results: Sequence[Facts]) -> list[str]:
     return [
         *dict.fromkeys(line for metadata in of_results for line in _model(metadata)),
         f"Rests on step times {times}, rollouts {rollouts}, training computed{constants_of}.",
+        *dict.fromkeys(line for metadata in of_results for line in _scheduled(metadata)),
         *_assumed(of_results),
         f"--inputs lists all inputs, and {missing} things not modelled; --explain-columns, what the columns mean.",
     ]

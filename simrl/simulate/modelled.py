@@ -51,7 +51,8 @@ def omitted(functions: Mapping[str, Any], name: str) -> str:
 
 
 def _of_rollouts(prepared: Prepared) -> Iterator[str]:
-    trace, engine = prepared.trace, prepared.scenario.engine.preset
+    trace, config = prepared.trace, prepared.scenario.engine
+    engine = config.preset
     names, notes = set(trace.table.column_names), str(trace.metadata.notes or "").split(". ")
     yield from (
         note[0].lower() + note[1:].removesuffix(".")
@@ -82,6 +83,16 @@ def _of_rollouts(prepared: Prepared) -> Iterator[str]:
         "SGLang's scheduler beside a decoupled drafter: passes are vLLM's": limits.sglang
         and prepared.drafts is not None
         and prepared.drafts.decoupled is not None,
+        f"engine.schedule_policy={config.schedule_policy} is without effect: engine.scheduler is vllm": config.schedule_policy
+        != "fcfs"
+        and not limits.sglang,
+        "engine.mamba_full_memory_ratio and max_mamba_cache_size are without effect: they divide memory of "
+        "engine.scheduler=sglang for layers with states": {
+            "mamba_full_memory_ratio",
+            "max_mamba_cache_size",
+        }
+        & config.model_dump(exclude_defaults=True).keys()
+        and not (limits.sglang and prepared.model.linear_layers),
     }
     yield from (words for words, has in missing.items() if has)
 

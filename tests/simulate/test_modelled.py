@@ -33,6 +33,11 @@ def with_columns(**columns):
     ("changes", "words"),
     [
         ({"engine": {"preset": "sglang-0.5", "scheduler": "vllm"}}, "SGLang's scheduler"),
+        ({"engine": {"schedule_policy": "lpm"}}, "engine.schedule_policy=lpm is without effect"),
+        (
+            {"engine": {"scheduler": "sglang", "max_mamba_cache_size": 9}},
+            "max_mamba_cache_size are without effect",
+        ),
         (
             {"faults": [{"kind": "lost", "worker": 0, "at_s": 1.0, "back_s": 2.0}]},
             "lost with their worker",

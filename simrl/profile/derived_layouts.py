@@ -104,14 +104,14 @@ def _kind(shape: ModelShape) -> tuple[bool, ...]:
 def difference(base: ProfileMetadata, wanted: ProfileMetadata, shape: ModelShape) -> str:
     """Return what differs most between a profile and the layout that is estimated from it; "" for
     nothing."""
-    if not _alike(MODELS.get(base.model, shape), shape):
-        return "another model"
-    if base.gpu != wanted.gpu:
-        return "another GPU"
-    if base.precision != wanted.precision:
-        return "another precision"
     split = ("tp", "dp", "ep", "kv_precision")
-    return "another split" * any(getattr(base, key) != getattr(wanted, key) for key in split)
+    differs = {
+        "another model": not _alike(MODELS.get(base.model, shape), shape),
+        "another GPU": base.gpu != wanted.gpu,
+        "another precision": base.precision != wanted.precision,
+        "another split": any(getattr(base, key) != getattr(wanted, key) for key in split),
+    }
+    return next((kind for kind, does in differs.items() if does), "")
 
 
 def profile_of(model: str, gpu: str, tp: int) -> TableProfile:

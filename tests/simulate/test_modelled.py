@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from simrl.analysis.explanation import explain_result
-from simrl.show.inputs import not_modelled_lines
+from simrl.show.inputs import not_modelled_lines, provenance, rests_on
 from simrl.simulate.modelled import not_modelled, omitted
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate
@@ -130,3 +130,12 @@ def test_a_result_and_its_explanation_have_the_entries():
         json.loads(json.dumps(explain_result(result).as_json()))["not_modelled"]
         == result.metadata["not_modelled"]
     )
+
+
+def test_the_inputs_name_a_scheduler_that_is_not_vllms():
+    line = "Scheduler: sglang (engine.scheduler), lpm"
+    policy = {"schedule_policy": "lpm"}
+    for scheduler in ("vllm", "sglang"):
+        facts = prepare(scenario(engine={"scheduler": scheduler, **policy})).inputs()
+        for lines in (provenance([facts]), rests_on([facts])):
+            assert (line in lines) == (scheduler == "sglang")

@@ -76,6 +76,10 @@ def test_a_name_is_followed_by_the_one_that_is_near(written, known, near):
             "model Qwen/Qwen3_8B: no known name, nor a config.json (did you mean qwen3-8b?); simrl profile names",
         ),
         (
+            ["compare", "scenario.yaml", "model=./nowhere/config.json"],
+            "nowhere/config.json: no such file; name a model's config.json, or one of simrl profile names",
+        ),
+        (
             ["compare", "scenario.yaml", "gpus=8"],
             "unknown key gpus (did you mean cluster.gpus?); a scenario has",
         ),

@@ -70,9 +70,14 @@ def init(
     from simrl.launch.fit import fit, require_possible
     from simrl.launch.settings import read_launch
     from simrl.launch.translate import translate
+    from simrl.profile.hardware import gpu as gpu_named
     from simrl.scenario.load import ScenarioFile
 
-    fields: dict[str, Any] = {"model": model, "cluster.gpu": gpu, "cluster.gpus": gpus}
+    fields: dict[str, Any] = {
+        "model": model,
+        "cluster.gpu": parse_override(f"cluster.gpu={gpu}")[1] if str(gpu).startswith("{") else gpu,
+        "cluster.gpus": gpus,
+    }
     fields |= {
         "workload.synthetic.mean_tokens": mean_tokens,
         "workload.trace": trace and str(Path(trace).absolute()),
@@ -93,6 +98,13 @@ def init(
         (output is not None and Path(output).is_dir(), f"{output}: is a folder; name a file"),
     )
     launch, aim = (read_launch(Path(source)), "compare") if source is not None else _asked(fields)
+    fields |= {  # files, from where the user stands
+        key: str(Path(text).absolute()) if text.endswith(".toml") else text
+        for key in ("cluster.gpu", "cluster.train.gpu")
+        if isinstance(fields.get(key), str | int) and (text := str(fields[key]))
+    }
+    if fields.get("cluster.gpu"):
+        gpu_named(fields["cluster.gpu"])
     translation = translate(launch, fields, release)
     default = Path(f"{translation.data['name']}.yaml")
     is_source = source is not None and default.absolute() == Path(source).absolute()

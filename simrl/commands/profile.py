@@ -238,7 +238,7 @@ def import_(
     from simrl.profile.profilers.kernel_tables import compose_kernel_tables, read_meta
     from simrl.profile.roofline import Link
 
-    device, shape = gpu_named(gpu), model_shape(model or str(read_meta(folder)[1]["model"]))
+    device, shape = gpu_named(gpu), model_shape(model or str(read_meta(folder, tp)[1]["model"]))
     link = Link(link_bytes_per_s or device.bytes_per_s_among(tp * dp), link_latency_s)
     profile = compose_kernel_tables(folder, shape, device, tp, link, between_passes_s, dp, ep)
     return _written(profile, shape, device, output, {})

@@ -103,12 +103,16 @@ def _kind(shape: ModelShape) -> tuple[bool, ...]:
 
 
 def difference(base: ProfileMetadata, wanted: ProfileMetadata, shape: ModelShape) -> str:
-    """Return what differs most between a profile and the layout that is estimated from it."""
-    if not _alike(MODELS.get(base.model, shape), shape):
-        return "another model"
-    if base.gpu != wanted.gpu:
-        return "another GPU"
-    return "another precision" if base.precision != wanted.precision else "another split"
+    """Return what differs most between a profile and the layout that is estimated from it; "" for
+    nothing."""
+    split = ("tp", "dp", "ep", "kv_precision")
+    differs = {
+        "another model": not _alike(MODELS.get(base.model, shape), shape),
+        "another GPU": base.gpu != wanted.gpu,
+        "another precision": base.precision != wanted.precision,
+        "another split": any(getattr(base, key) != getattr(wanted, key) for key in split),
+    }
+    return next((kind for kind, does in differs.items() if does), "")
 
 
 def profile_of(model: str, gpu: str, tp: int) -> TableProfile:
@@ -167,7 +171,11 @@ def in_layout(
         experts_s=carried(t.experts_s, Roofline.experts_s, t.expert_tokens),
     )
     words = f"{m.model} on {m.gpu} {split_words(m.model_dump(), '', ' ')} {m.precision}"
-    source = f"estimated: {words} × the ratio of rooflines; {off_by(kind or difference(m, wanted, shape), shape)}; {m.source}"
+    differs = kind or difference(m, wanted, shape)
+    how = (
+        f" × the ratio of rooflines; {off_by(differs, shape)}" if differs else ", of the same shape"
+    )
+    source = f"estimated: {words}{how}; {m.source}"
     layout = {key: getattr(wanted, key) for key in ("model", "gpu", *LAYOUT)}
     return TableProfile(
         tables,

@@ -84,7 +84,7 @@ class Gpu(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
     @model_validator(mode="after")
     def _is_dense(self) -> Gpu:
-        if 0 < self.fp8_flops < 1.01 * self.bf16_flops:
+        if self.fp8_flops and not 1.01 < self.fp8_flops / self.bf16_flops < 3:
             raise ValueError(
                 f"bf16_flops {self.bf16_flops:g} is no half of fp8_flops, {self.fp8_flops:g}: is it with sparsity? Give dense "
                 "rates, and no fp8_flops where fp8 is no faster"
@@ -229,12 +229,23 @@ def gpu(written: str | Mapping[str, Any]) -> Gpu:
 def whole_sheet(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the data of a user's sheet with what it leaves out, the base's or assumed, and says so as
     its source. A known name stands for a base, so that no kernels count as measured on it. Raise
-    `InputError` for an unknown base."""
+    `InputError` for an unknown base, and for rates that are twice the base's."""
     named, base = (str(fields.get(key) or "") for key in ("name", "base"))
     is_known = known_gpu(named) in GPUS
     kind = gpu((base or named).removesuffix(".toml")) if base or is_known else None
     rest = kind.model_dump(exclude={"name", "base", "source"}) if kind else {}
     written = [key for key in fields if key not in ("name", "base", "source")]
+    twice = [
+        key
+        for key in ("bf16_flops", "fp8_flops", "fp4_flops")
+        if isinstance(rate := fields.get(key), int | float)
+        and 0 < 1.95 * rest.get(key, 0.0) <= rate <= 2.05 * rest[key]
+    ]
+    if twice and kind:
+        raise InputError(
+            f"{twice[0]} {fields[twice[0]]:g} is twice {rest[twice[0]]:g}, the dense rate of {kind.name}: is it with "
+            "sparsity? Give dense rates, or no base"
+        )
     assumed = ", ".join(
         f"{key} {field.default:g}"
         for key, field in Gpu.model_fields.items()

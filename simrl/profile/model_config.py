@@ -118,7 +118,8 @@ def fields_of_config(raw: Config, path: Path) -> Config:
         raise InputError(f"{path}: num_hidden_layers is {layers}; it must be at most {MOST_LAYERS}")
     fields = _fields(config, name, path)
     words = [
-        f"the {key.removesuffix('_config')} part: its tokens count as tokens of the prompt"
+        f"the {key.removesuffix('_config')} part: its weights and time are left out, "
+        "and its tokens count only if prompt_tokens has them"
         for key in left_out(raw)
         if key.endswith("_config")
     ]

@@ -366,7 +366,9 @@ def _config_of(model: str | Path) -> tuple[dict[str, Any], Path]:
         path = path / "config.json" if path.is_dir() else path
         if not path.is_file():
             raise InputError(
-                f"model {model}: no known name, nor a config.json{choose(path.name, MODELS, 'simrl profile names')}"
+                f"model {path}: no such file; name a model's config.json, or one of simrl profile names"
+                if str(model).startswith((".", "/", "~")) or path.suffix == ".json"
+                else f"model {model}: no known name, nor a config.json{choose(path.name, MODELS, 'simrl profile names')}"
             )
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -302,7 +302,7 @@ def provenance(of_results: Sequence[Facts]) -> list[str]:
             else ""
         )
         lines += [
-            *_model(metadata),
+            *_notable(metadata),
             f"Step times: {', '.join([passes, *profile['corrections']])}",
             f"Rollouts: {', '.join(dict.fromkeys((trace['name'], trace['kind'])))}{_repeated(metadata)}",
             f"Training: {trained_by(scenario)}",
@@ -336,10 +336,15 @@ def provenance(of_results: Sequence[Facts]) -> list[str]:
     ]
 
 
-def _model(metadata: Facts) -> list[str]:
-    """Return the line on a model that was read from a file."""
-    model_file = metadata.get("model_config")
-    return [f"Model: {metadata['scenario']['model']}, {model_file}"] if model_file else []
+def _notable(metadata: Facts) -> list[str]:
+    """Return the lines on a model that was read from a file, and on rules of scheduling that are
+    not vLLM's."""
+    scenario, file = metadata["scenario"], metadata.get("model_config")
+    scheduler, policy = map(scenario["engine"].get, ("scheduler", "schedule_policy"))
+    return [
+        *[f"Model: {scenario['model']}, {file}"] * bool(file),
+        *[f"Scheduler: {scheduler} (engine.scheduler), {policy}"] * (scheduler == "sglang"),
+    ]
 
 
 def rests_on(of_results: Sequence[Facts]) -> list[str]:
@@ -354,7 +359,7 @@ def rests_on(of_results: Sequence[Facts]) -> list[str]:
         {words for metadata in of_results for words in metadata.get("not_modelled") or ()}
     )
     return [
-        *dict.fromkeys(line for metadata in of_results for line in _model(metadata)),
+        *dict.fromkeys(line for metadata in of_results for line in _notable(metadata)),
         f"Rests on step times {times}, rollouts {rollouts}, training computed{constants_of}.",
         *_assumed(of_results),
         f"--inputs lists all inputs, and {missing} things not modelled; --explain-columns, what the columns mean.",

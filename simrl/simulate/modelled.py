@@ -51,7 +51,7 @@ def omitted(functions: Mapping[str, Any], name: str) -> str:
 
 
 def _of_rollouts(prepared: Prepared) -> Iterator[str]:
-    trace, engine = prepared.trace, prepared.scenario.engine.preset
+    trace, engine = prepared.trace, prepared.scenario.engine
     names, notes = set(trace.table.column_names), str(trace.metadata.notes or "").split(". ")
     yield from (
         note[0].lower() + note[1:].removesuffix(".")
@@ -64,7 +64,8 @@ def _of_rollouts(prepared: Prepared) -> Iterator[str]:
     uncached = prepared.system.prefix_caching and (
         not is_plain(limits) or bool(prepared.model.linear_layers)
     )
-    name = engine if isinstance(engine, str) else (engine or {}).get("name", "")
+    preset = engine.preset
+    name = preset if isinstance(preset, str) else (preset or {}).get("name", "")
     yield from filter(None, prepared.model.without.split("; "))
     missing = {  # what is not modelled, and whether the rollouts have it
         "the time between turns, which the trace does not have": "turn_tokens" in names
@@ -82,6 +83,16 @@ def _of_rollouts(prepared: Prepared) -> Iterator[str]:
         "SGLang's scheduler beside a decoupled drafter: passes are vLLM's": limits.sglang
         and prepared.drafts is not None
         and prepared.drafts.decoupled is not None,
+        f"engine.schedule_policy={engine.schedule_policy} is without effect: engine.scheduler is vllm": engine.schedule_policy
+        != "fcfs"
+        and not limits.sglang,
+        "engine.mamba_full_memory_ratio and max_mamba_cache_size are without effect: they divide memory of "
+        "engine.scheduler=sglang for layers with states": {
+            "mamba_full_memory_ratio",
+            "max_mamba_cache_size",
+        }
+        & engine.model_dump(exclude_defaults=True).keys()
+        and not (limits.sglang and prepared.model.linear_layers),
     }
     yield from (words for words, has in missing.items() if has)
 

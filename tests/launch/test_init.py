@@ -52,6 +52,24 @@ def test_a_launch_gives_a_scenario_that_can_be_compared(script):
     assert names == ["verl_colocated", "one_step_off", "areal"]
 
 
+def test_a_data_sheet_is_read_from_where_the_user_stands(script):
+    sheet = {"memory_bytes": 80e9, "memory_bytes_per_s": 2e12, "bf16_flops": 300e12}
+    (script.folder / "t").mkdir()
+    (script.folder / "t" / "card.toml").write_text(
+        "".join(f"{key} = {value}\n" for key, value in sheet.items())
+    )
+    inline = f"{{name: card, {', '.join(f'{key}: {value}' for key, value in sheet.items())}}}"
+    for number, gpu in enumerate(("t/card.toml", inline)):
+        output = f"t/{number}.yaml"
+        code, _, err = script("init", "--from", "run.sh", "--gpu", gpu, "-o", output)
+        assert (code, err) == (0, "")
+        assert load_scenarios(script.folder / output)
+    assert written(script.folder / "t" / "0.yaml")["cluster"]["gpu"].endswith("t/card.toml")
+    code, _, err = script("init", "--from", "run.sh", "--gpu", "t/none.toml", "-o", "t/2.yaml")
+    assert code == 2
+    assert "run.sh" not in err
+
+
 def test_compare_takes_what_init_writes(script):
     assert script("init", "--from", "run.sh", "--gpu", "h100").code == 0
     code, out, _ = script("compare", "run.yaml", *SMALL, "--jobs", "1", "--json")

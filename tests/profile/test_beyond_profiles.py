@@ -215,7 +215,10 @@ def test_a_model_of_the_shape_of_a_shipped_one_has_its_times():
     assert seconds(profile) == pytest.approx(
         seconds(shipped("llama-3.3-70b_h100_tp4.parquet")), rel=1e-12
     )
-    assert profile.metadata.source.startswith("estimated: llama-3.3-70b on h100 tp4")
+    assert profile.metadata.source.startswith(
+        "estimated: llama-3.3-70b on h100 tp4 bf16, of the same shape; "
+    )
+    assert "estimates from" not in profile.metadata.source
 
 
 @pytest.mark.parametrize(
@@ -246,6 +249,7 @@ def test_what_differs_most_names_the_kind_of_estimate():
     shape = MODELS["qwen3-8b"]
     here = wanted("qwen3-8b", "h100")
     for layout, kind in (
+        ({}, ""),
         ({"tp": 2}, "another split"),
         ({"precision": "fp8", "tp": 2}, "another precision"),
     ):

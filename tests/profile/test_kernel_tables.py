@@ -163,6 +163,33 @@ def test_tables_of_another_model_or_group_are_refused(tmp_path):
         compose_kernel_tables(folder, TOY, None, 2, None, 0.0)
 
 
+def test_tables_of_another_gpu_or_precision_are_refused(tmp_path):
+    folder = write_kernel_tables(tmp_path / "tp1")
+    with pytest.raises(
+        InputError, match=r"meta\.yaml: profiled on h100, asked for a100; give --gpu h100$"
+    ):
+        compose_kernel_tables(folder, TOY, gpu("a100"), 1, None, 0.0)
+    meta = folder.parent / "meta.yaml"
+    text = meta.read_text()
+    meta.write_text(text.replace("NVIDIA H100", "Acme 9").replace("H100", "ACME9"))
+    compose_kernel_tables(folder, TOY, gpu("a100"), 1, None, 0.0)  # of no known GPU
+    meta.write_text(text + "variant: fp8\n")
+    with pytest.raises(InputError, match=r"meta\.yaml: variant fp8: FP8 tables are not read"):
+        compose_kernel_tables(folder, TOY, gpu("h100"), 1, None, 0.0)
+
+
+def test_a_folder_without_tables_is_named(tmp_path):
+    write_kernel_tables(tmp_path / "there" / "tp2")
+    (tmp_path / "empty").mkdir()
+    for name, tp, message in (
+        ("nowhere", 1, "nowhere: no such folder"),
+        ("empty", 1, r"empty: has no meta\.yaml and no tp1/"),
+        ("there", 3, "^tp3 was not profiled; .*there has tp2: --tp 2$"),
+    ):
+        with pytest.raises(InputError, match=message):
+            compose_kernel_tables(tmp_path / name, TOY, None, tp, FAST_LINK, 0.0)
+
+
 def test_broken_tables_say_what_is_broken(tmp_path):
     cases = {
         "kind": (

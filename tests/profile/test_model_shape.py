@@ -396,5 +396,8 @@ def test_a_model_that_sees_is_its_text_part_and_names_what_is_left_out(
     )
     (tmp_path / "config.json").write_text(json.dumps(config))
     shape = model_shape(tmp_path)
-    assert shape.without == "the vision part: its tokens count as tokens of the prompt"
+    assert (
+        shape.without
+        == "the vision part: its weights and time are left out, and its tokens count only if prompt_tokens has them"
+    )
     assert shape.hidden == 512

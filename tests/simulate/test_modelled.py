@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from simrl.analysis.explanation import explain_result
-from simrl.show.inputs import not_modelled_lines
+from simrl.show.inputs import not_modelled_lines, provenance, rests_on
 from simrl.simulate.modelled import not_modelled, omitted
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate
@@ -33,6 +33,11 @@ def with_columns(**columns):
     ("changes", "words"),
     [
         ({"engine": {"preset": "sglang-0.5", "scheduler": "vllm"}}, "SGLang's scheduler"),
+        ({"engine": {"schedule_policy": "lpm"}}, "engine.schedule_policy=lpm is without effect"),
+        (
+            {"engine": {"scheduler": "sglang", "max_mamba_cache_size": 9}},
+            "max_mamba_cache_size are without effect",
+        ),
         (
             {"faults": [{"kind": "lost", "worker": 0, "at_s": 1.0, "back_s": 2.0}]},
             "lost with their worker",
@@ -125,3 +130,12 @@ def test_a_result_and_its_explanation_have_the_entries():
         json.loads(json.dumps(explain_result(result).as_json()))["not_modelled"]
         == result.metadata["not_modelled"]
     )
+
+
+def test_the_inputs_name_a_scheduler_that_is_not_vllms():
+    line = "Scheduler: sglang (engine.scheduler), lpm"
+    policy = {"schedule_policy": "lpm"}
+    for scheduler in ("vllm", "sglang"):
+        facts = prepare(scenario(engine={"scheduler": scheduler, **policy})).inputs()
+        for lines in (provenance([facts]), rests_on([facts])):
+            assert (line in lines) == (scheduler == "sglang")

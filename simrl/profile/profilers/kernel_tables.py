@@ -23,7 +23,7 @@ import pandas as pd
 import yaml
 
 from simrl.errors import InputError, first_line, refuse
-from simrl.profile.hardware import Gpu
+from simrl.profile.hardware import GPUS, Gpu, known_gpu
 from simrl.profile.interpolation import Floats, interpolate4
 from simrl.profile.model_shape import ModelShape, known_name
 from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
@@ -63,7 +63,18 @@ def compose_kernel_tables(
     folder, meta = read_meta(Path(folder), tp)
     profiled, named = str(meta["model"]), re.fullmatch(r"tp(\d+)", folder.name)
     gpus, ranks_link = tp * dp, exchange or link
+    measured_on = sorted({known_gpu(str(meta.get(key))) for key in ("gpu", "hardware")} & {*GPUS})
     refuse(
+        (
+            gpu and measured_on and not {*measured_on} & {gpu.name, gpu.base},
+            f"{folder.parent / 'meta.yaml'}: profiled on {' or '.join(measured_on)}, asked for {gpu and gpu.name}; "
+            f"give --gpu {' '.join(measured_on[:1])}",
+        ),
+        (
+            "fp8" in str(meta.get("variant")),
+            f"{folder.parent / 'meta.yaml'}: variant {meta.get('variant')}: FP8 tables are not read; profile the model in "
+            "bf16",
+        ),
         (
             shape.name not in (known_name(profiled), profiled.split("/")[-1].lower()),
             f"{folder}: profiled {profiled}, asked for {shape.name}; name that model's folder",
@@ -238,8 +249,23 @@ def _with_stragglers(tables: Tables, path: Path) -> Tables:
 def read_meta(folder: Path, tp: int = 1) -> tuple[Path, dict[str, Any]]:
     """Return the folder of one rank and the content of meta.yaml, whether `folder` is of the rank or has those of all. Raises
     `InputError` for one that the profiler did not write."""
-    folder = folder / f"tp{tp}" if (folder / "meta.yaml").exists() else folder
-    path = folder.parent / "meta.yaml"
+    rank = folder / f"tp{tp}" if (folder / "meta.yaml").exists() else folder
+    path = rank.parent / "meta.yaml"
+    profiled = sorted(one.name for one in path.parent.glob("tp*[0-9]"))
+    refuse(
+        (
+            not folder.is_dir(),
+            f"{folder}: no such folder; name the one that holds meta.yaml and tp1/ …",
+        ),
+        (
+            not path.exists() and not re.fullmatch(r"tp\d+", folder.name),
+            f"{folder}: has no meta.yaml and no tp1/ …; name the folder that holds them",
+        ),
+        (
+            profiled and not rank.is_dir(),
+            f"tp{tp} was not profiled; {folder} has {', '.join(profiled)}: --tp {' '.join(profiled[:1])[2:]}",
+        ),
+    )
     try:
         meta = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -252,7 +278,7 @@ def read_meta(folder: Path, tp: int = 1) -> tuple[Path, dict[str, Any]]:
         raise InputError(
             f"{path}: no {lacking[0]!r}; name a folder that LLMServingSim's profiler wrote"
         )
-    return folder, dict(meta)
+    return rank, dict(meta)
 
 
 def _read_csv(

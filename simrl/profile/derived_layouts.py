@@ -38,11 +38,11 @@ def off_by(difference: str, shape: ModelShape) -> str:
     """Return how far estimates of a kind were off over the layouts of the databases, in words."""
     kind = "mixtures of experts" if shape.experts else "dense models"
     error = ERRORS[difference]["experts" if shape.experts else "dense"]
-    others = not shape.experts and shape.full_layers < shape.layers
+    unlike = not shape.experts and shape.full_layers < shape.layers
     return (
         f"estimates from {difference} were off by {error['median']} % at the median ({error['sign']:+} % signed), "
         f"90 % within {error['ninety']} %, for {error['layouts']} layouts of {kind}"
-        f"{', not compared for models with windows or states' * others}"
+        f"{', not compared for models with windows or states' * unlike}"
     )
 
 
@@ -127,9 +127,14 @@ def derived_profile(wanted: ProfileMetadata, shape: ModelShape, gpu: Gpu) -> Tab
     roofline_of(wanted, shape, gpu)
     if (base := nearest(wanted, shape, gpu, layouts())) is not None:
         return in_layout(read_profile(PROFILES / file_name(base)), wanted, shape, gpu)
-    w = wanted
     profile = roofline_profile(
-        shape, gpu, w.tp, dp=w.dp, ep=w.ep, precision=w.precision, kv_precision=w.kv_precision
+        shape,
+        gpu,
+        wanted.tp,
+        dp=wanted.dp,
+        ep=wanted.ep,
+        precision=wanted.precision,
+        kv_precision=wanted.kv_precision,
     )
     source = f"{profile.metadata.source}; {off_by(ROOFLINE, shape)}"
     return TableProfile(

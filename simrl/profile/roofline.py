@@ -8,8 +8,8 @@
 A collective is a ring over one link: latency plus bytes over bandwidth, so its time rises with the bytes; one rank needs none.
 
 Constants are set on measured kernels: what large products reach of a data sheet's rates, what small kernels take, and tiles,
-attention and states, on six profiles (`SET_ON` of experiments/estimates.py). All others judge them. 4-bit weights are multiplied in bfloat16, but nvfp4 ones at the GPU's rate of FP4, and
-mxfp4 ones with activations in 8 bits at the rate of fp8.
+attention and states, on six profiles (`SET_ON` of experiments/estimates.py). All others judge them. 4-bit weights are
+multiplied in bfloat16, but nvfp4 ones at the GPU's rate of FP4, and mxfp4 ones with activations in 8 bits at the rate of fp8.
 """
 
 from __future__ import annotations
@@ -332,5 +332,12 @@ class Roofline:
 
 def roofline_of(layout: ProfileMetadata, shape: ModelShape, gpu: Gpu) -> Roofline:
     """Return the roofline of a profile's layout, with the default efficiencies."""
-    of = layout
-    return Roofline(shape, gpu, of.tp, of.dp, of.precision, of.kv_precision, ep=of.ep)
+    return Roofline(
+        shape,
+        gpu,
+        layout.tp,
+        layout.dp,
+        layout.precision,
+        layout.kv_precision,
+        ep=layout.ep,
+    )

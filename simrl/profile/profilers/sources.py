@@ -70,8 +70,9 @@ def estimated(
             break
     else:
         profile = derived_profile(wanted, shape, gpu)
-    notes = f"estimated, as {missing}; {profile.metadata.notes}"
-    metadata = profile.metadata.model_copy(update={"notes": notes})
+    metadata = profile.metadata.model_copy(
+        update={"notes": f"estimated, as {missing}; {profile.metadata.notes}"}
+    )
     return TableProfile(profile.tables, metadata, profile.origin)
 
 

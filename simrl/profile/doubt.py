@@ -76,7 +76,9 @@ def _bounds(
     """
     parts, bytes_per_s = roofline_of(layout, shape, gpu), gpu.memory_bytes_per_s
     head_s = 2 * shape.vocab * shape.hidden / layout.tp / bytes_per_s
-    sampled = {"sampled": (head_s, parts.sampled_s(t.sampled_sequences))}
+    sampled: dict[str, tuple[Floats | float, Floats]] = {
+        "sampled": (head_s, parts.sampled_s(t.sampled_sequences))
+    }
     if shape.kv_lora_rank or shape.linear_layers or shape.shared_intermediate:
         return sampled
     bits = "bf16" if layout.precision in EXPERTS_ALONE else layout.precision

@@ -21,7 +21,6 @@ from simrl.profile.precision import Weights, require_precision, weight_bytes_per
 from simrl.profile.profile import TableProfile
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.profilers.setups import PRECISIONS, SYSTEMS, EngineSetup, MissingKernelsError
-from simrl.profile.roofline import roofline_of
 
 LAYOUT = ("tp", "dp", "ep", "precision", "kv_precision")
 BACKENDS = ("vllm", "sglang", "trtllm")
@@ -42,6 +41,7 @@ def _derived(package: str) -> Callable[..., TableProfile]:
     ) -> TableProfile:
         from simrl.profile.profilers import aiconfigurator
 
+        require_weights_fit(shape, gpu, tp, dp, ep, precision)
         setup = EngineSetup(tp, dp, ep, precision, kv_precision, routing, backend, package)
         try:
             return aiconfigurator.derive(shape, gpu.name, setup, between_passes_s)
@@ -55,13 +55,11 @@ def estimated(
     shape: ModelShape, gpu: Gpu, setup: EngineSetup, between_passes_s: float, missing: str
 ) -> TableProfile:
     """Return the profile of kernels that a database lacks, as its message `missing` says, from the
-    nearest ones that it has, else from a shipped profile or the data sheet. Raise `InputError` for
-    an impossible layout."""
+    nearest ones that it has, else from a shipped profile or the data sheet."""
     from simrl.profile.profilers import aiconfigurator
 
     fields = {key: value for key, value in setup._asdict().items() if key in LAYOUT}
     wanted = ProfileMetadata(model=shape.name, gpu=gpu.name, kind="", source="", **fields)
-    roofline_of(wanted, shape, gpu)
     for name, near in _neighbours(gpu, setup):
         with suppress(InputError):
             base = aiconfigurator.derive(shape, name, near, between_passes_s)

@@ -248,7 +248,9 @@ def _written(
     from simrl.profile.profile import write_profile
     from simrl.profile.shipped import file_name
 
-    profile, doubts = doubted(profile, shape, gpu)
+    doubts: list[str] = []
+    if profile.metadata.kind != "measured":  # passes of an engine are what they are
+        profile, doubts = doubted(profile, shape, gpu)
     output = output or Path(file_name(profile.metadata))
     write_profile(profile, output)
     return _view(

@@ -22,6 +22,7 @@ from simrl.launch.expression import evaluated, keys_of
 from simrl.launch.settings import Launch, Settings, is_file
 from simrl.launch.tables import Table
 from simrl.profile.model_shape import MODELS, known_name, model_shape
+from simrl.profile.shipped import layouts
 from simrl.scenario.dotted import put
 from simrl.systems.recipes import parameters_of
 
@@ -291,13 +292,17 @@ def _model(text: str, folder: Path, experts: bool) -> tuple[str, bool]:
     sizes = re.findall(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)b(?![a-z0-9])", name)
     active = re.findall(r"(?<![a-z0-9])a(\d+(?:\.\d+)?)b(?![a-z0-9])", name)
 
+    shipped = {layout.model for layout in layouts()}  # whose kernels were measured
+
     def distance(one: str) -> float:
         shape = model_shape(one)
         pairs = [(shape.parameters, size) for size in sizes[-1:]]
         pairs += [(shape.active_parameters, size) for size in active[-1:]]
         unlike = 1 - SequenceMatcher(None, one, name.rstrip("/").rpartition("/")[2]).ratio()
-        return unlike + sum(
-            3 * abs(math.log(own / (float(size) or 1) / 1e9)) for own, size in pairs
+        return (
+            unlike
+            + 0.5 * (one not in shipped)
+            + sum(3 * abs(math.log(own / (float(size) or 1) / 1e9)) for own, size in pairs)
         )
 
     alike = [one for one in MODELS if bool(model_shape(one).experts) is (experts or bool(active))]

@@ -76,7 +76,6 @@ def derived(wanted: ProfileMetadata, shape: ModelShape, path: Path, model: str =
     if not name:
         return []
     package = _setup(wanted).package
-    installed = find_spec(PACKAGES[package]) is not None
     plain = file_name(wanted.model_copy(update={"precision": "bf16", "kv_precision": "bf16"}))
     named = (
         path if path.name != plain else path.with_name(file_name(wanted))
@@ -84,17 +83,18 @@ def derived(wanted: ProfileMetadata, shape: ModelShape, path: Path, model: str =
     # not among the files of an installed package, which go with the next installation
     writable = path.parent.is_dir() and not path.resolve().is_relative_to(sys.prefix)
     output = named if writable and path.suffix == ".parquet" else Path(file_name(wanted))
-    options: dict[str, tuple[object, object]] = {"dp": (wanted.dp, 1), "ep": (wanted.ep, 1)}
-    options |= {
+    options: dict[str, tuple[object, object]] = {
+        "dp": (wanted.dp, 1),
+        "ep": (wanted.ep, 1),
         "precision": (wanted.precision, "bf16"),
         "kv-precision": (wanted.kv_precision, "bf16"),
+        "source": (package, "aiconfigurator"),
     }
-    options |= {"source": (package, "aiconfigurator")}
     more = "".join(
         f" --{key} {value}" for key, (value, default) in options.items() if value != default
     )
     command = f"simrl profile derive {name} --gpu {wanted.gpu} --tp {wanted.tp}{more} -o {output}"
-    first = "" if installed else f" (first: {install_command(package)})"
+    first = "" if find_spec(PACKAGES[package]) else f" (first: {install_command(package)})"
     then = "" if output == path else f", and set profile.path={output}"
     return [f"derive one with `{command}`{first}{then}"]
 

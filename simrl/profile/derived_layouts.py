@@ -32,6 +32,7 @@ from simrl.profile.shipped import PROFILES, file_name, layouts, shipped_profile
 # Errors by what differs from the nearest profile, of dense models and of mixtures of experts.
 ERRORS = tomllib.loads((Path(__file__).parent / "estimates.toml").read_text(encoding="utf-8"))
 ROOFLINE = "roofline"
+LAYOUT = ("tp", "dp", "ep", "precision", "kv_precision")
 
 
 def off_by(difference: str, shape: ModelShape) -> str:
@@ -58,15 +59,15 @@ def nearest(
             model.active_parameters / shape.active_parameters,
             model.parameters / shape.parameters,
         )
-        gpus = abs(log2(other.tp * other.dp / (wanted.tp * wanted.dp)))
-        ranks = abs(log2(other.dp / wanted.dp)), gpus, other.kv_precision != wanted.kv_precision
         return (
             not _alike(model, shape),
             other.gpu != gpu.name,
             apart(kind, gpu),
             other.precision != wanted.precision,
             0.0 if _alike(model, shape) else sum(abs(log2(ratio)) for ratio in sizes),
-            *ranks,
+            abs(log2(other.dp / wanted.dp)),
+            abs(log2(other.tp * other.dp / (wanted.tp * wanted.dp))),
+            other.kv_precision != wanted.kv_precision,
             (other.ep > 1) != (wanted.ep > 1),
         )
 
@@ -127,15 +128,7 @@ def derived_profile(wanted: ProfileMetadata, shape: ModelShape, gpu: Gpu) -> Tab
     roofline_of(wanted, shape, gpu)
     if (base := nearest(wanted, shape, gpu, layouts())) is not None:
         return in_layout(read_profile(PROFILES / file_name(base)), wanted, shape, gpu)
-    profile = roofline_profile(
-        shape,
-        gpu,
-        wanted.tp,
-        dp=wanted.dp,
-        ep=wanted.ep,
-        precision=wanted.precision,
-        kv_precision=wanted.kv_precision,
-    )
+    profile = roofline_profile(shape, gpu, **{key: getattr(wanted, key) for key in LAYOUT})
     source = f"{profile.metadata.source}; {off_by(ROOFLINE, shape)}"
     return TableProfile(
         profile.tables, profile.metadata.model_copy(update={"source": source}), profile.origin
@@ -177,10 +170,7 @@ def in_layout(
     )
     words = f"{m.model} on {m.gpu} {split_words(m.model_dump(), '', ' ')} {m.precision}"
     source = f"estimated: {words} × the ratio of rooflines; {off_by(kind or difference(m, wanted, shape), shape)}; {m.source}"
-    layout = {
-        key: getattr(wanted, key)
-        for key in ("model", "gpu", "tp", "dp", "ep", "precision", "kv_precision")
-    }
+    layout = {key: getattr(wanted, key) for key in ("model", "gpu", *LAYOUT)}
     return TableProfile(
         tables,
         m.model_copy(update={**layout, "kind": "extrapolated", "source": source}),

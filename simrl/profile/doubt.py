@@ -75,9 +75,11 @@ def _bounds(
     has them.
     """
     parts, bytes_per_s = roofline_of(layout, shape, gpu), gpu.memory_bytes_per_s
-    head_s = 2 * shape.vocab * shape.hidden / layout.tp / bytes_per_s
     sampled: dict[str, tuple[Floats | float, Floats]] = {
-        "sampled": (head_s, parts.sampled_s(t.sampled_sequences))
+        "sampled": (
+            2 * shape.vocab * shape.hidden / layout.tp / bytes_per_s,
+            parts.sampled_s(t.sampled_sequences),
+        )
     }
     if shape.kv_lora_rank or shape.linear_layers or shape.shared_intermediate:
         return sampled
@@ -85,19 +87,16 @@ def _bounds(
     weights = WEIGHT_BYTES[bits] * (shape.body_parameters - shape.routed_parameters) / layout.tp
     kept = shape.layer_kv_bytes * KV_SHARE[layout.kv_precision] / min(layout.tp, shape.kv_heads)
     chunk, cached, sequences, kv = np.ix_(*t[4:8])
-
-    def read_s(tokens: Floats) -> Floats:
-        seen = np.minimum(tokens, shape.window_tokens)
-        return kept * (shape.full_layers * tokens + shape.window_layers * seen) / bytes_per_s
-
-    attention = read_s(chunk + cached) * (chunk > 0) + sequences * read_s(kv)
+    read = shape.read_tokens(chunk + cached) * (chunk > 0) + sequences * shape.read_tokens(kv)
     here = not t.expert_tokens.size  # experts are in the dense part
-    dense_s = parts.dense_s(t.dense_tokens) + here * parts.experts_s(t.dense_tokens)
     apart = {} if here else {"experts": (0.0, parts.experts_s(t.expert_tokens))}
     return {
         **sampled,
-        "attention": (attention, parts.attention_s(*t[4:8])),
-        "dense": (weights / bytes_per_s, dense_s),
+        "attention": (kept * read / bytes_per_s, parts.attention_s(*t[4:8])),
+        "dense": (
+            weights / bytes_per_s,
+            parts.dense_s(t.dense_tokens) + here * parts.experts_s(t.dense_tokens),
+        ),
         **apart,
     }
 

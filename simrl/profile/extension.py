@@ -21,10 +21,9 @@ from simrl.profile.roofline import Roofline, roofline_of
 
 OFF_BY = "shipped grids cut in half were off by 1 % at the median, 10 % at worst"
 
-_LENGTH = "tokens of a sequence"
 WORDS = {
-    "decode_kv_tokens": _LENGTH,
-    "prefill_kv_tokens": _LENGTH,
+    "decode_kv_tokens": "tokens of a sequence",
+    "prefill_kv_tokens": "tokens of a sequence",
     "dense_tokens": "tokens of a pass",
 }
 

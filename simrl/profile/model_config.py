@@ -172,12 +172,20 @@ def _fields(config: _Keys, name: str, path: Path) -> Config:
         )
     shape = {field: config[key] for field, key in CONFIG_KEYS.items()}
     heads, hidden = shape["heads"], shape["hidden"]
-    shape["name"] = name
-    shape["kv_heads"] = config.get("num_key_value_heads") or heads
-    shape["head_dim"] = first_of(config, ("head_dim", "attention_head_dim"))
+    shape |= {
+        "name": name,
+        "kv_heads": config.get("num_key_value_heads") or heads,
+        "head_dim": first_of(config, ("head_dim", "attention_head_dim")),
+        "tied_embeddings": config.get("tie_word_embeddings", False),
+        "qk_norm": str(config.get("model_type")).startswith("qwen3")
+        or bool(config.get("use_qk_norm")),
+        # Qwen3-Next has the gate without a key for it.
+        "output_gate": bool(
+            config.get("attn_output_gate", config.get("model_type") == "qwen3_next")
+        ),
+    }
     if not shape["head_dim"] and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
         shape["head_dim"] = hidden // heads
-    shape["tied_embeddings"] = config.get("tie_word_embeddings", False)
     if config.get("block_auto_adjust_ff_dim"):  # LFM2: two thirds, in blocks
         block = config.get("block_multiple_of") or 256
         shape["intermediate"] = -(-2 * shape["intermediate"] // (3 * block)) * block
@@ -186,21 +194,12 @@ def _fields(config: _Keys, name: str, path: Path) -> Config:
         or (not experts and config.get("shared_intermediate_size"))
         or shape["intermediate"]
     )
-    shape["qk_norm"] = str(config.get("model_type")).startswith("qwen3") or bool(
-        config.get("use_qk_norm")
-    )
-    # Qwen3-Next has the gate without a key for it.
-    shape["output_gate"] = bool(
-        config.get("attn_output_gate", config.get("model_type") == "qwen3_next")
-    )
     if config.get("kv_lora_rank"):
         shape |= {
             "kv_heads": 1,
             "head_dim": config.get("qk_nope_head_dim"),
             "rope_head_dim": config.get("qk_rope_head_dim"),
-        }
-        shape |= {
-            key: config.get(key) or 0 for key in ("kv_lora_rank", "q_lora_rank", "v_head_dim")
+            **{key: config.get(key) or 0 for key in ("kv_lora_rank", "q_lora_rank", "v_head_dim")},
         }
     if experts:
         shape |= _experts(config, experts, path)

@@ -263,6 +263,12 @@ class ModelShape(BaseModel, frozen=True, extra="forbid"):
             flops = flops + pair * self.window_layers * self.windowed(tokens, attended_tokens)
         return flops
 
+    def read_tokens(self, tokens: Numbers) -> Numbers:
+        """Return the cached tokens that attention to `tokens` reads, summed over full layers and
+        windows."""
+        windowed = np.minimum(tokens, self.window_tokens)
+        return self.full_layers * tokens + self.window_layers * windowed
+
     def windowed(self, tokens: Numbers, attended_tokens: Numbers) -> Numbers:
         """Return the tokens that `tokens` attend to through a window, if without it they attend to
         `attended_tokens` in sum."""

@@ -314,9 +314,7 @@ class Roofline:
     def _attended(self, tokens: Floats) -> Floats:
         """Return the tokens that a layer with a cache attends to, mean over full layers and
         windows."""
-        full, windows = self.shape.full_layers, self.shape.window_layers
-        attended: Floats = full * tokens + windows * np.minimum(tokens, self.shape.window_tokens)
-        return attended / self.shape.attention_layers
+        return self.shape.read_tokens(tokens) / self.shape.attention_layers
 
     def _product_s(self, used: float, read: Floats | float, rows: Floats, precision: str) -> Floats:
         flops_s = 2.0 * used * rows / self.flops_per_s(precision)
@@ -333,11 +331,5 @@ class Roofline:
 def roofline_of(layout: ProfileMetadata, shape: ModelShape, gpu: Gpu) -> Roofline:
     """Return the roofline of a profile's layout, with the default efficiencies."""
     return Roofline(
-        shape,
-        gpu,
-        layout.tp,
-        layout.dp,
-        layout.precision,
-        layout.kv_precision,
-        ep=layout.ep,
+        shape, gpu, layout.tp, layout.dp, layout.precision, layout.kv_precision, ep=layout.ep
     )

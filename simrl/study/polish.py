@@ -5,8 +5,9 @@ Coordinates are the dimensions of the space, and what a search that lists everyt
 for: every number of rollout workers, η by one, the fate of stale groups, concurrency, dispatch.
 Keys that the user named keep to their values. Split, η and concurrency depend on each other (more
 GPUs that train need more responses under way, which are older), so the leading systems also try
-small steps of two and of all of them at once, and splits far from their own. Invariant: every tried
-point is simulated, and a point is better only within the limits, or nearer to them.
+small steps of two and of all of them at once, splits far from their own, and a step of each with
+another fate of stale groups. Invariant: every tried point is simulated, and a point is better only
+within the limits, or nearer to them.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
     "on_stale": ("train", "wait", "drop"),
     "dispatch": get_args(Plain),
 }
+# The fate of stale groups matters only with more responses under way, and those gain only with it.
+STALE = f"{PARAMETER}on_stale"
 GPUS = ("cluster.gpus", "cluster.train.gpus")
 COUNTS = ("eta", "staleness", "max_concurrent", "per_replica", "sub_batch")
 
@@ -136,6 +139,8 @@ class _Climber:
             several for n in range(2, len(coupled) + 1) for several in combinations(coupled, n)
         ]
         self._coordinates += [WIDE] * (SHARE in names)
+        if STALE in names:  # at the end, so that a smaller budget is spent as without them
+            self._coordinates += [(STALE, name) for name in coupled]
         self._next = self._without_gain = 0
 
     @property
@@ -191,7 +196,7 @@ class _Climber:
         values = (
             (name, setting.value)
             for name, (setting,) in zip(names, alternatives, strict=True)
-            if setting.value
+            if setting.value and name != STALE
         )
         return (
             len({(value > self._present(name)) == (name == SHARE) for name, value in values}) <= 1

@@ -451,19 +451,17 @@ class _TrainingPass:
         """Return the seconds of a layer's collectives: with tensor parallelism two all-reduces a
         pass (or their halves, with the tokens shared between them), with sequence parallelism
         (Ulysses) all heads of some tokens for all tokens of some heads, and back."""
-        model, tp, sp = self.model, self.config.tensor_parallel, self.config.sequence_parallel
-        total = np.zeros_like(self.tokens)
-        if tp > 1:
-            moved = 2 * 2 * 2.0 * self.tokens * model.hidden * (1 - 1 / tp)
-            total = total + self.passes * (
-                moved / self.gpu.bytes_per_s_among(tp) + 4 * COLLECTIVE_S
-            )
-        if sp > 1:
-            heads = 2 * (model.heads + model.kv_heads) * model.head_dim
-            moved = 2.0 * self.tokens * heads * (1 - 1 / sp)
-            total = total + self.passes * (
-                moved / self.gpu.bytes_per_s_among(sp) + 4 * COLLECTIVE_S
-            )
+        model, config, total = self.model, self.config, np.zeros_like(self.tokens)
+        heads = 2 * (model.heads + model.kv_heads) * model.head_dim
+        for gpus, values in (
+            (config.tensor_parallel, 4 * model.hidden),
+            (config.sequence_parallel, heads),
+        ):
+            if gpus > 1:
+                moved = 2.0 * self.tokens * values * (1 - 1 / gpus)
+                total = total + self.passes * (
+                    moved / self.gpu.bytes_per_s_among(gpus) + 4 * COLLECTIVE_S
+                )
         return total
 
     def head_s(self, sequences: Floats | float) -> Floats:

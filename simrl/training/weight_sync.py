@@ -108,7 +108,10 @@ def publication_s(config: TrainingConfig, model: ModelShape, gpu: Gpu, gpus: int
         if config.weight_sync_offload
         else 0.0
     )
-    gather_s = stored * (1 - 1 / gpus) / _gather_bytes_per_s(config, gpu, gpus)
+    rate = gpu.bytes_per_s_among(gpus)
+    if gpus > gpu.nvlink_domain:
+        rate = min(rate, config.weight_sync_node_bytes_per_s or rate)
+    gather_s = stored * (1 - 1 / gpus) / rate
     match config.weight_sync:
         case "reshard":
             return host_s + tensor_s(config) / gpu.host_speed * tensors_held(config, model)
@@ -207,12 +210,3 @@ def tensors_held(config: TrainingConfig, model: ModelShape) -> float:
     and its experts. NeMo-RL calls for a stack of experts at once, whose pieces are one by one."""
     experts = model.mlp_matrices * model.expert_layers * model.experts
     return (model.tensors - experts + experts / config.expert_parallel) / config.pipeline_parallel
-
-
-def _gather_bytes_per_s(config: TrainingConfig, gpu: Gpu, gpus: int) -> float:
-    among = gpu.bytes_per_s_among(gpus)
-    return (
-        among
-        if gpus <= gpu.nvlink_domain
-        else min(among, config.weight_sync_node_bytes_per_s or among)
-    )

@@ -158,11 +158,10 @@ def test_a_scenario_without_a_profile_takes_the_shipped_one_of_each_model_and_sp
 
 def test_without_a_profile_of_the_gpu_it_is_carried_over_from_another(simrl):
     without_profile(simrl)
-    settings = ("cluster.gpu=a6000", "cluster.gpus=16")
-    done = simrl("compare", "scenario.yaml", *settings)
-    out = " ".join((done.out + done.err).split())
-    assert "step times extrapolated (estimated: qwen3-8b on" in out
-    assert "estimates from another GPU were off by" in out
+    settings = ("cluster.gpu=h100-pcie", "cluster.gpus=32", "cluster.tp=2")
+    out = " ".join(simrl("compare", "scenario.yaml", *settings).out.split())
+    assert "step times extrapolated (estimated: qwen3-8b on h100 tp2 bf16 × the ratio of" in out
+    assert "estimates from another GPU" in out
 
 
 def test_a_layout_that_is_not_shipped_is_carried_over_from_the_nearest_and_printed_as_extrapolated(
@@ -176,7 +175,7 @@ def test_a_layout_that_is_not_shipped_is_carried_over_from_the_nearest_and_print
     )
     assert (
         "step times extrapolated (estimated: qwen3-8b on h100 tp4 bf16 × the ratio of rooflines; "
-        "estimates from another split were off by 5 %" in out
+        "estimates from another split" in out
     )
     result = json.loads(next(Path("o").rglob("result.json")).read_text(encoding="utf-8"))
     assert result["profile"]["kind"] == "extrapolated"

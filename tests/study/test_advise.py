@@ -128,6 +128,28 @@ def test_split_and_bound_move_together_where_neither_gains_alone(file):
     assert workers == 1 and eta == place[1] + place[0] - 1
 
 
+def test_concurrency_and_the_fate_of_stale_groups_move_together_where_neither_gains_alone(file):
+    space = space_of(file, "systems=areal", *ALONE, "system.rollout_share=0.5", "system.eta=2",
+                     "system.max_concurrent=8,16", "system.on_stale=train,drop")  # fmt: skip
+    space = replace(space, named=space.named | {"system.max_concurrent", "system.dispatch"})
+    goal, outcomes = Goal(space.batch_samples), Outcomes(Path("out"), Here())
+    found = search(space, goal, outcomes, 1, 0)
+    start = found.options[0]
+    keys = ("system.max_concurrent", "system.on_stale")
+    place = [value_of(start.point.scenario, key) for key in keys]
+
+    class Corner(Here):
+        def outcomes(self, points):
+            for i, point in enumerate(points):
+                moved = [value_of(point.scenario, key) for key in keys]
+                apart = sum(a != b for a, b in zip(moved, place, strict=True))
+                rate = start.merit * (1, 0.95, 1.1)[apart]
+                yield i, {"row": {**start.row, "samples_per_s": rate}}
+
+    assert polish(space, goal, Outcomes(Path("corner"), Corner()), found, 50)
+    assert found.options[0].merit == pytest.approx(1.1 * start.merit)
+
+
 def test_a_point_that_has_not_settled_is_no_advice(file):
     scenario, row = (
         load_scenarios(file)[1],

@@ -181,9 +181,11 @@ def times_of(shape: ModelShape, gpu: str, setup: EngineSetup) -> KernelTimes:
     exchange = (
         ring_ms(times.tokens * setup.dp, setup.dp) if setup.dp > 1 else np.zeros_like(reduced)
     )
-    after = exchange if setup.dp > 1 else reduced
-    computed = {name: ms for name, ms in times.experts_ms.items() if not name.endswith("_dispatch")}
-    experts = computed | {"moe_pre_dispatch": reduced + exchange, "moe_post_dispatch": after}
+    experts = {name: ms for name, ms in times.experts_ms.items() if not name.endswith("_dispatch")}
+    experts |= {
+        "moe_pre_dispatch": reduced + exchange,
+        "moe_post_dispatch": exchange if setup.dp > 1 else reduced,
+    }
     embedding = {"embedding_ar": reduced / shape.layers} if setup.tp > NODE_GPUS else {}
     return times._replace(experts_ms=experts, dense_ms=times.dense_ms | embedding)
 
@@ -213,11 +215,10 @@ def _from_memory(
     """
     if shape.kv_lora_rank or shape.linear_layers:  # timed with projections, or few of the layers
         return times
-    sequences, length = np.ix_(DECODE_SEQUENCES, DECODE_KV_TOKENS)
+    sequences, length = np.ix_(np.array(DECODE_SEQUENCES, float), np.array(DECODE_KV_TOKENS, float))
     kept = shape.layer_kv_bytes * KV_SHARE[setup.kv_precision] / min(setup.tp, shape.kv_heads)
     fits = sequences * length * kept <= 2e6 * CACHE_MB.get(gpu, 0)
-    windowed = shape.window_layers * np.minimum(length, shape.window_tokens)
-    read = sequences * (shape.full_layers * length + windowed)
+    read = sequences * shape.read_tokens(length)
     short, largest = times.decode_ms[:, :1], times.decode_ms[-1]
     token_ms = (largest[-1] - largest[0]) / (read[-1, -1] - read[-1, 0])
     streamed = np.where(fits, short + token_ms * (read - read[:, :1]), 0.0)
@@ -519,24 +520,28 @@ def _norms_apart(operations: dict[str, Any], counted: bool, reduced_over: int) -
                 {"q_norm": "n", "k_norm": "n_kv"} if counted and kind == "ContextAttention" else {}
             )
             for (norm, key), phase in product(heads.items(), ("context", "generation")):
-                work = {
+                normalised = {
                     "name": f"{phase}_{fields['name'].removeprefix('context_')}_{norm}",
                     "scale_factor": min(reduced_over, 2) * fields["scale_factor"],
                     "bytes_per_token": 2 * 2.0 * fields[key] * fields["head_size"],
                     "scale_num_tokens": 1,
+                    "seq_split": 1,
                 }
-                operations[f"{phase}_ops"].append({"Elementwise": work | {"seq_split": 1}})
+                operations[f"{phase}_ops"].append({"Elementwise": normalised})
             if heads and reduced_over > 1:
                 for phase in ("context", "generation"):
-                    reduced = {
-                        "name": f"{phase}_variance_ar",
-                        "scale_factor": fields["scale_factor"],
-                        "hidden_size": 128,
-                        "tp_size": reduced_over,
-                        "quant": "half",
-                        "seq_split": 1,
-                    }
-                    operations[f"{phase}_ops"].append({"CustomAllReduce": reduced})
+                    operations[f"{phase}_ops"].append(
+                        {
+                            "CustomAllReduce": {
+                                "name": f"{phase}_variance_ar",
+                                "scale_factor": fields["scale_factor"],
+                                "hidden_size": 128,
+                                "tp_size": reduced_over,
+                                "quant": "half",
+                                "seq_split": 1,
+                            }
+                        }
+                    )
 
 
 def _parts(operation: dict[str, Any]) -> list[dict[str, Any]]:

@@ -42,8 +42,19 @@ def roofline_profile(
     its bytes. A group larger than the link's domain pays the network. Raises `InputError` for
     efficiencies outside (0, 1] and a `tp` the heads do not share.
     """
-    efficiencies = compute_efficiency, memory_efficiency, link_efficiency, link_latency_s
-    parts = Roofline(shape, gpu, tp, dp, precision, kv_precision, *efficiencies, ep)
+    parts = Roofline(
+        shape,
+        gpu,
+        tp,
+        dp,
+        precision,
+        kv_precision,
+        compute_efficiency,
+        memory_efficiency,
+        link_efficiency,
+        link_latency_s,
+        ep,
+    )
     layout = ProfileMetadata(
         model=shape.name,
         gpu=gpu.name,

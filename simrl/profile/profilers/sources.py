@@ -13,7 +13,7 @@ from typing import Literal
 
 from simrl.errors import InputError, refuse
 from simrl.extensions import Extended
-from simrl.profile.derived_layouts import apart, derived_profile, in_layout
+from simrl.profile.derived_layouts import LAYOUT, apart, derived_profile, in_layout
 from simrl.profile.hardware import GIB, GPUS, Gpu
 from simrl.profile.metadata import ProfileMetadata
 from simrl.profile.model_shape import ModelShape
@@ -22,7 +22,6 @@ from simrl.profile.profile import TableProfile
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.profilers.setups import PRECISIONS, SYSTEMS, EngineSetup, MissingKernelsError
 
-LAYOUT = ("tp", "dp", "ep", "precision", "kv_precision")
 BACKENDS = ("vllm", "sglang", "trtllm")
 
 
@@ -110,8 +109,12 @@ def _neighbours(gpu: Gpu, setup: EngineSetup) -> Iterator[tuple[str, EngineSetup
     ):
         for name, backend, precision, (tp, dp, ep) in product(*near):
             package = "aisimulate" if precision == "fp8-block" else "aiconfigurator"
-            rest = setup.kv_precision, setup.routing, backend, package
-            yield name, EngineSetup(tp, dp, ep, precision, *rest)
+            yield (
+                name,
+                EngineSetup(
+                    tp, dp, ep, precision, setup.kv_precision, setup.routing, backend, package
+                ),
+            )
 
 
 PROFILERS: Extended[TableProfile] = Extended(

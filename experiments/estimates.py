@@ -1,6 +1,6 @@
 """Errors of estimated step times, by leaving measured kernels out (docs/profiles.md, "Beyond a profile").
 
-    python experiments/estimates.py            print the errors over the shipped profiles
+    python experiments/estimates.py            print the errors over the shipped profiles, and as recorded of databases
     python experiments/estimates.py --write    and write them to simrl/profile/estimates.toml, which answers name
     python experiments/estimates.py --database derive more profiles from the installed databases (aiconfigurator and
                                                aisimulate), compare them, and write experiments/estimates.csv
@@ -45,9 +45,10 @@ KINDS = ("another split", "another precision", "another GPU", "another model")
 BACKEND = "another back-end"
 WORDS = "experts", "dense"
 RECORD = Path(__file__).with_suffix(".csv")
-HEADER = """# How far estimates of step times were off over the shipped profiles, in percent, by what differs
-# from the nearest profile (`simrl.profile.derived_layouts`), and of another back-end over layouts of
-# the databases; positive: too slow. Made by `python experiments/estimates.py --write`.
+SHIPPED = "_shipped"
+HEADER = """# How far estimates of step times were off, in percent, by what differs from the nearest profile
+# (`simrl.profile.derived_layouts`): over layouts of the databases (experiments/estimates.csv), and
+# over the shipped profiles; positive: too slow. Made by `python experiments/estimates.py --write`.
 """
 Errors = dict[tuple[str, str], list[NDArray[np.float64]]]
 
@@ -82,7 +83,7 @@ def estimates(
 
 def errors() -> Errors:
     """Return the errors of the shipped layouts, by kind of estimate and of model."""
-    found: Errors = defaultdict(list)
+    by_kind: Errors = defaultdict(list)
     there = [layout for layout in layouts() if layout.gpu not in TRANSFORMED]
     for layout in there:
         name = file_name(layout)
@@ -96,8 +97,8 @@ def errors() -> Errors:
             else:
                 estimate = in_layout(shipped(file_name(base)), layout, shape, gpu)
             off = seconds(estimate) / seconds(shipped(name)) - 1
-            found[kind, WORDS[not shape.experts]].append(off)
-    return found
+            by_kind[kind, WORDS[not shape.experts]].append(off)
+    return by_kind
 
 
 def summary(of: list[NDArray[np.float64]]) -> dict[str, int]:
@@ -112,15 +113,22 @@ def summary(of: list[NDArray[np.float64]]) -> dict[str, int]:
     return {"layouts": len(of)} | {key: round(float(value)) for key, value in figures.items()}
 
 
-def text(found: Errors) -> str:
-    """Return the text of estimates.toml: of another back-end, which no shipped profile has, what is
-    recorded of the databases."""
-    lines = [HEADER]
+def counted() -> dict[str, dict[str, dict[str, int]]]:
+    """Return what estimates.toml has: the recorded errors over the databases, and over the shipped
+    profiles, none of which has another back-end."""
+    figures = recorded()
+    for (kind, word), off in errors().items():
+        figures[kind][word + SHIPPED] = summary(off)
+    return figures
+
+
+def text() -> str:
+    """Return the text of estimates.toml."""
+    figures, lines = counted(), [HEADER]
     for kind in (*KINDS, ROOFLINE, BACKEND):
         lines.append(f'["{kind}"]')
-        for word in sorted(WORDS):
-            figures = recorded()[kind][word] if kind == BACKEND else summary(found[kind, word])
-            values = ", ".join(f"{key} = {value}" for key, value in figures.items())
+        for word in sorted(figures[kind]):
+            values = ", ".join(f"{key} = {value}" for key, value in figures[kind][word].items())
             lines.append(f"{word} = {{ {values} }}")
         lines.append("")
     return "\n".join(lines)
@@ -170,8 +178,10 @@ def database() -> Errors:
                 continue
             layout = profile.metadata
             measured[backend, file_name(layout)] = layout, profile
-    found: Errors = defaultdict(list)
+    by_kind: Errors = defaultdict(list)
     for (backend, name), (layout, profile) in measured.items():
+        if backend == "vllm" and name.removesuffix(".parquet") in SET_ON:
+            continue
         shape, gpu = MODELS[layout.model], GPUS[layout.gpu]
         of_backend = [each for (one, _), (each, _) in measured.items() if one == backend]
         split = {"dp": layout.dp, "ep": layout.ep, "precision": layout.precision}
@@ -190,8 +200,8 @@ def database() -> Errors:
         )
         for kind, estimate in estimated:
             off = seconds(estimate) / seconds(profile) - 1
-            found[kind, WORDS[not shape.experts]].append(off)
-    return found
+            by_kind[kind, WORDS[not shape.experts]].append(off)
+    return by_kind
 
 
 def recorded() -> dict[str, dict[str, dict[str, int]]]:
@@ -215,10 +225,11 @@ def main() -> None:
             writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-    print(text(errors()))
+    written = text()
+    print(written)
     if "--write" in sys.argv:
         path = Path(__file__).parents[1] / "simrl" / "profile" / "estimates.toml"
-        path.write_text(text(errors()), encoding="utf-8")
+        path.write_text(written, encoding="utf-8")
 
 
 if __name__ == "__main__":

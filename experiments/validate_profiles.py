@@ -302,7 +302,7 @@ def host_times(points: list[Point], kernels_s: list[float]) -> tuple[float, floa
     def relative(times: NDArray[np.float64]) -> NDArray[np.float64]:
         return (np.array(kernels_s) + work @ times) / measured - 1
 
-    found = least_squares(
+    fitted = least_squares(
         relative,
         [1e-4, 1e-6],
         bounds=(0, np.inf),
@@ -310,7 +310,7 @@ def host_times(points: list[Point], kernels_s: list[float]) -> tuple[float, floa
         loss="soft_l1",
         f_scale=0.05,
     )
-    return float(found.x[0]), float(found.x[1])
+    return float(fitted.x[0]), float(fitted.x[1])
 
 
 def errors(rows: list[Row], predicted: str) -> dict[str, float]:
@@ -455,10 +455,10 @@ def main(
         console.print(f"Not covered: {count} points. {why}.", markup=False)
 
 
-def _cell(found: object) -> str:
-    if not isinstance(found, dict) or math.isnan(found["median"]):
+def _cell(error: object) -> str:
+    if not isinstance(error, dict) or math.isnan(error["median"]):
         return "-"
-    return f"{found['median']:+.1%} / {found['median_size']:.1%} / {found['p90_size']:.1%} / {found['worst']:+.0%}"
+    return f"{error['median']:+.1%} / {error['median_size']:.1%} / {error['p90_size']:.1%} / {error['worst']:+.0%}"
 
 
 if __name__ == "__main__":

@@ -148,7 +148,7 @@ def derive(
     from simrl.profile.hardware import gpu as gpu_named
     from simrl.profile.model_shape import model_shape, understood
     from simrl.profile.profile import TableProfile
-    from simrl.profile.profilers.sources import PROFILERS
+    from simrl.profile.profilers.sources import PROFILERS, require_weights_fit
     from simrl.scenario.yaml_text import parse_override
 
     if source not in PROFILERS:
@@ -164,20 +164,16 @@ def derive(
         "routing": routing,
     }
     parameters |= {key: value for key, value in setup.items() if value not in (1, "bf16", None)}
-    profile = checked(
-        f"--source {source}",
-        PROFILERS[source],
-        model_shape(model),
-        gpu_named(parse_override(f"gpu={gpu}")[1] if gpu.startswith("{") else gpu),
-        tp,
-        **parameters,
-    )
+    sheet = parse_override(f"gpu={gpu}")[1] if gpu.startswith("{") else gpu
+    shape, kind = model_shape(model), gpu_named(sheet)
+    require_weights_fit(shape, kind, tp, dp, ep, precision)
+    profile = checked(f"--source {source}", PROFILERS[source], shape, kind, tp, **parameters)
     if not isinstance(profile, TableProfile):
         raise InputError(
             f"profiler {source}: its function gives {type(profile).__name__}; let it give a TableProfile"
         )
-    read = {"model_config": words} if (words := understood(model)) else {}
-    return _written(profile, model_shape(model), gpu_named(gpu), output, read)
+    words = understood(model)
+    return _written(profile, shape, kind, output, {"model_config": words} if words else {})
 
 
 def import_(

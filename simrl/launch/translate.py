@@ -299,8 +299,10 @@ def _model(text: str, folder: Path, experts: bool) -> tuple[str, bool]:
         pairs = [(shape.parameters, size) for size in sizes[-1:]]
         pairs += [(shape.active_parameters, size) for size in active[-1:]]
         unlike = 1 - SequenceMatcher(None, one, name.rstrip("/").rpartition("/")[2]).ratio()
-        return unlike + 0.5 * (one not in shipped) + sum(
-            3 * abs(math.log(own / (float(size) or 1) / 1e9)) for own, size in pairs
+        return (
+            unlike
+            + 0.5 * (one not in shipped)
+            + sum(3 * abs(math.log(own / (float(size) or 1) / 1e9)) for own, size in pairs)
         )
 
     alike = [one for one in MODELS if bool(model_shape(one).experts) is (experts or bool(active))]

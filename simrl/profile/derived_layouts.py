@@ -5,8 +5,8 @@
 part by part (dense, experts, output head, prefill's and decoding's attention) and point by point of
 the grid. The nearest profile is, in this order, of the same model on that GPU (in another layout or
 precision), of the same model on the most similar GPU, or of the most similar model of its kind on
-that GPU. `estimates.toml` has what this gives for layouts that are shipped (`docs/profiles.md`; a
-test counts them again).
+that GPU. `estimates.toml` has what this gives for layouts of the databases, which answers name, and
+for those that are shipped (`docs/profiles.md`; a test counts the latter again).
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ LAYOUT = ("tp", "dp", "ep", "precision", "kv_precision")
 
 
 def off_by(difference: str, shape: ModelShape) -> str:
-    """Return how far estimates of a kind were off, in words."""
+    """Return how far estimates of a kind were off over the layouts of the databases, in words."""
     kind = "mixtures of experts" if shape.experts else "dense models"
     error = ERRORS[difference]["experts" if shape.experts else "dense"]
+    unlike = not shape.experts and shape.full_layers < shape.layers
     return (
         f"estimates from {difference} were off by {error['median']} % at the median ({error['sign']:+} % signed), "
-        f"{error['worst']:+} % at worst, for {error['layouts']} layouts of {kind}"
+        f"90 % within {error['ninety']} %, for {error['layouts']} layouts of {kind}"
+        f"{', not compared for models with windows or states' * unlike}"
     )
 
 

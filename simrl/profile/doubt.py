@@ -1,4 +1,4 @@
-"""Doubts about a profile: times that its GPU's memory does not allow, and times far from those of a second source.
+"""Doubts about a profile: times that its GPU's memory does not allow, and times far from a second source's.
 
 Invariant: a time is lifted only to what reading the weights or the KV cache once takes at the data sheet's bandwidth. A
 kernel that was timed alone finds in its cache what a pass has to read.
@@ -15,7 +15,7 @@ from simrl.profile.metadata import ProfileMetadata
 from simrl.profile.model_shape import ModelShape
 from simrl.profile.precision import EXPERTS_ALONE, KV_SHARE, WEIGHT_BYTES
 from simrl.profile.profile import GRIDS, TableProfile, Tables
-from simrl.profile.roofline import Roofline, roofline_of
+from simrl.profile.roofline import roofline_of
 
 NOISE = 0.02  # of a time: a bandwidth is a rounded figure, and a clock runs up to it
 LONG = 1024  # tokens of chunks and of sequences whose attention is compared with the roofline
@@ -28,19 +28,15 @@ def doubted(profile: TableProfile, shape: ModelShape, gpu: Gpu) -> tuple[TablePr
     """Return the profile with impossible times lifted to the least possible ones, and its doubts in words: table, point, and
     by how much. The notes of the profile have them, too."""
     t, layout, words = profile.tables, profile.metadata, list[str]()
-    least, second = (
-        _reading_s(t, layout, shape, gpu),
-        _seconds(roofline_of(layout, shape, gpu), t, shape),
-    )
-    for name, roofline_s in second.items():
+    for name, (least_s, roofline_s) in _bounds(t, layout, shape, gpu).items():
         field, large = GRIDS[name][1], roofline_s > shape.layers * SMALL_S
-        seconds, least_s = getattr(t, field), least[name]
+        seconds = getattr(t, field)
         if (
             name == "attention"
         ):  # many short sequences are bound by their number, mixed passes are sums
             chunk, _, n, kv = np.ix_(*t[4:8])
             large &= (chunk == 0) & (kv >= LONG) | (n == 0) & (chunk >= LONG)
-        short = np.divide(seconds, least_s, out=np.ones_like(seconds), where=least_s > 0)
+        short = np.divide(seconds, least_s, out=np.ones_like(seconds), where=np.greater(least_s, 0))
         if short.min() < 1 - NOISE:
             words.append(
                 f"{_place(t, name, short.argmin())}: {1 - short.min():.0%} less than reading it once takes at "
@@ -67,39 +63,42 @@ def doubted(profile: TableProfile, shape: ModelShape, gpu: Gpu) -> tuple[TablePr
     return (doubtful if words else profile), words
 
 
-def _reading_s(
+def _bounds(
     t: Tables, layout: ProfileMetadata, shape: ModelShape, gpu: Gpu
-) -> dict[str, Floats]:
-    """Return the seconds in which a GPU reads the weights or the KV cache once at its data sheet's bandwidth, on the grids of
-    a profile; 0 for routed experts, of which passes meet an unknown part."""
+) -> dict[str, tuple[Floats | float, Floats]]:
+    """Return, for each table that is checked, the seconds in which a GPU reads the weights or the
+    KV cache once at its data sheet's bandwidth, and the roofline's, on the grids of a profile.
+
+    0 for reading routed experts, of which passes meet an unknown part. Of models with latent or
+    linear attention or shared experts the output head alone: projections of latent attention were
+    measured with it, those of linear layers with their states; shared experts stand where an engine
+    has them.
+    """
+    parts, bytes_per_s = roofline_of(layout, shape, gpu), gpu.memory_bytes_per_s
+    sampled: dict[str, tuple[Floats | float, Floats]] = {
+        "sampled": (
+            2 * shape.vocab * shape.hidden / layout.tp / bytes_per_s,
+            parts.sampled_s(t.sampled_sequences),
+        )
+    }
+    if shape.kv_lora_rank or shape.linear_layers or shape.shared_intermediate:
+        return sampled
     bits = "bf16" if layout.precision in EXPERTS_ALONE else layout.precision
     weights = WEIGHT_BYTES[bits] * (shape.body_parameters - shape.routed_parameters) / layout.tp
     kept = shape.layer_kv_bytes * KV_SHARE[layout.kv_precision] / min(layout.tp, shape.kv_heads)
     chunk, cached, sequences, kv = np.ix_(*t[4:8])
-
-    read_bytes = {
-        "dense": np.full_like(t.dense_s, weights),
-        "sampled": np.full_like(t.sampled_s, 2 * shape.vocab * shape.hidden / layout.tp),
-        "attention": kept * shape.read_tokens(chunk + cached) * (chunk > 0)
-        + sequences * (kept * shape.read_tokens(kv)),
-        "experts": np.zeros_like(t.experts_s),
+    read = shape.read_tokens(chunk + cached) * (chunk > 0) + sequences * shape.read_tokens(kv)
+    here = not t.expert_tokens.size  # experts are in the dense part
+    apart = {} if here else {"experts": (0.0, parts.experts_s(t.expert_tokens))}
+    return {
+        **sampled,
+        "attention": (kept * read / bytes_per_s, parts.attention_s(*t[4:8])),
+        "dense": (
+            weights / bytes_per_s,
+            parts.dense_s(t.dense_tokens) + here * parts.experts_s(t.dense_tokens),
+        ),
+        **apart,
     }
-    return {name: size / gpu.memory_bytes_per_s for name, size in read_bytes.items()}
-
-
-def _seconds(parts: Roofline, t: Tables, shape: ModelShape) -> dict[str, Floats]:
-    """Return the roofline's seconds on the grids of a profile, by the names of its tables.
-
-    Projections of latent attention were measured with it, those of linear layers with their states; shared experts stand
-    where an engine has them: of such models the output head alone.
-    """
-    seconds = {"sampled": parts.sampled_s(t.sampled_sequences)}
-    if shape.kv_lora_rank or shape.linear_layers or shape.shared_intermediate:
-        return seconds
-    seconds |= {"attention": parts.attention_s(*t[4:8]), "dense": parts.dense_s(t.dense_tokens)}
-    if t.expert_tokens.size:
-        return seconds | {"experts": parts.experts_s(t.expert_tokens)}
-    return seconds | {"dense": seconds["dense"] + parts.experts_s(t.dense_tokens)}
 
 
 def _place(t: Tables, name: str, index: np.intp) -> str:

@@ -19,7 +19,7 @@ from simrl.validation import explain
 
 Numbers = TypeVar("Numbers", float, NDArray[np.float64])
 # Ends of names that change no shape.
-_TUNED = r"-(instruct|thinking|think|base|it|chat|hf|bf16|rl|sft|dpo|zero|\d{4}|v\d(\.\d)?)$"
+_TUNED = r"-(instruct|thinking|think|base|it|chat|hf|pt|bf16|fp8|rl|sft|dpo|zero|\d{4}|v\d(\.\d)?)$"
 MOST = 10**9  # of a count in a model's config
 
 

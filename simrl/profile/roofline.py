@@ -7,9 +7,9 @@
 
 A collective is a ring over one link: latency plus bytes over bandwidth, so its time rises with the bytes; one rank needs none.
 
-Invariant: no number here is measured, but for the shares of the bfloat16 and fp8 rates that large products reach, and
-what small kernels take. 4-bit weights are multiplied in bfloat16, but nvfp4 ones at the GPU's rate of FP4, and
-mxfp4 ones with activations in 8 bits at the rate of fp8.
+Constants are set on measured kernels: what large products reach of a data sheet's rates, what small kernels take, and tiles,
+attention and states, on six profiles (`SET_ON` of experiments/estimates.py). All others judge them. 4-bit weights are
+multiplied in bfloat16, but nvfp4 ones at the GPU's rate of FP4, and mxfp4 ones with activations in 8 bits at the rate of fp8.
 """
 
 from __future__ import annotations

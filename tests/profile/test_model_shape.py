@@ -94,8 +94,21 @@ def test_names_on_hugging_face_are_known() -> None:
         "Qwen/Qwen3-Next-80B-A3B-Thinking": "qwen3-next-80b-a3b",
         "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "nemotron-3-nano-30b-a3b",
         "zai-org/GLM-4.5-Air": "glm-4.5-air",
+        "zai-org/GLM-4.5-Air-FP8": "glm-4.5-air",
+        "google/gemma-3-4b-pt": "gemma-3-4b",
+        "allenai/Olmo-3-1025-7B": "olmo-3-1025-7b",
+        "Qwen/QwQ-32B": "qwq-32b",
+        "microsoft/Phi-3-mini-128k-instruct": "phi-3-mini-128k",
+        "mistralai/Mistral-7B-Instruct-v0.1": "mistral-7b-instruct-v0.1",
+        "mistralai/Mistral-7B-v0.3": "mistral-7b",
     }.items():
         assert known_name(name) == short and short in MODELS
+
+
+def test_models_of_a_window_before_their_successors_dropped_it_keep_it() -> None:
+    windows = {name: MODELS[name].window_tokens for name in MODELS if name.startswith("mistral-7b")}
+    assert windows.pop("mistral-7b-v0.1") == windows.pop("mistral-7b-instruct-v0.1") == 4096
+    assert set(windows.values()) == {0}
 
 
 def test_weights_in_a_precision_take_the_bytes_of_the_released_checkpoints() -> None:

@@ -188,8 +188,8 @@ def _experts(
     # No row has more experts than its tokens can meet: fewer tokens read as many weights as the fewest that were measured.
     lines = [line.dropna() for _, line in grid.items()]
     by_number = np.array([np.interp(tokens, share * line.index, line) for line in lines])
-    own = [np.interp(n, grid.columns, by_number[:, i]) for i, n in enumerate(met)]
-    seconds = 1e-6 * np.array(own) * share / gpus
+    block_us = [np.interp(n, grid.columns, by_number[:, i]) for i, n in enumerate(met)]
+    seconds = 1e-6 * np.array(block_us) * share / gpus
     if gpu and share > 1:
         pairs = shape.experts_per_token * tokens * (1 - 1 / share)
         moved_bytes = BYTES_PER_VALUE * (5 * shape.moe_intermediate + 2 * shape.hidden) * pairs

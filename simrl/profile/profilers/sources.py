@@ -11,17 +11,16 @@ from contextlib import suppress
 from itertools import chain, product
 from typing import Literal
 
-from simrl.errors import InputError
+from simrl.errors import InputError, refuse
 from simrl.extensions import Extended
 from simrl.profile.derived_layouts import LAYOUT, apart, derived_profile, in_layout
 from simrl.profile.hardware import GIB, GPUS, Gpu
 from simrl.profile.metadata import ProfileMetadata
 from simrl.profile.model_shape import ModelShape
-from simrl.profile.precision import Weights, weight_bytes_per_gpu
+from simrl.profile.precision import Weights, require_precision, weight_bytes_per_gpu
 from simrl.profile.profile import TableProfile
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.profilers.setups import PRECISIONS, SYSTEMS, EngineSetup, MissingKernelsError
-from simrl.profile.roofline import roofline_of
 
 BACKENDS = ("vllm", "sglang", "trtllm")
 
@@ -41,6 +40,7 @@ def _derived(package: str) -> Callable[..., TableProfile]:
     ) -> TableProfile:
         from simrl.profile.profilers import aiconfigurator
 
+        require_weights_fit(shape, gpu, tp, dp, ep, precision)
         setup = EngineSetup(tp, dp, ep, precision, kv_precision, routing, backend, package)
         try:
             return aiconfigurator.derive(shape, gpu.name, setup, between_passes_s)
@@ -54,19 +54,11 @@ def estimated(
     shape: ModelShape, gpu: Gpu, setup: EngineSetup, between_passes_s: float, missing: str
 ) -> TableProfile:
     """Return the profile of kernels that a database lacks, as its message `missing` says, from the
-    nearest ones that it has, else from a shipped profile or the data sheet. Raise `InputError` for
-    an impossible layout."""
+    nearest ones that it has, else from a shipped profile or the data sheet."""
     from simrl.profile.profilers import aiconfigurator
 
     fields = {key: value for key, value in setup._asdict().items() if key in LAYOUT}
     wanted = ProfileMetadata(model=shape.name, gpu=gpu.name, kind="", source="", **fields)
-    roofline_of(wanted, shape, gpu)
-    held = weight_bytes_per_gpu(shape, setup.tp, setup.dp, setup.ep, setup.precision)
-    if held > gpu.memory_bytes:
-        raise InputError(
-            f"{shape.name} on {setup.tp * setup.dp} {gpu.name}: its weights take {held / GIB:.0f} GiB of a GPU, which has "
-            f"{gpu.memory_bytes / GIB:.0f} GiB; use a larger tp, or fewer bits"
-        )
     for name, near in _neighbours(gpu, setup):
         with suppress(InputError):
             base = aiconfigurator.derive(shape, name, near, between_passes_s)
@@ -75,9 +67,26 @@ def estimated(
             break
     else:
         profile = derived_profile(wanted, shape, gpu)
-    notes = f"estimated, as {missing}; {profile.metadata.notes}"
-    metadata = profile.metadata.model_copy(update={"notes": notes})
+    metadata = profile.metadata.model_copy(
+        update={"notes": f"estimated, as {missing}; {profile.metadata.notes}"}
+    )
     return TableProfile(profile.tables, metadata, profile.origin)
+
+
+def require_weights_fit(
+    shape: ModelShape, gpu: Gpu, tp: int, dp: int, ep: int, precision: str
+) -> None:
+    """Raise `InputError` for a precision that a GPU or a model does not have, and for weights that
+    are larger than a GPU's memory."""
+    require_precision(precision, gpu, shape)
+    held = weight_bytes_per_gpu(shape, tp, dp, ep, precision)
+    refuse(
+        (
+            held > gpu.memory_bytes,
+            f"{shape.name} on {tp * dp} {gpu.name}: its weights take {held / GIB:.0f} GiB of a GPU, which has "
+            f"{gpu.memory_bytes / GIB:.0f} GiB; use a larger tp, or fewer bits",
+        )
+    )
 
 
 def _neighbours(gpu: Gpu, setup: EngineSetup) -> Iterator[tuple[str, EngineSetup]]:

@@ -155,6 +155,7 @@ def derive(
         raise InputError(
             f"--source {source}{meant(source, PROFILERS)}: choose {' or '.join(PROFILERS)}"
         )
+    device = gpu_named(parse_override(f"gpu={gpu}")[1] if gpu.startswith("{") else gpu)
     parameters = dict(parse_override(text) for text in settings or [])
     setup = {
         "dp": dp,
@@ -168,7 +169,7 @@ def derive(
         f"--source {source}",
         PROFILERS[source],
         model_shape(model),
-        gpu_named(parse_override(f"gpu={gpu}")[1] if gpu.startswith("{") else gpu),
+        device,
         tp,
         **parameters,
     )
@@ -177,7 +178,7 @@ def derive(
             f"profiler {source}: its function gives {type(profile).__name__}; let it give a TableProfile"
         )
     read = {"model_config": words} if (words := understood(model)) else {}
-    return _written(profile, model_shape(model), gpu_named(gpu), output, read)
+    return _written(profile, model_shape(model), device, output, read)
 
 
 def import_(

@@ -185,8 +185,9 @@ class ClusterConfig(_Section):
         """Return the GPU that trains, in its topology. Raise `InputError` for an unknown name."""
         if self.train is None:
             return self.rollout_kind
-        name = self.train.gpu or self.gpu
-        kind = self.rollout_kind if name == self.gpu else self.train.sheet or gpu_named(name)
+        name, sheet = self.train.gpu or self.gpu, self.train.sheet
+        same = name == self.gpu and sheet in (None, self.sheet)
+        kind = self.rollout_kind if same else sheet or gpu_named(name)
         return _in_topology(kind, self.train)
 
     def words(self, counted: bool = True) -> str:

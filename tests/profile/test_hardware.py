@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from simrl.commands.profile import derive
 from simrl.errors import InputError
 from simrl.profile.hardware import GPUS, gpu, known_gpu
 from simrl.profile.model_shape import MODELS
@@ -140,6 +141,29 @@ def test_two_sheets_of_one_name_are_two_scenarios_and_two_profiles(tmp_path: Pat
     inputs = InputCache()
     times = [prepare(one, inputs).profile.decode_s(1, 4096) for one in (slow, fast)]
     assert times[0] > times[1]
+
+
+def test_the_sheet_of_the_training_pool_counts_also_where_both_have_one_name(tmp_path: Path):
+    roomy = "cluster.gpu={base: h100, memory_bytes: 4e10}"
+    train = "cluster.train={gpu: {base: h100, fp8_flops: 1e15, bf16_flops: 5e14}, gpus: 4}"
+    cluster = of(tmp_path, "h100", roomy, train, "cluster.gpus_per_node=4").cluster
+    assert cluster.gpu == cluster.train.gpu == "h100-own"
+    assert (cluster.rollout_kind.memory_bytes, cluster.rollout_kind.bf16_flops) == (4e10, 989e12)
+    assert cluster.train_kind.memory_bytes == GPUS["h100"].memory_bytes
+    assert (cluster.train_kind.bf16_flops, cluster.train_kind.gpus_per_node) == (5e14, 8)
+    equal = "cluster.train={gpu: {base: h100, memory_bytes: 4e10}, gpus: 4}"
+    cluster = of(tmp_path, "h100", roomy, equal, "cluster.gpus_per_node=4").cluster
+    assert cluster.train_kind == cluster.rollout_kind
+
+
+def test_a_profile_is_derived_for_a_sheet_on_the_command_line(tmp_path: Path):
+    view = derive(
+        "qwen3-0.6b",
+        "{base: h100, name: mine, memory_bytes_per_s: 3.9e12}",
+        output=tmp_path / "mine.parquet",
+        source="roofline",
+    )
+    assert view.data["gpu"] == "mine" and (tmp_path / "mine.parquet").exists()
 
 
 def test_grace_hosts_launch_slower_unless_the_scenario_says_otherwise(tmp_path: Path):

@@ -20,7 +20,7 @@ from simrl.profile.profile import TableProfile, read_profile
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.shipped import PROFILES, file_name
 from simrl.scenario.model import Scenario
-from simrl.scenario.presets import host_times, passes_preset
+from simrl.scenario.presets import host_times, on_gpu, passes_preset
 from simrl.trace.synthesis import synthesise
 from simrl.trace.trace import Trace, latest, read_trace
 
@@ -86,6 +86,11 @@ def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
     else:
         assert config.path is not None
         profile = _of_path(config.path, wanted, model, kind, scenario.model)
+        has = profile.metadata
+        if profile.tables.between_passes_s and has.kind in ("derived", "extrapolated"):
+            times = tuple(dict.fromkeys((*has.own_times, "between_passes_s")))
+            has = has.model_copy(update={"own_times": times})
+            profile = TableProfile(profile.tables, has, profile.origin)
     return profile.with_corrections(
         config.forward_correction, **_host_times(scenario, profile, model.layers)
     )
@@ -121,18 +126,21 @@ def _of_path(
 
 
 def _host_times(scenario: Scenario, profile: TableProfile, layers: int) -> dict[str, Any]:
-    """Return the host's times of `TableProfile.with_corrections`, and who gives the pause: the
-    scenario, or its engine's preset."""
-    data, kind = scenario.model_dump(), profile.metadata.kind
-    of_preset = host_times(data, kind, layers)
-    times = of_preset | {
+    """Return the times around passes of `TableProfile.with_corrections`, and who gives the pause:
+    the scenario, its engine's preset, or the profile."""
+    data, has, pause_s = scenario.model_dump(), profile.metadata, profile.tables.between_passes_s
+    of_preset = host_times(data, has, layers)
+    times: dict[str, Any] = of_preset | {
         key: data["profile"][key]
         for key in HOST_FIELDS
         if key not in of_preset and data["profile"][key] is not None
     }
-    preset = passes_preset(scenario.engine.preset, kind)
+    preset = passes_preset(scenario.engine.preset, has.kind)
     if "between_passes_s" in of_preset and preset is not None:
         speed = scenario.cluster.rollout_kind.host_speed
-        slower = f" at a host's speed of {speed:g}" if speed != 1 else ""
+        scaled = speed != 1 and not on_gpu(preset, "between_passes_s")
+        slower = f" at a host's speed of {speed:g}" if scaled else ""
         times["giver"] = f"engine {preset.name}{slower}"
+    elif has.own_times and pause_s and "between_passes_s" not in times:
+        times |= {"between_passes_s": pause_s, "giver": "the profile's own"}
     return times

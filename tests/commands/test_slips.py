@@ -159,7 +159,8 @@ def test_a_scenario_without_a_profile_takes_the_shipped_one_of_each_model_and_sp
 def test_without_a_profile_of_the_gpu_it_is_carried_over_from_another(simrl):
     without_profile(simrl)
     settings = ("cluster.gpu=a6000", "cluster.gpus=16")
-    done = simrl("compare", "scenario.yaml", *settings); out = " ".join((done.out + done.err).split())
+    done = simrl("compare", "scenario.yaml", *settings)
+    out = " ".join((done.out + done.err).split())
     assert "step times extrapolated (estimated: qwen3-8b on" in out
     assert "estimates from another GPU were off by" in out
 

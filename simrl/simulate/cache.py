@@ -86,11 +86,6 @@ def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
     else:
         assert config.path is not None
         profile = _of_path(config.path, wanted, model, kind, scenario.model)
-        has = profile.metadata
-        if profile.tables.between_passes_s and has.kind in ("derived", "extrapolated"):
-            times = tuple(dict.fromkeys((*has.own_times, "between_passes_s")))
-            has = has.model_copy(update={"own_times": times})
-            profile = TableProfile(profile.tables, has, profile.origin)
     return profile.with_corrections(
         config.forward_correction, **_host_times(scenario, profile, model.layers)
     )

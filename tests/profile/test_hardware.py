@@ -86,6 +86,12 @@ def test_a_device_without_a_sheet_is_never_taken_for_another(name: str):
     assert "cluster.gpu={name: " in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["Ascend 910B", "910B", "ascend910b"])
+def test_a_name_of_several_devices_is_refused_with_its_variants(name: str):
+    with pytest.raises(InputError, match="variants: ascend910b2, ascend910b3, ascend910b4"):
+        gpu(name)
+
+
 @pytest.mark.parametrize(
     ("slip", "meant"), [("h10O", "h100"), ("H-100", "h100"), ("mi30x0", "mi300x")]
 )
@@ -190,6 +196,12 @@ def test_grace_hosts_launch_slower_unless_the_scenario_says_otherwise(tmp_path: 
         ("{base: h100, bf16_flops: 1979e12}", "is no half of fp8_flops, .*sparsity"),
         ("{name: mine, memory_bytes: 3e10}", r"key cluster\.sheet\.memory_bytes_per_s is missing"),
         ("{base: v100}", "gpu 'v100' is unknown"),
+        ("{base: h100, memory_bytes: 80}", "memory_bytes is 80, .* Give bytes, 1e.08 or more"),
+        ("{base: h100, memory_bytes_per_s: 3350}", "Give bytes a second, 1e.09 or more"),
+        ("{base: a100, bf16_flops: 312}", "bf16_flops is 312, .* Give operations a second, 1e.10"),
+        ("{base: h100, link_bytes_per_s: 450}", "link_bytes_per_s is 450, .*, 1e.06 or more"),
+        ("h100, sheet: {memory_bytes: 4e10}", "cluster: sheet is not of gpu h100: give your data"),
+        ("h100, sheet: {name: mine, memory_bytes: 4e10}", "sheet is not of gpu h100"),
         ("gone.toml", r"gone\.toml: No such file or directory"),
         ("wrong.toml", r"wrong\.toml: .*line 1"),
         ("text.toml", r"text\.toml: memory_bytes is 'lots': a number is needed"),

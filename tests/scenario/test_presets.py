@@ -108,7 +108,7 @@ def with_times_of_its_own(folder: Path, pause_s: float, **metadata) -> dict[str,
 
 
 def test_a_profile_s_own_pause_counts_unless_an_engine_is_named(tmp_path: Path):
-    own = with_times_of_its_own(tmp_path, 0.005)
+    own = with_times_of_its_own(tmp_path, 0.005, own_times=("between_passes_s",))
     prepared = prepare(scenario(profile=own))
     assert prepared.profile.tables.between_passes_s == 0.005
     assert "5 ms between passes (the profile's own)" in " ".join(prepared.profile.corrections)

@@ -21,12 +21,15 @@ LINK_SHARE = 0.7
 MEMORY_APART = 0.04  # the gigabytes in a GPU's name are of either kind, and rounded
 # Less is a slip in the unit, such as gigabytes; `cpu`, one core, has more.
 LEAST = {
-    "memory_bytes": 1e8,
-    "memory_bytes_per_s": 1e9,
-    **dict.fromkeys(("bf16_flops", "mma_flops", "fp8_flops", "fp4_flops"), 1e10),
-    **dict.fromkeys(("link_bytes_per_s", "network_bytes_per_s", "host_bytes_per_s"), 1e6),
+    "memory_bytes": (1e8, "bytes"),
+    "memory_bytes_per_s": (1e9, "bytes a second"),
+    **dict.fromkeys(
+        ("bf16_flops", "mma_flops", "fp8_flops", "fp4_flops"), (1e10, "operations a second")
+    ),
+    **dict.fromkeys(
+        ("link_bytes_per_s", "network_bytes_per_s", "host_bytes_per_s"), (1e6, "bytes a second")
+    ),
 }
-UNITS = {"bytes": "bytes", "s": "bytes a second", "flops": "operations a second"}
 
 
 class Gpu(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -92,10 +95,10 @@ class Gpu(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
     @model_validator(mode="after")
     def _is_dense_and_in_its_units(self) -> Gpu:
-        for key, least in LEAST.items():
+        for key, (least, unit) in LEAST.items():
             if 0 < getattr(self, key) < least:
                 raise ValueError(
-                    f"{key} is {getattr(self, key):g}, in another unit? Give {UNITS[key.split('_')[-1]]}, {least:g} or more"
+                    f"{key} is {getattr(self, key):g}, in another unit? Give {unit}, {least:g} or more"
                 )
         if 0 < self.fp8_flops < 1.01 * self.bf16_flops:
             raise ValueError(
@@ -229,10 +232,9 @@ def gpu(written: str | Mapping[str, Any]) -> Gpu:
             )
         # Letters and digits as in a name: H-100, h10O. Any other slip may be a device: B100, V100, A10.
         letters = re.sub(r"(?<=\d)o", "0", re.sub(r"[^a-z0-9]", "", written.lower()))
-        near = [name for name in GPUS if sorted(name.replace("-", "")) == sorted(letters)]
-        part = [name for name in GPUS if len(letters) > 3 and letters in name]  # of Ascend 910B's
-        variants = f" (it has variants: {', '.join(part)})" if part else ""
-        meant = f" (did you mean {' or '.join(near)}?)" if near else variants
+        slips = [name for name in GPUS if sorted(name.replace("-", "")) == sorted(letters)]
+        variants = [name for name in GPUS if len(letters) > 3 and letters in name]  # of Ascend 910B
+        meant = f" (did you mean {' or '.join(slips or variants)}?)" if slips or variants else ""
         raise InputError(
             f"gpu {written!r} is unknown{meant}: simrl has no data sheet of it (simrl profile names lists its {len(GPUS)}); "
             f"give one, cluster.gpu={{name: {letters or 'mine'}, memory_bytes: …, memory_bytes_per_s: …, "

@@ -70,14 +70,13 @@ def _with_sheet(data: Any) -> Any:
     if isinstance(written, Mapping) or str(written).endswith(".toml"):
         sheet = whole_sheet(written) if isinstance(written, Mapping) else dict(gpu_named(written))
         return {**data, "gpu": sheet["name"], "sheet": sheet}
-    beside = dict(data.get("sheet") or {})
-    if not beside or beside.get("name") == written:
-        return data
-    if "source" not in beside:  # simrl's own sheets have one
+    beside = dict(data.get("sheet") or {"name": written})
+    replaced = beside.get("name") != written
+    if replaced and "source" not in beside:  # simrl's own sheets have one
         raise ValueError(
             f"sheet is not of gpu {written}: give your data sheet as gpu, {{base: h100, memory_bytes: 4e10}}, and no sheet"
         )
-    return {**data, "sheet": None}
+    return {**data, "sheet": None} if replaced else data
 
 
 GpuName = Annotated[str, BeforeValidator(_no_number), AfterValidator(known_gpu)]

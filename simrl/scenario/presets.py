@@ -275,20 +275,22 @@ def constants(scenario: Mapping[str, Any], profile: ProfileMetadata) -> Iterator
     engine = scenario["engine"].get("preset")
     if engine is not None:
         yield from _used(named(engine, "engine.preset"), "engine", scenario["engine"])
-    if (of_passes := passes_preset(engine, profile.kind)) is not None:
-        for key, field in _around_passes(scenario, of_passes, profile):
-            section = "profile" if key == field else "engine"
-            yield Used(of_passes.name, f"{section}.{key}", of_passes.constants[key])
+    for preset, key, field in _around_passes(scenario, profile):
+        section = "profile" if key == field else "engine"
+        yield Used(preset.name, f"{section}.{key}", preset.constants[key])
 
 
 def _around_passes(
-    scenario: Mapping[str, Any], preset: Preset, has: ProfileMetadata
-) -> Iterator[tuple[str, str]]:
-    """Yield the constants of a preset that are the time around a scenario's passes, each with the
-    field of `profile` to which it adds, and which neither the scenario gives nor the profile `has`.
-    They hold for the preset's own scheduling: log-probs are hidden where sequences are. A named
-    engine's work on the host counts beside what the profile has."""
+    scenario: Mapping[str, Any], has: ProfileMetadata
+) -> Iterator[tuple[Preset, str, str]]:
+    """Yield the constants of the engine's preset that are the time around a scenario's passes, with
+    the preset and the field of `profile` to which each adds, and which neither the scenario gives
+    nor the profile `has`. They hold for the preset's own scheduling: log-probs are hidden where
+    sequences are. A named engine's work on the host counts beside what the profile has."""
     engine, profile = scenario["engine"], scenario["profile"]
+    preset = passes_preset(engine.get("preset"), has.kind)
+    if preset is None:
+        return
     hidden = "hidden_sequence_s" in preset.constants
     applying = {
         "between_passes_s": ("between_passes_s", True),
@@ -307,7 +309,7 @@ def _around_passes(
         given = profile.get(field) is not None or in_roofline is not None
         in_profile = key in has.own_times and (engine.get("preset") is None or on_gpu(preset, key))
         if key in preset.constants and applies and not given and not in_profile:
-            yield key, field
+            yield preset, key, field
 
 
 def on_gpu(preset: Preset, key: str) -> bool:
@@ -321,13 +323,10 @@ def host_times(
     """Return the seconds around passes by the fields of `profile` that a scenario does not give,
     from its engine's preset, the host's on hosts of the scenario's speed. Open constants count
     `factor` times."""
-    preset = passes_preset(scenario["engine"].get("preset"), profile.kind)
     times: dict[str, float] = {}
-    if preset is None:
-        return times
     cluster = scenario["cluster"]
     speed = cluster.get("host_speed") or gpu(cluster.get("sheet") or cluster["gpu"]).host_speed
-    for key, field in _around_passes(scenario, preset, profile):
+    for preset, key, field in _around_passes(scenario, profile):
         constant = preset.constants[key]
         value = float(constant.value) * (layers if key == "layer_launch_s" else 1)
         value *= factor if constant.kind == "open" else 1.0

@@ -20,7 +20,7 @@ from simrl.profile.profile import TableProfile, read_profile
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.shipped import PROFILES, file_name
 from simrl.scenario.model import Scenario
-from simrl.scenario.presets import host_times, on_gpu, passes_preset
+from simrl.scenario.presets import host_times, passes_preset
 from simrl.trace.synthesis import synthesise
 from simrl.trace.trace import Trace, latest, read_trace
 
@@ -132,10 +132,7 @@ def _host_times(scenario: Scenario, profile: TableProfile, layers: int) -> dict[
     }
     preset = passes_preset(scenario.engine.preset, has.kind)
     if "between_passes_s" in of_preset and preset is not None:
-        speed = scenario.cluster.rollout_kind.host_speed
-        scaled = speed != 1 and not on_gpu(preset, "between_passes_s")
-        slower = f" at a host's speed of {speed:g}" if scaled else ""
-        times["giver"] = f"engine {preset.name}{slower}"
+        times["giver"] = f"engine {preset.name}"
     elif has.own_times and pause_s and "between_passes_s" not in times:
         times |= {"between_passes_s": pause_s, "giver": "the profile's own"}
     return times

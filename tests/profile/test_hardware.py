@@ -74,7 +74,6 @@ def test_the_chips_with_a_rate_of_fp4_multiply_in_it():
         "gaudi2",
         "tpu",
         "trainium",
-        "910b",
         "a100x",
     ],
 )
@@ -88,7 +87,7 @@ def test_a_device_without_a_sheet_is_never_taken_for_another(name: str):
 
 @pytest.mark.parametrize("name", ["Ascend 910B", "910B", "ascend910b"])
 def test_a_name_of_several_devices_is_refused_with_its_variants(name: str):
-    with pytest.raises(InputError, match="variants: ascend910b2, ascend910b3, ascend910b4"):
+    with pytest.raises(InputError, match="did you mean ascend910b2 or ascend910b3 or ascend910b4"):
         gpu(name)
 
 

@@ -53,9 +53,8 @@ def _layouts(of_precision: dict[str, list[str]]) -> str:
     lines = []
     for precision, layouts in sorted(of_precision.items()):
         alone = [words.removeprefix("tp ") for words in layouts if "," not in words]
-        plain = [f"tp {' '.join(alone)}"] * bool(alone)
         words = [
-            *plain,
+            *[f"tp {' '.join(alone)}"] * bool(alone),
             *(layout.replace(" ", "").replace(",", " ") for layout in layouts if "," in layout),
         ]
         lines += [f"{precision}:"] * bool(precision) + words
@@ -156,7 +155,6 @@ def derive(
             f"--source {source}{meant(source, PROFILERS)}: choose {' or '.join(PROFILERS)}"
         )
     device = gpu_named(parse_override(f"gpu={gpu}")[1] if gpu.startswith("{") else gpu)
-    parameters = dict(parse_override(text) for text in settings or [])
     setup = {
         "dp": dp,
         "ep": ep,
@@ -164,7 +162,9 @@ def derive(
         "kv_precision": kv_precision,
         "routing": routing,
     }
-    parameters |= {key: value for key, value in setup.items() if value not in (1, "bf16", None)}
+    parameters = dict(parse_override(text) for text in settings or []) | {
+        key: value for key, value in setup.items() if value not in (1, "bf16", None)
+    }
     profile = checked(
         f"--source {source}",
         PROFILERS[source],
@@ -177,8 +177,7 @@ def derive(
         raise InputError(
             f"profiler {source}: its function gives {type(profile).__name__}; let it give a TableProfile"
         )
-    read = {"model_config": words} if (words := understood(model)) else {}
-    return _written(profile, model_shape(model), device, output, read)
+    return _written(profile, model_shape(model), device, output, understood(model))
 
 
 def import_(
@@ -242,11 +241,11 @@ def import_(
     device, shape = gpu_named(gpu), model_shape(model or str(read_meta(folder)[1]["model"]))
     link = Link(link_bytes_per_s or device.bytes_per_s_among(tp * dp), link_latency_s)
     profile = compose_kernel_tables(folder, shape, device, tp, link, between_passes_s, dp, ep)
-    return _written(profile, shape, device, output, {})
+    return _written(profile, shape, device, output)
 
 
 def _written(
-    profile: TableProfile, shape: ModelShape, gpu: Gpu, output: Path | None, read: dict[str, str]
+    profile: TableProfile, shape: ModelShape, gpu: Gpu, output: Path | None, config: str = ""
 ) -> DataView:
     """Write a profile, impossible times lifted, and return its description with its doubts."""
     from simrl.profile.doubt import doubted
@@ -257,7 +256,7 @@ def _written(
     output = output or Path(file_name(profile.metadata))
     write_profile(profile, output)
     return _view(
-        _description(profile) | read,
+        _description(profile) | ({"model_config": config} if config else {}),
         more={"file": str(output), "doubts": doubts},
         notes=[*(f"In doubt: {line}" for line in doubts), f"Written to {output}"],
     )

@@ -232,9 +232,13 @@ def gpu(written: str | Mapping[str, Any]) -> Gpu:
             )
         # Letters and digits as in a name: H-100, h10O. Any other slip may be a device: B100, V100, A10.
         letters = re.sub(r"(?<=\d)o", "0", re.sub(r"[^a-z0-9]", "", written.lower()))
-        slips = [name for name in GPUS if sorted(name.replace("-", "")) == sorted(letters)]
-        variants = [name for name in GPUS if len(letters) > 3 and letters in name]  # of Ascend 910B
-        meant = f" (did you mean {' or '.join(slips or variants)}?)" if slips or variants else ""
+        near = [
+            name
+            for name in GPUS
+            if sorted(name.replace("-", "")) == sorted(letters)
+            or (len(letters) > 3 and name[:-1].endswith(letters))  # Ascend 910B's variants
+        ]
+        meant = f" (did you mean {' or '.join(near)}?)" if near else ""
         raise InputError(
             f"gpu {written!r} is unknown{meant}: simrl has no data sheet of it (simrl profile names lists its {len(GPUS)}); "
             f"give one, cluster.gpu={{name: {letters or 'mine'}, memory_bytes: …, memory_bytes_per_s: …, "

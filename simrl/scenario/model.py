@@ -191,8 +191,11 @@ class ClusterConfig(_Section):
         if self.train is None:
             return self.rollout_kind
         name, sheet = self.train.gpu or self.gpu, self.train.sheet
-        same = name == self.gpu and sheet in (None, self.sheet)
-        kind = self.rollout_kind if same else sheet or gpu_named(name)
+        kind = (
+            self.rollout_kind
+            if name == self.gpu and sheet in (None, self.sheet)
+            else sheet or gpu_named(name)
+        )
         return _in_topology(kind, self.train)
 
     def words(self, counted: bool = True) -> str:

@@ -291,13 +291,14 @@ def _around_passes(
     preset = passes_preset(engine.get("preset"), has.kind)
     if preset is None:
         return
-    hidden = "hidden_sequence_s" in preset.constants
     applying = {
         "between_passes_s": ("between_passes_s", True),
         "messages_s": ("between_passes_s", scenario["cluster"]["tp"] > 1),
         "sequence_overhead_s": ("sequence_overhead_s", True),
         "log_probs_s": (
-            "least_sequence_s" if hidden else "sequence_overhead_s",
+            "least_sequence_s"
+            if "hidden_sequence_s" in preset.constants
+            else "sequence_overhead_s",
             engine.get("log_probs"),
         ),
         "hidden_pass_s": ("least_pass_s", True),
@@ -328,8 +329,11 @@ def host_times(
     speed = cluster.get("host_speed") or gpu(cluster.get("sheet") or cluster["gpu"]).host_speed
     for preset, key, field in _around_passes(scenario, profile):
         constant = preset.constants[key]
-        value = float(constant.value) * (layers if key == "layer_launch_s" else 1)
-        value *= factor if constant.kind == "open" else 1.0
+        value = (
+            float(constant.value)
+            * (layers if key == "layer_launch_s" else 1)
+            * (factor if constant.kind == "open" else 1.0)
+        )
         times[field] = times.get(field, 0.0) + value / (1.0 if on_gpu(preset, key) else speed)
     return times
 

@@ -254,8 +254,9 @@ def _used(metadata: Facts) -> list[Used]:
     """Return the constants of presets that a run used; none for an unknown preset, such as one of
     another version."""
     try:
-        profile = ProfileMetadata.model_construct(**metadata["profile"])
-        return list(constants(metadata["scenario"], profile))
+        return list(
+            constants(metadata["scenario"], ProfileMetadata.model_construct(**metadata["profile"]))
+        )
     except ValueError:
         return []
 

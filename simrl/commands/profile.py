@@ -53,9 +53,8 @@ def _layouts(of_precision: dict[str, list[str]]) -> str:
     lines = []
     for precision, layouts in sorted(of_precision.items()):
         alone = [words.removeprefix("tp ") for words in layouts if "," not in words]
-        plain = [f"tp {' '.join(alone)}"] * bool(alone)
         words = [
-            *plain,
+            *[f"tp {' '.join(alone)}"] * bool(alone),
             *(layout.replace(" ", "").replace(",", " ") for layout in layouts if "," in layout),
         ]
         lines += [f"{precision}:"] * bool(precision) + words
@@ -155,7 +154,7 @@ def derive(
         raise InputError(
             f"--source {source}{meant(source, PROFILERS)}: choose {' or '.join(PROFILERS)}"
         )
-    parameters = dict(parse_override(text) for text in settings or [])
+    device = gpu_named(parse_override(f"gpu={gpu}")[1] if gpu.startswith("{") else gpu)
     setup = {
         "dp": dp,
         "ep": ep,
@@ -163,17 +162,17 @@ def derive(
         "kv_precision": kv_precision,
         "routing": routing,
     }
-    parameters |= {key: value for key, value in setup.items() if value not in (1, "bf16", None)}
-    sheet = parse_override(f"gpu={gpu}")[1] if gpu.startswith("{") else gpu
-    shape, kind = model_shape(model), gpu_named(sheet)
-    require_weights_fit(shape, kind, tp, dp, ep, precision)
-    profile = checked(f"--source {source}", PROFILERS[source], shape, kind, tp, **parameters)
+    parameters = dict(parse_override(text) for text in settings or []) | {
+        key: value for key, value in setup.items() if value not in (1, "bf16", None)
+    }
+    shape = model_shape(model)
+    require_weights_fit(shape, device, tp, dp, ep, precision)
+    profile = checked(f"--source {source}", PROFILERS[source], shape, device, tp, **parameters)
     if not isinstance(profile, TableProfile):
         raise InputError(
             f"profiler {source}: its function gives {type(profile).__name__}; let it give a TableProfile"
         )
-    words = understood(model)
-    return _written(profile, shape, kind, output, {"model_config": words} if words else {})
+    return _written(profile, shape, device, output, understood(model))
 
 
 def import_(
@@ -237,11 +236,11 @@ def import_(
     device, shape = gpu_named(gpu), model_shape(model or str(read_meta(folder, tp)[1]["model"]))
     link = Link(link_bytes_per_s or device.bytes_per_s_among(tp * dp), link_latency_s)
     profile = compose_kernel_tables(folder, shape, device, tp, link, between_passes_s, dp, ep)
-    return _written(profile, shape, device, output, {})
+    return _written(profile, shape, device, output)
 
 
 def _written(
-    profile: TableProfile, shape: ModelShape, gpu: Gpu, output: Path | None, read: dict[str, str]
+    profile: TableProfile, shape: ModelShape, gpu: Gpu, output: Path | None, config: str = ""
 ) -> DataView:
     """Write a profile, impossible times lifted, and return its description with its doubts."""
     from simrl.profile.doubt import doubted
@@ -254,7 +253,7 @@ def _written(
     output = output or Path(file_name(profile.metadata))
     write_profile(profile, output)
     return _view(
-        _description(profile) | read,
+        _description(profile) | ({"model_config": config} if config else {}),
         more={"file": str(output), "doubts": doubts},
         notes=[*(f"In doubt: {line}" for line in doubts), f"Written to {output}"],
     )

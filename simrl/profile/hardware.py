@@ -19,13 +19,24 @@ MIB, GIB = 2**20, 2**30
 # reduce-scatter and all-to-all of 512 MiB among 4 and 8 GPUs: 0.66 to 0.74 on A100, H100 and B200).
 LINK_SHARE = 0.7
 MEMORY_APART = 0.04  # the gigabytes in a GPU's name are of either kind, and rounded
+# Less is a slip in the unit, such as gigabytes; `cpu`, one core, has more.
+LEAST = {
+    "memory_bytes": (1e8, "bytes"),
+    "memory_bytes_per_s": (1e9, "bytes a second"),
+    **dict.fromkeys(
+        ("bf16_flops", "mma_flops", "fp8_flops", "fp4_flops"), (1e10, "operations a second")
+    ),
+    **dict.fromkeys(
+        ("link_bytes_per_s", "network_bytes_per_s", "host_bytes_per_s"), (1e6, "bytes a second")
+    ),
+}
 
 
 class Gpu(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The figures of a data sheet, and the topology around a GPU. `link_bytes_per_s` is one
     direction of the scale-up link, which joins `nvlink_domain` GPUs; `network_bytes_per_s` the
     GPU's share of the scale-out network, one direction; `gpus_per_node` share a host. The defaults
-    are those of a card of which nothing else is known."""
+    describe a card of which nothing else is known."""
 
     _numbers = numbers_are_no_truth
 
@@ -83,7 +94,12 @@ class Gpu(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     source: str = Field(description="source of the figures, and what is assumed")
 
     @model_validator(mode="after")
-    def _is_dense(self) -> Gpu:
+    def _is_dense_and_in_its_units(self) -> Gpu:
+        for key, (least, unit) in LEAST.items():
+            if 0 < getattr(self, key) < least:
+                raise ValueError(
+                    f"{key} is {getattr(self, key):g}, in another unit? Give {unit}, {least:g} or more"
+                )
         if self.fp8_flops and not 1.01 < self.fp8_flops / self.bf16_flops < 3:
             raise ValueError(
                 f"bf16_flops {self.bf16_flops:g} is no half of fp8_flops, {self.fp8_flops:g}: is it with sparsity? Give dense "
@@ -216,7 +232,12 @@ def gpu(written: str | Mapping[str, Any]) -> Gpu:
             )
         # Letters and digits as in a name: H-100, h10O. Any other slip may be a device: B100, V100, A10.
         letters = re.sub(r"(?<=\d)o", "0", re.sub(r"[^a-z0-9]", "", written.lower()))
-        near = [name for name in GPUS if sorted(name.replace("-", "")) == sorted(letters)]
+        near = [
+            name
+            for name in GPUS
+            if sorted(name.replace("-", "")) == sorted(letters)
+            or (len(letters) > 3 and name[:-1].endswith(letters))  # Ascend 910B's variants
+        ]
         meant = f" (did you mean {' or '.join(near)}?)" if near else ""
         raise InputError(
             f"gpu {written!r} is unknown{meant}: simrl has no data sheet of it (simrl profile names lists its {len(GPUS)}); "

@@ -9,7 +9,10 @@ from typing import Any
 from pydantic import BaseModel, Field, model_serializer
 
 METADATA_KEY = b"simrl.profile"
-MAY_BE_ABSENT = ("dp", "ep", "precision", "kv_precision", "routing")
+MAY_BE_ABSENT = ("dp", "ep", "precision", "kv_precision", "routing", "own_times")
+# What is left of an engine's time around passes if all else of it goes on beside the kernels: the
+# sampler on the GPU, for a pass and for a decoding sequence.
+SAMPLER = ("between_passes_s", "sequence_overhead_s")
 
 
 class DraftRounds(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -85,13 +88,17 @@ class ProfileMetadata(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fals
         description="seconds in which an engine loads weights from a folder, as in a replay: no transfer from a trainer",
     )
     drafts: DraftRounds | None = None
+    own_times: tuple[str, ...] = Field(
+        default=(),
+        description="constants of an engine's preset that the step times of kernels have already",
+    )
 
     @model_serializer(mode="wrap")
     def _without_defaults(
         self, serialize: Callable[[ProfileMetadata], dict[str, Any]]
     ) -> dict[str, Any]:
-        """Leave out fields at their defaults that only mixtures of experts and other precisions
-        set."""
+        """Leave out fields at their defaults that only mixtures of experts, other precisions and
+        imported kernels set."""
         fields = type(self).model_fields
         return {
             k: v

@@ -70,7 +70,12 @@ def _with_sheet(data: Any) -> Any:
     if isinstance(written, Mapping) or str(written).endswith(".toml"):
         sheet = whole_sheet(written) if isinstance(written, Mapping) else dict(gpu_named(written))
         return {**data, "gpu": sheet["name"], "sheet": sheet}
-    replaced = dict(data.get("sheet") or {}).get("name", written) != written
+    beside = dict(data.get("sheet") or {"name": written})
+    replaced = beside.get("name") != written
+    if replaced and "source" not in beside:  # simrl's own sheets have one
+        raise ValueError(
+            f"sheet is not of gpu {written}: give your data sheet as gpu, {{base: h100, memory_bytes: 4e10}}, and no sheet"
+        )
     return {**data, "sheet": None} if replaced else data
 
 
@@ -185,8 +190,12 @@ class ClusterConfig(_Section):
         """Return the GPU that trains, in its topology. Raise `InputError` for an unknown name."""
         if self.train is None:
             return self.rollout_kind
-        name = self.train.gpu or self.gpu
-        kind = self.rollout_kind if name == self.gpu else self.train.sheet or gpu_named(name)
+        name, sheet = self.train.gpu or self.gpu, self.train.sheet
+        kind = (
+            self.rollout_kind
+            if name == self.gpu and sheet in (None, self.sheet)
+            else sheet or gpu_named(name)
+        )
         return _in_topology(kind, self.train)
 
     def words(self, counted: bool = True) -> str:

@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from simrl.errors import InputError, broken, first_line, meant, printable
 from simrl.files import write_whole_file
 from simrl.profile.hardware import gpu
+from simrl.profile.metadata import SAMPLER, ProfileMetadata
 from simrl.training.config import Seconds, TrainingConfig
 from simrl.validation import explain
 
@@ -267,31 +268,37 @@ def _filled(section: Any, values: Mapping[str, Any]) -> Any:
     return section
 
 
-def constants(scenario: Mapping[str, Any], profile_kind: str) -> Iterator[Used]:
+def constants(scenario: Mapping[str, Any], profile: ProfileMetadata) -> Iterator[Used]:
     """Yield the constants of presets that a validated scenario has."""
     if (framework := scenario.get("framework")) is not None:
         yield from _used(named(framework, "framework"), "training", scenario["training"])
     engine = scenario["engine"].get("preset")
     if engine is not None:
         yield from _used(named(engine, "engine.preset"), "engine", scenario["engine"])
-    if (of_passes := passes_preset(engine, profile_kind)) is not None:
-        for key, field in _around_passes(scenario, of_passes):
-            section = "profile" if key == field else "engine"
-            yield Used(of_passes.name, f"{section}.{key}", of_passes.constants[key])
+    for preset, key, field in _around_passes(scenario, profile):
+        section = "profile" if key == field else "engine"
+        yield Used(preset.name, f"{section}.{key}", preset.constants[key])
 
 
-def _around_passes(scenario: Mapping[str, Any], preset: Preset) -> Iterator[tuple[str, str]]:
-    """Yield the constants of a preset that are the host's time around a scenario's passes, each
-    with the field of `profile` to which it adds, and which the scenario does not give. They hold
-    for the preset's own scheduling: log-probs are hidden where sequences are."""
+def _around_passes(
+    scenario: Mapping[str, Any], has: ProfileMetadata
+) -> Iterator[tuple[Preset, str, str]]:
+    """Yield the constants of the engine's preset that are the time around a scenario's passes, with
+    the preset and the field of `profile` to which each adds, and which neither the scenario gives
+    nor the profile `has`. They hold for the preset's own scheduling: log-probs are hidden where
+    sequences are. A named engine's work on the host counts beside what the profile has."""
     engine, profile = scenario["engine"], scenario["profile"]
-    hidden = "hidden_sequence_s" in preset.constants
+    preset = passes_preset(engine.get("preset"), has.kind)
+    if preset is None:
+        return
     applying = {
         "between_passes_s": ("between_passes_s", True),
         "messages_s": ("between_passes_s", scenario["cluster"]["tp"] > 1),
         "sequence_overhead_s": ("sequence_overhead_s", True),
         "log_probs_s": (
-            "least_sequence_s" if hidden else "sequence_overhead_s",
+            "least_sequence_s"
+            if "hidden_sequence_s" in preset.constants
+            else "sequence_overhead_s",
             engine.get("log_probs"),
         ),
         "hidden_pass_s": ("least_pass_s", True),
@@ -301,27 +308,33 @@ def _around_passes(scenario: Mapping[str, Any], preset: Preset) -> Iterator[tupl
     for key, (field, applies) in applying.items():
         in_roofline = (profile.get("roofline") or {}).get(field)  # the pause may be there
         given = profile.get(field) is not None or in_roofline is not None
-        if key in preset.constants and applies and not given:
-            yield key, field
+        in_profile = key in has.own_times and (engine.get("preset") is None or on_gpu(preset, key))
+        if key in preset.constants and applies and not given and not in_profile:
+            yield preset, key, field
+
+
+def on_gpu(preset: Preset, key: str) -> bool:
+    """Return whether a constant is the GPU's time: the sampler, where a preset hides the host's."""
+    return key in SAMPLER and "hidden_pass_s" in preset.constants
 
 
 def host_times(
-    scenario: Mapping[str, Any], profile_kind: str, layers: int, factor: float = 1.0
+    scenario: Mapping[str, Any], profile: ProfileMetadata, layers: int, factor: float = 1.0
 ) -> dict[str, float]:
-    """Return the seconds of the host around passes by the fields of `profile` that a scenario does
-    not give, from its engine's preset, on hosts of the scenario's speed. Open constants count
+    """Return the seconds around passes by the fields of `profile` that a scenario does not give,
+    from its engine's preset, the host's on hosts of the scenario's speed. Open constants count
     `factor` times."""
-    preset = passes_preset(scenario["engine"].get("preset"), profile_kind)
     times: dict[str, float] = {}
-    if preset is None:
-        return times
     cluster = scenario["cluster"]
     speed = cluster.get("host_speed") or gpu(cluster.get("sheet") or cluster["gpu"]).host_speed
-    for key, field in _around_passes(scenario, preset):
+    for preset, key, field in _around_passes(scenario, profile):
         constant = preset.constants[key]
-        value = float(constant.value) * (layers if key == "layer_launch_s" else 1)
-        value *= factor if constant.kind == "open" else 1.0
-        times[field] = times.get(field, 0.0) + value / speed
+        value = (
+            float(constant.value)
+            * (layers if key == "layer_launch_s" else 1)
+            * (factor if constant.kind == "open" else 1.0)
+        )
+        times[field] = times.get(field, 0.0) + value / (1.0 if on_gpu(preset, key) else speed)
     return times
 
 

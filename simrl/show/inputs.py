@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from simrl.analysis.explanation import pool_kinds
 from simrl.engine.config import EngineConfig
-from simrl.profile.metadata import split_words
+from simrl.profile.metadata import ProfileMetadata, split_words
 from simrl.profile.precision import FP8_EXPERTS
 from simrl.scenario.calibration import open_lines
 from simrl.scenario.presets import Used, constants
@@ -254,7 +254,9 @@ def _used(metadata: Facts) -> list[Used]:
     """Return the constants of presets that a run used; none for an unknown preset, such as one of
     another version."""
     try:
-        return list(constants(metadata["scenario"], metadata["profile"]["kind"]))
+        return list(
+            constants(metadata["scenario"], ProfileMetadata.model_construct(**metadata["profile"]))
+        )
     except ValueError:
         return []
 

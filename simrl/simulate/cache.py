@@ -121,18 +121,18 @@ def _of_path(
 
 
 def _host_times(scenario: Scenario, profile: TableProfile, layers: int) -> dict[str, Any]:
-    """Return the host's times of `TableProfile.with_corrections`, and who gives the pause: the
-    scenario, or its engine's preset."""
-    data, kind = scenario.model_dump(), profile.metadata.kind
-    of_preset = host_times(data, kind, layers)
-    times = of_preset | {
+    """Return the times around passes of `TableProfile.with_corrections`, and who gives the pause:
+    the scenario, its engine's preset, or the profile."""
+    data, has, pause_s = scenario.model_dump(), profile.metadata, profile.tables.between_passes_s
+    of_preset = host_times(data, has, layers)
+    times: dict[str, Any] = of_preset | {
         key: data["profile"][key]
         for key in HOST_FIELDS
         if key not in of_preset and data["profile"][key] is not None
     }
-    preset = passes_preset(scenario.engine.preset, kind)
+    preset = passes_preset(scenario.engine.preset, has.kind)
     if "between_passes_s" in of_preset and preset is not None:
-        speed = scenario.cluster.rollout_kind.host_speed
-        slower = f" at a host's speed of {speed:g}" if speed != 1 else ""
-        times["giver"] = f"engine {preset.name}{slower}"
+        times["giver"] = f"engine {preset.name}"
+    elif has.own_times and pause_s and "between_passes_s" not in times:
+        times |= {"between_passes_s": pause_s, "giver": "the profile's own"}
     return times

@@ -86,7 +86,7 @@ def assumed_seconds(prepared: Prepared) -> dict[str, float]:
     """Return the unknown seconds, by field: assumed defaults of `training`, constants of
     weight syncs that were measured on other models or nodes, and open constants of presets."""
     scenario = prepared.scenario
-    used = constants(scenario.model_dump(), prepared.profile.metadata.kind)
+    used = constants(scenario.model_dump(), prepared.profile.metadata)
     assumed = assumed_s(
         scenario.training.model_dump(), prepared.colocated, known_fields(scenario.framework)
     )
@@ -108,8 +108,10 @@ def scaled(prepared: Prepared, factor: float) -> Scenario:
         section, _, field = key.partition(".")
         if field not in EngineConstants.model_fields:
             scenario = scenario.with_fields(section, **{field: value * factor})
-    data, kind = scenario.model_dump(), prepared.profile.metadata.kind
-    times, scaled_times = (host_times(data, kind, prepared.model.layers, x) for x in (1.0, factor))
+    data, profile = scenario.model_dump(), prepared.profile.metadata
+    times, scaled_times = (
+        host_times(data, profile, prepared.model.layers, x) for x in (1.0, factor)
+    )
     changed = {key: value for key, value in scaled_times.items() if value != times[key]}
     return scenario.with_fields("profile", **changed)
 

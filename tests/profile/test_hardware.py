@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from simrl.commands.profile import derive
 from simrl.errors import InputError
 from simrl.profile.hardware import GPUS, gpu, known_gpu
 from simrl.profile.model_shape import MODELS
@@ -73,7 +74,6 @@ def test_the_chips_with_a_rate_of_fp4_multiply_in_it():
         "gaudi2",
         "tpu",
         "trainium",
-        "910b",
         "a100x",
     ],
 )
@@ -83,6 +83,12 @@ def test_a_device_without_a_sheet_is_never_taken_for_another(name: str):
     assert "did you mean" not in str(error.value)
     assert "simrl has no data sheet of it" in str(error.value)
     assert "cluster.gpu={name: " in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["Ascend 910B", "910B", "ascend910b"])
+def test_a_name_of_several_devices_is_refused_with_its_variants(name: str):
+    with pytest.raises(InputError, match="did you mean ascend910b2 or ascend910b3 or ascend910b4"):
+        gpu(name)
 
 
 @pytest.mark.parametrize(
@@ -142,15 +148,38 @@ def test_two_sheets_of_one_name_are_two_scenarios_and_two_profiles(tmp_path: Pat
     assert times[0] > times[1]
 
 
+def test_the_sheet_of_the_training_pool_counts_also_where_both_have_one_name(tmp_path: Path):
+    roomy = "cluster.gpu={base: h100, memory_bytes: 4e10}"
+    train = "cluster.train={gpu: {base: h100, fp8_flops: 1e15, bf16_flops: 5e14}, gpus: 4}"
+    cluster = of(tmp_path, "h100", roomy, train, "cluster.gpus_per_node=4").cluster
+    assert cluster.gpu == cluster.train.gpu == "h100-own"
+    assert (cluster.rollout_kind.memory_bytes, cluster.rollout_kind.bf16_flops) == (4e10, 989e12)
+    assert cluster.train_kind.memory_bytes == GPUS["h100"].memory_bytes
+    assert (cluster.train_kind.bf16_flops, cluster.train_kind.gpus_per_node) == (5e14, 8)
+    equal = "cluster.train={gpu: {base: h100, memory_bytes: 4e10}, gpus: 4}"
+    cluster = of(tmp_path, "h100", roomy, equal, "cluster.gpus_per_node=4").cluster
+    assert cluster.train_kind == cluster.rollout_kind
+
+
+def test_a_profile_is_derived_for_a_sheet_on_the_command_line(tmp_path: Path):
+    view = derive(
+        "qwen3-0.6b",
+        "{base: h100, name: mine, memory_bytes_per_s: 3.9e12}",
+        output=tmp_path / "mine.parquet",
+        source="roofline",
+    )
+    assert view.data["gpu"] == "mine" and (tmp_path / "mine.parquet").exists()
+
+
 def test_grace_hosts_launch_slower_unless_the_scenario_says_otherwise(tmp_path: Path):
     kinds = [
         of(tmp_path, "gh200", *more).cluster.train_kind
         for more in ((), ("cluster.host_speed=0.8",))
     ]
-    assert [kind.host_speed for kind in kinds] == [0.41, 0.8]
-    assert prepare(of(tmp_path, "gh200")).training_costs(4).gpu.host_speed == 0.41
+    assert [kind.host_speed for kind in kinds] == [0.39, 0.8]
+    assert prepare(of(tmp_path, "gh200")).training_costs(4).gpu.host_speed == 0.39
     assert (
-        "hosts of gh200 at a speed of 0.41, measured on another machine"
+        "hosts of gh200 at a speed of 0.39, measured on another machine"
         in prepare(of(tmp_path, "gh200")).links
     )
 
@@ -177,6 +206,12 @@ def test_grace_hosts_launch_slower_unless_the_scenario_says_otherwise(tmp_path: 
         ("{base: b200, fp4_flops: 18e15}", "fp4_flops .* is twice 9e.15, the dense rate of b200"),
         ("{name: mine, memory_bytes: 3e10}", r"key cluster\.sheet\.memory_bytes_per_s is missing"),
         ("{base: v100}", "gpu 'v100' is unknown"),
+        ("{base: h100, memory_bytes: 80}", "memory_bytes is 80, .* Give bytes, 1e.08 or more"),
+        ("{base: h100, memory_bytes_per_s: 3350}", "Give bytes a second, 1e.09 or more"),
+        ("{base: a100, bf16_flops: 312}", "bf16_flops is 312, .* Give operations a second, 1e.10"),
+        ("{base: h100, link_bytes_per_s: 450}", "link_bytes_per_s is 450, .*, 1e.06 or more"),
+        ("h100, sheet: {memory_bytes: 4e10}", "cluster: sheet is not of gpu h100: give your data"),
+        ("h100, sheet: {name: mine, memory_bytes: 4e10}", "sheet is not of gpu h100"),
         ("gone.toml", r"gone\.toml: No such file or directory"),
         ("wrong.toml", r"wrong\.toml: .*line 1"),
         ("text.toml", r"text\.toml: memory_bytes is 'lots': a number is needed"),

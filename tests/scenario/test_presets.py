@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from simrl.errors import InputError
+from simrl.profile.metadata import SAMPLER, ProfileMetadata
 from simrl.profile.model_shape import MODELS
+from simrl.profile.profile import TableProfile, read_profile, write_profile
 from simrl.scenario.load import ScenarioFile, load_scenarios
 from simrl.scenario.model import Scenario
 from simrl.scenario.presets import (
@@ -91,6 +93,56 @@ def test_without_cuda_graphs_no_pass_is_shorter_than_its_launches():
         scenario(engine={"preset": "vllm-0.12", "enforce_eager": True})
     ).profile.tables.least_pass_s
     assert least_s == pytest.approx(36 * ENGINES["vllm-0.12"].constants["layer_launch_s"].value)
+
+
+DERIVED = ProfileMetadata(model="m", gpu="h100", tp=1, kind="derived", source="s")
+
+
+def with_times_of_its_own(folder: Path, pause_s: float, **metadata) -> dict[str, str]:
+    """Write a shipped profile with a pause, and return it as a section of a scenario."""
+    shipped = read_profile(SCENARIO["profile"]["path"])
+    own = shipped.metadata.model_copy(update=metadata)
+    tables = shipped.tables._replace(between_passes_s=pause_s)
+    write_profile(TableProfile(tables, own, ""), folder / "own.parquet")
+    return {"path": str(folder / "own.parquet")}
+
+
+def test_a_profile_s_own_pause_counts_unless_an_engine_is_named(tmp_path: Path):
+    own = with_times_of_its_own(tmp_path, 0.005, own_times=("between_passes_s",))
+    prepared = prepare(scenario(profile=own))
+    assert prepared.profile.tables.between_passes_s == 0.005
+    assert "5 ms between passes (the profile's own)" in " ".join(prepared.profile.corrections)
+    used = {
+        each.key
+        for each in constants(scenario(profile=own).model_dump(), prepared.profile.metadata)
+    }
+    assert "profile.between_passes_s" not in used and "profile.hidden_pass_s" not in used
+    assert "engine.hidden_pass_s" in used
+    assert pause_s(profile=own, engine={"preset": "vllm-0.8"}) == 0.0013
+    assert pause_s(profile={**own, "between_passes_s": 0.002}) == 0.002
+    assumed = with_times_of_its_own(tmp_path, 0.001, kind="assumed")
+    assert pause_s(profile=assumed) == 0.0002, "a roofline's is a guess"
+
+
+def test_the_sampler_of_imported_kernels_is_not_added_again(tmp_path: Path):
+    own = with_times_of_its_own(tmp_path, 0.0, own_times=SAMPLER)
+    kernels = read_profile(own["path"]).tables
+    for engine in ({}, {"preset": "vllm-0.19"}):
+        imported = tables(profile=own, engine=engine)
+        assert imported.between_passes_s == 0
+        assert (imported.attention_s == kernels.attention_s).all()
+        assert imported.least_pass_s == ENGINES["vllm-0.19"].constants["hidden_pass_s"].value
+    assert pause_s(profile=own, engine={"preset": "vllm-0.8"}) == 0.0013, "the host's"
+
+
+def test_a_slow_host_has_no_slower_sampler():
+    cluster = {**SCENARIO["cluster"], "host_speed": 0.5}
+    slow, usual = prepare(scenario(cluster=cluster)).profile, prepare(scenario()).profile
+    assert slow.tables.between_passes_s == usual.tables.between_passes_s
+    assert (slow.tables.attention_s == usual.tables.attention_s).all()
+    assert slow.tables.least_pass_s == 2 * usual.tables.least_pass_s
+    assert slow.tables.least_sequence_s == 2 * usual.tables.least_sequence_s
+    assert "speed" not in " ".join(slow.corrections)
 
 
 def tables(**changes):
@@ -210,7 +262,7 @@ def test_an_engine_that_sleeps_copies_its_weights_out_and_back_unless_its_load_w
 
 def test_a_value_of_the_scenario_s_own_is_no_constant_of_a_preset():
     dump = scenario(framework="verl-fsdp-0.5", training={"switch_s": 3.0}).model_dump()
-    assert "training.switch_s" not in {used.key for used in constants(dump, "derived")}
+    assert "training.switch_s" not in {used.key for used in constants(dump, DERIVED)}
 
 
 def test_varied_frameworks_each_give_their_own_fields(tmp_path):
@@ -301,7 +353,7 @@ def test_varied_files_each_give_their_own_constants(tmp_path):
     file = written(tmp_path, vary=[{"engine.preset": "my.toml"}, {"engine.preset": "vllm-0.12"}])
     assert [prepare(one).profile.tables.between_passes_s for one in load_scenarios(file)] == [
         0.003,
-        0.00098,
+        ENGINES["vllm-0.12"].constants["between_passes_s"].value,
     ]
 
 

@@ -374,6 +374,7 @@ def profile_of(
         kind="derived",
         source=source,
         notes="; ".join(notes),
+        own_times=("between_passes_s",) if between_passes_s else (),
     )
     return TableProfile(tables, metadata, origin=f"{setup.package} {model} {gpu} tp {setup.tp}")
 

@@ -164,6 +164,7 @@ def compose_kernel_tables(
         created=str(meta.get("profiled_at", "")),
         licence="MIT",
         notes="; ".join(notes),
+        own_times=("between_passes_s", "sequence_overhead_s"),  # the sampler, per_sequence.csv
     )
     return TableProfile(tables, metadata, origin=str(folder))
 

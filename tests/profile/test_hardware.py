@@ -176,10 +176,10 @@ def test_grace_hosts_launch_slower_unless_the_scenario_says_otherwise(tmp_path: 
         of(tmp_path, "gh200", *more).cluster.train_kind
         for more in ((), ("cluster.host_speed=0.8",))
     ]
-    assert [kind.host_speed for kind in kinds] == [0.39, 0.8]
-    assert prepare(of(tmp_path, "gh200")).training_costs(4).gpu.host_speed == 0.39
+    assert [kind.host_speed for kind in kinds] == [0.41, 0.8]
+    assert prepare(of(tmp_path, "gh200")).training_costs(4).gpu.host_speed == 0.41
     assert (
-        "hosts of gh200 at a speed of 0.39, measured on another machine"
+        "hosts of gh200 at a speed of 0.41, measured on another machine"
         in prepare(of(tmp_path, "gh200")).links
     )
 

@@ -119,7 +119,7 @@ def test_open_constants_of_presets_are_varied_and_known_ones_are_not(scenario):
     assert eager == {
         "training.load_overhead_s": 1.6,
         "training.reward_s": 0.1,
-        "profile.sequence_overhead_s": 1.8e-5,
+        "profile.sequence_overhead_s": 1.75e-5,
         "engine.log_probs_s": 2.2e-5,
         "engine.layer_launch_s": ENGINES["sglang-0.4"].constants["layer_launch_s"].value,
     }

@@ -109,7 +109,7 @@ def read_steps(data: Path) -> tuple[list[Step], dict[str, int]]:
                 sequences=config["micro_batches"] * config["num_gpus"],
                 kept=config["ac"],
                 attention=ATTENTION[config["attention"]],
-                date=config["timestamp"][:10],
+                date=config.get("timestamp", "")[:10],
                 step_s=measured,
             )
         )

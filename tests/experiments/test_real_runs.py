@@ -227,7 +227,7 @@ def test_the_page_has_the_table_and_the_reasons_of_inputs(reproduce: CommandLine
     )
     text = (reproduce.folder / "real_runs.md").read_text(encoding="utf-8")
     assert "| nemo-8b-sync | step_s | 10 |" in text
-    assert "- nemo-deepseek-v3-sync: not yet: it runs in bfloat16" in text
+    assert "- nemo-deepseek-v3-sync: not yet: its kernels in bfloat16" in text
     assert (
         "| sigma_8b | 1.0 (0.7 to 1.4) | assumed |" in text
         and "| max_num_seqs | 1024 | inferred |" in text

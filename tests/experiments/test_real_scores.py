@@ -62,6 +62,7 @@ TRAINING_STEPS = {
     "1xh100-qwen3-4b": "rl-lora-offload-16384 rl-lora-offload-65536 rl-lora-16384 rl-lora-65536",
     "8xh100-qwen3-30b-a3b": "rl-lora-16384 rl-lora-65536 rl-full-16384",
     "8xh100-qwen3-4b": "rl-lora-16384 rl-lora-65536 rl-full-16384 rl-full-65536 sft-full-16384",
+    "8xb200-intellect-3": "rl-lora-offload-65536 rl-lora-16384 rl-lora-65536",
     "8xb200-qwen3-235b-a22b": "rl-lora-offload-16384 rl-lora-16384",
     "8xb200-qwen3-30b-a3b": "rl-lora-16384 rl-lora-65536",
     "8xb200-qwen3-4b": "rl-lora-16384 rl-lora-65536 rl-full-16384 sft-full-16384 sft-full-65536",
@@ -84,7 +85,7 @@ def test_the_training_steps_of_the_board_are_these(shared_data: Path):
             kind, tokens = step.rsplit("-", 1)
             kept = "" if kind.endswith("offload") else "-recompute"
             named.add(f"train-{gpus}-{kind}{kept}-{tokens}")
-    assert set(training_steps(shared_data)) == named and len(named) == 36
+    assert set(training_steps(shared_data)) == named and len(named) == 39
 
 
 def test_each_row_is_in_one_setup():

@@ -94,12 +94,7 @@ class Gpu(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     source: str = Field(description="source of the figures, and what is assumed")
 
     @model_validator(mode="after")
-    def _is_dense_and_in_its_units(self) -> Gpu:
-        for key, (least, unit) in LEAST.items():
-            if 0 < getattr(self, key) < least:
-                raise ValueError(
-                    f"{key} is {getattr(self, key):g}, in another unit? Give {unit}, {least:g} or more"
-                )
+    def _is_dense(self) -> Gpu:
         if self.fp8_flops and not 1.01 < self.fp8_flops / self.bf16_flops < 3:
             raise ValueError(
                 f"bf16_flops {self.bf16_flops:g} is no half of fp8_flops, {self.fp8_flops:g}: is it with sparsity? Give dense "
@@ -250,7 +245,12 @@ def gpu(written: str | Mapping[str, Any]) -> Gpu:
 def whole_sheet(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the data of a user's sheet with what it leaves out, the base's or assumed, and says so as
     its source. A known name stands for a base, so that no kernels count as measured on it. Raise
-    `InputError` for an unknown base, and for rates that are twice the base's."""
+    `InputError` for an unknown base, figures in another unit, and rates that are twice the base's."""
+    for key, (least, unit) in LEAST.items():
+        if isinstance(figure := fields.get(key), int | float) and 0 < figure < least:
+            raise InputError(
+                f"{key} is {figure:g}, in another unit? Give {unit}, {least:g} or more"
+            )
     named, base = (str(fields.get(key) or "") for key in ("name", "base"))
     is_known = known_gpu(named) in GPUS
     kind = gpu((base or named).removesuffix(".toml")) if base or is_known else None

@@ -86,9 +86,9 @@ def executed(
     )
     window_s = window * draft_s(requests) + verify_s(requests)
     start_s = 20 * window_s
-    end_s = start_s + (tokens or TOKENS) / requests / renewal_rate(
-        p, window, draft_s(requests), verify_s(requests)
-    )
+    rate = renewal_rate(p, window, draft_s(requests), verify_s(requests))
+    # two windows at least, so that each request gains a token
+    end_s = start_s + max((tokens or TOKENS) / requests / rate, 2 * window_s)
     worker.run(start_s)
     before = sum(request.generated for request in batch)
     worker.run(end_s)

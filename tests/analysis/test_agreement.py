@@ -161,9 +161,9 @@ def test_a_run_agrees_with_itself(system: str):
 def test_passes_that_take_five_percent_longer_are_an_error_of_five_percent_on_the_rollout_clock():
     found = agree(simulated("verl_colocated"), simulated("verl_colocated", correction=1.05))
     # the sampler's pause between passes takes no longer
-    assert found.errors.makespan_err == pytest.approx(1 / 1.05 - 1, abs=2e-5)
-    assert found.errors.sample_mape == pytest.approx(1 - 1 / 1.05, abs=2e-5)
-    assert found.errors.latency_mape == pytest.approx(1 - 1 / 1.05, abs=2e-5)
+    assert found.errors.makespan_err == pytest.approx(1 / 1.05 - 1, abs=3e-4)
+    assert found.errors.sample_mape == pytest.approx(1 - 1 / 1.05, abs=3e-4)
+    assert found.errors.latency_mape == pytest.approx(1 - 1 / 1.05, abs=3e-4)
     assert found.errors.wall_err is not None and found.errors.makespan_err is not None
     assert abs(found.errors.wall_err) < 0.5 * abs(found.errors.makespan_err), (
         "training is held: it dilutes the wall's error"

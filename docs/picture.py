@@ -106,7 +106,11 @@ def leads() -> Figure:
         for x, row in zip(places, of_system, strict=True):
             if not row["colocated"]:
                 text = f"{row['speedup']:.2f}×\n{row['rollout_gpus']}:{row['train_gpus']}"
-                place = {"xytext": (0, 7 * side), "textcoords": "offset points", "ha": "center"}
+                place = {
+                    "xytext": (0, 7 if side > 0 else -22),
+                    "textcoords": "offset points",
+                    "ha": "center",
+                }
                 axes.annotate(
                     text,
                     (x, row["speedup"]),

@@ -91,7 +91,11 @@ def other_values(table: Table, key: str, value: Any) -> list[Any]:
     if isinstance(value, int | float):
         return [value * 2 or 8, value // 2 if isinstance(value, int) else value / 2, 0]
     if isinstance(value, str):
-        return [*(one for one in compared(table.name, key) if isinstance(one, str)), "other-32b", None]
+        return [
+            *(one for one in compared(table.name, key) if isinstance(one, str)),
+            "other-32b",
+            None,
+        ]
     return [2, 4096, 0.5, True, False, *compared(table.name, key)]
 
 

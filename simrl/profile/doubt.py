@@ -71,7 +71,7 @@ def _bounds(
 
     0 for reading routed experts, of which passes meet an unknown part. Of models with latent or
     linear attention or shared experts the output head alone: projections of latent attention were
-    measured with it, those of linear layers with their states; shared experts stand where an engine
+    measured with it, projections of linear layers with their states; shared experts stand where an engine
     has them.
     """
     parts, bytes_per_s = roofline_of(layout, shape, gpu), gpu.memory_bytes_per_s

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 
 import simrl
 from simrl.profile.hardware import gpu
+from simrl.profile.metadata import ProfileMetadata
 from simrl.profile.model_shape import model_shape
 from simrl.result.result import SampleRow
 from simrl.scenario.presets import constants
@@ -100,7 +101,9 @@ def predict(scenario: dict[str, Any]) -> Prediction:
                 [f"{profile['kind']}: {profile['source']}"]
                 + [
                     f"{key} {constant.words}, {constant.kind}"
-                    for _, key, constant in constants(valid, profile["kind"])
+                    for _, key, constant in constants(
+                        valid, ProfileMetadata.model_construct(**profile)
+                    )
                 ]
             ),
         ),

@@ -119,7 +119,7 @@ def read_run(folder: Path) -> Run:
 
 
 def kv_blocks(run: Run, shape: ModelShape) -> int:
-    """Return the blocks of 16 tokens of a rank's KV cache: from meta.json, where vLLM adds up those of all ranks, or from
+    """Return the blocks of 16 tokens of a rank's KV cache: from meta.json, where vLLM adds up the blocks of all ranks, or from
     the rest of 0.9 of the memory (vLLM's default)."""
     recorded = (
         json.loads((run.folder / "meta.json").read_text()).get("kv_cache", {}).get("num_gpu_blocks")

@@ -49,7 +49,7 @@ MEMORY_SHARE, WORKING_BYTES = (
     0.9,
     4e9,
 )  # of a GPU, for weights and KV cache; what else an engine keeps there
-REQUESTS = 10  # of a client: InferenceMAX's, and those of NVIDIA's examples of genai-perf
+REQUESTS = 10  # of a client: as InferenceMAX and NVIDIA's examples of genai-perf send
 # InferenceMAX's part: its runs are files by date, lengths are uniform down to this share of what a point names (the default
 # of its workflow), and its servers schedule ahead and run as many requests as there are clients. Its repository,
 # benchmarks/benchmark_lib.sh@145ff605, gptoss_fp4_h100.sh, 70b_fp8_h100_docker.sh and .github/workflows/benchmark-tmpl.yml.

@@ -57,7 +57,7 @@ class Step:
 
     @property
     def grouped(self) -> bool:
-        """Whether prime-rl of this date ran the experts in one grouped product (PyTorch 2.9): with adapters on compute
+        """Return whether prime-rl of this date ran the experts in one grouped product (PyTorch 2.9): with adapters on compute
         capability 9 alone, without them from 9 on."""
         capability = GPUS[self.gpu].compute_capability
         if self.date >= GROUPED_SINCE:

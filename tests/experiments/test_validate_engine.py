@@ -72,7 +72,7 @@ def test_a_run_of_two_ranks_is_compared_from_the_files_of_bench_and_profiler(
 
 
 def test_without_the_other_rank_a_run_of_two_comes_out_wrong(tmp_path, validate_engine):
-    """What the comparison would show of ranks that are engines of their own."""
+    """Return the comparison if each rank were an engine of its own."""
     data = write_recording(tmp_path, requests=60)
     (folder,) = validate_engine.run_folders(data)
     run = replace(validate_engine.read_run(folder), dp=1, ep=1)

@@ -179,9 +179,9 @@ def test_no_kind_of_estimate_is_off_by_more_than_a_fifth_at_the_median(kind, mod
 
 def test_the_nearest_layout_has_the_precision_before_the_number_of_gpus():
     layout = wanted("qwen3-30b-a3b", "h100", tp=4, ep=4, precision="fp8-block")
-    found = nearest(layout, MODELS["qwen3-30b-a3b"], GPUS["h100"], layouts())
-    assert found is not None
-    assert (found.tp, found.ep, found.precision) == (2, 2, "fp8-block")
+    near = nearest(layout, MODELS["qwen3-30b-a3b"], GPUS["h100"], layouts())
+    assert near is not None
+    assert (near.tp, near.ep, near.precision) == (2, 2, "fp8-block")
 
 
 def test_a_shipped_layout_carried_over_to_itself_keeps_its_times():

@@ -1,6 +1,6 @@
 """SGLang's scheduler, written slowly: one Python object a request, a radix cache of one node a token, one pass at a time.
 
-It shares no code with `simrl.engine`. The rules are those of SGLang 0.5.23 without overlap, mixed chunks, priorities or
+It shares no code with `simrl.engine`. They are the rules of SGLang 0.5.23 without overlap, mixed chunks, priorities or
 speculation, with page size 1 (`managers/schedule_policy.py`, `managers/schedule_batch.py`, `mem_cache/radix_cache.py`), but
 for the cache's age: a text is used when a request leaves it, and its leaves are evicted token by token; SGLang evicts whole
 nodes, and looking counts as use. A request locks its last token, too, if another one left it.

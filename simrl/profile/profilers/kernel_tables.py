@@ -248,7 +248,7 @@ def _with_stragglers(tables: Tables, path: Path) -> Tables:
 
 
 def read_meta(folder: Path, tp: int = 1) -> tuple[Path, dict[str, Any]]:
-    """Return the folder of one rank and the content of meta.yaml, whether `folder` is of the rank or has those of all. Raises
+    """Return the folder of one rank and the content of meta.yaml, for a folder of the rank or of all ranks. Raises
     `InputError` for one that the profiler did not write."""
     rank = folder / f"tp{tp}" if (folder / "meta.yaml").exists() else folder
     path = rank.parent / "meta.yaml"

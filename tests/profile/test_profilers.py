@@ -495,8 +495,8 @@ def test_norms_over_all_heads_reduce_their_variances_over_the_gpus_that_share_th
 
 def test_no_matrix_product_takes_longer_than_one_of_more_rows(tmp_path):
     """Rows of two levels, in any order; another system's folder is left out, and the database's own files stay."""
-    own = tmp_path / "systems" / "data" / "a_gpu" / "gemm" / "vllm" / "1.0" / "gemm_perf.parquet"
-    for folder in (own.parent, tmp_path / "systems" / "data" / "another_gpu"):
+    table = tmp_path / "systems" / "data" / "a_gpu" / "gemm" / "vllm" / "1.0" / "gemm_perf.parquet"
+    for folder in (table.parent, tmp_path / "systems" / "data" / "another_gpu"):
         folder.mkdir(parents=True)
     rows = pd.DataFrame(
         [("bf16", m, n, 64, s) for n, m, s in (
@@ -505,14 +505,14 @@ def test_no_matrix_product_takes_longer_than_one_of_more_rows(tmp_path):
         )],
         columns=["gemm_dtype", "m", "n", "k", "latency"],
     )  # fmt: skip
-    rows.to_parquet(own)
-    before = own.read_bytes()
+    rows.to_parquet(table)
+    before = table.read_bytes()
     package = SimpleNamespace(__file__=str(tmp_path / "__init__.py"))
     copy = even_products(package, "a_gpu", "vllm", tmp_path)
-    even = pd.read_parquet(copy / own.relative_to(tmp_path / "systems"))
+    even = pd.read_parquet(copy / table.relative_to(tmp_path / "systems"))
     assert even[even.n == 32].latency.to_list() == [5.0, 5.0, 6.0, 6.5]
     assert even[even.n == 16].latency.to_list() == [2.5, 2.5, 7.0]
-    assert own.read_bytes() == before and not (copy / "data" / "another_gpu").exists()
+    assert table.read_bytes() == before and not (copy / "data" / "another_gpu").exists()
 
 
 def test_tensorrt_llm_has_its_norms_in_the_kernel_of_rotations(engine_handle):

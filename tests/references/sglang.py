@@ -197,23 +197,23 @@ class SglangPlayer:
                 break
             request = self.queue[0]
             path = self.radix.match(request.text(request.known))
-            found = min(len(path), request.known - 1)
+            cached = min(len(path), request.known - 1)
             free = self.free - sum(node.locks == 0 for node in path)
-            need = request.known - found + self.to_come(request) + 1
+            need = request.known - cached + self.to_come(request) + 1
             if self.running and need >= free - offset:
                 self.full = True
                 break
-            tokens = min(request.known - found, budget)
+            tokens = min(request.known - cached, budget)
             self.running.append(self.queue.pop(0))
             self.lock(request, path)
-            request.computed = found
+            request.computed = cached
             self.take(request, tokens)
-            self.hits += found
+            self.hits += cached
             self.looked_up += request.known
             plan.append((request, tokens))
             budget -= tokens
             offset += 1
-            if found + tokens == request.known:
+            if cached + tokens == request.known:
                 offset += self.cap
         return plan
 

@@ -101,38 +101,38 @@ DERIVED = ProfileMetadata(model="m", gpu="h100", tp=1, kind="derived", source="s
 def with_times_of_its_own(folder: Path, pause_s: float, **metadata) -> dict[str, str]:
     """Write a shipped profile with a pause, and return it as a section of a scenario."""
     shipped = read_profile(SCENARIO["profile"]["path"])
-    own = shipped.metadata.model_copy(update=metadata)
+    changed = shipped.metadata.model_copy(update=metadata)
     tables = shipped.tables._replace(between_passes_s=pause_s)
-    write_profile(TableProfile(tables, own, ""), folder / "own.parquet")
+    write_profile(TableProfile(tables, changed, ""), folder / "own.parquet")
     return {"path": str(folder / "own.parquet")}
 
 
 def test_a_profile_s_own_pause_counts_unless_an_engine_is_named(tmp_path: Path):
-    own = with_times_of_its_own(tmp_path, 0.005, own_times=("between_passes_s",))
-    prepared = prepare(scenario(profile=own))
+    timed = with_times_of_its_own(tmp_path, 0.005, own_times=("between_passes_s",))
+    prepared = prepare(scenario(profile=timed))
     assert prepared.profile.tables.between_passes_s == 0.005
     assert "5 ms between passes (the profile's own)" in " ".join(prepared.profile.corrections)
     used = {
         each.key
-        for each in constants(scenario(profile=own).model_dump(), prepared.profile.metadata)
+        for each in constants(scenario(profile=timed).model_dump(), prepared.profile.metadata)
     }
     assert "profile.between_passes_s" not in used and "profile.hidden_pass_s" not in used
     assert "engine.hidden_pass_s" in used
-    assert pause_s(profile=own, engine={"preset": "vllm-0.8"}) == 0.0013
-    assert pause_s(profile={**own, "between_passes_s": 0.002}) == 0.002
+    assert pause_s(profile=timed, engine={"preset": "vllm-0.8"}) == 0.0013
+    assert pause_s(profile={**timed, "between_passes_s": 0.002}) == 0.002
     assumed = with_times_of_its_own(tmp_path, 0.001, kind="assumed")
     assert pause_s(profile=assumed) == 0.0002, "a roofline's is a guess"
 
 
 def test_the_sampler_of_imported_kernels_is_not_added_again(tmp_path: Path):
-    own = with_times_of_its_own(tmp_path, 0.0, own_times=SAMPLER)
-    kernels = read_profile(own["path"]).tables
+    timed = with_times_of_its_own(tmp_path, 0.0, own_times=SAMPLER)
+    kernels = read_profile(timed["path"]).tables
     for engine in ({}, {"preset": "vllm-0.19"}):
-        imported = tables(profile=own, engine=engine)
+        imported = tables(profile=timed, engine=engine)
         assert imported.between_passes_s == 0
         assert (imported.attention_s == kernels.attention_s).all()
         assert imported.least_pass_s == ENGINES["vllm-0.19"].constants["hidden_pass_s"].value
-    assert pause_s(profile=own, engine={"preset": "vllm-0.8"}) == 0.0013, "the host's"
+    assert pause_s(profile=timed, engine={"preset": "vllm-0.8"}) == 0.0013, "the host's"
 
 
 def test_a_slow_host_has_no_slower_sampler():

@@ -229,14 +229,14 @@ def main(
     console = Console()
     table = Table("GPUs", "model", "step", "tokens", "measured [s]", "predicted [s]", "error")
     for step, row in zip(steps, rows, strict=True):
-        cells = (
+        columns = (
             f"{step.gpus} {step.gpu}",
             step.model,
             step.words,
             f"{step.sequence_tokens:,}",
             f"{step.step_s:.2f}",
         )
-        table.add_row(*cells, f"{row['predicted_s']:.2f}", f"{row['error']:+.1%}")
+        table.add_row(*columns, f"{row['predicted_s']:.2f}", f"{row['error']:+.1%}")
     console.print(table)
     for gpu, seconds in overheads_s.items():
         console.print(

@@ -367,9 +367,11 @@ def connect(address: str) -> None:
         if host and port.isdigit() and "://" not in address:
             # Ray itself tries for minutes, and then ends the process.
             socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
+        # By the address "local", Ray starts a cluster even where another process's is alive.
         local = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         ray.init(
-            **(local if address == "local" else {"address": address}),
+            address,
+            **(local if address == "local" else {}),
             log_to_driver=False,
             logging_level="ERROR",
         )

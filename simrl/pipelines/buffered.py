@@ -21,23 +21,6 @@ import simpy
 from simrl.pipelines.context import RunContext
 from simrl.pipelines.streaming import Finished, GroupStream
 from simrl.runtime.rollout import Rollout
-from simrl.runtime.worker import LoadMode
-
-
-@dataclass(frozen=True)
-class OnUpdate:
-    """What a weight sync does to rollout.
-
-    `running` is what the workers do with running requests. The sync first waits for nothing, until
-    no response is unfinished ("generated"), or until no group runs ("scored"); meanwhile no group
-    begins. `admits`: groups may begin while the workers load. `overlaps`: the next update may begin
-    before the workers have loaded.
-    """
-
-    running: LoadMode = "recompute"
-    after: Literal["nothing", "generated", "scored"] = "nothing"
-    admits: bool = True
-    overlaps: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +36,14 @@ class Rules:
     aborted and dropped, when a batch was taken ("pull") or before the workers load ("sync"). The
     budget refills what was dropped.
 
-    Weights are synced after every `updates_per_sync` updates (`on_update`). `ahead` batches may be
-    taken before the trainer is free. The buffer is looked at when a group is finished, or every
-    `poll_s` seconds from the first look for an update on. `begin` starts what else the system
-    needs, such as a controller of its concurrency.
+    Weights are synced after every `updates_per_sync` updates. A sync waits for nothing, until the
+    next batch is "ready", or, while no group begins, until no response is unfinished ("generated")
+    or no group runs ("scored"). While the workers load, groups begin if it `admits`, and the trainer goes on if it
+    `overlaps`. (`System.on_update` says what a load does to running requests.)
+
+    `ahead` batches may be taken before the trainer is free. The buffer is looked at when a group is
+    finished, or every `poll_s` seconds from the first look for an update on. `begin` starts what
+    else the system needs, such as a controller of its concurrency.
     """
 
     budget: Callable[[GroupStream], int]
@@ -67,8 +54,10 @@ class Rules:
     drop_at: Literal["pull", "finish", "both"] = "pull"
     evict: Callable[[GroupStream, int], bool] | None = None
     evict_at: Literal["pull", "sync"] = "sync"
-    on_update: OnUpdate = OnUpdate()
     updates_per_sync: int = 1
+    sync_after: Literal["nothing", "ready", "generated", "scored"] = "nothing"
+    admits: bool = True
+    overlaps: bool = False
     ahead: int = 0
     poll_s: float = 0.0
     begin: Callable[[GroupStream], object] = lambda stream: None
@@ -133,7 +122,7 @@ def _update(
         yield before
     syncs = number % rules.updates_per_sync == 0
     yield stream.run.trainer.train(rollouts, publish=syncs)
-    if syncs and rules.on_update.overlaps:
+    if syncs and rules.overlaps:
         stream.run.env.process(_sync(stream, rules))
     elif syncs:
         yield from _sync(stream, rules)
@@ -141,19 +130,21 @@ def _update(
 
 def _sync(stream: GroupStream, rules: Rules) -> simpy.events.ProcessGenerator:
     """Bring the newest weights to all workers."""
-    on_update = rules.on_update
-    if on_update.after != "nothing" or not on_update.admits:
+    while rules.sync_after == "ready" and _look(stream, rules) is None:
+        yield stream.news_for_update()
+    if rules.sync_after in ("generated", "scored") or not rules.admits:
         stream.pause()
-    if on_update.after == "generated":
+    if rules.sync_after == "generated":
         yield stream.drained()
-    while on_update.after == "scored" and stream.running:
+    while rules.sync_after == "scored" and stream.running:
         yield stream.news()
     _evict(stream, rules, "sync")
-    loaded = stream.run.load_weights(on_update.running)
-    stream.sync_began()
-    if on_update.admits:
+    loaded = stream.run.load_weights()
+    stream.taken_before_sync = stream.taken
+    if rules.admits:
         stream.resume()
     yield loaded
     stream.noted_version = stream.version
-    if on_update.overlaps or not on_update.admits:
+    stream.syncs += 1
+    if rules.overlaps or not rules.admits:
         stream.resume()

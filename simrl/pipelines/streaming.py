@@ -49,8 +49,8 @@ class GroupStream:
     group (`submit`). A scored group that the run does not accept is dropped.
 
     `stamp` returns the stamp of a group that is submitted now (None: the trainer's version).
-    `batch` is the number of groups of an update. A group that `is_stale` when it is scored is
-    dropped.
+    `batch` is the number of groups of an update. When a group is scored, all groups of
+    the buffer that are stale (`is_stale`) are dropped.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class GroupStream:
         self.taken = 0  # groups in updates so far
         self.taken_before_sync = 0  # of them, those taken before the last weight sync began
         self.updates = 0  # batches taken so far
-        self.syncs = 0  # weight syncs that have begun
+        self.syncs = 0  # weight syncs after which the workers have loaded
         # the trainer's version when a batch was last taken, or the workers had last loaded
         self.noted_version = 0
         self.facts = run.recorder.facts
@@ -184,11 +184,6 @@ class GroupStream:
         self.taken += len(groups)
         self.noted_version = self.version
         return self.take(groups)
-
-    def sync_began(self) -> None:
-        """Note that the workers load new weights from now on."""
-        self.syncs += 1
-        self.taken_before_sync = self.taken
 
     def pause(self) -> None:
         """Let no group begin before `resume`."""
@@ -311,7 +306,7 @@ class GroupStream:
         self.buffer.append(group)
         if not self.run.accepts(group.rollouts):
             self._drop([group])
-        elif self.is_stale(self, group):
-            self._count_stale(self._drop([group]))
+        elif stale := [group for group in self.buffer if self.is_stale(self, group)]:
+            self._count_stale(self._drop(stale))
         self.admit()
         self._news.fire()

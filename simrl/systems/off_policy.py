@@ -16,7 +16,7 @@ from simrl.dispatch.waiting import Fifo
 from simrl.pipelines import areal as areal_words
 from simrl.pipelines import verl_fully_async as verl_words
 from simrl.pipelines.batchwise import batchwise
-from simrl.pipelines.buffered import OnUpdate, Rules, buffered
+from simrl.pipelines.buffered import Rules, buffered
 from simrl.pipelines.full_batch import full_batch
 from simrl.pipelines.histopipe import histopipe as histopipe_pipeline
 from simrl.pipelines.laminar import laminar as laminar_pipeline
@@ -27,7 +27,7 @@ from simrl.pipelines.words import (
     oldest_token_older,
     submitted_first,
 )
-from simrl.runtime.worker import LoadMode
+from simrl.runtime.worker import LoadMode, OnUpdate
 from simrl.speculation.methods import histospec
 from simrl.systems.system import (
     GROUPS,
@@ -224,10 +224,11 @@ def areal(
         budget=partial(areal_words.budget, eta=eta, most=max_concurrent),
         ready=partial(areal_words.batch_in_time, eta=eta) if waits else submitted_first,
         stale=partial(oldest_token_older, than=eta) if drops else None,
-        on_update=OnUpdate(running, "nothing" if interruptible else "generated"),
+        sync_after="nothing" if interruptible else "generated",
     )
     return System(
         pipeline=partial(buffered, rules=rules),
+        on_update=OnUpdate(running),
         pauses=pause,
         schedule="fully asynchronous",
         rollout_share=rollout_share,
@@ -273,7 +274,7 @@ def verl_fully_async(
             require_batches=require_batches,
             sync_step=sync_step,
         ),
-        on_update=OnUpdate(after="nothing" if partial_rollout else "scored"),
+        sync_after="nothing" if partial_rollout else "scored",
         updates_per_sync=sync_step,
     )
     return System(
@@ -301,10 +302,11 @@ def nemo_rl_async(max_age: Count = 1, in_flight: bool = True, recompute_kv: bool
     rules = Rules(
         budget=partial(batches_ahead, ahead=max_age, at_once=max_age),
         ready=next_in_order,
-        on_update=OnUpdate(running, admits=False),
+        admits=False,
     )
     return System(
         pipeline=partial(buffered, rules=rules),
+        on_update=OnUpdate(running),
         schedule="asynchronous, a batch for each update",
         paper="NeMo-RL, asynchronous GRPO",
         off_policyness=max_age,

@@ -78,6 +78,10 @@ class GroupStream:
         self._evicted: set[int] = set()
         self._again_s = math.inf  # when the budget is looked at again
         self.paused = False  # whether no group may begin
+        self.by_response = False  # whether `room` changes whenever a response ends
+        self.on_response: Callable[[], object] = lambda: None  # called then, before `room`
+        # responses of a group, rounded up
+        self.group_size = -(-run.workload.batch_responses // self.batch)
         self.run = run
         self._room = room
         self._news = Signal(run.env)
@@ -114,10 +118,30 @@ class GroupStream:
                     "(version + 1 + ahead) * batch - GroupStream.kept"
                 )
             number, group = self._next()
-            [at_workers] = run.dispatcher.submit_groups([group])
-            self._at_workers[number] = at_workers
+            self._at_workers[number] = at_workers = self._at_work(group)
             on_fire(at_workers.over, partial(self._ended, number))
             room = self._checked_room(self._room)
+
+    def _at_work(self, group: Group) -> GroupRun:
+        """Submit a group."""
+        if not self.by_response:
+            return self.run.dispatcher.submit_groups([group])[0]
+        env, ends = self.run.env, self.run.dispatcher.submit(group)
+        for end in ends:
+            on_fire(end, lambda end: self._response_ended())
+        return GroupRun(group, [None] * len(group), None, env.event(), gather(env, ends))
+
+    def _response_ended(self) -> None:
+        self.on_response()
+        self.admit()
+
+    def shed(self, responses: int) -> None:
+        """Drop running groups until `responses` of those in flight are aborted, the youngest first."""
+        for number in sorted(self.running, reverse=True):
+            if responses <= 0:
+                return
+            responses -= self.run.dispatcher.started(self._at_workers[number].samples)
+            self.evict([number])
 
     def _checked_room(self, rule: Callable[[], int]) -> int:
         """Return the room that the rule has. Raise `InputError` if it would have another without

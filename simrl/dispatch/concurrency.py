@@ -103,8 +103,23 @@ class AdaptiveConcurrency:
         return min(max(responses, self._least), self._most)
 
 
-def burst(group: int, limit: int) -> int:
-    """Return by how many the responses in flight may grow in a window of 5 s: the responses of the
-    largest group, or a tenth of the limit, rounded down, if that is more. A response in place of
-    one that ended is no growth; one in place of an aborted one is (`admission_budget`)."""
-    return max(group, limit // 10)
+class Bursts:
+    """By how much the responses in flight may grow in a window of `POLL_S` (`admission_budget`):
+    by the responses of a group, or a tenth of the limit, rounded down, if that is more. A response
+    in place of one that ended is no growth; one in place of an aborted one is."""
+
+    def __init__(self, group: int) -> None:
+        self._group = group
+        self._base = 0  # responses in flight from which growth counts
+
+    def begin(self, in_flight: int) -> None:
+        """Begin a window."""
+        self._base = in_flight
+
+    def response_ended(self, in_flight: int, aborted: bool) -> None:
+        """Note the end of a response that leaves `in_flight` others."""
+        self._base = self._base - 1 if aborted else min(self._base, in_flight)
+
+    def most(self, limit: int) -> int:
+        """Return how many responses may be in flight, of `limit`."""
+        return min(limit, self._base + max(self._group, limit // 10))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import simpy
 
-from simrl.dispatch.concurrency import POLL_S, AdaptiveConcurrency, burst
+from simrl.dispatch.concurrency import POLL_S, AdaptiveConcurrency, Bursts
 from simrl.pipelines.streaming import Finished, GroupStream
 from simrl.runtime.events import Background, gather, idle
 
@@ -46,41 +46,43 @@ def evicted(stream: GroupStream, stamp: int, *, most: int) -> bool:
 
 
 def control(stream: GroupStream, *, least: int, most: int, initial: int | None) -> None:
-    """Let the limit of responses in flight follow the engines, in bursts of at most `burst`."""
+    """Let the limit of responses in flight follow the engines, and grow in `Bursts`."""
     rule = AdaptiveConcurrency(least, most, initial, stream.run.context_tokens)
     _Control(stream, rule)
 
 
 class _Control:
-    """A run's limit of responses in flight: the smaller one of the rule's and of what the present
-    window lets grow."""
+    """A run's limit of responses in flight."""
 
     def __init__(self, stream: GroupStream, rule: AdaptiveConcurrency) -> None:
-        self._stream, self._rule = stream, rule
-        self._base = 0  # responses in flight that the window's growth counts from
-        stream.on_response = self._response_ended
+        self._stream, self._rule, self._bursts = stream, rule, Bursts(stream.group_size)
+        self._in_flight = 0  # before the next response ends
+        stream.on_response, stream.on_admitted = self._response_ended, self._look
         self._limit()
         stream.run.env.process(self._polls())
 
-    def _response_ended(self) -> None:
-        in_flight = self._stream.run.dispatcher.in_flight
-        self._base = min(self._base, in_flight)
-        self._rule.response_ended(in_flight, self._stream.now_s)
+    def _response_ended(self, done: bool) -> None:
+        left = self._in_flight - 1
+        self._bursts.response_ended(left, aborted=not done)
+        if done:
+            self._rule.response_ended(left, self._stream.now_s)
         self._limit()
 
     def _limit(self) -> None:
-        group = self._stream.group_size
-        grown = self._base + burst(group, self._rule.limit)
-        self._stream.run.dispatcher.limit(min(self._rule.limit, grown))
+        self._stream.run.dispatcher.limit(self._bursts.most(self._rule.limit))
+        self._look()
+
+    def _look(self) -> None:
+        self._in_flight = self._stream.run.dispatcher.in_flight
 
     def _polls(self) -> simpy.events.ProcessGenerator:
         """Poll the engines, and begin a window, every 5 s. End where nothing else is under way."""
         run = self._stream.run
         while True:
             loads = yield gather(run.env, [worker.load() for worker in run.workers])
-            in_flight = run.dispatcher.in_flight
-            self._base = in_flight
-            excess = self._rule.observe(loads, in_flight, self._stream.now_s)
+            self._look()
+            self._bursts.begin(self._in_flight)
+            excess = self._rule.observe(loads, self._in_flight, self._stream.now_s)
             self._limit()
             self._stream.shed(excess)
             self._stream.admit()

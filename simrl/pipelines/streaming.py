@@ -79,7 +79,9 @@ class GroupStream:
         self._again_s = math.inf  # when the budget is looked at again
         self.paused = False  # whether no group may begin
         self.by_response = False  # whether `room` changes whenever a response ends
-        self.on_response: Callable[[], object] = lambda: None  # called then, before `room`
+        # called then, before `room`, with whether the response is done; and after `admit`
+        self.on_response: Callable[[bool], object] = lambda done: None
+        self.on_admitted: Callable[[], object] = lambda: None
         # responses of a group, rounded up
         self.group_size = -(-run.workload.batch_responses // self.batch)
         self.run = run
@@ -121,6 +123,7 @@ class GroupStream:
             self._at_workers[number] = at_workers = self._at_work(group)
             on_fire(at_workers.over, partial(self._ended, number))
             room = self._checked_room(self._room)
+        self.on_admitted()
 
     def _at_work(self, group: Group) -> GroupRun:
         """Submit a group."""
@@ -128,12 +131,13 @@ class GroupStream:
             return self.run.dispatcher.submit_groups([group])[0]
         env, ends = self.run.env, self.run.dispatcher.submit(group)
         for end in ends:
-            on_fire(end, lambda end: self._response_ended())
+            on_fire(end, self._response_ended)
         return GroupRun(group, [None] * len(group), None, env.event(), gather(env, ends))
 
-    def _response_ended(self) -> None:
-        self.on_response()
-        self.admit()
+    def _response_ended(self, end: Any) -> None:
+        if end.ok:  # a failure reaches the run through the group
+            self.on_response(end.value.done)
+            self.admit()
 
     def shed(self, responses: int) -> None:
         """Drop running groups until `responses` of those in flight are aborted, the youngest first."""

@@ -11,38 +11,18 @@ from __future__ import annotations
 import simpy
 
 from simrl.dispatch.concurrency import POLL_S, AdaptiveConcurrency, Bursts
-from simrl.pipelines.streaming import Finished, GroupStream
+from simrl.pipelines.streaming import GroupStream
 from simrl.runtime.events import Background, gather, idle
 
 TARGET_LAG = 1  # batches that may be shipped beyond the version published
 
 
-def dispatches(shipped: int, version: int) -> bool:
-    """Return whether groups may start: looked at when a batch ships, and after a weight update."""
-    return shipped - version <= TARGET_LAG
-
-
-def is_too_old(shipped: int, stamp: int, most: int) -> bool:
-    """Return whether a group would train more than `most` versions late in the batch that is
-    collected now (`max_off_policy_steps`)."""
-    return shipped - stamp > most
-
-
 def budget(stream: GroupStream) -> int:
-    """Return whether a group may start: the gate is open, a response may be in flight, and all
-    responses of the groups before are."""
-    free = stream.run.dispatcher.free
-    return min(free, 1) if dispatches(stream.updates, stream.noted_version) else 0
-
-
-def stale(stream: GroupStream, group: Finished, *, most: int) -> bool:
-    """Return whether a finished group is dropped."""
-    return is_too_old(stream.updates, group.version, most)
-
-
-def evicted(stream: GroupStream, stamp: int, *, most: int) -> bool:
-    """Return whether a running group is cancelled."""
-    return is_too_old(stream.updates, stamp, most)
+    """Return 1 if a group may start: no more than `TARGET_LAG` shipped batches are not published,
+    as looked at when a batch ships and after a weight update; and a response may start, and all of
+    the groups before have. Else return 0."""
+    is_open = stream.updates - stream.noted_version <= TARGET_LAG
+    return min(stream.run.dispatcher.free, 1) if is_open else 0
 
 
 def control(stream: GroupStream, *, least: int, most: int, initial: int | None) -> None:
@@ -86,6 +66,6 @@ class _Control:
             self._limit()
             self._stream.shed(excess)
             self._stream.admit()
-            yield Background(run.env, POLL_S)
             if idle(run.env, Background):
                 return
+            yield Background(run.env, POLL_S)

@@ -98,6 +98,13 @@ def oldest_token_older(stream: GroupStream, group: Finished, *, than: int) -> bo
     return group.oldest_version < stream.version - than
 
 
+def older(
+    stream: GroupStream, stamp: int, *, than: int, now: Callable[[GroupStream], int] = synced
+) -> bool:
+    """Return whether a stamp is more than `than` behind what `now` counts."""
+    return now(stream) - stamp > than
+
+
 def stamp_older(
     stream: GroupStream,
     group: Finished,
@@ -105,8 +112,8 @@ def stamp_older(
     than: int,
     now: Callable[[GroupStream], int] = synced,
 ) -> bool:
-    """Return whether a group's stamp is more than `than` behind what `now` counts."""
-    return now(stream) - group.version > than
+    """Return whether a group's stamp is `older`."""
+    return older(stream, group.version, than=than, now=now)
 
 
 def overflows(stream: GroupStream, group: Finished, *, most: int) -> bool:

@@ -18,6 +18,7 @@ trained, dropped, or waited for (`in_time`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -84,6 +85,35 @@ def budget(stream: GroupStream, *, eta: int, most: int | None) -> int:
         stream.kept - running,
     )
     return admission.note(*bounds, stream.now_s)
+
+
+@dataclass
+class Supply:
+    """The groups supplied to an executor that is asked for a batch: `before` the update that waits
+    for one since `began_s`, and in total."""
+
+    update: int = -1
+    began_s: float = 0.0
+    before: int = 0
+    total: int = 0
+
+
+def supplied(stream: GroupStream, *, eta: int, most: int | None) -> int:
+    """Return the room of `budget` among the groups that were supplied: a batch when an update asks
+    for its groups, and another one each second until it has them, if no more than η + 1 wait; none while it trains
+    (inclusionAI/AReaL 1.0.4, `active_submit_and_wait`)."""
+    supply: Supply = stream.facts.setdefault("supply", Supply())
+    if stream.updates == stream.version == stream.noted_version:
+        if supply.update != stream.updates:
+            supply.update, supply.began_s = stream.updates, stream.now_s
+            supply.before = supply.total
+        seconds = math.floor(stream.now_s - supply.began_s + 1e-9) + 1
+        batches = supply.before + seconds * stream.batch
+        limit = stream.kept + (eta + 1) * stream.batch  # what may be supplied and not begun
+        supply.total = max(supply.total, min(batches, limit))
+        if supply.total < limit:
+            stream.again(supply.began_s + seconds)
+    return min(budget(stream, eta=eta, most=most), supply.total - stream.kept)
 
 
 def batch_in_time(stream: GroupStream, *, eta: int) -> list[Finished] | None:

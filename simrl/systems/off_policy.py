@@ -199,6 +199,7 @@ def areal(
     max_concurrent: Count | None = None,
     on_stale: Literal["train", "wait", "drop"] = "train",
     dynamic_sampling: bool = False,
+    slow_start: bool = False,
 ) -> System:
     """Fully asynchronous; staleness is bounded by η at admission, and weights are updated in flight.
 
@@ -213,7 +214,9 @@ def areal(
     is on counts: a group that finishes late may be trained with more staleness than η. `on_stale` decides what happens to
     such a group: it is trained, as in the code ("train"); it is dropped ("drop"); or updates wait so that no group becomes
     too stale ("wait"). Four PPO mini-batches and the proximal log-probs follow the paper (§5.2, Table 3). `dynamic_sampling`
-    drops groups with equal rewards when they are scored; they no longer count as submitted. Its engines run without prefix
+    drops groups with equal rewards when they are scored; they no longer count as submitted. `slow_start`: prompts
+    are supplied as in the code since 0.4, a batch a second while an update waits for its groups, and none while it trains.
+    Its engines run without prefix
     caching, as its code starts them (`engine.prefix_caching` replaces it). `eta=0` is synchronous on divided GPUs; the
     paper's Sync.AReaL is areal_sync.
     Not modelled: the decoupled PPO objective's effect on learning.
@@ -221,10 +224,15 @@ def areal(
     running: LoadMode = "recompute" if recompute_kv else "keep"
     waits, drops = on_stale == "wait", on_stale == "drop"
     rules = Rules(
-        budget=partial(areal_words.budget, eta=eta, most=max_concurrent),
+        budget=partial(
+            areal_words.supplied if slow_start else areal_words.budget,
+            eta=eta,
+            most=max_concurrent,
+        ),
         ready=partial(areal_words.batch_in_time, eta=eta) if waits else submitted_first,
         stale=partial(oldest_token_older, than=eta) if drops else None,
         sync_after="nothing" if interruptible else "generated",
+        admits=not slow_start,
     )
     return System(
         pipeline=partial(buffered, rules=rules),

@@ -351,3 +351,16 @@ def test_a_limit_on_responses_in_flight_holds_the_others_of_a_group_back():
         running += change
         most = max(most, running)
     assert most <= 3
+
+
+def test_areal_s_slow_start_supplies_a_batch_a_second_while_an_update_waits():
+    def batches(slow_start):
+        parameters = {"eta": 3, "slow_start": slow_start, "max_concurrent": 99}
+        watched = watch(prepared(scenario({"name": "areal", **parameters}, steps=3)))
+        first = rows(watched.result.steps)[0]["started_s"]
+        times = [s.time_s for s in watched.submissions if s.time_s < first]
+        return [times.count(float(second)) for second in range(int(first) + 1)]
+
+    assert batches(False)[0] == 16
+    slow = batches(True)
+    assert set(slow) == {4} and len(slow) <= 4

@@ -276,6 +276,7 @@ class LogicalLink:
         self._sleeps_s: float | None = None  # None: until somebody sends something
         self._failed: BaseException | None = None
         self._over = False
+        self._most_s: float | None = None  # that it waits for commands; None: for ever
 
     def run(self, engine: EngineDouble) -> None:
         """Runs the loop around the engine, and the clock until nothing happens any more."""
@@ -309,7 +310,8 @@ class LogicalLink:
             if self._sleeps_s is None:
                 if not self._inbox:
                     self._wake = self._clock.event()
-                    yield self._wake
+                    within = [] if self._most_s is None else [self._clock.timeout(self._most_s)]
+                    yield self._clock.any_of([self._wake, *within])
             else:
                 yield self._clock.timeout(self._sleeps_s)
 
@@ -340,7 +342,8 @@ class LogicalLink:
         return self._clock.now
 
     def poll(self, timeout_s: float | None) -> bool:
-        if timeout_s is None:
+        if timeout_s != 0.0:
+            self._most_s = timeout_s
             self._give_turn(None)
         return bool(self._inbox)
 

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from simrl.errors import InputError, StoppedError
@@ -232,7 +233,7 @@ class Host:
         self._requests: dict[int, _RunningRequest] = {}
         self._by_engine_id: dict[str, _RunningRequest] = {}
         self._loads: deque[LoadWeights] = deque()
-        # Aborted requests, and the time at which each comes back.
+        # Aborted requests, and the time at which each comes back, the next one first.
         self._aborted: deque[tuple[float, _RunningRequest]] = deque()
         self._reports: list[Report] = []
         self._reported_s = time.monotonic()
@@ -360,11 +361,12 @@ class Host:
                 )
                 request.token_ids, request.first_s, request.told_first = [], None, False
             self._aborted.append((now_s + load.retry_s, request))
+        self._aborted = deque(sorted(self._aborted, key=itemgetter(0)))
         return tuple(request.number for request in aborted)
 
     def _send_again(self) -> None:
         """Add aborted requests to the engine whose time has come."""
-        while self._aborted and self._aborted[0][0] <= time.monotonic():
+        while self._aborted and self._aborted[0][0] - time.monotonic() < 1e-9:
             self._add(self._aborted.popleft()[1])
 
     def _step(self) -> None:

@@ -150,9 +150,11 @@ def compare_with_the_rule(tables, limits, load_s, timeline):
     spans = real.record.spans
     assert (
         real.worker.generated_total
-        == generated
+        == generated + reference.lost_tokens
         == sum(s.tokens for s in spans if s.kind == "rollout")
     )
+    twice = real.record.result(real.env.now, {}).samples["duplicate_tokens"].to_pylist()
+    assert sum(twice) == reference.lost_tokens
     busy = sorted((s.started_s, s.ended_s) for s in spans if s.ended_s > s.started_s)
     assert all(first[1] <= second[0] for first, second in pairwise(busy))
     return real, seen

@@ -346,12 +346,11 @@ class Host:
             counts = drafter.ends(request.request_id)
             request.drafts = [a + b for a, b in zip(request.drafts, counts, strict=True)]
 
-    def _abort_all(self, load: LoadWeights, now_s: float) -> tuple[int, ...]:
-        """Abort all requests, if the load lets them come back later or start over. Return their
-        numbers."""
+    def _abort_all(self, load: LoadWeights, now_s: float) -> list[_RunningRequest]:
+        """Abort all requests, if the load lets them come back later or start over. Return them."""
         starts_over = load.running == "start_over"
         if not starts_over and (load.running != "recompute" or load.retry_s == 0):
-            return ()
+            return []
         aborted = list(self._by_engine_id.values())
         for request in aborted:
             self._abort(request)
@@ -360,9 +359,10 @@ class Host:
                     token_ids=(), tokens=request.begin.tokens + len(request.begin.token_ids)
                 )
                 request.token_ids, request.first_s, request.told_first = [], None, False
-            self._aborted.append((now_s + load.retry_s, request))
-        self._aborted = deque(sorted(self._aborted, key=itemgetter(0)))
-        return tuple(request.number for request in aborted)
+        if load.retry_s > 0:
+            back = [(now_s + load.retry_s, request) for request in aborted]
+            self._aborted = deque(sorted([*self._aborted, *back], key=itemgetter(0)))
+        return aborted
 
     def _send_again(self) -> None:
         """Add aborted requests to the engine whose time has come."""
@@ -408,8 +408,10 @@ class Host:
                 time.sleep(load.held_s)
             if self._engine.drafter is not None:
                 self._engine.drafter.new_rollout()
-            self._reports.append(Loaded(load.key, load.version, now_s, time.monotonic(), aborted))
-            self._send_again()
+            numbers = tuple(request.number for request in aborted)
+            self._reports.append(Loaded(load.key, load.version, now_s, time.monotonic(), numbers))
+            for request in aborted if load.retry_s == 0 else ():
+                self._add(request)
         self._engine.admit(not self._loads)
         return len(self._loads) < waiting
 

@@ -256,9 +256,9 @@ class ReferenceWorker:
         self.loads[number] = WeightLoad(number + 1, started_s, self.engine.now_s)
         how, _, retry_s = mode.partition(" ")
         if how == "start_over" or (how == "recompute" and retry_s):
-            self.abort_and_send_again(how == "start_over", started_s + float(retry_s or 0))
+            self.abort_and_send_again(how == "start_over", started_s, float(retry_s or 0))
 
-    def abort_and_send_again(self, from_the_start: bool, again_s: float) -> None:
+    def abort_and_send_again(self, from_the_start: bool, started_s: float, retry_s: float) -> None:
         """What runs or waits in the engine, in this order, is another request when it comes back."""
         for request in list(self.engine.queue):
             stay = next(s for s in self.stays if s.request is request)
@@ -271,9 +271,9 @@ class ReferenceWorker:
             elif math.isnan(stay.first_token_s):
                 stay.first_token_s = request.first_token_s
             stay.request = Request(prompt, request.response, had, sample_key=stay.uid)
-            if again_s > self.engine.now_s:
+            if retry_s > 0:
                 stay.absent = True
-                self.later(again_s, "enter", stay)
+                self.later(started_s + retry_s, "enter", stay)
             else:
                 self.enter(stay)
 
@@ -369,13 +369,14 @@ class Observed:
         on_fire(event, lambda _: self.load_fired_s.setdefault(number, self.env.now))
 
 
-MODES = ["recompute", "keep", "drain", "start_over", "recompute 3.3", "start_over 17.7"]
+MODES = ["recompute", "keep", "drain", "start_over"]
+RETRIES = ["recompute 0.17", "start_over 0.17", "recompute 3.3", "start_over 17.7"]
 lengths = st.lists(st.tuples(st.integers(1, 90), st.integers(1, 120)), min_size=1, max_size=4)
 asked = st.one_of(
     lengths.map(lambda r: ("submit", r)),
     st.integers(0, 12).map(lambda uid: ("abort", uid)),
     st.integers(0, 12).map(lambda uid: ("bounce", uid)),
-    st.sampled_from(MODES).map(lambda mode: ("load", mode)),
+    st.sampled_from(MODES + RETRIES).map(lambda mode: ("load", mode)),
     st.sampled_from([("fail", None), ("restore", None)]),
 )
 

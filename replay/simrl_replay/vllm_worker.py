@@ -25,7 +25,7 @@ from simrl.runtime.faults import HearsOfLosses
 from simrl.runtime.prompt_keys import PromptKeys
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.rollout import Rollout, WeightLoad
-from simrl.runtime.worker import LoadMode
+from simrl.runtime.worker import EngineLoad, LoadMode
 from simrl.trace.trace import Response, Sample
 from simrl_replay import host
 from simrl_replay.clock import WallClock
@@ -210,6 +210,11 @@ class VllmWorker:
         self._asked[key] = request, event
         self._command(host.Ask(key, request.number))
         return event
+
+    def load(self) -> simpy.Event:
+        """Report the requests here. An engine is not asked for its KV cache; a limit that follows it
+        begins at its lower bound, unless the system names where."""
+        return self._env.event().succeed(EngineLoad(0, 0.0, len(self._here), 0, 0))
 
     def draft_with(self, drafter: str | None) -> None:
         raise InputError(

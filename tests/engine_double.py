@@ -69,9 +69,10 @@ class _TextRequest(Request):
     cached: int = 0
     cache: int = 0
     recorded: Sequence[int] = ()
+    salt: int | None = None
 
     def name(self, block: int, size: int) -> Hashable:
-        return tuple(self.ids[: (block + 1) * size])
+        return self.salt, *self.ids[: (block + 1) * size]
 
 
 class _Passes(ReferenceEngine):
@@ -124,10 +125,16 @@ class EngineDouble:
         pass
 
     def add(
-        self, request_id: str, prompt_ids: Sequence[int], tokens: int, recorded: Sequence[int] = ()
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        tokens: int,
+        recorded: Sequence[int] = (),
+        salt: int | None = None,
     ) -> None:
         assert request_id not in self._requests and tokens > 0
         request = _TextRequest(len(prompt_ids), tokens, ids=list(prompt_ids), recorded=recorded)
+        request.salt = salt
         self._passes.queue.append(request)
         self._requests[request_id] = request
 
@@ -269,6 +276,7 @@ class LogicalLink:
         self._sleeps_s: float | None = None  # None: until somebody sends something
         self._failed: BaseException | None = None
         self._over = False
+        self._most_s: float | None = None  # that it waits for commands; None: for ever
 
     def run(self, engine: EngineDouble) -> None:
         """Runs the loop around the engine, and the clock until nothing happens any more."""
@@ -302,7 +310,8 @@ class LogicalLink:
             if self._sleeps_s is None:
                 if not self._inbox:
                     self._wake = self._clock.event()
-                    yield self._wake
+                    within = [] if self._most_s is None else [self._clock.timeout(self._most_s)]
+                    yield self._clock.any_of([self._wake, *within])
             else:
                 yield self._clock.timeout(self._sleeps_s)
 
@@ -333,7 +342,8 @@ class LogicalLink:
         return self._clock.now
 
     def poll(self, timeout_s: float | None) -> bool:
-        if timeout_s is None:
+        if timeout_s != 0.0:
+            self._most_s = timeout_s
             self._give_turn(None)
         return bool(self._inbox)
 

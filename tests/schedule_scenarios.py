@@ -43,6 +43,12 @@ class Sample:
     aborts: tuple[
         tuple[int, int | None], ...
     ] = ()  # boundary, and how many passes later it is back with what it had
+    salt: int | None = None  # prompts are found by requests of an equal one
+
+    @property
+    def key(self) -> tuple[int, int | None]:
+        """What its prompt is found by."""
+        return self.prompt_key, self.salt
 
     @property
     def response(self) -> int:
@@ -53,7 +59,9 @@ class Sample:
 class Scenario:
     limits: Limits
     samples: tuple[Sample, ...]
-    resets: frozenset[int] = frozenset()  # boundaries at which all KV is dropped
+    resets: frozenset[int] = frozenset()  # boundaries at which all KV is dropped …
+    back: int | None = None  # … and all requests aborted, to be back so many passes later …
+    starts_over: bool = False  # … without their tokens
     draft_tokens: int = 0  # the most a request drafts a pass
     drafts: tuple[
         tuple[tuple[int, int], ...], ...
@@ -107,6 +115,9 @@ class Player(Protocol):
     def resume(self, i: int, progress: Progress, observation: int) -> None: ...
     def abort(self, i: int) -> None: ...
     def reset(self) -> None: ...
+    def send_again(self, i: int, progress: Progress) -> None:
+        """Let a request come back that a reset has aborted."""
+
     def one_pass(self, reset_follows: bool) -> Pass: ...
     @property
     def busy(self) -> bool: ...
@@ -137,6 +148,11 @@ def play(player: Player, scenario: Scenario) -> list[Pass]:
             _, _, what, i = heapq.heappop(events)
             if what == "reset":
                 player.reset()
+                for j, progress in enumerate(all_progress):
+                    if scenario.back is not None and progress.active:
+                        progress.active = False
+                        progress.generated *= not scenario.starts_over
+                        at(clock + scenario.back, "again", j)
                 continue
             progress = all_progress[i]
             if what == "submit":
@@ -147,6 +163,9 @@ def play(player: Player, scenario: Scenario) -> list[Pass]:
                 progress.observed += observation
                 progress.at_tool = False
                 player.resume(i, progress, observation)
+                progress.active = True
+            elif what == "again":
+                player.send_again(i, progress)
                 progress.active = True
             elif progress.active:
                 player.abort(i)
@@ -231,6 +250,27 @@ def random_scenario(
             for d, a in zip(drafted.tolist(), accepted.tolist(), strict=True)
         )
     return Scenario(limits, tuple(samples), resets, draft_tokens, drafts)
+
+
+def updated_scenario(seed: int, async_scheduling: bool) -> Scenario:
+    """Draw a scenario of an engine whose cache is salted, or whose requests are aborted at an update and sent again."""
+    scenario, rng = random_scenario(seed, True, async_scheduling), np.random.default_rng(seed)
+    prompts: dict[int, int] = {}
+    samples = []
+    for sample in scenario.samples:
+        key = sample.prompt_key // 3  # groups of one prompt …
+        prompt = prompts.setdefault(key, sample.prompt)
+        fits = prompt + sample.response + sum(t.observation for t in sample.turns)
+        if fits < scenario.limits.kv_blocks * BLOCK:
+            salt = int(sample.prompt_key % 2) if seed % 2 else None  # … under two versions
+            samples.append(replace(sample, prompt_key=key, prompt=prompt, salt=salt, aborts=()))
+    resets = frozenset(int(b) for b in rng.integers(1, 90, 3))
+    one_turn = all(len(sample.turns) == 1 for sample in samples)
+    back = int(rng.choice([0, 1, 5, 30])) if one_turn else None
+    starts_over = bool(rng.random() < 0.5)
+    return replace(
+        scenario, samples=tuple(samples), resets=resets, back=back, starts_over=starts_over
+    )
 
 
 def sglang_scenario(seed: int, prefix_caching: bool) -> Scenario:
@@ -341,6 +381,7 @@ class ReferencePlayer:
             prompt_key=sample.prompt_key,
             sample_key=i,
             shared_tokens=sample.prompt,
+            salt=sample.salt,
         )
         if self._scenario.drafts:
             request.runs, request.window = (
@@ -363,6 +404,12 @@ class ReferencePlayer:
 
     def reset(self) -> None:
         self._engine.recompute_running()
+        if self._scenario.back is not None:
+            for i in list(self._requests):
+                self.abort(i)
+
+    def send_again(self, i: int, progress: Progress) -> None:
+        self.submit(i, progress)
 
     def one_pass(self, reset_follows: bool) -> Pass:
         engine, of = self._engine, {id(request): i for i, request in self._requests.items()}
@@ -407,6 +454,8 @@ class EnginePlayer:
         self._engine = one_engine(one_second_a_pass(), scenario.limits, decoding_of(scenario))
         self._slots: dict[int, int] = {}
         self._at_tool: set[int] = set()
+        self._aside: set[int] = set()
+        self._keys: dict[tuple[int, int | None], int] = {}
 
     @property
     def busy(self) -> bool:
@@ -419,7 +468,7 @@ class EnginePlayer:
         sample, keys = progress.sample, {}
         if self._scenario.limits.prefix_caching:
             keys = {
-                "prompt_key": sample.prompt_key,
+                "prompt_key": self._keys.setdefault(sample.key, len(self._keys)),
                 "sample_key": i,
                 "shared_tokens": sample.prompt,
             }
@@ -442,7 +491,15 @@ class EnginePlayer:
         self._engine.abort(self._slots.pop(i))
 
     def reset(self) -> None:
-        self._engine.recompute_running()
+        if self._scenario.back is None:
+            self._engine.recompute_running()
+        else:
+            aside = self._engine.set_aside(self._scenario.starts_over)
+            self._aside.update(i for i, slot in self._slots.items() if slot in aside)
+
+    def send_again(self, i: int, progress: Progress) -> None:
+        self._aside.discard(i)
+        self._engine.queue_again([self._slots[i]])
 
     def one_pass(self, reset_follows: bool) -> Pass:
         engine, of = self._engine, {slot: i for i, slot in self._slots.items()}
@@ -461,7 +518,7 @@ class EnginePlayer:
             {
                 i: (int(r["computed"][s]), int(r["generated"][s]))
                 for i, s in self._slots.items()
-                if i not in self._at_tool
+                if i not in self._at_tool | self._aside
             },
             after["preemptions"] - before["preemptions"],
             ended=ended,

@@ -151,7 +151,12 @@ class VllmPlayer:
         name = f"{i}/{self.requests}"
         self.requests += 1
         request = Request(
-            name, text, params, None, block_hasher=block_hasher(self.scenario.limits.block_size)
+            name,
+            text,
+            params,
+            None,
+            cache_salt=None if sample.salt is None else str(sample.salt),
+            block_hasher=block_hasher(self.scenario.limits.block_size),
         )
         self.told[name] = Told(request, progress.generated, progress.prompt)
         self.computed[name] = 0
@@ -172,6 +177,12 @@ class VllmPlayer:
         assert self.scheduler.reset_prefix_cache(reset_running_requests=True)
         self.computed = dict.fromkeys(self.computed, 0)
         self.scheduler.reset_preempted_req_ids = set()  # not those of a pass
+        if self.scenario.back is not None:
+            for name in list(self.told):
+                self.abort(self._sample(name))
+
+    def send_again(self, i: int, progress: Progress) -> None:
+        self.submit(i, progress)
 
     def one_pass(self, reset_follows: bool) -> Pass:
         while not self.in_flight:

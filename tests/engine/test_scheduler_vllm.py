@@ -17,6 +17,7 @@ from tests.schedule_scenarios import (
     hybrid_scenario,
     play,
     random_scenario,
+    updated_scenario,
 )
 from tests.vllm_schedule import VllmPlayer, vllm_scheduler
 
@@ -74,6 +75,15 @@ def test_with_prefix_caching_passes_are_those_that_vllm_schedules(
 @pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
 def test_what_leaves_a_full_cache_finds_as_much_again_as_in_vllm(model, async_scheduling: bool):
     compare(model, full_cache_scenarios(async_scheduling))
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+def test_after_an_update_passes_are_those_of_requests_that_vllm_aborts_or_salts(
+    model, async_scheduling: bool
+):
+    """I24: prompts salted by a version; requests aborted at a reset, and added again later, with their tokens or without."""
+    totals = compare(model, (updated_scenario(seed, async_scheduling) for seed in range(SCENARIOS)))
+    assert totals["found"] > 0
 
 
 @pytest.mark.parametrize(("async_scheduling", "drafts"), MODES)

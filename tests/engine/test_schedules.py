@@ -4,15 +4,21 @@ from collections.abc import Callable
 
 import pytest
 
+from simrl.engine.state import Limits
+from tests.helpers import thorough
 from tests.schedule_scenarios import (
+    BLOCK,
     SMALL,
     EnginePlayer,
     ReferencePlayer,
+    Sample,
     Scenario,
+    Turn,
     different_passes,
     one_token_prompt_padded_with_drafts,
     play,
     two_aborted_at_once,
+    updated_scenario,
     window_behind_rejected_drafts,
 )
 
@@ -52,3 +58,26 @@ def test_rejected_drafts_do_not_hold_what_left_a_window():
     assert [
         pass_ for pass_, done in enumerate(play(EnginePlayer(scenario), scenario)) if done.preempted
     ] == [2, 4, 6]
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+def test_after_an_update_engine_and_reference_run_the_same_passes(async_scheduling: bool):
+    """I24: prompts salted by a version; requests set aside at a reset, and queued again later, with their tokens or without."""
+    for seed in range(400 if thorough() else 40):
+        scenario = updated_scenario(seed, async_scheduling)
+        passes, expected = (
+            play(player(scenario), scenario) for player in (EnginePlayer, ReferencePlayer)
+        )
+        assert different_passes(passes, expected) == 0, f"scenario {seed}"
+
+
+def test_groups_of_one_prompt_find_it_under_their_own_salt_alone():
+    limits = Limits(8, 64, BLOCK, 60, prefix_caching=True)
+    samples = [Sample(4 * i, 0, 33, (Turn(3),), salt=salt) for i, salt in enumerate([0, 1, 0, 1])]
+    hits = [
+        done.hit_tokens
+        for done in play(
+            EnginePlayer(Scenario(limits, tuple(samples))), Scenario(limits, tuple(samples))
+        )
+    ]
+    assert hits == [0, 0, 0, 0, 0, 0, 32, 0, 0, 32, 0, 0]

@@ -19,7 +19,7 @@ from simrl.profile.rollout_times import RolloutTimes
 from simrl.result.metrics import summary
 from simrl.runtime.events import on_fire
 from simrl.runtime.simulated_trainer import SimulatedRewarder, SimulatedTrainer
-from simrl.runtime.worker import WorkerCosts
+from simrl.runtime.worker import EngineLoad, WorkerCosts
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import Schedule, simulate_prepared, simulated_workers
 from simrl.systems.recipes import RECIPES, make_system
@@ -699,6 +699,9 @@ class DyingWorker:
 
     def submit(self, sample, partial=None, max_tokens=None, cached=False):
         return self.env.event().fail(ConnectionError("engine 3 died"))
+
+    def load(self):
+        return self.env.event().succeed(EngineLoad(0, 0.0, 0, 0, 0))
 
 
 @systems(EVERY_RECIPE)

@@ -123,9 +123,11 @@ class ReferenceEngine:
         prompt_key: int = -1,
         sample_key: int = -1,
         shared_tokens: int | None = None,
+        salt: int | None = None,
     ) -> Request:
         request = Request(prompt, response, generated, cached, seen_at=self.passes + 1)
         request.prompt_key, request.sample_key = prompt_key, sample_key
+        request.salt = salt
         request.shared = prompt if shared_tokens is None else shared_tokens
         self.queue.append(request)
         return request

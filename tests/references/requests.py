@@ -27,6 +27,7 @@ class Request:
     in_flight: int = 0  # tokens of the pass in flight
     named: int = 0  # of its first blocks have a name
     prompt_key: int = -1
+    salt: int | None = None  # its prompt is found by requests of an equal one
     sample_key: int = -1
     shared: int = 0  # tokens that have the text of the prompt key
     seen_at: int = 0  # passes that are over when an asynchronous scheduler sees it waiting
@@ -75,7 +76,7 @@ class Request:
     def name(self, block: int, size: int) -> Hashable:
         """Return the name of a full block of its text."""
         if self.prompt_key >= 0 and (block + 1) * size <= self.shared:
-            return "prompt", self.prompt_key, block
+            return "prompt", self.prompt_key, self.salt, block
         return "sample", self if self.sample_key < 0 else self.sample_key, block
 
 

@@ -38,7 +38,7 @@ MOST_ROUNDS = 10  # of dynamic sampling for one batch, as in verl's recipe
 assert set(Plain.__args__) == set(DISPATCHES)  # type: ignore[attr-defined]
 
 
-Filter = bool | Literal["after_log_probs"]
+Filter = bool | Literal["after_log_probs", "polled"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class System:
     and then `extra_rollout_gpus` times as many GPUs roll out in addition. `controller`: batches go
     through one process. `host_buffer`: workers load weights from their own host. `pauses`: workers
     that load weights stop when their publication begins. `filter_groups`: groups with equal rewards
-    are not trained; `after_log_probs`: theirs are computed. `prefix_caching`: its engines cache
+    are not trained; `after_log_probs`: theirs are computed; `polled`: the pipeline drops them. `prefix_caching`: its engines cache
     prefixes, unless the scenario says otherwise. `critic`: a critic is trained, too
     (`TrainingCosts`). `tp_sizes`: tensor-parallel sizes that rollout may have in place of the
     cluster's.

@@ -1,5 +1,6 @@
-"""verl's own classes and simrl's rules decide alike on the same random events. PyPI's verl 0.9.1, without its heavy needs, drives the
-replay buffer of its V1 trainer; a store of the test's own stands for TransferQueue.
+"""verl's own classes and simrl's rules decide alike on the same random events: PyPI's verl 0.9.1, without its heavy needs.
+
+A store of the test's own stands for TransferQueue.
 """
 
 import random
@@ -24,9 +25,10 @@ class Store:
         self.rng, self.equal_share = rng, equal_share
         self.stamps: dict[str, int] = {}
         self.finished: dict[str, tuple[float, float]] = {}  # the rewards of two responses
-        self.submitted = self.evicted = 0
+        self.submitted = self.evicted = self.step = 0
 
     def submit(self, step: int, number: int) -> None:
+        self.step = step
         for _ in range(number):
             self.stamps[f"p{self.submitted}"] = step
             self.submitted += 1
@@ -94,7 +96,7 @@ def buffers(monkeypatch):
 
 
 def looking(base, store, looks):
-    """Return a class of replay buffer that notes what it sees and decides at each look, and lets the store go on between them."""
+    """Return a replay buffer that notes what it sees and decides at each look, and lets the store go on between looks."""
 
     class Looking(base):
         def _sync_metadata_from_transfer_queue(self):
@@ -160,9 +162,9 @@ def test_the_asynchronous_buffer_evicts_refills_and_takes_as_the_words_say(buffe
             threshold += 1  # of 1, every prompt that runs holds the buffer back
         store, looks = Store(rng, 0.4), []
 
-        def refilled(number, store=store, looks=looks):
+        def refilled(number: int, store: Store = store, looks: list = looks):
             looks[-1].begins = number
-            store.submit(step, number)
+            store.submit(store.step, number)
 
         buffer = a_buffer(
             buffers, "colocate_async", store, looks, refilled, threshold, strategy,
@@ -224,9 +226,9 @@ def test_the_synchronous_buffer_credits_two_groups_for_each_that_it_filters(buff
         batch, most = rng.randint(1, 4), rng.randint(1, 3)
         store, looks = Store(rng, 0.5), []
 
-        def refilled(number, store=store, looks=looks):
+        def refilled(number: int, store: Store = store, looks: list = looks):
             looks[-1].begins = number
-            store.submit(step, number)
+            store.submit(store.step, number)
 
         buffer = a_buffer(
             buffers, "sync", store, looks, refilled, metric="score",

@@ -1,7 +1,7 @@
 """verl V1's replay buffer in few words (verl@1dda039, `trainer/ppo/v1/replay_buffer.py`; PyPI's 0.9.1), written from its rules.
 
-A prompt is a name with a stamp, the step in which it was submitted. A look sees which prompts run and which are finished, evicts,
-refills and may take a batch.
+A prompt is a name with a stamp, the step in which it was submitted. A look sees which prompts run and which are finished,
+evicts, refills and may take a batch.
 """
 
 from __future__ import annotations

@@ -11,11 +11,12 @@ warm-up submit: what is evicted is replaced at the same look.
 
 from __future__ import annotations
 
-from math import ceil, floor
+from math import floor
 
 import simpy
 
 from simrl.pipelines.batch import Batch, Collector, submit_groups
+from simrl.pipelines.buffered import until_next
 from simrl.pipelines.context import RunContext
 from simrl.pipelines.dynamic_sampling import rewards_differ
 from simrl.pipelines.streaming import Finished, GroupStream
@@ -60,11 +61,6 @@ def oldest_stamp_first(
     return sorted(stream.buffer, key=lambda group: (group.version, group.number))[: stream.batch]
 
 
-def until_look(waited_s: float) -> float:
-    """Return the seconds to the next look, `waited_s` after the first."""
-    return max(ceil(round(waited_s / POLL_S, 9)) * POLL_S - waited_s, 0.0)
-
-
 def refill(credit: int, evicted: int, enough: bool, in_flight: int, most: int) -> tuple[int, int]:
     """Return how many groups begin at a look of the synchronous mode, and the credit left: two for
     each evicted group until there are good ones `enough`, no more than `most` in flight."""
@@ -94,7 +90,7 @@ def polled(run: RunContext, *, filters: bool, most_batches: int) -> Collector:
         submit_groups(run, batch, groups)
         while True:
             yield news.next
-            yield run.env.timeout(until_look(run.env.now - looked_s))
+            yield run.env.timeout(until_next(run.env.now - looked_s, POLL_S))
             enough = len(batch.groups) >= size
             in_flight = submitted - refused - len(batch.groups)
             if enough and not in_flight:

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simrl.pipelines.buffered import until_next
 from simrl.pipelines.streaming import Finished
-from simrl.pipelines.verl_v1 import evicted, oldest_stamp_first, refill, until_look
+from simrl.pipelines.verl_v1 import evicted, oldest_stamp_first, refill
 from tests.helpers import counted, examples, rows, trace
 from tests.references.verl_v1 import SynchronousLooks, asynchronous_look
 
@@ -82,7 +83,7 @@ def test_the_synchronous_mode_credits_as_the_reference(batch, most, looks):
 
 @pytest.mark.parametrize("waited, left", [(0.0, 0.0), (0.1, 1.9), (2.0, 0.0), (31.0, 1.0)])
 def test_the_buffer_is_looked_at_every_two_seconds(waited, left):
-    assert until_look(waited) == pytest.approx(left)
+    assert until_next(waited, 2.0) == pytest.approx(left)
 
 
 def test_a_synchronous_step_ends_at_the_look_after_its_last_response():
@@ -100,7 +101,7 @@ def test_a_synchronous_step_ends_at_the_look_after_its_last_response():
     ],
 )
 def test_the_synchronous_mode_replaces_a_group_with_equal_rewards_by_two(most, begun, end_s):
-    """The group of 10 tokens has equal rewards: it is evicted at 10, with the credit of two of 10 tokens, one of them surplus."""
+    """The group of 10 tokens has equal rewards: it is evicted at 10, and credited with two of 10 tokens, one of them surplus."""
     run = counted(
         "verl_v1_sync",
         {"filter_groups": True, "max_inflight_batches": most},

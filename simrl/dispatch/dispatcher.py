@@ -102,8 +102,8 @@ class Dispatcher:
             places[at] = self._rule.place(
                 [samples[i] for i in at], self._load(), self._placed, self.history
             )
-            for i in at if to is not None else ():
-                places[i] = places[i] if to[i] is None else to[i]
+            for i, worker in enumerate(to or ()):
+                places[i] = places[i] if worker is None else worker
             self._placed += len(at)
             self._places.unfinished += np.bincount(places[at], minlength=len(self._workers))
         for run in runs:

@@ -101,7 +101,7 @@ def test_a_synchronous_step_ends_at_the_look_after_its_last_response():
     ],
 )
 def test_the_synchronous_mode_replaces_a_group_with_equal_rewards_by_two(most, begun, end_s):
-    """The group of 10 tokens has equal rewards: it is evicted at 10, and credited with two of 10 tokens, one of them surplus."""
+    """The group of 10 tokens has equal rewards: evicted at 10, it is credited with two of 10 tokens, one of them surplus."""
     run = counted(
         "verl_v1_sync",
         {"filter_groups": True, "max_inflight_batches": most},

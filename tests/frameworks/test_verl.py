@@ -5,17 +5,30 @@ A store of the test's own stands for TransferQueue.
 
 import random
 import sys
+from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from simrl.pipelines.buffered import buffered
 from simrl.pipelines.streaming import Finished
 from simrl.pipelines.verl_v1 import batches_and_warmup, evicted, oldest_stamp_first, refill
+from simrl.simulate.run import simulate_prepared
+from tests.helpers import on_gpus, prepared
 from tests.references.verl_v1 import SynchronousLooks, asynchronous_look
 
 SEQUENCES = 1000
+LENGTHS = {
+    "prompts_per_step": 4,
+    "group": 2,
+    "cap_tokens": 2000,
+    "mean_tokens": 500,
+    "sigma": 1.2,
+    "prompt_tokens": 20,
+}
 
 
 class Store:
@@ -255,3 +268,94 @@ def test_the_synchronous_buffer_credits_two_groups_for_each_that_it_filters(buff
                 tried += 1
     print(f"synchronous looks: {tried}, differing {differing}")
     assert tried > 5_000 and not differing
+
+
+class Deciding:
+    """verl's asynchronous buffer as the word `ready` of a run: it sees the run's groups, evicts and takes."""
+
+    def __init__(self, module, updates, threshold, strategy, filters):
+        self.updates, self.groups, self.stream = updates, {}, None
+        self.looked = 0
+
+        class Buffer(module.ReplayBufferAsync):
+            def _select_prompt_uids(self, partition, names, batch):  # equally old ones by number
+                return super()._select_prompt_uids(partition, sorted(names, key=int), batch)
+
+            def _evict_terminal_groups(buffer, *arguments):
+                result = super()._evict_terminal_groups(*arguments)
+                self.gone = [self.groups[name] for name in result[0]]
+                return result
+
+            def _wait_for_next_poll(self, *_):
+                raise TimeoutError
+
+        for name in ("kv_list", "kv_batch_get", "kv_clear"):
+            setattr(module.tq, name, getattr(self, name))
+        metric = "score" if filters else None
+        self.buffer = Buffer(
+            "separate_async", {}, threshold, strategy, {},
+            refill_fn=self.refilled, filter_groups_metric=metric,
+        )  # fmt: skip
+
+    def kv_list(self):
+        self.groups = {str(group.number): group for group in self.stream.buffer}
+        running = {str(number): ("running", stamp) for number, stamp in self.stream.running.items()}
+        finished = {name: ("finished", group.version) for name, group in self.groups.items()}
+        items = {
+            name: {"is_prompt": True, "status": status, "global_steps": stamp}
+            for name, (status, stamp) in (running | finished).items()
+        }
+        for name, group in self.groups.items():
+            items |= {f"{name}_{i}_0": {"seq_len": 1} for i in range(len(group.rollouts))}
+        return {"train": items}
+
+    def kv_batch_get(self, keys, partition_id, select_fields):
+        places = [key.split("_") for key in keys]
+        rewards = [self.groups[name].rollouts[int(i)].reward for name, i, _ in places]
+        return {"extra_fields": [{"reward_extra_info": {"score": reward}} for reward in rewards]}
+
+    def kv_clear(self, partition_id, keys):
+        pass  # the run takes and drops groups itself
+
+    def refilled(self, number):
+        assert number == len(self.gone)
+        self.stream.drop(self.gone)  # whose room is refilled at once
+
+    def ready(self, stream):
+        self.stream, self.looked = stream, self.looked + 1
+        try:
+            batch, _ = self.buffer.sample(
+                stream.noted_version // self.updates + 1, "train", stream.batch
+            )
+        except TimeoutError:
+            return None
+        names = dict.fromkeys(key.split("_")[0] for key in batch.keys)
+        return [self.groups[name] for name in sorted(names, key=int)]
+
+
+@pytest.mark.parametrize("name", ["verl_v1_colocate_async", "verl_v1_separate_async"])
+@pytest.mark.parametrize(
+    "threshold, strategy, filters",
+    [(8, "drop", False), (1, "drop", True), (2, "drop", True), (2, "wait", False), (None, "drop", True)],
+)  # fmt: skip
+def test_a_run_that_verls_own_buffer_decides_updates_when_simrls_own_does(
+    buffers, name, threshold, strategy, filters
+):
+    parameters = {"max_span": threshold, "on_stale": strategy, "filter_groups": filters}
+    updates, steps, same = 1, 6, 0
+    if name == "verl_v1_separate_async":
+        parameters["sync_step"], updates, steps = 2, 2, 12
+    for seed in range(3):
+        changes = {"workload": {"synthetic": LENGTHS | {"steps": 4}}, "seed": seed, "steps": steps}
+        own = prepared(on_gpus(name, parameters, 2, **changes))
+        words = own.system.pipeline.keywords["rules"]
+        decides = Deciding(buffers, updates, threshold, strategy, filters)
+        rules = replace(words, ready=decides.ready, stale=None)
+        theirs = replace(own, system=replace(own.system, pipeline=partial(buffered, rules=rules)))
+        ours, other = simulate_prepared(own), simulate_prepared(theirs)
+        assert other.steps.equals(ours.steps)  # times, versions, tokens
+        columns = ["uid", "trained_step"]
+        assert other.samples.select(columns).equals(ours.samples.select(columns))
+        same += ours.steps.num_rows
+        assert decides.looked >= steps
+    print(f"{name} {threshold} {strategy} {filters}: {same} updates alike")

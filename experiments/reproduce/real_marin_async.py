@@ -1,7 +1,7 @@
 """Marin's reinforcement learning of a mixture of experts on H100: synchronous, and one batch ahead, rollout on GPUs of its own.
 
-Invariant: both runs share all inputs but the mean length. No profile of the model exists: its forward passes are estimated from the
-nearest model by the ratio of rooflines. Seconds are of all updates, the first ones too, as they were measured.
+Invariant: both runs share all inputs but the mean length. No profile of the model exists: its forward passes are estimated from
+the nearest model by the ratio of rooflines. Seconds are of all updates, the first ones too, as they were measured.
 """
 
 from __future__ import annotations

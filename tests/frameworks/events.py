@@ -1,4 +1,4 @@
-"""The same random events for a framework's own decision functions and for simrl's words; whole runs in which the framework decides."""
+"""Equal random events for a framework's decision functions and for simrl's words, and runs in which the framework decides."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
-
 from simrl.pipelines.buffered import Rules, buffered
+
 from simrl.pipelines.streaming import Finished, GroupStream
 from simrl.systems.recipes import make_system
-from tests.helpers import Watched, counted, prepared, rows, trace, watch
+from tests.helpers import Watched, counted, rows, trace, watch
 
 SEQUENCES, EVENTS = 1_000, 60
 

@@ -1,7 +1,6 @@
-"""Packages that a framework's decision functions import and never use, replaced by empty modules: GPUs, Ray and servers stay away.
+"""Empty modules in place of packages that a framework's decision functions import and never use, such as torch and Ray.
 
-A decision function that does use one gets an object that stands for nothing and decides nothing, so a test of it fails where the
-object is compared.
+A decision function that does use one gets an object that stands for nothing, so its test fails where the object is compared.
 """
 
 import sys
@@ -59,7 +58,7 @@ class Anything(metaclass=_Anything):
 
 
 class _Stub(ModuleType):
-    __path__: list[str] = []
+    """Module with `Anything` under every name."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

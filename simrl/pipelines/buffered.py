@@ -27,7 +27,9 @@ from simrl.runtime.rollout import Rollout
 class Rules:
     """The words of a system.
 
-    `budget` returns how many more groups may start now (not positive: none). `ready` returns the
+    `budget` returns how many more groups may start now (not positive: none); it is asked when a
+    group is scored or dropped, after a sync, and, if it counts `by_response`, whenever a response
+    ends. `ready` returns the
     finished groups that the next update trains; None: not yet. `groups` has the groups of an
     update, given the groups of a batch of the trace. `stamp` marks a group at its submission.
 
@@ -51,6 +53,7 @@ class Rules:
 
     budget: Callable[[GroupStream], int]
     ready: Callable[[GroupStream], list[Finished] | None]
+    by_response: bool = False
     groups: Callable[[int], int] = lambda batch: batch
     stamp: Callable[[GroupStream], int] = lambda stream: stream.version
     stale: Callable[[GroupStream, Finished], bool] | None = None
@@ -72,6 +75,7 @@ def buffered(run: RunContext, *, rules: Rules) -> simpy.events.ProcessGenerator:
     """Train what is ready, and sync the weights after every few updates."""
     stream = GroupStream(run, lambda: rules.budget(stream), lambda: rules.stamp(stream))
     stream.batch = rules.groups(stream.batch)
+    stream.by_response = rules.by_response
     if rules.stale is not None and rules.drop_at != "pull":
         stream.is_stale = rules.stale
     rules.begin(stream)

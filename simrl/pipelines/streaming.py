@@ -81,6 +81,10 @@ class GroupStream:
         self._done: dict[int, list[Rollout]] = {}  # finished responses of groups that went on
         self._again_s = math.inf  # when the budget is looked at again
         self.paused = False  # whether no group may begin
+        self.by_response = False  # whether `room` changes whenever a response ends
+        self.on_response: Callable[[], object] = lambda: None  # called then, before `room`
+        # responses of a group, rounded up
+        self.group_size = -(-run.workload.batch_responses // self.batch)
         self.run = run
         self._room = room
         self._news = Signal(run.env)
@@ -117,8 +121,29 @@ class GroupStream:
                     "(version + 1 + ahead) * batch - GroupStream.kept"
                 )
             number, group = self._next()
-            self._follow(number, run.dispatcher.submit_groups([group]))
+            self._follow(number, self._at_work(group))
             room = self._checked_room(self._room)
+
+    def _at_work(self, group: Group) -> GroupRun:
+        """Submit a group."""
+        if not self.by_response:
+            return self.run.dispatcher.submit_groups([group])[0]
+        env, ends = self.run.env, self.run.dispatcher.submit(group)
+        for end in ends:
+            on_fire(end, lambda end: self._response_ended())
+        return GroupRun(group, [None] * len(group), None, env.event(), gather(env, ends))
+
+    def _response_ended(self) -> None:
+        self.on_response()
+        self.admit()
+
+    def shed(self, responses: int) -> None:
+        """Drop running groups until `responses` of those in flight are aborted, the youngest first."""
+        for number in sorted(self.running, reverse=True):
+            if responses <= 0:
+                return
+            responses -= self.run.dispatcher.started(self._at_workers[number].samples)
+            self.evict([number])
 
     def _checked_room(self, rule: Callable[[], int]) -> int:
         """Return the room that the rule has. Raise `InputError` if it would have another without
@@ -216,18 +241,16 @@ class GroupStream:
             left = [rollout for rollout in rollouts if not rollout.done]
             begun = [rollout if rollout.segments else None for rollout in left]
             lanes = [rollout and rollout.segments[-1].worker for rollout in begun]
-            self._follow(
-                number,
-                self.run.dispatcher.submit_groups(
-                    [[rollout.sample for rollout in left]],
-                    [begun],
-                    to=[None if lane is None else lane // self.run.lanes_each for lane in lanes],
-                ),
+            [at_workers] = self.run.dispatcher.submit_groups(
+                [[rollout.sample for rollout in left]],
+                [begun],
+                to=[None if lane is None else lane // self.run.lanes_each for lane in lanes],
             )
+            self._follow(number, at_workers)
 
-    def _follow(self, number: int, at_workers: list[GroupRun]) -> None:
-        [self._at_workers[number]] = at_workers
-        on_fire(self._at_workers[number].over, partial(self._ended, number))
+    def _follow(self, number: int, at_workers: GroupRun) -> None:
+        self._at_workers[number] = at_workers
+        on_fire(at_workers.over, partial(self._ended, number))
 
     def drop(self, groups: list[Finished]) -> None:
         """Drop groups of the buffer that are too stale to be trained, and submit others in their

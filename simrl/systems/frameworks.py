@@ -328,3 +328,4 @@ def verl_v1_separate_async(
         on_update=OnUpdate("recompute", retry_s=1.0),
         schedule="asynchronous, weights once a batch",
         **shared,
+    )

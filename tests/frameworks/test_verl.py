@@ -276,14 +276,15 @@ class Deciding:
     def __init__(self, module, updates, threshold, strategy, filters):
         self.updates, self.groups, self.stream = updates, {}, None
         self.looked = 0
+        deciding = self
 
         class Buffer(module.ReplayBufferAsync):
             def _select_prompt_uids(self, partition, names, batch):  # equally old ones by number
                 return super()._select_prompt_uids(partition, sorted(names, key=int), batch)
 
-            def _evict_terminal_groups(buffer, *arguments):
+            def _evict_terminal_groups(self, *arguments):
                 result = super()._evict_terminal_groups(*arguments)
-                self.gone = [self.groups[name] for name in result[0]]
+                deciding.gone = [deciding.groups[name] for name in result[0]]
                 return result
 
             def _wait_for_next_poll(self, *_):

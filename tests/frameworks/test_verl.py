@@ -3,6 +3,7 @@
 A store of the test's own stands for TransferQueue.
 """
 
+import asyncio
 import random
 import sys
 from dataclasses import replace
@@ -15,8 +16,10 @@ import pytest
 
 from simrl.pipelines.buffered import buffered
 from simrl.pipelines.streaming import Finished
+from simrl.pipelines.verl_fully_async import budget, forget, max_concurrent, max_required
 from simrl.pipelines.verl_v1 import batches_and_warmup, evicted, oldest_stamp_first, refill
 from simrl.simulate.run import simulate_prepared
+from tests.frameworks.stubs import driven
 from tests.helpers import on_gpus, prepared
 from tests.references.verl_v1 import SynchronousLooks, asynchronous_look
 
@@ -360,3 +363,146 @@ def test_a_run_that_verls_own_buffer_decides_updates_when_simrls_own_does(
         same += ours.steps.num_rows
         assert decides.looked >= steps
     print(f"{name} {threshold} {strategy} {filters}: {same} updates alike")
+
+
+class FullyAsynchronous:
+    """verl's rollouter with samples of the test's own: which of them run, and how many wait in the queue."""
+
+    def __init__(self, module, required, concurrent):
+        self.submitted, self.queued, self.running = 0, 0, {}
+        rollouter = self.rollouter = object.__new__(module.FullyAsyncRollouter)
+        module.safe_create_task = self.task
+        module.print = lambda *_: None
+        vars(rollouter).update(
+            lock=asyncio.Lock(),
+            _resume_event=asyncio.Event(),
+            pending_queue=asyncio.Queue(),
+            active_tasks=set(),
+            staleness_samples=0,
+            paused=False,
+            max_required_samples=required,
+            max_concurrent_samples=concurrent,
+            max_queue_size=required,
+            message_queue_client=self,
+            idle_start_time=0.0,
+            step_start_time=0.0,
+            _step_generated_samples=0,
+            _completed_steps=0,
+            _step_samples_history=[],
+            _record_active_count=lambda: None,
+            _compute_rollout_resource_utilization=lambda: 0.0,
+            _process_single_sample_streaming=self.generated,
+        )
+        for number in range(1000):
+            rollouter.pending_queue.put_nowait(SimpleNamespace(sample_id=number))
+
+    def task(self, coroutine, name, task_set):
+        self.submitted += 1
+        task = asyncio.create_task(coroutine)
+        task_set.add(task)
+        return task
+
+    async def generated(self, sample):
+        self.running[sample.sample_id] = ends = asyncio.get_running_loop().create_future()
+        await ends
+        del self.running[sample.sample_id]
+        self.queued += 1
+
+    async def get_statistics(self):
+        return {"queue_size": self.queued}
+
+    async def get_queue_size(self):
+        return self.queued
+
+
+async def settle():
+    for _ in range(30):
+        await asyncio.sleep(0)
+
+
+async def fully_asynchronous(module, rng, forgets):
+    """Return how many decisions were tried, and how many differ, in one random sequence of events."""
+    batch, sync_step = rng.randint(1, 4), rng.randint(1, 3)
+    staleness, replicas, per_replica = (
+        rng.choice([0, 0.1, 0.5, 1, 2]),
+        rng.randint(1, 2),
+        rng.randint(1, 6),
+    )
+    bound = {"staleness": staleness, "sync_step": sync_step, "per_replica": per_replica}
+    required = max_required(batch, 1, staleness, sync_step)
+    theirs = FullyAsynchronous(module, required, max_concurrent(replicas, per_replica, required))
+    dispatcher = SimpleNamespace(active=list(range(replicas)))
+    stream = SimpleNamespace(
+        batch=batch, kept=0, taken_before_sync=0, running=set(), facts={},
+        run=SimpleNamespace(dispatcher=dispatcher),
+    )  # fmt: skip
+    worker = asyncio.create_task(theirs.rollouter._processor_worker())
+    tried = differing = taken = 0
+
+    def admit():
+        while budget(stream, **bound) > 0:
+            stream.running.add(stream.kept)
+            stream.kept += 1
+
+    async def finish():
+        number = rng.choice(sorted(theirs.running))
+        theirs.running[number].set_result(None)
+        stream.running.discard(number)
+
+    for _ in range(60):
+        await settle()
+        admit()
+        tried += 1
+        if theirs.submitted != stream.kept:
+            differing += 1
+            break
+        event = rng.random()
+        if event < 0.6 and theirs.running:
+            await finish()
+        elif event < 0.8 and theirs.queued >= batch:
+            theirs.queued -= batch
+            taken += batch
+        elif event > 0.9:
+            if forgets:
+                forget(stream, **bound)
+            stream.taken_before_sync = taken
+            reset = asyncio.create_task(theirs.rollouter.reset_staleness())
+            await settle()
+            if not reset.done():  # it waits for the lock that a waiting sample holds
+                await finish()
+            await reset
+    worker.cancel()
+    await asyncio.gather(worker, return_exceptions=True)
+    for ends in theirs.running.values():
+        ends.cancel()
+    await settle()
+    return tried, differing
+
+
+def test_the_fully_asynchronous_rollouter_submits_as_the_words_say_and_forgets_a_sample(capsys):
+    verl = "verl.experimental.fully_async_policy"
+    module = driven(
+        f"{verl}.fully_async_rollouter",
+        bare=["verl", "verl.experimental", verl],
+        stubbed=[
+            *("ray", "torch", "omegaconf", "tensordict", "transfer_queue"),
+            *(
+                "verl.protocol",
+                "verl.single_controller",
+                "verl.trainer",
+                "verl.utils",
+                "verl.workers",
+            ),
+            *("verl.experimental.agent_loop", "verl.experimental.separation"),
+            *(f"{verl}.detach_utils", f"{verl}.message_queue"),
+        ],
+    )
+    counts = {}
+    for forgets in (True, False):
+        sequences = [
+            asyncio.run(fully_asynchronous(module, random.Random(seed), forgets))
+            for seed in range(SEQUENCES)
+        ]
+        counts[forgets] = tuple(map(sum, zip(*sequences, strict=True)))
+    print(f"with the forgotten sample {counts[True]}, without {counts[False]}")
+    assert counts[True][0] > 40_000 and counts[True][1] == 0 < counts[False][1]

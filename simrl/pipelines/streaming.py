@@ -77,7 +77,6 @@ class GroupStream:
         self._at_workers: dict[int, GroupRun] = {}
         self._evicted: set[int] = set()
         self._asleep: dict[int, list[Rollout]] = {}  # what was taken back, by number
-        self._taken_back: set[int] = set()  # numbers of groups that were to come back
         self._done: dict[int, list[Rollout]] = {}  # finished responses of groups that went on
         self._again_s = math.inf  # when the budget is looked at again
         self.paused = False  # whether no group may begin
@@ -226,16 +225,13 @@ class GroupStream:
         """Take what runs back from the workers, with its tokens, and let no group begin, until
         `wake`. Return an event that fires when nothing is there."""
         self.pause()
-        out = {
-            number: group for number, group in self._at_workers.items() if not group.over.triggered
-        }
-        self._taken_back = set(out)
-        self.run.dispatcher.withdraw_groups(list(out.values()))
-        return gather(self.run.env, [group.over for group in out.values()])
+        out = [group for group in self._at_workers.values() if not group.over.triggered]
+        self.run.dispatcher.withdraw_groups(out)
+        return gather(self.run.env, [group.over for group in out])
 
     def wake(self) -> None:
         """Let what was taken back go on, each response at its worker."""
-        asleep, self._asleep, self._taken_back = self._asleep, {}, set()
+        asleep, self._asleep = self._asleep, {}
         for number, rollouts in asleep.items():
             self._done[number] = [rollout for rollout in rollouts if rollout.done]
             left = [rollout for rollout in rollouts if not rollout.done]
@@ -341,8 +337,8 @@ class GroupStream:
         rollouts = ended.value
         if done := self._done.pop(number, None):
             rollouts = sorted([*done, *rollouts], key=lambda rollout: rollout.sample.uid)
-        if number in self._taken_back and not all(rollout.done for rollout in rollouts):
-            self._asleep[number] = rollouts
+        if number not in self._evicted and not all(rollout.done for rollout in rollouts):
+            self._asleep[number] = rollouts  # taken back
             return
         self._generating -= 1
         if not self._generating:

@@ -158,6 +158,7 @@ def _sync(stream: GroupStream, rules: Rules) -> simpy.events.ProcessGenerator:
     yield loaded
     stream.noted_version = stream.version
     stream.syncs += 1
-    stream.wake()
+    if rules.sleeps:
+        stream.wake()
     if rules.overlaps or not rules.admits:
         stream.resume()

@@ -231,18 +231,20 @@ class GroupStream:
 
     def wake(self) -> None:
         """Let what was taken back go on, each response at its worker."""
-        asleep, self._asleep = self._asleep, {}
-        for number, rollouts in asleep.items():
+        left = []
+        for number, rollouts in self._asleep.items():
             self._done[number] = [rollout for rollout in rollouts if rollout.done]
-            left = [rollout for rollout in rollouts if not rollout.done]
-            begun = [rollout if rollout.segments else None for rollout in left]
-            lanes = [rollout and rollout.segments[-1].worker for rollout in begun]
-            [at_workers] = self.run.dispatcher.submit_groups(
-                [[rollout.sample for rollout in left]],
-                [begun],
-                to=[None if lane is None else lane // self.run.lanes_each for lane in lanes],
-            )
+            left.append([rollout for rollout in rollouts if not rollout.done])
+        begun = [[rollout if rollout.segments else None for rollout in group] for group in left]
+        lanes = [rollout and rollout.segments[-1].worker for group in begun for rollout in group]
+        runs = self.run.dispatcher.submit_groups(
+            [[rollout.sample for rollout in group] for group in left],
+            begun,
+            to=[None if lane is None else lane // self.run.lanes_each for lane in lanes],
+        )
+        for number, at_workers in zip(self._asleep, runs, strict=True):
             self._follow(number, at_workers)
+        self._asleep = {}
 
     def _follow(self, number: int, at_workers: GroupRun) -> None:
         self._at_workers[number] = at_workers

@@ -113,3 +113,43 @@ def test_the_synchronous_mode_replaces_a_group_with_equal_rewards_by_two(most, b
     )
     assert [(round(s.time_s), len(s.samples)) for s in run.submissions] == begun
     assert finished_at(run) == [end_s]
+
+
+THREE_STEPS = [[[(4, 10)], [(4, 31)]], [[(4, 10)], [(4, 20)]], [[(4, 10)], [(4, 25)]]]
+
+
+def parts(watched, uid):
+    """The version and the tokens of each part of a response."""
+    segments = rows(watched.result.segments)
+    return [(s["policy_version"], s["tokens"]) for s in segments if s["uid"] == uid]
+
+
+def test_a_colocated_trainer_takes_the_gpus_when_a_batch_is_ready_and_the_rest_goes_on_later():
+    """Two batches begin at 0. At 10 a group of each is ready: the others come back a pass later with 11 tokens, a load of ten
+    seconds follows the update, and the response of 31 tokens goes on twice."""
+    run = counted("verl_v1_colocate_async", {}, trace(THREE_STEPS), 3)
+    assert finished_at(run) == [11.8, 33.5, 55.3]
+    assert parts(run, 1) == [(0, 11), (1, 11), (2, 9)]
+    begun = [(round(s.time_s), s.version) for s in run.submissions if len(s.samples) == 1]
+    assert [time_s for time_s, _ in begun] == sorted(time_s for time_s, _ in begun)
+    assert {version for _, version in begun} == {0, 1, 2}
+
+
+def test_a_colocated_trainer_lets_a_response_go_on_at_its_own_worker():
+    lengths = [[[(4, 40 + 7 * (step + i)), (4, 90 - 9 * i)] for i in range(4)] for step in range(3)]
+    run = counted("verl_v1_colocate_async", {}, trace(lengths), 6, workers=3)
+    at = {}
+    for segment in rows(run.result.segments):
+        at.setdefault(segment["uid"], []).append(segment["worker"])
+    assert max(len(workers) for workers in at.values()) > 1
+    assert all(len(set(workers)) == 1 for workers in at.values())
+
+
+def test_on_gpus_of_its_own_a_mini_batch_trains_when_ready_and_weights_follow_the_last_one():
+    """Two mini-batches of a group each are ready at 10; then weights are loaded for ten seconds, and what ran prefills again. A
+    group of the first step ends at 30, behind its prefill."""
+    run = counted("verl_v1_separate_async", {"sync_step": 2}, trace(THREE_STEPS), 4)
+    assert finished_at(run) == [10, 10, 31, 33]
+    assert parts(run, 3) == [(0, 11), (2, 9)]
+    versions = [update["policy_version"] for update in rows(run.result.steps)]
+    assert versions == [0, 1, 2, 3]

@@ -158,7 +158,6 @@ def _sync(stream: GroupStream, rules: Rules) -> simpy.events.ProcessGenerator:
     yield loaded
     stream.noted_version = stream.version
     stream.syncs += 1
-    if rules.sleeps:
-        stream.wake()
+    stream.wake()
     if rules.overlaps or not rules.admits:
         stream.resume()

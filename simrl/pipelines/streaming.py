@@ -226,11 +226,14 @@ class GroupStream:
         `wake`. Return an event that fires when nothing is there."""
         self.pause()
         out = [group for group in self._at_workers.values() if not group.over.triggered]
-        self.run.dispatcher.withdraw_groups(out)
+        if out:
+            self.run.dispatcher.withdraw_groups(out)
         return gather(self.run.env, [group.over for group in out])
 
     def wake(self) -> None:
         """Let what was taken back go on, each response at its worker."""
+        if not self._asleep:
+            return
         left = []
         for number, rollouts in self._asleep.items():
             self._done[number] = [rollout for rollout in rollouts if rollout.done]

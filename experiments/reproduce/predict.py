@@ -15,6 +15,7 @@ from experiments.reproduce import (
     areal,
     real_agent_opd,
     real_hf_async_lora,
+    real_marin_async,
     real_nemo_rl,
     real_rlinf_verl,
     real_verl_fsdp,
@@ -54,6 +55,7 @@ FAMILIES: dict[str, ModuleType] = {
     "real_rlinf_verl": real_rlinf_verl,
     "real_verl_v1": real_verl_v1,
     "real_hf_async_lora": real_hf_async_lora,
+    "real_marin_async": real_marin_async,
 }
 
 

@@ -37,6 +37,7 @@ VERL_V1 = {
     "verl-v1-colocate-async": "colocate_async",
     "verl-v1-separate-async": "separate_async without switch",
 }
+MARIN = {"marin-sync": "sync", "marin-async-c1": "async-C1"}
 Line = tuple[str, Mapping[str, str]]  # its place, and its fields
 
 
@@ -47,7 +48,7 @@ def measured(data: Path) -> Values:
             f"{data}: has no folder {RUNS}; name the folder with the measurements with --data"
         )
     found: Values = {}
-    for read in (_nemo, _rlinf, _verl_fsdp, _agent_opd, _lora, _verl_v1):
+    for read in (_nemo, _rlinf, _verl_fsdp, _agent_opd, _lora, _verl_v1, _marin):
         found |= read(data)
     return found | _nemo_phases(data, "published")
 
@@ -110,6 +111,13 @@ def _verl_v1(data: Path) -> Values:
             found["verl-v1-sync"][0] / found["verl-v1-colocate-async"][0]
         ],
     }
+
+
+def _marin(data: Path) -> Values:
+    lines = _lines(data / RUNS / "marin_async.csv")
+    found = {row: _numbers(next_exact(lines, "run", run), "core_s") for row, run in MARIN.items()}
+    over = found["marin-async-c1"][0] / found["marin-sync"][0]
+    return {**found, "marin-async-c1-over-sync": [over]}
 
 
 def _verl_fsdp(data: Path) -> Values:

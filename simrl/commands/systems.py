@@ -9,6 +9,8 @@ import logging
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -126,6 +128,7 @@ def _page(page: Page, facts: Mapping[str, Any], example: str) -> DataView:
             "",
             *_parameter_lines(page["parameters"]),
             "",
+            *_key_lines(page.get("keys", [])),
             f"In a scenario:  systems: [{example}]",
         ]
         console.print("\n".join(lines), soft_wrap=True)
@@ -134,10 +137,15 @@ def _page(page: Page, facts: Mapping[str, Any], example: str) -> DataView:
 
 
 def _system(name: str) -> Page:
-    """Return a recipe with its defaults as plain data."""
+    """Return a recipe with its defaults, and the keys that frameworks have for its parameters, as
+    plain data."""
+    from simrl.launch.tables import keys_of_system
     from simrl.systems.recipes import RECIPES, make_system, recipe_parameters
+    from simrl.systems.system import Shared
 
     system, text = make_system(name, {}), _documented(RECIPES[name])
+    parameters = recipe_parameters(name)
+    keys = keys_of_system(name, parameters.keys() - Shared.model_fields.keys())
     return {
         "name": name,
         "summary": text["summary"],
@@ -148,7 +156,8 @@ def _system(name: str) -> Page:
         "off_policyness": system.off_policyness,
         "modelled": text["modelled"],
         "not_modelled": text["not_modelled"],
-        "parameters": _parameters(recipe_parameters(name)),
+        "parameters": _parameters(parameters),
+        "keys": [key._asdict() for key in keys],
     }
 
 
@@ -203,6 +212,18 @@ def _parameter_lines(parameters: Page) -> list[str]:
         meaning = "" if parameter["takes"] == "true | false" else MEANINGS.get(key, "")
         line = f"  {key:{width}}  {json.dumps(parameter['default']):14}  {parameter['takes']}"
         lines.append(f"{line}: {meaning}" if meaning else line)
+    return lines
+
+
+def _key_lines(keys: list[Page]) -> list[str]:
+    """Return the keys of each framework as lines: the key, its default there, the parameter."""
+    lines, width = [], max((len(row["key"]) for row in keys), default=0)
+    for framework, rows in groupby(keys, itemgetter("framework")):
+        lines.append(f"keys of {framework}, default there, parameter here:")
+        for row in rows:
+            default = "not set" if row["default"] is None else json.dumps(row["default"])
+            lines.append(f"  {row['key']:{width}}  {default:14}  {row['parameter']}")
+        lines.append("")
     return lines
 
 

@@ -71,5 +71,6 @@ def keys_of(text: str) -> frozenset[str]:
     """Return the keys in an expression."""
     nodes = list(ast.walk(ast.parse(text, mode="eval")))
     inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    inner |= {id(node.func) for node in nodes if isinstance(node, ast.Call)}
     names = (node for node in nodes if isinstance(node, ast.Name | ast.Attribute))
     return frozenset(ast.unparse(node) for node in names if id(node) not in inner)

@@ -7,11 +7,14 @@ is the framework's own, by release where it changed.
 
 from __future__ import annotations
 
+import re
 import tomllib
-from typing import Any
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field
 
+from simrl.launch.expression import keys_of
 from simrl.scenario.presets import FRAMEWORK_FILES
 
 
@@ -52,6 +55,51 @@ class Table(BaseModel, frozen=True, extra="forbid"):
     systems: list[SystemRule] = Field(min_length=1)
     no_effect: dict[str, str] = {}
     notes: list[Note] = []
+
+    def default(self, key: str, release: str) -> Any:
+        """Return the framework's own value of a key in a release; None if the table has none."""
+        value = self.defaults.get(key)
+        if not isinstance(value, dict):
+            return value
+        since = [name for name in value if numbers(name) <= numbers(release)]
+        return value[max(since, key=numbers) if since else min(value, key=numbers)]
+
+    def keys(self, text: str) -> frozenset[str]:
+        """Return the keys that an expression rests on, through the names of `let`."""
+        named = keys_of(text)
+        inner = [self.keys(self.let[name]) for name in named & self.let.keys()]
+        return (named - self.let.keys()).union(*inner)
+
+
+class FrameworkKey(NamedTuple):
+    """A key of a framework, its default there (None: not set), and the parameter of a system that
+    it sets."""
+
+    framework: str
+    key: str
+    default: Any
+    parameter: str
+
+
+def keys_of_system(name: str, parameters: Collection[str]) -> list[FrameworkKey]:
+    """Return the keys that set these parameters of a system, by framework and parameter."""
+    rows = [
+        FrameworkKey(
+            f"{table.title} {table.version}", key, table.default(key, table.version), parameter
+        )
+        for table in TABLES
+        for rule in table.systems
+        if rule.name == name
+        for parameter, text in rule.parameters.items()
+        if parameter in parameters
+        for key in sorted(table.keys(text))
+    ]
+    return [row for i, row in enumerate(rows) if row not in rows[:i]]
+
+
+def numbers(release: str) -> list[int]:
+    """Return the numbers of a release, by which releases are ordered."""
+    return [int(part) for part in re.findall(r"\d+", release)]
 
 
 def _tables() -> list[Table]:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from simrl.errors import InputError, meant
 from simrl.launch.expression import evaluated, keys_of
 from simrl.launch.settings import Launch, Settings, is_file
-from simrl.launch.tables import Table
+from simrl.launch.tables import Table, numbers
 from simrl.profile.model_shape import MODELS, known_name, model_shape
 from simrl.profile.shipped import layouts
 from simrl.scenario.dotted import put
@@ -80,7 +80,7 @@ class _Reader:
     was needed for, with their values, `lacks` what a note says of it."""
 
     def __init__(self, launch: Launch, release: str) -> None:
-        self.settings, self.table, self.release = launch.settings, launch.table, _numbers(release)
+        self.settings, self.table, self.release = launch.settings, launch.table, release
         self.touched: set[str] = set()
         self.used: dict[str, list[tuple[str, Any]]] = {key: [] for key in launch.settings}
         self.lacks: dict[str, str] = {}
@@ -97,11 +97,7 @@ class _Reader:
 
     def default(self, key: str) -> Any:
         """Return the framework's own value of a key, of the release."""
-        value = self.table.defaults.get(key)
-        if not isinstance(value, dict):
-            return value
-        since = [name for name in value if _numbers(name) <= self.release]
-        return value[max(since, key=_numbers) if since else min(value, key=_numbers)]
+        return self.table.default(key, self.release)
 
     def field(self, name: str, expression: str) -> Any:
         """Return the value that an expression gives a field, and note its keys."""
@@ -132,10 +128,6 @@ def is_unknown(value: Any) -> bool:
     name = text.rpartition("/")[2]
     is_path = "/" in text and re.search(r"[A-Za-z]", name) and not re.search(r"[$`]", name)
     return bool(re.search(r"[$`]", text)) and ("$(" in text or not is_path)
-
-
-def _numbers(release: str) -> list[int]:
-    return [int(part) for part in re.findall(r"\d+", release)]
 
 
 def translate(
@@ -198,8 +190,8 @@ def _known_release(table: Table, release: str | None) -> str:
     releases = {
         name for value in table.defaults.values() if isinstance(value, dict) for name in value
     }
-    known = sorted(releases, key=_numbers)
-    if release and known and _numbers(release) < _numbers(known[0]):
+    known = sorted(releases, key=numbers)
+    if release and known and numbers(release) < numbers(known[0]):
         raise InputError(
             f"--release {release}: the releases known of {table.title} are {', '.join(known)}"
         )

@@ -76,6 +76,8 @@ class GroupStream:
         self._stamp = stamp or (lambda: run.trainer.version)
         self._at_workers: dict[int, GroupRun] = {}
         self._evicted: set[int] = set()
+        self._asleep: dict[int, list[Rollout]] = {}  # what was taken back, by number
+        self._done: dict[int, list[Rollout]] = {}  # finished responses of groups that went on
         self._again_s = math.inf  # when the budget is looked at again
         self.paused = False  # whether no group may begin
         self.by_response = False  # whether `room` changes whenever a response ends
@@ -120,8 +122,7 @@ class GroupStream:
                     "(version + 1 + ahead) * batch - GroupStream.kept"
                 )
             number, group = self._next()
-            self._at_workers[number] = at_workers = self._at_work(group)
-            on_fire(at_workers.over, partial(self._ended, number))
+            self._follow(number, self._at_work(group))
             room = self._checked_room(self._room)
         self.on_admitted()
 
@@ -224,6 +225,38 @@ class GroupStream:
         self.paused = False
         self.admit()
 
+    def sleep(self) -> simpy.Event:
+        """Take what runs back from the workers, with its tokens, and let no group begin, until
+        `wake`. Return an event that fires when nothing is there."""
+        self.pause()
+        out = [group for group in self._at_workers.values() if not group.over.triggered]
+        if out:
+            self.run.dispatcher.withdraw_groups(out)
+        return gather(self.run.env, [group.over for group in out])
+
+    def wake(self) -> None:
+        """Let what was taken back go on, each response at its worker."""
+        if not self._asleep:
+            return
+        left = []
+        for number, rollouts in self._asleep.items():
+            self._done[number] = [rollout for rollout in rollouts if rollout.done]
+            left.append([rollout for rollout in rollouts if not rollout.done])
+        begun = [[rollout if rollout.segments else None for rollout in group] for group in left]
+        lanes = [rollout and rollout.segments[-1].worker for group in begun for rollout in group]
+        runs = self.run.dispatcher.submit_groups(
+            [[rollout.sample for rollout in group] for group in left],
+            begun,
+            to=[None if lane is None else lane // self.run.lanes_each for lane in lanes],
+        )
+        for number, at_workers in zip(self._asleep, runs, strict=True):
+            self._follow(number, at_workers)
+        self._asleep = {}
+
+    def _follow(self, number: int, at_workers: GroupRun) -> None:
+        self._at_workers[number] = at_workers
+        on_fire(at_workers.over, partial(self._ended, number))
+
     def drop(self, groups: list[Finished]) -> None:
         """Drop groups of the buffer that are too stale to be trained, and submit others in their
         place."""
@@ -310,13 +343,19 @@ class GroupStream:
     def _ended(self, number: int, ended: Any) -> None:
         if not ended.ok:
             raise ended.value  # a worker that died, or its engine's error
+        rollouts = ended.value
+        if done := self._done.pop(number, None):
+            rollouts = sorted([*done, *rollouts], key=lambda rollout: rollout.sample.uid)
+        if number not in self._evicted and not all(rollout.done for rollout in rollouts):
+            self._asleep[number] = rollouts  # taken back
+            return
         self._generating -= 1
         if not self._generating:
             self._drained.fire()
         if number in self._evicted:
-            self._gone(number, ended.value)
+            self._gone(number, rollouts)
         else:
-            on_fire(self.run.rewarder.score(ended.value), partial(self._scored, number))
+            on_fire(self.run.rewarder.score(rollouts), partial(self._scored, number))
 
     def _gone(self, number: int, rollouts: list[Rollout]) -> None:
         """Record the responses of an evicted group, which has left its workers."""

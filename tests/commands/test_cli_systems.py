@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from simrl.systems.recipes import RECIPES
+from simrl.systems.recipes import RECIPES, parameters_of
 from tests.command_line import CommandLine
 
 KEYS = {"name", "pipeline", "dispatch", "speculation", "paper", "parameters"}
@@ -44,6 +44,17 @@ def test_parameters_are_told_with_their_defaults_and_what_they_take(simrl: Comma
         "takes": "whole number ≥ 1, ≤ 100,000 or null",
     }
     assert areal["on_stale"]["takes"].startswith("train | ")
+
+
+def test_the_keys_of_a_framework_stand_beside_the_parameters_that_they_set(
+    simrl: CommandLine,
+) -> None:
+    page = simrl("systems", "show", "verl_fully_async").out
+    [line] = [line for line in page.splitlines() if "trigger_parameter_sync_step" in line]
+    assert line.split() == ["async_training.trigger_parameter_sync_step", "4", "sync_step"]
+    keys = json.loads(simrl("systems", "show", "verl_fully_async", "--json").out)["keys"]
+    assert {key["parameter"] for key in keys} <= parameters_of("verl_fully_async").keys()
+    assert "keys of" not in simrl("systems", "show", "laminar").out  # no framework offers it
 
 
 @pytest.mark.parametrize("name", RECIPES)

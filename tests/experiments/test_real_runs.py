@@ -99,6 +99,8 @@ def write_data(folder: Path, factor: float = 1.0) -> Path:
         runs / "verl_v1.csv",
         [{"mode": mode, "hours": s} for mode in real_measured.VERL_V1.values()],
     )
+    marin = [{"run": run, "core_s": s} for run in real_measured.MARIN.values()]
+    write_csv(runs / "marin_async.csv", marin)
     for run, log in real_agent_opd.LOGS.items():
         lines = [log_line(step, 300.0, 32, factor) for step in (1, 20, 21, 22)]
         if run == real_agent_opd.ONE_TOKEN:
